@@ -10,9 +10,9 @@ import sys
 # In this order. What a check may take, in seconds; a program of it never has more.
 FIRST = {"ledger": 60, "queue": 30, "sharing": 60, "kernel_tests": 120, "products": 60, "ops": 60, "tiles": 40,
          "timeline": 60, "largest": 120, "comparator": 100}
-# Microseconds of the thread for an op of one driver call: CALL and CHECK of device/src/sim/submit.rs.
+# Microseconds of the thread for an op of one driver call: CALL and CHECK of engine/predict/src/sim/submit.rs.
 SIMULATED_LAUNCH = 3.8
-# Microseconds between two kernels of a stream: KERNEL_GAP of device/src/sim/cost.rs.
+# Microseconds between two kernels of a stream: KERNEL_GAP of engine/predict/src/sim/cost.rs.
 SIMULATED_GAP = 2.0
 # Of the plain copy's or product's rate, by what kind of op it is.
 ASKED = {"element-wise": 0.6, "reduction": 0.3, "attention": 0.2}

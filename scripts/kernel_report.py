@@ -175,7 +175,7 @@ def attention(rows, table):
         cells = [f"{counted[limit]:.2f}" for limit in ["tensor", "shared", "issue", "latency"]]
         lines.append(f"| {config} | {op} | {' | '.join(cells)} | {of_op['greatest'] * 1e6:.0f} | {of_op['halfway'] * 1e6:.0f} |")
         known = of_simulator["Volta" if GPUS[config][1] == "70" else "Ampere", op]
-        wrong += [f"{config} {op}: {limit} is {counted[limit]:.2f} clocks, and {value} in device/src/sim/cost/kernels.rs"
+        wrong += [f"{config} {op}: {limit} is {counted[limit]:.2f} clocks, and {value} in engine/predict/src/sim/cost/kernels.rs"
                   for limit, value in known.items() if abs(counted[limit] - value) > 0.05 * value + 0.02]
     return lines, wrong
 

@@ -26,7 +26,6 @@ pub mod numerics;
 mod op;
 pub mod random;
 mod ranks;
-pub mod sim;
 mod submit;
 mod tensor;
 mod view;
@@ -47,8 +46,8 @@ pub use ranks::shared::collectives::far::letter_bytes;
 pub use ranks::trace::{Span, Trace};
 pub use ranks::world::World;
 pub use submit::device::{Activity, Device, Rank};
-pub(crate) use submit::device::{Admitted, Executor};
-pub use submit::lane::{Event, LANES, Lane};
+pub use submit::device::{Admitted, Executor};
+pub use submit::lane::{Clock, Event, LANES, Lane, join};
 pub use submit::task::{
     DeviceOp, DeviceTask, HostContext, HostOp, HostTask, KernelArg, KernelCall,
 };

@@ -11,21 +11,21 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Display, Path, PathBuf};
 use std::sync::Arc;
 
-use crate::checkpoint::manifest::MANIFEST;
-use crate::checkpoint::{RunFolder, remove_all};
-use crate::files::directory::Directory;
-use crate::files::durable::sync_folder;
-use crate::files::held::Held;
-use crate::files::names::{
+use crate::metrics::finished_step;
+use crate::tensorboard;
+use checkpoint::manifest::MANIFEST;
+use checkpoint::{RunFolder, remove_all};
+use files::directory::Directory;
+use files::durable::sync_folder;
+use files::held::Held;
+use files::names::{
     CHECKPOINTS, CONFIG, DAMAGED, FORKED, LOCK, METRICS, RUNS, TOKENIZER, UNFINISHED, WEIGHTS, any,
     any_of, has_run, holds_run, is_there, resolved,
 };
-use crate::files::utc::Utc;
-use crate::report::metrics::finished_step;
-use crate::report::tensorboard;
+use files::utc::Utc;
 
 mod error;
-pub(crate) mod kept;
+pub mod kept;
 pub use error::RunDirError;
 use error::cannot;
 
@@ -142,7 +142,7 @@ impl RunDir {
 
     /// The last step of the run in `dir`, if that has finished.
     pub fn finished_in(dir: &Path) -> Option<u64> {
-        let mut file = crate::files::own::read(&dir.join(METRICS)).ok()?;
+        let mut file = files::own::read(&dir.join(METRICS)).ok()?;
         let length = file.metadata().ok()?.len();
         file.seek(SeekFrom::Start(length.saturating_sub(TAIL))).ok()?;
         let mut tail = Vec::new();
@@ -154,7 +154,7 @@ impl RunDir {
     ///
     /// # Errors
     /// [`RunDirError::Io`]
-    pub(crate) fn make_folder(&self) -> Result<(), RunDirError> {
+    pub fn make_folder(&self) -> Result<(), RunDirError> {
         match self.folder.make() {
             // Something else is in its place: each save says so.
             Err(error) if error.kind() == io::ErrorKind::NotADirectory => Ok(()),

@@ -9,24 +9,22 @@ mod pace;
 
 use self::background::Snapshot;
 use self::pace::Pace;
-use crate::checkpoint::RunFolder;
-use crate::checkpoint::folder::{clean, hint, retain_from};
-use crate::checkpoint::manifest::{Control, Manifest, TensorEntry, states};
-use crate::checkpoint::room::{checkpoint_bytes, is_full, make_room};
-use crate::checkpoint::under_way::UnderWay;
-use crate::checkpoint::write::{
-    Fill, Growing, Pieces, Written, bytes, pieces, tensors, write_file,
-};
-use crate::config::Config;
-use crate::data::Dataset;
-use crate::files::directory::Directory;
-use crate::layout::build::Built;
-use crate::layout::placement::Places;
 use crate::run::meet::meet;
 use crate::run::messages::{Listener, Message, Post, flush};
 use crate::run::{Place, RunOptions, Watcher};
+use checkpoint::RunFolder;
+use checkpoint::folder::{clean, hint, retain_from};
+use checkpoint::manifest::{Control, Manifest, TensorEntry, states};
+use checkpoint::room::{checkpoint_bytes, is_full, make_room};
+use checkpoint::under_way::UnderWay;
+use checkpoint::write::{Fill, Growing, Pieces, Written, bytes, pieces, tensors, write_file};
+use config::Config;
 use crossbeam_channel::Sender;
+use data::Dataset;
 use device::{Arena, Device, Error, Tensor};
+use files::directory::Directory;
+use layout::build::Built;
+use layout::placement::Places;
 use offload::{Optimizer, Side, State, control};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -42,7 +40,7 @@ pub(crate) struct Saver {
     folder: RunFolder,
     pace: Pace,
     keep: usize,
-    /// The run may be: see [`crate::checkpoint::detours`].
+    /// The run may be: see [`checkpoint::detours`].
     takes_back: bool,
     tokens_per_step: u64,
     /// What all checkpoints of this run say, and the tensors without ranges.

@@ -6,14 +6,14 @@
 //! events alone, so the same calls train on virtual GPUs and real ones. Segments: 0 the embedding, 1..=L the
 //! blocks, L + 1 the final norm, and L + 2 the output projection where it is not tied to the embedding.
 
-use crate::config::UpdateMode;
-use crate::layout::build::Built;
 use crate::train::batch::{Batch, Deal, Loader, Samples};
+use config::UpdateMode;
 use device::{
     Device, Event, Group,
     Lane::{Compute, D2h, H2d, Host},
     Op, Reduce, Tensor, random,
 };
+use layout::build::Built;
 use offload::{Bucket, Optimizer};
 use std::ops::Range;
 use tensor_parallel::Part::{Block, Embedding, FinalNorm, Head};

@@ -2,5 +2,5 @@
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|file: &[u8]| {
-    assert!(engine::parsers::checkpoint_header(file).unwrap_or(true));
+    assert!(checkpoint::parsers::checkpoint_header(file).unwrap_or(true));
 });

@@ -1,7 +1,7 @@
 //! Configs: one that is accepted means the same when it is written out and read again.
 #![no_main]
 
-use engine::config::load_str;
+use config::load_str;
 use std::path::Path;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

@@ -1,11 +1,11 @@
 //! What a folder of transformers holds: a file, an index, a config.
 #![no_main]
 
-use engine::config::{Family, ModelConfig, RopeConfig, RopeScaling, Weights};
+use config::{Family, ModelConfig, RopeConfig, RopeScaling, Weights};
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
-    assert!(engine::parsers::foreign_header(bytes).unwrap_or(true));
-    let _ = engine::parsers::index(bytes);
+    assert!(checkpoint::parsers::foreign_header(bytes).unwrap_or(true));
+    let _ = checkpoint::parsers::index(bytes);
     let model = ModelConfig {
         layers: 2,
         hidden: 32,
@@ -27,5 +27,5 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
         proj_bias: true,
         qk_norm: false,
     };
-    let _ = engine::parsers::config_json(bytes, &model);
+    let _ = checkpoint::parsers::config_json(bytes, &model);
 });

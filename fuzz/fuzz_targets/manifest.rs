@@ -2,5 +2,5 @@
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|json: &[u8]| {
-    assert!(engine::parsers::manifest(json).unwrap_or(true));
+    assert!(checkpoint::parsers::manifest(json).unwrap_or(true));
 });

@@ -2,8 +2,8 @@
 //! reason.
 #![no_main]
 
-use engine::config::DataFormat;
-use engine::data::Dataset;
+use config::DataFormat;
+use data::Dataset;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 

@@ -1,9 +1,9 @@
 //! Rows of JSON lines: each gives a document whose tokens and targets fit, or a reason.
 #![no_main]
 
-use engine::chat::Template;
-use engine::data::{Rows, Tokenizer};
-use engine::data::model_files::ModelFiles;
+use data::chat::Template;
+use data::{Rows, Tokenizer};
+use data::model_files::ModelFiles;
 use std::path::Path;
 use std::sync::OnceLock;
 

@@ -1,9 +1,9 @@
 //! Chat templates: each makes a document of a chat, or there is a reason, soon and with little memory.
 #![no_main]
 
-use engine::chat::Template;
-use engine::data::{Rows, Tokenizer};
-use engine::data::model_files::ModelFiles;
+use data::chat::Template;
+use data::{Rows, Tokenizer};
+use data::model_files::ModelFiles;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 

@@ -50,7 +50,7 @@ page_words "What was aimed at for ZeRO-Offload's rows, within 15 % for four in f
 page_table 'Simulated against measured by the authors; xN: simulated / paper.' "$out/verdicts.csv" 'what=System and constants,rows=Rows,within_15=Within 15 %,wanted=Four in five,within_25=Within 25 %,further=Further off than 25 %'
 if [ -z "$rows" ]; then
     page_section 'As the authors had it'
-    page_words "Rows of the paper run on the box with <code>as_of_2020: true</code>. That adds what was counted or published, the same for every row, and takes nothing from the rate of matrix products (device/src/sim/era.rs):"
+    page_words "Rows of the paper run on the box with <code>as_of_2020: true</code>. That adds what was counted or published, the same for every row, and takes nothing from the rate of matrix products (engine/predict/src/sim/era.rs):"
     page_words "<b>Kernels.</b> Each operation of Megatron-LM's layers was a kernel of its own: 12.5 passes over the attention scores forward and 13.5 backward, biases, dropout and residuals apart, heads cut out by copies, the loss on fp32 logits. Checked against Megatron's own baseline, in the table of constants below."
     page_words "<b>Gradients.</b> <code>transfer: Blocking</code>: sums of micro-batches went up and down in 16 bits, the last one down in fp32, and the GPU waited (DeepSpeed's stage2.py of that time). Consecutive gradients belonged to one rank, so that one link of a data-parallel group copied at a time (before <a href=\"https://github.com/deepspeedai/DeepSpeed/pull/1067\">DeepSpeed PR 1067</a>)."
     page_words "<b>Checkpoints.</b> The authors' script for 10B keeps activation checkpoints on the CPU, in memory that is not pinned; taken for all throughput rows. Copies there run at a fifth of the link (<a href=\"https://github.com/deepspeedai/DeepSpeed/pull/5301\">DeepSpeed PR 5301</a> measured four to six times between the two)."
@@ -100,7 +100,7 @@ if [ -z "$rows" ]; then
         page_pre 'onebox plan --search configs/dgx2-70b.ron: the fastest layouts (simulated)' < "$work/search.txt"
     fi
     page_section 'Constants'
-    page_words "One set for all rows: those of $(shown "$box") below, and what one kind of op reaches of them, in device/src/sim/cost.rs. Checked against what others have measured:"
+    page_words "One set for all rows: those of $(shown "$box") below, and what one kind of op reaches of them, in engine/predict/src/sim/cost.rs. Checked against what others have measured:"
     page_table 'Published: measured by others. Ours: simulated.' "$out/checks.csv" 'what=What,published=Published,simulated=Simulated,source=Source'
     page_pre "$(shown "$box")" < "$box"
 fi

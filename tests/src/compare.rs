@@ -1,12 +1,12 @@
 //! Runs compared: bit for bit, or within what another order of sums in fp32 explains.
 
 use crate::{Ran, dataset, prose, tiny, try_run_on};
+use config::{Config, DataFormat};
+use data::Dataset;
 use device::cpu::Lanes;
-use engine::config::{Config, DataFormat};
-use engine::data::Dataset;
-use engine::layout::build::build;
 use engine::run::RunOptions;
-use engine::run_dir::Held;
+use files::held::Held;
+use layout::build::build;
 use safetensors::{Dtype, SafeTensors};
 use std::collections::BTreeMap;
 use std::path::Path;

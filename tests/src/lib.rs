@@ -2,10 +2,10 @@
 #![allow(clippy::expect_used, clippy::panic, reason = "helpers of tests")]
 #![allow(clippy::allow_attributes, reason = "the lines above")]
 
-use engine::config::{Config, load_str};
-use engine::data::Dataset;
-use engine::layout::build::{Built, build};
+use config::{Config, load_str};
+use data::Dataset;
 use engine::run::{Message, Outcome, RunError, RunOptions, StepReport, train};
+use layout::build::{Built, build};
 use offload::PerStep;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -73,7 +73,7 @@ pub fn short_text() -> Arc<Dataset> {
 /// # Panics
 /// When it is refused.
 pub fn dataset(path: &str, seq_len: usize) -> Arc<Dataset> {
-    let format = engine::config::DataFormat::Bytes;
+    let format = config::DataFormat::Bytes;
     Arc::new(Dataset::open(path, None, format, 0.1, 256, seq_len).unwrap_or_else(|e| panic!("{e}")))
 }
 
@@ -93,7 +93,7 @@ pub fn dataset_of_windows(
     let [train, held_out] = ["train.bin", "held_out.bin"].map(|name| folder.join(name));
     let [train_text, held_out_text] = [&train, &held_out].map(|p| p.display().to_string());
     let open = || {
-        let format = engine::config::DataFormat::U16;
+        let format = config::DataFormat::U16;
         Dataset::open(&train_text, Some(&held_out_text), format, 0.1, vocab, seq_len)
             .unwrap_or_else(|e| panic!("{e}"))
     };

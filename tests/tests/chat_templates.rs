@@ -4,9 +4,9 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the lines above")]
 
-use engine::chat::Template;
-use engine::data::model_files::ModelFiles;
-use engine::data::{Document, Rows, Tokenizer};
+use data::chat::Template;
+use data::model_files::ModelFiles;
+use data::{Document, Rows, Tokenizer};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -5,11 +5,11 @@
 #![allow(clippy::print_stdout, reason = "figures for --nocapture")]
 #![allow(clippy::allow_attributes, reason = "the lines above")]
 
+use config::{Config, DeviceConfig};
 use device::cuda::Collectives;
 use device::{Error, Lane};
-use engine::config::{Config, DeviceConfig};
-use engine::layout::build::build;
 use engine::run::{Place, RunError, RunOptions, Watcher};
+use layout::build::build;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use tests::compare::full;

@@ -4,10 +4,10 @@
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
 
+use checkpoint::{Checkpoint, RunFolder, newest};
 use device::{Error, Lane};
-use engine::checkpoint::{Checkpoint, RunFolder, newest};
-use engine::layout::build::build;
 use engine::run::{Message, Outcome, Place, RunError, RunOptions, Stuck, Watcher, train};
+use layout::build::build;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -124,7 +124,7 @@ fn a_panic_at_any_place_of_any_rank_ends_all_and_leaves_the_checkpoints_whole() 
 /// Ops of each lane from the first step's start to the run's end, as far as a fault can be placed.
 fn ops(lane: Lane) -> u64 {
     let config = tiny(&SETS);
-    let report = engine::predict::plan::report(&config, &build(&config)).unwrap();
+    let report = predict::plan::report(&config, &build(&config)).unwrap();
     let lanes = report.step.unwrap().lanes;
     let ops = lanes.iter().find(|l| l.lane == format!("{lane:?}")).map_or(0, |l| l.ops);
     // The first step and a half.

@@ -4,14 +4,14 @@
 #![allow(clippy::print_stdout, reason = "figures for --nocapture")]
 #![allow(clippy::allow_attributes, reason = "the lines above")]
 
-use crate::data::model_files::ModelFiles;
-use engine::checkpoint::{Checkpoint, RunFolder};
-use engine::config::Config;
-use engine::data::Dataset;
-use engine::generate::{Source, Trained, next_logits};
-use engine::hugging_face::{Folder, Numbers, export, import};
-use engine::layout::build::build;
+use checkpoint::hugging_face::{Folder, Numbers, export, import};
+use checkpoint::{Checkpoint, RunFolder};
+use config::Config;
+use data::Dataset;
+use data::model_files::ModelFiles;
 use engine::run::{Message, RunOptions, train};
+use layout::build::build;
+use onebox::generate::{Source, Trained, next_logits};
 use safetensors::SafeTensors;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -3,11 +3,11 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
 
+use config::{Config, load};
 use device::Lane::{Compute, DpComm, H2d, Host, TpComm};
-use device::sim::{self, Hardware, Played, Timeline};
-use engine::config::{Config, load};
-use engine::layout::build::build;
-use engine::predict::simulate::{hardware, record};
+use layout::build::build;
+use predict::sim::{self, Hardware, Played, Timeline};
+use predict::simulate::{hardware, record};
 use std::path::Path;
 
 /// A model on a DGX-2, with one micro-batch, where the update weighs most.

@@ -8,15 +8,15 @@
 #[path = "llama/packed.rs"]
 mod packed;
 
-use crate::data::model_files::ModelFiles;
-use engine::checkpoint::{Checkpoint, RunFolder};
-use engine::config::Config;
-use engine::data::{Dataset, Document};
-use engine::generate::{Source, Trained, next_logits};
-use engine::hugging_face::{Folder, Numbers, Pretrained, export};
-use engine::layout::build::{build, shape};
+use checkpoint::hugging_face::{Folder, Numbers, Pretrained, export};
+use checkpoint::{Checkpoint, RunFolder};
+use config::Config;
+use data::model_files::ModelFiles;
+use data::{Dataset, Document};
 use engine::run::{Message, RunOptions, train};
-use engine::run_dir::Held;
+use files::held::Held;
+use layout::build::{build, shape};
+use onebox::generate::{Source, Trained, next_logits};
 use safetensors::SafeTensors;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -370,14 +370,14 @@ fn a_folder_goes_back_as_it_came() {
             }
         }
         // The exported folder describes the same model.
-        let again = engine::config::load_str(
+        let again = config::load_str(
             "(model: (from: \"out\"), data: (train: \"x\", format: U16), train: (steps: 1))",
             "a.ron",
             run.path(),
             &[],
         );
         let again = again.unwrap_or_else(|e| panic!("{e}")).config.model;
-        let kept = |m: &engine::config::ModelConfig| {
+        let kept = |m: &config::ModelConfig| {
             (
                 m.layers,
                 m.hidden,

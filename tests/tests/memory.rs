@@ -4,11 +4,11 @@
 #![allow(clippy::print_stdout, reason = "figures for --nocapture")]
 #![allow(clippy::allow_attributes, reason = "the lines above")]
 
+use config::{Config, DeviceConfig};
 use device::{Arena, Error};
-use engine::config::{Config, DeviceConfig};
-use engine::layout::build::{Built, build, shape};
-use engine::predict::plan::memory_report;
 use engine::run::{RunError, RunOptions};
+use layout::build::{Built, build, shape};
+use predict::plan::memory_report;
 use tensor_parallel::Ring;
 use tests::compare::assert_same_bits;
 use tests::{Ran, config, short_text, try_run_on};
@@ -84,11 +84,7 @@ fn a_model_that_does_not_fit_is_told_what_it_wanted_what_was_free_and_which_pool
 }
 
 /// One micro-batch a step, where `device` has no sum; two where it has one.
-fn on_an_h100(
-    optimizer: &str,
-    layers: usize,
-    micro_batches: usize,
-) -> engine::predict::plan::Report {
+fn on_an_h100(optimizer: &str, layers: usize, micro_batches: usize) -> predict::plan::Report {
     let text = r#"(
         model: (layers: 1, hidden: 4096, heads: 32, seq_len: 1024, vocab: 50257),
         precision: Bf16, recompute: Block, batch: (micro: 1), data: (train: "unused"), train: (steps: 2),
@@ -193,7 +189,7 @@ fn blocking_transfer_crosses_with_every_micro_batch_and_at_last_in_fp32() {
         ];
         let config = config(MODEL, &sets);
         let built = build(&config);
-        let step = engine::predict::plan::report(&config, &built).unwrap().step.unwrap();
+        let step = predict::plan::report(&config, &built).unwrap().step.unwrap();
         let lane = |lane| step.lanes.iter().find(|l| l.lane == format!("{lane:?}")).unwrap().bytes;
         let states = built.plan.entries().iter().filter(|e| e.name.ends_with(".master"));
         let owned: u64 = states.map(|e| (e.shape.0 * e.shape.1) as u64).sum();

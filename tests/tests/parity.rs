@@ -6,7 +6,7 @@
 
 use device::Dtype;
 use engine::run::{Message, RunOptions, StepReport, Weights, train};
-use engine::run_dir::Held;
+use files::held::Held;
 use std::sync::Arc;
 use tensor_parallel::{GptShape, Parts};
 use tests::pass::{Fixture, Given, Passed, pass, worst};
@@ -125,7 +125,7 @@ fn trained(fixture: &Fixture, optimizer: &str, sets: &[String]) -> Trained {
     let weights = Some(Held::unlocked(folder.path()).unwrap());
     let options = RunOptions { initial, weights, ..RunOptions::default() };
     let mut steps: Vec<StepReport> = Vec::new();
-    let built = engine::layout::build::build(&config);
+    let built = layout::build::build(&config);
     train(&config, &built, &data, &options, &mut |message| {
         if let Message::Step(step) = message {
             steps.push(step);

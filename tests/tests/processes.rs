@@ -4,12 +4,12 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
 
+use checkpoint::{Checkpoint, RunFolder, newest};
 use device::cpu::{self, CpuOptions, Lanes};
 use device::{Arena, Dtype, Error, Group, Lane, Op, Plan, Processes, Rank, Reduce, World};
-use engine::checkpoint::{Checkpoint, RunFolder, newest};
-use engine::layout::build::build;
 use engine::run::{Place, RunError, RunOptions, Watcher};
-use engine::run_dir::Held;
+use files::held::Held;
+use layout::build::build;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

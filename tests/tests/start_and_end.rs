@@ -3,10 +3,10 @@
 #![allow(clippy::expect_used, clippy::panic, reason = "helpers of tests")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
 
-use engine::checkpoint::{Checkpoint, RunFolder};
-use engine::layout::build::build;
+use checkpoint::{Checkpoint, RunFolder};
 use engine::run::{Outcome, Place, RunOptions, Watcher, train};
-use engine::run_dir::Held;
+use files::held::Held;
+use layout::build::build;
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex};

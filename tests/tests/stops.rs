@@ -3,11 +3,11 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
 
+use checkpoint::{RunFolder, newest};
 use device::cpu::Lanes;
-use engine::checkpoint::{RunFolder, newest};
-use engine::layout::build::build;
 use engine::run::{Message, Place, RunOptions, Watcher, train};
-use engine::run_dir::Held;
+use files::held::Held;
+use layout::build::build;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use tests::compare::with;

@@ -64,10 +64,12 @@ impl Rank {
 /// An op that the hazard check has accepted. Only [`Device::submit`] makes one, so an executor may
 /// form references to the op's ranges while it runs the op.
 #[derive(Debug)]
-pub(crate) struct Admitted {
-    pub(crate) op: Op,
+pub struct Admitted {
+    /// What is to be done.
+    pub op: Op,
     pub(crate) site: Site,
-    pub(crate) lane: Lane,
+    /// The lane that it runs on.
+    pub lane: Lane,
     /// The op's number on its lane, from 1.
     pub(crate) tick: u64,
 }
@@ -84,7 +86,7 @@ pub struct Activity {
 
 /// The interface of a backend: it takes work, and lets the rank's own thread access data between
 /// steps.
-pub(crate) trait Executor {
+pub trait Executor {
     /// Queues (or runs) the op after everything on its lane.
     fn submit(&self, op: Admitted);
     /// Marks the point after op `tick` of `lane`, where the backend needs a mark of its own.
@@ -170,7 +172,8 @@ struct State {
 }
 
 impl Device {
-    pub(crate) fn new(rank: Rank, plan: Arc<Plan>, executor: Box<dyn Executor>) -> Self {
+    /// A device of `rank`, whose memory is laid out by `plan`, on which `executor` runs what the hazard check accepts.
+    pub fn new(rank: Rank, plan: Arc<Plan>, executor: Box<dyn Executor>) -> Self {
         static NEXT_ID: AtomicU32 = AtomicU32::new(1);
         let state = State {
             clocks: [[0; LANES]; LANES],

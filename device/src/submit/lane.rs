@@ -32,9 +32,10 @@ impl Lane {
 }
 
 /// For each lane, the number of its ops that are known to be finished (a vector clock).
-pub(crate) type Clock = [u64; LANES];
+pub type Clock = [u64; LANES];
 
-pub(crate) fn join(into: &mut Clock, other: &Clock) {
+/// Makes `into` the clock of a lane that has also waited for all ops of `other`.
+pub fn join(into: &mut Clock, other: &Clock) {
     for (a, b) in into.iter_mut().zip(other) {
         *a = (*a).max(*b);
     }
@@ -45,9 +46,11 @@ pub(crate) fn join(into: &mut Clock, other: &Clock) {
 /// event.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Event {
-    pub(crate) lane: u8,
+    /// Number of the lane.
+    pub lane: u8,
     pub(crate) device: u32,
-    pub(crate) clock: Clock,
+    /// For each lane, the number of its ops that are finished then.
+    pub clock: Clock,
 }
 
 impl Event {

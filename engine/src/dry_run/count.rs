@@ -1,22 +1,22 @@
 //! Steps without data on a device that runs nothing: what they are counted by, and how few of them say it for many.
 
-use crate::config::{Accumulate, Config, UpdateMode};
-use crate::data::Dataset;
-use crate::layout::build::{Built, first_forward, update_mode};
 use crate::train::trainer::trainer;
+use config::{Accumulate, Config, UpdateMode};
+use data::Dataset;
 use device::recorder::{self, Totals};
 use device::{Device, Error, Rank};
+use layout::build::{Built, first_forward, update_mode};
 use std::sync::Arc;
 use tensor_parallel::Ring;
 
 /// The task that finds nothing to do in most steps: an update ahead of the decision stands.
-pub(crate) const IDLE: &str = "settle_tile";
+pub const IDLE: &str = "settle_tile";
 
 /// The second step: the first has no update to publish.
-pub(crate) fn count(config: &Config, built: &Built) -> Result<Totals, Error> {
+pub fn count(config: &Config, built: &Built) -> Result<Totals, Error> {
     let (dev, totals) = recorder::open(first_rank(config), &built.plan, IDLE);
     let mut before = Totals::default();
-    play(config, built, &dev, &mut || before.clone_from(&totals.borrow()))?;
+    play(config, built, &dev, 2, &mut || before.clone_from(&totals.borrow()))?;
     let after = totals.borrow();
     Ok(Totals {
         ops: std::array::from_fn(|i| after.ops[i] - before.ops[i]),
@@ -25,26 +25,28 @@ pub(crate) fn count(config: &Config, built: &Built) -> Result<Totals, Error> {
     })
 }
 
-pub(crate) fn first_rank(config: &Config) -> Rank {
+/// The rank with the first part of each tensor and of each batch.
+pub fn first_rank(config: &Config) -> Rank {
     let (tensor, data) = (config.parallel.tensor, config.parallel.data);
     Rank { tp: 0, tp_size: tensor, dp: 0, dp_size: data }
 }
 
-/// A step like most, without data, on a device that runs nothing, and the one before it; `begins` is called in between.
-pub(crate) fn play(
+/// So many steps like most, without data, on a device that runs nothing; `begins` is called before each but the first.
+pub fn play(
     config: &Config,
     built: &Built,
     dev: &Device,
+    steps: u64,
     begins: &mut dyn FnMut(),
 ) -> Result<(), Error> {
     let no_tokens = Arc::new(Dataset::none(config.model.seq_len));
-    let config = &with_steps(config, 2);
+    let config = &with_steps(config, steps);
     let mut trainer = trainer(config, built, (&no_tokens, &Arc::default()), dev.rank());
     built.gpt.write_constants(dev)?;
     trainer.optimizer.init_blank(dev)?;
     trainer.loader.prefetch(dev);
     let first = typical_step(config);
-    for step in first..=first + 1 {
+    for step in first..first + steps {
         if step > first {
             begins();
         }
@@ -56,7 +58,7 @@ pub(crate) fn play(
 }
 
 /// Micro-batches by which steps of `config` grow alike: parameters that live on the host come up for each group of them.
-pub(crate) fn alike(config: &Config, built: &Built) -> usize {
+pub fn alike(config: &Config, built: &Built) -> usize {
     let group = first_forward(config);
     let in_groups = built.gpt.shape().ring != Ring::NONE && group < built.micro_batches;
     if in_groups { group } else { 1 }
@@ -64,7 +66,7 @@ pub(crate) fn alike(config: &Config, built: &Built) -> usize {
 
 /// `config`, whose handles are `built`, with another number of micro-batches, more than one, summed at the same place, and with the
 /// same parameters on the GPU.
-pub(crate) fn with_micro_batches(config: &Config, built: &Built, micro_batches: usize) -> Config {
+pub fn with_micro_batches(config: &Config, built: &Built, micro_batches: usize) -> Config {
     let mut config = config.clone();
     config.batch.global = micro_batches * config.batch.micro * config.parallel.data;
     let Ring { slots, resident } = built.gpt.shape().ring;
@@ -80,14 +82,14 @@ pub(crate) fn with_micro_batches(config: &Config, built: &Built, micro_batches: 
 
 /// The config of a run of so many steps at least, and one more that the last of them fetches the batch of: a step that is
 /// played of a shorter run finds no batch.
-pub(crate) fn with_steps(config: &Config, steps: u64) -> Config {
+pub fn with_steps(config: &Config, steps: u64) -> Config {
     let mut config = config.clone();
     config.train.steps = config.train.steps.max(steps + 1);
     config
 }
 
 /// A step that, like all behind it, leaves its update as most steps of the run do.
-pub(crate) fn typical_step(config: &Config) -> u64 {
+pub fn typical_step(config: &Config) -> u64 {
     match update_mode(config) {
         UpdateMode::Delayed { after_step } => after_step.max(1),
         _ => 1,

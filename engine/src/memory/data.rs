@@ -1,8 +1,8 @@
 //! What of the host's memory a run's data takes. Tokens in files stay there. Tokens that are made of text belong to no rank:
 //! they are made before the ranks' memory is there, and lie on whichever nodes have room.
 
-use crate::config::{Config, DataConfig, DataFormat, DeviceConfig, Packing};
-use crate::data::{BYTES_AT_ONCE, Cache, Look, Sizes, Tokenizer, texts_at_once};
+use config::{Config, DataConfig, DataFormat, DeviceConfig, Packing};
+use data::{BYTES_AT_ONCE, Cache, Look, Sizes, Tokenizer, texts_at_once};
 use serde::Serialize;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
@@ -53,7 +53,7 @@ impl DataMemory {
     }
 
     /// A sentence.
-    pub(crate) fn words(&self) -> String {
+    pub fn words(&self) -> String {
         let about = if self.estimated { "about " } else { "" };
         let documents = match self.documents {
             0 => String::new(),

@@ -4,20 +4,20 @@ mod beside;
 mod data;
 mod saving;
 
-pub(crate) use beside::{beside, letters};
+pub use beside::{beside, letters};
 pub use data::DataMemory;
-pub(crate) use saving::{checkpoint_copy, decided, saved_states, saving};
+pub use saving::{checkpoint_copy, decided, saved_states, saving};
 
-use crate::config::{Config, DeviceConfig};
-use crate::layout::build::{Built, device_bytes, device_limit};
-use crate::layout::here;
-use crate::layout::placement::{self, this_machine};
+use config::{Config, DeviceConfig};
+use layout::build::{Built, device_bytes, device_limit};
+use layout::here;
+use layout::placement::{self, this_machine};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use topology::{HostBytes, Machine, NumaNode, Placement, RankPlace};
 
 /// (name, bytes, limit) of a memory.
-pub(crate) type Limited = (String, u64, u64);
+pub type Limited = (String, u64, u64);
 
 /// A NUMA node's share.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -33,14 +33,16 @@ pub struct Node {
 }
 
 /// What a run takes of every memory, as looked at once.
-pub(crate) struct Memories {
+#[derive(Debug)]
+pub struct Memories {
     /// Bytes of each rank's copy of its states; 0: none.
-    pub(crate) copy: u64,
-    pub(crate) nodes: Vec<Node>,
+    pub copy: u64,
+    /// NUMA nodes of the host.
+    pub nodes: Vec<Node>,
     /// Why ranks are there, where that is not plain.
-    pub(crate) placed: Vec<String>,
+    pub placed: Vec<String>,
     /// Everything that has a limit.
-    pub(crate) limited: Vec<Limited>,
+    pub limited: Vec<Limited>,
 }
 
 impl Memories {
@@ -51,25 +53,27 @@ impl Memories {
 }
 
 /// The name of a GPU's memory among those that have a limit.
-pub(crate) const GPU: &str = "gpu";
+pub const GPU: &str = "gpu";
 
 /// Whether this is the name of a GPU's memory.
-pub(crate) fn is_gpu(name: &str) -> bool {
+pub fn is_gpu(name: &str) -> bool {
     name == GPU
 }
 
-pub(crate) fn all_fit(memories: &[Limited]) -> bool {
+/// Whether none has more than its limit.
+pub fn all_fit(memories: &[Limited]) -> bool {
     memories.iter().all(|(_, bytes, limit)| bytes <= limit)
 }
 
 /// The host's memory under the ranks of a run.
 #[derive(Debug, Default)]
-pub(crate) struct HostNodes {
-    pub(crate) nodes: Vec<Node>,
+pub struct HostNodes {
+    /// NUMA nodes of the host.
+    pub nodes: Vec<Node>,
     /// Why ranks are there, where that is not plain.
-    pub(crate) placed: Vec<String>,
+    pub placed: Vec<String>,
     /// Bytes against limit of all nodes together, where that limit is a tighter one.
-    pub(crate) whole: Option<(u64, u64)>,
+    pub whole: Option<(u64, u64)>,
 }
 
 impl Memories {
@@ -86,7 +90,7 @@ impl Memories {
 }
 
 /// The nodes of this machine under the ranks, each of which has `copy` bytes more than the plan says for a checkpoint.
-pub(crate) fn of_this_machine(config: &Config, built: &Built, copy: u64) -> HostNodes {
+pub fn of_this_machine(config: &Config, built: &Built, copy: u64) -> HostNodes {
     let host = built.host_bytes(config);
     let planned = (host.staging + host.states + copy) * here::ranks(config) as u64;
     let data = DataMemory::of(config).ok().flatten().unwrap_or_default();
@@ -103,7 +107,7 @@ pub(crate) fn of_this_machine(config: &Config, built: &Built, copy: u64) -> Host
 }
 
 /// The nodes of `machine`, with the memory of each rank where its arena has them, against what is free there.
-pub(crate) fn of_machine(machine: &Machine, ranks: &[RankPlace], host: HostBytes) -> Vec<Node> {
+pub fn of_machine(machine: &Machine, ranks: &[RankPlace], host: HostBytes) -> Vec<Node> {
     let of_rank = |place: &RankPlace| place.bytes_by_node(machine, host);
     let bytes: Vec<BTreeMap<u32, u64>> = ranks.iter().map(of_rank).collect();
     let limit = |node: &NumaNode| (node.id, node.free_bytes.unwrap_or(node.memory_bytes));
@@ -111,7 +115,7 @@ pub(crate) fn of_machine(machine: &Machine, ranks: &[RankPlace], host: HostBytes
 }
 
 /// Nodes of (number, limit), and what each rank has on them.
-pub(crate) fn by_node(
+pub fn by_node(
     limits: impl Iterator<Item = (u32, u64)>,
     ranks: &[BTreeMap<u32, u64>],
 ) -> Vec<Node> {
@@ -124,6 +128,7 @@ pub(crate) fn by_node(
     limits.map(node).collect()
 }
 
-pub(crate) fn is_virtual(config: &Config) -> bool {
+/// Whether the GPUs are virtual ones, which are memory of the host.
+pub fn is_virtual(config: &Config) -> bool {
     matches!(config.device, DeviceConfig::Cpu { .. })
 }

@@ -1,24 +1,20 @@
 //! What of the host's memory a checkpoint takes while it is written, and in which words that is said.
 
 use super::{HostNodes, Memories, of_this_machine};
-use crate::config::{CheckpointWriter, Config, UpdateMode};
-use crate::layout::build::{Built, update_mode};
-use crate::layout::here;
+use config::{CheckpointWriter, Config, UpdateMode};
+use layout::build::{Built, update_mode};
+use layout::here;
 use topology::format_bytes;
 
 /// Bytes of host memory in which each rank keeps a copy of its states while it is written; 0 where training waits
 /// instead, or saves nothing.
-pub(crate) fn checkpoint_copy(config: &Config, built: &Built) -> u64 {
+pub fn checkpoint_copy(config: &Config, built: &Built) -> u64 {
     decided(config, built, &|copy| of_this_machine(config, built, copy)).copy
 }
 
 /// The memories with the copies of states in them, where there are any; `nodes` has the host's with copies of so many bytes. `Auto` is decided here and nowhere else: free memory
 /// changes from look to look.
-pub(crate) fn decided(
-    config: &Config,
-    built: &Built,
-    nodes: &dyn Fn(u64) -> HostNodes,
-) -> Memories {
+pub fn decided(config: &Config, built: &Built, nodes: &dyn Fn(u64) -> HostNodes) -> Memories {
     let memories = |copy| Memories::new(config, built, copy, nodes(copy));
     let with = || memories(states(config, built));
     let auto = match config.train.checkpoint_writer {
@@ -31,7 +27,7 @@ pub(crate) fn decided(
 }
 
 /// fp32 arrays of what a rank owns in a checkpoint: the states, and the gradient of an update that waits.
-pub(crate) fn saved_states(config: &Config) -> usize {
+pub fn saved_states(config: &Config) -> usize {
     let late = matches!(update_mode(config), UpdateMode::Delayed { .. });
     3 + usize::from(late)
 }
@@ -42,7 +38,7 @@ fn states(config: &Config, built: &Built) -> u64 {
 }
 
 /// How checkpoints are written, where there are any.
-pub(crate) fn saving(config: &Config, built: &Built, memories: &Memories) -> Option<String> {
+pub fn saving(config: &Config, built: &Built, memories: &Memories) -> Option<String> {
     let needed = format_bytes(states(config, built));
     let why = match config.train.checkpoint_writer {
         _ if !config.train.saves() => return None,

@@ -1,12 +1,12 @@
 //! Evaluation of the held-out part, by all ranks together.
 
-use crate::config::TrainConfig;
-use crate::data::Corpus;
 use crate::run::Ranks;
 use crate::run::fault_point::Place;
 use crate::run::messages::{Listener, Message};
 use crate::run::stop::Turns;
 use crate::step::Trainer;
+use config::TrainConfig;
+use data::Corpus;
 use device::{Device, Error};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};

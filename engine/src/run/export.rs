@@ -2,14 +2,14 @@
 //! order whatever the layout was. Tensors are put together a window at a time, by all kernel threads of all ranks, while one
 //! thread hashes and writes the window before.
 
-use crate::checkpoint::room;
-use crate::files::held::Held;
-use crate::files::names::{UNFINISHED, WEIGHTS};
 use crate::run::meet::meet;
 use crate::run::options::RunOptions;
 use crate::run::runs::Runs;
+use checkpoint::room;
 use device::World;
 use device::{Device, Error, Rank, Tensor};
+use files::held::Held;
+use files::names::{UNFINISHED, WEIGHTS};
 use offload::Optimizer;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};

@@ -55,7 +55,7 @@ impl Watcher {
     }
 
     /// A rank comes by.
-    pub(crate) fn passes(&self, rank: usize, place: Place, step: u64) {
+    pub fn passes(&self, rank: usize, place: Place, step: u64) {
         (self.0)(rank, place, step);
     }
 }

@@ -1,11 +1,11 @@
 //! How much work the Host lane's queue takes, so that a thread that queues an update goes on to the next forward pass.
 
-use crate::config::{Config, DeviceConfig};
 use crate::dry_run::{count, with_micro_batches};
-use crate::layout::build::{Built, build};
 use crate::run::RunError;
+use config::{Config, DeviceConfig};
 use device::Lane;
 use device::cpu::Lanes;
+use layout::build::{Built, build};
 
 /// Micro-batches that are counted: no rank's thread is so far ahead of its Host lane.
 const AHEAD: usize = 4;

@@ -1,11 +1,11 @@
 //! What a rank has before the first step: fresh states, or those of a checkpoint.
 
-use crate::config::Precision;
-use crate::hugging_face::{FolderError, Pretrained};
 use crate::run::meet::meet;
 use crate::run::{Ranks, Unread};
 use crate::step::Trainer;
 use crate::train::init::{Initial, Stored};
+use checkpoint::hugging_face::{FolderError, Pretrained};
+use config::Precision;
 use device::{Device, Error};
 use offload::StateAt;
 

@@ -55,7 +55,7 @@ impl fmt::Display for Differing {
 
 impl Differing {
     /// All of them in a sentence.
-    pub(crate) fn all(places: &[Self]) -> String {
+    pub fn all(places: &[Self]) -> String {
         places.iter().map(Self::to_string).collect::<Vec<_>>().join(", ")
     }
 }

@@ -1,15 +1,15 @@
 //! A rank's device and its kernel threads.
 
-use crate::config::DeviceConfig;
 use crate::dry_run::distinct;
-use crate::layout::build::{KernelScratch, op_scratch};
-use crate::layout::here;
-use crate::layout::placement::kernel_threads;
 use crate::run::{Place, Ranks, RunOptions};
+use config::DeviceConfig;
 use device::HostWork;
 use device::cpu::{self, CpuOptions};
 use device::cuda::{self, CudaOptions};
 use device::{Crew, Device, Error, Rank};
+use layout::build::{KernelScratch, op_scratch};
+use layout::here;
+use layout::placement::kernel_threads;
 use std::sync::Arc;
 use topology::RankPlace;
 use topology::cores;
@@ -95,7 +95,7 @@ impl Ranks<'_> {
 }
 
 /// Kernel threads of a rank, on its cores; none when its own thread is enough.
-pub(crate) fn kernel_crew(threads: usize, cpus: Option<Vec<u32>>) -> Option<Arc<Crew>> {
+pub fn kernel_crew(threads: usize, cpus: Option<Vec<u32>>) -> Option<Arc<Crew>> {
     if threads < 2 {
         return None;
     }

@@ -1,17 +1,17 @@
 //! What a caller may ask of a run besides its config; most of it is for tests.
 
-use crate::checkpoint::detours::Detours;
-use crate::checkpoint::{Checkpoint, RunFolder};
-use crate::files::held::Held;
-use crate::hugging_face::Pretrained;
 use crate::run::RunError;
 use crate::run::fault_point::Watcher;
 use crate::train::init::Weights;
+use checkpoint::detours::Detours;
+use checkpoint::hugging_face::Pretrained;
+use checkpoint::{Checkpoint, RunFolder};
 use device::Lane;
 use device::Processes;
 use device::Trace;
 use device::cpu::Lanes;
 use device::cuda::Collectives;
+use files::held::Held;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;

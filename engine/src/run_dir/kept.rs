@@ -2,8 +2,8 @@
 
 use super::error::cannot;
 use super::{RunDir, RunDirError, is};
-use crate::files::directory::Directory;
-use crate::files::names::{FILES, KEPT};
+use files::directory::Directory;
+use files::names::{FILES, KEPT};
 use std::ffi::OsString;
 use std::io::{self, Write};
 
@@ -96,7 +96,7 @@ fn remove(run: &Directory, name: &str) -> io::Result<()> {
 mod tests {
     use super::super::RunMode;
     use super::*;
-    use crate::files::names::TOKENIZER;
+    use files::names::TOKENIZER;
     use std::fs;
     use std::os::unix::fs::symlink;
 
@@ -118,7 +118,7 @@ mod tests {
         assert!(!path.join(GROWING).exists());
         let why = run.keep(&files("other")).unwrap_err().to_string();
         assert!(why.contains("model.from") && why.contains("nothing was replaced"), "{why}");
-        for name in [crate::files::names::CONFIG, crate::files::names::METRICS] {
+        for name in [files::names::CONFIG, files::names::METRICS] {
             run.write_atomically(name, b"").unwrap();
         }
         drop(run);
@@ -128,8 +128,7 @@ mod tests {
         let why = RunDir::create(Some(&path), "name", RunMode::Overwrite).unwrap_err().to_string();
         assert!(why.contains("model.from/notes.txt is no file of onebox"), "{why}");
         assert!(
-            path.join(crate::files::names::METRICS).exists()
-                && path.join(KEPT).join(TOKENIZER).exists()
+            path.join(files::names::METRICS).exists() && path.join(KEPT).join(TOKENIZER).exists()
         );
         fs::remove_file(notes).unwrap();
         let run = create(RunMode::Overwrite);

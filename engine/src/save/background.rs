@@ -2,9 +2,9 @@
 //! thread, the one that asked for it writes itself, and whoever waits for that one waits.
 
 use super::{Job, Saver, lock, read};
-use crate::checkpoint::write::{Pieces, in_order, write_file};
 use crate::run::Place;
 use crate::run::messages::{Message, Post};
+use checkpoint::write::{Pieces, in_order, write_file};
 use crossbeam_channel::Sender;
 use device::World;
 use device::{Device, Error};

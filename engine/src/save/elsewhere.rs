@@ -2,7 +2,7 @@
 //! learns what the others wrote.
 
 use super::{Saver, lock};
-use crate::checkpoint::write::Written;
+use checkpoint::write::Written;
 use device::{Error, Rank, World};
 use serde::{Deserialize, Serialize};
 

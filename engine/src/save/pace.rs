@@ -1,7 +1,7 @@
 //! When a run saves: by steps, by the clock, or by what saving costs.
 
 use super::lock;
-use crate::config::TrainConfig;
+use config::TrainConfig;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};

@@ -1,15 +1,15 @@
 //! Micro-batches on their way to the device: a host task fills a pinned one, a copy brings it up, one ahead of
 //! the step. Which samples a batch holds is a function of the seed, the step and the sample's number alone.
 
-use crate::checkpoint::detours::Detours;
-use crate::config::DataOrder;
-use crate::data::{Dataset, Unread};
-use crate::layout::batches::BatchLayout;
+use checkpoint::detours::Detours;
+use config::DataOrder;
+use data::{Dataset, Unread};
 use device::{
     Device, Event, HostContext, HostOp, HostTask,
     Lane::{Compute, H2d, Host},
     Mode, Op, Rank, Tensor,
 };
+use layout::batches::BatchLayout;
 use std::sync::Arc;
 use tensor_parallel::BatchTensors;
 
@@ -215,7 +215,7 @@ impl Loader {
 }
 
 /// The task that reads data.
-pub(crate) const FILL: &str = "fill_batch";
+pub const FILL: &str = "fill_batch";
 
 /// Bits of the number of an evaluation's micro-batch that count it within its corpus. Those above are the number of the corpus.
 const OF_CORPUS: u32 = 48;

@@ -1,11 +1,11 @@
 //! Initial weights: a function of the seed, the tensor's name and the element's index in the whole tensor, so
 //! that every layout starts from the same model.
 
-use crate::checkpoint::{Checkpoint, CheckpointError, Reader};
-use crate::config::{Config, Moments};
-use crate::layout::runs::Runs;
+use checkpoint::{Checkpoint, CheckpointError, Reader};
+use config::{Config, Moments};
 use device::numerics::normals;
 use device::{Rank, random};
+use layout::runs::Runs;
 use offload::{NoiseRun, StateAt};
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -106,8 +106,8 @@ impl<'a> Stored<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::load_str;
-    use crate::layout::build::build;
+    use config::load_str;
+    use layout::build::build;
     use std::path::Path;
 
     /// By (stream, global index): how often a rank of `tp_size` has it.

@@ -4,7 +4,7 @@
 //! The curves are those of transformers' `get_scheduler` (tests/fixtures/make_schedule_fixture.py), one step earlier: its
 //! first step has rate 0 and changes nothing.
 
-use crate::config::{ScheduleConfig, ScheduleKind};
+use config::{ScheduleConfig, ScheduleKind};
 use std::f64::consts::PI;
 
 /// The schedule of a run.

@@ -2,11 +2,11 @@
 //! every byte that a GPU would hold, the plan's and what lies beside it, is charged.
 
 use super::under_fake;
-use engine::config::{Config, load};
+use config::{Config, load};
 use engine::dry_run::rehearse;
-use engine::layout::build::{build, device_bytes, device_limit};
-use engine::predict::plan::memory_report;
 use fake_cuda::{Stats, memory_use, stats};
+use layout::build::{build, device_bytes, device_limit};
+use predict::plan::memory_report;
 use std::path::Path;
 use std::sync::{Barrier, Mutex};
 

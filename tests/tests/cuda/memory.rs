@@ -1,12 +1,12 @@
 //! The largest models of a small GPU: what the plan says and what the driver was asked for.
 
 use super::{on_cuda, try_run};
+use config::Config;
 use device::cuda::{self, Collectives, CudaOptions, Peers};
 use device::{Arena, Dtype, Plan, Rank, ViewMut, World};
-use engine::config::Config;
-use engine::layout::build::build;
-use engine::predict::plan::{Report, memory_report};
 use engine::run::RunOptions;
+use layout::build::build;
+use predict::plan::{Report, memory_report};
 use std::sync::Arc;
 use std::time::Duration;
 use tests::tiny;

@@ -4,10 +4,10 @@ use super::{
     Fixture, Given, LAYOUTS as ALL, MASKED_B, MODELS, ON_GPUS, Passed, SEED, V, assert_steps, fp32,
     grid, load, pass, pretrained, theirs, worst,
 };
+use config::Packing;
+use data::Dataset;
 use device::Dtype;
-use engine::config::Packing;
-use engine::data::Dataset;
-use engine::layout::build::shape;
+use layout::build::shape;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tensor_parallel::{GptShape, Keep, Parts, Recompute};
@@ -202,10 +202,10 @@ fn a_document_changes_no_bit_of_the_logits_of_others() {
 }
 
 /// The documents of a sample of T + 1 tokens and T targets, of which those below 0 do not count.
-fn cut(tokens: &[f64], targets: &[f64], starts: &[f64]) -> Vec<engine::data::Document> {
+fn cut(tokens: &[f64], targets: &[f64], starts: &[f64]) -> Vec<data::Document> {
     let ends = |at: &usize| *at == T || starts[*at] == *at as f64;
     let places: Vec<usize> = (0..=T).filter(ends).collect();
-    let document = |ends: &[usize]| engine::data::Document {
+    let document = |ends: &[usize]| data::Document {
         tokens: tokens[ends[0]..=ends[1]].iter().map(|token| *token as u32).collect(),
         counted: [false]
             .into_iter()

@@ -2,11 +2,11 @@
 //! compared with a run of the same phases whose updates are `Serial`.
 
 use super::by_hand::{Drawn, seeds};
+use checkpoint::detours::Detours;
+use checkpoint::{Checkpoint, RunFolder, newest};
 use device::cpu::Lanes;
-use engine::checkpoint::detours::Detours;
-use engine::checkpoint::{Checkpoint, RunFolder, newest};
-use engine::layout::build::build;
 use engine::run::{Ahead, Message, Place, RunOptions, StepReport, Watcher, train};
+use layout::build::build;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;

@@ -53,7 +53,7 @@ impl Sources {
     fn read() -> Self {
         let read = |path: &str| super::read(&super::root().join(path));
         let launches = super::files(&super::root().join("device/src/cuda/launch"), &[".rs"]);
-        let keys = engine::config::box_keys().into_iter();
+        let keys = config::box_keys().into_iter();
         let measured =
             keys.filter_map(|key| Some(key.name.split_once(".gb_per_s_16.")?.1.to_owned()));
         let check = read("device/src/op/check.rs");
@@ -99,7 +99,7 @@ impl Sources {
                 variant,
                 measured,
                 NOT_MEASURED,
-                "name in MEASURED_OPS of engine/src/config/box_schema.rs",
+                "name in MEASURED_OPS of engine/config/src/box_schema.rs",
             );
             if is_in(&self.launches) {
                 ask(

@@ -1,0 +1,242 @@
+//! The directory that holds the checkpoints of a run: what is in it, in which order, and what goes.
+
+use super::{Checkpoint, CheckpointError, unreadable};
+use files::directory::Directory;
+use files::names::CHECKPOINTS;
+use files::names::{checkpoint_name, entries, step_of};
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// A hint for people and scripts, never read: the name of the newest checkpoint.
+const LATEST: &str = "latest";
+
+/// What a checkpoint's name gets that is set aside, and a number where there are several of it.
+const BROKEN: &str = ".broken";
+
+/// The name of a checkpoint that cannot be used, and why.
+pub type Broken = (String, CheckpointError);
+
+/// The newest checkpoint in `folder` that is whole, every byte of it checked, and why each newer one is not.
+///
+/// # Errors
+/// [`CheckpointError::Io`] when the folder or a checkpoint cannot be read, which is no sign that it is broken; a folder that
+/// does not exist holds none.
+pub fn newest(folder: &Path) -> Result<(Option<Checkpoint>, Vec<Broken>), CheckpointError> {
+    match Directory::open(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok((None, Vec::new())),
+        opened => newest_until(&opened.map_err(unreadable(folder))?, u64::MAX),
+    }
+}
+
+/// [`newest`] of those that hold at most `last` steps.
+///
+/// # Errors
+/// As `newest`.
+pub fn newest_until(
+    folder: &Directory,
+    last: u64,
+) -> Result<(Option<Checkpoint>, Vec<Broken>), CheckpointError> {
+    let steps = entries(folder, &[""]).map_err(unreadable(folder.path()))?;
+    let mut refused = Vec::new();
+    for (step, name) in steps.into_iter().rev().filter(|(step, _)| *step <= last) {
+        match open_in(folder, (step, &name)) {
+            Ok(checkpoint) => return Ok((Some(checkpoint), refused)),
+            Err(error) if error.is_of_the_system() => return Err(error),
+            Err(error) => refused.push((name, error)),
+        }
+    }
+    Ok((None, refused))
+}
+
+/// Opens the checkpoint of `step` in `folder`.
+///
+/// # Errors
+/// As [`Checkpoint::open`].
+pub fn open_step(folder: &Directory, step: u64) -> Result<Checkpoint, CheckpointError> {
+    open_in(folder, (step, &checkpoint_name(step)))
+}
+
+fn open_in(folder: &Directory, (step, name): (u64, &str)) -> Result<Checkpoint, CheckpointError> {
+    let opened = folder.folder(name).map_err(unreadable(&folder.called(name)))?;
+    Checkpoint::within(&opened, step)
+}
+
+/// The newest checkpoint in `folder` by its name, which is all that is looked at.
+pub fn newest_name(folder: &Path) -> Option<PathBuf> {
+    let (_, name) = entries(&Directory::open(folder).ok()?, &[""]).ok()?.pop()?;
+    Some(folder.join(name))
+}
+
+/// The newest step of at most `last` that a checkpoint in `folder` has by its name.
+///
+/// # Errors
+/// The folder cannot be read.
+pub fn newest_step_until(folder: &Directory, last: u64) -> io::Result<Option<u64>> {
+    Ok(entries(folder, &[""])?.into_iter().map(|(step, _)| step).filter(|step| *step <= last).max())
+}
+
+/// Opens the checkpoint `path`, whose name says its step.
+///
+/// # Errors
+/// As [`Checkpoint::open`].
+pub fn open_named(path: &Path) -> Result<Checkpoint, CheckpointError> {
+    let file = path.file_name().map(|file| file.to_string_lossy()).unwrap_or_default();
+    let step = step_of(&file, &[""]).ok_or_else(|| io::Error::other("no name of a checkpoint"));
+    Checkpoint::open(path, step.map_err(unreadable(path))?)
+}
+
+/// What must have been in `folder`, where no checkpoint is, and is gone; none where nothing speaks for it.
+pub fn gone(folder: &Path) -> Option<String> {
+    if let Ok(to) = fs::read_link(folder)
+        && !folder.exists()
+    {
+        return Some(format!("it is a link to {}, which is not there", to.display()));
+    }
+    let latest = fs::read_to_string(folder.join(LATEST)).ok()?;
+    Some(format!("{LATEST} names {}, which is not there", latest.trim().escape_debug()))
+}
+
+/// Bytes of the files of each checkpoint in `folder`, oldest first; what cannot be looked at counts as nothing.
+pub fn sizes(folder: &Path) -> Vec<u64> {
+    let size = |path: PathBuf| {
+        let files = fs::read_dir(path).into_iter().flatten().flatten();
+        files.map(|file| file.metadata().map_or(0, |metadata| metadata.len())).sum()
+    };
+    let found = Directory::open(folder).and_then(|folder| entries(&folder, &[""]));
+    found.unwrap_or_default().into_iter().map(|(_, name)| size(folder.join(name))).collect()
+}
+
+/// Gives a broken checkpoint another name, so that a new one can take its place.
+///
+/// # Errors
+/// Those of the rename.
+pub fn set_aside(folder: &Directory, name: &str) -> io::Result<String> {
+    let named = |i: u32| match i {
+        1 => format!("{name}{BROKEN}"),
+        i => format!("{name}{BROKEN}-{i}"),
+    };
+    let free = (1..1000).map(named).find(|name| !folder.has(name));
+    let free = free.ok_or_else(|| io::Error::other("too many broken ones"))?;
+    folder.rename(name, &free).map(|()| free)
+}
+
+/// Whether [`set_aside`] gave this name.
+fn is_set_aside(file: &str) -> bool {
+    let Some((bare, number)) = file.split_once(BROKEN) else { return false };
+    let number = number.strip_prefix('-').map_or(number.is_empty(), |number| {
+        number.parse().is_ok_and(|i: u32| i > 1 && i.to_string() == number)
+    });
+    number && step_of(bare, &[""]).is_some()
+}
+
+/// Removes every checkpoint of the run directory `run`, whole or not, also those that were set aside, and their folder if
+/// nothing else is in it.
+///
+/// # Errors
+/// The first that cannot be removed.
+pub fn remove_all(run: &Directory) -> io::Result<()> {
+    let folder = match run.leads_to(CHECKPOINTS) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        opened => opened?,
+    };
+    for name in folder.names()?.into_iter().filter_map(|name| name.into_string().ok()) {
+        if step_of(&name, &["", ".tmp", ".old"]).is_some() || is_set_aside(&name) {
+            folder.remove(&name)?;
+        }
+    }
+    let hints = [LATEST, ".latest.tmp"].map(|name| folder.remove_file(name));
+    // What else is in the folder stays.
+    drop((hints, run.remove_empty(CHECKPOINTS)));
+    Ok(())
+}
+
+/// Removes what a process that died left half written or half removed.
+pub fn clean(folder: &Directory) -> io::Result<()> {
+    entries(folder, &[".tmp", ".old"])?.iter().try_for_each(|(_, name)| folder.remove(name))
+}
+
+/// Removes the checkpoints before `oldest`.
+pub fn retain_from(folder: &Directory, oldest: u64) -> io::Result<()> {
+    remove_those(folder, |step| step < oldest)
+}
+
+/// Removes the checkpoints after `newest`.
+///
+/// # Errors
+/// The first that cannot be removed.
+pub fn remove_after(folder: &Directory, newest: u64) -> io::Result<()> {
+    remove_those(folder, |step| step > newest)?;
+    // It may be another run's.
+    if folder.has(&checkpoint_name(newest)) { hint(folder, newest) } else { Ok(()) }
+}
+
+/// Each loses its name first, and that on the disk, so that none is ever half there.
+pub(crate) fn remove_those(folder: &Directory, goes: impl Fn(u64) -> bool) -> io::Result<()> {
+    let mut gone = Vec::new();
+    for (_, name) in entries(folder, &[""])?.into_iter().filter(|(step, _)| goes(*step)) {
+        let old = format!("{name}.old");
+        folder.rename(&name, &old)?;
+        gone.push(old);
+    }
+    if !gone.is_empty() {
+        folder.sync()?;
+    }
+    gone.iter().try_for_each(|old| folder.remove(old))
+}
+
+/// Writes the hint anew, whole or not at all.
+pub fn hint(folder: &Directory, step: u64) -> io::Result<()> {
+    let temporary = ".latest.tmp";
+    let mut file = folder.create(temporary)?;
+    writeln!(file, "{}", checkpoint_name(step))?;
+    file.sync_all()?;
+    folder.rename(temporary, LATEST)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_that_are_written_here_count() {
+        assert_eq!(step_of("step-00000120", &[""]), Some(120));
+        assert_eq!(step_of("step-00000120.tmp", &[".tmp", ".old"]), Some(120));
+        assert_eq!(step_of("step-123456789", &[""]), Some(123_456_789));
+        for stray in [
+            "step-",
+            "step-5",
+            "step--0000001",
+            "step-+0000001",
+            "step-000000120",
+            "STEP-00000001",
+            "step-00000120.tmp",
+            "old-step-00000120",
+            "step-99999999999999999999",
+            "latest",
+            "step-0000000a",
+        ] {
+            assert_eq!(step_of(stray, &[""]), None, "{stray}");
+        }
+    }
+
+    #[test]
+    fn what_is_set_aside_is_removed_with_all_and_nothing_that_only_looks_like_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = Directory::open(folder.path()).unwrap();
+        let folder = folder.path().join(CHECKPOINTS);
+        for ending in ["", "-2", "-3"] {
+            fs::create_dir_all(folder.join(checkpoint_name(2))).unwrap();
+            let to = format!("step-00000002.broken{ending}");
+            assert_eq!(
+                set_aside(&run.leads_to(CHECKPOINTS).unwrap(), &checkpoint_name(2)).unwrap(),
+                to
+            );
+        }
+        let theirs = ["step-2.broken", "step-00000002.broken-02", "step-00000002.broken.kept"];
+        theirs.iter().for_each(|name| fs::create_dir(folder.join(name)).unwrap());
+        remove_all(&run).unwrap();
+        assert!(theirs.iter().all(|name| folder.join(name).exists()));
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), theirs.len());
+    }
+}

@@ -1,0 +1,362 @@
+//! `config.json`: what of it must be so for the model to be the one that onebox computes.
+
+use config::transformers::{COMPARED, Compared, Described, SPECIAL, WINDOW, described};
+use config::{Family, ModelConfig, RopeScaling};
+use files::json::Object;
+use layout::build::decimal;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+/// Bytes of a `config.json`; a longer one has described no model.
+const LONGEST: usize = 1 << 20;
+
+/// For a model that onebox has trained. `came`: the `config.json` that it came with, whose class, special tokens and most
+/// positions it keeps.
+///
+/// # Errors
+/// Why transformers has no class for it.
+pub(super) fn text(
+    model: &ModelConfig,
+    dtype: &str,
+    came: Option<&[u8]>,
+) -> Result<String, String> {
+    let came = came.map(|bytes| own(bytes, model)).unwrap_or_default();
+    let mut all = match model.family {
+        Family::Gpt2 => gpt2(model, dtype),
+        Family::Llama => llama(model, dtype, &came)?,
+    };
+    for key in SPECIAL {
+        if let Some(value) = came.get(key) {
+            all[key] = value.clone();
+        }
+    }
+    Ok(format!("{all:#}\n"))
+}
+
+/// The keys of a `config.json`, if it describes `model`; it may be made for longer samples.
+fn own(bytes: &[u8], model: &ModelConfig) -> BTreeMap<String, Value> {
+    let described = Some(bytes).filter(|bytes| bytes.len() <= LONGEST).map(described);
+    let same = |theirs: &ModelConfig| {
+        let rows = COMPARED.iter().filter(|row| row.key != "model.seq_len");
+        rows.map(|row| row.value).all(|value| value(theirs) == value(model))
+    };
+    match described {
+        Some(Ok(Described { model: theirs, .. })) if same(&theirs) => {
+            serde_json::from_slice(bytes).map(|Object(keys)| keys).unwrap_or_default()
+        }
+        _ => BTreeMap::new(),
+    }
+}
+
+/// The class whose blocks have these biases and norms.
+fn llama(m: &ModelConfig, dtype: &str, came: &BTreeMap<String, Value>) -> Result<Value, String> {
+    let was_mistral = came.get("model_type").is_some_and(|kind| kind == "mistral");
+    let (class, kind) = match (m.qk_norm, m.qkv_bias, m.proj_bias) {
+        (true, biased, proj) if biased == proj => ("Qwen3ForCausalLM", "qwen3"),
+        (false, true, false) => ("Qwen2ForCausalLM", "qwen2"),
+        // The same mathematics; a Llama of version 5 has heads of hidden / heads.
+        (false, false, false) if was_mistral || m.head_dim * m.heads != m.hidden => {
+            ("MistralForCausalLM", "mistral")
+        }
+        (false, biased, proj) if biased == proj => ("LlamaForCausalLM", "llama"),
+        (qk_norm, qkv_bias, proj_bias) => {
+            return Err(format!(
+                "transformers has no model with qk_norm {qk_norm}, qkv_bias {qkv_bias} and \
+                 proj_bias {proj_bias}"
+            ));
+        }
+    };
+    if ["qwen2", "llama"].contains(&kind) && m.head_dim * m.heads != m.hidden {
+        return Err(format!(
+            "a {class} of transformers has heads of hidden / heads = {}, not {}",
+            m.hidden / m.heads,
+            m.head_dim
+        ));
+    }
+    let theta = decimal(m.rope.theta);
+    let rope = match m.rope.scaling {
+        RopeScaling::None => json!({ "rope_type": "default", "rope_theta": theta }),
+        RopeScaling::Linear { factor } => {
+            json!({ "rope_type": "linear", "rope_theta": theta, "factor": decimal(factor) })
+        }
+        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_seq_len } => {
+            json!({
+                "rope_type": "llama3",
+                "rope_theta": theta,
+                "factor": decimal(factor),
+                "low_freq_factor": decimal(low_freq_factor),
+                "high_freq_factor": decimal(high_freq_factor),
+                "original_max_position_embeddings": original_seq_len,
+            })
+        }
+    };
+    // Version 4 of transformers reads `rope_theta` and `rope_scaling`, version 5 `rope_parameters`.
+    let mut scaling = rope.clone();
+    match m.rope.scaling {
+        RopeScaling::None => scaling = json!(null),
+        _ => drop(scaling.as_object_mut().and_then(|scaling| scaling.remove("rope_theta"))),
+    }
+    let mut all = json!({
+        "architectures": [class],
+        // There is none of attention weights alone.
+        "attention_dropout": 0.0,
+        "bos_token_id": null,
+        "dtype": dtype,
+        "eos_token_id": null,
+        "head_dim": m.head_dim,
+        "hidden_act": "silu",
+        "hidden_size": m.hidden,
+        "initializer_range": decimal(m.init_std),
+        "intermediate_size": m.ffn_hidden,
+        "max_position_embeddings": m.seq_len,
+        "model_type": kind,
+        "num_attention_heads": m.heads,
+        "num_hidden_layers": m.layers,
+        "num_key_value_heads": m.kv_heads,
+        "rms_norm_eps": decimal(m.norm_eps),
+        "rope_parameters": rope,
+        "rope_scaling": scaling,
+        "rope_theta": theta,
+        "tie_word_embeddings": m.tied,
+        "use_cache": true,
+        "vocab_size": m.vocab,
+    });
+    match kind {
+        "llama" | "qwen3" => all["attention_bias"] = json!(m.proj_bias),
+        // Its default looks back on fewer tokens than a sample may have.
+        "mistral" if was_mistral => {
+            let window = came.get("sliding_window").cloned();
+            all["sliding_window"] = window.unwrap_or_else(|| json!(WINDOW));
+        }
+        "mistral" => all["sliding_window"] = json!(null),
+        _ => {}
+    }
+    let windows = ["use_sliding_window", "sliding_window", "max_window_layers", "layer_types"];
+    let windows = windows.into_iter().filter(|_| kind.starts_with("qwen"));
+    for key in windows.chain(["max_position_embeddings"]) {
+        if let Some(value) = came.get(key) {
+            all[key] = value.clone();
+        }
+    }
+    Ok(all)
+}
+
+fn gpt2(model: &ModelConfig, dtype: &str) -> Value {
+    // Without `..`: a new key of the model does not compile until it is said here, or refused.
+    let ModelConfig {
+        layers,
+        hidden,
+        heads,
+        seq_len,
+        vocab,
+        ffn_hidden,
+        dropout,
+        init_std,
+        norm_eps,
+        from: _,
+        weights: _,
+        family: _,
+        kv_heads: _,
+        head_dim: _,
+        rope: _,
+        tied: _,
+        qkv_bias: _,
+        proj_bias: _,
+        qk_norm: _,
+    } = model;
+    let dropout = decimal(*dropout);
+    let inner = (*ffn_hidden != 4 * hidden).then_some(ffn_hidden);
+    json!({
+        "activation_function": "gelu_new",
+        "architectures": ["GPT2LMHeadModel"],
+        "attn_pdrop": dropout,
+        "bos_token_id": null,
+        "dtype": dtype,
+        "embd_pdrop": dropout,
+        "eos_token_id": null,
+        "initializer_range": decimal(*init_std),
+        "layer_norm_epsilon": decimal(*norm_eps),
+        "model_type": "gpt2",
+        // transformers has it no more; llama.cpp's converter reads the positions here.
+        "n_ctx": seq_len,
+        "n_embd": hidden,
+        "n_head": heads,
+        "n_inner": inner,
+        "n_layer": layers,
+        "n_positions": seq_len,
+        "resid_pdrop": dropout,
+        "scale_attn_by_inverse_layer_idx": false,
+        "reorder_and_upcast_attn": false,
+        "scale_attn_weights": true,
+        "tie_word_embeddings": true,
+        "use_cache": true,
+        "vocab_size": vocab,
+    })
+}
+
+/// What of a `config.json` is not the model of `model`, each with the remedy, where there is one.
+pub(super) fn mismatches(bytes: &[u8], model: &ModelConfig) -> Vec<String> {
+    let theirs = match described(bytes) {
+        Ok(described) => described.model,
+        Err(refused) => return refused.wrong,
+    };
+    let of = usize::from(theirs.family == Family::Llama);
+    let differs = |Compared { names, key, value }: Compared| {
+        let (named, is, ours) = (names[of], value(&theirs), value(model));
+        // What a class always has is no key of the file.
+        let of_class = named == "model_type" && key != "model.family";
+        let named = if of_class { format!("{key} of its class") } else { format!("`{named}`") };
+        (is != ours).then(|| format!("{named} is {is}, and {key} is {ours}: --set {key}={is}"))
+    };
+    COMPARED.into_iter().filter_map(differs).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use config::load_str;
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    fn model() -> ModelConfig {
+        let ron = "(model: (layers: 2, hidden: 32, heads: 4, seq_len: 16, vocab: 61),
+                    data: (train: \"x\", format: U16), train: (steps: 1))";
+        load_str(ron, "a.ron", Path::new("/"), &["device=Cpu".into()]).unwrap().config.model
+    }
+
+    #[test]
+    fn what_is_exported_is_imported() {
+        let wide = ModelConfig { ffn_hidden: 96, ..model() };
+        for model in [model(), wide] {
+            assert!(
+                mismatches(text(&model, "float32", None).unwrap().as_bytes(), &model).is_empty()
+            );
+        }
+    }
+
+    /// llama.cpp's converter asks for `n_ctx`, which the classes of version 5 write no more.
+    #[test]
+    fn a_gpt2_has_what_clients_read_and_the_numbers_that_were_written() {
+        let dropping = ModelConfig { dropout: 0.1, ..model() };
+        let text = text(&dropping, "float32", None).unwrap();
+        let all: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!([&all["n_ctx"], &all["n_positions"]], [16, 16]);
+        for said in ["\"initializer_range\": 0.02,", "\"resid_pdrop\": 0.1,"] {
+            assert!(text.contains(said), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_model_keeps_class_window_positions_and_special_tokens_that_it_came_with() {
+        let model = |biased: bool| {
+            let ron = format!(
+                "(model: (family: Llama, layers: 1, hidden: 32, heads: 4, seq_len: 16, vocab: 61, qkv_bias: {biased}),
+                  data: (train: \"x\", format: U16), train: (steps: 1))"
+            );
+            load_str(&ron, "a.ron", Path::new("."), &[]).unwrap().config.model
+        };
+        let write = |biased: bool, came: Option<&Value>| -> Value {
+            let came = came.map(|came| came.to_string().into_bytes());
+            let text = text(&model(biased), "float32", came.as_deref()).unwrap();
+            serde_json::from_str(&text).unwrap()
+        };
+        let mut qwen = write(true, None);
+        assert_eq!(qwen["model_type"], "qwen2");
+        for (key, value) in [
+            ("use_sliding_window", json!(true)),
+            ("sliding_window", json!(32)),
+            ("max_window_layers", json!(0)),
+            ("max_position_embeddings", json!(64)),
+        ] {
+            qwen[key] = value;
+        }
+        assert_eq!(write(true, Some(&qwen)), qwen);
+        let read = |came: Option<&Value>| write(false, came);
+        let mut came = read(None);
+        assert_eq!(
+            [&came["model_type"], &came["max_position_embeddings"]],
+            [&json!("llama"), &json!(16)]
+        );
+        for (key, value) in [
+            ("model_type", json!("mistral")),
+            ("architectures", json!(["MistralForCausalLM"])),
+            ("max_position_embeddings", json!(512)),
+            ("sliding_window", json!(64)),
+            ("eos_token_id", json!([3, 4])),
+            ("pad_token_id", json!(5)),
+        ] {
+            came[key] = value;
+        }
+        came.as_object_mut().unwrap().remove("attention_bias");
+        assert_eq!(read(Some(&came)), came);
+        came.as_object_mut().unwrap().remove("sliding_window");
+        assert_eq!(read(Some(&came))["sliding_window"], 4096);
+        // Of another model nothing is taken.
+        came["num_hidden_layers"] = json!(2);
+        assert_eq!(read(Some(&came)), read(None));
+    }
+
+    #[test]
+    fn every_key_of_the_model_is_compared() {
+        // The config's alone.
+        let free = ["from", "weights", "dropout", "init_std"];
+        let keys = config::keys();
+        fn of_model(name: &str) -> Option<&str> {
+            name.strip_prefix("model.")?.split('.').next()
+        }
+        let keys = keys.iter().filter_map(|key| of_model(&key.name));
+        let compared = COMPARED.iter().filter_map(|compared| of_model(compared.key));
+        let compared: BTreeSet<&str> = compared.chain(free).collect();
+        assert_eq!(compared, keys.collect(), "COMPARED has each key of `model`, or it is free");
+    }
+
+    #[test]
+    fn every_key_that_differs_is_named() {
+        let text = |model: &ModelConfig| text(model, "float32", None).unwrap();
+        let mut good: Value = serde_json::from_str(&text(&model())).unwrap();
+        // It contradicts other positions.
+        good.as_object_mut().unwrap().remove("n_ctx");
+        for (key, value, said) in [
+            ("n_layer", json!(3), "--set model.layers=3"),
+            ("n_embd", json!(48), "--set model.hidden=48"),
+            ("n_head", json!(8), "--set model.heads=8"),
+            ("n_positions", json!(32), "--set model.seq_len=32"),
+            ("n_ctx", json!(32), "`n_positions` is 16"),
+            ("vocab_size", json!(64), "--set model.vocab=64"),
+            ("n_inner", json!(64), "--set model.ffn_hidden=64"),
+            ("n_layer", json!(-2), "not a whole number"),
+            ("n_layer", json!("2"), "not a whole number"),
+            ("n_layer", json!(1e300), "not a whole number"),
+            ("vocab_size", json!(u64::MAX), "not from 2 to 16777216"),
+            ("activation_function", json!("relu"), "not \"gelu_new\""),
+            ("activation_function", json!("gelu"), "tanh form"),
+            ("layer_norm_epsilon", json!(1e-6), "--set model.norm_eps=0.000001"),
+            ("layer_norm_epsilon", json!("1e-5"), "not a number from 0"),
+            ("model_type", json!("bert"), "llama"),
+            ("tie_word_embeddings", json!(false), "the output of a GPT-2 is the embedding"),
+            ("scale_attn_weights", json!(false), "sqrt"),
+            ("scale_attn_by_inverse_layer_idx", json!(true), "layers"),
+            ("reorder_and_upcast_attn", json!(true), "rounds"),
+            ("add_cross_attention", json!(true), "none here"),
+            ("quantization_config", json!({ "bits": "4".repeat(500) }), "codes"),
+            ("auto_map", json!({ "AutoModel": "x.py" }), "not run"),
+        ] {
+            let mut bad = good.clone();
+            bad[key] = value;
+            let wrong = mismatches(bad.to_string().as_bytes(), &model());
+            let one = wrong.iter().find(|w| w.contains(said));
+            assert!(one.is_some_and(|one| one.len() < 200), "{key}: {said}: {wrong:?}");
+        }
+        for key in ["n_layer", "n_embd", "n_head", "n_positions", "vocab_size", "model_type"] {
+            let mut bad = good.clone();
+            bad.as_object_mut().unwrap().remove(key);
+            let wrong = mismatches(bad.to_string().as_bytes(), &model());
+            assert!(wrong.iter().any(|w| w.contains(&format!("`{key}` is missing"))), "{wrong:?}");
+        }
+        let twice = text(&model()).replacen('{', "{\"n_layer\": 9,", 1);
+        assert!(mismatches(twice.as_bytes(), &model())[0].contains("twice"));
+        for bad in ["", "[]", "{", "null", "{\"n_layer\": 1e999}", &"[".repeat(100_000)] {
+            assert_eq!(mismatches(bad.as_bytes(), &model()).len(), 1, "{bad:.20}");
+        }
+    }
+}

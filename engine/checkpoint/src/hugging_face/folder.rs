@@ -1,0 +1,471 @@
+//! A folder of transformers, opened: every file held, every tensor found, nothing followed out of it.
+
+use super::config_json::mismatches;
+use super::header::{self, Foreign, width};
+use super::names::{HEAD, Names, bare, is_of_an_adapter};
+use super::{CONFIG, FolderError, INDEX, WHOLE, transposed};
+use crate::header::length;
+use config::ModelConfig;
+use config::transformers::{MERGE, POINTER, adapter, other_form};
+use data::model_files::{check_pointer, unreadable};
+use files::json::Object;
+use files::own::open_at;
+use half::{bf16, f16};
+use rayon::iter::{IndexedParallelIterator, IntoParallelIterator};
+use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
+use rayon::slice::{ParallelSlice, ParallelSliceMut};
+use rustix::fs::{CWD, OFlags};
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use tensor_parallel::{Gpt, Param};
+
+/// Bytes that a thread reads at once.
+const AT_ONCE: usize = 8 << 20;
+/// Bytes of the longest JSON file that is read.
+const LONGEST: u64 = 64 << 20;
+/// Most files of an index.
+const MOST_FILES: usize = 10_000;
+/// Names of tensors that a message has.
+const NAMED: usize = 3;
+/// Where tensors are that a rank has saved a part of.
+const GATHER: &str = "ZeRO-3 and FSDP save such parts for each rank: gather the weights, with zero_to_fp32.py in DeepSpeed's checkpoint, or by a \
+                      save with stage3_gather_16bit_weights_on_model_save (FSDP: a full state dict)";
+
+/// Opened and checked as far as it goes without its data.
+#[derive(Debug)]
+pub struct Folder {
+    path: PathBuf,
+    config: Vec<u8>,
+    files: Vec<(String, File)>,
+    /// Without the prefix: (file, tensor).
+    tensors: BTreeMap<String, (usize, Foreign)>,
+    /// Tensors that only the index has, and the file that it says.
+    absent: Vec<(String, String)>,
+}
+
+/// Where a parameter of ours stands.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    file: usize,
+    foreign: Foreign,
+    /// Of ours.
+    shape: (usize, usize),
+    /// It stands there transposed.
+    pub(super) turned: bool,
+}
+
+impl Folder {
+    /// Opens a folder with `config.json` and `model.safetensors`, or parts of it and their index.
+    ///
+    /// # Errors
+    /// [`FolderError`] with the file, and what in it cannot be.
+    pub fn open(path: &Path) -> Result<Self, FolderError> {
+        let folder = open_at(CWD, path, OFlags::DIRECTORY).map_err(|e| unreadable(path, e))?;
+        if let Some(instead) = adapter(path) {
+            return Err(FolderError::refused(path, instead.to_string()));
+        }
+        let config = small(&folder, path, CONFIG)?;
+        let is_there = |name: &str| std::fs::symlink_metadata(path.join(name)).is_ok();
+        let index = match (is_there(WHOLE), is_there(INDEX)) {
+            (true, true) => {
+                let why = format!("it has both {WHOLE} and {INDEX}: remove the one that is stale");
+                return Err(FolderError::refused(path, why));
+            }
+            (true, false) => BTreeMap::new(),
+            (false, true) => index(&small(&folder, path, INDEX)?)
+                .map_err(|why| FolderError::refused(&path.join(INDEX), why))?,
+            (false, false) => {
+                let other = other_form(path).map_or_else(
+                    || " (other formats are not read)".to_owned(),
+                    |instead| format!(", and {instead}"),
+                );
+                let why = format!("it has neither {WHOLE} nor {INDEX}{other}");
+                return Err(FolderError::refused(path, why));
+            }
+        };
+        let mut names: BTreeSet<String> = index.values().cloned().collect();
+        if index.is_empty() {
+            names.insert(WHOLE.into());
+        }
+        let mut found = Self {
+            path: path.to_owned(),
+            config,
+            files: Vec::new(),
+            tensors: BTreeMap::new(),
+            absent: Vec::new(),
+        };
+        for name in names {
+            found.add(&folder, name, &index)?;
+        }
+        found.check_whole()?;
+        let absent = |(name, _): &(String, String)| !found.tensors.contains_key(&bare(name));
+        found.absent = index.into_iter().filter(absent).collect();
+        Ok(found)
+    }
+
+    /// Refuses tensors that are parts of what a model has.
+    fn check_whole(&self) -> Result<(), FolderError> {
+        let all = || self.tensors.values();
+        if let Some((file, foreign)) = all().find(|(_, foreign)| is_of_an_adapter(&foreign.name)) {
+            let why = format!(
+                "`{}` is of a PEFT adapter (such as LoRA) that is not merged into the weights: merge it where it was trained, \
+                 with `model.{MERGE}.save_pretrained(..)`",
+                foreign.name
+            );
+            return Err(FolderError::refused(&self.path.join(&self.files[*file].0), why));
+        }
+        let empty: Vec<_> = all().filter(|(_, foreign)| foreign.shape.contains(&0)).collect();
+        let Some((file, foreign)) = empty.first() else { return Ok(()) };
+        let (count, has) = match empty.len() - 1 {
+            0 => (String::new(), "has"),
+            more => (format!(" and {more} more"), "have"),
+        };
+        let Foreign { name, shape, .. } = foreign;
+        let why = format!("`{name}`{count} {has} no elements ({shape:?}). {GATHER}");
+        Err(FolderError::refused(&self.path.join(&self.files[*file].0), why))
+    }
+
+    /// Takes a file in, whose tensors must be where the index has them.
+    fn add(
+        &mut self,
+        folder: &File,
+        name: String,
+        index: &BTreeMap<String, String>,
+    ) -> Result<(), FolderError> {
+        let path = self.path.join(&name);
+        let refused = |why: String| FolderError::refused(&path, why);
+        let file = open_at(folder, Path::new(&name), OFlags::empty());
+        let file = file.map_err(|e| unreadable(&path, e))?;
+        let bytes = file.metadata().map_err(|e| unreadable(&path, e))?.len();
+        if bytes < POINTER {
+            let mut all = vec![0; bytes as usize];
+            file.read_exact_at(&mut all, 0).map_err(|e| cut_off(&path, e))?;
+            check_pointer(&path, &all)?;
+        }
+        let mut first = [0; 8];
+        file.read_exact_at(&mut first, 0).map_err(|e| cut_off(&path, e))?;
+        let mut header = vec![0; length(first, bytes).map_err(refused)?];
+        file.read_exact_at(&mut header, 0).map_err(|e| cut_off(&path, e))?;
+        for foreign in header::decode(&header, bytes).map_err(refused)? {
+            if !index.is_empty() && index.get(&foreign.name) != Some(&name) {
+                let why = format!("`{}` is in it, which {INDEX} does not say", foreign.name);
+                return Err(refused(why));
+            }
+            let (bare, name) = (bare(&foreign.name), foreign.name.clone());
+            if let Some((_, other)) = self.tensors.insert(bare, (self.files.len(), foreign)) {
+                let other = other.name;
+                return Err(refused(format!("`{name}` and `{other}` are one tensor, twice")));
+            }
+        }
+        self.files.push((name, file));
+        Ok(())
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether it holds the model that `model` describes, which is `gpt`.
+    ///
+    /// # Errors
+    /// [`FolderError::OtherModel`] with every key of `config.json` that differs; a tensor that is not as it must be.
+    pub fn check_model(&self, model: &ModelConfig, gpt: &Gpt) -> Result<(), FolderError> {
+        let path = self.path.join(CONFIG);
+        let problems = mismatches(&self.config, model);
+        match problems[..] {
+            [] => self.places(gpt).map(drop),
+            _ => Err(FolderError::OtherModel { path, problems }),
+        }
+    }
+
+    /// Where each parameter of `gpt` stands, in the order of the model.
+    ///
+    /// # Errors
+    /// One that is not there, of another shape or type, and what is there besides.
+    pub(super) fn places(&self, gpt: &Gpt) -> Result<Vec<Place>, FolderError> {
+        let params: Vec<&Param> = gpt.segments().iter().flat_map(|s| &s.params).collect();
+        let (names, shape) = (Names::of(&gpt.shape().parts), gpt.shape());
+        let tied = shape.parts.tied;
+        let mut known: BTreeSet<String> = params.iter().map(|p| names.foreign(&p.name).0).collect();
+        if tied {
+            known.insert(HEAD.into());
+        }
+        let is_strange =
+            |name: &String| !known.contains(name) && !names.is_left_over(name, shape.layers);
+        let alias = |bare: &str| tied && (bare == HEAD || bare == names.table());
+        let needed = |bare: &String| known.contains(bare) && !alias(bare) || is_strange(bare);
+        if let Some((name, file)) = self.absent.iter().find(|(name, _)| needed(&bare(name))) {
+            let why = format!("`{name}` is not in `{file}`");
+            return Err(FolderError::refused(&self.path.join(INDEX), why));
+        }
+        let strange: Vec<_> =
+            self.tensors.iter().filter(|(name, _)| is_strange(name)).map(|(_, of)| of).collect();
+        let place = |param: &&Param| self.place(names, tied, param, &strange);
+        let places = params.iter().map(place).collect::<Result<Vec<_>, _>>()?;
+        if let Some((file, foreign)) = strange.first() {
+            let why = format!("`{}` is no tensor of this model", foreign.name);
+            return Err(FolderError::refused(&self.path.join(&self.files[*file].0), why));
+        }
+        if tied {
+            self.check_head(&names.table())?;
+        }
+        Ok(places)
+    }
+
+    /// Of a tied table either name will do.
+    fn place(
+        &self,
+        names: Names,
+        tied: bool,
+        param: &Param,
+        strange: &[&(usize, Foreign)],
+    ) -> Result<Place, FolderError> {
+        let ((theirs, turned), shape) = (names.foreign(&param.name), param.global);
+        let other = || self.tensors.get(HEAD).filter(|_| tied && theirs == names.table());
+        let Some((file, foreign)) = self.tensors.get(&theirs).or_else(other) else {
+            return Err(FolderError::refused(&self.path, missing(&theirs, strange)));
+        };
+        let wanted = match shape {
+            (rows, 1) => vec![rows],
+            (rows, columns) if turned => vec![columns, rows],
+            (rows, columns) => vec![rows, columns],
+        };
+        let Foreign { name, dtype, shape: found, .. } = foreign;
+        // Of positions the first ones: shorter samples have no others.
+        let fits = match found[..] {
+            [rows, columns] if param.name == "wpe" => columns == shape.1 && rows >= shape.0,
+            _ => *found == wanted,
+        };
+        if !fits || !["F32", "F16", "BF16"].contains(&dtype.as_str()) {
+            let path = self.path.join(&self.files[*file].0);
+            let flat = if found.len() == 1 && wanted.len() == 2 { GATHER } else { "" };
+            let why = format!("`{name}` is {dtype} {found:?}, not F32, F16 or BF16 {wanted:?}");
+            let why = if flat.is_empty() { why } else { format!("{why}. {flat}") };
+            return Err(FolderError::refused(&path, why));
+        }
+        Ok(Place { file: *file, foreign: foreign.clone(), shape, turned })
+    }
+
+    /// The output's weights, where they stand beside the embedding, must be it, bit for bit.
+    fn check_head(&self, table: &str) -> Result<(), FolderError> {
+        let (Some(head), Some(table)) = (self.tensors.get(HEAD), self.tensors.get(table)) else {
+            return Ok(());
+        };
+        let form = |(_, foreign): &(usize, Foreign)| (foreign.dtype.clone(), foreign.shape.clone());
+        if form(head) == form(table) && self.is_same(head, table)? {
+            return Ok(());
+        }
+        let path = self.path.join(&self.files[head.0].0);
+        let why = format!("`{}` is not the embedding, which config.json says it is", head.1.name);
+        Err(FolderError::refused(&path, why))
+    }
+
+    /// Whether two tensors of one form have the same bytes.
+    fn is_same(
+        &self,
+        one: &(usize, Foreign),
+        other: &(usize, Foreign),
+    ) -> Result<bool, FolderError> {
+        let bytes = one.1.shape.iter().product::<usize>() * bytes_of(&one.1) as usize;
+        let part = |(number, foreign): &(usize, Foreign), first: usize| {
+            let (name, file) = &self.files[*number];
+            let mut part = vec![0; AT_ONCE.min(bytes - first)];
+            let read = file.read_exact_at(&mut part, foreign.at + first as u64);
+            read.map(|()| part).map_err(|e| cut_off(&self.path.join(name), e))
+        };
+        let parts = (0..bytes.div_ceil(AT_ONCE)).into_par_iter().map(|i| i * AT_ONCE);
+        let same = parts.map(|first| Ok(part(one, first)? == part(other, first)?));
+        same.try_reduce(|| true, |a, b| Ok(a && b))
+    }
+
+    /// The first elements of a tensor.
+    fn bytes(&self, file: usize, foreign: &Foreign, len: usize) -> Result<Vec<u8>, FolderError> {
+        let (name, file) = &self.files[file];
+        let mut bytes = vec![0; len * bytes_of(foreign) as usize];
+        let path = self.path.join(name);
+        let part = |(i, part): (usize, &mut [u8])| {
+            file.read_exact_at(part, foreign.at + (i * AT_ONCE) as u64)
+        };
+        let read = bytes.par_chunks_mut(AT_ONCE).enumerate().try_for_each(part);
+        read.map_err(|e| cut_off(&path, e))?;
+        Ok(bytes)
+    }
+
+    /// A part of a parameter that stands there as it does here: from element `first` on.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub(super) fn read_part(
+        &self,
+        place: &Place,
+        first: usize,
+        out: &mut [f32],
+    ) -> Result<(), FolderError> {
+        let (name, file) = &self.files[place.file];
+        let each = bytes_of(&place.foreign);
+        let mut bytes = vec![0; out.len() * each as usize];
+        let read = file.read_exact_at(&mut bytes, place.foreign.at + first as u64 * each);
+        read.map_err(|e| cut_off(&self.path.join(name), e))?;
+        widen(&place.foreign.dtype, &bytes, out);
+        self.check_finite(place, out)
+    }
+
+    fn check_finite(&self, place: &Place, values: &[f32]) -> Result<(), FolderError> {
+        let Some(x) = values.par_iter().with_min_len(1 << 14).find_first(|x| !x.is_finite()) else {
+            return Ok(());
+        };
+        let path = self.path.join(&self.files[place.file].0);
+        Err(FolderError::refused(&path, format!("`{}` has a {x}", place.foreign.name)))
+    }
+
+    /// A whole parameter, (rows, columns) row-major; on all cores.
+    ///
+    /// # Errors
+    /// What cannot be read, and numbers that are not finite.
+    pub(super) fn read(&self, place: &Place) -> Result<Vec<f32>, FolderError> {
+        let (rows, columns) = place.shape;
+        let bytes = self.bytes(place.file, &place.foreign, rows * columns)?;
+        let each = bytes_of(&place.foreign) as usize;
+        let mut values = vec![0.0; bytes.len() / each];
+        let parts = values.par_chunks_mut(AT_ONCE / 4).zip(bytes.par_chunks(AT_ONCE / 4 * each));
+        parts.for_each(|(values, bytes)| widen(&place.foreign.dtype, bytes, values));
+        self.check_finite(place, &values)?;
+        Ok(if place.turned { transposed(&values, (columns, rows)) } else { values })
+    }
+}
+
+/// What to say of a tensor that is not there.
+fn missing(name: &str, strange: &[&(usize, Foreign)]) -> String {
+    let named: Vec<&str> = strange.iter().take(NAMED).map(|(_, f)| f.name.as_str()).collect();
+    let named = named.join("`, `");
+    let others = match strange.len() {
+        0 => String::new(),
+        n @ 1..=NAMED => format!("; it has `{named}`, which {}", are_none(n)),
+        n => format!("; it has `{named}` and {} more, which {}", n - NAMED, are_none(n)),
+    };
+    let untied = match (name, strange) {
+        (HEAD, []) => {
+            ": if its output is the embedding, write `\"tie_word_embeddings\": true` into config.json"
+        }
+        _ => "",
+    };
+    format!("it has no `{name}`{others}{untied}")
+}
+
+const fn are_none(count: usize) -> &'static str {
+    if count == 1 { "is no tensor of this model" } else { "are no tensors of this model" }
+}
+
+/// Bytes of each number.
+fn bytes_of(foreign: &Foreign) -> u64 {
+    width(&foreign.dtype).unwrap_or_else(|| unreachable!("{} was accepted", foreign.dtype))
+}
+
+/// Numbers of a type that [`Folder::place`] accepts, as fp32.
+fn widen(dtype: &str, bytes: &[u8], out: &mut [f32]) {
+    match dtype {
+        "F16" => widen_by(bytes, out, |b| f16::from_le_bytes(b).to_f32()),
+        "BF16" => widen_by(bytes, out, |b| bf16::from_le_bytes(b).to_f32()),
+        _ => widen_by(bytes, out, f32::from_le_bytes),
+    }
+}
+
+fn widen_by<const N: usize>(bytes: &[u8], out: &mut [f32], number: impl Fn([u8; N]) -> f32) {
+    out.iter_mut().zip(bytes.as_chunks::<N>().0).for_each(|(out, bytes)| *out = number(*bytes));
+}
+
+/// Which file each tensor is in.
+pub(super) fn index(bytes: &[u8]) -> Result<BTreeMap<String, String>, String> {
+    #[derive(serde::Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Index {
+        #[serde(default, rename = "metadata")]
+        _metadata: Value,
+        weight_map: Object<String>,
+    }
+    let Index { weight_map: Object(map), .. } =
+        serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
+    let plain = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
+    let is_file = |name: &str| {
+        name.ends_with(".safetensors")
+            && name.len() <= 255
+            && !name.starts_with('.')
+            && name.chars().all(plain)
+    };
+    if let Some((tensor, file)) = map.iter().find(|(_, file)| !is_file(file)) {
+        let (tensor, file) = (tensor.escape_debug(), file.escape_debug());
+        return Err(format!(
+            "`{tensor:.200}` is in `{file:.200}`, which is no file of this folder"
+        ));
+    }
+    let files: BTreeSet<&String> = map.values().collect();
+    match (map.is_empty(), files.len()) {
+        (true, _) => Err("it names no tensor".into()),
+        (_, n) if n > MOST_FILES => Err(format!("it names {n} files, more than {MOST_FILES}")),
+        _ => Ok(map),
+    }
+}
+
+/// A JSON file of the folder.
+fn small(folder: &File, path: &Path, name: &str) -> Result<Vec<u8>, FolderError> {
+    let at = path.join(name);
+    let file = open_at(folder, Path::new(name), OFlags::empty());
+    let file = file.map_err(|e| unreadable(&at, e))?;
+    if file.metadata().map_err(|e| unreadable(&at, e))?.len() > LONGEST {
+        return Err(FolderError::refused(
+            &at,
+            format!("it is longer than {}", topology::format_bytes(LONGEST)),
+        ));
+    }
+    let mut bytes = Vec::new();
+    file.take(LONGEST).read_to_end(&mut bytes).map_err(|e| unreadable(&at, e))?;
+    check_pointer(&at, &bytes)?;
+    Ok(bytes)
+}
+
+/// A file that ends too soon is no system's fault.
+fn cut_off(path: &Path, source: io::Error) -> FolderError {
+    match source.kind() {
+        io::ErrorKind::UnexpectedEof => FolderError::refused(path, "it is cut off"),
+        _ => unreadable(path, source).into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_index_names_files_of_the_folder_only() {
+        let of = |file: &str| format!("{{\"metadata\":{{}},\"weight_map\":{{\"a\":\"{file}\"}}}}");
+        assert_eq!(index(of("model-00001-of-00002.safetensors").as_bytes()).unwrap().len(), 1);
+        for file in [
+            "../model.safetensors",
+            "/etc/x.safetensors",
+            "sub/x.safetensors",
+            ".safetensors",
+            "..safetensors",
+            "x.bin",
+            "x.safetensors\\u0000",
+            "x\\n.safetensors",
+            "",
+            &format!("{}.safetensors", "x".repeat(300)),
+        ] {
+            let why = index(of(file).as_bytes()).unwrap_err();
+            assert!(why.contains("no file of this folder"), "{file}: {why}");
+            assert!(!why.contains(['\n', '\0']) && why.len() < 500, "{why:?}");
+        }
+        let twice = of("x.safetensors").replace("{\"a\"", "{\"a\":\"y.safetensors\",\"a\"");
+        assert!(index(twice.as_bytes()).unwrap_err().contains("twice"));
+        for bad in ["", "{}", "[]", "{\"weight_map\":{}}", "{\"weight_map\":[]}", "{\"weight_map\""]
+        {
+            assert!(index(bad.as_bytes()).is_err(), "{bad}");
+        }
+        assert!(index("[".repeat(100_000).as_bytes()).is_err());
+    }
+}

@@ -1,0 +1,80 @@
+//! Where training starts from: each rank reads the bytes of its own parameters out of a folder, block by block.
+
+use super::FolderError;
+use super::folder::{Folder, Place};
+use device::Rank;
+use layout::runs::Runs;
+use std::sync::{Arc, Mutex, PoisonError};
+use tensor_parallel::Gpt;
+
+/// The weights of a model, in a folder; opened and looked through once for all ranks.
+#[derive(Debug)]
+pub struct Pretrained {
+    folder: Folder,
+    /// By number of the tensor.
+    places: Vec<Place>,
+}
+
+impl Pretrained {
+    /// Those of `gpt`, in any layout.
+    ///
+    /// # Errors
+    /// A tensor that is missing, of another shape or type, or of another model.
+    pub fn new(folder: Folder, gpt: &Gpt) -> Result<Self, FolderError> {
+        let places = folder.places(gpt)?;
+        Ok(Self { folder, places })
+    }
+
+    /// The part of a rank of `gpt`.
+    pub fn of_rank(&self, gpt: &Gpt, rank: Rank) -> RankWeights<'_> {
+        let runs = Runs::new(gpt, (rank.tp, rank.tp_size), |number, _| number);
+        RankWeights { from: self, runs, turned: Mutex::default() }
+    }
+}
+
+/// The parameters of a rank.
+#[derive(Debug)]
+pub struct RankWeights<'a> {
+    from: &'a Pretrained,
+    /// By number of the tensor.
+    runs: Runs<usize>,
+    /// The last tensor that stands there transposed: those are read whole.
+    turned: Mutex<Option<(usize, Arc<Vec<f32>>)>>,
+}
+
+impl RankWeights<'_> {
+    /// Sets `values`, the elements from `first` on of a segment's flat buffer; padding is 0.
+    ///
+    /// # Errors
+    /// A file that cannot be read, and numbers that are not finite.
+    pub fn fill(
+        &self,
+        segment: usize,
+        first: usize,
+        values: &mut [f32],
+    ) -> Result<(), FolderError> {
+        let Pretrained { folder, places } = self.from;
+        self.runs.fill(segment, first, values, |tensor, global, values| {
+            let place = &places[*tensor];
+            if place.turned {
+                let whole = self.whole(*tensor)?;
+                values.copy_from_slice(&whole[global..global + values.len()]);
+                return Ok(());
+            }
+            folder.read_part(place, global, values)
+        })
+    }
+
+    /// A tensor that stands there transposed.
+    fn whole(&self, tensor: usize) -> Result<Arc<Vec<f32>>, FolderError> {
+        let mut last = self.turned.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, values)) = last.as_ref().filter(|(number, _)| *number == tensor) {
+            return Ok(Arc::clone(values));
+        }
+        // The one before makes room first.
+        *last = None;
+        let values = Arc::new(self.from.folder.read(&self.from.places[tensor])?);
+        *last = Some((tensor, Arc::clone(&values)));
+        Ok(values)
+    }
+}

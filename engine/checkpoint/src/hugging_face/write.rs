@@ -1,0 +1,350 @@
+//! Export: a new folder, which gets its name when everything in it is on the disk and reads back as it was.
+
+use super::folder::Folder;
+use super::names::Names;
+use super::{CONFIG, FolderError, INDEX, WHOLE, config_json, transposed};
+use crate::inspect::TensorSummary;
+use crate::{Checkpoint, CheckpointError};
+use config::Config;
+use data::model_files::ModelFiles;
+use files::durable::sync_folder;
+use files::names::FILES;
+use files::names::LOCK;
+use files::names::TOKENIZER;
+use files::own;
+use half::bf16;
+use layout::build::Built;
+use serde_json::json;
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// Why nothing was exported.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what variants and fields are")]
+pub enum ExportError {
+    #[error(transparent)]
+    From(#[from] CheckpointError),
+    #[error(transparent)]
+    To(#[from] FolderError),
+    #[error("{} exists; give another folder", .0.display())]
+    Exists(PathBuf),
+    #[error(
+        "{} is not what an export left that was interrupted, and nothing was removed; remove it, or \
+         give another folder", .0.display()
+    )]
+    NotOurs(PathBuf),
+    #[error("another onebox is writing {}; wait for it, or give another folder", .0.display())]
+    InUse(PathBuf),
+    #[error("`{tensor}` was written to {} and reads otherwise", path.display())]
+    Unequal { path: PathBuf, tensor: String },
+}
+
+/// How numbers are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Numbers {
+    /// 4 bytes, as they are.
+    F32,
+    /// 2 bytes, rounded to the nearest.
+    Bf16,
+}
+
+impl Numbers {
+    const fn width(self) -> u64 {
+        match self {
+            Self::F32 => 4,
+            Self::Bf16 => 2,
+        }
+    }
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "F32",
+            Self::Bf16 => "BF16",
+        }
+    }
+
+    /// As torch calls them.
+    const fn of_torch(self) -> &'static str {
+        match self {
+            Self::F32 => "float32",
+            Self::Bf16 => "bfloat16",
+        }
+    }
+
+    /// The number that is there afterwards.
+    fn kept(self, x: f32) -> f32 {
+        match self {
+            Self::F32 => x,
+            Self::Bf16 => bf16::from_f32(x).to_f32(),
+        }
+    }
+
+    fn write(self, x: f32, bytes: &mut Vec<u8>) {
+        match self {
+            Self::F32 => bytes.extend(x.to_le_bytes()),
+            Self::Bf16 => bytes.extend(bf16::from_f32(x).to_le_bytes()),
+        }
+    }
+}
+
+/// Writes the fp32 parameters of a checkpoint as `numbers` into the folder `out`, in files of at most `most` bytes where
+/// tensors allow, with what the run has kept of the folder that its model is from; returns the names of all files.
+///
+/// # Errors
+/// [`ExportError`]; nothing is left under the name then.
+pub fn export(
+    from: &Checkpoint,
+    (config, built): (&Config, &Built),
+    (tokenizer, beside): (Option<&[u8]>, &ModelFiles),
+    out: &Path,
+    (numbers, most): (Numbers, u64),
+) -> Result<Vec<String>, ExportError> {
+    if fs::symlink_metadata(out).is_ok() {
+        return Err(ExportError::Exists(out.to_owned()));
+    }
+    let mut unfinished = out.as_os_str().to_owned();
+    unfinished.push(".unfinished");
+    let unfinished = PathBuf::from(unfinished);
+    if let Some(parent) = out.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+        fs::create_dir_all(parent).map_err(cannot_write(parent))?;
+    }
+    let _lock = begin(&unfinished)?;
+    let names = Names::of(&built.gpt.shape().parts);
+    let done = fill(from, (config, names), (tokenizer, beside), &unfinished, (numbers, most))
+        .and_then(|files| read_back(from, built, &unfinished, numbers).map(|()| files))
+        .and_then(|files| {
+            let named = sync_folder(&unfinished)
+                .and_then(|()| fs::rename(&unfinished, out))
+                .and_then(|()| out.parent().map_or(Ok(()), sync_folder))
+                .and_then(|()| fs::remove_file(out.join(LOCK)));
+            named.map(|()| files).map_err(|e| cannot_write(out)(e).into())
+        });
+    if done.is_err() {
+        // The first error is the one to tell.
+        drop(fs::remove_dir_all(&unfinished));
+    }
+    done
+}
+
+/// Makes the folder in which an export grows, or empties what a killed one left. Its lock is its first file and goes when
+/// it has its name: what has none is not ours, and one whose lock is held is another's.
+fn begin(unfinished: &Path) -> Result<File, ExportError> {
+    let failed = cannot_write(unfinished);
+    match fs::create_dir(unfinished) {
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+        made => made.map_err(&failed)?,
+    }
+    let foreign = || ExportError::NotOurs(unfinished.to_owned());
+    if !fs::symlink_metadata(unfinished).map_err(&failed)?.is_dir() {
+        return Err(foreign());
+    }
+    let names = |entry: io::Result<fs::DirEntry>| entry.map(|entry| entry.file_name());
+    let listed = fs::read_dir(unfinished).and_then(|all| all.map(names).collect());
+    let left: Vec<OsString> = listed.map_err(&failed)?;
+    let ours = left.iter().any(|name| name == LOCK) && left.iter().all(|name| is_ours(name));
+    if !left.is_empty() && !ours {
+        return Err(foreign());
+    }
+    let path = unfinished.join(LOCK);
+    let mut options = OpenOptions::new();
+    let lock = own::open(&path, options.write(true).create(true).truncate(false));
+    let lock = lock.map_err(cannot_write(&path))?;
+    match lock.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => return Err(ExportError::InUse(unfinished.to_owned())),
+        Err(TryLockError::Error(source)) => return Err(cannot_write(&path)(source).into()),
+    }
+    // Who held it may have given the folder its name meanwhile.
+    let (held, here) = (lock.metadata().map_err(&failed)?, fs::symlink_metadata(&path));
+    if !here.is_ok_and(|here| (here.dev(), here.ino()) == (held.dev(), held.ino())) {
+        return Err(ExportError::InUse(unfinished.to_owned()));
+    }
+    for name in left.iter().filter(|name| *name != LOCK) {
+        let path = unfinished.join(name);
+        fs::remove_file(&path).map_err(cannot_write(&path))?;
+    }
+    Ok(lock)
+}
+
+/// Whether an export writes a file of this name.
+fn is_ours(name: &OsStr) -> bool {
+    let part = |name: &str| name.starts_with("model-") && name.ends_with(".safetensors");
+    let whole = [LOCK, WHOLE, INDEX];
+    name.to_str().is_some_and(|name| whole.contains(&name) || FILES.contains(&name) || part(name))
+}
+
+fn fill(
+    from: &Checkpoint,
+    (config, spelled): (&Config, Names),
+    (tokenizer, beside): (Option<&[u8]>, &ModelFiles),
+    folder: &Path,
+    (numbers, most): (Numbers, u64),
+) -> Result<Vec<String>, ExportError> {
+    let tensors = from.tensors();
+    let files = parts(&tensors, most, numbers.width());
+    let total: u64 = tensors.iter().map(|t| numbers.width() * t.elements as u64).sum();
+    let mut names = Vec::new();
+    let mut map = serde_json::Map::new();
+    for (number, part) in files.iter().enumerate() {
+        let name = match files.len() {
+            1 => WHOLE.to_owned(),
+            n => format!("model-{:05}-of-{n:05}.safetensors", number + 1),
+        };
+        for tensor in &tensors[part.clone()] {
+            map.insert(spelled.whole(&tensor.name), name.clone().into());
+        }
+        let tensors = &tensors[part.clone()];
+        write_part((from, spelled), part.start, (tensors, numbers), &folder.join(&name))?;
+        names.push(name);
+    }
+    if files.len() > 1 {
+        let index = json!({ "metadata": { "total_size": total }, "weight_map": map });
+        write_small(folder, INDEX, format!("{index:#}\n").as_bytes(), &mut names)?;
+    }
+    let text = config_json::text(&config.model, numbers.of_torch(), beside.get(CONFIG));
+    let text = text.map_err(|why| FolderError::refused(folder, why))?;
+    write_small(folder, CONFIG, text.as_bytes(), &mut names)?;
+    if let Some(bytes) = tokenizer {
+        write_small(folder, TOKENIZER, bytes, &mut names)?;
+    }
+    for (name, bytes) in beside.files() {
+        if *name != CONFIG && (*name != TOKENIZER || tokenizer.is_none()) {
+            write_small(folder, name, bytes, &mut names)?;
+        }
+    }
+    Ok(names)
+}
+
+/// Runs of tensors that fit into files of `most` bytes, or are one tensor.
+fn parts(tensors: &[TensorSummary], most: u64, width: u64) -> Vec<std::ops::Range<usize>> {
+    let mut parts: Vec<std::ops::Range<usize>> = Vec::new();
+    let mut bytes = 0;
+    for (i, tensor) in tensors.iter().enumerate() {
+        let more = width * tensor.elements as u64;
+        match parts.last_mut() {
+            Some(part) if bytes + more <= most => {
+                part.end = i + 1;
+                bytes += more;
+            }
+            _ => {
+                parts.push(i..i + 1);
+                bytes = more;
+            }
+        }
+    }
+    parts
+}
+
+fn write_part(
+    (from, spelled): (&Checkpoint, Names),
+    first: usize,
+    (tensors, numbers): (&[TensorSummary], Numbers),
+    path: &Path,
+) -> Result<(), ExportError> {
+    let failed = cannot_write(path);
+    let mut header = serde_json::Map::new();
+    header.insert("__metadata__".into(), json!({ "format": "pt" }));
+    let mut at = 0;
+    for tensor in tensors {
+        let end = at + numbers.width() * tensor.elements as u64;
+        let [rows, columns] = tensor.shape;
+        let shape = match spelled.foreign(&tensor.name).1 {
+            _ if columns == 1 => vec![rows],
+            true => vec![columns, rows],
+            false => vec![rows, columns],
+        };
+        let entry = json!({ "dtype": numbers.name(), "shape": shape, "data_offsets": [at, end] });
+        header.insert(spelled.whole(&tensor.name), entry);
+        at = end;
+    }
+    let mut json = serde_json::Value::Object(header).to_string().into_bytes();
+    json.resize(json.len().next_multiple_of(8), b' ');
+    let file = File::create_new(path).map_err(&failed)?;
+    let mut file = BufWriter::with_capacity(1 << 20, file);
+    file.write_all(&(json.len() as u64).to_le_bytes()).map_err(&failed)?;
+    file.write_all(&json).map_err(&failed)?;
+    for (index, tensor) in (first..).zip(tensors) {
+        for part in parameter((from, spelled), index, tensor)?.chunks(1 << 12) {
+            let mut bytes = Vec::with_capacity(4 * part.len());
+            part.iter().for_each(|x| numbers.write(*x, &mut bytes));
+            file.write_all(&bytes).map_err(&failed)?;
+        }
+    }
+    file.flush().and_then(|()| file.get_ref().sync_all()).map_err(&failed)?;
+    Ok(())
+}
+
+/// As it stands there.
+fn parameter(
+    (from, spelled): (&Checkpoint, Names),
+    index: usize,
+    tensor: &TensorSummary,
+) -> Result<Vec<f32>, CheckpointError> {
+    let mut values = vec![0.0; tensor.elements];
+    from.reader().read((index, 0), 0..tensor.elements, &mut values)?;
+    let [rows, columns] = tensor.shape;
+    Ok(if spelled.foreign(&tensor.name).1 { transposed(&values, (rows, columns)) } else { values })
+}
+
+/// The folder as an import would read it.
+fn read_back(
+    from: &Checkpoint,
+    built: &Built,
+    folder: &Path,
+    numbers: Numbers,
+) -> Result<(), ExportError> {
+    let written = Folder::open(folder)?;
+    let places = written.places(&built.gpt)?;
+    for (index, (tensor, place)) in from.tensors().iter().zip(&places).enumerate() {
+        let mut values = vec![0.0; tensor.elements];
+        from.reader().read((index, 0), 0..tensor.elements, &mut values)?;
+        let is = written.read(place)?;
+        if !values.iter().map(|x| numbers.kept(*x).to_bits()).eq(is.iter().map(|x| x.to_bits())) {
+            let (path, tensor) = (folder.to_owned(), tensor.name.clone());
+            return Err(ExportError::Unequal { path, tensor });
+        }
+    }
+    Ok(())
+}
+
+fn write_small(
+    folder: &Path,
+    name: &str,
+    bytes: &[u8],
+    names: &mut Vec<String>,
+) -> Result<(), FolderError> {
+    let path = folder.join(name);
+    let write = || {
+        let mut file = File::create_new(&path)?;
+        file.write_all(bytes)?;
+        file.sync_all()
+    };
+    names.push(name.to_owned());
+    write().map_err(cannot_write(&path))
+}
+
+fn cannot_write(path: &Path) -> impl Fn(io::Error) -> FolderError {
+    move |source| FolderError::Write { path: path.to_owned(), source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_full_or_has_one_tensor() {
+        let tensor = |elements: usize| TensorSummary {
+            name: String::new(),
+            shape: [elements, 1],
+            files: Vec::new(),
+            elements,
+        };
+        let tensors = [3, 2, 9, 1, 1, 1, 5].map(tensor);
+        assert_eq!(parts(&tensors, 20, 4), [0..2, 2..3, 3..6, 6..7]);
+        assert_eq!(parts(&tensors, u64::MAX, 4), vec![0..7; 1]);
+        assert_eq!(parts(&tensors, 0, 4).len(), 7);
+    }
+}

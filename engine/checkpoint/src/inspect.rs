@@ -1,0 +1,292 @@
+//! What a checkpoint holds, read without its data: for `onebox checkpoint`, not for training.
+
+use super::compare::{between, stored_config};
+use super::manifest::{MANIFEST, Manifest, STATES, Seen};
+use super::read::{check_cover, check_files, manifest_in, opened};
+use super::{Checkpoint, CheckpointError, Difference, file_name, newest, unreadable};
+use config::Loaded;
+use data::Dataset;
+use files::directory::Directory;
+use files::names::CHECKPOINTS;
+use files::names::{entries, step_of};
+use serde_json::{Value, json};
+use std::io;
+use std::path::{Path, PathBuf};
+use topology::counted;
+
+/// Elements read of a tensor at once.
+const BLOCK: usize = 1 << 16;
+
+/// A checkpoint by its manifest alone, whose own hash is all that was checked.
+#[derive(Debug)]
+pub struct Summary {
+    path: PathBuf,
+    manifest: Manifest,
+}
+
+/// A tensor of a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorSummary {
+    /// `h.0.attn.qkv.weight`
+    pub name: String,
+    /// Rows and columns; a vector has one column.
+    pub shape: [usize; 2],
+    /// Numbers of the files that hold parts of it.
+    pub files: Vec<usize>,
+    /// Of one of its three states.
+    pub elements: usize,
+}
+
+/// How far a tensor is from another checkpoint's.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Distance {
+    /// Its name.
+    pub name: String,
+    /// Largest absolute difference of each state, in the order of [`STATE_NAMES`] (the last where an update waits), or none when all bits are equal; `NaN` where
+    /// one of the numbers is not finite. `Err`: only one of the checkpoints has it, or the shapes differ.
+    pub states: Result<[Option<f64>; 4], String>,
+}
+
+/// Names of the states.
+pub const STATE_NAMES: [&str; 4] = STATES;
+
+/// The checkpoints that `path` names, oldest first: itself, or those of a run directory or of its checkpoints folder.
+///
+/// # Errors
+/// [`CheckpointError::Io`] when it is none of these or holds none.
+pub fn checkpoints_of(path: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
+    let is_there = |path: &Path| std::fs::symlink_metadata(path);
+    if is_there(&path.join(MANIFEST)).is_ok() {
+        return Ok(vec![path.to_owned()]);
+    }
+    is_there(path).map_err(unreadable(path))?;
+    let inside = path.join(CHECKPOINTS);
+    let folder = if inside.is_dir() { inside } else { path.to_owned() };
+    let found = Directory::open(&folder).and_then(|folder| entries(&folder, &[""]));
+    let found = found.map_err(unreadable(&folder))?;
+    if found.is_empty() {
+        let why =
+            "there is no checkpoint in it: name a run that has saved one, or a checkpoint of it";
+        return Err(unreadable(path)(io::Error::new(io::ErrorKind::NotFound, why)));
+    }
+    Ok(found.into_iter().map(|(_, name)| folder.join(name)).collect())
+}
+
+/// The newest whole checkpoint that `path` names, every byte of it checked, and why newer ones are not.
+///
+/// # Errors
+/// That of the only or newest one when none is whole.
+pub fn open_newest(path: &Path) -> Result<(Checkpoint, Vec<CheckpointError>), CheckpointError> {
+    let mut all = checkpoints_of(path)?;
+    if let [one] = &all[..]
+        && one == path
+    {
+        let folder = opened(path)?;
+        let step = manifest_in(&folder, step_in_name(path))?.step;
+        return Checkpoint::within(&folder, step).map(|found| (found, Vec::new()));
+    }
+    let newest_path = all.pop().unwrap_or_else(|| path.to_owned());
+    let folder = newest_path.parent().unwrap_or(path);
+    let (found, broken) = newest(folder)?;
+    let mut why: Vec<CheckpointError> = broken.into_iter().map(|(_, why)| why).collect();
+    match found {
+        Some(found) => Ok((found, why)),
+        None => Err(why.swap_remove(0)),
+    }
+}
+
+/// The step that a folder's name says; a copy may be called anything else.
+fn step_in_name(path: &Path) -> Option<u64> {
+    let name = path.file_name()?.to_str()?;
+    step_of(name, &[""])
+}
+
+/// Every file of the checkpoint `path` that is not what was written; none when all of it is.
+pub fn verify(path: &Path) -> Vec<CheckpointError> {
+    let checked = opened(path).and_then(|folder| {
+        let manifest = manifest_in(&folder, step_in_name(path))?;
+        let files = check_files(&folder, &manifest).into_iter();
+        Ok((files.filter_map(Result::err).collect::<Vec<_>>(), manifest))
+    });
+    match checked {
+        Err(error) => vec![error],
+        Ok((mut problems, manifest)) => {
+            problems.extend(check_cover(path, &manifest).err());
+            problems
+        }
+    }
+}
+
+impl Checkpoint {
+    /// In the order of the model.
+    pub fn tensors(&self) -> Vec<TensorSummary> {
+        tensors(self.manifest())
+    }
+}
+
+fn tensors(manifest: &Manifest) -> Vec<TensorSummary> {
+    let summary = |tensor: &super::manifest::TensorEntry| {
+        let mut files: Vec<usize> = tensor.ranges.iter().map(|range| range.file).collect();
+        files.dedup();
+        let (name, shape) = (tensor.name.clone(), tensor.shape);
+        TensorSummary { name, shape, files, elements: tensor.len() }
+    };
+    manifest.tensors.iter().map(summary).collect()
+}
+
+impl Summary {
+    /// Reads the manifest of the checkpoint `path`.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::open`] for a manifest.
+    pub fn read(path: &Path) -> Result<Self, CheckpointError> {
+        let manifest = manifest_in(&opened(path)?, step_in_name(path))?;
+        Ok(Self { path: path.to_owned(), manifest })
+    }
+
+    /// Its directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The config of the run that wrote it.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Broken`] when this version cannot read it.
+    pub fn config(&self) -> Result<Loaded, CheckpointError> {
+        stored_config(&self.path, &self.manifest.config)
+    }
+
+    /// What differs for a run that `now` and `data` describe.
+    ///
+    /// # Errors
+    /// As [`config`](Self::config).
+    pub fn differences(
+        &self,
+        now: &Loaded,
+        data: &Dataset,
+    ) -> Result<Vec<Difference>, CheckpointError> {
+        Ok(between((&self.config()?, &self.manifest.data), (now, &Seen::of(data))))
+    }
+
+    /// Bytes of all its files but the manifest.
+    pub fn bytes(&self) -> u64 {
+        self.manifest.files.iter().map(|file| file.bytes).sum()
+    }
+
+    /// Files of ranks.
+    pub const fn num_files(&self) -> usize {
+        self.manifest.files.len()
+    }
+
+    /// In the order of the model.
+    pub fn tensors(&self) -> Vec<TensorSummary> {
+        tensors(&self.manifest)
+    }
+
+    /// Steps, tokens, data and decisions as lines: (what, in words).
+    pub fn lines(&self) -> Vec<(&'static str, String)> {
+        let Manifest { step, tokens, onebox, format, control, data, .. } = &self.manifest;
+        vec![
+            ("step", format!("{step}, trained on {}; {control}", counted(tokens, "token"))),
+            ("written by", format!("onebox {}, format {format}", onebox.escape_debug())),
+            ("data", data.to_string()),
+        ]
+    }
+
+    /// All of it but the hashes.
+    pub fn json(&self) -> Value {
+        let file = |(number, file): (usize, &super::manifest::FileEntry)| json!({ "name": file_name(number), "bytes": file.bytes });
+        let Manifest { step, tokens, onebox, format, control, data, config, files, .. } =
+            &self.manifest;
+        let tensor = |t: TensorSummary| json!({ "name": t.name, "shape": t.shape, "elements": t.elements, "files": t.files });
+        json!({
+            "path": self.path, "step": step, "tokens": tokens, "format": format, "onebox": onebox,
+            "bytes": self.bytes(), "control": control, "data": data, "config": config,
+            "files": files.iter().enumerate().map(file).collect::<Vec<_>>(),
+            "tensors": self.tensors().into_iter().map(tensor).collect::<Vec<_>>(),
+        })
+    }
+}
+
+/// Differences of the configs and the data of two checkpoints.
+///
+/// # Errors
+/// [`CheckpointError::Broken`] when this version cannot read one of the configs.
+pub fn config_differences(
+    a: &Checkpoint,
+    b: &Checkpoint,
+) -> Result<Vec<Difference>, CheckpointError> {
+    let of = |c: &Checkpoint| stored_config(c.path(), c.config());
+    let (stored, now) = (of(a)?, of(b)?);
+    Ok(between((&stored, &a.manifest().data), (&now, &b.manifest().data)))
+}
+
+/// Differences of two configs of runs on the same data.
+pub fn differences_of(stored: &Loaded, now: &Loaded) -> Vec<Difference> {
+    let seen = Seen::default();
+    between((stored, &seen), (now, &seen))
+}
+
+/// Each tensor of either checkpoint in turn, all states compared.
+///
+/// # Errors
+/// With the file that cannot be read.
+pub fn distances(
+    a: &Checkpoint,
+    b: &Checkpoint,
+    tell: &mut dyn FnMut(Distance),
+) -> Result<(), CheckpointError> {
+    let (there, saved) = (&b.manifest().tensors, a.manifest().states().len());
+    for (here, tensor) in a.manifest().tensors.iter().enumerate() {
+        let found = there.iter().position(|other| other.name == tensor.name);
+        let states = match found {
+            None => Err("only in the first".into()),
+            Some(i) if there[i].shape != tensor.shape => {
+                Err(format!("{:?} and {:?}", tensor.shape, there[i].shape))
+            }
+            Some(_) if a.has_late_update() != b.has_late_update() => {
+                Err("an update waits in one of them only".into())
+            }
+            Some(i) => {
+                let mut states = [None; 4];
+                for (state, apart) in states.iter_mut().enumerate().take(saved) {
+                    *apart = apart_by((a, here), (b, i), state, tensor.len())?;
+                }
+                Ok(states)
+            }
+        };
+        tell(Distance { name: tensor.name.clone(), states });
+    }
+    let first = &a.manifest().tensors;
+    for tensor in there.iter().filter(|t| first.iter().all(|other| other.name != t.name)) {
+        tell(Distance { name: tensor.name.clone(), states: Err("only in the second".into()) });
+    }
+    Ok(())
+}
+
+/// Largest absolute difference of a state; none when every bit is equal.
+fn apart_by(
+    (a, here): (&Checkpoint, usize),
+    (b, there): (&Checkpoint, usize),
+    state: usize,
+    len: usize,
+) -> Result<Option<f64>, CheckpointError> {
+    let (a, b) = (a.reader(), b.reader());
+    let (mut x, mut y) = (vec![0.0f32; BLOCK.min(len)], vec![0.0f32; BLOCK.min(len)]);
+    let mut apart = None;
+    for from in (0..len).step_by(BLOCK) {
+        let n = BLOCK.min(len - from);
+        a.read((here, state), from..from + n, &mut x[..n])?;
+        b.read((there, state), from..from + n, &mut y[..n])?;
+        for (x, y) in x[..n].iter().zip(&y[..n]).filter(|(x, y)| x.to_bits() != y.to_bits()) {
+            let d = (f64::from(*x) - f64::from(*y)).abs();
+            let most = apart.unwrap_or(0.0);
+            apart = Some(if d > most || d.is_nan() { d } else { most });
+            if d.is_nan() {
+                return Ok(apart);
+            }
+        }
+    }
+    Ok(apart)
+}

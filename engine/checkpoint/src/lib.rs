@@ -1,0 +1,91 @@
+//! Checkpoints: `RUN/checkpoints/step-00000120/`, a safetensors file of each rank's fp32 states and a `MANIFEST` that
+//! says which elements of which whole tensors they are. Nothing in it knows the layout of ranks, so any other can go on.
+//!
+//! Invariant: a directory named `step-N` is whole and on the disk. It grows as `step-N.tmp` and is renamed when
+//! every byte is there; it leaves as `step-N.old`.
+
+mod compare;
+pub mod detours;
+pub mod folder;
+pub mod header;
+pub mod hugging_face;
+pub mod inspect;
+pub mod manifest;
+pub mod parsers;
+pub mod read;
+pub mod rewrite;
+pub mod room;
+mod run_folder;
+mod span;
+pub mod under_way;
+pub mod write;
+
+pub use compare::{Difference, Kind, differences};
+pub use folder::newest;
+pub use folder::{
+    gone, newest_name, newest_step_until, newest_until, open_named, open_step, remove_after,
+    remove_all, set_aside, sizes,
+};
+pub use read::Checkpoint;
+pub use read::Reader;
+pub use room::room;
+pub use run_folder::RunFolder;
+
+use rustix::io::Errno;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Why a checkpoint cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckpointError {
+    /// It is not there, or cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Io {
+        /// A file or directory.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// It is not what was written.
+    #[error("{} is broken: {problem}", path.display())]
+    Broken {
+        /// The file.
+        path: PathBuf,
+        /// With the tensor, where it is one's.
+        problem: String,
+    },
+    /// It is sound and of another model.
+    #[error("{} is of another model: {problem}", path.display())]
+    OtherModel {
+        /// The checkpoint.
+        path: PathBuf,
+        /// The first tensor that differs.
+        problem: String,
+    },
+}
+
+impl CheckpointError {
+    /// The system could not read it just now, which says nothing of what was written: a bad disk, too many open files, a
+    /// share that is away. What is not there, or is no file, was written otherwise.
+    pub fn is_of_the_system(&self) -> bool {
+        let Self::Io { source, .. } = self else { return false };
+        let content = [Errno::NOENT, Errno::NOTDIR, Errno::LOOP].map(Errno::raw_os_error);
+        source.raw_os_error().is_some_and(|code| !content.contains(&code))
+    }
+}
+
+fn unreadable(path: &Path) -> impl FnOnce(io::Error) -> CheckpointError {
+    move |source| CheckpointError::Io { path: path.to_owned(), source }
+}
+
+/// What all processes of a run have in common: hashes of the config and of the data.
+pub fn identity(config: &config::Config, data: &data::Dataset) -> [(&'static str, String); 2] {
+    let seen = manifest::Manifest::new(config, data).seen();
+    let of = |text: &str| format!("{:016x}", xxhash_rust::xxh3::xxh3_64(text.as_bytes()));
+    [("the config", of(&config.to_ron())), ("the data", of(&seen))]
+}
+
+/// Name of a rank's file.
+fn file_name(number: usize) -> String {
+    format!("rank-{number:05}.safetensors")
+}

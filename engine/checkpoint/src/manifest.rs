@@ -1,0 +1,434 @@
+//! What a checkpoint says of itself: one line of JSON and the hash of that line. It names no files: those are
+//! numbered, so that nothing in it can lead out of the directory.
+
+use super::header::is_name;
+use super::span::{Span, cover};
+use crate::detours::Detours;
+use config::{Config, Precision};
+use data::{Dataset, Identity};
+use offload::control;
+use serde::{Deserialize, Serialize};
+use topology::counted;
+use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
+
+/// Of this version.
+pub(crate) const FORMAT: u32 = 1;
+/// Its name in the directory of a checkpoint.
+pub const MANIFEST: &str = "MANIFEST";
+/// Bytes; more is no manifest of ours.
+pub const LONGEST: u64 = 256 << 20;
+/// Of a hash in hexadecimal.
+const DIGITS: usize = 32;
+/// Entries of a file are called TENSOR.STATE, in the order of [`offload::Owned::states`]; the last is there where an update
+/// waits for the next step.
+pub const STATES: [&str; 4] = ["master", "momentum", "variance", "gradient"];
+/// What a decision leaves for its update.
+const DECISION: [usize; 5] = [
+    control::SKIP,
+    control::FACTOR,
+    control::LR,
+    control::MOMENTUM_CORRECTION,
+    control::VARIANCE_CORRECTION,
+];
+
+/// What is saved of every tensor, with the gradient of a `late` update or without.
+pub fn states(late: bool) -> &'static [&'static str] {
+    &STATES[..3 + usize::from(late)]
+}
+
+/// xxh3, 128 bits, in lower-case hexadecimal.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hash(String);
+
+impl Hash {
+    pub(crate) fn of(bytes: &[u8]) -> Self {
+        Self(format!("{:032x}", xxh3_128(bytes)))
+    }
+
+    pub(crate) fn end(hasher: &Xxh3Default) -> Self {
+        Self(format!("{:032x}", hasher.digest128()))
+    }
+
+    /// Enough of it to tell two apart by eye. It may come from a file that somebody made up.
+    fn short(&self) -> String {
+        self.0.chars().filter(char::is_ascii_hexdigit).take(8).collect()
+    }
+}
+
+/// All of it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Manifest {
+    /// Of the directory.
+    pub(crate) format: u32,
+    /// Version of the program that wrote it.
+    pub(crate) onebox: String,
+    /// Steps that are done. Samples, dropout and the learning rate of the next ones are functions of the seed,
+    /// the config and this number.
+    pub step: u64,
+    /// Tokens trained on.
+    pub tokens: u64,
+    /// Where samples are not those of the seed alone.
+    #[serde(default, skip_serializing_if = "Detours::is_empty")]
+    pub detours: Detours,
+    /// So many steps up to this one were skipped.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub skipped_in_a_row: u64,
+    /// What is not a function of the step.
+    pub control: Control,
+    /// What there was to train on.
+    pub(crate) data: Seen,
+    /// The resolved config, RON.
+    pub(crate) config: String,
+    /// By number.
+    pub(crate) files: Vec<FileEntry>,
+    /// In the order of the model.
+    pub tensors: Vec<TensorEntry>,
+}
+
+/// The decisions' memory: see [`offload::control`].
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Control {
+    /// A loss scale is at work.
+    pub scaled: bool,
+    applied: u64,
+    skipped: u64,
+    loss_scale: f64,
+    good_steps: u64,
+    hysteresis_left: i64,
+    /// The decision for an update that waits for the next step, as bits of F64.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    late: Option<[u64; 5]>,
+    /// The share of recent steps that were clipped or skipped, as bits of F64, where it is not 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    clipped: Option<u64>,
+}
+
+/// A data set: its size, and the hashes of its tokens, which manifests of earlier versions lack.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Seen {
+    tokens: usize,
+    held_out_windows: usize,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    train_hash: Option<Hash>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    held_out_hash: Option<Hash>,
+}
+
+/// A file of a rank that wrote.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct FileEntry {
+    /// All of it.
+    pub(crate) bytes: u64,
+    /// Of its header.
+    pub(crate) header: Hash,
+}
+
+/// A whole tensor.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TensorEntry {
+    pub(crate) name: String,
+    pub(crate) shape: [usize; 2],
+    /// By file, in the order in which they stand there.
+    pub(crate) ranges: Vec<RangeEntry>,
+}
+
+/// A part of a tensor in a file, in each of its states.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RangeEntry {
+    pub(crate) file: usize,
+    pub(crate) span: Span,
+    /// By state.
+    pub(crate) hash: Vec<Hash>,
+}
+
+impl Control {
+    /// `late`: the update of this decision waits.
+    pub fn of(words: &[f64; control::WORDS], scaled: bool, late: bool) -> Self {
+        Self {
+            late: late.then(|| DECISION.map(|word| words[word].to_bits())),
+            scaled,
+            applied: words[control::APPLIED] as u64,
+            skipped: words[control::SKIPPED] as u64,
+            loss_scale: words[control::LOSS_SCALE],
+            good_steps: words[control::GOOD_STEPS] as u64,
+            hysteresis_left: words[control::HYSTERESIS_LEFT] as i64,
+            clipped: (words[control::CLIPPED] != 0.0).then(|| words[control::CLIPPED].to_bits()),
+        }
+    }
+
+    /// The control block after `step`. What is not in it is set by the next decision before it is read; its loss
+    /// scale is that of `initial` where only one of the runs is `scaled`.
+    pub(crate) fn words(
+        &self,
+        step: u64,
+        scaled: bool,
+        initial: &[f64; control::WORDS],
+    ) -> [f64; control::WORDS] {
+        let mut words = *initial;
+        words[control::STEP] = step as f64;
+        words[control::APPLIED] = self.applied as f64;
+        words[control::SKIPPED] = self.skipped as f64;
+        words[control::CLIPPED] = self.clipped.map_or(0.0, f64::from_bits);
+        for (word, bits) in DECISION.into_iter().zip(self.late.into_iter().flatten()) {
+            words[word] = f64::from_bits(bits);
+        }
+        if self.scaled == scaled {
+            words[control::LOSS_SCALE] = self.loss_scale;
+            words[control::GOOD_STEPS] = self.good_steps as f64;
+            words[control::HYSTERESIS_LEFT] = self.hysteresis_left as f64;
+        }
+        words
+    }
+}
+
+impl std::fmt::Display for Control {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { applied, skipped, loss_scale, .. } = self;
+        write!(f, "{applied} updates applied, {skipped} skipped")?;
+        if self.scaled { write!(f, ", loss scale {loss_scale}") } else { Ok(()) }
+    }
+}
+
+impl Seen {
+    pub(crate) fn of(data: &Dataset) -> Self {
+        let Identity { train, held_out } = data.identity();
+        let hash = |hash: u128| Some(Hash(format!("{hash:032x}")));
+        Self {
+            tokens: data.num_tokens(),
+            held_out_windows: data.num_eval_windows(),
+            train_hash: hash(train),
+            held_out_hash: hash(held_out),
+        }
+    }
+
+    /// The hashes of both parts, where they are known.
+    pub(crate) fn hashes(&self) -> Option<[&Hash; 2]> {
+        Some([self.train_hash.as_ref()?, self.held_out_hash.as_ref()?])
+    }
+
+    /// By all that both know.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        // Files have tokens of documents that are left out, too, which are in no hash.
+        let same = match self.hashes().zip(other.hashes()) {
+            Some((one, other)) => one == other,
+            None => self.tokens == other.tokens,
+        };
+        same && self.held_out_windows == other.held_out_windows
+    }
+}
+
+impl std::fmt::Display for Seen {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let windows = counted(self.held_out_windows, "held-out window");
+        write!(f, "{} tokens, {windows}", self.tokens)?;
+        let Some([train, held_out]) = self.hashes() else { return Ok(()) };
+        write!(f, ", xxh3 {} and {}", train.short(), held_out.short())
+    }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+const fn is_zero(n: &u64) -> bool {
+    *n == 0
+}
+
+impl Manifest {
+    /// Without tensors and files.
+    pub fn new(config: &Config, data: &Dataset) -> Self {
+        Self {
+            format: FORMAT,
+            onebox: env!("CARGO_PKG_VERSION").into(),
+            step: 0,
+            tokens: 0,
+            detours: Detours::default(),
+            skipped_in_a_row: 0,
+            control: Control::of(
+                &[0.0; control::WORDS],
+                config.precision == Precision::Fp16,
+                false,
+            ),
+            data: Seen::of(data),
+            config: config.to_ron(),
+            files: Vec::new(),
+            tensors: Vec::new(),
+        }
+    }
+
+    /// What there was to train on, as text.
+    pub(crate) fn seen(&self) -> String {
+        format!("{:?}", self.data)
+    }
+
+    /// An update waits for the next step.
+    pub(crate) const fn has_late_update(&self) -> bool {
+        self.control.late.is_some()
+    }
+
+    /// Of every tensor.
+    pub(crate) fn states(&self) -> &'static [&'static str] {
+        states(self.has_late_update())
+    }
+
+    pub(crate) fn encode(&self) -> serde_json::Result<Vec<u8>> {
+        Ok(Self::seal(&serde_json::to_vec(self)?))
+    }
+
+    /// With the hash that it ends with.
+    pub(crate) fn seal(json: &[u8]) -> Vec<u8> {
+        let Hash(hash) = Hash::of(json);
+        [json, format!("\n{hash}\n").as_bytes()].concat()
+    }
+
+    /// Reads it, when it is whole and all that it says is possible by itself.
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, String> {
+        let split = bytes.len().checked_sub(DIGITS + 2).ok_or("it is cut short")?;
+        let (json, hash) = bytes.split_at(split);
+        if hash != format!("\n{}\n", Hash::of(json).0).as_bytes() {
+            return Err("it does not have the hash that it ends with".into());
+        }
+        let version: Version = serde_json::from_slice(json).map_err(|e| e.to_string())?;
+        if version.format != FORMAT {
+            let Version { format, onebox } = version;
+            return Err(format!(
+                "it has format {format}, written by onebox {}; this is onebox {}, which reads format {FORMAT}",
+                onebox.escape_debug(),
+                env!("CARGO_PKG_VERSION")
+            ));
+        }
+        let manifest: Self = serde_json::from_slice(json).map_err(|e| e.to_string())?;
+        manifest.check().map(|()| manifest)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let scale = self.control.loss_scale;
+        if !(scale.is_finite() && scale > 0.0) {
+            return Err(format!("its loss scale is {scale}"));
+        }
+        let mut seen = std::collections::BTreeSet::new();
+        for tensor in &self.tensors {
+            let name = tensor.name.escape_debug();
+            if !is_name(&tensor.name) || !seen.insert(&tensor.name) {
+                return Err(format!("`{name:.300}` is no tensor's name, or stands there twice"));
+            }
+            let len = tensor.shape[0].checked_mul(tensor.shape[1]);
+            let len = len.filter(|len| (1..1 << 56).contains(len));
+            let len = len.ok_or_else(|| format!("`{name}` has a shape that cannot be"))?;
+            let states = self.states().len();
+            let possible = |r: &RangeEntry| {
+                r.file < self.files.len() && r.span.is_within(len) && r.hash.len() == states
+            };
+            if !tensor.ranges.iter().all(possible) {
+                return Err(format!(
+                    "`{name}` has a range that lies outside of it, in no file, or lacks a hash"
+                ));
+            }
+            let sum =
+                tensor.ranges.iter().try_fold(0, |sum: usize, r| sum.checked_add(r.span.len()));
+            if sum != Some(len) || !tensor.ranges.is_sorted_by_key(|r| r.file) {
+                return Err(format!("`{name}` is not whole"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Every element of every tensor stands in one range. Takes memory for each run, so only when the files that
+    /// hold them are there.
+    pub(crate) fn check_cover(&self) -> Result<(), String> {
+        let whole = |t: &&TensorEntry| !cover(t.ranges.iter().map(|r| &r.span), t.len());
+        let broken = self.tensors.iter().find(whole);
+        broken.map_or(Ok(()), |t| Err(format!("`{}` has elements twice, and others never", t.name)))
+    }
+}
+
+impl TensorEntry {
+    /// Elements.
+    pub const fn len(&self) -> usize {
+        self.shape[0] * self.shape[1]
+    }
+}
+
+/// Enough of any version to name it.
+#[derive(Deserialize)]
+struct Version {
+    format: u32,
+    #[serde(default)]
+    onebox: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = r#"{"format":1,"onebox":"0.0.0","step":2,"tokens":64,"control":{"scaled":true,"applied":2,"skipped":0,"loss_scale":65536.0,"good_steps":2,"hysteresis_left":-3},"data":{"tokens":900,"held_out_windows":4},"config":"()","files":[{"bytes":80,"header":"00"}],"tensors":[{"name":"wte.weight","shape":[2,3],"ranges":[{"file":0,"span":{"start":0,"run":2,"stride":3,"count":2},"hash":["a","b","c"]},{"file":0,"span":{"start":2,"run":1,"stride":3,"count":2},"hash":["a","b","c"]}]}]}"#;
+
+    fn sealed(json: &str) -> Vec<u8> {
+        format!("{json}\n{}\n", Hash::of(json.as_bytes()).0).into_bytes()
+    }
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        let manifest = Manifest::decode(&sealed(GOOD)).unwrap();
+        assert_eq!(manifest.encode().unwrap(), sealed(GOOD));
+        manifest.check_cover().unwrap();
+        let mut initial = [0.0; control::WORDS];
+        initial[control::LOSS_SCALE] = 1.0;
+        let words = manifest.control.words(2, true, &initial);
+        assert_eq!([words[control::LOSS_SCALE], words[control::HYSTERESIS_LEFT]], [65536.0, -3.0]);
+        let words = manifest.control.words(2, false, &initial);
+        assert_eq!([words[control::LOSS_SCALE], words[control::APPLIED]], [1.0, 2.0]);
+    }
+
+    #[test]
+    fn a_manifest_with_any_byte_flipped_is_refused() {
+        let good = sealed(GOOD);
+        for i in 0..good.len() {
+            for bit in 0..8 {
+                let mut bytes = good.clone();
+                bytes[i] ^= 1 << bit;
+                assert!(Manifest::decode(&bytes).is_err(), "bit {bit} of byte {i}");
+            }
+            assert!(Manifest::decode(&good[..i]).is_err(), "{i} bytes");
+        }
+    }
+
+    #[test]
+    fn hostile_manifests_are_refused_though_their_hash_is_right() {
+        let of_format_2 = GOOD.replace("\"format\":1", "\"format\":2");
+        let why = Manifest::decode(&sealed(&of_format_2)).unwrap_err();
+        assert!(why.contains("format 2") && why.contains("reads format 1"), "{why}");
+        for (from, to) in [
+            ("\"file\":0", "\"file\":1"),
+            ("\"file\":0", "\"file\":-1"),
+            ("\"file\":0", "\"file\":\"../../etc/passwd\""),
+            ("wte.weight", "../wte"),
+            ("wte.weight", "/etc/passwd"),
+            ("\"step\":2", "\"step\":2,\"step\":3"),
+            ("\"step\":2", "\"step\":2,\"exec\":\"rm\""),
+            ("\"start\":2", "\"start\":3"),
+            ("\"count\":2", "\"count\":18446744073709551615"),
+            ("\"stride\":3", "\"stride\":0"),
+            ("\"shape\":[2,3]", "\"shape\":[4294967296,4294967296]"),
+            ("\"shape\":[2,3]", "\"shape\":[0,3]"),
+            ("\"shape\":[2,3]", "\"shape\":[2,4]"),
+            ("65536.0", "-1.0"),
+            ("65536.0", "null"),
+            ("[\"a\",\"b\",\"c\"]", "[\"a\",\"b\"]"),
+            ("\"hysteresis_left\":-3", "\"hysteresis_left\":-3,\"late\":[0,1,2,3,4]"),
+        ] {
+            let json = GOOD.replacen(from, to, 1);
+            assert!(json != GOOD && Manifest::decode(&sealed(&json)).is_err(), "{to}");
+        }
+        let tensor = &GOOD[GOOD.find("{\"name\"").unwrap()..GOOD.len() - 2];
+        let twice = GOOD.replace(tensor, &format!("{tensor},{tensor}"));
+        assert!(Manifest::decode(&sealed(&twice)).unwrap_err().contains("twice"));
+        let deep = GOOD.replace("\"()\"", &"[".repeat(100_000));
+        assert!(Manifest::decode(&sealed(&deep)).is_err());
+        let doubled = GOOD.replace("\"start\":2,\"run\":1", "\"start\":1,\"run\":1");
+        assert!(Manifest::decode(&sealed(&doubled)).unwrap().check_cover().is_err());
+    }
+}

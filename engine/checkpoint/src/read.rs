@@ -1,0 +1,395 @@
+//! Loading. Opening a checkpoint reads all of it once and checks every byte; what follows are reads of the ranges
+//! that somebody asks for, out of the files that were checked.
+
+use super::header::{self, Entry};
+use super::manifest::{self, Hash, LONGEST, MANIFEST, Manifest};
+use super::span::Span;
+use super::{CheckpointError, file_name, unreadable};
+use crate::detours::Detours;
+use files::directory::Directory;
+use files::own::open_at;
+use offload::control;
+use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
+use rustix::fs::OFlags;
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{self, Read};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use tensor_parallel::{Gpt, Param};
+use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
+
+/// Bytes read at once.
+const BLOCK: usize = 1 << 18;
+
+/// A checkpoint that is whole, held open.
+#[derive(Debug)]
+pub struct Checkpoint {
+    path: PathBuf,
+    manifest: Manifest,
+    files: Vec<Hashed>,
+    /// By tensor.
+    placed: Vec<Vec<Placed>>,
+}
+
+/// A file that was checked, and the hashes of the blocks that were read for that: what is used later is compared with them.
+#[derive(Debug)]
+pub(super) struct Hashed {
+    file: File,
+    blocks: Vec<u64>,
+}
+
+/// Where a range stands in its file.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Placed {
+    file: usize,
+    span: Span,
+    /// First byte of each state.
+    at: [u64; 4],
+    /// Number of the first block of each state.
+    first: [usize; 4],
+}
+
+impl Checkpoint {
+    /// Opens the directory `path`, which is called after `step`, and checks all of it.
+    ///
+    /// # Errors
+    /// [`CheckpointError`] with the file and the tensor that is not what was written.
+    pub fn open(path: &Path, step: u64) -> Result<Self, CheckpointError> {
+        Self::within(&opened(path)?, step)
+    }
+
+    /// The same of a directory that is open.
+    pub(super) fn within(folder: &Directory, step: u64) -> Result<Self, CheckpointError> {
+        let (path, manifest) = (folder.path(), manifest_in(folder, Some(step))?);
+        let checked = check_files(folder, &manifest).into_iter().collect::<Result<Vec<_>, _>>()?;
+        check_cover(path, &manifest)?;
+        let (files, places): (Vec<Hashed>, Vec<_>) = checked.into_iter().unzip();
+        let mut placed = vec![Vec::new(); manifest.tensors.len()];
+        for (tensor, place) in places.into_iter().flatten() {
+            placed[tensor].push(place);
+        }
+        Ok(Self { path: path.to_owned(), manifest, files, placed })
+    }
+
+    pub(super) const fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// Its directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Steps that are done.
+    pub const fn step(&self) -> u64 {
+        self.manifest.step
+    }
+
+    /// So many steps up to its own were skipped.
+    pub const fn skipped_in_a_row(&self) -> u64 {
+        self.manifest.skipped_in_a_row
+    }
+
+    /// Where its run was taken back and went another way.
+    pub const fn detours(&self) -> &Detours {
+        &self.manifest.detours
+    }
+
+    /// The resolved config of the run that wrote it, in RON.
+    pub fn config(&self) -> &str {
+        &self.manifest.config
+    }
+
+    /// Whether it has the hash of the tokens that it was trained on; earlier versions wrote none.
+    pub fn knows_its_data(&self) -> bool {
+        self.manifest.data.hashes().is_some()
+    }
+
+    /// Whether it has the tensors of `gpt`.
+    ///
+    /// # Errors
+    /// [`CheckpointError::OtherModel`] with the first tensor that differs.
+    pub fn check_model(&self, gpt: &Gpt) -> Result<(), CheckpointError> {
+        let other = |problem| CheckpointError::OtherModel { path: self.path.clone(), problem };
+        let mut stored = self.manifest.tensors.iter();
+        for param in gpt.segments().iter().flat_map(|s| &s.params) {
+            let Param { name, global: (rows, columns), .. } = param;
+            let Some(tensor) = stored.next() else { return Err(other(format!("no `{name}`"))) };
+            if tensor.name != *name || tensor.shape != [*rows, *columns] {
+                let (was, shape) = (&tensor.name, tensor.shape);
+                let problem = format!("`{was}` {shape:?} for `{name}` [{rows}, {columns}]");
+                return Err(other(problem));
+            }
+        }
+        stored.next().map_or(Ok(()), |more| Err(other(format!("`{}` besides", more.name))))
+    }
+
+    /// The update of its step waits for the next one: its gradient is the fourth state.
+    pub const fn has_late_update(&self) -> bool {
+        self.manifest.has_late_update()
+    }
+
+    /// The control block after its step, for a run that starts from `initial` and scales its loss or not.
+    pub fn control(&self, initial: &[f64; control::WORDS], scaled: bool) -> [f64; control::WORDS] {
+        self.manifest.control.words(self.step(), scaled, initial)
+    }
+
+    /// For the elements of its tensors.
+    pub const fn reader(&self) -> Reader<'_> {
+        Reader { from: self, recent: Mutex::new(Vec::new()) }
+    }
+}
+
+/// Blocks that a thread of a [`Reader`] keeps at least; it keeps two for each file in which the wanted elements stand, since
+/// the next ones stand there too.
+const RECENT: usize = 8;
+
+/// A block of a file: the file's number, its first byte, what is in it.
+type Block = (usize, u64, Vec<u8>);
+
+/// Reads elements of a checkpoint, each block compared with what was there when all of it was checked.
+#[derive(Debug)]
+pub struct Reader<'a> {
+    from: &'a Checkpoint,
+    /// By threads that do not read just now; of the blocks the newest is the last.
+    recent: Mutex<Vec<VecDeque<Block>>>,
+}
+
+impl Reader<'_> {
+    /// Elements `wanted` of tensor number `tensor` in the order of the model.
+    ///
+    /// # Errors
+    /// With the file that cannot be read, or that has changed.
+    pub fn read(
+        &self,
+        (tensor, state): (usize, usize),
+        wanted: Range<usize>,
+        out: &mut [f32],
+    ) -> Result<(), CheckpointError> {
+        let idle = || self.recent.lock().unwrap_or_else(|e| e.into_inner());
+        let mut recent = idle().pop().unwrap_or_default();
+        let read = self.read_by(&mut recent, (tensor, state), wanted, out);
+        idle().push(recent);
+        read
+    }
+
+    fn read_by(
+        &self,
+        recent: &mut VecDeque<Block>,
+        (tensor, state): (usize, usize),
+        wanted: Range<usize>,
+        out: &mut [f32],
+    ) -> Result<(), CheckpointError> {
+        let places = &self.from.placed[tensor];
+        let has = |place: &&Placed| place.span.overlap(wanted.clone()).next().is_some();
+        let keep = RECENT.max(2 * places.iter().filter(has).count());
+        for place in places {
+            for (from, to, n) in place.span.overlap(wanted.clone()) {
+                let (mut at, end) = (4 * from, 4 * (from + n));
+                while at < end {
+                    let next = end.min((at / BLOCK + 1) * BLOCK);
+                    let out = &mut out[to + at / 4 - from..to + next / 4 - from];
+                    self.block((recent, keep), (place, state), at / BLOCK, |block| {
+                        let bytes = block[at % BLOCK..].chunks_exact(4);
+                        let values = out.iter_mut().zip(bytes);
+                        values.for_each(|(x, b)| {
+                            *x = f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+                        });
+                    })?;
+                    at = next;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives `take` a block of a range, by its number there.
+    fn block(
+        &self,
+        (recent, keep): (&mut VecDeque<Block>, usize),
+        (place, state): (&Placed, usize),
+        number: usize,
+        take: impl FnOnce(&[u8]),
+    ) -> Result<(), CheckpointError> {
+        let at = place.at[state] + (number * BLOCK) as u64;
+        let known = recent.iter().find(|(file, from, _)| (*file, *from) == (place.file, at));
+        if let Some((.., bytes)) = known {
+            take(bytes);
+            return Ok(());
+        }
+        let old = if recent.len() < keep { None } else { recent.pop_front() };
+        let mut bytes = old.map(|(.., bytes)| bytes).unwrap_or_default();
+        bytes.resize(BLOCK.min(4 * place.span.len() - number * BLOCK), 0);
+        let path = || self.from.path.join(file_name(place.file));
+        let Hashed { file, blocks } = &self.from.files[place.file];
+        file.read_exact_at(&mut bytes, at).map_err(|error| unreadable(&path())(error))?;
+        if xxh3_64(&bytes) != blocks[place.first[state] + number] {
+            let problem =
+                format!("its bytes from {at} on have changed since all of it was checked");
+            return Err(broken(&path(), problem));
+        }
+        take(&bytes);
+        recent.push_back((place.file, at, bytes));
+        Ok(())
+    }
+}
+
+/// The directory `path` of a checkpoint.
+pub(super) fn opened(path: &Path) -> Result<Directory, CheckpointError> {
+    Directory::itself(path).map_err(unreadable(path))
+}
+
+/// What the directory of a checkpoint says of itself; of another step than `step` it is broken.
+pub(super) fn manifest_in(
+    folder: &Directory,
+    step: Option<u64>,
+) -> Result<Manifest, CheckpointError> {
+    let at = folder.called(MANIFEST);
+    let bytes = read_manifest(folder).map_err(unreadable(&at))?;
+    let manifest = Manifest::decode(&bytes).map_err(|problem| broken(&at, problem))?;
+    match step {
+        Some(step) if step != manifest.step => {
+            Err(broken(&at, format!("it is of step {}", manifest.step)))
+        }
+        _ => Ok(manifest),
+    }
+}
+
+/// Each file, and where its ranges stand, by tensor.
+type Checked = (Hashed, Vec<(usize, Placed)>);
+
+/// Why a file is refused: by what is in it, or by the system.
+enum Problem {
+    Broken(String),
+    Io(io::Error),
+}
+
+impl From<String> for Problem {
+    fn from(problem: String) -> Self {
+        Self::Broken(problem)
+    }
+}
+
+impl From<io::Error> for Problem {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+/// Every byte of every file against the manifest: what is wrong with each, in the order of their numbers.
+pub(super) fn check_files(
+    folder: &Directory,
+    manifest: &Manifest,
+) -> Vec<Result<Checked, CheckpointError>> {
+    let numbers: Vec<usize> = (0..manifest.files.len()).collect();
+    let checked = numbers.par_iter().map(|&number| {
+        let name = file_name(number);
+        let (path, open) =
+            (folder.called(&name), open_at(folder, Path::new(&name), OFlags::empty()));
+        let file = open.map_err(unreadable(&path))?;
+        let mut blocks = Vec::new();
+        match check_file((&file, &mut blocks), number, manifest) {
+            Ok(placed) => Ok((Hashed { file, blocks }, placed)),
+            Err(Problem::Broken(problem)) => Err(broken(&path, problem)),
+            Err(Problem::Io(error)) => Err(unreadable(&path)(error)),
+        }
+    });
+    checked.collect()
+}
+
+/// Every element of every tensor is there once.
+pub(super) fn check_cover(path: &Path, manifest: &Manifest) -> Result<(), CheckpointError> {
+    manifest.check_cover().map_err(|problem| broken(&path.join(MANIFEST), problem))
+}
+
+fn broken(path: &Path, problem: String) -> CheckpointError {
+    CheckpointError::Broken { path: path.to_owned(), problem }
+}
+
+fn read_manifest(folder: &Directory) -> io::Result<Vec<u8>> {
+    let file = open_at(folder, Path::new(MANIFEST), OFlags::empty())?;
+    if file.metadata()?.len() > LONGEST {
+        return Err(io::Error::other(format!("longer than {}", topology::format_bytes(LONGEST))));
+    }
+    let mut bytes = Vec::new();
+    file.take(LONGEST).read_to_end(&mut bytes).map(|_| bytes)
+}
+
+/// Compares a whole file with what the manifest says; where each of its ranges stands, by tensor.
+fn check_file(
+    (file, blocks): (&File, &mut Vec<u64>),
+    number: usize,
+    manifest: &Manifest,
+) -> Result<Vec<(usize, Placed)>, Problem> {
+    let said = &manifest.files[number];
+    let header = check_header(file, said)?;
+    let mut entries = header::decode(&header, said.bytes)?.into_iter();
+    let mut found = Vec::new();
+    let mut at = header.len() as u64;
+    for (index, tensor) in manifest.tensors.iter().enumerate() {
+        let from = tensor.ranges.partition_point(|r| r.file < number);
+        let to = tensor.ranges.partition_point(|r| r.file <= number);
+        let ranges = &tensor.ranges[from..to];
+        let len: usize = ranges.iter().map(|r| r.span.len()).sum();
+        let first = found.len();
+        found.extend(ranges.iter().map(|r| {
+            let (span, at, first) = (r.span, [0; 4], [0; 4]);
+            (index, Placed { file: number, span, at, first })
+        }));
+        if ranges.is_empty() {
+            continue;
+        }
+        for (state, label) in manifest.states().iter().enumerate() {
+            let expected = Entry { name: format!("{}.{label}", tensor.name), len };
+            if entries.next().as_ref() != Some(&expected) {
+                let why = format!("`{}` is not where the manifest has it", expected.name);
+                return Err(why.into());
+            }
+            for (range, (_, placed)) in ranges.iter().zip(&mut found[first..]) {
+                (placed.at[state], placed.first[state]) = (at, blocks.len());
+                let bytes = 4 * range.span.len() as u64;
+                if hash(file, at..at + bytes, blocks)? != range.hash[state] {
+                    return Err(format!("`{}` is not what was written", expected.name).into());
+                }
+                at += bytes;
+            }
+        }
+    }
+    match entries.next() {
+        Some(more) => Err(format!("`{}` is not in the manifest", more.name).into()),
+        None => Ok(found),
+    }
+}
+
+fn check_header(file: &File, said: &manifest::FileEntry) -> Result<Vec<u8>, Problem> {
+    let bytes = file.metadata()?.len();
+    if bytes != said.bytes {
+        return Err(format!("it has {bytes} bytes, and was written with {}", said.bytes).into());
+    }
+    let mut first = [0; 8];
+    file.read_exact_at(&mut first, 0)?;
+    let mut header = vec![0; header::length(first, bytes)?];
+    file.read_exact_at(&mut header, 0)?;
+    if Hash::of(&header) != said.header {
+        return Err("its header is not what was written".to_owned().into());
+    }
+    Ok(header)
+}
+
+/// The hash of a range; those of its blocks are added to `blocks`.
+fn hash(file: &File, range: Range<u64>, blocks: &mut Vec<u64>) -> io::Result<Hash> {
+    let mut hasher = Xxh3Default::new();
+    let mut block = vec![0; BLOCK.min((range.end - range.start) as usize)];
+    let mut at = range.start;
+    while at < range.end {
+        let part = block.len().min((range.end - at) as usize);
+        file.read_exact_at(&mut block[..part], at)?;
+        hasher.update(&block[..part]);
+        blocks.push(xxh3_64(&block[..part]));
+        at += part as u64;
+    }
+    Ok(Hash::end(&hasher))
+}

@@ -1,0 +1,395 @@
+//! Checkpoints that no run writes: one laid out anew for other ranks, or one of imported weights. The files are, byte for
+//! byte, those that the ranks of such a run would write.
+
+use super::header::{Entry, encode};
+use super::inspect::distances;
+use super::manifest::{Control, FileEntry, Hash, Manifest, RangeEntry};
+use super::room::{checkpoint_bytes, room};
+use super::write::{Growing, Piece, Pieces, Written, piece_entries, pieces, seal, tensors};
+use super::{Checkpoint, CheckpointError, RunFolder, file_name};
+use config::Config;
+use data::Dataset;
+use device::Rank;
+use files::directory::Directory;
+use layout::build::Built;
+use rayon::iter::{IntoParallelIterator, ParallelBridge, ParallelIterator};
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use xxhash_rust::xxh3::Xxh3Default;
+
+/// Elements read at once.
+const BLOCK: usize = 1 << 16;
+
+/// Why a checkpoint was not rewritten.
+#[derive(Debug, thiserror::Error)]
+pub enum RewriteError {
+    /// What it is made of.
+    #[error(transparent)]
+    Read(#[from] CheckpointError),
+    /// The disk.
+    #[error("cannot write {}: {source}", path.display())]
+    Write {
+        /// A file or a folder.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// What it is made of, where that is no checkpoint.
+    #[error("{0}")]
+    Source(String),
+    /// A defect.
+    #[error("{} was written and reads otherwise: {problem}", path.display())]
+    Unequal {
+        /// The new one.
+        path: PathBuf,
+        /// The first tensor that differs.
+        problem: String,
+    },
+}
+
+/// Elements of a state of a tensor, by their numbers in the order of the model.
+pub type Values<'a> =
+    dyn Fn((usize, usize), Range<usize>, &mut [f32]) -> Result<(), RewriteError> + Sync + 'a;
+
+/// What a checkpoint is made of.
+#[derive(Clone, Copy)]
+#[expect(missing_debug_implementations, reason = "it has two functions")]
+pub struct Source<'a> {
+    /// Brings in a tensor, by its number in the order of the model. It is called between the pieces of work that all cores
+    /// share, so it may use all cores itself.
+    pub(crate) begin: &'a dyn Fn(usize) -> Result<(), RewriteError>,
+    /// Elements of the tensor that was begun last. All cores ask, so it waits for none of them.
+    pub(crate) values: &'a Values<'a>,
+}
+
+/// A checkpoint that is whole, on the disk and checked, and has its name only when everything beside it is there too: so a
+/// run directory without one is what a killed command left, and the command may begin again. Gone where it gets no name.
+#[derive(Debug)]
+pub struct Sealed {
+    folder: RunFolder,
+    growing: Growing,
+}
+
+impl Sealed {
+    /// Gives it its name.
+    ///
+    /// # Errors
+    /// [`RewriteError::Write`]
+    pub fn publish(self) -> Result<PathBuf, RewriteError> {
+        let named = self.growing.name().and_then(|()| self.folder.sync_run());
+        named.map_err(failed(&self.growing.path()))?;
+        Ok(self.growing.path())
+    }
+}
+
+impl Drop for Sealed {
+    fn drop(&mut self) {
+        // Not there when it has its name; and whatever went wrong before is the error to tell.
+        drop(self.growing.remove());
+    }
+}
+
+/// Writes `from` as the ranks of `config` would, into the `folder` of a run; every bit of it is compared afterwards.
+///
+/// # Errors
+/// [`RewriteError`]; nothing named like a checkpoint is left then.
+pub fn reshard(
+    from: &Checkpoint,
+    (config, built): (&Config, &Built),
+    folder: &RunFolder,
+) -> Result<Sealed, RewriteError> {
+    from.check_model(&built.gpt)?;
+    let mut manifest = from.manifest().clone();
+    manifest.config = config.to_ron();
+    manifest.onebox = env!("CARGO_PKG_VERSION").into();
+    let reader = from.reader();
+    let values = |which, wanted, out: &mut [f32]| Ok(reader.read(which, wanted, out)?);
+    let source = Source { begin: &|_| Ok(()), values: &values };
+    let sealed = write(manifest, built, folder, source)?;
+    let written = Checkpoint::within(sealed.growing.directory(), from.step())?;
+    let mut unequal = None;
+    distances(from, &written, &mut |d| {
+        if d.states != Ok([None; 4]) {
+            unequal.get_or_insert(d.name);
+        }
+    })?;
+    match unequal {
+        Some(problem) => {
+            let path = sealed.growing.directory().path().to_owned();
+            Err(RewriteError::Unequal { path, problem })
+        }
+        None => Ok(sealed),
+    }
+}
+
+/// Writes parameters before the first step, with moments of zero, into the `folder` of a run.
+///
+/// # Errors
+/// As [`reshard`].
+pub fn start(
+    (config, built, data): (&Config, &Built, &Dataset),
+    folder: &RunFolder,
+    parameters: Source<'_>,
+) -> Result<Sealed, RewriteError> {
+    let mut manifest = Manifest::new(config, data);
+    manifest.control = Control::of(&built.layout.initial_control(), manifest.control.scaled, false);
+    let values =
+        |(tensor, state): (usize, usize), wanted: Range<usize>, out: &mut [f32]| match state {
+            0 => (parameters.values)((tensor, state), wanted, out),
+            _ => {
+                out.fill(0.0);
+                Ok(())
+            }
+        };
+    let sealed = write(manifest, built, folder, Source { values: &values, ..parameters })?;
+    Checkpoint::within(sealed.growing.directory(), 0)?;
+    Ok(sealed)
+}
+
+/// All files, then the manifest, under another name than its own.
+fn write(
+    mut manifest: Manifest,
+    built: &Built,
+    folder: &RunFolder,
+    source: Source<'_>,
+) -> Result<Sealed, RewriteError> {
+    manifest.tensors = tensors(&built.gpt);
+    manifest.files = Vec::new();
+    let states: usize =
+        manifest.tensors.iter().map(|t| 4 * manifest.states().len() * t.len()).sum();
+    let make_room = |folder: &Directory| room(folder, checkpoint_bytes(states as u64));
+    let begin = |within| Growing::begin(within, manifest.step, make_room);
+    let growing = folder.make().and_then(begin).map_err(failed(&folder.path()))?;
+    let sealed = Sealed { folder: folder.clone(), growing };
+    let files = write_files(&manifest, built, sealed.growing.directory(), source)?;
+    let whole = seal(sealed.growing.directory(), manifest, files);
+    whole.map_err(failed(&sealed.growing.path()))?;
+    Ok(sealed)
+}
+
+/// Of every rank, in order. Tensor by tensor, so that what they come from is read once, and on all cores: every state of every
+/// rank's part of a tensor is work of its own.
+fn write_files(
+    manifest: &Manifest,
+    built: &Built,
+    folder: &Directory,
+    source: Source<'_>,
+) -> Result<Vec<Option<Written>>, RewriteError> {
+    let (tp_size, dp_size) = (built.gpt.shape().tp_size, built.layout.dp_size());
+    let open = |rank: Rank| RankFile::open(manifest, built, rank, folder);
+    let mut files = Rank::all(tp_size, dp_size).map(open).collect::<Result<Vec<_>, _>>()?;
+    for tensor in 0..manifest.tensors.len() {
+        (source.begin)(tensor)?;
+        let here = files.iter_mut().filter(|file| file.next() == Some(tensor));
+        here.par_bridge()
+            .try_for_each(|file| file.write(manifest.states().len(), source.values))?;
+    }
+    files.into_par_iter().map(|file| file.close().map(Some)).collect()
+}
+
+/// What one rank would write.
+struct RankFile {
+    path: PathBuf,
+    file: File,
+    rank: usize,
+    header: Vec<u8>,
+    /// By tensor, and how many of them are written.
+    all: Pieces,
+    done: usize,
+    /// Bytes that are written.
+    at: u64,
+    ranges: Vec<(usize, RangeEntry)>,
+}
+
+impl RankFile {
+    fn open(
+        manifest: &Manifest,
+        built: &Built,
+        rank: Rank,
+        folder: &Directory,
+    ) -> Result<Self, RewriteError> {
+        let name = file_name(rank.index());
+        let path = folder.called(&name);
+        let all = pieces(&built.gpt, &|segment| built.layout.owned(segment, rank.dp), rank);
+        let entries: Vec<Entry> = piece_entries((&manifest.tensors, manifest.states()), &all);
+        let header = encode(&entries);
+        let file = folder.create_new(&name).and_then(|file| {
+            file.write_all_at(&header, 0)?;
+            Ok(file)
+        });
+        let file = file.map_err(failed(&path))?;
+        let (rank, at) = (rank.index(), header.len() as u64);
+        Ok(Self { path, file, rank, header, all, done: 0, at, ranges: Vec::new() })
+    }
+
+    /// The tensor that is to be written now.
+    fn next(&self) -> Option<usize> {
+        self.all.get(self.done).map(|(tensor, _)| *tensor)
+    }
+
+    /// All states of the rank's part of a tensor.
+    fn write(&mut self, states: usize, values: &Values<'_>) -> Result<(), RewriteError> {
+        let (tensor, pieces) = &self.all[self.done];
+        let bytes: u64 = pieces.iter().map(|piece| 4 * piece.span.len() as u64).sum();
+        let state = |state: usize| {
+            let mut at = self.at + state as u64 * bytes;
+            let piece = |piece: &Piece| {
+                let hash = self.write_piece((*tensor, state), piece, at, values)?;
+                at += 4 * piece.span.len() as u64;
+                Ok(hash)
+            };
+            pieces.iter().map(piece).collect::<Result<Vec<Hash>, RewriteError>>()
+        };
+        let hashes = (0..states).into_par_iter().map(state).collect::<Result<Vec<_>, _>>()?;
+        for (i, piece) in pieces.iter().enumerate() {
+            let hash = hashes.iter().map(|of_state| of_state[i].clone()).collect();
+            self.ranges.push((*tensor, RangeEntry { file: self.rank, span: piece.span, hash }));
+        }
+        self.at += states as u64 * bytes;
+        self.done += 1;
+        Ok(())
+    }
+
+    /// A state of a piece, at byte `at`.
+    fn write_piece(
+        &self,
+        which: (usize, usize),
+        piece: &Piece,
+        mut at: u64,
+        values: &Values<'_>,
+    ) -> Result<Hash, RewriteError> {
+        let mut hasher = Xxh3Default::new();
+        let (mut block, mut bytes) = (Vec::new(), Vec::with_capacity(8 * BLOCK));
+        let mut put = |bytes: &mut Vec<u8>| {
+            hasher.update(bytes);
+            self.file.write_all_at(bytes, at).map_err(failed(&self.path))?;
+            at += bytes.len() as u64;
+            bytes.clear();
+            Ok::<_, RewriteError>(())
+        };
+        for run in piece.span.runs() {
+            for from in run.clone().step_by(BLOCK) {
+                block.resize(BLOCK.min(run.end - from), 0.0);
+                values(which, from..from + block.len(), &mut block)?;
+                let start = bytes.len();
+                bytes.resize(start + 4 * block.len(), 0);
+                let places = bytes[start..].chunks_exact_mut(4);
+                places.zip(&block).for_each(|(b, x)| b.copy_from_slice(&x.to_le_bytes()));
+                // Short runs together.
+                if bytes.len() >= 4 * BLOCK {
+                    put(&mut bytes)?;
+                }
+            }
+        }
+        put(&mut bytes)?;
+        Ok(Hash::end(&hasher))
+    }
+
+    fn close(self) -> Result<Written, RewriteError> {
+        self.file.sync_all().map_err(failed(&self.path))?;
+        let entry = FileEntry { bytes: self.at, header: Hash::of(&self.header) };
+        Ok(Written { entry, ranges: self.ranges, hashing: Duration::ZERO })
+    }
+}
+
+fn failed(path: &Path) -> impl FnOnce(io::Error) -> RewriteError {
+    let path = path.to_owned();
+    |source| RewriteError::Write { path, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use config::load_str;
+    use layout::build::build;
+    use std::sync::{Mutex, PoisonError};
+
+    #[test]
+    fn what_an_import_reads_is_asked_for_tensor_by_tensor_by_all_ranks_files() {
+        const RON: &str = "(device: Cpu(count: 4, memory: \"64MiB\"), \
+                            model: (layers: 2, hidden: 32, heads: 4, seq_len: 16, vocab: 9001), \
+                            parallel: (tensor: 2, data: 2), batch: (micro: 1, global: 2), \
+                            data: (train: \"x\"), train: (steps: 1))";
+        let config = load_str(RON, "a.ron", Path::new("."), &[]).unwrap().config;
+        let (built, folder) = (build(&config), tempfile::tempdir().unwrap());
+        let data = Dataset::noise(config.model.seq_len);
+        let asked = Mutex::new(Vec::new());
+        let begun = Mutex::new(None);
+        let begin = |tensor| {
+            // Whoever waits here for all cores may be given a piece of work that asks for values.
+            assert!(rayon::current_thread_index().is_none(), "begun by one of the cores that ask");
+            *begun.lock().unwrap_or_else(PoisonError::into_inner) = Some(tensor);
+            Ok(())
+        };
+        let note = |(tensor, _): (usize, usize), wanted: Range<usize>, out: &mut [f32]| {
+            assert_eq!(*begun.lock().unwrap_or_else(PoisonError::into_inner), Some(tensor));
+            asked.lock().unwrap_or_else(PoisonError::into_inner).push(tensor);
+            out.iter_mut().zip(wanted).for_each(|(x, i)| *x = (tensor * 300_000 + i) as f32);
+            Ok(())
+        };
+        let source = Source { begin: &begin, values: &note };
+        let into = RunFolder::at(&folder.path().join("checkpoints")).unwrap();
+        let sealed = start((&config, &built, &data), &into, source).unwrap();
+        let path = sealed.publish().unwrap();
+        let asked = asked.into_inner().unwrap();
+        // Rank by rank every tensor would come up again in each file.
+        assert!(asked.is_sorted(), "{asked:?}");
+        let written = Checkpoint::open(&path, 0).unwrap();
+        for (tensor, of) in written.tensors().iter().enumerate() {
+            let right = |i: usize| (tensor * 300_000 + i) as f32;
+            // In pieces that end within blocks: the largest tensor has several of them in each file.
+            for (step, reader) in [(of.elements, written.reader()), (50_001, written.reader())] {
+                for from in (0..of.elements).step_by(step) {
+                    let wanted = from..(from + step).min(of.elements);
+                    let mut values = vec![0.0; wanted.len()];
+                    reader.read((tensor, 0), wanted.clone(), &mut values).unwrap();
+                    assert!(wanted.map(right).eq(values), "{} from {from}", of.name);
+                }
+            }
+        }
+    }
+
+    /// Rows of a row-parallel weight lie in the files of all tensor-parallel ranks, a piece of each in every one.
+    #[test]
+    fn what_lies_in_many_files_is_not_read_again_for_each_row() {
+        const RON: &str = "(device: Cpu(count: 16, memory: \"64MiB\"), \
+                            model: (layers: 1, hidden: 256, heads: 16, seq_len: 16, vocab: 272), \
+                            parallel: (tensor: 16), batch: (micro: 1, global: 1), \
+                            data: (train: \"x\"), train: (steps: 1))";
+        let config = load_str(RON, "a.ron", Path::new("."), &[]).unwrap().config;
+        let (built, folder) = (build(&config), tempfile::tempdir().unwrap());
+        let data = Dataset::noise(config.model.seq_len);
+        let zeros = |_: (usize, usize), _: Range<usize>, out: &mut [f32]| {
+            out.fill(0.0);
+            Ok(())
+        };
+        let source = Source { begin: &|_| Ok(()), values: &zeros };
+        let into = RunFolder::at(&folder.path().join("checkpoints")).unwrap();
+        let sealed = start((&config, &built, &data), &into, source).unwrap();
+        let path = sealed.publish().unwrap();
+        let written = Checkpoint::open(&path, 0).unwrap();
+        let tensors = written.tensors();
+        let (tensor, of) =
+            tensors.iter().enumerate().max_by_key(|(_, of)| (of.elements, of.files.len())).unwrap();
+        assert_eq!(of.files.len(), 16, "{}", of.name);
+        let read = || -> usize {
+            let io = std::fs::read_to_string("/proc/thread-self/io").unwrap();
+            io.lines().find_map(|line| line.strip_prefix("rchar: ")).unwrap().parse().unwrap()
+        };
+        let (before, reader, mut values) = (read(), written.reader(), vec![0.0; 4096]);
+        for from in (0..of.elements).step_by(values.len()) {
+            reader.read((tensor, 0), from..from + values.len(), &mut values).unwrap();
+        }
+        let bytes = 4 * of.elements;
+        let read = read() - before;
+        assert!(
+            (bytes..2 * bytes).contains(&read),
+            "{}: {read} bytes were read for {bytes}",
+            of.name
+        );
+    }
+}

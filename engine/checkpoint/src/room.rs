@@ -1,0 +1,124 @@
+//! Room on the disk for the next checkpoint. Where there is none beside those that are kept, older ones go first; the
+//! newest whole one stays until the next is whole.
+
+use super::folder::remove_those;
+use files::directory::{Directory, available};
+use files::names::entries;
+use std::io::{self, ErrorKind};
+use std::path::Path;
+
+/// Bytes that are free in the file system of `folder` for who is not root.
+pub fn free(folder: &Path) -> io::Result<u64> {
+    Ok(available(&rustix::fs::statvfs(folder)?))
+}
+
+/// What a checkpoint of `states` bytes takes, headers and manifest generously counted.
+pub const fn checkpoint_bytes(states: u64) -> u64 {
+    states.saturating_add(states.div_ceil(10))
+}
+
+/// An error when fewer than `bytes` are free.
+pub fn room(folder: &Directory, bytes: u64) -> io::Result<()> {
+    enough(folder.free()?, bytes)
+}
+
+fn enough(free: u64, bytes: u64) -> io::Result<()> {
+    if free >= bytes {
+        return Ok(());
+    }
+    let size = topology::format_bytes;
+    let why = format!("no space: {} needed, {} free", size(bytes), size(free));
+    Err(io::Error::new(ErrorKind::StorageFull, why))
+}
+
+/// The disk has refused bytes, whatever it says is free.
+pub fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
+}
+
+/// Makes room for `bytes` in `folder`: removes the oldest checkpoints before step `newest` as long as there is too
+/// little, and one of them in any case where the last save found the disk `full`.
+///
+/// # Errors
+/// There is too little, and nothing to remove; or it cannot be removed.
+pub fn make_room(
+    folder: &Directory,
+    (newest, mut full): (Option<u64>, bool),
+    bytes: u64,
+    free: &dyn Fn(&Directory) -> io::Result<u64>,
+) -> io::Result<()> {
+    loop {
+        let fits = enough(free(folder)?, bytes);
+        if fits.is_ok() && !full {
+            return Ok(());
+        }
+        let spare = newest.map_or(Ok(None), |newest| spare(folder, newest))?;
+        let (Some(spare), Some(newest)) = (spare, newest) else { return fits };
+        let shown = folder.path().display();
+        tracing::warn!(
+            "{shown}: no room for another checkpoint: that of step {spare} is removed before the next is written; that \
+             of step {newest} stays"
+        );
+        remove_those(folder, |step| step == spare)?;
+        full = false;
+    }
+}
+
+/// The oldest checkpoint before step `newest`, which is whole.
+fn spare(folder: &Directory, newest: u64) -> io::Result<Option<u64>> {
+    let oldest = entries(folder, &[""])?.into_iter().next();
+    Ok(oldest.map(|(step, _)| step).filter(|step| *step < newest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Checkpoints of these steps, 100 bytes each on a disk of `size`.
+    fn on_disk(
+        size: u64,
+        steps: &[u64],
+    ) -> ((Directory, tempfile::TempDir), impl Fn(&Directory) -> io::Result<u64>) {
+        let folder = tempfile::tempdir().unwrap();
+        let opened = Directory::open(folder.path()).unwrap();
+        for step in steps {
+            opened.make(&files::names::checkpoint_name(*step)).unwrap();
+        }
+        ((opened, folder), move |folder: &Directory| {
+            Ok(size - 100 * entries(folder, &["", ".tmp", ".old"])?.len() as u64)
+        })
+    }
+
+    fn left(folder: &Directory) -> Vec<u64> {
+        entries(folder, &[""]).unwrap().into_iter().map(|(step, _)| step).collect()
+    }
+
+    #[test]
+    fn where_all_that_are_kept_and_one_more_find_room_none_goes() {
+        let ((folder, _kept), free) = on_disk(310, &[2, 4]);
+        make_room(&folder, (Some(4), false), 110, &free).unwrap();
+        assert_eq!(left(&folder), [2, 4]);
+    }
+
+    #[test]
+    fn where_they_do_not_the_oldest_go_first_and_the_newest_never() {
+        let ((folder, _kept), free) = on_disk(350, &[2, 4, 6]);
+        make_room(&folder, (Some(6), false), 110, &free).unwrap();
+        assert_eq!(left(&folder), [4, 6]);
+        let why = make_room(&folder, (Some(6), false), 260, &free).unwrap_err();
+        assert!(why.to_string().contains("no space") && is_full(&why), "{why}");
+        assert_eq!(left(&folder), [6]);
+        // Nothing is known to be whole: a new run in a folder that is not its own.
+        make_room(&folder, (None, false), 260, &free).unwrap_err();
+        assert_eq!(left(&folder), [6]);
+    }
+
+    #[test]
+    fn a_disk_that_was_full_though_it_said_otherwise_loses_one_each_time() {
+        let ((folder, _kept), free) = on_disk(9000, &[2, 4, 6]);
+        for expected in [&[4, 6][..], &[6], &[6]] {
+            make_room(&folder, (Some(6), true), 110, &free).unwrap();
+            assert_eq!(left(&folder), expected);
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! What goes to the disk: a file of each rank's states, the manifest, and the names. Nothing here is told to anyone,
+//! and whatever fails, the checkpoints that are there stay as they are.
+
+use super::file_name;
+use super::folder::clean;
+use super::header::{Entry, encode};
+use super::manifest::{FileEntry, Hash, MANIFEST, Manifest, RangeEntry, TensorEntry, states};
+use super::run_folder::of;
+use super::span::{Span, spans};
+use super::under_way::UnderWay;
+use device::Rank;
+use files::directory::Directory;
+use files::names::checkpoint_name;
+use offload::{Owned, State};
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tensor_parallel::Gpt;
+use xxhash_rust::xxh3::Xxh3Default;
+
+/// Bytes of states that are handled at once.
+const BLOCK: usize = 1 << 16;
+/// Bytes of a file that may wait for the disk: so that a slow one shows that it moves.
+const UNSYNCED: usize = 1 << 30;
+
+/// What a rank wrote.
+#[derive(serde::Serialize, serde::Deserialize, Debug)]
+pub struct Written {
+    pub(crate) entry: FileEntry,
+    /// (tensor, its range)
+    pub(crate) ranges: Vec<(usize, RangeEntry)>,
+    /// Of its time, that went into checksums.
+    pub hashing: Duration,
+}
+
+/// A part of a tensor that a rank owns in one run.
+#[derive(Debug)]
+pub struct Piece {
+    /// And the gradient of an update that waits.
+    states: Vec<State>,
+    pub(crate) span: Span,
+}
+
+/// By tensor, in the order of the model.
+pub type Pieces = Vec<(usize, Vec<Piece>)>;
+
+/// A checkpoint that grows: an empty directory at first, which gets its name when all of it is on the disk.
+#[derive(Clone, Debug)]
+pub struct Growing {
+    step: u64,
+    /// In which it gets its name.
+    pub folder: Arc<Directory>,
+    unfinished: Arc<Directory>,
+}
+
+impl Growing {
+    /// The checkpoint of `step`, after `make_room` has found that there is enough.
+    pub fn begin(
+        folder: Arc<Directory>,
+        step: u64,
+        make_room: impl FnOnce(&Directory) -> io::Result<()>,
+    ) -> io::Result<Self> {
+        of(folder.path(), clean(&folder))?;
+        of(folder.path(), make_room(&folder))?;
+        let (unfinished, path) = (unfinished(step), folder.called(&unfinished(step)));
+        of(&path, folder.make(&unfinished))?;
+        let opened = of(&path, folder.folder(&unfinished));
+        // The error is the one to tell.
+        let opened = opened.inspect_err(|_| drop(folder.remove(&unfinished)))?;
+        Ok(Self { step, folder, unfinished: Arc::new(opened) })
+    }
+
+    /// That of `step`, which another process has begun in `folder`.
+    pub fn begun(folder: Arc<Directory>, step: u64) -> io::Result<Self> {
+        let unfinished = unfinished(step);
+        let opened = of(&folder.called(&unfinished), folder.folder(&unfinished))?;
+        Ok(Self { step, folder, unfinished: Arc::new(opened) })
+    }
+
+    /// Where its files go.
+    pub fn directory(&self) -> &Directory {
+        &self.unfinished
+    }
+
+    /// What it will be called, for messages.
+    pub(crate) fn path(&self) -> PathBuf {
+        self.folder.called(&checkpoint_name(self.step))
+    }
+
+    /// The manifest of what ranks wrote into it, then its name, all of it on the disk.
+    pub fn publish(&self, manifest: Manifest, files: Vec<Option<Written>>) -> io::Result<()> {
+        seal(&self.unfinished, manifest, files)?;
+        self.name()
+    }
+
+    /// Gives it its name, which is on the disk then.
+    pub(crate) fn name(&self) -> io::Result<()> {
+        let named = self.folder.rename(&unfinished(self.step), &checkpoint_name(self.step));
+        of(self.unfinished.path(), named)?;
+        of(self.folder.path(), self.folder.sync())
+    }
+
+    /// Removes it, where it has no name yet.
+    pub(crate) fn remove(&self) -> io::Result<()> {
+        self.folder.remove(&unfinished(self.step))
+    }
+}
+
+/// What the checkpoint of `step` is called until it is whole.
+fn unfinished(step: u64) -> String {
+    checkpoint_name(step) + ".tmp"
+}
+
+/// The manifest of what ranks wrote into `unfinished`, all of it on the disk.
+pub fn seal(
+    unfinished: &Directory,
+    mut manifest: Manifest,
+    files: Vec<Option<Written>>,
+) -> io::Result<()> {
+    for (number, file) in files.into_iter().enumerate() {
+        let missing = || io::Error::other(format!("rank {number} wrote nothing"));
+        let Written { entry, ranges, .. } = file.ok_or_else(missing)?;
+        manifest.files.push(entry);
+        for (tensor, range) in ranges {
+            manifest.tensors[tensor].ranges.push(RangeEntry { file: number, ..range });
+        }
+    }
+    of(&unfinished.called(MANIFEST), write_whole(unfinished, &manifest.encode()?))?;
+    of(unfinished.path(), unfinished.sync())
+}
+
+fn write_whole(unfinished: &Directory, manifest: &[u8]) -> io::Result<()> {
+    let mut file = unfinished.create_new(MANIFEST)?;
+    file.write_all(manifest)?;
+    file.sync_all()
+}
+
+/// The tensors of a model, without ranges.
+pub fn tensors(gpt: &Gpt) -> Vec<TensorEntry> {
+    let tensor = |p: &tensor_parallel::Param| TensorEntry {
+        name: p.name.clone(),
+        shape: [p.global.0, p.global.1],
+        ranges: Vec::new(),
+    };
+    gpt.segments().iter().flat_map(|s| &s.params).map(tensor).collect()
+}
+
+/// What the header of a rank's file says.
+pub(crate) fn piece_entries(
+    (tensors, states): (&[TensorEntry], &[&str]),
+    pieces: &[(usize, Vec<Piece>)],
+) -> Vec<Entry> {
+    let entry = |(tensor, pieces): &(usize, Vec<Piece>)| {
+        let len = pieces.iter().map(|p| p.span.len()).sum();
+        let name = &tensors[*tensor].name;
+        states.iter().map(move |state| Entry { name: format!("{name}.{state}"), len })
+    };
+    pieces.iter().flat_map(entry).collect()
+}
+
+/// What `rank` writes, by tensor. Of what several tensor-parallel ranks hold the first one's copy is taken.
+pub fn pieces(gpt: &Gpt, owned: &dyn Fn(usize) -> Vec<Owned>, rank: Rank) -> Pieces {
+    let mut all = Vec::new();
+    let mut tensor = 0;
+    for (segment, layout) in gpt.segments().iter().enumerate() {
+        let owned = owned(segment);
+        for param in &layout.params {
+            let mut pieces = Vec::new();
+            let owner = param.is_owner(rank.tp);
+            let runs = if owner { param.runs(rank.tp, rank.tp_size) } else { Vec::new() };
+            for owned in &owned {
+                let end = owned.start + owned.states[0].len();
+                // In the segment's flat buffer, and where that is in the whole tensor.
+                let inside = runs.iter().filter_map(|run| {
+                    let at = param.range.start + run.local.start;
+                    let (from, to) = (at.max(owned.start), (at + run.local.len()).min(end));
+                    (from < to).then(|| (from, run.global + from - at..run.global + to - at))
+                });
+                let inside: Vec<_> = inside.collect();
+                let mut from = inside.first().map_or(0, |(from, _)| from - owned.start);
+                for span in spans(inside.into_iter().map(|(_, global)| global)) {
+                    let part = from..from + span.len();
+                    from = part.end;
+                    let all = owned.states.into_iter().chain(owned.gradient);
+                    let states = all.map(|state| state.slice(part.clone())).collect();
+                    pieces.push(Piece { states, span });
+                }
+            }
+            if !pieces.is_empty() {
+                all.push((tensor, pieces));
+            }
+            tensor += 1;
+        }
+    }
+    all
+}
+
+/// Bytes of the states in `pieces`.
+pub fn bytes(pieces: &Pieces) -> usize {
+    pieces.iter().flat_map(|(_, pieces)| pieces).map(|p| 4 * p.states.len() * p.span.len()).sum()
+}
+
+/// Hands all states of `pieces` to `take` in the order in which they stand in the file.
+///
+/// # Errors
+/// Those of `take`.
+pub fn in_order<E>(pieces: &Pieces, take: &mut dyn FnMut(State) -> Result<(), E>) -> Result<(), E> {
+    for (_, pieces) in pieces {
+        for state in 0..pieces.first().map_or(0, |piece| piece.states.len()) {
+            pieces.iter().try_for_each(|piece| take(piece.states[state]))?;
+        }
+    }
+    Ok(())
+}
+
+/// Where a rank's file gets its states from: the next bytes, of this part of a state.
+pub type Fill<'a, E> = dyn FnMut(State, &mut [u8]) -> Result<(), E> + 'a;
+
+/// Writes the file of rank `number` into `folder` and onto the disk. Hashes are of what `fill` gave.
+///
+/// # Errors
+/// Those of the disk, with the file's name, and those of `fill`.
+pub fn write_file<E: From<io::Error>>(
+    number: usize,
+    base: &Manifest,
+    (pieces, late): (&Pieces, bool),
+    (folder, under_way): (&Directory, &UnderWay),
+    fill: &mut Fill<'_, E>,
+) -> Result<Written, E> {
+    let states = states(late);
+    let entries = piece_entries((&base.tensors, states), pieces);
+    let header = encode(&entries);
+    let path = folder.called(&file_name(number));
+    let file = of(&path, folder.create_new(&file_name(number)))?;
+    let mut file =
+        Tracked { file: BufWriter::with_capacity(1 << 20, file), under_way, unsynced: 0 };
+    of(&path, file.write_all(&header))?;
+    let mut ranges = Vec::new();
+    let mut hashing = Duration::ZERO;
+    for (tensor, pieces) in pieces {
+        let mut hashes: Vec<Vec<Hash>> = vec![Vec::new(); pieces.len()];
+        for state in 0..states.len() {
+            for (piece, hashes) in pieces.iter().zip(&mut hashes) {
+                let mut hasher = Hasher { inner: Xxh3Default::new(), spent: &mut hashing };
+                write_state(piece.states[state], (&path, &mut file), fill, &mut hasher)?;
+                hashes.push(Hash::end(&hasher.inner));
+            }
+        }
+        for (piece, hash) in pieces.iter().zip(hashes) {
+            ranges.push((*tensor, RangeEntry { file: number, span: piece.span, hash }));
+        }
+    }
+    of(&path, file.flush())?;
+    of(&path, file.file.get_ref().sync_all())?;
+    under_way.moves();
+    let data: u64 = entries.iter().map(|e| 4 * e.len as u64).sum();
+    let entry = FileEntry { bytes: header.len() as u64 + data, header: Hash::of(&header) };
+    Ok(Written { entry, ranges, hashing })
+}
+
+/// A file that says that it moves, and lets no more than [`UNSYNCED`] bytes wait for the disk.
+struct Tracked<'a> {
+    file: BufWriter<File>,
+    under_way: &'a UnderWay,
+    unsynced: usize,
+}
+
+impl Write for Tracked<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.file.write(bytes)?;
+        self.under_way.moves();
+        self.unsynced += written;
+        if self.unsynced >= UNSYNCED {
+            self.file.flush()?;
+            self.file.get_ref().sync_data()?;
+            self.unsynced = 0;
+        }
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+/// A checksum that knows its cost.
+struct Hasher<'a> {
+    inner: Xxh3Default,
+    spent: &'a mut Duration,
+}
+
+impl Hasher<'_> {
+    fn update(&mut self, bytes: &[u8]) {
+        let began = Instant::now();
+        self.inner.update(bytes);
+        *self.spent += began.elapsed();
+    }
+}
+
+fn write_state<E: From<io::Error>>(
+    state: State,
+    (path, file): (&Path, &mut impl Write),
+    fill: &mut Fill<'_, E>,
+    hasher: &mut Hasher<'_>,
+) -> Result<(), E> {
+    let mut bytes = vec![0; BLOCK.min(4 * state.len())];
+    for from in (0..state.len()).step_by(BLOCK / 4) {
+        let part = state.slice(from..(from + BLOCK / 4).min(state.len()));
+        let filled = &mut bytes[..4 * part.len()];
+        fill(part, filled)?;
+        hasher.update(filled);
+        of(path, file.write_all(filled))?;
+    }
+    Ok(())
+}

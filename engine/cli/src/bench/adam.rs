@@ -1,0 +1,314 @@
+//! The update on the host by itself: the very tiles of a run, in turn with loops of the same loads and stores that
+//! compute nothing, and with those of other states and instructions. Whatever else the machine does meets them all.
+
+use super::on_host;
+use config::TILE_ELEMENTS as TILE;
+use device::numerics::SimdPath;
+use device::{Arena, Crew, Device, Dtype, Error, HostOp, Lane, Plan, Tensor};
+use engine::metrics;
+use engine::run::open::kernel_crew;
+use offload::{
+    AdamTile, AheadTile, AheadTraffic, NoiseRun, Rule, Second, Storage, TrafficTile, When, control,
+};
+use serde::Serialize;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Seconds of a case that are enough, whatever was asked for.
+const ENOUGH: f64 = 20.0;
+
+/// What to measure.
+#[derive(Clone, Copy, Debug)]
+pub struct Case {
+    /// Instructions.
+    pub path: SimdPath,
+    /// How states are kept.
+    pub storage: Storage,
+    /// Whether the update is one ahead of the decision, into second arrays of the states.
+    pub ahead: bool,
+    /// Of kernels.
+    pub threads: usize,
+    /// 4 KiB instead of 2 MiB.
+    pub small_pages: bool,
+}
+
+/// One case, measured.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// Instructions.
+    pub path: &'static str,
+    /// How states are kept.
+    pub state: &'static str,
+    /// Of kernels.
+    pub threads: usize,
+    /// Asked for, in KiB.
+    pub page_kib: u32,
+    /// In the run.
+    pub params: usize,
+    /// Read and written.
+    pub bytes_per_param: f64,
+    /// Of all parameters: the sum of the medians of the tiles.
+    pub seconds: f64,
+    /// The median of whole passes over all tiles: what held one tile up is in it.
+    pub pass_seconds: f64,
+    /// In `seconds`.
+    pub params_per_s: f64,
+    /// In `seconds`.
+    pub gb_per_s: f64,
+    /// Of the same traffic without arithmetic, in turn with it.
+    pub ceiling_gb_per_s: f64,
+    /// Time of the traffic over time of the update.
+    pub share_of_ceiling: f64,
+    /// Of which the medians are.
+    pub rounds: usize,
+}
+
+impl Row {
+    /// In `seconds`, of each thread.
+    pub(super) fn gb_per_s_and_thread(&self) -> f64 {
+        self.gb_per_s / self.threads as f64
+    }
+}
+
+/// Name of a state, as `offload.master` and `offload.moments` make it.
+pub const fn state_name(storage: Storage) -> &'static str {
+    match (storage.split_master, matches!(storage.moments, Dtype::Bf16)) {
+        (false, false) => "fp32",
+        (true, false) => "split",
+        (false, true) => "bf16",
+        (true, true) => "split+bf16",
+    }
+}
+
+impl Case {
+    /// [`state_name`], with the word `ahead` where the update is one ahead of the decision.
+    pub fn state_name(&self) -> &'static str {
+        let Storage { moments, split_master } = self.storage;
+        match (self.ahead, split_master, moments) {
+            (false, ..) => state_name(self.storage),
+            (true, false, Dtype::Bf16) => "bf16 ahead",
+            (true, true, Dtype::Bf16) => "split+bf16 ahead",
+            (true, false, _) => "fp32 ahead",
+            (true, true, _) => "split ahead",
+        }
+    }
+}
+
+/// Every path with fp32 states; with the best one the other states, updates ahead of the decision, one thread, and small pages.
+/// `states_only`: the states alone.
+pub fn cases(threads: usize, only: Option<SimdPath>, states_only: bool) -> Vec<Case> {
+    let mut paths = only.map_or_else(SimdPath::available, |path| vec![path]);
+    if states_only {
+        paths.truncate(1);
+    }
+    let storage = |moments, split_master| Storage { moments, split_master };
+    let fp32 = Storage::default();
+    let case = |path| Case { path, storage: fp32, ahead: false, threads, small_pages: false };
+    let mut cases: Vec<Case> = paths.iter().copied().map(case).collect();
+    let Some(best) = cases.first().copied() else { return cases };
+    for (moments, split) in [(Dtype::F32, true), (Dtype::Bf16, false), (Dtype::Bf16, true)] {
+        cases.push(Case { storage: storage(moments, split), ..best });
+    }
+    if states_only {
+        return cases;
+    }
+    for storage in [fp32, storage(Dtype::Bf16, true)] {
+        cases.push(Case { storage, ahead: true, ..best });
+    }
+    if threads > 1 {
+        cases.push(Case { threads: 1, ..best });
+    }
+    cases.push(Case { small_pages: true, ..best });
+    cases
+}
+
+/// A node by Linux's number, with its CPUs; none: anywhere.
+type Place<'a> = &'a [(u32, Vec<u32>)];
+
+/// The update of one tile, the same without arithmetic.
+type Tiles = Vec<[Arc<HostOp>; 2]>;
+
+/// Seconds of a case: of the tiles with and without arithmetic, and of passes over all tiles.
+type Times = ([Vec<Vec<f64>>; 2], Vec<f64>);
+
+/// Updates `params` parameters `most` times, or for some seconds, in each of `cases`, which have threads and pages in
+/// common. All have their turn with every tile: whatever else the machine does meets them all.
+///
+/// # Errors
+/// No memory, or a path that this machine lacks.
+pub fn adam(cases: &[Case], params: usize, most: usize) -> Result<Vec<Row>, Error> {
+    let Some(one) = cases.first() else { return Ok(Vec::new()) };
+    adam_on((kernel_crew(one.threads, None), &[]), cases, (params, most))
+}
+
+/// [`adam`] by this crew, its memory on a node by its CPUs, where they are given.
+///
+/// # Errors
+/// As there.
+pub(super) fn adam_on(
+    (crew, node): (Option<Arc<Crew>>, Place<'_>),
+    cases: &[Case],
+    (params, most): (usize, usize),
+) -> Result<Vec<Row>, Error> {
+    let Some(one) = cases.first() else { return Ok(Vec::new()) };
+    let site = std::panic::Location::caller();
+    let refused = |problem| Error::Task { rank: 0, op: "adam_tile", site, problem };
+    let (mut plan, mut states): (_, Vec<((Storage, bool), _)>) = (Plan::default(), Vec::new());
+    // Which states are a case's: those of a kind are there once.
+    let of_case = cases.iter().map(|Case { storage, ahead, .. }| {
+        let kind = (*storage, *ahead);
+        states.iter().position(|(have, _)| *have == kind).unwrap_or_else(|| {
+            states.push((kind, tiles(&mut plan, kind, params)));
+            states.len() - 1
+        })
+    });
+    let of_case: Vec<usize> = of_case.collect();
+    cases.iter().try_for_each(|case| case.path.choose().map_err(refused))?;
+    let dev = on_host(plan, crew, one.small_pages, node)?;
+    for (_, ((_, control), fills)) in &states {
+        for (tensor, value) in fills {
+            dev.write(*tensor, &|i| value * (1.0 + (i % 251) as f64 / 251.0))?;
+        }
+        write_control(&dev, *control)?;
+    }
+    let timed = |op: &Arc<HostOp>| {
+        let started = Instant::now();
+        dev.submit_host(op, 0);
+        dev.sync(dev.record(Lane::Host))?;
+        Ok::<f64, Error>(started.elapsed().as_secs_f64())
+    };
+    let count = params.div_ceil(TILE);
+    // Cases of the same states share tensors; none finds a tile in the caches that another one has just left there.
+    let at = |turn: usize, nth: usize| (turn + nth * count / (2 * cases.len())) % count;
+    let none = || ([vec![Vec::new(); count], vec![Vec::new(); count]], Vec::new());
+    let mut times: Vec<Times> = cases.iter().map(|_| none()).collect();
+    let (began, mut rounds) = (Instant::now(), 0);
+    let enough = ENOUGH * cases.len() as f64;
+    while rounds <= most && (rounds < 3 || began.elapsed().as_secs_f64() < enough) {
+        let mut passes = vec![0.0; cases.len()];
+        // Tile by tile: a machine that is busy with something else holds up few of many.
+        for turn in 0..count {
+            let cases = cases.iter().zip(&mut times).zip(&mut passes).enumerate();
+            for (number, ((case, ([update, traffic], _)), pass)) in cases {
+                case.path.choose().map_err(refused)?;
+                let (_, ((tiles, _), _)) = &states[of_case[number]];
+                let [tile, other] = [0, 1].map(|of| at(turn, 2 * number + of));
+                let (first, second) = (timed(&tiles[tile][0])?, timed(&tiles[other][1])?);
+                *pass += first;
+                update[tile].push(first);
+                traffic[other].push(second);
+            }
+        }
+        times.iter_mut().zip(passes).for_each(|((_, all), pass)| all.push(pass));
+        rounds += 1;
+    }
+    dev.finish()?;
+    // Of every tile its median, and of all tiles the sum; without the first round, which brings the memory in.
+    let sum = |all: &[Vec<f64>]| all.iter().map(|tile| median(&tile[1..])).sum::<f64>();
+    let rows = cases.iter().zip(&times).map(|(case, ([update, traffic], passes))| {
+        row(*case, params, [sum(update), sum(traffic), median(&passes[1..])], rounds - 1)
+    });
+    Ok(rows.collect())
+}
+
+fn row(case: Case, params: usize, [seconds, traffic, pass]: [f64; 3], rounds: usize) -> Row {
+    let moments = 4.0 * case.storage.moments.bytes() as f64;
+    // Gradient in; master and parameter in and out, of which the whole one's parameter is only written.
+    let kept = if case.ahead && case.storage.split_master { 2.0 } else { 0.0 };
+    let bytes_per_param = 2.0 + moments + kept + if case.storage.split_master { 8.0 } else { 10.0 };
+    let bytes = bytes_per_param * params as f64;
+    Row {
+        path: case.path.name(),
+        state: case.state_name(),
+        threads: case.threads,
+        page_kib: if case.small_pages { 4 } else { 2048 },
+        params,
+        bytes_per_param,
+        seconds,
+        pass_seconds: pass,
+        params_per_s: params as f64 / seconds,
+        gb_per_s: bytes / seconds / 1e9,
+        ceiling_gb_per_s: bytes / traffic / 1e9,
+        share_of_ceiling: traffic / seconds,
+        rounds,
+    }
+}
+
+/// The middle one, `NaN` of none.
+pub(super) fn median(of: &[f64]) -> f64 {
+    metrics::median(of.iter().copied()).unwrap_or(f64::NAN)
+}
+
+/// All tiles with the control block, and what to fill tensors with.
+fn tiles(
+    plan: &mut Plan,
+    (storage, ahead): (Storage, bool),
+    params: usize,
+) -> ((Tiles, Tensor), Vec<(Tensor, f64)>) {
+    let mut tensor = |name: &str, dtype, len| {
+        plan.tensor((Arena::Pinned, "of the measurement"), name, dtype, (1, len))
+    };
+    let lower = if storage.split_master { Dtype::U16 } else { Dtype::F32 };
+    let control = tensor("control", Dtype::F64, control::WORDS);
+    let grad = tensor("grad", Dtype::Bf16, params);
+    let master = tensor("master", lower, params);
+    let [momentum, variance] = ["m", "v"].map(|name| tensor(name, storage.moments, params));
+    let param = tensor("param", Dtype::Bf16, params);
+    let second = ahead.then(|| {
+        let states = [
+            ("master.second", lower),
+            ("m.second", storage.moments),
+            ("v.second", storage.moments),
+        ];
+        let states = states.map(|(name, dtype)| tensor(name, dtype, params));
+        let upper = storage.split_master.then(|| tensor("upper", Dtype::Bf16, params));
+        Second {
+            states,
+            upper,
+            factor: tensor("factors", Dtype::F64, params.div_ceil(TILE)),
+            presumed: control,
+        }
+    });
+    let noise: Arc<[_]> = match storage.moments {
+        Dtype::Bf16 => [NoiseRun { flat: 0..params, stream: 1, global: 0 }].into(),
+        _ => Arc::default(),
+    };
+    let tile = |at: usize| {
+        let part = |t: Tensor| t.slice(at..(at + TILE).min(params));
+        let tile = || AdamTile {
+            rule: Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 },
+            control,
+            grad: part(grad),
+            master: part(master),
+            momentum: part(momentum),
+            variance: part(variance),
+            param: part(param),
+            decayed: TILE.min(params - at),
+            noise: (Arc::clone(&noise), at),
+        };
+        let Some(second) = &second else {
+            return [HostOp::new(tile()), HostOp::new(TrafficTile(tile()))];
+        };
+        let second = second.tile(&(at..(at + TILE).min(params)), at / TILE);
+        let ahead = AheadTile { tile: tile(), second, when: When::Ahead };
+        [HostOp::new(ahead.clone()), HostOp::new(AheadTraffic(ahead))]
+    };
+    let all = (0..params).step_by(TILE).map(tile).collect();
+    let second = second.iter().flat_map(|second| second.states.into_iter().chain(second.upper));
+    let second = second.map(|array| (array, 1e-2)).collect::<Vec<_>>();
+    let fills =
+        vec![(grad, 1e-2), (master, 2e-2), (momentum, 1e-3), (variance, 1e-5), (param, 2e-2)];
+    ((all, control), [fills, second].concat())
+}
+
+/// The third step of a run.
+fn write_control(dev: &Device, tensor: Tensor) -> Result<(), Error> {
+    let mut words = [0.0; control::WORDS];
+    words[control::STEP] = 3.0;
+    words[control::FACTOR] = 0.5;
+    words[control::LR] = 1e-5;
+    words[control::MOMENTUM_CORRECTION] = 1.0 / (1.0 - 0.9f64.powi(3));
+    words[control::VARIANCE_CORRECTION] = 1.0 / (1.0 - 0.95f64.powi(3));
+    dev.write(tensor, &|i| words[i])?;
+    dev.sync(dev.record(Lane::Host))
+}

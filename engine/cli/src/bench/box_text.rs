@@ -1,0 +1,392 @@
+//! A [`GpuBox`] as a box file: each key stands below what was measured for it, and how.
+
+use super::gpu_box::{GpuBox, Products, Together};
+use device::Dtype;
+use files::output::Output;
+use files::utc::Utc;
+use predict::sim::{CHANNEL_SHARE, LINK_SHARE, MEMORY_SHARE, NVLINK_SHARE, WIDE_SHARE};
+use std::fmt::Write as _;
+use topology::{counted, format_bytes};
+
+/// Of every box that is written here.
+const BEGINNING: &str = "// The GPUs of one machine, measured by `onebox bench --save-box`";
+pub(crate) const OUTPUT: Output = Output { what: "box", beginning: BEGINNING };
+
+/// Columns of a comment.
+const WIDTH: usize = 118;
+
+impl GpuBox {
+    /// The box file. A rate in it times the share that the simulator gives that key is what was measured.
+    pub fn to_ron(&self) -> String {
+        let mut text = Text::default();
+        self.head(&mut text);
+        text.line("(");
+        text.indent = 4;
+        let Self { gpu, gpus, .. } = self;
+        text.key("name", &format!("{:?}", format!("{gpus}x {}, measured", gpu.name)));
+        text.key("gpus", gpus);
+        text.say(&format!(
+            "What the driver tells of {}; free at the start it may be less.",
+            if *gpus == 1 { "it" } else { "the GPU with the least" }
+        ));
+        text.key("gpu_memory", &format!("{:?}", gib(self.gpu_memory)));
+        let nodes = self.copies.memory.len();
+        text.key("numa_nodes", &nodes);
+        text.say(&format!(
+            "Free {} when this was measured.",
+            if nodes == 1 { "for a process" } else { "on the node with the least" }
+        ));
+        text.key("node_memory", &format!("{:?}", gib(self.node_memory)));
+        text.section("gpu", |text| self.gpu(text));
+        text.section("host", |text| self.host(text));
+        text.indent = 0;
+        text.line(")");
+        text.out
+    }
+
+    /// The figures that could not be measured, with their effect on a simulation.
+    pub fn missing(&self) -> Vec<String> {
+        match (&self.together, self.gpus) {
+            (Err(why), 2..) => vec![format!(
+                "copies and sums of all GPUs at once are not measured: {why}; a simulation gives each GPU the link that \
+                 one GPU alone reached, and what goes between GPUs takes these links"
+            )],
+            _ => Vec::new(),
+        }
+    }
+
+    fn head(&self, text: &mut Text) {
+        let day = Utc::now().name();
+        let day = format!("{}-{}-{}", &day[..4], &day[4..6], &day[6..8]);
+        text.line(&format!("{BEGINNING} on {day}."));
+        if self.is_stand_in() {
+            text.say(
+                "THE DRIVER IS A STAND-IN WITHOUT A GPU, and all sizes are small: no figure in this file says anything about any \
+                 machine.",
+            );
+        }
+        let (version, gpu) = (env!("CARGO_PKG_VERSION"), &self.gpu);
+        let nccl = match &self.nccl {
+            Ok(version) => format!("NCCL {version}"),
+            Err(why) => format!("no NCCL ({why})"),
+        };
+        text.say(&format!(
+            "onebox {version}; {} x {}; driver for CUDA {}; {nccl}; {}.",
+            self.gpus,
+            gpu.name,
+            self.driver,
+            counted(self.cores, "core")
+        ));
+        text.say(
+            "Rates are the fastest of 5 rounds after one that is not counted, or the median where that is said. The simulator \
+             gives most keys a share of themselves, as of a data sheet's figure: what was measured is divided by that share, \
+             so that a simulation has what was measured.",
+        );
+        text.say(
+            "There is no `topology`: who shares links is not in this file, and every GPU has a link of its own. `lstopo \
+             --whole-io box.xml` exports it, and `topology: \"box.xml\"` adds it; the rates of links and between GPUs \
+             are then those of the export.",
+        );
+    }
+
+    fn gpu(&self, text: &mut Text) {
+        let [halves, wide] = &self.products;
+        text.say(&format!("Measured: {}.", products(halves)));
+        text.rate("gemm_tflops", halves.tflops);
+        text.say(&format!("Measured: {}; divided by {WIDE_SHARE}.", products(wide)));
+        text.rate("fp32_tflops", wide.tflops / WIDE_SHARE);
+        text.say(&format!(
+            "Measured: onebox's kernel that adds one array of {} to another moves {:.2} GB/s; divided by {MEMORY_SHARE}.",
+            format_bytes(self.bytes),
+            self.streamed
+        ));
+        text.rate("memory_gb_per_s", self.streamed / MEMORY_SHARE);
+        self.peers(text);
+        text.say("What the driver tells.");
+        text.key("processors", &self.gpu.processors);
+        text.key("sm", &self.gpu.sm);
+    }
+
+    fn peers(&self, text: &mut Text) {
+        let link = self.link();
+        match &self.together {
+            Err(why) if self.gpus > 1 => {
+                text.say(&format!("Not measured, so `peer_gb_per_s` is left out: {why}."));
+            }
+            Err(_) => {}
+            Ok(together) => {
+                let way = if self.nccl.is_ok() { "NCCL's" } else { "onebox's in-process" };
+                let measured = format!(
+                    "Measured: {way} sums of {} over {} send {:.2} GB/s from each GPU",
+                    format_bytes(self.bytes),
+                    counted(self.gpus, "GPU"),
+                    together.sums
+                );
+                if together.sums > link {
+                    text.say(&format!("{measured}; divided by {NVLINK_SHARE}."));
+                    text.rate("peer_gb_per_s", together.sums / NVLINK_SHARE);
+                } else {
+                    text.say(&format!(
+                        "{measured}: no more than a link to the host, so `peer_gb_per_s` is left out, and a simulation \
+                         sends them over these links."
+                    ));
+                }
+            }
+        }
+    }
+
+    /// GB/s that each GPU copies each way, while all copy.
+    fn link(&self) -> f64 {
+        let alone = self.copies.up.min(self.copies.down);
+        self.together.as_ref().map_or(alone, |Together { up, down, .. }| up.min(*down))
+    }
+
+    fn host(&self, text: &mut Text) {
+        let slowest = self.copies.memory.iter().min_by(|a, b| a.rmw.total_cmp(&b.rmw));
+        let size = format_bytes(self.bytes);
+        if let Some(node) = slowest {
+            text.say(&format!(
+                "Measured on the slowest node, {}, arrays of {size}, medians of 7: {:.2} GB/s changed in place (read and \
+                 written), {:.2} read, {:.2} written, {:.2} copied. The first, divided by {CHANNEL_SHARE}.",
+                counted(node.threads, "thread"),
+                node.rmw,
+                node.read,
+                node.write,
+                node.copy
+            ));
+            text.rate("node_gb_per_s", node.rmw / CHANNEL_SHARE);
+        }
+        let Self { adam, .. } = self;
+        text.say(&format!(
+            "Measured: AdamW of {} parameters ({}, fp32 states) moves {:.2} GB/s on {} of the slowest node, {:.0} % of the \
+             same traffic without arithmetic. Divided by the threads: together they update as fast as they did. One core \
+             alone changes an array of {size} in place with {:.2} GB/s, read and written.",
+            adam.params,
+            adam.path,
+            adam.gb_per_s,
+            counted(adam.threads, "thread"),
+            100.0 * adam.share_of_ceiling,
+            self.core.rmw
+        ));
+        text.rate("core_gb_per_s", adam.gb_per_s_and_thread());
+        text.key("cores", &self.cores);
+        let Self { copies, .. } = self;
+        let ceiling = match copies.ceiling {
+            Some(gb) => format!("; {} has {gb:.1}", copies.ceiling_is),
+            None => String::new(),
+        };
+        text.say(&format!(
+            "Measured: pinned copies of {size}, one GPU alone {:.2} GB/s up, {:.2} down, {:.2} both ways at once, \
+             added{ceiling}.",
+            copies.up, copies.down, copies.both
+        ));
+        if let Ok(Together { up, down, .. }) = self.together {
+            text.say(&format!(
+                "Measured while all {} copy: {up:.2} GB/s up, {down:.2} down, each.",
+                counted(self.gpus, "GPU")
+            ));
+        }
+        text.say(&format!("The slower way, divided by {LINK_SHARE}."));
+        text.rate("link_gb_per_s", self.link() / LINK_SHARE);
+    }
+}
+
+fn products(of: &Products) -> String {
+    let Products { tflops, shape: (m, k, n), tried, dtype } = of;
+    let kind = match dtype {
+        Dtype::Bf16 => "bf16",
+        Dtype::F16 => "fp16",
+        _ => "fp32",
+    };
+    format!(
+        "{kind} products of ({m}, {k}) by ({k}, {n}) reach {tflops:.4} TFLOPS, the best of {}",
+        counted(tried, "shape")
+    )
+}
+
+/// Rounded down, since nothing more fits.
+fn gib(bytes: u64) -> String {
+    let hundredths = (u128::from(bytes) * 100) >> 30;
+    match hundredths {
+        0 => format!("{bytes}B"),
+        _ => format!("{}.{:02}GiB", hundredths / 100, hundredths % 100),
+    }
+}
+
+/// A file that grows.
+#[derive(Default)]
+struct Text {
+    out: String,
+    indent: usize,
+}
+
+impl Text {
+    fn line(&mut self, line: &str) {
+        let _ = writeln!(self.out, "{:1$}{line}", "", self.indent);
+    }
+
+    fn key(&mut self, key: &str, value: &impl std::fmt::Display) {
+        self.line(&format!("{key}: {value},"));
+    }
+
+    /// Four digits, however small: a rate of 0 would be one that is not known.
+    fn rate(&mut self, key: &str, value: f64) {
+        let digits = (3 - value.log10().floor() as i32).clamp(0, 12) as usize;
+        self.line(&format!("{key}: {value:.digits$},"));
+    }
+
+    fn section(&mut self, name: &str, inside: impl FnOnce(&mut Self)) {
+        self.line(&format!("{name}: ("));
+        self.indent += 4;
+        inside(self);
+        self.indent -= 4;
+        self.line("),");
+    }
+
+    /// A comment.
+    fn say(&mut self, words: &str) {
+        let mut line = String::new();
+        for word in words.split_whitespace() {
+            if !line.is_empty() && self.indent + 4 + line.len() + word.len() > WIDTH {
+                self.line(&format!("//{line}"));
+                line.clear();
+            }
+            line += " ";
+            line += word;
+        }
+        self.line(&format!("//{line}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::{Copies, InParts, NodeMemory, Row};
+    use config::load_box;
+    use device::cuda::GpuInfo;
+
+    fn example(together: Result<Together, String>) -> GpuBox {
+        let memory = |rmw| NodeMemory {
+            node: Some(0),
+            threads: 16,
+            read: 210.0,
+            write: 120.0,
+            copy: 180.0,
+            rmw,
+        };
+        let products =
+            |tflops, dtype| Products { tflops, shape: (4096, 8192, 2048), tried: 3, dtype };
+        GpuBox {
+            gpu: GpuInfo {
+                ordinal: 0,
+                name: "NVIDIA H100 80GB HBM3".into(),
+                sm: 90,
+                processors: 132,
+                memory: 85_520_809_984,
+                pci: None,
+            },
+            gpus: 4,
+            gpu_memory: 85_520_809_984,
+            driver: "12.8".into(),
+            nccl: Ok("2.26.2".into()),
+            node_memory: 500 << 30,
+            cores: 64,
+            products: [products(712.5, Dtype::Bf16), products(51.0, Dtype::F32)],
+            streamed: 2680.0,
+            copies: Copies {
+                both_share: 1.0,
+                parts: InParts::default(),
+                device: "Cuda",
+                bytes: 512 << 20,
+                up: 55.0,
+                down: 53.0,
+                both: 90.0,
+                ceiling: Some(63.0),
+                ceiling_is: "the slowest link on the way, by its width and generation",
+                memory: vec![memory(240.0), memory(232.0)],
+            },
+            together,
+            core: memory(15.0),
+            adam: Row {
+                path: "avx512",
+                state: "fp32",
+                threads: 64,
+                page_kib: 2048,
+                params: 1 << 26,
+                bytes_per_param: 28.0,
+                seconds: 0.004,
+                pass_seconds: 0.004,
+                params_per_s: 1.6e10,
+                gb_per_s: 450.0,
+                ceiling_gb_per_s: 460.0,
+                share_of_ceiling: 0.98,
+                rounds: 5,
+            },
+            bytes: 512 << 20,
+        }
+    }
+
+    fn load(text: &str) -> config::BoxConfig {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("here.ron");
+        std::fs::write(&path, text).unwrap();
+        load_box(&path).unwrap_or_else(|e| panic!("{e}\n{text}"))
+    }
+
+    #[test]
+    fn a_simulation_gets_what_was_measured() {
+        let text = example(Ok(Together { up: 48.0, down: 50.0, sums: 330.0 })).to_ron();
+        let read = load(&text);
+        let near = |key: f32, share: f64, measured: f64| {
+            let is = f64::from(key) * share;
+            assert!((is / measured - 1.0).abs() < 1e-3, "{is} for {measured} in\n{text}");
+        };
+        near(read.gpu.gemm_tflops, 1.0, 712.5);
+        near(read.gpu.fp32_tflops, WIDE_SHARE, 51.0);
+        near(read.gpu.memory_gb_per_s, MEMORY_SHARE, 2680.0);
+        near(read.gpu.peer_gb_per_s, NVLINK_SHARE, 330.0);
+        near(read.host.link_gb_per_s, LINK_SHARE, 48.0);
+        near(read.host.node_gb_per_s, CHANNEL_SHARE, 232.0);
+        near(read.host.core_gb_per_s, 64.0, 450.0);
+        assert_eq!((read.gpus, read.numa_nodes, read.host.cores), (4, 2, 64));
+        assert_eq!((read.gpu.processors, read.gpu.sm), (132, 90));
+        let lost = 85_520_809_984 - read.gpu_memory;
+        assert!(lost < 11 << 20 && read.node_memory == 500 << 30, "{text}");
+        assert!(!text.contains("STAND-IN") && text.starts_with(BEGINNING));
+        assert!(text.lines().all(|line| line.len() <= 120), "{text}");
+    }
+
+    #[test]
+    fn a_figure_that_is_not_there_is_said_and_has_no_key() {
+        let without = example(Err("GPU 2 is lost".into()));
+        let text = without.to_ron();
+        let read = load(&text);
+        assert_eq!(read.gpu.peer_gb_per_s, 0.0);
+        assert!(
+            text.contains("Not measured, so `peer_gb_per_s` is left out: GPU 2 is lost."),
+            "{text}"
+        );
+        assert!(
+            (f64::from(read.host.link_gb_per_s) * LINK_SHARE / 53.0 - 1.0).abs() < 1e-3,
+            "{text}"
+        );
+        assert!(without.missing()[0].contains("GPU 2 is lost"));
+        // What goes over PCIe is no link of its own.
+        let slow = example(Ok(Together { up: 48.0, down: 50.0, sums: 20.0 }));
+        let text = slow.to_ron();
+        assert_eq!(load(&text).gpu.peer_gb_per_s, 0.0);
+        assert!(text.contains("send 20.00 GB/s from each GPU: no more than a link"), "{text}");
+        assert!(slow.missing().is_empty());
+    }
+
+    #[test]
+    fn a_rate_however_small_is_no_zero() {
+        let mut text = Text::default();
+        for rate in [7.654_32e-5, 0.123_456, 12.345_67, 98_765.4] {
+            text.rate("r", rate);
+        }
+        assert_eq!(text.out, "r: 0.00007654,\nr: 0.1235,\nr: 12.35,\nr: 98765,\n");
+        assert_eq!(gib(85_520_809_984), "79.64GiB");
+        assert_eq!(gib(1000), "1000B");
+    }
+}

@@ -1,0 +1,177 @@
+//! Products and collectives of virtual GPUs, beside what the cores and the memory could do at most.
+
+use super::adam::median;
+use super::{PATIENCE, memcpy, on_host};
+use device::cpu::{self, CpuOptions, Lanes};
+use device::numerics::multiply_add;
+use device::{Arena, Crew, Dtype, Error, Group, Lane, Op, Plan, Rank, Reduce};
+use device::{HostWork, World};
+use engine::run::open::kernel_crew;
+use serde::Serialize;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+const ROUNDS: usize = 5;
+
+/// Rounds of fused multiply-adds: some tens of milliseconds.
+const FMA_ROUNDS: usize = 2_000_000;
+
+/// A product, in 10^9 operations a second.
+#[derive(Clone, Debug, Serialize)]
+pub struct Product {
+    /// (m, k) by (k, n).
+    pub m: usize,
+    /// See there.
+    pub n: usize,
+    /// See there.
+    pub k: usize,
+    /// How operands are stored.
+    pub dtype: &'static str,
+    /// Of kernels.
+    pub threads: usize,
+    /// Reached.
+    pub gflops: f64,
+    /// Of fused multiply-adds in registers, by as many threads, in turn with it.
+    pub ceiling_gflops: f64,
+    /// One over the other.
+    pub share_of_ceiling: f64,
+}
+
+/// A collective within this process, in 10^9 bytes a second.
+#[derive(Clone, Debug, Serialize)]
+pub struct Collective {
+    /// Its name.
+    pub op: &'static str,
+    /// Virtual GPUs.
+    pub ranks: usize,
+    /// Of each rank's buffer.
+    pub bytes: u64,
+    /// Bytes of the buffer over the time.
+    pub gb_per_s: f64,
+    /// Of a plain copy by one thread.
+    pub memcpy_gb_per_s: f64,
+    /// One over the other.
+    pub share_of_memcpy: f64,
+}
+
+/// (m, k, n) of the products of a block of GPT-2 124M on 256 tokens, and of its vocabulary.
+const SHAPES: [(usize, usize, usize); 4] =
+    [(256, 768, 768), (256, 768, 3072), (256, 3072, 768), (256, 768, 50_304)];
+
+/// Products of some shapes by `threads` threads.
+///
+/// # Errors
+/// No memory.
+pub fn products(threads: usize) -> Result<Vec<Product>, Error> {
+    let types = [(Dtype::F32, "fp32"), (Dtype::Bf16, "bf16")];
+    let all = types.iter().flat_map(|kind| SHAPES.iter().map(move |shape| (*kind, *shape)));
+    all.map(|(kind, shape)| product_of(kind, shape, threads)).collect()
+}
+
+fn product_of(
+    (dtype, name): (Dtype, &'static str),
+    (m, k, n): (usize, usize, usize),
+    threads: usize,
+) -> Result<Product, Error> {
+    let mut plan = Plan::default();
+    let [a, b, c] = [("a", (m, k)), ("b", (k, n)), ("c", (m, n))].map(|(name, shape)| {
+        plan.tensor((Arena::Device, "of the measurement"), name, dtype, shape)
+    });
+    // One crew for both: two would be in each other's way.
+    let crew = kernel_crew(threads, None);
+    let dev = on_host(plan, crew.clone(), false, &[])?;
+    [a, b].iter().try_for_each(|t| dev.write(*t, &|i| 1.0 / (1 + i % 7) as f64))?;
+    let (mut product, mut peak) = (Vec::new(), Vec::new());
+    for round in 0..=ROUNDS {
+        let started = Instant::now();
+        dev.submit(Lane::Compute, Op::product(a, b, c));
+        dev.sync_all()?;
+        let seconds = started.elapsed().as_secs_f64();
+        let fma = multiply_add_rate(crew.as_deref());
+        if round > 0 {
+            product.push(2.0 * (m * n * k) as f64 / seconds / 1e9);
+            peak.push(fma / 1e9);
+        }
+    }
+    dev.finish()?;
+    let (gflops, ceiling_gflops) = (median(&product), median(&peak));
+    let share_of_ceiling = gflops / ceiling_gflops;
+    Ok(Product { m, n, k, dtype: name, threads, gflops, ceiling_gflops, share_of_ceiling })
+}
+
+/// Operations a second.
+fn multiply_add_rate(crew: Option<&Crew>) -> f64 {
+    let (started, done) = (Instant::now(), Mutex::new(0.0));
+    let work = |_| {
+        let operations = multiply_add(FMA_ROUNDS);
+        *done.lock().unwrap_or_else(PoisonError::into_inner) += operations;
+    };
+    crew.map_or_else(|| work(0), |crew| crew.run(&work));
+    done.into_inner().unwrap_or_else(PoisonError::into_inner) / started.elapsed().as_secs_f64()
+}
+
+/// Collectives of `ranks` virtual GPUs in this process.
+///
+/// # Errors
+/// No memory.
+pub fn collectives(ranks: usize, bytes: u64) -> Result<Vec<Collective>, Error> {
+    let n = ((bytes / 4) as usize).next_multiple_of(ranks);
+    let plain = memcpy(4 * n);
+    let names = ["all_reduce", "reduce_scatter", "all_gather"];
+    names
+        .into_iter()
+        .enumerate()
+        .map(|(which, op)| {
+            let seconds = collective(which, ranks, n)?;
+            let gb_per_s = (4 * n) as f64 / seconds / 1e9;
+            let share_of_memcpy = gb_per_s / plain;
+            let bytes = 4 * n as u64;
+            Ok(Collective { op, ranks, bytes, gb_per_s, memcpy_gb_per_s: plain, share_of_memcpy })
+        })
+        .collect()
+}
+
+/// The median time of rank 0.
+fn collective(which: usize, ranks: usize, n: usize) -> Result<f64, Error> {
+    let mut plan = Plan::default();
+    let x = plan.tensor((Arena::Device, "of the measurement"), "x", Dtype::F32, (1, n));
+    let (world, plan) = (World::new(1, ranks, PATIENCE), Arc::new(plan));
+    let op = [
+        Op::AllReduce { x, group: Group::Dp, reduce: Reduce::Sum },
+        Op::ReduceScatter { x, group: Group::Dp },
+        Op::AllGather { x, group: Group::Dp },
+    ];
+    let run = |dp: usize| {
+        let rank = Rank { tp: 0, tp_size: 1, dp, dp_size: ranks };
+        let options = CpuOptions {
+            lanes: Lanes::Inline,
+            memory_limit: u64::MAX,
+            host: device::HostPlace::default(),
+            scratch: cpu::ScratchFloats::default(),
+            work: HostWork::default(),
+        };
+        let dev = cpu::open(rank, &plan, &world, &options)?;
+        dev.write(x, &|_| 0.5)?;
+        let mut seconds = Vec::new();
+        for _ in 0..=ROUNDS {
+            let started = Instant::now();
+            dev.submit(Lane::DpComm, op[which].clone());
+            dev.sync_all()?;
+            seconds.push(started.elapsed().as_secs_f64());
+        }
+        dev.finish()?;
+        Ok::<f64, Error>(median(&seconds[1..]))
+    };
+    std::thread::scope(|scope| {
+        let spawn = |dp: usize| {
+            let started = std::thread::Builder::new().spawn_scoped(scope, move || run(dp));
+            let rank = Rank { tp: 0, tp_size: 1, dp, dp_size: ranks };
+            started.map_err(|error| world.not_started(rank, &error))
+        };
+        let threads: Vec<_> = (1..ranks).map(spawn).collect();
+        let first = run(0);
+        // A rank that failed, or was never there, has told the first.
+        threads.into_iter().flatten().for_each(|thread| drop(thread.join()));
+        first
+    })
+}

@@ -1,0 +1,168 @@
+//! Copies between host and GPU: each direction in one copy, which is the ceiling, and in the parts of a run.
+
+use super::{NodeMemory, Place, fastest, memcpy, memory, open, place};
+use config::{BUCKET_ELEMENTS, TILE_ELEMENTS};
+use device::{
+    Arena, Device, Dtype, Error, HostContext, HostOp, HostTask, Lane, Mode, Op, Plan, Tensor,
+};
+use serde::Serialize;
+use std::sync::Arc;
+
+/// Of a tile of 16-bit parameters, as runs have them by default.
+pub const TILE_BYTES: u64 = 2 * TILE_ELEMENTS as u64;
+
+/// Of a piece of 16-bit gradients, as one data-parallel rank has them by default.
+const PIECE_BYTES: u64 = 2 * BUCKET_ELEMENTS as u64;
+
+/// Copies of one GPU, in 10^9 bytes a second.
+#[derive(Clone, Debug, Serialize)]
+pub struct Copies {
+    /// `Cuda` or `Cpu`.
+    pub device: &'static str,
+    /// Of each direction.
+    pub bytes: u64,
+    /// Host to GPU.
+    pub up: f64,
+    /// GPU to host.
+    pub down: f64,
+    /// Both at once, added.
+    pub both: f64,
+    /// `both` as a share of `up` and `down` added.
+    pub both_share: f64,
+    /// The same bytes in the parts of a run.
+    pub parts: InParts,
+    /// Of one direction; `None`: not known.
+    pub ceiling: Option<f64>,
+    /// The meaning of `ceiling`, for a reader.
+    pub ceiling_is: &'static str,
+    /// The host's memory, node by node.
+    pub memory: Vec<NodeMemory>,
+}
+
+/// Copies in the parts of a run, in 10^9 bytes a second, and as shares of the same directions in one copy each.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct InParts {
+    /// Of a tile of 16-bit parameters, which goes up once the host has updated it.
+    pub tile_bytes: u64,
+    /// Of a piece of 16-bit gradients, which comes down whole.
+    pub piece_bytes: u64,
+    /// Tiles, host to GPU.
+    pub up: f64,
+    /// `up` as a share of one copy.
+    pub up_share: f64,
+    /// Pieces, GPU to host.
+    pub down: f64,
+    /// `down` as a share of one copy.
+    pub down_share: f64,
+    /// Both at once, added.
+    pub both: f64,
+    /// `both` as a share of one copy of each direction, added.
+    pub both_share: f64,
+}
+
+/// A task of the host behind which a tile goes up. It changes one element: the time of the update itself is not measured here.
+#[derive(Debug)]
+struct Made(Tensor);
+
+impl HostTask for Made {
+    fn name(&self) -> &'static str {
+        "made"
+    }
+    fn accesses(&self, visit: &mut dyn FnMut(Mode, Tensor)) {
+        visit(Mode::Update, self.0);
+    }
+    fn run(&self, _: u64, host: &mut HostContext<'_>) -> Result<(), String> {
+        host.write_as::<f32>(self.0)?.iter_mut().for_each(|x| *x += 1.0);
+        Ok(())
+    }
+}
+
+/// A direction's source and target on `lane`, and where it is cut.
+struct Way {
+    lane: Lane,
+    /// A task of the host for each part, where there are any.
+    made: Vec<Arc<HostOp>>,
+    parts: Vec<(Tensor, Tensor)>,
+}
+
+impl Way {
+    /// Cuts a direction into parts of at most `most` elements.
+    fn new(lane: Lane, (src, dst): (Tensor, Tensor), most: usize) -> Self {
+        let part = |at: usize| at..src.len().min(at + most);
+        let parts = (0..src.len()).step_by(most).map(part);
+        let parts = parts.map(|part| (src.slice(part.clone()), dst.slice(part))).collect();
+        Self { lane, made: Vec::new(), parts }
+    }
+
+    /// Each part goes behind a task of the host, as behind its update in a run.
+    fn behind_host(mut self) -> Self {
+        let made = |(src, _): &(Tensor, Tensor)| HostOp::new(Made(src.slice(0..1)));
+        self.made = self.parts.iter().map(made).collect();
+        self
+    }
+
+    /// Queues all of it.
+    fn start(&self, dev: &Device) {
+        let made = |task: &Arc<HostOp>| {
+            dev.submit_host(task, 0);
+            dev.record(Lane::Host)
+        };
+        let made: Vec<_> = self.made.iter().map(made).collect();
+        for (at, &(src, dst)) in self.parts.iter().enumerate() {
+            if let Some(made) = made.get(at) {
+                dev.wait(self.lane, *made);
+            }
+            dev.submit(self.lane, Op::Copy { src, dst });
+        }
+        if !self.made.is_empty() {
+            dev.follow(Lane::Host, self.lane); // the next tasks change what goes up here
+        }
+    }
+}
+
+/// Copies of `bytes`, whose parts have at most `tile` bytes upward.
+///
+/// # Errors
+/// There is no GPU, or no memory.
+pub fn copies(on_cuda: bool, bytes: u64, tile: u64) -> Result<Copies, Error> {
+    let n = (bytes / 4) as usize;
+    let mut plan = Plan::default();
+    let mut tensor =
+        |arena, name: &str| plan.tensor((arena, "of the measurement"), name, Dtype::F32, (1, n));
+    let [above, above2] = ["a", "b"].map(|name| tensor(Arena::Device, name));
+    let [below, below2] = ["c", "d"].map(|name| tensor(Arena::Pinned, name));
+    let place = if on_cuda { place() } else { Place::default() };
+    let dev = open(plan, on_cuda, &place)?;
+    [above2, below].iter().try_for_each(|t| dev.write(*t, &|_| 1.0))?;
+    let rate = |ways: &[&Way]| {
+        let seconds = fastest(|| {
+            ways.iter().for_each(|way| way.start(&dev));
+            dev.sync_all()
+        })?;
+        Ok::<f64, Error>((ways.len() * n * 4) as f64 / seconds / 1e9)
+    };
+    let [tile, piece] = [tile, PIECE_BYTES].map(|bytes| ((bytes / 4) as usize).min(n));
+    let one = (Way::new(Lane::H2d, (below, above), n), Way::new(Lane::D2h, (above2, below2), n));
+    let tiles = Way::new(Lane::H2d, (below, above), tile).behind_host();
+    let pieces = Way::new(Lane::D2h, (above2, below2), piece);
+    let (up, down, both) = (rate(&[&one.0])?, rate(&[&one.1])?, rate(&[&one.0, &one.1])?);
+    let in_parts = (rate(&[&tiles])?, rate(&[&pieces])?, rate(&[&pieces, &tiles])?);
+    dev.finish()?;
+    let parts = InParts {
+        tile_bytes: tile as u64 * 4,
+        piece_bytes: piece as u64 * 4,
+        up: in_parts.0,
+        up_share: in_parts.0 / up,
+        down: in_parts.1,
+        down_share: in_parts.1 / down,
+        both: in_parts.2,
+        both_share: in_parts.2 / (up + down),
+    };
+    let (ceiling, ceiling_is) = match on_cuda {
+        true => (place.link, "the slowest link on the way, by its width and generation"),
+        false => (Some(memcpy(n * 4)), "a plain copy within the host's memory by one thread"),
+    };
+    let device = if on_cuda { "Cuda" } else { "Cpu" };
+    let (bytes, both_share, memory) = (n as u64 * 4, both / (up + down), memory(bytes)?);
+    Ok(Copies { device, bytes, up, down, both, both_share, parts, ceiling, ceiling_is, memory })
+}

@@ -1,0 +1,364 @@
+//! The GPUs and the host of this machine, measured for a box file: products, the GPU's memory, copies, sums over all GPUs, the
+//! host's memory and the update on the host.
+
+use super::adam::adam_on;
+use super::memory::{nodes, on_node, one_core};
+use super::{
+    Copies, NodeMemory, PATIENCE, REPEATS, Row, TILE_BYTES, cases, copies, fastest, open, place,
+    product_of_shape,
+};
+use device::cuda::{self, Collectives, CudaOptions, GpuInfo, Peers};
+use device::{Arena, Device, Dtype, Error, Group, HostPlace, HostWork, Lane, Op, Plan, Rank};
+use device::{Reduce, World};
+use layout::gpu::machine;
+use std::sync::Arc;
+use std::time::Instant;
+use topology::cores;
+use topology::{Machine, available_memory, format_bytes};
+
+/// The name of each GPU of the stand-in driver begins like this.
+const STAND_IN: &str = "Fake GPU";
+
+/// The sizes of the measurements.
+#[derive(Clone, Copy, Debug)]
+struct Sizes {
+    /// (m, k, n) of products.
+    products: &'static [(usize, usize, usize)],
+    /// Products that follow each other.
+    count: usize,
+    /// Of each copy and sum, and of each array on a GPU and on a node.
+    bytes: u64,
+    /// That the host updates.
+    params: usize,
+}
+
+/// Under the stand-in, which computes everything on the cores.
+const SMALL: Sizes =
+    Sizes { products: &[(256, 256, 256)], count: 1, bytes: 1 << 20, params: 1 << 18 };
+const LARGE: Sizes = Sizes {
+    products: &[(4096, 4096, 4096), (8192, 8192, 8192), (16_384, 8192, 4096)],
+    count: 10,
+    bytes: 512 << 20,
+    params: 1 << 26,
+};
+
+/// Bytes of a GPU that [`LARGE`] takes, with what lies beside.
+const TAKEN: u64 = 3 << 30;
+
+/// A rate of products and how it was reached.
+#[derive(Clone, Debug)]
+pub struct Products {
+    /// 10^12 operations a second.
+    pub tflops: f64,
+    /// (m, k) by (k, n) of the fastest.
+    pub shape: (usize, usize, usize),
+    /// Number of shapes.
+    pub tried: usize,
+    /// Of operands and results.
+    pub dtype: Dtype,
+}
+
+/// All GPUs at once, in 10^9 bytes a second of each.
+#[derive(Clone, Copy, Debug)]
+pub struct Together {
+    /// Host to GPU.
+    pub up: f64,
+    /// GPU to host.
+    pub down: f64,
+    /// Sums over all GPUs: bytes that each sends, and as many that it receives.
+    pub sums: f64,
+}
+
+/// A machine with GPUs of one kind. Rates of bytes are in 10^9 a second.
+#[derive(Clone, Debug)]
+pub struct GpuBox {
+    /// The first GPU. All are alike.
+    pub gpu: GpuInfo,
+    /// Number of GPUs.
+    pub gpus: usize,
+    /// Bytes of the GPU with the least memory.
+    pub gpu_memory: u64,
+    /// The version of the driver.
+    pub driver: String,
+    /// The version of NCCL, or the reason of its absence.
+    pub nccl: Result<String, String>,
+    /// Bytes that a node of the host has free at least.
+    pub node_memory: u64,
+    /// Cores that this process may use.
+    pub cores: usize,
+    /// 16-bit products, and fp32 ones.
+    pub products: [Products; 2],
+    /// Bytes that a kernel reads and writes on the GPU.
+    pub streamed: f64,
+    /// Of one GPU alone, and the memory of every node.
+    pub copies: Copies,
+    /// Where there are several GPUs; else, or where it fails, why not.
+    pub together: Result<Together, String>,
+    /// One core's part of its node's memory.
+    pub core: NodeMemory,
+    /// The update on all cores of a node.
+    pub adam: Row,
+    /// Bytes of each array and copy.
+    pub bytes: u64,
+}
+
+impl GpuBox {
+    /// Whether the driver is a stand-in without GPUs.
+    pub fn is_stand_in(&self) -> bool {
+        self.gpu.name.starts_with(STAND_IN)
+    }
+}
+
+/// Why there is no box.
+#[derive(Debug, thiserror::Error)]
+pub enum GpuBoxError {
+    /// There are no GPUs, or they cannot be used.
+    #[error(
+        "the GPUs of this machine cannot be used: {0}; see `onebox doctor`, or measure the cores: --cores"
+    )]
+    None(String),
+    /// GPUs of several kinds.
+    #[error(
+        "a box has GPUs of one kind, and this machine has {0}: show those of one kind by CUDA_VISIBLE_DEVICES"
+    )]
+    Mixed(String),
+    /// A GPU on which something else is.
+    #[error(
+        "GPU {gpu} has {} free, and the measurement takes {}: end what runs there",
+        format_bytes(*free), format_bytes(TAKEN)
+    )]
+    Full {
+        /// The driver's number.
+        gpu: usize,
+        /// Bytes.
+        free: u64,
+    },
+    /// A measurement.
+    #[error("{what}: {error}")]
+    Failed {
+        /// The measured rate.
+        what: &'static str,
+        /// Why it ended.
+        error: Error,
+    },
+}
+
+/// Measures everything, in about a minute. `tell` gets the name of each measurement before it begins.
+///
+/// # Errors
+/// No GPUs of one kind; a GPU that fails, or no memory.
+pub fn measure(tell: &mut dyn FnMut(&str)) -> Result<GpuBox, GpuBoxError> {
+    let probe = machine();
+    if let Some(missing) = probe.missing() {
+        return Err(GpuBoxError::None(missing));
+    }
+    let [gpu, others @ ..] = &probe.gpus[..] else {
+        return Err(GpuBoxError::None("there are none".into()));
+    };
+    let kind = |gpu: &GpuInfo| (gpu.name.clone(), gpu.sm, gpu.processors);
+    if let Some(other) = others.iter().find(|other| kind(other) != kind(gpu)) {
+        return Err(GpuBoxError::Mixed(format!("{} and {}", gpu.name, other.name)));
+    }
+    let gpus = probe.gpus.len();
+    let gpu_memory = probe.gpus.iter().map(|gpu| gpu.memory).min().unwrap_or(gpu.memory);
+    let sizes = if gpu.name.starts_with(STAND_IN) { SMALL } else { LARGE };
+    if let Some((gpu, free)) = full(&probe.gpus).filter(|_| sizes.bytes == LARGE.bytes) {
+        return Err(GpuBoxError::Full { gpu, free });
+    }
+    let half = if gpu.sm >= 80 { Dtype::Bf16 } else { Dtype::F16 };
+    let halves = told(tell, "16-bit products", || products(half, sizes))?;
+    let wide = told(tell, "fp32 products", || products(Dtype::F32, sizes))?;
+    let streamed = told(tell, "the memory of a GPU", || streamed(sizes.bytes))?;
+    let copies = told(tell, "copies, and the host's memory node by node", || {
+        copies(true, sizes.bytes, TILE_BYTES)
+    })?;
+    let core = told(tell, "one core", || one_core(sizes.bytes))?;
+    let adam = told(tell, "the update on the host", || updated(sizes.params))?;
+    let together = if gpus > 1 {
+        tell("copies and sums of all GPUs at once");
+        together(gpus, sizes.bytes).map_err(|error| error.to_string())
+    } else {
+        Err("there is one GPU".into())
+    };
+    let library = probe.libraries.iter().find(|library| library.name == "NCCL");
+    Ok(GpuBox {
+        gpu: gpu.clone(),
+        gpus,
+        gpu_memory,
+        driver: probe.driver.clone().unwrap_or_else(|why| why),
+        nccl: library.map_or_else(|| Err("nobody looked for it".into()), |l| l.version.clone()),
+        node_memory: node_memory(),
+        cores: cores(),
+        products: [halves, wide],
+        streamed,
+        copies,
+        together,
+        core,
+        adam,
+        bytes: sizes.bytes,
+    })
+}
+
+/// The result of `work`; `tell` gets its name before.
+fn told<T>(
+    tell: &mut dyn FnMut(&str),
+    what: &'static str,
+    work: impl FnOnce() -> Result<T, Error>,
+) -> Result<T, GpuBoxError> {
+    tell(what);
+    work().map_err(|error| GpuBoxError::Failed { what, error })
+}
+
+/// Bytes that a node has free at least.
+fn node_memory() -> u64 {
+    let Ok(machine) = Machine::discover() else { return available_memory() };
+    let nodes = machine.numa_nodes.iter().filter(|node| !node.cpus.is_empty());
+    let free = nodes.map(|node| node.free_bytes.unwrap_or(node.memory_bytes));
+    free.min().map_or_else(available_memory, |bytes| bytes.min(available_memory()))
+}
+
+/// The fastest of some shapes.
+fn products(dtype: Dtype, sizes: Sizes) -> Result<Products, Error> {
+    let mut best = Products { tflops: 0.0, shape: (0, 0, 0), tried: sizes.products.len(), dtype };
+    for &shape in sizes.products {
+        let tflops = product_of_shape(true, dtype, (shape, sizes.count), &place())?;
+        if tflops > best.tflops {
+            best = Products { tflops, shape, ..best };
+        }
+    }
+    Ok(best)
+}
+
+/// into += x on GPU 0, arrays of `bytes`: two are read, one is written.
+fn streamed(bytes: u64) -> Result<f64, Error> {
+    let mut plan = Plan::default();
+    let n = (bytes / 4) as usize;
+    let [x, into] = ["x", "into"]
+        .map(|name| plan.tensor((Arena::Device, "of the measurement"), name, Dtype::F32, (1, n)));
+    let dev = open(plan, true, &place())?;
+    dev.submit(Lane::Compute, Op::Zero { x });
+    dev.submit(Lane::Compute, Op::Zero { x: into });
+    let seconds = fastest(|| {
+        dev.submit(Lane::Compute, Op::Add { x, into });
+        dev.sync_all()
+    })?;
+    dev.finish()?;
+    Ok(3.0 * bytes as f64 / seconds / 1e9)
+}
+
+/// The update with fp32 states by the best instructions on all cores of a node, on the node whose cores are the slowest.
+fn updated(params: usize) -> Result<Row, Error> {
+    let of = |node| {
+        on_node(node, |crew, place| {
+            let threads = crew.as_ref().map_or(1, |crew| crew.threads());
+            let rows = adam_on((crew, place), &cases(threads, None, true)[..1], (params, REPEATS))?;
+            Ok(rows.into_iter().next().unwrap_or_else(|| unreachable!("a case has a row")))
+        })
+    };
+    let rows = nodes().iter().map(of).collect::<Result<Vec<Row>, Error>>()?;
+    let slowest =
+        rows.into_iter().min_by(|a, b| a.gb_per_s_and_thread().total_cmp(&b.gb_per_s_and_thread()));
+    Ok(slowest.unwrap_or_else(|| unreachable!("this process runs on a CPU, which is of a node")))
+}
+
+/// A GPU that has too little memory free, and how much that is.
+fn full(gpus: &[GpuInfo]) -> Option<(usize, u64)> {
+    let free = gpus.iter().filter_map(|gpu| {
+        // One that cannot be asked says why when it is opened.
+        Some((gpu.ordinal, cuda::free_memory(gpu.ordinal).ok()?))
+    });
+    free.filter(|(_, free)| *free < TAKEN).min_by_key(|(_, free)| *free)
+}
+
+/// The things that every rank of [`together`] has.
+struct Shared {
+    plan: Arc<Plan>,
+    world: Arc<World>,
+    peers: Arc<Peers>,
+    /// Device and host memory of a copy, numbers that are summed, and one number.
+    arrays: [device::Tensor; 4],
+}
+
+/// Copies up, copies down and sums of `bytes` on all GPUs at once.
+fn together(gpus: usize, bytes: u64) -> Result<Together, Error> {
+    let mut plan = Plan::default();
+    let n = ((bytes / 4) as usize).next_multiple_of(gpus);
+    let mut tensor = |arena, name: &str, dtype, len| {
+        plan.tensor((arena, "of the measurement"), name, dtype, (1, len))
+    };
+    let arrays = [
+        tensor(Arena::Device, "above", Dtype::F32, n),
+        tensor(Arena::Pinned, "below", Dtype::F32, n),
+        tensor(Arena::Device, "summed", Dtype::F32, n),
+        tensor(Arena::Device, "met", Dtype::F32, gpus),
+    ];
+    let shared = Shared {
+        plan: Arc::new(plan),
+        world: World::new(1, gpus, PATIENCE),
+        peers: Arc::new(Peers::new(gpus)),
+        arrays,
+    };
+    let ranks: Vec<Rank> = Rank::all(1, gpus).collect();
+    let times = std::thread::scope(|scope| {
+        let spawn = |rank: &Rank| {
+            let (shared, rank) = (&shared, *rank);
+            let started =
+                std::thread::Builder::new().spawn_scoped(scope, move || times(shared, rank));
+            started.map_err(|error| shared.world.not_started(rank, &error))
+        };
+        let threads: Vec<_> = ranks.iter().map(spawn).collect();
+        let join = |thread: Result<std::thread::ScopedJoinHandle<'_, _>, Error>| {
+            thread?.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        threads.into_iter().map(join).collect::<Result<Vec<_>, Error>>()
+    })?;
+    let bytes = 4.0 * n as f64;
+    // The slowest GPU of a round, and the fastest round after the first.
+    let of = |phase: usize| {
+        let round = |i: usize| times.iter().map(|of| of[phase][i]).fold(0.0, f64::max);
+        bytes / (1..=REPEATS).map(round).fold(f64::INFINITY, f64::min) / 1e9
+    };
+    let sent = 2.0 * (gpus - 1) as f64 / gpus as f64;
+    Ok(Together { up: of(0), down: of(1), sums: sent * of(2) })
+}
+
+/// A rank's seconds of each round of copies up, copies down and sums.
+fn times(shared: &Shared, rank: Rank) -> Result<[Vec<f64>; 3], Error> {
+    let [above, below, summed, met] = shared.arrays;
+    let options = CudaOptions {
+        gpu: Some(rank.index()),
+        host: HostPlace::default(),
+        peers: Arc::clone(&shared.peers),
+        collectives: Collectives::Auto,
+        scratch: 0,
+        work: HostWork::default(),
+        programs: &[],
+        warm_up: Arc::default(),
+    };
+    let dev = cuda::open(rank, &shared.plan, &shared.world, &options)?;
+    dev.write(below, &|_| 1.0)?;
+    [above, summed, met].iter().for_each(|x| dev.submit(Lane::Compute, Op::Zero { x: *x }));
+    dev.sync_all()?;
+    let sum = |x| Op::AllReduce { x, group: Group::Dp, reduce: Reduce::Sum };
+    let run = |lane, op: Op| rounds(&dev, &sum(met), (lane, &op));
+    let times = [
+        run(Lane::H2d, Op::Copy { src: below, dst: above })?,
+        run(Lane::D2h, Op::Copy { src: above, dst: below })?,
+        run(Lane::DpComm, sum(summed))?,
+    ];
+    dev.finish()?;
+    Ok(times)
+}
+
+/// Seconds of an op, each time after the ranks have met.
+fn rounds(dev: &Device, meeting: &Op, (lane, op): (Lane, &Op)) -> Result<Vec<f64>, Error> {
+    let round = |_| {
+        dev.submit(Lane::DpComm, meeting.clone());
+        dev.sync_all()?;
+        let started = Instant::now();
+        dev.submit(lane, op.clone());
+        dev.sync_all()?;
+        Ok(started.elapsed().as_secs_f64())
+    };
+    (0..=REPEATS).map(round).collect()
+}

@@ -1,0 +1,234 @@
+//! `onebox bench`: [`crate::bench`] in words or as JSON, and [`predict::calibrate`] as a box file.
+
+use super::data;
+use super::exit::{Failed, code};
+use super::simulate::failed;
+use super::train::check_memory;
+use super::{ConfigArgs, may_write, missing_gpus, plan, print, print_json, say, unwritten};
+
+mod host;
+use crate::bench::gpu_box::{self, GpuBoxError};
+use crate::bench::{BOX_OF_GPUS, Copies, Steps, TILE_BYTES, copies, is_on_cuda, product, steps};
+use crate::report::progress::si;
+use crate::report::trace;
+use device::Trace;
+use layout::build::{build, dtype};
+use layout::gpu;
+use predict::calibrate;
+use predict::calibrate::{measure, to_ron};
+use predict::choose;
+use serde::Serialize;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use topology::cores;
+use topology::{available_memory, counted, format_bytes};
+
+/// One of both: clap asks for `save_box` where there is no verb.
+#[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+#[command(override_usage = "onebox bench step [OPTIONS] <CONFIG>\n       \
+                            onebox bench copy [OPTIONS]\n       \
+                            onebox bench <adam|gemm|collective> [OPTIONS]\n       \
+                            onebox bench --save-box <FILE> [--cores]")]
+pub(super) struct BenchArgs {
+    /// Measure this machine and write a box file, for `onebox simulate --box FILE`: its GPUs and its host, or where it has no GPU
+    /// its cores as virtual GPUs
+    #[arg(long, value_name = "FILE", required = true)]
+    save_box: Option<PathBuf>,
+    /// Measure the cores as virtual GPUs where there are GPUs too
+    #[arg(long, requires = "save_box")]
+    cores: bool,
+    #[command(subcommand)]
+    verb: Option<BenchVerb>,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum BenchVerb {
+    /// Training steps of a config: time, tokens, share of what plain products reach, exposed update
+    Step(StepArgs),
+    /// Copies between the host's memory and a GPU, or a virtual one where there is none; the memory of each NUMA node
+    Copy(CopyArgs),
+    /// The update on the host, in turn with the same loads and stores without arithmetic
+    Adam(host::AdamArgs),
+    /// Products of virtual GPUs beside the fused multiply-adds that the cores reach
+    Gemm(host::GemmArgs),
+    /// Collectives of virtual GPUs beside a plain copy
+    Collective(host::CollectiveArgs),
+}
+
+#[derive(Debug, clap::Args)]
+struct StepArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// Steps to measure, after one that is not
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..))]
+    steps: u16,
+    /// Write when each op of the last of them ran as a Chrome trace
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// One JSON document on stdout
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+struct CopyArgs {
+    /// MiB of each direction
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
+    mib: u32,
+    /// MiB of a tile that goes up behind its update: `offload.tile_elements` times 2 bytes, with `precision: Fp32` 4
+    #[arg(long, default_value_t = (TILE_BYTES >> 20) as u32, value_parser = clap::value_parser!(u32).range(1..))]
+    tile_mib: u32,
+    /// One JSON document on stdout
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(args: &BenchArgs) -> Result<(), Failed> {
+    match (&args.verb, &args.save_box) {
+        (Some(BenchVerb::Step(args)), _) => step(args),
+        (Some(BenchVerb::Copy(args)), _) => copy(args),
+        (Some(BenchVerb::Adam(args)), _) => host::adam(args),
+        (Some(BenchVerb::Gemm(args)), _) => host::gemm(args),
+        (Some(BenchVerb::Collective(args)), _) => host::collective(args),
+        (None, Some(path)) => save_box(path, args.cores),
+        (None, None) => Ok(()),
+    }
+}
+
+fn save_box(path: &Path, on_cores: bool) -> Result<(), Failed> {
+    let on_gpus = !on_cores && gpu::machine().has_driver();
+    // A box of either kind gives way to another.
+    let kinds = [calibrate::OUTPUT, BOX_OF_GPUS];
+    if kinds.iter().all(|kind| kind.check(path).is_err()) {
+        may_write(calibrate::OUTPUT, path)?;
+    }
+    let mut tell = |what: &str| say(&format!("measuring: {what}"));
+    let ron = if on_gpus { box_of_gpus(&mut tell)? } else { box_of_cores(&mut tell)? };
+    std::fs::write(path, ron).map_err(|e| unwritten(path, &e))?;
+    let path = path.display();
+    say(&format!("{path}: written\nnext: onebox simulate configs/quickstart.ron --box {path}"));
+    Ok(())
+}
+
+fn box_of_cores(tell: &mut dyn FnMut(&str)) -> Result<String, Failed> {
+    let measured = measure(tell).map_err(|e| Failed::new(code::INTERNAL, e))?;
+    let memory = format_bytes(available_memory()).replace(' ', "");
+    Ok(to_ron(&measured, 4 * cores(), &memory, &memory))
+}
+
+fn box_of_gpus(tell: &mut dyn FnMut(&str)) -> Result<String, Failed> {
+    let measured = gpu_box::measure(tell).map_err(|error| {
+        let code = match error {
+            GpuBoxError::None(_) | GpuBoxError::Mixed(_) => code::CONFIG,
+            GpuBoxError::Full { .. } => code::DEVICE_MEMORY,
+            GpuBoxError::Failed { .. } => code::RANK,
+        };
+        Failed::new(code, error)
+    })?;
+    if measured.is_stand_in() {
+        say(
+            "warning: the driver is a stand-in without a GPU: these figures say nothing about any GPU",
+        );
+    }
+    measured.missing().iter().for_each(|what| say(&format!("warning: {what}")));
+    Ok(measured.to_ron())
+}
+
+fn step(args: &StepArgs) -> Result<(), Failed> {
+    args.trace.as_ref().map_or(Ok(()), |path| may_write(trace::OUTPUT, path))?;
+    let mut loaded = args.config.load()?;
+    choose(&mut loaded).map_err(failed)?;
+    let config = &loaded.config;
+    if let Some(not_built) = config.not_built(&loaded.origins, missing_gpus) {
+        return Err(Failed::new(code::CONFIG, not_built));
+    }
+    let built = build(config);
+    data::look(config)?;
+    check_memory(&loaded, &built, false)?;
+    let data = data::open(config, data::tokenizer(config)?.as_ref(), (true, false))?;
+    let flops = plan::made(config, &built)?.step.map_or(0.0, |step| step.model_flops);
+    let ceiling = product(is_on_cuda(config), dtype(config.precision));
+    let ceiling = ceiling.map_err(|e| Failed::new(code::RANK, e))?;
+    let last = u64::from(args.steps) + 1;
+    let noted = args.trace.as_ref().map(|_| Arc::new(Trace::of_steps(last..=last)));
+    let count = usize::from(args.steps);
+    let measured = steps(config, &built, &data, (count, flops, ceiling), noted.clone());
+    let measured = measured.map_err(|e| Failed::new(code::RANK, e))?;
+    if let (Some(path), Some(noted)) = (&args.trace, noted) {
+        trace::measured(path, &noted).map_err(|e| unwritten(path, &e))?;
+    }
+    shown(args.json, &measured, || step_text(&measured))
+}
+
+fn copy(args: &CopyArgs) -> Result<(), Failed> {
+    let on_cuda = gpu::machine().missing().is_none();
+    let measured = copies(on_cuda, u64::from(args.mib) << 20, u64::from(args.tile_mib) << 20);
+    let measured = measured.map_err(|e| Failed::new(code::RANK, e))?;
+    shown(args.json, &measured, || copy_text(&measured))
+}
+
+fn shown<T: Serialize>(json: bool, value: &T, text: impl Fn() -> String) -> Result<(), Failed> {
+    if json { print_json(value) } else { print(&text()) }
+}
+
+fn step_text(s: &Steps) -> String {
+    let mut out = format!(
+        "step      {:.4} s (median of {}; fastest {:.4})\ntokens    {}tok/s\n\
+         compute   {:.3} TFLOP/s of the model per GPU, {:.1} % of the {:.3} that a plain product reaches\n\
+         host      {:.4} s of work per step",
+        s.seconds,
+        s.steps,
+        s.least_seconds,
+        si(s.tokens_per_second),
+        s.tflops_per_gpu,
+        100.0 * s.tflops_per_gpu / s.ceiling_tflops,
+        s.ceiling_tflops,
+        s.host_seconds,
+    );
+    match s.exposed_seconds {
+        Some(exposed) => {
+            let share = 100.0 * exposed / s.seconds;
+            let _ = writeln!(out, ", of which {exposed:.4} s ({share:.1} % of the step) exposed");
+        }
+        None => out += "; lanes run one after another here\n",
+    }
+    out
+}
+
+fn copy_text(c: &Copies) -> String {
+    let ceiling = match c.ceiling {
+        Some(gb) => format!("{gb:.2} GB/s: {}", c.ceiling_is),
+        None => format!("unknown: {}", c.ceiling_is),
+    };
+    let (parts, mib) = (&c.parts, |bytes: u64| bytes as f64 / f64::from(1 << 20));
+    let mut out = format!(
+        "up        {:.2} GB/s in one copy; {:.2} GB/s ({:.1} %) in tiles of {:.1} MiB, each behind a task of the host\n\
+         down      {:.2} GB/s in one copy; {:.2} GB/s ({:.1} %) in pieces of {:.1} MiB\n\
+         both      {:.2} GB/s at once, added: {:.1} % of up and down in one copy each; {:.2} GB/s ({:.1} %) in tiles and pieces\n\
+         ceiling   {ceiling}\n",
+        c.up,
+        parts.up,
+        100.0 * parts.up_share,
+        mib(parts.tile_bytes),
+        c.down,
+        parts.down,
+        100.0 * parts.down_share,
+        mib(parts.piece_bytes),
+        c.both,
+        100.0 * c.both_share,
+        parts.both,
+        100.0 * parts.both_share,
+    );
+    for m in &c.memory {
+        let node = m.node.map_or_else(|| "all".into(), |node| node.to_string());
+        let (read, write, copy, rmw) = (m.read, m.write, m.copy, m.rmw);
+        let _ = writeln!(
+            out,
+            "node {node:<4} read {read:.2}, write {write:.2}, copy {copy:.2}, change {rmw:.2} GB/s by {}",
+            counted(m.threads, "thread")
+        );
+    }
+    out
+}

@@ -1,0 +1,155 @@
+//! `onebox boxes`: the boxes that the program holds.
+
+use super::exit::{Failed, code};
+use super::{print, print_json};
+use config::bundled::BOXES;
+use config::{BoxConfig, load_box};
+use serde::Serialize;
+use std::fmt::Write as _;
+use std::path::Path;
+use topology::format_bytes;
+
+/// List the described boxes that `--box NAME` takes.
+#[derive(Debug, clap::Args)]
+pub(super) struct BoxesArgs {
+    /// One JSON document
+    #[arg(long)]
+    json: bool,
+    /// The table of docs/simulator.md
+    #[arg(long, conflicts_with = "json")]
+    markdown: bool,
+}
+
+/// A box in a line. Figures of links are GB/s each way, as the box describes them.
+#[derive(Serialize)]
+struct Listed {
+    name: &'static str,
+    title: String,
+    machines: usize,
+    /// Of all machines.
+    gpus: usize,
+    gpu_memory_bytes: u64,
+    /// Of each machine.
+    host_memory_bytes: u64,
+    gemm_tflops: f32,
+    /// Of the slowest and the fastest GPU that copies alone.
+    link_gb_per_s: [f64; 2],
+    /// Of the slowest GPU while all copy.
+    link_gb_per_s_all: f64,
+    /// Between two GPUs that NVLink joins; 0: none are.
+    nvlink_gb_per_s: f64,
+    /// Whether NVLink joins any two.
+    nvlink_joins_all: bool,
+    /// Between machines.
+    network_gb_per_s: f32,
+}
+
+pub(super) fn run(args: &BoxesArgs) -> Result<(), Failed> {
+    let listed = |(name, _): &(&'static str, _)| {
+        let described = load_box(Path::new(name)).map_err(|e| Failed::new(code::INTERNAL, e))?;
+        Ok(listed(name, &described))
+    };
+    let all = BOXES.iter().map(listed).collect::<Result<Vec<_>, Failed>>()?;
+    match (args.json, args.markdown) {
+        (true, _) => print_json(&all),
+        (_, true) => print(&markdown(&all)),
+        _ => print(&table(&all)),
+    }
+}
+
+fn listed(name: &'static str, described: &BoxConfig) -> Listed {
+    let alone = f64::from(described.host.link_gb_per_s);
+    let (mut link, mut all) = ([alone; 2], alone);
+    let mut nvlink = vec![f64::from(described.gpu.peer_gb_per_s)];
+    if let Some(machine) = &described.machine {
+        let gpus = 0..machine.gpus.len();
+        let each = gpus.clone().filter_map(|gpu| machine.host_gb_per_s_alone(gpu));
+        link = each.fold([f64::INFINITY, 0.0], |[a, b], rate| [a.min(rate), b.max(rate)]);
+        let each = gpus.clone().filter_map(|gpu| machine.host_gb_per_s_all(gpu));
+        all = each.fold(f64::INFINITY, f64::min);
+        let between = |a| (0..a).map(move |b| machine.nvlink_mb_per_s(a, b) as f64 / 1e3);
+        nvlink = gpus.flat_map(between).collect();
+    }
+    Listed {
+        name,
+        title: described.name.clone(),
+        machines: described.machines,
+        gpus: described.gpus,
+        gpu_memory_bytes: described.gpu_memory,
+        host_memory_bytes: described.node_memory * described.numa_nodes as u64,
+        gemm_tflops: described.gpu.gemm_tflops,
+        link_gb_per_s: link,
+        link_gb_per_s_all: all,
+        nvlink_gb_per_s: nvlink.iter().copied().fold(0.0, f64::max),
+        nvlink_joins_all: !nvlink.is_empty() && nvlink.iter().all(|rate| *rate > 0.0),
+        network_gb_per_s: described.network_gb_per_s,
+    }
+}
+
+const HEADS: [&str; 8] =
+    ["NAME", "BOX", "GPUs", "EACH", "TFLOPS", "HOST", "LINK OF A GPU", "BETWEEN GPUs"];
+
+impl Listed {
+    fn columns(&self) -> [String; 8] {
+        let rate = |rate: f64| format!("{}", (rate * 10.0).round() / 10.0);
+        let [slow, fast] = self.link_gb_per_s.map(rate);
+        let mut link = if slow == fast { slow.clone() } else { format!("{slow} to {fast}") };
+        link += " GB/s";
+        if rate(self.link_gb_per_s_all) != slow {
+            let _ = write!(link, ", {} while all copy", rate(self.link_gb_per_s_all));
+        }
+        let nvlink = format!("NVLink {} GB/s", rate(self.nvlink_gb_per_s));
+        let mut between = match (self.gpus, self.nvlink_joins_all) {
+            (1, _) => "-".into(),
+            (_, true) => nvlink,
+            (_, false) if self.nvlink_gb_per_s > 0.0 => nvlink + " between some",
+            (_, false) => "over these links".into(),
+        };
+        if self.machines > 1 {
+            let network = rate(f64::from(self.network_gb_per_s));
+            let _ = write!(between, "; between {} machines {network} GB/s", self.machines);
+        }
+        [
+            self.name.into(),
+            self.title.clone(),
+            self.gpus.to_string(),
+            format_bytes(self.gpu_memory_bytes),
+            self.gemm_tflops.to_string(),
+            format_bytes(self.host_memory_bytes),
+            link,
+            between,
+        ]
+    }
+}
+
+fn table(all: &[Listed]) -> String {
+    let rows: Vec<[String; 8]> =
+        std::iter::once(HEADS.map(str::to_owned)).chain(all.iter().map(Listed::columns)).collect();
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
+    let mut out = String::new();
+    for row in &rows {
+        for (column, text) in row.iter().enumerate() {
+            let width = width(column).unwrap_or(0);
+            // Numbers to the right.
+            let _ = match column {
+                2..=5 => write!(out, "{text:>width$}  "),
+                _ => write!(out, "{text:<width$}  "),
+            };
+        }
+        out.truncate(out.trim_end().len());
+        out.push('\n');
+    }
+    out + "\nTFLOPS: what large 16-bit products sustain, without sparsity. HOST: memory of a machine.\n\
+           onebox plan --model FOLDER --box NAME\n"
+}
+
+fn markdown(all: &[Listed]) -> String {
+    let mut out = String::from(
+        "| name | box | GPUs | each | TFLOPS | host | link of a GPU | between GPUs |\n|---|---|---|---|---|---|---|---|\n",
+    );
+    for row in all.iter().map(Listed::columns) {
+        let [name, rest @ ..] = row;
+        let _ = writeln!(out, "| [{name}](../configs/boxes/{name}.ron) | {} |", rest.join(" | "));
+    }
+    out
+}

@@ -1,0 +1,151 @@
+//! `onebox config check` and `onebox config show`.
+
+use super::exit::{Failed, code};
+use super::processes::{SILENCE, Team, facts};
+use super::{ConfigArgs, data, missing_gpus, print, print_json, say, weights};
+use config::{Config, ConfigError, DeviceConfig, Origin, Problem, Valid};
+use serde_json::{Value, json};
+
+#[derive(Debug, clap::Args)]
+pub(super) struct CheckArgs {
+    #[command(flatten)]
+    pub(super) config: ConfigArgs,
+    /// One JSON document on stdout
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+/// All errors, or a line that says what the config is, and what of it this version cannot run. Processes of a launcher join
+/// first: what a machine must have follows from the ranks that are dealt to it.
+pub(super) fn check(args: &CheckArgs) -> Result<(), Failed> {
+    let team = Team::join(SILENCE)?;
+    let ended = team.all("config", checked(args, &team), |()| facts(None));
+    team.end(ended)
+}
+
+fn checked(CheckArgs { config: args, json }: &CheckArgs, team: &Team) -> Result<(), Failed> {
+    let data = |config: &Config, valid: &Valid<'_>| {
+        data::trouble(config, &|keys| valid.has(keys)).into_iter().collect()
+    };
+    let loaded = match weights::load(args, true, &data) {
+        Ok(loaded) => loaded,
+        Err((code, errors)) => {
+            if *json {
+                print_json(&json!({ "ok": false, "errors": in_json(&errors) }))?;
+                return Err(Failed::silent(code));
+            }
+            return Err(Failed::new(code, errors));
+        }
+    };
+    let config = &loaded.config;
+    if let Err(refused) = team.check(config) {
+        if *json {
+            let why = json!({ "message": refused.message() });
+            print_json(&json!({ "ok": false, "errors": [why] }))?;
+            return Err(Failed::silent(code::CONFIG));
+        }
+        return Err(refused);
+    }
+    let (tensor, data) = (config.parallel.tensor, config.parallel.data);
+    let parameters = layout::build::shape(config).parameters();
+    let not_built = config.not_built(&loaded.origins, missing_gpus);
+    if *json {
+        let cannot = not_built.as_ref().map_or_else(Vec::new, in_json);
+        return print_json(&json!({
+            "ok": true,
+            "errors": [],
+            "parameters": parameters,
+            "tensor": tensor,
+            "data": data,
+            "global_batch": config.batch.global,
+            "seq_len": config.model.seq_len,
+            "train_refuses": cannot,
+        }));
+    }
+    print(&format!(
+        "{}: ok: {} parameters, TP {tensor} x DP {data}, global batch {} x {} tokens\n",
+        args.name(),
+        count(parameters as f64),
+        config.batch.global,
+        config.model.seq_len,
+    ))?;
+    if let Some(not_built) = not_built {
+        let keys: Vec<&str> = not_built.errors().iter().map(|p| p.key.as_str()).collect();
+        say(&match config.device {
+            DeviceConfig::Sim { .. } => {
+                "note: this config is for a simulated box. To train, set device to Cuda or Cpu(..)."
+                    .to_owned()
+            }
+            _ => format!(
+                "note: `onebox train` refuses this config here, because of {}",
+                keys.join(", ")
+            ),
+        });
+    }
+    Ok(())
+}
+
+fn in_json(errors: &ConfigError) -> Vec<Value> {
+    let error = |problem: &Problem| {
+        let place = errors.place(problem);
+        json!({
+            "key": problem.key,
+            "message": problem.message,
+            "help": problem.help,
+            "file": place.as_ref().map(|(file, ..)| file),
+            "line": place.as_ref().map(|(_, line, _)| line),
+            "column": place.as_ref().map(|(.., column)| column),
+        })
+    };
+    errors.errors().iter().map(error).collect()
+}
+
+/// Every key with its value and origin.
+pub(super) fn show(args: &CheckArgs) -> Result<(), Failed> {
+    let loaded = args.config.load()?;
+    if args.json {
+        let key = |(key, value, origin): &(String, String, Origin)| {
+            let (line, how) = match origin {
+                Origin::File { line } => (Some(line), None),
+                Origin::Derived(how) => (None, Some(how)),
+                Origin::Set | Origin::Default => (None, None),
+            };
+            let from = match origin {
+                Origin::File { .. } => "file",
+                Origin::Set => "set",
+                Origin::Default => "default",
+                Origin::Derived(_) => "derived",
+            };
+            json!({ "key": key, "value": value, "from": from, "line": line, "how": how })
+        };
+        return print_json(&json!({ "keys": loaded.origins.iter().map(key).collect::<Vec<_>>() }));
+    }
+    let widest = |pick: fn(&(String, String, Origin)) -> &String, most: usize| {
+        loaded.origins.iter().map(|o| pick(o).chars().count()).max().unwrap_or(0).min(most)
+    };
+    let (keys, values) = (widest(|o| &o.0, 40), widest(|o| &o.1, 40));
+    let mut text = String::new();
+    for (key, value, origin) in &loaded.origins {
+        let origin = match origin {
+            Origin::File { line } => format!("line {line}"),
+            Origin::Set => "--set".to_owned(),
+            Origin::Default => "default".to_owned(),
+            Origin::Derived(how) => how.clone(),
+        };
+        text += &format!("{key:keys$}  {value:values$}  {origin}\n");
+    }
+    print(&text)
+}
+
+/// `124 M`, `70.1 B`.
+pub(super) fn count(n: f64) -> String {
+    let (value, unit) = match n {
+        n if n >= 1e12 => (n / 1e12, " T"),
+        n if n >= 1e9 => (n / 1e9, " B"),
+        n if n >= 1e6 => (n / 1e6, " M"),
+        n if n >= 1e3 => (n / 1e3, " k"),
+        n => (n, ""),
+    };
+    let decimals = if value >= 100.0 || unit.is_empty() { 0 } else { 1 };
+    format!("{value:.decimals$}{unit}")
+}

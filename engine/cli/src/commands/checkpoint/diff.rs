@@ -1,0 +1,119 @@
+//! `onebox checkpoint diff`.
+
+use super::super::exit::{Failed, code};
+use super::super::{print, print_json};
+use super::{failed, open};
+use checkpoint::inspect::{Distance, STATE_NAMES, config_differences, differences_of, distances};
+use checkpoint::{Checkpoint, Difference, Kind};
+use config::Loaded;
+use serde_json::{Value, json};
+use std::fmt::Write;
+use std::path::Path;
+
+pub(super) fn run([a, b]: [&Path; 2], as_json: bool) -> Result<(), Failed> {
+    let (a, b) = (open(a)?, open(b)?);
+    let configs = config_differences(&a, &b).map_err(failed)?;
+    let mut all = Vec::new();
+    distances(&a, &b, &mut |distance| all.push(distance)).map_err(failed)?;
+    if as_json {
+        print_json(&in_json((&a, &b), &configs, &all))?;
+    } else {
+        print(&in_words((&a, &b), &configs, &all))?;
+    }
+    match is_equal(&all) {
+        true => Ok(()),
+        false => Err(Failed::silent(code::DIFFERS)),
+    }
+}
+
+/// Refuses a change to anything but the layout.
+pub(super) fn only_layout(stored: &Loaded, now: &Loaded) -> Result<(), Failed> {
+    let all = differences_of(stored, now);
+    let other: Vec<_> = all.iter().filter(|d| d.kind == Kind::Experiment).collect();
+    if other.is_empty() {
+        return Ok(());
+    }
+    let lines: String = other.iter().map(|d| format!("\n  {d}")).collect();
+    let why = format!("that is more than another layout; leave out what changes{lines}");
+    Err(Failed::new(code::CONFIG, why))
+}
+
+fn is_equal(all: &[Distance]) -> bool {
+    all.iter().all(|d| d.states == Ok([None; 4]))
+}
+
+const fn name(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Harmless => "harmless",
+        Kind::Placement => "placement",
+        Kind::Layout => "layout",
+        Kind::Experiment => "experiment",
+    }
+}
+
+fn in_words(
+    (a, b): (&Checkpoint, &Checkpoint),
+    configs: &[Difference],
+    all: &[Distance],
+) -> String {
+    let mut text = format!("a  {}, step {}\n", a.path().display(), a.step());
+    let _ = writeln!(text, "b  {}, step {}\n", b.path().display(), b.step());
+    if configs.is_empty() {
+        text += "the configs are the same\n";
+    }
+    for kind in [Kind::Harmless, Kind::Placement, Kind::Layout, Kind::Experiment] {
+        let of_kind: Vec<_> = configs.iter().filter(|d| d.kind == kind).collect();
+        if !of_kind.is_empty() {
+            let _ = writeln!(text, "{}:", kind.words());
+        }
+        for difference in of_kind {
+            let _ = writeln!(text, "  {difference}");
+        }
+    }
+    if is_equal(all) {
+        let _ = writeln!(text, "\nall {} tensors are bit-equal in all three states", all.len());
+        return text;
+    }
+    let widest = all.iter().map(|d| d.name.len()).max().unwrap_or(0).max("TENSOR".len());
+    let [master, momentum, variance, gradient] = STATE_NAMES;
+    let _ = writeln!(text, "\n{:widest$}  {master:>10}  {momentum:>10}  {variance:>10}", "TENSOR");
+    let cell = |apart: Option<f64>| apart.map_or_else(|| "=".into(), |d| format!("{d:.2e}"));
+    for Distance { name, states } in all {
+        let _ = match states {
+            Err(why) => writeln!(text, "{name:widest$}  {why}"),
+            Ok(states) => {
+                let waits = states[3].map_or_else(String::new, |d| format!("  {gradient} {d:.2e}"));
+                let [x, y, z, _] = states.map(cell);
+                writeln!(text, "{name:widest$}  {x:>10}  {y:>10}  {z:>10}{waits}")
+            }
+        };
+    }
+    text + "\n=: bit-equal; else the largest absolute difference\n"
+}
+
+fn in_json((a, b): (&Checkpoint, &Checkpoint), configs: &[Difference], all: &[Distance]) -> Value {
+    let side = |c: &Checkpoint| json!({ "path": c.path(), "step": c.step() });
+    let config = |d: &Difference| json!({ "key": d.key, "a": d.values[0], "b": d.values[1], "kind": name(d.kind) });
+    let tensor = |d: &Distance| match &d.states {
+        Err(why) => json!({ "name": d.name, "problem": why }),
+        // What is not finite is null, as in metrics.
+        Ok(states) => {
+            let state = |apart: &Option<f64>| match apart {
+                None => json!({ "equal": true, "max_abs": 0.0 }),
+                Some(d) => json!({ "equal": false, "max_abs": d }),
+            };
+            let of = |i: usize| state(&states[i]);
+            let [x, y, z, waits] = STATE_NAMES;
+            let mut all = json!({ "name": d.name, x: of(0), y: of(1), z: of(2) });
+            if states[3].is_some() {
+                all[waits] = of(3);
+            }
+            all
+        }
+    };
+    json!({
+        "a": side(a), "b": side(b), "equal": is_equal(all),
+        "config": configs.iter().map(config).collect::<Vec<_>>(),
+        "tensors": all.iter().map(tensor).collect::<Vec<_>>(),
+    })
+}

@@ -1,0 +1,163 @@
+//! `onebox checkpoint export` and `import`: models of Hugging Face's transformers.
+
+use super::super::exit::{Failed, code};
+use super::super::{ConfigArgs, data, missing_gpus, quoted, say};
+use super::{NewRun, failed, open, rewrite_failed, run_of};
+use ::data::Tokenizer;
+use ::data::model_files::{ModelFileError, ModelFiles};
+use checkpoint::hugging_face::{ExportError, Folder, FolderError, Numbers, export, import};
+use checkpoint::inspect::Summary;
+use config::tokenizers::tokenizer_file;
+use config::{Loaded, Origin};
+use files::shown::Shown;
+use layout::build::build;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+/// Write the parameters of a checkpoint for other programs.
+#[derive(Debug, clap::Args)]
+pub(in crate::commands) struct ExportArgs {
+    /// Checkpoint, or run directory (its newest)
+    path: PathBuf,
+    /// New folder
+    out: PathBuf,
+    /// Format: a folder of Hugging Face's transformers
+    #[arg(long, value_enum)]
+    to: Format,
+    /// Numbers of 4 bytes, or of 2
+    #[arg(long, value_enum, default_value_t = Dtype::F32)]
+    dtype: Dtype,
+    /// Most bytes of a file, such as 5GB, where tensors are not larger
+    #[arg(long, value_name = "SIZE", default_value = "5GB", value_parser = config::parse_bytes)]
+    max_shard_size: u64,
+}
+
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum Format {
+    /// config.json and safetensors files, for `AutoModelForCausalLM.from_pretrained`, with the tokenizer and chat template that the
+    /// model came with
+    Safetensors,
+}
+
+/// How numbers are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Dtype {
+    /// As training keeps them
+    #[value(name = "F32", alias = "f32")]
+    F32,
+    /// Rounded to bfloat16
+    #[value(name = "Bf16", alias = "bf16")]
+    Bf16,
+}
+
+/// Start a run from the weights of such a folder.
+#[derive(Debug, clap::Args)]
+pub(in crate::commands) struct ImportArgs {
+    /// Folder with config.json and model.safetensors, or parts of it and an index
+    folder: PathBuf,
+    /// New run directory, with a checkpoint of step 0
+    out: PathBuf,
+    #[command(flatten)]
+    config: ConfigArgs,
+}
+
+pub(super) fn exported(args: &ExportArgs) -> Result<(), Failed> {
+    let Format::Safetensors = args.to;
+    let numbers = match args.dtype {
+        Dtype::F32 => Numbers::F32,
+        Dtype::Bf16 => Numbers::Bf16,
+    };
+    let from = open(&args.path)?;
+    let config = Summary::read(from.path()).and_then(|s| s.config()).map_err(failed)?.config;
+    let built = build(&config);
+    from.check_model(&built.gpt).map_err(failed)?;
+    let tokenizer = data::tokenizer_of(run_of(&from), &config)?;
+    let tokenizer = tokenizer.as_ref().map(Tokenizer::bytes);
+    let beside = ModelFiles::of_run(run_of(&from)).map_err(unusable)?;
+    let (kept, how) = ((tokenizer, &beside), (numbers, args.max_shard_size));
+    let files = export(&from, (&config, &built), kept, &args.out, how);
+    let files = files.map_err(|error| {
+        let code = match &error {
+            ExportError::From(_) | ExportError::To(_) => code::IO,
+            ExportError::Exists(_) | ExportError::NotOurs(_) | ExportError::InUse(_) => {
+                code::NO_RUN_DIR
+            }
+            ExportError::Unequal { .. } => code::INTERNAL,
+        };
+        Failed::new(code, error)
+    })?;
+    say(&format!(
+        "{}: the {} parameters after step {}, read back bit for bit: {}",
+        args.out.display(),
+        if numbers == Numbers::F32 { "fp32" } else { "bf16" },
+        from.step(),
+        files.join(", ")
+    ));
+    Ok(())
+}
+
+pub(super) fn imported(args: &ImportArgs) -> Result<(), Failed> {
+    let loaded = args.config.load()?;
+    let config = &loaded.config;
+    if let Some(not_built) = config.not_built(&loaded.origins, missing_gpus) {
+        return Err(Failed::new(code::CONFIG, not_built));
+    }
+    let folder = Folder::open(&args.folder).map_err(unusable)?;
+    refuse_bytes(&args.folder, &loaded)?;
+    let built = build(config);
+    folder.check_model(&config.model, &built.gpt).map_err(unusable)?;
+    let tokenizer = data::tokenizer(config)?;
+    let opened = data::open(config, tokenizer.as_ref(), (false, false))?;
+    let beside = ModelFiles::open(&args.folder).map_err(unusable)?;
+    let beside = data::fitting(beside, &args.folder, (config, tokenizer.as_ref()));
+    let new = NewRun::create(&args.out, config, (tokenizer.as_ref(), beside))?;
+    let sealed = import(&folder, (config, &built, &opened), new.folder()).map_err(unusable)?;
+    let written = new.finish(sealed)?;
+    let (config, sets) = args.config.again(&args.out);
+    let sets = sets.iter().map(|set| format!(" --set {}", quoted(set)));
+    let path_quoted = |path: &Path| quoted(&path.display().to_string());
+    say(&format!(
+        "{}: the weights of {}, with moments of zero; train them:\n  onebox train {} --run-dir {} --resume{}",
+        written.display(),
+        folder.path().display(),
+        path_quoted(&config),
+        path_quoted(&args.out),
+        sets.collect::<String>()
+    ));
+    Ok(())
+}
+
+/// Refuses to train weights on bytes beside which a tokenizer stands, unless the config says that bytes are their tokens.
+fn refuse_bytes(folder: &Path, Loaded { config, origins, .. }: &Loaded) -> Result<(), Failed> {
+    let is_said = |(key, _, origin): &(String, String, Origin)| {
+        key == "data.tokenizer" && *origin != Origin::Default
+    };
+    let bytes = config.data.format.is_bytes() && config.data.tokenizer.is_none();
+    match tokenizer_file(folder).filter(|_| bytes && !origins.iter().any(is_said)) {
+        None => Ok(()),
+        Some(name) => {
+            let folder = Shown(folder);
+            let why = format!(
+                "data.tokenizer: {folder} has {name}, so its weights know tokens, and the config makes none of text: set it to a tokenizer.json \
+                 or to its folder, or to None for weights that were trained on bytes"
+            );
+            Err(Failed::new(code::CONFIG, why))
+        }
+    }
+}
+
+pub(in crate::commands) fn unusable(error: impl Into<FolderError>) -> Failed {
+    let error = error.into();
+    let code = match error {
+        FolderError::File(ModelFileError::Read { ref source, .. })
+            if source.kind() == ErrorKind::NotFound =>
+        {
+            code::DATA
+        }
+        FolderError::File(ModelFileError::Read { .. }) | FolderError::Write { .. } => code::IO,
+        FolderError::File(ModelFileError::Refused { .. }) => code::DATA,
+        FolderError::OtherModel { .. } => code::CONFIG,
+        FolderError::Rewrite(error) => return rewrite_failed(error),
+    };
+    Failed::new(code, error)
+}

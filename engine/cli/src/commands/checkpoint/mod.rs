@@ -1,0 +1,170 @@
+//! `onebox checkpoint`: looking at what a run has saved, and writing it for another layout.
+
+mod diff;
+mod exchange;
+pub(super) use exchange::unusable;
+mod reshard;
+mod show;
+
+use super::exit::{Failed, code};
+use super::{print, print_json, say, train};
+use checkpoint::inspect::{checkpoints_of, open_newest, verify};
+use checkpoint::rewrite::{RewriteError, Sealed};
+use checkpoint::{Checkpoint, CheckpointError, RunFolder};
+use clap::Subcommand;
+use config::Config;
+use data::Tokenizer;
+use data::model_files::ModelFiles;
+use engine::run_dir::RunDir;
+use files::names::{CONFIG, TOKENIZER};
+use serde_json::json;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use topology::counted;
+
+/// What to do with checkpoints. A PATH is one of them, or a run directory.
+#[derive(Debug, Subcommand)]
+pub(super) enum CheckpointVerb {
+    /// What it holds: steps, model, layout, every tensor; of a run the newest. Its manifest is checked, not its data
+    Show {
+        /// Checkpoint, or run directory
+        path: PathBuf,
+        /// One JSON document
+        #[arg(long)]
+        json: bool,
+    },
+    /// Compare every byte with the hashes of what was written; of a run every checkpoint (exit code 82 if one is broken, 74 if one cannot be read)
+    Verify {
+        /// Checkpoint, or run directory
+        path: PathBuf,
+        /// One JSON document
+        #[arg(long)]
+        json: bool,
+    },
+    /// Compare configs, and every tensor of all states (exit code 1 if a bit of them differs)
+    Diff {
+        /// Checkpoint, or run directory
+        a: PathBuf,
+        /// Another one
+        b: PathBuf,
+        /// One JSON document
+        #[arg(long)]
+        json: bool,
+    },
+    /// Rewrite a checkpoint for another TP x DP, into a new run directory. Not needed to train: --resume takes any layout
+    Reshard(reshard::ReshardArgs),
+    /// Write its parameters for other programs: a folder of Hugging Face's transformers
+    Export(exchange::ExportArgs),
+    /// Start a run from a folder of Hugging Face's transformers: a checkpoint of step 0
+    Import(exchange::ImportArgs),
+}
+
+pub(super) fn run(verb: &CheckpointVerb) -> Result<(), Failed> {
+    match verb {
+        CheckpointVerb::Show { path, json } => show::run(path, *json),
+        CheckpointVerb::Verify { path, json } => verified(path, *json),
+        CheckpointVerb::Diff { a, b, json } => diff::run([a, b], *json),
+        CheckpointVerb::Reshard(args) => reshard::run(args),
+        CheckpointVerb::Export(args) => exchange::exported(args),
+        CheckpointVerb::Import(args) => exchange::imported(args),
+    }
+}
+
+fn verified(path: &Path, as_json: bool) -> Result<(), Failed> {
+    let (mut broken, mut unread, mut told) = (0, 0, Vec::new());
+    let all = checkpoints_of(path).map_err(failed)?;
+    for checkpoint in &all {
+        let problems = verify(checkpoint);
+        let unreadable = problems.iter().filter(|why| why.is_of_the_system()).count();
+        broken += usize::from(unreadable < problems.len());
+        unread += usize::from(unreadable > 0 && unreadable == problems.len());
+        match &problems[..] {
+            _ if as_json => {
+                let why: Vec<String> = problems.iter().map(ToString::to_string).collect();
+                told.push(json!({ "path": checkpoint, "whole": why.is_empty(), "problems": why }));
+            }
+            [] => print(&format!("{}: whole\n", checkpoint.display()))?,
+            _ => problems.iter().try_for_each(|problem| print(&format!("{problem}\n")))?,
+        }
+    }
+    if as_json {
+        print_json(&json!({ "checkpoints": told, "broken": broken, "not_read": unread }))?;
+    }
+    let of = counted(all.len(), "checkpoint");
+    // What could not be read may be whole.
+    let not_read =
+        format!("{unread} of {of} could not be read, which says nothing of what is in it");
+    match (broken, unread) {
+        (0, 0) => Ok(()),
+        (0, _) => Err(Failed::new(code::IO, not_read)),
+        (_, 0) => Err(Failed::new(code::CHECKPOINT, format!("{broken} of {of} cannot be used"))),
+        _ => Err(Failed::new(code::CHECKPOINT, format!("{broken} of {of} cannot be used"))
+            .and(&not_read)),
+    }
+}
+
+/// The newest whole one of what `path` names; what is broken is said.
+fn open(path: &Path) -> Result<Checkpoint, Failed> {
+    let (found, broken) = open_newest(path).map_err(failed)?;
+    broken.iter().for_each(|why| say(&format!("warning: {why}")));
+    Ok(found)
+}
+
+/// The directory of the run that wrote it, where that is still around it.
+pub(super) fn run_of(checkpoint: &Checkpoint) -> &Path {
+    let run = checkpoint.path().parent().and_then(Path::parent);
+    run.unwrap_or(checkpoint.path())
+}
+
+/// The directory of a run that is all there when its only checkpoint gets its name.
+struct NewRun {
+    dir: RunDir,
+    files: Vec<(&'static str, Vec<u8>)>,
+    beside: ModelFiles,
+}
+
+impl NewRun {
+    /// What the same command left when it was killed is in nobody's way.
+    fn create(
+        out: &Path,
+        config: &Config,
+        (tokenizer, beside): (Option<&Tokenizer>, ModelFiles),
+    ) -> Result<Self, Failed> {
+        let mut files = vec![(CONFIG, config.to_ron().into_bytes())];
+        files.extend(tokenizer.map(|tokenizer| (TOKENIZER, tokenizer.bytes().to_owned())));
+        let dir = RunDir::create_whole(out, &files).map_err(train::refused)?;
+        Ok(Self { dir, files, beside })
+    }
+
+    /// Where its checkpoint goes.
+    fn folder(&self) -> &RunFolder {
+        self.dir.folder()
+    }
+
+    fn finish(self, checkpoint: Sealed) -> Result<PathBuf, Failed> {
+        for (name, bytes) in &self.files {
+            self.dir.write_atomically(name, bytes).map_err(|e| Failed::new(code::IO, e))?;
+        }
+        self.dir.keep(self.beside.files()).map_err(train::refused)?;
+        checkpoint.publish().map_err(rewrite_failed)
+    }
+}
+
+fn failed(error: CheckpointError) -> Failed {
+    let code = match &error {
+        CheckpointError::Io { source, .. } if source.kind() == ErrorKind::NotFound => code::DATA,
+        CheckpointError::Io { .. } => code::IO,
+        CheckpointError::Broken { .. } => code::CHECKPOINT,
+        CheckpointError::OtherModel { .. } => code::CONFIG,
+    };
+    Failed::new(code, error)
+}
+
+fn rewrite_failed(error: RewriteError) -> Failed {
+    match error {
+        RewriteError::Read(error) => failed(error),
+        RewriteError::Write { .. } => Failed::new(code::IO, error),
+        RewriteError::Source(_) => Failed::new(code::DATA, error),
+        RewriteError::Unequal { .. } => Failed::new(code::INTERNAL, error),
+    }
+}

@@ -1,0 +1,62 @@
+//! `onebox checkpoint reshard`.
+
+use super::super::exit::{Failed, code};
+use super::super::{data, say};
+use super::{NewRun, failed, open, rewrite_failed, run_of, unusable};
+use ::data::model_files::ModelFiles;
+use checkpoint::inspect::Summary;
+use checkpoint::rewrite::reshard;
+use config::{Config, DeviceConfig, Loaded, load_stored};
+use layout::build::build;
+use std::path::PathBuf;
+
+/// Write a checkpoint as ranks of another layout would have.
+#[derive(Debug, clap::Args)]
+pub(in crate::commands) struct ReshardArgs {
+    /// Checkpoint, or run directory (its newest)
+    path: PathBuf,
+    /// New run directory for it
+    out: PathBuf,
+    /// Tensor-parallel ranks
+    #[arg(long, value_name = "N")]
+    tp: usize,
+    /// Data-parallel ranks
+    #[arg(long, value_name = "N")]
+    dp: usize,
+    /// Change another key of its config that says how it is laid out, such as batch.micro=1
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    sets: Vec<String>,
+}
+
+pub(super) fn run(args: &ReshardArgs) -> Result<(), Failed> {
+    let from = open(&args.path)?;
+    let stored = Summary::read(from.path()).and_then(|s| s.config()).map_err(failed)?;
+    let now = moved(&stored.config, from.config(), args)?;
+    super::diff::only_layout(&stored, &now)?;
+    let built = build(&now.config);
+    let tokenizer = data::tokenizer_of(run_of(&from), &now.config)?;
+    let beside = ModelFiles::of_run(run_of(&from)).map_err(unusable)?;
+    let new = NewRun::create(&args.out, &now.config, (tokenizer.as_ref(), beside))?;
+    let sealed = reshard(&from, (&now.config, &built), new.folder()).map_err(rewrite_failed)?;
+    let written = new.finish(sealed)?;
+    say(&format!(
+        "{}: TP {} x DP {}, every tensor bit-equal to {}\n\
+         training needs no such thing: any layout goes on from any checkpoint; here each rank finds its part in one file",
+        written.display(),
+        args.tp,
+        args.dp,
+        from.path().display()
+    ));
+    Ok(())
+}
+
+/// The stored config with another layout.
+fn moved(stored: &Config, ron: &str, args: &ReshardArgs) -> Result<Loaded, Failed> {
+    let mut sets =
+        vec![format!("parallel.tensor={}", args.tp), format!("parallel.data={}", args.dp)];
+    if matches!(stored.device, DeviceConfig::Cpu { .. }) {
+        sets.push(format!("device.count={}", args.tp.saturating_mul(args.dp)));
+    }
+    sets.extend(args.sets.iter().cloned());
+    load_stored(ron, &sets).map_err(|e| Failed::new(code::CONFIG, e))
+}

@@ -1,0 +1,289 @@
+//! The data of a config, and what makes tokens of it, opened for a command.
+
+use super::exit::{Failed, code};
+use super::say;
+use crate::report::reading::OnTerminal;
+use config::{Config, DataConfig, DataFormat, DeviceConfig, Packing, Source};
+use data::chat::{Template, end_of_text};
+use data::model_files::ModelFiles;
+use data::progress::{Progress, Silence};
+use data::{
+    Cache, Checks, Corpus, DataError, Dataset, Filed, Look, Parts, Problem, Rowed, Rows, Sizes,
+    Tokenized, Tokenizer,
+};
+use files::names::TOKENIZER;
+use files::shown::Shown;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::Path;
+use std::sync::Arc;
+
+/// What `data.tokenizer` names.
+pub(super) fn tokenizer(config: &Config) -> Result<Option<Tokenizer>, Failed> {
+    let open = |path: &String| {
+        let path = Path::new(path);
+        Tokenizer::open(path).map_err(|problem| not_opened(path, &problem))
+    };
+    config.data.tokenizer.as_ref().map(open).transpose()
+}
+
+/// The one that a run was trained with: its own copy. What its stored config names may be any file.
+pub(super) fn tokenizer_of(run: &Path, config: &Config) -> Result<Option<Tokenizer>, Failed> {
+    let Some(named) = &config.data.tokenizer else { return Ok(None) };
+    let copy = run.join(TOKENIZER);
+    let what = match fs::symlink_metadata(&copy) {
+        Ok(metadata) if metadata.is_file() => {
+            let opened = Tokenizer::open_kept(&copy);
+            return opened.map(Some).map_err(|problem| not_opened(&copy, &problem));
+        }
+        Ok(_) => "is no file of it".to_owned(),
+        Err(error) if error.kind() == ErrorKind::NotFound => "is not there".to_owned(),
+        Err(error) => format!("cannot be read ({error})"),
+    };
+    let (copy, named) = (copy.display(), Shown(Path::new(named)));
+    let why = format!(
+        "data.tokenizer: {copy} {what}, and the config of a run opens no file outside of it: to trust it, copy {named} there"
+    );
+    Err(Failed::new(code::DATA, why))
+}
+
+/// What a run keeps of `beside`, which stands in the folder `from`: nothing where its tokens are of another kind, which is said.
+pub(super) fn fitting(
+    beside: ModelFiles,
+    from: &Path,
+    (config, tokenizer): (&Config, Option<&Tokenizer>),
+) -> ModelFiles {
+    let Some(why) = beside.foreign(&config.data, tokenizer) else {
+        if let Some(left_out) = beside.left_out() {
+            say(&format!("note: {}: {left_out}", Shown(from)));
+        }
+        return beside;
+    };
+    if beside.files().iter().any(|(name, _)| *name != "config.json") {
+        let from = Shown(from);
+        say(&format!("note: the run keeps no tokenizer and no chat template of {from}: {why}"));
+    }
+    ModelFiles::default()
+}
+
+fn not_opened(path: &Path, problem: &Problem) -> Failed {
+    Failed::new(code::DATA, format!("data.tokenizer: {}: {problem}", path.display()))
+}
+
+/// Keys of what is read.
+pub(super) const KEYS: [&str; 3] = ["data.train", "data.validation", "data.tokenizer"];
+/// Most bytes of data that `config check` reads to the end, as a tokenizer too reads text.
+const READ_WHOLE: [u64; 2] = [64 << 20, 1 << 20];
+
+/// What keeps `config` from its data, for `config check`: as `train --dry-run` says it, where the data is small; of larger
+/// data files are opened and their beginnings looked at. A described box has none unless it is named.
+pub(super) fn trouble(
+    config: &Config,
+    ok: &dyn Fn(&[&str]) -> bool,
+) -> Option<(&'static str, String, String)> {
+    let boxed = matches!(config.device, DeviceConfig::Sim { .. });
+    let needed = ["data.format", "data.validation_fraction", "model.vocab", "model.seq_len"];
+    if boxed && config.data.train.is_empty() || !ok(&KEYS) || !ok(&needed) {
+        return None;
+    }
+    // Rules between keys say of these what is wrong: nothing could be read as they want it.
+    let DataConfig { format, packing, tokenizer, .. } = &config.data;
+    let no_documents = *packing != Packing::Windows && !format.has_documents();
+    if no_documents || format.is_rows() && tokenizer.is_none() {
+        return None;
+    }
+    let told = |e: DataError| (e.key, format!("{}: {}", Shown(&e.path), e.problem), String::new());
+    let tokenizer = match &config.data.tokenizer {
+        None => None,
+        Some(path) => match Tokenizer::open(Path::new(path)) {
+            Ok(tokenizer) => Some(tokenizer),
+            Err(problem) => {
+                let (key, path) = ("data.tokenizer", path.into());
+                return Some(told(DataError { key, path, problem }));
+            }
+        },
+    };
+    let look = match Look::at(config, true) {
+        Ok(look) => look,
+        Err(error) => return Some(told(error)),
+    };
+    if let Err(error) = check_vocab(config, tokenizer.as_ref()) {
+        return Some(told(error));
+    }
+    let tokenizes = tokenizer.is_some() && config.data.format.is_text();
+    if look.bytes > READ_WHOLE[usize::from(tokenizes)] {
+        return None;
+    }
+    read(config, tokenizer.as_ref(), QUIET).err().map(told)
+}
+
+/// Looks for what keeps it from being read, before anything is read.
+pub(super) fn look(config: &Config) -> Result<(), Failed> {
+    let looked = Look::at(config, false);
+    looked.map(drop).map_err(|e| Failed::new(code::DATA, e))
+}
+
+/// Opens and checks all of it. With `dry` nothing is written, not even into the user's cache folder. With `quiet` no progress
+/// is shown.
+pub(super) fn open(
+    config: &Config,
+    tokenizer: Option<&Tokenizer>,
+    (dry, quiet): (bool, bool),
+) -> Result<Arc<Dataset>, Failed> {
+    let how = How { dry, quiet, ..How::default() };
+    read(config, tokenizer, how).map(Arc::new).map_err(|e| Failed::new(code::DATA, e))
+}
+
+/// The tokenizer and all of the data, for a command that needs nothing before them.
+pub(super) fn read_whole(
+    config: &Config,
+    (dry, quiet): (bool, bool),
+) -> Result<(Option<Tokenizer>, Arc<Dataset>), Failed> {
+    let tokenizer = tokenizer(config)?;
+    look(config)?;
+    let data = open(config, tokenizer.as_ref(), (dry, quiet))?;
+    Ok((tokenizer, data))
+}
+
+/// The same for `data show`, which leaves it to others to say what nothing reads.
+pub(super) fn read_to_show(config: &Config) -> Result<(Option<Tokenizer>, Dataset), Failed> {
+    let tokenizer = tokenizer(config)?;
+    look(config)?;
+    let how = How { is_brief: true, ..How::default() };
+    let data = read(config, tokenizer.as_ref(), how).map_err(|e| Failed::new(code::DATA, e))?;
+    Ok((tokenizer, data))
+}
+
+/// The same for `data check`; `names_all` has each row that is left out named.
+pub(super) fn check(config: &Config, names_all: bool) -> Result<Dataset, Failed> {
+    let tokenizer = tokenizer(config)?;
+    look(config)?;
+    for list in Look::compare(&config.data, &OnTerminal).map_err(|e| Failed::new(code::DATA, e))? {
+        let list = Shown(&list);
+        say(&format!(
+            "note: {list}: an older onebox wrote it, without hashes: bytes are not compared"
+        ));
+    }
+    let how = How { names_all, ..How::default() };
+    read(config, tokenizer.as_ref(), how).map_err(|e| Failed::new(code::DATA, e))
+}
+
+/// How data is read.
+#[derive(Clone, Copy, Default)]
+struct How {
+    /// Nothing is written, not even into the user's cache folder.
+    dry: bool,
+    /// No progress is shown.
+    quiet: bool,
+    /// Each row that is left out is named as it is found.
+    names_all: bool,
+    /// What nothing reads of rows is not said.
+    is_brief: bool,
+}
+
+const QUIET: How = How { dry: true, quiet: true, names_all: false, is_brief: false };
+
+/// Refuses a tokenizer with tokens that the model has not.
+fn check_vocab(config: &Config, tokenizer: Option<&Tokenizer>) -> Result<(), DataError> {
+    let (Some(tokenizer), Some(path)) = (tokenizer, &config.data.tokenizer) else { return Ok(()) };
+    let refused = |problem| DataError { key: "data.tokenizer", path: path.into(), problem };
+    tokenizer.fits(config.model.vocab).map_err(refused)
+}
+
+fn read(
+    config: &Config,
+    tokenizer: Option<&Tokenizer>,
+    How { dry, quiet, names_all, is_brief }: How,
+) -> Result<Dataset, DataError> {
+    let (data, model) = (&config.data, &config.model);
+    let (cache, size) = (Cache::of_user(dry), (model.vocab, model.seq_len));
+    let progress: &dyn Progress = if quiet { &Silence } else { &OnTerminal };
+    match (tokenizer, &data.tokenizer) {
+        (Some(tokenizer), Some(path)) if data.format.is_rows() => {
+            let of = (Path::new(path), tokenizer.vocab());
+            rowed((data, of.0, &cache), tokenizer, (names_all, is_brief), |with| {
+                every(data, &|parts| Corpus::open_rows(parts, &with, of, size))
+            })?
+        }
+        (Some(tokenizer), Some(path)) if data.format.is_text() => {
+            let (path, format) = (Path::new(path), data.format.clone());
+            let sizes = Sizes::default();
+            let with = Tokenized { tokenizer, path, cache: &cache, format, sizes, progress };
+            every(data, &|parts| Corpus::open_text(parts, &with, size.0, size.1))
+        }
+        // The tokenizer of files of tokens has made them already.
+        _ => {
+            check_vocab(config, tokenizer)?;
+            let checks = Checks { cache: &cache, vocab: model.vocab, progress, names_all };
+            let (format, packing, truncate) = (&data.format, data.packing, data.truncate);
+            let with = Filed { format, packing, truncate };
+            every(data, &|parts| Corpus::open_checked(parts, with, checks, model.seq_len))
+        }
+    }
+}
+
+/// Opens all that the config names: one corpus with both parts, or several.
+fn every(
+    data: &DataConfig,
+    open: &dyn Fn(Parts<'_>) -> Result<Corpus, DataError>,
+) -> Result<Dataset, DataError> {
+    let (train, held_out, fraction) = (&data.train.0, &data.validation.0, data.validation_fraction);
+    match (train.as_slice(), held_out.as_slice()) {
+        ([one], []) => return open(Parts::Cut(&one.path, fraction)).map(Dataset::from),
+        ([one], [other]) => return open(Parts::Both(&one.path, &other.path)).map(Dataset::from),
+        _ => {}
+    }
+    let of_train = |source: &Source| {
+        let path = source.path.as_str();
+        open(if held_out.is_empty() { Parts::Cut(path, fraction) } else { Parts::Train(path) })
+    };
+    let to_train = train.iter().map(of_train).collect::<Result<_, _>>()?;
+    let of_held_out = |source: &Source| open(Parts::HeldOut(&source.path));
+    let apart = held_out.iter().map(of_held_out).collect::<Result<_, _>>()?;
+    Ok(Dataset::of_corpora((to_train, train), (apart, held_out)))
+}
+
+/// Calls `then` with what makes tokens of the rows of `config`.
+pub(super) fn with_rows<T>(
+    config: &Config,
+    tokenizer: &Tokenizer,
+    then: impl FnOnce(Rowed<'_>) -> T,
+) -> Result<T, Failed> {
+    let data = &config.data;
+    let Some(path) = &data.tokenizer else { unreachable!("rows need a tokenizer") };
+    // Its tokens are kept in a folder of the user's choice.
+    let cache = &Cache::default();
+    rowed((data, Path::new(path), cache), tokenizer, (false, false), then)
+        .map_err(|e| Failed::new(code::DATA, e))
+}
+
+fn rowed<T>(
+    (data, path, cache): (&DataConfig, &Path, &Cache),
+    tokenizer: &Tokenizer,
+    (names_all, is_brief): (bool, bool),
+    then: impl FnOnce(Rowed<'_>) -> T,
+) -> Result<T, DataError> {
+    let refused = |problem| {
+        let folder = path.parent().unwrap_or(path);
+        let path = if path.is_dir() { path } else { folder };
+        DataError { key: "data.tokenizer", path: path.into(), problem }
+    };
+    let beside = ModelFiles::open(path);
+    let template;
+    let rows = match &data.format {
+        DataFormat::Jsonl { text } => {
+            let end = beside.map_err(|e| e.to_string()).and_then(|beside| end_of_text(&beside));
+            let end = end.map_err(|why| refused(Problem::BadListed(why)))?;
+            Rows::of_texts(tokenizer, text, end.as_deref())
+        }
+        _ => {
+            let found = beside.map_err(|e| e.to_string()).and_then(|b| Template::of_data(&b));
+            template = found.map_err(|why| refused(Problem::NoTemplate(why)))?;
+            Rows::of_chats(tokenizer, &template, &data.system)
+        }
+    };
+    let rows = rows.with_control_tokens(data.control_tokens);
+    rows.check_end().map_err(refused)?;
+    let (format, packing, truncate) = (&data.format, data.packing, data.truncate);
+    Ok(then(Rowed { rows: &rows, format, packing, truncate, names_all, is_brief, cache }))
+}

@@ -1,0 +1,228 @@
+//! `onebox doctor`: what this machine can train on, and what would help where it cannot.
+
+use super::exit::{Failed, code};
+use super::{print, print_json};
+use data::Cache;
+use device::cuda::{Beside, Found, GpuInfo, LibraryInfo, Probe, free_memory, look};
+use layout::gpu;
+use rustix::process::{Resource, getrlimit};
+use serde::Serialize;
+use serde_json::json;
+use std::fs::{self, Metadata};
+use topology::cores;
+use topology::{Machine, available_memory, counted, format_bytes};
+
+/// Below it not even the quickstart trains.
+const LEAST_MEMORY: u64 = 256 << 20;
+
+/// Look at what training needs of this machine.
+#[derive(Debug, clap::Args)]
+pub(super) struct DoctorArgs {
+    /// GPUs are wanted: fail where there is none too
+    #[arg(long)]
+    cuda: bool,
+    /// One JSON document on stdout
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Verdict {
+    Ok,
+    Warn,
+    Fail,
+}
+
+/// One thing looked at.
+#[derive(Debug, Serialize)]
+struct Finding {
+    verdict: Verdict,
+    what: &'static str,
+    text: String,
+    remedy: Option<String>,
+}
+
+impl Finding {
+    fn new(verdict: Verdict, what: &'static str, text: impl Into<String>) -> Self {
+        Self { verdict, what, text: text.into(), remedy: None }
+    }
+
+    fn remedy(self, remedy: impl Into<String>) -> Self {
+        Self { remedy: Some(remedy.into()), ..self }
+    }
+}
+
+/// Prints the findings. Whatever fails is told by the exit code.
+pub(super) fn run(args: &DoctorArgs) -> Result<(), Failed> {
+    let probe = gpu::machine();
+    let machine = Machine::discover();
+    let mut findings = cuda(probe);
+    // A machine without GPUs lacks nothing, unless it is said to have some.
+    let has_gpus = probe.has_driver() || machine.as_ref().is_ok_and(|m| !m.gpus.is_empty());
+    if !args.cuda && !has_gpus {
+        let failed = findings.iter_mut().filter(|f| f.verdict == Verdict::Fail);
+        failed.for_each(|finding| finding.verdict = Verdict::Warn);
+    }
+    findings.extend(host(probe, machine.as_ref()));
+    let fails = |f: &Finding| f.verdict == Verdict::Fail;
+    if args.json {
+        let trains_on: &[&str] =
+            if probe.missing().is_none() { &["Cuda", "Cpu"] } else { &["Cpu"] };
+        let ok = !findings.iter().any(fails);
+        print_json(&json!({ "ok": ok, "trains_on": trains_on, "findings": findings }))?;
+    } else {
+        print(&report(&findings, probe))?;
+    }
+    if findings.iter().any(|f| f.what == HOST_MEMORY && fails(f)) {
+        return Err(Failed::silent(code::HOST_MEMORY));
+    }
+    if findings.iter().any(fails) { Err(Failed::silent(code::UNFIT)) } else { Ok(()) }
+}
+
+fn report(findings: &[Finding], probe: &Probe) -> String {
+    let mut out = String::new();
+    for Finding { verdict, what, text, remedy } in findings {
+        let verdict = match verdict {
+            Verdict::Ok => "ok  ",
+            Verdict::Warn => "warn",
+            Verdict::Fail => "fail",
+        };
+        out += &format!("{verdict}  {what:<12}  {text}\n");
+        if let Some(remedy) = remedy {
+            out += &format!("                    {remedy}\n");
+        }
+    }
+    out += match probe.missing() {
+        None => "\nthis machine trains on its GPUs (`device: Cuda`) and on virtual ones (`Cpu`)\n",
+        Some(_) => {
+            "\nthis machine trains on virtual GPUs (`device: Cpu`); `device: Cuda` is refused\n"
+        }
+    };
+    out
+}
+
+const HOST_MEMORY: &str = "host memory";
+
+fn cuda(probe: &Probe) -> Vec<Finding> {
+    let driver = match &probe.driver {
+        Ok(version) => Finding::new(Verdict::Ok, "driver", format!("for CUDA {version}")),
+        Err(why) => Finding::new(Verdict::Fail, "driver", why).remedy(
+            "install NVIDIA's driver, R525 or newer; in a container, start it with its GPUs",
+        ),
+    };
+    let mut findings = vec![driver];
+    findings.extend(probe.gpus.iter().map(gpu_finding));
+    if probe.driver.is_ok() && probe.gpus.is_empty() {
+        let none = Finding::new(Verdict::Fail, "GPU", "the driver sees none");
+        findings.push(none.remedy("CUDA_VISIBLE_DEVICES hides GPUs that it does not name"));
+    }
+    findings.extend(probe.libraries.iter().map(library));
+    findings.extend(
+        probe
+            .unfit_libraries()
+            .into_iter()
+            .map(|(name, why, remedy)| Finding::new(Verdict::Fail, name, why).remedy(remedy)),
+    );
+    if let Some(few) = gpu::few_queues().filter(|_| !probe.gpus.is_empty()) {
+        findings.push(Finding::new(Verdict::Warn, "queues", few));
+    }
+    findings
+}
+
+fn gpu_finding(gpu: &GpuInfo) -> Finding {
+    let GpuInfo { ordinal, name, sm, memory, .. } = gpu;
+    let text = |free: &str| format!("{ordinal}: {name}, sm_{sm}, {}{free}", format_bytes(*memory));
+    if *sm < 70 {
+        return Finding::new(Verdict::Fail, "GPU", text("")).remedy("sm_70 (V100) is the oldest");
+    }
+    match look(*ordinal, offload::PROGRAMS) {
+        Err(why) => match free_memory(*ordinal) {
+            Ok(free) => {
+                let free = format!(", {} free", format_bytes(free));
+                Finding::new(Verdict::Warn, "GPU", text(&free))
+                    .remedy(format!("what lies beside a plan could not be measured: {why}"))
+            }
+            Err(why) => Finding::new(Verdict::Fail, "GPU", text(&format!(": {why}"))),
+        },
+        Ok(Found { free, beside, .. }) => {
+            let Beside { products, kernels, streams } = beside;
+            let [free_text, products, kernels, streams] =
+                [free, products, kernels, streams].map(format_bytes);
+            let words = format!(
+                ", {free_text} free; beside a plan: cuBLASLt {products}, and for each rank kernels {kernels}, streams \
+                 and events {streams}"
+            );
+            let finding = |v| Finding::new(v, "GPU", text(&words));
+            if free < memory / 2 {
+                finding(Verdict::Warn).remedy("another process holds its memory: see nvidia-smi")
+            } else {
+                finding(Verdict::Ok)
+            }
+        }
+    }
+}
+
+fn library(library: &LibraryInfo) -> Finding {
+    let LibraryInfo { name, version, required } = library;
+    match version {
+        Ok(version) => Finding::new(Verdict::Ok, name, version),
+        Err(why) if *required => Finding::new(Verdict::Fail, name, why).remedy(
+            "install the CUDA toolkit's libraries (12 or 13) and let LD_LIBRARY_PATH name their folder",
+        ),
+        Err(why) => Finding::new(Verdict::Warn, name, why).remedy(
+            "without it GPUs exchange data by kernels that read each other's memory, if they can",
+        ),
+    }
+}
+
+fn host(probe: &Probe, machine: Result<&Machine, &topology::Error>) -> Vec<Finding> {
+    let available = available_memory();
+    let text = match available {
+        u64::MAX => "unknown".to_owned(),
+        bytes => format!("{} can be taken (cgroup limits counted)", format_bytes(bytes)),
+    };
+    let memory = if available < LEAST_MEMORY {
+        Finding::new(Verdict::Fail, HOST_MEMORY, text)
+            .remedy("end other processes, or raise the limit")
+    } else {
+        Finding::new(Verdict::Ok, HOST_MEMORY, text)
+    };
+    let nodes = match machine {
+        Ok(machine) => {
+            let (nodes, cores) = (machine.numa_nodes.len(), cores());
+            let text = format!("{}, {}", counted(nodes, "node"), counted(cores, "hardware thread"));
+            Finding::new(Verdict::Ok, "NUMA", text)
+        }
+        Err(error) => Finding::new(Verdict::Warn, "NUMA", format!("unknown: {error}"))
+            .remedy("threads are not bound to cores"),
+    };
+    [memory, memlock(probe), nodes].into_iter().chain(cache()).collect()
+}
+
+/// Says how many bytes the folder of tokens has, and how to empty it; none where there is no such folder.
+fn cache() -> Option<Finding> {
+    let folder = Cache::of_user(true).folder?;
+    let files = fs::read_dir(&folder).ok()?.filter_map(|entry| entry.ok()?.metadata().ok());
+    let lengths: Vec<u64> = files.filter(Metadata::is_file).map(|file| file.len()).collect();
+    let (bytes, path) = (format_bytes(lengths.iter().sum()), folder.display());
+    let text = format!("{bytes} in {} in {path}", counted(lengths.len(), "file"));
+    Some(Finding::new(Verdict::Ok, "data cache", text).remedy(
+        "it grows with each text and tokenizer: to empty it, delete the folder while no run reads data; runs make again what they need",
+    ))
+}
+
+/// Drivers pin memory themselves; some containers count it all the same.
+fn memlock(probe: &Probe) -> Finding {
+    match getrlimit(Resource::Memlock).current {
+        None => Finding::new(Verdict::Ok, "memlock", "unlimited"),
+        Some(bytes) => {
+            let text = format!("limited to {}", format_bytes(bytes));
+            if probe.missing().is_some() {
+                return Finding::new(Verdict::Ok, "memlock", text + " (matters for GPUs only)");
+            }
+            Finding::new(Verdict::Warn, "memlock", text)
+                .remedy("if pinning host memory fails: ulimit -l unlimited")
+        }
+    }
+}

@@ -1,0 +1,400 @@
+//! `onebox generate`.
+
+use super::checkpoint::{run_of, unusable};
+use super::exit::{Failed, code};
+use super::{data, print, say, seen};
+use crate::generate::{
+    End, GenerateError, On, Piece, Sampling, Source, Stop, Trained, default_prompt, generate,
+    next_logits,
+};
+use ::data::Tokenizer;
+use ::data::chat::{Chat, Template, message, stop_tokens};
+use ::data::model_files::ModelFiles;
+use checkpoint::Checkpoint;
+use checkpoint::inspect::{Summary, open_newest};
+use config::{Config, DeviceConfig, Loaded, Precision, load_of_run, load_str};
+use files::names::KEPT;
+use files::names::{CONFIG, TOKENIZER, WEIGHTS};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use topology::format_bytes;
+
+/// Draw text from a model that `train` left.
+#[derive(Debug, clap::Args)]
+pub(super) struct GenerateArgs {
+    /// Run directory, with config.ron and weights.safetensors; a checkpoint; or a folder of transformers
+    run: PathBuf,
+    /// Where to compute, if not where the run trained: device=Cpu (the cores), device=Cuda (one GPU). In which type: precision=Fp32, Bf16, Fp16
+    #[arg(long, value_name = "KEY=VALUE", value_parser = setting)]
+    set: Vec<Setting>,
+    /// Start of the text; token numbers for a model of token files. Given several times: several texts, computed together
+    #[arg(long, value_name = "TEXT", default_value = "\n", group = "start")]
+    prompt: Vec<String>,
+    /// The same from a file, without the end of its last line; `-`: from the standard input
+    #[arg(long, value_name = "FILE", group = "start")]
+    prompt_file: Vec<PathBuf>,
+    /// Prompts are what a user says, in the chat template of the model's folder; only the answers are printed
+    #[arg(long, requires = "start")]
+    chat: bool,
+    /// With --chat: what the system says before the user
+    #[arg(long, value_name = "TEXT", requires = "chat")]
+    system: Option<String>,
+    /// With --chat: a variable of the template, such as enable_thinking=false. VALUE is JSON, or else a text
+    #[arg(long, value_name = "NAME=VALUE", requires = "chat", value_parser = variable)]
+    template_var: Vec<(String, serde_json::Value)>,
+    /// Tokens to draw for each prompt, at most
+    #[arg(long, default_value_t = 200)]
+    tokens: usize,
+    /// 0: always the likeliest token
+    #[arg(long, default_value_t = 0.8, value_parser = temperature, allow_negative_numbers = true)]
+    temperature: f64,
+    /// Draw among so many of the likeliest tokens
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    top_k: Option<u32>,
+    /// Draw among the likeliest tokens that together have this probability
+    #[arg(long, value_name = "P", default_value_t = 1.0, value_parser = probability, allow_negative_numbers = true)]
+    top_p: f64,
+    /// End a text before TEXT. The tokens at which the model's folder ends a text always do
+    #[arg(long, value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    stop: Vec<String>,
+    /// Print a JSON object for each prompt, in their order, when all are done
+    #[arg(long)]
+    json: bool,
+    /// The same seed draws the same text
+    #[arg(long, default_value_t = 1337)]
+    seed: u64,
+    /// Print the logits of the token after the prompt, as JSON, and draw nothing
+    #[arg(long, conflicts_with_all = ["chat", "json"])]
+    logits: bool,
+}
+
+/// What `--set` changes.
+#[derive(Clone, Copy, Debug)]
+enum Setting {
+    Device(On),
+    Precision(Precision),
+}
+
+/// The texts of `--set`.
+const SETTINGS: [(&str, Setting); 5] = [
+    ("device=Cpu", Setting::Device(On::Cores)),
+    ("device=Cuda", Setting::Device(On::Gpu)),
+    ("precision=Fp32", Setting::Precision(Precision::Fp32)),
+    ("precision=Bf16", Setting::Precision(Precision::Bf16)),
+    ("precision=Fp16", Setting::Precision(Precision::Fp16)),
+];
+
+fn setting(text: &str) -> Result<Setting, String> {
+    let found = SETTINGS.iter().find(|(name, _)| *name == text);
+    found.map(|(_, setting)| *setting).ok_or_else(|| {
+        let all = SETTINGS.map(|(name, _)| name).join(", ");
+        format!("generate takes {all}; everything else is the model's")
+    })
+}
+
+/// A variable of a template.
+fn variable(text: &str) -> Result<(String, serde_json::Value), String> {
+    let (name, value) = text.split_once('=').ok_or("NAME=VALUE is expected")?;
+    // As texts they would all count as true.
+    if let Some((_, json)) = PYTHON.iter().find(|(python, _)| *python == value) {
+        return Err(format!("`{value}` is Python's; write `{json}`"));
+    }
+    let value = serde_json::from_str(value).unwrap_or_else(|_| value.into());
+    Ok((name.to_owned(), value))
+}
+
+/// Values of Python, and what JSON writes.
+const PYTHON: [(&str, &str); 3] = [("True", "true"), ("False", "false"), ("None", "null")];
+
+/// Bytes of a prompt in a file: a hundred times the longest context of a model.
+const LONGEST_PROMPT: u64 = 64 << 20;
+
+/// The prompts, from the command line or from files.
+fn prompts(args: &GenerateArgs) -> Result<Vec<String>, Failed> {
+    if args.prompt_file.is_empty() {
+        return Ok(args.prompt.clone());
+    }
+    args.prompt_file.iter().map(|path| prompt_in(path)).collect()
+}
+
+fn prompt_in(path: &Path) -> Result<String, Failed> {
+    let (mut bytes, most) = (Vec::new(), LONGEST_PROMPT);
+    let done = match path == Path::new("-") {
+        true => std::io::stdin().lock().take(most + 1).read_to_end(&mut bytes),
+        false => File::open(path).and_then(|file| file.take(most + 1).read_to_end(&mut bytes)),
+    };
+    let of = format!("--prompt-file {}", path.display());
+    let read = done.map_err(|e| Failed::new(code::IO, format!("{of}: it cannot be read: {e}")))?;
+    if read as u64 > most {
+        let why =
+            format!("{of}: it has more than {}, and no model reads as much", format_bytes(most));
+        return Err(Failed::new(code::DATA, why));
+    }
+    let mut text = String::from_utf8(bytes).map_err(|e| {
+        Failed::new(code::DATA, format!("{of}: it is not UTF-8: {}", e.utf8_error()))
+    })?;
+    // That of a line which an editor ends.
+    let end = text.strip_suffix("\n").map(|text| text.strip_suffix('\r').unwrap_or(text).len());
+    text.truncate(end.unwrap_or(text.len()));
+    Ok(text)
+}
+
+/// For a run that has not ended: what it would go on from.
+fn newest(args: &GenerateArgs, lacks: &str) -> Result<Checkpoint, Failed> {
+    let found = open_newest(&args.run).map_err(|error| {
+        let why = format!("{} {lacks}, and no checkpoint: {error}", args.run.display());
+        Failed::new(code::DATA, why)
+    })?;
+    let (found, broken) = found;
+    broken.iter().for_each(|why| say(&format!("warning: {why}")));
+    say(&format!("{}: the parameters after step {}", found.path().display(), found.step()));
+    Ok(found)
+}
+
+fn temperature(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(t) if (0.0..=10.0).contains(&t) => Ok(t),
+        _ => Err("a number from 0 to 10 is expected".into()),
+    }
+}
+
+fn probability(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(p) if p > 0.0 && p <= 1.0 => Ok(p),
+        _ => Err("a number above 0, at most 1, is expected".into()),
+    }
+}
+
+/// The config of a folder of transformers.
+fn config_of(folder: &Path) -> Result<Loaded, Failed> {
+    let absolute = folder
+        .canonicalize()
+        .map_err(|e| Failed::new(code::DATA, format!("cannot read {}: {e}", folder.display())))?;
+    let format = if folder.join(TOKENIZER).is_file() { "Auto" } else { "U32" };
+    let text = format!(
+        "(model: (from: {:?}), data: (format: {format}), train: (steps: 1))",
+        absolute.display().to_string()
+    );
+    load_str(&text, &folder.display().to_string(), Path::new(""), &[])
+        .map_err(|e| Failed::new(code::CONFIG, e))
+}
+
+/// From a folder of transformers.
+fn run_folder(args: &GenerateArgs) -> Result<(), Failed> {
+    let loaded = config_of(&args.run)?;
+    let tokenizer = data::tokenizer(&loaded.config)?;
+    let beside = ModelFiles::open(&args.run).map_err(unusable)?;
+    let from = From {
+        trained: Trained::Folder(&args.run),
+        tokenizer: tokenizer.as_ref(),
+        beside,
+        place: args.run.clone(),
+    };
+    draw(args, &loaded.config, &from)
+}
+
+pub(super) fn run(args: &GenerateArgs) -> Result<(), Failed> {
+    if args.run.join("config.json").is_file() && !args.run.join(CONFIG).exists() {
+        return run_folder(args);
+    }
+    let (config, weights) = (args.run.join(CONFIG), args.run.join(WEIGHTS));
+    let (loaded, checkpoint) = if config.is_file() {
+        let loaded = load_of_run(&config).map_err(|e| Failed::new(code::CONFIG, e))?;
+        let lacks = format!("has no {WEIGHTS}, which a run writes when it ends");
+        let checkpoint = if weights.exists() { None } else { Some(newest(args, &lacks)?) };
+        (loaded, checkpoint)
+    } else if config.symlink_metadata().is_ok() {
+        return Err(Failed::new(code::DATA, format!("{} is not a file", config.display())));
+    } else {
+        let found =
+            newest(args, &format!("is not a run directory (it has no {CONFIG}; see runs/)"))?;
+        let stored = Summary::read(found.path()).and_then(|summary| summary.config());
+        (stored.map_err(|e| Failed::new(code::CHECKPOINT, e))?, Some(found))
+    };
+    let run = match &checkpoint {
+        Some(checkpoint) if !config.is_file() => run_of(checkpoint),
+        _ => &args.run,
+    };
+    let tokenizer = data::tokenizer_of(run, &loaded.config)?;
+    let trained = checkpoint.as_ref().map_or(Trained::Weights(&weights), Trained::Checkpoint);
+    let beside = ModelFiles::of_run(run).map_err(unusable)?;
+    let from = From { trained, tokenizer: tokenizer.as_ref(), beside, place: run.join(KEPT) };
+    draw(args, &loaded.config, &from)
+}
+
+/// A model, and what came with it.
+struct From<'a> {
+    trained: Trained<'a>,
+    tokenizer: Option<&'a Tokenizer>,
+    beside: ModelFiles,
+    /// The folder that it came from.
+    place: PathBuf,
+}
+
+impl From<'_> {
+    /// Why a file that came with the model cannot be used.
+    fn unusable(&self, why: &str) -> Failed {
+        Failed::new(code::DATA, format!("{}: {why}", self.place.display()))
+    }
+}
+
+/// The model on the device of its config, or as `--set` says; the last one counts.
+fn source<'a>(args: &GenerateArgs, config: &Config, from: &From<'a>) -> Source<'a> {
+    let mut source = Source::on_cores(from.trained, from.tokenizer);
+    if config.device == DeviceConfig::Cuda {
+        source.on = On::Gpu;
+    }
+    for setting in &args.set {
+        match *setting {
+            Setting::Device(on) => source.on = on,
+            Setting::Precision(precision) => source.precision = precision,
+        }
+    }
+    source
+}
+
+/// Draws and writes, or writes the logits that are asked for.
+fn draw(args: &GenerateArgs, config: &Config, from: &From<'_>) -> Result<(), Failed> {
+    let model = source(args, config, from);
+    let asked = prompts(args)?;
+    if args.logits {
+        let [prompt] = &asked[..] else {
+            return Err(Failed::new(2, "--logits takes one --prompt"));
+        };
+        let prompt = default_prompt((config, from.tokenizer), prompt);
+        let logits = next_logits(config, &model, &prompt).map_err(failed)?;
+        return print(&format!("{}\n", serde_json::json!({ "logits": logits })));
+    }
+    let (prompts, tokens) = (texts_of(args, config, from, &asked)?, stop_tokens(&from.beside));
+    let sampling = Sampling {
+        tokens: args.tokens,
+        temperature: args.temperature,
+        top_k: args.top_k.map(|k| k as usize),
+        top_p: args.top_p,
+        seed: args.seed,
+        stop: Stop {
+            tokens: tokens.map_err(|why| from.unusable(&why))?,
+            texts: args.stop.iter().map(|text| text.clone().into_bytes()).collect(),
+        },
+        echo: !args.chat,
+        special: !args.chat && matches!(from.trained, Trained::Folder(_)),
+    };
+    let mut texts = Texts::new(prompts.len(), !args.json);
+    let mut emit = |i: usize, piece: Piece<'_>| texts.take(i, piece);
+    generate(config, &model, &prompts, &sampling, &mut emit).map_err(failed)?;
+    texts.unseen.map_or(Ok(()), Err)?;
+    for (prompt, text) in asked.iter().zip(&texts.all).filter(|_| args.json) {
+        let written = String::from_utf8_lossy(&text.bytes);
+        let (end, tokens) = (text.end, &text.tokens);
+        let json =
+            serde_json::json!({ "prompt": prompt, "text": written, "tokens": tokens, "end": end });
+        print(&format!("{json}\n"))?;
+    }
+    Ok(())
+}
+
+/// Prompts as the model reads them.
+fn texts_of(
+    args: &GenerateArgs,
+    config: &Config,
+    from: &From<'_>,
+    prompts: &[String],
+) -> Result<Vec<String>, Failed> {
+    if !args.chat {
+        let text = |prompt: &String| default_prompt((config, from.tokenizer), prompt);
+        return Ok(prompts.iter().map(text).collect());
+    }
+    if from.tokenizer.is_none() {
+        let why = "--chat needs a model whose text goes through a tokenizer: leave it out";
+        return Err(Failed::new(code::DATA, why));
+    }
+    let template = Template::of(&from.beside).and_then(|t| t.with(&args.template_var));
+    let template = template.map_err(|why| from.unusable(&why))?;
+    if let Some(left_out) = from.beside.left_out() {
+        say(&format!("note: {}: {left_out}", from.place.display()));
+    }
+    let text = |prompt: &String| {
+        let system = args.system.iter().map(|text| message("system", text));
+        let messages: Vec<_> = system.chain([message("user", prompt)]).collect();
+        template.text(Chat::of(&messages), true).map_err(|why| from.unusable(&why))
+    };
+    prompts.iter().map(text).collect()
+}
+
+/// What is known of each text; those that are shown come in the order of their prompts, each as soon as it is known.
+struct Texts {
+    all: Vec<Known>,
+    shown: bool,
+    /// The text that is being shown, and how many bytes of it have been.
+    at: (usize, usize),
+    unseen: Option<Failed>,
+}
+
+#[derive(Clone, Default)]
+struct Known {
+    bytes: Vec<u8>,
+    end: Option<End>,
+    tokens: Vec<i32>,
+}
+
+impl Texts {
+    fn new(count: usize, shown: bool) -> Self {
+        Self { all: vec![Known::default(); count], shown, at: (0, 0), unseen: None }
+    }
+
+    /// Whether to go on.
+    fn take(&mut self, i: usize, piece: Piece<'_>) -> bool {
+        match piece {
+            Piece::Prompt(_) if !self.shown => {}
+            Piece::Prompt(bytes) | Piece::Text(bytes) => self.all[i].bytes.extend_from_slice(bytes),
+            Piece::End(end, tokens) => {
+                self.all[i].end = Some(end);
+                self.all[i].tokens = tokens.to_vec();
+            }
+        }
+        if !self.shown {
+            return true;
+        }
+        let mut out = Vec::new();
+        while let Some(text) = self.all.get(self.at.0) {
+            out.extend_from_slice(&text.bytes[self.at.1..]);
+            self.at.1 = text.bytes.len();
+            if text.end.is_none() {
+                break;
+            }
+            out.push(b'\n');
+            self.at = (self.at.0 + 1, 0);
+        }
+        let mut to = std::io::stdout().lock();
+        match seen(to.write_all(&out).and_then(|()| to.flush())) {
+            Ok(go_on) => go_on,
+            Err(failed) => {
+                self.unseen = Some(failed);
+                false
+            }
+        }
+    }
+}
+
+fn failed(error: GenerateError) -> Failed {
+    let code = match error {
+        GenerateError::Folder(error) => return unusable(error),
+        GenerateError::Read { .. } => code::IO,
+        GenerateError::Weights { .. } => code::DATA,
+        GenerateError::Memory { .. } => code::HOST_MEMORY,
+        GenerateError::NoGpu(_) | GenerateError::NoBf16 { .. } | GenerateError::WideHeads(_) => {
+            code::CONFIG
+        }
+        GenerateError::GpuMemory(_) => code::DEVICE_MEMORY,
+        GenerateError::Prompt(..) => 2,
+        GenerateError::NotFinite(_) => code::NUMERIC,
+        GenerateError::Device(ref error) => match error {
+            device::Error::HostMemory { .. } => code::HOST_MEMORY,
+            device::Error::OutOfMemory(_) => code::DEVICE_MEMORY,
+            device::Error::Gpu { .. } | device::Error::GpuSetup { .. } => code::RANK,
+            _ => code::INTERNAL,
+        },
+    };
+    Failed::new(code, error)
+}

@@ -1,0 +1,130 @@
+//! The words for a model that no layout makes fit: the memory that is short, and the largest model of its shape.
+
+use super::check::count;
+use config::{Config, DeviceConfig, Loaded};
+use predict::States;
+use predict::changes::arguments;
+use predict::remedies::{Largest, largest};
+use predict::shortage::{Memory, Short, Shortage};
+use serde::Serialize;
+use std::fmt::Write as _;
+use topology::{counted, format_bytes};
+
+/// What is said where nothing fits and no change helps.
+#[derive(Debug, Serialize)]
+pub(super) struct Lacking {
+    /// The memory that is short, and how much would be enough: with bf16 Adam moments, and with the same results.
+    pub(super) shortages: Vec<Shortage>,
+    /// Of a model whose layers nobody has trained yet.
+    pub(super) largest: Option<Largest>,
+}
+
+impl Lacking {
+    pub(super) fn of(loaded: &Loaded, gpus: Option<usize>) -> Self {
+        let shortages = predict::shortage::shortages(loaded, gpus);
+        Self { shortages, largest: largest(loaded, gpus) }
+    }
+
+    /// In lines: what is short, what would be enough, and the largest model that fits; with what a config must set for that if
+    /// `sets`.
+    pub(super) fn lines(&self, config: &Config, sets: bool) -> Vec<String> {
+        let mut lines: Vec<String> =
+            self.shortages.first().map(|shortage| short(config, shortage)).into_iter().collect();
+        lines.extend(self.shortages.iter().map(|shortage| enough(config, shortage, sets)));
+        if config.model.from.is_none() {
+            lines.push(at_most(config, self.largest.as_ref()));
+        }
+        lines
+    }
+}
+
+/// The memory, what the nearest layout needs of it, and what is there.
+fn short(config: &Config, shortage: &Shortage) -> String {
+    let Shortage { short, states, tensor, data, micro, words, .. } = shortage;
+    let (names, needs): (Vec<_>, Vec<_>) = short
+        .iter()
+        .map(|one| {
+            let (enough, there) = (format_bytes(one.enough), format_bytes(one.there));
+            let (name, each) = (name(one), each(one, config));
+            (name, format!("{enough} of {name}{each}, and {there} are there"))
+        })
+        .unzip();
+    let verb = if names.len() > 1 { "are" } else { "is" };
+    let with = match states {
+        States::Given => "",
+        States::SplitMaster => ", even with split fp32 parameters",
+        States::Bf16Moments => ", even with bf16 Adam moments",
+    };
+    format!(
+        "{} {verb} too small{with}: the nearest layout (TP {tensor} x DP {data}, micro {micro}, {words}) needs {}",
+        names.join(" and "),
+        needs.join("; ")
+    )
+}
+
+fn name(short: &Short) -> &'static str {
+    match short.memory {
+        Memory::Gpu => "GPU memory",
+        Memory::Host => "host memory",
+    }
+}
+
+/// On what each of several has as much.
+fn each(short: &Short, config: &Config) -> String {
+    match (short.memory, short.nodes) {
+        (Memory::Host, 1) => String::new(),
+        (Memory::Host, nodes) => format!(" on each of {nodes} NUMA nodes"),
+        (Memory::Gpu, _) => match &config.device {
+            DeviceConfig::Sim { box_, .. } if box_.gpus == 1 => String::new(),
+            _ => " on each GPU".into(),
+        },
+    }
+}
+
+/// `with 307.34 GiB of host memory: yes`
+fn enough(config: &Config, shortage: &Shortage, sets: bool) -> String {
+    let amount = |short: &Short| {
+        format!("{} of {}{}", format_bytes(short.enough), name(short), each(short, config))
+    };
+    let amounts: Vec<String> = shortage.short.iter().map(amount).collect();
+    let mut line = format!("with {}: yes", amounts.join(" and "));
+    line += match shortage.states {
+        States::Given => "",
+        States::SplitMaster => ", with split fp32 parameters, the same results",
+        States::Bf16Moments => ", with bf16 Adam moments, which change results",
+    };
+    if sets && !shortage.sets.is_empty() {
+        let _ = write!(line, ": {}", arguments(&shortage.sets));
+    }
+    line
+}
+
+fn at_most(config: &Config, largest: Option<&Largest>) -> String {
+    let Some(Largest { layers, parameters, sets }) = largest else {
+        return "not even one layer of this shape fits".into();
+    };
+    format!(
+        "with one or two changes at most {layers} of its {} fit, {} parameters, with {}",
+        counted(config.model.layers, "layer"),
+        count(*parameters as f64),
+        arguments(sets),
+    )
+}
+
+/// What is said of states that are not those of the config; `None` where they are.
+pub(super) fn of_states(states: States, config: &Config) -> Option<&'static str> {
+    let split = config.offload.master == config::Master::Split;
+    match states {
+        States::Given => None,
+        States::SplitMaster => Some(
+            "fp32 parameters are kept in two halves: the same results in 18 instead of 20 bytes per parameter on the host",
+        ),
+        States::Bf16Moments if split => Some(
+            "results change: bf16 moments are rounded stochastically; with split fp32 parameters the host keeps 14 instead of 20 bytes \
+             per parameter",
+        ),
+        States::Bf16Moments => Some(
+            "results change: bf16 moments are rounded stochastically; the host keeps 16 instead of 20 bytes per parameter",
+        ),
+    }
+}

@@ -1,0 +1,112 @@
+//! Messages of the program about itself, to stderr: warnings, and on request what it does and how long it takes.
+
+use clap::error::ErrorKind;
+use clap::{CommandFactory, ValueEnum};
+use files::shown::lines;
+use std::ffi::OsStr;
+use std::fmt;
+use std::time::Instant;
+use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::fmt::format::{FmtSpan, Writer};
+use tracing_subscriber::fmt::time::FormatTime;
+
+/// Names a level for every command.
+const VARIABLE: &str = "ONEBOX_LOG";
+
+/// How much is said; each level says what those before it say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
+pub(super) enum Level {
+    /// What ends the run.
+    Error,
+    /// What the user should know: the default.
+    #[default]
+    Warn,
+    /// What was decided, and why: placement, collectives.
+    Info,
+    /// The phases of a run, each with its time.
+    Debug,
+    /// Everything.
+    Trace,
+}
+
+#[derive(Debug, clap::Args)]
+pub(super) struct LogArgs {
+    /// How much the program says about itself [default: what ONEBOX_LOG says, else warn]
+    #[arg(long, global = true, value_name = "LEVEL")]
+    log: Option<Level>,
+    /// The same as --log info; twice: --log debug
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    verbose: u8,
+}
+
+impl LogArgs {
+    /// The more detailed of what both options ask for; without either, what ONEBOX_LOG says.
+    fn level(&self, set: Option<&OsStr>) -> Result<Level, String> {
+        let verbose = [None, Some(Level::Info), Some(Level::Debug)];
+        let asked = self.log.max(verbose[usize::from(self.verbose.min(2))]);
+        let Some(set) = set.filter(|set| asked.is_none() && !set.is_empty()) else {
+            return Ok(asked.unwrap_or_default());
+        };
+        let text = set.to_string_lossy();
+        Level::from_str(&text, true).map_err(|_| {
+            let all = Level::value_variants().iter().filter_map(ValueEnum::to_possible_value);
+            let all: Vec<String> = all.map(|level| level.get_name().to_owned()).collect();
+            format!("{VARIABLE} is `{text}`; it takes {}", all.join(", "))
+        })
+    }
+
+    pub(super) fn start(&self) {
+        let level = self.level(std::env::var_os(VARIABLE).as_deref()).unwrap_or_else(|why| {
+            super::Cli::command().error(ErrorKind::InvalidValue, lines(&why)).exit()
+        });
+        let filter = match level {
+            Level::Error => LevelFilter::ERROR,
+            Level::Warn => LevelFilter::WARN,
+            Level::Info => LevelFilter::INFO,
+            Level::Debug => LevelFilter::DEBUG,
+            Level::Trace => LevelFilter::TRACE,
+        };
+        let log = tracing_subscriber::fmt()
+            .with_writer(crate::report::stderr::Log)
+            .with_ansi(crate::report::colour::wanted(&std::io::stderr()))
+            .with_target(false)
+            .with_max_level(filter)
+            // A log that cannot be written, on a full disk, must not end a run: no panic about it either.
+            .log_internal_errors(false);
+        // There is one already only where this is called twice.
+        let _ = if level >= Level::Debug {
+            log.with_timer(Since(Instant::now())).with_span_events(FmtSpan::CLOSE).try_init()
+        } else {
+            log.without_time().try_init()
+        };
+    }
+}
+
+/// Seconds since the start of the program.
+struct Since(Instant);
+
+impl FormatTime for Since {
+    fn format_time(&self, w: &mut Writer<'_>) -> fmt::Result {
+        write!(w, "{:10.6}", self.0.elapsed().as_secs_f64())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_more_detailed_option_counts() {
+        let level = |log, verbose| LogArgs { log, verbose }.level(None).unwrap();
+        assert_eq!(level(None, 0), Level::Warn);
+        assert_eq!(level(Some(Level::Error), 0), Level::Error);
+        assert_eq!(level(Some(Level::Error), 1), Level::Info);
+        assert_eq!(level(Some(Level::Trace), 1), Level::Trace);
+        assert_eq!(level(None, 9), Level::Debug);
+        let set = |log, text: &str| LogArgs { log, verbose: 0 }.level(Some(text.as_ref()));
+        assert_eq!(set(None, "Debug"), Ok(Level::Debug));
+        assert_eq!(set(Some(Level::Error), "debug"), Ok(Level::Error));
+        let refused = "ONEBOX_LOG is `loud`; it takes error, warn, info, debug, trace";
+        assert_eq!(set(None, "loud"), Err(refused.to_owned()));
+    }
+}

@@ -1,0 +1,316 @@
+//! The command line: arguments, verbs, exit codes. Data goes to stdout, messages to stderr.
+
+mod bench;
+mod boxes;
+mod check;
+mod checkpoint;
+mod data;
+mod doctor;
+mod exit;
+mod generate;
+mod install;
+mod keys;
+mod largest;
+mod log;
+mod plan;
+mod plot;
+mod prepare;
+mod processes;
+mod report;
+mod resume;
+mod samples;
+mod search;
+mod signals;
+mod simulate;
+mod topology;
+mod trace;
+mod train;
+mod weights;
+
+use crate::report::colour;
+use clap::{Args, FromArgMatches, Parser, Subcommand};
+use config::{BOX, Further, Loaded, find_box, load_and_look, load_to_search};
+use device::numerics::SimdPath;
+use engine::run::Watcher;
+use exit::{Failed, code};
+use files::names::CONFIG;
+use files::output::Output;
+use files::shown::{lines, quoted};
+use layout::gpu;
+use std::ffi::OsString;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// `0.1.0`; with the commit, where the build knows it.
+const VERSION: &str = files::VERSION;
+
+/// Trains transformer language models that are too large for the GPUs of one box.
+#[derive(Debug, Parser)]
+#[command(name = "onebox", version = VERSION, arg_required_else_help = true, after_help = exit::HELP)]
+struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+    #[command(flatten)]
+    log: log::LogArgs,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Train a model
+    Train(train::TrainArgs),
+    /// Show what a run needs of every memory; find the fastest layout
+    Plan(plan::PlanArgs),
+    /// Predict the time of a step on a described box
+    Simulate(simulate::SimulateArgs),
+    /// Show a box: NUMA nodes, GPUs, links, and the place of each rank
+    Topology(topology::TopologyArgs),
+    /// List the described boxes that --box NAME takes
+    Boxes(boxes::BoxesArgs),
+    /// Measure this machine: steps, copies, the update, products
+    Bench(bench::BenchArgs),
+    /// Write text with a trained model
+    Generate(generate::GenerateArgs),
+    /// Show, verify, compare, reshard, export and import checkpoints
+    Checkpoint {
+        #[command(subcommand)]
+        verb: checkpoint::CheckpointVerb,
+    },
+    /// Check data; show what a model sees of it
+    Data {
+        #[command(subcommand)]
+        verb: DataVerb,
+    },
+    /// Check this machine: driver, libraries, GPUs, memory
+    Doctor(doctor::DoctorArgs),
+    /// Check a config, show its values, list all keys
+    Config {
+        #[command(subcommand)]
+        verb: ConfigVerb,
+    },
+    /// Show the curves of runs on one page
+    Report(report::ReportArgs),
+    /// Draw a plot of numbers, as the scripts do
+    Plot(plot::PlotArgs),
+    /// Print the completions of a shell
+    Completions {
+        /// bash, zsh, fish, elvish or powershell
+        #[arg(value_name = "SHELL")]
+        shell: clap_complete::Shell,
+    },
+    /// Write manual pages into a directory
+    Man {
+        /// The directory, which is made where it is not there
+        #[arg(value_name = "DIR")]
+        dir: PathBuf,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+enum DataVerb {
+    /// Read all of it, and say what it has
+    Check(samples::DataCheckArgs),
+    /// Make tokens of text once, into files that runs read where they stand
+    Prepare(prepare::PrepareArgs),
+    /// A sample: its text, and which of its tokens count as targets
+    Show(samples::SamplesArgs),
+}
+
+#[derive(Debug, Subcommand)]
+enum ConfigVerb {
+    /// Every error at once, each with its place
+    Check(check::CheckArgs),
+    /// Every value, and where it comes from
+    Show(check::CheckArgs),
+    /// Every key that a config may have: values, default, meaning
+    Keys(keys::KeysArgs),
+}
+
+/// A config, and changes to it.
+#[derive(Clone, Debug, Args)]
+struct ConfigArgs {
+    /// RON file, such as configs/quickstart.ron; - is the standard input
+    config: PathBuf,
+    /// Change a key, such as parallel.tensor=4 or 'data.train="my.txt"'; may be given many times
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    sets: Vec<String>,
+}
+
+impl ConfigArgs {
+    /// As messages say it.
+    fn name(&self) -> String {
+        if self.config == Path::new("-") {
+            "stdin".into()
+        } else {
+            self.config.display().to_string()
+        }
+    }
+
+    /// What gives this config again, now that `run` has it too. The standard input is read only once: for it, the run's.
+    fn again(&self, run: &Path) -> (PathBuf, &[String]) {
+        match self.config == Path::new("-") {
+            true => (run.join(CONFIG), &[]),
+            false => (self.config.clone(), &self.sets),
+        }
+    }
+
+    /// The same config with `steps` instead of epochs. The standard input was read already.
+    fn load_with_steps(&self, loaded: &Loaded, steps: u64) -> Result<Loaded, Failed> {
+        let all = [format!("train.steps={steps}"), "train.epochs=None".into()];
+        let sets = [&self.sets[..], &all].concat();
+        let folder = self.config.parent().unwrap_or(Path::new(""));
+        config::load_str(&loaded.source, &self.name(), folder, &sets)
+            .map_err(|e| Failed::new(code::CONFIG, e))
+    }
+
+    fn load(&self) -> Result<Loaded, Failed> {
+        load_and_look(&self.config, &self.sets, &of_machine())
+            .map_err(|e| Failed::new(code::CONFIG, e))
+    }
+}
+
+/// Rules of this machine's GPUs.
+fn of_machine() -> Further<'static> {
+    Further { of_machine: &gpu::broken, ..Further::NONE }
+}
+
+/// Why this machine has no real GPUs that onebox can use.
+fn missing_gpus() -> Option<String> {
+    gpu::machine().missing()
+}
+
+/// A box to look at a config on.
+#[derive(Debug, Args)]
+struct OnBox {
+    /// On this described box, whatever the config runs on: a name that `onebox boxes` lists, such as dgx2, or a file
+    #[arg(long = "box", value_name = "BOX")]
+    on: Option<PathBuf>,
+}
+
+impl OnBox {
+    fn load(&self, config: &ConfigArgs) -> Result<Loaded, Failed> {
+        self.with(config)?.load()
+    }
+
+    /// For a search of layouts.
+    fn load_to_search(&self, config: &ConfigArgs) -> Result<Loaded, Failed> {
+        let ConfigArgs { config, sets } = self.with(config)?;
+        load_to_search(&config, &sets, &of_machine()).map_err(|e| Failed::new(code::CONFIG, e))
+    }
+
+    fn with(&self, config: &ConfigArgs) -> Result<ConfigArgs, Failed> {
+        let mut config = config.clone();
+        if let Some(named) = &self.on {
+            let found = find_box(named, &config.config);
+            let found = found.map_err(|why| Failed::new(code::CONFIG, why))?;
+            config.sets.push(format!("{BOX}{}", found.display()));
+        }
+        Ok(config)
+    }
+}
+
+/// Which instructions the update is compiled for.
+#[derive(Clone, Copy, Debug, Args)]
+struct SimdArg {
+    /// CPU instructions for the host optimizer: avx512, avx2, neon, portable [default: the best here]. Results do not change
+    #[arg(long, value_name = "PATH", value_parser = |name: &str| name.parse::<SimdPath>())]
+    simd: Option<SimdPath>,
+}
+
+impl SimdArg {
+    /// For the whole process; refuses what this machine lacks.
+    fn choose(self) -> Result<Option<SimdPath>, Failed> {
+        if let Some(path) = self.simd {
+            path.choose().map_err(|why| Failed::new(code::CONFIG, format!("--simd: {why}")))?;
+        }
+        Ok(self.simd)
+    }
+}
+
+/// Runs the command that the process was given.
+pub fn main() -> ExitCode {
+    ExitCode::from(run(std::env::args_os(), None))
+}
+
+/// Runs the command of `words`, the first of which is the program's name; returns the exit code. `watcher`, for tests: told
+/// where the ranks of `train` are.
+pub fn run(words: impl IntoIterator<Item = OsString>, watcher: Option<Watcher>) -> u8 {
+    let matches = install::command().get_matches_from(words);
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    cli.log.start();
+    let done = match cli.verb {
+        Verb::Train(mut args) => {
+            args.watcher = watcher;
+            train::run(&args)
+        }
+        Verb::Plan(args) => plan::run(&args),
+        Verb::Simulate(args) => simulate::run(&args),
+        Verb::Topology(args) => topology::run(&args),
+        Verb::Boxes(args) => boxes::run(&args),
+        Verb::Bench(args) => bench::run(&args),
+        Verb::Generate(args) => generate::run(&args),
+        Verb::Checkpoint { verb } => checkpoint::run(&verb),
+        Verb::Data { verb: DataVerb::Check(args) } => samples::check(&args),
+        Verb::Data { verb: DataVerb::Prepare(args) } => prepare::run(&args),
+        Verb::Data { verb: DataVerb::Show(args) } => samples::run(&args),
+        Verb::Doctor(args) => doctor::run(&args),
+        Verb::Report(args) => report::run(&args),
+        Verb::Plot(args) => plot::run(&args),
+        Verb::Completions { shell } => install::completions(shell),
+        Verb::Man { dir } => install::manual(&dir),
+        Verb::Config { verb: ConfigVerb::Check(args) } => check::check(&args),
+        Verb::Config { verb: ConfigVerb::Show(args) } => check::show(&args),
+        Verb::Config { verb: ConfigVerb::Keys(args) } => keys::run(&args),
+    };
+    crate::report::stderr::say_lost();
+    let code = done.err().map_or(0, |failed| failed.report());
+    crate::report::stderr::flush();
+    code
+}
+
+/// Refuses a file that the result of a command may not replace, or cannot be written to, before the work.
+fn may_write(output: Output, path: &Path) -> Result<(), Failed> {
+    output.check(path).map_err(|e| unwritten(path, &e))
+}
+
+fn unwritten(path: &Path, error: &std::io::Error) -> Failed {
+    Failed::new(code::IO, format!("cannot write {}: {error}", path.display()))
+}
+
+/// `ops`, in a column.
+const fn of_ops(ops: u64) -> &'static str {
+    if ops == 1 { "op" } else { "ops" }
+}
+
+/// To stdout, with nothing in it that acts on a terminal. Who closes it early, as `head` does, has seen enough.
+fn print(text: &str) -> Result<(), Failed> {
+    if processes::holds_back(text) {
+        return Ok(());
+    }
+    let mut out = std::io::stdout().lock();
+    seen(out.write_all(colour::on_stdout(&lines(text)).as_bytes()).and_then(|()| out.flush()))
+        .map(drop)
+}
+
+/// One JSON document to stdout.
+fn print_json(value: &impl serde::Serialize) -> Result<(), Failed> {
+    let json = serde_json::to_string_pretty(value);
+    print(&(json.map_err(|e| Failed::new(code::INTERNAL, e))? + "\n"))
+}
+
+/// Whether what was written to stdout has arrived; false when nobody reads any more.
+fn seen(written: std::io::Result<()>) -> Result<bool, Failed> {
+    match written {
+        Ok(()) => Ok(true),
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
+        Err(e) => Err(Failed::new(code::IO, format!("cannot write to stdout: {e}"))),
+    }
+}
+
+/// To stderr, as a line, with nothing in it that acts on a terminal.
+fn say(text: &str) {
+    if processes::holds_back(text) {
+        return;
+    }
+    crate::report::stderr::line(&colour::on_stderr(&lines(text)));
+}

@@ -1,0 +1,384 @@
+//! `onebox plan`: the report of [`predict::plan`] in words and tables, or as JSON.
+
+use super::check::count;
+use super::exit::{Failed, code};
+use super::largest::Lacking;
+use super::processes::{SILENCE, Team, facts};
+use super::simulate::failed;
+use super::{ConfigArgs, OnBox, missing_gpus, of_ops, print, print_json, say, search, weights};
+use crate::report::progress::si;
+use config::{Config, DeviceConfig, Loaded};
+use device::Error;
+use files::names::RUNS;
+use layout::build::{Built, build};
+use predict::changes::arguments;
+use predict::choose;
+use predict::plan::{Buffer, Disk, Memory, Report, report};
+use predict::remedies::{Remedy, remedies};
+use serde::Serialize;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use topology::{counted, format_bytes};
+
+mod model;
+mod ops;
+
+/// Show what a config needs of every GPU and NUMA node; with --search, which layout is the fastest.
+#[derive(Debug, clap::Args)]
+pub(super) struct PlanArgs {
+    /// RON file, such as configs/quickstart.ron; - is the standard input
+    #[arg(required_unless_present = "model")]
+    config: Option<PathBuf>,
+    /// Change a key, such as parallel.tensor=4 or 'data.train="my.txt"'; may be given many times
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    sets: Vec<String>,
+    #[command(flatten)]
+    on_box: OnBox,
+    /// No config: whether this model of transformers (its folder, or its config.json) can be trained on --box, how, how fast
+    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["config", "ops"])]
+    model: Option<PathBuf>,
+    /// With --model: say how long training on so many tokens takes
+    #[arg(long, value_name = "N", requires = "model", value_parser = clap::value_parser!(u64).range(1..))]
+    tokens: Option<u64>,
+    /// One JSON document on stdout, with every buffer
+    #[arg(long)]
+    json: bool,
+    /// List every op of a step in program order: its number, lane, name, source line, bytes, FLOPs, waits and tensors
+    #[arg(long, conflicts_with = "search")]
+    ops: bool,
+    /// Simulate every layout of the model that fits its described box, and show the fastest
+    #[arg(long)]
+    search: bool,
+    /// With --search or --model: use so many GPUs, not all
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    gpus: Option<u16>,
+}
+
+/// Processes of a launcher join first: a machine needs memory for the ranks that are dealt to it.
+pub(super) fn run(args: &PlanArgs) -> Result<(), Failed> {
+    let team = Team::join(SILENCE)?;
+    let ended = team.all("plan", planned(args, &team), |()| facts(None));
+    team.end(ended)
+}
+
+fn planned(args: &PlanArgs, team: &Team) -> Result<(), Failed> {
+    if let Some(model) = &args.model {
+        return model::run(args, model);
+    }
+    if args.gpus.is_some() && !args.search {
+        return Err(Failed::new(
+            2,
+            "--gpus takes part in a search only: give --search or --model too",
+        ));
+    }
+    let config = args.config.clone().unwrap_or_else(|| unreachable!("clap asks for one"));
+    let given = ConfigArgs { config, sets: args.sets.clone() };
+    if args.search {
+        let loaded = args.on_box.load_to_search(&given)?;
+        return search::run(&loaded, args.gpus.map(usize::from), args.json);
+    }
+    let mut loaded = args.on_box.load(&given)?;
+    choose(&mut loaded).map_err(failed)?;
+    let config = &loaded.config;
+    if !matches!(config.device, DeviceConfig::Sim { .. }) {
+        team.check(config)?;
+    }
+    if args.ops {
+        return ops::run(config, &build(config), args.json);
+    }
+    let report = made(config, &build(config))?;
+    if args.json {
+        print_json(&Document::of(&loaded, &report))?;
+    } else {
+        print(&text(&loaded, &report))?;
+    }
+    if let Some(not_built) = config.not_built(&loaded.origins, missing_gpus) {
+        for problem in not_built.errors().iter().filter(|p| p.key != "device") {
+            say(&format!(
+                "note: {}: {}; the plan is that of the nearest thing built",
+                problem.key, problem.message
+            ));
+        }
+    }
+    if let Some(refused) = weights::refusal(config, true) {
+        say(&format!("note: `onebox train` refuses model.from: {}", refused.message()));
+    }
+    // What could not be looked at is not said to fit.
+    if report.verdict == Some(true) { Ok(()) } else { Err(Failed::silent(code::DOES_NOT_FIT)) }
+}
+
+pub(super) fn made(config: &Config, built: &Built) -> Result<Report, Failed> {
+    report(config, built).map_err(|e| defect(&e))
+}
+
+fn defect(error: &Error) -> Failed {
+    Failed::new(code::INTERNAL, format!("the step does not pass its own checks: {error}"))
+}
+
+/// The whole report.
+pub(super) fn text(loaded: &Loaded, report: &Report) -> String {
+    let config = &loaded.config;
+    let mut out = String::new();
+    let Report { tensor, data, .. } = report;
+    let _ = writeln!(
+        out,
+        "{}: {} parameters, TP {tensor} x DP {data} = {} {}, {:?}, optimizer on {:?}",
+        report.name,
+        count(report.parameters as f64),
+        tensor * data,
+        report.gpu.what,
+        config.precision,
+        config.offload.optimizer,
+    );
+    table(&mut out, "each GPU", &report.gpu, true);
+    table(&mut out, "host memory of each rank", &report.host_per_rank, true);
+    wide_sums(&mut out, report);
+    nodes(&mut out, report);
+    data_memory(&mut out, report);
+    step(&mut out, report);
+    for words in [&loaded.chosen, &report.saving].into_iter().flatten() {
+        let _ = writeln!(out, "\n{words}");
+    }
+    on_disk(&mut out, &disk(config, report));
+    let _ = writeln!(out, "\n{}", report.binding.words);
+    let _ = write!(out, "{}", verdict(loaded, report));
+    out
+}
+
+/// Of a run in a directory of its own, below the working directory.
+fn disk(config: &Config, report: &Report) -> Disk {
+    Disk::new(config, report.parameters, Path::new(RUNS))
+}
+
+fn on_disk(out: &mut String, disk: &Disk) {
+    for line in disk.words().into_iter().chain(disk.shortage().map(|why| format!("warning: {why}")))
+    {
+        let _ = writeln!(out, "{line}");
+    }
+}
+
+/// Why a config is refused: what needs most, the limit, and what would help.
+pub(super) fn refusal(loaded: &Loaded, report: &Report) -> String {
+    let mut out = format!("{}\n", report.binding.words);
+    if report.binding.what == "gpu" {
+        table(&mut out, "each GPU", &report.gpu, false);
+    } else {
+        table(&mut out, "host memory of each rank", &report.host_per_rank, false);
+        wide_sums(&mut out, report);
+        nodes(&mut out, report);
+        data_memory(&mut out, report);
+    }
+    for words in [&loaded.chosen, &report.saving].into_iter().flatten() {
+        let _ = writeln!(out, "\n{words}");
+    }
+    out + "\n" + &verdict(loaded, report)
+}
+
+fn table(out: &mut String, title: &str, memory: &Memory, buffers: bool) {
+    let _ = writeln!(out, "\n{title}");
+    for pool in &memory.pools {
+        let _ = writeln!(out, "  {:>12}  {}", format_bytes(pool.bytes), pool.name);
+        if !buffers {
+            continue;
+        }
+        for line in grouped(memory.buffers.iter().filter(|b| b.pool == pool.name)) {
+            let _ = writeln!(out, "                  {line}");
+        }
+    }
+    let limit = memory.limit.map_or(String::new(), |limit| {
+        let reserved = match memory.reserved {
+            0 => String::new(),
+            bytes => format!(" (after {} beside the plan)", format_bytes(bytes)),
+        };
+        format!(" of {}{reserved}", format_bytes(limit))
+    });
+    let _ = writeln!(out, "  {:>12}  in all{limit}", format_bytes(memory.bytes));
+    for part in &memory.beside {
+        let _ = writeln!(out, "  {:>12}  beside the plan: {}", format_bytes(part.bytes), part.name);
+    }
+}
+
+/// Buffers that differ in a number of their name only, together: `block.{0..68}.params`.
+fn grouped<'a>(buffers: impl Iterator<Item = &'a Buffer>) -> Vec<String> {
+    let mut groups: Vec<(String, Vec<&str>, &Buffer, u64)> = Vec::new();
+    for buffer in buffers {
+        let number = buffer.name.split('.').find(|part| part.parse::<u32>().is_ok());
+        let pattern = number.map_or(buffer.name.clone(), |n| buffer.name.replacen(n, "{}", 1));
+        let same = |g: &&mut (String, Vec<&str>, &Buffer, u64)| {
+            g.0 == pattern && g.2.shape == buffer.shape
+        };
+        match groups.iter_mut().find(same) {
+            Some(group) => {
+                group.1.extend(number);
+                group.3 += buffer.bytes;
+            }
+            None => groups.push((pattern, number.into_iter().collect(), buffer, buffer.bytes)),
+        }
+    }
+    let line = |(pattern, numbers, first, bytes): &(String, Vec<&str>, &Buffer, u64)| {
+        let name = match numbers[..] {
+            [] => pattern.clone(),
+            [only] => pattern.replacen("{}", only, 1),
+            [first, .., last] => pattern.replacen("{}", &format!("{{{first}..{last}}}"), 1),
+        };
+        let times = if numbers.len() > 1 { format!("{} x ", numbers.len()) } else { String::new() };
+        let (rows, cols) = first.shape;
+        let size = format_bytes(*bytes);
+        format!("{name:<34} {size:>11}  {times}{} [{rows}, {cols}]", first.dtype)
+    };
+    groups.iter().map(line).collect()
+}
+
+fn nodes(out: &mut String, report: &Report) {
+    let _ = writeln!(out, "\nNUMA nodes");
+    for node in &report.nodes {
+        let ranks = match node.ranks[..] {
+            [] => "no rank".to_owned(),
+            [rank] => format!("rank {rank}"),
+            [first, .., last] => format!("ranks {first} to {last}"),
+        };
+        let (bytes, limit) = (format_bytes(node.bytes), format_bytes(node.limit));
+        let _ = writeln!(out, "  node {}: {bytes} of {limit}, {ranks}", node.node);
+    }
+    for words in &report.placed {
+        let _ = writeln!(out, "  {words}");
+    }
+    let _ = writeln!(out, "  and {} of the process besides", format_bytes(report.host_beside));
+    if report.letters > 0 {
+        let _ = writeln!(
+            out,
+            "  of which letters between processes take {} at most; MPI's own buffers, such as its shared memory, come on top: \
+             they are not counted",
+            format_bytes(report.letters)
+        );
+    }
+}
+
+fn data_memory(out: &mut String, report: &Report) {
+    if let Some(data) = &report.data_memory {
+        let _ = writeln!(out, "  {}", data.words());
+    }
+    if let Some(why) = &report.data_not_counted {
+        let _ = writeln!(out, "  data: not counted: {why}");
+    }
+}
+
+/// Says why several micro-batches take more of the host than one, where their sums come down.
+fn wide_sums(out: &mut String, report: &Report) {
+    let has = |memory: &Memory, pool: &str, is_wide: bool| {
+        let of_pool = |buffer: &&Buffer| buffer.pool == pool;
+        memory.buffers.iter().filter(of_pool).any(|buffer| (buffer.dtype == "f32") == is_wide)
+    };
+    let is_wide = has(&report.host_per_rank, "gradient staging", true);
+    if report.accumulate == "device" && is_wide && has(&report.gpu, "parameters", false) {
+        let _ = writeln!(
+            out,
+            "  gradient staging has 4 bytes a parameter: sums of micro-batches come down in fp32 and wait until clipping is \
+             decided, and 16 bits would round them; one micro-batch takes 2"
+        );
+    }
+}
+
+fn step(out: &mut String, report: &Report) {
+    let Some(step) = &report.step else { return };
+    let world = (report.tensor * report.data) as f64;
+    let _ = writeln!(
+        out,
+        "\na step of {}, {}, summed on: {}\n  {}FLOP of the model, {}FLOP as \
+         run on all GPUs\n  rank 0, by lane:",
+        counted(step.tokens, "token"),
+        counted(report.micro_batches, "micro-batch"),
+        report.accumulate,
+        si(step.model_flops),
+        si(step.hardware_flops * world),
+    );
+    for lane in step.lanes.iter().filter(|lane| lane.ops > 0) {
+        let _ = writeln!(
+            out,
+            "    {:<8} {:>7} {:<3}  {}",
+            lane.lane,
+            lane.ops,
+            of_ops(lane.ops),
+            format_bytes(lane.bytes)
+        );
+    }
+}
+
+/// Whether it fits, and if not, what would.
+fn verdict(loaded: &Loaded, report: &Report) -> String {
+    if let (true, Some(why)) = (report.fits, &report.not_checked) {
+        return format!(
+            "GPU memory was not checked: {why}\nto check it, name a described box: --box \
+             h100-128gib (`onebox boxes` lists them)\n"
+        );
+    }
+    if report.fits {
+        let warnings = report.nearly_full.iter().map(|why| format!("warning: {why}\n"));
+        return warnings.chain(["it fits\n".to_owned()]).collect();
+    }
+    let mut out = String::from("it does not fit\n");
+    let remedies = remedies(loaded, None);
+    if remedies.is_empty() {
+        for line in Lacking::of(loaded, None).lines(&loaded.config, true) {
+            let _ = writeln!(out, "{line}");
+        }
+        return out + virtual_gpus(&loaded.config);
+    }
+    out += "the nearest changes with which it would, each by itself";
+    let simulated = remedies.iter().any(|remedy| remedy.slower.is_some());
+    out += if simulated { ", and what they cost (simulated):\n" } else { ":\n" };
+    for Remedy { sets, slower } in &remedies {
+        let cost = slower.map(|times| format!("{times:.2} x the time"));
+        let rounds = sets.iter().any(|set| set.starts_with("offload.moments="));
+        let rounds =
+            rounds.then(|| "other results: bf16 Adam moments, rounded stochastically".into());
+        let notes: Vec<String> = cost.into_iter().chain(rounds).collect();
+        let notes =
+            if notes.is_empty() { String::new() } else { format!("   # {}", notes.join("; ")) };
+        let _ = writeln!(out, "  {}{notes}", arguments(sets));
+    }
+    out + virtual_gpus(&loaded.config)
+}
+
+/// What virtual GPUs are not.
+const fn virtual_gpus(config: &Config) -> &'static str {
+    match config.device {
+        DeviceConfig::Cpu { .. } => {
+            "these GPUs are virtual: parts of this machine's memory, of device.memory bytes each; to plan for real GPUs, name a box: \
+             --box h100-128gib (`onebox boxes` lists them)\n"
+        }
+        DeviceConfig::Cuda | DeviceConfig::Sim { .. } => "",
+    }
+}
+
+/// The document of `--json`.
+#[derive(Serialize)]
+struct Document<'a> {
+    #[serde(flatten)]
+    report: &'a Report,
+    /// What stands for `Auto` of `offload.update`, and why.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    chosen: Option<&'a str>,
+    /// What a run takes of its disk.
+    disk: Disk,
+    /// What would make it fit, if it does not.
+    remedies: Vec<Remedy>,
+    /// If nothing would.
+    #[serde(flatten)]
+    lacking: Option<Lacking>,
+}
+
+impl<'a> Document<'a> {
+    fn of(loaded: &'a Loaded, report: &'a Report) -> Self {
+        let remedies = if report.fits { Vec::new() } else { remedies(loaded, None) };
+        let nothing = !report.fits && remedies.is_empty();
+        let lacking = nothing.then(|| Lacking::of(loaded, None));
+        Self {
+            report,
+            chosen: loaded.chosen.as_deref(),
+            disk: disk(&loaded.config, report),
+            remedies,
+            lacking,
+        }
+    }
+}

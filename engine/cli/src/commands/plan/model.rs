@@ -1,0 +1,269 @@
+//! `onebox plan --model`: whether a model of transformers can be trained on a box, how, and how fast.
+
+use super::super::exit::{Failed, code};
+use super::super::largest::of_states;
+use super::super::search::No;
+use super::super::simulate::{failed, seconds};
+use super::super::{ConfigArgs, print, print_json, search};
+use super::PlanArgs;
+use crate::report::progress::si;
+use config::{Config, ConfigError, Family, Loaded, Origin, load_text_to_search};
+use predict::States;
+use predict::changes::arguments;
+use predict::search::{Found, Layout, search as search_layouts, search_bf16_moments};
+use predict::simulate::described;
+use serde::Serialize;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use topology::counted;
+
+/// Most tokens of a sample where nothing else is said.
+const SEQ_LEN: usize = 4096;
+/// Tokens of a step where nothing else is said.
+const STEP: usize = 1 << 18;
+
+/// Times the speed from which on bf16 Adam moments are named.
+const WORTH: f64 = 1.05;
+
+/// The answer as JSON.
+#[derive(Serialize)]
+struct Answer<'a> {
+    parameters: u64,
+    seq_len: usize,
+    tokens_per_step: usize,
+    fits: bool,
+    /// Seconds for the tokens that were asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    seconds: Option<f64>,
+    /// `key=value` of the best layout, for a config that names the model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sets: Option<Vec<String>>,
+    /// A faster layout with bf16 Adam moments, where fp32 ones fit with parameters on the host or split parameters alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bf16_moments: Option<Faster>,
+    #[serde(flatten)]
+    no: Option<No>,
+    search: &'a Found,
+}
+
+/// A faster layout with other results.
+#[derive(Serialize)]
+struct Faster {
+    tokens_per_second: f64,
+    /// `key=value`, for a config that names the model.
+    sets: Vec<String>,
+}
+
+pub(super) fn run(args: &PlanArgs, model: &Path) -> Result<(), Failed> {
+    if args.search && !args.json {
+        // Layouts are told by their differences from a config of the model, which recomputes nothing.
+        let plain: &[&str] = if is_given(args, "recompute") { &[] } else { &["recompute=None"] };
+        let loaded = load(args, model, plain)?;
+        return search::run(&loaded, Some(gpus(args, &loaded)?), false);
+    }
+    let loaded = load(args, model, &[])?;
+    // The config is not the user's own: its single rank is no layout that was asked for.
+    let gpus = Some(gpus(args, &loaded)?);
+    search::say_begun();
+    let found = search_layouts(&loaded, gpus).map_err(failed)?;
+    let config = &loaded.config;
+    let best = found.layouts.first();
+    let complete = |chosen: &[String]| settings(config, &args.sets, chosen);
+    let bf16_moments = match best {
+        Some(best) if is_slowed(best, found.states) => {
+            faster(&loaded, gpus, best.tokens_per_second)?
+        }
+        _ => None,
+    }
+    .map(|Faster { tokens_per_second, sets }| Faster { tokens_per_second, sets: complete(&sets) });
+    let mut no = No::of(&loaded, &found, gpus);
+    no.iter_mut().flat_map(No::sets).for_each(|sets| *sets = complete(sets));
+    if args.json {
+        print_json(&Answer {
+            parameters: found.parameters,
+            seq_len: config.model.seq_len,
+            tokens_per_step: config.batch.global * config.model.seq_len,
+            fits: best.is_some(),
+            seconds: args.tokens.zip(best).map(|(n, best)| n as f64 / best.tokens_per_second),
+            sets: best.map(|best| complete(&best.sets)),
+            bf16_moments,
+            no,
+            search: &found,
+        })?;
+    } else {
+        let mut out = introduction(&loaded, &found);
+        if let Some(best) = best {
+            fits(&mut out, (best, &found), args.tokens, &complete(&best.sets));
+            if let Some(Faster { tokens_per_second, sets }) = &bf16_moments {
+                let (rate, with) = (si(*tokens_per_second), arguments(sets));
+                let _ = writeln!(
+                    out,
+                    "  faster with bf16 Adam moments, which change results, {rate}tok/s: {with}"
+                );
+            }
+        }
+        if let Some(why) = &found.no_layout {
+            let _ = writeln!(out, "\nno: {why}");
+        }
+        if let Some(no) = &no {
+            does_not_fit(&mut out, config, no);
+        }
+        print(&out)?;
+    }
+    if best.is_some() { Ok(()) } else { Err(Failed::silent(code::DOES_NOT_FIT)) }
+}
+
+/// Whether the user gives the key `name` a value.
+fn is_given(args: &PlanArgs, name: &str) -> bool {
+    args.sets.iter().any(|set| key(set) == name)
+}
+
+/// Whether the host's memory decides the layout, which fewer bytes of states may make faster.
+fn is_slowed(best: &Layout, states: States) -> bool {
+    let streams = best.sets.iter().any(|set| set == "offload.parameters=Host");
+    states == States::SplitMaster || (states == States::Given && streams)
+}
+
+/// The fastest layout with bf16 Adam moments, if it has more than 1.05 times the `rate`, tokens a second.
+fn faster(loaded: &Loaded, gpus: Option<usize>, rate: f64) -> Result<Option<Faster>, Failed> {
+    let found = search_bf16_moments(loaded, gpus).map_err(failed)?;
+    let best = found.and_then(|found| found.layouts.into_iter().next());
+    let best = best.filter(|best| best.tokens_per_second > WORTH * rate);
+    Ok(best.map(|best| Faster { tokens_per_second: best.tokens_per_second, sets: best.sets }))
+}
+
+/// The GPUs to use: as many as the arguments say, or all of the box.
+fn gpus(args: &PlanArgs, loaded: &Loaded) -> Result<usize, Failed> {
+    let box_ = described(&loaded.config).map_err(failed)?;
+    Ok(args.gpus.map_or(box_.gpus, usize::from))
+}
+
+/// The model on the box, with a batch and a sample that people fine-tune with; `--set` changes both.
+fn load(args: &PlanArgs, model: &Path, more: &[&str]) -> Result<Loaded, Failed> {
+    if args.on_box.on.is_none() {
+        let help = "--model needs a box to plan for: --box NAME (`onebox boxes` lists them)";
+        return Err(Failed::new(2, help));
+    }
+    let absolute = model.canonicalize().map_err(|e| {
+        let help = "nothing is downloaded: name a folder on this machine, or its config.json";
+        Failed::new(code::CONFIG, format!("cannot read {}: {e}; {help}", model.display()))
+    })?;
+    let name = match absolute.is_dir() {
+        true => absolute.file_name(),
+        false => absolute.parent().and_then(Path::file_name),
+    };
+    let name: String = name.map_or("model".into(), |name| name.to_string_lossy().into_owned());
+    let text = |seq_len: Option<usize>, global: usize| {
+        let seq_len = seq_len.map_or(String::new(), |n| format!(", seq_len: {n}"));
+        format!(
+            "(name: {name:?}, model: (from: {:?}, weights: Random{seq_len}), recompute: Block,
+              batch: (global: {global}), train: (steps: 1000))",
+            absolute.display().to_string()
+        )
+    };
+    let config = |e: ConfigError| Failed::new(code::CONFIG, e.without_text(&name));
+    let more = more.iter().map(ToString::to_string);
+    let sets = args.sets.iter().cloned().chain(more).collect();
+    let ConfigArgs { sets, .. } = args.on_box.with(&ConfigArgs { config: PathBuf::new(), sets })?;
+    let load = |text: &str| load_text_to_search(text, &name, Path::new(""), &sets);
+    // Twice: what the folder and `--set` say decides the batch.
+    let first = load(&text(None, 64)).map_err(config)?;
+    let said = |(key, _, origin): &(String, String, Origin)| {
+        key == "model.seq_len" && *origin == Origin::Set
+    };
+    let (said, most) = (first.origins.iter().any(said), first.config.model.seq_len);
+    let seq_len = if said { most } else { most.min(SEQ_LEN) };
+    let global = (STEP / seq_len).max(1).next_power_of_two();
+    load(&text((!said).then_some(seq_len), global)).map_err(config)
+}
+
+fn introduction(loaded: &Loaded, found: &Found) -> String {
+    let config = &loaded.config;
+    let m = &config.model;
+    let kind = match m.family {
+        Family::Gpt2 => "GPT-2",
+        Family::Llama => "Llama family",
+    };
+    format!(
+        "{}: {kind}, {} parameters; {} of {} tokens a step, {:?}\non {}: {}, {fit} of {} fit (simulated, not measured)\n",
+        found.name,
+        super::count(found.parameters as f64),
+        counted(config.batch.global, "sample"),
+        m.seq_len,
+        config.precision,
+        found.box_name,
+        counted(found.gpus, "GPU"),
+        counted(found.enumerated, "layout"),
+        fit = found.fit,
+    )
+}
+
+/// The key of `key=value`.
+fn key(set: &str) -> &str {
+    set.split_once('=').map_or(set, |(key, _)| key).trim()
+}
+
+/// The `--set` arguments that give a layout of `chosen` settings to a config that only names the model: length of samples, batch,
+/// arguments of the user, and the chosen settings.
+fn settings(config: &Config, given: &[String], chosen: &[String]) -> Vec<String> {
+    let (batch, model) = (config.batch.global, config.model.seq_len);
+    let mut sets = vec![format!("model.seq_len={model}"), format!("batch.global={batch}")];
+    let base = [format!("recompute={:?}", config.recompute)];
+    for set in chosen.iter().cloned().chain(given.iter().cloned()).chain(base) {
+        if !sets.iter().any(|other| key(other) == key(&set)) {
+            sets.push(set);
+        }
+    }
+    sets.retain(|set| *set != "recompute=None");
+    sets
+}
+
+fn fits(out: &mut String, (best, found): (&Layout, &Found), tokens: Option<u64>, sets: &[String]) {
+    let Layout { tensor, data, micro, micro_batches, words, .. } = best;
+    let _ = writeln!(
+        out,
+        "\nyes{}: TP {tensor} x DP {data}, micro {micro} x {micro_batches}, {words}\n  {}tok/s, a step in {}; {:.1} TFLOPS of the \
+         model per GPU\n  {}",
+        match found.states {
+            States::Given => "",
+            States::SplitMaster => ", with split fp32 parameters",
+            States::Bf16Moments => ", but only with bf16 Adam moments",
+        },
+        si(best.tokens_per_second),
+        seconds(best.step_seconds),
+        best.model_tflops_per_gpu,
+        search::memories(best),
+    );
+    for warning in &best.nearly_full {
+        let _ = writeln!(out, "  warning: {warning}");
+    }
+    if let Some(words) = of_states(found.states, &found.config) {
+        let _ = writeln!(out, "  {words}");
+    }
+    let waits = best.waits.iter().max_by(|a, b| a.1.total_cmp(&b.1));
+    if let Some((what, waited)) = waits.filter(|(_, waited)| *waited > 0.01 * best.step_seconds) {
+        let share = 100.0 * waited / best.step_seconds;
+        let _ = writeln!(out, "  what binds: {what}, {share:.0} % of the step");
+    }
+    if let Some(tokens) = tokens {
+        let days = tokens as f64 / best.tokens_per_second / 86_400.0;
+        let time = if days >= 1.0 {
+            format!("{days:.1} days")
+        } else {
+            format!("{:.1} hours", 24.0 * days)
+        };
+        let _ = writeln!(out, "  {tokens} tokens in {time}");
+    }
+    let _ = writeln!(out, "  with a config of this model: {}", arguments(sets));
+}
+
+fn does_not_fit(out: &mut String, config: &Config, no: &No) {
+    let lines = no.lacking.iter().flat_map(|lacking| lacking.lines(config, false));
+    let remedies = no.remedies.iter();
+    let remedies = remedies.map(|remedy| format!("it would fit with {}", arguments(&remedy.sets)));
+    let mut lines = remedies.chain(lines);
+    let _ = writeln!(out, "\nno: {}", lines.next().unwrap_or_default());
+    for line in lines {
+        let _ = writeln!(out, "  {line}");
+    }
+}

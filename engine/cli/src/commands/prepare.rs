@@ -1,0 +1,179 @@
+//! `onebox data prepare`: makes tokens of text once.
+
+use super::exit::{Failed, code};
+use super::signals::{self, Starting};
+use super::{ConfigArgs, data, print, quoted};
+use crate::report::reading::OnTerminal;
+use ::data::{
+    Cache, Prepare, PrepareError, Prepared, Problem, Rowed, Sizes, Tokenizer, takes_from,
+};
+use clap::ValueHint;
+use config::{Config, DataOrder, Packing, Source, Sources};
+use files::names::resolved;
+use std::path::{Path, PathBuf, absolute};
+use topology::{counted, format_bytes};
+
+#[derive(Debug, clap::Args)]
+pub(super) struct PrepareArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// Folder for the tokens; a started one is gone on with
+    #[arg(value_hint = ValueHint::DirPath)]
+    out: PathBuf,
+}
+
+pub(super) fn run(args: &PrepareArgs) -> Result<(), Failed> {
+    let loaded = args.config.load()?;
+    let config = &loaded.config;
+    refuse(config, &args.out)?;
+    let Some(tokenizer) = data::tokenizer(config)? else {
+        unreachable!("without a tokenizer nothing is prepared")
+    };
+    let refused = |problem: Problem| Failed::new(code::DATA, format!("data.tokenizer: {problem}"));
+    tokenizer.fits(config.model.vocab).map_err(refused)?;
+    let starting = signals::hear().starting;
+    starting.say("interrupted; finished parts are kept: the same command goes on".into());
+    let cache = Cache::of_user(false);
+    let out = absolute(&args.out).unwrap_or_else(|_| args.out.clone());
+    let again = again(&args.config, &out);
+    let with = (&tokenizer, &cache, &starting, again.as_str());
+    let prepared = match config.data.format.is_rows() {
+        false => prepare(config, with, None, &out),
+        true => {
+            data::with_rows(config, &tokenizer, |rows| prepare(config, with, Some(rows), &out))?
+        }
+    };
+    let prepared = prepared.map_err(|error| match &error {
+        PrepareError::Data(_) => Failed::new(code::DATA, error),
+        PrepareError::Write { .. } => Failed::new(code::IO, error),
+        PrepareError::Refused { .. } => Failed::new(code::NO_RUN_DIR, error),
+    })?;
+    print(&words(config, &prepared, &out))
+}
+
+fn prepare(
+    config: &Config,
+    (tokenizer, cache, starting, command): (&Tokenizer, &Cache, &Starting, &str),
+    rows: Option<Rowed<'_>>,
+    out: &Path,
+) -> Result<Prepared, PrepareError> {
+    let data = &config.data;
+    let (train, held_out) = (data.train.paths().collect(), data.validation.paths().collect());
+    let prepare = Prepare {
+        train,
+        held_out,
+        format: &data.format,
+        tokenizer,
+        rows,
+        cache,
+        out,
+        command,
+        sizes: Sizes::default(),
+        progress: &OnTerminal,
+    };
+    prepare.run(&|parts| starting.say(interrupted(parts)))
+}
+
+/// The same command from any folder, for a shell; empty where the config was read from stdin.
+fn again(ConfigArgs { config, sets }: &ConfigArgs, out: &Path) -> String {
+    if config == Path::new("-") {
+        return String::new();
+    }
+    let path = |path: &Path| quoted(&path.display().to_string());
+    // Paths in settings are relative to it.
+    let here = std::env::current_dir().ok().filter(|_| !sets.is_empty());
+    let here = here.map_or_else(String::new, |here| format!("cd {} && ", path(&here)));
+    let sets: String = sets.iter().map(|set| format!(" --set {}", quoted(set))).collect();
+    let config = absolute(config).unwrap_or_else(|_| config.clone());
+    format!("{here}onebox data prepare {}{sets} {}", path(&config), path(out))
+}
+
+/// The last words of an interrupted preparation that keeps this number of parts.
+fn interrupted(parts: usize) -> String {
+    match parts {
+        0 => "interrupted before the first part; the same command begins again".into(),
+        1 => "interrupted; 1 part is kept: the same command goes on behind it".into(),
+        parts => {
+            format!("interrupted; {parts} parts are kept: the same command goes on behind them")
+        }
+    }
+}
+
+/// Refuses what has no tokens to be made, or more than tokens.
+fn refuse(config: &Config, out: &Path) -> Result<(), Failed> {
+    let data = &config.data;
+    let why = match &data.format {
+        format if !format.is_text() => {
+            format!("data.format: {format:?}: the files hold tokens, and a run reads these where they stand")
+        }
+        _ if data.tokenizer.is_none() => {
+            "data.tokenizer is not set: bytes are the tokens, and a run reads these where they stand".into()
+        }
+        _ => {
+            let inside = |text: &str| {
+                Path::new(text).is_dir() && resolved(out).starts_with(resolved(Path::new(text)))
+            };
+            let mut named = data.train.paths().chain(data.validation.paths());
+            let among = takes_from(data, out).is_some() || named.any(inside);
+            match among {
+                true => format!("{}: it is in a folder of the data; name another one", out.display()),
+                false => return Ok(()),
+            }
+        }
+    };
+    Err(Failed::new(code::CONFIG, why))
+}
+
+fn words(config: &Config, prepared: &Prepared, out: &Path) -> String {
+    let Prepared { train, held_out, tokens, files, text, parts, before, format } = prepared;
+    let (files, text) = (counted(*files, "file"), format_bytes(*text));
+    let parts = counted(*parts, "part");
+    let before = match before {
+        0 => String::new(),
+        before => format!(", {before} of them from before"),
+    };
+    let data = &config.data;
+    let mut keys = vec![format!("train: {}", sources(&data.train, train, true))];
+    if !held_out.is_empty() {
+        keys.push(format!("validation: {}", sources(&data.validation, held_out, false)));
+    }
+    match data.packing {
+        Packing::Windows => keys.push(format!("format: {format:?}")),
+        // The index says where documents begin.
+        packing => keys.push(format!("format: Megatron, packing: {packing:?}")),
+    }
+    if let Some(tokenizer) = &data.tokenizer {
+        keys.push(format!("tokenizer: {tokenizer:?}"));
+    }
+    if data.truncate {
+        keys.push("truncate: true".into());
+    }
+    if data.order != DataOrder::Shuffled {
+        keys.push(format!("order: {:?}", data.order));
+    }
+    if held_out.is_empty() {
+        keys.push(format!("validation_fraction: {:?}", data.validation_fraction));
+    }
+    format!(
+        "{}: {tokens} tokens of {files}, {text} of text, in {parts}{before}\nA config trains on them with these two lines:\n    data: ({}),\n    model: (.., vocab: {}),\n",
+        out.display(),
+        keys.join(", "),
+        config.model.vocab,
+    )
+}
+
+/// These sources in the words of a config, with the folders of their tokens as paths; those to train on are weighted.
+fn sources(of: &Sources, folders: &[PathBuf], are_weighted: bool) -> String {
+    let path = |folder: &PathBuf| format!("{:?}", folder.to_string_lossy());
+    if let ([Source { name: None, .. }], [folder]) = (of.0.as_slice(), folders) {
+        return path(folder);
+    }
+    let one = |(source, folder): (&Source, &PathBuf)| {
+        let name =
+            source.name.as_ref().map_or_else(String::new, |name| format!("name: {name:?}, "));
+        let weight =
+            if are_weighted { format!(", weight: {:?}", source.weight) } else { String::new() };
+        format!("({name}path: {}{weight})", path(folder))
+    };
+    format!("[{}]", of.0.iter().zip(folders).map(one).collect::<Vec<_>>().join(", "))
+}

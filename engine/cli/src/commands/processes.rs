@@ -1,0 +1,275 @@
+//! The processes that a launcher has started for one run: they agree before it starts, and end with one exit code.
+
+use super::exit::{Failed, code};
+use config::{CheckpointWriter, Config, DeviceConfig};
+use device::Processes;
+use device::cuda::LibraryInfo;
+use device::numerics::SimdPath;
+use layout::{gpu, here};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+use topology::counted;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// What launchers tell each process: how many there are.
+const SIZES: [&str; 2] = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"];
+/// Slurm tells a step with `--mpi=pmix` both.
+const SLURM: [&str; 2] = ["PMIX_RANK", "SLURM_STEP_NUM_TASKS"];
+
+/// Lines that this process does not say, since process 0 says the same.
+static HELD_BACK: OnceLock<Mutex<String>> = OnceLock::new();
+
+/// Whether nobody is to read `text` here, unless this process fails.
+pub(super) fn holds_back(text: &str) -> bool {
+    let Some(held) = HELD_BACK.get() else { return false };
+    let mut held = held.lock().unwrap_or_else(PoisonError::into_inner);
+    *held += text.trim_end();
+    held.push('\n');
+    true
+}
+
+fn held_back() -> String {
+    let Some(held) = HELD_BACK.get() else { return String::new() };
+    std::mem::take(&mut *held.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// Number of processes that a launcher has started with this one; `None` without a launcher.
+fn launched() -> Option<usize> {
+    let number = |name: &&str| std::env::var(name).ok()?.parse().ok();
+    let of_slurm = || {
+        let [rank, tasks] = SLURM;
+        std::env::var_os(rank).and_then(|_| number(&tasks))
+    };
+    SIZES.iter().find_map(number).or_else(of_slurm)
+}
+
+/// Why the ranks of `config` cannot be dealt to `count` processes, and the remedy.
+fn refusal(config: &Config, count: usize) -> Option<String> {
+    let (ranks, tensor) = (config.world_size(), config.parallel.tensor);
+    if count < 2 {
+        return None;
+    }
+    if matches!(config.device, DeviceConfig::Sim { .. }) {
+        return Some(format!(
+            "device: `Sim(..)` has no data that could be dealt to several processes, and the launcher has started {count}"
+        ));
+    }
+    if !ranks.is_multiple_of(count) {
+        return Some(format!(
+            "parallel.tensor x parallel.data is {}, which {count} processes cannot share evenly: start as many as divide it",
+            counted(ranks, "rank")
+        ));
+    }
+    let each = ranks / count;
+    if !each.is_multiple_of(tensor) && !config.parallel.tensor_across_nodes {
+        return Some(format!(
+            "parallel.tensor: groups of {tensor} ranks would have ranks in several processes, each of which has {each}: start \
+             fewer processes, or set `parallel.tensor_across_nodes=true`, and sums inside layers go through the network"
+        ));
+    }
+    (config.train.checkpoint_writer == CheckpointWriter::Background).then(|| {
+        "train.checkpoint_writer: in several processes training waits while checkpoints are written, so `Background` cannot be \
+         done: set `Auto`"
+            .to_owned()
+    })
+}
+
+/// Seconds without a sign of life after which a process has failed.
+pub(super) const SILENCE: u64 = 60;
+
+/// The processes of a run, or this one alone.
+pub(super) struct Team(Option<Arc<Processes>>);
+
+/// What a process tells the others of one of its stages.
+#[derive(Serialize, Deserialize)]
+enum Told {
+    /// What must be the same on all: its name and its value.
+    Done(Vec<(String, String)>),
+    /// Exit code and message.
+    Failed(u8, String),
+}
+
+impl Team {
+    /// Joins the processes that were started together. One that gives no sign of life for so many seconds has failed.
+    pub(super) fn join(silence: u64) -> Result<Self, Failed> {
+        let Some(count) = launched() else { return Ok(Self(None)) };
+        let joined = join(count, Duration::from_secs(silence))?;
+        if let Some(processes) = &joined {
+            here::share(processes);
+            if processes.me() > 0 {
+                HELD_BACK.get_or_init(Mutex::default);
+            }
+        }
+        Ok(Self(joined))
+    }
+
+    pub(super) fn processes(&self) -> Option<Arc<Processes>> {
+        self.0.clone()
+    }
+
+    pub(super) fn is_first(&self) -> bool {
+        self.0.as_ref().is_none_or(|processes| processes.me() == 0)
+    }
+
+    /// `processes 0 to 1 on node a (ranks 0 to 3)`
+    pub(super) fn words(&self, config: &Config) -> Option<String> {
+        let processes = self.0.as_ref()?;
+        let of = |process| {
+            let ranks = processes.ranks(process, config.world_size());
+            let (first, last) = (ranks.start, ranks.end - 1);
+            let ranks = if first == last {
+                format!("rank {first}")
+            } else {
+                format!("ranks {first} to {last}")
+            };
+            format!("{process} on {} ({ranks})", processes.node(process))
+        };
+        let all: Vec<String> = (0..processes.count()).map(of).collect();
+        Some(format!("processes {}", all.join(", ")))
+    }
+
+    /// Refuses a config that so many processes cannot run.
+    pub(super) fn check(&self, config: &Config) -> Result<(), Failed> {
+        let count = self.0.as_ref().map_or(1, |processes| processes.count());
+        refusal(config, count).map_or(Ok(()), |why| Err(Failed::new(code::CONFIG, why)))
+    }
+
+    /// All processes have come through the stage `what`, or all fail as the first one that did not. `facts` must be the same
+    /// on all.
+    pub(super) fn all<T>(
+        &self,
+        what: &str,
+        own: Result<T, Failed>,
+        facts: impl FnOnce(&T) -> Vec<(String, String)>,
+    ) -> Result<T, Failed> {
+        let Some(processes) = &self.0 else { return own };
+        let told = match &own {
+            Ok(done) => Told::Done(facts(done)),
+            Err(failed) => Told::Failed(failed.code(), held_back() + failed.message()),
+        };
+        let all = self.exchange::<Told>(processes, what, &told)?;
+        let mut first = None;
+        for (process, told) in all.iter().enumerate() {
+            match (told, &first) {
+                (Told::Failed(code, message), _) => {
+                    return Err(own.err().filter(|_| processes.me() == process).unwrap_or_else(
+                        || Failed::new(*code, format!("{}: {message}", processes.name(process))),
+                    ));
+                }
+                (Told::Done(facts), None) => first = Some(facts),
+                (Told::Done(facts), Some(first)) => differs(processes, (process, facts), first)?,
+            }
+        }
+        own
+    }
+
+    /// What process 0 tells all; the others give `None`.
+    pub(super) fn first<T: Serialize + for<'a> Deserialize<'a>>(
+        &self,
+        what: &str,
+        own: Option<T>,
+    ) -> Result<T, Failed> {
+        let Some(processes) = &self.0 else {
+            return own.ok_or_else(|| Failed::new(code::INTERNAL, "a process alone is the first"));
+        };
+        let own: Vec<T> = own.into_iter().collect();
+        let all = self.exchange::<Vec<T>>(processes, what, &own)?;
+        let first = all.into_iter().next().and_then(|first| first.into_iter().next());
+        first.ok_or_else(|| Failed::new(code::INTERNAL, "process 0 tells what the others ask for"))
+    }
+
+    fn exchange<T: Serialize + for<'a> Deserialize<'a>>(
+        &self,
+        processes: &Processes,
+        what: &str,
+        own: &T,
+    ) -> Result<Vec<T>, Failed> {
+        let own = serde_json::to_vec(own).map_err(|e| Failed::new(code::INTERNAL, e))?;
+        let lost = |why| Failed::new(processes.ended().unwrap_or(code::RANK), why);
+        let all = processes.exchange(what, own).map_err(lost)?;
+        let read = |bytes: &Vec<u8>| serde_json::from_slice(bytes);
+        let read: Result<Vec<T>, _> = all.iter().map(read).collect();
+        read.map_err(|_| Failed::new(code::CONFIG, "another program runs in another process"))
+    }
+
+    /// The end of this process. All end with the exit code of process 0, which says why.
+    pub(super) fn end(&self, ended: Result<(), Failed>) -> Result<(), Failed> {
+        let Some(processes) = &self.0 else { return ended };
+        let mut own = ended.as_ref().err().map_or(0, Failed::code);
+        if self.is_first() {
+            if let Err(failed) = &ended {
+                failed.report();
+            }
+        } else if own == 0 || own == code::INTERRUPTED {
+            own = processes.await_first().unwrap_or(code::RANK);
+        }
+        let lost = !self.is_first() && processes.is_lost(0);
+        if let (Err(failed), true) = (&ended, lost) {
+            crate::report::stderr::line(&format!("error: {}", failed.message()));
+        }
+        crate::report::stderr::flush();
+        let left = processes.part(own);
+        if let Some(why) = left.as_ref().filter(|_| own == 0) {
+            own = code::RANK;
+            crate::report::stderr::line(&format!("error: {why}"));
+            crate::report::stderr::flush();
+        }
+        processes.close(left.map(|_| own));
+        if own == 0 { Ok(()) } else { Err(Failed::silent(own)) }
+    }
+}
+
+fn differs(
+    processes: &Processes,
+    (process, facts): (usize, &[(String, String)]),
+    first: &[(String, String)],
+) -> Result<(), Failed> {
+    let Some(((name, here), (_, there))) = first.iter().zip(facts).find(|(a, b)| a != b) else {
+        return Ok(());
+    };
+    let why = format!(
+        "{} has {name} {there}, and {} has {here}: all processes of a run need the same",
+        processes.name(process),
+        processes.name(0)
+    );
+    Err(Failed::new(code::CONFIG, why))
+}
+
+/// The facts that must be the same in all processes: program and instructions, and for a config on real GPUs these and their libraries.
+pub(super) fn facts(config: Option<&Config>) -> Vec<(String, String)> {
+    let program = std::fs::read("/proc/self/exe").map_or(0, |bytes| xxh3_64(&bytes));
+    let program = format!("{} ({program:016x})", super::VERSION);
+    let path = SimdPath::current().to_string();
+    let mut all = vec![("the program", program), ("the instructions", path)];
+    if config.is_some_and(|config| config.device == DeviceConfig::Cuda) {
+        let gpus = gpu::machine().gpus.iter().map(|gpu| gpu.name.clone());
+        let kinds: BTreeSet<String> = gpus.collect();
+        all.push(("the GPUs", kinds.into_iter().collect::<Vec<_>>().join(", ")));
+        let libraries = gpu::machine().libraries.iter();
+        let text = |library: &LibraryInfo| {
+            format!("{} {}", library.name, library.version.as_deref().unwrap_or("missing"))
+        };
+        all.push(("the libraries", libraries.map(text).collect::<Vec<_>>().join(", ")));
+    }
+    all.into_iter().map(|(name, is)| (name.into(), is)).collect()
+}
+
+#[cfg(feature = "mpi")]
+fn join(_: usize, silence: Duration) -> Result<Option<Arc<Processes>>, Failed> {
+    let joined = device::mpi::join(silence);
+    joined.map(Some).map_err(|why| Failed::new(code::RANK, why))
+}
+
+#[cfg(not(feature = "mpi"))]
+fn join(count: usize, _: Duration) -> Result<Option<Arc<Processes>>, Failed> {
+    if count < 2 {
+        return Ok(None);
+    }
+    let why = format!(
+        "a launcher has started this program {count} times for one run, and this onebox is built without MPI: build it with \
+         `--features mpi` (docs/cluster.md)"
+    );
+    Err(Failed::new(code::CONFIG, why))
+}

@@ -1,0 +1,96 @@
+//! `onebox report`: the curves of runs, on a page or as CSV.
+
+use super::exit::{Failed, code};
+use super::{VERSION, may_write, print, say, unwritten};
+use crate::report::curves::{CSV, Curves, csv};
+use crate::report::page::{BEGINNING, page};
+use files::names::METRICS;
+use files::output::Output;
+use files::shown::Shown;
+use std::ffi::OsStr;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+/// Show the curves of runs on one page
+#[derive(Debug, clap::Args)]
+#[command(group = clap::ArgGroup::new("to").args(["output", "csv"]).required(true).multiple(true))]
+pub(super) struct ReportArgs {
+    /// Directories of runs, such as runs/mine; they may still train
+    #[arg(required_unless_present = "csv", value_name = "RUN")]
+    runs: Vec<PathBuf>,
+    /// The page: one file that loads nothing
+    #[arg(short, long, value_name = "PAGE.html")]
+    output: Option<PathBuf>,
+    /// A row for each step and evaluation, into FILE, or to stdout without FILE or with `-`
+    #[arg(long, value_name = "FILE", num_args = 0..=1)]
+    csv: Option<Option<PathBuf>>,
+}
+
+const PAGE: Output = Output { what: "report", beginning: BEGINNING };
+const TABLE: Output = Output { what: "table", beginning: CSV };
+
+pub(super) fn run(args: &ReportArgs) -> Result<(), Failed> {
+    let table = args.csv.as_ref().and_then(Option::as_ref).filter(|path| path.as_os_str() != "-");
+    if args.runs.is_empty() {
+        return Err(no_run(table.map(PathBuf::as_path)));
+    }
+    if let Some(path) = &args.output {
+        may_write(PAGE, path)?;
+    }
+    if let Some(path) = table {
+        may_write(TABLE, path)?;
+    }
+    let names = names(&args.runs);
+    let read =
+        |(dir, name): (&PathBuf, String)| Curves::read(dir, name).map_err(|e| unread(dir, &e));
+    let runs = args.runs.iter().zip(names).map(read).collect::<Result<Vec<_>, _>>()?;
+    if let Some(path) = &args.output {
+        std::fs::write(path, page(&runs, VERSION)).map_err(|e| unwritten(path, &e))?;
+        say(&format!("wrote {}", Shown(path)));
+    }
+    match (&args.csv, table) {
+        (_, Some(path)) => std::fs::write(path, csv(&runs)).map_err(|e| unwritten(path, &e)),
+        (Some(_), None) => print(&csv(&runs)),
+        (None, _) => Ok(()),
+    }
+}
+
+/// `--csv` takes a run behind it for the file.
+fn no_run(table: Option<&Path>) -> Failed {
+    let why = match table {
+        Some(path) => format!(
+            "no run is named: `--csv {path}` writes to a file called {path}. For a run called {path} say `onebox report {path} --csv`",
+            path = Shown(path)
+        ),
+        None => "no run is named: say `onebox report RUN --csv`".into(),
+    };
+    Failed::new(code::USAGE, why)
+}
+
+fn unread(dir: &Path, error: &std::io::Error) -> Failed {
+    let metrics = dir.join(METRICS);
+    match error.kind() {
+        ErrorKind::NotFound | ErrorKind::NotADirectory => {
+            let why = format!(
+                "{}: no run is there (no {METRICS}); name the directory of a run",
+                Shown(dir)
+            );
+            Failed::new(code::NO_RUN_DIR, why)
+        }
+        _ => Failed::new(code::IO, format!("cannot read {}: {error}", Shown(&metrics))),
+    }
+}
+
+/// The last parts of paths; whole paths where two runs would have one name.
+fn names(runs: &[PathBuf]) -> Vec<String> {
+    let real = |run: &PathBuf| run.canonicalize().unwrap_or_else(|_| run.clone());
+    let whole = |run: &PathBuf| run.to_string_lossy().into_owned();
+    let last: Vec<String> = runs
+        .iter()
+        .map(|run| {
+            real(run).file_name().map(OsStr::to_string_lossy).map_or_else(|| whole(run), Into::into)
+        })
+        .collect();
+    let twice = (1..last.len()).any(|i| last[..i].contains(&last[i]));
+    if twice { runs.iter().map(whole).collect() } else { last }
+}

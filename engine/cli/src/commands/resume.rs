@@ -1,0 +1,322 @@
+//! What `train --resume` and `--fork` go on from, and whether they may.
+
+use super::exit::{Failed, code};
+use super::{data, say};
+use ::data::{Dataset, Tokenizer};
+use checkpoint::inspect::{Summary, differences_of};
+use checkpoint::{
+    self, Checkpoint, CheckpointError, Difference, Kind, RunFolder, differences, gone,
+    newest_until, open_named, set_aside,
+};
+use config::{Loaded, Weights, load_of_run};
+use engine::run_dir::{RunDir, RunMode};
+use files::directory::Directory;
+use files::names::CHECKPOINTS;
+use files::names::{CONFIG, FORKED, METRICS, TOKENIZER, WEIGHTS};
+use layout::build::Built;
+use std::ffi::OsStr;
+use std::io::ErrorKind;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+use topology::format_bytes;
+
+/// The newest whole checkpoint of the run, or that which a fork without one of its own starts from; none of a run that was
+/// ended before it had any, which is said. Broken ones that are newer are named, and where the run goes on in its own
+/// directory they are set aside. `from`: the run's directory, of a fork that of its source; `own`: the folder of a run that
+/// is not a new fork.
+pub(super) fn start(
+    (from, own): (&Path, Option<&RunFolder>),
+    loaded: &Loaded,
+    built: &Built,
+    (data, tokenizer): (&Dataset, Option<&Tokenizer>),
+    mode: RunMode,
+) -> Result<Option<Arc<Checkpoint>>, Failed> {
+    let folder = match own {
+        Some(own) => own.find(),
+        None => match Directory::open(&from.join(CHECKPOINTS)) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            opened => opened.map(|folder| Some(Arc::new(folder))),
+        },
+    };
+    let unreadable = |source| CheckpointError::Io { path: from.join(CHECKPOINTS), source };
+    let folder = folder.map_err(|error| unusable(unreadable(error)))?;
+    let (found, broken) = match &folder {
+        Some(folder) => newest_until(folder, u64::MAX).map_err(unusable)?,
+        None => (None, Vec::new()),
+    };
+    let why: Vec<String> = broken.iter().map(|(_, why)| why.to_string()).collect();
+    let (found, mode) = match found {
+        None if broken.is_empty() && mode == RunMode::Resume => {
+            nothing_gone(from, mode)?;
+            match fork_source(from)? {
+                // Its settings differ from the source's, and are still its own.
+                Some(found) => {
+                    still_its_own(from, loaded, tokenizer)?;
+                    (Some(found), RunMode::Fork)
+                }
+                None => (None, mode),
+            }
+        }
+        found => (found, mode),
+    };
+    let Some(found) = found else {
+        if let Some(step) = RunDir::finished_in(from)
+            && why.is_empty()
+            && mode == RunMode::Resume
+        {
+            let why = format!(
+                "{}: the run finished at step {step} without a checkpoint, so nothing can go on from there; \
+                 --overwrite starts it anew",
+                from.display()
+            );
+            return Err(Failed::new(code::CHECKPOINT, why));
+        }
+        if why.is_empty() {
+            may_start_over(from, mode)?;
+            still_pretrained(from, loaded)?;
+            say(&format!("{}: no complete checkpoint there; starting at step 1", from.display()));
+            return Ok(None);
+        }
+        let why = format!("no checkpoint can be used:\n  {}", why.join("\n  "));
+        return Err(Failed::new(code::CHECKPOINT, why));
+    };
+    why.iter().for_each(|why| say(&format!("warning: {why}")));
+    let mut all = differences(&found, loaded, data).map_err(failed)?;
+    all.extend(other_tokenizer(from, tokenizer)?);
+    permitted(&all, mode, CHECKPOINT)?;
+    if !found.knows_its_data() {
+        say(&format!(
+            "{}: it has no hash of its data, as an earlier version wrote it: path and number of tokens were compared, \
+             what the files hold was not",
+            found.path().display()
+        ));
+    }
+    found.check_model(&built.gpt).map_err(failed)?;
+    let (done, steps) = (found.step(), loaded.config.train.steps);
+    if done > steps {
+        let why = format!(
+            "{}: its {done} steps are more than train.steps, which is {steps}; set that to {done} or more",
+            found.path().display()
+        );
+        return Err(Failed::new(code::CONFIG, why));
+    }
+    if let (RunMode::Resume, Some(folder)) = (mode, &folder) {
+        for (name, _) in &broken {
+            let path = folder.called(name);
+            let to = set_aside(folder, name).map_err(|error| {
+                Failed::new(code::IO, format!("cannot set {} aside: {error}", path.display()))
+            })?;
+            say(&format!("it is set aside as {}", folder.called(&to).display()));
+        }
+    }
+    say(&format!("{}: going on after step {}", found.path().display(), found.step()));
+    Ok(Some(Arc::new(found)))
+}
+
+/// Notes in `dir` what the fork there starts from.
+pub(super) fn note_source(dir: &RunDir, source: &Checkpoint) -> Result<(), Failed> {
+    let path = source.path().as_os_str().as_bytes();
+    dir.write_atomically(FORKED, path).map_err(|e| Failed::new(code::IO, e))
+}
+
+/// Refuses to go on with the fork in `dir`, which has no checkpoint of its own that would know them, with other settings than
+/// it began with.
+fn still_its_own(dir: &Path, now: &Loaded, tokenizer: Option<&Tokenizer>) -> Result<(), Failed> {
+    let Some(stored) = config_of(dir) else {
+        let (dir, why) = (dir.display(), "its config cannot be read");
+        say(&format!("{dir}: {why}, so this one was not compared with it"));
+        return Ok(());
+    };
+    let mut all = differences_of(&stored, now);
+    all.extend(other_tokenizer(dir, tokenizer)?);
+    all.retain(|difference| difference.kind == Kind::Experiment);
+    permitted(&all, RunMode::Resume, FORK)
+}
+
+/// What the fork in `dir` starts from; none of a run that is no fork.
+fn fork_source(dir: &Path) -> Result<Option<Checkpoint>, Failed> {
+    let path = dir.join(FORKED);
+    let source = match std::fs::read(&path) {
+        Ok(source) => source,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => {
+            let why = format!("cannot read {}: {error}", path.display());
+            return Err(Failed::new(code::IO, why));
+        }
+    };
+    let source = Path::new(OsStr::from_bytes(&source));
+    let opened = open_named(source).map_err(|error| {
+        let error = match source.exists() {
+            true => failed(error),
+            false => Failed::new(code::CHECKPOINT, error),
+        };
+        error.and(&format!(
+            "{} is a fork of that checkpoint, and has none of its own yet: bring it back, or fork another run",
+            dir.display()
+        ))
+    });
+    opened.map(Some)
+}
+
+/// Refuses where checkpoints were and are gone or elsewhere: a start at another step would remove the rest.
+fn nothing_gone(from: &Path, mode: RunMode) -> Result<(), Failed> {
+    let folder = from.join(CHECKPOINTS);
+    let made = || {
+        let steps = std::fs::metadata(from.join(METRICS)).is_ok_and(|file| file.len() > 0);
+        let saves = config_of(from).is_some_and(|loaded| loaded.config.train.saves());
+        let why =
+            || format!("the run made this folder before its first step, and {METRICS} holds steps");
+        (steps && saves && !folder.exists()).then(why)
+    };
+    let Some(gone) = gone(&folder).or_else(made) else { return Ok(()) };
+    let why = format!("{}: no checkpoint is there, but {gone}", folder.display());
+    Err(not_anew((&why, "bring the checkpoints back"), mode))
+}
+
+/// Refuses to begin at step 1 where there was more.
+fn may_start_over(from: &Path, mode: RunMode) -> Result<(), Failed> {
+    nothing_gone(from, mode)?;
+    let from_here = from.display();
+    if mode == RunMode::Fork {
+        let why = format!("{from_here}: no checkpoint to start from");
+        return Err(not_anew((&why, "train without --fork"), mode));
+    }
+    if from.join(WEIGHTS).exists() {
+        let why = format!(
+            "{from_here}: the run kept its weights and no checkpoint, and without the optimizer's states nothing goes on from them"
+        );
+        return Err(not_anew((&why, "take another --run-dir"), mode));
+    }
+    Ok(())
+}
+
+/// Refuses to begin with random weights what was to begin with those of a folder.
+fn still_pretrained(from: &Path, now: &Loaded) -> Result<(), Failed> {
+    let stored = config_of(from).map(|loaded| loaded.config.model);
+    let folder = stored.filter(|was| was.weights == Weights::Pretrained).and_then(|was| was.from);
+    let (Some(folder), None) = (folder, &now.config.model.from) else { return Ok(()) };
+    let why = format!(
+        "{}: no checkpoint is there, so the run starts at step 1, from the weights of {folder}, and model.from is None; set it \
+         to the folder, or give --overwrite to start from random weights",
+        from.display()
+    );
+    Err(Failed::new(code::CONFIG, why))
+}
+
+fn not_anew((why, remedy): (&str, &str), mode: RunMode) -> Failed {
+    let anew = if mode == RunMode::Fork { "" } else { ", or give --overwrite to start anew" };
+    Failed::new(code::CHECKPOINT, format!("{why}; {remedy}{anew}"))
+}
+
+/// A run that has finished at `step`, of which no more steps are asked: says what differs from it. Its data is read only
+/// where other data is named.
+pub(super) fn finished(dir: &Path, step: u64, loaded: &Loaded) -> Result<(), Failed> {
+    let nothing = format!("{}: finished at step {step}; nothing to do", dir.display());
+    let saved = checkpoint::newest_name(&dir.join(CHECKPOINTS));
+    let saved = saved.and_then(|path| Summary::read(&path).ok());
+    let stored = match &saved {
+        Some(saved) => saved.config().ok(),
+        None => config_of(dir),
+    };
+    let Some(stored) = stored else {
+        say(&format!("{nothing}; its config cannot be read, so this one was not compared with it"));
+        return Ok(());
+    };
+    let mut all = differences_of(&stored, loaded);
+    if let (Some(saved), true) = (&saved, all.iter().any(|d| d.key.starts_with("data."))) {
+        let tokenizer = data::tokenizer(&loaded.config)?;
+        let data = data::open(&loaded.config, tokenizer.as_ref(), (true, false))?;
+        all = saved.differences(loaded, &data).map_err(failed)?;
+    }
+    let (experiment, idle): (Vec<_>, Vec<_>) =
+        all.into_iter().partition(|d| d.kind == Kind::Experiment);
+    permitted(&experiment, RunMode::Resume, CHECKPOINT)?;
+    let idle: String = idle.iter().map(|d| format!("\n  {d}")).collect();
+    say(&match idle.as_str() {
+        "" => nothing,
+        _ => format!(
+            "{nothing}\nwhat differs has no effect, unless train.steps is more than {step}:{idle}"
+        ),
+    });
+    Ok(())
+}
+
+/// The config that a run has written.
+fn config_of(dir: &Path) -> Option<Loaded> {
+    let path = Some(dir.join(CONFIG)).filter(|path| path.is_file())?;
+    load_of_run(&path).ok()
+}
+
+/// A run keeps a copy of its tokenizer: another content under the same name is another experiment.
+fn other_tokenizer(from: &Path, now: Option<&Tokenizer>) -> Result<Option<Difference>, Failed> {
+    let path = from.join(TOKENIZER);
+    let (Some(now), true) = (now, path.exists()) else { return Ok(None) };
+    let was = std::fs::read(&path)
+        .map_err(|e| Failed::new(code::IO, format!("cannot read {}: {e}", path.display())))?;
+    let values = [was.len(), now.bytes().len()].map(|bytes| format_bytes(bytes as u64));
+    let key = format!("data.tokenizer (not {} any more)", path.display());
+    let differs = was != now.bytes();
+    Ok(differs.then_some(Difference { key, values, kind: Kind::Experiment }))
+}
+
+fn failed(error: CheckpointError) -> Failed {
+    let code = match error {
+        CheckpointError::Io { .. } => code::IO,
+        CheckpointError::Broken { .. } => code::CHECKPOINT,
+        CheckpointError::OtherModel { .. } => code::CONFIG,
+    };
+    Failed::new(code, error)
+}
+
+/// The same of the newest checkpoint: one that the system does not read may be as whole as ever.
+pub(super) fn unusable(error: CheckpointError) -> Failed {
+    if !error.is_of_the_system() {
+        return failed(error);
+    }
+    failed(error)
+        .and("nothing is set aside: make it readable, or move it away to go on from the one before")
+}
+
+/// What is of another experiment, and what else to do than to set it back.
+type Whose = (&'static str, &'static str);
+const CHECKPOINT: Whose = ("checkpoint", "give --fork to start from it in a new directory");
+const FORK: Whose = ("fork", "give --fork with the --run-dir of its source");
+
+/// Says what differs; another experiment is a fork.
+fn permitted(all: &[Difference], mode: RunMode, (what, or): Whose) -> Result<(), Failed> {
+    let table = |kind: Kind| {
+        let lines = all.iter().filter(|d| d.kind == kind).map(|d| format!("\n  {d}"));
+        lines.collect::<String>()
+    };
+    let moved = all.iter().filter(|d| d.kind == Kind::Harmless && d.key.starts_with("data."));
+    let moved: String = moved.map(|d| format!("\n  {d}")).collect();
+    if !moved.is_empty() {
+        say(&format!("the same tokens, named otherwise:{moved}"));
+    }
+    for kind in [Kind::Placement, Kind::Layout] {
+        let differ = table(kind);
+        if !differ.is_empty() {
+            say(&format!("{}:{differ}", kind.words()));
+        }
+    }
+    let experiment = table(Kind::Experiment);
+    if experiment.is_empty() {
+        return Ok(());
+    }
+    if mode == RunMode::Fork {
+        say(&format!("another experiment from here on:{experiment}"));
+        return Ok(());
+    }
+    let schedule = all.iter().find(|d| d.key == "schedule.decay_steps");
+    let schedule = schedule.map_or(String::new(), |Difference { values: [was, _], .. }| {
+        format!(
+            "\nschedule.decay_steps follows train.steps. To train longer on the old schedule, add --set schedule.decay_steps={was}."
+        )
+    });
+    let why = format!(
+        "this config differs from the one that the {what} was trained with:{experiment}{schedule}\n\
+         set them back, or {or}"
+    );
+    Err(Failed::new(code::CONFIG, why))
+}

@@ -1,0 +1,217 @@
+//! `onebox data check` and `onebox data show`: what a model sees of its data.
+
+use super::check::CheckArgs;
+use super::exit::{Failed, code};
+use super::{ConfigArgs, data, print, print_json};
+use crate::report::colour;
+use ::data::{Dataset, Decoder, Document, Identity, Tokenizer};
+use clap::builder::styling::{AnsiColor, Style};
+use serde_json::json;
+use topology::counted as counted_noun;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct SamplesArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// Number of the sample in the run, from 0, in the order of training
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    sample: u64,
+    /// One JSON document on stdout: tokens, counted, documents
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(super) struct DataCheckArgs {
+    #[command(flatten)]
+    check: CheckArgs,
+    /// Name every row that is left out, not the first three, as a warning
+    #[arg(long)]
+    all: bool,
+}
+
+/// Reads all of the data.
+pub(super) fn check(args: &DataCheckArgs) -> Result<(), Failed> {
+    let DataCheckArgs { check: CheckArgs { config: args, json }, all } = args;
+    let loaded = args.load()?;
+    let config = &loaded.config;
+    let dataset = data::check(config, *all)?;
+    let Identity { train, held_out } = dataset.identity();
+    let (samples, windows) = (dataset.num_train_samples(), dataset.num_eval_windows());
+    if *json {
+        let (shares, apart) = (dataset.shares(1.0), dataset.evaluations());
+        return print_json(&json!({
+            "ok": true,
+            "tokens": dataset.num_tokens(),
+            "samples": samples,
+            "held_out_samples": windows,
+            "train_hash": format!("{train:032x}"),
+            "held_out_hash": format!("{held_out:032x}"),
+            "sets": shares.map(|(name, samples, share)| json!({ "name": name, "samples": samples, "share": share })).collect::<Vec<_>>(),
+            "held_out_sets": apart.map(|(name, corpus)| json!({ "name": name, "samples": corpus.num_eval_windows() })).collect::<Vec<_>>(),
+        }));
+    }
+    print(&format!(
+        "{}: ok: {}\n{}\nxxh3 of the tokens: {train:032x} to train, {held_out:032x} held out\n",
+        args.name(),
+        dataset.describe(),
+        epochs(&dataset, config.batch.global),
+    ))
+}
+
+/// How many steps an epoch has, of each data set.
+fn epochs(dataset: &Dataset, global: usize) -> String {
+    let samples = dataset.num_train_samples();
+    let steps = |samples: usize, share: f64| samples as f64 / (global as f64 * share);
+    let sets: Vec<_> = dataset.shares(1.0).collect();
+    if sets.len() == 1 {
+        let steps = steps(samples, 1.0);
+        return format!(
+            "an epoch has {}, which are {steps:.1} steps of {global}",
+            counted_noun(samples, "sample")
+        );
+    }
+    let one = |(name, samples, share): (&str, usize, f64)| {
+        let steps = steps(samples, share);
+        format!(
+            "an epoch of {name} has {}, and the run takes them in {steps:.1} steps of {global}",
+            counted_noun(samples, "sample")
+        )
+    };
+    let sets: Vec<_> = sets.into_iter().map(one).collect();
+    let steps = steps(samples, 1.0);
+    format!(
+        "{}\ntrain.epochs: 1 is as many samples as all have together: {samples}, which are {steps:.1} steps",
+        sets.join("\n")
+    )
+}
+
+/// Of targets, in a text that has other tokens too, and of control tokens.
+const COLOURS: [Style; 2] = [AnsiColor::Green.on_default(), Style::new().invert()];
+/// The same without colours.
+const MARKS: [[&str; 2]; 2] = [["[[", "]]"], ["«", "»"]];
+
+pub(super) fn run(args: &SamplesArgs) -> Result<(), Failed> {
+    let loaded = args.config.load()?;
+    let config = &loaded.config;
+    let (tokenizer, dataset) = data::read_to_show(config)?;
+    let (seed, global) = (config.train.seed, config.batch.global as u64);
+    let place = dataset.place(config.data.order, seed, (args.sample, global));
+    let documents = dataset.documents(place).map_err(|e| Failed::new(code::DATA, e))?;
+    let in_window = dataset.starts_in_window(place).map_err(|e| Failed::new(code::DATA, e))?;
+    let starts = documents.iter().scan(0, |end, document| {
+        let start = *end;
+        *end += document.tokens.len();
+        Some(start)
+    });
+    let starts: Vec<usize> = if documents.len() > 1 { starts.collect() } else { in_window };
+    let tokens: Vec<u32> = documents.iter().flat_map(|d| d.tokens.clone()).collect();
+    let counted: Vec<bool> = documents.iter().flat_map(|d| d.counted.clone()).collect();
+    // Without a working directory files keep their whole names.
+    let here = std::env::current_dir().unwrap_or_default();
+    let origins =
+        dataset.origins(place).into_iter().map(|o| o.map(|o| o.seen_from(&here).to_string()));
+    let origins: Vec<Option<String>> = origins.collect();
+    if args.json {
+        return print_json(
+            &json!({ "tokens": tokens, "counted": counted, "documents": starts, "origins": origins }),
+        );
+    }
+    let targets = counted.iter().filter(|counts| **counts).count();
+    let all = targets + documents.len() >= tokens.len();
+    let painted = colour::wanted(&std::io::stdout());
+    let marked = match (all, painted) {
+        (true, _) => "",
+        (false, true) => " (green)",
+        (false, false) => " between [[ and ]]",
+    };
+    let is_control = |token: &u32| tokenizer.as_ref().is_some_and(|t| t.is_control(*token));
+    let control = match (tokens.iter().filter(|token| is_control(token)).count(), painted) {
+        (0, _) => String::new(),
+        (n, true) => format!(", {} (inverted)", counted_noun(n, "control token")),
+        (n, false) => format!(", {} between « and »", counted_noun(n, "control token")),
+    };
+    let each = dataset.num_train_samples();
+    let of = match documents.len() {
+        1 => String::new(),
+        n => format!("{n} documents, "),
+    };
+    let of = dataset.name(place).map_or_else(String::new, |name| format!("of {name}, ")) + &of;
+    let mut out = format!(
+        "sample {} of the run, one of {each} of an epoch: {of}{}, {}{marked}{control}\n",
+        args.sample,
+        counted_noun(tokens.len(), "token"),
+        counted_noun(targets, "target"),
+    );
+    for (number, (document, origin)) in documents.iter().zip(&origins).enumerate() {
+        let tokens = counted_noun(document.tokens.len(), "token");
+        let from = origin.as_ref().map_or_else(String::new, |origin| format!(", {origin}"));
+        match (documents.len(), origin) {
+            (1, None) => {}
+            (1, Some(origin)) => out += &format!("\n---- {origin}"),
+            (n, _) => out += &format!("\n---- document {} of {n}, {tokens}{from}", number + 1),
+        }
+        let how = (config.data.format.is_text(), all, painted);
+        out += &format!("\n{}\n", text(document, tokenizer.as_ref(), how));
+    }
+    print(&out)
+}
+
+/// The text of the tokens, or their numbers where nothing makes text of them.
+fn text(
+    document: &Document,
+    tokenizer: Option<&Tokenizer>,
+    (is_text, all, painted): (bool, bool, bool),
+) -> String {
+    let mut decoder = tokenizer.map(Tokenizer::decoder);
+    let mut bytes = Vec::new();
+    let (mut out, mut on) = (String::new(), [false; 2]);
+    for (token, counts) in document.tokens.iter().zip(&document.counted) {
+        let is_control = tokenizer.is_some_and(|tokenizer| tokenizer.is_control(*token));
+        let next = [*counts && !all, is_control];
+        if next != on || is_control {
+            // What is left of a character belongs to the tokens before.
+            out += &rest(&mut decoder, &mut bytes);
+            out += &change(on, next, painted);
+            on = next;
+        }
+        match (&mut decoder, is_text) {
+            (Some(decoder), _) => out += &shown(&decoder.push(*token)),
+            (None, true) => bytes.push(*token as u8),
+            (None, false) => out += &format!("{token} "),
+        }
+    }
+    out += &rest(&mut decoder, &mut bytes);
+    out + &change(on, [false; 2], painted)
+}
+
+/// The marks between two tokens. `from` and `to` say of each whether it is a target, and a control token.
+fn change(from: [bool; 2], to: [bool; 2], painted: bool) -> String {
+    if painted {
+        let end = if from.contains(&true) { format!("{:#}", COLOURS[0]) } else { String::new() };
+        let begin = COLOURS.iter().zip(to).filter(|(_, on)| *on);
+        return end + &begin.map(|(colour, _)| colour.to_string()).collect::<String>();
+    }
+    let [[target, end], [control, end_control]] = MARKS;
+    let marks = [
+        (from[1], end_control),
+        (from[0] && !to[0], end),
+        (to[0] && !from[0], target),
+        (to[1], control),
+    ];
+    marks.iter().filter(|(here, _)| *here).map(|(_, mark)| *mark).collect()
+}
+
+/// The end of a piece of text.
+fn rest(decoder: &mut Option<Decoder<'_>>, bytes: &mut Vec<u8>) -> String {
+    let of_bytes = shown(&String::from_utf8_lossy(bytes));
+    bytes.clear();
+    of_bytes + &decoder.as_mut().map_or_else(String::new, |decoder| shown(&decoder.rest()))
+}
+
+/// Without what a terminal would obey.
+fn shown(text: &str) -> String {
+    let plain = |c: char| !c.is_control() || c == '\n' || c == '\t';
+    let one = |c: char| if plain(c) { c.to_string() } else { c.escape_default().to_string() };
+    text.chars().map(one).collect()
+}

@@ -1,0 +1,189 @@
+//! `onebox plan --search`: what [`predict::search`] found, in words, or as JSON.
+
+use super::check::count;
+use super::exit::{Failed, code};
+use super::largest::{Lacking, of_states};
+use super::simulate::{failed, seconds};
+use super::{print, print_json, say};
+use crate::report::progress::{on_terminal, si};
+use config::Loaded;
+use layout::gpu::is_sound;
+use predict::changes::arguments;
+use predict::plan::filled;
+use predict::remedies::{Remedy, remedies};
+use predict::search::{Found, Layout, search};
+use serde::Serialize;
+use std::fmt::Write as _;
+use topology::counted;
+
+/// The document of `--json`.
+#[derive(Serialize)]
+struct Document<'a> {
+    #[serde(flatten)]
+    found: &'a Found,
+    #[serde(flatten)]
+    no: Option<No>,
+}
+
+/// Why nothing fits.
+#[derive(Serialize)]
+pub(super) struct No {
+    /// What would make it fit all the same: a value that the config gives another.
+    pub(super) remedies: Vec<Remedy>,
+    /// If nothing would.
+    #[serde(flatten)]
+    pub(super) lacking: Option<Lacking>,
+}
+
+impl No {
+    /// All settings that it names.
+    pub(super) fn sets(&mut self) -> impl Iterator<Item = &mut Vec<String>> {
+        let short = self.lacking.iter_mut().flat_map(|lacking| &mut lacking.shortages);
+        let remedies = self.remedies.iter_mut().map(|remedy| &mut remedy.sets);
+        remedies.chain(short.map(|shortage| &mut shortage.sets))
+    }
+
+    /// `None` where a layout fits, or the model allows none.
+    pub(super) fn of(loaded: &Loaded, found: &Found, gpus: Option<usize>) -> Option<Self> {
+        if !found.layouts.is_empty() || found.no_layout.is_some() {
+            return None;
+        }
+        // The ranks of the config may be too many for the box.
+        let gpus = gpus.or((!is_sound(&loaded.config)).then_some(found.gpus));
+        let remedies = remedies(loaded, gpus);
+        let lacking = remedies.is_empty().then(|| Lacking::of(loaded, gpus));
+        Some(Self { remedies, lacking })
+    }
+}
+
+pub(super) fn run(loaded: &Loaded, gpus: Option<usize>, json: bool) -> Result<(), Failed> {
+    say_begun();
+    let found = search(loaded, gpus).map_err(failed)?;
+    let no = No::of(loaded, &found, gpus);
+    if json {
+        print_json(&Document { found: &found, no })?;
+    } else {
+        print(&text(loaded, &found, no.as_ref(), gpus.is_some()))?;
+    }
+    if found.layouts.is_empty() { Err(Failed::silent(code::DOES_NOT_FIT)) } else { Ok(()) }
+}
+
+/// Tells who waits at a terminal.
+pub(super) fn say_begun() {
+    if on_terminal() {
+        say(
+            "laying out the model in every way and simulating what fits: seconds, for large boxes a minute or two",
+        );
+    }
+}
+
+/// `asked`: the user names the number of GPUs.
+fn text(loaded: &Loaded, found: &Found, no: Option<&No>, asked: bool) -> String {
+    let Found { name, box_name, gpus, enumerated, fit, parameters, .. } = found;
+    let parameters = count(*parameters as f64);
+    let mut out =
+        format!("{name}, {parameters} parameters, on {box_name}: simulated, not measured\n");
+    if let (0, Some(why)) = (*fit, &found.no_layout) {
+        return out + why + "\n";
+    }
+    let _ = write!(out, "{} on {}, {fit} fit", counted(enumerated, "layout"), counted(gpus, "GPU"));
+    if let Some(No { remedies, lacking }) = no {
+        out += "\nno layout fits\n";
+        for remedy in remedies {
+            let _ = writeln!(out, "it would fit with {}", arguments(&remedy.sets));
+        }
+        for line in lacking.iter().flat_map(|lacking| lacking.lines(&loaded.config, false)) {
+            let _ = writeln!(out, "{line}");
+        }
+        return out;
+    }
+    let _ = writeln!(
+        out,
+        "; {} skipped: another layout does the same with less work{}\nscreened {} and {} (optimizer's share on the GPUs, first \
+         forward passes together, share updated ahead) with a shortened step, then simulated the best {} in full (the shortened step was within \
+         {:.1} %)",
+        found.set_aside,
+        match found.left_out {
+            0 => String::new(),
+            out => format!(", {out} left out"),
+        },
+        counted(found.simulated_briefly, "layout"),
+        counted(found.choices, "variant"),
+        found.simulated_in_full,
+        100.0 * found.brief_error,
+    );
+    match found.given {
+        Some(given) => {
+            let _ = writeln!(
+                out,
+                "the config as it is: place {}, {}tok/s simulated",
+                given.rank,
+                si(given.tokens_per_second)
+            );
+        }
+        None if loaded.config.world_size() != *gpus && asked => {
+            let own = counted(loaded.config.world_size(), "GPU");
+            let _ = writeln!(out, "the config as it is takes {own}");
+        }
+        None => out += "the config as it is does not fit\n",
+    }
+    if let Some(words) = of_states(found.states, &found.config) {
+        let _ = writeln!(out, "no layout fits with the states of the config; {words}");
+    }
+    let best = found.layouts.first().map_or(0.0, |layout| layout.tokens_per_second);
+    for (index, layout) in found.layouts.iter().enumerate() {
+        let _ = write!(out, "\n{}", entry(index + 1, layout, best));
+    }
+    out
+}
+
+fn entry(number: usize, layout: &Layout, best: f64) -> String {
+    let Layout { tensor, data, micro, micro_batches, words, .. } = layout;
+    let mut out =
+        format!("{number}. TP {tensor} x DP {data}, micro {micro} x {micro_batches}, {words}\n");
+    let sets = match layout.sets[..] {
+        [] => "the config as it is".to_owned(),
+        _ => arguments(&layout.sets),
+    };
+    let _ = writeln!(out, "   {sets}");
+    let _ = writeln!(
+        out,
+        "   {}tok/s ({:+.1} %), a step in {}{}; {:.1} TFLOPS per GPU as run, {:.1} of the model\n   {}",
+        si(layout.tokens_per_second),
+        100.0 * (layout.tokens_per_second / best - 1.0),
+        seconds(layout.step_seconds),
+        if layout.extrapolated { " (extrapolated)" } else { "" },
+        layout.hardware_tflops_per_gpu,
+        layout.model_tflops_per_gpu,
+        memories(layout),
+    );
+    // The others have their shares.
+    for warning in layout.nearly_full.iter().filter(|_| number == 1) {
+        let _ = writeln!(out, "   warning: {warning}");
+    }
+    if number > 1 {
+        let _ = writeln!(out, "   {}", why(layout));
+    }
+    out
+}
+
+/// How full the memories of GPUs and host are.
+pub(super) fn memories(layout: &Layout) -> String {
+    let gpu = filled(layout.gpu_bytes, layout.gpu_limit);
+    let host = filled(layout.fullest_node(), layout.node_limit);
+    match layout.node_bytes.len() {
+        1 => format!("GPU memory {gpu}, host memory {host}"),
+        nodes => {
+            format!("GPU memory {gpu}, host memory {host} on the fullest of {nodes} NUMA nodes")
+        }
+    }
+}
+
+fn why(layout: &Layout) -> String {
+    if layout.loses_by.is_empty() {
+        return "as fast, with more changes".into();
+    }
+    let parts =
+        layout.loses_by.iter().map(|(what, share)| format!("{what} {:+.1} %", 100.0 * share));
+    format!("loses by: {}", parts.collect::<Vec<_>>().join(", "))
+}

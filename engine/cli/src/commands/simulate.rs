@@ -1,0 +1,259 @@
+//! `onebox simulate`: a step on a described box, in words and tables, as JSON, and as a trace.
+
+use super::exit::{Failed, code};
+use super::{ConfigArgs, OnBox, may_write, of_ops, print, print_json, say, unwritten};
+use crate::report::progress::si;
+use crate::report::trace;
+use config::{Config, UpdateMode};
+use engine::metrics::median_step;
+use files::names::METRICS;
+use layout::build::{Built, build, update_mode};
+use predict::plan::{memory_report, ops_of_step};
+use predict::simulate::{SimulateError, Simulated, groups, mean_step, simulate, summary};
+use predict::{choose, schedules};
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use topology::{counted, format_bytes};
+
+/// The most ops of a rank's step that are played: about 3 GB of memory, and half a minute.
+const MOST_OPS: u64 = 10_000_000;
+
+/// Say how long a step takes on a described box, and what it waits for. Nothing is measured.
+#[derive(Debug, clap::Args)]
+pub(super) struct SimulateArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+    #[command(flatten)]
+    on_box: OnBox,
+    /// One JSON document on stdout
+    #[arg(long)]
+    json: bool,
+    /// Leave out the other schedules of the step, which take longer than the step itself
+    #[arg(long)]
+    no_schedules: bool,
+    /// Set the step time of this run beside the simulated one
+    #[arg(long, value_name = "RUN")]
+    compare: Option<PathBuf>,
+    /// Share of the steps that are clipped or skipped: under `offload.update: Speculative` these do a part of the update twice
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = share)]
+    clipped: f64,
+    /// Write the last simulated step as a Chrome trace, for Perfetto or chrome://tracing
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+}
+
+pub(super) fn run(args: &SimulateArgs) -> Result<(), Failed> {
+    args.trace.as_ref().map_or(Ok(()), |path| may_write(trace::OUTPUT, path))?;
+    let mut loaded = args.on_box.load(&args.config)?;
+    choose(&mut loaded).map_err(failed)?;
+    let config = &loaded.config;
+    let built = build(config);
+    check_length(config, &built)?;
+    let memory = memory_report(config, &built);
+    let timeline = simulate(config, &built).map_err(failed)?;
+    let mut told = summary(config, &memory, &timeline);
+    told.clip(
+        args.clipped,
+        mean_step(config, &built, (told.step_seconds, args.clipped)).map_err(failed)?,
+    );
+    if let Some(path) = &args.trace {
+        let written = trace::simulated(path, &timeline, config.world_size());
+        let ranks = written.map_err(|e| unwritten(path, &e))?;
+        say(&format!("trace of {ranks} written to {}", path.display()));
+    }
+    if !args.no_schedules {
+        told.schedules = schedules(config, (told.step_seconds, args.clipped)).map_err(failed)?;
+    }
+    told.chosen.clone_from(&loaded.chosen);
+    told.measured = args.compare.as_deref().map(measured).transpose()?;
+    if args.json {
+        print_json(&told)?;
+    } else {
+        print(&text(config, &told))?;
+        if let Some(measured) = told.measured {
+            let ratio = told.step_seconds / measured;
+            print(&format!(
+                "\nmeasured {} per step (median); simulated {}, {ratio:.2}x as long\n",
+                seconds(measured),
+                seconds(told.step_seconds),
+            ))?;
+        }
+        if !told.fits {
+            print(&format!("\nit does not fit, so it would not run: {}\n", memory.binding.words))?;
+        }
+    }
+    if told.fits { Ok(()) } else { Err(Failed::silent(code::DOES_NOT_FIT)) }
+}
+
+/// Refuses a step that is too long to play.
+fn check_length(config: &Config, built: &Built) -> Result<(), Failed> {
+    let ops = ops_of_step(config, built).map_err(|e| failed(e.into()))?;
+    if ops <= MOST_OPS {
+        return Ok(());
+    }
+    let pass = config.batch.micro * config.parallel.data;
+    // An even number, and far from the bound.
+    let micro_batches = (built.micro_batches as u64 * MOST_OPS / ops / 4).min(64) as usize;
+    let remedy = match micro_batches {
+        0 => String::new(),
+        some => format!(
+            ": a step grows evenly with its micro-batches, so simulate a smaller one, such as --set batch.global={}",
+            some * pass
+        ),
+    };
+    let micro_batches = counted(built.micro_batches, "micro-batch");
+    let why = format!(
+        "a step of {micro_batches} has {ops} ops, and at most {MOST_OPS} are played{remedy}"
+    );
+    Err(Failed::new(code::CONFIG, why))
+}
+
+/// Seconds of a typical step of a run.
+fn measured(run: &Path) -> Result<f64, Failed> {
+    let path = run.join(METRICS);
+    let failed = |why: String| Failed::new(code::DATA, format!("{}: {why}", path.display()));
+    let text = std::fs::read_to_string(&path).map_err(|e| failed(e.to_string()))?;
+    median_step(&text).ok_or_else(|| failed("no step after the second is in it".into()))
+}
+
+/// Reads a share.
+fn share(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(share) if (0.0..=1.0).contains(&share) => Ok(share),
+        _ => Err("a share is a number from 0 to 1, such as 0.1".into()),
+    }
+}
+
+pub(super) fn failed(error: SimulateError) -> Failed {
+    let code = match &error {
+        SimulateError::Step(_) => code::INTERNAL,
+        SimulateError::NoBox(_)
+        | SimulateError::Box(_)
+        | SimulateError::Seats(_)
+        | SimulateError::TooFewGpus { .. }
+        | SimulateError::NothingAhead { .. } => code::CONFIG,
+    };
+    Failed::new(code, error)
+}
+
+fn text(config: &Config, told: &Simulated) -> String {
+    let mut out = String::new();
+    let _ = writeln!(
+        out,
+        "{}: simulated on {}, TP {} x DP {}, not measured\n",
+        told.name, told.box_name, told.tensor, told.data
+    );
+    let _ = writeln!(
+        out,
+        "a step of {} takes {}: {}tok/s\n\
+         {:.1} TFLOPS per GPU as run, {:.1} of the model ({:.0} % of the rate of large products)",
+        counted(config.batch.global, "sample"),
+        seconds(told.step_seconds),
+        si(told.tokens_per_second),
+        told.hardware_tflops_per_gpu,
+        told.model_tflops_per_gpu,
+        100.0 * told.share_of_gemm_rate,
+    );
+    if told.clipped > 0.0 {
+        let share = 100.0 * told.clipped;
+        let _ = match update_mode(config) {
+            UpdateMode::Speculative => writeln!(
+                out,
+                "that is the mean of a run of which {share:.0} % of the steps are clipped or skipped; lanes and waits below are of a step \
+                 that is not, which takes {}",
+                seconds(told.unclipped_seconds)
+            ),
+            _ => {
+                writeln!(out, "clipped steps take as long as others: the update is not Speculative")
+            }
+        };
+    }
+    let _ = writeln!(out, "\nlanes of rank 0      busy   of the step");
+    for lane in told.lanes.iter().filter(|lane| lane.ops > 0) {
+        let _ = writeln!(
+            out,
+            "  {:<8} {:>14}   {:>5.1} %   {:>7} {:<3}  {}",
+            lane.lane,
+            seconds(lane.seconds),
+            100.0 * lane.share,
+            lane.ops,
+            of_ops(lane.ops),
+            format_bytes(lane.bytes),
+        );
+    }
+    if told.driver_calls > 0 {
+        let (submits, share) =
+            (told.submitting_seconds, told.submitting_seconds / told.unclipped_seconds);
+        let _ = writeln!(
+            out,
+            "  {:<8} {:>14}   {:>5.1} %   {:>7} calls of the driver, by the thread that submits",
+            "(thread)",
+            seconds(submits),
+            100.0 * share,
+            told.driver_calls,
+        );
+    }
+    if told.one_communication_queue {
+        let _ = writeln!(
+            out,
+            "  TpComm and DpComm are one queue, in the order of the program: NCCL promises no progress to two \
+             communicators side by side"
+        );
+    }
+    let _ = writeln!(
+        out,
+        "  {:.0} % of the offload's work is hidden behind computing",
+        100.0 * told.overlap
+    );
+    let _ = writeln!(out, "\nwhat the step waits for, one after the other");
+    for part in
+        told.critical_path.iter().filter(|part| part.seconds > 0.005 * told.unclipped_seconds)
+    {
+        let share = 100.0 * part.seconds / told.unclipped_seconds;
+        let (lane, op) = (&part.lane, part.op);
+        let _ = writeln!(out, "  {:>14}   {share:>5.1} %   {op} ({lane})", seconds(part.seconds));
+    }
+    if told.schedules.len() > 1 {
+        let _ = writeln!(out, "\nschedules: the step, and host memory of each rank");
+        for s in &told.schedules {
+            let (time, host) = (seconds(s.step_seconds), format_bytes(s.host_bytes_per_rank));
+            let late = if s.exact { "" } else { ", one step stale" };
+            let share = s.share.map_or(String::new(), |share| format!(", a share of {share}"));
+            let room = if s.fits { "" } else { ", does not fit" };
+            let _ = writeln!(
+                out,
+                "  {time:>14}   {:>5.2} x   {host:>10}   {}{share}{late}{room}",
+                s.ratio, s.schedule
+            );
+        }
+    }
+    if let Some(chosen) = &told.chosen {
+        let _ = writeln!(out, "\n{chosen}");
+    }
+    let (gpu, host) = (format_bytes(told.gpu_bytes), format_bytes(told.host_bytes_per_rank));
+    let _ = writeln!(out, "\neach GPU holds {gpu}, the host {host} for each rank (`onebox plan`)");
+    let _ = writeln!(out, "{}", bound(told));
+    out
+}
+
+/// What most of the step is, in a sentence.
+fn bound(told: &Simulated) -> String {
+    let parts = groups(&told.critical_path).into_iter();
+    let share = parts.map(|(what, seconds)| (what, seconds / told.unclipped_seconds));
+    let mut parts: Vec<_> = share.filter(|(_, share)| *share > 0.005).collect();
+    parts.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let words = parts.iter().map(|(what, share)| format!("{what} {:.0} %", 100.0 * share));
+    format!("the step is bound by {}", words.collect::<Vec<_>>().join(", "))
+}
+
+pub(super) fn seconds(value: f64) -> String {
+    if value >= 100.0 {
+        format!("{value:.0} s")
+    } else if value >= 1.0 {
+        format!("{value:.2} s")
+    } else if value >= 1e-3 {
+        format!("{:.2} ms", 1e3 * value)
+    } else {
+        format!("{:.1} us", 1e6 * value)
+    }
+}

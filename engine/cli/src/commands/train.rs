@@ -1,0 +1,379 @@
+//! `onebox train`: what happens before, beside and after the steps.
+
+mod diverged;
+mod ending;
+mod epochs;
+mod first_loss;
+mod follower;
+mod prepared;
+mod rollback;
+mod watch;
+
+use self::follower::{Follower, Next, Start};
+pub(super) use self::prepared::check_memory;
+use self::prepared::{Looked, Prepared, prepare};
+use self::watch::Watch;
+use super::check::count;
+use super::exit::{Failed, code};
+use super::processes::{SILENCE, Team, facts};
+use super::signals::{self, Signals, Starting};
+use super::trace::{self, TraceArgs};
+use super::{ConfigArgs, SimdArg, say};
+use crate::report::progress::Progress;
+use crate::report::stderr;
+use checkpoint::Checkpoint;
+use checkpoint::detours::Detours;
+use checkpoint::hugging_face::Pretrained;
+use config::{DeviceConfig, Loaded, in_line};
+use data::{Dataset, Tokenizer};
+use device::Kind;
+use device::numerics::SimdPath;
+use engine::metrics::MetricsWriter;
+use engine::run::{Outcome, Place, RunError, RunOptions, Unread, Watcher, train};
+use engine::run_dir::{RunDir, RunDirError};
+use engine::tensorboard::Events;
+use engine::train::batch::FILL;
+use files::names::{CONFIG, TOKENIZER};
+use layout::build::{Built, update_mode};
+use layout::here;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+use topology::counted;
+
+/// Train a model.
+#[derive(Debug, clap::Args)]
+pub(super) struct TrainArgs {
+    #[command(flatten)]
+    pub(super) config: ConfigArgs,
+    /// Where metrics, config and weights go [default: runs/NAME-TIME]
+    #[arg(long)]
+    run_dir: Option<PathBuf>,
+    /// Go on with the run in --run-dir
+    #[arg(long, group = "mode")]
+    resume: bool,
+    /// Start from the run in --run-dir, in a new directory beside it
+    #[arg(long, group = "mode")]
+    fork: bool,
+    /// Remove the run in --run-dir first
+    #[arg(long, group = "mode")]
+    overwrite: bool,
+    /// Check everything, read the data, show the plan; write and train nothing
+    #[arg(long)]
+    dry_run: bool,
+    #[command(flatten)]
+    simd: SimdArg,
+    #[command(flatten)]
+    trace: TraceArgs,
+    /// Under mpirun or srun: a process that gives no sign of life for so long ends the run
+    #[arg(long, value_name = "SECONDS", default_value_t = SILENCE, value_parser = clap::value_parser!(u64).range(2..))]
+    silence: u64,
+    /// No progress, no summary
+    #[arg(short, long)]
+    pub(super) quiet: bool,
+    /// For tests: learns where ranks are.
+    #[arg(skip)]
+    pub(super) watcher: Option<Watcher>,
+}
+
+impl TrainArgs {
+    /// Learns where ranks are. Once they have loaded their states, every rank hears of a stop.
+    fn watcher(&self, starting: &Starting) -> Watcher {
+        let (starting, other) = (starting.clone(), self.watcher.clone());
+        Watcher::new(move |rank, place, step| {
+            if place == Place::Loaded {
+                starting.over();
+            }
+            if let Some(other) = &other {
+                other.passes(rank, place, step);
+            }
+        })
+    }
+}
+
+pub(super) fn run(args: &TrainArgs) -> Result<(), Failed> {
+    args.simd.choose()?;
+    // A dry run writes nothing: any signal may end it.
+    let signals = (!args.dry_run).then(signals::hear);
+    let team = Team::join(args.silence)?;
+    let ended = team.all("config", prepare(args, &team), |prepared| {
+        let known = prepared.iter().flat_map(|prepared| {
+            let all = checkpoint::identity(&prepared.loaded.config, &prepared.data);
+            all.map(|(name, is)| (name.to_owned(), is))
+        });
+        let config = prepared.as_ref().map(|prepared| &prepared.loaded.config);
+        facts(config).into_iter().chain(known).collect()
+    });
+    let ended = ended.and_then(|prepared| match (prepared, signals) {
+        (None, _) => Ok(()),
+        (Some(prepared), None) => {
+            say(&format!("data: {}", prepared.data.describe()));
+            say("dry run: everything is in order; nothing was written");
+            Ok(())
+        }
+        (Some(prepared), Some(signals)) => prepared.run((args, &team), &signals),
+    });
+    team.end(ended)
+}
+
+pub(super) fn refused(error: RunDirError) -> Failed {
+    let code = match error {
+        RunDirError::Io { .. } => code::IO,
+        _ => code::NO_RUN_DIR,
+    };
+    Failed::new(code, error)
+}
+
+impl Prepared {
+    /// Makes the directory, and trains.
+    pub(super) fn run(
+        self,
+        (args, team): (&TrainArgs, &Team),
+        signals: &Signals,
+    ) -> Result<(), Failed> {
+        let own = if team.is_first() { self.open(args).map(Some) } else { Ok(None) };
+        let own = team.all("directory", own, |_| Vec::new())?;
+        let (loaded, built, data) = (&self.loaded, &self.built, &self.data);
+        let Some((dir, start, pretrained)) = own else {
+            return Follower { args, loaded, built, data, looked: &self.looked, team }.run(signals);
+        };
+        team.first("start", Some(Start::of(&dir, start.as_ref())))?;
+        team.all("ready", Ok(()), |()| Vec::new())?;
+        let (dir, tokenizer, looked) = (&dir, self.tokenizer.as_ref(), self.looked);
+        Session { args, loaded, built, data, tokenizer, dir, looked, pretrained, start, team }
+            .train(signals)
+    }
+}
+
+/// Everything that a run has before its first step.
+pub(super) struct Session<'a> {
+    pub(super) args: &'a TrainArgs,
+    pub(super) loaded: &'a Loaded,
+    pub(super) built: &'a Built,
+    data: &'a Arc<Dataset>,
+    pub(super) tokenizer: Option<&'a Tokenizer>,
+    pub(super) dir: &'a RunDir,
+    looked: Looked,
+    /// The weights of a folder that a new run starts from.
+    pretrained: Option<Arc<Pretrained>>,
+    /// What it goes on from.
+    pub(super) start: Option<Arc<Checkpoint>>,
+    team: &'a Team,
+}
+
+impl Session<'_> {
+    fn train(&mut self, signals: &Signals) -> Result<(), Failed> {
+        let config = &self.loaded.config;
+        let file = |e| Failed::new(code::IO, e);
+        self.dir.write_atomically(CONFIG, config.to_ron().as_bytes()).map_err(file)?;
+        if let Some(tokenizer) = self.tokenizer {
+            self.dir.write_atomically(TOKENIZER, tokenizer.bytes()).map_err(file)?;
+        }
+        if config.train.saves() {
+            self.dir.make_folder().map_err(file)?;
+        }
+        signals.saves.store(config.train.saves(), Ordering::SeqCst);
+        self.introduce();
+        if self.dir.forked_from().is_none() {
+            signals.starting.say(self.stopped_at_start());
+        }
+        let mut traced = Ok(());
+        let ended = self.run_to_end(signals, &mut traced);
+        trace::after(ended, traced)
+    }
+
+    /// Trains, and is taken back as often as it may be. `traced`: whether the trace is written.
+    fn run_to_end(
+        &mut self,
+        signals: &Signals,
+        traced: &mut Result<(), Failed>,
+    ) -> Result<(), Failed> {
+        let config = &self.loaded.config;
+        let started = Instant::now();
+        let stored = self.start.as_ref().map(|from| from.detours().clone());
+        let (mut detours, mut done) = (stored.unwrap_or_default(), 0);
+        loop {
+            let (outcome, mut watch) = self.attempt((signals, traced), &detours)?;
+            let interrupted = signals.stop.load(Ordering::Relaxed);
+            let allowed = if interrupted { 0 } else { config.train.rollbacks };
+            let left = allowed.saturating_sub(done);
+            let again = "interrupted while the run is taken back; --resume goes on after its newest checkpoint";
+            signals.starting.say(again.to_owned());
+            let earlier = self.earlier((left, &outcome))?;
+            let next = earlier.as_ref().map(|from| Next::of(self.dir, from));
+            self.team.first("next", Some(next))?;
+            let Some(earlier) = earlier else {
+                signals.starting.over();
+                return self.end(&outcome, &mut watch, started.elapsed().as_secs_f64());
+            };
+            detours = detours.and(earlier.step());
+            done += 1;
+            self.start = Some(earlier);
+        }
+    }
+
+    /// To the end, or as far as it comes.
+    fn attempt(
+        &self,
+        (Signals { stop, starting, .. }, traced): (&Signals, &mut Result<(), Failed>),
+        detours: &Detours,
+    ) -> Result<(Outcome, Watch), Failed> {
+        let config = &self.loaded.config;
+        let directory = self.dir.held().check().map_err(|e| self.moved(&e))?;
+        let metrics = MetricsWriter::open(directory, self.done());
+        let metrics = metrics.map_err(|e| Failed::new(code::IO, e))?;
+        let events = config.train.tensorboard.then(|| Events::create(directory, self.done()));
+        let metrics = metrics.and(events.transpose().map_err(|e| Failed::new(code::IO, e))?);
+        let trace = self.args.trace.start();
+        let options = RunOptions {
+            trace: trace.clone(),
+            bind: true,
+            stop: Arc::clone(stop),
+            watcher: Some(self.args.watcher(starting)),
+            weights: Some(Arc::clone(self.dir.held())),
+            checkpoints: Some(self.dir.folder().clone()),
+            copies_states: Some(self.looked.copies_states),
+            pretrained: self.pretrained.clone(),
+            processes: self.team.processes(),
+            resume: self.start.clone(),
+            detours: Some(detours.clone()),
+            // Other settings deserve as many steps as any.
+            skipped_in_a_row: self.dir.forked_from().map(|_| 0),
+            stuck: Some((Duration::from_secs(10), end_without)),
+            ..RunOptions::default()
+        };
+        let progress = Progress::on_stderr(self.args.quiet);
+        let own = self.start.as_ref().filter(|_| self.source().is_none());
+        let saved = own.map(|from| from.step());
+        let mut watch = Watch::new(metrics, progress, Arc::clone(stop), saved);
+        let outcome = train(config, self.built, self.data, &options, &mut |message| {
+            watch.hear(self, message);
+        });
+        watch.progress.finish();
+        *traced = self.args.trace.write(trace.as_deref());
+        Ok((outcome.map_err(|e| self.failed(&e))?, watch))
+    }
+
+    pub(super) fn say(&self, text: &str) {
+        if !self.args.quiet {
+            say(text);
+        }
+    }
+
+    /// Steps that were done before.
+    pub(super) fn done(&self) -> u64 {
+        self.start.as_ref().map_or(0, |checkpoint| checkpoint.step())
+    }
+
+    /// Whether the weights of its first step were trained elsewhere: an import is a checkpoint of step 0.
+    pub(super) fn imported(&self) -> bool {
+        self.pretrained.is_some() || self.start.as_ref().is_some_and(|from| from.step() == 0)
+    }
+
+    /// The checkpoint that it goes on from, where that is another run's.
+    pub(super) fn source(&self) -> Option<&Path> {
+        let others = self.start.as_ref().filter(|from| !self.dir.folder().has(from));
+        others.map(|from| from.path())
+    }
+
+    fn introduce(&self) {
+        let config = &self.loaded.config;
+        let (m, p) = (&config.model, &config.parallel);
+        self.say(&format!(
+            "run     {}\nmodel   {} parameters: {}, hidden {}, {}, {}, vocabulary {}\n\
+             layout  TP {} x DP {}{} on {}, {:?}; optimizer on {:?}, update {} by {}\n\
+             batch   {} x {} in {} per rank\ndata    {}",
+            self.dir.shown(),
+            count(self.built.gpt.shape().parameters() as f64),
+            counted(m.layers, "layer"),
+            m.hidden,
+            counted(m.heads, "head"),
+            counted(m.seq_len, "token"),
+            m.vocab,
+            p.tensor,
+            p.data,
+            if p.sequence { ", sequence parallel" } else { "" },
+            self.gpus(),
+            config.precision,
+            config.offload.optimizer,
+            in_line(&update_mode(config)),
+            SimdPath::current(),
+            config.batch.global,
+            counted(m.seq_len, "token"),
+            counted(self.built.micro_batches, "micro-batch"),
+            self.data.describe() + &epochs::words(config, self.data),
+        ));
+        if let Some(words) = self.team.words(config) {
+            self.say(&words);
+        }
+        if let Some(words) = &self.looked.words {
+            self.say(words);
+        }
+        if !config.train.saves() {
+            self.say(
+                "this run saves no checkpoints: what ends it before its last step costs all of it (train.checkpoint_overhead=0.01 \
+                 saves some)",
+            );
+        }
+    }
+
+    /// `4 virtual GPUs`
+    fn gpus(&self) -> String {
+        let config = &self.loaded.config;
+        let ranks = config.world_size();
+        if config.device != DeviceConfig::Cuda {
+            return counted(ranks, "virtual GPU");
+        }
+        let all = &layout::gpu::machine().gpus;
+        let name = all.first().map_or("GPU", |gpu| gpu.name.as_str());
+        match all.len() {
+            n if n < here::ranks(config) => {
+                format!("{n} x {name}, shared by {}", counted(ranks, "rank"))
+            }
+            _ => format!("{ranks} x {name}"),
+        }
+    }
+
+    fn failed(&self, error: &RunError) -> Failed {
+        let code = code_of(error);
+        let metrics = self.dir.held().place().map_or_else(String::new, |place| {
+            format!("\nthe metrics up to there are in {}", place.display())
+        });
+        Failed::new(code, format!("{error}{metrics}"))
+    }
+}
+
+/// The exit code of a run that has failed.
+fn code_of(error: &RunError) -> u8 {
+    let code = match error.error.kind() {
+        Kind::DeviceMemory => code::DEVICE_MEMORY,
+        Kind::HostMemory => code::HOST_MEMORY,
+        Kind::Bug => code::INTERNAL,
+        Kind::NoCuda => code::CONFIG,
+        // A file of the data was changed under the run.
+        Kind::Task(FILL) => code::DATA,
+        Kind::Task(_) | Kind::Rank => code::RANK,
+    };
+    match error.unread {
+        Some(Unread::System) => code::IO,
+        Some(Unread::Changed) => code::CHECKPOINT,
+        None => code,
+    }
+}
+
+/// Ends the process: a rank's thread does not, and nobody could wait for it.
+#[expect(clippy::exit, reason = "threads that are stuck cannot be joined")]
+fn end_without(error: &RunError) {
+    let ranks = error.all.iter().enumerate().filter(|(_, error)| error.is_some());
+    let ranks: Vec<String> = ranks.map(|(rank, _)| rank.to_string()).collect();
+    let who = match ranks.len() {
+        0 => "the checkpoint that is being written does not move".to_owned(),
+        _ => format!("rank {} is stuck and does not end", ranks.join(", ")),
+    };
+    say(&format!(
+        "error: {error}\n{who}, so the process ends; checkpoints that are saved are whole"
+    ));
+    stderr::leave();
+    std::process::exit(i32::from(code::RANK));
+}

@@ -1,0 +1,272 @@
+//! What `onebox train` says and leaves when a run ends.
+
+use super::super::of_machine;
+use super::Session;
+use super::watch::Watch;
+use crate::commands::exit::{Failed, code};
+use crate::commands::{quoted, say};
+use crate::generate::{Piece, Sampling, Source, Stop, Trained, default_prompt, generate};
+use crate::report::progress::{clock, si};
+use checkpoint::inspect::open_newest;
+use config::{DataFormat, DeviceConfig, load_and_look};
+use engine::run::Outcome;
+use files::names::CHECKPOINTS;
+use files::names::{CONFIG, METRICS, WEIGHTS};
+use std::fmt::Display;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use topology::counted;
+
+impl Session<'_> {
+    /// After the last step: the closing line, the summary, a sample. The weights are in place.
+    pub(super) fn end(
+        &self,
+        outcome: &Outcome,
+        watch: &mut Watch,
+        seconds: f64,
+    ) -> Result<(), Failed> {
+        let weights = self.dir.held().called(WEIGHTS);
+        let owed = watch.not_saved.as_ref().filter(|(step, _)| *step == outcome.step);
+        let owed = owed.map(|(step, why)| self.unsaved(watch, *step, why));
+        if let Some(problem) = &outcome.weights_problem {
+            let why = format!("the weights are not written to {}: {problem}", weights.display());
+            return Err(match owed {
+                Some(owed) => Failed::new(code::NOT_SAVED, format!("{owed}\n{why}")),
+                None => Failed::new(code::IO, why),
+            });
+        }
+        let skipped = watch.last.map_or(0, |last| last.skipped_total);
+        // Of a run that was interrupted nobody knows what the next steps would have been.
+        let hopeless = outcome.complete && skipped == outcome.step;
+        let hopeless = hopeless.then_some((1, outcome.step));
+        if let Some(steps) = outcome.diverged.or(hopeless) {
+            let why = self.diverged(outcome, watch, steps);
+            return Err(match self.dir.held().check() {
+                Ok(_) => Failed::new(code::NUMERIC, why),
+                Err(error) => self.moved(&error).and(&why),
+            });
+        }
+        // Only now, and where something of its end is on the disk: a run that has its end line is finished for good.
+        if outcome.complete && (owed.is_none() || outcome.weights_written) {
+            watch.metrics.end(outcome.step, &outcome.state_hash);
+        }
+        if watch.metrics.dropped() > 0 {
+            let (lines, path) = (watch.metrics.dropped(), self.dir.held().called(METRICS));
+            let why = format!("{lines} lines are missing in {}", path.display());
+            return Err(match owed {
+                Some(owed) => Failed::new(code::NOT_SAVED, format!("{owed}\n{why}")),
+                None => Failed::new(code::IO, why),
+            });
+        }
+        if outcome.complete || watch.last.is_some() {
+            self.summary(outcome, watch, seconds);
+        }
+        if outcome.complete {
+            self.sample(outcome.weights_written, &watch.stop);
+            self.next_commands();
+            return owed.map_or(Ok(()), |owed| Err(Failed::new(code::NOT_SAVED, owed)));
+        }
+        say(&self.interrupted(outcome, watch.saved));
+        Err(match owed {
+            Some(owed) => Failed::new(code::NOT_SAVED, owed),
+            None => Failed::silent(code::INTERRUPTED),
+        })
+    }
+
+    /// The run has ended after `step` without the checkpoint that it owes.
+    fn unsaved(&self, watch: &Watch, step: u64, why: &str) -> String {
+        let before = match (self.dir.held().place(), watch.saved) {
+            (None, _) => "where its checkpoints are is not known".into(),
+            (Some(place), Some(saved)) => {
+                let folder = place.join(CHECKPOINTS);
+                format!("in {} the newest that is whole is of step {saved}", folder.display())
+            }
+            (Some(place), None) => {
+                let again = self.source().map_or_else(String::new, |source| {
+                    format!("; --resume starts again from {}", source.display())
+                });
+                format!("in {} there is none before it{again}", place.join(CHECKPOINTS).display())
+            }
+        };
+        format!(
+            "the run has ended after step {step}, whose checkpoint is NOT SAVED: {why}; {before}"
+        )
+    }
+
+    /// Where an interrupted run stands, and what of it is on the disk.
+    fn interrupted(&self, outcome: &Outcome, saved: Option<u64>) -> String {
+        let weights = self.dir.held().called(WEIGHTS);
+        let weights = match outcome.weights_written {
+            true => format!("; its weights are in {}", weights.display()),
+            false => String::new(),
+        };
+        let source = self.source().map(|_| self.done());
+        let back = back(outcome.step, saved.or(source));
+        format!("interrupted after step {}{weights}; {back}", outcome.step)
+    }
+
+    /// The same of a run that ends before it takes a step.
+    pub(super) fn stopped_at_start(&self) -> String {
+        let (step, saved) = (self.done(), self.start.as_ref().map(|from| from.step()));
+        format!("interrupted after step {step}; {}", back(step, saved))
+    }
+
+    fn summary(&self, outcome: &Outcome, watch: &Watch, seconds: f64) {
+        let config = &self.loaded.config;
+        let trained = outcome.step - self.done();
+        let tokens = trained as f64 * (config.batch.global * config.model.seq_len) as f64;
+        let unit = self.unit();
+        let loss = watch.last.map_or(f64::NAN, |last| last.loss);
+        let part =
+            |whole| if whole { "the whole held-out part" } else { "a part of what is held out" };
+        let held_out = watch
+            .held_out
+            .map_or(String::new(), |(loss, whole)| format!(", {loss:.4} over {}", part(whole)));
+        let steps = counted(config.train.steps, "step");
+        let ended = match outcome.complete {
+            true => format!("done    {steps}"),
+            false => format!("interrupted after {} of {steps}", outcome.step),
+        };
+        let state = match outcome.state_hash.as_str() {
+            "" => String::new(),
+            hash => format!("\nstate   {hash}"),
+        };
+        let weights = if outcome.weights_written { format!(", {WEIGHTS}") } else { String::new() };
+        let files = self.dir.held().place().map_or_else(String::new, |place| {
+            format!("\nfiles   {}: {METRICS}, {CONFIG}{weights}", place.display())
+        });
+        let skipped = watch.last.map_or(0, |last| last.skipped_total);
+        let ahead = match watch.ahead {
+            [0, 0, 0] => String::new(),
+            [no, committed, redone] => format!(
+                "\nupdates ahead of the decision: {committed} committed, {redone} redone, {no} not tried"
+            ),
+        };
+        let verified = match watch.verified {
+            [0, _] => String::new(),
+            [all, 0] => format!("\n{} ran twice: the same bits", counted(all, "step")),
+            [all, other] => format!(
+                "\n{} ran twice: {other} with OTHER BITS; see \"differs\" in {METRICS}",
+                counted(all, "step")
+            ),
+        };
+        self.say(&format!(
+            "\n{ended} in {} ({} in training, {}tok/s), {skipped} skipped{ahead}{verified}\n\
+             loss    {loss:.4} {unit} in the last step{held_out}{state}{files}",
+            clock(seconds),
+            clock(watch.train_seconds),
+            si(tokens / watch.train_seconds.max(1e-9)),
+        ));
+    }
+
+    const fn unit(&self) -> &'static str {
+        let bytes = self.loaded.config.data.format.is_bytes() && self.tokenizer.is_none();
+        if bytes { "nats per byte" } else { "nats per token" }
+    }
+
+    /// A text from the new model. The run is a good one even if there is none.
+    fn sample(&self, weights: bool, stop: &AtomicBool) {
+        let config = &self.loaded.config;
+        if self.args.quiet || config.sample.tokens == 0 {
+            return;
+        }
+        let Some(place) = self.dir.held().place() else { return };
+        let sampling = Sampling {
+            tokens: config.sample.tokens,
+            temperature: f64::from(config.sample.temperature),
+            top_k: None,
+            top_p: 1.0,
+            seed: config.train.seed,
+            stop: Stop::default(),
+            echo: true,
+            special: false,
+        };
+        let prompt = default_prompt((config, self.tokenizer), &config.sample.prompt);
+        let prompts = [prompt];
+        let none =
+            |why: &dyn Display| say(&format!("\nno sample: {why} (see `sample` in the config)"));
+        let newest = (!weights).then(|| open_newest(&place)).transpose();
+        let newest = match newest {
+            Ok(newest) => newest.map(|(checkpoint, _)| checkpoint),
+            Err(why) => return none(&why),
+        };
+        let path = place.join(WEIGHTS);
+        let trained = newest.as_ref().map_or(Trained::Weights(&path), Trained::Checkpoint);
+        let mut text = Vec::new();
+        let mut emit = |_: usize, piece: Piece<'_>| {
+            if let Piece::Prompt(piece) | Piece::Text(piece) = piece {
+                text.extend_from_slice(piece);
+            }
+            !stop.load(Ordering::Relaxed)
+        };
+        let from = Source::on_cores(trained, self.tokenizer);
+        let drawn = generate(config, &from, &prompts, &sampling, &mut emit);
+        if let Err(why) = drawn {
+            return none(&why);
+        }
+        let text = String::from_utf8_lossy(&text);
+        say(&format!("\nit writes:\n  {}", text.replace('\n', "\n  ")));
+    }
+
+    /// Whether the model learns to answer, in chats that come as they are or prepared.
+    fn is_of_chats(&self) -> bool {
+        let prepared = self.data.has_masks() && self.tokenizer.is_some();
+        prepared || self.loaded.config.data.format == DataFormat::Chat
+    }
+
+    /// Three commands that work as they stand.
+    fn next_commands(&self) {
+        let program = quoted(&std::env::args().next().unwrap_or_else(|| "onebox".into()));
+        let Some(place) = self.dir.held().place() else { return };
+        let dir = quoted(&place.display().to_string());
+        let sample = &self.loaded.config.sample.prompt;
+        let prompt = match sample.trim() {
+            "" if self.is_of_chats() => " --chat --prompt 'Hello'".into(),
+            "" => String::new(),
+            _ => format!(" --prompt {}", quoted(sample)),
+        };
+        let mut lines = vec![format!("{program} generate {dir}{prompt} --temperature 0.5")];
+        let (file, given) = self.args.config.again(&place);
+        let path = quoted(&file.display().to_string());
+        let arguments = |sets: &[String]| -> String {
+            sets.iter().map(|set| format!(" --set {}", quoted(set))).collect()
+        };
+        if let Some(more) = self.other_layout(&file, given) {
+            // Each key once.
+            let key = |set: &String| set.split('=').next().unwrap_or_default().trim().to_owned();
+            let new: Vec<String> = more.iter().map(key).collect();
+            let mut sets = given.to_vec();
+            sets.retain(|set| !new.contains(&key(set)));
+            sets.extend(more);
+            lines.push(format!("{program} train {path}{}", arguments(&sets)));
+        }
+        lines.push(format!("{program} plan {path}{}", arguments(given)));
+        self.say(&format!("\nnext, try:\n  {}", lines.join("\n  ")));
+    }
+
+    /// What to set for another grid of ranks that this config allows.
+    fn other_layout(&self, file: &Path, given: &[String]) -> Option<Vec<String>> {
+        let parallel = &self.loaded.config.parallel;
+        let world = self.loaded.config.world_size();
+        let grids = [(1, world), (world, 1), (2, 2), (2, 1), (1, 2)];
+        let other = grids.into_iter().filter(|grid| *grid != (parallel.tensor, parallel.data));
+        other.into_iter().find_map(|(tensor, data)| {
+            let mut more =
+                vec![format!("parallel.tensor={tensor}"), format!("parallel.data={data}")];
+            if matches!(self.loaded.config.device, DeviceConfig::Cpu { .. }) {
+                more.push(format!("device.count={}", tensor * data));
+            }
+            load_and_look(file, &[given, &more[..]].concat(), &of_machine()).ok()?;
+            Some(more)
+        })
+    }
+}
+
+/// Where a run goes on that is interrupted after `step`.
+fn back(step: u64, saved: Option<u64>) -> String {
+    match saved {
+        Some(step) => format!("--resume goes on after step {step}"),
+        None if step == 0 => "nothing is lost: --resume starts at step 1".into(),
+        None => "there is no checkpoint of it to go on from".into(),
+    }
+}

@@ -1,0 +1,39 @@
+//! Runs of `train.epochs`.
+
+use super::super::data;
+use super::super::exit::Failed;
+use super::TrainArgs;
+use ::data::Dataset;
+use config::{Config, DataOrder, Loaded};
+use std::sync::Arc;
+use topology::counted;
+
+/// The config with steps instead of epochs. Only the data knows how many they are, so it is read here.
+pub(super) fn as_steps(
+    args: &TrainArgs,
+    loaded: Loaded,
+) -> Result<(Loaded, Option<Arc<Dataset>>), Failed> {
+    let config = &loaded.config;
+    let Some(epochs) = config.train.epochs else { return Ok((loaded, None)) };
+    let (_, data) = data::read_whole(config, (args.dry_run, args.quiet))?;
+    let samples = f64::from(epochs) * data.num_train_samples() as f64;
+    let steps = (samples / config.batch.global as f64).ceil().max(1.0) as u64;
+    Ok((args.config.load_with_steps(&loaded, steps)?, Some(data)))
+}
+
+/// How often the run takes each sample, where it takes epochs.
+pub(super) fn words(config: &Config, data: &Dataset) -> String {
+    if config.data.order == DataOrder::Random {
+        return String::new();
+    }
+    let samples = config.train.steps as f64 * config.batch.global as f64;
+    let shares: Vec<_> = data.shares(samples).collect();
+    let several = shares.len() > 1;
+    let words = |(name, each, taken): (&str, usize, f64)| {
+        let of = if several { format!(" of {name}") } else { String::new() };
+        format!("{:.2} epochs of {}{of}", taken / each as f64, counted(each, "sample"))
+    };
+    let all: Vec<String> = shares.into_iter().map(words).collect();
+    let before = if data.is_several() { "\n        " } else { "; " };
+    format!("{before}{}", all.join(", "))
+}

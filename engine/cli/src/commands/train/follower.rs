@@ -1,0 +1,158 @@
+//! `onebox train` in a process whose ranks are not the first: it writes its shares of checkpoints, and says nothing.
+
+use super::prepared::Looked;
+use super::{TrainArgs, code_of, end_without};
+use crate::commands::exit::{Failed, code};
+use crate::commands::processes::Team;
+use crate::commands::resume::unusable;
+use crate::commands::signals::Signals;
+use crate::commands::weights::pretrained;
+use checkpoint::detours::Detours;
+use checkpoint::{Checkpoint, CheckpointError, RunFolder, open_named, open_step};
+use config::Loaded;
+use data::Dataset;
+use engine::run::{RunOptions, train};
+use engine::run_dir::RunDir;
+use files::directory::Directory;
+use files::held::Held;
+use files::names::LOCK;
+use layout::build::Built;
+use serde::{Deserialize, Serialize};
+use std::io::{self, ErrorKind, Read};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Where a run starts, as process 0 tells the others.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Start {
+    dir: PathBuf,
+    /// What stands in the lock of the directory.
+    lock: String,
+    /// The checkpoint that the run goes on from.
+    from: Option<PathBuf>,
+    /// It is a fork, whose skipped steps do not count.
+    fork: bool,
+}
+
+impl Start {
+    pub(super) fn of(dir: &RunDir, from: Option<&Arc<Checkpoint>>) -> Self {
+        let path = dir.held().place().unwrap_or_else(|| dir.held().called(""));
+        Self {
+            lock: dir.held().check().and_then(lock_of).unwrap_or_default(),
+            dir: path.canonicalize().unwrap_or(path),
+            from: from
+                .map(|from| from.path().canonicalize().unwrap_or_else(|_| from.path().into())),
+            fork: dir.forked_from().is_some(),
+        }
+    }
+}
+
+fn lock_of(dir: &Directory) -> io::Result<String> {
+    let mut text = String::new();
+    dir.read(LOCK)?.take(64).read_to_string(&mut text)?;
+    Ok(text)
+}
+
+/// The checkpoint to which a run is taken back.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+pub(super) enum Next {
+    /// That of this step, in its own folder.
+    Own(u64),
+    /// The one that it has started from.
+    Start,
+}
+
+impl Next {
+    pub(super) fn of(dir: &RunDir, from: &Checkpoint) -> Self {
+        if dir.folder().has(from) { Self::Own(from.step()) } else { Self::Start }
+    }
+}
+
+/// Everything that such a process has before the first step.
+pub(super) struct Follower<'a> {
+    pub(super) args: &'a TrainArgs,
+    pub(super) loaded: &'a Loaded,
+    pub(super) built: &'a Built,
+    pub(super) data: &'a Arc<Dataset>,
+    pub(super) looked: &'a Looked,
+    pub(super) team: &'a Team,
+}
+
+impl Follower<'_> {
+    pub(super) fn run(&self, signals: &Signals) -> Result<(), Failed> {
+        let start: Start = self.team.first("start", None)?;
+        let opened = self.open(&start);
+        let (run, first) = self.team.all("ready", opened, |_| Vec::new())?;
+        let (folder, mut from) = (RunFolder::of(&run), first.clone());
+        let mut detours = from.as_ref().map(|from| from.detours().clone()).unwrap_or_default();
+        loop {
+            let mut options = self.options((&start, signals), (from.clone(), &detours))?;
+            (options.weights, options.checkpoints) = (Some(Arc::clone(&run)), Some(folder.clone()));
+            let ran = train(&self.loaded.config, self.built, self.data, &options, &mut |_| {});
+            ran.map_err(|error| Failed::new(code_of(&error), error))?;
+            let next: Option<Next> = self.team.first("next", None)?;
+            from = match next {
+                None => return Ok(()),
+                Some(Next::Start) => first.clone(),
+                Some(Next::Own(step)) => Some(Arc::new(earlier(&folder, step)?)),
+            };
+            detours = from.as_ref().map_or(detours.clone(), |from| detours.and(from.step()));
+        }
+    }
+
+    /// What the run goes on from, once this process sees the directory of process 0.
+    fn open(&self, start: &Start) -> Result<(Arc<Held>, Option<Arc<Checkpoint>>), Failed> {
+        let directory = Directory::open(&start.dir);
+        let seen = directory.and_then(|directory| Ok((lock_of(&directory)?, directory)));
+        let why = match seen {
+            Ok((lock, directory)) if lock == start.lock => {
+                let from = start.from.as_ref().map(|from| open_named(from).map(Arc::new));
+                let from = from.transpose().map_err(unusable)?;
+                return Ok((Held::by_another(directory), from));
+            }
+            Ok(_) => "another file".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        Err(Failed::new(
+            code::NO_RUN_DIR,
+            format!(
+                "{}: its lock is not that of process 0 ({why}): the run directory must be on a file system that all nodes share",
+                start.dir.display()
+            ),
+        ))
+    }
+
+    fn options(
+        &self,
+        (start, signals): (&Start, &Signals),
+        (from, detours): (Option<Arc<Checkpoint>>, &Detours),
+    ) -> Result<RunOptions, Failed> {
+        let pretrained = match from {
+            None => pretrained(&self.loaded.config, &self.built.gpt)?,
+            Some(_) => None,
+        };
+        Ok(RunOptions {
+            processes: self.team.processes(),
+            bind: true,
+            stop: Arc::clone(&signals.stop),
+            watcher: Some(self.args.watcher(&signals.starting)),
+            copies_states: Some(self.looked.copies_states),
+            pretrained,
+            resume: from,
+            detours: Some(detours.clone()),
+            skipped_in_a_row: start.fork.then_some(0),
+            stuck: Some((Duration::from_secs(10), end_without)),
+            trace: self.args.trace.start(),
+            ..RunOptions::default()
+        })
+    }
+}
+
+/// The checkpoint of `step` in the run's own `folder`.
+fn earlier(folder: &RunFolder, step: u64) -> Result<Checkpoint, Failed> {
+    let unreadable = |source| CheckpointError::Io { path: folder.path(), source };
+    let found = folder.find().and_then(|found| found.ok_or_else(|| ErrorKind::NotFound.into()));
+    let found = found.map_err(|error| unusable(unreadable(error)))?;
+    open_step(&found, step).map_err(unusable)
+}

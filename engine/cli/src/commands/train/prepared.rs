@@ -1,0 +1,231 @@
+//! What `onebox train` has and looks at before the first step.
+
+use super::super::missing_gpus;
+use super::{TrainArgs, epochs, refused};
+use crate::commands::checkpoint::unusable;
+use crate::commands::exit::{Failed, code};
+use crate::commands::processes::Team;
+use crate::commands::weights::{self, pretrained};
+use crate::commands::{data, plan, print, resume, say, simulate};
+use ::data::model_files::ModelFiles;
+use ::data::{Dataset, Tokenizer, takes_from};
+use checkpoint::hugging_face::Pretrained;
+use checkpoint::{Checkpoint, RunFolder, newest_name, sizes};
+use config::{Config, DataFormat, Loaded};
+use engine::run_dir::{RunDir, RunDirError, RunMode};
+use files::names::CHECKPOINTS;
+use files::names::KEPT;
+use files::names::{FORKED, RUNS, WEIGHTS};
+use layout::build::{Built, build};
+use predict::choose;
+use predict::plan::{Disk, memory_report};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tracing::debug_span;
+
+/// What a run has before it writes anything.
+pub(super) struct Prepared {
+    pub(super) loaded: Loaded,
+    pub(super) built: Built,
+    pub(super) tokenizer: Option<Tokenizer>,
+    pub(super) data: Arc<Dataset>,
+    pub(super) looked: Looked,
+    pub(super) beside: ModelFiles,
+    pub(super) mode: RunMode,
+}
+
+/// Checks everything and reads the data; nothing for a run that has finished.
+pub(super) fn prepare(args: &TrainArgs, team: &Team) -> Result<Option<Prepared>, Failed> {
+    let loaded = weights::load(&args.config, starts_anew(args), &|_, _| Vec::new());
+    let loaded = loaded.map_err(|(code, errors)| Failed::new(code, errors))?;
+    let (mut loaded, early) = epochs::as_steps(args, loaded)?;
+    choose(&mut loaded).map_err(simulate::failed)?;
+    if let Some(not_built) = loaded.config.not_built(&loaded.origins, missing_gpus) {
+        return Err(Failed::new(code::CONFIG, not_built));
+    }
+    team.check(&loaded.config)?;
+    let mode = match (args.resume, args.fork, args.overwrite) {
+        (true, ..) => RunMode::Resume,
+        (_, true, _) => RunMode::Fork,
+        (.., true) => RunMode::Overwrite,
+        _ => RunMode::Fresh,
+    };
+    if let (RunMode::Resume, Some(dir)) = (mode, &args.run_dir)
+        && let Some(step) = RunDir::finished_in(dir)
+        && step >= loaded.config.train.steps
+    {
+        return resume::finished(dir, step, &loaded).map(|()| None);
+    }
+    args.trace.check(args.run_dir.as_deref(), loaded.config.train.steps)?;
+    let built = debug_span!("layout").in_scope(|| build(&loaded.config));
+    let tokenizer = data::tokenizer(&loaded.config)?;
+    data::look(&loaded.config)?;
+    // A fork goes beside it.
+    if let Some(path) = args.run_dir.as_ref().filter(|_| mode != RunMode::Fork)
+        && let Some(key) = takes_from(&loaded.config.data, path)
+    {
+        return Err(refused(RunDirError::AmongData { path: path.clone(), key }));
+    }
+    // Before the data is read: it is part of what must fit.
+    let looked = check_memory(&loaded, &built, args.dry_run)?;
+    let beside = beside((&loaded.config, tokenizer.as_ref()), (args.run_dir.as_deref(), mode))?;
+    let quiet = args.quiet || !team.is_first();
+    let read = || data::open(&loaded.config, tokenizer.as_ref(), (args.dry_run, quiet));
+    let data = match early {
+        Some(data) => data,
+        None => debug_span!("data").in_scope(read)?,
+    };
+    Ok(Some(Prepared { loaded, built, tokenizer, data, looked, beside, mode }))
+}
+
+/// Whether its first step will be step 1, as far as the directory shows it: only such a run reads the weights of a folder.
+fn starts_anew(args: &TrainArgs) -> bool {
+    let begun = |dir: &PathBuf| {
+        let goes_on = newest_name(&dir.join(CHECKPOINTS)).is_some() || dir.join(FORKED).exists();
+        goes_on || RunDir::finished_in(dir).is_some()
+    };
+    !(args.fork || args.resume && args.run_dir.as_ref().is_some_and(begun))
+}
+
+impl Prepared {
+    /// The directory, what the run goes on from, and the weights that it starts from.
+    pub(super) fn open(&self, args: &TrainArgs) -> Result<Opened, Failed> {
+        let (loaded, built, mode) = (&self.loaded, &self.built, self.mode);
+        check_disk(loaded, built, (args.run_dir.as_deref(), mode))?;
+        let create = || {
+            let dir = RunDir::create(args.run_dir.as_deref(), &loaded.config.name, mode);
+            let kept = dir.and_then(|dir| dir.keep(self.beside.files()).map(|()| dir));
+            kept.map_err(refused)
+        };
+        let data = (&*self.data, self.tokenizer.as_ref());
+        let start = |from: &Path, own: Option<&RunFolder>| {
+            resume::start((from, own), loaded, built, data, mode)
+        };
+        Ok(match mode {
+            RunMode::Fork => {
+                // A fork that is refused leaves no directory.
+                let source = RunDir::source(args.run_dir.as_deref()).map_err(refused)?;
+                let start = start(&source, None)?;
+                let dir = create()?;
+                start.iter().try_for_each(|start| resume::note_source(&dir, start))?;
+                (dir, start, None)
+            }
+            RunMode::Resume => {
+                let dir = create()?;
+                let start = match &args.run_dir {
+                    Some(path) => start(path, Some(dir.folder()))?,
+                    None => return Err(refused(RunDirError::NeedsDirectory(mode))),
+                };
+                // They are another model's than the one that is trained now.
+                dir.remove(WEIGHTS).map_err(refused)?;
+                let pretrained = match start {
+                    // The first start of a run.
+                    None => pretrained(&loaded.config, &built.gpt)?,
+                    Some(_) => None,
+                };
+                (dir, start, pretrained)
+            }
+            RunMode::Fresh | RunMode::Overwrite => {
+                // A folder that is refused leaves no directory.
+                let pretrained = pretrained(&loaded.config, &built.gpt)?;
+                (create()?, None, pretrained)
+            }
+        })
+    }
+}
+
+/// The directory, the checkpoint that a run goes on from, and the weights of a folder that it starts from.
+pub(super) type Opened = (RunDir, Option<Arc<Checkpoint>>, Option<Arc<Pretrained>>);
+
+/// Refuses with numbers before anything is allocated. Only what is shown has its step counted. What the introduction
+/// says of memory: whose sockets are used, how checkpoints are written, where that is not plain.
+pub(in crate::commands) fn check_memory(
+    loaded: &Loaded,
+    built: &Built,
+    show: bool,
+) -> Result<Looked, Failed> {
+    let config = &loaded.config;
+    let report = if show { plan::made(config, built)? } else { memory_report(config, built) };
+    if show {
+        print(&plan::text(loaded, &report))?;
+    } else if !report.fits {
+        say(&plan::refusal(loaded, &report));
+    }
+    let over = |limit: Option<u64>, bytes| limit.is_some_and(|limit| bytes > limit);
+    if over(report.gpu.limit, report.gpu.bytes) {
+        let why = "out of GPU memory before the first step: nothing was written";
+        return Err(Failed::new(code::DEVICE_MEMORY, why));
+    }
+    if let Some(why) = report.not_checked {
+        return Err(Failed::new(code::RANK, why));
+    }
+    if !report.fits {
+        let why = "out of host memory before the first step: nothing was written";
+        return Err(Failed::new(code::HOST_MEMORY, why));
+    }
+    let words = loaded.chosen.iter().cloned().chain(report.placed).chain(report.saving);
+    let words: Vec<String> = words.collect();
+    let words = (!words.is_empty()).then(|| words.join("\n"));
+    Ok(Looked { words, copies_states: report.copies_states })
+}
+
+/// What a look at the memories has decided for the run.
+pub(in crate::commands) struct Looked {
+    /// Whose sockets are used, how checkpoints are written, where that is not plain.
+    pub(super) words: Option<String>,
+    /// Whether ranks copy their states and go on while these are written.
+    pub(super) copies_states: bool,
+}
+
+/// What the run keeps of the folder that its model is from, where it has not kept it yet.
+fn beside(
+    (config, tokenizer): (&Config, Option<&Tokenizer>),
+    (dir, mode): (Option<&Path>, RunMode),
+) -> Result<ModelFiles, Failed> {
+    let (beside, from) = match (dir, mode, &config.model.from) {
+        (Some(dir), RunMode::Resume, _) if dir.join(KEPT).exists() => {
+            return Ok(ModelFiles::default());
+        }
+        (Some(dir), RunMode::Fork, _) if dir.join(KEPT).exists() => (ModelFiles::of_run(dir), dir),
+        (_, _, Some(from)) => (ModelFiles::open(Path::new(from)), Path::new(from)),
+        (_, _, None) => match config.data.tokenizer.as_deref().map(Path::new) {
+            // Whoever talks to the model needs the template of its chats, also of prepared ones.
+            Some(tokenizer)
+                if config.data.format == DataFormat::Chat || !config.data.format.is_text() =>
+            {
+                (ModelFiles::open(tokenizer).map(ModelFiles::without_model), tokenizer)
+            }
+            _ => return Ok(ModelFiles::default()),
+        },
+    };
+    Ok(data::fitting(beside.map_err(unusable)?, from, (config, tokenizer)))
+}
+
+/// Refuses a run whose first checkpoint, or whose weights where it saves none, find no room; warns where not all of it does.
+fn check_disk(
+    loaded: &Loaded,
+    built: &Built,
+    (dir, mode): (Option<&Path>, RunMode),
+) -> Result<(), Failed> {
+    let parameters = built.gpt.shape().parameters();
+    // A fork goes beside its source.
+    let beside =
+        |dir: &Path| dir.canonicalize().map_or(dir.to_owned(), |dir| dir.with_extension("new"));
+    let place = match (dir, mode) {
+        (Some(dir), RunMode::Fork) => beside(dir),
+        (dir, _) => dir.unwrap_or(Path::new(RUNS)).to_owned(),
+    };
+    let disk = Disk::new(&loaded.config, parameters, &place);
+    let found = match (dir, mode) {
+        (Some(dir), RunMode::Resume | RunMode::Overwrite) => sizes(&dir.join(CHECKPOINTS)),
+        (None, _) | (_, RunMode::Fresh | RunMode::Fork) => Vec::new(),
+    };
+    let disk = disk.holding(&found, mode == RunMode::Overwrite);
+    if let Some(why) = disk.refusal() {
+        return Err(Failed::new(code::IO, format!("{why}; nothing was written")));
+    }
+    if let Some(why) = disk.shortage() {
+        say(&format!("warning: {why}"));
+    }
+    Ok(())
+}

@@ -1,0 +1,64 @@
+//! Taking a run back by itself when its steps come to nothing.
+
+use super::{Session, refused};
+use crate::commands::exit::{Failed, code};
+use crate::commands::say;
+use checkpoint::{self, Checkpoint};
+use engine::run::Outcome;
+use files::names::WEIGHTS;
+use std::fmt::Display;
+use std::io;
+use std::sync::Arc;
+use topology::counted;
+
+impl Session<'_> {
+    /// The checkpoint to go on from after a run that diverged and may be taken back `left` times: the newest from before
+    /// the steps that were skipped, and be it the one that the run started from. Those after it are removed.
+    pub(super) fn earlier(
+        &self,
+        (left, outcome): (u64, &Outcome),
+    ) -> Result<Option<Arc<Checkpoint>>, Failed> {
+        let Some((from, to)) = outcome.diverged.filter(|_| left > 0) else { return Ok(None) };
+        // Before anything is looked at or removed: it may be another run's.
+        self.dir.held().check().map_err(|error| self.moved(&error))?;
+        let failed = |error: &dyn Display| {
+            let folder = self.dir.folder().path();
+            let why = format!("{}: the run cannot be taken back: {error}", folder.display());
+            Failed::new(code::IO, why)
+        };
+        let folder = self.dir.folder().find().map_err(|e| self.moved(&e))?;
+        let found = folder.as_deref().map(|folder| checkpoint::newest_until(folder, from - 1));
+        let (found, broken) = found.transpose().map_err(|e| failed(&e))?.unwrap_or_default();
+        broken.iter().for_each(|(_, why)| say(&format!("warning: {why}")));
+        let before = || self.start.as_ref().filter(|start| start.step() < from).cloned();
+        let Some(found) = found.map(Arc::new).or_else(before) else {
+            let last = from - 1;
+            say(&format!(
+                "no whole checkpoint is of step {last} or before, so the run cannot be taken back"
+            ));
+            return Ok(None);
+        };
+        // Reading them takes a while.
+        self.dir.held().check().map_err(|error| self.moved(&error))?;
+        let later = folder.map_or(Ok(()), |folder| checkpoint::remove_after(&folder, found.step()));
+        later.map_err(|e| failed(&e))?;
+        self.dir.remove(WEIGHTS).map_err(refused)?;
+        let first = outcome.not_finite.as_ref();
+        let first = first.map_or_else(String::new, |name| format!(", the first in `{name}`"));
+        say(&format!(
+            "the gradients of steps {from} to {to} were not finite{first}: the run is taken back to the checkpoint of step {} \
+             and goes on with other samples; it may be taken back {} more",
+            found.step(),
+            counted(left - 1, "time")
+        ));
+        Ok(Some(found))
+    }
+
+    /// The directory is not the run's any more, and nothing in it was touched.
+    pub(super) fn moved(&self, why: &io::Error) -> Failed {
+        let place = self.dir.held().place();
+        let place =
+            place.map_or_else(String::new, |place| format!("; it is {} now", place.display()));
+        Failed::new(code::NOT_SAVED, format!("{}: {why}{place}", self.dir.shown()))
+    }
+}

@@ -1,0 +1,154 @@
+//! What the messages of a run add up to: lines, progress, and when it is hopeless.
+
+use super::{Session, first_loss};
+use crate::report::progress::{Part, Progress, StepLine};
+use config::{Precision, UpdateMode};
+use engine::metrics::{MetricsWriter, StepMetrics};
+use engine::run::{Differing, Message, StepReport};
+use layout::build::{device_bytes, update_mode};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// What the messages of a run add up to.
+pub(super) struct Watch {
+    pub(super) metrics: MetricsWriter,
+    pub(super) progress: Progress,
+    pub(super) stop: Arc<AtomicBool>,
+    pub(super) last: Option<StepReport>,
+    /// The newest checkpoint.
+    pub(super) saved: Option<u64>,
+    /// The newest step that could not be saved, and why.
+    pub(super) not_saved: Option<(u64, String)>,
+    /// After the last step; over all of it.
+    pub(super) held_out: Option<(f64, bool)>,
+    pub(super) train_seconds: f64,
+    /// Number of steps by what became of their updates ahead of the decision, where the run has any: none, committed, redone.
+    pub(super) ahead: [u64; 3],
+    /// Number of steps that ran twice, and of these whose bits differed.
+    pub(super) verified: [u64; 2],
+}
+
+impl Watch {
+    pub(super) const fn new(
+        metrics: MetricsWriter,
+        progress: Progress,
+        stop: Arc<AtomicBool>,
+        saved: Option<u64>,
+    ) -> Self {
+        Self {
+            metrics,
+            progress,
+            stop,
+            last: None,
+            saved,
+            not_saved: None,
+            held_out: None,
+            train_seconds: 0.0,
+            ahead: [0; 3],
+            verified: [0; 2],
+        }
+    }
+
+    pub(super) fn hear(&mut self, session: &Session<'_>, message: Message) {
+        let config = &session.loaded.config;
+        match message {
+            Message::Step(step) => self.step(session, &step),
+            Message::Eval { step, loss, whole, sets } => {
+                self.metrics.eval(step, (loss, whole), &sets);
+                self.progress.eval(step, config.train.steps, (loss as f32, whole), &sets);
+                if step == config.train.steps {
+                    self.held_out = Some((loss, whole));
+                }
+            }
+            Message::Evaluating { step, done, batches } => {
+                let steps = Part { done: step, of: config.train.steps };
+                self.progress.evaluating(steps, Part { done, of: batches });
+            }
+            Message::Differs { step, places } => {
+                self.progress.warn(&format!(
+                    "step {step} ran twice and DIFFERS: {}; a GPU, a core, memory or a link is faulty, and the run goes on with the second result",
+                    Differing::all(&places)
+                ));
+                self.metrics.differs(step, &places);
+            }
+            Message::Saving { .. } => self.metrics.sync(),
+            Message::Saved { step, waited, seconds, hashing, bytes } => {
+                self.saved = Some(step);
+                let size = topology::format_bytes(bytes);
+                let text = format!(
+                    "checkpoint of step {step} saved: {size} in {seconds:.3} s, training waited {waited:.3} s, checksums took {hashing:.3} s"
+                );
+                self.progress.message(&text);
+            }
+            Message::NotSaved { step, why } => {
+                self.progress.warn(&format!("checkpoint of step {step} NOT SAVED: {why}"));
+                self.metrics.checkpoint_failed(step, &why);
+                self.not_saved = Some((step, why));
+            }
+        }
+    }
+
+    fn step(&mut self, session: &Session<'_>, step: &StepReport) {
+        let config = &session.loaded.config;
+        let tokens = (config.batch.global * config.model.seq_len) as u64;
+        let tokens_per_second = tokens as f64 / step.seconds.max(1e-9);
+        self.train_seconds += step.seconds;
+        self.last = Some(*step);
+        let device_memory = device_bytes(config, &session.built.plan);
+        let speculates = update_mode(config) == UpdateMode::Speculative;
+        if speculates {
+            self.ahead[step.ahead as usize] += 1;
+        }
+        let metrics = StepMetrics {
+            step: step.step,
+            loss: step.loss,
+            grad_norm: step.grad_norm,
+            loss_scale: step.loss_scale as f32,
+            lr: step.lr as f32,
+            step_seconds: step.seconds,
+            tokens_per_second,
+            skipped: step.skipped,
+            tokens: step.step * tokens,
+            skipped_total: step.skipped_total,
+            device_memory,
+            host_memory: topology::resident_memory(),
+            targets: session.data.is_uneven().then_some(step.targets),
+            documents: step.held.map(|held| held.documents),
+            padding: step.held.map(|held| held.padding),
+            verified: step.verified,
+        };
+        if let Some(same) = step.verified {
+            self.verified[0] += 1;
+            self.verified[1] += u64::from(!same);
+        }
+        self.metrics.step_ahead(&metrics, speculates.then_some(step.ahead));
+        let shape = session.built.gpt.shape();
+        let activity = step.activity;
+        let overlap = activity.overlapped_seconds.map(|o| o / activity.host_seconds.max(1e-9));
+        let left = config.train.steps.saturating_sub(step.step) as f64;
+        let limit = layout::build::device_limit(config, &session.built.plan).unwrap_or(u64::MAX);
+        self.progress.step(&StepLine {
+            step: step.step,
+            steps: config.train.steps,
+            loss: step.loss as f32,
+            grad_norm: step.grad_norm as f32,
+            loss_scale: (config.precision == Precision::Fp16).then_some(step.loss_scale as f32),
+            lr: step.lr as f32,
+            tokens_per_second,
+            flops_per_second: tokens_per_second * shape.model_flops_per_token(),
+            device_memory: (device_memory, limit),
+            overlap,
+            skipped: step.skipped_total,
+            ahead: speculates.then(|| {
+                let [no, committed, redone] = self.ahead;
+                [committed, redone, no]
+            }),
+            eta_seconds: left * self.train_seconds / (step.step - session.done()).max(1) as f64,
+        });
+        if step.step == 1
+            && let Some(warning) = first_loss::warning(config, session.imported(), step.loss)
+        {
+            self.progress.warn(&warning);
+        }
+    }
+}

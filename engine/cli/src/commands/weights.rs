@@ -1,0 +1,88 @@
+//! The folder of `model.from`: its weights, and what of it `train` refuses, which other commands find as well.
+
+use super::ConfigArgs;
+use super::checkpoint::unusable;
+use super::data;
+use super::exit::{Failed, code};
+use super::of_machine;
+use ::data::model_files::ModelFiles;
+use checkpoint::hugging_face::{Folder, Pretrained};
+use config::{Config, ConfigError, DeviceConfig, Loaded, Trouble, Valid, Weights};
+use config::{Further, load_and_look};
+use device::Plan;
+use layout::build::shape;
+use std::cell::Cell;
+use std::path::Path;
+use std::sync::Arc;
+use tensor_parallel::Gpt;
+
+/// The weights of the folder, where they are what training starts from.
+pub(super) fn pretrained(config: &Config, gpt: &Gpt) -> Result<Option<Arc<Pretrained>>, Failed> {
+    let Some(folder) = opened(config)? else { return Ok(None) };
+    let weights = Pretrained::new(folder, gpt).map_err(unusable)?;
+    Ok(Some(Arc::new(weights)))
+}
+
+fn opened(config: &Config) -> Result<Option<Folder>, Failed> {
+    let model = &config.model;
+    let Some(from) = model.from.as_ref().filter(|_| model.weights == Weights::Pretrained) else {
+        return Ok(None);
+    };
+    if Path::new(from).is_file() {
+        let why = "it names a file, and weights stand beside it: name the folder, or set `model.weights=Random`";
+        return Err(Failed::new(code::CONFIG, why));
+    }
+    Folder::open(Path::new(from)).map(Some).map_err(unusable)
+}
+
+/// Why `train` would refuse the folder; nothing of a described box, on which nothing trains. Of a config that is not
+/// `valid` no model can be laid out, so tensors are not compared with it.
+pub(super) fn refusal(config: &Config, valid: bool) -> Option<Failed> {
+    let from = config.model.from.as_ref()?;
+    let look = || {
+        match valid {
+            true => {
+                pretrained(config, &Gpt::plan(&mut Plan::default(), &shape(config), 1)).map(drop)
+            }
+            false => opened(config).map(drop),
+        }?;
+        ModelFiles::open(Path::new(from)).map(drop).map_err(unusable)
+    };
+    let trains = !matches!(config.device, DeviceConfig::Sim { .. });
+    trains.then(look)?.err()
+}
+
+/// Loads a config. `starts`: training starts from its folder, so what is refused there is an error of it; `more` finds
+/// further ones.
+///
+/// # Errors
+/// All of them, and the exit code.
+pub(super) fn load(
+    args: &ConfigArgs,
+    starts: bool,
+    more: &Trouble<'_>,
+) -> Result<Loaded, (u8, ConfigError)> {
+    let of_folder = Cell::new(None);
+    let look = |config: &Config, valid: &Valid<'_>| {
+        let asked = starts && valid.has(&["model.from", "model.weights", "device"]);
+        let refused = asked.then(|| refusal(config, valid.is_all())).flatten();
+        let Some(refused) = refused else { return more(config, valid) };
+        of_folder.set(Some(refused.code()));
+        let mut all = vec![("model.from", refused.message().to_owned(), String::new())];
+        // With a tokenizer of that folder nothing is read.
+        let (from, tokenizer) = (&config.model.from, &config.data.tokenizer);
+        if !from.iter().zip(tokenizer).any(|(from, of)| Path::new(of).starts_with(from)) {
+            all.extend(more(config, valid));
+        }
+        all
+    };
+    load_and_look(&args.config, &args.sets, &Further { trouble: &look, ..of_machine() }).map_err(
+        |errors| {
+            // Only of files that it names: as they are refused without it.
+            let named = |key: &str| key == "model.from" || data::KEYS.contains(&key);
+            let of_files = errors.errors().iter().all(|e| e.help.is_empty() && named(&e.key));
+            let code = if of_files { of_folder.get().unwrap_or(code::DATA) } else { code::CONFIG };
+            (code, errors)
+        },
+    )
+}

@@ -1,0 +1,355 @@
+//! Text from a trained model: the weights that a run left, a checkpoint or a folder of transformers, on the cores or on one
+//! GPU. Keys and values of the tokens so far are kept, so that each new token costs one row of every product.
+
+mod model;
+mod place;
+mod sampling;
+mod weights;
+
+use checkpoint::Checkpoint;
+use checkpoint::hugging_face::FolderError;
+use config::{Config, Precision};
+use data::{Decoder, Tokenizer};
+use device::cuda::WIDEST_HEAD;
+use device::random;
+use model::Model;
+pub use place::On;
+pub use sampling::{Sampling, Stop};
+use sampling::{Tail, draw};
+use std::path::{Path, PathBuf};
+use topology::format_bytes;
+
+/// Word that keys sampling under its seed.
+const SAMPLE_STREAM: u64 = 0x7361_6d70;
+/// Characters of a prompt that a message shows.
+const SHOWN: usize = 60;
+/// Prompts whose next tokens are computed together.
+const TOGETHER: usize = 16;
+
+/// Why nothing is generated.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what variants and fields are")]
+pub enum GenerateError {
+    #[error("cannot read {}: {source}", path.display())]
+    Read { path: PathBuf, source: std::io::Error },
+    #[error("{} is not the model of its config: {problem}", path.display())]
+    Weights { path: PathBuf, problem: String },
+    #[error("--prompt {0}: {1}")]
+    Prompt(String, String),
+    #[error(
+        "the logits of the next token are not finite ({0}): the weights are damaged, or training has diverged; take an earlier checkpoint"
+    )]
+    NotFinite(f64),
+    #[error(
+        "weights, keys and values take {}, and this machine has {} free: give fewer --tokens or prompts, or a smaller model",
+        format_bytes(*needed), format_bytes(*free)
+    )]
+    Memory { needed: u64, free: u64 },
+    #[error(
+        "no GPU computes this here: {0}; see `onebox doctor`, or take the cores: --set device=Cpu"
+    )]
+    NoGpu(String),
+    #[error(
+        "`Bf16` needs sm_80 or newer: GPU {gpu}, {name}, is sm_{sm}, which has no bf16 products; take --set precision=Fp16 or Fp32"
+    )]
+    NoBf16 { gpu: usize, name: String, sm: u32 },
+    #[error(
+        "heads of {0} elements: on GPUs they have at most {WIDEST_HEAD}, for which there are kernels; take the cores: --set device=Cpu"
+    )]
+    WideHeads(usize),
+    #[error("{0}")]
+    GpuMemory(String),
+    #[error(transparent)]
+    Device(#[from] device::Error),
+    #[error(transparent)]
+    Folder(#[from] FolderError),
+}
+
+/// Where the weights of a model are.
+#[derive(Clone, Copy, Debug)]
+pub enum Trained<'a> {
+    /// The file that a run leaves.
+    Weights(&'a Path),
+    /// The fp32 parameters of a checkpoint.
+    Checkpoint(&'a Checkpoint),
+    /// A folder of transformers.
+    Folder(&'a Path),
+}
+
+/// A model: where its weights are, and where it computes.
+#[derive(Clone, Copy, Debug)]
+pub struct Source<'a> {
+    /// The weights.
+    pub trained: Trained<'a>,
+    /// Makes tokens of text; `None`: bytes are tokens, or the prompt is numbers.
+    pub tokenizer: Option<&'a Tokenizer>,
+    /// The cores, or a GPU.
+    pub on: On,
+    /// Type of weights, activations, keys and values. Sums are fp32.
+    pub precision: Precision,
+}
+
+impl<'a> Source<'a> {
+    /// On the cores in fp32.
+    pub const fn on_cores(trained: Trained<'a>, tokenizer: Option<&'a Tokenizer>) -> Self {
+        Self { trained, tokenizer, on: On::Cores, precision: Precision::Fp32 }
+    }
+
+    fn open(&self, config: &Config, sizes: (usize, usize)) -> Result<Model, GenerateError> {
+        Model::open(config, self.trained, (self.on, self.precision), sizes)
+    }
+}
+
+/// How a text ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum End {
+    /// A token of [`Stop`] was drawn.
+    StopToken,
+    /// It had a text of [`Stop`].
+    StopText,
+    /// It has as many tokens as were asked for.
+    Length,
+}
+
+/// What becomes known of a text.
+#[derive(Clone, Copy, Debug)]
+pub enum Piece<'a> {
+    /// Its prompt is this, as the model's tokens have it, without those that a tokenizer puts around a text.
+    Prompt(&'a [u8]),
+    /// It goes on like this.
+    Text(&'a [u8]),
+    /// It is over: why, and which tokens were drawn.
+    End(End, &'a [i32]),
+}
+
+/// A text that grows.
+struct Text<'a> {
+    tokens: Vec<i32>,
+    /// How many of them are the prompt's.
+    prompt: usize,
+    /// The prompt's, without special ones that the tokenizer puts around it.
+    own: Vec<i32>,
+    written: Written<'a>,
+    tail: Tail,
+    over: bool,
+}
+
+/// Makes text of tokens.
+enum Written<'a> {
+    /// By a tokenizer.
+    Text(Decoder<'a>),
+    Bytes,
+    Numbers,
+}
+
+impl Written<'_> {
+    /// How the text goes on with `token`.
+    fn push(&mut self, token: i32) -> Vec<u8> {
+        match self {
+            Self::Text(decoder) => decoder.push(token as u32).into_bytes(),
+            Self::Bytes => vec![token as u8],
+            Self::Numbers => format!("{token} ").into_bytes(),
+        }
+    }
+
+    /// How it ends.
+    fn rest(&mut self) -> Vec<u8> {
+        match self {
+            Self::Text(decoder) => decoder.rest().into_bytes(),
+            Self::Bytes | Self::Numbers => Vec::new(),
+        }
+    }
+}
+
+/// Draws tokens after each prompt, and hands what is known of the text of a prompt (its number, a piece) to `emit`, until that
+/// says to stop (false). A text is the same whatever prompts are beside it.
+///
+/// # Errors
+/// Weights that cannot be read or do not fit the config or the memory; no GPU, or one that fails; a prompt that is none.
+pub fn generate(
+    config: &Config,
+    from: &Source<'_>,
+    prompts: &[String],
+    sampling: &Sampling,
+    emit: &mut dyn FnMut(usize, Piece<'_>) -> bool,
+) -> Result<(), GenerateError> {
+    let tokenizer = from.tokenizer;
+    let bytes = config.data.format.is_bytes() && tokenizer.is_none();
+    let written = || match tokenizer {
+        Some(tokenizer) => Written::Text(tokenizer.decoder()),
+        None if bytes => Written::Bytes,
+        None => Written::Numbers,
+    };
+    // What lies above is no byte, or no token.
+    let known = tokenizer.map_or(if bytes { 256 } else { usize::MAX }, Tokenizer::vocab);
+    let text = |prompt: &String| -> Result<Text<'_>, GenerateError> {
+        let tokens = tokens_of((config, tokenizer), (prompt, sampling.special))?;
+        let own = match tokenizer.filter(|_| sampling.special) {
+            Some(tokenizer) => {
+                let own = tokenizer.encode(prompt);
+                let own = own.map_err(|why| GenerateError::Prompt(shown(prompt), why))?;
+                own.into_iter().map(|token| token as i32).collect()
+            }
+            None => tokens.clone(),
+        };
+        let prompt = tokens.len();
+        Ok(Text {
+            tokens,
+            prompt,
+            own,
+            written: written(),
+            tail: sampling.stop.tail(),
+            over: false,
+        })
+    };
+    let mut texts: Vec<Text<'_>> = prompts.iter().map(text).collect::<Result<_, _>>()?;
+    let longest = texts.iter().map(|text| text.tokens.len()).max().unwrap_or(0);
+    let context = longest.saturating_add(sampling.tokens).clamp(1, config.model.seq_len);
+    let mut model = from.open(config, (context, texts.len().clamp(1, TOGETHER)))?;
+    for (group, texts) in texts.chunks_mut(TOGETHER).enumerate() {
+        let mut emit = |i: usize, piece: Piece<'_>| emit(group * TOGETHER + i, piece);
+        if !write(&mut model, (texts, known), sampling, &mut emit)? {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Texts that grow together. Whether to go on.
+fn write(
+    model: &mut Model,
+    (texts, known): (&mut [Text<'_>], usize),
+    sampling: &Sampling,
+    emit: &mut dyn FnMut(usize, Piece<'_>) -> bool,
+) -> Result<bool, GenerateError> {
+    model.forget();
+    for (i, text) in texts.iter_mut().enumerate().filter(|_| sampling.echo) {
+        let pieces = text.own.iter().flat_map(|token| text.written.push(*token));
+        let mut start: Vec<u8> = pieces.collect();
+        start.extend(text.written.rest());
+        if !emit(i, Piece::Prompt(&start)) {
+            return Ok(false);
+        }
+    }
+    for index in 0..sampling.tokens as u64 {
+        let left: Vec<usize> = (0..texts.len()).filter(|i| !texts[*i].over).collect();
+        if left.is_empty() {
+            break;
+        }
+        let grown: Vec<(usize, &[i32])> =
+            left.iter().map(|i| (*i, &texts[*i].tokens[..])).collect();
+        let all = model.next(&grown)?;
+        let uniform = random::uniform(random::key(sampling.seed, SAMPLE_STREAM), index);
+        for (i, mut logits) in left.into_iter().zip(all) {
+            logits.truncate(known);
+            let token = draw(&logits, sampling, uniform);
+            if !texts[i].take(token, sampling, &mut |piece| emit(i, piece)) {
+                return Ok(false);
+            }
+        }
+    }
+    let left = texts.iter_mut().enumerate().filter(|(_, text)| !text.over);
+    Ok(left.into_iter().all(|(i, text)| text.end(End::Length, &mut |piece| emit(i, piece))))
+}
+
+impl Text<'_> {
+    /// It goes on with `token`, or is over. Whether to go on with others.
+    fn take(
+        &mut self,
+        token: i32,
+        sampling: &Sampling,
+        emit: &mut dyn FnMut(Piece<'_>) -> bool,
+    ) -> bool {
+        if sampling.stop.tokens.contains(&token) {
+            return self.end(End::StopToken, emit);
+        }
+        self.tokens.push(token);
+        let (known, stopped) = self.tail.push(&self.written.push(token));
+        let go_on = known.is_empty() || emit(Piece::Text(&known));
+        if stopped { go_on && self.end(End::StopText, emit) } else { go_on }
+    }
+
+    fn end(&mut self, how: End, emit: &mut dyn FnMut(Piece<'_>) -> bool) -> bool {
+        self.over = true;
+        // Of a text of `Stop`, which is over before that, nothing is left.
+        let (mut rest, _) = self.tail.push(&self.written.rest());
+        rest.extend(self.tail.rest());
+        (rest.is_empty() || emit(Piece::Text(&rest)))
+            && emit(Piece::End(how, &self.tokens[self.prompt..]))
+    }
+}
+
+/// Logits of the token after a prompt, one for each of the vocabulary. The prompt for a folder gets the special tokens that
+/// its tokenizer puts around a text.
+///
+/// # Errors
+/// As [`generate`].
+pub fn next_logits(
+    config: &Config,
+    from: &Source<'_>,
+    text: &str,
+) -> Result<Vec<f64>, GenerateError> {
+    let special = matches!(from.trained, Trained::Folder(_));
+    let tokens = tokens_of((config, from.tokenizer), (text, special))?;
+    let context = tokens.len().min(config.model.seq_len);
+    Ok(from.open(config, (context, 1))?.next(&[(0, &tokens)])?.remove(0))
+}
+
+/// `prompt`, or for a model of token files without a tokenizer token 0 where it has none.
+pub(crate) fn default_prompt(
+    (config, tokenizer): (&Config, Option<&Tokenizer>),
+    prompt: &str,
+) -> String {
+    let numbers = tokenizer.is_none() && !config.data.format.is_text();
+    let blank = numbers && prompt.trim().is_empty();
+    if blank { "0".into() } else { prompt.into() }
+}
+
+/// The beginning of a text, in quotes.
+fn shown(text: &str) -> String {
+    match text.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{:?}.. ({} bytes)", &text[..end], text.len()),
+        None => format!("{text:?}"),
+    }
+}
+
+/// Tokens of a prompt.
+fn tokens_of(
+    (config, tokenizer): (&Config, Option<&Tokenizer>),
+    (text, special): (&str, bool),
+) -> Result<Vec<i32>, GenerateError> {
+    let refuse = |problem: String| GenerateError::Prompt(shown(text), problem);
+    let vocab = config.model.vocab;
+    let token = |word: &str| match word.parse::<i32>() {
+        Ok(token) if (0..vocab as i64).contains(&i64::from(token)) => Ok(token),
+        _ => Err(refuse(format!(
+            "{} is not a token from 0 to {}; this model was trained on token files, or its folder has no \
+             tokenizer.json, so the prompt is token numbers with blanks between",
+            shown(word),
+            vocab - 1
+        ))),
+    };
+    let tokens = match (tokenizer, config.data.format.is_text()) {
+        (Some(tokenizer), _) => {
+            let encoded = match special {
+                true => tokenizer.encode_prompt(text),
+                false => tokenizer.encode(text),
+            };
+            let encoded = encoded.map_err(&refuse)?;
+            encoded.into_iter().map(|token| token as i32).collect()
+        }
+        (None, true) => text.bytes().map(i32::from).collect(),
+        (None, false) => text.split_whitespace().map(token).collect::<Result<Vec<i32>, _>>()?,
+    };
+    if tokens.is_empty() {
+        return Err(refuse("it is empty; give at least one character".into()));
+    }
+    // Its embedding would be that of no token.
+    if let Some(token) = tokens.iter().find(|token| **token as usize >= vocab) {
+        return Err(refuse(format!(
+            "its token {token} is not one of the model, which has {vocab}: the tokenizer is another model's"
+        )));
+    }
+    Ok(tokens)
+}

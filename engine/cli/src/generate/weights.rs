@@ -1,0 +1,165 @@
+//! Reads the parameters of a model from where training left them, or from a folder of transformers.
+
+use super::GenerateError;
+use checkpoint::Checkpoint;
+use checkpoint::hugging_face::{Folder, Pretrained};
+use checkpoint::inspect::TensorSummary;
+use device::{Device, Tensor, ViewMut};
+use layout::runs::Runs;
+use safetensors::tensor::Metadata;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use tensor_parallel::{Gpt, Param};
+
+/// A header longer than this is no header.
+const LONGEST_HEADER: u64 = 1 << 26;
+/// Elements of parameters that a thread reads at once.
+const AT_ONCE: usize = 1 << 20;
+
+/// Sets some values: the index of the first, and the values.
+type Fill<'a> = dyn Fn(usize, &mut [f32]) -> Result<(), GenerateError> + Sync + 'a;
+
+/// Sets parameters by `fill`, on all kernel threads.
+fn set(dev: &Device, params: Tensor, fill: &Fill<'_>) -> Result<(), GenerateError> {
+    let failed = Mutex::new(None);
+    dev.write_runs(&[params], &|first, views| {
+        let [view] = views else { unreachable!("one tensor has one view") };
+        if let Err(error) = set_run(first, view, fill) {
+            failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+        }
+        Ok(())
+    })?;
+    failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+}
+
+/// Sets a run of parameters from number `first` on; those of 16 bits are rounded.
+fn set_run(first: usize, view: &mut ViewMut<'_>, fill: &Fill<'_>) -> Result<(), GenerateError> {
+    if let ViewMut::F32(values) = view {
+        let mut parts = values.chunks_mut(AT_ONCE).enumerate();
+        return parts.try_for_each(|(i, some)| fill(first + i * AT_ONCE, some));
+    }
+    let mut exact = vec![0.0; AT_ONCE.min(view.len())];
+    for at in (0..view.len()).step_by(AT_ONCE) {
+        let some = &mut exact[..AT_ONCE.min(view.len() - at)];
+        fill(first + at, some)?;
+        view.store(at, some);
+    }
+    Ok(())
+}
+
+/// Reads every parameter of `gpt` from a folder of transformers.
+pub(super) fn load_folder(dev: &Device, gpt: &Gpt, from: &Path) -> Result<(), GenerateError> {
+    let from = Pretrained::new(Folder::open(from)?, gpt)?;
+    let source = from.of_rank(gpt, dev.rank());
+    for (segment, layout) in gpt.segments().iter().enumerate() {
+        let params = gpt.params(segment).slice(0..layout.len);
+        set(dev, params, &|first, values| Ok(source.fill(segment, first, values)?))?;
+    }
+    Ok(())
+}
+
+/// Reads some elements of a tensor: its number, the index of the first element, and where they go.
+type ReadTensor<'a> = dyn Fn(usize, usize, &mut [f32]) -> Result<(), GenerateError> + Sync + 'a;
+
+/// Sets every parameter of `gpt`. Rows that round a vocabulary up are in no tensor, and 0.
+fn set_all(dev: &Device, gpt: &Gpt, read: &ReadTensor<'_>) -> Result<(), GenerateError> {
+    let rank = dev.rank();
+    let runs = Runs::new(gpt, (rank.tp, rank.tp_size), |number, _| number);
+    for (segment, layout) in gpt.segments().iter().enumerate() {
+        let params = gpt.params(segment).slice(0..layout.len);
+        set(dev, params, &|first, values| {
+            runs.fill(segment, first, values, |tensor, first, values| read(*tensor, first, values))
+        })?;
+    }
+    Ok(())
+}
+
+/// Reads every parameter of `gpt` from a safetensors file; of one with more rows, the first ones.
+pub(super) fn load(dev: &Device, gpt: &Gpt, path: &Path) -> Result<(), GenerateError> {
+    let unreadable = |source| GenerateError::Read { path: path.to_owned(), source };
+    let wrong = |problem: String| GenerateError::Weights { path: path.to_owned(), problem };
+    let file = File::open(path).map_err(unreadable)?;
+    let (header, metadata) = header(&file).map_err(unreadable)?.map_err(wrong)?;
+    let place = |param: &Param| {
+        let name = &param.name;
+        let info =
+            metadata.info(name).ok_or_else(|| wrong(format!("it has no tensor `{name}`")))?;
+        let (rows, cols) = param.global;
+        let fits = match info.shape[..] {
+            [r] => r == rows && cols == 1,
+            [r, c] => c == cols && (r == rows || (r > rows && name == "wpe")),
+            _ => false,
+        };
+        if !fits || info.dtype != safetensors::Dtype::F32 {
+            let found = format!("{:?} {:?}", info.dtype, info.shape);
+            return Err(wrong(format!("`{name}` is {found}, not F32 [{rows}, {cols}]")));
+        }
+        Ok(header + info.data_offsets.0 as u64)
+    };
+    let params = gpt.segments().iter().flat_map(|layout| &layout.params);
+    let places: Vec<u64> = params.map(place).collect::<Result<_, _>>()?;
+    set_all(dev, gpt, &|tensor, first, values| {
+        let mut bytes = vec![0; 4 * values.len()];
+        let read = file.read_exact_at(&mut bytes, places[tensor] + 4 * first as u64);
+        read.map_err(|e| match e.kind() {
+            std::io::ErrorKind::UnexpectedEof => wrong("it is cut off".into()),
+            _ => unreadable(e),
+        })?;
+        let numbers = bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b));
+        values.iter_mut().zip(numbers).for_each(|(value, x)| *value = x);
+        Ok(())
+    })
+}
+
+/// Reads every parameter of `gpt` from a checkpoint; of positions, the first ones.
+pub(super) fn load_checkpoint(
+    dev: &Device,
+    gpt: &Gpt,
+    from: &Checkpoint,
+) -> Result<(), GenerateError> {
+    let wrong = |problem: String| GenerateError::Weights { path: from.path().to_owned(), problem };
+    let tensors = from.tensors();
+    let number = |param: &Param| {
+        let (rows, cols) = param.global;
+        let fits = |t: &TensorSummary| {
+            let more = param.name == "wpe" && t.shape[0] > rows;
+            t.name == param.name && t.shape[1] == cols && (t.shape[0] == rows || more)
+        };
+        let absent = || wrong(format!("it has no `{}` [{rows}, {cols}]", param.name));
+        tensors.iter().position(fits).ok_or_else(absent)
+    };
+    let params = gpt.segments().iter().flat_map(|layout| &layout.params);
+    let numbers: Vec<usize> = params.map(number).collect::<Result<_, _>>()?;
+    let reader = from.reader();
+    set_all(dev, gpt, &|tensor, first, values| {
+        let read = reader.read((numbers[tensor], 0), first..first + values.len(), values);
+        read.map_err(|e| wrong(e.to_string()))
+    })
+}
+
+/// Where data starts in a safetensors file, and what is where.
+fn header(file: &File) -> std::io::Result<Result<(u64, Metadata), String>> {
+    let mut length = [0; 8];
+    if let Err(e) = file.read_exact_at(&mut length, 0) {
+        return cut_off(e);
+    }
+    let length = u64::from_le_bytes(length);
+    if length > LONGEST_HEADER {
+        return Ok(Err("not a safetensors file".into()));
+    }
+    let end = 8 + length;
+    let mut bytes = vec![0; end as usize];
+    if let Err(e) = file.read_exact_at(&mut bytes, 0) {
+        return cut_off(e);
+    }
+    let parsed = serde_json::from_slice(&bytes[8..]).map_err(|e| e.to_string());
+    Ok(parsed.map(|metadata| (end, metadata)))
+}
+
+/// A file that ends too soon is wrong; one that cannot be read is another matter.
+fn cut_off<T>(error: std::io::Error) -> std::io::Result<Result<T, String>> {
+    let wrong = error.kind() == std::io::ErrorKind::UnexpectedEof;
+    if wrong { Ok(Err("it is cut off".into())) } else { Err(error) }
+}

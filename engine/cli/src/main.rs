@@ -1,0 +1,5 @@
+//! `onebox`: see `onebox --help`.
+
+fn main() -> std::process::ExitCode {
+    onebox::commands::main()
+}

@@ -1,0 +1,10 @@
+//! What a run shows and writes while it goes on: metrics, progress, traces.
+
+pub(crate) mod colour;
+pub(crate) mod curves;
+pub(crate) mod page;
+pub(crate) mod plot;
+pub mod progress;
+pub(crate) mod reading;
+pub(crate) mod stderr;
+pub mod trace;

@@ -1,0 +1,296 @@
+//! What runs have written of their steps, read back for a report.
+
+use config::{Loaded, load_stored};
+use engine::run::Differing;
+use files::names::{CONFIG, METRICS};
+use files::own;
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::Path;
+
+/// A run's lines.
+#[derive(Debug, Default)]
+pub(crate) struct Curves {
+    pub(crate) name: String,
+    pub(crate) steps: Vec<Step>,
+    pub(crate) evals: Vec<Eval>,
+    /// Steps whose checkpoint could not be saved, and why.
+    pub(crate) not_saved: Vec<(u64, String)>,
+    /// Steps that ran twice with other bits, and where each of some ranks has seen it.
+    pub(crate) differs: Vec<(u64, Vec<Differing>)>,
+    /// The last step and the hash of the states, of a run that is done.
+    pub(crate) end: Option<(u64, String)>,
+    /// Whole lines that could not be read.
+    pub(crate) damaged: usize,
+    /// The config, where it can be read: it may be another version's.
+    pub(crate) config: Option<Box<Loaded>>,
+}
+
+/// A line of a step. What was not finite is none; an earlier version wrote no memory.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+pub(crate) struct Step {
+    pub(crate) step: u64,
+    pub(crate) loss: Option<f64>,
+    pub(crate) grad_norm: Option<f64>,
+    pub(crate) loss_scale: Option<f64>,
+    pub(crate) lr: Option<f64>,
+    pub(crate) step_seconds: Option<f64>,
+    pub(crate) tokens_per_second: Option<f64>,
+    #[serde(default)]
+    pub(crate) skipped: bool,
+    #[serde(default)]
+    pub(crate) tokens: u64,
+    pub(crate) device_memory: Option<f64>,
+    pub(crate) host_memory: Option<f64>,
+    pub(crate) ahead: Option<Ahead>,
+    pub(crate) targets: Option<u64>,
+    pub(crate) documents: Option<u64>,
+    pub(crate) padding: Option<f64>,
+    pub(crate) verified: Option<bool>,
+}
+
+/// What became of the updates of a step ahead of its decision.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Ahead {
+    No,
+    Committed,
+    Redone,
+}
+
+impl Ahead {
+    /// As a line of the metrics has it.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::No => "no",
+            Self::Committed => "committed",
+            Self::Redone => "redone",
+        }
+    }
+}
+
+/// A line of an evaluation.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct Eval {
+    pub(crate) step: u64,
+    pub(crate) loss: Option<f64>,
+    /// By data set, where there are several.
+    #[serde(default)]
+    pub(crate) sets: BTreeMap<String, Option<f64>>,
+}
+
+#[derive(Deserialize)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+enum Line {
+    Step(Step),
+    Eval(Eval),
+    #[serde(rename = "checkpoint_failed")]
+    NotSaved {
+        step: u64,
+        error: String,
+    },
+    Differs {
+        step: u64,
+        places: Vec<Differing>,
+    },
+    End {
+        step: u64,
+        state_hash: String,
+    },
+    /// Of a later version.
+    #[serde(other)]
+    Unknown,
+}
+
+/// Most bytes of a line; a longer one is damaged.
+const LONGEST: u64 = 1 << 20;
+
+impl Curves {
+    /// Of the run in `dir`. A last line that is not whole is no line yet: the run may be writing it.
+    ///
+    /// # Errors
+    /// Of the file system.
+    pub(crate) fn read(dir: &Path, name: String) -> io::Result<Self> {
+        let mut curves = Self { name, ..Self::default() };
+        let mut file = BufReader::new(own::read(&dir.join(METRICS))?);
+        let mut line = Vec::new();
+        let mut rest_of_long = false;
+        loop {
+            line.clear();
+            if file.by_ref().take(LONGEST).read_until(b'\n', &mut line)? == 0 {
+                break;
+            }
+            let whole = line.ends_with(b"\n");
+            match std::mem::replace(&mut rest_of_long, !whole) {
+                true => {}
+                false if whole => curves.take(&line),
+                // The next piece tells whether it goes on.
+                false if line.len() as u64 == LONGEST => curves.damaged += 1,
+                false => {}
+            }
+        }
+        // Without a config there are curves all the same.
+        let config = own::read(&dir.join(CONFIG)).and_then(io::read_to_string).ok();
+        curves.config = config.and_then(|ron| load_stored(&ron, &[]).ok()).map(Box::new);
+        Ok(curves)
+    }
+
+    fn take(&mut self, line: &[u8]) {
+        match serde_json::from_slice(line) {
+            Ok(Line::Step(step)) => self.steps.push(step),
+            Ok(Line::Eval(eval)) => self.evals.push(eval),
+            Ok(Line::NotSaved { step, error }) => self.not_saved.push((step, error)),
+            Ok(Line::Differs { step, places }) => self.differs.push((step, places)),
+            Ok(Line::End { step, state_hash }) => self.end = Some((step, state_hash)),
+            Ok(Line::Unknown) => {}
+            Err(_) => self.damaged += 1,
+        }
+    }
+
+    /// Skipped steps in a row, as first and last.
+    pub(crate) fn skipped(&self) -> Vec<(u64, u64)> {
+        let mut ranges: Vec<(u64, u64)> = Vec::new();
+        for step in self.steps.iter().filter(|step| step.skipped) {
+            match ranges.last_mut() {
+                Some((_, last)) if *last + 1 == step.step => *last = step.step,
+                _ => ranges.push((step.step, step.step)),
+            }
+        }
+        ranges
+    }
+
+    /// Steps whose updates ahead of the decision were committed, made again, and not tried; none where the run makes none.
+    pub(crate) fn ahead(&self) -> Option<[usize; 3]> {
+        let of = |what| self.steps.iter().filter(|step| step.ahead == Some(what)).count();
+        let all = [Ahead::Committed, Ahead::Redone, Ahead::No].map(of);
+        (all != [0; 3]).then_some(all)
+    }
+
+    /// The evaluation with the least loss.
+    pub(crate) fn best(&self) -> Option<(u64, f64)> {
+        let finite = self.evals.iter().filter_map(|eval| Some((eval.step, eval.loss?)));
+        finite.min_by(|a, b| a.1.total_cmp(&b.1))
+    }
+}
+
+/// Columns of the table as CSV.
+pub(crate) const CSV: &str = "run,kind,step,tokens,loss,grad_norm,lr,loss_scale,step_seconds,tokens_per_second,skipped,device_memory,host_memory,ahead,targets,documents,padding,verified\n";
+
+/// Nothing where there is no value.
+fn shown(value: Option<impl ToString>) -> String {
+    value.map_or_else(String::new, |value| value.to_string())
+}
+
+/// A row for each step and evaluation; what is not there or not finite is empty.
+pub(crate) fn csv(runs: &[Curves]) -> String {
+    let quoted = |text: &str| match text.contains([',', '"', '\n', '\r']) {
+        true => format!("\"{}\"", text.replace('"', "\"\"")),
+        false => text.to_owned(),
+    };
+    // Behind the loss.
+    let rest = ",".repeat(CSV.matches(',').count() - 4);
+    let mut out = CSV.to_owned();
+    for run in runs {
+        let name = quoted(&run.name);
+        let mut evals = run.evals.iter().peekable();
+        let mut eval_rows = |out: &mut String, until: u64| {
+            while let Some(eval) = evals.next_if(|eval| eval.step < until) {
+                out.push_str(&format!("{name},eval,{},,{}{rest}\n", eval.step, shown(eval.loss)));
+                for (set, loss) in &eval.sets {
+                    let kind = quoted(&format!("eval/{set}"));
+                    let (step, loss) = (eval.step, shown(*loss));
+                    out.push_str(&format!("{name},{kind},{step},,{loss}{rest}\n"));
+                }
+            }
+        };
+        for step in &run.steps {
+            eval_rows(&mut out, step.step);
+            let [loss, norm, lr, scale, seconds, speed, device, host] = [
+                step.loss,
+                step.grad_norm,
+                step.lr,
+                step.loss_scale,
+                step.step_seconds,
+                step.tokens_per_second,
+                step.device_memory,
+                step.host_memory,
+            ]
+            .map(shown);
+            let ahead = step.ahead.map_or("", Ahead::name);
+            let (targets, documents) = (shown(step.targets), shown(step.documents));
+            let (padding, verified) = (shown(step.padding), shown(step.verified));
+            let Step { step, tokens, skipped, .. } = step;
+            out.push_str(&format!(
+                "{name},step,{step},{tokens},{loss},{norm},{lr},{scale},{seconds},{speed},{skipped},{device},{host},{ahead},{targets},{documents},{padding},{verified}\n"
+            ));
+        }
+        eval_rows(&mut out, u64::MAX);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    fn read(lines: &str) -> Curves {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join(METRICS), lines).unwrap();
+        Curves::read(folder.path(), "a,b".into()).unwrap()
+    }
+
+    const STEP: &str = r#"{"kind":"step","step":1,"loss":5.5,"grad_norm":null,"loss_scale":1.0,"lr":0.001,"step_seconds":0.5,"tokens_per_second":100.0,"skipped":true,"tokens":50,"skipped_total":1}"#;
+
+    #[test]
+    fn a_torn_last_line_and_a_damaged_one_cost_no_other() {
+        let eval = r#"{"kind":"eval","step":1,"loss":5.25,"whole":true}"#;
+        let later = r#"{"kind":"weather","step":1,"rain":true}"#;
+        let long = "x".repeat(3 * LONGEST as usize);
+        let text = format!(
+            "{STEP}\n{{\"kind\n{long}\n{eval}\n{later}\n{{\"kind\":\"end\",\"step\":1,\"st"
+        );
+        let run = read(&text);
+        assert_eq!((run.steps.len(), run.evals.len(), run.damaged), (1, 1, 2));
+        assert!(run.end.is_none() && run.config.is_none());
+        assert_eq!((run.skipped(), run.best()), (vec![(1, 1)], Some((1, 5.25))));
+        let done =
+            read(&format!("{STEP}\n{{\"kind\":\"end\",\"step\":1,\"state_hash\":\"00\"}}\n"));
+        assert_eq!(done.end, Some((1, "00".to_owned())));
+    }
+
+    #[test]
+    fn what_became_of_updates_ahead_is_counted_and_a_column() {
+        let with = |ahead: &str| STEP.replace('}', &format!(",\"ahead\":\"{ahead}\"}}\n"));
+        let lines = ["committed", "redone", "committed", "no"].map(with).concat();
+        let run = read(&(lines + STEP + "\n"));
+        assert_eq!((run.ahead(), run.steps.len(), run.damaged), (Some([2, 1, 1]), 5, 0));
+        let csv = csv(&[run]);
+        let column = csv.lines().map(|row| row.rsplit(',').nth(4).unwrap());
+        assert!(column.eq(["ahead", "committed", "redone", "committed", "no", ""]), "{csv}");
+        assert_eq!(read(&(STEP.to_owned() + "\n")).ahead(), None);
+    }
+
+    #[test]
+    fn targets_documents_padding_and_verified_steps_are_columns() {
+        let of_documents = r#","targets":40,"documents":3,"padding":0.25,"verified":true}"#;
+        let csv = csv(&[read(&(STEP.replace('}', of_documents) + "\n"))]);
+        assert!(csv.ends_with(",,40,3,0.25,true\n"), "{csv}");
+        assert!(csv.starts_with(CSV) && CSV.ends_with(",targets,documents,padding,verified\n"));
+    }
+
+    #[test]
+    fn rows_are_in_the_order_of_the_run_and_what_is_not_there_is_empty() {
+        let eval =
+            |step| format!("{{\"kind\":\"eval\",\"step\":{step},\"loss\":null,\"whole\":true}}\n");
+        let run = read(&format!("{}{STEP}\n{}", eval(0), eval(1)));
+        let rows = [
+            "\"a,b\",eval,0,,,,,,,,,,,,,,,\n",
+            "\"a,b\",step,1,50,5.5,,0.001,1,0.5,100,true,,,,,,,\n",
+            "\"a,b\",eval,1,,,,,,,,,,,,,,,\n",
+        ];
+        assert_eq!(csv(&[run]), CSV.to_owned() + &rows.concat());
+        assert!(rows.iter().all(|row| row.matches(',').count() == CSV.matches(',').count() + 1));
+    }
+}

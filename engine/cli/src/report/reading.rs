@@ -1,0 +1,95 @@
+//! How far a look through long files has come: a status on a terminal, nothing elsewhere.
+
+use super::progress::{Part, clock, cut, on_terminal, status};
+use super::stderr;
+use data::progress as data;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use topology::format_bytes;
+
+/// What is over sooner is not shown.
+const FIRST: Duration = Duration::from_secs(1);
+/// Between two drawings.
+const REDRAW: Duration = Duration::from_millis(100);
+
+/// Shows how far a look has come on a terminal, if standard error is one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OnTerminal;
+
+impl data::Progress for OnTerminal {
+    fn begin(&self, what: &'static str, bytes: u64) -> Box<dyn data::Reading> {
+        Box::new(Reading::new(what, bytes))
+    }
+}
+
+/// Bytes that threads have read of bytes that there are.
+#[derive(Debug)]
+struct Reading {
+    what: &'static str,
+    of: u64,
+    done: AtomicU64,
+    began: Instant,
+    /// Milliseconds after the beginning from which it is drawn again; none where nobody looks.
+    next: Option<AtomicU64>,
+    drawn: AtomicU64,
+}
+
+impl Reading {
+    fn new(what: &'static str, of: u64) -> Self {
+        let shown = on_terminal();
+        Self {
+            what,
+            of,
+            done: AtomicU64::new(0),
+            began: Instant::now(),
+            next: shown.then(|| AtomicU64::new(FIRST.as_millis() as u64)),
+            drawn: AtomicU64::new(0),
+        }
+    }
+}
+
+impl data::Reading for Reading {
+    fn add(&self, bytes: u64) {
+        let done = bytes + self.done.fetch_add(bytes, Ordering::Relaxed);
+        let Some(next) = &self.next else { return };
+        let now = self.began.elapsed();
+        let (due, millis) = (next.load(Ordering::Relaxed), now.as_millis() as u64);
+        let after = millis + REDRAW.as_millis() as u64;
+        let (one, other) = (Ordering::Relaxed, Ordering::Relaxed);
+        if millis < due || next.compare_exchange(due, after, one, other).is_err() {
+            return;
+        }
+        self.drawn.store(1, Ordering::Relaxed);
+        let (what, of) = (self.what, self.of);
+        let rest = words(what, (done, of), now.as_secs_f64());
+        stderr::status(Box::new(move |width| {
+            status(Part { done, of }, width, |left| cut(&rest, left))
+        }));
+    }
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        if *self.drawn.get_mut() > 0 {
+            stderr::clear();
+        }
+    }
+}
+
+fn words(what: &str, (done, of): (u64, u64), seconds: f64) -> String {
+    let rate = done as f64 / seconds;
+    let left = clock(of.saturating_sub(done) as f64 / rate);
+    let [done, of, rate] = [done, of, rate as u64].map(format_bytes);
+    format!("{what}  {done} of {of}  {rate}/s  eta {left}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_status_has_bytes_speed_and_time() {
+        let words = words("checking data", (3 << 30, 9 << 30), 1.5);
+        assert_eq!(words, "checking data  3.00 GiB of 9.00 GiB  2.00 GiB/s  eta 0:03");
+    }
+}

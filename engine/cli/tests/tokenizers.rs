@@ -1,0 +1,211 @@
+//! Text through a tokenizer.json: trained on, drawn, kept, exported.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
+#![allow(clippy::allow_attributes, reason = "the line above")]
+
+mod common;
+
+use common::{Done, Folder};
+use std::path::PathBuf;
+
+const SETS: [&str; 4] = [
+    "data.tokenizer=\"tokenizer.json\"",
+    "model.vocab=300",
+    "train.checkpoint_every=2",
+    "sample.tokens=20",
+];
+
+/// With a tokenizer, and a cache folder of its own.
+fn folder() -> Folder {
+    let folder = Folder::new();
+    let fixture = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/tokenizer-tiny.json");
+    std::fs::copy(fixture, folder.path("tokenizer.json")).unwrap();
+    folder
+}
+
+fn onebox(folder: &Folder, args: &[&str]) -> Done {
+    let mut command = folder.command(args);
+    command.env("XDG_CACHE_HOME", folder.path("cache"));
+    Folder::done(command)
+}
+
+fn train(folder: &Folder, run: &str, how: &[&str], more: &[&str]) -> Done {
+    let sets = SETS.iter().chain(more).flat_map(|set| ["--set", *set]);
+    let start = ["train", "tiny.ron", "--run-dir", run];
+    onebox(folder, &start.into_iter().chain(how.iter().copied()).chain(sets).collect::<Vec<_>>())
+}
+
+fn kept(folder: &Folder) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder.path("cache/onebox/tokens"));
+    let mut all: Vec<_> =
+        entries.map_or_else(|_| Vec::new(), |all| all.map(|e| e.unwrap().path()).collect());
+    all.sort();
+    all
+}
+
+#[test]
+fn a_run_learns_tokens_keeps_them_and_writes_text() {
+    let folder = folder();
+    let dry = train(&folder, "run", &["--dry-run"], &[]).ok();
+    assert!(dry.stderr.contains("bytes per token"), "{}", dry.stderr);
+    assert!(kept(&folder).is_empty() && !folder.path("cache").exists());
+    let done = train(&folder, "run", &[], &[]).ok();
+    let said = &done.stderr;
+    assert!(said.contains("nats per token") && said.contains("bytes per token"), "{said}");
+    // The prompt and words made of many tokens, not of numbers.
+    let text = said.split("it writes:").nth(1).unwrap();
+    assert!(text.trim_start().starts_with("the "), "{text}");
+    assert_eq!(folder.read("run/tokenizer.json"), folder.read("tokenizer.json"));
+    let drawn = |run: &str| {
+        let args = ["generate", run, "--prompt", "the box", "--tokens", "30", "--temperature", "0"];
+        onebox(&folder, &args).ok().stdout
+    };
+    let text = drawn("run");
+    assert!(text.starts_with("the box") && text.len() > 30, "{text}");
+    // From its own copy, also where the first one has gone.
+    std::fs::rename(folder.path("tokenizer.json"), folder.path("moved.json")).unwrap();
+    assert_eq!(drawn("run"), text);
+    std::fs::rename(folder.path("moved.json"), folder.path("tokenizer.json")).unwrap();
+
+    let all = kept(&folder);
+    assert_eq!(all.len(), 1, "{all:?}");
+    let bytes = topology::format_bytes(std::fs::metadata(&all[0]).unwrap().len());
+    let looked = onebox(&folder, &["doctor"]).stdout;
+    assert!(looked.contains(&format!("data cache    {bytes} in 1 file in ")), "{looked}");
+    let good = std::fs::read(&all[0]).unwrap();
+    let mut bad = good.clone();
+    bad[40] ^= 1;
+    std::fs::write(&all[0], bad).unwrap();
+    let again = train(&folder, "again", &["-q"], &[]).ok();
+    assert!(again.stderr.contains("it is made again"), "{}", again.stderr);
+    assert_eq!(folder.hash("run"), folder.hash("again"));
+    assert_eq!(std::fs::read(&all[0]).unwrap(), good);
+
+    let args = ["checkpoint", "export", "run", "hf", "--to", "safetensors"];
+    onebox(&folder, &args).ok();
+    assert_eq!(folder.read("hf/tokenizer.json"), folder.read("tokenizer.json"));
+    let sets: Vec<&str> = SETS.iter().flat_map(|set| ["--set", *set]).collect();
+    let import = ["checkpoint", "import", "hf", "new", "tiny.ron"];
+    onebox(&folder, &[&import, &sets[..]].concat()).ok();
+    assert_eq!(drawn("new"), text);
+}
+
+#[test]
+fn a_tokenizer_that_does_not_fit_is_refused() {
+    let folder = folder();
+    let with = |more: &[&str]| train(&folder, "run", &[], more);
+    with(&["model.vocab=299"])
+        .refused(66, &["data.tokenizer", "tokenizer.json", "model.vocab to 300"]);
+    with(&["data.format=U16", "model.vocab=299"])
+        .refused(66, &["data.tokenizer", "tokenizer.json", "model.vocab to 300"]);
+    with(&["data.tokenizer=\"none.json\""]).refused(66, &["none.json", "no such file"]);
+    with(&["data.tokenizer=\"text.txt\""]).refused(66, &["text.txt", "tokenizer.json"]);
+    std::fs::write(folder.path("text.txt"), b"\xff\xfe and more text").unwrap();
+    with(&[]).refused(66, &["text.txt", "not UTF-8"]);
+    assert!(!folder.path("run").exists() && kept(&folder).is_empty());
+}
+
+#[test]
+fn another_tokenizer_under_the_same_name_is_another_experiment() {
+    let folder = folder();
+    train(&folder, "run", &["-q"], &[]).ok();
+    let text = folder.read("tokenizer.json");
+    // The last merge goes: other tokens, as many of them in the vocabulary.
+    let mut value: serde_json::Value = serde_json::from_str(&text).unwrap();
+    value["model"]["merges"].as_array_mut().unwrap().pop();
+    std::fs::write(folder.path("tokenizer.json"), value.to_string()).unwrap();
+    let longer = ["train.steps=6", "schedule.decay_steps=4"];
+    let metrics = folder.read("run/metrics.jsonl");
+    let kept = metrics.lines().filter(|l| !l.contains("\"end\"")).map(|l| l.to_owned() + "\n");
+    std::fs::write(folder.path("run/metrics.jsonl"), kept.collect::<String>()).unwrap();
+    train(&folder, "run", &["--resume", "-q"], &longer)
+        .refused(78, &["data.tokenizer", "differs from the one", "--fork"]);
+    assert_eq!(folder.read("run/tokenizer.json"), text);
+    let fork = train(&folder, "run", &["--fork", "-q"], &longer).ok();
+    assert!(fork.stderr.contains("data.tokenizer"), "{}", fork.stderr);
+    assert!(folder.read("run-2/tokenizer.json") != text);
+}
+
+#[test]
+fn a_hostile_tokenizer_is_refused_by_name() {
+    let folder = folder();
+    let mut value: serde_json::Value =
+        serde_json::from_str(&folder.read("tokenizer.json")).unwrap();
+    for normalizer in [
+        serde_json::json!({ "type": "Replace", "pattern": { "Regex": "" }, "content": "zz" }),
+        serde_json::json!({ "type": "Prepend", "prepend": "y".repeat(1 << 20) }),
+    ] {
+        value["normalizer"] = normalizer;
+        std::fs::write(folder.path("tokenizer.json"), value.to_string()).unwrap();
+        let refused =
+            train(&folder, "run", &[], &[]).refused(66, &["tokenizer.json", "data.tokenizer"]);
+        assert!(!refused.stderr.contains("backtrace"), "{}", refused.stderr);
+    }
+    std::fs::remove_file(folder.path("tokenizer.json")).unwrap();
+    folder.shell("mkfifo tokenizer.json").ok();
+    train(&folder, "run", &[], &[]).refused(66, &["tokenizer.json", "neither a regular file"]);
+}
+
+/// Whoever makes a run or a checkpoint up may name any file in its config.
+#[test]
+fn a_stored_config_opens_no_tokenizer_outside_of_its_run() {
+    let folder = folder();
+    train(&folder, "run", &["-q"], &[]).ok();
+    let all: [&[&str]; 3] = [
+        &["generate", "run", "--tokens", "4"],
+        &["checkpoint", "export", "run", "out", "--to", "safetensors"],
+        &["checkpoint", "reshard", "run", "resharded", "--tp", "1", "--dp", "1"],
+    ];
+    let outside = folder.path("tokenizer.json").display().to_string();
+    for (left, why) in [
+        ("rm run/tokenizer.json", "run/tokenizer.json is not there"),
+        ("ln -s ../tokenizer.json run/tokenizer.json", "run/tokenizer.json is no file of it"),
+    ] {
+        folder.shell(left).ok();
+        let words = [why, "opens no file outside", "to trust it, copy", &outside];
+        all.iter().for_each(|args| drop(onebox(&folder, args).refused(66, &words)));
+        assert!(!folder.path("out").exists() && !folder.path("resharded").exists());
+    }
+    folder.shell("rm run/tokenizer.json && cp tokenizer.json run/").ok();
+    all.iter().for_each(|args| drop(onebox(&folder, args).ok()));
+}
+
+#[test]
+fn tokens_that_a_file_beside_the_tokenizer_lists_are_in_data_cache_and_run() {
+    let folder = folder();
+    std::fs::write(folder.path("turns.txt"), "<|turn|>the box holds\n".repeat(100)).unwrap();
+    let tokens = |tokenizer: &str| {
+        let sets = [
+            format!("data.tokenizer={tokenizer:?}"),
+            "model.vocab=301".into(),
+            "data.train=\"turns.txt\"".into(),
+        ];
+        let sets = sets.iter().flat_map(|set| ["--set", set]);
+        let args = ["data", "show", "tiny.ron", "--json"].into_iter().chain(sets);
+        let shown = onebox(&folder, &args.collect::<Vec<_>>()).ok().stdout;
+        let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
+        shown["tokens"].as_array().unwrap().clone()
+    };
+    let turn = serde_json::Value::from(300);
+    assert!(!tokens("tokenizer.json").contains(&turn));
+    let before = kept(&folder);
+    std::fs::write(
+        folder.path("tokenizer_config.json"),
+        r#"{"additional_special_tokens": ["<|turn|>"]}"#,
+    )
+    .unwrap();
+    let listed = tokens("tokenizer.json");
+    assert!(listed.contains(&turn));
+    assert!(kept(&folder).len() > before.len());
+    let more = ["model.vocab=301", "data.train=\"turns.txt\""];
+    train(&folder, "run", &[], &more).ok();
+    // The file of the run has them all by itself.
+    assert!(folder.read("run/tokenizer.json").contains("<|turn|>"));
+    assert_eq!(tokens("run/tokenizer.json"), listed);
+    let stranger = r#"{"additional_special_tokens": ["the"]}"#;
+    std::fs::write(folder.path("run/tokenizer_config.json"), stranger).unwrap();
+    let drawn = ["generate", "run", "--prompt", "<|turn|>the", "--tokens", "3"];
+    onebox(&folder, &drawn).ok();
+    let refused = train(&folder, "small", &[], &["model.vocab=300", more[1]]);
+    refused.refused(66, &["largest token is 300 (\"<|turn|>\")", "out of tokenizer_config.json"]);
+}

@@ -1,0 +1,185 @@
+//! The account of a reading: every text, every error, every place, every origin.
+//!
+//! A value that cannot be read is reported, marked, and replaced by a stand-in, so that reading
+//! goes on and all errors come out together. A stand-in never leaves this module's callers:
+//! a reader with problems yields no configuration.
+
+use std::collections::{HashMap, HashSet};
+
+use super::key::Key;
+use super::report::{Problem, SHOWN, Spot, short};
+use super::source::{Kind as SourceKind, Place, Source};
+use super::suggest;
+use super::tree::{Node, join};
+use super::value::{Complaint, Item};
+use crate::Origin;
+
+/// Sources, and what is known about the keys read so far.
+#[derive(Default)]
+pub(crate) struct Reader {
+    pub(crate) sources: Vec<Source>,
+    pub(crate) problems: Vec<Problem>,
+    pub(crate) origins: Vec<(String, String, Origin)>,
+    pub(crate) places: HashMap<String, Place>,
+    pub(crate) known: Vec<String>,
+    pub(crate) unknown: Vec<Unknown>,
+    /// Errors about missing keys, held back until the unknown ones are known.
+    pub(crate) missing: Vec<Problem>,
+    /// The text comes from a checkpoint or a run: it may be of another version, of another machine, or made up.
+    pub(crate) stored: bool,
+    /// A box that it names is nobody's concern.
+    pub(crate) boxless: bool,
+    /// The ranks are looked for: the box need not hold those of the text.
+    pub(crate) searched: bool,
+    /// Unknown keys of such a text.
+    pub(crate) ignored: Vec<String>,
+    bad: HashSet<String>,
+    /// Every key that can be read, where that is what is asked for.
+    pub(crate) described: Option<Vec<Key>>,
+}
+
+/// A key that nobody asked for.
+pub(crate) struct Unknown {
+    pub(crate) section: String,
+    pub(crate) owner: String,
+    pub(crate) key: String,
+    pub(crate) place: Place,
+}
+
+impl Reader {
+    /// For the config that a checkpoint holds.
+    pub(crate) fn of_a_checkpoint() -> Self {
+        Self { stored: true, ..Self::default() }
+    }
+
+    /// For the config that a run has written.
+    pub(crate) fn of_a_run() -> Self {
+        Self { stored: true, boxless: true, ..Self::default() }
+    }
+
+    /// For a search of layouts.
+    pub(crate) fn to_search() -> Self {
+        Self { searched: true, ..Self::default() }
+    }
+
+    /// For a list of all keys.
+    pub(crate) fn to_describe() -> Self {
+        Self { boxless: true, described: Some(Vec::new()), ..Self::default() }
+    }
+
+    /// Adds a text and returns its number.
+    pub(crate) fn add(&mut self, source: Source) -> usize {
+        self.sources.push(source);
+        self.sources.len() - 1
+    }
+
+    pub(crate) fn item<'a>(&'a self, node: &'a Node) -> Item<'a> {
+        let text = self.sources.get(node.place.source).map_or("", |source| source.at(node.place));
+        Item { text, kind: &node.kind }
+    }
+
+    /// Reports an error at one place.
+    pub(crate) fn report(&mut self, key: &str, place: Place, complaint: Complaint) {
+        let Complaint { message, help } = complaint;
+        let spots = vec![Spot::At(place, String::new())];
+        self.problems.push(Problem { key: key.into(), message, help, spots });
+    }
+
+    /// Reports that a checkpoint's config names a box: opening that file would lead out of the checkpoint.
+    pub(crate) fn report_box(&mut self, key: &str, path: &str) {
+        let Some(place) = self.places.get(key).copied() else { return };
+        let message = format!("a checkpoint's config names the box `{}`", short(path));
+        let help = "no run on a described box saves checkpoints, so onebox did not write this one: \
+                    use a checkpoint of a run";
+        self.report(key, place, Complaint { message, help: help.into() });
+        self.mark_bad(key);
+    }
+
+    /// Reports every key that stands twice in one text.
+    pub(crate) fn report_duplicates(&mut self, node: &Node, path: &str) {
+        let problems = &mut self.problems;
+        node.duplicates(path, &mut |key, first, second| {
+            problems.push(Problem {
+                key,
+                message: "this key is given twice".into(),
+                help: "take one of the two out".into(),
+                spots: vec![
+                    Spot::At(second, "and again here".into()),
+                    Spot::At(first, "first here".into()),
+                ],
+            });
+        });
+    }
+
+    /// Whether every one of these keys holds a valid value.
+    pub(crate) fn ok(&self, keys: &[&str]) -> bool {
+        !keys.iter().any(|key| self.bad.contains(*key))
+    }
+
+    /// Marks a key whose value is not valid.
+    pub(crate) fn mark_bad(&mut self, key: &str) {
+        self.bad.insert(key.into());
+    }
+
+    /// The value of `key` as a part of an error: its place, or where its default comes from.
+    pub(crate) fn spot(&self, key: &str, label: String) -> Spot {
+        if let Some(place) = self.places.get(key) {
+            return Spot::At(*place, label);
+        }
+        let origin = self.origins.iter().find(|(name, ..)| name == key);
+        Spot::Note(match origin {
+            Some((_, value, Origin::Derived(how))) => format!("`{key}` is {value} ({how})"),
+            Some((_, value, _)) => format!("`{key}` is {value} by default"),
+            None => format!("`{key}`: {label}"),
+        })
+    }
+
+    /// Reports unknown keys, and missing ones that no unknown key is a misspelling of. A key whose error will not
+    /// be shown gets no help: looking for what each of very many was meant to be would take long.
+    pub(crate) fn report_unknown(&mut self) {
+        let mut missing = std::mem::take(&mut self.missing);
+        let mut unknown = std::mem::take(&mut self.unknown);
+        unknown.sort_by_key(|unknown| (unknown.place.source, unknown.place.start));
+        self.ignore(&mut unknown);
+        for (number, Unknown { section, owner, key, place }) in unknown.into_iter().enumerate() {
+            let help = match number < SHOWN {
+                true => suggest::key_help(&section, &owner, &key, &self.known),
+                false => String::new(),
+            };
+            let message = format!("unknown key: {owner} has no key `{}`", short(&key));
+            self.report(&join(&section, &key), place, Complaint { message, help });
+            let meant = suggest::keys_meant(&section, &key, &self.known);
+            missing.retain(|problem| !meant.contains(&problem.key));
+        }
+        self.problems.append(&mut missing);
+    }
+
+    /// Takes the keys of a stored text out of `unknown`, and leaves those of `--set`.
+    fn ignore(&mut self, unknown: &mut Vec<Unknown>) {
+        if !self.stored {
+            return;
+        }
+        let sources = &self.sources;
+        let set = |at: Place| sources.get(at.source).is_some_and(|s| s.kind == SourceKind::Set);
+        let ignored = unknown.extract_if(.., |unknown| !set(unknown.place));
+        let name = |unknown: Unknown| short(&join(&unknown.section, &unknown.key));
+        self.ignored.extend(ignored.map(name));
+    }
+
+    /// Takes over what the reader of another file found; its keys get a prefix.
+    pub(crate) fn absorb(&mut self, mut other: Self, prefix: &str) {
+        let shift = self.sources.len();
+        let moved = |place: &Place| Place { source: place.source + shift, ..*place };
+        for problem in &mut other.problems {
+            for spot in &mut problem.spots {
+                if let Spot::At(place, _) = spot {
+                    *place = moved(place);
+                }
+            }
+        }
+        self.places.extend(other.places.iter().map(|(key, at)| (join(prefix, key), moved(at))));
+        self.bad.extend(other.bad.iter().map(|key| join(prefix, key)));
+        self.sources.append(&mut other.sources);
+        self.problems.append(&mut other.problems);
+    }
+}

@@ -1,0 +1,140 @@
+//! Data sets: one path, or a list of entries with a path each.
+
+use std::collections::BTreeSet;
+
+use super::fields::absolute;
+use super::reader::Reader;
+use super::section::{About, Or, Section};
+use super::tree::{Kind, Node};
+use super::value::{Complaint, Interval, Parsed, quoted};
+use crate::in_line;
+use crate::{Source, Sources};
+
+/// Most data sets of a list.
+const MOST: usize = 256;
+/// Most bytes of a name.
+const LONGEST: usize = 64;
+
+/// The keys of an entry besides `path`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Entries {
+    /// `weight`
+    Weighed,
+    /// `name`
+    Named,
+}
+
+impl Entries {
+    const fn example(self) -> &'static str {
+        match self {
+            Self::Weighed => "[(path: \"a\", weight: 0.7), (path: \"b\", weight: 0.3)]",
+            Self::Named => "[(name: \"code\", path: \"a\"), (name: \"prose\", path: \"b\")]",
+        }
+    }
+
+    const fn keys(self) -> [&'static str; 3] {
+        match self {
+            Self::Weighed => ["path", "weight", "name"],
+            Self::Named => ["name", "path", "path"],
+        }
+    }
+
+    fn help(self) -> String {
+        format!("write a path in quotes, or a list: `{}`", self.example())
+    }
+}
+
+impl Section<'_, '_> {
+    /// A path, a list of entries, or `None`.
+    pub(crate) fn sources(
+        &mut self,
+        key: &'static str,
+        entries: Entries,
+        doc: &'static str,
+    ) -> Sources {
+        let none = if entries == Entries::Named { ", or `None`" } else { "" };
+        let values = || format!("path in quotes, or `{}`{none}", entries.example());
+        let about = About { doc, values: &values };
+        let show = |all: &Sources| match all.is_empty() && entries == Entries::Weighed {
+            true => quoted(""),
+            false => in_line(all),
+        };
+        self.leaf(key, Or::Default(Sources::default()), about, show, |reader, node| {
+            sources(reader, node, entries)
+        })
+    }
+}
+
+fn sources(reader: &Reader, node: &Node, entries: Entries) -> Parsed<Sources> {
+    match &node.kind {
+        Kind::Word(word) if word == "None" && entries == Entries::Named => Ok(Sources::default()),
+        Kind::Tuple { name: Some(name), items } if name == "Some" && items.len() == 1 => {
+            sources(reader, &items[0], entries)
+        }
+        Kind::List(items) => {
+            let count = items.len();
+            if !(1..=MOST).contains(&count) {
+                let message = format!("expected 1 to {MOST} data sets, found {count}");
+                return Err(Complaint { message, help: entries.help() });
+            }
+            let all: Vec<Source> =
+                items.iter().map(|item| source(reader, item, entries)).collect::<Parsed<_>>()?;
+            let mut names = BTreeSet::new();
+            for name in all.iter().filter_map(|source| source.name.as_ref()) {
+                if !names.insert(name) {
+                    let message = format!("two data sets are called {}", quoted(name));
+                    return Err(Complaint { message, help: "give each a name of its own".into() });
+                }
+            }
+            match <[Source; 1]>::try_from(all) {
+                // Alone it has all samples.
+                Ok([one]) => Ok(Sources(vec![Source { weight: 1.0, ..one }])),
+                Err(all) => Ok(Sources(all)),
+            }
+        }
+        Kind::Struct { .. } | Kind::Other(_) => {
+            let message = format!("expected data sets, found {}", reader.item(node).found());
+            Err(Complaint { message, help: entries.help() })
+        }
+        _ => Ok(Sources::one(absolute(reader, node)?)),
+    }
+}
+
+fn source(reader: &Reader, node: &Node, entries: Entries) -> Parsed<Source> {
+    let complain = |message: String| Complaint { message, help: entries.help() };
+    let Kind::Struct { name: None, fields } = &node.kind else {
+        let found = reader.item(node).found();
+        return Err(complain(format!("expected `(path: ..)` in a list, found {found}")));
+    };
+    let mut source = Source { name: None, path: String::new(), weight: 1.0 };
+    for field in fields {
+        let item = reader.item(&field.value);
+        match field.key.as_str() {
+            key if !entries.keys().contains(&key) => {
+                let keys = entries.keys().map(|key| format!("`{key}`"));
+                let known = keys.into_iter().collect::<BTreeSet<_>>();
+                let known = known.into_iter().collect::<Vec<_>>().join(" and ");
+                let key = quoted(key);
+                return Err(complain(format!("an entry has no key {key}; it has {known}")));
+            }
+            "path" => source.path = absolute(reader, &field.value)?,
+            "weight" => {
+                let of_weight = |why: Complaint| Complaint {
+                    message: format!("its `weight` {}", why.message),
+                    ..why
+                };
+                source.weight = item.float(Interval::above(0.0, 1e6)).map_err(of_weight)?;
+            }
+            _ => source.name = Some(item.string()?),
+        }
+    }
+    if source.path.is_empty() {
+        return Err(complain("an entry has no `path`".into()));
+    }
+    let is_bad =
+        |name: &String| name.is_empty() || name.len() > LONGEST || name.contains(char::is_control);
+    if let Some(name) = source.name.as_ref().filter(|name| is_bad(name)) {
+        return Err(complain(format!("{} is no name of 1 to {LONGEST} bytes", quoted(name))));
+    }
+    Ok(source)
+}

@@ -1,0 +1,209 @@
+//! What a mistyped key or name was meant to be.
+
+use super::tree::join;
+
+/// What other trainers call it, and what it is here.
+const ALIASES: [(&str, &str); 42] = [
+    ("attention_bias", "model.qkv_bias"),
+    ("batch_size", "batch.micro"),
+    ("block_size", "model.seq_len"),
+    ("context", "model.seq_len"),
+    ("context_length", "model.seq_len"),
+    ("cpu_offload", "offload.optimizer"),
+    ("data_parallel", "parallel.data"),
+    ("dp", "parallel.data"),
+    ("dtype", "precision"),
+    ("ffn_hidden_size", "model.ffn_hidden"),
+    ("global_batch_size", "batch.global"),
+    ("grad_clip", "optimizer.clip"),
+    ("gradient_clipping", "optimizer.clip"),
+    ("hidden_size", "model.hidden"),
+    ("intermediate_size", "model.ffn_hidden"),
+    ("learning_rate", "optimizer.lr"),
+    ("lr_decay_iters", "schedule.decay_steps"),
+    ("max_iters", "train.steps"),
+    ("max_position_embeddings", "model.seq_len"),
+    ("max_steps", "train.steps"),
+    ("micro_batch_size", "batch.micro"),
+    ("min_loss_scale", "loss_scale.floor"),
+    ("n_embd", "model.hidden"),
+    ("n_head", "model.heads"),
+    ("n_layer", "model.layers"),
+    ("num_attention_heads", "model.heads"),
+    ("num_heads", "model.heads"),
+    ("num_hidden_layers", "model.layers"),
+    ("num_key_value_heads", "model.kv_heads"),
+    ("num_layers", "model.layers"),
+    ("rms_norm_eps", "model.norm_eps"),
+    ("rope_theta", "model.rope.theta"),
+    ("seq_length", "model.seq_len"),
+    ("sequence_length", "model.seq_len"),
+    ("sequence_parallel", "parallel.sequence"),
+    ("tensor_parallel", "parallel.tensor"),
+    ("tie_word_embeddings", "model.tied"),
+    ("tp", "parallel.tensor"),
+    ("train_batch_size", "batch.global"),
+    ("vocab_size", "model.vocab"),
+    ("warmup", "schedule.warmup_steps"),
+    ("wd", "optimizer.weight_decay"),
+];
+
+/// What others call a value, in lower case, and what it may be here.
+const VALUE_ALIASES: [(&str, &[&str]); 15] = [
+    ("adam", &["AdamW"]),
+    ("bfloat16", &["Bf16"]),
+    ("cpu", &["Host"]),
+    ("fixed", &["Constant"]),
+    ("float16", &["Fp16"]),
+    ("float32", &["Fp32"]),
+    ("full", &["Block"]),
+    ("gpu", &["Cuda", "Device"]),
+    ("gpus", &["Cuda", "Device"]),
+    ("half", &["Fp16"]),
+    ("inverse_sqrt", &["InverseSqrt"]),
+    ("nvidia", &["Cuda"]),
+    ("single", &["Fp32"]),
+    ("trapezoid", &["Wsd"]),
+    ("warmup_stable_decay", &["Wsd"]),
+];
+
+/// Of `names`, those that the value `typed` means: what others call so, else the nearest ones.
+pub(crate) fn meant<'a>(
+    typed: &str,
+    names: impl IntoIterator<Item = &'a str> + Clone,
+) -> Vec<&'a str> {
+    let lower = typed.to_lowercase();
+    let called = VALUE_ALIASES.iter().find(|(alias, _)| *alias == lower);
+    let called = called.map_or(&[][..], |(_, called)| *called);
+    let same = |name: &&str| name.to_lowercase() == lower;
+    let found: Vec<&str> = match names.clone().into_iter().find(same) {
+        Some(name) => vec![name],
+        None => names.clone().into_iter().filter(|name| called.contains(name)).collect(),
+    };
+    if found.is_empty() { nearest(typed, names) } else { found }
+}
+
+/// The names nearest to `typed`: all at the smallest distance, if that is small enough; else those
+/// that `typed` is the beginning of.
+pub(crate) fn nearest<'a>(
+    typed: &str,
+    names: impl IntoIterator<Item = &'a str> + Clone,
+) -> Vec<&'a str> {
+    if typed.len() > 64 {
+        return Vec::new();
+    }
+    let lower = typed.to_lowercase();
+    let length = lower.chars().count();
+    let allowed = 1.max(length / 3);
+    let distance = |name: &str| match name.to_lowercase() {
+        name if name == lower => 0,
+        // At least the difference in length: not worth computing.
+        name if name.chars().count().abs_diff(length) > allowed => usize::MAX,
+        name => strsim::damerau_levenshtein(&lower, &name),
+    };
+    let best = names.clone().into_iter().map(distance).min().unwrap_or(usize::MAX);
+    if best <= allowed {
+        return names.into_iter().filter(|name| distance(name) == best).collect();
+    }
+    let shortened = |name: &&str| lower.len() >= 3 && name.to_lowercase().starts_with(&lower);
+    names.into_iter().filter(shortened).collect()
+}
+
+/// Help for the unknown key `typed` of `section` ("" at the top), which messages call `owner`,
+/// given every dotted key.
+pub(crate) fn key_help(section: &str, owner: &str, typed: &str, known: &[String]) -> String {
+    let here = children(section, known);
+    let moved = elsewhere(typed, known);
+    if moved == [typed] {
+        return format!("`{typed}` belongs to no section: it is a key of the top level");
+    }
+    if !moved.is_empty() {
+        return format!("`{typed}` exists elsewhere: {}", ticked(&moved));
+    }
+    if let Some((_, key)) = ALIASES.iter().find(|(alias, _)| *alias == typed)
+        && known.iter().any(|known| known == key)
+    {
+        return format!("here it is called `{key}`");
+    }
+    let near = nearest(typed, here.iter().copied());
+    if !near.is_empty() {
+        return format!("did you mean {}?", ticked(&near));
+    }
+    let leaves = known.iter().filter_map(|key| key.rsplit('.').next());
+    if let Some(leaf) = nearest(typed, leaves).first() {
+        return format!("did you mean {}?", ticked(&elsewhere(leaf, known)));
+    }
+    match here.as_slice() {
+        [] => format!("{owner} takes no keys: take it out"),
+        here => format!("the keys here are {}", ticked(here)),
+    }
+}
+
+/// The dotted keys of `section` that `typed` is a misspelling of.
+pub(crate) fn keys_meant(section: &str, typed: &str, known: &[String]) -> Vec<String> {
+    let near = nearest(typed, children(section, known));
+    near.into_iter().map(|key| join(section, key)).collect()
+}
+
+/// The keys right below `section`.
+fn children<'a>(section: &str, known: &'a [String]) -> Vec<&'a str> {
+    let prefix = join(section, "");
+    known.iter().filter_map(|key| child(&prefix, key)).collect()
+}
+
+/// The name right below `prefix` that `key` is, if it is one.
+fn child<'a>(prefix: &str, key: &'a str) -> Option<&'a str> {
+    key.strip_prefix(prefix).filter(|rest| !rest.contains('.'))
+}
+
+/// Every dotted key whose last part is `leaf`.
+fn elsewhere<'a>(leaf: &str, known: &'a [String]) -> Vec<&'a str> {
+    known.iter().filter(|key| key.rsplit('.').next() == Some(leaf)).map(String::as_str).collect()
+}
+
+/// `` `a`, `b` or `c` ``.
+pub(crate) fn ticked(names: &[&str]) -> String {
+    let ticked: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
+    match ticked.as_slice() {
+        [] => String::new(),
+        [only] => only.clone(),
+        [init @ .., last] => format!("{} or {last}", init.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn help_prefers_the_exact_key_elsewhere_then_other_trainers_names_then_the_nearest_here() {
+        let known = ["model", "model.layers", "optimizer", "optimizer.lr", "optimizer.beta1"]
+            .map(String::from);
+        assert!(key_help("", "here", "lr", &known).contains("`optimizer.lr`"));
+        assert!(key_help("model", "here", "optimizer", &known).contains("belongs to no section"));
+        assert!(key_help("model", "here", "layer", &known).contains("did you mean `layers`?"));
+        assert!(key_help("", "here", "layer", &known).contains("did you mean `model.layers`?"));
+        assert!(key_help("", "here", "learning_rate", &known).contains("`optimizer.lr`"));
+        assert!(key_help("optimizer", "here", "wd", &known).contains("are `lr` or `beta1`"));
+        assert!(key_help("optimizer", "here", "bet", &known).contains("`beta1`"));
+        assert!(key_help("optimizer", "here", "zzz", &known).contains("are `lr` or `beta1`"));
+    }
+
+    #[test]
+    fn aliases_are_sorted() {
+        assert!(ALIASES.is_sorted() && VALUE_ALIASES.is_sorted());
+    }
+
+    #[test]
+    fn a_value_means_what_others_call_so_before_what_is_spelled_like_it() {
+        let devices = ["Cpu", "Cuda", "Sim"];
+        assert_eq!(meant("Gpu", devices), ["Cuda"]);
+        assert_eq!(meant("cpu", devices), ["Cpu"]);
+        assert_eq!(meant("CUDA", devices), ["Cuda"]);
+        assert_eq!(meant("Cdua", devices), ["Cuda"]);
+        let places = ["Host", "Device", "Split"];
+        assert_eq!([meant("gpu", places), meant("Cpu", places)], [["Device"], ["Host"]]);
+        assert_eq!(meant("half", ["Fp16", "Bf16", "Fp32"]), ["Fp16"]);
+        assert_eq!(meant("gpu", ["Auto", "Near"]), [""; 0]);
+    }
+}

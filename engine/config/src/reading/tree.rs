@@ -1,0 +1,320 @@
+//! RON as a tree in which every key and every value knows its place.
+//!
+//! `ron` itself decides what is valid and says what is not; the tree is built from text that
+//! passed, so it only has to find where things start and end.
+
+use std::collections::HashMap;
+
+use super::source::{Place, Source};
+
+/// A value and where it stands.
+#[derive(Clone, Debug)]
+pub(crate) struct Node {
+    pub(crate) place: Place,
+    pub(crate) kind: Kind,
+}
+
+/// What a value looks like, before anybody says what it should be.
+#[derive(Clone, Debug)]
+pub(crate) enum Kind {
+    /// A number, `true`, `None`, a variant without fields: the text itself.
+    Word(String),
+    /// A RON string literal.
+    Text,
+    /// Text of a `--set` that is taken as it stands.
+    Bare,
+    /// `(key: value, ...)` or `Name(key: value, ...)`.
+    Struct { name: Option<String>, fields: Vec<Field> },
+    /// `(value, ...)` or `Name(value, ...)`.
+    Tuple { name: Option<String>, items: Vec<Node> },
+    /// `[value, ...]`
+    List(Vec<Node>),
+    /// Nothing that a config has use for, in words.
+    Other(&'static str),
+}
+
+/// `key: value`.
+#[derive(Clone, Debug)]
+pub(crate) struct Field {
+    pub(crate) key: String,
+    pub(crate) key_place: Place,
+    pub(crate) value: Node,
+}
+
+/// Why a text is no RON, and where.
+#[derive(Debug)]
+pub(crate) struct SyntaxError {
+    pub(crate) place: Place,
+    pub(crate) message: String,
+}
+
+/// Parses the text of source number `index` from byte `start` on.
+pub(crate) fn parse(source: &Source, index: usize, start: usize) -> Result<Node, SyntaxError> {
+    let text = source.text.get(start..).unwrap_or_default();
+    if let Err(error) = ron::from_str::<serde::de::IgnoredAny>(text) {
+        let local = Source { text: text.to_string(), ..source.clone() };
+        let at = |p: ron::error::Position| start + local.offset(p.line, p.col);
+        let (from, to) = (at(error.span.start), at(error.span.end));
+        // Not the space before what was not expected.
+        let rest = source.text.get(from..).unwrap_or_default();
+        let from = match error.code {
+            ron::Error::TrailingCharacters => from + rest.len() - rest.trim_start().len(),
+            _ => from,
+        };
+        let place = Place { source: index, start: from, end: to.max(from) };
+        return Err(SyntaxError { place, message: error.code.to_string() });
+    }
+    let mut parser = Parser { text: &source.text, at: start, source: index };
+    parser.attributes().and_then(|()| parser.value()).ok_or_else(|| SyntaxError {
+        place: parser.place(parser.at),
+        message: "This is RON that a config cannot hold".into(),
+    })
+}
+
+impl Node {
+    /// Calls `found` with the dotted key and both places of every key that stands twice.
+    pub(crate) fn duplicates(&self, path: &str, found: &mut impl FnMut(String, Place, Place)) {
+        if let Kind::List(items) = &self.kind {
+            items.iter().for_each(|item| item.duplicates(path, found));
+        }
+        let Kind::Struct { fields, .. } = &self.kind else { return };
+        let mut seen: HashMap<&str, Place> = HashMap::new();
+        for field in fields {
+            let dotted = join(path, &field.key);
+            if let Some(first) = seen.insert(&field.key, field.key_place) {
+                found(dotted.clone(), first, field.key_place);
+            }
+            field.value.duplicates(&dotted, found);
+        }
+    }
+
+    /// Whether this is `( key: value, ... )` without a name.
+    pub(crate) fn is_group(&self) -> bool {
+        matches!(self.kind, Kind::Struct { name: None, .. })
+    }
+}
+
+/// `path.key`, or `key` at the top.
+pub(crate) fn join(path: &str, key: &str) -> String {
+    if path.is_empty() { key.into() } else { format!("{path}.{key}") }
+}
+
+struct Parser<'a> {
+    text: &'a str,
+    at: usize,
+    source: usize,
+}
+
+impl<'a> Parser<'a> {
+    fn rest(&self) -> &'a str {
+        self.text.get(self.at..).unwrap_or_default()
+    }
+
+    fn place(&self, start: usize) -> Place {
+        Place { source: self.source, start, end: self.at }
+    }
+
+    fn eat(&mut self, token: &str) -> bool {
+        let found = self.rest().starts_with(token);
+        self.at += if found { token.len() } else { 0 };
+        found
+    }
+
+    /// Moves behind the next `token`; `None` when there is none.
+    fn past(&mut self, token: &str) -> Option<()> {
+        self.at += self.rest().find(token)? + token.len();
+        Some(())
+    }
+
+    /// Whitespace and comments.
+    fn skip(&mut self) {
+        loop {
+            let rest = self.rest();
+            self.at += rest.len() - rest.trim_start_matches(is_space).len();
+            if self.eat("/*") {
+                self.block_comment();
+            } else if self.eat("//") {
+                self.at += self.rest().find('\n').unwrap_or(self.rest().len());
+            } else {
+                return;
+            }
+        }
+    }
+
+    fn block_comment(&mut self) {
+        let mut depth = 1;
+        while depth > 0 && !self.rest().is_empty() {
+            if self.eat("/*") {
+                depth += 1;
+            } else if self.eat("*/") {
+                depth -= 1;
+            } else {
+                self.at += self.rest().chars().next().map_or(0, char::len_utf8);
+            }
+        }
+    }
+
+    /// `#![enable(implicit_some)]` and the like.
+    fn attributes(&mut self) -> Option<()> {
+        self.skip();
+        while self.eat("#") {
+            while !self.eat("]") {
+                match self.rest().chars().next()? {
+                    '"' => self.string()?,
+                    c => self.at += c.len_utf8(),
+                }
+                self.skip();
+            }
+            self.skip();
+        }
+        Some(())
+    }
+
+    fn value(&mut self) -> Option<Node> {
+        self.skip();
+        let start = self.at;
+        let kind = match self.rest().chars().next()? {
+            '"' => self.string().map(|()| Kind::Text)?,
+            '\'' => self.character().map(|()| Kind::Other("a character"))?,
+            '[' => self.list()?,
+            '{' => self.map().map(|()| Kind::Other("a map"))?,
+            '(' => self.group(None)?,
+            _ => self.word_value()?,
+        };
+        Some(Node { place: self.place(start), kind })
+    }
+
+    fn string(&mut self) -> Option<()> {
+        self.eat("\"");
+        loop {
+            let stop = self.rest().find(['"', '\\'])?;
+            self.at += stop;
+            if self.eat("\"") {
+                return Some(());
+            }
+            self.at += 1;
+            self.at += self.rest().chars().next()?.len_utf8();
+        }
+    }
+
+    fn character(&mut self) -> Option<()> {
+        self.eat("'");
+        self.at += if self.eat("\\") { 1 } else { self.rest().chars().next()?.len_utf8() };
+        self.past("'")
+    }
+
+    fn list(&mut self) -> Option<Kind> {
+        self.eat("[");
+        let mut items = Vec::new();
+        loop {
+            self.skip();
+            if self.eat("]") {
+                return Some(Kind::List(items));
+            }
+            items.push(self.value()?);
+            self.skip();
+            self.eat(",");
+        }
+    }
+
+    fn map(&mut self) -> Option<()> {
+        self.eat("{");
+        loop {
+            self.skip();
+            if self.eat("}") {
+                return Some(());
+            }
+            self.value()?;
+            self.skip();
+            if self.eat(":") {
+                self.value()?;
+                self.skip();
+            }
+            self.eat(",");
+        }
+    }
+
+    /// A word, a raw or byte string, or a name with its fields.
+    fn word_value(&mut self) -> Option<Kind> {
+        if let Some(kind) = self.prefixed_string() {
+            return Some(kind);
+        }
+        let word = self.word()?.to_string();
+        let end = self.at;
+        self.skip();
+        if self.rest().starts_with('(') {
+            return self.group(Some(word));
+        }
+        self.at = end;
+        Some(Kind::Word(word))
+    }
+
+    /// `r"..."`, `r#"..."#`, `b"..."`, `b'.'`, `br"..."`.
+    fn prefixed_string(&mut self) -> Option<Kind> {
+        let start = self.at;
+        let bytes = self.eat("b");
+        let kind = if bytes { Kind::Other("a byte string") } else { Kind::Text };
+        if bytes && self.rest().starts_with('"') {
+            return self.string().map(|()| kind);
+        }
+        if bytes && self.rest().starts_with('\'') {
+            return self.character().map(|()| kind);
+        }
+        let raw = self.eat("r");
+        let hashes = self.rest().len() - self.rest().trim_start_matches('#').len();
+        if raw && self.rest().get(hashes..).is_some_and(|rest| rest.starts_with('"')) {
+            self.at += hashes + 1;
+            return self.past(&format!("\"{}", "#".repeat(hashes))).map(|()| kind);
+        }
+        self.at = start;
+        None
+    }
+
+    /// Anything up to the next separator; `r#` before a name is dropped.
+    fn word(&mut self) -> Option<&'a str> {
+        self.eat("r#");
+        let rest = self.rest();
+        let stop = rest.find(|c| is_space(c) || "()[]{},:\"'/".contains(c)).unwrap_or(rest.len());
+        self.at += stop;
+        rest.get(..stop).filter(|word| !word.is_empty())
+    }
+
+    fn group(&mut self, name: Option<String>) -> Option<Kind> {
+        self.eat("(");
+        self.skip();
+        let inside = self.at;
+        let named = self.rest().starts_with(')') || self.key().is_some();
+        self.at = inside;
+        let (mut fields, mut items) = (Vec::new(), Vec::new());
+        loop {
+            self.skip();
+            if self.eat(")") {
+                break;
+            }
+            if named {
+                let (key, key_place) = self.key()?;
+                fields.push(Field { key, key_place, value: self.value()? });
+            } else {
+                items.push(self.value()?);
+            }
+            self.skip();
+            self.eat(",");
+        }
+        Some(if named { Kind::Struct { name, fields } } else { Kind::Tuple { name, items } })
+    }
+
+    /// `key:`, with its place.
+    fn key(&mut self) -> Option<(String, Place)> {
+        let start = self.at;
+        let word = self.word()?;
+        let place = self.place(start);
+        self.skip();
+        self.eat(":").then(|| (word.to_string(), place))
+    }
+}
+
+/// What RON calls whitespace.
+fn is_space(c: char) -> bool {
+    matches!(c, ' ' | '\n' | '\t' | '\r' | '\x0B' | '\x0C' | '\u{85}')
+        || matches!(c, '\u{200E}' | '\u{200F}' | '\u{2028}' | '\u{2029}')
+}

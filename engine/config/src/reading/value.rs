@@ -1,0 +1,308 @@
+//! One value: what it should be, what was found instead, and how to write it.
+
+use std::ops::RangeInclusive;
+
+use super::bytes::{format_bytes, parse_bytes};
+use super::report::short;
+use super::suggest::{meant, ticked};
+use super::tree::Kind;
+
+/// A value as it stands in a text.
+#[derive(Clone, Copy)]
+pub(crate) struct Item<'a> {
+    pub(crate) text: &'a str,
+    pub(crate) kind: &'a Kind,
+}
+
+/// What is wrong with a value, and the remedy.
+pub(crate) struct Complaint {
+    pub(crate) message: String,
+    pub(crate) help: String,
+}
+
+pub(crate) type Parsed<T> = Result<T, Complaint>;
+
+/// An interval of numbers; each end belongs to it or does not.
+#[derive(Clone, Copy)]
+pub(crate) struct Interval {
+    low: f32,
+    high: f32,
+    low_open: bool,
+    high_open: bool,
+}
+
+impl Interval {
+    /// `[low, high]`
+    pub(crate) const fn closed(low: f32, high: f32) -> Self {
+        Self { low, high, low_open: false, high_open: false }
+    }
+
+    /// `(low, high]`
+    pub(crate) const fn above(low: f32, high: f32) -> Self {
+        Self { low, high, low_open: true, high_open: false }
+    }
+
+    /// `[low, high)`
+    pub(crate) const fn below(low: f32, high: f32) -> Self {
+        Self { low, high, low_open: false, high_open: true }
+    }
+
+    fn holds(self, value: f32) -> bool {
+        (value > self.low || (value == self.low && !self.low_open))
+            && (value < self.high || (value == self.high && !self.high_open))
+    }
+
+    pub(crate) fn words(self) -> String {
+        let plain =
+            |bound: f32| if bound >= 1e8 { format!("{bound:e}") } else { bound.to_string() };
+        let (low, high) = (plain(self.low), plain(self.high));
+        match (self.low_open, self.high_open) {
+            (false, false) => format!("from {low} to {high}"),
+            (true, false) => format!("above {low} and at most {high}"),
+            (false, true) => format!("from {low} to below {high}"),
+            (true, true) => format!("above {low} and below {high}"),
+        }
+    }
+}
+
+impl Item<'_> {
+    /// What was found, in words.
+    pub(crate) fn found(&self) -> String {
+        let text = short(self.text);
+        match self.kind {
+            Kind::Word(_) if number(self.text).is_some() => format!("the number {text}"),
+            Kind::Word(_) => format!("`{text}`"),
+            Kind::Text => format!("the string {text}"),
+            Kind::Bare => format!("the text {text}"),
+            Kind::Struct { name: Some(name), .. } | Kind::Tuple { name: Some(name), .. } => {
+                format!("`{}(...)`", short(name))
+            }
+            Kind::Struct { name: None, .. } => "a group of keys".into(),
+            Kind::Tuple { name: None, .. } => "a group of values".into(),
+            Kind::List(_) => "a list".into(),
+            Kind::Other(what) => (*what).into(),
+        }
+    }
+
+    fn expected<T>(&self, what: &str, help: String) -> Parsed<T> {
+        let message = format!("expected {what}, found {}", self.found());
+        Err(Complaint { message, help })
+    }
+
+    /// Remedy for a number that stands in quotes, in `Some(...)`, or is no number at all.
+    fn number_help(&self, fits: impl Fn(&str) -> bool, words: &str) -> String {
+        match self.kind {
+            Kind::Text => match self.string().ok().filter(|text| fits(text)) {
+                Some(text) => format!("write {text} without the quotes"),
+                None => format!("write a number {words}"),
+            },
+            Kind::Tuple { name: Some(name), .. } if name == "Some" => {
+                "write the number itself, without `Some`".into()
+            }
+            Kind::Word(_) if self.text == "None" => {
+                "leave the key out for its default, or write a number".into()
+            }
+            _ => format!("write a number {words}"),
+        }
+    }
+
+    /// A whole number within `range`.
+    pub(crate) fn uint(&self, range: &RangeInclusive<u64>) -> Parsed<u64> {
+        let words = format!("from {} to {}", grouped(*range.start()), grouped(*range.end()));
+        let word = matches!(self.kind, Kind::Word(_));
+        let parsed = ron::from_str::<u64>(self.text).ok().filter(|_| word);
+        match (parsed, number(self.text).filter(|_| word)) {
+            (Some(value), _) if range.contains(&value) => Ok(value),
+            (Some(_), _) => self.outside(&format!("a whole number {words}"), &words),
+            (None, Some(value)) if !value.is_finite() => {
+                self.outside(&format!("a whole number {words}"), &words)
+            }
+            (None, Some(value)) if value.fract() != 0.0 => {
+                self.expected("a whole number", format!("write a whole number {words}"))
+            }
+            (None, Some(value)) if (0.0..1e15).contains(&value) => {
+                let whole = value as u64;
+                let help = if range.contains(&whole) {
+                    format!("write {whole}, without a point or an exponent")
+                } else {
+                    format!("write a whole number {words}")
+                };
+                self.expected("a whole number", help)
+            }
+            (None, Some(_)) => self.outside(&format!("a whole number {words}"), &words),
+            (None, None) => {
+                let fits = |text: &str| text.parse::<u64>().is_ok_and(|v| range.contains(&v));
+                self.expected("a whole number", self.number_help(fits, &words))
+            }
+        }
+    }
+
+    fn outside<T>(&self, what: &str, words: &str) -> Parsed<T> {
+        let message = format!("must be {what}, found {}", short(self.text));
+        Err(Complaint { message, help: format!("choose a number {words}") })
+    }
+
+    /// A finite number within `interval`, after rounding to 32 bits.
+    pub(crate) fn float(&self, interval: Interval) -> Parsed<f32> {
+        let words = interval.words();
+        let Some(exact) = number(self.text).filter(|_| matches!(self.kind, Kind::Word(_))) else {
+            let fits = |text: &str| number(text).is_some_and(|v| interval.holds(v as f32));
+            return self.expected("a number", self.number_help(fits, &words));
+        };
+        let value = number_f32(self.text).unwrap_or(f32::NAN);
+        let vanished = value == 0.0 && exact != 0.0;
+        if interval.holds(value) && !vanished {
+            return Ok(value);
+        }
+        if !value.is_finite() {
+            return self.outside(&format!("a finite number {words}"), &words);
+        }
+        let (low, high) = (f64::from(interval.low), f64::from(interval.high));
+        if vanished || exact > low && exact < high {
+            let message = format!(
+                "must be a number {words}, found {}, which is {value:?} in 32 bits",
+                short(self.text)
+            );
+            return Err(Complaint { message, help: format!("stay further from {value:?}") });
+        }
+        self.outside(&format!("a number {words}"), &words)
+    }
+
+    /// `true` or `false`.
+    pub(crate) fn bool(&self) -> Parsed<bool> {
+        match (self.kind, self.text) {
+            (Kind::Word(_), "true") => Ok(true),
+            (Kind::Word(_), "false") => Ok(false),
+            _ => self.expected("`true` or `false`", "write `true` or `false`".into()),
+        }
+    }
+
+    /// A string, in quotes unless it comes from the command line.
+    pub(crate) fn string(&self) -> Parsed<String> {
+        let help = |text: &str| format!("write it in quotes: {}", quoted(text));
+        match self.kind {
+            Kind::Bare => Ok(self.text.into()),
+            Kind::Text => ron::from_str(self.text).map_err(|error| Complaint {
+                message: format!("this string cannot be read: {}", error.code),
+                help: "escape a backslash or a quote by a backslash".into(),
+            }),
+            Kind::Word(_) => self.expected("a string", help(self.text)),
+            _ => self.expected("a string", "write a string in quotes".into()),
+        }
+    }
+
+    /// A size in bytes.
+    pub(crate) fn bytes(&self, range: &RangeInclusive<u64>) -> Parsed<u64> {
+        let words =
+            format!("from {} to {}", format_bytes(*range.start()), format_bytes(*range.end()));
+        if matches!(self.kind, Kind::Word(_)) && number(self.text).is_some() {
+            let text = short(self.text);
+            let help = format!("say of what: \"{text}MiB\" or \"{text}GiB\"; \"{text}B\" is bytes");
+            return self.expected("a size with a unit", help);
+        }
+        let Ok(text) = self.string() else {
+            return self.expected("a size", "write a size in quotes, such as \"512MiB\"".into());
+        };
+        match parse_bytes(&text) {
+            Ok(bytes) if range.contains(&bytes) => Ok(bytes),
+            Ok(_) => {
+                let message = format!("must be a size {words}, found {}", short(self.text));
+                Err(Complaint { message, help: format!("choose a size {words}") })
+            }
+            Err(why) => {
+                let message = format!("the size {} {why}", short(self.text));
+                Err(Complaint { message, help: "write a size such as \"512MiB\"".into() })
+            }
+        }
+    }
+
+    /// One of `examples`, such as `Serial` or `Delayed(after_step: 40)`: its index.
+    pub(crate) fn variant(&self, examples: &[&'static str]) -> Parsed<usize> {
+        let names = examples.iter().map(|example| name_of(example));
+        let typed = match self.kind {
+            Kind::Struct { name: Some(name), .. } => name.as_str(),
+            Kind::Word(word) => word.as_str(),
+            _ => return self.no_variant(examples),
+        };
+        if let Some(index) = names.clone().position(|name| name == typed) {
+            return Ok(index);
+        }
+        let near = meant(typed, names);
+        let meant: Vec<&str> =
+            examples.iter().copied().filter(|example| near.contains(&name_of(example))).collect();
+        let message = format!("expected {}, found {}", ticked(examples), self.found());
+        let help = match meant.as_slice() {
+            [] => format!("write {}", ticked(examples)),
+            meant => format!("did you mean {}?", ticked(meant)),
+        };
+        Err(Complaint { message, help })
+    }
+
+    /// The help for a variant in quotes, with fields that lack names, or something else.
+    fn no_variant(&self, examples: &[&'static str]) -> Parsed<usize> {
+        let typed = match self.kind {
+            Kind::Text => self.string().unwrap_or_default(),
+            Kind::Tuple { name: Some(name), .. } => name.clone(),
+            _ => String::new(),
+        };
+        let example = examples.iter().find(|example| name_of(example) == typed);
+        let help = match (example, self.kind) {
+            (Some(example), Kind::Text) => format!("write `{example}` without the quotes"),
+            (Some(example), _) => format!("write `{example}`"),
+            (None, _) => format!("write {}", ticked(examples)),
+        };
+        self.expected(&ticked(examples), help)
+    }
+}
+
+/// `Delayed` of `Delayed(after_step: 40)`.
+pub(crate) fn name_of(example: &'static str) -> &'static str {
+    example.split('(').next().unwrap_or(example)
+}
+
+/// The number that a word stands for, `NaN` and infinities included.
+fn number(text: &str) -> Option<f64> {
+    numeral(text)?.parse().ok()
+}
+
+/// The same rounded to 32 bits once.
+fn number_f32(text: &str) -> Option<f32> {
+    numeral(text)?.parse().ok()
+}
+
+/// The word in the spelling of Rust's parser: no underscores, no type, no other base.
+fn numeral(text: &str) -> Option<String> {
+    let bare = text.strip_suffix("f32").or(text.strip_suffix("f64")).unwrap_or(text);
+    let unsigned = bare.trim_start_matches(['+', '-']);
+    if unsigned == "inf" || unsigned == "NaN" {
+        return Some(bare.into());
+    }
+    if let Ok(whole) = ron::from_str::<u64>(text) {
+        return Some(whole.to_string());
+    }
+    let starts = unsigned.starts_with(|c: char| c.is_ascii_digit() || c == '.');
+    starts.then(|| bare.replace('_', ""))
+}
+
+/// `10_000`, which RON reads too.
+pub(crate) fn grouped(value: u64) -> String {
+    let digits = value.to_string();
+    let mut out = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            out.push('_');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+/// A RON string literal.
+pub(crate) fn quoted(text: &str) -> String {
+    ron::to_string(text).unwrap_or_else(|_| format!("{text:?}"))
+}
+
+/// A RON float that reads back as the same bits.
+pub(crate) fn float_text(value: f32) -> String {
+    format!("{value:?}")
+}

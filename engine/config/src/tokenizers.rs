@@ -1,0 +1,37 @@
+//! The files of a tokenizer in a folder of transformers, and what to do where the one that onebox reads is none of them.
+
+use super::transformers::{beside, python};
+use files::names::TOKENIZER;
+use std::path::Path;
+
+/// Files of a tokenizer that onebox does not read.
+const UNREAD: [&str; 7] = [
+    "tokenizer.model",
+    "tekken.json",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tiktoken.model",
+    "vocab.json",
+    "vocab.txt",
+];
+
+/// A file of a tokenizer in a folder: the one that onebox reads, or another one.
+pub fn tokenizer_file(folder: &Path) -> Option<&'static str> {
+    [TOKENIZER].into_iter().chain(UNREAD).find(|name| folder.join(name).is_file())
+}
+
+/// What to do where a folder has no tokenizer.json.
+pub fn unread_tokenizers(folder: &Path) -> String {
+    let there = UNREAD.iter().find(|name| folder.join(name).is_file());
+    let Some(name) = there else {
+        return "copy the tokenizer.json of the model there".into();
+    };
+    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    let (from, new) = (folder.display().to_string(), beside(folder, "tokenizer"));
+    let line = python(&format!(
+        "from transformers import AutoTokenizer as A; A.from_pretrained({from:?}).save_pretrained({new:?})"
+    ));
+    format!(
+        "onebox does not read its {name}; make a tokenizer.json of it with `{line}`, and set `data.tokenizer` to that folder"
+    )
+}

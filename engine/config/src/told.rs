@@ -1,0 +1,169 @@
+//! What the folder of `model.from` says.
+
+use super::file::read;
+use super::reading::reader::Reader;
+use super::reading::report::{Problem, Spot};
+use super::reading::value::Complaint;
+use super::transformers::{self, Described, Instead, Refused};
+use super::{DataConfig, ModelConfig, Weights};
+use crate::tokenizers::unread_tokenizers;
+use std::path::{Path, PathBuf};
+
+/// The model that a folder of transformers describes, or its `config.json`. Of a stored config no file is opened.
+pub(super) fn described(reader: &mut Reader, key: &str, path: &str) -> Option<Described> {
+    if reader.stored || !reader.ok(&[key]) {
+        return None;
+    }
+    let path = Path::new(path);
+    let file = if path.is_dir() { path.join("config.json") } else { path.to_owned() };
+    let name = file.display();
+    let told = read(&file).map_err(|Complaint { message, .. }| match instead(path, &file) {
+        Some(Instead { what, remedy }) => {
+            let why = format!("`{}` has no config.json, and {what}", path.display());
+            Refused { wrong: vec![why], remedy }
+        }
+        None => Refused {
+            wrong: vec![format!("cannot read `{name}`: {message}")],
+            remedy: "nothing is downloaded: name a folder on this machine with config.json".into(),
+        },
+    });
+    let told = told.and_then(|text| {
+        let told = transformers::described(text.as_bytes());
+        told.map_err(|Refused { wrong, remedy }| {
+            let wrong = wrong.into_iter().map(|why| format!("{name}: {why}")).collect();
+            Refused { wrong, remedy }
+        })
+    });
+    match told {
+        Ok(told) => Some(told),
+        Err(Refused { wrong, remedy }) => {
+            let place = reader.places.get(key).copied();
+            reader.mark_bad(key);
+            reader.problems.extend(wrong.into_iter().map(|message| {
+                let spots = place.map(|at| Spot::At(at, String::new())).into_iter().collect();
+                Problem { key: key.into(), message, help: remedy.clone(), spots }
+            }));
+            Some(transformers::none())
+        }
+    }
+}
+
+/// What a folder is whose `config.json` is not there.
+fn instead(path: &Path, file: &Path) -> Option<Instead> {
+    let gone = std::fs::symlink_metadata(file).is_err() && path.is_dir();
+    let found =
+        gone.then(|| transformers::adapter(path).or_else(|| transformers::other_form(path)));
+    found.flatten()
+}
+
+/// The tokenizer in the folder of a model, where there is one.
+pub(super) fn tokenizer_beside(reader: &Reader, model: &ModelConfig) -> Option<String> {
+    let from = model.from.as_ref().filter(|_| !reader.stored && reader.ok(&["model.from"]))?;
+    let tokenizer = folder_of(from).join("tokenizer.json");
+    tokenizer.is_file().then(|| tokenizer.to_string_lossy().into_owned())
+}
+
+/// Refuses to train weights of a folder that has no tokenizer.json on bytes, unless the config says that bytes are its tokens.
+pub(super) fn refuse_bytes(reader: &mut Reader, model: &ModelConfig, data: &DataConfig) {
+    const KEY: &str = "data.tokenizer";
+    let is_said = reader.places.contains_key(KEY);
+    let is_known = reader.ok(&["model.from", "model.weights", KEY, "data.format", "data.train"]);
+    let Some(from) = model.from.as_ref().filter(|_| !reader.stored && !is_said && is_known) else {
+        return;
+    };
+    let bytes = data.format.is_bytes() && data.tokenizer.is_none() && !data.train.is_empty();
+    if model.weights != Weights::Pretrained || !bytes {
+        return;
+    }
+    let spots = [("model.from", "its weights know tokens"), ("data.train", "text")];
+    let spots = spots.map(|(key, label)| reader.spot(key, label.into())).into();
+    let message =
+        format!("`{from}` has no tokenizer.json, and bytes are not the tokens of its weights");
+    let remedy = unread_tokenizers(&folder_of(from));
+    let help = format!(
+        "{remedy}; or name one as `{KEY}`; where the weights were trained on bytes, set `{KEY}: None`"
+    );
+    reader.problems.push(Problem { key: KEY.into(), message, help, spots });
+}
+
+/// What a config may do where rows of text have no tokenizer.
+pub(super) fn tokenizer_remedy(model: &ModelConfig) -> String {
+    match &model.from {
+        Some(from) => {
+            let remedy = unread_tokenizers(&folder_of(from));
+            format!("`{from}` has no tokenizer.json: {remedy}; or set `data.tokenizer` to one or to its folder")
+        }
+        None => "set `data.tokenizer` to a tokenizer.json or to its folder, or `model.from` to a folder with one".into(),
+    }
+}
+
+/// The folder that `model.from` names, by itself or by its config.json.
+fn folder_of(from: &str) -> PathBuf {
+    let path = Path::new(from);
+    if path.is_dir() { path.into() } else { path.parent().unwrap_or(path).into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::loaded;
+    use std::fs;
+    use std::path::Path;
+
+    /// A config with a folder that has weights and, of a tokenizer, the file `tokenizer`.
+    fn with(tokenizer: &str, sets: &[&str]) -> Result<(), String> {
+        with_data("data: (train: \"t.txt\"), ", tokenizer, sets)
+    }
+
+    /// The same with another section.
+    fn with_data(data: &str, tokenizer: &str, sets: &[&str]) -> Result<(), String> {
+        let folder = tempfile::tempdir().unwrap();
+        let fixture =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/hf-chat-tiny");
+        fs::copy(fixture.join("config.json"), folder.path().join("config.json")).unwrap();
+        if !tokenizer.is_empty() {
+            fs::write(folder.path().join(tokenizer), "a").unwrap();
+        }
+        let from = folder.path().display().to_string();
+        let text = format!("(model: (from: {from:?}), {data}train: (steps: 1))");
+        loaded(&text, sets).map(drop).map_err(|e| e.to_string().replace(&from, "DIR"))
+    }
+
+    #[test]
+    fn weights_of_tokens_are_not_trained_on_bytes_unless_the_config_says_so() {
+        for format in ["Auto", "Bytes"] {
+            let format = format!("data.format={format}");
+            let why = with("tokenizer.model", &[&format]).unwrap_err();
+            for said in [
+                "error: data.tokenizer: `DIR` has no tokenizer.json, and bytes are not the tokens",
+                "does not read its tokenizer.model",
+                "A.from_pretrained(\"DIR\").save_pretrained(\"DIR-tokenizer\")",
+                "`data.tokenizer: None`",
+            ] {
+                assert!(why.contains(said), "{said}: {why}");
+            }
+            assert!(with("", &[&format]).unwrap_err().contains("copy the tokenizer.json"));
+            with("tokenizer.json", &[&format]).unwrap();
+            for consent in
+                ["data.tokenizer=None", "data.tokenizer=\"t.json\"", "model.weights=Random"]
+            {
+                with("tokenizer.model", &[&format, consent]).unwrap();
+            }
+        }
+        // Tokens of files were made before, and a plan needs no data.
+        with("tokenizer.model", &["data.format=U16"]).unwrap();
+        with_data("", "tokenizer.model", &[]).unwrap();
+    }
+
+    #[test]
+    fn chats_without_a_tokenizer_json_are_told_of_the_file_that_is_there() {
+        let why = with("tokenizer.model", &["data.format=Chat"]).unwrap_err();
+        for said in [
+            "rows of text need a tokenizer",
+            "does not read its tokenizer.model",
+            "save_pretrained",
+        ] {
+            assert!(why.contains(said), "{said}: {why}");
+        }
+        assert!(with("", &["data.format=Chat"]).unwrap_err().contains("copy the tokenizer.json"));
+    }
+}

@@ -1,0 +1,184 @@
+//! What a folder, or a file of it, is instead of a model in safetensors files, and what makes such a model of it.
+
+use files::shown::quoted;
+use std::fmt;
+use std::path::Path;
+
+/// Another thing than a model, and the remedy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Instead {
+    pub(crate) what: String,
+    pub(crate) remedy: String,
+}
+
+impl fmt::Display for Instead {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.what, self.remedy)
+    }
+}
+
+/// A file is shorter if it is a pointer of Git LFS.
+pub const POINTER: u64 = 1024;
+
+/// Recognizes the pointer that Git LFS leaves in the place of a file which it has not fetched.
+pub fn pointer(bytes: &[u8]) -> Option<Instead> {
+    const STARTS: [&[u8]; 2] =
+        [b"version https://git-lfs.github.com/spec/", b"version https://hawser.github.com/spec/"];
+    let is_one = (bytes.len() as u64) < POINTER && STARTS.iter().any(|s| bytes.starts_with(s));
+    is_one.then(|| Instead {
+        what: "it is a Git LFS pointer, not the file itself".into(),
+        remedy: "fetch the file with `git lfs pull` in its repository".into(),
+    })
+}
+
+/// What gives a model whose linears are wrapped the weights of its own again.
+pub const MERGE: &str = "merge_and_unload()";
+
+/// Recognizes an adapter of PEFT, which is a difference to the weights of another folder.
+pub fn adapter(folder: &Path) -> Option<Instead> {
+    let names = ["adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"];
+    let name = names.into_iter().find(|name| is_there(folder, name))?;
+    let new = beside(folder, "merged");
+    let merged = python(&format!(
+        "from peft import AutoPeftModelForCausalLM; \
+         AutoPeftModelForCausalLM.from_pretrained({:?}).{MERGE}.save_pretrained({new:?})",
+        folder.display().to_string()
+    ));
+    Some(Instead {
+        what: format!("`{name}` is of a PEFT adapter (such as LoRA), which is no whole model"),
+        remedy: format!(
+            "merge it with `{merged}`, copy the tokenizer's files there, and name that folder; if the folder has merged \
+             weights already, move the adapter's files away"
+        ),
+    })
+}
+
+/// Weights in another form.
+struct Form {
+    /// Whether a name in their folder shows it.
+    shows: fn(&str) -> bool,
+    /// What the file or folder of this name is.
+    what: &'static str,
+    /// What makes safetensors files of them in the folder `new`.
+    remedy: fn(folder: &str, name: &str, new: &str) -> String,
+}
+
+/// In the order in which they decide.
+const FORMS: [Form; 7] = [
+    Form {
+        shows: |name| name == "zero_to_fp32.py" || name.starts_with("global_step"),
+        what: "is of a DeepSpeed checkpoint, in which each rank has a part of the weights",
+        remedy: |folder, _, new| {
+            let line = [folder, "/zero_to_fp32.py"].concat();
+            let line =
+                [&quoted(&line), &quoted(folder), &quoted(new)].map(String::as_str).join(" ");
+            format!(
+                "gather them with `python {line} --safe_serialization`, and copy config.json and the tokenizer's files there"
+            )
+        },
+    },
+    Form {
+        shows: |name| name.starts_with("pytorch_model_fsdp"),
+        what: "is of an FSDP checkpoint, in which each rank has a part of the weights",
+        remedy: |folder, name, new| {
+            let parts = quoted(&format!("{folder}/{name}"));
+            format!(
+                "gather them with `accelerate merge-weights {parts} {}`, and copy config.json and the tokenizer's files there",
+                quoted(new)
+            )
+        },
+    },
+    Form {
+        shows: |name| {
+            name.strip_prefix("pytorch_model")
+                .is_some_and(|rest| rest.ends_with(".bin") || rest.ends_with(".bin.index.json"))
+        },
+        what: "is a pickle of PyTorch, which onebox does not read",
+        remedy: |folder, _, new| save_again(&format!("{folder:?}"), new),
+    },
+    Form {
+        shows: |name| name.ends_with(".gguf"),
+        what: "is for llama.cpp, and onebox does not read it",
+        remedy: |folder, name, new| save_again(&format!("{folder:?}, gguf_file={name:?}"), new),
+    },
+    Form {
+        shows: |name| name.starts_with("consolidated."),
+        what: "has the weights in their publisher's own form",
+        remedy: |folder, _, new| {
+            format!(
+                "get the same model in the form of transformers, or convert it with the script that transformers 4 has for its \
+                 class, such as `python -m transformers.models.llama.convert_llama_weights_to_hf --input_dir {} --output_dir {}`",
+                quoted(folder),
+                quoted(new)
+            )
+        },
+    },
+    Form {
+        shows: |name| name.starts_with("model-") && name.ends_with(".safetensors"),
+        what: "is a part of the weights, and the index that names all parts is not there",
+        remedy: |_, _, _| "get model.safetensors.index.json, too".into(),
+    },
+    Form {
+        shows: |name| {
+            let others = ["optimizer", "scheduler", "rng_state", "training_args", "scaler"];
+            let pickle = [".bin", ".pt", ".pth", ".ckpt"].iter().any(|end| name.ends_with(end));
+            pickle && !others.iter().any(|start| name.starts_with(start))
+        },
+        what: "is a pickle of PyTorch, which onebox does not read",
+        remedy: |_, _, new| {
+            format!(
+                "load it into its model in Python, and save that with `model.save_pretrained({new:?})`"
+            )
+        },
+    },
+];
+
+/// Recognizes what the weights in a folder without safetensors files of transformers are.
+pub fn other_form(folder: &Path) -> Option<Instead> {
+    /// Names that are looked at.
+    const MOST: usize = 10_000;
+    let listed = std::fs::read_dir(folder).ok()?.take(MOST);
+    let names = listed.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let mut names: Vec<String> = names.collect();
+    names.sort_unstable();
+    let shown = |form: &'static Form| Some((form, names.iter().find(|name| (form.shows)(name))?));
+    let (form, name) = FORMS.iter().find_map(shown)?;
+    let (at, new) = (folder.display().to_string(), beside(folder, "safetensors"));
+    let mut remedy = (form.remedy)(at.trim_end_matches('/'), name, &new);
+    if let Some(pointer) = start_of(&folder.join(name)).and_then(|bytes| pointer(&bytes)) {
+        remedy = format!("{pointer}; then {remedy}");
+    }
+    Some(Instead { what: format!("`{}` {}", name.escape_debug(), form.what), remedy })
+}
+
+/// The bytes of a file, if they may be a pointer.
+fn start_of(path: &Path) -> Option<Vec<u8>> {
+    let short = std::fs::symlink_metadata(path).ok()?;
+    if !short.is_file() || short.len() >= POINTER {
+        return None;
+    }
+    std::fs::read(path).ok()
+}
+
+fn save_again(from: &str, new: &str) -> String {
+    let line = python(&format!(
+        "from transformers import AutoModelForCausalLM; AutoModelForCausalLM.from_pretrained({from}).save_pretrained({new:?})"
+    ));
+    format!(
+        "make safetensors files of it with `{line}`, copy the tokenizer's files there, and name that folder"
+    )
+}
+
+fn is_there(folder: &Path, name: &str) -> bool {
+    std::fs::symlink_metadata(folder.join(name)).is_ok()
+}
+
+/// A folder of a name that is not taken, in most cases.
+pub fn beside(folder: &Path, ending: &str) -> String {
+    format!("{}-{ending}", folder.display().to_string().trim_end_matches('/'))
+}
+
+/// A line for the shell.
+pub fn python(code: &str) -> String {
+    format!("python -c {}", quoted(code))
+}

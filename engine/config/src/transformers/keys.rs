@@ -1,0 +1,131 @@
+//! The keys of a `config.json`, read one by one: what is asked for, and what is wrong with it.
+
+use super::VOCAB;
+use files::json::shown;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+
+/// Keys that say what a special token is.
+pub const SPECIAL: [&str; 3] = ["bos_token_id", "eos_token_id", "pad_token_id"];
+
+/// Whether a value of one is a token of `vocab`, or several are.
+fn is_special(value: &Value, vocab: usize) -> bool {
+    match value {
+        Value::Array(ids) => ids.iter().all(|id| !id.is_array() && is_special(id, vocab)),
+        id => id.as_u64().is_some_and(|id| id < vocab as u64),
+    }
+}
+
+/// The keys of a `config.json`, and what is wrong with them.
+pub(super) struct Keys {
+    pub(super) found: BTreeMap<String, Value>,
+    pub(super) wrong: Vec<String>,
+    /// What is understood.
+    pub(super) asked: Vec<&'static str>,
+}
+
+impl Keys {
+    /// A key's value; null is as if it were not there.
+    pub(super) fn get(&mut self, key: &'static str) -> Option<Value> {
+        self.asked.push(key);
+        self.found.get(key).filter(|value| !value.is_null()).cloned()
+    }
+
+    /// That `key`, where it is there, has one of these values.
+    pub(super) fn fixed(&mut self, key: &'static str, allowed: &[Value], why: &str) {
+        self.asked.push(key);
+        let odd = |value: &&Value| !value.is_null() && !allowed.contains(value);
+        if let Some(value) = self.found.get(key).filter(odd) {
+            let some = allowed.iter().filter(|value| !value.is_null());
+            let expected: Vec<String> = some.map(Value::to_string).collect();
+            let not = match expected.is_empty() {
+                true => String::new(),
+                false => format!(", not {}", expected.join(" or ")),
+            };
+            self.wrong.push(format!("`{key}` is {}{not}: {why}", shown(value)));
+        }
+    }
+
+    /// A whole number, `or` where the key is not there.
+    pub(super) fn whole_or(
+        &mut self,
+        key: &'static str,
+        range: RangeInclusive<u64>,
+        or: Option<usize>,
+    ) -> usize {
+        let value = self.get(key);
+        match (value.as_ref().map(Value::as_u64), or) {
+            (Some(Some(n)), _) if range.contains(&n) => return n as usize,
+            (None, Some(or)) => return or,
+            (None, None) => self.wrong.push(format!("`{key}` is missing")),
+            (Some(Some(n)), _) => self.wrong.push(format!(
+                "`{key}` is {n}, not from {} to {}",
+                range.start(),
+                range.end()
+            )),
+            (Some(None), _) => {
+                let value = value.as_ref().map_or_else(String::new, shown);
+                self.wrong.push(format!("`{key}` is {value}, not a whole number"));
+            }
+        }
+        // Told: nobody gets this value.
+        1
+    }
+
+    pub(super) fn whole(&mut self, key: &'static str, range: RangeInclusive<u64>) -> usize {
+        self.whole_or(key, range, None)
+    }
+
+    /// A number from `least` on, `or` where the key is not there.
+    pub(super) fn number(&mut self, key: &'static str, least: f64, or: f64) -> f32 {
+        let value = self.get(key);
+        let number = value.as_ref().map_or(Some(or), Value::as_f64);
+        match number.filter(|n| *n >= least && *n <= 1e12) {
+            Some(number) => number as f32,
+            None => {
+                let value = value.as_ref().map_or_else(String::new, shown);
+                self.wrong.push(format!("`{key}` is {value}, not a number from {least} to 1e12"));
+                or as f32
+            }
+        }
+    }
+
+    /// The size of the vocabulary, which has the special tokens.
+    pub(super) fn vocab(&mut self) -> usize {
+        let vocab = self.whole("vocab_size", VOCAB);
+        for key in SPECIAL {
+            let odd = |value: &Value| !is_special(value, vocab);
+            // Of a vocabulary that is no size something was said.
+            if let Some(value) = self.get(key).filter(odd)
+                && VOCAB.contains(&(vocab as u64))
+            {
+                let (value, most) = (shown(&value), vocab - 1);
+                self.wrong.push(format!(
+                    "`{key}` is {value}, and `vocab_size` is {vocab}: write null, or a token from 0 to {most}"
+                ));
+            }
+        }
+        vocab
+    }
+
+    /// That `of`, the value of a key, divides `whole`, that of another.
+    pub(super) fn divides(&mut self, (whole, of): (&str, &str), [n, parts]: [usize; 2], why: &str) {
+        if !n.is_multiple_of(parts) {
+            self.wrong.push(format!(
+                "`{whole}` is {n}, not a multiple of `{of}`, which is {parts}: {why}"
+            ));
+        }
+    }
+
+    pub(super) fn flag(&mut self, key: &'static str, or: bool) -> bool {
+        match self.get(key) {
+            None => or,
+            Some(Value::Bool(flag)) => flag,
+            Some(other) => {
+                self.wrong.push(format!("`{key}` is {}, not true or false", shown(&other)));
+                or
+            }
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! The environment of a template: Python's operators, and the filters, tests and functions that transformers has.
+
+use super::arguments::Arguments;
+use super::marks::{CLOSE, FILTER, OPEN};
+use super::print::text;
+use super::value::{Kind, name_of, refused};
+use super::{checks, filters, methods, operators, subscripts};
+use files::utc::Utc;
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::Kwargs;
+use minijinja::{Environment, Error, State, Value};
+
+/// Letters of a message that a template raises.
+const LETTERS: usize = 300;
+
+/// An environment without a template.
+pub(super) fn environment(now: Utc) -> Result<Environment<'static>, Error> {
+    let mut env = Environment::empty();
+    env.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
+    env.set_formatter(|out, state, value| {
+        let text = text(state, value).map_err(refused)?;
+        out.write_str(&text).map_err(Error::from)
+    });
+    for (name, function) in operators::FUNCTIONS.into_iter().chain(subscripts::FUNCTIONS) {
+        env.add_function(name, move |state: &State<'_, '_>, all: &[Value]| {
+            function(state, all).map_err(refused)
+        });
+    }
+    for (name, filter) in filters::FILTERS {
+        let run = move |state: &State<'_, '_>, of: &Value, all: &[Value], names: Kwargs| {
+            Arguments::with(name, all, &names)
+                .and_then(|all| filter(state, of, &all))
+                .map_err(refused)
+        };
+        env.add_filter(name, run);
+    }
+    for (name, test) in checks::TESTS {
+        let run = move |state: &State<'_, '_>, of: &Value, all: &[Value], names: Kwargs| {
+            Arguments::with(name, all, &names)
+                .and_then(|all| test(state, of, &all))
+                .map_err(refused)
+        };
+        env.add_test(name, run);
+    }
+    env.add_test("filter", |name: &str| filters::named(name).is_some());
+    env.add_filter(FILTER, |said: String| format!("{OPEN}{said}{CLOSE}"));
+    env.add_function("__method", |state: &mut State<'_, '_>, all: &[Value], names: Kwargs| {
+        let [of, name, arguments @ ..] = all else {
+            unreachable!("a call of a method has a value and a name")
+        };
+        let arguments = with_names(arguments, names);
+        methods::call(state, (of, name.as_str().unwrap_or_default()), &arguments).map_err(refused)
+    });
+    env.add_function("__held", |held: &Value| held_by_a_namespace(held).map_err(refused));
+    let namespace = Value::from_function(minijinja::functions::namespace);
+    env.add_function(
+        "namespace",
+        move |state: &mut State<'_, '_>, all: &[Value], names: Kwargs| {
+            let arguments = Arguments::with("namespace", all, &names).map_err(refused)?;
+            for value in arguments.names.iter().map(|(_, value)| value) {
+                held_by_a_namespace(value).map_err(refused)?;
+            }
+            namespace.call(state, &with_names(all, names))
+        },
+    );
+    function(&mut env, "dict", methods::dict);
+    function(&mut env, "range", methods::range);
+    function(&mut env, "raise_exception", |state, arguments| {
+        let [why] = arguments.bind(["message"])?;
+        let why = text(state, &why.unwrap_or_default())?;
+        Err(match why.char_indices().nth(LETTERS) {
+            Some((end, _)) => format!("{}..", &why[..end]),
+            None => why,
+        })
+    });
+    env.add_function("strftime_now", move |format: String| now.format(&format).map_err(refused));
+    Ok(env)
+}
+
+fn function(
+    env: &mut Environment<'static>,
+    name: &'static str,
+    run: impl Fn(&State<'_, '_>, &Arguments) -> Result<Value, String> + Send + Sync + 'static,
+) {
+    env.add_function(name, move |state: &State<'_, '_>, all: &[Value], names: Kwargs| {
+        Arguments::with(name, all, &names).and_then(|all| run(state, &all)).map_err(refused)
+    });
+}
+
+/// The arguments of a call as an object gets them.
+fn with_names(places: &[Value], names: Kwargs) -> Vec<Value> {
+    let mut all = places.to_vec();
+    if names.args().next().is_some() {
+        all.push(names.into());
+    }
+    all
+}
+
+/// A value that a namespace may hold: none that may hold the namespace.
+fn held_by_a_namespace(value: &Value) -> Result<Value, String> {
+    match Kind::of(value) {
+        Kind::Other => {
+            Err(format!("{} is kept in a namespace, which onebox does not know", name_of(value)))
+        }
+        _ => Ok(value.clone()),
+    }
+}

@@ -1,0 +1,327 @@
+//! Values of a template, as Python has them. Lists and dicts are of onebox: they know how deep they are, so that a template
+//! builds none that is too deep to be read.
+
+use files::json::{Json, Map};
+use indexmap::IndexMap;
+use minijinja::value::{Enumerator, Object, ObjectRepr};
+use minijinja::{ErrorKind, State, Value};
+use std::sync::Arc;
+
+/// Levels of a value that a template builds. JSON has at most 128.
+const DEEPEST: usize = 200;
+/// What is said of a template that takes too many steps.
+pub const TOO_LONG: &str = "it takes more steps than a template may for this chat";
+/// Bytes of one step of a template.
+const BYTES_OF_A_STEP: usize = 64;
+
+/// What a list is in Python.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    List,
+    Tuple,
+    /// `dict.keys()`, `dict.values()`, `dict.items()`, by its name when printed.
+    View(&'static str),
+    /// What `map`, `select` and the like return.
+    Generator,
+    Range,
+}
+
+/// Several values in order.
+#[derive(Debug)]
+pub(super) struct List {
+    pub(super) form: Form,
+    pub(super) items: Vec<Value>,
+    depth: usize,
+}
+
+impl List {
+    pub(super) fn of(form: Form, items: Vec<Value>) -> Result<Value, String> {
+        let depth = depth_above(items.iter())?;
+        Ok(Value::from_object(Self { form, items, depth }))
+    }
+
+    /// Whether it has places with numbers.
+    pub(super) const fn is_sequence(&self) -> bool {
+        matches!(self.form, Form::List | Form::Tuple | Form::Range)
+    }
+}
+
+impl Object for List {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Seq
+    }
+
+    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
+        self.items.get(key.as_usize()?).cloned()
+    }
+
+    fn enumerate(self: &Arc<Self>) -> Enumerator {
+        Enumerator::Seq(self.items.len())
+    }
+
+    fn is_true(self: &Arc<Self>) -> bool {
+        self.form == Form::Generator || !self.items.is_empty()
+    }
+}
+
+/// Values by keys, in the order in which they came.
+#[derive(Debug)]
+pub(super) struct Dict {
+    pub(super) fields: IndexMap<Value, Value>,
+    depth: usize,
+    /// The number of a message in its chat.
+    pub(super) message: Option<usize>,
+}
+
+impl Dict {
+    pub(super) fn of(fields: IndexMap<Value, Value>) -> Result<Value, String> {
+        let depth = depth_above(fields.values().chain(fields.keys()))?;
+        Ok(Value::from_object(Self { fields, depth, message: None }))
+    }
+}
+
+impl Object for Dict {
+    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
+        self.fields.get(key).cloned()
+    }
+
+    fn enumerate(self: &Arc<Self>) -> Enumerator {
+        Enumerator::Values(self.fields.keys().cloned().collect())
+    }
+
+    fn enumerator_len(self: &Arc<Self>) -> Option<usize> {
+        Some(self.fields.len())
+    }
+}
+
+/// The depth of something that has these in it.
+fn depth_above<'a>(items: impl Iterator<Item = &'a Value>) -> Result<usize, String> {
+    let mut deepest = 0;
+    for item in items {
+        let depth = match Kind::of(item) {
+            Kind::List(list) => list.depth,
+            Kind::Dict(dict) => dict.depth,
+            Kind::Other => {
+                return Err(format!(
+                    "{} stands in a list or a dict: onebox does not know that",
+                    name_of(item)
+                ));
+            }
+            _ => 0,
+        };
+        deepest = deepest.max(depth);
+    }
+    match deepest < DEEPEST {
+        true => Ok(deepest + 1),
+        false => Err(format!("a value has more than {DEEPEST} levels")),
+    }
+}
+
+/// An integer beyond 128 bits, in decimal digits.
+#[derive(Debug)]
+pub(super) struct Digits(pub(super) String);
+
+impl Object for Digits {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Plain
+    }
+
+    fn is_true(self: &Arc<Self>) -> bool {
+        true
+    }
+}
+
+/// Calls the method of this name.
+pub(super) type Call = fn(&mut State<'_, '_>, (&Value, &str), &[Value]) -> Result<Value, String>;
+
+/// A method of a value that a template does not call at once: in Jinja `a.items` is one, whatever keys `a` has.
+#[derive(Debug)]
+pub(super) struct Method {
+    pub(super) of: Value,
+    pub(super) name: String,
+    pub(super) call: Call,
+}
+
+impl Object for Method {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Plain
+    }
+
+    fn is_true(self: &Arc<Self>) -> bool {
+        true
+    }
+
+    fn call(
+        self: &Arc<Self>,
+        state: &mut State<'_, '_>,
+        arguments: &[Value],
+    ) -> Result<Value, minijinja::Error> {
+        (self.call)(state, (&self.of, &self.name), arguments).map_err(refused)
+    }
+}
+
+/// A value by its type in Python.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Kind<'a> {
+    Undefined,
+    None,
+    Bool(bool),
+    Int(i128),
+    Digits(&'a str),
+    Float(f64),
+    Text(&'a str),
+    List(&'a List),
+    Dict(&'a Dict),
+    Method(&'a Method),
+    /// A namespace, a macro, a loop.
+    Other,
+}
+
+impl<'a> Kind<'a> {
+    pub(super) fn of(value: &'a Value) -> Self {
+        use minijinja::value::ValueKind;
+        match value.kind() {
+            ValueKind::Undefined => Self::Undefined,
+            ValueKind::None => Self::None,
+            ValueKind::Bool => Self::Bool(value.is_true()),
+            ValueKind::Number if value.is_integer() => match i128::try_from(value.clone()) {
+                Ok(number) => Self::Int(number),
+                Err(_) => Self::Other,
+            },
+            ValueKind::Number => f64::try_from(value.clone()).map_or(Self::Other, Self::Float),
+            ValueKind::String => value.as_str().map_or(Self::Other, Self::Text),
+            _ => {
+                if let Some(list) = value.downcast_object_ref() {
+                    Self::List(list)
+                } else if let Some(dict) = value.downcast_object_ref() {
+                    Self::Dict(dict)
+                } else if let Some(Digits(digits)) = value.downcast_object_ref() {
+                    Self::Digits(digits)
+                } else if let Some(method) = value.downcast_object_ref() {
+                    Self::Method(method)
+                } else {
+                    Self::Other
+                }
+            }
+        }
+    }
+}
+
+/// The type of a value, in words.
+pub(super) fn name_of(value: &Value) -> &'static str {
+    match Kind::of(value) {
+        Kind::Undefined => "an undefined value",
+        Kind::None => "None",
+        Kind::Bool(_) => "a truth value",
+        Kind::Int(_) | Kind::Digits(_) => "an integer",
+        Kind::Float(_) => "a float",
+        Kind::Text(_) => "a text",
+        Kind::List(list) => match list.form {
+            Form::List => "a list",
+            Form::Tuple => "a tuple",
+            Form::View(_) => "a view of a dict",
+            Form::Generator => "a generator",
+            Form::Range => "a range",
+        },
+        Kind::Dict(_) => "a dict",
+        Kind::Method(_) => "a method",
+        Kind::Other => "a namespace, a macro or a loop",
+    }
+}
+
+/// What a template is refused for, as an error of the library.
+pub(super) fn refused(why: String) -> minijinja::Error {
+    minijinja::Error::new(ErrorKind::InvalidOperation, why)
+}
+
+/// An integer of any size in decimal digits, with `-` where it is negative.
+pub(super) fn integer(digits: &str) -> Value {
+    match digits.parse::<i128>() {
+        Ok(number) => Value::from(number),
+        Err(_) => Value::from_object(Digits(digits.to_owned())),
+    }
+}
+
+/// Takes the steps for this many bytes before they are written.
+pub(super) fn pay(state: &State<'_, '_>, bytes: usize) -> Result<(), String> {
+    state.consume_fuel((1 + bytes / BYTES_OF_A_STEP) as u64).map_err(|_| TOO_LONG.to_owned())
+}
+
+/// What a loop goes through.
+///
+/// # Errors
+/// A value through which Python has no way.
+pub(super) fn iterated(state: &State<'_, '_>, value: &Value) -> Result<Vec<Value>, String> {
+    let items: Vec<Value> = match Kind::of(value) {
+        Kind::Undefined => Vec::new(),
+        Kind::Text(text) => {
+            pay(state, 24 * text.len())?;
+            text.chars().map(Value::from).collect()
+        }
+        Kind::List(list) => {
+            pay(state, 24 * list.items.len())?;
+            list.items.clone()
+        }
+        Kind::Dict(dict) => {
+            pay(state, 24 * dict.fields.len())?;
+            dict.fields.keys().cloned().collect()
+        }
+        _ => return Err(format!("{} is not iterable", name_of(value))),
+    };
+    Ok(items)
+}
+
+/// The value that a template gets for one of JSON.
+pub(super) fn value(json: &Json) -> Value {
+    match json {
+        Json::Null => Value::from(()),
+        Json::Bool(value) => Value::from(*value),
+        Json::Number(number) => match (number.as_u64(), number.as_i64()) {
+            (Some(whole), _) => Value::from(whole),
+            (None, Some(whole)) => Value::from(whole),
+            (None, None) => Value::from(number.as_f64()),
+        },
+        Json::Digits(digits) => integer(digits),
+        Json::String(text) => Value::from(text.as_str()),
+        Json::Array(values) => value_of_list(values),
+        Json::Object(map) => object(map, None),
+    }
+}
+
+/// The same for an object, which may be a message of a chat.
+fn object(map: &Map, message: Option<usize>) -> Value {
+    let (mut fields, mut depth) = (IndexMap::with_capacity(map.len()), 0);
+    for (key, one) in map {
+        let field = value(one);
+        depth = depth.max(depth_of(&field));
+        fields.insert(Value::from(key.as_str()), field);
+    }
+    Value::from_object(Dict { fields, depth: depth + 1, message })
+}
+
+/// The same for a list of them.
+fn value_of_list(values: &[Json]) -> Value {
+    list(values.iter().map(value).collect())
+}
+
+/// The same for the messages of a chat: each knows its number.
+pub(super) fn value_of_messages(messages: &[Json]) -> Value {
+    let one = |(number, message): (usize, &Json)| match message {
+        Json::Object(map) => object(map, Some(number)),
+        other => value(other),
+    };
+    list(messages.iter().enumerate().map(one).collect())
+}
+
+fn list(items: Vec<Value>) -> Value {
+    let depth = 1 + items.iter().map(depth_of).max().unwrap_or(0);
+    Value::from_object(List { form: Form::List, items, depth })
+}
+
+fn depth_of(value: &Value) -> usize {
+    match Kind::of(value) {
+        Kind::List(list) => list.depth,
+        Kind::Dict(dict) => dict.depth,
+        _ => 0,
+    }
+}

@@ -1,0 +1,301 @@
+//! Files by name: what a file, a directory or a glob in the config stands for.
+
+use std::collections::BTreeSet;
+use std::fs::{self, FileType};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::Problem;
+use super::problem::{Failure, at};
+use files::names::{CONFIG, METRICS, is_run, resolved};
+
+/// Build products and earlier runs.
+const SKIPPED_FOLDERS: [&str; 3] = ["target", "runs", "node_modules"];
+const WILDCARDS: [char; 3] = ['*', '?', '['];
+
+/// What a text in the config stands for.
+#[derive(Default)]
+pub(super) struct Found {
+    /// Sorted by path.
+    pub(super) files: Vec<PathBuf>,
+    /// It names a directory.
+    pub(super) from_directory: bool,
+    /// Directories of runs that were passed over: what a run writes is not its data, nor a later one's.
+    pub(super) runs: BTreeSet<PathBuf>,
+}
+
+/// The files that `text` names.
+pub(super) fn find_files(text: &str) -> Result<Found, Failure> {
+    let (path, mut found) = (Path::new(text), Found::default());
+    let problem = match fs::metadata(path) {
+        _ if text.is_empty() => Problem::NotSet,
+        Ok(metadata) if metadata.is_file() => {
+            return Ok(Found { files: vec![path.to_owned()], ..found });
+        }
+        Ok(metadata) if metadata.is_dir() => {
+            walk(path, &mut found)?;
+            found.files.sort();
+            return Ok(Found { from_directory: true, ..found });
+        }
+        Ok(_) => Problem::NotAFile,
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Problem::Unreadable(error),
+        Err(_) if !text.contains(WILDCARDS) => prefix(text).unwrap_or(Problem::Missing),
+        Err(_) => {
+            let mut pattern: Vec<_> = text.split('/').collect();
+            pattern.dedup_by(|part, before| *part == "**" && *before == "**");
+            glob(Path::new(""), &pattern, &mut found)?;
+            found.files.sort();
+            found.files.dedup();
+            if !found.files.is_empty() {
+                return Ok(found);
+            }
+            Problem::NoMatch
+        }
+    };
+    Err(at(path)(problem))
+}
+
+/// Megatron names a token file and its index by what their names have in common.
+fn prefix(text: &str) -> Option<Problem> {
+    let tokens = PathBuf::from(format!("{text}.bin"));
+    tokens.is_file().then_some(Problem::Prefix { tokens })
+}
+
+/// A file to train on and one to hold out, by their names, in one folder.
+pub(super) fn held_out_among(files: &[PathBuf]) -> Option<(PathBuf, PathBuf)> {
+    const HELD_OUT: [&str; 6] = ["val", "valid", "validation", "test", "dev", "eval"];
+    const DATA: [&str; 2] = ["bin", "txt"];
+    let stem = |file: &Path| file.file_stem()?.to_str().map(str::to_ascii_lowercase);
+    let is_data = |file: &Path| file.extension().is_some_and(|e| DATA.iter().any(|d| e == *d));
+    let held_out = files.iter().filter(|file| is_data(file));
+    let mut held_out = held_out.filter(|f| stem(f).is_some_and(|s| HELD_OUT.contains(&&*s)));
+    held_out.find_map(|held_out| {
+        let beside = files.iter().find(|file| {
+            stem(file).as_deref() == Some("train")
+                && (file.parent(), file.extension()) == (held_out.parent(), held_out.extension())
+        });
+        Some((beside?.clone(), held_out.clone()))
+    })
+}
+
+/// Adds the files of a directory. Links are not followed.
+fn walk(directory: &Path, found: &mut Found) -> Result<(), Failure> {
+    for (path, name, kind) in list(directory)? {
+        if kind.is_dir() && enters(&name) {
+            match is_run(&path) {
+                true => drop(found.runs.insert(path)),
+                false => walk(&path, found)?,
+            }
+        } else if kind.is_file() && name != "Cargo.lock" && !name.starts_with('.') {
+            found.files.push(path);
+        }
+    }
+    Ok(())
+}
+
+/// Adds the files below `base` that match the components of a pattern. As in a shell, a wildcard
+/// leaves hidden names out and follows links; `**` is any number of the folders that `walk` enters.
+fn glob(base: &Path, pattern: &[&str], found: &mut Found) -> Result<(), Failure> {
+    let Some((&part, rest)) = pattern.split_first() else {
+        if base.is_file() {
+            found.files.push(base.to_owned());
+        }
+        return Ok(());
+    };
+    let at_start = base.as_os_str().is_empty();
+    if !part.contains(WILDCARDS) {
+        // The empty first component of an absolute pattern is the root.
+        return glob(&base.join(if at_start && part.is_empty() { "/" } else { part }), rest, found);
+    }
+    if part == "**" {
+        glob(base, if rest.is_empty() { &["*"] } else { rest }, found)?;
+    }
+    if !at_start && !base.is_dir() {
+        return Ok(());
+    }
+    for (path, name, kind) in list(base)? {
+        let hidden = name.starts_with('.') && !part.starts_with('.');
+        let enters = part == "**" && kind.is_dir() && enters(&name);
+        let matches = part != "**" && !hidden && matches(part, &name);
+        if (enters || matches && !rest.is_empty()) && is_run(&path) {
+            found.runs.insert(path);
+        } else if enters {
+            glob(&path, pattern, found)?;
+        } else if matches {
+            glob(&path, rest, found)?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether what is written into `directory` would be among the files that `text` names.
+pub(super) fn takes_from(text: &str, directory: &Path) -> bool {
+    let is = |path: &Path| resolved(path) == resolved(directory);
+    if Path::new(text).is_dir() {
+        return is(Path::new(text));
+    }
+    let last = text.rsplit('/').next().unwrap_or(text);
+    if Path::new(text).exists() || ![CONFIG, METRICS].iter().any(|name| matches(last, name)) {
+        return false;
+    }
+    let folders = |file: &PathBuf| file.parent().is_some_and(is);
+    find_files(text).is_ok_and(|found| found.files.iter().any(folders))
+}
+
+fn enters(folder: &str) -> bool {
+    !folder.starts_with('.') && !SKIPPED_FOLDERS.contains(&folder)
+}
+
+/// Path, name and kind of each entry; the empty path is the working directory.
+fn list(directory: &Path) -> Result<Vec<(PathBuf, String, FileType)>, Failure> {
+    let readable = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
+    let entries = fs::read_dir(readable).and_then(|entries| {
+        let described = entries.map(|entry| {
+            let entry = entry?;
+            let name = entry.file_name();
+            Ok((directory.join(&name), name.to_string_lossy().into_owned(), entry.file_type()?))
+        });
+        described.collect()
+    });
+    entries.map_err(|error| at(directory)(Problem::Unreadable(error)))
+}
+
+/// Whether a name matches one component of a pattern: `*`, `?`, `[..]`. Only the last `*` is ever
+/// reconsidered, so many of them cost no exponential time.
+fn matches(pattern: &str, name: &str) -> bool {
+    let pattern: Vec<char> = pattern.chars().collect();
+    let name: Vec<char> = name.chars().collect();
+    let (mut i, mut j) = (0, 0);
+    let mut star = None; // the pattern after the last `*`, and what that `*` has taken so far
+    while j < name.len() {
+        if pattern.get(i) == Some(&'*') {
+            i += 1;
+            star = Some((i, j));
+        } else if let Some(length) = matches_one(&pattern[i..], name[j]) {
+            (i, j) = (i + length, j + 1);
+        } else if let Some((after, taken)) = star {
+            (i, j) = (after, taken + 1);
+            star = Some((after, taken + 1));
+        } else {
+            return false;
+        }
+    }
+    pattern[i..].iter().all(|&c| c == '*')
+}
+
+/// How many characters of the pattern the one character of the name uses up; `None`: no match.
+fn matches_one(pattern: &[char], c: char) -> Option<usize> {
+    let literal = || (pattern.first() == Some(&c)).then_some(1);
+    match pattern {
+        ['?', ..] => Some(1),
+        ['[', class @ ..] => {
+            let negated = usize::from(class.first() == Some(&'!'));
+            let set = &class[negated..];
+            // A `]` that comes first belongs to the set; without an end the `[` is itself.
+            let Some(end) = set.iter().skip(1).position(|&c| c == ']') else { return literal() };
+            let (mut set, mut found) = (&set[..=end], false);
+            while let [first, rest @ ..] = set {
+                let (last, rest) =
+                    if let ['-', last, rest @ ..] = rest { (last, rest) } else { (first, rest) };
+                found |= (*first..=*last).contains(&c);
+                set = rest;
+            }
+            (found == (negated == 0)).then_some(negated + end + 3)
+        }
+        _ => literal(),
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    use tempfile::TempDir;
+
+    /// A folder with these files.
+    pub(crate) fn folder(files: &[(&str, &[u8])]) -> TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, content) in files {
+            let path = folder.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, content).unwrap();
+        }
+        folder
+    }
+
+    pub(crate) fn path(folder: &TempDir, name: &str) -> String {
+        folder.path().join(name).to_str().unwrap().to_owned()
+    }
+
+    /// Names below `folder` that a text names.
+    fn found(folder: &TempDir, pattern: &str) -> Vec<String> {
+        let files = find_files(&path(folder, pattern)).unwrap().files;
+        let name =
+            |file: PathBuf| file.strip_prefix(folder.path()).unwrap().to_str().unwrap().to_owned();
+        files.into_iter().map(name).collect()
+    }
+
+    pub(crate) const TREE: [(&str, &[u8]); 11] = [
+        ("b.txt", b"bb"),
+        ("a/z.md", b"zz"),
+        ("a/b/deep.txt", b"dd"),
+        ("a.txt", b"aa"),
+        (".hidden", b"no"),
+        (".git/config", b"no"),
+        ("target/x.txt", b"no"),
+        ("runs/x.txt", b"no"),
+        ("a/node_modules/x.txt", b"no"),
+        ("Cargo.lock", b"no"),
+        ("tokens.bin", b"\xff\xfe"),
+    ];
+
+    #[test]
+    fn a_directory_gives_its_files_in_sorted_path_order_without_links() {
+        let folder = folder(&TREE);
+        symlink(folder.path().join("b.txt"), folder.path().join("link.txt")).unwrap();
+        symlink(folder.path(), folder.path().join("loop")).unwrap();
+        let names = ["a/b/deep.txt", "a/z.md", "a.txt", "b.txt", "tokens.bin"];
+        assert_eq!(found(&folder, ""), names);
+    }
+
+    #[test]
+    fn a_glob_gives_its_matches_in_sorted_path_order() {
+        let folder = folder(&TREE);
+        assert_eq!(found(&folder, "*.txt"), ["a.txt", "b.txt"]);
+        assert_eq!(found(&folder, "?/*"), ["a/z.md"]);
+        assert_eq!(found(&folder, "**/*.txt"), ["a/b/deep.txt", "a.txt", "b.txt"]);
+        assert_eq!(found(&folder, "**/**/[a-b].txt"), ["a.txt", "b.txt"]);
+        assert_eq!(found(&folder, "a/**"), ["a/b/deep.txt", "a/z.md"]);
+        assert_eq!(found(&folder, "*/../b.t?t").last().unwrap(), "target/../b.txt");
+        assert_eq!(found(&folder, ".h*"), [".hidden"]);
+        assert_eq!(found(&folder, "**/b/*"), ["a/b/deep.txt"]);
+    }
+
+    #[test]
+    fn a_name_with_wildcards_that_exists_is_a_file() {
+        let folder = folder(&[("[x].txt", b"0123456789"), ("x.txt", b"no")]);
+        assert_eq!(found(&folder, "[x].txt"), ["[x].txt"]);
+    }
+
+    #[test]
+    fn patterns_match_as_in_a_shell() {
+        for (pattern, yes, no) in [
+            ("*", "abc", ""),
+            ("a*c", "abcbc", "abcb"),
+            ("*a*b*", "xaxxbx", "xbxxax"),
+            ("?", "é", "ab"),
+            ("[a-cx]1", "b1", "d1"),
+            ("[!a-c]", "d", "b"),
+            ("[]]", "]", "["),
+            ("[a-]", "-", "b"),
+            ("[ab", "[ab", "a"),
+            ("**.txt", "a.txt", "a.md"),
+        ] {
+            assert!(matches(pattern, yes), "{pattern} {yes}");
+            assert!(!matches(pattern, no) || no.is_empty(), "{pattern} {no}");
+        }
+        // Many stars that almost match do not take exponential time.
+        assert!(!matches(&"a*".repeat(40), &"a".repeat(39)));
+    }
+}

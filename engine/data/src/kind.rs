@@ -1,0 +1,180 @@
+//! What a file seems to hold, by its first bytes and by its name: bytes of anything can be trained on, and nobody wants
+//! most of them.
+
+use config::DataFormat;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+
+/// First bytes that are looked at.
+const HEAD: usize = 64 << 10;
+
+/// Something that is not plain text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Kind {
+    /// Completes "it is".
+    pub(super) what: &'static str,
+    /// What to do to train on it.
+    pub(super) remedy: &'static str,
+}
+
+const JSON_LINES: Kind = Kind {
+    what: "JSON lines",
+    remedy: "set data.format: Chat for messages, or Jsonl(text: \"text\") for texts",
+};
+const JSON: Kind = Kind { what: "JSON", remedy: "write the texts in it into a plain text file" };
+const JSON_ARRAY: Kind = Kind {
+    what: "one JSON array, not JSON lines",
+    remedy: "write each of its objects in a line of its own, with jq -c '.[]'",
+};
+const LISTS: Kind = Kind {
+    what: "JSON lines with a list in each, not an object",
+    remedy: "make an object of each, with jq -c '{messages: .}'",
+};
+/// ModelFiles files of rows in a directory.
+pub(super) const NO_ROWS: Kind =
+    Kind { what: "no JSON lines, by its name", remedy: "call it .jsonl, or name it by a glob" };
+const GZIP: Kind = Kind { what: "compressed (gzip)", remedy: "unpack it, with gunzip" };
+const ZSTD: Kind = Kind { what: "compressed (zstd)", remedy: "unpack it, with unzstd" };
+const XZ: Kind = Kind { what: "compressed (xz)", remedy: "unpack it, with unxz" };
+const BZIP2: Kind = Kind { what: "compressed (bzip2)", remedy: "unpack it, with bunzip2" };
+const ZIP: Kind = Kind { what: "a zip archive", remedy: "unpack it" };
+const PARQUET: Kind =
+    Kind { what: "a Parquet table", remedy: "write its column of text into a plain text file" };
+const ARROW: Kind =
+    Kind { what: "an Arrow table", remedy: "write its column of text into a plain text file" };
+const NUMPY: Kind = Kind {
+    what: "a NumPy array",
+    remedy: "write its numbers without a header (`array.astype('uint16').tofile('train.bin')`) and set data.format: U16",
+};
+const INDEX: Kind = Kind {
+    what: "a Megatron index",
+    remedy: "name the .bin file beside it, with data.format: Megatron",
+};
+const TARGETS: Kind = Kind {
+    what: "a mask of onebox",
+    remedy: "name the .bin file beside it, with data.format: Megatron",
+};
+const TOKENS: Kind = Kind {
+    what: "a token file, as its name says",
+    remedy: "set data.format: U16 (nanoGPT's train.bin and val.bin; GPT-2's tokens) or U32",
+};
+const UTF16: Kind =
+    Kind { what: "UTF-16 text, not UTF-8", remedy: "convert it, with iconv -f UTF-16 -t UTF-8" };
+/// A picture, a program, and so on.
+pub(super) const BINARY: Kind = Kind {
+    what: "not text: it has zero bytes",
+    remedy: "name text, or set data.format: U16 or U32 for a file of tokens",
+};
+/// What may be found only behind the first bytes.
+pub(super) const NOT_UTF8: Kind =
+    Kind { what: "not UTF-8", remedy: "convert it, with iconv -t UTF-8" };
+/// What is found only at the end.
+pub(super) const TEXT_CUT: Kind = Kind {
+    what: "text that ends inside a character",
+    remedy: "get the whole file, or cut it before that character",
+};
+
+/// Where no text and no token file begins like it.
+const BY_HEAD: [(&[u8], Kind); 12] = [
+    (b"\x1f\x8b\x08", GZIP),
+    (b"\x28\xb5\x2f\xfd", ZSTD),
+    (b"\xfd7zXZ\0", XZ),
+    (b"BZh91AY&SY", BZIP2),
+    (b"PK\x03\x04", ZIP),
+    (b"PAR1", PARQUET),
+    (b"ARROW1", ARROW),
+    (b"\x93NUMPY", NUMPY),
+    (b"MMIDIDX\0", INDEX),
+    (b"TNTIDX\0\0", INDEX),
+    (b"onebox targets 1", TARGETS),
+    (b"\xff\xfe", UTF16),
+];
+const BY_NAME: [(&str, Kind); 15] = [
+    ("jsonl", JSON_LINES),
+    ("ndjson", JSON_LINES),
+    ("json", JSON),
+    ("gz", GZIP),
+    ("tgz", GZIP),
+    ("zst", ZSTD),
+    ("xz", XZ),
+    ("bz2", BZIP2),
+    ("zip", ZIP),
+    ("parquet", PARQUET),
+    ("arrow", ARROW),
+    ("npy", NUMPY),
+    ("npz", NUMPY),
+    ("idx", INDEX),
+    ("bin", TOKENS),
+];
+
+/// The first bytes of a file.
+pub(super) fn head(file: &mut File) -> io::Result<Vec<u8>> {
+    let mut head = Vec::new();
+    file.take(HEAD as u64).read_to_end(&mut head)?;
+    Ok(head)
+}
+
+/// What stands against taking a file of this name and beginning as what `format` says it is.
+pub(super) fn of(path: &Path, head: &[u8], format: &DataFormat) -> Option<Kind> {
+    let is_text = format.is_bytes();
+    let kind = by_head(head).or_else(|| by_name(path));
+    if is_text {
+        let zeros = || head.contains(&0).then_some(BINARY);
+        return kind.or_else(|| is_json_lines(head).then_some(JSON_LINES)).or_else(zeros);
+    }
+    if format.is_rows() {
+        let kind_of_array = || if has_list_in_line(head) { LISTS } else { JSON_ARRAY };
+        let array = || head.trim_ascii_start().starts_with(b"[").then(kind_of_array);
+        return kind.filter(|kind| ![JSON_LINES, JSON].contains(kind)).or_else(array);
+    }
+    // Two bytes that mark UTF-16 may be a token.
+    kind.filter(|kind| ![TOKENS, UTF16].contains(kind))
+}
+
+/// What a file beside token files holds, if that may be tokens too.
+pub(super) fn of_tokens_elsewhere(path: &Path) -> Option<Kind> {
+    by_name(path).filter(|kind| ![TOKENS, INDEX, JSON, JSON_LINES].contains(kind))
+}
+
+/// Whether it begins as UTF-8 without zero bytes; the last character may be cut.
+pub(super) fn is_text(head: &[u8]) -> bool {
+    let cut = |e: std::str::Utf8Error| e.error_len().is_none();
+    !head.contains(&0) && str::from_utf8(head).map_or_else(cut, |_| true)
+}
+
+/// Whether its name says that a file holds JSON lines.
+pub(super) fn is_named_as_rows(path: &Path) -> bool {
+    by_name(path).is_some_and(|kind| [JSON_LINES, JSON].contains(&kind))
+}
+
+fn by_head(head: &[u8]) -> Option<Kind> {
+    BY_HEAD.iter().find(|(start, _)| head.starts_with(start)).map(|(_, kind)| *kind)
+}
+
+fn by_name(path: &Path) -> Option<Kind> {
+    let extension = path.extension()?.to_str()?.to_ascii_lowercase();
+    BY_NAME.iter().find(|(name, _)| *name == extension).map(|(_, kind)| *kind)
+}
+
+/// Whether the first line is a JSON list, which another line follows or which is a chat itself.
+fn has_list_in_line(head: &[u8]) -> bool {
+    let mut lines = head.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii);
+    let mut next = || lines.find(|line| !line.is_empty());
+    let Some(Ok(list)) = next().map(serde_json::from_slice::<Vec<serde_json::Value>>) else {
+        return false;
+    };
+    let is_message =
+        |one: &serde_json::Value| ["role", "from"].iter().any(|key| one.get(key).is_some());
+    next().is_some_and(|line| line.starts_with(b"[")) || list.first().is_some_and(is_message)
+}
+
+/// Whether the first two lines are each a JSON object.
+fn is_json_lines(head: &[u8]) -> bool {
+    let is_object = |line: &[u8]| {
+        line.starts_with(b"{") && serde_json::from_slice::<serde::de::IgnoredAny>(line).is_ok()
+    };
+    let mut lines = head.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii);
+    let mut next_is_object = || lines.next().is_some_and(is_object);
+    next_is_object() && next_is_object()
+}

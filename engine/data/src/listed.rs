@@ -1,0 +1,414 @@
+//! The tokens that the files beside a tokenizer.json list, in the order in which transformers 5 adds them to its own.
+
+use files::json::{Json, Map};
+use indexmap::IndexMap;
+use std::collections::{BTreeMap, HashSet};
+use tokenizers::AddedToken;
+
+/// The settings of a tokenizer.
+const SETTINGS: &str = "tokenizer_config.json";
+/// Special tokens by their names, in older folders.
+const MAP: &str = "special_tokens_map.json";
+/// Numbers of tokens, in older folders.
+const ADDED: &str = "added_tokens.json";
+/// All of these files.
+pub(super) const FILES: [&str; 3] = [SETTINGS, MAP, ADDED];
+
+/// Names that every tokenizer may have, in the order of their tokens.
+const NAMES: [&str; 7] =
+    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+/// The key of all tokens with their numbers. Where it is there, the older files do not count.
+const DECODER: &str = "added_tokens_decoder";
+/// The key of special tokens without names, or with names of their own.
+const EXTRA: &str = "extra_special_tokens";
+/// Its older name.
+const ADDITIONAL: &str = "additional_special_tokens";
+
+/// A token, and the number under which it is listed.
+pub(super) type Listed = (Option<u32>, AddedToken);
+
+/// A token as it is named: a text alone says nothing of its flags.
+#[derive(Clone, Debug, PartialEq)]
+enum Named {
+    Text(String),
+    Token(AddedToken),
+}
+
+impl Named {
+    fn text(&self) -> &str {
+        match self {
+            Self::Text(text) => text,
+            Self::Token(token) => &token.content,
+        }
+    }
+
+    fn token(self) -> AddedToken {
+        match self {
+            Self::Text(text) => AddedToken::from(text, true),
+            Self::Token(token) => token,
+        }
+    }
+}
+
+/// All that are listed, in the order in which they get their numbers, those of the tokenizer.json itself (`own`) among them. `read`
+/// gives the files of [`FILES`] that are there.
+///
+/// # Errors
+/// A file that is no JSON, or that has something else in the place of a token.
+pub(super) fn listed(
+    read: &dyn Fn(&str) -> Option<Vec<u8>>,
+    own: &BTreeMap<u32, AddedToken>,
+) -> Result<Vec<Listed>, String> {
+    let object = |name: &str| -> Result<Map, String> {
+        let Some(bytes) = read(name) else { return Ok(Map::new()) };
+        let text = str::from_utf8(&bytes).map_err(|e| format!("{name}: {e}"))?;
+        match Json::read(text).map_err(|why| format!("{name}: {why}"))? {
+            Json::Object(fields) => Ok(fields),
+            _ => Err(format!("{name} is no JSON object")),
+        }
+    };
+    let in_file = |name: &'static str| move |why: String| format!("{name}: {why}");
+    let mut settings = object(SETTINGS)?;
+    if let Some(additional) = settings.get(ADDITIONAL).cloned()
+        && !settings.get(EXTRA).is_some_and(holds_some)
+    {
+        settings.shift_remove(ADDITIONAL);
+        settings.insert(EXTRA.into(), additional);
+    }
+    // Those of names of its own stand behind those of the usual names.
+    let mut own_names = IndexMap::new();
+    for (key, value) in &settings {
+        if is_own_name(key)
+            && let Json::String(text) = value
+        {
+            own_names.insert(key.clone(), Named::Text(text.clone()));
+        }
+    }
+    let strings: Vec<String> = own_names.keys().cloned().collect();
+    strings.iter().for_each(|key| drop(settings.shift_remove(key)));
+    take_named_extra(&mut settings, &mut own_names).map_err(in_file(SETTINGS))?;
+    let mut numbered = BTreeMap::new();
+    match settings.get(DECODER).filter(|decoder| **decoder != Json::Null) {
+        Some(decoder) => {
+            numbered = of_decoder(decoder).map_err(|e| format!("{SETTINGS}: {DECODER}: {e}"))?;
+        }
+        None => {
+            merge_map(&mut settings, object(MAP)?);
+            take_named_extra(&mut settings, &mut own_names).map_err(in_file(MAP))?;
+            of_added(&object(ADDED)?, &settings, &mut numbered).map_err(in_file(ADDED))?;
+            numbered.extend(own.iter().map(|(number, token)| (*number, token.clone())));
+        }
+    }
+    if let Some(additional) = settings.get(ADDITIONAL).cloned() {
+        settings.entry(EXTRA.into()).or_insert(additional);
+    }
+    let by_text: BTreeMap<_, _> =
+        numbered.values().map(|token| (token.content.as_str(), token)).collect();
+    let mut named = Vec::new();
+    for key in NAMES {
+        let Some(value) = settings.get(key) else { continue };
+        let Some(one) = one(value).map_err(|why| format!("`{key}` {why}"))? else {
+            continue;
+        };
+        let known = by_text.get(one.text()).map(|token| Named::Token((*token).clone()));
+        named.push(known.unwrap_or(one));
+    }
+    // A name that stands twice keeps its first place.
+    let mut others = IndexMap::new();
+    for (key, value) in &settings {
+        if is_own_name(key)
+            && (is_typed(value) || value.as_str().is_some())
+            && let Some(one) = one(value).map_err(|why| format!("`{key}` {why}"))?
+        {
+            others.insert(key.clone(), one);
+        }
+    }
+    others.extend(own_names);
+    named.extend(others.into_values());
+    let extra = extra(&settings)?;
+    Ok(in_order(numbered, &named, extra, own))
+}
+
+/// Numbered tokens, and behind them those of names and the others that neither these nor the tokenizer have.
+fn in_order(
+    numbered: BTreeMap<u32, AddedToken>,
+    named: &[Named],
+    extra: Vec<Named>,
+    own: &BTreeMap<u32, AddedToken>,
+) -> Vec<Listed> {
+    let known = own.values().chain(numbered.values()).map(|token| token.content.clone());
+    let known: HashSet<String> = known.collect();
+    let mut more: Vec<Named> = Vec::new();
+    for one in named.iter().cloned().chain(extra) {
+        if !known.contains(one.text()) && !more.contains(&one) {
+            more.push(one);
+        }
+    }
+    let names: HashSet<&str> = named.iter().map(Named::text).collect();
+    let numbered = numbered.into_iter().map(|(number, token)| (Some(number), token));
+    let all = numbered.chain(more.into_iter().map(|one| (None, one.token())));
+    all.map(|(number, token)| {
+        let special = token.special || names.contains(token.content.as_str());
+        (number, token.special(special))
+    })
+    .collect()
+}
+
+/// Whether a key names a token, and none of those that every tokenizer may have.
+fn is_own_name(key: &str) -> bool {
+    key.ends_with("_token") && !NAMES.contains(&key)
+}
+
+/// Whether Python takes a value for true.
+fn holds_some(value: &Json) -> bool {
+    match value {
+        Json::Array(values) => !values.is_empty(),
+        Json::Object(fields) => !fields.is_empty(),
+        Json::String(text) => !text.is_empty(),
+        Json::Null => false,
+        Json::Bool(value) => *value,
+        Json::Number(_) | Json::Digits(_) => true,
+    }
+}
+
+/// Whether an object says that it is a token.
+fn is_typed(value: &Json) -> bool {
+    value.get("__type").and_then(Json::as_str) == Some("AddedToken")
+}
+
+/// A token by a text or by an object; none of null.
+fn one(value: &Json) -> Result<Option<Named>, String> {
+    match value {
+        Json::Null => Ok(None),
+        Json::String(text) => Ok(Some(Named::Text(text.clone()))),
+        Json::Object(fields) => Ok(Some(Named::Token(of_object(fields, None)?))),
+        _ => Err("is no token: a text, or an object with its `content`".into()),
+    }
+}
+
+/// The token of an object, whose flags are false where it does not have them.
+fn of_object(fields: &Map, special: Option<bool>) -> Result<AddedToken, String> {
+    let Some(content) = fields.get("content").and_then(Json::as_str) else {
+        return Err("is an object without a `content`".into());
+    };
+    let flag = |key: &str| match fields.get(key) {
+        None | Some(Json::Null) => Ok(None),
+        Some(Json::Bool(value)) => Ok(Some(*value)),
+        Some(_) => Err(format!("of the text {content:?} has a `{key}` that is no truth value")),
+    };
+    let special = special.or(flag("special")?).unwrap_or(false);
+    Ok(AddedToken::from(content, special)
+        .single_word(flag("single_word")?.unwrap_or(false))
+        .lstrip(flag("lstrip")?.unwrap_or(false))
+        .rstrip(flag("rstrip")?.unwrap_or(false))
+        .normalized(flag("normalized")?.unwrap_or(!special)))
+}
+
+/// Takes extra tokens that have names.
+fn take_named_extra(
+    settings: &mut Map,
+    own_names: &mut IndexMap<String, Named>,
+) -> Result<(), String> {
+    let Some(Json::Object(extra)) = settings.get(EXTRA) else { return Ok(()) };
+    for (key, value) in extra {
+        let one = one(value).map_err(|why| format!("{EXTRA}: `{key}` {why}"))?;
+        own_names.extend(one.map(|one| (key.clone(), one)));
+    }
+    settings.shift_remove(EXTRA);
+    Ok(())
+}
+
+fn of_decoder(decoder: &Json) -> Result<BTreeMap<u32, AddedToken>, String> {
+    let Json::Object(decoder) = decoder else { return Err("it is no object".into()) };
+    let one = |(key, value): (&String, &Json)| {
+        let number = key.parse::<u32>().map_err(|_| format!("`{key}` is no number of a token"))?;
+        let Json::Object(fields) = value else { return Err(format!("`{key}` is no object")) };
+        let token = of_object(fields, None).map_err(|why| format!("`{key}` {why}"))?;
+        Ok((number, token))
+    };
+    decoder.iter().map(one).collect()
+}
+
+/// Puts the map of special tokens over the settings.
+fn merge_map(settings: &mut Map, map: Map) {
+    for (key, mut value) in map {
+        match &mut value {
+            Json::Object(fields) if key != EXTRA => typed(fields),
+            Json::Array(more) if key == EXTRA => {
+                let mut all = match settings.get(EXTRA) {
+                    Some(Json::Array(all)) => all.clone(),
+                    _ => Vec::new(),
+                };
+                for mut one in more.drain(..) {
+                    if let Json::Object(fields) = &mut one {
+                        typed(fields);
+                    }
+                    if !all.contains(&one) {
+                        all.push(one);
+                    }
+                }
+                value = Json::Array(all);
+            }
+            _ => {}
+        }
+        settings.insert(key, value);
+    }
+}
+
+/// Says in an object of the map that it is a token, and a special one.
+fn typed(fields: &mut Map) {
+    fields.insert("__type".into(), Json::String("AddedToken".into()));
+    fields.insert("special".into(), Json::Bool(true));
+}
+
+/// Adds the tokens of the older file: those that have a name are special.
+fn of_added(
+    added: &Map,
+    settings: &Map,
+    numbered: &mut BTreeMap<u32, AddedToken>,
+) -> Result<(), String> {
+    let named = NAMES.iter().filter_map(|key| settings.get(*key));
+    let extra = match settings.get(EXTRA) {
+        Some(Json::Array(extra)) => extra.as_slice(),
+        _ => &[],
+    };
+    // What is no token among them is refused where it is read.
+    let texts = named.chain(extra).filter_map(|value| Some(one(value).ok()??.text().to_owned()));
+    let special: HashSet<String> = texts.collect();
+    for (text, number) in added {
+        let Json::Number(number) = number else {
+            return Err(format!("`{text}` has no number"));
+        };
+        let number = number.as_u64().and_then(|number| u32::try_from(number).ok());
+        let number = number.ok_or_else(|| format!("`{text}` has no number of a token"))?;
+        numbered.insert(number, AddedToken::from(text.as_str(), special.contains(text)));
+    }
+    Ok(())
+}
+
+/// Special tokens without names.
+fn extra(settings: &Map) -> Result<Vec<Named>, String> {
+    let mut all = Vec::new();
+    match settings.get(EXTRA) {
+        None | Some(Json::Null) => {}
+        Some(Json::Array(values)) => {
+            for value in values {
+                all.extend(one(value).map_err(|why| format!("{EXTRA}: one {why}"))?);
+            }
+        }
+        Some(_) => return Err(format!("{EXTRA} is no list of tokens")),
+    }
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Tokenizer;
+    use super::*;
+    use serde_json::{Value, json};
+
+    /// tokenizer-tiny.json with these added tokens.
+    fn tiny(added: &Value) -> Vec<u8> {
+        let tiny = include_bytes!("../../../tests/fixtures/tokenizer-tiny.json");
+        let mut file: Value = serde_json::from_slice(tiny).unwrap();
+        file["added_tokens"] = added.clone();
+        file.to_string().into_bytes()
+    }
+
+    fn added_of(tokenizer: &Tokenizer) -> serde_json::Map<String, Value> {
+        let file: Value = serde_json::from_slice(tokenizer.bytes()).unwrap();
+        let mut all = serde_json::Map::new();
+        for token in file["added_tokens"].as_array().unwrap() {
+            let mut token = token.clone();
+            let number = token.as_object_mut().unwrap().remove("id").unwrap();
+            all.insert(number.to_string(), token);
+        }
+        all
+    }
+
+    /// What transformers makes of folders (make_listed_fixture.py).
+    #[test]
+    fn tokens_that_files_beside_a_tokenizer_list_are_those_of_transformers() {
+        let text = include_str!("../../../tests/fixtures/listed-tokens.json");
+        let cases: Vec<Value> = serde_json::from_str(text).unwrap();
+        // Files keep the order of their keys.
+        let Json::Array(ordered) = Json::read(text).unwrap() else { unreachable!() };
+        assert!(cases.len() > 25);
+        for (case, ordered) in cases.iter().zip(&ordered) {
+            let files = ordered.get("files").unwrap();
+            let name = &case["name"];
+            let file = |file: &'static str| {
+                let content = files.get(file)?;
+                Some((file, serde_json::to_vec(content).unwrap()))
+            };
+            let beside: Vec<_> = FILES.into_iter().filter_map(file).collect();
+            let bytes = tiny(&case["added"]);
+            let tokenizer = Tokenizer::from_files(bytes.clone(), &beside).unwrap();
+            assert_eq!(Value::Object(added_of(&tokenizer)), case["tokens"], "{name}");
+            let get = |name: &str| beside.iter().find(|file| file.0 == name).map(|file| &*file.1);
+            assert!(tokenizer.is_of(&bytes, get), "{name}");
+            // What a run keeps is the same tokenizer by itself, and it is another one than the file where tokens are added.
+            let kept = Tokenizer::from_bytes(tokenizer.bytes().to_vec()).unwrap();
+            assert_eq!(kept.bytes(), tokenizer.bytes());
+            assert!(kept.is_of(&bytes, get), "{name}");
+            let own: Value = serde_json::from_slice(&bytes).unwrap();
+            let is_same = own == serde_json::from_slice::<Value>(tokenizer.bytes()).unwrap();
+            assert_eq!(tokenizer.bytes() == bytes, is_same, "{name}");
+            for (text, tokens) in case["texts"].as_object().unwrap() {
+                for tokenizer in [&tokenizer, &kept] {
+                    assert_eq!(json!(tokenizer.encode(text).unwrap()), *tokens, "{name}: {text}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_lists_no_tokens_is_refused_with_its_place() {
+        let of = |name: &'static str, content: &str| {
+            let beside = [(name, content.as_bytes().to_vec())];
+            Tokenizer::from_files(tiny(&json!([])), &beside).unwrap_err().to_string()
+        };
+        for (name, content, said) in [
+            (SETTINGS, "{", "tokenizer_config.json: EOF"),
+            (SETTINGS, "[]", "tokenizer_config.json is no JSON object"),
+            (SETTINGS, r#"{"eos_token": 3}"#, "`eos_token` is no token"),
+            (SETTINGS, r#"{"eos_token": {"special": true}}"#, "without a `content`"),
+            (
+                SETTINGS,
+                r#"{"additional_special_tokens": [["<a>"]]}"#,
+                "extra_special_tokens: one is no",
+            ),
+            (
+                SETTINGS,
+                r#"{"added_tokens_decoder": {"x": {"content": "<a>"}}}"#,
+                "`x` is no number",
+            ),
+            (
+                SETTINGS,
+                r#"{"added_tokens_decoder": {"7": {"content": "<a>", "lstrip": 1}}}"#,
+                "`lstrip`",
+            ),
+            (ADDED, r#"{"<a>": -1}"#, "added_tokens.json: `<a>` has no number"),
+            (MAP, r#"{"eos_token": {}}"#, "`eos_token` is an object without"),
+        ] {
+            let why = of(name, content);
+            assert!(why.contains(said) && why.contains("files beside it"), "{said}: {why}");
+        }
+    }
+
+    #[test]
+    fn a_listed_token_that_a_model_has_not_is_named() {
+        let beside = [(SETTINGS, br#"{"pad_token": "<pad>"}"#.to_vec())];
+        let tokenizer = Tokenizer::from_files(tiny(&json!([])), &beside).unwrap();
+        tokenizer.fits(301).unwrap();
+        let why = tokenizer.fits(300).unwrap_err().to_string();
+        for said in
+            ["300 (\"<pad>\")", "model.vocab is 300", "301 or more", "tokenizer_config.json"]
+        {
+            assert!(why.contains(said), "{said}: {why}");
+        }
+        let why =
+            Tokenizer::from_bytes(tiny(&json!([]))).unwrap().fits(299).unwrap_err().to_string();
+        assert!(why.contains("299 (") && !why.contains("tokenizer_config.json"), "{why}");
+    }
+}

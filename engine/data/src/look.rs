@@ -1,0 +1,126 @@
+//! Facts of the data without a look at its tokens: whether the files are there, what they seem to hold, how long they are, and
+//! whether files that onebox has written still have the bytes that it wrote.
+
+use super::mask;
+use super::megatron::Index;
+use super::open::open_regular;
+use super::prepared;
+use super::problem::{DataError, Failure, Problem, at, in_key};
+use super::progress::Progress;
+use super::read::named;
+use super::store::TokenFile;
+use super::{Parts, lengths};
+use config::{Config, DataConfig, Packing};
+use std::fs::File;
+use std::io::{Read, Seek};
+use std::path::{Path, PathBuf};
+
+/// Bytes of text by which a tokenizer is measured.
+const SAMPLE: u64 = 64 << 10;
+
+/// The files of both parts.
+#[derive(Clone, Debug, Default)]
+pub struct Look {
+    /// Bytes that will be read; of a directory also those of files that turn out to be no UTF-8.
+    pub bytes: u64,
+    /// Tokens of files of tokens.
+    pub tokens: usize,
+    /// Documents of files of tokens, where samples are no windows.
+    pub documents: u64,
+    /// A mask beside such a file says what counts.
+    pub is_masked: bool,
+    /// Bytes of the longest file.
+    pub longest: u64,
+    /// The beginning of the first file that is text.
+    pub sample: String,
+}
+
+impl Look {
+    /// Opens every file and reads its beginning. `warn`: says what `Corpus::open` would warn of.
+    pub fn at(config: &Config, warn: bool) -> Result<Self, DataError> {
+        let (data, mut look) = (&config.data, Self::default());
+        if data.train.is_empty() {
+            return Err(in_key("data.train")(at(Path::new(""))(Problem::NotSet)));
+        }
+        for (key, sources) in [("data.train", &data.train), ("data.validation", &data.validation)] {
+            for text in sources.paths() {
+                let before = look.tokens;
+                look.part(text, (data, warn)).map_err(in_key(key))?;
+                let known = data.tokenizer.is_none() || !data.format.is_text();
+                if known && data.packing == Packing::Windows {
+                    let tokens = look.tokens - before;
+                    let (parts, split) = match (key, data.validation.is_empty()) {
+                        ("data.train", true) => {
+                            let fraction = data.validation_fraction;
+                            (Parts::Cut(text, fraction), lengths::to_train(tokens, fraction))
+                        }
+                        ("data.train", false) => (Parts::Train(text), tokens),
+                        _ => (Parts::HeldOut(text), 0),
+                    };
+                    lengths::check(parts, (split, tokens), config.model.seq_len)?;
+                }
+            }
+        }
+        Ok(look)
+    }
+
+    /// Compares all bytes of prepared tokens with the hashes that were written. Returns the lists of those that have none.
+    pub fn compare(data: &DataConfig, progress: &dyn Progress) -> Result<Vec<PathBuf>, DataError> {
+        let mut without = Vec::new();
+        for (key, sources) in [("data.train", &data.train), ("data.validation", &data.validation)] {
+            for text in sources.paths().filter(|_| !data.format.is_text()) {
+                let (files, source) = named(text, &data.format, false).map_err(in_key(key))?;
+                let bytes = files.iter().filter_map(|file| file.metadata().ok());
+                let reading = progress.begin("comparing bytes", bytes.map(|file| file.len()).sum());
+                for folder in prepared::folders(text, &files, source.from_directory) {
+                    let list = prepared::check_bytes(folder, &|bytes| reading.add(bytes));
+                    without.extend(list.map_err(in_key(key))?);
+                }
+            }
+        }
+        without.dedup();
+        Ok(without)
+    }
+
+    fn part(&mut self, text: &str, (data, warn): (&DataConfig, bool)) -> Result<(), Failure> {
+        let (files, mut source) = named(text, &data.format, warn)?;
+        let before = self.bytes;
+        for path in &files {
+            let mut file = open_regular(path).map_err(at(path))?;
+            if source.takes(path, &mut file).map_err(at(path))? {
+                self.add(path, file, data).map_err(at(path))?;
+            }
+        }
+        source.end(Path::new(text), self.bytes - before).map(drop).map_err(at(Path::new(text)))
+    }
+
+    fn add(&mut self, path: &Path, mut file: File, data: &DataConfig) -> Result<(), Problem> {
+        let bytes = file.metadata().map_err(Problem::Unreadable)?.len();
+        mask::check_use(path, (&data.format, data.packing))?;
+        if data.tokenizer.is_some() && data.format.is_text() && self.sample.is_empty() {
+            let mut head = Vec::new();
+            file.rewind().map_err(Problem::Unreadable)?;
+            (&file).take(SAMPLE).read_to_end(&mut head).map_err(Problem::Unreadable)?;
+            self.sample = String::from_utf8_lossy(&head).into_owned();
+        }
+        let width = match data.format.width() {
+            Some(width) => width,
+            None => {
+                let tokens = TokenFile::new(path, file).map_err(Problem::Unreadable)?;
+                let index = Index::beside(&tokens)?;
+                if data.packing != Packing::Windows {
+                    self.documents += index.num_documents();
+                    self.is_masked |= mask::path_of(path).exists();
+                }
+                index.width()
+            }
+        };
+        if !bytes.is_multiple_of(width as u64) {
+            return Err(Problem::PartialToken { bytes: bytes as usize, width });
+        }
+        self.bytes += bytes;
+        self.tokens += bytes as usize / width;
+        self.longest = self.longest.max(bytes);
+        Ok(())
+    }
+}

@@ -1,0 +1,230 @@
+//! What stands beside the weights in a folder of transformers: the tokenizer's files, the chat template, the settings of
+//! generation. A run keeps them, and an export writes them as they came.
+
+use super::Tokenizer;
+use config::DataConfig;
+use config::transformers::pointer;
+use files::names::TOKENIZER;
+use files::names::{FILES, KEPT};
+use files::own::open_at;
+use rustix::fs::{CWD, OFlags};
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+/// Bytes of all files together.
+const MOST: u64 = 256 << 20;
+
+/// The folder of templates that a model has besides its default one.
+const TEMPLATES: &str = "additional_chat_templates";
+/// How their files end.
+const TEMPLATE: &str = ".jinja";
+
+/// Why a file of a model cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what variants and fields are")]
+pub enum ModelFileError {
+    #[error("cannot read {}: {source}{}", path.display(), local(path, source))]
+    Read { path: PathBuf, source: io::Error },
+    #[error("{} cannot be used: {problem}", path.display())]
+    Refused { path: PathBuf, problem: String },
+}
+
+impl ModelFileError {
+    /// That the file at `path` cannot be used.
+    pub fn refused(path: &Path, problem: impl Into<String>) -> Self {
+        Self::Refused { path: path.to_owned(), problem: problem.into() }
+    }
+}
+
+/// For the name of a model in the place of a folder.
+fn local(path: &Path, error: &io::Error) -> &'static str {
+    let inside =
+        path.parent().is_some_and(|folder| !folder.as_os_str().is_empty() && folder.is_dir());
+    match error.kind() {
+        io::ErrorKind::NotFound if !inside => {
+            "; nothing is downloaded: name a folder on this machine, with config.json and model.safetensors"
+        }
+        _ => "",
+    }
+}
+
+/// The files, each as it was.
+#[derive(Debug, Default)]
+pub struct ModelFiles {
+    files: Vec<(&'static str, Vec<u8>)>,
+    /// Names of further chat templates, which onebox neither uses nor keeps.
+    templates: Vec<String>,
+}
+
+impl ModelFiles {
+    /// Those of the folder `path`, or of the folder in which the file `path` is.
+    ///
+    /// # Errors
+    /// A link or another thing that is no file, what cannot be read, and more bytes than such files have.
+    pub fn open(path: &Path) -> Result<Self, ModelFileError> {
+        let path = if path.is_dir() { path } else { path.parent().unwrap_or(path) };
+        // ModelFiles a file in the working directory.
+        let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+        let folder = File::open(path).map_err(|e| unreadable(path, e))?;
+        Self::read(&folder, path)
+    }
+
+    /// Those that the run in `run` has kept; none where it has kept none.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn of_run(run: &Path) -> Result<Self, ModelFileError> {
+        let path = run.join(KEPT);
+        match open_at(CWD, &path, OFlags::DIRECTORY) {
+            Ok(folder) => Self::read(&folder, &path),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Self::default()),
+            Err(error) => Err(unreadable(&path, error)),
+        }
+    }
+
+    fn read(folder: &File, path: &Path) -> Result<Self, ModelFileError> {
+        let (mut files, mut left) = (Vec::new(), MOST);
+        for name in FILES {
+            let at = path.join(name);
+            let file = match open_at(folder, Path::new(name), OFlags::empty()) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                file => file.map_err(|e| unreadable(&at, e))?,
+            };
+            let mut bytes = Vec::new();
+            let more = file.metadata().map_err(|e| unreadable(&at, e))?.len();
+            if more <= left {
+                // One byte more shows a file that grows.
+                file.take(left + 1).read_to_end(&mut bytes).map_err(|e| unreadable(&at, e))?;
+            }
+            let read = more.max(bytes.len() as u64);
+            left = left.checked_sub(read).ok_or_else(|| {
+                let [has, most] = [read, MOST].map(topology::format_bytes);
+                let why = format!(
+                    "it has {has}, and what a run keeps of a folder has at most {most} in all: move it away"
+                );
+                ModelFileError::refused(&at, why)
+            })?;
+            check_pointer(&at, &bytes)?;
+            files.push((name, bytes));
+        }
+        let mut templates: Vec<String> = match std::fs::read_dir(path.join(TEMPLATES)) {
+            Err(error)
+                if [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory]
+                    .contains(&error.kind()) =>
+            {
+                Vec::new()
+            }
+            found => {
+                let found = found.and_then(|all| all.collect::<io::Result<Vec<_>>>());
+                let found = found.map_err(|e| unreadable(&path.join(TEMPLATES), e))?;
+                let name = |entry: &std::fs::DirEntry| {
+                    let name = entry.file_name().to_string_lossy().into_owned();
+                    name.strip_suffix(TEMPLATE).map(str::to_owned)
+                };
+                found.iter().filter_map(name).collect()
+            }
+        };
+        templates.sort_unstable();
+        Ok(Self { files, templates })
+    }
+
+    /// That further chat templates of the folder are left out, where it has some.
+    pub fn left_out(&self) -> Option<String> {
+        /// Names that are listed.
+        const NAMED: usize = 8;
+        let (all, named) = (&self.templates, self.templates.len().min(NAMED));
+        let more = match all.len() - named {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        let names = all[..named].join("`, `");
+        (!all.is_empty()).then(|| {
+            format!(
+                "onebox takes the default chat template alone: of {TEMPLATES} it neither uses nor keeps `{names}`{more}"
+            )
+        })
+    }
+
+    /// Why none of them belongs to a run whose tokens come from `data` and `tokenizer`.
+    pub fn foreign(
+        &self,
+        data: &DataConfig,
+        tokenizer: Option<&Tokenizer>,
+    ) -> Option<&'static str> {
+        match (tokenizer, self.get(TOKENIZER)) {
+            (Some(now), Some(theirs)) if !now.is_of(theirs, |name| self.get(name)) => {
+                Some("data.tokenizer is another one than the folder's")
+            }
+            (None, _) if data.format.is_bytes() => Some("the run's tokens are bytes"),
+            _ => None,
+        }
+    }
+
+    /// Without the model that the folder is of.
+    #[must_use]
+    pub fn without_model(mut self) -> Self {
+        self.files.retain(|(name, _)| *name != "config.json");
+        self
+    }
+
+    /// Names and contents.
+    pub fn files(&self) -> &[(&'static str, Vec<u8>)] {
+        &self.files
+    }
+
+    /// The content of a file.
+    pub fn get(&self, name: &str) -> Option<&[u8]> {
+        self.files.iter().find(|file| file.0 == name).map(|file| &*file.1)
+    }
+}
+
+/// Refuses what Git LFS has not fetched.
+pub fn check_pointer(path: &Path, bytes: &[u8]) -> Result<(), ModelFileError> {
+    pointer(bytes).map_or(Ok(()), |instead| Err(ModelFileError::refused(path, instead.to_string())))
+}
+
+/// That the file at `path` cannot be read because of `source`, with the remedy for a link.
+pub fn unreadable(path: &Path, source: io::Error) -> ModelFileError {
+    if source.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()) {
+        let why = "it is a link, and links are not followed: copy the folder with `cp -rL`";
+        return ModelFileError::refused(path, why);
+    }
+    ModelFileError::Read { path: path.to_owned(), source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn what_is_no_file_of_the_folder_is_refused_with_its_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        fs::write(at("tokenizer.json"), "{}").unwrap();
+        fs::write(at("model.safetensors"), "never read").unwrap();
+        let found = ModelFiles::open(folder.path()).unwrap();
+        assert_eq!(found.files(), [("tokenizer.json", b"{}".to_vec())]);
+        fs::write(at("config.json"), "{}").unwrap();
+        assert_eq!(ModelFiles::open(&at("config.json")).unwrap().files().len(), 2);
+        let refused = |name: &str, said: &str| {
+            let why = ModelFiles::open(folder.path()).unwrap_err().to_string();
+            assert!(why.contains(at(name).to_str().unwrap()) && why.contains(said), "{why}");
+        };
+        symlink("/etc/passwd", at("chat_template.jinja")).unwrap();
+        refused("chat_template.jinja", "links are not followed");
+        fs::remove_file(at("chat_template.jinja")).unwrap();
+        fs::create_dir(at("merges.txt")).unwrap();
+        refused("merges.txt", "not a regular file");
+        fs::remove_dir(at("merges.txt")).unwrap();
+        assert!(
+            std::process::Command::new("mkfifo").arg(at("vocab.json")).status().unwrap().success()
+        );
+        refused("vocab.json", "not a regular file");
+        fs::remove_file(at("vocab.json")).unwrap();
+        File::create(at("tokenizer.model")).unwrap().set_len(2 << 30).unwrap();
+        refused("tokenizer.model", "it has 2.00 GiB, and what a run keeps");
+    }
+}

@@ -1,0 +1,99 @@
+//! Where documents came from: the line of their file, or their number in its index.
+
+use files::shown::Shown;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// The place of a document in its file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Origin {
+    file: PathBuf,
+    number: u64,
+    is_line: bool,
+}
+
+impl Origin {
+    /// Names the file as it is called in `folder`, where it is below.
+    pub fn seen_from(self, folder: &Path) -> Self {
+        let file = self.file.strip_prefix(folder).map_or(self.file.clone(), PathBuf::from);
+        Self { file, ..self }
+    }
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { file, number, is_line } = self;
+        match is_line {
+            true => write!(f, "{}:{number}", Shown(file)),
+            false => write!(f, "{} document {number}", Shown(file)),
+        }
+    }
+}
+
+/// The origins of documents in order. Those that follow each other in a file take no memory.
+#[derive(Debug)]
+pub(super) struct Origins {
+    files: Vec<PathBuf>,
+    runs: Vec<Run>,
+}
+
+/// Documents that follow each other in a file.
+#[derive(Debug)]
+struct Run {
+    /// The number of the first among all documents.
+    document: usize,
+    file: usize,
+    /// Of the first in its file.
+    number: u64,
+}
+
+impl Origins {
+    /// Of no document.
+    pub(super) const fn new() -> Self {
+        Self { files: Vec::new(), runs: Vec::new() }
+    }
+
+    /// Notes that document `document`, behind all others, is `number` of `path`.
+    pub(super) fn note(&mut self, document: usize, (path, number): (&Path, u64)) {
+        if self.files.last().is_none_or(|last| last != path) {
+            self.files.push(path.into());
+        }
+        let file = self.files.len() - 1;
+        let follows = self.runs.last().is_some_and(|run| {
+            run.file == file && number == run.number + (document - run.document) as u64
+        });
+        if !follows {
+            self.runs.push(Run { document, file, number });
+        }
+    }
+
+    /// The origin of a document; `is_line`: its number is that of a line.
+    pub(super) fn of(&self, document: usize, is_line: bool) -> Option<Origin> {
+        let behind = self.runs.partition_point(|run| run.document <= document);
+        let run = self.runs.get(behind.checked_sub(1)?)?;
+        let number = run.number + (document - run.document) as u64;
+        Some(Origin { file: self.files[run.file].clone(), number, is_line })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn documents_that_follow_each_other_take_one_run() {
+        let mut origins = Origins::new();
+        assert_eq!(origins.of(0, true), None);
+        let places =
+            [("a", 1), ("a", 2), ("a", 3), ("a", 7), ("a", 7), ("a", 8), ("b", 9), ("a", 1)];
+        for (document, (file, number)) in places.into_iter().enumerate() {
+            origins.note(document, (Path::new(file), number));
+        }
+        assert_eq!(origins.runs.len(), 5);
+        for (document, (file, number)) in places.into_iter().enumerate() {
+            let said = origins.of(document, true).map(|origin| origin.to_string());
+            assert_eq!(said, Some(format!("{file}:{number}")));
+        }
+        assert_eq!(origins.of(0, false).unwrap().to_string(), "a document 1");
+    }
+}

@@ -1,0 +1,301 @@
+//! Text files in parts: some text of one file after another, cut where the tokens stay those of whole files. A part is cut into
+//! pieces, of which all cores make tokens.
+
+use super::cores;
+use super::problem::{Failure, Problem, at};
+use super::store::{TokenFile, Unread, failure};
+use super::tokenizer::Tokenizer;
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Bytes of text after which a part ends.
+const PART: u64 = 64 << 20;
+/// Bytes of text that a core makes tokens of at a time: what a tokenizer takes for them stays in caches.
+const PIECE: usize = 16 << 10;
+/// Pieces whose tokens stand in one place, most: the allocator has room for many small ones only far apart.
+const SEVERAL: usize = 128;
+/// Such places for each core, at least, if there are pieces enough.
+const SHARES: usize = 4;
+/// Bytes of a word that is worth remembering.
+const WORD: usize = 32;
+/// Words that a core remembers: some 20 MiB.
+const WORDS: usize = 1 << 17;
+/// Most bytes of text without a place to cut them.
+const MOST: u64 = 256 << 20;
+/// Bytes behind a cut that must be known.
+const BEHIND: u64 = 8;
+
+/// Where the text of the next part begins.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Place {
+    pub(super) file: usize,
+    pub(super) offset: u64,
+    /// Lines before it in the file, where files have rows.
+    pub(super) lines: u64,
+}
+
+/// How text files are divided.
+#[derive(Debug)]
+pub(super) struct Texts<'a> {
+    pub(super) files: &'a [TokenFile],
+    pub(super) tokenizer: &'a Tokenizer,
+    sizes: Sizes,
+    /// Those that no core uses now.
+    memos: Mutex<Vec<Memo>>,
+}
+
+/// Bytes of text.
+#[derive(Clone, Copy, Debug)]
+pub struct Sizes {
+    /// After which a part ends.
+    pub part: u64,
+    /// That a core makes tokens of at a time.
+    pub piece: usize,
+    /// That can be without a place to cut them. A tokenizer takes some 240 times as much memory for a moment.
+    pub most: u64,
+}
+
+impl Default for Sizes {
+    fn default() -> Self {
+        Self { part: PART, piece: PIECE, most: MOST }
+    }
+}
+
+/// Text of one file after another.
+#[derive(Debug)]
+pub(super) struct Text<'a> {
+    pub(super) texts: Vec<(&'a TokenFile, String)>,
+    /// Bytes of the files that it stands for.
+    pub(super) bytes: u64,
+    pub(super) next: Place,
+}
+
+impl<'a> Texts<'a> {
+    pub(super) const fn new(
+        files: &'a [TokenFile],
+        tokenizer: &'a Tokenizer,
+        sizes: Sizes,
+    ) -> Self {
+        Self { files, tokenizer, sizes, memos: Mutex::new(Vec::new()) }
+    }
+
+    /// The part that begins at a place. It does not depend on what stands behind it.
+    pub(super) fn read(&self, from: Place) -> Result<Text<'a>, Failure> {
+        let mut text = Text { texts: Vec::new(), bytes: 0, next: from };
+        while text.next.file < self.files.len() && text.bytes < self.sizes.part {
+            let file = &self.files[text.next.file];
+            let start = text.next.offset;
+            let (one, end) = self.some(file, start, self.sizes.part - text.bytes)?;
+            text.texts.push((file, one));
+            text.bytes += end - start;
+            text.next.offset = end;
+            if end == file.stamp.bytes {
+                text.next = Place { file: text.next.file + 1, ..Place::default() };
+            }
+        }
+        Ok(text)
+    }
+
+    /// The text of a file from `start` on, to the last cut in `most` bytes if there is one, and where the next text begins.
+    fn some(&self, file: &TokenFile, start: u64, most: u64) -> Result<(String, u64), Failure> {
+        let Sizes { most: longest, .. } = self.sizes;
+        let bytes = file.stamp.bytes - start;
+        let cuts = self.tokenizer.cuts();
+        let (Ok(cuts), true) = (cuts, bytes > most) else {
+            let why = match cuts {
+                Err(why) if bytes > longest => why,
+                _ => return Ok((text(file, start, bytes)?, file.stamp.bytes)),
+            };
+            return Err(at(&file.path)(Problem::Uncut { bytes, most: longest, why: why.clone() }));
+        };
+        let mut length = most;
+        loop {
+            let some = text(file, start, bytes.min(length + BEHIND))?;
+            if let Some(cut) = cuts.near(&some, most as usize) {
+                return Ok((some[..cut.start].to_owned(), start + cut.end as u64));
+            }
+            if some.len() as u64 == bytes {
+                return Ok((some, file.stamp.bytes));
+            }
+            if length >= longest {
+                let why = format!(
+                    "the {} from byte {start} on have none",
+                    topology::format_bytes(length)
+                );
+                return Err(at(&file.path)(Problem::Uncut { bytes, most: longest, why }));
+            }
+            length = (2 * length).min(longest);
+        }
+    }
+
+    /// The tokens of a part, little-endian, `width` bytes each, in the order of the text. `add`: adds bytes of text that are done.
+    pub(super) fn encode(
+        &self,
+        part: &Text<'_>,
+        width: usize,
+        add: &(dyn Fn(u64) + Sync),
+    ) -> Result<Vec<Vec<u8>>, Failure> {
+        let mut pieces = Vec::new();
+        for (file, text) in &part.texts {
+            let of_text = match self.tokenizer.cuts() {
+                Ok(cuts) => cuts.pieces(text, self.sizes.piece),
+                Err(_) => vec![text.as_str()],
+            };
+            pieces.extend(of_text.into_iter().map(|piece| (*file, piece)));
+        }
+        let longest = pieces.iter().map(|(_, piece)| piece.len() as u64).max().unwrap_or(0);
+        let several = (pieces.len() / (SHARES * cores::all())).clamp(1, SEVERAL);
+        let groups: Vec<_> = pieces.chunks(several).collect();
+        let encode = |i: usize| {
+            let mut memo = lock(&self.memos).pop().unwrap_or_default();
+            let mut made = Vec::new();
+            let mut push = |tokens: &[u32]| {
+                made.reserve(tokens.len() * width);
+                tokens.iter().for_each(|token| made.extend(&token.to_le_bytes()[..width]));
+            };
+            for (file, piece) in groups[i] {
+                let done = memo.encode(self.tokenizer, piece, &mut push);
+                done.map_err(|why| at(&file.path)(Problem::NoTokenizer(why)))?;
+                add(piece.len() as u64);
+            }
+            lock(&self.memos).push(memo);
+            Ok(made)
+        };
+        cores::map_by(cores::texts_at_once(longest), groups.len(), encode).into_iter().collect()
+    }
+}
+
+fn lock(memos: &Mutex<Vec<Memo>>) -> MutexGuard<'_, Vec<Memo>> {
+    memos.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Tokens of texts between two places to cut, mostly a word. Most of a text are words that were seen before.
+#[derive(Debug, Default)]
+struct Memo(HashMap<String, Box<[u32]>>);
+
+impl Memo {
+    /// Calls `push` with the tokens of a text, some after others.
+    fn encode(
+        &mut self,
+        tokenizer: &Tokenizer,
+        text: &str,
+        push: &mut dyn FnMut(&[u32]),
+    ) -> Result<(), String> {
+        let Ok(cuts) = tokenizer.cuts() else {
+            tokenizer.encode(text).map(|tokens| push(&tokens))?;
+            return Ok(());
+        };
+        for word in cuts.pieces(text, 1) {
+            if let Some(tokens) = self.0.get(word) {
+                push(tokens);
+                continue;
+            }
+            let tokens = tokenizer.encode(word)?;
+            push(&tokens);
+            if word.len() <= WORD && self.0.len() < WORDS {
+                self.0.insert(word.to_owned(), tokens.into());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whole characters of a file from `start` on, of at most so many bytes.
+fn text(file: &TokenFile, start: u64, bytes: u64) -> Result<String, Failure> {
+    let mut some = vec![0; bytes as usize];
+    file.read(start, &mut some).map_err(failure)?;
+    let is_end = start + bytes == file.stamp.bytes;
+    String::from_utf8(some).or_else(|error| {
+        let (e, path) = (error.utf8_error(), file.path.clone());
+        if e.error_len().is_none() && !is_end {
+            let mut some = error.into_bytes();
+            some.truncate(e.valid_up_to());
+            return String::from_utf8(some).map_err(|_| unreachable!("it is text up to there"));
+        }
+        let (offset, why) = (start + e.valid_up_to() as u64, "it was text a moment ago".into());
+        Err(failure(Unread { path, offset, why }))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+
+    fn tokenizer(words: &serde_json::Value) -> Tokenizer {
+        let fixture = include_bytes!("../../../tests/fixtures/tokenizer-tiny.json");
+        let mut file: serde_json::Value = serde_json::from_slice(fixture).unwrap();
+        if !words.is_null() {
+            file["pre_tokenizer"] = words.clone();
+        }
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("tokenizer.json"), file.to_string()).unwrap();
+        Tokenizer::open(folder.path()).unwrap()
+    }
+
+    /// The tokens of a file of this text, and how many parts it has.
+    fn parts(tokenizer: &Tokenizer, text: &str, sizes: Sizes) -> Result<(Vec<u8>, usize), Failure> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("text");
+        std::fs::write(&path, text).unwrap();
+        let files = [TokenFile::new(&path, File::open(&path).unwrap()).unwrap()];
+        let texts = Texts::new(&files, tokenizer, sizes);
+        let (mut tokens, mut count, mut from) = (Vec::new(), 0, Place::default());
+        while from.file < files.len() {
+            let part = texts.read(from)?;
+            assert!(part.next != from);
+            tokens.extend(texts.encode(&part, 2, &|_| ())?.concat());
+            (count, from) = (count + 1, part.next);
+        }
+        Ok((tokens, count))
+    }
+
+    fn whole(tokenizer: &Tokenizer, text: &str) -> Vec<u8> {
+        let tokens = tokenizer.encode(text).unwrap();
+        tokens.into_iter().flat_map(|token| (token as u16).to_le_bytes()).collect()
+    }
+
+    #[test]
+    fn a_file_in_parts_of_any_size_has_the_tokens_of_the_whole() {
+        let tokenizer = tokenizer(&serde_json::Value::Null);
+        let line = |i: u32| {
+            format!("the b\u{f6}x {i} h\u{f6}lds\n\n  a \u{1f980}.\nmodel's\u{6f22}\u{5b57}")
+        };
+        let text: String = (0..30).map(line).collect();
+        for part in [1, 2, 3, 7, 40, 500, 1 << 20] {
+            for piece in [1, 16, 1 << 10] {
+                let sizes = Sizes { part, piece, most: 64 };
+                let (tokens, count) = parts(&tokenizer, &text, sizes).unwrap();
+                assert_eq!(tokens, whole(&tokenizer, &text), "{part} {piece}");
+                assert!(count > 60 || part > 7, "{part}: {count} parts");
+            }
+        }
+    }
+
+    #[test]
+    fn a_long_text_that_cannot_be_cut_is_refused_with_a_remedy() {
+        let sizes = Sizes { part: 10, piece: 10, most: 20 };
+        let known = tokenizer(&serde_json::Value::Null);
+        let unknown = tokenizer(&serde_json::json!({ "type": "Whitespace" }));
+        let refused = |tokenizer: &Tokenizer, text: &str| {
+            parts(tokenizer, text, sizes).unwrap_err().1.to_string()
+        };
+        let told = refused(&unknown, "the box holds a model");
+        let words = [
+            "21 B of text are more",
+            "(20 B)",
+            "its pre_tokenizer Whitespace is none",
+            "JSON lines",
+        ];
+        words.iter().for_each(|words| assert!(told.contains(words), "{words}: {told}"));
+        let told = refused(&known, &format!("the box {}", "\u{e9}".repeat(40)));
+        assert!(told.contains("the 20 B from byte 7 on have none"), "{told}");
+        for text in ["the box holds a mode", "-----------------------------"] {
+            let short = &text[..20];
+            for tokenizer in [&known, &unknown] {
+                assert!(parts(tokenizer, short, sizes).is_ok(), "{short}");
+            }
+        }
+    }
+}

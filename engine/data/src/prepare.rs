@@ -1,0 +1,495 @@
+//! Text that becomes files of tokens once (`onebox data prepare`), in bounded memory. Runs then read the tokens where they stand.
+//!
+//! The tokens are those that a run makes of the same text. They go into parts. A part is on the disk before the manifest names
+//! it, and the folder of all parts gets its name after the last one, so that what is done stays after an interrupt and nobody
+//! trains on a half.
+
+use super::bad_rows::BadRows;
+use super::checked::Checks;
+use super::documents::{Documents, Room};
+use super::mask;
+use super::megatron::{self, path_of};
+use super::open::open_regular;
+use super::parts::{Place, Sizes, Texts};
+use super::prepared::{self, MANIFEST, Manifest, Part, SourceText, VERSION, Written, hex, partial};
+use super::problem::{DataError, Failure, Problem, at, in_key, settle};
+use super::progress::{Progress, Reading};
+use super::read::{Source, named};
+use super::rows::Lines;
+use super::store::{TokenFile, failure};
+use super::text::text_files;
+use super::tokens::Cache;
+use super::{Corpus, Rowed, Tokenizer};
+use config::DataFormat;
+use files::durable::sync_folder;
+use files::shown::Shown;
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, BufReader, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf, absolute};
+use std::time::SystemTime;
+use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
+
+/// Held while something is being written. Runs have a `.lock`: their folders are no place for tokens.
+const LOCK: &str = ".prepare.lock";
+
+/// Text to prepare.
+#[derive(Debug)]
+pub struct Prepare<'a> {
+    /// What `data.train` names.
+    pub train: Vec<&'a str>,
+    /// Those of `data.validation`.
+    pub held_out: Vec<&'a str>,
+    /// The format of the text.
+    pub format: &'a DataFormat,
+    /// Makes the tokens.
+    pub tokenizer: &'a Tokenizer,
+    /// Makes tokens of JSON lines; none where files are text.
+    pub rows: Option<Rowed<'a>>,
+    /// Where it is kept which files are text.
+    pub cache: &'a Cache,
+    /// The folder of the tokens.
+    pub out: &'a Path,
+    /// Does all of it again, for a shell.
+    pub command: &'a str,
+    /// Bytes of text of a part and of a piece.
+    pub sizes: Sizes,
+    /// Hears how far it has come.
+    pub progress: &'a dyn Progress,
+}
+
+/// What stands in the folder.
+#[derive(Debug)]
+pub struct Prepared {
+    /// The folders of tokens to train on.
+    pub train: Vec<PathBuf>,
+    /// The folders of held-out tokens.
+    pub held_out: Vec<PathBuf>,
+    /// Number of tokens.
+    pub tokens: u64,
+    /// Number of files of text.
+    pub files: usize,
+    /// Bytes of text.
+    pub text: u64,
+    /// Number of parts.
+    pub parts: usize,
+    /// Parts that an earlier start had made.
+    pub before: usize,
+    /// `U16` or `U32`.
+    pub format: DataFormat,
+}
+
+/// Why nothing, or only a part, was prepared.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what variants and fields are")]
+pub enum PrepareError {
+    #[error(transparent)]
+    Data(#[from] DataError),
+    #[error("{}: cannot be written: {error}", Shown(path))]
+    Write { path: PathBuf, error: io::Error },
+    #[error("{}: {why}", Shown(path))]
+    Refused { path: PathBuf, why: String },
+}
+
+/// A part that is not on the disk yet.
+struct Made {
+    tokens: Vec<Vec<u8>>,
+    /// Says where documents begin, where the text has some.
+    index: Option<Vec<u8>>,
+    /// Says which tokens count, of chats.
+    mask: Option<Vec<u8>>,
+    part: Part,
+}
+
+/// The files of a name in the config.
+struct Named<'a> {
+    key: &'static str,
+    text: &'a str,
+    /// Of its tokens.
+    folder: PathBuf,
+    files: Vec<TokenFile>,
+}
+
+impl Prepare<'_> {
+    /// Makes all parts that are not there yet. Calls `kept` with the number of finished parts, which stay whatever happens.
+    ///
+    /// # Errors
+    /// [`PrepareError`]. Finished parts stay.
+    pub fn run(&self, kept: &dyn Fn(usize)) -> Result<Prepared, PrepareError> {
+        let mut all = Vec::new();
+        for (key, texts) in [("data.train", &self.train), ("data.validation", &self.held_out)] {
+            let name = key.trim_start_matches("data.");
+            for (i, text) in texts.iter().enumerate() {
+                let number = if texts.len() > 1 { format!("-{}", i + 1) } else { String::new() };
+                let folder = self.out.join(format!("{name}{number}"));
+                let files = self.files(text).map_err(in_key(key))?;
+                all.push(Named { key, text, folder, files });
+            }
+        }
+        let _lock = self.lock()?;
+        let mut manifest = self.manifest(&all)?;
+        let before = manifest.num_parts();
+        kept(before);
+        if before > 0 {
+            self.save(&manifest)?;
+        }
+        let bytes =
+            |named: &Named<'_>| named.files.iter().map(|file| file.stamp.bytes).sum::<u64>();
+        let (text, files) = (all.iter().map(bytes).sum(), all.iter().map(|n| n.files.len()).sum());
+        let reading = self.progress.begin("making tokens", text);
+        reading.add(manifest.parts.iter().flatten().map(|part| part.text).sum());
+        for (i, named) in all.iter().enumerate() {
+            self.fill(&mut manifest, (i, named), (&*reading, kept))?;
+        }
+        drop(reading);
+        let mut train = Vec::new();
+        for Named { folder, .. } in all {
+            let made = partial(&folder);
+            if made.exists() || !folder.exists() {
+                fs::rename(made, &folder).map_err(unwritten(&folder))?;
+            }
+            train.push(folder);
+        }
+        let held_out = train.split_off(self.train.len());
+        sync_folder(self.out).map_err(unwritten(self.out))?;
+        let parts = manifest.parts.iter().flatten();
+        let (tokens, parts) = (parts.clone().map(|part| part.tokens).sum(), parts.count());
+        let format = if self.width() == 2 { DataFormat::U16 } else { DataFormat::U32 };
+        Ok(Prepared { train, held_out, tokens, files, text, parts, before, format })
+    }
+
+    /// Bytes of a token.
+    fn width(&self) -> usize {
+        if self.tokenizer.vocab() <= 1 << 16 { 2 } else { 4 }
+    }
+
+    /// Whether not all tokens count.
+    fn has_masks(&self) -> bool {
+        *self.format == DataFormat::Chat
+    }
+
+    /// The name of a part.
+    fn name(&self, part: usize) -> String {
+        mask::name_of_part(part, self.has_masks())
+    }
+
+    /// The files of a name that hold text, closed.
+    fn files(&self, text: &str) -> Result<Vec<TokenFile>, Failure> {
+        let checks = Checks {
+            cache: self.cache,
+            vocab: usize::MAX,
+            progress: self.progress,
+            names_all: false,
+        };
+        let (files, source) = match self.rows {
+            None => {
+                let (_, files, source) = text_files(text, self.format, checks)?;
+                (files, source)
+            }
+            Some(_) => row_files(text, self.format)?,
+        };
+        let taken = files.iter().map(|file| file.stamp.bytes).sum();
+        source.end(Path::new(text), taken).map_err(at(Path::new(text)))?;
+        Ok(files)
+    }
+
+    fn lock(&self) -> Result<File, PrepareError> {
+        let refused =
+            |why: &str| PrepareError::Refused { path: self.out.to_owned(), why: why.into() };
+        let there = fs::read_dir(self.out).map_or(0, Iterator::count);
+        if there > 0 && !self.out.join(LOCK).exists() {
+            return Err(refused(
+                "the folder is not empty, and `data prepare` did not make it; name another one",
+            ));
+        }
+        fs::create_dir_all(self.out).map_err(unwritten(self.out))?;
+        let path = self.out.join(LOCK);
+        let lock = File::create(&path).map_err(unwritten(&path))?;
+        let held = "another process prepares data in it; wait for that, or name another folder";
+        lock.try_lock().map_err(|_| refused(held))?;
+        Ok(lock)
+    }
+
+    /// The values beside the text that decide the tokens, by name.
+    fn makers(&self) -> BTreeMap<String, String> {
+        let tokenizer = format!("xxh3-128 {}", hex(xxh3_128(self.tokenizer.bytes())));
+        let rows = self.rows.as_ref().map_or_else(Vec::new, |with| with.rows.makers());
+        let all = [("tokenizer", tokenizer)].into_iter().chain(rows);
+        all.map(|(name, value)| (name.to_owned(), value)).collect()
+    }
+
+    /// The text of a name. `known`: as it was before.
+    fn texts(&self, named: &Named<'_>, known: &[SourceText]) -> Result<Vec<SourceText>, Failure> {
+        let bytes = named.files.iter().map(|file| file.stamp.bytes).sum();
+        let (now, reading) = (SystemTime::now(), self.progress.begin("reading text", bytes));
+        let text = |(i, file): (usize, &TokenFile)| {
+            let (path, of) =
+                (absolute(&file.path).unwrap_or_else(|_| file.path.clone()), file.stamp);
+            let stamp = of.is_settled(now).then(|| hex(xxh3_128(&of.to_bytes())));
+            let known = known.get(i).filter(|known| stamp.is_some() && known.stamp == stamp);
+            let hash = match known {
+                Some(known) => known.hash.clone(),
+                None => hex(file.hash(&|bytes| reading.add(bytes)).map_err(failure)?),
+            };
+            Ok(SourceText { path, bytes: of.bytes, hash, stamp })
+        };
+        named.files.iter().enumerate().map(text).collect()
+    }
+
+    /// That of an earlier start, as far as its parts are what was written.
+    fn manifest(&self, all: &[Named<'_>]) -> Result<Manifest, PrepareError> {
+        let path = self.out.join(MANIFEST);
+        let refused = |why| PrepareError::Refused {
+            path: path.clone(),
+            why: format!("{why}; name another folder, or delete the folder {}", Shown(self.out)),
+        };
+        let there = match Manifest::open(&path) {
+            Ok(None) if path.exists() => {
+                return Err(refused("`onebox data prepare` did not write it".into()));
+            }
+            Err(Problem::BadList(why)) => return Err(refused(format!("it is damaged ({why})"))),
+            there => there.map_err(|problem| refused(problem.to_string()))?,
+        };
+        if let Some(Manifest { version, .. }) = there
+            && version != VERSION
+        {
+            let why = format!(
+                "another onebox wrote it, in format {version}, and this one writes format {VERSION}"
+            );
+            return Err(refused(why));
+        }
+        let known = there.as_ref().map_or(&[][..], |there| &there.texts);
+        let texts = all.iter().enumerate().map(|(i, named)| {
+            self.texts(named, known.get(i).map_or(&[], Vec::as_slice)).map_err(in_key(named.key))
+        });
+        let name =
+            |named: &Named<'_>| Some(named.folder.file_name()?.to_string_lossy().into_owned());
+        let mut new = Manifest {
+            version: VERSION,
+            command: self.command.to_owned(),
+            out: absolute(self.out).unwrap_or_else(|_| self.out.to_owned()),
+            makers: self.makers(),
+            folders: all.iter().filter_map(name).collect(),
+            texts: texts.collect::<Result<_, _>>()?,
+            parts: all.iter().map(|_| Vec::new()).collect(),
+        };
+        if let Some(there) = there {
+            if let Some(why) = new.differs(&there) {
+                return Err(refused(why));
+            }
+            new.parts.iter_mut().zip(there.parts).for_each(|(new, there)| *new = there);
+        }
+        self.keep_whole(all, &mut new.parts)?;
+        Ok(new)
+    }
+
+    /// Keeps the parts before the first one whose files are not what was written, and no other files of parts. A folder has its name
+    /// only with all parts: nobody trains on a half.
+    fn keep_whole(&self, all: &[Named<'_>], parts: &mut [Vec<Part>]) -> Result<(), PrepareError> {
+        let list = self.out.join(MANIFEST);
+        let refused = |path: &Path, why| PrepareError::Refused { path: path.to_owned(), why };
+        let written = parts.iter().flatten().flat_map(|part| &part.files);
+        let reading = self.progress.begin("comparing parts", written.map(|file| file.bytes).sum());
+        for (Named { folder, files, .. }, parts) in all.iter().zip(parts) {
+            let partial = partial(folder);
+            if folder.exists() && partial.exists() {
+                let (partial, list) = (Shown(&partial), Shown(&list));
+                let why = format!(
+                    "{partial} is there, too; delete one of them: the other is compared with {list}, and made again where it differs"
+                );
+                return Err(refused(folder, why));
+            }
+            let place = if folder.exists() { folder } else { &partial };
+            let fault = |part: &Part| {
+                part.files
+                    .iter()
+                    .find_map(|file| file.check(place, &|bytes| reading.add(bytes)).err())
+            };
+            let fault = parts.iter().enumerate().find_map(|(i, part)| Some((i, fault(part)?)));
+            let is_other = fault.is_some();
+            if let Some((whole, fault)) = fault {
+                tracing::warn!(
+                    "{}: {}: this part and those behind it are made again",
+                    Shown(&fault.path),
+                    fault.words(&list)
+                );
+                parts.truncate(whole);
+            }
+            if folder.exists() && parts.last().is_none_or(|part| part.next.file < files.len()) {
+                if !is_other {
+                    let (folder, list) = (Shown(folder), Shown(&list));
+                    tracing::warn!(
+                        "{folder}: {list} does not name all of its files: they are made again"
+                    );
+                }
+                fs::rename(folder, &partial).map_err(unwritten(folder))?;
+            }
+            let place = if folder.exists() { folder } else { &partial };
+            for path in others(place, parts).map_err(unwritten(place))? {
+                if place == &partial && mask::is_of_part(&path) {
+                    fs::remove_file(&path).map_err(unwritten(&path))?;
+                } else if prepared::is_tokens(&path) {
+                    return Err(refused(&path, prepared::unnamed(&list).to_string()));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn save(&self, manifest: &Manifest) -> Result<(), PrepareError> {
+        let path = self.out.join(MANIFEST);
+        let json = serde_json::to_vec(manifest).map_err(io::Error::from);
+        json.and_then(|json| write(&path, &[json])).map(drop).map_err(unwritten(&path))
+    }
+
+    /// Makes the parts of a name that are not there yet.
+    fn fill(
+        &self,
+        manifest: &mut Manifest,
+        (i, named): (usize, &Named<'_>),
+        (reading, kept): (&dyn Reading, &dyn Fn(usize)),
+    ) -> Result<(), PrepareError> {
+        let refused = |problem| in_key(named.key)(at(Path::new(named.text))(problem));
+        let into = partial(&named.folder);
+        loop {
+            let last = manifest.parts[i].last();
+            let from = last.map_or(Place::default(), |part| part.next);
+            let rows = last.map(|part| part.rows.clone()).unwrap_or_default();
+            if from.file == named.files.len() {
+                if manifest.parts[i].iter().all(|part| part.tokens == 0) {
+                    return Err(refused(Problem::Empty).into());
+                }
+                if self.rows.is_some() {
+                    settle(Path::new(named.text), rows).map_err(in_key(named.key))?;
+                }
+                return Ok(());
+            }
+            let part = match &self.rows {
+                None => self.of_texts(&named.files, from, reading),
+                Some(with) => self.of_rows(&named.files, (from, rows), with, reading),
+            };
+            let Made { tokens, index, mask, mut part } = part.map_err(in_key(named.key))?;
+            fs::create_dir_all(&into).map_err(unwritten(&into))?;
+            let path = into.join(self.name(manifest.parts[i].len()));
+            let beside = [(path_of(&path), index), (mask::path_of(&path), mask)];
+            let beside = beside.into_iter().filter_map(|(path, some)| Some((path, vec![some?])));
+            for (path, bytes) in [(path.clone(), tokens)].into_iter().chain(beside) {
+                part.files.push(write(&path, &bytes).map_err(unwritten(&path))?);
+            }
+            manifest.parts[i].push(part);
+            self.save(manifest)?;
+            kept(manifest.num_parts());
+        }
+    }
+
+    /// The tokens of some text, by all cores.
+    fn of_texts(
+        &self,
+        files: &[TokenFile],
+        from: Place,
+        reading: &dyn Reading,
+    ) -> Result<Made, Failure> {
+        let texts = Texts::new(files, self.tokenizer, self.sizes);
+        let text = texts.read(from)?;
+        let made = texts.encode(&text, self.width(), &|bytes| reading.add(bytes))?;
+        let tokens = made.iter().map(Vec::len).sum::<usize>() / self.width();
+        let (rows, tokens) = (BadRows::default(), tokens as u64);
+        let part = Part { tokens, files: Vec::new(), text: text.bytes, next: text.next, rows };
+        Ok(Made { tokens: made, index: None, mask: None, part })
+    }
+
+    /// The tokens of some rows.
+    fn of_rows(
+        &self,
+        files: &[TokenFile],
+        (from, mut rows): (Place, BadRows),
+        with: &Rowed<'_>,
+        reading: &dyn Reading,
+    ) -> Result<Made, Failure> {
+        // The folder is for samples of any length: a run cuts or divides.
+        let documents = Some(Documents::that_say(Room::new(usize::MAX - 1, false, true)));
+        let mut made = Corpus { documents, ..Corpus::of_width(self.width(), 0) };
+        let (mut next, mut text) = (from, 0);
+        while next.file < files.len() && text < self.sizes.part {
+            let file = &files[next.file];
+            let unreadable = |e| at(&file.path)(Problem::Unreadable(e));
+            let mut opened = open_regular(&file.path).map_err(at(&file.path))?;
+            opened.seek(SeekFrom::Start(next.offset)).map_err(unreadable)?;
+            let mut lines = Lines::after(BufReader::new(opened), next.lines);
+            let mut more = true;
+            while more && text < self.sizes.part {
+                let read = made.read_some(&file.path, &mut lines, with, &mut rows);
+                more = read.map_err(at(&file.path))?;
+                let (offset, number) = lines.place().map_err(unreadable)?;
+                reading.add(offset - next.offset);
+                text += offset - next.offset;
+                next = Place { offset, lines: number, ..next };
+            }
+            // What was read is of the file that the manifest knows.
+            file.read(0, &mut []).map_err(failure)?;
+            if !more {
+                next = Place { file: next.file + 1, ..Place::default() };
+            }
+        }
+        let tokens = made.num_tokens() as u64;
+        let masked = made.documents.as_ref().filter(|_| self.has_masks());
+        let mask = masked.map(Documents::mask);
+        let index = made.documents.map(|documents| {
+            let lengths = (0..documents.len()).map(|document| documents.tokens(document).len());
+            megatron::written(lengths, self.width())
+        });
+        let part = Part { tokens, files: Vec::new(), text, next, rows };
+        Ok(Made { tokens: vec![made.store.into_bytes()], index, mask, part })
+    }
+}
+
+/// The files of a name that hold rows, closed, and how they are taken.
+fn row_files(text: &str, format: &DataFormat) -> Result<(Vec<TokenFile>, Source), Failure> {
+    let (paths, mut source) = named(text, format, true)?;
+    let mut files = Vec::new();
+    for path in &paths {
+        let mut file = open_regular(path).map_err(at(path))?;
+        if source.takes(path, &mut file).map_err(at(path))? {
+            let file = TokenFile::new(path, file).map_err(Problem::Unreadable);
+            files.push(file.map_err(at(path))?.closed());
+        }
+    }
+    files.retain(|file| file.stamp.bytes > 0);
+    Ok((files, source))
+}
+
+fn unwritten(path: &Path) -> impl FnOnce(io::Error) -> PrepareError {
+    |error| PrepareError::Write { path: path.to_owned(), error }
+}
+
+/// The files of a folder, if it is there, but for those of these parts.
+fn others(folder: &Path, parts: &[Part]) -> io::Result<Vec<PathBuf>> {
+    if !folder.exists() {
+        return Ok(Vec::new());
+    }
+    let known = prepared::names(parts);
+    let all: Vec<_> = fs::read_dir(folder)?.collect::<Result<_, _>>()?;
+    let others =
+        all.iter().filter(|file| !file.file_name().to_str().is_some_and(|n| known.contains(n)));
+    Ok(others.map(fs::DirEntry::path).collect())
+}
+
+/// Writes a file that has its name when it is on the disk.
+fn write(path: &Path, parts: &[Vec<u8>]) -> io::Result<Written> {
+    let unfinished = path.with_extension("tmp");
+    let (mut file, mut hash, mut length) = (File::create(&unfinished)?, Xxh3Default::new(), 0);
+    for bytes in parts {
+        file.write_all(bytes)?;
+        hash.update(bytes);
+        length += bytes.len() as u64;
+    }
+    file.sync_all()?;
+    fs::rename(&unfinished, path)?;
+    sync_folder(path.parent().unwrap_or(Path::new(".")))?;
+    let name = path.file_name().unwrap_or_else(|| unreachable!("a part and the list have names"));
+    let name = name.to_string_lossy().into_owned();
+    Ok(Written { name, bytes: length, hash: hex(hash.digest128()) })
+}
+
+#[cfg(test)]
+mod tests;

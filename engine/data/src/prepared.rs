@@ -1,0 +1,395 @@
+//! The folders that `onebox data prepare` makes, the list of what stands in them, and those of them that a run may not take.
+
+use super::bad_rows::BadRows;
+use super::mask;
+use super::open::open_regular;
+use super::parts::Place;
+use super::problem::{Failure, Problem, at};
+use super::store::TokenFile;
+use config::DataFormat;
+use files::shown::Shown;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+/// The name of the list of finished parts, in the folder of all data sets.
+pub(super) const MANIFEST: &str = "prepared.json";
+/// Of the list. Formats 1 and, of chats, 2 have no hashes.
+pub(super) const VERSION: u32 = 3;
+/// Characters of two values that an error names.
+const LONGEST: usize = 200;
+/// Behind the name of the folder of a data set that is not finished.
+const PARTIAL: &str = "partial";
+/// The beginning of the name of a folder of tokens to train on.
+const TRAIN: &str = "train";
+/// That of tokens that are held out.
+const HELD_OUT: &str = "validation";
+
+/// The list of finished parts. Formats 1 and 2 have the parts without their files, and nothing else of what is here.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct Manifest {
+    pub(super) version: u32,
+    /// Makes all of it again; empty where no command does.
+    #[serde(default)]
+    pub(super) command: String,
+    /// The folder of all that it makes; a copy elsewhere has another one.
+    #[serde(default)]
+    pub(super) out: PathBuf,
+    /// The values beside the text that decide the tokens, by name.
+    #[serde(default)]
+    pub(super) makers: BTreeMap<String, String>,
+    /// The name of the folder of each data set.
+    #[serde(default)]
+    pub(super) folders: Vec<String>,
+    /// The text of each data set.
+    #[serde(default)]
+    pub(super) texts: Vec<Vec<SourceText>>,
+    /// Those of each data set.
+    pub(super) parts: Vec<Vec<Part>>,
+}
+
+impl Manifest {
+    /// The list at `path`; of one that a newer onebox wrote only its version, and none where nobody, or another tool, wrote one.
+    pub(super) fn open(path: &Path) -> Result<Option<Self>, Problem> {
+        let bytes = match fs::read(path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            read => read.map_err(Problem::Unreadable)?,
+        };
+        let damaged = |error: serde_json::Error| Problem::BadList(error.to_string());
+        let json: Value = serde_json::from_slice(&bytes).map_err(damaged)?;
+        let version = json.get("version").and_then(Value::as_u64);
+        match version.map(|version| u32::try_from(version).unwrap_or(u32::MAX)) {
+            None => Ok(None),
+            Some(version) if version > VERSION => Ok(Some(Self { version, ..Self::default() })),
+            Some(_) => serde_json::from_value(json).map(Some).map_err(damaged),
+        }
+    }
+
+    /// Finished ones of all data sets.
+    pub(super) fn num_parts(&self) -> usize {
+        self.parts.iter().map(Vec::len).sum()
+    }
+
+    /// Why parts of `before` are none of this one, if they are not.
+    pub(super) fn differs(&self, before: &Self) -> Option<String> {
+        if self.folders != before.folders {
+            let [is, was] = [self, before].map(|of| of.folders.join(", "));
+            return Some(format!("it is of other data sets: {was} then, and {is} now"));
+        }
+        let keys: BTreeSet<_> = self.makers.keys().chain(before.makers.keys()).collect();
+        for key in keys {
+            let [is, was] =
+                [self, before].map(|of| of.makers.get(key).map_or("none", String::as_str));
+            if is != was {
+                let values = format!(": {was} then, and {is} now");
+                let values = if values.len() > LONGEST { "" } else { &values };
+                return Some(format!("it is of another {key}{values}"));
+            }
+        }
+        let mut texts = self.texts.iter().zip(&before.texts);
+        texts
+            .find_map(|(is, was)| other_text(is, was))
+            .map(|why| format!("it is of another text: {why}"))
+    }
+}
+
+/// How the files of a text are other ones. They are known by their bytes, in their order.
+fn other_text(is: &[SourceText], was: &[SourceText]) -> Option<String> {
+    let name = |text: &SourceText| Shown(&text.path).to_string();
+    let (is_new, is_gone) = (without(is, was), without(was, is));
+    let before: BTreeMap<_, _> = is_gone.iter().map(|was| (&was.path, was)).collect();
+    let changed = is_new.iter().find_map(|is| Some((is, before.get(&is.path)?)));
+    if let Some((is, was)) = changed {
+        return Some(format!(
+            "{} has {} bytes of xxh3-128 {}, and had {} of {}",
+            name(is),
+            is.bytes,
+            is.hash,
+            was.bytes,
+            was.hash
+        ));
+    }
+    match (is_new.first(), is_gone.first()) {
+        (Some(is), Some(was)) => Some(format!("{} is new, and {} is gone", name(is), name(was))),
+        (Some(is), None) => Some(format!("{} is new", name(is))),
+        (None, Some(was)) => Some(format!("{} is gone", name(was))),
+        (None, None) => {
+            let (is, was) = is.iter().zip(was).find(|(is, was)| is.hash != was.hash)?;
+            let (is, was) = (name(is), name(was));
+            Some(format!("its files have another order: {is} is where {was} was"))
+        }
+    }
+}
+
+/// Those of `all` whose bytes are not, or not as often, among `others`.
+fn without<'a>(all: &'a [SourceText], others: &[SourceText]) -> Vec<&'a SourceText> {
+    let mut left = BTreeMap::<_, usize>::new();
+    for text in others {
+        *left.entry(&text.hash).or_default() += 1;
+    }
+    let mut is_other = |text: &&SourceText| match left.get_mut(&text.hash) {
+        Some(left) if *left > 0 => {
+            *left -= 1;
+            false
+        }
+        _ => true,
+    };
+    all.iter().filter(|text| is_other(text)).collect()
+}
+
+/// A file of text that tokens were made of.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct SourceText {
+    pub(super) path: PathBuf,
+    /// Length.
+    pub(super) bytes: u64,
+    /// xxh3, 128 bits, of all its bytes.
+    pub(super) hash: String,
+    /// The stamp of the file system, which a write changes; none where a change could go unnoticed.
+    pub(super) stamp: Option<String>,
+}
+
+/// A finished part.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Part {
+    pub(super) tokens: u64,
+    /// The tokens, and of rows their index and their mask beside them.
+    #[serde(default)]
+    pub(super) files: Vec<Written>,
+    /// Bytes of its text.
+    pub(super) text: u64,
+    pub(super) next: Place,
+    /// Rows of this part and of those before it.
+    pub(super) rows: BadRows,
+}
+
+/// A file as it was written.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Written {
+    pub(super) name: String,
+    /// Length.
+    pub(super) bytes: u64,
+    /// xxh3, 128 bits, of all its bytes; empty where nobody knows it.
+    pub(super) hash: String,
+}
+
+/// How a file is not as it was written.
+#[derive(Debug)]
+pub(super) struct Fault {
+    pub(super) path: PathBuf,
+    /// Its state now.
+    is: String,
+    /// Its state in the list.
+    was: String,
+}
+
+impl Fault {
+    /// What the file is, and what this list says.
+    pub(super) fn words(&self, list: &Path) -> String {
+        format!("{}, and {} says {}", self.is, Shown(list), self.was)
+    }
+}
+
+impl Written {
+    /// Compares the length of the file in this folder.
+    pub(super) fn check_length(&self, folder: &Path) -> Result<(), Fault> {
+        let path = folder.join(&self.name);
+        let is = match fs::metadata(&path) {
+            Ok(there) if there.len() == self.bytes => return Ok(()),
+            Ok(there) => format!("it has {} bytes", there.len()),
+            Err(error) if error.kind() == ErrorKind::NotFound => "it is not there".into(),
+            Err(error) => format!("it cannot be read ({error})"),
+        };
+        Err(Fault { path, is, was: format!("{} bytes", self.bytes) })
+    }
+
+    /// Compares all of the file in this folder. `add`: adds bytes that were read.
+    pub(super) fn check(&self, folder: &Path, add: &dyn Fn(u64)) -> Result<(), Fault> {
+        self.check_length(folder)?;
+        let path = folder.join(&self.name);
+        let file = open_regular(&path).map_err(|problem| problem.to_string());
+        let file = file.and_then(|file| TokenFile::new(&path, file).map_err(|e| e.to_string()));
+        let is = match file.and_then(|file| file.hash(add).map_err(|unread| unread.why)) {
+            Ok(hash) if hex(hash) == self.hash => return Ok(()),
+            Ok(hash) => format!("its bytes have the xxh3-128 {}", hex(hash)),
+            Err(why) => format!("it cannot be read ({why})"),
+        };
+        Err(Fault { path, is, was: self.hash.clone() })
+    }
+}
+
+/// The names of all files of these parts.
+pub(super) fn names(parts: &[Part]) -> BTreeSet<&str> {
+    parts.iter().flat_map(|part| &part.files).map(|file| file.name.as_str()).collect()
+}
+
+/// What the list says of one of the folders that it names.
+pub(super) struct Listed {
+    pub(super) manifest: Manifest,
+    /// The path of the list.
+    pub(super) path: PathBuf,
+    /// The number of the folder.
+    number: usize,
+}
+
+impl Listed {
+    /// Of a folder of tokens; none where it was not prepared.
+    pub(super) fn of(folder: &Path) -> Result<Option<Self>, Failure> {
+        let Ok(real) = folder.canonicalize() else { return Ok(None) };
+        let (Some(all), Some(name)) = (real.parent(), real.file_name().and_then(|n| n.to_str()))
+        else {
+            return Ok(None);
+        };
+        let path = all.join(MANIFEST);
+        let Some(manifest) = Manifest::open(&path).map_err(at(&path))? else { return Ok(None) };
+        if manifest.version > VERSION {
+            return Err(at(&path)(Problem::NewerList {
+                version: manifest.version,
+                known: VERSION,
+            }));
+        }
+        let sets = manifest.parts.len();
+        let number = match name {
+            _ if !manifest.folders.is_empty() => manifest.folders.iter().position(|f| f == name),
+            TRAIN => Some(0),
+            // The list may be one of sets to train on alone, beside a folder that it did not make.
+            HELD_OUT if sets > 1 && !all.join(format!("{TRAIN}-{sets}")).exists() => Some(sets - 1),
+            _ => None,
+        };
+        let number = number.filter(|number| *number < manifest.parts.len());
+        Ok(number.map(|number| Self { manifest, path, number }))
+    }
+
+    /// The parts, and the names of their tokens.
+    fn parts(&self) -> impl Iterator<Item = (String, &Part)> {
+        let name = move |(number, part): (usize, &Part)| match part.files.first() {
+            Some(tokens) => tokens.name.clone(),
+            None => mask::name_of_part(number, self.manifest.version == 2),
+        };
+        self.manifest.parts[self.number].iter().enumerate().map(move |of| (name(of), of.1))
+    }
+
+    /// The files of tokens. An older list names none, and has lengths if `width`, the bytes of a token, is known.
+    pub(super) fn tokens(&self, width: Option<usize>) -> impl Iterator<Item = Written> {
+        self.parts().filter_map(move |(name, part)| match part.files.first() {
+            Some(tokens) => Some(tokens.clone()),
+            None => Some(Written { name, bytes: part.tokens * width? as u64, hash: String::new() }),
+        })
+    }
+
+    /// The folder of all data sets.
+    fn all(&self) -> &Path {
+        self.path.parent().unwrap_or(&self.path)
+    }
+
+    /// The fault of a file as a failure.
+    pub(super) fn failure(&self, fault: Fault) -> Failure {
+        let (all, list) = (Shown(self.all()), &self.manifest);
+        let is_there = list.out.canonicalize().is_ok_and(|out| out == self.all());
+        let remedy = match list.command.as_str() {
+            command if is_there && !command.is_empty() => format!("make them again: {command}"),
+            _ => format!("delete the folder {all} and prepare the text again"),
+        };
+        let remedy = format!("copy all files of {all} again, or {remedy}");
+        let words = fault.words(&self.path);
+        (fault.path, Problem::OtherPart { fault: words, remedy })
+    }
+
+    /// Refuses files of tokens in this folder that the list does not name.
+    fn check_names(&self, folder: &Path, files: &[PathBuf]) -> Result<(), Failure> {
+        let known: BTreeSet<_> = self.parts().map(|(name, _)| PathBuf::from(name)).collect();
+        let is_other = |file: &&PathBuf| {
+            is_tokens(file) && file.strip_prefix(folder).is_ok_and(|name| !known.contains(name))
+        };
+        let other = files.iter().find(is_other);
+        other.map_or(Ok(()), |other| Err(at(other)(unnamed(&self.path))))
+    }
+}
+
+/// Whether a directory gives this file where files hold tokens.
+pub(super) fn is_tokens(file: &Path) -> bool {
+    file.extension().is_some_and(|e| e == "bin")
+}
+
+/// A file of tokens that this list does not name.
+pub(super) fn unnamed(list: &Path) -> Problem {
+    let all = Shown(list.parent().unwrap_or(list));
+    Problem::OtherPart {
+        fault: format!("{} does not name it", Shown(list)),
+        remedy: format!("move it away, or delete the folder {all} and prepare the text again"),
+    }
+}
+
+/// A hash as the list has it.
+pub(super) fn hex(hash: u128) -> String {
+    format!("{hash:032x}")
+}
+
+/// Where the parts of a data set stand before the last one is done.
+pub(super) fn partial(folder: &Path) -> PathBuf {
+    folder.with_extension(PARTIAL)
+}
+
+/// The folders of files of tokens, and `text` if it is one itself.
+pub(super) fn folders<'a>(
+    text: &'a str,
+    files: &'a [PathBuf],
+    from_directory: bool,
+) -> BTreeSet<&'a Path> {
+    let tokens = files.iter().filter(|file| is_tokens(file));
+    let folders = tokens.filter_map(|file| file.parent());
+    folders.chain(from_directory.then(|| Path::new(text))).collect()
+}
+
+/// Refuses files of tokens of a data set that is not finished; the folder `text` if it has several data sets: a run would train on
+/// held-out ones; and a folder of which a part is not there, or is longer or shorter than it was written, or that has more files of tokens.
+pub(super) fn check(
+    (text, format): (&str, &DataFormat),
+    files: &[PathBuf],
+    from_directory: bool,
+) -> Result<(), Failure> {
+    let folders = folders(text, files, from_directory);
+    let is_half = |folder: &&&Path| folder.extension().is_some_and(|e| e == PARTIAL);
+    if let Some(half) = folders.iter().find(is_half) {
+        return Err(at(half)(Problem::HalfPrepared));
+    }
+    let of_all = |folder: &Path| {
+        let all = folder.parent().filter(|all| all.starts_with(text))?;
+        let is_list = !matches!(Manifest::open(&all.join(MANIFEST)), Ok(None));
+        is_list.then(|| all.to_owned())
+    };
+    let Some(all) = folders.iter().find_map(|folder| of_all(folder)).filter(|_| from_directory)
+    else {
+        return folders.into_iter().try_for_each(|folder| check_folder((folder, format), files));
+    };
+    let sets = folders.into_iter().filter(|folder| folder.parent() == Some(all.as_path()));
+    let trains = |folder: &PathBuf| {
+        folder.file_name().is_some_and(|name| name.to_string_lossy().starts_with(TRAIN))
+    };
+    let (train, held_out) = sets.map(Path::to_owned).partition(trains);
+    Err(at(&all)(Problem::AllPrepared { train, held_out }))
+}
+
+/// Compares the lengths of all parts in a folder with those that were written, and the names of its files.
+fn check_folder((folder, format): (&Path, &DataFormat), files: &[PathBuf]) -> Result<(), Failure> {
+    let Some(listed) = Listed::of(folder)? else { return Ok(()) };
+    let mut parts = listed.tokens(format.width());
+    let checked = parts.try_for_each(|part| part.check_length(folder));
+    checked.map_err(|fault| listed.failure(fault))?;
+    listed.check_names(folder, files)
+}
+
+/// Compares all bytes of the tokens in a folder with the hashes that were written. `add`: adds bytes that were read. Returns the path of a
+/// list that has no hashes.
+pub(super) fn check_bytes(folder: &Path, add: &dyn Fn(u64)) -> Result<Option<PathBuf>, Failure> {
+    let Some(listed) = Listed::of(folder)? else { return Ok(None) };
+    if listed.manifest.version < VERSION {
+        return Ok(Some(listed.path));
+    }
+    let mut parts = listed.tokens(None);
+    let checked = parts.try_for_each(|part| part.check(folder, add));
+    checked.map_err(|fault| listed.failure(fault)).map(|()| None)
+}

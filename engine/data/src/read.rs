@@ -1,0 +1,313 @@
+//! The files that a text in the config names, opened.
+
+use super::Corpus;
+use super::bad_rows::BadRows;
+use super::checked::{Checks, Texts};
+use super::files::{Found, find_files, held_out_among};
+use super::kind::{self, Kind};
+use super::left_out::LeftOut;
+use super::mask::{self, Mask};
+use super::megatron::{self, Dtype, Index};
+use super::open::open_regular;
+use super::prepared;
+use super::problem::{Failure, Problem, at, settle};
+use super::store::{Store, TokenFile, Unread};
+use config::{DataFormat, Packing};
+use files::shown::Shown;
+use std::fs::File;
+use std::io::Seek;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+/// What else can be done with a named file that is no text.
+const TAKE_BYTES: &str = "set data.format: Bytes to train on its bytes as they are";
+
+/// How files are taken.
+pub(super) struct Source {
+    pub(super) format: DataFormat,
+    pub(super) from_directory: bool,
+    pub(super) left_out: LeftOut,
+    /// Says what it finds strange and takes all the same.
+    warns: bool,
+}
+
+/// Why a file of this kind is not taken as `format`.
+const fn refusal(kind: Kind, format: &DataFormat) -> Problem {
+    let Kind { what, remedy } = kind;
+    match format {
+        DataFormat::Auto | DataFormat::Bytes => Problem::Foreign {
+            what,
+            remedy,
+            insist: "; or set data.format: Bytes to train on its bytes as they are",
+        },
+        DataFormat::U16
+        | DataFormat::U32
+        | DataFormat::Megatron
+        | DataFormat::Jsonl { .. }
+        | DataFormat::Chat => Problem::Foreign { what, remedy, insist: "" },
+    }
+}
+
+/// The files that `text` names, and how they are taken.
+pub(super) fn named(
+    text: &str,
+    format: &DataFormat,
+    warns: bool,
+) -> Result<(Vec<PathBuf>, Source), Failure> {
+    // Megatron calls both files by what their names have in common.
+    let tokens = format!("{text}.bin");
+    let by_prefix = *format == DataFormat::Megatron
+        && !Path::new(text).exists()
+        && Path::new(&tokens).is_file();
+    let Found { files, from_directory, runs } = find_files(if by_prefix { &tokens } else { text })?;
+    if !format.is_text() {
+        prepared::check((text, format), &files, from_directory)?;
+    }
+    if from_directory && let Some((train, held_out)) = held_out_among(&files) {
+        let problem = Problem::HeldOutToo { train, held_out };
+        if !format.is_text() {
+            return Err(at(Path::new(text))(problem));
+        }
+        if warns {
+            tracing::warn!("{}: {problem}", Shown(Path::new(text)));
+        }
+    }
+    let left_out = LeftOut { runs, ..LeftOut::default() };
+    Ok((files, Source { format: format.clone(), from_directory, left_out, warns }))
+}
+
+impl Source {
+    /// Whether a file is taken; notes it where a directory has it and it is not.
+    pub(super) fn takes(&mut self, path: &Path, file: &mut File) -> Result<bool, Problem> {
+        let tokens = !self.format.is_text();
+        let bytes = file.metadata().map_err(Problem::Unreadable)?.len();
+        if tokens && self.from_directory && path.extension().is_none_or(|e| e != "bin") {
+            if let Some(kind) = kind::of_tokens_elsewhere(path) {
+                self.left_out.add(path, bytes, kind);
+            }
+            return Ok(false);
+        }
+        if self.format.is_rows() && self.from_directory && !kind::is_named_as_rows(path) {
+            self.left_out.add(path, bytes, kind::NO_ROWS);
+            return Ok(false);
+        }
+        let head = kind::head(file).map_err(Problem::Unreadable)?;
+        file.rewind().map_err(Problem::Unreadable)?;
+        let Some(kind) = kind::of(path, &head, &self.format) else {
+            if tokens {
+                self.check_index(path)?;
+                mask::check_there(path)?;
+            }
+            return Ok(true);
+        };
+        // Who writes `Bytes` into a config wants bytes, be they what they may; a directory still gives only text.
+        let insisted = self.format == DataFormat::Bytes;
+        if self.from_directory && !(insisted && kind::is_text(&head)) {
+            self.left_out.add(path, bytes, kind);
+            return Ok(false);
+        }
+        if !insisted {
+            return Err(refusal(kind, &self.format));
+        }
+        if self.warns {
+            let path = Shown(path);
+            tracing::warn!("{path} is {}; its bytes are taken as data.format says", kind.what);
+        }
+        Ok(true)
+    }
+
+    /// Looks at what a name came to: `taken` bytes, and what was left out.
+    pub(super) fn end(self, named: &Path, taken: u64) -> Result<LeftOut, Problem> {
+        if taken == 0 {
+            return Err(match self.from_directory {
+                true => Problem::NoUsableFile(Box::new(self.left_out)),
+                false => Problem::Empty,
+            });
+        }
+        if self.left_out.bytes > taken {
+            return Err(Problem::MoreLeftOut { left: Box::new(self.left_out), taken });
+        }
+        if self.left_out.files > 0 && self.warns {
+            tracing::warn!("{}: {}", Shown(named), self.left_out);
+        }
+        Ok(self.left_out)
+    }
+
+    /// Compares the format with what a Megatron index says.
+    fn check_index(&self, path: &Path) -> Result<(), Problem> {
+        let Some(Dtype { name, width, .. }) = megatron::dtype_of(path) else { return Ok(()) };
+        if self.format == DataFormat::Megatron || width.is_some() && width == self.format.width() {
+            return Ok(());
+        }
+        let remedy = match width {
+            Some(_) => "set data.format: Megatron",
+            None => "onebox reads uint8, uint16, int16 and int32: convert it",
+        };
+        let (index, format) = (megatron::path_of(path), Box::new(self.format.clone()));
+        Err(Problem::OtherTokens { index, dtype: name, format, remedy })
+    }
+}
+
+impl Source {
+    /// Opens a file, or leaves it out. Where a named one must be text, `or_else` says what can be done with another.
+    pub(super) fn open(
+        &mut self,
+        path: &Path,
+        or_else: Option<&'static str>,
+        texts: &mut Texts<'_>,
+    ) -> Result<Option<TokenFile>, Problem> {
+        let mut file = open_regular(path)?;
+        if !self.takes(path, &mut file)? {
+            return Ok(None);
+        }
+        let file = TokenFile::new(path, file).map_err(Problem::Unreadable)?;
+        if !self.format.is_text() || !self.from_directory && or_else.is_none() {
+            return Ok(Some(file));
+        }
+        let changed = |Unread { offset, why, .. }| Problem::Changed { offset, why };
+        match (texts.fault(&file).map_err(changed)?, or_else) {
+            (None, _) => Ok(Some(file)),
+            (Some(fault), Some(or_else)) if !self.from_directory => {
+                Err(Problem::NotUtf8 { fault, or_else })
+            }
+            (Some(fault), _) => {
+                self.left_out.add(path, file.stamp.bytes, fault.kind());
+                Ok(None)
+            }
+        }
+    }
+}
+
+impl Corpus {
+    /// Appends the tokens of all files that `text` names, in order; returns the files.
+    pub(super) fn read(
+        &mut self,
+        text: &str,
+        format: &DataFormat,
+        checks: Checks<'_>,
+    ) -> Result<Vec<PathBuf>, Failure> {
+        let (files, mut source) = named(text, format, true)?;
+        let or_else = (*format == DataFormat::Auto).then_some(TAKE_BYTES);
+        let (began, mut texts) = (SystemTime::now(), Texts::of(text, checks));
+        let before = self.store.num_tokens();
+        let mut said = BadRows::of_documents(checks.names_all);
+        for path in &files {
+            let Some(file) = source.open(path, or_else, &mut texts).map_err(at(path))? else {
+                continue;
+            };
+            let bytes = file.stamp.bytes as usize;
+            if self.documents.is_none() {
+                mask::check_use(path, (format, Packing::Windows)).map_err(at(path))?;
+            }
+            if *format == DataFormat::Megatron {
+                self.read_index(&file, &mut said).map_err(at(path))?;
+            }
+            let width = self.store.width;
+            if !bytes.is_multiple_of(width) {
+                return Err(at(path)(Problem::PartialToken { bytes, width }));
+            }
+            self.num_files += usize::from(bytes > 0);
+            self.store.push_file(file);
+        }
+        texts.keep(began);
+        let taken = ((self.store.num_tokens() - before) * self.store.width) as u64;
+        self.left_out.append(source.end(Path::new(text), taken).map_err(at(Path::new(text)))?);
+        if self.documents.is_some() {
+            settle(Path::new(text), said)?;
+        }
+        Ok(files)
+    }
+
+    /// Opens the index of a file of tokens, which says how many bytes each has.
+    fn read_index(&mut self, file: &TokenFile, said: &mut BadRows) -> Result<(), Problem> {
+        let index = Index::beside(file)?;
+        let (width, before) = (index.width(), self.store.width);
+        match self.store.num_segments() {
+            0 => self.store = Store::new(width),
+            _ if width != before => return Err(Problem::OtherWidth { width, before }),
+            _ => {}
+        }
+        // A file without tokens is no segment, and one that is cut off inside of a token is none that could be read.
+        if file.stamp.bytes == 0 || !file.stamp.bytes.is_multiple_of(width as u64) {
+            return index.check(file);
+        }
+        if self.documents.is_some() {
+            index.check(file)?;
+            let mask = self.mask_beside(file, &index)?;
+            self.read_documents((&index, mask), &file.path, said)?;
+        }
+        self.indexes.push(index);
+        Ok(())
+    }
+
+    /// Opens the mask of a file of tokens. All files of a data set have one, or none has.
+    fn mask_beside(&mut self, file: &TokenFile, index: &Index) -> Result<Option<Mask>, Problem> {
+        let Some(documents) = &mut self.documents else { unreachable!("samples are windows") };
+        let mask = Mask::beside(file, index)?;
+        match (mask.is_some(), documents.are_in_files(), self.indexes.first()) {
+            (true, false, None) => documents.say_in_files(),
+            (true, false, Some(first)) => {
+                return Err(Problem::NoMask { mask: mask::path_of(&first.file.path) });
+            }
+            (false, true, _) => return Err(Problem::NoMask { mask: mask::path_of(&file.path) }),
+            (false, false, _) | (true, true, _) => {}
+        }
+        Ok(mask)
+    }
+
+    /// Adds the documents of an index, whose tokens stand behind all that there are. Where there is a mask, it says what counts.
+    fn read_documents(
+        &mut self,
+        (index, mask): (&Index, Option<Mask>),
+        path: &Path,
+        said: &mut BadRows,
+    ) -> Result<(), Problem> {
+        let Some(documents) = &mut self.documents else { unreachable!("samples are windows") };
+        let of_index = |unread: Unread| index.bad(&unread.into());
+        let of_mask = |mask: &Mask, unread: Unread| mask.bad(&unread.into());
+        let first = self.store.num_tokens();
+        let (all, mut start) = (index.num_documents(), 0);
+        said.rows += all as usize;
+        for block in (0..all).step_by(megatron::BLOCK as usize) {
+            let block = block..all.min(block + megatron::BLOCK);
+            let counts = mask
+                .as_ref()
+                .map(|mask| mask.counts(block.clone()).map_err(|unread| of_mask(mask, unread)));
+            let counts = counts.transpose()?;
+            let ends = index.ends(block.clone()).map_err(of_index)?;
+            for (i, (number, end)) in block.zip(ends).enumerate() {
+                let (tokens, from) = (end - start, start);
+                start = end;
+                if tokens < 2 {
+                    said.add_short((path, number));
+                    continue;
+                }
+                let taken = documents.room.taken(tokens);
+                let cut = from..from + taken.unwrap_or(tokens);
+                let counted = match (&mask, &counts) {
+                    (Some(mask), Some(_)) if cut.len() < tokens => {
+                        Some(mask.count(cut.clone()).map_err(|unread| of_mask(mask, unread))?)
+                    }
+                    (_, counts) => counts.as_ref().map(|counts| counts[i]),
+                };
+                if counted == Some(0) {
+                    let why = format!("its first {} tokens have no target", cut.len());
+                    said.add((path, number), &why);
+                    continue;
+                }
+                documents.room.note(tokens, (path, number), said);
+                let (cut, before) = (first + cut.start..first + cut.end, documents.len());
+                match (taken, counted) {
+                    (None, _) => {}
+                    (Some(_), None) => documents.push(cut),
+                    (Some(_), Some(count)) => documents.push_masked(cut, count),
+                }
+                documents.came_from(before, (path, number));
+            }
+        }
+        if let Some(mask) = mask {
+            documents.push_mask(first, mask);
+        }
+        Ok(())
+    }
+}

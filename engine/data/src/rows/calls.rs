@@ -1,0 +1,93 @@
+//! Calls of tools in a message, and how a template takes their arguments.
+
+use super::kind_of;
+use super::reader::{Arguments, Reader};
+use files::json::Json;
+
+/// The calls in the content of a shared conversation: JSON of one, or of a list of them.
+pub(super) fn of_content(content: Option<&Json>) -> Result<Json, String> {
+    let Some(Json::String(text)) = content else {
+        return Err("it is a call, and its content is no text with the JSON of one".into());
+    };
+    let calls =
+        Json::read(text).map_err(|e| format!("it is a call, and its content is no JSON: {e}"))?;
+    Ok(match calls {
+        Json::Array(calls) => Json::Array(calls.into_iter().map(of_function).collect()),
+        call => of_one(call),
+    })
+}
+
+/// A list of one call.
+pub(super) fn of_one(function: Json) -> Json {
+    Json::Array(vec![of_function(function)])
+}
+
+/// A function in the form of OpenAI, `{"type": "function", "function": ..}`, unless it has that form.
+pub(super) fn of_function(function: Json) -> Json {
+    if function.get("function").is_some() {
+        return function;
+    }
+    let fields = [("type", Json::String("function".into())), ("function", function)];
+    Json::Object(fields.map(|(key, value)| (key.into(), value)).into())
+}
+
+/// Puts the calls of a message behind those of another one.
+pub(super) fn append(to: &mut Json, message: Json) {
+    let (Json::Object(to), Json::Object(mut message)) = (to, message) else {
+        unreachable!("messages are objects")
+    };
+    let more = message.shift_remove("tool_calls");
+    if let (Some(Json::Array(all)), Some(Json::Array(more))) = (to.get_mut("tool_calls"), more) {
+        all.extend(more);
+    }
+}
+
+/// Checks calls, and gives their arguments the form that the template takes.
+///
+/// # Errors
+/// A call without a name; arguments that are no object, or that the template does not take.
+pub(super) fn check(calls: &mut Json, reader: &Reader<'_>) -> Result<(), String> {
+    let Json::Array(calls) = calls else {
+        return Err(format!("`tool_calls` is {}, not a list", kind_of(calls)));
+    };
+    for (i, call) in calls.iter_mut().enumerate() {
+        of_call(call, reader).map_err(|why| format!("call {} of `tool_calls`: {why}", i + 1))?;
+    }
+    Ok(())
+}
+
+fn of_call(call: &mut Json, reader: &Reader<'_>) -> Result<(), String> {
+    let Json::Object(fields) = call else {
+        return Err(format!("it is {}, not an object", kind_of(call)));
+    };
+    let function = match fields.get_mut("function") {
+        Some(Json::Object(function)) => function,
+        Some(other) => return Err(format!("`function` is {}, not an object", kind_of(other))),
+        None => fields,
+    };
+    if function.get("name").and_then(Json::as_str).is_none() {
+        return Err("it has no `name`".into());
+    }
+    let Some(arguments) = function.get_mut("arguments") else { return Ok(()) };
+    match arguments {
+        Json::Object(_) if reader.arguments() == Arguments::Texts => Err(
+            "`arguments` is an object, and the chat template writes a text as it is: give the JSON of the object as a text".into(),
+        ),
+        Json::Object(_) => Ok(()),
+        Json::String(text) => {
+            if text.trim().is_empty() {
+                "{}".clone_into(text);
+            }
+            let parsed: Json = Json::read(text)
+                .map_err(|e| format!("`arguments` is a text, and that is no JSON: {e}"))?;
+            if !matches!(parsed, Json::Object(_)) {
+                return Err(format!("`arguments` is the JSON of {}, not of an object", kind_of(&parsed)));
+            }
+            if reader.arguments() == Arguments::Objects {
+                *arguments = parsed;
+            }
+            Ok(())
+        }
+        other => Err(format!("`arguments` is {}, not an object", kind_of(other))),
+    }
+}

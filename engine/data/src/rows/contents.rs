@@ -1,0 +1,128 @@
+//! Contents that are lists of texts, `{"type": "text", "text": ..}`. A list of one text is that text where the chat template does not
+//! read lists. Several texts stay apart: there are as many ways to join them as programs that do.
+
+use super::talk::Talk;
+use super::{ANSWER, CUT, has, kind_of, name_of};
+use crate::chat::{Chat, Template};
+use crate::unread::Unread;
+use files::json::{Json, Map};
+use std::collections::HashSet;
+
+/// Refuses parts that are no texts.
+pub(super) fn check(parts: &[Json]) -> Result<(), String> {
+    if parts.is_empty() {
+        return Err("`content` is an empty list".into());
+    }
+    for (i, part) in parts.iter().enumerate() {
+        let number = i + 1;
+        let Json::Object(fields) = part else {
+            return Err(format!("part {number} of `content` is {}, not an object", kind_of(part)));
+        };
+        match (part.get("type").and_then(Json::as_str), part.get("text")) {
+            (Some("text"), Some(Json::String(_))) => {}
+            (Some(other), _) if other != "text" => {
+                return Err(format!(
+                    "part {number} of `content` is of the type `{other}`, and onebox trains on texts alone: remove it"
+                ));
+            }
+            _ => {
+                let has = has(fields);
+                return Err(format!(
+                    "part {number} of `content` is not {{\"type\": \"text\", \"text\": \"..\"}}{has}"
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A list of one text.
+pub(super) fn of_text(text: String) -> Json {
+    let fields = [("type", "text".to_owned()), ("text", text)];
+    Json::Array(vec![Json::Object(
+        fields.map(|(key, text)| (key.into(), Json::String(text))).into(),
+    )])
+}
+
+/// Makes texts of lists of one text, if the template does not read lists. Refuses others.
+pub(super) fn fit(template: &Template, talk: &mut Talk, unread: &mut Unread) -> Result<(), String> {
+    if check_read(template, talk.chat()).is_ok() {
+        return Ok(());
+    }
+    for message in &mut talk.messages {
+        let Json::Object(fields) = message else { continue };
+        let Some(Json::Array(parts)) = fields.get("content") else { continue };
+        let [Json::Object(part)] = &parts[..] else { continue };
+        let others = part.keys().filter(|key| !["type", "text"].contains(&key.as_str()));
+        unread.of_messages.extend(others.map(|key| name_of(key)));
+        let text = part.get("text").cloned().unwrap_or_else(|| unreachable!("a part has a text"));
+        fields.insert("content".into(), text);
+    }
+    check_read(template, talk.chat())
+}
+
+/// Refuses a list that the template prints as it is, or of which it leaves a text out that it writes where the content is a
+/// text.
+fn check_read(template: &Template, chat: Chat<'_>) -> Result<(), String> {
+    let messages = chat.messages;
+    let is_list = |one: &Json| matches!(one.get("content"), Some(Json::Array(_)));
+    let Some(first) = messages.iter().position(is_list) else { return Ok(()) };
+    let [parts, joined] = [each_part, all_parts].map(|write: fn(usize, &[Json]) -> Json| {
+        let each = messages.iter().enumerate();
+        let messages: Vec<Json> = each.map(|(i, one)| with_content(i, one, write)).collect();
+        template.text(Chat { messages: &messages, ..chat }, false)
+    });
+    let unread = |message: usize| {
+        let number = message + 1;
+        format!(
+            "the `content` of message {number} is a list, which the chat template does not read: join its texts into one text"
+        )
+    };
+    match (parts, joined) {
+        (Err(_), Ok(_)) => Err(unread(first)),
+        // The template refuses the row, whatever its contents are.
+        (Err(_), Err(_)) => Ok(()),
+        (Ok(parts), joined) => {
+            let wanted = joined.unwrap_or_default();
+            let shown: HashSet<&str> = parts.split(ANSWER).collect();
+            let lost = wanted.split(ANSWER).skip(1).step_by(2).find(|name| !shown.contains(name));
+            let printed = parts.split(CUT).nth(1);
+            let message = lost.or(printed).and_then(|name| name.split('.').next()?.parse().ok());
+            message.map_or(Ok(()), |message| Err(unread(message)))
+        }
+    }
+}
+
+/// The message with another content, if that is a list.
+fn with_content(number: usize, message: &Json, write: fn(usize, &[Json]) -> Json) -> Json {
+    let mut other = message.clone();
+    if let Json::Object(fields) = &mut other
+        && let Some(content) = fields.get_mut("content")
+        && let Json::Array(parts) = content
+    {
+        *content = write(number, parts);
+    }
+    other
+}
+
+/// A text that names a part.
+fn name(message: usize, part: usize) -> String {
+    format!("{ANSWER}{message}.{part}{ANSWER}")
+}
+
+/// A list whose texts name their parts; each part has one more key, which nobody reads.
+fn each_part(message: usize, parts: &[Json]) -> Json {
+    let part = |(i, part): (usize, &Json)| {
+        let Json::Object(fields) = part else { unreachable!("a part is an object") };
+        let mut fields: Map = fields.clone();
+        fields.insert("text".into(), Json::String(name(message, i)));
+        fields.insert(format!("{CUT}{message}.{i}{CUT}"), Json::Bool(true));
+        Json::Object(fields)
+    };
+    Json::Array(parts.iter().enumerate().map(part).collect())
+}
+
+/// The same texts as one.
+fn all_parts(message: usize, parts: &[Json]) -> Json {
+    Json::String((0..parts.len()).map(|i| name(message, i)).collect())
+}

@@ -1,0 +1,148 @@
+//! One message of a row, as chat templates know it.
+
+use super::reader::Reader;
+use super::talk::THOUGHTS;
+use super::{calls, contents, has, has_role, kind_of, learned};
+use files::json::{Json, Map};
+
+/// Roles of those that share conversations, by their key `from`.
+const SHARED: [(&str, &str); 5] = [
+    ("human", "user"),
+    ("gpt", "assistant"),
+    ("chatgpt", "assistant"),
+    ("bing", "assistant"),
+    ("bard", "assistant"),
+];
+/// Roles of a message whose content is JSON of calls.
+const CALLS: [&str; 2] = ["function_call", "tool_call"];
+/// Roles of what a tool answers.
+const ANSWERS: [&str; 2] = ["observation", "tool_response"];
+
+/// Whether a turn is a call by its role alone.
+pub(super) fn is_call(turn: &Json) -> bool {
+    let role = turn.get("role").or_else(|| turn.get("from")).and_then(Json::as_str);
+    role.is_some_and(|role| CALLS.contains(&role))
+}
+
+/// Reads a message, and whether it is learned if the assistant says it.
+///
+/// # Errors
+/// The fault of the message.
+pub(super) fn read(turn: Json, reader: &Reader<'_>) -> Result<(Json, bool), String> {
+    let Json::Object(fields) = turn else {
+        return Err(format!("it is {}, not an object", kind_of(&turn)));
+    };
+    let mut fields = renamed(fields);
+    let role = match fields.get("role") {
+        Some(Json::String(role)) => role.clone(),
+        Some(other) => return Err(format!("`role` is {}, not a text", kind_of(other))),
+        None => return Err(format!("it has no `role`{}", has(&fields))),
+    };
+    if CALLS.contains(&role.as_str()) {
+        let content = fields.shift_remove("content");
+        let given = fields.insert("tool_calls".into(), calls::of_content(content.as_ref())?);
+        if given.is_some() {
+            return Err(format!(
+                "its role is `{role}` and it has `tool_calls`: remove one of them"
+            ));
+        }
+    }
+    if let Some(call) = fields.shift_remove("function_call") {
+        if fields.contains_key("tool_calls") {
+            return Err("it has `tool_calls` and the older `function_call`: remove one".into());
+        }
+        fields.insert("tool_calls".into(), calls::of_one(call));
+    }
+    if fields.get("tool_calls") == Some(&Json::Array(Vec::new())) {
+        fields.shift_remove("tool_calls");
+    }
+    if let Some(all) = fields.get_mut("tool_calls") {
+        calls::check(all, reader)?;
+    }
+    let other = match role.as_str() {
+        role if CALLS.contains(&role) => Some("assistant"),
+        "developer" if !reader.role("developer").is_written => Some("system"),
+        "function" if !reader.role("function").is_written => Some("tool"),
+        role => {
+            let answer = ANSWERS.iter().find(|name| **name == role);
+            answer.filter(|name| !reader.role(name).has_token).map(|_| "tool")
+        }
+    };
+    if let Some(other) = other {
+        fields.insert("role".into(), Json::String(other.into()));
+    }
+    check_content(&fields)?;
+    let word = learned::of_message(&mut fields)?;
+    name_thoughts(&mut fields);
+    let message = Json::Object(fields);
+    let learns = word.as_ref().is_none_or(|word| word.learns);
+    match word {
+        Some(word) if learns && !has_role(&message, "assistant") => Err(format!(
+            "it has {}, and onebox learns what the assistant says, not the role `{role}`: remove this key",
+            word.shown
+        )),
+        _ => Ok((message, learns)),
+    }
+}
+
+/// The same with the names that templates know, without what is null.
+fn renamed(fields: Map) -> Map {
+    let has = |key: &str| fields.get(key).is_some_and(|value| *value != Json::Null);
+    let (shares, values) = (!has("role") && has("from"), !has("content") && has("value"));
+    let mut renamed = Map::new();
+    for (key, value) in fields {
+        // As in transformers: what is null is not there.
+        if value == Json::Null {
+            continue;
+        }
+        match (key.as_str(), value) {
+            ("from", Json::String(from)) if shares => {
+                let role = SHARED.iter().find(|(name, _)| *name == from);
+                let role = role.map_or(from.as_str(), |(_, role)| *role);
+                renamed.insert("role".into(), Json::String(role.into()));
+            }
+            ("from", other) if shares => drop(renamed.insert("role".into(), other)),
+            ("value", value) if values => drop(renamed.insert("content".into(), value)),
+            (_, value) => drop(renamed.insert(key, value)),
+        }
+    }
+    if let Some(Json::Array(parts)) = renamed.get_mut("content") {
+        for part in parts {
+            let Json::Object(part) = part else { continue };
+            part.retain(|_, value| *value != Json::Null);
+        }
+    }
+    renamed
+}
+
+fn check_content(fields: &Map) -> Result<(), String> {
+    match fields.get("content") {
+        Some(Json::String(_)) => Ok(()),
+        Some(Json::Array(parts)) => contents::check(parts),
+        Some(other) => Err(format!("`content` is {}, not a text", kind_of(other))),
+        // Calls of tools have no content.
+        None if fields.contains_key("tool_calls") => Ok(()),
+        None => Err(format!("it has no `content`{}", has(fields))),
+    }
+}
+
+/// Gives thoughts both names that templates read, as transformers does.
+fn name_thoughts(fields: &mut Map) {
+    let Some(thoughts) = THOUGHTS.iter().find_map(|name| fields.get(*name)).cloned() else {
+        return;
+    };
+    let second = fields.shift_remove(THOUGHTS[1]).unwrap_or_else(|| thoughts.clone());
+    fields.shift_insert(0, THOUGHTS[1].into(), second);
+    fields.insert(THOUGHTS[0].into(), thoughts);
+}
+
+/// The texts of a content.
+pub(super) fn texts(message: &Json) -> Vec<&str> {
+    match message.get("content") {
+        Some(Json::String(text)) => vec![text],
+        Some(Json::Array(parts)) => {
+            parts.iter().filter_map(|part| part.get("text").and_then(Json::as_str)).collect()
+        }
+        _ => Vec::new(),
+    }
+}

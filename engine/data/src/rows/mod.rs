@@ -1,0 +1,408 @@
+//! Rows of JSON lines as documents: their tokens, and which of them a model is to learn. The rows of a chat become the text
+//! that the model's template makes of them, and only what the assistant says counts.
+
+mod calls;
+mod contents;
+mod control;
+mod forms;
+mod learned;
+mod lines;
+mod messages;
+#[cfg(test)]
+mod oracle;
+mod probe;
+mod reader;
+#[cfg(test)]
+mod rendered;
+#[cfg(test)]
+mod robust;
+mod talk;
+mod targets;
+#[cfg(test)]
+mod tests;
+mod texts;
+
+pub(super) use lines::Lines;
+
+use super::document::Document;
+use super::problem::Problem;
+use super::tokenizer::Tokenizer;
+use super::unread::Unread;
+use crate::chat::{ANSWER, Template};
+use config::ControlTokens;
+use control::Control;
+use files::json::{Json, Map};
+use forms::{Form, form};
+use reader::Reader;
+use std::ops::Range;
+use std::sync::OnceLock;
+use talk::Talk;
+use targets::{Targets, has_role};
+use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
+
+/// Stands inside the text of a control token where a row has it: that text controls nothing.
+pub(super) const CUT: char = '\u{FDD2}';
+/// Marks of onebox, which no text has: Unicode promises that they are no characters.
+const MARKS: Range<char> = '\u{FDD0}'..'\u{FDF0}';
+/// Those of them that stand for control tokens of one letter.
+const LETTERS: Range<char> = '\u{FDD5}'..MARKS.end;
+
+/// Number of the rules by which a chat becomes tokens and targets. Tokens by other rules are made again.
+const RULES: u32 = 2;
+
+/// The content of rows.
+#[derive(Debug)]
+enum Kind<'a> {
+    /// A text in this field.
+    Text(String),
+    /// `messages`, or `prompt` and `completion`.
+    Chat {
+        reader: Reader<'a>,
+        /// The first message of each chat that has none of the system.
+        system: Option<String>,
+    },
+}
+
+/// Makes documents of rows.
+#[derive(Debug)]
+pub struct Rows<'a> {
+    tokenizer: &'a Tokenizer,
+    control: Control,
+    /// What the texts of control tokens are in texts that no template makes.
+    in_texts: ControlTokens,
+    /// The token behind each text.
+    end: Option<u32>,
+    /// The text of such a token, which the tokenizer does not have.
+    no_end: Option<String>,
+    kind: Kind<'a>,
+    hash: OnceLock<u128>,
+}
+
+impl<'a> Rows<'a> {
+    /// For rows with a text in `field`. `end`: the text of the token that ends a text.
+    pub fn of_texts(tokenizer: &'a Tokenizer, field: &str, end: Option<&str>) -> Self {
+        Self::new(tokenizer, end, Kind::Text(field.into()))
+    }
+
+    /// For chats in the words of `template`; `system` is the first message of those that have none of the system, unless it is
+    /// empty.
+    pub fn of_chats(tokenizer: &'a Tokenizer, template: &'a Template, system: &str) -> Self {
+        let system = (!system.is_empty()).then(|| system.to_owned());
+        Self::new(
+            tokenizer,
+            template.end_of_text(),
+            Kind::Chat { reader: Reader::new(template), system },
+        )
+    }
+
+    fn new(tokenizer: &'a Tokenizer, end: Option<&str>, kind: Kind<'a>) -> Self {
+        let token = end.and_then(|text| tokenizer.token(text));
+        let no_end = end.filter(|_| token.is_none()).map(str::to_owned);
+        let control = Control::new(tokenizer.control());
+        let in_texts = ControlTokens::Text;
+        Self { tokenizer, control, in_texts, end: token, no_end, kind, hash: OnceLock::new() }
+    }
+
+    /// With what the texts of control tokens are in texts that no template makes.
+    #[must_use]
+    pub fn with_control_tokens(self, in_texts: ControlTokens) -> Self {
+        Self { in_texts, hash: OnceLock::new(), ..self }
+    }
+
+    /// Refuses a token that ends a text and that the tokenizer does not have: nothing would end one.
+    ///
+    /// # Errors
+    /// [`Problem`] names it.
+    pub fn check_end(&self) -> Result<(), Problem> {
+        self.no_end.clone().map_or(Ok(()), |text| Err(Problem::NoEnd { text }))
+    }
+
+    /// Refuses a model that has fewer tokens than the tokenizer.
+    ///
+    /// # Errors
+    /// [`Problem`] names the largest token.
+    pub(super) fn fits(&self, vocab: usize) -> Result<(), Problem> {
+        self.tokenizer.fits(vocab)
+    }
+
+    /// xxh3, 128 bits, of everything but the row that a document follows from.
+    pub(super) fn hash(&self) -> u128 {
+        *self.hash.get_or_init(|| self.hashed())
+    }
+
+    fn hashed(&self) -> u128 {
+        let kind = match &self.kind {
+            Kind::Text(field) => format!("text {:?} {field}", self.end),
+            Kind::Chat { reader, system } => {
+                format!("chat {RULES} {:?} {system:?} {}", self.end, reader.template.identity())
+            }
+        };
+        let kind = format!("{:?} {kind}", self.in_texts);
+        let mut hash = Xxh3Default::new();
+        for part in [self.tokenizer.bytes(), kind.as_bytes()] {
+            hash.update(&(part.len() as u64).to_le_bytes());
+            hash.update(part);
+        }
+        hash.digest128()
+    }
+
+    /// What a document follows from beside the row and the tokenizer, by its name.
+    pub(super) fn makers(&self) -> Vec<(&'static str, String)> {
+        let end = self.end.map_or_else(|| "none".into(), |token| token.to_string());
+        let mut makers = vec![("token that ends a text", end)];
+        match &self.kind {
+            Kind::Text(field) => makers.push(("field of a text", format!("{field:?}"))),
+            Kind::Chat { reader, system } => makers.extend([
+                ("rules for chats", RULES.to_string()),
+                ("data.system", format!("{:?}", system.as_deref().unwrap_or_default())),
+                (
+                    "chat template",
+                    format!("xxh3-128 {:032x}", xxh3_128(reader.template.identity().as_bytes())),
+                ),
+            ]),
+        }
+        // Folders of versions that knew no other have none of these.
+        if self.in_texts == ControlTokens::Parsed {
+            makers.push(("data.control_tokens", format!("{:?}", self.in_texts)));
+        }
+        if self.tokenizer.has_control_pieces() {
+            makers.push(("pieces of a text like a control token", "without it".into()));
+        }
+        makers
+    }
+
+    /// The document of a row.
+    ///
+    /// # Errors
+    /// The fault of the row, in words that complete "line 3: ".
+    pub fn document(&self, row: &str) -> Result<Document, String> {
+        self.read(row).map(|(document, _)| document)
+    }
+
+    /// The document of a row, and what of the row it does not have.
+    ///
+    /// # Errors
+    /// As [`document`](Self::document).
+    pub(super) fn read(&self, row: &str) -> Result<(Document, Unread), String> {
+        self.control.check()?;
+        let json = Json::read(row).map_err(|why| format!("it is no JSON: {why}"))?;
+        let mut row = match json {
+            Json::Object(row) => row,
+            other => {
+                let example = match self.kind {
+                    Kind::Text(_) => "{\"text\": \"...\"}",
+                    Kind::Chat { .. } => "{\"messages\": [..]}",
+                };
+                return Err(format!("it is {}, not an object such as {example}", kind_of(&other)));
+            }
+        };
+        self.check_end().map_err(|problem| problem.to_string())?;
+        let mut unread = Unread::default();
+        let document = match &self.kind {
+            Kind::Text(field) => match row.get_mut(field) {
+                Some(Json::String(text)) => {
+                    self.plain_text(text)?;
+                    self.ended(text, 0..text.len())?
+                }
+                Some(other) => return Err(format!("`{field}` is {}, not a text", kind_of(other))),
+                None => return Err(format!("it has no `{field}`{}", has(&row))),
+            },
+            Kind::Chat { reader, system } => {
+                match form(reader, row, system.as_deref(), &mut unread)? {
+                    Form::Talk(talk) => self.talk(reader, talk, &mut unread)?,
+                    Form::Texts { mut prompt, mut completion } => {
+                        self.plain_text(&mut prompt)?;
+                        self.plain_text(&mut completion)?;
+                        let counted = prompt.len()..prompt.len() + completion.len();
+                        self.ended(&(prompt + &completion), counted)?
+                    }
+                }
+            }
+        };
+        match document.counted.contains(&true) {
+            true => Ok((document, unread)),
+            false => Err("it has no target: no answer, or an empty text".into()),
+        }
+    }
+
+    /// The document of a chat.
+    fn talk(
+        &self,
+        reader: &Reader<'_>,
+        mut talk: Talk,
+        unread: &mut Unread,
+    ) -> Result<Document, String> {
+        talk.messages.iter_mut().chain(&mut talk.tools).try_for_each(|json| self.defuse(json))?;
+        contents::fit(reader.template, &mut talk, unread)?;
+        reader.check(&talk, unread)?;
+        let (template, learned) = (reader.template, &talk.learned[..]);
+        let of = Targets { template, control: &self.control, chat: talk.chat(), learned };
+        let (text, counted) = of.of()?;
+        self.spoken(&text, &counted, false)
+    }
+
+    /// Cuts the texts of control tokens in a text that no template makes, if they are texts there.
+    fn plain_text(&self, text: &mut String) -> Result<(), String> {
+        match self.in_texts {
+            ControlTokens::Text => self.defuse_text(text),
+            ControlTokens::Parsed => check_marks(text),
+        }
+    }
+
+    /// Cuts the texts of control tokens in every string and key.
+    fn defuse(&self, value: &mut Json) -> Result<(), String> {
+        match value {
+            Json::String(text) => self.defuse_text(text),
+            Json::Array(values) => values.iter_mut().try_for_each(|value| self.defuse(value)),
+            Json::Object(fields) => {
+                for (mut key, mut value) in std::mem::take(fields) {
+                    self.defuse_text(&mut key)?;
+                    self.defuse(&mut value)?;
+                    fields.insert(key, value);
+                }
+                Ok(())
+            }
+            Json::Null | Json::Bool(_) | Json::Number(_) | Json::Digits(_) => Ok(()),
+        }
+    }
+
+    fn defuse_text(&self, text: &mut String) -> Result<(), String> {
+        check_marks(text)?;
+        if let Some(cut) = self.control.cut(text) {
+            *text = cut;
+        }
+        // A control token may be there only once the text is normalized.
+        let mut before = usize::MAX;
+        while let Some(found) = self.tokenizer.normalized_control(text)? {
+            let mut signs = text[found.clone()].char_indices().filter(|(_, c)| !c.is_whitespace());
+            let first = signs.next().filter(|_| found.start != before);
+            let Some((at, first)) = first else {
+                let found = &text[found];
+                return Err(format!(
+                    "the tokenizer makes a control token of its text {found:?}, and no cut hinders it: change the text"
+                ));
+            };
+            text.insert(found.start + at + first.len_utf8(), CUT);
+            before = found.start;
+        }
+        Ok(())
+    }
+
+    /// A text, of which some bytes count, and the token of its end, which counts too.
+    fn ended(&self, text: &str, counted: Range<usize>) -> Result<Document, String> {
+        let whole = counted.start == 0;
+        let (mut document, ends) = match self.in_texts {
+            ControlTokens::Text => (self.spoken(text, &[counted], true)?, false),
+            ControlTokens::Parsed => self.parsed(text, counted)?,
+        };
+        if whole {
+            // A tokenizer's own token in front of a text has no bytes.
+            document.counted.iter_mut().skip(1).for_each(|counts| *counts = true);
+        }
+        if let Some(end) = self.end.filter(|_| !ends) {
+            // The tokenizer may put it there itself, at no place in the text.
+            if document.tokens.last() != Some(&end) {
+                document.tokens.push(end);
+                document.counted.push(true);
+            }
+            let first = document.tokens.len() == 1;
+            document.counted.last_mut().into_iter().for_each(|counts| *counts = !first);
+        }
+        Ok(document)
+    }
+
+    /// The tokens of a text in which control tokens may be cut, and of which these bytes count.
+    fn spoken(
+        &self,
+        text: &str,
+        counted: &[Range<usize>],
+        special: bool,
+    ) -> Result<Document, String> {
+        let letter = |c| self.control.letter(c);
+        let is_cut = text.contains(|c| c == CUT || LETTERS.contains(&c));
+        let tokens = match is_cut || self.tokenizer.has_control_pieces() {
+            true => self.tokenizer.encode_cut(text, (CUT, &letter), special)?,
+            false => self.tokenizer.encode_with_places(text, special)?,
+        };
+        Ok(document(tokens, counted))
+    }
+}
+
+/// Tokens with their places in a text, of which these bytes count.
+fn document(tokens: Vec<(u32, Range<usize>)>, counted: &[Range<usize>]) -> Document {
+    let mut document = Document::default();
+    for (token, place) in tokens {
+        // Of a blank that a tokenizer leaves out of its token no byte is left.
+        let place = place.start..place.end.max(place.start + 1);
+        let behind = counted.partition_point(|c| c.end <= place.start);
+        let counts = counted.get(behind).is_some_and(|c| c.start < place.end);
+        let first = document.tokens.is_empty();
+        document.tokens.push(token);
+        document.counted.push(counts && !first);
+    }
+    document
+}
+
+/// Refuses the marks of onebox.
+fn check_marks(text: &str) -> Result<(), String> {
+    match text.chars().find(|c| MARKS.contains(c)) {
+        Some(mark) => {
+            let code = u32::from(mark);
+            Err(format!("it has U+{code:04X}, which is no character: remove it"))
+        }
+        None => Ok(()),
+    }
+}
+
+/// A value in words.
+fn kind_of(value: &Json) -> &'static str {
+    match value {
+        Json::Null => "null",
+        Json::Bool(_) => "a truth value",
+        Json::Number(_) | Json::Digits(_) => "a number",
+        Json::String(_) => "a text",
+        Json::Array(_) => "a list",
+        Json::Object(_) => "an object",
+    }
+}
+
+/// Characters of a name or a value that an error shows.
+const SHOWN: usize = 60;
+
+/// A name that somebody chose, for messages: on one line, and not longer than it is read.
+fn name_of(text: &str) -> String {
+    let mut some: String = text
+        .chars()
+        .filter(|c| !MARKS.contains(c))
+        .take(SHOWN)
+        .flat_map(char::escape_debug)
+        .collect();
+    if text.chars().nth(SHOWN).is_some() {
+        some += "..";
+    }
+    format!("`{some}`")
+}
+
+/// A value for messages.
+fn shown(value: &Json) -> String {
+    let json = serde_json::to_string(value).unwrap_or_default();
+    match json.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{}..", &json[..end]),
+        None => json,
+    }
+}
+
+/// The keys of a row, for errors.
+fn has(row: &Map) -> String {
+    const SOME: usize = 6;
+    let keys: Vec<String> = row.keys().take(SOME).map(|key| name_of(key)).collect();
+    match keys.is_empty() {
+        true => "; it is empty".into(),
+        false => format!("; it has {}", keys.join(", ")),
+    }
+}
+
+/// Whether a message is of the system. OpenAI calls it the developer, too.
+fn is_system(message: &Json) -> bool {
+    has_role(message, "system") || has_role(message, "developer")
+}

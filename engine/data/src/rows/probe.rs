@@ -1,0 +1,260 @@
+//! A chat with words in the place of its texts.
+
+use super::has_role;
+use super::talk::{THOUGHTS, Talk};
+use files::json::{Json, Map};
+use std::collections::{BTreeSet, HashSet};
+use xxhash_rust::xxh3::xxh3_128;
+
+/// A word that no template has.
+pub(super) const WORD: &str = "zq0qz";
+/// Around the thoughts in a content.
+const THOUGHT_MARKS: [(&str, &str); 4] = [
+    ("<think>", "</think>"),
+    ("<thinking>", "</thinking>"),
+    ("<thought>", "</thought>"),
+    ("[THINK]", "[/THINK]"),
+];
+/// Around the answer of a tool in a content, by which templates of Qwen tell it from a question.
+const TOOL_ANSWER: [&str; 2] = ["<tool_response>", "</tool_response>"];
+/// Keys of messages that are looked for by their words.
+const KNOWN: [&str; 7] =
+    ["role", "content", "tool_calls", "tool_call_id", THOUGHTS[0], THOUGHTS[1], THOUGHTS[2]];
+
+/// The part of a chat that a word stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Of {
+    /// The content of a message.
+    Text(usize),
+    /// The thoughts of a message.
+    Thoughts(usize),
+    /// The calls of a message.
+    Call(usize),
+    Tool(usize),
+}
+
+/// A chat with words in the place of its texts, so that two chats of the same shape are the same one.
+#[derive(Debug)]
+pub(super) struct Probe {
+    pub(super) messages: Vec<Json>,
+    pub(super) tools: Option<Json>,
+    pub(super) words: Vec<(String, Of)>,
+    /// Keys of messages that a template may read.
+    pub(super) keys: BTreeSet<String>,
+    /// Numbers of calls, in the order of their first place.
+    ids: Vec<String>,
+    /// Texts stand for themselves.
+    is_itself: bool,
+}
+
+impl Probe {
+    /// With words of its own.
+    pub(super) fn of_words(talk: &Talk) -> Self {
+        Self::of(talk, false)
+    }
+
+    /// With the texts as words, and nothing else.
+    pub(super) fn of_texts(talk: &Talk) -> Self {
+        Self::of(talk, true)
+    }
+
+    fn of(talk: &Talk, is_itself: bool) -> Self {
+        let (messages, words, keys, ids) = Default::default();
+        let mut probe = Self { messages, tools: None, words, keys, ids, is_itself };
+        let messages = talk.messages.iter().enumerate();
+        probe.messages = messages.map(|(i, message)| probe.message(i, message)).collect();
+        probe.tools = talk.tools.as_ref().map(|tools| probe.all_tools(tools));
+        probe
+    }
+
+    /// Everything that a template could tell from another chat.
+    pub(super) fn key(&self) -> u128 {
+        let json = serde_json::to_vec(&(&self.messages, &self.tools));
+        xxh3_128(&json.unwrap_or_else(|_| unreachable!("values of JSON are JSON")))
+    }
+
+    /// The word for a text, between the same blanks.
+    fn word(&mut self, text: &str, of: Of) -> String {
+        let trimmed = text.trim();
+        if trimmed.is_empty() {
+            return text.to_owned();
+        }
+        if self.is_itself {
+            self.words.push((trimmed.to_owned(), of));
+            return String::new();
+        }
+        let word = format!("zq{}qz", self.words.len() + 1);
+        self.words.push((word.clone(), of));
+        let before = text.len() - text.trim_start().len();
+        [&text[..before], &word, &text[before + trimmed.len()..]].concat()
+    }
+
+    fn message(&mut self, i: usize, message: &Json) -> Json {
+        let Json::Object(fields) = message else { unreachable!("a message is an object") };
+        let mut thoughts: Option<Json> = None;
+        let mut probe = Map::new();
+        for (key, value) in fields {
+            let value = match (key.as_str(), value) {
+                ("role", role) => role.clone(),
+                ("content", Json::String(text)) => {
+                    Json::String(self.pieces(text, i, has_role(message, "assistant")))
+                }
+                ("content", Json::Array(parts)) => {
+                    Json::Array(parts.iter().map(|part| self.part(part, i)).collect())
+                }
+                ("tool_calls", Json::Array(calls)) => {
+                    Json::Array(calls.iter().map(|call| self.call(call, i)).collect())
+                }
+                ("tool_call_id", Json::String(id)) => self.id(id),
+                (key, Json::String(text)) if THOUGHTS.contains(&key) => {
+                    let word = || Json::String(self.word(text, Of::Thoughts(i)));
+                    thoughts.get_or_insert_with(word).clone()
+                }
+                (key, other) => {
+                    if !KNOWN.contains(&key) {
+                        self.keys.insert(key.to_owned());
+                    }
+                    plain(other)
+                }
+            };
+            probe.insert(key.clone(), value);
+        }
+        Json::Object(probe)
+    }
+
+    /// A content, in which each run of text between marks is a word.
+    fn pieces(&mut self, text: &str, i: usize, is_answer: bool) -> String {
+        let (mut out, mut left) = (String::new(), text);
+        loop {
+            let marks =
+                THOUGHT_MARKS.iter().flat_map(|(open, close)| [(*open, false), (*close, true)]);
+            let marks = marks.chain(TOOL_ANSWER.map(|mark| (mark, false)));
+            let found = marks.filter_map(|(mark, ends)| Some((left.find(mark)?, mark, ends)));
+            let Some((at, mark, ends)) = found.min() else {
+                return out + &self.word(left, Of::Text(i));
+            };
+            let of = if ends && is_answer { Of::Thoughts(i) } else { Of::Text(i) };
+            out += &self.word(&left[..at], of);
+            out += mark;
+            left = &left[at + mark.len()..];
+        }
+    }
+
+    fn part(&mut self, part: &Json, i: usize) -> Json {
+        let Json::Object(fields) = part else { unreachable!("a part is an object") };
+        let mut probe = Map::new();
+        for (key, value) in fields {
+            let value = match (key.as_str(), value) {
+                ("text", Json::String(text)) => Json::String(self.word(text, Of::Text(i))),
+                ("type", kind) => kind.clone(),
+                (_, other) => plain(other),
+            };
+            probe.insert(key.clone(), value);
+        }
+        Json::Object(probe)
+    }
+
+    fn call(&mut self, call: &Json, i: usize) -> Json {
+        let Json::Object(fields) = call else { unreachable!("a call is an object") };
+        let mut probe = Map::new();
+        for (key, value) in fields {
+            let value = match (key.as_str(), value) {
+                ("function", Json::Object(_)) => self.call(value, i),
+                ("name", Json::String(name)) => Json::String(self.word(name, Of::Call(i))),
+                ("arguments", Json::Object(all)) if all.is_empty() => value.clone(),
+                ("arguments", Json::Object(_)) => {
+                    let [key, value] = self.argument(i);
+                    Json::Object([(key, Json::String(value))].into())
+                }
+                ("arguments", Json::String(text)) if text.trim() == "{}" => value.clone(),
+                ("arguments", Json::String(_)) => {
+                    let [key, value] = self.argument(i);
+                    Json::String(format!("{{\"{key}\": \"{value}\"}}"))
+                }
+                ("id", Json::String(id)) => self.id(id),
+                ("type", kind) => kind.clone(),
+                (_, other) => plain(other),
+            };
+            probe.insert(key.clone(), value);
+        }
+        Json::Object(probe)
+    }
+
+    /// The key and the value of arguments that stand for any.
+    fn argument(&mut self, i: usize) -> [String; 2] {
+        if self.is_itself {
+            return Default::default();
+        }
+        ["key", "value"].map(|text| self.word(text, Of::Call(i)))
+    }
+
+    /// An id of the form that templates of Mistral ask for.
+    fn id(&mut self, id: &str) -> Json {
+        let known = self.ids.iter().position(|known| known == id);
+        let number = known.unwrap_or_else(|| {
+            self.ids.push(id.to_owned());
+            self.ids.len() - 1
+        });
+        Json::String(format!("{number:09}"))
+    }
+
+    fn all_tools(&mut self, tools: &Json) -> Json {
+        let Json::Array(tools) = tools else { unreachable!("tools are a list") };
+        Json::Array(tools.iter().enumerate().map(|(i, tool)| self.tool(i, tool)).collect())
+    }
+
+    /// A tool with parameters that stand for any.
+    fn tool(&mut self, i: usize, tool: &Json) -> Json {
+        let Json::Object(fields) = tool else { unreachable!("a tool is an object") };
+        let text = |text: &str| Json::String(text.into());
+        let object = |fields: &[(&str, &Json)]| {
+            Json::Object(fields.iter().map(|(k, v)| ((*k).into(), (*v).clone())).collect())
+        };
+        let mut probe = Map::new();
+        for (key, value) in fields {
+            let value = match (key.as_str(), value) {
+                ("function", Json::Object(_)) => self.tool(i, value),
+                ("name", Json::String(name)) => Json::String(self.word(name, Of::Tool(i))),
+                ("type", kind) => kind.clone(),
+                ("description", Json::String(_)) => text("a"),
+                ("parameters", Json::Object(_)) => {
+                    let a = object(&[("type", &text("string")), ("description", &text("a"))]);
+                    let properties = object(&[("a", &a)]);
+                    let required = Json::Array(vec![text("a")]);
+                    object(&[
+                        ("type", &text("object")),
+                        ("properties", &properties),
+                        ("required", &required),
+                    ])
+                }
+                // Templates that print a tool print this, too.
+                _ => continue,
+            };
+            probe.insert(key.clone(), value);
+        }
+        Json::Object(probe)
+    }
+}
+
+/// The words in a text, in one pass.
+pub(super) fn words_of(text: &str) -> HashSet<&str> {
+    let word = |(at, _): (usize, &str)| {
+        let digits = text[at + 2..].find(|c: char| !c.is_ascii_digit())?;
+        let end = at + 2 + digits;
+        text[end..].starts_with("qz").then(|| &text[at..end + 2])
+    };
+    text.match_indices("zq").filter_map(word).collect()
+}
+
+/// A value of the same kind.
+fn plain(value: &Json) -> Json {
+    match value {
+        Json::String(_) => Json::String(WORD.into()),
+        Json::Number(_) | Json::Digits(_) => Json::Number(1.into()),
+        Json::Array(values) => Json::Array(values.iter().map(plain).collect()),
+        Json::Object(fields) => {
+            Json::Object(fields.iter().map(|(key, value)| (key.clone(), plain(value))).collect())
+        }
+        Json::Null | Json::Bool(_) => value.clone(),
+    }
+}

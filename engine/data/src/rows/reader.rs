@@ -1,0 +1,246 @@
+//! What a chat template makes of the parts of a chat. It is asked once for each shape of a chat, with words in the place of all
+//! texts: a word that the text of the chat does not have is a text that the model would not see.
+
+use super::has_role;
+use super::probe::{self, Of, Probe, WORD};
+use super::talk::Talk;
+use crate::chat::{Chat, Template, message};
+use crate::unread::Unread;
+use files::json::{Json, Map};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{OnceLock, PoisonError, RwLock};
+
+/// Shapes that are kept.
+const MOST: usize = 1 << 14;
+
+/// How a template takes the arguments of a call that is given as JSON of OpenAI, a text, and as transformers has it, an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Arguments {
+    /// Both, or neither.
+    Both,
+    /// It would encode a text a second time, or refuses it.
+    Objects,
+    /// It would print an object as Python does, or refuses it.
+    Texts,
+}
+
+/// What the text of a chat of some shape has of it.
+#[derive(Clone, Debug)]
+enum Visibility {
+    /// The template takes no words.
+    Unknown,
+    Known {
+        /// The first part that is lost.
+        lost: Option<Of>,
+        /// Messages whose thoughts are lost.
+        thoughts: BTreeSet<usize>,
+        /// Keys of messages.
+        unread: BTreeSet<String>,
+    },
+}
+
+/// How a template writes messages of a role.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Role {
+    pub(super) is_written: bool,
+    /// With a token of its name, such as `<|observation|>`.
+    pub(super) has_token: bool,
+}
+
+/// A template, and what is known of it.
+#[derive(Debug)]
+pub(super) struct Reader<'a> {
+    pub(super) template: &'a Template,
+    roles: RwLock<BTreeMap<&'static str, Role>>,
+    arguments: OnceLock<Arguments>,
+    shapes: RwLock<BTreeMap<u128, Visibility>>,
+}
+
+impl<'a> Reader<'a> {
+    pub(super) fn new(template: &'a Template) -> Self {
+        let (roles, arguments, shapes) = Default::default();
+        Self { template, roles, arguments, shapes }
+    }
+
+    /// How the template writes messages of this role.
+    pub(super) fn role(&self, role: &'static str) -> Role {
+        if let Some(known) = self.roles.read().unwrap_or_else(PoisonError::into_inner).get(role) {
+            return *known;
+        }
+        let one = message(role, WORD);
+        let rest = [message("user", "a"), message("assistant", "b")];
+        let written = |messages: &[Json]| {
+            let text = self.template.text(Chat::of(messages), false).ok();
+            text.filter(|text| text.contains(WORD))
+        };
+        let first = written(&[std::slice::from_ref(&one), &rest].concat());
+        let last = written(&[&rest[..], &[one]].concat());
+        let token = format!("<|{role}|>");
+        let found = Role {
+            is_written: first.is_some() || last.is_some(),
+            has_token: last.is_some_and(|text| text.contains(&token)),
+        };
+        self.roles.write().unwrap_or_else(PoisonError::into_inner).insert(role, found);
+        found
+    }
+
+    /// How the template takes arguments.
+    pub(super) fn arguments(&self) -> Arguments {
+        *self.arguments.get_or_init(|| {
+            let object = Json::Object([(WORD.into(), Json::String("a".into()))].into());
+            let text = Json::String(format!("{{\"{WORD}\": \"a\"}}"));
+            match (self.writes_arguments(&object), self.writes_arguments(&text)) {
+                (true, false) => Arguments::Objects,
+                (false, true) => Arguments::Texts,
+                _ => Arguments::Both,
+            }
+        })
+    }
+
+    /// Whether a call with these arguments has the key [`WORD`] as JSON or in a form of the template's own, and neither in a text
+    /// of JSON in JSON nor in a dict of Python.
+    fn writes_arguments(&self, arguments: &Json) -> bool {
+        let fields = |all: &[(&str, Json)]| {
+            Json::Object(all.iter().map(|(key, value)| ((*key).into(), value.clone())).collect())
+        };
+        let text = |text: &str| Json::String(text.into());
+        let function = fields(&[("name", text("f")), ("arguments", arguments.clone())]);
+        let call = fields(&[
+            ("id", text("000000001")),
+            ("type", text("function")),
+            ("function", function),
+        ]);
+        let (role, calls) = (("role", text("assistant")), ("tool_calls", Json::Array(vec![call])));
+        let said =
+            [fields(&[role.clone(), ("content", text("")), calls.clone()]), fields(&[role, calls])];
+        said.into_iter().any(|said| {
+            let written = self.template.text(Chat::of(&[message("user", "a"), said]), false);
+            written.is_ok_and(|written| {
+                let mut places =
+                    written.match_indices(WORD).map(|(at, _)| &written[..at]).peekable();
+                let is_other = |before: &str| before.ends_with("\\\"") || before.ends_with('\'');
+                places.peek().is_some() && !places.any(is_other)
+            })
+        })
+    }
+
+    /// Refuses a chat that the template does not write whole. Notes keys of messages that it does not read, and thoughts in earlier
+    /// answers that it leaves out.
+    pub(super) fn check(&self, talk: &Talk, unread: &mut Unread) -> Result<(), String> {
+        let probe = Probe::of_words(talk);
+        let key = probe.key();
+        let known = self.shapes.read().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
+        let seen = known.unwrap_or_else(|| {
+            let seen = self.visibility(&probe);
+            let mut shapes = self.shapes.write().unwrap_or_else(PoisonError::into_inner);
+            if shapes.len() < MOST {
+                shapes.insert(key, seen.clone());
+            }
+            seen
+        });
+        let (lost, thoughts) = match seen {
+            Visibility::Known { lost, thoughts, unread: keys } => {
+                unread.of_messages.extend(keys);
+                (lost, thoughts)
+            }
+            Visibility::Unknown => {
+                lost(&Probe::of_texts(talk), &self.template.text(talk.chat(), false)?)
+            }
+        };
+        match lost {
+            None => {}
+            Some(Of::Tool(tool)) => {
+                return Err(format!(
+                    "it has `tools`, and the chat template does not show tool {}: take a template that does, or leave the row out",
+                    tool + 1
+                ));
+            }
+            Some(Of::Call(i)) => {
+                return Err(format!(
+                    "the chat template does not show the calls in `tool_calls` of message {}: take a template that does, or leave the \
+                     row out",
+                    i + 1
+                ));
+            }
+            Some(Of::Text(i) | Of::Thoughts(i)) => {
+                let role = talk.messages[i].get("role").and_then(Json::as_str).unwrap_or_default();
+                return Err(format!(
+                    "the chat template does not show message {}, or not all of it, of the role {}: take a template that does, or \
+                     leave the row out",
+                    i + 1,
+                    super::name_of(role)
+                ));
+            }
+        }
+        let last = talk.messages.iter().rposition(|one| has_role(one, "assistant"));
+        if let Some(last) = last
+            && thoughts.contains(&last)
+            && talk.learned[last]
+            && !talk.messages[last..].iter().any(|one| has_role(one, "user"))
+        {
+            return Err(format!(
+                "the chat template does not show the thoughts of message {}, the last answer: take a template that does, or remove \
+                 them from the row",
+                last + 1
+            ));
+        }
+        unread.thoughts |= !thoughts.is_empty();
+        Ok(())
+    }
+
+    /// What the template makes of words.
+    fn visibility(&self, probe: &Probe) -> Visibility {
+        let written = |messages: &[Json]| {
+            self.template.text(Chat { messages, tools: probe.tools.as_ref() }, false)
+        };
+        let Ok(text) = written(&probe.messages) else { return Visibility::Unknown };
+        let (lost, thoughts) = lost(probe, &text);
+        let is_read = |key: &&String| {
+            let without: Vec<Json> = probe.messages.iter().map(|one| without(one, key)).collect();
+            written(&without).map_or(true, |other| other != text)
+        };
+        let unread = probe.keys.iter().filter(|key| !is_read(key));
+        Visibility::Known {
+            lost,
+            thoughts,
+            unread: unread.map(|key| super::name_of(key)).collect(),
+        }
+    }
+}
+
+/// The first part that a text does not have, and the messages whose thoughts it does not have.
+fn lost(probe: &Probe, text: &str) -> (Option<Of>, BTreeSet<usize>) {
+    let (mut first, mut thoughts) = (None, BTreeSet::new());
+    let found = probe::words_of(text);
+    for (word, of) in &probe.words {
+        if found.contains(word.as_str())
+            || text.contains(word.as_str())
+            || in_json(word).is_some_and(|word| text.contains(&word))
+        {
+            continue;
+        }
+        match of {
+            Of::Thoughts(i) => drop(thoughts.insert(*i)),
+            of => first = first.or(Some(*of)),
+        }
+    }
+    (first, thoughts)
+}
+
+/// The word as it stands in JSON, if it is another one there.
+fn in_json(word: &str) -> Option<String> {
+    let json = serde_json::to_string(word).ok()?;
+    let inner = json.strip_prefix('"')?.strip_suffix('"')?;
+    (inner != word).then(|| inner.to_owned())
+}
+
+/// The message without a key.
+fn without(message: &Json, key: &str) -> Json {
+    let Json::Object(fields) = message else { return message.clone() };
+    let fields: Map = fields
+        .iter()
+        .filter(|(other, _)| *other != key)
+        .map(|(key, value)| (key.clone(), value.clone()))
+        .collect();
+    Json::Object(fields)
+}

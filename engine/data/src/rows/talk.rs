@@ -1,0 +1,22 @@
+//! A chat in the form that templates know.
+
+use crate::chat::Chat;
+use files::json::Json;
+
+/// Names of thoughts in transformers; templates read the first or the second.
+pub(super) const THOUGHTS: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+
+/// A chat as its template gets it.
+#[derive(Debug)]
+pub(super) struct Talk {
+    pub(super) messages: Vec<Json>,
+    pub(super) tools: Option<Json>,
+    /// By message: whether it is a target.
+    pub(super) learned: Vec<bool>,
+}
+
+impl Talk {
+    pub(super) fn chat(&self) -> Chat<'_> {
+        Chat { messages: &self.messages, tools: self.tools.as_ref() }
+    }
+}

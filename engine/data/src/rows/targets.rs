@@ -1,0 +1,346 @@
+//! Which bytes of a chat's text are targets. Where a template marks what an assistant says, its marks are. Otherwise an answer
+//! reaches from the end of its prompt to the last thing that the template writes before the next message.
+
+use super::contents::of_text;
+use super::control::Control;
+use crate::chat::{ANSWER, Chat, Rendered, Template, Turn, message};
+use files::json::{Json, Map};
+use std::ops::Range;
+
+/// Bytes that a template writes for a row: the prompt of each answer is a text of its own.
+const MOST: usize = 256 << 20;
+
+/// A chat, and which of its messages a model is to learn.
+pub(super) struct Targets<'a> {
+    pub(super) template: &'a Template,
+    pub(super) control: &'a Control,
+    pub(super) chat: Chat<'a>,
+    /// Whether a message is to be learned, for each of the chat.
+    pub(super) learned: &'a [bool],
+}
+
+impl Targets<'_> {
+    /// The text of the chat, and the bytes of it that are targets, in their order.
+    pub(super) fn of(&self) -> Result<(String, Vec<Range<usize>>), String> {
+        let whole = self.template.rendered(self.chat, false)?;
+        let is_answer = |i: &usize| has_role(&self.chat.messages[*i], "assistant");
+        let (answers, others): (Vec<usize>, Vec<usize>) =
+            (0..self.learned.len()).filter(is_answer).partition(|i| self.learned[*i]);
+        let many = if self.template.has_marks() { others.len() } else { answers.len() };
+        if many.saturating_mul(whole.text.len()) > MOST {
+            let bytes = whole.text.len();
+            return Err(format!(
+                "its chat has {many} answers in {bytes} bytes, more than onebox looks for: divide the row"
+            ));
+        }
+        if self.template.has_marks() {
+            return self.marked(whole, &others);
+        }
+        let mut text = whole.text.clone();
+        let mut spans = Vec::with_capacity(answers.len());
+        for i in answers {
+            let (mut span, ends) = self.answer(&whole, i)?;
+            if !ends
+                && i + 1 == self.learned.len()
+                && text[span.end..].trim().is_empty()
+                && let Some(token) = self.missing_end(i)
+            {
+                text.push_str(&token);
+                span.end = text.len();
+            }
+            spans.push(span);
+        }
+        spans.sort_by_key(|span| span.end);
+        if let Some(pair) = spans.windows(2).find(|pair| pair[0].end > pair[1].start) {
+            let at = &whole.text[pair[1].start..].chars().take(40).collect::<String>();
+            return Err(format!(
+                "the chat template writes two answers into one, at {at:?}: mark answers in it with {{% generation %}}"
+            ));
+        }
+        Ok((text, spans))
+    }
+
+    /// The beginning of the chat, and the prompt of its next message if `asked`.
+    fn beginning(&self, messages: usize, asked: bool) -> Result<Rendered, String> {
+        let messages = &self.chat.messages[..messages];
+        self.template.rendered(Chat { messages, ..self.chat }, asked)
+    }
+
+    /// What the template marks, without the marks in these answers.
+    fn marked(
+        &self,
+        whole: Rendered,
+        others: &[usize],
+    ) -> Result<(String, Vec<Range<usize>>), String> {
+        let mut spans = whole.generated.clone();
+        if whole.turns.is_empty() {
+            for i in others {
+                let start = self.start(&whole, *i)?;
+                let place = start..self.limit(&whole, *i, start)?;
+                spans.retain(|span| !place.contains(&span.start));
+            }
+        } else {
+            let owner = |place: usize| {
+                let turn = whole.turns.iter().find(|turn| turn.place.contains(&place))?;
+                Some(turn.message)
+            };
+            spans.retain(|span| owner(span.start).is_none_or(|i| !others.contains(&i)));
+        }
+        Ok((whole.text, spans))
+    }
+
+    /// Where an answer stands, with the token that ends it, and whether there is one.
+    fn answer(&self, whole: &Rendered, i: usize) -> Result<(Range<usize>, bool), String> {
+        let start = self.start(whole, i)?;
+        let limit = self.limit(whole, i, start)?;
+        if limit < start {
+            return Err(self.unclear(i, "ends"));
+        }
+        let (end, ends) = self.end(whole, i, start..limit);
+        Ok((start..end, ends))
+    }
+
+    fn unclear(&self, i: usize, does: &str) -> String {
+        format!(
+            "the chat template does not tell where the answer of message {} {does}: mark answers in it with {{% generation %}}",
+            i + 1
+        )
+    }
+
+    /// The first stretch that the template writes for a message around `place` or behind it.
+    fn turn(whole: &Rendered, i: usize, place: usize) -> Option<Range<usize>> {
+        let turns = whole.turns.iter().filter(|turn| turn.message == i);
+        let mut turns = turns.map(|turn| turn.place.clone());
+        turns.find(|turn| turn.end >= place)
+    }
+
+    /// Where the prompt of an answer ends. The beginning of an answer that a prompt gives is no target; what the template
+    /// puts behind it is.
+    fn start(&self, whole: &Rendered, i: usize) -> Result<usize, String> {
+        let prompt = self.beginning(i, true);
+        let text = &whole.text;
+        // From the last message on: a template may write earlier ones otherwise where others follow.
+        let last = |of: &Rendered| {
+            let mut turns = of.turns.iter().rev();
+            turns.find(|turn| turn.message + 1 == i).map_or(0, |turn| turn.place.start)
+        };
+        if let Ok(prompt) = &prompt {
+            let (here, there) = (last(whole), last(prompt));
+            if text[here..].starts_with(&prompt.text[there..]) {
+                return Ok(here + prompt.text.len() - there);
+            }
+        }
+        if whole.turns.is_empty() {
+            return match prompt {
+                Ok(_) => Err(self.unclear(i, "begins")),
+                Err(why) => Err(why),
+            };
+        }
+        let turns: Vec<&Turn> = whole.turns.iter().filter(|turn| turn.message == i).collect();
+        let turn = match &turns[..] {
+            [turn] => turn,
+            [] => return Err(format!("the chat template does not show message {}", i + 1)),
+            _ => return Err(self.unclear(i, "begins")),
+        };
+        let header = self.header(i, prompt.ok()).ok_or_else(|| self.unclear(i, "begins"))?;
+        let turn = &turn.place;
+        if text[turn.clone()].starts_with(&header) {
+            return Ok(turn.start + header.len());
+        }
+        let (before, _) = self.probe(i).ok_or_else(|| self.unclear(i, "begins"))?;
+        // A template may put a message of its own in front of the first one.
+        // Blanks around the words of a prompt are those of its block; of those behind them, an answer has what it shares.
+        let (words, blanks) = (header.trim(), &header[header.trim_end().len()..]);
+        if let Some(at) = before.rfind(words).filter(|_| !words.is_empty()) {
+            let at = at + words.len();
+            let at = at + common(&before[at..], blanks);
+            if text[turn.clone()].starts_with(&before[..at]) {
+                return Ok(turn.start + at);
+            }
+        }
+        // A prompt may go on beyond what stands in front of an answer, with the beginning of thoughts, say.
+        let same = common(&before, &header);
+        let token = self.control.last(&before[..same]).map_or(0, |token| token.end);
+        let line = before[..same].rfind('\n').map_or(0, |line| line + 1);
+        match if same == before.len() { same } else { token.max(line) } {
+            0 => Err(self.unclear(i, "begins")),
+            bytes => Ok(turn.start + bytes),
+        }
+    }
+
+    /// What a prompt adds to the messages in front of an answer.
+    fn header(&self, i: usize, prompt: Option<Rendered>) -> Option<String> {
+        let of_its_own = || {
+            let without = self.beginning(i, false).ok()?;
+            Some(prompt?.text.strip_prefix(without.text.as_str())?.to_owned())
+        };
+        // A template may refuse a prompt without messages.
+        of_its_own().or_else(|| {
+            let asked = [message("user", "a")];
+            let text = |answer| self.template.text(Chat { messages: &asked, ..self.chat }, answer);
+            Some(text(true).ok()?.strip_prefix(&text(false).ok()?)?.to_owned())
+        })
+    }
+
+    /// Where the text of the next message begins.
+    fn limit(&self, whole: &Rendered, i: usize, start: usize) -> Result<usize, String> {
+        let text = &whole.text;
+        let is_last = i + 1 == self.learned.len();
+        let shown = |message: usize| whole.turns.iter().any(|turn| turn.message == message);
+        match Self::turn(whole, i, start) {
+            Some(turn) if is_last || shown(i + 1) => Ok(turn.end),
+            None if is_last && whole.turns.is_empty() => Ok(text.len()),
+            // The text of the next message may stand in the turn of the answer.
+            turn => {
+                let until = self.beginning(i + 1, false)?;
+                let (from, of_answer) = match &turn {
+                    Some(turn) => (turn.start, Self::turn(&until, i, 0)),
+                    None => (0, Some(0..until.text.len())),
+                };
+                let until = of_answer.map_or("", |place| &until.text[place]);
+                let bytes = match text[from..].starts_with(until) {
+                    true => until.len(),
+                    false => until.trim_end().len(),
+                };
+                match from + bytes > start && text[from..].starts_with(&until[..bytes]) {
+                    true => Ok(from + bytes),
+                    false => Err(self.unclear(i, "ends")),
+                }
+            }
+        }
+    }
+
+    /// Where an answer ends in its place, and whether with something that ends it.
+    fn end(&self, whole: &Rendered, i: usize, place: Range<usize>) -> (usize, bool) {
+        let text = &whole.text;
+        let mut limit = place.end;
+        let trimmed = |limit: usize| place.start + text[place.start..limit].trim_end().len();
+        // The token that begins a text may stand behind each answer, for the next question.
+        let begins = self.template.beginning_of_text();
+        while let Some(begins) = begins
+            && self.template.end_of_text() != Some(begins)
+            && text[place.start..trimmed(limit)].ends_with(begins)
+        {
+            limit = trimmed(limit) - begins.len();
+        }
+        let end = trimmed(limit);
+        if self.template.end_of_answers().is_empty() {
+            let words = self.end_of_words(whole, i, place.start..limit);
+            let end = words.map_or(end, |(end, _)| end);
+            let behind = &text[place.end..];
+            let from = text.len() - behind.trim_start().len();
+            let next = self.control.find(text, from).filter(|token| token.start == from);
+            let next = next.filter(|token| Some(&text[token.clone()]) != begins);
+            return next.map_or((end, false), |token| (token.end, true));
+        }
+        let is_token = self.control.last(&text[place.start..end]);
+        if is_token.is_some_and(|token| place.start + token.end == end) {
+            return (end, true);
+        }
+        // Blanks at the end of an answer's own words count, those of the template do not.
+        self.end_of_words(whole, i, place.start..limit).unwrap_or((end, true))
+    }
+
+    /// Where the words of an answer end with what the template writes behind them, but for blanks; and whether it writes anything.
+    fn end_of_words(
+        &self,
+        whole: &Rendered,
+        i: usize,
+        place: Range<usize>,
+    ) -> Option<(usize, bool)> {
+        if calls(&self.chat.messages[i]).is_some() {
+            return None;
+        }
+        let (_, behind) = self.probe(i)?;
+        let end = whole.text[place.clone()].strip_suffix(behind.as_str())?.len();
+        let ends = behind.trim_end();
+        Some((place.start + end + ends.len(), !ends.is_empty()))
+    }
+
+    /// The control token that ends an answer before another message, where the last one has nothing behind it.
+    fn missing_end(&self, i: usize) -> Option<String> {
+        let end = self.template.end_of_answers();
+        if end.is_empty() {
+            return self.next_token(i);
+        }
+        let token = self.control.find(end, 0).filter(|token| token.start == 0)?;
+        Some(end[token].to_owned())
+    }
+
+    /// What the template writes around the words of a message, in its turn.
+    fn probe(&self, i: usize) -> Option<(String, String)> {
+        let mut messages = self.chat.messages.to_vec();
+        let Json::Object(fields) = &mut messages[i] else { return None };
+        put_answer(fields)?;
+        let other =
+            self.template.rendered(Chat { messages: &messages, ..self.chat }, false).ok()?;
+        let turns = other.turns.iter().filter(|turn| turn.message == i);
+        let mut turns = turns.map(|turn| &other.text[turn.place.clone()]);
+        let turn = turns.find(|turn| turn.contains(ANSWER))?;
+        let (before, _) = turn.split_once(ANSWER)?;
+        let (_, behind) = turn.rsplit_once(ANSWER)?;
+        Some((before.to_owned(), behind.to_owned()))
+    }
+
+    /// The token that would stand behind the last answer, if another message followed.
+    fn next_token(&self, i: usize) -> Option<String> {
+        let answer = &self.chat.messages[i];
+        let roles = if calls(answer).is_some() { &["tool", "user"][..] } else { &["user"] };
+        let begins = self.template.beginning_of_text();
+        roles.iter().find_map(|role| {
+            let mut messages = self.chat.messages.to_vec();
+            messages.push(message(role, "a"));
+            let chat = Chat { messages: &messages, ..self.chat };
+            let with = self.template.rendered(chat, false).ok()?;
+            let turn = with.turns.iter().find(|turn| turn.message == i + 1)?;
+            let text = with.text[turn.place.clone()].trim_start();
+            let token = self.control.find(text, 0).filter(|token| token.start == 0)?;
+            let token = &text[token];
+            (Some(token) != begins).then(|| token.to_owned())
+        })
+    }
+}
+
+/// Bytes with which both begin.
+fn common(one: &str, other: &str) -> usize {
+    let pairs = one.chars().zip(other.chars());
+    pairs.take_while(|(a, b)| a == b).map(|(a, _)| a.len_utf8()).sum()
+}
+
+/// Whether a message has this role.
+pub(super) fn has_role(message: &Json, role: &str) -> bool {
+    message.get("role").and_then(Json::as_str) == Some(role)
+}
+
+/// The calls of tools in a message.
+fn calls(message: &Json) -> Option<&Vec<Json>> {
+    match message.get("tool_calls") {
+        Some(Json::Array(calls)) if !calls.is_empty() => Some(calls),
+        _ => None,
+    }
+}
+
+/// Puts [`ANSWER`] in place of the content, or of the names in calls where there is no content.
+fn put_answer(fields: &mut Map) -> Option<()> {
+    let has_content = match fields.get("content") {
+        Some(Json::String(text)) => !text.is_empty(),
+        other => other.is_some(),
+    };
+    let Some(Json::Array(calls)) = fields.get_mut("tool_calls").filter(|_| !has_content) else {
+        let content = fields.get_mut("content")?;
+        *content = match content {
+            Json::Array(_) => of_text(ANSWER.into()),
+            _ => Json::String(ANSWER.into()),
+        };
+        return Some(());
+    };
+    for call in calls {
+        let Json::Object(call) = call else { continue };
+        let call = match call.get_mut("function") {
+            Some(Json::Object(function)) => function,
+            _ => call,
+        };
+        call.insert("name".into(), Json::String(ANSWER.into()));
+    }
+    Some(())
+}

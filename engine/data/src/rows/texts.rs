@@ -1,0 +1,78 @@
+//! Texts of rows that no template makes: those of a field, and a prompt with its completion. A template may have made them before.
+
+use super::super::cores;
+use super::super::document::Document;
+use super::super::untrusted::Around;
+use super::{Kind, Rows, document};
+use config::ControlTokens;
+use files::json::{Json, Map};
+use std::ops::Range;
+
+impl Rows<'_> {
+    /// Whether a key of a row has a text that no template makes, as the whole of it.
+    pub(super) fn is_plain_text(&self, key: &str, row: &Map) -> bool {
+        match &self.kind {
+            Kind::Text(field) => key == field,
+            Kind::Chat { .. } => {
+                let both = ["prompt", "completion"];
+                let are_texts =
+                    both.iter().all(|key| matches!(row.get(*key), Some(Json::String(_))));
+                both.contains(&key) && are_texts && !row.contains_key("messages")
+            }
+        }
+    }
+
+    /// How many rows have texts of control tokens where these control nothing and no template makes the text.
+    pub(crate) fn count_rendered(&self, rows: &[Result<&str, &str>]) -> usize {
+        if self.in_texts == ControlTokens::Parsed {
+            return 0;
+        }
+        let is_of_chats = matches!(self.kind, Kind::Chat { .. });
+        let is_rendered = |i: usize| {
+            let Ok(text) = rows[i] else { return false };
+            if is_of_chats && !text.contains("\"completion\"") {
+                return false;
+            }
+            // A letter may be escaped in JSON.
+            if self.control.find(text, 0).is_none() && !text.contains("\\u") {
+                return false;
+            }
+            let Ok(Json::Object(row)) = Json::read(text) else { return false };
+            row.iter().any(|(key, value)| {
+                let text = value.as_str().filter(|_| self.is_plain_text(key, &row));
+                text.is_some_and(|text| self.control.find(text, 0).is_some())
+            })
+        };
+        cores::map(rows.len(), is_rendered).into_iter().filter(|rendered| *rendered).count()
+    }
+
+    /// The tokens of a text whose control tokens control, and whether one of them ends it. What the tokenizer puts around a text
+    /// stands there once, also where the text has it.
+    pub(super) fn parsed(
+        &self,
+        text: &str,
+        counted: Range<usize>,
+    ) -> Result<(Document, bool), String> {
+        let Around { mut front, text: tokens, mut behind } = self.tokenizer.encode_around(text)?;
+        let has = |other: &[u32], at: usize| {
+            let there = tokens.iter().skip(at).map(|(token, _)| token);
+            !other.is_empty() && there.take(other.len()).eq(other)
+        };
+        if has(&front, 0) {
+            front.clear();
+        }
+        if tokens.len() >= behind.len() && has(&behind, tokens.len() - behind.len()) {
+            behind.clear();
+        }
+        let is_blank = |place: &Range<usize>| text.get(place.clone()).is_some_and(is_blank);
+        let last = tokens.iter().rev().find(|(_, place)| !is_blank(place));
+        let ends = last.is_some_and(|(token, _)| self.tokenizer.is_control(*token));
+        let around = |tokens: Vec<u32>, at: usize| tokens.into_iter().map(move |t| (t, at..at));
+        let all = around(front, 0).chain(tokens).chain(around(behind, text.len()));
+        Ok((document(all.collect(), &[counted]), ends))
+    }
+}
+
+fn is_blank(text: &str) -> bool {
+    !text.is_empty() && text.trim().is_empty()
+}

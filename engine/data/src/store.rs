@@ -1,0 +1,565 @@
+//! Tokens where they stand. Those of token files stay in the files and are read by position, so that neither start nor
+//! memory depends on their size. Those that onebox makes of text are in memory.
+//!
+//! Invariant: a read gives the tokens that were checked, or an error. After each read the file must be the same one, of the
+//! same length and time of change, as when the run opened it, or as when it was found to hold the same bytes at another time.
+
+use super::open::open_regular;
+use super::problem::{Failure, Problem};
+use files::shown::Shown;
+use std::fs::{File, Metadata};
+use std::ops::Range;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{PoisonError, RwLock};
+use std::time::{Duration, SystemTime};
+use xxhash_rust::xxh3::Xxh3Default;
+
+/// Most files that stay open in a process. Each further one is opened for each read.
+const MOST_OPEN: usize = 256;
+/// How many are.
+static OPEN: AtomicUsize = AtomicUsize::new(0);
+/// Bytes that are read at once into tokens, on the stack: a step allocates nothing.
+const AT_ONCE: usize = 16 << 10;
+/// Bytes that are hashed at once.
+const BLOCK: usize = 1 << 20;
+
+/// Bytes of a [`Stamp`].
+pub(super) const STAMP: usize = 56;
+
+/// Tells a file from others, and from itself before a change.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stamp {
+    device: u64,
+    inode: u64,
+    /// Length.
+    pub(super) bytes: u64,
+    /// Time of its last change, in seconds and nanoseconds since 1970. Programs that copy files set it as they like.
+    modified: (i64, i64),
+    /// Time of the last change of the file or of what the system knows of it. Nobody sets it.
+    changed: (i64, i64),
+}
+
+impl Stamp {
+    pub(super) fn of(metadata: &Metadata) -> Self {
+        Self {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            bytes: metadata.len(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        }
+    }
+
+    /// For a hash and for a file.
+    pub(super) fn to_bytes(self) -> [u8; STAMP] {
+        let ((a, b), (c, d)) = (self.modified, self.changed);
+        let [a, b, c, d] = [a, b, c, d].map(i64::cast_unsigned);
+        let words = [self.device, self.inode, self.bytes, a, b, c, d];
+        let mut bytes = [0; STAMP];
+        bytes.as_chunks_mut().0.copy_from_slice(&words.map(u64::to_le_bytes));
+        bytes
+    }
+
+    /// Whether it is the same file of the same length with another time of change.
+    fn is_touched(&self, before: &Self) -> bool {
+        !self.is_as(before) && self.is_as(&Self { modified: self.modified, ..*before })
+    }
+
+    /// Whether the file is as it was. A run goes on when the file gets another link or owner, which changes the second time.
+    fn is_as(&self, before: &Self) -> bool {
+        let of = |stamp: &Self| (stamp.device, stamp.inode, stamp.bytes, stamp.modified);
+        of(self) == of(before)
+    }
+
+    /// Whether the file was changed so long before `now` that another change has another time.
+    pub(super) fn is_settled(&self, now: SystemTime) -> bool {
+        /// Clocks of file systems tick more often than this.
+        const TICK: Duration = Duration::from_secs(1);
+        let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let changed = u64::try_from(self.changed.0).map_or(Duration::ZERO, Duration::from_secs);
+        since.checked_sub(changed).is_some_and(|age| age > 2 * TICK)
+    }
+
+    /// What has become of the file, in words.
+    fn change(&self, now: &Self) -> String {
+        if (self.device, self.inode) != (now.device, now.inode) {
+            return "another file has taken its place".into();
+        }
+        if self.bytes != now.bytes {
+            return format!("it has {} bytes now, and had {}", now.bytes, self.bytes);
+        }
+        "it was written to".into()
+    }
+}
+
+/// Tokens that a run opened and cannot read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{}: cannot read the tokens at byte {offset}: {why}; bring the file back as it was and resume, or start again with the \
+     new one",
+    Shown(path)
+)]
+pub struct Unread {
+    /// The file.
+    pub path: PathBuf,
+    /// Where the read begins in it.
+    pub offset: u64,
+    /// What has happened.
+    pub why: String,
+}
+
+/// The same while the data is opened.
+pub(super) fn failure(Unread { path, offset, why }: Unread) -> Failure {
+    (path, Problem::Changed { offset, why })
+}
+
+/// A file that stays open.
+#[derive(Debug)]
+struct Kept(File);
+
+impl Kept {
+    /// None where too many files are open.
+    fn new(file: File) -> Option<Self> {
+        let more = |open: usize| (open < MOST_OPEN).then_some(open + 1);
+        OPEN.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok().map(|_| Self(file))
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        OPEN.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A file that was opened, and what it was then.
+#[derive(Debug)]
+pub(super) struct TokenFile {
+    pub(super) path: PathBuf,
+    /// When it was opened.
+    pub(super) stamp: Stamp,
+    /// What it must be now: as when it was opened, or as when it was found to hold the same bytes.
+    believed: RwLock<Stamp>,
+    /// None where too many files are open.
+    file: Option<Kept>,
+}
+
+impl TokenFile {
+    pub(super) fn new(path: &Path, file: File) -> std::io::Result<Self> {
+        let stamp = Stamp::of(&file.metadata()?);
+        let believed = RwLock::new(stamp);
+        Ok(Self { path: path.to_owned(), stamp, believed, file: Kept::new(file) })
+    }
+
+    /// What it is now, where nothing but its time of change is another one.
+    pub(super) fn touched(&self) -> Option<Stamp> {
+        let metadata = match &self.file {
+            Some(Kept(file)) => file.metadata(),
+            None => std::fs::metadata(&self.path),
+        };
+        let now = Stamp::of(&metadata.ok()?);
+        now.is_touched(&self.believed()).then_some(now)
+    }
+
+    pub(super) fn believed(&self) -> Stamp {
+        *self.believed.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on it must be this; returns what it had to be before.
+    pub(super) fn believe(&self, stamp: Stamp) -> Stamp {
+        let mut believed = self.believed.write().unwrap_or_else(PoisonError::into_inner);
+        std::mem::replace(&mut believed, stamp)
+    }
+
+    /// xxh3, 128 bits, of all its bytes. `add`: adds bytes that were read.
+    pub(super) fn hash(&self, add: &dyn Fn(u64)) -> Result<u128, Unread> {
+        let (mut hash, mut block) = (Xxh3Default::new(), vec![0; BLOCK]);
+        for offset in (0..self.stamp.bytes).step_by(BLOCK) {
+            let some = &mut block[..(self.stamp.bytes - offset).min(BLOCK as u64) as usize];
+            self.read(offset, some)?;
+            hash.update(some);
+            add(some.len() as u64);
+        }
+        Ok(hash.digest128())
+    }
+
+    /// Fills `out` with the bytes from `offset` on.
+    pub(super) fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), Unread> {
+        let opened;
+        let file = match &self.file {
+            Some(Kept(file)) => file,
+            None => {
+                opened = open_regular(&self.path).map_err(|problem| match problem {
+                    Problem::Missing => self.unread(offset, "it is gone".into()),
+                    other => self.unread(offset, other.to_string()),
+                })?;
+                &opened
+            }
+        };
+        let read = file.read_exact_at(out, offset);
+        // After the read: what was read is what was there before a change.
+        let now = file.metadata().map(|metadata| Stamp::of(&metadata));
+        match now {
+            Ok(now) if now.is_as(&self.believed()) => {
+                read.map_err(|e| self.unread(offset, e.to_string()))
+            }
+            Ok(now) => Err(self.unread(offset, self.stamp.change(&now))),
+            Err(e) => Err(self.unread(offset, e.to_string())),
+        }
+    }
+
+    /// The same, opened for each read.
+    pub(super) fn closed(self) -> Self {
+        Self { file: None, ..self }
+    }
+
+    pub(super) fn unread(&self, offset: u64, why: String) -> Unread {
+        Unread { path: self.path.clone(), offset, why }
+    }
+}
+
+#[derive(Debug)]
+enum Place {
+    /// From a byte of a file on.
+    File(TokenFile, u64),
+    Memory(Vec<u8>),
+}
+
+/// Tokens that stand in one place.
+#[derive(Debug)]
+struct Segment {
+    /// Where they end among all tokens.
+    end: usize,
+    place: Place,
+    /// No token is larger, as a check has found.
+    most: u32,
+}
+
+/// The tokens of a data set, little-endian, one segment after another.
+#[derive(Debug)]
+pub(super) struct Store {
+    /// Bytes of a token: 1, 2 or 4.
+    pub(super) width: usize,
+    segments: Vec<Segment>,
+}
+
+impl Store {
+    /// Without tokens.
+    pub(super) const fn new(width: usize) -> Self {
+        Self { width, segments: Vec::new() }
+    }
+
+    /// Of all segments.
+    pub(super) fn num_tokens(&self) -> usize {
+        self.segments.last().map_or(0, |segment| segment.end)
+    }
+
+    pub(super) const fn num_segments(&self) -> usize {
+        self.segments.len()
+    }
+
+    /// The file of each segment; none where one is in memory.
+    pub(super) fn files(&self) -> Option<Vec<&TokenFile>> {
+        self.segments.iter().map(Segment::file).collect()
+    }
+
+    /// The file of a segment.
+    pub(super) fn file(&self, segment: usize) -> Option<&TokenFile> {
+        self.segments[segment].file()
+    }
+
+    /// How many tokens a segment has.
+    pub(super) fn len(&self, segment: usize) -> usize {
+        self.segments[segment].end - self.start(segment)
+    }
+
+    /// Where a segment begins among all tokens.
+    pub(super) fn start(&self, segment: usize) -> usize {
+        segment.checked_sub(1).map_or(0, |before| self.segments[before].end)
+    }
+
+    /// Adds the tokens of a file, a whole number of them.
+    pub(super) fn push_file(&mut self, file: TokenFile) {
+        let bytes = 0..file.stamp.bytes;
+        self.push_part(file, bytes);
+    }
+
+    /// Adds the tokens in these bytes of a file, a whole number of them.
+    pub(super) fn push_part(&mut self, file: TokenFile, bytes: Range<u64>) {
+        assert!(bytes.end <= file.stamp.bytes, "the bytes are in the file");
+        let length = (bytes.end - bytes.start) as usize;
+        assert!(length.is_multiple_of(self.width), "a file has whole tokens");
+        if length == 0 {
+            return;
+        }
+        let end = self.num_tokens() + length / self.width;
+        self.segments.push(Segment { end, place: Place::File(file, bytes.start), most: u32::MAX });
+    }
+
+    /// Adds tokens that stay in memory.
+    pub(super) fn push_bytes(&mut self, bytes: &[u8]) {
+        assert!(bytes.len().is_multiple_of(self.width), "bytes are whole tokens");
+        let end = self.num_tokens() + bytes.len() / self.width;
+        match self.segments.last_mut() {
+            Some(Segment { end: last, place: Place::Memory(held), .. }) => {
+                held.extend_from_slice(bytes);
+                *last = end;
+            }
+            _ if bytes.is_empty() => {}
+            _ => {
+                let place = Place::Memory(bytes.to_owned());
+                self.segments.push(Segment { end, place, most: u32::MAX });
+            }
+        }
+    }
+
+    /// Those that were pushed as bytes.
+    pub(super) fn into_bytes(self) -> Vec<u8> {
+        let bytes = |segment: Segment| match segment.place {
+            Place::Memory(bytes) => bytes,
+            Place::File(..) => unreachable!("the tokens are in memory"),
+        };
+        self.segments.into_iter().next().map_or_else(Vec::new, bytes)
+    }
+
+    /// From now on a larger token in a segment is an error. `most`: by segment, as a check has found them.
+    pub(super) fn bound(&mut self, most: &[u32]) {
+        for (segment, most) in self.segments.iter_mut().zip(most) {
+            segment.most = *most;
+        }
+    }
+
+    /// The segments of some tokens, each with its part of them.
+    pub(super) fn parts(
+        &self,
+        tokens: Range<usize>,
+    ) -> impl Iterator<Item = (usize, Range<usize>)> {
+        assert!(tokens.end <= self.num_tokens(), "tokens {tokens:?} of {}", self.num_tokens());
+        let first = self.segments.partition_point(|segment| segment.end <= tokens.start);
+        let part = move |segment: usize| {
+            let end = self.segments[segment].end.min(tokens.end);
+            (segment, self.start(segment).max(tokens.start)..end)
+        };
+        (first..self.segments.len()).map(part).take_while(|(_, part)| !part.is_empty())
+    }
+
+    /// Fills `out` with the bytes of whole tokens of one segment, from token `start` on.
+    pub(super) fn read(&self, segment: usize, start: usize, out: &mut [u8]) -> Result<(), Unread> {
+        let at = (start - self.start(segment)) * self.width;
+        match &self.segments[segment].place {
+            Place::File(file, from) => file.read(from + at as u64, out),
+            Place::Memory(bytes) => {
+                out.copy_from_slice(&bytes[at..][..out.len()]);
+                Ok(())
+            }
+        }
+    }
+
+    /// Calls `each` with the number of each of these tokens among them, and with the token.
+    pub(super) fn each(
+        &self,
+        tokens: Range<usize>,
+        mut each: impl FnMut(usize, u32),
+    ) -> Result<(), Unread> {
+        let mut block = [0; AT_ONCE];
+        let mut number = 0;
+        for (i, part) in self.parts(tokens) {
+            let mut start = part.start;
+            while start < part.end {
+                let count = (part.end - start).min(AT_ONCE / self.width);
+                let bytes = &mut block[..count * self.width];
+                self.read(i, start, bytes)?;
+                let mut largest = 0;
+                widened(bytes, self.width, |token| {
+                    largest = largest.max(token);
+                    each(number, token);
+                    number += 1;
+                });
+                self.check(i, start, largest)?;
+                start += count;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a token from `start` on in a segment may be so large.
+    fn check(&self, segment: usize, start: usize, token: u32) -> Result<(), Unread> {
+        let Segment { most, place, .. } = &self.segments[segment];
+        if token <= *most {
+            return Ok(());
+        }
+        let Place::File(file, from) = place else { unreachable!("tokens in memory are checked") };
+        let why = format!("token {token} stands there now, and {most} was the largest of the file");
+        Err(file.unread(from + ((start - self.start(segment)) * self.width) as u64, why))
+    }
+}
+
+impl Segment {
+    const fn file(&self) -> Option<&TokenFile> {
+        match &self.place {
+            Place::File(file, _) => Some(file),
+            Place::Memory(_) => None,
+        }
+    }
+}
+
+/// Calls `each` with every token of `bytes`.
+#[inline]
+pub(super) fn widened(bytes: &[u8], width: usize, mut each: impl FnMut(u32)) {
+    match width {
+        1 => bytes.iter().for_each(|byte| each(u32::from(*byte))),
+        2 => bytes.as_chunks().0.iter().for_each(|token| each(u16::from_le_bytes(*token).into())),
+        4 => bytes.as_chunks().0.iter().for_each(|token| each(u32::from_le_bytes(*token))),
+        _ => unreachable!("tokens have 1, 2 or 4 bytes, not {width}"),
+    }
+}
+
+/// The largest token of `bytes`.
+pub(super) fn largest(bytes: &[u8], width: usize) -> u32 {
+    let most = match width {
+        1 => bytes.iter().max().map(|byte| u32::from(*byte)),
+        2 => {
+            bytes.as_chunks().0.iter().map(|token| u16::from_le_bytes(*token)).max().map(u32::from)
+        }
+        _ => bytes.as_chunks().0.iter().map(|token| u32::from_le_bytes(*token)).max(),
+    };
+    most.unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::files::tests::folder;
+    use super::*;
+    use std::fs;
+    use tempfile::TempDir;
+
+    fn store(folder: &TempDir, width: usize, names: &[String]) -> Store {
+        let mut store = Store::new(width);
+        for name in names {
+            let path = folder.path().join(name);
+            let file = TokenFile::new(&path, File::open(&path).unwrap()).unwrap();
+            // Tests beside this one share the limit.
+            let closes = store.num_segments() >= 20;
+            store.push_file(if closes { file.closed() } else { file });
+        }
+        store
+    }
+
+    fn tokens(store: &Store, range: Range<usize>) -> Result<Vec<u32>, Unread> {
+        let mut all = Vec::new();
+        store.each(range, |i, token| {
+            assert_eq!(i, all.len());
+            all.push(token);
+        })?;
+        Ok(all)
+    }
+
+    #[test]
+    fn tokens_of_many_files_are_one_row() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut all, mut names) = (Vec::new(), Vec::new());
+        for i in 0..200 {
+            let tokens: Vec<u16> = (0..i % 7).map(|k| (i * 7 + k) as u16).collect();
+            let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
+            let name = format!("{i}");
+            fs::write(folder.path().join(&name), bytes).unwrap();
+            names.push(name);
+            all.extend(tokens.into_iter().map(u32::from));
+        }
+        let store = store(&folder, 2, &names);
+        assert_eq!(store.num_tokens(), all.len());
+        for start in 0..all.len() {
+            for len in [0, 1, 2, 5, 9, 30] {
+                let range = start..(start + len).min(all.len());
+                assert_eq!(tokens(&store, range.clone()).unwrap(), all[range]);
+            }
+        }
+        assert_eq!(tokens(&store, 0..all.len()).unwrap(), all);
+    }
+
+    #[test]
+    fn each_width_is_little_endian_and_blocks_leave_no_token_out() {
+        let many: Vec<u32> =
+            (0..3 * AT_ONCE as u32).map(|i| i.wrapping_mul(2_654_435_761)).collect();
+        for width in [1, 2, 4] {
+            let bytes: Vec<u8> =
+                many.iter().flat_map(|token| token.to_le_bytes()[..width].to_vec()).collect();
+            let folder = folder(&[("a", &bytes)]);
+            let mut store = store(&folder, width, &["a".into()]);
+            store.push_bytes(&bytes[..40]);
+            store.push_bytes(&bytes[40..48]);
+            let mask = u32::MAX >> (32 - 8 * width);
+            let mut expected: Vec<u32> = many.iter().map(|token| token & mask).collect();
+            expected.extend_from_within(..48 / width);
+            assert_eq!(tokens(&store, 0..expected.len()).unwrap(), expected, "{width}");
+            assert_eq!(store.num_segments(), 2);
+        }
+    }
+
+    /// `change` is made to a file under a run, which keeps it open or opens it anew.
+    fn changed(kept: bool, change: impl Fn(&Path)) -> Result<Vec<u32>, Unread> {
+        let folder = folder(&[("t.bin", &[1; 100])]);
+        let mut store = store(&folder, 2, &["t.bin".into()]);
+        assert_eq!(tokens(&store, 10..12).unwrap(), [257, 257]);
+        if let Place::File(file, _) = &mut store.segments[0].place
+            && !kept
+        {
+            file.file = None;
+        }
+        let path = folder.path().join("t.bin");
+        change(&path);
+        let read = tokens(&store, 10..12);
+        if let Err(unread) = &read {
+            assert_eq!((&unread.path, unread.offset), (&path, 20));
+        }
+        read
+    }
+
+    #[test]
+    fn a_file_that_changes_under_a_run_is_an_error_that_says_how() {
+        let grow = |path: &Path| fs::write(path, [1; 102]).unwrap();
+        let shrink =
+            |path: &Path| File::options().write(true).open(path).unwrap().set_len(21).unwrap();
+        let rewrite = |path: &Path| {
+            fs::write(path, [1; 100]).unwrap();
+            let file = File::options().write(true).open(path).unwrap();
+            file.set_modified(SystemTime::now() + Duration::from_secs(7)).unwrap();
+        };
+        let replace = |path: &Path| {
+            fs::write(path.with_extension("new"), [2; 100]).unwrap();
+            fs::rename(path.with_extension("new"), path).unwrap();
+        };
+        for kept in [true, false] {
+            let why = |change: &dyn Fn(&Path)| changed(kept, change).unwrap_err().why;
+            assert_eq!(why(&grow), "it has 102 bytes now, and had 100");
+            assert_eq!(why(&shrink), "it has 21 bytes now, and had 100");
+            assert_eq!(why(&rewrite), "it was written to");
+        }
+        // The open file is the old one still.
+        let gone = |path: &Path| fs::remove_file(path).unwrap();
+        // Another link or another mode is no other content.
+        let link = |path: &Path| fs::hard_link(path, path.with_extension("link")).unwrap();
+        assert_eq!(changed(true, link).unwrap(), [257, 257]);
+        assert_eq!(changed(true, replace).unwrap(), [257, 257]);
+        assert_eq!(changed(true, gone).unwrap(), [257, 257]);
+        let unread = changed(false, replace).unwrap_err();
+        assert!(
+            unread.to_string().contains("t.bin: cannot read the tokens at byte 20: another file"),
+            "{unread}"
+        );
+        assert_eq!(changed(false, gone).unwrap_err().why, "it is gone");
+    }
+
+    #[test]
+    fn a_token_above_what_a_check_has_found_is_an_error() {
+        let folder = folder(&[("t.bin", &[1, 0, 9, 0, 2, 0])]);
+        let mut store = store(&folder, 2, &["t.bin".into()]);
+        store.bound(&[9]);
+        assert_eq!(tokens(&store, 0..3).unwrap(), [1, 9, 2]);
+        store.bound(&[8]);
+        assert_eq!(tokens(&store, 2..3).unwrap(), [2]);
+        let unread = tokens(&store, 1..3).unwrap_err();
+        assert!(unread.offset == 2 && unread.why.contains("token 9"), "{unread}");
+    }
+}

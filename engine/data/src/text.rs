@@ -1,0 +1,158 @@
+//! A data set of text through a tokenizer.
+
+use super::checked::{self, Checks};
+use super::parts::{Place, Sizes, Texts};
+use super::problem::{Failure, at, in_key};
+use super::progress::Progress;
+use super::read::{Source, named};
+use super::store::TokenFile;
+use super::tokenizer::Tokenizer;
+use super::tokens::Cache;
+use super::{Corpus, DataError, Parts};
+use config::DataFormat;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+/// How texts become tokens.
+#[derive(Debug)]
+pub struct Tokenized<'a> {
+    /// The tokenizer.
+    pub tokenizer: &'a Tokenizer,
+    /// What its file is called, for messages.
+    pub path: &'a Path,
+    /// Where tokens are kept.
+    pub cache: &'a Cache,
+    /// `Auto`, or `Bytes` for who insists on files that seem to be no text.
+    pub format: DataFormat,
+    /// How text is divided.
+    pub sizes: Sizes,
+    /// Progress is not shown.
+    pub progress: &'a dyn Progress,
+}
+
+/// The files of a name: all of them, those that hold text, closed, and how they are taken.
+pub(super) fn text_files(
+    text: &str,
+    format: &DataFormat,
+    checks: Checks<'_>,
+) -> Result<(Vec<PathBuf>, Vec<TokenFile>, Source), Failure> {
+    let (paths, mut source) = named(text, format, true)?;
+    let (began, mut known) = (SystemTime::now(), checked::Texts::of(text, checks));
+    let mut files = Vec::new();
+    for path in &paths {
+        let file = source.open(path, Some("leave it out"), &mut known).map_err(at(path))?;
+        files.extend(file.filter(|file| file.stamp.bytes > 0).map(TokenFile::closed));
+    }
+    known.keep(began);
+    Ok((paths, files, source))
+}
+
+impl Corpus {
+    /// [`open`](Self::open), where files are text and tokens what the tokenizer makes of each.
+    ///
+    /// # Errors
+    /// As there, and for a tokenizer with tokens that `vocab` has not, or text that is not UTF-8.
+    pub fn open_text(
+        parts: Parts<'_>,
+        with: &Tokenized<'_>,
+        vocab: usize,
+        seq_len: usize,
+    ) -> Result<Self, DataError> {
+        let fits = with.tokenizer.fits(vocab).map_err(at(with.path));
+        fits.map_err(in_key("data.tokenizer"))?;
+        let width = if with.tokenizer.vocab() <= 1 << 16 { 2 } else { 4 };
+        let mut data = Self { text: Some(0), ..Self::of_width(width, seq_len) };
+        let checks = Checks { cache: with.cache, vocab, progress: with.progress, names_all: false };
+        data.fill_parts(parts, checks, &mut |data, text| data.read_text(text, with, checks))?;
+        Ok(data)
+    }
+
+    /// Appends the tokens of all files that `text` names, in order; returns the files.
+    fn read_text(
+        &mut self,
+        text: &str,
+        with: &Tokenized<'_>,
+        checks: Checks<'_>,
+    ) -> Result<Vec<PathBuf>, Failure> {
+        let (paths, files, source) = text_files(text, &with.format, checks)?;
+        let texts = Texts::new(&files, with.tokenizer, with.sizes);
+        let bytes: u64 = files.iter().map(|file| file.stamp.bytes).sum();
+        let reading = with.progress.begin("making tokens", bytes);
+        let (before, mut from) = (self.store.num_tokens(), Place::default());
+        while from.file < files.len() {
+            let part = texts.read(from)?;
+            with.cache.add_part(&mut self.store, (&texts, &part), &|bytes| reading.add(bytes))?;
+            from = part.next;
+        }
+        drop(reading);
+        self.num_files += files.len();
+        // Text may come to no tokens at all.
+        let taken = if self.store.num_tokens() == before { 0 } else { bytes };
+        self.left_out.append(source.end(Path::new(text), taken).map_err(at(Path::new(text)))?);
+        self.text = self.text.map(|all| all + bytes as usize);
+        Ok(paths)
+    }
+
+    /// Bytes of text for each token, both parts together; none where bytes are tokens, or files hold them.
+    pub fn bytes_per_token(&self) -> Option<f64> {
+        self.text.map(|bytes| bytes as f64 / self.num_tokens() as f64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::files::tests::{folder, path};
+    use super::super::progress::Silence;
+    use super::*;
+
+    fn open(train: &str, vocab: usize) -> Result<Corpus, DataError> {
+        let file =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/tokenizer-tiny.json");
+        let tokenizer = Tokenizer::open(&file).unwrap();
+        let cache = Cache::default();
+        let with = Tokenized {
+            tokenizer: &tokenizer,
+            path: &file,
+            cache: &cache,
+            format: DataFormat::Auto,
+            sizes: Sizes::default(),
+            progress: &Silence,
+        };
+        Corpus::open_text(Parts::Cut(train, 0.25), &with, vocab, 4)
+    }
+
+    #[test]
+    fn files_are_tokenized_each_by_itself() {
+        let text = "the box holds the model ".repeat(8);
+        let folder = folder(&[
+            ("a.txt", text.as_bytes()),
+            ("b.txt", b"the box"),
+            ("c.txt", b"\xff"),
+            ("d.md", b"caf\xc3"),
+        ]);
+        let data = open(&path(&folder, ""), 300).unwrap();
+        // `the box` at the start of a file, after a blank: not one text.
+        let both = open(&path(&folder, "[ab].txt"), 300).unwrap();
+        assert_eq!(data.bytes(), both.bytes());
+        let first = open(&path(&folder, "a.txt"), 300).unwrap();
+        assert!(data.bytes().starts_with(&first.bytes()));
+        assert_eq!(data.token(first.num_tokens()), data.token(0));
+        assert!(data.bytes_per_token().unwrap() > 2.0, "{data:?}");
+        let said = data.describe();
+        for text in ["2 files, 199 B", "bytes per token", "2 files (5 B) left out"] {
+            assert!(said.contains(text), "{said}");
+        }
+        let refused =
+            |name: &str, vocab| open(&path(&folder, name), vocab).unwrap_err().to_string();
+        for (name, text) in [
+            ("c.txt", "not UTF-8 (byte 0xff at offset 0)"),
+            ("d.md", "ends inside a character (which begins at offset 3)"),
+        ] {
+            let said = refused(name, 300);
+            assert!(said.contains(text) && said.ends_with("; or leave it out"), "{said}");
+        }
+        let small = refused("a.txt", 299);
+        assert!(small.starts_with("data.tokenizer") && small.contains("model.vocab"), "{small}");
+        assert!(small.contains("300"), "{small}");
+    }
+}

@@ -1,0 +1,588 @@
+//! `tokenizer.json`, as Hugging Face's tokenizers write it: text to tokens and back.
+
+use super::cuts::Cuts;
+use super::listed::{FILES, Listed, listed};
+use super::open::open_regular;
+use super::untrusted::Around;
+use super::{Problem, plain, untrusted};
+use config::tokenizers::unread_tokenizers;
+use config::transformers::pointer;
+use std::collections::BTreeSet;
+use std::fmt;
+use std::io::Read;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+use tokenizers::ModelWrapper;
+use xxhash_rust::xxh3::Xxh3Default;
+
+/// Bytes of a file; more is none.
+const LONGEST: u64 = 256 << 20;
+
+/// Tokens that may wait for the end of a character. It has four bytes at most: more are no text, and to look at all of them with
+/// each token takes the square of their number.
+const HELD: usize = 16;
+
+/// Read, and found to be a function of the text alone.
+pub struct Tokenizer {
+    inner: Arc<tokenizers::Tokenizer>,
+    bytes: Vec<u8>,
+    /// Of the files that it was read from.
+    sources: u128,
+    /// Tokens that only files beside it list.
+    listed: BTreeSet<u32>,
+    vocab: usize,
+    cuts: Result<Cuts, String>,
+    /// For texts of others, where a control token is a piece of its model.
+    plain: Option<ModelWrapper>,
+    /// It finds control tokens in a text that it has normalized.
+    normalizes: bool,
+}
+
+/// Names and contents of files.
+type Files = [(&'static str, Vec<u8>)];
+
+impl Tokenizer {
+    /// Reads `path`, a tokenizer.json or the folder of one, and the tokens that files beside it list, as transformers does. Truncation
+    /// and padding, which it may ask for, are left out: a text is a text.
+    ///
+    /// # Errors
+    /// [`Problem`] when it cannot be read, is none, draws lots (BPE dropout), or is more than the library can bear.
+    pub fn open(path: &Path) -> Result<Self, Problem> {
+        let folder = if path.is_dir() { path } else { path.parent().unwrap_or(path) };
+        let bytes = match path.is_dir() {
+            true => read(&path.join("tokenizer.json")).map_err(|problem| match problem {
+                Problem::Missing => Problem::NoTokenizerJson(unread_tokenizers(path)),
+                other => other,
+            })?,
+            false => read(path)?,
+        };
+        let mut beside = Vec::new();
+        for name in FILES {
+            match read(&folder.join(name)) {
+                Err(Problem::Missing) => {}
+                Err(problem) => return Err(Problem::BadListed(format!("{name}: {problem}"))),
+                Ok(bytes) => beside.push((name, bytes)),
+            }
+        }
+        Self::from_files(bytes, &beside)
+    }
+
+    /// Reads the file that a run keeps, which needs no other one.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_kept(path: &Path) -> Result<Self, Problem> {
+        Self::from_files(read(path)?, &[])
+    }
+
+    #[cfg(test)]
+    pub(super) fn from_bytes(bytes: Vec<u8>) -> Result<Self, Problem> {
+        Self::from_files(bytes, &[])
+    }
+
+    pub(super) fn from_files(bytes: Vec<u8>, beside: &Files) -> Result<Self, Problem> {
+        let wrong = |why: String| Problem::NoTokenizer(why);
+        let sources = sources(&bytes, beside);
+        let Whole { inner, file, bytes, listed } = Whole::of(bytes, beside)?;
+        let cuts = Cuts::of(&file);
+        drop(file);
+        let largest = inner.get_vocab(true).into_values().max();
+        let vocab = largest.map_or(0, |id| id as usize + 1);
+        if vocab == 0 {
+            return Err(wrong("it has no token".into()));
+        }
+        let plain = plain::model(&inner).map_err(wrong)?;
+        let added = inner.get_added_tokens_decoder();
+        let normalizes = inner.get_normalizer().is_some()
+            && added.values().any(|token| token.special && token.normalized);
+        let inner = Arc::new(inner);
+        untrusted::try_out(&inner, untrusted::PATIENCE).map_err(wrong)?;
+        Ok(Self { inner, bytes, sources, listed, vocab, cuts, plain, normalizes })
+    }
+
+    /// Whether it is the tokenizer of a tokenizer.json with these bytes, and of the files that `beside` gives by their names.
+    pub(crate) fn is_of<'a>(&self, file: &[u8], beside: impl Fn(&str) -> Option<&'a [u8]>) -> bool {
+        let beside = FILES.map(|name| beside(name).map(|bytes| (name, bytes.to_vec())));
+        let beside: Vec<_> = beside.into_iter().flatten().collect();
+        self.sources == sources(file, &beside)
+            || Whole::of(file.to_vec(), &beside).is_ok_and(|whole| whole.bytes == self.bytes)
+    }
+
+    /// Refuses a model that has fewer tokens.
+    ///
+    /// # Errors
+    /// [`Problem`] names the largest token.
+    pub fn fits(&self, vocab: usize) -> Result<(), Problem> {
+        if self.vocab <= vocab {
+            return Ok(());
+        }
+        let largest = u32::try_from(self.vocab - 1).unwrap_or(u32::MAX);
+        let text = self.inner.id_to_token(largest).unwrap_or_default();
+        let listed = self.listed.contains(&largest);
+        Err(Problem::TokenizerVocab { largest, text, vocab, listed })
+    }
+
+    /// The file, with the tokens that files beside it list.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// One more than its largest token.
+    pub const fn vocab(&self) -> usize {
+        self.vocab
+    }
+
+    /// Where a text can be cut, or why no place is known.
+    pub(super) const fn cuts(&self) -> Result<&Cuts, &String> {
+        self.cuts.as_ref()
+    }
+
+    /// Whether a text can be cut.
+    pub const fn has_cuts(&self) -> bool {
+        self.cuts.is_ok()
+    }
+
+    /// The tokens of a text, without any that the tokenizer would put around it.
+    ///
+    /// # Errors
+    /// What the tokenizer says.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, String> {
+        untrusted::encode(&self.inner, text, false)
+    }
+
+    /// Tokens of a prompt, with the special ones that the tokenizer puts around a text, such as that of its beginning.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub fn encode_prompt(&self, text: &str) -> Result<Vec<u32>, String> {
+        untrusted::encode(&self.inner, text, true)
+    }
+
+    /// The tokens of a text, with the bytes of it that each stands for; `special`: with those that the tokenizer puts around it.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub(super) fn encode_with_places(
+        &self,
+        text: &str,
+        special: bool,
+    ) -> Result<Vec<(u32, Range<usize>)>, String> {
+        untrusted::encode_with_places(&self.inner, text, special)
+    }
+
+    /// The same of a text in which `cut` stands inside the texts of control tokens that are to be like any other, and other
+    /// characters stand for those of one letter, which `letter` gives.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub(super) fn encode_cut(
+        &self,
+        text: &str,
+        (cut, letter): (char, &dyn Fn(char) -> char),
+        special: bool,
+    ) -> Result<Vec<(u32, Range<usize>)>, String> {
+        let model = self.plain.as_ref().unwrap_or_else(|| self.inner.get_model());
+        untrusted::encode_cut((&self.inner, model), text, (cut, letter), special)
+    }
+
+    /// The tokens of a text whose control tokens control, and those that the tokenizer puts around it.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub(super) fn encode_around(&self, text: &str) -> Result<Around, String> {
+        untrusted::encode_around(&self.inner, text)
+    }
+
+    /// Whether a control token is a piece of its model, to which a text may come.
+    pub(super) const fn has_control_pieces(&self) -> bool {
+        self.plain.is_some()
+    }
+
+    /// The first control token of a text that is there once it is normalized.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub(super) fn normalized_control(&self, text: &str) -> Result<Option<Range<usize>>, String> {
+        if self.normalizes { untrusted::control_in(&self.inner, text) } else { Ok(None) }
+    }
+
+    /// The texts of its control tokens.
+    pub(super) fn control(&self) -> Vec<String> {
+        let added = self.inner.get_added_tokens_decoder().into_values();
+        let control = added.filter(|token| token.special && !token.content.is_empty());
+        let mut control: Vec<_> = control.map(|token| token.content).collect();
+        control.sort();
+        control
+    }
+
+    /// The token that stands for all of a text, if one does.
+    pub(super) fn token(&self, text: &str) -> Option<u32> {
+        self.inner.token_to_id(text)
+    }
+
+    /// Whether a token is a control token, such as the end of a turn, and no text that looks like one.
+    pub fn is_control(&self, token: u32) -> bool {
+        let added = self.inner.get_added_vocabulary().get_added_tokens_decoder();
+        added.get(&token).is_some_and(|added| added.special)
+    }
+
+    /// The text of a token by itself.
+    #[cfg(test)]
+    pub(super) fn text_of(&self, token: u32) -> String {
+        let mut decoder = self.decoder();
+        decoder.push(token) + &decoder.rest()
+    }
+
+    /// Text of one token after another.
+    pub fn decoder(&self) -> Decoder<'_> {
+        Decoder { inner: &self.inner, tokens: Vec::new(), told: 0 }
+    }
+}
+
+/// A tokenizer.json with the tokens that files beside it list.
+struct Whole {
+    inner: tokenizers::Tokenizer,
+    file: serde_json::Value,
+    bytes: Vec<u8>,
+    /// Those that it does not have itself.
+    listed: BTreeSet<u32>,
+}
+
+impl Whole {
+    fn of(bytes: Vec<u8>, beside: &Files) -> Result<Self, Problem> {
+        let wrong = |why: String| Problem::NoTokenizer(why);
+        if bytes.len() as u64 > LONGEST {
+            return Err(wrong(format!("it is longer than {}", topology::format_bytes(LONGEST))));
+        }
+        if let Some(instead) = pointer(&bytes) {
+            return Err(wrong(instead.to_string()));
+        }
+        let file: serde_json::Value =
+            serde_json::from_slice(&bytes).map_err(|e| wrong(e.to_string()))?;
+        if file["model"]["dropout"].as_f64().is_some_and(|p| p > 0.0) {
+            return Err(wrong(
+                "its model.dropout is not 0, so that each time gives other tokens".into(),
+            ));
+        }
+        untrusted::check(&file).map_err(wrong)?;
+        let inner = load(&bytes).map_err(wrong)?;
+        let own = inner.get_added_tokens_decoder().into_iter().collect();
+        let read = |name: &str| {
+            beside.iter().find(|(other, _)| *other == name).map(|(_, bytes)| bytes.clone())
+        };
+        let all = listed(&read, &own).map_err(Problem::BadListed)?;
+        let whole = Self { inner, file, bytes, listed: BTreeSet::new() };
+        match all.iter().all(|(_, token)| own.values().any(|other| other == token)) {
+            true => Ok(whole),
+            false => whole.with(&all),
+        }
+    }
+
+    /// With these tokens, which get their numbers as transformers gives them.
+    fn with(mut self, all: &[Listed]) -> Result<Self, Problem> {
+        let own: BTreeSet<u32> = self.inner.get_added_tokens_decoder().into_keys().collect();
+        let tokens = all.iter().map(|(_, token)| token.clone()).collect::<Vec<_>>();
+        let add = || self.inner.add_tokens(tokens);
+        let added = untrusted::guarded("over the tokens that files beside it list", add);
+        let added = added.and_then(|added| added.map_err(|e| e.to_string()));
+        added.map_err(Problem::BadListed)?;
+        for (number, token) in all {
+            let (text, given) = (&token.content, self.inner.token_to_id(&token.content));
+            if let (Some(number), Some(given)) = (number, given)
+                && *number != given
+            {
+                tracing::warn!(
+                    "a file beside tokenizer.json lists {text:?} as token {number}, and it is {given}, as in transformers"
+                );
+            }
+        }
+        let bad = |why: String| Problem::BadListed(why);
+        let vocabulary = serde_json::to_value(self.inner.get_added_vocabulary());
+        self.file["added_tokens"] = vocabulary.map_err(|e| bad(e.to_string()))?;
+        self.bytes = self.file.to_string().into_bytes();
+        let again = load(&self.bytes).map_err(bad)?;
+        let numbers = self.inner.get_added_tokens_decoder();
+        if again.get_added_tokens_decoder() != numbers {
+            return Err(bad("they would have other numbers in a tokenizer.json, since its model leaves some out: save the tokenizer anew with transformers (save_pretrained)".into()));
+        }
+        self.listed = numbers.into_keys().filter(|number| !own.contains(number)).collect();
+        self.inner = again;
+        Ok(self)
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, Problem> {
+    let (file, mut bytes) = (open_regular(path)?, Vec::new());
+    file.take(LONGEST + 1).read_to_end(&mut bytes).map_err(Problem::Unreadable)?;
+    Ok(bytes)
+}
+
+/// The tokenizer of a file, without truncation and padding.
+fn load(bytes: &[u8]) -> Result<tokenizers::Tokenizer, String> {
+    let made = untrusted::guarded("over the file", || tokenizers::Tokenizer::from_bytes(bytes))?;
+    let mut inner = made.map_err(|e| e.to_string())?;
+    inner.with_padding(None);
+    inner.with_truncation(None).map_err(|e| e.to_string())?;
+    Ok(inner)
+}
+
+/// xxh3, 128 bits, of a tokenizer.json and of the files beside it.
+fn sources(file: &[u8], beside: &Files) -> u128 {
+    let mut hash = Xxh3Default::new();
+    let beside = beside.iter().flat_map(|(name, bytes)| [name.as_bytes(), bytes.as_slice()]);
+    for part in [file].into_iter().chain(beside) {
+        hash.update(&(part.len() as u64).to_le_bytes());
+        hash.update(part);
+    }
+    hash.digest128()
+}
+
+/// Makes text of tokens that come one by one. A token by itself may be a part of a character, and its text may depend on the
+/// tokens before it.
+#[derive(Debug)]
+pub struct Decoder<'a> {
+    inner: &'a tokenizers::Tokenizer,
+    /// Those of the last piece of text, and those behind it.
+    tokens: Vec<u32>,
+    /// How many are of the last piece.
+    told: usize,
+}
+
+impl Decoder<'_> {
+    /// How the text goes on with `token`: whole characters, as soon as they are. What the library cannot decode is U+FFFD.
+    pub fn push(&mut self, token: u32) -> String {
+        self.tokens.push(token);
+        self.piece(false)
+    }
+
+    /// How the text ends: each part of a character that never became whole is U+FFFD.
+    pub fn rest(&mut self) -> String {
+        self.piece(true)
+    }
+
+    fn piece(&mut self, last: bool) -> String {
+        let (before, new) = self.tokens.split_at(self.told);
+        let (Ok(before), Ok(all), Ok(alone)) =
+            (self.text(before), self.text(&self.tokens), self.text(new))
+        else {
+            self.tokens.clear();
+            self.told = 0;
+            return char::REPLACEMENT_CHARACTER.into();
+        };
+        // Some decoders change what stood before, such as whole characters beside one that is not: then the new ones count alone.
+        let piece = all.strip_prefix(&before).unwrap_or(&alone);
+        let incomplete = piece.is_empty() || piece.ends_with(char::REPLACEMENT_CHARACTER);
+        if incomplete && !last && new.len() < HELD {
+            return String::new();
+        }
+        let piece = piece.to_owned();
+        self.tokens.drain(..self.told);
+        self.told = self.tokens.len();
+        piece
+    }
+
+    fn text(&self, tokens: &[u32]) -> Result<String, String> {
+        let text = untrusted::guarded("over tokens", || self.inner.decode(tokens, false))?;
+        text.map_err(|e| e.to_string())
+    }
+}
+
+impl fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Tokenizer({} tokens)", self.vocab)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use std::sync::{Mutex, mpsc};
+    use std::time::Duration;
+
+    pub(super) const TINY: &[u8] = include_bytes!("../../../tests/fixtures/tokenizer-tiny.json");
+
+    #[test]
+    fn a_text_comes_back_from_its_tokens() {
+        let tokenizer = Tokenizer::from_bytes(TINY.to_vec()).unwrap();
+        assert_eq!(tokenizer.vocab(), 300);
+        for text in ["the box holds the model", "  two\n\nlines\t", "é and 漢字 too: 🦀", ""] {
+            let tokens = tokenizer.encode(text).unwrap();
+            assert!(tokens.len() <= text.len());
+            assert_eq!(decoded(&tokenizer, &tokens), text);
+        }
+        let tokens = tokenizer.encode("the box holds the model").unwrap();
+        assert!(tokens.len() < 15 && tokens.iter().any(|t| *t >= 256), "{tokens:?}");
+    }
+
+    fn decoded(tokenizer: &Tokenizer, tokens: &[u32]) -> String {
+        let mut decoder = tokenizer.decoder();
+        let pieces: String = tokens.iter().map(|token| decoder.push(*token)).collect();
+        pieces + &decoder.rest()
+    }
+
+    /// Tokens as Llama 2 has them: blanks are a character of their own, and bytes are tokens where a character is none.
+    fn fallback() -> Tokenizer {
+        let tokens = ["<unk>", "▁", "▁box", "s", "<0xE6>", "<0xBC>", "<0xA2>", "<0x0A>"];
+        let vocab: serde_json::Map<_, _> =
+            tokens.iter().enumerate().map(|(i, token)| ((*token).into(), i.into())).collect();
+        let decoders = json!([
+            { "type": "Replace", "pattern": { "String": "▁" }, "content": " " },
+            { "type": "ByteFallback" },
+            { "type": "Fuse" },
+            { "type": "Strip", "content": " ", "start": 1, "stop": 0 },
+        ]);
+        let model = json!({
+            "type": "BPE", "vocab": vocab, "merges": [], "byte_fallback": true, "unk_token": "<unk>"
+        });
+        let file =
+            json!({ "model": model, "decoder": { "type": "Sequence", "decoders": decoders } });
+        Tokenizer::from_bytes(file.to_string().into_bytes()).unwrap()
+    }
+
+    /// What `decode` of transformers makes of the tokens together, but for whole characters before one that is not.
+    #[test]
+    fn a_text_keeps_its_last_character_where_that_is_not_whole() {
+        let tiny = Tokenizer::from_bytes(TINY.to_vec()).unwrap();
+        let tokens = tiny.encode("a漢").unwrap();
+        assert_eq!(tokens.len(), 4, "each byte is a token");
+        assert_eq!(decoded(&tiny, &tokens[..3]), "a\u{fffd}");
+        assert_eq!(decoded(&tiny, &tokens[1..3]), "\u{fffd}");
+        let cut_twice = [&tokens[..3], &tokens[..3]].concat();
+        assert_eq!(decoded(&tiny, &cut_twice), "a\u{fffd}a\u{fffd}");
+        let mut decoder = tiny.decoder();
+        let pieces = tokens.iter().map(|token| decoder.push(*token)).collect::<Vec<_>>();
+        assert_eq!(
+            (&pieces[..], &*decoder.rest()),
+            (&["a", "", "", "漢"].map(String::from)[..], "")
+        );
+        // What is no text does not wait for ever, and U+FFFD itself is a character of three tokens.
+        for text in ["漢", "\u{fffd}"].map(|text| tiny.encode(text).unwrap()) {
+            let (never, whole) = (text[..1].repeat(300), text.repeat(300));
+            let mut decoder = tiny.decoder();
+            let early: String = never.iter().map(|token| decoder.push(*token)).collect();
+            assert!(!early.is_empty());
+            assert_eq!(early + &decoder.rest(), "\u{fffd}".repeat(300));
+            let all = tiny.inner.decode(&whole, false).unwrap();
+            assert_eq!(decoded(&tiny, &whole), all);
+        }
+        let llama = fallback();
+        for (tokens, text) in [
+            (&[2, 3, 2][..], "boxs box"),
+            (&[1, 2, 1, 1, 3], " box  s"),
+            (&[2, 4, 5, 6, 7], "box漢\n"),
+            (&[2, 4, 5, 6, 4, 5, 6], "box漢漢"),
+            (&[2, 1, 4], "box \u{fffd}"),
+            (&[2, 4, 5, 6, 4], "box漢\u{fffd}"),
+            (&[2, 4, 2], "box\u{fffd} box"),
+        ] {
+            assert_eq!(decoded(&llama, tokens), text, "{tokens:?}");
+        }
+    }
+
+    /// The tiny one with `part` as its `key`.
+    fn with(key: &str, part: &serde_json::Value) -> Vec<u8> {
+        let mut file: serde_json::Value = serde_json::from_slice(TINY).unwrap();
+        match key.split_once('.') {
+            Some((section, key)) => file[section][key] = part.clone(),
+            None => file[key] = part.clone(),
+        }
+        file.to_string().into_bytes()
+    }
+
+    #[test]
+    fn what_the_library_cannot_bear_is_refused_in_words() {
+        let replace = |pattern: serde_json::Value, content: &str| json!({ "type": "Replace", "pattern": pattern, "content": content });
+        let a = replace(json!({ "String": "a" }), "aaaaaaaa");
+        let byte_level = json!({ "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true });
+        let whitespace = json!({ "type": "Whitespace" });
+        for (key, part, said) in [
+            ("normalizer", replace(json!({ "Regex": "" }), "zz"), "library fails"),
+            (
+                "normalizer",
+                json!({ "type": "Precompiled", "precompiled_charsmap": "AAAA" }),
+                "library fails",
+            ),
+            ("model.continuing_subword_prefix", json!("xxxxxxxxxx"), "library fails"),
+            (
+                "normalizer",
+                json!({ "type": "Sequence", "normalizers": vec![a.clone(); 9] }),
+                "402653184 bytes of one",
+            ),
+            (
+                "normalizer",
+                json!({ "type": "Prepend", "prepend": "y".repeat(1 << 20) }),
+                "before a text",
+            ),
+            ("normalizer", replace(json!({ "Regex": "[a-z]" }), &"a".repeat(1000)), "bytes of one"),
+            ("decoder", json!({ "type": "Sequence", "decoders": vec![a; 9] }), "its decoder"),
+            (
+                "pre_tokenizer",
+                json!({ "type": "Sequence", "pretokenizers": vec![byte_level; 2000] }),
+                "bytes of one",
+            ),
+            (
+                "pre_tokenizer",
+                json!({ "type": "Sequence", "pretokenizers": vec![whitespace; 2000] }),
+                "2001 parts",
+            ),
+        ] {
+            let why = Tokenizer::from_bytes(with(key, &part)).unwrap_err().to_string();
+            assert!(why.contains(said) && why.len() < 500, "{key}: {why}");
+        }
+    }
+
+    #[test]
+    fn real_normalizers_pass() {
+        let blank = json!({ "type": "Replace", "pattern": { "String": " " }, "content": "▁" });
+        let llama = json!({ "type": "Sequence", "normalizers": [{ "type": "Prepend", "prepend": "▁" }, blank] });
+        let spaces = json!({ "type": "Replace", "pattern": { "Regex": " {2,}" }, "content": "▁" });
+        let t5 = json!({ "type": "Sequence", "normalizers": [{ "type": "NFKC" }, { "type": "Lowercase" }, spaces] });
+        let bert = json!({ "type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true, "strip_accents": null, "lowercase": true });
+        for normalizer in [llama, t5, bert] {
+            Tokenizer::from_bytes(with("normalizer", &normalizer)).unwrap();
+        }
+        let metaspace = json!({ "type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true });
+        Tokenizer::from_bytes(with("pre_tokenizer", &metaspace)).unwrap();
+    }
+
+    #[test]
+    fn a_sample_has_a_limit_of_time_and_a_text_one_of_tokens() {
+        // It ends after the test does, however fast this machine is.
+        let (_ends_it, held) = mpsc::channel::<()>();
+        let held = Arc::new(Mutex::new(held));
+        let endless = move || held.lock().unwrap().recv().map_err(|e| e.to_string());
+        let why = untrusted::within(Duration::ZERO, endless).unwrap_err();
+        assert!(why.contains("takes more than 0 s over 8321 bytes"), "{why}");
+        // 20 tokens of a letter that the samples do not have.
+        let q = json!({ "type": "Replace", "pattern": { "String": "q" }, "content": "0123456789".repeat(2) });
+        let tokenizer = Tokenizer::from_bytes(with("normalizer", &q)).unwrap();
+        let why = tokenizer.encode(&"q".repeat(3000)).unwrap_err();
+        assert!(why.contains("tokens of 3000 bytes"), "{why}");
+    }
+
+    #[test]
+    fn what_is_no_function_of_the_text_is_refused() {
+        let text = str::from_utf8(TINY).unwrap();
+        for (bad, said) in [
+            (text.replace("\"dropout\": null", "\"dropout\": 0.1"), "model.dropout is not 0"),
+            (text[..text.len() / 2].to_owned(), "EOF"),
+            (String::new(), "EOF"),
+            ("[]".into(), "invalid"),
+            ("[".repeat(100_000), "recursion"),
+            (text.replace("\"BPE\"", "\"Magic\""), ""),
+        ] {
+            assert!(bad != text);
+            let why = Tokenizer::from_bytes(bad.clone().into_bytes()).unwrap_err().to_string();
+            assert!(why.contains(said) && why.len() < 500, "{bad:.40}: {why}");
+        }
+        let cut = text.replace(
+            "\"truncation\": null",
+            "\"truncation\": {\"direction\": \"Right\", \"max_length\": 2, \"strategy\": \"LongestFirst\", \"stride\": 0}",
+        );
+        assert!(cut != text);
+        let tokenizer = Tokenizer::from_bytes(cut.into_bytes()).unwrap();
+        assert!(tokenizer.encode("not cut off after two tokens").unwrap().len() > 2);
+    }
+}

@@ -1,0 +1,260 @@
+//! Files whose time of change is another one while they are in use, as `touch` or a copy back into place leaves them: they are read
+//! through again, and a run goes on where they hold the same bytes.
+
+use super::identity::{self, Pieces};
+use super::store::{TokenFile, Unread};
+use super::{Corpus, Documents};
+use files::shown::Shown;
+use std::sync::PoisonError;
+use std::thread::sleep;
+use std::time::{Duration, Instant, SystemTime};
+
+/// How long to wait for a time of change that lies so far back that another change has another one.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Which hash of a pass over the data a file must have.
+#[derive(Clone, Copy, Debug)]
+enum Which {
+    /// That of the tokens of a segment.
+    Segment(usize),
+    /// That of a file beside them.
+    Beside(usize),
+}
+
+impl Corpus {
+    /// What `read` comes to. Where it fails because of files that have nothing but another time of change, these are read through
+    /// and `read` is called again.
+    pub(super) fn again_where_touched<T>(
+        &self,
+        mut read: impl FnMut() -> Result<T, Unread>,
+    ) -> Result<T, Unread> {
+        loop {
+            let (result, before) = {
+                let times = self.read_again.read().unwrap_or_else(PoisonError::into_inner);
+                (read(), *times)
+            };
+            match result {
+                Err(unread) => self.read_again(before, unread)?,
+                read => return read,
+            }
+        }
+    }
+
+    /// Reads the touched files through while nobody else reads. `before`: how often that was done before the read that failed.
+    fn read_again(&self, before: u64, unread: Unread) -> Result<(), Unread> {
+        let mut times = self.read_again.write().unwrap_or_else(PoisonError::into_inner);
+        if *times > before {
+            return Ok(());
+        }
+        let since = Instant::now();
+        let touched = loop {
+            let touched = self
+                .files_in_use()
+                .filter_map(|(which, file)| Some((which, file, file.touched()?)));
+            let touched: Vec<_> = touched.collect();
+            if touched.is_empty() || since.elapsed() > PATIENCE {
+                return Err(unread);
+            }
+            let now = SystemTime::now();
+            if touched.iter().all(|(_, _, stamp)| stamp.is_settled(now)) {
+                break touched;
+            }
+            sleep(LOOK);
+        };
+        for (which, file, stamp) in touched {
+            tracing::warn!(
+                "{} has another time of change: it is read through again",
+                Shown(&file.path)
+            );
+            let known = file.believe(stamp);
+            if self.is_same(which, file) != Ok(true) {
+                file.believe(known);
+                return Err(match unread.path == file.path {
+                    true => unread,
+                    false => file.unread(0, "it was written to".into()),
+                });
+            }
+        }
+        *times += 1;
+        Ok(())
+    }
+
+    /// Whether a file holds what it held when it was opened.
+    fn is_same(&self, which: Which, file: &TokenFile) -> Result<bool, Unread> {
+        Ok(match which {
+            Which::Segment(segment) => {
+                let sum = identity::sum(&self.store, &self.parts(), segment)?;
+                sum == self.found.segments[segment].sum
+            }
+            Which::Beside(number) => file.hash(&|_| ())? == self.found.beside[number],
+        })
+    }
+
+    /// All files from which tokens, documents and targets are read.
+    fn files_in_use(&self) -> impl Iterator<Item = (Which, &TokenFile)> {
+        let segments = 0..self.store.num_segments();
+        let tokens = segments.filter_map(|i| Some((Which::Segment(i), self.store.file(i)?)));
+        let masks = self.documents.as_ref().map_or(&[][..], Documents::masks);
+        let indexes = self.indexes.iter().map(|index| &index.file);
+        let beside = indexes.chain(masks.iter().map(|mask| &mask.file)).enumerate();
+        tokens.chain(beside.map(|(i, file)| (Which::Beside(i), file)))
+    }
+
+    /// The tokens to train, and those that are held out.
+    fn parts(&self) -> [Pieces; 2] {
+        match &self.documents {
+            Some(documents) => documents.parts(),
+            None => [0..self.split, self.split..self.num_tokens()].map(Pieces::one),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::files::tests::{folder, path};
+    use super::super::progress::Silence;
+    use super::super::{Cache, Checks, Filed, Parts, Sizes, Tokenized, Tokenizer, mask, megatron};
+    use super::*;
+    use config::{DataFormat, Packing};
+    use std::fs::{self, File};
+    use std::os::unix::fs::FileExt;
+    use std::path::Path;
+    use tempfile::TempDir;
+
+    /// Files of tokens, with documents and masks.
+    fn files() -> TempDir {
+        let tokens: Vec<u8> = (0..600u16).flat_map(|i| (i % 200).to_le_bytes()).collect();
+        let index = megatron::written([20; 30].into_iter(), 2);
+        let counted: Vec<bool> = (0..600).map(|i| i % 20 > 7).collect();
+        let mask = mask::written(&[12; 30], &counted);
+        let all = ["a", "b", "c"].map(|name| {
+            [("bin", &tokens), ("idx", &index), ("mask", &mask)]
+                .map(|(kind, bytes)| (format!("t/{name}.{kind}"), bytes.as_slice()))
+        });
+        let all: Vec<_> =
+            all.as_flattened().iter().map(|(name, bytes)| (name.as_str(), *bytes)).collect();
+        folder(&all)
+    }
+
+    fn open(folder: &TempDir, (format, packing): (DataFormat, Packing)) -> Corpus {
+        let with = Filed { format: &format, packing, truncate: false };
+        let parts = Parts::Cut(&path(folder, "t"), 0.25);
+        Corpus::open_checked(parts, with, Checks::none(), 40).unwrap()
+    }
+
+    const PACKED: (DataFormat, Packing) = (DataFormat::Megatron, Packing::Documents);
+
+    /// All tokens, targets and starts of documents.
+    fn whole(data: &Corpus) -> Result<Vec<i32>, Unread> {
+        let (mut all, mut targets, mut inputs) = (Vec::new(), [0; 40], [0; 40]);
+        for place in 0..data.num_train_samples() {
+            data.fill_train(place, &mut inputs, &mut targets)?;
+            all.extend([inputs, targets].concat());
+        }
+        for window in 0..data.num_eval_windows() {
+            data.fill_eval(window, &mut inputs, &mut targets)?;
+            all.extend([inputs, targets].concat());
+        }
+        all.extend(data.starts_in_window(0)?.into_iter().map(|start| start as i32));
+        Ok(all)
+    }
+
+    fn touch(path: &Path) {
+        File::options().write(true).open(path).unwrap().set_modified(SystemTime::now()).unwrap();
+    }
+
+    fn change(path: &Path, at: u64) {
+        let file = File::options().write(true).read(true).open(path).unwrap();
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, at).unwrap();
+        file.write_all_at(&[byte[0] ^ 1], at).unwrap();
+        touch(path);
+    }
+
+    #[test]
+    fn a_file_that_is_touched_is_read_on_by_all_at_once() {
+        let bytes = |format| (format, Packing::Windows);
+        let each = |how: (DataFormat, Packing)| {
+            let folder = files();
+            if how.1 == Packing::Windows {
+                ["a", "b", "c"].iter().for_each(|name| {
+                    fs::remove_file(folder.path().join(format!("t/{name}.mask"))).unwrap();
+                });
+            }
+            let data = open(&folder, how);
+            let before = whole(&data).unwrap();
+            for entry in fs::read_dir(folder.path().join("t")).unwrap() {
+                touch(&entry.unwrap().path());
+            }
+            std::thread::scope(|scope| {
+                for _ in 0..3 {
+                    scope.spawn(|| assert!(whole(&data).unwrap() == before));
+                }
+            });
+            assert_eq!(*data.read_again.read().unwrap(), 1, "once for all files and threads");
+            // A thread whose read failed at the same time may read again, too.
+            let (_, file) = data.files_in_use().next().unwrap();
+            assert_eq!(data.read_again(0, file.unread(0, "it was written to".into())), Ok(()));
+            let now = SystemTime::now();
+            assert!(data.files_in_use().all(|(_, file)| file.believed().is_settled(now)));
+            // What was believed is asked for from now on.
+            change(&folder.path().join("t/a.bin"), 5);
+            let Err(unread) = whole(&data) else { panic!("a byte is another one") };
+            assert!(
+                unread.path.ends_with("t/a.bin") && unread.why == "it was written to",
+                "{unread}"
+            );
+        };
+        std::thread::scope(|scope| {
+            for how in [PACKED, bytes(DataFormat::Megatron), bytes(DataFormat::U16)] {
+                scope.spawn(|| each(how));
+            }
+        });
+    }
+
+    #[test]
+    fn a_file_with_other_bytes_is_named_though_others_are_touched() {
+        let each = |name: &str, at: u64| {
+            let folder = files();
+            let data = open(&folder, PACKED);
+            let before = whole(&data).unwrap();
+            let at_path = |name: &str| folder.path().join("t").join(name);
+            ["a.bin", "a.mask", "c.bin", "b.idx"].iter().for_each(|name| touch(&at_path(name)));
+            change(&at_path(name), at);
+            let Err(unread) = whole(&data) else { panic!("a byte is another one") };
+            assert_eq!((&unread.path, &*unread.why), (&at_path(name), "it was written to"));
+            // As it was, it is as good as ever.
+            change(&at_path(name), at);
+            assert!(whole(&data).unwrap() == before);
+        };
+        std::thread::scope(|scope| {
+            for (name, at) in
+                [("b.bin", 77), ("b.mask", 180), ("a.bin", 0), ("c.mask", 190), ("b.idx", 40)]
+            {
+                scope.spawn(move || each(name, at));
+            }
+        });
+    }
+
+    #[test]
+    fn kept_tokens_of_text_that_are_touched_are_read_on() {
+        let folder = folder(&[("t.txt", "the box holds a model ".repeat(90).as_bytes())]);
+        let file =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/tokenizer-tiny.json");
+        let tokenizer = &Tokenizer::open(&file).unwrap();
+        let cache = &Cache { folder: Some(folder.path().join("cache")), read_only: false };
+        let (format, sizes) = (DataFormat::Auto, Sizes::default());
+        let with = Tokenized { tokenizer, path: &file, cache, format, sizes, progress: &Silence };
+        let text = path(&folder, "t.txt");
+        let data = Corpus::open_text(Parts::Cut(&text, 0.2), &with, 300, 40).unwrap();
+        let before = whole(&data).unwrap();
+        let kept =
+            fs::read_dir(folder.path().join("cache")).unwrap().next().unwrap().unwrap().path();
+        touch(&kept);
+        assert!(whole(&data).unwrap() == before);
+        change(&kept, 20);
+        assert!(whole(&data).is_err_and(|unread| unread.path == kept));
+    }
+}

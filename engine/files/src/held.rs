@@ -1,0 +1,159 @@
+//! The directory of a run, as long as it is the one that the run locked.
+
+use super::directory::Directory;
+use super::names::LOCK;
+use super::own::{identity, other};
+use std::fs::{self, File, TryLockError};
+use std::io::{self, ErrorKind, Write};
+use std::path::{Display, Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+/// A run's directory, held by its lock; free for others when it is dropped. Whoever works in it asks [`check`](Self::check)
+/// for it, and then by names in it: its path may lead to another run meanwhile.
+#[derive(Debug)]
+pub struct Held {
+    directory: Directory,
+    /// None where another process of the same run has it.
+    lock: Option<Mutex<File>>,
+}
+
+impl Drop for Held {
+    /// Closing the file is not enough: a process that this one is just starting has a copy of the descriptor until it runs its
+    /// own program.
+    fn drop(&mut self) {
+        if let Some(lock) = &mut self.lock {
+            // Where it fails, the end of the descriptor does the same.
+            let _ = lock.get_mut().unwrap_or_else(|e| e.into_inner()).unlock();
+        }
+    }
+}
+
+impl Held {
+    /// `lock` is the locked file in it.
+    pub fn new(directory: Directory, lock: File) -> Self {
+        Self { directory, lock: Some(Mutex::new(lock)) }
+    }
+
+    /// The directory `path`, which nobody has locked.
+    ///
+    /// # Errors
+    /// It cannot be opened.
+    pub fn unlocked(path: &Path) -> io::Result<Arc<Self>> {
+        Ok(Self::by_another(Directory::open(path)?))
+    }
+
+    /// Without a lock: another process of the same run has that.
+    pub fn by_another(directory: Directory) -> Arc<Self> {
+        Arc::new(Self { directory, lock: None })
+    }
+
+    /// What it was called when the run opened it, for messages.
+    pub fn shown(&self) -> Display<'_> {
+        self.directory.path().display()
+    }
+
+    /// What `name` in it was called then, for messages.
+    pub fn called(&self, name: &str) -> PathBuf {
+        self.directory.called(name)
+    }
+
+    /// Where the directory is now; none where that is not known, as when it was removed.
+    pub fn place(&self) -> Option<PathBuf> {
+        let directory = self.directory.identity().ok()?;
+        let is =
+            |place: &Path| fs::metadata(place).is_ok_and(|found| identity(&found) == directory);
+        let path = self.directory.path();
+        if is(path) {
+            return Some(path.to_owned());
+        }
+        self.directory.place().filter(|place| is(place))
+    }
+
+    /// The directory, if its path still leads to it and this process still has its lock. A lock that was removed is taken
+    /// again.
+    ///
+    /// # Errors
+    /// The directory was removed or moved, or another process has its lock.
+    pub fn check(&self) -> io::Result<&Directory> {
+        let gone = |error: io::Error| match error.kind() {
+            ErrorKind::NotFound => other("the run's directory is gone: it was removed or moved"),
+            _ => error,
+        };
+        let here = fs::metadata(self.directory.path()).map_err(gone)?;
+        if identity(&here) != self.directory.identity()? {
+            return Err(other("another directory is in the place of the run's: it was moved"));
+        }
+        self.check_lock()?;
+        Ok(&self.directory)
+    }
+
+    /// Whether this process still has the lock of the directory, wherever that is now. A lock that was removed is taken again.
+    ///
+    /// # Errors
+    /// Another process has it.
+    pub fn check_lock(&self) -> io::Result<()> {
+        let Some(lock) = &self.lock else { return Ok(()) };
+        let mut lock = lock.lock().unwrap_or_else(|e| e.into_inner());
+        match self.directory.identity_of(LOCK) {
+            Ok(found) if found == identity(&lock.metadata()?) => {}
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                *lock = take(self.directory.create_new(LOCK)?)?;
+            }
+            _ => return Err(other("another process has locked the run's directory")),
+        }
+        Ok(())
+    }
+}
+
+/// Locks `file` and writes this process into it.
+fn take(mut file: File) -> io::Result<File> {
+    file.try_lock().map_err(|error| match error {
+        TryLockError::Error(error) => error,
+        TryLockError::WouldBlock => other("another process has locked the run's directory"),
+    })?;
+    file.set_len(0)?;
+    writeln!(file, "{}", std::process::id())?;
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_that_is_let_go_is_free_whoever_has_a_copy_of_its_descriptor() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(LOCK);
+        let lock = File::create(&path).unwrap();
+        lock.try_lock().unwrap();
+        let copy = lock.try_clone().unwrap();
+        drop(Held::new(Directory::open(folder.path()).unwrap(), lock));
+        File::open(&path).unwrap().try_lock().unwrap();
+        drop(copy);
+    }
+
+    #[test]
+    fn a_directory_is_held_until_it_is_another_one_or_anothers() {
+        let folder = tempfile::tempdir().unwrap();
+        let [run, moved] = ["run", "moved"].map(|name| folder.path().join(name));
+        let make = || {
+            fs::create_dir(&run).unwrap();
+            let lock = File::create_new(run.join(LOCK)).unwrap();
+            Held::new(Directory::open(&run).unwrap(), take(lock).unwrap())
+        };
+        let held = make();
+        held.check().unwrap();
+        // A lock that is gone is taken again, and then nobody else gets it.
+        fs::remove_file(run.join(LOCK)).unwrap();
+        held.check().unwrap();
+        assert!(File::open(run.join(LOCK)).unwrap().try_lock().is_err());
+        fs::rename(&run, &moved).unwrap();
+        assert!(held.check().unwrap_err().to_string().contains("is gone"));
+        assert_eq!(held.place().unwrap(), moved.canonicalize().unwrap());
+        let other = make();
+        assert!(held.check().unwrap_err().to_string().contains("another directory"));
+        fs::remove_file(run.join(LOCK)).unwrap();
+        fs::write(run.join(LOCK), "").unwrap();
+        assert!(other.check().unwrap_err().to_string().contains("another process"));
+    }
+}

@@ -1,0 +1,15 @@
+//! Files: how they are opened, written and named.
+
+pub mod directory;
+pub mod durable;
+pub mod held;
+pub mod json;
+pub mod names;
+pub mod output;
+pub mod own;
+pub mod sealed;
+pub mod shown;
+pub mod utc;
+
+/// The version of onebox, with the commit that a release is built from where that is known.
+pub const VERSION: &str = env!("ONEBOX_VERSION");

@@ -1,0 +1,59 @@
+//! Files that a user names for onebox to write: a slip names a config or a text there, so only what onebox wrote as the
+//! same is replaced.
+
+use rustix::fs::{Access, access};
+use std::fs::{self, File};
+use std::io::{Error, Read, Result};
+use std::path::Path;
+
+/// What is written.
+#[derive(Clone, Copy, Debug)]
+pub struct Output {
+    /// One word for it.
+    pub what: &'static str,
+    /// How every such file begins.
+    pub beginning: &'static str,
+}
+
+impl Output {
+    /// That `path` is no file, an empty one or such an output. What is neither a file nor a directory, as `/dev/null`, is
+    /// written into.
+    ///
+    /// # Errors
+    /// With the remedy; of the file system.
+    pub fn may_replace(&self, path: &Path) -> Result<()> {
+        let Ok(found) = fs::metadata(path) else { return Ok(()) };
+        if found.is_dir() {
+            return Err(Error::other("it is a directory; name a file in it"));
+        }
+        if !found.is_file() || found.len() == 0 {
+            return Ok(());
+        }
+        let mut head = Vec::new();
+        File::open(path)?.take(self.beginning.len() as u64).read_to_end(&mut head)?;
+        if head == self.beginning.as_bytes() {
+            return Ok(());
+        }
+        let what = self.what;
+        Err(Error::other(format!(
+            "it is there and is no {what} that onebox wrote, so it is not replaced; give another name, or remove it"
+        )))
+    }
+
+    /// The same before the work whose result goes there, and that it can be written.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn check(&self, path: &Path) -> Result<()> {
+        self.may_replace(path)?;
+        if path.exists() {
+            return Ok(access(path, Access::WRITE_OK)?);
+        }
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let folder = folder.unwrap_or(Path::new("."));
+        match folder.is_dir() {
+            true => Ok(access(folder, Access::WRITE_OK)?),
+            false => Err(Error::other(format!("there is no directory {}", folder.display()))),
+        }
+    }
+}

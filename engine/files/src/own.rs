@@ -1,0 +1,93 @@
+//! The files of a run, opened so that nothing else under their names is followed, overwritten or waited for.
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// Opens a file that is no link, pipe, socket or directory; never waits for one.
+pub fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    checked(options.custom_flags(flags.bits().cast_signed()).open(path))
+}
+
+/// What was opened with these flags, where it is such a file.
+pub(super) fn checked(opened: io::Result<File>) -> io::Result<File> {
+    let file = opened.map_err(|error| match Errno::from_io_error(&error) {
+        Some(Errno::LOOP) => other("it is a symbolic link, which onebox does not follow here"),
+        Some(Errno::NXIO) => other("it is a pipe or a socket, not a file"),
+        _ => error,
+    })?;
+    let kind = file.metadata()?.file_type();
+    match kind.is_fifo() || kind.is_socket() || kind.is_dir() {
+        true => Err(other("it is no file")),
+        false => Ok(file),
+    }
+}
+
+/// Opens it for reading.
+pub fn read(path: &Path) -> io::Result<File> {
+    open(path, OpenOptions::new().read(true))
+}
+
+/// A regular file or a directory itself, never what a link leads to, nor a pipe that nobody writes to.
+pub fn open_at(folder: impl std::os::fd::AsFd, name: &Path, more: OFlags) -> io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC | more;
+    let file = File::from(rustix::fs::openat(folder, name, flags, Mode::empty())?);
+    if !more.contains(OFlags::DIRECTORY) && !file.metadata()?.is_file() {
+        return Err(io::Error::other("not a regular file"));
+    }
+    Ok(file)
+}
+
+pub(super) fn other(why: &str) -> io::Error {
+    io::Error::other(why.to_owned())
+}
+
+/// Which file or directory it is.
+pub(super) type Identity = (u64, u64);
+
+pub(super) fn identity(metadata: &fs::Metadata) -> Identity {
+    (metadata.dev(), metadata.ino())
+}
+
+/// What an open file is called now, as the system knows it.
+pub(super) fn name_of(file: &File) -> io::Result<PathBuf> {
+    fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::directory::Directory;
+    use super::*;
+    use std::io::Write;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn links_and_pipes_are_neither_followed_nor_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let [victim, link, pipe] = ["victim", "link", "pipe"].map(|name| folder.path().join(name));
+        fs::write(&victim, "theirs").unwrap();
+        symlink(&victim, &link).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let mut options = OpenOptions::new();
+        options.read(true).append(true).create(true);
+        for (path, why) in [(&link, "symbolic link"), (&pipe, "no file")] {
+            assert!(open(path, &mut options).unwrap_err().to_string().contains(why));
+            assert!(read(path).is_err());
+        }
+        let for_writing = open(&pipe, OpenOptions::new().write(true)).unwrap_err();
+        assert!(for_writing.to_string().contains("a pipe"), "{for_writing}");
+        assert!(open(folder.path(), OpenOptions::new().read(true)).is_err());
+        let directory = Directory::open(folder.path()).unwrap();
+        for (name, path) in [("link", &link), ("pipe", &pipe)] {
+            assert!(directory.read(name).is_err() && directory.create_new(name).is_err());
+            directory.create(name).unwrap().write_all(b"ours").unwrap();
+            assert_eq!(fs::read(path).unwrap(), b"ours");
+        }
+        assert_eq!(fs::read(&victim).unwrap(), b"theirs");
+    }
+}

@@ -1,0 +1,466 @@
+//! From a config to handles: every byte of a rank, laid out once, the same for all ranks.
+
+use crate::batches::BatchLayout;
+use crate::gpu_room;
+use crate::placement::{kernel_threads, virtual_threads};
+use config::{self, Accumulate, BoxConfig, Config, DeviceConfig, Family, ModelConfig};
+use config::{Master, Moments, OptimizerConfig, OptimizerKind, Transfer, UpdateMode};
+use config::{Packing, ParameterPlace, Placement, Precision, Recompute};
+use device::cpu::ScratchFloats;
+use device::{Arena, Dtype, Group, Plan, Tensor, cuda};
+use offload::{BucketOf, Layout, LossScale, Rule, SegmentSpec, Spec, Storage, Sum, chunk_elements};
+use std::sync::Arc;
+use tensor_parallel::head_rows;
+use tensor_parallel::{Gpt, GptShape, Keep, Part, Parts, Positions, Ring, Rope, RopeScaling};
+use topology::HostBytes;
+
+/// The model, the optimizer and their memory.
+#[derive(Clone, Debug)]
+pub struct Built {
+    /// Every tensor by name.
+    pub plan: Arc<Plan>,
+    /// The model's handles.
+    pub gpt: Gpt,
+    /// The optimizer's.
+    pub layout: Arc<Layout>,
+    /// The batches'.
+    pub batches: BatchLayout,
+    /// F64 (micro-batches + 1) on the device and on the host: sums of losses, the last one an evaluation's.
+    pub losses: [Tensor; 2],
+    /// F64 (1), host: where ranks meet outside a step.
+    pub meeting: Tensor,
+    /// Micro-batches of a step.
+    pub micro_batches: usize,
+    /// Where micro-batches are summed.
+    pub sum: Sum,
+    /// What kernels need besides.
+    pub scratch: KernelScratch,
+}
+
+impl Built {
+    /// Bytes of host memory that the plan takes for a rank: staging, which is next to its GPU, and all else, which is where the
+    /// rank's cores are. Virtual GPUs are host memory too.
+    pub fn host_bytes(&self, config: &Config) -> HostBytes {
+        let pinned = self.plan.entries().iter().filter(|e| e.arena == Arena::Pinned);
+        let staging: u64 =
+            pinned.filter(|e| e.is_staging()).map(|e| e.range.end - e.range.start).sum();
+        let is_virtual = match &config.device {
+            DeviceConfig::Cpu { .. } => true,
+            DeviceConfig::Sim { box_, .. } => box_.measured.is_some(),
+            DeviceConfig::Cuda => false,
+        };
+        let gpu = if is_virtual { self.plan.bytes(Arena::Device) } else { 0 };
+        HostBytes { staging, states: self.plan.bytes(Arena::Pinned) - staging + gpu }
+    }
+}
+
+/// What kernels need besides their operands.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct KernelScratch {
+    /// How much.
+    pub floats: ScratchFloats,
+    /// Kernel threads of a rank.
+    pub threads: usize,
+}
+
+/// The model's shapes under a config.
+pub fn shape(config: &Config) -> GptShape {
+    let (m, dtype) = (&config.model, dtype(config.precision));
+    GptShape {
+        parts: parts(m),
+        layers: m.layers,
+        hidden: m.hidden,
+        heads: m.heads,
+        kv_heads: m.kv_heads,
+        head_dim: m.head_dim,
+        seq_len: m.seq_len,
+        vocab: m.vocab,
+        ffn_hidden: m.ffn_hidden,
+        micro_batch: config.batch.micro,
+        tp_size: config.parallel.tensor,
+        sequence: config.parallel.sequence && config.parallel.tensor > 1,
+        recompute: match config.recompute {
+            Recompute::None => tensor_parallel::Recompute::None,
+            Recompute::Selective => tensor_parallel::Recompute::Selective,
+            Recompute::Block => tensor_parallel::Recompute::Block,
+        },
+        partition_checkpoints: config.partition_checkpoints,
+        keep: match (config.host_checkpoints, config.offload.transfer) {
+            (false, _) => Keep::Device,
+            (true, Transfer::Streamed) => Keep::Host,
+            (true, Transfer::Blocking) => Keep::HostBlocking,
+        },
+        checkpoint_sets: first_forward(config),
+        ring: Ring::NONE,
+        head_rows: head_rows(m.vocab),
+        dtype,
+        fp8: config.precision == Precision::Fp8,
+        partial_dtype: if config.parallel.reduce_fp32 { Dtype::F32 } else { dtype },
+        dropout: m.dropout,
+        init_std: f64::from(m.init_std),
+    }
+}
+
+/// What a model is made of.
+fn parts(m: &ModelConfig) -> Parts {
+    let norm_epsilon = decimal(m.norm_eps);
+    match m.family {
+        Family::Gpt2 => return Parts { norm_epsilon, ..Parts::GPT2 },
+        Family::Llama => {}
+    }
+    let scaling = match m.rope.scaling {
+        config::RopeScaling::None => RopeScaling::None,
+        config::RopeScaling::Linear { factor } => RopeScaling::Linear { factor: decimal(factor) },
+        config::RopeScaling::Llama3 {
+            factor,
+            low_freq_factor,
+            high_freq_factor,
+            original_seq_len,
+        } => RopeScaling::Llama3 {
+            factor: decimal(factor),
+            low_freq_factor: decimal(low_freq_factor),
+            high_freq_factor: decimal(high_freq_factor),
+            original_seq_len,
+        },
+    };
+    Parts {
+        rms_norm: true,
+        norm_epsilon,
+        positions: Positions::Rotary(Rope { theta: decimal(m.rope.theta), scaling }),
+        joined_qkv: false,
+        qkv_bias: m.qkv_bias,
+        proj_bias: m.proj_bias,
+        qk_norm: m.qk_norm,
+        swiglu: true,
+        tied: m.tied,
+        scaled_residuals: false,
+    }
+}
+
+/// The number that a person wrote, which f32 holds the nearest of.
+pub fn decimal(x: f32) -> f64 {
+    x.to_string().parse().unwrap_or_else(|e| unreachable!("{x} is not a number: {e}"))
+}
+
+/// Storage of a precision.
+pub const fn dtype(precision: Precision) -> Dtype {
+    match precision {
+        Precision::Fp16 => Dtype::F16,
+        Precision::Bf16 | Precision::Fp8 => Dtype::Bf16,
+        Precision::Fp32 => Dtype::F32,
+    }
+}
+
+/// Scratch of the cpu backend's kernels; none elsewhere. Of ranks that take (staging, states) of host memory.
+fn kernel_scratch(config: &Config, host: HostBytes) -> KernelScratch {
+    let threads = match &config.device {
+        DeviceConfig::Cpu { threads, .. } => {
+            threads.unwrap_or_else(|| virtual_threads(config, host))
+        }
+        DeviceConfig::Sim { box_, .. } => match &box_.measured {
+            Some(measured) => kernel_threads(measured.cores, config.world_size(), None),
+            None => return KernelScratch::default(),
+        },
+        DeviceConfig::Cuda => return KernelScratch::default(),
+    };
+    let floats = scratch_floats(&shape(config));
+    KernelScratch { floats, threads }
+}
+
+/// Scratch of the cpu backend's kernels.
+pub fn scratch_floats(shape: &GptShape) -> ScratchFloats {
+    ScratchFloats::new(shape.seq_len, shape.head_dim, shape.hidden, shape.widest_sum())
+}
+
+/// Bytes of each GPU that `plan` takes: on real ones with what kernels and products need behind it.
+pub fn device_bytes(config: &Config, plan: &Plan) -> u64 {
+    match config.device {
+        DeviceConfig::Cuda => cuda::device_bytes(plan, op_scratch(config)),
+        DeviceConfig::Cpu { .. } | DeviceConfig::Sim { .. } => plan.bytes(Arena::Device),
+    }
+}
+
+/// Most bytes of a GPU that one op of `config` needs besides its operands: the backward pass of the attention has a number
+/// for each row of each head, that of a norm sums of the gains' and biases' gradients.
+pub fn op_scratch(config: &Config) -> u64 {
+    let shape = shape(config);
+    let attention = (shape.tokens() * shape.heads / shape.tp_size) as u64 * Dtype::F32.bytes();
+    let gains = if shape.parts.qk_norm { cuda::gains_scratch(shape.head_dim) } else { 0 };
+    let norms = cuda::norm_scratch((shape.rows(), shape.hidden), !shape.parts.rms_norm);
+    attention.max(gains).max(norms)
+}
+
+/// Bytes that a GPU of `config` may hold, where that is known before it is opened.
+pub fn device_limit(config: &Config, plan: &Plan) -> Option<u64> {
+    match &config.device {
+        DeviceConfig::Cpu { memory, .. } => Some(*memory),
+        DeviceConfig::Sim { box_, .. } => Some(box_.gpu_memory.saturating_sub(reserved(box_))),
+        DeviceConfig::Cuda => gpu_room::room(config, plan).ok().map(|room| room.limit),
+    }
+}
+
+/// Micro-batches whose first forward pass goes through each block together.
+pub fn first_forward(config: &Config) -> usize {
+    config.offload.first_forward.min(micro_batches(config))
+}
+
+/// Micro-batches of a step.
+pub const fn micro_batches(config: &Config) -> usize {
+    config.batch.global / (config.batch.micro * config.parallel.data)
+}
+
+/// When the update runs; on the device right after it was decided, whatever `offload.update` says. `Auto` that nobody has
+/// chosen for is `Overlapped`, which needs no more memory.
+pub fn update_mode(config: &Config) -> UpdateMode {
+    match (config.offload.optimizer, config.offload.update) {
+        (_, UpdateMode::Auto) => UpdateMode::Overlapped,
+        (Placement::Device, UpdateMode::Delayed { .. } | UpdateMode::Speculative) => {
+            UpdateMode::Overlapped
+        }
+        (_, update) => update,
+    }
+}
+
+/// Share of the parameters behind the embedding that are updated ahead of the decision.
+pub fn share_ahead(config: &Config) -> f32 {
+    match update_mode(config) {
+        UpdateMode::Speculative => config.offload.speculated_fraction.share(),
+        UpdateMode::Serial | UpdateMode::Overlapped | UpdateMode::Delayed { .. } => 0.0,
+        UpdateMode::Auto => unreachable!("`update_mode` puts Overlapped in its place"),
+    }
+}
+
+/// What a CUDA context and NCCL take of a described GPU before the first tensor; of a virtual one, nothing.
+pub const fn reserved(described: &BoxConfig) -> u64 {
+    if described.measured.is_some() { 0 } else { 3 << 29 }
+}
+
+/// Lays everything out. `accumulate: Auto` sums on the device when that fits its limit.
+///
+/// Kernel threads are counted here, on a thread that is not bound. How much memory ranks take can decide on how many sockets
+/// they are, and so how many threads they have: then everything is laid out again, with theirs.
+pub fn build(config: &Config) -> Built {
+    let near = kernel_scratch(config, HostBytes::default());
+    let built = with_room(config, near);
+    let scratch = kernel_scratch(config, built.host_bytes(config));
+    if scratch.threads == near.threads { built } else { with_room(config, scratch) }
+}
+
+/// With fewer kernel threads where the scratch of so many does not fit into the GPU: a machine of many cores takes what one of
+/// few cores takes. Where the config says how many, that is so.
+fn with_room(config: &Config, mut scratch: KernelScratch) -> Built {
+    let said = matches!(config.device, DeviceConfig::Cpu { threads: Some(_), .. });
+    loop {
+        let built = build_with(config, scratch);
+        if said || scratch.threads < 2 {
+            return built;
+        }
+        let limit = device_limit(config, &built.plan).unwrap_or(u64::MAX);
+        let over = device_bytes(config, &built.plan).saturating_sub(limit);
+        if over == 0 {
+            return built;
+        }
+        let each = scratch.floats.bytes(2) - scratch.floats.bytes(1);
+        scratch.threads = scratch.threads.saturating_sub(over.div_ceil(each) as usize).max(1);
+    }
+}
+
+fn build_with(config: &Config, scratch: KernelScratch) -> Built {
+    match config.offload.parameters {
+        ParameterPlace::Device => with_sums(config, scratch, Ring::NONE),
+        ParameterPlace::Host => with_ring(config, scratch),
+    }
+}
+
+fn fits(config: &Config, built: &Built) -> bool {
+    let limit = device_limit(config, &built.plan);
+    limit.is_some_and(|limit| device_bytes(config, &built.plan) <= limit)
+}
+
+/// Parameters that come up for each use: in a ring of as many blocks as fit, at most three, beside as many resident blocks as fit,
+/// unless the config says how many.
+fn with_ring(config: &Config, scratch: KernelScratch) -> Built {
+    let layers = config.model.layers;
+    let with = |slots, resident| with_sums(config, scratch, Ring { slots, resident });
+    let least = config.offload.resident_blocks.unwrap_or(0);
+    let mut built = with(config.offload.ring.unwrap_or(3), least);
+    if config.offload.ring.is_none() && !fits(config, &built) {
+        built = with(2, least);
+    }
+    let slots = built.gpt.shape().ring.slots;
+    let Some(limit) = device_limit(config, &built.plan) else { return built };
+    if config.offload.resident_blocks.is_some() {
+        return built;
+    }
+    let left = limit.saturating_sub(device_bytes(config, &built.plan));
+    let block = built.gpt.params(built.gpt.segment(Part::Block(0))).bytes();
+    let mut resident = layers.min((left / block) as usize);
+    while resident > 0 {
+        let more = with(slots, resident);
+        if fits(config, &more) {
+            built = more;
+            break;
+        }
+        resident -= 1;
+    }
+    built
+}
+
+/// Micro-batches are summed where the config says, or where there is room.
+fn with_sums(config: &Config, scratch: KernelScratch, ring: Ring) -> Built {
+    let micro_batches = micro_batches(config);
+    let with = |sum| lay_out(config, (micro_batches, sum), scratch, ring);
+    if micro_batches == 1 {
+        return with(Sum::None);
+    }
+    let together = ring != Ring::NONE && first_forward(config) == micro_batches;
+    if together && config.offload.accumulate != Accumulate::Host {
+        return with(Sum::InTurns);
+    }
+    if config.offload.optimizer == Placement::Device {
+        return with(Sum::Device);
+    }
+    if config.offload.transfer == Transfer::Blocking {
+        return with(Sum::Host);
+    }
+    match config.offload.accumulate {
+        Accumulate::Device => with(Sum::Device),
+        Accumulate::Host => with(Sum::Host),
+        Accumulate::Auto => {
+            let on_device = with(Sum::Device);
+            if fits(config, &on_device) { on_device } else { with(Sum::Host) }
+        }
+    }
+}
+
+fn lay_out(
+    config: &Config,
+    (micro_batches, sum): (usize, Sum),
+    scratch: KernelScratch,
+    ring: Ring,
+) -> Built {
+    let (shape, mut plan) = (GptShape { ring, ..shape(config) }, Plan::default());
+    let sets = if ring == Ring::NONE { 1 } else { first_forward(config) };
+    let chunk = chunk_elements(Gpt::longest_segment(&shape));
+    let gpt = Gpt::plan(&mut plan, &shape, chunk * config.parallel.data);
+    let spec_of = |part| {
+        let segment = gpt.segment(part);
+        let layout = &gpt.segments()[segment];
+        SegmentSpec {
+            name: layout.name.clone(),
+            params: gpt.params(segment),
+            len: layout.len,
+            decayed: layout.decayed,
+            bucket: match part {
+                // The output layer begins what the embedding completes, far behind.
+                Part::Embedding if config.model.tied && sets > 1 => BucketOf::Each(sets),
+                _ if config.offload.keep_gradients => BucketOf::Own,
+                Part::Block(_) => BucketOf::Turns,
+                Part::FinalNorm => BucketOf::Own,
+                // All blocks go backward, or forward, between the two.
+                Part::Embedding | Part::Head => BucketOf::Shared,
+            },
+            slot: gpt.slot(segment),
+        }
+    };
+    let segments: Vec<SegmentSpec> = gpt.parts().map(spec_of).collect();
+    let layout = Layout::plan(&mut plan, &spec(config, micro_batches, sum), chunk, &segments);
+    let packs = config.data.packing == Packing::Documents;
+    let batches = BatchLayout::plan(&mut plan, shape.tokens(), packs, first_forward(config));
+    let mut small =
+        |arena, name, len| plan.tensor((arena, "batches and losses"), name, Dtype::F64, (1, len));
+    let losses = [
+        small(Arena::Device, "losses", micro_batches + 1),
+        small(Arena::Pinned, "losses_host", micro_batches + 1),
+    ];
+    let meeting = small(Arena::Pinned, "meeting", 1);
+    if scratch.threads > 0 {
+        let shape = (1, scratch.floats.bytes(scratch.threads).div_ceil(4) as usize);
+        plan.tensor((Arena::Device, "kernel scratch"), "kernel scratch", Dtype::F32, shape);
+    }
+    let (plan, layout) = (Arc::new(plan), Arc::new(layout));
+    Built { plan, gpt, layout, batches, losses, meeting, micro_batches, sum, scratch }
+}
+
+fn spec(config: &Config, micro_batches: usize, sum: Sum) -> Spec {
+    let (offload, scale) = (&config.offload, &config.loss_scale);
+    Spec {
+        rule: rule(&config.optimizer),
+        device_fraction: match offload.optimizer {
+            Placement::Host => 0.0,
+            Placement::Device => 1.0,
+            Placement::Split { device_fraction } => f64::from(device_fraction),
+        },
+        delayed: matches!(update_mode(config), UpdateMode::Delayed { .. }),
+        ahead_fraction: f64::from(share_ahead(config)),
+        sum,
+        transfer: match offload.transfer {
+            Transfer::Streamed => offload::Transfer::Streamed,
+            Transfer::Blocking => offload::Transfer::Blocking,
+        },
+        storage: Storage {
+            moments: match offload.moments {
+                Moments::Fp32 => Dtype::F32,
+                Moments::Bf16 => Dtype::Bf16,
+            },
+            split_master: offload.master == Master::Split,
+        },
+        micro_batches,
+        dp_size: config.parallel.data,
+        reduce_fp32: config.parallel.reduce_fp32,
+        norm_group: Group::Tp,
+        clip: config.optimizer.clip.map(f64::from),
+        loss_scale: (config.precision == Precision::Fp16).then(|| LossScale {
+            initial: f64::from(scale.initial),
+            window: scale.window,
+            hysteresis: scale.hysteresis,
+            floor: f64::from(scale.floor),
+        }),
+        bucket_elements: offload.bucket_elements,
+        tile_elements: offload.tile_elements,
+    }
+}
+
+const fn rule(o: &OptimizerConfig) -> Rule {
+    let OptimizerConfig { beta1, beta2, eps, weight_decay, .. } = *o;
+    match o.kind {
+        OptimizerKind::AdamW => Rule::AdamW { beta1, beta2, eps, weight_decay },
+        OptimizerKind::Sgd => Rule::Sgd { weight_decay },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    /// The quick start on one rank, and on as many as it has.
+    #[test]
+    fn the_quick_start_fits_on_machines_of_any_number_of_cores() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let path = folder.join("../../configs/quickstart.ron");
+        for sets in [&[][..], &["parallel.tensor=1", "parallel.data=1", "device.count=1"]] {
+            let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
+            let config = config::load(&path, &sets).unwrap().config;
+            let of = |threads| {
+                let scratch =
+                    KernelScratch { threads, ..kernel_scratch(&config, HostBytes::default()) };
+                let built = with_room(&config, scratch);
+                let bytes = device_bytes(&config, &built.plan);
+                let limit = device_limit(&config, &built.plan).unwrap();
+                assert!(bytes <= limit, "{threads} threads: {bytes} of {limit}");
+                (built.scratch.threads, limit - bytes)
+            };
+            assert_eq!([1, 2, 64].map(|threads| of(threads).0), [1, 2, 64]);
+            let [(few, _), (most, left), (more, _)] = [128, 256, 4096].map(of);
+            // All that there is room for, and what is said is done.
+            let each = kernel_scratch(&config, HostBytes::default()).floats;
+            let each = each.bytes(2) - each.bytes(1);
+            assert!(few <= most && most == more && left < 2 * each, "{few} {most} {more} {left}");
+            assert!((64..256).contains(&most), "{most}");
+            let said = [sets.clone(), vec!["device.threads=256".into()]].concat();
+            let said = build(&config::load(&path, &said).unwrap().config);
+            assert_eq!(said.scratch.threads, 256);
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! Where the ranks of a run go on this machine.
+
+use crate::{gpu, here};
+use config::{Config, DeviceConfig};
+use std::sync::OnceLock;
+use topology::{
+    HostBytes, Machine, PciAddress, Placement, RankPlace, Request, Seats, cores, place,
+};
+
+/// The machine that this is, looked at once.
+pub fn this_machine() -> Option<&'static Machine> {
+    static MACHINE: OnceLock<Option<Machine>> = OnceLock::new();
+    MACHINE.get_or_init(|| Machine::discover().ok()).as_ref()
+}
+
+/// Kernel threads of each of `ranks` that share `cpus`, where a rank has `placed` of them; none has fewer than its own.
+pub fn kernel_threads(cpus: usize, ranks: usize, placed: Option<usize>) -> usize {
+    (cpus / ranks).min(placed.unwrap_or(usize::MAX)).max(1)
+}
+
+/// Kernel threads of each virtual GPU of this machine, on which a rank takes `host`.
+pub(crate) fn virtual_threads(config: &Config, host: HostBytes) -> usize {
+    let wanted = Request { seats: Seats::Virtual, ..request(config, host) };
+    let placed = this_machine().and_then(|machine| place(machine, &wanted).ok());
+    let least = placed.and_then(|all| all.ranks.iter().map(|rank| rank.cpus.len()).min());
+    kernel_threads(cores(), here::ranks(config), least.filter(|cpus| *cpus > 0))
+}
+
+/// What is to be placed on this machine for `config`, each of whose ranks takes `host`.
+pub fn request(config: &Config, host: HostBytes) -> Request {
+    let (tp, dp) = here::grid(config);
+    Request {
+        tp,
+        dp,
+        seats: Seats::default(),
+        staging_bytes: host.staging,
+        state_bytes: host.states,
+        sockets: config.offload.sockets,
+    }
+}
+
+/// The places of all ranks.
+#[derive(Debug, Default)]
+pub struct Places {
+    /// By rank; empty where threads and memory are not to be bound, or cannot be.
+    pub ranks: Vec<RankPlace>,
+    /// By rank of this machine: the driver's number of its GPU; empty without GPUs.
+    pub gpus: Vec<usize>,
+}
+
+/// Places the ranks, each of which takes `host`, and says where.
+pub fn places(config: &Config, host: HostBytes, bind: bool) -> Places {
+    let (gpus, world_size) = (gpus(config), here::ranks(config));
+    if let Some(few) = gpu::few_queues().filter(|_| !gpus.is_empty()) {
+        tracing::warn!("{few}");
+    }
+    let mut places = Places { ranks: Vec::new(), gpus: in_turn(gpus.len(), world_size) };
+    if !bind {
+        return places;
+    }
+    let Some(machine) = this_machine() else {
+        tracing::warn!("threads are not bound: this machine cannot be looked at");
+        return places;
+    };
+    match on(machine, &request(config, host), &gpus) {
+        Err(error) => tracing::warn!("threads are not bound: {error}"),
+        Ok((placement, gpus)) => {
+            let cpus = machine.allowed_cpus.len();
+            places.gpus = gpus;
+            placement.reasons.iter().for_each(|reason| tracing::info!("{reason}"));
+            // More ranks than CPUs are better off with a scheduler that moves them.
+            if cpus < world_size {
+                tracing::info!("more ranks than CPUs: threads and memory are not bound");
+                return places;
+            }
+            for place in &placement.ranks {
+                tracing::info!("{place}");
+                place.reasons.iter().for_each(|reason| tracing::info!("  {reason}"));
+            }
+            // By rank of the run; no thread of this process asks for the places of others.
+            let place = |rank| placement.ranks[here::number(config, rank).unwrap_or(0)].clone();
+            places.ranks = (0..config.world_size()).map(place).collect();
+        }
+    }
+    places
+}
+
+/// Where CUDA says its GPUs are, by its numbers; none for a run without.
+pub fn gpus(config: &Config) -> Vec<Option<PciAddress>> {
+    match config.device {
+        DeviceConfig::Cuda => gpu::machine().gpus.iter().map(|gpu| gpu.pci).collect(),
+        DeviceConfig::Cpu { .. } | DeviceConfig::Sim { .. } => Vec::new(),
+    }
+}
+
+/// The placement of the ranks of `request` on `machine`, and the number of each rank's GPU among `gpus`. GPUs that the machine
+/// does not show are dealt in turn, and their ranks placed as those of virtual GPUs.
+pub fn on(
+    machine: &Machine,
+    request: &Request,
+    gpus: &[Option<PciAddress>],
+) -> Result<(Placement, Vec<usize>), topology::Error> {
+    let ranks = request.tp * request.dp;
+    let shown = |pci: &PciAddress| machine.gpus.iter().any(|gpu| gpu.pci == *pci);
+    let known: Option<Vec<PciAddress>> = gpus.iter().map(|pci| pci.filter(shown)).collect();
+    let seats = match known {
+        Some(known) if known.is_empty() => Seats::Virtual,
+        Some(known) if known.len() < ranks => Seats::Shared(known),
+        Some(known) => Seats::These(known),
+        None => {
+            tracing::info!("the box does not show CUDA's GPUs: ranks are placed as without them");
+            Seats::Virtual
+        }
+    };
+    let placement = place(machine, &Request { seats, ..request.clone() })?;
+    let number = |rank: &RankPlace| gpus.iter().position(|pci| *pci == rank.gpu);
+    let numbers: Option<Vec<usize>> =
+        placement.ranks.iter().map(|rank| rank.gpu.and_then(|_| number(rank))).collect();
+    Ok((placement, numbers.unwrap_or_else(|| in_turn(gpus.len(), ranks))))
+}
+
+/// Rank i on GPU i mod their number.
+pub fn in_turn(gpus: usize, world_size: usize) -> Vec<usize> {
+    if gpus == 0 { Vec::new() } else { (0..world_size).map(|rank| rank % gpus).collect() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn dgx1() -> Machine {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+        Machine::from_xml_file(&folder.join("../../configs/boxes/topologies/dgx1v.xml")).unwrap()
+    }
+
+    fn at(buses: &[u8]) -> Vec<Option<PciAddress>> {
+        let address = |bus: &u8| format!("0000:{bus:02x}:00.0").parse().ok();
+        buses.iter().map(address).collect()
+    }
+
+    fn ranks(tp: usize, dp: usize) -> Request {
+        Request { tp, dp, ..Request::default() }
+    }
+
+    #[test]
+    fn every_rank_has_its_part_of_all_cpus_whoever_asks() {
+        let of = |ranks| kernel_threads(64, ranks, None);
+        assert_eq!([1, 3, 4, 8, 64, 100].map(of), [64, 21, 16, 8, 1, 1]);
+        // Two sockets of 32, and ranks on the first alone; cores that ranks share.
+        assert_eq!([kernel_threads(64, 1, Some(32)), kernel_threads(2, 2, Some(2))], [32, 1]);
+        let all = cores();
+        let first = topology::current_binding().unwrap()[0];
+        let bound = move || topology::bind_current_thread(&[first]).map(|()| cores());
+        assert_eq!(std::thread::spawn(bound).join().unwrap().unwrap(), all);
+    }
+
+    fn nodes(placement: &Placement) -> Vec<u32> {
+        placement.ranks.iter().map(|rank| rank.numa_node).collect()
+    }
+
+    #[test]
+    fn ranks_get_the_gpus_that_are_joined_best_by_cudas_numbers() {
+        // Pairs of two NVLinks, on an uplink each; CUDA counts backwards here.
+        let gpus = at(&[0x8a, 0x89, 0x86, 0x85, 0x0b, 0x0a, 0x07, 0x06]);
+        let (placement, numbers) = on(&dgx1(), &ranks(2, 4), &gpus).unwrap();
+        assert_eq!(numbers, [7, 4, 6, 5, 3, 0, 2, 1]);
+        assert_eq!(nodes(&placement), [0, 0, 0, 0, 1, 1, 1, 1]);
+    }
+
+    #[test]
+    fn ranks_that_share_gpus_are_placed_next_to_them() {
+        let (placement, numbers) = on(&dgx1(), &ranks(1, 4), &at(&[0x85, 0x06])).unwrap();
+        assert_eq!(numbers, [0, 1, 0, 1]);
+        assert_eq!(nodes(&placement), [1, 0, 1, 0]);
+    }
+
+    #[test]
+    fn gpus_that_the_box_does_not_show_are_dealt_in_turn() {
+        let (placement, numbers) = on(&dgx1(), &ranks(1, 4), &at(&[0x10, 0x11])).unwrap();
+        assert_eq!(numbers, [0, 1, 0, 1]);
+        assert_eq!(nodes(&placement), [0, 0, 1, 1]);
+        assert!(placement.ranks.iter().all(|rank| rank.gpu.is_none()));
+        assert_eq!(on(&dgx1(), &ranks(1, 4), &[]).unwrap().1, [0; 0]);
+    }
+}

@@ -1,0 +1,65 @@
+//! Which part of which whole tensor stands where in a rank's flat segments.
+
+use std::ops::Range;
+use tensor_parallel::{Gpt, Param};
+
+/// Runs of flat elements that are contiguous in their whole tensors, too. Elements in no run are padding.
+#[derive(Debug)]
+pub struct Runs<T> {
+    /// By segment, sorted by place.
+    by_segment: Vec<Vec<Run<T>>>,
+}
+
+#[derive(Debug)]
+struct Run<T> {
+    flat: Range<usize>,
+    /// Index in the whole tensor of the run's first element.
+    global: usize,
+    source: T,
+}
+
+impl<T: Clone> Runs<T> {
+    /// Those of rank `tp` of `tp_size`. `source`: where the values of a parameter come from; parameters are counted over all
+    /// segments.
+    pub fn new(
+        gpt: &Gpt,
+        (tp, tp_size): (usize, usize),
+        mut source: impl FnMut(usize, &Param) -> T,
+    ) -> Self {
+        let mut numbers = 0..;
+        let by_segment = gpt.segments().iter().map(|layout| {
+            let mut runs = Vec::new();
+            for (param, number) in layout.params.iter().zip(&mut numbers) {
+                let (source, start) = (source(number, param), param.range.start);
+                runs.extend(param.runs(tp, tp_size).into_iter().map(|run| Run {
+                    flat: start + run.local.start..start + run.local.end,
+                    global: run.global,
+                    source: source.clone(),
+                }));
+            }
+            runs.sort_by_key(|run| run.flat.start);
+            runs
+        });
+        Self { by_segment: by_segment.collect() }
+    }
+
+    /// Sets `values`, the elements from `first` on of a segment's flat buffer: padding to 0, all else by `fill` (source, index
+    /// in the whole tensor of the first value, values).
+    pub fn fill<E>(
+        &self,
+        segment: usize,
+        first: usize,
+        values: &mut [f32],
+        mut fill: impl FnMut(&T, usize, &mut [f32]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        values.fill(0.0);
+        let (runs, end) = (&self.by_segment[segment], first + values.len());
+        let start = runs.partition_point(|run| run.flat.end <= first);
+        for run in runs[start..].iter().take_while(|run| run.flat.start < end) {
+            let (from, to) = (run.flat.start.max(first), run.flat.end.min(end));
+            let global = run.global + from - run.flat.start;
+            fill(&run.source, global, &mut values[from - first..to - first])?;
+        }
+        Ok(())
+    }
+}

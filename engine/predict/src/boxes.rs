@@ -1,0 +1,337 @@
+//! From a described box to what the simulator plays on: who sits where, which links and nodes they share.
+
+use crate::sim::{AsOf2020, Gpu, Hardware, Measured, Rates, Seat};
+use config::{BoxConfig, Config, MeasuredConfig};
+use layout::placement::{kernel_threads, request};
+use std::collections::BTreeMap;
+use topology::{HostBytes, Machine, Needs, Placement, RankPlace, Request, Sockets};
+use topology::{far_staging, far_words, format_bytes, in_parts};
+
+/// A box that cannot be simulated.
+#[derive(Debug, thiserror::Error)]
+pub enum BoxError {
+    /// A rate that the simulator needs.
+    #[error(
+        "the box `{name}` does not say `{key}` (0: not known), which a simulation needs: see the boxes that `onebox boxes` lists, or measure \
+         this machine with `onebox bench --save-box FILE`"
+    )]
+    Unknown {
+        /// Of the box.
+        name: String,
+        /// Of its description.
+        key: &'static str,
+    },
+    /// Its topology has no place for the ranks.
+    #[error("the topology of the box `{name}`: {source}")]
+    Topology {
+        /// Of the box.
+        name: String,
+        /// Why.
+        source: topology::Error,
+    },
+    /// Ranks and machines do not go together.
+    #[error("the box `{name}`: {why}")]
+    Machines {
+        /// Of the box.
+        name: String,
+        /// What is wrong.
+        why: String,
+    },
+}
+
+/// Giga.
+const G: f64 = 1e9;
+
+/// Who sits where, whatever the rates.
+#[derive(Clone, Debug)]
+pub struct Layout {
+    /// By rank.
+    pub seats: Vec<Seat>,
+    /// NUMA nodes of all machines.
+    pub nodes: usize,
+    /// PCIe links: bytes each way.
+    links: Vec<f64>,
+    /// Bytes between two ranks' GPUs by NVLink.
+    nvlink: Vec<Vec<f64>>,
+    /// Bytes of host memory of each rank's plan, by node.
+    pub bytes: Vec<BTreeMap<usize, u64>>,
+    /// What ranks do with sockets that none is on.
+    pub reasons: Vec<String>,
+}
+
+/// The hardware under the ranks of `config`, on `described`; each takes (staging, states) of host memory.
+///
+/// # Errors
+/// A rate that is missing; as [`layout`].
+pub fn hardware(
+    config: &Config,
+    described: &BoxConfig,
+    host: HostBytes,
+) -> Result<Hardware, BoxError> {
+    let measured = described.measured.as_ref().map(|measured| virtual_gpus(config, measured));
+    check_rates(described)?;
+    let Layout { seats, nodes, links, nvlink, .. } = layout(config, described, host)?;
+    Ok(Hardware {
+        gpu: gpu(described),
+        links,
+        nodes: vec![f64::from(described.host.node_gb_per_s) * G; nodes],
+        core_memory: f64::from(described.host.core_gb_per_s) * G,
+        nvlink,
+        network: f64::from(described.network_gb_per_s) * G,
+        seats,
+        dp_size: config.parallel.data,
+        // PyTorch has a stream for each communicator.
+        one_communication_stream: !described.gpu.as_of_2020,
+        measured,
+    })
+}
+
+/// The seats of the ranks of `config` on `described`: as the topology places them, else dealt evenly. Each takes
+/// (staging, states) of host memory.
+///
+/// # Errors
+/// Ranks and machines that do not go together.
+pub fn layout(config: &Config, described: &BoxConfig, host: HostBytes) -> Result<Layout, BoxError> {
+    let refuse = |why| BoxError::Machines { name: described.name.clone(), why };
+    let per_machine = described.ranks_per_machine(config).map_err(refuse)?;
+    let mut one = match &described.machine {
+        Some(machine) => placed(config, described, (machine, per_machine), host)?,
+        None => apart(described, per_machine, &request(config, host)),
+    };
+    repeat(&mut one, config.world_size().div_ceil(per_machine));
+    Ok(one)
+}
+
+/// Whether `b` says what a simulation needs; what was measured does.
+///
+/// # Errors
+/// The first rate that is missing.
+pub fn check_rates(b: &BoxConfig) -> Result<(), BoxError> {
+    if b.measured.is_some() {
+        return Ok(());
+    }
+    let needed = [
+        ("gpu.gemm_tflops", b.gpu.gemm_tflops),
+        ("gpu.fp32_tflops", b.gpu.fp32_tflops),
+        ("gpu.memory_gb_per_s", b.gpu.memory_gb_per_s),
+        ("gpu.processors", b.gpu.processors as f32),
+        ("gpu.sm", b.gpu.sm as f32),
+        ("host.node_gb_per_s", b.host.node_gb_per_s),
+        ("host.core_gb_per_s", b.host.core_gb_per_s),
+    ];
+    let alone = [("host.cores", b.host.cores as f32), ("host.link_gb_per_s", b.host.link_gb_per_s)];
+    let alone = alone.into_iter().filter(|_| b.topology.is_none());
+    let between = [("network_gb_per_s", b.network_gb_per_s)];
+    let between = between.into_iter().filter(|_| b.machines > 1);
+    let mut all = needed.into_iter().chain(alone).chain(between);
+    let missing = all.find(|(_, rate)| *rate <= 0.0).map(|(key, _)| key);
+    missing.map_or(Ok(()), |key| Err(BoxError::Unknown { name: b.name.clone(), key }))
+}
+
+fn gpu(b: &BoxConfig) -> Gpu {
+    let tera = |rate: f32| f64::from(rate) * 1e12;
+    Gpu {
+        flops_16: tera(b.gpu.gemm_tflops),
+        flops_32: tera(b.gpu.fp32_tflops),
+        memory: f64::from(b.gpu.memory_gb_per_s) * G,
+        processors: b.gpu.processors,
+        sm: b.gpu.sm,
+        as_of_2020: b.gpu.as_of_2020.then(|| AsOf2020::without(&b.gpu.as_of_2020_without)),
+    }
+}
+
+/// Seats as `topology` places ranks.
+fn placed(
+    config: &Config,
+    b: &BoxConfig,
+    (machine, ranks): (&Machine, usize),
+    host: HostBytes,
+) -> Result<Layout, BoxError> {
+    let refuse = |source| BoxError::Topology { name: b.name.clone(), source };
+    let tp = config.parallel.tensor.min(ranks);
+    let request = Request { tp, dp: ranks / tp, ..request(config, host) };
+    let Placement { ranks: places, sockets: reasons, .. } =
+        topology::place(machine, &request).map_err(refuse)?;
+    let mut links: Vec<(usize, f64)> = Vec::new();
+    let node = |id: u32| {
+        let found = machine.numa_nodes.iter().position(|node| node.id == id);
+        found.unwrap_or_else(|| {
+            unreachable!("a rank is placed on node {id}, which {} lacks", b.name)
+        })
+    };
+    let gpu_of = |place: &RankPlace| {
+        let found = machine.gpus.iter().position(|gpu| Some(gpu.pci) == place.gpu);
+        found.unwrap_or_else(|| unreachable!("a rank is placed on a GPU that {} lacks", b.name))
+    };
+    let seat = |place: &RankPlace| {
+        let link = |hop: topology::Hop| {
+            let known = links.iter().position(|(below, _)| *below == hop.below);
+            known.unwrap_or_else(|| {
+                links.push((hop.below, hop.gb_per_s * G));
+                links.len() - 1
+            })
+        };
+        let far: Vec<(usize, u64)> =
+            place.far_staging.iter().map(|(id, bytes)| (node(*id), *bytes)).collect();
+        Seat {
+            machine: 0,
+            links: machine.hops(gpu_of(place)).into_iter().map(link).collect(),
+            staging: shares(node(place.numa_node), &far, host.staging),
+            states: place.state_nodes.iter().map(|id| node(*id)).collect(),
+            cores: place.worker_cpus.len().max(1) as f64,
+        }
+    };
+    let seats = places.iter().map(seat).collect();
+    let to =
+        |a: &RankPlace, b: &RankPlace| machine.nvlink_mb_per_s(gpu_of(a), gpu_of(b)) as f64 * 1e6;
+    let nvlink = places.iter().map(|a| places.iter().map(|b| to(a, b)).collect()).collect();
+    let by_node = |place: &RankPlace| {
+        let bytes = place.bytes_by_node(machine, host);
+        bytes.into_iter().map(|(id, bytes)| (node(id), bytes)).collect()
+    };
+    Ok(Layout {
+        bytes: places.iter().map(by_node).collect(),
+        reasons,
+        seats,
+        nodes: machine.numa_nodes.len(),
+        links: links.into_iter().map(|(_, rate)| rate).collect(),
+        nvlink,
+    })
+}
+
+/// The nodes of `staging` bytes with the share of each: `far` on others than `home`.
+fn shares(home: usize, far: &[(usize, u64)], staging: u64) -> Vec<(usize, f64)> {
+    let share = |(node, bytes): &(usize, u64)| (*node, *bytes as f64 / staging as f64);
+    let far: Vec<(usize, f64)> = far.iter().map(share).collect();
+    let near = 1.0 - far.iter().map(|(_, share)| share).sum::<f64>();
+    std::iter::once((home, near)).chain(far).collect()
+}
+
+/// Seats of a box without a topology: a link for each GPU, cores and nodes dealt evenly. Nodes without a rank are sockets
+/// without one.
+fn apart(b: &BoxConfig, ranks: usize, request: &Request) -> Layout {
+    let node = |rank: usize| rank * b.numa_nodes / ranks.max(1);
+    let (staging, states) = (request.staging_bytes, request.state_bytes);
+    let short = staging.saturating_add(states) > b.node_memory;
+    let all = match request.sockets {
+        Sockets::All => true,
+        Sockets::Auto => short && ranks < b.numa_nodes,
+        Sockets::Near => false,
+    };
+    let nodes = |rank: usize| {
+        let near = node(rank);
+        if all { (near..node(rank + 1).max(near + 1)).collect() } else { vec![near] }
+    };
+    let needs = |rank: usize| {
+        let (home, nodes) = (node(rank), nodes(rank));
+        let mut bytes = BTreeMap::from([(home, staging)]);
+        for (node, part) in in_parts(states, &nodes) {
+            *bytes.entry(node).or_default() += part;
+        }
+        Needs { home, others: nodes.into_iter().filter(|node| *node != home).collect(), bytes }
+    };
+    let mut needs: Vec<Needs<usize>> = (0..ranks).map(needs).collect();
+    let far = far_staging(staging, &needs, |_| b.node_memory);
+    let mut moved: BTreeMap<usize, u64> = BTreeMap::new();
+    for (Needs { home, bytes, .. }, far) in needs.iter_mut().zip(&far) {
+        for (node, part) in far {
+            *bytes.entry(*home).or_default() -= part;
+            *bytes.entry(*node).or_default() += part;
+            *moved.entry(*home).or_default() += part;
+        }
+    }
+    let mut reasons = match request.sockets {
+        Sockets::Auto if all => vec![format!(
+            "a rank needs {} of host memory, a node has {}: it uses the cores and the memory of all sockets; what far cores \
+             work on is staged near the GPU and crosses the link between the sockets",
+            format_bytes(staging + states),
+            format_bytes(b.node_memory)
+        )],
+        _ => Vec::new(),
+    };
+    reasons.extend(moved.into_iter().map(|(node, bytes)| far_words(node as u32, bytes)));
+    // With fewer ranks than nodes, a node's cores are one rank's.
+    let seat = |rank: usize| Seat {
+        machine: 0,
+        links: vec![rank],
+        staging: shares(node(rank), &far[rank], staging),
+        states: nodes(rank),
+        cores: b.host.cores as f64 * nodes(rank).len() as f64 / ranks.max(b.numa_nodes) as f64,
+    };
+    let peer = f64::from(b.gpu.peer_gb_per_s) * G;
+    let between = |a: usize, other: usize| if a == other { 0.0 } else { peer };
+    Layout {
+        bytes: needs.into_iter().map(|needs| needs.bytes).collect(),
+        reasons,
+        seats: (0..ranks).map(seat).collect(),
+        nodes: b.numa_nodes,
+        links: vec![f64::from(b.host.link_gb_per_s) * G; ranks],
+        nvlink: (0..ranks).map(|a| (0..ranks).map(|other| between(a, other)).collect()).collect(),
+    }
+}
+
+/// More machines like the first.
+fn repeat(h: &mut Layout, machines: usize) {
+    let (links, nodes, ranks) = (h.links.len(), h.nodes, h.seats.len());
+    for machine in 1..machines {
+        let alike = |seat: &Seat| Seat {
+            machine,
+            links: seat.links.iter().map(|link| link + machine * links).collect(),
+            staging: seat
+                .staging
+                .iter()
+                .map(|(node, share)| (node + machine * nodes, *share))
+                .collect(),
+            states: seat.states.iter().map(|node| node + machine * nodes).collect(),
+            cores: seat.cores,
+        };
+        let more: Vec<Seat> = h.seats[..ranks].iter().map(alike).collect();
+        h.seats.extend(more);
+        let beyond = |of: &BTreeMap<usize, u64>| {
+            of.iter().map(|(node, bytes)| (node + machine * nodes, *bytes)).collect()
+        };
+        let more: Vec<BTreeMap<usize, u64>> = h.bytes[..ranks].iter().map(beyond).collect();
+        h.bytes.extend(more);
+    }
+    h.links = h.links.repeat(machines);
+    h.nodes = nodes * machines;
+    let of_one = std::mem::take(&mut h.nvlink);
+    let inside = |a: usize, b: usize| {
+        if a / ranks == b / ranks { of_one[a % ranks][b % ranks] } else { 0.0 }
+    };
+    let all = ranks * machines;
+    h.nvlink = (0..all).map(|a| (0..all).map(|b| inside(a, b)).collect()).collect();
+}
+
+fn virtual_gpus(config: &Config, m: &MeasuredConfig) -> Measured {
+    let ranks = config.world_size();
+    let pair = |[a, b]: [f32; 2]| [f64::from(a) * G, f64::from(b) * G];
+    let rates = |[flops, bytes]: [f32; 2]| Rates {
+        flops: f64::from(flops) * G,
+        bytes: f64::from(bytes) * G,
+    };
+    // Of an op that was seen in one width only, the other is taken to be as fast.
+    let known = m.ops_gb_per_s.iter().filter_map(|&(name, [a, b])| {
+        let either = |x: f32, y: f32| if x > 0.0 { x } else { y };
+        (a > 0.0 || b > 0.0).then(|| (name.to_owned(), pair([either(a, b), either(b, a)])))
+    });
+    // Updates ahead of the decision are taken to be as fast as those behind it.
+    let updates = |(name, rates): (String, [f64; 2])| {
+        let also = ["ahead_tile", "settle_tile"].map(|also| (also.to_owned(), rates));
+        let is_update = name == "adam_tile";
+        std::iter::once((name, rates)).chain(also.into_iter().filter(move |_| is_update))
+    };
+    let known = known.flat_map(updates);
+    Measured {
+        cores: m.cores as f64,
+        threads: 1.0
+            + (kernel_threads(m.cores, ranks, None) - 1) as f64 * f64::from(m.thread_share),
+        gemm: m.gemm.map(rates),
+        attention: m.attention.map(rates),
+        ops: known.collect(),
+        other: f64::from(m.other_gb_per_s) * G,
+        overhead: f64::from(m.op_us) * 1e-6,
+        threads_start: f64::from(m.thread_us) * 1e-6,
+        meeting: f64::from(m.meeting_us) * 1e-6,
+    }
+}

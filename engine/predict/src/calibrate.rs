@@ -1,0 +1,303 @@
+//! How fast this machine's cores are as virtual GPUs: real steps are timed op by op, and each op's time is explained
+//! by what it does. The result is a box, on which `onebox simulate` predicts the `cpu` backend.
+
+use crate::sim::{Kind, Work};
+use crate::simulate::{RECORDED_STEPS, record};
+use config::{Config, Family, MeasuredConfig, load_str};
+use data::Dataset;
+use device::Trace;
+use engine::metrics::median;
+use engine::run::{RunOptions, train};
+use files::output::Output;
+use layout::build::build;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use topology::cores;
+
+/// Of every box that is written here.
+const BEGINNING: &str =
+    "// The cores of one machine as virtual GPUs, measured by `onebox bench --save-box`.";
+/// The description of a box as a file.
+pub const OUTPUT: Output = Output { what: "box", beginning: BEGINNING };
+
+/// A run of a calibration: hidden, sequence, micro-batch, TP, DP.
+type Shape = (usize, usize, usize, usize, usize);
+
+/// Those of each family.
+const SHAPES: [(Family, &[Shape]); 2] = [
+    (Family::Gpt2, &[(64, 32, 4, 1, 2), (128, 128, 4, 1, 2), THREADED, (256, 64, 4, 2, 1)]),
+    (Family::Llama, &[(128, 128, 4, 1, 2), THREADED]),
+];
+
+/// The shape that is timed on all cores of one rank too.
+const THREADED: Shape = (256, 128, 4, 1, 2);
+
+/// Why a machine cannot be measured.
+#[derive(Debug, thiserror::Error)]
+pub enum CalibrateError {
+    /// A calibration run.
+    #[error("a calibration run failed: {0}")]
+    Run(String),
+}
+
+/// An op as it was timed: the median of its times.
+#[derive(Clone, Copy, Debug)]
+struct Timed {
+    work: Work,
+    seconds: f64,
+}
+
+/// Times steps of several shapes in both storage widths, as many ranks at once as there are cores, if that is two or
+/// more. Takes some seconds. `tell` is told what runs.
+///
+/// # Errors
+/// A run that fails.
+pub fn measure(tell: &mut dyn FnMut(&str)) -> Result<MeasuredConfig, CalibrateError> {
+    let mut timed = Vec::new();
+    for precision in ["Bf16", "Fp32"] {
+        for (family, shapes) in SHAPES {
+            for shape in shapes {
+                let config = calibration((family, *shape), precision, 1)?;
+                let (hidden, _, _, tp, dp) = shape;
+                tell(&format!("{family:?}, {precision}, hidden {hidden}, TP {tp} x DP {dp}"));
+                timed.extend(time(&config)?);
+            }
+        }
+    }
+    let (hidden, seq_len, micro, tp, _) = THREADED;
+    tell(&format!("hidden {hidden}, one rank on all cores"));
+    let shape = (Family::Gpt2, (hidden, seq_len, micro, tp, 1));
+    let together = time(&calibration(shape, "Bf16", cores())?)?;
+    let (thread_us, thread_share) = threads(&timed, &together, cores());
+    Ok(MeasuredConfig { thread_us, thread_share, ..explain(&timed) })
+}
+
+/// Microseconds until a rank's threads share an op, and how much each further core adds: from the same ops done by one
+/// core and by all.
+fn threads(one: &[Timed], all: &[Timed], threads: usize) -> (f32, f32) {
+    let same = |t: &Timed| {
+        let alone = one.iter().find(|o| o.work == t.work && o.seconds > 1e-5)?;
+        Some([1.0, alone.seconds, t.seconds])
+    };
+    let pairs: Vec<[f64; 3]> = all.iter().filter_map(same).collect();
+    let [starts, speedup] = two_rates(&pairs);
+    if threads < 2 || speedup <= 0.0 {
+        return (0.0, 1.0);
+    }
+    let start = if starts > 0.0 { 1e6 / starts } else { 0.0 };
+    (start as f32, ((speedup - 1.0) / (threads - 1) as f64).clamp(0.0, 1.0) as f32)
+}
+
+fn calibration(
+    (family, (hidden, seq_len, micro, tp, dp)): (Family, Shape),
+    precision: &str,
+    threads: usize,
+) -> Result<Config, CalibrateError> {
+    let heads = hidden / 32;
+    let parts = match family {
+        Family::Gpt2 => "dropout: 0.1".to_owned(),
+        // Heads of queries share keys and values.
+        Family::Llama => format!("family: Llama, kv_heads: {}, qk_norm: true", heads / 2),
+    };
+    let ron = format!(
+        "(device: Cpu(count: {}, memory: \"4GiB\", threads: {threads}), \
+         model: (layers: 1, hidden: {hidden}, heads: {heads}, seq_len: {seq_len}, {parts}), \
+         parallel: (tensor: {tp}, data: {dp}), precision: {precision}, recompute: Block, \
+         offload: (accumulate: Host), batch: (micro: {micro}, global: {}), \
+         data: (train: \"unused\"), train: (steps: {}))",
+        tp * dp,
+        micro * dp * 2,
+        RECORDED_STEPS + 1,
+    );
+    let loaded = load_str(&ron, "calibration", Path::new("."), &[]);
+    loaded.map(|loaded| loaded.config).map_err(|e| CalibrateError::Run(e.to_string()))
+}
+
+/// Runs `config` and matches the spans of each rank with what it submitted: lanes run inline, in that order. The program
+/// has steps alone, so meetings of ranks between steps are left out.
+fn time(config: &Config) -> Result<Vec<Timed>, CalibrateError> {
+    let failed = |why: &dyn std::fmt::Display| CalibrateError::Run(why.to_string());
+    let built = build(config);
+    let program = record(config, &built).map_err(|e| failed(&e))?;
+    let trace = Arc::new(Trace::default());
+    let options =
+        RunOptions { trace: Some(Arc::clone(&trace)), bind: true, ..RunOptions::default() };
+    let data = Arc::new(Dataset::noise(config.model.seq_len));
+    train(config, &built, &data, &options, &mut |_| {}).map_err(|e| failed(&e))?;
+    let mut spans = trace.spans();
+    spans.retain(|span| span.wrote != built.plan.name(built.meeting));
+    let mut times: BTreeMap<String, (Work, Vec<f64>)> = BTreeMap::new();
+    for rank in 0..config.parallel.tensor * config.parallel.data {
+        let of_rank = spans.iter().filter(|span| span.rank == rank);
+        for (span, (_, work)) in of_rank.zip(program.ops()) {
+            if span.name != work.name {
+                let (ran, told) = (span.name, work.name);
+                return Err(failed(&format!("`{ran}` ran where `{told}` was recorded")));
+            }
+            let seconds = (span.end - span.start).as_secs_f64();
+            times.entry(format!("{work:?}")).or_insert((*work, Vec::new())).1.push(seconds);
+        }
+    }
+    let typical = |(work, mut seconds): (Work, Vec<f64>)| {
+        seconds.sort_by(f64::total_cmp);
+        // Who comes first to a meeting waits; who comes last does not.
+        let at = if work.kind.is_collective() { seconds.len() / 4 } else { seconds.len() / 2 };
+        Timed { work, seconds: seconds[at] }
+    };
+    Ok(times.into_values().map(typical).collect())
+}
+
+fn explain(timed: &[Timed]) -> MeasuredConfig {
+    let giga = |rate: f64| (rate / 1e9) as f32;
+    let small = |t: &&Timed| t.work.bytes < 2048 && !t.work.kind.is_collective();
+    let op = median(timed.iter().filter(small).map(|t| t.seconds)).unwrap_or(1e-6);
+    let tiny = |t: &&Timed| t.work.bytes < 2048 && t.work.kind.is_collective();
+    let meeting = median(timed.iter().filter(tiny).map(|t| t.seconds)).unwrap_or(1e-5);
+    let fit = |of: &dyn Fn(&Work) -> bool| {
+        let samples = timed.iter().filter(|t| of(&t.work) && t.work.bytes > 2048);
+        let samples: Vec<[f64; 3]> =
+            samples.map(|t| [t.work.flops, t.work.bytes as f64, left(t.seconds, op)]).collect();
+        two_rates(&samples).map(giga)
+    };
+    let plain = |w: &Work| matches!(w.kind, Kind::Gemm { .. }) && w.apart.is_none();
+    let gemm = [false, true].map(|wide| fit(&|w: &Work| plain(w) && w.wide == wide));
+    let epilogues: Vec<Timed> = timed.iter().filter_map(|t| epilogue(t, &gemm)).collect();
+    let rate = |of: &dyn Fn(&Work) -> bool, start: f64| {
+        let seconds_per_byte = timed
+            .iter()
+            .chain(&epilogues)
+            .filter(|t| of(&t.work) && t.work.bytes > 16384)
+            .map(|t| left(t.seconds, start) / payload(&t.work));
+        median(seconds_per_byte).map_or(0.0, |s| giga(1.0 / s))
+    };
+    let attention = |gradient: bool| {
+        fit(&|w: &Work| matches!(w.kind, Kind::Attention { backward, .. } if backward == gradient))
+    };
+    let by_name = |name: &'static str| {
+        let of = |wide: bool| {
+            let start = |w: &Work| if w.kind.is_collective() { meeting } else { op };
+            let any = timed.iter().find(|t| t.work.name == name).map_or(op, |t| start(&t.work));
+            rate(&|w: &Work| w.name == name && w.wide == wide, any)
+        };
+        (name, [of(false), of(true)])
+    };
+    let plain = |w: &Work| matches!(w.kind, Kind::Kernel | Kind::Up | Kind::Down);
+    MeasuredConfig {
+        cores: cores(),
+        thread_us: 0.0,
+        thread_share: 1.0,
+        gemm,
+        attention: [attention(false), attention(true)],
+        ops_gb_per_s: config::MEASURED_OPS.into_iter().map(by_name).collect(),
+        other_gb_per_s: rate(&plain, op),
+        op_us: (1e6 * op) as f32,
+        meeting_us: (1e6 * meeting) as f32,
+    }
+}
+
+/// The time of a product's epilogue, under the name of the op that does the same apart: all but the time of the product by
+/// `rates`.
+fn epilogue(t: &Timed, rates: &[[f32; 2]; 2]) -> Option<Timed> {
+    let (name, bytes) = t.work.apart?;
+    let [flops, moved] = rates[usize::from(t.work.wide)].map(|rate| 1e9 * f64::from(rate));
+    let part = |amount: f64, rate: f64| if rate > 0.0 { amount / rate } else { 0.0 };
+    let product = part(t.work.flops, flops) + part(t.work.bytes as f64, moved);
+    let work = Work { name, bytes, kind: Kind::Kernel, flops: 0.0, apart: None, ..t.work };
+    Some(Timed { work, seconds: left(t.seconds, product) })
+}
+
+/// Seconds without a part of them, at least a hundredth: on a busy machine the part may have taken less than was thought.
+fn left(seconds: f64, part: f64) -> f64 {
+    (seconds - part).max(0.01 * seconds)
+}
+
+/// Bytes as the simulator counts them for one of two ranks that work side by side.
+fn payload(work: &Work) -> f64 {
+    match work.kind {
+        Kind::Collective { rounds, .. } => f64::from(rounds) * work.bytes as f64,
+        _ => work.bytes as f64,
+    }
+}
+
+/// Least squares of the relative error of seconds = flops / a + bytes / b. Samples are [flops, bytes, seconds]; [a, b],
+/// 0 where it explains nothing.
+fn two_rates(samples: &[[f64; 3]]) -> [f64; 2] {
+    let (mut ff, mut fb, mut bb, mut f1, mut b1) = (0.0, 0.0, 0.0, 0.0, 0.0);
+    for [flops, bytes, seconds] in samples {
+        let (f, b) = (flops / seconds, bytes / seconds);
+        (ff, fb, bb, f1, b1) = (ff + f * f, fb + f * b, bb + b * b, f1 + f, b1 + b);
+    }
+    let determinant = ff * bb - fb * fb;
+    let (per_flop, per_byte) =
+        ((f1 * bb - b1 * fb) / determinant, (b1 * ff - f1 * fb) / determinant);
+    let rate = |per: f64| if per > 0.0 && per.is_finite() { 1.0 / per } else { 0.0 };
+    if rate(per_flop) == 0.0 {
+        [0.0, rate(b1 / bb)]
+    } else if rate(per_byte) == 0.0 {
+        [rate(f1 / ff), 0.0]
+    } else {
+        [rate(per_flop), rate(per_byte)]
+    }
+}
+
+/// The box file.
+pub fn to_ron(
+    measured: &MeasuredConfig,
+    gpus: usize,
+    gpu_memory: &str,
+    node_memory: &str,
+) -> String {
+    let mut rates = String::new();
+    for (suffix, [flops, bytes]) in ["16", "32"].into_iter().zip(measured.gemm) {
+        rates += &format!("        gemm_gflops_{suffix}: {flops:.4},\n");
+        rates += &format!("        gemm_gb_per_s_{suffix}: {bytes:.4},\n");
+    }
+    let attention = ["attention", "attention_backward"].into_iter().zip(measured.attention);
+    for (name, [flops, bytes]) in attention {
+        rates += &format!("        {name}_gflops: {flops:.4},\n");
+        rates += &format!("        {name}_gb_per_s: {bytes:.4},\n");
+    }
+    for (i, suffix) in ["16", "32"].into_iter().enumerate() {
+        rates += &format!("        gb_per_s_{suffix}: (\n");
+        for (name, of) in measured.ops_gb_per_s.iter().filter(|(_, of)| of[i] > 0.0) {
+            rates += &format!("            {name}: {:.4},\n", of[i]);
+        }
+        rates += "        ),\n";
+    }
+    format!(
+        "{BEGINNING} What is\n\
+         // simulated on it predicts `onebox train` with `device: Cpu` on that machine.\n\
+         (\n    gpus: {gpus},\n    gpu_memory: \"{gpu_memory}\",\n    node_memory: \"{node_memory}\",\n    \
+         measured: (\n        cores: {},\n        thread_us: {:.4},\n        thread_share: {:.4},\n{rates}        other_gb_per_s: {:.4},\n        op_us: {:.4},\n        \
+         meeting_us: {:.4},\n    ),\n)\n",
+        measured.cores,
+        measured.thread_us,
+        measured.thread_share,
+        measured.other_gb_per_s,
+        measured.op_us,
+        measured.meeting_us
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{left, two_rates};
+
+    #[test]
+    fn no_time_is_left_without_a_rate() {
+        assert_eq!(left(3.0, 1.0), 2.0);
+        assert_eq!([left(3.0, 3.0), left(3.0, 7.0)], [0.03; 2]);
+    }
+
+    #[test]
+    fn rates_are_found_again() {
+        let sample = |flops: f64, bytes: f64| [flops, bytes, flops / 2e9 + bytes / 5e8];
+        let [a, b] = two_rates(&[sample(1e6, 1e3), sample(2e6, 1e5), sample(1e5, 3e4)]);
+        assert!((a / 2e9 - 1.0).abs() < 1e-6 && (b / 5e8 - 1.0).abs() < 1e-6, "{a} {b}");
+        // What bytes explain wholly leaves no rate of arithmetic.
+        let [a, b] = two_rates(&[[1e6, 1e6, 1e-3], [1e3, 2e6, 2e-3], [1e6, 3e6, 3e-3]]);
+        assert!(a == 0.0 || a > 1e12, "{a}");
+        assert!((b / 1e9 - 1.0).abs() < 1e-3, "{b}");
+    }
+}

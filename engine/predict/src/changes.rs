@@ -1,0 +1,176 @@
+//! Changes to a config that keep its model, batch and results, and the `--set` arguments that make them.
+
+use config::{ALL_TOGETHER, Accumulate, Config, DeviceConfig, Loaded, Origin};
+use config::{ParameterPlace, Placement, Recompute, format_bytes, in_line};
+use device::Arena;
+use layout::build::{Built, build};
+use std::collections::BTreeSet;
+
+/// A setting that a search may change, and its value in RON.
+type Setting = (&'static str, fn(&Config) -> String);
+
+/// Every one of them.
+const SETTINGS: [Setting; 19] = [
+    ("parallel.tensor", |c| in_line(&c.parallel.tensor)),
+    ("parallel.data", |c| in_line(&c.parallel.data)),
+    ("batch.micro", |c| in_line(&c.batch.micro)),
+    ("recompute", |c| in_line(&c.recompute)),
+    ("partition_checkpoints", |c| in_line(&c.partition_checkpoints)),
+    ("host_checkpoints", |c| in_line(&c.host_checkpoints)),
+    ("parallel.sequence", |c| in_line(&c.parallel.sequence)),
+    ("offload.optimizer", |c| in_line(&c.offload.optimizer)),
+    ("offload.parameters", |c| in_line(&c.offload.parameters)),
+    ("offload.ring", |c| in_line(&c.offload.ring)),
+    ("offload.resident_blocks", |c| in_line(&c.offload.resident_blocks)),
+    ("offload.accumulate", |c| in_line(&c.offload.accumulate)),
+    ("offload.update", |c| in_line(&c.offload.update)),
+    ("offload.speculated_fraction", |c| in_line(&c.offload.speculated_fraction)),
+    ("offload.first_forward", |c| in_line(&c.offload.first_forward)),
+    ("offload.master", |c| in_line(&c.offload.master)),
+    ("offload.moments", |c| in_line(&c.offload.moments)),
+    ("model.layers", |c| in_line(&c.model.layers)),
+    ("device.memory", |c| match c.device {
+        DeviceConfig::Cpu { memory, .. } => format_bytes(memory),
+        DeviceConfig::Cuda | DeviceConfig::Sim { .. } => String::new(),
+    }),
+];
+
+/// Names and new values of the settings that differ.
+fn changed_settings(given: &Config, changed: &Config) -> Vec<(&'static str, String)> {
+    let differ = |(key, value): &Setting| {
+        let (was, is) = (value(given), value(changed));
+        (was != is).then_some((*key, is))
+    };
+    SETTINGS.iter().filter_map(differ).collect()
+}
+
+/// What makes `loaded` the config `changed`, as `key=value`. Values that would follow from a changed one, such as the
+/// global batch where the file leaves it out, are held.
+pub fn sets(loaded: &Loaded, changed: &Config) -> Vec<String> {
+    let given = &loaded.config;
+    let streams = |c: &Config| c.offload.parameters == ParameterPlace::Host;
+    let differ = changed_settings(given, changed).into_iter();
+    let mut sets: Vec<String> = differ.map(|(key, is)| format!("{key}={is}")).collect();
+    // It follows from the place of the parameters, where the config does not say it.
+    if streams(given) != streams(changed) && !is_given(loaded, "offload.first_forward") {
+        let together = changed.offload.first_forward;
+        sets.retain(|set| !set.starts_with("offload.first_forward="));
+        if together != if streams(changed) { ALL_TOGETHER } else { 1 } {
+            sets.push(format!("offload.first_forward={together}"));
+        }
+    }
+    let pass = |c: &Config| c.batch.micro * c.parallel.data;
+    if is_derived(loaded, "batch.global") && pass(given) != pass(changed) {
+        sets.push(format!("batch.global={}", changed.batch.global));
+    }
+    if let DeviceConfig::Cpu { count, .. } = changed.device
+        && !is_derived(loaded, "device.count")
+        && given.world_size() != changed.world_size()
+    {
+        sets.push(format!("device.count={count}"));
+    }
+    sets
+}
+
+fn is_derived(loaded: &Loaded, key: &str) -> bool {
+    matches!(origin(loaded, key), Some(Origin::Derived(_)))
+}
+
+pub(super) fn is_given(loaded: &Loaded, key: &str) -> bool {
+    matches!(origin(loaded, key), Some(Origin::File { .. } | Origin::Set))
+}
+
+fn origin<'a>(loaded: &'a Loaded, key: &str) -> Option<&'a Origin> {
+    loaded.origins.iter().find(|(name, ..)| name == key).map(|(.., origin)| origin)
+}
+
+/// Puts parameters on the host, with what goes best with that.
+pub fn stream_parameters(config: &mut Config) {
+    let offload = &mut config.offload;
+    (offload.parameters, offload.optimizer) = (ParameterPlace::Host, Placement::Host);
+    (offload.first_forward, offload.accumulate) = (ALL_TOGETHER, Accumulate::Auto);
+    (config.recompute, config.host_checkpoints) = (Recompute::Block, true);
+}
+
+/// The handles of `config`, whose virtual GPUs are given the memory that these need, in whole MiB, where they have less.
+pub(super) fn widen(config: &mut Config) -> Built {
+    const MIB: u64 = 1 << 20;
+    let built = build(config);
+    let needed = built.plan.bytes(Arena::Device).next_multiple_of(MIB);
+    if let DeviceConfig::Cpu { memory, .. } = &mut config.device {
+        *memory = (*memory).max(needed);
+    }
+    built
+}
+
+/// Keeps all parameters on the GPUs.
+pub const fn keep_parameters(config: &mut Config) {
+    config.offload.parameters = ParameterPlace::Device;
+    (config.offload.ring, config.offload.resident_blocks) = (None, None);
+}
+
+/// `--set a=1 --set 'b=C(d: 2)'`, for a shell.
+pub fn arguments(sets: &[String]) -> String {
+    let quoted = |set: &String| if set.contains(' ') { format!("'{set}'") } else { set.clone() };
+    let all: Vec<String> = sets.iter().map(|set| format!("--set {}", quoted(set))).collect();
+    all.join(" ")
+}
+
+/// How many settings differ; a TP x DP grid is one.
+pub fn count(given: &Config, changed: &Config) -> usize {
+    let keys = changed_settings(given, changed).into_iter().map(|(key, _)| match key {
+        "parallel.data" => "parallel.tensor",
+        key => key,
+    });
+    keys.collect::<BTreeSet<_>>().len()
+}
+
+/// All GPUs of a described box, else as many as the config takes.
+pub(super) fn all_gpus(config: &Config) -> usize {
+    match &config.device {
+        DeviceConfig::Sim { box_, .. } => box_.gpus,
+        DeviceConfig::Cpu { .. } | DeviceConfig::Cuda => config.world_size(),
+    }
+}
+
+/// Every TP x DP grid of `world` ranks.
+pub fn grids(world: usize) -> Vec<(usize, usize)> {
+    divisors(world).into_iter().map(|tensor| (tensor, world / tensor)).collect()
+}
+
+/// Divisors in ascending order; none of 0.
+pub fn divisors(n: usize) -> Vec<usize> {
+    let small: Vec<usize> =
+        (1..).take_while(|d| d * d <= n).filter(|d| n.is_multiple_of(*d)).collect();
+    let large = small.iter().rev().filter(|d| *d * *d != n).map(|d| n / d);
+    small.iter().copied().chain(large).collect()
+}
+
+/// What of the activations is kept: (recompute, partition_checkpoints).
+pub const CHECKPOINTS: [(Recompute, bool); 4] = [
+    (Recompute::None, false),
+    (Recompute::Selective, false),
+    (Recompute::Block, false),
+    (Recompute::Block, true),
+];
+
+/// Where the optimizer and the sums of micro-batches can be.
+pub const PLACES: [(Placement, Accumulate); 3] = [
+    (Placement::Host, Accumulate::Device),
+    (Placement::Host, Accumulate::Host),
+    (Placement::Device, Accumulate::Device),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn divisors_are_all_there_in_order() {
+        for n in 0..200 {
+            let all: Vec<usize> = (1..=n).filter(|d| n % d == 0).collect();
+            assert_eq!(divisors(n), all, "{n}");
+        }
+        assert_eq!(grids(6), [(1, 6), (2, 3), (3, 2), (6, 1)]);
+    }
+}

@@ -1,0 +1,350 @@
+//! What `Auto` of `offload.update` and `offload.speculated_fraction` stands for, and why. No bit depends on it.
+
+use super::plan::{checkpoint_copy, fits};
+use super::search::{AHEAD, Brief, WORTH_AHEAD, largest};
+use super::simulate::{SimulateError, described};
+use config::in_line;
+use config::{
+    Config, DeviceConfig, Loaded, Origin, ParameterPlace, Placement, Speculated, UpdateMode,
+};
+use device::Arena;
+use layout::build::{Built, build};
+use layout::gpu::is_sound;
+use rayon::prelude::*;
+use topology::format_bytes;
+
+/// A smaller share is as good if its step is longer by at most this share.
+const AS_GOOD: f64 = 0.005;
+
+/// Largest share of a micro-batch's computing that its backward pass takes: three of four parts with recomputation.
+const BACKWARD: f64 = 0.75;
+
+/// A choice and its reason.
+type Choice = (UpdateMode, Speculated, String);
+
+/// Puts what `Auto` stands for into `loaded`, and the reason into [`Loaded::chosen`]. Leaves a config without `Auto` as it is.
+///
+/// # Errors
+/// A named share that updates nothing ahead, or a step that its own checks refuse.
+pub fn choose(loaded: &mut Loaded) -> Result<(), SimulateError> {
+    let Some((update, share, why)) = choice(&loaded.config)? else { return Ok(()) };
+    let offload = &mut loaded.config.offload;
+    (offload.update, offload.speculated_fraction) = (update, share);
+    let values =
+        [("offload.update", in_line(&update)), ("offload.speculated_fraction", in_line(&share))];
+    for (key, value) in values {
+        let found = loaded.origins.iter_mut().find(|(name, was, _)| name == key && *was != value);
+        if let Some((_, was, origin)) = found {
+            (*was, *origin) = (value, Origin::Derived("Auto".into()));
+        }
+    }
+    loaded.chosen = Some(why);
+    Ok(())
+}
+
+/// What stands for `Auto` in `given`; `None` where nothing is open.
+pub fn choice(given: &Config) -> Result<Option<Choice>, SimulateError> {
+    let offload = &given.offload;
+    let on_device = offload.optimizer == Placement::Device;
+    let found = match (offload.update, offload.speculated_fraction) {
+        (UpdateMode::Auto, _) => match gains_nothing(given) {
+            Some(why) => Choosing::new(given).overlapped(&why),
+            None => found(given)?,
+        },
+        (UpdateMode::Speculative, Speculated::Auto) if !on_device => found(given)?,
+        (UpdateMode::Speculative, Speculated::Share(share)) if !on_device => {
+            let choosing = Choosing::new(given);
+            // With all states on the GPUs no share does.
+            let is_right = choosing.moves(share) || !choosing.moves(1.0);
+            return if is_right { Ok(None) } else { Err(choosing.too_small(share)) };
+        }
+        _ => return Ok(None),
+    };
+    Ok(Some(found))
+}
+
+/// By time on a described box, else by memory.
+fn found(given: &Config) -> Result<Choice, SimulateError> {
+    let choosing = Choosing::new(given);
+    if described(given).is_err() {
+        return Ok(choosing.by_memory());
+    }
+    match choosing.by_time() {
+        // The grid is larger than the box: the caller says so.
+        Err(SimulateError::Seats(_) | SimulateError::Box(_)) => Ok(choosing.by_memory()),
+        found => found,
+    }
+}
+
+/// Why no update ahead of the decision can shorten a step of `given` by much, where that is known without looking further.
+fn gains_nothing(given: &Config) -> Option<String> {
+    if given.offload.optimizer == Placement::Device {
+        return Some("the optimizer is on the GPUs".into());
+    }
+    if let DeviceConfig::Cpu { .. } = given.device {
+        return Some("virtual GPUs compute on the cores that update".into());
+    }
+    // There all micro-batches go backward through a block together.
+    if given.offload.parameters == ParameterPlace::Host {
+        return None;
+    }
+    let passes = given.batch.global / (given.batch.micro * given.parallel.data);
+    let most = BACKWARD / passes as f64;
+    (most < WORTH_AHEAD).then(|| {
+        format!(
+            "Speculative hides an update behind one more backward pass, at most {:.1} % of a step of {passes} micro-batches",
+            100.0 * most
+        )
+    })
+}
+
+/// The choices of a config.
+struct Choosing<'a> {
+    given: &'a Config,
+    exact: Config,
+    built: Built,
+}
+
+impl<'a> Choosing<'a> {
+    fn new(given: &'a Config) -> Self {
+        let exact = with(given, UpdateMode::Overlapped, given.offload.speculated_fraction);
+        let built = build(&exact);
+        Self { given, exact, built }
+    }
+
+    /// The share that the config asks for, if it asks for one.
+    const fn asked(&self) -> Option<f32> {
+        match self.given.offload.speculated_fraction {
+            Speculated::Auto => None,
+            Speculated::Share(share) => Some(share),
+        }
+    }
+
+    /// `Speculative` was asked for by name, so it is refused where it does not fit, and not replaced.
+    fn must(&self) -> bool {
+        self.given.offload.update == UpdateMode::Speculative
+    }
+
+    fn ahead(&self, share: f32) -> Config {
+        with(self.given, UpdateMode::Speculative, Speculated::Share(share))
+    }
+
+    /// Whether the second arrays of a share fit beside all else, a copy of the states for checkpoints included where there is one
+    /// without them.
+    fn holds(&self, share: f32) -> bool {
+        let config = self.ahead(share);
+        let built = build(&config);
+        let copies = |config, built| checkpoint_copy(config, built) > 0;
+        is_sound(&config)
+            && fits(&config, &built)
+            && copies(&config, &built) == copies(&self.exact, &self.built)
+    }
+
+    fn overlapped(&self, why: &str) -> Choice {
+        let why = format!("offload.update: Auto is Overlapped: {why}");
+        (UpdateMode::Overlapped, self.given.offload.speculated_fraction, why)
+    }
+
+    fn speculative(&self, share: f32, why: &str) -> Choice {
+        let key = if self.must() {
+            "speculated_fraction: Auto is"
+        } else {
+            "update: Auto is Speculative with a share of"
+        };
+        let pinned = |built: &Built| built.plan.bytes(Arena::Pinned);
+        let more = pinned(&build(&self.ahead(share))).saturating_sub(pinned(&self.built));
+        let why = format!(
+            "offload.{key} {share}: {why}; it takes {} more of the host's memory per rank",
+            format_bytes(more)
+        );
+        (UpdateMode::Speculative, Speculated::Share(share), why)
+    }
+
+    /// Whether anything is updated ahead with a share: it is less than the last segment otherwise.
+    fn moves(&self, share: f32) -> bool {
+        build(&self.ahead(share)).layout.updates_ahead()
+    }
+
+    /// A named share that is less than the last segment.
+    fn too_small(&self, share: f32) -> SimulateError {
+        let least = largest(AHEAD, |parts| !self.moves(share_of(parts))) + 1;
+        SimulateError::NothingAhead { share, least: share_of(least) }
+    }
+
+    fn is_usable(&self, share: f32) -> bool {
+        self.holds(share) && self.moves(share)
+    }
+
+    /// No share both fits and updates anything ahead.
+    fn nothing_fits(&self) -> Choice {
+        let why = if !fits(&self.exact, &self.built) {
+            "the run does not fit without it".to_owned()
+        } else if let Some(share) = self.asked().filter(|share| !self.moves(*share)) {
+            format!("a share of {share} is less than the last segment, so nothing is updated ahead")
+        } else {
+            "the second arrays of Speculative do not fit the host's memory beside all else"
+                .to_owned()
+        };
+        match self.must() {
+            true => self.speculative(Speculated::USUAL, &why),
+            false => self.overlapped(&why),
+        }
+    }
+
+    /// Where no box says how long a step takes: the usual share, or as much of it as fits.
+    fn by_memory(&self) -> Choice {
+        let unknown =
+            "no described box says what it gains (`onebox plan --search --box BOX` finds it)";
+        if let Some(share) = self.asked() {
+            return if self.is_usable(share) {
+                self.speculative(share, unknown)
+            } else {
+                self.nothing_fits()
+            };
+        }
+        let usual = (Speculated::USUAL * AHEAD as f32) as usize;
+        let holds = |parts| parts == 0 || self.holds(share_of(parts));
+        match largest(usual, holds) {
+            parts if parts == 0 || !self.moves(share_of(parts)) => self.nothing_fits(),
+            parts if parts == usual => self.speculative(share_of(parts), unknown),
+            parts => self.speculative(share_of(parts), &format!("as much as fits; {unknown}")),
+        }
+    }
+
+    /// On a described box: the smallest share whose simulated step is as good as that of any other.
+    fn by_time(&self) -> Result<Choice, SimulateError> {
+        let overlapped = Brief::of(&self.exact, &self.built)?;
+        let waits = overlapped.waits();
+        if !self.must() && waits < WORTH_AHEAD {
+            let why = format!(
+                "a step waits for its host for {:.1} % of its time (simulated)",
+                100.0 * waits
+            );
+            return Ok(self.overlapped(&why));
+        }
+        let shares = self.shares(&overlapped);
+        if shares.is_empty() {
+            return Ok(self.nothing_fits());
+        }
+        let timed = |&share: &f32| {
+            let config = self.ahead(share);
+            Ok((Brief::of(&config, &build(&config))?.seconds, share))
+        };
+        let timed: Vec<(f64, f32)> =
+            shares.par_iter().map(timed).collect::<Result<_, SimulateError>>()?;
+        let least = timed.iter().map(|(seconds, _)| *seconds).fold(f64::INFINITY, f64::min);
+        let good = |(seconds, _): &&(f64, f32)| *seconds <= least * (1.0 + AS_GOOD);
+        let Some(&(seconds, share)) = timed.iter().find(good) else {
+            unreachable!("the least of some is among them")
+        };
+        let times = format!(
+            "a step takes {seconds:.2} s, and {:.2} s under Overlapped, where no gradient is clipped (simulated)",
+            overlapped.seconds
+        );
+        Ok(match overlapped.seconds - seconds < WORTH_AHEAD * overlapped.seconds && !self.must() {
+            true => self.overlapped(&format!(
+                "Speculative gains less than 1 %: with a share of {share} {times}"
+            )),
+            false => self.speculative(share, &times),
+        })
+    }
+
+    /// Shares worth a simulation, the smallest first: what the step waits for, more than that, and all that fits.
+    fn shares(&self, overlapped: &Brief) -> Vec<f32> {
+        if let Some(share) = self.asked() {
+            return if self.is_usable(share) { vec![share] } else { Vec::new() };
+        }
+        let most = largest(AHEAD, |parts| parts == 0 || self.holds(share_of(parts)));
+        let enough = (overlapped.waited_share() * AHEAD as f64).ceil() as usize;
+        let mut parts = vec![enough.clamp(1, AHEAD), (enough + AHEAD.div_ceil(5)).min(AHEAD), most];
+        parts.iter_mut().for_each(|parts| *parts = (*parts).min(most));
+        parts.retain(|parts| *parts > 0);
+        parts.sort_unstable();
+        parts.dedup();
+        parts.into_iter().map(share_of).filter(|share| self.moves(*share)).collect()
+    }
+}
+
+fn share_of(parts: usize) -> f32 {
+    parts as f32 / AHEAD as f32
+}
+
+fn with(given: &Config, update: UpdateMode, share: Speculated) -> Config {
+    let mut config = given.clone();
+    (config.offload.update, config.offload.speculated_fraction) = (update, share);
+    config
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use config::load_str;
+
+    /// On GPUs that nobody has described.
+    fn on_gpus(hidden: usize, sets: &[&str]) -> Choice {
+        let ron = format!(
+            r#"(device: Cuda, model: (layers: 8, hidden: {hidden}, heads: {}, seq_len: 16), precision: Fp16,
+            batch: (micro: 1, global: 4), data: (train: "unused"), train: (steps: 6))"#,
+            hidden.div_ceil(256)
+        );
+        let sets: Vec<String> = sets.iter().map(ToString::to_string).collect();
+        let loaded = load_str(&ron, "test.ron", std::path::Path::new("."), &sets);
+        let config = loaded.unwrap_or_else(|e| panic!("{e}")).config;
+        choice(&config).unwrap_or_else(|e| panic!("{e}")).unwrap_or_else(|| panic!("open"))
+    }
+
+    #[test]
+    fn a_named_share_that_takes_no_segment_is_refused_with_one_that_does() {
+        let asked = |share: &str, more: &str| {
+            let ron = r#"(device: Cuda, model: (family: Llama, layers: 4, hidden: 64, heads: 4, seq_len: 16, vocab: 5000),
+                data: (train: "unused"), train: (steps: 6), precision: Fp16)"#;
+            let sets = ["offload.update=Speculative", share, more].map(str::to_owned);
+            let loaded = load_str(ron, "test.ron", std::path::Path::new("."), &sets);
+            choice(&loaded.unwrap_or_else(|e| panic!("{e}")).config).map_err(|e| e.to_string())
+        };
+        // The output projection is the last segment, 0.6 of what is behind the embedding.
+        let small = "offload.speculated_fraction=0.3";
+        let refused = asked(small, "train.seed=1").expect_err("nothing is updated ahead");
+        let said = "a share of 0.3 takes no whole segment, so `Speculative` would update nothing ahead: set it to 0.";
+        assert!(refused.contains(said), "{refused}");
+        let (_, least) = refused.split_once("set it to ").unwrap_or_else(|| panic!("{refused}"));
+        let (least, _) = least.split_once(" or more").unwrap_or_else(|| panic!("{least}"));
+        let enough = format!("offload.speculated_fraction={least}");
+        assert_eq!(asked(&enough, "train.seed=1"), Ok(None));
+        for idle in ["offload.optimizer=Device", "offload.optimizer=Split(device_fraction: 1)"] {
+            assert_eq!(asked(small, idle), Ok(None), "{idle}");
+        }
+    }
+
+    #[test]
+    fn gpus_that_nobody_has_described_update_ahead_what_fits_and_the_reason_says_so() {
+        let auto = "offload.update=Auto";
+        let (update, share, why) = on_gpus(64, &[auto]);
+        assert_eq!((update, share), (UpdateMode::Speculative, Speculated::Share(0.5)));
+        assert!(why.contains("no described box says what it gains"), "{why}");
+        let asked = on_gpus(64, &[auto, "offload.speculated_fraction=0.3"]);
+        assert_eq!(asked.1, Speculated::Share(0.3));
+        // No machine holds it.
+        let (update, _, why) = on_gpus(256_000, &[auto]);
+        assert_eq!(update, UpdateMode::Overlapped);
+        assert!(why.contains("the run does not fit without it"), "{why}");
+        // By name it is not replaced: the plan refuses it.
+        let named = on_gpus(256_000, &["offload.update=Speculative"]);
+        assert_eq!((named.0, named.1), (UpdateMode::Speculative, Speculated::Share(0.5)));
+    }
+
+    #[test]
+    fn what_cannot_gain_is_not_looked_into() {
+        for (set, words) in [
+            ("offload.optimizer=Device", "the optimizer is on the GPUs"),
+            ("batch.global=76", "at most 1.0 % of a step of 76 micro-batches"),
+        ] {
+            let (update, _, why) = on_gpus(64, &["offload.update=Auto", set]);
+            assert!(update == UpdateMode::Overlapped && why.contains(words), "{why}");
+        }
+        assert_eq!(
+            on_gpus(64, &["offload.update=Auto", "batch.global=74"]).0,
+            UpdateMode::Speculative
+        );
+    }
+}

@@ -1,0 +1,19 @@
+//! What is known before a run: memory by [`plan`], time by [`simulate`], and the layouts that [`search`] compares. Each
+//! sends the very step through a device that only counts or keeps a virtual clock.
+
+pub mod boxes;
+pub mod calibrate;
+pub mod changes;
+pub mod choose;
+pub mod plan;
+pub mod remedies;
+mod schedules;
+pub mod search;
+pub mod shortage;
+pub mod sim;
+pub mod simulate;
+mod variants;
+
+pub use choose::choose;
+pub use schedules::schedules;
+pub use variants::States;

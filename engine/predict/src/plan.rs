@@ -1,0 +1,435 @@
+//! What a config needs of every GPU and every NUMA node, before anything is allocated: the very handles that a
+//! run allocates, and the very step, sent through a device that only counts.
+
+mod disk;
+mod fill;
+mod ops;
+mod step;
+
+pub use disk::Disk;
+pub use fill::filled;
+pub use ops::{Op, Touched, list};
+pub use step::ops_of_step;
+use step::step;
+pub use step::{LaneTotals, Step};
+
+use crate::boxes;
+use config::{BoxConfig, Config, DeviceConfig};
+use device::{Arena, Dtype, Error};
+use engine::memory::{
+    self, DataMemory, GPU, HostNodes, Limited, Memories, Node, all_fit, beside, by_node,
+    is_virtual, letters, of_this_machine,
+};
+use layout::build::{Built, device_bytes, device_limit, reserved};
+use layout::gpu_room;
+use layout::here;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use topology::{HostBytes, format_bytes};
+
+/// All that `onebox plan` says.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// Of the run.
+    pub name: String,
+    /// Every memory that could be looked at holds what it must.
+    #[serde(skip)]
+    pub fits: bool,
+    /// Whether it fits; `None` where it may and the GPUs' memory could not be looked at.
+    #[serde(rename = "fits")]
+    pub verdict: Option<bool>,
+    /// Why the GPUs' memory could not be looked at.
+    pub not_checked: Option<String>,
+    /// Of the model, without padding.
+    pub parameters: u64,
+    /// TP degree.
+    pub tensor: usize,
+    /// DP degree.
+    pub data: usize,
+    /// Micro-batches of a step.
+    pub micro_batches: usize,
+    /// `none`, `device` or `host`: where micro-batches are summed.
+    pub accumulate: &'static str,
+    /// Each GPU; all need the same.
+    pub gpu: Memory,
+    /// Each rank's part of the host's memory.
+    pub host_per_rank: Memory,
+    /// Bytes of the host that the process takes besides the plan of all ranks.
+    pub host_beside: u64,
+    /// Bytes of letters between processes. `host_beside` has them, too.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub letters: u64,
+    /// The host's memory by node.
+    pub nodes: Vec<Node>,
+    /// What the data takes of the host's memory, where it can be looked at.
+    pub data_memory: Option<DataMemory>,
+    /// Why it cannot be looked at: the key, the path and the remedy.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub data_not_counted: Option<String>,
+    /// Why ranks are on these nodes, where that is not plain: sentences.
+    pub placed: Vec<String>,
+    /// How checkpoints are written, where there are any: a sentence.
+    pub saving: Option<String>,
+    /// Whether ranks copy their states and go on while these are written.
+    pub copies_states: bool,
+    /// The memory that is nearest its limit.
+    pub binding: Binding,
+    /// Of each memory that is nearly full, although it fits: a sentence.
+    pub nearly_full: Vec<String>,
+    /// One optimizer step of rank 0; not counted by [`memory_report`], nor for what does not fit, which may be
+    /// of any size.
+    pub step: Option<Step>,
+}
+
+const fn is_zero(bytes: &u64) -> bool {
+    *bytes == 0
+}
+
+/// A rank's planned part of a memory.
+#[derive(Clone, Debug, Serialize)]
+pub struct Memory {
+    /// For messages: `virtual GPUs`.
+    pub what: String,
+    /// Planned bytes.
+    pub bytes: u64,
+    /// Bytes that the plan may take, if known.
+    pub limit: Option<u64>,
+    /// Bytes below the label that are kept back for what lies beside the plan.
+    pub reserved: u64,
+    /// Of these bytes, what each part takes.
+    pub beside: Vec<Pool>,
+    /// Bytes by kind, largest first.
+    pub pools: Vec<Pool>,
+    /// Everything, in order of address.
+    pub buffers: Vec<Buffer>,
+}
+
+/// Buffers of one kind.
+#[derive(Clone, Debug, Serialize)]
+pub struct Pool {
+    /// `parameters`, `optimizer states`, ...
+    pub name: &'static str,
+    /// Bytes, with the padding between buffers.
+    pub bytes: u64,
+}
+
+/// One planned tensor.
+#[derive(Clone, Debug, Serialize)]
+pub struct Buffer {
+    /// `block.3.params`
+    pub name: String,
+    /// Its kind.
+    pub pool: &'static str,
+    /// `f16`, `bf16`, `f32`, `f64`, `i32`
+    pub dtype: &'static str,
+    /// Rows and columns.
+    pub shape: (usize, usize),
+    /// First byte.
+    pub offset: u64,
+    /// Length.
+    pub bytes: u64,
+}
+
+/// The memory that is nearest its limit.
+#[derive(Clone, Debug, Serialize)]
+pub struct Binding {
+    /// `gpu`, `node 0`, or `host` (all nodes together).
+    pub what: String,
+    /// Planned bytes.
+    pub bytes: u64,
+    /// Its limit.
+    pub limit: u64,
+    /// A sentence.
+    pub words: String,
+}
+
+/// Plans `config`, whose handles are `built`, and counts a step.
+///
+/// # Errors
+/// A step that its own checks refuse; that is a defect of onebox.
+pub fn report(config: &Config, built: &Built) -> Result<Report, Error> {
+    let mut report = memory_report(config, built);
+    report.step = report.fits.then(|| step(config, built)).transpose()?;
+    Ok(report)
+}
+
+/// The same without the step, whose counting takes as long as its ops are many.
+pub fn memory_report(config: &Config, built: &Built) -> Report {
+    let gpu = gpu(config, built);
+    let mut host_per_rank = memory("host, per rank", built, Arena::Pinned);
+    let memories = decided(config, built);
+    let copy = memories.copy;
+    if copy > 0 {
+        host_per_rank.bytes += copy;
+        host_per_rank.pools.push(Pool { name: "checkpoint copy", bytes: copy });
+        host_per_rank.pools.sort_by_key(|pool| std::cmp::Reverse(pool.bytes));
+    }
+    let host = built.host_bytes(config);
+    let planned = (host.staging + host.states + copy) * here::ranks(config) as u64;
+    let saving = memory::saving(config, built, &memories);
+    let Memories { nodes, placed, limited, .. } = memories;
+    let binding = binding(&limited, is_virtual(config));
+    let (fits, not_checked) = (all_fit(&limited), not_checked(config, built));
+    let nearly_full = if fits { fill::warnings(config, &limited) } else { Vec::new() };
+    let data = DataMemory::of(config);
+    Report {
+        name: config.name.clone(),
+        fits,
+        verdict: (!fits || not_checked.is_none()).then_some(fits),
+        not_checked,
+        parameters: built.gpt.shape().parameters(),
+        tensor: config.parallel.tensor,
+        data: config.parallel.data,
+        micro_batches: built.micro_batches,
+        accumulate: match built.sum {
+            offload::Sum::None => "none",
+            offload::Sum::Device | offload::Sum::InTurns => "device",
+            offload::Sum::Host => "host",
+        },
+        data_memory: data.clone().ok().flatten(),
+        data_not_counted: data.err(),
+        saving,
+        copies_states: copy > 0,
+        binding,
+        nearly_full,
+        step: None,
+        gpu,
+        host_per_rank,
+        host_beside: beside(config, built, planned),
+        letters: letters(config, built),
+        nodes,
+        placed,
+    }
+}
+
+fn gpu(config: &Config, built: &Built) -> Memory {
+    let gpus = if config.world_size() == 1 { "GPU" } else { "GPUs" };
+    let what = match &config.device {
+        DeviceConfig::Cpu { .. } => format!("virtual {gpus}"),
+        DeviceConfig::Cuda => gpus.to_owned(),
+        DeviceConfig::Sim { box_, .. } => format!("{gpus} of {}", box_.name),
+    };
+    let beside = beside_on_gpu(config, built);
+    let reserved = beside.iter().map(|pool| pool.bytes).sum();
+    let limit = device_limit(config, &built.plan);
+    let mut gpu = Memory { limit, reserved, beside, ..memory(&what, built, Arena::Device) };
+    let whole = device_bytes(config, &built.plan);
+    if whole > gpu.bytes {
+        gpu.pools.push(Pool { name: "kernels and products", bytes: whole - gpu.bytes });
+        gpu.pools.sort_by_key(|pool| std::cmp::Reverse(pool.bytes));
+        gpu.bytes = whole;
+    }
+    gpu
+}
+
+/// What lies on a GPU beside the plan.
+fn beside_on_gpu(config: &Config, built: &Built) -> Vec<Pool> {
+    let parts = match &config.device {
+        DeviceConfig::Cpu { .. } => Vec::new(),
+        DeviceConfig::Cuda => {
+            gpu_room::room(config, &built.plan).map_or(Vec::new(), |room| room.beside)
+        }
+        DeviceConfig::Sim { box_, .. } => vec![("CUDA context and NCCL", reserved(box_))],
+    };
+    let parts = parts.into_iter().filter(|(_, bytes)| *bytes > 0);
+    parts.map(|(name, bytes)| Pool { name, bytes }).collect()
+}
+
+/// Why the GPUs' memory is not looked at, where it is not.
+fn not_checked(config: &Config, built: &Built) -> Option<String> {
+    let cuda = config.device == DeviceConfig::Cuda;
+    cuda.then(|| gpu_room::room(config, &built.plan).err()).flatten()
+}
+
+fn memory(what: &str, built: &Built, arena: Arena) -> Memory {
+    let mut pools: Vec<Pool> =
+        built.plan.pools(arena).into_iter().map(|(name, bytes)| Pool { name, bytes }).collect();
+    pools.sort_by_key(|pool| std::cmp::Reverse(pool.bytes));
+    let entries = built.plan.entries().iter().filter(|e| e.arena == arena);
+    let buffer = |e: &device::Entry| Buffer {
+        name: e.name.clone(),
+        pool: e.pool.name,
+        dtype: dtype_name(e.dtype),
+        shape: e.shape,
+        offset: e.range.start,
+        bytes: e.range.end - e.range.start,
+    };
+    Memory {
+        what: what.into(),
+        bytes: built.plan.bytes(arena),
+        limit: None,
+        reserved: 0,
+        beside: Vec::new(),
+        pools,
+        buffers: entries.map(buffer).collect(),
+    }
+}
+
+const fn dtype_name(dtype: Dtype) -> &'static str {
+    match dtype {
+        Dtype::F16 => "f16",
+        Dtype::Bf16 => "bf16",
+        Dtype::F32 => "f32",
+        Dtype::F64 => "f64",
+        Dtype::I32 => "i32",
+        Dtype::U16 => "u16",
+        Dtype::E4m3 => "e4m3",
+        Dtype::E5m2 => "e5m2",
+    }
+}
+
+/// Whether every memory holds what it must, as in [`memory_report`].
+pub fn fits(config: &Config, built: &Built) -> bool {
+    all_fit(&limited(config, built))
+}
+
+/// Every memory that has a limit.
+pub fn limited(config: &Config, built: &Built) -> Vec<Limited> {
+    decided(config, built).limited
+}
+
+/// The memories of a run on its box or on this machine.
+fn decided(config: &Config, built: &Built) -> Memories {
+    let nodes = |copy| match &config.device {
+        DeviceConfig::Sim { box_, .. } => {
+            let (nodes, placed) = of_box(config, box_, (built.host_bytes(config), copy));
+            HostNodes { nodes, placed, whole: None }
+        }
+        DeviceConfig::Cpu { .. } | DeviceConfig::Cuda => of_this_machine(config, built, copy),
+    };
+    memory::decided(config, built, &nodes)
+}
+
+/// Bytes of host memory in which each rank keeps a copy of its states while it is written.
+pub(crate) fn checkpoint_copy(config: &Config, built: &Built) -> u64 {
+    decided(config, built).copy
+}
+
+/// The nodes of a described box, with `copy` bytes more for each rank.
+fn of_box(
+    config: &Config,
+    box_: &BoxConfig,
+    (host, copy): (HostBytes, u64),
+) -> (Vec<Node>, Vec<String>) {
+    // A checked config has a place on its box. The copy is where the states are, and changes no seat.
+    let Ok(layout) = boxes::layout(config, box_, host) else {
+        return (Vec::new(), Vec::new());
+    };
+    let ranks = &layout.seats;
+    let with_copy = |(rank, of): (usize, &BTreeMap<usize, u64>)| {
+        let mut of = of.clone();
+        let parts = ranks[rank].states.len() as u64;
+        for (part, node) in ranks[rank].states.iter().enumerate() {
+            *of.entry(*node).or_default() += copy / parts + u64::from((part as u64) < copy % parts);
+        }
+        of.into_iter().map(|(node, bytes)| (node as u32, bytes)).collect()
+    };
+    let bytes: Vec<BTreeMap<u32, u64>> = layout.bytes.iter().enumerate().map(with_copy).collect();
+    let mut nodes = by_node((0..layout.nodes as u32).map(|node| (node, box_.node_memory)), &bytes);
+    if let Some(machine) = box_.machine.as_ref().filter(|m| m.numa_nodes.len() == nodes.len()) {
+        nodes.iter_mut().zip(&machine.numa_nodes).for_each(|(node, of)| node.node = of.id);
+    }
+    (nodes, layout.reasons)
+}
+
+fn binding(memories: &[Limited], is_virtual: bool) -> Binding {
+    let share = |(_, bytes, limit): &Limited| *bytes as f64 / (*limit).max(1) as f64;
+    let mut sorted: Vec<&Limited> = memories.iter().collect();
+    sorted.sort_by(|a, b| share(b).total_cmp(&share(a)));
+    let Some(&first) = sorted.first() else {
+        let words = "no limit is known: the GPUs are not there to be asked".to_owned();
+        return Binding { what: "none".into(), bytes: 0, limit: 0, words };
+    };
+    let (what, bytes, limit) = first.clone();
+    let name = |what: &str| name(what, is_virtual);
+    let of = |m: &Limited| {
+        let (used, all) = (format_bytes(m.1), format_bytes(m.2));
+        format!("{} {used} of {all} ({:.0} %)", name(&m.0), 100.0 * share(m))
+    };
+    // Of nodes that are no fuller than another one is told: all are in the table.
+    let mut rest: Vec<&Limited> = sorted[1..].to_vec();
+    rest.dedup_by(|a, b| a.0.starts_with("node") && b.0.starts_with("node"));
+    let rest: Vec<String> = rest.into_iter().map(of).collect();
+    let rest = if rest.is_empty() { String::new() } else { format!("; {}", rest.join(", ")) };
+    let (used, all) = (format_bytes(bytes), format_bytes(limit));
+    let who = name(&what);
+    let words = if bytes > limit {
+        let over = format_bytes(bytes - limit);
+        format!("{who} does not fit: {used} wanted, {all} there, {over} too much{rest}")
+    } else {
+        format!("tightest limit: {who}, {used} of {all} ({:.0} %){rest}", 100.0 * share(first))
+    };
+    Binding { what, bytes, limit, words }
+}
+
+fn name(what: &str, is_virtual: bool) -> String {
+    match what {
+        GPU if is_virtual => "virtual GPU memory".into(),
+        GPU => "GPU memory".into(),
+        "host" => "free host memory".into(),
+        node => format!("{node}'s memory"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use engine::memory::of_machine;
+    use layout::build::build;
+    use layout::placement;
+    use topology::Machine;
+
+    /// A described DGX A100 whose processors have four nodes each, and a config of `sets` on it.
+    fn nps4(sets: &[&str]) -> (Config, BoxConfig) {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs");
+        let of_box = format!("device=Sim(box: {:?})", folder.join("boxes/dgx-a100.ron"));
+        let sets: Vec<String> = sets.iter().map(ToString::to_string).chain([of_box]).collect();
+        let config = config::load(&folder.join("dgx2-70b.ron"), &sets);
+        let config = config.unwrap_or_else(|e| panic!("{e}")).config;
+        let DeviceConfig::Sim { box_, .. } = config.device.clone() else { panic!("no box") };
+        (config, *box_)
+    }
+
+    #[test]
+    fn a_live_box_of_many_nodes_is_planned_as_the_same_box_described() {
+        for sets in [
+            &["parallel.tensor=8", "parallel.data=1"][..],
+            &[
+                "parallel.tensor=1",
+                "parallel.data=4",
+                "batch.micro=1",
+                "batch.global=4",
+                "model.layers=2",
+            ],
+            &["parallel.tensor=1", "parallel.data=1", "model.layers=24"],
+        ] {
+            let (config, described) = nps4(sets);
+            let host = build(&config).host_bytes(&config);
+            let (nodes, _) = of_box(&config, &described, (host, 0));
+            // The same machine as a process finds it that runs on it, with as much memory free.
+            let mut machine = Machine::clone(described.machine.as_ref().unwrap());
+            machine.live = true;
+            for node in &mut machine.numa_nodes {
+                node.free_bytes = Some(described.node_memory);
+            }
+            let gpus: Vec<_> = machine.gpus.iter().map(|gpu| Some(gpu.pci)).collect();
+            let ranks = |machine: &Machine| {
+                let placed = placement::on(machine, &placement::request(&config, host), &gpus);
+                placed.unwrap().0.ranks
+            };
+            let live = of_machine(&machine, &ranks(&machine), host);
+            assert_eq!(live, nodes, "{sets:?}");
+            let busy = live.iter().filter(|node| node.bytes > 0).count();
+            assert!(busy >= 4, "{sets:?}: {live:?}");
+            // Someone else has most of one node: there it does not fit, and nowhere else.
+            machine.numa_nodes[1].free_bytes = Some(1 << 20);
+            let live = of_machine(&machine, &ranks(&machine), host);
+            let limited = |n: &Node| (format!("node {}", n.node), n.bytes, n.limit);
+            let limited: Vec<Limited> = live.iter().map(limited).collect();
+            assert!(!all_fit(&limited), "{sets:?}");
+            let words = binding(&limited, false).words;
+            assert!(words.contains("node 1's memory does not fit"), "{words}");
+            assert!(words.contains("1.00 MiB there"), "{words}");
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! What a run takes of its disk: checkpoints, those that are kept and the one that is written, weights, and copies of small
+//! files.
+
+use checkpoint::room::{checkpoint_bytes, free};
+use config::{Config, DeviceConfig, WeightsPolicy};
+use engine::memory::saved_states;
+use files::names::CHECKPOINTS;
+use files::names::FILES;
+use serde::Serialize;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use topology::format_bytes;
+
+/// What a run takes of its disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Disk {
+    /// Bytes of a checkpoint; 0: none is saved.
+    pub checkpoint: u64,
+    /// Those that are kept, and the one that is written meanwhile.
+    pub checkpoints: u64,
+    /// Bytes of the weights at the end; 0: none are written.
+    pub weights: u64,
+    /// Bytes of the tokenizer and of what the run keeps of the folder of its model, at most.
+    pub files: u64,
+    /// All of it, in bytes.
+    pub most: u64,
+    /// Bytes that are free in the file system of the run directory; none where that is another machine's, or cannot be
+    /// asked.
+    pub free: Option<u64>,
+    /// Bytes that are free for checkpoints where their folder is a link to another file system.
+    pub free_for_checkpoints: Option<u64>,
+    /// Bytes of checkpoints that this run finds in its directory and goes on from or removes.
+    pub held: u64,
+    /// Of these, what may go before the first checkpoint is written: all but the newest one.
+    pub spare: u64,
+}
+
+impl Disk {
+    /// Of a run of a model of `parameters` in the directory `run`, which need not exist.
+    pub fn new(config: &Config, parameters: u64, run: &Path) -> Self {
+        let train = &config.train;
+        let checkpoint = match train.saves() {
+            true => checkpoint_bytes(4 * saved_states(config) as u64 * parameters),
+            false => 0,
+        };
+        let checkpoints = (train.checkpoint_keep as u64 + 1).min(train.steps);
+        let weights = if train.weights == WeightsPolicy::Never { 0 } else { 4 * parameters };
+        let files = files(config);
+        let most = checkpoint.saturating_mul(checkpoints).saturating_add(weights + files);
+        let here = !matches!(config.device, DeviceConfig::Sim { .. });
+        let (run, folder) = (existing(run), existing(&run.join(CHECKPOINTS)));
+        let device = |path: &Path| path.metadata().map(|found| found.dev()).ok();
+        let apart = here && device(&run) != device(&folder);
+        let free_for_checkpoints = apart.then(|| free(&folder).ok()).flatten();
+        let free = here.then(|| free(&run).ok()).flatten();
+        let (held, spare) = (0, 0);
+        Self {
+            checkpoint,
+            checkpoints,
+            weights,
+            files,
+            most,
+            free,
+            free_for_checkpoints,
+            held,
+            spare,
+        }
+    }
+
+    /// With checkpoints of these sizes in the run directory, oldest first, of which those before the newest may go; of a run
+    /// that is `removed` before, all.
+    #[must_use]
+    pub fn holding(self, found: &[u64], removed: bool) -> Self {
+        let held = found.iter().sum();
+        let newest = found.last().copied().unwrap_or(0);
+        Self { held, spare: if removed { held } else { held - newest }, ..self }
+    }
+
+    /// In words, where anything is written.
+    pub fn words(&self) -> Option<String> {
+        if self.most == 0 {
+            return None;
+        }
+        let size = format_bytes;
+        let weights = match self.weights {
+            0 => String::new(),
+            weights => format!("weights {}", size(weights)),
+        };
+        let checkpoints = match (self.checkpoint, self.checkpoints) {
+            (0, _) => String::new(),
+            (bytes, 1) => format!("a checkpoint of {}", size(bytes)),
+            (bytes, n) => format!(
+                "{n} checkpoints of {} ({} kept, and one while it is written)",
+                size(bytes),
+                n - 1
+            ),
+        };
+        let files = match self.files {
+            0 => String::new(),
+            files => format!("files of the tokenizer and the model's folder {}", size(files)),
+        };
+        let what: Vec<String> =
+            [checkpoints, weights, files].into_iter().filter(|words| !words.is_empty()).collect();
+        let free = match (self.free, self.free_for_checkpoints) {
+            (Some(free), Some(apart)) => {
+                format!("; {} free, {} on the disk of the checkpoints", size(free), size(apart))
+            }
+            (free, _) => free.map_or(String::new(), |free| format!("; {} free", size(free))),
+        };
+        Some(format!("disk: {} at most: {}{free}", size(self.most), what.join(", ")))
+    }
+
+    /// Why nothing that the run owes could be written, if so.
+    pub fn refusal(&self) -> Option<String> {
+        let free = self.free_for_checkpoints.filter(|_| self.checkpoint > 0).or(self.free)?;
+        let room = free.saturating_add(self.spare);
+        let (first, what, remedy) = match self.checkpoint {
+            0 => (self.weights, "the weights take", ""),
+            bytes => {
+                let remedy =
+                    "; without any other rhythm, train.checkpoint_overhead=None saves none";
+                (bytes, "a checkpoint takes", remedy)
+            }
+        };
+        (first > room).then(|| {
+            let disk = if self.is_apart() { "disk of the checkpoints" } else { "disk" };
+            format!(
+                "no room on the {disk}: {what} {}, and {} are free; free some, or give a --run-dir on another disk{remedy}",
+                format_bytes(first),
+                format_bytes(room)
+            )
+        })
+    }
+
+    /// What cannot be held, if anything.
+    pub fn shortage(&self) -> Option<String> {
+        let beside = self.weights + self.files;
+        let disks = match self.free_for_checkpoints {
+            Some(apart) if self.is_apart() => {
+                let own = self.free.map(|free| ("disk", beside, free));
+                let of_them = (
+                    "disk of the checkpoints",
+                    self.most - beside,
+                    apart.saturating_add(self.held),
+                );
+                [own, Some(of_them)]
+            }
+            _ => [self.free.map(|free| ("disk", self.most, free.saturating_add(self.held))), None],
+        };
+        let (disk, takes, room) =
+            disks.into_iter().flatten().find(|(_, takes, room)| takes > room)?;
+        let saved = match self.checkpoint {
+            0 => "",
+            _ => {
+                "; where a checkpoint finds no room, the oldest ones are removed first, and the newest stays; weights that find \
+                 none can be exported from a checkpoint"
+            }
+        };
+        Some(format!(
+            "the {disk} may get full: the run takes {} of it, and {} are free{saved}",
+            format_bytes(takes),
+            format_bytes(room)
+        ))
+    }
+
+    /// Whether checkpoints go to another file system than the rest.
+    const fn is_apart(&self) -> bool {
+        self.checkpoint > 0 && self.free_for_checkpoints.is_some()
+    }
+}
+
+/// Bytes of the files that a run copies: its tokenizer, and those of its model's folder, whether or not they fit its tokens.
+fn files(config: &Config) -> u64 {
+    let bytes = |path: &Path| path.metadata().map_or(0, |found| found.len());
+    let tokenizer = config.data.tokenizer.as_ref().map_or(0, |path| bytes(Path::new(path)));
+    let folder = config.model.from.as_ref().map(Path::new);
+    let folder =
+        folder.map(|from| if from.is_dir() { from } else { from.parent().unwrap_or(from) });
+    let of_folder = |folder: &Path| FILES.iter().map(|name| bytes(&folder.join(name))).sum::<u64>();
+    tokenizer + folder.map_or(0, of_folder)
+}
+
+/// `path`, or the nearest directory above it that is there.
+fn existing(path: &Path) -> PathBuf {
+    let here = Path::new(".");
+    let found = path.ancestors().find(|path| path.is_dir());
+    found.filter(|path| !path.as_os_str().is_empty()).unwrap_or(here).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn disk(sets: &[&str], free: Option<u64>) -> Disk {
+        const RON: &str = "(model: (layers: 2, hidden: 32, heads: 4, seq_len: 16), data: (train: \"x\"), train: (steps: 9))";
+        let sets: Vec<String> = sets.iter().map(ToString::to_string).collect();
+        let config = config::load_str(RON, "a.ron", Path::new("."), &sets).unwrap().config;
+        Disk { free, ..Disk::new(&config, 1_000_000, Path::new("nowhere/at/all")) }
+    }
+
+    #[test]
+    fn a_run_takes_those_it_keeps_one_more_and_its_weights() {
+        let by_default = disk(&[], None);
+        assert_eq!((by_default.checkpoint, by_default.checkpoints), (13_200_000, 3));
+        assert_eq!((by_default.weights, by_default.most), (4_000_000, 43_600_000));
+        let words = by_default.words().unwrap();
+        assert!(words.contains("3 checkpoints of 12.59 MiB (2 kept, and one while"), "{words}");
+        assert!(words.contains("weights 3.81 MiB"), "{words}");
+        let late =
+            disk(&["offload.update=Delayed(after_step: 1)", "train.checkpoint_keep=4"], None);
+        assert_eq!((late.checkpoint, late.checkpoints), (17_600_000, 5));
+        let none = disk(&["train.checkpoint_overhead=None"], None);
+        assert_eq!((none.checkpoint, none.most), (0, 4_000_000));
+        assert_eq!(disk(&["train.weights=Never"], None).most, 39_600_000);
+        let here = std::env::current_dir().unwrap().join("not/there");
+        assert!(free(&existing(&here)).is_ok());
+    }
+
+    #[test]
+    fn what_a_run_keeps_of_the_folder_of_its_model_takes_room() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/hf-chat-tiny");
+        for name in ["config.json", "tokenizer.json", "generation_config.json"] {
+            std::fs::copy(model.join(name), at(name)).unwrap();
+        }
+        std::fs::write(at("model.safetensors"), "not copied").unwrap();
+        let size = |name: &str| at(name).metadata().unwrap().len();
+        let ron = "(model: (from: \".\"), data: (train: \"x\", format: Auto), train: (steps: 9))";
+        let config = config::load_str(ron, "a.ron", folder.path(), &[]).unwrap().config;
+        let disk = Disk::new(&config, 1000, &at("run"));
+        let kept = size("config.json") + size("tokenizer.json") + size("generation_config.json");
+        // The tokenizer is a file of the run, too.
+        assert_eq!(disk.files, kept + size("tokenizer.json"));
+        assert_eq!(disk.most, 3 * disk.checkpoint + disk.weights + disk.files);
+        assert!(disk.words().unwrap().contains("files of the tokenizer"), "{:?}", disk.words());
+    }
+
+    #[test]
+    fn without_room_for_the_first_it_is_refused_and_without_room_for_all_warned() {
+        assert_eq!((disk(&[], None).refusal(), disk(&[], None).shortage()), (None, None));
+        let enough = disk(&[], Some(43_600_000));
+        assert_eq!((enough.refusal(), enough.shortage()), (None, None));
+        let some = disk(&[], Some(20_000_000));
+        assert_eq!(some.refusal(), None);
+        assert!(some.shortage().unwrap().contains("takes 41.58 MiB of it, and 19.07 MiB are free"));
+        let none = disk(&[], Some(13_000_000));
+        let why = none.refusal().unwrap();
+        assert!(why.contains("12.59 MiB") && why.contains("12.40 MiB are free"), "{why}");
+        // Older ones may go first, the newest may not.
+        assert_eq!(none.clone().holding(&[300_000, 300_000], false).refusal(), None);
+        assert!(none.clone().holding(&[300_000], false).refusal().is_some());
+        assert_eq!(none.holding(&[300_000], true).refusal(), None);
+        let weights = disk(&["train.checkpoint_overhead=None"], Some(3_999_999));
+        assert!(weights.refusal().unwrap().contains("the weights take 3.81 MiB"));
+    }
+}

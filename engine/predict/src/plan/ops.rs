@@ -1,0 +1,95 @@
+//! Every op of a step, in the order of the program: what `onebox plan --ops` shows.
+
+use super::dtype_name;
+use config::Config;
+use device::recorder::{self, Listed};
+use device::{Error, Mode};
+use engine::dry_run::{IDLE, first_rank, play_steps};
+use layout::build::Built;
+use serde::Serialize;
+use std::cell::Cell;
+use std::rc::Rc;
+
+/// An op of the step.
+#[derive(Clone, Debug, Serialize)]
+pub struct Op {
+    /// From 1 in the order of the program; ops of the step before have 0 and below.
+    pub number: i64,
+    /// The source file that submits it, from the root of the repository.
+    pub file: &'static str,
+    /// The line in it.
+    pub line: u32,
+    /// `Compute`, `TpComm`, `DpComm`, `H2d`, `D2h` or `Host`.
+    pub lane: String,
+    /// `gemm`, `all_reduce`, `adam_tile`, ...
+    pub name: &'static str,
+    /// What it touches.
+    pub tensors: Vec<Touched>,
+    /// Bytes that it reads and writes; of a copy its length. 0 where it finds nothing to do in most steps.
+    pub bytes: u64,
+    /// Floating-point operations of the dense work; a multiply-add counts 2.
+    pub flops: f64,
+    /// Numbers of the ops on other lanes that it starts after.
+    pub waits: Vec<i64>,
+}
+
+/// A range that an op touches.
+#[derive(Clone, Debug, Serialize)]
+pub struct Touched {
+    /// The planned buffer.
+    pub name: String,
+    /// `read`, `write` or `update`: read and written in place.
+    pub mode: &'static str,
+    /// `f16`, `bf16`, `f32`, `f64`, `i32`
+    pub dtype: &'static str,
+    /// Rows and columns.
+    pub shape: (usize, usize),
+}
+
+/// Tells `tell` every op of rank 0 in a step like most.
+///
+/// # Errors
+/// A step that its own checks refuse; that is a defect of onebox.
+pub fn list(
+    config: &Config,
+    built: &Built,
+    mut tell: impl FnMut(&Op) + 'static,
+) -> Result<(), Error> {
+    // Ops before the step.
+    let before: Rc<Cell<Option<u64>>> = Rc::default();
+    let seen = Rc::new(Cell::new(0));
+    let (of_step, last) = (Rc::clone(&before), Rc::clone(&seen));
+    let listener = move |listed: Listed| {
+        last.set(listed.number);
+        if let Some(before) = of_step.get() {
+            tell(&op(listed, before));
+        }
+    };
+    let dev = recorder::list(first_rank(config), &built.plan, Box::new(listener));
+    play_steps(config, built, &dev, 2, &mut || before.set(Some(seen.get())))
+}
+
+fn op(listed: Listed, before: u64) -> Op {
+    let number = |n: u64| n as i64 - before as i64;
+    let touched = |(mode, name, t): (Mode, String, device::Tensor)| Touched {
+        name,
+        mode: match mode {
+            Mode::Read => "read",
+            Mode::Write => "write",
+            Mode::Update => "update",
+        },
+        dtype: dtype_name(t.dtype()),
+        shape: t.shape(),
+    };
+    Op {
+        number: number(listed.number),
+        file: listed.site.file(),
+        line: listed.site.line(),
+        lane: format!("{:?}", listed.lane),
+        name: listed.name,
+        tensors: listed.tensors.into_iter().map(touched).collect(),
+        bytes: if listed.name == IDLE { 0 } else { listed.bytes },
+        flops: listed.flops,
+        waits: listed.waits.into_iter().map(number).collect(),
+    }
+}

@@ -1,0 +1,311 @@
+//! What would make a config fit: single changes and pairs of them, each laid out before it is named.
+
+use crate::changes::{self, CHECKPOINTS, PLACES, divisors, grids};
+use crate::plan::fits;
+use crate::search::{Brief, layouts};
+use crate::variants::{States, all_variants};
+use config::{
+    Config, DeviceConfig, Loaded, Master, Moments, OffloadConfig, ParameterPlace, Placement,
+    Speculated, UpdateMode,
+};
+use layout::build::{build, shape};
+use layout::gpu::is_sound;
+use rayon::prelude::*;
+use serde::Serialize;
+use topology::available_memory;
+
+/// Remedies that are named.
+const NAMED: usize = 3;
+
+/// Remedies whose step is simulated, those with fewest changes first.
+const SIMULATED: usize = 16;
+
+/// Shares of the parameters that are updated ahead of the decision, the largest first.
+const SHARES: [f32; 4] = [0.8, 0.6, 0.4, 0.2];
+
+/// A change after which everything fits.
+#[derive(Clone, Debug, Serialize)]
+pub struct Remedy {
+    /// `key=value`, to give with `--set`.
+    pub sets: Vec<String>,
+    /// How many times longer the step takes, simulated; absent where there is no box to simulate.
+    pub slower: Option<f64>,
+}
+
+/// The largest model of the same shape that fits.
+#[derive(Clone, Debug, Serialize)]
+pub struct Largest {
+    /// Of it.
+    pub layers: usize,
+    /// Of it.
+    pub parameters: u64,
+    /// `key=value`, the layers and what else must change.
+    pub sets: Vec<String>,
+}
+
+/// A setting that is changed, by number: two changes of the same one are no pair.
+type Change = (usize, Box<dyn Fn(&mut Config) + Sync>);
+
+/// The only setting with other results: where it is changed comes last.
+const OTHER_RESULTS: usize = 11;
+/// The memory of virtual GPUs, by itself: whole layouts have what they need.
+const VIRTUAL_MEMORY: usize = 12;
+/// Another layout altogether.
+const LAYOUT: usize = 13;
+
+/// A changed config that fits: which settings, and how.
+type Fitting = (Vec<usize>, Config);
+
+/// The nearest changes that keep the model and the batch, and fit: with least predicted slowdown where the config
+/// names a box that can be simulated, else with fewest changes. With `gpus` all of them use so many.
+pub fn remedies(loaded: &Loaded, gpus: Option<usize>) -> Vec<Remedy> {
+    let Some(given) = &on_gpus(&loaded.config, gpus) else { return Vec::new() };
+    let all = with_layouts(given, fitting(given, gpus), gpus);
+    let before = predicted(given);
+    let remedies: Vec<(Vec<usize>, Remedy)> = if let Some(before) = before {
+        let timed = |(settings, config): &Fitting| {
+            let slower = predicted(config).map(|seconds| seconds / before);
+            (settings.clone(), Remedy { sets: changes::sets(loaded, config), slower })
+        };
+        let mut timed: Vec<_> = all[..all.len().min(SIMULATED)].par_iter().map(timed).collect();
+        let time = |remedy: &Remedy| remedy.slower.unwrap_or(f64::INFINITY);
+        let other = |settings: &[usize]| settings.contains(&OTHER_RESULTS);
+        timed.sort_by(|(a, x), (b, y)| {
+            other(a).cmp(&other(b)).then_with(|| time(x).total_cmp(&time(y)))
+        });
+        timed
+    } else {
+        let untimed = |(settings, config): &Fitting| {
+            (settings.clone(), Remedy { sets: changes::sets(loaded, config), slower: None })
+        };
+        all.iter().map(untimed).collect()
+    };
+    // One for each choice of settings; others of the same settings where these are few.
+    let mut named: Vec<Vec<usize>> = Vec::new();
+    let mut first = |(settings, _): &(Vec<usize>, Remedy)| {
+        let first = !named.contains(settings);
+        named.push(settings.clone());
+        first
+    };
+    let numbered = remedies.into_iter().enumerate();
+    let (first, further): (Vec<_>, Vec<_>) = numbered.partition(|(_, remedy)| first(remedy));
+    let mut told: Vec<_> = first.into_iter().chain(further).take(NAMED).collect();
+    told.sort_by_key(|(number, _)| *number);
+    told.into_iter().map(|(_, (_, remedy))| remedy).collect()
+}
+
+/// What fits after a change or two, and where none of that has the same results, whole layouts that fit and do; other results come
+/// last.
+fn with_layouts(given: &Config, changed: Vec<Fitting>, gpus: Option<usize>) -> Vec<Fitting> {
+    let same = |(settings, _): &Fitting| !settings.contains(&OTHER_RESULTS);
+    if changed.iter().any(same) || !may_hold_states(given) {
+        return changed;
+    }
+    let exact = [States::Given, States::SplitMaster];
+    let whole = whole_layouts(given, gpus, &exact);
+    if whole.is_empty() && changed.is_empty() {
+        return whole_layouts(given, gpus, &[States::Bf16Moments]);
+    }
+    whole.into_iter().chain(changed).collect()
+}
+
+/// Whether host and GPUs together have 6 bytes for each parameter: the least that its states take, wherever they are.
+fn may_hold_states(config: &Config) -> bool {
+    let bytes = match &config.device {
+        DeviceConfig::Cpu { .. } => available_memory(),
+        DeviceConfig::Cuda => return true,
+        DeviceConfig::Sim { box_, .. } => {
+            let nodes = (box_.numa_nodes * box_.machines) as u64;
+            box_.node_memory.saturating_mul(nodes)
+                + box_.gpu_memory.saturating_mul(box_.gpus as u64)
+        }
+    };
+    6 * shape(config).parameters() <= bytes
+}
+
+/// Layouts that fit, in the first of the forms of states in which some do; those with fewest changes first.
+fn whole_layouts(given: &Config, gpus: Option<usize>, forms: &[States]) -> Vec<Fitting> {
+    for (states, config) in all_variants(given) {
+        if !forms.contains(&states) {
+            continue;
+        }
+        let worlds = worlds(given, gpus).into_iter();
+        let all: Vec<Config> = worlds.flat_map(|world| layouts(&config, world)).collect();
+        let fit = |mut config: Config| {
+            let built = changes::widen(&mut config);
+            (is_sound(&config) && fits(&config, &built)).then_some(config)
+        };
+        let mut found: Vec<Config> = all.into_par_iter().filter_map(fit).collect();
+        if !found.is_empty() {
+            found.sort_by_key(|config| changes::count(given, config));
+            let other = (states == States::Bf16Moments).then_some(OTHER_RESULTS);
+            let settings: Vec<usize> = std::iter::once(LAYOUT).chain(other).collect();
+            return found.into_iter().map(|config| (settings.clone(), config)).collect();
+        }
+    }
+    Vec::new()
+}
+
+fn predicted(config: &Config) -> Option<f64> {
+    Brief::of(config, &build(config)).ok().map(|brief| brief.seconds)
+}
+
+/// Single changes that fit, then pairs, of which neither half fits by itself.
+fn fitting(given: &Config, gpus: Option<usize>) -> Vec<Fitting> {
+    let changes = changes_of(given, gpus);
+    let mut found: Vec<Fitting> = changes.iter().filter_map(|one| fit(given, &[one])).collect();
+    let alone: Vec<Config> = found.iter().map(|(_, config)| config.clone()).collect();
+    let pairs: Vec<[&Change; 2]> = changes
+        .iter()
+        .enumerate()
+        .flat_map(|(i, a)| changes[i + 1..].iter().map(move |b| [a, b]))
+        .filter(|[a, b]| a.0 != b.0 && a.0 != VIRTUAL_MEMORY)
+        .collect();
+    let fits_alone =
+        |change: &Change| changed(given, &[change]).is_some_and(|c| alone.contains(&c));
+    let pairs = pairs.par_iter().filter(|pair| !pair.iter().any(|change| fits_alone(change)));
+    found.extend(pairs.filter_map(|pair| fit(given, pair)).collect::<Vec<_>>());
+    found
+}
+
+fn fit(given: &Config, changes: &[&Change]) -> Option<Fitting> {
+    let config = changed(given, changes)?;
+    let settings = changes.iter().map(|(setting, _)| *setting).collect();
+    fits(&config, &build(&config)).then_some((settings, config))
+}
+
+/// `given` after `changes`, if that is another config and a sound one.
+fn changed(given: &Config, changes: &[&Change]) -> Option<Config> {
+    let mut config = given.clone();
+    changes.iter().for_each(|(_, change)| change(&mut config));
+    // One rank has no share of its own: `recompute: Block` alone does the same.
+    let idle = config.partition_checkpoints && config.parallel.tensor == 1;
+    let idle = idle && !given.partition_checkpoints;
+    (!idle && config != *given && is_sound(&config)).then_some(config)
+}
+
+/// Everything that can be changed, those changes first that cost least as a rule.
+fn changes_of(given: &Config, gpus: Option<usize>) -> Vec<Change> {
+    let mut all: Vec<Change> = Vec::new();
+    if matches!(given.device, DeviceConfig::Cpu { .. }) {
+        all.push((VIRTUAL_MEMORY, Box::new(|c| drop(changes::widen(c)))));
+    }
+    all.push((0, Box::new(|c| c.parallel.sequence = c.parallel.tensor > 1)));
+    for accumulate in PLACES.map(|(_, accumulate)| accumulate) {
+        all.push((1, Box::new(move |c| c.offload.accumulate = accumulate)));
+    }
+    for together in
+        [8, 4, 2, 1].into_iter().filter(|together| *together < given.offload.first_forward)
+    {
+        all.push((1, Box::new(move |c| c.offload.first_forward = together)));
+    }
+    // The largest first; larger ones than now too, since one pass needs no sums.
+    for micro in divisors(given.batch.global / given.parallel.data).into_iter().rev() {
+        all.push((2, Box::new(move |c| c.batch.micro = micro)));
+    }
+    for (recompute, shares) in CHECKPOINTS {
+        let set =
+            move |c: &mut Config| (c.recompute, c.partition_checkpoints) = (recompute, shares);
+        all.push((3, Box::new(set)));
+    }
+    for (tensor, data) in worlds(given, gpus).into_iter().flat_map(grids) {
+        all.push((4, Box::new(move |c| (c.parallel.tensor, c.parallel.data) = (tensor, data))));
+    }
+    for optimizer in [Placement::Host, Placement::Device] {
+        all.push((5, Box::new(move |c| c.offload.optimizer = optimizer)));
+    }
+    all.push((8, Box::new(|c| c.offload.resident_blocks = None)));
+    all.push((9, Box::new(|c| c.offload.ring = None)));
+    all.push((10, Box::new(|c| c.offload.master = Master::Split)));
+    if given.offload.parameters == ParameterPlace::Device {
+        all.push((7, Box::new(changes::stream_parameters)));
+    }
+    if given.offload.update == UpdateMode::Speculative {
+        let now = given.offload.speculated_fraction.share();
+        for share in SHARES.into_iter().filter(|share| *share < now) {
+            let share = Speculated::Share(share);
+            all.push((6, Box::new(move |c| c.offload.speculated_fraction = share)));
+        }
+        all.push((6, Box::new(|c| c.offload.update = UpdateMode::Overlapped)));
+    }
+    all.push((OTHER_RESULTS, Box::new(|c| c.offload.moments = Moments::Bf16)));
+    all
+}
+
+/// Numbers of ranks: `gpus`, or as now, and all GPUs of a described box.
+fn worlds(given: &Config, gpus: Option<usize>) -> Vec<usize> {
+    let now = given.world_size();
+    match (&given.device, gpus) {
+        (_, Some(gpus)) => vec![gpus],
+        (DeviceConfig::Sim { box_, .. }, None) if box_.gpus != now => vec![now, box_.gpus],
+        _ => vec![now],
+    }
+}
+
+/// `given` on so many GPUs, with the largest TP degree that the model allows, and what of it stands in the way left out.
+fn on_gpus(given: &Config, gpus: Option<usize>) -> Option<Config> {
+    let Some(gpus) = gpus.filter(|gpus| *gpus != given.world_size()) else {
+        return Some(given.clone());
+    };
+    let with = |(tensor, data)| {
+        let mut config = given.clone();
+        (config.parallel.tensor, config.parallel.data) = (tensor, data);
+        let mut plain = config.clone();
+        (plain.parallel.sequence, plain.partition_checkpoints, plain.batch.micro) =
+            (false, false, 1);
+        [config, plain].into_iter().find(is_sound)
+    };
+    grids(gpus).into_iter().rev().find_map(with)
+}
+
+/// The most layers with which the model fits, as it is laid out now or after a change or two with the same results; `None` where not even
+/// one does, or where a folder gives the model: nobody takes layers out of a trained one. With `gpus` on so many.
+pub fn largest(loaded: &Loaded, gpus: Option<usize>) -> Option<Largest> {
+    let given = on_gpus(&loaded.config, gpus).filter(|config| config.model.from.is_none())?;
+    let with = |layers: usize| -> Option<Config> {
+        let mut config = given.clone();
+        config.model.layers = layers;
+        let OffloadConfig { ring, resident_blocks, .. } = &mut config.offload;
+        for blocks in [ring, resident_blocks] {
+            *blocks = blocks.filter(|blocks| *blocks <= layers);
+        }
+        if is_sound(&config) && fits(&config, &build(&config)) {
+            return Some(config);
+        }
+        let same = |(settings, _): &Fitting| !settings.contains(&OTHER_RESULTS);
+        fitting(&config, gpus).into_iter().find(same).map(|(_, config)| config)
+    };
+    let mut best = with(1)?;
+    let (mut least, mut too_many) = (1, loaded.config.model.layers);
+    while too_many - least > 1 {
+        let layers = least.midpoint(too_many);
+        match with(layers) {
+            Some(config) => (least, best) = (layers, config),
+            None => too_many = layers,
+        }
+    }
+    let parameters = build(&best).gpt.shape().parameters();
+    Some(Largest { layers: least, parameters, sets: changes::sets(loaded, &best) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn remedies_on_some_gpus_take_just_these() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/dgx2-70b.ron");
+        let loaded = config::load(path.as_ref(), &[]);
+        let config = loaded.unwrap_or_else(|e| panic!("{e}")).config;
+        // 3 divides neither the width of a micro-batch's rows nor the batch of 512 samples: without `sequence` TP 3 is left.
+        for gpus in [3, 8, 16] {
+            let on = on_gpus(&config, Some(gpus)).unwrap();
+            assert_eq!(on.world_size(), gpus);
+            let all = changes_of(&on, Some(gpus));
+            let all: Vec<Config> = all.iter().filter_map(|one| changed(&on, &[one])).collect();
+            let other = all.iter().any(|config| config.parallel != on.parallel);
+            assert!(other || gpus == 3, "{gpus}");
+            assert!(all.iter().all(|config| config.world_size() == gpus), "{gpus}");
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! What a layout gains from a share of the optimizer on the GPUs, from a first forward pass of several micro-batches, and from
+//! updates ahead of the decision: simulated where its step waits for the host and could by that come among those that are told.
+
+use super::{Brief, Candidate, TOLD, worded};
+use crate::plan::fits;
+use crate::simulate::SimulateError;
+use config::{Accumulate, Config, Placement, Recompute, Speculated, UpdateMode};
+use layout::build::{Built, build, first_forward, update_mode};
+use layout::gpu::is_sound;
+use offload::Sum;
+use rayon::prelude::*;
+
+/// Shares of the optimizer are whole multiples of one over this.
+const PARTS: usize = 1000;
+
+/// Shares that are updated ahead of the decision are whole multiples of one over this.
+pub const AHEAD: usize = 20;
+
+/// This share is as good as all of it, which is another layout.
+const ALMOST_ALL: usize = 990;
+
+/// Most micro-batches that are taken together.
+const MOST_TOGETHER: usize = 8;
+
+/// Of the step; shorter waits are left as they are.
+const WORTH: f64 = 0.002;
+
+/// How many times its plain gain a choice is thought to gain at most.
+const AT_MOST: f64 = 1.2;
+
+/// Recomputation of blocks costs at least this share of what is computed without it: a forward pass is a third, of which the MLP's last
+/// linear, up to 0.4 of its products, is left out.
+const RECOMPUTED: f64 = 0.18;
+
+/// Simulated between two looks at what is the fastest so far: the same on every machine.
+const WAVE: usize = 4;
+
+/// A candidate after its brief simulation.
+pub(super) type Screened = (Brief, Candidate);
+
+/// Share of a step that an update ahead of the decision must save to be worth its memory.
+pub const WORTH_AHEAD: f64 = 0.01;
+
+/// Not simulated yet.
+struct Open {
+    /// Its step is hardly shorter.
+    least: f64,
+    /// A longer step is not worth its memory.
+    most: f64,
+    candidate: Candidate,
+}
+
+/// `screened` with all that was simulated besides: choices of both settings, and layouts of `aside`, each with the number
+/// of the one that works less, for the room that they leave on the GPUs.
+pub(super) fn with_choices(
+    given: &Config,
+    mut screened: Vec<Screened>,
+    aside: Vec<(Candidate, usize)>,
+) -> Result<Vec<Screened>, SimulateError> {
+    let mut open: Vec<Open> = Vec::new();
+    for (candidate, works_less) in aside.into_iter().filter(|(c, _)| is_plain(&c.config)) {
+        let works_less = screened.iter().find(|(_, c)| c.number == works_less);
+        let again = |c: &Candidate| c.config.recompute == Recompute::Block;
+        let least = works_less.map(|(brief, other)| match again(&candidate) && !again(other) {
+            true => brief.floor() + RECOMPUTED * brief.compute,
+            false => brief.floor(),
+        });
+        open.extend(least.map(|least| Open { least, most: f64::INFINITY, candidate }));
+    }
+    let (mut from, mut slowest) = (0, slowest_told(&screened));
+    loop {
+        let new = screened[from..].par_iter().filter(|(brief, _)| brief.floor() < slowest);
+        open.extend(new.flat_map_iter(|(brief, c)| choices(given, c, brief)).collect::<Vec<_>>());
+        let own = |open: &Open| {
+            let own = screened.iter().filter(|(_, c)| c.number == open.candidate.number);
+            own.map(|(brief, _)| brief.seconds).fold(f64::INFINITY, f64::min)
+        };
+        open.retain(|open| open.least < slowest && open.least < own(open));
+        if open.is_empty() {
+            return Ok(screened);
+        }
+        open.sort_by(|a, b| a.least.total_cmp(&b.least));
+        let wave: Vec<Open> = open.drain(..open.len().min(WAVE)).collect();
+        let brief =
+            |Open { candidate: c, most, .. }| Ok((Brief::of(&c.config, &c.built)?, c, most));
+        let tried: Vec<(Brief, Candidate, f64)> =
+            wave.into_par_iter().map(brief).collect::<Result<_, SimulateError>>()?;
+        from = screened.len();
+        let worth = tried.into_iter().filter(|(brief, _, most)| brief.seconds <= *most);
+        screened.extend(worth.map(|(brief, c, _)| (brief, c)));
+        slowest = slowest_told(&screened);
+    }
+}
+
+/// Nothing is chosen yet, and the host has the update.
+fn is_plain(config: &Config) -> bool {
+    config.offload.optimizer == Placement::Host
+        && first_forward(config) == 1
+        && update_mode(config) != UpdateMode::Speculative
+}
+
+/// Seconds of the slowest layout that would be told as things stand.
+fn slowest_told(screened: &[Screened]) -> f64 {
+    let mut sorted: Vec<(f64, usize)> =
+        screened.iter().map(|(brief, c)| (brief.seconds, c.number)).collect();
+    sorted.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let mut numbers: Vec<usize> = Vec::new();
+    for (seconds, number) in sorted {
+        if !numbers.contains(&number) {
+            numbers.push(number);
+        }
+        if numbers.len() == TOLD {
+            return seconds;
+        }
+    }
+    f64::INFINITY
+}
+
+/// Choices that may gain on `plain`, where that waits for the host: enough first forward passes together to hide the update
+/// behind them, or as many as fit; with each number the share of the optimizer on the GPUs that leaves nothing to be
+/// waited for, and the largest that fits; and with each of these shares, and with none, the same of the share that is updated
+/// ahead of the decision.
+fn choices(given: &Config, plain: &Candidate, brief: &Brief) -> Vec<Open> {
+    if !is_plain(&plain.config) || brief.exposed <= WORTH * brief.seconds {
+        return Vec::new();
+    }
+    // `Auto` could be another place with less room.
+    let mut config = plain.config.clone();
+    config.offload.accumulate = match plain.built.sum {
+        Sum::Host => Accumulate::Host,
+        Sum::Device | Sum::InTurns | Sum::None => Accumulate::Device,
+    };
+    let waited = brief.host.max(brief.exposed);
+    let mut all = Vec::new();
+    let mut add = |config: &Config, (together, parts): (usize, usize), most: f64| {
+        let share = parts as f64 / PARTS as f64;
+        let gain = AT_MOST * ((together - 1) as f64 * brief.forward + share * waited);
+        let least = brief.floor().max(brief.seconds - gain);
+        let candidate = worded(given, config.clone(), plain.number);
+        // A share ahead of the decision may be less than the last segment.
+        if update_mode(config) != UpdateMode::Speculative || candidate.built.layout.updates_ahead()
+        {
+            all.push(Open { least, most, candidate });
+        }
+    };
+    let together = together(&config, &plain.built, brief);
+    let mut numbers = vec![1, together];
+    numbers.dedup();
+    for together in numbers {
+        let left = brief.exposed - (together - 1) as f64 * brief.forward;
+        let with_share = |parts| with(&config, together, parts);
+        let most = largest(PARTS, |parts| parts == 0 || holds(&with_share(parts)));
+        let enough = (left / waited * PARTS as f64).ceil().max(0.0) as usize;
+        let mut shares = vec![0, enough.min(most), most];
+        shares.dedup();
+        // All of it is a place of its own.
+        shares.retain(|parts| *parts < ALMOST_ALL);
+        let worth = WORTH_AHEAD * brief.seconds;
+        for here in shares {
+            if together > 1 || here > 0 {
+                add(&with_share(here), (together, here), f64::INFINITY);
+            }
+            let saved = here as f64 / PARTS as f64 * waited;
+            if update_mode(&config) == UpdateMode::Overlapped && left - saved > worth {
+                let ahead = |parts| ahead(&with_share(here), parts);
+                let waits = (left - saved) / waited;
+                for parts in shares_ahead(waits, |parts| holds(&ahead(parts))) {
+                    let choice = (together, here + parts * (PARTS / AHEAD));
+                    let saved = saved + (together - 1) as f64 * brief.forward;
+                    add(&ahead(parts), choice, brief.seconds - saved - worth);
+                }
+            }
+        }
+    }
+    all
+}
+
+/// Shares that are updated ahead of the decision: as much as the step waits for, and as much as `holds`; in parts of
+/// [`AHEAD`].
+fn shares_ahead(waited: f64, holds: impl Fn(usize) -> bool) -> Vec<usize> {
+    let most = largest(AHEAD, |parts| parts == 0 || holds(parts));
+    let enough = (waited * AHEAD as f64).ceil().max(0.0) as usize;
+    let mut shares = vec![enough.min(most), most];
+    shares.dedup();
+    shares.retain(|parts| *parts > 0);
+    shares
+}
+
+fn ahead(config: &Config, parts: usize) -> Config {
+    let mut config = config.clone();
+    config.offload.update = UpdateMode::Speculative;
+    config.offload.speculated_fraction = Speculated::Share(parts as f32 / AHEAD as f32);
+    config
+}
+
+fn with(config: &Config, together: usize, parts: usize) -> Config {
+    let mut config = config.clone();
+    config.offload.first_forward = together;
+    if parts > 0 {
+        let device_fraction = parts as f32 / PARTS as f32;
+        config.offload.optimizer = Placement::Split { device_fraction };
+    }
+    config
+}
+
+/// First forward passes behind which the update hides, or as many as fit; 1 where nothing hides behind more.
+fn together(config: &Config, built: &Built, brief: &Brief) -> usize {
+    let hides =
+        config.recompute == Recompute::Block && update_mode(config) == UpdateMode::Overlapped;
+    if !hides {
+        return 1;
+    }
+    let wanted = 1 + (brief.exposed / brief.forward).ceil() as usize;
+    let most = wanted.min(built.micro_batches).min(MOST_TOGETHER);
+    largest(most, |together| together <= 1 || holds(&with(config, together, 0)))
+}
+
+fn holds(config: &Config) -> bool {
+    is_sound(&config) && fits(config, &build(config))
+}
+
+/// The largest of 0..=`most` that `holds`, where 0 does, and with each all below it.
+pub fn largest(most: usize, holds: impl Fn(usize) -> bool) -> usize {
+    if holds(most) {
+        return most;
+    }
+    let (mut held, mut too_many) = (0, most);
+    while too_many - held > 1 {
+        let between = held.midpoint(too_many);
+        if holds(between) { held = between } else { too_many = between }
+    }
+    held
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use config::load_str;
+
+    #[test]
+    fn the_largest_that_holds_is_found() {
+        for (most, last) in
+            [(1000, 999), (1000, 1000), (1000, 0), (1000, 137), (8, 5), (1, 0), (1, 1)]
+        {
+            assert_eq!(largest(most, |n| n <= last), last);
+        }
+    }
+
+    #[test]
+    fn first_passes_go_together_where_an_update_hides_behind_them() {
+        let ron = r#"(
+            device: Cpu(count: 2, memory: "64MiB", threads: 1),
+            model: (layers: 2, hidden: 32, heads: 4, seq_len: 16),
+            parallel: (data: 2), batch: (micro: 1, global: 16), recompute: Block,
+            data: (train: "unused"), train: (steps: 6),
+        )"#;
+        // Waits for the host as long as five forward passes take.
+        let brief = Brief { seconds: 10.0, exposed: 5.0, host: 6.0, compute: 5.0, forward: 1.0 };
+        for (set, passes) in [
+            ("train.seed=1", 6),
+            ("batch.global=8", 4),
+            ("batch.global=2", 1),
+            ("batch.micro=8", 1),
+            ("recompute=None", 1),
+            ("offload.update=Serial", 1),
+            ("offload.update=Delayed(after_step: 2)", 1),
+        ] {
+            let folder = std::path::Path::new(".");
+            let loaded = load_str(ron, "test.ron", folder, &[set.to_owned()]);
+            let config = loaded.unwrap_or_else(|e| panic!("{e}")).config;
+            assert_eq!(together(&config, &build(&config), &brief), passes, "{set}");
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! The cost of a GPU's kernel.
+
+use super::{Asked, KERNEL_GAP, MEMORY_SHARE, Resource};
+use crate::sim::hardware::era::BATCHED_SHARE;
+use crate::sim::hardware::{Gpu, Hardware};
+use crate::sim::program::{Kind, Work};
+use config::Fact;
+
+/// Sides of the tile of a matrix product that one multiprocessor works on.
+const TILE: f64 = 128.0;
+
+/// Writing a tile and fetching its first operands take as long as this many terms of its sums.
+const GEMM_DEPTH: f64 = 128.0;
+
+/// Share of a data sheet's fp32 rate that matrix products reach.
+pub const WIDE_SHARE: f64 = 0.85;
+
+/// Queries, and keys, per tile of the attention kernels.
+const ATTENTION_TILE: f64 = 64.0;
+
+/// Share of the data sheet's fp32 rate that `attention.cu` reaches, by its executed operations. It
+/// is an estimate between 32 and 45 %: loads from shared memory take the issue slots of as many
+/// multiplications, and barriers stand between slabs.
+const PORTABLE_ATTENTION_SHARE: f64 = 0.38;
+
+/// Clocks of a multiprocessor that `attention_mma.cu` takes beside the tensor cores for a product of
+/// 16 x 8 x 16. They are those of `benchmarks/kernels.md`, where the interpreter counts instructions.
+struct Beside {
+    /// Passes of shared memory.
+    shared: f64,
+    /// Turns of four issued instructions.
+    issue: f64,
+    /// Waits for loads, by 8 warps. Where shared memory holds one block alone (sm_86, 89 and 120), 4
+    /// warps wait twice as long.
+    latency: f64,
+}
+
+/// Forward and backward, from compute capability 8.0 on.
+const AMPERE: [Beside; 2] = [
+    Beside { shared: 1.86, issue: 1.75, latency: 0.64 },
+    Beside { shared: 2.55, issue: 1.60, latency: 0.81 },
+];
+
+/// The same for compute capabilities 7.0 and 7.2.
+const VOLTA: [Beside; 2] = [
+    Beside { shared: 4.71, issue: 3.23, latency: 2.16 },
+    Beside { shared: 5.34, issue: 2.12, latency: 1.40 },
+];
+
+/// Multiplications and additions of a product of 16 x 8 x 16.
+const PRODUCT: f64 = 4096.0;
+
+/// Clocks that `mma.sync` takes for it on Hopper, where only other instructions reach the data
+/// sheet's rate. It is taken for sm_100, too.
+const HOPPER_PRODUCT: f64 = 1.6;
+
+/// Executed products per counted product of a tile. The backward pass computes scores and their
+/// gradients twice, so it executes 7 products for 5 counted ones.
+const ATTENTION_PRODUCTS: [f64; 2] = [1.0, 1.4];
+
+pub(super) fn kernel(h: &Hardware, rank: usize, work: &Work) -> Asked {
+    let gpu = &h.gpu;
+    let rate = products_rate(gpu, work);
+    let (arithmetic, bytes) = match work.kind {
+        Kind::Gemm { m, n, k, .. } => {
+            (work.flops / (rate * filled(gpu.processors, m, n, k)), work.bytes as f64)
+        }
+        Kind::Attention { .. } if gpu.as_of_2020.is_some() => batched_attention(gpu, work, rate),
+        Kind::Attention { .. } => (attention(gpu, work), work.bytes as f64),
+        _ => (0.0, work.bytes as f64 * gpu.passes_2020(work.name)),
+    };
+    // Kernels of several streams share the multiprocessors.
+    let amounts = vec![(Resource::Memory(rank), bytes), (Resource::Arithmetic(rank), arithmetic)];
+    let memory = gpu.memory * MEMORY_SHARE;
+    let fixed = KERNEL_GAP * f64::from(work.calls.max(1));
+    let fixed = match work.kind {
+        // One after the other: products, then passes over the scores.
+        Kind::Attention { .. } if gpu.as_of_2020.is_some() => {
+            5.0 * KERNEL_GAP + arithmetic.min(bytes / memory)
+        }
+        Kind::Gemm { m, n, bias: true, .. } if gpu.did(Fact::SmallKernels) => {
+            fixed + KERNEL_GAP + 2.0 * (m * n) as f64 * width(work) / memory
+        }
+        _ => fixed,
+    };
+    let apart = work.apart.filter(|_| !has_epilogues(gpu, work));
+    let fixed = fixed
+        + apart.map_or(0.0, |(name, bytes)| {
+            KERNEL_GAP + bytes as f64 * gpu.passes_2020(name) / memory
+        });
+    Asked { fixed, amounts, ..Asked::default() }
+}
+
+/// Whether the library has products of 16 bits with epilogues. Their bytes then move while sums of later tiles run. That it
+/// has them for every shape from compute capability 8.0 on, at the speed of plain products, is an assumption.
+fn has_epilogues(gpu: &Gpu, work: &Work) -> bool {
+    gpu.sm >= 80 && gpu.as_of_2020.is_none() && !work.wide
+}
+
+/// Rate of fp8 products relative to 16-bit ones, by the data sheets of H100, L40S and RTX 4090 for
+/// fp32 sums. That products reach the same share of it is assumed.
+const FP8_RATE: f64 = 2.0;
+
+fn products_rate(gpu: &Gpu, work: &Work) -> f64 {
+    match work.name {
+        _ if work.wide => gpu.flops_32 * WIDE_SHARE,
+        "scaled_gemm" => gpu.flops_16 * FP8_RATE,
+        _ => gpu.flops_16,
+    }
+}
+
+/// Bytes of an element.
+const fn width(work: &Work) -> f64 {
+    if work.wide { 4.0 } else { 2.0 }
+}
+
+/// Seconds of this project's attention kernels: on tensor cores for 16 bits and heads of up to 128
+/// columns where the GPU has them, else in fp32 (`launch/attention.rs`).
+fn attention(gpu: &Gpu, work: &Work) -> f64 {
+    let Kind::Attention { scores, seq_len, head_dim, backward } = work.kind else { return 0.0 };
+    let pass = usize::from(backward);
+    let flops = work.flops * ATTENTION_PRODUCTS[pass] * tiled(seq_len) * padded(head_dim);
+    let beside = match gpu.sm {
+        _ if work.wide || head_dim > 128 => None,
+        80.. => Some(&AMPERE[pass]),
+        70 | 72 => Some(&VOLTA[pass]),
+        _ => None,
+    };
+    let Some(&Beside { shared, issue, latency }) = beside else {
+        return flops / (gpu.flops_32 * PORTABLE_ATTENTION_SHARE);
+    };
+    let processors = gpu.processors as f64;
+    // One multiplication and addition for each lane and clock.
+    let clock = gpu.flops_32 / (2.0 * lanes(gpu.sm) * processors);
+    let product = (PRODUCT * processors * clock / gpu.flops_16).max(least_product(gpu.sm));
+    // Units work side by side in part: between the greatest and the sum of their times.
+    let greatest = product.max(shared).max(issue).max(latency);
+    let clocks = f64::midpoint(greatest, product + shared + issue + latency);
+    let rows = if gpu.sm >= 80 && !backward { 2.0 * ATTENTION_TILE } else { ATTENTION_TILE };
+    let heads = scores as f64 / (seq_len * seq_len) as f64;
+    let blocks = heads * (seq_len as f64 / rows).ceil();
+    flops / PRODUCT * clocks / (clock * blocks.min(processors))
+}
+
+/// Lanes of fp32 arithmetic of a multiprocessor.
+const fn lanes(sm: u32) -> f64 {
+    if sm <= 80 { 64.0 } else { 128.0 }
+}
+
+const fn least_product(sm: u32) -> f64 {
+    if sm >= 90 && sm < 120 { HOPPER_PRODUCT } else { 0.0 }
+}
+
+/// The ratio of whole tiles up to the diagonal to the counted half square.
+fn tiled(seq_len: usize) -> f64 {
+    let (tokens, tiles) = (seq_len as f64, (seq_len as f64 / ATTENTION_TILE).ceil());
+    ATTENTION_TILE * ATTENTION_TILE * tiles * (tiles + 1.0) / (tokens * tokens)
+}
+
+/// Columns of the kernel relative to those of the head: kernels exist for heads of 64, 128 and 256.
+fn padded(head_dim: usize) -> f64 {
+    head_dim.max(64).next_power_of_two() as f64 / head_dim as f64
+}
+
+/// Seconds of arithmetic, and bytes, of attention in several kernels, which move whole squares of
+/// scores through memory.
+fn batched_attention(gpu: &Gpu, work: &Work, rate: f64) -> (f64, f64) {
+    let Kind::Attention { scores, backward, .. } = work.kind else { return (0.0, 0.0) };
+    let bytes = work.bytes as f64 * (1.0 + gpu.head_copies_2020(backward));
+    let scores = scores as f64 * width(work) * gpu.score_passes_2020(backward);
+    // The whole square counts, not only the part before each token.
+    (2.0 * work.flops / (rate * BATCHED_SHARE), bytes + scores)
+}
+
+/// The share of a GPU that a matrix product keeps busy: the last round of tiles may be short, and
+/// each tile has a start and an end.
+fn filled(processors: usize, m: usize, n: usize, k: usize) -> f64 {
+    let tiles = (m as f64 / TILE).ceil() * (n as f64 / TILE).ceil();
+    let rounds = (tiles / processors as f64).ceil();
+    let whole = (m as f64 / TILE) * (n as f64 / TILE) / (rounds * processors as f64);
+    whole.min(1.0) * k as f64 / (k as f64 + GEMM_DEPTH)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_product_fills_a_gpu_when_its_tiles_fill_every_round() {
+        // 80 tiles fill 80 processors; 81 need a second round.
+        let one = filled(80, 128 * 80, 128, 1 << 20);
+        assert!((one - 1.0).abs() < 1e-3, "{one}");
+        let two = filled(80, 128 * 81, 128, 1 << 20);
+        assert!((two - 81.0 / 160.0).abs() < 1e-3, "{two}");
+        assert!(filled(80, 1, 1, 1024) < 1e-5);
+        assert!(filled(80, 10_240, 128, 128) > 0.49 && filled(80, 10_240, 128, 128) < 0.51);
+    }
+
+    #[test]
+    fn attention_executes_whole_tiles_and_padded_heads() {
+        // 16 tiles per side: 136 of 256 tiles for the half square.
+        assert!((tiled(1024) - 136.0 / 128.0).abs() < 1e-12);
+        // One tile for a quarter of a tile.
+        assert!((tiled(32) - 8.0).abs() < 1e-12);
+        assert_eq!([32, 64, 96, 128, 160].map(padded), [2.0, 1.0, 128.0 / 96.0, 1.0, 1.6]);
+    }
+}

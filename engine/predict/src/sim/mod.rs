@@ -1,0 +1,111 @@
+//! Simulates the real step without data, on a virtual clock, for a box that is only described.
+//!
+//! [`record`] notes the ops of a rank; [`simulate`] runs them on all ranks of a [`Hardware`]. Ops
+//! wait according to their lanes and events, take the costs of `cost.rs`, and share links, memory
+//! channels and cores fairly. All ranks run one program: shapes do not depend on the rank.
+
+mod classes;
+mod cost;
+mod hardware;
+mod program;
+mod share;
+mod solve;
+mod submit;
+mod timeline;
+
+pub use cost::{CHANNEL_SHARE, LINK_SHARE, MEMORY_SHARE, NVLINK_SHARE, WIDE_SHARE};
+pub use device::Cargo;
+pub use hardware::era::AsOf2020;
+pub use hardware::{Gpu, Hardware, Measured, Rates, Seat};
+pub use program::{Kind, Program, Work, record, record_as};
+pub use timeline::{Played, Timeline};
+
+use classes::{Classes, GroupUser, Users};
+use cost::{Demand, Resources};
+use device::Group;
+use device::LANES;
+use device::Lane;
+use device::Rank;
+use solve::{Problem, kind_number, solve};
+
+/// The box has fewer seats than the grid has ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{} on {}", topology::counted(.ranks, "rank"), topology::counted(.seats, "GPU"))]
+pub struct TooFewSeats {
+    /// Number of ranks of the grid.
+    pub ranks: usize,
+    /// Number of seats of the box.
+    pub seats: usize,
+}
+
+/// Simulates `program` on every rank of a TP x DP grid.
+///
+/// # Errors
+/// The box has too few seats.
+pub fn simulate(
+    program: Program,
+    hardware: &Hardware,
+    (tp, dp): (usize, usize),
+) -> Result<Timeline, TooFewSeats> {
+    play(program, hardware, (tp, dp), true)
+}
+
+/// [`simulate`]; without `merge`, every rank is simulated by itself.
+fn play(
+    program: Program,
+    hardware: &Hardware,
+    (tp, dp): (usize, usize),
+    merge: bool,
+) -> Result<Timeline, TooFewSeats> {
+    let (ranks, seats) = (tp * dp, hardware.seats.len());
+    if seats < ranks {
+        return Err(TooFewSeats { ranks, seats });
+    }
+    let users = users(&program, hardware, (tp, dp));
+    let classes = Classes::new(&users, merge);
+    let queues = queues(hardware, (tp, dp));
+    let submits = hardware.measured.is_none() && hardware.gpu.as_of_2020.is_none();
+    let meeting = |group| classes.meeting_of(&users, group);
+    let meetings = (0..classes.members.len()).map(meeting).collect();
+    let problem = Problem { program: &program, users: &users, classes: &classes, queues, submits };
+    let solved = solve(problem);
+    Ok(Timeline::new(program, (classes, meetings), solved, queues))
+}
+
+/// The queue of a rank for each lane. Virtual GPUs run inline. With NCCL both communication lanes
+/// share one stream (`streams` in `cuda/open.rs`).
+fn queues(hardware: &Hardware, (tp, dp): (usize, usize)) -> [usize; LANES] {
+    let mut queues = Lane::ALL.map(|lane| lane as usize);
+    if hardware.measured.is_some() {
+        queues = [0; LANES];
+    } else if hardware.one_communication_stream && tp > 1 && dp > 1 {
+        queues[Lane::DpComm as usize] = Lane::TpComm as usize;
+    }
+    queues
+}
+
+/// The demand of every rank and group for each kind of work.
+fn users(program: &Program, hardware: &Hardware, (tp, dp): (usize, usize)) -> Users {
+    let resources = Resources::new(hardware);
+    let all: Vec<Rank> = Rank::all(tp, dp).collect();
+    let of_rank = |rank: &Rank| -> Vec<Demand> {
+        let works = program.works.iter();
+        works.map(|work| cost::of_rank(hardware, &resources, rank.index(), work)).collect()
+    };
+    let mut groups = Vec::new();
+    for group in [Group::Tp, Group::Dp, Group::World] {
+        for members in Hardware::groups(&all, group) {
+            let demand = |work: &Work| {
+                let mine = work.kind.group() == Some(group);
+                mine.then(|| cost::of_group(hardware, &resources, &members, work))
+            };
+            let demands = program.works.iter().map(demand).collect();
+            let meeting = cost::meeting(hardware, &members);
+            groups.push(GroupUser { kind: kind_number(group), members, demands, meeting });
+        }
+    }
+    Users { ranks: all.iter().map(of_rank).collect(), groups, resources: resources.rates.len() }
+}
+
+#[cfg(test)]
+mod tests;

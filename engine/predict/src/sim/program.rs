@@ -1,0 +1,395 @@
+//! The recorded ops of one rank: the real step, with sizes instead of data.
+
+use device::Admitted;
+use device::Arena;
+use device::Cargo;
+use device::Device;
+use device::Entry;
+use device::Error;
+use device::Event;
+use device::Executor;
+use device::Group;
+use device::Heads;
+use device::LANES;
+use device::Lane;
+use device::Mode;
+use device::Op;
+use device::Plan;
+use device::Rank;
+use device::Tensor;
+use device::cuda::testing::launches;
+use device::join;
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Number of finished ops by lane.
+pub(super) type Ticks = [u32; LANES];
+
+/// An op's demands on the hardware.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Work {
+    /// The op's name.
+    pub name: &'static str,
+    /// Its kind, by the resource that limits it.
+    pub kind: Kind,
+    /// Multiplications and additions of the dense work.
+    pub flops: f64,
+    /// Bytes read plus bytes written; for a copy or a collective the payload.
+    pub bytes: u64,
+    /// Whether its operands have 32 bits.
+    pub wide: bool,
+    /// The data of a copy to or from the host.
+    pub cargo: Cargo,
+    /// Number of driver calls that enqueue it; 0 for an op of the Host lane.
+    pub calls: u32,
+    /// Name and bytes of the op that does a product's epilogue where the product cannot.
+    pub apart: Option<(&'static str, u64)>,
+}
+
+/// Kinds of ops by the resource that limits them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// A product of (m, k) and (k, n).
+    Gemm {
+        /// Rows of the result.
+        m: usize,
+        /// Columns of the result.
+        n: usize,
+        /// Terms of each sum.
+        k: usize,
+        /// Whether a bias is added to its rows.
+        bias: bool,
+    },
+    /// Causal attention.
+    Attention {
+        /// Pairs of a query and a key, B H T T.
+        scores: u64,
+        /// T, tokens per sample.
+        seq_len: usize,
+        /// Columns of a head.
+        head_dim: usize,
+        /// Whether it is the backward pass.
+        backward: bool,
+    },
+    /// Any other kernel of the GPU.
+    Kernel,
+    /// A copy to the device.
+    Up,
+    /// A copy to the host.
+    Down,
+    /// A collective on the GPUs' links.
+    Collective {
+        /// Its ranks.
+        group: Group,
+        /// Number of times that the payload crosses a link, in units of (n - 1) / n: 2 for an
+        /// all-reduce.
+        rounds: u8,
+    },
+    /// A collective of the host's threads.
+    Meeting {
+        /// Its ranks.
+        group: Group,
+    },
+    /// Work of the host's cores.
+    Host,
+}
+
+impl Kind {
+    /// Whether ranks meet for it.
+    pub const fn is_collective(self) -> bool {
+        self.group().is_some()
+    }
+
+    /// Whether ranks meet for it on their streams, not on the Host lane.
+    pub(super) const fn is_on_streams(self) -> bool {
+        matches!(self, Self::Collective { .. })
+    }
+
+    /// The group of a collective or meeting.
+    pub(super) const fn group(self) -> Option<Group> {
+        match self {
+            Self::Collective { group, .. } | Self::Meeting { group } => Some(group),
+            _ => None,
+        }
+    }
+}
+
+fn attention(out: Tensor, lse: Tensor, heads: Heads, backward: bool) -> Kind {
+    let (seq_len, head_dim) = (heads.seq_len, out.len() / lse.len());
+    Kind::Attention { scores: (lse.len() * seq_len) as u64, seq_len, head_dim, backward }
+}
+
+/// Number of kernels of `op` on a recent GPU; 1 for an op without kernel, which its own checks
+/// refuse.
+fn kernels(op: &Op) -> u32 {
+    let mut count = 0;
+    match launches(op, &|x| x.range().start, 0, 90, &mut |_| count += 1) {
+        Ok(()) => count,
+        Err(_) => 1,
+    }
+}
+
+/// Number of driver calls that enqueue `op`.
+fn calls(op: &Op, kind: Kind, rank: Rank) -> u32 {
+    match kind {
+        Kind::Gemm { .. } | Kind::Up | Kind::Down => 1,
+        Kind::Attention { .. } | Kind::Kernel => kernels(op),
+        // Its own call, and an event before and after it for the watchdog.
+        Kind::Collective { group, .. } if rank.within(group).1 > 1 => 3,
+        Kind::Collective { .. } | Kind::Meeting { .. } | Kind::Host => 0,
+    }
+}
+
+impl Work {
+    fn of(op: &Op, plan: &Plan) -> Self {
+        let payload = |x: Tensor| x.bytes();
+        let (kind, bytes) = match *op {
+            Op::Gemm { a, b, bias, .. } | Op::ScaledGemm { a, b, bias, .. } => {
+                let ((m, k), (_, n)) = (a.shape(), b.shape());
+                (Kind::Gemm { m, n, k, bias: bias.is_some() }, op.bytes())
+            }
+            Op::Attention { out, lse, heads, .. } => {
+                (attention(out, lse, heads, false), op.bytes())
+            }
+            Op::AttentionBackward { out, lse, heads, .. } => {
+                (attention(out, lse, heads, true), op.bytes())
+            }
+            Op::Copy { src, dst } => match (src.arena(), dst.arena()) {
+                (Arena::Pinned, Arena::Device) => (Kind::Up, payload(src)),
+                (Arena::Device, Arena::Pinned) => (Kind::Down, payload(src)),
+                (Arena::Device, Arena::Device) => (Kind::Kernel, op.bytes()),
+                (Arena::Pinned, Arena::Pinned) => (Kind::Host, op.bytes()),
+            },
+            Op::AllReduce { x, group, .. } if x.arena() == Arena::Pinned => {
+                (Kind::Meeting { group }, payload(x))
+            }
+            Op::AllReduce { x, group, .. } => (Kind::Collective { group, rounds: 2 }, payload(x)),
+            Op::ReduceScatter { x, group }
+            | Op::AllGather { x, group }
+            | Op::Broadcast { x, group, .. } => (Kind::Collective { group, rounds: 1 }, payload(x)),
+            Op::Host { .. } => (Kind::Host, op.bytes()),
+            _ => (Kind::Kernel, op.bytes()),
+        };
+        let cargo = match *op {
+            Op::Copy { src, .. } if kind == Kind::Up => cargo(plan, src),
+            Op::Copy { dst, .. } if kind == Kind::Down => cargo(plan, dst),
+            _ => Cargo::Other,
+        };
+        let apart = match *op {
+            Op::Gemm { a, c, epilogue, .. } => epilogue.apart(a, c),
+            _ => None,
+        };
+        let apart = apart.map(|op| (op.name(), op.bytes()));
+        let (name, flops, wide) = (op.name(), op.flops(), is_wide(op));
+        Self { name, kind, flops, bytes, wide, cargo, calls: 0, apart }
+    }
+
+    fn key(&self) -> Key {
+        let flops = self.flops.to_bits();
+        (self.name, self.kind, flops, self.bytes, self.wide, self.cargo, self.apart)
+    }
+}
+
+type Key = (&'static str, Kind, u64, u64, bool, Cargo, Option<(&'static str, u64)>);
+
+/// The cargo of a copy, by the pool of its host memory.
+fn cargo(plan: &Plan, on_host: Tensor) -> Cargo {
+    let at = on_host.range().start;
+    let holds = |e: &&Entry| e.arena == Arena::Pinned && e.range.contains(&at);
+    plan.entries().iter().find(holds).map_or(Cargo::Other, |e| e.pool.cargo)
+}
+
+fn is_wide(op: &Op) -> bool {
+    let mut first = None;
+    op.accesses(&mut |_: Mode, t: Tensor| first = first.or(Some(t.dtype().bytes() >= 4)));
+    first.unwrap_or(false)
+}
+
+/// One op of the program.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Node {
+    /// Index into [`Program::works`].
+    pub(super) work: u32,
+    pub(super) lane: Lane,
+    /// Ops that finish before it starts, besides the op before it on its lane.
+    pub(super) after: Ticks,
+    /// Number of driver calls for events recorded or waited for since the previous op.
+    pub(super) calls: u16,
+}
+
+/// The ops of one rank, in order of submission.
+#[derive(Clone, Debug, Default)]
+pub struct Program {
+    pub(super) works: Vec<Work>,
+    pub(super) nodes: Vec<Node>,
+    /// The finished ops that the rank's own thread had seen at the beginning of each step, and at
+    /// the end.
+    pub(super) steps: Vec<Ticks>,
+    /// The waits of the rank's own thread.
+    pub(super) syncs: Vec<Sync>,
+}
+
+/// A wait of the rank's thread for an op.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sync {
+    /// The node that it submits next.
+    pub(super) before: u32,
+    pub(super) lane: Lane,
+    pub(super) tick: u32,
+}
+
+impl Program {
+    /// Every op with its lane, in order of submission.
+    pub fn ops(&self) -> impl Iterator<Item = (Lane, &Work)> {
+        self.nodes.iter().map(|node| (node.lane, &self.works[node.work as usize]))
+    }
+
+    /// Takes all ops of `name` for free: work that a step leaves out by a word in memory.
+    pub fn leave_out(&mut self, name: &str) {
+        for work in self.works.iter_mut().filter(|work| work.name == name) {
+            (work.flops, work.bytes) = (0.0, 0);
+        }
+    }
+
+    /// Number of recorded steps.
+    pub fn steps(&self) -> usize {
+        self.steps.len().saturating_sub(1)
+    }
+}
+
+/// The state of a recording.
+#[derive(Debug, Default)]
+struct Recording {
+    program: Program,
+    by_key: HashMap<Key, u32>,
+    /// By lane: the clock that its next op waits for.
+    pending: [device::Clock; LANES],
+    /// The finished ops that the rank's thread has seen.
+    main: device::Clock,
+    /// By lane: the last op after which an event was recorded.
+    marked: device::Clock,
+    /// Number of driver calls since the last op.
+    calls: u16,
+}
+
+#[derive(Debug)]
+struct Recorder {
+    recording: Rc<RefCell<Recording>>,
+    plan: Arc<Plan>,
+    rank: Rank,
+    checked: bool,
+}
+
+/// Driver calls around a wait of Compute that may be long: writes of the words with the stream's
+/// progress (`cuda/progress.rs`).
+const TOLD_CALLS: u16 = 2;
+
+/// Runs `submit` on a recording device, and returns the recorded program. `submit` begins each step
+/// with [`Device::begin_step`] and waits for its end.
+///
+/// # Errors
+/// An error of the device's own checks, or of `submit`.
+pub fn record(
+    rank: Rank,
+    plan: &Arc<Plan>,
+    submit: impl FnOnce(&Device) -> Result<(), Error>,
+) -> Result<Program, Error> {
+    record_as(rank, plan, true, submit)
+}
+
+/// [`record`]; ranges, overlaps and hazards of ops that are not `checked` are not looked at, which saves half of the time.
+///
+/// # Errors
+/// An error of `submit`, and where ops are checked of the device's own checks.
+pub fn record_as(
+    rank: Rank,
+    plan: &Arc<Plan>,
+    checked: bool,
+    submit: impl FnOnce(&Device) -> Result<(), Error>,
+) -> Result<Program, Error> {
+    let recording = Rc::new(RefCell::new(Recording::default()));
+    let plan_of_it = Arc::clone(plan);
+    let recorder = Recorder { recording: Rc::clone(&recording), plan: plan_of_it, rank, checked };
+    let dev = Device::new(rank, Arc::clone(plan), Box::new(recorder));
+    submit(&dev)?;
+    recording.borrow_mut().mark_step();
+    dev.finish()?;
+    let recording = std::mem::take(&mut *recording.borrow_mut());
+    Ok(recording.program)
+}
+
+impl Recording {
+    fn mark_step(&mut self) {
+        let main = self.main.map(|tick| tick as u32);
+        self.program.steps.push(main);
+    }
+}
+
+impl Executor for Recorder {
+    fn holds_data(&self) -> bool {
+        false
+    }
+
+    fn is_checked(&self) -> bool {
+        self.checked
+    }
+
+    fn submit(&self, Admitted { op, lane, .. }: Admitted) {
+        let r = &mut *self.recording.borrow_mut();
+        let mut work = Work::of(&op, &self.plan);
+        let next = r.program.works.len() as u32;
+        let index = *r.by_key.entry(work.key()).or_insert(next);
+        if index == next {
+            work.calls = calls(&op, work.kind, self.rank);
+            r.program.works.push(work);
+        }
+        let mut after = r.pending[lane as usize];
+        join(&mut after, &r.main);
+        after[lane as usize] = 0;
+        let after = after.map(|tick| tick as u32);
+        let calls = std::mem::take(&mut r.calls);
+        r.program.nodes.push(Node { work: index, lane, after, calls });
+    }
+
+    fn record(&self, lane: Lane, tick: u64) {
+        let r = &mut *self.recording.borrow_mut();
+        if lane != Lane::Host && r.marked[lane as usize] < tick {
+            r.marked[lane as usize] = tick;
+            r.calls = r.calls.saturating_add(1);
+        }
+    }
+
+    fn wait(&self, lane: Lane, event: &Event) {
+        let r = &mut *self.recording.borrow_mut();
+        join(&mut r.pending[lane as usize], &event.clock);
+        let long = lane == Lane::Compute && event.lane != Lane::TpComm as u8;
+        // The Host lane's thread waits without a call.
+        let calls = u16::from(lane != Lane::Host) + if long { TOLD_CALLS } else { 0 };
+        r.calls = r.calls.saturating_add(calls);
+    }
+
+    fn sync(&self, lane: Lane, tick: u64) -> Result<(), Error> {
+        let r = &mut *self.recording.borrow_mut();
+        let main = &mut r.main[lane as usize];
+        if *main < tick {
+            *main = tick;
+            let before = r.program.nodes.len() as u32;
+            r.program.syncs.push(Sync { before, lane, tick: tick as u32 });
+        }
+        Ok(())
+    }
+
+    fn begin_step(&self, _: u64) {
+        self.recording.borrow_mut().mark_step();
+    }
+
+    fn write(&self, _: Tensor, _: &dyn Fn(usize) -> f64) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn fail(&self, _: u64, _: &Error) {}
+
+    fn finish(&self) {}
+}

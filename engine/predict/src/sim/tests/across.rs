@@ -1,0 +1,161 @@
+//! Groups with ranks in several boxes.
+
+use super::{near, pair, rank_of, tensors};
+use crate::sim::cost::Dealt;
+use crate::sim::{Hardware, Program, play, record, simulate};
+use device::cpu::{self, CpuOptions, Lanes, ScratchFloats};
+use device::{Arena, Dtype, Group, HostPlace, HostWork, Lane, Op, Plan, Processes, Rank, Reduce};
+use device::{Tensor, Wire, World};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+/// `boxes` of two GPUs each, which NVLink joins.
+fn boxes(count: usize) -> Hardware {
+    let mut hardware = pair();
+    hardware.network = 10e9;
+    hardware.links = vec![10e9; count];
+    hardware.nodes = vec![100e9; count];
+    let ranks = 2 * count;
+    let joined = |a: usize, b: usize| if a != b && a / 2 == b / 2 { 100e9 } else { 0.0 };
+    hardware.nvlink = (0..ranks).map(|a| (0..ranks).map(|b| joined(a, b)).collect()).collect();
+    let seat = hardware.seats[0].clone();
+    hardware.seats = (0..ranks)
+        .map(|rank| {
+            let mut seat = seat.clone();
+            let machine = rank / 2;
+            (seat.machine, seat.links, seat.states) = (machine, vec![machine], vec![machine]);
+            seat.staging = vec![(machine, 1.0)];
+            seat
+        })
+        .collect();
+    hardware
+}
+
+const BYTES: usize = 4 << 20;
+
+/// A gather of 4 MiB, and a sum of the host, both of `group`.
+fn gather_and_sum((tp, dp): (usize, usize), group: Group) -> Program {
+    let (plan, [x], host) = tensors(BYTES);
+    let program = record(rank_of(tp, dp), &plan, |d| {
+        d.write(host, &|_| 0.0)?;
+        d.begin_step(1);
+        let lane = if group == Group::Tp { Lane::TpComm } else { Lane::DpComm };
+        d.submit(lane, Op::AllGather { x, group });
+        d.submit(Lane::Host, Op::AllReduce { x: host, group, reduce: Reduce::Sum });
+        d.sync_all()
+    });
+    program.unwrap()
+}
+
+#[test]
+fn a_group_of_several_boxes_pays_for_hops_and_letters() {
+    let (way, each) = (48e-6, 2.7e-6);
+    // By group: the gather's time, its letters, those of the host's sum.
+    let times = |hardware: &Hardware, grid, group| {
+        let timeline = simulate(gather_and_sum(grid, group), hardware, grid).unwrap();
+        let spent: Vec<f64> = timeline.played(0).map(|p| p.end - p.start).collect();
+        // The check of an op each, and three calls for the collective.
+        let meeting = timeline.submitting(0).0 - 2.0 * 1e-6 - 3.0 * 2.8e-6;
+        (spent[0], meeting, spent[1])
+    };
+    // Four ranks: three quarters of the bytes pass the network at 8.5 GB/s. One of three hops goes through it.
+    let (gather, meeting, sum) = times(&boxes(2), (1, 4), Group::Dp);
+    near(gather, 12e-6 + 2.0 * 2e-6 + 14e-6 + 0.75 * BYTES as f64 / 8.5e9);
+    // Each process posts twice and hears two posts.
+    near(meeting, 30e-6 + way + 4.0 * each);
+    // Three such meetings, and before two of them a parcel each way between four pairs of ranks.
+    near(sum, 30e-6 + 3.0 * way + (3.0 * 4.0 + 2.0 * 8.0) * each);
+    // Two ranks, one in each box. The other group of this kind uses the network and writes letters at the same time; each
+    // gather hides the start of the other.
+    let (gather, meeting, sum) = times(&boxes(2), (2, 2), Group::Dp);
+    near(gather, 2.0 * 0.5 * BYTES as f64 / 8.5e9);
+    near(meeting, 30e-6 + way + 4.0 * each);
+    near(sum, 30e-6 + 3.0 * way + (3.0 * 4.0 + 2.0 * 4.0) * each);
+    // All in one box.
+    let (gather, meeting, sum) = times(&boxes(2), (2, 2), Group::Tp);
+    near(gather, 12e-6 + 2e-6 + 0.5 * BYTES as f64 / 87e9);
+    near(meeting, 30e-6);
+    near(sum, 30e-6);
+}
+
+#[test]
+fn ranks_of_several_boxes_that_are_alike_may_be_played_once() {
+    let program = || gather_and_sum((2, 4), Group::Dp);
+    let [merged, apart] =
+        [true, false].map(|merge| play(program(), &boxes(4), (2, 4), merge).unwrap());
+    assert_eq!((merged.classes(), apart.classes()), (1, 8));
+    near(merged.step_seconds(), apart.step_seconds());
+}
+
+/// The way of letters between processes that are threads here, which counts those of process 0.
+#[derive(Debug)]
+struct Counted {
+    me: usize,
+    all: Arc<Mutex<Vec<Weak<Processes>>>>,
+    letters: Arc<AtomicUsize>,
+}
+
+impl Wire for Counted {
+    fn send(&self, to: usize, bytes: Vec<u8>, _urgent: bool) {
+        if self.me == 0 || to == 0 {
+            self.letters.fetch_add(1, Ordering::SeqCst);
+        }
+        let to = self.all.lock().unwrap()[to].upgrade();
+        to.unwrap().hear(self.me, bytes);
+    }
+
+    fn close(&self, _abort: Option<u8>) {}
+}
+
+/// Letters that process 0 of `count` sends and takes in a run with `sums` of the host.
+fn letters_of_run(count: usize, (tp, dp): (usize, usize), sums: usize) -> usize {
+    let mut plan = Plan::default();
+    let x = plan.tensor((Arena::Pinned, "p"), "x", Dtype::F64, (1, 1));
+    let (plan, letters) = (Arc::new(plan), Arc::new(AtomicUsize::new(0)));
+    let all: Arc<Mutex<Vec<Weak<Processes>>>> = Arc::default();
+    let nodes: Vec<String> = (0..count).map(|node| format!("node{node}")).collect();
+    let process = |me| {
+        let wire = Counted { me, all: Arc::clone(&all), letters: Arc::clone(&letters) };
+        Processes::new(me, nodes.clone(), Box::new(wire), Duration::from_secs(60))
+    };
+    let processes: Vec<_> = (0..count).map(process).collect();
+    *all.lock().unwrap() = processes.iter().map(Arc::downgrade).collect();
+    let across = |p| World::across(p, (tp, dp), Duration::from_secs(60));
+    let worlds: Vec<_> = processes.iter().map(across).collect();
+    let run = |world: &Arc<World>, rank: Rank, x: Tensor| {
+        let options = CpuOptions {
+            lanes: Lanes::Inline,
+            memory_limit: u64::MAX,
+            host: HostPlace::default(),
+            scratch: ScratchFloats::default(),
+            work: HostWork::default(),
+        };
+        let dev = cpu::open(rank, &plan, world, &options).unwrap();
+        dev.write(x, &|_| 1.0).unwrap();
+        let sum = Op::AllReduce { x, group: Group::Dp, reduce: Reduce::Sum };
+        (0..sums).for_each(|_| dev.submit(Lane::Host, sum.clone()));
+        dev.sync_all().unwrap();
+        dev.finish().unwrap();
+    };
+    std::thread::scope(|scope| {
+        for world in &worlds {
+            for rank in Rank::all(tp, dp).filter(|rank| world.has(*rank)) {
+                let run = &run;
+                scope.spawn(move || run(world, rank, x));
+            }
+        }
+    });
+    letters.load(Ordering::SeqCst)
+}
+
+#[test]
+fn a_sum_of_the_host_has_the_letters_that_are_simulated() {
+    for (count, (tp, dp)) in [(2, (1, 4)), (2, (2, 2)), (4, (1, 8)), (4, (2, 4))] {
+        let hardware = boxes(count);
+        let members = Hardware::groups(&Rank::all(tp, dp).collect::<Vec<_>>(), Group::Dp);
+        let [none, three] = [0, 3].map(|sums| letters_of_run(count, (tp, dp), sums));
+        let simulated = Dealt::of(&hardware, &members[0]).letters_of_sum();
+        assert_eq!(three - none, 3 * simulated, "{count} processes of TP {tp} x DP {dp}");
+    }
+}

@@ -1,0 +1,96 @@
+//! The time of attention.
+
+use super::{near, pair, rank_of};
+use crate::sim::{Hardware, record, simulate};
+use device::{Arena, Dtype, Lane, Op, Plan};
+use std::sync::Arc;
+
+/// Seconds of attention over 1024 tokens with 16 heads of queries of 128 columns, and of its backward pass.
+fn seconds_of_attention(
+    dtype: Dtype,
+    kv_count: usize,
+    set: impl FnOnce(&mut Hardware),
+) -> [f64; 2] {
+    let (tokens, count, dim) = (1024, 16, 128);
+    let mut plan = Plan::default();
+    let on_device = (Arena::Device, "p");
+    let all = (tokens, (count + 2 * kv_count) * dim);
+    let qkv = plan.tensor(on_device, "qkv", dtype, all);
+    let out = plan.tensor(on_device, "out", dtype, (tokens, count * dim));
+    let lse = plan.tensor(on_device, "lse", Dtype::F32, (1, count * tokens));
+    let d_out = plan.tensor(on_device, "d_out", dtype, (tokens, count * dim));
+    let d_qkv = plan.tensor(on_device, "d_qkv", dtype, all);
+    let heads = device::Heads { count, kv_count, first: 0, total: count, seq_len: tokens };
+    let dropout = device::Dropout { p: 0.0, key: 0, first_row: 0 };
+    let program = record(rank_of(1, 1), &Arc::new(plan), |d| {
+        [qkv, d_out].into_iter().try_for_each(|t| d.write(t, &|_| 0.0))?;
+        d.begin_step(1);
+        d.submit(Lane::Compute, Op::Attention { qkv, out, lse, heads, starts: None, dropout });
+        let backward =
+            Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts: None, dropout };
+        d.submit(Lane::Compute, backward);
+        d.sync_all()
+    });
+    let mut hardware = pair();
+    set(&mut hardware);
+    let timeline = simulate(program.unwrap(), &hardware, (1, 1)).unwrap();
+    let spans: Vec<f64> = timeline.played(0).map(|p| p.end - p.start).collect();
+    [spans[0], spans[1]]
+}
+
+#[test]
+fn attention_costs_what_its_kernel_executes() {
+    let square = 16.0 * 1024.0 * 1024.0 * 128.0;
+    // Two products forward and seven backward, of 136 of 256 tiles; one launch and three.
+    let flops = [2.0, 7.0].map(|products| 2.0 * products * square * 136.0 / 256.0);
+    let fp32 = [2e-6 + flops[0] / (0.38 * 10e12), 6e-6 + flops[1] / (0.38 * 10e12)];
+    // 80 multiprocessors of 64 lanes at 10 TFLOPS run at 0.977 GHz, and a product takes 3.2 clocks of tensor cores; halfway
+    // between these (or shared memory's on a V100) and all clocks.
+    let clocks = |least: [f64; 2], all: [f64; 2]| {
+        let clocks = [0, 1].map(|pass| f64::midpoint(least[pass], all[pass]));
+        [0, 1].map(|pass| {
+            let launches = [2e-6, 6e-6][pass];
+            launches + flops[pass] / 4096.0 * clocks[pass] / (80.0 * 10e12 / (2.0 * 64.0 * 80.0))
+        })
+    };
+    let a100 = clocks([3.2; 2], [3.2 + 1.86 + 1.75 + 0.64, 3.2 + 2.55 + 1.60 + 0.81]);
+    let v100 = clocks([4.71, 5.34], [3.2 + 4.71 + 3.23 + 2.16, 3.2 + 5.34 + 2.12 + 1.40]);
+    // Heads of queries that share keys and values compute as much.
+    for ((dtype, sm, want), kv_count) in [
+        (Dtype::F16, 75, fp32),
+        (Dtype::F16, 0, fp32),
+        (Dtype::F16, 80, a100),
+        (Dtype::F16, 70, v100),
+        (Dtype::F32, 80, fp32),
+    ]
+    .into_iter()
+    .flat_map(|case| [(case, 16), (case, 2)])
+    {
+        let got = seconds_of_attention(dtype, kv_count, |h| h.gpu.sm = sm);
+        got.into_iter().zip(want).for_each(|(got, want)| near(got, want));
+    }
+    // Blocks of 128 queries, of one head: 8, on 80 multiprocessors or on 8.
+    let few = |processors| {
+        seconds_of_attention(Dtype::F16, 16, |h| {
+            h.gpu.processors = processors;
+            h.gpu.flops_32 = 10e12 / 80.0 * processors as f64;
+            h.gpu.flops_16 = 100e12 / 80.0 * processors as f64;
+        })
+    };
+    near(few(128)[0], few(1000)[0]);
+    assert!(few(127)[0] > few(128)[0]);
+}
+
+#[test]
+fn shared_heads_of_keys_and_values_are_read_and_written_once() {
+    for kv_count in [16, 2] {
+        let got = seconds_of_attention(Dtype::F16, kv_count, |h| h.gpu.memory = 1e9);
+        let (out, lse) = ((1024 * 16 * 128 * 2) as f64, (1024 * 16 * 4) as f64);
+        let qkv = out * (16 + 2 * kv_count) as f64 / 16.0;
+        let bytes = [qkv + out + lse, 2.0 * qkv + 2.0 * out + lse];
+        let fixed = [2e-6, 6e-6];
+        for (got, (bytes, fixed)) in got.into_iter().zip(bytes.into_iter().zip(fixed)) {
+            near(got, fixed + bytes / (0.8 * 1e9));
+        }
+    }
+}

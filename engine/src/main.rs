@@ -1,5 +1,0 @@
-//! `onebox`: see `onebox --help`.
-
-fn main() -> std::process::ExitCode {
-    engine::cli::main()
-}

@@ -1,0 +1,476 @@
+//! `metrics.jsonl`: one JSON object per line, written after each step by `run`.
+//!
+//! A line goes out in one write (`Appended`). Where the run has event files for TensorBoard, these get the same.
+
+use crate::appended::Appended;
+pub use crate::appended::MetricsError;
+use crate::run::Differing;
+use crate::tensorboard::Events;
+use files::directory::Directory;
+use files::names::{DAMAGED, METRICS};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read, Write};
+
+use offload::Ahead;
+use rustix::fs::OFlags;
+use serde::{Deserialize, Serialize};
+
+/// A finished optimizer step. Keys of its line, in this order; non-finite values print as null.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct StepMetrics {
+    /// From 1.
+    pub step: u64,
+    /// Mean over the global batch, nats per token.
+    pub loss: f64,
+    /// Global norm of the unscaled gradient before clipping.
+    pub grad_norm: f64,
+    /// The scale that this step used; 1 without scaling.
+    pub loss_scale: f32,
+    /// The rate that this step used.
+    pub lr: f32,
+    /// Wall time.
+    pub step_seconds: f64,
+    /// Over all ranks.
+    pub tokens_per_second: f64,
+    /// Whether the update was left out because a gradient was not finite.
+    pub skipped: bool,
+    /// Tokens trained on since step 1.
+    pub tokens: u64,
+    /// Skipped steps since step 1.
+    pub skipped_total: u64,
+    /// Bytes that the fullest device holds, as planned.
+    pub device_memory: u64,
+    /// Bytes of this process in host memory, as the kernel counts them.
+    pub host_memory: u64,
+    /// Targets of the step that its loss counts, where samples differ in how many they have.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub targets: Option<u64>,
+    /// Documents of the step, where samples are no windows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub documents: Option<u64>,
+    /// Share of the step's tokens that are padding, 0 to 1, where samples are no windows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub padding: Option<f64>,
+    /// Whether two runs of the step's passes have given the same bits, where the step ran twice.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub verified: Option<bool>,
+}
+
+impl StepMetrics {
+    /// By the names that TensorBoard shows; those before a slash are groups.
+    fn curves(&self) -> [(&'static str, f32); 9] {
+        [
+            ("loss/train", self.loss as f32),
+            ("optimizer/learning_rate", self.lr),
+            ("optimizer/gradient_norm", self.grad_norm as f32),
+            ("optimizer/loss_scale", self.loss_scale),
+            ("optimizer/skipped_steps", self.skipped_total as f32),
+            ("speed/tokens_per_second", self.tokens_per_second as f32),
+            ("speed/step_seconds", self.step_seconds as f32),
+            ("memory/device_bytes", self.device_memory as f32),
+            ("memory/host_bytes", self.host_memory as f32),
+        ]
+    }
+}
+
+#[derive(Serialize)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+enum Line<'a> {
+    Step {
+        #[serde(flatten)]
+        step: &'a StepMetrics,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        ahead: Option<&'static str>,
+    },
+    Eval {
+        step: u64,
+        loss: f64,
+        whole: bool,
+        #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+        sets: BTreeMap<&'a str, f64>,
+    },
+    End {
+        step: u64,
+        state_hash: &'a str,
+    },
+    #[serde(rename = "checkpoint_failed")]
+    CheckpointFailed {
+        step: u64,
+        error: &'a str,
+    },
+    Differs {
+        step: u64,
+        places: &'a [Differing],
+    },
+}
+
+/// What is read back of a line.
+#[derive(Deserialize)]
+struct Written {
+    kind: String,
+    step: u64,
+}
+
+/// The writer of `metrics.jsonl`.
+#[derive(Debug)]
+pub struct MetricsWriter {
+    lines: Appended,
+    events: Option<Events>,
+}
+
+impl MetricsWriter {
+    /// Opens the file to append after `last_step`: 0 for a new run, the checkpoint's step for a
+    /// resumed one. Lines of later steps, which will be trained again, an evaluation after
+    /// `last_step`, which will be done again, an `end` and a torn last line are removed.
+    ///
+    /// # Errors
+    /// [`MetricsError`] if the file cannot be read or written.
+    pub fn open(dir: &Directory, last_step: u64) -> Result<Self, MetricsError> {
+        Self::named(dir, METRICS, last_step)
+    }
+
+    fn named(dir: &Directory, name: &str, last_step: u64) -> Result<Self, MetricsError> {
+        let path = dir.called(name);
+        let failed = |source| MetricsError { path: path.clone(), source };
+        let open = || {
+            let file = dir.open_or_create(name, OFlags::APPEND)?;
+            let length = if last_step == 0 { 0 } else { keep(&file, dir, last_step)? };
+            if file.metadata()?.len() > length {
+                file.set_len(length)?;
+            }
+            // Its name too: a checkpoint that is on the disk has the lines of its steps beside it.
+            dir.sync()?;
+            Ok((file, length))
+        };
+        let (file, length) = open().map_err(failed)?;
+        Ok(Self { lines: Appended::new(file, &path, length), events: None })
+    }
+
+    /// Steps and evaluations go to `events`, too.
+    pub fn and(self, events: Option<Events>) -> Self {
+        Self { events, ..self }
+    }
+
+    /// Appends a step.
+    pub fn step(&mut self, step: &StepMetrics) {
+        self.step_ahead(step, None);
+    }
+
+    /// Appends a step, and what became of its updates ahead of the decision, where the run has any.
+    pub fn step_ahead(&mut self, step: &StepMetrics, ahead: Option<Ahead>) {
+        let ahead = ahead.map(|ahead| match ahead {
+            Ahead::No => "no",
+            Ahead::Committed => "committed",
+            Ahead::Redone => "redone",
+        });
+        self.write(&Line::Step { step, ahead });
+        if let Some(events) = &mut self.events {
+            events.scalars(step.step, &step.curves());
+        }
+    }
+
+    /// Appends an evaluation after `step`; `loss` is the mean over the evaluated tokens, `whole`: these are all that are held
+    /// out. `sets` has the mean of each data set, where there are several.
+    pub fn eval(&mut self, step: u64, (loss, whole): (f64, bool), sets: &[(String, f64)]) {
+        let by_name = sets.iter().map(|(name, loss)| (name.as_str(), *loss)).collect();
+        self.write(&Line::Eval { step, loss, whole, sets: by_name });
+        if let Some(events) = &mut self.events {
+            events.scalars(step, &[("loss/eval", loss as f32)]);
+            for (name, loss) in sets {
+                events.scalars(step, &[(&format!("loss/eval/{name}"), *loss as f32)]);
+            }
+        }
+    }
+
+    /// Appends that the checkpoint of `step` could not be saved, and why.
+    pub fn checkpoint_failed(&mut self, step: u64, error: &str) {
+        self.write(&Line::CheckpointFailed { step, error });
+    }
+
+    /// Appends that two runs of a step's passes have given other bits, and where each of some ranks has seen it.
+    pub fn differs(&mut self, step: u64, places: &[Differing]) {
+        self.write(&Line::Differs { step, places });
+    }
+
+    /// Appends the last line of a finished run and syncs the file to the disk.
+    pub fn end(&mut self, step: u64, state_hash: &str) {
+        self.write(&Line::End { step, state_hash });
+        self.sync();
+    }
+
+    /// All lines are on the disk on return; where they cannot be, that is warned of.
+    pub fn sync(&mut self) {
+        self.lines.sync();
+        if let Some(events) = &self.events {
+            events.sync();
+        }
+    }
+
+    /// Lines that could not be written.
+    pub fn dropped(&self) -> u64 {
+        self.lines.dropped()
+    }
+
+    fn write(&mut self, line: &Line<'_>) {
+        let json = serde_json::to_vec(line);
+        let mut bytes = json.unwrap_or_else(|e| unreachable!("a line that is no JSON: {e}"));
+        bytes.push(b'\n');
+        self.lines.write(&bytes);
+    }
+}
+
+/// Seconds of the median step in a `metrics.jsonl`; the first two warm up and do not count. `None`: there are no others.
+pub fn median_step(text: &str) -> Option<f64> {
+    let step = |line: &str| {
+        let line: serde_json::Value = serde_json::from_str(line).ok()?;
+        let is_step = line["kind"] == "step" && line["step"].as_u64()? > 2;
+        is_step.then(|| line["step_seconds"].as_f64()).flatten()
+    };
+    median(text.lines().filter_map(step))
+}
+
+/// Step and loss of every whole line of a step; the loss is NaN where it was not finite.
+pub fn losses(text: &[u8]) -> Vec<(u64, f64)> {
+    #[derive(Deserialize)]
+    struct Loss {
+        kind: String,
+        step: u64,
+        loss: Option<f64>,
+    }
+    let lines = whole_lines(text).filter_map(|line| serde_json::from_slice::<Loss>(line).ok());
+    let steps = lines.filter(|line| line.kind == "step");
+    steps.map(|line| (line.step, line.loss.unwrap_or(f64::NAN))).collect()
+}
+
+/// The middle one; of an even number the upper.
+pub fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
+    let mut sorted: Vec<f64> = values.into_iter().collect();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len() / 2).copied()
+}
+
+/// The step of the `end` line if it is the last whole line.
+pub fn finished_step(text: &[u8]) -> Option<u64> {
+    let last = whole_lines(text).last()?;
+    let written: Written = serde_json::from_slice(last).ok()?;
+    (written.kind == "end").then_some(written.step)
+}
+
+/// Bytes of the lines up to `last_step` in `file`. Where a line among all is damaged, a copy of them is kept.
+fn keep(mut file: &File, dir: &Directory, last_step: u64) -> io::Result<u64> {
+    let mut text = Vec::new();
+    file.read_to_end(&mut text)?;
+    let damaged =
+        whole_lines(&text).position(|line| serde_json::from_slice::<Written>(line).is_err());
+    if let Some(number) = damaged {
+        dir.create(DAMAGED)?.write_all(&text)?;
+        let (path, copy) = (dir.called(METRICS), dir.called(DAMAGED));
+        let (path, number, copy) = (path.display(), number + 1, copy.display());
+        tracing::warn!(
+            "{path}: line {number} is damaged; it stays, and a copy of all lines is in {copy}"
+        );
+    }
+    Ok(kept(&text, last_step) as u64)
+}
+
+/// Bytes before the first line of a step after `last_step`. A line that cannot be read belongs to those before it.
+fn kept(text: &[u8], last_step: u64) -> usize {
+    let stays = |line: &&[u8]| {
+        let written = serde_json::from_slice::<Written>(line);
+        written.map_or(true, |line| match line.kind.as_str() {
+            "end" => false,
+            "eval" => line.step < last_step,
+            _ => line.step <= last_step,
+        })
+    };
+    whole_lines(text).take_while(stays).map(<[u8]>::len).sum()
+}
+
+/// Lines with their newline; a last one without is torn.
+fn whole_lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
+    text.split_inclusive(|&byte| byte == b'\n').filter(|line| line.ends_with(b"\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::path::{Path, PathBuf};
+    use std::sync::Arc;
+
+    fn step(step: u64) -> StepMetrics {
+        StepMetrics {
+            step,
+            loss: 2.4312,
+            grad_norm: 0.1,
+            loss_scale: 65536.0,
+            lr: 6e-4,
+            step_seconds: 0.25,
+            tokens_per_second: 4096.0,
+            skipped: false,
+            tokens: 1024 * step,
+            skipped_total: 0,
+            device_memory: 4096,
+            host_memory: 8192,
+            targets: None,
+            documents: None,
+            padding: None,
+            verified: None,
+        }
+    }
+
+    /// A file in a folder of its own.
+    fn file() -> (tempfile::TempDir, PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        (folder, path)
+    }
+
+    /// The file `path`, and not that of a run.
+    fn open(path: &Path, last_step: u64) -> Result<MetricsWriter, MetricsError> {
+        let failed = |source| MetricsError { path: path.to_owned(), source };
+        let dir = Directory::open(path.parent().unwrap()).map_err(failed)?;
+        MetricsWriter::named(&dir, path.file_name().unwrap().to_str().unwrap(), last_step)
+    }
+
+    /// What `write` warns of.
+    fn warnings(write: impl FnOnce()) -> String {
+        let (_folder, path) = file();
+        let log = Arc::new(File::create(&path).unwrap());
+        let subscriber = tracing_subscriber::fmt().with_writer(log).finish();
+        tracing::subscriber::with_default(subscriber, write);
+        fs::read_to_string(path).unwrap()
+    }
+
+    #[test]
+    fn lines_have_the_keys_of_the_contract_in_order_and_short_floats() {
+        let (_folder, path) = file();
+        let mut metrics = open(&path, 0).unwrap();
+        metrics.step(&step(1));
+        metrics.eval(1, (2.5, true), &[]);
+        metrics.checkpoint_failed(1, "no space");
+        metrics.end(1, "00ff");
+        let expected = concat!(
+            r#"{"kind":"step","step":1,"loss":2.4312,"grad_norm":0.1,"loss_scale":65536.0,"#,
+            r#""lr":0.0006,"step_seconds":0.25,"tokens_per_second":4096.0,"skipped":false,"#,
+            r#""tokens":1024,"skipped_total":0,"device_memory":4096,"host_memory":8192}"#,
+            "\n",
+            r#"{"kind":"eval","step":1,"loss":2.5,"whole":true}"#,
+            "\n",
+            r#"{"kind":"checkpoint_failed","step":1,"error":"no space"}"#,
+            "\n",
+            r#"{"kind":"end","step":1,"state_hash":"00ff"}"#,
+            "\n"
+        );
+        assert_eq!(fs::read_to_string(path).unwrap(), expected);
+    }
+
+    #[test]
+    fn what_is_not_finite_or_not_there_is_null() {
+        let (_folder, path) = file();
+        let mut metrics = open(&path, 0).unwrap();
+        let broken = StepMetrics {
+            loss: f64::NAN,
+            grad_norm: f64::INFINITY,
+            loss_scale: f32::NAN,
+            ..step(1)
+        };
+        metrics.step(&broken);
+        metrics.eval(1, (f64::NAN, false), &[]);
+        let text = fs::read_to_string(path).unwrap();
+        assert!(text.contains(r#""loss":null,"grad_norm":null,"loss_scale":null,"lr":"#), "{text}");
+        assert!(
+            text.ends_with("{\"kind\":\"eval\",\"step\":1,\"loss\":null,\"whole\":false}\n"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_full_disk_drops_lines_with_one_warning_and_never_fails() {
+        let mut metrics = open(Path::new("/dev/full"), 0).unwrap();
+        let log = warnings(|| (1..=3).for_each(|i| metrics.step(&step(i))));
+        assert_eq!(metrics.dropped(), 3);
+        assert_eq!(log.matches("WARN").count(), 1, "{log}");
+        assert!(log.contains("/dev/full"), "{log}");
+    }
+
+    #[test]
+    fn a_half_written_line_is_cut_off_before_the_next() {
+        let (_folder, path) = file();
+        let mut metrics = open(&path, 0).unwrap();
+        metrics.eval(1, (2.5, true), &[]);
+        (&metrics.lines.file).write_all(b"{\"kind\":\"ev").unwrap();
+        metrics.lines.torn = true; // as after a failed write
+        metrics.eval(3, (2.25, true), &[]);
+        let text = fs::read_to_string(path).unwrap();
+        let lines = [(1, 2.5), (3, 2.25)].map(|(step, loss)| {
+            format!("{{\"kind\":\"eval\",\"step\":{step},\"loss\":{loss},\"whole\":true}}\n")
+        });
+        let expected = lines.concat();
+        assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn resuming_keeps_the_lines_up_to_the_checkpoint_and_drops_the_rest() {
+        let (_folder, path) = file();
+        let mut metrics = open(&path, 0).unwrap();
+        metrics.step(&step(1));
+        metrics.eval(1, (2.75, true), &[]);
+        metrics.step(&step(2));
+        // On its way while the run went on.
+        metrics.checkpoint_failed(1, "no space");
+        let until_two = fs::read(&path).unwrap();
+        metrics.eval(2, (2.5, true), &[]);
+        metrics.step(&step(3));
+        metrics.end(3, "00");
+        let all = fs::read(&path).unwrap();
+        // Torn anywhere after step 2, the file is as it was then.
+        for length in until_two.len()..=all.len() {
+            fs::write(&path, &all[..length]).unwrap();
+            open(&path, 2).unwrap();
+            assert_eq!(fs::read(&path).unwrap(), until_two);
+        }
+        fs::write(&path, &all).unwrap();
+        open(&path, 3).unwrap();
+        assert!(all.starts_with(&fs::read(&path).unwrap()));
+        assert!(!fs::read_to_string(&path).unwrap().contains("end"));
+        open(&path, 0).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"");
+    }
+
+    #[test]
+    fn a_damaged_line_costs_no_other_and_leaves_a_copy() {
+        let (folder, path) = file();
+        let mut metrics = open(&path, 0).unwrap();
+        (1..=5).for_each(|number| metrics.step(&step(number)));
+        let copy = folder.path().join(DAMAGED);
+        open(&path, 5).unwrap();
+        assert!(!copy.exists());
+        let damaged = fs::read_to_string(&path).unwrap().replacen("kind", "kinX", 3);
+        let damaged = damaged.replacen("kinX", "kind", 2);
+        fs::write(&path, &damaged).unwrap();
+        let log = warnings(|| drop(open(&path, 4).unwrap()));
+        let lines: Vec<&str> = damaged.split_inclusive('\n').collect();
+        assert_eq!(fs::read_to_string(&path).unwrap(), lines[..4].concat());
+        assert_eq!(fs::read_to_string(&copy).unwrap(), damaged);
+        assert!(log.contains("line 3 is damaged"), "{log}");
+    }
+
+    #[test]
+    fn a_run_is_finished_if_its_last_whole_line_is_an_end() {
+        let end = b"{\"kind\":\"end\",\"step\":40,\"state_hash\":\"00\"}\n";
+        assert_eq!(finished_step(end), Some(40));
+        assert_eq!(finished_step(&[&end[..], b"{\"kind\":\"st"].concat()), Some(40));
+        assert_eq!(finished_step(&[&end[..], b"{\"kind\":\"eval\",\"step\":41}\n"].concat()), None);
+        assert_eq!(finished_step(&end[..end.len() - 1]), None);
+        assert_eq!(finished_step(b""), None);
+        assert_eq!(finished_step(b"\xff\n"), None);
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_opened_is_named() {
+        let error = open(Path::new("/nowhere/metrics.jsonl"), 0).unwrap_err();
+        assert!(error.to_string().starts_with("cannot write /nowhere/metrics.jsonl: "), "{error}");
+    }
+}

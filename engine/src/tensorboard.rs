@@ -1,0 +1,189 @@
+//! Event files for TensorBoard: records of lengths, checksums and protobuf messages (`Event` in TensorFlow's event.proto).
+//!
+//! Each start of a run writes a file of its own, numbered, since TensorBoard reads files in the order of their names and
+//! never an earlier one again. It begins with a session: at that, TensorBoard forgets the later steps of earlier files, which
+//! are trained again. What a crash tears at the end of a file ends that file for its reader.
+
+use crate::appended::{Appended, MetricsError};
+use files::directory::Directory;
+use std::ffi::OsString;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Before the number of a file's name, in which TensorBoard looks for `tfevents`.
+const BEFORE: &str = "events.out.tfevents.";
+/// Behind it.
+const BEHIND: &str = ".onebox";
+
+/// The event files in `dir`, with their numbers, in no order.
+pub fn files(dir: &Directory) -> Vec<(u64, String)> {
+    let numbered = |name: OsString| {
+        let name = name.into_string().ok()?;
+        let number = name.strip_prefix(BEFORE)?.strip_suffix(BEHIND)?.parse().ok()?;
+        Some((number, name))
+    };
+    dir.names().unwrap_or_default().into_iter().filter_map(numbered).collect()
+}
+
+/// The writer of a start's file.
+#[derive(Debug)]
+pub struct Events(Appended);
+
+impl Events {
+    /// A new file in `dir`, for the steps after `last_step`.
+    ///
+    /// # Errors
+    /// [`MetricsError`] if it cannot be created.
+    pub fn create(dir: &Directory, last_step: u64) -> Result<Self, MetricsError> {
+        let number = files(dir).iter().map(|(number, _)| number + 1).max().unwrap_or(1);
+        let name = format!("{BEFORE}{number:010}{BEHIND}");
+        let path = dir.called(&name);
+        let created = dir.create_new(&name).and_then(|file| {
+            dir.sync()?;
+            Ok(file)
+        });
+        let file = created.map_err(|source| MetricsError { path: path.clone(), source })?;
+        let mut events = Self(Appended::new(file, &path, 0));
+        let now = now();
+        events.0.write(&record(&version(now)));
+        events.0.write(&record(&session(now, last_step + 1)));
+        Ok(events)
+    }
+
+    /// A point of each curve, after `step`.
+    pub(crate) fn scalars(&mut self, step: u64, curves: &[(&str, f32)]) {
+        self.0.write(&record(&scalars(now(), step, curves)));
+    }
+
+    /// Everything is on the disk on return; where it cannot be, that is warned of.
+    pub(crate) fn sync(&self) {
+        self.0.sync();
+    }
+}
+
+/// Seconds since 1970.
+fn now() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+}
+
+/// Of protobuf: how a field's value is written.
+#[derive(Clone, Copy)]
+enum Wire {
+    Varint = 0,
+    Fixed64 = 1,
+    Bytes = 2,
+    Fixed32 = 5,
+}
+
+fn varint(into: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        into.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    into.push(value as u8);
+}
+
+fn key(into: &mut Vec<u8>, field: u64, wire: Wire) {
+    varint(into, field << 3 | wire as u64);
+}
+
+fn bytes(into: &mut Vec<u8>, field: u64, value: &[u8]) {
+    key(into, field, Wire::Bytes);
+    varint(into, value.len() as u64);
+    into.extend(value);
+}
+
+/// `Event.wall_time` and `Event.step`.
+fn event(wall_time: f64, step: u64) -> Vec<u8> {
+    let mut event = Vec::new();
+    key(&mut event, 1, Wire::Fixed64);
+    event.extend(wall_time.to_le_bytes());
+    if step > 0 {
+        key(&mut event, 2, Wire::Varint);
+        varint(&mut event, step);
+    }
+    event
+}
+
+/// `Event.file_version`, the first event of a file.
+fn version(wall_time: f64) -> Vec<u8> {
+    let mut event = event(wall_time, 0);
+    bytes(&mut event, 3, b"brain.Event:2");
+    event
+}
+
+/// `Event.session_log`, whose `status` is `START`: `step` and all that follow come now.
+fn session(wall_time: f64, step: u64) -> Vec<u8> {
+    let mut event = event(wall_time, step);
+    bytes(&mut event, 7, &[0x08, 1]);
+    event
+}
+
+/// `Event.summary` with a `Value` of a `tag` and a `simple_value` for each curve.
+fn scalars(wall_time: f64, step: u64, curves: &[(&str, f32)]) -> Vec<u8> {
+    let mut summary = Vec::new();
+    for (tag, number) in curves {
+        let mut value = Vec::new();
+        bytes(&mut value, 1, tag.as_bytes());
+        key(&mut value, 2, Wire::Fixed32);
+        value.extend(number.to_le_bytes());
+        bytes(&mut summary, 1, &value);
+    }
+    let mut event = event(wall_time, step);
+    bytes(&mut event, 5, &summary);
+    event
+}
+
+/// A record of TensorFlow's files: length and message, a checksum behind each.
+fn record(message: &[u8]) -> Vec<u8> {
+    let length = (message.len() as u64).to_le_bytes();
+    let mut record = length.to_vec();
+    record.extend(checksum(&length).to_le_bytes());
+    record.extend(message);
+    record.extend(checksum(message).to_le_bytes());
+    record
+}
+
+/// CRC-32C, masked as TensorFlow does, since checksums of checksums are weak.
+fn checksum(bytes: &[u8]) -> u32 {
+    crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hex(bytes: &[u8]) -> String {
+        bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// What tensorboard 2.21 writes: `RecordWriter` of tensorboard/summary/writer, of events of its own event.proto.
+    #[test]
+    fn records_are_the_bytes_that_tensorboard_writes() {
+        for (event, expected) in [
+            (version(1.5), VERSION),
+            (session(1.5, 300), SESSION),
+            (scalars(1.5, 300, &[("loss/train", 2.5), ("loss/eval", f32::NAN)]), SCALARS),
+        ] {
+            assert_eq!(hex(&record(&event)), expected);
+        }
+    }
+
+    const VERSION: &str =
+        "1800000000000000a37f4b2209000000000000f83f1a0d627261696e2e4576656e743a322a28646c";
+    const SESSION: &str = "100000000000000095fbfe1809000000000000f83f10ac023a020801713b788a";
+    const SCALARS: &str = "33000000000000000ca7205609000000000000f83f10ac022a250a110a0a6c6f73732f747261696e15000020400a100a096c6f73732f6576616c150000c07fada9dd30";
+
+    #[test]
+    fn each_start_has_a_file_of_its_own_behind_those_before() {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = Directory::open(folder.path()).unwrap();
+        dir.create_new("events.out.tfevents.1.theirs").unwrap();
+        for last_step in [0, 0, 7] {
+            Events::create(&dir, last_step).unwrap();
+        }
+        let mut files = files(&dir);
+        files.sort();
+        let expected = (1..=3).map(|n| (n, format!("events.out.tfevents.000000000{n}.onebox")));
+        assert_eq!(files, expected.collect::<Vec<_>>());
+    }
+}
