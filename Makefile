@@ -43,9 +43,9 @@ test-full: ## the same with every size and layout (ONEBOX_FULL=1), documentation
 	@scripts/check-slurm --or-skip
 	@scripts/check-arm --or-skip
 
-mutants: ## break the code on purpose and see that a test notices
+mutants: ## break the code on purpose and see that a test notices; SHARD=2/8: a part; again: what is left
 	@env $(auto_install) scripts/setup tests
-	@scripts/mutants
+	@scripts/mutants $(if $(SHARD),--shard $(SHARD))
 
 clean: ## remove what cargo built; runs/ stays
 	@cargo clean

@@ -350,6 +350,7 @@ mod tests {
         metrics.step(&step(1));
         metrics.eval(1, (2.5, true), &[]);
         metrics.checkpoint_failed(1, "no space");
+        metrics.differs(1, &[Differing { rank: 2, place: "the loss".into() }]);
         metrics.end(1, "00ff");
         let expected = concat!(
             r#"{"kind":"step","step":1,"loss":2.4312,"grad_norm":0.1,"loss_scale":65536.0,"#,
@@ -359,6 +360,8 @@ mod tests {
             r#"{"kind":"eval","step":1,"loss":2.5,"whole":true}"#,
             "\n",
             r#"{"kind":"checkpoint_failed","step":1,"error":"no space"}"#,
+            "\n",
+            r#"{"kind":"differs","step":1,"places":[{"rank":2,"place":"the loss"}]}"#,
             "\n",
             r#"{"kind":"end","step":1,"state_hash":"00ff"}"#,
             "\n"

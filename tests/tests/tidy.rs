@@ -104,8 +104,10 @@ fn crates_depend_only_as_drawn() {
         ("tests", &["device", "engine", "offload", "tensor-parallel", "topology"]),
     ]
     .into();
+    let packages = packages();
     for (name, allowed) in &drawn {
-        let manifest = read(&root().join(name).join("Cargo.toml"));
+        let folder = packages.get(*name).unwrap_or_else(|| panic!("no package {name}"));
+        let manifest = read(&root().join(folder).join("Cargo.toml"));
         let edges: BTreeSet<&str> = manifest
             .lines()
             .filter_map(|line| line.split(['.', ' ', '=']).next())
@@ -306,14 +308,28 @@ fn sides(hunk: &str) -> [String; 2] {
     ['-', '+'].map(side)
 }
 
+/// The folder of each package by its name, from the packages' manifests.
+fn packages() -> BTreeMap<String, String> {
+    let root = root();
+    let found = files(&root, &["Cargo.toml"]).into_iter().filter_map(|manifest| {
+        let text = read(&manifest);
+        let (_, package) = text.split_once("[package]\n")?;
+        let name = package.lines().find_map(|line| line.strip_prefix("name = \""))?;
+        let folder = manifest.parent()?.strip_prefix(&root).expect("below").display().to_string();
+        Some((name.trim_end_matches('"').to_owned(), folder))
+    });
+    found.collect()
+}
+
 /// The files that may hold a test which arguments of `cargo test -p` name: `engine --lib train::batch::tests::name`, or `tests --test
 /// speculative by_hand::name`.
-fn homes(arguments: &str) -> Vec<String> {
+fn homes(packages: &BTreeMap<String, String>, arguments: &str) -> Vec<String> {
     let words: Vec<&str> = arguments.split(' ').collect();
-    let (package, path) = (words[0], words.last().expect("a word").split("::"));
-    let mut modules: Vec<&str> = path.collect();
+    let Some(package) = packages.get(words[0]) else { return Vec::new() };
+    let mut modules: Vec<&str> = words.last().expect("a word").split("::").collect();
     modules.pop();
     let (root, main) = match words.iter().position(|word| *word == "--test") {
+        None if words.contains(&"--bin") => (format!("{package}/src"), "main".to_owned()),
         None => (format!("{package}/src"), "lib".to_owned()),
         Some(at) => {
             let folder = format!("{package}/tests");
@@ -337,14 +353,14 @@ fn homes(arguments: &str) -> Vec<String> {
 
 #[test]
 fn every_mutant_still_finds_what_it_breaks() {
-    let root = root();
+    let (root, packages) = (root(), packages());
     let mutants = files(&root.join("tests/mutants"), &[".patch"]);
     assert!(mutants.len() > 60);
     for path in mutants {
         let (patch, mutant) = (read(&path), path.file_name().expect("a file").to_string_lossy());
         let test = patch.lines().find_map(|line| line.strip_prefix("# test: -p "));
         let test = test.unwrap_or_else(|| panic!("{mutant} names no test"));
-        let homes = homes(test);
+        let homes = homes(&packages, test);
         let name = test.rsplit([' ', ':']).next().expect("a part");
         let has_it = |file: &String| {
             let file = root.join(file);
