@@ -7,6 +7,8 @@
 mod circles;
 #[path = "tidy/links.rs"]
 mod links;
+#[path = "tidy/names.rs"]
+mod names;
 #[path = "tidy/ops.rs"]
 mod ops;
 
@@ -91,6 +93,14 @@ fn each_rule_finds_what_is_planted_in_the_tests_of_a_file() {
         assert!(rule(name, &source).is_some_and(|problem| problem.contains(name)), "{source}");
         assert_eq!(rule("fake-cuda/planted.rs", "fn f() {}\n"), None);
     }
+}
+
+#[test]
+fn names_and_circles_need_no_exception_that_is_not_listed() {
+    let crates = house::workspace::read(&root()).expect("the workspace is Rust");
+    assert!(crates.len() >= 8, "{} crates", crates.len());
+    let problems = [names::problems_of(&crates), circles::problems_of(&crates)].concat();
+    assert!(problems.is_empty(), "{}", problems.join("\n"));
 }
 
 #[test]

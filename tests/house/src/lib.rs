@@ -1,0 +1,9 @@
+//! Measures how the source of the workspace is built: lines of code, circles between modules, names of types, tuple
+//! arguments. `scripts/house` prints the figures, and the tidy test bounds them.
+
+pub mod circles;
+pub mod lines;
+pub mod names;
+pub mod tuples;
+mod words;
+pub mod workspace;
