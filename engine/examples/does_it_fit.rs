@@ -3,14 +3,14 @@
 #![allow(clippy::allow_attributes, reason = "the line above")]
 
 use engine::predict::plan::memory_report;
-use engine::train::build::build;
+use engine::train::build::lay_out;
 use std::path::PathBuf;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let own = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../configs/dgx2-70b.ron"));
     let path = std::env::args_os().nth(1).map_or(own, PathBuf::from);
     let config = engine::config::load(&path, &[])?.config;
-    let report = memory_report(&config, &build(&config));
+    let report = memory_report(&config, &lay_out(&config));
     let verdict = if report.fits { "fits" } else { "does not fit" };
     println!("{}: {} parameters, {verdict}", report.name, report.parameters);
     println!("{} bytes of {:?} of each GPU", report.gpu.bytes, report.gpu.limit);

@@ -12,9 +12,9 @@ use crate::data::{Decoder, Tokenizer};
 use crate::hugging_face::FolderError;
 use device::cuda::WIDEST_HEAD;
 use device::random;
-use model::Model;
-pub use place::On;
-pub use sampling::{Sampling, Stop};
+use model::{Model, ModelSize, SampleTokens};
+pub use place::ComputeDevice;
+pub use sampling::{Sampling, StopCondition};
 use sampling::{Tail, draw};
 use std::path::{Path, PathBuf};
 use topology::format_bytes;
@@ -67,7 +67,7 @@ pub enum GenerateError {
 
 /// Where the weights of a model are.
 #[derive(Clone, Copy, Debug)]
-pub enum Trained<'a> {
+pub enum WeightSource<'a> {
     /// The file that a run leaves.
     Weights(&'a Path),
     /// The fp32 parameters of a checkpoint.
@@ -78,25 +78,25 @@ pub enum Trained<'a> {
 
 /// A model: where its weights are, and where it computes.
 #[derive(Clone, Copy, Debug)]
-pub struct Source<'a> {
+pub struct ModelSource<'a> {
     /// The weights.
-    pub trained: Trained<'a>,
+    pub trained: WeightSource<'a>,
     /// Makes tokens of text; `None`: bytes are tokens, or the prompt is numbers.
     pub tokenizer: Option<&'a Tokenizer>,
     /// The cores, or a GPU.
-    pub on: On,
+    pub on: ComputeDevice,
     /// Type of weights, activations, keys and values. Sums are fp32.
     pub precision: Precision,
 }
 
-impl<'a> Source<'a> {
+impl<'a> ModelSource<'a> {
     /// On the cores in fp32.
-    pub const fn on_cores(trained: Trained<'a>, tokenizer: Option<&'a Tokenizer>) -> Self {
-        Self { trained, tokenizer, on: On::Cores, precision: Precision::Fp32 }
+    pub const fn on_cores(trained: WeightSource<'a>, tokenizer: Option<&'a Tokenizer>) -> Self {
+        Self { trained, tokenizer, on: ComputeDevice::Cores, precision: Precision::Fp32 }
     }
 
-    fn open(&self, config: &Config, sizes: (usize, usize)) -> Result<Model, GenerateError> {
-        Model::open(config, self.trained, (self.on, self.precision), sizes)
+    fn open(&self, config: &Config, size: ModelSize) -> Result<Model, GenerateError> {
+        Model::open(config, self, size)
     }
 }
 
@@ -130,20 +130,20 @@ struct Text<'a> {
     prompt: usize,
     /// The prompt's, without special ones that the tokenizer puts around it.
     own: Vec<i32>,
-    written: Written<'a>,
+    written: TokenWriter<'a>,
     tail: Tail,
     over: bool,
 }
 
 /// Makes text of tokens.
-enum Written<'a> {
+enum TokenWriter<'a> {
     /// By a tokenizer.
     Text(Decoder<'a>),
     Bytes,
     Numbers,
 }
 
-impl Written<'_> {
+impl TokenWriter<'_> {
     /// How the text goes on with `token`.
     fn push(&mut self, token: i32) -> Vec<u8> {
         match self {
@@ -169,7 +169,7 @@ impl Written<'_> {
 /// Weights that cannot be read or do not fit the config or the memory; no GPU, or one that fails; a prompt that is none.
 pub fn generate(
     config: &Config,
-    from: &Source<'_>,
+    from: &ModelSource<'_>,
     prompts: &[String],
     sampling: &Sampling,
     emit: &mut dyn FnMut(usize, Piece<'_>) -> bool,
@@ -177,14 +177,14 @@ pub fn generate(
     let tokenizer = from.tokenizer;
     let bytes = config.data.format.is_bytes() && tokenizer.is_none();
     let written = || match tokenizer {
-        Some(tokenizer) => Written::Text(tokenizer.decoder()),
-        None if bytes => Written::Bytes,
-        None => Written::Numbers,
+        Some(tokenizer) => TokenWriter::Text(tokenizer.decoder()),
+        None if bytes => TokenWriter::Bytes,
+        None => TokenWriter::Numbers,
     };
     // What lies above is no byte, or no token.
     let known = tokenizer.map_or(if bytes { 256 } else { usize::MAX }, Tokenizer::vocab);
     let text = |prompt: &String| -> Result<Text<'_>, GenerateError> {
-        let tokens = tokens_of((config, tokenizer), (prompt, sampling.special))?;
+        let tokens = tokens_of(config, tokenizer, prompt, sampling.special)?;
         let own = match tokenizer.filter(|_| sampling.special) {
             Some(tokenizer) => {
                 let own = tokenizer.encode(prompt);
@@ -206,20 +206,22 @@ pub fn generate(
     let mut texts: Vec<Text<'_>> = prompts.iter().map(text).collect::<Result<_, _>>()?;
     let longest = texts.iter().map(|text| text.tokens.len()).max().unwrap_or(0);
     let context = longest.saturating_add(sampling.tokens).clamp(1, config.model.seq_len);
-    let mut model = from.open(config, (context, texts.len().clamp(1, TOGETHER)))?;
+    let mut model =
+        from.open(config, ModelSize { context, samples: texts.len().clamp(1, TOGETHER) })?;
     for (group, texts) in texts.chunks_mut(TOGETHER).enumerate() {
         let mut emit = |i: usize, piece: Piece<'_>| emit(group * TOGETHER + i, piece);
-        if !write(&mut model, (texts, known), sampling, &mut emit)? {
+        if !write(&mut model, texts, known, sampling, &mut emit)? {
             break;
         }
     }
     Ok(())
 }
 
-/// Texts that grow together. Whether to go on.
+/// Extends texts together. Tokens from `known` on are never drawn. False if `emit` returned false.
 fn write(
     model: &mut Model,
-    (texts, known): (&mut [Text<'_>], usize),
+    texts: &mut [Text<'_>],
+    known: usize,
     sampling: &Sampling,
     emit: &mut dyn FnMut(usize, Piece<'_>) -> bool,
 ) -> Result<bool, GenerateError> {
@@ -237,8 +239,8 @@ fn write(
         if left.is_empty() {
             break;
         }
-        let grown: Vec<(usize, &[i32])> =
-            left.iter().map(|i| (*i, &texts[*i].tokens[..])).collect();
+        let grown: Vec<SampleTokens<'_>> =
+            left.iter().map(|i| SampleTokens { sample: *i, tokens: &texts[*i].tokens }).collect();
         let all = model.next(&grown)?;
         let uniform = random::uniform(random::key(sampling.seed, SAMPLE_STREAM), index);
         for (i, mut logits) in left.into_iter().zip(all) {
@@ -287,18 +289,20 @@ impl Text<'_> {
 /// As [`generate`].
 pub fn next_logits(
     config: &Config,
-    from: &Source<'_>,
+    from: &ModelSource<'_>,
     text: &str,
 ) -> Result<Vec<f64>, GenerateError> {
-    let special = matches!(from.trained, Trained::Folder(_));
-    let tokens = tokens_of((config, from.tokenizer), (text, special))?;
+    let special = matches!(from.trained, WeightSource::Folder(_));
+    let tokens = tokens_of(config, from.tokenizer, text, special)?;
     let context = tokens.len().min(config.model.seq_len);
-    Ok(from.open(config, (context, 1))?.next(&[(0, &tokens)])?.remove(0))
+    let mut model = from.open(config, ModelSize { context, samples: 1 })?;
+    Ok(model.next(&[SampleTokens { sample: 0, tokens: &tokens }])?.remove(0))
 }
 
 /// `prompt`, or for a model of token files without a tokenizer token 0 where it has none.
 pub(crate) fn default_prompt(
-    (config, tokenizer): (&Config, Option<&Tokenizer>),
+    config: &Config,
+    tokenizer: Option<&Tokenizer>,
     prompt: &str,
 ) -> String {
     let numbers = tokenizer.is_none() && !config.data.format.is_text();
@@ -316,8 +320,10 @@ fn shown(text: &str) -> String {
 
 /// Tokens of a prompt.
 fn tokens_of(
-    (config, tokenizer): (&Config, Option<&Tokenizer>),
-    (text, special): (&str, bool),
+    config: &Config,
+    tokenizer: Option<&Tokenizer>,
+    text: &str,
+    special: bool,
 ) -> Result<Vec<i32>, GenerateError> {
     let refuse = |problem: String| GenerateError::Prompt(shown(text), problem);
     let vocab = config.model.vocab;

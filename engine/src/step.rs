@@ -7,8 +7,8 @@
 //! blocks, L + 1 the final norm, and L + 2 the output projection where it is not tied to the embedding.
 
 use crate::config::UpdateMode;
-use crate::train::batch::{Batch, Deal, Loader, Samples};
-use crate::train::build::Built;
+use crate::train::batch::{Batch, BatchSplit, EvalBatch, Loader, Samples};
+use crate::train::build::RankLayout;
 use device::{
     Device, Event, Group,
     Lane::{Compute, D2h, H2d, Host},
@@ -29,7 +29,7 @@ pub(crate) struct Trainer {
     pub(crate) optimizer: Optimizer,
     pub(crate) loader: Loader,
     pub(crate) samples: Samples,
-    pub(crate) schedule: Schedule,
+    pub(crate) schedule: ExecutionSchedule,
     /// Micro-batches that go through a block together, with their passes.
     together: Vec<(Pass, Batch)>,
     /// For each of them the event behind which the input of the block that goes backward next is there.
@@ -51,7 +51,7 @@ pub(crate) struct Trainer {
 
 /// What runs when; the same results in any case but that of a delayed update.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Schedule {
+pub(crate) struct ExecutionSchedule {
     pub(crate) update: UpdateMode,
     /// Segments that are sent up ahead of the forward pass.
     pub(crate) lookahead: usize,
@@ -61,7 +61,7 @@ pub(crate) struct Schedule {
     pub(crate) together_back: bool,
 }
 
-impl Schedule {
+impl ExecutionSchedule {
     /// Micro-batches that go forward together from number `micro` on, as far as a step has them.
     const fn together(&self, micro: usize) -> usize {
         if micro == 0 || self.together_back { self.first_forward } else { 1 }
@@ -76,11 +76,11 @@ struct Beside {
 
 impl Trainer {
     pub(crate) fn new(
-        built: &Built,
+        built: &RankLayout,
         optimizer: Optimizer,
         loader: Loader,
         samples: Samples,
-        schedule: Schedule,
+        schedule: ExecutionSchedule,
     ) -> Self {
         let [losses, losses_host] = built.losses;
         let (gpt, losses_on_host) = (built.gpt.clone(), Event::default());
@@ -129,7 +129,7 @@ impl Trainer {
 
     /// All micro-batches forward and backward, and their losses to the host.
     fn passes(&mut self, dev: &Device, step: u64) {
-        let Deal { micro_batches, .. } = self.samples.deal;
+        let BatchSplit { micro_batches, .. } = self.samples.split;
         let mut late = Beside { done: 0, all: 2 * self.gpt.shape().layers * micro_batches };
         let mut micro = 0;
         while micro < micro_batches {
@@ -143,7 +143,7 @@ impl Trainer {
             }
             micro += together;
         }
-        self.fetch_losses(dev, 0..self.samples.deal.micro_batches);
+        self.fetch_losses(dev, 0..self.samples.split.micro_batches);
     }
 
     /// The output layer and the blocks backward, of the micro-batches of `sets`, of which `first` is the first: a block's gradients
@@ -155,7 +155,7 @@ impl Trainer {
         (first, sets): (usize, Range<usize>),
         late: &mut Beside,
     ) {
-        let last = !self.is_trial && first + sets.len() == self.samples.deal.micro_batches;
+        let last = !self.is_trial && first + sets.len() == self.samples.split.micro_batches;
         let micros = first..first + sets.len();
         for (micro, set) in micros.clone().zip(sets.clone()) {
             self.loss_backward(dev, micro, set);
@@ -384,15 +384,15 @@ impl Trainer {
 
     /// Loss summed over micro-batch `index` of the evaluation of a corpus, and over the data-parallel ranks. The event: it
     /// stands in the last element of [`losses_host`](Self::losses_host).
-    pub(crate) fn evaluate(&mut self, dev: &Device, (corpus, index): (usize, u64)) -> Event {
-        let batch = self.loader.evaluation(dev, (corpus, index));
+    pub(crate) fn evaluate(&mut self, dev: &Device, batch: EvalBatch) -> Event {
+        let batch = self.loader.take_evaluation(dev, batch);
         let pass =
             Pass { dropout_key: 0, first_token: 0, training: false, starts: batch.starts, set: 0 };
         self.together.clear();
         self.together.push((pass, batch));
         self.more = false;
         self.forward(dev, &mut Beside { done: 0, all: 1 });
-        let last = self.samples.deal.micro_batches;
+        let last = self.samples.split.micro_batches;
         dev.wait(Compute, self.losses_on_host);
         self.gpt.loss(dev, &pass, &batch.tensors, self.losses.slice(last..last + 1));
         self.loader.release(dev, &batch);
@@ -415,8 +415,8 @@ impl Trainer {
     fn training_pass(&self, step: u64, micro: usize, set: usize) -> Pass {
         let seq_len = self.gpt.shape().seq_len;
         Pass {
-            dropout_key: random::key(random::key(self.samples.deal.seed, DROPOUT_STREAM), step),
-            first_token: (self.samples.deal.first_sample(micro) * seq_len) as u64,
+            dropout_key: random::key(random::key(self.samples.split.seed, DROPOUT_STREAM), step),
+            first_token: (self.samples.split.first_sample(micro) * seq_len) as u64,
             training: true,
             starts: None,
             set,

@@ -7,10 +7,10 @@
 use engine::checkpoint::{Checkpoint, RunFolder};
 use engine::config::Config;
 use engine::data::Dataset;
-use engine::generate::{Source, Trained, next_logits};
+use engine::generate::{ModelSource, WeightSource, next_logits};
 use engine::hugging_face::{Beside, Folder, Numbers, export, import};
 use engine::run::{Message, RunOptions, train};
-use engine::train::build::build;
+use engine::train::build::lay_out;
 use safetensors::SafeTensors;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -59,7 +59,7 @@ fn checkpoints(run: &Path) -> RunFolder {
 
 fn imported(config: &Config, data: &Dataset, run: &Path) -> Checkpoint {
     let from = Folder::open(&folder()).unwrap_or_else(|e| panic!("{e}"));
-    let built = build(config);
+    let built = lay_out(config);
     from.check_model(&config.model, &built.gpt).unwrap_or_else(|e| panic!("{e}"));
     let sealed = import(&from, (config, &built, data), &checkpoints(run));
     let sealed = sealed.unwrap_or_else(|e| panic!("{e}"));
@@ -84,7 +84,7 @@ fn logits_of_an_imported_model_are_those_of_transformers() {
     for (sample, rows) in tokens.chunks(T).zip(logits.chunks(T * V)) {
         for (last, row) in rows.chunks(V).enumerate() {
             let prompt: Vec<String> = sample[..=last].iter().map(f64::to_string).collect();
-            let from = Source::on_cores(Trained::Checkpoint(&checkpoint), None);
+            let from = ModelSource::on_cores(WeightSource::Checkpoint(&checkpoint), None);
             let got = next_logits(&config, &from, &prompt.join(" ")).unwrap();
             assert_eq!(got.len(), V);
             worst = got.iter().zip(row).map(|(a, b)| (a - b).abs()).fold(worst, f64::max);
@@ -112,7 +112,7 @@ fn ten_adamw_steps_from_an_imported_model_are_those_of_pytorch_on_every_layout()
             ..RunOptions::default()
         };
         let mut losses = Vec::new();
-        let outcome = train(&config, &build(&config), &data, &options, &mut |message| {
+        let outcome = train(&config, &lay_out(&config), &data, &options, &mut |message| {
             if let Message::Step(step) = message {
                 losses.push(step.loss);
             }
@@ -146,7 +146,7 @@ fn what_is_imported_and_exported_is_the_same_folder() {
     assert_eq!(theirs.len(), 28);
     for (most, files) in [(u64::MAX, 1), (40_000, 3), (0, 28)] {
         let out = run.path().join(format!("out-{files}"));
-        let built = build(&config);
+        let built = lay_out(&config);
         let names = export(
             &checkpoint,
             (&config, &built),

@@ -7,7 +7,7 @@ use device::Lane::{Compute, DpComm, H2d, Host, TpComm};
 use device::sim::{self, Hardware, Played, Timeline};
 use engine::config::{Config, load};
 use engine::predict::simulate::{hardware, record};
-use engine::train::build::build;
+use engine::train::build::lay_out;
 use std::path::Path;
 
 /// A model on a DGX-2, with one micro-batch, where the update weighs most.
@@ -17,7 +17,7 @@ fn played(config: &str, global: &str, sets: &[&str]) -> Timeline {
 }
 
 fn on(config: &Config, hardware: &Hardware) -> Timeline {
-    let program = record(config, &build(config)).unwrap();
+    let program = record(config, &lay_out(config)).unwrap();
     sim::simulate(program, hardware, (config.parallel.tensor, config.parallel.data)).unwrap()
 }
 
@@ -26,7 +26,7 @@ fn described(config: &str, global: &str, sets: &[&str]) -> (Config, Hardware) {
     let sets = std::iter::once(&global).chain(sets).map(ToString::to_string);
     let sets: Vec<String> = sets.collect();
     let config = load(&path, &sets).unwrap_or_else(|e| panic!("{e}")).config;
-    let hardware = hardware(&config, build(&config).host_bytes(&config)).unwrap();
+    let hardware = hardware(&config, lay_out(&config).host_bytes(&config)).unwrap();
     (config, hardware)
 }
 
@@ -146,7 +146,7 @@ fn parameters_from_the_host_come_up_behind_computing() {
         described("llama3-70b-one-gpu.ron", "batch.global=8", &["model.layers=12"]);
     let none: &[&str] = &["model.layers=12", "offload.resident_blocks=0"];
     let streamed = on(&described("llama3-70b-one-gpu.ron", "batch.global=8", none).0, &hardware);
-    assert_eq!(build(&config).gpt.shape().ring.resident, 12, "all of so few blocks fit");
+    assert_eq!(lay_out(&config).gpt.shape().ring.resident, 12, "all of so few blocks fit");
     let resident = on(&config, &hardware);
     let ratio = streamed.step_seconds() / resident.step_seconds();
     assert!(ratio < 1.03, "{ratio}");

@@ -11,11 +11,11 @@ mod packed;
 use engine::checkpoint::{Checkpoint, RunFolder};
 use engine::config::Config;
 use engine::data::{Dataset, Document};
-use engine::generate::{Source, Trained, next_logits};
+use engine::generate::{ModelSource, WeightSource, next_logits};
 use engine::hugging_face::{Beside, Folder, Numbers, Pretrained, export};
 use engine::run::{Message, RunOptions, train};
 use engine::run_dir::Held;
-use engine::train::build::{build, shape};
+use engine::train::build::{lay_out, shape};
 use safetensors::SafeTensors;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -94,7 +94,7 @@ fn fp32(model: &str, sets: &[String], seed: u64) -> Config {
 
 fn pretrained(model: &str) -> Arc<Pretrained> {
     let from = Folder::open(&folder(model)).unwrap_or_else(|e| panic!("{e}"));
-    let gpt = build(&fp32(model, &[], 0)).gpt;
+    let gpt = lay_out(&fp32(model, &[], 0)).gpt;
     Arc::new(Pretrained::new(from, &gpt).unwrap_or_else(|e| panic!("{e}")))
 }
 
@@ -151,7 +151,7 @@ fn assert_steps(
 ) {
     let options = RunOptions { pretrained: Some(Arc::clone(from)), ..RunOptions::default() };
     let (mut losses, mut norms) = (Vec::new(), Vec::new());
-    let outcome = train(config, &build(config), data, &options, &mut |message| {
+    let outcome = train(config, &lay_out(config), data, &options, &mut |message| {
         if let Message::Step(step) = message {
             losses.push(step.loss);
             norms.push(step.grad_norm);
@@ -265,7 +265,7 @@ fn the_next_token_of_a_folder_is_that_of_transformers() {
         let mut tokens: Vec<String> = fixture.get("prompt").iter().map(f64::to_string).collect();
         // As long as a sample is.
         for want in &fixture.get("greedy")[..T - 5] {
-            let from = Source::on_cores(Trained::Folder(&folder), None);
+            let from = ModelSource::on_cores(WeightSource::Folder(&folder), None);
             let logits = next_logits(&config, &from, &tokens.join(" ")).unwrap();
             let best = (0..V).max_by(|a, b| logits[*a].total_cmp(&logits[*b])).unwrap();
             assert_eq!(best, *want as usize, "{model} after {tokens:?}");
@@ -288,7 +288,7 @@ fn weights(model: &str, sets: &[&str]) -> Vec<u8> {
         weights: Some(Held::unlocked(run.path()).unwrap()),
         ..RunOptions::default()
     };
-    train(&config, &build(&config), &data, &options, &mut |_| ()).unwrap();
+    train(&config, &lay_out(&config), &data, &options, &mut |_| ()).unwrap();
     std::fs::read(path).unwrap()
 }
 
@@ -331,7 +331,7 @@ fn a_folder_goes_back_as_it_came() {
             checkpoints: Some(RunFolder::at(&run.path().join("checkpoints")).unwrap()),
             ..RunOptions::default()
         };
-        let built = build(&config);
+        let built = lay_out(&config);
         train(&config, &built, &data, &options, &mut |_| ()).unwrap();
         let path = run.path().join("checkpoints/step-00000010");
         let checkpoint = Checkpoint::open(&path, 10).unwrap();

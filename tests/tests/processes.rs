@@ -7,9 +7,9 @@
 use device::cpu::{self, CpuOptions, Lanes};
 use device::{Arena, Dtype, Error, Group, Lane, Op, Plan, Processes, Rank, Reduce, World};
 use engine::checkpoint::{Checkpoint, RunFolder, newest};
-use engine::run::{Place, RunError, RunOptions, Watcher};
+use engine::run::{FaultPoint, RunError, RunOptions, Watcher};
 use engine::run_dir::Held;
-use engine::train::build::build;
+use engine::train::build::lay_out;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,7 +33,7 @@ type Ended = Result<Ran, Box<RunError>>;
 /// The run of `sets` by `count` processes, as each of them ended.
 fn across(count: usize, sets: &[&str], options: &RunOptions) -> Vec<Ended> {
     let (config, data) = (tiny(sets), excerpt());
-    let built = build(&config);
+    let built = lay_out(&config);
     std::thread::scope(|scope| {
         let start = |processes| {
             let (config, built, data) = (&config, &built, &data);
@@ -180,13 +180,13 @@ fn a_run_that_one_process_is_told_to_stop_ends_after_the_same_step_in_all() {
     let stop = Arc::new(AtomicBool::new(false));
     let told = Arc::clone(&stop);
     let watcher = Watcher::new(move |rank, place, step| {
-        if (rank, place, step) == (3, Place::Decided, 3) {
+        if (rank, place, step) == (3, FaultPoint::Decided, 3) {
             told.store(true, Ordering::Relaxed);
         }
     });
     // Each process has a flag of its own: only the last one hears of it.
     let (config, data) = (tiny(&sets), excerpt());
-    let built = build(&config);
+    let built = lay_out(&config);
     let steps: Vec<u64> = std::thread::scope(|scope| {
         let all = Processes::inside(4).into_iter().map(|processes| {
             let stop = if processes.me() == 3 { Arc::clone(&stop) } else { Arc::default() };
@@ -238,7 +238,7 @@ fn a_disk_that_refuses_a_file_of_another_process_costs_the_checkpoint_alone() {
     let path = folder.path().to_owned();
     // Another file has the name that rank 3 wants at step 2.
     let watcher = Watcher::new(move |rank, place, step| {
-        if (rank, place, step) == (3, Place::Writing, 2) {
+        if (rank, place, step) == (3, FaultPoint::Writing, 2) {
             std::fs::write(path.join("step-00000002.tmp/rank-00003.safetensors"), "x").unwrap();
         }
     });

@@ -1,6 +1,7 @@
 //! The update on the host by itself: the very tiles of a run, in turn with loops of the same loads and stores that
 //! compute nothing, and with those of other states and instructions. Whatever else the machine does meets them all.
 
+use super::memory::Node;
 use super::on_host;
 use crate::config::TILE_ELEMENTS as TILE;
 use crate::report::metrics;
@@ -122,9 +123,6 @@ pub fn cases(threads: usize, only: Option<SimdPath>, states_only: bool) -> Vec<C
     cases
 }
 
-/// A node by Linux's number, with its CPUs; none: anywhere.
-type Place<'a> = &'a [(u32, Vec<u32>)];
-
 /// The update of one tile, the same without arithmetic.
 type Tiles = Vec<[Arc<HostOp>; 2]>;
 
@@ -138,17 +136,19 @@ type Times = ([Vec<Vec<f64>>; 2], Vec<f64>);
 /// No memory, or a path that this machine lacks.
 pub fn adam(cases: &[Case], params: usize, most: usize) -> Result<Vec<Row>, Error> {
     let Some(one) = cases.first() else { return Ok(Vec::new()) };
-    adam_on((kernel_crew(one.threads, None), &[]), cases, (params, most))
+    adam_on(kernel_crew(one.threads, None), &Node::default(), cases, params, most)
 }
 
-/// [`adam`] by this crew, its memory on a node by its CPUs, where they are given.
+/// [`adam`] by `crew`, with its memory on `node`.
 ///
 /// # Errors
 /// As there.
 pub(super) fn adam_on(
-    (crew, node): (Option<Arc<Crew>>, Place<'_>),
+    crew: Option<Arc<Crew>>,
+    node: &Node,
     cases: &[Case],
-    (params, most): (usize, usize),
+    params: usize,
+    most: usize,
 ) -> Result<Vec<Row>, Error> {
     let Some(one) = cases.first() else { return Ok(Vec::new()) };
     let site = std::panic::Location::caller();
@@ -158,7 +158,7 @@ pub(super) fn adam_on(
     let of_case = cases.iter().map(|Case { storage, ahead, .. }| {
         let kind = (*storage, *ahead);
         states.iter().position(|(have, _)| *have == kind).unwrap_or_else(|| {
-            states.push((kind, tiles(&mut plan, kind, params)));
+            states.push((kind, tiles(&mut plan, *storage, *ahead, params)));
             states.len() - 1
         })
     });
@@ -242,7 +242,8 @@ pub(super) fn median(of: &[f64]) -> f64 {
 /// All tiles with the control block, and what to fill tensors with.
 fn tiles(
     plan: &mut Plan,
-    (storage, ahead): (Storage, bool),
+    storage: Storage,
+    ahead: bool,
     params: usize,
 ) -> ((Tiles, Tensor), Vec<(Tensor, f64)>) {
     let mut tensor = |name: &str, dtype, len| {

@@ -1,6 +1,7 @@
 //! Products and collectives of virtual GPUs, beside what the cores and the memory could do at most.
 
 use super::adam::median;
+use super::memory::Node;
 use super::{PATIENCE, memcpy, on_host};
 use crate::run::open::kernel_crew;
 use device::cpu::{self, CpuOptions, Lanes};
@@ -19,7 +20,7 @@ const FMA_ROUNDS: usize = 2_000_000;
 /// A product, in 10^9 operations a second.
 #[derive(Clone, Debug, Serialize)]
 pub struct Product {
-    /// (m, k) by (k, n).
+    /// As in [`MatmulShape`].
     pub m: usize,
     /// See there.
     pub n: usize,
@@ -54,32 +55,44 @@ pub struct Collective {
     pub share_of_memcpy: f64,
 }
 
-/// (m, k, n) of the products of a block of GPT-2 124M on 256 tokens, and of its vocabulary.
-const SHAPES: [(usize, usize, usize); 4] =
-    [(256, 768, 768), (256, 768, 3072), (256, 3072, 768), (256, 768, 50_304)];
+/// A product (m, k) by (k, n).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MatmulShape {
+    /// Rows of the result.
+    pub m: usize,
+    /// Terms of each sum.
+    pub k: usize,
+    /// Columns of the result.
+    pub n: usize,
+}
+
+/// The products of a block of GPT-2 124M on 256 tokens, and of its vocabulary.
+const SHAPES: [MatmulShape; 4] = [
+    MatmulShape { m: 256, k: 768, n: 768 },
+    MatmulShape { m: 256, k: 768, n: 3072 },
+    MatmulShape { m: 256, k: 3072, n: 768 },
+    MatmulShape { m: 256, k: 768, n: 50_304 },
+];
 
 /// Products of some shapes by `threads` threads.
 ///
 /// # Errors
 /// No memory.
 pub fn products(threads: usize) -> Result<Vec<Product>, Error> {
-    let types = [(Dtype::F32, "fp32"), (Dtype::Bf16, "bf16")];
-    let all = types.iter().flat_map(|kind| SHAPES.iter().map(move |shape| (*kind, *shape)));
-    all.map(|(kind, shape)| product_of(kind, shape, threads)).collect()
+    let all = [Dtype::F32, Dtype::Bf16].map(|dtype| SHAPES.map(|shape| (dtype, shape)));
+    all.into_iter().flatten().map(|(dtype, shape)| product_of(dtype, shape, threads)).collect()
 }
 
-fn product_of(
-    (dtype, name): (Dtype, &'static str),
-    (m, k, n): (usize, usize, usize),
-    threads: usize,
-) -> Result<Product, Error> {
+fn product_of(dtype: Dtype, shape: MatmulShape, threads: usize) -> Result<Product, Error> {
+    let MatmulShape { m, k, n } = shape;
+    let name = if dtype == Dtype::Bf16 { "bf16" } else { "fp32" };
     let mut plan = Plan::default();
     let [a, b, c] = [("a", (m, k)), ("b", (k, n)), ("c", (m, n))].map(|(name, shape)| {
         plan.tensor((Arena::Device, "of the measurement"), name, dtype, shape)
     });
     // One crew for both: two would be in each other's way.
     let crew = kernel_crew(threads, None);
-    let dev = on_host(plan, crew.clone(), false, &[])?;
+    let dev = on_host(plan, crew.clone(), false, &Node::default())?;
     [a, b].iter().try_for_each(|t| dev.write(*t, &|i| 1.0 / (1 + i % 7) as f64))?;
     let (mut product, mut peak) = (Vec::new(), Vec::new());
     for round in 0..=ROUNDS {

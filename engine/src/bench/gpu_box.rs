@@ -4,8 +4,8 @@
 use super::adam::adam_on;
 use super::memory::{nodes, on_node, one_core};
 use super::{
-    Copies, NodeMemory, PATIENCE, REPEATS, Row, TILE_BYTES, cases, copies, fastest, open, place,
-    product_of_shape,
+    Copies, MatmulShape, NodeMemory, PATIENCE, REPEATS, Row, TILE_BYTES, cases, copies, fastest,
+    open, place, product_of_shape,
 };
 use crate::run::gpu::machine;
 use crate::run::placement::cores;
@@ -22,8 +22,7 @@ const STAND_IN: &str = "Fake GPU";
 /// The sizes of the measurements.
 #[derive(Clone, Copy, Debug)]
 struct Sizes {
-    /// (m, k, n) of products.
-    products: &'static [(usize, usize, usize)],
+    products: &'static [MatmulShape],
     /// Products that follow each other.
     count: usize,
     /// Of each copy and sum, and of each array on a GPU and on a node.
@@ -33,25 +32,33 @@ struct Sizes {
 }
 
 /// Under the stand-in, which computes everything on the cores.
-const SMALL: Sizes =
-    Sizes { products: &[(256, 256, 256)], count: 1, bytes: 1 << 20, params: 1 << 18 };
+const SMALL: Sizes = Sizes {
+    products: &[MatmulShape { m: 256, k: 256, n: 256 }],
+    count: 1,
+    bytes: 1 << 20,
+    params: 1 << 18,
+};
 const LARGE: Sizes = Sizes {
-    products: &[(4096, 4096, 4096), (8192, 8192, 8192), (16_384, 8192, 4096)],
+    products: &[
+        MatmulShape { m: 4096, k: 4096, n: 4096 },
+        MatmulShape { m: 8192, k: 8192, n: 8192 },
+        MatmulShape { m: 16_384, k: 8192, n: 4096 },
+    ],
     count: 10,
     bytes: 512 << 20,
     params: 1 << 26,
 };
 
-/// Bytes of a GPU that [`LARGE`] takes, with what lies beside.
-const TAKEN: u64 = 3 << 30;
+/// Bytes of a GPU that [`LARGE`] needs, with the overhead of CUDA.
+const NEEDED: u64 = 3 << 30;
 
 /// A rate of products and how it was reached.
 #[derive(Clone, Debug)]
 pub struct Products {
     /// 10^12 operations a second.
     pub tflops: f64,
-    /// (m, k) by (k, n) of the fastest.
-    pub shape: (usize, usize, usize),
+    /// The fastest shape.
+    pub shape: MatmulShape,
     /// Number of shapes.
     pub tried: usize,
     /// Of operands and results.
@@ -60,7 +67,7 @@ pub struct Products {
 
 /// All GPUs at once, in 10^9 bytes a second of each.
 #[derive(Clone, Copy, Debug)]
-pub struct Together {
+pub struct ConcurrentRates {
     /// Host to GPU.
     pub up: f64,
     /// GPU to host.
@@ -93,7 +100,7 @@ pub struct GpuBox {
     /// Of one GPU alone, and the memory of every node.
     pub copies: Copies,
     /// Where there are several GPUs; else, or where it fails, why not.
-    pub together: Result<Together, String>,
+    pub together: Result<ConcurrentRates, String>,
     /// One core's part of its node's memory.
     pub core: NodeMemory,
     /// The update on all cores of a node.
@@ -125,7 +132,7 @@ pub enum GpuBoxError {
     /// A GPU on which something else is.
     #[error(
         "GPU {gpu} has {} free, and the measurement takes {}: end what runs there",
-        format_bytes(*free), format_bytes(TAKEN)
+        format_bytes(*free), format_bytes(NEEDED)
     )]
     Full {
         /// The driver's number.
@@ -219,9 +226,10 @@ fn node_memory() -> u64 {
 
 /// The fastest of some shapes.
 fn products(dtype: Dtype, sizes: Sizes) -> Result<Products, Error> {
-    let mut best = Products { tflops: 0.0, shape: (0, 0, 0), tried: sizes.products.len(), dtype };
+    let (shape, tried) = (MatmulShape::default(), sizes.products.len());
+    let mut best = Products { tflops: 0.0, shape, tried, dtype };
     for &shape in sizes.products {
-        let tflops = product_of_shape(true, dtype, (shape, sizes.count), &place())?;
+        let tflops = product_of_shape(true, dtype, shape, sizes.count, &place())?;
         if tflops > best.tflops {
             best = Products { tflops, shape, ..best };
         }
@@ -249,9 +257,10 @@ fn streamed(bytes: u64) -> Result<f64, Error> {
 /// The update with fp32 states by the best instructions on all cores of a node, on the node whose cores are the slowest.
 fn updated(params: usize) -> Result<Row, Error> {
     let of = |node| {
-        on_node(node, |crew, place| {
+        on_node(node, |crew| {
             let threads = crew.as_ref().map_or(1, |crew| crew.threads());
-            let rows = adam_on((crew, place), &cases(threads, None, true)[..1], (params, REPEATS))?;
+            let cases = &cases(threads, None, true)[..1];
+            let rows = adam_on(crew, node, cases, params, REPEATS)?;
             Ok(rows.into_iter().next().unwrap_or_else(|| unreachable!("a case has a row")))
         })
     };
@@ -267,11 +276,11 @@ fn full(gpus: &[GpuInfo]) -> Option<(usize, u64)> {
         // One that cannot be asked says why when it is opened.
         Some((gpu.ordinal, cuda::free_memory(gpu.ordinal).ok()?))
     });
-    free.filter(|(_, free)| *free < TAKEN).min_by_key(|(_, free)| *free)
+    free.filter(|(_, free)| *free < NEEDED).min_by_key(|(_, free)| *free)
 }
 
-/// The things that every rank of [`together`] has.
-struct Shared {
+/// What the ranks of [`together`] share.
+struct SharedResources {
     plan: Arc<Plan>,
     world: Arc<World>,
     peers: Arc<Peers>,
@@ -280,7 +289,7 @@ struct Shared {
 }
 
 /// Copies up, copies down and sums of `bytes` on all GPUs at once.
-fn together(gpus: usize, bytes: u64) -> Result<Together, Error> {
+fn together(gpus: usize, bytes: u64) -> Result<ConcurrentRates, Error> {
     let mut plan = Plan::default();
     let n = ((bytes / 4) as usize).next_multiple_of(gpus);
     let mut tensor = |arena, name: &str, dtype, len| {
@@ -292,7 +301,7 @@ fn together(gpus: usize, bytes: u64) -> Result<Together, Error> {
         tensor(Arena::Device, "summed", Dtype::F32, n),
         tensor(Arena::Device, "met", Dtype::F32, gpus),
     ];
-    let shared = Shared {
+    let shared = SharedResources {
         plan: Arc::new(plan),
         world: World::new(1, gpus, PATIENCE),
         peers: Arc::new(Peers::new(gpus)),
@@ -319,11 +328,11 @@ fn together(gpus: usize, bytes: u64) -> Result<Together, Error> {
         bytes / (1..=REPEATS).map(round).fold(f64::INFINITY, f64::min) / 1e9
     };
     let sent = 2.0 * (gpus - 1) as f64 / gpus as f64;
-    Ok(Together { up: of(0), down: of(1), sums: sent * of(2) })
+    Ok(ConcurrentRates { up: of(0), down: of(1), sums: sent * of(2) })
 }
 
 /// A rank's seconds of each round of copies up, copies down and sums.
-fn times(shared: &Shared, rank: Rank) -> Result<[Vec<f64>; 3], Error> {
+fn times(shared: &SharedResources, rank: Rank) -> Result<[Vec<f64>; 3], Error> {
     let [above, below, summed, met] = shared.arrays;
     let options = CudaOptions {
         gpu: Some(rank.index()),
@@ -340,7 +349,7 @@ fn times(shared: &Shared, rank: Rank) -> Result<[Vec<f64>; 3], Error> {
     [above, summed, met].iter().for_each(|x| dev.submit(Lane::Compute, Op::Zero { x: *x }));
     dev.sync_all()?;
     let sum = |x| Op::AllReduce { x, group: Group::Dp, reduce: Reduce::Sum };
-    let run = |lane, op: Op| rounds(&dev, &sum(met), (lane, &op));
+    let run = |lane, op: Op| rounds(&dev, &sum(met), lane, &op);
     let times = [
         run(Lane::H2d, Op::Copy { src: below, dst: above })?,
         run(Lane::D2h, Op::Copy { src: above, dst: below })?,
@@ -350,10 +359,10 @@ fn times(shared: &Shared, rank: Rank) -> Result<[Vec<f64>; 3], Error> {
     Ok(times)
 }
 
-/// Seconds of an op, each time after the ranks have met.
-fn rounds(dev: &Device, meeting: &Op, (lane, op): (Lane, &Op)) -> Result<Vec<f64>, Error> {
+/// Seconds of each round of an op, after all ranks have passed the barrier.
+fn rounds(dev: &Device, barrier: &Op, lane: Lane, op: &Op) -> Result<Vec<f64>, Error> {
     let round = |_| {
-        dev.submit(Lane::DpComm, meeting.clone());
+        dev.submit(Lane::DpComm, barrier.clone());
         dev.sync_all()?;
         let started = Instant::now();
         dev.submit(lane, op.clone());

@@ -5,7 +5,7 @@ use super::header::is_name;
 use super::span::{Span, cover};
 use crate::config::{Config, Precision};
 use crate::data::{Dataset, Identity};
-use crate::train::detours::Detours;
+use crate::train::detours::RollbackHistory;
 use offload::control;
 use serde::{Deserialize, Serialize};
 use topology::counted;
@@ -69,8 +69,8 @@ pub(crate) struct Manifest {
     /// Tokens trained on.
     pub(super) tokens: u64,
     /// Where samples are not those of the seed alone.
-    #[serde(default, skip_serializing_if = "Detours::is_empty")]
-    pub(super) detours: Detours,
+    #[serde(default, rename = "detours", skip_serializing_if = "RollbackHistory::is_empty")]
+    pub(super) rollback_history: RollbackHistory,
     /// So many steps up to this one were skipped.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(super) skipped_in_a_row: u64,
@@ -245,7 +245,7 @@ impl Manifest {
             onebox: env!("CARGO_PKG_VERSION").into(),
             step: 0,
             tokens: 0,
-            detours: Detours::default(),
+            rollback_history: RollbackHistory::default(),
             skipped_in_a_row: 0,
             control: Control::of(
                 &[0.0; control::WORDS],

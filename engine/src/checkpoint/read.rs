@@ -6,7 +6,7 @@ use super::manifest::{self, Hash, LONGEST, MANIFEST, Manifest};
 use super::span::Span;
 use super::{CheckpointError, file_name, unreadable};
 use crate::run_dir::directory::Directory;
-use crate::train::detours::Detours;
+use crate::train::detours::RollbackHistory;
 use offload::control;
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 use rustix::fs::{Mode, OFlags};
@@ -93,8 +93,8 @@ impl Checkpoint {
     }
 
     /// Where its run was taken back and went another way.
-    pub const fn detours(&self) -> &Detours {
-        &self.manifest.detours
+    pub const fn rollback_history(&self) -> &RollbackHistory {
+        &self.manifest.rollback_history
     }
 
     /// The resolved config of the run that wrote it, in RON.

@@ -17,12 +17,12 @@ use super::under_way::UnderWay;
 use super::write::{Fill, Growing, Pieces, Written, bytes, pieces, tensors, write_file};
 use crate::config::Config;
 use crate::data::Dataset;
-use crate::run::meet::meet;
-use crate::run::messages::{Listener, Message, Post, flush};
+use crate::run::meet::barrier;
+use crate::run::messages::{ChannelItem, Listener, Message, flush};
 use crate::run::placement::Places;
-use crate::run::{Place, RunOptions, Watcher};
+use crate::run::{FaultPoint, RunOptions, Watcher};
 use crate::run_dir::directory::Directory;
-use crate::train::build::Built;
+use crate::train::build::RankLayout;
 use crossbeam_channel::Sender;
 use device::{Arena, Device, Error, Tensor};
 use offload::{Optimizer, Side, State, control};
@@ -124,7 +124,7 @@ impl Saver {
     /// Into `folder`, as often as `train` says. None where it never saves.
     pub(crate) fn new(
         (config, data): (&Config, &Dataset),
-        built: &Built,
+        built: &RankLayout,
         folder: &RunFolder,
         (options, places): (&RunOptions, &Places),
     ) -> Option<Arc<Self>> {
@@ -134,7 +134,7 @@ impl Saver {
         }
         let mut base = Manifest::new(config, data);
         base.tensors = tensors(&built.gpt);
-        base.detours = options.detours();
+        base.rollback_history = options.rollback_history();
         let here = options.resume.as_deref().filter(|from| folder.has(from));
         let good = here.map(|from| from.step()).into_iter().collect();
         let ranks = 0..config.world_size();
@@ -214,11 +214,11 @@ impl Saver {
         if first {
             self.finish(listener);
         }
-        self.passes(rank.index(), Place::Saving, step);
+        self.passes(rank.index(), FaultPoint::Saving, step);
         let side = optimizer.side(dev)?;
         match &self.copies {
             Some(copies) => {
-                meet(dev, meeting)?;
+                barrier(dev, meeting)?;
                 let pieces = pieces(gpt, &|segment| optimizer.owned(segment, side), rank);
                 lock(&copies[rank.index()]).take(dev, pieces, optimizer.is_late())?;
             }
@@ -226,7 +226,7 @@ impl Saver {
                 if first {
                     world.held_up(|| self.begin(step, (optimizer.is_late(), skipped_in_a_row)));
                 }
-                meet(dev, meeting)?;
+                barrier(dev, meeting)?;
                 if self.is_well_everywhere(rank, world)? {
                     let mut fill = |part: State, to: &mut [u8]| match world.failure().is_some() {
                         // It cannot become whole any more.
@@ -235,15 +235,15 @@ impl Saver {
                     };
                     let pieces = pieces(gpt, &|segment| optimizer.owned(segment, side), rank);
                     let pieces = (&pieces, optimizer.is_late());
-                    self.passes(rank.index(), Place::Writing, step);
+                    self.passes(rank.index(), FaultPoint::Writing, step);
                     let file = || self.write(rank.index(), pieces, step, &mut fill);
                     world.held_up(file)?;
                 }
             }
         }
-        self.passes(rank.index(), Place::Saved, step);
+        self.passes(rank.index(), FaultPoint::Saved, step);
         self.bring(rank, world)?;
-        meet(dev, meeting)?;
+        barrier(dev, meeting)?;
         if !first {
             return Ok(());
         }
@@ -279,9 +279,9 @@ impl Saver {
         lock(&self.shared).good.contains(&step)
     }
 
-    pub(super) fn passes(&self, rank: usize, place: Place, step: u64) {
+    pub(super) fn passes(&self, rank: usize, place: FaultPoint, step: u64) {
         if let Some(watcher) = &self.watcher {
-            watcher.passes(rank, place, step);
+            watcher.reach(rank, place, step);
         }
     }
 
@@ -367,14 +367,14 @@ impl Saver {
 
     /// With every file there: the manifest, the name, and what is told. All that was told before is on the disk
     /// when the checkpoint gets its name.
-    pub(super) fn conclude(&self, job: &Job, sender: Option<&Sender<Post>>) -> Message {
+    pub(super) fn conclude(&self, job: &Job, sender: Option<&Sender<ChannelItem>>) -> Message {
         let mut hashing = Duration::ZERO;
         if self.is_well() {
             if let Some(sender) = sender {
-                drop(sender.send(Post::Tell(Message::Saving { step: job.step })));
+                drop(sender.send(ChannelItem::Message(Message::Saving { step: job.step })));
                 flush(sender);
             }
-            self.passes(0, Place::Naming, job.step);
+            self.passes(0, FaultPoint::Naming, job.step);
             let mut manifest = self.base.clone();
             manifest.step = job.step;
             manifest.skipped_in_a_row = job.skipped_in_a_row;

@@ -13,7 +13,7 @@ use crate::predict::plan::{Buffer, Disk, Memory, Report, report};
 use crate::predict::remedies::{Remedy, remedies};
 use crate::report::progress::si;
 use crate::run_dir::RUNS;
-use crate::train::build::{Built, build};
+use crate::train::build::{RankLayout, lay_out};
 use device::Error;
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -84,9 +84,9 @@ fn planned(args: &PlanArgs, team: &Team) -> Result<(), Failed> {
         team.check(config)?;
     }
     if args.ops {
-        return ops::run(config, &build(config), args.json);
+        return ops::run(config, &lay_out(config), args.json);
     }
-    let report = made(config, &build(config))?;
+    let report = made(config, &lay_out(config))?;
     if args.json {
         print_json(&Document::of(&loaded, &report))?;
     } else {
@@ -107,7 +107,7 @@ fn planned(args: &PlanArgs, team: &Team) -> Result<(), Failed> {
     if report.verdict == Some(true) { Ok(()) } else { Err(Failed::silent(code::DOES_NOT_FIT)) }
 }
 
-pub(super) fn made(config: &Config, built: &Built) -> Result<Report, Failed> {
+pub(super) fn made(config: &Config, built: &RankLayout) -> Result<Report, Failed> {
     report(config, built).map_err(|e| defect(&e))
 }
 

@@ -11,7 +11,7 @@ use crate::config::{Loaded, Weights, load_of_run};
 use crate::data::{Dataset, Tokenizer};
 use crate::run_dir::directory::Directory;
 use crate::run_dir::{CONFIG, FORKED, METRICS, RunDir, RunMode, TOKENIZER, WEIGHTS};
-use crate::train::build::Built;
+use crate::train::build::RankLayout;
 use std::ffi::OsStr;
 use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
@@ -26,7 +26,7 @@ use topology::format_bytes;
 pub(super) fn start(
     (from, own): (&Path, Option<&RunFolder>),
     loaded: &Loaded,
-    built: &Built,
+    built: &RankLayout,
     (data, tokenizer): (&Dataset, Option<&Tokenizer>),
     mode: RunMode,
 ) -> Result<Option<Arc<Checkpoint>>, Failed> {

@@ -10,7 +10,7 @@ use crate::report::metrics::median_step;
 use crate::report::progress::si;
 use crate::report::trace;
 use crate::run_dir::METRICS;
-use crate::train::build::{Built, build, update_mode};
+use crate::train::build::{RankLayout, lay_out, update_mode};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use topology::{counted, format_bytes};
@@ -47,7 +47,7 @@ pub(super) fn run(args: &SimulateArgs) -> Result<(), Failed> {
     let mut loaded = args.on_box.load(&args.config)?;
     choose(&mut loaded).map_err(failed)?;
     let config = &loaded.config;
-    let built = build(config);
+    let built = lay_out(config);
     check_length(config, &built)?;
     let memory = memory_report(config, &built);
     let timeline = simulate(config, &built).map_err(failed)?;
@@ -86,7 +86,7 @@ pub(super) fn run(args: &SimulateArgs) -> Result<(), Failed> {
 }
 
 /// Refuses a step that is too long to play.
-fn check_length(config: &Config, built: &Built) -> Result<(), Failed> {
+fn check_length(config: &Config, built: &RankLayout) -> Result<(), Failed> {
     let ops = ops_of_step(config, built).map_err(|e| failed(e.into()))?;
     if ops <= MOST_OPS {
         return Ok(());

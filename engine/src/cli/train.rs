@@ -28,11 +28,13 @@ use crate::report::progress::Progress;
 use crate::report::stderr;
 use crate::report::tensorboard::Events;
 use crate::run::here;
-use crate::run::{Outcome, Place, RunError, RunOptions, Unread, Watcher, train};
+use crate::run::{
+    FaultPoint, Outcome, ReadFailure, RunError, RunOptions, StuckHandler, Watcher, train,
+};
 use crate::run_dir::{CONFIG, RunDir, RunDirError, TOKENIZER};
 use crate::train::batch::FILL;
-use crate::train::build::{Built, update_mode};
-use crate::train::detours::Detours;
+use crate::train::build::{RankLayout, update_mode};
+use crate::train::detours::RollbackHistory;
 use device::Kind;
 use device::numerics::SimdPath;
 use std::path::{Path, PathBuf};
@@ -81,11 +83,11 @@ impl TrainArgs {
     fn watcher(&self, starting: &Starting) -> Watcher {
         let (starting, other) = (starting.clone(), self.watcher.clone());
         Watcher::new(move |rank, place, step| {
-            if place == Place::Loaded {
+            if place == FaultPoint::Loaded {
                 starting.over();
             }
             if let Some(other) = &other {
-                other.passes(rank, place, step);
+                other.reach(rank, place, step);
             }
         })
     }
@@ -149,7 +151,7 @@ impl Prepared {
 pub(super) struct Session<'a> {
     pub(super) args: &'a TrainArgs,
     pub(super) loaded: &'a Loaded,
-    pub(super) built: &'a Built,
+    pub(super) built: &'a RankLayout,
     data: &'a Arc<Dataset>,
     pub(super) tokenizer: Option<&'a Tokenizer>,
     pub(super) dir: &'a RunDir,
@@ -190,10 +192,10 @@ impl Session<'_> {
     ) -> Result<(), Failed> {
         let config = &self.loaded.config;
         let started = Instant::now();
-        let stored = self.start.as_ref().map(|from| from.detours().clone());
-        let (mut detours, mut done) = (stored.unwrap_or_default(), 0);
+        let stored = self.start.as_ref().map(|from| from.rollback_history().clone());
+        let (mut rollback_history, mut done) = (stored.unwrap_or_default(), 0);
         loop {
-            let (outcome, mut watch) = self.attempt((signals, traced), &detours)?;
+            let (outcome, mut watch) = self.attempt((signals, traced), &rollback_history)?;
             let interrupted = signals.stop.load(Ordering::Relaxed);
             let allowed = if interrupted { 0 } else { config.train.rollbacks };
             let left = allowed.saturating_sub(done);
@@ -206,7 +208,7 @@ impl Session<'_> {
                 signals.starting.over();
                 return self.end(&outcome, &mut watch, started.elapsed().as_secs_f64());
             };
-            detours = detours.and(earlier.step());
+            rollback_history = rollback_history.with_rollback(earlier.step());
             done += 1;
             self.start = Some(earlier);
         }
@@ -216,7 +218,7 @@ impl Session<'_> {
     fn attempt(
         &self,
         (Signals { stop, starting, .. }, traced): (&Signals, &mut Result<(), Failed>),
-        detours: &Detours,
+        rollback_history: &RollbackHistory,
     ) -> Result<(Outcome, Watch), Failed> {
         let config = &self.loaded.config;
         let directory = self.dir.held().check().map_err(|e| self.moved(&e))?;
@@ -236,10 +238,10 @@ impl Session<'_> {
             pretrained: self.pretrained.clone(),
             processes: self.team.processes(),
             resume: self.start.clone(),
-            detours: Some(detours.clone()),
+            rollback_history: Some(rollback_history.clone()),
             // Other settings deserve as many steps as any.
             skipped_in_a_row: self.dir.forked_from().map(|_| 0),
-            stuck: Some((Duration::from_secs(10), end_without)),
+            stuck: Some(StuckHandler { after: Duration::from_secs(10), call: end_without }),
             ..RunOptions::default()
         };
         let progress = Progress::on_stderr(self.args.quiet);
@@ -354,9 +356,9 @@ fn code_of(error: &RunError) -> u8 {
         Kind::Task(FILL) => code::DATA,
         Kind::Task(_) | Kind::Rank => code::RANK,
     };
-    match error.unread {
-        Some(Unread::System) => code::IO,
-        Some(Unread::Changed) => code::CHECKPOINT,
+    match error.read_failure {
+        Some(ReadFailure::System) => code::IO,
+        Some(ReadFailure::Changed) => code::CHECKPOINT,
         None => code,
     }
 }

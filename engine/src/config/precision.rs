@@ -41,7 +41,8 @@ impl Checks<'_> {
             DeviceConfig::Cuda => {
                 let (tp, dp) = (self.config.parallel.tensor, self.config.parallel.data);
                 let all = &gpu::machine().gpus;
-                let taken = gpu_room::taken((tp, dp)).into_iter().filter_map(|gpu| all.get(gpu));
+                let taken =
+                    gpu_room::rank_gpus((tp, dp)).into_iter().filter_map(|gpu| all.get(gpu));
                 let oldest = taken.min_by_key(|gpu| gpu.sm)?;
                 (format!("GPU {}, {}, is", oldest.ordinal, oldest.name), oldest.sm)
             }

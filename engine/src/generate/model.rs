@@ -2,12 +2,29 @@
 
 use super::place::open;
 use super::weights::{load, load_checkpoint, load_folder};
-use super::{GenerateError, On, Trained};
-use crate::config::{Config, Family, Precision};
+use super::{GenerateError, ModelSource, WeightSource};
+use crate::config::{Config, Family};
 use crate::train::build::{dtype, shape};
 use device::{Arena, Device, Dtype, Lane, Plan, Tensor};
 use std::ops::Range;
 use tensor_parallel::{Cache, Gpt, GptShape, Keep, NewTokens, Recompute};
+
+/// How much a model computes at once.
+#[derive(Clone, Copy)]
+pub(super) struct ModelSize {
+    /// Most tokens that the model sees of a sample.
+    pub(super) context: usize,
+    /// Number of samples.
+    pub(super) samples: usize,
+}
+
+/// All tokens of a sample so far: one or more.
+#[derive(Clone, Copy)]
+pub(super) struct SampleTokens<'a> {
+    /// The sample's number.
+    pub(super) sample: usize,
+    pub(super) tokens: &'a [i32],
+}
 
 /// A model ready to predict.
 pub(super) struct Model {
@@ -23,16 +40,17 @@ pub(super) struct Model {
 }
 
 impl Model {
-    /// For `samples` samples of `context` tokens, all at once.
+    /// Opens the model for several samples at once.
     pub(super) fn open(
         config: &Config,
-        trained: Trained<'_>,
-        (on, precision): (On, Precision),
-        (context, samples): (usize, usize),
+        from: &ModelSource<'_>,
+        size: ModelSize,
     ) -> Result<Self, GenerateError> {
+        let ModelSource { trained, on, precision, .. } = *from;
+        let ModelSize { context, samples } = size;
         // The positions of a folder are read whole.
         let learned = config.model.family == Family::Gpt2;
-        let whole = learned && matches!(trained, Trained::Folder(_));
+        let whole = learned && matches!(trained, WeightSource::Folder(_));
         let context = if whole { config.model.seq_len } else { context };
         let dtype = dtype(precision);
         let shape = GptShape {
@@ -60,9 +78,9 @@ impl Model {
         let dev = open(config, plan, &shape, on)?;
         gpt.write_constants(&dev)?;
         match trained {
-            Trained::Weights(path) => load(&dev, &gpt, path)?,
-            Trained::Checkpoint(from) => load_checkpoint(&dev, &gpt, from)?,
-            Trained::Folder(from) => load_folder(&dev, &gpt, from)?,
+            WeightSource::Weights(path) => load(&dev, &gpt, path)?,
+            WeightSource::Checkpoint(from) => load_checkpoint(&dev, &gpt, from)?,
+            WeightSource::Folder(from) => load_folder(&dev, &gpt, from)?,
         }
         Ok(Self { dev, gpt, cache, held: vec![0; samples], tokens, context })
     }
@@ -72,21 +90,21 @@ impl Model {
         self.held.fill(0);
     }
 
-    /// Logits of the token behind each text, which is the sample's number and all its tokens: one or more, of which the last
-    /// [`context`](Self::context) count. A text that has one token more than when it was last here costs that one.
+    /// Logits of the next token of each sample, of whose tokens the last [`context`](Self::context) count. A sample that has one
+    /// token more than in the last call costs one row.
     pub(super) fn next(
         &mut self,
-        texts: &[(usize, &[i32])],
+        texts: &[SampleTokens<'_>],
     ) -> Result<Vec<Vec<f64>>, GenerateError> {
         let mut all = vec![Vec::new(); texts.len()];
-        let grown = |(sample, tokens): (usize, &[i32])| {
+        let grown = |SampleTokens { sample, tokens }: SampleTokens<'_>| {
             let held = self.held[sample];
             held > 0 && tokens.len() == held + 1 && tokens.len() <= self.context
         };
         let (grown, others): (Vec<usize>, Vec<usize>) =
             (0..texts.len()).partition(|i| grown(texts[*i]));
         for i in others {
-            let (sample, tokens) = texts[i];
+            let SampleTokens { sample, tokens } = texts[i];
             let last = &tokens[tokens.len().saturating_sub(self.context)..];
             let count = last.len();
             self.extend(&[NewTokens { sample, first: 0, count }], last)?;
@@ -95,17 +113,17 @@ impl Model {
         }
         for some in grown.chunks(self.context) {
             let one = |i: &usize| NewTokens {
-                sample: texts[*i].0,
-                first: texts[*i].1.len() - 1,
+                sample: texts[*i].sample,
+                first: texts[*i].tokens.len() - 1,
                 count: 1,
             };
             let new: Vec<NewTokens> = some.iter().map(one).collect();
             let tokens: Vec<i32> =
-                some.iter().map(|i| texts[*i].1[texts[*i].1.len() - 1]).collect();
+                some.iter().map(|i| texts[*i].tokens[texts[*i].tokens.len() - 1]).collect();
             self.extend(&new, &tokens)?;
             for (i, logits) in some.iter().zip(self.logits(0..some.len())?) {
                 all[*i] = logits;
-                self.held[texts[*i].0] += 1;
+                self.held[texts[*i].sample] += 1;
             }
         }
         Ok(all)
@@ -151,8 +169,8 @@ mod tests {
               train: (steps: 1))"
         );
         let config = load_str(&ron, "a.ron", Path::new("."), &[]).unwrap().config;
-        let place = (On::Cores, Precision::Fp32);
-        Model::open(&config, Trained::Folder(&folder), place, (12, samples)).unwrap()
+        let from = ModelSource::on_cores(WeightSource::Folder(&folder), None);
+        Model::open(&config, &from, ModelSize { context: 12, samples }).unwrap()
     }
 
     /// Of 61 tokens.
@@ -168,7 +186,10 @@ mod tests {
             let room = grown.context;
             assert!(room < text.len(), "{name}: first tokens fall away, and all others move");
             for end in 3..=text.len() {
-                let next = |model: &mut Model| model.next(&[(0, &text[..end])]).unwrap().remove(0);
+                let next = |model: &mut Model| {
+                    let tokens = &text[..end];
+                    model.next(&[SampleTokens { sample: 0, tokens }]).unwrap().remove(0)
+                };
                 whole.forget();
                 let (got, want) = (next(&mut grown), next(&mut whole));
                 assert_eq!(grown.held[0], if end <= room { end } else { 0 });
@@ -187,13 +208,17 @@ mod tests {
             let lengths = |step: usize| [2 + step, 5 + step, 9 + step];
             let mut alike: Vec<Vec<Vec<f64>>> = Vec::new();
             for step in 0..4 {
-                let some = [0, 1, 2].map(|i| (i, &texts[i][..lengths(step)[i]]));
+                let some = [0, 1, 2].map(|sample| {
+                    let tokens = &texts[sample][..lengths(step)[sample]];
+                    SampleTokens { sample, tokens }
+                });
                 alike.push(together.next(&some).unwrap());
             }
             for (i, text) in texts.iter().enumerate() {
                 alone.forget();
                 for (step, all) in alike.iter().enumerate() {
-                    let one = alone.next(&[(0, &text[..lengths(step)[i]])]).unwrap();
+                    let tokens = &text[..lengths(step)[i]];
+                    let one = alone.next(&[SampleTokens { sample: 0, tokens }]).unwrap();
                     assert!(one[0] == all[i], "{name}: text {i}, step {step}");
                 }
             }

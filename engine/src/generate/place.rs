@@ -3,7 +3,7 @@
 use super::GenerateError;
 use crate::config::{Config, ParallelConfig};
 use crate::run::gpu::machine;
-use crate::run::gpu_room::{Room, room, taken};
+use crate::run::gpu_room::{MemoryBudget, memory_budget, rank_gpus};
 use crate::run::open::kernel_crew;
 use crate::run::placement::cores;
 use crate::train::build::scratch_floats;
@@ -22,7 +22,7 @@ const BF16_SINCE: u32 = 80;
 
 /// Where a model computes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum On {
+pub enum ComputeDevice {
     /// All cores of this machine.
     Cores,
     /// One GPU of this machine.
@@ -34,11 +34,11 @@ pub(super) fn open(
     config: &Config,
     plan: Plan,
     shape: &GptShape,
-    on: On,
+    on: ComputeDevice,
 ) -> Result<Device, GenerateError> {
     match on {
-        On::Cores => on_cores(plan, shape),
-        On::Gpu => on_gpu(config, plan, shape),
+        ComputeDevice::Cores => on_cores(plan, shape),
+        ComputeDevice::Gpu => on_gpu(config, plan, shape),
     }
 }
 
@@ -71,7 +71,7 @@ fn on_gpu(config: &Config, plan: Plan, shape: &GptShape) -> Result<Device, Gener
     if shape.head_dim > WIDEST_HEAD {
         return Err(GenerateError::WideHeads(shape.head_dim));
     }
-    let gpu = taken((1, 1)).first().copied();
+    let gpu = rank_gpus((1, 1)).first().copied();
     let gpu = gpu.and_then(|gpu| machine().gpus.get(gpu));
     let Some(gpu) = gpu else { return Err(GenerateError::NoGpu("none is taken".into())) };
     if dtype == Dtype::Bf16 && gpu.sm > 0 && gpu.sm < BF16_SINCE {
@@ -80,9 +80,9 @@ fn on_gpu(config: &Config, plan: Plan, shape: &GptShape) -> Result<Device, Gener
     let parallel = ParallelConfig { tensor: 1, data: 1, ..config.parallel.clone() };
     let alone = Config { parallel, ..config.clone() };
     let needed = cuda::device_bytes(&plan, 0);
-    match room(&alone, &plan) {
-        Ok(Room { limit, beside }) if needed > limit => {
-            let problem = refusal(&plan, dtype, (gpu.ordinal, needed), (limit, &beside));
+    match memory_budget(&alone, &plan) {
+        Ok(budget) if needed > budget.limit => {
+            let problem = refusal(&plan, dtype, gpu.ordinal, needed, &budget);
             return Err(GenerateError::GpuMemory(problem));
         }
         Ok(_) => {}
@@ -105,19 +105,14 @@ fn on_gpu(config: &Config, plan: Plan, shape: &GptShape) -> Result<Device, Gener
 }
 
 /// What a plan takes of a GPU, part by part, what the GPU has, and what helps.
-fn refusal(
-    plan: &Plan,
-    dtype: Dtype,
-    (gpu, needed): (usize, u64),
-    (limit, beside): (u64, &[(&'static str, u64)]),
-) -> String {
+fn refusal(plan: &Plan, dtype: Dtype, gpu: usize, needed: u64, budget: &MemoryBudget) -> String {
     let mut pools = plan.pools(Arena::Device);
     pools.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
     let behind = needed - pools.iter().map(|(_, bytes)| bytes).sum::<u64>();
     pools.push(("workspace of products", behind));
     let line =
         |(name, bytes): &(&'static str, u64)| format!("\n  {:>12}  {name}", format_bytes(*bytes));
-    let beside: u64 = beside.iter().map(|(_, bytes)| bytes).sum();
+    let overhead: u64 = budget.overheads.iter().map(|(_, bytes)| bytes).sum();
     let halves = match dtype {
         Dtype::F32 => "weights of 16 bits (--set precision=Bf16), ",
         _ => "",
@@ -126,8 +121,8 @@ fn refusal(
         "out of GPU memory: {} are wanted, and GPU {gpu} has {} free beside {} of code and streams: give fewer --tokens or \
          prompts, {halves}or take the cores (--set device=Cpu); by part:{}",
         format_bytes(needed),
-        format_bytes(limit),
-        format_bytes(beside),
+        format_bytes(budget.limit),
+        format_bytes(overhead),
         pools.iter().map(line).collect::<String>()
     )
 }

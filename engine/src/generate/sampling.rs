@@ -15,7 +15,7 @@ pub struct Sampling {
     /// The same seed draws the same text.
     pub seed: u64,
     /// What ends a text before that.
-    pub stop: Stop,
+    pub stop: StopCondition,
     /// A text goes on from its prompt, which comes first; else it begins anew behind it, as an answer does.
     pub echo: bool,
     /// Prompts get the special tokens that the tokenizer puts around a text.
@@ -24,14 +24,14 @@ pub struct Sampling {
 
 /// What ends a text. It is not a part of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Stop {
+pub struct StopCondition {
     /// Tokens.
     pub tokens: Vec<i32>,
     /// Bytes that follow each other, from one token or several.
     pub texts: Vec<Vec<u8>>,
 }
 
-impl Stop {
+impl StopCondition {
     pub(super) fn tail(&self) -> Tail {
         Tail { stops: self.texts.clone(), held: Vec::new() }
     }
@@ -114,7 +114,7 @@ mod tests {
         top_k: None,
         top_p: 1.0,
         seed: 0,
-        stop: Stop { tokens: Vec::new(), texts: Vec::new() },
+        stop: StopCondition { tokens: Vec::new(), texts: Vec::new() },
         echo: false,
         special: false,
     };
@@ -153,7 +153,8 @@ mod tests {
 
     #[test]
     fn a_text_stops_where_it_is_told_to_and_keeps_what_only_began_like_that() {
-        let stop = Stop { tokens: Vec::new(), texts: vec![b"END".to_vec(), b"\n\n".to_vec()] };
+        let stop =
+            StopCondition { tokens: Vec::new(), texts: vec![b"END".to_vec(), b"\n\n".to_vec()] };
         let mut tail = stop.tail();
         assert_eq!(tail.push(b"the E"), (b"the ".to_vec(), false));
         assert_eq!(tail.push(b"N"), (Vec::new(), false));
@@ -162,7 +163,7 @@ mod tests {
         let mut tail = stop.tail();
         assert_eq!(tail.push(b"a\n"), (b"a".to_vec(), false));
         assert_eq!(tail.rest(), b"\n");
-        let mut tail = Stop::default().tail();
+        let mut tail = StopCondition::default().tail();
         assert_eq!(tail.push(b"any"), (b"any".to_vec(), false));
     }
 }

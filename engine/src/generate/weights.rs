@@ -4,7 +4,7 @@ use super::GenerateError;
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::inspect::TensorSummary;
 use crate::hugging_face::{Folder, Pretrained};
-use crate::train::runs::Runs;
+use crate::train::runs::SegmentRuns;
 use device::{Device, Tensor, ViewMut};
 use safetensors::tensor::Metadata;
 use std::fs::File;
@@ -19,10 +19,10 @@ const LONGEST_HEADER: u64 = 1 << 26;
 const AT_ONCE: usize = 1 << 20;
 
 /// Sets some values: the index of the first, and the values.
-type Fill<'a> = dyn Fn(usize, &mut [f32]) -> Result<(), GenerateError> + Sync + 'a;
+type ValueSource<'a> = dyn Fn(usize, &mut [f32]) -> Result<(), GenerateError> + Sync + 'a;
 
 /// Sets parameters by `fill`, on all kernel threads.
-fn set(dev: &Device, params: Tensor, fill: &Fill<'_>) -> Result<(), GenerateError> {
+fn set(dev: &Device, params: Tensor, fill: &ValueSource<'_>) -> Result<(), GenerateError> {
     let failed = Mutex::new(None);
     dev.write_runs(&[params], &|first, views| {
         let [view] = views else { unreachable!("one tensor has one view") };
@@ -35,7 +35,11 @@ fn set(dev: &Device, params: Tensor, fill: &Fill<'_>) -> Result<(), GenerateErro
 }
 
 /// Sets a run of parameters from number `first` on; those of 16 bits are rounded.
-fn set_run(first: usize, view: &mut ViewMut<'_>, fill: &Fill<'_>) -> Result<(), GenerateError> {
+fn set_run(
+    first: usize,
+    view: &mut ViewMut<'_>,
+    fill: &ValueSource<'_>,
+) -> Result<(), GenerateError> {
     if let ViewMut::F32(values) = view {
         let mut parts = values.chunks_mut(AT_ONCE).enumerate();
         return parts.try_for_each(|(i, some)| fill(first + i * AT_ONCE, some));
@@ -61,12 +65,12 @@ pub(super) fn load_folder(dev: &Device, gpt: &Gpt, from: &Path) -> Result<(), Ge
 }
 
 /// Reads some elements of a tensor: its number, the index of the first element, and where they go.
-type ReadTensor<'a> = dyn Fn(usize, usize, &mut [f32]) -> Result<(), GenerateError> + Sync + 'a;
+type TensorReader<'a> = dyn Fn(usize, usize, &mut [f32]) -> Result<(), GenerateError> + Sync + 'a;
 
 /// Sets every parameter of `gpt`. Rows that round a vocabulary up are in no tensor, and 0.
-fn set_all(dev: &Device, gpt: &Gpt, read: &ReadTensor<'_>) -> Result<(), GenerateError> {
+fn set_all(dev: &Device, gpt: &Gpt, read: &TensorReader<'_>) -> Result<(), GenerateError> {
     let rank = dev.rank();
-    let runs = Runs::new(gpt, (rank.tp, rank.tp_size), |number, _| number);
+    let runs = SegmentRuns::new(gpt, (rank.tp, rank.tp_size), |number, _| number);
     for (segment, layout) in gpt.segments().iter().enumerate() {
         let params = gpt.params(segment).slice(0..layout.len);
         set(dev, params, &|first, values| {

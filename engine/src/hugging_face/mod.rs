@@ -20,7 +20,7 @@ use crate::checkpoint::RunFolder;
 use crate::checkpoint::rewrite::{RewriteError, Sealed, Source, start};
 use crate::config::{Config, ModelConfig};
 use crate::data::Dataset;
-use crate::train::build::Built;
+use crate::train::build::RankLayout;
 use rayon::iter::{IndexedParallelIterator, ParallelIterator};
 use rayon::slice::ParallelSliceMut;
 use std::io;
@@ -70,7 +70,7 @@ fn lines(problems: &[String]) -> String {
 /// [`FolderError::OtherModel`] with every key of `config.json` that differs; what cannot be read or written.
 pub fn import(
     folder: &Folder,
-    (config, built, data): (&Config, &Built, &Dataset),
+    (config, built, data): (&Config, &RankLayout, &Dataset),
     run: &RunFolder,
 ) -> Result<Sealed, FolderError> {
     let places = folder.places(&built.gpt)?;

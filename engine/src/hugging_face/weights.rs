@@ -2,7 +2,7 @@
 
 use super::FolderError;
 use super::folder::{Folder, Place};
-use crate::train::runs::Runs;
+use crate::train::runs::SegmentRuns;
 use device::Rank;
 use std::sync::{Arc, Mutex, PoisonError};
 use tensor_parallel::Gpt;
@@ -27,7 +27,7 @@ impl Pretrained {
 
     /// The part of a rank of `gpt`.
     pub(crate) fn of_rank(&self, gpt: &Gpt, rank: Rank) -> RankWeights<'_> {
-        let runs = Runs::new(gpt, (rank.tp, rank.tp_size), |number, _| number);
+        let runs = SegmentRuns::new(gpt, (rank.tp, rank.tp_size), |number, _| number);
         RankWeights { from: self, runs, turned: Mutex::default() }
     }
 }
@@ -37,7 +37,7 @@ impl Pretrained {
 pub(crate) struct RankWeights<'a> {
     from: &'a Pretrained,
     /// By number of the tensor.
-    runs: Runs<usize>,
+    runs: SegmentRuns<usize>,
     /// The last tensor that stands there transposed: those are read whole.
     turned: Mutex<Option<(usize, Arc<Vec<f32>>)>>,
 }

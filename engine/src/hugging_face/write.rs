@@ -11,7 +11,7 @@ use crate::run_dir::TOKENIZER;
 use crate::run_dir::durable::sync_folder;
 use crate::run_dir::kept::FILES;
 use crate::run_dir::own::{self, LOCK};
-use crate::train::build::Built;
+use crate::train::build::RankLayout;
 use half::bf16;
 use serde_json::json;
 use std::ffi::{OsStr, OsString};
@@ -96,7 +96,7 @@ impl Numbers {
 /// [`ExportError`]; nothing is left under the name then.
 pub fn export(
     from: &Checkpoint,
-    (config, built): (&Config, &Built),
+    (config, built): (&Config, &RankLayout),
     (tokenizer, beside): (Option<&[u8]>, &Beside),
     out: &Path,
     (numbers, most): (Numbers, u64),
@@ -291,7 +291,7 @@ fn parameter(
 /// The folder as an import would read it.
 fn read_back(
     from: &Checkpoint,
-    built: &Built,
+    built: &RankLayout,
     folder: &Path,
     numbers: Numbers,
 ) -> Result<(), ExportError> {

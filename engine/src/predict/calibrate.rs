@@ -8,7 +8,7 @@ use crate::report::metrics::median;
 use crate::run::placement::cores;
 use crate::run::{RunOptions, train};
 use crate::run_dir::output::Output;
-use crate::train::build::build;
+use crate::train::build::lay_out;
 use device::Trace;
 use device::sim::{Kind, Work};
 use std::collections::BTreeMap;
@@ -117,7 +117,7 @@ fn calibration(
 /// has steps alone, so meetings of ranks between steps are left out.
 fn time(config: &Config) -> Result<Vec<Timed>, CalibrateError> {
     let failed = |why: &dyn std::fmt::Display| CalibrateError::Run(why.to_string());
-    let built = build(config);
+    let built = lay_out(config);
     let program = record(config, &built).map_err(|e| failed(&e))?;
     let trace = Arc::new(Trace::default());
     let options =
@@ -125,7 +125,7 @@ fn time(config: &Config) -> Result<Vec<Timed>, CalibrateError> {
     let data = Arc::new(Dataset::noise(config.model.seq_len));
     train(config, &built, &data, &options, &mut |_| {}).map_err(|e| failed(&e))?;
     let mut spans = trace.spans();
-    spans.retain(|span| span.wrote != built.plan.name(built.meeting));
+    spans.retain(|span| span.wrote != built.plan.name(built.barrier));
     let mut times: BTreeMap<String, (Work, Vec<f64>)> = BTreeMap::new();
     for rank in 0..config.parallel.tensor * config.parallel.data {
         let of_rank = spans.iter().filter(|span| span.rank == rank);

@@ -25,7 +25,7 @@ use crate::predict::boxes;
 use crate::run::gpu_room;
 use crate::run::here;
 use crate::run::placement::{self, this_machine};
-use crate::train::build::{Built, device_bytes, device_limit, first_forward, reserved};
+use crate::train::build::{RankLayout, device_bytes, device_limit, reserved_bytes, vertical_width};
 use device::{Arena, Dtype, Error};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -165,14 +165,14 @@ pub struct Binding {
 ///
 /// # Errors
 /// A step that its own checks refuse; that is a defect of onebox.
-pub fn report(config: &Config, built: &Built) -> Result<Report, Error> {
+pub fn report(config: &Config, built: &RankLayout) -> Result<Report, Error> {
     let mut report = memory_report(config, built);
     report.step = report.fits.then(|| step(config, built)).transpose()?;
     Ok(report)
 }
 
 /// The same without the step, whose counting takes as long as its ops are many.
-pub fn memory_report(config: &Config, built: &Built) -> Report {
+pub fn memory_report(config: &Config, built: &RankLayout) -> Report {
     let gpu = gpu(config, built);
     let mut host_per_rank = memory("host, per rank", built, Arena::Pinned);
     let memories = decided(config, built);
@@ -220,7 +220,7 @@ pub fn memory_report(config: &Config, built: &Built) -> Report {
     }
 }
 
-fn gpu(config: &Config, built: &Built) -> Memory {
+fn gpu(config: &Config, built: &RankLayout) -> Memory {
     let gpus = if config.world_size() == 1 { "GPU" } else { "GPUs" };
     let what = match &config.device {
         DeviceConfig::Cpu { .. } => format!("virtual {gpus}"),
@@ -241,25 +241,25 @@ fn gpu(config: &Config, built: &Built) -> Memory {
 }
 
 /// What lies on a GPU beside the plan.
-fn beside_on_gpu(config: &Config, built: &Built) -> Vec<Pool> {
+fn beside_on_gpu(config: &Config, built: &RankLayout) -> Vec<Pool> {
     let parts = match &config.device {
         DeviceConfig::Cpu { .. } => Vec::new(),
         DeviceConfig::Cuda => {
-            gpu_room::room(config, &built.plan).map_or(Vec::new(), |room| room.beside)
+            gpu_room::memory_budget(config, &built.plan).map_or(Vec::new(), |room| room.overheads)
         }
-        DeviceConfig::Sim { box_, .. } => vec![("CUDA context and NCCL", reserved(box_))],
+        DeviceConfig::Sim { box_, .. } => vec![("CUDA context and NCCL", reserved_bytes(box_))],
     };
     let parts = parts.into_iter().filter(|(_, bytes)| *bytes > 0);
     parts.map(|(name, bytes)| Pool { name, bytes }).collect()
 }
 
 /// Why the GPUs' memory is not looked at, where it is not.
-fn not_checked(config: &Config, built: &Built) -> Option<String> {
+fn not_checked(config: &Config, built: &RankLayout) -> Option<String> {
     let cuda = config.device == DeviceConfig::Cuda;
-    cuda.then(|| gpu_room::room(config, &built.plan).err()).flatten()
+    cuda.then(|| gpu_room::memory_budget(config, &built.plan).err()).flatten()
 }
 
-fn memory(what: &str, built: &Built, arena: Arena) -> Memory {
+fn memory(what: &str, built: &RankLayout, arena: Arena) -> Memory {
     let mut pools: Vec<Pool> =
         built.plan.pools(arena).into_iter().map(|(name, bytes)| Pool { name, bytes }).collect();
     pools.sort_by_key(|pool| std::cmp::Reverse(pool.bytes));
@@ -297,7 +297,7 @@ const fn dtype_name(dtype: Dtype) -> &'static str {
 }
 
 /// Whether every memory holds what it must, as in [`memory_report`].
-pub(crate) fn fits(config: &Config, built: &Built) -> bool {
+pub(crate) fn fits(config: &Config, built: &RankLayout) -> bool {
     all_fit(&limited(config, built))
 }
 
@@ -305,7 +305,7 @@ pub(crate) fn fits(config: &Config, built: &Built) -> bool {
 pub(crate) type Limited = (String, u64, u64);
 
 /// Every memory that has a limit.
-pub(crate) fn limited(config: &Config, built: &Built) -> Vec<Limited> {
+pub(crate) fn limited(config: &Config, built: &RankLayout) -> Vec<Limited> {
     decided(config, built).limited
 }
 
@@ -340,7 +340,7 @@ impl Memories {
 const GPU: &str = "gpu";
 
 /// The memories where each rank keeps a copy of `copy` bytes.
-fn memories(config: &Config, built: &Built, copy: u64) -> Memories {
+fn memories(config: &Config, built: &RankLayout, copy: u64) -> Memories {
     let gpu = device_bytes(config, &built.plan);
     let (nodes, placed, whole) = nodes(config, built, copy);
     let gpu = device_limit(config, &built.plan).map(|limit| (GPU.to_owned(), gpu, limit));
@@ -354,7 +354,7 @@ fn memories(config: &Config, built: &Built, copy: u64) -> Memories {
 /// are, and bytes against limit of all nodes together where that limit is a tighter one.
 fn nodes(
     config: &Config,
-    built: &Built,
+    built: &RankLayout,
     copy: u64,
 ) -> (Vec<Node>, Vec<String>, Option<(u64, u64)>) {
     let host = built.host_bytes(config);
@@ -369,7 +369,7 @@ fn nodes(
     let whole = Some((bytes, topology::available_memory()));
     let Some(machine) = this_machine() else { return (Vec::new(), Vec::new(), whole) };
     let wanted = placement::request(config, host);
-    let placed = placement::on(machine, &wanted, &placement::gpus(config));
+    let placed = placement::place_on(machine, &wanted, &placement::gpus(config));
     let Ok((Placement { ranks, sockets, .. }, _)) = placed else {
         return (Vec::new(), Vec::new(), whole);
     };
@@ -467,15 +467,19 @@ fn name(what: &str, is_virtual: bool) -> String {
 }
 
 /// Micro-batches by which steps of `config` grow alike: parameters that live on the host come up for each group of them.
-pub(crate) fn alike(config: &Config, built: &Built) -> usize {
-    let group = first_forward(config);
+pub(crate) fn alike(config: &Config, built: &RankLayout) -> usize {
+    let group = vertical_width(config);
     let in_groups = built.gpt.shape().ring != Ring::NONE && group < built.micro_batches;
     if in_groups { group } else { 1 }
 }
 
 /// `config`, whose handles are `built`, with another number of micro-batches, more than one, summed at the same place, and with the
 /// same parameters on the GPU.
-pub(crate) fn with_micro_batches(config: &Config, built: &Built, micro_batches: usize) -> Config {
+pub(crate) fn with_micro_batches(
+    config: &Config,
+    built: &RankLayout,
+    micro_batches: usize,
+) -> Config {
     let mut config = config.clone();
     config.batch.global = micro_batches * config.batch.micro * config.parallel.data;
     let Ring { slots, resident } = built.gpt.shape().ring;
@@ -492,7 +496,7 @@ pub(crate) fn with_micro_batches(config: &Config, built: &Built, micro_batches: 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::train::build::build;
+    use crate::train::build::lay_out;
 
     /// A described DGX A100 whose processors have four nodes each, and a config of `sets` on it.
     fn nps4(sets: &[&str]) -> (Config, BoxConfig) {
@@ -519,7 +523,7 @@ mod tests {
             &["parallel.tensor=1", "parallel.data=1", "model.layers=24"],
         ] {
             let (config, described) = nps4(sets);
-            let host = build(&config).host_bytes(&config);
+            let host = lay_out(&config).host_bytes(&config);
             let (nodes, _) = of_box(&config, &described, (host, 0));
             // The same machine as a process finds it that runs on it, with as much memory free.
             let mut machine = Machine::clone(described.machine.as_ref().unwrap());
@@ -529,7 +533,8 @@ mod tests {
             }
             let gpus: Vec<_> = machine.gpus.iter().map(|gpu| Some(gpu.pci)).collect();
             let ranks = |machine: &Machine| {
-                let placed = placement::on(machine, &placement::request(&config, host), &gpus);
+                let placed =
+                    placement::place_on(machine, &placement::request(&config, host), &gpus);
                 placed.unwrap().0.ranks
             };
             let live = of_machine(&machine, &ranks(&machine), host);

@@ -5,8 +5,8 @@ use crate::config::Config;
 use crate::data::Dataset;
 use crate::predict::simulate::{typical_step, with_steps};
 use crate::run::RunOptions;
-use crate::train::build::{Built, op_scratch};
-use crate::train::detours::Detours;
+use crate::train::build::{RankLayout, op_scratch};
+use crate::train::detours::RollbackHistory;
 use crate::train::trainer::trainer;
 use device::cuda::{self, CudaOptions, Peers};
 use device::warm::{self, Distinct};
@@ -15,17 +15,17 @@ use device::{HostPlace, HostWork, World};
 use std::sync::Arc;
 
 /// Micro-batches in which every kind of op of a step comes: the first ones, one between, the last.
-fn few(built: &Built, config: &Config) -> Built {
-    let micro_batches = built.micro_batches.min(crate::train::build::first_forward(config) + 2);
-    let layout = Arc::new(built.layout.with_micro_batches(micro_batches));
-    Built { micro_batches, layout, ..built.clone() }
+fn few(built: &RankLayout, config: &Config) -> RankLayout {
+    let micro_batches = built.micro_batches.min(crate::train::build::vertical_width(config) + 2);
+    let layout = Arc::new(built.optimizer.with_micro_batches(micro_batches));
+    RankLayout { micro_batches, optimizer: layout, ..built.clone() }
 }
 
 /// The distinct ops of `rank`'s first steps, at the addresses of `built`.
 ///
 /// # Errors
 /// A step that its own checks refuse; that is a defect of onebox.
-pub(crate) fn distinct(config: &Config, built: &Built, rank: Rank) -> Result<Distinct, Error> {
+pub(crate) fn distinct(config: &Config, built: &RankLayout, rank: Rank) -> Result<Distinct, Error> {
     let built = few(built, config);
     let (dev, distinct) = warm::open(rank, &built.plan);
     let typical = typical_step(config);
@@ -38,14 +38,14 @@ pub(crate) fn distinct(config: &Config, built: &Built, rank: Rank) -> Result<Dis
 /// These steps without data; `passed` hears 0 before the first, and the number of each when it is over.
 fn play(
     config: &Config,
-    built: &Built,
+    built: &RankLayout,
     dev: &Device,
     steps: impl Iterator<Item = u64>,
     passed: &dyn Fn(u64),
 ) -> Result<(), Error> {
     let data = Arc::new(Dataset::none(config.model.seq_len));
-    let detours: Arc<Detours> = Arc::default();
-    let mut trainer = trainer(config, built, (&data, &detours), dev.rank());
+    let rollback_history: Arc<RollbackHistory> = Arc::default();
+    let mut trainer = trainer(config, built, &data, &rollback_history, dev.rank());
     built.gpt.write_constants(dev)?;
     trainer.optimizer.init_blank(dev)?;
     trainer.loader.prefetch(dev);
@@ -70,7 +70,7 @@ fn play(
 /// The first that a rank meets: a plan that does not fit beside what else lies on its GPU.
 pub fn rehearse(
     config: &Config,
-    built: &Built,
+    built: &RankLayout,
     steps: u64,
     passed: &(dyn Fn(usize, u64) + Sync),
 ) -> Result<(), Error> {

@@ -20,7 +20,7 @@ use crate::config::{ALL_TOGETHER, Config, Loaded, OffloadConfig, ParameterPlace}
 use crate::predict::changes::{self, divisors};
 use crate::predict::plan::fits;
 use crate::predict::simulate::{SimulateError, described};
-use crate::train::build::{Built, build, first_forward, micro_batches, shape};
+use crate::train::build::{RankLayout, lay_out, micro_batches, shape, vertical_width};
 use offload::Sum;
 use rayon::prelude::*;
 use serde::Serialize;
@@ -157,7 +157,7 @@ struct Candidate {
     /// Of the layout; choices of one layout share it.
     number: usize,
     config: Config,
-    built: Built,
+    built: RankLayout,
     /// Settings that differ from the config's.
     changes: usize,
     /// It is the config.
@@ -304,7 +304,7 @@ fn sort<T>(all: &mut [T], key: impl Fn(&T) -> (f64, usize)) {
 /// `config` with its handles, if it fits; with parameters on the host in the largest groups of micro-batches that do.
 fn laid_out(given: &Config, config: &Config, number: usize) -> Option<Candidate> {
     let fits = |config: &Config| {
-        let built = build(config);
+        let built = lay_out(config);
         // All blocks stay: it is the same without parameters on the host.
         let stays = built.gpt.shape().ring.resident == config.model.layers;
         !stays && fits(config, &built)
@@ -336,15 +336,15 @@ fn in_groups(config: &Config) -> Vec<Config> {
 
 /// `config` with its handles, in the words of `given` where these mean the same.
 fn worded(given: &Config, mut config: Config, number: usize) -> Candidate {
-    let mut built = build(&config);
+    let mut built = lay_out(&config);
     let mut same = config.clone();
     same.offload.accumulate = given.offload.accumulate;
     same.offload.first_forward = given.offload.first_forward;
-    if first_forward(&same) != first_forward(&config) || !same.is_sound() {
+    if vertical_width(&same) != vertical_width(&config) || !same.is_sound() {
         same.offload.first_forward = config.offload.first_forward;
     }
     if same != config && same.is_sound() {
-        let as_given = build(&same);
+        let as_given = lay_out(&same);
         if as_given.sum == built.sum {
             (config, built) = (same, as_given);
         }
@@ -356,7 +356,7 @@ fn worded(given: &Config, mut config: Config, number: usize) -> Candidate {
 /// `all`, and the config itself where it is of another kind, such as one on fewer GPUs, and fits.
 fn with_given(given: &Config, mut all: Vec<Candidate>) -> Vec<Candidate> {
     if !all.iter().any(|c| c.given) && given.is_sound() {
-        let built = build(given);
+        let built = lay_out(given);
         if fits(given, &built) {
             let number = all.iter().map(|c| c.number + 1).max().unwrap_or(0);
             all.push(Candidate { number, config: given.clone(), built, changes: 0, given: true });

@@ -4,7 +4,7 @@ use crate::config::{BoxConfig, Config, DeviceConfig, UpdateMode};
 use crate::data::Dataset;
 use crate::predict::boxes::{self, BoxError};
 use crate::predict::plan::Report;
-use crate::train::build::{Built, shape, update_mode};
+use crate::train::build::{RankLayout, shape, update_mode};
 use crate::train::trainer::trainer;
 use device::sim::{self, Hardware, Kind, Played, Program, Timeline};
 use device::{Lane, Rank};
@@ -192,7 +192,7 @@ pub fn groups(parts: &[Part]) -> Vec<(&'static str, f64)> {
 ///
 /// # Errors
 /// No box, or one that says too little; a grid that is larger.
-pub fn simulate(config: &Config, built: &Built) -> Result<Timeline, SimulateError> {
+pub fn simulate(config: &Config, built: &RankLayout) -> Result<Timeline, SimulateError> {
     simulate_as(config, built, Ahead::Committed)
 }
 
@@ -202,7 +202,7 @@ pub fn simulate(config: &Config, built: &Built) -> Result<Timeline, SimulateErro
 /// As [`simulate`].
 pub fn simulate_as(
     config: &Config,
-    built: &Built,
+    built: &RankLayout,
     ahead: Ahead,
 ) -> Result<Timeline, SimulateError> {
     play(config, built, true, ahead)
@@ -214,14 +214,14 @@ pub fn simulate_as(
 /// As [`simulate`].
 pub(crate) fn simulate_unchecked(
     config: &Config,
-    built: &Built,
+    built: &RankLayout,
 ) -> Result<Timeline, SimulateError> {
     play(config, built, false, Ahead::Committed)
 }
 
 fn play(
     config: &Config,
-    built: &Built,
+    built: &RankLayout,
     checked: bool,
     ahead: Ahead,
 ) -> Result<Timeline, SimulateError> {
@@ -244,7 +244,7 @@ fn play(
 /// As [`simulate`].
 pub fn mean_step(
     config: &Config,
-    built: &Built,
+    built: &RankLayout,
     (committed, clipped): (f64, f64),
 ) -> Result<f64, SimulateError> {
     if clipped == 0.0 || update_mode(config) != UpdateMode::Speculative {
@@ -285,18 +285,18 @@ pub fn described(config: &Config) -> Result<&BoxConfig, SimulateError> {
 ///
 /// # Errors
 /// The step's own checks.
-pub fn record(config: &Config, built: &Built) -> Result<Program, device::Error> {
+pub fn record(config: &Config, built: &RankLayout) -> Result<Program, device::Error> {
     record_as(config, built, true)
 }
 
 /// [`record`], with the hazard check or without.
-fn record_as(config: &Config, built: &Built, checked: bool) -> Result<Program, device::Error> {
+fn record_as(config: &Config, built: &RankLayout, checked: bool) -> Result<Program, device::Error> {
     let (tensor, data) = (config.parallel.tensor, config.parallel.data);
     let rank = Rank { tp: 0, tp_size: tensor, dp: 0, dp_size: data };
     let no_tokens = Arc::new(Dataset::none(config.model.seq_len));
     let config = with_steps(config, RECORDED_STEPS);
     let first = typical_step(&config);
-    let mut trainer = trainer(&config, built, (&no_tokens, &Arc::default()), rank);
+    let mut trainer = trainer(&config, built, &no_tokens, &Arc::default(), rank);
     sim::record_as(rank, &built.plan, checked, |dev| {
         built.gpt.write_constants(dev)?;
         trainer.optimizer.init_blank(dev)?;

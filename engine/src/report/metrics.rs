@@ -5,7 +5,7 @@
 use crate::report::appended::Appended;
 pub use crate::report::appended::MetricsError;
 use crate::report::tensorboard::Events;
-use crate::run::Differing;
+use crate::run::Difference;
 use crate::run_dir::directory::Directory;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -106,7 +106,7 @@ enum Line<'a> {
     },
     Differs {
         step: u64,
-        places: &'a [Differing],
+        places: &'a [Difference],
     },
 }
 
@@ -194,7 +194,7 @@ impl MetricsWriter {
     }
 
     /// Appends that two runs of a step's passes have given other bits, and where each of some ranks has seen it.
-    pub fn differs(&mut self, step: u64, places: &[Differing]) {
+    pub fn differs(&mut self, step: u64, places: &[Difference]) {
         self.write(&Line::Differs { step, places });
     }
 

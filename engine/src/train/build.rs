@@ -16,19 +16,19 @@ use topology::HostBytes;
 
 /// The model, the optimizer and their memory.
 #[derive(Clone, Debug)]
-pub struct Built {
+pub struct RankLayout {
     /// Every tensor by name.
     pub plan: Arc<Plan>,
     /// The model's handles.
     pub gpt: Gpt,
     /// The optimizer's.
-    pub layout: Arc<Layout>,
+    pub optimizer: Arc<Layout>,
     /// The batches'.
     pub batches: BatchLayout,
     /// F64 (micro-batches + 1) on the device and on the host: sums of losses, the last one an evaluation's.
     pub losses: [Tensor; 2],
     /// F64 (1), host: where ranks meet outside a step.
-    pub meeting: Tensor,
+    pub barrier: Tensor,
     /// Micro-batches of a step.
     pub micro_batches: usize,
     /// Where micro-batches are summed.
@@ -37,7 +37,7 @@ pub struct Built {
     pub scratch: KernelScratch,
 }
 
-impl Built {
+impl RankLayout {
     /// Bytes of host memory that the plan takes for a rank: staging, which is next to its GPU, and all else, which is where the
     /// rank's cores are. Virtual GPUs are host memory too.
     pub fn host_bytes(&self, config: &Config) -> HostBytes {
@@ -67,7 +67,7 @@ pub struct KernelScratch {
 pub fn shape(config: &Config) -> GptShape {
     let (m, dtype) = (&config.model, dtype(config.precision));
     GptShape {
-        parts: parts(m),
+        parts: architecture(m),
         layers: m.layers,
         hidden: m.hidden,
         heads: m.heads,
@@ -90,7 +90,7 @@ pub fn shape(config: &Config) -> GptShape {
             (true, Transfer::Streamed) => Keep::Host,
             (true, Transfer::Blocking) => Keep::HostBlocking,
         },
-        checkpoint_sets: first_forward(config),
+        checkpoint_sets: vertical_width(config),
         ring: Ring::NONE,
         head_rows: head_rows(m.vocab),
         dtype,
@@ -102,7 +102,7 @@ pub fn shape(config: &Config) -> GptShape {
 }
 
 /// What a model is made of.
-fn parts(m: &ModelConfig) -> Parts {
+fn architecture(m: &ModelConfig) -> Parts {
     let norm_epsilon = decimal(m.norm_eps);
     match m.family {
         Family::Gpt2 => return Parts { norm_epsilon, ..Parts::GPT2 },
@@ -194,13 +194,15 @@ pub(crate) fn op_scratch(config: &Config) -> u64 {
 pub fn device_limit(config: &Config, plan: &Plan) -> Option<u64> {
     match &config.device {
         DeviceConfig::Cpu { memory, .. } => Some(*memory),
-        DeviceConfig::Sim { box_, .. } => Some(box_.gpu_memory.saturating_sub(reserved(box_))),
-        DeviceConfig::Cuda => gpu_room::room(config, plan).ok().map(|room| room.limit),
+        DeviceConfig::Sim { box_, .. } => {
+            Some(box_.gpu_memory.saturating_sub(reserved_bytes(box_)))
+        }
+        DeviceConfig::Cuda => gpu_room::memory_budget(config, plan).ok().map(|room| room.limit),
     }
 }
 
 /// Micro-batches whose first forward pass goes through each block together.
-pub fn first_forward(config: &Config) -> usize {
+pub fn vertical_width(config: &Config) -> usize {
     config.offload.first_forward.min(micro_batches(config))
 }
 
@@ -222,7 +224,7 @@ pub fn update_mode(config: &Config) -> UpdateMode {
 }
 
 /// Share of the parameters behind the embedding that are updated ahead of the decision.
-pub fn share_ahead(config: &Config) -> f32 {
+pub fn speculated_share(config: &Config) -> f32 {
     match update_mode(config) {
         UpdateMode::Speculative => config.offload.speculated_fraction.share(),
         UpdateMode::Serial | UpdateMode::Overlapped | UpdateMode::Delayed { .. } => 0.0,
@@ -231,7 +233,7 @@ pub fn share_ahead(config: &Config) -> f32 {
 }
 
 /// What a CUDA context and NCCL take of a described GPU before the first tensor; of a virtual one, nothing.
-pub const fn reserved(described: &BoxConfig) -> u64 {
+pub const fn reserved_bytes(described: &BoxConfig) -> u64 {
     if described.measured.is_some() { 0 } else { 3 << 29 }
 }
 
@@ -239,19 +241,19 @@ pub const fn reserved(described: &BoxConfig) -> u64 {
 ///
 /// Kernel threads are counted here, on a thread that is not bound. How much memory ranks take can decide on how many sockets
 /// they are, and so how many threads they have: then everything is laid out again, with theirs.
-pub fn build(config: &Config) -> Built {
+pub fn lay_out(config: &Config) -> RankLayout {
     let near = kernel_scratch(config, HostBytes::default());
-    let built = with_room(config, near);
+    let built = with_fitting_threads(config, near);
     let scratch = kernel_scratch(config, built.host_bytes(config));
-    if scratch.threads == near.threads { built } else { with_room(config, scratch) }
+    if scratch.threads == near.threads { built } else { with_fitting_threads(config, scratch) }
 }
 
 /// With fewer kernel threads where the scratch of so many does not fit into the GPU: a machine of many cores takes what one of
 /// few cores takes. Where the config says how many, that is so.
-fn with_room(config: &Config, mut scratch: KernelScratch) -> Built {
+fn with_fitting_threads(config: &Config, mut scratch: KernelScratch) -> RankLayout {
     let said = matches!(config.device, DeviceConfig::Cpu { threads: Some(_), .. });
     loop {
-        let built = build_with(config, scratch);
+        let built = with_parameter_place(config, scratch);
         if said || scratch.threads < 2 {
             return built;
         }
@@ -265,21 +267,21 @@ fn with_room(config: &Config, mut scratch: KernelScratch) -> Built {
     }
 }
 
-fn build_with(config: &Config, scratch: KernelScratch) -> Built {
+fn with_parameter_place(config: &Config, scratch: KernelScratch) -> RankLayout {
     match config.offload.parameters {
         ParameterPlace::Device => with_sums(config, scratch, Ring::NONE),
         ParameterPlace::Host => with_ring(config, scratch),
     }
 }
 
-fn fits(config: &Config, built: &Built) -> bool {
+fn fits(config: &Config, built: &RankLayout) -> bool {
     let limit = device_limit(config, &built.plan);
     limit.is_some_and(|limit| device_bytes(config, &built.plan) <= limit)
 }
 
 /// Parameters that come up for each use: in a ring of as many blocks as fit, at most three, beside as many resident blocks as fit,
 /// unless the config says how many.
-fn with_ring(config: &Config, scratch: KernelScratch) -> Built {
+fn with_ring(config: &Config, scratch: KernelScratch) -> RankLayout {
     let layers = config.model.layers;
     let with = |slots, resident| with_sums(config, scratch, Ring { slots, resident });
     let least = config.offload.resident_blocks.unwrap_or(0);
@@ -307,13 +309,13 @@ fn with_ring(config: &Config, scratch: KernelScratch) -> Built {
 }
 
 /// Micro-batches are summed where the config says, or where there is room.
-fn with_sums(config: &Config, scratch: KernelScratch, ring: Ring) -> Built {
+fn with_sums(config: &Config, scratch: KernelScratch, ring: Ring) -> RankLayout {
     let micro_batches = micro_batches(config);
-    let with = |sum| lay_out(config, (micro_batches, sum), scratch, ring);
+    let with = |sum| with_accumulation(config, (micro_batches, sum), scratch, ring);
     if micro_batches == 1 {
         return with(Sum::None);
     }
-    let together = ring != Ring::NONE && first_forward(config) == micro_batches;
+    let together = ring != Ring::NONE && vertical_width(config) == micro_batches;
     if together && config.offload.accumulate != Accumulate::Host {
         return with(Sum::InTurns);
     }
@@ -333,14 +335,14 @@ fn with_sums(config: &Config, scratch: KernelScratch, ring: Ring) -> Built {
     }
 }
 
-fn lay_out(
+fn with_accumulation(
     config: &Config,
     (micro_batches, sum): (usize, Sum),
     scratch: KernelScratch,
     ring: Ring,
-) -> Built {
+) -> RankLayout {
     let (shape, mut plan) = (GptShape { ring, ..shape(config) }, Plan::default());
-    let sets = if ring == Ring::NONE { 1 } else { first_forward(config) };
+    let sets = if ring == Ring::NONE { 1 } else { vertical_width(config) };
     let chunk = chunk_elements(Gpt::longest_segment(&shape));
     let gpt = Gpt::plan(&mut plan, &shape, chunk * config.parallel.data);
     let spec_of = |part| {
@@ -366,7 +368,7 @@ fn lay_out(
     let segments: Vec<SegmentSpec> = gpt.parts().map(spec_of).collect();
     let layout = Layout::plan(&mut plan, &spec(config, micro_batches, sum), chunk, &segments);
     let packs = config.data.packing == Packing::Documents;
-    let batches = BatchLayout::plan(&mut plan, shape.tokens(), packs, first_forward(config));
+    let batches = BatchLayout::plan(&mut plan, shape.tokens(), packs, vertical_width(config));
     let mut small =
         |arena, name, len| plan.tensor((arena, "batches and losses"), name, Dtype::F64, (1, len));
     let losses = [
@@ -379,7 +381,17 @@ fn lay_out(
         plan.tensor((Arena::Device, "kernel scratch"), "kernel scratch", Dtype::F32, shape);
     }
     let (plan, layout) = (Arc::new(plan), Arc::new(layout));
-    Built { plan, gpt, layout, batches, losses, meeting, micro_batches, sum, scratch }
+    RankLayout {
+        plan,
+        gpt,
+        optimizer: layout,
+        batches,
+        losses,
+        barrier: meeting,
+        micro_batches,
+        sum,
+        scratch,
+    }
 }
 
 fn spec(config: &Config, micro_batches: usize, sum: Sum) -> Spec {
@@ -392,7 +404,7 @@ fn spec(config: &Config, micro_batches: usize, sum: Sum) -> Spec {
             Placement::Split { device_fraction } => f64::from(device_fraction),
         },
         delayed: matches!(update_mode(config), UpdateMode::Delayed { .. }),
-        ahead_fraction: f64::from(share_ahead(config)),
+        ahead_fraction: f64::from(speculated_share(config)),
         sum,
         transfer: match offload.transfer {
             Transfer::Streamed => offload::Transfer::Streamed,
@@ -445,7 +457,7 @@ mod tests {
             let of = |threads| {
                 let scratch =
                     KernelScratch { threads, ..kernel_scratch(&config, HostBytes::default()) };
-                let built = with_room(&config, scratch);
+                let built = with_fitting_threads(&config, scratch);
                 let bytes = device_bytes(&config, &built.plan);
                 let limit = device_limit(&config, &built.plan).unwrap();
                 assert!(bytes <= limit, "{threads} threads: {bytes} of {limit}");
@@ -459,7 +471,7 @@ mod tests {
             assert!(few <= most && most == more && left < 2 * each, "{few} {most} {more} {left}");
             assert!((64..256).contains(&most), "{most}");
             let said = [sets.clone(), vec!["device.threads=256".into()]].concat();
-            let said = build(&config::load(&path, &said).unwrap().config);
+            let said = lay_out(&config::load(&path, &said).unwrap().config);
             assert_eq!(said.scratch.threads, 256);
         }
     }

@@ -3,7 +3,7 @@
 
 use crate::checkpoint::{Checkpoint, CheckpointError, Reader};
 use crate::config::{Config, Moments};
-use crate::train::runs::Runs;
+use crate::train::runs::SegmentRuns;
 use device::numerics::normals;
 use device::{Rank, random};
 use offload::{NoiseRun, StateAt};
@@ -15,22 +15,22 @@ use tensor_parallel::{Gpt, Init};
 /// Whole tensors by global name, row-major.
 pub type Weights = BTreeMap<String, Arc<[f32]>>;
 
-/// How the values of a tensor are made.
+/// How the initial values of a tensor are made.
 #[derive(Clone, Debug)]
-struct Source {
+struct TensorInit {
     stream: u64,
     init: Init,
-    /// The whole tensor, where it is given.
+    /// The whole tensor, if a caller gave it.
     given: Option<Arc<[f32]>>,
 }
 
-/// Values of a tensor-parallel rank's flat segments.
+/// Initial values of a tensor-parallel rank's flat segments.
 #[derive(Debug)]
-pub(crate) struct Initial(Runs<Source>);
+pub(crate) struct InitialParameters(SegmentRuns<TensorInit>);
 
-impl Initial {
+impl InitialParameters {
     pub(crate) fn new(config: &Config, gpt: &Gpt, tp: usize, given: Option<&Weights>) -> Self {
-        Self(Runs::new(gpt, (tp, config.parallel.tensor), |_, param| Source {
+        Self(SegmentRuns::new(gpt, (tp, config.parallel.tensor), |_, param| TensorInit {
             stream: random::key_of_name(config.train.seed, &param.name),
             init: param.init,
             given: given.and_then(|all| all.get(&param.name)).cloned(),
@@ -54,8 +54,8 @@ impl Initial {
     }
 }
 
-/// By segment: the random bits of moments that are rounded by chance, by tensor and index in the whole tensor; none
-/// where moments are fp32.
+/// For each segment, the keys of the random bits that round bf16 moments stochastically, by tensor and index in the whole tensor;
+/// none for fp32 moments.
 pub(crate) fn noise(config: &Config, gpt: &Gpt, rank: Rank) -> Vec<Arc<[NoiseRun]>> {
     let seed = random::key_of_name(config.train.seed, "moments");
     let segment = |layout: &tensor_parallel::SegmentLayout| {
@@ -77,17 +77,17 @@ pub(crate) fn noise(config: &Config, gpt: &Gpt, rank: Rank) -> Vec<Arc<[NoiseRun
     gpt.segments().iter().map(segment).collect()
 }
 
-/// States of a checkpoint as a rank's flat segments have them.
+/// The states of a checkpoint, cut for the flat segments of a rank.
 #[derive(Debug)]
-pub(crate) struct Stored<'a> {
+pub(crate) struct CheckpointStates<'a> {
     from: Reader<'a>,
     /// By number of the tensor.
-    runs: Runs<usize>,
+    runs: SegmentRuns<usize>,
 }
 
-impl<'a> Stored<'a> {
+impl<'a> CheckpointStates<'a> {
     pub(crate) fn new(from: &'a Checkpoint, gpt: &Gpt, rank: Rank) -> Self {
-        let runs = Runs::new(gpt, (rank.tp, rank.tp_size), |number, _| number);
+        let runs = SegmentRuns::new(gpt, (rank.tp, rank.tp_size), |number, _| number);
         Self { from: from.reader(), runs }
     }
 
@@ -107,7 +107,7 @@ impl<'a> Stored<'a> {
 mod tests {
     use super::*;
     use crate::config::load_str;
-    use crate::train::build::build;
+    use crate::train::build::lay_out;
     use std::path::Path;
 
     /// By (stream, global index): how often a rank of `tp_size` has it.
@@ -116,7 +116,7 @@ mod tests {
                             offload: (moments: Bf16), data: (train: \"x\"), train: (steps: 1))";
         let sets = [format!("parallel.tensor={tp_size}"), "device=Cpu".into()];
         let config = load_str(RON, "a.ron", Path::new("."), &sets).unwrap().config;
-        let gpt = build(&config).gpt;
+        let gpt = lay_out(&config).gpt;
         let mut all = BTreeMap::new();
         for tp in 0..tp_size {
             let rank = Rank { tp, tp_size, dp: 0, dp_size: 1 };

@@ -5,20 +5,20 @@ use tensor_parallel::{Gpt, Param};
 
 /// Runs of flat elements that are contiguous in their whole tensors, too. Elements in no run are padding.
 #[derive(Debug)]
-pub(crate) struct Runs<T> {
+pub(crate) struct SegmentRuns<T> {
     /// By segment, sorted by place.
-    by_segment: Vec<Vec<Run<T>>>,
+    by_segment: Vec<Vec<SegmentRun<T>>>,
 }
 
 #[derive(Debug)]
-struct Run<T> {
+struct SegmentRun<T> {
     flat: Range<usize>,
     /// Index in the whole tensor of the run's first element.
     global: usize,
     source: T,
 }
 
-impl<T: Clone> Runs<T> {
+impl<T: Clone> SegmentRuns<T> {
     /// Those of rank `tp` of `tp_size`. `source`: where the values of a parameter come from; parameters are counted over all
     /// segments.
     pub(crate) fn new(
@@ -31,7 +31,7 @@ impl<T: Clone> Runs<T> {
             let mut runs = Vec::new();
             for (param, number) in layout.params.iter().zip(&mut numbers) {
                 let (source, start) = (source(number, param), param.range.start);
-                runs.extend(param.runs(tp, tp_size).into_iter().map(|run| Run {
+                runs.extend(param.runs(tp, tp_size).into_iter().map(|run| SegmentRun {
                     flat: start + run.local.start..start + run.local.end,
                     global: run.global,
                     source: source.clone(),

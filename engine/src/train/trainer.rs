@@ -1,24 +1,24 @@
-//! A rank's part of a run, put together from the config and the plan.
+//! Makes the trainer of a rank from the config and the layout.
 
 use crate::config::{Config, Packing, ParameterPlace};
 use crate::data::Dataset;
 use crate::step::Trainer;
-use crate::train::batch::{Deal, Loader, Samples};
-use crate::train::build::Built;
-use crate::train::detours::Detours;
-use crate::train::schedule::Schedule;
+use crate::train::batch::{BatchSplit, Loader, Samples};
+use crate::train::build::RankLayout;
+use crate::train::detours::RollbackHistory;
+use crate::train::schedule::LearningRateSchedule;
 use device::Rank;
 use offload::{Optimizer, PerStep};
 use std::sync::Arc;
 
-/// What the loop gives each step.
+/// What the optimizer asks the training loop for, in each step.
 #[derive(Debug)]
-struct Given {
-    schedule: Schedule,
+struct StepInputs {
+    schedule: LearningRateSchedule,
     samples: Samples,
 }
 
-impl PerStep for Given {
+impl PerStep for StepInputs {
     fn learning_rate(&self, step: u64) -> f64 {
         self.schedule.lr(step)
     }
@@ -27,36 +27,38 @@ impl PerStep for Given {
     }
 }
 
-/// Everything that `rank` trains with.
+/// Makes everything that `rank` trains with.
 pub(crate) fn trainer(
     config: &Config,
-    built: &Built,
-    (data, detours): (&Arc<Dataset>, &Arc<Detours>),
+    layout: &RankLayout,
+    data: &Arc<Dataset>,
+    rollback_history: &Arc<RollbackHistory>,
     rank: Rank,
 ) -> Trainer {
     let packs = config.data.packing == Packing::Documents;
     assert!(packs || !data.is_packed(), "batches say where packed documents start");
-    let deal = Deal {
+    let split = BatchSplit {
         seed: config.train.seed,
         order: config.data.order,
         micro_batch: config.batch.micro,
-        micro_batches: built.micro_batches,
+        micro_batches: layout.micro_batches,
         rank,
         seq_len: config.model.seq_len,
     };
-    let counted: Vec<_> = built.gpt.segments().iter().map(|s| s.counted(rank.tp)).collect();
-    let samples = Samples { data: Arc::clone(data), detours: Arc::clone(detours), deal };
-    let schedule = Schedule::new(&config.schedule, config.optimizer.lr);
-    let given = Arc::new(Given { schedule, samples: samples.clone() });
-    let noise = crate::train::init::noise(config, &built.gpt, rank);
-    let optimizer = Optimizer::new(&built.layout, rank, (&counted, &noise), given);
+    let counted: Vec<_> = layout.gpt.segments().iter().map(|s| s.counted(rank.tp)).collect();
+    let samples =
+        Samples { data: Arc::clone(data), rollback_history: Arc::clone(rollback_history), split };
+    let schedule = LearningRateSchedule::new(&config.schedule, config.optimizer.lr);
+    let given = Arc::new(StepInputs { schedule, samples: samples.clone() });
+    let noise = crate::train::init::noise(config, &layout.gpt, rank);
+    let optimizer = Optimizer::new(&layout.optimizer, rank, (&counted, &noise), given);
     let together_back = config.offload.parameters == ParameterPlace::Host;
-    let loader = Loader::new(&built.batches, &samples, (config.train.steps, together_back));
-    let schedule = crate::step::Schedule {
+    let loader = Loader::new(&layout.batches, &samples, config.train.steps, together_back);
+    let schedule = crate::step::ExecutionSchedule {
         update: crate::train::build::update_mode(config),
         lookahead: config.offload.lookahead,
-        first_forward: crate::train::build::first_forward(config),
+        first_forward: crate::train::build::vertical_width(config),
         together_back,
     };
-    Trainer::new(built, optimizer, loader, samples, schedule)
+    Trainer::new(layout, optimizer, loader, samples, schedule)
 }

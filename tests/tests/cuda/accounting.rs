@@ -5,7 +5,7 @@ use super::under_fake;
 use engine::config::{Config, load};
 use engine::predict::plan::memory_report;
 use engine::predict::rehearsal::rehearse;
-use engine::train::build::{build, device_bytes, device_limit};
+use engine::train::build::{device_bytes, device_limit, lay_out};
 use fake_cuda::{Stats, memory_use, stats};
 use std::path::Path;
 use std::sync::{Barrier, Mutex};
@@ -28,7 +28,7 @@ fn taken(stats: &Stats) -> (u64, u64, u64) {
 
 /// Three steps: all that a GPU holds is within its memory, and there before step 1 begins.
 fn plays_within_memory(config: &Config) {
-    let (built, ranks) = (build(config), config.world_size());
+    let (built, ranks) = (lay_out(config), config.world_size());
     let report = memory_report(config, &built);
     // This machine's own memory is another matter.
     let fits = report.gpu.limit.is_some_and(|limit| report.gpu.bytes <= limit);

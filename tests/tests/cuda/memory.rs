@@ -6,7 +6,7 @@ use device::{Arena, Dtype, Plan, Rank, ViewMut, World};
 use engine::config::Config;
 use engine::predict::plan::{Report, memory_report};
 use engine::run::RunOptions;
-use engine::train::build::build;
+use engine::train::build::lay_out;
 use std::sync::Arc;
 use std::time::Duration;
 use tests::tiny;
@@ -41,7 +41,7 @@ fn config(optimizer: &str, layers: usize) -> Config {
 
 fn planned(optimizer: &str, layers: usize) -> Report {
     let config = config(optimizer, layers);
-    memory_report(&config, &build(&config))
+    memory_report(&config, &lay_out(&config))
 }
 
 /// The deepest model that fits both memories.
@@ -113,7 +113,7 @@ pub(super) fn is_allocated_as_planned() {
         within_two_percent("GPU", peak, plan.gpu.bytes);
         if plan.host_per_rank.bytes > 1 << 20 {
             let config = config(optimizer, layers);
-            let copied = cuda::pinned_bytes(&build(&config).plan);
+            let copied = cuda::pinned_bytes(&lay_out(&config).plan);
             assert!(copied < plan.host_per_rank.bytes / 2, "states are not pinned");
             assert_eq!(pinned, copied, "bytes of host memory that are pinned");
         }

@@ -10,7 +10,7 @@ use crate::hugging_face::{
     Beside, ExportError, Folder, FolderError, Numbers, export, import, tokenizer_file,
 };
 use crate::report::shown::Shown;
-use crate::train::build::build;
+use crate::train::build::lay_out;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -69,7 +69,7 @@ pub(super) fn exported(args: &ExportArgs) -> Result<(), Failed> {
     };
     let from = open(&args.path)?;
     let config = Summary::read(from.path()).and_then(|s| s.config()).map_err(failed)?.config;
-    let built = build(&config);
+    let built = lay_out(&config);
     from.check_model(&built.gpt).map_err(failed)?;
     let tokenizer = data::tokenizer_of(run_of(&from), &config)?;
     let tokenizer = tokenizer.as_ref().map(Tokenizer::bytes);
@@ -104,7 +104,7 @@ pub(super) fn imported(args: &ImportArgs) -> Result<(), Failed> {
     }
     let folder = Folder::open(&args.folder).map_err(unusable)?;
     refuse_bytes(&args.folder, &loaded)?;
-    let built = build(config);
+    let built = lay_out(config);
     folder.check_model(&config.model, &built.gpt).map_err(unusable)?;
     let tokenizer = data::tokenizer(config)?;
     let opened = data::open(config, tokenizer.as_ref(), (false, false))?;

@@ -8,7 +8,7 @@ use crate::config::Config;
 use crate::predict::plan::{Op, Touched, list};
 use crate::report::progress::si;
 use crate::report::shown::lines;
-use crate::train::build::Built;
+use crate::train::build::RankLayout;
 use std::cell::RefCell;
 use std::io::{BufWriter, Result, Stdout, Write, stdout};
 use std::rc::Rc;
@@ -22,7 +22,11 @@ struct Sink {
     written: Result<()>,
 }
 
-pub(super) fn run(config: &Config, built: &Built, json: bool) -> std::result::Result<(), Failed> {
+pub(super) fn run(
+    config: &Config,
+    built: &RankLayout,
+    json: bool,
+) -> std::result::Result<(), Failed> {
     let out = BufWriter::with_capacity(1 << 16, stdout());
     let mut sink = Sink { out, json, listed: 0, written: Ok(()) };
     let (tensor, data) = (config.parallel.tensor, config.parallel.data);

@@ -10,11 +10,11 @@ use crate::cli::signals::Signals;
 use crate::cli::weights::pretrained;
 use crate::config::Loaded;
 use crate::data::Dataset;
-use crate::run::{RunOptions, train};
+use crate::run::{RunOptions, StuckHandler, train};
 use crate::run_dir::directory::Directory;
 use crate::run_dir::{Held, RunDir, own};
-use crate::train::build::Built;
-use crate::train::detours::Detours;
+use crate::train::build::RankLayout;
+use crate::train::detours::RollbackHistory;
 use serde::{Deserialize, Serialize};
 use std::io::{self, ErrorKind, Read};
 use std::path::PathBuf;
@@ -71,7 +71,7 @@ impl Next {
 pub(super) struct Follower<'a> {
     pub(super) args: &'a TrainArgs,
     pub(super) loaded: &'a Loaded,
-    pub(super) built: &'a Built,
+    pub(super) built: &'a RankLayout,
     pub(super) data: &'a Arc<Dataset>,
     pub(super) looked: &'a Looked,
     pub(super) team: &'a Team,
@@ -83,9 +83,10 @@ impl Follower<'_> {
         let opened = self.open(&start);
         let (run, first) = self.team.all("ready", opened, |_| Vec::new())?;
         let (folder, mut from) = (RunFolder::of(&run), first.clone());
-        let mut detours = from.as_ref().map(|from| from.detours().clone()).unwrap_or_default();
+        let mut rollback_history =
+            from.as_ref().map(|from| from.rollback_history().clone()).unwrap_or_default();
         loop {
-            let mut options = self.options((&start, signals), (from.clone(), &detours))?;
+            let mut options = self.options((&start, signals), (from.clone(), &rollback_history))?;
             (options.weights, options.checkpoints) = (Some(Arc::clone(&run)), Some(folder.clone()));
             let ran = train(&self.loaded.config, self.built, self.data, &options, &mut |_| {});
             ran.map_err(|error| Failed::new(code_of(&error), error))?;
@@ -95,7 +96,9 @@ impl Follower<'_> {
                 Some(Next::Start) => first.clone(),
                 Some(Next::Own(step)) => Some(Arc::new(earlier(&folder, step)?)),
             };
-            detours = from.as_ref().map_or(detours.clone(), |from| detours.and(from.step()));
+            rollback_history = from.as_ref().map_or(rollback_history.clone(), |from| {
+                rollback_history.with_rollback(from.step())
+            });
         }
     }
 
@@ -124,7 +127,7 @@ impl Follower<'_> {
     fn options(
         &self,
         (start, signals): (&Start, &Signals),
-        (from, detours): (Option<Arc<Checkpoint>>, &Detours),
+        (from, rollback_history): (Option<Arc<Checkpoint>>, &RollbackHistory),
     ) -> Result<RunOptions, Failed> {
         let pretrained = match from {
             None => pretrained(&self.loaded.config, &self.built.gpt)?,
@@ -138,9 +141,9 @@ impl Follower<'_> {
             copies_states: Some(self.looked.copies_states),
             pretrained,
             resume: from,
-            detours: Some(detours.clone()),
+            rollback_history: Some(rollback_history.clone()),
             skipped_in_a_row: start.fork.then_some(0),
-            stuck: Some((Duration::from_secs(10), end_without)),
+            stuck: Some(StuckHandler { after: Duration::from_secs(10), call: end_without }),
             trace: self.args.trace.start(),
             ..RunOptions::default()
         })

@@ -14,7 +14,7 @@ use crate::predict::choose;
 use crate::predict::plan::{Disk, memory_report};
 use crate::run_dir::kept::KEPT;
 use crate::run_dir::{FORKED, RUNS, RunDir, RunDirError, RunMode, WEIGHTS};
-use crate::train::build::{Built, build};
+use crate::train::build::{RankLayout, lay_out};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tracing::debug_span;
@@ -22,7 +22,7 @@ use tracing::debug_span;
 /// What a run has before it writes anything.
 pub(super) struct Prepared {
     pub(super) loaded: Loaded,
-    pub(super) built: Built,
+    pub(super) built: RankLayout,
     pub(super) tokenizer: Option<Tokenizer>,
     pub(super) data: Arc<Dataset>,
     pub(super) looked: Looked,
@@ -53,7 +53,7 @@ pub(super) fn prepare(args: &TrainArgs, team: &Team) -> Result<Option<Prepared>,
         return resume::finished(dir, step, &loaded).map(|()| None);
     }
     args.trace.check(args.run_dir.as_deref(), loaded.config.train.steps)?;
-    let built = debug_span!("layout").in_scope(|| build(&loaded.config));
+    let built = debug_span!("layout").in_scope(|| lay_out(&loaded.config));
     let tokenizer = data::tokenizer(&loaded.config)?;
     data::look(&loaded.config)?;
     // A fork goes beside it.
@@ -137,7 +137,7 @@ pub(super) type Opened = (RunDir, Option<Arc<Checkpoint>>, Option<Arc<Pretrained
 /// says of memory: whose sockets are used, how checkpoints are written, where that is not plain.
 pub(in crate::cli) fn check_memory(
     loaded: &Loaded,
-    built: &Built,
+    built: &RankLayout,
     show: bool,
 ) -> Result<Looked, Failed> {
     let config = &loaded.config;
@@ -198,7 +198,7 @@ fn beside(
 /// Refuses a run whose first checkpoint, or whose weights where it saves none, find no room; warns where not all of it does.
 fn check_disk(
     loaded: &Loaded,
-    built: &Built,
+    built: &RankLayout,
     (dir, mode): (Option<&Path>, RunMode),
 ) -> Result<(), Failed> {
     let parameters = built.gpt.shape().parameters();

@@ -4,7 +4,7 @@ use super::{Session, first_loss};
 use crate::config::{Precision, UpdateMode};
 use crate::report::metrics::{MetricsWriter, StepMetrics};
 use crate::report::progress::{Part, Progress, StepLine};
-use crate::run::{Differing, Message, StepReport};
+use crate::run::{Difference, Message, StepReport};
 use crate::train::build::{device_bytes, update_mode};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -67,7 +67,7 @@ impl Watch {
             Message::Differs { step, places } => {
                 self.progress.warn(&format!(
                     "step {step} ran twice and DIFFERS: {}; a GPU, a core, memory or a link is faulty, and the run goes on with the second result",
-                    Differing::all(&places)
+                    Difference::all(&places)
                 ));
                 self.metrics.differs(step, &places);
             }
@@ -113,8 +113,8 @@ impl Watch {
             device_memory,
             host_memory: topology::resident_memory(),
             targets: session.data.is_uneven().then_some(step.targets),
-            documents: step.held.map(|held| held.documents),
-            padding: step.held.map(|held| held.padding),
+            documents: step.contents.map(|held| held.documents),
+            padding: step.contents.map(|held| held.padding),
             verified: step.verified,
         };
         if let Some(same) = step.verified {

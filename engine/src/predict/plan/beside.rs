@@ -8,7 +8,7 @@
 use crate::config::{Config, DeviceConfig};
 use crate::run::export::window_bytes;
 use crate::run::here;
-use crate::train::build::Built;
+use crate::train::build::RankLayout;
 use device::{Arena, letter_bytes};
 
 /// Of the process: what its program and libraries write to, lists, files that wait for the disk.
@@ -21,7 +21,7 @@ const THREAD: u64 = 512 << 10;
 const PAGES_OF_A_TABLE: u64 = 512;
 
 /// Bytes of the host that the processes of this machine take besides the plan, `planned` bytes of their ranks.
-pub(super) fn beside(config: &Config, built: &Built, planned: u64) -> u64 {
+pub(super) fn beside(config: &Config, built: &RankLayout, planned: u64) -> u64 {
     let (ranks, processes) = (here::ranks(config) as u64, here::processes() as u64);
     let threads = built.scratch.threads.max(1) as u64;
     let of_ranks = ranks * (RANK + threads * THREAD);
@@ -31,7 +31,7 @@ pub(super) fn beside(config: &Config, built: &Built, planned: u64) -> u64 {
 
 /// Bytes of letters between the processes of virtual GPUs, whose ranks do one collective at a time. On GPUs NCCL moves the data, and
 /// letters have a few numbers.
-pub(super) fn letters(config: &Config, built: &Built) -> u64 {
+pub(super) fn letters(config: &Config, built: &RankLayout) -> u64 {
     if !matches!(config.device, DeviceConfig::Cpu { .. }) {
         return 0;
     }
@@ -39,7 +39,7 @@ pub(super) fn letters(config: &Config, built: &Built) -> u64 {
     let largest = entries.map(|entry| entry.range.end - entry.range.start).max().unwrap_or(0);
     let (tensor, data) = (config.parallel.tensor, config.parallel.data);
     let of_group = |(step, size): (usize, usize)| {
-        letter_bytes(largest, size as u64, here::away(config, (step, size)) as u64)
+        letter_bytes(largest, size as u64, here::remote_members(config, (step, size)) as u64)
     };
     here::ranks(config) as u64 * of_group((1, tensor)).max(of_group((tensor, data)))
 }

@@ -3,7 +3,7 @@
 use super::dtype_name;
 use super::step::{IDLE, first_rank, play};
 use crate::config::Config;
-use crate::train::build::Built;
+use crate::train::build::RankLayout;
 use device::recorder::{self, Listed};
 use device::{Error, Mode};
 use serde::Serialize;
@@ -52,7 +52,7 @@ pub struct Touched {
 /// A step that its own checks refuse; that is a defect of onebox.
 pub fn list(
     config: &Config,
-    built: &Built,
+    built: &RankLayout,
     mut tell: impl FnMut(&Op) + 'static,
 ) -> Result<(), Error> {
     // Ops before the step.

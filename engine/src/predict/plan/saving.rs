@@ -3,18 +3,18 @@
 use super::{Memories, memories};
 use crate::config::{CheckpointWriter, Config, UpdateMode};
 use crate::run::here;
-use crate::train::build::{Built, update_mode};
+use crate::train::build::{RankLayout, update_mode};
 use topology::format_bytes;
 
 /// Bytes of host memory in which each rank keeps a copy of its states while it is written; 0 where training waits
 /// instead, or saves nothing.
-pub(crate) fn checkpoint_copy(config: &Config, built: &Built) -> u64 {
+pub(crate) fn checkpoint_copy(config: &Config, built: &RankLayout) -> u64 {
     decided(config, built).copy
 }
 
 /// The memories with the copies of states in them, where there are any. `Auto` is decided here and nowhere else: free memory
 /// changes from look to look.
-pub(super) fn decided(config: &Config, built: &Built) -> Memories {
+pub(super) fn decided(config: &Config, built: &RankLayout) -> Memories {
     let with = || memories(config, built, states(config, built));
     let auto = match config.train.checkpoint_writer {
         _ if !config.train.saves() || here::is_spread() => None,
@@ -32,12 +32,12 @@ pub(crate) fn saved_states(config: &Config) -> usize {
 }
 
 /// Bytes of the states of a rank as a checkpoint has them.
-fn states(config: &Config, built: &Built) -> u64 {
-    4 * saved_states(config) as u64 * built.layout.owned_elements()
+fn states(config: &Config, built: &RankLayout) -> u64 {
+    4 * saved_states(config) as u64 * built.optimizer.owned_elements()
 }
 
 /// How checkpoints are written, where there are any.
-pub(super) fn saving(config: &Config, built: &Built, memories: &Memories) -> Option<String> {
+pub(super) fn saving(config: &Config, built: &RankLayout, memories: &Memories) -> Option<String> {
     let needed = format_bytes(states(config, built));
     let why = match config.train.checkpoint_writer {
         _ if !config.train.saves() => return None,

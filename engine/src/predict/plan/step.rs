@@ -4,7 +4,7 @@ use super::{alike, with_micro_batches};
 use crate::config::Config;
 use crate::data::Dataset;
 use crate::predict::simulate::{typical_step, with_steps};
-use crate::train::build::{Built, build, shape};
+use crate::train::build::{RankLayout, lay_out, shape};
 use crate::train::trainer::trainer;
 use device::recorder::{self, Totals};
 use device::{Device, Error, Lane, Rank};
@@ -39,7 +39,7 @@ pub struct LaneTotals {
 pub(super) const IDLE: &str = "settle_tile";
 
 /// One step. Of many micro-batches three and four are counted: all between the first and the last are alike.
-fn totals(config: &Config, built: &Built) -> Result<Totals, Error> {
+fn totals(config: &Config, built: &RankLayout) -> Result<Totals, Error> {
     let (unit, all) = (alike(config, built) as u64, built.micro_batches as u64);
     let few = 3 * unit;
     Ok(if all <= few + unit || !all.is_multiple_of(unit) {
@@ -47,7 +47,7 @@ fn totals(config: &Config, built: &Built) -> Result<Totals, Error> {
     } else {
         let of = |micro_batches: u64| {
             let config = with_micro_batches(config, built, micro_batches as usize);
-            count(&config, &build(&config))
+            count(&config, &lay_out(&config))
         };
         let (less, more) = (of(few)?, of(few + unit)?);
         let further = (all - few) / unit;
@@ -61,11 +61,11 @@ fn totals(config: &Config, built: &Built) -> Result<Totals, Error> {
 }
 
 /// Number of ops of one rank in a step.
-pub(crate) fn ops_of_step(config: &Config, built: &Built) -> Result<u64, Error> {
+pub(crate) fn ops_of_step(config: &Config, built: &RankLayout) -> Result<u64, Error> {
     Ok(totals(config, built)?.ops.iter().sum())
 }
 
-pub(super) fn step(config: &Config, built: &Built) -> Result<Step, Error> {
+pub(super) fn step(config: &Config, built: &RankLayout) -> Result<Step, Error> {
     let totals = totals(config, built)?;
     let lane = |lane: Lane| LaneTotals {
         lane: format!("{lane:?}"),
@@ -82,7 +82,7 @@ pub(super) fn step(config: &Config, built: &Built) -> Result<Step, Error> {
 }
 
 /// The second step: the first has no update to publish.
-pub(crate) fn count(config: &Config, built: &Built) -> Result<Totals, Error> {
+pub(crate) fn count(config: &Config, built: &RankLayout) -> Result<Totals, Error> {
     let (dev, totals) = recorder::open(first_rank(config), &built.plan, IDLE);
     let mut before = Totals::default();
     play(config, built, &dev, &mut || before.clone_from(&totals.borrow()))?;
@@ -102,13 +102,13 @@ pub(super) fn first_rank(config: &Config) -> Rank {
 /// A step like most, without data, on a device that runs nothing, and the one before it; `begins` is called in between.
 pub(super) fn play(
     config: &Config,
-    built: &Built,
+    built: &RankLayout,
     dev: &Device,
     begins: &mut dyn FnMut(),
 ) -> Result<(), Error> {
     let no_tokens = Arc::new(Dataset::none(config.model.seq_len));
     let config = &with_steps(config, 2);
-    let mut trainer = trainer(config, built, (&no_tokens, &Arc::default()), dev.rank());
+    let mut trainer = trainer(config, built, &no_tokens, &Arc::default(), dev.rank());
     built.gpt.write_constants(dev)?;
     trainer.optimizer.init_blank(dev)?;
     trainer.loader.prefetch(dev);
@@ -135,7 +135,7 @@ mod tests {
         let totals = |sets: &[String]| {
             let loaded = crate::config::load_str(ron, "a.ron", std::path::Path::new("."), sets);
             let config = loaded.unwrap_or_else(|e| panic!("{e}")).config;
-            let totals = count(&config, &build(&config)).unwrap();
+            let totals = count(&config, &lay_out(&config)).unwrap();
             (totals.ops, totals.bytes)
         };
         assert_eq!(totals(&[]), totals(&["train.steps=9".into()]));
@@ -153,7 +153,7 @@ mod tests {
                 let loaded =
                     crate::config::load_str(ron, "a.ron", std::path::Path::new("."), &sets);
                 let config = loaded.unwrap_or_else(|e| panic!("{e}")).config;
-                count(&config, &build(&config)).unwrap().bytes[Lane::Host as usize] as f64
+                count(&config, &lay_out(&config)).unwrap().bytes[Lane::Host as usize] as f64
             };
             let ratio = host("Speculative") / host("Overlapped");
             // The upper halves of split masters are kept: 2 bytes beside 20, and 4 of a gradient that few parameters have.
@@ -173,7 +173,7 @@ mod tests {
             let folder = std::path::Path::new(".");
             let loaded = crate::config::load_str(ron, "test.ron", folder, &[sum.to_owned()]);
             let config = loaded.unwrap_or_else(|e| panic!("{e}")).config;
-            let built = build(&config);
+            let built = lay_out(&config);
             let (counted, said) = (count(&config, &built).unwrap(), step(&config, &built).unwrap());
             for lane in &said.lanes {
                 let i = Lane::ALL.iter().position(|l| format!("{l:?}") == lane.lane).unwrap();

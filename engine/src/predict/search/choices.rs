@@ -5,7 +5,7 @@ use super::{Brief, Candidate, TOLD, worded};
 use crate::config::{Accumulate, Config, Placement, Recompute, Speculated, UpdateMode};
 use crate::predict::plan::fits;
 use crate::predict::simulate::SimulateError;
-use crate::train::build::{Built, build, first_forward, update_mode};
+use crate::train::build::{RankLayout, lay_out, update_mode, vertical_width};
 use offload::Sum;
 use rayon::prelude::*;
 
@@ -94,7 +94,7 @@ pub(super) fn with_choices(
 /// Nothing is chosen yet, and the host has the update.
 fn is_plain(config: &Config) -> bool {
     config.offload.optimizer == Placement::Host
-        && first_forward(config) == 1
+        && vertical_width(config) == 1
         && update_mode(config) != UpdateMode::Speculative
 }
 
@@ -137,7 +137,8 @@ fn choices(given: &Config, plain: &Candidate, brief: &Brief) -> Vec<Open> {
         let least = brief.floor().max(brief.seconds - gain);
         let candidate = worded(given, config.clone(), plain.number);
         // A share ahead of the decision may be less than the last segment.
-        if update_mode(config) != UpdateMode::Speculative || candidate.built.layout.updates_ahead()
+        if update_mode(config) != UpdateMode::Speculative
+            || candidate.built.optimizer.updates_ahead()
         {
             all.push(Open { least, most, candidate });
         }
@@ -203,7 +204,7 @@ fn with(config: &Config, together: usize, parts: usize) -> Config {
 }
 
 /// First forward passes behind which the update hides, or as many as fit; 1 where nothing hides behind more.
-fn together(config: &Config, built: &Built, brief: &Brief) -> usize {
+fn together(config: &Config, built: &RankLayout, brief: &Brief) -> usize {
     let hides =
         config.recompute == Recompute::Block && update_mode(config) == UpdateMode::Overlapped;
     if !hides {
@@ -215,7 +216,7 @@ fn together(config: &Config, built: &Built, brief: &Brief) -> usize {
 }
 
 fn holds(config: &Config) -> bool {
-    config.is_sound() && fits(config, &build(config))
+    config.is_sound() && fits(config, &lay_out(config))
 }
 
 /// The largest of 0..=`most` that `holds`, where 0 does, and with each all below it.
@@ -267,7 +268,7 @@ mod tests {
             let folder = std::path::Path::new(".");
             let loaded = load_str(ron, "test.ron", folder, &[set.to_owned()]);
             let config = loaded.unwrap_or_else(|e| panic!("{e}")).config;
-            assert_eq!(together(&config, &build(&config), &brief), passes, "{set}");
+            assert_eq!(together(&config, &lay_out(&config), &brief), passes, "{set}");
         }
     }
 }

@@ -1,12 +1,12 @@
 //! A layout in words.
 
 use crate::config::{Config, Placement, Recompute};
-use crate::train::build::{Built, first_forward, share_ahead};
+use crate::train::build::{RankLayout, speculated_share, vertical_width};
 use offload::Sum;
 use tensor_parallel::Ring;
 
 /// What a layout recomputes, splits, and puts where.
-pub(crate) fn words(config: &Config, built: &Built) -> String {
+pub(crate) fn words(config: &Config, built: &RankLayout) -> String {
     let mut words: Vec<String> = Vec::new();
     words.push(match config.recompute {
         Recompute::None => "no recomputation".into(),
@@ -32,11 +32,11 @@ pub(crate) fn words(config: &Config, built: &Built) -> String {
     let Ring { slots, resident } = built.gpt.shape().ring;
     if slots > 0 {
         words.push(format!("{resident} of {} blocks stay on GPU", config.model.layers));
-    } else if first_forward(config) > 1 {
-        words.push(format!("{} first forward passes together", first_forward(config)));
+    } else if vertical_width(config) > 1 {
+        words.push(format!("{} first forward passes together", vertical_width(config)));
     }
-    if share_ahead(config) > 0.0 {
-        words.push(format!("{:.0} % updated ahead", 100.0 * share_ahead(config)));
+    if speculated_share(config) > 0.0 {
+        words.push(format!("{:.0} % updated ahead", 100.0 * speculated_share(config)));
     }
     words.join(", ")
 }
