@@ -7,7 +7,7 @@ use crate::run::{Ranks, Unread};
 use crate::step::Trainer;
 use crate::train::init::{Initial, Stored};
 use device::{Device, Error};
-use offload::StateAt;
+use offload::StatePosition;
 
 impl Ranks<'_> {
     /// The states before the first step, or those of a checkpoint. Returns the steps that are done; none where the run was
@@ -66,7 +66,7 @@ impl Ranks<'_> {
         let words = from.control(&trainer.optimizer.initial_control(), scaled);
         let stored = Stored::new(from, &self.built.gpt, dev.rank());
         let rank = dev.rank().index();
-        let fill = |at: StateAt, values: &mut [f32]| {
+        let fill = |at: StatePosition, values: &mut [f32]| {
             let filled = stored.fill(at, values);
             filled.map_err(|error| {
                 let system = error.is_of_the_system();
@@ -89,7 +89,7 @@ impl Ranks<'_> {
         dev: &Device,
         trainer: &mut Trainer,
         from: &Pretrained,
-        told: &offload::Told<'_>,
+        told: &offload::StopCheck<'_>,
     ) -> Result<bool, Error> {
         let rank = dev.rank();
         let failed = |error: FolderError| Error::Task {
@@ -100,11 +100,13 @@ impl Ranks<'_> {
         };
         let source = from.of_rank(&self.built.gpt, rank);
         let words = trainer.optimizer.initial_control();
-        let fill = |StateAt { segment, state, first }: StateAt, values: &mut [f32]| match state {
-            0 => source.fill(segment, first, values).map_err(failed),
-            _ => {
-                values.fill(0.0);
-                Ok(())
+        let fill = |StatePosition { segment, state, first }: StatePosition, values: &mut [f32]| {
+            match state {
+                0 => source.fill(segment, first, values).map_err(failed),
+                _ => {
+                    values.fill(0.0);
+                    Ok(())
+                }
             }
         };
         trainer.optimizer.restore(dev, (&words, false), &fill, told)

@@ -3,7 +3,7 @@
 use crate::train::batch::Held;
 use device::Activity;
 use device::World;
-use offload::Ahead;
+use offload::SpeculationOutcome;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -29,7 +29,7 @@ pub struct StepReport {
     /// Skipped steps since the first.
     pub skipped_total: u64,
     /// What became of the updates ahead of the decision, under `offload.update: Speculative`.
-    pub ahead: Ahead,
+    pub ahead: SpeculationOutcome,
     /// Whether two runs of its passes have given the same bits, where `train.verify_every` asked for two.
     pub verified: Option<bool>,
     /// Wall time since the step before ended.

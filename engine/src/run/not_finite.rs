@@ -22,8 +22,9 @@ impl Ranks<'_> {
         step: u64,
     ) -> Result<(), Error> {
         let found = optimizer.first_not_finite(dev)?;
-        let found =
-            found.map(|offload::NotFinite { segment, element }| (segment as u64, element as u64));
+        let found = found.map(|offload::NonFiniteGradient { segment, element }| {
+            (segment as u64, element as u64)
+        });
         if let Some(found) = found {
             self.note_not_finite(step, found);
         }

@@ -8,7 +8,7 @@ use crate::train::build::Built;
 use crate::train::detours::Detours;
 use crate::train::schedule::Schedule;
 use device::Rank;
-use offload::{Optimizer, PerStep};
+use offload::{Optimizer, StepSchedule};
 use std::sync::Arc;
 
 /// What the loop gives each step.
@@ -18,7 +18,7 @@ struct Given {
     samples: Samples,
 }
 
-impl PerStep for Given {
+impl StepSchedule for Given {
     fn learning_rate(&self, step: u64) -> f64 {
         self.schedule.lr(step)
     }

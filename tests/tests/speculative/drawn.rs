@@ -4,7 +4,7 @@
 use super::by_hand::{Drawn, seeds};
 use device::cpu::Lanes;
 use engine::checkpoint::{Checkpoint, RunFolder, newest};
-use engine::run::{Ahead, Message, Place, RunOptions, StepReport, Watcher, train};
+use engine::run::{Message, Place, RunOptions, SpeculationOutcome, StepReport, Watcher, train};
 use engine::train::build::build;
 use engine::train::detours::Detours;
 use std::collections::BTreeMap;
@@ -283,7 +283,7 @@ fn drawn_runs_have_the_bits_of_serial_through_resumptions_crashes_and_other_layo
             }
         }
     }
-    let all = [Ahead::No, Ahead::Committed, Ahead::Redone];
+    let all = [SpeculationOutcome::None, SpeculationOutcome::Committed, SpeculationOutcome::Redone];
     let each = all.iter().all(|one| became.contains_key(&(*one as usize)));
     assert!(each || seeds(6, 300).count() < 6, "{became:?}");
 }
