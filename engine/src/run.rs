@@ -43,7 +43,7 @@ use crossbeam_channel::RecvTimeoutError;
 use device::World;
 use device::cuda::Peers;
 use device::{Arena, Device, Error, Rank};
-pub use offload::Ahead;
+pub use offload::SpeculationOutcome;
 use offload::control;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -490,7 +490,7 @@ impl Ranks<'_> {
             lr: words[control::LR],
             skipped: words[control::SKIP] != 0.0,
             skipped_total: words[control::SKIPPED] as u64,
-            ahead: Ahead::of(&words),
+            ahead: SpeculationOutcome::of(&words),
             verified: None,
             seconds: 0.0,
             activity: dev.activity(),

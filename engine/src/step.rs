@@ -16,8 +16,8 @@ use device::{
 };
 use offload::{Bucket, Optimizer};
 use std::ops::Range;
-use tensor_parallel::Part::{Block, Embedding, FinalNorm, Head};
-use tensor_parallel::{Gpt, HeadBuckets, Pass};
+use tensor_parallel::SegmentRole::{Block, Embedding, FinalNorm, Head};
+use tensor_parallel::{Decoder, HeadBuckets, MicrobatchContext};
 
 /// Word that keys dropout under the seed of a run.
 const DROPOUT_STREAM: u64 = 0x6472_6f70;
@@ -25,13 +25,13 @@ const DROPOUT_STREAM: u64 = 0x6472_6f70;
 /// Everything that one rank trains with.
 #[derive(Debug)]
 pub(crate) struct Trainer {
-    pub(crate) gpt: Gpt,
+    pub(crate) gpt: Decoder,
     pub(crate) optimizer: Optimizer,
     pub(crate) loader: Loader,
     pub(crate) samples: Samples,
     pub(crate) schedule: ExecutionSchedule,
     /// Micro-batches that go through a block together, with their passes.
-    together: Vec<(Pass, Batch)>,
+    together: Vec<(MicrobatchContext, Batch)>,
     /// For each of them the event behind which the input of the block that goes backward next is there.
     inputs: Vec<Event>,
     /// For each of them the bucket of a tied embedding that the output layer has begun.
@@ -105,7 +105,7 @@ impl Trainer {
     /// Queues step `step` (from 1). The event: its losses and its decision (norm, skip) are on the host.
     pub(crate) fn train_step(&mut self, dev: &Device, step: u64) -> Event {
         self.passes(dev, step);
-        self.optimizer.caught_up();
+        self.optimizer.finish_delayed();
 
         let decided = self.optimizer.decide(dev, step);
         self.start_update(dev, step);
@@ -122,7 +122,7 @@ impl Trainer {
         self.is_trial = true;
         self.passes(dev, step);
         self.is_trial = false;
-        self.optimizer.bring_squares_down(dev);
+        self.optimizer.copy_squares_down(dev);
         self.loader.skip_to(step - 1);
         self.loader.prefetch(dev);
     }
@@ -175,7 +175,7 @@ impl Trainer {
                 self.catch_up(dev, late);
             }
             if last {
-                self.optimizer.update_ahead(dev, segment);
+                self.optimizer.update_speculatively(dev, segment);
                 self.replace(dev, segment);
             }
         }
@@ -217,11 +217,11 @@ impl Trainer {
     /// Behind the last micro-batch's output layer: begins the updates that run under the backward pass, those ahead of the decision
     /// and the late ones.
     fn update_under_backward(&mut self, dev: &Device, step: u64) {
-        self.optimizer.presume(dev, step);
-        self.optimizer.update_ahead(dev, self.gpt.segment(FinalNorm));
+        self.optimizer.predict_decision(dev, step);
+        self.optimizer.update_speculatively(dev, self.gpt.segment(FinalNorm));
         let tied = self.gpt.head() == Embedding;
         if !tied {
-            self.optimizer.update_ahead(dev, self.gpt.segment(Head));
+            self.optimizer.update_speculatively(dev, self.gpt.segment(Head));
         }
         // The output layer was the last reader of its table, and of a tied embedding.
         self.replace(dev, self.gpt.segment(Embedding));
@@ -237,7 +237,7 @@ impl Trainer {
     pub(crate) fn start_update(&mut self, dev: &Device, step: u64) {
         if matches!(self.schedule.update, UpdateMode::Delayed { after_step } if step >= after_step)
         {
-            self.optimizer.defer();
+            self.optimizer.delay_update();
             self.caught_up = 0;
             return;
         }
@@ -254,7 +254,7 @@ impl Trainer {
 
     /// Queues the host's part of the first `due` segments in [`late_order`](Self::late_order).
     fn queue_late(&mut self, dev: &Device, due: usize) {
-        while self.optimizer.is_late() && self.caught_up < due {
+        while self.optimizer.has_delayed_update() && self.caught_up < due {
             let segment = self.late_order(self.caught_up);
             self.optimizer.publish(dev, segment); // of the step before, which staging still holds
             self.optimizer.update_on_host(dev, segment);
@@ -264,7 +264,7 @@ impl Trainer {
 
     /// Sends the parameters of a late update to the device, behind the last op of this step that reads the older ones.
     fn replace(&mut self, dev: &Device, segment: usize) {
-        if self.optimizer.is_late() {
+        if self.optimizer.has_delayed_update() {
             self.queue_late(dev, self.late_order(segment) + 1);
             self.optimizer.update_on_device(dev, segment);
             dev.follow(H2d, Compute);
@@ -274,11 +274,11 @@ impl Trainer {
 
     /// Queues what is left of a late update. Between steps: what is published next are its parameters.
     pub(crate) fn finish_update(&mut self, dev: &Device) {
-        if self.optimizer.is_late() {
+        if self.optimizer.has_delayed_update() {
             for index in 0..self.num_segments() {
                 self.optimizer.update(dev, self.late_order(index));
             }
-            self.optimizer.caught_up();
+            self.optimizer.finish_delayed();
         }
     }
 
@@ -298,7 +298,7 @@ impl Trainer {
         for (set, micro) in micros.enumerate() {
             let batch = self.loader.take(dev);
             let pass = self.training_pass(step, micro, set);
-            self.together.push((Pass { starts: batch.starts, ..pass }, batch));
+            self.together.push((MicrobatchContext { starts: batch.starts, ..pass }, batch));
         }
     }
 
@@ -330,9 +330,11 @@ impl Trainer {
     fn await_params(&mut self, dev: &Device, segment: usize) {
         let last = self.num_segments() - 1;
         for ahead in segment..=(segment + self.schedule.lookahead).min(last) {
-            let stays = self.optimizer.slot(ahead).is_none();
+            let stays = self.optimizer.param_buffer(ahead).is_none();
             // What a late update has left in staging is for the next step.
-            if stays && !(self.optimizer.is_late() && self.late_order(ahead) < self.caught_up) {
+            if stays
+                && !(self.optimizer.has_delayed_update() && self.late_order(ahead) < self.caught_up)
+            {
                 self.optimizer.publish(dev, ahead);
             }
         }
@@ -344,7 +346,7 @@ impl Trainer {
     fn await_again(&mut self, dev: &Device, layer: usize) {
         let segment = self.gpt.segment(Block(layer));
         self.bring_up(dev, self.num_segments() + self.gpt.shape().layers - 1 - layer);
-        if self.optimizer.slot(segment).is_some() {
+        if self.optimizer.param_buffer(segment).is_some() {
             dev.wait(Compute, self.optimizer.params_ready(segment));
         }
     }
@@ -357,7 +359,7 @@ impl Trainer {
         let end = if self.more { at + reads } else { reads };
         for read in at..end {
             let segment = self.read(read);
-            let Some(slot) = self.optimizer.slot(segment) else {
+            let Some(slot) = self.optimizer.param_buffer(segment) else {
                 if self.optimizer.is_published(segment) {
                     continue;
                 }
@@ -367,10 +369,10 @@ impl Trainer {
             if holder.is_some_and(|holder| (at..read).any(|before| self.read(before) == holder)) {
                 break;
             }
-            self.optimizer.fetch(dev, segment);
+            self.optimizer.fetch_shard(dev, segment);
         }
         for read in at..end.min(at + 2) {
-            self.optimizer.complete(dev, self.read(read));
+            self.optimizer.all_gather(dev, self.read(read));
         }
     }
 
@@ -386,8 +388,13 @@ impl Trainer {
     /// stands in the last element of [`losses_host`](Self::losses_host).
     pub(crate) fn evaluate(&mut self, dev: &Device, batch: EvalBatch) -> Event {
         let batch = self.loader.take_evaluation(dev, batch);
-        let pass =
-            Pass { dropout_key: 0, first_token: 0, training: false, starts: batch.starts, set: 0 };
+        let pass = MicrobatchContext {
+            dropout_key: 0,
+            first_token: 0,
+            training: false,
+            starts: batch.starts,
+            slot: 0,
+        };
         self.together.clear();
         self.together.push((pass, batch));
         self.more = false;
@@ -412,14 +419,14 @@ impl Trainer {
         self.losses_on_host = dev.record(Host);
     }
 
-    fn training_pass(&self, step: u64, micro: usize, set: usize) -> Pass {
+    fn training_pass(&self, step: u64, micro: usize, set: usize) -> MicrobatchContext {
         let seq_len = self.gpt.shape().seq_len;
-        Pass {
+        MicrobatchContext {
             dropout_key: random::key(random::key(self.samples.split.seed, DROPOUT_STREAM), step),
             first_token: (self.samples.split.first_sample(micro) * seq_len) as u64,
             training: true,
             starts: None,
-            set,
+            slot: set,
         }
     }
 

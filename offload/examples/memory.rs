@@ -3,7 +3,10 @@
 #![allow(clippy::allow_attributes, reason = "the line above")]
 
 use device::{Arena, Dtype, Group, Plan};
-use offload::{BucketOf, Layout, Rule, SegmentSpec, Spec, Storage, Sum, Transfer, chunk_elements};
+use offload::{
+    BucketSharing, GradAccumulation, Layout, Rule, SegmentSpec, Spec, Storage, Transfer,
+    chunk_elements,
+};
 
 const PARAMETERS: usize = 1 << 20;
 const DATA_PARALLEL_RANKS: usize = 4;
@@ -17,15 +20,15 @@ fn main() {
             params,
             len: PARAMETERS,
             decayed: PARAMETERS,
-            bucket: BucketOf::Own,
-            slot: None,
+            bucket: BucketSharing::Own,
+            param_buffer: None,
         };
         let spec = Spec {
             rule: Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 },
             device_fraction,
             delayed: false,
-            ahead_fraction: 0.0,
-            sum: Sum::None,
+            speculative_fraction: 0.0,
+            accumulation: GradAccumulation::None,
             transfer: Transfer::Streamed,
             storage: Storage::default(),
             micro_batches: 1,

@@ -2,7 +2,9 @@
 //! 16-bit parameter are one pass over memory: 28 bytes per parameter with 16-bit gradients and fp32 states.
 
 use crate::control;
-use crate::update::{Apart, Master, Noise, NoiseRun, Rule, States, Update, traffic, update};
+use crate::update::{
+    Master, Noise, NoiseRun, OutOfPlaceUpdate, Rule, States, Update, traffic, update,
+};
 use device::cuda::Program;
 use device::{
     DeviceTask, Dtype, HostContext, HostTask, KernelArg, KernelCall, Mode, Pieces, Tensor,
@@ -10,7 +12,7 @@ use device::{
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Elements of each part into which a tile is cut for the rank's worker threads.
-const PIECE: usize = 1 << 14;
+const UNIT: usize = 1 << 14;
 
 /// A run of owned parameters.
 #[derive(Clone, Debug)]
@@ -58,7 +60,7 @@ impl HostTask for AdamTile {
         15.0 * self.master.len() as f64
     }
     fn run(&self, _: u64, host: &mut HostContext<'_>) -> Result<(), String> {
-        self.each_piece(host, self.master.len() >= STREAMED, update)
+        self.parallel_for_each(host, self.master.len() >= STREAMED, update)
     }
 }
 
@@ -82,7 +84,7 @@ impl HostTask for DeviceUpdate {
     }
     fn run(&self, _: u64, host: &mut HostContext<'_>) -> Result<(), String> {
         // This core reads the parameters next.
-        self.0.each_piece(host, false, update)
+        self.0.parallel_for_each(host, false, update)
     }
 }
 
@@ -141,7 +143,7 @@ impl HostTask for TrafficTile {
         self.0.accesses(visit);
     }
     fn run(&self, _: u64, host: &mut HostContext<'_>) -> Result<(), String> {
-        self.0.each_piece(host, self.0.master.len() >= STREAMED, |piece| {
+        self.0.parallel_for_each(host, self.0.master.len() >= STREAMED, |piece| {
             traffic(piece);
             Ok(())
         })
@@ -149,15 +151,15 @@ impl HostTask for TrafficTile {
 }
 
 impl AdamTile {
-    fn each_piece(
+    fn parallel_for_each(
         &self,
         host: &mut HostContext<'_>,
         streams: bool,
-        work: Work,
+        work: UpdateFn,
     ) -> Result<(), String> {
         let words = host.read_as::<f64>(self.control)?;
         let whole = self.whole(words, [self.master, self.momentum, self.variance], host)?;
-        share(host, Update { streams, ..whole }, work)
+        parallel_for(host, Update { streams, ..whole }, work)
     }
 
     /// Its update by the words of a control block, of states in the arrays of masters, first moments and second moments.
@@ -190,7 +192,7 @@ impl AdamTile {
 }
 
 /// Gives the rank's kernel threads pieces of an update.
-pub(crate) fn share<T: Pieces>(
+pub(crate) fn parallel_for<T: Pieces>(
     host: &HostContext<'_>,
     whole: T,
     work: impl Fn(T) -> Result<(), String> + Sync,
@@ -208,25 +210,25 @@ pub(crate) fn share<T: Pieces>(
 /// Parameters of a tile from which on its stores go past the caches.
 const STREAMED: usize = 1 << 18;
 
-type Work = fn(Update<'_>) -> Result<(), String>;
+type UpdateFn = fn(Update<'_>) -> Result<(), String>;
 
 /// Elementwise, so the cut changes no bit.
 impl Pieces for Update<'_> {
     fn units(&self) -> usize {
-        self.grad.len().div_ceil(PIECE)
+        self.grad.len().div_ceil(UNIT)
     }
     fn cut(self, units: usize) -> (Self, Self) {
-        self.split_at(units * PIECE)
+        self.split_at(units * UNIT)
     }
 }
 
 /// Elementwise, too.
-impl Pieces for Apart<'_> {
+impl Pieces for OutOfPlaceUpdate<'_> {
     fn units(&self) -> usize {
         self.update.units()
     }
     fn cut(self, units: usize) -> (Self, Self) {
-        self.split_at(units * PIECE)
+        self.split_at(units * UNIT)
     }
 }
 

@@ -8,30 +8,30 @@
 
 use crate::buckets::{Bucket, SharedSum, plan_buckets, plan_sums};
 use crate::control;
-use crate::spec::{SegmentSpec, Spec, Sum, Transfer};
+use crate::spec::{GradAccumulation, SegmentSpec, Spec, Transfer};
 use crate::state::State;
-use crate::store::{Arrays, BlockingBuffers, Store};
+use crate::store::{BlockingBuffers, Store, StorePlanner};
 use device::{Arena, Dtype, Plan, Tensor};
 use std::ops::Range;
 
 /// A run of a segment that this rank owns.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Owned {
+pub struct OwnedRun {
     /// Its first element in the segment's flat buffer.
     pub start: usize,
     /// The masters, the first moments and the second moments.
     pub states: [State; 3],
     /// The gradient of the update that waits, where one does.
-    pub gradient: Option<State>,
+    pub delayed_gradient: Option<State>,
 }
 
 /// Which arrays hold what a rank owns.
 #[derive(Clone, Copy)]
-pub(crate) struct Sides {
-    /// [`control::SIDE`]
+pub(crate) struct ActiveBuffers {
+    /// [`control::STATE_BUFFER`]
     pub(crate) states: usize,
     /// The side of the gradient whose update waits, where one does.
-    pub(crate) late: Option<usize>,
+    pub(crate) delayed: Option<usize>,
 }
 
 /// Elements of one partial sum of the norm: a power of two, from the longest segment (unpadded), so that
@@ -87,7 +87,7 @@ pub struct Layout {
     /// Number of buffers of sums that segments share.
     pub(crate) num_sums: usize,
     /// Number of buffers that parameters share.
-    pub(crate) num_slots: usize,
+    pub(crate) num_param_buffers: usize,
     /// A piece in fp32 on the device while it is summed, where the ranks' sums are fp32 and the gradients are not.
     pub(crate) summed: Option<Tensor>,
     /// Sums of squares of this rank's first chunks, in F64 on the device: those that the host does not make.
@@ -103,7 +103,7 @@ pub struct Layout {
     /// Its copy on the device.
     pub(crate) device_control: Tensor,
     /// The control block that updates ahead of the decision presume.
-    pub(crate) presumed: Option<Tensor>,
+    pub(crate) predicted: Option<Tensor>,
 }
 
 /// Cuts a range into as few pieces as allowed, all multiples of `unit`.
@@ -125,7 +125,7 @@ fn cuts(segments: &[SegmentSpec], fraction: f64, unit: usize) -> Vec<usize> {
 }
 
 /// Finds the first of the last segments that have at most the share `fraction` of all elements behind the first segment.
-fn first_ahead(segments: &[SegmentSpec], fraction: f64) -> usize {
+fn first_speculative(segments: &[SegmentSpec], fraction: f64) -> usize {
     let len = |s: &SegmentSpec| s.params.len() as f64;
     let behind = segments.get(1..).unwrap_or_default();
     let most = fraction * behind.iter().map(len).sum::<f64>();
@@ -152,7 +152,7 @@ impl BlockingBuffers {
         let storage = segments.first().map_or(Dtype::F32, |s| s.params.dtype());
         let own = longest / spec.dp_size;
         let wide = plan_piece(plan, "bucket.fp32", Dtype::F32, own);
-        let sums = spec.sum == Sum::Host;
+        let sums = spec.accumulation == GradAccumulation::Host;
         Some(Self { wide, incoming: sums.then(|| plan_piece(plan, "sum", storage, own)) })
     }
 }
@@ -173,11 +173,12 @@ impl Layout {
         spec.check();
         let (buckets, num_buckets) = plan_buckets(plan, segments);
         let (sums, num_sums) = plan_sums(plan, spec, segments);
-        let num_slots = segments.iter().filter_map(|s| s.slot).max().map_or(0, |most| most + 1);
+        let num_slots =
+            segments.iter().filter_map(|s| s.param_buffer).max().map_or(0, |most| most + 1);
         let unit = spec.dp_size * chunk;
         let blocking = BlockingBuffers::plan(plan, spec, unit, segments);
         let cuts = cuts(segments, spec.device_fraction, unit);
-        let first_ahead = first_ahead(segments, spec.ahead_fraction);
+        let first_ahead = first_speculative(segments, spec.speculative_fraction);
         let words = (1, control::WORDS);
         let at = (Arena::Pinned, "norms and decisions");
         let has_host_part = |(s, cut): (&SegmentSpec, &usize)| *cut < s.params.len();
@@ -202,7 +203,7 @@ impl Layout {
                 let name = if is_split { format!("{}.on_device", s.name) } else { s.name.clone() };
                 let (len, dtype) = (range.len() / spec.dp_size, s.params.dtype());
                 pieces.extend(self::pieces(range, spec.bucket_elements, unit, stores.len()));
-                let arrays = Arrays { plan, spec, name, len, dtype, chunk };
+                let arrays = StorePlanner { plan, spec, name, len, dtype, chunk };
                 stores.push(match on_device {
                     true => arrays.on_device(),
                     false => arrays.on_host((blocking, sum), presumed),
@@ -230,7 +231,7 @@ impl Layout {
             segments,
             num_buckets,
             num_sums,
-            num_slots,
+            num_param_buffers: num_slots,
             summed,
             device_partials,
             partials: words(Arena::Pinned, "partials", own_end),
@@ -238,7 +239,7 @@ impl Layout {
             norm: words(Arena::Pinned, "norm", 1),
             control: words(Arena::Pinned, "control", control::WORDS),
             device_control: words(Arena::Device, "device_control", control::WORDS),
-            presumed,
+            predicted: presumed,
             spec: spec.clone(),
         }
     }
@@ -255,8 +256,8 @@ impl Layout {
     }
 
     /// Whether any parameter is updated ahead of the decision: the last segment may be larger than the share.
-    pub const fn updates_ahead(&self) -> bool {
-        self.presumed.is_some()
+    pub const fn is_speculative(&self) -> bool {
+        self.predicted.is_some()
     }
 
     /// Number of parameters that a rank owns, padding included: the elements of each of its states.
@@ -266,12 +267,17 @@ impl Layout {
     }
 
     /// Lists what rank `dp` owns of a segment, in order, with the first arrays of its states.
-    pub fn owned(&self, segment: usize, dp: usize) -> Vec<Owned> {
-        self.owned_on(segment, dp, Sides { states: 0, late: None })
+    pub fn owned(&self, segment: usize, dp: usize) -> Vec<OwnedRun> {
+        self.owned_on(segment, dp, ActiveBuffers { states: 0, delayed: None })
     }
 
     /// [`owned`](Self::owned) with the arrays of `sides`.
-    pub(crate) fn owned_on(&self, segment: usize, dp: usize, sides: Sides) -> Vec<Owned> {
+    pub(crate) fn owned_on(
+        &self,
+        segment: usize,
+        dp: usize,
+        sides: ActiveBuffers,
+    ) -> Vec<OwnedRun> {
         let s = &self.segments[segment];
         let mut ends = vec![0; s.stores.len()];
         let part = |piece: &Piece| {
@@ -280,10 +286,12 @@ impl Layout {
             let owned = *end..*end + len;
             *end = owned.end;
             let part = |state: State| state.slice(owned.clone());
-            Owned {
+            OwnedRun {
                 start: piece.start + dp * len,
                 states: store.states(sides.states).map(part),
-                gradient: sides.late.map(|side| part(State::whole(store.gradient(side)))),
+                delayed_gradient: sides
+                    .delayed
+                    .map(|side| part(State::whole(store.gradient(side)))),
             }
         };
         s.pieces.iter().map(part).collect()

@@ -7,7 +7,7 @@
 //!
 //! Who calls what, per step: [`Optimizer::bucket`] and [`Optimizer::reduce`] for each segment of each
 //! micro-batch's backward pass, then [`Optimizer::decide`], then [`Optimizer::update`] for each segment, and
-//! [`Optimizer::publish`] before the next forward pass reads it. Or [`Optimizer::defer`], and the update beside the
+//! [`Optimizer::publish`] before the next forward pass reads it. Or [`Optimizer::delay_update`], and the update beside the
 //! next step.
 //!
 //! Read in this order:
@@ -23,7 +23,6 @@
 //! 6. `blocking`: transfers as DeepSpeed had them in 2020, to compare with.
 
 mod adam;
-mod ahead;
 mod blocking;
 mod buckets;
 pub mod control;
@@ -34,6 +33,7 @@ mod optimizer;
 mod reduce;
 mod schedule;
 mod spec;
+mod speculation;
 mod start;
 mod state;
 mod store;
@@ -41,14 +41,17 @@ mod update;
 mod work;
 
 pub use adam::{AdamTile, DeviceUpdate, PROGRAMS, TrafficTile};
-pub use ahead::{Ahead, AheadTile, AheadTraffic, Second, TOO_OFTEN, When};
 pub use buckets::Bucket;
-pub use layout::{Layout, Owned, chunk_elements};
-pub use locate::NotFinite;
+pub use layout::{Layout, OwnedRun, chunk_elements};
+pub use locate::NonFiniteGradient;
 pub use norm::LossScale;
-pub use optimizer::{Optimizer, Side};
-pub use schedule::PerStep;
-pub use spec::{BucketOf, SegmentSpec, Spec, Sum, Transfer};
-pub use start::{Fill, Parameters, StateAt, Told};
+pub use optimizer::{BufferIndex, Optimizer};
+pub use schedule::StepSchedule;
+pub use spec::{BucketSharing, GradAccumulation, SegmentSpec, Spec, Transfer};
+pub use speculation::{
+    MAX_CLIP_RATE, Phase, SpeculationBuffers, SpeculationOutcome, SpeculativeTile,
+    SpeculativeTraffic,
+};
+pub use start::{ParameterSource, StatePosition, StateSource, StopCheck};
 pub use state::{State, Storage};
 pub use update::{NoiseRun, Rule};

@@ -2,9 +2,9 @@
 //! All of it is host work that leaves data behind; the rank's thread never waits for it and the program is the
 //! same either way.
 
-use crate::ahead;
 use crate::control;
 use crate::schedule::Rates;
+use crate::speculation;
 use device::numerics::{Counted, accumulate, accumulate_chunks};
 use device::{HostContext, HostTask, Mode, Pieces, Tensor, View};
 
@@ -32,7 +32,7 @@ const LARGEST_SCALE: f64 = 16_777_216.0;
 
 /// Which of a step's micro-batches an accumulation serves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Turn {
+pub(crate) enum MicrobatchPosition {
     First,
     Middle,
     Last,
@@ -43,7 +43,7 @@ pub(crate) enum Turn {
 pub(crate) struct Accumulate {
     pub(crate) grad: Tensor,
     pub(crate) sum: Tensor,
-    pub(crate) turn: Turn,
+    pub(crate) position: MicrobatchPosition,
     pub(crate) partials: Tensor,
     pub(crate) chunk: usize,
     pub(crate) counted: Counted,
@@ -55,25 +55,29 @@ impl HostTask for Accumulate {
     }
     fn accesses(&self, visit: Visit<'_>) {
         visit(Mode::Read, self.grad);
-        visit(if self.turn == Turn::First { Mode::Write } else { Mode::Update }, self.sum);
-        if self.turn == Turn::Last {
+        visit(
+            if self.position == MicrobatchPosition::First { Mode::Write } else { Mode::Update },
+            self.sum,
+        );
+        if self.position == MicrobatchPosition::Last {
             visit(Mode::Write, self.partials);
         }
     }
     fn run(&self, _: u64, host: &mut HostContext<'_>) -> Result<(), String> {
         let (grad, sum) = (host.read(self.grad)?, host.write_as::<f32>(self.sum)?);
-        let partials = match self.turn {
-            Turn::Last => Some(host.write_as::<f64>(self.partials)?),
-            Turn::First | Turn::Middle => None,
+        let partials = match self.position {
+            MicrobatchPosition::Last => Some(host.write_as::<f64>(self.partials)?),
+            MicrobatchPosition::First | MicrobatchPosition::Middle => None,
         };
-        let whole = Part { grad, sum, partials, counted: self.counted, chunk: self.chunk };
+        let whole =
+            AccumulationSlice { grad, sum, partials, counted: self.counted, chunk: self.chunk };
         host.share(whole, &|part| self.add(part));
         Ok(())
     }
 }
 
 /// The part of one thread: whole chunks.
-struct Part<'a> {
+struct AccumulationSlice<'a> {
     grad: View<'a>,
     sum: &'a mut [f32],
     partials: Option<&'a mut [f64]>,
@@ -82,9 +86,9 @@ struct Part<'a> {
 }
 
 impl Accumulate {
-    fn add(&self, part: Part<'_>) {
-        let first = self.turn == Turn::First;
-        let Part { grad, sum, partials, counted, .. } = part;
+    fn add(&self, part: AccumulationSlice<'_>) {
+        let first = self.position == MicrobatchPosition::First;
+        let AccumulationSlice { grad, sum, partials, counted, .. } = part;
         match partials {
             None => accumulate(grad, sum, first),
             Some(partials) => {
@@ -94,13 +98,13 @@ impl Accumulate {
     }
 }
 
-impl Pieces for Part<'_> {
+impl Pieces for AccumulationSlice<'_> {
     fn units(&self) -> usize {
         self.sum.len().div_ceil(self.chunk)
     }
     /// At the ends of chunks, so that the cut changes no bit.
     fn cut(self, units: usize) -> (Self, Self) {
-        let Part { grad, sum, partials, counted, chunk } = self;
+        let AccumulationSlice { grad, sum, partials, counted, chunk } = self;
         let (n, mid) = (sum.len(), units * chunk);
         let (left, right) = sum.split_at_mut(mid);
         let (first, second) = match partials {
@@ -111,9 +115,9 @@ impl Pieces for Part<'_> {
             }
         };
         let (grads, more) = (grad.slice(0..mid), grad.slice(mid..n));
-        let left = Part { grad: grads, sum: left, partials: first, counted, chunk };
+        let left = AccumulationSlice { grad: grads, sum: left, partials: first, counted, chunk };
         let counted = counted.from(mid);
-        let right = Part { grad: more, sum: right, partials: second, counted, chunk };
+        let right = AccumulationSlice { grad: more, sum: right, partials: second, counted, chunk };
         (left, right)
     }
 }
@@ -124,12 +128,12 @@ pub(crate) struct SpreadPartials {
     pub(crate) own: Tensor,
     pub(crate) all: Tensor,
     /// Which of the rank's partial sums go where.
-    pub(crate) runs: Vec<Run>,
+    pub(crate) runs: Vec<PartialsRun>,
 }
 
 /// Partial sums that lie together, both in a rank's own and among all ranks'.
 #[derive(Debug)]
-pub(crate) struct Run {
+pub(crate) struct PartialsRun {
     /// The first one's index among the rank's own.
     pub(crate) own: usize,
     /// The first one's index among all.
@@ -149,7 +153,7 @@ impl HostTask for SpreadPartials {
     fn run(&self, _: u64, host: &mut HostContext<'_>) -> Result<(), String> {
         let (own, all) = (host.read_as::<f64>(self.own)?, host.write_as::<f64>(self.all)?);
         all.fill(0.0);
-        for &Run { own: from, all: to, len } in &self.runs {
+        for &PartialsRun { own: from, all: to, len } in &self.runs {
             all[to..to + len].copy_from_slice(&own[from..from + len]);
         }
         Ok(())
@@ -186,8 +190,8 @@ pub(crate) struct Decide {
     pub(crate) rates: Rates,
     pub(crate) clip: Option<f64>,
     pub(crate) loss_scale: Option<LossScale>,
-    /// The block of [`Presume`](crate::ahead::Presume), where segments are updated ahead of the decision.
-    pub(crate) presumed: Option<Tensor>,
+    /// The block of [`PredictDecision`](crate::speculation::PredictDecision), where segments are updated ahead of the decision.
+    pub(crate) predicted: Option<Tensor>,
 }
 
 impl HostTask for Decide {
@@ -197,7 +201,7 @@ impl HostTask for Decide {
     fn accesses(&self, visit: Visit<'_>) {
         visit(Mode::Read, self.norm);
         visit(Mode::Update, self.control);
-        if let Some(presumed) = self.presumed {
+        if let Some(presumed) = self.predicted {
             visit(Mode::Read, presumed);
         }
     }
@@ -220,10 +224,10 @@ impl HostTask for Decide {
             words[control::SKIPPED] += 1.0;
         }
         let as_presumed = finite && clip == 1.0;
-        words[control::CLIPPED] +=
-            NEWEST * (f64::from(u8::from(!as_presumed)) - words[control::CLIPPED]);
-        if let Some(presumed) = self.presumed {
-            ahead::judge(words, host.read_as::<f64>(presumed)?, as_presumed);
+        words[control::CLIP_RATE] +=
+            NEWEST * (f64::from(u8::from(!as_presumed)) - words[control::CLIP_RATE]);
+        if let Some(presumed) = self.predicted {
+            speculation::validate(words, host.read_as::<f64>(presumed)?, as_presumed);
         }
         if let Some(rule) = self.loss_scale {
             rule.next(words, finite);

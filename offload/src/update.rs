@@ -2,19 +2,21 @@
 
 #[cfg(test)]
 mod accuracy;
-mod apart;
 mod elements;
 pub(crate) mod halves;
 mod noise;
+mod out_of_place;
 mod padded;
 mod rules;
 #[cfg(test)]
 mod tests;
 mod traffic;
 
-pub(crate) use apart::{Apart, Upper, traffic_apart, update_apart};
 pub(crate) use noise::Noise;
 pub use noise::NoiseRun;
+pub(crate) use out_of_place::{
+    OutOfPlaceUpdate, UpperHalves, traffic_out_of_place, update_out_of_place,
+};
 pub use rules::Rule;
 pub(crate) use traffic::traffic;
 
@@ -29,7 +31,7 @@ use elements::{
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
 use noise::Draw;
-use padded::{PAD, Padded};
+use padded::{PAD, PaddedRun};
 use rules::{AdamW, Scalars, Sgd, keep};
 use std::ops::Range;
 
@@ -211,7 +213,7 @@ impl Kernel for Update<'_> {
             let vectors = if direct {
                 part.part(0..len)
             } else {
-                let padded = padded.get_or_insert_with(Padded::new);
+                let padded = padded.get_or_insert_with(PaddedRun::new);
                 padded.take(&part, draw.lead());
                 padded.whole(&part, draw.lead())
             };

@@ -1,10 +1,10 @@
 //! A rank's work on each segment: pieces, tiles and their host tasks, made once.
 
 use crate::adam::{AdamTile, DeviceUpdate};
-use crate::ahead::{AheadTile, Tally, When};
 use crate::layout::{Layout, Segment};
-use crate::norm::{Accumulate, Run, Turn};
-use crate::store::{Place, Sides, Store, Way};
+use crate::norm::{Accumulate, MicrobatchPosition, PartialsRun};
+use crate::speculation::{NormGuard, Phase, SpeculativeTile};
+use crate::store::{DoubleBuffer, GradientRoute, Store, UpdateSite};
 use crate::update::NoiseRun;
 use device::numerics::Counted;
 use device::{DeviceOp, Event, HostOp, Rank, Tensor};
@@ -42,12 +42,12 @@ pub(crate) struct Tile {
     pub(crate) owned: Range<usize>,
     /// Its first element in the segment's flat buffer.
     pub(crate) start: usize,
-    /// The tasks that add micro-batches up, where the host does, by side of the gradients and by [`Turn`].
+    /// The tasks that add micro-batches up, where the host does, by side of the gradients and by [`MicrobatchPosition`].
     pub(crate) accumulate: Option<[[Arc<HostOp>; 3]; 2]>,
     /// The update for each side of the gradients, or what is left to do where the tile is updated ahead of the decision.
     pub(crate) adam: [Arc<HostOp>; 2],
     /// The update ahead of the decision, where there is one.
-    pub(crate) ahead: Option<Arc<HostOp>>,
+    pub(crate) speculate: Option<Arc<HostOp>>,
     /// The event behind which the new parameters are in staging.
     pub(crate) updated: Event,
 }
@@ -58,7 +58,7 @@ pub(crate) struct SegmentWork {
     /// Its pieces, in the order in which they are reduced.
     pub(crate) pieces: Vec<PieceWork>,
     /// Adds up its sums of squares, where it is updated ahead of the decision.
-    pub(crate) tally: Option<Arc<HostOp>>,
+    pub(crate) norm_guard: Option<Arc<HostOp>>,
     /// Whether an update is queued that `publish` has not sent out.
     pub(crate) unpublished: bool,
     /// Whether this rank's part is in a shared buffer, or on its way there, and the other ranks' parts are not.
@@ -104,7 +104,7 @@ impl PieceWork {
 
 /// Inputs of the work of a rank on a segment, besides the layout.
 #[derive(Clone, Copy)]
-pub(crate) struct Share<'a> {
+pub(crate) struct SegmentInputs<'a> {
     /// The rank among the data-parallel ranks.
     pub(crate) dp: usize,
     /// Which elements of the segment count in this rank's norm.
@@ -115,11 +115,11 @@ pub(crate) struct Share<'a> {
 
 /// The elements of a piece, or of a tile, that this rank owns.
 #[derive(Clone)]
-struct Part<'a> {
+struct OwnedSlice<'a> {
     layout: &'a Layout,
     s: &'a Segment,
     store: &'a Store,
-    share: Share<'a>,
+    share: SegmentInputs<'a>,
     /// Its first element in the segment's flat buffer.
     start: usize,
     /// Its first chunk among this rank's partial sums.
@@ -129,7 +129,7 @@ struct Part<'a> {
 }
 
 /// Makes all tasks of a rank for a segment.
-pub(crate) fn segment_work(layout: &Layout, s: &Segment, share: Share<'_>) -> SegmentWork {
+pub(crate) fn segment_work(layout: &Layout, s: &Segment, share: SegmentInputs<'_>) -> SegmentWork {
     let dp_size = layout.spec.dp_size;
     let mut ends = vec![0; s.stores.len()];
     let pieces = s.pieces.iter().map(|piece| {
@@ -139,29 +139,29 @@ pub(crate) fn segment_work(layout: &Layout, s: &Segment, share: Share<'_>) -> Se
         *end = owned.end;
         let (start, store) = (piece.start + share.dp * len, &s.stores[piece.store]);
         let chunk = s.chunks.own.start + piece.start / dp_size / layout.chunk;
-        let part = Part { layout, s, store, share, start, chunk, owned };
+        let part = OwnedSlice { layout, s, store, share, start, chunk, owned };
         PieceWork {
             flat: piece.start..piece.start + piece.len,
             store: piece.store,
             chunks: part.chunks(),
             counted: share.counted.from(part.start),
-            tasks: match store.place {
-                Place::Device { .. } => Tasks::OnDevice(part.update_on_device()),
-                Place::Host { way, up } => Tasks::OnHost(part.tiles(way, up)),
+            tasks: match store.site {
+                UpdateSite::Device { .. } => Tasks::OnDevice(part.update_on_device()),
+                UpdateSite::Host { route: way, up } => Tasks::OnHost(part.tiles(way, up)),
             },
             owned: part.owned,
         }
     });
     let pieces: Vec<PieceWork> = pieces.collect();
-    let ahead = || pieces.iter().filter(|piece| s.stores[piece.store].second.is_some());
+    let ahead = || pieces.iter().filter(|piece| s.stores[piece.store].speculation.is_some());
     let chunks = ahead().next().zip(ahead().next_back());
-    let tally = layout.presumed.zip(chunks).map(|(presumed, (first, last))| {
+    let tally = layout.predicted.zip(chunks).map(|(presumed, (first, last))| {
         let partials = layout.partials.slice(first.chunks.start..last.chunks.end);
-        HostOp::new(Tally { presumed, partials, clip: layout.spec.clip })
+        HostOp::new(NormGuard { predicted: presumed, partials, clip: layout.spec.clip })
     });
     SegmentWork {
         pieces,
-        tally,
+        norm_guard: tally,
         unpublished: false,
         is_partial: false,
         staging_free: Default::default(),
@@ -170,7 +170,7 @@ pub(crate) fn segment_work(layout: &Layout, s: &Segment, share: Share<'_>) -> Se
     }
 }
 
-impl Part<'_> {
+impl OwnedSlice<'_> {
     /// The range of its chunks among this rank's partial sums.
     fn chunks(&self) -> Range<usize> {
         self.chunk..self.chunk + self.owned.len() / self.layout.chunk
@@ -187,51 +187,55 @@ impl Part<'_> {
     }
 
     /// Cuts it into tiles, with their tasks.
-    fn tiles(&self, way: Way, up: Tensor) -> Vec<Tile> {
+    fn tiles(&self, way: GradientRoute, up: Tensor) -> Vec<Tile> {
         let chunk = self.layout.chunk;
         let size = (self.layout.spec.tile_elements / chunk).max(1) * chunk;
         let tile = |at: usize| {
             let before = at - self.owned.start;
             let owned = at..(at + size).min(self.owned.end);
             let (start, chunk) = (self.start + before, self.chunk + before / chunk);
-            Part { start, chunk, owned, ..self.clone() }.tile(way, up)
+            OwnedSlice { start, chunk, owned, ..self.clone() }.tile(way, up)
         };
         self.owned.clone().step_by(size).map(tile).collect()
     }
 
-    fn tile(self, way: Way, up: Tensor) -> Tile {
+    fn tile(self, way: GradientRoute, up: Tensor) -> Tile {
         let accumulate = match way {
-            Way::SumOnHost { down, sum } => Some(self.accumulate(down, sum)),
-            Way::Alone { .. } | Way::SumOnDevice { .. } | Way::Blocking { .. } => None,
+            GradientRoute::SumOnHost { down, sum } => Some(self.accumulate(down, sum)),
+            GradientRoute::Direct { .. }
+            | GradientRoute::SumOnDevice { .. }
+            | GradientRoute::Blocking { .. } => None,
         };
         let noise = (Arc::clone(self.share.noise), self.start);
         let adam = self.update(self.layout.control, self.of(up), &noise);
-        let second = self.store.second.as_ref();
+        let second = self.store.speculation.as_ref();
         let second =
             second.map(|second| second.tile(&self.owned, self.owned.start / self.layout.chunk));
         let with = |tile: AdamTile, when| match second.clone() {
-            Some(second) => HostOp::new(AheadTile { tile, second, when }),
+            Some(second) => HostOp::new(SpeculativeTile { tile, buffers: second, phase: when }),
             None => HostOp::new(tile),
         };
-        let ahead = second.is_some().then(|| with(adam[0].clone(), When::Ahead));
-        let adam = adam.map(|tile| with(tile, When::Behind));
+        let ahead = second.is_some().then(|| with(adam[0].clone(), Phase::Speculate));
+        let adam = adam.map(|tile| with(tile, Phase::Validate));
         let (start, updated) = (self.start, Event::default());
-        Tile { start, accumulate, adam, ahead, updated, owned: self.owned }
+        Tile { start, accumulate, adam, speculate: ahead, updated, owned: self.owned }
     }
 
     /// Makes the tasks that add micro-batches up, by side of the gradients and by turn.
-    fn accumulate(&self, down: Tensor, sums: Sides) -> [[Arc<HostOp>; 3]; 2] {
+    fn accumulate(&self, down: Tensor, sums: DoubleBuffer) -> [[Arc<HostOp>; 3]; 2] {
         sums.map(|sum| {
-            [Turn::First, Turn::Middle, Turn::Last].map(|turn| {
-                HostOp::new(Accumulate {
-                    grad: self.of(down),
-                    sum: self.of(sum),
-                    turn,
-                    partials: self.layout.partials.slice(self.chunks()),
-                    chunk: self.layout.chunk,
-                    counted: self.share.counted.from(self.start),
-                })
-            })
+            [MicrobatchPosition::First, MicrobatchPosition::Middle, MicrobatchPosition::Last].map(
+                |turn| {
+                    HostOp::new(Accumulate {
+                        grad: self.of(down),
+                        sum: self.of(sum),
+                        position: turn,
+                        partials: self.layout.partials.slice(self.chunks()),
+                        chunk: self.layout.chunk,
+                        counted: self.share.counted.from(self.start),
+                    })
+                },
+            )
         })
     }
 
@@ -264,13 +268,13 @@ impl Part<'_> {
 }
 
 /// Says where this rank's chunks stand among all ranks' chunks.
-pub(crate) fn spread_runs(layout: &Layout, dp: usize, work: &[SegmentWork]) -> Vec<Run> {
+pub(crate) fn spread_runs(layout: &Layout, dp: usize, work: &[SegmentWork]) -> Vec<PartialsRun> {
     let mut runs = Vec::new();
     for (s, w) in layout.segments.iter().zip(work) {
         for p in &w.pieces {
             let start = p.flat.start + dp * p.owned.len();
             let all = s.chunks.all.start + start / layout.chunk;
-            runs.push(Run { own: p.chunks.start, all, len: p.chunks.len() });
+            runs.push(PartialsRun { own: p.chunks.start, all, len: p.chunks.len() });
         }
     }
     runs

@@ -1,8 +1,8 @@
 //! Vocabulary-parallel token embedding, plus learned positions where the model has them.
 
-use crate::cache::{self, NewTokens};
-use crate::params::{Flat, SegmentLayout, Split};
-use crate::shape::{BatchTensors, GptShape, Pass, Positions};
+use crate::kv_cache::{self, NewTokens};
+use crate::params::{FlatBuffer, SegmentLayout, Split};
+use crate::shape::{BatchTensors, DecoderShape, MicrobatchContext, Positions};
 use device::{Device, Lane::Compute, Op, Tensor};
 
 /// Dropout's "layer" of the embedding; blocks count from 1.
@@ -16,19 +16,19 @@ pub(crate) struct Embedding {
 }
 
 /// The parameters of the embedding.
-pub(crate) fn layout(shape: &GptShape, align: usize) -> SegmentLayout {
+pub(crate) fn layout(shape: &DecoderShape, align: usize) -> SegmentLayout {
     SegmentLayout::new("embedding".into(), String::new(), (shape.tp_size, align), |params| {
         let (c, init) = (shape.hidden, shape.weight_init());
         params.add_padded("wte", (shape.vocab, c), shape.vocab_per_rank(), init);
-        if shape.parts.positions == Positions::Learned {
+        if shape.architecture.positions == Positions::Learned {
             params.add("wpe", (shape.seq_len, c), Split::Replicated, init);
         }
     })
 }
 
 impl Embedding {
-    pub(crate) fn cut(flat: Flat<'_>, shape: &GptShape) -> Self {
-        let learned = shape.parts.positions == Positions::Learned;
+    pub(crate) fn cut(flat: FlatBuffer<'_>, shape: &DecoderShape) -> Self {
+        let learned = shape.architecture.positions == Positions::Learned;
         Self { tokens: flat.whole("wte"), positions: learned.then(|| flat.whole("wpe")) }
     }
 
@@ -36,8 +36,8 @@ impl Embedding {
     pub(crate) fn forward(
         &self,
         dev: &Device,
-        shape: &GptShape,
-        (pass, batch): (&Pass, &BatchTensors),
+        shape: &DecoderShape,
+        (pass, batch): (&MicrobatchContext, &BatchTensors),
         x: Tensor,
         partial: Tensor,
     ) {
@@ -63,14 +63,14 @@ impl Embedding {
     pub(crate) fn extend(
         &self,
         dev: &Device,
-        shape: &GptShape,
+        shape: &DecoderShape,
         tokens: Tensor,
         (x, new): (Tensor, &[NewTokens]),
     ) {
         let (table, shard) = (self.tokens, shape.vocab_shard(dev));
         dev.submit(Compute, Op::Embedding { tokens, table, shard, y: x });
         let Some(table) = self.positions else { return };
-        for (new, rows) in cache::rows(new) {
+        for (new, rows) in kv_cache::rows(new) {
             let (x, first_row) = (x.rows(rows), new.first);
             dev.submit(Compute, Op::AddPositions { x, table, first_row, starts: None });
         }
@@ -81,8 +81,8 @@ impl Embedding {
     pub(crate) fn backward(
         &self,
         dev: &Device,
-        shape: &GptShape,
-        (pass, batch): (&Pass, &BatchTensors),
+        shape: &DecoderShape,
+        (pass, batch): (&MicrobatchContext, &BatchTensors),
         (d, d_full): (Tensor, Option<Tensor>),
         grads: Self,
     ) {
@@ -105,14 +105,18 @@ impl Embedding {
         };
         let (tokens, order, shard) = (batch.tokens, batch.order, shape.vocab_shard(dev));
         let d_table = grads.tokens;
-        if !shape.parts.tied {
+        if !shape.architecture.tied {
             dev.submit(Compute, Op::Zero { x: d_table });
         }
         dev.submit(Compute, Op::EmbeddingBackward { tokens, order, d_y, shard, d_table });
     }
 
     /// Place in its sample of this rank's first row, and the starts of its rows' documents.
-    fn first_position(dev: &Device, shape: &GptShape, pass: &Pass) -> (usize, Option<Tensor>) {
+    fn first_position(
+        dev: &Device,
+        shape: &DecoderShape,
+        pass: &MicrobatchContext,
+    ) -> (usize, Option<Tensor>) {
         if !shape.sequence {
             return (0, pass.starts);
         }

@@ -3,7 +3,7 @@
 //! vocabulary of 128 thousand those of all tokens are the largest tensor there is.
 
 use crate::region::sum_over_ranks;
-use crate::shape::{BatchTensors, GptShape};
+use crate::shape::{BatchTensors, DecoderShape};
 use device::{Arena, Device, Dtype, Epilogue, Lane::Compute, Op, Plan, Reduce, Tensor};
 use std::ops::Range;
 
@@ -25,7 +25,7 @@ pub(crate) struct HeadInputs {
 }
 
 impl Head {
-    pub(crate) fn plan(plan: &mut Plan, shape: &GptShape) -> Self {
+    pub(crate) fn plan(plan: &mut Plan, shape: &DecoderShape) -> Self {
         let (rows, at) = (shape.tokens().min(shape.head_rows), (Arena::Device, "logits"));
         let columns = shape.vocab_per_rank();
         Self {
@@ -37,7 +37,7 @@ impl Head {
     }
 
     /// The runs of tokens.
-    fn runs(shape: &GptShape) -> impl Iterator<Item = Range<usize>> {
+    fn runs(shape: &DecoderShape) -> impl Iterator<Item = Range<usize>> {
         let (tokens, rows) = (shape.tokens(), shape.head_rows);
         (0..tokens).step_by(rows).map(move |start| start..(start + rows).min(tokens))
     }
@@ -59,7 +59,7 @@ impl Head {
     pub(crate) fn loss(
         &self,
         dev: &Device,
-        shape: &GptShape,
+        shape: &DecoderShape,
         inputs: HeadInputs,
         batch: &BatchTensors,
         loss: Tensor,
@@ -76,7 +76,7 @@ impl Head {
     pub(crate) fn loss_and_gradients(
         &self,
         dev: &Device,
-        shape: &GptShape,
+        shape: &DecoderShape,
         inputs: HeadInputs,
         (batch, loss): (&BatchTensors, Tensor),
         (scale, grads): (Tensor, HeadInputs),
@@ -100,7 +100,7 @@ impl Head {
     fn forward(
         &self,
         dev: &Device,
-        shape: &GptShape,
+        shape: &DecoderShape,
         targets: Tensor,
         (start, loss): (usize, Tensor),
     ) {
@@ -118,7 +118,7 @@ impl Head {
     }
 
     /// The logits become their gradient.
-    fn backward(&self, dev: &Device, shape: &GptShape, targets: Tensor, scale: Tensor) {
+    fn backward(&self, dev: &Device, shape: &DecoderShape, targets: Tensor, scale: Tensor) {
         let Self { logits, max, sums, .. } = *self;
         let (shard, factor) = (shape.vocab_shard(dev), 1.0 / shape.tokens() as f32);
         dev.submit(

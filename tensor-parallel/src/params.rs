@@ -137,13 +137,13 @@ pub struct SegmentLayout {
 }
 
 /// The parameters of a segment while its parts declare them, in the order in which a reader would.
-pub(crate) struct Declared {
+pub(crate) struct ParamDeclarations {
     t: usize,
     prefix: String,
     params: Vec<Param>,
 }
 
-impl Declared {
+impl ParamDeclarations {
     /// Declares a tensor that is cut over the ranks as `split` says.
     pub(crate) fn add(&mut self, name: &str, global: (usize, usize), split: Split, init: Init) {
         let local = match split {
@@ -186,11 +186,11 @@ impl SegmentLayout {
         name: String,
         prefix: String,
         (t, align): (usize, usize),
-        declare: impl FnOnce(&mut Declared),
+        declare: impl FnOnce(&mut ParamDeclarations),
     ) -> Self {
-        let mut declared = Declared { t, prefix, params: Vec::new() };
+        let mut declared = ParamDeclarations { t, prefix, params: Vec::new() };
         declare(&mut declared);
-        let Declared { prefix, mut params, .. } = declared;
+        let ParamDeclarations { prefix, mut params, .. } = declared;
         // Stable: what is declared first stands first among its like.
         params.sort_by_key(|param| match (param.split, param.is_matrix()) {
             (Split::Replicated, _) => 2,
@@ -236,8 +236,8 @@ impl SegmentLayout {
     }
 
     /// A flat buffer of this layout, to cut parameters or gradients out of by their names.
-    pub(crate) const fn of(&self, flat: Tensor) -> Flat<'_> {
-        Flat { layout: self, flat }
+    pub(crate) const fn of(&self, flat: Tensor) -> FlatBuffer<'_> {
+        FlatBuffer { layout: self, flat }
     }
 
     /// The replicated tail of a flat buffer.
@@ -248,12 +248,12 @@ impl SegmentLayout {
 
 /// A flat buffer of parameters or gradients, with its layout.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Flat<'a> {
+pub(crate) struct FlatBuffer<'a> {
     layout: &'a SegmentLayout,
     flat: Tensor,
 }
 
-impl Flat<'_> {
+impl FlatBuffer<'_> {
     /// A tensor by its name: that of the part of the model, and its own behind a dot. (local rows, local columns), or one row.
     pub(crate) fn get(self, part: &str, own: &str) -> Tensor {
         self.cut(self.param_of(part, own))

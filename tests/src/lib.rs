@@ -6,7 +6,7 @@ use engine::config::{Config, load_str};
 use engine::data::Dataset;
 use engine::run::{Message, Outcome, RunError, RunOptions, StepReport, train};
 use engine::train::build::{RankLayout, lay_out};
-use offload::PerStep;
+use offload::StepSchedule;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
@@ -221,7 +221,7 @@ pub fn run_inline(sets: &[&str]) -> Ran {
 #[derive(Debug)]
 pub struct Constant;
 
-impl PerStep for Constant {
+impl StepSchedule for Constant {
     fn learning_rate(&self, _: u64) -> f64 {
         0.1
     }

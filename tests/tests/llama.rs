@@ -19,7 +19,7 @@ use engine::train::build::{lay_out, shape};
 use safetensors::SafeTensors;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use tensor_parallel::GptShape;
+use tensor_parallel::DecoderShape;
 use tests::pass::{Fixture, Given, Passed, pass, widened, worst};
 use tests::{config, dataset_of_windows};
 
@@ -118,7 +118,7 @@ fn logits_loss_and_every_gradient_are_those_of_transformers_on_every_layout() {
             let mut sets = grid(layout);
             sets.push(format!("recompute={more}"));
             let config = fp32(model, &sets, 0);
-            let shape = GptShape { head_rows, ..shape(&config) };
+            let shape = DecoderShape { head_rows, ..shape(&config) };
             let given = Given {
                 tokens: fixture.get("tokens"),
                 targets: fixture.get("targets"),

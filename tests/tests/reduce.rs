@@ -8,7 +8,9 @@ use device::numerics::Counted;
 use device::{Arena, Dtype, Group, Plan, Rank, Tensor, random};
 use device::{HostPlace, HostWork, World};
 use half::bf16;
-use offload::{BucketOf, Layout, Optimizer, Rule, SegmentSpec, Spec, Storage, Sum, Transfer};
+use offload::{
+    BucketSharing, GradAccumulation, Layout, Optimizer, Rule, SegmentSpec, Spec, Storage, Transfer,
+};
 use std::sync::Arc;
 use std::time::Duration;
 use tests::Constant;
@@ -22,8 +24,8 @@ fn spec(dp_size: usize, reduce_fp32: bool, device_fraction: f64, bucket_elements
         rule: Rule::Sgd { weight_decay: 0.0 },
         device_fraction,
         delayed: false,
-        ahead_fraction: 0.0,
-        sum: Sum::None,
+        speculative_fraction: 0.0,
+        accumulation: GradAccumulation::None,
         transfer: Transfer::Streamed,
         storage: Storage::default(),
         micro_batches: 1,
@@ -41,8 +43,14 @@ fn laid_out(spec: &Spec) -> (Arc<Plan>, Arc<Layout>) {
     let mut plan = Plan::default();
     let params = plan.tensor((Arena::Device, "parameters"), "p", Dtype::Bf16, (1, N));
     let name = "segment".to_owned();
-    let segment =
-        SegmentSpec { name, params, len: N, decayed: 0, bucket: BucketOf::Own, slot: None };
+    let segment = SegmentSpec {
+        name,
+        params,
+        len: N,
+        decayed: 0,
+        bucket: BucketSharing::Own,
+        param_buffer: None,
+    };
     let layout = Layout::plan(&mut plan, spec, CHUNK, &[segment]);
     (Arc::new(plan), Arc::new(layout))
 }

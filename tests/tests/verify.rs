@@ -9,7 +9,7 @@ use engine::train::build::lay_out;
 use offload::{NoiseRun, Optimizer, chunk_elements};
 use std::ops::Range;
 use std::sync::Arc;
-use tensor_parallel::Gpt;
+use tensor_parallel::Decoder;
 use tests::compare::{assert_same_bits, run_sets, run_with, with, with_delays};
 use tests::{Constant, text, tiny};
 
@@ -103,7 +103,7 @@ fn the_chunks_of_the_ranks_of_a_group_hold_each_element_once() {
         let dp_size = config.parallel.data;
         let counted: Vec<_> = built.gpt.segments().iter().map(|s| s.counted(0)).collect();
         let noise: Vec<Arc<[NoiseRun]>> = counted.iter().map(|_| Arc::from([])).collect();
-        let longest = Gpt::longest_segment(built.gpt.shape());
+        let longest = Decoder::longest_segment(built.gpt.shape());
         let chunks = built.optimizer.owned_elements() as usize / chunk_elements(longest);
         let mut found: Vec<Vec<Range<usize>>> = vec![Vec::new(); counted.len()];
         for dp in 0..dp_size {

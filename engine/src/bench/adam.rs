@@ -9,7 +9,8 @@ use crate::run::open::kernel_crew;
 use device::numerics::SimdPath;
 use device::{Arena, Crew, Device, Dtype, Error, HostOp, Lane, Plan, Tensor};
 use offload::{
-    AdamTile, AheadTile, AheadTraffic, NoiseRun, Rule, Second, Storage, TrafficTile, When, control,
+    AdamTile, NoiseRun, Phase, Rule, SpeculationBuffers, SpeculativeTile, SpeculativeTraffic,
+    Storage, TrafficTile, control,
 };
 use serde::Serialize;
 use std::sync::Arc;
@@ -263,11 +264,11 @@ fn tiles(
         ];
         let states = states.map(|(name, dtype)| tensor(name, dtype, params));
         let upper = storage.split_master.then(|| tensor("upper", Dtype::Bf16, params));
-        Second {
+        SpeculationBuffers {
             states,
             upper,
             factor: tensor("factors", Dtype::F64, params.div_ceil(TILE)),
-            presumed: control,
+            predicted: control,
         }
     });
     let noise: Arc<[_]> = match storage.moments {
@@ -291,8 +292,8 @@ fn tiles(
             return [HostOp::new(tile()), HostOp::new(TrafficTile(tile()))];
         };
         let second = second.tile(&(at..(at + TILE).min(params)), at / TILE);
-        let ahead = AheadTile { tile: tile(), second, when: When::Ahead };
-        [HostOp::new(ahead.clone()), HostOp::new(AheadTraffic(ahead))]
+        let ahead = SpeculativeTile { tile: tile(), buffers: second, phase: Phase::Speculate };
+        [HostOp::new(ahead.clone()), HostOp::new(SpeculativeTraffic(ahead))]
     };
     let all = (0..params).step_by(TILE).map(tile).collect();
     let second = second.iter().flat_map(|second| second.states.into_iter().chain(second.upper));

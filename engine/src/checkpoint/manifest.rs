@@ -158,7 +158,8 @@ impl Control {
             loss_scale: words[control::LOSS_SCALE],
             good_steps: words[control::GOOD_STEPS] as u64,
             hysteresis_left: words[control::HYSTERESIS_LEFT] as i64,
-            clipped: (words[control::CLIPPED] != 0.0).then(|| words[control::CLIPPED].to_bits()),
+            clipped: (words[control::CLIP_RATE] != 0.0)
+                .then(|| words[control::CLIP_RATE].to_bits()),
         }
     }
 
@@ -174,7 +175,7 @@ impl Control {
         words[control::STEP] = step as f64;
         words[control::APPLIED] = self.applied as f64;
         words[control::SKIPPED] = self.skipped as f64;
-        words[control::CLIPPED] = self.clipped.map_or(0.0, f64::from_bits);
+        words[control::CLIP_RATE] = self.clipped.map_or(0.0, f64::from_bits);
         for (word, bits) in DECISION.into_iter().zip(self.late.into_iter().flatten()) {
             words[word] = f64::from_bits(bits);
         }

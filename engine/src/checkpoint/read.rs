@@ -17,7 +17,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use tensor_parallel::{Gpt, Param};
+use tensor_parallel::{Decoder, Param};
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 
 /// Bytes read at once.
@@ -111,7 +111,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// [`CheckpointError::OtherModel`] with the first tensor that differs.
-    pub fn check_model(&self, gpt: &Gpt) -> Result<(), CheckpointError> {
+    pub fn check_model(&self, gpt: &Decoder) -> Result<(), CheckpointError> {
         let other = |problem| CheckpointError::OtherModel { path: self.path.clone(), problem };
         let mut stored = self.manifest.tensors.iter();
         for param in gpt.segments().iter().flat_map(|s| &s.params) {

@@ -25,12 +25,12 @@ use crate::run_dir::directory::Directory;
 use crate::train::build::RankLayout;
 use crossbeam_channel::Sender;
 use device::{Arena, Device, Error, Tensor};
-use offload::{Optimizer, Side, State, control};
+use offload::{BufferIndex, Optimizer, State, control};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use tensor_parallel::Gpt;
+use tensor_parallel::Decoder;
 
 /// Elements read from a device at once.
 const BLOCK: usize = 1 << 14;
@@ -168,11 +168,11 @@ impl Saver {
     pub(crate) fn open(
         &self,
         dev: &Device,
-        (optimizer, gpt): (&Optimizer, &Gpt),
+        (optimizer, gpt): (&Optimizer, &Decoder),
     ) -> Result<(), Error> {
         let Some(copies) = &self.copies else { return Ok(()) };
         let rank = dev.rank();
-        let pieces = pieces(gpt, &|segment| optimizer.owned(segment, Side::FIRST), rank);
+        let pieces = pieces(gpt, &|segment| optimizer.owned(segment, BufferIndex::FIRST), rank);
         let (mut room, wanted) = (Vec::new(), bytes(&pieces) / 3 * self.most_states);
         room.try_reserve_exact(wanted).map_err(|_| Error::HostMemory {
             rank: rank.index(),
@@ -203,7 +203,7 @@ impl Saver {
     pub(crate) fn save(
         self: &Arc<Self>,
         dev: &Device,
-        (optimizer, gpt, meeting): (&Optimizer, &Gpt, Tensor),
+        (optimizer, gpt, meeting): (&Optimizer, &Decoder, Tensor),
         AfterStep { step, skipped_in_a_row }: AfterStep,
         listener: Listener<'_>,
     ) -> Result<(), Error> {
@@ -215,16 +215,18 @@ impl Saver {
             self.finish(listener);
         }
         self.passes(rank.index(), FaultPoint::Saving, step);
-        let side = optimizer.side(dev)?;
+        let side = optimizer.state_buffer(dev)?;
         match &self.copies {
             Some(copies) => {
                 barrier(dev, meeting)?;
                 let pieces = pieces(gpt, &|segment| optimizer.owned(segment, side), rank);
-                lock(&copies[rank.index()]).take(dev, pieces, optimizer.is_late())?;
+                lock(&copies[rank.index()]).take(dev, pieces, optimizer.has_delayed_update())?;
             }
             None => {
                 if first {
-                    world.held_up(|| self.begin(step, (optimizer.is_late(), skipped_in_a_row)));
+                    world.held_up(|| {
+                        self.begin(step, (optimizer.has_delayed_update(), skipped_in_a_row))
+                    });
                 }
                 barrier(dev, meeting)?;
                 if self.is_well_everywhere(rank, world)? {
@@ -234,7 +236,7 @@ impl Saver {
                         false => Ok(read(dev, part, to)?),
                     };
                     let pieces = pieces(gpt, &|segment| optimizer.owned(segment, side), rank);
-                    let pieces = (&pieces, optimizer.is_late());
+                    let pieces = (&pieces, optimizer.has_delayed_update());
                     self.passes(rank.index(), FaultPoint::Writing, step);
                     let file = || self.write(rank.index(), pieces, step, &mut fill);
                     world.held_up(file)?;
@@ -249,7 +251,7 @@ impl Saver {
         }
         let mut words = [0.0; control::WORDS];
         dev.read(optimizer.control(), &mut words)?;
-        let late = optimizer.is_late();
+        let late = optimizer.has_delayed_update();
         let job = Job { step, skipped_in_a_row, words, late, started, waited: None };
         match (&self.copies, listener.sender) {
             (Some(_), Some(sender)) => {

@@ -7,7 +7,7 @@ use crate::config::{Config, Family};
 use crate::train::build::{dtype, shape};
 use device::{Arena, Device, Dtype, Lane, Plan, Tensor};
 use std::ops::Range;
-use tensor_parallel::{Cache, Gpt, GptShape, Keep, NewTokens, Recompute};
+use tensor_parallel::{CheckpointHome, Decoder, DecoderShape, KvCache, NewTokens, Recompute};
 
 /// How much a model computes at once.
 #[derive(Clone, Copy)]
@@ -29,9 +29,9 @@ pub(super) struct SampleTokens<'a> {
 /// A model ready to predict.
 pub(super) struct Model {
     dev: Device,
-    gpt: Gpt,
+    gpt: Decoder,
     /// Keys and values of the tokens that each sample has.
-    cache: Cache,
+    cache: KvCache,
     /// By sample: how many tokens are in the cache.
     held: Vec<usize>,
     tokens: Tensor,
@@ -53,15 +53,15 @@ impl Model {
         let whole = learned && matches!(trained, WeightSource::Folder(_));
         let context = if whole { config.model.seq_len } else { context };
         let dtype = dtype(precision);
-        let shape = GptShape {
+        let shape = DecoderShape {
             seq_len: context,
             micro_batch: 1,
             tp_size: 1,
             sequence: false,
             recompute: Recompute::Block,
             partition_checkpoints: false,
-            keep: Keep::Nothing,
-            checkpoint_sets: 1,
+            checkpoint_home: CheckpointHome::None,
+            checkpoint_slots: 1,
             ring: tensor_parallel::Ring::NONE,
             head_rows: samples,
             dtype,
@@ -71,8 +71,8 @@ impl Model {
             ..shape(config)
         };
         let mut plan = Plan::default();
-        let gpt = Gpt::plan(&mut plan, &shape, 1);
-        let cache = Cache::plan(&mut plan, &shape, samples);
+        let gpt = Decoder::plan(&mut plan, &shape, 1);
+        let cache = KvCache::plan(&mut plan, &shape, samples);
         let at = (Arena::Device, "batches");
         let tokens = plan.tensor(at, "tokens", Dtype::I32, (1, context));
         let dev = open(config, plan, &shape, on)?;

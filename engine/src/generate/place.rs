@@ -12,7 +12,7 @@ use device::cuda::{self, Collectives, CudaOptions, Peers, WIDEST_HEAD};
 use device::{Arena, Device, Dtype, HostPlace, HostWork, Plan, Rank, World};
 use std::sync::Arc;
 use std::time::Duration;
-use tensor_parallel::GptShape;
+use tensor_parallel::DecoderShape;
 use topology::{available_memory, format_bytes};
 
 /// The only rank.
@@ -33,7 +33,7 @@ pub enum ComputeDevice {
 pub(super) fn open(
     config: &Config,
     plan: Plan,
-    shape: &GptShape,
+    shape: &DecoderShape,
     on: ComputeDevice,
 ) -> Result<Device, GenerateError> {
     match on {
@@ -46,7 +46,7 @@ fn world() -> Arc<World> {
     World::new(1, 1, Duration::from_secs(60))
 }
 
-fn on_cores(plan: Plan, shape: &GptShape) -> Result<Device, GenerateError> {
+fn on_cores(plan: Plan, shape: &DecoderShape) -> Result<Device, GenerateError> {
     let (crew, scratch) = (kernel_crew(cores(), None), scratch_floats(shape));
     let threads = crew.as_ref().map_or(1, |crew| crew.threads());
     let (needed, free) = (plan.bytes(Arena::Device) + scratch.bytes(threads), available_memory());
@@ -63,7 +63,7 @@ fn on_cores(plan: Plan, shape: &GptShape) -> Result<Device, GenerateError> {
     Ok(cpu::open(ALONE, &Arc::new(plan), &world(), &options)?)
 }
 
-fn on_gpu(config: &Config, plan: Plan, shape: &GptShape) -> Result<Device, GenerateError> {
+fn on_gpu(config: &Config, plan: Plan, shape: &DecoderShape) -> Result<Device, GenerateError> {
     let dtype = shape.dtype;
     if let Some(missing) = machine().missing() {
         return Err(GenerateError::NoGpu(missing));

@@ -11,7 +11,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
-use tensor_parallel::{Gpt, Param};
+use tensor_parallel::{Decoder, Param};
 
 /// A header longer than this is no header.
 const LONGEST_HEADER: u64 = 1 << 26;
@@ -54,7 +54,7 @@ fn set_run(
 }
 
 /// Reads every parameter of `gpt` from a folder of transformers.
-pub(super) fn load_folder(dev: &Device, gpt: &Gpt, from: &Path) -> Result<(), GenerateError> {
+pub(super) fn load_folder(dev: &Device, gpt: &Decoder, from: &Path) -> Result<(), GenerateError> {
     let from = Pretrained::new(Folder::open(from)?, gpt)?;
     let source = from.of_rank(gpt, dev.rank());
     for (segment, layout) in gpt.segments().iter().enumerate() {
@@ -68,7 +68,7 @@ pub(super) fn load_folder(dev: &Device, gpt: &Gpt, from: &Path) -> Result<(), Ge
 type TensorReader<'a> = dyn Fn(usize, usize, &mut [f32]) -> Result<(), GenerateError> + Sync + 'a;
 
 /// Sets every parameter of `gpt`. Rows that round a vocabulary up are in no tensor, and 0.
-fn set_all(dev: &Device, gpt: &Gpt, read: &TensorReader<'_>) -> Result<(), GenerateError> {
+fn set_all(dev: &Device, gpt: &Decoder, read: &TensorReader<'_>) -> Result<(), GenerateError> {
     let rank = dev.rank();
     let runs = SegmentRuns::new(gpt, (rank.tp, rank.tp_size), |number, _| number);
     for (segment, layout) in gpt.segments().iter().enumerate() {
@@ -81,7 +81,7 @@ fn set_all(dev: &Device, gpt: &Gpt, read: &TensorReader<'_>) -> Result<(), Gener
 }
 
 /// Reads every parameter of `gpt` from a safetensors file; of one with more rows, the first ones.
-pub(super) fn load(dev: &Device, gpt: &Gpt, path: &Path) -> Result<(), GenerateError> {
+pub(super) fn load(dev: &Device, gpt: &Decoder, path: &Path) -> Result<(), GenerateError> {
     let unreadable = |source| GenerateError::Read { path: path.to_owned(), source };
     let wrong = |problem: String| GenerateError::Weights { path: path.to_owned(), problem };
     let file = File::open(path).map_err(unreadable)?;
@@ -120,7 +120,7 @@ pub(super) fn load(dev: &Device, gpt: &Gpt, path: &Path) -> Result<(), GenerateE
 /// Reads every parameter of `gpt` from a checkpoint; of positions, the first ones.
 pub(super) fn load_checkpoint(
     dev: &Device,
-    gpt: &Gpt,
+    gpt: &Decoder,
     from: &Checkpoint,
 ) -> Result<(), GenerateError> {
     let wrong = |problem: String| GenerateError::Weights { path: from.path().to_owned(), problem };

@@ -5,7 +5,7 @@ use super::folder::{Folder, Place};
 use crate::train::runs::SegmentRuns;
 use device::Rank;
 use std::sync::{Arc, Mutex, PoisonError};
-use tensor_parallel::Gpt;
+use tensor_parallel::Decoder;
 
 /// The weights of a model, in a folder; opened and looked through once for all ranks.
 #[derive(Debug)]
@@ -20,13 +20,13 @@ impl Pretrained {
     ///
     /// # Errors
     /// A tensor that is missing, of another shape or type, or of another model.
-    pub fn new(folder: Folder, gpt: &Gpt) -> Result<Self, FolderError> {
+    pub fn new(folder: Folder, gpt: &Decoder) -> Result<Self, FolderError> {
         let places = folder.places(gpt)?;
         Ok(Self { folder, places })
     }
 
     /// The part of a rank of `gpt`.
-    pub(crate) fn of_rank(&self, gpt: &Gpt, rank: Rank) -> RankWeights<'_> {
+    pub(crate) fn of_rank(&self, gpt: &Decoder, rank: Rank) -> RankWeights<'_> {
         let runs = SegmentRuns::new(gpt, (rank.tp, rank.tp_size), |number, _| number);
         RankWeights { from: self, runs, turned: Mutex::default() }
     }

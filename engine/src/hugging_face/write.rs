@@ -111,7 +111,7 @@ pub fn export(
         fs::create_dir_all(parent).map_err(cannot_write(parent))?;
     }
     let _lock = begin(&unfinished)?;
-    let names = Names::of(&built.gpt.shape().parts);
+    let names = Names::of(&built.gpt.shape().architecture);
     let done = fill(from, (config, names), (tokenizer, beside), &unfinished, (numbers, most))
         .and_then(|files| read_back(from, built, &unfinished, numbers).map(|()| files))
         .and_then(|files| {

@@ -161,7 +161,7 @@ impl<'a> Choosing<'a> {
 
     /// Whether anything is updated ahead with a share: it is less than the last segment otherwise.
     fn moves(&self, share: f32) -> bool {
-        lay_out(&self.ahead(share)).optimizer.updates_ahead()
+        lay_out(&self.ahead(share)).optimizer.is_speculative()
     }
 
     /// A named share that is less than the last segment.

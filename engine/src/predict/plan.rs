@@ -200,9 +200,9 @@ pub fn memory_report(config: &Config, built: &RankLayout) -> Report {
         data: config.parallel.data,
         micro_batches: built.micro_batches,
         accumulate: match built.sum {
-            offload::Sum::None => "none",
-            offload::Sum::Device | offload::Sum::InTurns => "device",
-            offload::Sum::Host => "host",
+            offload::GradAccumulation::None => "none",
+            offload::GradAccumulation::Device | offload::GradAccumulation::Shared => "device",
+            offload::GradAccumulation::Host => "host",
         },
         data_memory: data.clone().ok().flatten(),
         data_not_counted: data.err(),
@@ -482,13 +482,15 @@ pub(crate) fn with_micro_batches(
 ) -> Config {
     let mut config = config.clone();
     config.batch.global = micro_batches * config.batch.micro * config.parallel.data;
-    let Ring { slots, resident } = built.gpt.shape().ring;
+    let Ring { buffers: slots, resident } = built.gpt.shape().ring;
     if slots > 0 {
         (config.offload.ring, config.offload.resident_blocks) = (Some(slots), Some(resident));
     }
     config.offload.accumulate = match built.sum {
-        offload::Sum::Host => Accumulate::Host,
-        offload::Sum::Device | offload::Sum::InTurns | offload::Sum::None => Accumulate::Device,
+        offload::GradAccumulation::Host => Accumulate::Host,
+        offload::GradAccumulation::Device
+        | offload::GradAccumulation::Shared
+        | offload::GradAccumulation::None => Accumulate::Device,
     };
     config
 }

@@ -21,7 +21,7 @@ use crate::predict::changes::{self, divisors};
 use crate::predict::plan::fits;
 use crate::predict::simulate::{SimulateError, described};
 use crate::train::build::{RankLayout, lay_out, micro_batches, shape, vertical_width};
-use offload::Sum;
+use offload::GradAccumulation;
 use rayon::prelude::*;
 use serde::Serialize;
 use std::cmp::Reverse;
@@ -384,7 +384,7 @@ fn without_dominated(all: Vec<Candidate>) -> (Vec<Candidate>, Vec<(Candidate, us
             o.config.batch.micro == micro && o.built.sum == sum && checkpoints(o) < checkpoints(c)
         };
         let larger = |o: &&Candidate| {
-            let same = o.built.sum == sum || o.built.sum == Sum::None;
+            let same = o.built.sum == sum || o.built.sum == GradAccumulation::None;
             o.config.batch.micro > micro && same && checkpoints(o) == checkpoints(c)
         };
         // The config itself may be there twice, in its own words and in others.

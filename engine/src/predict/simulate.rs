@@ -8,7 +8,7 @@ use crate::train::build::{RankLayout, shape, update_mode};
 use crate::train::trainer::trainer;
 use device::sim::{self, Hardware, Kind, Played, Program, Timeline};
 use device::{Lane, Rank};
-use offload::Ahead;
+use offload::SpeculationOutcome;
 use serde::Serialize;
 use std::sync::Arc;
 use topology::{HostBytes, counted};
@@ -193,7 +193,7 @@ pub fn groups(parts: &[Part]) -> Vec<(&'static str, f64)> {
 /// # Errors
 /// No box, or one that says too little; a grid that is larger.
 pub fn simulate(config: &Config, built: &RankLayout) -> Result<Timeline, SimulateError> {
-    simulate_as(config, built, Ahead::Committed)
+    simulate_as(config, built, SpeculationOutcome::Committed)
 }
 
 /// [`simulate`], with what becomes of updates ahead of the decision, if there are any.
@@ -203,7 +203,7 @@ pub fn simulate(config: &Config, built: &RankLayout) -> Result<Timeline, Simulat
 pub fn simulate_as(
     config: &Config,
     built: &RankLayout,
-    ahead: Ahead,
+    ahead: SpeculationOutcome,
 ) -> Result<Timeline, SimulateError> {
     play(config, built, true, ahead)
 }
@@ -216,22 +216,22 @@ pub(crate) fn simulate_unchecked(
     config: &Config,
     built: &RankLayout,
 ) -> Result<Timeline, SimulateError> {
-    play(config, built, false, Ahead::Committed)
+    play(config, built, false, SpeculationOutcome::Committed)
 }
 
 fn play(
     config: &Config,
     built: &RankLayout,
     checked: bool,
-    ahead: Ahead,
+    ahead: SpeculationOutcome,
 ) -> Result<Timeline, SimulateError> {
     // First: where there is no box, a step may be too long to record.
     let hardware = hardware(config, built.host_bytes(config))?;
     let mut program = record_as(config, built, checked)?;
     match ahead {
-        Ahead::No => program.leave_out("ahead_tile"),
-        Ahead::Committed => program.leave_out("settle_tile"),
-        Ahead::Redone => {}
+        SpeculationOutcome::None => program.leave_out("ahead_tile"),
+        SpeculationOutcome::Committed => program.leave_out("settle_tile"),
+        SpeculationOutcome::Redone => {}
     }
     let (tp, dp) = (config.parallel.tensor, config.parallel.data);
     Ok(sim::simulate(program, &hardware, (tp, dp))?)
@@ -250,10 +250,10 @@ pub fn mean_step(
     if clipped == 0.0 || update_mode(config) != UpdateMode::Speculative {
         return Ok(committed);
     }
-    if clipped >= offload::TOO_OFTEN {
-        return Ok(simulate_as(config, built, Ahead::No)?.step_seconds());
+    if clipped >= offload::MAX_CLIP_RATE {
+        return Ok(simulate_as(config, built, SpeculationOutcome::None)?.step_seconds());
     }
-    let redone = simulate_as(config, built, Ahead::Redone)?.step_seconds();
+    let redone = simulate_as(config, built, SpeculationOutcome::Redone)?.step_seconds();
     Ok((1.0 - clipped) * committed + clipped * redone)
 }
 

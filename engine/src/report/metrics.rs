@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read, Write};
 
-use offload::Ahead;
+use offload::SpeculationOutcome;
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
@@ -163,11 +163,11 @@ impl MetricsWriter {
     }
 
     /// Appends a step, and what became of its updates ahead of the decision, where the run has any.
-    pub fn step_ahead(&mut self, step: &StepMetrics, ahead: Option<Ahead>) {
+    pub fn step_ahead(&mut self, step: &StepMetrics, ahead: Option<SpeculationOutcome>) {
         let ahead = ahead.map(|ahead| match ahead {
-            Ahead::No => "no",
-            Ahead::Committed => "committed",
-            Ahead::Redone => "redone",
+            SpeculationOutcome::None => "no",
+            SpeculationOutcome::Committed => "committed",
+            SpeculationOutcome::Redone => "redone",
         });
         self.write(&Line::Step { step, ahead });
         if let Some(events) = &mut self.events {

@@ -16,7 +16,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use tensor_parallel::{Gpt, Param, Run, SegmentLayout};
+use tensor_parallel::{Decoder, Param, Run, SegmentLayout};
 use xxhash_rust::xxh3::Xxh3Default;
 
 /// Elements that are put together at a time, at most.
@@ -29,7 +29,7 @@ const WINDOWS: usize = 2;
 const STATES: usize = 3;
 
 /// Bytes that the end of a run takes on the host besides the plan.
-pub(crate) fn window_bytes(gpt: &Gpt) -> u64 {
+pub(crate) fn window_bytes(gpt: &Decoder) -> u64 {
     (WINDOWS * window_elements(gpt.segments()) * size_of::<f32>()) as u64
 }
 
@@ -101,7 +101,7 @@ enum Hasher {
 }
 
 impl StateGatherer {
-    pub(crate) fn new(gpt: &Gpt, options: &RunOptions) -> Self {
+    pub(crate) fn new(gpt: &Decoder, options: &RunOptions) -> Self {
         let hash = Xxh3Default::new();
         let sink = ExportSink { gathered: false, written: false, hash, file: None, problem: None };
         let (segments, windows) = (gpt.segments().to_vec(), OnceLock::new());
@@ -230,7 +230,7 @@ impl StateGatherer {
         let GatherContext { dev, optimizer, .. } = gather;
         let differs = AtomicBool::new(false);
         let local = part.local();
-        for owned in optimizer.owned(part.segment, optimizer.side(dev)?) {
+        for owned in optimizer.owned(part.segment, optimizer.state_buffer(dev)?) {
             let state = &owned.states[part.state];
             let from = owned.start.max(local.start);
             let to = (owned.start + state.len()).min(local.end);

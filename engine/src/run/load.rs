@@ -7,7 +7,7 @@ use crate::run::{Ranks, ReadFailure};
 use crate::step::Trainer;
 use crate::train::init::{CheckpointStates, InitialParameters};
 use device::{Device, Error};
-use offload::StateAt;
+use offload::StatePosition;
 
 impl Ranks<'_> {
     /// Loads the states before the first step. Returns the number of steps that they contain; None if a stop was requested before
@@ -71,7 +71,7 @@ impl Ranks<'_> {
         let words = from.control(&trainer.optimizer.initial_control(), scaled);
         let stored = CheckpointStates::new(from, &self.layout.gpt, dev.rank());
         let rank = dev.rank().index();
-        let fill = |at: StateAt, values: &mut [f32]| {
+        let fill = |at: StatePosition, values: &mut [f32]| {
             let filled = stored.fill(at, values);
             filled.map_err(|error| {
                 let system = error.is_of_the_system();
@@ -94,7 +94,7 @@ impl Ranks<'_> {
         dev: &Device,
         trainer: &mut Trainer,
         from: &Pretrained,
-        stop_requested: &offload::Told<'_>,
+        stop_requested: &offload::StopCheck<'_>,
     ) -> Result<bool, Error> {
         let rank = dev.rank();
         let failed = |error: FolderError| Error::Task {
@@ -105,11 +105,13 @@ impl Ranks<'_> {
         };
         let source = from.of_rank(&self.layout.gpt, rank);
         let words = trainer.optimizer.initial_control();
-        let fill = |StateAt { segment, state, first }: StateAt, values: &mut [f32]| match state {
-            0 => source.fill(segment, first, values).map_err(failed),
-            _ => {
-                values.fill(0.0);
-                Ok(())
+        let fill = |StatePosition { segment, state, first }: StatePosition, values: &mut [f32]| {
+            match state {
+                0 => source.fill(segment, first, values).map_err(failed),
+                _ => {
+                    values.fill(0.0);
+                    Ok(())
+                }
             }
         };
         trainer.optimizer.restore(dev, (&words, false), &fill, stop_requested)

@@ -3,7 +3,7 @@
 use crate::train::batch::StepContents;
 use device::Activity;
 use device::World;
-use offload::Ahead;
+use offload::SpeculationOutcome;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -29,7 +29,7 @@ pub struct StepReport {
     /// Skipped steps since the first step.
     pub skipped_total: u64,
     /// What became of the speculative updates, under `offload.update: Speculative`.
-    pub ahead: Ahead,
+    pub ahead: SpeculationOutcome,
     /// Whether two runs of the step gave the same bits; `None` if `train.verify_every` did not ask for two.
     pub verified: Option<bool>,
     /// Wall time in seconds since the step before ended.

@@ -22,11 +22,11 @@ impl Ranks<'_> {
         step: u64,
     ) -> Result<(), Error> {
         let found = optimizer.first_not_finite(dev)?;
-        if let Some(offload::NotFinite { segment, element }) = found {
+        if let Some(offload::NonFiniteGradient { segment, element }) = found {
             self.note_skip_cause(step, segment, element);
         }
         if self.world.is_spread() {
-            let found = found.map_or_else(Vec::new, |offload::NotFinite { segment, element }| {
+            let found = found.map_or_else(Vec::new, |offload::NonFiniteGradient { segment, element }| {
                 [(segment as u64).to_le_bytes(), (element as u64).to_le_bytes()].concat()
             });
             for (_, found) in self.world.bring(dev.rank(), "not finite", &found)? {

@@ -8,10 +8,16 @@ use crate::run::placement::{kernel_threads, virtual_threads};
 use crate::train::batch::BatchLayout;
 use device::cpu::ScratchFloats;
 use device::{Arena, Dtype, Group, Plan, Tensor, cuda};
-use offload::{BucketOf, Layout, LossScale, Rule, SegmentSpec, Spec, Storage, Sum, chunk_elements};
+use offload::{
+    BucketSharing, GradAccumulation, Layout, LossScale, Rule, SegmentSpec, Spec, Storage,
+    chunk_elements,
+};
 use std::sync::Arc;
 use tensor_parallel::head_rows;
-use tensor_parallel::{Gpt, GptShape, Keep, Part, Parts, Positions, Ring, Rope, RopeScaling};
+use tensor_parallel::{
+    Architecture, CheckpointHome, Decoder, DecoderShape, Positions, Ring, Rope, RopeScaling,
+    SegmentRole,
+};
 use topology::HostBytes;
 
 /// The model, the optimizer and their memory.
@@ -20,7 +26,7 @@ pub struct RankLayout {
     /// Every tensor by name.
     pub plan: Arc<Plan>,
     /// The model's handles.
-    pub gpt: Gpt,
+    pub gpt: Decoder,
     /// The optimizer's.
     pub optimizer: Arc<Layout>,
     /// The batches'.
@@ -32,7 +38,7 @@ pub struct RankLayout {
     /// Micro-batches of a step.
     pub micro_batches: usize,
     /// Where micro-batches are summed.
-    pub sum: Sum,
+    pub sum: GradAccumulation,
     /// What kernels need besides.
     pub scratch: KernelScratch,
 }
@@ -64,10 +70,10 @@ pub struct KernelScratch {
 }
 
 /// The model's shapes under a config.
-pub fn shape(config: &Config) -> GptShape {
+pub fn shape(config: &Config) -> DecoderShape {
     let (m, dtype) = (&config.model, dtype(config.precision));
-    GptShape {
-        parts: architecture(m),
+    DecoderShape {
+        architecture: architecture(m),
         layers: m.layers,
         hidden: m.hidden,
         heads: m.heads,
@@ -85,12 +91,12 @@ pub fn shape(config: &Config) -> GptShape {
             Recompute::Block => tensor_parallel::Recompute::Block,
         },
         partition_checkpoints: config.partition_checkpoints,
-        keep: match (config.host_checkpoints, config.offload.transfer) {
-            (false, _) => Keep::Device,
-            (true, Transfer::Streamed) => Keep::Host,
-            (true, Transfer::Blocking) => Keep::HostBlocking,
+        checkpoint_home: match (config.host_checkpoints, config.offload.transfer) {
+            (false, _) => CheckpointHome::Device,
+            (true, Transfer::Streamed) => CheckpointHome::Host,
+            (true, Transfer::Blocking) => CheckpointHome::HostBlocking,
         },
-        checkpoint_sets: vertical_width(config),
+        checkpoint_slots: vertical_width(config),
         ring: Ring::NONE,
         head_rows: head_rows(m.vocab),
         dtype,
@@ -102,10 +108,10 @@ pub fn shape(config: &Config) -> GptShape {
 }
 
 /// What a model is made of.
-fn architecture(m: &ModelConfig) -> Parts {
+fn architecture(m: &ModelConfig) -> Architecture {
     let norm_epsilon = decimal(m.norm_eps);
     match m.family {
-        Family::Gpt2 => return Parts { norm_epsilon, ..Parts::GPT2 },
+        Family::Gpt2 => return Architecture { norm_epsilon, ..Architecture::GPT2 },
         Family::Llama => {}
     }
     let scaling = match m.rope.scaling {
@@ -123,7 +129,7 @@ fn architecture(m: &ModelConfig) -> Parts {
             original_seq_len,
         },
     };
-    Parts {
+    Architecture {
         rms_norm: true,
         norm_epsilon,
         positions: Positions::Rotary(Rope { theta: decimal(m.rope.theta), scaling }),
@@ -168,7 +174,7 @@ fn kernel_scratch(config: &Config, host: HostBytes) -> KernelScratch {
 }
 
 /// Scratch of the cpu backend's kernels.
-pub(crate) fn scratch_floats(shape: &GptShape) -> ScratchFloats {
+pub(crate) fn scratch_floats(shape: &DecoderShape) -> ScratchFloats {
     ScratchFloats::new(shape.seq_len, shape.head_dim, shape.hidden, shape.widest_sum())
 }
 
@@ -185,8 +191,8 @@ pub fn device_bytes(config: &Config, plan: &Plan) -> u64 {
 pub(crate) fn op_scratch(config: &Config) -> u64 {
     let shape = shape(config);
     let attention = (shape.tokens() * shape.heads / shape.tp_size) as u64 * Dtype::F32.bytes();
-    let gains = if shape.parts.qk_norm { cuda::gains_scratch(shape.head_dim) } else { 0 };
-    let norms = cuda::norm_scratch((shape.rows(), shape.hidden), !shape.parts.rms_norm);
+    let gains = if shape.architecture.qk_norm { cuda::gains_scratch(shape.head_dim) } else { 0 };
+    let norms = cuda::norm_scratch((shape.rows(), shape.hidden), !shape.architecture.rms_norm);
     attention.max(gains).max(norms)
 }
 
@@ -283,19 +289,19 @@ fn fits(config: &Config, built: &RankLayout) -> bool {
 /// unless the config says how many.
 fn with_ring(config: &Config, scratch: KernelScratch) -> RankLayout {
     let layers = config.model.layers;
-    let with = |slots, resident| with_sums(config, scratch, Ring { slots, resident });
+    let with = |slots, resident| with_sums(config, scratch, Ring { buffers: slots, resident });
     let least = config.offload.resident_blocks.unwrap_or(0);
     let mut built = with(config.offload.ring.unwrap_or(3), least);
     if config.offload.ring.is_none() && !fits(config, &built) {
         built = with(2, least);
     }
-    let slots = built.gpt.shape().ring.slots;
+    let slots = built.gpt.shape().ring.buffers;
     let Some(limit) = device_limit(config, &built.plan) else { return built };
     if config.offload.resident_blocks.is_some() {
         return built;
     }
     let left = limit.saturating_sub(device_bytes(config, &built.plan));
-    let block = built.gpt.params(built.gpt.segment(Part::Block(0))).bytes();
+    let block = built.gpt.params(built.gpt.segment(SegmentRole::Block(0))).bytes();
     let mut resident = layers.min((left / block) as usize);
     while resident > 0 {
         let more = with(slots, resident);
@@ -313,38 +319,38 @@ fn with_sums(config: &Config, scratch: KernelScratch, ring: Ring) -> RankLayout 
     let micro_batches = micro_batches(config);
     let with = |sum| with_accumulation(config, (micro_batches, sum), scratch, ring);
     if micro_batches == 1 {
-        return with(Sum::None);
+        return with(GradAccumulation::None);
     }
     let together = ring != Ring::NONE && vertical_width(config) == micro_batches;
     if together && config.offload.accumulate != Accumulate::Host {
-        return with(Sum::InTurns);
+        return with(GradAccumulation::Shared);
     }
     if config.offload.optimizer == Placement::Device {
-        return with(Sum::Device);
+        return with(GradAccumulation::Device);
     }
     if config.offload.transfer == Transfer::Blocking {
-        return with(Sum::Host);
+        return with(GradAccumulation::Host);
     }
     match config.offload.accumulate {
-        Accumulate::Device => with(Sum::Device),
-        Accumulate::Host => with(Sum::Host),
+        Accumulate::Device => with(GradAccumulation::Device),
+        Accumulate::Host => with(GradAccumulation::Host),
         Accumulate::Auto => {
-            let on_device = with(Sum::Device);
-            if fits(config, &on_device) { on_device } else { with(Sum::Host) }
+            let on_device = with(GradAccumulation::Device);
+            if fits(config, &on_device) { on_device } else { with(GradAccumulation::Host) }
         }
     }
 }
 
 fn with_accumulation(
     config: &Config,
-    (micro_batches, sum): (usize, Sum),
+    (micro_batches, sum): (usize, GradAccumulation),
     scratch: KernelScratch,
     ring: Ring,
 ) -> RankLayout {
-    let (shape, mut plan) = (GptShape { ring, ..shape(config) }, Plan::default());
+    let (shape, mut plan) = (DecoderShape { ring, ..shape(config) }, Plan::default());
     let sets = if ring == Ring::NONE { 1 } else { vertical_width(config) };
-    let chunk = chunk_elements(Gpt::longest_segment(&shape));
-    let gpt = Gpt::plan(&mut plan, &shape, chunk * config.parallel.data);
+    let chunk = chunk_elements(Decoder::longest_segment(&shape));
+    let gpt = Decoder::plan(&mut plan, &shape, chunk * config.parallel.data);
     let spec_of = |part| {
         let segment = gpt.segment(part);
         let layout = &gpt.segments()[segment];
@@ -355,17 +361,19 @@ fn with_accumulation(
             decayed: layout.decayed,
             bucket: match part {
                 // The output layer begins what the embedding completes, far behind.
-                Part::Embedding if config.model.tied && sets > 1 => BucketOf::Each(sets),
-                _ if config.offload.keep_gradients => BucketOf::Own,
-                Part::Block(_) => BucketOf::Turns,
-                Part::FinalNorm => BucketOf::Own,
+                SegmentRole::Embedding if config.model.tied && sets > 1 => {
+                    BucketSharing::PerSlot(sets)
+                }
+                _ if config.offload.keep_gradients => BucketSharing::Own,
+                SegmentRole::Block(_) => BucketSharing::Alternating,
+                SegmentRole::FinalNorm => BucketSharing::Own,
                 // All blocks go backward, or forward, between the two.
-                Part::Embedding | Part::Head => BucketOf::Shared,
+                SegmentRole::Embedding | SegmentRole::Head => BucketSharing::Shared,
             },
-            slot: gpt.slot(segment),
+            param_buffer: gpt.param_buffer(segment),
         }
     };
-    let segments: Vec<SegmentSpec> = gpt.parts().map(spec_of).collect();
+    let segments: Vec<SegmentSpec> = gpt.segment_roles().map(spec_of).collect();
     let layout = Layout::plan(&mut plan, &spec(config, micro_batches, sum), chunk, &segments);
     let packs = config.data.packing == Packing::Documents;
     let batches = BatchLayout::plan(&mut plan, shape.tokens(), packs, vertical_width(config));
@@ -394,7 +402,7 @@ fn with_accumulation(
     }
 }
 
-fn spec(config: &Config, micro_batches: usize, sum: Sum) -> Spec {
+fn spec(config: &Config, micro_batches: usize, sum: GradAccumulation) -> Spec {
     let (offload, scale) = (&config.offload, &config.loss_scale);
     Spec {
         rule: rule(&config.optimizer),
@@ -404,8 +412,8 @@ fn spec(config: &Config, micro_batches: usize, sum: Sum) -> Spec {
             Placement::Split { device_fraction } => f64::from(device_fraction),
         },
         delayed: matches!(update_mode(config), UpdateMode::Delayed { .. }),
-        ahead_fraction: f64::from(speculated_share(config)),
-        sum,
+        speculative_fraction: f64::from(speculated_share(config)),
+        accumulation: sum,
         transfer: match offload.transfer {
             Transfer::Streamed => offload::Transfer::Streamed,
             Transfer::Blocking => offload::Transfer::Blocking,

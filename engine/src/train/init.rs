@@ -6,11 +6,11 @@ use crate::config::{Config, Moments};
 use crate::train::runs::SegmentRuns;
 use device::numerics::normals;
 use device::{Rank, random};
-use offload::{NoiseRun, StateAt};
+use offload::{NoiseRun, StatePosition};
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;
-use tensor_parallel::{Gpt, Init};
+use tensor_parallel::{Decoder, Init};
 
 /// Whole tensors by global name, row-major.
 pub type Weights = BTreeMap<String, Arc<[f32]>>;
@@ -29,7 +29,7 @@ struct TensorInit {
 pub(crate) struct InitialParameters(SegmentRuns<TensorInit>);
 
 impl InitialParameters {
-    pub(crate) fn new(config: &Config, gpt: &Gpt, tp: usize, given: Option<&Weights>) -> Self {
+    pub(crate) fn new(config: &Config, gpt: &Decoder, tp: usize, given: Option<&Weights>) -> Self {
         Self(SegmentRuns::new(gpt, (tp, config.parallel.tensor), |_, param| TensorInit {
             stream: random::key_of_name(config.train.seed, &param.name),
             init: param.init,
@@ -56,7 +56,7 @@ impl InitialParameters {
 
 /// For each segment, the keys of the random bits that round bf16 moments stochastically, by tensor and index in the whole tensor;
 /// none for fp32 moments.
-pub(crate) fn noise(config: &Config, gpt: &Gpt, rank: Rank) -> Vec<Arc<[NoiseRun]>> {
+pub(crate) fn noise(config: &Config, gpt: &Decoder, rank: Rank) -> Vec<Arc<[NoiseRun]>> {
     let seed = random::key_of_name(config.train.seed, "moments");
     let segment = |layout: &tensor_parallel::SegmentLayout| {
         let runs = |param: &tensor_parallel::Param| {
@@ -86,7 +86,7 @@ pub(crate) struct CheckpointStates<'a> {
 }
 
 impl<'a> CheckpointStates<'a> {
-    pub(crate) fn new(from: &'a Checkpoint, gpt: &Gpt, rank: Rank) -> Self {
+    pub(crate) fn new(from: &'a Checkpoint, gpt: &Decoder, rank: Rank) -> Self {
         let runs = SegmentRuns::new(gpt, (rank.tp, rank.tp_size), |number, _| number);
         Self { from: from.reader(), runs }
     }
@@ -94,7 +94,7 @@ impl<'a> CheckpointStates<'a> {
     /// Sets `values`, the elements from `first` on of a state of a segment; padding is 0.
     pub(crate) fn fill(
         &self,
-        StateAt { segment, state, first }: StateAt,
+        StatePosition { segment, state, first }: StatePosition,
         values: &mut [f32],
     ) -> Result<(), CheckpointError> {
         self.runs.fill(segment, first, values, |tensor, global, values| {

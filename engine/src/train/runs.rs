@@ -1,7 +1,7 @@
 //! Which part of which whole tensor stands where in a rank's flat segments.
 
 use std::ops::Range;
-use tensor_parallel::{Gpt, Param};
+use tensor_parallel::{Decoder, Param};
 
 /// Runs of flat elements that are contiguous in their whole tensors, too. Elements in no run are padding.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ impl<T: Clone> SegmentRuns<T> {
     /// Those of rank `tp` of `tp_size`. `source`: where the values of a parameter come from; parameters are counted over all
     /// segments.
     pub(crate) fn new(
-        gpt: &Gpt,
+        gpt: &Decoder,
         (tp, tp_size): (usize, usize),
         mut source: impl FnMut(usize, &Param) -> T,
     ) -> Self {

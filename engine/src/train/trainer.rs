@@ -8,7 +8,7 @@ use crate::train::build::RankLayout;
 use crate::train::detours::RollbackHistory;
 use crate::train::schedule::LearningRateSchedule;
 use device::Rank;
-use offload::{Optimizer, PerStep};
+use offload::{Optimizer, StepSchedule};
 use std::sync::Arc;
 
 /// What the optimizer asks the training loop for, in each step.
@@ -18,7 +18,7 @@ struct StepInputs {
     samples: Samples,
 }
 
-impl PerStep for StepInputs {
+impl StepSchedule for StepInputs {
     fn learning_rate(&self, step: u64) -> f64 {
         self.schedule.lr(step)
     }

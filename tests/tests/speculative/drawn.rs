@@ -4,7 +4,7 @@
 use super::by_hand::{Drawn, seeds};
 use device::cpu::Lanes;
 use engine::checkpoint::{Checkpoint, RunFolder, newest};
-use engine::run::{Ahead, FaultPoint, Message, RunOptions, StepReport, Watcher, train};
+use engine::run::{FaultPoint, Message, RunOptions, SpeculationOutcome, StepReport, Watcher, train};
 use engine::train::build::lay_out;
 use engine::train::detours::RollbackHistory;
 use std::collections::BTreeMap;
@@ -284,7 +284,7 @@ fn drawn_runs_have_the_bits_of_serial_through_resumptions_crashes_and_other_layo
             }
         }
     }
-    let all = [Ahead::No, Ahead::Committed, Ahead::Redone];
+    let all = [SpeculationOutcome::None, SpeculationOutcome::Committed, SpeculationOutcome::Redone];
     let each = all.iter().all(|one| became.contains_key(&(*one as usize)));
     assert!(each || seeds(6, 300).count() < 6, "{became:?}");
 }

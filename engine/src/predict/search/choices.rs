@@ -6,7 +6,7 @@ use crate::config::{Accumulate, Config, Placement, Recompute, Speculated, Update
 use crate::predict::plan::fits;
 use crate::predict::simulate::SimulateError;
 use crate::train::build::{RankLayout, lay_out, update_mode, vertical_width};
-use offload::Sum;
+use offload::GradAccumulation;
 use rayon::prelude::*;
 
 /// Shares of the optimizer are whole multiples of one over this.
@@ -126,8 +126,10 @@ fn choices(given: &Config, plain: &Candidate, brief: &Brief) -> Vec<Open> {
     // `Auto` could be another place with less room.
     let mut config = plain.config.clone();
     config.offload.accumulate = match plain.built.sum {
-        Sum::Host => Accumulate::Host,
-        Sum::Device | Sum::InTurns | Sum::None => Accumulate::Device,
+        GradAccumulation::Host => Accumulate::Host,
+        GradAccumulation::Device | GradAccumulation::Shared | GradAccumulation::None => {
+            Accumulate::Device
+        }
     };
     let waited = brief.host.max(brief.exposed);
     let mut all = Vec::new();
@@ -138,7 +140,7 @@ fn choices(given: &Config, plain: &Candidate, brief: &Brief) -> Vec<Open> {
         let candidate = worded(given, config.clone(), plain.number);
         // A share ahead of the decision may be less than the last segment.
         if update_mode(config) != UpdateMode::Speculative
-            || candidate.built.optimizer.updates_ahead()
+            || candidate.built.optimizer.is_speculative()
         {
             all.push(Open { least, most, candidate });
         }

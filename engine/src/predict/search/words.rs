@@ -2,7 +2,7 @@
 
 use crate::config::{Config, Placement, Recompute};
 use crate::train::build::{RankLayout, speculated_share, vertical_width};
-use offload::Sum;
+use offload::GradAccumulation;
 use tensor_parallel::Ring;
 
 /// What a layout recomputes, splits, and puts where.
@@ -18,9 +18,9 @@ pub(crate) fn words(config: &Config, built: &RankLayout) -> String {
         words.push("sequence".into());
     }
     words.push(match built.sum {
-        Sum::None => "one pass".into(),
-        Sum::Device | Sum::InTurns => "sums on GPU".into(),
-        Sum::Host => "sums on host".into(),
+        GradAccumulation::None => "one pass".into(),
+        GradAccumulation::Device | GradAccumulation::Shared => "sums on GPU".into(),
+        GradAccumulation::Host => "sums on host".into(),
     });
     words.push(match config.offload.optimizer {
         Placement::Host => "optimizer on host".into(),
@@ -29,7 +29,7 @@ pub(crate) fn words(config: &Config, built: &RankLayout) -> String {
             format!("{:.1} % of the optimizer on GPU", 100.0 * device_fraction)
         }
     });
-    let Ring { slots, resident } = built.gpt.shape().ring;
+    let Ring { buffers: slots, resident } = built.gpt.shape().ring;
     if slots > 0 {
         words.push(format!("{resident} of {} blocks stay on GPU", config.model.layers));
     } else if vertical_width(config) > 1 {
