@@ -1,5 +1,5 @@
-//! What this machine reaches: copies between host and GPU, plain products, training steps. Each figure has a ceiling
-//! beside it, measured here or that of the link.
+//! Measures this machine: copies between host and GPU, matmuls, the update on the host, training steps. Each figure comes with a
+//! ceiling that is measured here too, or known of the link.
 
 mod adam;
 mod box_text;
@@ -66,7 +66,7 @@ pub struct StepTimes {
     pub loss: f64,
 }
 
-/// Ten times as long as anything here takes.
+/// Deadline of a collective: ten times the duration of any measurement.
 const PATIENCE: Duration = Duration::from_secs(600);
 const REPEATS: usize = 5;
 
@@ -116,7 +116,7 @@ fn open(plan: Plan, on_cuda: bool, place: &BenchPlace) -> Result<Device, Error> 
 }
 
 /// Opens a virtual GPU whose kernels run on `crew`, with its host memory on `node`.
-fn on_host(
+fn open_on_host(
     plan: Plan,
     crew: Option<Arc<Crew>>,
     small_pages: bool,
@@ -140,7 +140,7 @@ fn on_host(
     cpu::open(rank, &Arc::new(plan), &world, &options)
 }
 
-/// Seconds of the fastest of some repetitions, after one that is not counted.
+/// Seconds of the fastest of [`REPEATS`] rounds, after one that is not counted.
 fn fastest(mut work: impl FnMut() -> Result<(), Error>) -> Result<f64, Error> {
     work()?;
     let mut least = f64::INFINITY;
@@ -170,7 +170,7 @@ const PRODUCT_ON_CUDA: usize = 4096;
 /// # Errors
 /// There is no GPU, or no memory.
 pub fn product(on_cuda: bool, dtype: Dtype) -> Result<f64, Error> {
-    // A GPU of less memory than any is none.
+    // A GPU with less memory than any real one is the stand-in.
     let large = on_cuda && cuda::free_memory(0).is_ok_and(|bytes| bytes > 1 << 30);
     let (n, count) = if large { (PRODUCT_ON_CUDA, 10) } else { (PRODUCT_ON_CPU, 1) };
     let shape = MatmulShape { m: n, k: n, n };
@@ -214,7 +214,7 @@ pub fn steps(
 ) -> Result<StepTimes, RunError> {
     let StepBench { steps: count, model_flops, ceiling_tflops, trace } = bench;
     let mut config = config.clone();
-    // More than are measured: the last step of a run is followed by an evaluation.
+    // More steps than are measured: an evaluation follows the last step of a run.
     config.train.steps = count as u64 + 4;
     config.train.eval_every = 0;
     let options = RunOptions { bind: true, trace, ..RunOptions::default() };

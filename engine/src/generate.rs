@@ -1,5 +1,5 @@
-//! Text from a trained model: the weights that a run left, a checkpoint or a folder of transformers, on the cores or on one
-//! GPU. Keys and values of the tokens so far are kept, so that each new token costs one row of every product.
+//! Generates text with a trained model: the weights of a run, a checkpoint or a folder of transformers, on the cores or on one GPU.
+//! A KV cache holds the keys and values of earlier tokens, so that each new token costs one row of every product.
 
 mod model;
 mod place;
@@ -19,14 +19,14 @@ use sampling::{Tail, draw};
 use std::path::{Path, PathBuf};
 use topology::format_bytes;
 
-/// Word that keys sampling under its seed.
+/// Word that keys the random numbers of sampling under its seed.
 const SAMPLE_STREAM: u64 = 0x7361_6d70;
 /// Characters of a prompt that a message shows.
 const SHOWN: usize = 60;
 /// Prompts whose next tokens are computed together.
 const TOGETHER: usize = 16;
 
-/// Why nothing is generated.
+/// Why no text is generated.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say what variants and fields are")]
 pub enum GenerateError {
@@ -76,23 +76,28 @@ pub enum WeightSource<'a> {
     Folder(&'a Path),
 }
 
-/// A model: where its weights are, and where it computes.
+/// A model: its weights, its tokenizer, and the device that computes it.
 #[derive(Clone, Copy, Debug)]
 pub struct ModelSource<'a> {
     /// The weights.
-    pub trained: WeightSource<'a>,
-    /// Makes tokens of text; `None`: bytes are tokens, or the prompt is numbers.
+    pub weights: WeightSource<'a>,
+    /// The tokenizer; `None`: bytes are tokens, or the prompt is token numbers.
     pub tokenizer: Option<&'a Tokenizer>,
     /// The cores, or a GPU.
-    pub on: ComputeDevice,
+    pub device: ComputeDevice,
     /// Type of weights, activations, keys and values. Sums are fp32.
     pub precision: Precision,
 }
 
 impl<'a> ModelSource<'a> {
-    /// On the cores in fp32.
+    /// A model that computes on the cores in fp32.
     pub const fn on_cores(trained: WeightSource<'a>, tokenizer: Option<&'a Tokenizer>) -> Self {
-        Self { trained, tokenizer, on: ComputeDevice::Cores, precision: Precision::Fp32 }
+        Self {
+            weights: trained,
+            tokenizer,
+            device: ComputeDevice::Cores,
+            precision: Precision::Fp32,
+        }
     }
 
     fn open(&self, config: &Config, size: ModelSize) -> Result<Model, GenerateError> {
@@ -100,51 +105,51 @@ impl<'a> ModelSource<'a> {
     }
 }
 
-/// How a text ends.
+/// Why a text ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum End {
-    /// A token of [`Stop`] was drawn.
+    /// A stop token was drawn.
     StopToken,
-    /// It had a text of [`Stop`].
+    /// A stop text occurred.
     StopText,
-    /// It has as many tokens as were asked for.
+    /// It has the number of tokens that was asked for.
     Length,
 }
 
-/// What becomes known of a text.
+/// A piece of output about one text.
 #[derive(Clone, Copy, Debug)]
 pub enum Piece<'a> {
-    /// Its prompt is this, as the model's tokens have it, without those that a tokenizer puts around a text.
+    /// The prompt, decoded from its tokens without the special ones around it.
     Prompt(&'a [u8]),
-    /// It goes on like this.
+    /// The next part of the text.
     Text(&'a [u8]),
-    /// It is over: why, and which tokens were drawn.
+    /// The text is complete: why it ended, and the tokens that were drawn.
     End(End, &'a [i32]),
 }
 
-/// A text that grows.
+/// A prompt and the tokens drawn so far.
 struct Text<'a> {
     tokens: Vec<i32>,
-    /// How many of them are the prompt's.
+    /// Number of tokens of the prompt.
     prompt: usize,
-    /// The prompt's, without special ones that the tokenizer puts around it.
+    /// The tokens of the prompt, without the special ones that the tokenizer puts around it.
     own: Vec<i32>,
     written: TokenWriter<'a>,
     tail: Tail,
     over: bool,
 }
 
-/// Makes text of tokens.
+/// Turns tokens into text.
 enum TokenWriter<'a> {
-    /// By a tokenizer.
+    /// With a tokenizer.
     Text(Decoder<'a>),
     Bytes,
     Numbers,
 }
 
 impl TokenWriter<'_> {
-    /// How the text goes on with `token`.
+    /// The text that `token` adds.
     fn push(&mut self, token: i32) -> Vec<u8> {
         match self {
             Self::Text(decoder) => decoder.push(token as u32).into_bytes(),
@@ -153,7 +158,7 @@ impl TokenWriter<'_> {
         }
     }
 
-    /// How it ends.
+    /// The text that is left at the end.
     fn rest(&mut self) -> Vec<u8> {
         match self {
             Self::Text(decoder) => decoder.rest().into_bytes(),
@@ -162,11 +167,11 @@ impl TokenWriter<'_> {
     }
 }
 
-/// Draws tokens after each prompt, and hands what is known of the text of a prompt (its number, a piece) to `emit`, until that
-/// says to stop (false). A text is the same whatever prompts are beside it.
+/// Draws tokens after each prompt, and gives each piece of output to `emit`, with the number of its prompt. Ends early if `emit`
+/// returns false. A text does not depend on the other prompts.
 ///
 /// # Errors
-/// Weights that cannot be read or do not fit the config or the memory; no GPU, or one that fails; a prompt that is none.
+/// Weights that cannot be read, or do not fit the config or the memory; no GPU, or a GPU that fails; a prompt without tokens.
 pub fn generate(
     config: &Config,
     from: &ModelSource<'_>,
@@ -181,14 +186,14 @@ pub fn generate(
         None if bytes => TokenWriter::Bytes,
         None => TokenWriter::Numbers,
     };
-    // What lies above is no byte, or no token.
+    // Larger numbers are no bytes, or no tokens.
     let known = tokenizer.map_or(if bytes { 256 } else { usize::MAX }, Tokenizer::vocab);
     let text = |prompt: &String| -> Result<Text<'_>, GenerateError> {
         let tokens = tokens_of(config, tokenizer, prompt, sampling.special)?;
         let own = match tokenizer.filter(|_| sampling.special) {
             Some(tokenizer) => {
                 let own = tokenizer.encode(prompt);
-                let own = own.map_err(|why| GenerateError::Prompt(shown(prompt), why))?;
+                let own = own.map_err(|why| GenerateError::Prompt(excerpt(prompt), why))?;
                 own.into_iter().map(|token| token as i32).collect()
             }
             None => tokens.clone(),
@@ -210,7 +215,7 @@ pub fn generate(
         from.open(config, ModelSize { context, samples: texts.len().clamp(1, TOGETHER) })?;
     for (group, texts) in texts.chunks_mut(TOGETHER).enumerate() {
         let mut emit = |i: usize, piece: Piece<'_>| emit(group * TOGETHER + i, piece);
-        if !write(&mut model, texts, known, sampling, &mut emit)? {
+        if !extend_texts(&mut model, texts, known, sampling, &mut emit)? {
             break;
         }
     }
@@ -218,7 +223,7 @@ pub fn generate(
 }
 
 /// Extends texts together. Tokens from `known` on are never drawn. False if `emit` returned false.
-fn write(
+fn extend_texts(
     model: &mut Model,
     texts: &mut [Text<'_>],
     known: usize,
@@ -256,7 +261,7 @@ fn write(
 }
 
 impl Text<'_> {
-    /// It goes on with `token`, or is over. Whether to go on with others.
+    /// Adds `token`, or ends the text. False if `emit` returned false.
     fn take(
         &mut self,
         token: i32,
@@ -274,7 +279,7 @@ impl Text<'_> {
 
     fn end(&mut self, how: End, emit: &mut dyn FnMut(Piece<'_>) -> bool) -> bool {
         self.over = true;
-        // Of a text of `Stop`, which is over before that, nothing is left.
+        // After a stop text nothing is left.
         let (mut rest, _) = self.tail.push(&self.written.rest());
         rest.extend(self.tail.rest());
         (rest.is_empty() || emit(Piece::Text(&rest)))
@@ -292,14 +297,14 @@ pub fn next_logits(
     from: &ModelSource<'_>,
     text: &str,
 ) -> Result<Vec<f64>, GenerateError> {
-    let special = matches!(from.trained, WeightSource::Folder(_));
+    let special = matches!(from.weights, WeightSource::Folder(_));
     let tokens = tokens_of(config, from.tokenizer, text, special)?;
     let context = tokens.len().min(config.model.seq_len);
     let mut model = from.open(config, ModelSize { context, samples: 1 })?;
     Ok(model.next(&[SampleTokens { sample: 0, tokens: &tokens }])?.remove(0))
 }
 
-/// `prompt`, or for a model of token files without a tokenizer token 0 where it has none.
+/// `prompt`, or token 0 if the prompt is blank and must consist of token numbers.
 pub(crate) fn default_prompt(
     config: &Config,
     tokenizer: Option<&Tokenizer>,
@@ -311,7 +316,7 @@ pub(crate) fn default_prompt(
 }
 
 /// The beginning of a text, in quotes.
-fn shown(text: &str) -> String {
+fn excerpt(text: &str) -> String {
     match text.char_indices().nth(SHOWN) {
         Some((end, _)) => format!("{:?}.. ({} bytes)", &text[..end], text.len()),
         None => format!("{text:?}"),
@@ -325,14 +330,14 @@ fn tokens_of(
     text: &str,
     special: bool,
 ) -> Result<Vec<i32>, GenerateError> {
-    let refuse = |problem: String| GenerateError::Prompt(shown(text), problem);
+    let refuse = |problem: String| GenerateError::Prompt(excerpt(text), problem);
     let vocab = config.model.vocab;
     let token = |word: &str| match word.parse::<i32>() {
         Ok(token) if (0..vocab as i64).contains(&i64::from(token)) => Ok(token),
         _ => Err(refuse(format!(
             "{} is not a token from 0 to {}; this model was trained on token files, or its folder has no \
              tokenizer.json, so the prompt is token numbers with blanks between",
-            shown(word),
+            excerpt(word),
             vocab - 1
         ))),
     };
@@ -351,7 +356,7 @@ fn tokens_of(
     if tokens.is_empty() {
         return Err(refuse("it is empty; give at least one character".into()));
     }
-    // Its embedding would be that of no token.
+    // Such a token has no embedding.
     if let Some(token) = tokens.iter().find(|token| **token as usize >= vocab) {
         return Err(refuse(format!(
             "its token {token} is not one of the model, which has {vocab}: the tokenizer is another model's"

@@ -146,7 +146,7 @@ pub fn train(
         differences: Mutex::default(),
         read_failure: Mutex::default(),
         diverged_from: AtomicU64::new(0),
-        gatherer: StateGatherer::new(&layout.gpt, options),
+        gatherer: StateGatherer::new(&layout.decoder, options),
         saver: options
             .checkpoints
             .as_ref()
@@ -304,7 +304,7 @@ impl Ranks<'_> {
             trainer(self.config, self.layout, self.data, &self.rollback_history, rank);
         self.reach(rank, FaultPoint::Opened, 0);
         if let Some(saver) = &self.saver {
-            saver.open(&dev, (&trainer.optimizer, &self.layout.gpt))?;
+            saver.open(&dev, (&trainer.optimizer, &self.layout.decoder))?;
         }
         dev.write(self.layout.barrier, &|_| 0.0)?;
         let states = debug_span!("load").in_scope(|| self.load_states(&dev, &mut trainer));
@@ -459,7 +459,7 @@ impl Ranks<'_> {
         after: AfterStep,
         listener: Listener<'_>,
     ) -> Result<(), Error> {
-        let model = (&trainer.optimizer, &self.layout.gpt, self.layout.barrier);
+        let model = (&trainer.optimizer, &self.layout.decoder, self.layout.barrier);
         let Some(saver) = &self.saver else { return Ok(()) };
         let _saving = debug_span!("save", step = after.step).entered();
         self.world.wait_longer(self.memory_allowance());
@@ -475,7 +475,7 @@ impl Ranks<'_> {
         let mut sum = 0.0;
         for micro in 0..self.layout.micro_batches {
             let mut loss = [0.0];
-            dev.read(trainer.losses_host().slice(micro..micro + 1), &mut loss)?;
+            dev.read(trainer.losses_host.slice(micro..micro + 1), &mut loss)?;
             sum += loss[0];
         }
         let step = words[control::STEP] as u64;

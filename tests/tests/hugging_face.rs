@@ -60,7 +60,7 @@ fn checkpoints(run: &Path) -> RunFolder {
 fn imported(config: &Config, data: &Dataset, run: &Path) -> Checkpoint {
     let from = Folder::open(&folder()).unwrap_or_else(|e| panic!("{e}"));
     let built = lay_out(config);
-    from.check_model(&config.model, &built.gpt).unwrap_or_else(|e| panic!("{e}"));
+    from.check_model(&config.model, &built.decoder).unwrap_or_else(|e| panic!("{e}"));
     let sealed = import(&from, (config, &built, data), &checkpoints(run));
     let sealed = sealed.unwrap_or_else(|e| panic!("{e}"));
     let path = sealed.publish().unwrap_or_else(|e| panic!("{e}"));
@@ -161,6 +161,6 @@ fn what_is_imported_and_exported_is_the_same_folder() {
         assert!(tensors(&out, &names) == theirs, "{most}: {names:?}");
         // What it wrote can be imported, and its config.json says the model.
         let again = Folder::open(&out).unwrap();
-        again.check_model(&config.model, &built.gpt).unwrap();
+        again.check_model(&config.model, &built.decoder).unwrap();
     }
 }

@@ -146,7 +146,7 @@ fn parameters_from_the_host_come_up_behind_computing() {
         described("llama3-70b-one-gpu.ron", "batch.global=8", &["model.layers=12"]);
     let none: &[&str] = &["model.layers=12", "offload.resident_blocks=0"];
     let streamed = on(&described("llama3-70b-one-gpu.ron", "batch.global=8", none).0, &hardware);
-    assert_eq!(lay_out(&config).gpt.shape().ring.resident, 12, "all of so few blocks fit");
+    assert_eq!(lay_out(&config).decoder.shape().ring.resident, 12, "all of so few blocks fit");
     let resident = on(&config, &hardware);
     let ratio = streamed.step_seconds() / resident.step_seconds();
     assert!(ratio < 1.03, "{ratio}");

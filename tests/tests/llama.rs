@@ -94,7 +94,7 @@ fn fp32(model: &str, sets: &[String], seed: u64) -> Config {
 
 fn pretrained(model: &str) -> Arc<Pretrained> {
     let from = Folder::open(&folder(model)).unwrap_or_else(|e| panic!("{e}"));
-    let gpt = lay_out(&fp32(model, &[], 0)).gpt;
+    let gpt = lay_out(&fp32(model, &[], 0)).decoder;
     Arc::new(Pretrained::new(from, &gpt).unwrap_or_else(|e| panic!("{e}")))
 }
 

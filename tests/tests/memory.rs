@@ -155,9 +155,9 @@ fn parameters_of_four_times_a_gpus_memory_train_from_the_host_to_the_bits_of_res
     assert_same_bits(&resident, &streamed, "four times a GPU's memory");
     // As many blocks stay as there is room for.
     let room = of("30MiB", "Host");
-    let Ring { buffers: slots, resident: stay } = room.1.gpt.shape().ring;
+    let Ring { buffers: slots, resident: stay } = room.1.decoder.shape().ring;
     assert!(slots == 3 && (10..90).contains(&stay), "{slots} {stay}");
-    let block = room.1.gpt.params(1).bytes();
+    let block = room.1.decoder.params(1).bytes();
     let left = (30 << 20) - room.1.plan.bytes(Arena::Device);
     assert!(left < 2 * block, "{left} bytes are left, a block has {block}");
 }

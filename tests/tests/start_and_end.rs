@@ -96,7 +96,7 @@ fn rates_of_one_core_and_of_two() {
     ];
     for threads in ["device.threads=1", "device.threads=2"] {
         let sets = [&LARGE[..], &[threads]].concat();
-        let parameters = lay_out(&tiny(&sets)).gpt.shape().parameters() as f64;
+        let parameters = lay_out(&tiny(&sets)).decoder.shape().parameters() as f64;
         let folder = tempfile::tempdir().expect("a folder");
         let (outcome, took) = timed(&sets, folder.path(), None);
         let step = folder.path().join("checkpoints/step-00000001");

@@ -101,9 +101,9 @@ fn the_chunks_of_the_ranks_of_a_group_hold_each_element_once() {
         let config = tiny(&with(&with(BASE, way), &["offload.bucket_elements=3000"]));
         let built = lay_out(&config);
         let dp_size = config.parallel.data;
-        let counted: Vec<_> = built.gpt.segments().iter().map(|s| s.counted(0)).collect();
+        let counted: Vec<_> = built.decoder.segments().iter().map(|s| s.counted(0)).collect();
         let noise: Vec<Arc<[NoiseRun]>> = counted.iter().map(|_| Arc::from([])).collect();
-        let longest = Decoder::longest_segment(built.gpt.shape());
+        let longest = Decoder::longest_segment(built.decoder.shape());
         let chunks = built.optimizer.owned_elements() as usize / chunk_elements(longest);
         let mut found: Vec<Vec<Range<usize>>> = vec![Vec::new(); counted.len()];
         for dp in 0..dp_size {
@@ -116,7 +116,7 @@ fn the_chunks_of_the_ranks_of_a_group_hold_each_element_once() {
         }
         for (segment, mut ranges) in found.into_iter().enumerate() {
             ranges.sort_by_key(|range| range.start);
-            let len = built.gpt.params(segment).len();
+            let len = built.decoder.params(segment).len();
             let ends = ranges.iter().map(|range| range.end);
             assert!(
                 ranges[0].start == 0

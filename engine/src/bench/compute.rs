@@ -1,8 +1,8 @@
-//! Products and collectives of virtual GPUs, beside what the cores and the memory could do at most.
+//! Measures matmuls and collectives of virtual GPUs, and the peaks of the cores and the memory.
 
 use super::adam::median;
 use super::memory::Node;
-use super::{PATIENCE, memcpy, on_host};
+use super::{PATIENCE, memcpy, open_on_host};
 use crate::run::open::kernel_crew;
 use device::cpu::{self, CpuOptions, Lanes};
 use device::numerics::multiply_add;
@@ -92,7 +92,7 @@ fn product_of(dtype: Dtype, shape: MatmulShape, threads: usize) -> Result<Produc
     });
     // One crew for both: two would be in each other's way.
     let crew = kernel_crew(threads, None);
-    let dev = on_host(plan, crew.clone(), false, &Node::default())?;
+    let dev = open_on_host(plan, crew.clone(), false, &Node::default())?;
     [a, b].iter().try_for_each(|t| dev.write(*t, &|i| 1.0 / (1 + i % 7) as f64))?;
     let (mut product, mut peak) = (Vec::new(), Vec::new());
     for round in 0..=ROUNDS {

@@ -1,4 +1,4 @@
-//! Copies between host and GPU: each direction in one copy, which is the ceiling, and in the parts of a run.
+//! Measures copies between host and GPU: each direction in one copy, which is the ceiling, and in the parts of a run.
 
 use super::{BenchPlace, NodeMemory, fastest, memcpy, memory, open, place};
 use crate::config::{BUCKET_ELEMENTS, TILE_ELEMENTS};
@@ -8,10 +8,10 @@ use device::{
 use serde::Serialize;
 use std::sync::Arc;
 
-/// Of a tile of 16-bit parameters, as runs have them by default.
+/// Bytes of a tile of 16-bit parameters, by default.
 pub const TILE_BYTES: u64 = 2 * TILE_ELEMENTS as u64;
 
-/// Of a piece of 16-bit gradients, as one data-parallel rank has them by default.
+/// Bytes of a piece of 16-bit gradients on one data-parallel rank, by default.
 const PIECE_BYTES: u64 = 2 * BUCKET_ELEMENTS as u64;
 
 /// Copies of one GPU, in 10^9 bytes a second.

@@ -1,5 +1,5 @@
-//! The GPUs and the host of this machine, measured for a box file: products, the GPU's memory, copies, sums over all GPUs, the
-//! host's memory and the update on the host.
+//! Measures the GPUs and the host of this machine for a box file: matmuls, GPU memory, copies, all-reduces, host memory, and the
+//! update on the host.
 
 use super::adam::adam_on;
 use super::memory::{nodes, on_node, one_core};
@@ -23,15 +23,15 @@ const STAND_IN: &str = "Fake GPU";
 #[derive(Clone, Copy, Debug)]
 struct Sizes {
     products: &'static [MatmulShape],
-    /// Products that follow each other.
+    /// Products of a round.
     count: usize,
-    /// Of each copy and sum, and of each array on a GPU and on a node.
+    /// Bytes of each copy, each all-reduce, and each array on a GPU or a node.
     bytes: u64,
-    /// That the host updates.
+    /// Parameters that the host updates.
     params: usize,
 }
 
-/// Under the stand-in, which computes everything on the cores.
+/// Sizes for the stand-in driver, which computes on the cores.
 const SMALL: Sizes = Sizes {
     products: &[MatmulShape { m: 256, k: 256, n: 256 }],
     count: 1,
@@ -169,21 +169,21 @@ pub fn measure(tell: &mut dyn FnMut(&str)) -> Result<GpuBox, GpuBoxError> {
     let gpus = probe.gpus.len();
     let gpu_memory = probe.gpus.iter().map(|gpu| gpu.memory).min().unwrap_or(gpu.memory);
     let sizes = if gpu.name.starts_with(STAND_IN) { SMALL } else { LARGE };
-    if let Some((gpu, free)) = full(&probe.gpus).filter(|_| sizes.bytes == LARGE.bytes) {
+    if let Some((gpu, free)) = full_gpu(&probe.gpus).filter(|_| sizes.bytes == LARGE.bytes) {
         return Err(GpuBoxError::Full { gpu, free });
     }
     let half = if gpu.sm >= 80 { Dtype::Bf16 } else { Dtype::F16 };
-    let halves = told(tell, "16-bit products", || products(half, sizes))?;
-    let wide = told(tell, "fp32 products", || products(Dtype::F32, sizes))?;
-    let streamed = told(tell, "the memory of a GPU", || streamed(sizes.bytes))?;
-    let copies = told(tell, "copies, and the host's memory node by node", || {
+    let halves = measure_one(tell, "16-bit products", || products(half, sizes))?;
+    let wide = measure_one(tell, "fp32 products", || products(Dtype::F32, sizes))?;
+    let streamed = measure_one(tell, "the memory of a GPU", || memory_rate(sizes.bytes))?;
+    let copies = measure_one(tell, "copies, and the host's memory node by node", || {
         copies(true, sizes.bytes, TILE_BYTES)
     })?;
-    let core = told(tell, "one core", || one_core(sizes.bytes))?;
-    let adam = told(tell, "the update on the host", || updated(sizes.params))?;
+    let core = measure_one(tell, "one core", || one_core(sizes.bytes))?;
+    let adam = measure_one(tell, "the update on the host", || update_rate(sizes.params))?;
     let together = if gpus > 1 {
         tell("copies and sums of all GPUs at once");
-        together(gpus, sizes.bytes).map_err(|error| error.to_string())
+        concurrent_rates(gpus, sizes.bytes).map_err(|error| error.to_string())
     } else {
         Err("there is one GPU".into())
     };
@@ -206,8 +206,8 @@ pub fn measure(tell: &mut dyn FnMut(&str)) -> Result<GpuBox, GpuBoxError> {
     })
 }
 
-/// The result of `work`; `tell` gets its name before.
-fn told<T>(
+/// Runs one measurement, after `tell` has got its name.
+fn measure_one<T>(
     tell: &mut dyn FnMut(&str),
     what: &'static str,
     work: impl FnOnce() -> Result<T, Error>,
@@ -224,7 +224,7 @@ fn node_memory() -> u64 {
     free.min().map_or_else(available_memory, |bytes| bytes.min(available_memory()))
 }
 
-/// The fastest of some shapes.
+/// The rate of the fastest shape.
 fn products(dtype: Dtype, sizes: Sizes) -> Result<Products, Error> {
     let (shape, tried) = (MatmulShape::default(), sizes.products.len());
     let mut best = Products { tflops: 0.0, shape, tried, dtype };
@@ -237,8 +237,8 @@ fn products(dtype: Dtype, sizes: Sizes) -> Result<Products, Error> {
     Ok(best)
 }
 
-/// into += x on GPU 0, arrays of `bytes`: two are read, one is written.
-fn streamed(bytes: u64) -> Result<f64, Error> {
+/// 10^9 bytes a second of into += x on GPU 0, with arrays of `bytes`: two reads and one write.
+fn memory_rate(bytes: u64) -> Result<f64, Error> {
     let mut plan = Plan::default();
     let n = (bytes / 4) as usize;
     let [x, into] = ["x", "into"]
@@ -255,7 +255,7 @@ fn streamed(bytes: u64) -> Result<f64, Error> {
 }
 
 /// The update with fp32 states by the best instructions on all cores of a node, on the node whose cores are the slowest.
-fn updated(params: usize) -> Result<Row, Error> {
+fn update_rate(params: usize) -> Result<Row, Error> {
     let of = |node| {
         on_node(node, |crew| {
             let threads = crew.as_ref().map_or(1, |crew| crew.threads());
@@ -271,7 +271,7 @@ fn updated(params: usize) -> Result<Row, Error> {
 }
 
 /// A GPU that has too little memory free, and how much that is.
-fn full(gpus: &[GpuInfo]) -> Option<(usize, u64)> {
+fn full_gpu(gpus: &[GpuInfo]) -> Option<(usize, u64)> {
     let free = gpus.iter().filter_map(|gpu| {
         // One that cannot be asked says why when it is opened.
         Some((gpu.ordinal, cuda::free_memory(gpu.ordinal).ok()?))
@@ -279,7 +279,7 @@ fn full(gpus: &[GpuInfo]) -> Option<(usize, u64)> {
     free.filter(|(_, free)| *free < NEEDED).min_by_key(|(_, free)| *free)
 }
 
-/// What the ranks of [`together`] share.
+/// What the ranks of [`concurrent_rates`] share.
 struct SharedResources {
     plan: Arc<Plan>,
     world: Arc<World>,
@@ -289,7 +289,7 @@ struct SharedResources {
 }
 
 /// Copies up, copies down and sums of `bytes` on all GPUs at once.
-fn together(gpus: usize, bytes: u64) -> Result<ConcurrentRates, Error> {
+fn concurrent_rates(gpus: usize, bytes: u64) -> Result<ConcurrentRates, Error> {
     let mut plan = Plan::default();
     let n = ((bytes / 4) as usize).next_multiple_of(gpus);
     let mut tensor = |arena, name: &str, dtype, len| {

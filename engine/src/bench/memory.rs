@@ -1,7 +1,7 @@
-//! The host's memory, node by node: reading, writing, copying, and changing in place.
+//! Measures the memory of each NUMA node: reading, writing, copying, and changing in place.
 
 use super::adam::median;
-use super::on_host;
+use super::open_on_host;
 use crate::run::open::kernel_crew;
 use crate::run::placement::cores;
 use device::numerics::{Pass, sweep};
@@ -161,7 +161,7 @@ fn measure(crew: Option<Arc<Crew>>, node: &Node, bytes: u64) -> Result<NodeMemor
         plan.tensor(at, name, Dtype::F32, (1, (bytes / 4) as usize))
     };
     let (from, to) = (array("a"), array("b"));
-    let dev = on_host(plan, crew, false, node)?;
+    let dev = open_on_host(plan, crew, false, node)?;
     [from, to].iter().try_for_each(|t| dev.write(*t, &|_| 1.0))?;
     let rate = |pass, moved: u64| {
         let op = HostOp::new(Sweep { pass, from, to });

@@ -101,7 +101,7 @@ pub fn reshard(
     (config, built): (&Config, &RankLayout),
     folder: &RunFolder,
 ) -> Result<Sealed, RewriteError> {
-    from.check_model(&built.gpt)?;
+    from.check_model(&built.decoder)?;
     let mut manifest = from.manifest().clone();
     manifest.config = config.to_ron();
     manifest.onebox = env!("CARGO_PKG_VERSION").into();
@@ -157,7 +157,7 @@ fn write(
     folder: &RunFolder,
     source: Source<'_>,
 ) -> Result<Sealed, RewriteError> {
-    manifest.tensors = tensors(&built.gpt);
+    manifest.tensors = tensors(&built.decoder);
     manifest.files = Vec::new();
     let states: usize =
         manifest.tensors.iter().map(|t| 4 * manifest.states().len() * t.len()).sum();
@@ -179,7 +179,7 @@ fn write_files(
     folder: &Directory,
     source: Source<'_>,
 ) -> Result<Vec<Option<Written>>, RewriteError> {
-    let (tp_size, dp_size) = (built.gpt.shape().tp_size, built.optimizer.dp_size());
+    let (tp_size, dp_size) = (built.decoder.shape().tp_size, built.optimizer.dp_size());
     let open = |rank: Rank| RankFile::open(manifest, built, rank, folder);
     let mut files = Rank::all(tp_size, dp_size).map(open).collect::<Result<Vec<_>, _>>()?;
     for tensor in 0..manifest.tensors.len() {
@@ -214,7 +214,7 @@ impl RankFile {
     ) -> Result<Self, RewriteError> {
         let name = file_name(rank.index());
         let path = folder.called(&name);
-        let all = pieces(&built.gpt, &|segment| built.optimizer.owned(segment, rank.dp), rank);
+        let all = pieces(&built.decoder, &|segment| built.optimizer.owned(segment, rank.dp), rank);
         let entries: Vec<Entry> = piece_entries((&manifest.tensors, manifest.states()), &all);
         let header = encode(&entries);
         let file = folder.create_new(&name).and_then(|file| {

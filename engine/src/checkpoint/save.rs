@@ -133,7 +133,7 @@ impl Saver {
             return None;
         }
         let mut base = Manifest::new(config, data);
-        base.tensors = tensors(&built.gpt);
+        base.tensors = tensors(&built.decoder);
         base.rollback_history = options.rollback_history();
         let here = options.resume.as_deref().filter(|from| folder.has(from));
         let good = here.map(|from| from.step()).into_iter().collect();

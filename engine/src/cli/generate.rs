@@ -244,11 +244,11 @@ impl From<'_> {
 fn source<'a>(args: &GenerateArgs, config: &Config, from: &From<'a>) -> ModelSource<'a> {
     let mut source = ModelSource::on_cores(from.trained, from.tokenizer);
     if config.device == DeviceConfig::Cuda {
-        source.on = ComputeDevice::Gpu;
+        source.device = ComputeDevice::Gpu;
     }
     for setting in &args.set {
         match *setting {
-            Setting::Device(on) => source.on = on,
+            Setting::Device(on) => source.device = on,
             Setting::Precision(precision) => source.precision = precision,
         }
     }

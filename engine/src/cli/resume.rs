@@ -90,7 +90,7 @@ pub(super) fn start(
             found.path().display()
         ));
     }
-    found.check_model(&built.gpt).map_err(failed)?;
+    found.check_model(&built.decoder).map_err(failed)?;
     let (done, steps) = (found.step(), loaded.config.train.steps);
     if done > steps {
         let why = format!(

@@ -286,7 +286,7 @@ impl Session<'_> {
              layout  TP {} x DP {}{} on {}, {:?}; optimizer on {:?}, update {} by {}\n\
              batch   {} x {} in {} per rank\ndata    {}",
             self.dir.shown(),
-            count(self.built.gpt.shape().parameters() as f64),
+            count(self.built.decoder.shape().parameters() as f64),
             counted(m.layers, "layer"),
             m.hidden,
             counted(m.heads, "head"),

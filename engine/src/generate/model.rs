@@ -29,13 +29,13 @@ pub(super) struct SampleTokens<'a> {
 /// A model ready to predict.
 pub(super) struct Model {
     dev: Device,
-    gpt: Decoder,
-    /// Keys and values of the tokens that each sample has.
+    decoder: Decoder,
+    /// Keys and values of the tokens of each sample.
     cache: KvCache,
-    /// By sample: how many tokens are in the cache.
-    held: Vec<usize>,
+    /// For each sample, the number of tokens in the cache.
+    cached: Vec<usize>,
     tokens: Tensor,
-    /// Most tokens that it sees.
+    /// Most tokens that the model sees.
     context: usize,
 }
 
@@ -46,7 +46,7 @@ impl Model {
         from: &ModelSource<'_>,
         size: ModelSize,
     ) -> Result<Self, GenerateError> {
-        let ModelSource { trained, on, precision, .. } = *from;
+        let ModelSource { weights: trained, device: on, precision, .. } = *from;
         let ModelSize { context, samples } = size;
         // The positions of a folder are read whole.
         let learned = config.model.family == Family::Gpt2;
@@ -71,23 +71,23 @@ impl Model {
             ..shape(config)
         };
         let mut plan = Plan::default();
-        let gpt = Decoder::plan(&mut plan, &shape, 1);
+        let decoder = Decoder::plan(&mut plan, &shape, 1);
         let cache = KvCache::plan(&mut plan, &shape, samples);
         let at = (Arena::Device, "batches");
         let tokens = plan.tensor(at, "tokens", Dtype::I32, (1, context));
         let dev = open(config, plan, &shape, on)?;
-        gpt.write_constants(&dev)?;
+        decoder.write_constants(&dev)?;
         match trained {
-            WeightSource::Weights(path) => load(&dev, &gpt, path)?,
-            WeightSource::Checkpoint(from) => load_checkpoint(&dev, &gpt, from)?,
-            WeightSource::Folder(from) => load_folder(&dev, &gpt, from)?,
+            WeightSource::Weights(path) => load(&dev, &decoder, path)?,
+            WeightSource::Checkpoint(from) => load_checkpoint(&dev, &decoder, from)?,
+            WeightSource::Folder(from) => load_folder(&dev, &decoder, from)?,
         }
-        Ok(Self { dev, gpt, cache, held: vec![0; samples], tokens, context })
+        Ok(Self { dev, decoder, cache, cached: vec![0; samples], tokens, context })
     }
 
-    /// Other texts follow: none of them goes on from what the cache has.
+    /// Empties the cache, before other texts.
     pub(super) fn forget(&mut self) {
-        self.held.fill(0);
+        self.cached.fill(0);
     }
 
     /// Logits of the next token of each sample, of whose tokens the last [`context`](Self::context) count. A sample that has one
@@ -98,7 +98,7 @@ impl Model {
     ) -> Result<Vec<Vec<f64>>, GenerateError> {
         let mut all = vec![Vec::new(); texts.len()];
         let grown = |SampleTokens { sample, tokens }: SampleTokens<'_>| {
-            let held = self.held[sample];
+            let held = self.cached[sample];
             held > 0 && tokens.len() == held + 1 && tokens.len() <= self.context
         };
         let (grown, others): (Vec<usize>, Vec<usize>) =
@@ -109,7 +109,7 @@ impl Model {
             let count = last.len();
             self.extend(&[NewTokens { sample, first: 0, count }], last)?;
             all[i] = self.logits(count - 1..count)?.remove(0);
-            self.held[sample] = if last.len() == tokens.len() { count } else { 0 };
+            self.cached[sample] = if last.len() == tokens.len() { count } else { 0 };
         }
         for some in grown.chunks(self.context) {
             let one = |i: &usize| NewTokens {
@@ -123,7 +123,7 @@ impl Model {
             self.extend(&new, &tokens)?;
             for (i, logits) in some.iter().zip(self.logits(0..some.len())?) {
                 all[*i] = logits;
-                self.held[texts[*i].sample] += 1;
+                self.cached[texts[*i].sample] += 1;
             }
         }
         Ok(all)
@@ -132,19 +132,19 @@ impl Model {
     fn extend(&self, new: &[NewTokens], tokens: &[i32]) -> Result<(), GenerateError> {
         let batch = self.tokens.slice(0..tokens.len());
         self.dev.write(batch, &|i| f64::from(tokens[i]))?;
-        self.gpt.extend(&self.dev, &self.cache, new, batch);
+        self.decoder.extend(&self.dev, &self.cache, new, batch);
         Ok(())
     }
 
-    /// Of some rows of what came last.
+    /// Logits of some rows of the last tokens.
     fn logits(&self, rows: Range<usize>) -> Result<Vec<Vec<f64>>, GenerateError> {
         let count = rows.len();
-        self.gpt.project_new(&self.dev, rows);
+        self.decoder.project_new(&self.dev, rows);
         self.dev.sync(self.dev.record(Lane::Compute))?;
-        let columns = self.gpt.shape().vocab_per_rank();
+        let columns = self.decoder.shape().vocab_per_rank();
         let mut all = vec![0.0; count * columns];
-        self.dev.read(self.gpt.logits().rows(0..count), &mut all)?;
-        let vocab = self.gpt.shape().vocab;
+        self.dev.read(self.decoder.logits().rows(0..count), &mut all)?;
+        let vocab = self.decoder.shape().vocab;
         let rows = all.chunks(columns).map(|row| &row[..vocab]);
         match rows.clone().flatten().find(|logit| !logit.is_finite()) {
             Some(logit) => Err(GenerateError::NotFinite(*logit)),
@@ -192,7 +192,7 @@ mod tests {
                 };
                 whole.forget();
                 let (got, want) = (next(&mut grown), next(&mut whole));
-                assert_eq!(grown.held[0], if end <= room { end } else { 0 });
+                assert_eq!(grown.cached[0], if end <= room { end } else { 0 });
                 let size = want.iter().fold(0.0f64, |most, x| most.max(x.abs()));
                 let apart = got.iter().zip(&want).map(|(g, w)| (g - w).abs()).fold(0.0, f64::max);
                 assert!(apart < 2e-6 * size, "{name}: {apart:e} of {size:e} behind {end} tokens");

@@ -1,4 +1,4 @@
-//! The device on which a model generates: this machine's cores as one virtual GPU, or one of its GPUs.
+//! The device that generates: the cores of this machine as one virtual GPU, or one of its GPUs.
 
 use super::GenerateError;
 use crate::config::{Config, ParallelConfig};
@@ -29,7 +29,7 @@ pub enum ComputeDevice {
     Gpu,
 }
 
-/// Memory for `plan`, or a refusal with the bytes that are wanted and free.
+/// Opens a device with the memory of `plan`, or refuses with the bytes that are needed and free.
 pub(super) fn open(
     config: &Config,
     plan: Plan,
@@ -37,8 +37,8 @@ pub(super) fn open(
     on: ComputeDevice,
 ) -> Result<Device, GenerateError> {
     match on {
-        ComputeDevice::Cores => on_cores(plan, shape),
-        ComputeDevice::Gpu => on_gpu(config, plan, shape),
+        ComputeDevice::Cores => open_on_cores(plan, shape),
+        ComputeDevice::Gpu => open_on_gpu(config, plan, shape),
     }
 }
 
@@ -46,7 +46,7 @@ fn world() -> Arc<World> {
     World::new(1, 1, Duration::from_secs(60))
 }
 
-fn on_cores(plan: Plan, shape: &DecoderShape) -> Result<Device, GenerateError> {
+fn open_on_cores(plan: Plan, shape: &DecoderShape) -> Result<Device, GenerateError> {
     let (crew, scratch) = (kernel_crew(cores(), None), scratch_floats(shape));
     let threads = crew.as_ref().map_or(1, |crew| crew.threads());
     let (needed, free) = (plan.bytes(Arena::Device) + scratch.bytes(threads), available_memory());
@@ -63,7 +63,7 @@ fn on_cores(plan: Plan, shape: &DecoderShape) -> Result<Device, GenerateError> {
     Ok(cpu::open(ALONE, &Arc::new(plan), &world(), &options)?)
 }
 
-fn on_gpu(config: &Config, plan: Plan, shape: &DecoderShape) -> Result<Device, GenerateError> {
+fn open_on_gpu(config: &Config, plan: Plan, shape: &DecoderShape) -> Result<Device, GenerateError> {
     let dtype = shape.dtype;
     if let Some(missing) = machine().missing() {
         return Err(GenerateError::NoGpu(missing));
@@ -104,7 +104,7 @@ fn on_gpu(config: &Config, plan: Plan, shape: &DecoderShape) -> Result<Device, G
     Ok(cuda::open(ALONE, &Arc::new(plan), &world(), &options)?)
 }
 
-/// What a plan takes of a GPU, part by part, what the GPU has, and what helps.
+/// The message of a GPU without enough memory: bytes of each part of the plan, the free bytes, and remedies.
 fn refusal(plan: &Plan, dtype: Dtype, gpu: usize, needed: u64, budget: &MemoryBudget) -> String {
     let mut pools = plan.pools(Arena::Device);
     pools.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));

@@ -73,7 +73,7 @@ pub fn import(
     (config, built, data): (&Config, &RankLayout, &Dataset),
     run: &RunFolder,
 ) -> Result<Sealed, FolderError> {
-    let places = folder.places(&built.gpt)?;
+    let places = folder.places(&built.decoder)?;
     // The tensor that is being written: the files of all ranks ask for it in many pieces. Nobody asks while it changes.
     let now = RwLock::new(Vec::new());
     let begin = |tensor: usize| {

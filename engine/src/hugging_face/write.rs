@@ -111,7 +111,7 @@ pub fn export(
         fs::create_dir_all(parent).map_err(cannot_write(parent))?;
     }
     let _lock = begin(&unfinished)?;
-    let names = Names::of(&built.gpt.shape().architecture);
+    let names = Names::of(&built.decoder.shape().architecture);
     let done = fill(from, (config, names), (tokenizer, beside), &unfinished, (numbers, most))
         .and_then(|files| read_back(from, built, &unfinished, numbers).map(|()| files))
         .and_then(|files| {
@@ -296,7 +296,7 @@ fn read_back(
     numbers: Numbers,
 ) -> Result<(), ExportError> {
     let written = Folder::open(folder)?;
-    let places = written.places(&built.gpt)?;
+    let places = written.places(&built.decoder)?;
     for (index, (tensor, place)) in from.tensors().iter().zip(&places).enumerate() {
         let mut values = vec![0.0; tensor.elements];
         from.reader().read((index, 0), 0..tensor.elements, &mut values)?;

@@ -195,11 +195,11 @@ pub fn memory_report(config: &Config, built: &RankLayout) -> Report {
         fits,
         verdict: (!fits || not_checked.is_none()).then_some(fits),
         not_checked,
-        parameters: built.gpt.shape().parameters(),
+        parameters: built.decoder.shape().parameters(),
         tensor: config.parallel.tensor,
         data: config.parallel.data,
         micro_batches: built.micro_batches,
-        accumulate: match built.sum {
+        accumulate: match built.accumulation {
             offload::GradAccumulation::None => "none",
             offload::GradAccumulation::Device | offload::GradAccumulation::Shared => "device",
             offload::GradAccumulation::Host => "host",
@@ -469,7 +469,7 @@ fn name(what: &str, is_virtual: bool) -> String {
 /// Micro-batches by which steps of `config` grow alike: parameters that live on the host come up for each group of them.
 pub(crate) fn alike(config: &Config, built: &RankLayout) -> usize {
     let group = vertical_width(config);
-    let in_groups = built.gpt.shape().ring != Ring::NONE && group < built.micro_batches;
+    let in_groups = built.decoder.shape().ring != Ring::NONE && group < built.micro_batches;
     if in_groups { group } else { 1 }
 }
 
@@ -482,11 +482,11 @@ pub(crate) fn with_micro_batches(
 ) -> Config {
     let mut config = config.clone();
     config.batch.global = micro_batches * config.batch.micro * config.parallel.data;
-    let Ring { buffers: slots, resident } = built.gpt.shape().ring;
+    let Ring { buffers: slots, resident } = built.decoder.shape().ring;
     if slots > 0 {
         (config.offload.ring, config.offload.resident_blocks) = (Some(slots), Some(resident));
     }
-    config.offload.accumulate = match built.sum {
+    config.offload.accumulate = match built.accumulation {
         offload::GradAccumulation::Host => Accumulate::Host,
         offload::GradAccumulation::Device
         | offload::GradAccumulation::Shared

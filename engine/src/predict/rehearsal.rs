@@ -46,7 +46,7 @@ fn play(
     let data = Arc::new(Dataset::none(config.model.seq_len));
     let rollback_history: Arc<RollbackHistory> = Arc::default();
     let mut trainer = trainer(config, built, &data, &rollback_history, dev.rank());
-    built.gpt.write_constants(dev)?;
+    built.decoder.write_constants(dev)?;
     trainer.optimizer.init_blank(dev)?;
     trainer.loader.prefetch(dev);
     dev.sync_all()?;
@@ -68,7 +68,7 @@ fn play(
 ///
 /// # Errors
 /// The first that a rank meets: a plan that does not fit beside what else lies on its GPU.
-pub fn rehearse(
+pub fn dry_run(
     config: &Config,
     built: &RankLayout,
     steps: u64,

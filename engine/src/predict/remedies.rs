@@ -283,7 +283,7 @@ pub fn largest(loaded: &Loaded, gpus: Option<usize>) -> Option<Largest> {
             None => too_many = layers,
         }
     }
-    let parameters = lay_out(&best).gpt.shape().parameters();
+    let parameters = lay_out(&best).decoder.shape().parameters();
     Some(Largest { layers: least, parameters, sets: changes::sets(loaded, &best) })
 }
 

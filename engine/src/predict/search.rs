@@ -306,7 +306,7 @@ fn laid_out(given: &Config, config: &Config, number: usize) -> Option<Candidate>
     let fits = |config: &Config| {
         let built = lay_out(config);
         // All blocks stay: it is the same without parameters on the host.
-        let stays = built.gpt.shape().ring.resident == config.model.layers;
+        let stays = built.decoder.shape().ring.resident == config.model.layers;
         !stays && fits(config, &built)
     };
     let config = std::iter::once(config.clone()).chain(in_groups(config)).find(fits)?;
@@ -345,7 +345,7 @@ fn worded(given: &Config, mut config: Config, number: usize) -> Candidate {
     }
     if same != config && same.is_sound() {
         let as_given = lay_out(&same);
-        if as_given.sum == built.sum {
+        if as_given.accumulation == built.accumulation {
             (config, built) = (same, as_given);
         }
     }
@@ -379,12 +379,15 @@ fn without_dominated(all: Vec<Candidate>) -> (Vec<Candidate>, Vec<(Candidate, us
     // Whether it goes, and for whom.
     let dominated = |c: &Candidate| {
         let others = || all.iter().filter(|other| alike(other, c));
-        let (micro, sum) = (c.config.batch.micro, c.built.sum);
+        let (micro, sum) = (c.config.batch.micro, c.built.accumulation);
         let less = |o: &&Candidate| {
-            o.config.batch.micro == micro && o.built.sum == sum && checkpoints(o) < checkpoints(c)
+            o.config.batch.micro == micro
+                && o.built.accumulation == sum
+                && checkpoints(o) < checkpoints(c)
         };
         let larger = |o: &&Candidate| {
-            let same = o.built.sum == sum || o.built.sum == GradAccumulation::None;
+            let same =
+                o.built.accumulation == sum || o.built.accumulation == GradAccumulation::None;
             o.config.batch.micro > micro && same && checkpoints(o) == checkpoints(c)
         };
         // The config itself may be there twice, in its own words and in others.

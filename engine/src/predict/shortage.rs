@@ -100,8 +100,8 @@ fn unfit(loaded: &Loaded, gpus: Option<usize>) -> Vec<Layout> {
     let look = |(states, mut config): (States, Config)| {
         // Virtual GPUs have what the config gives them: the host's memory is what bounds them.
         let built = changes::widen(&mut config);
-        let all_stay = built.gpt.shape().ring.resident == config.model.layers;
-        let streams = built.gpt.shape().ring != Ring::NONE;
+        let all_stay = built.decoder.shape().ring.resident == config.model.layers;
+        let streams = built.decoder.shape().ring != Ring::NONE;
         let bytes = device_bytes(&config, &built.plan);
         let limit = device_limit(&config, &built.plan).unwrap_or(u64::MAX);
         let beside = match &config.device {

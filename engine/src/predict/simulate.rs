@@ -298,7 +298,7 @@ fn record_as(config: &Config, built: &RankLayout, checked: bool) -> Result<Progr
     let first = typical_step(&config);
     let mut trainer = trainer(&config, built, &no_tokens, &Arc::default(), rank);
     sim::record_as(rank, &built.plan, checked, |dev| {
-        built.gpt.write_constants(dev)?;
+        built.decoder.write_constants(dev)?;
         trainer.optimizer.init_blank(dev)?;
         trainer.loader.prefetch(dev);
         for step in first..first + RECORDED_STEPS {

@@ -73,7 +73,7 @@ impl Ranks<'_> {
                 dev.sync(losses_on_host)?;
                 let mut loss = [0.0];
                 let last = self.layout.micro_batches;
-                dev.read(trainer.losses_host().slice(last..last + 1), &mut loss)?;
+                dev.read(trainer.losses_host.slice(last..last + 1), &mut loss)?;
                 loss_of_corpus += loss[0];
                 done += 1;
                 stopped = link.vote.ends_here()?;

@@ -29,8 +29,8 @@ const WINDOWS: usize = 2;
 const STATES: usize = 3;
 
 /// Bytes that the end of a run takes on the host besides the plan.
-pub(crate) fn window_bytes(gpt: &Decoder) -> u64 {
-    (WINDOWS * window_elements(gpt.segments()) * size_of::<f32>()) as u64
+pub(crate) fn window_bytes(decoder: &Decoder) -> u64 {
+    (WINDOWS * window_elements(decoder.segments()) * size_of::<f32>()) as u64
 }
 
 fn window_elements(segments: &[SegmentLayout]) -> usize {
@@ -101,10 +101,10 @@ enum Hasher {
 }
 
 impl StateGatherer {
-    pub(crate) fn new(gpt: &Decoder, options: &RunOptions) -> Self {
+    pub(crate) fn new(decoder: &Decoder, options: &RunOptions) -> Self {
         let hash = Xxh3Default::new();
         let sink = ExportSink { gathered: false, written: false, hash, file: None, problem: None };
-        let (segments, windows) = (gpt.segments().to_vec(), OnceLock::new());
+        let (segments, windows) = (decoder.segments().to_vec(), OnceLock::new());
         Self { segments, run: options.weights.clone(), windows, sink: Mutex::new(sink) }
     }
 

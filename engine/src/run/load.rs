@@ -17,7 +17,7 @@ impl Ranks<'_> {
         dev: &Device,
         trainer: &mut Trainer,
     ) -> Result<Option<u64>, Error> {
-        self.layout.gpt.write_constants(dev)?;
+        self.layout.decoder.write_constants(dev)?;
         let complete = self.load(dev, trainer)?;
         if !complete {
             self.stop.abandon();
@@ -63,13 +63,13 @@ impl Ranks<'_> {
         let Some(from) = &self.options.resume else {
             let given = self.options.initial.as_deref();
             let initial =
-                InitialParameters::new(self.config, &self.layout.gpt, dev.rank().tp, given);
+                InitialParameters::new(self.config, &self.layout.decoder, dev.rank().tp, given);
             let fill = |segment, at, values: &mut [f32]| initial.fill(segment, at, values);
             return trainer.optimizer.init(dev, &fill, &stop_requested);
         };
         let scaled = self.config.precision == Precision::Fp16;
         let words = from.control(&trainer.optimizer.initial_control(), scaled);
-        let stored = CheckpointStates::new(from, &self.layout.gpt, dev.rank());
+        let stored = CheckpointStates::new(from, &self.layout.decoder, dev.rank());
         let rank = dev.rank().index();
         let fill = |at: StatePosition, values: &mut [f32]| {
             let filled = stored.fill(at, values);
@@ -103,7 +103,7 @@ impl Ranks<'_> {
             site: std::panic::Location::caller(),
             problem: error.to_string(),
         };
-        let source = from.of_rank(&self.layout.gpt, rank);
+        let source = from.of_rank(&self.layout.decoder, rank);
         let words = trainer.optimizer.initial_control();
         let fill = |StatePosition { segment, state, first }: StatePosition, values: &mut [f32]| {
             match state {

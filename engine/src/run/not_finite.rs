@@ -26,9 +26,10 @@ impl Ranks<'_> {
             self.note_skip_cause(step, segment, element);
         }
         if self.world.is_spread() {
-            let found = found.map_or_else(Vec::new, |offload::NonFiniteGradient { segment, element }| {
-                [(segment as u64).to_le_bytes(), (element as u64).to_le_bytes()].concat()
-            });
+            let found =
+                found.map_or_else(Vec::new, |offload::NonFiniteGradient { segment, element }| {
+                    [(segment as u64).to_le_bytes(), (element as u64).to_le_bytes()].concat()
+                });
             for (_, found) in self.world.bring(dev.rank(), "not finite", &found)? {
                 if let ([segment, element], []) = found.as_chunks() {
                     let [segment, element] = [segment, element].map(|x| u64::from_le_bytes(*x));
@@ -40,7 +41,7 @@ impl Ranks<'_> {
     }
 
     fn note_skip_cause(&self, step: u64, segment: usize, element: usize) {
-        let params = &self.layout.gpt.segments()[segment].params;
+        let params = &self.layout.decoder.segments()[segment].params;
         let name =
             params.iter().find(|param| param.range.contains(&element)).map(|p| p.name.clone());
         let found = (Reverse(segment), element, name.unwrap_or_else(|| "padding".into()));

@@ -18,7 +18,7 @@ pub(super) struct Trial {
 impl Trial {
     fn read(dev: &Device, trainer: &Trainer, step: u64) -> Result<Self, Error> {
         let mut losses = vec![0.0; trainer.samples.split.micro_batches];
-        dev.read(trainer.losses_host().slice(0..losses.len()), &mut losses)?;
+        dev.read(trainer.losses_host.slice(0..losses.len()), &mut losses)?;
         Ok(Self { step, losses, squares: trainer.optimizer.squares(dev)? })
     }
 }
@@ -38,8 +38,8 @@ impl Ranks<'_> {
         trainer.try_step(dev, step);
         dev.sync_all()?;
         if self.options.change_at == Some((dev.rank().index(), step)) {
-            let head = self.layout.gpt.segment(self.layout.gpt.head());
-            let one = self.layout.gpt.params(head).slice(0..1);
+            let head = self.layout.decoder.segment(self.layout.decoder.head());
+            let one = self.layout.decoder.params(head).slice(0..1);
             let mut value = [0.0];
             dev.read(one, &mut value)?;
             dev.write(one, &|_| value[0] + 1.0)?;
@@ -88,7 +88,7 @@ impl Ranks<'_> {
             return losses.any(differ).then(|| "the loss".into());
         };
         let (segment, range) = trainer.optimizer.chunk(chunk);
-        let params = &self.layout.gpt.segments()[segment].params;
+        let params = &self.layout.decoder.segments()[segment].params;
         let within =
             params.iter().filter(|p| p.range.start < range.end && range.start < p.range.end);
         let names: Vec<String> = within.map(|param| format!("`{}`", param.name)).collect();

@@ -1,5 +1,5 @@
-//! Micro-batches on their way to the device: a host task fills a pinned one, a copy brings it up, one ahead of
-//! the step. Which samples a batch holds is a function of the seed, the step and the sample's number alone.
+//! The data loader: a host task fills a pinned micro-batch, and a copy sends it up, one ahead of the step. The samples of a batch
+//! depend only on the seed, the step and the sample's number.
 
 use crate::config::DataOrder;
 use crate::data::{Dataset, Unread};
@@ -151,7 +151,11 @@ impl Loader {
         let slots = layout.host.len();
         let task = |slot| {
             let training = slot + 1 < slots;
-            HostOp::new(BatchFiller { to: layout.host[slot], samples: samples.clone(), training })
+            HostOp::new(BatchFiller {
+                target: layout.host[slot],
+                samples: samples.clone(),
+                training,
+            })
         };
         let micro_batches = samples.split.micro_batches as u64;
         Self {
@@ -252,7 +256,7 @@ const CORPUS_SHIFT: u32 = 48;
 /// Host task that writes one micro-batch, whose number is its argument.
 #[derive(Debug)]
 struct BatchFiller {
-    to: Tensor,
+    target: Tensor,
     samples: Samples,
     training: bool,
 }
@@ -262,11 +266,11 @@ impl HostTask for BatchFiller {
         FILL
     }
     fn accesses(&self, visit: &mut dyn FnMut(Mode, Tensor)) {
-        visit(Mode::Write, self.to);
+        visit(Mode::Write, self.target);
     }
     fn run(&self, index: u64, host: &mut HostContext<'_>) -> Result<(), String> {
-        let all = host.write_as::<i32>(self.to)?;
-        let n = all.len() / self.to.shape().0;
+        let all = host.write_as::<i32>(self.target)?;
+        let n = all.len() / self.target.shape().0;
         let (tokens, rest) = all.split_at_mut(n);
         let (targets, rest) = rest.split_at_mut(n);
         let (order, starts) = rest.split_at_mut(n);

@@ -26,7 +26,7 @@ pub struct RankLayout {
     /// Every tensor by name.
     pub plan: Arc<Plan>,
     /// The model's handles.
-    pub gpt: Decoder,
+    pub decoder: Decoder,
     /// The optimizer's.
     pub optimizer: Arc<Layout>,
     /// The batches'.
@@ -38,7 +38,7 @@ pub struct RankLayout {
     /// Micro-batches of a step.
     pub micro_batches: usize,
     /// Where micro-batches are summed.
-    pub sum: GradAccumulation,
+    pub accumulation: GradAccumulation,
     /// What kernels need besides.
     pub scratch: KernelScratch,
 }
@@ -249,9 +249,9 @@ pub const fn reserved_bytes(described: &BoxConfig) -> u64 {
 /// they are, and so how many threads they have: then everything is laid out again, with theirs.
 pub fn lay_out(config: &Config) -> RankLayout {
     let near = kernel_scratch(config, HostBytes::default());
-    let built = with_fitting_threads(config, near);
-    let scratch = kernel_scratch(config, built.host_bytes(config));
-    if scratch.threads == near.threads { built } else { with_fitting_threads(config, scratch) }
+    let layout = with_fitting_threads(config, near);
+    let scratch = kernel_scratch(config, layout.host_bytes(config));
+    if scratch.threads == near.threads { layout } else { with_fitting_threads(config, scratch) }
 }
 
 /// With fewer kernel threads where the scratch of so many does not fit into the GPU: a machine of many cores takes what one of
@@ -259,14 +259,14 @@ pub fn lay_out(config: &Config) -> RankLayout {
 fn with_fitting_threads(config: &Config, mut scratch: KernelScratch) -> RankLayout {
     let said = matches!(config.device, DeviceConfig::Cpu { threads: Some(_), .. });
     loop {
-        let built = with_parameter_place(config, scratch);
+        let layout = with_parameter_place(config, scratch);
         if said || scratch.threads < 2 {
-            return built;
+            return layout;
         }
-        let limit = device_limit(config, &built.plan).unwrap_or(u64::MAX);
-        let over = device_bytes(config, &built.plan).saturating_sub(limit);
+        let limit = device_limit(config, &layout.plan).unwrap_or(u64::MAX);
+        let over = device_bytes(config, &layout.plan).saturating_sub(limit);
         if over == 0 {
-            return built;
+            return layout;
         }
         let each = scratch.floats.bytes(2) - scratch.floats.bytes(1);
         scratch.threads = scratch.threads.saturating_sub(over.div_ceil(each) as usize).max(1);
@@ -275,49 +275,50 @@ fn with_fitting_threads(config: &Config, mut scratch: KernelScratch) -> RankLayo
 
 fn with_parameter_place(config: &Config, scratch: KernelScratch) -> RankLayout {
     match config.offload.parameters {
-        ParameterPlace::Device => with_sums(config, scratch, Ring::NONE),
+        ParameterPlace::Device => with_accumulation(config, scratch, Ring::NONE),
         ParameterPlace::Host => with_ring(config, scratch),
     }
 }
 
-fn fits(config: &Config, built: &RankLayout) -> bool {
-    let limit = device_limit(config, &built.plan);
-    limit.is_some_and(|limit| device_bytes(config, &built.plan) <= limit)
+fn fits(config: &Config, layout: &RankLayout) -> bool {
+    let limit = device_limit(config, &layout.plan);
+    limit.is_some_and(|limit| device_bytes(config, &layout.plan) <= limit)
 }
 
 /// Parameters that come up for each use: in a ring of as many blocks as fit, at most three, beside as many resident blocks as fit,
 /// unless the config says how many.
 fn with_ring(config: &Config, scratch: KernelScratch) -> RankLayout {
     let layers = config.model.layers;
-    let with = |slots, resident| with_sums(config, scratch, Ring { buffers: slots, resident });
+    let with =
+        |slots, resident| with_accumulation(config, scratch, Ring { buffers: slots, resident });
     let least = config.offload.resident_blocks.unwrap_or(0);
-    let mut built = with(config.offload.ring.unwrap_or(3), least);
-    if config.offload.ring.is_none() && !fits(config, &built) {
-        built = with(2, least);
+    let mut layout = with(config.offload.ring.unwrap_or(3), least);
+    if config.offload.ring.is_none() && !fits(config, &layout) {
+        layout = with(2, least);
     }
-    let slots = built.gpt.shape().ring.buffers;
-    let Some(limit) = device_limit(config, &built.plan) else { return built };
+    let slots = layout.decoder.shape().ring.buffers;
+    let Some(limit) = device_limit(config, &layout.plan) else { return layout };
     if config.offload.resident_blocks.is_some() {
-        return built;
+        return layout;
     }
-    let left = limit.saturating_sub(device_bytes(config, &built.plan));
-    let block = built.gpt.params(built.gpt.segment(SegmentRole::Block(0))).bytes();
+    let left = limit.saturating_sub(device_bytes(config, &layout.plan));
+    let block = layout.decoder.params(layout.decoder.segment(SegmentRole::Block(0))).bytes();
     let mut resident = layers.min((left / block) as usize);
     while resident > 0 {
         let more = with(slots, resident);
         if fits(config, &more) {
-            built = more;
+            layout = more;
             break;
         }
         resident -= 1;
     }
-    built
+    layout
 }
 
 /// Micro-batches are summed where the config says, or where there is room.
-fn with_sums(config: &Config, scratch: KernelScratch, ring: Ring) -> RankLayout {
+fn with_accumulation(config: &Config, scratch: KernelScratch, ring: Ring) -> RankLayout {
     let micro_batches = micro_batches(config);
-    let with = |sum| with_accumulation(config, (micro_batches, sum), scratch, ring);
+    let with = |sum| plan_layout(config, (micro_batches, sum), scratch, ring);
     if micro_batches == 1 {
         return with(GradAccumulation::None);
     }
@@ -341,7 +342,7 @@ fn with_sums(config: &Config, scratch: KernelScratch, ring: Ring) -> RankLayout 
     }
 }
 
-fn with_accumulation(
+fn plan_layout(
     config: &Config,
     (micro_batches, sum): (usize, GradAccumulation),
     scratch: KernelScratch,
@@ -350,13 +351,13 @@ fn with_accumulation(
     let (shape, mut plan) = (DecoderShape { ring, ..shape(config) }, Plan::default());
     let sets = if ring == Ring::NONE { 1 } else { vertical_width(config) };
     let chunk = chunk_elements(Decoder::longest_segment(&shape));
-    let gpt = Decoder::plan(&mut plan, &shape, chunk * config.parallel.data);
+    let decoder = Decoder::plan(&mut plan, &shape, chunk * config.parallel.data);
     let spec_of = |part| {
-        let segment = gpt.segment(part);
-        let layout = &gpt.segments()[segment];
+        let segment = decoder.segment(part);
+        let layout = &decoder.segments()[segment];
         SegmentSpec {
             name: layout.name.clone(),
-            params: gpt.params(segment),
+            params: decoder.params(segment),
             len: layout.len,
             decayed: layout.decayed,
             bucket: match part {
@@ -370,10 +371,10 @@ fn with_accumulation(
                 // All blocks go backward, or forward, between the two.
                 SegmentRole::Embedding | SegmentRole::Head => BucketSharing::Shared,
             },
-            param_buffer: gpt.param_buffer(segment),
+            param_buffer: decoder.param_buffer(segment),
         }
     };
-    let segments: Vec<SegmentSpec> = gpt.segment_roles().map(spec_of).collect();
+    let segments: Vec<SegmentSpec> = decoder.segment_roles().map(spec_of).collect();
     let layout = Layout::plan(&mut plan, &spec(config, micro_batches, sum), chunk, &segments);
     let packs = config.data.packing == Packing::Documents;
     let batches = BatchLayout::plan(&mut plan, shape.tokens(), packs, vertical_width(config));
@@ -391,13 +392,13 @@ fn with_accumulation(
     let (plan, layout) = (Arc::new(plan), Arc::new(layout));
     RankLayout {
         plan,
-        gpt,
+        decoder,
         optimizer: layout,
         batches,
         losses,
         barrier: meeting,
         micro_batches,
-        sum,
+        accumulation: sum,
         scratch,
     }
 }
@@ -465,11 +466,11 @@ mod tests {
             let of = |threads| {
                 let scratch =
                     KernelScratch { threads, ..kernel_scratch(&config, HostBytes::default()) };
-                let built = with_fitting_threads(&config, scratch);
-                let bytes = device_bytes(&config, &built.plan);
-                let limit = device_limit(&config, &built.plan).unwrap();
+                let layout = with_fitting_threads(&config, scratch);
+                let bytes = device_bytes(&config, &layout.plan);
+                let limit = device_limit(&config, &layout.plan).unwrap();
                 assert!(bytes <= limit, "{threads} threads: {bytes} of {limit}");
-                (built.scratch.threads, limit - bytes)
+                (layout.scratch.threads, limit - bytes)
             };
             assert_eq!([1, 2, 64].map(|threads| of(threads).0), [1, 2, 64]);
             let [(few, _), (most, left), (more, _)] = [128, 256, 4096].map(of);

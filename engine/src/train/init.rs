@@ -29,8 +29,13 @@ struct TensorInit {
 pub(crate) struct InitialParameters(SegmentRuns<TensorInit>);
 
 impl InitialParameters {
-    pub(crate) fn new(config: &Config, gpt: &Decoder, tp: usize, given: Option<&Weights>) -> Self {
-        Self(SegmentRuns::new(gpt, (tp, config.parallel.tensor), |_, param| TensorInit {
+    pub(crate) fn new(
+        config: &Config,
+        decoder: &Decoder,
+        tp: usize,
+        given: Option<&Weights>,
+    ) -> Self {
+        Self(SegmentRuns::new(decoder, (tp, config.parallel.tensor), |_, param| TensorInit {
             stream: random::key_of_name(config.train.seed, &param.name),
             init: param.init,
             given: given.and_then(|all| all.get(&param.name)).cloned(),
@@ -56,7 +61,7 @@ impl InitialParameters {
 
 /// For each segment, the keys of the random bits that round bf16 moments stochastically, by tensor and index in the whole tensor;
 /// none for fp32 moments.
-pub(crate) fn noise(config: &Config, gpt: &Decoder, rank: Rank) -> Vec<Arc<[NoiseRun]>> {
+pub(crate) fn noise(config: &Config, decoder: &Decoder, rank: Rank) -> Vec<Arc<[NoiseRun]>> {
     let seed = random::key_of_name(config.train.seed, "moments");
     let segment = |layout: &tensor_parallel::SegmentLayout| {
         let runs = |param: &tensor_parallel::Param| {
@@ -74,7 +79,7 @@ pub(crate) fn noise(config: &Config, gpt: &Decoder, rank: Rank) -> Vec<Arc<[Nois
         runs.sort_by_key(|run| run.flat.start);
         runs.into()
     };
-    gpt.segments().iter().map(segment).collect()
+    decoder.segments().iter().map(segment).collect()
 }
 
 /// The states of a checkpoint, cut for the flat segments of a rank.
@@ -86,8 +91,8 @@ pub(crate) struct CheckpointStates<'a> {
 }
 
 impl<'a> CheckpointStates<'a> {
-    pub(crate) fn new(from: &'a Checkpoint, gpt: &Decoder, rank: Rank) -> Self {
-        let runs = SegmentRuns::new(gpt, (rank.tp, rank.tp_size), |number, _| number);
+    pub(crate) fn new(from: &'a Checkpoint, decoder: &Decoder, rank: Rank) -> Self {
+        let runs = SegmentRuns::new(decoder, (rank.tp, rank.tp_size), |number, _| number);
         Self { from: from.reader(), runs }
     }
 
@@ -116,11 +121,11 @@ mod tests {
                             offload: (moments: Bf16), data: (train: \"x\"), train: (steps: 1))";
         let sets = [format!("parallel.tensor={tp_size}"), "device=Cpu".into()];
         let config = load_str(RON, "a.ron", Path::new("."), &sets).unwrap().config;
-        let gpt = lay_out(&config).gpt;
+        let decoder = lay_out(&config).decoder;
         let mut all = BTreeMap::new();
         for tp in 0..tp_size {
             let rank = Rank { tp, tp_size, dp: 0, dp_size: 1 };
-            for run in noise(&config, &gpt, rank).iter().flat_map(|runs| runs.iter()) {
+            for run in noise(&config, &decoder, rank).iter().flat_map(|runs| runs.iter()) {
                 let first = run.global;
                 for i in 0..run.flat.len() as u64 {
                     *all.entry((run.stream, first + i)).or_insert(0) += 1;

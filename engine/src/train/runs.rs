@@ -22,12 +22,12 @@ impl<T: Clone> SegmentRuns<T> {
     /// Those of rank `tp` of `tp_size`. `source`: where the values of a parameter come from; parameters are counted over all
     /// segments.
     pub(crate) fn new(
-        gpt: &Decoder,
+        decoder: &Decoder,
         (tp, tp_size): (usize, usize),
         mut source: impl FnMut(usize, &Param) -> T,
     ) -> Self {
         let mut numbers = 0..;
-        let by_segment = gpt.segments().iter().map(|layout| {
+        let by_segment = decoder.segments().iter().map(|layout| {
             let mut runs = Vec::new();
             for (param, number) in layout.params.iter().zip(&mut numbers) {
                 let (source, start) = (source(number, param), param.range.start);

@@ -45,20 +45,20 @@ pub(crate) fn trainer(
         rank,
         seq_len: config.model.seq_len,
     };
-    let counted: Vec<_> = layout.gpt.segments().iter().map(|s| s.counted(rank.tp)).collect();
+    let counted: Vec<_> = layout.decoder.segments().iter().map(|s| s.counted(rank.tp)).collect();
     let samples =
         Samples { data: Arc::clone(data), rollback_history: Arc::clone(rollback_history), split };
     let schedule = LearningRateSchedule::new(&config.schedule, config.optimizer.lr);
     let given = Arc::new(StepInputs { schedule, samples: samples.clone() });
-    let noise = crate::train::init::noise(config, &layout.gpt, rank);
+    let noise = crate::train::init::noise(config, &layout.decoder, rank);
     let optimizer = Optimizer::new(&layout.optimizer, rank, (&counted, &noise), given);
-    let together_back = config.offload.parameters == ParameterPlace::Host;
-    let loader = Loader::new(&layout.batches, &samples, config.train.steps, together_back);
-    let schedule = crate::step::ExecutionSchedule {
+    let vertical_backward = config.offload.parameters == ParameterPlace::Host;
+    let loader = Loader::new(&layout.batches, &samples, config.train.steps, vertical_backward);
+    let schedule = crate::step::group::ExecutionSchedule {
         update: crate::train::build::update_mode(config),
         lookahead: config.offload.lookahead,
-        first_forward: crate::train::build::vertical_width(config),
-        together_back,
+        vertical_width: crate::train::build::vertical_width(config),
+        vertical_backward,
     };
     Trainer::new(layout, optimizer, loader, samples, schedule)
 }

@@ -4,7 +4,7 @@
 use super::under_fake;
 use engine::config::{Config, load};
 use engine::predict::plan::memory_report;
-use engine::predict::rehearsal::rehearse;
+use engine::predict::rehearsal::dry_run;
 use engine::train::build::{device_bytes, device_limit, lay_out};
 use fake_cuda::{Stats, memory_use, stats};
 use std::path::Path;
@@ -44,7 +44,7 @@ fn plays_within_memory(config: &Config) {
         }
         barrier.wait();
     };
-    rehearse(config, &built, 3, &passed).unwrap_or_else(|e| panic!("{e}"));
+    dry_run(config, &built, 3, &passed).unwrap_or_else(|e| panic!("{e}"));
     let [first, last] = [first, last].map(|seen| seen.into_inner().unwrap().expect("steps"));
     println!("before step 1 {first:?}\nafter step 3 {last:?}");
     assert_eq!(taken(&first), taken(&last), "nothing is allocated from step 1 on");

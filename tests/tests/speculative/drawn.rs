@@ -4,7 +4,9 @@
 use super::by_hand::{Drawn, seeds};
 use device::cpu::Lanes;
 use engine::checkpoint::{Checkpoint, RunFolder, newest};
-use engine::run::{FaultPoint, Message, RunOptions, SpeculationOutcome, StepReport, Watcher, train};
+use engine::run::{
+    FaultPoint, Message, RunOptions, SpeculationOutcome, StepReport, Watcher, train,
+};
 use engine::train::build::lay_out;
 use engine::train::detours::RollbackHistory;
 use std::collections::BTreeMap;

@@ -130,7 +130,7 @@ impl Follower<'_> {
         (from, rollback_history): (Option<Arc<Checkpoint>>, &RollbackHistory),
     ) -> Result<RunOptions, Failed> {
         let pretrained = match from {
-            None => pretrained(&self.loaded.config, &self.built.gpt)?,
+            None => pretrained(&self.loaded.config, &self.built.decoder)?,
             Some(_) => None,
         };
         Ok(RunOptions {

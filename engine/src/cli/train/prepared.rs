@@ -116,14 +116,14 @@ impl Prepared {
                 dir.remove(WEIGHTS).map_err(refused)?;
                 let pretrained = match start {
                     // The first start of a run.
-                    None => pretrained(&loaded.config, &built.gpt)?,
+                    None => pretrained(&loaded.config, &built.decoder)?,
                     Some(_) => None,
                 };
                 (dir, start, pretrained)
             }
             RunMode::Fresh | RunMode::Overwrite => {
                 // A folder that is refused leaves no directory.
-                let pretrained = pretrained(&loaded.config, &built.gpt)?;
+                let pretrained = pretrained(&loaded.config, &built.decoder)?;
                 (create()?, None, pretrained)
             }
         })
@@ -201,7 +201,7 @@ fn check_disk(
     built: &RankLayout,
     (dir, mode): (Option<&Path>, RunMode),
 ) -> Result<(), Failed> {
-    let parameters = built.gpt.shape().parameters();
+    let parameters = built.decoder.shape().parameters();
     // A fork goes beside its source.
     let beside =
         |dir: &Path| dir.canonicalize().map_or(dir.to_owned(), |dir| dir.with_extension("new"));

@@ -122,7 +122,7 @@ impl Watch {
             self.verified[1] += u64::from(!same);
         }
         self.metrics.step_ahead(&metrics, speculates.then_some(step.ahead));
-        let shape = session.built.gpt.shape();
+        let shape = session.built.decoder.shape();
         let activity = step.activity;
         let overlap = activity.overlapped_seconds.map(|o| o / activity.host_seconds.max(1e-9));
         let left = config.train.steps.saturating_sub(step.step) as f64;

@@ -25,7 +25,7 @@ pub(super) fn beside(config: &Config, built: &RankLayout, planned: u64) -> u64 {
     let (ranks, processes) = (here::ranks(config) as u64, here::processes() as u64);
     let threads = built.scratch.threads.max(1) as u64;
     let of_ranks = ranks * (RANK + threads * THREAD);
-    let of_processes = processes * (PROCESS + window_bytes(&built.gpt));
+    let of_processes = processes * (PROCESS + window_bytes(&built.decoder));
     of_processes + of_ranks + planned / PAGES_OF_A_TABLE + letters(config, built)
 }
 

@@ -109,7 +109,7 @@ pub(super) fn play(
     let no_tokens = Arc::new(Dataset::none(config.model.seq_len));
     let config = &with_steps(config, 2);
     let mut trainer = trainer(config, built, &no_tokens, &Arc::default(), dev.rank());
-    built.gpt.write_constants(dev)?;
+    built.decoder.write_constants(dev)?;
     trainer.optimizer.init_blank(dev)?;
     trainer.loader.prefetch(dev);
     let first = typical_step(config);

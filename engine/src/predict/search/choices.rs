@@ -125,7 +125,7 @@ fn choices(given: &Config, plain: &Candidate, brief: &Brief) -> Vec<Open> {
     }
     // `Auto` could be another place with less room.
     let mut config = plain.config.clone();
-    config.offload.accumulate = match plain.built.sum {
+    config.offload.accumulate = match plain.built.accumulation {
         GradAccumulation::Host => Accumulate::Host,
         GradAccumulation::Device | GradAccumulation::Shared | GradAccumulation::None => {
             Accumulate::Device

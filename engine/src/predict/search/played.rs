@@ -28,7 +28,7 @@ pub(super) fn layout(loaded: &Loaded, c: &Candidate) -> Result<Layout, SimulateE
             play(&few, &lay_out(&few))
         };
         // The first passes that go together are no further ones.
-        let resident = built.gpt.shape().ring == Ring::NONE;
+        let resident = built.decoder.shape().ring == Ring::NONE;
         let first = if resident { vertical_width(config) + 1 } else { 2 * unit };
         let half = (MOST_MICRO_BATCHES / 2).next_multiple_of(unit).max(first);
         let further = (built.micro_batches - half) / unit;

@@ -17,7 +17,7 @@ pub(crate) fn words(config: &Config, built: &RankLayout) -> String {
     if config.parallel.sequence && config.parallel.tensor > 1 {
         words.push("sequence".into());
     }
-    words.push(match built.sum {
+    words.push(match built.accumulation {
         GradAccumulation::None => "one pass".into(),
         GradAccumulation::Device | GradAccumulation::Shared => "sums on GPU".into(),
         GradAccumulation::Host => "sums on host".into(),
@@ -29,7 +29,7 @@ pub(crate) fn words(config: &Config, built: &RankLayout) -> String {
             format!("{:.1} % of the optimizer on GPU", 100.0 * device_fraction)
         }
     });
-    let Ring { buffers: slots, resident } = built.gpt.shape().ring;
+    let Ring { buffers: slots, resident } = built.decoder.shape().ring;
     if slots > 0 {
         words.push(format!("{resident} of {} blocks stay on GPU", config.model.layers));
     } else if vertical_width(config) > 1 {
