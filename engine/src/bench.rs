@@ -21,8 +21,8 @@ use crate::run::{gpu, placement};
 use crate::train::build::Built;
 use device::cpu::{self, CpuOptions, Lanes};
 use device::cuda::{self, Collectives, CudaOptions, Peers};
-use device::{Arena, Crew, Device, Dtype, Error, Lane, Op, Plan, Rank};
-use device::{HostWork, World};
+use device::{Arena, Device, Dtype, Error, Lane, Op, Plan, Rank, ThreadTeam};
+use device::{Communicator, HostWork};
 use serde::Serialize;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -80,7 +80,7 @@ fn place() -> Place {
 
 /// The only rank.
 fn open(plan: Plan, on_cuda: bool, place: &Place) -> Result<Device, Error> {
-    let (world, plan) = (World::new(1, 1, PATIENCE), Arc::new(plan));
+    let (world, plan) = (Communicator::new(1, 1, PATIENCE), Arc::new(plan));
     let rank = Rank { tp: 0, tp_size: 1, dp: 0, dp_size: 1 };
     if on_cuda {
         let collectives = Collectives::Auto;
@@ -104,11 +104,12 @@ fn open(plan: Plan, on_cuda: bool, place: &Place) -> Result<Device, Error> {
 /// A virtual GPU whose kernels `crew` computes; its host memory on a node by its cores, where they are given.
 fn on_host(
     plan: Plan,
-    crew: Option<Arc<Crew>>,
+    crew: Option<Arc<ThreadTeam>>,
     small_pages: bool,
     node: &[(u32, Vec<u32>)],
 ) -> Result<Device, Error> {
-    let (world, rank) = (World::new(1, 1, PATIENCE), Rank { tp: 0, tp_size: 1, dp: 0, dp_size: 1 });
+    let (world, rank) =
+        (Communicator::new(1, 1, PATIENCE), Rank { tp: 0, tp_size: 1, dp: 0, dp_size: 1 });
     let nodes = node.iter().map(|(id, _)| *id).collect();
     let host = device::HostPlace {
         nodes,
@@ -121,7 +122,7 @@ fn on_host(
         memory_limit: u64::MAX,
         host,
         scratch: cpu::ScratchFloats::default(),
-        work: HostWork { crew, ..HostWork::default() },
+        work: HostWork { team: crew, ..HostWork::default() },
     };
     cpu::open(rank, &Arc::new(plan), &world, &options)
 }

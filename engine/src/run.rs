@@ -40,7 +40,7 @@ use crate::train::detours::Detours;
 pub use crate::train::init::Weights;
 use crate::train::trainer::trainer;
 use crossbeam_channel::RecvTimeoutError;
-use device::World;
+use device::Communicator;
 use device::cuda::Peers;
 use device::{Arena, Device, Error, Rank};
 pub use offload::SpeculationOutcome;
@@ -73,7 +73,7 @@ pub(crate) struct Ranks<'a> {
     pub(crate) built: &'a Built,
     pub(crate) data: &'a Arc<Dataset>,
     pub(crate) options: &'a RunOptions,
-    pub(crate) world: Arc<World>,
+    pub(crate) world: Arc<Communicator>,
     /// Of ranks on real GPUs.
     pub(crate) peers: Arc<Peers>,
     pub(crate) places: Places,
@@ -116,8 +116,8 @@ pub fn train(
         data,
         options,
         world: match options.processes.as_ref().filter(|processes| processes.count() > 1) {
-            Some(processes) => World::across(processes, (tp, dp), options.timeout),
-            None => World::new(tp, dp, options.timeout),
+            Some(processes) => Communicator::across(processes, (tp, dp), options.timeout),
+            None => Communicator::new(tp, dp, options.timeout),
         },
         peers: Arc::new(Peers::new(tp * dp)),
         stop: Stop::new(Arc::clone(&options.stop)),

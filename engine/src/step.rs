@@ -12,7 +12,7 @@ use crate::train::build::Built;
 use device::{
     Device, Event, Group,
     Lane::{Compute, D2h, H2d, Host},
-    Op, Reduce, Tensor, random,
+    Op, Reduction, Tensor, random,
 };
 use offload::{Bucket, Optimizer};
 use std::ops::Range;
@@ -414,7 +414,7 @@ impl Trainer {
         dev.submit(D2h, Op::Copy { src, dst });
         dev.follow(Host, D2h);
         if dev.rank().dp_size > 1 {
-            dev.submit(Host, Op::AllReduce { x: dst, group: Group::Dp, reduce: Reduce::Sum });
+            dev.submit(Host, Op::AllReduce { x: dst, group: Group::Dp, reduce: Reduction::Sum });
         }
         self.losses_on_host = dev.record(Host);
     }

@@ -7,7 +7,7 @@ use crate::update::{
 };
 use device::cuda::Program;
 use device::{
-    DeviceTask, Dtype, HostContext, HostTask, KernelArg, KernelCall, Mode, Pieces, Tensor,
+    DeviceTask, Divisible, Dtype, HostContext, HostTask, KernelArg, KernelCall, Mode, Tensor,
 };
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -192,13 +192,13 @@ impl AdamTile {
 }
 
 /// Gives the rank's kernel threads pieces of an update.
-pub(crate) fn parallel_for<T: Pieces>(
+pub(crate) fn parallel_for<T: Divisible>(
     host: &HostContext<'_>,
     whole: T,
     work: impl Fn(T) -> Result<(), String> + Sync,
 ) -> Result<(), String> {
     let outcome = Mutex::new(Ok(()));
-    host.share(whole, &|piece| {
+    host.parallel_for(whole, &|piece| {
         if let Err(problem) = work(piece) {
             // Of several, any: what is wrong is the tile's types, so it is the same.
             *outcome.lock().unwrap_or_else(PoisonError::into_inner) = Err(problem);
@@ -213,7 +213,7 @@ const STREAMED: usize = 1 << 18;
 type UpdateFn = fn(Update<'_>) -> Result<(), String>;
 
 /// Elementwise, so the cut changes no bit.
-impl Pieces for Update<'_> {
+impl Divisible for Update<'_> {
     fn units(&self) -> usize {
         self.grad.len().div_ceil(UNIT)
     }
@@ -223,7 +223,7 @@ impl Pieces for Update<'_> {
 }
 
 /// Elementwise, too.
-impl Pieces for OutOfPlaceUpdate<'_> {
+impl Divisible for OutOfPlaceUpdate<'_> {
     fn units(&self) -> usize {
         self.update.units()
     }
@@ -236,7 +236,10 @@ impl Pieces for OutOfPlaceUpdate<'_> {
 mod tests {
     use super::*;
     use device::cpu::{self, CpuOptions, Lanes, ScratchFloats};
-    use device::{Arena, Crew, Device, DeviceOp, HostPlace, HostWork, Lane, Op, Plan, Rank, World};
+    use device::{
+        Arena, Communicator, Device, DeviceOp, HostPlace, HostWork, Lane, Op, Plan, Rank,
+        ThreadTeam,
+    };
     use device::{View, ViewMut, random};
     use half::bf16;
     use std::time::Duration;
@@ -273,16 +276,17 @@ mod tests {
             decayed: 50_000,
             noise: ([].into(), 0),
         };
-        let crew = (threads > 1).then(|| Arc::new(Crew::new(threads, || ()).expect("threads")));
+        let crew =
+            (threads > 1).then(|| Arc::new(ThreadTeam::new(threads, || ()).expect("threads")));
         let options = CpuOptions {
             lanes: Lanes::Inline,
             memory_limit: u64::MAX,
             host: HostPlace::default(),
             scratch: ScratchFloats::default(),
-            work: HostWork { crew, ..HostWork::default() },
+            work: HostWork { team: crew, ..HostWork::default() },
         };
         let rank = Rank::all(1, 1).next().expect("one rank");
-        let world = World::new(1, 1, Duration::from_secs(10));
+        let world = Communicator::new(1, 1, Duration::from_secs(10));
         (cpu::open(rank, &Arc::new(plan), &world, &options).expect("a virtual GPU"), tile)
     }
 

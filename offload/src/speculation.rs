@@ -300,14 +300,14 @@ mod tests {
     use crate::schedule::StepSchedule;
     use crate::update::Rule;
     use device::cpu::{self, CpuOptions, Lanes, ScratchFloats};
-    use device::{Arena, Dtype, HostOp, HostPlace, HostWork, Plan, Rank, World};
+    use device::{Arena, Communicator, Dtype, HostOp, HostPlace, HostWork, Plan, Rank};
     use std::sync::Arc;
     use std::time::Duration;
 
     #[derive(Debug)]
-    struct Twice;
+    struct DoubleWeight;
 
-    impl StepSchedule for Twice {
+    impl StepSchedule for DoubleWeight {
         fn learning_rate(&self, _: u64) -> f64 {
             0.5
         }
@@ -330,14 +330,14 @@ mod tests {
             work: HostWork::default(),
         };
         let rank = Rank::all(1, 1).next().expect("one rank");
-        let world = World::new(1, 1, Duration::from_secs(10));
+        let world = Communicator::new(1, 1, Duration::from_secs(10));
         let dev = cpu::open(rank, &Arc::new(plan), &world, &options).expect("a virtual GPU");
         let mut before = [0.0; control::WORDS];
         (before[control::LOSS_SCALE], before[CLIP_RATE]) = (4.0, clipped);
         dev.write(control, &|i| before[i]).expect("written");
         dev.write(partials, &|i| sums[i]).expect("written");
         let rule = Rule::Sgd { weight_decay: 0.0 };
-        let rates = Rates { rule, summands: 1.0, given: Arc::new(Twice) };
+        let rates = Rates { rule, summands: 1.0, given: Arc::new(DoubleWeight) };
         let mut tasks = vec![HostOp::new(PredictDecision { control, predicted: presumed, rates })];
         for at in 0..sums.len() {
             let partials = partials.slice(at..at + 1);

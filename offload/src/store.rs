@@ -1,7 +1,7 @@
 //! A rank's arrays for the elements that are updated at one place: states, and gradients and parameters on their ways.
 
 use crate::buckets::SharedSum;
-use crate::spec::{GradAccumulation, Spec};
+use crate::spec::{GradAccumulation, OptimizerSpec};
 use crate::speculation::SpeculationBuffers;
 use crate::state::{State, Storage};
 use device::{Arena, Cargo, Dtype, Plan, Pool, Tensor};
@@ -110,7 +110,7 @@ pub(crate) struct BlockingBuffers {
 /// The arrays of a store, while they are planned.
 pub(crate) struct StorePlanner<'a> {
     pub(crate) plan: &'a mut Plan,
-    pub(crate) spec: &'a Spec,
+    pub(crate) spec: &'a OptimizerSpec,
     /// Name of the store's elements.
     pub(crate) name: String,
     /// Number of elements that this rank owns.

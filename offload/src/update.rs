@@ -22,7 +22,7 @@ pub(crate) use traffic::traffic;
 
 use crate::control;
 use device::numerics::SimdPath;
-use device::numerics::lanes::{self, Available, Kernel, Lanes, WIDEST};
+use device::numerics::lanes::{self, Kernel, Lanes, SupportedPath, WIDEST};
 use device::{View, ViewMut};
 use elements::{
     F16, F16Mut, Halves, Source, Target, WordState, Words, WordsMut, aligned, wide, wide_mut,
@@ -193,7 +193,7 @@ impl<'a> Update<'a> {
 
 impl Kernel for Update<'_> {
     #[inline(always)]
-    fn run<L: Lanes>(&mut self, lanes: L, path: Available) {
+    fn run<L: Lanes>(&mut self, lanes: L, path: SupportedPath) {
         let scalars = Scalars::new(self.control);
         let step = self.control[control::STEP] as u64;
         let (mut padded, aligned, rule) = (None, self.is_aligned(), self.rule);
@@ -230,7 +230,7 @@ impl Kernel for Update<'_> {
 #[derive(Clone, Copy)]
 struct Step<L> {
     lanes: L,
-    path: Available,
+    path: SupportedPath,
     scalars: Scalars,
     rule: Rule,
     decays: bool,

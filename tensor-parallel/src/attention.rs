@@ -7,7 +7,7 @@ use crate::params::{FlatBuffer, Init, ParamDeclarations, Split};
 use crate::region::{Region, sum_over_ranks};
 use crate::shape::DecoderShape;
 use device::{Arena, Device, Dropout, Dtype, Epilogue, HeadNorm, HeadNormGrads, Heads};
-use device::{Event, Group, Lane::Compute, Lane::TpComm, Op, Plan, Reduce, Tensor};
+use device::{Event, Group, Lane::Compute, Lane::TpComm, Op, Plan, Reduction, Tensor};
 use std::ops::Range;
 
 /// Activations of the forward pass, for the backward pass.
@@ -161,7 +161,7 @@ impl Attention {
             dev.submit(Compute, Op::Copy { src, dst });
         }
         dev.follow(TpComm, Compute);
-        dev.submit(TpComm, Op::AllReduce { x: all, group: Group::Tp, reduce: Reduce::Sum });
+        dev.submit(TpComm, Op::AllReduce { x: all, group: Group::Tp, reduce: Reduction::Sum });
         for (dst, src) in parts() {
             dev.submit(TpComm, Op::Copy { src, dst });
         }
@@ -172,7 +172,7 @@ impl Attention {
     /// replicated gradients follows anyway, it does that.
     pub(crate) fn sum_gains(flat: FlatBuffer<'_>, dev: &Device, shape: &DecoderShape) {
         if shape.architecture.qk_norm && !shape.sequence {
-            sum_over_ranks(dev, flat.joined(&GAINS, "weight"), Reduce::Sum);
+            sum_over_ranks(dev, flat.joined(&GAINS, "weight"), Reduction::Sum);
         }
     }
 

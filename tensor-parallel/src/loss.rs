@@ -4,7 +4,7 @@
 
 use crate::region::sum_over_ranks;
 use crate::shape::{BatchTensors, DecoderShape};
-use device::{Arena, Device, Dtype, Epilogue, Lane::Compute, Op, Plan, Reduce, Tensor};
+use device::{Arena, Device, Dtype, Epilogue, Lane::Compute, Op, Plan, Reduction, Tensor};
 use std::ops::Range;
 
 /// Activations of the output layer, of one run of tokens.
@@ -107,9 +107,9 @@ impl Head {
         let Self { logits, max, sums, .. } = *self;
         let shard = shape.vocab_shard(dev);
         dev.submit(Compute, Op::RowMax { x: logits, y: max, shard });
-        sum_over_ranks(dev, max, Reduce::Max);
+        sum_over_ranks(dev, max, Reduction::Max);
         dev.submit(Compute, Op::CrossEntropyStats { logits, max, targets, shard, sums });
-        sum_over_ranks(dev, sums.reshape(1, sums.len()), Reduce::Sum);
+        sum_over_ranks(dev, sums.reshape(1, sums.len()), Reduction::Sum);
         if start == 0 {
             return dev.submit(Compute, Op::CrossEntropyLoss { sums, targets, loss });
         }

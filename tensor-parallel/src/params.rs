@@ -5,7 +5,7 @@
 //! so "decayed" and "counted once" are prefixes.
 
 use device::Tensor;
-use device::numerics::Counted;
+use device::numerics::CountedRange;
 use std::ops::Range;
 
 /// The cut of a global (rows, columns) tensor over t ranks.
@@ -218,8 +218,8 @@ impl SegmentLayout {
     }
 
     /// The elements of the flat buffer that count on rank `tp`: of those that several ranks hold, the first one's.
-    pub fn counted(&self, tp: usize) -> Counted {
-        let mut counted = Counted::first(self.len);
+    pub fn counted(&self, tp: usize) -> CountedRange {
+        let mut counted = CountedRange::first(self.len);
         let others: Vec<&Range<usize>> =
             self.params.iter().filter(|p| !p.is_owner(tp)).map(|p| &p.range).collect();
         for run in others.chunk_by(|a, b| a.end == b.start) {

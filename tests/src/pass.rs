@@ -1,7 +1,9 @@
 //! One pass of a model, forward and backward, put together from the ranks of a grid; and fixtures to compare it with.
 
 use device::cpu::{self, CpuOptions, Lanes, ScratchFloats};
-use device::{Arena, Device, Dtype, Event, HostPlace, HostWork, Lane, Plan, Rank, Tensor, World};
+use device::{
+    Arena, Communicator, Device, Dtype, Event, HostPlace, HostWork, Lane, Plan, Rank, Tensor,
+};
 use safetensors::SafeTensors;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -117,7 +119,7 @@ struct OfRank {
 /// When a rank fails.
 pub fn pass(shape: &DecoderShape, dp: usize, given: &Given<'_>) -> Passed {
     let handles = Handles::plan(shape);
-    let world = World::new(shape.tp_size, dp, Duration::from_secs(60));
+    let world = Communicator::new(shape.tp_size, dp, Duration::from_secs(60));
     let parts: Vec<OfRank> = std::thread::scope(|scope| {
         let run = |rank| {
             let (handles, world) = (&handles, &world);
@@ -145,7 +147,7 @@ impl Handles {
         Self { plan: Arc::new(plan), gpt, batch, starts, buckets, loss, scale }
     }
 
-    fn rank(&self, given: &Given<'_>, world: &Arc<World>, rank: Rank) -> OfRank {
+    fn rank(&self, given: &Given<'_>, world: &Arc<Communicator>, rank: Rank) -> OfRank {
         let (gpt, batch, shape) = (&self.gpt, &self.batch, self.gpt.shape());
         let widest = shape.widest_sum();
         let options = CpuOptions {

@@ -6,7 +6,7 @@ use crate::config::TILE_ELEMENTS as TILE;
 use crate::report::metrics;
 use crate::run::open::kernel_crew;
 use device::numerics::SimdPath;
-use device::{Arena, Crew, Device, Dtype, Error, HostOp, Lane, Plan, Tensor};
+use device::{Arena, Device, Dtype, Error, HostOp, Lane, Plan, Tensor, ThreadTeam};
 use offload::{
     AdamTile, NoiseRun, Phase, Rule, SpeculationBuffers, SpeculativeTile, SpeculativeTraffic,
     Storage, TrafficTile, control,
@@ -147,7 +147,7 @@ pub fn adam(cases: &[Case], params: usize, most: usize) -> Result<Vec<Row>, Erro
 /// # Errors
 /// As there.
 pub(super) fn adam_on(
-    (crew, node): (Option<Arc<Crew>>, Place<'_>),
+    (crew, node): (Option<Arc<ThreadTeam>>, Place<'_>),
     cases: &[Case],
     (params, most): (usize, usize),
 ) -> Result<Vec<Row>, Error> {

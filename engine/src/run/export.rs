@@ -7,7 +7,7 @@ use crate::run::meet::meet;
 use crate::run::options::RunOptions;
 use crate::run::runs::Runs;
 use crate::run_dir::{Held, UNFINISHED, WEIGHTS};
-use device::World;
+use device::Communicator;
 use device::{Device, Error, Rank, Tensor};
 use offload::Optimizer;
 use std::fs::File;
@@ -96,7 +96,7 @@ impl Gathering {
     /// of `world` wait.
     pub(crate) fn run(
         &self,
-        (dev, world): (&Device, &World),
+        (dev, world): (&Device, &Communicator),
         optimizer: &Optimizer,
         meeting: Tensor,
         weights: bool,
@@ -126,7 +126,7 @@ impl Gathering {
     /// All windows of all states of all tensors, in order.
     fn walk(
         &self,
-        (dev, world): (&Device, &World),
+        (dev, world): (&Device, &Communicator),
         optimizer: &Optimizer,
         meeting: Tensor,
         hashing: Option<&Hashing>,
@@ -181,7 +181,7 @@ impl Gathering {
     /// every tensor-parallel rank holds must be the same on all. The window is in rank 0's process.
     fn contribute(
         &self,
-        (dev, world): (&Device, &World),
+        (dev, world): (&Device, &Communicator),
         optimizer: &Optimizer,
         (number, part): (usize, &Part<'_>),
         (work, has): (Work, bool),
@@ -200,8 +200,8 @@ impl Gathering {
         if has && !self.give(dev, optimizer, part, &take)? {
             return Err(differs(rank.index()));
         }
-        if world.is_spread() {
-            for (from, runs) in world.bring(rank, "window", &runs.into_bytes())? {
+        if world.has_remote_ranks() {
+            for (from, runs) in world.gather_remote(rank, "window", &runs.into_bytes())? {
                 if !Runs::each(&runs, |at, values| window().work(work, at, values)) {
                     return Err(differs(from));
                 }

@@ -38,7 +38,7 @@ impl Ranks<'_> {
         what: &'static str,
         here: bool,
     ) -> Result<bool, Error> {
-        if !self.world.is_spread() {
+        if !self.world.has_remote_ranks() {
             return Ok(false);
         }
         let told = self.world.agree(dev.rank(), what, u64::from(here))?;

@@ -28,11 +28,11 @@ impl Ranks<'_> {
         if let Some(found) = found {
             self.note_not_finite(step, found);
         }
-        if self.world.is_spread() {
+        if self.world.has_remote_ranks() {
             let found = found.map_or_else(Vec::new, |(segment, at)| {
                 [segment.to_le_bytes(), at.to_le_bytes()].concat()
             });
-            for (_, found) in self.world.bring(dev.rank(), "not finite", &found)? {
+            for (_, found) in self.world.gather_remote(dev.rank(), "not finite", &found)? {
                 if let ([segment, at], []) = found.as_chunks() {
                     let found = (u64::from_le_bytes(*segment), u64::from_le_bytes(*at));
                     self.note_not_finite(step, found);

@@ -5,7 +5,7 @@
 //! with the next step before all have asked about this one: each step and each batch ends in a sum over ranks. Ranks in
 //! several processes tell each other.
 
-use device::{Error, Rank, World};
+use device::{Communicator, Error, Rank};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -23,7 +23,7 @@ pub(crate) struct Stop {
 pub(crate) struct Turns<'a> {
     stop: &'a Stop,
     /// Of a rank that others in other processes ask with.
-    spread: Option<(&'a World, Rank)>,
+    spread: Option<(&'a Communicator, Rank)>,
     turn: u64,
 }
 
@@ -36,8 +36,8 @@ impl Stop {
         Self { told, verdict: Mutex::new((0, false)), abandoned: AtomicBool::new(false) }
     }
 
-    pub(crate) fn turns<'a>(&'a self, world: &'a World, rank: Rank) -> Turns<'a> {
-        let spread = world.is_spread().then_some((world, rank));
+    pub(crate) fn turns<'a>(&'a self, world: &'a Communicator, rank: Rank) -> Turns<'a> {
+        let spread = world.has_remote_ranks().then_some((world, rank));
         Turns { stop: self, spread, turn: 0 }
     }
 
@@ -93,7 +93,7 @@ mod tests {
     fn ranks_agree_whenever_the_run_is_told_to_stop() {
         let told = Arc::new(AtomicBool::new(false));
         let stop = Stop::new(Arc::clone(&told));
-        let world = World::new(2, 1, std::time::Duration::from_secs(1));
+        let world = Communicator::new(2, 1, std::time::Duration::from_secs(1));
         let turns = |rank| stop.turns(&world, rank);
         let [mut first, mut second] =
             Rank::all(2, 1).map(turns).collect::<Vec<_>>().try_into().ok().unwrap();

@@ -61,7 +61,7 @@ impl Ranks<'_> {
         let bytes = place.as_deref().map_or(&[][..], str::as_bytes);
         let differing = || self.differing.lock().unwrap_or_else(|e| e.into_inner());
         differing().extend(place.clone().map(|place| Differing { rank: rank.index(), place }));
-        let far = self.world.bring(rank, "verified", bytes)?;
+        let far = self.world.gather_remote(rank, "verified", bytes)?;
         if rank.index() != 0 {
             return Ok(place.is_none());
         }

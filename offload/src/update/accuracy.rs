@@ -12,13 +12,13 @@ const DECAY: f64 = 0.01f32 as f64;
 const LR: f64 = 1e-3;
 
 /// Everything in fp64, from the same gradients.
-struct Exact {
+struct ExactAdam {
     p: Vec<f64>,
     m: Vec<f64>,
     v: Vec<f64>,
 }
 
-impl Exact {
+impl ExactAdam {
     fn step(&mut self, t: i32, grad: &[f64]) {
         for (i, g) in grad.iter().enumerate() {
             self.m[i] = BETAS.0 * self.m[i] + (1.0 - BETAS.0) * g;
@@ -56,7 +56,7 @@ impl Reference {
     fn new(half: bool) -> Self {
         let start: Vec<f32> = (0..N).map(|i| random::normal(10, i as u64) as f32 * 0.02).collect();
         let p = start.iter().map(|x| f64::from(*x)).collect();
-        let mut exact = Exact { p, m: vec![0.0; N], v: vec![0.0; N] };
+        let mut exact = ExactAdam { p, m: vec![0.0; N], v: vec![0.0; N] };
         let (mut grads, mut found) = (Vec::new(), Vec::new());
         for t in 1..=AT[1] {
             let scaled = (0..N).map(|i| SCALE * gradient(t, i));
