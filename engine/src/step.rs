@@ -17,7 +17,7 @@ use device::{
 use offload::{Bucket, Optimizer};
 use std::ops::Range;
 use tensor_parallel::SegmentRole::{Block, Embedding, FinalNorm, Head};
-use tensor_parallel::{Decoder, HeadBuckets, MicrobatchContext};
+use tensor_parallel::{Decoder, HeadBuckets, LossTensors, MicrobatchContext};
 
 /// Word that keys dropout under the seed of a run.
 const DROPOUT_STREAM: u64 = 0x6472_6f70;
@@ -169,8 +169,8 @@ impl Trainer {
             self.await_again(dev, layer);
             for (micro, set) in micros.clone().zip(sets.clone()) {
                 let bucket = self.optimizer.bucket(dev, segment, set);
-                let to = (bucket.tensor, &mut self.inputs[set]);
-                self.gpt.block_backward(dev, &self.together[set].0, layer, to);
+                let input = &mut self.inputs[set];
+                self.gpt.block_backward(dev, &self.together[set].0, layer, bucket.tensor, input);
                 self.optimizer.reduce(dev, segment, bucket, micro);
                 self.catch_up(dev, late);
             }
@@ -192,10 +192,11 @@ impl Trainer {
         let (norm, table) = (self.gpt.segment(FinalNorm), self.gpt.segment(self.gpt.head()));
         let head = self.optimizer.bucket(dev, table, set);
         let final_norm = self.optimizer.bucket(dev, norm, set);
-        let loss = (self.losses.slice(micro..micro + 1), self.optimizer.loss_scale());
+        let (loss, scale) = (self.losses.slice(micro..micro + 1), self.optimizer.loss_scale());
+        let loss = LossTensors { loss, scale };
         dev.wait(Compute, self.optimizer.loss_scale_ready());
         let buckets = HeadBuckets { final_norm: final_norm.tensor, head: head.tensor };
-        self.gpt.loss_backward(dev, (&pass, &batch.tensors), loss, buckets);
+        self.gpt.loss_backward(dev, &pass, &batch.tensors, loss, buckets);
         self.optimizer.reduce(dev, norm, final_norm, micro);
         if self.gpt.head() == Head {
             self.optimizer.reduce(dev, table, head, micro);

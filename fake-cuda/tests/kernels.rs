@@ -13,7 +13,7 @@ mod rig;
 use device::cuda::testing;
 use device::numerics::CountedRange;
 use device::{DeviceOp, Dropout, Dtype, HeadNorm, HeadNormGrads, Heads, Op, Reduction, VocabShard};
-use offload::{AdamTile, DeviceUpdate, Rule, control};
+use offload::{AdamTile, DeviceUpdate, Rule, TileNoise, control};
 use rig::{Rig, VALUES, noise, normal, ulp};
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -360,7 +360,7 @@ fn an_update_is_the_same_bits() {
             let variance = rig.put(Dtype::F32, (1, n), &variance);
             let param = rig.out(stored, (1, n));
             let control = rig.put(Dtype::F64, (1, words.len()), &words);
-            let (decayed, noise) = (1234, ([].into(), 0));
+            let (decayed, noise) = (1234, TileNoise::none());
             let task = DeviceOp::new(DeviceUpdate(AdamTile {
                 rule,
                 control,

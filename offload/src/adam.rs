@@ -3,13 +3,13 @@
 
 use crate::control;
 use crate::update::{
-    Master, Noise, NoiseRun, OutOfPlaceUpdate, Rule, States, Update, traffic, update,
+    Master, Noise, OutOfPlaceUpdate, Rule, States, TileNoise, Update, traffic, update,
 };
 use device::cuda::Program;
 use device::{
     DeviceTask, Divisible, Dtype, HostContext, HostTask, KernelArg, KernelCall, Mode, Tensor,
 };
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 /// Elements of each part into which a tile is cut for the rank's worker threads.
 const UNIT: usize = 1 << 14;
@@ -33,8 +33,8 @@ pub struct AdamTile {
     pub param: Tensor,
     /// Number of leading elements that take weight decay.
     pub decayed: usize,
-    /// The segment's runs and the tile's first element in it, for moments of bf16.
-    pub noise: (Arc<[NoiseRun]>, usize),
+    /// The random bits by which moments of bf16 are rounded.
+    pub noise: TileNoise,
 }
 
 impl AdamTile {
@@ -185,7 +185,7 @@ impl AdamTile {
             old: None,
             param: host.write(self.param)?,
             decayed: self.decayed,
-            noise: Noise { runs: &self.noise.0, start: self.noise.1 },
+            noise: Noise { runs: &self.noise.runs, start: self.noise.start },
             streams: self.master.len() >= STREAMED,
         })
     }
@@ -242,6 +242,7 @@ mod tests {
     };
     use device::{View, ViewMut, random};
     use half::bf16;
+    use std::sync::Arc;
     use std::time::Duration;
 
     const N: usize = 70_001;
@@ -274,7 +275,7 @@ mod tests {
             variance: tensor("variance", states, N),
             param: tensor("param", Dtype::Bf16, N),
             decayed: 50_000,
-            noise: ([].into(), 0),
+            noise: TileNoise::none(),
         };
         let crew =
             (threads > 1).then(|| Arc::new(ThreadTeam::new(threads, || ()).expect("threads")));

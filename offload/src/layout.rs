@@ -216,7 +216,7 @@ impl OptimizerLayout {
                 let arrays = StorePlanner { plan, spec, name, len, dtype, chunk };
                 stores.push(match on_device {
                     true => arrays.on_device(),
-                    false => arrays.on_host((blocking, sum), presumed),
+                    false => arrays.on_host(blocking, sum, presumed),
                 });
             }
             let chunks = Chunks { own: own_start..own_end, all: all_start..all_end };

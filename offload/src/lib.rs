@@ -54,4 +54,4 @@ pub use speculation::{
 };
 pub use start::{ParameterSource, StatePosition, StateSource, StopCheck};
 pub use state::{State, Storage};
-pub use update::{NoiseRun, Rule};
+pub use update::{NoiseRun, Rule, TileNoise};

@@ -60,7 +60,8 @@ impl Optimizer {
     pub fn new(
         layout: &Arc<OptimizerLayout>,
         rank: Rank,
-        (counted, noise): (&[CountedRange], &[Arc<[NoiseRun]>]),
+        counted: &[CountedRange],
+        noise: &[Arc<[NoiseRun]>],
         given: Arc<dyn StepSchedule>,
     ) -> Self {
         let spec = &layout.spec;

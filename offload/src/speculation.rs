@@ -212,7 +212,7 @@ impl HostTask for SpeculativeTile {
                 )
             }
         };
-        let apart = self.out_of_place((words, presumed[STATE_BUFFER], halves), host)?;
+        let apart = self.out_of_place(words, presumed[STATE_BUFFER], halves, host)?;
         parallel_for(host, apart, update_out_of_place)
     }
 }
@@ -229,15 +229,17 @@ enum UpperHalfAction {
 }
 
 impl SpeculativeTile {
-    /// The update by `words`; `side` is that of the old states.
+    /// The update by `words`; `old` is the number of the arrays with the old states.
     fn out_of_place<'a, 'host: 'a>(
         &'a self,
-        (words, side, halves): (&'a [f64], f64, UpperHalfAction),
+        words: &'a [f64],
+        old: f64,
+        halves: UpperHalfAction,
         host: &mut HostContext<'host>,
     ) -> Result<OutOfPlaceUpdate<'a>, String> {
         let Self { tile, buffers: second, .. } = self;
         let first = [tile.master, tile.momentum, tile.variance];
-        let [old, new] = if side == 0.0 { [first, second.states] } else { [second.states, first] };
+        let [old, new] = if old == 0.0 { [first, second.states] } else { [second.states, first] };
         let upper = match (second.upper, halves) {
             (None, _) | (_, UpperHalfAction::Leave) => UpperHalves::Stay,
             (Some(kept), UpperHalfAction::Keep) => UpperHalves::Keep(host.write_as(kept)?),
@@ -267,8 +269,7 @@ impl HostTask for SpeculativeTraffic {
     fn run(&self, _: u64, host: &mut HostContext<'_>) -> Result<(), String> {
         let words = host.read_as::<f64>(self.0.buffers.predicted)?;
         host.write_as::<f64>(self.0.buffers.factor)?[0] = words[FACTOR];
-        let apart =
-            self.0.out_of_place((words, words[STATE_BUFFER], UpperHalfAction::Keep), host)?;
+        let apart = self.0.out_of_place(words, words[STATE_BUFFER], UpperHalfAction::Keep, host)?;
         parallel_for(host, apart, |piece| {
             traffic_out_of_place(piece);
             Ok(())

@@ -5,7 +5,7 @@ use crate::layout::{OptimizerLayout, Segment};
 use crate::norm::{AccumulateTask, MicrobatchPosition, PartialsRun};
 use crate::speculation::{NormGuard, Phase, SpeculativeTile};
 use crate::store::{DoubleBuffer, GradientRoute, Store, UpdateSite};
-use crate::update::NoiseRun;
+use crate::update::{NoiseRun, TileNoise};
 use device::numerics::CountedRange;
 use device::{DeviceOp, Event, HostOp, Rank, Tensor};
 use std::ops::Range;
@@ -210,7 +210,7 @@ impl OwnedSlice<'_> {
             | GradientRoute::SumOnDevice { .. }
             | GradientRoute::Blocking { .. } => None,
         };
-        let noise = (Arc::clone(self.share.noise), self.start);
+        let noise = TileNoise { runs: Arc::clone(self.share.noise), start: self.start };
         let adam = self.update(self.layout.control, self.of(up), &noise);
         let second = self.store.speculation.as_ref();
         let second =
@@ -246,17 +246,12 @@ impl OwnedSlice<'_> {
     /// Makes the device's update for each side of the gradients.
     fn update_on_device(&self) -> [Arc<DeviceOp>; 2] {
         let param = self.s.spec.params.slice(self.start..self.start + self.owned.len());
-        let update = self.update(self.layout.device_control, param, &([].into(), 0));
+        let update = self.update(self.layout.device_control, param, &TileNoise::none());
         update.map(|tile| DeviceOp::new(DeviceUpdate(tile)))
     }
 
     /// Says what is updated, for each side of the gradients.
-    fn update(
-        &self,
-        control: Tensor,
-        param: Tensor,
-        noise: &(Arc<[NoiseRun]>, usize),
-    ) -> [AdamTile; 2] {
+    fn update(&self, control: Tensor, param: Tensor, noise: &TileNoise) -> [AdamTile; 2] {
         [0, 1].map(|side| AdamTile {
             rule: self.layout.spec.rule,
             control,

@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tensor_parallel::{
-    BatchTensors, Decoder, DecoderShape, HeadBuckets, MicrobatchContext, SegmentLayout,
-    SegmentRole, Split,
+    BatchTensors, Decoder, DecoderShape, HeadBuckets, LossTensors, MicrobatchContext,
+    SegmentLayout, SegmentRole, Split,
 };
 
 /// Tensors by name, widened.
@@ -174,11 +174,12 @@ impl Handles {
         }
         let buckets =
             HeadBuckets { final_norm: bucket(SegmentRole::FinalNorm), head: bucket(gpt.head()) };
-        gpt.loss_backward(&dev, (&pass, batch), (self.loss, self.scale), buckets);
+        let loss = LossTensors { loss: self.loss, scale: self.scale };
+        gpt.loss_backward(&dev, &pass, batch, loss, buckets);
         let mut input = Event::default();
         for layer in (0..shape.layers).rev() {
-            let to = (bucket(SegmentRole::Block(layer)), &mut input);
-            gpt.block_backward(&dev, &pass, layer, to);
+            let bucket = bucket(SegmentRole::Block(layer));
+            gpt.block_backward(&dev, &pass, layer, bucket, &mut input);
         }
         gpt.embed_backward(&dev, &pass, batch, bucket(SegmentRole::Embedding));
         let used = |(bucket, s): (&Tensor, &SegmentLayout)| read(&dev, bucket.slice(0..s.len));

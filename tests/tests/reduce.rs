@@ -80,7 +80,7 @@ fn reduced(spec: &OptimizerSpec) -> Vec<f64> {
         let dev = cpu::open(rank, &plan, &world, &options).unwrap();
         let noise = [Arc::from([])];
         let mut optimizer =
-            Optimizer::new(&layout, rank, (&[CountedRange::first(N)], &noise), Arc::new(Constant));
+            Optimizer::new(&layout, rank, &[CountedRange::first(N)], &noise, Arc::new(Constant));
         let bucket = optimizer.bucket(&dev, 0, 0);
         dev.write(bucket.tensor, &|i| gradient(rank.dp, i).to_f64()).unwrap();
         optimizer.reduce(&dev, 0, bucket, 0);

@@ -9,7 +9,7 @@ use device::numerics::SimdPath;
 use device::{Arena, Device, Dtype, Error, HostOp, Lane, Plan, Tensor, ThreadTeam};
 use offload::{
     AdamTile, NoiseRun, Phase, Rule, SpeculationBuffers, SpeculativeTile, SpeculativeTraffic,
-    Storage, TrafficTile, control,
+    Storage, TileNoise, TrafficTile, control,
 };
 use serde::Serialize;
 use std::sync::Arc;
@@ -285,7 +285,7 @@ fn tiles(
             variance: part(variance),
             param: part(param),
             decayed: TILE.min(params - at),
-            noise: (Arc::clone(&noise), at),
+            noise: TileNoise { runs: Arc::clone(&noise), start: at },
         };
         let Some(second) = &second else {
             return [HostOp::new(tile()), HostOp::new(TrafficTile(tile()))];

@@ -80,7 +80,7 @@ impl Ranks<'_> {
                 }
             })
         };
-        trainer.optimizer.restore(dev, (&words, from.has_late_update()), &fill, &told)
+        trainer.optimizer.restore(dev, &words, from.has_late_update(), &fill, &told)
     }
 
     /// Parameters as a folder of transformers has them, and moments of zero.
@@ -109,6 +109,6 @@ impl Ranks<'_> {
                 }
             }
         };
-        trainer.optimizer.restore(dev, (&words, false), &fill, told)
+        trainer.optimizer.restore(dev, &words, false, &fill, told)
     }
 }

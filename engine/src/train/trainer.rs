@@ -49,7 +49,7 @@ pub(crate) fn trainer(
     let schedule = Schedule::new(&config.schedule, config.optimizer.lr);
     let given = Arc::new(Given { schedule, samples: samples.clone() });
     let noise = crate::train::init::noise(config, &built.gpt, rank);
-    let optimizer = Optimizer::new(&built.layout, rank, (&counted, &noise), given);
+    let optimizer = Optimizer::new(&built.layout, rank, &counted, &noise, given);
     let together_back = config.offload.parameters == ParameterPlace::Host;
     let loader = Loader::new(&built.batches, &samples, (config.train.steps, together_back));
     let schedule = crate::step::Schedule {

@@ -10,7 +10,7 @@ use super::DROPOUT;
 use super::rig::{Rig, VALUES, normal, nvrtc_or_skip, take_ran};
 use device::numerics::CountedRange;
 use device::{DeviceOp, Dtype, HeadNorm, HeadNormGrads, Heads, Op, Reduction, Tensor, VocabShard};
-use offload::{AdamTile, DeviceUpdate, Rule, control};
+use offload::{AdamTile, DeviceUpdate, Rule, TileNoise, control};
 
 #[path = "ptx/attention.rs"]
 mod attention;
@@ -222,7 +222,7 @@ fn update_kernels() {
             let variance = rig.put(Dtype::F32, (1, n), &variance);
             let param = rig.out(dtype, (1, n));
             let control = rig.put(Dtype::F64, (1, words.len()), &words);
-            let (decayed, noise) = (234, ([].into(), 0));
+            let (decayed, noise) = (234, TileNoise::none());
             let tile =
                 AdamTile { rule, control, grad, master, momentum, variance, param, decayed, noise };
             rig.open().check_exact(&Op::Task { task: DeviceOp::new(DeviceUpdate(tile)) });

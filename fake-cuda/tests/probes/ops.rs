@@ -6,7 +6,7 @@ use device::numerics::CountedRange;
 use device::{
     DeviceOp, Dropout, Dtype, HeadNorm, HeadNormGrads, Heads, MAXIMA, Op, Plan, Tensor, VocabShard,
 };
-use offload::{AdamTile, DeviceUpdate, Rule, control};
+use offload::{AdamTile, DeviceUpdate, Rule, TileNoise, control};
 
 /// An op, and what share of its ceiling is asked of it: `element-wise`, `reduction`, `attention`.
 pub(crate) struct Case {
@@ -311,7 +311,7 @@ fn update(plan: &mut Plan) -> OpSets {
     let [grad, master, momentum, variance] = [(); 4].map(|()| tensor(plan, Dtype::F32, (1, n)));
     let param = tensor(plan, VALUE, (1, n));
     let control = tensor(plan, Dtype::F64, (1, control::WORDS));
-    let (decayed, noise) = (n, ([].into(), 0));
+    let (decayed, noise) = (n, TileNoise::none());
     let tile = AdamTile { rule, control, grad, master, momentum, variance, param, decayed, noise };
     let op = Op::Task { task: DeviceOp::new(DeviceUpdate(tile)) };
     let word = |i| match i {

@@ -87,8 +87,8 @@ impl Reference {
         (squares(weights) / squares(&self.start)).sqrt()
     }
 
-    /// By `path`, with (split masters, bf16 moments): the errors after `AT`.
-    fn errors(&self, path: SimdPath, (split, short): (bool, bool)) -> [f64; 2] {
+    /// By `path`, with `split` masters and `short` moments of bf16: the errors after `AT`.
+    fn errors(&self, path: SimdPath, split: bool, short: bool) -> [f64; 2] {
         let (mut p, mut m, mut v) = (self.start.clone(), vec![0f32; N], vec![0f32; N]);
         let mut low: Vec<u16> = p.iter().map(|x| lower_half(*x)).collect();
         let mut high: Vec<bf16> = p.iter().map(|x| bf16::from_f32(as_bf16_parameter(*x))).collect();
@@ -139,7 +139,7 @@ fn after_100_and_1000_steps_the_weights_are_near_those_of_fp64() {
         let reference = Reference::new(half);
         for path in SimdPath::available() {
             for option in [(false, false), (true, false), (false, true), (true, true)] {
-                let [early, late] = reference.errors(path, option);
+                let [early, late] = reference.errors(path, option.0, option.1);
                 println!("{path} fp16 {half} (split, bf16) {option:?}: {early:.2e} {late:.2e}");
                 let bound = if option.1 { 1.5e-2 } else { 3e-6 };
                 assert!(early < bound && late < bound, "{path} {option:?} {early} {late}");

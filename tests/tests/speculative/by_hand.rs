@@ -310,7 +310,7 @@ fn one_rank(
     };
     let noise: Vec<Arc<[NoiseRun]>> = case.segments.iter().enumerate().map(noise).collect();
     let given: Arc<dyn StepSchedule> = Arc::<Given>::clone(&case.given);
-    let mut optimizer = Optimizer::new(layout, rank, (&counted, &noise), given);
+    let mut optimizer = Optimizer::new(layout, rank, &counted, &noise, given);
     for step in 0..STEPS as usize {
         for micro in 0..spec.micro_batches {
             for s in 0..count {
@@ -354,7 +354,7 @@ fn one_rank(
         words[control::APPLIED] = 1.0;
     }
     let late = case.late.is_some();
-    assert!(optimizer.restore(dev, (&words, late), &fill, &|| false).unwrap());
+    assert!(optimizer.restore(dev, &words, late, &fill, &|| false).unwrap());
     if late {
         (0..count).for_each(|s| optimizer.update(dev, s));
     }
