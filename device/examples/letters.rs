@@ -5,8 +5,10 @@
 #![allow(clippy::allow_attributes, reason = "the line above")]
 
 use device::cpu::{self, CpuOptions, Lanes, ScratchFloats};
-use device::{Arena, Dtype, Group, HostPlace, HostWork, Lane, Op, Plan, Processes, Rank, Reduce};
-use device::{Tensor, World};
+use device::{
+    Arena, Dtype, Group, HostPlace, HostWork, Lane, Op, Plan, Processes, Rank, Reduction,
+};
+use device::{Communicator, Tensor};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -60,7 +62,7 @@ fn collectives(processes: &Arc<Processes>) -> String {
     let large = plan.tensor((Arena::Device, "example"), "large", Dtype::Bf16, (1, ELEMENTS));
     let small = plan.tensor((Arena::Pinned, "example"), "small", Dtype::F64, (1, 1));
     let plan = Arc::new(plan);
-    let world = World::across(processes, (1, RANKS), Duration::from_secs(600));
+    let world = Communicator::across(processes, (1, RANKS), Duration::from_secs(600));
     std::thread::scope(|scope| {
         let (plan, world) = (&plan, &world);
         let run = |rank| scope.spawn(move || of_rank(rank, (plan, world), (large, small)));
@@ -72,7 +74,7 @@ fn collectives(processes: &Arc<Processes>) -> String {
 
 fn of_rank(
     rank: Rank,
-    (plan, world): (&Arc<Plan>, &Arc<World>),
+    (plan, world): (&Arc<Plan>, &Arc<Communicator>),
     (large, small): (Tensor, Tensor),
 ) -> String {
     let options = CpuOptions {
@@ -85,7 +87,7 @@ fn of_rank(
     let dev = cpu::open(rank, plan, world, &options).unwrap();
     dev.write(large, &|_| 0.0).unwrap();
     dev.write(small, &|_| 0.0).unwrap();
-    let (group, reduce) = (Group::Dp, Reduce::Sum);
+    let (group, reduce) = (Group::Dp, Reduction::Sum);
     let ops = [
         ("all_gather of 16 MiB", Op::AllGather { x: large, group }),
         ("reduce_scatter of 16 MiB", Op::ReduceScatter { x: large, group }),

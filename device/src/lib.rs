@@ -31,23 +31,23 @@ mod submit;
 mod tensor;
 mod view;
 
-pub use error::{Elsewhere, Error, Hazard, Kind, OutOfMemory, Site};
+pub use error::{Error, ErrorKind, Hazard, OutOfMemory, RemoteFailure, Site};
 pub use op::{
-    Dropout, Epilogue, FP8_SINCE, Group, HeadNorm, HeadNormGrads, Heads, MAXIMA, Mode, Op, Reduce,
-    VocabShard,
+    Dropout, Epilogue, FP8_SINCE, Group, HeadNorm, HeadNormGrads, Heads, MAXIMA, Mode, Op,
+    Reduction, VocabShard,
 };
-pub use ranks::crew::{Crew, Pieces};
+pub use ranks::communicator::Communicator;
 pub use ranks::memory::HostPlace;
 #[cfg(feature = "mpi")]
 pub use ranks::mpi;
 pub use ranks::panics;
 pub use ranks::processes::{Processes, Wire};
-pub use ranks::shared::HostWork;
-pub use ranks::shared::collectives::far::letter_bytes;
+pub use ranks::rank_state::HostWork;
+pub use ranks::rank_state::collectives::remote::message_bytes;
+pub use ranks::thread_team::{Divisible, ThreadTeam};
 pub use ranks::trace::{Span, Trace};
-pub use ranks::world::World;
 pub use submit::device::{Activity, Device, Rank};
-pub(crate) use submit::device::{Admitted, Executor};
+pub(crate) use submit::device::{AdmittedOp, Executor};
 pub use submit::lane::{Event, LANES, Lane};
 pub use submit::task::{
     DeviceOp, DeviceTask, HostContext, HostOp, HostTask, KernelArg, KernelCall,

@@ -7,11 +7,7 @@
 //! `queue`: jobs of a lane. `trace`: times of ops. `crew`: kernel threads. `look`: how threads wait for each other. `panics`,
 //! `patience`: notes of panics, and times of waiting.
 
-pub(crate) mod crew;
-pub(crate) mod far;
-pub(crate) mod letters;
-pub(crate) mod look;
-pub(crate) mod meeting;
+pub(crate) mod communicator;
 pub(crate) mod memory;
 #[cfg(feature = "mpi")]
 pub mod mpi;
@@ -19,6 +15,10 @@ pub mod panics;
 pub(crate) mod patience;
 pub(crate) mod processes;
 pub(crate) mod queue;
-pub(crate) mod shared;
+pub(crate) mod rank_state;
+pub(crate) mod remote;
+pub(crate) mod rendezvous;
+pub(crate) mod spin_wait;
+pub(crate) mod thread_team;
 pub(crate) mod trace;
-pub(crate) mod world;
+pub(crate) mod wire;

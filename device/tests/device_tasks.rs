@@ -7,18 +7,18 @@
 use device::cpu::{self, CpuOptions, Lanes, ScratchFloats};
 use device::cuda::testing::launches;
 use device::{Arena, Device, DeviceOp, DeviceTask, Dtype, HostContext, HostTask, KernelArg};
-use device::{HostPlace, HostWork, KernelCall, Lane, Mode, Op, Plan, Rank, Tensor, World};
+use device::{Communicator, HostPlace, HostWork, KernelCall, Lane, Mode, Op, Plan, Rank, Tensor};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// y = 2 x
 #[derive(Debug)]
-struct Double {
+struct DoubleTask {
     x: Tensor,
     y: Tensor,
 }
 
-impl HostTask for Double {
+impl HostTask for DoubleTask {
     fn name(&self) -> &'static str {
         "double"
     }
@@ -33,7 +33,7 @@ impl HostTask for Double {
     }
 }
 
-impl DeviceTask for Double {
+impl DeviceTask for DoubleTask {
     fn check(&self) -> Result<(), String> {
         let (x, y) = (self.x.len(), self.y.len());
         if x == y { Ok(()) } else { Err(format!("{x} numbers doubled to {y}")) }
@@ -57,7 +57,7 @@ fn open(n: usize, lanes: Lanes) -> (Device, [Tensor; 3]) {
     let tensors = [("x", n), ("y", n), ("long", n + 1)]
         .map(|(name, n)| plan.tensor(at, name, Dtype::F32, (1, n)));
     let rank = Rank { tp: 0, tp_size: 1, dp: 0, dp_size: 1 };
-    let world = World::new(1, 1, Duration::from_secs(10));
+    let world = Communicator::new(1, 1, Duration::from_secs(10));
     let options = CpuOptions {
         lanes,
         memory_limit: u64::MAX,
@@ -69,7 +69,7 @@ fn open(n: usize, lanes: Lanes) -> (Device, [Tensor; 3]) {
 }
 
 fn double(x: Tensor, y: Tensor) -> Op {
-    Op::Task { task: DeviceOp::new(Double { x, y }) }
+    Op::Task { task: DeviceOp::new(DoubleTask { x, y }) }
 }
 
 #[test]

@@ -22,8 +22,8 @@ use crate::run::{gpu, placement};
 use crate::train::build::RankLayout;
 use device::cpu::{self, CpuOptions, Lanes};
 use device::cuda::{self, Collectives, CudaOptions, Peers};
-use device::{Arena, Crew, Device, Dtype, Error, Lane, Op, Plan, Rank};
-use device::{HostWork, World};
+use device::{Arena, Device, Dtype, Error, Lane, Op, Plan, Rank, ThreadTeam};
+use device::{Communicator, HostWork};
 use serde::Serialize;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -94,7 +94,7 @@ fn place() -> BenchPlace {
 
 /// Opens a device with the only rank.
 fn open(plan: Plan, on_cuda: bool, place: &BenchPlace) -> Result<Device, Error> {
-    let (world, plan) = (World::new(1, 1, PATIENCE), Arc::new(plan));
+    let (world, plan) = (Communicator::new(1, 1, PATIENCE), Arc::new(plan));
     let rank = Rank { tp: 0, tp_size: 1, dp: 0, dp_size: 1 };
     if on_cuda {
         let collectives = Collectives::Auto;
@@ -118,11 +118,12 @@ fn open(plan: Plan, on_cuda: bool, place: &BenchPlace) -> Result<Device, Error> 
 /// Opens a virtual GPU whose kernels run on `crew`, with its host memory on `node`.
 fn open_on_host(
     plan: Plan,
-    crew: Option<Arc<Crew>>,
+    crew: Option<Arc<ThreadTeam>>,
     small_pages: bool,
     node: &Node,
 ) -> Result<Device, Error> {
-    let (world, rank) = (World::new(1, 1, PATIENCE), Rank { tp: 0, tp_size: 1, dp: 0, dp_size: 1 });
+    let (world, rank) =
+        (Communicator::new(1, 1, PATIENCE), Rank { tp: 0, tp_size: 1, dp: 0, dp_size: 1 });
     let nodes = node.id.into_iter().collect();
     let host = device::HostPlace {
         nodes,
@@ -135,7 +136,7 @@ fn open_on_host(
         memory_limit: u64::MAX,
         host,
         scratch: cpu::ScratchFloats::default(),
-        work: HostWork { crew, ..HostWork::default() },
+        work: HostWork { team: crew, ..HostWork::default() },
     };
     cpu::open(rank, &Arc::new(plan), &world, &options)
 }

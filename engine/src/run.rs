@@ -40,7 +40,7 @@ use crate::train::detours::RollbackHistory;
 pub use crate::train::init::Weights;
 use crate::train::trainer::trainer;
 use crossbeam_channel::RecvTimeoutError;
-use device::World;
+use device::Communicator;
 use device::cuda::Peers;
 use device::{Arena, Device, Error, Rank};
 pub use offload::SpeculationOutcome;
@@ -74,7 +74,7 @@ pub(crate) struct Ranks<'a> {
     pub(crate) layout: &'a RankLayout,
     pub(crate) data: &'a Arc<Dataset>,
     pub(crate) options: &'a RunOptions,
-    pub(crate) world: Arc<World>,
+    pub(crate) world: Arc<Communicator>,
     /// The connections between the ranks on real GPUs.
     pub(crate) peers: Arc<Peers>,
     pub(crate) places: Places,
@@ -135,8 +135,8 @@ pub fn train(
         data,
         options,
         world: match options.processes.as_ref().filter(|processes| processes.count() > 1) {
-            Some(processes) => World::across(processes, (tp, dp), options.timeout),
-            None => World::new(tp, dp, options.timeout),
+            Some(processes) => Communicator::across(processes, (tp, dp), options.timeout),
+            None => Communicator::new(tp, dp, options.timeout),
         },
         peers: Arc::new(Peers::new(tp * dp)),
         stop: StopSignal::new(Arc::clone(&options.stop)),

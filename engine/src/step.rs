@@ -17,11 +17,11 @@ use crate::step::group::{ExecutionSchedule, Microbatch};
 use crate::train::batch::{EvalBatch, Loader, Samples};
 use crate::train::build::RankLayout;
 use device::Lane::{Compute, D2h, Host};
-use device::{Device, Event, Group, Op, Reduce, Tensor};
+use device::{Device, Event, Group, Op, Reduction, Tensor};
 use offload::Optimizer;
 use std::ops::Range;
 use tensor_parallel::SegmentRole::{Block, Embedding, FinalNorm, Head};
-use tensor_parallel::{Decoder, HeadBuckets};
+use tensor_parallel::{Decoder, HeadBuckets, LossTensors};
 
 /// Everything that one rank trains with.
 #[derive(Debug)]
@@ -180,8 +180,8 @@ impl Trainer {
             for slot in slots.clone() {
                 let bucket = self.optimizer.bucket(dev, segment, slot);
                 let Microbatch { number, context, checkpoint_ready, .. } = &mut self.group[slot];
-                let to = (bucket.tensor, checkpoint_ready);
-                self.decoder.block_backward(dev, context, layer, to);
+                let (grad, ready) = (bucket.tensor, checkpoint_ready);
+                self.decoder.block_backward(dev, context, layer, grad, ready);
                 self.optimizer.reduce(dev, segment, bucket, *number);
                 self.advance_delayed(dev);
             }
@@ -204,10 +204,11 @@ impl Trainer {
         let [norm, table] = [FinalNorm, self.decoder.head()].map(|role| self.decoder.segment(role));
         let head = self.optimizer.bucket(dev, table, slot);
         let final_norm = self.optimizer.bucket(dev, norm, slot);
-        let loss = (self.losses.slice(number..number + 1), self.optimizer.loss_scale());
+        let (loss, scale) = (self.losses.slice(number..number + 1), self.optimizer.loss_scale());
         dev.wait(Compute, self.optimizer.loss_scale_ready());
         let buckets = HeadBuckets { final_norm: final_norm.tensor, head: head.tensor };
-        self.decoder.loss_backward(dev, (&context, &batch.tensors), loss, buckets);
+        let loss = LossTensors { loss, scale };
+        self.decoder.loss_backward(dev, &context, &batch.tensors, loss, buckets);
         self.optimizer.reduce(dev, norm, final_norm, number);
         if self.decoder.head() == Head {
             self.optimizer.reduce(dev, table, head, number);
@@ -273,7 +274,7 @@ impl Trainer {
         dev.submit(D2h, Op::Copy { src, dst });
         dev.follow(Host, D2h);
         if dev.rank().dp_size > 1 {
-            dev.submit(Host, Op::AllReduce { x: dst, group: Group::Dp, reduce: Reduce::Sum });
+            dev.submit(Host, Op::AllReduce { x: dst, group: Group::Dp, reduce: Reduction::Sum });
         }
         self.losses_on_host = dev.record(Host);
     }

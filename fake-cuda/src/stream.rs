@@ -14,12 +14,12 @@ use crate::{
     config::Config,
     driver::code,
     failure::fails,
-    machine::{Device, Done, machine},
+    machine::{CallResult, Device, machine},
     stats::STATS,
     sync::{Random, complain, lock, wait, wait_briefly},
 };
 
-type Run = Box<dyn FnOnce(&Device) -> Done + Send>;
+type Run = Box<dyn FnOnce(&Device) -> CallResult + Send>;
 
 enum Job {
     /// Skipped once the device is lost; its error loses the device.
@@ -123,7 +123,7 @@ impl Stream {
     }
 
     /// Enqueues work and returns.
-    pub(crate) fn push(&self, run: impl FnOnce(&Device) -> Done + Send + 'static) {
+    pub(crate) fn push(&self, run: impl FnOnce(&Device) -> CallResult + Send + 'static) {
         self.enqueue(Job::Work(Box::new(run)));
     }
 
@@ -153,7 +153,7 @@ impl Stream {
     }
 
     /// Waits for everything submitted so far, or until the device is lost.
-    pub(crate) fn synchronize(&self) -> Done {
+    pub(crate) fn synchronize(&self) -> CallResult {
         STATS.synchronizations.add(1);
         let device = &machine().devices[self.device];
         let mut counts = lock(&self.progress.counts);

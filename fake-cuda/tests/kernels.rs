@@ -11,9 +11,9 @@ mod ptx;
 mod rig;
 
 use device::cuda::testing;
-use device::numerics::Counted;
-use device::{DeviceOp, Dropout, Dtype, HeadNorm, HeadNormGrads, Heads, Op, Reduce, VocabShard};
-use offload::{AdamTile, DeviceUpdate, Rule, control};
+use device::numerics::CountedRange;
+use device::{DeviceOp, Dropout, Dtype, HeadNorm, HeadNormGrads, Heads, Op, Reduction, VocabShard};
+use offload::{AdamTile, DeviceUpdate, Rule, TileNoise, control};
 use rig::{Rig, VALUES, noise, normal, ulp};
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -174,7 +174,7 @@ fn ranks_are_summed_in_order_and_rounded_once() {
             let mut pair = rig.open();
             let all: Vec<Vec<f64>> = parts.iter().map(|t| pair.on_cpu(*t)).collect();
             let sum = |i: usize| all.iter().skip(1).fold(all[0][i] as f32, |s, x| s + x[i] as f32);
-            let got = pair.combine(into, &parts, Reduce::Sum);
+            let got = pair.combine(into, &parts, Reduction::Sum);
             let want = (0..n).map(|i| match dtype {
                 Dtype::F16 => half::f16::from_f32(sum(i)).to_f64(),
                 Dtype::Bf16 => half::bf16::from_f32(sum(i)).to_f64(),
@@ -196,10 +196,10 @@ fn doubles_of_ranks_are_summed_and_the_largest_is_found() {
     let mut pair = rig.open();
     let all = parts.map(|t| pair.on_cpu(t));
     let sums: Vec<f64> = (0..5).map(|i| all[0][i] + all[1][i] + all[2][i]).collect();
-    assert_eq!(pair.combine(parts[1], &parts, Reduce::Sum), sums);
+    assert_eq!(pair.combine(parts[1], &parts, Reduction::Sum), sums);
     let all = maxima.map(|t| pair.on_cpu(t));
     let largest: Vec<f64> = (0..9).map(|i| all[0][i].max(all[1][i])).collect();
-    assert_eq!(pair.combine(maxima[0], &maxima, Reduce::Max), largest);
+    assert_eq!(pair.combine(maxima[0], &maxima, Reduction::Max), largest);
 }
 
 #[test]
@@ -316,10 +316,10 @@ fn a_loss_over_many_rows_agrees() {
 #[test]
 fn sums_of_squares_are_the_same_bits() {
     in_each_type(|dtype, skew| {
-        let first = Counted::first;
+        let first = CountedRange::first;
         for (n, chunk, counted) in [
             (1000, 64, first(777)),
-            (1000, 64, Counted { end: 900, hole: (300, 711) }),
+            (1000, 64, CountedRange { end: 900, hole: (300, 711) }),
             (1000, 1, first(1000)),
             (40, 100, first(40)),
             (5000, 300, first(0)),
@@ -360,7 +360,7 @@ fn an_update_is_the_same_bits() {
             let variance = rig.put(Dtype::F32, (1, n), &variance);
             let param = rig.out(stored, (1, n));
             let control = rig.put(Dtype::F64, (1, words.len()), &words);
-            let (decayed, noise) = (1234, ([].into(), 0));
+            let (decayed, noise) = (1234, TileNoise::none());
             let task = DeviceOp::new(DeviceUpdate(AdamTile {
                 rule,
                 control,

@@ -4,8 +4,8 @@
 
 use device::{Arena, Dtype, Group, Plan};
 use offload::{
-    BucketSharing, GradAccumulation, Layout, Rule, SegmentSpec, Spec, Storage, Transfer,
-    chunk_elements,
+    BucketSharing, GradAccumulation, OptimizerLayout, OptimizerSpec, Rule, SegmentSpec, Storage,
+    Transfer, chunk_elements,
 };
 
 const PARAMETERS: usize = 1 << 20;
@@ -23,7 +23,7 @@ fn main() {
             bucket: BucketSharing::Own,
             param_buffer: None,
         };
-        let spec = Spec {
+        let spec = OptimizerSpec {
             rule: Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 },
             device_fraction,
             delayed: false,
@@ -40,7 +40,7 @@ fn main() {
             bucket_elements: 1 << 18,
             tile_elements: 1 << 16,
         };
-        Layout::plan(&mut plan, &spec, chunk_elements(PARAMETERS), &[segment]);
+        OptimizerLayout::plan(&mut plan, &spec, chunk_elements(PARAMETERS), &[segment]);
         println!("optimizer on the {place}, {DATA_PARALLEL_RANKS} data-parallel ranks, by rank:");
         for arena in [Arena::Device, Arena::Pinned] {
             for (pool, bytes) in plan.pools(arena) {

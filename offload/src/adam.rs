@@ -3,13 +3,13 @@
 
 use crate::control;
 use crate::update::{
-    Master, Noise, NoiseRun, OutOfPlaceUpdate, Rule, States, Update, traffic, update,
+    Master, Noise, OutOfPlaceUpdate, Rule, States, TileNoise, Update, traffic, update,
 };
 use device::cuda::Program;
 use device::{
-    DeviceTask, Dtype, HostContext, HostTask, KernelArg, KernelCall, Mode, Pieces, Tensor,
+    DeviceTask, Divisible, Dtype, HostContext, HostTask, KernelArg, KernelCall, Mode, Tensor,
 };
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 /// Elements of each part into which a tile is cut for the rank's worker threads.
 const UNIT: usize = 1 << 14;
@@ -33,8 +33,8 @@ pub struct AdamTile {
     pub param: Tensor,
     /// Number of leading elements that take weight decay.
     pub decayed: usize,
-    /// The segment's runs and the tile's first element in it, for moments of bf16.
-    pub noise: (Arc<[NoiseRun]>, usize),
+    /// The random bits by which moments of bf16 are rounded.
+    pub noise: TileNoise,
 }
 
 impl AdamTile {
@@ -185,20 +185,20 @@ impl AdamTile {
             old: None,
             param: host.write(self.param)?,
             decayed: self.decayed,
-            noise: Noise { runs: &self.noise.0, start: self.noise.1 },
+            noise: Noise { runs: &self.noise.runs, start: self.noise.start },
             streams: self.master.len() >= STREAMED,
         })
     }
 }
 
 /// Gives the rank's kernel threads pieces of an update.
-pub(crate) fn parallel_for<T: Pieces>(
+pub(crate) fn parallel_for<T: Divisible>(
     host: &HostContext<'_>,
     whole: T,
     work: impl Fn(T) -> Result<(), String> + Sync,
 ) -> Result<(), String> {
     let outcome = Mutex::new(Ok(()));
-    host.share(whole, &|piece| {
+    host.parallel_for(whole, &|piece| {
         if let Err(problem) = work(piece) {
             // Of several, any: what is wrong is the tile's types, so it is the same.
             *outcome.lock().unwrap_or_else(PoisonError::into_inner) = Err(problem);
@@ -213,7 +213,7 @@ const STREAMED: usize = 1 << 18;
 type UpdateFn = fn(Update<'_>) -> Result<(), String>;
 
 /// Elementwise, so the cut changes no bit.
-impl Pieces for Update<'_> {
+impl Divisible for Update<'_> {
     fn units(&self) -> usize {
         self.grad.len().div_ceil(UNIT)
     }
@@ -223,7 +223,7 @@ impl Pieces for Update<'_> {
 }
 
 /// Elementwise, too.
-impl Pieces for OutOfPlaceUpdate<'_> {
+impl Divisible for OutOfPlaceUpdate<'_> {
     fn units(&self) -> usize {
         self.update.units()
     }
@@ -236,9 +236,13 @@ impl Pieces for OutOfPlaceUpdate<'_> {
 mod tests {
     use super::*;
     use device::cpu::{self, CpuOptions, Lanes, ScratchFloats};
-    use device::{Arena, Crew, Device, DeviceOp, HostPlace, HostWork, Lane, Op, Plan, Rank, World};
+    use device::{
+        Arena, Communicator, Device, DeviceOp, HostPlace, HostWork, Lane, Op, Plan, Rank,
+        ThreadTeam,
+    };
     use device::{View, ViewMut, random};
     use half::bf16;
+    use std::sync::Arc;
     use std::time::Duration;
 
     const N: usize = 70_001;
@@ -271,18 +275,19 @@ mod tests {
             variance: tensor("variance", states, N),
             param: tensor("param", Dtype::Bf16, N),
             decayed: 50_000,
-            noise: ([].into(), 0),
+            noise: TileNoise::none(),
         };
-        let crew = (threads > 1).then(|| Arc::new(Crew::new(threads, || ()).expect("threads")));
+        let crew =
+            (threads > 1).then(|| Arc::new(ThreadTeam::new(threads, || ()).expect("threads")));
         let options = CpuOptions {
             lanes: Lanes::Inline,
             memory_limit: u64::MAX,
             host: HostPlace::default(),
             scratch: ScratchFloats::default(),
-            work: HostWork { crew, ..HostWork::default() },
+            work: HostWork { team: crew, ..HostWork::default() },
         };
         let rank = Rank::all(1, 1).next().expect("one rank");
-        let world = World::new(1, 1, Duration::from_secs(10));
+        let world = Communicator::new(1, 1, Duration::from_secs(10));
         (cpu::open(rank, &Arc::new(plan), &world, &options).expect("a virtual GPU"), tile)
     }
 

@@ -1,6 +1,6 @@
 //! Buffers of gradients on the device that segments share: buckets, and sums of micro-batches.
 
-use crate::spec::{BucketSharing, GradAccumulation, SegmentSpec, Spec};
+use crate::spec::{BucketSharing, GradAccumulation, OptimizerSpec, SegmentSpec};
 use device::{Arena, Dtype, Plan, Tensor};
 
 /// A buffer of the gradients of a segment; see [`BucketSharing`].
@@ -54,7 +54,7 @@ pub(crate) fn plan_buckets(plan: &mut Plan, segments: &[SegmentSpec]) -> (Vec<Ve
 /// Plans the sums of micro-batches that segments share, as they share buckets, and says how many there are.
 pub(crate) fn plan_sums(
     plan: &mut Plan,
-    spec: &Spec,
+    spec: &OptimizerSpec,
     segments: &[SegmentSpec],
 ) -> (Vec<Option<SharedSum>>, usize) {
     if spec.accumulation != GradAccumulation::Shared {

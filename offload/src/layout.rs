@@ -8,7 +8,7 @@
 
 use crate::buckets::{Bucket, SharedSum, plan_buckets, plan_sums};
 use crate::control;
-use crate::spec::{GradAccumulation, SegmentSpec, Spec, Transfer};
+use crate::spec::{GradAccumulation, OptimizerSpec, SegmentSpec, Transfer};
 use crate::state::State;
 use crate::store::{BlockingBuffers, Store, StorePlanner};
 use device::{Arena, Dtype, Plan, Tensor};
@@ -78,8 +78,8 @@ pub(crate) struct Segment {
 
 /// Handles of everything the optimizer owns: the same on every rank.
 #[derive(Clone, Debug)]
-pub struct Layout {
-    pub(crate) spec: Spec,
+pub struct OptimizerLayout {
+    pub(crate) spec: OptimizerSpec,
     pub(crate) chunk: usize,
     pub(crate) segments: Vec<Segment>,
     /// Number of buckets of all segments.
@@ -143,7 +143,12 @@ fn plan_piece(plan: &mut Plan, name: &str, dtype: Dtype, len: usize) -> Tensor {
 }
 
 impl BlockingBuffers {
-    fn plan(plan: &mut Plan, spec: &Spec, unit: usize, segments: &[SegmentSpec]) -> Option<Self> {
+    fn plan(
+        plan: &mut Plan,
+        spec: &OptimizerSpec,
+        unit: usize,
+        segments: &[SegmentSpec],
+    ) -> Option<Self> {
         if spec.transfer == Transfer::Streamed {
             return None;
         }
@@ -158,7 +163,7 @@ impl BlockingBuffers {
 }
 
 /// Plans a buffer for one piece in fp32, where the ranks' sums are made in it.
-fn plan_summed(plan: &mut Plan, spec: &Spec, segments: &[Segment]) -> Option<Tensor> {
+fn plan_summed(plan: &mut Plan, spec: &OptimizerSpec, segments: &[Segment]) -> Option<Tensor> {
     let is_wide = segments.iter().all(|s| s.spec.params.dtype() == Dtype::F32);
     if !spec.reduce_fp32 || spec.dp_size == 1 || is_wide {
         return None;
@@ -167,9 +172,14 @@ fn plan_summed(plan: &mut Plan, spec: &Spec, segments: &[Segment]) -> Option<Ten
     Some(plan_piece(plan, "bucket.sum_fp32", Dtype::F32, longest))
 }
 
-impl Layout {
+impl OptimizerLayout {
     /// Lays out buckets, staging, states and sums. `chunk` is [`chunk_elements`] of the model.
-    pub fn plan(plan: &mut Plan, spec: &Spec, chunk: usize, segments: &[SegmentSpec]) -> Self {
+    pub fn plan(
+        plan: &mut Plan,
+        spec: &OptimizerSpec,
+        chunk: usize,
+        segments: &[SegmentSpec],
+    ) -> Self {
         spec.check();
         let (buckets, num_buckets) = plan_buckets(plan, segments);
         let (sums, num_sums) = plan_sums(plan, spec, segments);
@@ -206,7 +216,7 @@ impl Layout {
                 let arrays = StorePlanner { plan, spec, name, len, dtype, chunk };
                 stores.push(match on_device {
                     true => arrays.on_device(),
-                    false => arrays.on_host((blocking, sum), presumed),
+                    false => arrays.on_host(blocking, sum, presumed),
                 });
             }
             let chunks = Chunks { own: own_start..own_end, all: all_start..all_end };
@@ -247,7 +257,7 @@ impl Layout {
     /// Gives the same memory to steps of another number of micro-batches, for who plays a step without data.
     #[must_use]
     pub fn with_micro_batches(&self, micro_batches: usize) -> Self {
-        Self { spec: Spec { micro_batches, ..self.spec.clone() }, ..self.clone() }
+        Self { spec: OptimizerSpec { micro_batches, ..self.spec.clone() }, ..self.clone() }
     }
 
     /// Number of data-parallel ranks.

@@ -42,16 +42,16 @@ mod work;
 
 pub use adam::{AdamTile, DeviceUpdate, PROGRAMS, TrafficTile};
 pub use buckets::Bucket;
-pub use layout::{Layout, OwnedRun, chunk_elements};
+pub use layout::{OptimizerLayout, OwnedRun, chunk_elements};
 pub use locate::NonFiniteGradient;
 pub use norm::LossScale;
 pub use optimizer::{BufferIndex, Optimizer};
 pub use schedule::StepSchedule;
-pub use spec::{BucketSharing, GradAccumulation, SegmentSpec, Spec, Transfer};
+pub use spec::{BucketSharing, GradAccumulation, OptimizerSpec, SegmentSpec, Transfer};
 pub use speculation::{
     MAX_CLIP_RATE, Phase, SpeculationBuffers, SpeculationOutcome, SpeculativeTile,
     SpeculativeTraffic,
 };
 pub use start::{ParameterSource, StatePosition, StateSource, StopCheck};
 pub use state::{State, Storage};
-pub use update::{NoiseRun, Rule};
+pub use update::{NoiseRun, Rule, TileNoise};

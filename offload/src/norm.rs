@@ -5,8 +5,8 @@
 use crate::control;
 use crate::schedule::Rates;
 use crate::speculation;
-use device::numerics::{Counted, accumulate, accumulate_chunks};
-use device::{HostContext, HostTask, Mode, Pieces, Tensor, View};
+use device::numerics::{CountedRange, accumulate, accumulate_chunks};
+use device::{Divisible, HostContext, HostTask, Mode, Tensor, View};
 
 type Visit<'a> = &'a mut dyn FnMut(Mode, Tensor);
 
@@ -40,16 +40,16 @@ pub(crate) enum MicrobatchPosition {
 
 /// sum = grad, or += grad; after the last micro-batch also the sums of squares of the result, chunk by chunk.
 #[derive(Debug)]
-pub(crate) struct Accumulate {
+pub(crate) struct AccumulateTask {
     pub(crate) grad: Tensor,
     pub(crate) sum: Tensor,
     pub(crate) position: MicrobatchPosition,
     pub(crate) partials: Tensor,
     pub(crate) chunk: usize,
-    pub(crate) counted: Counted,
+    pub(crate) counted: CountedRange,
 }
 
-impl HostTask for Accumulate {
+impl HostTask for AccumulateTask {
     fn name(&self) -> &'static str {
         "accumulate"
     }
@@ -71,7 +71,7 @@ impl HostTask for Accumulate {
         };
         let whole =
             AccumulationSlice { grad, sum, partials, counted: self.counted, chunk: self.chunk };
-        host.share(whole, &|part| self.add(part));
+        host.parallel_for(whole, &|part| self.add(part));
         Ok(())
     }
 }
@@ -81,11 +81,11 @@ struct AccumulationSlice<'a> {
     grad: View<'a>,
     sum: &'a mut [f32],
     partials: Option<&'a mut [f64]>,
-    counted: Counted,
+    counted: CountedRange,
     chunk: usize,
 }
 
-impl Accumulate {
+impl AccumulateTask {
     fn add(&self, part: AccumulationSlice<'_>) {
         let first = self.position == MicrobatchPosition::First;
         let AccumulationSlice { grad, sum, partials, counted, .. } = part;
@@ -98,7 +98,7 @@ impl Accumulate {
     }
 }
 
-impl Pieces for AccumulationSlice<'_> {
+impl Divisible for AccumulationSlice<'_> {
     fn units(&self) -> usize {
         self.sum.len().div_ceil(self.chunk)
     }
@@ -184,7 +184,7 @@ impl HostTask for FoldPartials {
 
 /// From the global sum of squares to the control block. `arg` is the step.
 #[derive(Debug)]
-pub(crate) struct Decide {
+pub(crate) struct DecideTask {
     pub(crate) norm: Tensor,
     pub(crate) control: Tensor,
     pub(crate) rates: Rates,
@@ -194,7 +194,7 @@ pub(crate) struct Decide {
     pub(crate) predicted: Option<Tensor>,
 }
 
-impl HostTask for Decide {
+impl HostTask for DecideTask {
     fn name(&self) -> &'static str {
         "decide"
     }

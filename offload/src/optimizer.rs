@@ -2,8 +2,8 @@
 
 use crate::buckets::Bucket;
 use crate::control;
-use crate::layout::{ActiveBuffers, Layout, OwnedRun, Segment};
-use crate::norm::{Decide, FoldPartials, SpreadPartials};
+use crate::layout::{ActiveBuffers, OptimizerLayout, OwnedRun, Segment};
+use crate::norm::{DecideTask, FoldPartials, SpreadPartials};
 use crate::reduce::ReducedPiece;
 use crate::schedule::{Rates, StepSchedule};
 use crate::spec::{BucketSharing, Transfer};
@@ -12,8 +12,8 @@ use crate::store::Store;
 use crate::update::NoiseRun;
 use crate::work::{PieceWork, SegmentInputs, SegmentWork, segment_work, spread_runs};
 use device::Lane::{Compute, D2h, DpComm, H2d, Host};
-use device::numerics::Counted;
-use device::{Device, Error, Event, Group, HostOp, Op, Rank, Reduce, Tensor};
+use device::numerics::CountedRange;
+use device::{Device, Error, Event, Group, HostOp, Op, Rank, Reduction, Tensor};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ impl BufferIndex {
 /// The optimizer of one rank.
 #[derive(Debug)]
 pub struct Optimizer {
-    pub(crate) layout: Arc<Layout>,
+    pub(crate) layout: Arc<OptimizerLayout>,
     pub(crate) rank: Rank,
     pub(crate) work: Vec<SegmentWork>,
     spread: Arc<HostOp>,
@@ -58,13 +58,14 @@ impl Optimizer {
     /// norm (parameters that other ranks of the norm's group hold too count on one of them). `noise` has the runs of
     /// each segment, for moments that are rounded by chance.
     pub fn new(
-        layout: &Arc<Layout>,
+        layout: &Arc<OptimizerLayout>,
         rank: Rank,
-        (counted, noise): (&[Counted], &[Arc<[NoiseRun]>]),
+        counted: &[CountedRange],
+        noise: &[Arc<[NoiseRun]>],
         given: Arc<dyn StepSchedule>,
     ) -> Self {
         let spec = &layout.spec;
-        let work = |((s, &counted), noise): ((&Segment, &Counted), _)| {
+        let work = |((s, &counted), noise): ((&Segment, &CountedRange), _)| {
             segment_work(layout, s, SegmentInputs { dp: rank.dp, counted, noise })
         };
         let segments = layout.segments.iter().zip(counted).zip(noise);
@@ -78,7 +79,7 @@ impl Optimizer {
                 rates: rates.clone(),
             })
         });
-        let decide = Decide {
+        let decide = DecideTask {
             norm: layout.norm,
             control: layout.control,
             rates,
@@ -202,11 +203,11 @@ impl Optimizer {
         dev.submit_host(&self.spread, 0);
         if self.rank.dp_size > 1 {
             let x = layout.all_partials;
-            dev.submit(Host, Op::AllReduce { x, group: Group::Dp, reduce: Reduce::Sum });
+            dev.submit(Host, Op::AllReduce { x, group: Group::Dp, reduce: Reduction::Sum });
         }
         dev.submit_host(&self.fold, 0);
         let (x, group) = (layout.norm, layout.spec.norm_group);
-        dev.submit(Host, Op::AllReduce { x, group, reduce: Reduce::Sum });
+        dev.submit(Host, Op::AllReduce { x, group, reduce: Reduction::Sum });
         dev.wait(Host, self.control_on_device);
         dev.submit_host(&self.decide, step);
         let decided = dev.record(Host);

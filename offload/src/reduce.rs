@@ -1,7 +1,7 @@
 //! The way of a piece's gradient from the sum over the ranks to where its update reads it: a function for each placement.
 
 use crate::blocking::{add_sum, keep_sum, widen};
-use crate::layout::Layout;
+use crate::layout::OptimizerLayout;
 use crate::norm::MicrobatchPosition;
 use crate::store::{GradientRoute, PartialSum, Store, UpdateSite};
 use crate::work::PieceWork;
@@ -11,7 +11,7 @@ use device::{Device, Event, Op, Tensor};
 /// One piece of a micro-batch's gradient, which has been summed over the ranks.
 pub(crate) struct ReducedPiece<'a> {
     pub(crate) dev: &'a Device,
-    pub(crate) layout: &'a Layout,
+    pub(crate) layout: &'a OptimizerLayout,
     pub(crate) piece: &'a PieceWork,
     /// This rank's part of the piece, in the bucket.
     pub(crate) own: Tensor,

@@ -64,7 +64,7 @@ pub struct SegmentSpec {
 
 /// Settings of the optimizer.
 #[derive(Clone, Debug)]
-pub struct Spec {
+pub struct OptimizerSpec {
     /// The update rule.
     pub rule: Rule,
     /// The share of the parameters, 0 to 1, whose states and update are on the device: the first ones in the order of the
@@ -100,7 +100,7 @@ pub struct Spec {
     pub tile_elements: usize,
 }
 
-impl Spec {
+impl OptimizerSpec {
     /// Whether the host's cores add micro-batches up; else they come down as one gradient.
     pub(crate) fn host_adds(&self) -> bool {
         self.accumulation == GradAccumulation::Host && self.transfer == Transfer::Streamed

@@ -212,7 +212,7 @@ impl HostTask for SpeculativeTile {
                 )
             }
         };
-        let apart = self.out_of_place((words, presumed[STATE_BUFFER], halves), host)?;
+        let apart = self.out_of_place(words, presumed[STATE_BUFFER], halves, host)?;
         parallel_for(host, apart, update_out_of_place)
     }
 }
@@ -229,15 +229,17 @@ enum UpperHalfAction {
 }
 
 impl SpeculativeTile {
-    /// The update by `words`; `side` is that of the old states.
+    /// The update by `words`; `old` is the number of the arrays with the old states.
     fn out_of_place<'a, 'host: 'a>(
         &'a self,
-        (words, side, halves): (&'a [f64], f64, UpperHalfAction),
+        words: &'a [f64],
+        old: f64,
+        halves: UpperHalfAction,
         host: &mut HostContext<'host>,
     ) -> Result<OutOfPlaceUpdate<'a>, String> {
         let Self { tile, buffers: second, .. } = self;
         let first = [tile.master, tile.momentum, tile.variance];
-        let [old, new] = if side == 0.0 { [first, second.states] } else { [second.states, first] };
+        let [old, new] = if old == 0.0 { [first, second.states] } else { [second.states, first] };
         let upper = match (second.upper, halves) {
             (None, _) | (_, UpperHalfAction::Leave) => UpperHalves::Stay,
             (Some(kept), UpperHalfAction::Keep) => UpperHalves::Keep(host.write_as(kept)?),
@@ -267,8 +269,7 @@ impl HostTask for SpeculativeTraffic {
     fn run(&self, _: u64, host: &mut HostContext<'_>) -> Result<(), String> {
         let words = host.read_as::<f64>(self.0.buffers.predicted)?;
         host.write_as::<f64>(self.0.buffers.factor)?[0] = words[FACTOR];
-        let apart =
-            self.0.out_of_place((words, words[STATE_BUFFER], UpperHalfAction::Keep), host)?;
+        let apart = self.0.out_of_place(words, words[STATE_BUFFER], UpperHalfAction::Keep, host)?;
         parallel_for(host, apart, |piece| {
             traffic_out_of_place(piece);
             Ok(())
@@ -300,14 +301,14 @@ mod tests {
     use crate::schedule::StepSchedule;
     use crate::update::Rule;
     use device::cpu::{self, CpuOptions, Lanes, ScratchFloats};
-    use device::{Arena, Dtype, HostOp, HostPlace, HostWork, Plan, Rank, World};
+    use device::{Arena, Communicator, Dtype, HostOp, HostPlace, HostWork, Plan, Rank};
     use std::sync::Arc;
     use std::time::Duration;
 
     #[derive(Debug)]
-    struct Twice;
+    struct DoubleWeight;
 
-    impl StepSchedule for Twice {
+    impl StepSchedule for DoubleWeight {
         fn learning_rate(&self, _: u64) -> f64 {
             0.5
         }
@@ -330,14 +331,14 @@ mod tests {
             work: HostWork::default(),
         };
         let rank = Rank::all(1, 1).next().expect("one rank");
-        let world = World::new(1, 1, Duration::from_secs(10));
+        let world = Communicator::new(1, 1, Duration::from_secs(10));
         let dev = cpu::open(rank, &Arc::new(plan), &world, &options).expect("a virtual GPU");
         let mut before = [0.0; control::WORDS];
         (before[control::LOSS_SCALE], before[CLIP_RATE]) = (4.0, clipped);
         dev.write(control, &|i| before[i]).expect("written");
         dev.write(partials, &|i| sums[i]).expect("written");
         let rule = Rule::Sgd { weight_decay: 0.0 };
-        let rates = Rates { rule, summands: 1.0, given: Arc::new(Twice) };
+        let rates = Rates { rule, summands: 1.0, given: Arc::new(DoubleWeight) };
         let mut tasks = vec![HostOp::new(PredictDecision { control, predicted: presumed, rates })];
         for at in 0..sums.len() {
             let partials = partials.slice(at..at + 1);

@@ -51,7 +51,7 @@ impl Optimizer {
             }
             Ok(())
         };
-        self.restore(dev, (&words, false), &fill, told)
+        self.restore(dev, &words, false, &fill, told)
     }
 
     /// Sets all states to zero, piece by piece: for devices that hold no data, where no value is ever asked for.
@@ -103,7 +103,7 @@ impl Optimizer {
     }
 
     /// Sets states and control block as if an update had just left them; the first forward pass publishes the
-    /// parameters, cast from the fp32 ones, like any other. With `late` it also sets the gradient of a last update, which the
+    /// parameters, cast from the fp32 ones, like any other. With `delayed` it also sets the gradient of a last update, which the
     /// caller queues or [delays](Self::delay_update). It returns false where `told` said to stop, and the states are not whole.
     ///
     /// # Errors
@@ -111,7 +111,8 @@ impl Optimizer {
     pub fn restore(
         &mut self,
         dev: &Device,
-        (words, late): (&[f64; control::WORDS], bool),
+        words: &[f64; control::WORDS],
+        delayed: bool,
         fill: &StateSource<'_>,
         told: &StopCheck<'_>,
     ) -> Result<bool, Error> {
@@ -120,7 +121,7 @@ impl Optimizer {
         for (segment, (s, w)) in layout.segments.iter().zip(&mut self.work).enumerate() {
             for piece in &w.pieces {
                 let (flat, store) = (piece.flat_start(self.rank), &s.stores[piece.store]);
-                let gradient = late.then(|| State::whole(store.gradient(0)));
+                let gradient = delayed.then(|| State::whole(store.gradient(0)));
                 for (number, state) in store.states(0).into_iter().chain(gradient).enumerate() {
                     let state = state.slice(piece.owned.clone());
                     let of_device = || s.spec.params.slice(flat..flat + piece.owned.len());
@@ -143,7 +144,7 @@ impl Optimizer {
                             let values = &mut block[..BLOCK.min(run - at)];
                             let first = flat + first + at;
                             fill(StatePosition { segment, state: number, first }, values)?;
-                            state.store((&mut *views, kept), at, values);
+                            state.store(&mut *views, kept, at, values);
                         }
                         Ok(())
                     })?;
@@ -160,7 +161,8 @@ impl Optimizer {
         if let Some(presumed) = layout.predicted {
             // A late update is one that nothing was done of ahead of its decision.
             dev.write(presumed, &|i| words[i])?;
-            words[control::STATE_BUFFER] = f64::from(u8::from(late && words[control::SKIP] == 0.0));
+            words[control::STATE_BUFFER] =
+                f64::from(u8::from(delayed && words[control::SKIP] == 0.0));
         }
         dev.write(layout.control, &|i| words[i])?;
         dev.write(layout.device_control, &|i| words[i])?;

@@ -1,7 +1,7 @@
 //! A rank's arrays for the elements that are updated at one place: states, and gradients and parameters on their ways.
 
 use crate::buckets::SharedSum;
-use crate::spec::{GradAccumulation, Spec};
+use crate::spec::{GradAccumulation, OptimizerSpec};
 use crate::speculation::SpeculationBuffers;
 use crate::state::{State, Storage};
 use device::{Arena, Cargo, Dtype, Plan, Pool, Tensor};
@@ -110,7 +110,7 @@ pub(crate) struct BlockingBuffers {
 /// The arrays of a store, while they are planned.
 pub(crate) struct StorePlanner<'a> {
     pub(crate) plan: &'a mut Plan,
-    pub(crate) spec: &'a Spec,
+    pub(crate) spec: &'a OptimizerSpec,
     /// Name of the store's elements.
     pub(crate) name: String,
     /// Number of elements that this rank owns.
@@ -122,21 +122,28 @@ pub(crate) struct StorePlanner<'a> {
 }
 
 impl StorePlanner<'_> {
-    fn array(&mut self, at: (Arena, Pool), what: &str, dtype: Dtype) -> Tensor {
-        self.plan.tensor(at, format!("{}.{what}", self.name), dtype, (1, self.len))
+    fn array(&mut self, arena: Arena, pool: Pool, what: &str, dtype: Dtype) -> Tensor {
+        self.plan.tensor((arena, pool), format!("{}.{what}", self.name), dtype, (1, self.len))
     }
 
     /// Plans what an update reads, once for each side.
-    fn double_buffer(&mut self, at: (Arena, Pool), what: &str, dtype: Dtype) -> DoubleBuffer {
-        let first = self.array(at, what, dtype);
-        let late = self.spec.delayed.then(|| self.array(at, &format!("{what}.late"), dtype));
+    fn double_buffer(
+        &mut self,
+        arena: Arena,
+        pool: Pool,
+        what: &str,
+        dtype: Dtype,
+    ) -> DoubleBuffer {
+        let first = self.array(arena, pool, what, dtype);
+        let late =
+            self.spec.delayed.then(|| self.array(arena, pool, &format!("{what}.late"), dtype));
         [first, late.unwrap_or(first)]
     }
 
     pub(crate) fn on_device(mut self) -> Store {
         let summed = self.spec.accumulation != GradAccumulation::None;
         let (dtype, pool) = if summed { (Dtype::F32, SUMS) } else { (self.dtype, SHARDS) };
-        let gradient = self.double_buffer((Arena::Device, pool), "grad", dtype);
+        let gradient = self.double_buffer(Arena::Device, pool, "grad", dtype);
         let [master, momentum, variance] = self.states(Arena::Device, Storage::default());
         let place = UpdateSite::Device { gradient, summed };
         Store { site: place, master, momentum, variance, speculation: None }
@@ -145,43 +152,48 @@ impl StorePlanner<'_> {
     /// `presumed`: the presumed words, where updates of this segment run ahead of the decision.
     pub(crate) fn on_host(
         mut self,
-        (blocking, shared): (Option<BlockingBuffers>, Option<SharedSum>),
+        blocking: Option<BlockingBuffers>,
+        shared: Option<SharedSum>,
         presumed: Option<Tensor>,
     ) -> Store {
-        let staging = (Arena::Pinned, GRADIENT_STAGING);
         let way = match (blocking, self.spec.accumulation) {
             (Some(BlockingBuffers { wide, incoming }), _) => {
                 let so_far = incoming.map(|incoming| {
-                    let at = (Arena::Pinned, SUMS_TO_ADD);
-                    PartialSum { sum: self.array(at, "grad_sum", self.dtype), incoming }
+                    let sum = self.array(Arena::Pinned, SUMS_TO_ADD, "grad_sum", self.dtype);
+                    PartialSum { sum, incoming }
                 });
                 GradientRoute::Blocking {
                     partial_sum: so_far,
                     wide,
-                    down: self.array(staging, "grad_down", Dtype::F32),
+                    down: self.array(Arena::Pinned, GRADIENT_STAGING, "grad_down", Dtype::F32),
                 }
             }
-            (None, GradAccumulation::None) => {
-                GradientRoute::Direct { down: self.double_buffer(staging, "grad_down", self.dtype) }
-            }
+            (None, GradAccumulation::None) => GradientRoute::Direct {
+                down: self.double_buffer(Arena::Pinned, GRADIENT_STAGING, "grad_down", self.dtype),
+            },
             (None, GradAccumulation::Device | GradAccumulation::Shared) => {
                 let sum = match shared {
                     Some(shared) => shared.tensor.slice(0..self.len),
-                    None => self.array((Arena::Device, SUMS), "grad", Dtype::F32),
+                    None => self.array(Arena::Device, SUMS, "grad", Dtype::F32),
                 };
                 GradientRoute::SumOnDevice {
                     sum,
-                    down: self.double_buffer(staging, "grad_down", Dtype::F32),
+                    down: self.double_buffer(
+                        Arena::Pinned,
+                        GRADIENT_STAGING,
+                        "grad_down",
+                        Dtype::F32,
+                    ),
                 }
             }
             (None, GradAccumulation::Host) => {
-                let down = self.array(staging, "grad_down", self.dtype);
-                let sum = self.double_buffer((Arena::Pinned, SUMS), "grad_sum", Dtype::F32);
+                let down = self.array(Arena::Pinned, GRADIENT_STAGING, "grad_down", self.dtype);
+                let sum = self.double_buffer(Arena::Pinned, SUMS, "grad_sum", Dtype::F32);
                 GradientRoute::SumOnHost { down, sum }
             }
         };
         let [master, momentum, variance] = self.states(Arena::Pinned, self.spec.storage);
-        let up = self.array((Arena::Pinned, PARAMETER_STAGING), "params_up", self.dtype);
+        let up = self.array(Arena::Pinned, PARAMETER_STAGING, "params_up", self.dtype);
         let second = presumed.map(|presumed| self.plan_speculation(presumed));
         Store {
             site: UpdateSite::Host { route: way, up },
@@ -196,11 +208,15 @@ impl StorePlanner<'_> {
         let name = std::mem::take(&mut self.name);
         self.name = format!("{name}.second");
         let states = self.states(Arena::Pinned, self.spec.storage);
-        let at = (Arena::Pinned, STATES);
         let split = self.spec.storage.split_master;
-        let upper = split.then(|| self.array(at, "upper", self.dtype));
+        let upper = split.then(|| self.array(Arena::Pinned, STATES, "upper", self.dtype));
         let words = (1, self.len / self.chunk);
-        let factor = self.plan.tensor(at, format!("{}.factors", self.name), Dtype::F64, words);
+        let factor = self.plan.tensor(
+            (Arena::Pinned, STATES),
+            format!("{}.factors", self.name),
+            Dtype::F64,
+            words,
+        );
         self.name = name;
         SpeculationBuffers { states, upper, factor, predicted: presumed }
     }
@@ -208,7 +224,7 @@ impl StorePlanner<'_> {
     fn states(&mut self, arena: Arena, storage: Storage) -> [Tensor; 3] {
         let master = if storage.split_master { Dtype::U16 } else { Dtype::F32 };
         [("master", master), ("momentum", storage.moments), ("variance", storage.moments)]
-            .map(|(what, dtype)| self.array((arena, STATES), what, dtype))
+            .map(|(what, dtype)| self.array(arena, STATES, what, dtype))
     }
 }
 

@@ -1,12 +1,12 @@
 //! A rank's work on each segment: pieces, tiles and their host tasks, made once.
 
 use crate::adam::{AdamTile, DeviceUpdate};
-use crate::layout::{Layout, Segment};
-use crate::norm::{Accumulate, MicrobatchPosition, PartialsRun};
+use crate::layout::{OptimizerLayout, Segment};
+use crate::norm::{AccumulateTask, MicrobatchPosition, PartialsRun};
 use crate::speculation::{NormGuard, Phase, SpeculativeTile};
 use crate::store::{DoubleBuffer, GradientRoute, Store, UpdateSite};
-use crate::update::NoiseRun;
-use device::numerics::Counted;
+use crate::update::{NoiseRun, TileNoise};
+use device::numerics::CountedRange;
 use device::{DeviceOp, Event, HostOp, Rank, Tensor};
 use std::ops::Range;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub(crate) struct PieceWork {
     /// The piece's chunks among this rank's partial sums.
     pub(crate) chunks: Range<usize>,
     /// Which elements of `owned` count in the norm.
-    pub(crate) counted: Counted,
+    pub(crate) counted: CountedRange,
     tasks: Tasks,
 }
 
@@ -108,7 +108,7 @@ pub(crate) struct SegmentInputs<'a> {
     /// The rank among the data-parallel ranks.
     pub(crate) dp: usize,
     /// Which elements of the segment count in this rank's norm.
-    pub(crate) counted: Counted,
+    pub(crate) counted: CountedRange,
     /// The runs of the segment, for moments that are rounded by chance.
     pub(crate) noise: &'a Arc<[NoiseRun]>,
 }
@@ -116,7 +116,7 @@ pub(crate) struct SegmentInputs<'a> {
 /// The elements of a piece, or of a tile, that this rank owns.
 #[derive(Clone)]
 struct OwnedSlice<'a> {
-    layout: &'a Layout,
+    layout: &'a OptimizerLayout,
     s: &'a Segment,
     store: &'a Store,
     share: SegmentInputs<'a>,
@@ -129,7 +129,11 @@ struct OwnedSlice<'a> {
 }
 
 /// Makes all tasks of a rank for a segment.
-pub(crate) fn segment_work(layout: &Layout, s: &Segment, share: SegmentInputs<'_>) -> SegmentWork {
+pub(crate) fn segment_work(
+    layout: &OptimizerLayout,
+    s: &Segment,
+    share: SegmentInputs<'_>,
+) -> SegmentWork {
     let dp_size = layout.spec.dp_size;
     let mut ends = vec![0; s.stores.len()];
     let pieces = s.pieces.iter().map(|piece| {
@@ -206,7 +210,7 @@ impl OwnedSlice<'_> {
             | GradientRoute::SumOnDevice { .. }
             | GradientRoute::Blocking { .. } => None,
         };
-        let noise = (Arc::clone(self.share.noise), self.start);
+        let noise = TileNoise { runs: Arc::clone(self.share.noise), start: self.start };
         let adam = self.update(self.layout.control, self.of(up), &noise);
         let second = self.store.speculation.as_ref();
         let second =
@@ -226,7 +230,7 @@ impl OwnedSlice<'_> {
         sums.map(|sum| {
             [MicrobatchPosition::First, MicrobatchPosition::Middle, MicrobatchPosition::Last].map(
                 |turn| {
-                    HostOp::new(Accumulate {
+                    HostOp::new(AccumulateTask {
                         grad: self.of(down),
                         sum: self.of(sum),
                         position: turn,
@@ -242,17 +246,12 @@ impl OwnedSlice<'_> {
     /// Makes the device's update for each side of the gradients.
     fn update_on_device(&self) -> [Arc<DeviceOp>; 2] {
         let param = self.s.spec.params.slice(self.start..self.start + self.owned.len());
-        let update = self.update(self.layout.device_control, param, &([].into(), 0));
+        let update = self.update(self.layout.device_control, param, &TileNoise::none());
         update.map(|tile| DeviceOp::new(DeviceUpdate(tile)))
     }
 
     /// Says what is updated, for each side of the gradients.
-    fn update(
-        &self,
-        control: Tensor,
-        param: Tensor,
-        noise: &(Arc<[NoiseRun]>, usize),
-    ) -> [AdamTile; 2] {
+    fn update(&self, control: Tensor, param: Tensor, noise: &TileNoise) -> [AdamTile; 2] {
         [0, 1].map(|side| AdamTile {
             rule: self.layout.spec.rule,
             control,
@@ -268,7 +267,11 @@ impl OwnedSlice<'_> {
 }
 
 /// Says where this rank's chunks stand among all ranks' chunks.
-pub(crate) fn spread_runs(layout: &Layout, dp: usize, work: &[SegmentWork]) -> Vec<PartialsRun> {
+pub(crate) fn spread_runs(
+    layout: &OptimizerLayout,
+    dp: usize,
+    work: &[SegmentWork],
+) -> Vec<PartialsRun> {
     let mut runs = Vec::new();
     for (s, w) in layout.segments.iter().zip(work) {
         for p in &w.pieces {

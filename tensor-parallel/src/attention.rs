@@ -7,7 +7,7 @@ use crate::params::{FlatBuffer, Init, ParamDeclarations, Split};
 use crate::region::{Region, sum_over_ranks};
 use crate::shape::DecoderShape;
 use device::{Arena, Device, Dropout, Dtype, Epilogue, HeadNorm, HeadNormGrads, Heads};
-use device::{Event, Group, Lane::Compute, Lane::TpComm, Op, Plan, Reduce, Tensor};
+use device::{Event, Group, Lane::Compute, Lane::TpComm, Op, Plan, Reduction, Tensor};
 use std::ops::Range;
 
 /// Activations of the forward pass, for the backward pass.
@@ -161,7 +161,7 @@ impl Attention {
             dev.submit(Compute, Op::Copy { src, dst });
         }
         dev.follow(TpComm, Compute);
-        dev.submit(TpComm, Op::AllReduce { x: all, group: Group::Tp, reduce: Reduce::Sum });
+        dev.submit(TpComm, Op::AllReduce { x: all, group: Group::Tp, reduce: Reduction::Sum });
         for (dst, src) in parts() {
             dev.submit(TpComm, Op::Copy { src, dst });
         }
@@ -172,7 +172,7 @@ impl Attention {
     /// replicated gradients follows anyway, it does that.
     pub(crate) fn sum_gains(flat: FlatBuffer<'_>, dev: &Device, shape: &DecoderShape) {
         if shape.architecture.qk_norm && !shape.sequence {
-            sum_over_ranks(dev, flat.joined(&GAINS, "weight"), Reduce::Sum);
+            sum_over_ranks(dev, flat.joined(&GAINS, "weight"), Reduction::Sum);
         }
     }
 
@@ -203,7 +203,7 @@ impl Attention {
     pub(crate) fn project(&self, dev: &Device, normed: Tensor, saved: AttentionActivations) {
         let linear = self.input(saved);
         linear.observe(dev, normed);
-        linear.forward(dev, normed, (saved.qkv, Epilogue::None), self.qkv_bias);
+        linear.forward(dev, normed, saved.qkv, Epilogue::None, self.qkv_bias);
     }
 
     const fn input(&self, saved: AttentionActivations) -> Linear {
@@ -233,7 +233,7 @@ impl Attention {
     pub(crate) fn proj_forward(&self, dev: &Device, saved: AttentionActivations, partial: Tensor) {
         let linear = self.proj(saved);
         linear.observe(dev, saved.out);
-        linear.forward(dev, saved.out, (partial, Epilogue::None), None);
+        linear.forward(dev, saved.out, partial, Epilogue::None, None);
     }
 
     /// From `branch.d_sum` (B T, C), the gradient of the summed projection, to `branch.d_normed` (B T, C),
@@ -245,25 +245,25 @@ impl Attention {
         saved: AttentionActivations,
         pass: AttentionContext,
         branch: Branch,
-        (grads, scratch): (Self, &Scratch),
+        grads: Self,
     ) {
         let (AttentionActivations { qkv, out, lse, .. }, d_sum) = (saved, branch.d_sum);
-        let (d_out, d_qkv) = (scratch.d_attention, scratch.d_qkv);
+        let (d_out, d_qkv) = (branch.scratch.d_attention, branch.scratch.d_qkv);
         let AttentionContext { heads, dropout, table, starts } = pass;
         let (input, proj) = (self.input(saved), self.proj(saved));
-        proj.input_gradient(dev, d_sum, (d_out, Epilogue::None));
+        proj.input_gradient(dev, d_sum, d_out, Epilogue::None);
         let d_bias = Region::with_weight(dev, grads.proj_bias);
-        proj.weight_gradient(dev, (d_sum, out), grads.proj_weight, d_bias);
+        proj.weight_gradient(dev, d_sum, out, grads.proj_weight, d_bias);
         let op = Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts, dropout };
         dev.submit(Compute, op);
         if let Some(table) = table {
             let norm = self.head_norm(shape, saved).zip(grads.gains);
             dev.submit(Compute, Op::RotaryBackward { d_qkv, table, heads, starts, norm });
         }
-        input.input_gradient(dev, d_qkv, (branch.d_normed, Epilogue::None));
+        input.input_gradient(dev, d_qkv, branch.d_normed, Epilogue::None);
         let summed = branch.region.start_sum(dev, branch.d_normed);
         dev.wait(Compute, branch.whole);
-        input.weight_gradient(dev, (d_qkv, branch.normed), grads.qkv_weight, grads.qkv_bias);
+        input.weight_gradient(dev, d_qkv, branch.normed, grads.qkv_weight, grads.qkv_bias);
         dev.wait(Compute, summed);
     }
 }

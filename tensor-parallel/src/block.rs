@@ -7,7 +7,7 @@ use crate::attention::{Attention, AttentionActivations, AttentionContext};
 use crate::branch::{Branch, Scratch};
 use crate::kv_cache::Extension;
 use crate::mlp::{Mlp, MlpActivations};
-use crate::norm::{Norm, NormActivations};
+use crate::norm::{AppliedNorm, Norm, NormActivations};
 use crate::params::{FlatBuffer, SegmentLayout};
 use crate::region::Region;
 use crate::shape::{DecoderShape, MicrobatchContext, Recompute};
@@ -41,7 +41,7 @@ const MLP_OUTPUT: u64 = 2;
 /// The parameters of a block: its parts declare them, in the order of the forward pass.
 pub(crate) fn layout(shape: &DecoderShape, layer: usize, align: usize) -> SegmentLayout {
     let (name, prefix) = (format!("block.{layer}"), format!("h.{layer}."));
-    SegmentLayout::new(name, prefix, (shape.tp_size, align), |params| {
+    SegmentLayout::new(name, prefix, shape.tp_size, align, |params| {
         Norm::declare(params, "ln_1", shape);
         Attention::declare(params, shape);
         Norm::declare(params, "ln_2", shape);
@@ -158,14 +158,15 @@ impl Block {
         &self,
         dev: &Device,
         shape: &DecoderShape,
-        (x, y): (Tensor, Tensor),
+        x: Tensor,
+        y: Tensor,
         extension: Extension<'_>,
     ) {
         let (p, region, rows) = (&self.params, shape.region(), x.shape().0);
         let BlockActivations { norm_1, attention, h, norm_2, mlp } = self.saved.first(rows, shape);
         let (partial, dropout) = (self.scratch.partial.rows(0..rows), Dropout::NONE);
         p.norm_1.forward(dev, region, x, norm_1);
-        p.attention.extend(dev, (shape, self.layer), norm_1.normed, attention, extension);
+        p.attention.extend(dev, shape, self.layer, norm_1.normed, attention, extension);
         p.attention.proj_forward(dev, attention, partial);
         let bias = p.attention.proj_bias;
         dev.submit(Compute, Op::BiasDropoutAdd { x: partial, bias, residual: x, y: h, dropout });
@@ -183,7 +184,8 @@ impl Block {
         dev: &Device,
         shape: &DecoderShape,
         pass: &MicrobatchContext,
-        (x, d): (Tensor, Tensor),
+        x: Tensor,
+        d: Tensor,
         bucket: Tensor,
     ) {
         let (p, s, region) = (&self.params, &self.saved, shape.region());
@@ -192,21 +194,21 @@ impl Block {
             self.forward_to_mlp(dev, shape, pass, x);
         }
         let dropout = self.row_dropout(dev, shape, pass, MLP_OUTPUT);
-        let norm = (p.norm_2, s.h, s.norm_2);
-        let branch = self.enter_branch(dev, shape, norm, (d, dropout), grads.mlp.proj_bias);
-        let scratch = &self.scratch;
-        p.mlp.backward(dev, shape, s.mlp, branch, (grads.mlp, scratch));
+        let norm = AppliedNorm { norm: p.norm_2, x: s.h, saved: s.norm_2 };
+        let branch = self.enter_branch(dev, shape, norm, d, dropout, grads.mlp.proj_bias);
+        p.mlp.backward(dev, shape, s.mlp, branch, grads.mlp);
         let d_normed = region.rows(dev, branch.d_normed);
-        p.norm_2.backward(dev, (s.h, s.norm_2), d_normed, (d, true), grads.norm_2);
+        norm.backward(dev, d_normed, d, true, grads.norm_2);
 
         let dropout = self.row_dropout(dev, shape, pass, ATTENTION_OUTPUT);
-        let norm = (p.norm_1, x, s.norm_1);
-        let branch = self.enter_branch(dev, shape, norm, (d, dropout), grads.attention.proj_bias);
+        let norm = AppliedNorm { norm: p.norm_1, x, saved: s.norm_1 };
+        let branch = self.enter_branch(dev, shape, norm, d, dropout, grads.attention.proj_bias);
         let heads = self.heads(dev, shape, pass);
-        p.attention.backward(dev, shape, s.attention, heads, branch, (grads.attention, scratch));
-        let shared = Attention::start_sum_of_shared(self.layout.of(bucket), dev, shape, scratch);
+        p.attention.backward(dev, shape, s.attention, heads, branch, grads.attention);
+        let shared =
+            Attention::start_sum_of_shared(self.layout.of(bucket), dev, shape, &self.scratch);
         let d_normed = region.rows(dev, branch.d_normed);
-        p.norm_1.backward(dev, (x, s.norm_1), d_normed, (d, true), grads.norm_1);
+        norm.backward(dev, d_normed, d, true, grads.norm_1);
         dev.wait(Compute, shared);
         Attention::sum_gains(self.layout.of(bucket), dev, shape);
         region.sum_replicated_grads(dev, self.layout.replicated(bucket));
@@ -219,8 +221,9 @@ impl Block {
         &self,
         dev: &Device,
         shape: &DecoderShape,
-        (norm, input, saved): (Norm, Tensor, NormActivations),
-        (d, dropout): (Tensor, Dropout),
+        norm: AppliedNorm,
+        d: Tensor,
+        dropout: Dropout,
         d_bias: Option<Tensor>,
     ) -> Branch {
         let (region, d_normed) = (shape.region(), self.scratch.partial);
@@ -234,10 +237,10 @@ impl Block {
         }
         region.gather(dev, d_sum);
         let whole = match shape.recompute {
-            Recompute::Selective => norm.start_forward(dev, region, input, saved),
+            Recompute::Selective => norm.start_forward(dev, region),
             Recompute::None | Recompute::Block => Event::default(),
         };
-        Branch { region, normed: saved.normed, whole, d_sum, d_normed }
+        Branch { region, normed: norm.saved.normed, whole, d_sum, d_normed, scratch: self.scratch }
     }
 
     fn row_dropout(

@@ -43,6 +43,7 @@ pub(crate) struct Branch {
     pub(crate) d_sum: Tensor,
     /// (B T, C): gradient of the normed input; this rank's rows are whole when the branch returns.
     pub(crate) d_normed: Tensor,
+    pub(crate) scratch: Scratch,
 }
 
 impl Scratch {

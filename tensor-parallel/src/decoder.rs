@@ -6,10 +6,10 @@
 use crate::activation_checkpoints::ActivationCheckpoints;
 use crate::block::{self, Block, BlockActivations, BlockParams};
 use crate::branch::Scratch;
-use crate::embedding::{self, Embedding};
+use crate::embedding::{self, Embedding, OutputGradient};
 use crate::kv_cache::{Extension, KvCache, NewTokens};
 use crate::loss::{Head, HeadInputs};
-use crate::norm::{Norm, NormActivations};
+use crate::norm::{AppliedNorm, Norm, NormActivations};
 use crate::params::SegmentLayout;
 use crate::rotary::RotaryTable;
 use crate::shape::{BatchTensors, DecoderShape, MicrobatchContext, Positions, Recompute, Ring};
@@ -58,6 +58,15 @@ pub struct HeadBuckets {
     pub head: Tensor,
 }
 
+/// What the output layer's backward pass starts from, one F64 on the device each.
+#[derive(Clone, Copy, Debug)]
+pub struct LossTensors {
+    /// Where the loss goes: the sum over the micro-batch's tokens.
+    pub loss: Tensor,
+    /// The loss scale, by which gradients are multiplied.
+    pub scale: Tensor,
+}
+
 /// The final norm in the names of its parameters.
 const FINAL_NORM: &str = "ln_f";
 /// The output projection that is a table of its own.
@@ -65,14 +74,14 @@ const HEAD: &str = "head";
 
 /// Layouts of all segments in the order of the forward pass, which is that of their numbers; flat lengths are multiples of `align`.
 fn layouts(shape: &DecoderShape, align: usize) -> Vec<SegmentLayout> {
-    let cut = (shape.tp_size, align);
+    let t = shape.tp_size;
     let mut all = vec![embedding::layout(shape, align)];
     all.extend((0..shape.layers).map(|layer| block::layout(shape, layer, align)));
-    all.push(SegmentLayout::new("final_norm".into(), String::new(), cut, |params| {
+    all.push(SegmentLayout::new("final_norm".into(), String::new(), t, align, |params| {
         Norm::declare(params, FINAL_NORM, shape);
     }));
     if !shape.architecture.tied {
-        all.push(SegmentLayout::new("head".into(), String::new(), cut, |params| {
+        all.push(SegmentLayout::new("head".into(), String::new(), t, align, |params| {
             let (size, init) = ((shape.vocab, shape.hidden), shape.weight_init());
             params.add_padded(HEAD, size, shape.vocab_per_rank(), init);
         }));
@@ -276,7 +285,7 @@ impl Decoder {
     /// Tokens to the first block's input. Reads the embedding.
     pub fn embed(&self, dev: &Device, pass: &MicrobatchContext, batch: &BatchTensors) {
         let (x, partial) = (self.x[pass.slot].input(0), self.scratch.partial);
-        self.embedding.forward(dev, &self.shape, (pass, batch), x, partial);
+        self.embedding.forward(dev, &self.shape, pass, batch, x, partial);
     }
 
     /// Block `layer`: its input to that of the next. Reads the block's segment.
@@ -301,10 +310,10 @@ impl Decoder {
         let (shape, rows) = (&self.shape, tokens.len());
         assert!(shape.tp_size == 1 && rows == new.iter().map(|new| new.count).sum::<usize>());
         let x = |layer| self.x[0].input(layer).rows(0..rows);
-        self.embedding.extend(dev, shape, tokens, (x(0), new));
+        self.embedding.extend(dev, shape, tokens, x(0), new);
         let extension = Extension { cache, new, table: self.rotary.map(|rotary| rotary.table) };
         for (layer, block) in self.blocks.iter().enumerate() {
-            block.extend(dev, shape, (x(layer), x(layer + 1)), extension);
+            block.extend(dev, shape, x(layer), x(layer + 1), extension);
         }
         let saved = self.final_saved.first(rows);
         self.final_norm.forward(dev, shape.region(), x(shape.layers), saved);
@@ -342,8 +351,9 @@ impl Decoder {
     pub fn loss_backward(
         &self,
         dev: &Device,
-        (pass, batch): (&MicrobatchContext, &BatchTensors),
-        (loss, scale): (Tensor, Tensor),
+        pass: &MicrobatchContext,
+        batch: &BatchTensors,
+        loss: LossTensors,
         buckets: HeadBuckets,
     ) {
         let (shape, region) = (&self.shape, self.shape.region());
@@ -356,12 +366,13 @@ impl Decoder {
             head.whole(HEAD)
         };
         let grads = HeadInputs { normed: self.scratch.partial, table: d_table };
-        self.head.loss_and_gradients(dev, shape, inputs, (batch, loss), (scale, grads));
+        self.head.loss_and_gradients(dev, shape, inputs, batch, loss, grads);
         let d_normed = region.sum(dev, grads.normed);
         let layout = &self.segments[self.segment(SegmentRole::FinalNorm)];
         let grads = Norm::cut(layout.of(buckets.final_norm), FINAL_NORM, shape);
-        let saved = (self.x[pass.slot].input(shape.layers), self.final_saved);
-        self.final_norm.backward(dev, saved, d_normed, (self.d_x(pass), false), grads);
+        let x = self.x[pass.slot].input(shape.layers);
+        let norm = AppliedNorm { norm: self.final_norm, x, saved: self.final_saved };
+        norm.backward(dev, d_normed, self.d_x(pass), false, grads);
         region.sum_replicated_grads(dev, layout.replicated(buckets.final_norm));
     }
 
@@ -372,11 +383,12 @@ impl Decoder {
         dev: &Device,
         pass: &MicrobatchContext,
         layer: usize,
-        (bucket, input): (Tensor, &mut Event),
+        bucket: Tensor,
+        input: &mut Event,
     ) {
         *input = self.x[pass.slot].restore(dev, layer, *input);
         let x = self.x[pass.slot].input(layer);
-        self.blocks[layer].backward(dev, &self.shape, pass, (x, self.d_x(pass)), bucket);
+        self.blocks[layer].backward(dev, &self.shape, pass, x, self.d_x(pass), bucket);
     }
 
     /// The embedding backward; `bucket` is that of its segment, whole at `record(Compute)`.
@@ -389,8 +401,8 @@ impl Decoder {
     ) {
         let layout = &self.segments[self.segment(SegmentRole::Embedding)];
         let grads = Embedding::cut(layout.of(bucket), &self.shape);
-        let d = (self.d_x(pass), self.scratch.d_branch);
-        self.embedding.backward(dev, &self.shape, (pass, batch), d, grads);
+        let d = OutputGradient { rows: self.d_x(pass), whole: self.scratch.d_branch };
+        self.embedding.backward(dev, &self.shape, pass, batch, d, grads);
         self.shape.region().sum_replicated_grads(dev, layout.replicated(bucket));
     }
 }

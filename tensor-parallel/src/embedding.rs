@@ -15,9 +15,18 @@ pub(crate) struct Embedding {
     positions: Option<Tensor>, // (T, C)
 }
 
+/// The gradient of the embedding's output.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OutputGradient {
+    /// (rows, C): this rank's rows.
+    pub(crate) rows: Tensor,
+    /// (B T, C): the buffer in which those of all ranks are gathered, where tokens are split over the ranks.
+    pub(crate) whole: Option<Tensor>,
+}
+
 /// The parameters of the embedding.
 pub(crate) fn layout(shape: &DecoderShape, align: usize) -> SegmentLayout {
-    SegmentLayout::new("embedding".into(), String::new(), (shape.tp_size, align), |params| {
+    SegmentLayout::new("embedding".into(), String::new(), shape.tp_size, align, |params| {
         let (c, init) = (shape.hidden, shape.weight_init());
         params.add_padded("wte", (shape.vocab, c), shape.vocab_per_rank(), init);
         if shape.architecture.positions == Positions::Learned {
@@ -37,7 +46,8 @@ impl Embedding {
         &self,
         dev: &Device,
         shape: &DecoderShape,
-        (pass, batch): (&MicrobatchContext, &BatchTensors),
+        pass: &MicrobatchContext,
+        batch: &BatchTensors,
         x: Tensor,
         partial: Tensor,
     ) {
@@ -65,7 +75,8 @@ impl Embedding {
         dev: &Device,
         shape: &DecoderShape,
         tokens: Tensor,
-        (x, new): (Tensor, &[NewTokens]),
+        x: Tensor,
+        new: &[NewTokens],
     ) {
         let (table, shard) = (self.tokens, shape.vocab_shard(dev));
         dev.submit(Compute, Op::Embedding { tokens, table, shard, y: x });
@@ -76,16 +87,18 @@ impl Embedding {
         }
     }
 
-    /// From d (rows, C), which dropout changes in place, to `grads`: a tied token table's is added to what the
+    /// From `d`, whose rows dropout changes in place, to `grads`: a tied token table's is added to what the
     /// output projection left there; all else is written.
     pub(crate) fn backward(
         &self,
         dev: &Device,
         shape: &DecoderShape,
-        (pass, batch): (&MicrobatchContext, &BatchTensors),
-        (d, d_full): (Tensor, Option<Tensor>),
+        pass: &MicrobatchContext,
+        batch: &BatchTensors,
+        d: OutputGradient,
         grads: Self,
     ) {
+        let OutputGradient { rows: d, whole } = d;
         let dropout = pass.dropout(shape, LAYER, 0, pass.first_row(dev, shape));
         if dropout.p > 0.0 {
             dev.submit(Compute, Op::Dropout { x: d, y: d, dropout });
@@ -95,7 +108,7 @@ impl Embedding {
             dev.submit(Compute, Op::PositionsBackward { d_y: d, first_row, starts, d_table });
         }
         let region = shape.region();
-        let d_y = match d_full {
+        let d_y = match whole {
             Some(full) if shape.sequence => {
                 dev.submit(Compute, Op::Copy { src: d, dst: region.rows(dev, full) });
                 region.gather(dev, full);

@@ -69,7 +69,8 @@ impl Attention {
     pub(crate) fn extend(
         &self,
         dev: &Device,
-        (shape, layer): (&DecoderShape, usize),
+        shape: &DecoderShape,
+        layer: usize,
         normed: Tensor,
         saved: AttentionActivations,
         extension: Extension<'_>,

@@ -36,7 +36,7 @@ mod region;
 mod rotary;
 mod shape;
 
-pub use decoder::{Decoder, HeadBuckets, SegmentRole};
+pub use decoder::{Decoder, HeadBuckets, LossTensors, SegmentRole};
 pub use kv_cache::{KvCache, NewTokens};
 pub use params::{Init, Param, Run, SegmentLayout, Split};
 pub use rotary::{Rope, RopeScaling};

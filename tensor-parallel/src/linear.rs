@@ -68,7 +68,8 @@ impl Fp8Linear {
     /// x as fp8 in the shared operand `to`, as it lies or transposed.
     fn round(
         dev: &Device,
-        (x, maxima): (Tensor, Tensor),
+        x: Tensor,
+        maxima: Tensor,
         to: Tensor,
         scale: Tensor,
         turn: bool,
@@ -98,7 +99,8 @@ impl Linear {
         self,
         dev: &Device,
         x: Tensor,
-        (y, epilogue): (Tensor, Epilogue),
+        y: Tensor,
+        epilogue: Epilogue,
         bias: Option<Tensor>,
     ) {
         let Some(Fp8Linear { input, weight, operands: fp8 }) = self.fp8 else {
@@ -107,20 +109,15 @@ impl Linear {
             return;
         };
         let [of_x, of_weight, _] = fp8.scales;
-        let a = Fp8Linear::round(dev, (x, input), fp8.input, of_x, false);
-        let b = Fp8Linear::round(dev, (self.weight, weight), fp8.weight, of_weight, false).t();
+        let a = Fp8Linear::round(dev, x, input, fp8.input, of_x, false);
+        let b = Fp8Linear::round(dev, self.weight, weight, fp8.weight, of_weight, false).t();
         dev.submit(Compute, Op::ScaledGemm { a, b, c: y, bias, scales: [of_x, of_weight] });
         follow(dev, epilogue, x, y);
     }
 
     /// d_x (m, k) = d (m, n) weight, then the epilogue.
     #[track_caller]
-    pub(crate) fn input_gradient(
-        self,
-        dev: &Device,
-        d: Tensor,
-        (d_x, epilogue): (Tensor, Epilogue),
-    ) {
+    pub(crate) fn input_gradient(self, dev: &Device, d: Tensor, d_x: Tensor, epilogue: Epilogue) {
         let Some(Fp8Linear { weight, operands: fp8, .. }) = self.fp8 else {
             dev.submit(Compute, Op::product_with(d, self.weight, d_x, epilogue));
             return;
@@ -132,7 +129,7 @@ impl Linear {
         let maxima = fp8.maxima;
         dev.submit(Compute, Op::Maxima { x: d, maxima });
         dev.submit(Compute, Op::Quantize { x: d, maxima, y: Some(a), turned, scale: of_d });
-        let b = Fp8Linear::round(dev, (self.weight, weight), fp8.weight, of_weight, true).t();
+        let b = Fp8Linear::round(dev, self.weight, weight, fp8.weight, of_weight, true).t();
         dev.submit(Compute, Op::ScaledGemm { a, b, c: d_x, bias: None, scales: [of_d, of_weight] });
         follow(dev, epilogue, d, d_x);
     }
@@ -143,7 +140,8 @@ impl Linear {
     pub(crate) fn weight_gradient(
         self,
         dev: &Device,
-        (d, x): (Tensor, Tensor),
+        d: Tensor,
+        x: Tensor,
         d_weight: Tensor,
         d_bias: Option<Tensor>,
     ) {
@@ -154,7 +152,7 @@ impl Linear {
         };
         let ((m, n), [of_x, _, of_d]) = (d.shape(), fp8.scales);
         let a = fp8.turned.slice(0..m * n).reshape(n, m);
-        let b = Fp8Linear::round(dev, (x, input), fp8.input, of_x, true).t();
+        let b = Fp8Linear::round(dev, x, input, fp8.input, of_x, true).t();
         dev.submit(Compute, Op::ScaledGemm { a, b, c: d_weight, bias: None, scales: [of_d, of_x] });
         follow(dev, sums, d.t(), d_weight);
     }

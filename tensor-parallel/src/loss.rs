@@ -2,9 +2,10 @@
 //! token are (arXiv 1909.08053, section 3). Both go through the tokens in runs, so that one run's logits are in memory: of a
 //! vocabulary of 128 thousand those of all tokens are the largest tensor there is.
 
+use crate::decoder::LossTensors;
 use crate::region::sum_over_ranks;
 use crate::shape::{BatchTensors, DecoderShape};
-use device::{Arena, Device, Dtype, Epilogue, Lane::Compute, Op, Plan, Reduce, Tensor};
+use device::{Arena, Device, Dtype, Epilogue, Lane::Compute, Op, Plan, Reduction, Tensor};
 use std::ops::Range;
 
 /// Activations of the output layer, of one run of tokens.
@@ -67,25 +68,27 @@ impl Head {
         for run in Self::runs(shape) {
             let head = self.of(run.len());
             head.project(dev, inputs.normed.rows(run.clone()), inputs.table);
-            head.forward(dev, shape, batch.targets.slice(run.clone()), (run.start, loss));
+            head.forward(dev, shape, batch.targets.slice(run.clone()), run.start, loss);
         }
     }
 
-    /// [`loss`](Self::loss), and the gradients of its mean over the micro-batch's tokens, times `scale` (1, F64): those of
+    /// [`loss`](Self::loss), and the gradients of its mean over the micro-batch's tokens, times `loss.scale`: those of
     /// `inputs` are written; that of the normed input is this rank's, to be summed over the ranks.
     pub(crate) fn loss_and_gradients(
         &self,
         dev: &Device,
         shape: &DecoderShape,
         inputs: HeadInputs,
-        (batch, loss): (&BatchTensors, Tensor),
-        (scale, grads): (Tensor, HeadInputs),
+        batch: &BatchTensors,
+        loss: LossTensors,
+        grads: HeadInputs,
     ) {
+        let LossTensors { loss, scale } = loss;
         for run in Self::runs(shape) {
             let (head, normed) = (self.of(run.len()), inputs.normed.rows(run.clone()));
             let targets = batch.targets.slice(run.clone());
             head.project(dev, normed, inputs.table);
-            head.forward(dev, shape, targets, (run.start, loss));
+            head.forward(dev, shape, targets, run.start, loss);
             head.backward(dev, shape, targets, scale);
             let d_logits = head.logits;
             let d_normed = grads.normed.rows(run.clone());
@@ -102,14 +105,15 @@ impl Head {
         dev: &Device,
         shape: &DecoderShape,
         targets: Tensor,
-        (start, loss): (usize, Tensor),
+        start: usize,
+        loss: Tensor,
     ) {
         let Self { logits, max, sums, .. } = *self;
         let shard = shape.vocab_shard(dev);
         dev.submit(Compute, Op::RowMax { x: logits, y: max, shard });
-        sum_over_ranks(dev, max, Reduce::Max);
+        sum_over_ranks(dev, max, Reduction::Max);
         dev.submit(Compute, Op::CrossEntropyStats { logits, max, targets, shard, sums });
-        sum_over_ranks(dev, sums.reshape(1, sums.len()), Reduce::Sum);
+        sum_over_ranks(dev, sums.reshape(1, sums.len()), Reduction::Sum);
         if start == 0 {
             return dev.submit(Compute, Op::CrossEntropyLoss { sums, targets, loss });
         }

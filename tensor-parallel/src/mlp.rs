@@ -96,7 +96,7 @@ impl Mlp {
         let (fc, swiglu) = (self.fc(saved), shape.architecture.swiglu);
         let epilogue = if swiglu { Epilogue::None } else { Epilogue::Gelu { y } };
         fc.observe(dev, normed);
-        fc.forward(dev, normed, (x, epilogue), self.fc_bias);
+        fc.forward(dev, normed, x, epilogue, self.fc_bias);
         if swiglu {
             dev.submit(Compute, Op::SwiGlu { x, y });
         }
@@ -113,7 +113,7 @@ impl Mlp {
 
     /// The row-parallel linear: `partial` (B T, C), to be summed over the ranks.
     pub(crate) fn proj_forward(&self, dev: &Device, saved: MlpActivations, partial: Tensor) {
-        self.proj(saved).forward(dev, saved.act, (partial, Epilogue::None), None);
+        self.proj(saved).forward(dev, saved.act, partial, Epilogue::None, None);
     }
 
     /// From `branch.d_sum` (B T, C), the gradient of the summed output, to `branch.d_normed` (B T, C), whose
@@ -124,9 +124,9 @@ impl Mlp {
         shape: &DecoderShape,
         saved: MlpActivations,
         branch: Branch,
-        (grads, scratch): (Self, &Scratch),
+        grads: Self,
     ) {
-        let (d_sum, d) = (branch.d_sum, scratch.d_inner);
+        let (d_sum, d) = (branch.d_sum, branch.scratch.d_inner);
         let (x, fc, proj) = (saved.pre, self.fc(saved), self.proj(saved));
         if shape.recompute == Recompute::Selective {
             let y = saved.act;
@@ -135,19 +135,19 @@ impl Mlp {
             dev.submit(Compute, act);
         }
         let d_pre = if shape.architecture.swiglu {
-            proj.input_gradient(dev, d_sum, (d, Epilogue::None));
+            proj.input_gradient(dev, d_sum, d, Epilogue::None);
             dev.submit(Compute, Op::SwiGluBackward { x, d });
             x
         } else {
-            proj.input_gradient(dev, d_sum, (d, Epilogue::GeluBackward { x }));
+            proj.input_gradient(dev, d_sum, d, Epilogue::GeluBackward { x });
             d
         };
         let d_bias = Region::with_weight(dev, grads.proj_bias);
-        proj.weight_gradient(dev, (d_sum, saved.act), grads.proj_weight, d_bias);
-        fc.input_gradient(dev, d_pre, (branch.d_normed, Epilogue::None));
+        proj.weight_gradient(dev, d_sum, saved.act, grads.proj_weight, d_bias);
+        fc.input_gradient(dev, d_pre, branch.d_normed, Epilogue::None);
         let summed = branch.region.start_sum(dev, branch.d_normed);
         dev.wait(Compute, branch.whole);
-        fc.weight_gradient(dev, (d_pre, branch.normed), grads.fc_weight, grads.fc_bias);
+        fc.weight_gradient(dev, d_pre, branch.normed, grads.fc_weight, grads.fc_bias);
         dev.wait(Compute, summed);
     }
 }

@@ -23,6 +23,15 @@ pub(crate) struct Norm {
     epsilon: f32,
 }
 
+/// A norm in a forward pass, for its backward pass.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AppliedNorm {
+    pub(crate) norm: Norm,
+    /// (rows, C): its input.
+    pub(crate) x: Tensor,
+    pub(crate) saved: NormActivations,
+}
+
 impl NormActivations {
     /// With `again` all norms share its output, since the backward pass computes it again.
     pub(crate) fn plan(
@@ -87,18 +96,26 @@ impl Norm {
         dev.submit(Compute, op);
         region.start_gather(dev, saved.normed)
     }
+}
+
+impl AppliedNorm {
+    /// [`Norm::start_forward`] once more.
+    pub(crate) fn start_forward(&self, dev: &Device, region: Region) -> Event {
+        self.norm.start_forward(dev, region, self.x, self.saved)
+    }
 
     /// d_x (rows, C) = (add ? d_x : 0) + gradient of x, from `d_normed` (rows, C), already summed over the
     /// ranks. Writes `grads` from this rank's tokens.
     pub(crate) fn backward(
         &self,
         dev: &Device,
-        (x, saved): (Tensor, NormActivations),
         d_normed: Tensor,
-        (d_x, add): (Tensor, bool),
-        grads: Self,
+        d_x: Tensor,
+        add: bool,
+        grads: Norm,
     ) {
-        let (gain, stats, d_y, d_gain) = (self.gain, saved.stats, d_normed, grads.gain);
+        let (x, gain, stats) = (self.x, self.norm.gain, self.saved.stats);
+        let (d_y, d_gain) = (d_normed, grads.gain);
         let op = match grads.bias {
             Some(d_bias) => Op::LayerNormBackward { x, gain, stats, d_y, d_x, add, d_gain, d_bias },
             None => Op::RmsNormBackward { x, gain, stats, d_y, d_x, add, d_gain },

@@ -5,7 +5,7 @@
 //! so "decayed" and "counted once" are prefixes.
 
 use device::Tensor;
-use device::numerics::Counted;
+use device::numerics::CountedRange;
 use std::ops::Range;
 
 /// The cut of a global (rows, columns) tensor over t ranks.
@@ -185,7 +185,8 @@ impl SegmentLayout {
     pub(crate) fn new(
         name: String,
         prefix: String,
-        (t, align): (usize, usize),
+        t: usize,
+        align: usize,
         declare: impl FnOnce(&mut ParamDeclarations),
     ) -> Self {
         let mut declared = ParamDeclarations { t, prefix, params: Vec::new() };
@@ -218,8 +219,8 @@ impl SegmentLayout {
     }
 
     /// The elements of the flat buffer that count on rank `tp`: of those that several ranks hold, the first one's.
-    pub fn counted(&self, tp: usize) -> Counted {
-        let mut counted = Counted::first(self.len);
+    pub fn counted(&self, tp: usize) -> CountedRange {
+        let mut counted = CountedRange::first(self.len);
         let others: Vec<&Range<usize>> =
             self.params.iter().filter(|p| !p.is_owner(tp)).map(|p| &p.range).collect();
         for run in others.chunk_by(|a, b| a.end == b.start) {
@@ -269,7 +270,7 @@ impl FlatBuffer<'_> {
             assert!(adjacent, "{}: {parts:?} stand one after the other", self.layout.name);
             (rows, range.end) = (rows + param.local.0, param.range.end);
         }
-        self.shaped(range, (rows, first.local.1))
+        self.shaped(range, rows, first.local.1)
     }
 
     /// A tensor that is a part of the model by itself.
@@ -292,11 +293,11 @@ impl FlatBuffer<'_> {
     }
 
     fn cut(&self, param: &Param) -> Tensor {
-        self.shaped(param.range.clone(), param.local)
+        self.shaped(param.range.clone(), param.local.0, param.local.1)
     }
 
     /// A vector is one row.
-    fn shaped(&self, range: Range<usize>, (rows, columns): (usize, usize)) -> Tensor {
+    fn shaped(&self, range: Range<usize>, rows: usize, columns: usize) -> Tensor {
         let t = self.flat.slice(range);
         if columns > 1 { t.reshape(rows, columns) } else { t }
     }
@@ -324,7 +325,7 @@ mod tests {
     #[test]
     fn the_parts_of_all_ranks_are_the_whole() {
         for t in [1, 2, 4] {
-            let segment = SegmentLayout::new("s".into(), "s.".into(), (t, 64), |p| {
+            let segment = SegmentLayout::new("s".into(), "s.".into(), t, 64, |p| {
                 p.add("norm.gain", (8, 1), Split::Replicated, Init::Constant(1.0));
                 p.add("qkv.bias", (3 * 16, 1), Split::ThreeRows, Init::Constant(0.0));
                 p.add("qkv.weight", (3 * 16, 8), Split::ThreeRows, Init::Normal(0.02));

@@ -1,14 +1,16 @@
 //! One pass of a model, forward and backward, put together from the ranks of a grid; and fixtures to compare it with.
 
 use device::cpu::{self, CpuOptions, Lanes, ScratchFloats};
-use device::{Arena, Device, Dtype, Event, HostPlace, HostWork, Lane, Plan, Rank, Tensor, World};
+use device::{
+    Arena, Communicator, Device, Dtype, Event, HostPlace, HostWork, Lane, Plan, Rank, Tensor,
+};
 use safetensors::SafeTensors;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tensor_parallel::{
-    BatchTensors, Decoder, DecoderShape, HeadBuckets, MicrobatchContext, SegmentLayout,
-    SegmentRole, Split,
+    BatchTensors, Decoder, DecoderShape, HeadBuckets, LossTensors, MicrobatchContext,
+    SegmentLayout, SegmentRole, Split,
 };
 
 /// Tensors by name, widened.
@@ -117,7 +119,7 @@ struct OfRank {
 /// When a rank fails.
 pub fn pass(shape: &DecoderShape, dp: usize, given: &Given<'_>) -> Passed {
     let handles = Handles::plan(shape);
-    let world = World::new(shape.tp_size, dp, Duration::from_secs(60));
+    let world = Communicator::new(shape.tp_size, dp, Duration::from_secs(60));
     let parts: Vec<OfRank> = std::thread::scope(|scope| {
         let run = |rank| {
             let (handles, world) = (&handles, &world);
@@ -145,7 +147,7 @@ impl Handles {
         Self { plan: Arc::new(plan), gpt, batch, starts, buckets, loss, scale }
     }
 
-    fn rank(&self, given: &Given<'_>, world: &Arc<World>, rank: Rank) -> OfRank {
+    fn rank(&self, given: &Given<'_>, world: &Arc<Communicator>, rank: Rank) -> OfRank {
         let (gpt, batch, shape) = (&self.gpt, &self.batch, self.gpt.shape());
         let widest = shape.widest_sum();
         let options = CpuOptions {
@@ -172,11 +174,12 @@ impl Handles {
         }
         let buckets =
             HeadBuckets { final_norm: bucket(SegmentRole::FinalNorm), head: bucket(gpt.head()) };
-        gpt.loss_backward(&dev, (&pass, batch), (self.loss, self.scale), buckets);
+        let loss = LossTensors { loss: self.loss, scale: self.scale };
+        gpt.loss_backward(&dev, &pass, batch, loss, buckets);
         let mut input = Event::default();
         for layer in (0..shape.layers).rev() {
-            let to = (bucket(SegmentRole::Block(layer)), &mut input);
-            gpt.block_backward(&dev, &pass, layer, to);
+            let bucket = bucket(SegmentRole::Block(layer));
+            gpt.block_backward(&dev, &pass, layer, bucket, &mut input);
         }
         gpt.embed_backward(&dev, &pass, batch, bucket(SegmentRole::Embedding));
         let used = |(bucket, s): (&Tensor, &SegmentLayout)| read(&dev, bucket.slice(0..s.len));

@@ -5,8 +5,8 @@
 #![allow(clippy::allow_attributes, reason = "the lines above")]
 
 use device::cpu::{self, CpuOptions, Lanes};
-use device::{Arena, Dtype, Error, Group, Lane, Op, Plan, Rank, Reduce};
-use device::{HostWork, World};
+use device::{Arena, Dtype, Error, Group, Lane, Op, Plan, Rank, Reduction};
+use device::{Communicator, HostWork};
 use engine::run::{FaultPoint, Message, RunError, RunOptions, Watcher, train};
 use engine::train::build::lay_out;
 use std::sync::Arc;
@@ -144,7 +144,7 @@ fn two_ranks(
 ) -> [Error; 2] {
     let mut plan = Plan::default();
     let x = plan.tensor((Arena::Device, "test"), "x", Dtype::F32, (1, 64));
-    let (plan, world) = (Arc::new(plan), World::new(2, 1, timeout));
+    let (plan, world) = (Arc::new(plan), Communicator::new(2, 1, timeout));
     let rank = move |rank: Rank| {
         let (plan, world) = (Arc::clone(&plan), Arc::clone(&world));
         std::thread::spawn(move || {
@@ -175,7 +175,7 @@ fn two_ranks(
 /// Another op, another length, another reduction: none is the same meeting.
 const MISMATCHES: [fn(usize, device::Tensor) -> Option<Op>; 3] = [
     |rank, x| {
-        let (group, reduce) = (Group::Tp, Reduce::Sum);
+        let (group, reduce) = (Group::Tp, Reduction::Sum);
         Some(if rank == 0 {
             Op::AllGather { x, group }
         } else {
@@ -184,10 +184,10 @@ const MISMATCHES: [fn(usize, device::Tensor) -> Option<Op>; 3] = [
     },
     |rank, x| {
         let (x, group) = (x.slice(0..32 * (rank + 1)), Group::Tp);
-        Some(Op::AllReduce { x, group, reduce: Reduce::Sum })
+        Some(Op::AllReduce { x, group, reduce: Reduction::Sum })
     },
     |rank, x| {
-        let reduce = if rank == 0 { Reduce::Sum } else { Reduce::Max };
+        let reduce = if rank == 0 { Reduction::Sum } else { Reduction::Max };
         Some(Op::AllReduce { x, group: Group::Tp, reduce })
     },
 ];

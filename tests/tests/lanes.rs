@@ -4,7 +4,7 @@
 #![allow(clippy::allow_attributes, reason = "the line above")]
 
 use device::Lane::{Compute, DpComm, H2d, Host, TpComm};
-use device::sim::{self, Hardware, Played, Timeline};
+use device::sim::{self, Hardware, SimulatedOp, Timeline};
 use engine::config::{Config, load};
 use engine::predict::simulate::{hardware, record};
 use engine::train::build::lay_out;
@@ -34,7 +34,7 @@ fn described(config: &str, global: &str, sets: &[&str]) -> (Config, Hardware) {
 type Spans = Vec<(f64, f64)>;
 
 /// Ops of rank 0 in the last step.
-fn spans(timeline: &Timeline, is: impl Fn(&Played<'_>) -> bool) -> Spans {
+fn spans(timeline: &Timeline, is: impl Fn(&SimulatedOp<'_>) -> bool) -> Spans {
     let (begin, end) = timeline.window();
     let inside = timeline.played(0).filter(|p| p.start >= begin && p.start < end && is(p));
     let mut spans: Spans = inside.map(|p| (p.start, p.end)).collect();
@@ -59,7 +59,7 @@ fn seconds(spans: &Spans) -> f64 {
     spans.iter().map(|(from, to)| to - from).sum()
 }
 
-fn adam(p: &Played<'_>) -> bool {
+fn adam(p: &SimulatedOp<'_>) -> bool {
     p.lane == Host && p.work.name == "adam_tile"
 }
 

@@ -5,7 +5,9 @@
 #![allow(clippy::allow_attributes, reason = "the line above")]
 
 use device::cpu::{self, CpuOptions, Lanes};
-use device::{Arena, Dtype, Error, Group, Lane, Op, Plan, Processes, Rank, Reduce, World};
+use device::{
+    Arena, Communicator, Dtype, Error, Group, Lane, Op, Plan, Processes, Rank, Reduction,
+};
 use engine::checkpoint::{Checkpoint, RunFolder, newest};
 use engine::run::{FaultPoint, RunError, RunOptions, Watcher};
 use engine::run_dir::Held;
@@ -40,7 +42,7 @@ fn across(count: usize, sets: &[&str], options: &RunOptions) -> Vec<Ended> {
             let options = RunOptions { processes: Some(processes), ..options.clone() };
             scope.spawn(move || try_run_on(data, config, built, &options))
         };
-        let all: Vec<_> = Processes::inside(count).into_iter().map(start).collect();
+        let all: Vec<_> = Processes::in_threads(count).into_iter().map(start).collect();
         all.into_iter().map(|process| process.join().unwrap()).collect()
     })
 }
@@ -188,7 +190,7 @@ fn a_run_that_one_process_is_told_to_stop_ends_after_the_same_step_in_all() {
     let (config, data) = (tiny(&sets), excerpt());
     let built = lay_out(&config);
     let steps: Vec<u64> = std::thread::scope(|scope| {
-        let all = Processes::inside(4).into_iter().map(|processes| {
+        let all = Processes::in_threads(4).into_iter().map(|processes| {
             let stop = if processes.me() == 3 { Arc::clone(&stop) } else { Arc::default() };
             let watcher = Some(watcher.clone());
             let options = saving(folder.path(), None);
@@ -213,7 +215,7 @@ fn what_fails_in_one_process_ends_all_with_the_rank_and_its_error() {
             let error = ended.unwrap_err();
             assert_eq!(error.rank, 2, "{error}");
             assert!(error.to_string().contains("injected fault"), "{error}");
-            let elsewhere = matches!(&error.error, Error::Elsewhere(other) if other.process == 1);
+            let elsewhere = matches!(&error.error, Error::Remote(other) if other.process == 1);
             assert_eq!(elsewhere, process == 0, "{error:?}");
         }
     }
@@ -272,7 +274,7 @@ fn collectives(count: usize, (tp, dp): (usize, usize), dtype: Dtype) -> Vec<Vec<
     let [large, odd, small] =
         [long, 13, 8].map(|n| plan.tensor((Arena::Device, "test"), format!("x{n}"), dtype, (1, n)));
     let plan = Arc::new(plan);
-    let of_rank = |world: &Arc<World>, rank: Rank| {
+    let of_rank = |world: &Arc<Communicator>, rank: Rank| {
         let options = CpuOptions {
             lanes: Lanes::Inline,
             memory_limit: u64::MAX,
@@ -287,10 +289,10 @@ fn collectives(count: usize, (tp, dp): (usize, usize), dtype: Dtype) -> Vec<Vec<
             for x in [large, odd, small] {
                 dev.write(x, &value).unwrap();
             }
-            let sum = Reduce::Sum;
+            let sum = Reduction::Sum;
             let ops = [
                 Op::AllReduce { x: large, group, reduce: sum },
-                Op::AllReduce { x: odd, group, reduce: Reduce::Max },
+                Op::AllReduce { x: odd, group, reduce: Reduction::Max },
                 Op::ReduceScatter { x: large, group },
                 Op::AllGather { x: large, group },
                 Op::Broadcast { x: small, group, root: rank.within(group).1 - 1 },
@@ -309,9 +311,9 @@ fn collectives(count: usize, (tp, dp): (usize, usize), dtype: Dtype) -> Vec<Vec<
         dev.finish().unwrap();
         all
     };
-    let world = |processes| World::across(&processes, (tp, dp), Duration::from_secs(60));
+    let world = |processes| Communicator::across(&processes, (tp, dp), Duration::from_secs(60));
     // Where there is one, it has nothing to send.
-    let worlds: Vec<_> = Processes::inside(count).into_iter().map(world).collect();
+    let worlds: Vec<_> = Processes::in_threads(count).into_iter().map(world).collect();
     std::thread::scope(|scope| {
         let mut all = Vec::new();
         for world in &worlds {

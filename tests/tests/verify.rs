@@ -109,7 +109,7 @@ fn the_chunks_of_the_ranks_of_a_group_hold_each_element_once() {
         for dp in 0..dp_size {
             let rank = Rank { tp: 0, tp_size: config.parallel.tensor, dp, dp_size };
             let optimizer =
-                Optimizer::new(&built.optimizer, rank, (&counted, &noise), Arc::new(Constant));
+                Optimizer::new(&built.optimizer, rank, &counted, &noise, Arc::new(Constant));
             for (segment, range) in (0..chunks).map(|chunk| optimizer.chunk(chunk)) {
                 found[segment].push(range);
             }

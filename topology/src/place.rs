@@ -5,8 +5,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::core_shares::{CoreShare, deal};
 use crate::cpu_list::format_cpu_list;
-use crate::deal::{Share, deal};
 use crate::kinds::unlike_ranks;
 use crate::machine::{Machine, NumaNode};
 use crate::pci::PciAddress;
@@ -355,7 +355,7 @@ fn rank_place(
     (rank, tp): (usize, usize),
     gpu: Option<usize>,
     near: Option<u32>,
-    share: &Share,
+    share: &CoreShare,
 ) -> RankPlace {
     let mut reasons = Vec::new();
     let numa_node = staging_node(machine, near.or(share.home), &mut reasons);

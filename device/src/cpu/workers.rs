@@ -6,7 +6,7 @@
 
 use super::gemm::{self, Gemm};
 use crate::view::{BLOCK, copy};
-use crate::{Crew, Pieces, View, ViewMut};
+use crate::{Divisible, ThreadTeam, View, ViewMut};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -62,7 +62,7 @@ pub(super) const fn norm_floats(hidden: usize) -> usize {
 /// The threads that compute a lane's kernels. Everything is allocated in [`Workers::new`].
 #[derive(Debug)]
 pub(crate) struct Workers {
-    crew: Option<Arc<Crew>>,
+    crew: Option<Arc<ThreadTeam>>,
     /// Scratch by thread.
     scratch: Vec<Mutex<Scratch>>,
     /// Sums by block of rows.
@@ -79,7 +79,7 @@ pub(super) struct Scratch {
 impl Workers {
     /// Kernels run on `crew` together with the calling thread. Without a crew, or with a crew of
     /// one thread, they run on the calling thread alone.
-    pub(crate) fn new(crew: Option<Arc<Crew>>, floats: ScratchFloats) -> Self {
+    pub(crate) fn new(crew: Option<Arc<ThreadTeam>>, floats: ScratchFloats) -> Self {
         let crew = crew.filter(|crew| crew.threads() > 1);
         let threads = crew.as_ref().map_or(1, |crew| crew.threads());
         let scratch = || Scratch { gemm: gemm::Scratch::new(), floats: vec![0.0; floats.each] };
@@ -107,7 +107,7 @@ impl Workers {
         match &self.crew {
             Some(crew) if product.is_worth_sharing() => {
                 let mut panels = product.panels(crew.threads());
-                crew.share(panels.all(), &|thread, some| {
+                crew.parallel_for(panels.all(), &|thread, some| {
                     some.compute(&mut self.scratch(thread).gemm);
                 });
             }
@@ -155,7 +155,7 @@ impl Workers {
             Some(crew) if elements >= PARALLEL_ELEMENTS => {
                 let out = Groups { of: out, each };
                 let all = Units(0..blocks, (out, Slice { data: &mut *partials, each: width }));
-                crew.share(all, &|thread, Units(blocks, (out, sums))| {
+                crew.parallel_for(all, &|thread, Units(blocks, (out, sums))| {
                     of_blocks(blocks, out.of, sums.data, &mut self.scratch(thread).floats);
                 });
             }
@@ -180,7 +180,7 @@ impl Workers {
     ) {
         match &self.crew {
             Some(crew) if elements >= PARALLEL_ELEMENTS && units > 1 => {
-                crew.share(Units(0..units, out), &|thread, Units(units, out)| {
+                crew.parallel_for(Units(0..units, out), &|thread, Units(units, out)| {
                     f(units, out, &mut self.scratch(thread));
                 });
             }
@@ -192,7 +192,7 @@ impl Workers {
 
 struct Units<P>(Range<usize>, P);
 
-impl<P: Parts> Pieces for Units<P> {
+impl<P: Parts> Divisible for Units<P> {
     fn units(&self) -> usize {
         self.0.len()
     }

@@ -8,15 +8,15 @@
 
 use super::driver::{Context, DeviceMemory, Event, Failure, Stream};
 use super::memory::{Peer, Peers};
-use super::nccl::{self, ByParts, Communicator};
+use super::nccl::{self, NcclCommunicator, ShardedCollective};
 use super::watchdog::{Watchdog, abort_all};
 use super::{Gpu, launch};
-use crate::ranks::meeting::Post;
+use crate::ranks::communicator::Communicator;
 use crate::ranks::patience::Patience;
-use crate::ranks::shared::collectives::{divisible, meet};
-use crate::ranks::world::World;
-use crate::submit::warm::{Call, Kind};
-use crate::{Admitted, Error, Group, Lane, Op, Rank, Reduce, Tensor};
+use crate::ranks::rank_state::collectives::{divisible, meet};
+use crate::ranks::rendezvous::Arrival;
+use crate::submit::warm::{Call, CollectiveKind};
+use crate::{AdmittedOp, Error, Group, Lane, Op, Rank, Reduction, Tensor};
 use std::panic::Location;
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,7 +28,7 @@ pub(super) enum Transport {
     /// backend.
     InProcess,
     /// By the communicators of groups with several ranks: TP, DP.
-    Nccl(Communicators, Watchdog),
+    Nccl(NcclCommunicators, Watchdog),
 }
 
 /// Phases of an in-process collective: the stream has reached it; its part is combined; it has all
@@ -38,14 +38,14 @@ const COMBINED: usize = 1;
 const GATHERED: usize = 2;
 
 /// A rank's communicators: TP, DP.
-pub(super) type Communicators = [Option<Arc<Communicator>>; 2];
+pub(super) type NcclCommunicators = [Option<Arc<NcclCommunicator>>; 2];
 
 /// Makes the communicators of `rank`. Blocks until the peers make theirs.
 pub(super) fn connect(
     rank: Rank,
-    (world, peers): (&World, &Peers),
+    (world, peers): (&Communicator, &Peers),
     gpu: usize,
-) -> Result<Communicators, Error> {
+) -> Result<NcclCommunicators, Error> {
     let failed = |problem| Error::GpuSetup { rank: rank.index(), gpu, problem };
     let one = |group| {
         let (me, size) = rank.within(group);
@@ -65,7 +65,7 @@ pub(super) fn connect(
 
 /// The id of a group, which its first rank makes. Ranks of other processes get it with a letter.
 fn meet_for_id(
-    (rank, world, peers): (Rank, &World, &Peers),
+    (rank, world, peers): (Rank, &Communicator, &Peers),
     group: Group,
 ) -> Result<Result<nccl::Id, String>, Error> {
     let ((me, size), lane) = (rank.within(group), Lane::Compute);
@@ -77,12 +77,12 @@ fn meet_for_id(
         };
         peers.post_id((group, first), id);
         let bytes = nccl::id_bytes(&id);
-        let away = (1..size).filter(|to| world.is_away(rank.member(group, *to)));
+        let away = (1..size).filter(|to| world.is_remote_rank(rank.member(group, *to)));
         away.for_each(|to| world.send((rank, lane), group, to, &bytes));
     }
     let (op, site, tensor) = ("open: communicators", Location::caller(), Tensor::NONE);
-    let met = world.meet(rank, lane, group, Post { op, site, tensor, detail: 0, told: 0 })?;
-    if world.is_away(first) {
+    let met = world.meet(rank, lane, group, Arrival { op, site, tensor, detail: 0, payload: 0 })?;
+    if world.is_remote_rank(first) {
         let id = nccl::id_from(met.parcel(0).bytes());
         return Ok(id.ok_or_else(|| "no identity of its communicator came".to_owned()));
     }
@@ -92,9 +92,9 @@ fn meet_for_id(
 /// Sends every collective of the program through its communicator, and each kind with 8 bytes. NCCL
 /// connects an algorithm, and allocates for it, at the first collective that uses it.
 pub(super) fn warm_up(
-    (rank, world): (Rank, &World),
+    (rank, world): (Rank, &Communicator),
     context: &Arc<Context>,
-    (communicators, stream): (&Communicators, &Stream),
+    (communicators, stream): (&NcclCommunicators, &Stream),
     calls: &[Call],
 ) -> Result<(), Error> {
     let gpu = context.ordinal;
@@ -110,10 +110,14 @@ pub(super) fn warm_up(
         for len in [few, call.len] {
             let buffer = (memory.start, len, call.dtype);
             let enqueued = match call.kind {
-                Kind::AllReduce(reduce) => comm.all_reduce(buffer, reduce, stream),
-                Kind::ReduceScatter => comm.by_parts(buffer, ByParts::ReduceScatter, stream),
-                Kind::AllGather => comm.by_parts(buffer, ByParts::AllGather, stream),
-                Kind::Broadcast => comm.broadcast(buffer, 0, stream),
+                CollectiveKind::AllReduce(reduce) => comm.all_reduce(buffer, reduce, stream),
+                CollectiveKind::ReduceScatter => {
+                    comm.by_parts(buffer, ShardedCollective::ReduceScatter, stream)
+                }
+                CollectiveKind::AllGather => {
+                    comm.by_parts(buffer, ShardedCollective::AllGather, stream)
+                }
+                CollectiveKind::Broadcast => comm.broadcast(buffer, 0, stream),
             };
             enqueued.map_err(failed)?;
         }
@@ -133,7 +137,11 @@ pub(super) fn warm_up(
 
 /// Waits for the collectives before `ended`. False: another rank has failed. An error: NCCL failed
 /// or they take too long.
-fn await_all(world: &World, communicators: &Communicators, ended: &Event) -> Result<bool, String> {
+fn await_all(
+    world: &Communicator,
+    communicators: &NcclCommunicators,
+    ended: &Event,
+) -> Result<bool, String> {
     let mut patience = Patience::new();
     while !ended.has_passed().map_err(|e| e.to_string())? {
         let wrong = communicators.iter().flatten().find_map(|comm| comm.check().err());
@@ -156,14 +164,15 @@ fn await_all(world: &World, communicators: &Communicators, ended: &Event) -> Res
 /// and never learns that a rank has failed; a failure leaves the thread behind. `None` if another
 /// rank has failed.
 fn communicator(
-    (rank, world): (Rank, &World),
+    (rank, world): (Rank, &Communicator),
     gpu: usize,
     (id, me, size): (nccl::Id, usize, usize),
-) -> Result<Option<Communicator>, String> {
+) -> Result<Option<NcclCommunicator>, String> {
     let (sender, made) = std::sync::mpsc::channel();
     let make = move || {
         let bound = Context::of(gpu).and_then(|context| context.bind());
-        let made = bound.map_err(|e| e.to_string()).and_then(|()| Communicator::new(id, me, size));
+        let made =
+            bound.map_err(|e| e.to_string()).and_then(|()| NcclCommunicator::new(id, me, size));
         let _ = sender.send(made);
     };
     let thread = std::thread::Builder::new().name(format!("connect {}", rank.index()));
@@ -186,14 +195,14 @@ fn communicator(
 const LOOK: Duration = Duration::from_millis(20);
 
 /// The error of a rank that stops because another rank has failed.
-fn given_up(rank: Rank, world: &World) -> Error {
+fn given_up(rank: Rank, world: &Communicator) -> Error {
     let ended = || Error::GpuSetup { rank: rank.index(), gpu: 0, problem: "given up".into() };
     world.check(rank).err().unwrap_or_else(ended)
 }
 
 impl Gpu {
     /// Enqueues a collective on `stream`. Blocks until all ranks of its group have reached it.
-    pub(super) fn collective(&self, op: &Admitted, stream: &Stream) -> Result<(), Error> {
+    pub(super) fn collective(&self, op: &AdmittedOp, stream: &Stream) -> Result<(), Error> {
         let Some(group) = op.op.group() else { return Ok(()) };
         let (me, size) = self.host.rank.within(group);
         if size == 1 {
@@ -216,9 +225,9 @@ impl Gpu {
 
     fn by_nccl(
         &self,
-        op: &Admitted,
+        op: &AdmittedOp,
         stream: &Stream,
-        (group, comm): (Group, &Communicator),
+        (group, comm): (Group, &NcclCommunicator),
         watchdog: &Watchdog,
     ) -> Result<(), Error> {
         let Some((x, detail)) = described(&op.op) else {
@@ -232,8 +241,10 @@ impl Gpu {
         watchdog.starts(stream, op, group).map_err(|e| self.failed(op, &e))?;
         let enqueued = match op.op {
             Op::AllReduce { reduce, .. } => comm.all_reduce(buffer, reduce, stream),
-            Op::ReduceScatter { .. } => comm.by_parts(buffer, ByParts::ReduceScatter, stream),
-            Op::AllGather { .. } => comm.by_parts(buffer, ByParts::AllGather, stream),
+            Op::ReduceScatter { .. } => {
+                comm.by_parts(buffer, ShardedCollective::ReduceScatter, stream)
+            }
+            Op::AllGather { .. } => comm.by_parts(buffer, ShardedCollective::AllGather, stream),
             Op::Broadcast { root, .. } => comm.broadcast(buffer, root, stream),
             _ => Err("no collective that NCCL is given".to_owned()),
         };
@@ -258,7 +269,7 @@ fn described(op: &Op) -> Option<(Tensor, usize)> {
 /// that meeting only after they have waited for the last record.
 struct Exchange<'a> {
     gpu: &'a Gpu,
-    op: &'a Admitted,
+    op: &'a AdmittedOp,
     stream: &'a Stream,
     group: Group,
     me: usize,
@@ -281,7 +292,7 @@ impl Exchange<'_> {
             }
             Op::ReduceScatter { .. } => {
                 divisible(self.op, &self.gpu.host, x, self.size)?;
-                self.combine(x.shard(self.me, self.size), Reduce::Sum)?;
+                self.combine(x.shard(self.me, self.size), Reduction::Sum)?;
             }
             Op::AllGather { .. } => {
                 divisible(self.op, &self.gpu.host, x, self.size)?;
@@ -330,7 +341,7 @@ impl Exchange<'_> {
     }
 
     /// Sets `mine` to the combination of the same range on every rank.
-    fn combine(&self, mine: Tensor, reduce: Reduce) -> Result<(), Error> {
+    fn combine(&self, mine: Tensor, reduce: Reduction) -> Result<(), Error> {
         let mut peers = [0; launch::MAX_PEERS];
         if self.size > peers.len() {
             let problem = format!("{} ranks; in-process sums take {}", self.size, peers.len());

@@ -55,7 +55,7 @@ macro_rules! call {
 mod memory;
 mod timed;
 
-pub(super) use memory::{DeviceMemory, Mapped, Registration, Word, Words};
+pub(super) use memory::{DeviceMemory, HostMapping, Registration, Word, Words};
 pub(super) use timed::TimedEvent;
 
 /// Whether the driver's library can be loaded.

@@ -1,7 +1,7 @@
 //! The kernels of an [`Op`]: names, grids and arguments, as data. It calls no CUDA function, so the
 //! tests make the same launches on an emulator. Each kernel computes the same as [`crate::cpu`].
 
-use crate::op::{Dropout, HeadNorm, Heads, Op, Reduce, VocabShard};
+use crate::op::{Dropout, HeadNorm, Heads, Op, Reduction, VocabShard};
 use crate::random::keep_threshold;
 use crate::{DeviceOp, Dtype, KernelArg, Tensor};
 
@@ -308,14 +308,14 @@ fn no_kernel(op: &Op) -> Result<(), String> {
 pub fn combine_peers(
     into: (u64, Dtype, usize),
     peers: &[u64],
-    reduce: Reduce,
+    reduce: Reduction,
     visit: &mut dyn FnMut(&Launch),
 ) -> Result<(), String> {
     let (at, dtype, n) = into;
     if peers.is_empty() || peers.len() > MAX_PEERS {
         return Err(format!("{} ranks, not 1 to {MAX_PEERS}", peers.len()));
     }
-    let largest = u64::from(reduce == Reduce::Max);
+    let largest = u64::from(reduce == Reduction::Max);
     let mut all = [0; MAX_PEERS];
     all[..peers.len()].copy_from_slice(peers);
     let rest = |args: Args| args.with(&[n as u64, peers.len() as u64, largest]).with(&all);

@@ -1,6 +1,6 @@
 //! The memory of a rank on a GPU, and the parts of it that the other ranks of the process access.
 
-use super::driver::{Context, DeviceMemory, Event, Failure, Mapped, Registration};
+use super::driver::{Context, DeviceMemory, Event, Failure, HostMapping, Registration};
 use super::nccl;
 use crate::ranks::memory::Memory;
 use crate::{Arena, Group, LANES, Plan, Tensor};
@@ -106,7 +106,7 @@ impl Peer {
         let mut pinned = Registration::new(context);
         for run in &copied {
             pieces(run.clone(), &mut |piece| {
-                pinned.add(start + piece.start, piece.end - piece.start, Mapped::No)
+                pinned.add(start + piece.start, piece.end - piece.start, HostMapping::No)
             })?;
         }
         let events = (0..EVENTS).map(|_| Event::new()).collect::<Result<_, _>>()?;

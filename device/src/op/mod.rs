@@ -7,7 +7,7 @@ mod check;
 pub use access::Mode;
 
 use crate::Tensor;
-use crate::numerics::Counted;
+use crate::numerics::CountedRange;
 use crate::submit::task::{DeviceOp, HostOp};
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ pub enum Group {
 
 /// How a collective combines values.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Reduce {
+pub enum Reduction {
     /// In rank order, in fp32 (fp64 for F64), rounded once.
     Sum,
     /// Elementwise maximum.
@@ -342,11 +342,11 @@ pub enum Op {
     Zero { x: Tensor },
     /// partials (chunks) F64 = sum of squares, in fp64, of each run of `chunk` elements of x. Only
     /// the elements in `counted` count. A sum is not finite if any of them is not.
-    ChunkSquares { x: Tensor, partials: Tensor, chunk: usize, counted: Counted },
+    ChunkSquares { x: Tensor, partials: Tensor, chunk: usize, counted: CountedRange },
     /// Copies between the arenas, or inside the device.
     Copy { src: Tensor, dst: Tensor },
     /// Every rank's x becomes the combination of all x.
-    AllReduce { x: Tensor, group: Group, reduce: Reduce },
+    AllReduce { x: Tensor, group: Group, reduce: Reduction },
     /// In place: rank i ends with the sum in `x.shard(i, n)`; the other parts are undefined.
     ReduceScatter { x: Tensor, group: Group },
     /// In place: rank i gives `x.shard(i, n)`; all ranks end with all parts.

@@ -26,7 +26,7 @@ const JOINING: u32 = 10;
 
 /// A request to the thread that calls MPI.
 #[derive(Debug)]
-enum Job {
+enum MpiRequest {
     Send(usize, Vec<u8>),
     /// The end: in order, or by ending all processes with this exit code.
     Close(Option<u8>, Sender<()>),
@@ -34,7 +34,7 @@ enum Job {
 
 #[derive(Debug)]
 struct Mpi {
-    jobs: Mutex<Sender<Job>>,
+    jobs: Mutex<Sender<MpiRequest>>,
     /// These overtake others.
     urgent: Mutex<Sender<(usize, Vec<u8>)>>,
     /// How long the others may take to close, too.
@@ -47,14 +47,17 @@ impl Wire for Mpi {
         if urgent {
             let _ = self.urgent.lock().unwrap_or_else(PoisonError::into_inner).send((to, bytes));
         } else {
-            let _ =
-                self.jobs.lock().unwrap_or_else(PoisonError::into_inner).send(Job::Send(to, bytes));
+            let _ = self
+                .jobs
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .send(MpiRequest::Send(to, bytes));
         }
     }
 
     fn close(&self, abort: Option<u8>) {
         let (closed, over) = channel();
-        let job = Job::Close(abort, closed);
+        let job = MpiRequest::Close(abort, closed);
         let _ = self.jobs.lock().unwrap_or_else(PoisonError::into_inner).send(job);
         // A thread that is stuck in MPI does not answer; the process ends without it, and the
         // launcher ends the others.
@@ -87,8 +90,8 @@ pub fn join(silence: Duration) -> Result<Arc<Processes>, String> {
 
 fn serve(
     silence: Duration,
-    (jobs, urgent): (Sender<Job>, Sender<(usize, Vec<u8>)>),
-    (job, hurried): (&Receiver<Job>, &Receiver<(usize, Vec<u8>)>),
+    (jobs, urgent): (Sender<MpiRequest>, Sender<(usize, Vec<u8>)>),
+    (job, hurried): (&Receiver<MpiRequest>, &Receiver<(usize, Vec<u8>)>),
     ready: &Sender<Result<Arc<Processes>, String>>,
 ) {
     let Some((universe, _)) = mpi::initialize_with_threading(Threading::Funneled) else {
@@ -109,7 +112,8 @@ fn serve(
         return;
     }
     let _ = ready.send(Ok(Arc::clone(&processes)));
-    let mut post = Post { world, processes, hurried, beat: Instant::now(), active: Instant::now() };
+    let mut post =
+        Mailbox { world, processes, hurried, beat: Instant::now(), active: Instant::now() };
     let (abort, closed) = post.serve(job);
     ended.store(true, Ordering::Relaxed);
     match abort {
@@ -141,7 +145,7 @@ fn nodes(world: &SimpleCommunicator, count: usize) -> Vec<String> {
 }
 
 /// Letters on their way, both ways.
-struct Post<'a> {
+struct Mailbox<'a> {
     world: SimpleCommunicator,
     processes: Arc<Processes>,
     hurried: &'a Receiver<(usize, Vec<u8>)>,
@@ -151,9 +155,9 @@ struct Post<'a> {
     active: Instant,
 }
 
-impl Post<'_> {
+impl Mailbox<'_> {
     /// Until the end, which it returns.
-    fn serve(&mut self, jobs: &Receiver<Job>) -> (Option<u8>, Sender<()>) {
+    fn serve(&mut self, jobs: &Receiver<MpiRequest>) -> (Option<u8>, Sender<()>) {
         loop {
             self.look(None);
             let pause = self.pause();
@@ -165,8 +169,8 @@ impl Post<'_> {
                 }
             };
             match job {
-                Ok(Job::Send(to, bytes)) => self.send(to, &bytes),
-                Ok(Job::Close(abort, closed)) => return (abort, closed),
+                Ok(MpiRequest::Send(to, bytes)) => self.send(to, &bytes),
+                Ok(MpiRequest::Close(abort, closed)) => return (abort, closed),
                 Err(true) => unreachable!("the wire has the other end, and lives in `processes`"),
                 Err(false) if pause.is_zero() => std::thread::yield_now(),
                 Err(false) => {}

@@ -15,10 +15,10 @@ mod timeline;
 
 pub use crate::tensor::Cargo;
 pub use cost::{CHANNEL_SHARE, LINK_SHARE, MEMORY_SHARE, NVLINK_SHARE, WIDE_SHARE};
-pub use hardware::era::{AsOf2020, Fact};
-pub use hardware::{Gpu, Hardware, Measured, Rates, Seat};
-pub use program::{Kind, Program, Work, record, record_as};
-pub use timeline::{Played, Timeline};
+pub use hardware::era::{Era2020, Fact};
+pub use hardware::{Gpu, Hardware, MeasuredMachine, Rates, Seat};
+pub use program::{Program, Work, WorkKind, record, record_as};
+pub use timeline::{SimulatedOp, Timeline};
 
 use crate::{Group, LANES, Lane, Rank};
 use classes::{Classes, GroupUser, Users};

@@ -1,6 +1,7 @@
 use super::*;
 use crate::{
-    Arena, Dtype, HostContext, HostOp, HostTask, Lane, Mode, Op, Plan, Pool, Reduce, Tensor, random,
+    Arena, Dtype, HostContext, HostOp, HostTask, Lane, Mode, Op, Plan, Pool, Reduction, Tensor,
+    random,
 };
 use std::sync::Arc;
 
@@ -39,9 +40,9 @@ fn pair() -> Hardware {
 }
 
 #[derive(Debug)]
-struct Pass(Tensor);
+struct IdleTask(Tensor);
 
-impl HostTask for Pass {
+impl HostTask for IdleTask {
     fn name(&self) -> &'static str {
         "pass"
     }
@@ -69,7 +70,7 @@ fn two_ranks_by_hand() {
     let program = record(rank, &plan, |d| {
         d.write(host, &|_| 0.0)?;
         d.begin_step(1);
-        d.submit_host(&HostOp::new(Pass(host)), 0);
+        d.submit_host(&HostOp::new(IdleTask(host)), 0);
         d.follow(Lane::H2d, Lane::Host);
         d.submit(Lane::H2d, Op::Copy { src: host, dst: dev });
         d.submit(Lane::Compute, Op::Zero { x: other });
@@ -104,7 +105,7 @@ fn two_ranks_by_hand() {
         near(path.iter().map(|(.., s)| s).sum(), gathered);
         assert!(path.iter().all(|(_, name, _)| *name != "zero"), "{path:?}");
         near(timeline.busy(0, Lane::H2d), copied - pass);
-        let on = |lane: Lane| move |p: &Played<'_>| p.lane == lane;
+        let on = |lane: Lane| move |p: &SimulatedOp<'_>| p.lane == lane;
         near(timeline.together(0, on(Lane::Host), on(Lane::Compute)), 2e-6 + bytes / 800e9);
     }
 }
@@ -185,15 +186,15 @@ fn random_program(seed: u64) -> Program {
                     Lane::Compute => Op::Zero { x: on_device },
                     Lane::TpComm if draw(2) == 0 => Op::AllGather { x: on_device, group },
                     Lane::TpComm => {
-                        Op::AllReduce { x: on_device, group: Group::Tp, reduce: Reduce::Sum }
+                        Op::AllReduce { x: on_device, group: Group::Tp, reduce: Reduction::Sum }
                     }
                     Lane::DpComm => Op::ReduceScatter { x: on_device, group: Group::Dp },
                     Lane::H2d => Op::Copy { src: on_host, dst: on_device },
                     Lane::D2h => Op::Copy { src: on_device, dst: on_host },
                     Lane::Host if draw(4) == 0 => {
-                        Op::AllReduce { x: on_host, group, reduce: Reduce::Sum }
+                        Op::AllReduce { x: on_host, group, reduce: Reduction::Sum }
                     }
-                    Lane::Host => Op::Host { task: HostOp::new(Pass(on_host)), arg: 0 },
+                    Lane::Host => Op::Host { task: HostOp::new(IdleTask(on_host)), arg: 0 },
                 };
                 d.submit(lane, op);
             }
@@ -216,7 +217,7 @@ fn lanes_waits_and_rates_hold_in_random_programs() {
         let mut used = vec![0.0; resources.rates.len()];
         let mut last = 0.0f64;
         for rank in 0..4 {
-            let played: Vec<Played<'_>> = timeline.played(rank).collect();
+            let played: Vec<SimulatedOp<'_>> = timeline.played(rank).collect();
             assert_eq!(played.iter().map(|p| p.work.bytes).sum::<u64>(), submitted);
             let mut ends: [Vec<f64>; LANES] = Default::default();
             for (p, node) in played.iter().zip(&program.nodes) {
@@ -300,7 +301,7 @@ fn rank_of(tp_size: usize, dp_size: usize) -> Rank {
 }
 
 fn host_op(x: Tensor) -> Op {
-    Op::Host { task: HostOp::new(Pass(x)), arg: 0 }
+    Op::Host { task: HostOp::new(IdleTask(x)), arg: 0 }
 }
 
 #[test]
@@ -322,7 +323,8 @@ fn small_kernels_wait_for_the_thread_that_submits_them() {
     near(seconds, 400.0 * 3.8e-6);
     assert_eq!(calls, 400);
     // Virtual GPUs run an op when it is submitted.
-    let measured = Measured { cores: 1.0, threads: 1.0, other: 1e9, ..Measured::default() };
+    let measured =
+        MeasuredMachine { cores: 1.0, threads: 1.0, other: 1e9, ..MeasuredMachine::default() };
     let inline = Hardware { measured: Some(measured), ..pair() };
     let timeline = simulate(timeline.program().clone(), &inline, (1, 1)).unwrap();
     near(timeline.step_seconds(), 400.0 * 1024.0 / 1e9);
@@ -343,7 +345,7 @@ fn gradients_and_their_sums_cross_a_link_of_2020_one_rank_at_a_time() {
             d.sync_all()
         });
         let mut hardware = Hardware { dp_size: 8, ..pair() };
-        hardware.gpu.as_of_2020 = Some(AsOf2020::without(&[]));
+        hardware.gpu.as_of_2020 = Some(Era2020::without(&[]));
         play(program.unwrap(), &hardware, (1, 2), true).unwrap().busy(0, lane)
     };
     // Two ranks share the link in both cases. An eighth of the link is a quarter of a rank's half.
@@ -367,7 +369,7 @@ fn the_thread_is_never_further_ahead_of_a_stream_than_the_bound() {
         d.sync_all()
     });
     let timeline = simulate(program.unwrap(), &pair(), (1, 1)).unwrap();
-    let played: Vec<Played<'_>> = timeline.played(0).collect();
+    let played: Vec<SimulatedOp<'_>> = timeline.played(0).collect();
     // The first kernel is over before kernel 513 is submitted. After the thread has slept, it
     // continues with 256 in progress.
     let submitted = played[600].start;
@@ -414,7 +416,7 @@ fn with_nccl_both_communication_lanes_are_one_queue() {
             (0..100).for_each(|_| d.submit(Lane::Host, host_op(host)));
             d.follow(Lane::DpComm, Lane::Host);
             d.submit(Lane::DpComm, Op::AllGather { x, group: Group::Dp });
-            let op = Op::AllReduce { x: y, group: Group::Tp, reduce: Reduce::Sum };
+            let op = Op::AllReduce { x: y, group: Group::Tp, reduce: Reduction::Sum };
             d.submit(Lane::TpComm, op);
             d.sync_all()
         });

@@ -7,10 +7,10 @@ use crate::config::TILE_ELEMENTS as TILE;
 use crate::report::metrics;
 use crate::run::open::kernel_crew;
 use device::numerics::SimdPath;
-use device::{Arena, Crew, Device, Dtype, Error, HostOp, Lane, Plan, Tensor};
+use device::{Arena, Device, Dtype, Error, HostOp, Lane, Plan, Tensor, ThreadTeam};
 use offload::{
     AdamTile, NoiseRun, Phase, Rule, SpeculationBuffers, SpeculativeTile, SpeculativeTraffic,
-    Storage, TrafficTile, control,
+    Storage, TileNoise, TrafficTile, control,
 };
 use serde::Serialize;
 use std::sync::Arc;
@@ -145,7 +145,7 @@ pub fn adam(cases: &[Case], params: usize, most: usize) -> Result<Vec<Row>, Erro
 /// # Errors
 /// As there.
 pub(super) fn adam_on(
-    crew: Option<Arc<Crew>>,
+    crew: Option<Arc<ThreadTeam>>,
     node: &Node,
     cases: &[Case],
     params: usize,
@@ -286,7 +286,7 @@ fn tiles(
             variance: part(variance),
             param: part(param),
             decayed: TILE.min(params - at),
-            noise: (Arc::clone(&noise), at),
+            noise: TileNoise { runs: Arc::clone(&noise), start: at },
         };
         let Some(second) = &second else {
             return [HostOp::new(tile()), HostOp::new(TrafficTile(tile()))];

@@ -6,8 +6,8 @@ use super::{PATIENCE, memcpy, open_on_host};
 use crate::run::open::kernel_crew;
 use device::cpu::{self, CpuOptions, Lanes};
 use device::numerics::multiply_add;
-use device::{Arena, Crew, Dtype, Error, Group, Lane, Op, Plan, Rank, Reduce};
-use device::{HostWork, World};
+use device::{Arena, Dtype, Error, Group, Lane, Op, Plan, Rank, Reduction, ThreadTeam};
+use device::{Communicator, HostWork};
 use serde::Serialize;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -113,7 +113,7 @@ fn product_of(dtype: Dtype, shape: MatmulShape, threads: usize) -> Result<Produc
 }
 
 /// Operations a second.
-fn multiply_add_rate(crew: Option<&Crew>) -> f64 {
+fn multiply_add_rate(crew: Option<&ThreadTeam>) -> f64 {
     let (started, done) = (Instant::now(), Mutex::new(0.0));
     let work = |_| {
         let operations = multiply_add(FMA_ROUNDS);
@@ -148,9 +148,9 @@ pub fn collectives(ranks: usize, bytes: u64) -> Result<Vec<Collective>, Error> {
 fn collective(which: usize, ranks: usize, n: usize) -> Result<f64, Error> {
     let mut plan = Plan::default();
     let x = plan.tensor((Arena::Device, "of the measurement"), "x", Dtype::F32, (1, n));
-    let (world, plan) = (World::new(1, ranks, PATIENCE), Arc::new(plan));
+    let (world, plan) = (Communicator::new(1, ranks, PATIENCE), Arc::new(plan));
     let op = [
-        Op::AllReduce { x, group: Group::Dp, reduce: Reduce::Sum },
+        Op::AllReduce { x, group: Group::Dp, reduce: Reduction::Sum },
         Op::ReduceScatter { x, group: Group::Dp },
         Op::AllGather { x, group: Group::Dp },
     ];

@@ -11,7 +11,7 @@ use crate::run::gpu::machine;
 use crate::run::placement::cores;
 use device::cuda::{self, Collectives, CudaOptions, GpuInfo, Peers};
 use device::{Arena, Device, Dtype, Error, Group, HostPlace, HostWork, Lane, Op, Plan, Rank};
-use device::{Reduce, World};
+use device::{Communicator, Reduction};
 use std::sync::Arc;
 use std::time::Instant;
 use topology::{Machine, available_memory, format_bytes};
@@ -282,7 +282,7 @@ fn full_gpu(gpus: &[GpuInfo]) -> Option<(usize, u64)> {
 /// What the ranks of [`concurrent_rates`] share.
 struct SharedResources {
     plan: Arc<Plan>,
-    world: Arc<World>,
+    world: Arc<Communicator>,
     peers: Arc<Peers>,
     /// Device and host memory of a copy, numbers that are summed, and one number.
     arrays: [device::Tensor; 4],
@@ -303,7 +303,7 @@ fn concurrent_rates(gpus: usize, bytes: u64) -> Result<ConcurrentRates, Error> {
     ];
     let shared = SharedResources {
         plan: Arc::new(plan),
-        world: World::new(1, gpus, PATIENCE),
+        world: Communicator::new(1, gpus, PATIENCE),
         peers: Arc::new(Peers::new(gpus)),
         arrays,
     };
@@ -348,7 +348,7 @@ fn times(shared: &SharedResources, rank: Rank) -> Result<[Vec<f64>; 3], Error> {
     dev.write(below, &|_| 1.0)?;
     [above, summed, met].iter().for_each(|x| dev.submit(Lane::Compute, Op::Zero { x: *x }));
     dev.sync_all()?;
-    let sum = |x| Op::AllReduce { x, group: Group::Dp, reduce: Reduce::Sum };
+    let sum = |x| Op::AllReduce { x, group: Group::Dp, reduce: Reduction::Sum };
     let run = |lane, op: Op| rounds(&dev, &sum(met), lane, &op);
     let times = [
         run(Lane::H2d, Op::Copy { src: below, dst: above })?,

@@ -6,7 +6,8 @@ use crate::run::open::kernel_crew;
 use crate::run::placement::cores;
 use device::numerics::{Pass, sweep};
 use device::{
-    Arena, Crew, Dtype, Error, HostContext, HostOp, HostTask, Lane, Mode, Pieces, Plan, Tensor,
+    Arena, Divisible, Dtype, Error, HostContext, HostOp, HostTask, Lane, Mode, Plan, Tensor,
+    ThreadTeam,
 };
 use serde::Serialize;
 use std::io;
@@ -68,7 +69,7 @@ impl HostTask for Sweep {
             _ => host.write_as::<f32>(self.to)?,
         };
         let pass = self.pass;
-        host.share(Arrays(from, to), &|Arrays(from, to)| sweep(pass, from, to));
+        host.parallel_for(Arrays(from, to), &|Arrays(from, to)| sweep(pass, from, to));
         Ok(())
     }
 }
@@ -76,7 +77,7 @@ impl HostTask for Sweep {
 /// One of them may be empty.
 struct Arrays<'a>(&'a [f32], &'a mut [f32]);
 
-impl Pieces for Arrays<'_> {
+impl Divisible for Arrays<'_> {
     fn units(&self) -> usize {
         self.0.len().max(self.1.len()).div_ceil(PIECE)
     }
@@ -112,7 +113,7 @@ pub(super) fn nodes() -> Vec<Node> {
 /// anywhere.
 pub(super) fn on_node<T: Send>(
     node: &Node,
-    work: impl FnOnce(Option<Arc<Crew>>) -> Result<T, Error> + Send,
+    work: impl FnOnce(Option<Arc<ThreadTeam>>) -> Result<T, Error> + Send,
 ) -> Result<T, Error> {
     let Node { id, cpus } = node;
     let threads = if cpus.is_empty() { cores() } else { cpus.len() };
@@ -153,7 +154,7 @@ pub(super) fn one_core(bytes: u64) -> Result<NodeMemory, Error> {
     on_node(&node, |_| measure(None, &node, bytes))
 }
 
-fn measure(crew: Option<Arc<Crew>>, node: &Node, bytes: u64) -> Result<NodeMemory, Error> {
+fn measure(crew: Option<Arc<ThreadTeam>>, node: &Node, bytes: u64) -> Result<NodeMemory, Error> {
     let threads = crew.as_ref().map_or(1, |crew| crew.threads());
     let mut plan = Plan::default();
     let mut array = |name: &str| {

@@ -35,7 +35,7 @@ use crate::run_dir::{CONFIG, RunDir, RunDirError, TOKENIZER};
 use crate::train::batch::FILL;
 use crate::train::build::{RankLayout, update_mode};
 use crate::train::detours::RollbackHistory;
-use device::Kind;
+use device::ErrorKind;
 use device::numerics::SimdPath;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -348,13 +348,13 @@ impl Session<'_> {
 /// The exit code of a run that has failed.
 fn code_of(error: &RunError) -> u8 {
     let code = match error.error.kind() {
-        Kind::DeviceMemory => code::DEVICE_MEMORY,
-        Kind::HostMemory => code::HOST_MEMORY,
-        Kind::Bug => code::INTERNAL,
-        Kind::NoCuda => code::CONFIG,
+        ErrorKind::DeviceMemory => code::DEVICE_MEMORY,
+        ErrorKind::HostMemory => code::HOST_MEMORY,
+        ErrorKind::Bug => code::INTERNAL,
+        ErrorKind::NoCuda => code::CONFIG,
         // A file of the data was changed under the run.
-        Kind::Task(FILL) => code::DATA,
-        Kind::Task(_) | Kind::Rank => code::RANK,
+        ErrorKind::Task(FILL) => code::DATA,
+        ErrorKind::Task(_) | ErrorKind::Rank => code::RANK,
     };
     match error.read_failure {
         Some(ReadFailure::System) => code::IO,

@@ -9,7 +9,7 @@ use crate::run::placement::cores;
 use crate::train::build::scratch_floats;
 use device::cpu::{self, CpuOptions, Lanes};
 use device::cuda::{self, Collectives, CudaOptions, Peers, WIDEST_HEAD};
-use device::{Arena, Device, Dtype, HostPlace, HostWork, Plan, Rank, World};
+use device::{Arena, Communicator, Device, Dtype, HostPlace, HostWork, Plan, Rank};
 use std::sync::Arc;
 use std::time::Duration;
 use tensor_parallel::DecoderShape;
@@ -42,8 +42,8 @@ pub(super) fn open(
     }
 }
 
-fn world() -> Arc<World> {
-    World::new(1, 1, Duration::from_secs(60))
+fn world() -> Arc<Communicator> {
+    Communicator::new(1, 1, Duration::from_secs(60))
 }
 
 fn open_on_cores(plan: Plan, shape: &DecoderShape) -> Result<Device, GenerateError> {
@@ -58,7 +58,7 @@ fn open_on_cores(plan: Plan, shape: &DecoderShape) -> Result<Device, GenerateErr
         memory_limit: u64::MAX,
         host: HostPlace::default(),
         scratch,
-        work: HostWork { crew, ..HostWork::default() },
+        work: HostWork { team: crew, ..HostWork::default() },
     };
     Ok(cpu::open(ALONE, &Arc::new(plan), &world(), &options)?)
 }
@@ -97,7 +97,7 @@ fn open_on_gpu(config: &Config, plan: Plan, shape: &DecoderShape) -> Result<Devi
         collectives: Collectives::Auto,
         // A forward pass needs none.
         scratch: 0,
-        work: HostWork { crew: kernel_crew(cores(), None), ..HostWork::default() },
+        work: HostWork { team: kernel_crew(cores(), None), ..HostWork::default() },
         programs: offload::PROGRAMS,
         warm_up: Arc::default(),
     };

@@ -10,7 +10,7 @@ use crate::run::{RunOptions, train};
 use crate::run_dir::output::Output;
 use crate::train::build::lay_out;
 use device::Trace;
-use device::sim::{Kind, Work};
+use device::sim::{Work, WorkKind};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -159,7 +159,7 @@ fn explain(timed: &[Timed]) -> MeasuredConfig {
             samples.map(|t| [t.work.flops, t.work.bytes as f64, left(t.seconds, op)]).collect();
         two_rates(&samples).map(giga)
     };
-    let plain = |w: &Work| matches!(w.kind, Kind::Gemm { .. }) && w.apart.is_none();
+    let plain = |w: &Work| matches!(w.kind, WorkKind::Gemm { .. }) && w.apart.is_none();
     let gemm = [false, true].map(|wide| fit(&|w: &Work| plain(w) && w.wide == wide));
     let epilogues: Vec<Timed> = timed.iter().filter_map(|t| epilogue(t, &gemm)).collect();
     let rate = |of: &dyn Fn(&Work) -> bool, start: f64| {
@@ -171,7 +171,9 @@ fn explain(timed: &[Timed]) -> MeasuredConfig {
         median(seconds_per_byte).map_or(0.0, |s| giga(1.0 / s))
     };
     let attention = |gradient: bool| {
-        fit(&|w: &Work| matches!(w.kind, Kind::Attention { backward, .. } if backward == gradient))
+        fit(
+            &|w: &Work| matches!(w.kind, WorkKind::Attention { backward, .. } if backward == gradient),
+        )
     };
     let by_name = |name: &'static str| {
         let of = |wide: bool| {
@@ -181,7 +183,7 @@ fn explain(timed: &[Timed]) -> MeasuredConfig {
         };
         (name, [of(false), of(true)])
     };
-    let plain = |w: &Work| matches!(w.kind, Kind::Kernel | Kind::Up | Kind::Down);
+    let plain = |w: &Work| matches!(w.kind, WorkKind::Kernel | WorkKind::Up | WorkKind::Down);
     MeasuredConfig {
         cores: cores(),
         thread_us: 0.0,
@@ -202,7 +204,7 @@ fn epilogue(t: &Timed, rates: &[[f32; 2]; 2]) -> Option<Timed> {
     let [flops, moved] = rates[usize::from(t.work.wide)].map(|rate| 1e9 * f64::from(rate));
     let part = |amount: f64, rate: f64| if rate > 0.0 { amount / rate } else { 0.0 };
     let product = part(t.work.flops, flops) + part(t.work.bytes as f64, moved);
-    let work = Work { name, bytes, kind: Kind::Kernel, flops: 0.0, apart: None, ..t.work };
+    let work = Work { name, bytes, kind: WorkKind::Kernel, flops: 0.0, apart: None, ..t.work };
     Some(Timed { work, seconds: left(t.seconds, product) })
 }
 
@@ -214,7 +216,7 @@ fn left(seconds: f64, part: f64) -> f64 {
 /// Bytes as the simulator counts them for one of two ranks that work side by side.
 fn payload(work: &Work) -> f64 {
     match work.kind {
-        Kind::Collective { rounds, .. } => f64::from(rounds) * work.bytes as f64,
+        WorkKind::Collective { rounds, .. } => f64::from(rounds) * work.bytes as f64,
         _ => work.bytes as f64,
     }
 }

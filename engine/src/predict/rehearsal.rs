@@ -9,9 +9,9 @@ use crate::train::build::{RankLayout, op_scratch};
 use crate::train::detours::RollbackHistory;
 use crate::train::trainer::trainer;
 use device::cuda::{self, CudaOptions, Peers};
-use device::warm::{self, Distinct};
+use device::warm::{self, DistinctOps};
+use device::{Communicator, HostPlace, HostWork};
 use device::{Device, Error, Rank};
-use device::{HostPlace, HostWork, World};
 use std::sync::Arc;
 
 /// Micro-batches in which every kind of op of a step comes: the first ones, one between, the last.
@@ -25,7 +25,7 @@ fn few(built: &RankLayout, config: &Config) -> RankLayout {
 ///
 /// # Errors
 /// A step that its own checks refuse; that is a defect of onebox.
-pub(crate) fn distinct(config: &Config, built: &RankLayout, rank: Rank) -> Result<Distinct, Error> {
+pub(crate) fn distinct(config: &Config, built: &RankLayout, rank: Rank) -> Result<DistinctOps, Error> {
     let built = few(built, config);
     let (dev, distinct) = warm::open(rank, &built.plan);
     let typical = typical_step(config);
@@ -76,7 +76,7 @@ pub fn dry_run(
 ) -> Result<(), Error> {
     let (tp, dp) = (config.parallel.tensor, config.parallel.data);
     let RunOptions { timeout, collectives, .. } = RunOptions::default();
-    let world = World::new(tp, dp, timeout);
+    let world = Communicator::new(tp, dp, timeout);
     let peers = Arc::new(Peers::new(tp * dp));
     let one = |rank: Rank| {
         let options = CudaOptions {

@@ -6,7 +6,7 @@ use crate::predict::boxes::{self, BoxError};
 use crate::predict::plan::Report;
 use crate::train::build::{RankLayout, shape, update_mode};
 use crate::train::trainer::trainer;
-use device::sim::{self, Hardware, Kind, Played, Program, Timeline};
+use device::sim::{self, Hardware, Program, SimulatedOp, Timeline, WorkKind};
 use device::{Lane, Rank};
 use offload::SpeculationOutcome;
 use serde::Serialize;
@@ -330,10 +330,10 @@ pub(crate) fn typical_step(config: &Config) -> u64 {
 pub fn summary(config: &Config, memory: &Report, timeline: &Timeline) -> Simulated {
     let (begin, end) = timeline.window();
     let seconds = timeline.step_seconds();
-    let inside = |p: &Played<'_>| p.start >= begin && p.start < end;
+    let inside = |p: &SimulatedOp<'_>| p.start >= begin && p.start < end;
     let flops: f64 = timeline
         .played(0)
-        .filter(|p| inside(p) && !matches!(p.work.kind, Kind::Host))
+        .filter(|p| inside(p) && !matches!(p.work.kind, WorkKind::Host))
         .map(|p| p.work.flops)
         .sum();
     let tokens = (config.batch.global * config.model.seq_len) as f64;
@@ -401,7 +401,7 @@ impl Simulated {
 }
 
 /// Work of the host and its links: with the reduction and gathering over the data-parallel ranks.
-const fn is_offload(p: &Played<'_>) -> bool {
+const fn is_offload(p: &SimulatedOp<'_>) -> bool {
     matches!(p.lane, Lane::Host | Lane::H2d | Lane::D2h | Lane::DpComm)
 }
 

@@ -7,7 +7,7 @@ use crate::run::meet::barrier;
 use crate::run::options::RunOptions;
 use crate::run::runs::ValueRuns;
 use crate::run_dir::{Held, UNFINISHED, WEIGHTS};
-use device::World;
+use device::Communicator;
 use device::{Device, Error, Rank, Tensor};
 use offload::Optimizer;
 use std::fs::File;
@@ -86,7 +86,7 @@ struct FilledWindow {
 #[derive(Clone, Copy)]
 pub(crate) struct GatherContext<'a> {
     pub(crate) dev: &'a Device,
-    pub(crate) world: &'a World,
+    pub(crate) world: &'a Communicator,
     pub(crate) optimizer: &'a Optimizer,
     /// The number in which the ranks' [`barrier`] meets.
     pub(crate) barrier: Tensor,
@@ -210,8 +210,8 @@ impl StateGatherer {
         if takes_part && !self.give(gather, part, &take)? {
             return Err(differs(rank.index()));
         }
-        if world.is_spread() {
-            for (from, runs) in world.bring(rank, "window", &runs.into_bytes())? {
+        if world.has_remote_ranks() {
+            for (from, runs) in world.gather_remote(rank, "window", &runs.into_bytes())? {
                 if !ValueRuns::each(&runs, |at, values| window().apply(task, at, values)) {
                     return Err(differs(from));
                 }

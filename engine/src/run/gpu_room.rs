@@ -69,9 +69,9 @@ fn of_gpu(
     let found = look(gpu, offload::PROGRAMS)
         .map_err(|why| format!("GPU {gpu} cannot be looked at: {why}"))?;
     let mut beside = vec![
-        ("cuBLASLt's products", found.beside.products.div_ceil(ranks)),
-        ("onebox's kernels", found.beside.kernels),
-        ("streams and events", found.beside.streams),
+        ("cuBLASLt's products", found.overhead.products.div_ceil(ranks)),
+        ("onebox's kernels", found.overhead.kernels),
+        ("streams and events", found.overhead.streams),
         ("page tables of pinned memory", page_tables(plan)),
         ("rounding", ROUNDING.min(found.free / ranks / 8)),
     ];

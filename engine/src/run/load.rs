@@ -42,7 +42,7 @@ impl Ranks<'_> {
         what: &'static str,
         local: bool,
     ) -> Result<bool, Error> {
-        if !self.world.is_spread() {
+        if !self.world.has_remote_ranks() {
             return Ok(false);
         }
         let all = self.world.agree(dev.rank(), what, u64::from(local))?;
@@ -85,7 +85,7 @@ impl Ranks<'_> {
                 }
             })
         };
-        trainer.optimizer.restore(dev, (&words, from.has_late_update()), &fill, &stop_requested)
+        trainer.optimizer.restore(dev, &words, from.has_late_update(), &fill, &stop_requested)
     }
 
     /// Loads the parameters of a folder of transformers; the moments are zero.
@@ -114,6 +114,6 @@ impl Ranks<'_> {
                 }
             }
         };
-        trainer.optimizer.restore(dev, (&words, false), &fill, stop_requested)
+        trainer.optimizer.restore(dev, &words, false, &fill, stop_requested)
     }
 }

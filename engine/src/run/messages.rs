@@ -2,7 +2,7 @@
 
 use crate::train::batch::StepContents;
 use device::Activity;
-use device::World;
+use device::Communicator;
 use offload::SpeculationOutcome;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -130,7 +130,7 @@ pub(crate) enum ChannelItem {
 #[derive(Clone, Copy)]
 pub(crate) struct Listener<'a> {
     pub(crate) sender: Option<&'a crossbeam_channel::Sender<ChannelItem>>,
-    pub(crate) world: &'a World,
+    pub(crate) world: &'a Communicator,
 }
 
 impl Listener<'_> {

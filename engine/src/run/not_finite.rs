@@ -25,12 +25,12 @@ impl Ranks<'_> {
         if let Some(offload::NonFiniteGradient { segment, element }) = found {
             self.note_skip_cause(step, segment, element);
         }
-        if self.world.is_spread() {
+        if self.world.has_remote_ranks() {
             let found =
                 found.map_or_else(Vec::new, |offload::NonFiniteGradient { segment, element }| {
                     [(segment as u64).to_le_bytes(), (element as u64).to_le_bytes()].concat()
                 });
-            for (_, found) in self.world.bring(dev.rank(), "not finite", &found)? {
+            for (_, found) in self.world.gather_remote(dev.rank(), "not finite", &found)? {
                 if let ([segment, element], []) = found.as_chunks() {
                     let [segment, element] = [segment, element].map(|x| u64::from_le_bytes(*x));
                     self.note_skip_cause(step, segment as usize, element as usize);

@@ -9,7 +9,7 @@ use crate::train::build::{KernelScratch, op_scratch};
 use device::HostWork;
 use device::cpu::{self, CpuOptions};
 use device::cuda::{self, CudaOptions};
-use device::{Crew, Device, Error, Rank};
+use device::{Device, Error, Rank, ThreadTeam};
 use std::sync::Arc;
 use topology::RankPlace;
 
@@ -78,10 +78,10 @@ impl Ranks<'_> {
         }
     }
 
-    fn work(&self, crew: Option<Arc<Crew>>) -> HostWork {
+    fn work(&self, crew: Option<Arc<ThreadTeam>>) -> HostWork {
         let RunOptions { trace, slow, panic_at, stall_at, .. } = self.options;
         HostWork {
-            crew,
+            team: crew,
             cpus: Vec::new(),
             jobs: self.host_queue_capacity,
             rehearsal: false,
@@ -94,7 +94,7 @@ impl Ranks<'_> {
 }
 
 /// Starts the kernel threads of a rank on its cores; None if its own thread is enough.
-pub(crate) fn kernel_crew(threads: usize, cpus: Option<Vec<u32>>) -> Option<Arc<Crew>> {
+pub(crate) fn kernel_crew(threads: usize, cpus: Option<Vec<u32>>) -> Option<Arc<ThreadTeam>> {
     if threads < 2 {
         return None;
     }
@@ -104,6 +104,6 @@ pub(crate) fn kernel_crew(threads: usize, cpus: Option<Vec<u32>>) -> Option<Arc<
             let _ = topology::bind_current_thread(cpus);
         }
     };
-    let crew = Crew::new(threads, bind);
+    let crew = ThreadTeam::new(threads, bind);
     Some(Arc::new(crew.inspect_err(|e| tracing::warn!("no kernel threads: {e}")).ok()?))
 }

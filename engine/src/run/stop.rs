@@ -4,7 +4,7 @@
 //! follow its verdict, whatever they would see. This is exact: no rank can do the next step before all have asked about this one,
 //! since each step and each batch ends in a sum over ranks. Ranks in several processes send each other their votes.
 
-use device::{Error, Rank, World};
+use device::{Communicator, Error, Rank};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -22,7 +22,7 @@ pub(crate) struct StopSignal {
 pub(crate) struct StopVote<'a> {
     stop: &'a StopSignal,
     /// The world and the rank, if ranks of other processes vote too.
-    spread: Option<(&'a World, Rank)>,
+    spread: Option<(&'a Communicator, Rank)>,
     turn: u64,
 }
 
@@ -35,8 +35,8 @@ impl StopSignal {
         Self { requested, verdict: Mutex::new((0, false)), abandoned: AtomicBool::new(false) }
     }
 
-    pub(crate) fn vote<'a>(&'a self, world: &'a World, rank: Rank) -> StopVote<'a> {
-        let spread = world.is_spread().then_some((world, rank));
+    pub(crate) fn vote<'a>(&'a self, world: &'a Communicator, rank: Rank) -> StopVote<'a> {
+        let spread = world.has_remote_ranks().then_some((world, rank));
         StopVote { stop: self, spread, turn: 0 }
     }
 
@@ -92,7 +92,7 @@ mod tests {
     fn ranks_agree_whenever_the_run_is_told_to_stop() {
         let told = Arc::new(AtomicBool::new(false));
         let stop = StopSignal::new(Arc::clone(&told));
-        let world = World::new(2, 1, std::time::Duration::from_secs(1));
+        let world = Communicator::new(2, 1, std::time::Duration::from_secs(1));
         let turns = |rank| stop.vote(&world, rank);
         let [mut first, mut second] =
             Rank::all(2, 1).map(turns).collect::<Vec<_>>().try_into().ok().unwrap();

@@ -62,7 +62,7 @@ impl Ranks<'_> {
         let bytes = found.as_deref().map_or(&[][..], str::as_bytes);
         let differences = || self.differences.lock().unwrap_or_else(|e| e.into_inner());
         differences().extend(found.clone().map(|place| Difference { rank: rank.index(), place }));
-        let remote = self.world.bring(rank, "verified", bytes)?;
+        let remote = self.world.gather_remote(rank, "verified", bytes)?;
         if rank.index() != 0 {
             return Ok(found.is_none());
         }

@@ -9,8 +9,8 @@ use crate::train::batch::BatchLayout;
 use device::cpu::ScratchFloats;
 use device::{Arena, Dtype, Group, Plan, Tensor, cuda};
 use offload::{
-    BucketSharing, GradAccumulation, Layout, LossScale, Rule, SegmentSpec, Spec, Storage,
-    chunk_elements,
+    BucketSharing, GradAccumulation, LossScale, OptimizerLayout, OptimizerSpec, Rule, SegmentSpec,
+    Storage, chunk_elements,
 };
 use std::sync::Arc;
 use tensor_parallel::head_rows;
@@ -28,7 +28,7 @@ pub struct RankLayout {
     /// The model's handles.
     pub decoder: Decoder,
     /// The optimizer's.
-    pub optimizer: Arc<Layout>,
+    pub optimizer: Arc<OptimizerLayout>,
     /// The batches'.
     pub batches: BatchLayout,
     /// F64 (micro-batches + 1) on the device and on the host: sums of losses, the last one an evaluation's.
@@ -375,7 +375,8 @@ fn plan_layout(
         }
     };
     let segments: Vec<SegmentSpec> = decoder.segment_roles().map(spec_of).collect();
-    let layout = Layout::plan(&mut plan, &spec(config, micro_batches, sum), chunk, &segments);
+    let layout =
+        OptimizerLayout::plan(&mut plan, &spec(config, micro_batches, sum), chunk, &segments);
     let packs = config.data.packing == Packing::Documents;
     let batches = BatchLayout::plan(&mut plan, shape.tokens(), packs, vertical_width(config));
     let mut small =
@@ -403,9 +404,9 @@ fn plan_layout(
     }
 }
 
-fn spec(config: &Config, micro_batches: usize, sum: GradAccumulation) -> Spec {
+fn spec(config: &Config, micro_batches: usize, sum: GradAccumulation) -> OptimizerSpec {
     let (offload, scale) = (&config.offload, &config.loss_scale);
-    Spec {
+    OptimizerSpec {
         rule: rule(&config.optimizer),
         device_fraction: match offload.optimizer {
             Placement::Host => 0.0,

@@ -51,7 +51,7 @@ pub(crate) fn trainer(
     let schedule = LearningRateSchedule::new(&config.schedule, config.optimizer.lr);
     let given = Arc::new(StepInputs { schedule, samples: samples.clone() });
     let noise = crate::train::init::noise(config, &layout.decoder, rank);
-    let optimizer = Optimizer::new(&layout.optimizer, rank, (&counted, &noise), given);
+    let optimizer = Optimizer::new(&layout.optimizer, rank, &counted, &noise, given);
     let vertical_backward = config.offload.parameters == ParameterPlace::Host;
     let loader = Loader::new(&layout.batches, &samples, config.train.steps, vertical_backward);
     let schedule = crate::step::group::ExecutionSchedule {

@@ -8,9 +8,9 @@
 
 use super::DROPOUT;
 use super::rig::{Rig, VALUES, normal, nvrtc_or_skip, take_ran};
-use device::numerics::Counted;
-use device::{DeviceOp, Dtype, HeadNorm, HeadNormGrads, Heads, Op, Reduce, Tensor, VocabShard};
-use offload::{AdamTile, DeviceUpdate, Rule, control};
+use device::numerics::CountedRange;
+use device::{DeviceOp, Dtype, HeadNorm, HeadNormGrads, Heads, Op, Reduction, Tensor, VocabShard};
+use offload::{AdamTile, DeviceUpdate, Rule, TileNoise, control};
 
 #[path = "ptx/attention.rs"]
 mod attention;
@@ -61,7 +61,7 @@ fn elementwise_kernels() {
             pair.check_exact(&Op::Cast { x, y: wider });
             pair.check_exact(&Op::Add { x: wide, into: wider });
             pair.check_exact(&Op::Cast { x: wide, y: copy });
-            let counted = Counted { end: n - 3, hole: (2, n / 2) };
+            let counted = CountedRange { end: n - 3, hole: (2, n / 2) };
             pair.check_exact(&Op::ChunkSquares { x, partials, chunk: 64, counted });
             pair.check_exact(&Op::Dropout { x, y, dropout: DROPOUT });
             pair.check_exact(&Op::Zero { x: y });
@@ -91,9 +91,9 @@ fn of_ranks(mut rig: Rig, dtype: Dtype) {
     let wide: Vec<Tensor> =
         (0..3).map(|seed| rig.put(Dtype::F64, (1, 9), &normal(seed, 9))).collect();
     let mut pair = rig.open();
-    pair.combine(parts[1], &parts, Reduce::Sum);
-    pair.combine(parts[0], &parts, Reduce::Max);
-    pair.combine(wide[2], &wide, Reduce::Sum);
+    pair.combine(parts[1], &parts, Reduction::Sum);
+    pair.combine(parts[0], &parts, Reduction::Max);
+    pair.combine(wide[2], &wide, Reduction::Sum);
 }
 
 #[test]
@@ -222,7 +222,7 @@ fn update_kernels() {
             let variance = rig.put(Dtype::F32, (1, n), &variance);
             let param = rig.out(dtype, (1, n));
             let control = rig.put(Dtype::F64, (1, words.len()), &words);
-            let (decayed, noise) = (234, ([].into(), 0));
+            let (decayed, noise) = (234, TileNoise::none());
             let tile =
                 AdamTile { rule, control, grad, master, momentum, variance, param, decayed, noise };
             rig.open().check_exact(&Op::Task { task: DeviceOp::new(DeviceUpdate(tile)) });

@@ -7,7 +7,7 @@
 mod compiled;
 mod nvrtc;
 
-use compiled::Compiled;
+use compiled::CompiledKernels;
 pub(crate) use compiled::{compile, nvrtc_or_skip, take_ran};
 
 use device::cpu::{self, CpuOptions, Lanes};
@@ -15,7 +15,7 @@ use device::cuda::testing::{self, Launch};
 use device::cuda::{self, Collectives, CudaOptions, Peers};
 use device::numerics::{E4m3, E5m2};
 use device::{Arena, Device, Dtype, Lane, Mode, Op, Plan, Rank, Tensor, random};
-use device::{HostWork, World};
+use device::{Communicator, HostWork};
 use half::{bf16, f16};
 use std::ffi::{CString, c_char, c_void};
 use std::ops::Range;
@@ -138,7 +138,7 @@ impl Rig {
             scratch: cpu::ScratchFloats::new(300, 256, 4000, 0),
             work: HostWork::default(),
         };
-        let world = World::new(1, 1, Duration::from_secs(10));
+        let world = Communicator::new(1, 1, Duration::from_secs(10));
         let cpu = cpu::open(rank, &plan, &world, &options).expect("a virtual GPU");
         // Poisoned with NaN of every type.
         let memory = vec![u64::MAX; plan.bytes(Arena::Device).div_ceil(8) as usize + 32];
@@ -159,7 +159,7 @@ pub(crate) fn real() -> bool {
 }
 
 fn open_gpu(rank: Rank, plan: &Arc<Plan>) -> Device {
-    let world = World::new(1, 1, Duration::from_secs(60));
+    let world = Communicator::new(1, 1, Duration::from_secs(60));
     let options = CudaOptions {
         gpu: None,
         host: device::HostPlace::default(),
@@ -318,10 +318,10 @@ impl Pair {
     }
 
     /// The rig's memory for compiled kernels: each tensor, and no byte beside it.
-    fn compiled(&mut self, op: &Op, scratch: &[u64]) -> Option<Compiled> {
+    fn compiled(&mut self, op: &Op, scratch: &[u64]) -> Option<CompiledKernels> {
         self.compiled?;
         let base = self.base();
-        let mut compiled = Compiled::new(self.sm);
+        let mut compiled = CompiledKernels::new(self.sm);
         for t in self.tensors.clone() {
             let range = t.range().start as usize..t.range().end as usize;
             let bytes = self.bytes_mut()[range].to_vec();
@@ -334,7 +334,7 @@ impl Pair {
 
     /// What the compiled kernels wrote and left is what those compiled as C++ did.
     #[track_caller]
-    fn compare(&mut self, op: &Op, compiled: Option<&Compiled>, written: &[Tensor]) {
+    fn compare(&mut self, op: &Op, compiled: Option<&CompiledKernels>, written: &[Tensor]) {
         let (Some(compiled), Some(bound)) = (compiled, self.compiled) else { return };
         for t in self.tensors.clone() {
             let got = compiled.memory.bytes(self.address(t)).expect("a tensor");
@@ -375,7 +375,7 @@ impl Pair {
         &mut self,
         into: Tensor,
         parts: &[Tensor],
-        reduce: device::Reduce,
+        reduce: device::Reduction,
     ) -> Vec<f64> {
         let addresses: Vec<u64> = parts.iter().map(|t| self.address(*t)).collect();
         let to = (self.address(into), into.dtype(), into.len());

@@ -2,7 +2,7 @@
 
 use super::{on_cuda, try_run};
 use device::cuda::{self, Collectives, CudaOptions, Peers};
-use device::{Arena, Dtype, Plan, Rank, ViewMut, World};
+use device::{Arena, Communicator, Dtype, Plan, Rank, ViewMut};
 use engine::config::Config;
 use engine::predict::plan::{Report, memory_report};
 use engine::run::RunOptions;
@@ -76,7 +76,7 @@ pub(super) fn weights_are_written_in_pieces() {
         programs: &[],
         warm_up: Arc::default(),
     };
-    let world = World::new(1, 1, Duration::from_secs(60));
+    let world = Communicator::new(1, 1, Duration::from_secs(60));
     let dev = cuda::open(rank, &Arc::new(plan), &world, &options).unwrap();
     // Exact in 8 bits, and at each place another than a piece before.
     let value = |i: usize| (i * 7 + i / 1000) as f32 % 251.0;

@@ -15,7 +15,7 @@ const DP4: &[&str] = &["parallel.data=4"];
 fn by_two(sets: &[&str], options: &RunOptions) -> Vec<Result<Ran, Box<RunError>>> {
     let (config, data) = (on_cuda(tiny(sets)), short_text());
     let (built, over) = (lay_out(&config), AtomicBool::new(false));
-    let all = Processes::inside(2);
+    let all = Processes::in_threads(2);
     std::thread::scope(|scope| {
         // As the wire does.
         let beats = || {
@@ -59,7 +59,7 @@ pub(super) fn name_the_rank_that_does_not_come() {
         let timeout =
             |error: &Error| matches!(error, Error::Timeout { missing, .. } if *missing == [2]);
         let known = |error: &Error| {
-            timeout(error) || matches!(error, Error::PeerFailed { .. } | Error::Elsewhere(_))
+            timeout(error) || matches!(error, Error::PeerFailed { .. } | Error::Remote(_))
         };
         assert!(error.all.iter().flatten().all(known), "{:?}", error.all);
     }

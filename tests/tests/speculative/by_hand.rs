@@ -2,12 +2,15 @@
 //! thresholds that are hit exactly. Updates ahead of the decision leave the bits of updates behind it.
 
 use device::cpu::{self, CpuOptions, Lanes, ScratchFloats};
-use device::numerics::Counted;
-use device::{Arena, Dtype, Group, HostPlace, HostWork, Lane, Op, Plan, Rank, Tensor, World};
+use device::numerics::CountedRange;
+use device::{
+    Arena, Communicator, Dtype, Group, HostPlace, HostWork, Lane, Op, Plan, Rank, Tensor,
+};
 use device::{Device, random};
 use offload::{
-    BucketSharing, GradAccumulation, Layout, LossScale, NoiseRun, Optimizer, OwnedRun, Rule,
-    SegmentSpec, Spec, StatePosition, StepSchedule, Storage, Transfer, control,
+    BucketSharing, GradAccumulation, LossScale, NoiseRun, Optimizer, OptimizerLayout,
+    OptimizerSpec, OwnedRun, Rule, SegmentSpec, StatePosition, StepSchedule, Storage, Transfer,
+    control,
 };
 use std::cell::Cell;
 use std::sync::Arc;
@@ -85,7 +88,7 @@ struct Odd {
 struct Case {
     seed: u64,
     tp: usize,
-    spec: Spec,
+    spec: OptimizerSpec,
     storage: Dtype,
     /// Elements of each segment, and those in use.
     segments: Vec<[usize; 2]>,
@@ -125,7 +128,7 @@ impl Case {
             hysteresis: d.of(&[1, 2]),
             floor: initial.min(d.of(&[1.0, 256.0])),
         };
-        let spec = Spec {
+        let spec = OptimizerSpec {
             rule: if d.one_in(4) { sgd } else { adam },
             device_fraction: d.of(&[0.0, 0.0, 0.0, 0.3, 0.6, 0.9]),
             delayed: false,
@@ -237,7 +240,7 @@ struct Extra {
     seen: Vec<Tensor>,
 }
 
-fn laid_out(case: &Case, spec: &Spec) -> (Arc<Plan>, Arc<Layout>, Extra) {
+fn laid_out(case: &Case, spec: &OptimizerSpec) -> (Arc<Plan>, Arc<OptimizerLayout>, Extra) {
     let mut plan = Plan::default();
     let mut tensor =
         |name: String, len| plan.tensor((Arena::Device, "test"), name, case.storage, (1, len));
@@ -260,14 +263,14 @@ fn laid_out(case: &Case, spec: &Spec) -> (Arc<Plan>, Arc<Layout>, Extra) {
         param_buffer: None,
     };
     let segments: Vec<SegmentSpec> = case.segments.iter().enumerate().map(segment).collect();
-    let layout = Layout::plan(&mut plan, spec, CHUNK, &segments);
+    let layout = OptimizerLayout::plan(&mut plan, spec, CHUNK, &segments);
     (Arc::new(plan), Arc::new(layout), Extra { params, gradients, seen })
 }
 
 /// Every rank's share of a run.
-fn ran(case: &Case, spec: &Spec, lanes: Lanes) -> Vec<Left> {
+fn ran(case: &Case, spec: &OptimizerSpec, lanes: Lanes) -> Vec<Left> {
     let (plan, layout, extra) = laid_out(case, spec);
-    let world = World::new(case.tp, spec.dp_size, Duration::from_secs(60));
+    let world = Communicator::new(case.tp, spec.dp_size, Duration::from_secs(60));
     let one = |rank: Rank| {
         let options = CpuOptions {
             lanes,
@@ -291,23 +294,23 @@ fn ran(case: &Case, spec: &Spec, lanes: Lanes) -> Vec<Left> {
 
 fn one_rank(
     case: &Case,
-    spec: &Spec,
-    (dev, layout, extra): (&Device, &Arc<Layout>, &Extra),
+    spec: &OptimizerSpec,
+    (dev, layout, extra): (&Device, &Arc<OptimizerLayout>, &Extra),
 ) -> Left {
     let rank = dev.rank();
     let count = case.segments.len();
     // What two tensor-parallel ranks hold counts on the first of them.
     let counted = |[_, used]: &[usize; 2]| {
         let hole = if rank.tp == 0 { (0, 0) } else { (0, used / 4) };
-        Counted { end: *used, hole }
+        CountedRange { end: *used, hole }
     };
-    let counted: Vec<Counted> = case.segments.iter().map(counted).collect();
+    let counted: Vec<CountedRange> = case.segments.iter().map(counted).collect();
     let noise = |(s, [_, used]): (usize, &[usize; 2])| {
         Arc::from([NoiseRun { flat: 0..*used, stream: s as u64, global: 5 }])
     };
     let noise: Vec<Arc<[NoiseRun]>> = case.segments.iter().enumerate().map(noise).collect();
     let given: Arc<dyn StepSchedule> = Arc::<Given>::clone(&case.given);
-    let mut optimizer = Optimizer::new(layout, rank, (&counted, &noise), given);
+    let mut optimizer = Optimizer::new(layout, rank, &counted, &noise, given);
     for step in 0..STEPS as usize {
         for micro in 0..spec.micro_batches {
             for s in 0..count {
@@ -351,7 +354,7 @@ fn one_rank(
         words[control::APPLIED] = 1.0;
     }
     let late = case.late.is_some();
-    assert!(optimizer.restore(dev, (&words, late), &fill, &|| false).unwrap());
+    assert!(optimizer.restore(dev, &words, late, &fill, &|| false).unwrap());
     if late {
         (0..count).for_each(|s| optimizer.update(dev, s));
     }
@@ -440,9 +443,9 @@ fn whatever_the_gradients_are_the_states_are_those_of_updates_behind_the_decisio
         let open = ran(&case, &case.spec, Lanes::Inline);
         let norms: Vec<f64> =
             open[0].words.iter().map(|words| f64::from_bits(words[control::NORM])).collect();
-        let spec = Spec { clip: thresholds(&d, &norms), ..case.spec.clone() };
+        let spec = OptimizerSpec { clip: thresholds(&d, &norms), ..case.spec.clone() };
         let serial = ran(&case, &spec, Lanes::Inline);
-        let ahead = Spec { speculative_fraction: ahead_fraction, ..spec };
+        let ahead = OptimizerSpec { speculative_fraction: ahead_fraction, ..spec };
         let lanes = d.of(&[Lanes::Inline, Lanes::Inline, Lanes::Threads { chaos_us: 60 }]);
         let got = ran(&case, &ahead, lanes);
         for (rank, (want, got)) in serial.iter().zip(&got).enumerate() {

@@ -8,7 +8,7 @@ use pulp::Simd;
 const UNROLL: usize = 4;
 
 /// Destination of a microkernel's sums.
-pub(super) struct Out<'a, F> {
+pub(super) struct TileOutput<'a, F> {
     /// Partial sums, in whole microkernels of two vectors.
     pub(super) tile: &'a mut [f32],
     /// Whether the tile already holds sums to add to.
@@ -54,7 +54,7 @@ pub(super) fn kernels<'c, S: Simd>(
     kc: usize,
     a: Rows<'_>,
     b: (&[f32], usize),
-    out: Out<'_, impl Fn(usize) -> &'c mut [f32]>,
+    out: TileOutput<'_, impl Fn(usize) -> &'c mut [f32]>,
 ) {
     macro_rules! pick {
         ($rows:literal) => {
@@ -102,7 +102,7 @@ fn kernel<
     kc: usize,
     (a, a_stride): (&[f32], usize),
     (b, given_stride): (&[f32], usize),
-    out: Out<'_, F>,
+    out: TileOutput<'_, F>,
 ) {
     let mut sums = [[simd.splat_f32s(0.0); VECTORS]; ROWS];
     // With two variable strides there are too few registers for addresses.

@@ -2,15 +2,15 @@
 #![expect(unsafe_code, reason = "disjoint panels of one c")]
 
 use super::element::Element;
-use super::few::Few;
-use super::kernel::{Out, Rows, height, kernels};
+use super::few_rows::FewRows;
+use super::kernel::{Rows, TileOutput, height, kernels};
 use super::pack::{Order, chunks, pack_a, pack_b};
 use super::{
     A_PAD, A_ROWS, A_STRIDE, B_PAD, Dst, FEW_ROWS, Gemm, KC, MAX_LANES, MC, MT, Matrix, NR_MAX, NT,
-    PACK_A, PACK_B, PANEL_ROWS, Packed, Parts, RUN_ROWS, RUNS, SAME_SET, SHARED_FLOP, Scratch, Src,
-    VECS, has_room, reach,
+    PACK_A, PACK_B, PANEL_ROWS, PackedBlocks, Parts, RUN_ROWS, RUNS, SAME_SET, SHARED_FLOP,
+    Scratch, Src, VECS, has_room, reach,
 };
-use crate::Pieces;
+use crate::Divisible;
 use core::marker::PhantomData;
 use core::ops::Range;
 use half::{bf16, f16};
@@ -83,7 +83,7 @@ pub(crate) struct SomePanels<'p, 'a> {
     numbers: Range<usize>,
 }
 
-impl Pieces for SomePanels<'_, '_> {
+impl Divisible for SomePanels<'_, '_> {
     fn units(&self) -> usize {
         self.numbers.units()
     }
@@ -205,10 +205,10 @@ impl WithSimd for Panel<'_, '_> {
             }
             let shares_b = has_room(k, cols.len());
             let in_place = self.b_in_place(cols.len(), S::F32_LANES);
-            let of = |packed: &Packed| (packed.product, packed.first_col);
+            let of = |packed: &PackedBlocks| (packed.product, packed.first_col);
             if self.task.product == 0 || of(self.parts.packed) != (self.task.product, cols.start) {
                 let (product, first_col) = (self.task.product, cols.start);
-                *self.parts.packed = Packed { product, first_col, blocks: 0 };
+                *self.parts.packed = PackedBlocks { product, first_col, blocks: 0 };
             }
             for rows in chunks(self.rows.clone(), tile_rows) {
                 for block in 0..blocks {
@@ -219,8 +219,8 @@ impl WithSimd for Panel<'_, '_> {
                         pack_b(simd, &self.task.b, ks.clone(), cols.clone(), b, &mut self.parts);
                         self.parts.packed.blocks = block + 1;
                     }
-                    let b = in_place.map_or(Right::Packed(b), |(b, stride)| {
-                        Right::InPlace(&b[ks.start * stride + cols.start..], stride)
+                    let b = in_place.map_or(RightBlock::Packed(b), |(b, stride)| {
+                        RightBlock::InPlace(&b[ks.start * stride + cols.start..], stride)
                     });
                     for part in chunks(rows.clone(), MC) {
                         let order = pack_a(&self.task.a, part.clone(), ks.clone(), &mut self.parts);
@@ -261,13 +261,13 @@ impl<'a> Panel<'a, '_> {
     }
 
     /// Its operands, if its rows are few and lie along k, as those of a model's products do.
-    fn few(&self) -> Option<Few<'a>> {
+    fn few(&self) -> Option<FewRows<'a>> {
         let task = self.task;
         let along_k = task.a.col_stride == 1 && task.b.row_stride == 1;
         let fits = along_k && self.rows.len() <= FEW_ROWS && task.k > 0 && task.beta == 0.0;
         match (task.a.data, task.b.data, task.c) {
             (Src::F32(a), Src::F32(b), AnyCells::F32(_)) if fits => {
-                Some(Few { k: task.k, a: (a, task.a.row_stride), b: (b, task.b.col_stride) })
+                Some(FewRows { k: task.k, a: (a, task.a.row_stride), b: (b, task.b.col_stride) })
             }
             _ => None,
         }
@@ -278,7 +278,7 @@ impl<'a> Panel<'a, '_> {
     fn write<S: Simd, const ROWS: usize>(
         &self,
         simd: S,
-        few: Few<'_>,
+        few: FewRows<'_>,
         (row, col): (usize, usize),
     ) -> usize {
         let mut all = few.sums::<S, ROWS>(simd, (row, col));
@@ -302,7 +302,7 @@ impl<'a> Panel<'a, '_> {
 
 /// A block of b.
 #[derive(Clone, Copy)]
-enum Right<'a> {
+enum RightBlock<'a> {
     /// Index of its first element.
     Packed(usize),
     /// Rows of f32 that are read in place, and their distance.
@@ -313,7 +313,7 @@ enum Right<'a> {
 struct Step<'a> {
     order: Order,
     ks: Range<usize>,
-    b: Right<'a>,
+    b: RightBlock<'a>,
     /// First row of the block of a, in the tile of partial sums.
     first_row: usize,
     last: bool,
@@ -351,8 +351,8 @@ impl<'a> Panel<'a, '_> {
             let height = height::<S>(rows.len() - i);
             debug_assert!(i % A_ROWS + height <= A_ROWS, "a microkernel across two panels");
             let b = match step.b {
-                Right::Packed(at) => (&self.parts.b[at + j * (kc + B_PAD)..][..nr * kc], nr),
-                Right::InPlace(b, stride) => (&b[j..], stride),
+                RightBlock::Packed(at) => (&self.parts.b[at + j * (kc + B_PAD)..][..nr * kc], nr),
+                RightBlock::InPlace(b, stride) => (&b[j..], stride),
             };
             let width = (cols.len() - j).min(nr);
             let tile = if first && last { 0 } else { j * MT + (step.first_row + i) * nr };
@@ -362,7 +362,7 @@ impl<'a> Panel<'a, '_> {
                 AnyCells::F32(c) if last && width.is_multiple_of(S::F32_LANES) => Some(c),
                 _ => None,
             };
-            let out = Out {
+            let out = TileOutput {
                 tile: &mut *tile,
                 add: !first,
                 scale: if last { self.task.scale } else { 1.0 },

@@ -285,7 +285,7 @@ fn what_is_read_in_place_or_packed_has_the_same_product() {
 fn threads_change_no_bit() {
     let (mut r, mut scratch) = (Random(5), Scratch::new());
     for threads in 1..=5 {
-        let crew = crate::Crew::new(threads, || ()).unwrap();
+        let crew = crate::ThreadTeam::new(threads, || ()).unwrap();
         let scratches: Vec<_> = (0..threads).map(|_| Mutex::new(Scratch::new())).collect();
         let few_panels =
             [[210, 333, 400], [600, 1000, 90], [1, 90_000, 300], [90_000, 1, 300], [30, 31, 32]];
@@ -295,7 +295,7 @@ fn threads_change_no_bit() {
             let case = Case::new(&mut r, m, n, k);
             let mut c = case.c.0.clone();
             let mut panels = case.whole(&mut c).panels(threads);
-            crew.share(panels.all(), &|thread, some| {
+            crew.parallel_for(panels.all(), &|thread, some| {
                 some.compute(&mut scratches[thread].lock().unwrap());
             });
             let want = case.run(&mut scratch);

@@ -19,7 +19,7 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
     match *op {
         Op::Attention { qkv, out, lse, heads, starts, dropout } => {
             let starts = Starts::new(m, starts, (0, heads.seq_len))?;
-            let shape = Shape::new(out, heads, starts, dropout)?;
+            let shape = AttentionShape::new(out, heads, starts, dropout)?;
             workers.need(attention_floats(heads.seq_len, shape.head_dim))?;
             let qkv = src(values(m, qkv)?)?;
             let results = Mutex::new((values_mut(m, out)?, slice_mut::<f32>(m, lse)?));
@@ -31,12 +31,15 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
         }
         Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts, dropout } => {
             let starts = Starts::new(m, starts, (0, heads.seq_len))?;
-            let shape = Shape::new(out, heads, starts, dropout)?;
+            let shape = AttentionShape::new(out, heads, starts, dropout)?;
             workers.need(attention_floats(heads.seq_len, shape.head_dim))?;
             let qkv = src(values(m, qkv)?)?;
             let groups = shape.units / heads.group();
-            let saved =
-                Saved { out: values(m, out)?, lse: slice(m, lse)?, d_out: values(m, d_out)? };
+            let saved = BackwardInputs {
+                out: values(m, out)?,
+                lse: slice(m, lse)?,
+                d_out: values(m, d_out)?,
+            };
             let operand = src(saved.d_out)?;
             let results = Mutex::new(values_mut(m, d_qkv)?);
             workers.split(groups, shape.work, (), &|groups, (), scratch| {
@@ -52,7 +55,7 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
 }
 
 #[derive(Clone, Copy)]
-struct Shape<'a> {
+struct AttentionShape<'a> {
     heads: Heads,
     starts: Starts<'a>,
     head_dim: usize,
@@ -66,7 +69,7 @@ struct Shape<'a> {
     work: usize,
 }
 
-impl<'a> Shape<'a> {
+impl<'a> AttentionShape<'a> {
     fn new(
         out: Tensor,
         heads: Heads,
@@ -104,7 +107,7 @@ impl<'a> Shape<'a> {
 /// One head of one sample.
 #[derive(Clone, Copy)]
 struct Head<'a> {
-    shape: Shape<'a>,
+    shape: AttentionShape<'a>,
     unit: usize,
     qkv: Src<'a>,
 }
@@ -112,7 +115,7 @@ struct Head<'a> {
 impl<'a> Head<'a> {
     /// Index of element (token, 0) of the head in `out`.
     const fn at(&self, token: usize) -> usize {
-        let Shape { heads, head_dim, .. } = self.shape;
+        let AttentionShape { heads, head_dim, .. } = self.shape;
         let (sample, head) = (self.unit / heads.count, self.unit % heads.count);
         (sample * heads.seq_len + token) * self.shape.width() + head * head_dim
     }
@@ -201,7 +204,7 @@ fn product(
 type Results<'a, T> = Mutex<(ViewMut<'a>, T)>;
 
 fn forward(head: Head<'_>, scratch: &mut Scratch, results: &Results<'_, &mut [f32]>) {
-    let Shape { heads: Heads { seq_len, .. }, head_dim, .. } = head.shape;
+    let AttentionShape { heads: Heads { seq_len, .. }, head_dim, .. } = head.shape;
     let Scratch { gemm, floats } = scratch;
     let (lse, floats) = floats.split_at_mut(seq_len);
     let (out, scores) = floats.split_at_mut(seq_len * head_dim);
@@ -245,7 +248,7 @@ fn mask_unseen(scores: &mut [[f32; LANES]], head: Head<'_>, block: Block, x: f32
 /// Turns scores (keys, queries) into weights times their query's sum, with dropout, and writes the
 /// logarithms of the sums of e^score to `lse`. Returns 1 / the sums.
 fn softmax(head: Head<'_>, block: Block, scores: &mut [f32], lse: &mut [f32]) -> [f32; LANES] {
-    let Shape { scale, mask, .. } = head.shape;
+    let AttentionShape { scale, mask, .. } = head.shape;
     let scores = &mut scores.as_chunks_mut::<LANES>().0[..block.keys];
     let (mut top, mut total) = ([f32::NEG_INFINITY; LANES], [0.0; LANES]);
     vectorised(
@@ -285,7 +288,7 @@ fn softmax(head: Head<'_>, block: Block, scores: &mut [f32], lse: &mut [f32]) ->
 
 /// Results of the forward pass, and the incoming gradient.
 #[derive(Clone, Copy)]
-struct Saved<'a> {
+struct BackwardInputs<'a> {
     out: View<'a>,
     lse: &'a [f32],
     d_out: View<'a>,
@@ -296,11 +299,11 @@ struct Saved<'a> {
 /// values of `first`, starting with `first`.
 fn backward(
     first: Head<'_>,
-    (saved, d_out): (Saved<'_>, Src<'_>),
+    (saved, d_out): (BackwardInputs<'_>, Src<'_>),
     scratch: &mut Scratch,
     results: &Mutex<ViewMut<'_>>,
 ) {
-    let Shape { heads: Heads { seq_len, .. }, head_dim, .. } = first.shape;
+    let AttentionShape { heads: Heads { seq_len, .. }, head_dim, .. } = first.shape;
     let Scratch { gemm, floats } = scratch;
     let (delta, floats) = floats.split_at_mut(seq_len);
     let (d_q, floats) = floats.split_at_mut(seq_len * head_dim);
@@ -345,7 +348,7 @@ fn backward(
 }
 
 /// delta (T) = sums over the head's columns of d_out out.
-fn row_dots(head: Head<'_>, saved: Saved<'_>, delta: &mut [f32]) {
+fn row_dots(head: Head<'_>, saved: BackwardInputs<'_>, delta: &mut [f32]) {
     vectorised(
         #[inline(always)]
         || {
@@ -370,7 +373,7 @@ fn scores_backward(
     weights: &mut [f32],
     d_scores: &mut [f32],
 ) {
-    let Shape { scale, mask, .. } = head.shape;
+    let AttentionShape { scale, mask, .. } = head.shape;
     let weights = &mut weights.as_chunks_mut::<LANES>().0[..block.keys];
     let d_scores = &mut d_scores.as_chunks_mut::<LANES>().0[..block.keys];
     let (lse, delta) = (block.lanes(|query| lse[query]), block.lanes(|query| delta[query]));

@@ -41,7 +41,7 @@ fn attend(
     let (positions, width) = cache.shape();
     let dim = q.len() / heads.count;
     workers.need(attention_floats(positions, dim))?;
-    let head = Shape { heads, dim, positions, width };
+    let head = CacheShape { heads, dim, positions, width };
     let (q, cache) = (values(m, q)?, values(m, cache)?);
     let out = Rows { view: values_mut(m, out)?, each: dim };
     workers.split(heads.count, positions * width, out, &|units, mut out, scratch| {
@@ -54,7 +54,7 @@ fn attend(
 }
 
 #[derive(Clone, Copy)]
-struct Shape {
+struct CacheShape {
     heads: Heads,
     /// D
     dim: usize,
@@ -64,7 +64,7 @@ struct Shape {
     width: usize,
 }
 
-impl Shape {
+impl CacheShape {
     /// Elements of the key (0) or the value (1) that head `unit` sees at a position.
     const fn at(self, position: usize, unit: usize, part: usize) -> usize {
         let head = part * self.heads.kv_count + unit / self.heads.group();

@@ -26,7 +26,7 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
         }
         Op::EmbeddingBackward { tokens, order, d_y, shard, d_table } => {
             let (rows, cols) = d_table.shape();
-            let sorted = Sorted::new(slice(m, tokens)?, slice(m, order)?)?;
+            let sorted = SortedPositions::new(slice(m, tokens)?, slice(m, order)?)?;
             let owned = owned(shard, rows);
             let (work, d_y) = (d_y.len(), values(m, d_y)?);
             workers.split(rows, work, out(m, d_table, cols)?, &|rows, mut d_table, _| {
@@ -109,12 +109,12 @@ fn sum_rows(
 
 /// Positions sorted by their token.
 #[derive(Clone, Copy)]
-struct Sorted<'a> {
+struct SortedPositions<'a> {
     tokens: &'a [i32],
     order: &'a [i32],
 }
 
-impl<'a> Sorted<'a> {
+impl<'a> SortedPositions<'a> {
     fn new(tokens: &'a [i32], order: &'a [i32]) -> Result<Self, String> {
         let token = |p: &i32| usize::try_from(*p).ok().and_then(|p| tokens.get(p));
         let known = order.iter().all(|p| token(p).is_some());

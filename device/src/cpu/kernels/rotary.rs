@@ -12,7 +12,7 @@ use std::ops::Range;
 pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), String> {
     match *op {
         Op::Rotary { qkv, table, heads, starts, norm } => {
-            let shape = Shape::new(qkv, heads, Starts::new(m, starts, (0, heads.seq_len))?);
+            let shape = RotaryShape::new(qkv, heads, Starts::new(m, starts, (0, heads.seq_len))?);
             workers.need(rotary_floats(shape.dim))?;
             let work = qkv.len();
             let (table, qkv) = (slice::<f32>(m, table)?, values_mut(m, qkv)?);
@@ -31,7 +31,7 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
             });
         }
         Op::RotaryBackward { d_qkv, table, heads, starts, norm } => {
-            let shape = Shape::new(d_qkv, heads, Starts::new(m, starts, (0, heads.seq_len))?);
+            let shape = RotaryShape::new(d_qkv, heads, Starts::new(m, starts, (0, heads.seq_len))?);
             workers.need(rotary_floats(shape.dim))?;
             let work = d_qkv.len();
             let (table, d_qkv) = (slice::<f32>(m, table)?, values_mut(m, d_qkv)?);
@@ -65,7 +65,7 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
 }
 
 #[derive(Clone, Copy)]
-struct Shape<'a> {
+struct RotaryShape<'a> {
     heads: Heads,
     starts: Starts<'a>,
     rows: usize,
@@ -75,7 +75,7 @@ struct Shape<'a> {
     dim: usize,
 }
 
-impl<'a> Shape<'a> {
+impl<'a> RotaryShape<'a> {
     const fn new(qkv: Tensor, heads: Heads, starts: Starts<'a>) -> Self {
         let (rows, columns) = qkv.shape();
         Self { heads, starts, rows, columns, dim: heads.dim(columns) }
@@ -102,7 +102,7 @@ impl<'a> Shape<'a> {
 type Norm<'a, 'b> = ([View<'a>; 2], &'a mut ViewMut<'b>, f32);
 
 fn rotate(
-    shape: Shape<'_>,
+    shape: RotaryShape<'_>,
     table: &[f32],
     rows: Range<usize>,
     qkv: &mut ViewMut<'_>,
@@ -155,7 +155,7 @@ struct Inputs<'a> {
 /// Adds sums over the rows, and in each row over the heads, to (d_q_gain, d_k_gain), D elements
 /// each.
 fn turn_back(
-    shape: Shape<'_>,
+    shape: RotaryShape<'_>,
     table: &[f32],
     rows: Range<usize>,
     d_qkv: &mut ViewMut<'_>,

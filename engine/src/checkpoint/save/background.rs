@@ -6,7 +6,7 @@ use crate::checkpoint::write::{Pieces, in_order, write_file};
 use crate::run::FaultPoint;
 use crate::run::messages::{ChannelItem, Message};
 use crossbeam_channel::Sender;
-use device::World;
+use device::Communicator;
 use device::{Device, Error};
 use offload::State;
 use std::io;
@@ -42,7 +42,7 @@ impl Saver {
         self: &Arc<Self>,
         (job, waited): (Job, Duration),
         sender: Sender<ChannelItem>,
-        world: &World,
+        world: &Communicator,
     ) {
         let (saver, writing) = (Arc::clone(self), self.under_way.begin());
         let write = Arc::new(move |waited: Option<Duration>| {

@@ -9,7 +9,7 @@ use crate::config::{Config, DeviceConfig};
 use crate::run::export::window_bytes;
 use crate::run::here;
 use crate::train::build::RankLayout;
-use device::{Arena, letter_bytes};
+use device::{Arena, message_bytes};
 
 /// Of the process: what its program and libraries write to, lists, files that wait for the disk.
 const PROCESS: u64 = 8 << 20;
@@ -39,7 +39,7 @@ pub(super) fn letters(config: &Config, built: &RankLayout) -> u64 {
     let largest = entries.map(|entry| entry.range.end - entry.range.start).max().unwrap_or(0);
     let (tensor, data) = (config.parallel.tensor, config.parallel.data);
     let of_group = |(step, size): (usize, usize)| {
-        letter_bytes(largest, size as u64, here::remote_members(config, (step, size)) as u64)
+        message_bytes(largest, size as u64, here::remote_members(config, (step, size)) as u64)
     };
     here::ranks(config) as u64 * of_group((1, tensor)).max(of_group((tensor, data)))
 }

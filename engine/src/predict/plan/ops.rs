@@ -4,7 +4,7 @@ use super::dtype_name;
 use super::step::{IDLE, first_rank, play};
 use crate::config::Config;
 use crate::train::build::RankLayout;
-use device::recorder::{self, Listed};
+use device::recorder::{self, ListedOp};
 use device::{Error, Mode};
 use serde::Serialize;
 use std::cell::Cell;
@@ -59,7 +59,7 @@ pub fn list(
     let before: Rc<Cell<Option<u64>>> = Rc::default();
     let seen = Rc::new(Cell::new(0));
     let (of_step, last) = (Rc::clone(&before), Rc::clone(&seen));
-    let listener = move |listed: Listed| {
+    let listener = move |listed: ListedOp| {
         last.set(listed.number);
         if let Some(before) = of_step.get() {
             tell(&op(listed, before));
@@ -69,7 +69,7 @@ pub fn list(
     play(config, built, &dev, &mut || before.set(Some(seen.get())))
 }
 
-fn op(listed: Listed, before: u64) -> Op {
+fn op(listed: ListedOp, before: u64) -> Op {
     let number = |n: u64| n as i64 - before as i64;
     let touched = |(mode, name, t): (Mode, String, device::Tensor)| Touched {
         name,

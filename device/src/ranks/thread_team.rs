@@ -3,7 +3,7 @@
 //! for a while before they sleep, and the caller does not wait for a helper that has not begun.
 #![expect(unsafe_code, reason = "helpers run a closure that lives on the stack of whom they help")]
 
-use super::look::{look_for, pause};
+use super::spin_wait::{pause, spin_for};
 use std::any::Any;
 use std::cell::UnsafeCell;
 use std::ops::Range;
@@ -19,14 +19,14 @@ const LOOK_FOR: Duration = Duration::from_micros(300);
 const STARTING: Duration = Duration::from_micros(50);
 
 /// Helpers of each caller of [`Crew::run`].
-pub struct Crew {
-    shared: Arc<Shared>,
+pub struct ThreadTeam {
+    shared: Arc<TeamState>,
     helpers: Vec<JoinHandle<()>>,
     busy: Mutex<()>,
     bind: Box<dyn Fn() + Send + Sync>,
 }
 
-impl std::fmt::Debug for Crew {
+impl std::fmt::Debug for ThreadTeam {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Crew").field("threads", &self.threads()).finish_non_exhaustive()
     }
@@ -42,7 +42,7 @@ const OPEN: u64 = 1 << 16;
 const JOB: u64 = 1 << 17;
 
 #[derive(Debug)]
-struct Shared {
+struct TeamState {
     state: AtomicU64,
     job: UnsafeCell<Option<Job>>,
     sleepers: AtomicUsize,
@@ -67,9 +67,9 @@ impl std::fmt::Debug for Job {
 
 // SAFETY: `job` is written only by the thread that holds `Crew::busy`, while `OPEN` is not set and no helper is at
 // work; helpers read it only after they have counted themselves in under `OPEN`.
-unsafe impl Sync for Shared {}
+unsafe impl Sync for TeamState {}
 
-impl Crew {
+impl ThreadTeam {
     /// Starts a crew of `threads`, including the caller of `run`. Each other thread calls `bind`
     /// first, and has returned from it when this function returns.
     ///
@@ -79,7 +79,7 @@ impl Crew {
         threads: usize,
         bind: impl Fn() + Clone + Send + Sync + 'static,
     ) -> std::io::Result<Self> {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(TeamState {
             state: AtomicU64::new(0),
             job: UnsafeCell::new(None),
             sleepers: AtomicUsize::new(0),
@@ -145,7 +145,7 @@ impl Crew {
         let job = Job(unsafe { std::mem::transmute::<Work<'_>, Work<'static>>(work) });
         // SAFETY: see `Sync`: the last job is closed and nobody is at work in it.
         unsafe { *shared.job.get() = Some(job) };
-        let open = Open(shared);
+        let open = OpenJob(shared);
         shared.state.fetch_add(JOB | OPEN, Ordering::SeqCst);
         if shared.sleepers.load(Ordering::SeqCst) > 0 {
             drop(shared.mutex.lock().unwrap_or_else(PoisonError::into_inner));
@@ -164,7 +164,7 @@ impl Crew {
     /// that take part. Each thread begins with its own part, the same one each time, since its
     /// caches may hold that part. It then takes runs from the others' parts: cores differ in speed,
     /// and not all are free.
-    pub fn share<T: Pieces>(&self, whole: T, work: &(impl Fn(usize, T) + Sync)) {
+    pub fn parallel_for<T: Divisible>(&self, whole: T, work: &(impl Fn(usize, T) + Sync)) {
         let threads = self.threads().min(SLOTS);
         let least = whole.units().div_ceil(threads * LEAST).max(1);
         match whole.units() {
@@ -175,7 +175,7 @@ impl Crew {
         let mut slots = [const { None }; SLOTS];
         let mut rest = Some(whole);
         for (slot, left) in slots.iter_mut().zip((1..=threads).rev()) {
-            let units = rest.as_ref().map_or(0, Pieces::units).div_ceil(left);
+            let units = rest.as_ref().map_or(0, Divisible::units).div_ceil(left);
             (*slot, rest) = rest.map_or((None, None), |rest| first(rest, units));
         }
         let slots = Mutex::new(slots);
@@ -206,14 +206,14 @@ const LEAST: usize = 16;
 const SLOTS: usize = 64;
 
 /// Work that can be cut into units.
-pub trait Pieces: Send + Sized {
+pub trait Divisible: Send + Sized {
     /// Number of units.
     fn units(&self) -> usize;
     /// The first `units` units, and the rest. Neither is empty.
     fn cut(self, units: usize) -> (Self, Self);
 }
 
-impl Pieces for Range<usize> {
+impl Divisible for Range<usize> {
     fn units(&self) -> usize {
         self.len()
     }
@@ -224,7 +224,7 @@ impl Pieces for Range<usize> {
 }
 
 /// The first `units` units, and the rest.
-fn first<T: Pieces>(whole: T, units: usize) -> (Option<T>, Option<T>) {
+fn first<T: Divisible>(whole: T, units: usize) -> (Option<T>, Option<T>) {
     match whole.units() {
         0 => (None, None),
         all if all <= units => (Some(whole), None),
@@ -238,14 +238,14 @@ fn first<T: Pieces>(whole: T, units: usize) -> (Option<T>, Option<T>) {
 
 /// A job that helpers may begin. Dropping it closes the job and waits for the helpers that have
 /// begun.
-struct Open<'a>(&'a Shared);
+struct OpenJob<'a>(&'a TeamState);
 
-impl Drop for Open<'_> {
+impl Drop for OpenJob<'_> {
     fn drop(&mut self) {
         let shared = self.0;
         shared.state.fetch_and(!OPEN, Ordering::SeqCst);
         let is_at_rest = || shared.state.load(Ordering::SeqCst) & AT_WORK == 0;
-        if look_for(LOOK_FOR, || is_at_rest().then_some(())).is_some() {
+        if spin_for(LOOK_FOR, || is_at_rest().then_some(())).is_some() {
             return;
         }
         let mut guard = shared.mutex.lock().unwrap_or_else(PoisonError::into_inner);
@@ -257,7 +257,7 @@ impl Drop for Open<'_> {
     }
 }
 
-impl Shared {
+impl TeamState {
     /// Runs open jobs until the crew ends.
     fn help(&self, index: usize, looks_for: Duration) {
         let mut last = 0;
@@ -288,7 +288,7 @@ impl Shared {
     fn look(&self, last: u64, looks_for: Duration) -> Option<u64> {
         let is_new = |state: u64| state & OPEN > 0 && state / JOB != last;
         loop {
-            let state = look_for(looks_for, || {
+            let state = spin_for(looks_for, || {
                 let state = self.state.load(Ordering::Relaxed);
                 (is_new(state) || self.ended.load(Ordering::Relaxed)).then_some(state)
             });
@@ -311,7 +311,7 @@ impl Shared {
     }
 }
 
-impl Drop for Crew {
+impl Drop for ThreadTeam {
     fn drop(&mut self) {
         self.shared.ended.store(true, Ordering::SeqCst);
         drop(self.shared.mutex.lock().unwrap_or_else(PoisonError::into_inner));
@@ -327,11 +327,11 @@ mod tests {
     use super::*;
     use std::time::Instant;
 
-    fn crew(threads: usize) -> Crew {
-        Crew::new(threads, || ()).expect("threads")
+    fn crew(threads: usize) -> ThreadTeam {
+        ThreadTeam::new(threads, || ()).expect("threads")
     }
 
-    impl Pieces for &mut [usize] {
+    impl Divisible for &mut [usize] {
         fn units(&self) -> usize {
             self.len()
         }
@@ -341,9 +341,9 @@ mod tests {
     }
 
     /// Squares each number on one of the threads.
-    fn squares(crew: &Crew, n: usize) -> Vec<usize> {
+    fn squares(crew: &ThreadTeam, n: usize) -> Vec<usize> {
         let mut all: Vec<usize> = (0..n).collect();
-        crew.share(&mut all[..], &|_, piece: &mut [usize]| {
+        crew.parallel_for(&mut all[..], &|_, piece: &mut [usize]| {
             piece.iter_mut().for_each(|x| *x *= *x);
         });
         all
@@ -364,7 +364,7 @@ mod tests {
         let bind = move || {
             count.fetch_add(1, Ordering::SeqCst);
         };
-        let crew = Crew::new(SLOTS + 6, bind).expect("threads");
+        let crew = ThreadTeam::new(SLOTS + 6, bind).expect("threads");
         assert_eq!(bound.load(Ordering::SeqCst), SLOTS + 5);
         crew.bind_caller();
         assert_eq!(bound.load(Ordering::SeqCst), SLOTS + 6);

@@ -1,13 +1,13 @@
 //! Meetings of rank threads: collectives, and news of a failed rank. `spread`: ranks in other
 //! processes.
 
-mod spread;
+mod remote;
 
-use super::far::Far;
-use super::look::{look_for, pause_of_ranks};
-use super::meeting::{Board, Meeting, Note, Post, lock};
 use super::memory::Memory;
-use super::processes::{Hears, Processes};
+use super::processes::{MessageHandler, Processes};
+use super::remote::RemoteRanks;
+use super::rendezvous::{Arrival, ArrivalRecord, Rendezvous, Slots, lock};
+use super::spin_wait::{pause_of_ranks, spin_for};
 use crate::{Error, Group, LANES, Lane, Rank, Tensor};
 use std::collections::BTreeSet;
 use std::panic::Location;
@@ -17,17 +17,17 @@ use std::time::{Duration, Instant};
 
 /// The ranks of one run: threads of this process, and of others.
 #[derive(Debug)]
-pub struct World {
+pub struct Communicator {
     failed: AtomicBool,
     first: Mutex<Option<(usize, u64, Error)>>,
     memories: Vec<OnceLock<Arc<Memory>>>,
     /// Meetings per lane and group. A collective of one lane never meets a collective of another
     /// lane.
-    tp: Vec<Vec<Meeting>>,
-    dp: Vec<Vec<Meeting>>,
-    all: Vec<Meeting>,
+    tp: Vec<Vec<Rendezvous>>,
+    dp: Vec<Vec<Rendezvous>>,
+    all: Vec<Rendezvous>,
     /// Of the ranks' own threads, beside all lanes.
-    pub(crate) own: Meeting,
+    pub(crate) own: Rendezvous,
     timeout: Duration,
     /// Milliseconds added to the timeout during large reads and writes.
     more: AtomicU64,
@@ -41,7 +41,7 @@ pub struct World {
     /// Time that a rank looks for the others before it sleeps.
     pause: Duration,
     /// Ranks in other processes.
-    pub(crate) far: Option<Far>,
+    pub(crate) remote: Option<RemoteRanks>,
 }
 
 /// Interval at which a waiting thread looks up. A much longer pause means that a signal or a
@@ -52,14 +52,14 @@ const LOOK_UP: Duration = Duration::from_secs(1);
 pub(crate) const DOUBT: Duration = Duration::from_secs(2);
 
 /// A meeting that has taken place. Its posts can be read until the next meeting at the same place.
-pub(crate) struct Met<'a> {
-    pub(crate) world: &'a World,
-    pub(crate) meeting: &'a Meeting,
+pub(crate) struct CompletedRendezvous<'a> {
+    pub(crate) world: &'a Communicator,
+    pub(crate) rendezvous: &'a Rendezvous,
     generation: u64,
     pub(crate) me: usize,
 }
 
-impl World {
+impl Communicator {
     /// A grid of ranks in this process. A collective that a rank does not enter within `timeout` is
     /// an error.
     pub fn new(tp_size: usize, dp_size: usize, timeout: Duration) -> Arc<Self> {
@@ -75,15 +75,16 @@ impl World {
     ) -> Arc<Self> {
         let ranks = tp_size * dp_size;
         assert!(ranks.is_multiple_of(processes.count()), "the caller has looked at it");
-        let world = Arc::new(Self::of(tp_size, dp_size, timeout, Some(Far::new(processes))));
-        if let Some(far) = &world.far {
-            let hears: Arc<dyn Hears> = Arc::clone(&world) as _;
+        let world =
+            Arc::new(Self::of(tp_size, dp_size, timeout, Some(RemoteRanks::new(processes))));
+        if let Some(far) = &world.remote {
+            let hears: Arc<dyn MessageHandler> = Arc::clone(&world) as _;
             far.enter(&hears);
         }
         world
     }
 
-    fn of(tp_size: usize, dp_size: usize, timeout: Duration, far: Option<Far>) -> Self {
+    fn of(tp_size: usize, dp_size: usize, timeout: Duration, far: Option<RemoteRanks>) -> Self {
         let first = Rank { tp: 0, tp_size, dp: 0, dp_size };
         let world_size = first.world_size();
         let meeting = |(lane, kind, rank): (usize, u64, Rank), group| {
@@ -95,7 +96,7 @@ impl World {
             });
             let elsewhere: BTreeSet<usize> = homes.collect();
             let id = (rank.index() as u64) << 16 | (lane as u64) << 8 | kind;
-            Meeting::new(id, members, elsewhere.into_iter().collect())
+            Rendezvous::new(id, members, elsewhere.into_iter().collect())
         };
         let tp_group = |lane| move |dp| meeting((lane, 0, Rank { dp, ..first }), Group::Tp);
         let dp_group = |lane| move |tp| meeting((lane, 1, Rank { tp, ..first }), Group::Dp);
@@ -113,7 +114,7 @@ impl World {
             held_up: AtomicUsize::new(0),
             step: AtomicU64::new(0),
             pause: Duration::ZERO,
-            far,
+            remote: far,
         };
         world.pause = pause_of_ranks(world.ranks_on_this_machine());
         world
@@ -125,25 +126,25 @@ impl World {
     }
 
     /// Whether ranks are in other processes.
-    pub const fn is_spread(&self) -> bool {
-        self.far.is_some()
+    pub const fn has_remote_ranks(&self) -> bool {
+        self.remote.is_some()
     }
 
     /// Whether this process has the rank.
     pub fn has(&self, rank: Rank) -> bool {
-        let home = |far: &Far| far.home(rank.index(), self.num_ranks());
-        self.far.as_ref().is_none_or(|far| home(far) == far.processes.me())
+        let home = |far: &RemoteRanks| far.home(rank.index(), self.num_ranks());
+        self.remote.as_ref().is_none_or(|far| home(far) == far.processes.me())
     }
 
     /// Number of ranks on this machine.
     pub(crate) fn ranks_on_this_machine(&self) -> usize {
-        let of = |far: &Far| {
+        let of = |far: &RemoteRanks| {
             self.num_ranks() / far.processes.count() * far.processes.on_this_node().len()
         };
-        self.far.as_ref().map_or(self.num_ranks(), of)
+        self.remote.as_ref().map_or(self.num_ranks(), of)
     }
 
-    pub(crate) fn meeting(&self, rank: Rank, lane: Lane, group: Group) -> &Meeting {
+    pub(crate) fn rendezvous(&self, rank: Rank, lane: Lane, group: Group) -> &Rendezvous {
         match group {
             Group::Tp => &self.tp[lane as usize][rank.dp],
             Group::Dp => &self.dp[lane as usize][rank.tp],
@@ -151,7 +152,7 @@ impl World {
         }
     }
 
-    pub(crate) fn all_meetings(&self) -> impl Iterator<Item = &Meeting> {
+    pub(crate) fn all_rendezvous(&self) -> impl Iterator<Item = &Rendezvous> {
         self.tp.iter().chain(&self.dp).flatten().chain(&self.all).chain([&self.own])
     }
 
@@ -163,8 +164,8 @@ impl World {
     #[track_caller]
     pub fn agree(&self, rank: Rank, what: &'static str, told: u64) -> Result<Vec<u64>, Error> {
         let (site, tensor) = (Location::caller(), Tensor::NONE);
-        let post = Post { op: what, site, tensor, detail: 0, told };
-        self.come(rank, (&self.own, rank.index()), post).map(|met| met.told())
+        let post = Arrival { op: what, site, tensor, detail: 0, payload: told };
+        self.arrive(rank, (&self.own, rank.index()), post).map(|met| met.payloads())
     }
 
     pub(crate) fn hold_gpu_up(&self, rank: usize, held_up: bool) {
@@ -191,7 +192,8 @@ impl World {
     /// collective of the Compute lane.
     #[track_caller]
     pub(crate) fn gather(&self, rank: Rank, op: &'static str) -> Result<(), Error> {
-        let post = Post { op, site: Location::caller(), tensor: Tensor::NONE, detail: 0, told: 0 };
+        let post =
+            Arrival { op, site: Location::caller(), tensor: Tensor::NONE, detail: 0, payload: 0 };
         self.meet(rank, Lane::Compute, Group::World, post).map(drop)
     }
 
@@ -220,7 +222,7 @@ impl World {
     }
 
     fn is_held_up(&self) -> bool {
-        let far = self.far.as_ref();
+        let far = self.remote.as_ref();
         self.is_held_up_here() || far.is_some_and(|far| far.processes.any_held_up())
     }
 
@@ -240,7 +242,7 @@ impl World {
     /// processes.
     pub(crate) fn fail(&self, rank: Rank, step: u64, error: &Error) {
         if self.note_failure(rank.index(), step, error)
-            && let Some(far) = &self.far
+            && let Some(far) = &self.remote
         {
             far.failed(rank.index(), step, error);
         }
@@ -255,8 +257,8 @@ impl World {
             is_first
         };
         self.failed.store(true, Ordering::SeqCst);
-        for m in self.all_meetings() {
-            drop(lock(&m.board));
+        for m in self.all_rendezvous() {
+            drop(lock(&m.slots));
             m.turned.notify_all();
         }
         is_first
@@ -288,43 +290,43 @@ impl World {
         rank: Rank,
         lane: Lane,
         group: Group,
-        post: Post,
-    ) -> Result<Met<'_>, Error> {
-        self.come(rank, (self.meeting(rank, lane, group), rank.within(group).0), post)
+        post: Arrival,
+    ) -> Result<CompletedRendezvous<'_>, Error> {
+        self.arrive(rank, (self.rendezvous(rank, lane, group), rank.within(group).0), post)
     }
 
-    fn come<'a>(
+    fn arrive<'a>(
         &'a self,
         rank: Rank,
-        (meeting, me): (&'a Meeting, usize),
-        post: Post,
-    ) -> Result<Met<'a>, Error> {
-        let mut board = lock(&meeting.board);
+        (meeting, me): (&'a Rendezvous, usize),
+        post: Arrival,
+    ) -> Result<CompletedRendezvous<'a>, Error> {
+        let mut board = lock(&meeting.slots);
         let generation = board.generation;
         meeting.put(&mut board, (me, generation), post.into());
-        if let Some(far) = &self.far {
+        if let Some(far) = &self.remote {
             // A letter may arrive, and want the board, before this thread goes on.
             drop(board);
             far.post(meeting, me, generation, post.into());
-            board = lock(&meeting.board);
+            board = lock(&meeting.slots);
         }
         let board = self.await_turn(rank, meeting, board, generation, post)?;
         drop(board);
-        let met = Met { world: self, meeting, generation, me };
+        let met = CompletedRendezvous { world: self, rendezvous: meeting, generation, me };
         met.compare(rank, post).map(|()| met)
     }
 
     fn await_turn<'a>(
         &self,
         rank: Rank,
-        meeting: &'a Meeting,
-        board: MutexGuard<'a, Board>,
+        meeting: &'a Rendezvous,
+        board: MutexGuard<'a, Slots>,
         generation: u64,
-        post: Post,
-    ) -> Result<MutexGuard<'a, Board>, Error> {
+        post: Arrival,
+    ) -> Result<MutexGuard<'a, Slots>, Error> {
         drop(board);
-        look_for(self.pause, || meeting.has_turned(generation).then_some(()));
-        let mut board = lock(&meeting.board);
+        spin_for(self.pause, || meeting.has_turned(generation).then_some(()));
+        let mut board = lock(&meeting.slots);
         // Reads the timeout at each look, since it may have been prolonged.
         let mut waited = Duration::ZERO;
         while board.generation == generation {
@@ -336,13 +338,14 @@ impl World {
                 let missing = self.culprits(absent);
                 // A rank whose GPU waits for another rank has a watchdog, which names that rank. And
                 // another process knows better for which of its ranks the others wait.
-                let excused = |rank: &usize| self.is_gpu_held_up(*rank) || self.is_away(*rank);
+                let excused =
+                    |rank: &usize| self.is_gpu_held_up(*rank) || self.is_remote_rank(*rank);
                 let excused = missing.iter().all(excused);
                 if !excused || waited >= self.timeout() + DOUBT {
                     let (op, site, seconds) = (post.op, post.site, self.timeout().as_secs());
                     return Err(Error::Timeout { rank: rank.index(), op, site, seconds, missing });
                 }
-                (board, left) = (lock(&meeting.board), DOUBT / 20);
+                (board, left) = (lock(&meeting.slots), DOUBT / 20);
             }
             let (began, slice) = (Instant::now(), left.min(LOOK_UP));
             board = meeting.turned.wait_timeout(board, slice).unwrap_or_else(|e| e.into_inner()).0;
@@ -354,19 +357,19 @@ impl World {
     }
 }
 
-impl World {
+impl Communicator {
     /// Whether the rank is in another process.
-    pub(crate) fn is_away(&self, rank: usize) -> bool {
-        let home = |far: &Far| far.home(rank, self.num_ranks()) != far.processes.me();
-        self.far.as_ref().is_some_and(home)
+    pub(crate) fn is_remote_rank(&self, rank: usize) -> bool {
+        let home = |far: &RemoteRanks| far.home(rank, self.num_ranks()) != far.processes.me();
+        self.remote.as_ref().is_some_and(home)
     }
 
     /// The ranks to blame for the absence of `missing`. A rank that waits in another meeting itself
     /// passes the blame to that meeting's absent ranks.
     fn culprits(&self, missing: Vec<usize>) -> Vec<usize> {
         let mut waits: Vec<(Vec<usize>, Vec<usize>)> = Vec::new();
-        for meeting in self.all_meetings() {
-            let absent = lock(&meeting.board).absent(meeting);
+        for meeting in self.all_rendezvous() {
+            let absent = lock(&meeting.slots).absent(meeting);
             let come = |rank: &usize| !absent.contains(rank);
             waits.push((meeting.members.iter().copied().filter(come).collect(), absent));
         }
@@ -391,15 +394,15 @@ impl World {
     }
 }
 
-impl<'a> Met<'a> {
+impl<'a> CompletedRendezvous<'a> {
     /// Number of ranks in the group.
     pub(crate) fn size(&self) -> usize {
-        self.meeting.members.len()
+        self.rendezvous.members.len()
     }
 
     /// The memory of member `i`.
     pub(crate) fn peer(&self, i: usize) -> &'a Memory {
-        let rank = self.meeting.members[i];
+        let rank = self.rendezvous.members[i];
         match self.world.memories[rank].get() {
             Some(memory) => memory,
             None => unreachable!(
@@ -409,29 +412,23 @@ impl<'a> Met<'a> {
     }
 
     /// The value that each member told.
-    fn told(&self) -> Vec<u64> {
-        let board = lock(&self.meeting.board);
-        let notes = board.posts(self.generation);
-        notes.iter().flatten().map(|note| note.told).collect()
+    fn payloads(&self) -> Vec<u64> {
+        let board = lock(&self.rendezvous.slots);
+        let notes = board.records(self.generation);
+        notes.iter().flatten().map(|note| note.payload).collect()
     }
 
-    fn compare(&self, rank: Rank, mine: Post) -> Result<(), Error> {
-        let board = lock(&self.meeting.board);
-        let (site, mine) = (mine.site, Note::from(mine));
-        let shape = |p: &Note| (p.op, p.tensor.range(), p.tensor.dtype(), p.detail);
-        for (i, theirs) in board.posts(self.generation).iter().enumerate() {
+    fn compare(&self, rank: Rank, mine: Arrival) -> Result<(), Error> {
+        let board = lock(&self.rendezvous.slots);
+        let (site, mine) = (mine.site, ArrivalRecord::from(mine));
+        let shape = |p: &ArrivalRecord| (p.op, p.tensor.range(), p.tensor.dtype(), p.detail);
+        for (i, theirs) in board.records(self.generation).iter().enumerate() {
             let Some(theirs) = theirs else { continue };
             if shape(theirs) != shape(&mine) {
-                let tell = |p: &Note| {
-                    format!(
-                        "{} of {} x {:?} at {}",
-                        p.op,
-                        p.tensor.len(),
-                        p.tensor.dtype(),
-                        p.place
-                    )
+                let tell = |p: &ArrivalRecord| {
+                    format!("{} of {} x {:?} at {}", p.op, p.tensor.len(), p.tensor.dtype(), p.line)
                 };
-                let peer = self.meeting.members[i];
+                let peer = self.rendezvous.members[i];
                 let problem = format!("{} here, {} on rank {peer}", tell(&mine), tell(theirs));
                 let (rank, op) = (rank.index(), mine.op);
                 return Err(Error::Mismatch { rank, op, site, problem });
@@ -447,10 +444,15 @@ mod tests {
 
     #[test]
     fn blame_goes_past_those_that_wait_themselves() {
-        let world = World::new(2, 2, Duration::from_millis(10));
+        let world = Communicator::new(2, 2, Duration::from_millis(10));
         let at = |tp, dp| Rank { tp, tp_size: 2, dp, dp_size: 2 };
-        let post =
-            Post { op: "test", site: Location::caller(), tensor: Tensor::NONE, detail: 0, told: 0 };
+        let post = Arrival {
+            op: "test",
+            site: Location::caller(),
+            tensor: Tensor::NONE,
+            detail: 0,
+            payload: 0,
+        };
         let missing = |rank, group| match world.meet(rank, Lane::Compute, group, post) {
             Err(Error::Timeout { missing, .. }) => missing,
             other => panic!("{:?}", other.map(drop)),
@@ -465,10 +467,15 @@ mod tests {
     /// That rank's own watchdog may need a little longer to name the other rank.
     #[test]
     fn a_rank_whose_gpu_waits_for_another_is_blamed_last() {
-        let world = World::new(2, 1, Duration::from_millis(1));
+        let world = Communicator::new(2, 1, Duration::from_millis(1));
         let alone = Rank { tp: 0, tp_size: 2, dp: 0, dp_size: 1 };
-        let post =
-            Post { op: "test", site: Location::caller(), tensor: Tensor::NONE, detail: 0, told: 0 };
+        let post = Arrival {
+            op: "test",
+            site: Location::caller(),
+            tensor: Tensor::NONE,
+            detail: 0,
+            payload: 0,
+        };
         world.hold_gpu_up(1, true);
         let began = Instant::now();
         let met = world.meet(alone, Lane::Compute, Group::Tp, post).map(drop);
@@ -479,14 +486,19 @@ mod tests {
     #[test]
     fn what_is_large_is_waited_for_longer_and_a_step_is_not() {
         let step = Duration::from_millis(1);
-        let world = World::new(2, 1, step);
+        let world = Communicator::new(2, 1, step);
         world.wait_longer(Duration::from_secs(60));
         assert_eq!(world.timeout(), step + Duration::from_secs(60));
         world.wait_longer(Duration::ZERO);
         assert_eq!(world.timeout(), step);
         let alone = Rank { tp: 0, tp_size: 2, dp: 0, dp_size: 1 };
-        let post =
-            Post { op: "test", site: Location::caller(), tensor: Tensor::NONE, detail: 0, told: 0 };
+        let post = Arrival {
+            op: "test",
+            site: Location::caller(),
+            tensor: Tensor::NONE,
+            detail: 0,
+            payload: 0,
+        };
         let met = world.meet(alone, Lane::Compute, Group::Tp, post).map(drop);
         assert!(matches!(met, Err(Error::Timeout { .. })), "{met:?}");
     }

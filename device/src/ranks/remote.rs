@@ -3,24 +3,24 @@
 //! A rank sends its data first and then comes to the meeting, and letters between two processes
 //! keep their order. So when a meeting has taken place, the data of all its members is here.
 
-use super::letters::{HEAD, Letter};
-use super::meeting::{Meeting, Note, lock};
-use super::processes::{Hears, Processes};
+use super::processes::{MessageHandler, Processes};
+use super::rendezvous::{ArrivalRecord, Rendezvous, lock};
+use super::wire::{HEAD, Message};
 use crate::Error;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, OnceLock};
 
 /// The part of a world that belongs to ranks in other processes.
 #[derive(Debug)]
-pub(crate) struct Far {
+pub(crate) struct RemoteRanks {
     pub(crate) processes: Arc<Processes>,
     /// Of the world, the same in all processes.
     number: OnceLock<u64>,
-    inbox: Mutex<HashMap<Way, VecDeque<Parcel>>>,
+    inbox: Mutex<HashMap<Route, VecDeque<Parcel>>>,
 }
 
 /// The meeting before which data is sent, its sender and its receiver.
-pub(crate) type Way = (u64, usize, usize);
+pub(crate) type Route = (u64, usize, usize);
 
 /// Data from a rank of another process.
 #[derive(Debug)]
@@ -32,26 +32,26 @@ impl Parcel {
     }
 }
 
-impl Far {
+impl RemoteRanks {
     pub(crate) fn new(processes: &Arc<Processes>) -> Self {
         let (number, inbox) = (OnceLock::new(), Mutex::default());
         Self { processes: Arc::clone(processes), number, inbox }
     }
 
     /// Takes letters from here on, which `world` hears.
-    pub(crate) fn enter(&self, world: &Arc<dyn Hears>) {
+    pub(crate) fn enter(&self, world: &Arc<dyn MessageHandler>) {
         let number = self.processes.enter(world);
         self.number.get_or_init(|| number);
         self.processes.catch_up(&**world);
     }
 
     /// Data for another rank has come.
-    pub(crate) fn take_in(&self, way: Way, letter: Vec<u8>) {
+    pub(crate) fn take_in(&self, way: Route, letter: Vec<u8>) {
         lock(&self.inbox).entry(way).or_default().push_back(Parcel(letter));
     }
 
     /// The first data that has come this way.
-    pub(crate) fn take_out(&self, way: Way) -> Parcel {
+    pub(crate) fn take_out(&self, way: Route) -> Parcel {
         let parcel = lock(&self.inbox).get_mut(&way).and_then(VecDeque::pop_front);
         let Some(parcel) = parcel else {
             unreachable!("a rank sends its data before it comes, and letters keep their order")
@@ -69,14 +69,20 @@ impl Far {
     }
 
     /// Tells the other processes of a meeting that a member has come.
-    pub(crate) fn post(&self, meeting: &Meeting, member: usize, generation: u64, note: Note) {
+    pub(crate) fn post(
+        &self,
+        meeting: &Rendezvous,
+        member: usize,
+        generation: u64,
+        note: ArrivalRecord,
+    ) {
         let world = self.number();
-        let letter = Letter::Post { world, meeting: meeting.id, member, generation, note };
-        meeting.elsewhere.iter().for_each(|process| self.processes.send(*process, &letter));
+        let letter = Message::Arrival { world, meeting: meeting.id, member, generation, note };
+        meeting.remote_processes.iter().for_each(|process| self.processes.send(*process, &letter));
     }
 
     pub(crate) fn failed(&self, rank: usize, step: u64, error: &Error) {
         let (world, kind, cause) = (self.number(), error.kind(), error.to_string());
-        self.processes.send_all(&Letter::Failed { world, rank, step, kind, cause: &cause });
+        self.processes.send_all(&Message::Failed { world, rank, step, kind, cause: &cause });
     }
 }

@@ -1,28 +1,29 @@
 //! Ranks of a world that are in other processes.
 
-use super::{Met, World};
-use crate::error::Elsewhere;
-use crate::ranks::far::Parcel;
-use crate::ranks::letters::Letter;
-use crate::ranks::processes::Hears;
+use super::{Communicator, CompletedRendezvous};
+use crate::error::RemoteFailure;
+use crate::ranks::processes::MessageHandler;
+use crate::ranks::remote::Parcel;
+use crate::ranks::wire::Message;
 use crate::submit::device::Rank;
 use crate::{Error, Group, Lane};
 use topology::counted;
 
-impl World {
+impl Communicator {
     /// Whether a member of this rank's group is in another process.
-    pub(crate) fn is_far(&self, rank: Rank, group: Group) -> bool {
-        self.far.is_some() && !self.meeting(rank, Lane::Compute, group).elsewhere.is_empty()
+    pub(crate) fn is_remote_group(&self, rank: Rank, group: Group) -> bool {
+        self.remote.is_some()
+            && !self.rendezvous(rank, Lane::Compute, group).remote_processes.is_empty()
     }
 
     /// Sends `bytes` to member `to` of the group, which is in another process and takes it behind
     /// the next meeting.
     pub(crate) fn send(&self, (rank, lane): (Rank, Lane), group: Group, to: usize, bytes: &[u8]) {
-        let Some(far) = &self.far else { unreachable!("all ranks are in this process") };
-        let (meeting, to) = (self.meeting(rank, lane, group).id, rank.member(group, to));
+        let Some(far) = &self.remote else { unreachable!("all ranks are in this process") };
+        let (meeting, to) = (self.rendezvous(rank, lane, group).id, rank.member(group, to));
         let (world, from) = (far.number(), rank.index());
         let home = far.home(to, self.num_ranks());
-        far.processes.send(home, &Letter::Data { world, meeting, from, to, bytes });
+        far.processes.send(home, &Message::Data { world, meeting, from, to, bytes });
     }
 
     /// Brings `bytes` of the ranks in other processes than rank 0's to rank 0. All ranks call it on
@@ -32,44 +33,44 @@ impl World {
     /// # Errors
     /// A rank has failed, or does not come.
     #[track_caller]
-    pub fn bring(
+    pub fn gather_remote(
         &self,
         rank: Rank,
         what: &'static str,
         bytes: &[u8],
     ) -> Result<Vec<(usize, Vec<u8>)>, Error> {
-        let Some(far) = &self.far else { return self.agree(rank, what, 0).map(|_| Vec::new()) };
+        let Some(far) = &self.remote else { return self.agree(rank, what, 0).map(|_| Vec::new()) };
         let (world, meeting, from) = (far.number(), self.own.id, rank.index());
         let first = far.home(0, self.num_ranks());
         if far.processes.me() != first {
-            far.processes.send(first, &Letter::Data { world, meeting, from, to: 0, bytes });
+            far.processes.send(first, &Message::Data { world, meeting, from, to: 0, bytes });
         }
         self.agree(rank, what, 0)?;
-        let all = (0..self.num_ranks()).filter(|other| from == 0 && self.is_away(*other));
+        let all = (0..self.num_ranks()).filter(|other| from == 0 && self.is_remote_rank(*other));
         let take = |from| (from, far.take_out((meeting, from, 0)).bytes().to_owned());
         Ok(all.map(take).collect())
     }
 }
 
-impl Hears for World {
+impl MessageHandler for Communicator {
     /// Takes a letter of process `from`, which is to this world.
     fn hear(&self, from: usize, bytes: Vec<u8>) {
-        let Some(far) = &self.far else { return };
-        match Letter::decode(&bytes) {
-            Some(Letter::Post { meeting, member, generation, note, .. }) => {
-                let Some(meeting) = self.all_meetings().find(|known| known.id == meeting) else {
+        let Some(far) = &self.remote else { return };
+        match Message::decode(&bytes) {
+            Some(Message::Arrival { meeting, member, generation, note, .. }) => {
+                let Some(meeting) = self.all_rendezvous().find(|known| known.id == meeting) else {
                     unreachable!("all processes make the same meetings")
                 };
                 meeting.hear(member, generation, note);
             }
-            Some(Letter::Data { meeting, from, to, .. }) => {
+            Some(Message::Data { meeting, from, to, .. }) => {
                 far.take_in((meeting, from, to), bytes);
             }
-            Some(Letter::Failed { rank, step, kind, cause, .. }) => {
+            Some(Message::Failed { rank, step, kind, cause, .. }) => {
                 let node = far.processes.node(from).to_owned();
                 let cause = cause.to_owned();
                 let error =
-                    Error::Elsewhere(Box::new(Elsewhere { process: from, node, kind, cause }));
+                    Error::Remote(Box::new(RemoteFailure { process: from, node, kind, cause }));
                 self.note_failure(rank, step, &error);
             }
             _ => unreachable!("such a letter is to the processes, not to a world"),
@@ -78,7 +79,7 @@ impl Hears for World {
 
     /// Ends the run because `process` is lost: it was silent for `silent` seconds, or it has ended (`None`).
     fn lose(&self, process: usize, silent: Option<u64>) {
-        let Some(far) = &self.far else { return };
+        let Some(far) = &self.remote else { return };
         let all = far.processes.ranks(process, self.num_ranks());
         let (first, last) = (all.start, all.end.saturating_sub(1));
         let ranks = if first == last {
@@ -102,24 +103,24 @@ impl Hears for World {
     }
 
     fn gpus_held_up(&self) -> Vec<u64> {
-        let here = |rank: &usize| !self.is_away(*rank) && self.is_gpu_held_up(*rank);
+        let here = |rank: &usize| !self.is_remote_rank(*rank) && self.is_gpu_held_up(*rank);
         (0..self.num_ranks()).filter(here).map(|rank| rank as u64).collect()
     }
 
     fn hold_gpus_up(&self, from: usize, gpus: &[u64]) {
-        let Some(far) = &self.far else { return };
+        let Some(far) = &self.remote else { return };
         for rank in far.processes.ranks(from, self.num_ranks()) {
             self.hold_gpu_up(rank, gpus.contains(&(rank as u64)));
         }
     }
 }
 
-impl Met<'_> {
+impl CompletedRendezvous<'_> {
     /// The data that member `i`, a rank of another process, sent before this meeting.
     pub(crate) fn parcel(&self, i: usize) -> Parcel {
-        let members = &self.meeting.members;
-        let way = (self.meeting.id, members[i], members[self.me]);
-        let Some(far) = &self.world.far else { unreachable!("all ranks are in this process") };
+        let members = &self.rendezvous.members;
+        let way = (self.rendezvous.id, members[i], members[self.me]);
+        let Some(far) = &self.world.remote else { unreachable!("all ranks are in this process") };
         far.take_out(way)
     }
 }
