@@ -115,10 +115,10 @@ fn open(plan: Plan, on_cuda: bool, place: &BenchPlace) -> Result<Device, Error> 
     cpu::open(rank, &plan, &world, &options)
 }
 
-/// Opens a virtual GPU whose kernels run on `crew`, with its host memory on `node`.
+/// Opens a virtual GPU whose kernels run on `team`, with its host memory on `node`.
 fn open_on_host(
     plan: Plan,
-    crew: Option<Arc<ThreadTeam>>,
+    team: Option<Arc<ThreadTeam>>,
     small_pages: bool,
     node: &Node,
 ) -> Result<Device, Error> {
@@ -136,7 +136,7 @@ fn open_on_host(
         memory_limit: u64::MAX,
         host,
         scratch: cpu::ScratchFloats::default(),
-        work: HostWork { team: crew, ..HostWork::default() },
+        work: HostWork { team, ..HostWork::default() },
     };
     cpu::open(rank, &Arc::new(plan), &world, &options)
 }

@@ -180,8 +180,7 @@ impl Trainer {
             for slot in slots.clone() {
                 let bucket = self.optimizer.bucket(dev, segment, slot);
                 let Microbatch { number, context, checkpoint_ready, .. } = &mut self.group[slot];
-                let (grad, ready) = (bucket.tensor, checkpoint_ready);
-                self.decoder.block_backward(dev, context, layer, grad, ready);
+                self.decoder.block_backward(dev, context, layer, bucket.tensor, checkpoint_ready);
                 self.optimizer.reduce(dev, segment, bucket, *number);
                 self.advance_delayed(dev);
             }

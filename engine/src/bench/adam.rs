@@ -5,7 +5,7 @@ use super::memory::Node;
 use super::open_on_host;
 use crate::config::TILE_ELEMENTS as TILE;
 use crate::report::metrics;
-use crate::run::open::kernel_crew;
+use crate::run::open::kernel_team;
 use device::numerics::SimdPath;
 use device::{Arena, Device, Dtype, Error, HostOp, Lane, Plan, Tensor, ThreadTeam};
 use offload::{
@@ -137,15 +137,15 @@ type Times = ([Vec<Vec<f64>>; 2], Vec<f64>);
 /// No memory, or a path that this machine lacks.
 pub fn adam(cases: &[Case], params: usize, most: usize) -> Result<Vec<Row>, Error> {
     let Some(one) = cases.first() else { return Ok(Vec::new()) };
-    adam_on(kernel_crew(one.threads, None), &Node::default(), cases, params, most)
+    adam_on(kernel_team(one.threads, None), &Node::default(), cases, params, most)
 }
 
-/// [`adam`] by `crew`, with its memory on `node`.
+/// [`adam`] by `team`, with its memory on `node`.
 ///
 /// # Errors
 /// As there.
 pub(super) fn adam_on(
-    crew: Option<Arc<ThreadTeam>>,
+    team: Option<Arc<ThreadTeam>>,
     node: &Node,
     cases: &[Case],
     params: usize,
@@ -165,7 +165,7 @@ pub(super) fn adam_on(
     });
     let of_case: Vec<usize> = of_case.collect();
     cases.iter().try_for_each(|case| case.path.choose().map_err(refused))?;
-    let dev = open_on_host(plan, crew, one.small_pages, node)?;
+    let dev = open_on_host(plan, team, one.small_pages, node)?;
     for (_, ((_, control), fills)) in &states {
         for (tensor, value) in fills {
             dev.write(*tensor, &|i| value * (1.0 + (i % 251) as f64 / 251.0))?;

@@ -3,7 +3,7 @@
 use super::adam::median;
 use super::memory::Node;
 use super::{PATIENCE, memcpy, open_on_host};
-use crate::run::open::kernel_crew;
+use crate::run::open::kernel_team;
 use device::cpu::{self, CpuOptions, Lanes};
 use device::numerics::multiply_add;
 use device::{Arena, Dtype, Error, Group, Lane, Op, Plan, Rank, Reduction, ThreadTeam};
@@ -90,9 +90,9 @@ fn product_of(dtype: Dtype, shape: MatmulShape, threads: usize) -> Result<Produc
     let [a, b, c] = [("a", (m, k)), ("b", (k, n)), ("c", (m, n))].map(|(name, shape)| {
         plan.tensor((Arena::Device, "of the measurement"), name, dtype, shape)
     });
-    // One crew for both: two would be in each other's way.
-    let crew = kernel_crew(threads, None);
-    let dev = open_on_host(plan, crew.clone(), false, &Node::default())?;
+    // One team for both: two would be in each other's way.
+    let team = kernel_team(threads, None);
+    let dev = open_on_host(plan, team.clone(), false, &Node::default())?;
     [a, b].iter().try_for_each(|t| dev.write(*t, &|i| 1.0 / (1 + i % 7) as f64))?;
     let (mut product, mut peak) = (Vec::new(), Vec::new());
     for round in 0..=ROUNDS {
@@ -100,7 +100,7 @@ fn product_of(dtype: Dtype, shape: MatmulShape, threads: usize) -> Result<Produc
         dev.submit(Lane::Compute, Op::product(a, b, c));
         dev.sync_all()?;
         let seconds = started.elapsed().as_secs_f64();
-        let fma = multiply_add_rate(crew.as_deref());
+        let fma = multiply_add_rate(team.as_deref());
         if round > 0 {
             product.push(2.0 * (m * n * k) as f64 / seconds / 1e9);
             peak.push(fma / 1e9);
@@ -113,13 +113,13 @@ fn product_of(dtype: Dtype, shape: MatmulShape, threads: usize) -> Result<Produc
 }
 
 /// Operations a second.
-fn multiply_add_rate(crew: Option<&ThreadTeam>) -> f64 {
+fn multiply_add_rate(team: Option<&ThreadTeam>) -> f64 {
     let (started, done) = (Instant::now(), Mutex::new(0.0));
     let work = |_| {
         let operations = multiply_add(FMA_ROUNDS);
         *done.lock().unwrap_or_else(PoisonError::into_inner) += operations;
     };
-    crew.map_or_else(|| work(0), |crew| crew.run(&work));
+    team.map_or_else(|| work(0), |team| team.run(&work));
     done.into_inner().unwrap_or_else(PoisonError::into_inner) / started.elapsed().as_secs_f64()
 }
 

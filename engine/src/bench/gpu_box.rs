@@ -257,10 +257,10 @@ fn memory_rate(bytes: u64) -> Result<f64, Error> {
 /// The update with fp32 states by the best instructions on all cores of a node, on the node whose cores are the slowest.
 fn update_rate(params: usize) -> Result<Row, Error> {
     let of = |node| {
-        on_node(node, |crew| {
-            let threads = crew.as_ref().map_or(1, |crew| crew.threads());
+        on_node(node, |team| {
+            let threads = team.as_ref().map_or(1, |team| team.threads());
             let cases = &cases(threads, None, true)[..1];
-            let rows = adam_on(crew, node, cases, params, REPEATS)?;
+            let rows = adam_on(team, node, cases, params, REPEATS)?;
             Ok(rows.into_iter().next().unwrap_or_else(|| unreachable!("a case has a row")))
         })
     };

@@ -2,7 +2,7 @@
 
 use super::adam::median;
 use super::open_on_host;
-use crate::run::open::kernel_crew;
+use crate::run::open::kernel_team;
 use crate::run::placement::cores;
 use device::numerics::{Pass, sweep};
 use device::{
@@ -119,10 +119,10 @@ pub(super) fn on_node<T: Send>(
     let threads = if cpus.is_empty() { cores() } else { cpus.len() };
     let run = || {
         if !cpus.is_empty() {
-            // The crew's first thread; the others bind themselves.
+            // The first thread of the team; the others bind themselves.
             let _ = topology::bind_current_thread(cpus);
         }
-        work(kernel_crew(threads, id.map(|_| cpus.clone())))
+        work(kernel_team(threads, id.map(|_| cpus.clone())))
     };
     std::thread::scope(|scope| {
         let whom =
@@ -139,7 +139,7 @@ pub(super) fn on_node<T: Send>(
 /// # Errors
 /// No memory.
 pub fn memory(bytes: u64) -> Result<Vec<NodeMemory>, Error> {
-    nodes().iter().map(|node| on_node(node, |crew| measure(crew, node, bytes))).collect()
+    nodes().iter().map(|node| on_node(node, |team| measure(team, node, bytes))).collect()
 }
 
 /// Measures one core of the first node with arrays of `bytes`.
@@ -154,15 +154,15 @@ pub(super) fn one_core(bytes: u64) -> Result<NodeMemory, Error> {
     on_node(&node, |_| measure(None, &node, bytes))
 }
 
-fn measure(crew: Option<Arc<ThreadTeam>>, node: &Node, bytes: u64) -> Result<NodeMemory, Error> {
-    let threads = crew.as_ref().map_or(1, |crew| crew.threads());
+fn measure(team: Option<Arc<ThreadTeam>>, node: &Node, bytes: u64) -> Result<NodeMemory, Error> {
+    let threads = team.as_ref().map_or(1, |team| team.threads());
     let mut plan = Plan::default();
     let mut array = |name: &str| {
         let at = (Arena::Pinned, "of the measurement");
         plan.tensor(at, name, Dtype::F32, (1, (bytes / 4) as usize))
     };
     let (from, to) = (array("a"), array("b"));
-    let dev = open_on_host(plan, crew, false, node)?;
+    let dev = open_on_host(plan, team, false, node)?;
     [from, to].iter().try_for_each(|t| dev.write(*t, &|_| 1.0))?;
     let rate = |pass, moved: u64| {
         let op = HostOp::new(Sweep { pass, from, to });

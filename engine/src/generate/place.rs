@@ -4,7 +4,7 @@ use super::GenerateError;
 use crate::config::{Config, ParallelConfig};
 use crate::run::gpu::machine;
 use crate::run::gpu_room::{MemoryBudget, memory_budget, rank_gpus};
-use crate::run::open::kernel_crew;
+use crate::run::open::kernel_team;
 use crate::run::placement::cores;
 use crate::train::build::scratch_floats;
 use device::cpu::{self, CpuOptions, Lanes};
@@ -47,8 +47,8 @@ fn world() -> Arc<Communicator> {
 }
 
 fn open_on_cores(plan: Plan, shape: &DecoderShape) -> Result<Device, GenerateError> {
-    let (crew, scratch) = (kernel_crew(cores(), None), scratch_floats(shape));
-    let threads = crew.as_ref().map_or(1, |crew| crew.threads());
+    let (team, scratch) = (kernel_team(cores(), None), scratch_floats(shape));
+    let threads = team.as_ref().map_or(1, |team| team.threads());
     let (needed, free) = (plan.bytes(Arena::Device) + scratch.bytes(threads), available_memory());
     if needed > free {
         return Err(GenerateError::Memory { needed, free });
@@ -58,7 +58,7 @@ fn open_on_cores(plan: Plan, shape: &DecoderShape) -> Result<Device, GenerateErr
         memory_limit: u64::MAX,
         host: HostPlace::default(),
         scratch,
-        work: HostWork { team: crew, ..HostWork::default() },
+        work: HostWork { team, ..HostWork::default() },
     };
     Ok(cpu::open(ALONE, &Arc::new(plan), &world(), &options)?)
 }
@@ -97,7 +97,7 @@ fn open_on_gpu(config: &Config, plan: Plan, shape: &DecoderShape) -> Result<Devi
         collectives: Collectives::Auto,
         // A forward pass needs none.
         scratch: 0,
-        work: HostWork { team: kernel_crew(cores(), None), ..HostWork::default() },
+        work: HostWork { team: kernel_team(cores(), None), ..HostWork::default() },
         programs: offload::PROGRAMS,
         warm_up: Arc::default(),
     };

@@ -25,7 +25,11 @@ fn few(built: &RankLayout, config: &Config) -> RankLayout {
 ///
 /// # Errors
 /// A step that its own checks refuse; that is a defect of onebox.
-pub(crate) fn distinct(config: &Config, built: &RankLayout, rank: Rank) -> Result<DistinctOps, Error> {
+pub(crate) fn distinct(
+    config: &Config,
+    built: &RankLayout,
+    rank: Rank,
+) -> Result<DistinctOps, Error> {
     let built = few(built, config);
     let (dev, distinct) = warm::open(rank, &built.plan);
     let typical = typical_step(config);

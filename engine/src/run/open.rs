@@ -30,7 +30,7 @@ impl Ranks<'_> {
             memory_limit,
             host,
             scratch: floats,
-            work: self.work(kernel_crew(threads, cpus)),
+            work: self.work(kernel_team(threads, cpus)),
         };
         cpu::open(rank, &self.layout.plan, &self.world, &options)
     }
@@ -49,7 +49,7 @@ impl Ranks<'_> {
             scratch: op_scratch(self.config),
             work: HostWork {
                 cpus: cpus.clone().unwrap_or_default(),
-                ..self.work(kernel_crew(threads, cpus))
+                ..self.work(kernel_team(threads, cpus))
             },
             programs: offload::PROGRAMS,
             warm_up: Arc::new(distinct(self.config, self.layout, rank)?),
@@ -78,10 +78,10 @@ impl Ranks<'_> {
         }
     }
 
-    fn work(&self, crew: Option<Arc<ThreadTeam>>) -> HostWork {
+    fn work(&self, team: Option<Arc<ThreadTeam>>) -> HostWork {
         let RunOptions { trace, slow, panic_at, stall_at, .. } = self.options;
         HostWork {
-            team: crew,
+            team,
             cpus: Vec::new(),
             jobs: self.host_queue_capacity,
             rehearsal: false,
@@ -94,7 +94,7 @@ impl Ranks<'_> {
 }
 
 /// Starts the kernel threads of a rank on its cores; None if its own thread is enough.
-pub(crate) fn kernel_crew(threads: usize, cpus: Option<Vec<u32>>) -> Option<Arc<ThreadTeam>> {
+pub(crate) fn kernel_team(threads: usize, cpus: Option<Vec<u32>>) -> Option<Arc<ThreadTeam>> {
     if threads < 2 {
         return None;
     }
@@ -104,6 +104,6 @@ pub(crate) fn kernel_crew(threads: usize, cpus: Option<Vec<u32>>) -> Option<Arc<
             let _ = topology::bind_current_thread(cpus);
         }
     };
-    let crew = ThreadTeam::new(threads, bind);
-    Some(Arc::new(crew.inspect_err(|e| tracing::warn!("no kernel threads: {e}")).ok()?))
+    let team = ThreadTeam::new(threads, bind);
+    Some(Arc::new(team.inspect_err(|e| tracing::warn!("no kernel threads: {e}")).ok()?))
 }
