@@ -62,10 +62,10 @@ fn collectives(processes: &Arc<Processes>) -> String {
     let large = plan.tensor((Arena::Device, "example"), "large", Dtype::Bf16, (1, ELEMENTS));
     let small = plan.tensor((Arena::Pinned, "example"), "small", Dtype::F64, (1, 1));
     let plan = Arc::new(plan);
-    let world = Communicator::across(processes, (1, RANKS), Duration::from_secs(600));
+    let world = Communicator::across(processes, 1, RANKS, Duration::from_secs(600));
     std::thread::scope(|scope| {
         let (plan, world) = (&plan, &world);
-        let run = |rank| scope.spawn(move || of_rank(rank, (plan, world), (large, small)));
+        let run = |rank| scope.spawn(move || of_rank(rank, plan, world, large, small));
         let mine = Rank::all(1, RANKS).filter(|rank| world.has(*rank));
         let threads: Vec<_> = mine.map(run).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).next().unwrap()
@@ -74,8 +74,10 @@ fn collectives(processes: &Arc<Processes>) -> String {
 
 fn of_rank(
     rank: Rank,
-    (plan, world): (&Arc<Plan>, &Arc<Communicator>),
-    (large, small): (Tensor, Tensor),
+    plan: &Arc<Plan>,
+    world: &Arc<Communicator>,
+    large: Tensor,
+    small: Tensor,
 ) -> String {
     let options = CpuOptions {
         lanes: Lanes::Inline,

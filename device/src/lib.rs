@@ -11,7 +11,7 @@
 //! 2. `op`: the operations; `op/access.rs` names the ranges of each op, `op/check.rs` checks its
 //!    shapes;
 //! 3. `submit`: lanes and events, [`Device`] and its executors, the hazard check, tasks of other crates;
-//! 4. `ranks`: meetings of rank threads, their memory, queues and kernel threads;
+//! 4. `ranks`: how rank threads meet, their memory, queues and kernel threads;
 //! 5. [`cpu`]: an executor with its kernels, the reference for every other one;
 //! 6. [`numerics`], [`random`]: arithmetic that is the same everywhere;
 //! 7. [`cuda`]: streams, launches, NCCL; the kernels are in `cuda/kernels`;

@@ -111,11 +111,10 @@ fn it_is_refused_unordered_on_another_lane_or_with_sizes_that_do_not_fit() {
 fn a_gpu_launches_its_kernel_over_its_elements() {
     for (n, blocks) in [(0, None), (5, Some(1)), (5000, Some(3))] {
         let (_, [x, y, _]) = open(n, Lanes::Inline);
-        let mut seen = Vec::new();
         let at = |t: Tensor| if t == x { 111 } else { 222 };
-        launches(&double(x, y), &at, 0, 80, &mut |launch| seen.push(*launch)).unwrap();
-        assert_eq!(seen.first().map(|launch| launch.grid[0]), blocks);
-        for launch in seen {
+        let launches = launches(&double(x, y), &at, 0, 80).unwrap();
+        assert_eq!(launches.iter().next().map(|launch| launch.grid[0]), blocks);
+        for launch in launches.iter() {
             assert_eq!((launch.kernel, launch.block), ("double", 256));
             let two = u64::from(2.0f32.to_bits());
             assert_eq!(launch.args.slots(), [111, 222, 0x22, n as u64, two]);

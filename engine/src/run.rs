@@ -135,7 +135,7 @@ pub fn train(
         data,
         options,
         world: match options.processes.as_ref().filter(|processes| processes.count() > 1) {
-            Some(processes) => Communicator::across(processes, (tp, dp), options.timeout),
+            Some(processes) => Communicator::across(processes, tp, dp, options.timeout),
             None => Communicator::new(tp, dp, options.timeout),
         },
         peers: Arc::new(Peers::new(tp * dp)),

@@ -93,7 +93,7 @@ impl Stream {
     /// With a queue of its own.
     pub(crate) fn start(device: usize, flags: u32, priority: c_int, config: &Config) -> Arc<Self> {
         let channel = Channel::start(device, config);
-        Self::on(channel, true, (device, flags, priority))
+        Self::on(channel, true, device, flags, priority)
     }
 
     /// With one of the device's hardware queues, where these are modelled: dealt in turn, as `cuStreamCreate` does.
@@ -110,13 +110,15 @@ impl Stream {
         if channels.len() == index {
             channels.push(Channel::start(device, config));
         }
-        Self::on(channels[index].clone(), false, (device, flags, priority))
+        Self::on(channels[index].clone(), false, device, flags, priority)
     }
 
     fn on(
         channel: Arc<Channel>,
         alone: bool,
-        (device, flags, priority): (usize, u32, c_int),
+        device: usize,
+        flags: u32,
+        priority: c_int,
     ) -> Arc<Self> {
         let progress = Arc::default();
         Arc::new(Self { device, flags, priority, channel, alone, progress })

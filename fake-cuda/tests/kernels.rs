@@ -135,7 +135,7 @@ fn columns_are_summed() {
             let x = rig.put_noise(dtype, (rows, cols), 1);
             let [y, whole] = [dtype, Dtype::F32].map(|dtype| rig.out(dtype, (1, cols)));
             let mut pair = rig.open();
-            pair.check(&Op::ColumnSum { x, y }, SUM);
+            pair.check(&Op::ColumnSum { x, y }, SUM.0, SUM.1);
             // Sums of multiples of 1/128 are exact in any order.
             pair.check_exact(&Op::ColumnSum { x, y: whole });
         }
@@ -253,11 +253,11 @@ fn layer_norm_and_its_gradients_agree() {
             let d_x = rig.put_noise(dtype, (rows, cols), 5);
             let [d_gain, d_bias] = [dtype, Dtype::F32].map(|dtype| rig.out(dtype, (1, cols)));
             let mut pair = rig.open();
-            pair.check(&Op::LayerNorm { x, gain, bias, y, stats, epsilon: 1e-5 }, (3e-7, 1.0));
+            pair.check(&Op::LayerNorm { x, gain, bias, y, stats, epsilon: 1e-5 }, 3e-7, 1.0);
             for add in [false, true] {
                 // At two columns the variance may be near 0, which makes differences large.
                 let op = Op::LayerNormBackward { x, gain, stats, d_y, d_x, add, d_gain, d_bias };
-                pair.check(&op, (if cols == 2 { 1e-4 } else { 12e-6 }, 1.0));
+                pair.check(&op, if cols == 2 { 1e-4 } else { 12e-6 }, 1.0);
             }
         }
     });
@@ -285,8 +285,8 @@ fn the_loss_over_two_shards_agrees() {
         for (logits, max, sums, shard) in shards {
             pair.check_exact(&Op::RowMax { x: logits, y: max, shard });
             let targets = ids;
-            pair.check(&Op::CrossEntropyStats { logits, max, targets, shard, sums }, (0.0, 2.0));
-            pair.check(&Op::CrossEntropyLoss { sums, targets, loss }, (1e-13, 0.0));
+            pair.check(&Op::CrossEntropyStats { logits, max, targets, shard, sums }, 0.0, 2.0);
+            pair.check(&Op::CrossEntropyLoss { sums, targets, loss }, 1e-13, 0.0);
             let factor = 0.25;
             pair.check_exact(&Op::CrossEntropyBackward {
                 logits,
@@ -310,7 +310,7 @@ fn a_loss_over_many_rows_agrees() {
     let targets = rig.put_ints(&targets);
     let sums = rig.put(Dtype::F32, (2, rows as usize), &sums);
     let loss = rig.out(Dtype::F64, (1, 1));
-    rig.open().check(&Op::CrossEntropyLoss { sums, targets, loss }, (1e-11, 0.0));
+    rig.open().check(&Op::CrossEntropyLoss { sums, targets, loss }, 1e-11, 0.0);
 }
 
 #[test]
@@ -394,11 +394,11 @@ fn rms_norm_and_its_gradients_agree() {
             let d_x = rig.put_noise(dtype, (rows, cols), 5);
             let d_gain = rig.out(dtype, (1, cols));
             let mut pair = rig.open();
-            pair.check(&Op::RmsNorm { x, gain, y, stats, epsilon: 1e-5 }, (3e-7, 1.0));
+            pair.check(&Op::RmsNorm { x, gain, y, stats, epsilon: 1e-5 }, 3e-7, 1.0);
             let op = Op::RmsNormBackward { x, gain, stats, d_y, d_x, add, d_gain };
             // The gain's gradient is a sum over the rows.
             let sums = (rows as f64 / 100.0).max(1.0);
-            pair.check(&op, (4e-6 * sums, 1.0));
+            pair.check(&op, 4e-6 * sums, 1.0);
         }
     });
 }
@@ -454,10 +454,10 @@ fn rotations_and_their_gradients_agree() {
                 let starts = rig.put_starts(5, &[2, 3, 1, 4].repeat(rows / 5), 0..rows);
                 let mut pair = rig.open();
                 for starts in [None, Some(starts)] {
-                    pair.check(&Op::Rotary { qkv, table, heads, starts, norm }, (4e-7, 1.0));
+                    pair.check(&Op::Rotary { qkv, table, heads, starts, norm }, 4e-7, 1.0);
                     let norm = norm.map(|norm| (norm, grads));
                     let op = Op::RotaryBackward { d_qkv, table, heads, starts, norm };
-                    pair.check(&op, (8e-6, 1.0));
+                    pair.check(&op, 8e-6, 1.0);
                 }
             }
         }

@@ -277,14 +277,14 @@ mod tests {
             decayed: 50_000,
             noise: TileNoise::none(),
         };
-        let crew =
+        let team =
             (threads > 1).then(|| Arc::new(ThreadTeam::new(threads, || ()).expect("threads")));
         let options = CpuOptions {
             lanes: Lanes::Inline,
             memory_limit: u64::MAX,
             host: HostPlace::default(),
             scratch: ScratchFloats::default(),
-            work: HostWork { team: crew, ..HostWork::default() },
+            work: HostWork { team, ..HostWork::default() },
         };
         let rank = Rank::all(1, 1).next().expect("one rank");
         let world = Communicator::new(1, 1, Duration::from_secs(10));

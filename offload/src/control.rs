@@ -34,7 +34,7 @@ pub const CLIP_RATE: usize = 14;
 pub const SPECULATION: usize = 15;
 /// No update ran ahead of the decision.
 pub const NOT_SPECULATED: f64 = 0.0;
-/// The decision was the presumed one: the updates ahead of it stand.
+/// The decision was the predicted one: the updates ahead of it stand.
 pub const COMMITTED: f64 = 1.0;
 /// The decision was another one: the updates ahead of it, where the step made any, are redone, or dropped where it is skipped.
 pub const REDONE: f64 = 2.0;

@@ -28,9 +28,9 @@ pub struct OwnedRun {
 /// Which arrays hold what a rank owns.
 #[derive(Clone, Copy)]
 pub(crate) struct ActiveBuffers {
-    /// [`control::STATE_BUFFER`]
+    /// The number of the arrays of states: [`control::STATE_BUFFER`].
     pub(crate) states: usize,
-    /// The side of the gradient whose update waits, where one does.
+    /// The gradient buffer whose update is delayed, where one is.
     pub(crate) delayed: Option<usize>,
 }
 
@@ -102,7 +102,7 @@ pub struct OptimizerLayout {
     pub(crate) control: Tensor,
     /// Its copy on the device.
     pub(crate) device_control: Tensor,
-    /// The control block that updates ahead of the decision presume.
+    /// The control block that updates ahead of the decision predict.
     pub(crate) predicted: Option<Tensor>,
 }
 
@@ -188,18 +188,19 @@ impl OptimizerLayout {
         let unit = spec.dp_size * chunk;
         let blocking = BlockingBuffers::plan(plan, spec, unit, segments);
         let cuts = cuts(segments, spec.device_fraction, unit);
-        let first_ahead = first_speculative(segments, spec.speculative_fraction);
+        let first_speculative = first_speculative(segments, spec.speculative_fraction);
         let words = (1, control::WORDS);
         let at = (Arena::Pinned, "norms and decisions");
         let has_host_part = |(s, cut): (&SegmentSpec, &usize)| *cut < s.params.len();
-        let presumed = segments[first_ahead..].iter().zip(&cuts[first_ahead..]).any(has_host_part);
-        let presumed = presumed.then(|| plan.tensor(at, "presumed", Dtype::F64, words));
+        let predicted =
+            segments[first_speculative..].iter().zip(&cuts[first_speculative..]).any(has_host_part);
+        let predicted = predicted.then(|| plan.tensor(at, "presumed", Dtype::F64, words));
         let (mut own_end, mut all_end, mut number) = (0, 0, 0);
         type Buffers = (Vec<Bucket>, Option<SharedSum>);
         let mut segment = |((s, (buckets, sum)), &cut): ((&SegmentSpec, Buffers), &usize)| {
             let chunks = s.params.len() / chunk;
             let (own_start, all_start) = (own_end, all_end);
-            let presumed = presumed.filter(|_| number >= first_ahead);
+            let predicted = predicted.filter(|_| number >= first_speculative);
             number += 1;
             own_end += chunks / spec.dp_size;
             all_end += chunks;
@@ -216,7 +217,7 @@ impl OptimizerLayout {
                 let arrays = StorePlanner { plan, spec, name, len, dtype, chunk };
                 stores.push(match on_device {
                     true => arrays.on_device(),
-                    false => arrays.on_host(blocking, sum, presumed),
+                    false => arrays.on_host(blocking, sum, predicted),
                 });
             }
             let chunks = Chunks { own: own_start..own_end, all: all_start..all_end };
@@ -249,7 +250,7 @@ impl OptimizerLayout {
             norm: words(Arena::Pinned, "norm", 1),
             control: words(Arena::Pinned, "control", control::WORDS),
             device_control: words(Arena::Device, "device_control", control::WORDS),
-            predicted: presumed,
+            predicted,
             spec: spec.clone(),
         }
     }
@@ -281,12 +282,12 @@ impl OptimizerLayout {
         self.owned_on(segment, dp, ActiveBuffers { states: 0, delayed: None })
     }
 
-    /// [`owned`](Self::owned) with the arrays of `sides`.
+    /// [`owned`](Self::owned) with the arrays that `active` names.
     pub(crate) fn owned_on(
         &self,
         segment: usize,
         dp: usize,
-        sides: ActiveBuffers,
+        active: ActiveBuffers,
     ) -> Vec<OwnedRun> {
         let s = &self.segments[segment];
         let mut ends = vec![0; s.stores.len()];
@@ -298,10 +299,10 @@ impl OptimizerLayout {
             let part = |state: State| state.slice(owned.clone());
             OwnedRun {
                 start: piece.start + dp * len,
-                states: store.states(sides.states).map(part),
-                delayed_gradient: sides
+                states: store.states(active.states).map(part),
+                delayed_gradient: active
                     .delayed
-                    .map(|side| part(State::whole(store.gradient(side)))),
+                    .map(|buffer| part(State::whole(store.gradient(buffer)))),
             }
         };
         s.pieces.iter().map(part).collect()

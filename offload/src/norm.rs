@@ -92,7 +92,7 @@ impl AccumulateTask {
         match partials {
             None => accumulate(grad, sum, first),
             Some(partials) => {
-                accumulate_chunks(grad, sum, first, (partials, self.chunk, counted));
+                accumulate_chunks(grad, sum, first, partials, self.chunk, counted);
             }
         }
     }
@@ -201,8 +201,8 @@ impl HostTask for DecideTask {
     fn accesses(&self, visit: Visit<'_>) {
         visit(Mode::Read, self.norm);
         visit(Mode::Update, self.control);
-        if let Some(presumed) = self.predicted {
-            visit(Mode::Read, presumed);
+        if let Some(predicted) = self.predicted {
+            visit(Mode::Read, predicted);
         }
     }
     fn run(&self, step: u64, host: &mut HostContext<'_>) -> Result<(), String> {
@@ -223,11 +223,11 @@ impl HostTask for DecideTask {
             words[control::FACTOR] = 0.0;
             words[control::SKIPPED] += 1.0;
         }
-        let as_presumed = finite && clip == 1.0;
+        let as_predicted = finite && clip == 1.0;
         words[control::CLIP_RATE] +=
-            NEWEST * (f64::from(u8::from(!as_presumed)) - words[control::CLIP_RATE]);
-        if let Some(presumed) = self.predicted {
-            speculation::validate(words, host.read_as::<f64>(presumed)?, as_presumed);
+            NEWEST * (f64::from(u8::from(!as_predicted)) - words[control::CLIP_RATE]);
+        if let Some(predicted) = self.predicted {
+            speculation::validate(words, host.read_as::<f64>(predicted)?, as_predicted);
         }
         if let Some(rule) = self.loss_scale {
             rule.next(words, finite);

@@ -47,9 +47,9 @@ pub struct Optimizer {
     pub(crate) holders: Vec<Option<usize>>,
     /// The event behind which the decision of the last step is on the device.
     control_on_device: Event,
-    /// The side of the gradients that the running step fills.
+    /// The number of the gradient buffer that the running step fills.
     pub(crate) gradient_buffer: usize,
-    /// The side of the last step's gradients, where its update waits.
+    /// The gradient buffer of the last step, where its update is delayed.
     pub(crate) delayed: Option<usize>,
 }
 
@@ -72,10 +72,10 @@ impl Optimizer {
         let work: Vec<SegmentWork> = segments.map(work).collect();
         let summands = (spec.micro_batches * spec.dp_size) as f64;
         let rates = Rates { rule: spec.rule, summands, given };
-        let presume = layout.predicted.map(|presumed| {
+        let predict = layout.predicted.map(|predicted| {
             HostOp::new(PredictDecision {
                 control: layout.control,
-                predicted: presumed,
+                predicted,
                 rates: rates.clone(),
             })
         });
@@ -95,7 +95,7 @@ impl Optimizer {
                 runs,
             }),
             fold: HostOp::new(FoldPartials { all: layout.all_partials, norm: layout.norm }),
-            predict: presume,
+            predict: predict,
             decide: HostOp::new(decide),
             bucket_free: vec![Event::default(); layout.num_buckets],
             turn: 0,
@@ -110,16 +110,16 @@ impl Optimizer {
         }
     }
 
-    /// Gives out a bucket for the gradients of `segment`, of micro-batch `set` of those that go backward together; Compute waits
+    /// Gives out a bucket for the gradients of `segment`, of the micro-batch in `slot` of those that go backward together; Compute waits
     /// until its former contents have gone.
-    pub fn bucket(&mut self, dev: &Device, segment: usize, set: usize) -> Bucket {
+    pub fn bucket(&mut self, dev: &Device, segment: usize, slot: usize) -> Bucket {
         let Segment { spec, buckets, .. } = &self.layout.segments[segment];
         let turn = match spec.bucket {
             BucketSharing::Alternating => {
                 self.turn += 1;
                 self.turn
             }
-            BucketSharing::Own | BucketSharing::Shared | BucketSharing::PerSlot(_) => set,
+            BucketSharing::Own | BucketSharing::Shared | BucketSharing::PerSlot(_) => slot,
         };
         let Bucket { tensor, number } = buckets[turn % buckets.len()];
         dev.wait(Compute, self.bucket_free[number]);
@@ -144,17 +144,10 @@ impl Optimizer {
         let work = &self.work[segment];
         for piece in &work.pieces {
             let own = self.sum_over_ranks(dev, bucket.slice(piece.flat.clone()));
-            let (side, staging_free) =
+            let (buffer, staging_free) =
                 (self.gradient_buffer, work.staging_free[self.gradient_buffer]);
-            let reduced = ReducedPiece {
-                dev,
-                layout: &layout,
-                piece,
-                own,
-                buffer: side,
-                micro,
-                staging_free,
-            };
+            let reduced =
+                ReducedPiece { dev, layout: &layout, piece, own, buffer, micro, staging_free };
             reduced.send(&s.stores[piece.store]);
         }
         if layout.spec.host_adds() {
@@ -234,24 +227,24 @@ impl Optimizer {
         dev.submit(D2h, Op::Copy { src, dst });
     }
 
-    /// Presumes the decision of `step`, before the first [`update_speculatively`](Self::update_speculatively) of the step. Does nothing where no
+    /// Predicts the decision of `step`, before the first [`update_speculatively`](Self::update_speculatively) of the step. Does nothing where no
     /// update runs ahead.
     pub fn predict_decision(&self, dev: &Device, step: u64) {
-        if let Some(presume) = &self.predict {
-            dev.submit_host(presume, step);
+        if let Some(predict) = &self.predict {
+            dev.submit_host(predict, step);
         }
     }
 
-    /// Queues the update of what this rank owns of `segment` by the presumed decision, behind its last micro-batch's
+    /// Queues the update of what this rank owns of `segment` by the predicted decision, behind its last micro-batch's
     /// [`reduce`](Self::reduce). [`update`](Self::update) must follow, behind the decision. Does nothing where the
     /// segment is not updated ahead.
     pub fn update_speculatively(&mut self, dev: &Device, segment: usize) {
-        let Some(tally) = &self.work[segment].norm_guard else { return };
+        let Some(norm_guard) = &self.work[segment].norm_guard else { return };
         if !self.layout.spec.host_adds() {
             self.copy_partials_down(dev, self.layout.segments[segment].chunks.own.clone());
             dev.follow(Host, D2h);
         }
-        dev.submit_host(tally, 0);
+        dev.submit_host(norm_guard, 0);
         let w = &self.work[segment];
         // What was there before may still be on its way up.
         dev.wait(Host, w.uploaded);
@@ -262,7 +255,7 @@ impl Optimizer {
         }
     }
 
-    /// Leaves the update that was just decided for later: the next step fills the other side of the gradients meanwhile.
+    /// Leaves the update that was just decided for later: the next step fills the other gradient buffer meanwhile.
     /// Before that one is decided, [`update_on_host`](Self::update_on_host) and then
     /// [`update_on_device`](Self::update_on_device) of every segment must follow.
     pub fn delay_update(&mut self) {
@@ -288,23 +281,23 @@ impl Optimizer {
 
     /// Queues the part of [`update`](Self::update) that runs on the host.
     pub fn update_on_host(&mut self, dev: &Device, segment: usize) {
-        let side = self.delayed.unwrap_or(self.gradient_buffer);
+        let buffer = self.delayed.unwrap_or(self.gradient_buffer);
         let w = &mut self.work[segment];
         // What was there before may still be on its way up.
         dev.wait(Host, w.uploaded);
         for tile in w.pieces.iter_mut().flat_map(PieceWork::tiles_mut) {
-            dev.submit_host(&tile.adam[side], 0);
+            dev.submit_host(&tile.adam[buffer], 0);
             tile.updated = dev.record(Host);
         }
         if !self.layout.spec.host_adds() {
-            w.staging_free[side] = dev.record(Host);
+            w.staging_free[buffer] = dev.record(Host);
         }
         w.unpublished = true;
     }
 
     /// Queues the part of [`update`](Self::update) that runs on the device: Compute must be done with its parameters.
     pub fn update_on_device(&mut self, dev: &Device, segment: usize) {
-        let side = self.delayed.unwrap_or(self.gradient_buffer);
+        let buffer = self.delayed.unwrap_or(self.gradient_buffer);
         let w = &mut self.work[segment];
         let mut updates = w.pieces.iter().filter_map(PieceWork::update_on_device).peekable();
         if updates.peek().is_some() {
@@ -312,7 +305,7 @@ impl Optimizer {
             dev.follow(Compute, DpComm);
         }
         for tasks in updates {
-            dev.submit(Compute, Op::Task { task: Arc::clone(&tasks[side]) });
+            dev.submit(Compute, Op::Task { task: Arc::clone(&tasks[buffer]) });
         }
         w.unpublished = true;
     }
@@ -357,17 +350,17 @@ impl Optimizer {
     }
 
     /// The segment whose parameters a shared buffer has, or will have.
-    pub fn holder(&self, slot: usize) -> Option<usize> {
-        self.holders[slot]
+    pub fn holder(&self, buffer: usize) -> Option<usize> {
+        self.holders[buffer]
     }
 
     /// Starts to bring the parameters of a segment up into the buffer that it shares with others, piece by piece as an update makes
     /// them, behind all that Compute has been given: nothing of it may read what the buffer has later. Does nothing where they
     /// are there already. [`all_gather`](Self::all_gather) must follow.
     pub fn fetch_shard(&mut self, dev: &Device, segment: usize) {
-        let Some(slot) = self.param_buffer(segment) else { unreachable!("its parameters stay") };
+        let Some(buffer) = self.param_buffer(segment) else { unreachable!("its parameters stay") };
         let is_new = std::mem::take(&mut self.work[segment].unpublished);
-        if self.holders[slot].replace(segment) == Some(segment) && !is_new {
+        if self.holders[buffer].replace(segment) == Some(segment) && !is_new {
             return;
         }
         dev.follow(H2d, Compute);
@@ -461,12 +454,12 @@ impl Optimizer {
     /// # Errors
     /// As [`Device::read`].
     pub fn state_buffer(&self, dev: &Device) -> Result<BufferIndex, Error> {
-        let mut side = [0.0];
+        let mut buffer = [0.0];
         dev.read(
             self.layout.control.slice(control::STATE_BUFFER..control::STATE_BUFFER + 1),
-            &mut side,
+            &mut buffer,
         )?;
-        Ok(BufferIndex(usize::from(side[0] != 0.0)))
+        Ok(BufferIndex(usize::from(buffer[0] != 0.0)))
     }
 
     /// Lists what this rank owns of a segment, in order.

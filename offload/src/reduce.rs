@@ -1,4 +1,4 @@
-//! The way of a piece's gradient from the sum over the ranks to where its update reads it: a function for each placement.
+//! The route of a piece's gradient from the sum over the ranks to where its update reads it: a function for each placement.
 
 use crate::blocking::{add_sum, keep_sum, widen};
 use crate::layout::OptimizerLayout;
@@ -15,7 +15,7 @@ pub(crate) struct ReducedPiece<'a> {
     pub(crate) piece: &'a PieceWork,
     /// This rank's part of the piece, in the bucket.
     pub(crate) own: Tensor,
-    /// The side of the gradients that the step fills.
+    /// The number of the gradient buffer that the step fills.
     pub(crate) buffer: usize,
     /// The number of the micro-batch, counted from 0.
     pub(crate) micro: usize,
@@ -30,14 +30,14 @@ impl ReducedPiece<'_> {
             UpdateSite::Device { gradient, summed } => {
                 self.to_device(gradient[self.buffer], summed)
             }
-            UpdateSite::Host { route: way, .. } => match way {
+            UpdateSite::Host { route, .. } => match route {
                 GradientRoute::Direct { down } => self.direct(down[self.buffer]),
                 GradientRoute::SumOnDevice { sum, down } => {
                     self.sum_on_device(sum, down[self.buffer])
                 }
                 GradientRoute::SumOnHost { down, .. } => self.sum_on_host(down),
-                GradientRoute::Blocking { partial_sum: so_far, wide, down } => {
-                    self.blocking(so_far, wide, down)
+                GradientRoute::Blocking { partial_sum, wide, down } => {
+                    self.blocking(partial_sum, wide, down)
                 }
             },
         }
@@ -75,7 +75,7 @@ impl ReducedPiece<'_> {
     fn sum_on_host(&self, down: Tensor) {
         self.copy_down(self.own, down);
         self.dev.follow(Host, D2h);
-        let turn = if self.micro == 0 {
+        let position = if self.micro == 0 {
             MicrobatchPosition::First
         } else if self.is_last() {
             MicrobatchPosition::Last
@@ -86,12 +86,12 @@ impl ReducedPiece<'_> {
             let Some(tasks) = &tile.accumulate else {
                 unreachable!("tiles of what the host adds up have tasks for it")
             };
-            self.dev.submit_host(&tasks[self.buffer][turn as usize], 0);
+            self.dev.submit_host(&tasks[self.buffer][position as usize], 0);
         }
     }
 
-    fn blocking(&self, so_far: Option<PartialSum>, wide: Tensor, down: Tensor) {
-        if let Some(PartialSum { sum, incoming }) = so_far {
+    fn blocking(&self, partial_sum: Option<PartialSum>, wide: Tensor, down: Tensor) {
+        if let Some(PartialSum { sum, incoming }) = partial_sum {
             let sum = self.part(sum);
             if self.micro > 0 {
                 add_sum(self.dev, self.own, incoming.slice(0..self.own.len()), sum);

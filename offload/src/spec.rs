@@ -108,11 +108,11 @@ impl OptimizerSpec {
 
     /// Asserts that `Blocking` comes with what it can do.
     pub(crate) fn check(&self) {
-        let late = self.delayed || self.speculative_fraction > 0.0;
+        let delayed = self.delayed || self.speculative_fraction > 0.0;
         let host_alone = self.device_fraction == 0.0
             && self.accumulation != GradAccumulation::Device
             && self.accumulation != GradAccumulation::Shared
-            && !late;
+            && !delayed;
         assert!(
             !self.delayed || self.speculative_fraction == 0.0,
             "an update runs ahead of its decision or waits for the next step, never both"

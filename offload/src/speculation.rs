@@ -1,6 +1,6 @@
 //! Updates ahead of the decision: while the last micro-batch goes backward, a segment whose gradient is complete is updated as
 //! if neither clipping nor a skip followed. The new states go to a second array, so the old ones stay. Behind the decision each
-//! tile is settled: where it was the presumed one nothing is left to do; else the tile is updated again, from the old
+//! tile is validated: where it was the predicted one nothing is left to do; else the tile is updated again, from the old
 //! states, or its parameters are put back. The results are those of an update behind the decision, bit for bit.
 //!
 //! SuperOffload (arXiv 2509.21271) speculates as well, and undoes an update by its algebraic inverse, which rounds.
@@ -22,7 +22,7 @@ use std::ops::Range;
 pub enum SpeculationOutcome {
     /// No update ran ahead of the decision.
     None,
-    /// The decision was the presumed one, so the updates stand.
+    /// The decision was the predicted one, so the updates stand.
     Committed,
     /// The decision was another one: such updates, where the step made any before its sums of squares stopped them, are made again, or
     /// dropped where the step is skipped.
@@ -49,7 +49,7 @@ pub const MAX_CLIP_RATE: f64 = 0.5;
 pub(crate) struct PredictDecision {
     /// The [control block](crate::control) of the step before.
     pub(crate) control: Tensor,
-    /// The presumed words. `STATE_BUFFER` is that of the old states, `NORM` the sum of squares so far.
+    /// The predicted words. `STATE_BUFFER` is that of the old states, `NORM` the sum of squares so far.
     pub(crate) predicted: Tensor,
     pub(crate) rates: Rates,
 }
@@ -77,11 +77,11 @@ impl HostTask for PredictDecision {
     }
 }
 
-/// Sets the words of a decision about updates ahead of it. `as_presumed`: the gradient is neither clipped nor skipped.
-pub(crate) fn validate(words: &mut [f64], presumed: &[f64], as_presumed: bool) {
-    words[SPECULATION] = match presumed[SPECULATION] {
+/// Sets the words of a decision about updates ahead of it. `as_predicted`: the gradient is neither clipped nor skipped.
+pub(crate) fn validate(words: &mut [f64], predicted: &[f64], as_predicted: bool) {
+    words[SPECULATION] = match predicted[SPECULATION] {
         NOT_SPECULATED => NOT_SPECULATED,
-        _ if as_presumed => COMMITTED,
+        _ if as_predicted => COMMITTED,
         _ => REDONE,
     };
     if words[SKIP] == 0.0 {
@@ -130,14 +130,14 @@ pub struct SpeculationBuffers {
     /// The factor by which a tile was updated ahead of the decision, or 0: one F64 of a tile, and of a store one for each chunk,
     /// since tiles begin with chunks.
     pub factor: Tensor,
-    /// The presumed [control block](crate::control); its `STATE_BUFFER` is that of the old states.
+    /// The predicted [control block](crate::control); its `STATE_BUFFER` is that of the old states.
     pub predicted: Tensor,
 }
 
 /// When a tile with second arrays is updated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Phase {
-    /// Ahead of the decision, by the presumed words.
+    /// Ahead of the decision, by the predicted words.
     Speculate,
     /// Behind the decision, where no update ahead of it stands.
     Validate,
@@ -163,18 +163,18 @@ impl HostTask for SpeculativeTile {
     }
     /// Everything that may be touched, whatever the words say.
     fn accesses(&self, visit: &mut dyn FnMut(Mode, Tensor)) {
-        let Self { tile, buffers: second, phase: when } = self;
-        visit(Mode::Read, second.predicted);
+        let Self { tile, buffers, phase } = self;
+        visit(Mode::Read, buffers.predicted);
         visit(Mode::Read, tile.grad);
         visit(Mode::Update, tile.param);
         let first = [tile.master, tile.momentum, tile.variance];
-        for tensor in first.into_iter().chain(second.own_arrays()) {
+        for tensor in first.into_iter().chain(buffers.own_arrays()) {
             visit(Mode::Update, tensor);
         }
-        match when {
-            Phase::Speculate => visit(Mode::Write, second.factor),
+        match phase {
+            Phase::Speculate => visit(Mode::Write, buffers.factor),
             Phase::Validate => {
-                visit(Mode::Read, second.factor);
+                visit(Mode::Read, buffers.factor);
                 visit(Mode::Read, tile.control);
             }
         }
@@ -190,14 +190,14 @@ impl HostTask for SpeculativeTile {
         self.tile.flops()
     }
     fn run(&self, _: u64, host: &mut HostContext<'_>) -> Result<(), String> {
-        let presumed = host.read_as::<f64>(self.buffers.predicted)?;
+        let predicted = host.read_as::<f64>(self.buffers.predicted)?;
         let (words, halves) = match self.phase {
             Phase::Speculate => {
-                host.write_as::<f64>(self.buffers.factor)?[0] = presumed[FACTOR];
-                if presumed[FACTOR] == 0.0 {
+                host.write_as::<f64>(self.buffers.factor)?[0] = predicted[FACTOR];
+                if predicted[FACTOR] == 0.0 {
                     return Ok(());
                 }
-                (presumed, UpperHalfAction::Keep)
+                (predicted, UpperHalfAction::Keep)
             }
             Phase::Validate => {
                 let words = host.read_as::<f64>(self.tile.control)?;
@@ -212,8 +212,8 @@ impl HostTask for SpeculativeTile {
                 )
             }
         };
-        let apart = self.out_of_place(words, presumed[STATE_BUFFER], halves, host)?;
-        parallel_for(host, apart, update_out_of_place)
+        let update = self.out_of_place(words, predicted[STATE_BUFFER], halves, host)?;
+        parallel_for(host, update, update_out_of_place)
     }
 }
 
@@ -237,10 +237,10 @@ impl SpeculativeTile {
         halves: UpperHalfAction,
         host: &mut HostContext<'host>,
     ) -> Result<OutOfPlaceUpdate<'a>, String> {
-        let Self { tile, buffers: second, .. } = self;
+        let Self { tile, buffers, .. } = self;
         let first = [tile.master, tile.momentum, tile.variance];
-        let [old, new] = if old == 0.0 { [first, second.states] } else { [second.states, first] };
-        let upper = match (second.upper, halves) {
+        let [old, new] = if old == 0.0 { [first, buffers.states] } else { [buffers.states, first] };
+        let upper = match (buffers.upper, halves) {
             (None, _) | (_, UpperHalfAction::Leave) => UpperHalves::Stay,
             (Some(kept), UpperHalfAction::Keep) => UpperHalves::Keep(host.write_as(kept)?),
             (Some(kept), UpperHalfAction::Restore) => UpperHalves::Restore(host.write_as(kept)?),
@@ -269,8 +269,9 @@ impl HostTask for SpeculativeTraffic {
     fn run(&self, _: u64, host: &mut HostContext<'_>) -> Result<(), String> {
         let words = host.read_as::<f64>(self.0.buffers.predicted)?;
         host.write_as::<f64>(self.0.buffers.factor)?[0] = words[FACTOR];
-        let apart = self.0.out_of_place(words, words[STATE_BUFFER], UpperHalfAction::Keep, host)?;
-        parallel_for(host, apart, |piece| {
+        let update =
+            self.0.out_of_place(words, words[STATE_BUFFER], UpperHalfAction::Keep, host)?;
+        parallel_for(host, update, |piece| {
             traffic_out_of_place(piece);
             Ok(())
         })
@@ -317,11 +318,11 @@ mod tests {
         }
     }
 
-    /// The presumed factor and what is done ahead at all: before the first segment, and behind the sums of each.
-    fn presumed(clipped: f64, clip: Option<f64>, sums: &[f64]) -> (Vec<f64>, f64) {
+    /// The predicted factor and what is done ahead at all: before the first segment, and behind the sums of each.
+    fn predicted(clipped: f64, clip: Option<f64>, sums: &[f64]) -> (Vec<f64>, f64) {
         let mut plan = Plan::default();
         let mut words = |name, n| plan.tensor((Arena::Pinned, "test"), name, Dtype::F64, (1, n));
-        let [control, presumed] = ["control", "presumed"].map(|name| words(name, control::WORDS));
+        let [control, predicted] = ["control", "presumed"].map(|name| words(name, control::WORDS));
         let partials = words("partials", sums.len());
         let options = CpuOptions {
             lanes: Lanes::Inline,
@@ -339,16 +340,16 @@ mod tests {
         dev.write(partials, &|i| sums[i]).expect("written");
         let rule = Rule::Sgd { weight_decay: 0.0 };
         let rates = Rates { rule, summands: 1.0, given: Arc::new(DoubleWeight) };
-        let mut tasks = vec![HostOp::new(PredictDecision { control, predicted: presumed, rates })];
+        let mut tasks = vec![HostOp::new(PredictDecision { control, predicted, rates })];
         for at in 0..sums.len() {
             let partials = partials.slice(at..at + 1);
-            tasks.push(HostOp::new(NormGuard { predicted: presumed, partials, clip }));
+            tasks.push(HostOp::new(NormGuard { predicted, partials, clip }));
         }
         let mut words = [0.0; control::WORDS];
         let factors = tasks.iter().map(|task| {
             dev.submit_host(task, 3);
             dev.sync_all().expect("it runs");
-            dev.read(presumed, &mut words).expect("read");
+            dev.read(predicted, &mut words).expect("read");
             words[FACTOR]
         });
         let factors = factors.collect();
@@ -359,7 +360,7 @@ mod tests {
     /// The factor is 2 / 4.
     #[test]
     fn nothing_more_is_updated_ahead_once_the_sums_of_a_rank_show_a_clipped_or_skipped_step() {
-        let ran = |clip, sums: &[f64]| presumed(0.0, clip, sums).0;
+        let ran = |clip, sums: &[f64]| predicted(0.0, clip, sums).0;
         assert_eq!(ran(Some(2.5), &[9.0, 16.0, 0.1, 0.0]), [0.5, 0.5, 0.5, 0.0, 0.0]);
         assert_eq!(ran(None, &[9.0, 1e30, 1e300]), [0.5; 4]);
         for odd in [f64::INFINITY, f64::NAN] {
@@ -370,7 +371,7 @@ mod tests {
 
     #[test]
     fn nothing_is_updated_ahead_where_half_of_the_recent_steps_were_clipped() {
-        assert_eq!(presumed(0.499, None, &[1.0]), (vec![0.5, 0.5], COMMITTED));
-        assert_eq!(presumed(MAX_CLIP_RATE, None, &[1.0]), (vec![0.0, 0.0], NOT_SPECULATED));
+        assert_eq!(predicted(0.499, None, &[1.0]), (vec![0.5, 0.5], COMMITTED));
+        assert_eq!(predicted(MAX_CLIP_RATE, None, &[1.0]), (vec![0.0, 0.0], NOT_SPECULATED));
     }
 }

@@ -32,7 +32,7 @@ pub type StateSource<'a> = dyn Fn(StatePosition, &mut [f32]) -> Result<(), Error
 pub type ParameterSource<'a> = dyn Fn(usize, usize, &mut [f32]) + Sync + 'a;
 
 impl Optimizer {
-    /// Sets the states before step 1: the moments are zero. It returns false where `told` said to stop, and the states are
+    /// Sets the states before step 1: the moments are zero. It returns false where `should_stop` said so, and the states are
     /// not whole.
     ///
     /// # Errors
@@ -41,7 +41,7 @@ impl Optimizer {
         &mut self,
         dev: &Device,
         parameters: &ParameterSource<'_>,
-        told: &StopCheck<'_>,
+        should_stop: &StopCheck<'_>,
     ) -> Result<bool, Error> {
         let words = self.initial_control();
         let fill = |StatePosition { segment, state, first }: StatePosition, values: &mut [f32]| {
@@ -51,7 +51,7 @@ impl Optimizer {
             }
             Ok(())
         };
-        self.restore(dev, &words, false, &fill, told)
+        self.restore(dev, &words, false, &fill, should_stop)
     }
 
     /// Sets all states to zero, piece by piece: for devices that hold no data, where no value is ever asked for.
@@ -82,10 +82,10 @@ impl Optimizer {
     /// Brings in the second arrays of states: an update ahead of the decision leaves them unwritten where it stops.
     fn blank_speculation(&self, dev: &Device) -> Result<(), Error> {
         let stores = self.layout.segments.iter().flat_map(|s| &s.stores);
-        let seconds: Vec<&SpeculationBuffers> =
+        let buffers: Vec<&SpeculationBuffers> =
             stores.filter_map(|store| store.speculation.as_ref()).collect();
-        seconds.iter().try_for_each(|second| dev.write(second.factor, &|_| 0.0))?;
-        let mut arrays = seconds.into_iter().flat_map(SpeculationBuffers::own_arrays);
+        buffers.iter().try_for_each(|buffers| dev.write(buffers.factor, &|_| 0.0))?;
+        let mut arrays = buffers.into_iter().flat_map(SpeculationBuffers::own_arrays);
         arrays.try_for_each(|array| {
             dev.write_runs(&[array], &|_, views| {
                 let (zeros, view) = ([0.0; 1024], &mut views[0]);
@@ -104,7 +104,7 @@ impl Optimizer {
 
     /// Sets states and control block as if an update had just left them; the first forward pass publishes the
     /// parameters, cast from the fp32 ones, like any other. With `delayed` it also sets the gradient of a last update, which the
-    /// caller queues or [delays](Self::delay_update). It returns false where `told` said to stop, and the states are not whole.
+    /// caller queues or [delays](Self::delay_update). It returns false where `should_stop` said so, and the states are not whole.
     ///
     /// # Errors
     /// As [`Device::write`], and those of `fill`.
@@ -114,7 +114,7 @@ impl Optimizer {
         words: &[f64; control::WORDS],
         delayed: bool,
         fill: &StateSource<'_>,
-        told: &StopCheck<'_>,
+        should_stop: &StopCheck<'_>,
     ) -> Result<bool, Error> {
         let stopped = AtomicBool::new(false);
         let layout = Arc::clone(&self.layout);
@@ -137,7 +137,7 @@ impl Optimizer {
                         let run = views[0].len();
                         let mut block = vec![0.0; BLOCK.min(run)];
                         for at in (0..run).step_by(BLOCK) {
-                            if told() {
+                            if should_stop() {
                                 stopped.store(true, Ordering::Relaxed);
                                 return Ok(());
                             }
@@ -158,9 +158,9 @@ impl Optimizer {
         self.blank_speculation(dev)?;
         let mut words = *words;
         words[control::STATE_BUFFER] = 0.0;
-        if let Some(presumed) = layout.predicted {
-            // A late update is one that nothing was done of ahead of its decision.
-            dev.write(presumed, &|i| words[i])?;
+        if let Some(predicted) = layout.predicted {
+            // A delayed update is one that nothing was done of ahead of its decision.
+            dev.write(predicted, &|i| words[i])?;
             words[control::STATE_BUFFER] =
                 f64::from(u8::from(delayed && words[control::SKIP] == 0.0));
         }

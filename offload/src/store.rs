@@ -34,7 +34,7 @@ pub(crate) struct Store {
     pub(crate) speculation: Option<SpeculationBuffers>,
 }
 
-/// What an update reads, by the side of the step that makes it: two arrays where updates are delayed, else the same one twice.
+/// What an update reads, by the gradient buffer of the step that makes it: two arrays where updates are delayed, else the same one twice.
 pub(crate) type DoubleBuffer = [Tensor; 2];
 
 /// Where states and update are.
@@ -56,7 +56,7 @@ pub(crate) enum UpdateSite {
     },
 }
 
-/// The way of the micro-batches of a step down to the host, as one gradient. `down` is host memory for copies.
+/// The route of the micro-batches of a step down to the host, as one gradient. `down` is host memory for copies.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum GradientRoute {
     /// The only micro-batch comes down in the storage type.
@@ -126,7 +126,7 @@ impl StorePlanner<'_> {
         self.plan.tensor((arena, pool), format!("{}.{what}", self.name), dtype, (1, self.len))
     }
 
-    /// Plans what an update reads, once for each side.
+    /// Plans what an update reads, once for each gradient buffer.
     fn double_buffer(
         &mut self,
         arena: Arena,
@@ -135,9 +135,9 @@ impl StorePlanner<'_> {
         dtype: Dtype,
     ) -> DoubleBuffer {
         let first = self.array(arena, pool, what, dtype);
-        let late =
+        let delayed =
             self.spec.delayed.then(|| self.array(arena, pool, &format!("{what}.late"), dtype));
-        [first, late.unwrap_or(first)]
+        [first, delayed.unwrap_or(first)]
     }
 
     pub(crate) fn on_device(mut self) -> Store {
@@ -149,21 +149,21 @@ impl StorePlanner<'_> {
         Store { site: place, master, momentum, variance, speculation: None }
     }
 
-    /// `presumed`: the presumed words, where updates of this segment run ahead of the decision.
+    /// `predicted`: the predicted words, where updates of this segment run ahead of the decision.
     pub(crate) fn on_host(
         mut self,
         blocking: Option<BlockingBuffers>,
         shared: Option<SharedSum>,
-        presumed: Option<Tensor>,
+        predicted: Option<Tensor>,
     ) -> Store {
-        let way = match (blocking, self.spec.accumulation) {
+        let route = match (blocking, self.spec.accumulation) {
             (Some(BlockingBuffers { wide, incoming }), _) => {
-                let so_far = incoming.map(|incoming| {
+                let partial_sum = incoming.map(|incoming| {
                     let sum = self.array(Arena::Pinned, SUMS_TO_ADD, "grad_sum", self.dtype);
                     PartialSum { sum, incoming }
                 });
                 GradientRoute::Blocking {
-                    partial_sum: so_far,
+                    partial_sum,
                     wide,
                     down: self.array(Arena::Pinned, GRADIENT_STAGING, "grad_down", Dtype::F32),
                 }
@@ -194,17 +194,17 @@ impl StorePlanner<'_> {
         };
         let [master, momentum, variance] = self.states(Arena::Pinned, self.spec.storage);
         let up = self.array(Arena::Pinned, PARAMETER_STAGING, "params_up", self.dtype);
-        let second = presumed.map(|presumed| self.plan_speculation(presumed));
+        let buffers = predicted.map(|predicted| self.plan_speculation(predicted));
         Store {
-            site: UpdateSite::Host { route: way, up },
+            site: UpdateSite::Host { route, up },
             master,
             momentum,
             variance,
-            speculation: second,
+            speculation: buffers,
         }
     }
 
-    fn plan_speculation(&mut self, presumed: Tensor) -> SpeculationBuffers {
+    fn plan_speculation(&mut self, predicted: Tensor) -> SpeculationBuffers {
         let name = std::mem::take(&mut self.name);
         self.name = format!("{name}.second");
         let states = self.states(Arena::Pinned, self.spec.storage);
@@ -218,7 +218,7 @@ impl StorePlanner<'_> {
             words,
         );
         self.name = name;
-        SpeculationBuffers { states, upper, factor, predicted: presumed }
+        SpeculationBuffers { states, upper, factor, predicted }
     }
 
     fn states(&mut self, arena: Arena, storage: Storage) -> [Tensor; 3] {
@@ -255,10 +255,10 @@ impl Store {
         }
     }
 
-    /// The masters, the first moments and the second moments; `side` is [`control::STATE_BUFFER`](crate::control::STATE_BUFFER).
-    pub(crate) fn states(&self, side: usize) -> [State; 3] {
+    /// The masters, the first moments and the second moments; `buffer` is [`control::STATE_BUFFER`](crate::control::STATE_BUFFER).
+    pub(crate) fn states(&self, buffer: usize) -> [State; 3] {
         let [master, momentum, variance] = match &self.speculation {
-            Some(second) if side == 1 => second.states,
+            Some(buffers) if buffer == 1 => buffers.states,
             _ => [self.master, self.momentum, self.variance],
         };
         let master = match self.staging().filter(|_| master.dtype() == Dtype::U16) {
@@ -268,15 +268,15 @@ impl Store {
         [master, State::whole(momentum), State::whole(variance)]
     }
 
-    /// The gradients that the update of the step of `side` reads.
-    pub(crate) const fn gradient(&self, side: usize) -> Tensor {
+    /// The gradients that the update of the step of gradient buffer `buffer` reads.
+    pub(crate) const fn gradient(&self, buffer: usize) -> Tensor {
         match self.site {
-            UpdateSite::Device { gradient, .. } => gradient[side],
-            UpdateSite::Host { route: way, .. } => match way {
+            UpdateSite::Device { gradient, .. } => gradient[buffer],
+            UpdateSite::Host { route, .. } => match route {
                 GradientRoute::Direct { down } | GradientRoute::SumOnDevice { down, .. } => {
-                    down[side]
+                    down[buffer]
                 }
-                GradientRoute::SumOnHost { sum, .. } => sum[side],
+                GradientRoute::SumOnHost { sum, .. } => sum[buffer],
                 GradientRoute::Blocking { down, .. } => down,
             },
         }

@@ -31,7 +31,7 @@ pub(crate) struct PieceWork {
 #[derive(Debug)]
 enum Tasks {
     OnHost(Vec<Tile>),
-    /// One for each side of the gradients.
+    /// One for each gradient buffer.
     OnDevice([Arc<DeviceOp>; 2]),
 }
 
@@ -42,9 +42,9 @@ pub(crate) struct Tile {
     pub(crate) owned: Range<usize>,
     /// Its first element in the segment's flat buffer.
     pub(crate) start: usize,
-    /// The tasks that add micro-batches up, where the host does, by side of the gradients and by [`MicrobatchPosition`].
+    /// The tasks that add micro-batches up, where the host does, by gradient buffer and by [`MicrobatchPosition`].
     pub(crate) accumulate: Option<[[Arc<HostOp>; 3]; 2]>,
-    /// The update for each side of the gradients, or what is left to do where the tile is updated ahead of the decision.
+    /// The update for each gradient buffer, or what is left to do where the tile is updated ahead of the decision.
     pub(crate) adam: [Arc<HostOp>; 2],
     /// The update ahead of the decision, where there is one.
     pub(crate) speculate: Option<Arc<HostOp>>,
@@ -63,7 +63,7 @@ pub(crate) struct SegmentWork {
     pub(crate) unpublished: bool,
     /// Whether this rank's part is in a shared buffer, or on its way there, and the other ranks' parts are not.
     pub(crate) is_partial: bool,
-    /// For each side of the gradients, the event behind which the host has read what came down last.
+    /// For each gradient buffer, the event behind which the host has read what came down last.
     pub(crate) staging_free: [Event; 2],
     /// The event behind which the parameters in staging have gone up.
     pub(crate) uploaded: Event,
@@ -93,7 +93,7 @@ impl PieceWork {
         }
     }
 
-    /// The update for each side of the gradients, where the device does it.
+    /// The update for each gradient buffer, where the device does it.
     pub(crate) const fn update_on_device(&self) -> Option<&[Arc<DeviceOp>; 2]> {
         match &self.tasks {
             Tasks::OnHost(_) => None,
@@ -151,7 +151,7 @@ pub(crate) fn segment_work(
             counted: share.counted.from(part.start),
             tasks: match store.site {
                 UpdateSite::Device { .. } => Tasks::OnDevice(part.update_on_device()),
-                UpdateSite::Host { route: way, up } => Tasks::OnHost(part.tiles(way, up)),
+                UpdateSite::Host { route, up } => Tasks::OnHost(part.tiles(route, up)),
             },
             owned: part.owned,
         }
@@ -159,13 +159,13 @@ pub(crate) fn segment_work(
     let pieces: Vec<PieceWork> = pieces.collect();
     let ahead = || pieces.iter().filter(|piece| s.stores[piece.store].speculation.is_some());
     let chunks = ahead().next().zip(ahead().next_back());
-    let tally = layout.predicted.zip(chunks).map(|(presumed, (first, last))| {
+    let norm_guard = layout.predicted.zip(chunks).map(|(predicted, (first, last))| {
         let partials = layout.partials.slice(first.chunks.start..last.chunks.end);
-        HostOp::new(NormGuard { predicted: presumed, partials, clip: layout.spec.clip })
+        HostOp::new(NormGuard { predicted, partials, clip: layout.spec.clip })
     });
     SegmentWork {
         pieces,
-        norm_guard: tally,
+        norm_guard,
         unpublished: false,
         is_partial: false,
         staging_free: Default::default(),
@@ -191,20 +191,20 @@ impl OwnedSlice<'_> {
     }
 
     /// Cuts it into tiles, with their tasks.
-    fn tiles(&self, way: GradientRoute, up: Tensor) -> Vec<Tile> {
+    fn tiles(&self, route: GradientRoute, up: Tensor) -> Vec<Tile> {
         let chunk = self.layout.chunk;
         let size = (self.layout.spec.tile_elements / chunk).max(1) * chunk;
         let tile = |at: usize| {
             let before = at - self.owned.start;
             let owned = at..(at + size).min(self.owned.end);
             let (start, chunk) = (self.start + before, self.chunk + before / chunk);
-            OwnedSlice { start, chunk, owned, ..self.clone() }.tile(way, up)
+            OwnedSlice { start, chunk, owned, ..self.clone() }.tile(route, up)
         };
         self.owned.clone().step_by(size).map(tile).collect()
     }
 
-    fn tile(self, way: GradientRoute, up: Tensor) -> Tile {
-        let accumulate = match way {
+    fn tile(self, route: GradientRoute, up: Tensor) -> Tile {
+        let accumulate = match route {
             GradientRoute::SumOnHost { down, sum } => Some(self.accumulate(down, sum)),
             GradientRoute::Direct { .. }
             | GradientRoute::SumOnDevice { .. }
@@ -212,28 +212,28 @@ impl OwnedSlice<'_> {
         };
         let noise = TileNoise { runs: Arc::clone(self.share.noise), start: self.start };
         let adam = self.update(self.layout.control, self.of(up), &noise);
-        let second = self.store.speculation.as_ref();
-        let second =
-            second.map(|second| second.tile(&self.owned, self.owned.start / self.layout.chunk));
-        let with = |tile: AdamTile, when| match second.clone() {
-            Some(second) => HostOp::new(SpeculativeTile { tile, buffers: second, phase: when }),
+        let buffers = self.store.speculation.as_ref();
+        let buffers =
+            buffers.map(|buffers| buffers.tile(&self.owned, self.owned.start / self.layout.chunk));
+        let with = |tile: AdamTile, when| match buffers.clone() {
+            Some(buffers) => HostOp::new(SpeculativeTile { tile, buffers, phase: when }),
             None => HostOp::new(tile),
         };
-        let ahead = second.is_some().then(|| with(adam[0].clone(), Phase::Speculate));
+        let ahead = buffers.is_some().then(|| with(adam[0].clone(), Phase::Speculate));
         let adam = adam.map(|tile| with(tile, Phase::Validate));
         let (start, updated) = (self.start, Event::default());
         Tile { start, accumulate, adam, speculate: ahead, updated, owned: self.owned }
     }
 
-    /// Makes the tasks that add micro-batches up, by side of the gradients and by turn.
+    /// Makes the tasks that add micro-batches up, by gradient buffer and by position.
     fn accumulate(&self, down: Tensor, sums: DoubleBuffer) -> [[Arc<HostOp>; 3]; 2] {
         sums.map(|sum| {
             [MicrobatchPosition::First, MicrobatchPosition::Middle, MicrobatchPosition::Last].map(
-                |turn| {
+                |position| {
                     HostOp::new(AccumulateTask {
                         grad: self.of(down),
                         sum: self.of(sum),
-                        position: turn,
+                        position,
                         partials: self.layout.partials.slice(self.chunks()),
                         chunk: self.layout.chunk,
                         counted: self.share.counted.from(self.start),
@@ -243,19 +243,19 @@ impl OwnedSlice<'_> {
         })
     }
 
-    /// Makes the device's update for each side of the gradients.
+    /// Makes the device's update for each gradient buffer.
     fn update_on_device(&self) -> [Arc<DeviceOp>; 2] {
         let param = self.s.spec.params.slice(self.start..self.start + self.owned.len());
         let update = self.update(self.layout.device_control, param, &TileNoise::none());
         update.map(|tile| DeviceOp::new(DeviceUpdate(tile)))
     }
 
-    /// Says what is updated, for each side of the gradients.
+    /// Says what is updated, for each gradient buffer.
     fn update(&self, control: Tensor, param: Tensor, noise: &TileNoise) -> [AdamTile; 2] {
-        [0, 1].map(|side| AdamTile {
+        [0, 1].map(|buffer| AdamTile {
             rule: self.layout.spec.rule,
             control,
-            grad: self.of(self.store.gradient(side)),
+            grad: self.of(self.store.gradient(buffer)),
             master: self.of(self.store.master),
             momentum: self.of(self.store.momentum),
             variance: self.of(self.store.variance),

@@ -25,15 +25,15 @@ pub(crate) struct ActivationCheckpoints {
 }
 
 impl ActivationCheckpoints {
-    /// Plans the inputs of set `set`; see [`DecoderShape::checkpoint_slots`].
-    pub(crate) fn plan(plan: &mut Plan, shape: &DecoderShape, set: usize) -> Self {
-        let (rows, c, dtype, keep) =
+    /// Plans the inputs of the micro-batch in slot `slot`; see [`DecoderShape::checkpoint_slots`].
+    pub(crate) fn plan(plan: &mut Plan, shape: &DecoderShape, slot: usize) -> Self {
+        let (rows, c, dtype, home) =
             (shape.rows(), shape.hidden, shape.dtype, shape.checkpoint_home);
         let deal =
-            shape.partition_checkpoints || (keep != CheckpointHome::Device && !shape.sequence);
+            shape.partition_checkpoints || (home != CheckpointHome::Device && !shape.sequence);
         let parts = if deal { shape.tp_size } else { 1 };
-        let all_whole = parts == 1 && keep == CheckpointHome::Device;
-        let kept = if all_whole || keep == CheckpointHome::None {
+        let all_whole = parts == 1 && home == CheckpointHome::Device;
+        let kept = if all_whole || home == CheckpointHome::None {
             0
         } else {
             shape.layers.saturating_sub(1)
@@ -43,17 +43,17 @@ impl ActivationCheckpoints {
             (true, Recompute::Block) => (shape.layers + 1, "checkpoints"),
             (true, _) => (shape.layers + 1, "activations"),
         };
-        let x = if set == 0 { "x".to_owned() } else { format!("set.{set}.x") };
+        let x = if slot == 0 { "x".to_owned() } else { format!("set.{slot}.x") };
         let mut tensor = |at, name: String, shape| plan.tensor(at, name, dtype, shape);
         let on_device = |pool| (Arena::Device, Pool::new(pool));
         let one = |i| tensor(on_device(pool), format!("{x}.{i}"), (rows, c));
         let whole = (0..count).map(one).collect();
-        let at = match keep {
+        let at = match home {
             CheckpointHome::Device | CheckpointHome::None => on_device("checkpoints"),
             CheckpointHome::Host | CheckpointHome::HostBlocking => (Arena::Pinned, STAGING),
         };
         let share = |l| tensor(at, format!("{x}.{l}.share"), (1, rows * c / parts));
-        Self { whole, shares: (0..kept).map(share).collect(), parts, home: keep }
+        Self { whole, shares: (0..kept).map(share).collect(), parts, home }
     }
 
     /// (rows, C): x[l], while it is whole.

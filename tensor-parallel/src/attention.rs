@@ -88,10 +88,10 @@ impl Attention {
     /// Declares its parameters behind `attn.`. A rank's runs of q, k and v stand together, so that one product has all.
     pub(crate) fn declare(params: &mut ParamDeclarations, shape: &DecoderShape) {
         let (c, d, zero) = (shape.hidden, shape.head_dim, Init::Constant(0.0));
-        let (q, kv, parts) = (shape.heads * d, shape.kv_heads * d, &shape.architecture);
-        if parts.joined_qkv {
+        let (q, kv, architecture) = (shape.heads * d, shape.kv_heads * d, &shape.architecture);
+        if architecture.joined_qkv {
             params.add("attn.qkv.weight", (3 * q, c), Split::ThreeRows, shape.weight_init());
-            if parts.qkv_bias {
+            if architecture.qkv_bias {
                 params.add("attn.qkv.bias", (3 * q, 1), Split::ThreeRows, zero);
             }
         } else {
@@ -99,40 +99,40 @@ impl Attention {
                 1 => Split::Rows,
                 ranks => Split::SharedRows { ranks },
             };
-            let apart =
+            let separate =
                 || SEPARATE_QKV.into_iter().zip([(q, Split::Rows), (kv, kv_split), (kv, kv_split)]);
-            for (name, (rows, split)) in apart() {
+            for (name, (rows, split)) in separate() {
                 params.add(&format!("{name}.weight"), (rows, c), split, shape.weight_init());
             }
-            for (name, (rows, split)) in apart().filter(|_| parts.qkv_bias) {
+            for (name, (rows, split)) in separate().filter(|_| architecture.qkv_bias) {
                 params.add(&format!("{name}.bias"), (rows, 1), split, zero);
             }
         }
-        for name in GAINS.into_iter().filter(|_| parts.qk_norm) {
+        for name in GAINS.into_iter().filter(|_| architecture.qk_norm) {
             let one = Init::Constant(1.0);
             params.add(&format!("{name}.weight"), (d, 1), Split::Replicated, one);
         }
         params.add("attn.proj.weight", (c, q), Split::Columns, shape.residual_init());
-        if parts.proj_bias {
+        if architecture.proj_bias {
             params.add("attn.proj.bias", (c, 1), Split::Replicated, zero);
         }
     }
 
     pub(crate) fn cut(flat: FlatBuffer<'_>, shape: &DecoderShape) -> Self {
-        let parts = &shape.architecture;
-        let qkv = |own| match parts.joined_qkv {
+        let architecture = &shape.architecture;
+        let qkv = |own| match architecture.joined_qkv {
             true => flat.get("attn.qkv", own),
             false => flat.joined(&SEPARATE_QKV, own),
         };
         let gain = |name| flat.get(name, "weight");
         Self {
             qkv_weight: qkv("weight"),
-            qkv_bias: parts.qkv_bias.then(|| qkv("bias")),
-            gains: parts
+            qkv_bias: architecture.qkv_bias.then(|| qkv("bias")),
+            gains: architecture
                 .qk_norm
                 .then(|| HeadNormGrads { q_gain: gain(GAINS[0]), k_gain: gain(GAINS[1]) }),
             proj_weight: flat.get("attn.proj", "weight"),
-            proj_bias: parts.proj_bias.then(|| flat.get("attn.proj", "bias")),
+            proj_bias: architecture.proj_bias.then(|| flat.get("attn.proj", "bias")),
         }
     }
 

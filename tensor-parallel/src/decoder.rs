@@ -32,8 +32,8 @@ pub struct Decoder {
     head: Head,
     rotary: Option<RotaryTable>,
     scratch: Scratch,
-    x: Vec<ActivationCheckpoints>, // by set, (rows, C): input of block l; x[L] the final norm's
-    d_x: Vec<Tensor>, // by set that goes backward together, (rows, C): the running gradient
+    x: Vec<ActivationCheckpoints>, // by slot, (rows, C): input of block l; x[L] the final norm's
+    d_x: Vec<Tensor>, // by slot that goes backward together, (rows, C): the running gradient
 }
 
 /// A segment of the parameters by what it is for.
@@ -90,8 +90,8 @@ fn layouts(shape: &DecoderShape, align: usize) -> Vec<SegmentLayout> {
 }
 
 /// The number of a segment.
-const fn number(shape: &DecoderShape, part: SegmentRole) -> usize {
-    match part {
+const fn number(shape: &DecoderShape, role: SegmentRole) -> usize {
+    match role {
         SegmentRole::Embedding => 0,
         SegmentRole::Block(layer) => 1 + layer,
         SegmentRole::FinalNorm => 1 + shape.layers,
@@ -180,10 +180,10 @@ impl Decoder {
         let params = plan_params(plan, shape, &segments, &slots);
         let scratch = Scratch::plan(plan, shape);
         let x = (0..shape.checkpoint_slots)
-            .map(|set| ActivationCheckpoints::plan(plan, shape, set))
+            .map(|slot| ActivationCheckpoints::plan(plan, shape, slot))
             .collect();
-        let d_x = (0..shape.backward_slots()).map(|set| {
-            let name = if set == 0 { "d_x".to_owned() } else { format!("set.{set}.d_x") };
+        let d_x = (0..shape.backward_slots()).map(|slot| {
+            let name = if slot == 0 { "d_x".to_owned() } else { format!("set.{slot}.d_x") };
             plan.tensor((Arena::Device, "transients"), name, dtype, (rows, c))
         });
         let d_x = d_x.collect();
@@ -205,8 +205,8 @@ impl Decoder {
             Block { layer, params, layout, saved, scratch, table }
         };
         let blocks = (0..shape.layers).map(&mut block).collect();
-        let flat = |part| {
-            let at = number(shape, part);
+        let flat = |role| {
+            let at = number(shape, role);
             segments[at].of(params[at])
         };
         let embedding = Embedding::cut(flat(SegmentRole::Embedding), shape);
@@ -235,8 +235,8 @@ impl Decoder {
     }
 
     /// The number of a segment, which is its place in the forward pass.
-    pub const fn segment(&self, part: SegmentRole) -> usize {
-        number(&self.shape, part)
+    pub const fn segment(&self, role: SegmentRole) -> usize {
+        number(&self.shape, role)
     }
 
     /// The purpose of each segment, in the order of their numbers.
@@ -329,7 +329,7 @@ impl Decoder {
         self.head.logits
     }
 
-    /// The running gradient of a pass: sets that go backward one behind the other have one together.
+    /// The running gradient of a pass: slots that go backward one behind the other have one together.
     fn d_x(&self, pass: &MicrobatchContext) -> Tensor {
         self.d_x[pass.slot % self.d_x.len()]
     }

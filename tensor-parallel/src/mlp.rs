@@ -40,7 +40,7 @@ impl MlpActivations {
         let pre = if shape.architecture.swiglu { "gate_up" } else { "pre_gelu" };
         let pre = own(pre, shape.inner_width());
         let act = match scratch.recomputed {
-            Some(again) => again.act,
+            Some(recomputed) => recomputed.act,
             None => own(shape.activation(), shape.ffn_hidden / shape.tp_size),
         };
         Self { pre, act, fc, proj }

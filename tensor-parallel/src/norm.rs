@@ -33,19 +33,19 @@ pub(crate) struct AppliedNorm {
 }
 
 impl NormActivations {
-    /// With `again` all norms share its output, since the backward pass computes it again.
+    /// With `recomputed` all norms share its output, since the backward pass computes it again.
     pub(crate) fn plan(
         plan: &mut Plan,
         name: &str,
         shape: &DecoderShape,
-        again: Option<RecomputedOutputs>,
+        recomputed: Option<RecomputedOutputs>,
     ) -> Self {
         let at = (Arena::Device, "activations");
         let (rows, stats) = (shape.rows(), if shape.architecture.rms_norm { 1 } else { 2 });
         let size = (shape.tokens(), shape.hidden);
         let own = |plan: &mut Plan| plan.tensor(at, format!("{name}.normed"), shape.dtype, size);
         Self {
-            normed: again.map_or_else(|| own(plan), |again| again.normed),
+            normed: recomputed.map_or_else(|| own(plan), |recomputed| recomputed.normed),
             stats: plan.tensor(at, format!("{name}.stats"), Dtype::F32, (rows, stats)),
         }
     }

@@ -271,7 +271,7 @@ pub struct MicrobatchContext {
     pub training: bool,
     /// (B T) I32 on the device, where samples hold several documents: the place in its sample where each token's document starts.
     pub starts: Option<Tensor>,
-    /// Number of the set that keeps the inputs of its blocks, below [`DecoderShape::checkpoint_slots`].
+    /// The slot of its group in which the inputs of its blocks are kept, below [`DecoderShape::checkpoint_slots`].
     pub slot: usize,
 }
 

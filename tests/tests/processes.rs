@@ -311,7 +311,7 @@ fn collectives(count: usize, (tp, dp): (usize, usize), dtype: Dtype) -> Vec<Vec<
         dev.finish().unwrap();
         all
     };
-    let world = |processes| Communicator::across(&processes, (tp, dp), Duration::from_secs(60));
+    let world = |processes| Communicator::across(&processes, tp, dp, Duration::from_secs(60));
     // Where there is one, it has nothing to send.
     let worlds: Vec<_> = Processes::in_threads(count).into_iter().map(world).collect();
     std::thread::scope(|scope| {

@@ -267,7 +267,7 @@ fn place_on(machine: &Machine, request: &Request, all_sockets: bool) -> Result<P
     let dealt = deal(machine, &near, all_sockets);
     let rank = |rank: usize| {
         let share = &dealt.shares[rank];
-        rank_place(machine, (rank, tp), seats[rank], near[rank], share)
+        rank_place(machine, rank, tp, seats[rank], near[rank], share)
     };
     let ranks: Vec<RankPlace> = (0..seats.len()).map(rank).collect();
     let mut reasons = if tp > 1 { group_reasons(machine, &groups) } else { Vec::new() };
@@ -352,7 +352,8 @@ fn virtual_nodes(machine: &Machine, count: usize) -> Vec<Option<u32>> {
 
 fn rank_place(
     machine: &Machine,
-    (rank, tp): (usize, usize),
+    rank: usize,
+    tp: usize,
     gpu: Option<usize>,
     near: Option<u32>,
     share: &CoreShare,

@@ -172,7 +172,7 @@ impl Executor for Cpu {
         Some(self.shared.memory.view_mut(t))
     }
 
-    fn crew(&self) -> Option<&ThreadTeam> {
+    fn team(&self) -> Option<&ThreadTeam> {
         self.shared.team()
     }
 

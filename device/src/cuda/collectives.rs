@@ -7,6 +7,7 @@
 //! between and at the end, because ranks read each other's memory.
 
 use super::driver::{Context, DeviceMemory, Event, Failure, Stream};
+use super::launch::DeviceElements;
 use super::memory::{Peer, Peers};
 use super::nccl::{self, NcclCommunicator, ShardedCollective};
 use super::watchdog::{Watchdog, abort_all};
@@ -43,7 +44,8 @@ pub(super) type NcclCommunicators = [Option<Arc<NcclCommunicator>>; 2];
 /// Makes the communicators of `rank`. Blocks until the peers make theirs.
 pub(super) fn connect(
     rank: Rank,
-    (world, peers): (&Communicator, &Peers),
+    world: &Communicator,
+    peers: &Peers,
     gpu: usize,
 ) -> Result<NcclCommunicators, Error> {
     let failed = |problem| Error::GpuSetup { rank: rank.index(), gpu, problem };
@@ -52,8 +54,8 @@ pub(super) fn connect(
         if size == 1 {
             return Ok(None);
         }
-        let id = meet_for_id((rank, world, peers), group)?.map_err(failed)?;
-        let made = communicator((rank, world), gpu, (id, me, size));
+        let id = meet_for_id(rank, world, peers, group)?.map_err(failed)?;
+        let made = communicator(rank, world, gpu, id, me, size);
         let gone = || given_up(rank, world);
         made.map_err(failed)?.map(|made| Some(Arc::new(made))).ok_or_else(gone)
     };
@@ -65,7 +67,9 @@ pub(super) fn connect(
 
 /// The id of a group, which its first rank makes. Ranks of other processes get it with a letter.
 fn meet_for_id(
-    (rank, world, peers): (Rank, &Communicator, &Peers),
+    rank: Rank,
+    world: &Communicator,
+    peers: &Peers,
     group: Group,
 ) -> Result<Result<nccl::Id, String>, Error> {
     let ((me, size), lane) = (rank.within(group), Lane::Compute);
@@ -75,10 +79,10 @@ fn meet_for_id(
             Ok(id) => id,
             Err(problem) => return Ok(Err(problem)),
         };
-        peers.post_id((group, first), id);
+        peers.post_id(group, first, id);
         let bytes = nccl::id_bytes(&id);
         let away = (1..size).filter(|to| world.is_remote_rank(rank.member(group, *to)));
-        away.for_each(|to| world.send((rank, lane), group, to, &bytes));
+        away.for_each(|to| world.send(rank, lane, group, to, &bytes));
     }
     let (op, site, tensor) = ("open: communicators", Location::caller(), Tensor::NONE);
     let met = world.meet(rank, lane, group, Arrival { op, site, tensor, detail: 0, payload: 0 })?;
@@ -86,15 +90,17 @@ fn meet_for_id(
         let id = nccl::id_from(met.parcel(0).bytes());
         return Ok(id.ok_or_else(|| "no identity of its communicator came".to_owned()));
     }
-    Ok(peers.id((group, first)).ok_or_else(|| "no identity of its communicator".to_owned()))
+    Ok(peers.id(group, first).ok_or_else(|| "no identity of its communicator".to_owned()))
 }
 
 /// Sends every collective of the program through its communicator, and each kind with 8 bytes. NCCL
 /// connects an algorithm, and allocates for it, at the first collective that uses it.
 pub(super) fn warm_up(
-    (rank, world): (Rank, &Communicator),
+    rank: Rank,
+    world: &Communicator,
     context: &Arc<Context>,
-    (communicators, stream): (&NcclCommunicators, &Stream),
+    communicators: &NcclCommunicators,
+    stream: &Stream,
     calls: &[Call],
 ) -> Result<(), Error> {
     let gpu = context.ordinal;
@@ -108,7 +114,7 @@ pub(super) fn warm_up(
         let Some(comm) = comm.filter(|_| size > 1) else { continue };
         let few = (8 / call.dtype.bytes() as usize).max(1).next_multiple_of(size);
         for len in [few, call.len] {
-            let buffer = (memory.start, len, call.dtype);
+            let buffer = DeviceElements { at: memory.start, len, dtype: call.dtype };
             let enqueued = match call.kind {
                 CollectiveKind::AllReduce(reduce) => comm.all_reduce(buffer, reduce, stream),
                 CollectiveKind::ReduceScatter => {
@@ -164,9 +170,12 @@ fn await_all(
 /// and never learns that a rank has failed; a failure leaves the thread behind. `None` if another
 /// rank has failed.
 fn communicator(
-    (rank, world): (Rank, &Communicator),
+    rank: Rank,
+    world: &Communicator,
     gpu: usize,
-    (id, me, size): (nccl::Id, usize, usize),
+    id: nccl::Id,
+    me: usize,
+    size: usize,
 ) -> Result<Option<NcclCommunicator>, String> {
     let (sender, made) = std::sync::mpsc::channel();
     let make = move || {
@@ -210,10 +219,10 @@ impl Gpu {
         }
         match (&self.transport, group) {
             (Transport::Nccl([Some(tp), _], watchdog), Group::Tp) => {
-                self.by_nccl(op, stream, (group, tp), watchdog)
+                self.by_nccl(op, stream, group, tp, watchdog)
             }
             (Transport::Nccl([_, Some(dp)], watchdog), Group::Dp) => {
-                self.by_nccl(op, stream, (group, dp), watchdog)
+                self.by_nccl(op, stream, group, dp, watchdog)
             }
             (Transport::Nccl(..), _) => Err(self.refused(op, "no communicator of this group")),
             (Transport::InProcess, _) => {
@@ -227,7 +236,8 @@ impl Gpu {
         &self,
         op: &AdmittedOp,
         stream: &Stream,
-        (group, comm): (Group, &NcclCommunicator),
+        group: Group,
+        comm: &NcclCommunicator,
         watchdog: &Watchdog,
     ) -> Result<(), Error> {
         let Some((x, detail)) = described(&op.op) else {
@@ -237,7 +247,7 @@ impl Gpu {
             divisible(op, &self.host, x, comm.size)?;
         }
         meet(op, &self.host, x, group, detail)?;
-        let buffer = (self.peer.at(x), x.len(), x.dtype());
+        let buffer = DeviceElements { at: self.peer.at(x), len: x.len(), dtype: x.dtype() };
         watchdog.starts(stream, op, group).map_err(|e| self.failed(op, &e))?;
         let enqueued = match op.op {
             Op::AllReduce { reduce, .. } => comm.all_reduce(buffer, reduce, stream),
@@ -350,15 +360,10 @@ impl Exchange<'_> {
         for (i, at) in peers[..self.size].iter_mut().enumerate() {
             *at = self.peer(i)?.at(mine);
         }
-        let into = (peers[self.me], mine.dtype(), mine.len());
-        let mut result = Ok(());
-        launch::combine_peers(into, &peers[..self.size], reduce, &mut |launch| {
-            if result.is_ok() {
-                result = self.gpu.launch(self.op, self.stream, launch);
-            }
-        })
-        .map_err(|problem| self.gpu.refused(self.op, &problem))?;
-        result
+        let into = DeviceElements { at: peers[self.me], len: mine.len(), dtype: mine.dtype() };
+        let launch = launch::combine_peers(into, &peers[..self.size], reduce);
+        let launch = launch.map_err(|problem| self.gpu.refused(self.op, &problem))?;
+        launch.map_or(Ok(()), |launch| self.gpu.launch(self.op, self.stream, &launch))
     }
 
     /// Copies every other rank's part.

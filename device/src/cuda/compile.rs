@@ -139,7 +139,7 @@ impl Kernels {
         let count = args.slots().len();
         slots[..count].copy_from_slice(args.slots());
         stream
-            .launch(*function, (grid, block, shared_bytes), &mut slots[..count])
+            .launch(*function, grid, block, shared_bytes, &mut slots[..count])
             .map_err(LaunchError::Failed)
     }
 }

@@ -328,7 +328,9 @@ impl Stream {
     pub(super) fn launch(
         &self,
         function: Function,
-        (grid, block, shared_bytes): ([u32; 3], u32, u32),
+        grid: [u32; 3],
+        block: u32,
+        shared_bytes: u32,
         args: &mut [u64],
     ) -> Result<(), Failure> {
         const MOST: usize = 48;

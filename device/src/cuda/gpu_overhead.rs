@@ -89,13 +89,13 @@ fn find(ordinal: usize, programs: &[Program]) -> Result<GpuMemory, String> {
 /// Bytes that NCCL takes of this GPU for a grid of TP x DP ranks, all communicators together: the
 /// largest figure of all runs.
 pub fn connected(ordinal: usize, grid: (usize, usize)) -> Option<u64> {
-    let path = file(ordinal, &grid_text(grid)).ok().flatten()?;
+    let path = file(ordinal, &grid_text(grid.0, grid.1)).ok().flatten()?;
     figures(&path).map(|([bytes, ..], _)| bytes)
 }
 
 /// Notes the figure that a run has measured.
 pub(super) fn note_connected(ordinal: usize, grid: (usize, usize), bytes: u64) {
-    let Ok(Some(path)) = file(ordinal, &grid_text(grid)) else { return };
+    let Ok(Some(path)) = file(ordinal, &grid_text(grid.0, grid.1)) else { return };
     // A small model uses fewer algorithms than a large one, which must still fit.
     match connected(ordinal, grid) {
         Some(known) if known >= bytes => return,
@@ -111,7 +111,7 @@ pub(super) fn note_connected(ordinal: usize, grid: (usize, usize), bytes: u64) {
     keep(Some(&path), ([bytes, 0, 0], 1));
 }
 
-fn grid_text((tp, dp): (usize, usize)) -> String {
+fn grid_text(tp: usize, dp: usize) -> String {
     format!("nccl {tp} x {dp}")
 }
 

@@ -75,9 +75,9 @@ impl HostLane {
     }
 
     /// Binds this thread to the cores of the kernels. The rank's thread has a core of its own.
-    fn bind(&self, crew: Option<&ThreadTeam>) {
-        if let Some(crew) = crew {
-            crew.bind_caller();
+    fn bind(&self, team: Option<&ThreadTeam>) {
+        if let Some(team) = team {
+            team.bind_caller();
         } else if !self.shared.cpus().is_empty()
             && let Err(error) = topology::bind_current_thread(self.shared.cpus())
         {

@@ -103,7 +103,8 @@ impl Marks {
     pub(super) fn wait(
         &mut self,
         lane: Lane,
-        (first, clock): (usize, &Clock),
+        first: usize,
+        clock: &Clock,
         host: u64,
         visit: &mut dyn FnMut(PendingWait) -> Result<(), Failure>,
     ) -> Result<(), Failure> {

@@ -38,8 +38,8 @@ pub use probe::{GpuInfo, LibraryInfo, Probe, free_memory, probe};
 pub mod testing {
     pub use super::compile::cubins;
     pub use super::launch::{
-        Args, Launch, MAX_PEERS, OPTIONS, PROGRAMS, add_bias, combine_peers, launches,
-        scratch_bytes,
+        Args, DeviceElements, Launch, Launches, MAX_PEERS, OPTIONS, PROGRAMS, add_bias,
+        combine_peers, launches, scratch_bytes,
     };
     pub use super::nccl::NAMES as NCCL_NAMES;
 }
@@ -59,6 +59,7 @@ use compile::{Kernels, LaunchError};
 use driver::{Context, Failure, Stream, Words};
 use history::{ErrorPlace, History};
 use host::HostJob;
+use launch::DeviceElements;
 use launch::Launch;
 use marks::{Marks, PendingWait, STREAMS};
 use memory::{Arrangement, Peer};
@@ -219,12 +220,10 @@ impl Gpu {
         let done = self.blas.borrow_mut().gemm(stream, gemm, &at);
         let fused = done.map_err(|problem| self.library_failed(op, stream, &problem))?;
         if let Some(bias) = gemm.bias.filter(|_| !gemm.takes_bias()) {
-            let mut result = Ok(());
-            launch::add_bias((gemm.c, bias), &at, &mut |launch| {
-                result = self.launch(op, stream, launch);
-            })
-            .map_err(|problem| self.refused(op, &problem))?;
-            result?;
+            let launch = launch::add_bias(gemm.c, bias, &at);
+            if let Some(launch) = launch.map_err(|problem| self.refused(op, &problem))? {
+                self.launch(op, stream, &launch)?;
+            }
         }
         let apart = gemm.epilogue.apart(gemm.a, gemm.c).filter(|_| !fused);
         apart.map_or(Ok(()), |apart| self.kernels(op, stream, &apart))
@@ -233,20 +232,15 @@ impl Gpu {
     /// Launches the kernels of `work`, which is `op` or a part of it.
     fn kernels(&self, op: &AdmittedOp, stream: &Stream, work: &Op) -> Result<(), Error> {
         let at = |t: Tensor| self.peer.at(t);
-        let mut result = Ok(());
         let (scratch, room) = self.scratch;
         let needed = launch::scratch_bytes(work);
         if needed > room {
             let problem = format!("{needed} bytes of scratch are needed, {room} are there");
             return Err(self.refused(op, &problem));
         }
-        launch::launches(work, &at, scratch, self.sm, &mut |launch| {
-            if result.is_ok() {
-                result = self.launch(op, stream, launch);
-            }
-        })
-        .map_err(|problem| self.refused(op, &problem))?;
-        result
+        let launches = launch::launches(work, &at, scratch, self.sm);
+        let launches = launches.map_err(|problem| self.refused(op, &problem))?;
+        launches.iter().try_for_each(|launch| self.launch(op, stream, launch))
     }
 
     fn launch(&self, op: &AdmittedOp, stream: &Stream, launch: &Launch) -> Result<(), Error> {
@@ -275,7 +269,7 @@ impl Gpu {
         // Collectives inside a layer end soon.
         let shows = lane == Lane::Compute && source.0 != Lane::TpComm as usize;
         let mut waits = false;
-        self.marks.borrow_mut().wait(lane, source, host_done, &mut |until| {
+        self.marks.borrow_mut().wait(lane, source.0, source.1, host_done, &mut |until| {
             if shows && !std::mem::replace(&mut waits, true) {
                 self.progress.borrow_mut().tell(lane, stream, true)?;
             }
@@ -358,14 +352,10 @@ impl Gpu {
             return Ok(());
         }
         let own = [self.peer.at(x); launch::MAX_PEERS];
-        let (len, mut result) = (x.len().min(WARM_SUM), Ok(()));
-        launch::combine_peers((own[0], x.dtype(), len), &own[..size], reduce, &mut |launch| {
-            if result.is_ok() {
-                result = self.launch(op, stream, launch);
-            }
-        })
-        .map_err(|problem| self.refused(op, &problem))?;
-        result
+        let into = DeviceElements { at: own[0], len: x.len().min(WARM_SUM), dtype: x.dtype() };
+        let launch = launch::combine_peers(into, &own[..size], reduce);
+        let launch = launch.map_err(|problem| self.refused(op, &problem))?;
+        launch.map_or(Ok(()), |launch| self.launch(op, stream, &launch))
     }
 }
 
@@ -389,7 +379,7 @@ impl Executor for Gpu {
         let done = paced.and_then(|()| match &self.timeline {
             Some(timeline) => {
                 let stream = self.stream(op.lane);
-                timeline.around(&self.host, (&op, stream), || self.enqueue(&op))
+                timeline.around(&self.host, &op, stream, || self.enqueue(&op))
             }
             None => self.enqueue(&op),
         });
@@ -444,7 +434,7 @@ impl Executor for Gpu {
         (t.arena() == Arena::Pinned).then(|| self.host.memory.view_mut(t))
     }
 
-    fn crew(&self) -> Option<&ThreadTeam> {
+    fn team(&self) -> Option<&ThreadTeam> {
         self.host.team()
     }
 

@@ -4,6 +4,7 @@
 #![expect(unsafe_code, reason = "NCCL's C interface")]
 
 use super::driver::Stream;
+use super::launch::DeviceElements;
 use crate::{Dtype, Reduction};
 use cudarc::nccl::sys::{ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclUniqueId};
 use libloading::Library;
@@ -232,11 +233,12 @@ impl NcclCommunicator {
 
     pub(super) fn all_reduce(
         &self,
-        (at, count, dtype): (u64, usize, Dtype),
+        buffer: DeviceElements,
         reduce: Reduction,
         stream: &Stream,
     ) -> Result<(), String> {
         let _inside = self.enter();
+        let DeviceElements { at, len: count, dtype } = buffer;
         let op = match reduce {
             Reduction::Sum => ncclRedOp_t::ncclSum,
             Reduction::Max => ncclRedOp_t::ncclMax,
@@ -248,11 +250,12 @@ impl NcclCommunicator {
     /// Works in place on `count` elements of the whole buffer. The number of ranks divides `count`.
     pub(super) fn by_parts(
         &self,
-        (at, count, dtype): (u64, usize, Dtype),
+        buffer: DeviceElements,
         what: ShardedCollective,
         stream: &Stream,
     ) -> Result<(), String> {
         let _inside = self.enter();
+        let DeviceElements { at, len: count, dtype } = buffer;
         let part = count / self.size;
         let own = at + (self.me * part) as u64 * dtype.bytes();
         let (dtype, comm, stream) = (data_type(dtype), self.raw()?, stream.raw().cast());
@@ -270,11 +273,12 @@ impl NcclCommunicator {
 
     pub(super) fn broadcast(
         &self,
-        (at, count, dtype): (u64, usize, Dtype),
+        buffer: DeviceElements,
         root: usize,
         stream: &Stream,
     ) -> Result<(), String> {
         let _inside = self.enter();
+        let DeviceElements { at, len: count, dtype } = buffer;
         let (from, to, dtype) = (at as Buffer, at as BufferMut, data_type(dtype));
         let root = root as c_int;
         call!(broadcast(from, to, count, dtype, root, self.raw()?, stream.raw().cast()))

@@ -125,7 +125,7 @@ impl GpuOpener<'_> {
             |(arena, wanted)| Error::HostMemory { rank: self.rank.index(), arena, wanted };
         let host_memory =
             Memory::pinned(self.plan, &self.options.host).map(Arc::new).map_err(refused)?;
-        let peer = Peer::new(&context, device, (Arc::clone(&host_memory), self.plan));
+        let peer = Peer::new(&context, device, Arc::clone(&host_memory), self.plan);
         let peer = Arc::new(peer.map_err(pinning)?);
         let scratch = (peer.device.start + arrangement.scratch, self.options.scratch);
         let workspace = (peer.device.start + arrangement.workspace, WORKSPACE);
@@ -296,9 +296,9 @@ impl GpuOpener<'_> {
         let gpu = context.ordinal;
         let free = || context.memory().map_err(|e| self.problem(gpu, "free memory", e));
         let (before, _) = free()?;
-        let communicators = connect(self.rank, (self.world, &self.options.peers), gpu)?;
+        let communicators = connect(self.rank, self.world, &self.options.peers, gpu)?;
         let calls = &self.options.warm_up.calls;
-        warm_up((self.rank, self.world), context, (&communicators, stream), calls)?;
+        warm_up(self.rank, self.world, context, &communicators, stream, calls)?;
         let taken = before.saturating_sub(free()?.0);
         if self.rank.index() == 0 {
             note_connected(gpu, (self.rank.tp_size, self.rank.dp_size), taken);
@@ -316,7 +316,7 @@ impl GpuOpener<'_> {
         self.world.gather(self.rank, "open: memory")?;
         if let Some(communicators) = communicators {
             let gpu = context.ordinal;
-            let watchdog = Watchdog::start(host, (gpu, &self.options.peers), &communicators);
+            let watchdog = Watchdog::start(host, gpu, &self.options.peers, &communicators);
             let watchdog = watchdog.map_err(|e| self.problem(gpu, "collectives", e))?;
             return Ok(Transport::Nccl(communicators, watchdog));
         }

@@ -77,7 +77,8 @@ impl Timeline {
     pub(super) fn around<E>(
         &self,
         shared: &RankState,
-        (op, stream): (&AdmittedOp, &Stream),
+        op: &AdmittedOp,
+        stream: &Stream,
         enqueue: impl FnOnce() -> Result<(), E>,
     ) -> Result<(), E> {
         let step = shared.step.load(Ordering::Relaxed);

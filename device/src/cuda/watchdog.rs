@@ -85,7 +85,8 @@ impl Watchdog {
     /// Starts the thread on the bound context.
     pub(super) fn start(
         shared: &Arc<RankState>,
-        (gpu, peers): (usize, &Arc<Peers>),
+        gpu: usize,
+        peers: &Arc<Peers>,
         communicators: &[Option<Arc<NcclCommunicator>>],
     ) -> Result<Self, String> {
         let pair = |_| Ok(Arc::new(Events { starts: Event::new()?, ends: Event::new()? }));

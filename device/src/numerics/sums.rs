@@ -127,7 +127,9 @@ pub fn accumulate_chunks(
     x: View<'_>,
     into: &mut [f32],
     first: bool,
-    (partials, chunk, counted): (&mut [f64], usize, CountedRange),
+    partials: &mut [f64],
+    chunk: usize,
+    counted: CountedRange,
 ) {
     for (i, (sums, partial)) in into.chunks_mut(chunk.max(1)).zip(partials).enumerate() {
         let start = i * chunk;

@@ -1,6 +1,6 @@
 //! The processes of a run, each with ranks of its own, and what they tell each other.
 //!
-//! Letters between two processes arrive in the order in which one thread sent them. Each process
+//! Messages between two processes arrive in the order in which one thread sent them. Each process
 //! says several times a second that it lives. One that says nothing for long has failed.
 
 use super::patience::Patience;
@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-/// The way of letters to other processes.
+/// The way of messages to other processes.
 pub trait Wire: Send + Sync + std::fmt::Debug {
-    /// Sends `bytes` to process `to`; returns at once. Letters of one thread to one process keep
+    /// Sends `bytes` to process `to`; returns at once. Messages of one thread to one process keep
     /// their order. `urgent`: it may overtake others.
     fn send(&self, to: usize, bytes: Vec<u8>, urgent: bool);
 
@@ -23,7 +23,7 @@ pub trait Wire: Send + Sync + std::fmt::Debug {
 
 /// A world, as the processes know it.
 pub(crate) trait MessageHandler: Send + Sync + std::fmt::Debug {
-    /// Takes a letter of process `from`, which is to this world.
+    /// Takes a message of process `from`, which is to this world.
     fn hear(&self, from: usize, bytes: Vec<u8>);
 
     /// Ends the run because `process` is lost: it was silent for `silent` seconds, or it has ended (`None`).
@@ -51,7 +51,7 @@ pub struct Processes {
     silence: Duration,
     table: Mutex<CommunicatorTable>,
     turned: Condvar,
-    /// By process: letters that came from it.
+    /// By process: messages that came from it.
     heard: Vec<AtomicU64>,
     /// By process: something outside the run holds one of its ranks up.
     held_up: Vec<AtomicBool>,
@@ -63,10 +63,10 @@ struct CommunicatorTable {
     world: Option<Weak<dyn MessageHandler>>,
     /// Number of worlds that this process has made.
     worlds: u64,
-    /// Letters to a world that this process has not made yet, or whose earlier letters are being
+    /// Messages to a world that this process has not made yet, or whose earlier messages are being
     /// handed out: sender and bytes.
     early: VecDeque<(usize, Vec<u8>)>,
-    /// No such letters are left.
+    /// No such messages are left.
     caught_up: bool,
     /// Number of exchanges that this process has begun.
     turns: u64,
@@ -152,14 +152,14 @@ impl Processes {
         self.held_up.iter().any(|held_up| held_up.load(Ordering::Relaxed))
     }
 
-    pub(crate) fn send(&self, to: usize, letter: &Message<'_>) {
-        let urgent = matches!(letter, Message::Heartbeat { .. } | Message::Failed { .. });
-        self.wire.send(to, letter.encode(), urgent);
+    pub(crate) fn send(&self, to: usize, message: &Message<'_>) {
+        let urgent = matches!(message, Message::Heartbeat { .. } | Message::Failed { .. });
+        self.wire.send(to, message.encode(), urgent);
     }
 
     /// To all others.
-    pub(crate) fn send_all(&self, letter: &Message<'_>) {
-        self.others().for_each(|to| self.send(to, letter));
+    pub(crate) fn send_all(&self, message: &Message<'_>) {
+        self.others().for_each(|to| self.send(to, message));
     }
 
     /// Tells all others that this process lives. The wire calls it several times a second.
@@ -170,7 +170,7 @@ impl Processes {
         self.send_all(&Message::Heartbeat { held_up, gpus });
     }
 
-    /// Takes the letters of a new world; all processes make theirs in the same order. Its number.
+    /// Takes the messages of a new world; all processes make theirs in the same order. Its number.
     pub(crate) fn enter(&self, world: &Arc<dyn MessageHandler>) -> u64 {
         let mut rooms = self.table();
         rooms.world = Some(Arc::downgrade(world));
@@ -179,7 +179,7 @@ impl Processes {
         rooms.worlds
     }
 
-    /// Hands the letters out that came before the world was made.
+    /// Hands the messages out that came before the world was made.
     pub(crate) fn catch_up(&self, world: &dyn MessageHandler) {
         loop {
             let mut rooms = self.table();
@@ -196,13 +196,13 @@ impl Processes {
         }
     }
 
-    /// Takes a letter of process `from`. The wire calls it.
+    /// Takes a message of process `from`. The wire calls it.
     pub fn hear(&self, from: usize, bytes: Vec<u8>) {
         self.heard[from].fetch_add(1, Ordering::Relaxed);
-        let Some(letter) = Message::decode(&bytes) else {
-            unreachable!("a letter from {} is cut: MPI delivers whole messages", self.name(from))
+        let Some(message) = Message::decode(&bytes) else {
+            unreachable!("a message from {} is cut: MPI delivers whole messages", self.name(from))
         };
-        match letter {
+        match message {
             Message::Heartbeat { held_up, gpus } => {
                 self.held_up[from].store(held_up, Ordering::Relaxed);
                 let world = self.table().world();
@@ -229,7 +229,7 @@ impl Processes {
         }
     }
 
-    /// The world of this number, for a letter; `None` where the letter waits for it, or comes late.
+    /// The world of this number, for a message; `None` where the message waits for it, or comes late.
     fn world_of(&self, number: u64, from: usize, bytes: &[u8]) -> Option<Arc<dyn MessageHandler>> {
         let mut rooms = self.table();
         if number > rooms.worlds || (number == rooms.worlds && !rooms.caught_up) {
@@ -255,12 +255,12 @@ impl Processes {
         (0..self.count())
             .map(|from| match own.take_if(|_| from == self.me) {
                 Some(own) => Ok(own),
-                None => self.contribution(from, (turn, what)),
+                None => self.contribution(from, turn, what),
             })
             .collect()
     }
 
-    fn contribution(&self, from: usize, (turn, what): (u64, &str)) -> Result<Vec<u8>, String> {
+    fn contribution(&self, from: usize, turn: u64, what: &str) -> Result<Vec<u8>, String> {
         let mut rooms = self.table();
         loop {
             if let Some((about, bytes)) = rooms.contributions.remove(&(turn, from)) {
@@ -385,7 +385,7 @@ impl Processes {
     }
 }
 
-/// Processes that are threads of this one, for tests: letters arrive as they are sent.
+/// Processes that are threads of this one, for tests: messages arrive as they are sent.
 #[derive(Debug)]
 struct ThreadWire {
     me: usize,

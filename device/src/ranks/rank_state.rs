@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 pub struct HostWork {
     /// Kernel threads besides the lane's own. With `None`, kernels run on the lane's thread.
     pub team: Option<Arc<ThreadTeam>>,
-    /// CPUs of a real GPU's Host lane without a crew. If empty, it runs on any CPU of its rank's
+    /// CPUs of a real GPU's Host lane without a team. If empty, it runs on any CPU of its rank's
     /// thread.
     pub cpus: Vec<u32>,
     /// Number of ops of the Host lane that can be queued before their submitter waits; some 1,000
@@ -88,7 +88,7 @@ impl RankState {
 
     /// The rank's kernel threads, if there is more than one.
     pub(crate) fn team(&self) -> Option<&ThreadTeam> {
-        self.work.team.as_deref().filter(|crew| crew.threads() > 1)
+        self.work.team.as_deref().filter(|team| team.threads() > 1)
     }
 
     /// Runs an op on this thread: host tasks and collectives itself, other ops with `compute`,
@@ -105,7 +105,7 @@ impl RankState {
             self.meter.stop(op.lane, started);
             if let Some(trace) = &self.work.trace {
                 let step = self.step.load(Ordering::Relaxed);
-                trace.note((self.rank, step), op, &self.plan, (started, computed));
+                trace.note(self.rank, step, op, &self.plan, started, computed);
             }
         }
         self.done[op.lane as usize].store(op.tick, Ordering::SeqCst);
@@ -156,8 +156,8 @@ impl RankState {
         for (slot, &(mode, t)) in declared.iter_mut().zip(accesses) {
             *slot = Some(self.slot(mode, t));
         }
-        let crew = self.team();
-        task.run(arg, &mut HostContext { crew, declared: &mut declared })
+        let team = self.team();
+        task.run(arg, &mut HostContext { team, declared: &mut declared })
     }
 
     fn slot(&self, mode: Mode, t: Tensor) -> Slot<'_> {

@@ -1,7 +1,7 @@
-//! The posts and the data of ranks in other processes. Both arrive as letters, the data ahead of the posts.
+//! The arrivals and the data of ranks in other processes. Both arrive as messages, the data ahead of the arrivals.
 //!
-//! A rank sends its data first and then comes to the meeting, and letters between two processes
-//! keep their order. So when a meeting has taken place, the data of all its members is here.
+//! A rank sends its data first and then comes to the rendezvous, and messages between two processes
+//! keep their order. So when a rendezvous has taken place, the data of all its members is here.
 
 use super::processes::{MessageHandler, Processes};
 use super::rendezvous::{ArrivalRecord, Rendezvous, lock};
@@ -19,7 +19,7 @@ pub(crate) struct RemoteRanks {
     inbox: Mutex<HashMap<Route, VecDeque<Parcel>>>,
 }
 
-/// The meeting before which data is sent, its sender and its receiver.
+/// The rendezvous before which data is sent, its sender and its receiver.
 pub(crate) type Route = (u64, usize, usize);
 
 /// Data from a rank of another process.
@@ -38,7 +38,7 @@ impl RemoteRanks {
         Self { processes: Arc::clone(processes), number, inbox }
     }
 
-    /// Takes letters from here on, which `world` hears.
+    /// Takes messages from here on, and gives them to `world`.
     pub(crate) fn enter(&self, world: &Arc<dyn MessageHandler>) {
         let number = self.processes.enter(world);
         self.number.get_or_init(|| number);
@@ -46,15 +46,15 @@ impl RemoteRanks {
     }
 
     /// Data for another rank has come.
-    pub(crate) fn take_in(&self, way: Route, letter: Vec<u8>) {
-        lock(&self.inbox).entry(way).or_default().push_back(Parcel(letter));
+    pub(crate) fn take_in(&self, way: Route, message: Vec<u8>) {
+        lock(&self.inbox).entry(way).or_default().push_back(Parcel(message));
     }
 
     /// The first data that has come this way.
     pub(crate) fn take_out(&self, way: Route) -> Parcel {
         let parcel = lock(&self.inbox).get_mut(&way).and_then(VecDeque::pop_front);
         let Some(parcel) = parcel else {
-            unreachable!("a rank sends its data before it comes, and letters keep their order")
+            unreachable!("a rank sends its data before it comes, and messages keep their order")
         };
         parcel
     }
@@ -68,17 +68,21 @@ impl RemoteRanks {
         rank / (world_size / self.processes.count())
     }
 
-    /// Tells the other processes of a meeting that a member has come.
-    pub(crate) fn post(
+    /// Tells the other processes of a rendezvous that a member has come.
+    pub(crate) fn send_arrival(
         &self,
-        meeting: &Rendezvous,
+        rendezvous: &Rendezvous,
         member: usize,
         generation: u64,
-        note: ArrivalRecord,
+        record: ArrivalRecord,
     ) {
         let world = self.number();
-        let letter = Message::Arrival { world, meeting: meeting.id, member, generation, note };
-        meeting.remote_processes.iter().for_each(|process| self.processes.send(*process, &letter));
+        let message =
+            Message::Arrival { world, rendezvous: rendezvous.id, member, generation, record };
+        rendezvous
+            .remote_processes
+            .iter()
+            .for_each(|process| self.processes.send(*process, &message));
     }
 
     pub(crate) fn failed(&self, rank: usize, step: u64, error: &Error) {

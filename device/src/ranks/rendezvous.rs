@@ -1,4 +1,4 @@
-//! A meeting of ranks: a board on which each of them posts what it has come for.
+//! A rendezvous of ranks: slots in which each of them leaves what it has come for.
 
 use crate::Tensor;
 use crate::error::Site;
@@ -18,7 +18,7 @@ pub(crate) struct Arrival {
     pub(crate) payload: u64,
 }
 
-/// A post on a board, from whatever process.
+/// The record of an arrival in a slot, from whatever process.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ArrivalRecord {
     pub(crate) op: &'static str,
@@ -49,9 +49,9 @@ impl From<Arrival> for ArrivalRecord {
     }
 }
 
-/// Posts of the last meeting, of the present one, and of the next one, for which members in other
-/// processes may post early. A rank can post for meeting g + 2 only after all ranks have entered
-/// g + 1, and a rank that enters g + 1 no longer reads the posts of g.
+/// Records of the last rendezvous, of the present one, and of the next one, to which members in other
+/// processes may come early. A rank can come to rendezvous g + 2 only after all ranks have entered
+/// g + 1, and a rank that enters g + 1 no longer reads the records of g.
 #[derive(Debug)]
 pub(crate) struct Slots {
     pub(crate) generation: u64,
@@ -68,7 +68,7 @@ pub(crate) struct Rendezvous {
     /// Other processes that have members.
     pub(crate) remote_processes: Vec<usize>,
     pub(crate) slots: Mutex<Slots>,
-    /// Of the board: for who looks without it.
+    /// That of the slots, for a thread that looks without their lock.
     generation: AtomicU64,
     pub(crate) turned: Condvar,
 }
@@ -78,12 +78,12 @@ impl Slots {
         Self { generation: 0, counts: [0; 3], records: [(); 3].map(|()| vec![None; members]) }
     }
 
-    /// A member has come to meeting `generation`, the present one or the next. True: now all have
+    /// A member has come to rendezvous `generation`, the present one or the next. True: now all have
     /// come to the present one.
-    fn put(&mut self, member: usize, generation: u64, note: ArrivalRecord) -> bool {
+    fn put(&mut self, member: usize, generation: u64, record: ArrivalRecord) -> bool {
         assert!(generation.wrapping_sub(self.generation) < 2, "nobody is further ahead");
         let slot = (generation % 3) as usize;
-        self.records[slot][member] = Some(note);
+        self.records[slot][member] = Some(record);
         self.counts[slot] += 1;
         let all = generation == self.generation && self.counts[slot] == self.records[slot].len();
         if all {
@@ -95,21 +95,21 @@ impl Slots {
         all
     }
 
-    /// Absent members of a meeting that has begun; all members of one that has not, in which no
+    /// Absent members of a rendezvous that has begun; all members of one that has not, in which no
     /// rank waits.
-    pub(crate) fn absent(&self, meeting: &Rendezvous) -> Vec<usize> {
+    pub(crate) fn absent(&self, rendezvous: &Rendezvous) -> Vec<usize> {
         let slot = (self.generation % 3) as usize;
         if self.counts[slot] == 0 {
-            return meeting.members.clone();
+            return rendezvous.members.clone();
         }
-        let posts = &self.records[slot];
-        let absent = meeting.members.iter().zip(posts).filter(|(_, post)| post.is_none());
+        let records = &self.records[slot];
+        let absent = rendezvous.members.iter().zip(records).filter(|(_, record)| record.is_none());
         absent.map(|(member, _)| *member).collect()
     }
 }
 
 impl Slots {
-    /// The posts of meeting `generation`, one of the last three.
+    /// The records of rendezvous `generation`, one of the last three.
     pub(crate) fn records(&self, generation: u64) -> &[Option<ArrivalRecord>] {
         &self.records[(generation % 3) as usize]
     }
@@ -117,36 +117,30 @@ impl Slots {
 
 impl Rendezvous {
     pub(crate) fn new(id: u64, members: Vec<usize>, elsewhere: Vec<usize>) -> Self {
-        let (board, generation) = (Mutex::new(Slots::new(members.len())), AtomicU64::new(0));
-        Self {
-            id,
-            members,
-            remote_processes: elsewhere,
-            slots: board,
-            generation,
-            turned: Condvar::new(),
-        }
+        let (slots, generation) = (Mutex::new(Slots::new(members.len())), AtomicU64::new(0));
+        Self { id, members, remote_processes: elsewhere, slots, generation, turned: Condvar::new() }
     }
 
     /// A member in another process has come.
-    pub(crate) fn hear(&self, member: usize, generation: u64, note: ArrivalRecord) {
-        self.put(&mut lock(&self.slots), (member, generation), note);
+    pub(crate) fn hear(&self, member: usize, generation: u64, record: ArrivalRecord) {
+        self.put(&mut lock(&self.slots), member, generation, record);
     }
 
-    /// A member has come to meeting `generation`; the last one wakes the others.
+    /// A member has come to rendezvous `generation`; the last one wakes the others.
     pub(crate) fn put(
         &self,
-        board: &mut Slots,
-        (member, generation): (usize, u64),
-        note: ArrivalRecord,
+        slots: &mut Slots,
+        member: usize,
+        generation: u64,
+        record: ArrivalRecord,
     ) {
-        if board.put(member, generation, note) {
-            self.generation.store(board.generation, Ordering::Release);
+        if slots.put(member, generation, record) {
+            self.generation.store(slots.generation, Ordering::Release);
             self.turned.notify_all();
         }
     }
 
-    /// Whether all have come to meeting `generation`, without the board.
+    /// Whether all have come to rendezvous `generation`, without the lock of the slots.
     pub(crate) fn has_turned(&self, generation: u64) -> bool {
         self.generation.load(Ordering::Acquire) != generation
     }

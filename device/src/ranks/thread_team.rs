@@ -70,7 +70,7 @@ impl std::fmt::Debug for Job {
 unsafe impl Sync for TeamState {}
 
 impl ThreadTeam {
-    /// Starts a crew of `threads`, including the caller of `run`. Each other thread calls `bind`
+    /// Starts a team of `threads`, including the caller of `run`. Each other thread calls `bind`
     /// first, and has returned from it when this function returns.
     ///
     /// # Errors
@@ -92,10 +92,10 @@ impl ThreadTeam {
             panic: Mutex::new(None),
         });
         let (helpers, busy) = (Vec::new(), Mutex::new(()));
-        let mut crew = Self { shared, helpers, busy, bind: Box::new(bind.clone()) };
+        let mut team = Self { shared, helpers, busy, bind: Box::new(bind.clone()) };
         let name = std::thread::current().name().unwrap_or("crew").to_owned();
         for index in 1..threads.min(AT_WORK as usize) {
-            let (shared, bind) = (Arc::clone(&crew.shared), bind.clone());
+            let (shared, bind) = (Arc::clone(&team.shared), bind.clone());
             let help = move || {
                 bind();
                 shared.bound.fetch_add(1, Ordering::SeqCst);
@@ -103,14 +103,14 @@ impl ThreadTeam {
                 shared.help(index, pause(threads, LOOK_FOR));
             };
             let helper = std::thread::Builder::new().name(name.clone()).spawn(help)?;
-            crew.helpers.push(helper);
+            team.helpers.push(helper);
         }
         // Binding takes time and memory; waiting for it here keeps both out of a later step.
-        let is_bound = || crew.shared.bound.load(Ordering::SeqCst) == crew.helpers.len();
-        while !is_bound() && !crew.helpers.iter().any(JoinHandle::is_finished) {
+        let is_bound = || team.shared.bound.load(Ordering::SeqCst) == team.helpers.len();
+        while !is_bound() && !team.helpers.iter().any(JoinHandle::is_finished) {
             std::thread::sleep(STARTING);
         }
-        Ok(crew)
+        Ok(team)
     }
 
     /// Binds the calling thread as each helper is bound.
@@ -127,7 +127,7 @@ impl ThreadTeam {
     /// Returns after all begun calls have ended. `work` divides the job among the threads that take
     /// part, and the caller alone must be able to complete it.
     ///
-    /// While the crew helps another thread, or already helps this one, only `work(0)` runs, however
+    /// While the team helps another thread, or already helps this one, only `work(0)` runs, however
     /// long it takes. Two calls can therefore run `work(0)` at once, but only one can run each
     /// other number.
     ///
@@ -258,7 +258,7 @@ impl Drop for OpenJob<'_> {
 }
 
 impl TeamState {
-    /// Runs open jobs until the crew ends.
+    /// Runs open jobs until the team ends.
     fn help(&self, index: usize, looks_for: Duration) {
         let mut last = 0;
         while let Some(state) = self.look(last, looks_for) {
@@ -283,7 +283,7 @@ impl TeamState {
         }
     }
 
-    /// Waits for an open job other than the `last` one and returns its state; `None` when the crew
+    /// Waits for an open job other than the `last` one and returns its state; `None` when the team
     /// ends.
     fn look(&self, last: u64, looks_for: Duration) -> Option<u64> {
         let is_new = |state: u64| state & OPEN > 0 && state / JOB != last;
@@ -327,7 +327,7 @@ mod tests {
     use super::*;
     use std::time::Instant;
 
-    fn crew(threads: usize) -> ThreadTeam {
+    fn team(threads: usize) -> ThreadTeam {
         ThreadTeam::new(threads, || ()).expect("threads")
     }
 
@@ -341,9 +341,9 @@ mod tests {
     }
 
     /// Squares each number on one of the threads.
-    fn squares(crew: &ThreadTeam, n: usize) -> Vec<usize> {
+    fn squares(team: &ThreadTeam, n: usize) -> Vec<usize> {
         let mut all: Vec<usize> = (0..n).collect();
-        crew.parallel_for(&mut all[..], &|_, piece: &mut [usize]| {
+        team.parallel_for(&mut all[..], &|_, piece: &mut [usize]| {
             piece.iter_mut().for_each(|x| *x *= *x);
         });
         all
@@ -364,25 +364,25 @@ mod tests {
         let bind = move || {
             count.fetch_add(1, Ordering::SeqCst);
         };
-        let crew = ThreadTeam::new(SLOTS + 6, bind).expect("threads");
+        let team = ThreadTeam::new(SLOTS + 6, bind).expect("threads");
         assert_eq!(bound.load(Ordering::SeqCst), SLOTS + 5);
-        crew.bind_caller();
+        team.bind_caller();
         assert_eq!(bound.load(Ordering::SeqCst), SLOTS + 6);
         for n in [0, 1, SLOTS, SLOTS + 6, 5000] {
-            assert!(squares(&crew, n).into_iter().eq((0..n).map(|x| x * x)));
+            assert!(squares(&team, n).into_iter().eq((0..n).map(|x| x * x)));
         }
     }
 
     #[test]
     fn a_helper_that_wakes_too_late_is_there_for_the_next_job() {
-        let crew = crew(2);
+        let team = team(2);
         let helped = AtomicBool::new(false);
         let began = Instant::now();
         while !helped.load(Ordering::SeqCst) && began.elapsed() < Duration::from_secs(20) {
             std::thread::sleep(2 * LOOK_FOR);
             for _ in 0..10 {
                 // The job ends before any helper can wake.
-                crew.run(&|thread| {
+                team.run(&|thread| {
                     helped.fetch_or(thread > 0, Ordering::SeqCst);
                 });
                 let until = Instant::now();
@@ -397,10 +397,10 @@ mod tests {
     #[test]
     fn every_piece_is_done_once_whoever_comes() {
         for threads in [1, 2, 5] {
-            let crew = crew(threads);
-            assert_eq!(crew.threads(), threads);
+            let team = team(threads);
+            assert_eq!(team.threads(), threads);
             for n in (0..400).chain([10_000]) {
-                assert!(squares(&crew, n).into_iter().eq((0..n).map(|x| x * x)));
+                assert!(squares(&team, n).into_iter().eq((0..n).map(|x| x * x)));
                 if n % 100 == 0 {
                     std::thread::sleep(2 * LOOK_FOR);
                 }
@@ -410,10 +410,10 @@ mod tests {
 
     #[test]
     fn helpers_come_even_from_sleep_and_each_only_once() {
-        let crew = crew(4);
+        let team = team(4);
         for round in 0..20 {
             let came = [const { AtomicUsize::new(0) }; 4];
-            crew.run(&|thread| {
+            team.run(&|thread| {
                 came[thread].fetch_add(1, Ordering::SeqCst);
                 wait_for(&|| came.iter().all(|came| came.load(Ordering::SeqCst) > 0));
             });
@@ -426,32 +426,32 @@ mod tests {
 
     #[test]
     fn who_finds_the_crew_busy_does_its_work_alone() {
-        let crew = crew(2);
+        let team = team(2);
         let (held, done) = (AtomicBool::new(false), AtomicBool::new(false));
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                crew.run(&|_| {
+                team.run(&|_| {
                     held.store(true, Ordering::SeqCst);
                     wait_for(&|| done.load(Ordering::SeqCst));
                 });
             });
             wait_for(&|| held.load(Ordering::SeqCst));
-            assert!(squares(&crew, 300).into_iter().eq((0..300).map(|x| x * x)));
+            assert!(squares(&team, 300).into_iter().eq((0..300).map(|x| x * x)));
             done.store(true, Ordering::SeqCst);
         });
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for n in 1..300 {
-                        assert!(squares(&crew, n).into_iter().eq((0..n).map(|x| x * x)));
+                        assert!(squares(&team, n).into_iter().eq((0..n).map(|x| x * x)));
                     }
                 });
             }
         });
         let inner = AtomicUsize::new(0);
-        crew.run(&|thread| {
+        team.run(&|thread| {
             if thread == 0 {
-                crew.run(&|thread| {
+                team.run(&|thread| {
                     inner.fetch_add(thread + 1, Ordering::SeqCst);
                 });
             }
@@ -461,11 +461,11 @@ mod tests {
 
     #[test]
     fn a_panic_is_the_callers_and_the_crew_lives_on() {
-        let crew = crew(2);
+        let team = team(2);
         for culprit in [0, 1] {
             let result = catch_unwind(AssertUnwindSafe(|| {
                 let came = AtomicBool::new(false);
-                crew.run(&|thread| {
+                team.run(&|thread| {
                     came.fetch_or(thread == 1, Ordering::SeqCst);
                     assert!(thread != culprit, "thread {culprit}");
                     wait_for(&|| came.load(Ordering::SeqCst));
@@ -473,7 +473,7 @@ mod tests {
             }));
             let panic = result.expect_err("a panic");
             assert_eq!(panic.downcast_ref::<String>().unwrap(), &format!("thread {culprit}"));
-            assert!(squares(&crew, 50).into_iter().eq((0..50).map(|x| x * x)));
+            assert!(squares(&team, 50).into_iter().eq((0..50).map(|x| x * x)));
         }
     }
 }

@@ -46,10 +46,12 @@ impl Trace {
 
     pub(crate) fn note(
         &self,
-        (rank, step): (Rank, u64),
+        rank: Rank,
+        step: u64,
         op: &AdmittedOp,
         plan: &Plan,
-        (started, computed): (Instant, u64),
+        started: Instant,
+        computed: u64,
     ) {
         if self.covers(step) {
             let (rank, lane, name) = (rank.index(), op.lane, op.op.name());

@@ -62,7 +62,7 @@ pub(super) enum ReleaseCause {
     Class(usize),
 }
 
-fn is_over((lane, tick): (Lane, u32), done: &Ticks) -> bool {
+fn is_over(lane: Lane, tick: u32, done: &Ticks) -> bool {
     done[lane as usize] >= tick
 }
 
@@ -74,7 +74,7 @@ pub(super) struct QueueLimit(Option<[(Lane, u32); 2]>);
 impl QueueLimit {
     fn gate(&self, done: &Ticks) -> Option<Gate> {
         let [over, then] = self.0?;
-        (!is_over(over, done)).then_some(Gate::Op { over, then })
+        (!is_over(over.0, over.1, done)).then_some(Gate::Op { over, then })
     }
 
     /// The conditions by node. `ticks`: numbers of nodes on their lanes; `queues`: nodes in the
@@ -152,10 +152,10 @@ impl Submitter {
     /// Whether the thread continues, when the ops of `done` have finished at time `now`.
     pub(super) fn passes(&mut self, done: &Ticks, now: f64) -> bool {
         let Some(Gate::Op { over, then }) = self.gate else { return false };
-        if !is_over(over, done) {
+        if !is_over(over.0, over.1, done) {
             return false;
         }
-        if now > self.clock && !is_over(then, done) {
+        if now > self.clock && !is_over(then.0, then.1, done) {
             self.gate = Some(Gate::Op { over: then, then });
             return false;
         }

@@ -80,7 +80,7 @@ fn two_ranks_by_hand() {
     })
     .unwrap();
     for merge in [true, false] {
-        let timeline = play(program.clone(), &pair(), (1, 2), merge).unwrap();
+        let timeline = play(program.clone(), &pair(), 1, 2, merge).unwrap();
         assert_eq!(timeline.classes(), if merge { 1 } else { 2 });
         let bytes = 4.0 * n as f64;
         // The thread submits one op after the other, with checks and driver calls.
@@ -126,7 +126,7 @@ fn a_copy_takes_the_channels_of_each_node_of_the_staging() {
     let busy = |staging: Vec<(usize, f64)>| {
         let seat = Seat { staging, ..pair().seats[0].clone() };
         let slow = Hardware { nodes: vec![1e9, 100e9], seats: vec![seat], dp_size: 1, ..pair() };
-        play(program.clone(), &slow, (1, 1), true).unwrap().busy(0, Lane::H2d)
+        play(program.clone(), &slow, 1, 1, true).unwrap().busy(0, Lane::H2d)
     };
     // The slow node gives four fifths of its rate; the fast node and the link take less time.
     let spared = busy(vec![(0, 1.0)]) - busy(vec![(0, 0.25), (1, 0.75)]);
@@ -209,11 +209,11 @@ fn random_program(seed: u64) -> Program {
 fn lanes_waits_and_rates_hold_in_random_programs() {
     for seed in 0..40 {
         let hardware = uneven();
-        let timeline = play(random_program(seed), &hardware, (2, 2), seed % 2 == 0).unwrap();
+        let timeline = play(random_program(seed), &hardware, 2, 2, seed % 2 == 0).unwrap();
         let program = timeline.program();
         let submitted: u64 = program.ops().map(|(_, work)| work.bytes).sum();
         let resources = Resources::new(&hardware);
-        let users = users(program, &hardware, (2, 2));
+        let users = users(program, &hardware, 2, 2);
         let mut used = vec![0.0; resources.rates.len()];
         let mut last = 0.0f64;
         for rank in 0..4 {
@@ -248,8 +248,8 @@ fn ranks_that_are_alike_may_be_played_once() {
     let boxes = [pair(), uneven(), eight()];
     for (hardware, (tp, dp)) in boxes.iter().zip([(2, 1), (2, 2), (4, 2)]) {
         for seed in 0..10 {
-            let merged = play(random_program(seed), hardware, (tp, dp), true).unwrap();
-            let apart = play(random_program(seed), hardware, (tp, dp), false).unwrap();
+            let merged = play(random_program(seed), hardware, tp, dp, true).unwrap();
+            let apart = play(random_program(seed), hardware, tp, dp, false).unwrap();
             assert!(merged.classes() <= apart.classes());
             for rank in 0..tp * dp {
                 for (a, b) in merged.played(rank).zip(apart.played(rank)) {
@@ -258,7 +258,7 @@ fn ranks_that_are_alike_may_be_played_once() {
             }
         }
     }
-    assert_eq!(play(random_program(1), &boxes[2], (4, 2), true).unwrap().classes(), 1);
+    assert_eq!(play(random_program(1), &boxes[2], 4, 2, true).unwrap().classes(), 1);
 }
 
 /// Eight equal GPUs: pairs on four links, two nodes.
@@ -346,7 +346,7 @@ fn gradients_and_their_sums_cross_a_link_of_2020_one_rank_at_a_time() {
         });
         let mut hardware = Hardware { dp_size: 8, ..pair() };
         hardware.gpu.as_of_2020 = Some(Era2020::without(&[]));
-        play(program.unwrap(), &hardware, (1, 2), true).unwrap().busy(0, lane)
+        play(program.unwrap(), &hardware, 1, 2, true).unwrap().busy(0, lane)
     };
     // Two ranks share the link in both cases. An eighth of the link is a quarter of a rank's half.
     let pool = Pool::new("p");
@@ -391,7 +391,7 @@ fn the_threads_of_a_collective_meet_before_it_starts() {
             d.sync_all()
         });
         let (classes, program) = (tp * dp, program.unwrap());
-        let timeline = play(program, &pair(), (tp, dp), false).unwrap();
+        let timeline = play(program, &pair(), tp, dp, false).unwrap();
         assert_eq!(timeline.classes(), classes);
         timeline.step_seconds()
     };

@@ -43,8 +43,10 @@ pub struct Timeline {
 impl Timeline {
     pub(super) fn new(
         program: Program,
-        (classes, meetings): (Classes, Vec<f64>),
-        (spans, releases): (Vec<Vec<Span>>, Vec<Vec<Release>>),
+        classes: Classes,
+        meetings: Vec<f64>,
+        spans: Vec<Vec<Span>>,
+        releases: Vec<Vec<Release>>,
         queues: [usize; LANES],
     ) -> Self {
         let mut by_lane = vec![Vec::new(); LANES];

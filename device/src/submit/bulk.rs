@@ -165,8 +165,8 @@ impl Device {
 
     /// Calls `work` on runs of `whole`, on the rank's kernel threads or on this thread alone.
     fn parallel_for<T: Divisible>(&self, whole: T, work: &(impl Fn(T) + Sync)) {
-        match self.executor().crew() {
-            Some(crew) => crew.parallel_for(whole, &|_, piece| work(piece)),
+        match self.executor().team() {
+            Some(team) => team.parallel_for(whole, &|_, piece| work(piece)),
             None => work(whole),
         }
     }

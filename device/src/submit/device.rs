@@ -113,7 +113,7 @@ pub(crate) trait Executor {
         None
     }
     /// The rank's kernel threads, if it has more than its own.
-    fn crew(&self) -> Option<&ThreadTeam> {
+    fn team(&self) -> Option<&ThreadTeam> {
         None
     }
     /// Reads a tensor that is not [`in_memory`](Self::in_memory). Nothing in the lanes conflicts.

@@ -163,7 +163,7 @@ impl DeviceOp {
 /// The resources of a running task: the rank's kernel threads, and views of the declared ranges.
 #[derive(Debug)]
 pub struct HostContext<'a> {
-    pub(crate) crew: Option<&'a ThreadTeam>,
+    pub(crate) team: Option<&'a ThreadTeam>,
     pub(crate) declared: &'a mut DeclaredRanges<'a>,
 }
 
@@ -183,8 +183,8 @@ impl<'a> HostContext<'a> {
     /// Calls `work` on runs of `whole` on the rank's kernel threads. If the rank has only its own
     /// thread, calls it once on all of `whole`.
     pub fn parallel_for<T: Divisible>(&self, whole: T, work: &(impl Fn(T) + Sync)) {
-        match self.crew {
-            Some(crew) => crew.parallel_for(whole, &|_, piece| work(piece)),
+        match self.team {
+            Some(team) => team.parallel_for(whole, &|_, piece| work(piece)),
             None => work(whole),
         }
     }

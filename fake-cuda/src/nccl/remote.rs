@@ -163,7 +163,8 @@ impl RemoteRank {
     /// The work of a collective, on this rank's memory. False when it was given up, or never ends.
     pub(super) fn collective(
         &self,
-        (sequence, rank): (u64, usize),
+        sequence: u64,
+        rank: usize,
         part: &Collective,
         gives_up: &dyn Fn() -> bool,
     ) -> bool {

@@ -319,7 +319,7 @@ impl Comm {
             let gives_up = || comm.gives_up(device);
             if let Some(away) = &world.away {
                 // One that never ends is left by an abort alone.
-                let done = away.collective((sequence, comm.rank), &part, &gives_up);
+                let done = away.collective(sequence, comm.rank, &part, &gives_up);
                 while !done && !gives_up() {
                     drop(wait_briefly(&world.changed, lock(&world.meeting)));
                 }
@@ -407,7 +407,7 @@ fn perform(parts: &[Collective]) {
     };
     // SAFETY (of this function): every rank's job has checked its buffers and waits for the end.
     let reduced = |offset, part, count| unsafe {
-        reduce(first.element, (first.reduction, order(part)), &sends(offset), count)
+        reduce(first.element, first.reduction, order(part), &sends(offset), count)
     };
     let read = |address: usize| {
         // SAFETY (of this function): as above, `bytes` of it are checked.

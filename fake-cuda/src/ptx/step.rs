@@ -104,7 +104,7 @@ impl Step<'_, '_> {
                 if !self.together(self.warp.file[lanes]) {
                     return StepOutcome::Over;
                 }
-                self.shuffle(how, (d, valid), [a, b, clamp]);
+                self.shuffle(how, d, valid, [a, b, clamp]);
             }
             Op::LoadMatrices { transposed, ref d, at } => {
                 if !self.together([u64::MAX; 32]) {
@@ -312,7 +312,7 @@ impl Step<'_, '_> {
         self.room.report(wrong.kind, self.at, thread, format!("{place} at {:#x}{with}", wrong.at));
     }
 
-    fn shuffle(&mut self, how: Shuffle, (d, valid): (Reg, Option<Reg>), of: [Reg; 3]) {
+    fn shuffle(&mut self, how: Shuffle, d: Reg, valid: Option<Reg>, of: [Reg; 3]) {
         let [a, b, clamp] = of.map(|register| self.warp.file[register]);
         let source = |lane: usize| {
             let (own, by, clamp) = (lane as u64, b[lane] & 31, clamp[lane]);

@@ -232,7 +232,7 @@ impl Pair {
     /// Runs `op` on both; what it writes must agree within `tolerance` (absolute, and relative by type: `ulp` times the
     /// second). Both go on from the cpu's results.
     #[track_caller]
-    pub(crate) fn check(&mut self, op: &Op, (absolute, ulps): (f64, f64)) {
+    pub(crate) fn check(&mut self, op: &Op, absolute: f64, ulps: f64) {
         self.cpu.submit(Lane::Compute, op.clone());
         self.cpu.sync_all().expect("the cpu runs it");
         let mut written = Vec::new();
@@ -289,7 +289,7 @@ impl Pair {
     /// Bit for bit.
     #[track_caller]
     pub(crate) fn check_exact(&mut self, op: &Op) {
-        self.check(op, (0.0, 0.0));
+        self.check(op, 0.0, 0.0);
     }
 
     /// Launches the op's kernels, and sees that nothing but `written` changes.
@@ -301,13 +301,13 @@ impl Pair {
         let at = |t: Tensor| base + t.range().start;
         let mut compiled = self.compiled(op, &scratch);
         let scratch = scratch.as_mut_ptr() as u64;
-        let mut both = |launch: &Launch| {
+        let both = |launch: &Launch| {
             if let Some(compiled) = &mut compiled {
                 compiled.run(launch);
             }
             run(launch);
         };
-        testing::launches(op, &at, scratch, self.sm, &mut both).expect("kernels");
+        testing::launches(op, &at, scratch, self.sm).expect("kernels").iter().for_each(both);
         self.compare(op, compiled.as_ref(), written);
         let mut after = self.bytes_mut().to_vec();
         for t in written {
@@ -361,11 +361,11 @@ impl Pair {
         let at = |t: Tensor| base + t.range().start;
         let op = Op::Add { x: bias, into: c };
         let mut compiled = self.compiled(&op, &[]);
-        let mut both = |launch: &Launch| {
+        let both = |launch: &Launch| {
             compiled.iter_mut().for_each(|compiled| compiled.run(launch));
             run(launch);
         };
-        testing::add_bias((c, bias), &at, &mut both).expect("a kernel");
+        testing::add_bias(c, bias, &at).expect("a kernel").iter().for_each(both);
         self.compare(&op, compiled.as_ref(), &[c]);
         self.emulated(c)
     }
@@ -378,14 +378,15 @@ impl Pair {
         reduce: device::Reduction,
     ) -> Vec<f64> {
         let addresses: Vec<u64> = parts.iter().map(|t| self.address(*t)).collect();
-        let to = (self.address(into), into.dtype(), into.len());
+        let at = self.address(into);
+        let to = testing::DeviceElements { at, len: into.len(), dtype: into.dtype() };
         let op = Op::Add { x: into, into };
         let mut compiled = self.compiled(&op, &[]);
-        let mut both = |launch: &Launch| {
+        let both = |launch: &Launch| {
             compiled.iter_mut().for_each(|compiled| compiled.run(launch));
             run(launch);
         };
-        testing::combine_peers(to, &addresses, reduce, &mut both).expect("a kernel");
+        testing::combine_peers(to, &addresses, reduce).expect("a kernel").iter().for_each(both);
         self.compare(&op, compiled.as_ref(), &[into]);
         self.emulated(into)
     }

@@ -64,7 +64,7 @@ pub(crate) fn traffic_out_of_place(apart: OutOfPlaceUpdate<'_>) {
 }
 
 impl OutOfPlaceUpdate<'_> {
-    /// Two updates, parted at element `mid`.
+    /// Two updates, split at element `mid`.
     pub(crate) fn split_at(self, mid: usize) -> (Self, Self) {
         let (first, second) = self.update.split_at(mid);
         let (left, right) = self.upper.split_at(mid);

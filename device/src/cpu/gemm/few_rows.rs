@@ -22,7 +22,8 @@ impl FewRows<'_> {
     pub(super) fn sums<S: Simd, const ROWS: usize>(
         self,
         simd: S,
-        (row, col): (usize, usize),
+        row: usize,
+        col: usize,
     ) -> [S::f32s; ROWS] {
         let ((a, a_stride), (b, b_stride)) = (self.a, self.b);
         let next = S::F32_LANES * b_stride;

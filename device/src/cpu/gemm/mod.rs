@@ -14,7 +14,7 @@
 //! - beta = 0 never reads c.
 //!
 //! `task.rs` cuts c into panels and walks their blocks, `pack.rs` fills the caches, `kernel.rs` holds the registers,
-//! `few.rs` computes products of few rows without packing, `element.rs` converts storage types.
+//! `few_rows.rs` computes products of few rows without packing, `element.rs` converts storage types.
 
 mod element;
 mod few_rows;

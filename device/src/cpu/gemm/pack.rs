@@ -68,18 +68,19 @@ pub(super) fn pack_a(
     }
     match a.data {
         _ if a.is_read_in_place() => Order::InPlace,
-        Src::F32(data) => pack_a_typed((data, a), rows, ks, parts),
-        Src::F16(data) => pack_a_typed((data, a), rows, ks, parts),
-        Src::Bf16(data) => pack_a_typed((data, a), rows, ks, parts),
-        Src::E4m3(data) => pack_a_typed((data, a), rows, ks, parts),
-        Src::E5m2(data) => pack_a_typed((data, a), rows, ks, parts),
+        Src::F32(data) => pack_a_typed(data, a, rows, ks, parts),
+        Src::F16(data) => pack_a_typed(data, a, rows, ks, parts),
+        Src::Bf16(data) => pack_a_typed(data, a, rows, ks, parts),
+        Src::E4m3(data) => pack_a_typed(data, a, rows, ks, parts),
+        Src::E5m2(data) => pack_a_typed(data, a, rows, ks, parts),
     }
 }
 
 /// Widens a block of a, in the order that needs no transposition.
 #[inline(always)]
 fn pack_a_typed<T: Element>(
-    (data, a): (&[T], &Matrix<'_>),
+    data: &[T],
+    a: &Matrix<'_>,
     rows: Range<usize>,
     ks: Range<usize>,
     parts: &mut Parts<'_>,
@@ -128,11 +129,11 @@ pub(super) fn pack_b<S: Simd>(
     }
     let to = (&mut parts.b[at..], &mut *parts.lines);
     match b.data {
-        Src::F32(data) => pack_b_typed(simd, TypedMatrix::new(data, b), (ks, cols), to),
-        Src::F16(data) => pack_b_typed(simd, TypedMatrix::new(data, b), (ks, cols), to),
-        Src::Bf16(data) => pack_b_typed(simd, TypedMatrix::new(data, b), (ks, cols), to),
-        Src::E4m3(data) => pack_b_typed(simd, TypedMatrix::new(data, b), (ks, cols), to),
-        Src::E5m2(data) => pack_b_typed(simd, TypedMatrix::new(data, b), (ks, cols), to),
+        Src::F32(data) => pack_b_typed(simd, TypedMatrix::new(data, b), ks, cols, to.0, to.1),
+        Src::F16(data) => pack_b_typed(simd, TypedMatrix::new(data, b), ks, cols, to.0, to.1),
+        Src::Bf16(data) => pack_b_typed(simd, TypedMatrix::new(data, b), ks, cols, to.0, to.1),
+        Src::E4m3(data) => pack_b_typed(simd, TypedMatrix::new(data, b), ks, cols, to.0, to.1),
+        Src::E5m2(data) => pack_b_typed(simd, TypedMatrix::new(data, b), ks, cols, to.0, to.1),
     }
 }
 
@@ -141,8 +142,10 @@ pub(super) fn pack_b<S: Simd>(
 fn pack_b_typed<S: Simd, T: Element>(
     simd: S,
     b: TypedMatrix<'_, T>,
-    (ks, cols): (Range<usize>, Range<usize>),
-    (to, lines): (&mut [f32], &mut [f32]),
+    ks: Range<usize>,
+    cols: Range<usize>,
+    to: &mut [f32],
+    lines: &mut [f32],
 ) {
     let nr = VECS * S::F32_LANES;
     let kc = ks.len();

@@ -3,7 +3,7 @@
 
 use super::element::Element;
 use super::few_rows::FewRows;
-use super::kernel::{Rows, TileOutput, height, kernels};
+use super::kernel::{Rows, TileOutput, TileSize, height, kernels};
 use super::pack::{Order, chunks, pack_a, pack_b};
 use super::{
     A_PAD, A_ROWS, A_STRIDE, B_PAD, Dst, FEW_ROWS, Gemm, KC, MAX_LANES, MC, MT, Matrix, NR_MAX, NT,
@@ -34,7 +34,7 @@ impl<'a> Gemm<'a> {
     pub(crate) fn panels(self, threads: usize) -> Panels<'a> {
         let size @ (m, n) = (self.m, self.n);
         let task = self.check();
-        let (down, across) = grid(!task.a.is_read_in_place(), size, threads);
+        let (down, across) = grid(!task.a.is_read_in_place(), size.0, size.1, threads);
         let cols = n.div_ceil(across).next_multiple_of(NR_MAX).max(NR_MAX);
         let shares_b = cols <= NT && has_room(task.k, cols);
         let runs = if shares_b { (m / down / RUN_ROWS).clamp(1, RUNS) } else { 1 };
@@ -110,7 +110,7 @@ impl SomePanels<'_, '_> {
 /// Parts down and across c, one for each thread: the split with the shortest time. Where a is not
 /// packed and has enough rows, parts are whole rows of c if these take no longer, since other
 /// kernels divide rows too.
-pub(super) fn grid(packs_a: bool, (m, n): (usize, usize), threads: usize) -> (usize, usize) {
+pub(super) fn grid(packs_a: bool, m: usize, n: usize, threads: usize) -> (usize, usize) {
     let cost = |down: &usize| {
         let across = threads / down;
         let (rows, cols) = (m.div_ceil(*down), n.div_ceil(across));
@@ -250,10 +250,10 @@ impl<'a> Panel<'a, '_> {
             let mut row = rows.start;
             while row < rows.end {
                 row += match rows.end - row {
-                    8.. => self.write::<S, 8>(simd, few, (row, col)),
-                    4.. => self.write::<S, 4>(simd, few, (row, col)),
-                    2.. => self.write::<S, 2>(simd, few, (row, col)),
-                    _ => self.write::<S, 1>(simd, few, (row, col)),
+                    8.. => self.write::<S, 8>(simd, few, row, col),
+                    4.. => self.write::<S, 4>(simd, few, row, col),
+                    2.. => self.write::<S, 2>(simd, few, row, col),
+                    _ => self.write::<S, 1>(simd, few, row, col),
                 };
             }
         }
@@ -279,9 +279,10 @@ impl<'a> Panel<'a, '_> {
         &self,
         simd: S,
         few: FewRows<'_>,
-        (row, col): (usize, usize),
+        row: usize,
+        col: usize,
     ) -> usize {
-        let mut all = few.sums::<S, ROWS>(simd, (row, col));
+        let mut all = few.sums::<S, ROWS>(simd, row, col);
         let mut line = [0.0; MAX_LANES];
         let line = &mut line[..S::F32_LANES];
         if let Some(bias) = self.task.bias {
@@ -350,7 +351,7 @@ impl<'a> Panel<'a, '_> {
         while i < rows.len() {
             let height = height::<S>(rows.len() - i);
             debug_assert!(i % A_ROWS + height <= A_ROWS, "a microkernel across two panels");
-            let b = match step.b {
+            let (b, b_stride) = match step.b {
                 RightBlock::Packed(at) => (&self.parts.b[at + j * (kc + B_PAD)..][..nr * kc], nr),
                 RightBlock::InPlace(b, stride) => (&b[j..], stride),
             };
@@ -370,7 +371,7 @@ impl<'a> Panel<'a, '_> {
                 beta: self.task.beta,
                 c: c.map(|c| move |row| c.row(at + row * row_stride, width)),
             };
-            let size = (height, width > S::F32_LANES);
+            let size = TileSize { height, both: width > S::F32_LANES };
             let a = match (&step.order, self.task.a.data) {
                 (Order::InPlace, Src::F32(a)) => {
                     let Matrix { row_stride, col_stride, .. } = self.task.a;
@@ -386,7 +387,7 @@ impl<'a> Panel<'a, '_> {
                 }
                 _ => Rows::AlongK(&self.parts.a[i * A_STRIDE..], A_STRIDE),
             };
-            kernels(simd, size, kc, a, b, out);
+            kernels(simd, size, kc, a, b, b_stride, out);
             if last && c.is_none() {
                 let tile = tile.chunks_exact_mut(nr);
                 // Full width is a separate case: a constant length compiles to straight code.

@@ -41,7 +41,7 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
         }
         Op::AddPositions { x, table, first_row, starts } => {
             let (seq_len, cols) = (table.shape().0.max(1), table.shape().1);
-            let starts = Starts::new(m, starts, (first_row, seq_len))?;
+            let starts = Starts::new(m, starts, first_row, seq_len)?;
             let table = values(m, table)?;
             workers.split(x.shape().0, x.len(), out(m, x, cols)?, &|rows, mut x, _| {
                 for (i, row) in rows.enumerate() {
@@ -52,7 +52,7 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
         }
         Op::PositionsBackward { d_y, first_row, starts, d_table } => {
             let ((seq_len, cols), rows) = (d_table.shape(), d_y.shape().0);
-            let starts = Starts::new(m, starts, (first_row, seq_len.max(1)))?;
+            let starts = Starts::new(m, starts, first_row, seq_len.max(1))?;
             let (work, d_y) = (d_y.len(), values(m, d_y)?);
             workers.split(seq_len, work, out(m, d_table, cols)?, &|positions, mut d_table, _| {
                 for (i, position) in positions.enumerate() {

@@ -97,7 +97,8 @@ pub(super) fn read<'a>(view: &View<'a>, at: usize, n: usize, buffer: &'a mut [f3
 #[inline(always)]
 pub(super) fn write(
     view: &mut ViewMut<'_>,
-    (at, n): (usize, usize),
+    at: usize,
+    n: usize,
     buffer: &mut [f32],
     old: bool,
     f: impl FnOnce(&mut [f32]),

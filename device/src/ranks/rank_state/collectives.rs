@@ -1,6 +1,6 @@
-//! Collectives between virtual GPUs. Ranks read each other's memory between two meetings.
+//! Collectives between virtual GPUs. Ranks read each other's memory between two rendezvous.
 //!
-//! A peer's op declares its whole range and stays in the collective until the last meeting, so the
+//! A peer's op declares its whole range and stays in the collective until the last rendezvous, so the
 //! peer's own hazard check protects the range. Sums are in rank order, in fp32 (fp64 for F64),
 //! rounded once: every rank ends with the same bits.
 
@@ -40,8 +40,8 @@ pub(crate) fn meet<'a>(
     group: Group,
     detail: usize,
 ) -> Result<CompletedRendezvous<'a>, Error> {
-    let post = Arrival { op: op.op.name(), site: op.site, tensor: x, detail, payload: 0 };
-    shared.world.meet(shared.rank, op.lane, group, post)
+    let arrival = Arrival { op: op.op.name(), site: op.site, tensor: x, detail, payload: 0 };
+    shared.world.meet(shared.rank, op.lane, group, arrival)
 }
 
 pub(crate) fn divisible(
@@ -63,14 +63,15 @@ pub(crate) fn divisible(
 fn combine(met: &CompletedRendezvous<'_>, shared: &RankState, mine: Tensor, reduce: Reduction) {
     let flat = mine.reshape(1, mine.len());
     let theirs = |i: usize, range: Range<usize>| met.peer(i).view(flat.slice(range));
-    combine_of(met.size(), theirs, (shared, flat), reduce);
+    combine_of(met.size(), theirs, shared, flat, reduce);
 }
 
 /// The same, where `theirs` has the elements of member i of `size` at a range of `mine`.
 fn combine_of<'a>(
     size: usize,
     theirs: impl Fn(usize, Range<usize>) -> View<'a>,
-    (shared, mine): (&RankState, Tensor),
+    shared: &RankState,
+    mine: Tensor,
     reduce: Reduction,
 ) {
     if mine.dtype() == Dtype::F64 {

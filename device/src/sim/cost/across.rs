@@ -47,12 +47,12 @@ impl GroupSpread {
     }
 
     /// Number of letters that a process sends and takes when its groups of this kind meet: each member posts to each of the other
-    /// processes (`ranks/far.rs`).
+    /// processes (`ranks/remote.rs`).
     pub(in crate::sim) const fn posts(self) -> usize {
         self.groups * (self.here * (self.boxes - 1) + self.away)
     }
 
-    /// The same when each member sends data to each member in another process (`ranks/shared/collectives/far.rs`).
+    /// The same when each member sends data to each member in another process (`ranks/rank_state/collectives/remote.rs`).
     pub(in crate::sim) const fn parcels(self) -> usize {
         self.groups * 2 * self.here * self.away
     }

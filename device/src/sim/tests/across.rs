@@ -83,7 +83,7 @@ fn a_group_of_several_boxes_pays_for_hops_and_letters() {
 fn ranks_of_several_boxes_that_are_alike_may_be_played_once() {
     let program = || gather_and_sum((2, 4), Group::Dp);
     let [merged, apart] =
-        [true, false].map(|merge| play(program(), &boxes(4), (2, 4), merge).unwrap());
+        [true, false].map(|merge| play(program(), &boxes(4), 2, 4, merge).unwrap());
     assert_eq!((merged.classes(), apart.classes()), (1, 8));
     near(merged.step_seconds(), apart.step_seconds());
 }
@@ -121,7 +121,7 @@ fn letters_of_run(count: usize, (tp, dp): (usize, usize), sums: usize) -> usize 
     };
     let processes: Vec<_> = (0..count).map(process).collect();
     *all.lock().unwrap() = processes.iter().map(Arc::downgrade).collect();
-    let across = |p| Communicator::across(p, (tp, dp), Duration::from_secs(60));
+    let across = |p| Communicator::across(p, tp, dp, Duration::from_secs(60));
     let worlds: Vec<_> = processes.iter().map(across).collect();
     let run = |world: &Arc<Communicator>, rank: Rank, x: Tensor| {
         let options = CpuOptions {

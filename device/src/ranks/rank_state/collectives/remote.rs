@@ -1,5 +1,5 @@
 //! Collectives of groups with ranks in several processes. Ranks of one process read each other's
-//! memory, as ever; data of other processes arrives before the meeting that it belongs to.
+//! memory, as ever; data of other processes arrives before the rendezvous that it belongs to.
 //!
 //! Large ranges go in rounds, so that only little of them is on its way. The sums are those of one
 //! process: in rank order, rounded once.
@@ -12,11 +12,11 @@ use crate::{AdmittedOp, Error, Group, Op, Reduction, Tensor};
 /// Bytes that a rank sends another one before both meet.
 const ROUND: usize = 1 << 20;
 
-/// Bytes of the host that the letters of a rank's collectives take at most. `largest`: bytes of the largest tensor, of a group of
+/// Bytes of the host that the messages of a rank's collectives take at most. `largest`: bytes of the largest tensor, of a group of
 /// `size` ranks, `away` of which are in other processes. MPI's own buffers are not among them.
 ///
-/// The letters of two rounds may wait on either side, since a rank may be one meeting ahead. Beside them, one
-/// part is read for a letter and one from a letter.
+/// The messages of two rounds may wait on either side, since a rank may be one rendezvous ahead. Beside them, one
+/// part is read for a message and one from a message.
 pub const fn message_bytes(largest: u64, size: u64, away: u64) -> u64 {
     let part = largest.div_ceil(size);
     let part = if part < ROUND as u64 { part } else { ROUND as u64 };
@@ -86,7 +86,7 @@ impl RemoteCollective<'_> {
     fn send(&self, to: usize, part: Tensor) {
         let mut bytes = Vec::with_capacity(part.bytes() as usize);
         self.shared.memory.view(part).append_to(&mut bytes);
-        self.shared.world.send((self.shared.rank, self.op.lane), self.group, to, &bytes);
+        self.shared.world.send(self.shared.rank, self.op.lane, self.group, to, &bytes);
     }
 
     /// Rounds in which all parts go. One at least, in which the group compares its ops.
@@ -119,7 +119,7 @@ impl RemoteCollective<'_> {
                 Some(received) => received.view().slice(range),
                 None => met.peer(i).view(mine.slice(range)),
             };
-            combine_of(self.size(), of, (self.shared, mine), reduce);
+            combine_of(self.size(), of, self.shared, mine, reduce);
         }
         Ok(())
     }
@@ -150,7 +150,7 @@ mod tests {
 
     #[test]
     fn letters_of_two_rounds_wait_on_either_side() {
-        // Parts of 64 bytes, with 33 of their letter.
+        // Parts of 64 bytes, with 33 of their message.
         assert_eq!(message_bytes(256, 4, 2), 2 * 2 * 2 * (33 + 64) + 2 * 64);
         assert_eq!(message_bytes(1 << 30, 4, 3), 2 * 2 * 3 * (33 + (1 << 20)) + (2 << 20));
         assert_eq!(message_bytes(1 << 30, 4, 0), 0);
