@@ -5,8 +5,10 @@
 #![allow(clippy::allow_attributes, reason = "the line above")]
 
 use device::cpu::{self, CpuOptions, Lanes, ScratchFloats};
-use device::{Arena, Dtype, Group, HostPlace, HostWork, Lane, Op, Plan, Processes, Rank, Reduce};
-use device::{Tensor, World};
+use device::{
+    Arena, Dtype, Group, HostPlace, HostWork, Lane, Op, Plan, Processes, Rank, Reduction,
+};
+use device::{Communicator, Tensor};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -60,10 +62,10 @@ fn collectives(processes: &Arc<Processes>) -> String {
     let large = plan.tensor((Arena::Device, "example"), "large", Dtype::Bf16, (1, ELEMENTS));
     let small = plan.tensor((Arena::Pinned, "example"), "small", Dtype::F64, (1, 1));
     let plan = Arc::new(plan);
-    let world = World::across(processes, (1, RANKS), Duration::from_secs(600));
+    let world = Communicator::across(processes, 1, RANKS, Duration::from_secs(600));
     std::thread::scope(|scope| {
         let (plan, world) = (&plan, &world);
-        let run = |rank| scope.spawn(move || of_rank(rank, (plan, world), (large, small)));
+        let run = |rank| scope.spawn(move || of_rank(rank, plan, world, large, small));
         let mine = Rank::all(1, RANKS).filter(|rank| world.has(*rank));
         let threads: Vec<_> = mine.map(run).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).next().unwrap()
@@ -72,8 +74,10 @@ fn collectives(processes: &Arc<Processes>) -> String {
 
 fn of_rank(
     rank: Rank,
-    (plan, world): (&Arc<Plan>, &Arc<World>),
-    (large, small): (Tensor, Tensor),
+    plan: &Arc<Plan>,
+    world: &Arc<Communicator>,
+    large: Tensor,
+    small: Tensor,
 ) -> String {
     let options = CpuOptions {
         lanes: Lanes::Inline,
@@ -85,7 +89,7 @@ fn of_rank(
     let dev = cpu::open(rank, plan, world, &options).unwrap();
     dev.write(large, &|_| 0.0).unwrap();
     dev.write(small, &|_| 0.0).unwrap();
-    let (group, reduce) = (Group::Dp, Reduce::Sum);
+    let (group, reduce) = (Group::Dp, Reduction::Sum);
     let ops = [
         ("all_gather of 16 MiB", Op::AllGather { x: large, group }),
         ("reduce_scatter of 16 MiB", Op::ReduceScatter { x: large, group }),

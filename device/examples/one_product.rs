@@ -4,7 +4,7 @@
 #![allow(clippy::allow_attributes, reason = "the line above")]
 
 use device::cpu::{self, CpuOptions, Lanes, ScratchFloats};
-use device::{Arena, Dtype, Error, HostPlace, HostWork, Lane, Op, Plan, Rank, World};
+use device::{Arena, Communicator, Dtype, Error, HostPlace, HostWork, Lane, Op, Plan, Rank};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ fn main() -> Result<(), Error> {
     let below = tensor(Arena::Pinned, "c on the host", (2, 2));
 
     let rank = Rank { tp: 0, tp_size: 1, dp: 0, dp_size: 1 };
-    let world = World::new(1, 1, Duration::from_secs(10));
+    let world = Communicator::new(1, 1, Duration::from_secs(10));
     let options = CpuOptions {
         lanes: Lanes::Inline,
         memory_limit: 1 << 20,

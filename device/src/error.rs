@@ -72,7 +72,7 @@ pub enum Error {
     NoData,
     /// A rank of another process failed.
     #[error(transparent)]
-    Elsewhere(Box<Elsewhere>),
+    Remote(Box<RemoteFailure>),
     /// A process has gone, or is stopped, or cannot be reached.
     #[error("no sign of life for {seconds} s from process {process} on {node}, which has {ranks}")]
     Silent { process: usize, node: String, ranks: String, seconds: u64 },
@@ -86,20 +86,20 @@ pub enum Error {
 /// A failure in another process.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{cause} (process {process} on {node})")]
-pub struct Elsewhere {
+pub struct RemoteFailure {
     /// Number of the process.
     pub process: usize,
     /// Name of its machine.
     pub node: String,
     /// The kind of the failure.
-    pub kind: Kind,
+    pub kind: ErrorKind,
     /// In words.
     pub cause: String,
 }
 
 /// The kinds of failures that a caller treats differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ErrorKind {
     /// A rank, or a process.
     Rank,
     /// The memory of a GPU is too small.
@@ -116,25 +116,25 @@ pub enum Kind {
 
 impl Error {
     /// The kind of the failure.
-    pub const fn kind(&self) -> Kind {
+    pub const fn kind(&self) -> ErrorKind {
         match self {
-            Self::OutOfMemory(_) => Kind::DeviceMemory,
-            Self::HostMemory { .. } => Kind::HostMemory,
+            Self::OutOfMemory(_) => ErrorKind::DeviceMemory,
+            Self::HostMemory { .. } => ErrorKind::HostMemory,
             Self::Op { .. }
             | Self::OutOfPlan { .. }
             | Self::Overlap { .. }
             | Self::Hazard(_)
             | Self::ForeignEvent { .. }
-            | Self::NoData => Kind::Bug,
-            Self::NoCuda { .. } => Kind::NoCuda,
-            Self::Task { op, .. } => Kind::Task(op),
-            Self::Elsewhere(elsewhere) => elsewhere.kind,
-            _ => Kind::Rank,
+            | Self::NoData => ErrorKind::Bug,
+            Self::NoCuda { .. } => ErrorKind::NoCuda,
+            Self::Task { op, .. } => ErrorKind::Task(op),
+            Self::Remote(elsewhere) => elsewhere.kind,
+            _ => ErrorKind::Rank,
         }
     }
 }
 
-impl Kind {
+impl ErrorKind {
     const PLAIN: [Self; 5] =
         [Self::Rank, Self::DeviceMemory, Self::HostMemory, Self::Bug, Self::NoCuda];
 

@@ -11,7 +11,7 @@
 //! 2. `op`: the operations; `op/access.rs` names the ranges of each op, `op/check.rs` checks its
 //!    shapes;
 //! 3. `submit`: lanes and events, [`Device`] and its executors, the hazard check, tasks of other crates;
-//! 4. `ranks`: meetings of rank threads, their memory, queues and kernel threads;
+//! 4. `ranks`: how rank threads meet, their memory, queues and kernel threads;
 //! 5. [`cpu`]: an executor with its kernels, the reference for every other one;
 //! 6. [`numerics`], [`random`]: arithmetic that is the same everywhere;
 //! 7. [`cuda`]: streams, launches, NCCL; the kernels are in `cuda/kernels`;
@@ -30,23 +30,23 @@ mod submit;
 mod tensor;
 mod view;
 
-pub use error::{Elsewhere, Error, Hazard, Kind, OutOfMemory, Site};
+pub use error::{Error, ErrorKind, Hazard, OutOfMemory, RemoteFailure, Site};
 pub use op::{
-    Dropout, Epilogue, FP8_SINCE, Group, HeadNorm, HeadNormGrads, Heads, MAXIMA, Mode, Op, Reduce,
-    VocabShard,
+    Dropout, Epilogue, FP8_SINCE, Group, HeadNorm, HeadNormGrads, Heads, MAXIMA, Mode, Op,
+    Reduction, VocabShard,
 };
-pub use ranks::crew::{Crew, Pieces};
+pub use ranks::communicator::Communicator;
 pub use ranks::memory::HostPlace;
 #[cfg(feature = "mpi")]
 pub use ranks::mpi;
 pub use ranks::panics;
 pub use ranks::processes::{Processes, Wire};
-pub use ranks::shared::HostWork;
-pub use ranks::shared::collectives::far::letter_bytes;
+pub use ranks::rank_state::HostWork;
+pub use ranks::rank_state::collectives::remote::message_bytes;
+pub use ranks::thread_team::{Divisible, ThreadTeam};
 pub use ranks::trace::{Span, Trace};
-pub use ranks::world::World;
 pub use submit::device::{Activity, Device, Rank};
-pub use submit::device::{Admitted, Executor};
+pub use submit::device::{AdmittedOp, Executor};
 pub use submit::lane::{Clock, Event, LANES, Lane, join};
 pub use submit::task::{
     DeviceOp, DeviceTask, HostContext, HostOp, HostTask, KernelArg, KernelCall,

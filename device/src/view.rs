@@ -305,7 +305,7 @@ impl<'a> ViewMut<'a> {
 
 /// Elements from another process.
 #[derive(Debug)]
-pub(crate) enum Received {
+pub(crate) enum ReceivedElements {
     F16(Vec<f16>),
     Bf16(Vec<bf16>),
     F32(Vec<f32>),
@@ -316,7 +316,7 @@ pub(crate) enum Received {
     E5m2(Vec<E5m2>),
 }
 
-impl Received {
+impl ReceivedElements {
     /// Elements of `dtype`, as [`View::append_to`] wrote them.
     pub(crate) fn new(dtype: Dtype, bytes: &[u8]) -> Self {
         macro_rules! read {

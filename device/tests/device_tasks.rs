@@ -7,18 +7,18 @@
 use device::cpu::{self, CpuOptions, Lanes, ScratchFloats};
 use device::cuda::testing::launches;
 use device::{Arena, Device, DeviceOp, DeviceTask, Dtype, HostContext, HostTask, KernelArg};
-use device::{HostPlace, HostWork, KernelCall, Lane, Mode, Op, Plan, Rank, Tensor, World};
+use device::{Communicator, HostPlace, HostWork, KernelCall, Lane, Mode, Op, Plan, Rank, Tensor};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// y = 2 x
 #[derive(Debug)]
-struct Double {
+struct DoubleTask {
     x: Tensor,
     y: Tensor,
 }
 
-impl HostTask for Double {
+impl HostTask for DoubleTask {
     fn name(&self) -> &'static str {
         "double"
     }
@@ -33,7 +33,7 @@ impl HostTask for Double {
     }
 }
 
-impl DeviceTask for Double {
+impl DeviceTask for DoubleTask {
     fn check(&self) -> Result<(), String> {
         let (x, y) = (self.x.len(), self.y.len());
         if x == y { Ok(()) } else { Err(format!("{x} numbers doubled to {y}")) }
@@ -57,7 +57,7 @@ fn open(n: usize, lanes: Lanes) -> (Device, [Tensor; 3]) {
     let tensors = [("x", n), ("y", n), ("long", n + 1)]
         .map(|(name, n)| plan.tensor(at, name, Dtype::F32, (1, n)));
     let rank = Rank { tp: 0, tp_size: 1, dp: 0, dp_size: 1 };
-    let world = World::new(1, 1, Duration::from_secs(10));
+    let world = Communicator::new(1, 1, Duration::from_secs(10));
     let options = CpuOptions {
         lanes,
         memory_limit: u64::MAX,
@@ -69,7 +69,7 @@ fn open(n: usize, lanes: Lanes) -> (Device, [Tensor; 3]) {
 }
 
 fn double(x: Tensor, y: Tensor) -> Op {
-    Op::Task { task: DeviceOp::new(Double { x, y }) }
+    Op::Task { task: DeviceOp::new(DoubleTask { x, y }) }
 }
 
 #[test]
@@ -111,11 +111,10 @@ fn it_is_refused_unordered_on_another_lane_or_with_sizes_that_do_not_fit() {
 fn a_gpu_launches_its_kernel_over_its_elements() {
     for (n, blocks) in [(0, None), (5, Some(1)), (5000, Some(3))] {
         let (_, [x, y, _]) = open(n, Lanes::Inline);
-        let mut seen = Vec::new();
         let at = |t: Tensor| if t == x { 111 } else { 222 };
-        launches(&double(x, y), &at, 0, 80, &mut |launch| seen.push(*launch)).unwrap();
-        assert_eq!(seen.first().map(|launch| launch.grid[0]), blocks);
-        for launch in seen {
+        let launches = launches(&double(x, y), &at, 0, 80).unwrap();
+        assert_eq!(launches.iter().next().map(|launch| launch.grid[0]), blocks);
+        for launch in launches.iter() {
             assert_eq!((launch.kernel, launch.block), ("double", 256));
             let two = u64::from(2.0f32.to_bits());
             assert_eq!(launch.args.slots(), [111, 222, 0x22, n as u64, two]);

@@ -99,13 +99,13 @@ impl Graph {
 
     fn enter(&mut self, node: usize, accesses: &[(Mode, Tensor)]) -> Verdict {
         for (i, &a) in accesses.iter().enumerate() {
-            if accesses[..i].iter().any(|&b| conflict(a, b)) {
+            if accesses[..i].iter().any(|&b| conflict(a.0, a.1, b.0, b.1)) {
                 return Verdict::Overlap;
             }
         }
         let reached = self.reached(node);
         let unordered = |&a: &(Mode, Tensor)| {
-            self.accesses.iter().any(|&(at, mode, t)| conflict(a, (mode, t)) && !reached[at])
+            self.accesses.iter().any(|&(at, mode, t)| conflict(a.0, a.1, mode, t) && !reached[at])
         };
         let unwritten = |&(mode, t): &(Mode, Tensor)| {
             mode != Mode::Write && t.range().any(|byte| !self.is_written(t.arena(), byte))
@@ -134,7 +134,7 @@ impl Graph {
     }
 }
 
-fn conflict((mode_a, a): (Mode, Tensor), (mode_b, b): (Mode, Tensor)) -> bool {
+fn conflict(mode_a: Mode, a: Tensor, mode_b: Mode, b: Tensor) -> bool {
     let (ra, rb) = (a.range(), b.range());
     let shared = a.arena() == b.arena() && ra.start < rb.end && rb.start < ra.end;
     shared && (mode_a != Mode::Read || mode_b != Mode::Read)
@@ -151,7 +151,7 @@ fn op(draw: &mut Draw, lane: Lane, [device, pinned]: [Tensor; 2]) -> (Op, Vec<(M
     };
     let (x, mut y) = (draw.run(from, len), draw.run(to, len));
     // Overlapping operands end a program, so only few draws keep them.
-    while conflict((Mode::Write, x), (Mode::Write, y)) && draw.below(32) > 0 {
+    while conflict(Mode::Write, x, Mode::Write, y) && draw.below(32) > 0 {
         y = draw.run(to, len);
     }
     match (lane, draw.below(4)) {
@@ -177,7 +177,8 @@ fn asked(result: Result<(), Error>) -> Verdict {
 /// One action on both, and both verdicts.
 fn act(
     draw: &mut Draw,
-    (dev, graph): (&Device, &mut Graph),
+    dev: &Device,
+    graph: &mut Graph,
     events: &mut Vec<(Event, Option<usize>)>,
     tensors: [Tensor; 2],
 ) -> (Verdict, Verdict) {
@@ -261,7 +262,7 @@ fn refused_at(program: u64) -> Refusal {
         assert_eq!(graph.touch(Mode::Write, t), Verdict::Fine);
     }
     for action in 0..ACTIONS {
-        let (said, oracle) = act(&mut draw, (&dev, &mut graph), &mut events, tensors);
+        let (said, oracle) = act(&mut draw, &dev, &mut graph, &mut events, tensors);
         assert_eq!(said, oracle, "program {program}, action {action}: the device, the oracle");
         if said != Verdict::Fine {
             return Some((action, said));

@@ -6,7 +6,7 @@
 
 use device::cpu::{self, CpuOptions, Lanes, ScratchFloats};
 use device::{Arena, Dtype, Error, HostContext, HostOp, HostTask, Mode, Plan, Rank, Tensor};
-use device::{HostPlace, HostWork, World};
+use device::{Communicator, HostPlace, HostWork};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -14,12 +14,12 @@ use std::time::Duration;
 /// Declares the first range at the first call, the second range ever after. Writes the range number
 /// `arg`.
 #[derive(Debug)]
-struct Fickle {
+struct FickleTask {
     ranges: [Tensor; 2],
     asked: Arc<AtomicUsize>,
 }
 
-impl HostTask for Fickle {
+impl HostTask for FickleTask {
     fn name(&self) -> &'static str {
         "fickle"
     }
@@ -39,7 +39,7 @@ fn run(lanes: Lanes, arg: u64) -> (Result<f64, Error>, usize) {
     let at = (Arena::Pinned, "test");
     let ranges = ["x", "y"].map(|name| plan.tensor(at, name, Dtype::F32, (1, 8)));
     let rank = Rank { tp: 0, tp_size: 1, dp: 0, dp_size: 1 };
-    let world = World::new(1, 1, Duration::from_secs(10));
+    let world = Communicator::new(1, 1, Duration::from_secs(10));
     let (memory_limit, work) = (u64::MAX, HostWork::default());
     let options = CpuOptions {
         lanes,
@@ -50,7 +50,7 @@ fn run(lanes: Lanes, arg: u64) -> (Result<f64, Error>, usize) {
     };
     let dev = cpu::open(rank, &Arc::new(plan), &world, &options).unwrap();
     let asked = Arc::new(AtomicUsize::new(0));
-    let task = HostOp::new(Fickle { ranges, asked: Arc::clone(&asked) });
+    let task = HostOp::new(FickleTask { ranges, asked: Arc::clone(&asked) });
     dev.submit_host(&task, 0);
     dev.submit_host(&task, arg);
     let mut first = [0.0];

@@ -4,7 +4,7 @@
 
 use crate::appended::Appended;
 pub use crate::appended::MetricsError;
-use crate::run::Differing;
+use crate::run::Difference;
 use crate::tensorboard::Events;
 use files::directory::Directory;
 use files::names::{DAMAGED, METRICS};
@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read, Write};
 
-use offload::Ahead;
+use offload::SpeculationOutcome;
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
@@ -101,7 +101,7 @@ enum Line<'a> {
     },
     Differs {
         step: u64,
-        places: &'a [Differing],
+        places: &'a [Difference],
     },
 }
 
@@ -158,11 +158,11 @@ impl MetricsWriter {
     }
 
     /// Appends a step, and what became of its updates ahead of the decision, where the run has any.
-    pub fn step_ahead(&mut self, step: &StepMetrics, ahead: Option<Ahead>) {
+    pub fn step_ahead(&mut self, step: &StepMetrics, ahead: Option<SpeculationOutcome>) {
         let ahead = ahead.map(|ahead| match ahead {
-            Ahead::No => "no",
-            Ahead::Committed => "committed",
-            Ahead::Redone => "redone",
+            SpeculationOutcome::None => "no",
+            SpeculationOutcome::Committed => "committed",
+            SpeculationOutcome::Redone => "redone",
         });
         self.write(&Line::Step { step, ahead });
         if let Some(events) = &mut self.events {
@@ -189,7 +189,7 @@ impl MetricsWriter {
     }
 
     /// Appends that two runs of a step's passes have given other bits, and where each of some ranks has seen it.
-    pub fn differs(&mut self, step: u64, places: &[Differing]) {
+    pub fn differs(&mut self, step: u64, places: &[Difference]) {
         self.write(&Line::Differs { step, places });
     }
 

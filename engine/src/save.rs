@@ -9,9 +9,9 @@ mod pace;
 
 use self::background::Snapshot;
 use self::pace::Pace;
-use crate::run::meet::meet;
-use crate::run::messages::{Listener, Message, Post, flush};
-use crate::run::{Place, RunOptions, Watcher};
+use crate::run::barrier::barrier;
+use crate::run::messages::{ChannelItem, Listener, Message, flush};
+use crate::run::{FaultPoint, RunOptions, Watcher};
 use checkpoint::RunFolder;
 use checkpoint::folder::{clean, hint, retain_from};
 use checkpoint::manifest::{Control, Manifest, TensorEntry, states};
@@ -22,15 +22,12 @@ use config::Config;
 use crossbeam_channel::Sender;
 use data::Dataset;
 use device::{Arena, Device, Error, Tensor};
-use files::directory::Directory;
-use layout::build::Built;
-use layout::placement::Places;
-use offload::{Optimizer, Side, State, control};
+use offload::{BufferIndex, Optimizer, State, control};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use tensor_parallel::Gpt;
+use tensor_parallel::Decoder;
 
 /// Elements read from a device at once.
 const BLOCK: usize = 1 << 14;
@@ -124,7 +121,7 @@ impl Saver {
     /// Into `folder`, as often as `train` says. None where it never saves.
     pub(crate) fn new(
         (config, data): (&Config, &Dataset),
-        built: &Built,
+        built: &RankLayout,
         folder: &RunFolder,
         (options, places): (&RunOptions, &Places),
     ) -> Option<Arc<Self>> {
@@ -133,8 +130,8 @@ impl Saver {
             return None;
         }
         let mut base = Manifest::new(config, data);
-        base.tensors = tensors(&built.gpt);
-        base.detours = options.detours();
+        base.tensors = tensors(&built.decoder);
+        base.rollback_history = options.rollback_history();
         let here = options.resume.as_deref().filter(|from| folder.has(from));
         let good = here.map(|from| from.step()).into_iter().collect();
         let ranks = 0..config.world_size();
@@ -168,11 +165,11 @@ impl Saver {
     pub(crate) fn open(
         &self,
         dev: &Device,
-        (optimizer, gpt): (&Optimizer, &Gpt),
+        (optimizer, gpt): (&Optimizer, &Decoder),
     ) -> Result<(), Error> {
         let Some(copies) = &self.copies else { return Ok(()) };
         let rank = dev.rank();
-        let pieces = pieces(gpt, &|segment| optimizer.owned(segment, Side::FIRST), rank);
+        let pieces = pieces(gpt, &|segment| optimizer.owned(segment, BufferIndex::FIRST), rank);
         let (mut room, wanted) = (Vec::new(), bytes(&pieces) / 3 * self.most_states);
         room.try_reserve_exact(wanted).map_err(|_| Error::HostMemory {
             rank: rank.index(),
@@ -203,7 +200,7 @@ impl Saver {
     pub(crate) fn save(
         self: &Arc<Self>,
         dev: &Device,
-        (optimizer, gpt, meeting): (&Optimizer, &Gpt, Tensor),
+        (optimizer, gpt, meeting): (&Optimizer, &Decoder, Tensor),
         AfterStep { step, skipped_in_a_row }: AfterStep,
         listener: Listener<'_>,
     ) -> Result<(), Error> {
@@ -214,19 +211,21 @@ impl Saver {
         if first {
             self.finish(listener);
         }
-        self.passes(rank.index(), Place::Saving, step);
-        let side = optimizer.side(dev)?;
+        self.passes(rank.index(), FaultPoint::Saving, step);
+        let side = optimizer.state_buffer(dev)?;
         match &self.copies {
             Some(copies) => {
-                meet(dev, meeting)?;
+                barrier(dev, meeting)?;
                 let pieces = pieces(gpt, &|segment| optimizer.owned(segment, side), rank);
-                lock(&copies[rank.index()]).take(dev, pieces, optimizer.is_late())?;
+                lock(&copies[rank.index()]).take(dev, pieces, optimizer.has_delayed_update())?;
             }
             None => {
                 if first {
-                    world.held_up(|| self.begin(step, (optimizer.is_late(), skipped_in_a_row)));
+                    world.held_up(|| {
+                        self.begin(step, (optimizer.has_delayed_update(), skipped_in_a_row))
+                    });
                 }
-                meet(dev, meeting)?;
+                barrier(dev, meeting)?;
                 if self.is_well_everywhere(rank, world)? {
                     let mut fill = |part: State, to: &mut [u8]| match world.failure().is_some() {
                         // It cannot become whole any more.
@@ -234,22 +233,22 @@ impl Saver {
                         false => Ok(read(dev, part, to)?),
                     };
                     let pieces = pieces(gpt, &|segment| optimizer.owned(segment, side), rank);
-                    let pieces = (&pieces, optimizer.is_late());
-                    self.passes(rank.index(), Place::Writing, step);
+                    let pieces = (&pieces, optimizer.has_delayed_update());
+                    self.passes(rank.index(), FaultPoint::Writing, step);
                     let file = || self.write(rank.index(), pieces, step, &mut fill);
                     world.held_up(file)?;
                 }
             }
         }
-        self.passes(rank.index(), Place::Saved, step);
+        self.passes(rank.index(), FaultPoint::Saved, step);
         self.bring(rank, world)?;
-        meet(dev, meeting)?;
+        barrier(dev, meeting)?;
         if !first {
             return Ok(());
         }
         let mut words = [0.0; control::WORDS];
         dev.read(optimizer.control(), &mut words)?;
-        let late = optimizer.is_late();
+        let late = optimizer.has_delayed_update();
         let job = Job { step, skipped_in_a_row, words, late, started, waited: None };
         match (&self.copies, listener.sender) {
             (Some(_), Some(sender)) => {
@@ -279,9 +278,9 @@ impl Saver {
         lock(&self.shared).good.contains(&step)
     }
 
-    pub(super) fn passes(&self, rank: usize, place: Place, step: u64) {
+    pub(super) fn passes(&self, rank: usize, place: FaultPoint, step: u64) {
         if let Some(watcher) = &self.watcher {
-            watcher.passes(rank, place, step);
+            watcher.reach(rank, place, step);
         }
     }
 
@@ -367,14 +366,14 @@ impl Saver {
 
     /// With every file there: the manifest, the name, and what is told. All that was told before is on the disk
     /// when the checkpoint gets its name.
-    pub(super) fn conclude(&self, job: &Job, sender: Option<&Sender<Post>>) -> Message {
+    pub(super) fn conclude(&self, job: &Job, sender: Option<&Sender<ChannelItem>>) -> Message {
         let mut hashing = Duration::ZERO;
         if self.is_well() {
             if let Some(sender) = sender {
-                drop(sender.send(Post::Tell(Message::Saving { step: job.step })));
+                drop(sender.send(ChannelItem::Message(Message::Saving { step: job.step })));
                 flush(sender);
             }
-            self.passes(0, Place::Naming, job.step);
+            self.passes(0, FaultPoint::Naming, job.step);
             let mut manifest = self.base.clone();
             manifest.step = job.step;
             manifest.skipped_in_a_row = job.skipped_in_a_row;

@@ -1,4 +1,4 @@
-//! What one rank walks: its layout, its initial weights, its batches, the learning rate, and who puts them together.
+//! The parts of a rank's training: its layout, initial weights, batches, learning rate, and the trainer that joins them.
 
 pub mod batch;
 pub mod init;

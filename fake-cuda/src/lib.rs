@@ -58,7 +58,6 @@
     reason = "the C interfaces are as they are, and what they demand of a caller is in CUDA's manuals"
 )]
 
-mod beside;
 mod blaslt;
 mod config;
 mod driver;
@@ -70,6 +69,7 @@ mod machine;
 mod nccl;
 mod number;
 mod nvrtc;
+mod overhead;
 pub mod ptx;
 mod stats;
 mod stream;

@@ -18,7 +18,7 @@ use crate::{
     sync::lock,
 };
 
-pub(crate) type Done = Result<(), c_int>;
+pub(crate) type CallResult = Result<(), c_int>;
 
 /// Handles are numbers that are never used twice: a stale or foreign one is found, not followed.
 #[derive(Debug)]
@@ -69,7 +69,7 @@ pub(crate) struct Device {
 
 impl Device {
     /// `Err` with the device's own error once it is lost.
-    pub(crate) fn alive(&self) -> Done {
+    pub(crate) fn alive(&self) -> CallResult {
         match self.error.load(SeqCst) {
             0 => Ok(()),
             error => Err(error),
@@ -82,7 +82,7 @@ impl Device {
     }
 
     /// Waits for all streams of this device.
-    pub(crate) fn synchronize(&self) -> Done {
+    pub(crate) fn synchronize(&self) -> CallResult {
         self.null.synchronize()?;
         let streams = machine().streams.all();
         streams
@@ -140,7 +140,7 @@ pub(crate) fn current_context() -> *mut c_void {
     CURRENT.get() as *mut c_void
 }
 
-pub(crate) fn set_current_context(context: *mut c_void) -> Done {
+pub(crate) fn set_current_context(context: *mut c_void) -> CallResult {
     if !context.is_null() {
         context_device(context)?;
     }
@@ -172,7 +172,7 @@ pub(crate) fn device(ordinal: c_int) -> Result<&'static Device, c_int> {
     machine().devices.get(index).ok_or(code::INVALID_DEVICE)
 }
 
-pub(crate) fn initialized() -> Done {
+pub(crate) fn initialized() -> CallResult {
     if machine().initialized.load(SeqCst) { Ok(()) } else { Err(code::NOT_INITIALIZED) }
 }
 
@@ -187,7 +187,7 @@ pub(crate) fn stream(handle: *mut c_void) -> Result<Arc<Stream>, c_int> {
 }
 
 /// Runs the body of an exported driver function.
-pub(crate) fn driver_call(body: impl FnOnce() -> Done) -> c_int {
+pub(crate) fn driver_call(body: impl FnOnce() -> CallResult) -> c_int {
     STATS.calls.add(1);
     match initialized().and_then(|()| body()) {
         Ok(()) => code::SUCCESS,

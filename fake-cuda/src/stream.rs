@@ -14,12 +14,12 @@ use crate::{
     config::Config,
     driver::code,
     failure::fails,
-    machine::{Device, Done, machine},
+    machine::{CallResult, Device, machine},
     stats::STATS,
     sync::{Random, complain, lock, wait, wait_briefly},
 };
 
-type Run = Box<dyn FnOnce(&Device) -> Done + Send>;
+type Run = Box<dyn FnOnce(&Device) -> CallResult + Send>;
 
 enum Job {
     /// Skipped once the device is lost; its error loses the device.
@@ -93,7 +93,7 @@ impl Stream {
     /// With a queue of its own.
     pub(crate) fn start(device: usize, flags: u32, priority: c_int, config: &Config) -> Arc<Self> {
         let channel = Channel::start(device, config);
-        Self::on(channel, true, (device, flags, priority))
+        Self::on(channel, true, device, flags, priority)
     }
 
     /// With one of the device's hardware queues, where these are modelled: dealt in turn, as `cuStreamCreate` does.
@@ -110,20 +110,22 @@ impl Stream {
         if channels.len() == index {
             channels.push(Channel::start(device, config));
         }
-        Self::on(channels[index].clone(), false, (device, flags, priority))
+        Self::on(channels[index].clone(), false, device, flags, priority)
     }
 
     fn on(
         channel: Arc<Channel>,
         alone: bool,
-        (device, flags, priority): (usize, u32, c_int),
+        device: usize,
+        flags: u32,
+        priority: c_int,
     ) -> Arc<Self> {
         let progress = Arc::default();
         Arc::new(Self { device, flags, priority, channel, alone, progress })
     }
 
     /// Enqueues work and returns.
-    pub(crate) fn push(&self, run: impl FnOnce(&Device) -> Done + Send + 'static) {
+    pub(crate) fn push(&self, run: impl FnOnce(&Device) -> CallResult + Send + 'static) {
         self.enqueue(Job::Work(Box::new(run)));
     }
 
@@ -153,7 +155,7 @@ impl Stream {
     }
 
     /// Waits for everything submitted so far, or until the device is lost.
-    pub(crate) fn synchronize(&self) -> Done {
+    pub(crate) fn synchronize(&self) -> CallResult {
         STATS.synchronizations.add(1);
         let device = &machine().devices[self.device];
         let mut counts = lock(&self.progress.counts);

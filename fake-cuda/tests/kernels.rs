@@ -11,9 +11,9 @@ mod ptx;
 mod rig;
 
 use device::cuda::testing;
-use device::numerics::Counted;
-use device::{DeviceOp, Dropout, Dtype, HeadNorm, HeadNormGrads, Heads, Op, Reduce, VocabShard};
-use offload::{AdamTile, DeviceUpdate, Rule, control};
+use device::numerics::CountedRange;
+use device::{DeviceOp, Dropout, Dtype, HeadNorm, HeadNormGrads, Heads, Op, Reduction, VocabShard};
+use offload::{AdamTile, DeviceUpdate, Rule, TileNoise, control};
 use rig::{Rig, VALUES, noise, normal, ulp};
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -135,7 +135,7 @@ fn columns_are_summed() {
             let x = rig.put_noise(dtype, (rows, cols), 1);
             let [y, whole] = [dtype, Dtype::F32].map(|dtype| rig.out(dtype, (1, cols)));
             let mut pair = rig.open();
-            pair.check(&Op::ColumnSum { x, y }, SUM);
+            pair.check(&Op::ColumnSum { x, y }, SUM.0, SUM.1);
             // Sums of multiples of 1/128 are exact in any order.
             pair.check_exact(&Op::ColumnSum { x, y: whole });
         }
@@ -174,7 +174,7 @@ fn ranks_are_summed_in_order_and_rounded_once() {
             let mut pair = rig.open();
             let all: Vec<Vec<f64>> = parts.iter().map(|t| pair.on_cpu(*t)).collect();
             let sum = |i: usize| all.iter().skip(1).fold(all[0][i] as f32, |s, x| s + x[i] as f32);
-            let got = pair.combine(into, &parts, Reduce::Sum);
+            let got = pair.combine(into, &parts, Reduction::Sum);
             let want = (0..n).map(|i| match dtype {
                 Dtype::F16 => half::f16::from_f32(sum(i)).to_f64(),
                 Dtype::Bf16 => half::bf16::from_f32(sum(i)).to_f64(),
@@ -196,10 +196,10 @@ fn doubles_of_ranks_are_summed_and_the_largest_is_found() {
     let mut pair = rig.open();
     let all = parts.map(|t| pair.on_cpu(t));
     let sums: Vec<f64> = (0..5).map(|i| all[0][i] + all[1][i] + all[2][i]).collect();
-    assert_eq!(pair.combine(parts[1], &parts, Reduce::Sum), sums);
+    assert_eq!(pair.combine(parts[1], &parts, Reduction::Sum), sums);
     let all = maxima.map(|t| pair.on_cpu(t));
     let largest: Vec<f64> = (0..9).map(|i| all[0][i].max(all[1][i])).collect();
-    assert_eq!(pair.combine(maxima[0], &maxima, Reduce::Max), largest);
+    assert_eq!(pair.combine(maxima[0], &maxima, Reduction::Max), largest);
 }
 
 #[test]
@@ -253,11 +253,11 @@ fn layer_norm_and_its_gradients_agree() {
             let d_x = rig.put_noise(dtype, (rows, cols), 5);
             let [d_gain, d_bias] = [dtype, Dtype::F32].map(|dtype| rig.out(dtype, (1, cols)));
             let mut pair = rig.open();
-            pair.check(&Op::LayerNorm { x, gain, bias, y, stats, epsilon: 1e-5 }, (3e-7, 1.0));
+            pair.check(&Op::LayerNorm { x, gain, bias, y, stats, epsilon: 1e-5 }, 3e-7, 1.0);
             for add in [false, true] {
                 // At two columns the variance may be near 0, which makes differences large.
                 let op = Op::LayerNormBackward { x, gain, stats, d_y, d_x, add, d_gain, d_bias };
-                pair.check(&op, (if cols == 2 { 1e-4 } else { 12e-6 }, 1.0));
+                pair.check(&op, if cols == 2 { 1e-4 } else { 12e-6 }, 1.0);
             }
         }
     });
@@ -285,8 +285,8 @@ fn the_loss_over_two_shards_agrees() {
         for (logits, max, sums, shard) in shards {
             pair.check_exact(&Op::RowMax { x: logits, y: max, shard });
             let targets = ids;
-            pair.check(&Op::CrossEntropyStats { logits, max, targets, shard, sums }, (0.0, 2.0));
-            pair.check(&Op::CrossEntropyLoss { sums, targets, loss }, (1e-13, 0.0));
+            pair.check(&Op::CrossEntropyStats { logits, max, targets, shard, sums }, 0.0, 2.0);
+            pair.check(&Op::CrossEntropyLoss { sums, targets, loss }, 1e-13, 0.0);
             let factor = 0.25;
             pair.check_exact(&Op::CrossEntropyBackward {
                 logits,
@@ -310,16 +310,16 @@ fn a_loss_over_many_rows_agrees() {
     let targets = rig.put_ints(&targets);
     let sums = rig.put(Dtype::F32, (2, rows as usize), &sums);
     let loss = rig.out(Dtype::F64, (1, 1));
-    rig.open().check(&Op::CrossEntropyLoss { sums, targets, loss }, (1e-11, 0.0));
+    rig.open().check(&Op::CrossEntropyLoss { sums, targets, loss }, 1e-11, 0.0);
 }
 
 #[test]
 fn sums_of_squares_are_the_same_bits() {
     in_each_type(|dtype, skew| {
-        let first = Counted::first;
+        let first = CountedRange::first;
         for (n, chunk, counted) in [
             (1000, 64, first(777)),
-            (1000, 64, Counted { end: 900, hole: (300, 711) }),
+            (1000, 64, CountedRange { end: 900, hole: (300, 711) }),
             (1000, 1, first(1000)),
             (40, 100, first(40)),
             (5000, 300, first(0)),
@@ -360,7 +360,7 @@ fn an_update_is_the_same_bits() {
             let variance = rig.put(Dtype::F32, (1, n), &variance);
             let param = rig.out(stored, (1, n));
             let control = rig.put(Dtype::F64, (1, words.len()), &words);
-            let (decayed, noise) = (1234, ([].into(), 0));
+            let (decayed, noise) = (1234, TileNoise::none());
             let task = DeviceOp::new(DeviceUpdate(AdamTile {
                 rule,
                 control,
@@ -394,11 +394,11 @@ fn rms_norm_and_its_gradients_agree() {
             let d_x = rig.put_noise(dtype, (rows, cols), 5);
             let d_gain = rig.out(dtype, (1, cols));
             let mut pair = rig.open();
-            pair.check(&Op::RmsNorm { x, gain, y, stats, epsilon: 1e-5 }, (3e-7, 1.0));
+            pair.check(&Op::RmsNorm { x, gain, y, stats, epsilon: 1e-5 }, 3e-7, 1.0);
             let op = Op::RmsNormBackward { x, gain, stats, d_y, d_x, add, d_gain };
             // The gain's gradient is a sum over the rows.
             let sums = (rows as f64 / 100.0).max(1.0);
-            pair.check(&op, (4e-6 * sums, 1.0));
+            pair.check(&op, 4e-6 * sums, 1.0);
         }
     });
 }
@@ -454,10 +454,10 @@ fn rotations_and_their_gradients_agree() {
                 let starts = rig.put_starts(5, &[2, 3, 1, 4].repeat(rows / 5), 0..rows);
                 let mut pair = rig.open();
                 for starts in [None, Some(starts)] {
-                    pair.check(&Op::Rotary { qkv, table, heads, starts, norm }, (4e-7, 1.0));
+                    pair.check(&Op::Rotary { qkv, table, heads, starts, norm }, 4e-7, 1.0);
                     let norm = norm.map(|norm| (norm, grads));
                     let op = Op::RotaryBackward { d_qkv, table, heads, starts, norm };
-                    pair.check(&op, (8e-6, 1.0));
+                    pair.check(&op, 8e-6, 1.0);
                 }
             }
         }

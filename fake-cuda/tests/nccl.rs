@@ -31,7 +31,7 @@ fn on_ranks(body: impl Fn(usize, Arc<CudaStream>, Comm) + Sync) {
     std::thread::scope(|scope| {
         for rank in 0..4 {
             let body = &body;
-            scope.spawn(move || as_rank((rank, rank), id, body));
+            scope.spawn(move || as_rank(rank, rank, id, body));
         }
     });
 }

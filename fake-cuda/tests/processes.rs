@@ -47,7 +47,7 @@ fn on_ranks(name: &str, body: impl Fn(usize, Arc<CudaStream>, Comm) + Sync) {
     std::thread::scope(|scope| {
         for device in 0..2 {
             let (body, rank) = (&body, if second.is_some() { device } else { 2 + device });
-            scope.spawn(move || as_rank((rank, device), id, body));
+            scope.spawn(move || as_rank(rank, device, id, body));
         }
     });
     if let Some(mut second) = second {

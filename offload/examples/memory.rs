@@ -3,7 +3,10 @@
 #![allow(clippy::allow_attributes, reason = "the line above")]
 
 use device::{Arena, Dtype, Group, Plan};
-use offload::{BucketOf, Layout, Rule, SegmentSpec, Spec, Storage, Sum, Transfer, chunk_elements};
+use offload::{
+    BucketSharing, GradAccumulation, OptimizerLayout, OptimizerSpec, Rule, SegmentSpec, Storage,
+    Transfer, chunk_elements,
+};
 
 const PARAMETERS: usize = 1 << 20;
 const DATA_PARALLEL_RANKS: usize = 4;
@@ -17,15 +20,15 @@ fn main() {
             params,
             len: PARAMETERS,
             decayed: PARAMETERS,
-            bucket: BucketOf::Own,
-            slot: None,
+            bucket: BucketSharing::Own,
+            param_buffer: None,
         };
-        let spec = Spec {
+        let spec = OptimizerSpec {
             rule: Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 },
             device_fraction,
             delayed: false,
-            ahead_fraction: 0.0,
-            sum: Sum::None,
+            speculative_fraction: 0.0,
+            accumulation: GradAccumulation::None,
             transfer: Transfer::Streamed,
             storage: Storage::default(),
             micro_batches: 1,
@@ -37,7 +40,7 @@ fn main() {
             bucket_elements: 1 << 18,
             tile_elements: 1 << 16,
         };
-        Layout::plan(&mut plan, &spec, chunk_elements(PARAMETERS), &[segment]);
+        OptimizerLayout::plan(&mut plan, &spec, chunk_elements(PARAMETERS), &[segment]);
         println!("optimizer on the {place}, {DATA_PARALLEL_RANKS} data-parallel ranks, by rank:");
         for arena in [Arena::Device, Arena::Pinned] {
             for (pool, bytes) in plan.pools(arena) {

@@ -2,15 +2,17 @@
 //! 16-bit parameter are one pass over memory: 28 bytes per parameter with 16-bit gradients and fp32 states.
 
 use crate::control;
-use crate::update::{Apart, Master, Noise, NoiseRun, Rule, States, Update, traffic, update};
+use crate::update::{
+    Master, Noise, OutOfPlaceUpdate, Rule, States, TileNoise, Update, traffic, update,
+};
 use device::cuda::Program;
 use device::{
-    DeviceTask, Dtype, HostContext, HostTask, KernelArg, KernelCall, Mode, Pieces, Tensor,
+    DeviceTask, Divisible, Dtype, HostContext, HostTask, KernelArg, KernelCall, Mode, Tensor,
 };
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 /// Elements of each part into which a tile is cut for the rank's worker threads.
-const PIECE: usize = 1 << 14;
+const UNIT: usize = 1 << 14;
 
 /// A run of owned parameters.
 #[derive(Clone, Debug)]
@@ -31,8 +33,8 @@ pub struct AdamTile {
     pub param: Tensor,
     /// Number of leading elements that take weight decay.
     pub decayed: usize,
-    /// The segment's runs and the tile's first element in it, for moments of bf16.
-    pub noise: (Arc<[NoiseRun]>, usize),
+    /// The random bits by which moments of bf16 are rounded.
+    pub noise: TileNoise,
 }
 
 impl AdamTile {
@@ -58,7 +60,7 @@ impl HostTask for AdamTile {
         15.0 * self.master.len() as f64
     }
     fn run(&self, _: u64, host: &mut HostContext<'_>) -> Result<(), String> {
-        self.each_piece(host, self.master.len() >= STREAMED, update)
+        self.parallel_for_each(host, self.master.len() >= STREAMED, update)
     }
 }
 
@@ -82,7 +84,7 @@ impl HostTask for DeviceUpdate {
     }
     fn run(&self, _: u64, host: &mut HostContext<'_>) -> Result<(), String> {
         // This core reads the parameters next.
-        self.0.each_piece(host, false, update)
+        self.0.parallel_for_each(host, false, update)
     }
 }
 
@@ -141,7 +143,7 @@ impl HostTask for TrafficTile {
         self.0.accesses(visit);
     }
     fn run(&self, _: u64, host: &mut HostContext<'_>) -> Result<(), String> {
-        self.0.each_piece(host, self.0.master.len() >= STREAMED, |piece| {
+        self.0.parallel_for_each(host, self.0.master.len() >= STREAMED, |piece| {
             traffic(piece);
             Ok(())
         })
@@ -149,15 +151,15 @@ impl HostTask for TrafficTile {
 }
 
 impl AdamTile {
-    fn each_piece(
+    fn parallel_for_each(
         &self,
         host: &mut HostContext<'_>,
         streams: bool,
-        work: Work,
+        work: UpdateFn,
     ) -> Result<(), String> {
         let words = host.read_as::<f64>(self.control)?;
         let whole = self.whole(words, [self.master, self.momentum, self.variance], host)?;
-        share(host, Update { streams, ..whole }, work)
+        parallel_for(host, Update { streams, ..whole }, work)
     }
 
     /// Its update by the words of a control block, of states in the arrays of masters, first moments and second moments.
@@ -183,20 +185,20 @@ impl AdamTile {
             old: None,
             param: host.write(self.param)?,
             decayed: self.decayed,
-            noise: Noise { runs: &self.noise.0, start: self.noise.1 },
+            noise: Noise { runs: &self.noise.runs, start: self.noise.start },
             streams: self.master.len() >= STREAMED,
         })
     }
 }
 
 /// Gives the rank's kernel threads pieces of an update.
-pub(crate) fn share<T: Pieces>(
+pub(crate) fn parallel_for<T: Divisible>(
     host: &HostContext<'_>,
     whole: T,
     work: impl Fn(T) -> Result<(), String> + Sync,
 ) -> Result<(), String> {
     let outcome = Mutex::new(Ok(()));
-    host.share(whole, &|piece| {
+    host.parallel_for(whole, &|piece| {
         if let Err(problem) = work(piece) {
             // Of several, any: what is wrong is the tile's types, so it is the same.
             *outcome.lock().unwrap_or_else(PoisonError::into_inner) = Err(problem);
@@ -208,25 +210,25 @@ pub(crate) fn share<T: Pieces>(
 /// Parameters of a tile from which on its stores go past the caches.
 const STREAMED: usize = 1 << 18;
 
-type Work = fn(Update<'_>) -> Result<(), String>;
+type UpdateFn = fn(Update<'_>) -> Result<(), String>;
 
 /// Elementwise, so the cut changes no bit.
-impl Pieces for Update<'_> {
+impl Divisible for Update<'_> {
     fn units(&self) -> usize {
-        self.grad.len().div_ceil(PIECE)
+        self.grad.len().div_ceil(UNIT)
     }
     fn cut(self, units: usize) -> (Self, Self) {
-        self.split_at(units * PIECE)
+        self.split_at(units * UNIT)
     }
 }
 
 /// Elementwise, too.
-impl Pieces for Apart<'_> {
+impl Divisible for OutOfPlaceUpdate<'_> {
     fn units(&self) -> usize {
         self.update.units()
     }
     fn cut(self, units: usize) -> (Self, Self) {
-        self.split_at(units * PIECE)
+        self.split_at(units * UNIT)
     }
 }
 
@@ -234,9 +236,13 @@ impl Pieces for Apart<'_> {
 mod tests {
     use super::*;
     use device::cpu::{self, CpuOptions, Lanes, ScratchFloats};
-    use device::{Arena, Crew, Device, DeviceOp, HostPlace, HostWork, Lane, Op, Plan, Rank, World};
+    use device::{
+        Arena, Communicator, Device, DeviceOp, HostPlace, HostWork, Lane, Op, Plan, Rank,
+        ThreadTeam,
+    };
     use device::{View, ViewMut, random};
     use half::bf16;
+    use std::sync::Arc;
     use std::time::Duration;
 
     const N: usize = 70_001;
@@ -269,18 +275,19 @@ mod tests {
             variance: tensor("variance", states, N),
             param: tensor("param", Dtype::Bf16, N),
             decayed: 50_000,
-            noise: ([].into(), 0),
+            noise: TileNoise::none(),
         };
-        let crew = (threads > 1).then(|| Arc::new(Crew::new(threads, || ()).expect("threads")));
+        let team =
+            (threads > 1).then(|| Arc::new(ThreadTeam::new(threads, || ()).expect("threads")));
         let options = CpuOptions {
             lanes: Lanes::Inline,
             memory_limit: u64::MAX,
             host: HostPlace::default(),
             scratch: ScratchFloats::default(),
-            work: HostWork { crew, ..HostWork::default() },
+            work: HostWork { team, ..HostWork::default() },
         };
         let rank = Rank::all(1, 1).next().expect("one rank");
-        let world = World::new(1, 1, Duration::from_secs(10));
+        let world = Communicator::new(1, 1, Duration::from_secs(10));
         (cpu::open(rank, &Arc::new(plan), &world, &options).expect("a virtual GPU"), tile)
     }
 

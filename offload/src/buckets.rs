@@ -1,9 +1,9 @@
 //! Buffers of gradients on the device that segments share: buckets, and sums of micro-batches.
 
-use crate::spec::{BucketOf, SegmentSpec, Spec, Sum};
+use crate::spec::{BucketSharing, GradAccumulation, OptimizerSpec, SegmentSpec};
 use device::{Arena, Dtype, Plan, Tensor};
 
-/// A buffer of the gradients of a segment; see [`BucketOf`].
+/// A buffer of the gradients of a segment; see [`BucketSharing`].
 #[derive(Clone, Copy, Debug)]
 pub struct Bucket {
     /// Its memory, of which a segment takes the first elements.
@@ -32,19 +32,19 @@ pub(crate) fn plan_buckets(plan: &mut Plan, segments: &[SegmentSpec]) -> (Vec<Ve
     };
     let of = |kind| segments.iter().filter(move |s| s.bucket == kind);
     let longest = |kind| of(kind).map(|s| s.params.len()).max().unwrap_or(0);
-    let turns: Vec<Bucket> = (0..of(BucketOf::Turns).count().min(2))
-        .map(|i| bucket(format!("bucket.{i}"), longest(BucketOf::Turns)))
+    let turns: Vec<Bucket> = (0..of(BucketSharing::Alternating).count().min(2))
+        .map(|i| bucket(format!("bucket.{i}"), longest(BucketSharing::Alternating)))
         .collect();
     let mut shared = None;
     let one = |s: &SegmentSpec| match s.bucket {
-        BucketOf::Own => vec![bucket(format!("{}.bucket", s.name), s.params.len())],
-        BucketOf::Each(count) => {
+        BucketSharing::Own => vec![bucket(format!("{}.bucket", s.name), s.params.len())],
+        BucketSharing::PerSlot(count) => {
             (0..count).map(|i| bucket(format!("{}.bucket.{i}", s.name), s.params.len())).collect()
         }
-        BucketOf::Turns => turns.clone(),
-        BucketOf::Shared => vec![*shared.get_or_insert_with(|| {
-            let names: Vec<&str> = of(BucketOf::Shared).map(|s| &*s.name).collect();
-            bucket(format!("{}.bucket", names.join("+")), longest(BucketOf::Shared))
+        BucketSharing::Alternating => turns.clone(),
+        BucketSharing::Shared => vec![*shared.get_or_insert_with(|| {
+            let names: Vec<&str> = of(BucketSharing::Shared).map(|s| &*s.name).collect();
+            bucket(format!("{}.bucket", names.join("+")), longest(BucketSharing::Shared))
         })],
     };
     let buckets = segments.iter().map(one).collect();
@@ -54,10 +54,10 @@ pub(crate) fn plan_buckets(plan: &mut Plan, segments: &[SegmentSpec]) -> (Vec<Ve
 /// Plans the sums of micro-batches that segments share, as they share buckets, and says how many there are.
 pub(crate) fn plan_sums(
     plan: &mut Plan,
-    spec: &Spec,
+    spec: &OptimizerSpec,
     segments: &[SegmentSpec],
 ) -> (Vec<Option<SharedSum>>, usize) {
-    if spec.sum != Sum::InTurns {
+    if spec.accumulation != GradAccumulation::Shared {
         return (vec![None; segments.len()], 0);
     }
     let mut num_sums = 0;
@@ -69,16 +69,17 @@ pub(crate) fn plan_sums(
     };
     let of = |kind| segments.iter().filter(move |s| s.bucket == kind);
     let longest = |kind| of(kind).map(|s| s.params.len()).max().unwrap_or(0);
-    let count = of(BucketOf::Turns).count().min(2);
-    let turns: Vec<SharedSum> =
-        (0..count).map(|i| sum(&format!("turn.{i}"), longest(BucketOf::Turns))).collect();
+    let count = of(BucketSharing::Alternating).count().min(2);
+    let turns: Vec<SharedSum> = (0..count)
+        .map(|i| sum(&format!("turn.{i}"), longest(BucketSharing::Alternating)))
+        .collect();
     let mut shared = None;
     let one = |(index, s): (usize, &SegmentSpec)| {
         Some(match s.bucket {
-            BucketOf::Own | BucketOf::Each(_) => sum(&s.name, s.params.len()),
-            BucketOf::Turns => turns[index % turns.len()],
-            BucketOf::Shared => {
-                *shared.get_or_insert_with(|| sum("tables", longest(BucketOf::Shared)))
+            BucketSharing::Own | BucketSharing::PerSlot(_) => sum(&s.name, s.params.len()),
+            BucketSharing::Alternating => turns[index % turns.len()],
+            BucketSharing::Shared => {
+                *shared.get_or_insert_with(|| sum("tables", longest(BucketSharing::Shared)))
             }
         })
     };

@@ -27,14 +27,14 @@ pub const HYSTERESIS_LEFT: usize = 11;
 /// Number of skipped steps so far.
 pub const SKIPPED: usize = 12;
 /// Which of the two arrays of a state holds it, where segments are updated ahead of the decision: 0 or 1.
-pub const SIDE: usize = 13;
+pub const STATE_BUFFER: usize = 13;
 /// Share of the recent steps that were clipped or skipped, an average that forgets an eighth with each step.
-pub const CLIPPED: usize = 14;
-/// What became of the updates ahead of the decision: [`NOT_AHEAD`], [`COMMITTED`] or [`REDONE`].
-pub const AHEAD: usize = 15;
+pub const CLIP_RATE: usize = 14;
+/// What became of the updates ahead of the decision: [`NOT_SPECULATED`], [`COMMITTED`] or [`REDONE`].
+pub const SPECULATION: usize = 15;
 /// No update ran ahead of the decision.
-pub const NOT_AHEAD: f64 = 0.0;
-/// The decision was the presumed one: the updates ahead of it stand.
+pub const NOT_SPECULATED: f64 = 0.0;
+/// The decision was the predicted one: the updates ahead of it stand.
 pub const COMMITTED: f64 = 1.0;
 /// The decision was another one: the updates ahead of it, where the step made any, are redone, or dropped where it is skipped.
 pub const REDONE: f64 = 2.0;

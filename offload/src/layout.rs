@@ -8,30 +8,30 @@
 
 use crate::buckets::{Bucket, SharedSum, plan_buckets, plan_sums};
 use crate::control;
-use crate::spec::{SegmentSpec, Spec, Sum, Transfer};
+use crate::spec::{GradAccumulation, OptimizerSpec, SegmentSpec, Transfer};
 use crate::state::State;
-use crate::store::{Arrays, BlockingBuffers, Store};
+use crate::store::{BlockingBuffers, Store, StorePlanner};
 use device::{Arena, Dtype, Plan, Tensor};
 use std::ops::Range;
 
 /// A run of a segment that this rank owns.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Owned {
+pub struct OwnedRun {
     /// Its first element in the segment's flat buffer.
     pub start: usize,
     /// The masters, the first moments and the second moments.
     pub states: [State; 3],
     /// The gradient of the update that waits, where one does.
-    pub gradient: Option<State>,
+    pub delayed_gradient: Option<State>,
 }
 
 /// Which arrays hold what a rank owns.
 #[derive(Clone, Copy)]
-pub(crate) struct Sides {
-    /// [`control::SIDE`]
+pub(crate) struct ActiveBuffers {
+    /// The number of the arrays of states: [`control::STATE_BUFFER`].
     pub(crate) states: usize,
-    /// The side of the gradient whose update waits, where one does.
-    pub(crate) late: Option<usize>,
+    /// The gradient buffer whose update is delayed, where one is.
+    pub(crate) delayed: Option<usize>,
 }
 
 /// Elements of one partial sum of the norm: a power of two, from the longest segment (unpadded), so that
@@ -78,8 +78,8 @@ pub(crate) struct Segment {
 
 /// Handles of everything the optimizer owns: the same on every rank.
 #[derive(Clone, Debug)]
-pub struct Layout {
-    pub(crate) spec: Spec,
+pub struct OptimizerLayout {
+    pub(crate) spec: OptimizerSpec,
     pub(crate) chunk: usize,
     pub(crate) segments: Vec<Segment>,
     /// Number of buckets of all segments.
@@ -87,7 +87,7 @@ pub struct Layout {
     /// Number of buffers of sums that segments share.
     pub(crate) num_sums: usize,
     /// Number of buffers that parameters share.
-    pub(crate) num_slots: usize,
+    pub(crate) num_param_buffers: usize,
     /// A piece in fp32 on the device while it is summed, where the ranks' sums are fp32 and the gradients are not.
     pub(crate) summed: Option<Tensor>,
     /// Sums of squares of this rank's first chunks, in F64 on the device: those that the host does not make.
@@ -102,8 +102,8 @@ pub struct Layout {
     pub(crate) control: Tensor,
     /// Its copy on the device.
     pub(crate) device_control: Tensor,
-    /// The control block that updates ahead of the decision presume.
-    pub(crate) presumed: Option<Tensor>,
+    /// The control block that updates ahead of the decision predict.
+    pub(crate) predicted: Option<Tensor>,
 }
 
 /// Cuts a range into as few pieces as allowed, all multiples of `unit`.
@@ -125,7 +125,7 @@ fn cuts(segments: &[SegmentSpec], fraction: f64, unit: usize) -> Vec<usize> {
 }
 
 /// Finds the first of the last segments that have at most the share `fraction` of all elements behind the first segment.
-fn first_ahead(segments: &[SegmentSpec], fraction: f64) -> usize {
+fn first_speculative(segments: &[SegmentSpec], fraction: f64) -> usize {
     let len = |s: &SegmentSpec| s.params.len() as f64;
     let behind = segments.get(1..).unwrap_or_default();
     let most = fraction * behind.iter().map(len).sum::<f64>();
@@ -143,7 +143,12 @@ fn plan_piece(plan: &mut Plan, name: &str, dtype: Dtype, len: usize) -> Tensor {
 }
 
 impl BlockingBuffers {
-    fn plan(plan: &mut Plan, spec: &Spec, unit: usize, segments: &[SegmentSpec]) -> Option<Self> {
+    fn plan(
+        plan: &mut Plan,
+        spec: &OptimizerSpec,
+        unit: usize,
+        segments: &[SegmentSpec],
+    ) -> Option<Self> {
         if spec.transfer == Transfer::Streamed {
             return None;
         }
@@ -152,13 +157,13 @@ impl BlockingBuffers {
         let storage = segments.first().map_or(Dtype::F32, |s| s.params.dtype());
         let own = longest / spec.dp_size;
         let wide = plan_piece(plan, "bucket.fp32", Dtype::F32, own);
-        let sums = spec.sum == Sum::Host;
+        let sums = spec.accumulation == GradAccumulation::Host;
         Some(Self { wide, incoming: sums.then(|| plan_piece(plan, "sum", storage, own)) })
     }
 }
 
 /// Plans a buffer for one piece in fp32, where the ranks' sums are made in it.
-fn plan_summed(plan: &mut Plan, spec: &Spec, segments: &[Segment]) -> Option<Tensor> {
+fn plan_summed(plan: &mut Plan, spec: &OptimizerSpec, segments: &[Segment]) -> Option<Tensor> {
     let is_wide = segments.iter().all(|s| s.spec.params.dtype() == Dtype::F32);
     if !spec.reduce_fp32 || spec.dp_size == 1 || is_wide {
         return None;
@@ -167,28 +172,35 @@ fn plan_summed(plan: &mut Plan, spec: &Spec, segments: &[Segment]) -> Option<Ten
     Some(plan_piece(plan, "bucket.sum_fp32", Dtype::F32, longest))
 }
 
-impl Layout {
+impl OptimizerLayout {
     /// Lays out buckets, staging, states and sums. `chunk` is [`chunk_elements`] of the model.
-    pub fn plan(plan: &mut Plan, spec: &Spec, chunk: usize, segments: &[SegmentSpec]) -> Self {
+    pub fn plan(
+        plan: &mut Plan,
+        spec: &OptimizerSpec,
+        chunk: usize,
+        segments: &[SegmentSpec],
+    ) -> Self {
         spec.check();
         let (buckets, num_buckets) = plan_buckets(plan, segments);
         let (sums, num_sums) = plan_sums(plan, spec, segments);
-        let num_slots = segments.iter().filter_map(|s| s.slot).max().map_or(0, |most| most + 1);
+        let num_slots =
+            segments.iter().filter_map(|s| s.param_buffer).max().map_or(0, |most| most + 1);
         let unit = spec.dp_size * chunk;
         let blocking = BlockingBuffers::plan(plan, spec, unit, segments);
         let cuts = cuts(segments, spec.device_fraction, unit);
-        let first_ahead = first_ahead(segments, spec.ahead_fraction);
+        let first_speculative = first_speculative(segments, spec.speculative_fraction);
         let words = (1, control::WORDS);
         let at = (Arena::Pinned, "norms and decisions");
         let has_host_part = |(s, cut): (&SegmentSpec, &usize)| *cut < s.params.len();
-        let presumed = segments[first_ahead..].iter().zip(&cuts[first_ahead..]).any(has_host_part);
-        let presumed = presumed.then(|| plan.tensor(at, "presumed", Dtype::F64, words));
+        let predicted =
+            segments[first_speculative..].iter().zip(&cuts[first_speculative..]).any(has_host_part);
+        let predicted = predicted.then(|| plan.tensor(at, "presumed", Dtype::F64, words));
         let (mut own_end, mut all_end, mut number) = (0, 0, 0);
         type Buffers = (Vec<Bucket>, Option<SharedSum>);
         let mut segment = |((s, (buckets, sum)), &cut): ((&SegmentSpec, Buffers), &usize)| {
             let chunks = s.params.len() / chunk;
             let (own_start, all_start) = (own_end, all_end);
-            let presumed = presumed.filter(|_| number >= first_ahead);
+            let predicted = predicted.filter(|_| number >= first_speculative);
             number += 1;
             own_end += chunks / spec.dp_size;
             all_end += chunks;
@@ -202,10 +214,10 @@ impl Layout {
                 let name = if is_split { format!("{}.on_device", s.name) } else { s.name.clone() };
                 let (len, dtype) = (range.len() / spec.dp_size, s.params.dtype());
                 pieces.extend(self::pieces(range, spec.bucket_elements, unit, stores.len()));
-                let arrays = Arrays { plan, spec, name, len, dtype, chunk };
+                let arrays = StorePlanner { plan, spec, name, len, dtype, chunk };
                 stores.push(match on_device {
                     true => arrays.on_device(),
-                    false => arrays.on_host((blocking, sum), presumed),
+                    false => arrays.on_host(blocking, sum, predicted),
                 });
             }
             let chunks = Chunks { own: own_start..own_end, all: all_start..all_end };
@@ -230,7 +242,7 @@ impl Layout {
             segments,
             num_buckets,
             num_sums,
-            num_slots,
+            num_param_buffers: num_slots,
             summed,
             device_partials,
             partials: words(Arena::Pinned, "partials", own_end),
@@ -238,7 +250,7 @@ impl Layout {
             norm: words(Arena::Pinned, "norm", 1),
             control: words(Arena::Pinned, "control", control::WORDS),
             device_control: words(Arena::Device, "device_control", control::WORDS),
-            presumed,
+            predicted,
             spec: spec.clone(),
         }
     }
@@ -246,7 +258,7 @@ impl Layout {
     /// Gives the same memory to steps of another number of micro-batches, for who plays a step without data.
     #[must_use]
     pub fn with_micro_batches(&self, micro_batches: usize) -> Self {
-        Self { spec: Spec { micro_batches, ..self.spec.clone() }, ..self.clone() }
+        Self { spec: OptimizerSpec { micro_batches, ..self.spec.clone() }, ..self.clone() }
     }
 
     /// Number of data-parallel ranks.
@@ -255,8 +267,8 @@ impl Layout {
     }
 
     /// Whether any parameter is updated ahead of the decision: the last segment may be larger than the share.
-    pub const fn updates_ahead(&self) -> bool {
-        self.presumed.is_some()
+    pub const fn is_speculative(&self) -> bool {
+        self.predicted.is_some()
     }
 
     /// Number of parameters that a rank owns, padding included: the elements of each of its states.
@@ -266,12 +278,17 @@ impl Layout {
     }
 
     /// Lists what rank `dp` owns of a segment, in order, with the first arrays of its states.
-    pub fn owned(&self, segment: usize, dp: usize) -> Vec<Owned> {
-        self.owned_on(segment, dp, Sides { states: 0, late: None })
+    pub fn owned(&self, segment: usize, dp: usize) -> Vec<OwnedRun> {
+        self.owned_on(segment, dp, ActiveBuffers { states: 0, delayed: None })
     }
 
-    /// [`owned`](Self::owned) with the arrays of `sides`.
-    pub(crate) fn owned_on(&self, segment: usize, dp: usize, sides: Sides) -> Vec<Owned> {
+    /// [`owned`](Self::owned) with the arrays that `active` names.
+    pub(crate) fn owned_on(
+        &self,
+        segment: usize,
+        dp: usize,
+        active: ActiveBuffers,
+    ) -> Vec<OwnedRun> {
         let s = &self.segments[segment];
         let mut ends = vec![0; s.stores.len()];
         let part = |piece: &Piece| {
@@ -280,10 +297,12 @@ impl Layout {
             let owned = *end..*end + len;
             *end = owned.end;
             let part = |state: State| state.slice(owned.clone());
-            Owned {
+            OwnedRun {
                 start: piece.start + dp * len,
-                states: store.states(sides.states).map(part),
-                gradient: sides.late.map(|side| part(State::whole(store.gradient(side)))),
+                states: store.states(active.states).map(part),
+                delayed_gradient: active
+                    .delayed
+                    .map(|buffer| part(State::whole(store.gradient(buffer)))),
             }
         };
         s.pieces.iter().map(part).collect()

@@ -5,16 +5,30 @@
 //! Every rank owns a shard of every bucket, so all host links work at once. With the optimizer on the device
 //! the same schedule runs without the copies: the baseline, and the oracle.
 //!
+//! Words:
+//!
+//! - *segment*: parameters that are updated and published together (the embedding, a block ..), as one flat buffer, padded.
+//! - *bucket*: a buffer on the device for the gradient of a segment in the storage type; segments and micro-batches may share it.
+//! - *piece*: a run of a segment that is reduced and gathered by one collective.
+//! - *shard*: of each piece, the part that this rank owns: states, gradient and update are here.
+//! - *store*: the arrays for those elements of a rank's shard of a segment that are updated at one site, the host or the device.
+//! - *tile*: a run of a piece's shard that one task of the host updates, and one copy sends up.
+//! - *chunk*: a run of fixed length whose sum of squares is one partial sum of the norm; pieces and tiles are whole chunks.
+//! - *slot*: a micro-batch's number among those that go backward together.
+//! - *parameter buffer*: device memory that segments share in turn, where parameters do not stay on the device.
+//! - *gradient buffer*: one of two arrays of gradients, of which a delayed update reads one while the next step fills the other.
+//! - *state buffer*: one of two arrays of states, of which a speculative update reads one and writes the other.
+//!
 //! Who calls what, per step: [`Optimizer::bucket`] and [`Optimizer::reduce`] for each segment of each
 //! micro-batch's backward pass, then [`Optimizer::decide`], then [`Optimizer::update`] for each segment, and
-//! [`Optimizer::publish`] before the next forward pass reads it. Or [`Optimizer::defer`], and the update beside the
+//! [`Optimizer::publish`] before the next forward pass reads it. Or [`Optimizer::delay_update`], and the update beside the
 //! next step.
 //!
 //! Read in this order:
 //!
 //! 1. `spec`: what is asked for; `layout`: segments, buckets, pieces, and who owns what; `store`: what is kept where, for each
 //!    placement;
-//! 2. `optimizer`: the calls above, op by op; `reduce` has the way of a gradient for each placement, `work` what each
+//! 2. `optimizer`: the calls above, op by op; `reduce` has the route of a gradient for each placement, `work` what each
 //!    segment's pieces have under way;
 //! 3. `norm`: the norm over all ranks, and the decision to skip and to clip; `locate` finds the gradient that is not finite;
 //! 4. `update`, [`control`]: the update rule by vectors, and the block of decisions that it reads;
@@ -23,7 +37,6 @@
 //! 6. `blocking`: transfers as DeepSpeed had them in 2020, to compare with.
 
 mod adam;
-mod ahead;
 mod blocking;
 mod buckets;
 pub mod control;
@@ -34,6 +47,7 @@ mod optimizer;
 mod reduce;
 mod schedule;
 mod spec;
+mod speculation;
 mod start;
 mod state;
 mod store;
@@ -41,14 +55,17 @@ mod update;
 mod work;
 
 pub use adam::{AdamTile, DeviceUpdate, PROGRAMS, TrafficTile};
-pub use ahead::{Ahead, AheadTile, AheadTraffic, Second, TOO_OFTEN, When};
 pub use buckets::Bucket;
-pub use layout::{Layout, Owned, chunk_elements};
-pub use locate::NotFinite;
+pub use layout::{OptimizerLayout, OwnedRun, chunk_elements};
+pub use locate::NonFiniteGradient;
 pub use norm::LossScale;
-pub use optimizer::{Optimizer, Side};
-pub use schedule::PerStep;
-pub use spec::{BucketOf, SegmentSpec, Spec, Sum, Transfer};
-pub use start::{Fill, Parameters, StateAt, Told};
+pub use optimizer::{BufferIndex, Optimizer};
+pub use schedule::StepSchedule;
+pub use spec::{BucketSharing, GradAccumulation, OptimizerSpec, SegmentSpec, Transfer};
+pub use speculation::{
+    MAX_CLIP_RATE, Phase, SpeculationBuffers, SpeculationOutcome, SpeculativeTile,
+    SpeculativeTraffic,
+};
+pub use start::{ParameterSource, StatePosition, StateSource, StopCheck};
 pub use state::{State, Storage};
-pub use update::{NoiseRun, Rule};
+pub use update::{NoiseRun, Rule, TileNoise};

@@ -10,7 +10,7 @@ const BLOCK: usize = 1 << 12;
 
 /// The place of a gradient that is not finite.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct NotFinite {
+pub struct NonFiniteGradient {
     /// The segment's number.
     pub segment: usize,
     /// The element's index in the segment's flat buffer.
@@ -19,7 +19,7 @@ pub struct NotFinite {
 
 impl Optimizer {
     /// The sums of squares of the chunks of the gradient that this rank owns, which are on the host: those of a step that is decided, or
-    /// behind [`bring_squares_down`](Self::bring_squares_down).
+    /// behind [`copy_squares_down`](Self::copy_squares_down).
     ///
     /// # Errors
     /// As [`Device::read`].
@@ -46,8 +46,8 @@ impl Optimizer {
     ///
     /// # Errors
     /// As [`Device::read`].
-    pub fn first_not_finite(&self, dev: &Device) -> Result<Option<NotFinite>, Error> {
-        let (layout, side) = (&self.layout, self.late.unwrap_or(self.side));
+    pub fn first_not_finite(&self, dev: &Device) -> Result<Option<NonFiniteGradient>, Error> {
+        let (layout, side) = (&self.layout, self.delayed.unwrap_or(self.gradient_buffer));
         let squares = self.squares(dev)?;
         for (segment, (s, work)) in layout.segments.iter().zip(&self.work).enumerate().rev() {
             for piece in &work.pieces {
@@ -62,7 +62,7 @@ impl Optimizer {
                     let part = from..(from + layout.chunk).min(all.end);
                     if let Some(at) = first(dev, gradient.slice(part))? {
                         let element = piece.flat_start(self.rank) + from - all.start + at;
-                        return Ok(Some(NotFinite { segment, element }));
+                        return Ok(Some(NonFiniteGradient { segment, element }));
                     }
                 }
             }

@@ -2,11 +2,11 @@
 //! All of it is host work that leaves data behind; the rank's thread never waits for it and the program is the
 //! same either way.
 
-use crate::ahead;
 use crate::control;
 use crate::schedule::Rates;
-use device::numerics::{Counted, accumulate, accumulate_chunks};
-use device::{HostContext, HostTask, Mode, Pieces, Tensor, View};
+use crate::speculation;
+use device::numerics::{CountedRange, accumulate, accumulate_chunks};
+use device::{Divisible, HostContext, HostTask, Mode, Tensor, View};
 
 type Visit<'a> = &'a mut dyn FnMut(Mode, Tensor);
 
@@ -32,7 +32,7 @@ const LARGEST_SCALE: f64 = 16_777_216.0;
 
 /// Which of a step's micro-batches an accumulation serves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Turn {
+pub(crate) enum MicrobatchPosition {
     First,
     Middle,
     Last,
@@ -40,67 +40,71 @@ pub(crate) enum Turn {
 
 /// sum = grad, or += grad; after the last micro-batch also the sums of squares of the result, chunk by chunk.
 #[derive(Debug)]
-pub(crate) struct Accumulate {
+pub(crate) struct AccumulateTask {
     pub(crate) grad: Tensor,
     pub(crate) sum: Tensor,
-    pub(crate) turn: Turn,
+    pub(crate) position: MicrobatchPosition,
     pub(crate) partials: Tensor,
     pub(crate) chunk: usize,
-    pub(crate) counted: Counted,
+    pub(crate) counted: CountedRange,
 }
 
-impl HostTask for Accumulate {
+impl HostTask for AccumulateTask {
     fn name(&self) -> &'static str {
         "accumulate"
     }
     fn accesses(&self, visit: Visit<'_>) {
         visit(Mode::Read, self.grad);
-        visit(if self.turn == Turn::First { Mode::Write } else { Mode::Update }, self.sum);
-        if self.turn == Turn::Last {
+        visit(
+            if self.position == MicrobatchPosition::First { Mode::Write } else { Mode::Update },
+            self.sum,
+        );
+        if self.position == MicrobatchPosition::Last {
             visit(Mode::Write, self.partials);
         }
     }
     fn run(&self, _: u64, host: &mut HostContext<'_>) -> Result<(), String> {
         let (grad, sum) = (host.read(self.grad)?, host.write_as::<f32>(self.sum)?);
-        let partials = match self.turn {
-            Turn::Last => Some(host.write_as::<f64>(self.partials)?),
-            Turn::First | Turn::Middle => None,
+        let partials = match self.position {
+            MicrobatchPosition::Last => Some(host.write_as::<f64>(self.partials)?),
+            MicrobatchPosition::First | MicrobatchPosition::Middle => None,
         };
-        let whole = Part { grad, sum, partials, counted: self.counted, chunk: self.chunk };
-        host.share(whole, &|part| self.add(part));
+        let whole =
+            AccumulationSlice { grad, sum, partials, counted: self.counted, chunk: self.chunk };
+        host.parallel_for(whole, &|part| self.add(part));
         Ok(())
     }
 }
 
 /// The part of one thread: whole chunks.
-struct Part<'a> {
+struct AccumulationSlice<'a> {
     grad: View<'a>,
     sum: &'a mut [f32],
     partials: Option<&'a mut [f64]>,
-    counted: Counted,
+    counted: CountedRange,
     chunk: usize,
 }
 
-impl Accumulate {
-    fn add(&self, part: Part<'_>) {
-        let first = self.turn == Turn::First;
-        let Part { grad, sum, partials, counted, .. } = part;
+impl AccumulateTask {
+    fn add(&self, part: AccumulationSlice<'_>) {
+        let first = self.position == MicrobatchPosition::First;
+        let AccumulationSlice { grad, sum, partials, counted, .. } = part;
         match partials {
             None => accumulate(grad, sum, first),
             Some(partials) => {
-                accumulate_chunks(grad, sum, first, (partials, self.chunk, counted));
+                accumulate_chunks(grad, sum, first, partials, self.chunk, counted);
             }
         }
     }
 }
 
-impl Pieces for Part<'_> {
+impl Divisible for AccumulationSlice<'_> {
     fn units(&self) -> usize {
         self.sum.len().div_ceil(self.chunk)
     }
     /// At the ends of chunks, so that the cut changes no bit.
     fn cut(self, units: usize) -> (Self, Self) {
-        let Part { grad, sum, partials, counted, chunk } = self;
+        let AccumulationSlice { grad, sum, partials, counted, chunk } = self;
         let (n, mid) = (sum.len(), units * chunk);
         let (left, right) = sum.split_at_mut(mid);
         let (first, second) = match partials {
@@ -111,9 +115,9 @@ impl Pieces for Part<'_> {
             }
         };
         let (grads, more) = (grad.slice(0..mid), grad.slice(mid..n));
-        let left = Part { grad: grads, sum: left, partials: first, counted, chunk };
+        let left = AccumulationSlice { grad: grads, sum: left, partials: first, counted, chunk };
         let counted = counted.from(mid);
-        let right = Part { grad: more, sum: right, partials: second, counted, chunk };
+        let right = AccumulationSlice { grad: more, sum: right, partials: second, counted, chunk };
         (left, right)
     }
 }
@@ -124,12 +128,12 @@ pub(crate) struct SpreadPartials {
     pub(crate) own: Tensor,
     pub(crate) all: Tensor,
     /// Which of the rank's partial sums go where.
-    pub(crate) runs: Vec<Run>,
+    pub(crate) runs: Vec<PartialsRun>,
 }
 
 /// Partial sums that lie together, both in a rank's own and among all ranks'.
 #[derive(Debug)]
-pub(crate) struct Run {
+pub(crate) struct PartialsRun {
     /// The first one's index among the rank's own.
     pub(crate) own: usize,
     /// The first one's index among all.
@@ -149,7 +153,7 @@ impl HostTask for SpreadPartials {
     fn run(&self, _: u64, host: &mut HostContext<'_>) -> Result<(), String> {
         let (own, all) = (host.read_as::<f64>(self.own)?, host.write_as::<f64>(self.all)?);
         all.fill(0.0);
-        for &Run { own: from, all: to, len } in &self.runs {
+        for &PartialsRun { own: from, all: to, len } in &self.runs {
             all[to..to + len].copy_from_slice(&own[from..from + len]);
         }
         Ok(())
@@ -180,25 +184,25 @@ impl HostTask for FoldPartials {
 
 /// From the global sum of squares to the control block. `arg` is the step.
 #[derive(Debug)]
-pub(crate) struct Decide {
+pub(crate) struct DecideTask {
     pub(crate) norm: Tensor,
     pub(crate) control: Tensor,
     pub(crate) rates: Rates,
     pub(crate) clip: Option<f64>,
     pub(crate) loss_scale: Option<LossScale>,
-    /// The block of [`Presume`](crate::ahead::Presume), where segments are updated ahead of the decision.
-    pub(crate) presumed: Option<Tensor>,
+    /// The block of [`PredictDecision`](crate::speculation::PredictDecision), where segments are updated ahead of the decision.
+    pub(crate) predicted: Option<Tensor>,
 }
 
-impl HostTask for Decide {
+impl HostTask for DecideTask {
     fn name(&self) -> &'static str {
         "decide"
     }
     fn accesses(&self, visit: Visit<'_>) {
         visit(Mode::Read, self.norm);
         visit(Mode::Update, self.control);
-        if let Some(presumed) = self.presumed {
-            visit(Mode::Read, presumed);
+        if let Some(predicted) = self.predicted {
+            visit(Mode::Read, predicted);
         }
     }
     fn run(&self, step: u64, host: &mut HostContext<'_>) -> Result<(), String> {
@@ -219,11 +223,11 @@ impl HostTask for Decide {
             words[control::FACTOR] = 0.0;
             words[control::SKIPPED] += 1.0;
         }
-        let as_presumed = finite && clip == 1.0;
-        words[control::CLIPPED] +=
-            NEWEST * (f64::from(u8::from(!as_presumed)) - words[control::CLIPPED]);
-        if let Some(presumed) = self.presumed {
-            ahead::judge(words, host.read_as::<f64>(presumed)?, as_presumed);
+        let as_predicted = finite && clip == 1.0;
+        words[control::CLIP_RATE] +=
+            NEWEST * (f64::from(u8::from(!as_predicted)) - words[control::CLIP_RATE]);
+        if let Some(predicted) = self.predicted {
+            speculation::validate(words, host.read_as::<f64>(predicted)?, as_predicted);
         }
         if let Some(rule) = self.loss_scale {
             rule.next(words, finite);

@@ -1,27 +1,27 @@
 //! The optimizer of one rank: what it submits, and what it waits for.
 
-use crate::ahead::Presume;
 use crate::buckets::Bucket;
 use crate::control;
-use crate::layout::{Layout, Owned, Segment, Sides};
-use crate::norm::{Decide, FoldPartials, SpreadPartials};
-use crate::reduce::Reduced;
-use crate::schedule::{PerStep, Rates};
-use crate::spec::{BucketOf, Transfer};
+use crate::layout::{ActiveBuffers, OptimizerLayout, OwnedRun, Segment};
+use crate::norm::{DecideTask, FoldPartials, SpreadPartials};
+use crate::reduce::ReducedPiece;
+use crate::schedule::{Rates, StepSchedule};
+use crate::spec::{BucketSharing, Transfer};
+use crate::speculation::PredictDecision;
 use crate::store::Store;
 use crate::update::NoiseRun;
-use crate::work::{PieceWork, SegmentWork, Share, segment_work, spread_runs};
+use crate::work::{PieceWork, SegmentInputs, SegmentWork, segment_work, spread_runs};
 use device::Lane::{Compute, D2h, DpComm, H2d, Host};
-use device::numerics::Counted;
-use device::{Device, Error, Event, Group, HostOp, Op, Rank, Reduce, Tensor};
+use device::numerics::CountedRange;
+use device::{Device, Error, Event, Group, HostOp, Op, Rank, Reduction, Tensor};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Which of the two arrays of a state holds it; see [`control::SIDE`].
+/// Which of the two arrays of a state holds it; see [`control::STATE_BUFFER`].
 #[derive(Clone, Copy, Debug)]
-pub struct Side(usize);
+pub struct BufferIndex(usize);
 
-impl Side {
+impl BufferIndex {
     /// The arrays that hold the states before the first step.
     pub const FIRST: Self = Self(0);
 }
@@ -29,13 +29,13 @@ impl Side {
 /// The optimizer of one rank.
 #[derive(Debug)]
 pub struct Optimizer {
-    pub(crate) layout: Arc<Layout>,
+    pub(crate) layout: Arc<OptimizerLayout>,
     pub(crate) rank: Rank,
     pub(crate) work: Vec<SegmentWork>,
     spread: Arc<HostOp>,
     fold: Arc<HostOp>,
     /// Where updates run ahead of the decision.
-    presume: Option<Arc<HostOp>>,
+    predict: Option<Arc<HostOp>>,
     decide: Arc<HostOp>,
     /// For each bucket, by its number, the event behind which its former contents have gone.
     bucket_free: Vec<Event>,
@@ -44,13 +44,13 @@ pub struct Optimizer {
     /// The same for each buffer of sums that segments share.
     sum_free: Vec<Event>,
     /// The segment whose parameters each shared buffer has, or will have.
-    pub(crate) held: Vec<Option<usize>>,
+    pub(crate) holders: Vec<Option<usize>>,
     /// The event behind which the decision of the last step is on the device.
     control_on_device: Event,
-    /// The side of the gradients that the running step fills.
-    pub(crate) side: usize,
-    /// The side of the last step's gradients, where its update waits.
-    pub(crate) late: Option<usize>,
+    /// The number of the gradient buffer that the running step fills.
+    pub(crate) gradient_buffer: usize,
+    /// The gradient buffer of the last step, where its update is delayed.
+    pub(crate) delayed: Option<usize>,
 }
 
 impl Optimizer {
@@ -58,29 +58,34 @@ impl Optimizer {
     /// norm (parameters that other ranks of the norm's group hold too count on one of them). `noise` has the runs of
     /// each segment, for moments that are rounded by chance.
     pub fn new(
-        layout: &Arc<Layout>,
+        layout: &Arc<OptimizerLayout>,
         rank: Rank,
-        (counted, noise): (&[Counted], &[Arc<[NoiseRun]>]),
-        given: Arc<dyn PerStep>,
+        counted: &[CountedRange],
+        noise: &[Arc<[NoiseRun]>],
+        given: Arc<dyn StepSchedule>,
     ) -> Self {
         let spec = &layout.spec;
-        let work = |((s, &counted), noise): ((&Segment, &Counted), _)| {
-            segment_work(layout, s, Share { dp: rank.dp, counted, noise })
+        let work = |((s, &counted), noise): ((&Segment, &CountedRange), _)| {
+            segment_work(layout, s, SegmentInputs { dp: rank.dp, counted, noise })
         };
         let segments = layout.segments.iter().zip(counted).zip(noise);
         let work: Vec<SegmentWork> = segments.map(work).collect();
         let summands = (spec.micro_batches * spec.dp_size) as f64;
         let rates = Rates { rule: spec.rule, summands, given };
-        let presume = layout.presumed.map(|presumed| {
-            HostOp::new(Presume { control: layout.control, presumed, rates: rates.clone() })
+        let predict = layout.predicted.map(|predicted| {
+            HostOp::new(PredictDecision {
+                control: layout.control,
+                predicted,
+                rates: rates.clone(),
+            })
         });
-        let decide = Decide {
+        let decide = DecideTask {
             norm: layout.norm,
             control: layout.control,
             rates,
             clip: spec.clip,
             loss_scale: spec.loss_scale,
-            presumed: layout.presumed,
+            predicted: layout.predicted,
         };
         let runs = spread_runs(layout, rank.dp, &work);
         Self {
@@ -90,31 +95,31 @@ impl Optimizer {
                 runs,
             }),
             fold: HostOp::new(FoldPartials { all: layout.all_partials, norm: layout.norm }),
-            presume,
+            predict: predict,
             decide: HostOp::new(decide),
             bucket_free: vec![Event::default(); layout.num_buckets],
             turn: 0,
             sum_free: vec![Event::default(); layout.num_sums],
-            held: vec![None; layout.num_slots],
+            holders: vec![None; layout.num_param_buffers],
             control_on_device: Event::default(),
-            side: 0,
-            late: None,
+            gradient_buffer: 0,
+            delayed: None,
             layout: Arc::clone(layout),
             rank,
             work,
         }
     }
 
-    /// Gives out a bucket for the gradients of `segment`, of micro-batch `set` of those that go backward together; Compute waits
+    /// Gives out a bucket for the gradients of `segment`, of the micro-batch in `slot` of those that go backward together; Compute waits
     /// until its former contents have gone.
-    pub fn bucket(&mut self, dev: &Device, segment: usize, set: usize) -> Bucket {
+    pub fn bucket(&mut self, dev: &Device, segment: usize, slot: usize) -> Bucket {
         let Segment { spec, buckets, .. } = &self.layout.segments[segment];
         let turn = match spec.bucket {
-            BucketOf::Turns => {
+            BucketSharing::Alternating => {
                 self.turn += 1;
                 self.turn
             }
-            BucketOf::Own | BucketOf::Shared | BucketOf::Each(_) => set,
+            BucketSharing::Own | BucketSharing::Shared | BucketSharing::PerSlot(_) => slot,
         };
         let Bucket { tensor, number } = buckets[turn % buckets.len()];
         dev.wait(Compute, self.bucket_free[number]);
@@ -139,8 +144,10 @@ impl Optimizer {
         let work = &self.work[segment];
         for piece in &work.pieces {
             let own = self.sum_over_ranks(dev, bucket.slice(piece.flat.clone()));
-            let (side, staging_free) = (self.side, work.staging_free[self.side]);
-            let reduced = Reduced { dev, layout: &layout, piece, own, side, micro, staging_free };
+            let (buffer, staging_free) =
+                (self.gradient_buffer, work.staging_free[self.gradient_buffer]);
+            let reduced =
+                ReducedPiece { dev, layout: &layout, piece, own, buffer, micro, staging_free };
             reduced.send(&s.stores[piece.store]);
         }
         if layout.spec.host_adds() {
@@ -180,7 +187,7 @@ impl Optimizer {
         let layout = &self.layout;
         if let Some(all) = layout.device_partials {
             // Those of segments that are updated ahead are down: the last segments, none of which is on the device alone.
-            let ahead = self.work.iter().position(|w| w.tally.is_some());
+            let ahead = self.work.iter().position(|w| w.norm_guard.is_some());
             let down = ahead.filter(|_| !layout.spec.host_adds());
             let end = down.map_or(all.len(), |first| layout.segments[first].chunks.own.start);
             self.copy_partials_down(dev, 0..end);
@@ -189,11 +196,11 @@ impl Optimizer {
         dev.submit_host(&self.spread, 0);
         if self.rank.dp_size > 1 {
             let x = layout.all_partials;
-            dev.submit(Host, Op::AllReduce { x, group: Group::Dp, reduce: Reduce::Sum });
+            dev.submit(Host, Op::AllReduce { x, group: Group::Dp, reduce: Reduction::Sum });
         }
         dev.submit_host(&self.fold, 0);
         let (x, group) = (layout.norm, layout.spec.norm_group);
-        dev.submit(Host, Op::AllReduce { x, group, reduce: Reduce::Sum });
+        dev.submit(Host, Op::AllReduce { x, group, reduce: Reduction::Sum });
         dev.wait(Host, self.control_on_device);
         dev.submit_host(&self.decide, step);
         let decided = dev.record(Host);
@@ -206,7 +213,7 @@ impl Optimizer {
 
     /// Queues the way of the gradient's sums of squares to the host, behind the last micro-batch's [`reduce`](Self::reduce), for
     /// [`squares`](Self::squares).
-    pub fn bring_squares_down(&self, dev: &Device) {
+    pub fn copy_squares_down(&self, dev: &Device) {
         if let Some(all) = self.layout.device_partials {
             self.copy_partials_down(dev, 0..all.len());
         }
@@ -220,50 +227,50 @@ impl Optimizer {
         dev.submit(D2h, Op::Copy { src, dst });
     }
 
-    /// Presumes the decision of `step`, before the first [`update_ahead`](Self::update_ahead) of the step. Does nothing where no
+    /// Predicts the decision of `step`, before the first [`update_speculatively`](Self::update_speculatively) of the step. Does nothing where no
     /// update runs ahead.
-    pub fn presume(&self, dev: &Device, step: u64) {
-        if let Some(presume) = &self.presume {
-            dev.submit_host(presume, step);
+    pub fn predict_decision(&self, dev: &Device, step: u64) {
+        if let Some(predict) = &self.predict {
+            dev.submit_host(predict, step);
         }
     }
 
-    /// Queues the update of what this rank owns of `segment` by the presumed decision, behind its last micro-batch's
+    /// Queues the update of what this rank owns of `segment` by the predicted decision, behind its last micro-batch's
     /// [`reduce`](Self::reduce). [`update`](Self::update) must follow, behind the decision. Does nothing where the
     /// segment is not updated ahead.
-    pub fn update_ahead(&mut self, dev: &Device, segment: usize) {
-        let Some(tally) = &self.work[segment].tally else { return };
+    pub fn update_speculatively(&mut self, dev: &Device, segment: usize) {
+        let Some(norm_guard) = &self.work[segment].norm_guard else { return };
         if !self.layout.spec.host_adds() {
             self.copy_partials_down(dev, self.layout.segments[segment].chunks.own.clone());
             dev.follow(Host, D2h);
         }
-        dev.submit_host(tally, 0);
+        dev.submit_host(norm_guard, 0);
         let w = &self.work[segment];
         // What was there before may still be on its way up.
         dev.wait(Host, w.uploaded);
         for tile in w.pieces.iter().flat_map(PieceWork::tiles) {
-            if let Some(ahead) = &tile.ahead {
+            if let Some(ahead) = &tile.speculate {
                 dev.submit_host(ahead, 0);
             }
         }
     }
 
-    /// Leaves the update that was just decided for later: the next step fills the other side of the gradients meanwhile.
+    /// Leaves the update that was just decided for later: the next step fills the other gradient buffer meanwhile.
     /// Before that one is decided, [`update_on_host`](Self::update_on_host) and then
     /// [`update_on_device`](Self::update_on_device) of every segment must follow.
-    pub fn defer(&mut self) {
-        self.late = Some(self.side);
-        self.side ^= 1;
+    pub fn delay_update(&mut self) {
+        self.delayed = Some(self.gradient_buffer);
+        self.gradient_buffer ^= 1;
     }
 
     /// Whether an update waits.
-    pub const fn is_late(&self) -> bool {
-        self.late.is_some()
+    pub const fn has_delayed_update(&self) -> bool {
+        self.delayed.is_some()
     }
 
     /// Notes that no update waits any more: all of it is queued.
-    pub fn caught_up(&mut self) {
-        self.late = None;
+    pub fn finish_delayed(&mut self) {
+        self.delayed = None;
     }
 
     /// Queues the update of what this rank owns of `segment`. [`publish`](Self::publish) must follow.
@@ -274,23 +281,23 @@ impl Optimizer {
 
     /// Queues the part of [`update`](Self::update) that runs on the host.
     pub fn update_on_host(&mut self, dev: &Device, segment: usize) {
-        let side = self.late.unwrap_or(self.side);
+        let buffer = self.delayed.unwrap_or(self.gradient_buffer);
         let w = &mut self.work[segment];
         // What was there before may still be on its way up.
         dev.wait(Host, w.uploaded);
         for tile in w.pieces.iter_mut().flat_map(PieceWork::tiles_mut) {
-            dev.submit_host(&tile.adam[side], 0);
+            dev.submit_host(&tile.adam[buffer], 0);
             tile.updated = dev.record(Host);
         }
         if !self.layout.spec.host_adds() {
-            w.staging_free[side] = dev.record(Host);
+            w.staging_free[buffer] = dev.record(Host);
         }
         w.unpublished = true;
     }
 
     /// Queues the part of [`update`](Self::update) that runs on the device: Compute must be done with its parameters.
     pub fn update_on_device(&mut self, dev: &Device, segment: usize) {
-        let side = self.late.unwrap_or(self.side);
+        let buffer = self.delayed.unwrap_or(self.gradient_buffer);
         let w = &mut self.work[segment];
         let mut updates = w.pieces.iter().filter_map(PieceWork::update_on_device).peekable();
         if updates.peek().is_some() {
@@ -298,7 +305,7 @@ impl Optimizer {
             dev.follow(Compute, DpComm);
         }
         for tasks in updates {
-            dev.submit(Compute, Op::Task { task: Arc::clone(&tasks[side]) });
+            dev.submit(Compute, Op::Task { task: Arc::clone(&tasks[buffer]) });
         }
         w.unpublished = true;
     }
@@ -307,7 +314,7 @@ impl Optimizer {
     /// than needed: a lane is a queue, and what stands behind a copy that waits for Adam waits too. Does
     /// nothing when there is nothing new.
     pub fn publish(&mut self, dev: &Device, segment: usize) {
-        assert!(self.slot(segment).is_none(), "parameters that do not stay are fetched");
+        assert!(self.param_buffer(segment).is_none(), "parameters that do not stay are fetched");
         if std::mem::take(&mut self.work[segment].unpublished) {
             self.upload(dev, segment);
             self.gather(dev, segment);
@@ -325,7 +332,7 @@ impl Optimizer {
         let segments = 0..self.work.len();
         if self.layout.spec.transfer == Transfer::Streamed {
             for segment in segments {
-                if self.slot(segment).is_none() {
+                if self.param_buffer(segment).is_none() {
                     self.publish(dev, segment);
                 }
             }
@@ -338,34 +345,34 @@ impl Optimizer {
     }
 
     /// The number of the buffer that the parameters of `segment` share with others, where they do not stay on the device.
-    pub fn slot(&self, segment: usize) -> Option<usize> {
-        self.layout.segments[segment].spec.slot
+    pub fn param_buffer(&self, segment: usize) -> Option<usize> {
+        self.layout.segments[segment].spec.param_buffer
     }
 
     /// The segment whose parameters a shared buffer has, or will have.
-    pub fn holder(&self, slot: usize) -> Option<usize> {
-        self.held[slot]
+    pub fn holder(&self, buffer: usize) -> Option<usize> {
+        self.holders[buffer]
     }
 
     /// Starts to bring the parameters of a segment up into the buffer that it shares with others, piece by piece as an update makes
     /// them, behind all that Compute has been given: nothing of it may read what the buffer has later. Does nothing where they
-    /// are there already. [`complete`](Self::complete) must follow.
-    pub fn fetch(&mut self, dev: &Device, segment: usize) {
-        let Some(slot) = self.slot(segment) else { unreachable!("its parameters stay") };
+    /// are there already. [`all_gather`](Self::all_gather) must follow.
+    pub fn fetch_shard(&mut self, dev: &Device, segment: usize) {
+        let Some(buffer) = self.param_buffer(segment) else { unreachable!("its parameters stay") };
         let is_new = std::mem::take(&mut self.work[segment].unpublished);
-        if self.held[slot].replace(segment) == Some(segment) && !is_new {
+        if self.holders[buffer].replace(segment) == Some(segment) && !is_new {
             return;
         }
         dev.follow(H2d, Compute);
         self.upload(dev, segment);
         self.work[segment].is_partial = true;
         if self.rank.dp_size == 1 {
-            self.complete(dev, segment);
+            self.all_gather(dev, segment);
         }
     }
 
-    /// Gathers what [`fetch`](Self::fetch) brings up from all ranks. DpComm waits for it: what stands behind it there waits, too.
-    pub fn complete(&mut self, dev: &Device, segment: usize) {
+    /// Gathers what [`fetch_shard`](Self::fetch_shard) brings up from all ranks. DpComm waits for it: what stands behind it there waits, too.
+    pub fn all_gather(&mut self, dev: &Device, segment: usize) {
         if std::mem::take(&mut self.work[segment].is_partial) {
             self.gather(dev, segment);
         }
@@ -376,7 +383,7 @@ impl Optimizer {
         let (s, w) = (&self.layout.segments[segment], &mut self.work[segment]);
         for piece in &w.pieces {
             let Some(up) = s.stores[piece.store].staging() else { continue };
-            if s.spec.slot.is_some() {
+            if s.spec.param_buffer.is_some() {
                 // Ahead of its use by whole blocks: fewer copies are worth more than an early first one.
                 if let Some(last) = piece.tiles().last() {
                     dev.wait(H2d, last.updated);
@@ -409,7 +416,7 @@ impl Optimizer {
         if here {
             dev.follow(DpComm, Compute);
         }
-        if s.spec.slot.is_some() {
+        if s.spec.param_buffer.is_some() {
             // Segments behind it are on their way up, too.
             dev.wait(DpComm, w.uploaded);
         } else if host {
@@ -446,14 +453,17 @@ impl Optimizer {
     ///
     /// # Errors
     /// As [`Device::read`].
-    pub fn side(&self, dev: &Device) -> Result<Side, Error> {
-        let mut side = [0.0];
-        dev.read(self.layout.control.slice(control::SIDE..control::SIDE + 1), &mut side)?;
-        Ok(Side(usize::from(side[0] != 0.0)))
+    pub fn state_buffer(&self, dev: &Device) -> Result<BufferIndex, Error> {
+        let mut buffer = [0.0];
+        dev.read(
+            self.layout.control.slice(control::STATE_BUFFER..control::STATE_BUFFER + 1),
+            &mut buffer,
+        )?;
+        Ok(BufferIndex(usize::from(buffer[0] != 0.0)))
     }
 
     /// Lists what this rank owns of a segment, in order.
-    pub fn owned(&self, segment: usize, Side(states): Side) -> Vec<Owned> {
-        self.layout.owned_on(segment, self.rank.dp, Sides { states, late: self.late })
+    pub fn owned(&self, segment: usize, BufferIndex(states): BufferIndex) -> Vec<OwnedRun> {
+        self.layout.owned_on(segment, self.rank.dp, ActiveBuffers { states, delayed: self.delayed })
     }
 }

@@ -1,38 +1,44 @@
-//! The way of a piece's gradient from the sum over the ranks to where its update reads it: a function for each placement.
+//! The route of a piece's gradient from the sum over the ranks to where its update reads it: a function for each placement.
 
 use crate::blocking::{add_sum, keep_sum, widen};
-use crate::layout::Layout;
-use crate::norm::Turn;
-use crate::store::{Place, SoFar, Store, Way};
+use crate::layout::OptimizerLayout;
+use crate::norm::MicrobatchPosition;
+use crate::store::{GradientRoute, PartialSum, Store, UpdateSite};
 use crate::work::PieceWork;
 use device::Lane::{D2h, DpComm, Host};
 use device::{Device, Event, Op, Tensor};
 
 /// One piece of a micro-batch's gradient, which has been summed over the ranks.
-pub(crate) struct Reduced<'a> {
+pub(crate) struct ReducedPiece<'a> {
     pub(crate) dev: &'a Device,
-    pub(crate) layout: &'a Layout,
+    pub(crate) layout: &'a OptimizerLayout,
     pub(crate) piece: &'a PieceWork,
     /// This rank's part of the piece, in the bucket.
     pub(crate) own: Tensor,
-    /// The side of the gradients that the step fills.
-    pub(crate) side: usize,
+    /// The number of the gradient buffer that the step fills.
+    pub(crate) buffer: usize,
     /// The number of the micro-batch, counted from 0.
     pub(crate) micro: usize,
     /// The event behind which the host has read what came down last.
     pub(crate) staging_free: Event,
 }
 
-impl Reduced<'_> {
+impl ReducedPiece<'_> {
     /// Submits what brings the piece to where the update of `store` reads it.
     pub(crate) fn send(&self, store: &Store) {
-        match store.place {
-            Place::Device { gradient, summed } => self.to_device(gradient[self.side], summed),
-            Place::Host { way, .. } => match way {
-                Way::Alone { down } => self.alone(down[self.side]),
-                Way::SumOnDevice { sum, down } => self.sum_on_device(sum, down[self.side]),
-                Way::SumOnHost { down, .. } => self.sum_on_host(down),
-                Way::Blocking { so_far, wide, down } => self.blocking(so_far, wide, down),
+        match store.site {
+            UpdateSite::Device { gradient, summed } => {
+                self.to_device(gradient[self.buffer], summed)
+            }
+            UpdateSite::Host { route, .. } => match route {
+                GradientRoute::Direct { down } => self.direct(down[self.buffer]),
+                GradientRoute::SumOnDevice { sum, down } => {
+                    self.sum_on_device(sum, down[self.buffer])
+                }
+                GradientRoute::SumOnHost { down, .. } => self.sum_on_host(down),
+                GradientRoute::Blocking { partial_sum, wide, down } => {
+                    self.blocking(partial_sum, wide, down)
+                }
             },
         }
     }
@@ -49,7 +55,7 @@ impl Reduced<'_> {
         }
     }
 
-    fn alone(&self, down: Tensor) {
+    fn direct(&self, down: Tensor) {
         if self.is_last() {
             self.squares(self.own);
         }
@@ -69,23 +75,23 @@ impl Reduced<'_> {
     fn sum_on_host(&self, down: Tensor) {
         self.copy_down(self.own, down);
         self.dev.follow(Host, D2h);
-        let turn = if self.micro == 0 {
-            Turn::First
+        let position = if self.micro == 0 {
+            MicrobatchPosition::First
         } else if self.is_last() {
-            Turn::Last
+            MicrobatchPosition::Last
         } else {
-            Turn::Middle
+            MicrobatchPosition::Middle
         };
         for tile in self.piece.tiles() {
             let Some(tasks) = &tile.accumulate else {
                 unreachable!("tiles of what the host adds up have tasks for it")
             };
-            self.dev.submit_host(&tasks[self.side][turn as usize], 0);
+            self.dev.submit_host(&tasks[self.buffer][position as usize], 0);
         }
     }
 
-    fn blocking(&self, so_far: Option<SoFar>, wide: Tensor, down: Tensor) {
-        if let Some(SoFar { sum, incoming }) = so_far {
+    fn blocking(&self, partial_sum: Option<PartialSum>, wide: Tensor, down: Tensor) {
+        if let Some(PartialSum { sum, incoming }) = partial_sum {
             let sum = self.part(sum);
             if self.micro > 0 {
                 add_sum(self.dev, self.own, incoming.slice(0..self.own.len()), sum);

@@ -6,7 +6,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 /// The learning rate of a step, and the weight of its gradient.
-pub trait PerStep: Send + Sync + Debug {
+pub trait StepSchedule: Send + Sync + Debug {
     /// The learning rate at `step`.
     fn learning_rate(&self, step: u64) -> f64;
     /// Factor of the mean gradient of `step` over its ranks and micro-batches: 1 where all of their tokens count alike.
@@ -19,7 +19,7 @@ pub(crate) struct Rates {
     pub(crate) rule: Rule,
     /// Summed gradients are this many times the mean over ranks and micro-batches.
     pub(crate) summands: f64,
-    pub(crate) given: Arc<dyn PerStep>,
+    pub(crate) given: Arc<dyn StepSchedule>,
 }
 
 impl Rates {

@@ -7,14 +7,14 @@ use device::{Group, Tensor};
 
 /// The place of the fp32 sums of gradients over micro-batches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Sum {
+pub enum GradAccumulation {
     /// Nowhere: there is one micro-batch, whose shard is the gradient.
     None,
     /// On the device, where it takes 4 bytes per owned parameter; the sum comes down once.
     Device,
     /// On the device, in buffers that segments share as they share buckets: all micro-batches of a step go backward through a
     /// segment before the next one.
-    InTurns,
+    Shared,
     /// On the host, where it takes 4 bytes per owned parameter; every micro-batch comes down. With `Blocking` the sum is in
     /// the storage type, and also goes up.
     Host,
@@ -34,15 +34,15 @@ pub enum Transfer {
 
 /// Which bucket the gradients of a segment go through.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum BucketOf {
+pub enum BucketSharing {
     /// One of its own.
     Own,
     /// Two buckets take turns among all such segments: one fills while the other is reduced.
-    Turns,
+    Alternating,
     /// All such segments share one bucket, since long work lies between them.
     Shared,
     /// One for each of as many micro-batches as go backward together: each is begun long before it is complete.
-    Each(usize),
+    PerSlot(usize),
 }
 
 /// A segment, as the optimizer sees it.
@@ -57,14 +57,14 @@ pub struct SegmentSpec {
     /// Number of leading elements that take weight decay.
     pub decayed: usize,
     /// Which bucket its gradients go through.
-    pub bucket: BucketOf,
+    pub bucket: BucketSharing,
     /// The number of the buffer that `params` shares with those of other segments, where they are there for their uses only.
-    pub slot: Option<usize>,
+    pub param_buffer: Option<usize>,
 }
 
 /// Settings of the optimizer.
 #[derive(Clone, Debug)]
-pub struct Spec {
+pub struct OptimizerSpec {
     /// The update rule.
     pub rule: Rule,
     /// The share of the parameters, 0 to 1, whose states and update are on the device: the first ones in the order of the
@@ -74,9 +74,9 @@ pub struct Spec {
     pub delayed: bool,
     /// The share of the parameters behind the first segment, 0 to 1, that may be updated ahead of the decision: whole segments,
     /// the last ones, whose gradients are complete first.
-    pub ahead_fraction: f64,
+    pub speculative_fraction: f64,
     /// The place of sums over micro-batches.
-    pub sum: Sum,
+    pub accumulation: GradAccumulation,
     /// The way between device and host: `Blocking` goes with all states on the host, without sums on the device and
     /// without delayed updates.
     pub transfer: Transfer,
@@ -100,25 +100,26 @@ pub struct Spec {
     pub tile_elements: usize,
 }
 
-impl Spec {
+impl OptimizerSpec {
     /// Whether the host's cores add micro-batches up; else they come down as one gradient.
     pub(crate) fn host_adds(&self) -> bool {
-        self.sum == Sum::Host && self.transfer == Transfer::Streamed
+        self.accumulation == GradAccumulation::Host && self.transfer == Transfer::Streamed
     }
 
     /// Asserts that `Blocking` comes with what it can do.
     pub(crate) fn check(&self) {
-        let late = self.delayed || self.ahead_fraction > 0.0;
+        let delayed = self.delayed || self.speculative_fraction > 0.0;
         let host_alone = self.device_fraction == 0.0
-            && self.sum != Sum::Device
-            && self.sum != Sum::InTurns
-            && !late;
+            && self.accumulation != GradAccumulation::Device
+            && self.accumulation != GradAccumulation::Shared
+            && !delayed;
         assert!(
-            !self.delayed || self.ahead_fraction == 0.0,
+            !self.delayed || self.speculative_fraction == 0.0,
             "an update runs ahead of its decision or waits for the next step, never both"
         );
         assert!(
-            self.sum != Sum::InTurns || (self.device_fraction == 0.0 && !self.delayed),
+            self.accumulation != GradAccumulation::Shared
+                || (self.device_fraction == 0.0 && !self.delayed),
             "sums that segments share go down before the next segment's begin"
         );
         assert!(

@@ -1,8 +1,8 @@
 //! The start of an optimizer: initial parameters, or the states of an earlier run.
 
-use crate::ahead::Second;
 use crate::control;
 use crate::optimizer::Optimizer;
+use crate::speculation::SpeculationBuffers;
 use crate::state::State;
 use device::{Device, Error, Tensor};
 use std::sync::Arc;
@@ -12,27 +12,27 @@ use std::sync::atomic::{AtomicBool, Ordering};
 const BLOCK: usize = 1 << 16;
 
 /// Whether the caller wants to stop. Asked often, so that minutes of initial values can be left.
-pub type Told<'a> = dyn Fn() -> bool + Sync + 'a;
+pub type StopCheck<'a> = dyn Fn() -> bool + Sync + 'a;
 
 /// The place where a run of a state begins.
 #[derive(Clone, Copy, Debug)]
-pub struct StateAt {
+pub struct StatePosition {
     /// The segment's number.
     pub segment: usize,
-    /// The state's number in [`Owned::states`](crate::Owned::states); 3 is the gradient of an update that waits.
+    /// The state's number in [`OwnedRun::states`](crate::OwnedRun::states); 3 is the gradient of an update that waits.
     pub state: usize,
     /// The run's first element in the segment's flat buffer.
     pub first: usize,
 }
 
 /// Sets a run of a state. All kernel threads of a rank ask for runs at the same time.
-pub type Fill<'a> = dyn Fn(StateAt, &mut [f32]) -> Result<(), Error> + Sync + 'a;
+pub type StateSource<'a> = dyn Fn(StatePosition, &mut [f32]) -> Result<(), Error> + Sync + 'a;
 
 /// Sets parameters before the first step: (segment, first element in its flat buffer, values).
-pub type Parameters<'a> = dyn Fn(usize, usize, &mut [f32]) + Sync + 'a;
+pub type ParameterSource<'a> = dyn Fn(usize, usize, &mut [f32]) + Sync + 'a;
 
 impl Optimizer {
-    /// Sets the states before step 1: the moments are zero. It returns false where `told` said to stop, and the states are
+    /// Sets the states before step 1: the moments are zero. It returns false where `should_stop` said so, and the states are
     /// not whole.
     ///
     /// # Errors
@@ -40,18 +40,18 @@ impl Optimizer {
     pub fn init(
         &mut self,
         dev: &Device,
-        parameters: &Parameters<'_>,
-        told: &Told<'_>,
+        parameters: &ParameterSource<'_>,
+        should_stop: &StopCheck<'_>,
     ) -> Result<bool, Error> {
         let words = self.initial_control();
-        let fill = |StateAt { segment, state, first }: StateAt, values: &mut [f32]| {
+        let fill = |StatePosition { segment, state, first }: StatePosition, values: &mut [f32]| {
             match state {
                 0 => parameters(segment, first, values),
                 _ => values.fill(0.0),
             }
             Ok(())
         };
-        self.restore(dev, (&words, false), &fill, told)
+        self.restore(dev, &words, false, &fill, should_stop)
     }
 
     /// Sets all states to zero, piece by piece: for devices that hold no data, where no value is ever asked for.
@@ -74,17 +74,18 @@ impl Optimizer {
             }
             w.unpublished = true;
         }
-        self.blank_second(dev)?;
+        self.blank_speculation(dev)?;
         dev.write(layout.control, &|i| words[i])?;
         dev.write(layout.device_control, &|i| words[i])
     }
 
     /// Brings in the second arrays of states: an update ahead of the decision leaves them unwritten where it stops.
-    fn blank_second(&self, dev: &Device) -> Result<(), Error> {
+    fn blank_speculation(&self, dev: &Device) -> Result<(), Error> {
         let stores = self.layout.segments.iter().flat_map(|s| &s.stores);
-        let seconds: Vec<&Second> = stores.filter_map(|store| store.second.as_ref()).collect();
-        seconds.iter().try_for_each(|second| dev.write(second.factor, &|_| 0.0))?;
-        let mut arrays = seconds.into_iter().flat_map(Second::own_arrays);
+        let buffers: Vec<&SpeculationBuffers> =
+            stores.filter_map(|store| store.speculation.as_ref()).collect();
+        buffers.iter().try_for_each(|buffers| dev.write(buffers.factor, &|_| 0.0))?;
+        let mut arrays = buffers.into_iter().flat_map(SpeculationBuffers::own_arrays);
         arrays.try_for_each(|array| {
             dev.write_runs(&[array], &|_, views| {
                 let (zeros, view) = ([0.0; 1024], &mut views[0]);
@@ -102,24 +103,25 @@ impl Optimizer {
     }
 
     /// Sets states and control block as if an update had just left them; the first forward pass publishes the
-    /// parameters, cast from the fp32 ones, like any other. With `late` it also sets the gradient of a last update, which the
-    /// caller queues or [defers](Self::defer). It returns false where `told` said to stop, and the states are not whole.
+    /// parameters, cast from the fp32 ones, like any other. With `delayed` it also sets the gradient of a last update, which the
+    /// caller queues or [delays](Self::delay_update). It returns false where `should_stop` said so, and the states are not whole.
     ///
     /// # Errors
     /// As [`Device::write`], and those of `fill`.
     pub fn restore(
         &mut self,
         dev: &Device,
-        (words, late): (&[f64; control::WORDS], bool),
-        fill: &Fill<'_>,
-        told: &Told<'_>,
+        words: &[f64; control::WORDS],
+        delayed: bool,
+        fill: &StateSource<'_>,
+        should_stop: &StopCheck<'_>,
     ) -> Result<bool, Error> {
         let stopped = AtomicBool::new(false);
         let layout = Arc::clone(&self.layout);
         for (segment, (s, w)) in layout.segments.iter().zip(&mut self.work).enumerate() {
             for piece in &w.pieces {
                 let (flat, store) = (piece.flat_start(self.rank), &s.stores[piece.store]);
-                let gradient = late.then(|| State::whole(store.gradient(0)));
+                let gradient = delayed.then(|| State::whole(store.gradient(0)));
                 for (number, state) in store.states(0).into_iter().chain(gradient).enumerate() {
                     let state = state.slice(piece.owned.clone());
                     let of_device = || s.spec.params.slice(flat..flat + piece.owned.len());
@@ -135,14 +137,14 @@ impl Optimizer {
                         let run = views[0].len();
                         let mut block = vec![0.0; BLOCK.min(run)];
                         for at in (0..run).step_by(BLOCK) {
-                            if told() {
+                            if should_stop() {
                                 stopped.store(true, Ordering::Relaxed);
                                 return Ok(());
                             }
                             let values = &mut block[..BLOCK.min(run - at)];
                             let first = flat + first + at;
-                            fill(StateAt { segment, state: number, first }, values)?;
-                            state.store((&mut *views, kept), at, values);
+                            fill(StatePosition { segment, state: number, first }, values)?;
+                            state.store(&mut *views, kept, at, values);
                         }
                         Ok(())
                     })?;
@@ -153,13 +155,14 @@ impl Optimizer {
             }
             w.unpublished = true;
         }
-        self.blank_second(dev)?;
+        self.blank_speculation(dev)?;
         let mut words = *words;
-        words[control::SIDE] = 0.0;
-        if let Some(presumed) = layout.presumed {
-            // A late update is one that nothing was done of ahead of its decision.
-            dev.write(presumed, &|i| words[i])?;
-            words[control::SIDE] = f64::from(u8::from(late && words[control::SKIP] == 0.0));
+        words[control::STATE_BUFFER] = 0.0;
+        if let Some(predicted) = layout.predicted {
+            // A delayed update is one that nothing was done of ahead of its decision.
+            dev.write(predicted, &|i| words[i])?;
+            words[control::STATE_BUFFER] =
+                f64::from(u8::from(delayed && words[control::SKIP] == 0.0));
         }
         dev.write(layout.control, &|i| words[i])?;
         dev.write(layout.device_control, &|i| words[i])?;

@@ -84,7 +84,8 @@ impl State {
     /// kept as `parameter`: the view does not tell, since what a GPU holds is staged in fp32.
     pub(crate) fn store(
         &self,
-        (views, parameter): (&mut [ViewMut<'_>], Dtype),
+        views: &mut [ViewMut<'_>],
+        parameter: Dtype,
         at: usize,
         values: &[f32],
     ) {

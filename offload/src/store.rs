@@ -1,8 +1,8 @@
 //! A rank's arrays for the elements that are updated at one place: states, and gradients and parameters on their ways.
 
-use crate::ahead::Second;
 use crate::buckets::SharedSum;
-use crate::spec::{Spec, Sum};
+use crate::spec::{GradAccumulation, OptimizerSpec};
+use crate::speculation::SpeculationBuffers;
 use crate::state::{State, Storage};
 use device::{Arena, Cargo, Dtype, Plan, Pool, Tensor};
 
@@ -23,7 +23,7 @@ const PARAMETER_STAGING: Pool = Pool::staging("parameter staging");
 #[derive(Clone, Debug)]
 pub(crate) struct Store {
     /// The place of the update, and the way of gradients to it.
-    pub(crate) place: Place,
+    pub(crate) site: UpdateSite,
     /// The masters: in fp32, or the lower halves of what `Place::Host` stages the upper ones of.
     pub(crate) master: Tensor,
     /// The first moments.
@@ -31,57 +31,57 @@ pub(crate) struct Store {
     /// The second moments.
     pub(crate) variance: Tensor,
     /// The second arrays, where updates run ahead of the decision.
-    pub(crate) second: Option<Second>,
+    pub(crate) speculation: Option<SpeculationBuffers>,
 }
 
-/// What an update reads, by the side of the step that makes it: two arrays where updates are delayed, else the same one twice.
-pub(crate) type Sides = [Tensor; 2];
+/// What an update reads, by the gradient buffer of the step that makes it: two arrays where updates are delayed, else the same one twice.
+pub(crate) type DoubleBuffer = [Tensor; 2];
 
 /// Where states and update are.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Place {
+pub(crate) enum UpdateSite {
     /// On the device, partitioned over the data-parallel ranks (ZeRO-2). The states are fp32.
     Device {
         /// The sum of all micro-batches in fp32 where it is `summed`, else the only one in the storage type.
-        gradient: Sides,
+        gradient: DoubleBuffer,
         /// Whether a step has several micro-batches.
         summed: bool,
     },
     /// In host memory, with the update on its cores.
     Host {
         /// How gradients come down.
-        way: Way,
+        route: GradientRoute,
         /// The new parameters in the storage type, before they go up.
         up: Tensor,
     },
 }
 
-/// The way of the micro-batches of a step down to the host, as one gradient. `down` is host memory for copies.
+/// The route of the micro-batches of a step down to the host, as one gradient. `down` is host memory for copies.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Way {
+pub(crate) enum GradientRoute {
     /// The only micro-batch comes down in the storage type.
-    Alone {
+    Direct {
         /// The gradient.
-        down: Sides,
+        down: DoubleBuffer,
     },
     /// The device adds micro-batches up in fp32, and the sum comes down.
     SumOnDevice {
         /// The sum so far, on the device.
         sum: Tensor,
         /// The gradient, in fp32.
-        down: Sides,
+        down: DoubleBuffer,
     },
     /// Each micro-batch comes down in the storage type, and the host adds it.
     SumOnHost {
         /// One micro-batch.
         down: Tensor,
         /// The gradient, in fp32, on the host.
-        sum: Sides,
+        sum: DoubleBuffer,
     },
     /// Transfers block: see [`Transfer::Blocking`](crate::Transfer::Blocking).
     Blocking {
         /// The sum of the micro-batches, where a step has several.
-        so_far: Option<SoFar>,
+        partial_sum: Option<PartialSum>,
         /// A piece in fp32 before it goes down, on the device: one buffer for all pieces.
         wide: Tensor,
         /// The gradient, in fp32.
@@ -91,7 +91,7 @@ pub(crate) enum Way {
 
 /// A sum of micro-batches in the storage type that the host keeps and the device adds to.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct SoFar {
+pub(crate) struct PartialSum {
     /// The sum so far, on the host.
     pub(crate) sum: Tensor,
     /// A piece of it that has come up to the device: one buffer for all pieces.
@@ -101,16 +101,16 @@ pub(crate) struct SoFar {
 /// The buffers through which every piece goes where transfers block.
 #[derive(Clone, Copy)]
 pub(crate) struct BlockingBuffers {
-    /// See [`Way::Blocking`].
+    /// See [`GradientRoute::Blocking`].
     pub(crate) wide: Tensor,
-    /// See [`SoFar`], where micro-batches are summed.
+    /// See [`PartialSum`], where micro-batches are summed.
     pub(crate) incoming: Option<Tensor>,
 }
 
 /// The arrays of a store, while they are planned.
-pub(crate) struct Arrays<'a> {
+pub(crate) struct StorePlanner<'a> {
     pub(crate) plan: &'a mut Plan,
-    pub(crate) spec: &'a Spec,
+    pub(crate) spec: &'a OptimizerSpec,
     /// Name of the store's elements.
     pub(crate) name: String,
     /// Number of elements that this rank owns.
@@ -121,79 +121,110 @@ pub(crate) struct Arrays<'a> {
     pub(crate) chunk: usize,
 }
 
-impl Arrays<'_> {
-    fn array(&mut self, at: (Arena, Pool), what: &str, dtype: Dtype) -> Tensor {
-        self.plan.tensor(at, format!("{}.{what}", self.name), dtype, (1, self.len))
+impl StorePlanner<'_> {
+    fn array(&mut self, arena: Arena, pool: Pool, what: &str, dtype: Dtype) -> Tensor {
+        self.plan.tensor((arena, pool), format!("{}.{what}", self.name), dtype, (1, self.len))
     }
 
-    /// Plans what an update reads, once for each side.
-    fn sides(&mut self, at: (Arena, Pool), what: &str, dtype: Dtype) -> Sides {
-        let first = self.array(at, what, dtype);
-        let late = self.spec.delayed.then(|| self.array(at, &format!("{what}.late"), dtype));
-        [first, late.unwrap_or(first)]
+    /// Plans what an update reads, once for each gradient buffer.
+    fn double_buffer(
+        &mut self,
+        arena: Arena,
+        pool: Pool,
+        what: &str,
+        dtype: Dtype,
+    ) -> DoubleBuffer {
+        let first = self.array(arena, pool, what, dtype);
+        let delayed =
+            self.spec.delayed.then(|| self.array(arena, pool, &format!("{what}.late"), dtype));
+        [first, delayed.unwrap_or(first)]
     }
 
     pub(crate) fn on_device(mut self) -> Store {
-        let summed = self.spec.sum != Sum::None;
+        let summed = self.spec.accumulation != GradAccumulation::None;
         let (dtype, pool) = if summed { (Dtype::F32, SUMS) } else { (self.dtype, SHARDS) };
-        let gradient = self.sides((Arena::Device, pool), "grad", dtype);
+        let gradient = self.double_buffer(Arena::Device, pool, "grad", dtype);
         let [master, momentum, variance] = self.states(Arena::Device, Storage::default());
-        let place = Place::Device { gradient, summed };
-        Store { place, master, momentum, variance, second: None }
+        let place = UpdateSite::Device { gradient, summed };
+        Store { site: place, master, momentum, variance, speculation: None }
     }
 
-    /// `presumed`: the presumed words, where updates of this segment run ahead of the decision.
+    /// `predicted`: the predicted words, where updates of this segment run ahead of the decision.
     pub(crate) fn on_host(
         mut self,
-        (blocking, shared): (Option<BlockingBuffers>, Option<SharedSum>),
-        presumed: Option<Tensor>,
+        blocking: Option<BlockingBuffers>,
+        shared: Option<SharedSum>,
+        predicted: Option<Tensor>,
     ) -> Store {
-        let staging = (Arena::Pinned, GRADIENT_STAGING);
-        let way = match (blocking, self.spec.sum) {
+        let route = match (blocking, self.spec.accumulation) {
             (Some(BlockingBuffers { wide, incoming }), _) => {
-                let so_far = incoming.map(|incoming| {
-                    let at = (Arena::Pinned, SUMS_TO_ADD);
-                    SoFar { sum: self.array(at, "grad_sum", self.dtype), incoming }
+                let partial_sum = incoming.map(|incoming| {
+                    let sum = self.array(Arena::Pinned, SUMS_TO_ADD, "grad_sum", self.dtype);
+                    PartialSum { sum, incoming }
                 });
-                Way::Blocking { so_far, wide, down: self.array(staging, "grad_down", Dtype::F32) }
+                GradientRoute::Blocking {
+                    partial_sum,
+                    wide,
+                    down: self.array(Arena::Pinned, GRADIENT_STAGING, "grad_down", Dtype::F32),
+                }
             }
-            (None, Sum::None) => Way::Alone { down: self.sides(staging, "grad_down", self.dtype) },
-            (None, Sum::Device | Sum::InTurns) => {
+            (None, GradAccumulation::None) => GradientRoute::Direct {
+                down: self.double_buffer(Arena::Pinned, GRADIENT_STAGING, "grad_down", self.dtype),
+            },
+            (None, GradAccumulation::Device | GradAccumulation::Shared) => {
                 let sum = match shared {
                     Some(shared) => shared.tensor.slice(0..self.len),
-                    None => self.array((Arena::Device, SUMS), "grad", Dtype::F32),
+                    None => self.array(Arena::Device, SUMS, "grad", Dtype::F32),
                 };
-                Way::SumOnDevice { sum, down: self.sides(staging, "grad_down", Dtype::F32) }
+                GradientRoute::SumOnDevice {
+                    sum,
+                    down: self.double_buffer(
+                        Arena::Pinned,
+                        GRADIENT_STAGING,
+                        "grad_down",
+                        Dtype::F32,
+                    ),
+                }
             }
-            (None, Sum::Host) => {
-                let down = self.array(staging, "grad_down", self.dtype);
-                let sum = self.sides((Arena::Pinned, SUMS), "grad_sum", Dtype::F32);
-                Way::SumOnHost { down, sum }
+            (None, GradAccumulation::Host) => {
+                let down = self.array(Arena::Pinned, GRADIENT_STAGING, "grad_down", self.dtype);
+                let sum = self.double_buffer(Arena::Pinned, SUMS, "grad_sum", Dtype::F32);
+                GradientRoute::SumOnHost { down, sum }
             }
         };
         let [master, momentum, variance] = self.states(Arena::Pinned, self.spec.storage);
-        let up = self.array((Arena::Pinned, PARAMETER_STAGING), "params_up", self.dtype);
-        let second = presumed.map(|presumed| self.second(presumed));
-        Store { place: Place::Host { way, up }, master, momentum, variance, second }
+        let up = self.array(Arena::Pinned, PARAMETER_STAGING, "params_up", self.dtype);
+        let buffers = predicted.map(|predicted| self.plan_speculation(predicted));
+        Store {
+            site: UpdateSite::Host { route, up },
+            master,
+            momentum,
+            variance,
+            speculation: buffers,
+        }
     }
 
-    fn second(&mut self, presumed: Tensor) -> Second {
+    fn plan_speculation(&mut self, predicted: Tensor) -> SpeculationBuffers {
         let name = std::mem::take(&mut self.name);
         self.name = format!("{name}.second");
         let states = self.states(Arena::Pinned, self.spec.storage);
-        let at = (Arena::Pinned, STATES);
         let split = self.spec.storage.split_master;
-        let upper = split.then(|| self.array(at, "upper", self.dtype));
+        let upper = split.then(|| self.array(Arena::Pinned, STATES, "upper", self.dtype));
         let words = (1, self.len / self.chunk);
-        let factor = self.plan.tensor(at, format!("{}.factors", self.name), Dtype::F64, words);
+        let factor = self.plan.tensor(
+            (Arena::Pinned, STATES),
+            format!("{}.factors", self.name),
+            Dtype::F64,
+            words,
+        );
         self.name = name;
-        Second { states, upper, factor, presumed }
+        SpeculationBuffers { states, upper, factor, predicted }
     }
 
     fn states(&mut self, arena: Arena, storage: Storage) -> [Tensor; 3] {
         let master = if storage.split_master { Dtype::U16 } else { Dtype::F32 };
         [("master", master), ("momentum", storage.moments), ("variance", storage.moments)]
-            .map(|(what, dtype)| self.array((arena, STATES), what, dtype))
+            .map(|(what, dtype)| self.array(arena, STATES, what, dtype))
     }
 }
 
@@ -205,25 +236,29 @@ impl Store {
 
     /// The host's new parameters before they go up.
     pub(crate) const fn staging(&self) -> Option<Tensor> {
-        match self.place {
-            Place::Host { up, .. } => Some(up),
-            Place::Device { .. } => None,
+        match self.site {
+            UpdateSite::Host { up, .. } => Some(up),
+            UpdateSite::Device { .. } => None,
         }
     }
 
     /// Whether copies down read the bucket itself; else it is free as soon as DpComm is done with it.
     pub(crate) const fn reads_bucket_down(&self) -> bool {
-        match self.place {
-            Place::Device { .. } | Place::Host { way: Way::SumOnDevice { .. }, .. } => false,
-            Place::Host { way: Way::Alone { .. } | Way::SumOnHost { .. }, .. }
-            | Place::Host { way: Way::Blocking { .. }, .. } => true,
+        match self.site {
+            UpdateSite::Device { .. }
+            | UpdateSite::Host { route: GradientRoute::SumOnDevice { .. }, .. } => false,
+            UpdateSite::Host {
+                route: GradientRoute::Direct { .. } | GradientRoute::SumOnHost { .. },
+                ..
+            }
+            | UpdateSite::Host { route: GradientRoute::Blocking { .. }, .. } => true,
         }
     }
 
-    /// The masters, the first moments and the second moments; `side` is [`control::SIDE`](crate::control::SIDE).
-    pub(crate) fn states(&self, side: usize) -> [State; 3] {
-        let [master, momentum, variance] = match &self.second {
-            Some(second) if side == 1 => second.states,
+    /// The masters, the first moments and the second moments; `buffer` is [`control::STATE_BUFFER`](crate::control::STATE_BUFFER).
+    pub(crate) fn states(&self, buffer: usize) -> [State; 3] {
+        let [master, momentum, variance] = match &self.speculation {
+            Some(buffers) if buffer == 1 => buffers.states,
             _ => [self.master, self.momentum, self.variance],
         };
         let master = match self.staging().filter(|_| master.dtype() == Dtype::U16) {
@@ -233,14 +268,16 @@ impl Store {
         [master, State::whole(momentum), State::whole(variance)]
     }
 
-    /// The gradients that the update of the step of `side` reads.
-    pub(crate) const fn gradient(&self, side: usize) -> Tensor {
-        match self.place {
-            Place::Device { gradient, .. } => gradient[side],
-            Place::Host { way, .. } => match way {
-                Way::Alone { down } | Way::SumOnDevice { down, .. } => down[side],
-                Way::SumOnHost { sum, .. } => sum[side],
-                Way::Blocking { down, .. } => down,
+    /// The gradients that the update of the step of gradient buffer `buffer` reads.
+    pub(crate) const fn gradient(&self, buffer: usize) -> Tensor {
+        match self.site {
+            UpdateSite::Device { gradient, .. } => gradient[buffer],
+            UpdateSite::Host { route, .. } => match route {
+                GradientRoute::Direct { down } | GradientRoute::SumOnDevice { down, .. } => {
+                    down[buffer]
+                }
+                GradientRoute::SumOnHost { sum, .. } => sum[buffer],
+                GradientRoute::Blocking { down, .. } => down,
             },
         }
     }

@@ -2,25 +2,27 @@
 
 #[cfg(test)]
 mod accuracy;
-mod apart;
 mod elements;
 pub(crate) mod halves;
 mod noise;
+mod out_of_place;
 mod padded;
 mod rules;
 #[cfg(test)]
 mod tests;
 mod traffic;
 
-pub(crate) use apart::{Apart, Upper, traffic_apart, update_apart};
 pub(crate) use noise::Noise;
-pub use noise::NoiseRun;
+pub use noise::{NoiseRun, TileNoise};
+pub(crate) use out_of_place::{
+    OutOfPlaceUpdate, UpperHalves, traffic_out_of_place, update_out_of_place,
+};
 pub use rules::Rule;
 pub(crate) use traffic::traffic;
 
 use crate::control;
 use device::numerics::SimdPath;
-use device::numerics::lanes::{self, Available, Kernel, Lanes, WIDEST};
+use device::numerics::lanes::{self, Kernel, Lanes, SupportedPath, WIDEST};
 use device::{View, ViewMut};
 use elements::{
     F16, F16Mut, Halves, Source, Target, WordState, Words, WordsMut, aligned, wide, wide_mut,
@@ -29,7 +31,7 @@ use elements::{
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
 use noise::Draw;
-use padded::{PAD, Padded};
+use padded::{PAD, PaddedRun};
 use rules::{AdamW, Scalars, Sgd, keep};
 use std::ops::Range;
 
@@ -191,7 +193,7 @@ impl<'a> Update<'a> {
 
 impl Kernel for Update<'_> {
     #[inline(always)]
-    fn run<L: Lanes>(&mut self, lanes: L, path: Available) {
+    fn run<L: Lanes>(&mut self, lanes: L, path: SupportedPath) {
         let scalars = Scalars::new(self.control);
         let step = self.control[control::STEP] as u64;
         let (mut padded, aligned, rule) = (None, self.is_aligned(), self.rule);
@@ -211,7 +213,7 @@ impl Kernel for Update<'_> {
             let vectors = if direct {
                 part.part(0..len)
             } else {
-                let padded = padded.get_or_insert_with(Padded::new);
+                let padded = padded.get_or_insert_with(PaddedRun::new);
                 padded.take(&part, draw.lead());
                 padded.whole(&part, draw.lead())
             };
@@ -228,7 +230,7 @@ impl Kernel for Update<'_> {
 #[derive(Clone, Copy)]
 struct Step<L> {
     lanes: L,
-    path: Available,
+    path: SupportedPath,
     scalars: Scalars,
     rule: Rule,
     decays: bool,
@@ -316,7 +318,7 @@ impl<L: Lanes> Step<L> {
             }
             Rule::Sgd { weight_decay } => {
                 let rule = Sgd { shrink: shrink * weight_decay };
-                return rule.run((lanes, scalars), grad, master, n);
+                return rule.run(lanes, scalars, grad, master, n);
             }
         };
         match (momentum, variance) {
@@ -324,7 +326,7 @@ impl<L: Lanes> Step<L> {
                 let old_m = old_momentum.and_then(View::as_slice);
                 let old_v = old_variance.and_then(View::as_slice);
                 let moments = [wide_state::<L>(old_m, m, n), wide_state::<L>(old_v, v, n)];
-                rule.run((lanes, draw), grad, master, moments, n);
+                rule.run(lanes, draw, grad, master, moments, n);
             }
             (ViewMut::Bf16(m), ViewMut::Bf16(v)) => {
                 let [old_m, old_v] = [old_momentum, old_variance].map(|old| {
@@ -335,7 +337,7 @@ impl<L: Lanes> Step<L> {
                 let m = WordState { old: old_m, new };
                 let new = words_mut::<L>(v.reinterpret_cast_mut(), n);
                 let v = WordState { old: old_v, new };
-                rule.run((lanes, draw), grad, master, [m, v], n);
+                rule.run(lanes, draw, grad, master, [m, v], n);
             }
             _ => {}
         }

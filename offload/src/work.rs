@@ -1,12 +1,12 @@
 //! A rank's work on each segment: pieces, tiles and their host tasks, made once.
 
 use crate::adam::{AdamTile, DeviceUpdate};
-use crate::ahead::{AheadTile, Tally, When};
-use crate::layout::{Layout, Segment};
-use crate::norm::{Accumulate, Run, Turn};
-use crate::store::{Place, Sides, Store, Way};
-use crate::update::NoiseRun;
-use device::numerics::Counted;
+use crate::layout::{OptimizerLayout, Segment};
+use crate::norm::{AccumulateTask, MicrobatchPosition, PartialsRun};
+use crate::speculation::{NormGuard, Phase, SpeculativeTile};
+use crate::store::{DoubleBuffer, GradientRoute, Store, UpdateSite};
+use crate::update::{NoiseRun, TileNoise};
+use device::numerics::CountedRange;
 use device::{DeviceOp, Event, HostOp, Rank, Tensor};
 use std::ops::Range;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub(crate) struct PieceWork {
     /// The piece's chunks among this rank's partial sums.
     pub(crate) chunks: Range<usize>,
     /// Which elements of `owned` count in the norm.
-    pub(crate) counted: Counted,
+    pub(crate) counted: CountedRange,
     tasks: Tasks,
 }
 
@@ -31,7 +31,7 @@ pub(crate) struct PieceWork {
 #[derive(Debug)]
 enum Tasks {
     OnHost(Vec<Tile>),
-    /// One for each side of the gradients.
+    /// One for each gradient buffer.
     OnDevice([Arc<DeviceOp>; 2]),
 }
 
@@ -42,12 +42,12 @@ pub(crate) struct Tile {
     pub(crate) owned: Range<usize>,
     /// Its first element in the segment's flat buffer.
     pub(crate) start: usize,
-    /// The tasks that add micro-batches up, where the host does, by side of the gradients and by [`Turn`].
+    /// The tasks that add micro-batches up, where the host does, by gradient buffer and by [`MicrobatchPosition`].
     pub(crate) accumulate: Option<[[Arc<HostOp>; 3]; 2]>,
-    /// The update for each side of the gradients, or what is left to do where the tile is updated ahead of the decision.
+    /// The update for each gradient buffer, or what is left to do where the tile is updated ahead of the decision.
     pub(crate) adam: [Arc<HostOp>; 2],
     /// The update ahead of the decision, where there is one.
-    pub(crate) ahead: Option<Arc<HostOp>>,
+    pub(crate) speculate: Option<Arc<HostOp>>,
     /// The event behind which the new parameters are in staging.
     pub(crate) updated: Event,
 }
@@ -58,12 +58,12 @@ pub(crate) struct SegmentWork {
     /// Its pieces, in the order in which they are reduced.
     pub(crate) pieces: Vec<PieceWork>,
     /// Adds up its sums of squares, where it is updated ahead of the decision.
-    pub(crate) tally: Option<Arc<HostOp>>,
+    pub(crate) norm_guard: Option<Arc<HostOp>>,
     /// Whether an update is queued that `publish` has not sent out.
     pub(crate) unpublished: bool,
     /// Whether this rank's part is in a shared buffer, or on its way there, and the other ranks' parts are not.
     pub(crate) is_partial: bool,
-    /// For each side of the gradients, the event behind which the host has read what came down last.
+    /// For each gradient buffer, the event behind which the host has read what came down last.
     pub(crate) staging_free: [Event; 2],
     /// The event behind which the parameters in staging have gone up.
     pub(crate) uploaded: Event,
@@ -93,7 +93,7 @@ impl PieceWork {
         }
     }
 
-    /// The update for each side of the gradients, where the device does it.
+    /// The update for each gradient buffer, where the device does it.
     pub(crate) const fn update_on_device(&self) -> Option<&[Arc<DeviceOp>; 2]> {
         match &self.tasks {
             Tasks::OnHost(_) => None,
@@ -104,22 +104,22 @@ impl PieceWork {
 
 /// Inputs of the work of a rank on a segment, besides the layout.
 #[derive(Clone, Copy)]
-pub(crate) struct Share<'a> {
+pub(crate) struct SegmentInputs<'a> {
     /// The rank among the data-parallel ranks.
     pub(crate) dp: usize,
     /// Which elements of the segment count in this rank's norm.
-    pub(crate) counted: Counted,
+    pub(crate) counted: CountedRange,
     /// The runs of the segment, for moments that are rounded by chance.
     pub(crate) noise: &'a Arc<[NoiseRun]>,
 }
 
 /// The elements of a piece, or of a tile, that this rank owns.
 #[derive(Clone)]
-struct Part<'a> {
-    layout: &'a Layout,
+struct OwnedSlice<'a> {
+    layout: &'a OptimizerLayout,
     s: &'a Segment,
     store: &'a Store,
-    share: Share<'a>,
+    share: SegmentInputs<'a>,
     /// Its first element in the segment's flat buffer.
     start: usize,
     /// Its first chunk among this rank's partial sums.
@@ -129,7 +129,11 @@ struct Part<'a> {
 }
 
 /// Makes all tasks of a rank for a segment.
-pub(crate) fn segment_work(layout: &Layout, s: &Segment, share: Share<'_>) -> SegmentWork {
+pub(crate) fn segment_work(
+    layout: &OptimizerLayout,
+    s: &Segment,
+    share: SegmentInputs<'_>,
+) -> SegmentWork {
     let dp_size = layout.spec.dp_size;
     let mut ends = vec![0; s.stores.len()];
     let pieces = s.pieces.iter().map(|piece| {
@@ -139,29 +143,29 @@ pub(crate) fn segment_work(layout: &Layout, s: &Segment, share: Share<'_>) -> Se
         *end = owned.end;
         let (start, store) = (piece.start + share.dp * len, &s.stores[piece.store]);
         let chunk = s.chunks.own.start + piece.start / dp_size / layout.chunk;
-        let part = Part { layout, s, store, share, start, chunk, owned };
+        let part = OwnedSlice { layout, s, store, share, start, chunk, owned };
         PieceWork {
             flat: piece.start..piece.start + piece.len,
             store: piece.store,
             chunks: part.chunks(),
             counted: share.counted.from(part.start),
-            tasks: match store.place {
-                Place::Device { .. } => Tasks::OnDevice(part.update_on_device()),
-                Place::Host { way, up } => Tasks::OnHost(part.tiles(way, up)),
+            tasks: match store.site {
+                UpdateSite::Device { .. } => Tasks::OnDevice(part.update_on_device()),
+                UpdateSite::Host { route, up } => Tasks::OnHost(part.tiles(route, up)),
             },
             owned: part.owned,
         }
     });
     let pieces: Vec<PieceWork> = pieces.collect();
-    let ahead = || pieces.iter().filter(|piece| s.stores[piece.store].second.is_some());
+    let ahead = || pieces.iter().filter(|piece| s.stores[piece.store].speculation.is_some());
     let chunks = ahead().next().zip(ahead().next_back());
-    let tally = layout.presumed.zip(chunks).map(|(presumed, (first, last))| {
+    let norm_guard = layout.predicted.zip(chunks).map(|(predicted, (first, last))| {
         let partials = layout.partials.slice(first.chunks.start..last.chunks.end);
-        HostOp::new(Tally { presumed, partials, clip: layout.spec.clip })
+        HostOp::new(NormGuard { predicted, partials, clip: layout.spec.clip })
     });
     SegmentWork {
         pieces,
-        tally,
+        norm_guard,
         unpublished: false,
         is_partial: false,
         staging_free: Default::default(),
@@ -170,7 +174,7 @@ pub(crate) fn segment_work(layout: &Layout, s: &Segment, share: Share<'_>) -> Se
     }
 }
 
-impl Part<'_> {
+impl OwnedSlice<'_> {
     /// The range of its chunks among this rank's partial sums.
     fn chunks(&self) -> Range<usize> {
         self.chunk..self.chunk + self.owned.len() / self.layout.chunk
@@ -187,72 +191,71 @@ impl Part<'_> {
     }
 
     /// Cuts it into tiles, with their tasks.
-    fn tiles(&self, way: Way, up: Tensor) -> Vec<Tile> {
+    fn tiles(&self, route: GradientRoute, up: Tensor) -> Vec<Tile> {
         let chunk = self.layout.chunk;
         let size = (self.layout.spec.tile_elements / chunk).max(1) * chunk;
         let tile = |at: usize| {
             let before = at - self.owned.start;
             let owned = at..(at + size).min(self.owned.end);
             let (start, chunk) = (self.start + before, self.chunk + before / chunk);
-            Part { start, chunk, owned, ..self.clone() }.tile(way, up)
+            OwnedSlice { start, chunk, owned, ..self.clone() }.tile(route, up)
         };
         self.owned.clone().step_by(size).map(tile).collect()
     }
 
-    fn tile(self, way: Way, up: Tensor) -> Tile {
-        let accumulate = match way {
-            Way::SumOnHost { down, sum } => Some(self.accumulate(down, sum)),
-            Way::Alone { .. } | Way::SumOnDevice { .. } | Way::Blocking { .. } => None,
+    fn tile(self, route: GradientRoute, up: Tensor) -> Tile {
+        let accumulate = match route {
+            GradientRoute::SumOnHost { down, sum } => Some(self.accumulate(down, sum)),
+            GradientRoute::Direct { .. }
+            | GradientRoute::SumOnDevice { .. }
+            | GradientRoute::Blocking { .. } => None,
         };
-        let noise = (Arc::clone(self.share.noise), self.start);
+        let noise = TileNoise { runs: Arc::clone(self.share.noise), start: self.start };
         let adam = self.update(self.layout.control, self.of(up), &noise);
-        let second = self.store.second.as_ref();
-        let second =
-            second.map(|second| second.tile(&self.owned, self.owned.start / self.layout.chunk));
-        let with = |tile: AdamTile, when| match second.clone() {
-            Some(second) => HostOp::new(AheadTile { tile, second, when }),
+        let buffers = self.store.speculation.as_ref();
+        let buffers =
+            buffers.map(|buffers| buffers.tile(&self.owned, self.owned.start / self.layout.chunk));
+        let with = |tile: AdamTile, when| match buffers.clone() {
+            Some(buffers) => HostOp::new(SpeculativeTile { tile, buffers, phase: when }),
             None => HostOp::new(tile),
         };
-        let ahead = second.is_some().then(|| with(adam[0].clone(), When::Ahead));
-        let adam = adam.map(|tile| with(tile, When::Behind));
+        let ahead = buffers.is_some().then(|| with(adam[0].clone(), Phase::Speculate));
+        let adam = adam.map(|tile| with(tile, Phase::Validate));
         let (start, updated) = (self.start, Event::default());
-        Tile { start, accumulate, adam, ahead, updated, owned: self.owned }
+        Tile { start, accumulate, adam, speculate: ahead, updated, owned: self.owned }
     }
 
-    /// Makes the tasks that add micro-batches up, by side of the gradients and by turn.
-    fn accumulate(&self, down: Tensor, sums: Sides) -> [[Arc<HostOp>; 3]; 2] {
+    /// Makes the tasks that add micro-batches up, by gradient buffer and by position.
+    fn accumulate(&self, down: Tensor, sums: DoubleBuffer) -> [[Arc<HostOp>; 3]; 2] {
         sums.map(|sum| {
-            [Turn::First, Turn::Middle, Turn::Last].map(|turn| {
-                HostOp::new(Accumulate {
-                    grad: self.of(down),
-                    sum: self.of(sum),
-                    turn,
-                    partials: self.layout.partials.slice(self.chunks()),
-                    chunk: self.layout.chunk,
-                    counted: self.share.counted.from(self.start),
-                })
-            })
+            [MicrobatchPosition::First, MicrobatchPosition::Middle, MicrobatchPosition::Last].map(
+                |position| {
+                    HostOp::new(AccumulateTask {
+                        grad: self.of(down),
+                        sum: self.of(sum),
+                        position,
+                        partials: self.layout.partials.slice(self.chunks()),
+                        chunk: self.layout.chunk,
+                        counted: self.share.counted.from(self.start),
+                    })
+                },
+            )
         })
     }
 
-    /// Makes the device's update for each side of the gradients.
+    /// Makes the device's update for each gradient buffer.
     fn update_on_device(&self) -> [Arc<DeviceOp>; 2] {
         let param = self.s.spec.params.slice(self.start..self.start + self.owned.len());
-        let update = self.update(self.layout.device_control, param, &([].into(), 0));
+        let update = self.update(self.layout.device_control, param, &TileNoise::none());
         update.map(|tile| DeviceOp::new(DeviceUpdate(tile)))
     }
 
-    /// Says what is updated, for each side of the gradients.
-    fn update(
-        &self,
-        control: Tensor,
-        param: Tensor,
-        noise: &(Arc<[NoiseRun]>, usize),
-    ) -> [AdamTile; 2] {
-        [0, 1].map(|side| AdamTile {
+    /// Says what is updated, for each gradient buffer.
+    fn update(&self, control: Tensor, param: Tensor, noise: &TileNoise) -> [AdamTile; 2] {
+        [0, 1].map(|buffer| AdamTile {
             rule: self.layout.spec.rule,
             control,
-            grad: self.of(self.store.gradient(side)),
+            grad: self.of(self.store.gradient(buffer)),
             master: self.of(self.store.master),
             momentum: self.of(self.store.momentum),
             variance: self.of(self.store.variance),
@@ -264,13 +267,17 @@ impl Part<'_> {
 }
 
 /// Says where this rank's chunks stand among all ranks' chunks.
-pub(crate) fn spread_runs(layout: &Layout, dp: usize, work: &[SegmentWork]) -> Vec<Run> {
+pub(crate) fn spread_runs(
+    layout: &OptimizerLayout,
+    dp: usize,
+    work: &[SegmentWork],
+) -> Vec<PartialsRun> {
     let mut runs = Vec::new();
     for (s, w) in layout.segments.iter().zip(work) {
         for p in &w.pieces {
             let start = p.flat.start + dp * p.owned.len();
             let all = s.chunks.all.start + start / layout.chunk;
-            runs.push(Run { own: p.chunks.start, all, len: p.chunks.len() });
+            runs.push(PartialsRun { own: p.chunks.start, all, len: p.chunks.len() });
         }
     }
     runs

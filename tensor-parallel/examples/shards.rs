@@ -3,11 +3,11 @@
 #![allow(clippy::allow_attributes, reason = "the line above")]
 
 use device::{Arena, Dtype, Plan};
-use tensor_parallel::{Gpt, GptShape, Keep, Parts, Recompute};
+use tensor_parallel::{Architecture, CheckpointHome, Decoder, DecoderShape, Recompute};
 
 fn main() {
-    let shape = GptShape {
-        parts: Parts::GPT2,
+    let shape = DecoderShape {
+        architecture: Architecture::GPT2,
         layers: 2,
         hidden: 64,
         heads: 4,
@@ -21,8 +21,8 @@ fn main() {
         sequence: false,
         recompute: Recompute::None,
         partition_checkpoints: false,
-        keep: Keep::Device,
-        checkpoint_sets: 1,
+        checkpoint_home: CheckpointHome::Device,
+        checkpoint_slots: 1,
         ring: tensor_parallel::Ring::NONE,
         head_rows: 1024,
         dtype: Dtype::Bf16,
@@ -32,7 +32,7 @@ fn main() {
         init_std: 0.02,
     };
     let mut plan = Plan::default();
-    let gpt = Gpt::plan(&mut plan, &shape, 64);
+    let gpt = Decoder::plan(&mut plan, &shape, 64);
     for param in gpt.segments().iter().flat_map(|segment| &segment.params) {
         let runs = param.runs(1, shape.tp_size);
         let elements: usize = runs.iter().map(|run| run.local.len()).sum();

@@ -2,23 +2,23 @@
 //! positions where the model has them, attention over this rank's heads, a row-parallel projection back.
 
 use crate::branch::{Branch, Scratch};
-use crate::linear::{Fp8, Linear, Scaled};
-use crate::params::{Declared, Flat, Init, Split};
+use crate::linear::{Fp8Linear, Fp8Operands, Linear};
+use crate::params::{FlatBuffer, Init, ParamDeclarations, Split};
 use crate::region::{Region, sum_over_ranks};
-use crate::shape::GptShape;
+use crate::shape::DecoderShape;
 use device::{Arena, Device, Dropout, Dtype, Epilogue, HeadNorm, HeadNormGrads, Heads};
-use device::{Event, Group, Lane::Compute, Lane::TpComm, Op, Plan, Reduce, Tensor};
+use device::{Event, Group, Lane::Compute, Lane::TpComm, Op, Plan, Reduction, Tensor};
 use std::ops::Range;
 
 /// Activations of the forward pass, for the backward pass.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct AttentionSaved {
-    pub(crate) qkv: Tensor, // (B T, (H + 2 K) D/t), rotated
-    raw: Option<Tensor>,    // (B T, (H + K) D/t): q and k before their norm
-    pub(crate) out: Tensor, // (B T, H D/t)
-    pub(crate) lse: Tensor, // (B H/t T)
-    input: Option<Scaled>,  // of the projection to q, k and v
-    proj: Option<Scaled>,
+pub(crate) struct AttentionActivations {
+    pub(crate) qkv: Tensor,   // (B T, (H + 2 K) D/t), rotated
+    raw: Option<Tensor>,      // (B T, (H + K) D/t): q and k before their norm
+    pub(crate) out: Tensor,   // (B T, H D/t)
+    pub(crate) lse: Tensor,   // (B H/t T)
+    input: Option<Fp8Linear>, // of the projection to q, k and v
+    proj: Option<Fp8Linear>,
 }
 
 /// Parameters, or their gradients.
@@ -33,7 +33,7 @@ pub(crate) struct Attention {
 
 /// Settings of attention for one pass.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct AttentionPass {
+pub(crate) struct AttentionContext {
     pub(crate) heads: Heads,
     pub(crate) dropout: Dropout,
     /// Cosines and sines, where positions are rotary.
@@ -42,8 +42,13 @@ pub(crate) struct AttentionPass {
     pub(crate) starts: Option<Tensor>,
 }
 
-impl AttentionSaved {
-    pub(crate) fn plan(plan: &mut Plan, name: &str, shape: &GptShape, fp8: Option<Fp8>) -> Self {
+impl AttentionActivations {
+    pub(crate) fn plan(
+        plan: &mut Plan,
+        name: &str,
+        shape: &DecoderShape,
+        fp8: Option<Fp8Operands>,
+    ) -> Self {
         let (at, tokens, dtype) = ((Arena::Device, "activations"), shape.tokens(), shape.dtype);
         let rotated = shape.heads_width() + shape.kv_per_rank() * shape.head_dim;
         let [input, proj] = ["qkv", "attention_proj"]
@@ -51,14 +56,14 @@ impl AttentionSaved {
         let mut one =
             |what: &str, width| plan.tensor(at, format!("{name}.{what}"), dtype, (tokens, width));
         let (qkv, out) = (one("qkv", shape.qkv_width()), one("attention", shape.heads_width()));
-        let raw = shape.parts.qk_norm.then(|| one("raw_qk", rotated));
+        let raw = shape.architecture.qk_norm.then(|| one("raw_qk", rotated));
         let lse = (1, tokens * shape.heads / shape.tp_size);
         let lse = plan.tensor(at, format!("{name}.lse"), Dtype::F32, lse);
         Self { qkv, raw, out, lse, input, proj }
     }
 }
 
-impl AttentionSaved {
+impl AttentionActivations {
     /// Some rows of it, as those of one sample, of this rank's `heads` heads.
     pub(crate) fn of(self, rows: Range<usize>, heads: usize) -> Self {
         let Self { qkv, raw, out, lse, .. } = self;
@@ -73,7 +78,7 @@ impl AttentionSaved {
 }
 
 /// q, k and v, where they are tensors of their own.
-const APART: [&str; 3] = ["attn.q", "attn.k", "attn.v"];
+const SEPARATE_QKV: [&str; 3] = ["attn.q", "attn.k", "attn.v"];
 /// Keys and values. Ranks share them where ranks outnumber their heads.
 const SHARED: [&str; 2] = ["attn.k", "attn.v"];
 /// The gains of the norm of q's and k's heads.
@@ -81,12 +86,12 @@ const GAINS: [&str; 2] = ["attn.q_norm", "attn.k_norm"];
 
 impl Attention {
     /// Declares its parameters behind `attn.`. A rank's runs of q, k and v stand together, so that one product has all.
-    pub(crate) fn declare(params: &mut Declared, shape: &GptShape) {
+    pub(crate) fn declare(params: &mut ParamDeclarations, shape: &DecoderShape) {
         let (c, d, zero) = (shape.hidden, shape.head_dim, Init::Constant(0.0));
-        let (q, kv, parts) = (shape.heads * d, shape.kv_heads * d, &shape.parts);
-        if parts.joined_qkv {
+        let (q, kv, architecture) = (shape.heads * d, shape.kv_heads * d, &shape.architecture);
+        if architecture.joined_qkv {
             params.add("attn.qkv.weight", (3 * q, c), Split::ThreeRows, shape.weight_init());
-            if parts.qkv_bias {
+            if architecture.qkv_bias {
                 params.add("attn.qkv.bias", (3 * q, 1), Split::ThreeRows, zero);
             }
         } else {
@@ -94,40 +99,40 @@ impl Attention {
                 1 => Split::Rows,
                 ranks => Split::SharedRows { ranks },
             };
-            let apart =
-                || APART.into_iter().zip([(q, Split::Rows), (kv, kv_split), (kv, kv_split)]);
-            for (name, (rows, split)) in apart() {
+            let separate =
+                || SEPARATE_QKV.into_iter().zip([(q, Split::Rows), (kv, kv_split), (kv, kv_split)]);
+            for (name, (rows, split)) in separate() {
                 params.add(&format!("{name}.weight"), (rows, c), split, shape.weight_init());
             }
-            for (name, (rows, split)) in apart().filter(|_| parts.qkv_bias) {
+            for (name, (rows, split)) in separate().filter(|_| architecture.qkv_bias) {
                 params.add(&format!("{name}.bias"), (rows, 1), split, zero);
             }
         }
-        for name in GAINS.into_iter().filter(|_| parts.qk_norm) {
+        for name in GAINS.into_iter().filter(|_| architecture.qk_norm) {
             let one = Init::Constant(1.0);
             params.add(&format!("{name}.weight"), (d, 1), Split::Replicated, one);
         }
         params.add("attn.proj.weight", (c, q), Split::Columns, shape.residual_init());
-        if parts.proj_bias {
+        if architecture.proj_bias {
             params.add("attn.proj.bias", (c, 1), Split::Replicated, zero);
         }
     }
 
-    pub(crate) fn cut(flat: Flat<'_>, shape: &GptShape) -> Self {
-        let parts = &shape.parts;
-        let qkv = |own| match parts.joined_qkv {
+    pub(crate) fn cut(flat: FlatBuffer<'_>, shape: &DecoderShape) -> Self {
+        let architecture = &shape.architecture;
+        let qkv = |own| match architecture.joined_qkv {
             true => flat.get("attn.qkv", own),
-            false => flat.joined(&APART, own),
+            false => flat.joined(&SEPARATE_QKV, own),
         };
         let gain = |name| flat.get(name, "weight");
         Self {
             qkv_weight: qkv("weight"),
-            qkv_bias: parts.qkv_bias.then(|| qkv("bias")),
-            gains: parts
+            qkv_bias: architecture.qkv_bias.then(|| qkv("bias")),
+            gains: architecture
                 .qk_norm
                 .then(|| HeadNormGrads { q_gain: gain(GAINS[0]), k_gain: gain(GAINS[1]) }),
             proj_weight: flat.get("attn.proj", "weight"),
-            proj_bias: parts.proj_bias.then(|| flat.get("attn.proj", "bias")),
+            proj_bias: architecture.proj_bias.then(|| flat.get("attn.proj", "bias")),
         }
     }
 
@@ -136,9 +141,9 @@ impl Attention {
     /// which share. For Compute to wait for.
     #[track_caller]
     pub(crate) fn start_sum_of_shared(
-        flat: Flat<'_>,
+        flat: FlatBuffer<'_>,
         dev: &Device,
-        shape: &GptShape,
+        shape: &DecoderShape,
         scratch: &Scratch,
     ) -> Event {
         let Some(all) = scratch.d_shared else { return Event::default() };
@@ -147,7 +152,7 @@ impl Attention {
         let weights = flat.joined(&SHARED, "weight");
         let weights = (weights, row.slice(0..weights.len()));
         let biases = shape
-            .parts
+            .architecture
             .qkv_bias
             .then(|| (flat.joined(&SHARED, "bias"), row.slice(weights.0.len()..row.len())));
         let parts = || [Some(weights), biases].into_iter().flatten();
@@ -156,7 +161,7 @@ impl Attention {
             dev.submit(Compute, Op::Copy { src, dst });
         }
         dev.follow(TpComm, Compute);
-        dev.submit(TpComm, Op::AllReduce { x: all, group: Group::Tp, reduce: Reduce::Sum });
+        dev.submit(TpComm, Op::AllReduce { x: all, group: Group::Tp, reduce: Reduction::Sum });
         for (dst, src) in parts() {
             dev.submit(TpComm, Op::Copy { src, dst });
         }
@@ -165,14 +170,14 @@ impl Attention {
 
     /// Gradients of the gains of q's and k's heads are those of this rank's heads: adds up all ranks'. Where a sum of all
     /// replicated gradients follows anyway, it does that.
-    pub(crate) fn sum_gains(flat: Flat<'_>, dev: &Device, shape: &GptShape) {
-        if shape.parts.qk_norm && !shape.sequence {
-            sum_over_ranks(dev, flat.joined(&GAINS, "weight"), Reduce::Sum);
+    pub(crate) fn sum_gains(flat: FlatBuffer<'_>, dev: &Device, shape: &DecoderShape) {
+        if shape.architecture.qk_norm && !shape.sequence {
+            sum_over_ranks(dev, flat.joined(&GAINS, "weight"), Reduction::Sum);
         }
     }
 
-    fn head_norm(&self, shape: &GptShape, saved: AttentionSaved) -> Option<HeadNorm> {
-        let epsilon = shape.parts.norm_epsilon as f32;
+    fn head_norm(&self, shape: &DecoderShape, saved: AttentionActivations) -> Option<HeadNorm> {
+        let epsilon = shape.architecture.norm_epsilon as f32;
         let (HeadNormGrads { q_gain, k_gain }, raw) = self.gains.zip(saved.raw)?;
         Some(HeadNorm { q_gain, k_gain, raw, epsilon })
     }
@@ -181,13 +186,13 @@ impl Attention {
     pub(crate) fn heads_forward(
         &self,
         dev: &Device,
-        shape: &GptShape,
+        shape: &DecoderShape,
         normed: Tensor,
-        saved: AttentionSaved,
-        pass: AttentionPass,
+        saved: AttentionActivations,
+        pass: AttentionContext,
     ) {
-        let AttentionSaved { qkv, out, lse, .. } = saved;
-        let AttentionPass { heads, dropout, starts, .. } = pass;
+        let AttentionActivations { qkv, out, lse, .. } = saved;
+        let AttentionContext { heads, dropout, starts, .. } = pass;
         self.project(dev, normed, saved);
         self.rotate(dev, shape, saved, pass);
         dev.submit(Compute, Op::Attention { qkv, out, lse, heads, starts, dropout });
@@ -195,18 +200,18 @@ impl Attention {
 
     /// normed (rows, C) -> q, k and v, in `saved`.
     #[track_caller]
-    pub(crate) fn project(&self, dev: &Device, normed: Tensor, saved: AttentionSaved) {
+    pub(crate) fn project(&self, dev: &Device, normed: Tensor, saved: AttentionActivations) {
         let linear = self.input(saved);
         linear.observe(dev, normed);
-        linear.forward(dev, normed, (saved.qkv, Epilogue::None), self.qkv_bias);
+        linear.forward(dev, normed, saved.qkv, Epilogue::None, self.qkv_bias);
     }
 
-    const fn input(&self, saved: AttentionSaved) -> Linear {
-        Linear { weight: self.qkv_weight, scaled: saved.input }
+    const fn input(&self, saved: AttentionActivations) -> Linear {
+        Linear { weight: self.qkv_weight, fp8: saved.input }
     }
 
-    const fn proj(&self, saved: AttentionSaved) -> Linear {
-        Linear { weight: self.proj_weight, scaled: saved.proj }
+    const fn proj(&self, saved: AttentionActivations) -> Linear {
+        Linear { weight: self.proj_weight, fp8: saved.proj }
     }
 
     /// q and k of `saved` turn by their positions, where those are rotary.
@@ -214,9 +219,9 @@ impl Attention {
     pub(crate) fn rotate(
         &self,
         dev: &Device,
-        shape: &GptShape,
-        saved: AttentionSaved,
-        AttentionPass { heads, table, starts, .. }: AttentionPass,
+        shape: &DecoderShape,
+        saved: AttentionActivations,
+        AttentionContext { heads, table, starts, .. }: AttentionContext,
     ) {
         if let Some(table) = table {
             let (qkv, norm) = (saved.qkv, self.head_norm(shape, saved));
@@ -225,10 +230,10 @@ impl Attention {
     }
 
     /// The row-parallel projection: `partial` (B T, C), to be summed over the ranks.
-    pub(crate) fn proj_forward(&self, dev: &Device, saved: AttentionSaved, partial: Tensor) {
+    pub(crate) fn proj_forward(&self, dev: &Device, saved: AttentionActivations, partial: Tensor) {
         let linear = self.proj(saved);
         linear.observe(dev, saved.out);
-        linear.forward(dev, saved.out, (partial, Epilogue::None), None);
+        linear.forward(dev, saved.out, partial, Epilogue::None, None);
     }
 
     /// From `branch.d_sum` (B T, C), the gradient of the summed projection, to `branch.d_normed` (B T, C),
@@ -236,29 +241,29 @@ impl Attention {
     pub(crate) fn backward(
         &self,
         dev: &Device,
-        shape: &GptShape,
-        saved: AttentionSaved,
-        pass: AttentionPass,
+        shape: &DecoderShape,
+        saved: AttentionActivations,
+        pass: AttentionContext,
         branch: Branch,
-        (grads, scratch): (Self, &Scratch),
+        grads: Self,
     ) {
-        let (AttentionSaved { qkv, out, lse, .. }, d_sum) = (saved, branch.d_sum);
-        let (d_out, d_qkv) = (scratch.d_attention, scratch.d_qkv);
-        let AttentionPass { heads, dropout, table, starts } = pass;
+        let (AttentionActivations { qkv, out, lse, .. }, d_sum) = (saved, branch.d_sum);
+        let (d_out, d_qkv) = (branch.scratch.d_attention, branch.scratch.d_qkv);
+        let AttentionContext { heads, dropout, table, starts } = pass;
         let (input, proj) = (self.input(saved), self.proj(saved));
-        proj.input_gradient(dev, d_sum, (d_out, Epilogue::None));
+        proj.input_gradient(dev, d_sum, d_out, Epilogue::None);
         let d_bias = Region::with_weight(dev, grads.proj_bias);
-        proj.weight_gradient(dev, (d_sum, out), grads.proj_weight, d_bias);
+        proj.weight_gradient(dev, d_sum, out, grads.proj_weight, d_bias);
         let op = Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts, dropout };
         dev.submit(Compute, op);
         if let Some(table) = table {
             let norm = self.head_norm(shape, saved).zip(grads.gains);
             dev.submit(Compute, Op::RotaryBackward { d_qkv, table, heads, starts, norm });
         }
-        input.input_gradient(dev, d_qkv, (branch.d_normed, Epilogue::None));
+        input.input_gradient(dev, d_qkv, branch.d_normed, Epilogue::None);
         let summed = branch.region.start_sum(dev, branch.d_normed);
         dev.wait(Compute, branch.whole);
-        input.weight_gradient(dev, (d_qkv, branch.normed), grads.qkv_weight, grads.qkv_bias);
+        input.weight_gradient(dev, d_qkv, branch.normed, grads.qkv_weight, grads.qkv_bias);
         dev.wait(Compute, summed);
     }
 }

@@ -3,14 +3,14 @@
 //! Two branches of one form: norm, column-parallel, row-parallel, sum over the ranks, bias + dropout + add.
 //! GPT-2's block and Llama's are different parts in this one form: layer norm or RMSNorm, learned or rotary positions, GELU or a gate.
 
-use crate::attention::{Attention, AttentionPass, AttentionSaved};
+use crate::attention::{Attention, AttentionActivations, AttentionContext};
 use crate::branch::{Branch, Scratch};
-use crate::cache::Extension;
-use crate::mlp::{Mlp, MlpSaved};
-use crate::norm::{Norm, NormSaved};
-use crate::params::{Flat, SegmentLayout};
+use crate::kv_cache::Extension;
+use crate::mlp::{Mlp, MlpActivations};
+use crate::norm::{AppliedNorm, Norm, NormActivations};
+use crate::params::{FlatBuffer, SegmentLayout};
 use crate::region::Region;
-use crate::shape::{GptShape, Pass, Recompute};
+use crate::shape::{DecoderShape, MicrobatchContext, Recompute};
 use device::{Arena, Device, Dropout, Event, Lane::Compute, Op, Plan, Tensor};
 
 /// Parameters of a block cut out of its flat segment, or gradients cut out of a bucket.
@@ -25,12 +25,12 @@ pub(crate) struct BlockParams {
 /// Activations of a block, for its backward pass. All blocks share one set with [`Recompute::Block`], and a part of it with
 /// [`Recompute::Selective`].
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct BlockSaved {
-    norm_1: NormSaved,
-    attention: AttentionSaved,
+pub(crate) struct BlockActivations {
+    norm_1: NormActivations,
+    attention: AttentionActivations,
     h: Tensor, // (rows, C)
-    norm_2: NormSaved,
-    mlp: MlpSaved,
+    norm_2: NormActivations,
+    mlp: MlpActivations,
 }
 
 /// Dropout sites of a block.
@@ -39,9 +39,9 @@ const ATTENTION_OUTPUT: u64 = 1;
 const MLP_OUTPUT: u64 = 2;
 
 /// The parameters of a block: its parts declare them, in the order of the forward pass.
-pub(crate) fn layout(shape: &GptShape, layer: usize, align: usize) -> SegmentLayout {
+pub(crate) fn layout(shape: &DecoderShape, layer: usize, align: usize) -> SegmentLayout {
     let (name, prefix) = (format!("block.{layer}"), format!("h.{layer}."));
-    SegmentLayout::new(name, prefix, (shape.tp_size, align), |params| {
+    SegmentLayout::new(name, prefix, shape.tp_size, align, |params| {
         Norm::declare(params, "ln_1", shape);
         Attention::declare(params, shape);
         Norm::declare(params, "ln_2", shape);
@@ -51,7 +51,7 @@ pub(crate) fn layout(shape: &GptShape, layer: usize, align: usize) -> SegmentLay
 
 impl BlockParams {
     /// Cuts a flat buffer as [`layout`] lays it out.
-    pub(crate) fn cut(flat: Flat<'_>, shape: &GptShape) -> Self {
+    pub(crate) fn cut(flat: FlatBuffer<'_>, shape: &DecoderShape) -> Self {
         Self {
             norm_1: Norm::cut(flat, "ln_1", shape),
             attention: Attention::cut(flat, shape),
@@ -61,20 +61,35 @@ impl BlockParams {
     }
 }
 
-impl BlockSaved {
-    pub(crate) fn plan(plan: &mut Plan, shape: &GptShape, name: &str, scratch: &Scratch) -> Self {
+impl BlockActivations {
+    pub(crate) fn plan(
+        plan: &mut Plan,
+        shape: &DecoderShape,
+        name: &str,
+        scratch: &Scratch,
+    ) -> Self {
         let (at, size) = ((Arena::Device, "activations"), (shape.rows(), shape.hidden));
         Self {
-            norm_1: NormSaved::plan(plan, &format!("{name}.norm_1"), shape, scratch.again),
-            attention: AttentionSaved::plan(plan, name, shape, scratch.fp8),
+            norm_1: NormActivations::plan(
+                plan,
+                &format!("{name}.norm_1"),
+                shape,
+                scratch.recomputed,
+            ),
+            attention: AttentionActivations::plan(plan, name, shape, scratch.fp8),
             h: plan.tensor(at, format!("{name}.h"), shape.dtype, size),
-            norm_2: NormSaved::plan(plan, &format!("{name}.norm_2"), shape, scratch.again),
-            mlp: MlpSaved::plan(plan, name, shape, scratch),
+            norm_2: NormActivations::plan(
+                plan,
+                &format!("{name}.norm_2"),
+                shape,
+                scratch.recomputed,
+            ),
+            mlp: MlpActivations::plan(plan, name, shape, scratch),
         }
     }
 
     /// The first `rows` rows.
-    fn first(self, rows: usize, shape: &GptShape) -> Self {
+    fn first(self, rows: usize, shape: &DecoderShape) -> Self {
         Self {
             norm_1: self.norm_1.first(rows),
             attention: self.attention.of(0..rows, shape.heads / shape.tp_size),
@@ -91,7 +106,7 @@ pub(crate) struct Block {
     pub(crate) layer: usize,
     pub(crate) layout: SegmentLayout,
     pub(crate) params: BlockParams,
-    pub(crate) saved: BlockSaved,
+    pub(crate) saved: BlockActivations,
     pub(crate) scratch: Scratch,
     /// Cosines and sines, where positions are rotary.
     pub(crate) table: Option<Tensor>,
@@ -102,8 +117,8 @@ impl Block {
     pub(crate) fn forward(
         &self,
         dev: &Device,
-        shape: &GptShape,
-        pass: &Pass,
+        shape: &DecoderShape,
+        pass: &MicrobatchContext,
         x: Tensor,
         y: Tensor,
     ) {
@@ -117,7 +132,13 @@ impl Block {
     }
 
     /// Everything that the backward pass needs: all but the MLP's last linear.
-    fn forward_to_mlp(&self, dev: &Device, shape: &GptShape, pass: &Pass, x: Tensor) {
+    fn forward_to_mlp(
+        &self,
+        dev: &Device,
+        shape: &DecoderShape,
+        pass: &MicrobatchContext,
+        x: Tensor,
+    ) {
         let (p, s, region, partial) =
             (&self.params, &self.saved, shape.region(), self.scratch.partial);
         p.norm_1.forward(dev, region, x, s.norm_1);
@@ -136,15 +157,16 @@ impl Block {
     pub(crate) fn extend(
         &self,
         dev: &Device,
-        shape: &GptShape,
-        (x, y): (Tensor, Tensor),
+        shape: &DecoderShape,
+        x: Tensor,
+        y: Tensor,
         extension: Extension<'_>,
     ) {
         let (p, region, rows) = (&self.params, shape.region(), x.shape().0);
-        let BlockSaved { norm_1, attention, h, norm_2, mlp } = self.saved.first(rows, shape);
+        let BlockActivations { norm_1, attention, h, norm_2, mlp } = self.saved.first(rows, shape);
         let (partial, dropout) = (self.scratch.partial.rows(0..rows), Dropout::NONE);
         p.norm_1.forward(dev, region, x, norm_1);
-        p.attention.extend(dev, (shape, self.layer), norm_1.normed, attention, extension);
+        p.attention.extend(dev, shape, self.layer, norm_1.normed, attention, extension);
         p.attention.proj_forward(dev, attention, partial);
         let bias = p.attention.proj_bias;
         dev.submit(Compute, Op::BiasDropoutAdd { x: partial, bias, residual: x, y: h, dropout });
@@ -160,9 +182,10 @@ impl Block {
     pub(crate) fn backward(
         &self,
         dev: &Device,
-        shape: &GptShape,
-        pass: &Pass,
-        (x, d): (Tensor, Tensor),
+        shape: &DecoderShape,
+        pass: &MicrobatchContext,
+        x: Tensor,
+        d: Tensor,
         bucket: Tensor,
     ) {
         let (p, s, region) = (&self.params, &self.saved, shape.region());
@@ -171,21 +194,21 @@ impl Block {
             self.forward_to_mlp(dev, shape, pass, x);
         }
         let dropout = self.row_dropout(dev, shape, pass, MLP_OUTPUT);
-        let norm = (p.norm_2, s.h, s.norm_2);
-        let branch = self.enter_branch(dev, shape, norm, (d, dropout), grads.mlp.proj_bias);
-        let scratch = &self.scratch;
-        p.mlp.backward(dev, shape, s.mlp, branch, (grads.mlp, scratch));
+        let norm = AppliedNorm { norm: p.norm_2, x: s.h, saved: s.norm_2 };
+        let branch = self.enter_branch(dev, shape, norm, d, dropout, grads.mlp.proj_bias);
+        p.mlp.backward(dev, shape, s.mlp, branch, grads.mlp);
         let d_normed = region.rows(dev, branch.d_normed);
-        p.norm_2.backward(dev, (s.h, s.norm_2), d_normed, (d, true), grads.norm_2);
+        norm.backward(dev, d_normed, d, true, grads.norm_2);
 
         let dropout = self.row_dropout(dev, shape, pass, ATTENTION_OUTPUT);
-        let norm = (p.norm_1, x, s.norm_1);
-        let branch = self.enter_branch(dev, shape, norm, (d, dropout), grads.attention.proj_bias);
+        let norm = AppliedNorm { norm: p.norm_1, x, saved: s.norm_1 };
+        let branch = self.enter_branch(dev, shape, norm, d, dropout, grads.attention.proj_bias);
         let heads = self.heads(dev, shape, pass);
-        p.attention.backward(dev, shape, s.attention, heads, branch, (grads.attention, scratch));
-        let shared = Attention::start_sum_of_shared(self.layout.of(bucket), dev, shape, scratch);
+        p.attention.backward(dev, shape, s.attention, heads, branch, grads.attention);
+        let shared =
+            Attention::start_sum_of_shared(self.layout.of(bucket), dev, shape, &self.scratch);
         let d_normed = region.rows(dev, branch.d_normed);
-        p.norm_1.backward(dev, (x, s.norm_1), d_normed, (d, true), grads.norm_1);
+        norm.backward(dev, d_normed, d, true, grads.norm_1);
         dev.wait(Compute, shared);
         Attention::sum_gains(self.layout.of(bucket), dev, shape);
         region.sum_replicated_grads(dev, self.layout.replicated(bucket));
@@ -197,9 +220,10 @@ impl Block {
     fn enter_branch(
         &self,
         dev: &Device,
-        shape: &GptShape,
-        (norm, input, saved): (Norm, Tensor, NormSaved),
-        (d, dropout): (Tensor, Dropout),
+        shape: &DecoderShape,
+        norm: AppliedNorm,
+        d: Tensor,
+        dropout: Dropout,
         d_bias: Option<Tensor>,
     ) -> Branch {
         let (region, d_normed) = (shape.region(), self.scratch.partial);
@@ -213,21 +237,32 @@ impl Block {
         }
         region.gather(dev, d_sum);
         let whole = match shape.recompute {
-            Recompute::Selective => norm.start_forward(dev, region, input, saved),
+            Recompute::Selective => norm.start_forward(dev, region),
             Recompute::None | Recompute::Block => Event::default(),
         };
-        Branch { region, normed: saved.normed, whole, d_sum, d_normed }
+        Branch { region, normed: norm.saved.normed, whole, d_sum, d_normed, scratch: self.scratch }
     }
 
-    fn row_dropout(&self, dev: &Device, shape: &GptShape, pass: &Pass, site: u64) -> Dropout {
+    fn row_dropout(
+        &self,
+        dev: &Device,
+        shape: &DecoderShape,
+        pass: &MicrobatchContext,
+        site: u64,
+    ) -> Dropout {
         pass.dropout(shape, self.layer as u64 + 1, site, pass.first_row(dev, shape))
     }
 
     /// Attention sees all tokens of its samples, whatever the region.
-    fn heads(&self, dev: &Device, shape: &GptShape, pass: &Pass) -> AttentionPass {
+    fn heads(
+        &self,
+        dev: &Device,
+        shape: &DecoderShape,
+        pass: &MicrobatchContext,
+    ) -> AttentionContext {
         let (layer, first) = (self.layer as u64 + 1, pass.first_token);
         let dropout = pass.dropout(shape, layer, ATTENTION_WEIGHTS, first);
-        AttentionPass {
+        AttentionContext {
             heads: shape.heads_of(dev),
             dropout,
             table: self.table,

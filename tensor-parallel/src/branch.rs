@@ -1,8 +1,8 @@
 //! Buffers that the two branches of a block share.
 
-use crate::linear::Fp8;
+use crate::linear::Fp8Operands;
 use crate::region::Region;
-use crate::shape::{GptShape, Recompute};
+use crate::shape::{DecoderShape, Recompute};
 use device::{Arena, Event, Plan, Tensor};
 
 /// Transients of one block at a time, shared by all.
@@ -18,14 +18,14 @@ pub(crate) struct Scratch {
     /// (K, 2 D (C + 1)): every rank's gradients of keys' and values' weights and biases, where ranks share these.
     pub(crate) d_shared: Option<Tensor>,
     /// With [`Recompute::Selective`], what all blocks share because each computes it again.
-    pub(crate) again: Option<Again>,
+    pub(crate) recomputed: Option<RecomputedOutputs>,
     /// Operands of products in fp8.
-    pub(crate) fp8: Option<Fp8>,
+    pub(crate) fp8: Option<Fp8Operands>,
 }
 
 /// Outputs that the backward pass computes again.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Again {
+pub(crate) struct RecomputedOutputs {
     /// (B T, C): of every norm.
     pub(crate) normed: Tensor,
     /// (B T, F/t): of the MLP's activation.
@@ -43,11 +43,12 @@ pub(crate) struct Branch {
     pub(crate) d_sum: Tensor,
     /// (B T, C): gradient of the normed input; this rank's rows are whole when the branch returns.
     pub(crate) d_normed: Tensor,
+    pub(crate) scratch: Scratch,
 }
 
 impl Scratch {
-    pub(crate) fn plan(plan: &mut Plan, shape: &GptShape) -> Self {
-        let (tokens, c, fp8) = (shape.tokens(), shape.hidden, Fp8::plan(plan, shape));
+    pub(crate) fn plan(plan: &mut Plan, shape: &DecoderShape) -> Self {
+        let (tokens, c, fp8) = (shape.tokens(), shape.hidden, Fp8Operands::plan(plan, shape));
         let mut transient = |name: &str, dtype, cols| {
             plan.tensor((Arena::Device, "transients"), name, dtype, (tokens, cols))
         };
@@ -60,7 +61,7 @@ impl Scratch {
             d_attention: transient("d_attention", shape.dtype, shape.heads_width()),
             d_qkv: transient("d_qkv", shape.dtype, shape.qkv_width()),
             d_inner: transient("d_inner", shape.dtype, inner),
-            again: (shape.recompute == Recompute::Selective).then(|| Again {
+            recomputed: (shape.recompute == Recompute::Selective).then(|| RecomputedOutputs {
                 normed: transient("normed", shape.dtype, c),
                 act: transient(shape.activation(), shape.dtype, inner),
             }),

@@ -1,8 +1,8 @@
 //! Vocabulary-parallel token embedding, plus learned positions where the model has them.
 
-use crate::cache::{self, NewTokens};
-use crate::params::{Flat, SegmentLayout, Split};
-use crate::shape::{BatchTensors, GptShape, Pass, Positions};
+use crate::kv_cache::{self, NewTokens};
+use crate::params::{FlatBuffer, SegmentLayout, Split};
+use crate::shape::{BatchTensors, DecoderShape, MicrobatchContext, Positions};
 use device::{Device, Lane::Compute, Op, Tensor};
 
 /// Dropout's "layer" of the embedding; blocks count from 1.
@@ -15,20 +15,29 @@ pub(crate) struct Embedding {
     positions: Option<Tensor>, // (T, C)
 }
 
+/// The gradient of the embedding's output.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OutputGradient {
+    /// (rows, C): this rank's rows.
+    pub(crate) rows: Tensor,
+    /// (B T, C): the buffer in which those of all ranks are gathered, where tokens are split over the ranks.
+    pub(crate) whole: Option<Tensor>,
+}
+
 /// The parameters of the embedding.
-pub(crate) fn layout(shape: &GptShape, align: usize) -> SegmentLayout {
-    SegmentLayout::new("embedding".into(), String::new(), (shape.tp_size, align), |params| {
+pub(crate) fn layout(shape: &DecoderShape, align: usize) -> SegmentLayout {
+    SegmentLayout::new("embedding".into(), String::new(), shape.tp_size, align, |params| {
         let (c, init) = (shape.hidden, shape.weight_init());
         params.add_padded("wte", (shape.vocab, c), shape.vocab_per_rank(), init);
-        if shape.parts.positions == Positions::Learned {
+        if shape.architecture.positions == Positions::Learned {
             params.add("wpe", (shape.seq_len, c), Split::Replicated, init);
         }
     })
 }
 
 impl Embedding {
-    pub(crate) fn cut(flat: Flat<'_>, shape: &GptShape) -> Self {
-        let learned = shape.parts.positions == Positions::Learned;
+    pub(crate) fn cut(flat: FlatBuffer<'_>, shape: &DecoderShape) -> Self {
+        let learned = shape.architecture.positions == Positions::Learned;
         Self { tokens: flat.whole("wte"), positions: learned.then(|| flat.whole("wpe")) }
     }
 
@@ -36,8 +45,9 @@ impl Embedding {
     pub(crate) fn forward(
         &self,
         dev: &Device,
-        shape: &GptShape,
-        (pass, batch): (&Pass, &BatchTensors),
+        shape: &DecoderShape,
+        pass: &MicrobatchContext,
+        batch: &BatchTensors,
         x: Tensor,
         partial: Tensor,
     ) {
@@ -63,29 +73,32 @@ impl Embedding {
     pub(crate) fn extend(
         &self,
         dev: &Device,
-        shape: &GptShape,
+        shape: &DecoderShape,
         tokens: Tensor,
-        (x, new): (Tensor, &[NewTokens]),
+        x: Tensor,
+        new: &[NewTokens],
     ) {
         let (table, shard) = (self.tokens, shape.vocab_shard(dev));
         dev.submit(Compute, Op::Embedding { tokens, table, shard, y: x });
         let Some(table) = self.positions else { return };
-        for (new, rows) in cache::rows(new) {
+        for (new, rows) in kv_cache::rows(new) {
             let (x, first_row) = (x.rows(rows), new.first);
             dev.submit(Compute, Op::AddPositions { x, table, first_row, starts: None });
         }
     }
 
-    /// From d (rows, C), which dropout changes in place, to `grads`: a tied token table's is added to what the
+    /// From `d`, whose rows dropout changes in place, to `grads`: a tied token table's is added to what the
     /// output projection left there; all else is written.
     pub(crate) fn backward(
         &self,
         dev: &Device,
-        shape: &GptShape,
-        (pass, batch): (&Pass, &BatchTensors),
-        (d, d_full): (Tensor, Option<Tensor>),
+        shape: &DecoderShape,
+        pass: &MicrobatchContext,
+        batch: &BatchTensors,
+        d: OutputGradient,
         grads: Self,
     ) {
+        let OutputGradient { rows: d, whole } = d;
         let dropout = pass.dropout(shape, LAYER, 0, pass.first_row(dev, shape));
         if dropout.p > 0.0 {
             dev.submit(Compute, Op::Dropout { x: d, y: d, dropout });
@@ -95,7 +108,7 @@ impl Embedding {
             dev.submit(Compute, Op::PositionsBackward { d_y: d, first_row, starts, d_table });
         }
         let region = shape.region();
-        let d_y = match d_full {
+        let d_y = match whole {
             Some(full) if shape.sequence => {
                 dev.submit(Compute, Op::Copy { src: d, dst: region.rows(dev, full) });
                 region.gather(dev, full);
@@ -105,14 +118,18 @@ impl Embedding {
         };
         let (tokens, order, shard) = (batch.tokens, batch.order, shape.vocab_shard(dev));
         let d_table = grads.tokens;
-        if !shape.parts.tied {
+        if !shape.architecture.tied {
             dev.submit(Compute, Op::Zero { x: d_table });
         }
         dev.submit(Compute, Op::EmbeddingBackward { tokens, order, d_y, shard, d_table });
     }
 
     /// Place in its sample of this rank's first row, and the starts of its rows' documents.
-    fn first_position(dev: &Device, shape: &GptShape, pass: &Pass) -> (usize, Option<Tensor>) {
+    fn first_position(
+        dev: &Device,
+        shape: &DecoderShape,
+        pass: &MicrobatchContext,
+    ) -> (usize, Option<Tensor>) {
         if !shape.sequence {
             return (0, pass.starts);
         }

@@ -12,21 +12,21 @@
 //! Read in this order:
 //!
 //! 1. `shape`: the sizes of a model and of a pass; `params`: how parameters are laid out and split;
-//! 2. `gpt`: the whole model, called by the step segment by segment;
+//! 2. `decoder`: the whole model, called by the step segment by segment;
 //! 3. `block`: attention and MLP between norms, forward and backward; `branch` is what its two halves share;
 //! 4. `attention`, `rotary`, `mlp`, `norm`: the parts of a block; `linear`: the products of its weights;
 //! 5. `region`: where the ranks meet inside a layer;
 //! 6. `embedding`, `loss`: both ends, split over the vocabulary;
-//! 7. `checkpoints`: the inputs of blocks that recomputation keeps, and where.
-//! 8. `cache`: keys and values of the tokens before, for generation.
+//! 7. `activation_checkpoints`: the inputs of blocks that recomputation keeps, and where.
+//! 8. `kv_cache`: keys and values of the tokens before, for generation.
 
+mod activation_checkpoints;
 mod attention;
 mod block;
 mod branch;
-mod cache;
-mod checkpoints;
+mod decoder;
 mod embedding;
-mod gpt;
+mod kv_cache;
 mod linear;
 mod loss;
 mod mlp;
@@ -36,8 +36,11 @@ mod region;
 mod rotary;
 mod shape;
 
-pub use cache::{Cache, NewTokens};
-pub use gpt::{Gpt, HeadBuckets, Part};
+pub use decoder::{Decoder, HeadBuckets, LossTensors, SegmentRole};
+pub use kv_cache::{KvCache, NewTokens};
 pub use params::{Init, Param, Run, SegmentLayout, Split};
 pub use rotary::{Rope, RopeScaling};
-pub use shape::{BatchTensors, GptShape, Keep, Parts, Pass, Positions, Recompute, Ring, head_rows};
+pub use shape::{
+    Architecture, BatchTensors, CheckpointHome, DecoderShape, MicrobatchContext, Positions,
+    Recompute, Ring, head_rows,
+};

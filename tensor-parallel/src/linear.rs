@@ -1,12 +1,12 @@
 //! The three products of a linear: forward, and those of its gradients with respect to input and weight. In the model's type,
 //! or in fp8 by current scaling for each tensor: E4M3 for inputs and weights, E5M2 for gradients (arXiv 2209.05433).
 
-use crate::shape::GptShape;
+use crate::shape::DecoderShape;
 use device::{Arena, Device, Dtype, Epilogue, Lane::Compute, MAXIMA, Op, Plan, Tensor};
 
 /// Operands of products in fp8, on their way: all linears share them.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Fp8 {
+pub(crate) struct Fp8Operands {
     input: Tensor,       // E4m3, (B T) by the widest input; also transposed
     weight: Tensor,      // E4m3, the longest weight; also transposed
     gradient: Tensor,    // E5m2, (B T) by the widest output
@@ -17,22 +17,22 @@ pub(crate) struct Fp8 {
 
 /// Tensors for products of one linear in fp8: largest magnitudes from the forward pass on, and the shared operands.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Scaled {
+pub(crate) struct Fp8Linear {
     input: Tensor,
     weight: Tensor,
-    fp8: Fp8,
+    operands: Fp8Operands,
 }
 
 /// A linear, y = x weight' (+ bias), and how its products are computed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Linear {
     pub(crate) weight: Tensor, // (n, k)
-    pub(crate) scaled: Option<Scaled>,
+    pub(crate) fp8: Option<Fp8Linear>,
 }
 
-impl Fp8 {
+impl Fp8Operands {
     /// Plans the operands, if the model has such products.
-    pub(crate) fn plan(plan: &mut Plan, shape: &GptShape) -> Option<Self> {
+    pub(crate) fn plan(plan: &mut Plan, shape: &DecoderShape) -> Option<Self> {
         if !shape.fp8 {
             return None;
         }
@@ -55,20 +55,21 @@ impl Fp8 {
     }
 
     /// Plans a linear's largest magnitudes.
-    pub(crate) fn linear(self, plan: &mut Plan, name: &str) -> Scaled {
+    pub(crate) fn linear(self, plan: &mut Plan, name: &str) -> Fp8Linear {
         let [input, weight] = ["input", "weight"].map(|of| {
             let name = format!("{name}.{of}_maxima");
             plan.tensor((Arena::Device, "activations"), name, Dtype::F32, (1, MAXIMA))
         });
-        Scaled { input, weight, fp8: self }
+        Fp8Linear { input, weight, operands: self }
     }
 }
 
-impl Scaled {
+impl Fp8Linear {
     /// x as fp8 in the shared operand `to`, as it lies or transposed.
     fn round(
         dev: &Device,
-        (x, maxima): (Tensor, Tensor),
+        x: Tensor,
+        maxima: Tensor,
         to: Tensor,
         scale: Tensor,
         turn: bool,
@@ -86,7 +87,7 @@ impl Linear {
     /// Finds the largest magnitudes of the input x and of the weight. The other calls use them.
     #[track_caller]
     pub(crate) fn observe(self, dev: &Device, x: Tensor) {
-        if let Some(Scaled { input, weight, .. }) = self.scaled {
+        if let Some(Fp8Linear { input, weight, .. }) = self.fp8 {
             dev.submit(Compute, Op::Maxima { x, maxima: input });
             dev.submit(Compute, Op::Maxima { x: self.weight, maxima: weight });
         }
@@ -98,30 +99,26 @@ impl Linear {
         self,
         dev: &Device,
         x: Tensor,
-        (y, epilogue): (Tensor, Epilogue),
+        y: Tensor,
+        epilogue: Epilogue,
         bias: Option<Tensor>,
     ) {
-        let Some(Scaled { input, weight, fp8 }) = self.scaled else {
+        let Some(Fp8Linear { input, weight, operands: fp8 }) = self.fp8 else {
             let (b, add) = (self.weight.t(), false);
             dev.submit(Compute, Op::Gemm { a: x, b, c: y, bias, add, epilogue });
             return;
         };
         let [of_x, of_weight, _] = fp8.scales;
-        let a = Scaled::round(dev, (x, input), fp8.input, of_x, false);
-        let b = Scaled::round(dev, (self.weight, weight), fp8.weight, of_weight, false).t();
+        let a = Fp8Linear::round(dev, x, input, fp8.input, of_x, false);
+        let b = Fp8Linear::round(dev, self.weight, weight, fp8.weight, of_weight, false).t();
         dev.submit(Compute, Op::ScaledGemm { a, b, c: y, bias, scales: [of_x, of_weight] });
         follow(dev, epilogue, x, y);
     }
 
     /// d_x (m, k) = d (m, n) weight, then the epilogue.
     #[track_caller]
-    pub(crate) fn input_gradient(
-        self,
-        dev: &Device,
-        d: Tensor,
-        (d_x, epilogue): (Tensor, Epilogue),
-    ) {
-        let Some(Scaled { weight, fp8, .. }) = self.scaled else {
+    pub(crate) fn input_gradient(self, dev: &Device, d: Tensor, d_x: Tensor, epilogue: Epilogue) {
+        let Some(Fp8Linear { weight, operands: fp8, .. }) = self.fp8 else {
             dev.submit(Compute, Op::product_with(d, self.weight, d_x, epilogue));
             return;
         };
@@ -132,7 +129,7 @@ impl Linear {
         let maxima = fp8.maxima;
         dev.submit(Compute, Op::Maxima { x: d, maxima });
         dev.submit(Compute, Op::Quantize { x: d, maxima, y: Some(a), turned, scale: of_d });
-        let b = Scaled::round(dev, (self.weight, weight), fp8.weight, of_weight, true).t();
+        let b = Fp8Linear::round(dev, self.weight, weight, fp8.weight, of_weight, true).t();
         dev.submit(Compute, Op::ScaledGemm { a, b, c: d_x, bias: None, scales: [of_d, of_weight] });
         follow(dev, epilogue, d, d_x);
     }
@@ -143,18 +140,19 @@ impl Linear {
     pub(crate) fn weight_gradient(
         self,
         dev: &Device,
-        (d, x): (Tensor, Tensor),
+        d: Tensor,
+        x: Tensor,
         d_weight: Tensor,
         d_bias: Option<Tensor>,
     ) {
         let sums = Epilogue::row_sums(d_bias);
-        let Some(Scaled { input, fp8, .. }) = self.scaled else {
+        let Some(Fp8Linear { input, operands: fp8, .. }) = self.fp8 else {
             dev.submit(Compute, Op::product_with(d.t(), x, d_weight, sums));
             return;
         };
         let ((m, n), [of_x, _, of_d]) = (d.shape(), fp8.scales);
         let a = fp8.turned.slice(0..m * n).reshape(n, m);
-        let b = Scaled::round(dev, (x, input), fp8.input, of_x, true).t();
+        let b = Fp8Linear::round(dev, x, input, fp8.input, of_x, true).t();
         dev.submit(Compute, Op::ScaledGemm { a, b, c: d_weight, bias: None, scales: [of_d, of_x] });
         follow(dev, sums, d.t(), d_weight);
     }

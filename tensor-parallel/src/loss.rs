@@ -2,9 +2,10 @@
 //! token are (arXiv 1909.08053, section 3). Both go through the tokens in runs, so that one run's logits are in memory: of a
 //! vocabulary of 128 thousand those of all tokens are the largest tensor there is.
 
+use crate::decoder::LossTensors;
 use crate::region::sum_over_ranks;
-use crate::shape::{BatchTensors, GptShape};
-use device::{Arena, Device, Dtype, Epilogue, Lane::Compute, Op, Plan, Reduce, Tensor};
+use crate::shape::{BatchTensors, DecoderShape};
+use device::{Arena, Device, Dtype, Epilogue, Lane::Compute, Op, Plan, Reduction, Tensor};
 use std::ops::Range;
 
 /// Activations of the output layer, of one run of tokens.
@@ -25,7 +26,7 @@ pub(crate) struct HeadInputs {
 }
 
 impl Head {
-    pub(crate) fn plan(plan: &mut Plan, shape: &GptShape) -> Self {
+    pub(crate) fn plan(plan: &mut Plan, shape: &DecoderShape) -> Self {
         let (rows, at) = (shape.tokens().min(shape.head_rows), (Arena::Device, "logits"));
         let columns = shape.vocab_per_rank();
         Self {
@@ -37,7 +38,7 @@ impl Head {
     }
 
     /// The runs of tokens.
-    fn runs(shape: &GptShape) -> impl Iterator<Item = Range<usize>> {
+    fn runs(shape: &DecoderShape) -> impl Iterator<Item = Range<usize>> {
         let (tokens, rows) = (shape.tokens(), shape.head_rows);
         (0..tokens).step_by(rows).map(move |start| start..(start + rows).min(tokens))
     }
@@ -59,7 +60,7 @@ impl Head {
     pub(crate) fn loss(
         &self,
         dev: &Device,
-        shape: &GptShape,
+        shape: &DecoderShape,
         inputs: HeadInputs,
         batch: &BatchTensors,
         loss: Tensor,
@@ -67,25 +68,27 @@ impl Head {
         for run in Self::runs(shape) {
             let head = self.of(run.len());
             head.project(dev, inputs.normed.rows(run.clone()), inputs.table);
-            head.forward(dev, shape, batch.targets.slice(run.clone()), (run.start, loss));
+            head.forward(dev, shape, batch.targets.slice(run.clone()), run.start, loss);
         }
     }
 
-    /// [`loss`](Self::loss), and the gradients of its mean over the micro-batch's tokens, times `scale` (1, F64): those of
+    /// [`loss`](Self::loss), and the gradients of its mean over the micro-batch's tokens, times `loss.scale`: those of
     /// `inputs` are written; that of the normed input is this rank's, to be summed over the ranks.
     pub(crate) fn loss_and_gradients(
         &self,
         dev: &Device,
-        shape: &GptShape,
+        shape: &DecoderShape,
         inputs: HeadInputs,
-        (batch, loss): (&BatchTensors, Tensor),
-        (scale, grads): (Tensor, HeadInputs),
+        batch: &BatchTensors,
+        loss: LossTensors,
+        grads: HeadInputs,
     ) {
+        let LossTensors { loss, scale } = loss;
         for run in Self::runs(shape) {
             let (head, normed) = (self.of(run.len()), inputs.normed.rows(run.clone()));
             let targets = batch.targets.slice(run.clone());
             head.project(dev, normed, inputs.table);
-            head.forward(dev, shape, targets, (run.start, loss));
+            head.forward(dev, shape, targets, run.start, loss);
             head.backward(dev, shape, targets, scale);
             let d_logits = head.logits;
             let d_normed = grads.normed.rows(run.clone());
@@ -100,16 +103,17 @@ impl Head {
     fn forward(
         &self,
         dev: &Device,
-        shape: &GptShape,
+        shape: &DecoderShape,
         targets: Tensor,
-        (start, loss): (usize, Tensor),
+        start: usize,
+        loss: Tensor,
     ) {
         let Self { logits, max, sums, .. } = *self;
         let shard = shape.vocab_shard(dev);
         dev.submit(Compute, Op::RowMax { x: logits, y: max, shard });
-        sum_over_ranks(dev, max, Reduce::Max);
+        sum_over_ranks(dev, max, Reduction::Max);
         dev.submit(Compute, Op::CrossEntropyStats { logits, max, targets, shard, sums });
-        sum_over_ranks(dev, sums.reshape(1, sums.len()), Reduce::Sum);
+        sum_over_ranks(dev, sums.reshape(1, sums.len()), Reduction::Sum);
         if start == 0 {
             return dev.submit(Compute, Op::CrossEntropyLoss { sums, targets, loss });
         }
@@ -118,7 +122,7 @@ impl Head {
     }
 
     /// The logits become their gradient.
-    fn backward(&self, dev: &Device, shape: &GptShape, targets: Tensor, scale: Tensor) {
+    fn backward(&self, dev: &Device, shape: &DecoderShape, targets: Tensor, scale: Tensor) {
         let Self { logits, max, sums, .. } = *self;
         let (shard, factor) = (shape.vocab_shard(dev), 1.0 / shape.tokens() as f32);
         dev.submit(

@@ -1,19 +1,19 @@
 //! The MLP: a column-parallel linear, GELU or a gate (SwiGLU), a row-parallel linear.
 
 use crate::branch::{Branch, Scratch};
-use crate::linear::{Linear, Scaled};
-use crate::params::{Declared, Flat, Init, Split};
+use crate::linear::{Fp8Linear, Linear};
+use crate::params::{FlatBuffer, Init, ParamDeclarations, Split};
 use crate::region::Region;
-use crate::shape::{GptShape, Recompute};
+use crate::shape::{DecoderShape, Recompute};
 use device::{Arena, Device, Epilogue, Lane::Compute, Op, Plan, Tensor};
 
 /// Activations of the forward pass, for the backward pass.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct MlpSaved {
+pub(crate) struct MlpActivations {
     pre: Tensor, // (B T, F/t) before GELU; with a gate (B T, 2F/t): gate, then up
     act: Tensor, // (B T, F/t)
-    fc: Option<Scaled>,
-    proj: Option<Scaled>,
+    fc: Option<Fp8Linear>,
+    proj: Option<Fp8Linear>,
 }
 
 /// Parameters, or their gradients.
@@ -25,24 +25,29 @@ pub(crate) struct Mlp {
     pub(crate) proj_bias: Option<Tensor>, // (C), added after the sum over the ranks
 }
 
-impl MlpSaved {
-    pub(crate) fn plan(plan: &mut Plan, name: &str, shape: &GptShape, scratch: &Scratch) -> Self {
+impl MlpActivations {
+    pub(crate) fn plan(
+        plan: &mut Plan,
+        name: &str,
+        shape: &DecoderShape,
+        scratch: &Scratch,
+    ) -> Self {
         let (at, tokens) = ((Arena::Device, "activations"), shape.tokens());
         let [fc, proj] = ["fc", "mlp_proj"]
             .map(|linear| scratch.fp8.map(|fp8| fp8.linear(plan, &format!("{name}.{linear}"))));
         let mut own =
             |what, width| plan.tensor(at, format!("{name}.{what}"), shape.dtype, (tokens, width));
-        let pre = if shape.parts.swiglu { "gate_up" } else { "pre_gelu" };
+        let pre = if shape.architecture.swiglu { "gate_up" } else { "pre_gelu" };
         let pre = own(pre, shape.inner_width());
-        let act = match scratch.again {
-            Some(again) => again.act,
+        let act = match scratch.recomputed {
+            Some(recomputed) => recomputed.act,
             None => own(shape.activation(), shape.ffn_hidden / shape.tp_size),
         };
         Self { pre, act, fc, proj }
     }
 }
 
-impl MlpSaved {
+impl MlpActivations {
     /// The first `rows` rows.
     pub(crate) fn first(self, rows: usize) -> Self {
         Self { pre: self.pre.rows(0..rows), act: self.act.rows(0..rows), ..self }
@@ -51,9 +56,9 @@ impl MlpSaved {
 
 impl Mlp {
     /// Declares its parameters behind `mlp.`. A rank's runs of gate and up stand together, so that one product has both.
-    pub(crate) fn declare(params: &mut Declared, shape: &GptShape) {
+    pub(crate) fn declare(params: &mut ParamDeclarations, shape: &DecoderShape) {
         let (c, f, zero) = (shape.hidden, shape.ffn_hidden, Init::Constant(0.0));
-        if shape.parts.swiglu {
+        if shape.architecture.swiglu {
             params.add("mlp.gate.weight", (f, c), Split::Rows, shape.weight_init());
             params.add("mlp.up.weight", (f, c), Split::Rows, shape.weight_init());
             params.add("mlp.proj.weight", (c, f), Split::Columns, shape.residual_init());
@@ -65,9 +70,9 @@ impl Mlp {
         }
     }
 
-    pub(crate) fn cut(flat: Flat<'_>, shape: &GptShape) -> Self {
+    pub(crate) fn cut(flat: FlatBuffer<'_>, shape: &DecoderShape) -> Self {
         let proj_weight = flat.get("mlp.proj", "weight");
-        if shape.parts.swiglu {
+        if shape.architecture.swiglu {
             let fc_weight = flat.joined(&["mlp.gate", "mlp.up"], "weight");
             return Self { fc_weight, fc_bias: None, proj_weight, proj_bias: None };
         }
@@ -83,32 +88,32 @@ impl Mlp {
     pub(crate) fn inner_forward(
         &self,
         dev: &Device,
-        shape: &GptShape,
+        shape: &DecoderShape,
         normed: Tensor,
-        saved: MlpSaved,
+        saved: MlpActivations,
     ) {
-        let MlpSaved { pre: x, act: y, .. } = saved;
-        let (fc, swiglu) = (self.fc(saved), shape.parts.swiglu);
+        let MlpActivations { pre: x, act: y, .. } = saved;
+        let (fc, swiglu) = (self.fc(saved), shape.architecture.swiglu);
         let epilogue = if swiglu { Epilogue::None } else { Epilogue::Gelu { y } };
         fc.observe(dev, normed);
-        fc.forward(dev, normed, (x, epilogue), self.fc_bias);
+        fc.forward(dev, normed, x, epilogue, self.fc_bias);
         if swiglu {
             dev.submit(Compute, Op::SwiGlu { x, y });
         }
         self.proj(saved).observe(dev, y);
     }
 
-    const fn fc(&self, saved: MlpSaved) -> Linear {
-        Linear { weight: self.fc_weight, scaled: saved.fc }
+    const fn fc(&self, saved: MlpActivations) -> Linear {
+        Linear { weight: self.fc_weight, fp8: saved.fc }
     }
 
-    const fn proj(&self, saved: MlpSaved) -> Linear {
-        Linear { weight: self.proj_weight, scaled: saved.proj }
+    const fn proj(&self, saved: MlpActivations) -> Linear {
+        Linear { weight: self.proj_weight, fp8: saved.proj }
     }
 
     /// The row-parallel linear: `partial` (B T, C), to be summed over the ranks.
-    pub(crate) fn proj_forward(&self, dev: &Device, saved: MlpSaved, partial: Tensor) {
-        self.proj(saved).forward(dev, saved.act, (partial, Epilogue::None), None);
+    pub(crate) fn proj_forward(&self, dev: &Device, saved: MlpActivations, partial: Tensor) {
+        self.proj(saved).forward(dev, saved.act, partial, Epilogue::None, None);
     }
 
     /// From `branch.d_sum` (B T, C), the gradient of the summed output, to `branch.d_normed` (B T, C), whose
@@ -116,32 +121,33 @@ impl Mlp {
     pub(crate) fn backward(
         &self,
         dev: &Device,
-        shape: &GptShape,
-        saved: MlpSaved,
+        shape: &DecoderShape,
+        saved: MlpActivations,
         branch: Branch,
-        (grads, scratch): (Self, &Scratch),
+        grads: Self,
     ) {
-        let (d_sum, d) = (branch.d_sum, scratch.d_inner);
+        let (d_sum, d) = (branch.d_sum, branch.scratch.d_inner);
         let (x, fc, proj) = (saved.pre, self.fc(saved), self.proj(saved));
         if shape.recompute == Recompute::Selective {
             let y = saved.act;
-            let act = if shape.parts.swiglu { Op::SwiGlu { x, y } } else { Op::Gelu { x, y } };
+            let act =
+                if shape.architecture.swiglu { Op::SwiGlu { x, y } } else { Op::Gelu { x, y } };
             dev.submit(Compute, act);
         }
-        let d_pre = if shape.parts.swiglu {
-            proj.input_gradient(dev, d_sum, (d, Epilogue::None));
+        let d_pre = if shape.architecture.swiglu {
+            proj.input_gradient(dev, d_sum, d, Epilogue::None);
             dev.submit(Compute, Op::SwiGluBackward { x, d });
             x
         } else {
-            proj.input_gradient(dev, d_sum, (d, Epilogue::GeluBackward { x }));
+            proj.input_gradient(dev, d_sum, d, Epilogue::GeluBackward { x });
             d
         };
         let d_bias = Region::with_weight(dev, grads.proj_bias);
-        proj.weight_gradient(dev, (d_sum, saved.act), grads.proj_weight, d_bias);
-        fc.input_gradient(dev, d_pre, (branch.d_normed, Epilogue::None));
+        proj.weight_gradient(dev, d_sum, saved.act, grads.proj_weight, d_bias);
+        fc.input_gradient(dev, d_pre, branch.d_normed, Epilogue::None);
         let summed = branch.region.start_sum(dev, branch.d_normed);
         dev.wait(Compute, branch.whole);
-        fc.weight_gradient(dev, (d_pre, branch.normed), grads.fc_weight, grads.fc_bias);
+        fc.weight_gradient(dev, d_pre, branch.normed, grads.fc_weight, grads.fc_bias);
         dev.wait(Compute, summed);
     }
 }

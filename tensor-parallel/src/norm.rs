@@ -1,14 +1,14 @@
 //! Layer norm or RMSNorm over this rank's tokens, before a column-parallel linear.
 
-use crate::branch::Again;
-use crate::params::{Declared, Flat, Init, Split};
+use crate::branch::RecomputedOutputs;
+use crate::params::{FlatBuffer, Init, ParamDeclarations, Split};
 use crate::region::Region;
-use crate::shape::GptShape;
+use crate::shape::DecoderShape;
 use device::{Arena, Device, Dtype, Event, Lane::Compute, Op, Plan, Tensor};
 
 /// Results of a norm, for its backward pass.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct NormSaved {
+pub(crate) struct NormActivations {
     /// (B T, C): the normed input, whole on every rank.
     pub(crate) normed: Tensor,
     /// (rows, 2); of RMSNorm (rows)
@@ -23,26 +23,35 @@ pub(crate) struct Norm {
     epsilon: f32,
 }
 
-impl NormSaved {
-    /// With `again` all norms share its output, since the backward pass computes it again.
+/// A norm in a forward pass, for its backward pass.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AppliedNorm {
+    pub(crate) norm: Norm,
+    /// (rows, C): its input.
+    pub(crate) x: Tensor,
+    pub(crate) saved: NormActivations,
+}
+
+impl NormActivations {
+    /// With `recomputed` all norms share its output, since the backward pass computes it again.
     pub(crate) fn plan(
         plan: &mut Plan,
         name: &str,
-        shape: &GptShape,
-        again: Option<Again>,
+        shape: &DecoderShape,
+        recomputed: Option<RecomputedOutputs>,
     ) -> Self {
         let at = (Arena::Device, "activations");
-        let (rows, stats) = (shape.rows(), if shape.parts.rms_norm { 1 } else { 2 });
+        let (rows, stats) = (shape.rows(), if shape.architecture.rms_norm { 1 } else { 2 });
         let size = (shape.tokens(), shape.hidden);
         let own = |plan: &mut Plan| plan.tensor(at, format!("{name}.normed"), shape.dtype, size);
         Self {
-            normed: again.map_or_else(|| own(plan), |again| again.normed),
+            normed: recomputed.map_or_else(|| own(plan), |recomputed| recomputed.normed),
             stats: plan.tensor(at, format!("{name}.stats"), Dtype::F32, (rows, stats)),
         }
     }
 }
 
-impl NormSaved {
+impl NormActivations {
     /// The first `rows` rows.
     pub(crate) fn first(self, rows: usize) -> Self {
         Self { normed: self.normed.rows(0..rows), stats: self.stats.rows(0..rows) }
@@ -51,22 +60,22 @@ impl NormSaved {
 
 impl Norm {
     /// Declares gain and bias of (C) each, as `name.weight` and `name.bias`.
-    pub(crate) fn declare(params: &mut Declared, name: &str, shape: &GptShape) {
+    pub(crate) fn declare(params: &mut ParamDeclarations, name: &str, shape: &DecoderShape) {
         let (size, split) = ((shape.hidden, 1), Split::Replicated);
         params.add(&format!("{name}.weight"), size, split, Init::Constant(1.0));
-        if !shape.parts.rms_norm {
+        if !shape.architecture.rms_norm {
             params.add(&format!("{name}.bias"), size, split, Init::Constant(0.0));
         }
     }
 
-    pub(crate) fn cut(flat: Flat<'_>, name: &str, shape: &GptShape) -> Self {
-        let bias = (!shape.parts.rms_norm).then(|| flat.get(name, "bias"));
-        let epsilon = shape.parts.norm_epsilon as f32;
+    pub(crate) fn cut(flat: FlatBuffer<'_>, name: &str, shape: &DecoderShape) -> Self {
+        let bias = (!shape.architecture.rms_norm).then(|| flat.get(name, "bias"));
+        let epsilon = shape.architecture.norm_epsilon as f32;
         Self { gain: flat.get(name, "weight"), bias, epsilon }
     }
 
     /// x (rows, C) -> `saved.normed` (B T, C), gathered. Whole at `record(Compute)`.
-    pub(crate) fn forward(&self, dev: &Device, region: Region, x: Tensor, saved: NormSaved) {
+    pub(crate) fn forward(&self, dev: &Device, region: Region, x: Tensor, saved: NormActivations) {
         dev.wait(Compute, self.start_forward(dev, region, x, saved));
     }
 
@@ -76,7 +85,7 @@ impl Norm {
         dev: &Device,
         region: Region,
         x: Tensor,
-        saved: NormSaved,
+        saved: NormActivations,
     ) -> Event {
         let Self { gain, bias, epsilon } = *self;
         let (y, stats) = (region.rows(dev, saved.normed), saved.stats);
@@ -87,18 +96,26 @@ impl Norm {
         dev.submit(Compute, op);
         region.start_gather(dev, saved.normed)
     }
+}
+
+impl AppliedNorm {
+    /// [`Norm::start_forward`] once more.
+    pub(crate) fn start_forward(&self, dev: &Device, region: Region) -> Event {
+        self.norm.start_forward(dev, region, self.x, self.saved)
+    }
 
     /// d_x (rows, C) = (add ? d_x : 0) + gradient of x, from `d_normed` (rows, C), already summed over the
     /// ranks. Writes `grads` from this rank's tokens.
     pub(crate) fn backward(
         &self,
         dev: &Device,
-        (x, saved): (Tensor, NormSaved),
         d_normed: Tensor,
-        (d_x, add): (Tensor, bool),
-        grads: Self,
+        d_x: Tensor,
+        add: bool,
+        grads: Norm,
     ) {
-        let (gain, stats, d_y, d_gain) = (self.gain, saved.stats, d_normed, grads.gain);
+        let (x, gain, stats) = (self.x, self.norm.gain, self.saved.stats);
+        let (d_y, d_gain) = (d_normed, grads.gain);
         let op = match grads.bias {
             Some(d_bias) => Op::LayerNormBackward { x, gain, stats, d_y, d_x, add, d_gain, d_bias },
             None => Op::RmsNormBackward { x, gain, stats, d_y, d_x, add, d_gain },

@@ -5,7 +5,7 @@
 //! so "decayed" and "counted once" are prefixes.
 
 use device::Tensor;
-use device::numerics::Counted;
+use device::numerics::CountedRange;
 use std::ops::Range;
 
 /// The cut of a global (rows, columns) tensor over t ranks.
@@ -137,13 +137,13 @@ pub struct SegmentLayout {
 }
 
 /// The parameters of a segment while its parts declare them, in the order in which a reader would.
-pub(crate) struct Declared {
+pub(crate) struct ParamDeclarations {
     t: usize,
     prefix: String,
     params: Vec<Param>,
 }
 
-impl Declared {
+impl ParamDeclarations {
     /// Declares a tensor that is cut over the ranks as `split` says.
     pub(crate) fn add(&mut self, name: &str, global: (usize, usize), split: Split, init: Init) {
         let local = match split {
@@ -185,12 +185,13 @@ impl SegmentLayout {
     pub(crate) fn new(
         name: String,
         prefix: String,
-        (t, align): (usize, usize),
-        declare: impl FnOnce(&mut Declared),
+        t: usize,
+        align: usize,
+        declare: impl FnOnce(&mut ParamDeclarations),
     ) -> Self {
-        let mut declared = Declared { t, prefix, params: Vec::new() };
+        let mut declared = ParamDeclarations { t, prefix, params: Vec::new() };
         declare(&mut declared);
-        let Declared { prefix, mut params, .. } = declared;
+        let ParamDeclarations { prefix, mut params, .. } = declared;
         // Stable: what is declared first stands first among its like.
         params.sort_by_key(|param| match (param.split, param.is_matrix()) {
             (Split::Replicated, _) => 2,
@@ -218,8 +219,8 @@ impl SegmentLayout {
     }
 
     /// The elements of the flat buffer that count on rank `tp`: of those that several ranks hold, the first one's.
-    pub fn counted(&self, tp: usize) -> Counted {
-        let mut counted = Counted::first(self.len);
+    pub fn counted(&self, tp: usize) -> CountedRange {
+        let mut counted = CountedRange::first(self.len);
         let others: Vec<&Range<usize>> =
             self.params.iter().filter(|p| !p.is_owner(tp)).map(|p| &p.range).collect();
         for run in others.chunk_by(|a, b| a.end == b.start) {
@@ -236,8 +237,8 @@ impl SegmentLayout {
     }
 
     /// A flat buffer of this layout, to cut parameters or gradients out of by their names.
-    pub(crate) const fn of(&self, flat: Tensor) -> Flat<'_> {
-        Flat { layout: self, flat }
+    pub(crate) const fn of(&self, flat: Tensor) -> FlatBuffer<'_> {
+        FlatBuffer { layout: self, flat }
     }
 
     /// The replicated tail of a flat buffer.
@@ -248,12 +249,12 @@ impl SegmentLayout {
 
 /// A flat buffer of parameters or gradients, with its layout.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Flat<'a> {
+pub(crate) struct FlatBuffer<'a> {
     layout: &'a SegmentLayout,
     flat: Tensor,
 }
 
-impl Flat<'_> {
+impl FlatBuffer<'_> {
     /// A tensor by its name: that of the part of the model, and its own behind a dot. (local rows, local columns), or one row.
     pub(crate) fn get(self, part: &str, own: &str) -> Tensor {
         self.cut(self.param_of(part, own))
@@ -269,7 +270,7 @@ impl Flat<'_> {
             assert!(adjacent, "{}: {parts:?} stand one after the other", self.layout.name);
             (rows, range.end) = (rows + param.local.0, param.range.end);
         }
-        self.shaped(range, (rows, first.local.1))
+        self.shaped(range, rows, first.local.1)
     }
 
     /// A tensor that is a part of the model by itself.
@@ -292,11 +293,11 @@ impl Flat<'_> {
     }
 
     fn cut(&self, param: &Param) -> Tensor {
-        self.shaped(param.range.clone(), param.local)
+        self.shaped(param.range.clone(), param.local.0, param.local.1)
     }
 
     /// A vector is one row.
-    fn shaped(&self, range: Range<usize>, (rows, columns): (usize, usize)) -> Tensor {
+    fn shaped(&self, range: Range<usize>, rows: usize, columns: usize) -> Tensor {
         let t = self.flat.slice(range);
         if columns > 1 { t.reshape(rows, columns) } else { t }
     }
@@ -324,7 +325,7 @@ mod tests {
     #[test]
     fn the_parts_of_all_ranks_are_the_whole() {
         for t in [1, 2, 4] {
-            let segment = SegmentLayout::new("s".into(), "s.".into(), (t, 64), |p| {
+            let segment = SegmentLayout::new("s".into(), "s.".into(), t, 64, |p| {
                 p.add("norm.gain", (8, 1), Split::Replicated, Init::Constant(1.0));
                 p.add("qkv.bias", (3 * 16, 1), Split::ThreeRows, Init::Constant(0.0));
                 p.add("qkv.weight", (3 * 16, 8), Split::ThreeRows, Init::Normal(0.02));

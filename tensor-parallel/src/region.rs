@@ -5,7 +5,7 @@
 //! the two are split over the ranks: f gathers forward and reduce-scatters backward, g the reverse.
 //! All collectives are on `TpComm`, in place.
 
-use device::{Arena, Device, Event, Group, Lane, Op, Reduce, Tensor};
+use device::{Arena, Device, Event, Group, Lane, Op, Reduction, Tensor};
 
 /// The split of tokens between the linears.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -70,7 +70,7 @@ impl Region {
         let op = if self.sequence {
             Op::ReduceScatter { x: full, group: Group::Tp }
         } else {
-            Op::AllReduce { x: full, group: Group::Tp, reduce: Reduce::Sum }
+            Op::AllReduce { x: full, group: Group::Tp, reduce: Reduction::Sum }
         };
         dev.submit(Lane::TpComm, op);
         dev.record(Lane::TpComm)
@@ -89,14 +89,14 @@ impl Region {
     #[track_caller]
     pub(crate) fn sum_replicated_grads(self, dev: &Device, grads: Tensor) {
         if self.sequence {
-            sum_over_ranks(dev, grads, Reduce::Sum);
+            sum_over_ranks(dev, grads, Reduction::Sum);
         }
     }
 }
 
 /// All-reduce over the tensor-parallel ranks; Compute waits for it.
 #[track_caller]
-pub(crate) fn sum_over_ranks(dev: &Device, x: Tensor, reduce: Reduce) {
+pub(crate) fn sum_over_ranks(dev: &Device, x: Tensor, reduce: Reduction) {
     debug_assert!(x.arena() == Arena::Device);
     if dev.rank().tp_size > 1 {
         dev.follow(Lane::TpComm, Lane::Compute);

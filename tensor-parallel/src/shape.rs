@@ -19,7 +19,7 @@ pub enum Recompute {
 
 /// The place of the blocks' inputs until the backward pass needs them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Keep {
+pub enum CheckpointHome {
     /// On the device.
     Device,
     /// In host memory; copied down under the next block, and up under the block above.
@@ -27,7 +27,7 @@ pub enum Keep {
     /// In host memory, and Compute waits for every copy: as DeepSpeed's checkpoints on the CPU did, to compare with.
     HostBlocking,
     /// Nowhere: no backward pass follows.
-    Nothing,
+    None,
 }
 
 /// The way in which a token's position enters.
@@ -41,7 +41,7 @@ pub enum Positions {
 
 /// The parts of which a decoder is made: GPT-2 is one choice of these, Llama another.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Parts {
+pub struct Architecture {
     /// RMSNorm with a gain; else layer norm with gain and bias.
     pub rms_norm: bool,
     /// Added to the variance, or to the mean square, by every norm.
@@ -65,7 +65,7 @@ pub struct Parts {
     pub scaled_residuals: bool,
 }
 
-impl Parts {
+impl Architecture {
     /// The parts of GPT-2.
     pub const GPT2: Self = Self {
         rms_norm: false,
@@ -83,9 +83,9 @@ impl Parts {
 
 /// Everything that decides shapes.
 #[derive(Clone, Debug, PartialEq)]
-pub struct GptShape {
+pub struct DecoderShape {
     /// Which parts.
-    pub parts: Parts,
+    pub architecture: Architecture,
     /// L
     pub layers: usize,
     /// C
@@ -113,9 +113,9 @@ pub struct GptShape {
     /// Each rank keeps its share of a block's input. Needs [`Recompute::Block`], and no `sequence`, which splits the input too.
     pub partition_checkpoints: bool,
     /// The place of that input. On the host each rank keeps its share anyway. Needs [`Recompute::Block`].
-    pub keep: Keep,
+    pub checkpoint_home: CheckpointHome,
     /// Micro-batches whose inputs of the blocks are kept at once; more than one with [`Recompute::Block`] only.
-    pub checkpoint_sets: usize,
+    pub checkpoint_slots: usize,
     /// Which parameters are on the device between their uses.
     pub ring: Ring,
     /// Tokens whose logits are in memory at once.
@@ -138,18 +138,18 @@ pub struct GptShape {
 pub struct Ring {
     /// Buffers in which the blocks that are not resident take turns, at least 2; the token table and an output projection of its
     /// own share one more. 0: all parameters are resident.
-    pub slots: usize,
+    pub buffers: usize,
     /// Blocks that are resident, spread evenly over all.
     pub resident: usize,
 }
 
 impl Ring {
     /// All parameters are resident.
-    pub const NONE: Self = Self { slots: 0, resident: 0 };
+    pub const NONE: Self = Self { buffers: 0, resident: 0 };
 
     /// Whether block `layer` of so many is resident.
     pub const fn is_resident(self, layer: usize, layers: usize) -> bool {
-        self.slots == 0 || (layer + 1) * self.resident / layers > layer * self.resident / layers
+        self.buffers == 0 || (layer + 1) * self.resident / layers > layer * self.resident / layers
     }
 }
 
@@ -163,10 +163,10 @@ pub const fn head_rows(vocab: usize) -> usize {
     if rows < 128 { 128 } else { rows }
 }
 
-impl GptShape {
+impl DecoderShape {
     /// Micro-batches that go backward through each block together.
-    pub(crate) const fn backward_sets(&self) -> usize {
-        if self.ring.slots > 0 { self.checkpoint_sets } else { 1 }
+    pub(crate) const fn backward_slots(&self) -> usize {
+        if self.ring.buffers > 0 { self.checkpoint_slots } else { 1 }
     }
 
     /// Initial values of most weights.
@@ -176,7 +176,8 @@ impl GptShape {
 
     /// Initial values of weights whose output is added to the residual stream.
     pub(crate) fn residual_init(&self) -> Init {
-        let additions = if self.parts.scaled_residuals { 2.0 * self.layers as f64 } else { 1.0 };
+        let additions =
+            if self.architecture.scaled_residuals { 2.0 * self.layers as f64 } else { 1.0 };
         Init::Normal(self.init_std / additions.sqrt())
     }
 
@@ -203,12 +204,12 @@ impl GptShape {
     /// Columns of a rank's first product of the MLP: F/t, twice that with a gate.
     pub(crate) const fn inner_width(&self) -> usize {
         let one = self.ffn_hidden / self.tp_size;
-        if self.parts.swiglu { 2 * one } else { one }
+        if self.architecture.swiglu { 2 * one } else { one }
     }
 
     /// The name of the MLP's activation.
     pub(crate) const fn activation(&self) -> &'static str {
-        if self.parts.swiglu { "swiglu" } else { "gelu" }
+        if self.architecture.swiglu { "swiglu" } else { "gelu" }
     }
 
     /// Columns of the widest tensor whose rows are summed, on one rank of any number.
@@ -237,7 +238,7 @@ impl GptShape {
     pub const fn model_flops_per_token(&self) -> f64 {
         let (c, d, l) = (self.hidden as f64, self.head_dim as f64, self.layers as f64);
         let (q, kv) = (self.heads as f64 * d, self.kv_heads as f64 * d);
-        let inner = self.ffn_hidden as f64 * if self.parts.swiglu { 3.0 } else { 2.0 };
+        let inner = self.ffn_hidden as f64 * if self.architecture.swiglu { 3.0 } else { 2.0 };
         let linears = l * c * (2.0 * q + 2.0 * kv + inner) + self.vocab as f64 * c;
         6.0 * linears + 6.0 * l * self.seq_len as f64 * q
     }
@@ -261,7 +262,7 @@ impl GptShape {
 
 /// Settings that change from one micro-batch to the next.
 #[derive(Clone, Copy, Debug)]
-pub struct Pass {
+pub struct MicrobatchContext {
     /// Key of this step's dropout; unused when `training` is false.
     pub dropout_key: u64,
     /// (sample of the step) times T, of the micro-batch's first sample.
@@ -270,14 +271,14 @@ pub struct Pass {
     pub training: bool,
     /// (B T) I32 on the device, where samples hold several documents: the place in its sample where each token's document starts.
     pub starts: Option<Tensor>,
-    /// Number of the set that keeps the inputs of its blocks, below [`GptShape::checkpoint_sets`].
-    pub set: usize,
+    /// The slot of its group in which the inputs of its blocks are kept, below [`DecoderShape::checkpoint_slots`].
+    pub slot: usize,
 }
 
-impl Pass {
+impl MicrobatchContext {
     pub(crate) fn dropout(
         &self,
-        shape: &GptShape,
+        shape: &DecoderShape,
         layer: u64,
         site: u64,
         first_row: u64,
@@ -286,7 +287,7 @@ impl Pass {
         Dropout { p: if self.training { shape.dropout } else { 0.0 }, key, first_row }
     }
 
-    pub(crate) fn first_row(&self, dev: &Device, shape: &GptShape) -> u64 {
+    pub(crate) fn first_row(&self, dev: &Device, shape: &DecoderShape) -> u64 {
         shape.region().first_row(dev, self.first_token, shape.rows())
     }
 }

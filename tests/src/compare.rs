@@ -6,7 +6,7 @@ use data::Dataset;
 use device::cpu::Lanes;
 use engine::run::RunOptions;
 use files::held::Held;
-use layout::build::build;
+use layout::build::lay_out;
 use safetensors::{Dtype, SafeTensors};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -90,7 +90,7 @@ pub fn one_window() -> Arc<Dataset> {
 /// When the run fails.
 pub fn run_with(sets: &[&str], options: &RunOptions) -> Ran {
     let config = tiny(sets);
-    let ran = try_run_on(&excerpt(), &config, &build(&config), options);
+    let ran = try_run_on(&excerpt(), &config, &lay_out(&config), options);
     ran.unwrap_or_else(|e| panic!("{sets:?}: {e}"))
 }
 
@@ -123,7 +123,8 @@ pub fn run_for_weights(
     let path = folder.path().join("weights.safetensors");
     let weights = Some(Held::unlocked(folder.path()).expect("a folder"));
     let options = RunOptions { weights, ..options.clone() };
-    let ran = try_run_on(data, config, &build(config), &options).unwrap_or_else(|e| panic!("{e}"));
+    let ran =
+        try_run_on(data, config, &lay_out(config), &options).unwrap_or_else(|e| panic!("{e}"));
     let bytes = std::fs::read(path).expect("weights");
     let file = SafeTensors::deserialize(&bytes).expect("safetensors");
     let tensor = |(name, view): (String, safetensors::tensor::TensorView<'_>)| {

@@ -5,8 +5,8 @@
 use config::{Config, load_str};
 use data::Dataset;
 use engine::run::{Message, Outcome, RunError, RunOptions, StepReport, train};
-use layout::build::{Built, build};
-use offload::PerStep;
+use layout::build::{RankLayout, lay_out};
+use offload::StepSchedule;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
@@ -163,7 +163,7 @@ impl Ran {
 /// # Errors
 /// As [`train`].
 pub fn try_run(config: &Config, options: &RunOptions) -> Result<Ran, Box<RunError>> {
-    try_run_built(config, &build(config), options)
+    try_run_built(config, &lay_out(config), options)
 }
 
 /// [`try_run`] of something built already.
@@ -172,7 +172,7 @@ pub fn try_run(config: &Config, options: &RunOptions) -> Result<Ran, Box<RunErro
 /// As [`train`].
 pub fn try_run_built(
     config: &Config,
-    built: &Built,
+    built: &RankLayout,
     options: &RunOptions,
 ) -> Result<Ran, Box<RunError>> {
     try_run_on(&text(), config, built, options)
@@ -185,7 +185,7 @@ pub fn try_run_built(
 pub fn try_run_on(
     data: &Arc<Dataset>,
     config: &Config,
-    built: &Built,
+    built: &RankLayout,
     options: &RunOptions,
 ) -> Result<Ran, Box<RunError>> {
     let (mut steps, mut evals) = (Vec::new(), Vec::new());
@@ -221,7 +221,7 @@ pub fn run_inline(sets: &[&str]) -> Ran {
 #[derive(Debug)]
 pub struct Constant;
 
-impl PerStep for Constant {
+impl StepSchedule for Constant {
     fn learning_rate(&self, _: u64) -> f64 {
         0.1
     }

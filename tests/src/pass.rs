@@ -1,12 +1,17 @@
 //! One pass of a model, forward and backward, put together from the ranks of a grid; and fixtures to compare it with.
 
 use device::cpu::{self, CpuOptions, Lanes, ScratchFloats};
-use device::{Arena, Device, Dtype, Event, HostPlace, HostWork, Lane, Plan, Rank, Tensor, World};
+use device::{
+    Arena, Communicator, Device, Dtype, Event, HostPlace, HostWork, Lane, Plan, Rank, Tensor,
+};
 use safetensors::SafeTensors;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
-use tensor_parallel::{BatchTensors, Gpt, GptShape, HeadBuckets, Part, Pass, SegmentLayout, Split};
+use tensor_parallel::{
+    BatchTensors, Decoder, DecoderShape, HeadBuckets, LossTensors, MicrobatchContext,
+    SegmentLayout, SegmentRole, Split,
+};
 
 /// Tensors by name, widened.
 #[derive(Debug, Default)]
@@ -92,7 +97,7 @@ pub struct Passed {
 /// Handles of a pass, the same on every rank.
 struct Handles {
     plan: Arc<Plan>,
-    gpt: Gpt,
+    gpt: Decoder,
     batch: BatchTensors,
     starts: Tensor,
     buckets: Vec<Tensor>,
@@ -112,9 +117,9 @@ struct OfRank {
 ///
 /// # Panics
 /// When a rank fails.
-pub fn pass(shape: &GptShape, dp: usize, given: &Given<'_>) -> Passed {
+pub fn pass(shape: &DecoderShape, dp: usize, given: &Given<'_>) -> Passed {
     let handles = Handles::plan(shape);
-    let world = World::new(shape.tp_size, dp, Duration::from_secs(60));
+    let world = Communicator::new(shape.tp_size, dp, Duration::from_secs(60));
     let parts: Vec<OfRank> = std::thread::scope(|scope| {
         let run = |rank| {
             let (handles, world) = (&handles, &world);
@@ -127,9 +132,9 @@ pub fn pass(shape: &GptShape, dp: usize, given: &Given<'_>) -> Passed {
 }
 
 impl Handles {
-    fn plan(shape: &GptShape) -> Self {
+    fn plan(shape: &DecoderShape) -> Self {
         let mut plan = Plan::default();
-        let gpt = Gpt::plan(&mut plan, shape, 64);
+        let gpt = Decoder::plan(&mut plan, shape, 64);
         let mut tensor = |name: &str, dtype, len| {
             plan.tensor((Arena::Device, "of the test"), name, dtype, (1, len))
         };
@@ -142,7 +147,7 @@ impl Handles {
         Self { plan: Arc::new(plan), gpt, batch, starts, buckets, loss, scale }
     }
 
-    fn rank(&self, given: &Given<'_>, world: &Arc<World>, rank: Rank) -> OfRank {
+    fn rank(&self, given: &Given<'_>, world: &Arc<Communicator>, rank: Rank) -> OfRank {
         let (gpt, batch, shape) = (&self.gpt, &self.batch, self.gpt.shape());
         let widest = shape.widest_sum();
         let options = CpuOptions {
@@ -156,7 +161,8 @@ impl Handles {
         gpt.write_constants(&dev).expect("constants are written");
         self.write(given, &dev);
         let starts = given.starts.map(|_| self.starts);
-        let pass = Pass { dropout_key: 0, first_token: 0, training: true, starts, set: 0 };
+        let pass =
+            MicrobatchContext { dropout_key: 0, first_token: 0, training: true, starts, slot: 0 };
         let bucket = |part| self.buckets[gpt.segment(part)];
         gpt.embed(&dev, &pass, batch);
         (0..shape.layers).for_each(|layer| gpt.block_forward(&dev, &pass, layer));
@@ -166,14 +172,16 @@ impl Handles {
             gpt.project(&dev, &pass, rows.clone());
             logits.extend(read(&dev, gpt.logits().rows(0..rows.len())));
         }
-        let buckets = HeadBuckets { final_norm: bucket(Part::FinalNorm), head: bucket(gpt.head()) };
-        gpt.loss_backward(&dev, (&pass, batch), (self.loss, self.scale), buckets);
+        let buckets =
+            HeadBuckets { final_norm: bucket(SegmentRole::FinalNorm), head: bucket(gpt.head()) };
+        let loss = LossTensors { loss: self.loss, scale: self.scale };
+        gpt.loss_backward(&dev, &pass, batch, loss, buckets);
         let mut input = Event::default();
         for layer in (0..shape.layers).rev() {
-            let to = (bucket(Part::Block(layer)), &mut input);
-            gpt.block_backward(&dev, &pass, layer, to);
+            let bucket = bucket(SegmentRole::Block(layer));
+            gpt.block_backward(&dev, &pass, layer, bucket, &mut input);
         }
-        gpt.embed_backward(&dev, &pass, batch, bucket(Part::Embedding));
+        gpt.embed_backward(&dev, &pass, batch, bucket(SegmentRole::Embedding));
         let used = |(bucket, s): (&Tensor, &SegmentLayout)| read(&dev, bucket.slice(0..s.len));
         let buckets = self.buckets.iter().zip(gpt.segments()).map(used).collect();
         let loss = read(&dev, self.loss)[0];

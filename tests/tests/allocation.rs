@@ -7,8 +7,8 @@
 
 use device::Dtype;
 use device::cpu::Lanes;
-use engine::run::{Place, RunOptions, Watcher};
-use layout::build::build;
+use engine::run::{FaultPoint, RunOptions, Watcher};
+use layout::build::lay_out;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
@@ -87,8 +87,8 @@ unsafe impl GlobalAlloc for Counting {
 }
 
 /// On each rank's thread, before it submits `step`.
-fn passes(_: usize, place: Place, step: u64) {
-    if place != Place::Step {
+fn passes(_: usize, place: FaultPoint, step: u64) {
+    if place != FaultPoint::Step {
         return;
     }
     THREAD.with(|thread| thread.set(Thread::Rank(step)));
@@ -121,7 +121,7 @@ fn counted(sets: &[&str], lanes: Lanes) -> Counted {
     FIRST.store(if later { 4 } else { 2 }, SeqCst);
     let steps = format!("train.steps={}", FIRST.load(SeqCst) + 3);
     let config = tiny(&[sets, &[&steps]].concat());
-    let built = build(&config);
+    let built = lay_out(&config);
     for counter in [&OF_RANKS, &OF_WORKERS, &IN_STEP_1] {
         counter.store(0, SeqCst);
     }
@@ -228,7 +228,7 @@ fn sixteen_bit_buffers_hold_sixteen_bits() {
         let sets = [format!("precision={precision}"), "batch.global=2".into()];
         let sets: Vec<&str> = sets.iter().map(String::as_str).collect();
         counted(&sets, Lanes::Inline);
-        let built = build(&tiny(&sets));
+        let built = lay_out(&tiny(&sets));
         for entry in built.plan.entries() {
             let elements = (entry.shape.0 * entry.shape.1) as u64;
             let each = entry.range.end - entry.range.start;

@@ -8,8 +8,8 @@
 use config::{Config, DeviceConfig};
 use device::cuda::Collectives;
 use device::{Error, Lane};
-use engine::run::{Place, RunError, RunOptions, Watcher};
-use layout::build::build;
+use engine::run::{FaultPoint, RunError, RunOptions, Watcher};
+use layout::build::lay_out;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use tests::compare::full;
@@ -144,7 +144,7 @@ fn under_fake(case: &str, environment: &[(&str, &str)]) {
 }
 
 fn try_run(config: &Config, options: &RunOptions) -> Result<Ran, Box<RunError>> {
-    try_run_on(&short_text(), config, &build(config), options)
+    try_run_on(&short_text(), config, &lay_out(config), options)
 }
 
 fn on_cuda(mut config: Config) -> Config {
@@ -200,7 +200,7 @@ fn stopped_case() {
     let options = in_process();
     let tell = std::sync::Arc::clone(&options.stop);
     let watcher = Watcher::new(move |rank, place, step| {
-        let now = (rank, place, step) == (3, Place::Step, 2);
+        let now = (rank, place, step) == (3, FaultPoint::Step, 2);
         tell.fetch_or(now, std::sync::atomic::Ordering::SeqCst);
     });
     let options = RunOptions { watcher: Some(watcher), ..options };
@@ -220,8 +220,8 @@ fn missing_case() {
 
 /// One rank is late in each step. The others must not fill the launch queues meanwhile: it could never catch up.
 fn ahead_case() {
-    let late = |rank: usize, place: Place, _: u64| {
-        if (rank, place) == (1, Place::Step) {
+    let late = |rank: usize, place: FaultPoint, _: u64| {
+        if (rank, place) == (1, FaultPoint::Step) {
             std::thread::sleep(Duration::from_millis(700));
         }
     };
@@ -243,7 +243,7 @@ fn pinned_case() {
     };
     assert!(stats.h2d_bytes > 100_000 && stats.d2h_bytes > 100_000, "{stats:?}");
     // Of the host's memory what copies touch, by the rank that does; and each rank's words.
-    let plan = build(&config).plan;
+    let plan = lay_out(&config).plan;
     assert_eq!(stats.pinned_bytes, 4 * device::cuda::pinned_bytes(&plan), "{stats:?}");
     let host = plan.bytes(device::Arena::Pinned);
     assert!(device::cuda::pinned_bytes(&plan) < host * 2 / 3, "{host} bytes of host memory");
@@ -285,8 +285,8 @@ fn traced_case() {
 /// times are not rounded to what single precision has left of milliseconds after an hour.
 fn traced_late_case() {
     const HOUR: u64 = 3600;
-    let later = |_: usize, place: Place, step: u64| {
-        if place == Place::Step && step >= 2 && !fake_cuda::advance(HOUR) {
+    let later = |_: usize, place: FaultPoint, step: u64| {
+        if place == FaultPoint::Step && step >= 2 && !fake_cuda::advance(HOUR) {
             assert!(on_a_real_gpu(), "the fake driver was not loaded");
         }
     };

@@ -6,8 +6,10 @@
 
 use checkpoint::{Checkpoint, RunFolder, newest};
 use device::{Error, Lane};
-use engine::run::{Message, Outcome, Place, RunError, RunOptions, Stuck, Watcher, train};
-use layout::build::build;
+use engine::run::{
+    FaultPoint, Message, Outcome, RunError, RunOptions, StuckHandler, Watcher, train,
+};
+use layout::build::lay_out;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -42,7 +44,7 @@ fn run(
     let options = RunOptions { checkpoints: Some(RunFolder::at(folder).unwrap()), ..options };
     let (mut saved, mut not) = (Vec::new(), Vec::new());
     let began = Instant::now();
-    let outcome = train(&config, &build(&config), &excerpt(), &options, &mut |m| match m {
+    let outcome = train(&config, &lay_out(&config), &excerpt(), &options, &mut |m| match m {
         Message::Saved { step, .. } => saved.push(step),
         Message::NotSaved { why, .. } => not.push(why),
         Message::Step(_)
@@ -82,8 +84,8 @@ fn named(error: &RunError, culprit: usize, texts: &[&str], what: &str) {
 }
 
 /// Where nothing of a run can go wrong for one rank alone.
-fn only_rank_0(place: Place) -> bool {
-    place == Place::Naming
+fn only_rank_0(place: FaultPoint) -> bool {
+    place == FaultPoint::Naming
 }
 
 #[test]
@@ -92,14 +94,17 @@ fn a_panic_at_any_place_of_any_rank_ends_all_and_leaves_the_checkpoints_whole() 
     let (outcome, saved, _) = run(&[], good.path(), RunOptions::default());
     assert_eq!((outcome.unwrap().step, saved), (3, vec![1, 2, 3]));
     for writer in WRITERS {
-        for place in Place::ALL {
+        for place in FaultPoint::ALL {
             for culprit in 0..if only_rank_0(place) { 1 } else { RANKS } {
                 // From a checkpoint on, so that loading is a part of it.
                 let from = Checkpoint::open(&good.path().join("step-00000001"), 1).unwrap();
                 let what = format!("{place:?} of rank {culprit}, {writer}");
                 let folder = tempfile::tempdir().unwrap();
                 let fault = move |rank, at, step| {
-                    let before = matches!(place, Place::Opened | Place::Loaded | Place::Ending);
+                    let before = matches!(
+                        place,
+                        FaultPoint::Opened | FaultPoint::Loaded | FaultPoint::Ending
+                    );
                     let now = before || step == 2;
                     assert!((rank, at) != (culprit, place) || !now, "a fault at {at:?}");
                 };
@@ -109,7 +114,8 @@ fn a_panic_at_any_place_of_any_rank_ends_all_and_leaves_the_checkpoints_whole() 
                 let (outcome, saved, not) = run(&[writer], folder.path(), options);
                 intact(folder.path(), &saved, &what);
                 let fault = format!("a fault at {place:?}");
-                if matches!(place, Place::Naming | Place::Writing) && writer == WRITERS[1] {
+                if matches!(place, FaultPoint::Naming | FaultPoint::Writing) && writer == WRITERS[1]
+                {
                     // A thread beside training: its checkpoint is lost, and nothing else.
                     assert_eq!((outcome.unwrap().step, &saved[..]), (3, &[3][..]), "{what}");
                     assert!(not.len() == 1 && not[0].contains(&fault), "{not:?}");
@@ -124,7 +130,7 @@ fn a_panic_at_any_place_of_any_rank_ends_all_and_leaves_the_checkpoints_whole() 
 /// Ops of each lane from the first step's start to the run's end, as far as a fault can be placed.
 fn ops(lane: Lane) -> u64 {
     let config = tiny(&SETS);
-    let report = predict::plan::report(&config, &build(&config)).unwrap();
+    let report = predict::plan::report(&config, &lay_out(&config)).unwrap();
     let lanes = report.step.unwrap().lanes;
     let ops = lanes.iter().find(|l| l.lane == format!("{lane:?}")).map_or(0, |l| l.ops);
     // The first step and a half.
@@ -191,15 +197,15 @@ fn stall() {
 #[test]
 fn a_rank_that_stalls_is_named_by_those_that_wait_for_it() {
     let timeout = Duration::from_secs(4);
-    let stuck: Option<Stuck> = Some((Duration::ZERO, told));
+    let stuck = Some(StuckHandler { after: Duration::ZERO, call: told });
     let places = [
-        Place::Step,
-        Place::Saving,
-        Place::Evaluating,
-        Place::Opened,
-        Place::Decided,
-        Place::Saved,
-        Place::Ending,
+        FaultPoint::Step,
+        FaultPoint::Saving,
+        FaultPoint::Evaluating,
+        FaultPoint::Opened,
+        FaultPoint::Decided,
+        FaultPoint::Saved,
+        FaultPoint::Ending,
     ];
     let places = &places[..if full() { places.len() } else { 2 }];
     for (number, place) in places.iter().copied().enumerate() {
@@ -246,12 +252,12 @@ fn ended(_: &RunError) {
 fn a_run_that_fails_ends_after_the_save_under_way() {
     let folder = tempfile::tempdir().unwrap();
     let fault = |rank, at, step| {
-        if (at, step) == (Place::Naming, 1) {
+        if (at, step) == (FaultPoint::Naming, 1) {
             std::thread::sleep(Duration::from_millis(1500));
         }
-        assert!((rank, at, step) != (2, Place::Step, 2), "a fault beside the save");
+        assert!((rank, at, step) != (2, FaultPoint::Step, 2), "a fault beside the save");
     };
-    let stuck: Option<Stuck> = Some((Duration::from_millis(300), ended));
+    let stuck = Some(StuckHandler { after: Duration::from_millis(300), call: ended });
     let watcher = Some(Watcher::new(fault));
     let options = RunOptions { watcher, stuck, ..RunOptions::default() };
     let (outcome, saved, not) = run(&[WRITERS[1]], folder.path(), options);
@@ -283,22 +289,22 @@ fn wait_for_the_end(without: usize) {
 #[test]
 fn a_stuck_rank_is_given_up_after_the_save_and_a_stuck_save_at_all() {
     let soon = Duration::from_millis(300);
-    let stuck: Option<Stuck> = Some((soon, ended_without));
+    let stuck = Some(StuckHandler { after: soon, call: ended_without });
     let fails = |rank, at, step| {
-        assert!((rank, at, step) != (2, Place::Step, 2), "a fault beside the save");
+        assert!((rank, at, step) != (2, FaultPoint::Step, 2), "a fault beside the save");
     };
     let folder = tempfile::tempdir().unwrap();
     let slow = move |rank, at, step| {
-        if (at, step) == (Place::Naming, 1) {
+        if (at, step) == (FaultPoint::Naming, 1) {
             std::thread::sleep(Duration::from_millis(1200));
             SAVED.store(true, Ordering::SeqCst);
         }
         match (rank, at, step) {
-            (1, Place::Step, 2) => {
+            (1, FaultPoint::Step, 2) => {
                 STALLED.store(true, Ordering::SeqCst);
                 wait_for_the_end(1);
             }
-            (2, Place::Step, 2) => {
+            (2, FaultPoint::Step, 2) => {
                 while !STALLED.load(Ordering::SeqCst) {
                     std::thread::sleep(Duration::from_millis(1));
                 }
@@ -314,7 +320,7 @@ fn a_stuck_rank_is_given_up_after_the_save_and_a_stuck_save_at_all() {
     assert!(WAS_WHOLE.load(Ordering::SeqCst), "before the save was whole");
 
     let hangs = move |rank, at, step| {
-        if (at, step) == (Place::Naming, 1) {
+        if (at, step) == (FaultPoint::Naming, 1) {
             wait_for_the_end(0);
         }
         fails(rank, at, step);
@@ -339,7 +345,7 @@ fn whether_states_are_copied_is_decided_once() {
             ..RunOptions::default()
         };
         let mut background = Vec::new();
-        let outcome = train(&config, &build(&config), &text(), &options, &mut |message| {
+        let outcome = train(&config, &lay_out(&config), &text(), &options, &mut |message| {
             if let Message::Saved { waited, seconds, .. } = message {
                 background.push(waited < seconds);
             }

@@ -5,10 +5,10 @@
 #![allow(clippy::allow_attributes, reason = "the lines above")]
 
 use device::cpu::{self, CpuOptions, Lanes};
-use device::{Arena, Dtype, Error, Group, Lane, Op, Plan, Rank, Reduce};
-use device::{HostWork, World};
-use engine::run::{Message, Place, RunError, RunOptions, Watcher, train};
-use layout::build::build;
+use device::{Arena, Dtype, Error, Group, Lane, Op, Plan, Rank, Reduction};
+use device::{Communicator, HostWork};
+use engine::run::{FaultPoint, Message, RunError, RunOptions, Watcher, train};
+use layout::build::lay_out;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
@@ -56,7 +56,7 @@ fn a_panicking_listener_ends_the_run() {
     let config = tiny(&["train.steps=600", "schedule.decay_steps=600"]);
     let panicked = watched("a panicking listener", move || {
         std::panic::catch_unwind(|| {
-            let built = build(&config);
+            let built = lay_out(&config);
             train(&config, &built, &text(), &RunOptions::default(), &mut |_| panic!("no paper"))
         })
     });
@@ -69,7 +69,7 @@ fn a_listener_slower_than_the_deadline_does_not_fail_the_ranks() {
     let timeout = Duration::from_secs(4);
     let mut steps = 0;
     let options = RunOptions { timeout, ..RunOptions::default() };
-    let outcome = train(&config, &build(&config), &text(), &options, &mut |message| {
+    let outcome = train(&config, &lay_out(&config), &text(), &options, &mut |message| {
         if matches!(message, Message::Step(_)) {
             steps += 1;
             std::thread::sleep(if steps == 1 { timeout + timeout / 2 } else { Duration::ZERO });
@@ -124,7 +124,7 @@ fn a_rank_that_returns_early_ends_all_ranks() {
 fn a_rank_whose_own_thread_panics_ends_all_ranks_and_is_quoted() {
     for lanes in LANES {
         let fault = |rank, place, step| {
-            assert!((rank, place, step) != (1, Place::Step, 3), "a test's fault");
+            assert!((rank, place, step) != (1, FaultPoint::Step, 3), "a test's fault");
         };
         let watcher = Some(Watcher::new(fault));
         let what = format!("a rank thread panics, {lanes:?}");
@@ -144,7 +144,7 @@ fn two_ranks(
 ) -> [Error; 2] {
     let mut plan = Plan::default();
     let x = plan.tensor((Arena::Device, "test"), "x", Dtype::F32, (1, 64));
-    let (plan, world) = (Arc::new(plan), World::new(2, 1, timeout));
+    let (plan, world) = (Arc::new(plan), Communicator::new(2, 1, timeout));
     let rank = move |rank: Rank| {
         let (plan, world) = (Arc::clone(&plan), Arc::clone(&world));
         std::thread::spawn(move || {
@@ -175,7 +175,7 @@ fn two_ranks(
 /// Another op, another length, another reduction: none is the same meeting.
 const MISMATCHES: [fn(usize, device::Tensor) -> Option<Op>; 3] = [
     |rank, x| {
-        let (group, reduce) = (Group::Tp, Reduce::Sum);
+        let (group, reduce) = (Group::Tp, Reduction::Sum);
         Some(if rank == 0 {
             Op::AllGather { x, group }
         } else {
@@ -184,10 +184,10 @@ const MISMATCHES: [fn(usize, device::Tensor) -> Option<Op>; 3] = [
     },
     |rank, x| {
         let (x, group) = (x.slice(0..32 * (rank + 1)), Group::Tp);
-        Some(Op::AllReduce { x, group, reduce: Reduce::Sum })
+        Some(Op::AllReduce { x, group, reduce: Reduction::Sum })
     },
     |rank, x| {
-        let reduce = if rank == 0 { Reduce::Sum } else { Reduce::Max };
+        let reduce = if rank == 0 { Reduction::Sum } else { Reduction::Max };
         Some(Op::AllReduce { x, group: Group::Tp, reduce })
     },
 ];

@@ -10,8 +10,8 @@ use config::Config;
 use data::Dataset;
 use data::model_files::ModelFiles;
 use engine::run::{Message, RunOptions, train};
-use layout::build::build;
-use onebox::generate::{Source, Trained, next_logits};
+use layout::lay_out::lay_out;
+use onebox::generate::{ModelSource, WeightSource, next_logits};
 use safetensors::SafeTensors;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -60,8 +60,8 @@ fn checkpoints(run: &Path) -> RunFolder {
 
 fn imported(config: &Config, data: &Dataset, run: &Path) -> Checkpoint {
     let from = Folder::open(&folder()).unwrap_or_else(|e| panic!("{e}"));
-    let built = build(config);
-    from.check_model(&config.model, &built.gpt).unwrap_or_else(|e| panic!("{e}"));
+    let built = lay_out(config);
+    from.check_model(&config.model, &built.decoder).unwrap_or_else(|e| panic!("{e}"));
     let sealed = import(&from, (config, &built, data), &checkpoints(run));
     let sealed = sealed.unwrap_or_else(|e| panic!("{e}"));
     let path = sealed.publish().unwrap_or_else(|e| panic!("{e}"));
@@ -85,7 +85,7 @@ fn logits_of_an_imported_model_are_those_of_transformers() {
     for (sample, rows) in tokens.chunks(T).zip(logits.chunks(T * V)) {
         for (last, row) in rows.chunks(V).enumerate() {
             let prompt: Vec<String> = sample[..=last].iter().map(f64::to_string).collect();
-            let from = Source::on_cores(Trained::Checkpoint(&checkpoint), None);
+            let from = ModelSource::on_cores(WeightSource::Checkpoint(&checkpoint), None);
             let got = next_logits(&config, &from, &prompt.join(" ")).unwrap();
             assert_eq!(got.len(), V);
             worst = got.iter().zip(row).map(|(a, b)| (a - b).abs()).fold(worst, f64::max);
@@ -113,7 +113,7 @@ fn ten_adamw_steps_from_an_imported_model_are_those_of_pytorch_on_every_layout()
             ..RunOptions::default()
         };
         let mut losses = Vec::new();
-        let outcome = train(&config, &build(&config), &data, &options, &mut |message| {
+        let outcome = train(&config, &lay_out(&config), &data, &options, &mut |message| {
             if let Message::Step(step) = message {
                 losses.push(step.loss);
             }
@@ -147,7 +147,7 @@ fn what_is_imported_and_exported_is_the_same_folder() {
     assert_eq!(theirs.len(), 28);
     for (most, files) in [(u64::MAX, 1), (40_000, 3), (0, 28)] {
         let out = run.path().join(format!("out-{files}"));
-        let built = build(&config);
+        let built = lay_out(&config);
         let names = export(
             &checkpoint,
             (&config, &built),
@@ -162,6 +162,6 @@ fn what_is_imported_and_exported_is_the_same_folder() {
         assert!(tensors(&out, &names) == theirs, "{most}: {names:?}");
         // What it wrote can be imported, and its config.json says the model.
         let again = Folder::open(&out).unwrap();
-        again.check_model(&config.model, &built.gpt).unwrap();
+        again.check_model(&config.model, &built.decoder).unwrap();
     }
 }

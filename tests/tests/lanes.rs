@@ -5,8 +5,8 @@
 
 use config::{Config, load};
 use device::Lane::{Compute, DpComm, H2d, Host, TpComm};
-use layout::build::build;
-use predict::sim::{self, Hardware, Played, Timeline};
+use layout::lay_out::lay_out;
+use predict::sim::{self, Hardware, SimulatedOp, Timeline};
 use predict::simulate::{hardware, record};
 use std::path::Path;
 
@@ -17,7 +17,7 @@ fn played(config: &str, global: &str, sets: &[&str]) -> Timeline {
 }
 
 fn on(config: &Config, hardware: &Hardware) -> Timeline {
-    let program = record(config, &build(config)).unwrap();
+    let program = record(config, &lay_out(config)).unwrap();
     sim::simulate(program, hardware, (config.parallel.tensor, config.parallel.data)).unwrap()
 }
 
@@ -26,7 +26,7 @@ fn described(config: &str, global: &str, sets: &[&str]) -> (Config, Hardware) {
     let sets = std::iter::once(&global).chain(sets).map(ToString::to_string);
     let sets: Vec<String> = sets.collect();
     let config = load(&path, &sets).unwrap_or_else(|e| panic!("{e}")).config;
-    let hardware = hardware(&config, build(&config).host_bytes(&config)).unwrap();
+    let hardware = hardware(&config, lay_out(&config).host_bytes(&config)).unwrap();
     (config, hardware)
 }
 
@@ -34,7 +34,7 @@ fn described(config: &str, global: &str, sets: &[&str]) -> (Config, Hardware) {
 type Spans = Vec<(f64, f64)>;
 
 /// Ops of rank 0 in the last step.
-fn spans(timeline: &Timeline, is: impl Fn(&Played<'_>) -> bool) -> Spans {
+fn spans(timeline: &Timeline, is: impl Fn(&SimulatedOp<'_>) -> bool) -> Spans {
     let (begin, end) = timeline.window();
     let inside = timeline.played(0).filter(|p| p.start >= begin && p.start < end && is(p));
     let mut spans: Spans = inside.map(|p| (p.start, p.end)).collect();
@@ -59,7 +59,7 @@ fn seconds(spans: &Spans) -> f64 {
     spans.iter().map(|(from, to)| to - from).sum()
 }
 
-fn adam(p: &Played<'_>) -> bool {
+fn adam(p: &SimulatedOp<'_>) -> bool {
     p.lane == Host && p.work.name == "adam_tile"
 }
 
@@ -146,7 +146,7 @@ fn parameters_from_the_host_come_up_behind_computing() {
         described("llama3-70b-one-gpu.ron", "batch.global=8", &["model.layers=12"]);
     let none: &[&str] = &["model.layers=12", "offload.resident_blocks=0"];
     let streamed = on(&described("llama3-70b-one-gpu.ron", "batch.global=8", none).0, &hardware);
-    assert_eq!(build(&config).gpt.shape().ring.resident, 12, "all of so few blocks fit");
+    assert_eq!(lay_out(&config).decoder.shape().ring.resident, 12, "all of so few blocks fit");
     let resident = on(&config, &hardware);
     let ratio = streamed.step_seconds() / resident.step_seconds();
     assert!(ratio < 1.03, "{ratio}");

@@ -15,12 +15,13 @@ use data::model_files::ModelFiles;
 use data::{Dataset, Document};
 use engine::run::{Message, RunOptions, train};
 use files::held::Held;
-use layout::build::{build, shape};
-use onebox::generate::{Source, Trained, next_logits};
+use layout::build::shape;
+use layout::lay_out::lay_out;
+use onebox::generate::{ModelSource, WeightSource, next_logits};
 use safetensors::SafeTensors;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use tensor_parallel::GptShape;
+use tensor_parallel::DecoderShape;
 use tests::pass::{Fixture, Given, Passed, pass, widened, worst};
 use tests::{config, dataset_of_windows};
 
@@ -95,7 +96,7 @@ fn fp32(model: &str, sets: &[String], seed: u64) -> Config {
 
 fn pretrained(model: &str) -> Arc<Pretrained> {
     let from = Folder::open(&folder(model)).unwrap_or_else(|e| panic!("{e}"));
-    let gpt = build(&fp32(model, &[], 0)).gpt;
+    let gpt = lay_out(&fp32(model, &[], 0)).decoder;
     Arc::new(Pretrained::new(from, &gpt).unwrap_or_else(|e| panic!("{e}")))
 }
 
@@ -119,7 +120,7 @@ fn logits_loss_and_every_gradient_are_those_of_transformers_on_every_layout() {
             let mut sets = grid(layout);
             sets.push(format!("recompute={more}"));
             let config = fp32(model, &sets, 0);
-            let shape = GptShape { head_rows, ..shape(&config) };
+            let shape = DecoderShape { head_rows, ..shape(&config) };
             let given = Given {
                 tokens: fixture.get("tokens"),
                 targets: fixture.get("targets"),
@@ -152,7 +153,7 @@ fn assert_steps(
 ) {
     let options = RunOptions { pretrained: Some(Arc::clone(from)), ..RunOptions::default() };
     let (mut losses, mut norms) = (Vec::new(), Vec::new());
-    let outcome = train(config, &build(config), data, &options, &mut |message| {
+    let outcome = train(config, &lay_out(config), data, &options, &mut |message| {
         if let Message::Step(step) = message {
             losses.push(step.loss);
             norms.push(step.grad_norm);
@@ -266,7 +267,7 @@ fn the_next_token_of_a_folder_is_that_of_transformers() {
         let mut tokens: Vec<String> = fixture.get("prompt").iter().map(f64::to_string).collect();
         // As long as a sample is.
         for want in &fixture.get("greedy")[..T - 5] {
-            let from = Source::on_cores(Trained::Folder(&folder), None);
+            let from = ModelSource::on_cores(WeightSource::Folder(&folder), None);
             let logits = next_logits(&config, &from, &tokens.join(" ")).unwrap();
             let best = (0..V).max_by(|a, b| logits[*a].total_cmp(&logits[*b])).unwrap();
             assert_eq!(best, *want as usize, "{model} after {tokens:?}");
@@ -289,7 +290,7 @@ fn weights(model: &str, sets: &[&str]) -> Vec<u8> {
         weights: Some(Held::unlocked(run.path()).unwrap()),
         ..RunOptions::default()
     };
-    train(&config, &build(&config), &data, &options, &mut |_| ()).unwrap();
+    train(&config, &lay_out(&config), &data, &options, &mut |_| ()).unwrap();
     std::fs::read(path).unwrap()
 }
 
@@ -332,7 +333,7 @@ fn a_folder_goes_back_as_it_came() {
             checkpoints: Some(RunFolder::at(&run.path().join("checkpoints")).unwrap()),
             ..RunOptions::default()
         };
-        let built = build(&config);
+        let built = lay_out(&config);
         train(&config, &built, &data, &options, &mut |_| ()).unwrap();
         let path = run.path().join("checkpoints/step-00000010");
         let checkpoint = Checkpoint::open(&path, 10).unwrap();

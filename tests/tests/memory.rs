@@ -7,7 +7,7 @@
 use config::{Config, DeviceConfig};
 use device::{Arena, Error};
 use engine::run::{RunError, RunOptions};
-use layout::build::{Built, build, shape};
+use layout::build::{RankLayout, lay_out, shape};
 use predict::plan::memory_report;
 use tensor_parallel::Ring;
 use tests::compare::assert_same_bits;
@@ -27,14 +27,14 @@ const MODEL: &str = r#"(
     train: (steps: 2, seed: 7),
 )"#;
 
-fn of(placement: &str, layers: usize) -> (Config, Built) {
+fn of(placement: &str, layers: usize) -> (Config, RankLayout) {
     let sets = [format!("model.layers={layers}"), format!("offload.optimizer={placement}")];
     let config = config(MODEL, &sets);
-    let built = build(&config);
+    let built = lay_out(&config);
     (config, built)
 }
 
-fn trained((config, built): &(Config, Built)) -> Result<Ran, Box<RunError>> {
+fn trained((config, built): &(Config, RankLayout)) -> Result<Ran, Box<RunError>> {
     try_run_on(&short_text(), config, built, &RunOptions::default())
 }
 
@@ -99,7 +99,7 @@ fn on_an_h100(optimizer: &str, layers: usize, micro_batches: usize) -> predict::
             format!("batch.global={micro_batches}"),
         ],
     );
-    memory_report(&config, &build(&config))
+    memory_report(&config, &lay_out(&config))
 }
 
 /// Plans, nothing is run. 128 GB are what bounds the optimizer on the host: 18 bytes of each parameter.
@@ -136,7 +136,7 @@ fn parameters_of_four_times_a_gpus_memory_train_from_the_host_to_the_bits_of_res
         let more =
             [format!("device.memory=\"{memory}\""), format!("offload.parameters={parameters}")];
         let config = config(MODEL, &[&sets[..], &more].concat());
-        let built = build(&config);
+        let built = lay_out(&config);
         (config, built)
     };
     let small = of("9MiB", "Host");
@@ -151,9 +151,9 @@ fn parameters_of_four_times_a_gpus_memory_train_from_the_host_to_the_bits_of_res
     assert_same_bits(&resident, &streamed, "four times a GPU's memory");
     // As many blocks stay as there is room for.
     let room = of("30MiB", "Host");
-    let Ring { slots, resident: stay } = room.1.gpt.shape().ring;
+    let Ring { buffers: slots, resident: stay } = room.1.decoder.shape().ring;
     assert!(slots == 3 && (10..90).contains(&stay), "{slots} {stay}");
-    let block = room.1.gpt.params(1).bytes();
+    let block = room.1.decoder.params(1).bytes();
     let left = (30 << 20) - room.1.plan.bytes(Arena::Device);
     assert!(left < 2 * block, "{left} bytes are left, a block has {block}");
 }
@@ -164,7 +164,7 @@ fn every_byte_of_the_limit_counts() {
 }
 
 /// It trains with a limit of the planned bytes, and with one byte less it does not.
-fn needs_what_is_planned((mut config, built): (Config, Built)) {
+fn needs_what_is_planned((mut config, built): (Config, RankLayout)) {
     let bytes = built.plan.bytes(Arena::Device);
     let mut with = |limit: u64| {
         let DeviceConfig::Cpu { memory, .. } = &mut config.device else { panic!() };
@@ -188,7 +188,7 @@ fn blocking_transfer_crosses_with_every_micro_batch_and_at_last_in_fp32() {
             format!("offload.transfer={transfer}"),
         ];
         let config = config(MODEL, &sets);
-        let built = build(&config);
+        let built = lay_out(&config);
         let step = predict::plan::report(&config, &built).unwrap().step.unwrap();
         let lane = |lane| step.lanes.iter().find(|l| l.lane == format!("{lane:?}")).unwrap().bytes;
         let states = built.plan.entries().iter().filter(|e| e.name.ends_with(".master"));
@@ -227,15 +227,15 @@ fn partitioned_checkpoints_take_a_rank_s_share_of_the_memory() {
                 format!("partition_checkpoints={partition}"),
             ];
             let config = config(MODEL, &sets);
-            let built = build(&config);
+            let built = lay_out(&config);
             (config, built)
         };
         let (whole, split) = (with(false), with(true));
-        let checkpoints = |(_, built): &(Config, Built)| {
+        let checkpoints = |(_, built): &(Config, RankLayout)| {
             let pools = built.plan.pools(Arena::Device);
             pools.iter().find(|(pool, _)| *pool == "checkpoints").unwrap().1
         };
-        let bytes = |(_, built): &(Config, Built)| built.plan.bytes(Arena::Device);
+        let bytes = |(_, built): &(Config, RankLayout)| built.plan.bytes(Arena::Device);
         // One input: 16 tokens x 128 channels of 2 bytes.
         let input = 16 * 128 * 2;
         assert_eq!(checkpoints(&whole), (LAYERS + 1) * input);
@@ -253,10 +253,10 @@ fn micro_batches_that_go_together_take_a_set_of_checkpoints_each() {
         let mut all: Vec<String> = sets.iter().map(ToString::to_string).collect();
         all.extend([format!("offload.first_forward={together}"), "batch.global=16".into()]);
         let config = config(MODEL, &all);
-        let built = build(&config);
+        let built = lay_out(&config);
         (config, built)
     };
-    let bytes = |(_, built): &(Config, Built), pool: &str| {
+    let bytes = |(_, built): &(Config, RankLayout), pool: &str| {
         let pools = built.plan.pools(Arena::Device);
         pools.into_iter().find(|(name, _)| *name == pool).map_or(0, |(_, bytes)| bytes)
     };
@@ -288,7 +288,7 @@ fn a_delayed_update_takes_the_bytes_of_one_more_gradient_and_a_split_moves_state
             "offload.optimizer=Host".into(),
         ];
         sets.extend(more.iter().map(ToString::to_string));
-        let built = build(&config(MODEL, &sets));
+        let built = lay_out(&config(MODEL, &sets));
         let states = built.plan.entries().iter().filter(|e| e.name.ends_with(".master"));
         let owned: u64 = states.map(|e| (e.shape.0 * e.shape.1) as u64).sum();
         let bytes = [Arena::Pinned, Arena::Device].map(|arena| built.plan.bytes(arena));

@@ -9,7 +9,7 @@ use device::Lane;
 use device::cpu::Lanes;
 use device::{Span, Trace};
 use engine::run::RunOptions;
-use layout::build::build;
+use layout::build::lay_out;
 use std::sync::Arc;
 use tests::{short_text, tiny, try_run_on};
 
@@ -48,7 +48,7 @@ fn traced_with(sets: &[&str], slow: (&'static str, u32)) -> Vec<Span> {
         ..RunOptions::default()
     };
     let config = tiny(&all);
-    let built = build(&config);
+    let built = lay_out(&config);
     assert_eq!(built.micro_batches, 1);
     let ran = try_run_on(&short_text(), &config, &built, &options);
     assert_eq!(ran.unwrap_or_else(|e| panic!("{e}")).steps.len(), STEPS);

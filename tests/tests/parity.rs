@@ -8,7 +8,7 @@ use device::Dtype;
 use engine::run::{Message, RunOptions, StepReport, Weights, train};
 use files::held::Held;
 use std::sync::Arc;
-use tensor_parallel::{GptShape, Parts};
+use tensor_parallel::{Architecture, DecoderShape};
 use tests::pass::{Fixture, Given, Passed, pass, worst};
 use tests::{config, dataset_of_windows};
 
@@ -43,9 +43,9 @@ fn largest(x: &[f64]) -> f64 {
     x.iter().fold(0.0, |most, x| most.max(x.abs()))
 }
 
-fn shape((tp_size, dp_size, sequence): (usize, usize, bool)) -> GptShape {
-    GptShape {
-        parts: Parts::GPT2,
+fn shape((tp_size, dp_size, sequence): (usize, usize, bool)) -> DecoderShape {
+    DecoderShape {
+        architecture: Architecture::GPT2,
         layers: 2,
         hidden: C,
         heads: 4,
@@ -59,8 +59,8 @@ fn shape((tp_size, dp_size, sequence): (usize, usize, bool)) -> GptShape {
         sequence,
         recompute: tensor_parallel::Recompute::None,
         partition_checkpoints: false,
-        keep: tensor_parallel::Keep::Device,
-        checkpoint_sets: 1,
+        checkpoint_home: tensor_parallel::CheckpointHome::Device,
+        checkpoint_slots: 1,
         ring: tensor_parallel::Ring::NONE,
         head_rows: 1024,
         dtype: Dtype::F32,
@@ -125,7 +125,7 @@ fn trained(fixture: &Fixture, optimizer: &str, sets: &[String]) -> Trained {
     let weights = Some(Held::unlocked(folder.path()).unwrap());
     let options = RunOptions { initial, weights, ..RunOptions::default() };
     let mut steps: Vec<StepReport> = Vec::new();
-    let built = layout::build::build(&config);
+    let built = layout::build::lay_out(&config);
     train(&config, &built, &data, &options, &mut |message| {
         if let Message::Step(step) = message {
             steps.push(step);

@@ -6,10 +6,12 @@
 
 use checkpoint::{Checkpoint, RunFolder, newest};
 use device::cpu::{self, CpuOptions, Lanes};
-use device::{Arena, Dtype, Error, Group, Lane, Op, Plan, Processes, Rank, Reduce, World};
-use engine::run::{Place, RunError, RunOptions, Watcher};
+use device::{
+    Arena, Communicator, Dtype, Error, Group, Lane, Op, Plan, Processes, Rank, Reduction,
+};
+use engine::run::{FaultPoint, RunError, RunOptions, Watcher};
 use files::held::Held;
-use layout::build::build;
+use layout::build::lay_out;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,14 +35,14 @@ type Ended = Result<Ran, Box<RunError>>;
 /// The run of `sets` by `count` processes, as each of them ended.
 fn across(count: usize, sets: &[&str], options: &RunOptions) -> Vec<Ended> {
     let (config, data) = (tiny(sets), excerpt());
-    let built = build(&config);
+    let built = lay_out(&config);
     std::thread::scope(|scope| {
         let start = |processes| {
             let (config, built, data) = (&config, &built, &data);
             let options = RunOptions { processes: Some(processes), ..options.clone() };
             scope.spawn(move || try_run_on(data, config, built, &options))
         };
-        let all: Vec<_> = Processes::inside(count).into_iter().map(start).collect();
+        let all: Vec<_> = Processes::in_threads(count).into_iter().map(start).collect();
         all.into_iter().map(|process| process.join().unwrap()).collect()
     })
 }
@@ -180,15 +182,15 @@ fn a_run_that_one_process_is_told_to_stop_ends_after_the_same_step_in_all() {
     let stop = Arc::new(AtomicBool::new(false));
     let told = Arc::clone(&stop);
     let watcher = Watcher::new(move |rank, place, step| {
-        if (rank, place, step) == (3, Place::Decided, 3) {
+        if (rank, place, step) == (3, FaultPoint::Decided, 3) {
             told.store(true, Ordering::Relaxed);
         }
     });
     // Each process has a flag of its own: only the last one hears of it.
     let (config, data) = (tiny(&sets), excerpt());
-    let built = build(&config);
+    let built = lay_out(&config);
     let steps: Vec<u64> = std::thread::scope(|scope| {
-        let all = Processes::inside(4).into_iter().map(|processes| {
+        let all = Processes::in_threads(4).into_iter().map(|processes| {
             let stop = if processes.me() == 3 { Arc::clone(&stop) } else { Arc::default() };
             let watcher = Some(watcher.clone());
             let options = saving(folder.path(), None);
@@ -213,7 +215,7 @@ fn what_fails_in_one_process_ends_all_with_the_rank_and_its_error() {
             let error = ended.unwrap_err();
             assert_eq!(error.rank, 2, "{error}");
             assert!(error.to_string().contains("injected fault"), "{error}");
-            let elsewhere = matches!(&error.error, Error::Elsewhere(other) if other.process == 1);
+            let elsewhere = matches!(&error.error, Error::Remote(other) if other.process == 1);
             assert_eq!(elsewhere, process == 0, "{error:?}");
         }
     }
@@ -238,7 +240,7 @@ fn a_disk_that_refuses_a_file_of_another_process_costs_the_checkpoint_alone() {
     let path = folder.path().to_owned();
     // Another file has the name that rank 3 wants at step 2.
     let watcher = Watcher::new(move |rank, place, step| {
-        if (rank, place, step) == (3, Place::Writing, 2) {
+        if (rank, place, step) == (3, FaultPoint::Writing, 2) {
             std::fs::write(path.join("step-00000002.tmp/rank-00003.safetensors"), "x").unwrap();
         }
     });
@@ -272,7 +274,7 @@ fn collectives(count: usize, (tp, dp): (usize, usize), dtype: Dtype) -> Vec<Vec<
     let [large, odd, small] =
         [long, 13, 8].map(|n| plan.tensor((Arena::Device, "test"), format!("x{n}"), dtype, (1, n)));
     let plan = Arc::new(plan);
-    let of_rank = |world: &Arc<World>, rank: Rank| {
+    let of_rank = |world: &Arc<Communicator>, rank: Rank| {
         let options = CpuOptions {
             lanes: Lanes::Inline,
             memory_limit: u64::MAX,
@@ -287,10 +289,10 @@ fn collectives(count: usize, (tp, dp): (usize, usize), dtype: Dtype) -> Vec<Vec<
             for x in [large, odd, small] {
                 dev.write(x, &value).unwrap();
             }
-            let sum = Reduce::Sum;
+            let sum = Reduction::Sum;
             let ops = [
                 Op::AllReduce { x: large, group, reduce: sum },
-                Op::AllReduce { x: odd, group, reduce: Reduce::Max },
+                Op::AllReduce { x: odd, group, reduce: Reduction::Max },
                 Op::ReduceScatter { x: large, group },
                 Op::AllGather { x: large, group },
                 Op::Broadcast { x: small, group, root: rank.within(group).1 - 1 },
@@ -309,9 +311,9 @@ fn collectives(count: usize, (tp, dp): (usize, usize), dtype: Dtype) -> Vec<Vec<
         dev.finish().unwrap();
         all
     };
-    let world = |processes| World::across(&processes, (tp, dp), Duration::from_secs(60));
+    let world = |processes| Communicator::across(&processes, tp, dp, Duration::from_secs(60));
     // Where there is one, it has nothing to send.
-    let worlds: Vec<_> = Processes::inside(count).into_iter().map(world).collect();
+    let worlds: Vec<_> = Processes::in_threads(count).into_iter().map(world).collect();
     std::thread::scope(|scope| {
         let mut all = Vec::new();
         for world in &worlds {

@@ -4,11 +4,14 @@
 #![allow(clippy::allow_attributes, reason = "the lines above")]
 
 use device::cpu::{self, CpuOptions, Lanes, ScratchFloats};
-use device::numerics::Counted;
+use device::numerics::CountedRange;
 use device::{Arena, Dtype, Group, Plan, Rank, Tensor, random};
-use device::{HostPlace, HostWork, World};
+use device::{Communicator, HostPlace, HostWork};
 use half::bf16;
-use offload::{BucketOf, Layout, Optimizer, Rule, SegmentSpec, Spec, Storage, Sum, Transfer};
+use offload::{
+    BucketSharing, GradAccumulation, Optimizer, OptimizerLayout, OptimizerSpec, Rule, SegmentSpec,
+    Storage, Transfer,
+};
 use std::sync::Arc;
 use std::time::Duration;
 use tests::Constant;
@@ -17,13 +20,18 @@ use tests::Constant;
 const N: usize = 4096;
 const CHUNK: usize = 64;
 
-fn spec(dp_size: usize, reduce_fp32: bool, device_fraction: f64, bucket_elements: usize) -> Spec {
-    Spec {
+fn spec(
+    dp_size: usize,
+    reduce_fp32: bool,
+    device_fraction: f64,
+    bucket_elements: usize,
+) -> OptimizerSpec {
+    OptimizerSpec {
         rule: Rule::Sgd { weight_decay: 0.0 },
         device_fraction,
         delayed: false,
-        ahead_fraction: 0.0,
-        sum: Sum::None,
+        speculative_fraction: 0.0,
+        accumulation: GradAccumulation::None,
         transfer: Transfer::Streamed,
         storage: Storage::default(),
         micro_batches: 1,
@@ -37,13 +45,19 @@ fn spec(dp_size: usize, reduce_fp32: bool, device_fraction: f64, bucket_elements
     }
 }
 
-fn laid_out(spec: &Spec) -> (Arc<Plan>, Arc<Layout>) {
+fn laid_out(spec: &OptimizerSpec) -> (Arc<Plan>, Arc<OptimizerLayout>) {
     let mut plan = Plan::default();
     let params = plan.tensor((Arena::Device, "parameters"), "p", Dtype::Bf16, (1, N));
     let name = "segment".to_owned();
-    let segment =
-        SegmentSpec { name, params, len: N, decayed: 0, bucket: BucketOf::Own, slot: None };
-    let layout = Layout::plan(&mut plan, spec, CHUNK, &[segment]);
+    let segment = SegmentSpec {
+        name,
+        params,
+        len: N,
+        decayed: 0,
+        bucket: BucketSharing::Own,
+        param_buffer: None,
+    };
+    let layout = OptimizerLayout::plan(&mut plan, spec, CHUNK, &[segment]);
     (Arc::new(plan), Arc::new(layout))
 }
 
@@ -52,9 +66,9 @@ fn gradient(rank: usize, i: usize) -> bf16 {
 }
 
 /// What the ranks' buckets hold behind the reduction, each in its own parts of all pieces.
-fn reduced(spec: &Spec) -> Vec<f64> {
+fn reduced(spec: &OptimizerSpec) -> Vec<f64> {
     let (plan, layout) = laid_out(spec);
-    let world = World::new(1, spec.dp_size, Duration::from_secs(60));
+    let world = Communicator::new(1, spec.dp_size, Duration::from_secs(60));
     let one = |rank: Rank| {
         let options = CpuOptions {
             lanes: Lanes::Inline,
@@ -66,7 +80,7 @@ fn reduced(spec: &Spec) -> Vec<f64> {
         let dev = cpu::open(rank, &plan, &world, &options).unwrap();
         let noise = [Arc::from([])];
         let mut optimizer =
-            Optimizer::new(&layout, rank, (&[Counted::first(N)], &noise), Arc::new(Constant));
+            Optimizer::new(&layout, rank, &[CountedRange::first(N)], &noise, Arc::new(Constant));
         let bucket = optimizer.bucket(&dev, 0, 0);
         dev.write(bucket.tensor, &|i| gradient(rank.dp, i).to_f64()).unwrap();
         optimizer.reduce(&dev, 0, bucket, 0);

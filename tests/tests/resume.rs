@@ -8,10 +8,10 @@ mod places;
 #[path = "resume/told.rs"]
 mod told;
 
-use checkpoint::detours::Detours;
+use checkpoint::detours::RollbackHistory;
 use checkpoint::{Checkpoint, RunFolder, newest};
-use engine::run::{Message, Place, RunOptions, Unread, Watcher, train};
-use layout::build::build;
+use engine::run::{FaultPoint, Message, ReadFailure, RunOptions, Watcher, train};
+use layout::lay_out::lay_out;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -87,17 +87,17 @@ fn a_run_that_is_taken_back_goes_another_way_and_whoever_goes_on_follows() {
     let sets = with(BASE, TP2_DP2);
     let folders = [(); 3].map(|()| tempfile::tempdir().unwrap());
     let straight = run(&sets, 5, folders[0].path(), None);
-    let way = Detours::default().and(5);
+    let way = RollbackHistory::default().with_rollback(5);
     let from = (Some(open(folders[0].path(), 5)), Some(way.clone()));
     let taken_back = run_by(&sets, 1, folders[1].path(), from);
     for (step, report) in &taken_back.steps {
         assert_ne!(report.loss.to_bits(), straight.steps[step].loss.to_bits(), "step {step}");
     }
     let stored = open(folders[1].path(), 9);
-    assert_eq!(stored.detours(), &way);
+    assert_eq!(stored.rollback_history(), &way);
     let resumed = run(&sets, 1, folders[2].path(), Some(stored));
-    assert_goes_on_as(&taken_back, &resumed, 9, "after a detour");
-    assert_eq!(open(folders[2].path(), 11).detours(), &way);
+    assert_goes_on_as(&taken_back, &resumed, 9, "after a rollback");
+    assert_eq!(open(folders[2].path(), 11).rollback_history(), &way);
 }
 
 #[test]
@@ -135,7 +135,7 @@ fn a_checkpoint_has_no_name_before_all_is_heard_that_was_told() {
         let checkpoints = Some(RunFolder::at(&here.join("checkpoints")).unwrap());
         let options = RunOptions { checkpoints, ..RunOptions::default() };
         let (mut heard, mut saved) = (0, 0);
-        let outcome = train(&config, &build(&config), &excerpt(), &options, &mut |m| match m {
+        let outcome = train(&config, &lay_out(&config), &excerpt(), &options, &mut |m| match m {
             Message::Step(report) => heard = report.step,
             Message::Saving { step } => {
                 assert!(heard >= step);
@@ -158,7 +158,7 @@ fn saved_by(sets: &[&str], stop: Option<u64>) -> Vec<u64> {
     let (config, mut saved) = (tiny(sets), Vec::new());
     let checkpoints = Some(RunFolder::at(&folder.path().join("checkpoints")).unwrap());
     let options = RunOptions { checkpoints, ..RunOptions::default() };
-    train(&config, &build(&config), &excerpt(), &options, &mut |m| match m {
+    train(&config, &lay_out(&config), &excerpt(), &options, &mut |m| match m {
         Message::Saved { step, .. } => saved.push(step),
         Message::Step(report) if Some(report.step) == stop => {
             options.stop.store(true, std::sync::atomic::Ordering::SeqCst);
@@ -371,7 +371,7 @@ fn no_byte_of_a_checkpoint_can_change_unseen() {
         checkpoints: Some(RunFolder::at(&folder.path().join("checkpoints")).unwrap()),
         ..RunOptions::default()
     };
-    train(&config, &build(&config), &excerpt(), &options, &mut |_| {}).unwrap();
+    train(&config, &lay_out(&config), &excerpt(), &options, &mut |_| {}).unwrap();
     let path = at(folder.path(), 1);
     Checkpoint::open(&path, 1).unwrap();
     let mut files: Vec<_> = std::fs::read_dir(&path).unwrap().map(|e| e.unwrap().path()).collect();
@@ -438,9 +438,9 @@ fn a_copy_is_written_on_the_cores_of_its_rank() {
     let seen = Arc::new(Mutex::new(BTreeMap::new()));
     let noted = Arc::clone(&seen);
     let watcher = Watcher::new(move |rank, place, _| {
-        if matches!(place, Place::Saving | Place::Writing) {
-            let cores = topology::Live::get().unwrap().current_binding().unwrap();
-            noted.lock().unwrap().insert((rank, place == Place::Writing), cores);
+        if matches!(place, FaultPoint::Saving | FaultPoint::Writing) {
+            let cores = topology::LiveMachine::get().unwrap().current_binding().unwrap();
+            noted.lock().unwrap().insert((rank, place == FaultPoint::Writing), cores);
         }
     });
     let options = RunOptions {
@@ -449,7 +449,7 @@ fn a_copy_is_written_on_the_cores_of_its_rank() {
         watcher: Some(watcher),
         ..RunOptions::default()
     };
-    train(&config, &build(&config), &excerpt(), &options, &mut |_| {}).unwrap();
+    train(&config, &lay_out(&config), &excerpt(), &options, &mut |_| {}).unwrap();
     let seen = seen.lock().unwrap();
     assert_eq!(seen.len(), 4, "{seen:?}");
     for rank in 0..2 {
@@ -476,10 +476,10 @@ fn what_changes_after_it_was_checked_is_not_trained_on() {
         file.write_all_at(&[byte[0] ^ 1], last).unwrap();
         let config = tiny(&with(&with(BASE, layout), &["train.steps=3"]));
         let options = RunOptions { resume: Some(Arc::new(from)), ..RunOptions::default() };
-        let failed = train(&config, &build(&config), &excerpt(), &options, &mut |_| {});
+        let failed = train(&config, &lay_out(&config), &excerpt(), &options, &mut |_| {});
         file.write_all_at(&byte, last).unwrap();
         let error = failed.unwrap_err();
-        assert_eq!(error.unread, Some(Unread::Changed), "{error}");
+        assert_eq!(error.read_failure, Some(ReadFailure::Changed), "{error}");
         let text = error.to_string();
         assert!(text.contains("rank-00001") && text.contains("have changed since"), "{text}");
     }

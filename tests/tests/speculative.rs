@@ -8,7 +8,7 @@ mod by_hand;
 #[path = "speculative/drawn.rs"]
 mod drawn;
 
-use engine::run::Ahead;
+use engine::run::SpeculationOutcome;
 use tests::Ran;
 use tests::compare::{assert_same_bits, full, run_sets, run_with, with, with_delays};
 
@@ -42,7 +42,7 @@ const LAYOUTS: [&[&str]; 11] = [
 ];
 
 /// What became of the updates ahead of the decision, by step.
-fn ahead(ran: &Ran) -> Vec<Ahead> {
+fn ahead(ran: &Ran) -> Vec<SpeculationOutcome> {
     ran.steps.iter().map(|step| step.ahead).collect()
 }
 
@@ -72,15 +72,18 @@ fn it_has_the_bits_of_serial_where_all_some_or_no_steps_are_clipped() {
             let is = ahead(&ran);
             match clip {
                 "optimizer.clip=None" => {
-                    assert!(is.iter().all(|step| *step == Ahead::Committed), "{sets:?}: {is:?}");
+                    assert!(
+                        is.iter().all(|step| *step == SpeculationOutcome::Committed),
+                        "{sets:?}: {is:?}"
+                    );
                 }
                 // After a few clipped steps it is not tried any more.
                 _ if clip == every => {
-                    assert_eq!(is[0], Ahead::Redone, "{sets:?}");
-                    assert_eq!(is[6], Ahead::No, "{sets:?}: {is:?}");
+                    assert_eq!(is[0], SpeculationOutcome::Redone, "{sets:?}");
+                    assert_eq!(is[6], SpeculationOutcome::None, "{sets:?}: {is:?}");
                 }
                 _ => {
-                    let both = [Ahead::Committed, Ahead::Redone];
+                    let both = [SpeculationOutcome::Committed, SpeculationOutcome::Redone];
                     assert!(both.iter().all(|one| is.contains(one)), "{sets:?}: {is:?}");
                 }
             }
@@ -105,8 +108,11 @@ fn steps_that_are_skipped_leave_everything_as_it_was() {
         assert_same_bits(&serial, &ran, &format!("{layout:?}"));
         let skipped = ran.steps.iter().filter(|step| step.skipped).count();
         assert!((1..14).contains(&skipped), "{skipped} steps are skipped");
-        let dropped =
-            ran.steps.iter().filter(|step| step.skipped && step.ahead == Ahead::Redone).count();
+        let dropped = ran
+            .steps
+            .iter()
+            .filter(|step| step.skipped && step.ahead == SpeculationOutcome::Redone)
+            .count();
         assert!(dropped > 0, "no update ahead of the decision is dropped: {:?}", ahead(&ran));
     }
 }

@@ -4,9 +4,9 @@
 #![allow(clippy::allow_attributes, reason = "the line above")]
 
 use checkpoint::{Checkpoint, RunFolder};
-use engine::run::{Outcome, Place, RunOptions, Watcher, train};
+use engine::run::{FaultPoint, Outcome, RunOptions, Watcher, train};
 use files::held::Held;
-use layout::build::build;
+use layout::build::lay_out;
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -18,15 +18,15 @@ fn timed(
     sets: &[&str],
     folder: &Path,
     resume: Option<&Path>,
-) -> (Outcome, HashMap<Place, Duration>) {
+) -> (Outcome, HashMap<FaultPoint, Duration>) {
     let config = tiny(sets);
-    let seen: Arc<Mutex<Vec<(Place, Instant)>>> = Arc::default();
+    let seen: Arc<Mutex<Vec<(FaultPoint, Instant)>>> = Arc::default();
     let note = Arc::clone(&seen);
     let from = |path: &Path| Arc::new(Checkpoint::open(path, 1).expect("a checkpoint"));
     let options = RunOptions {
         watcher: Some(Watcher::new(move |rank, place, _| {
             // Others are passed by the threads that write a checkpoint.
-            use Place::{Ending, Evaluating, Loaded, Opened, Step};
+            use FaultPoint::{Ending, Evaluating, Loaded, Opened, Step};
             if rank == 0 && matches!(place, Opened | Loaded | Step | Evaluating | Ending) {
                 note.lock().expect("notes").push((place, Instant::now()));
             }
@@ -38,7 +38,7 @@ fn timed(
         resume: resume.map(from),
         ..RunOptions::default()
     };
-    let outcome = train(&config, &build(&config), &short_text(), &options, &mut |_| {});
+    let outcome = train(&config, &lay_out(&config), &short_text(), &options, &mut |_| {});
     let outcome = outcome.unwrap_or_else(|e| panic!("{e}"));
     let seen = seen.lock().expect("notes");
     let ends = seen.iter().skip(1).map(|(_, at)| *at).chain([Instant::now()]);
@@ -96,7 +96,7 @@ fn rates_of_one_core_and_of_two() {
     ];
     for threads in ["device.threads=1", "device.threads=2"] {
         let sets = [&LARGE[..], &[threads]].concat();
-        let parameters = build(&tiny(&sets)).gpt.shape().parameters() as f64;
+        let parameters = lay_out(&tiny(&sets)).decoder.shape().parameters() as f64;
         let folder = tempfile::tempdir().expect("a folder");
         let (outcome, took) = timed(&sets, folder.path(), None);
         let step = folder.path().join("checkpoints/step-00000001");
@@ -106,8 +106,12 @@ fn rates_of_one_core_and_of_two() {
             println!("{threads}: {what}: {:.1} M/s", of / took.as_secs_f64() / 1e6);
         };
         println!("{threads}: {:.1} M parameters, {}", parameters / 1e6, outcome.state_hash);
-        rate("parameters that start at random", parameters, took[&Place::Opened]);
-        rate("parameters restored with their moments", parameters, again[&Place::Opened]);
-        rate("states gathered, hashed, a third written", 3.0 * parameters, took[&Place::Ending]);
+        rate("parameters that start at random", parameters, took[&FaultPoint::Opened]);
+        rate("parameters restored with their moments", parameters, again[&FaultPoint::Opened]);
+        rate(
+            "states gathered, hashed, a third written",
+            3.0 * parameters,
+            took[&FaultPoint::Ending],
+        );
     }
 }

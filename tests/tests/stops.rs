@@ -5,9 +5,9 @@
 
 use checkpoint::{RunFolder, newest};
 use device::cpu::Lanes;
-use engine::run::{Message, Place, RunOptions, Watcher, train};
+use engine::run::{FaultPoint, Message, RunOptions, Watcher, train};
 use files::held::Held;
-use layout::build::build;
+use layout::build::lay_out;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use tests::compare::with;
@@ -29,7 +29,7 @@ const UPDATES: [&str; 4] = [
 const LANES: [Lanes; 2] = [Lanes::Inline, Lanes::Threads { chaos_us: 20 }];
 
 /// A run that `rank` tells to stop at `place` of `step`; any rank where it is none.
-fn told(sets: &[&str], lanes: Lanes, at: (Option<usize>, Place, u64)) -> Ran {
+fn told(sets: &[&str], lanes: Lanes, at: (Option<usize>, FaultPoint, u64)) -> Ran {
     let stop = Arc::new(AtomicBool::new(false));
     let tell = Arc::clone(&stop);
     let watcher = Watcher::new(move |rank, place, step| {
@@ -57,8 +57,8 @@ fn a_run_that_is_told_to_stop_during_a_step_ends_after_it() {
                 };
                 assert_eq!((losses(&ran), ran.steps.len()), (losses(&whole), 3));
             };
-            (0..ranks).for_each(|rank| told(LANES[0], (Some(rank), Place::Step, 3)));
-            LANES.iter().for_each(|lanes| told(*lanes, (None, Place::Decided, 3)));
+            (0..ranks).for_each(|rank| told(LANES[0], (Some(rank), FaultPoint::Step, 3)));
+            LANES.iter().for_each(|lanes| told(*lanes, (None, FaultPoint::Decided, 3)));
         }
     }
 }
@@ -66,7 +66,7 @@ fn a_run_that_is_told_to_stop_during_a_step_ends_after_it() {
 /// Evaluations of a run: (step, over everything).
 fn evaluated(sets: &[&str], options: &RunOptions) -> (Vec<(u64, bool)>, bool) {
     let (config, mut evals) = (tiny(sets), Vec::new());
-    let outcome = train(&config, &build(&config), &text(), options, &mut |message| {
+    let outcome = train(&config, &lay_out(&config), &text(), options, &mut |message| {
         if let Message::Eval { step, whole, .. } = message {
             evals.push((step, whole));
         }
@@ -86,7 +86,7 @@ fn every_evaluation_has_a_bound_and_hears_a_stop() {
         let stop = Arc::new(AtomicBool::new(false));
         let tell = Arc::clone(&stop);
         let watcher = Some(Watcher::new(move |_, place, at| {
-            tell.fetch_or((place, at) == (Place::Evaluating, step), Ordering::SeqCst);
+            tell.fetch_or((place, at) == (FaultPoint::Evaluating, step), Ordering::SeqCst);
         }));
         let options = RunOptions { stop, watcher, ..RunOptions::default() };
         let sets = with(&sets, &["parallel.data=2"]);
@@ -99,7 +99,7 @@ fn told_at_once(sets: &[&str], options: RunOptions) -> (Ran, usize) {
     let loaded = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&loaded);
     let watcher = Watcher::new(move |_, place, _| {
-        count.fetch_add(usize::from(place == Place::Loaded), Ordering::SeqCst);
+        count.fetch_add(usize::from(place == FaultPoint::Loaded), Ordering::SeqCst);
     });
     let stop = Arc::new(AtomicBool::new(true));
     let ran = try_run(&tiny(sets), &RunOptions { stop, watcher: Some(watcher), ..options });
@@ -113,7 +113,7 @@ fn a_stop_is_heard_while_initial_weights_are_made_and_while_states_are_read() {
         assert_eq!((ran.outcome.step, ran.steps.len(), loaded), (0, 0, 0), "{grid:?}");
         // One rank alone hears of it, when another may have all its states.
         for rank in 0..ranks {
-            let ran = told(grid, Lanes::Inline, (Some(rank), Place::Opened, 0));
+            let ran = told(grid, Lanes::Inline, (Some(rank), FaultPoint::Opened, 0));
             assert_eq!((ran.outcome.step, ran.steps.len()), (0, 0), "{grid:?}, rank {rank}");
         }
         let folder = tempfile::tempdir().unwrap();
@@ -167,7 +167,7 @@ fn weights_are_written_when_the_run_is_done_and_at_an_interrupt_where_nothing_el
         let stop = Arc::new(AtomicBool::new(false));
         let tell = Arc::clone(&stop);
         let watcher = Watcher::new(move |_, place, step| {
-            tell.fetch_or(stops && (place, step) == (Place::Step, 3), Ordering::SeqCst);
+            tell.fetch_or(stops && (place, step) == (FaultPoint::Step, 3), Ordering::SeqCst);
         });
         let options = RunOptions {
             stop,
@@ -176,7 +176,7 @@ fn weights_are_written_when_the_run_is_done_and_at_an_interrupt_where_nothing_el
             checkpoints: Some(RunFolder::at(&folder.path().join("checkpoints")).unwrap()),
             ..RunOptions::default()
         };
-        let built = build(&config);
+        let built = lay_out(&config);
         let ran = tests::try_run_built(&config, &built, &options).unwrap();
         let what = (policy, saves, stops);
         assert_eq!((weights.exists(), ran.outcome.weights_written), (written, written), "{what:?}");

@@ -5,11 +5,11 @@
 
 use device::Rank;
 use engine::run::{Message, RunOptions, train};
-use layout::build::build;
+use layout::build::lay_out;
 use offload::{NoiseRun, Optimizer, chunk_elements};
 use std::ops::Range;
 use std::sync::Arc;
-use tensor_parallel::Gpt;
+use tensor_parallel::Decoder;
 use tests::compare::{assert_same_bits, run_sets, run_with, with, with_delays};
 use tests::{Constant, text, tiny};
 
@@ -79,7 +79,7 @@ fn a_parameter_that_changes_between_the_two_is_told_of_with_rank_and_tensor() {
         let options = RunOptions { change_at: Some((rank, 4)), ..RunOptions::default() };
         let (mut told, mut verified) = (Vec::new(), Vec::new());
         let outcome =
-            train(&config, &build(&config), &text(), &options, &mut |message| match message {
+            train(&config, &lay_out(&config), &text(), &options, &mut |message| match message {
                 Message::Differs { step, places } => told.push((step, places)),
                 Message::Step(report) => verified.push(report.verified),
                 _ => {}
@@ -99,24 +99,24 @@ fn a_parameter_that_changes_between_the_two_is_told_of_with_rank_and_tensor() {
 fn the_chunks_of_the_ranks_of_a_group_hold_each_element_once() {
     for way in WAYS {
         let config = tiny(&with(&with(BASE, way), &["offload.bucket_elements=3000"]));
-        let built = build(&config);
+        let built = lay_out(&config);
         let dp_size = config.parallel.data;
-        let counted: Vec<_> = built.gpt.segments().iter().map(|s| s.counted(0)).collect();
+        let counted: Vec<_> = built.decoder.segments().iter().map(|s| s.counted(0)).collect();
         let noise: Vec<Arc<[NoiseRun]>> = counted.iter().map(|_| Arc::from([])).collect();
-        let longest = Gpt::longest_segment(built.gpt.shape());
-        let chunks = built.layout.owned_elements() as usize / chunk_elements(longest);
+        let longest = Decoder::longest_segment(built.decoder.shape());
+        let chunks = built.optimizer.owned_elements() as usize / chunk_elements(longest);
         let mut found: Vec<Vec<Range<usize>>> = vec![Vec::new(); counted.len()];
         for dp in 0..dp_size {
             let rank = Rank { tp: 0, tp_size: config.parallel.tensor, dp, dp_size };
             let optimizer =
-                Optimizer::new(&built.layout, rank, (&counted, &noise), Arc::new(Constant));
+                Optimizer::new(&built.optimizer, rank, &counted, &noise, Arc::new(Constant));
             for (segment, range) in (0..chunks).map(|chunk| optimizer.chunk(chunk)) {
                 found[segment].push(range);
             }
         }
         for (segment, mut ranges) in found.into_iter().enumerate() {
             ranges.sort_by_key(|range| range.start);
-            let len = built.gpt.params(segment).len();
+            let len = built.decoder.params(segment).len();
             let ends = ranges.iter().map(|range| range.end);
             assert!(
                 ranges[0].start == 0

@@ -14,7 +14,7 @@ use std::ptr::{self, NonNull};
 use std::sync::Once;
 use std::time::{Duration, Instant};
 
-use crate::bind::Live;
+use crate::bind::LiveMachine;
 use crate::cpu_list::format_cpu_list;
 use crate::{Error, format_bytes};
 
@@ -229,7 +229,7 @@ impl Arena {
 
     /// Gives the kernel the nodes. The inner result is the kernel's answer.
     fn bind(&mut self, parts: &[Part]) -> Result<io::Result<()>, Error> {
-        let memory = Live::get()?.memory()?;
+        let memory = LiveMachine::get()?.memory()?;
         if let Err(refused) = memory.bind_area(self.as_ptr(), self.mapped, &self.report.nodes) {
             return Ok(Err(refused));
         }
@@ -298,7 +298,7 @@ impl Arena {
             part.map_or(&self.report.nodes, |part| &part.nodes)
         };
         let look = || {
-            let handle = Live::get()?.memory()?;
+            let handle = LiveMachine::get()?.memory()?;
             let (mut found, mut misplaced) = (BTreeMap::new(), 0);
             for at in (0..samples).map(at) {
                 let page = self.start.as_ptr().wrapping_add(at);

@@ -20,18 +20,18 @@ pub fn cores() -> usize {
 /// This machine, for binding. hwloc accepts a binding through the description of another box, does nothing and reports
 /// success; so a [`Machine`](crate::Machine) cannot bind, and this type exists for the live machine alone.
 #[derive(Debug)]
-pub struct Live {
+pub struct LiveMachine {
     /// One topology for all threads, since `hwloc2` binds through `&mut`.
     threads: Mutex<Hwloc>,
     /// hwloc's handle for binding memory, loaded at the first use.
     memory: OnceLock<Handle>,
 }
 
-impl Live {
+impl LiveMachine {
     /// The live machine of this process. Loading takes milliseconds, more on a large box, and
     /// happens once.
     pub fn get() -> Result<&'static Self, Error> {
-        static LIVE: OnceLock<Live> = OnceLock::new();
+        static LIVE: OnceLock<LiveMachine> = OnceLock::new();
         match LIVE.get() {
             Some(live) => Ok(live),
             // Two threads may both load. The first result is kept; an error is not.
@@ -79,12 +79,12 @@ impl Live {
 
 /// Calls [`Live::bind_current_thread`] for this machine.
 pub fn bind_current_thread(cpus: &[u32]) -> Result<(), Error> {
-    Live::get()?.bind_current_thread(cpus)
+    LiveMachine::get()?.bind_current_thread(cpus)
 }
 
 /// Calls [`Live::current_binding`] for this machine.
 pub fn current_binding() -> Result<Vec<u32>, Error> {
-    Live::get()?.current_binding()
+    LiveMachine::get()?.current_binding()
 }
 
 /// Refuses a binding that the kernel reduced.

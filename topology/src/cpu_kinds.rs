@@ -11,8 +11,8 @@ use libloading::os::unix::{Library, Symbol};
 use crate::infos::{Info, infos};
 use crate::raw::RawCpuKind;
 
-type Count = unsafe extern "C" fn(*mut c_void, c_ulong) -> c_int;
-type Tell = unsafe extern "C" fn(
+type KindCount = unsafe extern "C" fn(*mut c_void, c_ulong) -> c_int;
+type KindQuery = unsafe extern "C" fn(
     *mut c_void,
     c_uint,
     *mut c_void,
@@ -29,9 +29,9 @@ type Tell = unsafe extern "C" fn(
 pub(crate) unsafe fn of(topology: *mut c_void) -> Vec<RawCpuKind> {
     let library = Library::this();
     // SAFETY: hwloc/cpukinds.h declares it so in each 2.x that has it.
-    let count = unsafe { library.get::<Count>(b"hwloc_cpukinds_get_nr\0") };
+    let count = unsafe { library.get::<KindCount>(b"hwloc_cpukinds_get_nr\0") };
     // SAFETY: as above.
-    let tell = unsafe { library.get::<Tell>(b"hwloc_cpukinds_get_info\0") };
+    let tell = unsafe { library.get::<KindQuery>(b"hwloc_cpukinds_get_info\0") };
     let (Ok(count), Ok(tell)) = (count, tell) else { return Vec::new() };
     // SAFETY: the caller's topology is loaded.
     let count = unsafe { count(topology, 0) };
@@ -44,7 +44,11 @@ pub(crate) unsafe fn of(topology: *mut c_void) -> Vec<RawCpuKind> {
 
 /// # Safety
 /// As [`of`].
-unsafe fn told(topology: *mut c_void, kind: c_uint, tell: &Symbol<Tell>) -> Option<RawCpuKind> {
+unsafe fn told(
+    topology: *mut c_void,
+    kind: c_uint,
+    tell: &Symbol<KindQuery>,
+) -> Option<RawCpuKind> {
     let set = CpuSet::new();
     let (mut efficiency, mut count, mut at) = (-1, 0, ptr::null());
     let to = set.as_ptr().cast_mut().cast();

@@ -123,7 +123,7 @@ const _: () = assert!(size_of::<Distances>() == 32);
 
 /// hwloc's opaque topology.
 #[repr(C)]
-struct Opaque {
+struct OpaqueTopology {
     _private: [u8; 0],
 }
 
@@ -131,28 +131,36 @@ struct Opaque {
 // bitmaps are opaque pointers. hwloc2 links the library.
 unsafe extern "C" {
     safe fn hwloc_get_api_version() -> c_uint;
-    fn hwloc_topology_init(topology: *mut *mut Opaque) -> c_int;
-    fn hwloc_topology_destroy(topology: *mut Opaque);
-    fn hwloc_topology_set_flags(topology: *mut Opaque, flags: c_ulong) -> c_int;
-    fn hwloc_topology_set_io_types_filter(topology: *mut Opaque, filter: c_int) -> c_int;
-    fn hwloc_topology_set_xmlbuffer(t: *mut Opaque, buffer: *const c_char, size: c_int) -> c_int;
-    fn hwloc_topology_set_synthetic(t: *mut Opaque, description: *const c_char) -> c_int;
-    fn hwloc_topology_load(topology: *mut Opaque) -> c_int;
-    fn hwloc_topology_is_thissystem(topology: *mut Opaque) -> c_int;
-    fn hwloc_get_obj_by_depth(topology: *mut Opaque, depth: c_int, index: c_uint) -> *const Obj;
-    fn hwloc_topology_get_allowed_cpuset(topology: *mut Opaque) -> *const c_void;
-    fn hwloc_topology_get_allowed_nodeset(topology: *mut Opaque) -> *const c_void;
+    fn hwloc_topology_init(topology: *mut *mut OpaqueTopology) -> c_int;
+    fn hwloc_topology_destroy(topology: *mut OpaqueTopology);
+    fn hwloc_topology_set_flags(topology: *mut OpaqueTopology, flags: c_ulong) -> c_int;
+    fn hwloc_topology_set_io_types_filter(topology: *mut OpaqueTopology, filter: c_int) -> c_int;
+    fn hwloc_topology_set_xmlbuffer(
+        t: *mut OpaqueTopology,
+        buffer: *const c_char,
+        size: c_int,
+    ) -> c_int;
+    fn hwloc_topology_set_synthetic(t: *mut OpaqueTopology, description: *const c_char) -> c_int;
+    fn hwloc_topology_load(topology: *mut OpaqueTopology) -> c_int;
+    fn hwloc_topology_is_thissystem(topology: *mut OpaqueTopology) -> c_int;
+    fn hwloc_get_obj_by_depth(
+        topology: *mut OpaqueTopology,
+        depth: c_int,
+        index: c_uint,
+    ) -> *const Obj;
+    fn hwloc_topology_get_allowed_cpuset(topology: *mut OpaqueTopology) -> *const c_void;
+    fn hwloc_topology_get_allowed_nodeset(topology: *mut OpaqueTopology) -> *const c_void;
     fn hwloc_bitmap_next(set: *const c_void, previous: c_int) -> c_int;
     fn hwloc_distances_get_by_name(
-        topology: *mut Opaque,
+        topology: *mut OpaqueTopology,
         name: *const c_char,
         count: *mut c_uint,
         found: *mut *mut Distances,
         flags: c_ulong,
     ) -> c_int;
-    fn hwloc_distances_release(topology: *mut Opaque, distances: *mut Distances);
+    fn hwloc_distances_release(topology: *mut OpaqueTopology, distances: *mut Distances);
     fn hwloc_set_area_membind(
-        topology: *mut Opaque,
+        topology: *mut OpaqueTopology,
         start: *const c_void,
         bytes: usize,
         nodes: *const c_void,
@@ -160,7 +168,7 @@ unsafe extern "C" {
         flags: c_int,
     ) -> c_int;
     fn hwloc_get_area_memlocation(
-        topology: *mut Opaque,
+        topology: *mut OpaqueTopology,
         start: *const c_void,
         bytes: usize,
         nodes: *mut c_void,
@@ -180,7 +188,7 @@ pub(crate) enum Input<'a> {
 }
 
 /// A loaded topology.
-pub(crate) struct Handle(NonNull<Opaque>);
+pub(crate) struct Handle(NonNull<OpaqueTopology>);
 
 // SAFETY: a loaded topology does not change; hwloc documents concurrent reading and binding as
 // safe, and this file offers nothing else.

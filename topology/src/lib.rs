@@ -26,9 +26,9 @@
 
 mod arena;
 mod bind;
+mod core_shares;
 mod cpu_kinds;
 mod cpu_list;
-mod deal;
 mod error;
 mod groups;
 mod guard;
@@ -52,7 +52,7 @@ mod warning;
 mod warnings;
 
 pub use arena::{Arena, ArenaReport, Part};
-pub use bind::{Live, bind_current_thread, cores, current_binding};
+pub use bind::{LiveMachine, bind_current_thread, cores, current_binding};
 pub use cpu_list::format_cpu_list;
 pub use error::Error;
 pub use machine::{Core, CoreKind, Gpu, Machine, NumaNode};

@@ -23,11 +23,11 @@ const ENABLED: c_uint = 1;
 const SWITCH: c_uint = 2;
 
 type Device = *mut c_void;
-type OfLink<T> = unsafe extern "C" fn(Device, c_uint, *mut T) -> c_int;
+type LinkQuery<T> = unsafe extern "C" fn(Device, c_uint, *mut T) -> c_int;
 
 /// The library's answer about a GPU.
 #[derive(Debug, Default)]
-pub(crate) struct Told {
+pub(crate) struct NvmlGpu {
     pub(crate) uuid: Option<String>,
     /// Its active links.
     pub(crate) links: Vec<NvLink>,
@@ -64,15 +64,15 @@ struct Functions<'l> {
     shutdown: Symbol<'l, unsafe extern "C" fn() -> c_int>,
     by_address: Symbol<'l, unsafe extern "C" fn(*const c_char, *mut Device) -> c_int>,
     uuid: Symbol<'l, unsafe extern "C" fn(Device, *mut c_char, c_uint) -> c_int>,
-    state: Symbol<'l, OfLink<c_uint>>,
-    version: Symbol<'l, OfLink<c_uint>>,
-    remote: Symbol<'l, OfLink<PciInfo>>,
-    remote_type: Option<Symbol<'l, OfLink<c_uint>>>,
+    state: Symbol<'l, LinkQuery<c_uint>>,
+    version: Symbol<'l, LinkQuery<c_uint>>,
+    remote: Symbol<'l, LinkQuery<PciInfo>>,
+    remote_type: Option<Symbol<'l, LinkQuery<c_uint>>>,
 }
 
 /// The answer of `library` about each of `gpus`; `None` for a GPU that it does not show. An error
 /// is the reason, in words.
-pub(crate) fn ask(library: &OsStr, gpus: &[PciAddress]) -> Result<Vec<Option<Told>>, String> {
+pub(crate) fn ask(library: &OsStr, gpus: &[PciAddress]) -> Result<Vec<Option<NvmlGpu>>, String> {
     // SAFETY: the driver's library has no initialisers that expect anything of the process.
     let loaded = unsafe { Library::new(library) };
     let library = loaded.map_err(|_| format!("no {} was found", library.display()))?;
@@ -103,7 +103,7 @@ impl<'l> Functions<'l> {
         }
     }
 
-    fn told(&self, gpu: PciAddress) -> Option<Told> {
+    fn told(&self, gpu: PciAddress) -> Option<NvmlGpu> {
         let address = CString::new(gpu.to_string()).ok()?;
         let mut device = ptr::null_mut();
         // SAFETY: the address is NUL-terminated, and `device` has room for the handle.
@@ -111,7 +111,7 @@ impl<'l> Functions<'l> {
         if found != SUCCESS {
             return None;
         }
-        Some(Told { uuid: self.uuid_of(device), links: self.links_of(device) })
+        Some(NvmlGpu { uuid: self.uuid_of(device), links: self.links_of(device) })
     }
 
     fn uuid_of(&self, device: Device) -> Option<String> {
@@ -158,7 +158,7 @@ const fn mb_per_s(version: c_uint) -> u64 {
 }
 
 /// A number that the library reports for a link, or the library's error.
-fn number(ask: &OfLink<c_uint>, device: Device, link: c_uint) -> Result<c_uint, c_int> {
+fn number(ask: &LinkQuery<c_uint>, device: Device, link: c_uint) -> Result<c_uint, c_int> {
     let mut value = 0;
     // SAFETY: the handle is the library's own, and `value` has room for the answer.
     match unsafe { ask(device, link, &raw mut value) } {

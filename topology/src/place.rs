@@ -5,8 +5,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::core_shares::{CoreShare, deal};
 use crate::cpu_list::format_cpu_list;
-use crate::deal::{Share, deal};
 use crate::kinds::unlike_ranks;
 use crate::machine::{Machine, NumaNode};
 use crate::pci::PciAddress;
@@ -267,7 +267,7 @@ fn place_on(machine: &Machine, request: &Request, all_sockets: bool) -> Result<P
     let dealt = deal(machine, &near, all_sockets);
     let rank = |rank: usize| {
         let share = &dealt.shares[rank];
-        rank_place(machine, (rank, tp), seats[rank], near[rank], share)
+        rank_place(machine, rank, tp, seats[rank], near[rank], share)
     };
     let ranks: Vec<RankPlace> = (0..seats.len()).map(rank).collect();
     let mut reasons = if tp > 1 { group_reasons(machine, &groups) } else { Vec::new() };
@@ -352,10 +352,11 @@ fn virtual_nodes(machine: &Machine, count: usize) -> Vec<Option<u32>> {
 
 fn rank_place(
     machine: &Machine,
-    (rank, tp): (usize, usize),
+    rank: usize,
+    tp: usize,
     gpu: Option<usize>,
     near: Option<u32>,
-    share: &Share,
+    share: &CoreShare,
 ) -> RankPlace {
     let mut reasons = Vec::new();
     let numa_node = staging_node(machine, near.or(share.home), &mut reasons);

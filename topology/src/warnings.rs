@@ -27,7 +27,7 @@ pub fn warnings(
     placement: Option<&Placement>,
     environment: &Environment,
 ) -> Vec<Warning> {
-    let mut found = Found(Vec::new());
+    let mut found = WarningList(Vec::new());
     found.io(machine);
     found.uplinks(machine);
     found.links(machine);
@@ -41,9 +41,9 @@ pub fn warnings(
     found.0
 }
 
-struct Found(Vec<Warning>);
+struct WarningList(Vec<Warning>);
 
-impl Found {
+impl WarningList {
     fn say(&mut self, id: &'static str, severity: Severity, text: String, remedy: &str) {
         self.0.push(Warning { id, severity, text, remedy: remedy.to_owned() });
     }

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use topology::report::{self, Shown};
+use topology::report::{self, ReportSubject};
 use topology::{
     Environment, HostBytes, Machine, Placement, Request, Seats, Severity, Sockets, parse_bytes,
     place, warnings,
@@ -98,7 +98,7 @@ fn use_it(machine: &Machine, what: &str) {
         check(machine, &placement, &format!("{what}, {tp} x {dp}"));
         if dp <= 16 {
             let found = warnings(machine, Some(&placement), &Environment::default());
-            let shown = Shown { machine, placement: Some(&placement), warnings: &found };
+            let shown = ReportSubject { machine, placement: Some(&placement), warnings: &found };
             for text in [
                 report::table(&shown),
                 report::tree(&shown),
@@ -473,7 +473,8 @@ fn a_picture_shows_a_slow_link_and_what_a_hypervisor_hides() {
         let machine = load(name);
         let placement = placed(&machine, 1, machine.gpus.len());
         let found = warnings(&machine, Some(&placement), &Environment::default());
-        let shown = Shown { machine: &machine, placement: Some(&placement), warnings: &found };
+        let shown =
+            ReportSubject { machine: &machine, placement: Some(&placement), warnings: &found };
         (report::svg(&shown), report::table(&shown))
     };
     let (svg, _) = shown("workstation-tr-4xA6000");

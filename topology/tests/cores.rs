@@ -5,7 +5,7 @@
 
 use std::fmt::Write as _;
 
-use topology::report::{Shown, table};
+use topology::report::{ReportSubject, table};
 use topology::{Environment, Machine, Placement, Request, Seats, Warning, place, warnings};
 
 /// A box as hwloc 2 exports it: sockets of quarters of so many cores, each with a NUMA node or, where hwloc has dropped a node without memory,
@@ -123,7 +123,7 @@ fn cores_without_memory_stay_in_their_socket_and_are_dealt_evenly() {
 fn the_table_and_a_finding_show_where_cores_without_memory_count() {
     let machine = Machine::from_xml(&xml(4, &[&[true, false], &[true, false]], &[])).unwrap();
     let (placement, found) = placed(&machine, 2);
-    let shown = Shown { machine: &machine, placement: Some(&placement), warnings: &found };
+    let shown = ReportSubject { machine: &machine, placement: Some(&placement), warnings: &found };
     let table = table(&shown);
     for line in ["0     0           8   64.00 GiB           -     0  0-7", "2     1           8"] {
         assert!(table.contains(line), "{line}\n{table}");
@@ -167,7 +167,7 @@ fn ranks_get_cores_of_each_kind_alike() {
         "the ranks have cores of different kinds (rank 0: 2 IntelCore and 2 IntelAtom; ranks 1-2: 1 IntelCore and 3 \
          IntelAtom), and the slowest rank sets the pace"
     );
-    let shown = Shown { machine: &machine, placement: Some(&placement), warnings: &found };
+    let shown = ReportSubject { machine: &machine, placement: Some(&placement), warnings: &found };
     let kinds = "kinds of cores: 4 IntelCore (CPUs 0-3), 8 IntelAtom (CPUs 4-11)\n";
     assert!(table(&shown).contains(kinds), "{}", table(&shown));
     // Some ranks get slow cores alone.

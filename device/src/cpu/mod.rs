@@ -7,16 +7,16 @@ pub(crate) mod workers;
 
 pub use workers::ScratchFloats;
 
+use crate::ranks::communicator::Communicator;
 use crate::ranks::memory::{HostPlace, Memory, out_of_memory};
 use crate::ranks::queue::Queue;
-use crate::ranks::shared::{HostWork, Shared};
+use crate::ranks::rank_state::{HostWork, RankState};
 use crate::ranks::trace::Chaos;
-use crate::ranks::world::World;
 use crate::submit::lane::{Clock, join};
 use crate::view::{View, ViewMut};
 use crate::{
-    Activity, Admitted, Arena, Crew, Device, Error, Event, Executor, LANES, Lane, Op, Plan, Rank,
-    Tensor,
+    Activity, AdmittedOp, Arena, Device, Error, Event, Executor, LANES, Lane, Op, Plan, Rank,
+    Tensor, ThreadTeam,
 };
 use std::cell::RefCell;
 use std::io;
@@ -59,7 +59,7 @@ pub struct CpuOptions {
 pub fn open(
     rank: Rank,
     plan: &Arc<Plan>,
-    world: &Arc<World>,
+    world: &Arc<Communicator>,
     options: &CpuOptions,
 ) -> Result<Device, Error> {
     let memory = check_limit(rank, plan, options.memory_limit).and_then(|()| {
@@ -68,7 +68,7 @@ pub fn open(
     });
     let memory = memory.inspect_err(|error| world.fail(rank, 0, error))?;
     let (work, threads) = (options.work.clone(), options.lanes != Lanes::Inline);
-    let shared = Arc::new(Shared::new(rank, memory, plan, world, work, threads));
+    let shared = Arc::new(RankState::new(rank, memory, plan, world, work, threads));
     let cpu = Cpu::new(&shared, options).inspect_err(|error| world.fail(rank, 0, error))?;
     Ok(Device::new(rank, Arc::clone(plan), Box::new(cpu)))
 }
@@ -79,9 +79,9 @@ fn check_limit(rank: Rank, plan: &Plan, limit: u64) -> Result<(), Error> {
 }
 
 struct Cpu {
-    shared: Arc<Shared>,
+    shared: Arc<RankState>,
     /// Queues by lane; empty when lanes run inline.
-    queues: Vec<Arc<Queue<Job>>>,
+    queues: Vec<Arc<Queue<LaneJob>>>,
     threads: Vec<JoinHandle<()>>,
     /// For each lane, the clock that its next op waits for.
     pending: RefCell<[Clock; LANES]>,
@@ -89,15 +89,15 @@ struct Cpu {
     workers: Workers,
 }
 
-struct Job {
-    op: Admitted,
+struct LaneJob {
+    op: AdmittedOp,
     after: Clock,
 }
 
 impl Cpu {
-    fn new(shared: &Arc<Shared>, options: &CpuOptions) -> Result<Self, Error> {
+    fn new(shared: &Arc<RankState>, options: &CpuOptions) -> Result<Self, Error> {
         let scratch = options.scratch;
-        let workers = Workers::new(shared.work.crew.clone(), scratch);
+        let workers = Workers::new(shared.work.team.clone(), scratch);
         let (queues, threads, pending) = (Vec::new(), Vec::new(), RefCell::default());
         let mut cpu = Self { shared: Arc::clone(shared), queues, threads, pending, workers };
         if let Lanes::Threads { chaos_us } = options.lanes {
@@ -108,7 +108,7 @@ impl Cpu {
                 let (shared, chaos) = (Arc::clone(shared), Chaos::new(shared.rank, lane, chaos_us));
                 let whom = format!("the {lane:?} lane of rank {}", shared.rank.index());
                 let run = move || {
-                    let workers = Workers::new(shared.work.crew.clone(), scratch);
+                    let workers = Workers::new(shared.work.team.clone(), scratch);
                     run_lane(&shared, &queue, &workers, chaos);
                 };
                 let started = std::thread::Builder::new().spawn(run);
@@ -121,7 +121,7 @@ impl Cpu {
     }
 }
 
-fn run(shared: &Shared, op: &Admitted, workers: &Workers) {
+fn run(shared: &RankState, op: &AdmittedOp, workers: &Workers) {
     let memory = &*shared.memory;
     shared.run(op, &|op| match *op {
         Op::Copy { src, dst } => {
@@ -132,9 +132,9 @@ fn run(shared: &Shared, op: &Admitted, workers: &Workers) {
     });
 }
 
-fn run_lane(shared: &Shared, jobs: &Queue<Job>, workers: &Workers, mut chaos: Chaos) {
+fn run_lane(shared: &RankState, jobs: &Queue<LaneJob>, workers: &Workers, mut chaos: Chaos) {
     crate::ranks::panics::watch_this_thread();
-    while let Some(Job { op, after }) = jobs.pop() {
+    while let Some(LaneJob { op, after }) = jobs.pop() {
         for (lane, tick) in after.into_iter().enumerate() {
             shared.wait_done(lane, tick);
         }
@@ -144,13 +144,13 @@ fn run_lane(shared: &Shared, jobs: &Queue<Job>, workers: &Workers, mut chaos: Ch
 }
 
 impl Executor for Cpu {
-    fn submit(&self, op: Admitted) {
+    fn submit(&self, op: AdmittedOp) {
         let lane = op.lane as usize;
         match self.queues.get(lane) {
             None => run(&self.shared, &op, &self.workers),
             Some(queue) => {
                 let after = std::mem::take(&mut self.pending.borrow_mut()[lane]);
-                queue.push(Job { op, after });
+                queue.push(LaneJob { op, after });
             }
         }
     }
@@ -172,8 +172,8 @@ impl Executor for Cpu {
         Some(self.shared.memory.view_mut(t))
     }
 
-    fn crew(&self) -> Option<&Crew> {
-        self.shared.crew()
+    fn team(&self) -> Option<&ThreadTeam> {
+        self.shared.team()
     }
 
     fn write(&self, t: Tensor, value: &dyn Fn(usize) -> f64) -> Result<(), Error> {

@@ -1,4 +1,4 @@
-//! The threads that compute a kernel, the calling thread alone or with a crew, and the scratch of
+//! The threads that compute a kernel, the calling thread alone or with a team, and the scratch of
 //! each.
 //!
 //! Work is cut into several runs of units per thread. A unit (a row, a head, a block of elements)
@@ -6,7 +6,7 @@
 
 use super::gemm::{self, Gemm};
 use crate::view::{BLOCK, copy};
-use crate::{Crew, Pieces, View, ViewMut};
+use crate::{Divisible, ThreadTeam, View, ViewMut};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -62,7 +62,7 @@ pub(super) const fn norm_floats(hidden: usize) -> usize {
 /// The threads that compute a lane's kernels. Everything is allocated in [`Workers::new`].
 #[derive(Debug)]
 pub(crate) struct Workers {
-    crew: Option<Arc<Crew>>,
+    team: Option<Arc<ThreadTeam>>,
     /// Scratch by thread.
     scratch: Vec<Mutex<Scratch>>,
     /// Sums by block of rows.
@@ -77,14 +77,14 @@ pub(super) struct Scratch {
 }
 
 impl Workers {
-    /// Kernels run on `crew` together with the calling thread. Without a crew, or with a crew of
+    /// Kernels run on `team` together with the calling thread. Without a team, or with a team of
     /// one thread, they run on the calling thread alone.
-    pub(crate) fn new(crew: Option<Arc<Crew>>, floats: ScratchFloats) -> Self {
-        let crew = crew.filter(|crew| crew.threads() > 1);
-        let threads = crew.as_ref().map_or(1, |crew| crew.threads());
+    pub(crate) fn new(team: Option<Arc<ThreadTeam>>, floats: ScratchFloats) -> Self {
+        let team = team.filter(|team| team.threads() > 1);
+        let threads = team.as_ref().map_or(1, |team| team.threads());
         let scratch = || Scratch { gemm: gemm::Scratch::new(), floats: vec![0.0; floats.each] };
         let scratch = (0..threads).map(|_| Mutex::new(scratch())).collect();
-        Self { crew, scratch, sums: Mutex::new(vec![0.0; floats.sums]) }
+        Self { team, scratch, sums: Mutex::new(vec![0.0; floats.sums]) }
     }
 
     /// Checks that each thread's scratch holds `floats` elements.
@@ -97,17 +97,17 @@ impl Workers {
         }
     }
 
-    /// The scratch of a thread of the crew. No other thread uses it at the same time.
+    /// The scratch of a thread of the team. No other thread uses it at the same time.
     fn scratch(&self, thread: usize) -> MutexGuard<'_, Scratch> {
         self.scratch[thread].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Computes `product`.
     pub(super) fn multiply(&self, product: Gemm<'_>) {
-        match &self.crew {
-            Some(crew) if product.is_worth_sharing() => {
-                let mut panels = product.panels(crew.threads());
-                crew.share(panels.all(), &|thread, some| {
+        match &self.team {
+            Some(team) if product.is_worth_sharing() => {
+                let mut panels = product.panels(team.threads());
+                team.parallel_for(panels.all(), &|thread, some| {
                     some.compute(&mut self.scratch(thread).gemm);
                 });
             }
@@ -130,7 +130,8 @@ impl Workers {
     /// sums over all blocks, added in order. `elements` is the amount of work.
     pub(super) fn sum_rows<P: Parts>(
         &self,
-        (rows, width): (usize, usize),
+        rows: usize,
+        width: usize,
         elements: usize,
         out: P,
         f: &(impl Fn(Range<usize>, P, &mut [f32], &mut [f32]) + Sync),
@@ -151,11 +152,11 @@ impl Workers {
                 out = rest;
             }
         };
-        match &self.crew {
-            Some(crew) if elements >= PARALLEL_ELEMENTS => {
+        match &self.team {
+            Some(team) if elements >= PARALLEL_ELEMENTS => {
                 let out = Groups { of: out, each };
                 let all = Units(0..blocks, (out, Slice { data: &mut *partials, each: width }));
-                crew.share(all, &|thread, Units(blocks, (out, sums))| {
+                team.parallel_for(all, &|thread, Units(blocks, (out, sums))| {
                     of_blocks(blocks, out.of, sums.data, &mut self.scratch(thread).floats);
                 });
             }
@@ -178,9 +179,9 @@ impl Workers {
         out: P,
         f: &(impl Fn(Range<usize>, P, &mut Scratch) + Sync),
     ) {
-        match &self.crew {
-            Some(crew) if elements >= PARALLEL_ELEMENTS && units > 1 => {
-                crew.share(Units(0..units, out), &|thread, Units(units, out)| {
+        match &self.team {
+            Some(team) if elements >= PARALLEL_ELEMENTS && units > 1 => {
+                team.parallel_for(Units(0..units, out), &|thread, Units(units, out)| {
                     f(units, out, &mut self.scratch(thread));
                 });
             }
@@ -192,7 +193,7 @@ impl Workers {
 
 struct Units<P>(Range<usize>, P);
 
-impl<P: Parts> Pieces for Units<P> {
+impl<P: Parts> Divisible for Units<P> {
     fn units(&self) -> usize {
         self.0.len()
     }

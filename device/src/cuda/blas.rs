@@ -1,7 +1,7 @@
 //! [`Op::Gemm`](crate::Op::Gemm) by cuBLASLt: fp32 sums, no TF32. The algorithm of a shape is
 //! looked up once.
 
-use super::blaslt::{Addresses, Handle, Operand, Product, Shape, Step};
+use super::blaslt::{Addresses, Handle, MatmulShape, Operand, Product, Step};
 use super::driver::{Context, DeviceMemory, Failure, Stream};
 use crate::op::Product as Gemm;
 use crate::{Dtype, Epilogue, FP8_SINCE, Tensor};
@@ -19,7 +19,7 @@ const PART: u64 = (SIDE * SIDE * 4) as u64;
 
 /// A shape of each kind of product: by type, transposition, bias, sums that stay in fp32, and
 /// epilogues. bf16 exists from sm_80 on, fp8 from sm_89 on.
-fn kinds(sm: u32) -> Vec<Shape> {
+fn kinds(sm: u32) -> Vec<MatmulShape> {
     let types = [Dtype::F32, Dtype::F16, Dtype::Bf16];
     let mut all = Vec::new();
     for dtype in types.into_iter().filter(|dtype| *dtype != Dtype::Bf16 || sm >= 80) {
@@ -33,7 +33,7 @@ fn kinds(sm: u32) -> Vec<Shape> {
             };
             let (a, b) = (operand(dtype, turned.0), operand(dtype, turned.1));
             for (d, bias) in [(dtype, None), (dtype, Some(dtype)), (Dtype::F32, None)] {
-                all.push(Shape { a, b, d: operand(d, false), bias, step: Step::None });
+                all.push(MatmulShape { a, b, d: operand(d, false), bias, step: Step::None });
             }
             // Those of a forward pass, of its gradient, and of a weight's gradient.
             let step = match turned {
@@ -44,7 +44,7 @@ fn kinds(sm: u32) -> Vec<Shape> {
                 (true, true) => continue,
             };
             let bias = (step != Step::GeluBackward).then_some(dtype);
-            all.push(Shape { a, b, d: operand(dtype, false), bias, step });
+            all.push(MatmulShape { a, b, d: operand(dtype, false), bias, step });
         }
     }
     if sm >= FP8_SINCE {
@@ -54,7 +54,7 @@ fn kinds(sm: u32) -> Vec<Shape> {
 }
 
 /// Those of fp8: forward, and of gradients with respect to inputs and to weights.
-fn kinds_of_fp8() -> impl Iterator<Item = Shape> {
+fn kinds_of_fp8() -> impl Iterator<Item = MatmulShape> {
     use Dtype::{Bf16, E4m3, E5m2, F32};
     let operand =
         |dtype, transposed| Operand { dtype, rows: SIDE, cols: SIDE, transposed, align: 256 };
@@ -65,7 +65,7 @@ fn kinds_of_fp8() -> impl Iterator<Item = Shape> {
         (E4m3, E5m2, Bf16, None),
         (E4m3, E5m2, F32, None),
     ];
-    kinds.into_iter().map(move |(a, b, d, bias)| Shape {
+    kinds.into_iter().map(move |(a, b, d, bias)| MatmulShape {
         a: operand(a, true),
         b: operand(b, false),
         d: operand(d, false),
@@ -78,7 +78,7 @@ fn kinds_of_fp8() -> impl Iterator<Item = Shape> {
 pub(super) struct Blas {
     // Declared first, so that it is destroyed before the handle.
     /// None: the library has no algorithm.
-    products: HashMap<Shape, Option<Product>>,
+    products: HashMap<MatmulShape, Option<Product>>,
     handle: Handle,
     workspace: (u64, u64),
 }
@@ -161,7 +161,7 @@ impl Blas {
             scales: gemm.scales.map(|[a, b]| [at(b), at(a)]),
             add: gemm.add,
         };
-        let shape = Shape {
+        let shape = MatmulShape {
             a: operand(gemm.b, plain.a),
             b: operand(gemm.a, plain.b),
             d: operand_beside(gemm.c, plain.d, plain.bias),
@@ -181,7 +181,7 @@ impl Blas {
                 }
             };
             let d = operand_beside(gemm.c, addresses.d, bias.and(addresses.bias));
-            if self.run(stream, Shape { d, bias, step, ..shape }, addresses)? {
+            if self.run(stream, MatmulShape { d, bias, step, ..shape }, addresses)? {
                 return Ok(true);
             }
         }
@@ -192,7 +192,7 @@ impl Blas {
     }
 
     /// Enqueues a product of the library, if it has an algorithm for it.
-    fn run(&mut self, stream: &Stream, shape: Shape, at: Addresses) -> Result<bool, String> {
+    fn run(&mut self, stream: &Stream, shape: MatmulShape, at: Addresses) -> Result<bool, String> {
         let product = match self.products.get(&shape) {
             Some(product) => product,
             None => {

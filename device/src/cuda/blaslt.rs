@@ -85,7 +85,7 @@ impl Step {
 /// The properties that decide the best algorithm: d = a b (+ bias of d's rows), then the step. fp8
 /// operands have scales.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) struct Shape {
+pub(super) struct MatmulShape {
     pub(super) a: Operand,
     pub(super) b: Operand,
     pub(super) d: Operand,
@@ -93,7 +93,7 @@ pub(super) struct Shape {
     pub(super) step: Step,
 }
 
-impl Shape {
+impl MatmulShape {
     /// Whether its operands have scales.
     pub(super) const fn is_fp8(&self) -> bool {
         self.a.dtype.is_fp8()
@@ -206,7 +206,7 @@ impl Product {
     /// has example addresses.
     pub(super) fn new(
         handle: &Handle,
-        shape: &Shape,
+        shape: &MatmulShape,
         at: Addresses,
         workspace: usize,
     ) -> Result<Option<Self>, String> {
@@ -304,7 +304,7 @@ impl Product {
     }
 }
 
-fn epilogue(shape: &Shape) -> u32 {
+fn epilogue(shape: &MatmulShape) -> u32 {
     use sys::cublasLtEpilogue_t::*;
     let epilogue = match (shape.step, shape.bias) {
         (Step::None, None) => CUBLASLT_EPILOGUE_DEFAULT,
@@ -317,7 +317,7 @@ fn epilogue(shape: &Shape) -> u32 {
     epilogue as u32
 }
 
-fn preference(shape: &Shape, workspace: usize) -> Result<Preference, String> {
+fn preference(shape: &MatmulShape, workspace: usize) -> Result<Preference, String> {
     use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
     let mut raw = std::ptr::null_mut();
     call!(cublasLtMatmulPreferenceCreate(&raw mut raw))?;

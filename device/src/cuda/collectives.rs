@@ -7,16 +7,17 @@
 //! between and at the end, because ranks read each other's memory.
 
 use super::driver::{Context, DeviceMemory, Event, Failure, Stream};
+use super::launch::DeviceElements;
 use super::memory::{Peer, Peers};
-use super::nccl::{self, ByParts, Communicator};
+use super::nccl::{self, NcclCommunicator, ShardedCollective};
 use super::watchdog::{Watchdog, abort_all};
 use super::{Gpu, launch};
-use crate::ranks::meeting::Post;
+use crate::ranks::communicator::Communicator;
 use crate::ranks::patience::Patience;
-use crate::ranks::shared::collectives::{divisible, meet};
-use crate::ranks::world::World;
-use crate::submit::warm::{Call, Kind};
-use crate::{Admitted, Error, Group, Lane, Op, Rank, Reduce, Tensor};
+use crate::ranks::rank_state::collectives::{divisible, meet};
+use crate::ranks::rendezvous::Arrival;
+use crate::submit::warm::{Call, CollectiveKind};
+use crate::{AdmittedOp, Error, Group, Lane, Op, Rank, Reduction, Tensor};
 use std::panic::Location;
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,7 +29,7 @@ pub(super) enum Transport {
     /// backend.
     InProcess,
     /// By the communicators of groups with several ranks: TP, DP.
-    Nccl(Communicators, Watchdog),
+    Nccl(NcclCommunicators, Watchdog),
 }
 
 /// Phases of an in-process collective: the stream has reached it; its part is combined; it has all
@@ -38,22 +39,23 @@ const COMBINED: usize = 1;
 const GATHERED: usize = 2;
 
 /// A rank's communicators: TP, DP.
-pub(super) type Communicators = [Option<Arc<Communicator>>; 2];
+pub(super) type NcclCommunicators = [Option<Arc<NcclCommunicator>>; 2];
 
 /// Makes the communicators of `rank`. Blocks until the peers make theirs.
 pub(super) fn connect(
     rank: Rank,
-    (world, peers): (&World, &Peers),
+    world: &Communicator,
+    peers: &Peers,
     gpu: usize,
-) -> Result<Communicators, Error> {
+) -> Result<NcclCommunicators, Error> {
     let failed = |problem| Error::GpuSetup { rank: rank.index(), gpu, problem };
     let one = |group| {
         let (me, size) = rank.within(group);
         if size == 1 {
             return Ok(None);
         }
-        let id = meet_for_id((rank, world, peers), group)?.map_err(failed)?;
-        let made = communicator((rank, world), gpu, (id, me, size));
+        let id = meet_for_id(rank, world, peers, group)?.map_err(failed)?;
+        let made = communicator(rank, world, gpu, id, me, size);
         let gone = || given_up(rank, world);
         made.map_err(failed)?.map(|made| Some(Arc::new(made))).ok_or_else(gone)
     };
@@ -65,7 +67,9 @@ pub(super) fn connect(
 
 /// The id of a group, which its first rank makes. Ranks of other processes get it with a letter.
 fn meet_for_id(
-    (rank, world, peers): (Rank, &World, &Peers),
+    rank: Rank,
+    world: &Communicator,
+    peers: &Peers,
     group: Group,
 ) -> Result<Result<nccl::Id, String>, Error> {
     let ((me, size), lane) = (rank.within(group), Lane::Compute);
@@ -75,26 +79,28 @@ fn meet_for_id(
             Ok(id) => id,
             Err(problem) => return Ok(Err(problem)),
         };
-        peers.post_id((group, first), id);
+        peers.post_id(group, first, id);
         let bytes = nccl::id_bytes(&id);
-        let away = (1..size).filter(|to| world.is_away(rank.member(group, *to)));
-        away.for_each(|to| world.send((rank, lane), group, to, &bytes));
+        let away = (1..size).filter(|to| world.is_remote_rank(rank.member(group, *to)));
+        away.for_each(|to| world.send(rank, lane, group, to, &bytes));
     }
     let (op, site, tensor) = ("open: communicators", Location::caller(), Tensor::NONE);
-    let met = world.meet(rank, lane, group, Post { op, site, tensor, detail: 0, told: 0 })?;
-    if world.is_away(first) {
+    let met = world.meet(rank, lane, group, Arrival { op, site, tensor, detail: 0, payload: 0 })?;
+    if world.is_remote_rank(first) {
         let id = nccl::id_from(met.parcel(0).bytes());
         return Ok(id.ok_or_else(|| "no identity of its communicator came".to_owned()));
     }
-    Ok(peers.id((group, first)).ok_or_else(|| "no identity of its communicator".to_owned()))
+    Ok(peers.id(group, first).ok_or_else(|| "no identity of its communicator".to_owned()))
 }
 
 /// Sends every collective of the program through its communicator, and each kind with 8 bytes. NCCL
 /// connects an algorithm, and allocates for it, at the first collective that uses it.
 pub(super) fn warm_up(
-    (rank, world): (Rank, &World),
+    rank: Rank,
+    world: &Communicator,
     context: &Arc<Context>,
-    (communicators, stream): (&Communicators, &Stream),
+    communicators: &NcclCommunicators,
+    stream: &Stream,
     calls: &[Call],
 ) -> Result<(), Error> {
     let gpu = context.ordinal;
@@ -108,12 +114,16 @@ pub(super) fn warm_up(
         let Some(comm) = comm.filter(|_| size > 1) else { continue };
         let few = (8 / call.dtype.bytes() as usize).max(1).next_multiple_of(size);
         for len in [few, call.len] {
-            let buffer = (memory.start, len, call.dtype);
+            let buffer = DeviceElements { at: memory.start, len, dtype: call.dtype };
             let enqueued = match call.kind {
-                Kind::AllReduce(reduce) => comm.all_reduce(buffer, reduce, stream),
-                Kind::ReduceScatter => comm.by_parts(buffer, ByParts::ReduceScatter, stream),
-                Kind::AllGather => comm.by_parts(buffer, ByParts::AllGather, stream),
-                Kind::Broadcast => comm.broadcast(buffer, 0, stream),
+                CollectiveKind::AllReduce(reduce) => comm.all_reduce(buffer, reduce, stream),
+                CollectiveKind::ReduceScatter => {
+                    comm.by_parts(buffer, ShardedCollective::ReduceScatter, stream)
+                }
+                CollectiveKind::AllGather => {
+                    comm.by_parts(buffer, ShardedCollective::AllGather, stream)
+                }
+                CollectiveKind::Broadcast => comm.broadcast(buffer, 0, stream),
             };
             enqueued.map_err(failed)?;
         }
@@ -133,7 +143,11 @@ pub(super) fn warm_up(
 
 /// Waits for the collectives before `ended`. False: another rank has failed. An error: NCCL failed
 /// or they take too long.
-fn await_all(world: &World, communicators: &Communicators, ended: &Event) -> Result<bool, String> {
+fn await_all(
+    world: &Communicator,
+    communicators: &NcclCommunicators,
+    ended: &Event,
+) -> Result<bool, String> {
     let mut patience = Patience::new();
     while !ended.has_passed().map_err(|e| e.to_string())? {
         let wrong = communicators.iter().flatten().find_map(|comm| comm.check().err());
@@ -156,14 +170,18 @@ fn await_all(world: &World, communicators: &Communicators, ended: &Event) -> Res
 /// and never learns that a rank has failed; a failure leaves the thread behind. `None` if another
 /// rank has failed.
 fn communicator(
-    (rank, world): (Rank, &World),
+    rank: Rank,
+    world: &Communicator,
     gpu: usize,
-    (id, me, size): (nccl::Id, usize, usize),
-) -> Result<Option<Communicator>, String> {
+    id: nccl::Id,
+    me: usize,
+    size: usize,
+) -> Result<Option<NcclCommunicator>, String> {
     let (sender, made) = std::sync::mpsc::channel();
     let make = move || {
         let bound = Context::of(gpu).and_then(|context| context.bind());
-        let made = bound.map_err(|e| e.to_string()).and_then(|()| Communicator::new(id, me, size));
+        let made =
+            bound.map_err(|e| e.to_string()).and_then(|()| NcclCommunicator::new(id, me, size));
         let _ = sender.send(made);
     };
     let thread = std::thread::Builder::new().name(format!("connect {}", rank.index()));
@@ -186,14 +204,14 @@ fn communicator(
 const LOOK: Duration = Duration::from_millis(20);
 
 /// The error of a rank that stops because another rank has failed.
-fn given_up(rank: Rank, world: &World) -> Error {
+fn given_up(rank: Rank, world: &Communicator) -> Error {
     let ended = || Error::GpuSetup { rank: rank.index(), gpu: 0, problem: "given up".into() };
     world.check(rank).err().unwrap_or_else(ended)
 }
 
 impl Gpu {
     /// Enqueues a collective on `stream`. Blocks until all ranks of its group have reached it.
-    pub(super) fn collective(&self, op: &Admitted, stream: &Stream) -> Result<(), Error> {
+    pub(super) fn collective(&self, op: &AdmittedOp, stream: &Stream) -> Result<(), Error> {
         let Some(group) = op.op.group() else { return Ok(()) };
         let (me, size) = self.host.rank.within(group);
         if size == 1 {
@@ -201,10 +219,10 @@ impl Gpu {
         }
         match (&self.transport, group) {
             (Transport::Nccl([Some(tp), _], watchdog), Group::Tp) => {
-                self.by_nccl(op, stream, (group, tp), watchdog)
+                self.by_nccl(op, stream, group, tp, watchdog)
             }
             (Transport::Nccl([_, Some(dp)], watchdog), Group::Dp) => {
-                self.by_nccl(op, stream, (group, dp), watchdog)
+                self.by_nccl(op, stream, group, dp, watchdog)
             }
             (Transport::Nccl(..), _) => Err(self.refused(op, "no communicator of this group")),
             (Transport::InProcess, _) => {
@@ -216,9 +234,10 @@ impl Gpu {
 
     fn by_nccl(
         &self,
-        op: &Admitted,
+        op: &AdmittedOp,
         stream: &Stream,
-        (group, comm): (Group, &Communicator),
+        group: Group,
+        comm: &NcclCommunicator,
         watchdog: &Watchdog,
     ) -> Result<(), Error> {
         let Some((x, detail)) = described(&op.op) else {
@@ -228,12 +247,14 @@ impl Gpu {
             divisible(op, &self.host, x, comm.size)?;
         }
         meet(op, &self.host, x, group, detail)?;
-        let buffer = (self.peer.at(x), x.len(), x.dtype());
+        let buffer = DeviceElements { at: self.peer.at(x), len: x.len(), dtype: x.dtype() };
         watchdog.starts(stream, op, group).map_err(|e| self.failed(op, &e))?;
         let enqueued = match op.op {
             Op::AllReduce { reduce, .. } => comm.all_reduce(buffer, reduce, stream),
-            Op::ReduceScatter { .. } => comm.by_parts(buffer, ByParts::ReduceScatter, stream),
-            Op::AllGather { .. } => comm.by_parts(buffer, ByParts::AllGather, stream),
+            Op::ReduceScatter { .. } => {
+                comm.by_parts(buffer, ShardedCollective::ReduceScatter, stream)
+            }
+            Op::AllGather { .. } => comm.by_parts(buffer, ShardedCollective::AllGather, stream),
             Op::Broadcast { root, .. } => comm.broadcast(buffer, root, stream),
             _ => Err("no collective that NCCL is given".to_owned()),
         };
@@ -258,7 +279,7 @@ fn described(op: &Op) -> Option<(Tensor, usize)> {
 /// that meeting only after they have waited for the last record.
 struct Exchange<'a> {
     gpu: &'a Gpu,
-    op: &'a Admitted,
+    op: &'a AdmittedOp,
     stream: &'a Stream,
     group: Group,
     me: usize,
@@ -281,7 +302,7 @@ impl Exchange<'_> {
             }
             Op::ReduceScatter { .. } => {
                 divisible(self.op, &self.gpu.host, x, self.size)?;
-                self.combine(x.shard(self.me, self.size), Reduce::Sum)?;
+                self.combine(x.shard(self.me, self.size), Reduction::Sum)?;
             }
             Op::AllGather { .. } => {
                 divisible(self.op, &self.gpu.host, x, self.size)?;
@@ -330,7 +351,7 @@ impl Exchange<'_> {
     }
 
     /// Sets `mine` to the combination of the same range on every rank.
-    fn combine(&self, mine: Tensor, reduce: Reduce) -> Result<(), Error> {
+    fn combine(&self, mine: Tensor, reduce: Reduction) -> Result<(), Error> {
         let mut peers = [0; launch::MAX_PEERS];
         if self.size > peers.len() {
             let problem = format!("{} ranks; in-process sums take {}", self.size, peers.len());
@@ -339,15 +360,10 @@ impl Exchange<'_> {
         for (i, at) in peers[..self.size].iter_mut().enumerate() {
             *at = self.peer(i)?.at(mine);
         }
-        let into = (peers[self.me], mine.dtype(), mine.len());
-        let mut result = Ok(());
-        launch::combine_peers(into, &peers[..self.size], reduce, &mut |launch| {
-            if result.is_ok() {
-                result = self.gpu.launch(self.op, self.stream, launch);
-            }
-        })
-        .map_err(|problem| self.gpu.refused(self.op, &problem))?;
-        result
+        let into = DeviceElements { at: peers[self.me], len: mine.len(), dtype: mine.dtype() };
+        let launch = launch::combine_peers(into, &peers[..self.size], reduce);
+        let launch = launch.map_err(|problem| self.gpu.refused(self.op, &problem))?;
+        launch.map_or(Ok(()), |launch| self.gpu.launch(self.op, self.stream, &launch))
     }
 
     /// Copies every other rank's part.

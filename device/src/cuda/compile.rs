@@ -18,8 +18,8 @@ pub fn cubins(sm: u32, programs: &[Program]) -> Result<Vec<Arc<[u8]>>, String> {
 
 /// A program compiled for `sm`. One rank compiles while the others wait.
 fn cubin(program: &Program, sm: u32) -> Result<Arc<[u8]>, String> {
-    type Done = Vec<((u32, &'static str), Arc<[u8]>)>;
-    static DONE: Mutex<Done> = Mutex::new(Vec::new());
+    type CompiledPrograms = Vec<((u32, &'static str), Arc<[u8]>)>;
+    static DONE: Mutex<CompiledPrograms> = Mutex::new(Vec::new());
     let mut done = DONE.lock().unwrap_or_else(PoisonError::into_inner);
     let key = (sm, program.source);
     if let Some((_, cubin)) = done.iter().find(|(have, _)| *have == key) {
@@ -104,7 +104,7 @@ pub(super) struct Kernels {
 }
 
 /// The reason why a kernel did not start.
-pub(super) enum NotLaunched {
+pub(super) enum LaunchError {
     Missing,
     Failed(Failure),
 }
@@ -120,27 +120,27 @@ impl Kernels {
     }
 
     /// Launches a kernel. The first launch looks it up by name; later launches allocate nothing.
-    pub(super) fn launch(&mut self, stream: &Stream, launch: &Launch) -> Result<(), NotLaunched> {
+    pub(super) fn launch(&mut self, stream: &Stream, launch: &Launch) -> Result<(), LaunchError> {
         const NEED_NOT_ASK: u32 = 48 << 10;
         let Launch { kernel, grid, block, shared_bytes, args } = *launch;
         let (function, shared) = match self.functions.get_mut(kernel) {
             Some(found) => found,
             None => {
                 let found = self.modules.iter().find_map(|module| module.function(kernel));
-                let function = found.ok_or(NotLaunched::Missing)?;
+                let function = found.ok_or(LaunchError::Missing)?;
                 self.functions.entry(kernel).or_insert((function, NEED_NOT_ASK))
             }
         };
         if shared_bytes > *shared {
-            function.allow_shared(shared_bytes).map_err(NotLaunched::Failed)?;
+            function.allow_shared(shared_bytes).map_err(LaunchError::Failed)?;
             *shared = shared_bytes;
         }
         let mut slots = [0; 48];
         let count = args.slots().len();
         slots[..count].copy_from_slice(args.slots());
         stream
-            .launch(*function, (grid, block, shared_bytes), &mut slots[..count])
-            .map_err(NotLaunched::Failed)
+            .launch(*function, grid, block, shared_bytes, &mut slots[..count])
+            .map_err(LaunchError::Failed)
     }
 }
 

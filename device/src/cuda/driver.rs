@@ -55,7 +55,7 @@ macro_rules! call {
 mod memory;
 mod timed;
 
-pub(super) use memory::{DeviceMemory, Mapped, Registration, Word, Words};
+pub(super) use memory::{DeviceMemory, HostMapping, Registration, Word, Words};
 pub(super) use timed::TimedEvent;
 
 /// Whether the driver's library can be loaded.
@@ -328,7 +328,9 @@ impl Stream {
     pub(super) fn launch(
         &self,
         function: Function,
-        (grid, block, shared_bytes): ([u32; 3], u32, u32),
+        grid: [u32; 3],
+        block: u32,
+        shared_bytes: u32,
         args: &mut [u64],
     ) -> Result<(), Failure> {
         const MOST: usize = 48;

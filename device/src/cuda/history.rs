@@ -1,9 +1,9 @@
 //! The last ops of each lane. An error that appears late can then name the ops around it.
 
 use super::driver::Failure;
-use super::progress::Passed;
+use super::progress::StreamProgress;
 use crate::error::Site;
-use crate::{Admitted, LANES, Lane};
+use crate::{AdmittedOp, LANES, Lane};
 use cudarc::driver::sys::CUresult;
 use std::sync::{Mutex, PoisonError};
 
@@ -13,7 +13,7 @@ const REMEMBERED: usize = 1024;
 pub(super) struct History {
     ops: Mutex<Vec<[Option<Entry>; LANES]>>,
     /// Progress by stream.
-    passed: Vec<Passed>,
+    passed: Vec<StreamProgress>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -25,18 +25,18 @@ struct Entry {
 
 /// The place where an error appeared, and hints at its cause.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct ErrorPlace {
     pub(super) op: &'static str,
     pub(super) site: Option<Site>,
     pub(super) problem: String,
 }
 
 impl History {
-    pub(super) fn new(passed: Vec<Passed>) -> Self {
+    pub(super) fn new(passed: Vec<StreamProgress>) -> Self {
         Self { ops: Mutex::new(vec![[None; LANES]; REMEMBERED]), passed }
     }
 
-    pub(super) fn remember(&self, op: &Admitted) {
+    pub(super) fn remember(&self, op: &AdmittedOp) {
         let mut ops = self.ops.lock().unwrap_or_else(PoisonError::into_inner);
         let entry = Entry { tick: op.tick, op: op.op.name(), site: op.site };
         ops[op.tick as usize % REMEMBERED][op.lane as usize] = Some(entry);
@@ -48,7 +48,7 @@ impl History {
     }
 
     /// The place of `failure`, which a call about op `tick` of `lane` returned.
-    pub(super) fn place(&self, lane: Lane, tick: u64, failure: &Failure) -> Place {
+    pub(super) fn place(&self, lane: Lane, tick: u64, failure: &Failure) -> ErrorPlace {
         let found = self.find(lane as usize, tick);
         let (op, site) = found.map_or(("an op", None), |entry| (entry.op, Some(entry.site)));
         let mut problem = failure.to_string();
@@ -56,7 +56,7 @@ impl History {
             problem += ". It came out here and was caused here or by an earlier op of any lane";
             problem += &self.passed();
         }
-        Place { op, site, problem }
+        ErrorPlace { op, site, problem }
     }
 
     /// A text about the last op that each stream is known to have passed.

@@ -3,13 +3,13 @@
 //! word, and it learns of theirs from events.
 
 use super::driver::{Context, Event, Word};
-use super::history::{History, Place};
+use super::history::{ErrorPlace, History};
 use super::marks::STREAMS;
-use super::progress::Passed;
+use super::progress::StreamProgress;
 use crate::ranks::queue::Queue;
-use crate::ranks::shared::Shared;
+use crate::ranks::rank_state::RankState;
 use crate::view::copy;
-use crate::{Admitted, Crew, Error, Lane, Op};
+use crate::{AdmittedOp, Error, Lane, Op, ThreadTeam};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
@@ -17,30 +17,30 @@ use std::time::Instant;
 
 /// An op, and the marks that it waits for, by lane.
 #[derive(Debug)]
-pub(super) struct Job {
-    pub(super) op: Admitted,
+pub(super) struct HostJob {
+    pub(super) op: AdmittedOp,
     pub(super) after: [Option<(u64, Arc<Event>)>; STREAMS],
 }
 
 /// The state of the thread.
 pub(super) struct HostLane {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<RankState>,
     pub(super) context: Arc<Context>,
     pub(super) history: Arc<History>,
     /// The low half of the number of finished ops.
     pub(super) done: Word,
     /// The progress of the Compute stream.
-    pub(super) compute: Passed,
+    pub(super) compute: StreamProgress,
 }
 
 impl HostLane {
-    pub(super) fn spawn(self, jobs: &Arc<Queue<Job>>) -> std::io::Result<JoinHandle<()>> {
+    pub(super) fn spawn(self, jobs: &Arc<Queue<HostJob>>) -> std::io::Result<JoinHandle<()>> {
         let jobs = Arc::clone(jobs);
         let name = format!("host {}", self.shared.rank.index());
         std::thread::Builder::new().name(name).spawn(move || self.run(&jobs))
     }
 
-    fn run(&self, jobs: &Queue<Job>) {
+    fn run(&self, jobs: &Queue<HostJob>) {
         crate::ranks::panics::watch_this_thread();
         if let Err(failure) = self.context.bind() {
             self.fail(&Error::GpuSetup {
@@ -49,8 +49,8 @@ impl HostLane {
                 problem: failure.to_string(),
             });
         }
-        self.bind(self.shared.crew());
-        while let Some(Job { op, after }) = jobs.pop() {
+        self.bind(self.shared.team());
+        while let Some(HostJob { op, after }) = jobs.pop() {
             self.await_streams(&op, &after);
             let before = self.compute.look();
             self.shared.note_done(Lane::Compute, before.tick);
@@ -75,9 +75,9 @@ impl HostLane {
     }
 
     /// Binds this thread to the cores of the kernels. The rank's thread has a core of its own.
-    fn bind(&self, crew: Option<&Crew>) {
-        if let Some(crew) = crew {
-            crew.bind_caller();
+    fn bind(&self, team: Option<&ThreadTeam>) {
+        if let Some(team) = team {
+            team.bind_caller();
         } else if !self.shared.cpus().is_empty()
             && let Err(error) = topology::bind_current_thread(self.shared.cpus())
         {
@@ -88,13 +88,14 @@ impl HostLane {
         }
     }
 
-    fn await_streams(&self, op: &Admitted, after: &[Option<(u64, Arc<Event>)>; STREAMS]) {
+    fn await_streams(&self, op: &AdmittedOp, after: &[Option<(u64, Arc<Event>)>; STREAMS]) {
         for (lane, mark) in Lane::ALL.into_iter().zip(after) {
             let Some((tick, event)) = mark else { continue };
             // It also waits after another rank's failure: unfinished work may still touch the
             // memory of this op.
             if let Err(failure) = event.synchronize() {
-                let Place { op: name, site, problem } = self.history.place(lane, *tick, &failure);
+                let ErrorPlace { op: name, site, problem } =
+                    self.history.place(lane, *tick, &failure);
                 self.fail(&Error::Gpu {
                     rank: self.shared.rank.index(),
                     gpu: self.context.ordinal,

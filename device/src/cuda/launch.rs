@@ -1,9 +1,9 @@
 //! The kernels of an [`Op`]: names, grids and arguments, as data. It calls no CUDA function, so the
 //! tests make the same launches on an emulator. Each kernel computes the same as [`crate::cpu`].
 
-use crate::op::{Dropout, HeadNorm, Heads, Op, Reduce, VocabShard};
+use crate::op::{Dropout, Family, HeadNorm, Heads, Op, Reduction, VocabShard};
 use crate::random::keep_threshold;
-use crate::{DeviceOp, Dtype, KernelArg, Tensor};
+use crate::{Dtype, KernelArg, Tensor};
 
 mod attention;
 mod dense;
@@ -130,12 +130,7 @@ impl Launch {
     }
 
     /// One block per row, with up to `most` threads, each with runs of columns.
-    fn by_rows(
-        kernel: &'static str,
-        (rows, cols): (usize, usize),
-        most: usize,
-        args: Args,
-    ) -> Self {
+    fn by_rows(kernel: &'static str, rows: usize, cols: usize, most: usize, args: Args) -> Self {
         let threads = cols.div_ceil(RUN).next_multiple_of(32).clamp(32, most);
         Self::new(kernel, [rows.min(1 << 20), 1, 1], threads as u32, args)
     }
@@ -146,17 +141,50 @@ impl Launch {
     }
 
     /// One block per row and 256 columns.
-    fn by_tiles(kernel: &'static str, (rows, cols): (usize, usize), args: Args) -> Self {
+    fn by_tiles(kernel: &'static str, rows: usize, cols: usize, args: Args) -> Self {
         let threads = cols.next_multiple_of(32).clamp(32, 256);
         Self::new(kernel, [rows, cols.div_ceil(threads), 1], threads as u32, args)
     }
 }
 
-/// Looks up tensors and passes launches on, except those without blocks.
+/// Largest number of launches of an op.
+const MAX_LAUNCHES: usize = 3;
+
+/// The launches of an op, in order.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Launches([Option<Launch>; MAX_LAUNCHES]);
+
+impl Launches {
+    /// Each of them.
+    pub fn iter(&self) -> impl Iterator<Item = &Launch> {
+        self.0.iter().flatten()
+    }
+
+    fn push(&mut self, launch: Launch) {
+        let free = self.0.iter_mut().find(|slot| slot.is_none());
+        let Some(free) = free else {
+            unreachable!("no op makes more than {MAX_LAUNCHES} launches")
+        };
+        *free = Some(launch);
+    }
+}
+
+/// Elements in the memory of a device.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceElements {
+    /// Address of the first one.
+    pub at: u64,
+    /// Number of elements.
+    pub len: usize,
+    /// Their type.
+    pub dtype: Dtype,
+}
+
+/// Looks up tensors and collects launches, except those without blocks.
 struct Launcher<'a> {
     at: &'a dyn Fn(Tensor) -> u64,
     scratch: u64,
-    visit: &'a mut dyn FnMut(&Launch),
+    launches: Launches,
 }
 
 impl Launcher<'_> {
@@ -170,7 +198,8 @@ impl Launcher<'_> {
         tensor.map_or(0, |t| (self.at)(t))
     }
 
-    fn task(&mut self, task: &DeviceOp) -> Result<(), String> {
+    fn task(&mut self, op: &Op) -> Result<(), String> {
+        let Op::Task { task } = op else { return no_kernel(op) };
         let call = task.kernel();
         let args = call.args.iter().fold(Args::default(), |args, arg| match arg {
             KernelArg::At(t) => args.with(&[(self.at)(*t)]),
@@ -186,7 +215,7 @@ impl Launcher<'_> {
 
     fn launch(&mut self, launch: Launch) {
         if !launch.grid.contains(&0) {
-            (self.visit)(&launch);
+            self.launches.push(launch);
         }
     }
 }
@@ -252,70 +281,44 @@ pub fn launches(
     at: &dyn Fn(Tensor) -> u64,
     scratch: u64,
     sm: u32,
-    visit: &mut dyn FnMut(&Launch),
-) -> Result<(), String> {
-    let mut to = Launcher { at, scratch, visit };
-    match op {
-        Op::Embedding { .. }
-        | Op::EmbeddingBackward { .. }
-        | Op::AddPositions { .. }
-        | Op::PositionsBackward { .. } => to.embedding(op),
-        Op::LayerNorm { .. }
-        | Op::LayerNormBackward { .. }
-        | Op::RmsNorm { .. }
-        | Op::RmsNormBackward { .. } => to.norm(op, sm),
-        Op::Rotary { .. } | Op::RotaryBackward { .. } => to.rotary(op),
-        Op::Attention { .. } | Op::AttentionBackward { .. } => to.attention(op, sm),
-        Op::CachedAttention { .. } => to.cached_attention(op),
-        Op::LastColumns { .. } => to.last_columns(op),
-        Op::RowMax { .. }
-        | Op::CrossEntropyStats { .. }
-        | Op::CrossEntropyLoss { .. }
-        | Op::CrossEntropyBackward { .. } => to.loss(op),
-        Op::Gelu { .. }
-        | Op::GeluBackward { .. }
-        | Op::SwiGlu { .. }
-        | Op::SwiGluBackward { .. }
-        | Op::ColumnSum { .. }
-        | Op::BiasDropoutAdd { .. }
-        | Op::Dropout { .. }
-        | Op::Add { .. }
-        | Op::Cast { .. }
-        | Op::Zero { .. } => to.elementwise(op),
-        Op::ChunkSquares { .. } => to.squares(op),
-        Op::Maxima { .. } | Op::Quantize { .. } => to.fp8(op),
-        Op::Task { task } => to.task(task),
-        Op::Gemm { .. }
-        | Op::ScaledGemm { .. }
-        | Op::Copy { .. }
-        | Op::AllReduce { .. }
-        | Op::ReduceScatter { .. }
-        | Op::AllGather { .. }
-        | Op::Broadcast { .. }
-        | Op::Host { .. } => no_kernel(op),
-    }
+) -> Result<Launches, String> {
+    let mut to = Launcher { at, scratch, launches: Launches::default() };
+    match op.family() {
+        Family::Embedding => to.embedding(op),
+        Family::Norm => to.norm(op, sm),
+        Family::Rotary => to.rotary(op),
+        Family::Attention => to.attention(op, sm),
+        Family::Cache => to.cache(op),
+        Family::Loss => to.loss(op),
+        Family::Elementwise => to.elementwise(op),
+        Family::Squares => to.squares(op),
+        Family::Fp8 => to.fp8(op),
+        Family::Task => to.task(op),
+        Family::Product | Family::Transfer => no_kernel(op),
+    }?;
+    Ok(to.launches)
 }
 
 fn no_kernel(op: &Op) -> Result<(), String> {
     Err(format!("{} is not a kernel", op.name()))
 }
 
-/// `into` = the combination, in rank order, of the parts at `peers`, which have the same length.
+/// The launch that sets `into` to the combination, in rank order, of the parts at `peers`, which have the same length; none
+/// without elements.
 /// `into` may be one of them.
 ///
 /// # Errors
 /// No ranks, too many ranks, or a type that cannot be summed.
 pub fn combine_peers(
-    into: (u64, Dtype, usize),
+    into: DeviceElements,
     peers: &[u64],
-    reduce: Reduce,
-    visit: &mut dyn FnMut(&Launch),
-) -> Result<(), String> {
-    let (at, dtype, n) = into;
+    reduce: Reduction,
+) -> Result<Option<Launch>, String> {
+    let DeviceElements { at, len: n, dtype } = into;
     if peers.is_empty() || peers.len() > MAX_PEERS {
         return Err(format!("{} ranks, not 1 to {MAX_PEERS}", peers.len()));
     }
-    let largest = u64::from(reduce == Reduce::Max);
+    let largest = u64::from(reduce == Reduction::Max);
     let mut all = [0; MAX_PEERS];
     all[..peers.len()].copy_from_slice(peers);
     let rest = |args: Args| args.with(&[n as u64, peers.len() as u64, largest]).with(&all);
@@ -329,27 +332,21 @@ pub fn combine_peers(
         Dtype::Bf16 => Launch::flat("combine_peers", n.div_ceil(RUN), rest(args.with(&[1]))),
         Dtype::F32 => Launch::flat("combine_peers", n.div_ceil(RUN), rest(args.with(&[F32]))),
     };
-    if n > 0 {
-        visit(&launch);
-    }
-    Ok(())
+    Ok((n > 0).then_some(launch))
 }
 
-/// c (rows, cols) += bias (cols), for a product whose library adds no bias.
+/// The launch of c (rows, cols) += bias (cols), for a product whose library adds no bias; none without elements.
 ///
 /// # Errors
 /// The tensors do not hold values.
 pub fn add_bias(
-    (c, bias): (Tensor, Tensor),
+    c: Tensor,
+    bias: Tensor,
     at: &dyn Fn(Tensor) -> u64,
-    visit: &mut dyn FnMut(&Launch),
-) -> Result<(), String> {
+) -> Result<Option<Launch>, String> {
     let (rows, cols) = c.shape();
     let args = Args::default().with(&[at(c), at(bias), values(&[c, bias])?]);
     let launch =
-        Launch::by_rows("add_bias", (rows, cols), 256, args.with(&[rows as u64, cols as u64]));
-    if rows * cols > 0 {
-        visit(&launch);
-    }
-    Ok(())
+        Launch::by_rows("add_bias", rows, cols, 256, args.with(&[rows as u64, cols as u64]));
+    Ok((rows * cols > 0).then_some(launch))
 }

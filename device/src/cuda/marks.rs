@@ -46,7 +46,7 @@ pub(super) struct Marks {
 
 /// A wait that a lane still needs.
 #[derive(Debug)]
-pub(super) enum Until {
+pub(super) enum PendingWait {
     Event(Arc<Event>),
     /// The number of the Host lane's op.
     Host(u64),
@@ -103,9 +103,10 @@ impl Marks {
     pub(super) fn wait(
         &mut self,
         lane: Lane,
-        (first, clock): (usize, &Clock),
+        first: usize,
+        clock: &Clock,
         host: u64,
-        visit: &mut dyn FnMut(Until) -> Result<(), Failure>,
+        visit: &mut dyn FnMut(PendingWait) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
         const HOST: usize = Lane::Host as usize;
         self.finished[HOST] = self.finished[HOST].max(host);
@@ -119,11 +120,11 @@ impl Marks {
             let mut known = [0; LANES];
             known[other] = tick;
             if other == HOST {
-                visit(Until::Host(tick))?;
+                visit(PendingWait::Host(tick))?;
             } else if let Some(mark) = self.find(other, tick) {
                 known = mark.clock;
                 let event = Arc::clone(&mark.event);
-                visit(Until::Event(event))?;
+                visit(PendingWait::Event(event))?;
             }
             join(&mut self.told[lane as usize], &known);
         }

@@ -1,6 +1,6 @@
 //! The memory of a rank on a GPU, and the parts of it that the other ranks of the process access.
 
-use super::driver::{Context, DeviceMemory, Event, Failure, Mapped, Registration};
+use super::driver::{Context, DeviceMemory, Event, Failure, HostMapping, Registration};
 use super::nccl;
 use crate::ranks::memory::Memory;
 use crate::{Arena, Group, LANES, Plan, Tensor};
@@ -100,13 +100,14 @@ impl Peer {
     pub(super) fn new(
         context: &Arc<Context>,
         device: DeviceMemory,
-        (host, plan): (Arc<Memory>, &Plan),
+        host: Arc<Memory>,
+        plan: &Plan,
     ) -> Result<Self, Failure> {
         let (start, copied) = (host.pinned_range().0 as u64, copied(plan));
         let mut pinned = Registration::new(context);
         for run in &copied {
             pieces(run.clone(), &mut |piece| {
-                pinned.add(start + piece.start, piece.end - piece.start, Mapped::No)
+                pinned.add(start + piece.start, piece.end - piece.start, HostMapping::No)
             })?;
         }
         let events = (0..EVENTS).map(|_| Event::new()).collect::<Result<_, _>>()?;
@@ -150,12 +151,21 @@ impl Drop for Peer {
     }
 }
 
+/// NCCL's id of a group.
+#[derive(Debug)]
+struct GroupId {
+    group: Group,
+    /// The index of its first rank.
+    first: usize,
+    id: nccl::Id,
+}
+
 /// The table in which the ranks of a run on GPUs find each other.
 #[derive(Debug)]
 pub struct Peers {
     by_rank: Vec<OnceLock<Arc<Peer>>>,
-    /// NCCL's ids of the groups with more than one rank, by their first rank.
-    ids: Mutex<Vec<((Group, usize), nccl::Id)>>,
+    /// NCCL's ids of the groups with more than one rank.
+    ids: Mutex<Vec<GroupId>>,
 }
 
 impl Peers {
@@ -178,12 +188,12 @@ impl Peers {
         self.by_rank.get(rank)?.get()
     }
 
-    pub(super) fn post_id(&self, group: (Group, usize), id: nccl::Id) {
-        self.ids.lock().unwrap_or_else(|e| e.into_inner()).push((group, id));
+    pub(super) fn post_id(&self, group: Group, first: usize, id: nccl::Id) {
+        self.ids.lock().unwrap_or_else(|e| e.into_inner()).push(GroupId { group, first, id });
     }
 
-    pub(super) fn id(&self, group: (Group, usize)) -> Option<nccl::Id> {
+    pub(super) fn id(&self, group: Group, first: usize) -> Option<nccl::Id> {
         let ids = self.ids.lock().unwrap_or_else(|e| e.into_inner());
-        ids.iter().find(|(have, _)| *have == group).map(|(_, id)| *id)
+        ids.iter().find(|have| have.group == group && have.first == first).map(|have| have.id)
     }
 }

@@ -5,12 +5,12 @@
 //! and for the Host lane by a pinned word; the Host lane waits for streams by events. [`open`]
 //! makes all of these and all memory: a step allocates nothing.
 
-mod beside;
 mod blas;
 mod blaslt;
 mod collectives;
 mod compile;
 mod driver;
+mod gpu_overhead;
 mod history;
 mod host;
 mod launch;
@@ -19,14 +19,14 @@ mod memory;
 mod nccl;
 mod nvrtc;
 mod open;
-mod own;
 mod pace;
 mod probe;
 mod progress;
+mod rank_access;
 mod timeline;
 mod watchdog;
 
-pub use beside::{Beside, Found, STREAMS_PER_RANK, connected, look};
+pub use gpu_overhead::{GpuMemory, GpuOverhead, STREAMS_PER_RANK, connected, look};
 pub use launch::{Program, WIDEST_HEAD};
 pub use memory::Peers;
 pub use memory::{page_tables, pinned_bytes};
@@ -38,29 +38,30 @@ pub use probe::{GpuInfo, LibraryInfo, Probe, free_memory, probe};
 pub mod testing {
     pub use super::compile::cubins;
     pub use super::launch::{
-        Args, Launch, MAX_PEERS, OPTIONS, PROGRAMS, add_bias, combine_peers, launches,
-        scratch_bytes,
+        Args, DeviceElements, Launch, Launches, MAX_PEERS, OPTIONS, PROGRAMS, add_bias,
+        combine_peers, launches, scratch_bytes,
     };
     pub use super::nccl::NAMES as NCCL_NAMES;
 }
 
 use crate::op::Product;
 use crate::ranks::queue::Queue;
-use crate::ranks::shared::Shared;
+use crate::ranks::rank_state::RankState;
 use crate::submit::lane::{Clock, join};
 use crate::view::{View, ViewMut};
 use crate::{
-    Activity, Admitted, Arena, Crew, Error, Event, Executor, LANES, Lane, Op, Plan, Rank, Reduce,
-    Tensor,
+    Activity, AdmittedOp, Arena, Error, Event, Executor, LANES, Lane, Op, Plan, Rank, Reduction,
+    Tensor, ThreadTeam,
 };
 use blas::{Blas, WORKSPACE};
 use collectives::Transport;
-use compile::{Kernels, NotLaunched};
+use compile::{Kernels, LaunchError};
 use driver::{Context, Failure, Stream, Words};
-use history::{History, Place};
-use host::Job;
+use history::{ErrorPlace, History};
+use host::HostJob;
+use launch::DeviceElements;
 use launch::Launch;
-use marks::{Marks, STREAMS, Until};
+use marks::{Marks, PendingWait, STREAMS};
 use memory::{Arrangement, Peer};
 use pace::Pace;
 use progress::Progress;
@@ -93,7 +94,7 @@ const HOST_WORD: usize = STREAMS;
 /// The executor of a rank on a GPU.
 struct Gpu {
     /// The Host lane's part, pinned memory, and the world.
-    host: Arc<Shared>,
+    host: Arc<RankState>,
     context: Arc<Context>,
     peer: Arc<Peer>,
     peers: Arc<Peers>,
@@ -118,7 +119,7 @@ struct Gpu {
     host_after: Cell<Clock>,
     /// The number of the Host lane's last op that other ranks take part in.
     host_met: Cell<u64>,
-    queue: Arc<Queue<Job>>,
+    queue: Arc<Queue<HostJob>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -144,13 +145,13 @@ impl Gpu {
     }
 
     /// The error of a driver call that failed for `op`.
-    fn failed(&self, op: &Admitted, failure: &Failure) -> Error {
+    fn failed(&self, op: &AdmittedOp, failure: &Failure) -> Error {
         self.failed_at(op.lane, op.tick, failure)
     }
 
     fn failed_at(&self, lane: Lane, tick: u64, failure: &Failure) -> Error {
         let (rank, gpu) = (self.rank().index(), self.context.ordinal);
-        let Place { op, site, problem } = self.history.place(lane, tick, failure);
+        let ErrorPlace { op, site, problem } = self.history.place(lane, tick, failure);
         match site {
             Some(site) => Error::Gpu { rank, gpu, op, site, problem },
             None => Error::GpuSetup { rank, gpu, problem },
@@ -158,14 +159,14 @@ impl Gpu {
     }
 
     /// The error for an `op` that failed for another reason than a driver call.
-    fn refused(&self, op: &Admitted, problem: &str) -> Error {
+    fn refused(&self, op: &AdmittedOp, problem: &str) -> Error {
         let (rank, gpu) = (self.rank().index(), self.context.ordinal);
         Error::Gpu { rank, gpu, op: op.op.name(), site: op.site, problem: problem.into() }
     }
 
     /// The error of a library that cannot enqueue `op` on a stream. For a lost GPU the library only
     /// says that CUDA failed, so the GPU's own error is added.
-    fn library_failed(&self, op: &Admitted, stream: &Stream, problem: &str) -> Error {
+    fn library_failed(&self, op: &AdmittedOp, stream: &Stream, problem: &str) -> Error {
         match stream.loss() {
             Some(loss) => self.refused(op, &format!("{problem}: {loss}")),
             None => self.refused(op, problem),
@@ -173,7 +174,7 @@ impl Gpu {
     }
 
     /// Enqueues an op on its stream.
-    fn enqueue(&self, op: &Admitted) -> Result<(), Error> {
+    fn enqueue(&self, op: &AdmittedOp) -> Result<(), Error> {
         let stream = self.stream(op.lane);
         match op.op {
             Op::Copy { src, dst } => self.copy(op, stream, src, dst),
@@ -186,7 +187,13 @@ impl Gpu {
         }
     }
 
-    fn copy(&self, op: &Admitted, stream: &Stream, src: Tensor, dst: Tensor) -> Result<(), Error> {
+    fn copy(
+        &self,
+        op: &AdmittedOp,
+        stream: &Stream,
+        src: Tensor,
+        dst: Tensor,
+    ) -> Result<(), Error> {
         let (from, to, bytes) = (self.peer.at(src), self.peer.at(dst), src.bytes());
         let host = [src, dst].into_iter().find(|t| t.arena() == Arena::Pinned);
         if let Some(t) = host.filter(|t| bytes > 0 && !self.peer.is_pinned(*t)) {
@@ -207,48 +214,41 @@ impl Gpu {
         done.map_err(|e| self.failed(op, &e))
     }
 
-    fn gemm(&self, op: &Admitted, stream: &Stream) -> Result<(), Error> {
+    fn gemm(&self, op: &AdmittedOp, stream: &Stream) -> Result<(), Error> {
         let Some(gemm) = &Product::of(&op.op) else { return Err(self.refused(op, "no product")) };
         let at = |t: Tensor| self.peer.at(t);
         let done = self.blas.borrow_mut().gemm(stream, gemm, &at);
         let fused = done.map_err(|problem| self.library_failed(op, stream, &problem))?;
         if let Some(bias) = gemm.bias.filter(|_| !gemm.takes_bias()) {
-            let mut result = Ok(());
-            launch::add_bias((gemm.c, bias), &at, &mut |launch| {
-                result = self.launch(op, stream, launch);
-            })
-            .map_err(|problem| self.refused(op, &problem))?;
-            result?;
+            let launch = launch::add_bias(gemm.c, bias, &at);
+            if let Some(launch) = launch.map_err(|problem| self.refused(op, &problem))? {
+                self.launch(op, stream, &launch)?;
+            }
         }
         let apart = gemm.epilogue.apart(gemm.a, gemm.c).filter(|_| !fused);
         apart.map_or(Ok(()), |apart| self.kernels(op, stream, &apart))
     }
 
     /// Launches the kernels of `work`, which is `op` or a part of it.
-    fn kernels(&self, op: &Admitted, stream: &Stream, work: &Op) -> Result<(), Error> {
+    fn kernels(&self, op: &AdmittedOp, stream: &Stream, work: &Op) -> Result<(), Error> {
         let at = |t: Tensor| self.peer.at(t);
-        let mut result = Ok(());
         let (scratch, room) = self.scratch;
         let needed = launch::scratch_bytes(work);
         if needed > room {
             let problem = format!("{needed} bytes of scratch are needed, {room} are there");
             return Err(self.refused(op, &problem));
         }
-        launch::launches(work, &at, scratch, self.sm, &mut |launch| {
-            if result.is_ok() {
-                result = self.launch(op, stream, launch);
-            }
-        })
-        .map_err(|problem| self.refused(op, &problem))?;
-        result
+        let launches = launch::launches(work, &at, scratch, self.sm);
+        let launches = launches.map_err(|problem| self.refused(op, &problem))?;
+        launches.iter().try_for_each(|launch| self.launch(op, stream, launch))
     }
 
-    fn launch(&self, op: &Admitted, stream: &Stream, launch: &Launch) -> Result<(), Error> {
+    fn launch(&self, op: &AdmittedOp, stream: &Stream, launch: &Launch) -> Result<(), Error> {
         self.kernels.borrow_mut().launch(stream, launch).map_err(|error| match error {
-            NotLaunched::Missing => {
+            LaunchError::Missing => {
                 self.refused(op, &format!("there is no kernel `{}`", launch.kernel))
             }
-            NotLaunched::Failed(failure) => self.failed(op, &failure),
+            LaunchError::Failed(failure) => self.failed(op, &failure),
         })
     }
 
@@ -269,13 +269,13 @@ impl Gpu {
         // Collectives inside a layer end soon.
         let shows = lane == Lane::Compute && source.0 != Lane::TpComm as usize;
         let mut waits = false;
-        self.marks.borrow_mut().wait(lane, source, host_done, &mut |until| {
+        self.marks.borrow_mut().wait(lane, source.0, source.1, host_done, &mut |until| {
             if shows && !std::mem::replace(&mut waits, true) {
                 self.progress.borrow_mut().tell(lane, stream, true)?;
             }
             match until {
-                Until::Event(event) => stream.wait(&event),
-                Until::Host(tick) => {
+                PendingWait::Event(event) => stream.wait(&event),
+                PendingWait::Host(tick) => {
                     self.await_peers(tick);
                     stream.wait_word(&self.words.words[HOST_WORD], tick as u32)
                 }
@@ -323,7 +323,7 @@ impl Gpu {
 
     /// Runs each op once on its stream, since the first launch loads the code of a kernel or
     /// product. Nothing else runs yet, and the results are discarded.
-    fn warm_up(&self, ops: &[Admitted]) -> Result<(), Error> {
+    fn warm_up(&self, ops: &[AdmittedOp]) -> Result<(), Error> {
         for op in ops {
             match op.op {
                 _ if op.op.group().is_some() => self.warm_up_sum(op, self.stream(op.lane))?,
@@ -338,13 +338,13 @@ impl Gpu {
     }
 
     /// Runs the kernel of an in-process collective on this rank's memory alone.
-    fn warm_up_sum(&self, op: &Admitted, stream: &Stream) -> Result<(), Error> {
+    fn warm_up_sum(&self, op: &AdmittedOp, stream: &Stream) -> Result<(), Error> {
         let (Transport::InProcess, Some(group)) = (&self.transport, op.op.group()) else {
             return Ok(());
         };
         let (x, reduce) = match op.op {
             Op::AllReduce { x, reduce, .. } => (x, reduce),
-            Op::ReduceScatter { x, .. } => (x, Reduce::Sum),
+            Op::ReduceScatter { x, .. } => (x, Reduction::Sum),
             _ => return Ok(()),
         };
         let size = self.rank().within(group).1;
@@ -352,19 +352,15 @@ impl Gpu {
             return Ok(());
         }
         let own = [self.peer.at(x); launch::MAX_PEERS];
-        let (len, mut result) = (x.len().min(WARM_SUM), Ok(()));
-        launch::combine_peers((own[0], x.dtype(), len), &own[..size], reduce, &mut |launch| {
-            if result.is_ok() {
-                result = self.launch(op, stream, launch);
-            }
-        })
-        .map_err(|problem| self.refused(op, &problem))?;
-        result
+        let into = DeviceElements { at: own[0], len: x.len().min(WARM_SUM), dtype: x.dtype() };
+        let launch = launch::combine_peers(into, &own[..size], reduce);
+        let launch = launch.map_err(|problem| self.refused(op, &problem))?;
+        launch.map_or(Ok(()), |launch| self.launch(op, stream, &launch))
     }
 }
 
 impl Executor for Gpu {
-    fn submit(&self, op: Admitted) {
+    fn submit(&self, op: AdmittedOp) {
         self.history.remember(&op);
         if op.lane == Lane::Host {
             if op.op.group().is_some_and(|group| self.rank().within(group).1 > 1) {
@@ -372,7 +368,7 @@ impl Executor for Gpu {
             }
             let clock = self.host_after.take();
             let after = self.marks.borrow_mut().for_host(&clock, op.tick);
-            self.queue.push(Job { op, after });
+            self.queue.push(HostJob { op, after });
             return;
         }
         // After a failure of any rank nothing more is started; work in progress ends.
@@ -383,7 +379,7 @@ impl Executor for Gpu {
         let done = paced.and_then(|()| match &self.timeline {
             Some(timeline) => {
                 let stream = self.stream(op.lane);
-                timeline.around(&self.host, (&op, stream), || self.enqueue(&op))
+                timeline.around(&self.host, &op, stream, || self.enqueue(&op))
             }
             None => self.enqueue(&op),
         });
@@ -438,8 +434,8 @@ impl Executor for Gpu {
         (t.arena() == Arena::Pinned).then(|| self.host.memory.view_mut(t))
     }
 
-    fn crew(&self) -> Option<&Crew> {
-        self.host.crew()
+    fn team(&self) -> Option<&ThreadTeam> {
+        self.host.team()
     }
 
     fn read(&self, t: Tensor, out: &mut [f64]) -> Result<(), Error> {

@@ -4,7 +4,8 @@
 #![expect(unsafe_code, reason = "NCCL's C interface")]
 
 use super::driver::Stream;
-use crate::{Dtype, Reduce};
+use super::launch::DeviceElements;
+use crate::{Dtype, Reduction};
 use cudarc::nccl::sys::{ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclUniqueId};
 use libloading::Library;
 use std::ffi::{c_char, c_int, c_void};
@@ -170,7 +171,7 @@ fn data_type(dtype: Dtype) -> ncclDataType_t {
 
 /// A collective in which each rank owns one part of the buffer.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum ByParts {
+pub(super) enum ShardedCollective {
     /// Sums the whole buffers into each rank's part.
     ReduceScatter,
     /// Copies each rank's part to the whole buffers.
@@ -179,7 +180,7 @@ pub(super) enum ByParts {
 
 /// One rank's end of a group. The rank's thread enqueues, and a watchdog may abort.
 #[derive(Debug)]
-pub(super) struct Communicator {
+pub(super) struct NcclCommunicator {
     /// Null after an abort.
     raw: AtomicPtr<c_void>,
     /// Locked while the rank's thread is inside a call.
@@ -188,7 +189,7 @@ pub(super) struct Communicator {
     pub(super) size: usize,
 }
 
-impl Communicator {
+impl NcclCommunicator {
     /// Makes a communicator. Blocks until all ranks of the group have come.
     pub(super) fn new(id: Id, me: usize, size: usize) -> Result<Self, String> {
         let mut raw: ncclComm_t = std::ptr::null_mut();
@@ -232,14 +233,15 @@ impl Communicator {
 
     pub(super) fn all_reduce(
         &self,
-        (at, count, dtype): (u64, usize, Dtype),
-        reduce: Reduce,
+        buffer: DeviceElements,
+        reduce: Reduction,
         stream: &Stream,
     ) -> Result<(), String> {
         let _inside = self.enter();
+        let DeviceElements { at, len: count, dtype } = buffer;
         let op = match reduce {
-            Reduce::Sum => ncclRedOp_t::ncclSum,
-            Reduce::Max => ncclRedOp_t::ncclMax,
+            Reduction::Sum => ncclRedOp_t::ncclSum,
+            Reduction::Max => ncclRedOp_t::ncclMax,
         };
         let (from, to, dtype) = (at as Buffer, at as BufferMut, data_type(dtype));
         call!(all_reduce(from, to, count, dtype, op, self.raw()?, stream.raw().cast()))
@@ -248,20 +250,21 @@ impl Communicator {
     /// Works in place on `count` elements of the whole buffer. The number of ranks divides `count`.
     pub(super) fn by_parts(
         &self,
-        (at, count, dtype): (u64, usize, Dtype),
-        what: ByParts,
+        buffer: DeviceElements,
+        what: ShardedCollective,
         stream: &Stream,
     ) -> Result<(), String> {
         let _inside = self.enter();
+        let DeviceElements { at, len: count, dtype } = buffer;
         let part = count / self.size;
         let own = at + (self.me * part) as u64 * dtype.bytes();
         let (dtype, comm, stream) = (data_type(dtype), self.raw()?, stream.raw().cast());
         match what {
-            ByParts::ReduceScatter => {
+            ShardedCollective::ReduceScatter => {
                 let (from, to, op) = (at as Buffer, own as BufferMut, ncclRedOp_t::ncclSum);
                 call!(reduce_scatter(from, to, part, dtype, op, comm, stream))
             }
-            ByParts::AllGather => {
+            ShardedCollective::AllGather => {
                 let (from, to) = (own as Buffer, at as BufferMut);
                 call!(all_gather(from, to, part, dtype, comm, stream))
             }
@@ -270,18 +273,19 @@ impl Communicator {
 
     pub(super) fn broadcast(
         &self,
-        (at, count, dtype): (u64, usize, Dtype),
+        buffer: DeviceElements,
         root: usize,
         stream: &Stream,
     ) -> Result<(), String> {
         let _inside = self.enter();
+        let DeviceElements { at, len: count, dtype } = buffer;
         let (from, to, dtype) = (at as Buffer, at as BufferMut, data_type(dtype));
         let root = root as c_int;
         call!(broadcast(from, to, count, dtype, root, self.raw()?, stream.raw().cast()))
     }
 }
 
-impl Drop for Communicator {
+impl Drop for NcclCommunicator {
     fn drop(&mut self) {
         let raw = self.raw.swap(std::ptr::null_mut(), Ordering::AcqRel);
         if !raw.is_null() {

@@ -1,10 +1,10 @@
 //! Opens a GPU for a rank: it allocates, creates and compiles everything before step 1.
 
-use super::beside::note_connected;
 use super::blas::{Blas, WORKSPACE};
-use super::collectives::{Communicators, Transport, connect, warm_up};
+use super::collectives::{NcclCommunicators, Transport, connect, warm_up};
 use super::compile::Kernels;
 use super::driver::{self, Context, DeviceMemory, Failure, Stream, Words};
+use super::gpu_overhead::note_connected;
 use super::history::History;
 use super::host::HostLane;
 use super::launch::Program;
@@ -15,11 +15,11 @@ use super::progress::Progress;
 use super::timeline::Timeline;
 use super::watchdog::Watchdog;
 use super::{Gpu, HOST_WORD, nccl};
+use crate::ranks::communicator::Communicator;
 use crate::ranks::memory::{HostPlace, Memory, out_of_memory};
 use crate::ranks::queue::Queue;
-use crate::ranks::shared::{HostWork, Shared};
-use crate::ranks::world::World;
-use crate::submit::warm::Distinct;
+use crate::ranks::rank_state::{HostWork, RankState};
+use crate::submit::warm::DistinctOps;
 use crate::{Arena, Device, Error, Group, Lane, Plan, Rank};
 use std::cell::{Cell, RefCell};
 use std::fmt::Display;
@@ -55,7 +55,7 @@ pub struct CudaOptions {
     pub programs: &'static [Program],
     /// The distinct ops of the rank's program. Each runs once while the device is opened, so that
     /// nothing is loaded or connected later.
-    pub warm_up: Arc<Distinct>,
+    pub warm_up: Arc<DistinctOps>,
 }
 
 /// Opens a GPU for `rank`; several ranks may share it. Returns when all ranks have opened theirs.
@@ -69,7 +69,7 @@ pub struct CudaOptions {
 pub fn open(
     rank: Rank,
     plan: &Arc<Plan>,
-    world: &Arc<World>,
+    world: &Arc<Communicator>,
     options: &CudaOptions,
 ) -> Result<Device, Error> {
     let sizes = [options.peers.size(), rank.world_size(), world.num_ranks()];
@@ -80,19 +80,19 @@ pub fn open(
         sizes[1],
         sizes[2]
     );
-    let gpu = Opening { rank, plan, world, options }.gpu();
+    let gpu = GpuOpener { rank, plan, world, options }.gpu();
     let gpu = gpu.inspect_err(|error| world.fail(rank, 0, error))?;
     Ok(Device::new(rank, Arc::clone(plan), Box::new(gpu)))
 }
 
-struct Opening<'a> {
+struct GpuOpener<'a> {
     rank: Rank,
     plan: &'a Arc<Plan>,
-    world: &'a Arc<World>,
+    world: &'a Arc<Communicator>,
     options: &'a CudaOptions,
 }
 
-impl Opening<'_> {
+impl GpuOpener<'_> {
     fn gpu(&self) -> Result<Gpu, Error> {
         let (context, count) = self.context()?;
         let gpu = context.ordinal;
@@ -125,7 +125,7 @@ impl Opening<'_> {
             |(arena, wanted)| Error::HostMemory { rank: self.rank.index(), arena, wanted };
         let host_memory =
             Memory::pinned(self.plan, &self.options.host).map(Arc::new).map_err(refused)?;
-        let peer = Peer::new(&context, device, (Arc::clone(&host_memory), self.plan));
+        let peer = Peer::new(&context, device, Arc::clone(&host_memory), self.plan);
         let peer = Arc::new(peer.map_err(pinning)?);
         let scratch = (peer.device.start + arrangement.scratch, self.options.scratch);
         let workspace = (peer.device.start + arrangement.workspace, WORKSPACE);
@@ -136,7 +136,7 @@ impl Opening<'_> {
         self.options.peers.join(self.rank.index(), &peer);
         // The Host lane is that of the cpu backend, on memory that the driver has pinned.
         let (work, threads) = (self.options.work.clone(), true);
-        let host = Shared::new(self.rank, host_memory, self.plan, self.world, work, threads);
+        let host = RankState::new(self.rank, host_memory, self.plan, self.world, work, threads);
         let host = Arc::new(host);
         let transport = self.transport(&host, &context, communicators)?;
         let timeline = Timeline::of(&host, own);
@@ -259,7 +259,7 @@ impl Opening<'_> {
         context: &Arc<Context>,
         stream: &Stream,
         gpus: usize,
-    ) -> Result<Option<Communicators>, Error> {
+    ) -> Result<Option<NcclCommunicators>, Error> {
         let ranks = self.world.ranks_on_this_machine();
         let why_not = if self.rank.world_size() == 1 {
             "there is one rank".to_owned()
@@ -275,7 +275,7 @@ impl Opening<'_> {
             }
             return self.connected(context, stream).map(Some);
         };
-        if self.world.is_spread() {
+        if self.world.has_remote_ranks() {
             let problem = format!(
                 "only NCCL moves data between GPUs of several processes, and it is not used: {why_not}"
             );
@@ -288,13 +288,17 @@ impl Opening<'_> {
     }
 
     /// Connects, and measures the memory that this takes.
-    fn connected(&self, context: &Arc<Context>, stream: &Stream) -> Result<Communicators, Error> {
+    fn connected(
+        &self,
+        context: &Arc<Context>,
+        stream: &Stream,
+    ) -> Result<NcclCommunicators, Error> {
         let gpu = context.ordinal;
         let free = || context.memory().map_err(|e| self.problem(gpu, "free memory", e));
         let (before, _) = free()?;
-        let communicators = connect(self.rank, (self.world, &self.options.peers), gpu)?;
+        let communicators = connect(self.rank, self.world, &self.options.peers, gpu)?;
         let calls = &self.options.warm_up.calls;
-        warm_up((self.rank, self.world), context, (&communicators, stream), calls)?;
+        warm_up(self.rank, self.world, context, &communicators, stream, calls)?;
         let taken = before.saturating_sub(free()?.0);
         if self.rank.index() == 0 {
             note_connected(gpu, (self.rank.tp_size, self.rank.dp_size), taken);
@@ -305,14 +309,14 @@ impl Opening<'_> {
     /// Makes the transport. Returns when all ranks have their memory.
     fn transport(
         &self,
-        host: &Arc<Shared>,
+        host: &Arc<RankState>,
         context: &Arc<Context>,
-        communicators: Option<Communicators>,
+        communicators: Option<NcclCommunicators>,
     ) -> Result<Transport, Error> {
         self.world.gather(self.rank, "open: memory")?;
         if let Some(communicators) = communicators {
             let gpu = context.ordinal;
-            let watchdog = Watchdog::start(host, (gpu, &self.options.peers), &communicators);
+            let watchdog = Watchdog::start(host, gpu, &self.options.peers, &communicators);
             let watchdog = watchdog.map_err(|e| self.problem(gpu, "collectives", e))?;
             return Ok(Transport::Nccl(communicators, watchdog));
         }
@@ -346,7 +350,7 @@ impl Opening<'_> {
 fn streams(
     context: &Arc<Context>,
     own: Rc<Stream>,
-    communicators: &Option<Communicators>,
+    communicators: &Option<NcclCommunicators>,
     rank: Rank,
 ) -> Result<Vec<Rc<Stream>>, Failure> {
     let mut streams: Vec<Rc<Stream>> = Vec::with_capacity(STREAMS + 1);
@@ -387,7 +391,7 @@ mod tests {
             warm_up: Arc::default(),
         };
         let rank = Rank { tp: 0, tp_size: 2, dp: 0, dp_size: 1 };
-        let world = World::new(2, 1, Duration::from_millis(1));
+        let world = Communicator::new(2, 1, Duration::from_millis(1));
         let _ = open(rank, &Arc::new(Plan::default()), &world, &options);
     }
 }

@@ -15,43 +15,43 @@ const WAITS: u32 = 1;
 #[derive(Debug)]
 pub(super) struct Progress {
     /// By lane.
-    streams: Vec<Passed>,
+    streams: Vec<StreamProgress>,
     /// By lane: the tick in the word after all enqueued entries have run.
     told: [u64; STREAMS],
 }
 
 /// The progress of one stream.
 #[derive(Clone, Debug)]
-pub(super) struct Passed {
+pub(super) struct StreamProgress {
     word: Word,
     submitted: Arc<AtomicU64>,
 }
 
 /// The known state of a stream at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Sight {
+pub(super) struct StreamSnapshot {
     /// Its last op that is known to be over, as the low 31 bits of its number.
     pub(super) tick: u64,
     /// Whether it has work and is in no long wait.
     pub(super) busy: bool,
 }
 
-impl Passed {
-    pub(super) fn look(&self) -> Sight {
+impl StreamProgress {
+    pub(super) fn look(&self) -> StreamSnapshot {
         let word = self.word.get();
         let tick = word >> 1;
         let submitted = (self.submitted.load(Ordering::Relaxed) as u32) << 1 >> 1;
-        Sight { tick: u64::from(tick), busy: word & WAITS == 0 && tick != submitted }
+        StreamSnapshot { tick: u64::from(tick), busy: word & WAITS == 0 && tick != submitted }
     }
 }
 
 impl Progress {
     pub(super) fn new(words: &[Word]) -> Self {
-        let passed = |word: &Word| Passed { word: word.clone(), submitted: Arc::default() };
+        let passed = |word: &Word| StreamProgress { word: word.clone(), submitted: Arc::default() };
         Self { streams: words.iter().map(passed).collect(), told: [0; STREAMS] }
     }
 
-    pub(super) fn of(&self, lane: Lane) -> Passed {
+    pub(super) fn of(&self, lane: Lane) -> StreamProgress {
         self.streams[lane as usize].clone()
     }
 
@@ -62,7 +62,7 @@ impl Progress {
 
     /// Makes the stream of `lane` write its progress when it comes here.
     pub(super) fn tell(&mut self, lane: Lane, stream: &Stream, waits: bool) -> Result<(), Failure> {
-        let Passed { word, submitted } = &self.streams[lane as usize];
+        let StreamProgress { word, submitted } = &self.streams[lane as usize];
         let tick = submitted.load(Ordering::Relaxed);
         self.told[lane as usize] = tick;
         stream.write_word(word, (tick as u32) << 1 | if waits { WAITS } else { 0 })

@@ -2,9 +2,9 @@
 //! The events are made on demand, so only steps without a trace allocate nothing.
 
 use super::driver::{Failure, Stream, TimedEvent};
-use crate::ranks::shared::Shared;
+use crate::ranks::rank_state::RankState;
 use crate::ranks::trace::{Span, Trace};
-use crate::{Admitted, Lane};
+use crate::{AdmittedOp, Lane};
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ struct Anchor {
 }
 
 #[derive(Debug)]
-struct Ran {
+struct TimedOp {
     lane: Lane,
     name: &'static str,
     wrote: String,
@@ -31,7 +31,7 @@ struct Ran {
     end: TimedEvent,
 }
 
-impl Ran {
+impl TimedOp {
     fn times(&self) -> Result<[Duration; 2], Failure> {
         let at = |event: &TimedEvent| {
             let seconds = self.anchor.at + event.since(&self.anchor.event)?;
@@ -47,12 +47,12 @@ pub(super) struct Timeline {
     /// A stream that is idle during steps.
     stream: Rc<Stream>,
     newest: RefCell<Option<Rc<Anchor>>>,
-    ran: RefCell<Vec<Ran>>,
+    ran: RefCell<Vec<TimedOp>>,
 }
 
 impl Timeline {
     /// Makes a timeline; `None` without a trace. `own` is a stream that no lane uses.
-    pub(super) fn of(shared: &Shared, own: &Rc<Stream>) -> Option<Self> {
+    pub(super) fn of(shared: &RankState, own: &Rc<Stream>) -> Option<Self> {
         let (trace, stream) = (shared.work.trace.clone()?, Rc::clone(own));
         Some(Self { trace, stream, newest: RefCell::default(), ran: RefCell::default() })
     }
@@ -76,8 +76,9 @@ impl Timeline {
     /// Enqueues an op with `enqueue`, between two events if the step is traced.
     pub(super) fn around<E>(
         &self,
-        shared: &Shared,
-        (op, stream): (&Admitted, &Stream),
+        shared: &RankState,
+        op: &AdmittedOp,
+        stream: &Stream,
         enqueue: impl FnOnce() -> Result<(), E>,
     ) -> Result<(), E> {
         let step = shared.step.load(Ordering::Relaxed);
@@ -91,17 +92,17 @@ impl Timeline {
         if let (Ok((anchor, start)), Ok(end)) = (started, TimedEvent::record(stream)) {
             let (lane, name) = (op.lane, op.op.name());
             let wrote = Trace::first_written(op, &shared.plan);
-            self.ran.borrow_mut().push(Ran { lane, name, wrote, anchor, start, end });
+            self.ran.borrow_mut().push(TimedOp { lane, name, wrote, anchor, start, end });
         }
         Ok(())
     }
 
     /// Writes the spans to the trace, after all streams have ended.
-    pub(super) fn finish(&self, shared: &Shared) {
+    pub(super) fn finish(&self, shared: &RankState) {
         let rank = shared.rank.index();
         for ran in self.ran.take() {
             let Ok([start, end]) = ran.times() else { continue };
-            let Ran { lane, name, wrote, .. } = ran;
+            let TimedOp { lane, name, wrote, .. } = ran;
             self.trace.add(Span { rank, lane, name, wrote, start, end, computed: 0 });
         }
     }

@@ -4,12 +4,12 @@
 
 use super::driver::{Context, Event, Failure, Stream};
 use super::memory::Peers;
-use super::nccl::Communicator;
+use super::nccl::NcclCommunicator;
 use crate::error::Site;
+use crate::ranks::communicator::DOUBT;
 use crate::ranks::patience::Patience;
-use crate::ranks::shared::Shared;
-use crate::ranks::world::DOUBT;
-use crate::{Admitted, Error, Group};
+use crate::ranks::rank_state::RankState;
+use crate::{AdmittedOp, Error, Group};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -62,10 +62,10 @@ struct State {
 }
 
 struct Watch {
-    shared: Arc<Shared>,
+    shared: Arc<RankState>,
     gpu: usize,
     peers: Arc<Peers>,
-    communicators: Vec<Arc<Communicator>>,
+    communicators: Vec<Arc<NcclCommunicator>>,
     state: Mutex<State>,
     turned: Condvar,
 }
@@ -84,9 +84,10 @@ impl std::fmt::Debug for Watchdog {
 impl Watchdog {
     /// Starts the thread on the bound context.
     pub(super) fn start(
-        shared: &Arc<Shared>,
-        (gpu, peers): (usize, &Arc<Peers>),
-        communicators: &[Option<Arc<Communicator>>],
+        shared: &Arc<RankState>,
+        gpu: usize,
+        peers: &Arc<Peers>,
+        communicators: &[Option<Arc<NcclCommunicator>>],
     ) -> Result<Self, String> {
         let pair = |_| Ok(Arc::new(Events { starts: Event::new()?, ends: Event::new()? }));
         let unused: Result<Vec<_>, Failure> = (0..WATCHED).map(pair).collect();
@@ -114,7 +115,7 @@ impl Watchdog {
     pub(super) fn starts(
         &self,
         stream: &Stream,
-        op: &Admitted,
+        op: &AdmittedOp,
         group: Group,
     ) -> Result<(), Failure> {
         let mut state = self.watch.lock();
@@ -301,9 +302,9 @@ impl Watch {
 
 /// Aborts each communicator in its own thread: the library may block until the communicator's
 /// stream is empty, and the other communicator's collective may be earlier in that stream.
-pub(super) fn abort_all<'a>(communicators: impl Iterator<Item = &'a Arc<Communicator>>) {
+pub(super) fn abort_all<'a>(communicators: impl Iterator<Item = &'a Arc<NcclCommunicator>>) {
     let (sender, aborted) = std::sync::mpsc::channel();
-    let start = |comm: &Arc<Communicator>| {
+    let start = |comm: &Arc<NcclCommunicator>| {
         let (comm, sender) = (Arc::clone(comm), sender.clone());
         let aborter = std::thread::Builder::new().name("abort".into());
         let abort = move || {

@@ -1,7 +1,7 @@
 //! Benchmarks of the machine's limits, for comparison: passes over memory, and fused multiply-adds
 //! without memory.
 
-use super::lanes::{self, Available, Kernel, Lanes, prefetch, stream_vector};
+use super::lanes::{self, Kernel, Lanes, SupportedPath, prefetch, stream_vector};
 use super::path::SimdPath;
 use pulp::bytemuck::{cast_slice, cast_slice_mut};
 use pulp::{Arch, Simd, WithSimd};
@@ -28,7 +28,7 @@ struct Sweep<'a>(Pass, &'a [f32], &'a mut [f32]);
 
 impl Kernel for Sweep<'_> {
     #[inline(always)]
-    fn run<L: Lanes>(&mut self, l: L, _: Available) {
+    fn run<L: Lanes>(&mut self, l: L, _: SupportedPath) {
         let Self(pass, from, to) = self;
         let from = L::as_simd_u32s(cast_slice(from)).0;
         let to = L::as_mut_simd_u32s(cast_slice_mut(to)).0;

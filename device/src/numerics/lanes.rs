@@ -2,7 +2,7 @@
 //! elements: with pairs of vectors, widening and narrowing take a shift and a mask instead of
 //! shuffles.
 
-use super::path::{Inlined, SimdPath};
+use super::path::{InlinedClosure, SimdPath};
 use super::{round, simd};
 use pulp::Simd;
 
@@ -32,9 +32,9 @@ pub trait Lanes: Simd {
 
 /// A path that this machine supports. Only [`run`] makes one.
 #[derive(Clone, Copy, Debug)]
-pub struct Available(SimdPath);
+pub struct SupportedPath(SimdPath);
 
-impl Available {
+impl SupportedPath {
     /// Widens fp16 to fp32. Both slices have the same length.
     #[inline(always)]
     pub fn widen_f16(self, halves: &[u16], out: &mut [f32]) {
@@ -52,7 +52,7 @@ impl Available {
 pub trait Kernel {
     /// Runs the loop. Mark it and the functions it calls `#[inline(always)]`, and use no closures:
     /// these would be compiled for the oldest machine.
-    fn run<L: Lanes>(&mut self, lanes: L, path: Available);
+    fn run<L: Lanes>(&mut self, lanes: L, path: SupportedPath);
 }
 
 /// Runs `kernel` compiled for `path`, or for [`SimdPath::Portable`] where this machine lacks its
@@ -68,25 +68,25 @@ fn run_by(path: SimdPath, kernel: &mut impl Kernel) {
     #[cfg(target_arch = "x86_64")]
     match path {
         SimdPath::Avx512 if let Some(simd) = pulp::x86::V4::try_new() => {
-            return run_on(simd, Available(path), kernel);
+            return run_on(simd, SupportedPath(path), kernel);
         }
         SimdPath::Avx2
             if path.is_available()
                 && let Some(simd) = pulp::x86::V3::try_new() =>
         {
-            return run_on(simd, Available(path), kernel);
+            return run_on(simd, SupportedPath(path), kernel);
         }
         _ => {}
     }
     #[cfg(target_arch = "aarch64")]
     if let (SimdPath::Neon, Some(simd)) = (path, pulp::aarch64::Neon::try_new()) {
-        return run_on(simd, Available(path), kernel);
+        return run_on(simd, SupportedPath(path), kernel);
     }
-    run_on(pulp::Scalar::new(), Available(SimdPath::Portable), kernel);
+    run_on(pulp::Scalar::new(), SupportedPath(SimdPath::Portable), kernel);
 }
 
-fn run_on<L: Lanes>(lanes: L, path: Available, kernel: &mut impl Kernel) {
-    lanes.vectorize(Inlined(
+fn run_on<L: Lanes>(lanes: L, path: SupportedPath, kernel: &mut impl Kernel) {
+    lanes.vectorize(InlinedClosure(
         #[inline(always)]
         || kernel.run(lanes, path),
     ));

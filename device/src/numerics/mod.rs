@@ -16,10 +16,10 @@ mod sums;
 pub use bounds::{Pass, multiply_add, sweep};
 pub use fp8::{E4m3, E5m2, scale as fp8_scale};
 pub use normals::normals;
-pub(crate) use path::Inlined;
+pub(crate) use path::InlinedClosure;
 pub use path::SimdPath;
 pub(crate) use simd::ask;
-pub use sums::{Counted, accumulate, accumulate_chunks, chunk_squares, sum_of_squares};
+pub use sums::{CountedRange, accumulate, accumulate_chunks, chunk_squares, sum_of_squares};
 
 #[cfg(test)]
 mod tests;

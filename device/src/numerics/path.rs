@@ -25,9 +25,9 @@ static CHOSEN: AtomicU8 = AtomicU8::new(0);
 
 /// A closure that pulp compiles for its vectors. It is `FnMut`, since rustc wraps an `FnOnce` in a
 /// shim that is not inlined.
-pub(crate) struct Inlined<F>(pub(crate) F);
+pub(crate) struct InlinedClosure<F>(pub(crate) F);
 
-impl<R, F: FnMut() -> R> WithSimd for Inlined<F> {
+impl<R, F: FnMut() -> R> WithSimd for InlinedClosure<F> {
     type Output = R;
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, _: S) -> R {
@@ -107,7 +107,7 @@ impl SimdPath {
     /// Runs `f` compiled for this path. Mark the closure and the functions it calls
     /// `#[inline(always)]`: other functions are compiled for the oldest machine.
     pub(crate) fn run<R>(self, f: impl FnMut() -> R) -> R {
-        let f = Inlined(f);
+        let f = InlinedClosure(f);
         #[cfg(target_arch = "x86_64")]
         match self {
             Self::Avx512 if let Some(simd) = pulp::x86::V4::try_new() => {

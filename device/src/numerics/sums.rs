@@ -8,14 +8,14 @@ use std::ops::Range;
 
 /// The elements that a sum counts: those before `end` and outside `hole`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Counted {
+pub struct CountedRange {
     /// Index after the last counted element.
     pub end: usize,
     /// Start and end of a run of elements that the sum skips.
     pub hole: (usize, usize),
 }
 
-impl Counted {
+impl CountedRange {
     /// Counts the first `end` elements.
     pub const fn first(end: usize) -> Self {
         Self { end, hole: (0, 0) }
@@ -77,13 +77,13 @@ fn squares(path: SimdPath, x: View<'_>, hole: &Range<usize>) -> f64 {
 }
 
 /// Sum of squares of the counted elements of `x`.
-fn counted_squares(x: View<'_>, counted: Counted) -> f64 {
+fn counted_squares(x: View<'_>, counted: CountedRange) -> f64 {
     let (start, end) = counted.hole;
     sum_of_squares_on(SimdPath::current(), x.slice(0..counted.end.min(x.len())), start..end)
 }
 
 /// Sums of squares of runs of `chunk` elements of `x`. Only the elements in `counted` count.
-pub fn chunk_squares(x: View<'_>, partials: &mut [f64], chunk: usize, counted: Counted) {
+pub fn chunk_squares(x: View<'_>, partials: &mut [f64], chunk: usize, counted: CountedRange) {
     for (i, partial) in partials.iter_mut().enumerate() {
         let (start, end) = ((i * chunk).min(x.len()), ((i + 1) * chunk).min(x.len()));
         *partial = counted_squares(x.slice(start..end), counted.from(i * chunk));
@@ -127,7 +127,9 @@ pub fn accumulate_chunks(
     x: View<'_>,
     into: &mut [f32],
     first: bool,
-    (partials, chunk, counted): (&mut [f64], usize, Counted),
+    partials: &mut [f64],
+    chunk: usize,
+    counted: CountedRange,
 ) {
     for (i, (sums, partial)) in into.chunks_mut(chunk.max(1)).zip(partials).enumerate() {
         let start = i * chunk;

@@ -10,7 +10,7 @@ use half::f16;
 fn squares_of_uncounted_elements_do_not_count_and_nan_shows() {
     let mut x = vec![2.0f32; 100];
     let mut partials = [0.0; 4];
-    let counted = Counted { end: 70, hole: (25, 35) };
+    let counted = CountedRange { end: 70, hole: (25, 35) };
     chunk_squares(View::F32(&x), &mut partials, 30, counted);
     assert_eq!(partials, [100.0, 100.0, 40.0, 0.0]);
     x[30] = f32::NAN;

@@ -7,7 +7,7 @@ mod check;
 pub use access::Mode;
 
 use crate::Tensor;
-use crate::numerics::Counted;
+use crate::numerics::CountedRange;
 use crate::submit::task::{DeviceOp, HostOp};
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ pub enum Group {
 
 /// How a collective combines values.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Reduce {
+pub enum Reduction {
     /// In rank order, in fp32 (fp64 for F64), rounded once.
     Sum,
     /// Elementwise maximum.
@@ -342,11 +342,11 @@ pub enum Op {
     Zero { x: Tensor },
     /// partials (chunks) F64 = sum of squares, in fp64, of each run of `chunk` elements of x. Only
     /// the elements in `counted` count. A sum is not finite if any of them is not.
-    ChunkSquares { x: Tensor, partials: Tensor, chunk: usize, counted: Counted },
+    ChunkSquares { x: Tensor, partials: Tensor, chunk: usize, counted: CountedRange },
     /// Copies between the arenas, or inside the device.
     Copy { src: Tensor, dst: Tensor },
     /// Every rank's x becomes the combination of all x.
-    AllReduce { x: Tensor, group: Group, reduce: Reduce },
+    AllReduce { x: Tensor, group: Group, reduce: Reduction },
     /// In place: rank i ends with the sum in `x.shard(i, n)`; the other parts are undefined.
     ReduceScatter { x: Tensor, group: Group },
     /// In place: rank i gives `x.shard(i, n)`; all ranks end with all parts.
@@ -359,6 +359,25 @@ pub enum Op {
     Task { task: Arc<DeviceOp> },
 }
 
+/// The ops that one file of kernels computes, on the cpu and on CUDA alike.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Family {
+    Product,
+    Fp8,
+    Embedding,
+    Norm,
+    Rotary,
+    Attention,
+    Cache,
+    Loss,
+    Elementwise,
+    Squares,
+    /// Copies, collectives and tasks of the host: they have no kernel.
+    Transfer,
+    /// A task of another crate, which brings its kernel.
+    Task,
+}
+
 impl Op {
     /// c = a b.
     pub const fn product(a: Tensor, b: Tensor, c: Tensor) -> Self {
@@ -368,6 +387,47 @@ impl Op {
     /// c = a b, and its epilogue.
     pub const fn product_with(a: Tensor, b: Tensor, c: Tensor, epilogue: Epilogue) -> Self {
         Self::Gemm { a, b, c, bias: None, add: false, epilogue }
+    }
+
+    /// The family whose kernels compute the op.
+    pub(crate) const fn family(&self) -> Family {
+        match self {
+            Self::Gemm { .. } | Self::ScaledGemm { .. } => Family::Product,
+            Self::Maxima { .. } | Self::Quantize { .. } => Family::Fp8,
+            Self::Embedding { .. }
+            | Self::EmbeddingBackward { .. }
+            | Self::AddPositions { .. }
+            | Self::PositionsBackward { .. } => Family::Embedding,
+            Self::LayerNorm { .. }
+            | Self::LayerNormBackward { .. }
+            | Self::RmsNorm { .. }
+            | Self::RmsNormBackward { .. } => Family::Norm,
+            Self::Rotary { .. } | Self::RotaryBackward { .. } => Family::Rotary,
+            Self::Attention { .. } | Self::AttentionBackward { .. } => Family::Attention,
+            Self::CachedAttention { .. } | Self::LastColumns { .. } => Family::Cache,
+            Self::RowMax { .. }
+            | Self::CrossEntropyStats { .. }
+            | Self::CrossEntropyLoss { .. }
+            | Self::CrossEntropyBackward { .. } => Family::Loss,
+            Self::Gelu { .. }
+            | Self::GeluBackward { .. }
+            | Self::SwiGlu { .. }
+            | Self::SwiGluBackward { .. }
+            | Self::ColumnSum { .. }
+            | Self::BiasDropoutAdd { .. }
+            | Self::Dropout { .. }
+            | Self::Add { .. }
+            | Self::Cast { .. }
+            | Self::Zero { .. } => Family::Elementwise,
+            Self::ChunkSquares { .. } => Family::Squares,
+            Self::Copy { .. }
+            | Self::AllReduce { .. }
+            | Self::ReduceScatter { .. }
+            | Self::AllGather { .. }
+            | Self::Broadcast { .. }
+            | Self::Host { .. } => Family::Transfer,
+            Self::Task { .. } => Family::Task,
+        }
     }
 
     /// The op's name in errors and traces.

@@ -92,7 +92,7 @@ pub(crate) struct Memory {
 }
 
 // SAFETY: the bytes are reached only through `view` and `view_mut`, whose callers run an `Admitted` op or
-// stand between the meetings of a collective that one declared. Admitted ops that conflict are ordered by
+// stand between the rendezvous of a collective that one declared. Admitted ops that conflict are ordered by
 // lanes and events (hazard.rs), and the executor keeps that order with acquire/release counters; so no two
 // threads touch the same bytes at once unless both read.
 unsafe impl Send for Memory {}

@@ -1,6 +1,6 @@
 //! Processes that MPI has started: one thread of each makes all calls of MPI.
 //!
-//! No thread waits inside MPI for a process that is stopped: a large letter is sent beside looking
+//! No thread waits inside MPI for a process that is stopped: a large message is sent beside looking
 //! for others, and [`Processes::watch`] has a thread of its own.
 
 use super::processes::{LOOK, Processes, Wire};
@@ -15,8 +15,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel}
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Letters have one tag: MPI keeps the order of messages of one tag.
-const LETTER: i32 = 7;
+/// Messages have one tag: MPI keeps the order of messages of one tag.
+const TAG: i32 = 7;
 
 /// How long a thread that has something to do looks again at once.
 const EAGER: Duration = Duration::from_millis(2);
@@ -26,7 +26,7 @@ const JOINING: u32 = 10;
 
 /// A request to the thread that calls MPI.
 #[derive(Debug)]
-enum Job {
+enum MpiRequest {
     Send(usize, Vec<u8>),
     /// The end: in order, or by ending all processes with this exit code.
     Close(Option<u8>, Sender<()>),
@@ -34,7 +34,7 @@ enum Job {
 
 #[derive(Debug)]
 struct Mpi {
-    jobs: Mutex<Sender<Job>>,
+    jobs: Mutex<Sender<MpiRequest>>,
     /// These overtake others.
     urgent: Mutex<Sender<(usize, Vec<u8>)>>,
     /// How long the others may take to close, too.
@@ -47,14 +47,17 @@ impl Wire for Mpi {
         if urgent {
             let _ = self.urgent.lock().unwrap_or_else(PoisonError::into_inner).send((to, bytes));
         } else {
-            let _ =
-                self.jobs.lock().unwrap_or_else(PoisonError::into_inner).send(Job::Send(to, bytes));
+            let _ = self
+                .jobs
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .send(MpiRequest::Send(to, bytes));
         }
     }
 
     fn close(&self, abort: Option<u8>) {
         let (closed, over) = channel();
-        let job = Job::Close(abort, closed);
+        let job = MpiRequest::Close(abort, closed);
         let _ = self.jobs.lock().unwrap_or_else(PoisonError::into_inner).send(job);
         // A thread that is stuck in MPI does not answer; the process ends without it, and the
         // launcher ends the others.
@@ -72,7 +75,10 @@ pub fn join(silence: Duration) -> Result<Arc<Processes>, String> {
     let (jobs, job) = channel();
     let (urgent, hurried) = channel();
     let (ready, joined) = channel();
-    let run = move || serve(silence, (jobs, urgent), (&job, &hurried), &ready);
+    let run = move || {
+        let wire = Mpi { jobs: Mutex::new(jobs), urgent: Mutex::new(urgent), silence };
+        serve(wire, &job, &hurried, &ready);
+    };
     let thread = std::thread::Builder::new().name("mpi".into()).spawn(run);
     thread.map_err(|error| format!("no thread for MPI: {error}"))?;
     let limit = silence * JOINING;
@@ -86,9 +92,9 @@ pub fn join(silence: Duration) -> Result<Arc<Processes>, String> {
 }
 
 fn serve(
-    silence: Duration,
-    (jobs, urgent): (Sender<Job>, Sender<(usize, Vec<u8>)>),
-    (job, hurried): (&Receiver<Job>, &Receiver<(usize, Vec<u8>)>),
+    wire: Mpi,
+    job: &Receiver<MpiRequest>,
+    hurried: &Receiver<(usize, Vec<u8>)>,
     ready: &Sender<Result<Arc<Processes>, String>>,
 ) {
     let Some((universe, _)) = mpi::initialize_with_threading(Threading::Funneled) else {
@@ -97,7 +103,7 @@ fn serve(
     };
     let world = universe.world();
     let (me, count) = (world.rank() as usize, world.size() as usize);
-    let wire = Mpi { jobs: Mutex::new(jobs), urgent: Mutex::new(urgent), silence };
+    let silence = wire.silence;
     let processes = Processes::new(me, nodes(&world, count), Box::new(wire), silence);
     let ended = Arc::new(AtomicBool::new(false));
     let watch = {
@@ -109,12 +115,13 @@ fn serve(
         return;
     }
     let _ = ready.send(Ok(Arc::clone(&processes)));
-    let mut post = Post { world, processes, hurried, beat: Instant::now(), active: Instant::now() };
-    let (abort, closed) = post.serve(job);
+    let mut post =
+        Mailbox { world, processes, hurried, beat: Instant::now(), active: Instant::now() };
+    let (abort, closed) = mailbox.serve(job);
     ended.store(true, Ordering::Relaxed);
     match abort {
         None => finalize(universe),
-        Some(code) => post.world.abort(i32::from(code)),
+        Some(code) => mailbox.world.abort(i32::from(code)),
     }
     let _ = closed.send(());
 }
@@ -140,8 +147,8 @@ fn nodes(world: &SimpleCommunicator, count: usize) -> Vec<String> {
     all.chunks(LONGEST).map(text).collect()
 }
 
-/// Letters on their way, both ways.
-struct Post<'a> {
+/// Messages on their way, both ways.
+struct Mailbox<'a> {
     world: SimpleCommunicator,
     processes: Arc<Processes>,
     hurried: &'a Receiver<(usize, Vec<u8>)>,
@@ -151,9 +158,9 @@ struct Post<'a> {
     active: Instant,
 }
 
-impl Post<'_> {
+impl Mailbox<'_> {
     /// Until the end, which it returns.
-    fn serve(&mut self, jobs: &Receiver<Job>) -> (Option<u8>, Sender<()>) {
+    fn serve(&mut self, jobs: &Receiver<MpiRequest>) -> (Option<u8>, Sender<()>) {
         loop {
             self.look(None);
             let pause = self.pause();
@@ -165,8 +172,8 @@ impl Post<'_> {
                 }
             };
             match job {
-                Ok(Job::Send(to, bytes)) => self.send(to, &bytes),
-                Ok(Job::Close(abort, closed)) => return (abort, closed),
+                Ok(MpiRequest::Send(to, bytes)) => self.send(to, &bytes),
+                Ok(MpiRequest::Close(abort, closed)) => return (abort, closed),
                 Err(true) => unreachable!("the wire has the other end, and lives in `processes`"),
                 Err(false) if pause.is_zero() => std::thread::yield_now(),
                 Err(false) => {}
@@ -174,7 +181,7 @@ impl Post<'_> {
         }
     }
 
-    /// How long this thread may sleep before it looks for letters again.
+    /// How long this thread may sleep before it looks for messages again.
     fn pause(&self) -> Duration {
         match self.active.elapsed() {
             idle if idle < EAGER => Duration::ZERO,
@@ -183,11 +190,11 @@ impl Post<'_> {
         }
     }
 
-    /// Takes the letters that have come, and sends those that cannot wait, but none to `busy`, to
+    /// Takes the messages that have come, and sends those that cannot wait, but none to `busy`, to
     /// which another one is on its way.
     fn look(&mut self, busy: Option<usize>) {
         while let Some((message, status)) =
-            self.world.any_process().immediate_matched_probe_with_tag(LETTER)
+            self.world.any_process().immediate_matched_probe_with_tag(TAG)
         {
             self.active = Instant::now();
             let (bytes, status) = (message, status).matched_receive_vec::<u8>();
@@ -199,17 +206,17 @@ impl Post<'_> {
         }
         while let Ok((to, bytes)) = self.hurried.try_recv() {
             if busy != Some(to) {
-                self.world.process_at_rank(to as i32).send_with_tag(&bytes[..], LETTER);
+                self.world.process_at_rank(to as i32).send_with_tag(&bytes[..], TAG);
             }
         }
     }
 
-    /// Sends a letter, and looks for others until it is gone.
+    /// Sends a message, and looks for others until it is gone.
     fn send(&mut self, to: usize, bytes: &[u8]) {
         self.active = Instant::now();
         request::scope(|scope| {
             let to_process = self.world.process_at_rank(to as i32);
-            let mut request = to_process.immediate_send_with_tag(scope, bytes, LETTER);
+            let mut request = to_process.immediate_send_with_tag(scope, bytes, TAG);
             while let Err(not_yet) = request.test() {
                 request = not_yet;
                 self.look(Some(to));

@@ -1,19 +1,19 @@
 //! The processes of a run, each with ranks of its own, and what they tell each other.
 //!
-//! Letters between two processes arrive in the order in which one thread sent them. Each process
+//! Messages between two processes arrive in the order in which one thread sent them. Each process
 //! says several times a second that it lives. One that says nothing for long has failed.
 
-use super::letters::Letter;
 use super::patience::Patience;
+use super::wire::Message;
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-/// The way of letters to other processes.
+/// The way of messages to other processes.
 pub trait Wire: Send + Sync + std::fmt::Debug {
-    /// Sends `bytes` to process `to`; returns at once. Letters of one thread to one process keep
+    /// Sends `bytes` to process `to`; returns at once. Messages of one thread to one process keep
     /// their order. `urgent`: it may overtake others.
     fn send(&self, to: usize, bytes: Vec<u8>, urgent: bool);
 
@@ -22,8 +22,8 @@ pub trait Wire: Send + Sync + std::fmt::Debug {
 }
 
 /// A world, as the processes know it.
-pub(crate) trait Hears: Send + Sync + std::fmt::Debug {
-    /// Takes a letter of process `from`, which is to this world.
+pub(crate) trait MessageHandler: Send + Sync + std::fmt::Debug {
+    /// Takes a message of process `from`, which is to this world.
     fn hear(&self, from: usize, bytes: Vec<u8>);
 
     /// Ends the run because `process` is lost: it was silent for `silent` seconds, or it has ended (`None`).
@@ -49,36 +49,36 @@ pub struct Processes {
     nodes: Vec<String>,
     wire: Box<dyn Wire>,
     silence: Duration,
-    rooms: Mutex<Rooms>,
+    table: Mutex<CommunicatorTable>,
     turned: Condvar,
-    /// By process: letters that came from it.
+    /// By process: messages that came from it.
     heard: Vec<AtomicU64>,
     /// By process: something outside the run holds one of its ranks up.
     held_up: Vec<AtomicBool>,
 }
 
 #[derive(Debug, Default)]
-struct Rooms {
+struct CommunicatorTable {
     /// The world of the present run, which is the only one that can fail.
-    world: Option<Weak<dyn Hears>>,
+    world: Option<Weak<dyn MessageHandler>>,
     /// Number of worlds that this process has made.
     worlds: u64,
-    /// Letters to a world that this process has not made yet, or whose earlier letters are being
+    /// Messages to a world that this process has not made yet, or whose earlier messages are being
     /// handed out: sender and bytes.
     early: VecDeque<(usize, Vec<u8>)>,
-    /// No such letters are left.
+    /// No such messages are left.
     caught_up: bool,
     /// Number of exchanges that this process has begun.
     turns: u64,
     /// By turn and sender: what it is about, and its bytes.
-    words: HashMap<(u64, usize), (String, Vec<u8>)>,
+    contributions: HashMap<(u64, usize), (String, Vec<u8>)>,
     /// By process: the exit code with which it has ended.
     gone: HashMap<usize, u8>,
     lost: Option<Loss>,
 }
 
-impl Rooms {
-    fn world(&self) -> Option<Arc<dyn Hears>> {
+impl CommunicatorTable {
+    fn world(&self) -> Option<Arc<dyn MessageHandler>> {
         self.world.as_ref()?.upgrade()
     }
 }
@@ -99,7 +99,7 @@ impl Processes {
             nodes,
             wire,
             silence,
-            rooms: Mutex::default(),
+            table: Mutex::default(),
             turned: Condvar::new(),
             heard: (0..count).map(|_| AtomicU64::new(0)).collect(),
             held_up: (0..count).map(|_| AtomicBool::new(false)).collect(),
@@ -143,8 +143,8 @@ impl Processes {
         (0..self.count()).filter(move |other| *other != me)
     }
 
-    fn rooms(&self) -> MutexGuard<'_, Rooms> {
-        self.rooms.lock().unwrap_or_else(PoisonError::into_inner)
+    fn table(&self) -> MutexGuard<'_, CommunicatorTable> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Something outside the run holds a rank of another process up.
@@ -152,37 +152,37 @@ impl Processes {
         self.held_up.iter().any(|held_up| held_up.load(Ordering::Relaxed))
     }
 
-    pub(crate) fn send(&self, to: usize, letter: &Letter<'_>) {
-        let urgent = matches!(letter, Letter::Beat { .. } | Letter::Failed { .. });
-        self.wire.send(to, letter.encode(), urgent);
+    pub(crate) fn send(&self, to: usize, message: &Message<'_>) {
+        let urgent = matches!(message, Message::Heartbeat { .. } | Message::Failed { .. });
+        self.wire.send(to, message.encode(), urgent);
     }
 
     /// To all others.
-    pub(crate) fn send_all(&self, letter: &Letter<'_>) {
-        self.others().for_each(|to| self.send(to, letter));
+    pub(crate) fn send_all(&self, message: &Message<'_>) {
+        self.others().for_each(|to| self.send(to, message));
     }
 
     /// Tells all others that this process lives. The wire calls it several times a second.
     pub fn beat(&self) {
-        let world = self.rooms().world();
+        let world = self.table().world();
         let held_up = world.as_ref().is_some_and(|world| world.is_held_up());
         let gpus = world.map_or_else(Vec::new, |world| world.gpus_held_up());
-        self.send_all(&Letter::Beat { held_up, gpus });
+        self.send_all(&Message::Heartbeat { held_up, gpus });
     }
 
-    /// Takes the letters of a new world; all processes make theirs in the same order. Its number.
-    pub(crate) fn enter(&self, world: &Arc<dyn Hears>) -> u64 {
-        let mut rooms = self.rooms();
+    /// Takes the messages of a new world; all processes make theirs in the same order. Its number.
+    pub(crate) fn enter(&self, world: &Arc<dyn MessageHandler>) -> u64 {
+        let mut rooms = self.table();
         rooms.world = Some(Arc::downgrade(world));
         rooms.worlds += 1;
         rooms.caught_up = false;
         rooms.worlds
     }
 
-    /// Hands the letters out that came before the world was made.
-    pub(crate) fn catch_up(&self, world: &dyn Hears) {
+    /// Hands the messages out that came before the world was made.
+    pub(crate) fn catch_up(&self, world: &dyn MessageHandler) {
         loop {
-            let mut rooms = self.rooms();
+            let mut rooms = self.table();
             let Some((from, bytes)) = rooms.early.pop_front() else {
                 rooms.caught_up = true;
                 break;
@@ -190,38 +190,38 @@ impl Processes {
             drop(rooms);
             world.hear(from, bytes);
         }
-        let lost = self.rooms().lost;
+        let lost = self.table().lost;
         if let Some((process, silent)) = lost {
             world.lose(process, silent);
         }
     }
 
-    /// Takes a letter of process `from`. The wire calls it.
+    /// Takes a message of process `from`. The wire calls it.
     pub fn hear(&self, from: usize, bytes: Vec<u8>) {
         self.heard[from].fetch_add(1, Ordering::Relaxed);
-        let Some(letter) = Letter::decode(&bytes) else {
-            unreachable!("a letter from {} is cut: MPI delivers whole messages", self.name(from))
+        let Some(message) = Message::decode(&bytes) else {
+            unreachable!("a message from {} is cut: MPI delivers whole messages", self.name(from))
         };
-        match letter {
-            Letter::Beat { held_up, gpus } => {
+        match message {
+            Message::Heartbeat { held_up, gpus } => {
                 self.held_up[from].store(held_up, Ordering::Relaxed);
-                let world = self.rooms().world();
+                let world = self.table().world();
                 if let Some(world) = world {
                     world.hold_gpus_up(from, &gpus);
                 }
             }
-            Letter::Word { turn, what, bytes } => {
+            Message::Contribution { turn, what, bytes } => {
                 let word = (what.to_owned(), bytes.to_owned());
-                self.rooms().words.insert((turn, from), word);
+                self.table().contributions.insert((turn, from), word);
                 self.turned.notify_all();
             }
-            Letter::Bye { code } => {
-                self.rooms().gone.insert(from, code);
+            Message::Exit { code } => {
+                self.table().gone.insert(from, code);
                 self.turned.notify_all();
             }
-            Letter::Post { world, .. }
-            | Letter::Data { world, .. }
-            | Letter::Failed { world, .. } => {
+            Message::Arrival { world, .. }
+            | Message::Data { world, .. }
+            | Message::Failed { world, .. } => {
                 if let Some(present) = self.world_of(world, from, &bytes) {
                     present.hear(from, bytes);
                 }
@@ -229,9 +229,9 @@ impl Processes {
         }
     }
 
-    /// The world of this number, for a letter; `None` where the letter waits for it, or comes late.
-    fn world_of(&self, number: u64, from: usize, bytes: &[u8]) -> Option<Arc<dyn Hears>> {
-        let mut rooms = self.rooms();
+    /// The world of this number, for a message; `None` where the message waits for it, or comes late.
+    fn world_of(&self, number: u64, from: usize, bytes: &[u8]) -> Option<Arc<dyn MessageHandler>> {
+        let mut rooms = self.table();
         if number > rooms.worlds || (number == rooms.worlds && !rooms.caught_up) {
             rooms.early.push_back((from, bytes.to_owned()));
             return None;
@@ -246,24 +246,24 @@ impl Processes {
     /// A process is lost or asks for something else; the text says which.
     pub fn exchange(&self, what: &str, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>, String> {
         let turn = {
-            let mut rooms = self.rooms();
+            let mut rooms = self.table();
             rooms.turns += 1;
             rooms.turns
         };
-        self.send_all(&Letter::Word { turn, what, bytes: &bytes });
+        self.send_all(&Message::Contribution { turn, what, bytes: &bytes });
         let mut own = Some(bytes);
         (0..self.count())
             .map(|from| match own.take_if(|_| from == self.me) {
                 Some(own) => Ok(own),
-                None => self.word(from, (turn, what)),
+                None => self.contribution(from, turn, what),
             })
             .collect()
     }
 
-    fn word(&self, from: usize, (turn, what): (u64, &str)) -> Result<Vec<u8>, String> {
-        let mut rooms = self.rooms();
+    fn contribution(&self, from: usize, turn: u64, what: &str) -> Result<Vec<u8>, String> {
+        let mut rooms = self.table();
         loop {
-            if let Some((about, bytes)) = rooms.words.remove(&(turn, from)) {
+            if let Some((about, bytes)) = rooms.contributions.remove(&(turn, from)) {
                 let other = || format!("{} asks for `{about}`, not `{what}`", self.name(from));
                 return if about == what { Ok(bytes) } else { Err(other()) };
             }
@@ -287,7 +287,7 @@ impl Processes {
 
     /// Waits for the end of process 0, which says how all end: its exit code, or `None` if it is lost.
     pub fn await_first(&self) -> Option<u8> {
-        let mut rooms = self.rooms();
+        let mut rooms = self.table();
         loop {
             if let Some(code) = rooms.gone.get(&0) {
                 return Some(*code);
@@ -301,12 +301,12 @@ impl Processes {
 
     /// Whether `process` gives no sign of life, or has ended before the run.
     pub fn is_lost(&self, process: usize) -> bool {
-        self.rooms().lost.is_some_and(|(lost, _)| lost == process)
+        self.table().lost.is_some_and(|(lost, _)| lost == process)
     }
 
     /// The exit code of a process that has ended; the first such one's.
     pub fn ended(&self) -> Option<u8> {
-        let rooms = self.rooms();
+        let rooms = self.table();
         let first = rooms.gone.iter().min_by_key(|(process, _)| **process);
         first.map(|(_, code)| *code)
     }
@@ -327,7 +327,7 @@ impl Processes {
                 *since = if *known == heard { *since + passed } else { Duration::ZERO };
                 *known = heard;
             }
-            let gone: Vec<usize> = self.rooms().gone.keys().copied().collect();
+            let gone: Vec<usize> = self.table().gone.keys().copied().collect();
             let living = self.others().filter(|other| !gone.contains(other));
             // The first to be silent: others may be silent only because they wait for it.
             let worst = living.max_by_key(|other| silent[*other].1);
@@ -335,7 +335,7 @@ impl Processes {
                 return self.lose((worst, Some(silent[worst].1.as_secs())));
             }
             if let Some(early) = gone.first().copied()
-                && self.rooms().world().is_some()
+                && self.table().world().is_some()
             {
                 return self.lose((early, None));
             }
@@ -343,13 +343,13 @@ impl Processes {
     }
 
     fn lose(&self, lost: Loss) {
-        self.rooms().lost = Some(lost);
+        self.table().lost = Some(lost);
         self.turned.notify_all();
         self.fail_world(lost);
     }
 
     fn fail_world(&self, (process, silent): Loss) {
-        let world = self.rooms().world();
+        let world = self.table().world();
         if let Some(world) = world {
             world.lose(process, silent);
         }
@@ -358,9 +358,9 @@ impl Processes {
     /// Tells the others that this process ends with this exit code, and waits until they end, too.
     /// Returns who does not end, in words; [`close`](Self::close) must end it then.
     pub fn part(&self, code: u8) -> Option<String> {
-        self.send_all(&Letter::Bye { code });
+        self.send_all(&Message::Exit { code });
         let mut patience = Patience::new();
-        let mut rooms = self.rooms();
+        let mut rooms = self.table();
         loop {
             let mut left = self.others().filter(|other| !rooms.gone.contains_key(other));
             let next = left.next()?;
@@ -385,14 +385,14 @@ impl Processes {
     }
 }
 
-/// Processes that are threads of this one, for tests: letters arrive as they are sent.
+/// Processes that are threads of this one, for tests: messages arrive as they are sent.
 #[derive(Debug)]
-struct Inside {
+struct ThreadWire {
     me: usize,
     all: Arc<Mutex<Vec<Weak<Processes>>>>,
 }
 
-impl Wire for Inside {
+impl Wire for ThreadWire {
     fn send(&self, to: usize, bytes: Vec<u8>, _urgent: bool) {
         let to = self.all.lock().unwrap_or_else(PoisonError::into_inner)[to].upgrade();
         if let Some(to) = to {
@@ -405,11 +405,11 @@ impl Wire for Inside {
 
 impl Processes {
     /// `count` processes that are threads of this one, for tests.
-    pub fn inside(count: usize) -> Vec<Arc<Self>> {
+    pub fn in_threads(count: usize) -> Vec<Arc<Self>> {
         let all = Arc::new(Mutex::new(Vec::new()));
         let nodes: Vec<String> = (0..count).map(|node| format!("node{node}")).collect();
         let process = |me| {
-            let wire = Box::new(Inside { me, all: Arc::clone(&all) });
+            let wire = Box::new(ThreadWire { me, all: Arc::clone(&all) });
             Self::new(me, nodes.clone(), wire, Duration::from_secs(3600))
         };
         let made: Vec<_> = (0..count).map(process).collect();

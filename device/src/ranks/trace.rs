@@ -1,6 +1,6 @@
 //! Observations of lanes for tests and displays: times of ops, overlap, and random delays.
 
-use crate::{Activity, Admitted, Lane, Mode, Plan, Rank};
+use crate::{Activity, AdmittedOp, Lane, Mode, Plan, Rank};
 use std::ops::RangeInclusive;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -46,10 +46,12 @@ impl Trace {
 
     pub(crate) fn note(
         &self,
-        (rank, step): (Rank, u64),
-        op: &Admitted,
+        rank: Rank,
+        step: u64,
+        op: &AdmittedOp,
         plan: &Plan,
-        (started, computed): (Instant, u64),
+        started: Instant,
+        computed: u64,
     ) {
         if self.covers(step) {
             let (rank, lane, name) = (rank.index(), op.lane, op.op.name());
@@ -69,7 +71,7 @@ impl Trace {
     }
 
     /// Name of the first range that `op` writes.
-    pub(crate) fn first_written(op: &Admitted, plan: &Plan) -> String {
+    pub(crate) fn first_written(op: &AdmittedOp, plan: &Plan) -> String {
         let mut wrote = None;
         op.op.accesses(&mut |mode, t| {
             if mode != Mode::Read && wrote.is_none() {
@@ -93,11 +95,11 @@ impl Trace {
 #[derive(Debug)]
 pub(crate) struct Meter {
     concurrent: bool,
-    now: Mutex<Now>,
+    now: Mutex<MeterState>,
 }
 
 #[derive(Debug)]
-struct Now {
+struct MeterState {
     host: bool,
     compute: bool,
     since: Instant,
@@ -105,7 +107,7 @@ struct Now {
     both_seconds: f64,
 }
 
-impl Now {
+impl MeterState {
     fn advance(&mut self, at: Instant) {
         let seconds = at.saturating_duration_since(self.since).as_secs_f64();
         self.since = at;
@@ -127,7 +129,8 @@ impl Now {
 impl Meter {
     pub(crate) fn new(concurrent: bool) -> Self {
         let since = Instant::now();
-        let now = Now { host: false, compute: false, since, host_seconds: 0.0, both_seconds: 0.0 };
+        let now =
+            MeterState { host: false, compute: false, since, host_seconds: 0.0, both_seconds: 0.0 };
         Self { concurrent, now: Mutex::new(now) }
     }
 

@@ -1,7 +1,7 @@
 //! Large reads and writes between steps, by the rank's own thread and its kernel threads. They set
 //! states before the first step and read them after the last, and states are as large as the model.
 
-use crate::{Device, Error, Pieces, Tensor, View, ViewMut};
+use crate::{Device, Divisible, Error, Tensor, View, ViewMut};
 use std::panic::Location;
 use std::sync::{Mutex, PoisonError};
 
@@ -34,7 +34,7 @@ impl Cut for ViewMut<'_> {
     }
 }
 
-impl<V: Cut + Send> Pieces for Runs<V> {
+impl<V: Cut + Send> Divisible for Runs<V> {
     fn units(&self) -> usize {
         self.len.div_ceil(UNIT)
     }
@@ -84,7 +84,7 @@ impl Device {
             let views = tensors.iter().zip(&mut staged).map(view).collect();
             let failed = Mutex::new(None);
             let all = Runs { first: from, len: range.len(), views };
-            self.share(all, &|mut run: Runs<ViewMut<'_>>| {
+            self.parallel_for(all, &|mut run: Runs<ViewMut<'_>>| {
                 if let Err(error) = work(run.first, &mut run.views) {
                     failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
                 }
@@ -133,7 +133,7 @@ impl Device {
             };
             let views = tensors.iter().zip(&staged).map(view).collect();
             let all = Runs { first: from, len: range.len(), views };
-            self.share(all, &|run: Runs<View<'_>>| work(run.first, &run.views));
+            self.parallel_for(all, &|run: Runs<View<'_>>| work(run.first, &run.views));
         }
         Ok(())
     }
@@ -164,9 +164,9 @@ impl Device {
     }
 
     /// Calls `work` on runs of `whole`, on the rank's kernel threads or on this thread alone.
-    fn share<T: Pieces>(&self, whole: T, work: &(impl Fn(T) + Sync)) {
-        match self.executor().crew() {
-            Some(crew) => crew.share(whole, &|_, piece| work(piece)),
+    fn parallel_for<T: Divisible>(&self, whole: T, work: &(impl Fn(T) + Sync)) {
+        match self.executor().team() {
+            Some(team) => team.parallel_for(whole, &|_, piece| work(piece)),
             None => work(whole),
         }
     }

@@ -5,7 +5,7 @@ use crate::error::Site;
 use crate::submit::hazard::{Hazards, Submission};
 use crate::submit::lane::{Clock, join};
 use crate::{
-    Crew, Error, Event, Group, HostOp, LANES, Lane, Mode, Op, Plan, Tensor, View, ViewMut,
+    Error, Event, Group, HostOp, LANES, Lane, Mode, Op, Plan, Tensor, ThreadTeam, View, ViewMut,
 };
 use std::cell::{Cell, RefCell, RefMut};
 use std::panic::Location;
@@ -64,7 +64,7 @@ impl Rank {
 /// An op that the hazard check has accepted. Only [`Device::submit`] makes one, so an executor may
 /// form references to the op's ranges while it runs the op.
 #[derive(Debug)]
-pub struct Admitted {
+pub struct AdmittedOp {
     /// What is to be done.
     pub op: Op,
     pub(crate) site: Site,
@@ -88,7 +88,7 @@ pub struct Activity {
 /// steps.
 pub trait Executor {
     /// Queues (or runs) the op after everything on its lane.
-    fn submit(&self, op: Admitted);
+    fn submit(&self, op: AdmittedOp);
     /// Marks the point after op `tick` of `lane`, where the backend needs a mark of its own.
     fn record(&self, _lane: Lane, _tick: u64) {}
     /// Later ops of `lane` start after everything in the event's clock. The last op of the event's
@@ -115,7 +115,7 @@ pub trait Executor {
         None
     }
     /// The rank's kernel threads, if it has more than its own.
-    fn crew(&self) -> Option<&Crew> {
+    fn team(&self) -> Option<&ThreadTeam> {
         None
     }
     /// Reads a tensor that is not [`in_memory`](Self::in_memory). Nothing in the lanes conflicts.
@@ -375,8 +375,8 @@ impl Device {
     }
 
     /// Borrows the state. No op can be submitted meanwhile.
-    pub(crate) fn lock(&self) -> Locked<'_> {
-        Locked { _state: self.state.borrow_mut() }
+    pub(crate) fn lock(&self) -> DeviceGuard<'_> {
+        DeviceGuard { _state: self.state.borrow_mut() }
     }
 
     /// Checks an access by the rank's own thread.
@@ -429,12 +429,12 @@ impl Drop for Device {
 }
 
 /// The state of a locked device, see [`Device::lock`].
-pub(crate) struct Locked<'a> {
+pub(crate) struct DeviceGuard<'a> {
     _state: RefMut<'a, State>,
 }
 
 impl State {
-    fn admit(&mut self, lane: Lane, op: Op, site: Site, plan: &Plan) -> Result<Admitted, Error> {
+    fn admit(&mut self, lane: Lane, op: Op, site: Site, plan: &Plan) -> Result<AdmittedOp, Error> {
         let name = op.name();
         op.check(lane).map_err(|problem| Error::Op { op: name, site, problem })?;
         let clock = &mut self.clocks[lane as usize];
@@ -442,7 +442,7 @@ impl State {
         clock[lane as usize] += 1;
         let submission = Submission { op: name, site, lane: Some(lane), clock };
         let Some(hazards) = &mut self.hazards else {
-            return Ok(Admitted { op, site, lane, tick: clock[lane as usize] });
+            return Ok(AdmittedOp { op, site, lane, tick: clock[lane as usize] });
         };
         self.accesses.clear();
         op.accesses(&mut |mode, t| self.accesses.push((mode, t)));
@@ -460,7 +460,7 @@ impl State {
             hazards.access(&submission, mode, t, plan)?;
         }
         hazards.remember(&submission);
-        Ok(Admitted { op, site, lane, tick: clock[lane as usize] })
+        Ok(AdmittedOp { op, site, lane, tick: clock[lane as usize] })
     }
 }
 

@@ -24,12 +24,12 @@ struct Segment {
 }
 
 /// Names and call sites of a lane's last ops, for error messages.
-type Recent = Box<[(&'static str, Option<Site>)]>;
+type RecentOps = Box<[(&'static str, Option<Site>)]>;
 
 #[derive(Debug)]
 pub(crate) struct Hazards {
     shadow: [BTreeMap<u64, Segment>; 2],
-    ops: [Recent; LANES],
+    ops: [RecentOps; LANES],
 }
 
 /// The thread or lane that touches memory, and the ops that are known to be finished before.

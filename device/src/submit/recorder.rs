@@ -3,7 +3,9 @@
 
 use crate::error::Site;
 use crate::submit::lane::{Clock, join};
-use crate::{Admitted, Device, Error, Event, Executor, LANES, Lane, Mode, Op, Plan, Rank, Tensor};
+use crate::{
+    AdmittedOp, Device, Error, Event, Executor, LANES, Lane, Mode, Op, Plan, Rank, Tensor,
+};
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -38,7 +40,7 @@ fn moved(op: &Op) -> u64 {
 }
 
 impl Executor for Recorder {
-    fn submit(&self, Admitted { op, lane, .. }: Admitted) {
+    fn submit(&self, AdmittedOp { op, lane, .. }: AdmittedOp) {
         let mut totals = self.totals.borrow_mut();
         totals.ops[lane as usize] += 1;
         totals.bytes[lane as usize] += if op.name() == self.idle { 0 } else { moved(&op) };
@@ -57,7 +59,7 @@ impl Executor for Recorder {
 
 /// An op of a program, for a listing.
 #[derive(Clone, Debug)]
-pub struct Listed {
+pub struct ListedOp {
     /// Its number in the program, from 1, over all lanes.
     pub number: u64,
     /// The line that submitted it.
@@ -77,7 +79,7 @@ pub struct Listed {
 }
 
 /// A function that receives every op in the order of the program.
-pub type Listener = Box<dyn FnMut(Listed)>;
+pub type Listener = Box<dyn FnMut(ListedOp)>;
 
 /// State of a listing.
 struct Listing {
@@ -108,14 +110,14 @@ pub fn list(rank: Rank, plan: &Arc<Plan>, tell: Listener) -> Device {
 }
 
 impl Executor for Lister {
-    fn submit(&self, Admitted { op, lane, site, .. }: Admitted) {
+    fn submit(&self, AdmittedOp { op, lane, site, .. }: AdmittedOp) {
         let listing = &mut *self.0.borrow_mut();
         listing.count += 1;
         listing.numbers[lane as usize].push(listing.count);
         let mut tensors = Vec::new();
         let plan = &listing.plan;
         op.accesses(&mut |mode, t| tensors.push((mode, plan.name(t).to_owned(), t)));
-        (listing.tell)(Listed {
+        (listing.tell)(ListedOp {
             number: listing.count,
             site,
             lane,

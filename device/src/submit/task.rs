@@ -1,6 +1,6 @@
 //! Work written outside this crate, for the Host lane and for a GPU.
 
-use crate::{Crew, Element, Mode, Pieces, Tensor, View, ViewMut};
+use crate::{Divisible, Element, Mode, Tensor, ThreadTeam, View, ViewMut};
 use std::fmt::Debug;
 use std::sync::Arc;
 
@@ -163,15 +163,15 @@ impl DeviceOp {
 /// The resources of a running task: the rank's kernel threads, and views of the declared ranges.
 #[derive(Debug)]
 pub struct HostContext<'a> {
-    pub(crate) crew: Option<&'a Crew>,
-    pub(crate) declared: &'a mut Declared<'a>,
+    pub(crate) team: Option<&'a ThreadTeam>,
+    pub(crate) declared: &'a mut DeclaredRanges<'a>,
 }
 
 /// Largest number of ranges of one host task.
 pub(crate) const MAX_DECLARED: usize = 12;
 
 /// The declared ranges in a fixed table, so that running a task allocates nothing.
-pub(crate) type Declared<'a> = [Option<Slot<'a>>; MAX_DECLARED];
+pub(crate) type DeclaredRanges<'a> = [Option<Slot<'a>>; MAX_DECLARED];
 
 #[derive(Debug)]
 pub(crate) enum Slot<'a> {
@@ -182,9 +182,9 @@ pub(crate) enum Slot<'a> {
 impl<'a> HostContext<'a> {
     /// Calls `work` on runs of `whole` on the rank's kernel threads. If the rank has only its own
     /// thread, calls it once on all of `whole`.
-    pub fn share<T: Pieces>(&self, whole: T, work: &(impl Fn(T) + Sync)) {
-        match self.crew {
-            Some(crew) => crew.share(whole, &|_, piece| work(piece)),
+    pub fn parallel_for<T: Divisible>(&self, whole: T, work: &(impl Fn(T) + Sync)) {
+        match self.team {
+            Some(team) => team.parallel_for(whole, &|_, piece| work(piece)),
             None => work(whole),
         }
     }

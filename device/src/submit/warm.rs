@@ -2,7 +2,8 @@
 //! nothing is loaded later.
 
 use crate::{
-    Admitted, Device, Dtype, Error, Event, Executor, Group, Lane, Op, Plan, Rank, Reduce, Tensor,
+    AdmittedOp, Device, Dtype, Error, Event, Executor, Group, Lane, Op, Plan, Rank, Reduction,
+    Tensor,
 };
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -12,9 +13,9 @@ use std::sync::Arc;
 
 /// A kind of collective.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Kind {
+pub(crate) enum CollectiveKind {
     /// Combines whole buffers.
-    AllReduce(Reduce),
+    AllReduce(Reduction),
     /// Combines buffers into parts.
     ReduceScatter,
     /// Collects parts.
@@ -28,7 +29,7 @@ pub(crate) enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Call {
     pub(crate) group: Group,
-    pub(crate) kind: Kind,
+    pub(crate) kind: CollectiveKind,
     pub(crate) dtype: Dtype,
     pub(crate) len: usize,
 }
@@ -36,14 +37,14 @@ pub(crate) struct Call {
 /// The kinds of work of a program, each kind once: products and kernels by shapes, types and
 /// alignment, collectives by group, kind, type and length.
 #[derive(Debug, Default)]
-pub struct Distinct {
-    pub(crate) ops: Vec<Admitted>,
+pub struct DistinctOps {
+    pub(crate) ops: Vec<AdmittedOp>,
     pub(crate) calls: Vec<Call>,
     seen: HashSet<String>,
 }
 
-impl Distinct {
-    fn note(&mut self, op: Admitted) {
+impl DistinctOps {
+    fn note(&mut self, op: AdmittedOp) {
         if let Some(call) = call(&op.op).filter(|call| !self.calls.contains(call)) {
             self.calls.push(call);
         }
@@ -72,19 +73,19 @@ fn key(op: &Op) -> String {
 
 fn call(op: &Op) -> Option<Call> {
     let (x, kind) = match *op {
-        Op::AllReduce { x, reduce, .. } => (x, Kind::AllReduce(reduce)),
-        Op::ReduceScatter { x, .. } => (x, Kind::ReduceScatter),
-        Op::AllGather { x, .. } => (x, Kind::AllGather),
-        Op::Broadcast { x, .. } => (x, Kind::Broadcast),
+        Op::AllReduce { x, reduce, .. } => (x, CollectiveKind::AllReduce(reduce)),
+        Op::ReduceScatter { x, .. } => (x, CollectiveKind::ReduceScatter),
+        Op::AllGather { x, .. } => (x, CollectiveKind::AllGather),
+        Op::Broadcast { x, .. } => (x, CollectiveKind::Broadcast),
         _ => return None,
     };
     Some(Call { group: op.group()?, kind, dtype: x.dtype(), len: x.len() })
 }
 
-struct Collector(Rc<RefCell<Distinct>>);
+struct Collector(Rc<RefCell<DistinctOps>>);
 
 impl Executor for Collector {
-    fn submit(&self, op: Admitted) {
+    fn submit(&self, op: AdmittedOp) {
         if op.lane != Lane::Host {
             self.0.borrow_mut().note(op);
         }
@@ -101,8 +102,8 @@ impl Executor for Collector {
 }
 
 /// A device that runs nothing and notes the distinct ops, except those of the Host lane.
-pub fn open(rank: Rank, plan: &Arc<Plan>) -> (Device, Rc<RefCell<Distinct>>) {
-    let distinct = Rc::new(RefCell::new(Distinct::default()));
+pub fn open(rank: Rank, plan: &Arc<Plan>) -> (Device, Rc<RefCell<DistinctOps>>) {
+    let distinct = Rc::new(RefCell::new(DistinctOps::default()));
     let collector = Collector(Rc::clone(&distinct));
     (Device::new(rank, Arc::clone(plan), Box::new(collector)), distinct)
 }
@@ -134,7 +135,7 @@ mod tests {
             );
         }
         for x in [long.slice(0..8), long] {
-            let reduce = Reduce::Sum;
+            let reduce = Reduction::Sum;
             dev.submit(Lane::TpComm, Op::AllReduce { x, reduce, group: Group::Tp });
         }
         dev.sync_all()?;

@@ -1,29 +1,29 @@
-//! Going back: a run that came to nothing goes on from an earlier checkpoint with other samples, or it would come to the
-//! same again. Checkpoints know of it, so that whoever goes on from them takes those samples too.
+//! Rollback: a diverged run restarts from an earlier checkpoint and draws other samples from there, since the same ones would lead
+//! to the same end. Checkpoints store these steps, so that a run that resumes draws the same samples.
 
 use serde::{Deserialize, Serialize};
 
-/// Steps after which a run was taken back to and went another way, in the order in which it happened.
+/// The steps to which a run was rolled back, in the order in which it happened.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Detours(Vec<u64>);
+pub struct RollbackHistory(Vec<u64>);
 
-impl Detours {
-    /// Another one, after `step`.
+impl RollbackHistory {
+    /// This history and one more rollback, to the state after `step`.
     #[must_use]
-    pub fn and(&self, step: u64) -> Self {
+    pub fn with_rollback(&self, step: u64) -> Self {
         Self(self.0.iter().copied().chain([step]).collect())
     }
 
-    /// Never.
+    /// Whether the run was never rolled back.
     pub const fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The seed of the samples of `step` in a run of `seed`.
+    /// The seed of the samples of `step` in a run with the seed `seed`.
     pub fn seed(&self, seed: u64, step: u64) -> u64 {
-        let ways = self.0.iter().filter(|after| step > **after).count();
-        (0..ways as u64).fold(seed, device::random::key)
+        let before = self.0.iter().filter(|after| step > **after).count();
+        (0..before as u64).fold(seed, device::random::key)
     }
 }
 
@@ -32,9 +32,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn steps_after_a_detour_and_only_those_have_samples_of_their_own() {
-        let (none, one) = (Detours::default(), Detours::default().and(40));
-        let (again, before) = (one.and(40), one.and(20));
+    fn steps_after_a_rollback_and_only_those_have_samples_of_their_own() {
+        let (none, one) =
+            (RollbackHistory::default(), RollbackHistory::default().with_rollback(40));
+        let (again, before) = (one.with_rollback(40), one.with_rollback(20));
         let seeds = |step: u64| [&none, &one, &again, &before].map(|d| d.seed(7, step));
         assert_eq!(seeds(20), [7; 4]);
         let [a, b, c, d] = seeds(40);

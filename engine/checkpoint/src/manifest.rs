@@ -3,7 +3,7 @@
 
 use super::header::is_name;
 use super::span::{Span, cover};
-use crate::detours::Detours;
+use crate::detours::RollbackHistory;
 use config::{Config, Precision};
 use data::{Dataset, Identity};
 use offload::control;
@@ -69,8 +69,8 @@ pub struct Manifest {
     /// Tokens trained on.
     pub tokens: u64,
     /// Where samples are not those of the seed alone.
-    #[serde(default, skip_serializing_if = "Detours::is_empty")]
-    pub detours: Detours,
+    #[serde(default, rename = "detours", skip_serializing_if = "RollbackHistory::is_empty")]
+    pub rollback_history: RollbackHistory,
     /// So many steps up to this one were skipped.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub skipped_in_a_row: u64,
@@ -158,7 +158,8 @@ impl Control {
             loss_scale: words[control::LOSS_SCALE],
             good_steps: words[control::GOOD_STEPS] as u64,
             hysteresis_left: words[control::HYSTERESIS_LEFT] as i64,
-            clipped: (words[control::CLIPPED] != 0.0).then(|| words[control::CLIPPED].to_bits()),
+            clipped: (words[control::CLIP_RATE] != 0.0)
+                .then(|| words[control::CLIP_RATE].to_bits()),
         }
     }
 
@@ -174,7 +175,7 @@ impl Control {
         words[control::STEP] = step as f64;
         words[control::APPLIED] = self.applied as f64;
         words[control::SKIPPED] = self.skipped as f64;
-        words[control::CLIPPED] = self.clipped.map_or(0.0, f64::from_bits);
+        words[control::CLIP_RATE] = self.clipped.map_or(0.0, f64::from_bits);
         for (word, bits) in DECISION.into_iter().zip(self.late.into_iter().flatten()) {
             words[word] = f64::from_bits(bits);
         }
@@ -245,7 +246,7 @@ impl Manifest {
             onebox: env!("CARGO_PKG_VERSION").into(),
             step: 0,
             tokens: 0,
-            detours: Detours::default(),
+            rollback_history: RollbackHistory::default(),
             skipped_in_a_row: 0,
             control: Control::of(
                 &[0.0; control::WORDS],

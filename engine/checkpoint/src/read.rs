@@ -5,7 +5,7 @@ use super::header::{self, Entry};
 use super::manifest::{self, Hash, LONGEST, MANIFEST, Manifest};
 use super::span::Span;
 use super::{CheckpointError, file_name, unreadable};
-use crate::detours::Detours;
+use crate::detours::RollbackHistory;
 use files::directory::Directory;
 use files::own::open_at;
 use offload::control;
@@ -18,7 +18,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use tensor_parallel::{Gpt, Param};
+use tensor_parallel::{Decoder, Param};
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 
 /// Bytes read at once.
@@ -94,8 +94,8 @@ impl Checkpoint {
     }
 
     /// Where its run was taken back and went another way.
-    pub const fn detours(&self) -> &Detours {
-        &self.manifest.detours
+    pub const fn rollback_history(&self) -> &RollbackHistory {
+        &self.manifest.rollback_history
     }
 
     /// The resolved config of the run that wrote it, in RON.
@@ -112,7 +112,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// [`CheckpointError::OtherModel`] with the first tensor that differs.
-    pub fn check_model(&self, gpt: &Gpt) -> Result<(), CheckpointError> {
+    pub fn check_model(&self, gpt: &Decoder) -> Result<(), CheckpointError> {
         let other = |problem| CheckpointError::OtherModel { path: self.path.clone(), problem };
         let mut stored = self.manifest.tensors.iter();
         for param in gpt.segments().iter().flat_map(|s| &s.params) {

@@ -11,7 +11,7 @@ use config::Config;
 use data::Dataset;
 use device::Rank;
 use files::directory::Directory;
-use layout::build::Built;
+use layout::build::RankLayout;
 use rayon::iter::{IntoParallelIterator, ParallelBridge, ParallelIterator};
 use std::fs::File;
 use std::io;
@@ -99,10 +99,10 @@ impl Drop for Sealed {
 /// [`RewriteError`]; nothing named like a checkpoint is left then.
 pub fn reshard(
     from: &Checkpoint,
-    (config, built): (&Config, &Built),
+    (config, built): (&Config, &RankLayout),
     folder: &RunFolder,
 ) -> Result<Sealed, RewriteError> {
-    from.check_model(&built.gpt)?;
+    from.check_model(&built.decoder)?;
     let mut manifest = from.manifest().clone();
     manifest.config = config.to_ron();
     manifest.onebox = env!("CARGO_PKG_VERSION").into();
@@ -131,12 +131,13 @@ pub fn reshard(
 /// # Errors
 /// As [`reshard`].
 pub fn start(
-    (config, built, data): (&Config, &Built, &Dataset),
+    (config, built, data): (&Config, &RankLayout, &Dataset),
     folder: &RunFolder,
     parameters: Source<'_>,
 ) -> Result<Sealed, RewriteError> {
     let mut manifest = Manifest::new(config, data);
-    manifest.control = Control::of(&built.layout.initial_control(), manifest.control.scaled, false);
+    manifest.control =
+        Control::of(&built.optimizer.initial_control(), manifest.control.scaled, false);
     let values =
         |(tensor, state): (usize, usize), wanted: Range<usize>, out: &mut [f32]| match state {
             0 => (parameters.values)((tensor, state), wanted, out),
@@ -153,11 +154,11 @@ pub fn start(
 /// All files, then the manifest, under another name than its own.
 fn write(
     mut manifest: Manifest,
-    built: &Built,
+    built: &RankLayout,
     folder: &RunFolder,
     source: Source<'_>,
 ) -> Result<Sealed, RewriteError> {
-    manifest.tensors = tensors(&built.gpt);
+    manifest.tensors = tensors(&built.decoder);
     manifest.files = Vec::new();
     let states: usize =
         manifest.tensors.iter().map(|t| 4 * manifest.states().len() * t.len()).sum();
@@ -175,11 +176,11 @@ fn write(
 /// rank's part of a tensor is work of its own.
 fn write_files(
     manifest: &Manifest,
-    built: &Built,
+    built: &RankLayout,
     folder: &Directory,
     source: Source<'_>,
 ) -> Result<Vec<Option<Written>>, RewriteError> {
-    let (tp_size, dp_size) = (built.gpt.shape().tp_size, built.layout.dp_size());
+    let (tp_size, dp_size) = (built.decoder.shape().tp_size, built.optimizer.dp_size());
     let open = |rank: Rank| RankFile::open(manifest, built, rank, folder);
     let mut files = Rank::all(tp_size, dp_size).map(open).collect::<Result<Vec<_>, _>>()?;
     for tensor in 0..manifest.tensors.len() {
@@ -208,13 +209,13 @@ struct RankFile {
 impl RankFile {
     fn open(
         manifest: &Manifest,
-        built: &Built,
+        built: &RankLayout,
         rank: Rank,
         folder: &Directory,
     ) -> Result<Self, RewriteError> {
         let name = file_name(rank.index());
         let path = folder.called(&name);
-        let all = pieces(&built.gpt, &|segment| built.layout.owned(segment, rank.dp), rank);
+        let all = pieces(&built.decoder, &|segment| built.optimizer.owned(segment, rank.dp), rank);
         let entries: Vec<Entry> = piece_entries((&manifest.tensors, manifest.states()), &all);
         let header = encode(&entries);
         let file = folder.create_new(&name).and_then(|file| {
@@ -305,7 +306,7 @@ fn failed(path: &Path) -> impl FnOnce(io::Error) -> RewriteError {
 mod tests {
     use super::*;
     use config::load_str;
-    use layout::build::build;
+    use layout::build::lay_out;
     use std::sync::{Mutex, PoisonError};
 
     #[test]
@@ -315,7 +316,7 @@ mod tests {
                             parallel: (tensor: 2, data: 2), batch: (micro: 1, global: 2), \
                             data: (train: \"x\"), train: (steps: 1))";
         let config = load_str(RON, "a.ron", Path::new("."), &[]).unwrap().config;
-        let (built, folder) = (build(&config), tempfile::tempdir().unwrap());
+        let (built, folder) = (lay_out(&config), tempfile::tempdir().unwrap());
         let data = Dataset::noise(config.model.seq_len);
         let asked = Mutex::new(Vec::new());
         let begun = Mutex::new(None);
@@ -361,7 +362,7 @@ mod tests {
                             parallel: (tensor: 16), batch: (micro: 1, global: 1), \
                             data: (train: \"x\"), train: (steps: 1))";
         let config = load_str(RON, "a.ron", Path::new("."), &[]).unwrap().config;
-        let (built, folder) = (build(&config), tempfile::tempdir().unwrap());
+        let (built, folder) = (lay_out(&config), tempfile::tempdir().unwrap());
         let data = Dataset::noise(config.model.seq_len);
         let zeros = |_: (usize, usize), _: Range<usize>, out: &mut [f32]| {
             out.fill(0.0);

@@ -11,13 +11,13 @@ use super::under_way::UnderWay;
 use device::Rank;
 use files::directory::Directory;
 use files::names::checkpoint_name;
-use offload::{Owned, State};
+use offload::{OwnedRun, State};
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tensor_parallel::Gpt;
+use tensor_parallel::Decoder;
 use xxhash_rust::xxh3::Xxh3Default;
 
 /// Bytes of states that are handled at once.
@@ -138,7 +138,7 @@ fn write_whole(unfinished: &Directory, manifest: &[u8]) -> io::Result<()> {
 }
 
 /// The tensors of a model, without ranges.
-pub fn tensors(gpt: &Gpt) -> Vec<TensorEntry> {
+pub fn tensors(gpt: &Decoder) -> Vec<TensorEntry> {
     let tensor = |p: &tensor_parallel::Param| TensorEntry {
         name: p.name.clone(),
         shape: [p.global.0, p.global.1],
@@ -161,7 +161,7 @@ pub(crate) fn piece_entries(
 }
 
 /// What `rank` writes, by tensor. Of what several tensor-parallel ranks hold the first one's copy is taken.
-pub fn pieces(gpt: &Gpt, owned: &dyn Fn(usize) -> Vec<Owned>, rank: Rank) -> Pieces {
+pub fn pieces(gpt: &Decoder, owned: &dyn Fn(usize) -> Vec<OwnedRun>, rank: Rank) -> Pieces {
     let mut all = Vec::new();
     let mut tensor = 0;
     for (segment, layout) in gpt.segments().iter().enumerate() {
@@ -183,7 +183,7 @@ pub fn pieces(gpt: &Gpt, owned: &dyn Fn(usize) -> Vec<Owned>, rank: Rank) -> Pie
                 for span in spans(inside.into_iter().map(|(_, global)| global)) {
                     let part = from..from + span.len();
                     from = part.end;
-                    let all = owned.states.into_iter().chain(owned.gradient);
+                    let all = owned.states.into_iter().chain(owned.delayed_gradient);
                     let states = all.map(|state| state.slice(part.clone())).collect();
                     pieces.push(Piece { states, span });
                 }

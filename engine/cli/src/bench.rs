@@ -1,5 +1,5 @@
-//! What this machine reaches: copies between host and GPU, plain products, training steps. Each figure has a ceiling
-//! beside it, measured here or that of the link.
+//! Measures this machine: copies between host and GPU, matmuls, the update on the host, training steps. Each figure comes with a
+//! ceiling that is measured here too, or known of the link.
 
 mod adam;
 mod box_text;
@@ -10,18 +10,20 @@ mod memory;
 
 pub use adam::{Case, Row, adam, cases, state_name};
 pub(crate) use box_text::OUTPUT as BOX_OF_GPUS;
-pub use compute::{Collective, Product, collectives, products};
-pub use copies::{Copies, InParts, TILE_BYTES, copies};
+pub use compute::{Collective, MatmulShape, Product, collectives, products};
+pub use copies::{Copies, TILE_BYTES, TileCopies, copies};
+use memory::Node;
 pub use memory::{NodeMemory, memory};
 
 use config::{Config, DeviceConfig};
 use data::Dataset;
 use device::cpu::{self, CpuOptions, Lanes};
 use device::cuda::{self, Collectives, CudaOptions, Peers};
-use device::{Arena, Crew, Device, Dtype, Error, Lane, Op, Plan, Rank};
-use device::{HostWork, World};
+use device::{
+    Arena, Communicator, Device, Dtype, Error, HostWork, Lane, Op, Plan, Rank, ThreadTeam,
+};
 use engine::run::{Message, RunError, RunOptions, StepReport, train};
-use layout::build::Built;
+use layout::build::RankLayout;
 use layout::{gpu, placement};
 use serde::Serialize;
 use std::sync::Arc;
@@ -29,58 +31,71 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use topology::Machine;
 
-/// Training steps.
-#[derive(Clone, Debug, Serialize)]
-pub struct Steps {
-    /// Measured, after the first.
+/// What to measure of training steps.
+#[derive(Clone, Debug)]
+pub struct StepBench {
+    /// Steps that are measured, after one that is not.
     pub steps: usize,
-    /// The median step.
-    pub seconds: f64,
-    /// The fastest.
-    pub least_seconds: f64,
-    /// Of the median step.
-    pub tokens_per_second: f64,
-    /// Of the model, without recomputation, in the median step; 10^12 a second and GPU.
-    pub tflops_per_gpu: f64,
-    /// That a large product of the same type reaches here.
+    /// FLOPs of the model in a step, without recomputation.
+    pub model_flops: f64,
+    /// 10^12 a second that a large product of the same type reaches.
     pub ceiling_tflops: f64,
-    /// Work of the Host lane in a step.
+    /// Where spans of ops are noted, if anywhere.
+    pub trace: Option<Arc<device::Trace>>,
+}
+
+/// Times of training steps.
+#[derive(Clone, Debug, Serialize)]
+pub struct StepTimes {
+    /// Number of measured steps; the first step is not one.
+    pub steps: usize,
+    /// Seconds of the median step.
+    pub seconds: f64,
+    /// Seconds of the fastest step.
+    pub least_seconds: f64,
+    /// Tokens per second in the median step.
+    pub tokens_per_second: f64,
+    /// FLOPs of the model, without recomputation, in the median step; 10^12 per second and GPU.
+    pub tflops_per_gpu: f64,
+    /// FLOPs of a large product of the same type on this machine; 10^12 per second.
+    pub ceiling_tflops: f64,
+    /// Seconds of work of the Host lane in a step.
     pub host_seconds: f64,
-    /// Of it, while Compute stood still; `None` where lanes run one after another.
+    /// The part of `host_seconds` while Compute was idle; `None` if lanes run one after another.
     pub exposed_seconds: Option<f64>,
-    /// Of the last step.
+    /// Loss of the last step.
     pub loss: f64,
 }
 
-/// Ten times as long as anything here takes.
+/// Deadline of a collective: ten times the duration of any measurement.
 const PATIENCE: Duration = Duration::from_secs(600);
 const REPEATS: usize = 5;
 
-/// The only rank's GPU by the driver's number, its host memory, and GB/s of the way between both: as in a run.
+/// Where the only rank runs, as in a run: its GPU by the driver's number, its host memory, and the GB/s of the link between both.
 #[derive(Default)]
-struct Place {
+struct BenchPlace {
     gpu: Option<usize>,
     host: device::HostPlace,
     link: Option<f64>,
 }
 
-/// Nothing where the box cannot be looked at.
-fn place() -> Place {
-    let Ok(machine) = Machine::discover() else { return Place::default() };
+/// The place of the only rank; the default if the machine cannot be examined.
+fn place() -> BenchPlace {
+    let Ok(machine) = Machine::discover() else { return BenchPlace::default() };
     let lone = topology::Request { tp: 1, dp: 1, ..topology::Request::default() };
     let gpus: Vec<_> = gpu::machine().gpus.iter().map(|gpu| gpu.pci).collect();
-    let Ok((placement, numbers)) = placement::on(&machine, &lone, &gpus) else {
-        return Place::default();
+    let Ok((placement, numbers)) = placement::place_on(&machine, &lone, &gpus) else {
+        return BenchPlace::default();
     };
-    let Some(rank) = placement.ranks.first() else { return Place::default() };
+    let Some(rank) = placement.ranks.first() else { return BenchPlace::default() };
     let at = rank.gpu.and_then(|pci| machine.gpus.iter().position(|gpu| gpu.pci == pci));
     let link = at.and_then(|gpu| machine.host_gb_per_s_alone(gpu));
-    Place { gpu: numbers.first().copied(), host: rank.into(), link }
+    BenchPlace { gpu: numbers.first().copied(), host: rank.into(), link }
 }
 
-/// The only rank.
-fn open(plan: Plan, on_cuda: bool, place: &Place) -> Result<Device, Error> {
-    let (world, plan) = (World::new(1, 1, PATIENCE), Arc::new(plan));
+/// Opens a device with the only rank.
+fn open(plan: Plan, on_cuda: bool, place: &BenchPlace) -> Result<Device, Error> {
+    let (world, plan) = (Communicator::new(1, 1, PATIENCE), Arc::new(plan));
     let rank = Rank { tp: 0, tp_size: 1, dp: 0, dp_size: 1 };
     if on_cuda {
         let collectives = Collectives::Auto;
@@ -101,18 +116,19 @@ fn open(plan: Plan, on_cuda: bool, place: &Place) -> Result<Device, Error> {
     cpu::open(rank, &plan, &world, &options)
 }
 
-/// A virtual GPU whose kernels `crew` computes; its host memory on a node by its cores, where they are given.
-fn on_host(
+/// Opens a virtual GPU whose kernels run on `team`, with its host memory on `node`.
+fn open_on_host(
     plan: Plan,
-    crew: Option<Arc<Crew>>,
+    team: Option<Arc<ThreadTeam>>,
     small_pages: bool,
-    node: &[(u32, Vec<u32>)],
+    node: &Node,
 ) -> Result<Device, Error> {
-    let (world, rank) = (World::new(1, 1, PATIENCE), Rank { tp: 0, tp_size: 1, dp: 0, dp_size: 1 });
-    let nodes = node.iter().map(|(id, _)| *id).collect();
+    let (world, rank) =
+        (Communicator::new(1, 1, PATIENCE), Rank { tp: 0, tp_size: 1, dp: 0, dp_size: 1 });
+    let nodes = node.id.into_iter().collect();
     let host = device::HostPlace {
         nodes,
-        cpus: node.first().map(|(_, cpus)| cpus.clone()).unwrap_or_default(),
+        cpus: node.cpus.clone(),
         small_pages,
         ..device::HostPlace::default()
     };
@@ -121,12 +137,12 @@ fn on_host(
         memory_limit: u64::MAX,
         host,
         scratch: cpu::ScratchFloats::default(),
-        work: HostWork { crew, ..HostWork::default() },
+        work: HostWork { team, ..HostWork::default() },
     };
     cpu::open(rank, &Arc::new(plan), &world, &options)
 }
 
-/// Seconds of the fastest of some repetitions, after one that is not counted.
+/// Seconds of the fastest of [`REPEATS`] rounds, after one that is not counted.
 fn fastest(mut work: impl FnMut() -> Result<(), Error>) -> Result<f64, Error> {
     work()?;
     let mut least = f64::INFINITY;
@@ -156,19 +172,22 @@ const PRODUCT_ON_CUDA: usize = 4096;
 /// # Errors
 /// There is no GPU, or no memory.
 pub fn product(on_cuda: bool, dtype: Dtype) -> Result<f64, Error> {
-    // A GPU of less memory than any is none.
+    // A GPU with less memory than any real one is the stand-in.
     let large = on_cuda && cuda::free_memory(0).is_ok_and(|bytes| bytes > 1 << 30);
     let (n, count) = if large { (PRODUCT_ON_CUDA, 10) } else { (PRODUCT_ON_CPU, 1) };
-    product_of_shape(on_cuda, dtype, ((n, n, n), count), &Place::default())
+    let shape = MatmulShape { m: n, k: n, n };
+    product_of_shape(on_cuda, dtype, shape, count, &BenchPlace::default())
 }
 
-/// 10^12 operations a second of `count` products (m, k) by (k, n) behind each other.
+/// 10^12 operations a second of `count` products of `shape`, one after another.
 fn product_of_shape(
     on_cuda: bool,
     dtype: Dtype,
-    ((m, k, n), count): ((usize, usize, usize), usize),
-    place: &Place,
+    shape: MatmulShape,
+    count: usize,
+    place: &BenchPlace,
 ) -> Result<f64, Error> {
+    let MatmulShape { m, k, n } = shape;
     let mut plan = Plan::default();
     let [a, b, c] = [("a", (m, k)), ("b", (k, n)), ("c", (m, n))].map(|(name, shape)| {
         plan.tensor((Arena::Device, "of the measurement"), name, dtype, shape)
@@ -185,24 +204,24 @@ fn product_of_shape(
     Ok(2.0 * (m * n * k) as f64 * count as f64 / seconds / 1e12)
 }
 
-/// `count` steps of `config`, after one that is not counted; nothing is written or evaluated. `trace`: of ops.
+/// Measures steps of `config`. Nothing is written or evaluated.
 ///
 /// # Errors
 /// As [`train`].
 pub fn steps(
     config: &Config,
-    built: &Built,
+    layout: &RankLayout,
     data: &Arc<Dataset>,
-    (count, model_flops, ceiling_tflops): (usize, f64, f64),
-    trace: Option<Arc<device::Trace>>,
-) -> Result<Steps, RunError> {
+    bench: StepBench,
+) -> Result<StepTimes, RunError> {
+    let StepBench { steps: count, model_flops, ceiling_tflops, trace } = bench;
     let mut config = config.clone();
-    // More than are measured: the last step of a run is followed by an evaluation.
+    // More steps than are measured: an evaluation follows the last step of a run.
     config.train.steps = count as u64 + 4;
     config.train.eval_every = 0;
     let options = RunOptions { bind: true, trace, ..RunOptions::default() };
     let mut all: Vec<StepReport> = Vec::new();
-    train(&config, built, data, &options, &mut |message| {
+    train(&config, layout, data, &options, &mut |message| {
         if let Message::Step(step) = message {
             all.push(step);
             if all.len() > count {
@@ -219,7 +238,7 @@ pub fn steps(
     let host = per_step(last.activity.host_seconds, first.activity.host_seconds);
     let overlapped = last.activity.overlapped_seconds.zip(first.activity.overlapped_seconds);
     let ranks = (config.parallel.tensor * config.parallel.data) as f64;
-    Ok(Steps {
+    Ok(StepTimes {
         steps: measured.len(),
         seconds: median,
         least_seconds: seconds[0],
@@ -232,7 +251,7 @@ pub fn steps(
     })
 }
 
-/// A run on real GPUs.
+/// Whether `config` runs on real GPUs.
 pub fn is_on_cuda(config: &Config) -> bool {
     config.device == DeviceConfig::Cuda
 }

@@ -1,5 +1,5 @@
-//! Text from a trained model: the weights that a run left, a checkpoint or a folder of transformers, on the cores or on one
-//! GPU. Keys and values of the tokens so far are kept, so that each new token costs one row of every product.
+//! Generates text with a trained model: the weights of a run, a checkpoint or a folder of transformers, on the cores or on one GPU.
+//! A KV cache holds the keys and values of earlier tokens, so that each new token costs one row of every product.
 
 mod model;
 mod place;
@@ -12,21 +12,21 @@ use config::{Config, Precision};
 use data::{Decoder, Tokenizer};
 use device::cuda::WIDEST_HEAD;
 use device::random;
-use model::Model;
-pub use place::On;
-pub use sampling::{Sampling, Stop};
+use model::{Model, ModelSize, SampleTokens};
+pub use place::ComputeDevice;
+pub use sampling::{Sampling, StopCondition};
 use sampling::{Tail, draw};
 use std::path::{Path, PathBuf};
 use topology::format_bytes;
 
-/// Word that keys sampling under its seed.
+/// Word that keys the random numbers of sampling under its seed.
 const SAMPLE_STREAM: u64 = 0x7361_6d70;
 /// Characters of a prompt that a message shows.
 const SHOWN: usize = 60;
 /// Prompts whose next tokens are computed together.
 const TOGETHER: usize = 16;
 
-/// Why nothing is generated.
+/// Why no text is generated.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say what variants and fields are")]
 pub enum GenerateError {
@@ -67,7 +67,7 @@ pub enum GenerateError {
 
 /// Where the weights of a model are.
 #[derive(Clone, Copy, Debug)]
-pub enum Trained<'a> {
+pub enum WeightSource<'a> {
     /// The file that a run leaves.
     Weights(&'a Path),
     /// The fp32 parameters of a checkpoint.
@@ -76,75 +76,80 @@ pub enum Trained<'a> {
     Folder(&'a Path),
 }
 
-/// A model: where its weights are, and where it computes.
+/// A model: its weights, its tokenizer, and the device that computes it.
 #[derive(Clone, Copy, Debug)]
-pub struct Source<'a> {
+pub struct ModelSource<'a> {
     /// The weights.
-    pub trained: Trained<'a>,
-    /// Makes tokens of text; `None`: bytes are tokens, or the prompt is numbers.
+    pub weights: WeightSource<'a>,
+    /// The tokenizer; `None`: bytes are tokens, or the prompt is token numbers.
     pub tokenizer: Option<&'a Tokenizer>,
     /// The cores, or a GPU.
-    pub on: On,
+    pub device: ComputeDevice,
     /// Type of weights, activations, keys and values. Sums are fp32.
     pub precision: Precision,
 }
 
-impl<'a> Source<'a> {
-    /// On the cores in fp32.
-    pub const fn on_cores(trained: Trained<'a>, tokenizer: Option<&'a Tokenizer>) -> Self {
-        Self { trained, tokenizer, on: On::Cores, precision: Precision::Fp32 }
+impl<'a> ModelSource<'a> {
+    /// A model that computes on the cores in fp32.
+    pub const fn on_cores(trained: WeightSource<'a>, tokenizer: Option<&'a Tokenizer>) -> Self {
+        Self {
+            weights: trained,
+            tokenizer,
+            device: ComputeDevice::Cores,
+            precision: Precision::Fp32,
+        }
     }
 
-    fn open(&self, config: &Config, sizes: (usize, usize)) -> Result<Model, GenerateError> {
-        Model::open(config, self.trained, (self.on, self.precision), sizes)
+    fn open(&self, config: &Config, size: ModelSize) -> Result<Model, GenerateError> {
+        Model::open(config, self, size)
     }
 }
 
-/// How a text ends.
+/// Why a text ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum End {
-    /// A token of [`Stop`] was drawn.
+    /// A stop token was drawn.
     StopToken,
-    /// It had a text of [`Stop`].
+    /// A stop text occurred.
     StopText,
-    /// It has as many tokens as were asked for.
+    /// It has the number of tokens that was asked for.
     Length,
 }
 
-/// What becomes known of a text.
+/// A piece of output about one text.
 #[derive(Clone, Copy, Debug)]
 pub enum Piece<'a> {
-    /// Its prompt is this, as the model's tokens have it, without those that a tokenizer puts around a text.
+    /// The prompt, decoded from its tokens without the special ones around it.
     Prompt(&'a [u8]),
-    /// It goes on like this.
+    /// The next part of the text.
     Text(&'a [u8]),
-    /// It is over: why, and which tokens were drawn.
+    /// The text is complete: why it ended, and the tokens that were drawn.
     End(End, &'a [i32]),
 }
 
-/// A text that grows.
+/// A prompt and the tokens drawn so far.
 struct Text<'a> {
     tokens: Vec<i32>,
-    /// How many of them are the prompt's.
+    /// Number of tokens of the prompt.
     prompt: usize,
-    /// The prompt's, without special ones that the tokenizer puts around it.
+    /// The tokens of the prompt, without the special ones that the tokenizer puts around it.
     own: Vec<i32>,
-    written: Written<'a>,
+    written: TokenWriter<'a>,
     tail: Tail,
     over: bool,
 }
 
-/// Makes text of tokens.
-enum Written<'a> {
-    /// By a tokenizer.
+/// Turns tokens into text.
+enum TokenWriter<'a> {
+    /// With a tokenizer.
     Text(Decoder<'a>),
     Bytes,
     Numbers,
 }
 
-impl Written<'_> {
-    /// How the text goes on with `token`.
+impl TokenWriter<'_> {
+    /// The text that `token` adds.
     fn push(&mut self, token: i32) -> Vec<u8> {
         match self {
             Self::Text(decoder) => decoder.push(token as u32).into_bytes(),
@@ -153,7 +158,7 @@ impl Written<'_> {
         }
     }
 
-    /// How it ends.
+    /// The text that is left at the end.
     fn rest(&mut self) -> Vec<u8> {
         match self {
             Self::Text(decoder) => decoder.rest().into_bytes(),
@@ -162,14 +167,14 @@ impl Written<'_> {
     }
 }
 
-/// Draws tokens after each prompt, and hands what is known of the text of a prompt (its number, a piece) to `emit`, until that
-/// says to stop (false). A text is the same whatever prompts are beside it.
+/// Draws tokens after each prompt, and gives each piece of output to `emit`, with the number of its prompt. Ends early if `emit`
+/// returns false. A text does not depend on the other prompts.
 ///
 /// # Errors
-/// Weights that cannot be read or do not fit the config or the memory; no GPU, or one that fails; a prompt that is none.
+/// Weights that cannot be read, or do not fit the config or the memory; no GPU, or a GPU that fails; a prompt without tokens.
 pub fn generate(
     config: &Config,
-    from: &Source<'_>,
+    from: &ModelSource<'_>,
     prompts: &[String],
     sampling: &Sampling,
     emit: &mut dyn FnMut(usize, Piece<'_>) -> bool,
@@ -177,18 +182,18 @@ pub fn generate(
     let tokenizer = from.tokenizer;
     let bytes = config.data.format.is_bytes() && tokenizer.is_none();
     let written = || match tokenizer {
-        Some(tokenizer) => Written::Text(tokenizer.decoder()),
-        None if bytes => Written::Bytes,
-        None => Written::Numbers,
+        Some(tokenizer) => TokenWriter::Text(tokenizer.decoder()),
+        None if bytes => TokenWriter::Bytes,
+        None => TokenWriter::Numbers,
     };
-    // What lies above is no byte, or no token.
+    // Larger numbers are no bytes, or no tokens.
     let known = tokenizer.map_or(if bytes { 256 } else { usize::MAX }, Tokenizer::vocab);
     let text = |prompt: &String| -> Result<Text<'_>, GenerateError> {
-        let tokens = tokens_of((config, tokenizer), (prompt, sampling.special))?;
+        let tokens = tokens_of(config, tokenizer, prompt, sampling.special)?;
         let own = match tokenizer.filter(|_| sampling.special) {
             Some(tokenizer) => {
                 let own = tokenizer.encode(prompt);
-                let own = own.map_err(|why| GenerateError::Prompt(shown(prompt), why))?;
+                let own = own.map_err(|why| GenerateError::Prompt(excerpt(prompt), why))?;
                 own.into_iter().map(|token| token as i32).collect()
             }
             None => tokens.clone(),
@@ -206,20 +211,22 @@ pub fn generate(
     let mut texts: Vec<Text<'_>> = prompts.iter().map(text).collect::<Result<_, _>>()?;
     let longest = texts.iter().map(|text| text.tokens.len()).max().unwrap_or(0);
     let context = longest.saturating_add(sampling.tokens).clamp(1, config.model.seq_len);
-    let mut model = from.open(config, (context, texts.len().clamp(1, TOGETHER)))?;
+    let mut model =
+        from.open(config, ModelSize { context, samples: texts.len().clamp(1, TOGETHER) })?;
     for (group, texts) in texts.chunks_mut(TOGETHER).enumerate() {
         let mut emit = |i: usize, piece: Piece<'_>| emit(group * TOGETHER + i, piece);
-        if !write(&mut model, (texts, known), sampling, &mut emit)? {
+        if !extend_texts(&mut model, texts, known, sampling, &mut emit)? {
             break;
         }
     }
     Ok(())
 }
 
-/// Texts that grow together. Whether to go on.
-fn write(
+/// Extends texts together. Tokens from `known` on are never drawn. False if `emit` returned false.
+fn extend_texts(
     model: &mut Model,
-    (texts, known): (&mut [Text<'_>], usize),
+    texts: &mut [Text<'_>],
+    known: usize,
     sampling: &Sampling,
     emit: &mut dyn FnMut(usize, Piece<'_>) -> bool,
 ) -> Result<bool, GenerateError> {
@@ -237,8 +244,8 @@ fn write(
         if left.is_empty() {
             break;
         }
-        let grown: Vec<(usize, &[i32])> =
-            left.iter().map(|i| (*i, &texts[*i].tokens[..])).collect();
+        let grown: Vec<SampleTokens<'_>> =
+            left.iter().map(|i| SampleTokens { sample: *i, tokens: &texts[*i].tokens }).collect();
         let all = model.next(&grown)?;
         let uniform = random::uniform(random::key(sampling.seed, SAMPLE_STREAM), index);
         for (i, mut logits) in left.into_iter().zip(all) {
@@ -254,7 +261,7 @@ fn write(
 }
 
 impl Text<'_> {
-    /// It goes on with `token`, or is over. Whether to go on with others.
+    /// Adds `token`, or ends the text. False if `emit` returned false.
     fn take(
         &mut self,
         token: i32,
@@ -272,7 +279,7 @@ impl Text<'_> {
 
     fn end(&mut self, how: End, emit: &mut dyn FnMut(Piece<'_>) -> bool) -> bool {
         self.over = true;
-        // Of a text of `Stop`, which is over before that, nothing is left.
+        // After a stop text nothing is left.
         let (mut rest, _) = self.tail.push(&self.written.rest());
         rest.extend(self.tail.rest());
         (rest.is_empty() || emit(Piece::Text(&rest)))
@@ -287,18 +294,20 @@ impl Text<'_> {
 /// As [`generate`].
 pub fn next_logits(
     config: &Config,
-    from: &Source<'_>,
+    from: &ModelSource<'_>,
     text: &str,
 ) -> Result<Vec<f64>, GenerateError> {
-    let special = matches!(from.trained, Trained::Folder(_));
-    let tokens = tokens_of((config, from.tokenizer), (text, special))?;
+    let special = matches!(from.weights, WeightSource::Folder(_));
+    let tokens = tokens_of(config, from.tokenizer, text, special)?;
     let context = tokens.len().min(config.model.seq_len);
-    Ok(from.open(config, (context, 1))?.next(&[(0, &tokens)])?.remove(0))
+    let mut model = from.open(config, ModelSize { context, samples: 1 })?;
+    Ok(model.next(&[SampleTokens { sample: 0, tokens: &tokens }])?.remove(0))
 }
 
-/// `prompt`, or for a model of token files without a tokenizer token 0 where it has none.
+/// `prompt`, or token 0 if the prompt is blank and must consist of token numbers.
 pub(crate) fn default_prompt(
-    (config, tokenizer): (&Config, Option<&Tokenizer>),
+    config: &Config,
+    tokenizer: Option<&Tokenizer>,
     prompt: &str,
 ) -> String {
     let numbers = tokenizer.is_none() && !config.data.format.is_text();
@@ -307,7 +316,7 @@ pub(crate) fn default_prompt(
 }
 
 /// The beginning of a text, in quotes.
-fn shown(text: &str) -> String {
+fn excerpt(text: &str) -> String {
     match text.char_indices().nth(SHOWN) {
         Some((end, _)) => format!("{:?}.. ({} bytes)", &text[..end], text.len()),
         None => format!("{text:?}"),
@@ -316,17 +325,19 @@ fn shown(text: &str) -> String {
 
 /// Tokens of a prompt.
 fn tokens_of(
-    (config, tokenizer): (&Config, Option<&Tokenizer>),
-    (text, special): (&str, bool),
+    config: &Config,
+    tokenizer: Option<&Tokenizer>,
+    text: &str,
+    special: bool,
 ) -> Result<Vec<i32>, GenerateError> {
-    let refuse = |problem: String| GenerateError::Prompt(shown(text), problem);
+    let refuse = |problem: String| GenerateError::Prompt(excerpt(text), problem);
     let vocab = config.model.vocab;
     let token = |word: &str| match word.parse::<i32>() {
         Ok(token) if (0..vocab as i64).contains(&i64::from(token)) => Ok(token),
         _ => Err(refuse(format!(
             "{} is not a token from 0 to {}; this model was trained on token files, or its folder has no \
              tokenizer.json, so the prompt is token numbers with blanks between",
-            shown(word),
+            excerpt(word),
             vocab - 1
         ))),
     };
@@ -345,7 +356,7 @@ fn tokens_of(
     if tokens.is_empty() {
         return Err(refuse("it is empty; give at least one character".into()));
     }
-    // Its embedding would be that of no token.
+    // Such a token has no embedding.
     if let Some(token) = tokens.iter().find(|token| **token as usize >= vocab) {
         return Err(refuse(format!(
             "its token {token} is not one of the model, which has {vocab}: the tokenizer is another model's"

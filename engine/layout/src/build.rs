@@ -8,36 +8,42 @@ use config::{Master, Moments, OptimizerConfig, OptimizerKind, Transfer, UpdateMo
 use config::{Packing, ParameterPlace, Placement, Precision, Recompute};
 use device::cpu::ScratchFloats;
 use device::{Arena, Dtype, Group, Plan, Tensor, cuda};
-use offload::{BucketOf, Layout, LossScale, Rule, SegmentSpec, Spec, Storage, Sum, chunk_elements};
+use offload::{
+    BucketSharing, GradAccumulation, LossScale, OptimizerLayout, OptimizerSpec, Rule, SegmentSpec,
+    Storage, chunk_elements,
+};
 use std::sync::Arc;
 use tensor_parallel::head_rows;
-use tensor_parallel::{Gpt, GptShape, Keep, Part, Parts, Positions, Ring, Rope, RopeScaling};
+use tensor_parallel::{
+    Architecture, CheckpointHome, Decoder, DecoderShape, Positions, Ring, Rope, RopeScaling,
+    SegmentRole,
+};
 use topology::HostBytes;
 
 /// The model, the optimizer and their memory.
 #[derive(Clone, Debug)]
-pub struct Built {
+pub struct RankLayout {
     /// Every tensor by name.
     pub plan: Arc<Plan>,
     /// The model's handles.
-    pub gpt: Gpt,
+    pub decoder: Decoder,
     /// The optimizer's.
-    pub layout: Arc<Layout>,
+    pub optimizer: Arc<OptimizerLayout>,
     /// The batches'.
     pub batches: BatchLayout,
     /// F64 (micro-batches + 1) on the device and on the host: sums of losses, the last one an evaluation's.
     pub losses: [Tensor; 2],
     /// F64 (1), host: where ranks meet outside a step.
-    pub meeting: Tensor,
+    pub barrier: Tensor,
     /// Micro-batches of a step.
     pub micro_batches: usize,
     /// Where micro-batches are summed.
-    pub sum: Sum,
+    pub accumulation: GradAccumulation,
     /// What kernels need besides.
     pub scratch: KernelScratch,
 }
 
-impl Built {
+impl RankLayout {
     /// Bytes of host memory that the plan takes for a rank: staging, which is next to its GPU, and all else, which is where the
     /// rank's cores are. Virtual GPUs are host memory too.
     pub fn host_bytes(&self, config: &Config) -> HostBytes {
@@ -64,10 +70,10 @@ pub struct KernelScratch {
 }
 
 /// The model's shapes under a config.
-pub fn shape(config: &Config) -> GptShape {
+pub fn shape(config: &Config) -> DecoderShape {
     let (m, dtype) = (&config.model, dtype(config.precision));
-    GptShape {
-        parts: parts(m),
+    DecoderShape {
+        architecture: architecture(m),
         layers: m.layers,
         hidden: m.hidden,
         heads: m.heads,
@@ -85,12 +91,12 @@ pub fn shape(config: &Config) -> GptShape {
             Recompute::Block => tensor_parallel::Recompute::Block,
         },
         partition_checkpoints: config.partition_checkpoints,
-        keep: match (config.host_checkpoints, config.offload.transfer) {
-            (false, _) => Keep::Device,
-            (true, Transfer::Streamed) => Keep::Host,
-            (true, Transfer::Blocking) => Keep::HostBlocking,
+        checkpoint_home: match (config.host_checkpoints, config.offload.transfer) {
+            (false, _) => CheckpointHome::Device,
+            (true, Transfer::Streamed) => CheckpointHome::Host,
+            (true, Transfer::Blocking) => CheckpointHome::HostBlocking,
         },
-        checkpoint_sets: first_forward(config),
+        checkpoint_slots: vertical_width(config),
         ring: Ring::NONE,
         head_rows: head_rows(m.vocab),
         dtype,
@@ -102,10 +108,10 @@ pub fn shape(config: &Config) -> GptShape {
 }
 
 /// What a model is made of.
-fn parts(m: &ModelConfig) -> Parts {
+fn architecture(m: &ModelConfig) -> Architecture {
     let norm_epsilon = decimal(m.norm_eps);
     match m.family {
-        Family::Gpt2 => return Parts { norm_epsilon, ..Parts::GPT2 },
+        Family::Gpt2 => return Architecture { norm_epsilon, ..Architecture::GPT2 },
         Family::Llama => {}
     }
     let scaling = match m.rope.scaling {
@@ -123,7 +129,7 @@ fn parts(m: &ModelConfig) -> Parts {
             original_seq_len,
         },
     };
-    Parts {
+    Architecture {
         rms_norm: true,
         norm_epsilon,
         positions: Positions::Rotary(Rope { theta: decimal(m.rope.theta), scaling }),
@@ -168,7 +174,7 @@ fn kernel_scratch(config: &Config, host: HostBytes) -> KernelScratch {
 }
 
 /// Scratch of the cpu backend's kernels.
-pub fn scratch_floats(shape: &GptShape) -> ScratchFloats {
+pub fn scratch_floats(shape: &DecoderShape) -> ScratchFloats {
     ScratchFloats::new(shape.seq_len, shape.head_dim, shape.hidden, shape.widest_sum())
 }
 
@@ -185,8 +191,8 @@ pub fn device_bytes(config: &Config, plan: &Plan) -> u64 {
 pub fn op_scratch(config: &Config) -> u64 {
     let shape = shape(config);
     let attention = (shape.tokens() * shape.heads / shape.tp_size) as u64 * Dtype::F32.bytes();
-    let gains = if shape.parts.qk_norm { cuda::gains_scratch(shape.head_dim) } else { 0 };
-    let norms = cuda::norm_scratch((shape.rows(), shape.hidden), !shape.parts.rms_norm);
+    let gains = if shape.architecture.qk_norm { cuda::gains_scratch(shape.head_dim) } else { 0 };
+    let norms = cuda::norm_scratch((shape.rows(), shape.hidden), !shape.architecture.rms_norm);
     attention.max(gains).max(norms)
 }
 
@@ -194,13 +200,15 @@ pub fn op_scratch(config: &Config) -> u64 {
 pub fn device_limit(config: &Config, plan: &Plan) -> Option<u64> {
     match &config.device {
         DeviceConfig::Cpu { memory, .. } => Some(*memory),
-        DeviceConfig::Sim { box_, .. } => Some(box_.gpu_memory.saturating_sub(reserved(box_))),
-        DeviceConfig::Cuda => gpu_room::room(config, plan).ok().map(|room| room.limit),
+        DeviceConfig::Sim { box_, .. } => {
+            Some(box_.gpu_memory.saturating_sub(reserved_bytes(box_)))
+        }
+        DeviceConfig::Cuda => gpu_room::memory_budget(config, plan).ok().map(|room| room.limit),
     }
 }
 
 /// Micro-batches whose first forward pass goes through each block together.
-pub fn first_forward(config: &Config) -> usize {
+pub fn vertical_width(config: &Config) -> usize {
     config.offload.first_forward.min(micro_batches(config))
 }
 
@@ -222,7 +230,7 @@ pub fn update_mode(config: &Config) -> UpdateMode {
 }
 
 /// Share of the parameters behind the embedding that are updated ahead of the decision.
-pub fn share_ahead(config: &Config) -> f32 {
+pub fn speculated_share(config: &Config) -> f32 {
     match update_mode(config) {
         UpdateMode::Speculative => config.offload.speculated_fraction.share(),
         UpdateMode::Serial | UpdateMode::Overlapped | UpdateMode::Delayed { .. } => 0.0,
@@ -231,7 +239,7 @@ pub fn share_ahead(config: &Config) -> f32 {
 }
 
 /// What a CUDA context and NCCL take of a described GPU before the first tensor; of a virtual one, nothing.
-pub const fn reserved(described: &BoxConfig) -> u64 {
+pub const fn reserved_bytes(described: &BoxConfig) -> u64 {
     if described.measured.is_some() { 0 } else { 3 << 29 }
 }
 
@@ -239,134 +247,138 @@ pub const fn reserved(described: &BoxConfig) -> u64 {
 ///
 /// Kernel threads are counted here, on a thread that is not bound. How much memory ranks take can decide on how many sockets
 /// they are, and so how many threads they have: then everything is laid out again, with theirs.
-pub fn build(config: &Config) -> Built {
+pub fn lay_out(config: &Config) -> RankLayout {
     let near = kernel_scratch(config, HostBytes::default());
-    let built = with_room(config, near);
-    let scratch = kernel_scratch(config, built.host_bytes(config));
-    if scratch.threads == near.threads { built } else { with_room(config, scratch) }
+    let layout = with_fitting_threads(config, near);
+    let scratch = kernel_scratch(config, layout.host_bytes(config));
+    if scratch.threads == near.threads { layout } else { with_fitting_threads(config, scratch) }
 }
 
 /// With fewer kernel threads where the scratch of so many does not fit into the GPU: a machine of many cores takes what one of
 /// few cores takes. Where the config says how many, that is so.
-fn with_room(config: &Config, mut scratch: KernelScratch) -> Built {
+fn with_fitting_threads(config: &Config, mut scratch: KernelScratch) -> RankLayout {
     let said = matches!(config.device, DeviceConfig::Cpu { threads: Some(_), .. });
     loop {
-        let built = build_with(config, scratch);
+        let layout = with_parameter_place(config, scratch);
         if said || scratch.threads < 2 {
-            return built;
+            return layout;
         }
-        let limit = device_limit(config, &built.plan).unwrap_or(u64::MAX);
-        let over = device_bytes(config, &built.plan).saturating_sub(limit);
+        let limit = device_limit(config, &layout.plan).unwrap_or(u64::MAX);
+        let over = device_bytes(config, &layout.plan).saturating_sub(limit);
         if over == 0 {
-            return built;
+            return layout;
         }
         let each = scratch.floats.bytes(2) - scratch.floats.bytes(1);
         scratch.threads = scratch.threads.saturating_sub(over.div_ceil(each) as usize).max(1);
     }
 }
 
-fn build_with(config: &Config, scratch: KernelScratch) -> Built {
+fn with_parameter_place(config: &Config, scratch: KernelScratch) -> RankLayout {
     match config.offload.parameters {
-        ParameterPlace::Device => with_sums(config, scratch, Ring::NONE),
+        ParameterPlace::Device => with_accumulation(config, scratch, Ring::NONE),
         ParameterPlace::Host => with_ring(config, scratch),
     }
 }
 
-fn fits(config: &Config, built: &Built) -> bool {
-    let limit = device_limit(config, &built.plan);
-    limit.is_some_and(|limit| device_bytes(config, &built.plan) <= limit)
+fn fits(config: &Config, layout: &RankLayout) -> bool {
+    let limit = device_limit(config, &layout.plan);
+    limit.is_some_and(|limit| device_bytes(config, &layout.plan) <= limit)
 }
 
 /// Parameters that come up for each use: in a ring of as many blocks as fit, at most three, beside as many resident blocks as fit,
 /// unless the config says how many.
-fn with_ring(config: &Config, scratch: KernelScratch) -> Built {
+fn with_ring(config: &Config, scratch: KernelScratch) -> RankLayout {
     let layers = config.model.layers;
-    let with = |slots, resident| with_sums(config, scratch, Ring { slots, resident });
+    let with =
+        |slots, resident| with_accumulation(config, scratch, Ring { buffers: slots, resident });
     let least = config.offload.resident_blocks.unwrap_or(0);
-    let mut built = with(config.offload.ring.unwrap_or(3), least);
-    if config.offload.ring.is_none() && !fits(config, &built) {
-        built = with(2, least);
+    let mut layout = with(config.offload.ring.unwrap_or(3), least);
+    if config.offload.ring.is_none() && !fits(config, &layout) {
+        layout = with(2, least);
     }
-    let slots = built.gpt.shape().ring.slots;
-    let Some(limit) = device_limit(config, &built.plan) else { return built };
+    let slots = layout.decoder.shape().ring.buffers;
+    let Some(limit) = device_limit(config, &layout.plan) else { return layout };
     if config.offload.resident_blocks.is_some() {
-        return built;
+        return layout;
     }
-    let left = limit.saturating_sub(device_bytes(config, &built.plan));
-    let block = built.gpt.params(built.gpt.segment(Part::Block(0))).bytes();
+    let left = limit.saturating_sub(device_bytes(config, &layout.plan));
+    let block = layout.decoder.params(layout.decoder.segment(SegmentRole::Block(0))).bytes();
     let mut resident = layers.min((left / block) as usize);
     while resident > 0 {
         let more = with(slots, resident);
         if fits(config, &more) {
-            built = more;
+            layout = more;
             break;
         }
         resident -= 1;
     }
-    built
+    layout
 }
 
 /// Micro-batches are summed where the config says, or where there is room.
-fn with_sums(config: &Config, scratch: KernelScratch, ring: Ring) -> Built {
+fn with_accumulation(config: &Config, scratch: KernelScratch, ring: Ring) -> RankLayout {
     let micro_batches = micro_batches(config);
-    let with = |sum| lay_out(config, (micro_batches, sum), scratch, ring);
+    let with = |sum| plan_layout(config, (micro_batches, sum), scratch, ring);
     if micro_batches == 1 {
-        return with(Sum::None);
+        return with(GradAccumulation::None);
     }
-    let together = ring != Ring::NONE && first_forward(config) == micro_batches;
+    let together = ring != Ring::NONE && vertical_width(config) == micro_batches;
     if together && config.offload.accumulate != Accumulate::Host {
-        return with(Sum::InTurns);
+        return with(GradAccumulation::Shared);
     }
     if config.offload.optimizer == Placement::Device {
-        return with(Sum::Device);
+        return with(GradAccumulation::Device);
     }
     if config.offload.transfer == Transfer::Blocking {
-        return with(Sum::Host);
+        return with(GradAccumulation::Host);
     }
     match config.offload.accumulate {
-        Accumulate::Device => with(Sum::Device),
-        Accumulate::Host => with(Sum::Host),
+        Accumulate::Device => with(GradAccumulation::Device),
+        Accumulate::Host => with(GradAccumulation::Host),
         Accumulate::Auto => {
-            let on_device = with(Sum::Device);
-            if fits(config, &on_device) { on_device } else { with(Sum::Host) }
+            let on_device = with(GradAccumulation::Device);
+            if fits(config, &on_device) { on_device } else { with(GradAccumulation::Host) }
         }
     }
 }
 
-fn lay_out(
+fn plan_layout(
     config: &Config,
-    (micro_batches, sum): (usize, Sum),
+    (micro_batches, sum): (usize, GradAccumulation),
     scratch: KernelScratch,
     ring: Ring,
-) -> Built {
-    let (shape, mut plan) = (GptShape { ring, ..shape(config) }, Plan::default());
-    let sets = if ring == Ring::NONE { 1 } else { first_forward(config) };
-    let chunk = chunk_elements(Gpt::longest_segment(&shape));
-    let gpt = Gpt::plan(&mut plan, &shape, chunk * config.parallel.data);
+) -> RankLayout {
+    let (shape, mut plan) = (DecoderShape { ring, ..shape(config) }, Plan::default());
+    let sets = if ring == Ring::NONE { 1 } else { vertical_width(config) };
+    let chunk = chunk_elements(Decoder::longest_segment(&shape));
+    let decoder = Decoder::plan(&mut plan, &shape, chunk * config.parallel.data);
     let spec_of = |part| {
-        let segment = gpt.segment(part);
-        let layout = &gpt.segments()[segment];
+        let segment = decoder.segment(part);
+        let layout = &decoder.segments()[segment];
         SegmentSpec {
             name: layout.name.clone(),
-            params: gpt.params(segment),
+            params: decoder.params(segment),
             len: layout.len,
             decayed: layout.decayed,
             bucket: match part {
                 // The output layer begins what the embedding completes, far behind.
-                Part::Embedding if config.model.tied && sets > 1 => BucketOf::Each(sets),
-                _ if config.offload.keep_gradients => BucketOf::Own,
-                Part::Block(_) => BucketOf::Turns,
-                Part::FinalNorm => BucketOf::Own,
+                SegmentRole::Embedding if config.model.tied && sets > 1 => {
+                    BucketSharing::PerSlot(sets)
+                }
+                _ if config.offload.keep_gradients => BucketSharing::Own,
+                SegmentRole::Block(_) => BucketSharing::Alternating,
+                SegmentRole::FinalNorm => BucketSharing::Own,
                 // All blocks go backward, or forward, between the two.
-                Part::Embedding | Part::Head => BucketOf::Shared,
+                SegmentRole::Embedding | SegmentRole::Head => BucketSharing::Shared,
             },
-            slot: gpt.slot(segment),
+            param_buffer: decoder.param_buffer(segment),
         }
     };
-    let segments: Vec<SegmentSpec> = gpt.parts().map(spec_of).collect();
-    let layout = Layout::plan(&mut plan, &spec(config, micro_batches, sum), chunk, &segments);
+    let segments: Vec<SegmentSpec> = decoder.segment_roles().map(spec_of).collect();
+    let layout =
+        OptimizerLayout::plan(&mut plan, &spec(config, micro_batches, sum), chunk, &segments);
     let packs = config.data.packing == Packing::Documents;
-    let batches = BatchLayout::plan(&mut plan, shape.tokens(), packs, first_forward(config));
+    let batches = BatchLayout::plan(&mut plan, shape.tokens(), packs, vertical_width(config));
     let mut small =
         |arena, name, len| plan.tensor((arena, "batches and losses"), name, Dtype::F64, (1, len));
     let losses = [
@@ -379,12 +391,22 @@ fn lay_out(
         plan.tensor((Arena::Device, "kernel scratch"), "kernel scratch", Dtype::F32, shape);
     }
     let (plan, layout) = (Arc::new(plan), Arc::new(layout));
-    Built { plan, gpt, layout, batches, losses, meeting, micro_batches, sum, scratch }
+    RankLayout {
+        plan,
+        decoder,
+        optimizer: layout,
+        batches,
+        losses,
+        barrier: meeting,
+        micro_batches,
+        accumulation: sum,
+        scratch,
+    }
 }
 
-fn spec(config: &Config, micro_batches: usize, sum: Sum) -> Spec {
+fn spec(config: &Config, micro_batches: usize, sum: GradAccumulation) -> OptimizerSpec {
     let (offload, scale) = (&config.offload, &config.loss_scale);
-    Spec {
+    OptimizerSpec {
         rule: rule(&config.optimizer),
         device_fraction: match offload.optimizer {
             Placement::Host => 0.0,
@@ -392,8 +414,8 @@ fn spec(config: &Config, micro_batches: usize, sum: Sum) -> Spec {
             Placement::Split { device_fraction } => f64::from(device_fraction),
         },
         delayed: matches!(update_mode(config), UpdateMode::Delayed { .. }),
-        ahead_fraction: f64::from(share_ahead(config)),
-        sum,
+        speculative_fraction: f64::from(speculated_share(config)),
+        accumulation: sum,
         transfer: match offload.transfer {
             Transfer::Streamed => offload::Transfer::Streamed,
             Transfer::Blocking => offload::Transfer::Blocking,
@@ -445,11 +467,11 @@ mod tests {
             let of = |threads| {
                 let scratch =
                     KernelScratch { threads, ..kernel_scratch(&config, HostBytes::default()) };
-                let built = with_room(&config, scratch);
-                let bytes = device_bytes(&config, &built.plan);
-                let limit = device_limit(&config, &built.plan).unwrap();
+                let layout = with_fitting_threads(&config, scratch);
+                let bytes = device_bytes(&config, &layout.plan);
+                let limit = device_limit(&config, &layout.plan).unwrap();
                 assert!(bytes <= limit, "{threads} threads: {bytes} of {limit}");
-                (built.scratch.threads, limit - bytes)
+                (layout.scratch.threads, limit - bytes)
             };
             assert_eq!([1, 2, 64].map(|threads| of(threads).0), [1, 2, 64]);
             let [(few, _), (most, left), (more, _)] = [128, 256, 4096].map(of);
@@ -459,7 +481,7 @@ mod tests {
             assert!(few <= most && most == more && left < 2 * each, "{few} {most} {more} {left}");
             assert!((64..256).contains(&most), "{most}");
             let said = [sets.clone(), vec!["device.threads=256".into()]].concat();
-            let said = build(&config::load(&path, &said).unwrap().config);
+            let said = lay_out(&config::load(&path, &said).unwrap().config);
             assert_eq!(said.scratch.threads, 256);
         }
     }

@@ -16,39 +16,40 @@ const COMMUNICATOR: u64 = 1 << 30;
 const ROUNDING: u64 = 16 << 20;
 
 /// By rank, the driver's number of the GPU that it takes.
-pub fn taken((tp, dp): (usize, usize)) -> Vec<usize> {
-    type Taken = Vec<((usize, usize), Vec<usize>)>;
-    static KNOWN: Mutex<Taken> = Mutex::new(Vec::new());
+pub fn rank_gpus((tp, dp): (usize, usize)) -> Vec<usize> {
+    type GpusByGrid = Vec<((usize, usize), Vec<usize>)>;
+    static KNOWN: Mutex<GpusByGrid> = Mutex::new(Vec::new());
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((_, gpus)) = known.iter().find(|(grid, _)| *grid == (tp, dp)) {
         return gpus.clone();
     }
     let all: Vec<_> = machine().gpus.iter().map(|gpu| gpu.pci).collect();
     let request = Request { tp, dp, ..Request::default() };
-    let placed = this_machine().and_then(|machine| placement::on(machine, &request, &all).ok());
-    let gpus = placed.map_or_else(|| placement::in_turn(all.len(), tp * dp), |(_, gpus)| gpus);
+    let placed =
+        this_machine().and_then(|machine| placement::place_on(machine, &request, &all).ok());
+    let gpus = placed.map_or_else(|| placement::round_robin(all.len(), tp * dp), |(_, gpus)| gpus);
     known.push(((tp, dp), gpus.clone()));
     gpus
 }
 
 /// Bytes of a GPU: what a rank's plan may take, and what is kept back from it.
 #[derive(Clone, Debug)]
-pub struct Room {
+pub struct MemoryBudget {
     /// For the plan.
     pub limit: u64,
     /// What lies beside it, with how that is known.
-    pub beside: Vec<(&'static str, u64)>,
+    pub overheads: Vec<(&'static str, u64)>,
 }
 
 /// The least room that any rank of `config` has with `plan`, on the GPUs that its placement takes.
 ///
 /// # Errors
 /// Why that is not known: there are no GPUs, or one cannot be looked at.
-pub fn room(config: &Config, plan: &Plan) -> Result<Room, String> {
+pub fn memory_budget(config: &Config, plan: &Plan) -> Result<MemoryBudget, String> {
     if let Some(missing) = machine().missing() {
         return Err(missing);
     }
-    let gpus = taken(here::grid(config));
+    let gpus = rank_gpus(here::grid(config));
     let mut distinct = gpus.clone();
     distinct.sort_unstable();
     distinct.dedup();
@@ -60,19 +61,23 @@ pub fn room(config: &Config, plan: &Plan) -> Result<Room, String> {
     rooms.into_iter().min_by_key(|room| room.limit).ok_or_else(|| "no GPU is taken".into())
 }
 
-fn of_gpu((gpu, ranks): (usize, u64), config: &Config, plan: &Plan) -> Result<Room, String> {
+fn of_gpu(
+    (gpu, ranks): (usize, u64),
+    config: &Config,
+    plan: &Plan,
+) -> Result<MemoryBudget, String> {
     let found = look(gpu, offload::PROGRAMS)
         .map_err(|why| format!("GPU {gpu} cannot be looked at: {why}"))?;
     let mut beside = vec![
-        ("cuBLASLt's products", found.beside.products.div_ceil(ranks)),
-        ("onebox's kernels", found.beside.kernels),
-        ("streams and events", found.beside.streams),
+        ("cuBLASLt's products", found.overhead.products.div_ceil(ranks)),
+        ("onebox's kernels", found.overhead.kernels),
+        ("streams and events", found.overhead.streams),
         ("page tables of pinned memory", page_tables(plan)),
         ("rounding", ROUNDING.min(found.free / ranks / 8)),
     ];
     beside.extend(nccl((gpu, found.total), config));
     let sum: u64 = beside.iter().map(|(_, bytes)| bytes).sum();
-    Ok(Room { limit: (found.free / ranks).saturating_sub(sum), beside })
+    Ok(MemoryBudget { limit: (found.free / ranks).saturating_sub(sum), overheads: beside })
 }
 
 /// NCCL's part, where a run would use it.

@@ -54,7 +54,7 @@ pub fn places(config: &Config, host: HostBytes, bind: bool) -> Places {
     if let Some(few) = gpu::few_queues().filter(|_| !gpus.is_empty()) {
         tracing::warn!("{few}");
     }
-    let mut places = Places { ranks: Vec::new(), gpus: in_turn(gpus.len(), world_size) };
+    let mut places = Places { ranks: Vec::new(), gpus: round_robin(gpus.len(), world_size) };
     if !bind {
         return places;
     }
@@ -62,7 +62,7 @@ pub fn places(config: &Config, host: HostBytes, bind: bool) -> Places {
         tracing::warn!("threads are not bound: this machine cannot be looked at");
         return places;
     };
-    match on(machine, &request(config, host), &gpus) {
+    match place_on(machine, &request(config, host), &gpus) {
         Err(error) => tracing::warn!("threads are not bound: {error}"),
         Ok((placement, gpus)) => {
             let cpus = machine.allowed_cpus.len();
@@ -95,7 +95,7 @@ pub fn gpus(config: &Config) -> Vec<Option<PciAddress>> {
 
 /// The placement of the ranks of `request` on `machine`, and the number of each rank's GPU among `gpus`. GPUs that the machine
 /// does not show are dealt in turn, and their ranks placed as those of virtual GPUs.
-pub fn on(
+pub fn place_on(
     machine: &Machine,
     request: &Request,
     gpus: &[Option<PciAddress>],
@@ -116,11 +116,11 @@ pub fn on(
     let number = |rank: &RankPlace| gpus.iter().position(|pci| *pci == rank.gpu);
     let numbers: Option<Vec<usize>> =
         placement.ranks.iter().map(|rank| rank.gpu.and_then(|_| number(rank))).collect();
-    Ok((placement, numbers.unwrap_or_else(|| in_turn(gpus.len(), ranks))))
+    Ok((placement, numbers.unwrap_or_else(|| round_robin(gpus.len(), ranks))))
 }
 
 /// Rank i on GPU i mod their number.
-pub fn in_turn(gpus: usize, world_size: usize) -> Vec<usize> {
+pub fn round_robin(gpus: usize, world_size: usize) -> Vec<usize> {
     if gpus == 0 { Vec::new() } else { (0..world_size).map(|rank| rank % gpus).collect() }
 }
 
@@ -162,24 +162,24 @@ mod tests {
     fn ranks_get_the_gpus_that_are_joined_best_by_cudas_numbers() {
         // Pairs of two NVLinks, on an uplink each; CUDA counts backwards here.
         let gpus = at(&[0x8a, 0x89, 0x86, 0x85, 0x0b, 0x0a, 0x07, 0x06]);
-        let (placement, numbers) = on(&dgx1(), &ranks(2, 4), &gpus).unwrap();
+        let (placement, numbers) = place_on(&dgx1(), &ranks(2, 4), &gpus).unwrap();
         assert_eq!(numbers, [7, 4, 6, 5, 3, 0, 2, 1]);
         assert_eq!(nodes(&placement), [0, 0, 0, 0, 1, 1, 1, 1]);
     }
 
     #[test]
     fn ranks_that_share_gpus_are_placed_next_to_them() {
-        let (placement, numbers) = on(&dgx1(), &ranks(1, 4), &at(&[0x85, 0x06])).unwrap();
+        let (placement, numbers) = place_on(&dgx1(), &ranks(1, 4), &at(&[0x85, 0x06])).unwrap();
         assert_eq!(numbers, [0, 1, 0, 1]);
         assert_eq!(nodes(&placement), [1, 0, 1, 0]);
     }
 
     #[test]
     fn gpus_that_the_box_does_not_show_are_dealt_in_turn() {
-        let (placement, numbers) = on(&dgx1(), &ranks(1, 4), &at(&[0x10, 0x11])).unwrap();
+        let (placement, numbers) = place_on(&dgx1(), &ranks(1, 4), &at(&[0x10, 0x11])).unwrap();
         assert_eq!(numbers, [0, 1, 0, 1]);
         assert_eq!(nodes(&placement), [0, 0, 1, 1]);
         assert!(placement.ranks.iter().all(|rank| rank.gpu.is_none()));
-        assert_eq!(on(&dgx1(), &ranks(1, 4), &[]).unwrap().1, [0; 0]);
+        assert_eq!(place_on(&dgx1(), &ranks(1, 4), &[]).unwrap().1, [0; 0]);
     }
 }

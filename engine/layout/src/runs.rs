@@ -1,37 +1,37 @@
 //! Which part of which whole tensor stands where in a rank's flat segments.
 
 use std::ops::Range;
-use tensor_parallel::{Gpt, Param};
+use tensor_parallel::{Decoder, Param};
 
 /// Runs of flat elements that are contiguous in their whole tensors, too. Elements in no run are padding.
 #[derive(Debug)]
-pub struct Runs<T> {
+pub struct SegmentRuns<T> {
     /// By segment, sorted by place.
-    by_segment: Vec<Vec<Run<T>>>,
+    by_segment: Vec<Vec<SegmentRun<T>>>,
 }
 
 #[derive(Debug)]
-struct Run<T> {
+struct SegmentRun<T> {
     flat: Range<usize>,
     /// Index in the whole tensor of the run's first element.
     global: usize,
     source: T,
 }
 
-impl<T: Clone> Runs<T> {
+impl<T: Clone> SegmentRuns<T> {
     /// Those of rank `tp` of `tp_size`. `source`: where the values of a parameter come from; parameters are counted over all
     /// segments.
     pub fn new(
-        gpt: &Gpt,
+        decoder: &Decoder,
         (tp, tp_size): (usize, usize),
         mut source: impl FnMut(usize, &Param) -> T,
     ) -> Self {
         let mut numbers = 0..;
-        let by_segment = gpt.segments().iter().map(|layout| {
+        let by_segment = decoder.segments().iter().map(|layout| {
             let mut runs = Vec::new();
             for (param, number) in layout.params.iter().zip(&mut numbers) {
                 let (source, start) = (source(number, param), param.range.start);
-                runs.extend(param.runs(tp, tp_size).into_iter().map(|run| Run {
+                runs.extend(param.runs(tp, tp_size).into_iter().map(|run| SegmentRun {
                     flat: start + run.local.start..start + run.local.end,
                     global: run.global,
                     source: source.clone(),

@@ -1,6 +1,6 @@
 //! From a described box to what the simulator plays on: who sits where, which links and nodes they share.
 
-use crate::sim::{AsOf2020, Gpu, Hardware, Measured, Rates, Seat};
+use crate::sim::{Era2020, Gpu, Hardware, MeasuredMachine, Rates, Seat};
 use config::{BoxConfig, Config, MeasuredConfig};
 use layout::placement::{kernel_threads, request};
 use std::collections::BTreeMap;
@@ -136,7 +136,7 @@ fn gpu(b: &BoxConfig) -> Gpu {
         memory: f64::from(b.gpu.memory_gb_per_s) * G,
         processors: b.gpu.processors,
         sm: b.gpu.sm,
-        as_of_2020: b.gpu.as_of_2020.then(|| AsOf2020::without(&b.gpu.as_of_2020_without)),
+        as_of_2020: b.gpu.as_of_2020.then(|| Era2020::without(&b.gpu.as_of_2020_without)),
     }
 }
 
@@ -303,7 +303,7 @@ fn repeat(h: &mut Layout, machines: usize) {
     h.nvlink = (0..all).map(|a| (0..all).map(|b| inside(a, b)).collect()).collect();
 }
 
-fn virtual_gpus(config: &Config, m: &MeasuredConfig) -> Measured {
+fn virtual_gpus(config: &Config, m: &MeasuredConfig) -> MeasuredMachine {
     let ranks = config.world_size();
     let pair = |[a, b]: [f32; 2]| [f64::from(a) * G, f64::from(b) * G];
     let rates = |[flops, bytes]: [f32; 2]| Rates {
@@ -322,7 +322,7 @@ fn virtual_gpus(config: &Config, m: &MeasuredConfig) -> Measured {
         std::iter::once((name, rates)).chain(also.into_iter().filter(move |_| is_update))
     };
     let known = known.flat_map(updates);
-    Measured {
+    MeasuredMachine {
         cores: m.cores as f64,
         threads: 1.0
             + (kernel_threads(m.cores, ranks, None) - 1) as f64 * f64::from(m.thread_share),

@@ -1,7 +1,7 @@
 //! How fast this machine's cores are as virtual GPUs: real steps are timed op by op, and each op's time is explained
 //! by what it does. The result is a box, on which `onebox simulate` predicts the `cpu` backend.
 
-use crate::sim::{Kind, Work};
+use crate::sim::{Work, WorkKind};
 use crate::simulate::{RECORDED_STEPS, record};
 use config::{Config, Family, MeasuredConfig, load_str};
 use data::Dataset;
@@ -9,7 +9,7 @@ use device::Trace;
 use engine::metrics::median;
 use engine::run::{RunOptions, train};
 use files::output::Output;
-use layout::build::build;
+use layout::lay_out::lay_out;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -118,7 +118,7 @@ fn calibration(
 /// has steps alone, so meetings of ranks between steps are left out.
 fn time(config: &Config) -> Result<Vec<Timed>, CalibrateError> {
     let failed = |why: &dyn std::fmt::Display| CalibrateError::Run(why.to_string());
-    let built = build(config);
+    let built = lay_out(config);
     let program = record(config, &built).map_err(|e| failed(&e))?;
     let trace = Arc::new(Trace::default());
     let options =
@@ -126,7 +126,7 @@ fn time(config: &Config) -> Result<Vec<Timed>, CalibrateError> {
     let data = Arc::new(Dataset::noise(config.model.seq_len));
     train(config, &built, &data, &options, &mut |_| {}).map_err(|e| failed(&e))?;
     let mut spans = trace.spans();
-    spans.retain(|span| span.wrote != built.plan.name(built.meeting));
+    spans.retain(|span| span.wrote != built.plan.name(built.barrier));
     let mut times: BTreeMap<String, (Work, Vec<f64>)> = BTreeMap::new();
     for rank in 0..config.parallel.tensor * config.parallel.data {
         let of_rank = spans.iter().filter(|span| span.rank == rank);
@@ -160,7 +160,7 @@ fn explain(timed: &[Timed]) -> MeasuredConfig {
             samples.map(|t| [t.work.flops, t.work.bytes as f64, left(t.seconds, op)]).collect();
         two_rates(&samples).map(giga)
     };
-    let plain = |w: &Work| matches!(w.kind, Kind::Gemm { .. }) && w.apart.is_none();
+    let plain = |w: &Work| matches!(w.kind, WorkKind::Gemm { .. }) && w.apart.is_none();
     let gemm = [false, true].map(|wide| fit(&|w: &Work| plain(w) && w.wide == wide));
     let epilogues: Vec<Timed> = timed.iter().filter_map(|t| epilogue(t, &gemm)).collect();
     let rate = |of: &dyn Fn(&Work) -> bool, start: f64| {
@@ -172,7 +172,9 @@ fn explain(timed: &[Timed]) -> MeasuredConfig {
         median(seconds_per_byte).map_or(0.0, |s| giga(1.0 / s))
     };
     let attention = |gradient: bool| {
-        fit(&|w: &Work| matches!(w.kind, Kind::Attention { backward, .. } if backward == gradient))
+        fit(
+            &|w: &Work| matches!(w.kind, WorkKind::Attention { backward, .. } if backward == gradient),
+        )
     };
     let by_name = |name: &'static str| {
         let of = |wide: bool| {
@@ -182,7 +184,7 @@ fn explain(timed: &[Timed]) -> MeasuredConfig {
         };
         (name, [of(false), of(true)])
     };
-    let plain = |w: &Work| matches!(w.kind, Kind::Kernel | Kind::Up | Kind::Down);
+    let plain = |w: &Work| matches!(w.kind, WorkKind::Kernel | WorkKind::Up | WorkKind::Down);
     MeasuredConfig {
         cores: cores(),
         thread_us: 0.0,
@@ -203,7 +205,7 @@ fn epilogue(t: &Timed, rates: &[[f32; 2]; 2]) -> Option<Timed> {
     let [flops, moved] = rates[usize::from(t.work.wide)].map(|rate| 1e9 * f64::from(rate));
     let part = |amount: f64, rate: f64| if rate > 0.0 { amount / rate } else { 0.0 };
     let product = part(t.work.flops, flops) + part(t.work.bytes as f64, moved);
-    let work = Work { name, bytes, kind: Kind::Kernel, flops: 0.0, apart: None, ..t.work };
+    let work = Work { name, bytes, kind: WorkKind::Kernel, flops: 0.0, apart: None, ..t.work };
     Some(Timed { work, seconds: left(t.seconds, product) })
 }
 
@@ -215,7 +217,7 @@ fn left(seconds: f64, part: f64) -> f64 {
 /// Bytes as the simulator counts them for one of two ranks that work side by side.
 fn payload(work: &Work) -> f64 {
     match work.kind {
-        Kind::Collective { rounds, .. } => f64::from(rounds) * work.bytes as f64,
+        WorkKind::Collective { rounds, .. } => f64::from(rounds) * work.bytes as f64,
         _ => work.bytes as f64,
     }
 }

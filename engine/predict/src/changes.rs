@@ -3,7 +3,7 @@
 use config::{ALL_TOGETHER, Accumulate, Config, DeviceConfig, Loaded, Origin};
 use config::{ParameterPlace, Placement, Recompute, format_bytes, in_line};
 use device::Arena;
-use layout::build::{Built, build};
+use layout::build::{RankLayout, lay_out};
 use std::collections::BTreeSet;
 
 /// A setting that a search may change, and its value in RON.
@@ -93,9 +93,9 @@ pub fn stream_parameters(config: &mut Config) {
 }
 
 /// The handles of `config`, whose virtual GPUs are given the memory that these need, in whole MiB, where they have less.
-pub(super) fn widen(config: &mut Config) -> Built {
+pub(super) fn widen(config: &mut Config) -> RankLayout {
     const MIB: u64 = 1 << 20;
-    let built = build(config);
+    let built = lay_out(config);
     let needed = built.plan.bytes(Arena::Device).next_multiple_of(MIB);
     if let DeviceConfig::Cpu { memory, .. } = &mut config.device {
         *memory = (*memory).max(needed);

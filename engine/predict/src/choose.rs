@@ -8,7 +8,7 @@ use config::{
     Config, DeviceConfig, Loaded, Origin, ParameterPlace, Placement, Speculated, UpdateMode,
 };
 use device::Arena;
-use layout::build::{Built, build};
+use layout::build::{RankLayout, lay_out};
 use layout::gpu::is_sound;
 use rayon::prelude::*;
 use topology::format_bytes;
@@ -102,13 +102,13 @@ fn gains_nothing(given: &Config) -> Option<String> {
 struct Choosing<'a> {
     given: &'a Config,
     exact: Config,
-    built: Built,
+    built: RankLayout,
 }
 
 impl<'a> Choosing<'a> {
     fn new(given: &'a Config) -> Self {
         let exact = with(given, UpdateMode::Overlapped, given.offload.speculated_fraction);
-        let built = build(&exact);
+        let built = lay_out(&exact);
         Self { given, exact, built }
     }
 
@@ -133,7 +133,7 @@ impl<'a> Choosing<'a> {
     /// without them.
     fn holds(&self, share: f32) -> bool {
         let config = self.ahead(share);
-        let built = build(&config);
+        let built = lay_out(&config);
         let copies = |config, built| checkpoint_copy(config, built) > 0;
         is_sound(&config)
             && fits(&config, &built)
@@ -151,8 +151,8 @@ impl<'a> Choosing<'a> {
         } else {
             "update: Auto is Speculative with a share of"
         };
-        let pinned = |built: &Built| built.plan.bytes(Arena::Pinned);
-        let more = pinned(&build(&self.ahead(share))).saturating_sub(pinned(&self.built));
+        let pinned = |built: &RankLayout| built.plan.bytes(Arena::Pinned);
+        let more = pinned(&lay_out(&self.ahead(share))).saturating_sub(pinned(&self.built));
         let why = format!(
             "offload.{key} {share}: {why}; it takes {} more of the host's memory per rank",
             format_bytes(more)
@@ -162,7 +162,7 @@ impl<'a> Choosing<'a> {
 
     /// Whether anything is updated ahead with a share: it is less than the last segment otherwise.
     fn moves(&self, share: f32) -> bool {
-        build(&self.ahead(share)).layout.updates_ahead()
+        lay_out(&self.ahead(share)).optimizer.is_speculative()
     }
 
     /// A named share that is less than the last segment.
@@ -228,7 +228,7 @@ impl<'a> Choosing<'a> {
         }
         let timed = |&share: &f32| {
             let config = self.ahead(share);
-            Ok((Brief::of(&config, &build(&config))?.seconds, share))
+            Ok((Brief::of(&config, &lay_out(&config))?.seconds, share))
         };
         let timed: Vec<(f64, f32)> =
             shares.par_iter().map(timed).collect::<Result<_, SimulateError>>()?;

@@ -20,7 +20,8 @@ use engine::memory::{
     self, DataMemory, GPU, HostNodes, Limited, Memories, Node, all_fit, beside, by_node,
     is_virtual, letters, of_this_machine,
 };
-use layout::build::{Built, device_bytes, device_limit, reserved};
+use layout::build::reserved_bytes;
+use layout::build::{RankLayout, device_bytes, device_limit, reserved};
 use layout::gpu_room;
 use layout::here;
 use serde::Serialize;
@@ -147,14 +148,14 @@ pub struct Binding {
 ///
 /// # Errors
 /// A step that its own checks refuse; that is a defect of onebox.
-pub fn report(config: &Config, built: &Built) -> Result<Report, Error> {
+pub fn report(config: &Config, built: &RankLayout) -> Result<Report, Error> {
     let mut report = memory_report(config, built);
     report.step = report.fits.then(|| step(config, built)).transpose()?;
     Ok(report)
 }
 
 /// The same without the step, whose counting takes as long as its ops are many.
-pub fn memory_report(config: &Config, built: &Built) -> Report {
+pub fn memory_report(config: &Config, built: &RankLayout) -> Report {
     let gpu = gpu(config, built);
     let mut host_per_rank = memory("host, per rank", built, Arena::Pinned);
     let memories = decided(config, built);
@@ -177,14 +178,14 @@ pub fn memory_report(config: &Config, built: &Built) -> Report {
         fits,
         verdict: (!fits || not_checked.is_none()).then_some(fits),
         not_checked,
-        parameters: built.gpt.shape().parameters(),
+        parameters: built.decoder.shape().parameters(),
         tensor: config.parallel.tensor,
         data: config.parallel.data,
         micro_batches: built.micro_batches,
-        accumulate: match built.sum {
-            offload::Sum::None => "none",
-            offload::Sum::Device | offload::Sum::InTurns => "device",
-            offload::Sum::Host => "host",
+        accumulate: match built.accumulation {
+            offload::GradAccumulation::None => "none",
+            offload::GradAccumulation::Device | offload::GradAccumulation::Shared => "device",
+            offload::GradAccumulation::Host => "host",
         },
         data_memory: data.clone().ok().flatten(),
         data_not_counted: data.err(),
@@ -202,7 +203,7 @@ pub fn memory_report(config: &Config, built: &Built) -> Report {
     }
 }
 
-fn gpu(config: &Config, built: &Built) -> Memory {
+fn gpu(config: &Config, built: &RankLayout) -> Memory {
     let gpus = if config.world_size() == 1 { "GPU" } else { "GPUs" };
     let what = match &config.device {
         DeviceConfig::Cpu { .. } => format!("virtual {gpus}"),
@@ -223,25 +224,25 @@ fn gpu(config: &Config, built: &Built) -> Memory {
 }
 
 /// What lies on a GPU beside the plan.
-fn beside_on_gpu(config: &Config, built: &Built) -> Vec<Pool> {
+fn beside_on_gpu(config: &Config, built: &RankLayout) -> Vec<Pool> {
     let parts = match &config.device {
         DeviceConfig::Cpu { .. } => Vec::new(),
         DeviceConfig::Cuda => {
-            gpu_room::room(config, &built.plan).map_or(Vec::new(), |room| room.beside)
+            gpu_room::memory_budget(config, &built.plan).map_or(Vec::new(), |room| room.overheads)
         }
-        DeviceConfig::Sim { box_, .. } => vec![("CUDA context and NCCL", reserved(box_))],
+        DeviceConfig::Sim { box_, .. } => vec![("CUDA context and NCCL", reserved_bytes(box_))],
     };
     let parts = parts.into_iter().filter(|(_, bytes)| *bytes > 0);
     parts.map(|(name, bytes)| Pool { name, bytes }).collect()
 }
 
 /// Why the GPUs' memory is not looked at, where it is not.
-fn not_checked(config: &Config, built: &Built) -> Option<String> {
+fn not_checked(config: &Config, built: &RankLayout) -> Option<String> {
     let cuda = config.device == DeviceConfig::Cuda;
-    cuda.then(|| gpu_room::room(config, &built.plan).err()).flatten()
+    cuda.then(|| gpu_room::memory_budget(config, &built.plan).err()).flatten()
 }
 
-fn memory(what: &str, built: &Built, arena: Arena) -> Memory {
+fn memory(what: &str, built: &RankLayout, arena: Arena) -> Memory {
     let mut pools: Vec<Pool> =
         built.plan.pools(arena).into_iter().map(|(name, bytes)| Pool { name, bytes }).collect();
     pools.sort_by_key(|pool| std::cmp::Reverse(pool.bytes));
@@ -279,17 +280,17 @@ const fn dtype_name(dtype: Dtype) -> &'static str {
 }
 
 /// Whether every memory holds what it must, as in [`memory_report`].
-pub fn fits(config: &Config, built: &Built) -> bool {
+pub fn fits(config: &Config, built: &RankLayout) -> bool {
     all_fit(&limited(config, built))
 }
 
 /// Every memory that has a limit.
-pub fn limited(config: &Config, built: &Built) -> Vec<Limited> {
+pub fn limited(config: &Config, built: &RankLayout) -> Vec<Limited> {
     decided(config, built).limited
 }
 
-/// The memories of a run on its box or on this machine.
-fn decided(config: &Config, built: &Built) -> Memories {
+/// The memories of a run place_on its box or place_on this machine.
+fn decided(config: &Config, built: &RankLayout) -> Memories {
     let nodes = |copy| match &config.device {
         DeviceConfig::Sim { box_, .. } => {
             let (nodes, placed) = of_box(config, box_, (built.host_bytes(config), copy));
@@ -301,7 +302,7 @@ fn decided(config: &Config, built: &Built) -> Memories {
 }
 
 /// Bytes of host memory in which each rank keeps a copy of its states while it is written.
-pub(crate) fn checkpoint_copy(config: &Config, built: &Built) -> u64 {
+pub(crate) fn checkpoint_copy(config: &Config, built: &RankLayout) -> u64 {
     decided(config, built).copy
 }
 
@@ -375,7 +376,7 @@ fn name(what: &str, is_virtual: bool) -> String {
 mod tests {
     use super::*;
     use engine::memory::of_machine;
-    use layout::build::build;
+    use layout::lay_out::lay_out;
     use layout::placement;
     use topology::Machine;
 
@@ -404,7 +405,7 @@ mod tests {
             &["parallel.tensor=1", "parallel.data=1", "model.layers=24"],
         ] {
             let (config, described) = nps4(sets);
-            let host = build(&config).host_bytes(&config);
+            let host = lay_out(&config).host_bytes(&config);
             let (nodes, _) = of_box(&config, &described, (host, 0));
             // The same machine as a process finds it that runs on it, with as much memory free.
             let mut machine = Machine::clone(described.machine.as_ref().unwrap());
@@ -414,7 +415,8 @@ mod tests {
             }
             let gpus: Vec<_> = machine.gpus.iter().map(|gpu| Some(gpu.pci)).collect();
             let ranks = |machine: &Machine| {
-                let placed = placement::on(machine, &placement::request(&config, host), &gpus);
+                let placed =
+                    placement::place_on(machine, &placement::request(&config, host), &gpus);
                 placed.unwrap().0.ranks
             };
             let live = of_machine(&machine, &ranks(&machine), host);

@@ -8,7 +8,7 @@ use config::{
     Config, DeviceConfig, Loaded, Master, Moments, OffloadConfig, ParameterPlace, Placement,
     Speculated, UpdateMode,
 };
-use layout::build::{build, shape};
+use layout::build::{lay_out, shape};
 use layout::gpu::is_sound;
 use rayon::prelude::*;
 use serde::Serialize;
@@ -147,7 +147,7 @@ fn whole_layouts(given: &Config, gpus: Option<usize>, forms: &[States]) -> Vec<F
 }
 
 fn predicted(config: &Config) -> Option<f64> {
-    Brief::of(config, &build(config)).ok().map(|brief| brief.seconds)
+    Brief::of(config, &lay_out(config)).ok().map(|brief| brief.seconds)
 }
 
 /// Single changes that fit, then pairs, of which neither half fits by itself.
@@ -171,7 +171,7 @@ fn fitting(given: &Config, gpus: Option<usize>) -> Vec<Fitting> {
 fn fit(given: &Config, changes: &[&Change]) -> Option<Fitting> {
     let config = changed(given, changes)?;
     let settings = changes.iter().map(|(setting, _)| *setting).collect();
-    fits(&config, &build(&config)).then_some((settings, config))
+    fits(&config, &lay_out(&config)).then_some((settings, config))
 }
 
 /// `given` after `changes`, if that is another config and a sound one.
@@ -269,7 +269,7 @@ pub fn largest(loaded: &Loaded, gpus: Option<usize>) -> Option<Largest> {
         for blocks in [ring, resident_blocks] {
             *blocks = blocks.filter(|blocks| *blocks <= layers);
         }
-        if is_sound(&config) && fits(&config, &build(&config)) {
+        if is_sound(&config) && fits(&config, &lay_out(&config)) {
             return Some(config);
         }
         let same = |(settings, _): &Fitting| !settings.contains(&OTHER_RESULTS);
@@ -284,7 +284,7 @@ pub fn largest(loaded: &Loaded, gpus: Option<usize>) -> Option<Largest> {
             None => too_many = layers,
         }
     }
-    let parameters = build(&best).gpt.shape().parameters();
+    let parameters = lay_out(&best).decoder.shape().parameters();
     Some(Largest { layers: least, parameters, sets: changes::sets(loaded, &best) })
 }
 

@@ -4,7 +4,7 @@ use super::choose::choice;
 use super::plan::memory_report;
 use super::simulate::{Schedule, SimulateError, mean_step, simulate};
 use config::{Config, Placement, Transfer, UpdateMode, in_line};
-use layout::build::{build, first_forward, share_ahead, update_mode};
+use layout::build::{lay_out, speculated_share, update_mode, vertical_width};
 use layout::gpu::is_sound;
 
 /// Micro-batches whose first forward passes go together.
@@ -21,16 +21,16 @@ pub fn schedules(
     (own, clipped): (f64, f64),
 ) -> Result<Vec<Schedule>, SimulateError> {
     let told = |config: &Config, step_seconds: f64| {
-        let (offload, memory) = (&config.offload, memory_report(config, &build(config)));
+        let (offload, memory) = (&config.offload, memory_report(config, &lay_out(config)));
         let delayed = matches!(update_mode(config), UpdateMode::Delayed { .. });
         let mut update = in_line(&offload.update);
-        if first_forward(config) > 1 {
-            update = format!("{update}, first_forward {}", first_forward(config));
+        if vertical_width(config) > 1 {
+            update = format!("{update}, first_forward {}", vertical_width(config));
         }
         let blocking = offload.transfer == Transfer::Blocking;
         Schedule {
             schedule: if blocking { format!("{update}, Blocking") } else { update },
-            share: Some(share_ahead(config)).filter(|share| *share > 0.0),
+            share: Some(speculated_share(config)).filter(|share| *share > 0.0),
             exact: !delayed,
             step_seconds,
             ratio: step_seconds / own,
@@ -56,7 +56,7 @@ pub fn schedules(
     (together.offload.update, together.offload.transfer) =
         (UpdateMode::Overlapped, Transfer::Streamed);
     together.offload.first_forward = TOGETHER;
-    if first_forward(config) == 1 && first_forward(&together) > 1 && is_sound(&together) {
+    if vertical_width(config) == 1 && vertical_width(&together) > 1 && is_sound(&together) {
         others.push(together);
     }
     if let Some(mut ahead) = of(UpdateMode::Speculative) {
@@ -72,7 +72,7 @@ pub fn schedules(
         }
     }
     for other in others {
-        let built = build(&other);
+        let built = lay_out(&other);
         let committed = simulate(&other, &built)?.step_seconds();
         all.push(told(&other, mean_step(&other, &built, (committed, clipped))?));
     }

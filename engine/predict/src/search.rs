@@ -19,10 +19,10 @@ use super::variants::{States, variants};
 use crate::changes::{self, divisors};
 use crate::plan::fits;
 use crate::simulate::{SimulateError, described};
-use ::layout::build::{Built, build, first_forward, micro_batches, shape};
+use ::layout::build::{RankLayout, lay_out, micro_batches, shape, vertical_width};
 use ::layout::gpu::is_sound;
 use config::{ALL_TOGETHER, Config, Loaded, OffloadConfig, ParameterPlace};
-use offload::Sum;
+use offload::GradAccumulation;
 use rayon::prelude::*;
 use serde::Serialize;
 use std::cmp::Reverse;
@@ -158,7 +158,7 @@ struct Candidate {
     /// Of the layout; choices of one layout share it.
     number: usize,
     config: Config,
-    built: Built,
+    built: RankLayout,
     /// Settings that differ from the config's.
     changes: usize,
     /// It is the config.
@@ -305,9 +305,9 @@ fn sort<T>(all: &mut [T], key: impl Fn(&T) -> (f64, usize)) {
 /// `config` with its handles, if it fits; with parameters on the host in the largest groups of micro-batches that do.
 fn laid_out(given: &Config, config: &Config, number: usize) -> Option<Candidate> {
     let fits = |config: &Config| {
-        let built = build(config);
+        let built = lay_out(config);
         // All blocks stay: it is the same without parameters on the host.
-        let stays = built.gpt.shape().ring.resident == config.model.layers;
+        let stays = built.decoder.shape().ring.resident == config.model.layers;
         !stays && fits(config, &built)
     };
     let config = std::iter::once(config.clone()).chain(in_groups(config)).find(fits)?;
@@ -337,16 +337,16 @@ fn in_groups(config: &Config) -> Vec<Config> {
 
 /// `config` with its handles, in the words of `given` where these mean the same.
 fn worded(given: &Config, mut config: Config, number: usize) -> Candidate {
-    let mut built = build(&config);
+    let mut built = lay_out(&config);
     let mut same = config.clone();
     same.offload.accumulate = given.offload.accumulate;
     same.offload.first_forward = given.offload.first_forward;
-    if first_forward(&same) != first_forward(&config) || !is_sound(&same) {
+    if vertical_width(&same) != vertical_width(&config) || !is_sound(&same) {
         same.offload.first_forward = config.offload.first_forward;
     }
     if same != config && is_sound(&same) {
-        let as_given = build(&same);
-        if as_given.sum == built.sum {
+        let as_given = lay_out(&same);
+        if as_given.accumulation == built.accumulation {
             (config, built) = (same, as_given);
         }
     }
@@ -357,7 +357,7 @@ fn worded(given: &Config, mut config: Config, number: usize) -> Candidate {
 /// `all`, and the config itself where it is of another kind, such as one on fewer GPUs, and fits.
 fn with_given(given: &Config, mut all: Vec<Candidate>) -> Vec<Candidate> {
     if !all.iter().any(|c| c.given) && is_sound(&given) {
-        let built = build(given);
+        let built = lay_out(given);
         if fits(given, &built) {
             let number = all.iter().map(|c| c.number + 1).max().unwrap_or(0);
             all.push(Candidate { number, config: given.clone(), built, changes: 0, given: true });
@@ -380,12 +380,15 @@ fn without_dominated(all: Vec<Candidate>) -> (Vec<Candidate>, Vec<(Candidate, us
     // Whether it goes, and for whom.
     let dominated = |c: &Candidate| {
         let others = || all.iter().filter(|other| alike(other, c));
-        let (micro, sum) = (c.config.batch.micro, c.built.sum);
+        let (micro, sum) = (c.config.batch.micro, c.built.accumulation);
         let less = |o: &&Candidate| {
-            o.config.batch.micro == micro && o.built.sum == sum && checkpoints(o) < checkpoints(c)
+            o.config.batch.micro == micro
+                && o.built.accumulation == sum
+                && checkpoints(o) < checkpoints(c)
         };
         let larger = |o: &&Candidate| {
-            let same = o.built.sum == sum || o.built.sum == Sum::None;
+            let same =
+                o.built.accumulation == sum || o.built.accumulation == GradAccumulation::None;
             o.config.batch.micro > micro && same && checkpoints(o) == checkpoints(c)
         };
         // The config itself may be there twice, in its own words and in others.

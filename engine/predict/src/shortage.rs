@@ -6,7 +6,7 @@ use super::search::{layouts, words};
 use super::variants::{States, variants};
 use config::{Config, DeviceConfig, Loaded};
 use engine::memory::{Limited, is_gpu};
-use layout::build::{Built, build, device_bytes, device_limit, reserved};
+use layout::build::{RankLayout, device_bytes, device_limit, lay_out, reserved_bytes};
 use rayon::prelude::*;
 use serde::Serialize;
 use tensor_parallel::Ring;
@@ -61,7 +61,7 @@ pub enum Memory {
 struct Layout {
     states: States,
     config: Config,
-    built: Built,
+    built: RankLayout,
     /// Bytes that each GPU must have, if it has fewer.
     gpu: Option<u64>,
     /// Bytes of a NUMA node, at least.
@@ -101,12 +101,12 @@ fn unfit(loaded: &Loaded, gpus: Option<usize>) -> Vec<Layout> {
     let look = |(states, mut config): (States, Config)| {
         // Virtual GPUs have what the config gives them: the host's memory is what bounds them.
         let built = changes::widen(&mut config);
-        let all_stay = built.gpt.shape().ring.resident == config.model.layers;
-        let streams = built.gpt.shape().ring != Ring::NONE;
+        let all_stay = built.decoder.shape().ring.resident == config.model.layers;
+        let streams = built.decoder.shape().ring != Ring::NONE;
         let bytes = device_bytes(&config, &built.plan);
         let limit = device_limit(&config, &built.plan).unwrap_or(u64::MAX);
         let beside = match &config.device {
-            DeviceConfig::Sim { box_, .. } => reserved(box_),
+            DeviceConfig::Sim { box_, .. } => reserved_bytes(box_),
             DeviceConfig::Cpu { .. } | DeviceConfig::Cuda => 0,
         };
         let gpu = (bytes > limit).then_some(bytes + beside);
@@ -118,7 +118,7 @@ fn unfit(loaded: &Loaded, gpus: Option<usize>) -> Vec<Layout> {
 }
 
 /// Bytes that some node has at least, if the ranks' memory is dealt evenly.
-fn least_of_node(config: &Config, built: &Built) -> u64 {
+fn least_of_node(config: &Config, built: &RankLayout) -> u64 {
     let DeviceConfig::Sim { box_, .. } = &config.device else { return 0 };
     let host = built.host_bytes(config);
     let all = (host.staging + host.states) * config.world_size() as u64;
@@ -187,7 +187,7 @@ fn holds(layout: &Layout, (gpu, node): (u64, u64)) -> bool {
         **box_ = box_.with_memory(gpu, node);
     }
     let is_same = layout.gpu.is_none();
-    let built = if is_same { layout.built.clone() } else { build(&config) };
+    let built = if is_same { layout.built.clone() } else { lay_out(&config) };
     fits(&config, &built)
 }
 

@@ -2,12 +2,12 @@
 
 use crate::boxes::{self, BoxError};
 use crate::plan::Report;
-use crate::sim::{self, Hardware, Kind, Played, Program, Timeline};
+use crate::sim::{self, Hardware, Program, SimulatedOp, Timeline, WorkKind};
 use config::{BoxConfig, Config, DeviceConfig, UpdateMode};
 use device::{Lane, Rank};
 use engine::dry_run::play_steps;
-use layout::build::{Built, shape, update_mode};
-use offload::Ahead;
+use layout::build::{RankLayout, shape, update_mode};
+use offload::SpeculationOutcome;
 use serde::Serialize;
 use topology::{HostBytes, counted};
 
@@ -190,8 +190,8 @@ pub fn groups(parts: &[Part]) -> Vec<(&'static str, f64)> {
 ///
 /// # Errors
 /// No box, or one that says too little; a grid that is larger.
-pub fn simulate(config: &Config, built: &Built) -> Result<Timeline, SimulateError> {
-    simulate_as(config, built, Ahead::Committed)
+pub fn simulate(config: &Config, built: &RankLayout) -> Result<Timeline, SimulateError> {
+    simulate_as(config, built, SpeculationOutcome::Committed)
 }
 
 /// [`simulate`], with what becomes of updates ahead of the decision, if there are any.
@@ -200,8 +200,8 @@ pub fn simulate(config: &Config, built: &Built) -> Result<Timeline, SimulateErro
 /// As [`simulate`].
 pub fn simulate_as(
     config: &Config,
-    built: &Built,
-    ahead: Ahead,
+    built: &RankLayout,
+    ahead: SpeculationOutcome,
 ) -> Result<Timeline, SimulateError> {
     play(config, built, true, ahead)
 }
@@ -212,24 +212,24 @@ pub fn simulate_as(
 /// As [`simulate`].
 pub(crate) fn simulate_unchecked(
     config: &Config,
-    built: &Built,
+    built: &RankLayout,
 ) -> Result<Timeline, SimulateError> {
-    play(config, built, false, Ahead::Committed)
+    play(config, built, false, SpeculationOutcome::Committed)
 }
 
 fn play(
     config: &Config,
-    built: &Built,
+    built: &RankLayout,
     checked: bool,
-    ahead: Ahead,
+    ahead: SpeculationOutcome,
 ) -> Result<Timeline, SimulateError> {
     // First: where there is no box, a step may be too long to record.
     let hardware = hardware(config, built.host_bytes(config))?;
     let mut program = record_as(config, built, checked)?;
     match ahead {
-        Ahead::No => program.leave_out("ahead_tile"),
-        Ahead::Committed => program.leave_out("settle_tile"),
-        Ahead::Redone => {}
+        SpeculationOutcome::None => program.leave_out("ahead_tile"),
+        SpeculationOutcome::Committed => program.leave_out("settle_tile"),
+        SpeculationOutcome::Redone => {}
     }
     let (tp, dp) = (config.parallel.tensor, config.parallel.data);
     Ok(sim::simulate(program, &hardware, (tp, dp))?)
@@ -242,16 +242,16 @@ fn play(
 /// As [`simulate`].
 pub fn mean_step(
     config: &Config,
-    built: &Built,
+    built: &RankLayout,
     (committed, clipped): (f64, f64),
 ) -> Result<f64, SimulateError> {
     if clipped == 0.0 || update_mode(config) != UpdateMode::Speculative {
         return Ok(committed);
     }
-    if clipped >= offload::TOO_OFTEN {
-        return Ok(simulate_as(config, built, Ahead::No)?.step_seconds());
+    if clipped >= offload::MAX_CLIP_RATE {
+        return Ok(simulate_as(config, built, SpeculationOutcome::None)?.step_seconds());
     }
-    let redone = simulate_as(config, built, Ahead::Redone)?.step_seconds();
+    let redone = simulate_as(config, built, SpeculationOutcome::Redone)?.step_seconds();
     Ok((1.0 - clipped) * committed + clipped * redone)
 }
 
@@ -283,12 +283,12 @@ pub fn described(config: &Config) -> Result<&BoxConfig, SimulateError> {
 ///
 /// # Errors
 /// The step's own checks.
-pub fn record(config: &Config, built: &Built) -> Result<Program, device::Error> {
+pub fn record(config: &Config, built: &RankLayout) -> Result<Program, device::Error> {
     record_as(config, built, true)
 }
 
 /// [`record`], with the hazard check or without.
-fn record_as(config: &Config, built: &Built, checked: bool) -> Result<Program, device::Error> {
+fn record_as(config: &Config, built: &RankLayout, checked: bool) -> Result<Program, device::Error> {
     let (tensor, data) = (config.parallel.tensor, config.parallel.data);
     let rank = Rank { tp: 0, tp_size: tensor, dp: 0, dp_size: data };
     sim::record_as(rank, &built.plan, checked, |dev| {
@@ -300,10 +300,10 @@ fn record_as(config: &Config, built: &Built, checked: bool) -> Result<Program, d
 pub fn summary(config: &Config, memory: &Report, timeline: &Timeline) -> Simulated {
     let (begin, end) = timeline.window();
     let seconds = timeline.step_seconds();
-    let inside = |p: &Played<'_>| p.start >= begin && p.start < end;
+    let inside = |p: &SimulatedOp<'_>| p.start >= begin && p.start < end;
     let flops: f64 = timeline
         .played(0)
-        .filter(|p| inside(p) && !matches!(p.work.kind, Kind::Host))
+        .filter(|p| inside(p) && !matches!(p.work.kind, WorkKind::Host))
         .map(|p| p.work.flops)
         .sum();
     let tokens = (config.batch.global * config.model.seq_len) as f64;
@@ -371,7 +371,7 @@ impl Simulated {
 }
 
 /// Work of the host and its links: with the reduction and gathering over the data-parallel ranks.
-const fn is_offload(p: &Played<'_>) -> bool {
+const fn is_offload(p: &SimulatedOp<'_>) -> bool {
     matches!(p.lane, Lane::Host | Lane::H2d | Lane::D2h | Lane::DpComm)
 }
 

@@ -5,7 +5,7 @@ use config::{Accumulate, Config, UpdateMode};
 use data::Dataset;
 use device::recorder::{self, Totals};
 use device::{Device, Error, Rank};
-use layout::build::{Built, first_forward, update_mode};
+use layout::build::{RankLayout, first_forward, update_mode};
 use std::sync::Arc;
 use tensor_parallel::Ring;
 
@@ -13,7 +13,7 @@ use tensor_parallel::Ring;
 pub const IDLE: &str = "settle_tile";
 
 /// The second step: the first has no update to publish.
-pub fn count(config: &Config, built: &Built) -> Result<Totals, Error> {
+pub fn count(config: &Config, built: &RankLayout) -> Result<Totals, Error> {
     let (dev, totals) = recorder::open(first_rank(config), &built.plan, IDLE);
     let mut before = Totals::default();
     play(config, built, &dev, 2, &mut || before.clone_from(&totals.borrow()))?;
@@ -34,7 +34,7 @@ pub fn first_rank(config: &Config) -> Rank {
 /// So many steps like most, without data, on a device that runs nothing; `begins` is called before each but the first.
 pub fn play(
     config: &Config,
-    built: &Built,
+    built: &RankLayout,
     dev: &Device,
     steps: u64,
     begins: &mut dyn FnMut(),
@@ -42,7 +42,7 @@ pub fn play(
     let no_tokens = Arc::new(Dataset::none(config.model.seq_len));
     let config = &with_steps(config, steps);
     let mut trainer = trainer(config, built, (&no_tokens, &Arc::default()), dev.rank());
-    built.gpt.write_constants(dev)?;
+    built.decoder.write_constants(dev)?;
     trainer.optimizer.init_blank(dev)?;
     trainer.loader.prefetch(dev);
     let first = typical_step(config);
@@ -58,24 +58,26 @@ pub fn play(
 }
 
 /// Micro-batches by which steps of `config` grow alike: parameters that live on the host come up for each group of them.
-pub fn alike(config: &Config, built: &Built) -> usize {
-    let group = first_forward(config);
-    let in_groups = built.gpt.shape().ring != Ring::NONE && group < built.micro_batches;
+pub fn alike(config: &Config, built: &RankLayout) -> usize {
+    let group = vertical_width(config);
+    let in_groups = built.decoder.shape().ring != Ring::NONE && group < built.micro_batches;
     if in_groups { group } else { 1 }
 }
 
 /// `config`, whose handles are `built`, with another number of micro-batches, more than one, summed at the same place, and with the
 /// same parameters on the GPU.
-pub fn with_micro_batches(config: &Config, built: &Built, micro_batches: usize) -> Config {
+pub fn with_micro_batches(config: &Config, built: &RankLayout, micro_batches: usize) -> Config {
     let mut config = config.clone();
     config.batch.global = micro_batches * config.batch.micro * config.parallel.data;
-    let Ring { slots, resident } = built.gpt.shape().ring;
+    let Ring { slots, resident } = built.decoder.shape().ring;
     if slots > 0 {
         (config.offload.ring, config.offload.resident_blocks) = (Some(slots), Some(resident));
     }
-    config.offload.accumulate = match built.sum {
-        offload::Sum::Host => Accumulate::Host,
-        offload::Sum::Device | offload::Sum::InTurns | offload::Sum::None => Accumulate::Device,
+    config.offload.accumulate = match built.accumulation {
+        offload::GradAccumulation::Host => Accumulate::Host,
+        offload::GradAccumulation::Device
+        | offload::GradAccumulation::Shared
+        | offload::GradAccumulation::None => Accumulate::Device,
     };
     config
 }

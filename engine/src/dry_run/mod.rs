@@ -10,28 +10,34 @@ pub use count::{
 };
 
 use crate::run::RunOptions;
+
 use crate::train::trainer::trainer;
 use config::Config;
 use data::Dataset;
 use device::cuda::{self, CudaOptions, Peers};
-use device::warm::{self, Distinct};
+use device::warm::{self, DistinctOps};
+use device::{Communicator, HostPlace, HostWork};
+use device::{Communicator, HostPlace, HostWork};
 use device::{Device, Error, Rank};
-use device::{HostPlace, HostWork, World};
-use layout::build::{Built, op_scratch};
+use optimizer::build::{RankLayout, op_scratch};
 use std::sync::Arc;
 
 /// Micro-batches in which every kind of op of a step comes: the first ones, one between, the last.
-fn few(built: &Built, config: &Config) -> Built {
-    let micro_batches = built.micro_batches.min(layout::build::first_forward(config) + 2);
-    let layout = Arc::new(built.layout.with_micro_batches(micro_batches));
-    Built { micro_batches, layout, ..built.clone() }
+fn few(built: &RankLayout, config: &Config) -> RankLayout {
+    let micro_batches = built.micro_batches.min(optimizer::build::vertical_width(config) + 2);
+    let optimizer = Arc::new(built.optimizer.with_micro_batches(micro_batches));
+    RankLayout { micro_batches, optimizer, ..built.clone() }
 }
 
 /// The distinct ops of `rank`'s first steps, at the addresses of `built`.
 ///
 /// # Errors
 /// A step that its own checks refuse; that is a defect of onebox.
-pub(crate) fn distinct(config: &Config, built: &Built, rank: Rank) -> Result<Distinct, Error> {
+pub(crate) fn distinct(
+    config: &Config,
+    built: &RankLayout,
+    rank: Rank,
+) -> Result<DistinctOps, Error> {
     let built = few(built, config);
     let (dev, distinct) = warm::open(rank, &built.plan);
     let typical = typical_step(config);
@@ -44,15 +50,15 @@ pub(crate) fn distinct(config: &Config, built: &Built, rank: Rank) -> Result<Dis
 /// These steps without data; `passed` hears 0 before the first, and the number of each when it is over.
 fn play(
     config: &Config,
-    built: &Built,
+    built: &RankLayout,
     dev: &Device,
     steps: impl Iterator<Item = u64>,
     passed: &dyn Fn(u64),
 ) -> Result<(), Error> {
     let data = Arc::new(Dataset::none(config.model.seq_len));
-    let detours: Arc<Detours> = Arc::default();
-    let mut trainer = trainer(config, built, (&data, &detours), dev.rank());
-    built.gpt.write_constants(dev)?;
+    let rollback_history: Arc<RollbackHistory> = Arc::default();
+    let mut trainer = trainer(config, built, &data, &rollback_history, dev.rank());
+    built.decoder.write_constants(dev)?;
     trainer.optimizer.init_blank(dev)?;
     trainer.loader.prefetch(dev);
     dev.sync_all()?;
@@ -74,15 +80,15 @@ fn play(
 ///
 /// # Errors
 /// The first that a rank meets: a plan that does not fit beside what else lies on its GPU.
-pub fn rehearse(
+pub fn dry_run(
     config: &Config,
-    built: &Built,
+    built: &RankLayout,
     steps: u64,
     passed: &(dyn Fn(usize, u64) + Sync),
 ) -> Result<(), Error> {
     let (tp, dp) = (config.parallel.tensor, config.parallel.data);
     let RunOptions { timeout, collectives, .. } = RunOptions::default();
-    let world = World::new(tp, dp, timeout);
+    let world = Communicator::new(tp, dp, timeout);
     let peers = Arc::new(Peers::new(tp * dp));
     let one = |rank: Rank| {
         let options = CudaOptions {

@@ -6,9 +6,8 @@
 //! above its plan, and sometimes under one of 8.6 MiB.
 
 use crate::run::export::window_bytes;
-use config::{Config, DeviceConfig};
-use device::{Arena, letter_bytes};
-use layout::build::Built;
+use device::{Arena, message_bytes};
+use layout::build::RankLayout;
 use layout::here;
 
 /// Of the process: what its program and libraries write to, lists, files that wait for the disk.
@@ -21,17 +20,17 @@ const THREAD: u64 = 512 << 10;
 const PAGES_OF_A_TABLE: u64 = 512;
 
 /// Bytes of the host that the processes of this machine take besides the plan, `planned` bytes of their ranks.
-pub fn beside(config: &Config, built: &Built, planned: u64) -> u64 {
+pub fn beside(config: &Config, built: &RankLayout, planned: u64) -> u64 {
     let (ranks, processes) = (here::ranks(config) as u64, here::processes() as u64);
     let threads = built.scratch.threads.max(1) as u64;
     let of_ranks = ranks * (RANK + threads * THREAD);
-    let of_processes = processes * (PROCESS + window_bytes(&built.gpt));
+    let of_processes = processes * (PROCESS + window_bytes(&built.decoder));
     of_processes + of_ranks + planned / PAGES_OF_A_TABLE + letters(config, built)
 }
 
 /// Bytes of letters between the processes of virtual GPUs, whose ranks do one collective at a time. On GPUs NCCL moves the data, and
 /// letters have a few numbers.
-pub fn letters(config: &Config, built: &Built) -> u64 {
+pub fn letters(config: &Config, built: &RankLayout) -> u64 {
     if !matches!(config.device, DeviceConfig::Cpu { .. }) {
         return 0;
     }
@@ -39,7 +38,7 @@ pub fn letters(config: &Config, built: &Built) -> u64 {
     let largest = entries.map(|entry| entry.range.end - entry.range.start).max().unwrap_or(0);
     let (tensor, data) = (config.parallel.tensor, config.parallel.data);
     let of_group = |(step, size): (usize, usize)| {
-        letter_bytes(largest, size as u64, here::away(config, (step, size)) as u64)
+        message_bytes(largest, size as u64, here::remote_members(config, (step, size)) as u64)
     };
     here::ranks(config) as u64 * of_group((1, tensor)).max(of_group((tensor, data)))
 }

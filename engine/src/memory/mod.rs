@@ -9,7 +9,7 @@ pub use data::DataMemory;
 pub use saving::{checkpoint_copy, decided, saved_states, saving};
 
 use config::{Config, DeviceConfig};
-use layout::build::{Built, device_bytes, device_limit};
+use layout::build::{RankLayout, device_bytes, device_limit};
 use layout::here;
 use layout::placement::{self, this_machine};
 use serde::Serialize;
@@ -78,7 +78,7 @@ pub struct HostNodes {
 
 impl Memories {
     /// The memories where each rank keeps a copy of `copy` bytes, on `nodes` that count it.
-    fn new(config: &Config, built: &Built, copy: u64, nodes: HostNodes) -> Self {
+    fn new(config: &Config, built: &RankLayout, copy: u64, nodes: HostNodes) -> Self {
         let HostNodes { nodes, placed, whole } = nodes;
         let gpu = device_bytes(config, &built.plan);
         let gpu = device_limit(config, &built.plan).map(|limit| (GPU.to_owned(), gpu, limit));
@@ -90,7 +90,7 @@ impl Memories {
 }
 
 /// The nodes of this machine under the ranks, each of which has `copy` bytes more than the plan says for a checkpoint.
-pub fn of_this_machine(config: &Config, built: &Built, copy: u64) -> HostNodes {
+pub fn of_this_machine(config: &Config, built: &RankLayout, copy: u64) -> HostNodes {
     let host = built.host_bytes(config);
     let planned = (host.staging + host.states + copy) * here::ranks(config) as u64;
     let data = DataMemory::of(config).ok().flatten().unwrap_or_default();

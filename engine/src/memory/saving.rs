@@ -2,19 +2,19 @@
 
 use super::{HostNodes, Memories, of_this_machine};
 use config::{CheckpointWriter, Config, UpdateMode};
-use layout::build::{Built, update_mode};
+use layout::build::{RankLayout, update_mode};
 use layout::here;
 use topology::format_bytes;
 
 /// Bytes of host memory in which each rank keeps a copy of its states while it is written; 0 where training waits
 /// instead, or saves nothing.
-pub fn checkpoint_copy(config: &Config, built: &Built) -> u64 {
+pub fn checkpoint_copy(config: &Config, built: &RankLayout) -> u64 {
     decided(config, built, &|copy| of_this_machine(config, built, copy)).copy
 }
 
 /// The memories with the copies of states in them, where there are any; `nodes` has the host's with copies of so many bytes. `Auto` is decided here and nowhere else: free memory
 /// changes from look to look.
-pub fn decided(config: &Config, built: &Built, nodes: &dyn Fn(u64) -> HostNodes) -> Memories {
+pub fn decided(config: &Config, built: &RankLayout, nodes: &dyn Fn(u64) -> HostNodes) -> Memories {
     let memories = |copy| Memories::new(config, built, copy, nodes(copy));
     let with = || memories(states(config, built));
     let auto = match config.train.checkpoint_writer {
@@ -33,12 +33,12 @@ pub fn saved_states(config: &Config) -> usize {
 }
 
 /// Bytes of the states of a rank as a checkpoint has them.
-fn states(config: &Config, built: &Built) -> u64 {
-    4 * saved_states(config) as u64 * built.layout.owned_elements()
+fn states(config: &Config, built: &RankLayout) -> u64 {
+    4 * saved_states(config) as u64 * built.optimizer.owned_elements()
 }
 
 /// How checkpoints are written, where there are any.
-pub fn saving(config: &Config, built: &Built, memories: &Memories) -> Option<String> {
+pub fn saving(config: &Config, built: &RankLayout, memories: &Memories) -> Option<String> {
     let needed = format_bytes(states(config, built));
     let why = match config.train.checkpoint_writer {
         _ if !config.train.saves() => return None,

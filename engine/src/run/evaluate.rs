@@ -1,10 +1,10 @@
 //! Evaluation of the held-out part, by all ranks together.
 
-use crate::run::Ranks;
-use crate::run::fault_point::Place;
-use crate::run::messages::{Listener, Message};
-use crate::run::stop::Turns;
+use crate::run::fault_point::FaultPoint;
+use crate::run::messages::Message;
+use crate::run::{ControlLink, Ranks};
 use crate::step::Trainer;
+use crate::train::batch::EvalBatch;
 use config::TrainConfig;
 use data::Corpus;
 use device::{Device, Error};
@@ -12,16 +12,16 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Global batches of an evaluation between steps, unless `train.eval_batches` says otherwise.
-const BETWEEN: u64 = 8;
-/// And of the last one: all of a small held-out part, and at most the time of 200 steps.
-const LAST: u64 = 600;
+const BETWEEN_STEPS: u64 = 8;
+/// Global batches of the last evaluation, unless `train.eval_batches` says otherwise: they take at most the time of 200 steps.
+const AFTER_LAST_STEP: u64 = 600;
 
-/// How far an evaluation has come is told so often.
-const NEWS: Duration = Duration::from_millis(200);
+/// Time between two messages about the progress of an evaluation.
+const REPORT_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Global batches that an evaluation after `step` may take.
+/// Most global batches of an evaluation after `step`.
 pub(crate) fn bound(train: &TrainConfig, step: u64) -> u64 {
-    let default = if step >= train.steps { LAST } else { BETWEEN };
+    let default = if step >= train.steps { AFTER_LAST_STEP } else { BETWEEN_STEPS };
     match train.eval_batches {
         None => default,
         Some(0) => u64::MAX,
@@ -30,7 +30,7 @@ pub(crate) fn bound(train: &TrainConfig, step: u64) -> u64 {
 }
 
 impl Ranks<'_> {
-    /// Whether an evaluation follows `step`, which is not the last.
+    /// Whether an evaluation follows `step`. The one after the last step is not counted.
     pub(crate) const fn is_eval_due(&self, step: u64) -> bool {
         let train = &self.config.train;
         train.eval_every > 0
@@ -39,20 +39,20 @@ impl Ranks<'_> {
             && step < train.steps
     }
 
-    /// Mean held-out loss of each corpus, over as many batches of it as [`bound`] allows. False: the run was told to stop
-    /// meanwhile.
+    /// Computes the mean held-out loss of each corpus, over as many batches of it as [`bound`] allows, and reports it. False: the
+    /// run was asked to stop meanwhile.
     pub(crate) fn evaluate(
         &self,
         dev: &Device,
         trainer: &mut Trainer,
         step: u64,
-        (turns, listener): (&mut Turns<'_>, Listener<'_>),
+        link: &mut ControlLink<'_>,
     ) -> Result<bool, Error> {
         let _evaluating = tracing::debug_span!("evaluate", step).entered();
-        self.passes(dev.rank(), Place::Evaluating, step);
+        self.reach(dev.rank(), FaultPoint::Evaluating, step);
         let per_batch = (self.config.batch.micro * self.config.parallel.data) as u64;
         // Counted in global batches, so that every layout sees the same windows.
-        let most = bound(&self.config.train, step).saturating_mul(self.built.micro_batches as u64);
+        let most = bound(&self.config.train, step).saturating_mul(self.layout.micro_batches as u64);
         let batches = |corpus: &Corpus| {
             let all = (corpus.num_eval_windows() as u64).div_ceil(per_batch);
             (most.min(all), all)
@@ -65,18 +65,18 @@ impl Ranks<'_> {
             let (of_corpus, all) = batches(corpus);
             let mut loss_of_corpus = 0.0;
             for index in 0..of_corpus {
-                if told.elapsed() >= NEWS {
+                if told.elapsed() >= REPORT_INTERVAL {
                     told = Instant::now();
-                    listener.tell(Message::Evaluating { step, done, batches: all_batches });
+                    link.listener.tell(Message::Evaluating { step, done, batches: all_batches });
                 }
-                let losses_on_host = trainer.evaluate(dev, (number, index));
+                let losses_on_host = trainer.evaluate(dev, EvalBatch { corpus: number, index });
                 dev.sync(losses_on_host)?;
                 let mut loss = [0.0];
-                let last = self.built.micro_batches;
-                dev.read(trainer.losses_host().slice(last..last + 1), &mut loss)?;
+                let last = self.layout.micro_batches;
+                dev.read(trainer.losses_host.slice(last..last + 1), &mut loss)?;
                 loss_of_corpus += loss[0];
                 done += 1;
-                stopped = turns.end_here()?;
+                stopped = link.vote.ends_here()?;
                 if stopped && done < all_batches {
                     return Ok(false);
                 }
@@ -90,7 +90,7 @@ impl Ranks<'_> {
             self.evaluated.store(true, Ordering::SeqCst);
         }
         let sets = if losses.len() > 1 { losses } else { Vec::new() };
-        listener.tell(Message::Eval { step, loss: sum / tokens as f64, whole, sets });
+        link.listener.tell(Message::Eval { step, loss: sum / tokens as f64, whole, sets });
         Ok(!stopped)
     }
 }

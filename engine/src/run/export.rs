@@ -2,11 +2,11 @@
 //! order whatever the layout was. Tensors are put together a window at a time, by all kernel threads of all ranks, while one
 //! thread hashes and writes the window before.
 
-use crate::run::meet::meet;
+use crate::run::meet::barrier;
 use crate::run::options::RunOptions;
-use crate::run::runs::Runs;
+use crate::run::runs::ValueRuns;
 use checkpoint::room;
-use device::World;
+use device::Communicator;
 use device::{Device, Error, Rank, Tensor};
 use files::held::Held;
 use files::names::{UNFINISHED, WEIGHTS};
@@ -17,7 +17,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use tensor_parallel::{Gpt, Param, Run, SegmentLayout};
+use tensor_parallel::{Decoder, Param, Run, SegmentLayout};
 use xxhash_rust::xxh3::Xxh3Default;
 
 /// Elements that are put together at a time, at most.
@@ -30,8 +30,8 @@ const WINDOWS: usize = 2;
 const STATES: usize = 3;
 
 /// Bytes that the end of a run takes on the host besides the plan.
-pub(crate) fn window_bytes(gpt: &Gpt) -> u64 {
-    (WINDOWS * window_elements(gpt.segments()) * size_of::<f32>()) as u64
+pub(crate) fn window_bytes(decoder: &Decoder) -> u64 {
+    (WINDOWS * window_elements(decoder.segments()) * size_of::<f32>()) as u64
 }
 
 fn window_elements(segments: &[SegmentLayout]) -> usize {
@@ -39,17 +39,17 @@ fn window_elements(segments: &[SegmentLayout]) -> usize {
     params.map(Param::global_len).max().unwrap_or(0).min(WINDOW)
 }
 
-/// The ranks' common work on the whole state.
-pub(crate) struct Gathering {
+/// Hashes the whole state and writes the weights, with the help of all ranks.
+pub(crate) struct StateGatherer {
     segments: Vec<SegmentLayout>,
-    /// The directory of the file.
+    /// The run's directory, which gets the file.
     run: Option<Arc<Held>>,
     windows: OnceLock<[Window; WINDOWS]>,
-    left: Mutex<Left>,
+    sink: Mutex<ExportSink>,
 }
 
-/// What is made of the windows.
-struct Left {
+/// Receives the windows in order: the hash and the file.
+struct ExportSink {
     /// The states were put together.
     gathered: bool,
     /// The weights are on the disk.
@@ -59,8 +59,8 @@ struct Left {
     problem: Option<io::Error>,
 }
 
-/// What came of it.
-pub(crate) struct Finished {
+/// The outcome of the export.
+pub(crate) struct ExportSummary {
     /// Empty where the states were not put together.
     pub(crate) state_hash: String,
     /// The weights are on the disk.
@@ -69,69 +69,79 @@ pub(crate) struct Finished {
     pub(crate) problem: Option<io::Error>,
 }
 
-/// A run of a whole tensor.
+/// A run of elements of a whole tensor, which all ranks fill together.
 struct Window {
     parts: Vec<Mutex<Vec<f32>>>,
 }
 
-/// A window that is put together: its number, its elements, whether they are parameters.
-struct Whole(usize, usize, bool);
-
-/// How rank 0 has windows hashed.
-enum Hashing {
-    /// By a thread: the way there, and the way back of windows that are hashed.
-    Thread(Sender<Whole>, Receiver<()>),
-    /// By itself, where the machine gives no thread.
-    Own,
+/// A window that all ranks have filled.
+struct FilledWindow {
+    number: usize,
+    /// Number of elements.
+    len: usize,
+    /// Whether they are parameters, which go into the file; moments are only hashed.
+    is_params: bool,
 }
 
-impl Gathering {
-    pub(crate) fn new(gpt: &Gpt, options: &RunOptions) -> Self {
+/// What a rank needs to gather the state.
+#[derive(Clone, Copy)]
+pub(crate) struct GatherContext<'a> {
+    pub(crate) dev: &'a Device,
+    pub(crate) world: &'a Communicator,
+    pub(crate) optimizer: &'a Optimizer,
+    /// The number in which the ranks' [`barrier`] meets.
+    pub(crate) barrier: Tensor,
+}
+
+/// Who hashes the windows on rank 0.
+enum Hasher {
+    /// A thread: the channel of filled windows, and the channel that says that one is hashed.
+    Thread(Sender<FilledWindow>, Receiver<()>),
+    /// The rank itself, if the system refuses a thread.
+    Inline,
+}
+
+impl StateGatherer {
+    pub(crate) fn new(decoder: &Decoder, options: &RunOptions) -> Self {
         let hash = Xxh3Default::new();
-        let left = Left { gathered: false, written: false, hash, file: None, problem: None };
-        let (segments, windows) = (gpt.segments().to_vec(), OnceLock::new());
-        Self { segments, run: options.weights.clone(), windows, left: Mutex::new(left) }
+        let sink = ExportSink { gathered: false, written: false, hash, file: None, problem: None };
+        let (segments, windows) = (decoder.segments().to_vec(), OnceLock::new());
+        Self { segments, run: options.weights.clone(), windows, sink: Mutex::new(sink) }
     }
 
-    /// Every rank calls it after its last step, with all lanes at rest; `weights`: the file is written too, for which the ranks
-    /// of `world` wait.
-    pub(crate) fn run(
-        &self,
-        (dev, world): (&Device, &World),
-        optimizer: &Optimizer,
-        meeting: Tensor,
-        weights: bool,
-    ) -> Result<(), Error> {
-        if dev.rank().index() > 0 {
-            return self.walk((dev, world), optimizer, meeting, None);
+    /// Hashes all states, and writes the file if `weights`. Every rank calls it after its last step, when all lanes are idle. On
+    /// return the file is complete on rank 0.
+    pub(crate) fn run(&self, gather: GatherContext<'_>, weights: bool) -> Result<(), Error> {
+        if gather.dev.rank().index() > 0 {
+            return self.fill_windows(gather, None);
         }
         if weights {
             self.start_file();
         }
         std::thread::scope(|scope| {
-            let ((whole, wholes), (free, freed)) = (channel(), channel());
-            let take = move || self.take_all(&wholes, &free);
-            let hashing = match std::thread::Builder::new().spawn_scoped(scope, take) {
-                Ok(_) => Hashing::Thread(whole, freed),
+            let ((fill, filled), (free, freed)) = (channel(), channel());
+            let take = move || self.take_all(&filled, &free);
+            let hasher = match std::thread::Builder::new().spawn_scoped(scope, take) {
+                Ok(_) => Hasher::Thread(fill, freed),
                 Err(error) => {
                     tracing::warn!("no thread to hash the states beside gathering them: {error}");
-                    Hashing::Own
+                    Hasher::Inline
                 }
             };
-            self.walk((dev, world), optimizer, meeting, Some(&hashing))
+            self.fill_windows(gather, Some(&hasher))
         })?;
-        world.held_up(|| self.left().finish(self.run.as_deref()));
+        gather.world.held_up(|| self.sink().finish(self.run.as_deref()));
         Ok(())
     }
 
-    /// All windows of all states of all tensors, in order.
-    fn walk(
+    /// Fills all windows of all states of all tensors, in order. Rank 0 has the `hasher`.
+    fn fill_windows(
         &self,
-        (dev, world): (&Device, &World),
-        optimizer: &Optimizer,
-        meeting: Tensor,
-        hashing: Option<&Hashing>,
+        gather: GatherContext<'_>,
+        hasher: Option<&Hasher>,
     ) -> Result<(), Error> {
+        let GatherContext { dev, world, .. } = gather;
+        let meet = || barrier(dev, gather.barrier);
         let (Rank { tp, tp_size, .. }, mut number) = (dev.rank(), 0);
         for (segment, param) in self.params() {
             let (runs, len) = (param.runs(tp, tp_size), param.global_len());
@@ -139,28 +149,27 @@ impl Gathering {
             for state in 0..STATES {
                 for from in (0..len).step_by(WINDOW) {
                     let range = from..len.min(from + WINDOW);
-                    let part = Part { segment, param, state, runs: &runs, range };
+                    let part = WindowPart { number, segment, param, state, runs: &runs, range };
                     if number >= WINDOWS
-                        && let Some(Hashing::Thread(_, freed)) = hashing
+                        && let Some(Hasher::Thread(_, freed)) = hasher
                         && world.held_up(|| freed.recv()).is_err()
                     {
                         // The thread that hashes has panicked, and this one will when it is joined.
                         return Ok(());
                     }
-                    meet(dev, meeting)?;
-                    let put = (Work::Write, owner);
-                    self.contribute((dev, world), optimizer, (number, &part), put)?;
-                    meet(dev, meeting)?;
+                    meet()?;
+                    self.contribute(gather, &part, WindowTask::Write, owner)?;
+                    meet()?;
                     if replicas {
-                        let compare = (Work::Compare, !owner);
-                        self.contribute((dev, world), optimizer, (number, &part), compare)?;
-                        meet(dev, meeting)?;
+                        self.contribute(gather, &part, WindowTask::Compare, !owner)?;
+                        meet()?;
                     }
-                    let whole = Whole(number, part.range.len(), state == 0);
-                    match hashing {
+                    let filled =
+                        FilledWindow { number, len: part.range.len(), is_params: state == 0 };
+                    match hasher {
                         // Nobody listens after a panic: see above.
-                        Some(Hashing::Thread(way, _)) => drop(way.send(whole)),
-                        Some(Hashing::Own) => self.take(&mut self.left(), &whole),
+                        Some(Hasher::Thread(way, _)) => drop(way.send(filled)),
+                        Some(Hasher::Inline) => self.take(&mut self.sink(), &filled),
                         None => {}
                     }
                     number += 1;
@@ -178,32 +187,33 @@ impl Gathering {
         self.segments.iter().enumerate().flat_map(of)
     }
 
-    /// Copies what this rank owns of a tensor's state into the window, or compares, where it `has` a share in that: what
-    /// every tensor-parallel rank holds must be the same on all. The window is in rank 0's process.
+    /// Copies this rank's part of a tensor's state into the window, or compares it, if the rank `takes_part`. A tensor that every
+    /// tensor-parallel rank holds must be the same on all. The window is in rank 0's process. All ranks call it.
     fn contribute(
         &self,
-        (dev, world): (&Device, &World),
-        optimizer: &Optimizer,
-        (number, part): (usize, &Part<'_>),
-        (work, has): (Work, bool),
+        gather: GatherContext<'_>,
+        part: &WindowPart<'_>,
+        task: WindowTask,
+        takes_part: bool,
     ) -> Result<(), Error> {
+        let GatherContext { dev, world, .. } = gather;
         let differs = |rank| {
             let param = part.param.name.clone();
             Error::Replica { rank, param }
         };
-        let (window, rank) = (|| self.window(number), dev.rank());
-        let runs = Runs::default();
-        let away = !world.has(Rank { tp: 0, dp: 0, ..rank });
-        let take = |at: usize, values: &[f32]| match away {
+        let (window, rank) = (|| self.window(part.number), dev.rank());
+        let runs = ValueRuns::default();
+        let is_remote = !world.has(Rank { tp: 0, dp: 0, ..rank });
+        let take = |at: usize, values: &[f32]| match is_remote {
             true => runs.take(at, values),
-            false => window().work(work, at, values),
+            false => window().apply(task, at, values),
         };
-        if has && !self.give(dev, optimizer, part, &take)? {
+        if takes_part && !self.give(gather, part, &take)? {
             return Err(differs(rank.index()));
         }
-        if world.is_spread() {
-            for (from, runs) in world.bring(rank, "window", &runs.into_bytes())? {
-                if !Runs::each(&runs, |at, values| window().work(work, at, values)) {
+        if world.has_remote_ranks() {
+            for (from, runs) in world.gather_remote(rank, "window", &runs.into_bytes())? {
+                if !ValueRuns::each(&runs, |at, values| window().apply(task, at, values)) {
                     return Err(differs(from));
                 }
             }
@@ -211,17 +221,17 @@ impl Gathering {
         Ok(())
     }
 
-    /// Gives `take` each run that this rank owns of a tensor's state, with its place in the window. False: `take` said so.
+    /// Gives `take` each run that this rank owns of a tensor's state, with its place in the window. False if `take` returned false.
     fn give(
         &self,
-        dev: &Device,
-        optimizer: &Optimizer,
-        part: &Part<'_>,
+        gather: GatherContext<'_>,
+        part: &WindowPart<'_>,
         take: &(dyn Fn(usize, &[f32]) -> bool + Sync),
     ) -> Result<bool, Error> {
+        let GatherContext { dev, optimizer, .. } = gather;
         let differs = AtomicBool::new(false);
         let local = part.local();
-        for owned in optimizer.owned(part.segment, optimizer.side(dev)?) {
+        for owned in optimizer.owned(part.segment, optimizer.state_buffer(dev)?) {
             let state = &owned.states[part.state];
             let from = owned.start.max(local.start);
             let to = (owned.start + state.len()).min(local.end);
@@ -243,22 +253,23 @@ impl Gathering {
         &self.windows.get_or_init(|| [(); WINDOWS].map(|()| Window::new(len)))[number % WINDOWS]
     }
 
-    /// Hashes and writes windows as they come, and gives them free.
-    fn take_all(&self, wholes: &Receiver<Whole>, free: &Sender<()>) {
-        let mut left = self.left();
-        for whole in wholes {
-            self.take(&mut left, &whole);
-            // Behind the last windows nobody waits for another one.
+    /// Hashes and writes windows as they are filled, and frees them.
+    fn take_all(&self, filled: &Receiver<FilledWindow>, free: &Sender<()>) {
+        let mut sink = self.sink();
+        for window in filled {
+            self.take(&mut sink, &window);
+            // After the last windows nobody waits for another one.
             let _ = free.send(());
         }
     }
 
-    fn take(&self, left: &mut Left, &Whole(number, len, parameters): &Whole) {
-        self.window(number).each(len, |values| left.take(values, parameters));
+    fn take(&self, sink: &mut ExportSink, filled: &FilledWindow) {
+        let window = self.window(filled.number);
+        window.each(filled.len, |values| sink.take(values, filled.is_params));
     }
 
-    fn left(&self) -> MutexGuard<'_, Left> {
-        self.left.lock().unwrap_or_else(PoisonError::into_inner)
+    fn sink(&self) -> MutexGuard<'_, ExportSink> {
+        self.sink.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn start_file(&self) {
@@ -271,30 +282,32 @@ impl Gathering {
             file.write_all(&header).map(|()| file)
         };
         let opened = open();
-        let mut left = self.left();
+        let mut sink = self.sink();
         match opened {
-            Ok(file) => left.file = Some(file),
-            Err(error) => left.give_up(error),
+            Ok(file) => sink.file = Some(file),
+            Err(error) => sink.give_up(error),
         }
     }
 
-    pub(crate) fn finish(self) -> Finished {
-        let left = self.left.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let hash = left.gathered.then(|| format!("{:016x}", left.hash.digest()));
-        let Left { written, problem, .. } = left;
-        Finished { state_hash: hash.unwrap_or_default(), written, problem }
+    pub(crate) fn finish(self) -> ExportSummary {
+        let sink = self.sink.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let hash = sink.gathered.then(|| format!("{:016x}", sink.hash.digest()));
+        let ExportSink { written, problem, .. } = sink;
+        ExportSummary { state_hash: hash.unwrap_or_default(), written, problem }
     }
 }
 
-/// What is done with a rank's part of a tensor.
+/// What a rank does with its part of a window.
 #[derive(Clone, Copy)]
-enum Work {
+enum WindowTask {
     Write,
     Compare,
 }
 
-/// A window of a state of a tensor, as one rank has it.
-struct Part<'a> {
+/// A rank's part of a window.
+struct WindowPart<'a> {
+    /// Of the window, counted over all tensors and states.
+    number: usize,
     segment: usize,
     param: &'a Param,
     state: usize,
@@ -304,7 +317,7 @@ struct Part<'a> {
     range: Range<usize>,
 }
 
-impl Part<'_> {
+impl WindowPart<'_> {
     /// Elements of the segment's flat buffer among which all are that the rank has of it.
     fn local(&self) -> Range<usize> {
         let end = |run: &Run| run.global + run.local.len();
@@ -344,15 +357,15 @@ impl Window {
     }
 
     /// Writes `values` at element `at`, or compares. False: they differ.
-    fn work(&self, work: Work, mut at: usize, mut values: &[f32]) -> bool {
+    fn apply(&self, task: WindowTask, mut at: usize, mut values: &[f32]) -> bool {
         let mut same = true;
         while !values.is_empty() {
             let mut part = self.part(at / PART);
             let n = values.len().min(PART - at % PART);
             let (own, now) = (&mut part[at % PART..at % PART + n], &values[..n]);
-            match work {
-                Work::Write => own.copy_from_slice(now),
-                Work::Compare => {
+            match task {
+                WindowTask::Write => own.copy_from_slice(now),
+                WindowTask::Compare => {
                     let mut pairs = own.iter().zip(now);
                     same &= pairs.all(|(own, x)| own.to_bits() == x.to_bits());
                 }
@@ -370,7 +383,7 @@ impl Window {
     }
 }
 
-impl Left {
+impl ExportSink {
     /// The file is on the disk under its own name, or not at all.
     fn finish(&mut self, run: Option<&Held>) {
         self.gathered = true;
@@ -393,14 +406,14 @@ impl Left {
         self.file = None;
     }
 
-    /// Hashes a run of values, and writes it when it is of a parameter.
-    fn take(&mut self, values: &[f32], parameter: bool) {
+    /// Hashes values, and writes them into the file if they are parameters.
+    fn take(&mut self, values: &[f32], is_params: bool) {
         let mut bytes = [0u8; 4096];
         for part in values.chunks(bytes.len() / 4) {
             let filled = &mut bytes[..4 * part.len()];
             filled.chunks_mut(4).zip(part).for_each(|(b, x)| b.copy_from_slice(&x.to_le_bytes()));
             self.hash.update(filled);
-            if let (true, Some(file)) = (parameter, &mut self.file)
+            if let (true, Some(file)) = (is_params, &mut self.file)
                 && let Err(error) = file.write_all(filled)
             {
                 self.give_up(error);

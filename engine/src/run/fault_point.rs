@@ -1,35 +1,35 @@
-//! Where a rank's own thread is: for tests that have something go wrong there, and for who waits until ranks hear of a stop.
+//! Points in a run at which tests inject faults, and at which a caller learns that the ranks listen to a stop.
 
 use std::fmt;
 use std::sync::Arc;
 
-/// A place in a run, outside of the lanes.
+/// A point that the thread of a rank reaches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Place {
-    /// Its device is open; no state is there yet.
+pub enum FaultPoint {
+    /// The device is open; there are no states yet.
     Opened,
-    /// Its states are there, fresh or from a checkpoint.
+    /// The states are there, initial ones or those of a checkpoint.
     Loaded,
     /// About to submit a step.
     Step,
-    /// A step is decided and not told yet.
+    /// A step is decided, and its report is not sent yet.
     Decided,
-    /// The other ranks have come to save with it.
+    /// All ranks have met to save.
     Saving,
-    /// About to write its file: itself, or on the thread that writes its copy.
+    /// About to write the rank's file: on its thread, or on the thread that writes its copy.
     Writing,
-    /// Its states are copied, or its file is written.
+    /// The rank's states are copied, or its file is written.
     Saved,
-    /// On the thread that writes copies, or on rank 0's: the files are there, the name is not.
+    /// The files of the checkpoint are written, and it has no name yet: on the thread that writes copies, or on rank 0's.
     Naming,
     /// About to evaluate.
     Evaluating,
-    /// About to put the states together at the end.
+    /// About to gather the states at the end.
     Ending,
 }
 
-impl Place {
-    /// Every one.
+impl FaultPoint {
+    /// All points.
     pub const ALL: [Self; 10] = [
         Self::Opened,
         Self::Loaded,
@@ -44,19 +44,19 @@ impl Place {
     ];
 }
 
-/// Called with rank, place and step wherever a rank comes by.
+/// A function that is called with rank, point and step whenever a rank reaches a point.
 #[derive(Clone)]
-pub struct Watcher(Arc<dyn Fn(usize, Place, u64) + Send + Sync>);
+pub struct Watcher(Arc<dyn Fn(usize, FaultPoint, u64) + Send + Sync>);
 
 impl Watcher {
-    /// That calls `f`.
-    pub fn new(f: impl Fn(usize, Place, u64) + Send + Sync + 'static) -> Self {
+    /// Makes a watcher that calls `f`.
+    pub fn new(f: impl Fn(usize, FaultPoint, u64) + Send + Sync + 'static) -> Self {
         Self(Arc::new(f))
     }
 
-    /// A rank comes by.
-    pub fn passes(&self, rank: usize, place: Place, step: u64) {
-        (self.0)(rank, place, step);
+    /// A rank reaches a point.
+    pub fn reach(&self, rank: usize, point: FaultPoint, step: u64) {
+        (self.0)(rank, point, step);
     }
 }
 

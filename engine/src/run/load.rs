@@ -1,25 +1,29 @@
-//! What a rank has before the first step: fresh states, or those of a checkpoint.
+//! The states of a rank before the first step: initial ones, those of a checkpoint, or imported weights.
 
-use crate::run::meet::meet;
-use crate::run::{Ranks, Unread};
+use crate::run::meet::barrier;
+use crate::run::{Ranks, ReadFailure};
 use crate::step::Trainer;
-use crate::train::init::{Initial, Stored};
+use crate::train::init::{CheckpointStates, InitialParameters};
 use checkpoint::hugging_face::{FolderError, Pretrained};
 use config::Precision;
 use device::{Device, Error};
-use offload::StateAt;
+use offload::StatePosition;
 
 impl Ranks<'_> {
-    /// The states before the first step, or those of a checkpoint. Returns the steps that are done; none where the run was
-    /// told to stop before all ranks had their states.
-    pub(crate) fn start(&self, dev: &Device, trainer: &mut Trainer) -> Result<Option<u64>, Error> {
-        self.built.gpt.write_constants(dev)?;
-        let whole = self.load(dev, trainer)?;
-        if !whole {
+    /// Loads the states before the first step. Returns the number of steps that they contain; None if a stop was requested before
+    /// all ranks had their states.
+    pub(crate) fn load_states(
+        &self,
+        dev: &Device,
+        trainer: &mut Trainer,
+    ) -> Result<Option<u64>, Error> {
+        self.layout.decoder.write_constants(dev)?;
+        let complete = self.load(dev, trainer)?;
+        if !complete {
             self.stop.abandon();
         }
-        meet(dev, self.built.meeting)?;
-        if self.stop.is_abandoned() || self.is_told_elsewhere(dev, "abandon", !whole)? {
+        barrier(dev, self.layout.barrier)?;
+        if self.stop.is_abandoned() || self.is_set_on_any_process(dev, "abandon", !complete)? {
             return Ok(None);
         }
         if let Some(from) = &self.options.resume {
@@ -31,47 +35,48 @@ impl Ranks<'_> {
         Ok(Some(self.steps_before()))
     }
 
-    /// Whether a rank of another process, where there are several, says so; the same on all.
-    pub(crate) fn is_told_elsewhere(
+    /// Whether a rank of any process says so, if there are several processes. The same answer on all ranks.
+    pub(crate) fn is_set_on_any_process(
         &self,
         dev: &Device,
         what: &'static str,
-        here: bool,
+        local: bool,
     ) -> Result<bool, Error> {
-        if !self.world.is_spread() {
+        if !self.world.has_remote_ranks() {
             return Ok(false);
         }
-        let told = self.world.agree(dev.rank(), what, u64::from(here))?;
-        Ok(told.contains(&1))
+        let all = self.world.agree(dev.rank(), what, u64::from(local))?;
+        Ok(all.contains(&1))
     }
 
-    /// The step of what the run goes on from.
+    /// Number of steps in the checkpoint that the run resumes from.
     pub(crate) fn steps_before(&self) -> u64 {
         self.options.resume.as_ref().map_or(0, |from| from.step())
     }
 
-    /// This rank's states. False: the run was told to stop, and they are not whole.
+    /// Loads this rank's states. False: a stop was requested, and the states are incomplete.
     fn load(&self, dev: &Device, trainer: &mut Trainer) -> Result<bool, Error> {
-        let told = || self.stop.is_told();
+        let stop_requested = || self.stop.is_requested();
         if let (Some(from), None) = (&self.options.pretrained, &self.options.resume) {
-            return self.load_pretrained(dev, trainer, from, &told);
+            return self.load_pretrained(dev, trainer, from, &stop_requested);
         }
         let Some(from) = &self.options.resume else {
             let given = self.options.initial.as_deref();
-            let initial = Initial::new(self.config, &self.built.gpt, dev.rank().tp, given);
+            let initial =
+                InitialParameters::new(self.config, &self.layout.decoder, dev.rank().tp, given);
             let fill = |segment, at, values: &mut [f32]| initial.fill(segment, at, values);
-            return trainer.optimizer.init(dev, &fill, &told);
+            return trainer.optimizer.init(dev, &fill, &stop_requested);
         };
         let scaled = self.config.precision == Precision::Fp16;
         let words = from.control(&trainer.optimizer.initial_control(), scaled);
-        let stored = Stored::new(from, &self.built.gpt, dev.rank());
+        let stored = CheckpointStates::new(from, &self.layout.decoder, dev.rank());
         let rank = dev.rank().index();
-        let fill = |at: StateAt, values: &mut [f32]| {
+        let fill = |at: StatePosition, values: &mut [f32]| {
             let filled = stored.fill(at, values);
             filled.map_err(|error| {
                 let system = error.is_of_the_system();
-                let unread = if system { Unread::System } else { Unread::Changed };
-                self.unread.lock().unwrap_or_else(|e| e.into_inner()).get_or_insert(unread);
+                let failure = if system { ReadFailure::System } else { ReadFailure::Changed };
+                self.read_failure.lock().unwrap_or_else(|e| e.into_inner()).get_or_insert(failure);
                 Error::Task {
                     rank,
                     op: "restore",
@@ -80,16 +85,16 @@ impl Ranks<'_> {
                 }
             })
         };
-        trainer.optimizer.restore(dev, (&words, from.has_late_update()), &fill, &told)
+        trainer.optimizer.restore(dev, &words, from.has_late_update(), &fill, &stop_requested)
     }
 
-    /// Parameters as a folder of transformers has them, and moments of zero.
+    /// Loads the parameters of a folder of transformers; the moments are zero.
     fn load_pretrained(
         &self,
         dev: &Device,
         trainer: &mut Trainer,
         from: &Pretrained,
-        told: &offload::Told<'_>,
+        stop_requested: &offload::StopCheck<'_>,
     ) -> Result<bool, Error> {
         let rank = dev.rank();
         let failed = |error: FolderError| Error::Task {
@@ -98,15 +103,17 @@ impl Ranks<'_> {
             site: std::panic::Location::caller(),
             problem: error.to_string(),
         };
-        let source = from.of_rank(&self.built.gpt, rank);
+        let source = from.of_rank(&self.layout.decoder, rank);
         let words = trainer.optimizer.initial_control();
-        let fill = |StateAt { segment, state, first }: StateAt, values: &mut [f32]| match state {
-            0 => source.fill(segment, first, values).map_err(failed),
-            _ => {
-                values.fill(0.0);
-                Ok(())
+        let fill = |StatePosition { segment, state, first }: StatePosition, values: &mut [f32]| {
+            match state {
+                0 => source.fill(segment, first, values).map_err(failed),
+                _ => {
+                    values.fill(0.0);
+                    Ok(())
+                }
             }
         };
-        trainer.optimizer.restore(dev, (&words, false), &fill, told)
+        trainer.optimizer.restore(dev, &words, false, &fill, stop_requested)
     }
 }

@@ -1,10 +1,10 @@
-//! Where all ranks wait for each other.
+//! A barrier of all ranks.
 
-use device::{Device, Error, Group, Lane, Op, Reduce};
+use device::{Device, Error, Group, Lane, Op, Reduction};
 
-/// All ranks meet; returns when all have come. Outside a step only.
-pub(crate) fn meet(dev: &Device, meeting: device::Tensor) -> Result<(), Error> {
-    let (group, reduce) = (Group::World, Reduce::Max);
-    dev.submit(Lane::Host, Op::AllReduce { x: meeting, group, reduce });
+/// Returns when all ranks have called it. Only between steps. `number` is the operand of the sum in which they meet.
+pub(crate) fn barrier(dev: &Device, number: device::Tensor) -> Result<(), Error> {
+    let (group, reduce) = (Group::World, Reduction::Max);
+    dev.submit(Lane::Host, Op::AllReduce { x: number, group, reduce });
     dev.sync(dev.record(Lane::Host))
 }

@@ -1,13 +1,13 @@
-//! What the ranks have to say, and its way to the calling thread.
+//! The messages of a run, and their channel to the calling thread.
 
-use crate::train::batch::Held;
+use crate::train::batch::StepContents;
 use device::Activity;
-use device::World;
-use offload::Ahead;
+use device::Communicator;
+use offload::SpeculationOutcome;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// What a step ended with, the same on all ranks.
+/// The results of a step, the same on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepReport {
     /// From 1.
@@ -16,63 +16,63 @@ pub struct StepReport {
     pub loss: f64,
     /// Number of these targets.
     pub targets: u64,
-    /// Its documents and padding, where samples are no windows.
-    pub held: Option<Held>,
-    /// Of the unscaled mean gradient, before clipping.
+    /// Documents and padding of the samples; `None` if samples are windows of a text.
+    pub contents: Option<StepContents>,
+    /// Norm of the unscaled mean gradient, before clipping.
     pub grad_norm: f64,
-    /// That the step's backward pass used; 1 without scaling.
+    /// The loss scale that the backward pass used; 1 without scaling.
     pub loss_scale: f64,
     /// Learning rate.
     pub lr: f64,
     /// A gradient was not finite; nothing was updated.
     pub skipped: bool,
-    /// Skipped steps since the first.
+    /// Skipped steps since the first step.
     pub skipped_total: u64,
-    /// What became of the updates ahead of the decision, under `offload.update: Speculative`.
-    pub ahead: Ahead,
-    /// Whether two runs of its passes have given the same bits, where `train.verify_every` asked for two.
+    /// What became of the speculative updates, under `offload.update: Speculative`.
+    pub ahead: SpeculationOutcome,
+    /// Whether two runs of the step gave the same bits; `None` if `train.verify_every` did not ask for two.
     pub verified: Option<bool>,
-    /// Wall time since the step before ended.
+    /// Wall time in seconds since the step before ended.
     pub seconds: f64,
-    /// Rank 0's lanes since the start.
+    /// Work of rank 0's lanes since the start.
     pub activity: Activity,
 }
 
-/// Where a rank has seen that two runs of a step differ.
+/// A difference between two runs of a step, as one rank saw it.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
-pub struct Differing {
+pub struct Difference {
     /// The rank's number.
     pub rank: usize,
     /// The tensors of the gradient to which the backward pass came first, or the loss.
     pub place: String,
 }
 
-impl fmt::Display for Differing {
+impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} on rank {}", self.place, self.rank)
     }
 }
 
-impl Differing {
+impl Difference {
     /// All of them in a sentence.
     pub fn all(places: &[Self]) -> String {
         places.iter().map(Self::to_string).collect::<Vec<_>>().join(", ")
     }
 }
 
-/// What rank 0 tells.
+/// A message of rank 0.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Message {
     /// A step is decided.
     Step(StepReport),
-    /// Two runs of a step's passes have given other bits; training goes on with the second.
+    /// Two runs of a step gave different bits; training goes on with the second.
     Differs {
         /// The step. Its report follows.
         step: u64,
-        /// One entry for each rank that has seen it.
-        places: Vec<Differing>,
+        /// One entry for each rank that saw a difference.
+        places: Vec<Difference>,
     },
-    /// About to begin a batch of an evaluation.
+    /// The next batch of an evaluation is about to begin.
     Evaluating {
         /// The step it follows.
         step: u64,
@@ -87,30 +87,30 @@ pub enum Message {
         step: u64,
         /// Held-out loss, nats per token.
         loss: f64,
-        /// Over all of the held-out part.
+        /// Whether the loss is that of the whole held-out part.
         whole: bool,
-        /// By data set, where there are several: its name and its loss.
+        /// Name and loss of each data set, if there are several.
         sets: Vec<(String, f64)>,
     },
-    /// The files of a checkpoint are on the disk. It gets its name when what was told before is there too.
+    /// The files of a checkpoint are on the disk. It gets its name when the metrics of all earlier messages are on the disk too.
     Saving {
-        /// Steps that it holds.
+        /// Steps that the checkpoint holds.
         step: u64,
     },
     /// A checkpoint is on the disk, and has its name.
     Saved {
         /// Steps that it holds.
         step: u64,
-        /// That training waited.
+        /// Seconds that training waited.
         waited: f64,
-        /// From its beginning.
+        /// Seconds from the beginning of the save.
         seconds: f64,
-        /// Of these, that the slowest rank spent on checksums.
+        /// Seconds of these that the slowest rank spent on checksums.
         hashing: f64,
-        /// Of states.
+        /// Bytes of states.
         bytes: u64,
     },
-    /// A checkpoint is not there; those before it are, and training goes on.
+    /// A checkpoint could not be saved; earlier ones exist, and training goes on.
     NotSaved {
         /// Steps that it should have held.
         step: u64,
@@ -119,36 +119,36 @@ pub enum Message {
     },
 }
 
-/// On the way to the calling thread.
-pub(crate) enum Post {
-    Tell(Message),
-    /// To be answered when all before it has been told.
+/// An item of the channel to the calling thread.
+pub(crate) enum ChannelItem {
+    Message(Message),
+    /// Asks for an answer once all earlier messages are handled.
     Flush(crossbeam_channel::Sender<()>),
 }
 
-/// Rank 0's way to the calling thread.
+/// A rank's access to the calling thread; only rank 0 has a sender.
 #[derive(Clone, Copy)]
 pub(crate) struct Listener<'a> {
-    pub(crate) sender: Option<&'a crossbeam_channel::Sender<Post>>,
-    pub(crate) world: &'a World,
+    pub(crate) sender: Option<&'a crossbeam_channel::Sender<ChannelItem>>,
+    pub(crate) world: &'a Communicator,
 }
 
 impl Listener<'_> {
-    /// To whoever listens; a run does not end because no one does, nor because the listener is slow: a
-    /// terminal may be held for hours.
+    /// Sends a message. A run does not end because nobody receives it, nor because the receiver is slow: a terminal may be
+    /// held for hours.
     pub(crate) fn tell(&self, message: Message) {
         if let Some(sender) = self.sender
             && let Err(crossbeam_channel::TrySendError::Full(post)) =
-                sender.try_send(Post::Tell(message))
+                sender.try_send(ChannelItem::Message(message))
         {
             let _ = self.world.held_up(|| sender.send(post));
         }
     }
 }
 
-/// Returns when all that was told has been heard, or nobody listens.
-pub(crate) fn flush(sender: &crossbeam_channel::Sender<Post>) {
+/// Returns when all earlier messages are handled, or nobody receives them.
+pub(crate) fn flush(sender: &crossbeam_channel::Sender<ChannelItem>) {
     let (answer, answered) = crossbeam_channel::bounded(0);
-    let _ = sender.send(Post::Flush(answer));
+    let _ = sender.send(ChannelItem::Flush(answer));
     let _ = answered.recv();
 }

@@ -1,20 +1,20 @@
-//! Which gradients made a step be skipped.
+//! Finds the gradient that caused a skipped step.
 
 use crate::run::Ranks;
 use device::{Device, Error};
 use offload::Optimizer;
 use std::cmp::Reverse;
 
-/// Where the gradients of a skipped step are not finite.
+/// The first gradient of a skipped step that is not finite.
 #[derive(Default)]
-pub(super) struct NotFinite {
+pub(super) struct SkipCause {
     pub(super) step: u64,
-    /// Segment, index in it, and the tensor's name: the first of all ranks' in the order of the backward pass.
+    /// Segment, index within it, and the tensor's name: the first over all ranks, in the order of the backward pass.
     pub(super) first: Option<(Reverse<usize>, usize, String)>,
 }
 
 impl Ranks<'_> {
-    /// Notes which tensor made `step` be skipped: the first on any rank.
+    /// Finds the tensor that caused the skip of `step`, over all ranks, and keeps its name for the outcome.
     pub(super) fn locate(
         &self,
         dev: &Device,
@@ -22,33 +22,32 @@ impl Ranks<'_> {
         step: u64,
     ) -> Result<(), Error> {
         let found = optimizer.first_not_finite(dev)?;
-        let found =
-            found.map(|offload::NotFinite { segment, element }| (segment as u64, element as u64));
-        if let Some(found) = found {
-            self.note_not_finite(step, found);
+        if let Some(offload::NonFiniteGradient { segment, element }) = found {
+            self.note_skip_cause(step, segment, element);
         }
-        if self.world.is_spread() {
-            let found = found.map_or_else(Vec::new, |(segment, at)| {
-                [segment.to_le_bytes(), at.to_le_bytes()].concat()
-            });
-            for (_, found) in self.world.bring(dev.rank(), "not finite", &found)? {
-                if let ([segment, at], []) = found.as_chunks() {
-                    let found = (u64::from_le_bytes(*segment), u64::from_le_bytes(*at));
-                    self.note_not_finite(step, found);
+        if self.world.has_remote_ranks() {
+            let found =
+                found.map_or_else(Vec::new, |offload::NonFiniteGradient { segment, element }| {
+                    [(segment as u64).to_le_bytes(), (element as u64).to_le_bytes()].concat()
+                });
+            for (_, found) in self.world.gather_remote(dev.rank(), "not finite", &found)? {
+                if let ([segment, element], []) = found.as_chunks() {
+                    let [segment, element] = [segment, element].map(|x| u64::from_le_bytes(*x));
+                    self.note_skip_cause(step, segment as usize, element as usize);
                 }
             }
         }
         Ok(())
     }
 
-    fn note_not_finite(&self, step: u64, (segment, at): (u64, u64)) {
-        let (segment, at) = (segment as usize, at as usize);
-        let params = &self.built.gpt.segments()[segment].params;
-        let name = params.iter().find(|param| param.range.contains(&at)).map(|p| p.name.clone());
-        let found = (Reverse(segment), at, name.unwrap_or_else(|| "padding".into()));
-        let noted = &mut *self.not_finite.lock().unwrap_or_else(|e| e.into_inner());
+    fn note_skip_cause(&self, step: u64, segment: usize, element: usize) {
+        let params = &self.layout.decoder.segments()[segment].params;
+        let name =
+            params.iter().find(|param| param.range.contains(&element)).map(|p| p.name.clone());
+        let found = (Reverse(segment), element, name.unwrap_or_else(|| "padding".into()));
+        let noted = &mut *self.skip_cause.lock().unwrap_or_else(|e| e.into_inner());
         if noted.step != step {
-            *noted = NotFinite { step, first: None };
+            *noted = SkipCause { step, first: None };
         }
         if noted.first.as_ref().is_none_or(|known| found < *known) {
             noted.first = Some(found);

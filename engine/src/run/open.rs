@@ -1,12 +1,12 @@
 //! A rank's device and its kernel threads.
 
 use crate::dry_run::distinct;
-use crate::run::{Place, Ranks, RunOptions};
+use crate::run::{FaultPoint, Ranks, RunOptions};
 use config::DeviceConfig;
 use device::HostWork;
 use device::cpu::{self, CpuOptions};
 use device::cuda::{self, CudaOptions};
-use device::{Crew, Device, Error, Rank};
+use device::{Device, Error, Rank, ThreadTeam};
 use layout::build::{KernelScratch, op_scratch};
 use layout::here;
 use layout::placement::kernel_threads;
@@ -21,7 +21,7 @@ impl Ranks<'_> {
         }
         let host = place.map_or_else(Default::default, device::HostPlace::from);
         let cpus = place.map(|place| place.cpus.clone());
-        let KernelScratch { floats, threads } = self.built.scratch;
+        let KernelScratch { floats, threads } = self.layout.scratch;
         let memory_limit = match &self.config.device {
             DeviceConfig::Cpu { memory, .. } => *memory,
             DeviceConfig::Cuda | DeviceConfig::Sim { .. } => u64::MAX,
@@ -31,9 +31,9 @@ impl Ranks<'_> {
             memory_limit,
             host,
             scratch: floats,
-            work: self.work(kernel_crew(threads, cpus)),
+            work: self.work(kernel_team(threads, cpus)),
         };
-        cpu::open(rank, &self.built.plan, &self.world, &options)
+        cpu::open(rank, &self.layout.plan, &self.world, &options)
     }
 
     fn open_cuda(&self, rank: Rank, place: Option<&RankPlace>) -> Result<Device, Error> {
@@ -50,17 +50,17 @@ impl Ranks<'_> {
             scratch: op_scratch(self.config),
             work: HostWork {
                 cpus: cpus.clone().unwrap_or_default(),
-                ..self.work(kernel_crew(threads, cpus))
+                ..self.work(kernel_team(threads, cpus))
             },
             programs: offload::PROGRAMS,
-            warm_up: Arc::new(distinct(self.config, self.built, rank)?),
+            warm_up: Arc::new(distinct(self.config, self.layout, rank)?),
         };
-        cuda::open(rank, &self.built.plan, &self.world, &options)
+        cuda::open(rank, &self.layout.plan, &self.world, &options)
     }
 
-    /// Binds the calling thread, which drives a real GPU: `alone`, while it queues steps, to a CPU of its own beside those on
-    /// which the host updates; else to all of its rank's.
-    pub(crate) fn drives(&self, place: Option<&RankPlace>, alone: bool) {
+    /// Binds the calling thread, which queues the work of a real GPU: while it queues steps (`alone`) to a CPU that the update does
+    /// not use, otherwise to all CPUs of its rank.
+    pub(crate) fn bind_driver(&self, place: Option<&RankPlace>, alone: bool) {
         let on_gpu = self.config.device == DeviceConfig::Cuda;
         let Some(place) = place.filter(|_| on_gpu) else { return };
         let cpus = match place.driver_cpu.as_ref().filter(|_| alone) {
@@ -72,19 +72,19 @@ impl Ranks<'_> {
         }
     }
 
-    /// A rank's thread comes by, for tests.
-    pub(crate) fn passes(&self, rank: Rank, place: Place, step: u64) {
+    /// The thread of a rank reaches `point`: calls the watcher, if a test has set one.
+    pub(crate) fn reach(&self, rank: Rank, point: FaultPoint, step: u64) {
         if let Some(watcher) = &self.options.watcher {
-            watcher.passes(rank.index(), place, step);
+            watcher.reach(rank.index(), point, step);
         }
     }
 
-    fn work(&self, crew: Option<Arc<Crew>>) -> HostWork {
+    fn work(&self, team: Option<Arc<ThreadTeam>>) -> HostWork {
         let RunOptions { trace, slow, panic_at, stall_at, .. } = self.options;
         HostWork {
-            crew,
+            team,
             cpus: Vec::new(),
-            jobs: self.host_jobs,
+            jobs: self.host_queue_capacity,
             rehearsal: false,
             trace: trace.clone(),
             slow: *slow,
@@ -94,17 +94,17 @@ impl Ranks<'_> {
     }
 }
 
-/// Kernel threads of a rank, on its cores; none when its own thread is enough.
-pub fn kernel_crew(threads: usize, cpus: Option<Vec<u32>>) -> Option<Arc<Crew>> {
+/// Starts the kernel threads of a rank on its cores; None if its own thread is enough.
+pub fn kernel_team(threads: usize, cpus: Option<Vec<u32>>) -> Option<Arc<ThreadTeam>> {
     if threads < 2 {
         return None;
     }
     let bind = move || {
         if let Some(cpus) = &cpus {
-            // The rank's thread has reported what does not work.
+            // The rank's own thread has warned if binding fails.
             let _ = topology::bind_current_thread(cpus);
         }
     };
-    let crew = Crew::new(threads, bind);
-    Some(Arc::new(crew.inspect_err(|e| tracing::warn!("no kernel threads: {e}")).ok()?))
+    let team = ThreadTeam::new(threads, bind);
+    Some(Arc::new(team.inspect_err(|e| tracing::warn!("no kernel threads: {e}")).ok()?))
 }

@@ -3,7 +3,7 @@
 use crate::run::RunError;
 use crate::run::fault_point::Watcher;
 use crate::train::init::Weights;
-use checkpoint::detours::Detours;
+use checkpoint::detours::RollbackHistory;
 use checkpoint::hugging_face::Pretrained;
 use checkpoint::{Checkpoint, RunFolder};
 use device::Lane;
@@ -16,8 +16,14 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-/// How long a failed run is waited for, and what is called then.
-pub type Stuck = (Duration, fn(&RunError));
+/// What happens if a failed run does not end.
+#[derive(Clone, Copy, Debug)]
+pub struct StuckHandler {
+    /// Time that the ranks have to end after the failure.
+    pub after: Duration,
+    /// Called then.
+    pub call: fn(&RunError),
+}
 
 /// What a caller may ask of a run besides its config.
 #[derive(Clone, Debug)]
@@ -38,25 +44,25 @@ pub struct RunOptions {
     pub leave_at: Option<(usize, u64)>,
     /// For tests: on this rank a parameter changes between the two runs of this step.
     pub change_at: Option<(usize, u64)>,
-    /// Told where ranks are: see [`crate::run::Place`].
+    /// Called at each [`crate::run::FaultPoint`].
     pub watcher: Option<Watcher>,
     /// Parameters by global name; those that it lacks start at random.
     pub initial: Option<Arc<Weights>>,
     /// Weights that training starts from, of the same model.
     pub pretrained: Option<Arc<Pretrained>>,
-    /// The processes to which the ranks are dealt in order; `None`: all are threads of this one.
+    /// The processes over which the ranks are spread in order; `None`: all ranks are threads of this process.
     pub processes: Option<Arc<Processes>>,
     /// Bind rank threads to the cores that topology deals them.
     pub bind: bool,
     /// When true, every rank ends after the step that is running, or the batch of an evaluation; before the first step as
     /// soon as each rank hears of it.
     pub stop: Arc<AtomicBool>,
-    /// A collective that a rank does not come to for so long is an error.
+    /// A collective that a rank does not reach in this time is an error.
     pub timeout: Duration,
-    /// Called when the run has failed and a rank's thread does not end for so long: it is stuck where no one can
-    /// wake it, and so is who waits for it. Nothing but the process's end helps.
-    pub stuck: Option<Stuck>,
-    /// Likewise when a checkpoint is being written beside a run that has failed and does not move for so long.
+    /// Called if the run has failed and the thread of a rank does not end: it waits for something that never comes, and only the
+    /// end of the process helps.
+    pub stuck: Option<StuckHandler>,
+    /// The time before that call if a checkpoint is being written and makes no progress.
     pub stuck_save: Duration,
     /// Least time between checkpoints by `train.checkpoint_overhead`, and before the first.
     pub checkpoint_pause: Duration,
@@ -67,18 +73,18 @@ pub struct RunOptions {
     /// Whether ranks copy their states and go on while these are written, as a plan has decided; `None`: decided when the run
     /// starts.
     pub copies_states: Option<bool>,
-    /// What the run goes on from; of the same model.
+    /// The checkpoint that the run resumes from, of the same model.
     pub resume: Option<Arc<Checkpoint>>,
-    /// Where samples are not those of the seed alone; `None`: as what it goes on from knows.
-    pub detours: Option<Detours>,
-    /// Skipped steps in a row that the first one of this run follows; `None`: as what it goes on from knows.
+    /// The steps after which the run was rolled back; `None`: those that the checkpoint knows.
+    pub rollback_history: Option<RollbackHistory>,
+    /// Number of skipped steps in a row before the first step of this run; `None`: the number that the checkpoint knows.
     pub skipped_in_a_row: Option<u64>,
 }
 
 impl RunOptions {
-    pub(crate) fn detours(&self) -> Detours {
-        let stored = || self.resume.as_ref().map(|from| from.detours().clone());
-        self.detours.clone().or_else(stored).unwrap_or_default()
+    pub(crate) fn rollback_history(&self) -> RollbackHistory {
+        let stored = || self.resume.as_ref().map(|from| from.rollback_history().clone());
+        self.rollback_history.clone().or_else(stored).unwrap_or_default()
     }
 
     pub(crate) fn skipped_in_a_row(&self) -> u64 {
@@ -112,7 +118,7 @@ impl Default for RunOptions {
             checkpoints: None,
             copies_states: None,
             resume: None,
-            detours: None,
+            rollback_history: None,
             skipped_in_a_row: None,
         }
     }

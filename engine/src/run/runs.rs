@@ -1,13 +1,13 @@
-//! Runs of values on their way to rank 0's process: each with its place and length, little-endian.
+//! Encodes runs of values for rank 0's process: each with its place and length, little-endian.
 
 use std::sync::{Mutex, PoisonError};
 
-/// Runs of a window, from all kernel threads of a rank.
+/// Encoded runs of a window, from all kernel threads of a rank.
 #[derive(Default)]
-pub(super) struct Runs(Mutex<Vec<u8>>);
+pub(super) struct ValueRuns(Mutex<Vec<u8>>);
 
-impl Runs {
-    /// Appends `values`, which belong at element `at`. Always true.
+impl ValueRuns {
+    /// Appends `values`, which belong at element `at` of the window. Always true.
     pub(super) fn take(&self, at: usize, values: &[f32]) -> bool {
         let mut bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         bytes.reserve(16 + 4 * values.len());
@@ -20,7 +20,7 @@ impl Runs {
         self.0.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives `work` each run. False: it said so.
+    /// Gives `work` each run of `bytes`. False if `work` returned false.
     pub(super) fn each(mut bytes: &[u8], work: impl Fn(usize, &[f32]) -> bool) -> bool {
         let mut same = true;
         while let Some((head, rest)) = bytes.split_first_chunk::<16>() {
@@ -42,7 +42,7 @@ mod tests {
 
     #[test]
     fn runs_arrive_as_they_were_taken() {
-        let runs = Runs::default();
+        let runs = ValueRuns::default();
         assert!(runs.take(7, &[1.0, -0.0]) && runs.take(0, &[]) && runs.take(9, &[f32::NAN]));
         let (bytes, seen) = (runs.into_bytes(), Mutex::new(Vec::new()));
         let note = |at: usize, values: &[f32]| {
@@ -50,7 +50,7 @@ mod tests {
             seen.lock().unwrap().push((at, bits));
             at != 9
         };
-        assert!(!Runs::each(&bytes, note), "the last one said so");
+        assert!(!ValueRuns::each(&bytes, note), "the last one said so");
         let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
         let all = vec![(7, bits(&[1.0, -0.0])), (0, Vec::new()), (9, bits(&[f32::NAN]))];
         assert_eq!(seen.into_inner().unwrap(), all);

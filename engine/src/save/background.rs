@@ -2,11 +2,11 @@
 //! thread, the one that asked for it writes itself, and whoever waits for that one waits.
 
 use super::{Job, Saver, lock, read};
-use crate::run::Place;
-use crate::run::messages::{Message, Post};
+use crate::run::FaultPoint;
+use crate::run::messages::{ChannelItem, Message};
 use checkpoint::write::{Pieces, in_order, write_file};
 use crossbeam_channel::Sender;
-use device::World;
+use device::Communicator;
 use device::{Device, Error};
 use offload::State;
 use std::io;
@@ -41,15 +41,15 @@ impl Saver {
     pub(super) fn start(
         self: &Arc<Self>,
         (job, waited): (Job, Duration),
-        sender: Sender<Post>,
-        world: &World,
+        sender: Sender<ChannelItem>,
+        world: &Communicator,
     ) {
         let (saver, writing) = (Arc::clone(self), self.under_way.begin());
         let write = Arc::new(move |waited: Option<Duration>| {
             let _until_then = &writing;
             let message = saver.write_and_conclude(&job.after(waited), &sender);
             // A run does not end because no one listens.
-            drop(sender.send(Post::Tell(message)));
+            drop(sender.send(ChannelItem::Message(message)));
         });
         let beside = Arc::clone(&write);
         let thread = std::thread::Builder::new().name("checkpoint".into()).spawn(move || {
@@ -65,7 +65,7 @@ impl Saver {
         }
     }
 
-    fn write_and_conclude(&self, job: &Job, sender: &Sender<Post>) -> Message {
+    fn write_and_conclude(&self, job: &Job, sender: &Sender<ChannelItem>) -> Message {
         let message = catch_unwind(AssertUnwindSafe(|| {
             self.write_copies(job);
             self.conclude(job, Some(sender))
@@ -100,7 +100,7 @@ impl Saver {
     fn write_copy(&self, number: usize, step: u64) {
         let Some(copy) = self.copies.as_ref().and_then(|copies| copies.get(number)) else { return };
         let write = || {
-            self.passes(number, Place::Writing, step);
+            self.passes(number, FaultPoint::Writing, step);
             let Snapshot { pieces, late, bytes } = &*lock(copy);
             let mut rest = &bytes[..];
             let mut fill = |_: State, to: &mut [u8]| io::Read::read_exact(&mut rest, to);

@@ -3,7 +3,7 @@
 
 use super::{Saver, lock};
 use checkpoint::write::Written;
-use device::{Error, Rank, World};
+use device::{Communicator, Error, Rank};
 use serde::{Deserialize, Serialize};
 
 /// What a rank of another process tells rank 0.
@@ -17,8 +17,12 @@ struct Report {
 
 impl Saver {
     /// Whether rank 0's process has begun this checkpoint. Forgets the last one in all other processes.
-    pub(super) fn is_well_everywhere(&self, rank: Rank, world: &World) -> Result<bool, Error> {
-        if !world.is_spread() {
+    pub(super) fn is_well_everywhere(
+        &self,
+        rank: Rank,
+        world: &Communicator,
+    ) -> Result<bool, Error> {
+        if !world.has_remote_ranks() {
             return Ok(self.is_well());
         }
         let first = Rank { tp: 0, dp: 0, ..rank };
@@ -32,8 +36,8 @@ impl Saver {
     }
 
     /// Brings what ranks of other processes have written to rank 0.
-    pub(super) fn bring(&self, rank: Rank, world: &World) -> Result<(), Error> {
-        if !world.is_spread() {
+    pub(super) fn bring(&self, rank: Rank, world: &Communicator) -> Result<(), Error> {
+        if !world.has_remote_ranks() {
             return Ok(());
         }
         let report = {
@@ -44,7 +48,7 @@ impl Saver {
             serde_json::to_vec(&Report { file, problem, full })
         };
         let report = report.unwrap_or_else(|_| unreachable!("numbers, texts and lists are JSON"));
-        for (from, report) in world.bring(rank, "written", &report)? {
+        for (from, report) in world.gather_remote(rank, "written", &report)? {
             let report = serde_json::from_slice(&report);
             let Report { file, problem, full } =
                 report.unwrap_or_else(|_| unreachable!("the same program has written it"));

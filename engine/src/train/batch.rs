@@ -1,7 +1,7 @@
-//! Micro-batches on their way to the device: a host task fills a pinned one, a copy brings it up, one ahead of
-//! the step. Which samples a batch holds is a function of the seed, the step and the sample's number alone.
+//! The data loader: a host task fills a pinned micro-batch, and a copy sends it up, one ahead of the step. The samples of a batch
+//! depend only on the seed, the step and the sample's number.
 
-use checkpoint::detours::Detours;
+use checkpoint::detours::RollbackHistory;
 use config::DataOrder;
 use data::{Dataset, Unread};
 use device::{
@@ -18,30 +18,40 @@ use tensor_parallel::BatchTensors;
 pub(crate) struct Loader {
     layout: BatchLayout,
     tasks: Vec<Arc<HostOp>>,
-    /// Training micro-batches that were fetched, taken, and given back: the numbers of the next ones.
+    /// Numbers of the next training micro-batches to send, to take, and to release.
     next: u64,
     taken: u64,
     released: u64,
-    /// Training micro-batches there are.
+    /// Number of training micro-batches of the run.
     end: u64,
-    /// Of a step.
+    /// Micro-batches of a step.
     micro_batches: u64,
-    in_groups: bool,
+    by_group: bool,
     on_device: Vec<Event>,
     consumed: Vec<Event>,
 }
 
-/// A micro-batch on the device, and where its samples stand in the step.
+/// A micro-batch on the device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Batch {
     pub(crate) tensors: BatchTensors,
+    /// Where documents start, if samples hold several.
     pub(crate) starts: Option<Tensor>,
     slot: usize,
 }
 
-/// How a step's samples are dealt out.
+/// A micro-batch of an evaluation.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Deal {
+pub(crate) struct EvalBatch {
+    /// Number of the corpus among the held-out ones.
+    pub(crate) corpus: usize,
+    /// Number of the micro-batch within the corpus.
+    pub(crate) index: u64,
+}
+
+/// How the samples of a step are split over ranks and micro-batches.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BatchSplit {
     pub(crate) seed: u64,
     pub(crate) order: DataOrder,
     pub(crate) micro_batch: usize,
@@ -50,7 +60,7 @@ pub(crate) struct Deal {
     pub(crate) seq_len: usize,
 }
 
-impl Deal {
+impl BatchSplit {
     /// Number within the step of the first sample of micro-batch `micro`.
     pub(crate) const fn first_sample(&self, micro: usize) -> usize {
         (micro * self.rank.dp_size + self.rank.dp) * self.micro_batch
@@ -62,10 +72,10 @@ impl Deal {
     }
 }
 
-/// What the samples of a step hold.
+/// What the samples of a step contain.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Held {
-    /// Number of documents.
+pub struct StepContents {
+    /// Number of documents over all ranks.
     pub documents: u64,
     /// Share of the tokens that are padding, 0 to 1.
     pub padding: f64,
@@ -75,59 +85,59 @@ pub struct Held {
 #[derive(Clone, Debug)]
 pub(crate) struct Samples {
     pub(crate) data: Arc<Dataset>,
-    pub(crate) detours: Arc<Detours>,
-    pub(crate) deal: Deal,
+    pub(crate) rollback_history: Arc<RollbackHistory>,
+    pub(crate) split: BatchSplit,
 }
 
 impl Samples {
-    /// Where a sample stands in the data.
-    fn place(&self, step: u64, sample: usize) -> usize {
-        let seed = self.detours.seed(self.deal.seed, step);
-        let samples = self.deal.samples() as u64;
+    /// The position of a sample in the data.
+    fn position(&self, step: u64, sample: usize) -> usize {
+        let seed = self.rollback_history.seed(self.split.seed, step);
+        let samples = self.split.samples() as u64;
         let number = (step - 1) * samples + sample as u64;
-        self.data.place(self.deal.order, seed, (number, samples))
+        self.data.place(self.split.order, seed, (number, samples))
     }
 
-    /// How many targets of a step count, over all ranks.
+    /// Number of targets of a step that count, over all ranks.
     pub(crate) fn targets(&self, step: u64) -> u64 {
-        let samples = self.deal.samples();
+        let samples = self.split.samples();
         match self.data.is_uneven() {
-            false => (samples * self.deal.seq_len) as u64,
-            true => (0..samples).map(|i| self.data.targets(self.place(step, i))).sum(),
+            false => (samples * self.split.seq_len) as u64,
+            true => (0..samples).map(|i| self.data.targets(self.position(step, i))).sum(),
         }
     }
 
-    /// How many documents the samples of a step hold over all ranks, and which share of its tokens is padding; of windows nothing.
-    pub(crate) fn held(&self, step: u64) -> Option<Held> {
-        let all = (0..self.deal.samples()).filter(|_| self.data.is_uneven());
-        let each = all.filter_map(|i| self.data.held(self.place(step, i)));
+    /// Documents and padding of the samples of a step, over all ranks; None if samples are windows of a text.
+    pub(crate) fn contents(&self, step: u64) -> Option<StepContents> {
+        let all = (0..self.split.samples()).filter(|_| self.data.is_uneven());
+        let each = all.filter_map(|i| self.data.held(self.position(step, i)));
         let (documents, filled) = each.fold((0, 0), |(n, all), (one, some)| (n + one, all + some));
-        let tokens = (self.deal.samples() * self.deal.seq_len) as f64;
-        (documents > 0).then(|| Held { documents, padding: 1.0 - filled as f64 / tokens })
+        let tokens = (self.split.samples() * self.split.seq_len) as f64;
+        (documents > 0).then(|| StepContents { documents, padding: 1.0 - filled as f64 / tokens })
     }
 
-    /// Tokens of a step over its targets: the factor from a sum over all tokens as if each counted to the mean over the
-    /// targets that do. 1 where every token counts.
+    /// Tokens of a step divided by the targets that count: the factor that turns a mean over all tokens into the mean over these
+    /// targets. 1 if every token counts.
     pub(crate) fn weight(&self, step: u64) -> f64 {
-        let (tokens, targets) = (self.deal.samples() * self.deal.seq_len, self.targets(step));
+        let (tokens, targets) = (self.split.samples() * self.split.seq_len, self.targets(step));
         assert!(targets > 0, "every sample of a file has a target");
         tokens as f64 / targets as f64
     }
 }
 
 impl Loader {
-    /// For training steps `1..=steps`. `in_groups`: all batches are taken as many at a time as there is room for.
-    pub(crate) fn new(
-        layout: &BatchLayout,
-        samples: &Samples,
-        (steps, in_groups): (u64, bool),
-    ) -> Self {
+    /// A loader for the training steps `1..=steps`. `by_group`: the step takes its batches in groups that fill all slots.
+    pub(crate) fn new(layout: &BatchLayout, samples: &Samples, steps: u64, by_group: bool) -> Self {
         let slots = layout.host.len();
         let task = |slot| {
             let training = slot + 1 < slots;
-            HostOp::new(Fill { to: layout.host[slot], samples: samples.clone(), training })
+            HostOp::new(BatchFiller {
+                target: layout.host[slot],
+                samples: samples.clone(),
+                training,
+            })
         };
-        let micro_batches = samples.deal.micro_batches as u64;
+        let micro_batches = samples.split.micro_batches as u64;
         Self {
             layout: layout.clone(),
             tasks: (0..slots).map(task).collect(),
@@ -136,23 +146,23 @@ impl Loader {
             released: 0,
             end: steps * micro_batches,
             micro_batches,
-            in_groups,
+            by_group,
             on_device: vec![Event::default(); slots],
             consumed: vec![Event::default(); slots],
         }
     }
 
-    /// The next training batch is the first after `done` steps.
+    /// Makes the first batch after `done` steps the next training batch.
     pub(crate) const fn skip_to(&mut self, done: u64) {
         self.next = done * self.micro_batches;
         (self.taken, self.released) = (self.next, self.next);
     }
 
-    /// Starts the batches on their way that are needed after those that were taken: the next one, or all that the next step
-    /// begins with, as far as there is room; nothing after the last.
+    /// Sends the training batches that come next to the device: one, or the first group of the next step, as far as slots are free.
+    /// The copies still run on return; [`take`](Self::take) waits for each.
     pub(crate) fn prefetch(&mut self, dev: &Device) {
         let room = self.slots() - 1;
-        let many = self.in_groups || self.taken.is_multiple_of(self.micro_batches);
+        let many = self.by_group || self.taken.is_multiple_of(self.micro_batches);
         let ahead = if many { room } else { 1 };
         let until = (self.taken + ahead).min(self.released + room + 1).min(self.end);
         while self.next < until {
@@ -161,7 +171,7 @@ impl Loader {
         }
     }
 
-    /// For training.
+    /// Number of slots for training.
     const fn slots(&self) -> u64 {
         self.tasks.len() as u64 - 1
     }
@@ -170,7 +180,8 @@ impl Loader {
         (batch % self.slots()) as usize
     }
 
-    /// Fill (Host), then up (H2d) once the slot's former batch is consumed.
+    /// Fills the pinned batch (Host) and copies it up (H2d) once Compute has released the slot. Both still run on return; wait for
+    /// `on_device` of the slot.
     fn send(&mut self, dev: &Device, slot: usize, index: u64) {
         dev.wait(Host, self.on_device[slot]); // the former copy has read the pinned side
         dev.submit_host(&self.tasks[slot], index);
@@ -181,22 +192,24 @@ impl Loader {
         self.on_device[slot] = dev.record(H2d);
     }
 
-    /// The next training batch. Compute waits for it.
+    /// Takes the next training batch. Compute waits for it.
     pub(crate) fn take(&mut self, dev: &Device) -> Batch {
-        let batch = self.arrived(dev, self.slot(self.taken));
+        let batch = self.await_slot(dev, self.slot(self.taken));
         self.taken += 1;
         batch
     }
 
-    /// Micro-batch `index` of the evaluation of a corpus. Compute waits for it.
-    pub(crate) fn evaluation(&mut self, dev: &Device, (corpus, index): (usize, u64)) -> Batch {
+    /// Sends a micro-batch of an evaluation to the device. Compute waits for it.
+    pub(crate) fn take_evaluation(&mut self, dev: &Device, batch: EvalBatch) -> Batch {
+        let EvalBatch { corpus, index } = batch;
         let last = self.tasks.len() - 1;
-        assert!(index >> OF_CORPUS == 0, "{index} batches of an evaluation");
-        self.send(dev, last, (corpus as u64) << OF_CORPUS | index);
-        self.arrived(dev, last)
+        assert!(index >> CORPUS_SHIFT == 0, "{index} batches of an evaluation");
+        self.send(dev, last, (corpus as u64) << CORPUS_SHIFT | index);
+        self.await_slot(dev, last)
     }
 
-    fn arrived(&self, dev: &Device, slot: usize) -> Batch {
+    /// The batch of a slot. Compute waits for it.
+    fn await_slot(&self, dev: &Device, slot: usize) -> Batch {
         dev.wait(Compute, self.on_device[slot]);
         let row = |i: usize| {
             let t = self.layout.device[slot].rows(i..i + 1);
@@ -207,7 +220,7 @@ impl Loader {
         Batch { tensors, starts, slot }
     }
 
-    /// Compute is done with `batch` where it stands now.
+    /// Frees the slot of `batch` once Compute has done all that is queued so far.
     pub(crate) fn release(&mut self, dev: &Device, batch: &Batch) {
         self.consumed[batch.slot] = dev.record(Compute);
         self.released += u64::from(batch.slot + 1 < self.tasks.len());
@@ -217,46 +230,47 @@ impl Loader {
 /// The task that reads data.
 pub const FILL: &str = "fill_batch";
 
-/// Bits of the number of an evaluation's micro-batch that count it within its corpus. Those above are the number of the corpus.
-const OF_CORPUS: u32 = 48;
+/// An evaluation's micro-batch is one number: the lower bits count it within its corpus, the upper bits are the corpus.
+const CORPUS_SHIFT: u32 = 48;
 
-/// Writes one micro-batch. `arg` is its number.
+/// Host task that writes one micro-batch, whose number is its argument.
 #[derive(Debug)]
-struct Fill {
-    to: Tensor,
+struct BatchFiller {
+    target: Tensor,
     samples: Samples,
     training: bool,
 }
 
-impl HostTask for Fill {
+impl HostTask for BatchFiller {
     fn name(&self) -> &'static str {
         FILL
     }
     fn accesses(&self, visit: &mut dyn FnMut(Mode, Tensor)) {
-        visit(Mode::Write, self.to);
+        visit(Mode::Write, self.target);
     }
     fn run(&self, index: u64, host: &mut HostContext<'_>) -> Result<(), String> {
-        let all = host.write_as::<i32>(self.to)?;
-        let n = all.len() / self.to.shape().0;
+        let all = host.write_as::<i32>(self.target)?;
+        let n = all.len() / self.target.shape().0;
         let (tokens, rest) = all.split_at_mut(n);
         let (targets, rest) = rest.split_at_mut(n);
         let (order, starts) = rest.split_at_mut(n);
-        let Samples { data, deal, .. } = &self.samples;
-        let t = deal.seq_len;
+        let Samples { data, split, .. } = &self.samples;
+        let t = split.seq_len;
         let mut starts = starts.chunks_mut(t);
-        let (step, micro) = (index / deal.micro_batches as u64, index % deal.micro_batches as u64);
+        let (step, micro) =
+            (index / split.micro_batches as u64, index % split.micro_batches as u64);
         let samples = tokens.chunks_mut(t).zip(targets.chunks_mut(t)).enumerate();
         let unread = |unread: Unread| unread.to_string();
         for (b, (inputs, targets)) in samples {
             if self.training {
-                let sample = deal.first_sample(micro as usize) + b;
-                let place = self.samples.place(step + 1, sample);
+                let sample = split.first_sample(micro as usize) + b;
+                let place = self.samples.position(step + 1, sample);
                 data.fill_train(place, inputs, targets).map_err(unread)?;
                 starts.next().into_iter().for_each(|starts| data.fill_starts(place, starts));
             } else {
-                let corpus = data.evaluation((index >> OF_CORPUS) as usize);
-                let batch = (index & ((1 << OF_CORPUS) - 1)) as usize;
-                let first = (batch * deal.rank.dp_size + deal.rank.dp) * deal.micro_batch;
+                let corpus = data.evaluation((index >> CORPUS_SHIFT) as usize);
+                let batch = (index & ((1 << CORPUS_SHIFT) - 1)) as usize;
+                let first = (batch * split.rank.dp_size + split.rank.dp) * split.micro_batch;
                 corpus.fill_eval(first + b, inputs, targets).map_err(unread)?;
                 let starts = starts.next();
                 starts.into_iter().for_each(|starts| corpus.fill_eval_starts(first + b, starts));

@@ -5,32 +5,37 @@ use checkpoint::{Checkpoint, CheckpointError, Reader};
 use config::{Config, Moments};
 use device::numerics::normals;
 use device::{Rank, random};
-use layout::runs::Runs;
-use offload::{NoiseRun, StateAt};
+use layout::runs::SegmentRuns;
+use offload::{NoiseRun, StatePosition};
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;
-use tensor_parallel::{Gpt, Init};
+use tensor_parallel::{Decoder, Init};
 
 /// Whole tensors by global name, row-major.
 pub type Weights = BTreeMap<String, Arc<[f32]>>;
 
-/// How the values of a tensor are made.
+/// How the initial values of a tensor are made.
 #[derive(Clone, Debug)]
-struct Source {
+struct TensorInit {
     stream: u64,
     init: Init,
-    /// The whole tensor, where it is given.
+    /// The whole tensor, if a caller gave it.
     given: Option<Arc<[f32]>>,
 }
 
-/// Values of a tensor-parallel rank's flat segments.
+/// Initial values of a tensor-parallel rank's flat segments.
 #[derive(Debug)]
-pub(crate) struct Initial(Runs<Source>);
+pub(crate) struct InitialParameters(SegmentRuns<TensorInit>);
 
-impl Initial {
-    pub(crate) fn new(config: &Config, gpt: &Gpt, tp: usize, given: Option<&Weights>) -> Self {
-        Self(Runs::new(gpt, (tp, config.parallel.tensor), |_, param| Source {
+impl InitialParameters {
+    pub(crate) fn new(
+        config: &Config,
+        decoder: &Decoder,
+        tp: usize,
+        given: Option<&Weights>,
+    ) -> Self {
+        Self(SegmentRuns::new(decoder, (tp, config.parallel.tensor), |_, param| TensorInit {
             stream: random::key_of_name(config.train.seed, &param.name),
             init: param.init,
             given: given.and_then(|all| all.get(&param.name)).cloned(),
@@ -54,9 +59,9 @@ impl Initial {
     }
 }
 
-/// By segment: the random bits of moments that are rounded by chance, by tensor and index in the whole tensor; none
-/// where moments are fp32.
-pub(crate) fn noise(config: &Config, gpt: &Gpt, rank: Rank) -> Vec<Arc<[NoiseRun]>> {
+/// For each segment, the keys of the random bits that round bf16 moments stochastically, by tensor and index in the whole tensor;
+/// none for fp32 moments.
+pub(crate) fn noise(config: &Config, decoder: &Decoder, rank: Rank) -> Vec<Arc<[NoiseRun]>> {
     let seed = random::key_of_name(config.train.seed, "moments");
     let segment = |layout: &tensor_parallel::SegmentLayout| {
         let runs = |param: &tensor_parallel::Param| {
@@ -74,27 +79,27 @@ pub(crate) fn noise(config: &Config, gpt: &Gpt, rank: Rank) -> Vec<Arc<[NoiseRun
         runs.sort_by_key(|run| run.flat.start);
         runs.into()
     };
-    gpt.segments().iter().map(segment).collect()
+    decoder.segments().iter().map(segment).collect()
 }
 
-/// States of a checkpoint as a rank's flat segments have them.
+/// The states of a checkpoint, cut for the flat segments of a rank.
 #[derive(Debug)]
-pub(crate) struct Stored<'a> {
+pub(crate) struct CheckpointStates<'a> {
     from: Reader<'a>,
     /// By number of the tensor.
-    runs: Runs<usize>,
+    runs: SegmentRuns<usize>,
 }
 
-impl<'a> Stored<'a> {
-    pub(crate) fn new(from: &'a Checkpoint, gpt: &Gpt, rank: Rank) -> Self {
-        let runs = Runs::new(gpt, (rank.tp, rank.tp_size), |number, _| number);
+impl<'a> CheckpointStates<'a> {
+    pub(crate) fn new(from: &'a Checkpoint, decoder: &Decoder, rank: Rank) -> Self {
+        let runs = SegmentRuns::new(decoder, (rank.tp, rank.tp_size), |number, _| number);
         Self { from: from.reader(), runs }
     }
 
     /// Sets `values`, the elements from `first` on of a state of a segment; padding is 0.
     pub(crate) fn fill(
         &self,
-        StateAt { segment, state, first }: StateAt,
+        StatePosition { segment, state, first }: StatePosition,
         values: &mut [f32],
     ) -> Result<(), CheckpointError> {
         self.runs.fill(segment, first, values, |tensor, global, values| {
@@ -107,7 +112,7 @@ impl<'a> Stored<'a> {
 mod tests {
     use super::*;
     use config::load_str;
-    use layout::build::build;
+    use layout::lay_out::lay_out;
     use std::path::Path;
 
     /// By (stream, global index): how often a rank of `tp_size` has it.
@@ -116,11 +121,11 @@ mod tests {
                             offload: (moments: Bf16), data: (train: \"x\"), train: (steps: 1))";
         let sets = [format!("parallel.tensor={tp_size}"), "device=Cpu".into()];
         let config = load_str(RON, "a.ron", Path::new("."), &sets).unwrap().config;
-        let gpt = build(&config).gpt;
+        let decoder = lay_out(&config).decoder;
         let mut all = BTreeMap::new();
         for tp in 0..tp_size {
             let rank = Rank { tp, tp_size, dp: 0, dp_size: 1 };
-            for run in noise(&config, &gpt, rank).iter().flat_map(|runs| runs.iter()) {
+            for run in noise(&config, &decoder, rank).iter().flat_map(|runs| runs.iter()) {
                 let first = run.global;
                 for i in 0..run.flat.len() as u64 {
                     *all.entry((run.stream, first + i)).or_insert(0) += 1;

@@ -1,5 +1,5 @@
-//! Learning rate over steps: a linear warm-up, then the curve of the config. `run` asks for it once per step; a pure
-//! function, so a resumed run needs no state.
+//! Learning rate over steps: a linear warm-up, then the curve of the config. The learning rate is a pure function of the step, so
+//! a resumed run needs no state.
 //!
 //! The curves are those of transformers' `get_scheduler` (tests/fixtures/make_schedule_fixture.py), one step earlier: its
 //! first step has rate 0 and changes nothing.
@@ -7,9 +7,9 @@
 use config::{ScheduleConfig, ScheduleKind};
 use std::f64::consts::PI;
 
-/// The schedule of a run.
+/// The learning rate of a run by step.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Schedule {
+pub struct LearningRateSchedule {
     kind: ScheduleKind,
     peak: f64,
     min: f64,
@@ -17,10 +17,10 @@ pub struct Schedule {
     decay_steps: u64,
 }
 
-/// What `InverseSqrt` has in the place of a warm-up where there is none.
+/// Steps that `InverseSqrt` uses instead of a warm-up if there is none.
 const TIMESCALE: u64 = 10_000;
 
-impl Schedule {
+impl LearningRateSchedule {
     /// `lr` is the peak (`optimizer.lr`).
     pub fn new(config: &ScheduleConfig, lr: f32) -> Self {
         Self {
@@ -56,7 +56,8 @@ impl Schedule {
         }
     }
 
-    /// From the peak at step `from` to the minimum at `decay_steps`; `share` of the way is left when a part is done.
+    /// Falls from the peak at step `from` to the minimum at `decay_steps`. `share` maps the part that is done, 0 to 1, to the part
+    /// of the height that is left.
     fn decay(&self, from: u64, step: u64, share: impl Fn(f64) -> f64) -> f64 {
         if step <= from {
             return self.peak;
@@ -87,9 +88,9 @@ mod tests {
         ScheduleKind::InverseSqrt,
     ];
 
-    fn schedule(kind: ScheduleKind, warmup_steps: u64, decay_steps: u64) -> Schedule {
+    fn schedule(kind: ScheduleKind, warmup_steps: u64, decay_steps: u64) -> LearningRateSchedule {
         let config = ScheduleConfig { kind, warmup_steps, decay_steps, min_lr: 1e-4 };
-        Schedule::new(&config, 1e-3)
+        LearningRateSchedule::new(&config, 1e-3)
     }
 
     #[test]
@@ -118,7 +119,7 @@ mod tests {
             };
             let Curve { warmup_steps, decay_steps, min_lr, .. } = curve;
             let config = ScheduleConfig { kind, warmup_steps, decay_steps, min_lr };
-            let schedule = Schedule::new(&config, curve.lr);
+            let schedule = LearningRateSchedule::new(&config, curve.lr);
             assert!(curve.rates.len() > decay_steps as usize);
             // Theirs begins with the rate of no step.
             for (step, rate) in (0u64..).zip(curve.rates).skip(1) {

@@ -1,24 +1,24 @@
-//! A rank's part of a run, put together from the config and the plan.
+//! Makes the trainer of a rank from the config and the layout.
 
 use crate::step::Trainer;
-use crate::train::batch::{Deal, Loader, Samples};
-use crate::train::schedule::Schedule;
-use checkpoint::detours::Detours;
+use crate::train::batch::{BatchSplit, Loader, Samples};
+use crate::train::schedule::LearningRateSchedule;
+use checkpoint::detours::RollbackHistory;
 use config::{Config, Packing, ParameterPlace};
 use data::Dataset;
 use device::Rank;
-use layout::build::Built;
-use offload::{Optimizer, PerStep};
+use layout::build::RankLayout;
+use offload::{Optimizer, StepSchedule};
 use std::sync::Arc;
 
-/// What the loop gives each step.
+/// What the optimizer asks the training loop for, in each step.
 #[derive(Debug)]
-struct Given {
-    schedule: Schedule,
+struct StepInputs {
+    schedule: LearningRateSchedule,
     samples: Samples,
 }
 
-impl PerStep for Given {
+impl StepSchedule for StepInputs {
     fn learning_rate(&self, step: u64) -> f64 {
         self.schedule.lr(step)
     }
@@ -27,36 +27,38 @@ impl PerStep for Given {
     }
 }
 
-/// Everything that `rank` trains with.
+/// Makes everything that `rank` trains with.
 pub(crate) fn trainer(
     config: &Config,
-    built: &Built,
-    (data, detours): (&Arc<Dataset>, &Arc<Detours>),
+    layout: &RankLayout,
+    data: &Arc<Dataset>,
+    rollback_history: &Arc<RollbackHistory>,
     rank: Rank,
 ) -> Trainer {
     let packs = config.data.packing == Packing::Documents;
     assert!(packs || !data.is_packed(), "batches say where packed documents start");
-    let deal = Deal {
+    let split = BatchSplit {
         seed: config.train.seed,
         order: config.data.order,
         micro_batch: config.batch.micro,
-        micro_batches: built.micro_batches,
+        micro_batches: layout.micro_batches,
         rank,
         seq_len: config.model.seq_len,
     };
-    let counted: Vec<_> = built.gpt.segments().iter().map(|s| s.counted(rank.tp)).collect();
-    let samples = Samples { data: Arc::clone(data), detours: Arc::clone(detours), deal };
-    let schedule = Schedule::new(&config.schedule, config.optimizer.lr);
-    let given = Arc::new(Given { schedule, samples: samples.clone() });
-    let noise = crate::train::init::noise(config, &built.gpt, rank);
-    let optimizer = Optimizer::new(&built.layout, rank, (&counted, &noise), given);
-    let together_back = config.offload.parameters == ParameterPlace::Host;
-    let loader = Loader::new(&built.batches, &samples, (config.train.steps, together_back));
-    let schedule = crate::step::Schedule {
+    let counted: Vec<_> = layout.decoder.segments().iter().map(|s| s.counted(rank.tp)).collect();
+    let samples =
+        Samples { data: Arc::clone(data), rollback_history: Arc::clone(rollback_history), split };
+    let schedule = LearningRateSchedule::new(&config.schedule, config.optimizer.lr);
+    let given = Arc::new(StepInputs { schedule, samples: samples.clone() });
+    let noise = crate::train::init::noise(config, &layout.decoder, rank);
+    let optimizer = Optimizer::new(&layout.optimizer, rank, &counted, &noise, given);
+    let vertical_backward = config.offload.parameters == ParameterPlace::Host;
+    let loader = Loader::new(&layout.batches, &samples, config.train.steps, vertical_backward);
+    let schedule = crate::step::group::ExecutionSchedule {
         update: layout::build::update_mode(config),
         lookahead: config.offload.lookahead,
-        first_forward: layout::build::first_forward(config),
-        together_back,
+        vertical_width: layout::build::vertical_width(config),
+        vertical_backward,
     };
-    Trainer::new(built, optimizer, loader, samples, schedule)
+    Trainer::new(layout, optimizer, loader, samples, schedule)
 }

@@ -57,14 +57,14 @@ impl Tensors {
 fn launches(case: &Case, rows: usize, sm: u32) -> (Vec<Launch>, Tensors, u64, Op) {
     let mut tensors = Tensors::default();
     let op = (case.make)(&mut tensors, rows);
-    let (mut found, mut least) = (Vec::new(), 0);
+    let mut least = 0;
     op.accesses(&mut |mode, t| {
         let bytes = t.range().end - t.range().start;
         least += if mode == Mode::Update { 2 * bytes } else { bytes };
     });
     let at = |t: Tensor| BASE + t.range().start;
-    testing::launches(&op, &at, SCRATCH, sm, &mut |launch| found.push(*launch)).expect("kernels");
-    (found, tensors, least, op)
+    let launches = testing::launches(&op, &at, SCRATCH, sm).expect("kernels");
+    (launches.iter().copied().collect(), tensors, least, op)
 }
 
 /// Memory with a number of each type everywhere.

@@ -3,17 +3,17 @@
 
 use std::ffi::c_int;
 
-use super::tiles::{Gathered, multiply};
+use super::tiles::{GatheredMatrix, multiply};
 use super::{
     ARCH_MISMATCH, Desc, EXECUTION_FAILED, INVALID_VALUE, Layout, NOT_SUPPORTED, float_of,
 };
 use crate::{
-    beside::Code,
     driver::memory::check_accessible,
     failure::fails,
     fp8::Fp8,
-    machine::{Done, machine},
+    machine::{CallResult, machine},
     number::Float,
+    overhead::LoadedCode,
     stats::STATS,
     stream::Stream,
 };
@@ -82,7 +82,7 @@ impl Matrix {
         address + batch * self.batch_stride * self.float.bytes()
     }
 
-    fn check(&self, name: &str, address: usize, batches: usize) -> Done {
+    fn check(&self, name: &str, address: usize, batches: usize) -> CallResult {
         let last = (batches - 1) * self.batch_stride + self.at(self.rows - 1, self.cols - 1);
         check_accessible(name, address, (last + 1) * self.float.bytes())
     }
@@ -130,7 +130,7 @@ impl Product {
         Ok(product)
     }
 
-    fn check_shapes(&self) -> Done {
+    fn check_shapes(&self) -> CallResult {
         let fits = self.a.rows == self.d.rows
             && self.a.cols == self.b.rows
             && self.b.cols == self.d.cols
@@ -139,7 +139,7 @@ impl Product {
     }
 
     /// The combinations that cuBLASLt has for fp32 sums.
-    fn check_types(&self) -> Done {
+    fn check_types(&self) -> CallResult {
         let computes_f32 = matches!(self.desc.compute_type, 68 | 69 | 74 | 75 | TF32);
         let (a, b) = (self.a.float, self.b.float);
         let operands = match (a, b) {
@@ -175,7 +175,7 @@ impl Product {
         Ok(along && sixteens && to && scaled && (a, b) != (Fp8::E5m2, Fp8::E5m2))
     }
 
-    fn check_epilogue(&self) -> Done {
+    fn check_epilogue(&self) -> CallResult {
         let epilogue = Epilogue(self.desc.epilogue);
         if !epilogue.is_known() {
             return Err(NOT_SUPPORTED);
@@ -195,7 +195,7 @@ impl Product {
     }
 
     /// Starts the product on a stream.
-    pub(super) fn enqueue(self, stream: &Stream, operands: Operands) -> Done {
+    pub(super) fn enqueue(self, stream: &Stream, operands: Operands) -> CallResult {
         if [operands.alpha, operands.beta, operands.a, operands.b, operands.d].contains(&0) {
             return Err(INVALID_VALUE);
         }
@@ -226,12 +226,14 @@ impl Product {
     }
 
     /// What is loaded when this kind of product first runs.
-    fn code(&self) -> Code {
+    fn code(&self) -> LoadedCode {
         let types = [self.a.float, self.b.float, self.d.float, self.bias];
         let key = types.iter().fold(0, |key, float| 8 * key + float.number());
         let turned = (self.desc.trans_a != 0, self.desc.trans_b != 0);
         let epilogue = u64::from(self.desc.epilogue);
-        Code::Product((key * 4 + u64::from(turned.0) * 2 + u64::from(turned.1)) << 16 | epilogue)
+        LoadedCode::Product(
+            (key * 4 + u64::from(turned.0) * 2 + u64::from(turned.1)) << 16 | epilogue,
+        )
     }
 
     /// The product of the operands' scales.
@@ -240,7 +242,7 @@ impl Product {
         scales.map(device_scalar).try_fold(1.0, |all, scale| scale.map(|scale| all * scale))
     }
 
-    fn check_memory(&self, operands: &Operands, beta: f32) -> Done {
+    fn check_memory(&self, operands: &Operands, beta: f32) -> CallResult {
         self.a.check("matrix A", operands.a, self.batches)?;
         self.b.check("matrix B", operands.b, self.batches)?;
         if beta != 0.0 {
@@ -287,18 +289,18 @@ impl Product {
     }
 
     /// All elements in fp32, rounded to TF32 where the product asks for it.
-    fn gathered(&self, matrix: &Matrix, base: usize, by_panels: bool) -> Gathered {
+    fn gathered(&self, matrix: &Matrix, base: usize, by_panels: bool) -> GatheredMatrix {
         let tf32 = self.desc.compute_type == TF32 && matrix.float == Float::F32;
         let element = |i, j| {
             // SAFETY: the whole matrix was checked before the batches run.
             let value = unsafe { matrix.float.load(base, matrix.at(i, j)) };
             if tf32 { round_to_tf32(value) } else { value }
         };
-        Gathered::new(matrix.rows, matrix.cols, by_panels, element)
+        GatheredMatrix::new(matrix.rows, matrix.cols, by_panels, element)
     }
 
     /// The epilogue, on the fp32 sums (m, n).
-    fn finish(&self, batch: usize, a: &Gathered, b: &Gathered, sums: &mut [f32]) {
+    fn finish(&self, batch: usize, a: &GatheredMatrix, b: &GatheredMatrix, sums: &mut [f32]) {
         let (m, n, k) = (self.d.rows, self.d.cols, self.a.cols);
         let epilogue = Epilogue(self.desc.epilogue);
         let bias =

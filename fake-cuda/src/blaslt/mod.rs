@@ -10,11 +10,11 @@ use std::{
 };
 
 use crate::{
-    beside::Code,
     driver::put,
     fp8::Fp8,
     machine::{Handles, current_device, machine, stream},
     number::Float,
+    overhead::LoadedCode,
     sync::lock,
 };
 use matmul::{Operands, Product};
@@ -123,7 +123,7 @@ unsafe extern "C" fn cublasLtCreate(out: *mut *mut c_void) -> c_int {
     }
     // On the current device, or the first without a context.
     let device = current_device().unwrap_or(&machine().devices[0]);
-    if device.load_once(Code::CublasLt).is_err() {
+    if device.load_once(LoadedCode::CublasLt).is_err() {
         return ALLOC_FAILED;
     }
     stored(out, &tables().handles, ())

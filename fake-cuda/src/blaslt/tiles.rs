@@ -5,14 +5,14 @@ const ROWS: usize = 4;
 
 /// A matrix in fp32: by rows, or by panels of `PANEL` columns (rows within a panel are contiguous,
 /// the last panel is filled up with zeros).
-pub(super) struct Gathered {
+pub(super) struct GatheredMatrix {
     rows: usize,
     cols: usize,
     by_panels: bool,
     values: Vec<f32>,
 }
 
-impl Gathered {
+impl GatheredMatrix {
     pub(super) fn new(
         rows: usize,
         cols: usize,
@@ -52,7 +52,13 @@ impl Gathered {
 }
 
 /// `sums` (m, n) = A (by rows) * B (by panels); each element adds its products in the order of k.
-pub(super) fn multiply(a: &Gathered, b: &Gathered, sums: &mut [f32], m: usize, n: usize) {
+pub(super) fn multiply(
+    a: &GatheredMatrix,
+    b: &GatheredMatrix,
+    sums: &mut [f32],
+    m: usize,
+    n: usize,
+) {
     for panel in 0..n.div_ceil(PANEL) {
         let first = panel * PANEL;
         let width = PANEL.min(n - first);

@@ -9,11 +9,11 @@ use std::{
 
 use super::{code, put};
 use crate::{
-    beside::Code,
     machine::{
         context_device, context_of, current_context, current_device, device, driver_functions,
         machine, set_current_context,
     },
+    overhead::LoadedCode,
     sync::lock,
 };
 
@@ -23,7 +23,7 @@ driver_functions! {
     fn cuDevicePrimaryCtxRetain(out: *mut *mut c_void, ordinal: c_int) {
         let device = device(ordinal)?;
         device.alive()?;
-        device.load_once(Code::Context)?;
+        device.load_once(LoadedCode::Context)?;
         device.retained.fetch_add(1, SeqCst);
         put(out, context_of(device.ordinal))
     }

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     failure::fails,
-    machine::{Done, context_device, current_device, driver_functions, machine, stream},
+    machine::{CallResult, context_device, current_device, driver_functions, machine, stream},
     stats::{Counter, STATS},
     stream::Stream,
 };
@@ -42,7 +42,7 @@ impl End {
     }
 }
 
-fn copy(stream: &Arc<Stream>, to: End, from: End, bytes: usize) -> Done {
+fn copy(stream: &Arc<Stream>, to: End, from: End, bytes: usize) -> CallResult {
     if bytes == 0 {
         return Ok(());
     }
@@ -82,14 +82,19 @@ fn counter(to: End, from: End) -> &'static Counter {
 }
 
 /// A synchronous copy, on the default stream.
-fn copy_now(to: End, from: End, bytes: usize) -> Done {
+fn copy_now(to: End, from: End, bytes: usize) -> CallResult {
     let stream = &current_device()?.null;
     copy(stream, to, from, bytes)?;
     stream.synchronize()
 }
 
 /// Fills `count` elements of `N` bytes each.
-fn fill<const N: usize>(stream: &Stream, address: u64, element: [u8; N], count: usize) -> Done {
+fn fill<const N: usize>(
+    stream: &Stream,
+    address: u64,
+    element: [u8; N],
+    count: usize,
+) -> CallResult {
     let (address, bytes) = (address as usize, count * N);
     if bytes == 0 {
         return Ok(());
@@ -112,7 +117,7 @@ fn fill<const N: usize>(stream: &Stream, address: u64, element: [u8; N], count: 
     Ok(())
 }
 
-fn fill_now<const N: usize>(address: u64, element: [u8; N], count: usize) -> Done {
+fn fill_now<const N: usize>(address: u64, element: [u8; N], count: usize) -> CallResult {
     let stream = &current_device()?.null;
     fill(stream, address, element, count)?;
     stream.synchronize()

@@ -12,8 +12,8 @@ use std::{
 
 use super::{code, put};
 use crate::{
-    beside,
-    machine::{Device, Done, current_device, driver_functions, machine, stream},
+    machine::{CallResult, Device, current_device, driver_functions, machine, stream},
+    overhead,
     stats::STATS,
     stream::{Stream, wait_for_launches},
     sync::{lock, wait_briefly},
@@ -43,7 +43,7 @@ impl Point {
     }
 
     /// Waits until the stream has come here, or until the waiting device is lost.
-    fn wait(&self, device: &Device) -> Done {
+    fn wait(&self, device: &Device) -> CallResult {
         let mut reached = lock(&self.reached);
         while reached.is_none() {
             device.alive()?;
@@ -77,7 +77,7 @@ fn event(handle: *mut c_void) -> Result<Arc<Event>, c_int> {
     Ok(event)
 }
 
-fn record(handle: *mut c_void, stream: &Stream) -> Done {
+fn record(handle: *mut c_void, stream: &Stream) -> CallResult {
     let event = event(handle)?;
     if event.device != stream.device {
         return Err(code::INVALID_HANDLE);
@@ -89,7 +89,7 @@ fn record(handle: *mut c_void, stream: &Stream) -> Done {
     Ok(())
 }
 
-fn elapsed(out: *mut f32, start: *mut c_void, end: *mut c_void) -> Done {
+fn elapsed(out: *mut f32, start: *mut c_void, end: *mut c_void) -> CallResult {
     let (start, end) = (event(start)?, event(end)?);
     if (start.flags | end.flags) & DISABLE_TIMING != 0 || start.device != end.device {
         return Err(code::INVALID_HANDLE);
@@ -111,7 +111,7 @@ fn elapsed(out: *mut f32, start: *mut c_void, end: *mut c_void) -> Done {
 driver_functions! {
     fn cuEventCreate(out: *mut *mut c_void, flags: c_uint) {
         let device = current_device()?;
-        device.take_beside(beside::EVENT)?;
+        device.take_beside(overhead::EVENT)?;
         let device = device.ordinal;
         let event = Event { device, flags, latest: Mutex::default() };
         put(out, machine().events.insert(Arc::new(event)))
@@ -119,7 +119,7 @@ driver_functions! {
 
     fn cuEventDestroy_v2(handle: *mut c_void) {
         let event = machine().events.remove(handle)?;
-        machine().devices[event.device].give_beside(beside::EVENT);
+        machine().devices[event.device].give_beside(overhead::EVENT);
         Ok(())
     }
 

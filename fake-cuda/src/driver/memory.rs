@@ -9,9 +9,9 @@ use std::{
 
 use super::{code, put};
 use crate::{
-    beside::Beside,
     failure::fails,
-    machine::{Device, Done, current_device, device, driver_functions, machine, stream},
+    machine::{CallResult, Device, current_device, device, driver_functions, machine, stream},
+    overhead::DeviceOverhead,
     stats::{MemoryUse, STATS},
     sync::{complain, lock},
 };
@@ -30,7 +30,7 @@ pub(crate) struct Memory {
     freed_bytes: usize,
     used: usize,
     peak: usize,
-    pub(crate) beside: Beside,
+    pub(crate) beside: DeviceOverhead,
     peak_in_all: usize,
 }
 
@@ -83,7 +83,7 @@ impl Memory {
         Ok(address)
     }
 
-    fn free(&mut self, address: usize) -> Done {
+    fn free(&mut self, address: usize) -> CallResult {
         let bytes = self.live.remove(&address).ok_or(code::INVALID_VALUE)?;
         self.used -= bytes;
         if machine().config.accounting {
@@ -198,7 +198,7 @@ pub(crate) fn is_pinned_for(address: usize, device: usize) -> bool {
 }
 
 /// For work that runs now: the range must be device memory or pinned memory.
-pub(crate) fn check_accessible(what: &str, address: usize, bytes: usize) -> Done {
+pub(crate) fn check_accessible(what: &str, address: usize, bytes: usize) -> CallResult {
     match place(address, bytes) {
         Place::Device(_) | Place::Pinned => Ok(()),
         found => {
@@ -220,7 +220,7 @@ fn allocate_on(device: &Device, bytes: usize) -> Result<usize, c_int> {
 }
 
 /// Frees what any device has at `address`.
-fn free_at(address: usize) -> Done {
+fn free_at(address: usize) -> CallResult {
     STATS.frees.add(1);
     let found = machine().devices.iter().map(|device| lock(&device.memory).free(address));
     if found.into_iter().any(|freed| freed.is_ok()) { Ok(()) } else { Err(code::INVALID_VALUE) }

@@ -11,10 +11,10 @@ pub(crate) mod modules;
 mod pinned;
 mod streams;
 
-use crate::machine::Done;
+use crate::machine::CallResult;
 
 /// Writes through a caller's out-pointer; null is refused.
-pub(crate) fn put<T>(out: *mut T, value: T) -> Done {
+pub(crate) fn put<T>(out: *mut T, value: T) -> CallResult {
     if out.is_null() {
         return Err(code::INVALID_VALUE);
     }
@@ -24,7 +24,7 @@ pub(crate) fn put<T>(out: *mut T, value: T) -> Done {
 }
 
 /// Copies a string with its terminator into a caller's buffer, cut to `len` bytes.
-pub(crate) fn put_string(out: *mut std::ffi::c_char, len: i32, text: &str) -> Done {
+pub(crate) fn put_string(out: *mut std::ffi::c_char, len: i32, text: &str) -> CallResult {
     let Ok(len) = usize::try_from(len) else { return Err(code::INVALID_VALUE) };
     if out.is_null() || len == 0 {
         return Err(code::INVALID_VALUE);

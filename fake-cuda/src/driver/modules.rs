@@ -16,10 +16,11 @@ use super::{
     put,
 };
 use crate::{
-    beside, emulator,
+    emulator,
     failure::fails,
-    machine::{Device, Done, current_device, driver_functions, machine, stream},
+    machine::{CallResult, Device, current_device, driver_functions, machine, stream},
     nvrtc::Image,
+    overhead,
     stats::STATS,
     sync::{complain, lock},
 };
@@ -32,7 +33,7 @@ pub(crate) struct Module {
 
 impl Drop for Module {
     fn drop(&mut self) {
-        machine().devices[self.device].give_beside(beside::MODULE);
+        machine().devices[self.device].give_beside(overhead::MODULE);
     }
 }
 
@@ -48,12 +49,12 @@ pub(crate) struct Function {
 impl Drop for Function {
     fn drop(&mut self) {
         if self.launched.load(SeqCst) {
-            machine().devices[self.device].give_beside(beside::KERNEL);
+            machine().devices[self.device].give_beside(overhead::KERNEL);
         }
     }
 }
 
-fn load(out: *mut *mut c_void, image: *const c_void) -> Done {
+fn load(out: *mut *mut c_void, image: *const c_void) -> CallResult {
     let device = current_device()?.ordinal;
     // SAFETY: the C interface demands a pointer to an image; reading stops at its end mark.
     let image = unsafe { Image::read(image.cast()) }.ok_or(code::INVALID_IMAGE)?;
@@ -63,7 +64,7 @@ fn load(out: *mut *mut c_void, image: *const c_void) -> Done {
     if !machine().config.takes_major(machine().config.nvrtc_version.0) {
         return Err(code::INVALID_IMAGE);
     }
-    machine().devices[device].take_beside(beside::MODULE)?;
+    machine().devices[device].take_beside(overhead::MODULE)?;
     put(out, machine().modules.insert(Arc::new(Module { device, image })))
 }
 
@@ -84,7 +85,7 @@ struct Launch {
 }
 
 impl Launch {
-    fn check(&self, function: &Function) -> Done {
+    fn check(&self, function: &Function) -> CallResult {
         let threads: u64 = self.block.iter().map(|&size| u64::from(size)).product();
         let possible = (1..=1024).contains(&threads)
             && self.block[2] <= 64
@@ -106,14 +107,14 @@ fn launch(
     launch: &Launch,
     handle: *mut c_void,
     arguments: *mut *mut c_void,
-) -> Done {
+) -> CallResult {
     let (function, stream) = (machine().functions.get(function)?, stream(handle)?);
     if function.device != stream.device {
         return Err(code::INVALID_HANDLE);
     }
     launch.check(&function)?;
     if !function.launched.swap(true, SeqCst) {
-        machine().devices[stream.device].take_beside(beside::KERNEL)?;
+        machine().devices[stream.device].take_beside(overhead::KERNEL)?;
     }
     if fails("launch", stream.device) {
         return Err(code::LAUNCH_OUT_OF_RESOURCES);
@@ -159,7 +160,7 @@ fn reached((&bytes, &value): (&usize, &u64)) -> Option<usize> {
 }
 
 /// A kernel reads another device's memory only where its own may access that.
-fn reach(device: &Device, peer: usize, kernel: &CStr) -> Done {
+fn reach(device: &Device, peer: usize, kernel: &CStr) -> CallResult {
     if peer == device.ordinal || lock(&device.peers).contains(&peer) {
         return Ok(());
     }

@@ -12,9 +12,9 @@ use super::{
     put,
 };
 use crate::{
-    beside::{mapped_by, page_tables},
     failure::fails,
     machine::{Device, context_of, current_device, driver_functions, machine},
+    overhead::{mapped_by, page_tables},
     stats::STATS,
     sync::lock,
 };

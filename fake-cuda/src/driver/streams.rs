@@ -13,18 +13,18 @@ use super::{
     put,
 };
 use crate::{
-    beside,
-    machine::{Done, current_device, driver_functions, machine, stream},
+    machine::{CallResult, current_device, driver_functions, machine, stream},
+    overhead,
     stats::STATS,
     stream::{Stream, wait_for_launches},
 };
 
-fn create(out: *mut *mut c_void, flags: c_uint, priority: c_int) -> Done {
+fn create(out: *mut *mut c_void, flags: c_uint, priority: c_int) -> CallResult {
     let device = current_device()?;
     if flags > 1 {
         return Err(code::INVALID_VALUE);
     }
-    device.take_beside(beside::STREAM)?;
+    device.take_beside(overhead::STREAM)?;
     let device = device.ordinal;
     let priority = priority.clamp(-5, 0);
     let stream = Stream::create(device, flags, priority);
@@ -37,7 +37,7 @@ fn value_at(address: u64) -> Result<usize, c_int> {
     if usable { Ok(address as usize) } else { Err(code::INVALID_VALUE) }
 }
 
-fn wait_value(handle: *mut c_void, address: u64, value: u32, flags: c_uint) -> Done {
+fn wait_value(handle: *mut c_void, address: u64, value: u32, flags: c_uint) -> CallResult {
     const FLUSH: u32 = 1 << 30;
     let stream = stream(handle)?;
     let address = value_at(address)?;
@@ -63,7 +63,7 @@ fn wait_value(handle: *mut c_void, address: u64, value: u32, flags: c_uint) -> D
     Ok(())
 }
 
-fn write_value(handle: *mut c_void, address: u64, value: u32) -> Done {
+fn write_value(handle: *mut c_void, address: u64, value: u32) -> CallResult {
     let stream = stream(handle)?;
     let address = value_at(address)?;
     STATS.value_ops.add(1);
@@ -100,7 +100,7 @@ driver_functions! {
     /// Work that is still queued runs to its end.
     fn cuStreamDestroy_v2(handle: *mut c_void) {
         let stream = machine().streams.remove(handle)?;
-        machine().devices[stream.device].give_beside(beside::STREAM);
+        machine().devices[stream.device].give_beside(overhead::STREAM);
         stream.close();
         Ok(())
     }

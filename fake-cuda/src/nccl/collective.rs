@@ -1,10 +1,10 @@
 //! A rank's part of a collective: what it is, and what it reads and writes.
 
 use super::reduce::{Element, Reduction};
-use crate::{driver::memory::check_accessible, machine::Done};
+use crate::{driver::memory::check_accessible, machine::CallResult};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum CollectiveKind {
     AllReduce,
     ReduceScatter,
     Reduce,
@@ -12,10 +12,10 @@ pub(super) enum Kind {
     Broadcast,
 }
 
-impl Kind {
+impl CollectiveKind {
     /// By its number here.
     pub(super) fn new(number: u64) -> Option<Self> {
-        use Kind::{AllGather, AllReduce, Broadcast, Reduce, ReduceScatter};
+        use CollectiveKind::{AllGather, AllReduce, Broadcast, Reduce, ReduceScatter};
         let all = [AllReduce, ReduceScatter, Reduce, AllGather, Broadcast];
         all.get(usize::try_from(number).ok()?).copied()
     }
@@ -24,7 +24,7 @@ impl Kind {
 /// One rank's part; `count` as in the call: per rank in reduce-scatter and all-gather.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Collective {
-    pub(super) kind: Kind,
+    pub(super) kind: CollectiveKind,
     pub(super) send: usize,
     pub(super) recv: usize,
     pub(super) count: usize,
@@ -46,22 +46,22 @@ impl Collective {
     /// Bytes that this rank sends and receives.
     pub(super) fn lengths(&self, rank: usize, ranks: usize) -> (usize, usize) {
         let (sent, received) = match self.kind {
-            Kind::AllReduce => (1, 1),
-            Kind::Reduce => (1, usize::from(rank == self.root)),
-            Kind::Broadcast => (usize::from(rank == self.root), 1),
-            Kind::ReduceScatter => (ranks, 1),
-            Kind::AllGather => (1, ranks),
+            CollectiveKind::AllReduce => (1, 1),
+            CollectiveKind::Reduce => (1, usize::from(rank == self.root)),
+            CollectiveKind::Broadcast => (usize::from(rank == self.root), 1),
+            CollectiveKind::ReduceScatter => (ranks, 1),
+            CollectiveKind::AllGather => (1, ranks),
         };
         (sent * self.bytes(), received * self.bytes())
     }
 
     /// What this rank reads and writes must be live memory.
-    pub(super) fn check(&self, rank: usize, ranks: usize) -> Done {
+    pub(super) fn check(&self, rank: usize, ranks: usize) -> CallResult {
         let (sent, received) = self.lengths(rank, ranks);
-        if self.kind != Kind::Broadcast || rank == self.root {
+        if self.kind != CollectiveKind::Broadcast || rank == self.root {
             check_accessible("send buffer", self.send, sent)?;
         }
-        if self.kind != Kind::Reduce || rank == self.root {
+        if self.kind != CollectiveKind::Reduce || rank == self.root {
             check_accessible("receive buffer", self.recv, received)?;
         }
         Ok(())

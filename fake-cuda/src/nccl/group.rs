@@ -7,7 +7,7 @@ use super::world::{Comm, Message};
 use crate::stream::Stream;
 
 /// A call that a group holds back.
-pub(super) enum Deferred {
+pub(super) enum DeferredCall {
     /// Waits until all ranks of the communicator have come.
     Join(Arc<Comm>),
     Collective(Arc<Comm>, Arc<Stream>, Collective),
@@ -17,7 +17,7 @@ pub(super) enum Deferred {
 #[derive(Default)]
 struct Group {
     depth: usize,
-    calls: Vec<Deferred>,
+    calls: Vec<DeferredCall>,
 }
 
 thread_local!(static GROUP: RefCell<Group> = RefCell::default());
@@ -28,7 +28,7 @@ pub(super) fn start() {
 
 /// Runs the calls when the outermost group ends.
 pub(super) fn end() -> Result<(), c_int> {
-    let calls = GROUP.with_borrow_mut(|group| -> Result<Vec<Deferred>, c_int> {
+    let calls = GROUP.with_borrow_mut(|group| -> Result<Vec<DeferredCall>, c_int> {
         group.depth = group.depth.checked_sub(1).ok_or(super::INVALID_USAGE)?;
         Ok(if group.depth == 0 { std::mem::take(&mut group.calls) } else { Vec::new() })
     })?;
@@ -36,7 +36,7 @@ pub(super) fn end() -> Result<(), c_int> {
 }
 
 /// Outside a group: runs at once.
-pub(super) fn defer_or_run(call: Deferred) -> Result<(), c_int> {
+pub(super) fn defer_or_run(call: DeferredCall) -> Result<(), c_int> {
     let call = GROUP.with_borrow_mut(|group| {
         if group.depth == 0 {
             return Some(call);
@@ -48,13 +48,13 @@ pub(super) fn defer_or_run(call: Deferred) -> Result<(), c_int> {
 }
 
 /// The messages of one rank become one job, so that a send and a receive do not wait in line.
-fn run(calls: Vec<Deferred>) -> Result<(), c_int> {
+fn run(calls: Vec<DeferredCall>) -> Result<(), c_int> {
     let mut messages: Vec<(Arc<Comm>, Arc<Stream>, Vec<Message>)> = Vec::new();
     for call in calls {
         match call {
-            Deferred::Join(comm) => comm.wait_for_ranks(),
-            Deferred::Collective(comm, stream, collective) => comm.start(&stream, collective),
-            Deferred::Message(comm, stream, message) => {
+            DeferredCall::Join(comm) => comm.wait_for_ranks(),
+            DeferredCall::Collective(comm, stream, collective) => comm.start(&stream, collective),
+            DeferredCall::Message(comm, stream, message) => {
                 let found = messages
                     .iter_mut()
                     .find(|(c, s, _)| Arc::ptr_eq(c, &comm) && Arc::ptr_eq(s, &stream));

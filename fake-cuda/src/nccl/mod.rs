@@ -2,9 +2,9 @@
 #![expect(unsafe_code, reason = "exported C functions")]
 
 mod collective;
-mod far;
 mod group;
 mod reduce;
+mod remote;
 mod world;
 
 use std::{
@@ -13,15 +13,15 @@ use std::{
 };
 
 use crate::{
-    beside::{self, Code},
     driver::put,
     failure::fails,
     machine::{Handles, context_device, current_context, machine, stream},
+    overhead::{self, LoadedCode},
     stats::STATS,
     sync::complain,
 };
-use collective::{Collective, Kind};
-use group::{Deferred, defer_or_run};
+use collective::{Collective, CollectiveKind};
+use group::{DeferredCall, defer_or_run};
 use reduce::{Element, Reduction};
 use world::{Comm, Message, World};
 
@@ -70,7 +70,7 @@ unsafe extern "C" fn ncclGetVersion(out: *mut c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ncclGetUniqueId(out: *mut UniqueId) -> c_int {
-    status(far::new_id().and_then(|id| put_value(out, UniqueId(id))))
+    status(remote::new_id().and_then(|id| put_value(out, UniqueId(id))))
 }
 
 /// Joins a rank to its world. The device is the current one, or 0 without a context.
@@ -82,7 +82,7 @@ fn join(
     device: usize,
     blocking: bool,
 ) -> Result<(), c_int> {
-    if out.is_null() || !id.0.starts_with(far::MARK) || !(0..ranks).contains(&rank) {
+    if out.is_null() || !id.0.starts_with(remote::MARK) || !(0..ranks).contains(&rank) {
         return Err(INVALID_ARGUMENT);
     }
     if device >= machine().devices.len() {
@@ -95,7 +95,7 @@ fn join(
     let life = world.enter(rank as usize, device)?;
     let taken = {
         let device = &machine().devices[device];
-        device.load_once(Code::Nccl).and_then(|()| device.take_beside(beside::JOINED))
+        device.load_once(LoadedCode::Nccl).and_then(|()| device.take_beside(overhead::JOINED))
     };
     taken.map_err(|_| UNHANDLED_CUDA_ERROR)?;
     let joined = Arc::new(Comm::new(world, rank as usize, device, life));
@@ -103,7 +103,7 @@ fn join(
     if !blocking {
         return Err(IN_PROGRESS);
     }
-    defer_or_run(Deferred::Join(joined))
+    defer_or_run(DeferredCall::Join(joined))
 }
 
 fn current_device_or_first() -> usize {
@@ -216,7 +216,7 @@ unsafe extern "C" fn ncclGroupEnd() -> c_int {
 
 /// One rank's part in a collective, as a call gives it.
 struct Call {
-    kind: Kind,
+    kind: CollectiveKind,
     send: *const c_void,
     recv: *mut c_void,
     count: usize,
@@ -245,7 +245,7 @@ fn collective(call: &Call, handle: *mut c_void, stream_handle: *mut c_void) -> R
     comm.connect(call.count * collective.element.bytes()).map_err(|_| UNHANDLED_CUDA_ERROR)?;
     STATS.collectives.add(1);
     STATS.collective_bytes.add((call.count * collective.element.bytes()) as u64);
-    defer_or_run(Deferred::Collective(comm, stream, collective))
+    defer_or_run(DeferredCall::Collective(comm, stream, collective))
 }
 
 macro_rules! collectives {
@@ -265,17 +265,17 @@ macro_rules! collectives {
 
 collectives! {
     ncclAllReduce(send: *const c_void, recv: *mut c_void, count: usize, data_type: c_int, op: c_int) =
-        Call { kind: Kind::AllReduce, send, recv, count, data_type, op, root: 0 };
+        Call { kind: CollectiveKind::AllReduce, send, recv, count, data_type, op, root: 0 };
     ncclReduceScatter(send: *const c_void, recv: *mut c_void, count: usize, data_type: c_int, op: c_int) =
-        Call { kind: Kind::ReduceScatter, send, recv, count, data_type, op, root: 0 };
+        Call { kind: CollectiveKind::ReduceScatter, send, recv, count, data_type, op, root: 0 };
     ncclReduce(send: *const c_void, recv: *mut c_void, count: usize, data_type: c_int, op: c_int, root: c_int) =
-        Call { kind: Kind::Reduce, send, recv, count, data_type, op, root };
+        Call { kind: CollectiveKind::Reduce, send, recv, count, data_type, op, root };
     ncclAllGather(send: *const c_void, recv: *mut c_void, count: usize, data_type: c_int) =
-        Call { kind: Kind::AllGather, send, recv, count, data_type, op: 0, root: 0 };
+        Call { kind: CollectiveKind::AllGather, send, recv, count, data_type, op: 0, root: 0 };
     ncclBroadcast(send: *const c_void, recv: *mut c_void, count: usize, data_type: c_int, root: c_int) =
-        Call { kind: Kind::Broadcast, send, recv, count, data_type, op: 0, root };
+        Call { kind: CollectiveKind::Broadcast, send, recv, count, data_type, op: 0, root };
     ncclBcast(buffer: *mut c_void, count: usize, data_type: c_int, root: c_int) =
-        Call { kind: Kind::Broadcast, send: buffer, recv: buffer, count, data_type, op: 0, root };
+        Call { kind: CollectiveKind::Broadcast, send: buffer, recv: buffer, count, data_type, op: 0, root };
 }
 
 fn message(
@@ -301,7 +301,7 @@ fn message(
     STATS.collectives.add(1);
     STATS.collective_bytes.add((count * element.bytes()) as u64);
     let message = Message { address, bytes: count * element.bytes(), peer, sends };
-    defer_or_run(Deferred::Message(comm, stream, message))
+    defer_or_run(DeferredCall::Message(comm, stream, message))
 }
 
 #[unsafe(no_mangle)]

@@ -136,7 +136,8 @@ pub(super) enum Order {
 /// Every source has `count` readable elements.
 pub(super) unsafe fn reduce(
     element: Element,
-    (op, order): (Reduction, Order),
+    op: Reduction,
+    order: Order,
     sources: &[usize],
     count: usize,
 ) -> Vec<u8> {
@@ -147,16 +148,16 @@ pub(super) unsafe fn reduce(
     // SAFETY: as demanded above; `out` has room for `count` elements.
     unsafe {
         match element {
-            Element::I8 => reduce_as::<i8>((op, false), sources, count, to),
-            Element::U8 => reduce_as::<u8>((op, false), sources, count, to),
-            Element::I32 => reduce_as::<i32>((op, false), sources, count, to),
-            Element::U32 => reduce_as::<u32>((op, false), sources, count, to),
-            Element::I64 => reduce_as::<i64>((op, false), sources, count, to),
-            Element::U64 => reduce_as::<u64>((op, false), sources, count, to),
-            Element::F16 => reduce_as::<f16>((op, hops), sources, count, to),
-            Element::F32 => reduce_as::<f32>((op, false), sources, count, to),
-            Element::F64 => reduce_as::<f64>((op, false), sources, count, to),
-            Element::Bf16 => reduce_as::<bf16>((op, hops), sources, count, to),
+            Element::I8 => reduce_as::<i8>(op, false, sources, count, to),
+            Element::U8 => reduce_as::<u8>(op, false, sources, count, to),
+            Element::I32 => reduce_as::<i32>(op, false, sources, count, to),
+            Element::U32 => reduce_as::<u32>(op, false, sources, count, to),
+            Element::I64 => reduce_as::<i64>(op, false, sources, count, to),
+            Element::U64 => reduce_as::<u64>(op, false, sources, count, to),
+            Element::F16 => reduce_as::<f16>(op, hops, sources, count, to),
+            Element::F32 => reduce_as::<f32>(op, false, sources, count, to),
+            Element::F64 => reduce_as::<f64>(op, false, sources, count, to),
+            Element::Bf16 => reduce_as::<bf16>(op, hops, sources, count, to),
         }
     }
     out
@@ -174,7 +175,8 @@ fn rotated(sources: &[usize], order: Order) -> Vec<usize> {
 /// # Safety
 /// Every source has `count` readable elements, and `to` room for as many.
 unsafe fn reduce_as<T: Number>(
-    (op, hops): (Reduction, bool),
+    op: Reduction,
+    hops: bool,
     sources: &[usize],
     count: usize,
     to: *mut u8,

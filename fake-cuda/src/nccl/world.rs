@@ -14,15 +14,15 @@ use std::{
 
 use super::{
     IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR, SUCCESS,
-    collective::{Collective, Kind, describe},
-    far::{self, Away, Life},
+    collective::{Collective, CollectiveKind, describe},
     reduce::{Order, reduce},
+    remote::{self, RankConnection, RemoteRank},
 };
 use crate::{
-    beside,
     driver::memory::check_accessible,
     failure::fails_at,
-    machine::{Device, Done, machine},
+    machine::{CallResult, Device, machine},
+    overhead,
     stream::Stream,
     sync::{complain, lock, wait_briefly},
 };
@@ -45,7 +45,7 @@ struct Round {
 }
 
 #[derive(Debug)]
-struct Sent {
+struct SentMessage {
     address: usize,
     bytes: usize,
     taken: Arc<AtomicBool>,
@@ -57,7 +57,7 @@ struct Meeting {
     joined: HashMap<usize, (u64, usize)>,
     rounds: HashMap<u64, Round>,
     /// Messages by (from, to), oldest first.
-    sent: HashMap<(usize, usize), VecDeque<Sent>>,
+    sent: HashMap<(usize, usize), VecDeque<SentMessage>>,
     error: c_int,
 }
 
@@ -65,7 +65,7 @@ struct Meeting {
 pub(super) struct World {
     pub(super) ranks: usize,
     /// Where another process has it; nothing of the rest is used then.
-    away: Option<Away>,
+    away: Option<RemoteRank>,
     meeting: Mutex<Meeting>,
     changed: Condvar,
 }
@@ -75,7 +75,7 @@ impl World {
     pub(super) fn named(id: [u8; 128], ranks: usize) -> Result<Arc<Self>, c_int> {
         static WORLDS: LazyLock<Mutex<HashMap<[u8; 128], Arc<World>>>> =
             LazyLock::new(Mutex::default);
-        let away = (!far::is_here(&id)).then(|| Away::new(id, ranks));
+        let away = (!remote::is_here(&id)).then(|| RemoteRank::new(id, ranks));
         let (meeting, changed) = (Mutex::default(), Condvar::new());
         let new = || Arc::new(Self { ranks, away, meeting, changed });
         let world = lock(&WORLDS).entry(id).or_insert_with(new).clone();
@@ -103,10 +103,14 @@ impl World {
     }
 
     /// Adds a rank of this process, whoever has the world.
-    pub(super) fn enter(&self, rank: usize, device: usize) -> Result<Option<Life>, c_int> {
+    pub(super) fn enter(
+        &self,
+        rank: usize,
+        device: usize,
+    ) -> Result<Option<RankConnection>, c_int> {
         match &self.away {
             Some(away) => away.join(rank, device).map(Some),
-            None => self.join(rank, (far::process(), device)).map(|()| None),
+            None => self.join(rank, (remote::process(), device)).map(|()| None),
         }
     }
 
@@ -197,21 +201,26 @@ pub(super) struct Comm {
     /// Bytes that its connections take: none before its first collective.
     connected: Mutex<[bool; 2]>,
     /// To the process that has the world, where that is another one.
-    life: Option<Life>,
+    life: Option<RankConnection>,
 }
 
 impl Drop for Comm {
     fn drop(&mut self) {
         let [small, large] = *lock(&self.connected);
-        let bytes = beside::JOINED
-            + if small { beside::CONNECTED } else { 0 }
-            + if large { beside::CONNECTED_LARGE } else { 0 };
+        let bytes = overhead::JOINED
+            + if small { overhead::CONNECTED } else { 0 }
+            + if large { overhead::CONNECTED_LARGE } else { 0 };
         machine().devices[self.device].give_beside(bytes);
     }
 }
 
 impl Comm {
-    pub(super) fn new(world: Arc<World>, rank: usize, device: usize, life: Option<Life>) -> Self {
+    pub(super) fn new(
+        world: Arc<World>,
+        rank: usize,
+        device: usize,
+        life: Option<RankConnection>,
+    ) -> Self {
         Self {
             life,
             world,
@@ -234,10 +243,11 @@ impl Comm {
     }
 
     /// Algorithms are connected at their first collective, as since NCCL 2.22.
-    pub(super) fn connect(&self, bytes: usize) -> Done {
+    pub(super) fn connect(&self, bytes: usize) -> CallResult {
         let device = &machine().devices[self.device];
         let mut connected = lock(&self.connected);
-        let wanted = [(true, beside::CONNECTED), (bytes > beside::LARGE, beside::CONNECTED_LARGE)];
+        let wanted =
+            [(true, overhead::CONNECTED), (bytes > overhead::LARGE, overhead::CONNECTED_LARGE)];
         for (done, (wanted, bytes)) in connected.iter_mut().zip(wanted) {
             if wanted && !*done {
                 device.take_beside(bytes)?;
@@ -288,7 +298,7 @@ impl Comm {
     fn enqueue(
         self: &Arc<Self>,
         stream: &Stream,
-        run: impl FnOnce(&Self, &Device) -> Done + Send + 'static,
+        run: impl FnOnce(&Self, &Device) -> CallResult + Send + 'static,
     ) {
         *lock(&self.running) += 1;
         let comm = self.clone();
@@ -309,7 +319,7 @@ impl Comm {
             let gives_up = || comm.gives_up(device);
             if let Some(away) = &world.away {
                 // One that never ends is left by an abort alone.
-                let done = away.collective((sequence, comm.rank), &part, &gives_up);
+                let done = away.collective(sequence, comm.rank, &part, &gives_up);
                 while !done && !gives_up() {
                     drop(wait_briefly(&world.changed, lock(&world.meeting)));
                 }
@@ -344,7 +354,8 @@ impl Comm {
 
     fn send(&self, message: &Message) -> Arc<AtomicBool> {
         let taken = Arc::new(AtomicBool::new(false));
-        let sent = Sent { address: message.address, bytes: message.bytes, taken: taken.clone() };
+        let sent =
+            SentMessage { address: message.address, bytes: message.bytes, taken: taken.clone() };
         let mut meeting = lock(&self.world.meeting);
         meeting.sent.entry((self.rank, message.peer)).or_default().push_back(sent);
         self.world.changed.notify_all();
@@ -396,14 +407,14 @@ fn perform(parts: &[Collective]) {
     };
     // SAFETY (of this function): every rank's job has checked its buffers and waits for the end.
     let reduced = |offset, part, count| unsafe {
-        reduce(first.element, (first.reduction, order(part)), &sends(offset), count)
+        reduce(first.element, first.reduction, order(part), &sends(offset), count)
     };
     let read = |address: usize| {
         // SAFETY (of this function): as above, `bytes` of it are checked.
         unsafe { std::slice::from_raw_parts(address as *const u8, bytes) }.to_vec()
     };
     let results: Vec<(usize, Vec<u8>)> = match first.kind {
-        Kind::AllReduce => {
+        CollectiveKind::AllReduce => {
             let each = first.count.div_ceil(parts.len()).max(1);
             let part = |(i, start)| {
                 reduced(start * first.element.bytes(), i, each.min(first.count - start))
@@ -411,18 +422,18 @@ fn perform(parts: &[Collective]) {
             let sum: Vec<u8> = (0..first.count).step_by(each).enumerate().flat_map(part).collect();
             parts.iter().map(|part| (part.recv, sum.clone())).collect()
         }
-        Kind::Reduce => vec![(parts[root].recv, reduced(0, root, first.count))],
-        Kind::ReduceScatter => {
+        CollectiveKind::Reduce => vec![(parts[root].recv, reduced(0, root, first.count))],
+        CollectiveKind::ReduceScatter => {
             let shard = |(rank, part): (usize, &Collective)| {
                 (part.recv, reduced(rank * bytes, rank, first.count))
             };
             parts.iter().enumerate().map(shard).collect()
         }
-        Kind::AllGather => {
+        CollectiveKind::AllGather => {
             let all: Vec<u8> = parts.iter().flat_map(|part| read(part.send)).collect();
             parts.iter().map(|part| (part.recv, all.clone())).collect()
         }
-        Kind::Broadcast => {
+        CollectiveKind::Broadcast => {
             let sent = read(parts[root].send);
             parts.iter().map(|part| (part.recv, sent.clone())).collect()
         }

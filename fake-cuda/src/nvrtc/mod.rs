@@ -26,7 +26,7 @@ const INVALID_OPTION: c_int = 5;
 const COMPILATION: c_int = 6;
 
 #[derive(Debug, Default)]
-struct Compiled {
+struct Compilation {
     image: Image,
     virtual_only: bool,
     log: String,
@@ -37,7 +37,7 @@ struct Compiled {
 struct Program {
     source: String,
     headers: BTreeSet<String>,
-    compiled: Mutex<Compiled>,
+    compiled: Mutex<Compilation>,
 }
 
 fn programs() -> &'static Handles<Program> {
@@ -49,7 +49,7 @@ impl Program {
     fn compile(&self, options: &[String]) -> c_int {
         STATS.compilations.add(1);
         let mut compiled = lock(&self.compiled);
-        *compiled = Compiled::default();
+        *compiled = Compilation::default();
         if let Some(unknown) = options.iter().find(|option| !is_known(option)) {
             compiled.log = format!("nvrtc: error: unrecognized option {unknown} found\n");
             return INVALID_OPTION;
@@ -277,22 +277,22 @@ unsafe extern "C" fn nvrtcCompileProgram(
 }
 
 /// The text that a program has for a caller, without a terminator.
-fn output(handle: *mut c_void, text: fn(&Compiled) -> Option<String>) -> Result<String, c_int> {
+fn output(handle: *mut c_void, text: fn(&Compilation) -> Option<String>) -> Result<String, c_int> {
     let program = programs().get(handle).map_err(|_| INVALID_PROGRAM)?;
     text(&lock(&program.compiled)).ok_or(INVALID_PROGRAM)
 }
 
 /// A cubin needs a real architecture.
-fn cubin(compiled: &Compiled) -> Option<String> {
+fn cubin(compiled: &Compilation) -> Option<String> {
     let made = compiled.done && !compiled.virtual_only;
     made.then(|| compiled.image.text(compiled.image.sm))
 }
 
-fn ptx(compiled: &Compiled) -> Option<String> {
+fn ptx(compiled: &Compilation) -> Option<String> {
     compiled.done.then(|| compiled.image.text(None))
 }
 
-fn log(compiled: &Compiled) -> Option<String> {
+fn log(compiled: &Compilation) -> Option<String> {
     Some(compiled.log.clone())
 }
 

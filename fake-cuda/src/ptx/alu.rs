@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use super::op::{Alu, Compare, Kind, Round, Type};
+use super::op::{Alu, Comparison, Kind, Round, Type};
 
 /// Lower `bits` bits.
 pub(super) fn keep(x: u64, bits: u32) -> u64 {
@@ -161,22 +161,22 @@ fn double(f: Alu, approx: bool, [a, b, c, _]: [f64; 4]) -> Option<u64> {
 }
 
 /// Whether a comparison holds.
-pub(super) fn holds(compare: Compare, ty: Type, a: u64, b: u64) -> bool {
+pub(super) fn holds(compare: Comparison, ty: Type, a: u64, b: u64) -> bool {
     let order = match (ty.kind, ty.bits) {
         (Kind::Float, 32) => f32_of(a).partial_cmp(&f32_of(b)),
         (Kind::Float, 64) => f64::from_bits(a).partial_cmp(&f64::from_bits(b)),
         (Kind::Signed, bits) => Some(signed(a, bits).cmp(&signed(b, bits))),
         (_, bits) => Some(keep(a, bits).cmp(&keep(b, bits))),
     };
-    let Some(order) = order else { return matches!(compare, Compare::Unordered(_)) };
+    let Some(order) = order else { return matches!(compare, Comparison::Unordered(_)) };
     match compare {
-        Compare::Unordered(compare) => holds(*compare, ty, a, b),
-        Compare::Eq => order.is_eq(),
-        Compare::Ne => order.is_ne(),
-        Compare::Lt => order.is_lt(),
-        Compare::Le => order.is_le(),
-        Compare::Gt => order.is_gt(),
-        Compare::Ge => order.is_ge(),
+        Comparison::Unordered(compare) => holds(*compare, ty, a, b),
+        Comparison::Eq => order.is_eq(),
+        Comparison::Ne => order.is_ne(),
+        Comparison::Lt => order.is_lt(),
+        Comparison::Le => order.is_le(),
+        Comparison::Gt => order.is_gt(),
+        Comparison::Ge => order.is_ge(),
     }
 }
 

@@ -1,7 +1,7 @@
 //! From an instruction's name and operands to an [`Op`].
 
 use super::alu::{alu, convert};
-use super::op::{Alu, Compare, Kind, Op, Reg, Round, Shuffle, Space, Type};
+use super::op::{Alu, Comparison, Kind, Op, Reg, Round, Shuffle, Space, Type};
 use super::parse::Builder;
 use super::text::{members, operands};
 use crate::fp8::Fp8;
@@ -40,7 +40,7 @@ struct Decoder<'d, 'a> {
     given: &'d [&'a str],
 }
 
-type Decoded = Result<Option<Op>, String>;
+type DecodeResult = Result<Option<Op>, String>;
 
 impl<'a> Decoder<'_, 'a> {
     fn text(&self, at: usize) -> Result<&'a str, String> {
@@ -77,7 +77,7 @@ impl<'a> Decoder<'_, 'a> {
         }
     }
 
-    fn load(&mut self) -> Decoded {
+    fn load(&mut self) -> DecodeResult {
         let ty = self.ty()?;
         if self.has("param") {
             let (d, name) = (self.reg(0)?, self.text(1)?.trim_matches(['[', ']']));
@@ -91,7 +91,7 @@ impl<'a> Decoder<'_, 'a> {
         Ok(Some(Op::Load { space: self.space(), ty, d: self.vector(0)?, at }))
     }
 
-    fn store(&mut self) -> Decoded {
+    fn store(&mut self) -> DecodeResult {
         if self.has("local") || self.has("param") {
             return Ok(None);
         }
@@ -99,7 +99,7 @@ impl<'a> Decoder<'_, 'a> {
         Ok(Some(Op::Store { space: self.space(), ty: self.ty()?, a: self.vector(1)?, at }))
     }
 
-    fn set(&mut self) -> Decoded {
+    fn set(&mut self) -> DecodeResult {
         let Some(compare) = compare_of(self.parts[1]) else { return Ok(None) };
         if self.parts.len() != 3 || self.given.len() != 3 {
             return Ok(None);
@@ -113,7 +113,7 @@ impl<'a> Decoder<'_, 'a> {
         }))
     }
 
-    fn convert(&mut self) -> Decoded {
+    fn convert(&mut self) -> DecodeResult {
         for (part, format) in [("e4m3x2", Fp8::E4m3), ("e5m2x2", Fp8::E5m2)] {
             if self.has(part) && self.has("f32") && self.has("satfinite") {
                 let (d, high, low) = (self.reg(0)?, self.reg(1)?, self.reg(2)?);
@@ -140,7 +140,7 @@ impl<'a> Decoder<'_, 'a> {
         Ok(Some(Op::Convert { to, from, round, integral, d: self.reg(0)?, a: self.reg(1)? }))
     }
 
-    fn window(&mut self) -> Decoded {
+    fn window(&mut self) -> DecodeResult {
         let (d, a) = (self.reg(0)?, self.reg(1)?);
         if self.has("shared") {
             return Ok(Some(Op::Window { to_generic: !self.has("to"), d, a }));
@@ -156,7 +156,7 @@ impl<'a> Decoder<'_, 'a> {
     }
 
     /// `mov`, and the ones that join two values or part one.
-    fn move_value(&mut self) -> Decoded {
+    fn move_value(&mut self) -> DecodeResult {
         let ty = if self.has("pred") { PREDICATE } else { self.ty()? };
         let (to, from) = (self.text(0)?, self.text(1)?);
         let op = |f, d, of| Op::Alu { f, ty, approx: false, d, of };
@@ -177,7 +177,7 @@ impl<'a> Decoder<'_, 'a> {
         Ok(Some(op(Alu::Move, self.reg(0)?, [self.reg(1)?, 0, 0, 0])))
     }
 
-    fn barrier(&mut self) -> Decoded {
+    fn barrier(&mut self) -> DecodeResult {
         if self.has("warp") {
             return Ok(Some(Op::WarpBarrier { lanes: self.reg(0)? }));
         }
@@ -185,7 +185,7 @@ impl<'a> Decoder<'_, 'a> {
         Ok((self.has("sync") && self.given == ["0"]).then_some(Op::Barrier))
     }
 
-    fn copy(&mut self) -> Decoded {
+    fn copy(&mut self) -> DecodeResult {
         match self.parts[1..] {
             ["async", "commit_group"] => return Ok(Some(Op::CloseCopies)),
             ["async", "wait_all"] => return Ok(Some(Op::WaitCopies { most: None })),
@@ -208,7 +208,7 @@ impl<'a> Decoder<'_, 'a> {
         Ok(Some(Op::CopyAsync { to, from, bytes, valid }))
     }
 
-    fn shuffle(&mut self) -> Decoded {
+    fn shuffle(&mut self) -> DecodeResult {
         let how = match self.parts.get(2) {
             Some(&"up") => Shuffle::Up,
             Some(&"down") => Shuffle::Down,
@@ -224,7 +224,7 @@ impl<'a> Decoder<'_, 'a> {
         Ok(Some(Op::Shuffle { how, d, valid, a, b, clamp, lanes }))
     }
 
-    fn load_matrices(&mut self) -> Decoded {
+    fn load_matrices(&mut self) -> DecodeResult {
         if !self.has("m8n8") || !self.has("b16") {
             return Ok(None);
         }
@@ -232,7 +232,7 @@ impl<'a> Decoder<'_, 'a> {
         Ok(Some(Op::LoadMatrices { transposed: self.has("trans"), d: self.vector(0)?, at }))
     }
 
-    fn multiply(&mut self) -> Decoded {
+    fn multiply(&mut self) -> DecodeResult {
         if self.has("m8n8k4") {
             return self.multiply_quarters();
         }
@@ -253,7 +253,7 @@ impl<'a> Decoder<'_, 'a> {
         }))
     }
 
-    fn multiply_quarters(&mut self) -> Decoded {
+    fn multiply_quarters(&mut self) -> DecodeResult {
         let rows = match self.parts {
             ["mma", "sync", "aligned", "m8n8k4", "row", layout, "f32", "f16", "f16", "f32"] => {
                 *layout == "row"
@@ -269,7 +269,7 @@ impl<'a> Decoder<'_, 'a> {
         }))
     }
 
-    fn alu(&mut self) -> Decoded {
+    fn alu(&mut self) -> DecodeResult {
         let Some(f) = alu_of(self.parts) else { return Ok(None) };
         let ty = if self.has("pred") { PREDICATE } else { self.ty()? };
         let float = matches!(ty.kind, Kind::Float | Kind::Brain);
@@ -308,8 +308,8 @@ fn type_of(part: &str) -> Option<Type> {
     Some(Type { kind, bits })
 }
 
-fn compare_of(part: &str) -> Option<Compare> {
-    use Compare::{Eq, Ge, Gt, Le, Lt, Ne, Unordered};
+fn compare_of(part: &str) -> Option<Comparison> {
+    use Comparison::{Eq, Ge, Gt, Le, Lt, Ne, Unordered};
     Some(match part {
         "eq" => Eq,
         "ne" => Ne,

@@ -8,7 +8,7 @@ use super::fault::{Fault, FaultKind};
 use super::memory::{Memory, Region};
 use super::module::Kernel;
 use super::op::Instruction;
-use super::step::{After, land, step};
+use super::step::{StepOutcome, land, step};
 use super::warp::Warp;
 
 /// Instructions of one warp after which a kernel counts as endless.
@@ -145,9 +145,9 @@ impl Room<'_> {
         for _ in 0..MOST_STEPS {
             let Some((at, lanes)) = warp.next(self.kernel) else { return true };
             match step(self, warp, at, lanes) {
-                After::Next => {}
-                After::Barrier => return true,
-                After::Over => return false,
+                StepOutcome::Next => {}
+                StepOutcome::Barrier => return true,
+                StepOutcome::Over => return false,
             }
         }
         self.report(FaultKind::Endless, 0, warp.first, format!("after {MOST_STEPS} instructions"));

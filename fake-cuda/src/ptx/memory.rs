@@ -56,7 +56,7 @@ impl Region {
         at: u64,
         to: &mut [u8],
         now: Stamp,
-        found: &mut dyn FnMut(Wrong),
+        found: &mut dyn FnMut(AccessFault),
     ) {
         let from = (at - self.start) as usize;
         let range = from..from + to.len();
@@ -68,30 +68,44 @@ impl Region {
             } else {
                 (FaultKind::Uninitialised, None)
             };
-            found(Wrong { kind, at: at + byte as u64, other });
+            found(AccessFault { kind, at: at + byte as u64, other });
         }
         for (byte, cell) in self.cells[range].iter_mut().enumerate() {
             if let Some(other) = cell.read(now) {
-                found(Wrong { kind: FaultKind::Race, at: at + byte as u64, other: Some(other) });
+                found(AccessFault {
+                    kind: FaultKind::Race,
+                    at: at + byte as u64,
+                    other: Some(other),
+                });
             }
         }
     }
 
     /// Writes; what is wrong with it goes to `found`.
-    pub(super) fn write(&mut self, at: u64, from: &[u8], now: Stamp, found: &mut dyn FnMut(Wrong)) {
+    pub(super) fn write(
+        &mut self,
+        at: u64,
+        from: &[u8],
+        now: Stamp,
+        found: &mut dyn FnMut(AccessFault),
+    ) {
         let start = (at - self.start) as usize;
         let range = start..start + from.len();
         if let Some(byte) = self.under_way[range.clone()].iter().position(|&copies| copies > 0) {
             let cell = &self.cells[start + byte];
             let leaves = self.written[start + byte];
             let other = Some(if leaves { cell.was_read() } else { cell.written() });
-            found(Wrong { kind: FaultKind::Race, at: at + byte as u64, other });
+            found(AccessFault { kind: FaultKind::Race, at: at + byte as u64, other });
         }
         self.bytes[range.clone()].copy_from_slice(from);
         self.written[range.clone()].fill(true);
         for (byte, cell) in self.cells[range].iter_mut().enumerate() {
             if let Some(other) = cell.write(now) {
-                found(Wrong { kind: FaultKind::Race, at: at + byte as u64, other: Some(other) });
+                found(AccessFault {
+                    kind: FaultKind::Race,
+                    at: at + byte as u64,
+                    other: Some(other),
+                });
             }
         }
     }
@@ -105,7 +119,7 @@ impl Region {
         at: u64,
         to: &mut [u8],
         now: Stamp,
-        found: &mut dyn FnMut(Wrong),
+        found: &mut dyn FnMut(AccessFault),
     ) {
         self.read(at, to, now, found);
         self.pass(at, to.len(), |copies| *copies += 1);
@@ -127,7 +141,7 @@ impl Region {
         at: u64,
         count: usize,
         now: Stamp,
-        found: &mut dyn FnMut(Wrong),
+        found: &mut dyn FnMut(AccessFault),
     ) {
         self.write(at, &[0xff; 16][..count], now, found);
         self.pass(at, count, |copies| *copies += 1);
@@ -150,7 +164,7 @@ impl Region {
 
 /// What is wrong with an access.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Wrong {
+pub(super) struct AccessFault {
     pub(super) kind: FaultKind,
     pub(super) at: u64,
     /// The other access of a race.

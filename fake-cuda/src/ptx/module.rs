@@ -1,7 +1,7 @@
 //! A compiled program and its kernels.
 
 use super::flow;
-use super::op::{Instruction, Reg, Special};
+use super::op::{Instruction, Reg, SpecialRegister};
 use super::parse;
 
 /// The kernels of a PTX text.
@@ -38,7 +38,7 @@ pub struct Kernel {
     /// Number of registers.
     pub(super) registers: usize,
     pub(super) constants: Vec<(Reg, u64)>,
-    pub(super) specials: Vec<(Reg, Special)>,
+    pub(super) specials: Vec<(Reg, SpecialRegister)>,
     /// By parameter.
     pub(super) arguments: Vec<Reg>,
     /// The registers that hold the start of dynamic shared memory.

@@ -73,7 +73,7 @@ pub(super) enum Alu {
 
 /// Comparisons. The unordered ones hold for NaN, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Compare {
+pub(super) enum Comparison {
     Eq,
     Ne,
     Lt,
@@ -129,7 +129,7 @@ pub(super) enum Op {
     },
     /// The result is a predicate.
     Set {
-        compare: Compare,
+        compare: Comparison,
         ty: Type,
         d: Reg,
         a: Reg,
@@ -240,7 +240,7 @@ pub(super) struct Instruction {
 
 /// Registers that hold numbers of the thread, the block and the grid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Special {
+pub(super) enum SpecialRegister {
     Thread(usize),
     Threads(usize),
     Block(usize),

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::decode::decode;
 use super::lines::Lines;
 use super::module::Kernel;
-use super::op::{Address, Instruction, Op, Reg, Special};
+use super::op::{Address, Instruction, Op, Reg, SpecialRegister};
 use super::text::{Entry, Statement, entries, immediate};
 
 /// The kernels of a text.
@@ -194,16 +194,16 @@ impl<'a> Builder<'a> {
     }
 }
 
-fn special(name: &str) -> Option<Special> {
+fn special(name: &str) -> Option<SpecialRegister> {
     let (family, part) = name.split_once('.').unwrap_or((name, "x"));
     let axis = ["x", "y", "z"].iter().position(|axis| *axis == part)?;
     Some(match family {
-        "%tid" => Special::Thread(axis),
-        "%ntid" => Special::Threads(axis),
-        "%ctaid" => Special::Block(axis),
-        "%nctaid" => Special::Blocks(axis),
-        "%laneid" => Special::Lane,
-        "%warpid" => Special::Warp,
+        "%tid" => SpecialRegister::Thread(axis),
+        "%ntid" => SpecialRegister::Threads(axis),
+        "%ctaid" => SpecialRegister::Block(axis),
+        "%nctaid" => SpecialRegister::Blocks(axis),
+        "%laneid" => SpecialRegister::Lane,
+        "%warpid" => SpecialRegister::Warp,
         _ => return None,
     })
 }

@@ -5,7 +5,7 @@ use super::copies::Copy;
 use super::count::unit;
 use super::fault::FaultKind;
 use super::launch::Room;
-use super::memory::{Region, WINDOW, Wrong};
+use super::memory::{AccessFault, Region, WINDOW};
 use super::op::{Address, Kind, Op, Reg, Shuffle, Space, Type};
 use super::shadow::Stamp;
 use super::tensor::{Lanes, multiply, multiply_quarters, share};
@@ -13,7 +13,7 @@ use super::warp::Warp;
 
 /// How a warp goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum After {
+pub(super) enum StepOutcome {
     Next,
     /// It waits for the block.
     Barrier,
@@ -22,7 +22,7 @@ pub(super) enum After {
 }
 
 /// Runs the instruction `at` in `lanes` of a warp.
-pub(super) fn step(room: &mut Room<'_>, warp: &mut Warp, at: usize, lanes: u32) -> After {
+pub(super) fn step(room: &mut Room<'_>, warp: &mut Warp, at: usize, lanes: u32) -> StepOutcome {
     let kernel = room.kernel;
     let instruction = &kernel.code[at];
     let taken = warp.guarded(instruction.guard, lanes);
@@ -38,7 +38,7 @@ pub(super) fn step(room: &mut Room<'_>, warp: &mut Warp, at: usize, lanes: u32) 
             }
         }
     }
-    After::Next
+    StepOutcome::Next
 }
 
 /// Ends copies of `lanes`: all but those of the last `most` groups.
@@ -70,7 +70,7 @@ fn each(lanes: u32) -> impl Iterator<Item = usize> {
 }
 
 impl Step<'_, '_> {
-    fn run(&mut self, op: &Op) -> After {
+    fn run(&mut self, op: &Op) -> StepOutcome {
         match *op {
             Op::Alu { f, ty, approx, d, of } => {
                 let [a, b, c, e] = of.map(|register| self.warp.file[register]);
@@ -102,19 +102,19 @@ impl Step<'_, '_> {
             Op::WaitCopies { most } => land(self.room, self.warp, self.lanes, most),
             Op::Shuffle { how, d, valid, a, b, clamp, lanes } => {
                 if !self.together(self.warp.file[lanes]) {
-                    return After::Over;
+                    return StepOutcome::Over;
                 }
-                self.shuffle(how, (d, valid), [a, b, clamp]);
+                self.shuffle(how, d, valid, [a, b, clamp]);
             }
             Op::LoadMatrices { transposed, ref d, at } => {
                 if !self.together([u64::MAX; 32]) {
-                    return After::Over;
+                    return StepOutcome::Over;
                 }
                 self.load_matrices(transposed, d, at);
             }
             Op::Multiply { ty, d, a, b, c } => {
                 if !self.together([u64::MAX; 32]) {
-                    return After::Over;
+                    return StepOutcome::Over;
                 }
                 let file = &self.warp.file;
                 let sums =
@@ -125,7 +125,7 @@ impl Step<'_, '_> {
             }
             Op::MultiplyQuarters { rows, d, a, b, c } => {
                 if !self.together([u64::MAX; 32]) {
-                    return After::Over;
+                    return StepOutcome::Over;
                 }
                 let file = &self.warp.file;
                 let (a, b, c) = (a.map(|r| file[r]), b.map(|r| file[r]), c.map(|r| file[r]));
@@ -135,18 +135,22 @@ impl Step<'_, '_> {
             }
             Op::Barrier => {
                 self.warp.waits = true;
-                return if self.together([u64::MAX; 32]) { After::Barrier } else { After::Over };
+                return if self.together([u64::MAX; 32]) {
+                    StepOutcome::Barrier
+                } else {
+                    StepOutcome::Over
+                };
             }
             Op::WarpBarrier { lanes } => {
                 let named = self.warp.file[lanes];
                 if !self.together(named) {
-                    return After::Over;
+                    return StepOutcome::Over;
                 }
                 self.warp.within += u64::from(self.lanes == self.warp.all);
             }
             Op::Fence | Op::Branch { .. } | Op::Return => {}
         }
-        After::Next
+        StepOutcome::Next
     }
 
     /// d = f in each lane that takes part.
@@ -253,7 +257,7 @@ impl Step<'_, '_> {
         address: u64,
         lane: usize,
         bytes: usize,
-        f: impl FnOnce(&mut Region, u64, Stamp, &mut dyn FnMut(Wrong)),
+        f: impl FnOnce(&mut Region, u64, Stamp, &mut dyn FnMut(AccessFault)),
     ) -> bool {
         self.is_aligned(address, lane, bytes) && self.reach(space, address, lane, bytes, f)
     }
@@ -273,7 +277,7 @@ impl Step<'_, '_> {
         address: u64,
         lane: usize,
         bytes: usize,
-        f: impl FnOnce(&mut Region, u64, Stamp, &mut dyn FnMut(Wrong)),
+        f: impl FnOnce(&mut Region, u64, Stamp, &mut dyn FnMut(AccessFault)),
     ) -> bool {
         let thread = self.warp.first + lane;
         let now = Stamp::new(self.room.number, self.room.epoch, self.warp.within, thread);
@@ -300,7 +304,7 @@ impl Step<'_, '_> {
         true
     }
 
-    fn report(&mut self, wrong: Wrong, thread: usize, is_shared: bool) {
+    fn report(&mut self, wrong: AccessFault, thread: usize, is_shared: bool) {
         let place = if is_shared { "shared memory" } else { "memory" };
         let with = wrong.other.map_or(String::new(), |other| {
             format!(", after thread {} of block {}", other.thread(), other.block())
@@ -308,7 +312,7 @@ impl Step<'_, '_> {
         self.room.report(wrong.kind, self.at, thread, format!("{place} at {:#x}{with}", wrong.at));
     }
 
-    fn shuffle(&mut self, how: Shuffle, (d, valid): (Reg, Option<Reg>), of: [Reg; 3]) {
+    fn shuffle(&mut self, how: Shuffle, d: Reg, valid: Option<Reg>, of: [Reg; 3]) {
         let [a, b, clamp] = of.map(|register| self.warp.file[register]);
         let source = |lane: usize| {
             let (own, by, clamp) = (lane as u64, b[lane] & 31, clamp[lane]);

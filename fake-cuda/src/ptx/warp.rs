@@ -2,7 +2,7 @@
 
 use super::copies::Copies;
 use super::module::Kernel;
-use super::op::{Reg, Special};
+use super::op::{Reg, SpecialRegister};
 use super::tensor::Lanes;
 
 /// Lanes that go on together.
@@ -53,13 +53,13 @@ impl Warp {
         let first = self.first as u64;
         for &(register, special) in &kernel.specials {
             self.file[register] = std::array::from_fn(|lane| match special {
-                Special::Thread(0) => first + lane as u64,
-                Special::Thread(_) => 0,
-                Special::Threads(axis) => u64::from(if axis == 0 { threads } else { 1 }),
-                Special::Block(axis) => u64::from(block[axis]),
-                Special::Blocks(axis) => u64::from(grid[axis]),
-                Special::Lane => lane as u64,
-                Special::Warp => first / 32,
+                SpecialRegister::Thread(0) => first + lane as u64,
+                SpecialRegister::Thread(_) => 0,
+                SpecialRegister::Threads(axis) => u64::from(if axis == 0 { threads } else { 1 }),
+                SpecialRegister::Block(axis) => u64::from(block[axis]),
+                SpecialRegister::Blocks(axis) => u64::from(grid[axis]),
+                SpecialRegister::Lane => lane as u64,
+                SpecialRegister::Warp => first / 32,
             });
         }
         (self.within, self.waits, self.copies) = (0, false, Copies::default());

@@ -10,7 +10,8 @@ use half::bf16;
 
 /// Runs `body` as rank `rank` on `device`, with a stream and a communicator.
 pub(crate) fn as_rank(
-    (rank, device): (usize, usize),
+    rank: usize,
+    device: usize,
     id: Id,
     body: impl FnOnce(usize, Arc<CudaStream>, Comm),
 ) {

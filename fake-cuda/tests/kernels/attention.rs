@@ -64,11 +64,15 @@ fn check_attention(sm: u32, types: &[(Dtype, [(f64, f64); 2])]) {
             let lse = rig.out(Dtype::F32, (samples * heads.count, heads.seq_len));
             let starts = documents.as_ref().map(|of| rig.put_starts(heads.seq_len, of, 0..rows));
             let mut pair = rig.open();
-            pair.check(&Op::Attention { qkv, out, lse, heads, starts, dropout }, tolerances[0]);
+            pair.check(
+                &Op::Attention { qkv, out, lse, heads, starts, dropout },
+                tolerances[0].0,
+                tolerances[0].1,
+            );
             let op = Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts, dropout };
             // Gradients of keys and values are sums over the heads that share them.
             let (absolute, ulps) = tolerances[1];
-            pair.check(&op, (absolute * heads.group() as f64, ulps));
+            pair.check(&op, absolute * heads.group() as f64, ulps);
         }
     }
 }
@@ -106,7 +110,7 @@ fn attention_to_what_is_kept_agrees() {
             let q = rig.put_noise(dtype, (1, count * dim), 1);
             let cache = rig.put_noise(dtype, (n, 2 * kv_count * dim), 2);
             let out = rig.out(dtype, (1, count * dim));
-            rig.open().check(&Op::CachedAttention { q, cache, out, heads }, (2e-6, 1.0));
+            rig.open().check(&Op::CachedAttention { q, cache, out, heads }, 2e-6, 1.0);
         }
     });
 }

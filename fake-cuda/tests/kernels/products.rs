@@ -56,7 +56,7 @@ fn check_epilogues() {
             (Epilogue::GeluBackward { x }, None),
             (Epilogue::RowSums { sums }, None),
         ] {
-            pair.check(&Op::Gemm { a, b, c, bias, add: false, epilogue }, (2e-6, 1.0));
+            pair.check(&Op::Gemm { a, b, c, bias, add: false, epilogue }, 2e-6, 1.0);
         }
     }
 }

@@ -8,9 +8,9 @@
 
 use super::DROPOUT;
 use super::rig::{Rig, VALUES, normal, nvrtc_or_skip, take_ran};
-use device::numerics::Counted;
-use device::{DeviceOp, Dtype, HeadNorm, HeadNormGrads, Heads, Op, Reduce, Tensor, VocabShard};
-use offload::{AdamTile, DeviceUpdate, Rule, control};
+use device::numerics::CountedRange;
+use device::{DeviceOp, Dtype, HeadNorm, HeadNormGrads, Heads, Op, Reduction, Tensor, VocabShard};
+use offload::{AdamTile, DeviceUpdate, Rule, TileNoise, control};
 
 #[path = "ptx/attention.rs"]
 mod attention;
@@ -61,7 +61,7 @@ fn elementwise_kernels() {
             pair.check_exact(&Op::Cast { x, y: wider });
             pair.check_exact(&Op::Add { x: wide, into: wider });
             pair.check_exact(&Op::Cast { x: wide, y: copy });
-            let counted = Counted { end: n - 3, hole: (2, n / 2) };
+            let counted = CountedRange { end: n - 3, hole: (2, n / 2) };
             pair.check_exact(&Op::ChunkSquares { x, partials, chunk: 64, counted });
             pair.check_exact(&Op::Dropout { x, y, dropout: DROPOUT });
             pair.check_exact(&Op::Zero { x: y });
@@ -79,7 +79,7 @@ fn in_rows(mut rig: Rig, dtype: Dtype) {
     let [bias, sums] = [4, 5].map(|seed| rig.put_noise(dtype, (1, cols), seed));
     let mut pair = rig.open();
     pair.check_exact(&Op::BiasDropoutAdd { x, bias: Some(bias), residual, y, dropout: DROPOUT });
-    pair.check(&Op::ColumnSum { x, y: sums }, (2e-6, 1.0));
+    pair.check(&Op::ColumnSum { x, y: sums }, 2e-6, 1.0);
     pair.check_exact(&Op::SwiGlu { x: wide, y });
     pair.check_exact(&Op::SwiGluBackward { x: wide, d: y });
     pair.add_bias(x, bias);
@@ -91,9 +91,9 @@ fn of_ranks(mut rig: Rig, dtype: Dtype) {
     let wide: Vec<Tensor> =
         (0..3).map(|seed| rig.put(Dtype::F64, (1, 9), &normal(seed, 9))).collect();
     let mut pair = rig.open();
-    pair.combine(parts[1], &parts, Reduce::Sum);
-    pair.combine(parts[0], &parts, Reduce::Max);
-    pair.combine(wide[2], &wide, Reduce::Sum);
+    pair.combine(parts[1], &parts, Reduction::Sum);
+    pair.combine(parts[0], &parts, Reduction::Max);
+    pair.combine(wide[2], &wide, Reduction::Sum);
 }
 
 #[test]
@@ -138,9 +138,9 @@ fn loss_kernels() {
         let (targets, shard) = (ids, VocabShard { first: 0, valid: 301 });
         let mut pair = rig.open();
         pair.check_exact(&Op::RowMax { x: logits, y: max, shard });
-        pair.check(&Op::CrossEntropyStats { logits, max, targets, shard, sums }, (0.0, 2.0));
+        pair.check(&Op::CrossEntropyStats { logits, max, targets, shard, sums }, 0.0, 2.0);
         pair.compiled = Some(1e-13);
-        pair.check(&Op::CrossEntropyLoss { sums, targets, loss }, (1e-13, 0.0));
+        pair.check(&Op::CrossEntropyLoss { sums, targets, loss }, 1e-13, 0.0);
         pair.compiled = Some(0.0);
         let factor = 0.25;
         let op = Op::CrossEntropyBackward { logits, max, sums, targets, shard, scale, factor };
@@ -159,15 +159,15 @@ fn norm_kernels() {
             let [stats, root] = [2, 1].map(|numbers| rig.out(Dtype::F32, (rows, numbers)));
             let [d_gain, d_bias] = [dtype, Dtype::F32].map(|dtype| rig.out(dtype, (1, cols)));
             let mut pair = rig.open();
-            pair.check(&Op::LayerNorm { x, gain, bias, y, stats, epsilon: 1e-5 }, (3e-7, 1.0));
+            pair.check(&Op::LayerNorm { x, gain, bias, y, stats, epsilon: 1e-5 }, 3e-7, 1.0);
             for add in [false, true] {
                 let op = Op::LayerNormBackward { x, gain, stats, d_y, d_x, add, d_gain, d_bias };
-                pair.check(&op, (4e-6, 1.0));
+                pair.check(&op, 4e-6, 1.0);
             }
             let stats = root;
-            pair.check(&Op::RmsNorm { x, gain, y, stats, epsilon: 1e-5 }, (3e-7, 1.0));
+            pair.check(&Op::RmsNorm { x, gain, y, stats, epsilon: 1e-5 }, 3e-7, 1.0);
             let op = Op::RmsNormBackward { x, gain, stats, d_y, d_x, add: true, d_gain };
-            pair.check(&op, (4e-6, 1.0));
+            pair.check(&op, 4e-6, 1.0);
         }
     });
 }
@@ -192,10 +192,10 @@ fn rotary_kernels() {
             let grads = HeadNormGrads { q_gain: q, k_gain: k };
             let mut pair = rig.open();
             for (starts, norm) in [(Some(starts), None), (None, Some(norm))] {
-                pair.check(&Op::Rotary { qkv, table, heads, starts, norm }, (4e-7, 1.0));
+                pair.check(&Op::Rotary { qkv, table, heads, starts, norm }, 4e-7, 1.0);
                 let norm = norm.map(|norm| (norm, grads));
                 let op = Op::RotaryBackward { d_qkv, table, heads, starts, norm };
-                pair.check(&op, (8e-6, 1.0));
+                pair.check(&op, 8e-6, 1.0);
             }
         }
     });
@@ -222,7 +222,7 @@ fn update_kernels() {
             let variance = rig.put(Dtype::F32, (1, n), &variance);
             let param = rig.out(dtype, (1, n));
             let control = rig.put(Dtype::F64, (1, words.len()), &words);
-            let (decayed, noise) = (234, ([].into(), 0));
+            let (decayed, noise) = (234, TileNoise::none());
             let tile =
                 AdamTile { rule, control, grad, master, momentum, variance, param, decayed, noise };
             rig.open().check_exact(&Op::Task { task: DeviceOp::new(DeviceUpdate(tile)) });

@@ -12,7 +12,7 @@ pub(crate) struct Nccl(Library);
 #[derive(Clone, Copy)]
 pub(crate) struct Comm(ncclComm_t);
 
-type Reduces = unsafe extern "C" fn(
+type ReduceFunction = unsafe extern "C" fn(
     u64,
     u64,
     usize,
@@ -71,7 +71,7 @@ impl Nccl {
 
     fn sum(&self, name: &str, Comm(comm): Comm, at: (u64, u64), len: usize, stream: CUstream) {
         let (dtype, sum) = (ncclDataType_t::ncclFloat32, ncclRedOp_t::ncclSum);
-        let function = self.function::<Reduces>(name);
+        let function = self.function::<ReduceFunction>(name);
         // SAFETY: a live communicator, stream and buffers, which are synchronized with before they go.
         assert_eq!(unsafe { function(at.0, at.1, len, dtype, sum, comm, stream) }, 0);
     }

@@ -2,24 +2,24 @@
 
 use crate::rates::tensor;
 use crate::small;
-use device::numerics::Counted;
+use device::numerics::CountedRange;
 use device::{
     DeviceOp, Dropout, Dtype, HeadNorm, HeadNormGrads, Heads, MAXIMA, Op, Plan, Tensor, VocabShard,
 };
-use offload::{AdamTile, DeviceUpdate, Rule, control};
+use offload::{AdamTile, DeviceUpdate, Rule, TileNoise, control};
 
 /// An op, and what share of its ceiling is asked of it: `element-wise`, `reduction`, `attention`.
 pub(crate) struct Case {
     pub(crate) name: &'static str,
     pub(crate) kind: &'static str,
-    pub(crate) make: fn(&mut Plan) -> Made,
+    pub(crate) make: fn(&mut Plan) -> OpSets,
 }
 
 type Values = Box<dyn Fn(usize) -> f64>;
 
 /// The same op on sets of tensors in turn, so that the caches do not hold them.
 #[derive(Default)]
-pub(crate) struct Made {
+pub(crate) struct OpSets {
     pub(crate) ops: Vec<Op>,
     pub(crate) fill: Vec<Tensor>,
     pub(crate) write: Vec<(Tensor, Values)>,
@@ -43,8 +43,8 @@ fn on_sets<const N: usize>(
     tensors: [(Dtype, (usize, usize)); N],
     filled: usize,
     op: impl Fn([Tensor; N]) -> Op,
-) -> Made {
-    let mut made = Made::default();
+) -> OpSets {
+    let mut made = OpSets::default();
     for _ in 0..SETS {
         let set = tensors.map(|(dtype, shape)| tensor(plan, dtype, shape));
         made.fill.extend(&set[..filled]);
@@ -98,13 +98,13 @@ fn sizes_of_fp8() -> (usize, usize) {
     (rows.next_multiple_of(16), cols)
 }
 
-fn maxima(plan: &mut Plan) -> Made {
+fn maxima(plan: &mut Plan) -> OpSets {
     let tensors = [(VALUE, sizes_of_fp8()), (Dtype::F32, (1, MAXIMA))];
     on_sets(plan, tensors, 1, |[x, maxima]| Op::Maxima { x, maxima })
 }
 
 /// Both ways, as gradients go.
-fn quantize(plan: &mut Plan) -> Made {
+fn quantize(plan: &mut Plan) -> OpSets {
     let (rows, cols) = sizes_of_fp8();
     let (x, y) = ((VALUE, (rows, cols)), (Dtype::E5m2, (rows, cols)));
     let turned = (Dtype::E5m2, (cols, rows));
@@ -118,7 +118,7 @@ fn quantize(plan: &mut Plan) -> Made {
     })
 }
 
-fn layer_norm(plan: &mut Plan) -> Made {
+fn layer_norm(plan: &mut Plan) -> OpSets {
     let (rows, cols, ..) = sizes();
     let row = (VALUE, (1, cols));
     let tensors = [(VALUE, (rows, cols)), row, row, (VALUE, (rows, cols)), (Dtype::F32, (rows, 2))];
@@ -132,7 +132,7 @@ fn layer_norm(plan: &mut Plan) -> Made {
     })
 }
 
-fn layer_norm_backward(plan: &mut Plan) -> Made {
+fn layer_norm_backward(plan: &mut Plan) -> OpSets {
     let (rows, cols, ..) = sizes();
     let (all, row) = ((VALUE, (rows, cols)), (VALUE, (1, cols)));
     let tensors = [all, row, (Dtype::F32, (rows, 2)), all, all, row, row];
@@ -148,7 +148,7 @@ fn layer_norm_backward(plan: &mut Plan) -> Made {
     })
 }
 
-fn rms_norm(plan: &mut Plan) -> Made {
+fn rms_norm(plan: &mut Plan) -> OpSets {
     let (rows, cols, ..) = sizes();
     let all = (VALUE, (rows, cols));
     let tensors = [all, (VALUE, (1, cols)), all, (Dtype::F32, (rows, 1))];
@@ -161,7 +161,7 @@ fn rms_norm(plan: &mut Plan) -> Made {
     })
 }
 
-fn rms_norm_backward(plan: &mut Plan) -> Made {
+fn rms_norm_backward(plan: &mut Plan) -> OpSets {
     let (rows, cols, ..) = sizes();
     let (all, row) = ((VALUE, (rows, cols)), (VALUE, (1, cols)));
     let tensors = [all, row, (Dtype::F32, (rows, 1)), all, all, row];
@@ -177,10 +177,10 @@ fn rms_norm_backward(plan: &mut Plan) -> Made {
 }
 
 /// A type and a shape.
-type Typed = (Dtype, (usize, usize));
+type TypedShape = (Dtype, (usize, usize));
 
 /// qkv, table, gains, raw, gradients of gains: a quarter as many heads of keys and values as of queries.
-fn turned(seq_len: usize) -> ([Typed; 7], Heads) {
+fn turned(seq_len: usize) -> ([TypedShape; 7], Heads) {
     let (rows, cols, _, count, _) = sizes();
     let (dim, kv_count) = (cols / count, (count / 4).max(1));
     let heads = Heads { count, kv_count, first: 0, total: count, seq_len };
@@ -190,7 +190,7 @@ fn turned(seq_len: usize) -> ([Typed; 7], Heads) {
     ([(VALUE, (rows, all * dim)), table, row, row, raw, row, row], heads)
 }
 
-fn rotary(plan: &mut Plan, normed: bool) -> Made {
+fn rotary(plan: &mut Plan, normed: bool) -> OpSets {
     let (.., seq_len) = sizes();
     let (tensors, heads) = turned(seq_len);
     on_sets(plan, tensors, 4, |[qkv, table, q_gain, k_gain, raw, ..]| {
@@ -199,7 +199,7 @@ fn rotary(plan: &mut Plan, normed: bool) -> Made {
     })
 }
 
-fn rotary_backward(plan: &mut Plan, normed: bool) -> Made {
+fn rotary_backward(plan: &mut Plan, normed: bool) -> OpSets {
     let (.., seq_len) = sizes();
     let (tensors, heads) = turned(seq_len);
     on_sets(plan, tensors, 5, |[d_qkv, table, q_gain, k_gain, raw, d_q, d_k]| {
@@ -209,29 +209,29 @@ fn rotary_backward(plan: &mut Plan, normed: bool) -> Made {
     })
 }
 
-fn swiglu(plan: &mut Plan) -> Made {
+fn swiglu(plan: &mut Plan) -> OpSets {
     let (rows, cols, ..) = sizes();
     let (x, y) = ((VALUE, (rows, 8 * cols)), (VALUE, (rows, 4 * cols)));
     on_sets(plan, [x, y], 1, |[x, y]| Op::SwiGlu { x, y })
 }
 
-fn swiglu_backward(plan: &mut Plan) -> Made {
+fn swiglu_backward(plan: &mut Plan) -> OpSets {
     let (rows, cols, ..) = sizes();
     let (x, d) = ((VALUE, (rows, 8 * cols)), (VALUE, (rows, 4 * cols)));
     on_sets(plan, [x, d], 2, |[x, d]| Op::SwiGluBackward { x, d })
 }
 
-fn gelu(plan: &mut Plan) -> Made {
+fn gelu(plan: &mut Plan) -> OpSets {
     let (rows, cols, ..) = sizes();
     on_sets(plan, [(VALUE, (rows, 4 * cols)); 2], 1, |[x, y]| Op::Gelu { x, y })
 }
 
-fn gelu_backward(plan: &mut Plan) -> Made {
+fn gelu_backward(plan: &mut Plan) -> OpSets {
     let (rows, cols, ..) = sizes();
     on_sets(plan, [(VALUE, (rows, 4 * cols)); 2], 2, |[x, d]| Op::GeluBackward { x, d })
 }
 
-fn bias_dropout_add(plan: &mut Plan, dropout: Dropout) -> Made {
+fn bias_dropout_add(plan: &mut Plan, dropout: Dropout) -> OpSets {
     let (rows, cols, ..) = sizes();
     let all = (VALUE, (rows, cols));
     on_sets(plan, [all, (VALUE, (1, cols)), all, all], 3, |[x, bias, residual, y]| {
@@ -239,26 +239,26 @@ fn bias_dropout_add(plan: &mut Plan, dropout: Dropout) -> Made {
     })
 }
 
-fn add(plan: &mut Plan, into: Dtype) -> Made {
+fn add(plan: &mut Plan, into: Dtype) -> OpSets {
     let (rows, cols, ..) = sizes();
     let shape = (rows, 4 * cols);
     on_sets(plan, [(VALUE, shape), (into, shape)], 2, |[x, into]| Op::Add { x, into })
 }
 
-fn cast(plan: &mut Plan) -> Made {
+fn cast(plan: &mut Plan) -> OpSets {
     let (rows, cols, ..) = sizes();
     let shape = (rows, 4 * cols);
     on_sets(plan, [(Dtype::F32, shape), (VALUE, shape)], 1, |[x, y]| Op::Cast { x, y })
 }
 
-fn column_sum(plan: &mut Plan, times: usize) -> Made {
+fn column_sum(plan: &mut Plan, times: usize) -> OpSets {
     let (rows, cols, ..) = sizes();
     let cols = times * cols;
     on_sets(plan, [(VALUE, (rows, cols)), (VALUE, (1, cols))], 1, |[x, y]| Op::ColumnSum { x, y })
 }
 
 /// `group` heads of queries share one of keys and values, where there are so many.
-fn attention(plan: &mut Plan, group: usize, dropout: Dropout, backward: bool) -> Made {
+fn attention(plan: &mut Plan, group: usize, dropout: Dropout, backward: bool) -> OpSets {
     let (rows, cols, _, count, seq_len) = sizes();
     let kv_count = (count / group).max(1);
     let heads = Heads { count, kv_count, first: 0, total: count, seq_len };
@@ -275,7 +275,7 @@ fn attention(plan: &mut Plan, group: usize, dropout: Dropout, backward: bool) ->
 }
 
 /// The passes over the logits: their maxima, the sums, the gradient.
-fn cross_entropy(plan: &mut Plan, pass: usize) -> Made {
+fn cross_entropy(plan: &mut Plan, pass: usize) -> OpSets {
     let (rows, _, vocab, ..) = sizes();
     let shard = VocabShard { first: 0, valid: vocab };
     let logits = tensor(plan, VALUE, (rows, vocab));
@@ -294,24 +294,24 @@ fn cross_entropy(plan: &mut Plan, pass: usize) -> Made {
         (sums, Box::new(|_| 1.0)),
         (scale, Box::new(|_| 1e-4)),
     ];
-    Made { ops: vec![op], fill: vec![logits], write, zero: Vec::new() }
+    OpSets { ops: vec![op], fill: vec![logits], write, zero: Vec::new() }
 }
 
-fn chunk_squares(plan: &mut Plan) -> Made {
+fn chunk_squares(plan: &mut Plan) -> OpSets {
     let (rows, cols, ..) = sizes();
     let (n, chunk) = (rows * 4 * cols, if small() { 64 } else { 1 << 16 });
     let tensors = [(VALUE, (1, n)), (Dtype::F64, (1, n.div_ceil(chunk)))];
-    let counted = Counted::first(n);
+    let counted = CountedRange::first(n);
     on_sets(plan, tensors, 1, |[x, partials]| Op::ChunkSquares { x, partials, chunk, counted })
 }
 
-fn update(plan: &mut Plan) -> Made {
+fn update(plan: &mut Plan) -> OpSets {
     let n = if small() { 256 } else { 64 << 20 };
     let rule = Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
     let [grad, master, momentum, variance] = [(); 4].map(|()| tensor(plan, Dtype::F32, (1, n)));
     let param = tensor(plan, VALUE, (1, n));
     let control = tensor(plan, Dtype::F64, (1, control::WORDS));
-    let (decayed, noise) = (n, ([].into(), 0));
+    let (decayed, noise) = (n, TileNoise::none());
     let tile = AdamTile { rule, control, grad, master, momentum, variance, param, decayed, noise };
     let op = Op::Task { task: DeviceOp::new(DeviceUpdate(tile)) };
     let word = |i| match i {
@@ -320,5 +320,5 @@ fn update(plan: &mut Plan) -> Made {
         _ => 0.0,
     };
     let write: Vec<(Tensor, Values)> = vec![(control, Box::new(word))];
-    Made { ops: vec![op], fill: vec![grad, master], write, zero: vec![momentum, variance] }
+    OpSets { ops: vec![op], fill: vec![grad, master], write, zero: vec![momentum, variance] }
 }

@@ -3,14 +3,14 @@
 use crate::{ops, small};
 use device::cuda::{self, Collectives, CudaOptions, Peers};
 use device::{Arena, Device, Dtype, Epilogue, FP8_SINCE, Lane, Op, Plan, Rank, Tensor, random};
-use device::{HostWork, World};
+use device::{Communicator, HostWork};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The only rank's GPU.
 pub(crate) fn open(plan: Plan) -> Device {
     let rank = Rank { tp: 0, tp_size: 1, dp: 0, dp_size: 1 };
-    let world = World::new(1, 1, Duration::from_secs(60));
+    let world = Communicator::new(1, 1, Duration::from_secs(60));
     let options = CudaOptions {
         gpu: None,
         host: device::HostPlace::default(),

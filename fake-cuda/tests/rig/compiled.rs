@@ -21,9 +21,9 @@ pub(crate) fn nvrtc_or_skip() -> bool {
 
 /// A program as NVRTC compiles it, kept by its text.
 pub(crate) fn compile(name: &str, source: &str, sm: u32) -> Arc<Module> {
-    type Kept = Mutex<HashMap<(String, u32), Arc<OnceLock<Arc<Module>>>>>;
-    static KEPT: OnceLock<Kept> = OnceLock::new();
-    let mut kept = KEPT.get_or_init(Kept::default).lock().expect("no test panics here");
+    type ModuleCache = Mutex<HashMap<(String, u32), Arc<OnceLock<Arc<Module>>>>>;
+    static KEPT: OnceLock<ModuleCache> = OnceLock::new();
+    let mut kept = KEPT.get_or_init(ModuleCache::default).lock().expect("no test panics here");
     let place = Arc::clone(kept.entry((source.to_string(), sm)).or_default());
     drop(kept);
     let make = || {
@@ -47,12 +47,12 @@ thread_local! {
 }
 
 /// Memory in which compiled kernels run.
-pub(crate) struct Compiled {
+pub(crate) struct CompiledKernels {
     sm: u32,
     pub(crate) memory: Memory,
 }
 
-impl Compiled {
+impl CompiledKernels {
     pub(crate) fn new(sm: u32) -> Self {
         Self { sm, memory: Memory::default() }
     }

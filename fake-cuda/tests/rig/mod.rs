@@ -7,7 +7,7 @@
 mod compiled;
 mod nvrtc;
 
-use compiled::Compiled;
+use compiled::CompiledKernels;
 pub(crate) use compiled::{compile, nvrtc_or_skip, take_ran};
 
 use device::cpu::{self, CpuOptions, Lanes};
@@ -15,7 +15,7 @@ use device::cuda::testing::{self, Launch};
 use device::cuda::{self, Collectives, CudaOptions, Peers};
 use device::numerics::{E4m3, E5m2};
 use device::{Arena, Device, Dtype, Lane, Mode, Op, Plan, Rank, Tensor, random};
-use device::{HostWork, World};
+use device::{Communicator, HostWork};
 use half::{bf16, f16};
 use std::ffi::{CString, c_char, c_void};
 use std::ops::Range;
@@ -138,7 +138,7 @@ impl Rig {
             scratch: cpu::ScratchFloats::new(300, 256, 4000, 0),
             work: HostWork::default(),
         };
-        let world = World::new(1, 1, Duration::from_secs(10));
+        let world = Communicator::new(1, 1, Duration::from_secs(10));
         let cpu = cpu::open(rank, &plan, &world, &options).expect("a virtual GPU");
         // Poisoned with NaN of every type.
         let memory = vec![u64::MAX; plan.bytes(Arena::Device).div_ceil(8) as usize + 32];
@@ -159,7 +159,7 @@ pub(crate) fn real() -> bool {
 }
 
 fn open_gpu(rank: Rank, plan: &Arc<Plan>) -> Device {
-    let world = World::new(1, 1, Duration::from_secs(60));
+    let world = Communicator::new(1, 1, Duration::from_secs(60));
     let options = CudaOptions {
         gpu: None,
         host: device::HostPlace::default(),
@@ -232,7 +232,7 @@ impl Pair {
     /// Runs `op` on both; what it writes must agree within `tolerance` (absolute, and relative by type: `ulp` times the
     /// second). Both go on from the cpu's results.
     #[track_caller]
-    pub(crate) fn check(&mut self, op: &Op, (absolute, ulps): (f64, f64)) {
+    pub(crate) fn check(&mut self, op: &Op, absolute: f64, ulps: f64) {
         self.cpu.submit(Lane::Compute, op.clone());
         self.cpu.sync_all().expect("the cpu runs it");
         let mut written = Vec::new();
@@ -289,7 +289,7 @@ impl Pair {
     /// Bit for bit.
     #[track_caller]
     pub(crate) fn check_exact(&mut self, op: &Op) {
-        self.check(op, (0.0, 0.0));
+        self.check(op, 0.0, 0.0);
     }
 
     /// Launches the op's kernels, and sees that nothing but `written` changes.
@@ -301,13 +301,13 @@ impl Pair {
         let at = |t: Tensor| base + t.range().start;
         let mut compiled = self.compiled(op, &scratch);
         let scratch = scratch.as_mut_ptr() as u64;
-        let mut both = |launch: &Launch| {
+        let both = |launch: &Launch| {
             if let Some(compiled) = &mut compiled {
                 compiled.run(launch);
             }
             run(launch);
         };
-        testing::launches(op, &at, scratch, self.sm, &mut both).expect("kernels");
+        testing::launches(op, &at, scratch, self.sm).expect("kernels").iter().for_each(both);
         self.compare(op, compiled.as_ref(), written);
         let mut after = self.bytes_mut().to_vec();
         for t in written {
@@ -318,10 +318,10 @@ impl Pair {
     }
 
     /// The rig's memory for compiled kernels: each tensor, and no byte beside it.
-    fn compiled(&mut self, op: &Op, scratch: &[u64]) -> Option<Compiled> {
+    fn compiled(&mut self, op: &Op, scratch: &[u64]) -> Option<CompiledKernels> {
         self.compiled?;
         let base = self.base();
-        let mut compiled = Compiled::new(self.sm);
+        let mut compiled = CompiledKernels::new(self.sm);
         for t in self.tensors.clone() {
             let range = t.range().start as usize..t.range().end as usize;
             let bytes = self.bytes_mut()[range].to_vec();
@@ -334,7 +334,7 @@ impl Pair {
 
     /// What the compiled kernels wrote and left is what those compiled as C++ did.
     #[track_caller]
-    fn compare(&mut self, op: &Op, compiled: Option<&Compiled>, written: &[Tensor]) {
+    fn compare(&mut self, op: &Op, compiled: Option<&CompiledKernels>, written: &[Tensor]) {
         let (Some(compiled), Some(bound)) = (compiled, self.compiled) else { return };
         for t in self.tensors.clone() {
             let got = compiled.memory.bytes(self.address(t)).expect("a tensor");
@@ -361,11 +361,11 @@ impl Pair {
         let at = |t: Tensor| base + t.range().start;
         let op = Op::Add { x: bias, into: c };
         let mut compiled = self.compiled(&op, &[]);
-        let mut both = |launch: &Launch| {
+        let both = |launch: &Launch| {
             compiled.iter_mut().for_each(|compiled| compiled.run(launch));
             run(launch);
         };
-        testing::add_bias((c, bias), &at, &mut both).expect("a kernel");
+        testing::add_bias(c, bias, &at).expect("a kernel").iter().for_each(both);
         self.compare(&op, compiled.as_ref(), &[c]);
         self.emulated(c)
     }
@@ -375,17 +375,18 @@ impl Pair {
         &mut self,
         into: Tensor,
         parts: &[Tensor],
-        reduce: device::Reduce,
+        reduce: device::Reduction,
     ) -> Vec<f64> {
         let addresses: Vec<u64> = parts.iter().map(|t| self.address(*t)).collect();
-        let to = (self.address(into), into.dtype(), into.len());
+        let at = self.address(into);
+        let to = testing::DeviceElements { at, len: into.len(), dtype: into.dtype() };
         let op = Op::Add { x: into, into };
         let mut compiled = self.compiled(&op, &[]);
-        let mut both = |launch: &Launch| {
+        let both = |launch: &Launch| {
             compiled.iter_mut().for_each(|compiled| compiled.run(launch));
             run(launch);
         };
-        testing::combine_peers(to, &addresses, reduce, &mut both).expect("a kernel");
+        testing::combine_peers(to, &addresses, reduce).expect("a kernel").iter().for_each(both);
         self.compare(&op, compiled.as_ref(), &[into]);
         self.emulated(into)
     }

@@ -12,13 +12,13 @@ const DECAY: f64 = 0.01f32 as f64;
 const LR: f64 = 1e-3;
 
 /// Everything in fp64, from the same gradients.
-struct Exact {
+struct ExactAdam {
     p: Vec<f64>,
     m: Vec<f64>,
     v: Vec<f64>,
 }
 
-impl Exact {
+impl ExactAdam {
     fn step(&mut self, t: i32, grad: &[f64]) {
         for (i, g) in grad.iter().enumerate() {
             self.m[i] = BETAS.0 * self.m[i] + (1.0 - BETAS.0) * g;
@@ -56,7 +56,7 @@ impl Reference {
     fn new(half: bool) -> Self {
         let start: Vec<f32> = (0..N).map(|i| random::normal(10, i as u64) as f32 * 0.02).collect();
         let p = start.iter().map(|x| f64::from(*x)).collect();
-        let mut exact = Exact { p, m: vec![0.0; N], v: vec![0.0; N] };
+        let mut exact = ExactAdam { p, m: vec![0.0; N], v: vec![0.0; N] };
         let (mut grads, mut found) = (Vec::new(), Vec::new());
         for t in 1..=AT[1] {
             let scaled = (0..N).map(|i| SCALE * gradient(t, i));
@@ -87,8 +87,8 @@ impl Reference {
         (squares(weights) / squares(&self.start)).sqrt()
     }
 
-    /// By `path`, with (split masters, bf16 moments): the errors after `AT`.
-    fn errors(&self, path: SimdPath, (split, short): (bool, bool)) -> [f64; 2] {
+    /// By `path`, with `split` masters and `short` moments of bf16: the errors after `AT`.
+    fn errors(&self, path: SimdPath, split: bool, short: bool) -> [f64; 2] {
         let (mut p, mut m, mut v) = (self.start.clone(), vec![0f32; N], vec![0f32; N]);
         let mut low: Vec<u16> = p.iter().map(|x| lower_half(*x)).collect();
         let mut high: Vec<bf16> = p.iter().map(|x| bf16::from_f32(as_bf16_parameter(*x))).collect();
@@ -139,7 +139,7 @@ fn after_100_and_1000_steps_the_weights_are_near_those_of_fp64() {
         let reference = Reference::new(half);
         for path in SimdPath::available() {
             for option in [(false, false), (true, false), (false, true), (true, true)] {
-                let [early, late] = reference.errors(path, option);
+                let [early, late] = reference.errors(path, option.0, option.1);
                 println!("{path} fp16 {half} (split, bf16) {option:?}: {early:.2e} {late:.2e}");
                 let bound = if option.1 { 1.5e-2 } else { 3e-6 };
                 assert!(early < bound && late < bound, "{path} {option:?} {early} {late}");

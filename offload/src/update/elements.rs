@@ -1,7 +1,7 @@
 //! Elements as the update reads and writes them, a pair of vectors at a time: gradients, masters, parameters, moments.
 
 use device::View;
-use device::numerics::lanes::{Available, Lanes, WIDEST, prefetch, stream, stream_vector};
+use device::numerics::lanes::{Lanes, SupportedPath, WIDEST, prefetch, stream, stream_vector};
 use pulp::bytemuck::{cast_slice, cast_slice_mut};
 
 /// The bits of an fp32 that bf16 keeps; the odd element of a word.
@@ -28,19 +28,19 @@ pub(super) trait Sink<L: Lanes> {
 }
 
 /// fp32.
-pub(super) struct Wide<'a, L: Lanes>(pub(super) &'a [[L::f32s; 2]]);
+pub(super) struct Floats<'a, L: Lanes>(pub(super) &'a [[L::f32s; 2]]);
 /// fp32, to write.
-pub(super) struct WideMut<'a, L: Lanes>(pub(super) &'a mut [[L::f32s; 2]]);
+pub(super) struct FloatsMut<'a, L: Lanes>(pub(super) &'a mut [[L::f32s; 2]]);
 /// bf16.
 pub(super) struct Words<'a, L: Lanes>(pub(super) &'a [L::u32s]);
 /// bf16 parameters, to write: past the caches or not.
 pub(super) struct WordsMut<'a, L: Lanes>(pub(super) &'a mut [L::u32s], pub(super) bool);
 /// fp16.
-pub(super) struct F16<'a>(pub(super) Available, pub(super) &'a [u16]);
+pub(super) struct F16<'a>(pub(super) SupportedPath, pub(super) &'a [u16]);
 /// fp16, to write: past the caches or not.
-pub(super) struct F16Mut<'a>(pub(super) Available, pub(super) &'a mut [u16], pub(super) bool);
+pub(super) struct F16Mut<'a>(pub(super) SupportedPath, pub(super) &'a mut [u16], pub(super) bool);
 /// A state in fp32. Where the old one is elsewhere, it stays, and the new one is stored past the caches.
-pub(super) struct WideState<'a, L: Lanes> {
+pub(super) struct FloatState<'a, L: Lanes> {
     old: Option<&'a [[L::u32s; 2]]>,
     new: &'a mut [[L::u32s; 2]],
 }
@@ -50,7 +50,7 @@ pub(super) struct WordState<'a, L: Lanes> {
     pub(super) new: &'a mut [L::u32s],
 }
 /// fp32 masters and the parameters.
-pub(super) struct Master<'a, L: Lanes, P>(pub(super) WideState<'a, L>, pub(super) P);
+pub(super) struct Master<'a, L: Lanes, P>(pub(super) FloatState<'a, L>, pub(super) P);
 /// The upper and lower halves of masters; see [`split`](super::halves::split).
 pub(super) struct Halves<'a, L: Lanes> {
     pub(super) upper: &'a mut [L::u32s],
@@ -61,14 +61,14 @@ pub(super) struct Halves<'a, L: Lanes> {
 
 /// `n` pairs of vectors of fp32.
 #[inline(always)]
-pub(super) fn wide<L: Lanes>(x: &[f32], n: usize) -> Wide<'_, L> {
-    Wide(&L::as_simd_f32s(x).0.as_chunks().0[..n])
+pub(super) fn wide<L: Lanes>(x: &[f32], n: usize) -> Floats<'_, L> {
+    Floats(&L::as_simd_f32s(x).0.as_chunks().0[..n])
 }
 
 /// `n` pairs of vectors of fp32.
 #[inline(always)]
-pub(super) fn wide_mut<L: Lanes>(x: &mut [f32], n: usize) -> WideMut<'_, L> {
-    WideMut(&mut L::as_mut_simd_f32s(x).0.as_chunks_mut().0[..n])
+pub(super) fn wide_mut<L: Lanes>(x: &mut [f32], n: usize) -> FloatsMut<'_, L> {
+    FloatsMut(&mut L::as_mut_simd_f32s(x).0.as_chunks_mut().0[..n])
 }
 
 /// `n` pairs of vectors of a state in fp32, whose old elements are in `old` where they are elsewhere.
@@ -77,8 +77,8 @@ pub(super) fn wide_state<'a, L: Lanes>(
     old: Option<&'a [f32]>,
     new: &'a mut [f32],
     n: usize,
-) -> WideState<'a, L> {
-    WideState {
+) -> FloatState<'a, L> {
+    FloatState {
         old: old.map(|old| &L::as_simd_u32s(cast_slice(old)).0.as_chunks().0[..n]),
         new: &mut L::as_mut_simd_u32s(cast_slice_mut(new)).0.as_chunks_mut().0[..n],
     }
@@ -200,7 +200,7 @@ impl<L: Lanes> Sink<L> for WordsMut<'_, L> {
     }
 }
 
-impl<L: Lanes> Source<L> for Wide<'_, L> {
+impl<L: Lanes> Source<L> for Floats<'_, L> {
     #[inline(always)]
     fn get(&self, l: L, i: usize) -> [L::f32s; 2] {
         prefetch(&self.0[i], L::PAIR);
@@ -208,7 +208,7 @@ impl<L: Lanes> Source<L> for Wide<'_, L> {
     }
 }
 
-impl<L: Lanes> Source<L> for WideState<'_, L> {
+impl<L: Lanes> Source<L> for FloatState<'_, L> {
     #[inline(always)]
     fn get(&self, l: L, i: usize) -> [L::f32s; 2] {
         let from = &self.old.unwrap_or(self.new)[i];
@@ -218,7 +218,7 @@ impl<L: Lanes> Source<L> for WideState<'_, L> {
     }
 }
 
-impl<L: Lanes> Target<L> for WideState<'_, L> {
+impl<L: Lanes> Target<L> for FloatState<'_, L> {
     #[inline(always)]
     fn put(&mut self, l: L, i: usize, x: [L::f32s; 2], _: [L::u32s; 2]) {
         let [first, second] = bits(l, l.zip(x));
@@ -228,7 +228,7 @@ impl<L: Lanes> Target<L> for WideState<'_, L> {
     }
 }
 
-impl<L: Lanes> Sink<L> for WideMut<'_, L> {
+impl<L: Lanes> Sink<L> for FloatsMut<'_, L> {
     #[inline(always)]
     fn put(&mut self, l: L, i: usize, x: [L::f32s; 2]) {
         self.0[i] = l.zip(x);

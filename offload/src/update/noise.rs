@@ -4,6 +4,7 @@ use super::elements::parts;
 use device::numerics::lanes::Lanes;
 use device::random;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// A run of a flat buffer that lies together in a tensor of the whole model.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,6 +15,22 @@ pub struct NoiseRun {
     pub stream: u64,
     /// Index in the whole tensor of the first element.
     pub global: u64,
+}
+
+/// The random bits of a tile's moments.
+#[derive(Clone, Debug)]
+pub struct TileNoise {
+    /// The runs of the tile's segment, for moments of bf16.
+    pub runs: Arc<[NoiseRun]>,
+    /// The tile's first element in the segment's flat buffer.
+    pub start: usize,
+}
+
+impl TileNoise {
+    /// For moments that are not rounded.
+    pub fn none() -> Self {
+        Self { runs: [].into(), start: 0 }
+    }
 }
 
 /// Random bits for moments of 16 bits: functions of tensor, step and index in the whole tensor, and of no layout.

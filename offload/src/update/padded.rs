@@ -15,7 +15,7 @@ struct Field {
     narrow: [u16; PAD],
 }
 
-pub(super) struct Padded {
+pub(super) struct PaddedRun {
     fields: [Field; 5],
 }
 
@@ -55,7 +55,7 @@ impl Field {
     }
 }
 
-impl Padded {
+impl PaddedRun {
     pub(super) const fn new() -> Self {
         Self { fields: [Field::NEW; 5] }
     }
@@ -102,7 +102,7 @@ impl Padded {
     }
 }
 
-/// In the order of [`Padded`].
+/// In the order of [`PaddedRun`].
 fn fields<'a>(part: &'a Update<'_>) -> [View<'a>; 5] {
     let [master, momentum, variance] = part.old.unwrap_or_else(|| part.states.views());
     [part.grad, master, momentum, variance, part.param.as_view()]

@@ -85,7 +85,8 @@ impl AdamW {
     #[inline(always)]
     pub(super) fn run<L: Lanes, M: Target<L>>(
         self,
-        (l, draw): (L, Draw),
+        l: L,
+        draw: Draw,
         grad: &impl Source<L>,
         mut master: impl Target<L>,
         [mut momentum, mut variance]: [M; 2],
@@ -138,20 +139,21 @@ impl Sgd {
     #[inline(always)]
     pub(super) fn run<L: Lanes>(
         self,
-        (l, s): (L, Scalars),
+        l: L,
+        s: Scalars,
         grad: &impl Source<L>,
         mut master: impl Target<L>,
         n: usize,
     ) {
         for i in 0..n {
             let (g, p) = (grad.get(l, i), master.get(l, i));
-            let new = [self.step((l, s), g[0], p[0]), self.step((l, s), g[1], p[1])];
+            let new = [self.step(l, s, g[0], p[0]), self.step(l, s, g[1], p[1])];
             master.put(l, i, new, [l.splat_u32s(0); 2]);
         }
     }
 
     #[inline(always)]
-    fn step<L: Lanes>(self, (l, s): (L, Scalars), g: L::f32s, p: L::f32s) -> L::f32s {
+    fn step<L: Lanes>(self, l: L, s: Scalars, g: L::f32s, p: L::f32s) -> L::f32s {
         let p = l.mul_add_f32s(p, l.splat_f32s(self.shrink), p);
         l.mul_add_f32s(l.mul_f32s(g, l.splat_f32s(s.factor)), l.splat_f32s(-s.lr), p)
     }

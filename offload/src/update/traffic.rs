@@ -2,7 +2,7 @@
 
 use super::{Master, Update};
 use device::numerics::SimdPath;
-use device::numerics::lanes::{self, Available, Kernel, Lanes, prefetch, stream_vector};
+use device::numerics::lanes::{self, Kernel, Lanes, SupportedPath, prefetch, stream_vector};
 use device::{View, ViewMut};
 use half::slice::HalfFloatSliceExt;
 use pulp::bytemuck::{AnyBitPattern, NoUninit, try_cast_slice, try_cast_slice_mut};
@@ -31,7 +31,7 @@ struct Traffic<'a>(Update<'a>);
 
 impl Kernel for Traffic<'_> {
     #[inline(always)]
-    fn run<L: Lanes>(&mut self, l: L, _: Available) {
+    fn run<L: Lanes>(&mut self, l: L, _: SupportedPath) {
         let Update { grad, states, param, streams, .. } = &mut self.0;
         let n = grad.len() / L::PAIR;
         let grad: &[u16] = match grad {
@@ -42,8 +42,8 @@ impl Kernel for Traffic<'_> {
         let grad = L::as_simd_u32s(words(grad)).0;
         let [mut m, mut v] = [moment::<L>(&mut states.momentum), moment::<L>(&mut states.variance)];
         let (mut master, lower) = match &mut states.master {
-            Master::Whole(x) => (Touched::<L>::new(x), false),
-            Master::Lower(x) => (Touched::<L>::new(x), true),
+            Master::Whole(x) => (TouchedVectors::<L>::new(x), false),
+            Master::Lower(x) => (TouchedVectors::<L>::new(x), true),
         };
         let mut param = moment::<L>(param);
         for (i, g) in grad.iter().enumerate().take(n) {
@@ -65,13 +65,13 @@ impl Kernel for Traffic<'_> {
 }
 
 /// Something that is read and written.
-struct Touched<'a, L: Lanes> {
+struct TouchedVectors<'a, L: Lanes> {
     vectors: &'a mut [L::u32s],
     /// Vectors for a pair of them of 16-bit elements.
     each: usize,
 }
 
-impl<'a, L: Lanes> Touched<'a, L> {
+impl<'a, L: Lanes> TouchedVectors<'a, L> {
     #[inline(always)]
     fn new<T: NoUninit + AnyBitPattern>(x: &'a mut [T]) -> Self {
         Self { vectors: L::as_mut_simd_u32s(words_mut(x)).0, each: size_of::<T>() / 2 }
@@ -89,11 +89,11 @@ impl<'a, L: Lanes> Touched<'a, L> {
 }
 
 #[inline(always)]
-fn moment<'a, L: Lanes>(state: &'a mut ViewMut<'_>) -> Touched<'a, L> {
+fn moment<'a, L: Lanes>(state: &'a mut ViewMut<'_>) -> TouchedVectors<'a, L> {
     match state {
-        ViewMut::F32(x) => Touched::new(x),
-        ViewMut::F16(x) => Touched::new(x.reinterpret_cast_mut()),
-        ViewMut::Bf16(x) => Touched::new(x.reinterpret_cast_mut()),
+        ViewMut::F32(x) => TouchedVectors::new(x),
+        ViewMut::F16(x) => TouchedVectors::new(x.reinterpret_cast_mut()),
+        ViewMut::Bf16(x) => TouchedVectors::new(x.reinterpret_cast_mut()),
         _ => unreachable!("moments and parameters are numbers of 32 or 16 bits"),
     }
 }

@@ -3,7 +3,7 @@
 
 use super::under_fake;
 use config::{Config, load};
-use engine::dry_run::rehearse;
+use engine::dry_run::dry_run;
 use fake_cuda::{Stats, memory_use, stats};
 use layout::build::{build, device_bytes, device_limit};
 use predict::plan::memory_report;
@@ -28,7 +28,7 @@ fn taken(stats: &Stats) -> (u64, u64, u64) {
 
 /// Three steps: all that a GPU holds is within its memory, and there before step 1 begins.
 fn plays_within_memory(config: &Config) {
-    let (built, ranks) = (build(config), config.world_size());
+    let (built, ranks) = (lay_out(config), config.world_size());
     let report = memory_report(config, &built);
     // This machine's own memory is another matter.
     let fits = report.gpu.limit.is_some_and(|limit| report.gpu.bytes <= limit);
@@ -44,7 +44,7 @@ fn plays_within_memory(config: &Config) {
         }
         barrier.wait();
     };
-    rehearse(config, &built, 3, &passed).unwrap_or_else(|e| panic!("{e}"));
+    dry_run(config, &built, 3, &passed).unwrap_or_else(|e| panic!("{e}"));
     let [first, last] = [first, last].map(|seen| seen.into_inner().unwrap().expect("steps"));
     println!("before step 1 {first:?}\nafter step 3 {last:?}");
     assert_eq!(taken(&first), taken(&last), "nothing is allocated from step 1 on");

@@ -2,8 +2,8 @@
 
 use device::cpu::{self, CpuOptions, Lanes};
 use device::cuda::{self, Collectives, CudaOptions, Peers};
-use device::{Arena, Device, Dtype, Group, Lane, Op, Plan, Rank, Reduce, Tensor, random};
-use device::{HostWork, World};
+use device::{Arena, Device, Dtype, Group, Lane, Op, Plan, Rank, Reduction, Tensor, random};
+use device::{Communicator, HostWork};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -47,8 +47,8 @@ fn case(group: Group, ranks: usize) -> Case {
                 let [source, x, kept] = [tensor(), tensor(), tensor()];
                 rounds.push(Round { op: op(x), source, x, kept });
             };
-            round(&|x| Op::AllReduce { x, group, reduce: Reduce::Sum });
-            round(&|x| Op::AllReduce { x, group, reduce: Reduce::Max });
+            round(&|x| Op::AllReduce { x, group, reduce: Reduction::Sum });
+            round(&|x| Op::AllReduce { x, group, reduce: Reduction::Max });
             round(&|x| Op::Broadcast { x, group, root: ranks - 1 });
             if n % ranks == 0 {
                 round(&|x| Op::ReduceScatter { x, group });
@@ -63,9 +63,9 @@ fn case(group: Group, ranks: usize) -> Case {
 fn results(
     case: &Case,
     (tp, dp): (usize, usize),
-    open: impl Fn(Rank, &Arc<World>) -> Device + Sync,
+    open: impl Fn(Rank, &Arc<Communicator>) -> Device + Sync,
 ) -> Vec<Vec<Vec<f64>>> {
-    let world = World::new(tp, dp, Duration::from_secs(60));
+    let world = Communicator::new(tp, dp, Duration::from_secs(60));
     let one = |rank: Rank| {
         let dev = open(rank, &world);
         let (me, size) = if tp > 1 { (rank.tp, tp) } else { (rank.dp, dp) };
@@ -95,7 +95,7 @@ fn results(
     })
 }
 
-fn on_cpu(rank: Rank, plan: &Arc<Plan>, world: &Arc<World>) -> Device {
+fn on_cpu(rank: Rank, plan: &Arc<Plan>, world: &Arc<Communicator>) -> Device {
     let options = CpuOptions {
         lanes: Lanes::Inline,
         memory_limit: u64::MAX,
@@ -106,7 +106,7 @@ fn on_cpu(rank: Rank, plan: &Arc<Plan>, world: &Arc<World>) -> Device {
     cpu::open(rank, plan, world, &options).unwrap()
 }
 
-fn on_gpu(rank: Rank, plan: &Arc<Plan>, world: &Arc<World>, peers: &Arc<Peers>) -> Device {
+fn on_gpu(rank: Rank, plan: &Arc<Plan>, world: &Arc<Communicator>, peers: &Arc<Peers>) -> Device {
     let options = CudaOptions {
         gpu: None,
         host: device::HostPlace::default(),

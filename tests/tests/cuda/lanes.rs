@@ -3,7 +3,7 @@
 use super::{GRID, on_cuda, try_run};
 use device::Lane;
 use device::Trace;
-use engine::run::{Place, RunOptions, Watcher};
+use engine::run::{FaultPoint, RunOptions, Watcher};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tests::{run, tiny};
@@ -101,8 +101,8 @@ pub(super) fn threads_are_bound() {
     let seen: Arc<Mutex<Vec<Bound>>> = Arc::default();
     let look = {
         let seen = Arc::clone(&seen);
-        move |_: usize, place: Place, _: u64| {
-            if place == Place::Decided {
+        move |_: usize, place: FaultPoint, _: u64| {
+            if place == FaultPoint::Decided {
                 let driver = allowed("thread-self");
                 seen.lock().unwrap().push((driver, allowed_by_name("host 0")));
             }

@@ -2,7 +2,7 @@
 
 use device::cuda::{self, Collectives, CudaOptions, Peers};
 use device::{Arena, Device, Dtype, Error, Lane, Op, Plan, Rank, Tensor};
-use device::{HostContext, HostOp, HostTask, HostWork, Mode, World};
+use device::{Communicator, HostContext, HostOp, HostTask, HostWork, Mode};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ fn open() -> (Device, [Tensor; 3]) {
         programs: &[],
         warm_up: Arc::default(),
     };
-    let (plan, world) = (Arc::new(plan), World::new(1, 1, Duration::from_secs(60)));
+    let (plan, world) = (Arc::new(plan), Communicator::new(1, 1, Duration::from_secs(60)));
     let rank = Rank::all(1, 1).next().expect("one rank");
     (cuda::open(rank, &plan, &world, &options).unwrap(), tensors)
 }

@@ -3,9 +3,9 @@
 use super::{on_cuda, try_run};
 use config::Config;
 use device::cuda::{self, Collectives, CudaOptions, Peers};
-use device::{Arena, Dtype, Plan, Rank, ViewMut, World};
+use device::{Arena, Communicator, Dtype, Plan, Rank, ViewMut};
 use engine::run::RunOptions;
-use layout::build::build;
+use layout::lay_out::lay_out;
 use predict::plan::{Report, memory_report};
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,7 +41,7 @@ fn config(optimizer: &str, layers: usize) -> Config {
 
 fn planned(optimizer: &str, layers: usize) -> Report {
     let config = config(optimizer, layers);
-    memory_report(&config, &build(&config))
+    memory_report(&config, &lay_out(&config))
 }
 
 /// The deepest model that fits both memories.
@@ -76,7 +76,7 @@ pub(super) fn weights_are_written_in_pieces() {
         programs: &[],
         warm_up: Arc::default(),
     };
-    let world = World::new(1, 1, Duration::from_secs(60));
+    let world = Communicator::new(1, 1, Duration::from_secs(60));
     let dev = cuda::open(rank, &Arc::new(plan), &world, &options).unwrap();
     // Exact in 8 bits, and at each place another than a piece before.
     let value = |i: usize| (i * 7 + i / 1000) as f32 % 251.0;
@@ -113,7 +113,7 @@ pub(super) fn is_allocated_as_planned() {
         within_two_percent("GPU", peak, plan.gpu.bytes);
         if plan.host_per_rank.bytes > 1 << 20 {
             let config = config(optimizer, layers);
-            let copied = cuda::pinned_bytes(&build(&config).plan);
+            let copied = cuda::pinned_bytes(&lay_out(&config).plan);
             assert!(copied < plan.host_per_rank.bytes / 2, "states are not pinned");
             assert_eq!(pinned, copied, "bytes of host memory that are pinned");
         }

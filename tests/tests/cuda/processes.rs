@@ -3,7 +3,7 @@
 use super::{DEADLINE, GRID, on_cuda};
 use device::{Error, Processes};
 use engine::run::{RunError, RunOptions};
-use layout::build::build;
+use layout::build::lay_out;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tests::compare::assert_same_bits;
@@ -14,8 +14,8 @@ const DP4: &[&str] = &["parallel.data=4"];
 /// The run of `sets` by two processes, as each of them ended.
 fn by_two(sets: &[&str], options: &RunOptions) -> Vec<Result<Ran, Box<RunError>>> {
     let (config, data) = (on_cuda(tiny(sets)), short_text());
-    let (built, over) = (build(&config), AtomicBool::new(false));
-    let all = Processes::inside(2);
+    let (built, over) = (lay_out(&config), AtomicBool::new(false));
+    let all = Processes::in_threads(2);
     std::thread::scope(|scope| {
         // As the wire does.
         let beats = || {
@@ -41,7 +41,7 @@ pub(super) fn have_the_bits_of_one() {
     let across = ["parallel.tensor=4", "parallel.tensor_across_nodes=true"];
     for layout in [GRID, DP4, &across] {
         let config = on_cuda(tiny(layout));
-        let one = try_run_on(&short_text(), &config, &build(&config), &RunOptions::default());
+        let one = try_run_on(&short_text(), &config, &lay_out(&config), &RunOptions::default());
         let two = by_two(layout, &RunOptions::default()).swap_remove(0);
         let [one, two] = [one, two].map(|ran| ran.unwrap_or_else(|e| panic!("{layout:?}: {e}")));
         assert_same_bits(&one, &two, &format!("{layout:?}"));
@@ -59,7 +59,7 @@ pub(super) fn name_the_rank_that_does_not_come() {
         let timeout =
             |error: &Error| matches!(error, Error::Timeout { missing, .. } if *missing == [2]);
         let known = |error: &Error| {
-            timeout(error) || matches!(error, Error::PeerFailed { .. } | Error::Elsewhere(_))
+            timeout(error) || matches!(error, Error::PeerFailed { .. } | Error::Remote(_))
         };
         assert!(error.all.iter().flatten().all(known), "{:?}", error.all);
     }

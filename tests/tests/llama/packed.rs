@@ -10,7 +10,7 @@ use device::Dtype;
 use layout::build::shape;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use tensor_parallel::{GptShape, Keep, Parts, Recompute};
+use tensor_parallel::{Architecture, CheckpointHome, DecoderShape, Recompute};
 
 /// Tokens of a sample.
 const T: usize = 12;
@@ -44,14 +44,17 @@ fn models() -> Vec<Model> {
 }
 
 impl Model {
-    fn shape(&self, (tp, dp, sequence, recompute): (usize, usize, bool, Recompute)) -> GptShape {
+    fn shape(
+        &self,
+        (tp, dp, sequence, recompute): (usize, usize, bool, Recompute),
+    ) -> DecoderShape {
         if self.name != "gpt2" {
             let mut sets = grid((tp, dp, sequence));
             sets.push(format!("recompute={recompute:?}"));
             return shape(&fp32(self.name, &sets, 0));
         }
-        GptShape {
-            parts: Parts::GPT2,
+        DecoderShape {
+            architecture: Architecture::GPT2,
             layers: 2,
             hidden: 32,
             heads: 4,
@@ -65,8 +68,8 @@ impl Model {
             sequence,
             recompute,
             partition_checkpoints: false,
-            keep: Keep::Device,
-            checkpoint_sets: 1,
+            checkpoint_home: CheckpointHome::Device,
+            checkpoint_slots: 1,
             ring: tensor_parallel::Ring::NONE,
             head_rows: 1024,
             dtype: Dtype::F32,
@@ -77,7 +80,7 @@ impl Model {
         }
     }
 
-    fn pass(&self, shape: &GptShape, dp: usize, batch: &Batch) -> Passed {
+    fn pass(&self, shape: &DecoderShape, dp: usize, batch: &Batch) -> Passed {
         let name = |ours: &str| if self.name == "gpt2" { ours.into() } else { theirs(ours) };
         let Batch { tokens, targets, starts } = batch;
         let param = &|ours: &str| self.fixture.get(&name(ours));
@@ -157,7 +160,8 @@ fn logits_loss_and_gradients_of_documents_side_by_side_are_those_of_each_alone()
     for model in models() {
         let samples = documents();
         let count = samples.iter().flatten().count();
-        let shape = GptShape { micro_batch: count, ..model.shape((1, 1, false, Recompute::None)) };
+        let shape =
+            DecoderShape { micro_batch: count, ..model.shape((1, 1, false, Recompute::None)) };
         let Passed { logits, loss, grads } = model.pass(&shape, 1, &alone(&samples));
         let want = of_documents(&logits, &samples);
         let (want_loss, want_grads) = (loss * count as f64, scaled(grads, count as f64));

@@ -4,7 +4,7 @@ use checkpoint::detours::Detours;
 use checkpoint::{Checkpoint, RunFolder};
 use engine::run::{Message, Outcome, RunOptions, StepReport, train};
 use files::held::Held;
-use layout::build::build;
+use layout::lay_out::lay_out;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -34,7 +34,7 @@ pub(super) fn run_by(
     sets: &[&str],
     every: u64,
     folder: &Path,
-    (resume, detours): (Option<Checkpoint>, Option<Detours>),
+    (resume, rollback_history): (Option<Checkpoint>, Option<RollbackHistory>),
 ) -> Told {
     let paced = sets.iter().any(|set| set.starts_with("train.checkpoint_overhead"));
     let never = ["train.checkpoint_overhead=None"];
@@ -46,12 +46,12 @@ pub(super) fn run_by(
         weights: Some(Held::unlocked(folder).unwrap()),
         checkpoints: Some(RunFolder::at(&folder.join("checkpoints")).unwrap()),
         resume: resume.map(Arc::new),
-        detours,
+        rollback_history: rollback_history,
         checkpoint_pause: PAUSE,
         ..RunOptions::default()
     };
     let (mut steps, mut evals, mut saved) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
-    let outcome = train(&config, &build(&config), &excerpt(), &options, &mut |m| match m {
+    let outcome = train(&config, &lay_out(&config), &excerpt(), &options, &mut |m| match m {
         Message::Step(report) => drop(steps.insert(report.step, report)),
         Message::Eval { step, loss, .. } => drop(evals.insert(step, loss.to_bits())),
         Message::Saved { step, .. } => saved.push(step),

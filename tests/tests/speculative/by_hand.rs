@@ -2,12 +2,15 @@
 //! thresholds that are hit exactly. Updates ahead of the decision leave the bits of updates behind it.
 
 use device::cpu::{self, CpuOptions, Lanes, ScratchFloats};
-use device::numerics::Counted;
-use device::{Arena, Dtype, Group, HostPlace, HostWork, Lane, Op, Plan, Rank, Tensor, World};
+use device::numerics::CountedRange;
+use device::{
+    Arena, Communicator, Dtype, Group, HostPlace, HostWork, Lane, Op, Plan, Rank, Tensor,
+};
 use device::{Device, random};
 use offload::{
-    BucketOf, Layout, LossScale, NoiseRun, Optimizer, Owned, PerStep, Rule, SegmentSpec, Spec,
-    StateAt, Storage, Sum, Transfer, control,
+    BucketSharing, GradAccumulation, LossScale, NoiseRun, Optimizer, OptimizerLayout,
+    OptimizerSpec, OwnedRun, Rule, SegmentSpec, StatePosition, StepSchedule, Storage, Transfer,
+    control,
 };
 use std::cell::Cell;
 use std::sync::Arc;
@@ -50,7 +53,7 @@ struct Given {
     weights: Vec<f64>,
 }
 
-impl PerStep for Given {
+impl StepSchedule for Given {
     fn learning_rate(&self, step: u64) -> f64 {
         self.rates[step as usize % self.rates.len()]
     }
@@ -85,7 +88,7 @@ struct Odd {
 struct Case {
     seed: u64,
     tp: usize,
-    spec: Spec,
+    spec: OptimizerSpec,
     storage: Dtype,
     /// Elements of each segment, and those in use.
     segments: Vec<[usize; 2]>,
@@ -105,7 +108,11 @@ impl Case {
         let storage = d.of(&[Dtype::F32, Dtype::Bf16, Dtype::Bf16, Dtype::F16]);
         let bf16 = storage == Dtype::Bf16;
         let micro_batches = d.of(&[1, 1, 2, 3]);
-        let sum = if micro_batches == 1 { Sum::None } else { d.of(&[Sum::Host, Sum::Device]) };
+        let sum = if micro_batches == 1 {
+            GradAccumulation::None
+        } else {
+            d.of(&[GradAccumulation::Host, GradAccumulation::Device])
+        };
         let adam = Rule::AdamW {
             beta1: d.of(&[0.0, 0.9]),
             beta2: d.of(&[0.0, 0.95, 0.999]),
@@ -121,12 +128,12 @@ impl Case {
             hysteresis: d.of(&[1, 2]),
             floor: initial.min(d.of(&[1.0, 256.0])),
         };
-        let spec = Spec {
+        let spec = OptimizerSpec {
             rule: if d.one_in(4) { sgd } else { adam },
             device_fraction: d.of(&[0.0, 0.0, 0.0, 0.3, 0.6, 0.9]),
             delayed: false,
-            ahead_fraction: d.of(&[1.0, 1.0, 0.5, 0.2]),
-            sum,
+            speculative_fraction: d.of(&[1.0, 1.0, 0.5, 0.2]),
+            accumulation: sum,
             transfer: Transfer::Streamed,
             storage: Storage {
                 moments: if bf16 && d.one_in(2) { Dtype::Bf16 } else { Dtype::F32 },
@@ -233,7 +240,7 @@ struct Extra {
     seen: Vec<Tensor>,
 }
 
-fn laid_out(case: &Case, spec: &Spec) -> (Arc<Plan>, Arc<Layout>, Extra) {
+fn laid_out(case: &Case, spec: &OptimizerSpec) -> (Arc<Plan>, Arc<OptimizerLayout>, Extra) {
     let mut plan = Plan::default();
     let mut tensor =
         |name: String, len| plan.tensor((Arena::Device, "test"), name, case.storage, (1, len));
@@ -252,18 +259,18 @@ fn laid_out(case: &Case, spec: &Spec) -> (Arc<Plan>, Arc<Layout>, Extra) {
         params: params[s],
         len: *used,
         decayed: used / 3,
-        bucket: if s == 0 || s == last { BucketOf::Own } else { BucketOf::Turns },
-        slot: None,
+        bucket: if s == 0 || s == last { BucketSharing::Own } else { BucketSharing::Alternating },
+        param_buffer: None,
     };
     let segments: Vec<SegmentSpec> = case.segments.iter().enumerate().map(segment).collect();
-    let layout = Layout::plan(&mut plan, spec, CHUNK, &segments);
+    let layout = OptimizerLayout::plan(&mut plan, spec, CHUNK, &segments);
     (Arc::new(plan), Arc::new(layout), Extra { params, gradients, seen })
 }
 
 /// Every rank's share of a run.
-fn ran(case: &Case, spec: &Spec, lanes: Lanes) -> Vec<Left> {
+fn ran(case: &Case, spec: &OptimizerSpec, lanes: Lanes) -> Vec<Left> {
     let (plan, layout, extra) = laid_out(case, spec);
-    let world = World::new(case.tp, spec.dp_size, Duration::from_secs(60));
+    let world = Communicator::new(case.tp, spec.dp_size, Duration::from_secs(60));
     let one = |rank: Rank| {
         let options = CpuOptions {
             lanes,
@@ -287,23 +294,23 @@ fn ran(case: &Case, spec: &Spec, lanes: Lanes) -> Vec<Left> {
 
 fn one_rank(
     case: &Case,
-    spec: &Spec,
-    (dev, layout, extra): (&Device, &Arc<Layout>, &Extra),
+    spec: &OptimizerSpec,
+    (dev, layout, extra): (&Device, &Arc<OptimizerLayout>, &Extra),
 ) -> Left {
     let rank = dev.rank();
     let count = case.segments.len();
     // What two tensor-parallel ranks hold counts on the first of them.
     let counted = |[_, used]: &[usize; 2]| {
         let hole = if rank.tp == 0 { (0, 0) } else { (0, used / 4) };
-        Counted { end: *used, hole }
+        CountedRange { end: *used, hole }
     };
-    let counted: Vec<Counted> = case.segments.iter().map(counted).collect();
+    let counted: Vec<CountedRange> = case.segments.iter().map(counted).collect();
     let noise = |(s, [_, used]): (usize, &[usize; 2])| {
         Arc::from([NoiseRun { flat: 0..*used, stream: s as u64, global: 5 }])
     };
     let noise: Vec<Arc<[NoiseRun]>> = case.segments.iter().enumerate().map(noise).collect();
-    let given: Arc<dyn PerStep> = Arc::<Given>::clone(&case.given);
-    let mut optimizer = Optimizer::new(layout, rank, (&counted, &noise), given);
+    let given: Arc<dyn StepSchedule> = Arc::<Given>::clone(&case.given);
+    let mut optimizer = Optimizer::new(layout, rank, &counted, &noise, given);
     for step in 0..STEPS as usize {
         for micro in 0..spec.micro_batches {
             for s in 0..count {
@@ -313,7 +320,7 @@ fn one_rank(
             }
         }
     }
-    let fill = |StateAt { segment, state, first }: StateAt, values: &mut [f32]| {
+    let fill = |StatePosition { segment, state, first }: StatePosition, values: &mut [f32]| {
         let stream = random::key(random::key(case.seed, segment as u64), 100 + state as u64);
         for (i, value) in values.iter_mut().enumerate() {
             let drawn = random::normal(stream, (first + i) as u64) as f32;
@@ -347,7 +354,7 @@ fn one_rank(
         words[control::APPLIED] = 1.0;
     }
     let late = case.late.is_some();
-    assert!(optimizer.restore(dev, (&words, late), &fill, &|| false).unwrap());
+    assert!(optimizer.restore(dev, &words, late, &fill, &|| false).unwrap());
     if late {
         (0..count).for_each(|s| optimizer.update(dev, s));
     }
@@ -367,9 +374,9 @@ fn one_rank(
                 optimizer.reduce(dev, s, bucket, micro);
                 if last {
                     if s == count - 1 {
-                        optimizer.presume(dev, step);
+                        optimizer.predict_decision(dev, step);
                     }
-                    optimizer.update_ahead(dev, s);
+                    optimizer.update_speculatively(dev, s);
                 }
             }
         }
@@ -378,8 +385,8 @@ fn one_rank(
         dev.sync(decided).unwrap();
         let mut words = [0.0; control::WORDS];
         dev.read(optimizer.control(), &mut words).unwrap();
-        left.words.push(words[..control::SIDE].iter().map(|word| word.to_bits()).collect());
-        left.ahead.push(words[control::AHEAD]);
+        left.words.push(words[..control::STATE_BUFFER].iter().map(|word| word.to_bits()).collect());
+        left.ahead.push(words[control::SPECULATION]);
     }
     forward(dev, &mut optimizer, extra, case.until);
     dev.sync_all().unwrap();
@@ -388,9 +395,9 @@ fn one_rank(
         dev.read(*t, &mut values).unwrap();
         left.seen.extend(values.into_iter().map(f64::to_bits));
     }
-    let side = optimizer.side(dev).unwrap();
+    let side = optimizer.state_buffer(dev).unwrap();
     for s in 0..count {
-        for Owned { states, .. } in optimizer.owned(s, side) {
+        for OwnedRun { states, .. } in optimizer.owned(s, side) {
             for state in states {
                 let mut values = vec![0.0; state.len()];
                 state.read(dev, &mut values).unwrap();
@@ -432,13 +439,13 @@ fn whatever_the_gradients_are_the_states_are_those_of_updates_behind_the_decisio
     for seed in seeds(60, 2_000) {
         let mut case = Case::draw(seed);
         let d = Drawn::new(random::key(seed, 1));
-        let ahead_fraction = std::mem::take(&mut case.spec.ahead_fraction);
+        let ahead_fraction = std::mem::take(&mut case.spec.speculative_fraction);
         let open = ran(&case, &case.spec, Lanes::Inline);
         let norms: Vec<f64> =
             open[0].words.iter().map(|words| f64::from_bits(words[control::NORM])).collect();
-        let spec = Spec { clip: thresholds(&d, &norms), ..case.spec.clone() };
+        let spec = OptimizerSpec { clip: thresholds(&d, &norms), ..case.spec.clone() };
         let serial = ran(&case, &spec, Lanes::Inline);
-        let ahead = Spec { ahead_fraction, ..spec };
+        let ahead = OptimizerSpec { speculative_fraction: ahead_fraction, ..spec };
         let lanes = d.of(&[Lanes::Inline, Lanes::Inline, Lanes::Threads { chaos_us: 60 }]);
         let got = ran(&case, &ahead, lanes);
         for (rank, (want, got)) in serial.iter().zip(&got).enumerate() {

@@ -5,8 +5,10 @@ use super::by_hand::{Drawn, seeds};
 use checkpoint::detours::Detours;
 use checkpoint::{Checkpoint, RunFolder, newest};
 use device::cpu::Lanes;
-use engine::run::{Ahead, Message, Place, RunOptions, StepReport, Watcher, train};
-use layout::build::build;
+use engine::run::{
+    FaultPoint, Message, RunOptions, SpeculationOutcome, StepReport, Watcher, train,
+};
+use layout::lay_out::lay_out;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -35,7 +37,7 @@ struct Phase {
 #[derive(Clone, Copy, Debug)]
 struct Fault {
     rank: usize,
-    place: Place,
+    place: FaultPoint,
     step: u64,
     /// The run is told to stop; else a rank dies.
     stops: bool,
@@ -116,17 +118,17 @@ fn phases(d: &Drawn, model: &Sets) -> Vec<Phase> {
         let fault = d.one_in(2).then(|| Fault {
             rank: d.below(tp * dp),
             place: d.of(&[
-                Place::Step,
-                Place::Decided,
-                Place::Saving,
-                Place::Writing,
-                Place::Saved,
+                FaultPoint::Step,
+                FaultPoint::Decided,
+                FaultPoint::Saving,
+                FaultPoint::Writing,
+                FaultPoint::Saved,
             ]),
             step: from + 1 + d.below(until - from) as u64,
             stops: d.one_in(2),
         });
-        // ModelFiles training the death of a writer loses its checkpoint alone.
-        let beside = fault.is_none_or(|fault| fault.place != Place::Writing) && d.one_in(2);
+        // Beside training the death of a writer loses its checkpoint alone.
+        let beside = fault.is_none_or(|fault| fault.place != FaultPoint::Writing) && d.one_in(2);
         let writer = if beside { "Background" } else { "Foreground" };
         let own = vec![
             mode,
@@ -160,10 +162,10 @@ fn trained(
     sets: &[&str],
     (phase, is_serial): (&Phase, bool),
     folder: &Path,
-    mut from: (Option<Checkpoint>, Option<Detours>),
+    mut from: (Option<Checkpoint>, Option<RollbackHistory>),
 ) -> Told {
     let config = tiny(sets);
-    let built = build(&config);
+    let built = lay_out(&config);
     let mut told = Told::default();
     let mut fault = phase.fault.filter(|_| !is_serial);
     loop {
@@ -184,7 +186,7 @@ fn trained(
             timeout: Duration::from_secs(120),
             checkpoints: Some(RunFolder::at(folder).unwrap()),
             resume: from.0.take().map(Arc::new),
-            detours: from.1.clone(),
+            rollback_history: from.1.clone(),
             checkpoint_pause: Duration::ZERO,
             ..RunOptions::default()
         };
@@ -232,11 +234,12 @@ fn all(model: &Sets, phases: &[Phase], folder: &Path, is_serial: bool) -> Vec<To
         let sets = model.iter().chain(own).chain(&phase.sets).map(String::as_str);
         let sets: Vec<&str> = sets.chain(late.map(String::as_str)).collect();
         all.push(trained(&sets, (phase, is_serial), &here, from));
-        let (next, detours) = phase.next;
+        let (next, rollback_history) = phase.next;
         let path = here.join(format!("step-{next:08}"));
         let checkpoint = Checkpoint::open(&path, next).unwrap();
-        let detours = detours.then(|| checkpoint.detours().clone().and(next));
-        from = (Some(checkpoint), detours);
+        let rollback_history =
+            rollback_history.then(|| checkpoint.rollback_history().clone().with_rollback(next));
+        from = (Some(checkpoint), rollback_history);
     }
     all
 }
@@ -283,7 +286,7 @@ fn drawn_runs_have_the_bits_of_serial_through_resumptions_crashes_and_other_layo
             }
         }
     }
-    let all = [Ahead::No, Ahead::Committed, Ahead::Redone];
+    let all = [SpeculationOutcome::None, SpeculationOutcome::Committed, SpeculationOutcome::Redone];
     let each = all.iter().all(|one| became.contains_key(&(*one as usize)));
     assert!(each || seeds(6, 300).count() < 6, "{became:?}");
 }

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 
 use super::kind::pci_kind;
 use crate::machine::Machine;
-use crate::nvml::{self, NvLink, Told};
+use crate::nvml::{self, NvLink, NvmlGpu};
 use crate::pci::PciKind;
 use crate::raw::{RawBox, RawKind};
 
@@ -38,7 +38,7 @@ pub(crate) fn complete(machine: &mut Machine, library: &OsStr) {
 }
 
 /// MB/s from GPU to GPU, from the driver's answers.
-fn from_driver(machine: &Machine, told: &[Option<Told>]) -> Vec<Vec<u64>> {
+fn from_driver(machine: &Machine, told: &[Option<NvmlGpu>]) -> Vec<Vec<u64>> {
     let switches = machine.pci.iter().filter(|object| object.kind == PciKind::NvSwitch);
     let switches: Vec<_> = switches.filter_map(|object| object.address).collect();
     let sum = |gpu: usize, counts: &dyn Fn(&NvLink) -> bool| {

@@ -2,11 +2,11 @@
 
 use std::fmt::Write as _;
 
-use super::Shown;
+use super::ReportSubject;
 use crate::Path;
 
 /// One row and one column per GPU: NVLink where known, and below it the path over PCIe alone.
-pub fn matrix(shown: &Shown<'_>) -> String {
+pub fn matrix(shown: &ReportSubject<'_>) -> String {
     let machine = shown.machine;
     let n = machine.gpus.len();
     let mut out = String::new();

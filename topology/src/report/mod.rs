@@ -19,7 +19,7 @@ use crate::warning::Warning;
 
 /// The subject of a report.
 #[derive(Debug, Clone, Copy)]
-pub struct Shown<'a> {
+pub struct ReportSubject<'a> {
     /// The box.
     pub machine: &'a Machine,
     /// The places of the ranks.
@@ -28,7 +28,7 @@ pub struct Shown<'a> {
     pub warnings: &'a [Warning],
 }
 
-impl Shown<'_> {
+impl ReportSubject<'_> {
     /// The product's name, or a description from the known facts.
     fn title(&self) -> String {
         let machine = self.machine;

@@ -2,7 +2,7 @@
 //! then the GPUs, and NVLink below the GPUs. Ranks and their cores have the colour of their
 //! tensor-parallel group.
 
-use super::Shown;
+use super::ReportSubject;
 use super::canvas::{Anchor, Canvas};
 use crate::machine::{Machine, NumaNode};
 use crate::pci::PciKind;
@@ -30,7 +30,7 @@ const COLOURS: [&str; 8] =
     ["#9fd3f5", "#f9c784", "#b5e3a8", "#e3b1e6", "#f6a5a5", "#a8e0dc", "#d8d88a", "#c3b8f0"];
 
 /// The whole picture as one SVG document.
-pub fn svg(shown: &Shown<'_>) -> String {
+pub fn svg(shown: &ReportSubject<'_>) -> String {
     Picture::new(shown).draw()
 }
 
@@ -50,7 +50,7 @@ pub(super) struct Column<'a> {
 }
 
 pub(super) struct Picture<'a> {
-    shown: &'a Shown<'a>,
+    shown: &'a ReportSubject<'a>,
     pub(super) machine: &'a Machine,
     /// Whether each object of the PCI list is drawn.
     drawn: Vec<bool>,
@@ -62,7 +62,7 @@ pub(super) struct Picture<'a> {
 }
 
 impl<'a> Picture<'a> {
-    fn new(shown: &'a Shown<'a>) -> Self {
+    fn new(shown: &'a ReportSubject<'a>) -> Self {
         let machine = shown.machine;
         let mut drawn = vec![false; machine.pci.len()];
         for (at, object) in machine.pci.iter().enumerate() {

@@ -40,7 +40,7 @@ impl Picture<'_> {
                 machine.pci.iter().filter(|object| object.kind == PciKind::NvSwitch).count();
             let height = if switches > 0 { 62.0 } else { 30.0 };
             self.canvas.rect((MARGIN, top), (width - 2.0 * MARGIN, height), style);
-            self.switches(switches, (top + 8.0, width));
+            self.switches(switches, top + 8.0, width);
             let who = if switches > 0 { format!("{switches} NVSwitches") } else { "NVLink".into() };
             let text = format!("{who}: NV{first} between any two GPUs");
             self.canvas.text((width / 2.0, top + height - 10.0), Anchor::Middle, BOLD, &text);
@@ -63,7 +63,7 @@ impl Picture<'_> {
     }
 
     /// Draws a row of NVLink switches.
-    fn switches(&mut self, count: usize, (top, width): (f64, f64)) {
+    fn switches(&mut self, count: usize, top: f64, width: f64) {
         let each = (width - 2.0 * MARGIN) / count.max(1) as f64;
         let chip = (each - 2.0 * GAP).clamp(4.0, 84.0);
         for index in 0..count {

@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use super::{Shown, link, speed};
+use super::{ReportSubject, link, speed};
 use crate::{RankPlace, Severity, counted, format_bytes, format_cpu_list};
 
 /// The whole report in lines that fit a terminal.
-pub fn table(shown: &Shown<'_>) -> String {
+pub fn table(shown: &ReportSubject<'_>) -> String {
     let machine = shown.machine;
     let mut out = shown.title() + "\n";
     if let Some(model) = &machine.cpu_model {
@@ -32,7 +32,7 @@ pub fn table(shown: &Shown<'_>) -> String {
     out
 }
 
-fn nodes(out: &mut String, shown: &Shown<'_>) {
+fn nodes(out: &mut String, shown: &ReportSubject<'_>) {
     let machine = shown.machine;
     let _ = writeln!(out, "\nNODE  SOCKET  CORES      MEMORY        FREE  GPUS  CPUS");
     for node in &machine.numa_nodes {
@@ -54,7 +54,7 @@ fn nodes(out: &mut String, shown: &Shown<'_>) {
     }
 }
 
-fn gpus(out: &mut String, shown: &Shown<'_>) {
+fn gpus(out: &mut String, shown: &ReportSubject<'_>) {
     let machine = shown.machine;
     if machine.gpus.is_empty() {
         return;
@@ -82,7 +82,7 @@ fn gpus(out: &mut String, shown: &Shown<'_>) {
     }
 }
 
-fn plan(out: &mut String, shown: &Shown<'_>) {
+fn plan(out: &mut String, shown: &ReportSubject<'_>) {
     let Some(placement) = shown.placement.filter(|placement| !placement.ranks.is_empty()) else {
         return;
     };
@@ -126,7 +126,7 @@ fn cores(rank: &RankPlace) -> String {
     }
 }
 
-fn warnings(out: &mut String, shown: &Shown<'_>) {
+fn warnings(out: &mut String, shown: &ReportSubject<'_>) {
     if shown.warnings.is_empty() {
         return;
     }

@@ -2,13 +2,13 @@
 
 use std::fmt::Write as _;
 
-use super::{Shown, link};
+use super::{ReportSubject, link};
 use crate::machine::Machine;
 use crate::pci::PciKind;
 use crate::{format_bytes, format_cpu_list};
 
 /// Sockets, nodes, host bridges, switches and devices, one line each.
-pub fn tree(shown: &Shown<'_>) -> String {
+pub fn tree(shown: &ReportSubject<'_>) -> String {
     let machine = shown.machine;
     let mut out = shown.title() + "\n";
     for node in &machine.numa_nodes {
@@ -31,7 +31,7 @@ pub fn tree(shown: &Shown<'_>) -> String {
     out
 }
 
-fn roots(out: &mut String, shown: &Shown<'_>, node: Option<u32>) {
+fn roots(out: &mut String, shown: &ReportSubject<'_>, node: Option<u32>) {
     let pci = &shown.machine.pci;
     let here = (0..pci.len()).filter(|at| pci[*at].parent.is_none() && pci[*at].numa_node == node);
     for root in here {
@@ -39,7 +39,7 @@ fn roots(out: &mut String, shown: &Shown<'_>, node: Option<u32>) {
     }
 }
 
-fn below(out: &mut String, shown: &Shown<'_>, at: usize, indent: usize) {
+fn below(out: &mut String, shown: &ReportSubject<'_>, at: usize, indent: usize) {
     let machine = shown.machine;
     let object = &machine.pci[at];
     let indented = "  ".repeat(indent);

@@ -8,7 +8,7 @@ use pulp::Simd;
 const UNROLL: usize = 4;
 
 /// Destination of a microkernel's sums.
-pub(super) struct Out<'a, F> {
+pub(super) struct TileOutput<'a, F> {
     /// Partial sums, in whole microkernels of two vectors.
     pub(super) tile: &'a mut [f32],
     /// Whether the tile already holds sums to add to.
@@ -22,6 +22,15 @@ pub(super) struct Out<'a, F> {
     /// After the last block: a row of c in f32, as long as the microkernel's vectors. Without it
     /// the sums go to the tile.
     pub(super) c: Option<F>,
+}
+
+/// The size of a microkernel's tile.
+#[derive(Clone, Copy)]
+pub(super) struct TileSize {
+    /// Number of rows, a [`height`].
+    pub(super) height: usize,
+    /// Two vectors of columns; else one.
+    pub(super) both: bool,
 }
 
 /// Layout of a microkernel's rows of a.
@@ -50,26 +59,28 @@ pub(super) fn height<S: Simd>(rows: usize) -> usize {
 #[inline(always)]
 pub(super) fn kernels<'c, S: Simd>(
     simd: S,
-    (height, both): (usize, bool),
+    size: TileSize,
     kc: usize,
     a: Rows<'_>,
-    b: (&[f32], usize),
-    out: Out<'_, impl Fn(usize) -> &'c mut [f32]>,
+    b: &[f32],
+    b_stride: usize,
+    out: TileOutput<'_, impl Fn(usize) -> &'c mut [f32]>,
 ) {
+    let TileSize { height, both } = size;
     macro_rules! pick {
         ($rows:literal) => {
             match (a, both) {
                 (Rows::AlongK(a, stride), true) => {
-                    kernel::<S, _, $rows, 2, false>(simd, kc, (a, stride), b, out);
+                    kernel::<S, _, $rows, 2, false>(simd, kc, a, stride, b, b_stride, out);
                 }
                 (Rows::AlongK(a, stride), false) => {
-                    kernel::<S, _, $rows, 1, false>(simd, kc, (a, stride), b, out);
+                    kernel::<S, _, $rows, 1, false>(simd, kc, a, stride, b, b_stride, out);
                 }
                 (Rows::AlongM(a, stride), true) => {
-                    kernel::<S, _, $rows, 2, true>(simd, kc, (a, stride), b, out);
+                    kernel::<S, _, $rows, 2, true>(simd, kc, a, stride, b, b_stride, out);
                 }
                 (Rows::AlongM(a, stride), false) => {
-                    kernel::<S, _, $rows, 1, true>(simd, kc, (a, stride), b, out);
+                    kernel::<S, _, $rows, 1, true>(simd, kc, a, stride, b, b_stride, out);
                 }
             }
         };
@@ -100,9 +111,11 @@ fn kernel<
 >(
     simd: S,
     kc: usize,
-    (a, a_stride): (&[f32], usize),
-    (b, given_stride): (&[f32], usize),
-    out: Out<'_, F>,
+    a: &[f32],
+    a_stride: usize,
+    b: &[f32],
+    given_stride: usize,
+    out: TileOutput<'_, F>,
 ) {
     let mut sums = [[simd.splat_f32s(0.0); VECTORS]; ROWS];
     // With two variable strides there are too few registers for addresses.

@@ -14,10 +14,10 @@
 //! - beta = 0 never reads c.
 //!
 //! `task.rs` cuts c into panels and walks their blocks, `pack.rs` fills the caches, `kernel.rs` holds the registers,
-//! `few.rs` computes products of few rows without packing, `element.rs` converts storage types.
+//! `few_rows.rs` computes products of few rows without packing, `element.rs` converts storage types.
 
 mod element;
-mod few;
+mod few_rows;
 mod kernel;
 mod pack;
 mod task;
@@ -126,7 +126,7 @@ pub(crate) struct Gemm<'a> {
 #[derive(Debug)]
 pub(crate) struct Scratch {
     arch: Arch,
-    packed: Packed,
+    packed: PackedBlocks,
     memory: Vec<f32>,
     /// Index of the first element at the start of a cache line.
     start: usize,
@@ -198,7 +198,7 @@ impl Scratch {
     pub(crate) fn new() -> Self {
         let memory = vec![0.0f32; Self::bytes() / size_of::<f32>()];
         let start = memory.as_ptr().align_offset(LINE * size_of::<f32>()).min(LINE);
-        Self { arch: Arch::new(), packed: Packed::default(), memory, start }
+        Self { arch: Arch::new(), packed: PackedBlocks::default(), memory, start }
     }
 
     /// Size of the one allocation in bytes.
@@ -226,12 +226,12 @@ struct Parts<'a> {
     /// Widened runs of a 16-bit operand.
     lines: &'a mut [f32],
     bias: &'a mut [f32],
-    packed: &'a mut Packed,
+    packed: &'a mut PackedBlocks,
 }
 
 /// Contents of `b`. Panels of one product that a thread computes one after the other share them.
 #[derive(Clone, Copy, Default, Debug)]
-struct Packed {
+struct PackedBlocks {
     /// Number of the product; 0 is no product.
     product: u64,
     first_col: usize,

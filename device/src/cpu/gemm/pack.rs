@@ -24,13 +24,13 @@ pub(super) enum Order {
 
 /// A [`Matrix`] with elements of known type.
 #[derive(Clone, Copy)]
-struct Typed<'a, T> {
+struct TypedMatrix<'a, T> {
     data: &'a [T],
     row_stride: usize,
     col_stride: usize,
 }
 
-impl<'a, T: Element> Typed<'a, T> {
+impl<'a, T: Element> TypedMatrix<'a, T> {
     #[inline(always)]
     fn new(data: &'a [T], matrix: &Matrix<'_>) -> Self {
         Self { data, row_stride: matrix.row_stride, col_stride: matrix.col_stride }
@@ -68,24 +68,25 @@ pub(super) fn pack_a(
     }
     match a.data {
         _ if a.is_read_in_place() => Order::InPlace,
-        Src::F32(data) => pack_a_typed((data, a), rows, ks, parts),
-        Src::F16(data) => pack_a_typed((data, a), rows, ks, parts),
-        Src::Bf16(data) => pack_a_typed((data, a), rows, ks, parts),
-        Src::E4m3(data) => pack_a_typed((data, a), rows, ks, parts),
-        Src::E5m2(data) => pack_a_typed((data, a), rows, ks, parts),
+        Src::F32(data) => pack_a_typed(data, a, rows, ks, parts),
+        Src::F16(data) => pack_a_typed(data, a, rows, ks, parts),
+        Src::Bf16(data) => pack_a_typed(data, a, rows, ks, parts),
+        Src::E4m3(data) => pack_a_typed(data, a, rows, ks, parts),
+        Src::E5m2(data) => pack_a_typed(data, a, rows, ks, parts),
     }
 }
 
 /// Widens a block of a, in the order that needs no transposition.
 #[inline(always)]
 fn pack_a_typed<T: Element>(
-    (data, a): (&[T], &Matrix<'_>),
+    data: &[T],
+    a: &Matrix<'_>,
     rows: Range<usize>,
     ks: Range<usize>,
     parts: &mut Parts<'_>,
 ) -> Order {
     let (kc, along_m) = (ks.len(), a.is_along_m());
-    let a = Typed::new(data, a);
+    let a = TypedMatrix::new(data, a);
     if along_m {
         let a = a.transpose();
         for (p, k) in ks.enumerate() {
@@ -128,11 +129,11 @@ pub(super) fn pack_b<S: Simd>(
     }
     let to = (&mut parts.b[at..], &mut *parts.lines);
     match b.data {
-        Src::F32(data) => pack_b_typed(simd, Typed::new(data, b), (ks, cols), to),
-        Src::F16(data) => pack_b_typed(simd, Typed::new(data, b), (ks, cols), to),
-        Src::Bf16(data) => pack_b_typed(simd, Typed::new(data, b), (ks, cols), to),
-        Src::E4m3(data) => pack_b_typed(simd, Typed::new(data, b), (ks, cols), to),
-        Src::E5m2(data) => pack_b_typed(simd, Typed::new(data, b), (ks, cols), to),
+        Src::F32(data) => pack_b_typed(simd, TypedMatrix::new(data, b), ks, cols, to.0, to.1),
+        Src::F16(data) => pack_b_typed(simd, TypedMatrix::new(data, b), ks, cols, to.0, to.1),
+        Src::Bf16(data) => pack_b_typed(simd, TypedMatrix::new(data, b), ks, cols, to.0, to.1),
+        Src::E4m3(data) => pack_b_typed(simd, TypedMatrix::new(data, b), ks, cols, to.0, to.1),
+        Src::E5m2(data) => pack_b_typed(simd, TypedMatrix::new(data, b), ks, cols, to.0, to.1),
     }
 }
 
@@ -140,9 +141,11 @@ pub(super) fn pack_b<S: Simd>(
 #[inline(always)]
 fn pack_b_typed<S: Simd, T: Element>(
     simd: S,
-    b: Typed<'_, T>,
-    (ks, cols): (Range<usize>, Range<usize>),
-    (to, lines): (&mut [f32], &mut [f32]),
+    b: TypedMatrix<'_, T>,
+    ks: Range<usize>,
+    cols: Range<usize>,
+    to: &mut [f32],
+    lines: &mut [f32],
 ) {
     let nr = VECS * S::F32_LANES;
     let kc = ks.len();
@@ -190,7 +193,7 @@ fn pack_b_typed<S: Simd, T: Element>(
 #[inline(always)]
 fn pack_transposed<S: Simd, T: Element>(
     simd: S,
-    b: Typed<'_, T>,
+    b: TypedMatrix<'_, T>,
     rows: Range<usize>,
     ks: &Range<usize>,
     lines: &mut [f32],

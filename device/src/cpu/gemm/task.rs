@@ -2,15 +2,15 @@
 #![expect(unsafe_code, reason = "disjoint panels of one c")]
 
 use super::element::Element;
-use super::few::Few;
-use super::kernel::{Out, Rows, height, kernels};
+use super::few_rows::FewRows;
+use super::kernel::{Rows, TileOutput, TileSize, height, kernels};
 use super::pack::{Order, chunks, pack_a, pack_b};
 use super::{
     A_PAD, A_ROWS, A_STRIDE, B_PAD, Dst, FEW_ROWS, Gemm, KC, MAX_LANES, MC, MT, Matrix, NR_MAX, NT,
-    PACK_A, PACK_B, PANEL_ROWS, Packed, Parts, RUN_ROWS, RUNS, SAME_SET, SHARED_FLOP, Scratch, Src,
-    VECS, has_room, reach,
+    PACK_A, PACK_B, PANEL_ROWS, PackedBlocks, Parts, RUN_ROWS, RUNS, SAME_SET, SHARED_FLOP,
+    Scratch, Src, VECS, has_room, reach,
 };
-use crate::Pieces;
+use crate::Divisible;
 use core::marker::PhantomData;
 use core::ops::Range;
 use half::{bf16, f16};
@@ -34,7 +34,7 @@ impl<'a> Gemm<'a> {
     pub(crate) fn panels(self, threads: usize) -> Panels<'a> {
         let size @ (m, n) = (self.m, self.n);
         let task = self.check();
-        let (down, across) = grid(!task.a.is_read_in_place(), size, threads);
+        let (down, across) = grid(!task.a.is_read_in_place(), size.0, size.1, threads);
         let cols = n.div_ceil(across).next_multiple_of(NR_MAX).max(NR_MAX);
         let shares_b = cols <= NT && has_room(task.k, cols);
         let runs = if shares_b { (m / down / RUN_ROWS).clamp(1, RUNS) } else { 1 };
@@ -83,7 +83,7 @@ pub(crate) struct SomePanels<'p, 'a> {
     numbers: Range<usize>,
 }
 
-impl Pieces for SomePanels<'_, '_> {
+impl Divisible for SomePanels<'_, '_> {
     fn units(&self) -> usize {
         self.numbers.units()
     }
@@ -110,7 +110,7 @@ impl SomePanels<'_, '_> {
 /// Parts down and across c, one for each thread: the split with the shortest time. Where a is not
 /// packed and has enough rows, parts are whole rows of c if these take no longer, since other
 /// kernels divide rows too.
-pub(super) fn grid(packs_a: bool, (m, n): (usize, usize), threads: usize) -> (usize, usize) {
+pub(super) fn grid(packs_a: bool, m: usize, n: usize, threads: usize) -> (usize, usize) {
     let cost = |down: &usize| {
         let across = threads / down;
         let (rows, cols) = (m.div_ceil(*down), n.div_ceil(across));
@@ -205,10 +205,10 @@ impl WithSimd for Panel<'_, '_> {
             }
             let shares_b = has_room(k, cols.len());
             let in_place = self.b_in_place(cols.len(), S::F32_LANES);
-            let of = |packed: &Packed| (packed.product, packed.first_col);
+            let of = |packed: &PackedBlocks| (packed.product, packed.first_col);
             if self.task.product == 0 || of(self.parts.packed) != (self.task.product, cols.start) {
                 let (product, first_col) = (self.task.product, cols.start);
-                *self.parts.packed = Packed { product, first_col, blocks: 0 };
+                *self.parts.packed = PackedBlocks { product, first_col, blocks: 0 };
             }
             for rows in chunks(self.rows.clone(), tile_rows) {
                 for block in 0..blocks {
@@ -219,8 +219,8 @@ impl WithSimd for Panel<'_, '_> {
                         pack_b(simd, &self.task.b, ks.clone(), cols.clone(), b, &mut self.parts);
                         self.parts.packed.blocks = block + 1;
                     }
-                    let b = in_place.map_or(Right::Packed(b), |(b, stride)| {
-                        Right::InPlace(&b[ks.start * stride + cols.start..], stride)
+                    let b = in_place.map_or(RightBlock::Packed(b), |(b, stride)| {
+                        RightBlock::InPlace(&b[ks.start * stride + cols.start..], stride)
                     });
                     for part in chunks(rows.clone(), MC) {
                         let order = pack_a(&self.task.a, part.clone(), ks.clone(), &mut self.parts);
@@ -250,10 +250,10 @@ impl<'a> Panel<'a, '_> {
             let mut row = rows.start;
             while row < rows.end {
                 row += match rows.end - row {
-                    8.. => self.write::<S, 8>(simd, few, (row, col)),
-                    4.. => self.write::<S, 4>(simd, few, (row, col)),
-                    2.. => self.write::<S, 2>(simd, few, (row, col)),
-                    _ => self.write::<S, 1>(simd, few, (row, col)),
+                    8.. => self.write::<S, 8>(simd, few, row, col),
+                    4.. => self.write::<S, 4>(simd, few, row, col),
+                    2.. => self.write::<S, 2>(simd, few, row, col),
+                    _ => self.write::<S, 1>(simd, few, row, col),
                 };
             }
         }
@@ -261,13 +261,13 @@ impl<'a> Panel<'a, '_> {
     }
 
     /// Its operands, if its rows are few and lie along k, as those of a model's products do.
-    fn few(&self) -> Option<Few<'a>> {
+    fn few(&self) -> Option<FewRows<'a>> {
         let task = self.task;
         let along_k = task.a.col_stride == 1 && task.b.row_stride == 1;
         let fits = along_k && self.rows.len() <= FEW_ROWS && task.k > 0 && task.beta == 0.0;
         match (task.a.data, task.b.data, task.c) {
             (Src::F32(a), Src::F32(b), AnyCells::F32(_)) if fits => {
-                Some(Few { k: task.k, a: (a, task.a.row_stride), b: (b, task.b.col_stride) })
+                Some(FewRows { k: task.k, a: (a, task.a.row_stride), b: (b, task.b.col_stride) })
             }
             _ => None,
         }
@@ -278,10 +278,11 @@ impl<'a> Panel<'a, '_> {
     fn write<S: Simd, const ROWS: usize>(
         &self,
         simd: S,
-        few: Few<'_>,
-        (row, col): (usize, usize),
+        few: FewRows<'_>,
+        row: usize,
+        col: usize,
     ) -> usize {
-        let mut all = few.sums::<S, ROWS>(simd, (row, col));
+        let mut all = few.sums::<S, ROWS>(simd, row, col);
         let mut line = [0.0; MAX_LANES];
         let line = &mut line[..S::F32_LANES];
         if let Some(bias) = self.task.bias {
@@ -302,7 +303,7 @@ impl<'a> Panel<'a, '_> {
 
 /// A block of b.
 #[derive(Clone, Copy)]
-enum Right<'a> {
+enum RightBlock<'a> {
     /// Index of its first element.
     Packed(usize),
     /// Rows of f32 that are read in place, and their distance.
@@ -313,7 +314,7 @@ enum Right<'a> {
 struct Step<'a> {
     order: Order,
     ks: Range<usize>,
-    b: Right<'a>,
+    b: RightBlock<'a>,
     /// First row of the block of a, in the tile of partial sums.
     first_row: usize,
     last: bool,
@@ -350,9 +351,9 @@ impl<'a> Panel<'a, '_> {
         while i < rows.len() {
             let height = height::<S>(rows.len() - i);
             debug_assert!(i % A_ROWS + height <= A_ROWS, "a microkernel across two panels");
-            let b = match step.b {
-                Right::Packed(at) => (&self.parts.b[at + j * (kc + B_PAD)..][..nr * kc], nr),
-                Right::InPlace(b, stride) => (&b[j..], stride),
+            let (b, b_stride) = match step.b {
+                RightBlock::Packed(at) => (&self.parts.b[at + j * (kc + B_PAD)..][..nr * kc], nr),
+                RightBlock::InPlace(b, stride) => (&b[j..], stride),
             };
             let width = (cols.len() - j).min(nr);
             let tile = if first && last { 0 } else { j * MT + (step.first_row + i) * nr };
@@ -362,7 +363,7 @@ impl<'a> Panel<'a, '_> {
                 AnyCells::F32(c) if last && width.is_multiple_of(S::F32_LANES) => Some(c),
                 _ => None,
             };
-            let out = Out {
+            let out = TileOutput {
                 tile: &mut *tile,
                 add: !first,
                 scale: if last { self.task.scale } else { 1.0 },
@@ -370,7 +371,7 @@ impl<'a> Panel<'a, '_> {
                 beta: self.task.beta,
                 c: c.map(|c| move |row| c.row(at + row * row_stride, width)),
             };
-            let size = (height, width > S::F32_LANES);
+            let size = TileSize { height, both: width > S::F32_LANES };
             let a = match (&step.order, self.task.a.data) {
                 (Order::InPlace, Src::F32(a)) => {
                     let Matrix { row_stride, col_stride, .. } = self.task.a;
@@ -386,7 +387,7 @@ impl<'a> Panel<'a, '_> {
                 }
                 _ => Rows::AlongK(&self.parts.a[i * A_STRIDE..], A_STRIDE),
             };
-            kernels(simd, size, kc, a, b, out);
+            kernels(simd, size, kc, a, b, b_stride, out);
             if last && c.is_none() {
                 let tile = tile.chunks_exact_mut(nr);
                 // Full width is a separate case: a constant length compiles to straight code.

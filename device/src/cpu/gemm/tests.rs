@@ -285,7 +285,7 @@ fn what_is_read_in_place_or_packed_has_the_same_product() {
 fn threads_change_no_bit() {
     let (mut r, mut scratch) = (Random(5), Scratch::new());
     for threads in 1..=5 {
-        let crew = crate::Crew::new(threads, || ()).unwrap();
+        let team = crate::ThreadTeam::new(threads, || ()).unwrap();
         let scratches: Vec<_> = (0..threads).map(|_| Mutex::new(Scratch::new())).collect();
         let few_panels =
             [[210, 333, 400], [600, 1000, 90], [1, 90_000, 300], [90_000, 1, 300], [30, 31, 32]];
@@ -295,7 +295,7 @@ fn threads_change_no_bit() {
             let case = Case::new(&mut r, m, n, k);
             let mut c = case.c.0.clone();
             let mut panels = case.whole(&mut c).panels(threads);
-            crew.share(panels.all(), &|thread, some| {
+            team.parallel_for(panels.all(), &|thread, some| {
                 some.compute(&mut scratches[thread].lock().unwrap());
             });
             let want = case.run(&mut scratch);
@@ -317,7 +317,7 @@ fn threads_have_about_the_same_to_do() {
                 .flat_map(|m| [384, 768, 3072].map(|n| (*m, n)))
                 .filter(|(m, n)| m * n >= threads * 64 * 64)
             {
-                let (down, across) = grid(packs_a, size, threads);
+                let (down, across) = grid(packs_a, size.0, size.1, threads);
                 let rows = m.div_ceil(down).next_multiple_of(A_ROWS);
                 let cols = n.div_ceil(across).next_multiple_of(NR_MAX);
                 let share = (m * n) as f64 / (threads * rows * cols) as f64;
@@ -325,8 +325,8 @@ fn threads_have_about_the_same_to_do() {
             }
         }
     }
-    assert_eq!(grid(false, (768, 384), 2), (2, 1), "by rows, like other kernels");
-    assert_eq!(grid(false, (12, 4096), 2), (1, 2), "few rows are not worth packing all of b for");
+    assert_eq!(grid(false, 768, 384, 2), (2, 1), "by rows, like other kernels");
+    assert_eq!(grid(false, 12, 4096, 2), (1, 2), "few rows are not worth packing all of b for");
 }
 
 #[test]

@@ -18,8 +18,8 @@ use std::sync::{Mutex, PoisonError};
 pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), String> {
     match *op {
         Op::Attention { qkv, out, lse, heads, starts, dropout } => {
-            let starts = Starts::new(m, starts, (0, heads.seq_len))?;
-            let shape = Shape::new(out, heads, starts, dropout)?;
+            let starts = Starts::new(m, starts, 0, heads.seq_len)?;
+            let shape = AttentionShape::new(out, heads, starts, dropout)?;
             workers.need(attention_floats(heads.seq_len, shape.head_dim))?;
             let qkv = src(values(m, qkv)?)?;
             let results = Mutex::new((values_mut(m, out)?, slice_mut::<f32>(m, lse)?));
@@ -30,19 +30,22 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
             });
         }
         Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts, dropout } => {
-            let starts = Starts::new(m, starts, (0, heads.seq_len))?;
-            let shape = Shape::new(out, heads, starts, dropout)?;
+            let starts = Starts::new(m, starts, 0, heads.seq_len)?;
+            let shape = AttentionShape::new(out, heads, starts, dropout)?;
             workers.need(attention_floats(heads.seq_len, shape.head_dim))?;
             let qkv = src(values(m, qkv)?)?;
             let groups = shape.units / heads.group();
-            let saved =
-                Saved { out: values(m, out)?, lse: slice(m, lse)?, d_out: values(m, d_out)? };
+            let saved = BackwardInputs {
+                out: values(m, out)?,
+                lse: slice(m, lse)?,
+                d_out: values(m, d_out)?,
+            };
             let operand = src(saved.d_out)?;
             let results = Mutex::new(values_mut(m, d_qkv)?);
             workers.split(groups, shape.work, (), &|groups, (), scratch| {
                 for group in groups {
                     let first = Head { shape, unit: group * heads.group(), qkv };
-                    backward(first, (saved, operand), scratch, &results);
+                    backward(first, saved, operand, scratch, &results);
                 }
             });
         }
@@ -52,7 +55,7 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
 }
 
 #[derive(Clone, Copy)]
-struct Shape<'a> {
+struct AttentionShape<'a> {
     heads: Heads,
     starts: Starts<'a>,
     head_dim: usize,
@@ -66,7 +69,7 @@ struct Shape<'a> {
     work: usize,
 }
 
-impl<'a> Shape<'a> {
+impl<'a> AttentionShape<'a> {
     fn new(
         out: Tensor,
         heads: Heads,
@@ -104,7 +107,7 @@ impl<'a> Shape<'a> {
 /// One head of one sample.
 #[derive(Clone, Copy)]
 struct Head<'a> {
-    shape: Shape<'a>,
+    shape: AttentionShape<'a>,
     unit: usize,
     qkv: Src<'a>,
 }
@@ -112,7 +115,7 @@ struct Head<'a> {
 impl<'a> Head<'a> {
     /// Index of element (token, 0) of the head in `out`.
     const fn at(&self, token: usize) -> usize {
-        let Shape { heads, head_dim, .. } = self.shape;
+        let AttentionShape { heads, head_dim, .. } = self.shape;
         let (sample, head) = (self.unit / heads.count, self.unit % heads.count);
         (sample * heads.seq_len + token) * self.shape.width() + head * head_dim
     }
@@ -185,35 +188,40 @@ impl Block {
     }
 }
 
-/// c (m, n) = a (m, k) b (k, n) + beta c, on this thread. Only c's `row_stride` may leave gaps
-/// between its rows.
-fn product(
-    (m, n, k): (usize, usize, usize),
-    (a, b): (Matrix<'_>, Matrix<'_>),
-    (c, row_stride): (&mut [f32], usize),
+/// c (m, n) = a (m, k) b (k, n) + beta c, on this thread.
+struct Product<'a> {
+    m: usize,
+    n: usize,
+    k: usize,
+    a: Matrix<'a>,
+    b: Matrix<'a>,
     beta: f32,
-    scratch: &mut gemm::Scratch,
-) {
-    let c = MatrixMut { data: Dst::F32(c), row_stride };
-    Gemm { m, n, k, a, b, c, scale: 1.0, beta, bias: None }.serial(scratch);
+}
+
+impl Product<'_> {
+    /// Only c's `row_stride` may leave gaps between its rows.
+    fn write(self, c: &mut [f32], row_stride: usize, scratch: &mut gemm::Scratch) {
+        let Self { m, n, k, a, b, beta } = self;
+        let c = MatrixMut { data: Dst::F32(c), row_stride };
+        Gemm { m, n, k, a, b, c, scale: 1.0, beta, bias: None }.serial(scratch);
+    }
 }
 
 type Results<'a, T> = Mutex<(ViewMut<'a>, T)>;
 
 fn forward(head: Head<'_>, scratch: &mut Scratch, results: &Results<'_, &mut [f32]>) {
-    let Shape { heads: Heads { seq_len, .. }, head_dim, .. } = head.shape;
+    let AttentionShape { heads: Heads { seq_len, .. }, head_dim, .. } = head.shape;
     let Scratch { gemm, floats } = scratch;
     let (lse, floats) = floats.split_at_mut(seq_len);
     let (out, scores) = floats.split_at_mut(seq_len * head_dim);
     for block in head.blocks() {
         let Block { first, rows, from, keys } = block;
-        let kq = (head.rows(from, 1), head.columns(first));
-        product((keys, rows, head_dim), kq, (scores, LANES), 0.0, gemm);
+        let (a, b) = (head.rows(from, 1), head.columns(first));
+        Product { m: keys, n: rows, k: head_dim, a, b, beta: 0.0 }.write(scores, LANES, gemm);
         let inverses = softmax(head, block, scores, &mut lse[first..first + rows]);
         let out = &mut out[first * head_dim..][..rows * head_dim];
-        let weights = Matrix::transposed(Src::F32(scores), LANES);
-        let values = (weights, head.rows(from, 2));
-        product((rows, head_dim, keys), values, (out, head_dim), 0.0, gemm);
+        let (a, b) = (Matrix::transposed(Src::F32(scores), LANES), head.rows(from, 2));
+        Product { m: rows, n: head_dim, k: keys, a, b, beta: 0.0 }.write(out, head_dim, gemm);
         for (row, inverse) in out.chunks_exact_mut(head_dim.max(1)).zip(inverses) {
             row.iter_mut().for_each(|x| *x *= inverse);
         }
@@ -245,7 +253,7 @@ fn mask_unseen(scores: &mut [[f32; LANES]], head: Head<'_>, block: Block, x: f32
 /// Turns scores (keys, queries) into weights times their query's sum, with dropout, and writes the
 /// logarithms of the sums of e^score to `lse`. Returns 1 / the sums.
 fn softmax(head: Head<'_>, block: Block, scores: &mut [f32], lse: &mut [f32]) -> [f32; LANES] {
-    let Shape { scale, mask, .. } = head.shape;
+    let AttentionShape { scale, mask, .. } = head.shape;
     let scores = &mut scores.as_chunks_mut::<LANES>().0[..block.keys];
     let (mut top, mut total) = ([f32::NEG_INFINITY; LANES], [0.0; LANES]);
     vectorised(
@@ -285,7 +293,7 @@ fn softmax(head: Head<'_>, block: Block, scores: &mut [f32], lse: &mut [f32]) ->
 
 /// Results of the forward pass, and the incoming gradient.
 #[derive(Clone, Copy)]
-struct Saved<'a> {
+struct BackwardInputs<'a> {
     out: View<'a>,
     lse: &'a [f32],
     d_out: View<'a>,
@@ -296,11 +304,12 @@ struct Saved<'a> {
 /// values of `first`, starting with `first`.
 fn backward(
     first: Head<'_>,
-    (saved, d_out): (Saved<'_>, Src<'_>),
+    saved: BackwardInputs<'_>,
+    d_out: Src<'_>,
     scratch: &mut Scratch,
     results: &Mutex<ViewMut<'_>>,
 ) {
-    let Shape { heads: Heads { seq_len, .. }, head_dim, .. } = first.shape;
+    let AttentionShape { heads: Heads { seq_len, .. }, head_dim, .. } = first.shape;
     let Scratch { gemm, floats } = scratch;
     let (delta, floats) = floats.split_at_mut(seq_len);
     let (d_q, floats) = floats.split_at_mut(seq_len * head_dim);
@@ -322,21 +331,21 @@ fn backward(
         for block in head.blocks() {
             let Block { first, rows, from, keys } = block;
             let (at, width) = (head.at(first), head.shape.width());
-            let kq = (head.rows(from, 1), head.columns(first));
-            product((keys, rows, head_dim), kq, (weights, LANES), 0.0, gemm);
-            let d_weights = (head.rows(from, 2), Matrix::transposed(tail(d_out, at), width));
-            product((keys, rows, head_dim), d_weights, (d_scores, LANES), 0.0, gemm);
-            scores_backward(head, block, (lse, delta), weights, d_scores);
+            let (a, b) = (head.rows(from, 1), head.columns(first));
+            Product { m: keys, n: rows, k: head_dim, a, b, beta: 0.0 }.write(weights, LANES, gemm);
+            let (a, b) = (head.rows(from, 2), Matrix::transposed(tail(d_out, at), width));
+            Product { m: keys, n: rows, k: head_dim, a, b, beta: 0.0 }.write(d_scores, LANES, gemm);
+            scores_backward(head, block, lse, delta, weights, d_scores);
             let (weights, d_scores) = (Src::F32(weights), Src::F32(d_scores));
-            let to_q = (Matrix::transposed(d_scores, LANES), head.rows(from, 1));
+            let (a, b) = (Matrix::transposed(d_scores, LANES), head.rows(from, 1));
             let d_q = &mut d_q[first * head_dim..];
-            product((rows, head_dim, keys), to_q, (d_q, head_dim), 0.0, gemm);
-            let to_k = (Matrix::by_rows(d_scores, LANES), head.rows(first, 0));
+            Product { m: rows, n: head_dim, k: keys, a, b, beta: 0.0 }.write(d_q, head_dim, gemm);
+            let (a, b) = (Matrix::by_rows(d_scores, LANES), head.rows(first, 0));
             let d_k = &mut d_k[from * head_dim..];
-            product((keys, head_dim, rows), to_k, (d_k, head_dim), 1.0, gemm);
-            let to_v = (Matrix::by_rows(weights, LANES), Matrix::by_rows(tail(d_out, at), width));
+            Product { m: keys, n: head_dim, k: rows, a, b, beta: 1.0 }.write(d_k, head_dim, gemm);
+            let (a, b) = (Matrix::by_rows(weights, LANES), Matrix::by_rows(tail(d_out, at), width));
             let d_v = &mut d_v[from * head_dim..];
-            product((keys, head_dim, rows), to_v, (d_v, head_dim), 1.0, gemm);
+            Product { m: keys, n: head_dim, k: rows, a, b, beta: 1.0 }.write(d_v, head_dim, gemm);
         }
         store(head, 0, d_q);
     }
@@ -345,7 +354,7 @@ fn backward(
 }
 
 /// delta (T) = sums over the head's columns of d_out out.
-fn row_dots(head: Head<'_>, saved: Saved<'_>, delta: &mut [f32]) {
+fn row_dots(head: Head<'_>, saved: BackwardInputs<'_>, delta: &mut [f32]) {
     vectorised(
         #[inline(always)]
         || {
@@ -366,11 +375,12 @@ fn row_dots(head: Head<'_>, saved: Saved<'_>, delta: &mut [f32]) {
 fn scores_backward(
     head: Head<'_>,
     block: Block,
-    (lse, delta): (&[f32], &[f32]),
+    lse: &[f32],
+    delta: &[f32],
     weights: &mut [f32],
     d_scores: &mut [f32],
 ) {
-    let Shape { scale, mask, .. } = head.shape;
+    let AttentionShape { scale, mask, .. } = head.shape;
     let weights = &mut weights.as_chunks_mut::<LANES>().0[..block.keys];
     let d_scores = &mut d_scores.as_chunks_mut::<LANES>().0[..block.keys];
     let (lse, delta) = (block.lanes(|query| lse[query]), block.lanes(|query| delta[query]));

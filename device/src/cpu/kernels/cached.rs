@@ -10,14 +10,14 @@ use std::ops::Range;
 
 pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), String> {
     match *op {
-        Op::CachedAttention { q, cache, out, heads } => attend(m, workers, (q, cache, out), heads),
-        Op::LastColumns { x, y } => keep(m, workers, (x, y)),
+        Op::CachedAttention { q, cache, out, heads } => attend(m, workers, q, cache, out, heads),
+        Op::LastColumns { x, y } => keep(m, workers, x, y),
         _ => not_a_kernel(),
     }
 }
 
 /// A unit is a row.
-fn keep(m: &impl Memory, workers: &Workers, (x, y): (Tensor, Tensor)) -> Result<(), String> {
+fn keep(m: &impl Memory, workers: &Workers, x: Tensor, y: Tensor) -> Result<(), String> {
     let ((rows, of), (_, width)) = (x.shape(), y.shape());
     let x = values(m, x)?;
     let y = Rows { view: values_mut(m, y)?, each: width };
@@ -35,18 +35,20 @@ fn keep(m: &impl Memory, workers: &Workers, (x, y): (Tensor, Tensor)) -> Result<
 fn attend(
     m: &impl Memory,
     workers: &Workers,
-    (q, cache, out): (Tensor, Tensor, Tensor),
+    q: Tensor,
+    cache: Tensor,
+    out: Tensor,
     heads: Heads,
 ) -> Result<(), String> {
     let (positions, width) = cache.shape();
     let dim = q.len() / heads.count;
     workers.need(attention_floats(positions, dim))?;
-    let head = Shape { heads, dim, positions, width };
+    let head = CacheShape { heads, dim, positions, width };
     let (q, cache) = (values(m, q)?, values(m, cache)?);
     let out = Rows { view: values_mut(m, out)?, each: dim };
     workers.split(heads.count, positions * width, out, &|units, mut out, scratch| {
         for unit in units.clone() {
-            let sums = head.attend(unit, (q, cache), &mut scratch.floats);
+            let sums = head.attend(unit, q, cache, &mut scratch.floats);
             out.view.store((unit - units.start) * dim, sums);
         }
     });
@@ -54,7 +56,7 @@ fn attend(
 }
 
 #[derive(Clone, Copy)]
-struct Shape {
+struct CacheShape {
     heads: Heads,
     /// D
     dim: usize,
@@ -64,7 +66,7 @@ struct Shape {
     width: usize,
 }
 
-impl Shape {
+impl CacheShape {
     /// Elements of the key (0) or the value (1) that head `unit` sees at a position.
     const fn at(self, position: usize, unit: usize, part: usize) -> usize {
         let head = part * self.heads.kv_count + unit / self.heads.group();
@@ -75,14 +77,14 @@ impl Shape {
     fn attend<'a>(
         self,
         unit: usize,
-        from: (View<'_>, View<'_>),
+        q: View<'_>,
+        cache: View<'_>,
         floats: &'a mut [f32],
     ) -> &'a [f32] {
         let (query, floats) = floats.split_at_mut(self.dim);
         let (row, floats) = floats.split_at_mut(self.dim);
         let (sums, floats) = floats.split_at_mut(self.dim);
         let weights = &mut floats[..self.positions];
-        let (q, cache) = from;
         q.load(unit * self.dim, query);
         let scale = 1.0 / (self.dim as f32).sqrt();
         query.iter_mut().for_each(|x| *x *= scale);

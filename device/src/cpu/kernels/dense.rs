@@ -76,7 +76,7 @@ mod tests {
     use crate::Dtype;
     use crate::op::{Epilogue, Op};
 
-    fn transposed(x: &[f64], (rows, cols): (usize, usize)) -> Vec<f64> {
+    fn transposed(x: &[f64], rows: usize, cols: usize) -> Vec<f64> {
         (0..cols).flat_map(|c| (0..rows).map(move |r| x[r * cols + c])).collect()
     }
 
@@ -89,7 +89,7 @@ mod tests {
             let mut rig = Rig::new(1);
             let mut put = |x: &[f64], shape: (usize, usize), flip| match flip {
                 false => rig.put(dtype, shape, x),
-                true => rig.put(dtype, (shape.1, shape.0), &transposed(x, shape)).t(),
+                true => rig.put(dtype, (shape.1, shape.0), &transposed(x, shape.0, shape.1)).t(),
             };
             let (ta, tb) = (put(&a, (m, k), flip_a), put(&b, (k, n), flip_b));
             let (tc, t_bias) = (rig.put(dtype, (m, n), &c), rig.put(Dtype::F32, (1, n), &bias));

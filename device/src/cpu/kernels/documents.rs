@@ -17,7 +17,8 @@ impl<'a> Starts<'a> {
     pub(super) fn new(
         m: &'a impl Memory,
         starts: Option<Tensor>,
-        (first_row, seq_len): (usize, usize),
+        first_row: usize,
+        seq_len: usize,
     ) -> Result<Self, String> {
         let starts = starts.map(|starts| slice::<i32>(m, starts)).transpose()?;
         let all = Self { starts, first_row, seq_len };

@@ -32,13 +32,13 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
         },
         Op::Zero { x } => m.write(x).zero(),
         Op::ColumnSum { x, y } => {
-            return column_sum(workers, values(m, x)?, values_mut(m, y)?, x.shape());
+            return column_sum(workers, values(m, x)?, values_mut(m, y)?, x.shape().0, x.shape().1);
         }
         Op::BiasDropoutAdd { x, bias, residual, y, dropout } => {
-            let shape = x.shape();
+            let (rows, cols) = x.shape();
             let bias = bias.map(|bias| values(m, bias)).transpose()?;
-            let inputs = (values(m, x)?, bias, values(m, residual)?);
-            bias_dropout_add(workers, inputs, values_mut(m, y)?, shape, dropout);
+            let terms = Terms { x: values(m, x)?, bias, residual: values(m, residual)? };
+            bias_dropout_add(workers, terms, values_mut(m, y)?, rows, cols, dropout);
         }
         Op::Dropout { x, y, dropout } => {
             let first = dropout.first_row * x.shape().1 as u64;
@@ -46,10 +46,10 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
             drop_elements(workers, from, values_mut(m, y)?, first, Mask::new(dropout));
         }
         Op::SwiGlu { x, y } => {
-            swiglu(workers, values(m, x)?, values_mut(m, y)?, y.shape());
+            swiglu(workers, values(m, x)?, values_mut(m, y)?, y.shape().0, y.shape().1);
         }
         Op::SwiGluBackward { x, d } => {
-            swiglu_backward(workers, values_mut(m, x)?, values(m, d)?, d.shape());
+            swiglu_backward(workers, values_mut(m, x)?, values(m, d)?, d.shape().0, d.shape().1);
         }
         _ => return not_a_kernel(),
     }
@@ -69,7 +69,8 @@ fn map(workers: &Workers, x: View<'_>, y: ViewMut<'_>, f: impl Fn(f32) -> f32 + 
     each(
         workers,
         x,
-        (y, false),
+        y,
+        false,
         #[inline(always)]
         |_, x| f(x),
     );
@@ -77,14 +78,15 @@ fn map(workers: &Workers, x: View<'_>, y: ViewMut<'_>, f: impl Fn(f32) -> f32 + 
 
 /// y = f(y, x)
 fn update(workers: &Workers, x: View<'_>, y: ViewMut<'_>, f: impl Fn(f32, f32) -> f32 + Sync) {
-    each(workers, x, (y, true), f);
+    each(workers, x, y, true, f);
 }
 
 /// y = f(y, x). Without `old`, f ignores the old y.
 fn each(
     workers: &Workers,
     x: View<'_>,
-    (y, old): (ViewMut<'_>, bool),
+    y: ViewMut<'_>,
+    old: bool,
     f: impl Fn(f32, f32) -> f32 + Sync,
 ) {
     blocks(workers, y, |first, y| {
@@ -99,7 +101,8 @@ fn each(
                     let x = read(&x, first + at, n, &mut xs);
                     write(
                         y,
-                        (at, n),
+                        at,
+                        n,
                         &mut ys,
                         old,
                         #[inline(always)]
@@ -145,15 +148,23 @@ fn drop_elements(
     });
 }
 
+/// The terms of [`bias_dropout_add`].
+struct Terms<'a> {
+    x: View<'a>,
+    bias: Option<View<'a>>,
+    residual: View<'a>,
+}
+
 /// y (rows, cols) = residual (rows, cols) + dropout(x (rows, cols) + bias (cols)).
 fn bias_dropout_add(
     workers: &Workers,
-    (x, bias, residual): (View<'_>, Option<View<'_>>, View<'_>),
+    terms: Terms<'_>,
     y: ViewMut<'_>,
-    (rows, cols): (usize, usize),
+    rows: usize,
+    cols: usize,
     dropout: Dropout,
 ) {
-    let mask = Mask::new(dropout);
+    let (Terms { x, bias, residual }, mask) = (terms, Mask::new(dropout));
     workers.split(rows, y.len(), Rows { view: y, each: cols }, &|rows, mut y, _| {
         vectorised(
             #[inline(always)]
@@ -170,18 +181,18 @@ fn bias_dropout_add(
                             None => &zeros[..n],
                         };
                         let residual = read(&residual, at, n, residuals);
-                        let sums = ((x, bias), residual);
                         if let Some(mask) = mask {
                             let index = dropout.first_row * cols as u64 + at as u64;
                             mask.fill(index, &mut factors[..n]);
                         }
                         write(
                             &mut y.view,
-                            (at - rows.start * cols, n),
+                            at - rows.start * cols,
+                            n,
                             ys,
                             false,
                             #[inline(always)]
-                            |y| add(y, sums, mask.map(|_| &factors[..n])),
+                            |y| add(y, x, bias, residual, mask.map(|_| &factors[..n])),
                         );
                     }
                 }
@@ -192,7 +203,7 @@ fn bias_dropout_add(
 
 /// y = residual + (x + bias) factors; without `factors`, y = residual + x + bias.
 #[inline(always)]
-fn add(y: &mut [f32], ((x, bias), residual): ((&[f32], &[f32]), &[f32]), factors: Option<&[f32]>) {
+fn add(y: &mut [f32], x: &[f32], bias: &[f32], residual: &[f32], factors: Option<&[f32]>) {
     let terms = y.iter_mut().zip(x).zip(bias).zip(residual);
     match factors {
         None => terms.for_each(|(((y, x), b), r)| *y = (x + b) + r),
@@ -203,7 +214,7 @@ fn add(y: &mut [f32], ((x, bias), residual): ((&[f32], &[f32]), &[f32]), factors
 }
 
 /// y (rows, width) = silu(gate) up. A row of x holds the gate's `width` elements, then those of up.
-fn swiglu(workers: &Workers, x: View<'_>, y: ViewMut<'_>, (rows, width): (usize, usize)) {
+fn swiglu(workers: &Workers, x: View<'_>, y: ViewMut<'_>, rows: usize, width: usize) {
     workers.split(rows, x.len(), Rows { view: y, each: width }, &|rows, mut y, _| {
         vectorised(
             #[inline(always)]
@@ -216,7 +227,8 @@ fn swiglu(workers: &Workers, x: View<'_>, y: ViewMut<'_>, (rows, width): (usize,
                         let up = read(&x, from + width, n, &mut ups);
                         write(
                             &mut y.view,
-                            (at * width + col, n),
+                            at * width + col,
+                            n,
                             &mut ys,
                             false,
                             #[inline(always)]
@@ -234,7 +246,7 @@ fn swiglu(workers: &Workers, x: View<'_>, y: ViewMut<'_>, (rows, width): (usize,
 
 /// Replaces x of [`swiglu`] by its gradient: (d up s (1 + g (1 - s)), d g s), where g is the gate
 /// and s its sigmoid.
-fn swiglu_backward(workers: &Workers, x: ViewMut<'_>, d: View<'_>, (rows, width): (usize, usize)) {
+fn swiglu_backward(workers: &Workers, x: ViewMut<'_>, d: View<'_>, rows: usize, width: usize) {
     workers.split(rows, 2 * d.len(), Rows { view: x, each: 2 * width }, &|rows, mut x, _| {
         vectorised(
             #[inline(always)]
@@ -265,7 +277,8 @@ fn column_sum(
     workers: &Workers,
     x: View<'_>,
     mut y: ViewMut<'_>,
-    (rows, cols): (usize, usize),
+    rows: usize,
+    cols: usize,
 ) -> Result<(), String> {
     let sum = |rows: Range<usize>, (), sums: &mut [f32], _: &mut [f32]| {
         vectorised(
@@ -284,7 +297,7 @@ fn column_sum(
             },
         );
     };
-    workers.sum_rows((rows, cols), x.len(), (), &sum, |sums| y.store(0, sums))
+    workers.sum_rows(rows, cols, x.len(), (), &sum, |sums| y.store(0, sums))
 }
 
 #[cfg(test)]

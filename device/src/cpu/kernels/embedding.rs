@@ -26,7 +26,7 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
         }
         Op::EmbeddingBackward { tokens, order, d_y, shard, d_table } => {
             let (rows, cols) = d_table.shape();
-            let sorted = Sorted::new(slice(m, tokens)?, slice(m, order)?)?;
+            let sorted = SortedPositions::new(slice(m, tokens)?, slice(m, order)?)?;
             let owned = owned(shard, rows);
             let (work, d_y) = (d_y.len(), values(m, d_y)?);
             workers.split(rows, work, out(m, d_table, cols)?, &|rows, mut d_table, _| {
@@ -41,7 +41,7 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
         }
         Op::AddPositions { x, table, first_row, starts } => {
             let (seq_len, cols) = (table.shape().0.max(1), table.shape().1);
-            let starts = Starts::new(m, starts, (first_row, seq_len))?;
+            let starts = Starts::new(m, starts, first_row, seq_len)?;
             let table = values(m, table)?;
             workers.split(x.shape().0, x.len(), out(m, x, cols)?, &|rows, mut x, _| {
                 for (i, row) in rows.enumerate() {
@@ -52,7 +52,7 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
         }
         Op::PositionsBackward { d_y, first_row, starts, d_table } => {
             let ((seq_len, cols), rows) = (d_table.shape(), d_y.shape().0);
-            let starts = Starts::new(m, starts, (first_row, seq_len.max(1)))?;
+            let starts = Starts::new(m, starts, first_row, seq_len.max(1))?;
             let (work, d_y) = (d_y.len(), values(m, d_y)?);
             workers.split(seq_len, work, out(m, d_table, cols)?, &|positions, mut d_table, _| {
                 for (i, position) in positions.enumerate() {
@@ -109,12 +109,12 @@ fn sum_rows(
 
 /// Positions sorted by their token.
 #[derive(Clone, Copy)]
-struct Sorted<'a> {
+struct SortedPositions<'a> {
     tokens: &'a [i32],
     order: &'a [i32],
 }
 
-impl<'a> Sorted<'a> {
+impl<'a> SortedPositions<'a> {
     fn new(tokens: &'a [i32], order: &'a [i32]) -> Result<Self, String> {
         let token = |p: &i32| usize::try_from(*p).ok().and_then(|p| tokens.get(p));
         let known = order.iter().all(|p| token(p).is_some());

@@ -38,7 +38,7 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
             if let Some(turned) = turned {
                 let turned = Rows { view: m.write(turned), each: rows };
                 workers.split(cols, x.len(), turned, &|columns, mut turned, _| {
-                    turn(x, (rows, cols), columns.start, factor, &mut turned.view);
+                    turn(x, rows, cols, columns.start, factor, &mut turned.view);
                 });
             }
         }
@@ -76,13 +76,7 @@ fn divide(x: View<'_>, scale: f32, y: &mut ViewMut<'_>) {
 }
 
 /// Rows of `turned`, each (rows): columns of x (rows, cols) from `first` on, divided by the scale.
-fn turn(
-    x: View<'_>,
-    (rows, cols): (usize, usize),
-    first: usize,
-    scale: f32,
-    turned: &mut ViewMut<'_>,
-) {
+fn turn(x: View<'_>, rows: usize, cols: usize, first: usize, scale: f32, turned: &mut ViewMut<'_>) {
     let (end, inverse) = (first + turned.len() / rows, 1.0 / scale);
     let (mut tile, mut line) = ([[0.0; SIDE]; SIDE], [0.0; SIDE]);
     for row in (0..rows).step_by(SIDE) {

@@ -27,7 +27,7 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
                 let logits = logits.slice(rows.start * cols..rows.end * cols);
                 let (max, targets) = (&max[rows.clone()], &targets[rows]);
                 sum_exps(logits, cols, shard.valid.min(cols), max, exps.data);
-                pick_targets(logits, cols, shard, (max, targets), at_target.data);
+                pick_targets(logits, cols, shard, max, targets, at_target.data);
             });
         }
         Op::CrossEntropyLoss { sums, targets, loss } => {
@@ -108,7 +108,8 @@ fn pick_targets(
     logits: View<'_>,
     cols: usize,
     shard: VocabShard,
-    (max, targets): (&[f32], &[i32]),
+    max: &[f32],
+    targets: &[i32],
     y: &mut [f32],
 ) {
     for (row, ((y, target), max)) in y.iter_mut().zip(targets).zip(max).enumerate() {

@@ -2,7 +2,7 @@
 //! multiply-adds, and sums in an order that depends on the length alone. The bits do not depend on
 //! the width of SIMD registers.
 
-use crate::numerics::Inlined;
+use crate::numerics::InlinedClosure;
 use crate::{Dropout, View, ViewMut, random};
 use pulp::Arch;
 
@@ -15,7 +15,7 @@ const LANES: usize = 32;
 /// Runs `f` compiled for the widest vectors of this machine. Mark the closure `#[inline(always)]`:
 /// functions that are not inlined are compiled for the oldest machine.
 pub(super) fn vectorised<R>(f: impl FnMut() -> R) -> R {
-    Arch::new().dispatch(Inlined(f))
+    Arch::new().dispatch(InlinedClosure(f))
 }
 
 /// e^x within 2 ulp from x = -87.68 to 88.37; 0 below, +inf above, NaN for NaN.
@@ -97,7 +97,8 @@ pub(super) fn read<'a>(view: &View<'a>, at: usize, n: usize, buffer: &'a mut [f3
 #[inline(always)]
 pub(super) fn write(
     view: &mut ViewMut<'_>,
-    (at, n): (usize, usize),
+    at: usize,
+    n: usize,
     buffer: &mut [f32],
     old: bool,
     f: impl FnOnce(&mut [f32]),

@@ -20,7 +20,7 @@ mod squares;
 mod testing;
 
 use super::workers::Workers;
-use crate::op::Op;
+use crate::op::{Family, Op};
 use crate::{Element, Tensor, View, ViewMut};
 
 /// Access to an op's tensors. An op forms each view at most once, and reads no range that it also
@@ -47,42 +47,18 @@ impl Memory for crate::ranks::memory::Memory {
 /// A tensor has a type that the op does not take, the scratch is too small, or the op has no
 /// kernel.
 pub(crate) fn run(op: &Op, memory: &impl Memory, workers: &Workers) -> Result<(), String> {
-    match op {
-        Op::Gemm { .. } | Op::ScaledGemm { .. } => dense::run(op, memory, workers),
-        Op::Maxima { .. } | Op::Quantize { .. } => fp8::run(op, memory, workers),
-        Op::Embedding { .. }
-        | Op::EmbeddingBackward { .. }
-        | Op::AddPositions { .. }
-        | Op::PositionsBackward { .. } => embedding::run(op, memory, workers),
-        Op::LayerNorm { .. }
-        | Op::LayerNormBackward { .. }
-        | Op::RmsNorm { .. }
-        | Op::RmsNormBackward { .. } => norm::run(op, memory, workers),
-        Op::Rotary { .. } | Op::RotaryBackward { .. } => rotary::run(op, memory, workers),
-        Op::Attention { .. } | Op::AttentionBackward { .. } => attention::run(op, memory, workers),
-        Op::CachedAttention { .. } | Op::LastColumns { .. } => cached::run(op, memory, workers),
-        Op::RowMax { .. }
-        | Op::CrossEntropyStats { .. }
-        | Op::CrossEntropyLoss { .. }
-        | Op::CrossEntropyBackward { .. } => loss::run(op, memory, workers),
-        Op::Gelu { .. }
-        | Op::GeluBackward { .. }
-        | Op::SwiGlu { .. }
-        | Op::SwiGluBackward { .. }
-        | Op::ColumnSum { .. }
-        | Op::BiasDropoutAdd { .. }
-        | Op::Dropout { .. }
-        | Op::Add { .. }
-        | Op::Cast { .. }
-        | Op::Zero { .. } => elementwise::run(op, memory, workers),
-        Op::ChunkSquares { .. } => squares::run(op, memory, workers),
-        Op::Copy { .. }
-        | Op::AllReduce { .. }
-        | Op::ReduceScatter { .. }
-        | Op::AllGather { .. }
-        | Op::Broadcast { .. }
-        | Op::Host { .. }
-        | Op::Task { .. } => not_a_kernel(),
+    match op.family() {
+        Family::Product => dense::run(op, memory, workers),
+        Family::Fp8 => fp8::run(op, memory, workers),
+        Family::Embedding => embedding::run(op, memory, workers),
+        Family::Norm => norm::run(op, memory, workers),
+        Family::Rotary => rotary::run(op, memory, workers),
+        Family::Attention => attention::run(op, memory, workers),
+        Family::Cache => cached::run(op, memory, workers),
+        Family::Loss => loss::run(op, memory, workers),
+        Family::Elementwise => elementwise::run(op, memory, workers),
+        Family::Squares => squares::run(op, memory, workers),
+        Family::Transfer | Family::Task => not_a_kernel(),
     }
 }
 

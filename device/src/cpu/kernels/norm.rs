@@ -36,11 +36,12 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
             let (mut d_gain, mut d_bias) = (values_mut(m, d_gain)?, values_mut(m, d_bias)?);
             let each_block =
                 |rows: Range<usize>, mut d_x: Rows<'_>, sums: &mut [f32], floats: &mut [f32]| {
-                    backward(inputs.rows(rows.start, rows.end), (&mut d_x.view, add), sums, floats);
+                    backward(inputs.rows(rows.start, rows.end), &mut d_x.view, add, sums, floats);
                 };
             let size = (rows, 2 * cols);
             return workers.sum_rows(
-                size,
+                size.0,
+                size.1,
                 x.len(),
                 Rows { view: d_x, each: cols },
                 &each_block,
@@ -76,10 +77,10 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
             let each_block =
                 |rows: Range<usize>, mut d_x: Rows<'_>, sums: &mut [f32], floats: &mut [f32]| {
                     let inputs = inputs.rows(rows.start, rows.end);
-                    rms_backward(inputs, (&mut d_x.view, add), sums, floats);
+                    rms_backward(inputs, &mut d_x.view, add, sums, floats);
                 };
             let d_x = Rows { view: d_x, each: cols };
-            return workers.sum_rows((rows, cols), x.len(), d_x, &each_block, |sums| {
+            return workers.sum_rows(rows, cols, x.len(), d_x, &each_block, |sums| {
                 d_gain.store(0, sums);
             });
         }
@@ -126,7 +127,8 @@ fn forward(
                 };
                 write(
                     y,
-                    (row * cols, cols),
+                    row * cols,
+                    cols,
                     ys,
                     false,
                     #[inline(always)]
@@ -162,7 +164,8 @@ fn rms_forward(
                 let scale = 1.0 / sum(x, |x| x * x).mul_add(per_element, epsilon).sqrt();
                 write(
                     y,
-                    (row * cols, cols),
+                    row * cols,
+                    cols,
                     ys,
                     false,
                     #[inline(always)]
@@ -181,7 +184,8 @@ fn rms_forward(
 /// Also sums d_y n over the rows in order (d_gain).
 fn rms_backward(
     inputs: Inputs<'_>,
-    (d_x, add): (&mut ViewMut<'_>, bool),
+    d_x: &mut ViewMut<'_>,
+    add: bool,
     d_gain: &mut [f32],
     floats: &mut [f32],
 ) {
@@ -212,7 +216,8 @@ fn rms_backward(
                 let new = |(g, n): (&f32, &f32)| n.mul_add(-mean_gn, *g) * scale;
                 write(
                     d_x,
-                    (at, cols),
+                    at,
+                    cols,
                     xs,
                     add,
                     #[inline(always)]
@@ -255,7 +260,8 @@ impl Inputs<'_> {
 /// other.
 fn backward(
     inputs: Inputs<'_>,
-    (d_x, add): (&mut ViewMut<'_>, bool),
+    d_x: &mut ViewMut<'_>,
+    add: bool,
     sums: &mut [f32],
     floats: &mut [f32],
 ) {
@@ -291,7 +297,8 @@ fn backward(
                 let new = |(g, n): (&f32, &f32)| n.mul_add(-mean_gn, g - mean_g) * scale;
                 write(
                     d_x,
-                    (at, cols),
+                    at,
+                    cols,
                     xs,
                     add,
                     #[inline(always)]

@@ -12,7 +12,7 @@ use std::ops::Range;
 pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), String> {
     match *op {
         Op::Rotary { qkv, table, heads, starts, norm } => {
-            let shape = Shape::new(qkv, heads, Starts::new(m, starts, (0, heads.seq_len))?);
+            let shape = RotaryShape::new(qkv, heads, Starts::new(m, starts, 0, heads.seq_len)?);
             workers.need(rotary_floats(shape.dim))?;
             let work = qkv.len();
             let (table, qkv) = (slice::<f32>(m, table)?, values_mut(m, qkv)?);
@@ -31,7 +31,7 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
             });
         }
         Op::RotaryBackward { d_qkv, table, heads, starts, norm } => {
-            let shape = Shape::new(d_qkv, heads, Starts::new(m, starts, (0, heads.seq_len))?);
+            let shape = RotaryShape::new(d_qkv, heads, Starts::new(m, starts, 0, heads.seq_len)?);
             workers.need(rotary_floats(shape.dim))?;
             let work = d_qkv.len();
             let (table, d_qkv) = (slice::<f32>(m, table)?, values_mut(m, d_qkv)?);
@@ -53,7 +53,7 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
                 let norm = Some((inputs, sums));
                 turn_back(shape, table, rows, &mut d.view, norm, floats);
             };
-            return workers.sum_rows((shape.rows, 2 * shape.dim), work, d_qkv, &f, |sums| {
+            return workers.sum_rows(shape.rows, 2 * shape.dim, work, d_qkv, &f, |sums| {
                 let (q, k) = sums.split_at(shape.dim);
                 d_gains[0].store(0, q);
                 d_gains[1].store(0, k);
@@ -65,7 +65,7 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
 }
 
 #[derive(Clone, Copy)]
-struct Shape<'a> {
+struct RotaryShape<'a> {
     heads: Heads,
     starts: Starts<'a>,
     rows: usize,
@@ -75,7 +75,7 @@ struct Shape<'a> {
     dim: usize,
 }
 
-impl<'a> Shape<'a> {
+impl<'a> RotaryShape<'a> {
     const fn new(qkv: Tensor, heads: Heads, starts: Starts<'a>) -> Self {
         let (rows, columns) = qkv.shape();
         Self { heads, starts, rows, columns, dim: heads.dim(columns) }
@@ -102,7 +102,7 @@ impl<'a> Shape<'a> {
 type Norm<'a, 'b> = ([View<'a>; 2], &'a mut ViewMut<'b>, f32);
 
 fn rotate(
-    shape: Shape<'_>,
+    shape: RotaryShape<'_>,
     table: &[f32],
     rows: Range<usize>,
     qkv: &mut ViewMut<'_>,
@@ -155,7 +155,7 @@ struct Inputs<'a> {
 /// Adds sums over the rows, and in each row over the heads, to (d_q_gain, d_k_gain), D elements
 /// each.
 fn turn_back(
-    shape: Shape<'_>,
+    shape: RotaryShape<'_>,
     table: &[f32],
     rows: Range<usize>,
     d_qkv: &mut ViewMut<'_>,
@@ -232,7 +232,8 @@ mod tests {
     /// The plain formula for `rows` rows of heads.
     fn rotary_f64(
         qkv: &[f64],
-        (rows, dim): (usize, usize),
+        rows: usize,
+        dim: usize,
         packed: bool,
         gains: Option<[&[f64]; 2]>,
     ) -> Vec<f64> {
@@ -265,7 +266,8 @@ mod tests {
         dtype: Dtype,
         rows: usize,
         dim: usize,
-        (normed, packed): (bool, bool),
+        normed: bool,
+        packed: bool,
     ) -> Vec<Vec<f64>> {
         let (mut rig, heads, n) = (Rig::new(threads), heads(), rows * 10 * dim);
         let table = rig.put(Dtype::F32, (heads.seq_len, dim), &table(heads.seq_len, dim));
@@ -298,9 +300,9 @@ mod tests {
                 let (x, d) = (noise(1, rows * 10 * dim), noise(2, rows * 10 * dim));
                 let (q, k) = (noise(3, dim), noise(4, dim));
                 let formula = |x: &[f64], q: &[f64], k: &[f64]| {
-                    rotary_f64(x, (rows, dim), packed, normed.then_some([q, k]))
+                    rotary_f64(x, rows, dim, packed, normed.then_some([q, k]))
                 };
-                let got = run_ops(1, dtype, rows, dim, (normed, packed));
+                let got = run_ops(1, dtype, rows, dim, normed, packed);
                 assert_close(&got[0], &formula(&x, &q, &k), 3e-6, ulp);
                 let want = differences(&x, |x| inner(&d, &formula(x, &q, &k)));
                 // q and k are rounded before the norm.
@@ -318,7 +320,7 @@ mod tests {
     #[test]
     fn threads_change_no_bit() {
         for normed in [false, true] {
-            let run = |threads| run_ops(threads, Dtype::Bf16, 400, 16, (normed, normed));
+            let run = |threads| run_ops(threads, Dtype::Bf16, 400, 16, normed, normed);
             assert_eq!(run(1), run(3));
         }
     }

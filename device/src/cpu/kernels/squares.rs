@@ -27,12 +27,12 @@ mod tests {
     use super::super::testing::{Rig, assert_close, noise};
     use super::*;
     use crate::Dtype;
-    use crate::numerics::Counted;
+    use crate::numerics::CountedRange;
 
     #[test]
     fn squares_are_summed_by_chunk_with_any_number_of_threads() {
         let (n, chunk) = (100_000, 4097);
-        let counted = Counted { end: 70_000, hole: (5000, 13_001) };
+        let counted = CountedRange { end: 70_000, hole: (5000, 13_001) };
         let x = noise(1, n);
         let counts = |i: usize| i < 5000 || (13_001..70_000).contains(&i);
         let square = |i: usize| if counts(i) { x[i] * x[i] } else { 0.0 };

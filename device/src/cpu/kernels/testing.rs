@@ -71,9 +71,9 @@ pub(super) struct Rig {
 
 impl Rig {
     pub(super) fn new(threads: usize) -> Self {
-        let crew =
-            (threads > 1).then(|| Arc::new(crate::Crew::new(threads, || ()).expect("threads")));
-        let workers = Workers::new(crew, ScratchFloats::new(300, 80, 4000, 0));
+        let team = (threads > 1)
+            .then(|| Arc::new(crate::ThreadTeam::new(threads, || ()).expect("threads")));
+        let workers = Workers::new(team, ScratchFloats::new(300, 80, 4000, 0));
         Self { plan: Plan::default(), data: Vec::new(), workers }
     }
 

@@ -29,7 +29,7 @@ impl Drop for DeviceMemory {
 
 /// Whether kernels and streams use pinned memory by an address of their own, or only copies use it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::cuda) enum Mapped {
+pub(in crate::cuda) enum HostMapping {
     No,
     Yes,
 }
@@ -54,12 +54,12 @@ impl Registration {
         &mut self,
         start: u64,
         bytes: u64,
-        mapped: Mapped,
+        mapped: HostMapping,
     ) -> Result<(), Failure> {
         self.context.bind()?;
         let flags = match mapped {
-            Mapped::No => 0,
-            Mapped::Yes => sys::CU_MEMHOSTREGISTER_DEVICEMAP,
+            HostMapping::No => 0,
+            HostMapping::Yes => sys::CU_MEMHOSTREGISTER_DEVICEMAP,
         };
         call!(cuMemHostRegister_v2(start as *mut _, bytes as usize, flags))?;
         self.pieces.push(start);
@@ -128,7 +128,7 @@ impl Words {
         let page = Arc::new(Page([const { AtomicU32::new(0) }; 1024]));
         let start = page.0.as_ptr() as u64;
         let mut registration = Registration::new(context);
-        registration.add(start, 4096, Mapped::Yes)?;
+        registration.add(start, 4096, HostMapping::Yes)?;
         let device = Registration::device_address(start)?;
         let word = |i: usize| {
             let index = LINE * i;

@@ -39,7 +39,7 @@ fn on_tensor_cores(sm: u32, dtype: Dtype) -> &'static [(usize, [&'static str; 3]
 }
 
 /// Sizes that the kernels share.
-struct Shape {
+struct AttentionSizes {
     heads: Heads,
     /// Address of the documents' starts; 0 without documents.
     starts: u64,
@@ -53,7 +53,7 @@ struct Shape {
     shared_bytes: [u32; 3],
 }
 
-impl Shape {
+impl AttentionSizes {
     /// `tensors` are all tensors of varying type; the first has the shape of `out`.
     fn new(tensors: &[Tensor], heads: Heads, starts: u64, sm: u32) -> Result<Self, String> {
         let out = tensors[0];
@@ -112,7 +112,7 @@ impl Launcher<'_> {
         match *op {
             Op::Attention { qkv, out, lse, heads, starts, dropout } => {
                 is(lse, Dtype::F32)?;
-                let shape = Shape::new(&[out, qkv], heads, self.at_or_null(starts), sm)?;
+                let shape = AttentionSizes::new(&[out, qkv], heads, self.at_or_null(starts), sm)?;
                 let args = self.args(&[qkv, out, lse]).with(&[values(&[qkv, out])?]);
                 let args = shape.head(args, dropout);
                 self.launch(shape.launch(0, args));
@@ -121,9 +121,9 @@ impl Launcher<'_> {
             Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts, dropout } => {
                 is(lse, Dtype::F32)?;
                 let (all, starts) = ([out, qkv, d_out, d_qkv], self.at_or_null(starts));
-                let shape = Shape::new(&all, heads, starts, sm)?;
+                let shape = AttentionSizes::new(&all, heads, starts, sm)?;
                 let types = values(&[qkv, out, d_out, d_qkv])?;
-                self.launch_delta(&shape, (out, d_out), types);
+                self.launch_delta(&shape, out, d_out, types);
                 let args = self.args(&[qkv, out, lse, d_out, d_qkv]);
                 let args = shape.head(args.with(&[self.scratch, types]), dropout);
                 self.launch(shape.launch(1, args));
@@ -134,7 +134,15 @@ impl Launcher<'_> {
         }
     }
 
-    pub(super) fn cached_attention(&mut self, op: &Op) -> Result<(), String> {
+    pub(super) fn cache(&mut self, op: &Op) -> Result<(), String> {
+        match op {
+            Op::CachedAttention { .. } => self.cached_attention(op),
+            Op::LastColumns { .. } => self.last_columns(op),
+            _ => no_kernel(op),
+        }
+    }
+
+    fn cached_attention(&mut self, op: &Op) -> Result<(), String> {
         let Op::CachedAttention { q, cache, out, heads } = *op else { return no_kernel(op) };
         let dim = q.len() / heads.count;
         if dim > WIDEST_HEAD {
@@ -147,7 +155,7 @@ impl Launcher<'_> {
         Ok(())
     }
 
-    pub(super) fn last_columns(&mut self, op: &Op) -> Result<(), String> {
+    fn last_columns(&mut self, op: &Op) -> Result<(), String> {
         let Op::LastColumns { x, y } = *op else { return no_kernel(op) };
         let ((rows, of), (_, width)) = (x.shape(), y.shape());
         let sizes = [rows, of, width].map(|n| n as u64);
@@ -159,7 +167,7 @@ impl Launcher<'_> {
     }
 
     /// Writes the dot products of the rows of out and d_out to the scratch. A warp computes one.
-    fn launch_delta(&mut self, shape: &Shape, (out, d_out): (Tensor, Tensor), types: u64) {
+    fn launch_delta(&mut self, shape: &AttentionSizes, out: Tensor, d_out: Tensor, types: u64) {
         let (heads, tokens) = (shape.heads, out.shape().0);
         let sizes = [heads.count, heads.seq_len, shape.head_dim, tokens].map(|n| n as u64);
         let args = self.args(&[out, d_out]).with(&[self.scratch, types]).with(&sizes);

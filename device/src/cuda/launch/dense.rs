@@ -51,13 +51,13 @@ impl Launcher<'_> {
             Op::SwiGlu { x, y } => {
                 let (rows, width) = y.shape();
                 let args = self.args(&[x, y]).with(&[values(&[x, y])?, rows as u64, width as u64]);
-                self.launch(Launch::by_rows("swiglu", (rows, width), 256, args));
+                self.launch(Launch::by_rows("swiglu", rows, width, 256, args));
                 Ok(())
             }
             Op::SwiGluBackward { x, d } => {
                 let (rows, width) = d.shape();
                 let args = self.args(&[x, d]).with(&[values(&[x, d])?, rows as u64, width as u64]);
-                self.launch(Launch::by_rows("swiglu_backward", (rows, width), 256, args));
+                self.launch(Launch::by_rows("swiglu_backward", rows, width, 256, args));
                 Ok(())
             }
             Op::ColumnSum { x, y } => {
@@ -73,7 +73,7 @@ impl Launcher<'_> {
                 let args = self.args(&[x]).with(&[bias_at, (self.at)(residual), (self.at)(y)]);
                 let types = values(&[x, bias.unwrap_or(x), residual, y])?;
                 let args = args.with(&[types]).with(&sizes).mask(dropout);
-                self.launch(Launch::by_rows("bias_dropout_add", (rows, cols), 256, args));
+                self.launch(Launch::by_rows("bias_dropout_add", rows, cols, 256, args));
                 Ok(())
             }
             Op::Dropout { x, y, dropout } if x == y && dropout.p == 0.0 => values(&[x]).map(|_| ()),
@@ -108,7 +108,7 @@ impl Launcher<'_> {
                 let (n, (rows, cols)) = (tokens.len(), table.shape());
                 let args = self.args(&[tokens, table, y]).with(&[values(&[table, y])?, n as u64]);
                 let args = args.with(&[cols as u64]).with(&owned(shard, rows));
-                self.launch(Launch::by_rows("embedding", (n, cols), 256, args));
+                self.launch(Launch::by_rows("embedding", n, cols, 256, args));
             }
             Op::EmbeddingBackward { tokens, order, d_y, shard, d_table } => {
                 is(tokens, Dtype::I32)?;
@@ -117,21 +117,21 @@ impl Launcher<'_> {
                 let args = self.args(&[tokens, order, d_y, d_table]);
                 let args = args.with(&[values(&[d_y, d_table])?, n as u64, cols as u64]);
                 let args = args.with(&owned(shard, rows));
-                self.launch(Launch::by_tiles("embedding_backward", (n, cols), args));
+                self.launch(Launch::by_tiles("embedding_backward", n, cols, args));
             }
             Op::AddPositions { x, table, first_row, starts } => {
                 let ((rows, cols), seq_len) = (x.shape(), table.shape().0.max(1));
                 let sizes = [rows, cols, first_row, seq_len].map(|n| n as u64);
                 let args = self.args(&[x, table]).with(&[self.at_or_null(starts)]);
                 let args = args.with(&[values(&[x, table])?]).with(&sizes);
-                self.launch(Launch::by_rows("add_positions", (rows, cols), 256, args));
+                self.launch(Launch::by_rows("add_positions", rows, cols, 256, args));
             }
             Op::PositionsBackward { d_y, first_row, starts, d_table } => {
                 let ((rows, cols), seq_len) = (d_y.shape(), d_table.shape().0);
                 let sizes = [rows, cols, first_row, seq_len].map(|n| n as u64);
                 let args = self.args(&[d_y]).with(&[self.at_or_null(starts), (self.at)(d_table)]);
                 let args = args.with(&[values(&[d_y, d_table])?]).with(&sizes);
-                self.launch(Launch::by_tiles("positions_backward", (seq_len, cols), args));
+                self.launch(Launch::by_tiles("positions_backward", seq_len, cols, args));
             }
             _ => return no_kernel(op),
         }
@@ -146,7 +146,7 @@ impl Launcher<'_> {
                 let args = self.args(&[x, gain, bias, y, stats]);
                 let args = args.with(&[values(&[x, gain, bias, y])?, rows as u64, cols as u64]);
                 let args = args.float(epsilon);
-                self.launch(Launch::by_rows("layer_norm", (rows, cols), 256, args));
+                self.launch(Launch::by_rows("layer_norm", rows, cols, 256, args));
             }
             Op::RmsNorm { x, gain, y, stats, epsilon } => {
                 is(stats, Dtype::F32)?;
@@ -154,12 +154,12 @@ impl Launcher<'_> {
                 let args = self.args(&[x, gain, y, stats]);
                 let args = args.with(&[values(&[x, gain, y])?, rows as u64, cols as u64]);
                 let args = args.float(epsilon);
-                self.launch(Launch::by_rows("rms_norm", (rows, cols), 256, args));
+                self.launch(Launch::by_rows("rms_norm", rows, cols, 256, args));
             }
             Op::RmsNormBackward { x, gain, stats, d_y, d_x, add, d_gain } => {
                 let args = self.args(&[x, gain, stats, d_y, d_x]).with(&[self.scratch]);
                 let args = args.with(&[values(&[x, gain, d_y, d_x])?, u64::from(add)]);
-                self.norm_backward("rms_norm_backward", (x, stats), (args, sm), &[d_gain])?;
+                self.norm_backward("rms_norm_backward", x, stats, args, sm, &[d_gain])?;
             }
             Op::LayerNormBackward { x, gain, stats, d_y, d_x, add, d_gain, d_bias } => {
                 let args = self.args(&[x, gain, stats, d_y, d_x]).with(&[self.scratch]);
@@ -168,7 +168,7 @@ impl Launcher<'_> {
                 let both = norm_shared(x.shape().1, 2) <= most_shared(sm);
                 let grads: &[Tensor] = if both { &[d_gain, d_bias] } else { &[d_gain] };
                 let args = args.with(&[u64::from(both)]);
-                self.norm_backward("layer_norm_backward", (x, stats), (args, sm), grads)?;
+                self.norm_backward("layer_norm_backward", x, stats, args, sm, grads)?;
                 if !both {
                     self.elementwise(&Op::ColumnSum { x: d_y, y: d_bias })?;
                 }
@@ -182,8 +182,10 @@ impl Launcher<'_> {
     fn norm_backward(
         &mut self,
         kernel: &'static str,
-        (x, stats): (Tensor, Tensor),
-        (args, sm): (Args, u32),
+        x: Tensor,
+        stats: Tensor,
+        args: Args,
+        sm: u32,
         grads: &[Tensor],
     ) -> Result<(), String> {
         is(stats, Dtype::F32)?;
@@ -213,7 +215,7 @@ impl Launcher<'_> {
                 let (rows, cols) = x.shape();
                 let sizes = [rows, cols, shard.valid.min(cols)].map(|n| n as u64);
                 let args = self.args(&[x, y]).with(&[values(&[x])?]).with(&sizes);
-                self.launch(Launch::by_rows("row_max", (rows, cols), 512, args));
+                self.launch(Launch::by_rows("row_max", rows, cols, 512, args));
             }
             Op::CrossEntropyStats { logits, max, targets, shard, sums } => {
                 [max, sums].into_iter().try_for_each(|t| is(t, Dtype::F32))?;
@@ -222,7 +224,7 @@ impl Launcher<'_> {
                 let sizes = [rows, cols, shard.first, shard.valid.min(cols)].map(|n| n as u64);
                 let args = self.args(&[logits, max, targets, sums]);
                 let args = args.with(&[values(&[logits])?]).with(&sizes);
-                self.launch(Launch::by_rows("cross_entropy_stats", (rows, cols), 512, args));
+                self.launch(Launch::by_rows("cross_entropy_stats", rows, cols, 512, args));
             }
             Op::CrossEntropyLoss { sums, targets, loss } => {
                 is(sums, Dtype::F32)?;
@@ -239,7 +241,7 @@ impl Launcher<'_> {
                 let sizes = [rows, cols, shard.first, shard.valid.min(cols)].map(|n| n as u64);
                 let args = self.args(&[logits, max, sums, targets, scale]).float(factor);
                 let args = args.with(&[values(&[logits])?]).with(&sizes);
-                self.launch(Launch::by_rows("cross_entropy_backward", (rows, cols), 512, args));
+                self.launch(Launch::by_rows("cross_entropy_backward", rows, cols, 512, args));
             }
             _ => return no_kernel(op),
         }

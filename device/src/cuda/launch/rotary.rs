@@ -23,17 +23,17 @@ impl Launcher<'_> {
         match *op {
             Op::Rotary { qkv, table, heads, starts, norm } => {
                 let starts = self.at_or_null(starts);
-                let turned = Turned::new((qkv, table), heads, starts, norm)?;
-                self.turn((qkv, table), &turned, norm, false);
+                let turned = RotaryParams::new(qkv, table, heads, starts, norm)?;
+                self.turn(qkv, table, &turned, norm, false);
             }
             Op::RotaryBackward { d_qkv, table, heads, starts, norm: None } => {
                 let starts = self.at_or_null(starts);
-                let turned = Turned::new((d_qkv, table), heads, starts, None)?;
-                self.turn((d_qkv, table), &turned, None, true);
+                let turned = RotaryParams::new(d_qkv, table, heads, starts, None)?;
+                self.turn(d_qkv, table, &turned, None, true);
             }
             Op::RotaryBackward { d_qkv, table, heads, starts, norm: Some((norm, grads)) } => {
                 let starts = self.at_or_null(starts);
-                let turned = Turned::new((d_qkv, table), heads, starts, Some(norm))?;
+                let turned = RotaryParams::new(d_qkv, table, heads, starts, Some(norm))?;
                 let (each, [of_q, of_k]) = turned.parts();
                 let args = self.args(&[d_qkv, table, norm.q_gain, norm.k_gain, norm.raw]);
                 let args = args.with(&[self.scratch, of_q as u64, each as u64]);
@@ -56,8 +56,9 @@ impl Launcher<'_> {
 
     fn turn(
         &mut self,
-        (x, table): (Tensor, Tensor),
-        turned: &Turned,
+        x: Tensor,
+        table: Tensor,
+        turned: &RotaryParams,
         norm: Option<HeadNorm>,
         back: bool,
     ) {
@@ -70,7 +71,7 @@ impl Launcher<'_> {
 }
 
 /// Parameters of all rotary kernels.
-struct Turned {
+struct RotaryParams {
     types: u64,
     rows: usize,
     heads: Heads,
@@ -80,9 +81,10 @@ struct Turned {
     epsilon: f32,
 }
 
-impl Turned {
+impl RotaryParams {
     fn new(
-        (qkv, table): (Tensor, Tensor),
+        qkv: Tensor,
+        table: Tensor,
         heads: Heads,
         starts: u64,
         norm: Option<HeadNorm>,

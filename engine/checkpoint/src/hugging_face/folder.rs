@@ -21,7 +21,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use tensor_parallel::{Gpt, Param};
+use tensor_parallel::{Decoder, Param};
 
 /// Bytes that a thread reads at once.
 const AT_ONCE: usize = 8 << 20;
@@ -174,7 +174,7 @@ impl Folder {
     ///
     /// # Errors
     /// [`FolderError::OtherModel`] with every key of `config.json` that differs; a tensor that is not as it must be.
-    pub fn check_model(&self, model: &ModelConfig, gpt: &Gpt) -> Result<(), FolderError> {
+    pub fn check_model(&self, model: &ModelConfig, gpt: &Decoder) -> Result<(), FolderError> {
         let path = self.path.join(CONFIG);
         let problems = mismatches(&self.config, model);
         match problems[..] {
@@ -187,10 +187,10 @@ impl Folder {
     ///
     /// # Errors
     /// One that is not there, of another shape or type, and what is there besides.
-    pub(super) fn places(&self, gpt: &Gpt) -> Result<Vec<Place>, FolderError> {
+    pub(super) fn places(&self, gpt: &Decoder) -> Result<Vec<Place>, FolderError> {
         let params: Vec<&Param> = gpt.segments().iter().flat_map(|s| &s.params).collect();
-        let (names, shape) = (Names::of(&gpt.shape().parts), gpt.shape());
-        let tied = shape.parts.tied;
+        let (names, shape) = (Names::of(&gpt.shape().architecture), gpt.shape());
+        let tied = shape.architecture.tied;
         let mut known: BTreeSet<String> = params.iter().map(|p| names.foreign(&p.name).0).collect();
         if tied {
             known.insert(HEAD.into());

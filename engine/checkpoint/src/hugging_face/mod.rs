@@ -17,7 +17,7 @@ use crate::rewrite::{RewriteError, Sealed, Source, start};
 use config::{Config, ModelConfig};
 use data::Dataset;
 use data::model_files::ModelFileError;
-use layout::build::Built;
+use layout::build::RankLayout;
 use rayon::iter::{IndexedParallelIterator, ParallelIterator};
 use rayon::slice::ParallelSliceMut;
 use std::io;
@@ -53,10 +53,10 @@ fn lines(problems: &[String]) -> String {
 /// [`FolderError::OtherModel`] with every key of `config.json` that differs; what cannot be read or written.
 pub fn import(
     folder: &Folder,
-    (config, built, data): (&Config, &Built, &Dataset),
+    (config, built, data): (&Config, &RankLayout, &Dataset),
     run: &RunFolder,
 ) -> Result<Sealed, FolderError> {
-    let places = folder.places(&built.gpt)?;
+    let places = folder.places(&built.decoder)?;
     // The tensor that is being written: the files of all ranks ask for it in many pieces. Nobody asks while it changes.
     let now = RwLock::new(Vec::new());
     let begin = |tensor: usize| {

@@ -1,6 +1,6 @@
 //! What transformers calls the tensors of a model, and how they stand there.
 
-use tensor_parallel::Parts;
+use tensor_parallel::Architecture;
 
 /// The names of a family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +36,7 @@ const LLAMA: [(&str, &str); 11] = [
 ];
 
 impl Names {
-    pub(super) const fn of(parts: &Parts) -> Self {
+    pub(super) const fn of(parts: &Architecture) -> Self {
         if parts.joined_qkv { Self::Gpt2 } else { Self::Llama }
     }
 

@@ -2,10 +2,11 @@
 
 use super::FolderError;
 use super::folder::{Folder, Place};
+
 use device::Rank;
 use layout::runs::Runs;
 use std::sync::{Arc, Mutex, PoisonError};
-use tensor_parallel::Gpt;
+use tensor_parallel::Decoder;
 
 /// The weights of a model, in a folder; opened and looked through once for all ranks.
 #[derive(Debug)]
@@ -20,14 +21,14 @@ impl Pretrained {
     ///
     /// # Errors
     /// A tensor that is missing, of another shape or type, or of another model.
-    pub fn new(folder: Folder, gpt: &Gpt) -> Result<Self, FolderError> {
+    pub fn new(folder: Folder, gpt: &Decoder) -> Result<Self, FolderError> {
         let places = folder.places(gpt)?;
         Ok(Self { folder, places })
     }
 
     /// The part of a rank of `gpt`.
-    pub fn of_rank(&self, gpt: &Gpt, rank: Rank) -> RankWeights<'_> {
-        let runs = Runs::new(gpt, (rank.tp, rank.tp_size), |number, _| number);
+    pub fn of_rank(&self, gpt: &Decoder, rank: Rank) -> RankWeights<'_> {
+        let runs = SegmentRuns::new(gpt, (rank.tp, rank.tp_size), |number, _| number);
         RankWeights { from: self, runs, turned: Mutex::default() }
     }
 }
@@ -37,7 +38,7 @@ impl Pretrained {
 pub struct RankWeights<'a> {
     from: &'a Pretrained,
     /// By number of the tensor.
-    runs: Runs<usize>,
+    runs: SegmentRuns<usize>,
     /// The last tensor that stands there transposed: those are read whole.
     turned: Mutex<Option<(usize, Arc<Vec<f32>>)>>,
 }

@@ -8,9 +8,7 @@ use crate::{Checkpoint, CheckpointError};
 use config::Config;
 use data::model_files::ModelFiles;
 use files::durable::sync_folder;
-use files::names::FILES;
-use files::names::LOCK;
-use files::names::TOKENIZER;
+use files::names::{FILES, LOCK, TOKENIZER};
 use files::own;
 use half::bf16;
 use layout::build::Built;
@@ -97,7 +95,7 @@ impl Numbers {
 /// [`ExportError`]; nothing is left under the name then.
 pub fn export(
     from: &Checkpoint,
-    (config, built): (&Config, &Built),
+    (config, built): (&Config, &RankLayout),
     (tokenizer, beside): (Option<&[u8]>, &ModelFiles),
     out: &Path,
     (numbers, most): (Numbers, u64),
@@ -112,7 +110,7 @@ pub fn export(
         fs::create_dir_all(parent).map_err(cannot_write(parent))?;
     }
     let _lock = begin(&unfinished)?;
-    let names = Names::of(&built.gpt.shape().parts);
+    let names = Names::of(&built.decoder.shape().architecture);
     let done = fill(from, (config, names), (tokenizer, beside), &unfinished, (numbers, most))
         .and_then(|files| read_back(from, built, &unfinished, numbers).map(|()| files))
         .and_then(|files| {
@@ -292,12 +290,12 @@ fn parameter(
 /// The folder as an import would read it.
 fn read_back(
     from: &Checkpoint,
-    built: &Built,
+    built: &RankLayout,
     folder: &Path,
     numbers: Numbers,
 ) -> Result<(), ExportError> {
     let written = Folder::open(folder)?;
-    let places = written.places(&built.gpt)?;
+    let places = written.places(&built.decoder)?;
     for (index, (tensor, place)) in from.tensors().iter().zip(&places).enumerate() {
         let mut values = vec![0.0; tensor.elements];
         from.reader().read((index, 0), 0..tensor.elements, &mut values)?;

@@ -1,20 +1,22 @@
-//! The update on the host by itself: the very tiles of a run, in turn with loops of the same loads and stores that
-//! compute nothing, and with those of other states and instructions. Whatever else the machine does meets them all.
+//! Measures the update on the host alone: the same tasks as in a run, in turn with loops that load and store the same bytes and
+//! compute nothing, and with other states and instructions. Other load on the machine affects all of them alike.
 
-use super::on_host;
+use super::memory::Node;
+use super::open_on_host;
 use config::TILE_ELEMENTS as TILE;
 use device::numerics::SimdPath;
-use device::{Arena, Crew, Device, Dtype, Error, HostOp, Lane, Plan, Tensor};
+use device::{Arena, Device, Dtype, Error, HostOp, Lane, Plan, Tensor, ThreadTeam};
 use engine::metrics;
-use engine::run::open::kernel_crew;
+use engine::run::open::kernel_team;
 use offload::{
-    AdamTile, AheadTile, AheadTraffic, NoiseRun, Rule, Second, Storage, TrafficTile, When, control,
+    AdamTile, NoiseRun, Phase, Rule, SpeculationBuffers, SpeculativeTile, SpeculativeTraffic,
+    Storage, TileNoise, TrafficTile, control,
 };
 use serde::Serialize;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Seconds of a case that are enough, whatever was asked for.
+/// Seconds after which a case ends, even if it has made fewer rounds.
 const ENOUGH: f64 = 20.0;
 
 /// What to measure.
@@ -26,9 +28,9 @@ pub struct Case {
     pub storage: Storage,
     /// Whether the update is one ahead of the decision, into second arrays of the states.
     pub ahead: bool,
-    /// Of kernels.
+    /// Number of kernel threads.
     pub threads: usize,
-    /// 4 KiB instead of 2 MiB.
+    /// Pages of 4 KiB instead of 2 MiB.
     pub small_pages: bool,
 }
 
@@ -39,32 +41,32 @@ pub struct Row {
     pub path: &'static str,
     /// How states are kept.
     pub state: &'static str,
-    /// Of kernels.
+    /// Number of kernel threads.
     pub threads: usize,
-    /// Asked for, in KiB.
+    /// Page size that was asked for, in KiB.
     pub page_kib: u32,
-    /// In the run.
+    /// Number of parameters.
     pub params: usize,
-    /// Read and written.
+    /// Bytes read and written.
     pub bytes_per_param: f64,
-    /// Of all parameters: the sum of the medians of the tiles.
+    /// Seconds of all parameters: the sum over tiles of each tile's median.
     pub seconds: f64,
-    /// The median of whole passes over all tiles: what held one tile up is in it.
+    /// Median seconds of a pass over all tiles. It includes delays of single tiles.
     pub pass_seconds: f64,
-    /// In `seconds`.
+    /// Parameters per second, by `seconds`.
     pub params_per_s: f64,
-    /// In `seconds`.
+    /// 10^9 bytes per second, by `seconds`.
     pub gb_per_s: f64,
-    /// Of the same traffic without arithmetic, in turn with it.
+    /// 10^9 bytes per second of the same traffic without arithmetic.
     pub ceiling_gb_per_s: f64,
     /// Time of the traffic over time of the update.
     pub share_of_ceiling: f64,
-    /// Of which the medians are.
+    /// Rounds behind each median.
     pub rounds: usize,
 }
 
 impl Row {
-    /// In `seconds`, of each thread.
+    /// 10^9 bytes per second of each thread, by `seconds`.
     pub(super) fn gb_per_s_and_thread(&self) -> f64 {
         self.gb_per_s / self.threads as f64
     }
@@ -122,33 +124,32 @@ pub fn cases(threads: usize, only: Option<SimdPath>, states_only: bool) -> Vec<C
     cases
 }
 
-/// A node by Linux's number, with its CPUs; none: anywhere.
-type Place<'a> = &'a [(u32, Vec<u32>)];
-
-/// The update of one tile, the same without arithmetic.
+/// For each tile the task of its update, and a task with the same traffic without arithmetic.
 type Tiles = Vec<[Arc<HostOp>; 2]>;
 
-/// Seconds of a case: of the tiles with and without arithmetic, and of passes over all tiles.
+/// Seconds of a case: of each tile with and without arithmetic, and of each pass over all tiles.
 type Times = ([Vec<Vec<f64>>; 2], Vec<f64>);
 
-/// Updates `params` parameters `most` times, or for some seconds, in each of `cases`, which have threads and pages in
-/// common. All have their turn with every tile: whatever else the machine does meets them all.
+/// Updates `params` parameters `most` times, or for some seconds, in each of `cases`, which have the same threads and pages. The
+/// cases take turns at every tile, so that other load on the machine affects all of them alike.
 ///
 /// # Errors
 /// No memory, or a path that this machine lacks.
 pub fn adam(cases: &[Case], params: usize, most: usize) -> Result<Vec<Row>, Error> {
     let Some(one) = cases.first() else { return Ok(Vec::new()) };
-    adam_on((kernel_crew(one.threads, None), &[]), cases, (params, most))
+    adam_on(kernel_team(one.threads, None), &Node::default(), cases, params, most)
 }
 
-/// [`adam`] by this crew, its memory on a node by its CPUs, where they are given.
+/// [`adam`] by `team`, with its memory on `node`.
 ///
 /// # Errors
 /// As there.
 pub(super) fn adam_on(
-    (crew, node): (Option<Arc<Crew>>, Place<'_>),
+    team: Option<Arc<ThreadTeam>>,
+    node: &Node,
     cases: &[Case],
-    (params, most): (usize, usize),
+    params: usize,
+    most: usize,
 ) -> Result<Vec<Row>, Error> {
     let Some(one) = cases.first() else { return Ok(Vec::new()) };
     let site = std::panic::Location::caller();
@@ -158,13 +159,13 @@ pub(super) fn adam_on(
     let of_case = cases.iter().map(|Case { storage, ahead, .. }| {
         let kind = (*storage, *ahead);
         states.iter().position(|(have, _)| *have == kind).unwrap_or_else(|| {
-            states.push((kind, tiles(&mut plan, kind, params)));
+            states.push((kind, tiles(&mut plan, *storage, *ahead, params)));
             states.len() - 1
         })
     });
     let of_case: Vec<usize> = of_case.collect();
     cases.iter().try_for_each(|case| case.path.choose().map_err(refused))?;
-    let dev = on_host(plan, crew, one.small_pages, node)?;
+    let dev = open_on_host(plan, team, one.small_pages, node)?;
     for (_, ((_, control), fills)) in &states {
         for (tensor, value) in fills {
             dev.write(*tensor, &|i| value * (1.0 + (i % 251) as f64 / 251.0))?;
@@ -234,15 +235,16 @@ fn row(case: Case, params: usize, [seconds, traffic, pass]: [f64; 3], rounds: us
     }
 }
 
-/// The middle one, `NaN` of none.
+/// The median; `NaN` of no values.
 pub(super) fn median(of: &[f64]) -> f64 {
     metrics::median(of.iter().copied()).unwrap_or(f64::NAN)
 }
 
-/// All tiles with the control block, and what to fill tensors with.
+/// All tiles with the control block, and the value that each tensor begins with.
 fn tiles(
     plan: &mut Plan,
-    (storage, ahead): (Storage, bool),
+    storage: Storage,
+    ahead: bool,
     params: usize,
 ) -> ((Tiles, Tensor), Vec<(Tensor, f64)>) {
     let mut tensor = |name: &str, dtype, len| {
@@ -262,11 +264,11 @@ fn tiles(
         ];
         let states = states.map(|(name, dtype)| tensor(name, dtype, params));
         let upper = storage.split_master.then(|| tensor("upper", Dtype::Bf16, params));
-        Second {
+        SpeculationBuffers {
             states,
             upper,
             factor: tensor("factors", Dtype::F64, params.div_ceil(TILE)),
-            presumed: control,
+            predicted: control,
         }
     });
     let noise: Arc<[_]> = match storage.moments {
@@ -284,14 +286,14 @@ fn tiles(
             variance: part(variance),
             param: part(param),
             decayed: TILE.min(params - at),
-            noise: (Arc::clone(&noise), at),
+            noise: TileNoise { runs: Arc::clone(&noise), start: at },
         };
         let Some(second) = &second else {
             return [HostOp::new(tile()), HostOp::new(TrafficTile(tile()))];
         };
         let second = second.tile(&(at..(at + TILE).min(params)), at / TILE);
-        let ahead = AheadTile { tile: tile(), second, when: When::Ahead };
-        [HostOp::new(ahead.clone()), HostOp::new(AheadTraffic(ahead))]
+        let ahead = SpeculativeTile { tile: tile(), buffers: second, phase: Phase::Speculate };
+        [HostOp::new(ahead.clone()), HostOp::new(SpeculativeTraffic(ahead))]
     };
     let all = (0..params).step_by(TILE).map(tile).collect();
     let second = second.iter().flat_map(|second| second.states.into_iter().chain(second.upper));
@@ -301,7 +303,7 @@ fn tiles(
     ((all, control), [fills, second].concat())
 }
 
-/// The third step of a run.
+/// Writes the decision of the third step of a run.
 fn write_control(dev: &Device, tensor: Tensor) -> Result<(), Error> {
     let mut words = [0.0; control::WORDS];
     words[control::STEP] = 3.0;

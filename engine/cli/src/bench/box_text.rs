@@ -1,6 +1,7 @@
 //! A [`GpuBox`] as a box file: each key stands below what was measured for it, and how.
 
-use super::gpu_box::{GpuBox, Products, Together};
+use super::MatmulShape;
+use super::gpu_box::{ConcurrentRates, GpuBox, Products};
 use device::Dtype;
 use files::output::Output;
 use files::utc::Utc;
@@ -138,7 +139,7 @@ impl GpuBox {
     /// GB/s that each GPU copies each way, while all copy.
     fn link(&self) -> f64 {
         let alone = self.copies.up.min(self.copies.down);
-        self.together.as_ref().map_or(alone, |Together { up, down, .. }| up.min(*down))
+        self.together.as_ref().map_or(alone, |ConcurrentRates { up, down, .. }| up.min(*down))
     }
 
     fn host(&self, text: &mut Text) {
@@ -180,7 +181,7 @@ impl GpuBox {
              added{ceiling}.",
             copies.up, copies.down, copies.both
         ));
-        if let Ok(Together { up, down, .. }) = self.together {
+        if let Ok(ConcurrentRates { up, down, .. }) = self.together {
             text.say(&format!(
                 "Measured while all {} copy: {up:.2} GB/s up, {down:.2} down, each.",
                 counted(self.gpus, "GPU")
@@ -192,7 +193,7 @@ impl GpuBox {
 }
 
 fn products(of: &Products) -> String {
-    let Products { tflops, shape: (m, k, n), tried, dtype } = of;
+    let Products { tflops, shape: MatmulShape { m, k, n }, tried, dtype } = of;
     let kind = match dtype {
         Dtype::Bf16 => "bf16",
         Dtype::F16 => "fp16",
@@ -261,11 +262,11 @@ impl Text {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::{Copies, InParts, NodeMemory, Row};
+    use crate::bench::{Copies, NodeMemory, Row, TileCopies};
     use config::load_box;
     use device::cuda::GpuInfo;
 
-    fn example(together: Result<Together, String>) -> GpuBox {
+    fn example(together: Result<ConcurrentRates, String>) -> GpuBox {
         let memory = |rmw| NodeMemory {
             node: Some(0),
             threads: 16,
@@ -274,8 +275,12 @@ mod tests {
             copy: 180.0,
             rmw,
         };
-        let products =
-            |tflops, dtype| Products { tflops, shape: (4096, 8192, 2048), tried: 3, dtype };
+        let products = |tflops, dtype| Products {
+            tflops,
+            shape: MatmulShape { m: 4096, k: 8192, n: 2048 },
+            tried: 3,
+            dtype,
+        };
         GpuBox {
             gpu: GpuInfo {
                 ordinal: 0,
@@ -295,7 +300,7 @@ mod tests {
             streamed: 2680.0,
             copies: Copies {
                 both_share: 1.0,
-                parts: InParts::default(),
+                parts: TileCopies::default(),
                 device: "Cuda",
                 bytes: 512 << 20,
                 up: 55.0,
@@ -335,7 +340,7 @@ mod tests {
 
     #[test]
     fn a_simulation_gets_what_was_measured() {
-        let text = example(Ok(Together { up: 48.0, down: 50.0, sums: 330.0 })).to_ron();
+        let text = example(Ok(ConcurrentRates { up: 48.0, down: 50.0, sums: 330.0 })).to_ron();
         let read = load(&text);
         let near = |key: f32, share: f64, measured: f64| {
             let is = f64::from(key) * share;
@@ -372,7 +377,7 @@ mod tests {
         );
         assert!(without.missing()[0].contains("GPU 2 is lost"));
         // What goes over PCIe is no link of its own.
-        let slow = example(Ok(Together { up: 48.0, down: 50.0, sums: 20.0 }));
+        let slow = example(Ok(ConcurrentRates { up: 48.0, down: 50.0, sums: 20.0 }));
         let text = slow.to_ron();
         assert_eq!(load(&text).gpu.peer_gb_per_s, 0.0);
         assert!(text.contains("send 20.00 GB/s from each GPU: no more than a link"), "{text}");

@@ -1,12 +1,14 @@
-//! Products and collectives of virtual GPUs, beside what the cores and the memory could do at most.
+//! Measures matmuls and collectives of virtual GPUs, and the peaks of the cores and the memory.
 
 use super::adam::median;
-use super::{PATIENCE, memcpy, on_host};
+use super::memory::Node;
+use super::{PATIENCE, memcpy, open_on_host};
 use device::cpu::{self, CpuOptions, Lanes};
 use device::numerics::multiply_add;
-use device::{Arena, Crew, Dtype, Error, Group, Lane, Op, Plan, Rank, Reduce};
-use device::{HostWork, World};
-use engine::run::open::kernel_crew;
+use device::{
+    Arena, Communicator, Dtype, Error, Group, HostWork, Lane, Op, Plan, Rank, Reduction, ThreadTeam,
+};
+use engine::run::open::kernel_team;
 use serde::Serialize;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -19,7 +21,7 @@ const FMA_ROUNDS: usize = 2_000_000;
 /// A product, in 10^9 operations a second.
 #[derive(Clone, Debug, Serialize)]
 pub struct Product {
-    /// (m, k) by (k, n).
+    /// As in [`MatmulShape`].
     pub m: usize,
     /// See there.
     pub n: usize,
@@ -54,32 +56,44 @@ pub struct Collective {
     pub share_of_memcpy: f64,
 }
 
-/// (m, k, n) of the products of a block of GPT-2 124M on 256 tokens, and of its vocabulary.
-const SHAPES: [(usize, usize, usize); 4] =
-    [(256, 768, 768), (256, 768, 3072), (256, 3072, 768), (256, 768, 50_304)];
+/// A product (m, k) by (k, n).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MatmulShape {
+    /// Rows of the result.
+    pub m: usize,
+    /// Terms of each sum.
+    pub k: usize,
+    /// Columns of the result.
+    pub n: usize,
+}
+
+/// The products of a block of GPT-2 124M on 256 tokens, and of its vocabulary.
+const SHAPES: [MatmulShape; 4] = [
+    MatmulShape { m: 256, k: 768, n: 768 },
+    MatmulShape { m: 256, k: 768, n: 3072 },
+    MatmulShape { m: 256, k: 3072, n: 768 },
+    MatmulShape { m: 256, k: 768, n: 50_304 },
+];
 
 /// Products of some shapes by `threads` threads.
 ///
 /// # Errors
 /// No memory.
 pub fn products(threads: usize) -> Result<Vec<Product>, Error> {
-    let types = [(Dtype::F32, "fp32"), (Dtype::Bf16, "bf16")];
-    let all = types.iter().flat_map(|kind| SHAPES.iter().map(move |shape| (*kind, *shape)));
-    all.map(|(kind, shape)| product_of(kind, shape, threads)).collect()
+    let all = [Dtype::F32, Dtype::Bf16].map(|dtype| SHAPES.map(|shape| (dtype, shape)));
+    all.into_iter().flatten().map(|(dtype, shape)| product_of(dtype, shape, threads)).collect()
 }
 
-fn product_of(
-    (dtype, name): (Dtype, &'static str),
-    (m, k, n): (usize, usize, usize),
-    threads: usize,
-) -> Result<Product, Error> {
+fn product_of(dtype: Dtype, shape: MatmulShape, threads: usize) -> Result<Product, Error> {
+    let MatmulShape { m, k, n } = shape;
+    let name = if dtype == Dtype::Bf16 { "bf16" } else { "fp32" };
     let mut plan = Plan::default();
     let [a, b, c] = [("a", (m, k)), ("b", (k, n)), ("c", (m, n))].map(|(name, shape)| {
         plan.tensor((Arena::Device, "of the measurement"), name, dtype, shape)
     });
-    // One crew for both: two would be in each other's way.
-    let crew = kernel_crew(threads, None);
-    let dev = on_host(plan, crew.clone(), false, &[])?;
+    // One team for both: two would be in each other's way.
+    let team = kernel_team(threads, None);
+    let dev = open_on_host(plan, team.clone(), false, &Node::default())?;
     [a, b].iter().try_for_each(|t| dev.write(*t, &|i| 1.0 / (1 + i % 7) as f64))?;
     let (mut product, mut peak) = (Vec::new(), Vec::new());
     for round in 0..=ROUNDS {
@@ -87,7 +101,7 @@ fn product_of(
         dev.submit(Lane::Compute, Op::product(a, b, c));
         dev.sync_all()?;
         let seconds = started.elapsed().as_secs_f64();
-        let fma = multiply_add_rate(crew.as_deref());
+        let fma = multiply_add_rate(team.as_deref());
         if round > 0 {
             product.push(2.0 * (m * n * k) as f64 / seconds / 1e9);
             peak.push(fma / 1e9);
@@ -100,13 +114,13 @@ fn product_of(
 }
 
 /// Operations a second.
-fn multiply_add_rate(crew: Option<&Crew>) -> f64 {
+fn multiply_add_rate(team: Option<&ThreadTeam>) -> f64 {
     let (started, done) = (Instant::now(), Mutex::new(0.0));
     let work = |_| {
         let operations = multiply_add(FMA_ROUNDS);
         *done.lock().unwrap_or_else(PoisonError::into_inner) += operations;
     };
-    crew.map_or_else(|| work(0), |crew| crew.run(&work));
+    team.map_or_else(|| work(0), |team| team.run(&work));
     done.into_inner().unwrap_or_else(PoisonError::into_inner) / started.elapsed().as_secs_f64()
 }
 
@@ -135,9 +149,9 @@ pub fn collectives(ranks: usize, bytes: u64) -> Result<Vec<Collective>, Error> {
 fn collective(which: usize, ranks: usize, n: usize) -> Result<f64, Error> {
     let mut plan = Plan::default();
     let x = plan.tensor((Arena::Device, "of the measurement"), "x", Dtype::F32, (1, n));
-    let (world, plan) = (World::new(1, ranks, PATIENCE), Arc::new(plan));
+    let (world, plan) = (Communicator::new(1, ranks, PATIENCE), Arc::new(plan));
     let op = [
-        Op::AllReduce { x, group: Group::Dp, reduce: Reduce::Sum },
+        Op::AllReduce { x, group: Group::Dp, reduce: Reduction::Sum },
         Op::ReduceScatter { x, group: Group::Dp },
         Op::AllGather { x, group: Group::Dp },
     ];

@@ -1,6 +1,6 @@
-//! Copies between host and GPU: each direction in one copy, which is the ceiling, and in the parts of a run.
+//! Measures copies between host and GPU: each direction in one copy, which is the ceiling, and in the parts of a run.
 
-use super::{NodeMemory, Place, fastest, memcpy, memory, open, place};
+use super::{BenchPlace, NodeMemory, fastest, memcpy, memory, open, place};
 use config::{BUCKET_ELEMENTS, TILE_ELEMENTS};
 use device::{
     Arena, Device, Dtype, Error, HostContext, HostOp, HostTask, Lane, Mode, Op, Plan, Tensor,
@@ -8,10 +8,10 @@ use device::{
 use serde::Serialize;
 use std::sync::Arc;
 
-/// Of a tile of 16-bit parameters, as runs have them by default.
+/// Bytes of a tile of 16-bit parameters, by default.
 pub const TILE_BYTES: u64 = 2 * TILE_ELEMENTS as u64;
 
-/// Of a piece of 16-bit gradients, as one data-parallel rank has them by default.
+/// Bytes of a piece of 16-bit gradients on one data-parallel rank, by default.
 const PIECE_BYTES: u64 = 2 * BUCKET_ELEMENTS as u64;
 
 /// Copies of one GPU, in 10^9 bytes a second.
@@ -30,7 +30,7 @@ pub struct Copies {
     /// `both` as a share of `up` and `down` added.
     pub both_share: f64,
     /// The same bytes in the parts of a run.
-    pub parts: InParts,
+    pub parts: TileCopies,
     /// Of one direction; `None`: not known.
     pub ceiling: Option<f64>,
     /// The meaning of `ceiling`, for a reader.
@@ -41,7 +41,7 @@ pub struct Copies {
 
 /// Copies in the parts of a run, in 10^9 bytes a second, and as shares of the same directions in one copy each.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct InParts {
+pub struct TileCopies {
     /// Of a tile of 16-bit parameters, which goes up once the host has updated it.
     pub tile_bytes: u64,
     /// Of a piece of 16-bit gradients, which comes down whole.
@@ -62,9 +62,9 @@ pub struct InParts {
 
 /// A task of the host behind which a tile goes up. It changes one element: the time of the update itself is not measured here.
 #[derive(Debug)]
-struct Made(Tensor);
+struct TileUpdate(Tensor);
 
-impl HostTask for Made {
+impl HostTask for TileUpdate {
     fn name(&self) -> &'static str {
         "made"
     }
@@ -77,44 +77,45 @@ impl HostTask for Made {
     }
 }
 
-/// A direction's source and target on `lane`, and where it is cut.
-struct Way {
+/// Copies of one direction, cut into parts.
+struct CopyPath {
     lane: Lane,
-    /// A task of the host for each part, where there are any.
-    made: Vec<Arc<HostOp>>,
+    /// A host task before each part, if any.
+    updates: Vec<Arc<HostOp>>,
+    /// Source and target of each part.
     parts: Vec<(Tensor, Tensor)>,
 }
 
-impl Way {
-    /// Cuts a direction into parts of at most `most` elements.
-    fn new(lane: Lane, (src, dst): (Tensor, Tensor), most: usize) -> Self {
+impl CopyPath {
+    /// Cuts the copy of `src` to `dst` into parts of at most `most` elements.
+    fn new(lane: Lane, src: Tensor, dst: Tensor, most: usize) -> Self {
         let part = |at: usize| at..src.len().min(at + most);
         let parts = (0..src.len()).step_by(most).map(part);
         let parts = parts.map(|part| (src.slice(part.clone()), dst.slice(part))).collect();
-        Self { lane, made: Vec::new(), parts }
+        Self { lane, updates: Vec::new(), parts }
     }
 
-    /// Each part goes behind a task of the host, as behind its update in a run.
-    fn behind_host(mut self) -> Self {
-        let made = |(src, _): &(Tensor, Tensor)| HostOp::new(Made(src.slice(0..1)));
-        self.made = self.parts.iter().map(made).collect();
+    /// Puts a host task before each part, as the update of a run is.
+    fn after_updates(mut self) -> Self {
+        let update = |(src, _): &(Tensor, Tensor)| HostOp::new(TileUpdate(src.slice(0..1)));
+        self.updates = self.parts.iter().map(update).collect();
         self
     }
 
-    /// Queues all of it.
+    /// Queues the copies. They still run on return; `Device::sync_all` waits for them.
     fn start(&self, dev: &Device) {
-        let made = |task: &Arc<HostOp>| {
+        let submit = |task: &Arc<HostOp>| {
             dev.submit_host(task, 0);
             dev.record(Lane::Host)
         };
-        let made: Vec<_> = self.made.iter().map(made).collect();
+        let updated: Vec<_> = self.updates.iter().map(submit).collect();
         for (at, &(src, dst)) in self.parts.iter().enumerate() {
-            if let Some(made) = made.get(at) {
-                dev.wait(self.lane, *made);
+            if let Some(updated) = updated.get(at) {
+                dev.wait(self.lane, *updated);
             }
             dev.submit(self.lane, Op::Copy { src, dst });
         }
-        if !self.made.is_empty() {
+        if !self.updates.is_empty() {
             dev.follow(Lane::Host, self.lane); // the next tasks change what goes up here
         }
     }
@@ -131,32 +132,34 @@ pub fn copies(on_cuda: bool, bytes: u64, tile: u64) -> Result<Copies, Error> {
         |arena, name: &str| plan.tensor((arena, "of the measurement"), name, Dtype::F32, (1, n));
     let [above, above2] = ["a", "b"].map(|name| tensor(Arena::Device, name));
     let [below, below2] = ["c", "d"].map(|name| tensor(Arena::Pinned, name));
-    let place = if on_cuda { place() } else { Place::default() };
+    let place = if on_cuda { place() } else { BenchPlace::default() };
     let dev = open(plan, on_cuda, &place)?;
     [above2, below].iter().try_for_each(|t| dev.write(*t, &|_| 1.0))?;
-    let rate = |ways: &[&Way]| {
+    let rate = |paths: &[&CopyPath]| {
         let seconds = fastest(|| {
-            ways.iter().for_each(|way| way.start(&dev));
+            paths.iter().for_each(|path| path.start(&dev));
             dev.sync_all()
         })?;
-        Ok::<f64, Error>((ways.len() * n * 4) as f64 / seconds / 1e9)
+        Ok::<f64, Error>((paths.len() * n * 4) as f64 / seconds / 1e9)
     };
     let [tile, piece] = [tile, PIECE_BYTES].map(|bytes| ((bytes / 4) as usize).min(n));
-    let one = (Way::new(Lane::H2d, (below, above), n), Way::new(Lane::D2h, (above2, below2), n));
-    let tiles = Way::new(Lane::H2d, (below, above), tile).behind_host();
-    let pieces = Way::new(Lane::D2h, (above2, below2), piece);
-    let (up, down, both) = (rate(&[&one.0])?, rate(&[&one.1])?, rate(&[&one.0, &one.1])?);
-    let in_parts = (rate(&[&tiles])?, rate(&[&pieces])?, rate(&[&pieces, &tiles])?);
+    let all_up = CopyPath::new(Lane::H2d, below, above, n);
+    let all_down = CopyPath::new(Lane::D2h, above2, below2, n);
+    let tiles = CopyPath::new(Lane::H2d, below, above, tile).after_updates();
+    let pieces = CopyPath::new(Lane::D2h, above2, below2, piece);
+    let (up, down, both) = (rate(&[&all_up])?, rate(&[&all_down])?, rate(&[&all_up, &all_down])?);
+    let (tiles_up, pieces_down) = (rate(&[&tiles])?, rate(&[&pieces])?);
+    let both_in_parts = rate(&[&pieces, &tiles])?;
     dev.finish()?;
-    let parts = InParts {
+    let parts = TileCopies {
         tile_bytes: tile as u64 * 4,
         piece_bytes: piece as u64 * 4,
-        up: in_parts.0,
-        up_share: in_parts.0 / up,
-        down: in_parts.1,
-        down_share: in_parts.1 / down,
-        both: in_parts.2,
-        both_share: in_parts.2 / (up + down),
+        up: tiles_up,
+        up_share: tiles_up / up,
+        down: pieces_down,
+        down_share: pieces_down / down,
+        both: both_in_parts,
+        both_share: both_in_parts / (up + down),
     };
     let (ceiling, ceiling_is) = match on_cuda {
         true => (place.link, "the slowest link on the way, by its width and generation"),

@@ -1,15 +1,15 @@
-//! The GPUs and the host of this machine, measured for a box file: products, the GPU's memory, copies, sums over all GPUs, the
-//! host's memory and the update on the host.
+//! Measures the GPUs and the host of this machine for a box file: matmuls, GPU memory, copies, all-reduces, host memory, and the
+//! update on the host.
 
 use super::adam::adam_on;
 use super::memory::{nodes, on_node, one_core};
 use super::{
-    Copies, NodeMemory, PATIENCE, REPEATS, Row, TILE_BYTES, cases, copies, fastest, open, place,
-    product_of_shape,
+    Copies, MatmulShape, NodeMemory, PATIENCE, REPEATS, Row, TILE_BYTES, cases, copies, fastest,
+    open, place, product_of_shape,
 };
 use device::cuda::{self, Collectives, CudaOptions, GpuInfo, Peers};
 use device::{Arena, Device, Dtype, Error, Group, HostPlace, HostWork, Lane, Op, Plan, Rank};
-use device::{Reduce, World};
+use device::{Communicator, Reduction};
 use layout::gpu::machine;
 use std::sync::Arc;
 use std::time::Instant;
@@ -22,36 +22,43 @@ const STAND_IN: &str = "Fake GPU";
 /// The sizes of the measurements.
 #[derive(Clone, Copy, Debug)]
 struct Sizes {
-    /// (m, k, n) of products.
-    products: &'static [(usize, usize, usize)],
-    /// Products that follow each other.
+    products: &'static [MatmulShape],
+    /// Products of a round.
     count: usize,
-    /// Of each copy and sum, and of each array on a GPU and on a node.
+    /// Bytes of each copy, each all-reduce, and each array on a GPU or a node.
     bytes: u64,
-    /// That the host updates.
+    /// Parameters that the host updates.
     params: usize,
 }
 
-/// Under the stand-in, which computes everything on the cores.
-const SMALL: Sizes =
-    Sizes { products: &[(256, 256, 256)], count: 1, bytes: 1 << 20, params: 1 << 18 };
+/// Sizes for the stand-in driver, which computes on the cores.
+const SMALL: Sizes = Sizes {
+    products: &[MatmulShape { m: 256, k: 256, n: 256 }],
+    count: 1,
+    bytes: 1 << 20,
+    params: 1 << 18,
+};
 const LARGE: Sizes = Sizes {
-    products: &[(4096, 4096, 4096), (8192, 8192, 8192), (16_384, 8192, 4096)],
+    products: &[
+        MatmulShape { m: 4096, k: 4096, n: 4096 },
+        MatmulShape { m: 8192, k: 8192, n: 8192 },
+        MatmulShape { m: 16_384, k: 8192, n: 4096 },
+    ],
     count: 10,
     bytes: 512 << 20,
     params: 1 << 26,
 };
 
-/// Bytes of a GPU that [`LARGE`] takes, with what lies beside.
-const TAKEN: u64 = 3 << 30;
+/// Bytes of a GPU that [`LARGE`] needs, with the overhead of CUDA.
+const NEEDED: u64 = 3 << 30;
 
 /// A rate of products and how it was reached.
 #[derive(Clone, Debug)]
 pub struct Products {
     /// 10^12 operations a second.
     pub tflops: f64,
-    /// (m, k) by (k, n) of the fastest.
-    pub shape: (usize, usize, usize),
+    /// The fastest shape.
+    pub shape: MatmulShape,
     /// Number of shapes.
     pub tried: usize,
     /// Of operands and results.
@@ -60,7 +67,7 @@ pub struct Products {
 
 /// All GPUs at once, in 10^9 bytes a second of each.
 #[derive(Clone, Copy, Debug)]
-pub struct Together {
+pub struct ConcurrentRates {
     /// Host to GPU.
     pub up: f64,
     /// GPU to host.
@@ -93,7 +100,7 @@ pub struct GpuBox {
     /// Of one GPU alone, and the memory of every node.
     pub copies: Copies,
     /// Where there are several GPUs; else, or where it fails, why not.
-    pub together: Result<Together, String>,
+    pub together: Result<ConcurrentRates, String>,
     /// One core's part of its node's memory.
     pub core: NodeMemory,
     /// The update on all cores of a node.
@@ -125,7 +132,7 @@ pub enum GpuBoxError {
     /// A GPU on which something else is.
     #[error(
         "GPU {gpu} has {} free, and the measurement takes {}: end what runs there",
-        format_bytes(*free), format_bytes(TAKEN)
+        format_bytes(*free), format_bytes(NEEDED)
     )]
     Full {
         /// The driver's number.
@@ -162,21 +169,21 @@ pub fn measure(tell: &mut dyn FnMut(&str)) -> Result<GpuBox, GpuBoxError> {
     let gpus = probe.gpus.len();
     let gpu_memory = probe.gpus.iter().map(|gpu| gpu.memory).min().unwrap_or(gpu.memory);
     let sizes = if gpu.name.starts_with(STAND_IN) { SMALL } else { LARGE };
-    if let Some((gpu, free)) = full(&probe.gpus).filter(|_| sizes.bytes == LARGE.bytes) {
+    if let Some((gpu, free)) = full_gpu(&probe.gpus).filter(|_| sizes.bytes == LARGE.bytes) {
         return Err(GpuBoxError::Full { gpu, free });
     }
     let half = if gpu.sm >= 80 { Dtype::Bf16 } else { Dtype::F16 };
-    let halves = told(tell, "16-bit products", || products(half, sizes))?;
-    let wide = told(tell, "fp32 products", || products(Dtype::F32, sizes))?;
-    let streamed = told(tell, "the memory of a GPU", || streamed(sizes.bytes))?;
-    let copies = told(tell, "copies, and the host's memory node by node", || {
+    let halves = measure_one(tell, "16-bit products", || products(half, sizes))?;
+    let wide = measure_one(tell, "fp32 products", || products(Dtype::F32, sizes))?;
+    let streamed = measure_one(tell, "the memory of a GPU", || memory_rate(sizes.bytes))?;
+    let copies = measure_one(tell, "copies, and the host's memory node by node", || {
         copies(true, sizes.bytes, TILE_BYTES)
     })?;
-    let core = told(tell, "one core", || one_core(sizes.bytes))?;
-    let adam = told(tell, "the update on the host", || updated(sizes.params))?;
+    let core = measure_one(tell, "one core", || one_core(sizes.bytes))?;
+    let adam = measure_one(tell, "the update on the host", || update_rate(sizes.params))?;
     let together = if gpus > 1 {
         tell("copies and sums of all GPUs at once");
-        together(gpus, sizes.bytes).map_err(|error| error.to_string())
+        concurrent_rates(gpus, sizes.bytes).map_err(|error| error.to_string())
     } else {
         Err("there is one GPU".into())
     };
@@ -199,8 +206,8 @@ pub fn measure(tell: &mut dyn FnMut(&str)) -> Result<GpuBox, GpuBoxError> {
     })
 }
 
-/// The result of `work`; `tell` gets its name before.
-fn told<T>(
+/// Runs one measurement, after `tell` has got its name.
+fn measure_one<T>(
     tell: &mut dyn FnMut(&str),
     what: &'static str,
     work: impl FnOnce() -> Result<T, Error>,
@@ -217,11 +224,12 @@ fn node_memory() -> u64 {
     free.min().map_or_else(available_memory, |bytes| bytes.min(available_memory()))
 }
 
-/// The fastest of some shapes.
+/// The rate of the fastest shape.
 fn products(dtype: Dtype, sizes: Sizes) -> Result<Products, Error> {
-    let mut best = Products { tflops: 0.0, shape: (0, 0, 0), tried: sizes.products.len(), dtype };
+    let (shape, tried) = (MatmulShape::default(), sizes.products.len());
+    let mut best = Products { tflops: 0.0, shape, tried, dtype };
     for &shape in sizes.products {
-        let tflops = product_of_shape(true, dtype, (shape, sizes.count), &place())?;
+        let tflops = product_of_shape(true, dtype, shape, sizes.count, &place())?;
         if tflops > best.tflops {
             best = Products { tflops, shape, ..best };
         }
@@ -229,8 +237,8 @@ fn products(dtype: Dtype, sizes: Sizes) -> Result<Products, Error> {
     Ok(best)
 }
 
-/// into += x on GPU 0, arrays of `bytes`: two are read, one is written.
-fn streamed(bytes: u64) -> Result<f64, Error> {
+/// 10^9 bytes a second of into += x on GPU 0, with arrays of `bytes`: two reads and one write.
+fn memory_rate(bytes: u64) -> Result<f64, Error> {
     let mut plan = Plan::default();
     let n = (bytes / 4) as usize;
     let [x, into] = ["x", "into"]
@@ -247,11 +255,12 @@ fn streamed(bytes: u64) -> Result<f64, Error> {
 }
 
 /// The update with fp32 states by the best instructions on all cores of a node, on the node whose cores are the slowest.
-fn updated(params: usize) -> Result<Row, Error> {
+fn update_rate(params: usize) -> Result<Row, Error> {
     let of = |node| {
-        on_node(node, |crew, place| {
-            let threads = crew.as_ref().map_or(1, |crew| crew.threads());
-            let rows = adam_on((crew, place), &cases(threads, None, true)[..1], (params, REPEATS))?;
+        on_node(node, |team| {
+            let threads = team.as_ref().map_or(1, |team| team.threads());
+            let cases = &cases(threads, None, true)[..1];
+            let rows = adam_on(team, node, cases, params, REPEATS)?;
             Ok(rows.into_iter().next().unwrap_or_else(|| unreachable!("a case has a row")))
         })
     };
@@ -262,25 +271,25 @@ fn updated(params: usize) -> Result<Row, Error> {
 }
 
 /// A GPU that has too little memory free, and how much that is.
-fn full(gpus: &[GpuInfo]) -> Option<(usize, u64)> {
+fn full_gpu(gpus: &[GpuInfo]) -> Option<(usize, u64)> {
     let free = gpus.iter().filter_map(|gpu| {
         // One that cannot be asked says why when it is opened.
         Some((gpu.ordinal, cuda::free_memory(gpu.ordinal).ok()?))
     });
-    free.filter(|(_, free)| *free < TAKEN).min_by_key(|(_, free)| *free)
+    free.filter(|(_, free)| *free < NEEDED).min_by_key(|(_, free)| *free)
 }
 
-/// The things that every rank of [`together`] has.
-struct Shared {
+/// What the ranks of [`concurrent_rates`] share.
+struct SharedResources {
     plan: Arc<Plan>,
-    world: Arc<World>,
+    world: Arc<Communicator>,
     peers: Arc<Peers>,
     /// Device and host memory of a copy, numbers that are summed, and one number.
     arrays: [device::Tensor; 4],
 }
 
 /// Copies up, copies down and sums of `bytes` on all GPUs at once.
-fn together(gpus: usize, bytes: u64) -> Result<Together, Error> {
+fn concurrent_rates(gpus: usize, bytes: u64) -> Result<ConcurrentRates, Error> {
     let mut plan = Plan::default();
     let n = ((bytes / 4) as usize).next_multiple_of(gpus);
     let mut tensor = |arena, name: &str, dtype, len| {
@@ -292,9 +301,9 @@ fn together(gpus: usize, bytes: u64) -> Result<Together, Error> {
         tensor(Arena::Device, "summed", Dtype::F32, n),
         tensor(Arena::Device, "met", Dtype::F32, gpus),
     ];
-    let shared = Shared {
+    let shared = SharedResources {
         plan: Arc::new(plan),
-        world: World::new(1, gpus, PATIENCE),
+        world: Communicator::new(1, gpus, PATIENCE),
         peers: Arc::new(Peers::new(gpus)),
         arrays,
     };
@@ -319,11 +328,11 @@ fn together(gpus: usize, bytes: u64) -> Result<Together, Error> {
         bytes / (1..=REPEATS).map(round).fold(f64::INFINITY, f64::min) / 1e9
     };
     let sent = 2.0 * (gpus - 1) as f64 / gpus as f64;
-    Ok(Together { up: of(0), down: of(1), sums: sent * of(2) })
+    Ok(ConcurrentRates { up: of(0), down: of(1), sums: sent * of(2) })
 }
 
 /// A rank's seconds of each round of copies up, copies down and sums.
-fn times(shared: &Shared, rank: Rank) -> Result<[Vec<f64>; 3], Error> {
+fn times(shared: &SharedResources, rank: Rank) -> Result<[Vec<f64>; 3], Error> {
     let [above, below, summed, met] = shared.arrays;
     let options = CudaOptions {
         gpu: Some(rank.index()),
@@ -339,8 +348,8 @@ fn times(shared: &Shared, rank: Rank) -> Result<[Vec<f64>; 3], Error> {
     dev.write(below, &|_| 1.0)?;
     [above, summed, met].iter().for_each(|x| dev.submit(Lane::Compute, Op::Zero { x: *x }));
     dev.sync_all()?;
-    let sum = |x| Op::AllReduce { x, group: Group::Dp, reduce: Reduce::Sum };
-    let run = |lane, op: Op| rounds(&dev, &sum(met), (lane, &op));
+    let sum = |x| Op::AllReduce { x, group: Group::Dp, reduce: Reduction::Sum };
+    let run = |lane, op: Op| rounds(&dev, &sum(met), lane, &op);
     let times = [
         run(Lane::H2d, Op::Copy { src: below, dst: above })?,
         run(Lane::D2h, Op::Copy { src: above, dst: below })?,
@@ -350,10 +359,10 @@ fn times(shared: &Shared, rank: Rank) -> Result<[Vec<f64>; 3], Error> {
     Ok(times)
 }
 
-/// Seconds of an op, each time after the ranks have met.
-fn rounds(dev: &Device, meeting: &Op, (lane, op): (Lane, &Op)) -> Result<Vec<f64>, Error> {
+/// Seconds of each round of an op, after all ranks have passed the barrier.
+fn rounds(dev: &Device, barrier: &Op, lane: Lane, op: &Op) -> Result<Vec<f64>, Error> {
     let round = |_| {
-        dev.submit(Lane::DpComm, meeting.clone());
+        dev.submit(Lane::DpComm, barrier.clone());
         dev.sync_all()?;
         let started = Instant::now();
         dev.submit(lane, op.clone());

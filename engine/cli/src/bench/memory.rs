@@ -1,10 +1,11 @@
-//! The host's memory, node by node: reading, writing, copying, and changing in place.
+//! Measures the memory of each NUMA node: reading, writing, copying, and changing in place.
 
 use super::adam::median;
-use super::on_host;
+use super::open_on_host;
 use device::numerics::{Pass, sweep};
 use device::{
-    Arena, Crew, Dtype, Error, HostContext, HostOp, HostTask, Lane, Mode, Pieces, Plan, Tensor,
+    Arena, Divisible, Dtype, Error, HostContext, HostOp, HostTask, Lane, Mode, Plan, Tensor,
+    ThreadTeam,
 };
 use engine::run::open::kernel_crew;
 use serde::Serialize;
@@ -19,7 +20,7 @@ use topology::{Machine, NumaNode};
 pub struct NodeMemory {
     /// The number that Linux gives it; `None` where the machine cannot be looked at.
     pub node: Option<u32>,
-    /// Of all its cores that this process may use.
+    /// Number of threads: one for each core of the node that this process may use.
     pub threads: usize,
     /// Bytes read.
     pub read: f64,
@@ -68,7 +69,7 @@ impl HostTask for Sweep {
             _ => host.write_as::<f32>(self.to)?,
         };
         let pass = self.pass;
-        host.share(Arrays(from, to), &|Arrays(from, to)| sweep(pass, from, to));
+        host.parallel_for(Arrays(from, to), &|Arrays(from, to)| sweep(pass, from, to));
         Ok(())
     }
 }
@@ -76,7 +77,7 @@ impl HostTask for Sweep {
 /// One of them may be empty.
 struct Arrays<'a>(&'a [f32], &'a mut [f32]);
 
-impl Pieces for Arrays<'_> {
+impl Divisible for Arrays<'_> {
     fn units(&self) -> usize {
         self.0.len().max(self.1.len()).div_ceil(PIECE)
     }
@@ -88,34 +89,40 @@ impl Pieces for Arrays<'_> {
     }
 }
 
-/// A node by Linux's number, and its CPUs that this process may use; neither where the machine cannot be looked at.
-pub(super) type Node = (Option<u32>, Vec<u32>);
-
-/// Every node that has such CPUs.
-pub(super) fn nodes() -> Vec<Node> {
-    let Ok(machine) = Machine::discover() else { return vec![(None, Vec::new())] };
-    let allowed = |cpu: &u32| machine.allowed_cpus.contains(cpu);
-    let of = |node: &NumaNode| -> Node {
-        (Some(node.id), node.cpus.iter().copied().filter(allowed).collect())
-    };
-    machine.numa_nodes.iter().map(of).filter(|(_, cpus)| !cpus.is_empty()).collect()
+/// A NUMA node. The default stands for a machine that cannot be examined, or for memory anywhere.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Node {
+    /// The number that Linux gives it.
+    pub(super) id: Option<u32>,
+    /// The CPUs of the node that this process may use.
+    pub(super) cpus: Vec<u32>,
 }
 
-/// `work` in a thread on the CPUs of `node`, with a crew of all of them, and what [`on_host`] asks for memory there. Where
-/// binding is refused it is wherever it is.
+/// Every node with CPUs that this process may use.
+pub(super) fn nodes() -> Vec<Node> {
+    let Ok(machine) = Machine::discover() else { return vec![Node::default()] };
+    let allowed = |cpu: &u32| machine.allowed_cpus.contains(cpu);
+    let of = |node: &NumaNode| {
+        let cpus = node.cpus.iter().copied().filter(allowed).collect();
+        Node { id: Some(node.id), cpus }
+    };
+    machine.numa_nodes.iter().map(of).filter(|node| !node.cpus.is_empty()).collect()
+}
+
+/// Runs `work` in a thread on the CPUs of `node`, with kernel threads on all of them. If the system refuses to bind them, they run
+/// anywhere.
 pub(super) fn on_node<T: Send>(
-    (id, cpus): &Node,
-    work: impl FnOnce(Option<Arc<Crew>>, &[(u32, Vec<u32>)]) -> Result<T, Error> + Send,
+    node: &Node,
+    work: impl FnOnce(Option<Arc<ThreadTeam>>) -> Result<T, Error> + Send,
 ) -> Result<T, Error> {
+    let Node { id, cpus } = node;
     let threads = if cpus.is_empty() { cores() } else { cpus.len() };
     let run = || {
         if !cpus.is_empty() {
-            // The crew's first thread; the others bind themselves.
+            // The first thread of the team; the others bind themselves.
             let _ = topology::bind_current_thread(cpus);
         }
-        let place = id.map(|id| (id, cpus.clone()));
-        let crew = kernel_crew(threads, place.as_ref().map(|(_, cpus)| cpus.clone()));
-        work(crew, place.as_slice())
+        work(kernel_team(threads, id.map(|_| cpus.clone())))
     };
     std::thread::scope(|scope| {
         let whom =
@@ -127,40 +134,35 @@ pub(super) fn on_node<T: Send>(
     })
 }
 
-/// Every node with arrays of `bytes`.
+/// Measures every node with arrays of `bytes`.
 ///
 /// # Errors
 /// No memory.
 pub fn memory(bytes: u64) -> Result<Vec<NodeMemory>, Error> {
-    nodes().iter().map(|of| on_node(of, |crew, place| node(crew, place, bytes))).collect()
+    nodes().iter().map(|node| on_node(node, |team| measure(team, node, bytes))).collect()
 }
 
-/// One core of the first node, with arrays of `bytes`.
+/// Measures one core of the first node with arrays of `bytes`.
 ///
 /// # Errors
 /// No memory.
 pub(super) fn one_core(bytes: u64) -> Result<NodeMemory, Error> {
-    let Some((id, mut cpus)) = nodes().into_iter().next() else {
+    let Some(mut node) = nodes().into_iter().next() else {
         unreachable!("this process runs on a CPU, which is of a node")
     };
-    cpus.truncate(1);
-    on_node(&(id, cpus), |_, place| node(None, place, bytes))
+    node.cpus.truncate(1);
+    on_node(&node, |_| measure(None, &node, bytes))
 }
 
-fn node(
-    crew: Option<Arc<Crew>>,
-    place: &[(u32, Vec<u32>)],
-    bytes: u64,
-) -> Result<NodeMemory, Error> {
-    let id = place.first().map(|(id, _)| *id);
-    let threads = crew.as_ref().map_or(1, |crew| crew.threads());
+fn measure(team: Option<Arc<ThreadTeam>>, node: &Node, bytes: u64) -> Result<NodeMemory, Error> {
+    let threads = team.as_ref().map_or(1, |team| team.threads());
     let mut plan = Plan::default();
     let mut array = |name: &str| {
         let at = (Arena::Pinned, "of the measurement");
         plan.tensor(at, name, Dtype::F32, (1, (bytes / 4) as usize))
     };
     let (from, to) = (array("a"), array("b"));
-    let dev = on_host(plan, crew, false, place)?;
+    let dev = open_on_host(plan, team, false, node)?;
     [from, to].iter().try_for_each(|t| dev.write(*t, &|_| 1.0))?;
     let rate = |pass, moved: u64| {
         let op = HostOp::new(Sweep { pass, from, to });
@@ -178,5 +180,5 @@ fn node(
     let (read, write) = (rate(Pass::Read, 1)?, rate(Pass::Write, 1)?);
     let (copy, rmw) = (rate(Pass::Copy, 2)?, rate(Pass::Change, 2)?);
     dev.finish()?;
-    Ok(NodeMemory { node: id, threads, read, write, copy, rmw })
+    Ok(NodeMemory { node: node.id, threads, read, write, copy, rmw })
 }

@@ -8,7 +8,9 @@ use super::{ConfigArgs, may_write, missing_gpus, plan, print, print_json, say, u
 
 mod host;
 use crate::bench::gpu_box::{self, GpuBoxError};
-use crate::bench::{BOX_OF_GPUS, Copies, Steps, TILE_BYTES, copies, is_on_cuda, product, steps};
+use crate::bench::{
+    BOX_OF_GPUS, Copies, StepBench, StepTimes, TILE_BYTES, copies, is_on_cuda, product, steps,
+};
 use crate::report::progress::si;
 use crate::report::trace;
 use device::Trace;
@@ -144,7 +146,7 @@ fn step(args: &StepArgs) -> Result<(), Failed> {
     if let Some(not_built) = config.not_built(&loaded.origins, missing_gpus) {
         return Err(Failed::new(code::CONFIG, not_built));
     }
-    let built = build(config);
+    let built = lay_out(config);
     data::look(config)?;
     check_memory(&loaded, &built, false)?;
     let data = data::open(config, data::tokenizer(config)?.as_ref(), (true, false))?;
@@ -153,8 +155,10 @@ fn step(args: &StepArgs) -> Result<(), Failed> {
     let ceiling = ceiling.map_err(|e| Failed::new(code::RANK, e))?;
     let last = u64::from(args.steps) + 1;
     let noted = args.trace.as_ref().map(|_| Arc::new(Trace::of_steps(last..=last)));
-    let count = usize::from(args.steps);
-    let measured = steps(config, &built, &data, (count, flops, ceiling), noted.clone());
+    let (model_flops, ceiling_tflops) = (flops, ceiling);
+    let steps_of = usize::from(args.steps);
+    let bench = StepBench { steps: steps_of, model_flops, ceiling_tflops, trace: noted.clone() };
+    let measured = steps(config, &built, &data, bench);
     let measured = measured.map_err(|e| Failed::new(code::RANK, e))?;
     if let (Some(path), Some(noted)) = (&args.trace, noted) {
         trace::measured(path, &noted).map_err(|e| unwritten(path, &e))?;
@@ -173,7 +177,7 @@ fn shown<T: Serialize>(json: bool, value: &T, text: impl Fn() -> String) -> Resu
     if json { print_json(value) } else { print(&text()) }
 }
 
-fn step_text(s: &Steps) -> String {
+fn step_text(s: &StepTimes) -> String {
     let mut out = format!(
         "step      {:.4} s (median of {}; fastest {:.4})\ntokens    {}tok/s\n\
          compute   {:.3} TFLOP/s of the model per GPU, {:.1} % of the {:.3} that a plain product reaches\n\

@@ -3,7 +3,7 @@
 use super::exit::{Failed, code};
 use super::{print, print_json};
 use data::Cache;
-use device::cuda::{Beside, Found, GpuInfo, LibraryInfo, Probe, free_memory, look};
+use device::cuda::{GpuInfo, GpuMemory, GpuOverhead, LibraryInfo, Probe, free_memory, look};
 use layout::gpu;
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
@@ -145,8 +145,8 @@ fn gpu_finding(gpu: &GpuInfo) -> Finding {
             }
             Err(why) => Finding::new(Verdict::Fail, "GPU", text(&format!(": {why}"))),
         },
-        Ok(Found { free, beside, .. }) => {
-            let Beside { products, kernels, streams } = beside;
+        Ok(GpuMemory { free, overhead: beside, .. }) => {
+            let GpuOverhead { products, kernels, streams } = beside;
             let [free_text, products, kernels, streams] =
                 [free, products, kernels, streams].map(format_bytes);
             let words = format!(

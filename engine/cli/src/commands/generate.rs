@@ -4,8 +4,8 @@ use super::checkpoint::{run_of, unusable};
 use super::exit::{Failed, code};
 use super::{data, print, say, seen};
 use crate::generate::{
-    End, GenerateError, On, Piece, Sampling, Source, Stop, Trained, default_prompt, generate,
-    next_logits,
+    ComputeDevice, End, GenerateError, ModelSource, Piece, Sampling, StopCondition, WeightSource,
+    default_prompt, generate, next_logits,
 };
 use ::data::Tokenizer;
 use ::data::chat::{Chat, Template, message, stop_tokens};
@@ -72,14 +72,14 @@ pub(super) struct GenerateArgs {
 /// What `--set` changes.
 #[derive(Clone, Copy, Debug)]
 enum Setting {
-    Device(On),
+    Device(ComputeDevice),
     Precision(Precision),
 }
 
 /// The texts of `--set`.
 const SETTINGS: [(&str, Setting); 5] = [
-    ("device=Cpu", Setting::Device(On::Cores)),
-    ("device=Cuda", Setting::Device(On::Gpu)),
+    ("device=Cpu", Setting::Device(ComputeDevice::Cores)),
+    ("device=Cuda", Setting::Device(ComputeDevice::Gpu)),
     ("precision=Fp32", Setting::Precision(Precision::Fp32)),
     ("precision=Bf16", Setting::Precision(Precision::Bf16)),
     ("precision=Fp16", Setting::Precision(Precision::Fp16)),
@@ -186,7 +186,7 @@ fn run_folder(args: &GenerateArgs) -> Result<(), Failed> {
     let tokenizer = data::tokenizer(&loaded.config)?;
     let beside = ModelFiles::open(&args.run).map_err(unusable)?;
     let from = From {
-        trained: Trained::Folder(&args.run),
+        trained: WeightSource::Folder(&args.run),
         tokenizer: tokenizer.as_ref(),
         beside,
         place: args.run.clone(),
@@ -217,7 +217,8 @@ pub(super) fn run(args: &GenerateArgs) -> Result<(), Failed> {
         _ => &args.run,
     };
     let tokenizer = data::tokenizer_of(run, &loaded.config)?;
-    let trained = checkpoint.as_ref().map_or(Trained::Weights(&weights), Trained::Checkpoint);
+    let trained =
+        checkpoint.as_ref().map_or(WeightSource::Weights(&weights), WeightSource::Checkpoint);
     let beside = ModelFiles::of_run(run).map_err(unusable)?;
     let from = From { trained, tokenizer: tokenizer.as_ref(), beside, place: run.join(KEPT) };
     draw(args, &loaded.config, &from)
@@ -225,7 +226,7 @@ pub(super) fn run(args: &GenerateArgs) -> Result<(), Failed> {
 
 /// A model, and what came with it.
 struct From<'a> {
-    trained: Trained<'a>,
+    trained: WeightSource<'a>,
     tokenizer: Option<&'a Tokenizer>,
     beside: ModelFiles,
     /// The folder that it came from.
@@ -240,14 +241,14 @@ impl From<'_> {
 }
 
 /// The model on the device of its config, or as `--set` says; the last one counts.
-fn source<'a>(args: &GenerateArgs, config: &Config, from: &From<'a>) -> Source<'a> {
-    let mut source = Source::on_cores(from.trained, from.tokenizer);
+fn source<'a>(args: &GenerateArgs, config: &Config, from: &From<'a>) -> ModelSource<'a> {
+    let mut source = ModelSource::on_cores(from.trained, from.tokenizer);
     if config.device == DeviceConfig::Cuda {
-        source.on = On::Gpu;
+        source.device = ComputeDevice::Gpu;
     }
     for setting in &args.set {
         match *setting {
-            Setting::Device(on) => source.on = on,
+            Setting::Device(on) => source.device = on,
             Setting::Precision(precision) => source.precision = precision,
         }
     }
@@ -262,7 +263,7 @@ fn draw(args: &GenerateArgs, config: &Config, from: &From<'_>) -> Result<(), Fai
         let [prompt] = &asked[..] else {
             return Err(Failed::new(2, "--logits takes one --prompt"));
         };
-        let prompt = default_prompt((config, from.tokenizer), prompt);
+        let prompt = default_prompt(config, from.tokenizer, prompt);
         let logits = next_logits(config, &model, &prompt).map_err(failed)?;
         return print(&format!("{}\n", serde_json::json!({ "logits": logits })));
     }
@@ -273,12 +274,12 @@ fn draw(args: &GenerateArgs, config: &Config, from: &From<'_>) -> Result<(), Fai
         top_k: args.top_k.map(|k| k as usize),
         top_p: args.top_p,
         seed: args.seed,
-        stop: Stop {
+        stop: StopCondition {
             tokens: tokens.map_err(|why| from.unusable(&why))?,
             texts: args.stop.iter().map(|text| text.clone().into_bytes()).collect(),
         },
         echo: !args.chat,
-        special: !args.chat && matches!(from.trained, Trained::Folder(_)),
+        special: !args.chat && matches!(from.trained, WeightSource::Folder(_)),
     };
     let mut texts = Texts::new(prompts.len(), !args.json);
     let mut emit = |i: usize, piece: Piece<'_>| texts.take(i, piece);
@@ -302,7 +303,7 @@ fn texts_of(
     prompts: &[String],
 ) -> Result<Vec<String>, Failed> {
     if !args.chat {
-        let text = |prompt: &String| default_prompt((config, from.tokenizer), prompt);
+        let text = |prompt: &String| default_prompt(config, from.tokenizer, prompt);
         return Ok(prompts.iter().map(text).collect());
     }
     if from.tokenizer.is_none() {

@@ -7,7 +7,7 @@ use super::processes::{SILENCE, Team, facts};
 use super::simulate::failed;
 use super::{ConfigArgs, OnBox, missing_gpus, of_ops, print, print_json, say, search, weights};
 use crate::report::progress::si;
-use config::{Config, DeviceConfig, Loaded};
+
 use device::Error;
 use files::names::RUNS;
 use layout::build::{Built, build};
@@ -84,9 +84,9 @@ fn planned(args: &PlanArgs, team: &Team) -> Result<(), Failed> {
         team.check(config)?;
     }
     if args.ops {
-        return ops::run(config, &build(config), args.json);
+        return ops::run(config, &lay_out(config), args.json);
     }
-    let report = made(config, &build(config))?;
+    let report = made(config, &lay_out(config))?;
     if args.json {
         print_json(&Document::of(&loaded, &report))?;
     } else {
@@ -107,7 +107,7 @@ fn planned(args: &PlanArgs, team: &Team) -> Result<(), Failed> {
     if report.verdict == Some(true) { Ok(()) } else { Err(Failed::silent(code::DOES_NOT_FIT)) }
 }
 
-pub(super) fn made(config: &Config, built: &Built) -> Result<Report, Failed> {
+pub(super) fn made(config: &Config, built: &RankLayout) -> Result<Report, Failed> {
     report(config, built).map_err(|e| defect(&e))
 }
 

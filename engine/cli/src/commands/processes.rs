@@ -97,7 +97,7 @@ impl Team {
         let Some(count) = launched() else { return Ok(Self(None)) };
         let joined = join(count, Duration::from_secs(silence))?;
         if let Some(processes) = &joined {
-            here::share(processes);
+            here::set_processes(processes);
             if processes.me() > 0 {
                 HELD_BACK.get_or_init(Mutex::default);
             }

@@ -13,7 +13,7 @@ use engine::run_dir::{RunDir, RunMode};
 use files::directory::Directory;
 use files::names::CHECKPOINTS;
 use files::names::{CONFIG, FORKED, METRICS, TOKENIZER, WEIGHTS};
-use layout::build::Built;
+use layout::build::RankLayout;
 use std::ffi::OsStr;
 use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
@@ -28,7 +28,7 @@ use topology::format_bytes;
 pub(super) fn start(
     (from, own): (&Path, Option<&RunFolder>),
     loaded: &Loaded,
-    built: &Built,
+    built: &RankLayout,
     (data, tokenizer): (&Dataset, Option<&Tokenizer>),
     mode: RunMode,
 ) -> Result<Option<Arc<Checkpoint>>, Failed> {
@@ -92,7 +92,7 @@ pub(super) fn start(
             found.path().display()
         ));
     }
-    found.check_model(&built.gpt).map_err(failed)?;
+    found.check_model(&built.decoder).map_err(failed)?;
     let (done, steps) = (found.step(), loaded.config.train.steps);
     if done > steps {
         let why = format!(

@@ -4,13 +4,9 @@ use super::exit::{Failed, code};
 use super::{ConfigArgs, OnBox, may_write, of_ops, print, print_json, say, unwritten};
 use crate::report::progress::si;
 use crate::report::trace;
-use config::{Config, UpdateMode};
-use engine::metrics::median_step;
 use files::names::METRICS;
-use layout::build::{Built, build, update_mode};
-use predict::plan::{memory_report, ops_of_step};
-use predict::simulate::{SimulateError, Simulated, groups, mean_step, simulate, summary};
-use predict::{choose, schedules};
+use layout::build::{RankLayout, update_mode};
+use layout::lay_out::lay_out;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use topology::{counted, format_bytes};
@@ -47,7 +43,7 @@ pub(super) fn run(args: &SimulateArgs) -> Result<(), Failed> {
     let mut loaded = args.on_box.load(&args.config)?;
     choose(&mut loaded).map_err(failed)?;
     let config = &loaded.config;
-    let built = build(config);
+    let built = lay_out(config);
     check_length(config, &built)?;
     let memory = memory_report(config, &built);
     let timeline = simulate(config, &built).map_err(failed)?;
@@ -86,7 +82,7 @@ pub(super) fn run(args: &SimulateArgs) -> Result<(), Failed> {
 }
 
 /// Refuses a step that is too long to play.
-fn check_length(config: &Config, built: &Built) -> Result<(), Failed> {
+fn check_length(config: &Config, built: &RankLayout) -> Result<(), Failed> {
     let ops = ops_of_step(config, built).map_err(|e| failed(e.into()))?;
     if ops <= MOST_OPS {
         return Ok(());

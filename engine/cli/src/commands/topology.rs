@@ -4,7 +4,7 @@ use super::exit::{Failed, code};
 use super::print;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
-use topology::report::{self, Shown};
+use topology::report::{self, ReportSubject};
 use topology::{
     Environment, Machine, Placement, RankPlace, Request, Seats, Severity, parse_bytes, place,
     warnings,
@@ -81,7 +81,8 @@ pub(super) fn run(args: &TopologyArgs) -> Result<(), Failed> {
     };
     let placement = placed(&machine, args)?;
     let warnings = warnings(&machine, placement.as_ref(), &environment);
-    let shown = Shown { machine: &machine, placement: placement.as_ref(), warnings: &warnings };
+    let shown =
+        ReportSubject { machine: &machine, placement: placement.as_ref(), warnings: &warnings };
     let text = match if args.json { Format::Json } else { args.format } {
         Format::Table => report::table(&shown),
         Format::Tree => report::tree(&shown),
@@ -123,7 +124,7 @@ fn placed(machine: &Machine, args: &TopologyArgs) -> Result<Option<Placement>, F
 }
 
 /// The contract with other programs: keys may be added, none goes or changes its meaning within a schema.
-fn document(shown: &Shown<'_>) -> Value {
+fn document(shown: &ReportSubject<'_>) -> Value {
     let machine = shown.machine;
     let pci = |gpu: &topology::Gpu| gpu.pci.to_string();
     let node = |node: &topology::NumaNode| {

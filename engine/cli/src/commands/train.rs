@@ -21,14 +21,11 @@ use super::trace::{self, TraceArgs};
 use super::{ConfigArgs, SimdArg, say};
 use crate::report::progress::Progress;
 use crate::report::stderr;
-use checkpoint::Checkpoint;
-use checkpoint::detours::Detours;
-use checkpoint::hugging_face::Pretrained;
-use config::{DeviceConfig, Loaded, in_line};
-use data::{Dataset, Tokenizer};
-use device::Kind;
+use checkpoint::detours::RollbackHistory;
+use device::ErrorKind;
 use device::numerics::SimdPath;
 use engine::metrics::MetricsWriter;
+use engine::run::{FaultPoint, StuckHandler};
 use engine::run::{Outcome, Place, RunError, RunOptions, Unread, Watcher, train};
 use engine::run_dir::{RunDir, RunDirError};
 use engine::tensorboard::Events;
@@ -82,11 +79,11 @@ impl TrainArgs {
     fn watcher(&self, starting: &Starting) -> Watcher {
         let (starting, other) = (starting.clone(), self.watcher.clone());
         Watcher::new(move |rank, place, step| {
-            if place == Place::Loaded {
+            if place == FaultPoint::Loaded {
                 starting.over();
             }
             if let Some(other) = &other {
-                other.passes(rank, place, step);
+                other.reach(rank, place, step);
             }
         })
     }
@@ -150,7 +147,7 @@ impl Prepared {
 pub(super) struct Session<'a> {
     pub(super) args: &'a TrainArgs,
     pub(super) loaded: &'a Loaded,
-    pub(super) built: &'a Built,
+    pub(super) built: &'a RankLayout,
     data: &'a Arc<Dataset>,
     pub(super) tokenizer: Option<&'a Tokenizer>,
     pub(super) dir: &'a RunDir,
@@ -191,10 +188,10 @@ impl Session<'_> {
     ) -> Result<(), Failed> {
         let config = &self.loaded.config;
         let started = Instant::now();
-        let stored = self.start.as_ref().map(|from| from.detours().clone());
-        let (mut detours, mut done) = (stored.unwrap_or_default(), 0);
+        let stored = self.start.as_ref().map(|from| from.rollback_history().clone());
+        let (mut rollback_history, mut done) = (stored.unwrap_or_default(), 0);
         loop {
-            let (outcome, mut watch) = self.attempt((signals, traced), &detours)?;
+            let (outcome, mut watch) = self.attempt((signals, traced), &rollback_history)?;
             let interrupted = signals.stop.load(Ordering::Relaxed);
             let allowed = if interrupted { 0 } else { config.train.rollbacks };
             let left = allowed.saturating_sub(done);
@@ -207,7 +204,7 @@ impl Session<'_> {
                 signals.starting.over();
                 return self.end(&outcome, &mut watch, started.elapsed().as_secs_f64());
             };
-            detours = detours.and(earlier.step());
+            rollback_history = rollback_history.with_rollback(earlier.step());
             done += 1;
             self.start = Some(earlier);
         }
@@ -217,7 +214,7 @@ impl Session<'_> {
     fn attempt(
         &self,
         (Signals { stop, starting, .. }, traced): (&Signals, &mut Result<(), Failed>),
-        detours: &Detours,
+        rollback_history: &RollbackHistory,
     ) -> Result<(Outcome, Watch), Failed> {
         let config = &self.loaded.config;
         let directory = self.dir.held().check().map_err(|e| self.moved(&e))?;
@@ -237,10 +234,10 @@ impl Session<'_> {
             pretrained: self.pretrained.clone(),
             processes: self.team.processes(),
             resume: self.start.clone(),
-            detours: Some(detours.clone()),
+            rollback_history: Some(rollback_history.clone()),
             // Other settings deserve as many steps as any.
             skipped_in_a_row: self.dir.forked_from().map(|_| 0),
-            stuck: Some((Duration::from_secs(10), end_without)),
+            stuck: Some(StuckHandler { after: Duration::from_secs(10), call: end_without }),
             ..RunOptions::default()
         };
         let progress = Progress::on_stderr(self.args.quiet);
@@ -285,7 +282,7 @@ impl Session<'_> {
              layout  TP {} x DP {}{} on {}, {:?}; optimizer on {:?}, update {} by {}\n\
              batch   {} x {} in {} per rank\ndata    {}",
             self.dir.shown(),
-            count(self.built.gpt.shape().parameters() as f64),
+            count(self.built.decoder.shape().parameters() as f64),
             counted(m.layers, "layer"),
             m.hidden,
             counted(m.heads, "head"),
@@ -347,17 +344,17 @@ impl Session<'_> {
 /// The exit code of a run that has failed.
 fn code_of(error: &RunError) -> u8 {
     let code = match error.error.kind() {
-        Kind::DeviceMemory => code::DEVICE_MEMORY,
-        Kind::HostMemory => code::HOST_MEMORY,
-        Kind::Bug => code::INTERNAL,
-        Kind::NoCuda => code::CONFIG,
+        ErrorKind::DeviceMemory => code::DEVICE_MEMORY,
+        ErrorKind::HostMemory => code::HOST_MEMORY,
+        ErrorKind::Bug => code::INTERNAL,
+        ErrorKind::NoCuda => code::CONFIG,
         // A file of the data was changed under the run.
-        Kind::Task(FILL) => code::DATA,
-        Kind::Task(_) | Kind::Rank => code::RANK,
+        ErrorKind::Task(FILL) => code::DATA,
+        ErrorKind::Task(_) | ErrorKind::Rank => code::RANK,
     };
-    match error.unread {
-        Some(Unread::System) => code::IO,
-        Some(Unread::Changed) => code::CHECKPOINT,
+    match error.read_failure {
+        Some(ReadFailure::System) => code::IO,
+        Some(ReadFailure::Changed) => code::CHECKPOINT,
         None => code,
     }
 }

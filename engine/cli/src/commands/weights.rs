@@ -14,10 +14,13 @@ use layout::build::shape;
 use std::cell::Cell;
 use std::path::Path;
 use std::sync::Arc;
-use tensor_parallel::Gpt;
+use tensor_parallel::Decoder;
 
 /// The weights of the folder, where they are what training starts from.
-pub(super) fn pretrained(config: &Config, gpt: &Gpt) -> Result<Option<Arc<Pretrained>>, Failed> {
+pub(super) fn pretrained(
+    config: &Config,
+    gpt: &Decoder,
+) -> Result<Option<Arc<Pretrained>>, Failed> {
     let Some(folder) = opened(config)? else { return Ok(None) };
     let weights = Pretrained::new(folder, gpt).map_err(unusable)?;
     Ok(Some(Arc::new(weights)))
@@ -41,9 +44,8 @@ pub(super) fn refusal(config: &Config, valid: bool) -> Option<Failed> {
     let from = config.model.from.as_ref()?;
     let look = || {
         match valid {
-            true => {
-                pretrained(config, &Gpt::plan(&mut Plan::default(), &shape(config), 1)).map(drop)
-            }
+            true => pretrained(config, &Decoder::plan(&mut Plan::default(), &shape(config), 1))
+                .map(drop),
             false => opened(config).map(drop),
         }?;
         ModelFiles::open(Path::new(from)).map(drop).map_err(unusable)

@@ -2,48 +2,66 @@
 
 use super::place::open;
 use super::weights::{load, load_checkpoint, load_folder};
-use super::{GenerateError, On, Trained};
-use config::{Config, Family, Precision};
+use super::{GenerateError, ModelSource, WeightSource};
+use config::{Config, Family};
 use device::{Arena, Device, Dtype, Lane, Plan, Tensor};
 use layout::build::{dtype, shape};
 use std::ops::Range;
-use tensor_parallel::{Cache, Gpt, GptShape, Keep, NewTokens, Recompute};
+use tensor_parallel::{CheckpointHome, Decoder, DecoderShape, KvCache, NewTokens, Recompute};
+
+/// How much a model computes at once.
+#[derive(Clone, Copy)]
+pub(super) struct ModelSize {
+    /// Most tokens that the model sees of a sample.
+    pub(super) context: usize,
+    /// Number of samples.
+    pub(super) samples: usize,
+}
+
+/// All tokens of a sample so far: one or more.
+#[derive(Clone, Copy)]
+pub(super) struct SampleTokens<'a> {
+    /// The sample's number.
+    pub(super) sample: usize,
+    pub(super) tokens: &'a [i32],
+}
 
 /// A model ready to predict.
 pub(super) struct Model {
     dev: Device,
-    gpt: Gpt,
-    /// Keys and values of the tokens that each sample has.
-    cache: Cache,
-    /// By sample: how many tokens are in the cache.
-    held: Vec<usize>,
+    decoder: Decoder,
+    /// Keys and values of the tokens of each sample.
+    cache: KvCache,
+    /// For each sample, the number of tokens in the cache.
+    cached: Vec<usize>,
     tokens: Tensor,
-    /// Most tokens that it sees.
+    /// Most tokens that the model sees.
     context: usize,
 }
 
 impl Model {
-    /// For `samples` samples of `context` tokens, all at once.
+    /// Opens the model for several samples at once.
     pub(super) fn open(
         config: &Config,
-        trained: Trained<'_>,
-        (on, precision): (On, Precision),
-        (context, samples): (usize, usize),
+        from: &ModelSource<'_>,
+        size: ModelSize,
     ) -> Result<Self, GenerateError> {
+        let ModelSource { weights: trained, device: on, precision, .. } = *from;
+        let ModelSize { context, samples } = size;
         // The positions of a folder are read whole.
         let learned = config.model.family == Family::Gpt2;
-        let whole = learned && matches!(trained, Trained::Folder(_));
+        let whole = learned && matches!(trained, WeightSource::Folder(_));
         let context = if whole { config.model.seq_len } else { context };
         let dtype = dtype(precision);
-        let shape = GptShape {
+        let shape = DecoderShape {
             seq_len: context,
             micro_batch: 1,
             tp_size: 1,
             sequence: false,
             recompute: Recompute::Block,
             partition_checkpoints: false,
-            keep: Keep::Nothing,
-            checkpoint_sets: 1,
+            checkpoint_home: CheckpointHome::None,
+            checkpoint_slots: 1,
             ring: tensor_parallel::Ring::NONE,
             head_rows: samples,
             dtype,
@@ -53,59 +71,59 @@ impl Model {
             ..shape(config)
         };
         let mut plan = Plan::default();
-        let gpt = Gpt::plan(&mut plan, &shape, 1);
-        let cache = Cache::plan(&mut plan, &shape, samples);
+        let decoder = Decoder::plan(&mut plan, &shape, 1);
+        let cache = KvCache::plan(&mut plan, &shape, samples);
         let at = (Arena::Device, "batches");
         let tokens = plan.tensor(at, "tokens", Dtype::I32, (1, context));
         let dev = open(config, plan, &shape, on)?;
-        gpt.write_constants(&dev)?;
+        decoder.write_constants(&dev)?;
         match trained {
-            Trained::Weights(path) => load(&dev, &gpt, path)?,
-            Trained::Checkpoint(from) => load_checkpoint(&dev, &gpt, from)?,
-            Trained::Folder(from) => load_folder(&dev, &gpt, from)?,
+            WeightSource::Weights(path) => load(&dev, &decoder, path)?,
+            WeightSource::Checkpoint(from) => load_checkpoint(&dev, &decoder, from)?,
+            WeightSource::Folder(from) => load_folder(&dev, &decoder, from)?,
         }
-        Ok(Self { dev, gpt, cache, held: vec![0; samples], tokens, context })
+        Ok(Self { dev, decoder, cache, cached: vec![0; samples], tokens, context })
     }
 
-    /// Other texts follow: none of them goes on from what the cache has.
+    /// Empties the cache, before other texts.
     pub(super) fn forget(&mut self) {
-        self.held.fill(0);
+        self.cached.fill(0);
     }
 
-    /// Logits of the token behind each text, which is the sample's number and all its tokens: one or more, of which the last
-    /// [`context`](Self::context) count. A text that has one token more than when it was last here costs that one.
+    /// Logits of the next token of each sample, of whose tokens the last [`context`](Self::context) count. A sample that has one
+    /// token more than in the last call costs one row.
     pub(super) fn next(
         &mut self,
-        texts: &[(usize, &[i32])],
+        texts: &[SampleTokens<'_>],
     ) -> Result<Vec<Vec<f64>>, GenerateError> {
         let mut all = vec![Vec::new(); texts.len()];
-        let grown = |(sample, tokens): (usize, &[i32])| {
-            let held = self.held[sample];
+        let grown = |SampleTokens { sample, tokens }: SampleTokens<'_>| {
+            let held = self.cached[sample];
             held > 0 && tokens.len() == held + 1 && tokens.len() <= self.context
         };
         let (grown, others): (Vec<usize>, Vec<usize>) =
             (0..texts.len()).partition(|i| grown(texts[*i]));
         for i in others {
-            let (sample, tokens) = texts[i];
+            let SampleTokens { sample, tokens } = texts[i];
             let last = &tokens[tokens.len().saturating_sub(self.context)..];
             let count = last.len();
             self.extend(&[NewTokens { sample, first: 0, count }], last)?;
             all[i] = self.logits(count - 1..count)?.remove(0);
-            self.held[sample] = if last.len() == tokens.len() { count } else { 0 };
+            self.cached[sample] = if last.len() == tokens.len() { count } else { 0 };
         }
         for some in grown.chunks(self.context) {
             let one = |i: &usize| NewTokens {
-                sample: texts[*i].0,
-                first: texts[*i].1.len() - 1,
+                sample: texts[*i].sample,
+                first: texts[*i].tokens.len() - 1,
                 count: 1,
             };
             let new: Vec<NewTokens> = some.iter().map(one).collect();
             let tokens: Vec<i32> =
-                some.iter().map(|i| texts[*i].1[texts[*i].1.len() - 1]).collect();
+                some.iter().map(|i| texts[*i].tokens[texts[*i].tokens.len() - 1]).collect();
             self.extend(&new, &tokens)?;
             for (i, logits) in some.iter().zip(self.logits(0..some.len())?) {
                 all[*i] = logits;
-                self.held[texts[*i].0] += 1;
+                self.cached[texts[*i].sample] += 1;
             }
         }
         Ok(all)
@@ -114,19 +132,19 @@ impl Model {
     fn extend(&self, new: &[NewTokens], tokens: &[i32]) -> Result<(), GenerateError> {
         let batch = self.tokens.slice(0..tokens.len());
         self.dev.write(batch, &|i| f64::from(tokens[i]))?;
-        self.gpt.extend(&self.dev, &self.cache, new, batch);
+        self.decoder.extend(&self.dev, &self.cache, new, batch);
         Ok(())
     }
 
-    /// Of some rows of what came last.
+    /// Logits of some rows of the last tokens.
     fn logits(&self, rows: Range<usize>) -> Result<Vec<Vec<f64>>, GenerateError> {
         let count = rows.len();
-        self.gpt.project_new(&self.dev, rows);
+        self.decoder.project_new(&self.dev, rows);
         self.dev.sync(self.dev.record(Lane::Compute))?;
-        let columns = self.gpt.shape().vocab_per_rank();
+        let columns = self.decoder.shape().vocab_per_rank();
         let mut all = vec![0.0; count * columns];
-        self.dev.read(self.gpt.logits().rows(0..count), &mut all)?;
-        let vocab = self.gpt.shape().vocab;
+        self.dev.read(self.decoder.logits().rows(0..count), &mut all)?;
+        let vocab = self.decoder.shape().vocab;
         let rows = all.chunks(columns).map(|row| &row[..vocab]);
         match rows.clone().flatten().find(|logit| !logit.is_finite()) {
             Some(logit) => Err(GenerateError::NotFinite(*logit)),
@@ -151,8 +169,8 @@ mod tests {
               train: (steps: 1))"
         );
         let config = load_str(&ron, "a.ron", Path::new("."), &[]).unwrap().config;
-        let place = (On::Cores, Precision::Fp32);
-        Model::open(&config, Trained::Folder(&folder), place, (12, samples)).unwrap()
+        let from = ModelSource::on_cores(WeightSource::Folder(&folder), None);
+        Model::open(&config, &from, ModelSize { context: 12, samples }).unwrap()
     }
 
     /// Of 61 tokens.
@@ -168,10 +186,13 @@ mod tests {
             let room = grown.context;
             assert!(room < text.len(), "{name}: first tokens fall away, and all others move");
             for end in 3..=text.len() {
-                let next = |model: &mut Model| model.next(&[(0, &text[..end])]).unwrap().remove(0);
+                let next = |model: &mut Model| {
+                    let tokens = &text[..end];
+                    model.next(&[SampleTokens { sample: 0, tokens }]).unwrap().remove(0)
+                };
                 whole.forget();
                 let (got, want) = (next(&mut grown), next(&mut whole));
-                assert_eq!(grown.held[0], if end <= room { end } else { 0 });
+                assert_eq!(grown.cached[0], if end <= room { end } else { 0 });
                 let size = want.iter().fold(0.0f64, |most, x| most.max(x.abs()));
                 let apart = got.iter().zip(&want).map(|(g, w)| (g - w).abs()).fold(0.0, f64::max);
                 assert!(apart < 2e-6 * size, "{name}: {apart:e} of {size:e} behind {end} tokens");
@@ -187,13 +208,17 @@ mod tests {
             let lengths = |step: usize| [2 + step, 5 + step, 9 + step];
             let mut alike: Vec<Vec<Vec<f64>>> = Vec::new();
             for step in 0..4 {
-                let some = [0, 1, 2].map(|i| (i, &texts[i][..lengths(step)[i]]));
+                let some = [0, 1, 2].map(|sample| {
+                    let tokens = &texts[sample][..lengths(step)[sample]];
+                    SampleTokens { sample, tokens }
+                });
                 alike.push(together.next(&some).unwrap());
             }
             for (i, text) in texts.iter().enumerate() {
                 alone.forget();
                 for (step, all) in alike.iter().enumerate() {
-                    let one = alone.next(&[(0, &text[..lengths(step)[i]])]).unwrap();
+                    let tokens = &text[..lengths(step)[i]];
+                    let one = alone.next(&[SampleTokens { sample: 0, tokens }]).unwrap();
                     assert!(one[0] == all[i], "{name}: text {i}, step {step}");
                 }
             }

@@ -1,50 +1,50 @@
-//! Which token comes next, and where a text stops.
+//! Draws the next token, and finds the end of a text.
 
-/// How to draw.
+/// Settings of sampling.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
     /// Tokens to draw for each prompt, at most.
     pub tokens: usize,
     /// Divides the logits; 0: always the likeliest token.
     pub temperature: f64,
-    /// Draws among so many of the likeliest tokens.
+    /// Draws among this number of the likeliest tokens.
     pub top_k: Option<usize>,
     /// Draws among the likeliest tokens whose probabilities together reach this; 1: among all (nucleus sampling,
     /// arXiv 1904.09751).
     pub top_p: f64,
     /// The same seed draws the same text.
     pub seed: u64,
-    /// What ends a text before that.
-    pub stop: Stop,
-    /// A text goes on from its prompt, which comes first; else it begins anew behind it, as an answer does.
+    /// What ends a text earlier.
+    pub stop: StopCondition,
+    /// The output begins with the prompt; otherwise with the first token after it, as an answer does.
     pub echo: bool,
     /// Prompts get the special tokens that the tokenizer puts around a text.
     pub special: bool,
 }
 
-/// What ends a text. It is not a part of it.
+/// Tokens and texts that end a text. They are not part of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Stop {
+pub struct StopCondition {
     /// Tokens.
     pub tokens: Vec<i32>,
-    /// Bytes that follow each other, from one token or several.
+    /// Byte strings, which may come from several tokens.
     pub texts: Vec<Vec<u8>>,
 }
 
-impl Stop {
+impl StopCondition {
     pub(super) fn tail(&self) -> Tail {
         Tail { stops: self.texts.clone(), held: Vec::new() }
     }
 }
 
-/// The end of a text while it may be the beginning of what stops it.
+/// The end of a text, held back while it may be the beginning of a stop text.
 pub(super) struct Tail {
     stops: Vec<Vec<u8>>,
     held: Vec<u8>,
 }
 
 impl Tail {
-    /// The text goes on with `piece`: what of it is known to stay, and whether it stops behind that.
+    /// Adds `piece`. Returns the bytes that are certainly part of the text, and whether the text stops after them.
     pub(super) fn push(&mut self, piece: &[u8]) -> (Vec<u8>, bool) {
         self.held.extend_from_slice(piece);
         let found = |stop: &Vec<u8>| self.held.windows(stop.len()).position(|at| at == &stop[..]);
@@ -58,7 +58,7 @@ impl Tail {
         (self.held.drain(..known).collect(), false)
     }
 
-    /// What stays when nothing follows.
+    /// The bytes held back, if nothing follows.
     pub(super) fn rest(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.held)
     }
@@ -92,7 +92,7 @@ pub(super) fn draw(logits: &[f64], sampling: &Sampling, uniform: f64) -> i32 {
         let last = tokens.iter().position(is_enough).unwrap_or(tokens.len() - 1);
         tokens.truncate(last + 1);
     }
-    // In the order of the vocabulary, so that what is left out changes the draw the least.
+    // In the order of the vocabulary, so that a draw changes as little as possible if other tokens are excluded.
     tokens.sort_unstable();
     let mut left = uniform * tokens.iter().map(weight).sum::<f64>();
     for token in tokens {
@@ -114,7 +114,7 @@ mod tests {
         top_k: None,
         top_p: 1.0,
         seed: 0,
-        stop: Stop { tokens: Vec::new(), texts: Vec::new() },
+        stop: StopCondition { tokens: Vec::new(), texts: Vec::new() },
         echo: false,
         special: false,
     };
@@ -153,7 +153,8 @@ mod tests {
 
     #[test]
     fn a_text_stops_where_it_is_told_to_and_keeps_what_only_began_like_that() {
-        let stop = Stop { tokens: Vec::new(), texts: vec![b"END".to_vec(), b"\n\n".to_vec()] };
+        let stop =
+            StopCondition { tokens: Vec::new(), texts: vec![b"END".to_vec(), b"\n\n".to_vec()] };
         let mut tail = stop.tail();
         assert_eq!(tail.push(b"the E"), (b"the ".to_vec(), false));
         assert_eq!(tail.push(b"N"), (Vec::new(), false));
@@ -162,7 +163,7 @@ mod tests {
         let mut tail = stop.tail();
         assert_eq!(tail.push(b"a\n"), (b"a".to_vec(), false));
         assert_eq!(tail.rest(), b"\n");
-        let mut tail = Stop::default().tail();
+        let mut tail = StopCondition::default().tail();
         assert_eq!(tail.push(b"any"), (b"any".to_vec(), false));
     }
 }

@@ -1,4 +1,4 @@
-//! Reads the parameters of a model from where training left them, or from a folder of transformers.
+//! Reads the parameters of a model from the weights of a run, a checkpoint or a folder of transformers.
 
 use super::GenerateError;
 use checkpoint::Checkpoint;
@@ -11,18 +11,18 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
-use tensor_parallel::{Gpt, Param};
+use tensor_parallel::{Decoder, Param};
 
-/// A header longer than this is no header.
+/// Most bytes of a header.
 const LONGEST_HEADER: u64 = 1 << 26;
-/// Elements of parameters that a thread reads at once.
+/// Elements of a parameter that a thread reads at a time.
 const AT_ONCE: usize = 1 << 20;
 
-/// Sets some values: the index of the first, and the values.
-type Fill<'a> = dyn Fn(usize, &mut [f32]) -> Result<(), GenerateError> + Sync + 'a;
+/// Sets values, given the index of the first.
+type ValueSource<'a> = dyn Fn(usize, &mut [f32]) -> Result<(), GenerateError> + Sync + 'a;
 
 /// Sets parameters by `fill`, on all kernel threads.
-fn set(dev: &Device, params: Tensor, fill: &Fill<'_>) -> Result<(), GenerateError> {
+fn set(dev: &Device, params: Tensor, fill: &ValueSource<'_>) -> Result<(), GenerateError> {
     let failed = Mutex::new(None);
     dev.write_runs(&[params], &|first, views| {
         let [view] = views else { unreachable!("one tensor has one view") };
@@ -35,7 +35,11 @@ fn set(dev: &Device, params: Tensor, fill: &Fill<'_>) -> Result<(), GenerateErro
 }
 
 /// Sets a run of parameters from number `first` on; those of 16 bits are rounded.
-fn set_run(first: usize, view: &mut ViewMut<'_>, fill: &Fill<'_>) -> Result<(), GenerateError> {
+fn set_run(
+    first: usize,
+    view: &mut ViewMut<'_>,
+    fill: &ValueSource<'_>,
+) -> Result<(), GenerateError> {
     if let ViewMut::F32(values) = view {
         let mut parts = values.chunks_mut(AT_ONCE).enumerate();
         return parts.try_for_each(|(i, some)| fill(first + i * AT_ONCE, some));
@@ -49,26 +53,30 @@ fn set_run(first: usize, view: &mut ViewMut<'_>, fill: &Fill<'_>) -> Result<(), 
     Ok(())
 }
 
-/// Reads every parameter of `gpt` from a folder of transformers.
-pub(super) fn load_folder(dev: &Device, gpt: &Gpt, from: &Path) -> Result<(), GenerateError> {
-    let from = Pretrained::new(Folder::open(from)?, gpt)?;
-    let source = from.of_rank(gpt, dev.rank());
-    for (segment, layout) in gpt.segments().iter().enumerate() {
-        let params = gpt.params(segment).slice(0..layout.len);
+/// Reads every parameter of `decoder` from a folder of transformers.
+pub(super) fn load_folder(
+    dev: &Device,
+    decoder: &Decoder,
+    from: &Path,
+) -> Result<(), GenerateError> {
+    let from = Pretrained::new(Folder::open(from)?, decoder)?;
+    let source = from.of_rank(decoder, dev.rank());
+    for (segment, layout) in decoder.segments().iter().enumerate() {
+        let params = decoder.params(segment).slice(0..layout.len);
         set(dev, params, &|first, values| Ok(source.fill(segment, first, values)?))?;
     }
     Ok(())
 }
 
-/// Reads some elements of a tensor: its number, the index of the first element, and where they go.
-type ReadTensor<'a> = dyn Fn(usize, usize, &mut [f32]) -> Result<(), GenerateError> + Sync + 'a;
+/// Reads elements of a tensor: its number, the index of the first element, and the values to set.
+type TensorReader<'a> = dyn Fn(usize, usize, &mut [f32]) -> Result<(), GenerateError> + Sync + 'a;
 
-/// Sets every parameter of `gpt`. Rows that round a vocabulary up are in no tensor, and 0.
-fn set_all(dev: &Device, gpt: &Gpt, read: &ReadTensor<'_>) -> Result<(), GenerateError> {
+/// Sets every parameter of `decoder`. Rows that pad the vocabulary are in no tensor; they are 0.
+fn set_all(dev: &Device, decoder: &Decoder, read: &TensorReader<'_>) -> Result<(), GenerateError> {
     let rank = dev.rank();
-    let runs = Runs::new(gpt, (rank.tp, rank.tp_size), |number, _| number);
-    for (segment, layout) in gpt.segments().iter().enumerate() {
-        let params = gpt.params(segment).slice(0..layout.len);
+    let runs = SegmentRuns::new(decoder, (rank.tp, rank.tp_size), |number, _| number);
+    for (segment, layout) in decoder.segments().iter().enumerate() {
+        let params = decoder.params(segment).slice(0..layout.len);
         set(dev, params, &|first, values| {
             runs.fill(segment, first, values, |tensor, first, values| read(*tensor, first, values))
         })?;
@@ -76,8 +84,8 @@ fn set_all(dev: &Device, gpt: &Gpt, read: &ReadTensor<'_>) -> Result<(), Generat
     Ok(())
 }
 
-/// Reads every parameter of `gpt` from a safetensors file; of one with more rows, the first ones.
-pub(super) fn load(dev: &Device, gpt: &Gpt, path: &Path) -> Result<(), GenerateError> {
+/// Reads every parameter of `decoder` from a safetensors file. If a tensor has more rows of positions, the first ones count.
+pub(super) fn load(dev: &Device, decoder: &Decoder, path: &Path) -> Result<(), GenerateError> {
     let unreadable = |source| GenerateError::Read { path: path.to_owned(), source };
     let wrong = |problem: String| GenerateError::Weights { path: path.to_owned(), problem };
     let file = File::open(path).map_err(unreadable)?;
@@ -98,9 +106,9 @@ pub(super) fn load(dev: &Device, gpt: &Gpt, path: &Path) -> Result<(), GenerateE
         }
         Ok(header + info.data_offsets.0 as u64)
     };
-    let params = gpt.segments().iter().flat_map(|layout| &layout.params);
+    let params = decoder.segments().iter().flat_map(|layout| &layout.params);
     let places: Vec<u64> = params.map(place).collect::<Result<_, _>>()?;
-    set_all(dev, gpt, &|tensor, first, values| {
+    set_all(dev, decoder, &|tensor, first, values| {
         let mut bytes = vec![0; 4 * values.len()];
         let read = file.read_exact_at(&mut bytes, places[tensor] + 4 * first as u64);
         read.map_err(|e| match e.kind() {
@@ -113,10 +121,10 @@ pub(super) fn load(dev: &Device, gpt: &Gpt, path: &Path) -> Result<(), GenerateE
     })
 }
 
-/// Reads every parameter of `gpt` from a checkpoint; of positions, the first ones.
+/// Reads every parameter of `decoder` from a checkpoint. If the tensor of positions has more rows, the first ones count.
 pub(super) fn load_checkpoint(
     dev: &Device,
-    gpt: &Gpt,
+    decoder: &Decoder,
     from: &Checkpoint,
 ) -> Result<(), GenerateError> {
     let wrong = |problem: String| GenerateError::Weights { path: from.path().to_owned(), problem };
@@ -130,16 +138,16 @@ pub(super) fn load_checkpoint(
         let absent = || wrong(format!("it has no `{}` [{rows}, {cols}]", param.name));
         tensors.iter().position(fits).ok_or_else(absent)
     };
-    let params = gpt.segments().iter().flat_map(|layout| &layout.params);
+    let params = decoder.segments().iter().flat_map(|layout| &layout.params);
     let numbers: Vec<usize> = params.map(number).collect::<Result<_, _>>()?;
     let reader = from.reader();
-    set_all(dev, gpt, &|tensor, first, values| {
+    set_all(dev, decoder, &|tensor, first, values| {
         let read = reader.read((numbers[tensor], 0), first..first + values.len(), values);
         read.map_err(|e| wrong(e.to_string()))
     })
 }
 
-/// Where data starts in a safetensors file, and what is where.
+/// The offset of the data in a safetensors file, and the place of each tensor.
 fn header(file: &File) -> std::io::Result<Result<(u64, Metadata), String>> {
     let mut length = [0; 8];
     if let Err(e) = file.read_exact_at(&mut length, 0) {
@@ -158,7 +166,7 @@ fn header(file: &File) -> std::io::Result<Result<(u64, Metadata), String>> {
     Ok(parsed.map(|metadata| (end, metadata)))
 }
 
-/// A file that ends too soon is wrong; one that cannot be read is another matter.
+/// A file that ends too early is invalid (the inner error); a file that cannot be read is the outer error.
 fn cut_off<T>(error: std::io::Error) -> std::io::Result<Result<T, String>> {
     let wrong = error.kind() == std::io::ErrorKind::UnexpectedEof;
     if wrong { Ok(Err("it is cut off".into())) } else { Err(error) }

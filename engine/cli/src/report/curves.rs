@@ -1,7 +1,7 @@
 //! What runs have written of their steps, read back for a report.
 
 use config::{Loaded, load_stored};
-use engine::run::Differing;
+use engine::run::Difference;
 use files::names::{CONFIG, METRICS};
 use files::own;
 use serde::Deserialize;
@@ -18,7 +18,7 @@ pub(crate) struct Curves {
     /// Steps whose checkpoint could not be saved, and why.
     pub(crate) not_saved: Vec<(u64, String)>,
     /// Steps that ran twice with other bits, and where each of some ranks has seen it.
-    pub(crate) differs: Vec<(u64, Vec<Differing>)>,
+    pub(crate) differs: Vec<(u64, Vec<Difference>)>,
     /// The last step and the hash of the states, of a run that is done.
     pub(crate) end: Option<(u64, String)>,
     /// Whole lines that could not be read.
@@ -92,7 +92,7 @@ enum Line {
     },
     Differs {
         step: u64,
-        places: Vec<Differing>,
+        places: Vec<Difference>,
     },
     End {
         step: u64,

@@ -4,7 +4,7 @@ use crate::report::curves::{Curves, Eval, Step};
 use crate::report::plot::{Look, Plot, Series, colour, escape, hex, short};
 use crate::report::progress::clock;
 use engine::metrics::median;
-use engine::run::Differing;
+use engine::run::Difference;
 use std::collections::BTreeSet;
 use std::fmt::Write;
 use topology::format_bytes;
@@ -291,7 +291,7 @@ fn events(runs: &[Curves]) -> String {
                 .map(|(step, why)| (*step, format!("checkpoint NOT SAVED: {why}"))),
         );
         found.extend(run.differs.iter().take(ROWS).map(|(step, places)| {
-            (*step, format!("ran twice and DIFFERS: {}", Differing::all(places)))
+            (*step, format!("ran twice and DIFFERS: {}", Difference::all(places)))
         }));
         let broken = run.steps.iter().filter(|step| step.loss.is_none());
         found.extend(
@@ -378,7 +378,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut metrics = MetricsWriter::open(&Directory::open(folder.path()).unwrap(), 0).unwrap();
         let places = [(2, "the loss"), (3, "the gradient of `a.b`")];
-        let places = places.map(|(rank, place)| Differing { rank, place: place.into() });
+        let places = places.map(|(rank, place)| Difference { rank, place: place.into() });
         metrics.differs(4, &places);
         metrics.sync();
         let events = events(&[Curves::read(folder.path(), "one".into()).unwrap()]);

@@ -118,7 +118,7 @@ pub fn simulated(path: &Path, timeline: &Timeline, ranks: usize) -> Result<Strin
     let mut writer = Writer::create(path)?;
     for &rank in &chosen {
         let played = timeline.played(rank).filter(|p| p.end > begin && p.start < end);
-        let event = |p: predict::sim::Played<'_>| Event {
+        let event = |p: predict::sim::SimulatedOp<'_>| Event {
             name: p.work.name,
             lane: p.lane,
             start: p.start - begin,

@@ -5,7 +5,7 @@ use super::launch::{
     launch, metrics, on_gpus, sets, train,
 };
 use crate::common::{Done, Folder};
-use engine::run::{Place, Watcher};
+use engine::run::{FaultPoint, Watcher};
 use rustix::process::{Signal, getpid, kill_process};
 use std::ffi::OsString;
 use std::fmt;
@@ -64,7 +64,7 @@ impl How {
 pub(crate) struct Fault {
     pub(crate) how: How,
     pub(crate) victim: usize,
-    pub(crate) place: Option<Place>,
+    pub(crate) place: Option<FaultPoint>,
     pub(crate) time: usize,
 }
 
@@ -79,12 +79,12 @@ impl Fault {
     fn read(text: &str) -> Self {
         let words: Vec<&str> = text.split(' ').collect();
         let [how, victim, place, time] = words[..] else { panic!("a fault is four words: {text}") };
-        let place_of = |known: &Place| format!("{:?}", Some(*known)) == place;
+        let place_of = |known: &FaultPoint| format!("{:?}", Some(*known)) == place;
         let how_of = |known: &How| format!("{known:?}") == how;
         Self {
             how: How::ALL.into_iter().find(how_of).unwrap(),
             victim: victim.parse().unwrap(),
-            place: Place::ALL.into_iter().find(place_of),
+            place: FaultPoint::ALL.into_iter().find(place_of),
             time: time.parse().unwrap(),
         }
     }
@@ -205,9 +205,9 @@ pub(crate) fn full() -> bool {
 
 /// Every place, and the start; of each process, killed and stopped.
 fn all_faults() -> Vec<Fault> {
-    let places = [None].into_iter().chain(Place::ALL.map(Some));
+    let places = [None].into_iter().chain(FaultPoint::ALL.map(Some));
     let of = |place| {
-        let victims = if place == Some(Place::Naming) { 0..1 } else { 0..2 };
+        let victims = if place == Some(FaultPoint::Naming) { 0..1 } else { 0..2 };
         let both = [How::Kill, How::Stop];
         victims.flat_map(move |victim| both.map(|how| Fault { how, victim, place, time: 1 }))
     };
@@ -263,8 +263,13 @@ fn a_fault_at_any_place_of_any_process_ends_all_and_costs_no_bit() {
     let mut all = all_faults();
     if !full() {
         let kill = |victim, place| Fault { how: How::Kill, victim, place: Some(place), time: 1 };
-        let stop = Fault { how: How::Stop, ..kill(1, Place::Saved) };
-        all = vec![kill(1, Place::Opened), kill(0, Place::Naming), kill(1, Place::Writing), stop];
+        let stop = Fault { how: How::Stop, ..kill(1, FaultPoint::Saved) };
+        all = vec![
+            kill(1, FaultPoint::Opened),
+            kill(0, FaultPoint::Naming),
+            kill(1, FaultPoint::Writing),
+            stop,
+        ];
     }
     for (number, fault) in all.into_iter().enumerate() {
         let run = format!("run-{number}");
@@ -299,17 +304,17 @@ fn cycles_of_faults_with_other_numbers_of_processes_end_with_the_same_bits() {
     let steps = format!("train.steps={}", 3 * cycles);
     let set = [BASE, &[&steps, "train.eval_every=3"]].concat();
     assert_eq!(train(&folder, 0, "straight", &["-q"], &set).code, 0);
-    let places: Vec<Place> =
-        Place::ALL.into_iter().filter(|place| *place != Place::Ending).collect();
+    let places: Vec<FaultPoint> =
+        FaultPoint::ALL.into_iter().filter(|place| *place != FaultPoint::Ending).collect();
     let (mut dice, mut struck) = (Dice(24), 0);
     for cycle in 0..cycles {
         let count = [1, 2, 4][dice.roll(3)];
         let place = places[dice.roll(places.len())];
-        let victim = if place == Place::Naming { 0 } else { dice.roll(count) };
+        let victim = if place == FaultPoint::Naming { 0 } else { dice.roll(count) };
         // A process that is alone is missed by nobody.
         let how = if count > 1 && dice.roll(3) == 0 { How::Stop } else { How::Kill };
         // At the start each rank comes by once.
-        let once = matches!(place, Place::Opened | Place::Loaded);
+        let once = matches!(place, FaultPoint::Opened | FaultPoint::Loaded);
         let time = if once { 1 } else { 1 + dice.roll(2) };
         let fault = Fault { how, victim, place: Some(place), time };
         let done = suffer(&folder, count, "run", &set, fault);

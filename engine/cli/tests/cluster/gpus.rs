@@ -5,7 +5,7 @@ use super::launch::{
     ACROSS, NUMBER, SAVES, assert_same, assert_whole, command, has_mpirun, launch, on_gpus, sets,
 };
 use crate::common::{Done, Folder};
-use engine::run::Place;
+use engine::run::FaultPoint;
 
 fn train(
     folder: &Folder,
@@ -84,7 +84,7 @@ fn a_process_with_gpus_that_is_killed_or_stopped_ends_all() {
     for (number, how) in [How::Kill, How::Stop].into_iter().enumerate() {
         let run = format!("run-{number}");
         copy(&folder.path("begun"), &folder.path(&run));
-        let fault = Fault { how, victim: 1 - number, place: Some(Place::Step), time: 3 };
+        let fault = Fault { how, victim: 1 - number, place: Some(FaultPoint::Step), time: 3 };
         let done = suffer(&folder, 2, &run, &set, fault);
         assert_named(&done, fault);
         assert_whole(&folder, &run);

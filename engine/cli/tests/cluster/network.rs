@@ -7,7 +7,7 @@ use super::faults::{
 };
 use super::launch::{assert_whole, has_mpirun, mpirun, sets};
 use crate::common::{Done, Folder};
-use engine::run::Place;
+use engine::run::FaultPoint;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
@@ -186,11 +186,11 @@ impl Network {
 }
 
 /// Where processes are cut off, and which; in a full test at every place.
-fn cuts() -> Vec<(usize, Place)> {
-    let all = Place::ALL.into_iter().enumerate();
-    let all =
-        all.map(|(number, place)| (if place == Place::Naming { 0 } else { number % 2 }, place));
-    if full() { all.collect() } else { vec![(1, Place::Saved), (0, Place::Writing)] }
+fn cuts() -> Vec<(usize, FaultPoint)> {
+    let all = FaultPoint::ALL.into_iter().enumerate();
+    let all = all
+        .map(|(number, place)| (if place == FaultPoint::Naming { 0 } else { number % 2 }, place));
+    if full() { all.collect() } else { vec![(1, FaultPoint::Saved), (0, FaultPoint::Writing)] }
 }
 
 /// Two machines, and a folder with a run that has begun and its settings.
@@ -229,7 +229,7 @@ fn a_machine_that_is_cut_off_ends_all_and_costs_no_bit() {
 fn a_network_that_comes_back_before_the_deadline_costs_no_bit() {
     let Some((network, folder, set)) = begun() else { return };
     copy(&folder.path("begun"), &folder.path("run"));
-    let fault = Fault { how: How::Blink, victim: 1, place: Some(Place::Step), time: 1 };
+    let fault = Fault { how: How::Blink, victim: 1, place: Some(FaultPoint::Step), time: 1 };
     let done = network.suffer(&folder, "run", &set, fault);
     assert_eq!(done.code, 0, "{}", done.stderr);
     assert!(done.stdout.contains(BLINKED), "{}", done.stdout);

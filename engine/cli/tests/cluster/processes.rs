@@ -129,7 +129,7 @@ fn a_plan_counts_the_letters_between_processes() {
     let buffers = json["gpu"]["buffers"].as_array().unwrap();
     let largest = buffers.iter().map(|buffer| buffer["bytes"].as_u64().unwrap()).max().unwrap();
     // Each of four ranks has one of two data-parallel partners elsewhere.
-    assert_eq!(json["letters"], 4 * device::letter_bytes(largest, 2, 1));
+    assert_eq!(json["letters"], 4 * device::message_bytes(largest, 2, 1));
     assert_eq!(plan(2, &[]).matches("letters between processes take").count(), 1);
     assert!(!plan(1, &[]).contains("letters between processes"));
 }

@@ -1,7 +1,7 @@
 //! Another run has the place of a run that still lives: nothing of the other one is touched.
 
 use super::common::{Done, Folder, OVERFLOWING};
-use engine::run::{Place, Watcher};
+use engine::run::{FaultPoint, Watcher};
 use rustix::process::{Signal, getpid, kill_process};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -108,7 +108,7 @@ fn a_process() {
 }
 
 /// What happens at this place and step, and to the run with these settings; the other run is as it was.
-fn beside(folder: &Folder, (place, step): (Place, u64), how: &[&str], sets: &[&str]) -> Done {
+fn beside(folder: &Folder, (place, step): (FaultPoint, u64), how: &[&str], sets: &[&str]) -> Done {
     for old in ["run", "away"].map(|name| folder.path(name)) {
         let _ = fs::remove_dir_all(&old);
         let _ = fs::remove_file(old);
@@ -149,12 +149,12 @@ fn a_run_that_is_taken_back_touches_nothing_of_the_run_in_its_place() {
     folder.write_letters();
     let sets = [&OVERFLOWING[..], &["train.steps=40", "train.rollbacks=1000"]].concat();
     for how in ["moved", "removed", "exchanged", "linked"] {
-        let done = beside(&folder, (Place::Step, 1), &[how], &sets);
+        let done = beside(&folder, (FaultPoint::Step, 1), &[how], &sets);
         done.refused(83, &[ANOTHER]);
     }
     // It cannot be taken back, and its advice is not of the other one.
     let sets = [&sets[..], &["train.rollbacks=0", "train.weights=Never"]].concat();
-    let done = beside(&folder, (Place::Step, 1), &["moved"], &sets);
+    let done = beside(&folder, (FaultPoint::Step, 1), &["moved"], &sets);
     let done = done.refused(83, &[ANOTHER, "training has diverged"]);
     assert!(!done.stderr.contains("--fork starts from"), "{}", done.stderr);
 }
@@ -164,7 +164,8 @@ fn a_run_that_saves_and_ends_touches_nothing_of_the_run_in_its_place() {
     let folder = Folder::new();
     other_run(&folder);
     let every = ["train.steps=6", "train.checkpoint_every=2", "train.checkpoint_keep=1"];
-    for (place, step) in [(Place::Step, 3), (Place::Writing, 4), (Place::Naming, 4)] {
+    for (place, step) in [(FaultPoint::Step, 3), (FaultPoint::Writing, 4), (FaultPoint::Naming, 4)]
+    {
         for (writer, how) in [("Foreground", "moved"), ("Background", "linked")] {
             let writer = format!("train.checkpoint_writer={writer}");
             let sets = [&every[..], &[&writer]].concat();
@@ -173,15 +174,15 @@ fn a_run_that_saves_and_ends_touches_nothing_of_the_run_in_its_place() {
         }
     }
     // Told to stop.
-    let done = beside(&folder, (Place::Step, 3), &["removed", "TERM"], &every);
+    let done = beside(&folder, (FaultPoint::Step, 3), &["removed", "TERM"], &every);
     done.refused(83, &[&format!("checkpoint of step 3 NOT SAVED: {ANOTHER}")]);
     // At the end, with nothing but the weights to write.
     let bare = ["train.checkpoint_overhead=None", "train.weights=Complete"];
-    for (place, step) in [(Place::Step, 3), (Place::Ending, 4)] {
+    for (place, step) in [(FaultPoint::Step, 3), (FaultPoint::Ending, 4)] {
         let done = beside(&folder, (place, step), &["moved"], &bare);
         done.refused(74, &["the weights are not written to ", ANOTHER]);
     }
     // The folder of checkpoints alone.
-    let done = beside(&folder, (Place::Step, 3), &["folder"], &every);
+    let done = beside(&folder, (FaultPoint::Step, 3), &["folder"], &every);
     done.refused(83, &["NOT SAVED: run/checkpoints: another folder is in the place of the run's"]);
 }

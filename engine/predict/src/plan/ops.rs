@@ -2,7 +2,7 @@
 
 use super::dtype_name;
 use config::Config;
-use device::recorder::{self, Listed};
+use device::recorder::{self, ListedOp};
 use device::{Error, Mode};
 use engine::dry_run::{IDLE, first_rank, play_steps};
 use layout::build::Built;
@@ -52,14 +52,14 @@ pub struct Touched {
 /// A step that its own checks refuse; that is a defect of onebox.
 pub fn list(
     config: &Config,
-    built: &Built,
+    built: &RankLayout,
     mut tell: impl FnMut(&Op) + 'static,
 ) -> Result<(), Error> {
     // Ops before the step.
     let before: Rc<Cell<Option<u64>>> = Rc::default();
     let seen = Rc::new(Cell::new(0));
     let (of_step, last) = (Rc::clone(&before), Rc::clone(&seen));
-    let listener = move |listed: Listed| {
+    let listener = move |listed: ListedOp| {
         last.set(listed.number);
         if let Some(before) = of_step.get() {
             tell(&op(listed, before));
@@ -69,7 +69,7 @@ pub fn list(
     play_steps(config, built, &dev, 2, &mut || before.set(Some(seen.get())))
 }
 
-fn op(listed: Listed, before: u64) -> Op {
+fn op(listed: ListedOp, before: u64) -> Op {
     let number = |n: u64| n as i64 - before as i64;
     let touched = |(mode, name, t): (Mode, String, device::Tensor)| Touched {
         name,

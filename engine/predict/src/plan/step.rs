@@ -4,7 +4,8 @@ use config::Config;
 use device::recorder::Totals;
 use device::{Error, Lane};
 use engine::dry_run::{alike, count, with_micro_batches};
-use layout::build::{Built, build, shape};
+use layout::build::{RankLayout, shape};
+use layout::lay_out::lay_out;
 use serde::Serialize;
 
 /// What a rank does in one optimizer step, as counted.
@@ -32,7 +33,7 @@ pub struct LaneTotals {
 }
 
 /// One step. Of many micro-batches three and four are counted: all between the first and the last are alike.
-fn totals(config: &Config, built: &Built) -> Result<Totals, Error> {
+fn totals(config: &Config, built: &RankLayout) -> Result<Totals, Error> {
     let (unit, all) = (alike(config, built) as u64, built.micro_batches as u64);
     let few = 3 * unit;
     Ok(if all <= few + unit || !all.is_multiple_of(unit) {
@@ -40,7 +41,7 @@ fn totals(config: &Config, built: &Built) -> Result<Totals, Error> {
     } else {
         let of = |micro_batches: u64| {
             let config = with_micro_batches(config, built, micro_batches as usize);
-            count(&config, &build(&config))
+            count(&config, &lay_out(&config))
         };
         let (less, more) = (of(few)?, of(few + unit)?);
         let further = (all - few) / unit;
@@ -54,11 +55,11 @@ fn totals(config: &Config, built: &Built) -> Result<Totals, Error> {
 }
 
 /// Number of ops of one rank in a step.
-pub fn ops_of_step(config: &Config, built: &Built) -> Result<u64, Error> {
+pub fn ops_of_step(config: &Config, built: &RankLayout) -> Result<u64, Error> {
     Ok(totals(config, built)?.ops.iter().sum())
 }
 
-pub(super) fn step(config: &Config, built: &Built) -> Result<Step, Error> {
+pub(super) fn step(config: &Config, built: &RankLayout) -> Result<Step, Error> {
     let totals = totals(config, built)?;
     let lane = |lane: Lane| LaneTotals {
         lane: format!("{lane:?}"),
@@ -85,7 +86,7 @@ mod tests {
         let totals = |sets: &[String]| {
             let loaded = config::load_str(ron, "a.ron", std::path::Path::new("."), sets);
             let config = loaded.unwrap_or_else(|e| panic!("{e}")).config;
-            let totals = count(&config, &build(&config)).unwrap();
+            let totals = count(&config, &lay_out(&config)).unwrap();
             (totals.ops, totals.bytes)
         };
         assert_eq!(totals(&[]), totals(&["train.steps=9".into()]));
@@ -102,7 +103,7 @@ mod tests {
                 let sets = [master.to_owned(), format!("offload.update={update}")];
                 let loaded = config::load_str(ron, "a.ron", std::path::Path::new("."), &sets);
                 let config = loaded.unwrap_or_else(|e| panic!("{e}")).config;
-                count(&config, &build(&config)).unwrap().bytes[Lane::Host as usize] as f64
+                count(&config, &lay_out(&config)).unwrap().bytes[Lane::Host as usize] as f64
             };
             let ratio = host("Speculative") / host("Overlapped");
             // The upper halves of split masters are kept: 2 bytes beside 20, and 4 of a gradient that few parameters have.
@@ -122,7 +123,7 @@ mod tests {
             let folder = std::path::Path::new(".");
             let loaded = config::load_str(ron, "test.ron", folder, &[sum.to_owned()]);
             let config = loaded.unwrap_or_else(|e| panic!("{e}")).config;
-            let built = build(&config);
+            let built = lay_out(&config);
             let (counted, said) = (count(&config, &built).unwrap(), step(&config, &built).unwrap());
             for lane in &said.lanes {
                 let i = Lane::ALL.iter().position(|l| format!("{l:?}") == lane.lane).unwrap();

@@ -1,6 +1,5 @@
 //! A step from a few of its micro-batches: how long, and how much of it waits for the host.
 
-use crate::sim::Timeline;
 use crate::simulate::{SimulateError, simulate_unchecked};
 use config::{Config, ParameterPlace, Recompute};
 use device::Lane;
@@ -30,9 +29,9 @@ impl Brief {
     ///
     /// # Errors
     /// As [`simulate_unchecked`].
-    pub(crate) fn of(config: &Config, built: &Built) -> Result<Self, SimulateError> {
+    pub(crate) fn of(config: &Config, built: &RankLayout) -> Result<Self, SimulateError> {
         // The first passes that go together are no further ones.
-        let few = match first_forward(config) {
+        let few = match vertical_width(config) {
             1 => FEW,
             together => together + 1,
         };
@@ -43,7 +42,7 @@ impl Brief {
         }
         let of = |micro_batches| -> Result<Self, SimulateError> {
             let config = with_micro_batches(config, built, micro_batches);
-            let built = build(&config);
+            let built = lay_out(&config);
             Ok(Self::played(&config, &built, &simulate_unchecked(&config, &built)?))
         };
         let (less, more) = (of(few)?, of(few + 1)?);
@@ -57,7 +56,7 @@ impl Brief {
         })
     }
 
-    fn played(config: &Config, built: &Built, timeline: &Timeline) -> Self {
+    fn played(config: &Config, built: &RankLayout, timeline: &Timeline) -> Self {
         let path = timeline.critical_path();
         // Kernels that wait for their submission do not wait for the host's work.
         let computes =

@@ -5,9 +5,9 @@ use super::{Brief, Candidate, TOLD, worded};
 use crate::plan::fits;
 use crate::simulate::SimulateError;
 use config::{Accumulate, Config, Placement, Recompute, Speculated, UpdateMode};
-use layout::build::{Built, build, first_forward, update_mode};
+use layout::build::{RankLayout, lay_out, update_mode, vertical_width};
 use layout::gpu::is_sound;
-use offload::Sum;
+use offload::GradAccumulation;
 use rayon::prelude::*;
 
 /// Shares of the optimizer are whole multiples of one over this.
@@ -95,7 +95,7 @@ pub(super) fn with_choices(
 /// Nothing is chosen yet, and the host has the update.
 fn is_plain(config: &Config) -> bool {
     config.offload.optimizer == Placement::Host
-        && first_forward(config) == 1
+        && vertical_width(config) == 1
         && update_mode(config) != UpdateMode::Speculative
 }
 
@@ -126,9 +126,11 @@ fn choices(given: &Config, plain: &Candidate, brief: &Brief) -> Vec<Open> {
     }
     // `Auto` could be another place with less room.
     let mut config = plain.config.clone();
-    config.offload.accumulate = match plain.built.sum {
-        Sum::Host => Accumulate::Host,
-        Sum::Device | Sum::InTurns | Sum::None => Accumulate::Device,
+    config.offload.accumulate = match plain.built.accumulation {
+        GradAccumulation::Host => Accumulate::Host,
+        GradAccumulation::Device | GradAccumulation::Shared | GradAccumulation::None => {
+            Accumulate::Device
+        }
     };
     let waited = brief.host.max(brief.exposed);
     let mut all = Vec::new();
@@ -138,7 +140,8 @@ fn choices(given: &Config, plain: &Candidate, brief: &Brief) -> Vec<Open> {
         let least = brief.floor().max(brief.seconds - gain);
         let candidate = worded(given, config.clone(), plain.number);
         // A share ahead of the decision may be less than the last segment.
-        if update_mode(config) != UpdateMode::Speculative || candidate.built.layout.updates_ahead()
+        if update_mode(config) != UpdateMode::Speculative
+            || candidate.built.optimizer.is_speculative()
         {
             all.push(Open { least, most, candidate });
         }
@@ -204,7 +207,7 @@ fn with(config: &Config, together: usize, parts: usize) -> Config {
 }
 
 /// First forward passes behind which the update hides, or as many as fit; 1 where nothing hides behind more.
-fn together(config: &Config, built: &Built, brief: &Brief) -> usize {
+fn together(config: &Config, built: &RankLayout, brief: &Brief) -> usize {
     let hides =
         config.recompute == Recompute::Block && update_mode(config) == UpdateMode::Overlapped;
     if !hides {
@@ -216,7 +219,7 @@ fn together(config: &Config, built: &Built, brief: &Brief) -> usize {
 }
 
 fn holds(config: &Config) -> bool {
-    is_sound(&config) && fits(config, &build(config))
+    is_sound(&config) && fits(config, &lay_out(config))
 }
 
 /// The largest of 0..=`most` that `holds`, where 0 does, and with each all below it.
@@ -268,7 +271,7 @@ mod tests {
             let folder = std::path::Path::new(".");
             let loaded = load_str(ron, "test.ron", folder, &[set.to_owned()]);
             let config = loaded.unwrap_or_else(|e| panic!("{e}")).config;
-            assert_eq!(together(&config, &build(&config), &brief), passes, "{set}");
+            assert_eq!(together(&config, &lay_out(&config), &brief), passes, "{set}");
         }
     }
 }

@@ -7,7 +7,7 @@ use crate::plan::memory_report;
 use crate::simulate::{SimulateError, Simulated, groups, simulate, summary};
 use config::{Config, Loaded, Placement};
 use engine::dry_run::{alike, with_micro_batches};
-use layout::build::{Built, build, first_forward, shape, share_ahead};
+use layout::build::{RankLayout, lay_out, shape, speculated_share, vertical_width};
 use tensor_parallel::Ring;
 
 /// Layouts with more micro-batches than this are extrapolated to the end, from half as many.
@@ -17,7 +17,7 @@ const MOST_MICRO_BATCHES: usize = 64;
 pub(super) fn layout(loaded: &Loaded, c: &Candidate) -> Result<Layout, SimulateError> {
     let (config, built) = (&c.config, &c.built);
     let memory = memory_report(config, built);
-    let play = |config: &Config, built: &Built| -> Result<Told, SimulateError> {
+    let play = |config: &Config, built: &RankLayout| -> Result<Told, SimulateError> {
         Ok(Told::of(&summary(config, &memory, &simulate(config, built)?)))
     };
     let unit = alike(config, built);
@@ -26,11 +26,11 @@ pub(super) fn layout(loaded: &Loaded, c: &Candidate) -> Result<Layout, SimulateE
     let told = if extrapolated {
         let of = |micro_batches| {
             let few = with_micro_batches(config, built, micro_batches);
-            play(&few, &build(&few))
+            play(&few, &lay_out(&few))
         };
         // The first passes that go together are no further ones.
-        let resident = built.gpt.shape().ring == Ring::NONE;
-        let first = if resident { first_forward(config) + 1 } else { 2 * unit };
+        let resident = built.decoder.shape().ring == Ring::NONE;
+        let first = if resident { vertical_width(config) + 1 } else { 2 * unit };
         let half = (MOST_MICRO_BATCHES / 2).next_multiple_of(unit).max(first);
         let further = (built.micro_batches - half) / unit;
         Told::extrapolated(&of(half)?, &of(half + unit)?, further as f64)
@@ -51,8 +51,8 @@ pub(super) fn layout(loaded: &Loaded, c: &Candidate) -> Result<Layout, SimulateE
             Placement::Device => 1.0,
             Placement::Split { device_fraction } => device_fraction,
         },
-        first_forward: first_forward(config),
-        speculated_fraction: share_ahead(config),
+        first_forward: vertical_width(config),
+        speculated_fraction: speculated_share(config),
         words: words(config, built),
         tokens_per_second: tokens / told.seconds,
         step_seconds: told.seconds,

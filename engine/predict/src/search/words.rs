@@ -1,12 +1,12 @@
 //! A layout in words.
 
 use config::{Config, Placement, Recompute};
-use layout::build::{Built, first_forward, share_ahead};
-use offload::Sum;
+use layout::build::{RankLayout, speculated_share, vertical_width};
+use offload::GradAccumulation;
 use tensor_parallel::Ring;
 
 /// What a layout recomputes, splits, and puts where.
-pub fn words(config: &Config, built: &Built) -> String {
+pub fn words(config: &Config, built: &RankLayout) -> String {
     let mut words: Vec<String> = Vec::new();
     words.push(match config.recompute {
         Recompute::None => "no recomputation".into(),
@@ -17,10 +17,10 @@ pub fn words(config: &Config, built: &Built) -> String {
     if config.parallel.sequence && config.parallel.tensor > 1 {
         words.push("sequence".into());
     }
-    words.push(match built.sum {
-        Sum::None => "one pass".into(),
-        Sum::Device | Sum::InTurns => "sums on GPU".into(),
-        Sum::Host => "sums on host".into(),
+    words.push(match built.accumulation {
+        GradAccumulation::None => "one pass".into(),
+        GradAccumulation::Device | GradAccumulation::Shared => "sums on GPU".into(),
+        GradAccumulation::Host => "sums on host".into(),
     });
     words.push(match config.offload.optimizer {
         Placement::Host => "optimizer on host".into(),
@@ -29,14 +29,14 @@ pub fn words(config: &Config, built: &Built) -> String {
             format!("{:.1} % of the optimizer on GPU", 100.0 * device_fraction)
         }
     });
-    let Ring { slots, resident } = built.gpt.shape().ring;
+    let Ring { buffers: slots, resident } = built.decoder.shape().ring;
     if slots > 0 {
         words.push(format!("{resident} of {} blocks stay on GPU", config.model.layers));
-    } else if first_forward(config) > 1 {
-        words.push(format!("{} first forward passes together", first_forward(config)));
+    } else if vertical_width(config) > 1 {
+        words.push(format!("{} first forward passes together", vertical_width(config)));
     }
-    if share_ahead(config) > 0.0 {
-        words.push(format!("{:.0} % updated ahead", 100.0 * share_ahead(config)));
+    if speculated_share(config) > 0.0 {
+        words.push(format!("{:.0} % updated ahead", 100.0 * speculated_share(config)));
     }
     words.join(", ")
 }

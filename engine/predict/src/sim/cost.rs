@@ -7,11 +7,11 @@
 mod across;
 mod kernels;
 
-use super::hardware::{Hardware, Measured};
-use super::program::{Kind, Work};
+use super::hardware::{Hardware, MeasuredMachine};
+use super::program::{Work, WorkKind};
 use super::share::Side;
 #[cfg(test)]
-pub(super) use across::Dealt;
+pub(super) use across::GroupSpread;
 pub(super) use across::meeting;
 use config::Fact;
 use device::Cargo;
@@ -114,7 +114,7 @@ impl Resources {
 
 /// An op's request for resources, before its time is known.
 #[derive(Default)]
-pub(super) struct Asked {
+pub(super) struct ResourceRequest {
     pub(super) fixed: f64,
     /// Shortest time in seconds, whatever is free.
     pub(super) least: f64,
@@ -122,7 +122,7 @@ pub(super) struct Asked {
     pub(super) side: Side,
 }
 
-impl Asked {
+impl ResourceRequest {
     fn demand(self, resources: &Resources) -> Demand {
         let seconds = |(resource, amount): &(Resource, f64)| {
             amount / resources.rates[resources.index(*resource)]
@@ -144,18 +144,20 @@ pub(super) fn of_rank(h: &Hardware, resources: &Resources, rank: usize, work: &W
         return on_cores(measured, work, 1).demand(resources);
     }
     let asked = match work.kind {
-        Kind::Gemm { .. } | Kind::Attention { .. } | Kind::Kernel => kernel(h, rank, work),
-        Kind::Up | Kind::Down => copy(h, rank, work),
-        Kind::Host => host(h, rank, work),
-        Kind::Collective { .. } | Kind::Meeting { .. } => Asked::default(),
+        WorkKind::Gemm { .. } | WorkKind::Attention { .. } | WorkKind::Kernel => {
+            kernel(h, rank, work)
+        }
+        WorkKind::Up | WorkKind::Down => copy(h, rank, work),
+        WorkKind::Host => host(h, rank, work),
+        WorkKind::Collective { .. } | WorkKind::Meeting { .. } => ResourceRequest::default(),
     };
     asked.demand(resources)
 }
 
-fn copy(h: &Hardware, rank: usize, work: &Work) -> Asked {
+fn copy(h: &Hardware, rank: usize, work: &Work) -> ResourceRequest {
     let (seat, bytes) = (&h.seats[rank], work.bytes as f64);
     let link = |link: &usize| match work.kind {
-        Kind::Up => (Resource::Up(*link), bytes),
+        WorkKind::Up => (Resource::Up(*link), bytes),
         _ => (Resource::Down(*link), bytes),
     };
     let mut amounts: Vec<_> = seat.links.iter().map(link).collect();
@@ -164,8 +166,13 @@ fn copy(h: &Hardware, rank: usize, work: &Work) -> Asked {
     );
     let share = copy_share(h, work.cargo);
     let slowest = seat.links.iter().map(|link| h.links[*link]).fold(f64::INFINITY, f64::min);
-    let side = if matches!(work.kind, Kind::Down) { Side::Down } else { Side::Device };
-    Asked { fixed: COPY_START, least: bytes / (slowest * LINK_SHARE * share), amounts, side }
+    let side = if matches!(work.kind, WorkKind::Down) { Side::Down } else { Side::Device };
+    ResourceRequest {
+        fixed: COPY_START,
+        least: bytes / (slowest * LINK_SHARE * share),
+        amounts,
+        side,
+    }
 }
 
 /// Share of a link that a rank's copy gets. In 2020 consecutive gradients belonged to one rank
@@ -179,7 +186,7 @@ fn copy_share(h: &Hardware, cargo: Cargo) -> f64 {
     }
 }
 
-fn host(h: &Hardware, rank: usize, work: &Work) -> Asked {
+fn host(h: &Hardware, rank: usize, work: &Work) -> ResourceRequest {
     let (seat, mut bytes) = (&h.seats[rank], work.bytes as f64);
     let mut rate = seat.cores * h.core_memory;
     if work.name == "adam_tile" {
@@ -189,7 +196,7 @@ fn host(h: &Hardware, rank: usize, work: &Work) -> Asked {
     }
     let nodes = seat.states.len().max(1) as f64;
     let amounts = seat.states.iter().map(|n| (Resource::Channels(*n), bytes / nodes)).collect();
-    Asked { fixed: TASK_START, least: bytes / rate, amounts, side: Side::Cores }
+    ResourceRequest { fixed: TASK_START, least: bytes / rate, amounts, side: Side::Cores }
 }
 
 /// Bytes per second of a machine's memory channels, for each of its ranks.
@@ -211,7 +218,7 @@ pub(super) fn of_group(
         return on_cores(measured, work, n).demand(resources);
     }
     let asked = match work.kind {
-        Kind::Collective { rounds, .. } if n > 1 => {
+        WorkKind::Collective { rounds, .. } if n > 1 => {
             // A ring, or an equally fast algorithm: every rank sends and receives this many bytes.
             let crossing = f64::from(rounds) * (n - 1) as f64 / n as f64 * work.bytes as f64;
             let mut asked = ring(h, members, crossing);
@@ -221,17 +228,17 @@ pub(super) fn of_group(
             asked.fixed += across::hops(h, members, rounds);
             asked
         }
-        Kind::Meeting { .. } if n > 1 => {
-            Asked { fixed: across::host_sum(h, members), ..Asked::default() }
+        WorkKind::Meeting { .. } if n > 1 => {
+            ResourceRequest { fixed: across::host_sum(h, members), ..ResourceRequest::default() }
         }
-        _ => Asked { fixed: KERNEL_GAP, ..Asked::default() },
+        _ => ResourceRequest { fixed: KERNEL_GAP, ..ResourceRequest::default() },
     };
     asked.demand(resources)
 }
 
 /// The bytes that pass every rank of a ring, on the links between them.
-fn ring(h: &Hardware, members: &[usize], crossing: f64) -> Asked {
-    let mut asked = Asked::default();
+fn ring(h: &Hardware, members: &[usize], crossing: f64) -> ResourceRequest {
+    let mut asked = ResourceRequest::default();
     let machine = |rank: usize| h.seats[rank].machine;
     let machines: std::collections::BTreeSet<usize> = members.iter().map(|&r| machine(r)).collect();
     if machines.len() > 1 {
@@ -267,24 +274,24 @@ fn ring(h: &Hardware, members: &[usize], crossing: f64) -> Asked {
 
 /// The cost of a virtual GPU's op, in time of cores. `members` ranks take part, each in its own
 /// thread.
-fn on_cores(m: &Measured, work: &Work, members: usize) -> Asked {
+fn on_cores(m: &MeasuredMachine, work: &Work, members: usize) -> ResourceRequest {
     let wide = usize::from(work.wide);
     let rate = |op: &str| m.ops.iter().find(|(name, _)| name == op).map(|(_, rates)| rates[wide]);
     let by_name = rate(work.name);
     let seconds = match work.kind {
-        Kind::Gemm { .. } => {
+        WorkKind::Gemm { .. } => {
             let apart = |(name, bytes): (&str, u64)| bytes as f64 / rate(name).unwrap_or(m.other);
             let product = m.gemm[wide].seconds(work.flops, work.bytes as f64);
             product + work.apart.map_or(0.0, apart)
         }
-        Kind::Attention { backward, .. } => {
+        WorkKind::Attention { backward, .. } => {
             m.attention[usize::from(backward)].seconds(work.flops, work.bytes as f64)
         }
-        Kind::Collective { rounds, .. } => {
+        WorkKind::Collective { rounds, .. } => {
             f64::from(rounds) * work.bytes as f64 * members as f64 / by_name.unwrap_or(m.other)
         }
-        Kind::Meeting { .. } => 0.0,
-        Kind::Up | Kind::Down | Kind::Kernel | Kind::Host => {
+        WorkKind::Meeting { .. } => 0.0,
+        WorkKind::Up | WorkKind::Down | WorkKind::Kernel | WorkKind::Host => {
             work.bytes as f64 / by_name.unwrap_or(m.other)
         }
     };
@@ -292,7 +299,7 @@ fn on_cores(m: &Measured, work: &Work, members: usize) -> Asked {
     let threads = if met { members as f64 } else { m.threads };
     // A rank's threads share an op if it takes longer than waking them.
     let shared = if met { 0.0 } else { m.threads_start } + seconds / threads;
-    Asked {
+    ResourceRequest {
         fixed: m.overhead + if met { m.meeting } else { 0.0 },
         least: shared.min(if met { shared } else { seconds }),
         amounts: vec![(Resource::Cores, seconds)],

@@ -5,7 +5,7 @@ pub(super) mod era;
 
 use device::Group;
 use device::Rank;
-use era::AsOf2020;
+use era::Era2020;
 
 /// GPUs of one kind.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,7 +22,7 @@ pub struct Gpu {
     /// fp32.
     pub sm: u32,
     /// The software of ZeRO-Offload's authors in 2020, if it is simulated.
-    pub as_of_2020: Option<AsOf2020>,
+    pub as_of_2020: Option<Era2020>,
 }
 
 /// The place of a rank.
@@ -64,7 +64,7 @@ pub struct Hardware {
     /// does not promise that two communicators make progress side by side.
     pub one_communication_stream: bool,
     /// Virtual GPUs: the cores of a machine do all work.
-    pub measured: Option<Measured>,
+    pub measured: Option<MeasuredMachine>,
 }
 
 /// Rates of arithmetic and of traffic. An op takes the sum of both times.
@@ -87,7 +87,7 @@ impl Rates {
 /// A machine whose cores replace GPUs, with measured rates. Every op of a rank runs in the rank's
 /// own thread, in order of submission.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Measured {
+pub struct MeasuredMachine {
     /// Number of cores that all ranks share.
     pub cores: f64,
     /// The speed of one rank's threads together, in cores.

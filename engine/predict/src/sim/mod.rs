@@ -14,11 +14,10 @@ mod submit;
 mod timeline;
 
 pub use cost::{CHANNEL_SHARE, LINK_SHARE, MEMORY_SHARE, NVLINK_SHARE, WIDE_SHARE};
-pub use device::Cargo;
-pub use hardware::era::AsOf2020;
-pub use hardware::{Gpu, Hardware, Measured, Rates, Seat};
-pub use program::{Kind, Program, Work, record, record_as};
-pub use timeline::{Played, Timeline};
+pub use hardware::era::Era2020;
+pub use hardware::{Gpu, Hardware, MeasuredMachine, Rates, Seat};
+pub use program::{Program, Work, WorkKind, record, record_as};
+pub use timeline::{SimulatedOp, Timeline};
 
 use classes::{Classes, GroupUser, Users};
 use cost::{Demand, Resources};
@@ -47,34 +46,35 @@ pub fn simulate(
     hardware: &Hardware,
     (tp, dp): (usize, usize),
 ) -> Result<Timeline, TooFewSeats> {
-    play(program, hardware, (tp, dp), true)
+    play(program, hardware, tp, dp, true)
 }
 
 /// [`simulate`]; without `merge`, every rank is simulated by itself.
 fn play(
     program: Program,
     hardware: &Hardware,
-    (tp, dp): (usize, usize),
+    tp: usize,
+    dp: usize,
     merge: bool,
 ) -> Result<Timeline, TooFewSeats> {
     let (ranks, seats) = (tp * dp, hardware.seats.len());
     if seats < ranks {
         return Err(TooFewSeats { ranks, seats });
     }
-    let users = users(&program, hardware, (tp, dp));
+    let users = users(&program, hardware, tp, dp);
     let classes = Classes::new(&users, merge);
-    let queues = queues(hardware, (tp, dp));
+    let queues = queues(hardware, tp, dp);
     let submits = hardware.measured.is_none() && hardware.gpu.as_of_2020.is_none();
     let meeting = |group| classes.meeting_of(&users, group);
     let meetings = (0..classes.members.len()).map(meeting).collect();
     let problem = Problem { program: &program, users: &users, classes: &classes, queues, submits };
     let solved = solve(problem);
-    Ok(Timeline::new(program, (classes, meetings), solved, queues))
+    Ok(Timeline::new(program, classes, meetings, solved.0, solved.1, queues))
 }
 
 /// The queue of a rank for each lane. Virtual GPUs run inline. With NCCL both communication lanes
 /// share one stream (`streams` in `cuda/open.rs`).
-fn queues(hardware: &Hardware, (tp, dp): (usize, usize)) -> [usize; LANES] {
+fn queues(hardware: &Hardware, tp: usize, dp: usize) -> [usize; LANES] {
     let mut queues = Lane::ALL.map(|lane| lane as usize);
     if hardware.measured.is_some() {
         queues = [0; LANES];
@@ -85,7 +85,7 @@ fn queues(hardware: &Hardware, (tp, dp): (usize, usize)) -> [usize; LANES] {
 }
 
 /// The demand of every rank and group for each kind of work.
-fn users(program: &Program, hardware: &Hardware, (tp, dp): (usize, usize)) -> Users {
+fn users(program: &Program, hardware: &Hardware, tp: usize, dp: usize) -> Users {
     let resources = Resources::new(hardware);
     let all: Vec<Rank> = Rank::all(tp, dp).collect();
     let of_rank = |rank: &Rank| -> Vec<Demand> {

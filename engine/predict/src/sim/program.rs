@@ -1,24 +1,10 @@
 //! The recorded ops of one rank: the real step, with sizes instead of data.
 
-use device::Admitted;
-use device::Arena;
-use device::Cargo;
-use device::Device;
-use device::Entry;
-use device::Error;
-use device::Event;
-use device::Executor;
-use device::Group;
-use device::Heads;
-use device::LANES;
-use device::Lane;
-use device::Mode;
-use device::Op;
-use device::Plan;
-use device::Rank;
-use device::Tensor;
 use device::cuda::testing::launches;
-use device::join;
+use device::{
+    AdmittedOp, Arena, Cargo, Device, Entry, Error, Event, Executor, Group, Heads, LANES, Lane,
+    Mode, Op, Plan, Rank, Tensor, join,
+};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -33,7 +19,7 @@ pub struct Work {
     /// The op's name.
     pub name: &'static str,
     /// Its kind, by the resource that limits it.
-    pub kind: Kind,
+    pub kind: WorkKind,
     /// Multiplications and additions of the dense work.
     pub flops: f64,
     /// Bytes read plus bytes written; for a copy or a collective the payload.
@@ -50,7 +36,7 @@ pub struct Work {
 
 /// Kinds of ops by the resource that limits them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum WorkKind {
     /// A product of (m, k) and (k, n).
     Gemm {
         /// Rows of the result.
@@ -96,7 +82,7 @@ pub enum Kind {
     Host,
 }
 
-impl Kind {
+impl WorkKind {
     /// Whether ranks meet for it.
     pub const fn is_collective(self) -> bool {
         self.group().is_some()
@@ -116,29 +102,25 @@ impl Kind {
     }
 }
 
-fn attention(out: Tensor, lse: Tensor, heads: Heads, backward: bool) -> Kind {
+fn attention(out: Tensor, lse: Tensor, heads: Heads, backward: bool) -> WorkKind {
     let (seq_len, head_dim) = (heads.seq_len, out.len() / lse.len());
-    Kind::Attention { scores: (lse.len() * seq_len) as u64, seq_len, head_dim, backward }
+    WorkKind::Attention { scores: (lse.len() * seq_len) as u64, seq_len, head_dim, backward }
 }
 
 /// Number of kernels of `op` on a recent GPU; 1 for an op without kernel, which its own checks
 /// refuse.
 fn kernels(op: &Op) -> u32 {
-    let mut count = 0;
-    match launches(op, &|x| x.range().start, 0, 90, &mut |_| count += 1) {
-        Ok(()) => count,
-        Err(_) => 1,
-    }
+    launches(op, &|x| x.range().start, 0, 90).map_or(1, |launches| launches.iter().count() as u32)
 }
 
 /// Number of driver calls that enqueue `op`.
-fn calls(op: &Op, kind: Kind, rank: Rank) -> u32 {
+fn calls(op: &Op, kind: WorkKind, rank: Rank) -> u32 {
     match kind {
-        Kind::Gemm { .. } | Kind::Up | Kind::Down => 1,
-        Kind::Attention { .. } | Kind::Kernel => kernels(op),
+        WorkKind::Gemm { .. } | WorkKind::Up | WorkKind::Down => 1,
+        WorkKind::Attention { .. } | WorkKind::Kernel => kernels(op),
         // Its own call, and an event before and after it for the watchdog.
-        Kind::Collective { group, .. } if rank.within(group).1 > 1 => 3,
-        Kind::Collective { .. } | Kind::Meeting { .. } | Kind::Host => 0,
+        WorkKind::Collective { group, .. } if rank.within(group).1 > 1 => 3,
+        WorkKind::Collective { .. } | WorkKind::Meeting { .. } | WorkKind::Host => 0,
     }
 }
 
@@ -148,7 +130,7 @@ impl Work {
         let (kind, bytes) = match *op {
             Op::Gemm { a, b, bias, .. } | Op::ScaledGemm { a, b, bias, .. } => {
                 let ((m, k), (_, n)) = (a.shape(), b.shape());
-                (Kind::Gemm { m, n, k, bias: bias.is_some() }, op.bytes())
+                (WorkKind::Gemm { m, n, k, bias: bias.is_some() }, op.bytes())
             }
             Op::Attention { out, lse, heads, .. } => {
                 (attention(out, lse, heads, false), op.bytes())
@@ -157,24 +139,28 @@ impl Work {
                 (attention(out, lse, heads, true), op.bytes())
             }
             Op::Copy { src, dst } => match (src.arena(), dst.arena()) {
-                (Arena::Pinned, Arena::Device) => (Kind::Up, payload(src)),
-                (Arena::Device, Arena::Pinned) => (Kind::Down, payload(src)),
-                (Arena::Device, Arena::Device) => (Kind::Kernel, op.bytes()),
-                (Arena::Pinned, Arena::Pinned) => (Kind::Host, op.bytes()),
+                (Arena::Pinned, Arena::Device) => (WorkKind::Up, payload(src)),
+                (Arena::Device, Arena::Pinned) => (WorkKind::Down, payload(src)),
+                (Arena::Device, Arena::Device) => (WorkKind::Kernel, op.bytes()),
+                (Arena::Pinned, Arena::Pinned) => (WorkKind::Host, op.bytes()),
             },
             Op::AllReduce { x, group, .. } if x.arena() == Arena::Pinned => {
-                (Kind::Meeting { group }, payload(x))
+                (WorkKind::Meeting { group }, payload(x))
             }
-            Op::AllReduce { x, group, .. } => (Kind::Collective { group, rounds: 2 }, payload(x)),
+            Op::AllReduce { x, group, .. } => {
+                (WorkKind::Collective { group, rounds: 2 }, payload(x))
+            }
             Op::ReduceScatter { x, group }
             | Op::AllGather { x, group }
-            | Op::Broadcast { x, group, .. } => (Kind::Collective { group, rounds: 1 }, payload(x)),
-            Op::Host { .. } => (Kind::Host, op.bytes()),
-            _ => (Kind::Kernel, op.bytes()),
+            | Op::Broadcast { x, group, .. } => {
+                (WorkKind::Collective { group, rounds: 1 }, payload(x))
+            }
+            Op::Host { .. } => (WorkKind::Host, op.bytes()),
+            _ => (WorkKind::Kernel, op.bytes()),
         };
         let cargo = match *op {
-            Op::Copy { src, .. } if kind == Kind::Up => cargo(plan, src),
-            Op::Copy { dst, .. } if kind == Kind::Down => cargo(plan, dst),
+            Op::Copy { src, .. } if kind == WorkKind::Up => cargo(plan, src),
+            Op::Copy { dst, .. } if kind == WorkKind::Down => cargo(plan, dst),
             _ => Cargo::Other,
         };
         let apart = match *op {
@@ -192,7 +178,7 @@ impl Work {
     }
 }
 
-type Key = (&'static str, Kind, u64, u64, bool, Cargo, Option<(&'static str, u64)>);
+type Key = (&'static str, WorkKind, u64, u64, bool, Cargo, Option<(&'static str, u64)>);
 
 /// The cargo of a copy, by the pool of its host memory.
 fn cargo(plan: &Plan, on_host: Tensor) -> Cargo {
@@ -336,7 +322,7 @@ impl Executor for Recorder {
         self.checked
     }
 
-    fn submit(&self, Admitted { op, lane, .. }: Admitted) {
+    fn submit(&self, AdmittedOp { op, lane, .. }: AdmittedOp) {
         let r = &mut *self.recording.borrow_mut();
         let mut work = Work::of(&op, &self.plan);
         let next = r.program.works.len() as u32;

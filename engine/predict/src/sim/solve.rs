@@ -3,12 +3,12 @@
 use super::classes::{Classes, KINDS, Load, Users};
 use super::program::{Node, Program, Ticks};
 use super::share::{Flow, Scratch, share};
-use super::submit::{self, Behind, By, Gate, Release, Submitter};
+use super::submit::{self, Gate, QueueLimit, Release, ReleaseCause, Submitter};
 use device::Group;
 use device::LANES;
 
 /// An op in progress.
-struct Running {
+struct RunningOp {
     owner: Owner,
     load: usize,
     /// Seconds left at full speed.
@@ -65,9 +65,9 @@ struct Solver<'a> {
     /// By node: its number on its lane.
     ticks: Vec<u32>,
     /// By node: its gate on the stream's queue, if a thread submits.
-    behind: Vec<Behind>,
+    behind: Vec<QueueLimit>,
     players: Vec<Player>,
-    running: Vec<Running>,
+    running: Vec<RunningOp>,
     loads: Vec<Load>,
     /// Index into `loads`: by work, then by class of ranks, then of groups.
     load_of: Vec<Option<usize>>,
@@ -108,7 +108,7 @@ impl<'a> Solver<'a> {
             ticks.push(counts[node.lane as usize]);
         }
         let behind = if problem.submits {
-            Behind::of_nodes(problem.program, &ticks, &queues)
+            QueueLimit::of_nodes(problem.program, &ticks, &queues)
         } else {
             Vec::new()
         };
@@ -143,7 +143,7 @@ impl<'a> Solver<'a> {
         (0..self.players.len()).for_each(|class| self.submit(class));
         loop {
             self.set_speeds(&mut scratch);
-            let seconds = |r: &Running| r.left / r.speed;
+            let seconds = |r: &RunningOp| r.left / r.speed;
             let step = self.running.iter().map(seconds).fold(f64::INFINITY, f64::min);
             let wake = self.next_wake();
             if step.is_infinite() && wake.is_infinite() {
@@ -246,7 +246,7 @@ impl<'a> Solver<'a> {
         for &member in members {
             let submitter = &mut self.players[member].submitter;
             submitter.met = true;
-            submitter.go_on(last, By::Class(class));
+            submitter.go_on(last, ReleaseCause::Class(class));
             if member != class {
                 met.push(member);
             }
@@ -255,7 +255,7 @@ impl<'a> Solver<'a> {
     }
 
     fn set_speeds(&mut self, scratch: &mut Scratch) {
-        let flow = |r: &Running| {
+        let flow = |r: &RunningOp| {
             let load = &self.loads[r.load];
             let Load { uses, dominant, side, .. } = load;
             Flow { load: uses, dominant: *dominant, side: *side, speed: 1.0 }
@@ -346,7 +346,7 @@ impl<'a> Solver<'a> {
         let load = self.load(owner, row, work);
         // It is never 0, so that the clock advances and every op takes some time.
         let left = self.loads[load].alone.max(1e-12);
-        self.running.push(Running { owner, load, left, speed: 1.0, start: self.now });
+        self.running.push(RunningOp { owner, load, left, speed: 1.0, start: self.now });
     }
 
     /// The index of a load, which is computed once per class and kind of work.

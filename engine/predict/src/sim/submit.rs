@@ -2,7 +2,7 @@
 //! op where the step does, meets the other ranks of a collective, and sleeps before it fills a
 //! stream's queue (`cuda/pace.rs`).
 
-use super::program::{Kind, Node, Program, Sync, Ticks, Work};
+use super::program::{Node, Program, Sync, Ticks, Work, WorkKind};
 use device::Lane;
 
 /// Unfinished entries of a stream's queue. With more of them the thread sleeps until [`RESUMES`]
@@ -49,12 +49,12 @@ pub(super) struct Release {
     pub(super) before: u32,
     /// Time in seconds.
     pub(super) at: f64,
-    pub(super) by: By,
+    pub(super) by: ReleaseCause,
 }
 
 /// The cause of a release.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum By {
+pub(super) enum ReleaseCause {
     /// An op of its own rank.
     Op { lane: Lane, tick: u32 },
     /// The thread of another class of ranks, which was the last to reach the collective before
@@ -62,19 +62,19 @@ pub(super) enum By {
     Class(usize),
 }
 
-fn is_over((lane, tick): (Lane, u32), done: &Ticks) -> bool {
+fn is_over(lane: Lane, tick: u32, done: &Ticks) -> bool {
     done[lane as usize] >= tick
 }
 
 /// The condition for submitting an op to its stream: two earlier ops, the last one with more than
 /// [`AHEAD`] entries after it, and the last one with more than [`RESUMES`] after it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Behind(Option<[(Lane, u32); 2]>);
+pub(super) struct QueueLimit(Option<[(Lane, u32); 2]>);
 
-impl Behind {
+impl QueueLimit {
     fn gate(&self, done: &Ticks) -> Option<Gate> {
         let [over, then] = self.0?;
-        (!is_over(over, done)).then_some(Gate::Op { over, then })
+        (!is_over(over.0, over.1, done)).then_some(Gate::Op { over, then })
     }
 
     /// The conditions by node. `ticks`: numbers of nodes on their lanes; `queues`: nodes in the
@@ -106,7 +106,7 @@ impl Behind {
 }
 
 fn entries_of(work: &Work, node: &Node) -> u32 {
-    let library = matches!(work.kind, Kind::Gemm { .. } | Kind::Collective { .. });
+    let library = matches!(work.kind, WorkKind::Gemm { .. } | WorkKind::Collective { .. });
     let own = if library && work.calls > 0 { BY_LIBRARY } else { work.calls };
     own + u32::from(node.calls)
 }
@@ -131,7 +131,7 @@ impl Submitter {
     }
 
     /// Whether the thread stops before the next node. It notes the gate.
-    pub(super) fn stops(&mut self, syncs: &[Sync], behind: &Behind, done: &Ticks) -> bool {
+    pub(super) fn stops(&mut self, syncs: &[Sync], behind: &QueueLimit, done: &Ticks) -> bool {
         self.gate = self.sync(syncs, done).or_else(|| behind.gate(done));
         self.gate.is_some()
     }
@@ -152,19 +152,19 @@ impl Submitter {
     /// Whether the thread continues, when the ops of `done` have finished at time `now`.
     pub(super) fn passes(&mut self, done: &Ticks, now: f64) -> bool {
         let Some(Gate::Op { over, then }) = self.gate else { return false };
-        if !is_over(over, done) {
+        if !is_over(over.0, over.1, done) {
             return false;
         }
-        if now > self.clock && !is_over(then, done) {
+        if now > self.clock && !is_over(then.0, then.1, done) {
             self.gate = Some(Gate::Op { over: then, then });
             return false;
         }
-        self.go_on(now, By::Op { lane: over.0, tick: over.1 });
+        self.go_on(now, ReleaseCause::Op { lane: over.0, tick: over.1 });
         true
     }
 
     /// Continues after the gate, at `now` or at the end of its earlier work.
-    pub(super) fn go_on(&mut self, now: f64, by: By) {
+    pub(super) fn go_on(&mut self, now: f64, by: ReleaseCause) {
         self.gate = None;
         if now > self.clock {
             self.clock = now;

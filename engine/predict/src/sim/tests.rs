@@ -1,17 +1,8 @@
 use super::*;
-use device::Arena;
-use device::Dtype;
-use device::HostContext;
-use device::HostOp;
-use device::HostTask;
-use device::Lane;
-use device::Mode;
-use device::Op;
-use device::Plan;
-use device::Pool;
-use device::Reduce;
-use device::Tensor;
-use device::random;
+use device::{
+    Arena, Dtype, HostContext, HostOp, HostTask, Lane, Mode, Op, Plan, Pool, Reduction, Tensor,
+    random,
+};
 use std::sync::Arc;
 
 mod across;
@@ -49,9 +40,9 @@ fn pair() -> Hardware {
 }
 
 #[derive(Debug)]
-struct Pass(Tensor);
+struct IdleTask(Tensor);
 
-impl HostTask for Pass {
+impl HostTask for IdleTask {
     fn name(&self) -> &'static str {
         "pass"
     }
@@ -79,7 +70,7 @@ fn two_ranks_by_hand() {
     let program = record(rank, &plan, |d| {
         d.write(host, &|_| 0.0)?;
         d.begin_step(1);
-        d.submit_host(&HostOp::new(Pass(host)), 0);
+        d.submit_host(&HostOp::new(IdleTask(host)), 0);
         d.follow(Lane::H2d, Lane::Host);
         d.submit(Lane::H2d, Op::Copy { src: host, dst: dev });
         d.submit(Lane::Compute, Op::Zero { x: other });
@@ -89,7 +80,7 @@ fn two_ranks_by_hand() {
     })
     .unwrap();
     for merge in [true, false] {
-        let timeline = play(program.clone(), &pair(), (1, 2), merge).unwrap();
+        let timeline = play(program.clone(), &pair(), 1, 2, merge).unwrap();
         assert_eq!(timeline.classes(), if merge { 1 } else { 2 });
         let bytes = 4.0 * n as f64;
         // The thread submits one op after the other, with checks and driver calls.
@@ -114,7 +105,7 @@ fn two_ranks_by_hand() {
         near(path.iter().map(|(.., s)| s).sum(), gathered);
         assert!(path.iter().all(|(_, name, _)| *name != "zero"), "{path:?}");
         near(timeline.busy(0, Lane::H2d), copied - pass);
-        let on = |lane: Lane| move |p: &Played<'_>| p.lane == lane;
+        let on = |lane: Lane| move |p: &SimulatedOp<'_>| p.lane == lane;
         near(timeline.together(0, on(Lane::Host), on(Lane::Compute)), 2e-6 + bytes / 800e9);
     }
 }
@@ -135,7 +126,7 @@ fn a_copy_takes_the_channels_of_each_node_of_the_staging() {
     let busy = |staging: Vec<(usize, f64)>| {
         let seat = Seat { staging, ..pair().seats[0].clone() };
         let slow = Hardware { nodes: vec![1e9, 100e9], seats: vec![seat], dp_size: 1, ..pair() };
-        play(program.clone(), &slow, (1, 1), true).unwrap().busy(0, Lane::H2d)
+        play(program.clone(), &slow, 1, 1, true).unwrap().busy(0, Lane::H2d)
     };
     // The slow node gives four fifths of its rate; the fast node and the link take less time.
     let spared = busy(vec![(0, 1.0)]) - busy(vec![(0, 0.25), (1, 0.75)]);
@@ -195,15 +186,15 @@ fn random_program(seed: u64) -> Program {
                     Lane::Compute => Op::Zero { x: on_device },
                     Lane::TpComm if draw(2) == 0 => Op::AllGather { x: on_device, group },
                     Lane::TpComm => {
-                        Op::AllReduce { x: on_device, group: Group::Tp, reduce: Reduce::Sum }
+                        Op::AllReduce { x: on_device, group: Group::Tp, reduce: Reduction::Sum }
                     }
                     Lane::DpComm => Op::ReduceScatter { x: on_device, group: Group::Dp },
                     Lane::H2d => Op::Copy { src: on_host, dst: on_device },
                     Lane::D2h => Op::Copy { src: on_device, dst: on_host },
                     Lane::Host if draw(4) == 0 => {
-                        Op::AllReduce { x: on_host, group, reduce: Reduce::Sum }
+                        Op::AllReduce { x: on_host, group, reduce: Reduction::Sum }
                     }
-                    Lane::Host => Op::Host { task: HostOp::new(Pass(on_host)), arg: 0 },
+                    Lane::Host => Op::Host { task: HostOp::new(IdleTask(on_host)), arg: 0 },
                 };
                 d.submit(lane, op);
             }
@@ -218,15 +209,15 @@ fn random_program(seed: u64) -> Program {
 fn lanes_waits_and_rates_hold_in_random_programs() {
     for seed in 0..40 {
         let hardware = uneven();
-        let timeline = play(random_program(seed), &hardware, (2, 2), seed % 2 == 0).unwrap();
+        let timeline = play(random_program(seed), &hardware, 2, 2, seed % 2 == 0).unwrap();
         let program = timeline.program();
         let submitted: u64 = program.ops().map(|(_, work)| work.bytes).sum();
         let resources = Resources::new(&hardware);
-        let users = users(program, &hardware, (2, 2));
+        let users = users(program, &hardware, 2, 2);
         let mut used = vec![0.0; resources.rates.len()];
         let mut last = 0.0f64;
         for rank in 0..4 {
-            let played: Vec<Played<'_>> = timeline.played(rank).collect();
+            let played: Vec<SimulatedOp<'_>> = timeline.played(rank).collect();
             assert_eq!(played.iter().map(|p| p.work.bytes).sum::<u64>(), submitted);
             let mut ends: [Vec<f64>; LANES] = Default::default();
             for (p, node) in played.iter().zip(&program.nodes) {
@@ -257,8 +248,8 @@ fn ranks_that_are_alike_may_be_played_once() {
     let boxes = [pair(), uneven(), eight()];
     for (hardware, (tp, dp)) in boxes.iter().zip([(2, 1), (2, 2), (4, 2)]) {
         for seed in 0..10 {
-            let merged = play(random_program(seed), hardware, (tp, dp), true).unwrap();
-            let apart = play(random_program(seed), hardware, (tp, dp), false).unwrap();
+            let merged = play(random_program(seed), hardware, tp, dp, true).unwrap();
+            let apart = play(random_program(seed), hardware, tp, dp, false).unwrap();
             assert!(merged.classes() <= apart.classes());
             for rank in 0..tp * dp {
                 for (a, b) in merged.played(rank).zip(apart.played(rank)) {
@@ -267,7 +258,7 @@ fn ranks_that_are_alike_may_be_played_once() {
             }
         }
     }
-    assert_eq!(play(random_program(1), &boxes[2], (4, 2), true).unwrap().classes(), 1);
+    assert_eq!(play(random_program(1), &boxes[2], 4, 2, true).unwrap().classes(), 1);
 }
 
 /// Eight equal GPUs: pairs on four links, two nodes.
@@ -310,7 +301,7 @@ fn rank_of(tp_size: usize, dp_size: usize) -> Rank {
 }
 
 fn host_op(x: Tensor) -> Op {
-    Op::Host { task: HostOp::new(Pass(x)), arg: 0 }
+    Op::Host { task: HostOp::new(IdleTask(x)), arg: 0 }
 }
 
 #[test]
@@ -332,7 +323,8 @@ fn small_kernels_wait_for_the_thread_that_submits_them() {
     near(seconds, 400.0 * 3.8e-6);
     assert_eq!(calls, 400);
     // Virtual GPUs run an op when it is submitted.
-    let measured = Measured { cores: 1.0, threads: 1.0, other: 1e9, ..Measured::default() };
+    let measured =
+        MeasuredMachine { cores: 1.0, threads: 1.0, other: 1e9, ..MeasuredMachine::default() };
     let inline = Hardware { measured: Some(measured), ..pair() };
     let timeline = simulate(timeline.program().clone(), &inline, (1, 1)).unwrap();
     near(timeline.step_seconds(), 400.0 * 1024.0 / 1e9);
@@ -353,8 +345,8 @@ fn gradients_and_their_sums_cross_a_link_of_2020_one_rank_at_a_time() {
             d.sync_all()
         });
         let mut hardware = Hardware { dp_size: 8, ..pair() };
-        hardware.gpu.as_of_2020 = Some(AsOf2020::without(&[]));
-        play(program.unwrap(), &hardware, (1, 2), true).unwrap().busy(0, lane)
+        hardware.gpu.as_of_2020 = Some(Era2020::without(&[]));
+        play(program.unwrap(), &hardware, 1, 2, true).unwrap().busy(0, lane)
     };
     // Two ranks share the link in both cases. An eighth of the link is a quarter of a rank's half.
     let pool = Pool::new("p");
@@ -377,7 +369,7 @@ fn the_thread_is_never_further_ahead_of_a_stream_than_the_bound() {
         d.sync_all()
     });
     let timeline = simulate(program.unwrap(), &pair(), (1, 1)).unwrap();
-    let played: Vec<Played<'_>> = timeline.played(0).collect();
+    let played: Vec<SimulatedOp<'_>> = timeline.played(0).collect();
     // The first kernel is over before kernel 513 is submitted. After the thread has slept, it
     // continues with 256 in progress.
     let submitted = played[600].start;
@@ -399,7 +391,7 @@ fn the_threads_of_a_collective_meet_before_it_starts() {
             d.sync_all()
         });
         let (classes, program) = (tp * dp, program.unwrap());
-        let timeline = play(program, &pair(), (tp, dp), false).unwrap();
+        let timeline = play(program, &pair(), tp, dp, false).unwrap();
         assert_eq!(timeline.classes(), classes);
         timeline.step_seconds()
     };
@@ -424,7 +416,7 @@ fn with_nccl_both_communication_lanes_are_one_queue() {
             (0..100).for_each(|_| d.submit(Lane::Host, host_op(host)));
             d.follow(Lane::DpComm, Lane::Host);
             d.submit(Lane::DpComm, Op::AllGather { x, group: Group::Dp });
-            let op = Op::AllReduce { x: y, group: Group::Tp, reduce: Reduce::Sum };
+            let op = Op::AllReduce { x: y, group: Group::Tp, reduce: Reduction::Sum };
             d.submit(Lane::TpComm, op);
             d.sync_all()
         });

@@ -3,14 +3,14 @@
 use super::classes::Classes;
 use super::program::{Program, Ticks, Work};
 use super::solve::{Span, kind_number};
-use super::submit::{self, By, Release};
+use super::submit::{self, Release, ReleaseCause};
 use device::LANES;
 use device::Lane;
 use std::collections::BTreeMap;
 
 /// One op on the virtual clock.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Played<'a> {
+pub struct SimulatedOp<'a> {
     /// Its lane.
     pub lane: Lane,
     /// Its work.
@@ -44,8 +44,10 @@ pub struct Timeline {
 impl Timeline {
     pub(super) fn new(
         program: Program,
-        (classes, meetings): (Classes, Vec<f64>),
-        (spans, releases): (Vec<Vec<Span>>, Vec<Vec<Release>>),
+        classes: Classes,
+        meetings: Vec<f64>,
+        spans: Vec<Vec<Span>>,
+        releases: Vec<Vec<Release>>,
         queues: [usize; LANES],
     ) -> Self {
         let mut by_lane = vec![Vec::new(); LANES];
@@ -113,9 +115,9 @@ impl Timeline {
     }
 
     /// The ops of `rank` in order of submission.
-    pub fn played(&self, rank: usize) -> impl Iterator<Item = Played<'_>> {
+    pub fn played(&self, rank: usize) -> impl Iterator<Item = SimulatedOp<'_>> {
         let spans = &self.spans[self.classes.of_rank[rank]];
-        self.program.nodes.iter().zip(spans).map(|(node, span)| Played {
+        self.program.nodes.iter().zip(spans).map(|(node, span)| SimulatedOp {
             lane: node.lane,
             work: &self.program.works[node.work as usize],
             start: span.start,
@@ -126,7 +128,7 @@ impl Timeline {
     /// Seconds of the last step in which `lane` of `rank` worked.
     pub fn busy(&self, rank: usize, lane: Lane) -> f64 {
         let (begin, end) = self.window();
-        let inside = |p: Played<'_>| (p.end.min(end) - p.start.max(begin)).max(0.0);
+        let inside = |p: SimulatedOp<'_>| (p.end.min(end) - p.start.max(begin)).max(0.0);
         self.played(rank).filter(|p| p.lane == lane).map(inside).sum()
     }
 
@@ -135,8 +137,8 @@ impl Timeline {
     pub fn together(
         &self,
         rank: usize,
-        one: impl Fn(&Played<'_>) -> bool,
-        other: impl Fn(&Played<'_>) -> bool,
+        one: impl Fn(&SimulatedOp<'_>) -> bool,
+        other: impl Fn(&SimulatedOp<'_>) -> bool,
     ) -> f64 {
         let (begin, end) = self.window();
         let mut edges: Vec<(f64, i32, i32)> = Vec::new();
@@ -206,13 +208,13 @@ impl Timeline {
                 return (0.0, None);
             };
             match release.by {
-                By::Op { lane, tick } => {
+                ReleaseCause::Op { lane, tick } => {
                     let op = self.by_lane[lane as usize][tick as usize - 1] as usize;
                     return (release.at, Some((class, op)));
                 }
-                By::Class(_) if release.at <= begin => return (release.at, None),
+                ReleaseCause::Class(_) if release.at <= begin => return (release.at, None),
                 // That thread was the last before the same node.
-                By::Class(last) => (class, node) = (last, release.before as usize),
+                ReleaseCause::Class(last) => (class, node) = (last, release.before as usize),
             }
         }
     }

@@ -23,9 +23,9 @@ fn attention(sm: u32, dim: usize, types: &[Dtype], prefix: &str, bound: f64) {
         let mut pair = rig.open();
         // The cpu backend rounds weights of tensor cores no more than others.
         let rounded = if prefix == "attention_" && sm < 80 { 1e-6 } else { 1.0 / 128.0 };
-        pair.check(&Op::Attention { qkv, out, lse, heads, starts, dropout }, (rounded, 1.0));
+        pair.check(&Op::Attention { qkv, out, lse, heads, starts, dropout }, rounded, 1.0);
         let op = Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts, dropout };
-        pair.check(&op, (8.0 * rounded, 2.0));
+        pair.check(&op, 8.0 * rounded, 2.0);
     }
     let ran = take_ran();
     let size = if dim <= 64 { "64" } else { "128" };
@@ -82,7 +82,7 @@ fn attention_to_what_is_kept_and_the_last_columns() {
             let out = rig.out(dtype, (1, count * dim));
             let last = rig.out(dtype, (n, kv_count * dim));
             let mut pair = rig.open();
-            pair.check(&Op::CachedAttention { q, cache, out, heads }, (2e-6, 1.0));
+            pair.check(&Op::CachedAttention { q, cache, out, heads }, 2e-6, 1.0);
             pair.launched(&Op::LastColumns { x: cache, y: last }, last);
         }
     }

@@ -10,16 +10,11 @@ const DROPOUT: Dropout = Dropout { p: 0.3, key: 17, first_row: 0 };
 type Size = (usize, usize, Heads);
 
 fn size(samples: usize, seq_len: usize, count: usize, head_dim: usize) -> Size {
-    grouped(samples, seq_len, (count, count), head_dim)
+    grouped(samples, seq_len, count, count, head_dim)
 }
 
 /// `count` heads of queries share `kv_count` heads of keys and values.
-fn grouped(
-    samples: usize,
-    seq_len: usize,
-    (count, kv_count): (usize, usize),
-    head_dim: usize,
-) -> Size {
+fn grouped(samples: usize, seq_len: usize, count: usize, kv_count: usize, head_dim: usize) -> Size {
     (samples, head_dim, Heads { count, kv_count, first: 1, total: count + 2, seq_len })
 }
 
@@ -67,7 +62,8 @@ fn inputs((samples, d, heads): Size) -> (Vec<f64>, Vec<f64>) {
 fn run_ops(
     threads: usize,
     dtype: Dtype,
-    (size, starts): (Size, Starts<'_>),
+    size: Size,
+    starts: Starts<'_>,
     dropout: Dropout,
     qkv: &[f64],
     d_out: &[f64],
@@ -96,12 +92,12 @@ fn forward_is_the_formula_in_every_type_and_shape() {
                 size(1, 130, 3, 16),
                 size(2, 31, 1, 80),
                 size(1, 300, 1, 7),
-                grouped(2, 65, (6, 2), 4),
-                grouped(1, 40, (3, 1), 6),
+                grouped(2, 65, 6, 2, 4),
+                grouped(1, 40, 3, 1, 6),
             ] {
                 let dropout = Dropout { first_row: 3 * size.2.seq_len as u64, ..dropout };
                 let (qkv, d_out) = inputs(size);
-                let [out, lse, _] = run_ops(1, dtype, (size, None), dropout, &qkv, &d_out);
+                let [out, lse, _] = run_ops(1, dtype, size, None, dropout, &qkv, &d_out);
                 let (want, want_lse) = attention_f64(&qkv, size, None, dropout);
                 assert_close(&out, &want, 4e-6, ulp);
                 assert_close(&lse, &want_lse, 2e-6, 1e-6);
@@ -118,12 +114,12 @@ fn gradients_are_central_differences_of_the_formula() {
                 size(2, 2, 1, 2),
                 size(2, 7, 2, 5),
                 size(1, 67, 1, 3),
-                grouped(2, 5, (6, 2), 2),
-                grouped(1, 35, (3, 1), 2),
+                grouped(2, 5, 6, 2, 2),
+                grouped(1, 35, 3, 1, 2),
             ] {
                 let dropout = Dropout { first_row: size.2.seq_len as u64, ..dropout };
                 let (qkv, d_out) = inputs(size);
-                let [_, _, got] = run_ops(1, dtype, (size, None), dropout, &qkv, &d_out);
+                let [_, _, got] = run_ops(1, dtype, size, None, dropout, &qkv, &d_out);
                 let loss = |qkv: &[f64]| inner(&attention_f64(qkv, size, None, dropout).0, &d_out);
                 // delta comes from the stored output, whose rounding enters d_q and d_k.
                 assert_close(&got, &differences(&qkv, loss), 1e-5 + 3.0 * ulp, 2.0 * ulp);
@@ -136,7 +132,7 @@ fn gradients_are_central_differences_of_the_formula() {
 fn gradients_over_several_blocks_of_queries_are_right() {
     let size = size(1, 200, 1, 4);
     let (qkv, d_out) = inputs(size);
-    let [_, _, got] = run_ops(1, Dtype::F32, (size, None), DROPOUT, &qkv, &d_out);
+    let [_, _, got] = run_ops(1, Dtype::F32, size, None, DROPOUT, &qkv, &d_out);
     let loss = |qkv: &[f64]| inner(&attention_f64(qkv, size, None, DROPOUT).0, &d_out);
     for i in (0..qkv.len()).step_by(97) {
         let mut near = qkv.clone();
@@ -152,11 +148,11 @@ fn a_sample_does_not_depend_on_the_others_nor_on_threads() {
     for dropout in [NO_DROPOUT, DROPOUT] {
         let (all, one) = (size(3, 70, 2, 10), size(1, 70, 2, 10));
         let (qkv, d_out) = inputs(all);
-        let whole = run_ops(1, Dtype::Bf16, (all, None), dropout, &qkv, &d_out);
-        assert_eq!(whole, run_ops(3, Dtype::Bf16, (all, None), dropout, &qkv, &d_out));
+        let whole = run_ops(1, Dtype::Bf16, all, None, dropout, &qkv, &d_out);
+        assert_eq!(whole, run_ops(3, Dtype::Bf16, all, None, dropout, &qkv, &d_out));
         let dropout = Dropout { first_row: 70, ..dropout };
         let (qkv, d_out) = (&qkv[70 * 60..140 * 60], &d_out[70 * 20..140 * 20]);
-        let part = run_ops(1, Dtype::Bf16, (one, None), dropout, qkv, d_out);
+        let part = run_ops(1, Dtype::Bf16, one, None, dropout, qkv, d_out);
         assert_eq!(part[0], whole[0][70 * 20..140 * 20]);
         assert_eq!(part[1], whole[1][140..280]);
         assert_eq!(part[2], whole[2][70 * 60..140 * 60]);
@@ -167,14 +163,14 @@ fn a_sample_does_not_depend_on_the_others_nor_on_threads() {
 fn heads_on_other_ranks_drop_what_they_would_drop_on_one() {
     let (both, d) = (size(2, 33, 2, 4), 4);
     let (qkv, d_out) = inputs(both);
-    let whole = run_ops(1, Dtype::F32, (both, None), DROPOUT, &qkv, &d_out)[0].clone();
+    let whole = run_ops(1, Dtype::F32, both, None, DROPOUT, &qkv, &d_out)[0].clone();
     for head in 0..2 {
         let of_head = |x: &Vec<f64>| -> Vec<f64> {
             x.chunks(2 * d).flat_map(|row| row[head * d..][..d].to_vec()).collect()
         };
         let one = (2, d, Heads { count: 1, kv_count: 1, first: 1 + head, ..both.2 });
         let [out, ..] =
-            run_ops(1, Dtype::F32, (one, None), DROPOUT, &of_head(&qkv), &of_head(&d_out));
+            run_ops(1, Dtype::F32, one, None, DROPOUT, &of_head(&qkv), &of_head(&d_out));
         assert_eq!(out, of_head(&whole));
     }
 }
@@ -184,9 +180,9 @@ fn packed() -> Vec<(Size, Vec<i32>)> {
     let of = |size: Size, lengths: &[usize]| (size, starts(size.2.seq_len, lengths));
     vec![
         of(size(2, 7, 2, 5), &[3, 1, 3, 1, 6]),
-        of(grouped(2, 5, (6, 2), 2), &[5, 2, 3]),
+        of(grouped(2, 5, 6, 2, 2), &[5, 2, 3]),
         of(size(1, 67, 1, 3), &[20, 13, 1, 33]),
-        of(grouped(1, 70, (3, 1), 2), &[40, 30]),
+        of(grouped(1, 70, 3, 1, 2), &[40, 30]),
     ]
 }
 
@@ -199,7 +195,7 @@ fn documents_of_a_sample_are_the_formula_forward_and_backward() {
             let dropout = Dropout { first_row: 2 * size.2.seq_len as u64, ..dropout };
             let (qkv, d_out) = inputs(size);
             let packed = (size, Some(&*starts));
-            let [out, lse, got] = run_ops(1, dtype, packed, dropout, &qkv, &d_out);
+            let [out, lse, got] = run_ops(1, dtype, packed.0, packed.1, dropout, &qkv, &d_out);
             let formula = |qkv: &[f64]| attention_f64(qkv, size, Some(&starts), dropout);
             let (want, want_lse) = formula(&qkv);
             assert_close(&out, &want, 4e-6, ulp);
@@ -212,11 +208,11 @@ fn documents_of_a_sample_are_the_formula_forward_and_backward() {
 
 #[test]
 fn a_document_changes_no_bit_of_another() {
-    let size = grouped(1, 200, (4, 2), 6);
+    let size = grouped(1, 200, 4, 2, 6);
     let starts = starts(200, &[50, 3, 90, 57]);
     let (qkv, d_out) = inputs(size);
     let run = |qkv: &[f64], d_out: &[f64]| {
-        run_ops(1, Dtype::F32, (size, Some(&starts)), DROPOUT, qkv, d_out)
+        run_ops(1, Dtype::F32, size, Some(&starts), DROPOUT, qkv, d_out)
     };
     let whole = run(&qkv, &d_out);
     // The third document, rows 53 to 142, is another one.

@@ -10,7 +10,7 @@ use checkpoint::inspect::Summary;
 use config::tokenizers::tokenizer_file;
 use config::{Loaded, Origin};
 use files::shown::Shown;
-use layout::build::build;
+use layout::build::lay_out;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -69,8 +69,8 @@ pub(super) fn exported(args: &ExportArgs) -> Result<(), Failed> {
     };
     let from = open(&args.path)?;
     let config = Summary::read(from.path()).and_then(|s| s.config()).map_err(failed)?.config;
-    let built = build(&config);
-    from.check_model(&built.gpt).map_err(failed)?;
+    let built = lay_out(&config);
+    from.check_model(&built.decoder).map_err(failed)?;
     let tokenizer = data::tokenizer_of(run_of(&from), &config)?;
     let tokenizer = tokenizer.as_ref().map(Tokenizer::bytes);
     let beside = ModelFiles::of_run(run_of(&from)).map_err(unusable)?;
@@ -104,8 +104,8 @@ pub(super) fn imported(args: &ImportArgs) -> Result<(), Failed> {
     }
     let folder = Folder::open(&args.folder).map_err(unusable)?;
     refuse_bytes(&args.folder, &loaded)?;
-    let built = build(config);
-    folder.check_model(&config.model, &built.gpt).map_err(unusable)?;
+    let built = lay_out(config);
+    folder.check_model(&config.model, &built.decoder).map_err(unusable)?;
     let tokenizer = data::tokenizer(config)?;
     let opened = data::open(config, tokenizer.as_ref(), (false, false))?;
     let beside = ModelFiles::open(&args.folder).map_err(unusable)?;

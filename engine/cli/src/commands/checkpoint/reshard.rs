@@ -7,7 +7,7 @@ use ::data::model_files::ModelFiles;
 use checkpoint::inspect::Summary;
 use checkpoint::rewrite::reshard;
 use config::{Config, DeviceConfig, Loaded, load_stored};
-use layout::build::build;
+use layout::build::lay_out;
 use std::path::PathBuf;
 
 /// Write a checkpoint as ranks of another layout would have.
@@ -33,7 +33,7 @@ pub(super) fn run(args: &ReshardArgs) -> Result<(), Failed> {
     let stored = Summary::read(from.path()).and_then(|s| s.config()).map_err(failed)?;
     let now = moved(&stored.config, from.config(), args)?;
     super::diff::only_layout(&stored, &now)?;
-    let built = build(&now.config);
+    let built = lay_out(&now.config);
     let tokenizer = data::tokenizer_of(run_of(&from), &now.config)?;
     let beside = ModelFiles::of_run(run_of(&from)).map_err(unusable)?;
     let new = NewRun::create(&args.out, &now.config, (tokenizer.as_ref(), beside))?;

@@ -5,10 +5,8 @@ use super::defect;
 use crate::commands::exit::{Failed, code};
 use crate::commands::seen;
 use crate::report::progress::si;
-use config::Config;
 use files::shown::lines;
-use layout::build::Built;
-use predict::plan::{Op, Touched, list};
+use layout::build::RankLayout;
 use std::cell::RefCell;
 use std::io::{BufWriter, Result, Stdout, Write, stdout};
 use std::rc::Rc;
@@ -22,7 +20,11 @@ struct Sink {
     written: Result<()>,
 }
 
-pub(super) fn run(config: &Config, built: &Built, json: bool) -> std::result::Result<(), Failed> {
+pub(super) fn run(
+    config: &Config,
+    built: &RankLayout,
+    json: bool,
+) -> std::result::Result<(), Failed> {
     let out = BufWriter::with_capacity(1 << 16, stdout());
     let mut sink = Sink { out, json, listed: 0, written: Ok(()) };
     let (tensor, data) = (config.parallel.tensor, config.parallel.data);

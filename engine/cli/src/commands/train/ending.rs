@@ -5,7 +5,9 @@ use super::Session;
 use super::watch::Watch;
 use crate::commands::exit::{Failed, code};
 use crate::commands::{quoted, say};
-use crate::generate::{Piece, Sampling, Source, Stop, Trained, default_prompt, generate};
+use crate::generate::{
+    ModelSource, Piece, Sampling, StopCondition, WeightSource, default_prompt, generate,
+};
 use crate::report::progress::{clock, si};
 use checkpoint::inspect::open_newest;
 use config::{DataFormat, DeviceConfig, load_and_look};
@@ -177,11 +179,11 @@ impl Session<'_> {
             top_k: None,
             top_p: 1.0,
             seed: config.train.seed,
-            stop: Stop::default(),
+            stop: StopCondition::default(),
             echo: true,
             special: false,
         };
-        let prompt = default_prompt((config, self.tokenizer), &config.sample.prompt);
+        let prompt = default_prompt(config, self.tokenizer, &config.sample.prompt);
         let prompts = [prompt];
         let none =
             |why: &dyn Display| say(&format!("\nno sample: {why} (see `sample` in the config)"));
@@ -191,7 +193,8 @@ impl Session<'_> {
             Err(why) => return none(&why),
         };
         let path = place.join(WEIGHTS);
-        let trained = newest.as_ref().map_or(Trained::Weights(&path), Trained::Checkpoint);
+        let trained =
+            newest.as_ref().map_or(WeightSource::Weights(&path), WeightSource::Checkpoint);
         let mut text = Vec::new();
         let mut emit = |_: usize, piece: Piece<'_>| {
             if let Piece::Prompt(piece) | Piece::Text(piece) = piece {
@@ -199,7 +202,7 @@ impl Session<'_> {
             }
             !stop.load(Ordering::Relaxed)
         };
-        let from = Source::on_cores(trained, self.tokenizer);
+        let from = ModelSource::on_cores(trained, self.tokenizer);
         let drawn = generate(config, &from, &prompts, &sampling, &mut emit);
         if let Err(why) = drawn {
             return none(&why);

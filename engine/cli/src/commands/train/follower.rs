@@ -7,16 +7,16 @@ use crate::commands::processes::Team;
 use crate::commands::resume::unusable;
 use crate::commands::signals::Signals;
 use crate::commands::weights::pretrained;
-use checkpoint::detours::Detours;
+use checkpoint::detours::RollbackHistory;
 use checkpoint::{Checkpoint, CheckpointError, RunFolder, open_named, open_step};
 use config::Loaded;
 use data::Dataset;
-use engine::run::{RunOptions, train};
+use engine::run::{RunOptions, StuckHandler, train};
 use engine::run_dir::RunDir;
 use files::directory::Directory;
 use files::held::Held;
 use files::names::LOCK;
-use layout::build::Built;
+use layout::build::RankLayout;
 use serde::{Deserialize, Serialize};
 use std::io::{self, ErrorKind, Read};
 use std::path::PathBuf;
@@ -73,7 +73,7 @@ impl Next {
 pub(super) struct Follower<'a> {
     pub(super) args: &'a TrainArgs,
     pub(super) loaded: &'a Loaded,
-    pub(super) built: &'a Built,
+    pub(super) built: &'a RankLayout,
     pub(super) data: &'a Arc<Dataset>,
     pub(super) looked: &'a Looked,
     pub(super) team: &'a Team,
@@ -85,9 +85,10 @@ impl Follower<'_> {
         let opened = self.open(&start);
         let (run, first) = self.team.all("ready", opened, |_| Vec::new())?;
         let (folder, mut from) = (RunFolder::of(&run), first.clone());
-        let mut detours = from.as_ref().map(|from| from.detours().clone()).unwrap_or_default();
+        let mut rollback_history =
+            from.as_ref().map(|from| from.rollback_history().clone()).unwrap_or_default();
         loop {
-            let mut options = self.options((&start, signals), (from.clone(), &detours))?;
+            let mut options = self.options((&start, signals), (from.clone(), &rollback_history))?;
             (options.weights, options.checkpoints) = (Some(Arc::clone(&run)), Some(folder.clone()));
             let ran = train(&self.loaded.config, self.built, self.data, &options, &mut |_| {});
             ran.map_err(|error| Failed::new(code_of(&error), error))?;
@@ -97,7 +98,9 @@ impl Follower<'_> {
                 Some(Next::Start) => first.clone(),
                 Some(Next::Own(step)) => Some(Arc::new(earlier(&folder, step)?)),
             };
-            detours = from.as_ref().map_or(detours.clone(), |from| detours.and(from.step()));
+            rollback_history = from.as_ref().map_or(rollback_history.clone(), |from| {
+                rollback_history.with_rollback(from.step())
+            });
         }
     }
 
@@ -126,10 +129,10 @@ impl Follower<'_> {
     fn options(
         &self,
         (start, signals): (&Start, &Signals),
-        (from, detours): (Option<Arc<Checkpoint>>, &Detours),
+        (from, rollback_history): (Option<Arc<Checkpoint>>, &RollbackHistory),
     ) -> Result<RunOptions, Failed> {
         let pretrained = match from {
-            None => pretrained(&self.loaded.config, &self.built.gpt)?,
+            None => pretrained(&self.loaded.config, &self.built.decoder)?,
             Some(_) => None,
         };
         Ok(RunOptions {
@@ -140,9 +143,9 @@ impl Follower<'_> {
             copies_states: Some(self.looked.copies_states),
             pretrained,
             resume: from,
-            detours: Some(detours.clone()),
+            rollback_history: Some(rollback_history.clone()),
             skipped_in_a_row: start.fork.then_some(0),
-            stuck: Some((Duration::from_secs(10), end_without)),
+            stuck: Some(StuckHandler { after: Duration::from_secs(10), call: end_without }),
             trace: self.args.trace.start(),
             ..RunOptions::default()
         })

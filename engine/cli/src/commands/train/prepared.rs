@@ -7,16 +7,15 @@ use crate::commands::exit::{Failed, code};
 use crate::commands::processes::Team;
 use crate::commands::weights::{self, pretrained};
 use crate::commands::{data, plan, print, resume, say, simulate};
-use ::data::model_files::ModelFiles;
-use ::data::{Dataset, Tokenizer, takes_from};
 use checkpoint::hugging_face::Pretrained;
 use checkpoint::{Checkpoint, RunFolder, newest_name, sizes};
 use config::{Config, DataFormat, Loaded};
+use data::model_files::ModelFiles;
+use data::{Dataset, Tokenizer, takes_from};
 use engine::run_dir::{RunDir, RunDirError, RunMode};
-use files::names::CHECKPOINTS;
-use files::names::KEPT;
-use files::names::{FORKED, RUNS, WEIGHTS};
-use layout::build::{Built, build};
+use files::names::{CHECKPOINTS, FORKED, KEPT, RUNS, WEIGHTS};
+use layout::build::RankLayout;
+use layout::lay_out::lay_out;
 use predict::choose;
 use predict::plan::{Disk, memory_report};
 use std::path::{Path, PathBuf};
@@ -26,7 +25,7 @@ use tracing::debug_span;
 /// What a run has before it writes anything.
 pub(super) struct Prepared {
     pub(super) loaded: Loaded,
-    pub(super) built: Built,
+    pub(super) built: RankLayout,
     pub(super) tokenizer: Option<Tokenizer>,
     pub(super) data: Arc<Dataset>,
     pub(super) looked: Looked,
@@ -57,7 +56,7 @@ pub(super) fn prepare(args: &TrainArgs, team: &Team) -> Result<Option<Prepared>,
         return resume::finished(dir, step, &loaded).map(|()| None);
     }
     args.trace.check(args.run_dir.as_deref(), loaded.config.train.steps)?;
-    let built = debug_span!("layout").in_scope(|| build(&loaded.config));
+    let built = debug_span!("layout").in_scope(|| lay_out(&loaded.config));
     let tokenizer = data::tokenizer(&loaded.config)?;
     data::look(&loaded.config)?;
     // A fork goes beside it.
@@ -120,14 +119,14 @@ impl Prepared {
                 dir.remove(WEIGHTS).map_err(refused)?;
                 let pretrained = match start {
                     // The first start of a run.
-                    None => pretrained(&loaded.config, &built.gpt)?,
+                    None => pretrained(&loaded.config, &built.decoder)?,
                     Some(_) => None,
                 };
                 (dir, start, pretrained)
             }
             RunMode::Fresh | RunMode::Overwrite => {
                 // A folder that is refused leaves no directory.
-                let pretrained = pretrained(&loaded.config, &built.gpt)?;
+                let pretrained = pretrained(&loaded.config, &built.decoder)?;
                 (create()?, None, pretrained)
             }
         })
@@ -141,7 +140,7 @@ pub(super) type Opened = (RunDir, Option<Arc<Checkpoint>>, Option<Arc<Pretrained
 /// says of memory: whose sockets are used, how checkpoints are written, where that is not plain.
 pub(in crate::commands) fn check_memory(
     loaded: &Loaded,
-    built: &Built,
+    built: &RankLayout,
     show: bool,
 ) -> Result<Looked, Failed> {
     let config = &loaded.config;
@@ -204,10 +203,10 @@ fn beside(
 /// Refuses a run whose first checkpoint, or whose weights where it saves none, find no room; warns where not all of it does.
 fn check_disk(
     loaded: &Loaded,
-    built: &Built,
+    built: &RankLayout,
     (dir, mode): (Option<&Path>, RunMode),
 ) -> Result<(), Failed> {
-    let parameters = built.gpt.shape().parameters();
+    let parameters = built.decoder.shape().parameters();
     // A fork goes beside its source.
     let beside =
         |dir: &Path| dir.canonicalize().map_or(dir.to_owned(), |dir| dir.with_extension("new"));

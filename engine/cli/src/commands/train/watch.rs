@@ -4,7 +4,7 @@ use super::{Session, first_loss};
 use crate::report::progress::{Part, Progress, StepLine};
 use config::{Precision, UpdateMode};
 use engine::metrics::{MetricsWriter, StepMetrics};
-use engine::run::{Differing, Message, StepReport};
+use engine::run::{Difference, Message, StepReport};
 use layout::build::{device_bytes, update_mode};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -67,7 +67,7 @@ impl Watch {
             Message::Differs { step, places } => {
                 self.progress.warn(&format!(
                     "step {step} ran twice and DIFFERS: {}; a GPU, a core, memory or a link is faulty, and the run goes on with the second result",
-                    Differing::all(&places)
+                    Difference::all(&places)
                 ));
                 self.metrics.differs(step, &places);
             }
@@ -113,8 +113,8 @@ impl Watch {
             device_memory,
             host_memory: topology::resident_memory(),
             targets: session.data.is_uneven().then_some(step.targets),
-            documents: step.held.map(|held| held.documents),
-            padding: step.held.map(|held| held.padding),
+            documents: step.contents.map(|held| held.documents),
+            padding: step.contents.map(|held| held.padding),
             verified: step.verified,
         };
         if let Some(same) = step.verified {
@@ -122,7 +122,7 @@ impl Watch {
             self.verified[1] += u64::from(!same);
         }
         self.metrics.step_ahead(&metrics, speculates.then_some(step.ahead));
-        let shape = session.built.gpt.shape();
+        let shape = session.built.decoder.shape();
         let activity = step.activity;
         let overlap = activity.overlapped_seconds.map(|o| o / activity.host_seconds.max(1e-9));
         let left = config.train.steps.saturating_sub(step.step) as f64;

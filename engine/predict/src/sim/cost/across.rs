@@ -18,7 +18,7 @@ const LETTER_EACH: f64 = 2.7e-6;
 
 /// The way in which a group is dealt to boxes. All boxes have equally many members, and equally many groups of a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::sim) struct Dealt {
+pub(in crate::sim) struct GroupSpread {
     /// Number of boxes with members.
     boxes: usize,
     /// Number of members in a box.
@@ -29,7 +29,7 @@ pub(in crate::sim) struct Dealt {
     groups: usize,
 }
 
-impl Dealt {
+impl GroupSpread {
     pub(in crate::sim) fn of(h: &Hardware, members: &[usize]) -> Self {
         let machine = |rank: &usize| h.seats[*rank].machine;
         let boxes: BTreeSet<usize> = members.iter().map(machine).collect();
@@ -47,12 +47,12 @@ impl Dealt {
     }
 
     /// Number of letters that a process sends and takes when its groups of this kind meet: each member posts to each of the other
-    /// processes (`ranks/far.rs`).
+    /// processes (`ranks/remote.rs`).
     pub(in crate::sim) const fn posts(self) -> usize {
         self.groups * (self.here * (self.boxes - 1) + self.away)
     }
 
-    /// The same when each member sends data to each member in another process (`ranks/shared/collectives/far.rs`).
+    /// The same when each member sends data to each member in another process (`ranks/rank_state/collectives/remote.rs`).
     pub(in crate::sim) const fn parcels(self) -> usize {
         self.groups * 2 * self.here * self.away
     }
@@ -65,7 +65,7 @@ impl Dealt {
 
 /// Seconds in which the threads of a group meet; 0 for a single rank.
 pub(in crate::sim) fn meeting(h: &Hardware, members: &[usize]) -> f64 {
-    let dealt = Dealt::of(h, members);
+    let dealt = GroupSpread::of(h, members);
     match members.len() {
         0 | 1 => 0.0,
         _ if dealt.writes(h) => MEETING + LETTER_WAY + LETTER_EACH * dealt.posts() as f64,
@@ -75,7 +75,7 @@ pub(in crate::sim) fn meeting(h: &Hardware, members: &[usize]) -> f64 {
 
 /// Seconds in which a group sums a number of the host.
 pub(super) fn host_sum(h: &Hardware, members: &[usize]) -> f64 {
-    let dealt = Dealt::of(h, members);
+    let dealt = GroupSpread::of(h, members);
     if !dealt.writes(h) {
         return MEETING;
     }
@@ -84,5 +84,5 @@ pub(super) fn host_sum(h: &Hardware, members: &[usize]) -> f64 {
 
 /// Seconds that a collective with `rounds` takes more, since its ring leaves the box.
 pub(super) fn hops(h: &Hardware, members: &[usize], rounds: u8) -> f64 {
-    NETWORK_HOP * f64::from(rounds) * (Dealt::of(h, members).boxes - 1) as f64
+    NETWORK_HOP * f64::from(rounds) * (GroupSpread::of(h, members).boxes - 1) as f64
 }

@@ -1,9 +1,9 @@
 //! The cost of a GPU's kernel.
 
-use super::{Asked, KERNEL_GAP, MEMORY_SHARE, Resource};
+use super::{KERNEL_GAP, MEMORY_SHARE, Resource, ResourceRequest};
 use crate::sim::hardware::era::BATCHED_SHARE;
 use crate::sim::hardware::{Gpu, Hardware};
-use crate::sim::program::{Kind, Work};
+use crate::sim::program::{Work, WorkKind};
 use config::Fact;
 
 /// Sides of the tile of a matrix product that one multiprocessor works on.
@@ -25,7 +25,7 @@ const PORTABLE_ATTENTION_SHARE: f64 = 0.38;
 
 /// Clocks of a multiprocessor that `attention_mma.cu` takes beside the tensor cores for a product of
 /// 16 x 8 x 16. They are those of `benchmarks/kernels.md`, where the interpreter counts instructions.
-struct Beside {
+struct TensorCoreCost {
     /// Passes of shared memory.
     shared: f64,
     /// Turns of four issued instructions.
@@ -36,15 +36,15 @@ struct Beside {
 }
 
 /// Forward and backward, from compute capability 8.0 on.
-const AMPERE: [Beside; 2] = [
-    Beside { shared: 1.86, issue: 1.75, latency: 0.64 },
-    Beside { shared: 2.55, issue: 1.60, latency: 0.81 },
+const AMPERE: [TensorCoreCost; 2] = [
+    TensorCoreCost { shared: 1.86, issue: 1.75, latency: 0.64 },
+    TensorCoreCost { shared: 2.55, issue: 1.60, latency: 0.81 },
 ];
 
 /// The same for compute capabilities 7.0 and 7.2.
-const VOLTA: [Beside; 2] = [
-    Beside { shared: 4.71, issue: 3.23, latency: 2.16 },
-    Beside { shared: 5.34, issue: 2.12, latency: 1.40 },
+const VOLTA: [TensorCoreCost; 2] = [
+    TensorCoreCost { shared: 4.71, issue: 3.23, latency: 2.16 },
+    TensorCoreCost { shared: 5.34, issue: 2.12, latency: 1.40 },
 ];
 
 /// Multiplications and additions of a product of 16 x 8 x 16.
@@ -58,15 +58,17 @@ const HOPPER_PRODUCT: f64 = 1.6;
 /// gradients twice, so it executes 7 products for 5 counted ones.
 const ATTENTION_PRODUCTS: [f64; 2] = [1.0, 1.4];
 
-pub(super) fn kernel(h: &Hardware, rank: usize, work: &Work) -> Asked {
+pub(super) fn kernel(h: &Hardware, rank: usize, work: &Work) -> ResourceRequest {
     let gpu = &h.gpu;
     let rate = products_rate(gpu, work);
     let (arithmetic, bytes) = match work.kind {
-        Kind::Gemm { m, n, k, .. } => {
+        WorkKind::Gemm { m, n, k, .. } => {
             (work.flops / (rate * filled(gpu.processors, m, n, k)), work.bytes as f64)
         }
-        Kind::Attention { .. } if gpu.as_of_2020.is_some() => batched_attention(gpu, work, rate),
-        Kind::Attention { .. } => (attention(gpu, work), work.bytes as f64),
+        WorkKind::Attention { .. } if gpu.as_of_2020.is_some() => {
+            batched_attention(gpu, work, rate)
+        }
+        WorkKind::Attention { .. } => (attention(gpu, work), work.bytes as f64),
         _ => (0.0, work.bytes as f64 * gpu.passes_2020(work.name)),
     };
     // Kernels of several streams share the multiprocessors.
@@ -75,10 +77,10 @@ pub(super) fn kernel(h: &Hardware, rank: usize, work: &Work) -> Asked {
     let fixed = KERNEL_GAP * f64::from(work.calls.max(1));
     let fixed = match work.kind {
         // One after the other: products, then passes over the scores.
-        Kind::Attention { .. } if gpu.as_of_2020.is_some() => {
+        WorkKind::Attention { .. } if gpu.as_of_2020.is_some() => {
             5.0 * KERNEL_GAP + arithmetic.min(bytes / memory)
         }
-        Kind::Gemm { m, n, bias: true, .. } if gpu.did(Fact::SmallKernels) => {
+        WorkKind::Gemm { m, n, bias: true, .. } if gpu.did(Fact::SmallKernels) => {
             fixed + KERNEL_GAP + 2.0 * (m * n) as f64 * width(work) / memory
         }
         _ => fixed,
@@ -88,7 +90,7 @@ pub(super) fn kernel(h: &Hardware, rank: usize, work: &Work) -> Asked {
         + apart.map_or(0.0, |(name, bytes)| {
             KERNEL_GAP + bytes as f64 * gpu.passes_2020(name) / memory
         });
-    Asked { fixed, amounts, ..Asked::default() }
+    ResourceRequest { fixed, amounts, ..ResourceRequest::default() }
 }
 
 /// Whether the library has products of 16 bits with epilogues. Their bytes then move while sums of later tiles run. That it
@@ -117,7 +119,7 @@ const fn width(work: &Work) -> f64 {
 /// Seconds of this project's attention kernels: on tensor cores for 16 bits and heads of up to 128
 /// columns where the GPU has them, else in fp32 (`launch/attention.rs`).
 fn attention(gpu: &Gpu, work: &Work) -> f64 {
-    let Kind::Attention { scores, seq_len, head_dim, backward } = work.kind else { return 0.0 };
+    let WorkKind::Attention { scores, seq_len, head_dim, backward } = work.kind else { return 0.0 };
     let pass = usize::from(backward);
     let flops = work.flops * ATTENTION_PRODUCTS[pass] * tiled(seq_len) * padded(head_dim);
     let beside = match gpu.sm {
@@ -126,7 +128,7 @@ fn attention(gpu: &Gpu, work: &Work) -> f64 {
         70 | 72 => Some(&VOLTA[pass]),
         _ => None,
     };
-    let Some(&Beside { shared, issue, latency }) = beside else {
+    let Some(&TensorCoreCost { shared, issue, latency }) = beside else {
         return flops / (gpu.flops_32 * PORTABLE_ATTENTION_SHARE);
     };
     let processors = gpu.processors as f64;
@@ -165,7 +167,7 @@ fn padded(head_dim: usize) -> f64 {
 /// Seconds of arithmetic, and bytes, of attention in several kernels, which move whole squares of
 /// scores through memory.
 fn batched_attention(gpu: &Gpu, work: &Work, rate: f64) -> (f64, f64) {
-    let Kind::Attention { scores, backward, .. } = work.kind else { return (0.0, 0.0) };
+    let WorkKind::Attention { scores, backward, .. } = work.kind else { return (0.0, 0.0) };
     let bytes = work.bytes as f64 * (1.0 + gpu.head_copies_2020(backward));
     let scores = scores as f64 * width(work) * gpu.score_passes_2020(backward);
     // The whole square counts, not only the part before each token.

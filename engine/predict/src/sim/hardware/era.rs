@@ -45,9 +45,9 @@ const EAGER_BYTES: [(&str, f64); 5] = [
 
 /// The simulated facts of 2020.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AsOf2020([bool; Fact::ALL.len()]);
+pub struct Era2020([bool; Fact::ALL.len()]);
 
-impl AsOf2020 {
+impl Era2020 {
     /// All facts except `left_out`.
     pub fn without(left_out: &[Fact]) -> Self {
         Self(Fact::ALL.map(|(fact, _)| !left_out.contains(&fact)))

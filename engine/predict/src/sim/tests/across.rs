@@ -1,11 +1,13 @@
 //! Groups with ranks in several boxes.
 
 use super::{near, pair, rank_of, tensors};
-use crate::sim::cost::Dealt;
+use crate::sim::cost::GroupSpread;
 use crate::sim::{Hardware, Program, play, record, simulate};
 use device::cpu::{self, CpuOptions, Lanes, ScratchFloats};
-use device::{Arena, Dtype, Group, HostPlace, HostWork, Lane, Op, Plan, Processes, Rank, Reduce};
-use device::{Tensor, Wire, World};
+use device::{
+    Arena, Dtype, Group, HostPlace, HostWork, Lane, Op, Plan, Processes, Rank, Reduction,
+};
+use device::{Communicator, Tensor, Wire};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
@@ -42,7 +44,7 @@ fn gather_and_sum((tp, dp): (usize, usize), group: Group) -> Program {
         d.begin_step(1);
         let lane = if group == Group::Tp { Lane::TpComm } else { Lane::DpComm };
         d.submit(lane, Op::AllGather { x, group });
-        d.submit(Lane::Host, Op::AllReduce { x: host, group, reduce: Reduce::Sum });
+        d.submit(Lane::Host, Op::AllReduce { x: host, group, reduce: Reduction::Sum });
         d.sync_all()
     });
     program.unwrap()
@@ -83,20 +85,20 @@ fn a_group_of_several_boxes_pays_for_hops_and_letters() {
 fn ranks_of_several_boxes_that_are_alike_may_be_played_once() {
     let program = || gather_and_sum((2, 4), Group::Dp);
     let [merged, apart] =
-        [true, false].map(|merge| play(program(), &boxes(4), (2, 4), merge).unwrap());
+        [true, false].map(|merge| play(program(), &boxes(4), 2, 4, merge).unwrap());
     assert_eq!((merged.classes(), apart.classes()), (1, 8));
     near(merged.step_seconds(), apart.step_seconds());
 }
 
 /// The way of letters between processes that are threads here, which counts those of process 0.
 #[derive(Debug)]
-struct Counted {
+struct CountingWire {
     me: usize,
     all: Arc<Mutex<Vec<Weak<Processes>>>>,
     letters: Arc<AtomicUsize>,
 }
 
-impl Wire for Counted {
+impl Wire for CountingWire {
     fn send(&self, to: usize, bytes: Vec<u8>, _urgent: bool) {
         if self.me == 0 || to == 0 {
             self.letters.fetch_add(1, Ordering::SeqCst);
@@ -116,14 +118,14 @@ fn letters_of_run(count: usize, (tp, dp): (usize, usize), sums: usize) -> usize 
     let all: Arc<Mutex<Vec<Weak<Processes>>>> = Arc::default();
     let nodes: Vec<String> = (0..count).map(|node| format!("node{node}")).collect();
     let process = |me| {
-        let wire = Counted { me, all: Arc::clone(&all), letters: Arc::clone(&letters) };
+        let wire = CountingWire { me, all: Arc::clone(&all), letters: Arc::clone(&letters) };
         Processes::new(me, nodes.clone(), Box::new(wire), Duration::from_secs(60))
     };
     let processes: Vec<_> = (0..count).map(process).collect();
     *all.lock().unwrap() = processes.iter().map(Arc::downgrade).collect();
-    let across = |p| World::across(p, (tp, dp), Duration::from_secs(60));
+    let across = |p| Communicator::across(p, tp, dp, Duration::from_secs(60));
     let worlds: Vec<_> = processes.iter().map(across).collect();
-    let run = |world: &Arc<World>, rank: Rank, x: Tensor| {
+    let run = |world: &Arc<Communicator>, rank: Rank, x: Tensor| {
         let options = CpuOptions {
             lanes: Lanes::Inline,
             memory_limit: u64::MAX,
@@ -133,7 +135,7 @@ fn letters_of_run(count: usize, (tp, dp): (usize, usize), sums: usize) -> usize 
         };
         let dev = cpu::open(rank, &plan, world, &options).unwrap();
         dev.write(x, &|_| 1.0).unwrap();
-        let sum = Op::AllReduce { x, group: Group::Dp, reduce: Reduce::Sum };
+        let sum = Op::AllReduce { x, group: Group::Dp, reduce: Reduction::Sum };
         (0..sums).for_each(|_| dev.submit(Lane::Host, sum.clone()));
         dev.sync_all().unwrap();
         dev.finish().unwrap();
@@ -155,7 +157,7 @@ fn a_sum_of_the_host_has_the_letters_that_are_simulated() {
         let hardware = boxes(count);
         let members = Hardware::groups(&Rank::all(tp, dp).collect::<Vec<_>>(), Group::Dp);
         let [none, three] = [0, 3].map(|sums| letters_of_run(count, (tp, dp), sums));
-        let simulated = Dealt::of(&hardware, &members[0]).letters_of_sum();
+        let simulated = GroupSpread::of(&hardware, &members[0]).letters_of_sum();
         assert_eq!(three - none, 3 * simulated, "{count} processes of TP {tp} x DP {dp}");
     }
 }

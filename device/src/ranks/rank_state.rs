@@ -3,12 +3,12 @@
 
 pub(crate) mod collectives;
 
-use super::look::look_for;
+use super::communicator::Communicator;
 use super::memory::Memory;
+use super::spin_wait::spin_for;
 use super::trace::{Meter, Trace};
-use super::world::World;
-use crate::submit::task::{Declared, HostContext, HostOp, Slot};
-use crate::{Admitted, Crew, Error, LANES, Lane, Mode, Op, Plan, Rank, Tensor};
+use crate::submit::task::{DeclaredRanges, HostContext, HostOp, Slot};
+use crate::{AdmittedOp, Error, LANES, Lane, Mode, Op, Plan, Rank, Tensor, ThreadTeam};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Debug, Default)]
 pub struct HostWork {
     /// Kernel threads besides the lane's own. With `None`, kernels run on the lane's thread.
-    pub crew: Option<Arc<Crew>>,
-    /// CPUs of a real GPU's Host lane without a crew. If empty, it runs on any CPU of its rank's
+    pub team: Option<Arc<ThreadTeam>>,
+    /// CPUs of a real GPU's Host lane without a team. If empty, it runs on any CPU of its rank's
     /// thread.
     pub cpus: Vec<u32>,
     /// Number of ops of the Host lane that can be queued before their submitter waits; some 1,000
@@ -40,11 +40,11 @@ pub struct HostWork {
 }
 
 /// State that the lanes of a rank share. The Host lane of a real GPU has one too.
-pub(crate) struct Shared {
+pub(crate) struct RankState {
     pub(crate) rank: Rank,
     pub(crate) memory: Arc<Memory>,
     pub(crate) plan: Arc<Plan>,
-    pub(crate) world: Arc<World>,
+    pub(crate) world: Arc<Communicator>,
     pub(crate) work: HostWork,
     pub(crate) step: AtomicU64,
     /// Finished ops by lane. The lane stores the number, and waiting threads load it.
@@ -55,14 +55,14 @@ pub(crate) struct Shared {
     turned: Condvar,
 }
 
-impl Shared {
+impl RankState {
     /// Joins the world. Peers can read `memory` from here on. `threads`: lanes have threads of
     /// their own.
     pub(crate) fn new(
         rank: Rank,
         memory: Arc<Memory>,
         plan: &Arc<Plan>,
-        world: &Arc<World>,
+        world: &Arc<Communicator>,
         work: HostWork,
         threads: bool,
     ) -> Self {
@@ -87,14 +87,14 @@ impl Shared {
     }
 
     /// The rank's kernel threads, if there is more than one.
-    pub(crate) fn crew(&self) -> Option<&Crew> {
-        self.work.crew.as_deref().filter(|crew| crew.threads() > 1)
+    pub(crate) fn team(&self) -> Option<&ThreadTeam> {
+        self.work.team.as_deref().filter(|team| team.threads() > 1)
     }
 
     /// Runs an op on this thread: host tasks and collectives itself, other ops with `compute`,
     /// which may return an error. After a failure of any rank, ops are counted but not run, so that
     /// queues drain, waiting threads wake, and no rank hangs.
-    pub(crate) fn run(&self, op: &Admitted, compute: &dyn Fn(&Op) -> Result<(), String>) {
+    pub(crate) fn run(&self, op: &AdmittedOp, compute: &dyn Fn(&Op) -> Result<(), String>) {
         if !self.world.failed() {
             let (started, computed) = (self.meter.start(op.lane), self.done(Lane::Compute));
             let result = catch_unwind(AssertUnwindSafe(|| self.execute(op, compute)));
@@ -105,7 +105,7 @@ impl Shared {
             self.meter.stop(op.lane, started);
             if let Some(trace) = &self.work.trace {
                 let step = self.step.load(Ordering::Relaxed);
-                trace.note((self.rank, step), op, &self.plan, (started, computed));
+                trace.note(self.rank, step, op, &self.plan, started, computed);
             }
         }
         self.done[op.lane as usize].store(op.tick, Ordering::SeqCst);
@@ -117,7 +117,7 @@ impl Shared {
 
     fn execute(
         &self,
-        op: &Admitted,
+        op: &AdmittedOp,
         compute: &dyn Fn(&Op) -> Result<(), String>,
     ) -> Result<(), Error> {
         if self.work.panic_at == Some((self.rank.index(), op.lane, op.tick)) {
@@ -147,7 +147,7 @@ impl Shared {
     }
 
     fn run_task(&self, task: &HostOp, arg: u64) -> Result<(), String> {
-        let mut declared: Declared<'_> = [const { None }; _];
+        let mut declared: DeclaredRanges<'_> = [const { None }; _];
         let accesses = task.accesses();
         if accesses.len() > declared.len() {
             let (count, most) = (accesses.len(), declared.len());
@@ -156,8 +156,8 @@ impl Shared {
         for (slot, &(mode, t)) in declared.iter_mut().zip(accesses) {
             *slot = Some(self.slot(mode, t));
         }
-        let crew = self.crew();
-        task.run(arg, &mut HostContext { crew, declared: &mut declared })
+        let team = self.team();
+        task.run(arg, &mut HostContext { team, declared: &mut declared })
     }
 
     fn slot(&self, mode: Mode, t: Tensor) -> Slot<'_> {
@@ -167,14 +167,14 @@ impl Shared {
         }
     }
 
-    fn panicked(&self, op: &Admitted, payload: &(dyn std::any::Any + Send)) -> Error {
+    fn panicked(&self, op: &AdmittedOp, payload: &(dyn std::any::Any + Send)) -> Error {
         let text = payload.downcast_ref::<&str>().copied().map(str::to_owned);
         let problem =
             text.or_else(crate::ranks::panics::last).unwrap_or_else(|| "no message".into());
         Error::Panicked { rank: self.rank.index(), op: op.op.name(), site: op.site, problem }
     }
 
-    fn slow_down(&self, op: &Admitted, started: Instant) {
+    fn slow_down(&self, op: &AdmittedOp, started: Instant) {
         if let Some((name, times)) = self.work.slow
             && name == op.op.name()
         {
@@ -199,7 +199,7 @@ impl Shared {
 
     pub(crate) fn wait_done(&self, lane: usize, tick: u64) {
         let passed = || self.done[lane].load(Ordering::SeqCst) >= tick;
-        if look_for(self.world.pause(), || passed().then_some(())).is_some() {
+        if spin_for(self.world.pause(), || passed().then_some(())).is_some() {
             return;
         }
         self.sleepers.fetch_add(1, Ordering::SeqCst);

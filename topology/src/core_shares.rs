@@ -7,7 +7,7 @@ use crate::machine::{Core, Machine};
 
 /// The cores of one seat.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Share {
+pub(crate) struct CoreShare {
     /// The node of its first cores.
     pub(crate) home: Option<u32>,
     /// (node, allowed logical CPUs of one core).
@@ -16,8 +16,8 @@ pub(crate) struct Share {
 
 /// The cores of all seats.
 #[derive(Debug, Default)]
-pub(crate) struct Dealt {
-    pub(crate) shares: Vec<Share>,
+pub(crate) struct CoreShares {
+    pub(crate) shares: Vec<CoreShare>,
     /// Nodes whose allowed cores stay idle, since no seat is on their socket.
     pub(crate) idle: Vec<u32>,
     /// Whether several seats share cores.
@@ -25,7 +25,7 @@ pub(crate) struct Dealt {
 }
 
 /// A core with at least one allowed CPU.
-struct Usable<'a> {
+struct UsableCore<'a> {
     core: &'a Core,
     cpus: Vec<u32>,
 }
@@ -36,10 +36,13 @@ struct Usable<'a> {
 /// goes to a home of its socket: the nearest by distance, then the one with the fewest cores per
 /// seat. With `all_sockets`, nodes of a socket without a home go to the nearest home elsewhere.
 /// Seats of one home split each of their nodes evenly, so that all are equally fast.
-pub(crate) fn deal(machine: &Machine, seats: &[Option<u32>], all_sockets: bool) -> Dealt {
+pub(crate) fn deal(machine: &Machine, seats: &[Option<u32>], all_sockets: bool) -> CoreShares {
     let nodes = usable(machine);
     if nodes.is_empty() {
-        return Dealt { shares: vec![Share::default(); seats.len()], ..Dealt::default() };
+        return CoreShares {
+            shares: vec![CoreShare::default(); seats.len()],
+            ..CoreShares::default()
+        };
     }
     let homes = homes(machine, &nodes, seats);
     let mut groups: BTreeMap<u32, Group> = BTreeMap::new();
@@ -58,7 +61,8 @@ pub(crate) fn deal(machine: &Machine, seats: &[Option<u32>], all_sockets: bool) 
             None => idle.push(*node),
         }
     }
-    let mut dealt = Dealt { shares: vec![Share::default(); seats.len()], idle, shared: false };
+    let mut dealt =
+        CoreShares { shares: vec![CoreShare::default(); seats.len()], idle, shared: false };
     for (home, group) in &groups {
         dealt.shared |= share_out(*home, group, &nodes, &mut dealt.shares);
     }
@@ -73,20 +77,20 @@ struct Group {
 }
 
 impl Group {
-    fn at(home: u32, nodes: &BTreeMap<u32, Vec<Usable<'_>>>) -> Self {
+    fn at(home: u32, nodes: &BTreeMap<u32, Vec<UsableCore<'_>>>) -> Self {
         Self { seats: Vec::new(), nodes: vec![home], cores: nodes.get(&home).map_or(0, Vec::len) }
     }
 }
 
 /// The allowed cores of each node with at least one.
-fn usable(machine: &Machine) -> BTreeMap<u32, Vec<Usable<'_>>> {
+fn usable(machine: &Machine) -> BTreeMap<u32, Vec<UsableCore<'_>>> {
     let allowed: HashSet<u32> = machine.allowed_cpus.iter().copied().collect();
-    let mut nodes: BTreeMap<u32, Vec<Usable<'_>>> = BTreeMap::new();
+    let mut nodes: BTreeMap<u32, Vec<UsableCore<'_>>> = BTreeMap::new();
     for core in &machine.cores {
         let cpus: Vec<u32> =
             core.cpus.iter().copied().filter(|cpu| allowed.contains(cpu)).collect();
         if !cpus.is_empty() {
-            nodes.entry(core.numa_node).or_default().push(Usable { core, cpus });
+            nodes.entry(core.numa_node).or_default().push(UsableCore { core, cpus });
         }
     }
     nodes
@@ -95,7 +99,7 @@ fn usable(machine: &Machine) -> BTreeMap<u32, Vec<Usable<'_>>> {
 /// The home of each seat.
 fn homes(
     machine: &Machine,
-    nodes: &BTreeMap<u32, Vec<Usable<'_>>>,
+    nodes: &BTreeMap<u32, Vec<UsableCore<'_>>>,
     seats: &[Option<u32>],
 ) -> Vec<u32> {
     let mut load: BTreeMap<u32, usize> = BTreeMap::new();
@@ -143,8 +147,8 @@ fn nearest_home(
 fn share_out(
     home: u32,
     group: &Group,
-    nodes: &BTreeMap<u32, Vec<Usable<'_>>>,
-    shares: &mut [Share],
+    nodes: &BTreeMap<u32, Vec<UsableCore<'_>>>,
+    shares: &mut [CoreShare],
 ) -> bool {
     let n = group.seats.len();
     let cores_of = |node: &u32| nodes.get(node).map_or(&[][..], Vec::as_slice);
@@ -184,8 +188,8 @@ fn share_out(
 }
 
 /// The cores of each kind, the fastest first.
-fn by_kind<'a, 'm>(cores: &'a [Usable<'m>]) -> Vec<Vec<&'a Usable<'m>>> {
-    let mut kinds: BTreeMap<Option<usize>, Vec<&Usable<'_>>> = BTreeMap::new();
+fn by_kind<'a, 'm>(cores: &'a [UsableCore<'m>]) -> Vec<Vec<&'a UsableCore<'m>>> {
+    let mut kinds: BTreeMap<Option<usize>, Vec<&UsableCore<'_>>> = BTreeMap::new();
     cores.iter().for_each(|core| kinds.entry(core.core.kind).or_default().push(core));
     kinds.into_values().collect()
 }
@@ -207,7 +211,7 @@ fn even_bounds(cores: usize, have: &[usize]) -> Vec<usize> {
 
 /// Indexes that cut a row of cores into `n` parts: at the ends of caches if each part then differs
 /// from the even share by at most a quarter, else evenly.
-fn bounds(cores: &[&Usable<'_>], n: usize) -> Vec<usize> {
+fn bounds(cores: &[&UsableCore<'_>], n: usize) -> Vec<usize> {
     let even: Vec<usize> = (0..=n).map(|i| i * cores.len() / n).collect();
     let cache_ends: Vec<usize> = iter::once(0)
         .chain((1..cores.len()).filter(|i| cores[i - 1].core.l3 != cores[*i].core.l3))
@@ -226,7 +230,7 @@ fn bounds(cores: &[&Usable<'_>], n: usize) -> Vec<usize> {
 mod tests {
     use super::*;
 
-    fn cores_of(share: &Share) -> Vec<u32> {
+    fn cores_of(share: &CoreShare) -> Vec<u32> {
         share.cores.iter().map(|(_, cpus)| cpus[0]).collect()
     }
 
@@ -252,7 +256,7 @@ mod tests {
             Machine::from_synthetic("pack:2 group:4 numa:1 core:4 pu:1").unwrap()
         });
         let dealt = deal(&machine, &[Some(3), Some(1), Some(6)], false);
-        let nodes = |share: &Share| {
+        let nodes = |share: &CoreShare| {
             let mut nodes: Vec<u32> = share.cores.iter().map(|(node, _)| *node).collect();
             nodes.dedup();
             nodes
@@ -269,7 +273,7 @@ mod tests {
         let machine = Machine::from_synthetic("pack:4 numa:1 core:4 pu:1").unwrap();
         let nodes = |seats: &[Option<u32>], all| {
             let dealt = deal(&machine, seats, all);
-            let nodes = |share: &Share| {
+            let nodes = |share: &CoreShare| {
                 let mut nodes: Vec<u32> = share.cores.iter().map(|(node, _)| *node).collect();
                 nodes.dedup();
                 nodes

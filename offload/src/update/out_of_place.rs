@@ -9,16 +9,16 @@ use pulp::bytemuck::{cast_slice, cast_slice_mut};
 
 /// An update that leaves the old states as they are.
 #[derive(Debug)]
-pub(crate) struct Apart<'a> {
+pub(crate) struct OutOfPlaceUpdate<'a> {
     /// The upper halves of split masters.
-    pub(crate) upper: Upper<'a>,
+    pub(crate) upper: UpperHalves<'a>,
     /// The update, with the arrays of the old and the new states.
     pub(crate) update: Update<'a>,
 }
 
 /// What happens to the upper halves of split masters, which are the parameters and have one array alone.
 #[derive(Debug)]
-pub(crate) enum Upper<'a> {
+pub(crate) enum UpperHalves<'a> {
     /// Nothing: the masters are whole, or nothing needs those from before.
     Stay,
     /// They are kept here before the update changes them.
@@ -31,8 +31,8 @@ pub(crate) enum Upper<'a> {
 ///
 /// # Errors
 /// As [`update`].
-pub(crate) fn update_apart(apart: Apart<'_>) -> Result<(), String> {
-    let Apart { mut upper, update: mut new } = apart;
+pub(crate) fn update_out_of_place(apart: OutOfPlaceUpdate<'_>) -> Result<(), String> {
+    let OutOfPlaceUpdate { mut upper, update: mut new } = apart;
     let n = new.grad.len();
     if !upper.fits(&new.states.master, n) {
         return Err(format!("{n} gradients, upper halves of other lengths or of whole masters"));
@@ -49,10 +49,10 @@ pub(crate) fn update_apart(apart: Apart<'_>) -> Result<(), String> {
     update(new)
 }
 
-/// The loads and stores of [`update_apart`] without its arithmetic, of gradients and parameters of 16 bits. The states are
+/// The loads and stores of [`update_out_of_place`] without its arithmetic, of gradients and parameters of 16 bits. The states are
 /// nonsense afterwards.
-pub(crate) fn traffic_apart(apart: Apart<'_>) {
-    let Apart { mut upper, update } = apart;
+pub(crate) fn traffic_out_of_place(apart: OutOfPlaceUpdate<'_>) {
+    let OutOfPlaceUpdate { mut upper, update } = apart;
     let Update { grad, states: States { master, momentum, variance }, old, mut param, .. } = update;
     upper.before(0..grad.len(), &mut param);
     let master = match master {
@@ -63,8 +63,8 @@ pub(crate) fn traffic_apart(apart: Apart<'_>) {
     states.chain([(grad, param)]).for_each(|(from, to)| moved(from, to));
 }
 
-impl Apart<'_> {
-    /// Two updates, parted at element `mid`.
+impl OutOfPlaceUpdate<'_> {
+    /// Two updates, split at element `mid`.
     pub(crate) fn split_at(self, mid: usize) -> (Self, Self) {
         let (first, second) = self.update.split_at(mid);
         let (left, right) = self.upper.split_at(mid);
@@ -72,7 +72,7 @@ impl Apart<'_> {
     }
 }
 
-impl Upper<'_> {
+impl UpperHalves<'_> {
     /// Whether there are `n` upper halves or none, and none where the masters are whole.
     fn fits(&self, master: &Master<'_>, n: usize) -> bool {
         match (self, master) {

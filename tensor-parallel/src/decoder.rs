@@ -3,42 +3,42 @@
 //! Segments: 0 the embedding, 1..=L the blocks, L + 1 the final norm, L + 2 the output projection where it is a table of
 //! its own. The caller walks them and decides what happens between; see the engine's step.
 
-use crate::block::{self, Block, BlockParams, BlockSaved};
+use crate::activation_checkpoints::ActivationCheckpoints;
+use crate::block::{self, Block, BlockActivations, BlockParams};
 use crate::branch::Scratch;
-use crate::cache::{Cache, Extension, NewTokens};
-use crate::checkpoints::Checkpoints;
-use crate::embedding::{self, Embedding};
+use crate::embedding::{self, Embedding, OutputGradient};
+use crate::kv_cache::{Extension, KvCache, NewTokens};
 use crate::loss::{Head, HeadInputs};
-use crate::norm::{Norm, NormSaved};
+use crate::norm::{AppliedNorm, Norm, NormActivations};
 use crate::params::SegmentLayout;
 use crate::rotary::RotaryTable;
-use crate::shape::{BatchTensors, GptShape, Pass, Positions, Recompute, Ring};
+use crate::shape::{BatchTensors, DecoderShape, MicrobatchContext, Positions, Recompute, Ring};
 use device::{Arena, Device, Error, Event, Plan, Tensor};
 
 /// Handles of the model: the same on every rank.
 #[derive(Clone, Debug)]
-pub struct Gpt {
-    shape: GptShape,
+pub struct Decoder {
+    shape: DecoderShape,
     segments: Vec<SegmentLayout>,
     params: Vec<Tensor>,
     /// By segment: the number of the buffer that others use, too.
-    slots: Vec<Option<usize>>,
+    param_buffers: Vec<Option<usize>>,
     embedding: Embedding,
     blocks: Vec<Block>,
     final_norm: Norm,
-    final_saved: NormSaved,
+    final_saved: NormActivations,
     /// (V/t, C): the output projection.
     table: Tensor,
     head: Head,
     rotary: Option<RotaryTable>,
     scratch: Scratch,
-    x: Vec<Checkpoints>, // by set, (rows, C): input of block l; x[L] the final norm's
-    d_x: Vec<Tensor>,    // by set that goes backward together, (rows, C): the running gradient
+    x: Vec<ActivationCheckpoints>, // by slot, (rows, C): input of block l; x[L] the final norm's
+    d_x: Vec<Tensor>, // by slot that goes backward together, (rows, C): the running gradient
 }
 
 /// A segment of the parameters by what it is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Part {
+pub enum SegmentRole {
     /// The token table, which is the output projection too where the two are tied, and learned positions.
     Embedding,
     /// A block, from 0.
@@ -52,10 +52,19 @@ pub enum Part {
 /// Gradients that the loss's backward pass writes, or begins: flat buckets of their segments.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadBuckets {
-    /// The bucket of [`Part::FinalNorm`].
+    /// The bucket of [`SegmentRole::FinalNorm`].
     pub final_norm: Tensor,
-    /// The bucket of [`Gpt::head`].
+    /// The bucket of [`Decoder::head`].
     pub head: Tensor,
+}
+
+/// What the output layer's backward pass starts from, one F64 on the device each.
+#[derive(Clone, Copy, Debug)]
+pub struct LossTensors {
+    /// Where the loss goes: the sum over the micro-batch's tokens.
+    pub loss: Tensor,
+    /// The loss scale, by which gradients are multiplied.
+    pub scale: Tensor,
 }
 
 /// The final norm in the names of its parameters.
@@ -64,15 +73,15 @@ const FINAL_NORM: &str = "ln_f";
 const HEAD: &str = "head";
 
 /// Layouts of all segments in the order of the forward pass, which is that of their numbers; flat lengths are multiples of `align`.
-fn layouts(shape: &GptShape, align: usize) -> Vec<SegmentLayout> {
-    let cut = (shape.tp_size, align);
+fn layouts(shape: &DecoderShape, align: usize) -> Vec<SegmentLayout> {
+    let t = shape.tp_size;
     let mut all = vec![embedding::layout(shape, align)];
     all.extend((0..shape.layers).map(|layer| block::layout(shape, layer, align)));
-    all.push(SegmentLayout::new("final_norm".into(), String::new(), cut, |params| {
+    all.push(SegmentLayout::new("final_norm".into(), String::new(), t, align, |params| {
         Norm::declare(params, FINAL_NORM, shape);
     }));
-    if !shape.parts.tied {
-        all.push(SegmentLayout::new("head".into(), String::new(), cut, |params| {
+    if !shape.architecture.tied {
+        all.push(SegmentLayout::new("head".into(), String::new(), t, align, |params| {
             let (size, init) = ((shape.vocab, shape.hidden), shape.weight_init());
             params.add_padded(HEAD, size, shape.vocab_per_rank(), init);
         }));
@@ -81,28 +90,28 @@ fn layouts(shape: &GptShape, align: usize) -> Vec<SegmentLayout> {
 }
 
 /// The number of a segment.
-const fn number(shape: &GptShape, part: Part) -> usize {
-    match part {
-        Part::Embedding => 0,
-        Part::Block(layer) => 1 + layer,
-        Part::FinalNorm => 1 + shape.layers,
-        Part::Head => 2 + shape.layers,
+const fn number(shape: &DecoderShape, role: SegmentRole) -> usize {
+    match role {
+        SegmentRole::Embedding => 0,
+        SegmentRole::Block(layer) => 1 + layer,
+        SegmentRole::FinalNorm => 1 + shape.layers,
+        SegmentRole::Head => 2 + shape.layers,
     }
 }
 
 /// By segment: the number of the buffer on the device that it shares with others, where it is not resident. A tied embedding is:
 /// nothing else is read at the end of a forward pass and at the beginning of the next.
-fn slots(shape: &GptShape) -> Vec<Option<usize>> {
-    let Ring { slots, .. } = shape.ring;
+fn param_buffers(shape: &DecoderShape) -> Vec<Option<usize>> {
+    let Ring { buffers: slots, .. } = shape.ring;
     let streamed = |layer: &usize| !shape.ring.is_resident(*layer, shape.layers);
-    let table = (slots > 0 && !shape.parts.tied).then_some(slots);
+    let table = (slots > 0 && !shape.architecture.tied).then_some(slots);
     let mut all = vec![table];
     all.resize(1 + shape.layers, None);
     for (turn, layer) in (0..shape.layers).filter(streamed).enumerate() {
-        all[number(shape, Part::Block(layer))] = Some(turn % slots);
+        all[number(shape, SegmentRole::Block(layer))] = Some(turn % slots);
     }
     all.push(None);
-    if !shape.parts.tied {
+    if !shape.architecture.tied {
         all.push(table);
     }
     all
@@ -111,14 +120,14 @@ fn slots(shape: &GptShape) -> Vec<Option<usize>> {
 /// Plans the parameters of all segments: a tensor for each that is resident, and one for each buffer.
 fn plan_params(
     plan: &mut Plan,
-    shape: &GptShape,
+    shape: &DecoderShape,
     segments: &[SegmentLayout],
     slots: &[Option<usize>],
 ) -> Vec<Tensor> {
     let mut flat = |name: &str, len| {
         plan.tensor((Arena::Device, "parameters"), format!("{name}.params"), shape.dtype, (1, len))
     };
-    let mut rings: Vec<Option<Tensor>> = vec![None; shape.ring.slots + 1];
+    let mut rings: Vec<Option<Tensor>> = vec![None; shape.ring.buffers + 1];
     let longest = |slot: usize| {
         let users = segments.iter().zip(slots).filter(|(_, of)| **of == Some(slot));
         users.map(|(s, _)| s.padded).max().unwrap_or(0)
@@ -127,7 +136,7 @@ fn plan_params(
         None => flat(&s.name, s.padded),
         Some(slot) => {
             let ring = rings[slot].get_or_insert_with(|| {
-                let of_blocks = slot < shape.ring.slots;
+                let of_blocks = slot < shape.ring.buffers;
                 let name = if of_blocks { format!("ring.{slot}") } else { "tables".to_owned() };
                 flat(&name, longest(slot))
             });
@@ -137,48 +146,50 @@ fn plan_params(
     segments.iter().zip(slots).map(one).collect()
 }
 
-impl GptShape {
+impl DecoderShape {
     /// Parameters, without padding.
     pub fn parameters(&self) -> u64 {
         // All blocks are alike.
         let one = Self { layers: self.layers.min(1), ..self.clone() };
         let count = |s: &SegmentLayout| s.params.iter().map(|p| p.global_len() as u64).sum::<u64>();
         let segments = layouts(&one, 1);
-        let blocks = one.layers as u64 * count(&segments[number(&one, Part::Block(0))]);
+        let blocks = one.layers as u64 * count(&segments[number(&one, SegmentRole::Block(0))]);
         let all: u64 = segments.iter().map(count).sum();
         all - blocks + self.layers as u64 * blocks
     }
 
     /// The segment that holds the output projection.
-    const fn head(&self) -> Part {
-        if self.parts.tied { Part::Embedding } else { Part::Head }
+    const fn head(&self) -> SegmentRole {
+        if self.architecture.tied { SegmentRole::Embedding } else { SegmentRole::Head }
     }
 }
 
-impl Gpt {
+impl Decoder {
     /// Elements of the longest segment of a rank, without padding.
-    pub fn longest_segment(shape: &GptShape) -> usize {
+    pub fn longest_segment(shape: &DecoderShape) -> usize {
         // All blocks are alike.
-        let one = GptShape { layers: shape.layers.min(1), ..shape.clone() };
+        let one = DecoderShape { layers: shape.layers.min(1), ..shape.clone() };
         layouts(&one, 1).iter().map(|s| s.len).max().unwrap_or(0)
     }
 
     /// Lays out parameters and activations; flat segments are multiples of `align` elements.
-    pub fn plan(plan: &mut Plan, shape: &GptShape, align: usize) -> Self {
+    pub fn plan(plan: &mut Plan, shape: &DecoderShape, align: usize) -> Self {
         let (rows, c, dtype) = (shape.rows(), shape.hidden, shape.dtype);
         let segments = layouts(shape, align);
-        let slots = slots(shape);
+        let slots = param_buffers(shape);
         let params = plan_params(plan, shape, &segments, &slots);
         let scratch = Scratch::plan(plan, shape);
-        let x = (0..shape.checkpoint_sets).map(|set| Checkpoints::plan(plan, shape, set)).collect();
-        let d_x = (0..shape.backward_sets()).map(|set| {
-            let name = if set == 0 { "d_x".to_owned() } else { format!("set.{set}.d_x") };
+        let x = (0..shape.checkpoint_slots)
+            .map(|slot| ActivationCheckpoints::plan(plan, shape, slot))
+            .collect();
+        let d_x = (0..shape.backward_slots()).map(|slot| {
+            let name = if slot == 0 { "d_x".to_owned() } else { format!("set.{slot}.d_x") };
             plan.tensor((Arena::Device, "transients"), name, dtype, (rows, c))
         });
         let d_x = d_x.collect();
         let shared = (shape.recompute == Recompute::Block)
-            .then(|| BlockSaved::plan(plan, shape, "block", &scratch));
-        let rotary = match shape.parts.positions {
+            .then(|| BlockActivations::plan(plan, shape, "block", &scratch));
+        let rotary = match shape.architecture.positions {
             Positions::Learned => None,
             Positions::Rotary(rope) => {
                 Some(RotaryTable::plan(plan, rope, shape.seq_len, shape.head_dim))
@@ -186,31 +197,31 @@ impl Gpt {
         };
         let table = rotary.map(|rotary| rotary.table);
         let mut block = |layer: usize| {
-            let at = number(shape, Part::Block(layer));
+            let at = number(shape, SegmentRole::Block(layer));
             let (layout, flat) = (segments[at].clone(), params[at]);
-            let own = || BlockSaved::plan(plan, shape, &format!("block.{layer}"), &scratch);
+            let own = || BlockActivations::plan(plan, shape, &format!("block.{layer}"), &scratch);
             let saved = shared.unwrap_or_else(own);
             let params = BlockParams::cut(layout.of(flat), shape);
             Block { layer, params, layout, saved, scratch, table }
         };
         let blocks = (0..shape.layers).map(&mut block).collect();
-        let flat = |part| {
-            let at = number(shape, part);
+        let flat = |role| {
+            let at = number(shape, role);
             segments[at].of(params[at])
         };
-        let embedding = Embedding::cut(flat(Part::Embedding), shape);
-        let own_table = || flat(Part::Head).whole(HEAD);
+        let embedding = Embedding::cut(flat(SegmentRole::Embedding), shape);
+        let own_table = || flat(SegmentRole::Head).whole(HEAD);
         Self {
-            table: if shape.parts.tied { embedding.tokens } else { own_table() },
+            table: if shape.architecture.tied { embedding.tokens } else { own_table() },
             embedding,
-            final_norm: Norm::cut(flat(Part::FinalNorm), FINAL_NORM, shape),
-            final_saved: NormSaved::plan(plan, "final_norm", shape, scratch.again),
+            final_norm: Norm::cut(flat(SegmentRole::FinalNorm), FINAL_NORM, shape),
+            final_saved: NormActivations::plan(plan, "final_norm", shape, scratch.recomputed),
             head: Head::plan(plan, shape),
             rotary,
             shape: shape.clone(),
             segments,
             params,
-            slots,
+            param_buffers: slots,
             blocks,
             scratch,
             x,
@@ -219,24 +230,27 @@ impl Gpt {
     }
 
     /// The shapes that it was planned with.
-    pub const fn shape(&self) -> &GptShape {
+    pub const fn shape(&self) -> &DecoderShape {
         &self.shape
     }
 
     /// The number of a segment, which is its place in the forward pass.
-    pub const fn segment(&self, part: Part) -> usize {
-        number(&self.shape, part)
+    pub const fn segment(&self, role: SegmentRole) -> usize {
+        number(&self.shape, role)
     }
 
     /// The purpose of each segment, in the order of their numbers.
-    pub fn parts(&self) -> impl Iterator<Item = Part> {
-        let blocks = (0..self.shape.layers).map(Part::Block);
-        let own_head = (!self.shape.parts.tied).then_some(Part::Head);
-        std::iter::once(Part::Embedding).chain(blocks).chain([Part::FinalNorm]).chain(own_head)
+    pub fn segment_roles(&self) -> impl Iterator<Item = SegmentRole> {
+        let blocks = (0..self.shape.layers).map(SegmentRole::Block);
+        let own_head = (!self.shape.architecture.tied).then_some(SegmentRole::Head);
+        std::iter::once(SegmentRole::Embedding)
+            .chain(blocks)
+            .chain([SegmentRole::FinalNorm])
+            .chain(own_head)
     }
 
     /// The segment that holds the output projection: the embedding, or one of its own.
-    pub const fn head(&self) -> Part {
+    pub const fn head(&self) -> SegmentRole {
         self.shape.head()
     }
 
@@ -259,8 +273,8 @@ impl Gpt {
     }
 
     /// The number of the buffer that a segment shares with others, where its parameters are not resident.
-    pub fn slot(&self, segment: usize) -> Option<usize> {
-        self.slots[segment]
+    pub fn param_buffer(&self, segment: usize) -> Option<usize> {
+        self.param_buffers[segment]
     }
 
     /// The flat parameters of a segment, while they are there.
@@ -269,37 +283,37 @@ impl Gpt {
     }
 
     /// Tokens to the first block's input. Reads the embedding.
-    pub fn embed(&self, dev: &Device, pass: &Pass, batch: &BatchTensors) {
-        let (x, partial) = (self.x[pass.set].input(0), self.scratch.partial);
-        self.embedding.forward(dev, &self.shape, (pass, batch), x, partial);
+    pub fn embed(&self, dev: &Device, pass: &MicrobatchContext, batch: &BatchTensors) {
+        let (x, partial) = (self.x[pass.slot].input(0), self.scratch.partial);
+        self.embedding.forward(dev, &self.shape, pass, batch, x, partial);
     }
 
     /// Block `layer`: its input to that of the next. Reads the block's segment.
-    pub fn block_forward(&self, dev: &Device, pass: &Pass, layer: usize) {
+    pub fn block_forward(&self, dev: &Device, pass: &MicrobatchContext, layer: usize) {
         if pass.training {
-            self.x[pass.set].keep(dev, layer);
+            self.x[pass.slot].save(dev, layer);
         }
-        let (x, y) = (self.x[pass.set].input(layer), self.x[pass.set].input(layer + 1));
+        let (x, y) = (self.x[pass.slot].input(layer), self.x[pass.slot].input(layer + 1));
         self.blocks[layer].forward(dev, &self.shape, pass, x, y);
     }
 
     /// Final norm, and logits of some rows, which [`logits`](Self::logits) has then. Reads the final norm and the
     /// [`head`](Self::head).
-    pub fn project(&self, dev: &Device, pass: &Pass, rows: std::ops::Range<usize>) {
+    pub fn project(&self, dev: &Device, pass: &MicrobatchContext, rows: std::ops::Range<usize>) {
         self.normalize(dev, pass);
         self.head.project(dev, self.final_saved.normed.rows(rows), self.table);
     }
 
     /// New tokens of some samples, of which `cache` has the earlier ones: `tokens` (1, rows), those of one sample side by side,
     /// in the order of `new`. On a rank that is alone. Behind it [`project_new`](Self::project_new) has their logits.
-    pub fn extend(&self, dev: &Device, cache: &Cache, new: &[NewTokens], tokens: Tensor) {
+    pub fn extend(&self, dev: &Device, cache: &KvCache, new: &[NewTokens], tokens: Tensor) {
         let (shape, rows) = (&self.shape, tokens.len());
         assert!(shape.tp_size == 1 && rows == new.iter().map(|new| new.count).sum::<usize>());
         let x = |layer| self.x[0].input(layer).rows(0..rows);
-        self.embedding.extend(dev, shape, tokens, (x(0), new));
+        self.embedding.extend(dev, shape, tokens, x(0), new);
         let extension = Extension { cache, new, table: self.rotary.map(|rotary| rotary.table) };
         for (layer, block) in self.blocks.iter().enumerate() {
-            block.extend(dev, shape, (x(layer), x(layer + 1)), extension);
+            block.extend(dev, shape, x(layer), x(layer + 1), extension);
         }
         let saved = self.final_saved.first(rows);
         self.final_norm.forward(dev, shape.region(), x(shape.layers), saved);
@@ -315,18 +329,18 @@ impl Gpt {
         self.head.logits
     }
 
-    /// The running gradient of a pass: sets that go backward one behind the other have one together.
-    fn d_x(&self, pass: &Pass) -> Tensor {
-        self.d_x[pass.set % self.d_x.len()]
+    /// The running gradient of a pass: slots that go backward one behind the other have one together.
+    fn d_x(&self, pass: &MicrobatchContext) -> Tensor {
+        self.d_x[pass.slot % self.d_x.len()]
     }
 
-    fn normalize(&self, dev: &Device, pass: &Pass) {
-        let x = self.x[pass.set].input(self.shape.layers);
+    fn normalize(&self, dev: &Device, pass: &MicrobatchContext) {
+        let x = self.x[pass.slot].input(self.shape.layers);
         self.final_norm.forward(dev, self.shape.region(), x, self.final_saved);
     }
 
     /// loss (1) F64: the sum over the micro-batch's tokens. Reads the final norm and the [`head`](Self::head).
-    pub fn loss(&self, dev: &Device, pass: &Pass, batch: &BatchTensors, loss: Tensor) {
+    pub fn loss(&self, dev: &Device, pass: &MicrobatchContext, batch: &BatchTensors, loss: Tensor) {
         self.normalize(dev, pass);
         let inputs = HeadInputs { normed: self.final_saved.normed, table: self.table };
         self.head.loss(dev, &self.shape, inputs, batch, loss);
@@ -337,23 +351,28 @@ impl Gpt {
     pub fn loss_backward(
         &self,
         dev: &Device,
-        (pass, batch): (&Pass, &BatchTensors),
-        (loss, scale): (Tensor, Tensor),
+        pass: &MicrobatchContext,
+        batch: &BatchTensors,
+        loss: LossTensors,
         buckets: HeadBuckets,
     ) {
         let (shape, region) = (&self.shape, self.shape.region());
         self.normalize(dev, pass);
         let inputs = HeadInputs { normed: self.final_saved.normed, table: self.table };
         let head = self.segments[self.segment(self.head())].of(buckets.head);
-        let d_table =
-            if shape.parts.tied { Embedding::cut(head, shape).tokens } else { head.whole(HEAD) };
+        let d_table = if shape.architecture.tied {
+            Embedding::cut(head, shape).tokens
+        } else {
+            head.whole(HEAD)
+        };
         let grads = HeadInputs { normed: self.scratch.partial, table: d_table };
-        self.head.loss_and_gradients(dev, shape, inputs, (batch, loss), (scale, grads));
+        self.head.loss_and_gradients(dev, shape, inputs, batch, loss, grads);
         let d_normed = region.sum(dev, grads.normed);
-        let layout = &self.segments[self.segment(Part::FinalNorm)];
+        let layout = &self.segments[self.segment(SegmentRole::FinalNorm)];
         let grads = Norm::cut(layout.of(buckets.final_norm), FINAL_NORM, shape);
-        let saved = (self.x[pass.set].input(shape.layers), self.final_saved);
-        self.final_norm.backward(dev, saved, d_normed, (self.d_x(pass), false), grads);
+        let x = self.x[pass.slot].input(shape.layers);
+        let norm = AppliedNorm { norm: self.final_norm, x, saved: self.final_saved };
+        norm.backward(dev, d_normed, self.d_x(pass), false, grads);
         region.sum_replicated_grads(dev, layout.replicated(buckets.final_norm));
     }
 
@@ -362,21 +381,28 @@ impl Gpt {
     pub fn block_backward(
         &self,
         dev: &Device,
-        pass: &Pass,
+        pass: &MicrobatchContext,
         layer: usize,
-        (bucket, input): (Tensor, &mut Event),
+        bucket: Tensor,
+        input: &mut Event,
     ) {
-        *input = self.x[pass.set].restore(dev, layer, *input);
-        let x = self.x[pass.set].input(layer);
-        self.blocks[layer].backward(dev, &self.shape, pass, (x, self.d_x(pass)), bucket);
+        *input = self.x[pass.slot].restore(dev, layer, *input);
+        let x = self.x[pass.slot].input(layer);
+        self.blocks[layer].backward(dev, &self.shape, pass, x, self.d_x(pass), bucket);
     }
 
     /// The embedding backward; `bucket` is that of its segment, whole at `record(Compute)`.
-    pub fn embed_backward(&self, dev: &Device, pass: &Pass, batch: &BatchTensors, bucket: Tensor) {
-        let layout = &self.segments[self.segment(Part::Embedding)];
+    pub fn embed_backward(
+        &self,
+        dev: &Device,
+        pass: &MicrobatchContext,
+        batch: &BatchTensors,
+        bucket: Tensor,
+    ) {
+        let layout = &self.segments[self.segment(SegmentRole::Embedding)];
         let grads = Embedding::cut(layout.of(bucket), &self.shape);
-        let d = (self.d_x(pass), self.scratch.d_branch);
-        self.embedding.backward(dev, &self.shape, (pass, batch), d, grads);
+        let d = OutputGradient { rows: self.d_x(pass), whole: self.scratch.d_branch };
+        self.embedding.backward(dev, &self.shape, pass, batch, d, grads);
         self.shape.region().sum_replicated_grads(dev, layout.replicated(bucket));
     }
 }

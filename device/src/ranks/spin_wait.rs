@@ -10,7 +10,7 @@ const LOOKS: usize = 64;
 const MOMENT: Duration = Duration::from_micros(20);
 
 /// Calls `find` for a `moment`, at least [`LOOKS`] times, until it returns something; `None` if it never does.
-pub(crate) fn look_for<T>(moment: Duration, mut find: impl FnMut() -> Option<T>) -> Option<T> {
+pub(crate) fn spin_for<T>(moment: Duration, mut find: impl FnMut() -> Option<T>) -> Option<T> {
     let began = Instant::now();
     loop {
         for _ in 0..LOOKS {
@@ -46,14 +46,14 @@ mod tests {
     fn who_looks_ends_by_itself_and_beside_more_threads_than_cores_at_once() {
         assert_eq!((pause_of_ranks(1), pause_of_ranks(usize::MAX)), (MOMENT, Duration::ZERO));
         let mut looks = 0;
-        let nothing = look_for(Duration::ZERO, || {
+        let nothing = spin_for(Duration::ZERO, || {
             looks += 1;
             None::<()>
         });
         assert_eq!((nothing, looks), (None, LOOKS));
-        assert_eq!(look_for(MOMENT, || None::<()>), None);
+        assert_eq!(spin_for(MOMENT, || None::<()>), None);
         let mut looks = 0..;
         let third = || looks.next().filter(|look| *look == 2);
-        assert_eq!(look_for(Duration::ZERO, third), Some(2));
+        assert_eq!(spin_for(Duration::ZERO, third), Some(2));
     }
 }

@@ -1,113 +1,116 @@
 //! Updates ahead of the decision: while the last micro-batch goes backward, a segment whose gradient is complete is updated as
 //! if neither clipping nor a skip followed. The new states go to a second array, so the old ones stay. Behind the decision each
-//! tile is settled: where it was the presumed one nothing is left to do; else the tile is updated again, from the old
+//! tile is validated: where it was the predicted one nothing is left to do; else the tile is updated again, from the old
 //! states, or its parameters are put back. The results are those of an update behind the decision, bit for bit.
 //!
 //! SuperOffload (arXiv 2509.21271) speculates as well, and undoes an update by its algebraic inverse, which rounds.
 
-use crate::adam::{AdamTile, share};
+use crate::adam::{AdamTile, parallel_for};
 use crate::control::{
-    self, AHEAD, CLIPPED, COMMITTED, FACTOR, NORM, NOT_AHEAD, REDONE, SIDE, SKIP,
+    self, CLIP_RATE, COMMITTED, FACTOR, NORM, NOT_SPECULATED, REDONE, SKIP, SPECULATION,
+    STATE_BUFFER,
 };
 use crate::schedule::Rates;
-use crate::update::{Apart, Update, Upper, traffic_apart, update_apart};
+use crate::update::{
+    OutOfPlaceUpdate, Update, UpperHalves, traffic_out_of_place, update_out_of_place,
+};
 use device::{HostContext, HostTask, Mode, Tensor, ViewMut};
 use std::ops::Range;
 
 /// What became of the updates of a step ahead of its decision.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Ahead {
+pub enum SpeculationOutcome {
     /// No update ran ahead of the decision.
-    No,
-    /// The decision was the presumed one, so the updates stand.
+    None,
+    /// The decision was the predicted one, so the updates stand.
     Committed,
     /// The decision was another one: such updates, where the step made any before its sums of squares stopped them, are made again, or
     /// dropped where the step is skipped.
     Redone,
 }
 
-impl Ahead {
+impl SpeculationOutcome {
     /// Reads it from the [control block](crate::control) of the step.
     pub fn of(words: &[f64; control::WORDS]) -> Self {
-        match words[AHEAD] {
+        match words[SPECULATION] {
             COMMITTED => Self::Committed,
             REDONE => Self::Redone,
-            _ => Self::No,
+            _ => Self::None,
         }
     }
 }
 
 /// Share of the recent steps that were clipped or skipped from which on no segment is updated ahead of the decision.
-pub const TOO_OFTEN: f64 = 0.5;
+pub const MAX_CLIP_RATE: f64 = 0.5;
 
 /// Leaves in a block of its own the words that the decision will have if the gradient is neither clipped nor skipped. Their
 /// factor is 0 where recent steps were clipped too often. `arg` is the step.
 #[derive(Debug)]
-pub(crate) struct Presume {
+pub(crate) struct PredictDecision {
     /// The [control block](crate::control) of the step before.
     pub(crate) control: Tensor,
-    /// The presumed words. `SIDE` is that of the old states, `NORM` the sum of squares so far.
-    pub(crate) presumed: Tensor,
+    /// The predicted words. `STATE_BUFFER` is that of the old states, `NORM` the sum of squares so far.
+    pub(crate) predicted: Tensor,
     pub(crate) rates: Rates,
 }
 
-impl HostTask for Presume {
+impl HostTask for PredictDecision {
     fn name(&self) -> &'static str {
         "presume"
     }
     fn accesses(&self, visit: &mut dyn FnMut(Mode, Tensor)) {
         visit(Mode::Read, self.control);
-        visit(Mode::Write, self.presumed);
+        visit(Mode::Write, self.predicted);
     }
     fn run(&self, step: u64, host: &mut HostContext<'_>) -> Result<(), String> {
-        let words = host.write_as::<f64>(self.presumed)?;
+        let words = host.write_as::<f64>(self.predicted)?;
         words.copy_from_slice(host.read_as(self.control)?);
         let factor = self.rates.unit(words, step);
         self.rates.apply(words, step, factor);
         words[SKIP] = 0.0;
         words[NORM] = 0.0;
-        words[AHEAD] = COMMITTED;
-        if words[CLIPPED] >= TOO_OFTEN {
-            (words[FACTOR], words[AHEAD]) = (0.0, NOT_AHEAD);
+        words[SPECULATION] = COMMITTED;
+        if words[CLIP_RATE] >= MAX_CLIP_RATE {
+            (words[FACTOR], words[SPECULATION]) = (0.0, NOT_SPECULATED);
         }
         Ok(())
     }
 }
 
-/// Sets the words of a decision about updates ahead of it. `as_presumed`: the gradient is neither clipped nor skipped.
-pub(crate) fn judge(words: &mut [f64], presumed: &[f64], as_presumed: bool) {
-    words[AHEAD] = match presumed[AHEAD] {
-        NOT_AHEAD => NOT_AHEAD,
-        _ if as_presumed => COMMITTED,
+/// Sets the words of a decision about updates ahead of it. `as_predicted`: the gradient is neither clipped nor skipped.
+pub(crate) fn validate(words: &mut [f64], predicted: &[f64], as_predicted: bool) {
+    words[SPECULATION] = match predicted[SPECULATION] {
+        NOT_SPECULATED => NOT_SPECULATED,
+        _ if as_predicted => COMMITTED,
         _ => REDONE,
     };
     if words[SKIP] == 0.0 {
-        words[SIDE] = 1.0 - words[SIDE];
+        words[STATE_BUFFER] = 1.0 - words[STATE_BUFFER];
     }
 }
 
 /// Adds a segment's sums of squares to those before. Where they alone show that the step will be clipped or skipped, nothing
 /// more is updated ahead of the decision. This rank's sums only: what it finds changes no result.
 #[derive(Debug)]
-pub(crate) struct Tally {
-    /// See [`Presume::presumed`].
-    pub(crate) presumed: Tensor,
+pub(crate) struct NormGuard {
+    /// See [`PredictDecision::predicted`].
+    pub(crate) predicted: Tensor,
     /// The segment's partial sums of squares on this rank.
     pub(crate) partials: Tensor,
     /// The largest norm of a gradient, where it is bounded.
     pub(crate) clip: Option<f64>,
 }
 
-impl HostTask for Tally {
+impl HostTask for NormGuard {
     fn name(&self) -> &'static str {
         "tally"
     }
     fn accesses(&self, visit: &mut dyn FnMut(Mode, Tensor)) {
-        visit(Mode::Update, self.presumed);
+        visit(Mode::Update, self.predicted);
         visit(Mode::Read, self.partials);
     }
     fn run(&self, _: u64, host: &mut HostContext<'_>) -> Result<(), String> {
-        let words = host.write_as::<f64>(self.presumed)?;
+        let words = host.write_as::<f64>(self.predicted)?;
         words[NORM] += host.read_as::<f64>(self.partials)?.iter().sum::<f64>();
         let norm = words[NORM].sqrt() * words[FACTOR];
         if !norm.is_finite() || self.clip.is_some_and(|most| norm > most) {
@@ -119,7 +122,7 @@ impl HostTask for Tally {
 
 /// The second arrays of the states of a store or of a tile, and what an update ahead of the decision needs besides.
 #[derive(Clone, Debug)]
-pub struct Second {
+pub struct SpeculationBuffers {
     /// The masters, the first moments and the second moments, of side 1.
     pub states: [Tensor; 3],
     /// The upper halves of split masters before the update.
@@ -127,58 +130,58 @@ pub struct Second {
     /// The factor by which a tile was updated ahead of the decision, or 0: one F64 of a tile, and of a store one for each chunk,
     /// since tiles begin with chunks.
     pub factor: Tensor,
-    /// The presumed [control block](crate::control); its `SIDE` is that of the old states.
-    pub presumed: Tensor,
+    /// The predicted [control block](crate::control); its `STATE_BUFFER` is that of the old states.
+    pub predicted: Tensor,
 }
 
 /// When a tile with second arrays is updated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum When {
-    /// Ahead of the decision, by the presumed words.
-    Ahead,
+pub enum Phase {
+    /// Ahead of the decision, by the predicted words.
+    Speculate,
     /// Behind the decision, where no update ahead of it stands.
-    Behind,
+    Validate,
 }
 
 /// The update of a tile from one side of its states to the other.
 #[derive(Clone, Debug)]
-pub struct AheadTile {
+pub struct SpeculativeTile {
     /// The tile with the first arrays of its states.
     pub tile: AdamTile,
     /// The second arrays.
-    pub second: Second,
+    pub buffers: SpeculationBuffers,
     /// When the update runs.
-    pub when: When,
+    pub phase: Phase,
 }
 
-impl HostTask for AheadTile {
+impl HostTask for SpeculativeTile {
     fn name(&self) -> &'static str {
-        match self.when {
-            When::Ahead => "ahead_tile",
-            When::Behind => "settle_tile",
+        match self.phase {
+            Phase::Speculate => "ahead_tile",
+            Phase::Validate => "settle_tile",
         }
     }
     /// Everything that may be touched, whatever the words say.
     fn accesses(&self, visit: &mut dyn FnMut(Mode, Tensor)) {
-        let Self { tile, second, when } = self;
-        visit(Mode::Read, second.presumed);
+        let Self { tile, buffers, phase } = self;
+        visit(Mode::Read, buffers.predicted);
         visit(Mode::Read, tile.grad);
         visit(Mode::Update, tile.param);
         let first = [tile.master, tile.momentum, tile.variance];
-        for tensor in first.into_iter().chain(second.own_arrays()) {
+        for tensor in first.into_iter().chain(buffers.own_arrays()) {
             visit(Mode::Update, tensor);
         }
-        match when {
-            When::Ahead => visit(Mode::Write, second.factor),
-            When::Behind => {
-                visit(Mode::Read, second.factor);
+        match phase {
+            Phase::Speculate => visit(Mode::Write, buffers.factor),
+            Phase::Validate => {
+                visit(Mode::Read, buffers.factor);
                 visit(Mode::Read, tile.control);
             }
         }
     }
     /// Those of the update in place, and of the upper halves that are kept or brought back.
     fn bytes(&self, _: u64) -> u64 {
-        let mut bytes = self.second.upper.map_or(0, Tensor::bytes);
+        let mut bytes = self.buffers.upper.map_or(0, Tensor::bytes);
         let each = |mode| if mode == Mode::Update { 2 } else { 1 };
         self.tile.accesses(&mut |mode, t| bytes += t.bytes() * each(mode));
         bytes
@@ -187,33 +190,36 @@ impl HostTask for AheadTile {
         self.tile.flops()
     }
     fn run(&self, _: u64, host: &mut HostContext<'_>) -> Result<(), String> {
-        let presumed = host.read_as::<f64>(self.second.presumed)?;
-        let (words, halves) = match self.when {
-            When::Ahead => {
-                host.write_as::<f64>(self.second.factor)?[0] = presumed[FACTOR];
-                if presumed[FACTOR] == 0.0 {
+        let predicted = host.read_as::<f64>(self.buffers.predicted)?;
+        let (words, halves) = match self.phase {
+            Phase::Speculate => {
+                host.write_as::<f64>(self.buffers.factor)?[0] = predicted[FACTOR];
+                if predicted[FACTOR] == 0.0 {
                     return Ok(());
                 }
-                (presumed, Halves::Keep)
+                (predicted, UpperHalfAction::Keep)
             }
-            When::Behind => {
+            Phase::Validate => {
                 let words = host.read_as::<f64>(self.tile.control)?;
-                let factor = host.read_as::<f64>(self.second.factor)?[0];
+                let factor = host.read_as::<f64>(self.buffers.factor)?[0];
                 // Of a skipped step the factor is 0.
                 if factor == words[FACTOR] {
                     return Ok(());
                 }
-                (words, if factor == 0.0 { Halves::Leave } else { Halves::Restore })
+                (
+                    words,
+                    if factor == 0.0 { UpperHalfAction::Leave } else { UpperHalfAction::Restore },
+                )
             }
         };
-        let apart = self.apart((words, presumed[SIDE], halves), host)?;
-        share(host, apart, update_apart)
+        let update = self.out_of_place(words, predicted[STATE_BUFFER], halves, host)?;
+        parallel_for(host, update, update_out_of_place)
     }
 }
 
 /// What an update does with the kept upper halves of split masters.
 #[derive(Clone, Copy)]
-enum Halves {
+enum UpperHalfAction {
     /// It keeps those that it changes.
     Keep,
     /// It brings them back first: an update ahead of the decision has changed the parameters.
@@ -222,36 +228,38 @@ enum Halves {
     Leave,
 }
 
-impl AheadTile {
-    /// The update by `words`; `side` is that of the old states.
-    fn apart<'a, 'host: 'a>(
+impl SpeculativeTile {
+    /// The update by `words`; `old` is the number of the arrays with the old states.
+    fn out_of_place<'a, 'host: 'a>(
         &'a self,
-        (words, side, halves): (&'a [f64], f64, Halves),
+        words: &'a [f64],
+        old: f64,
+        halves: UpperHalfAction,
         host: &mut HostContext<'host>,
-    ) -> Result<Apart<'a>, String> {
-        let Self { tile, second, .. } = self;
+    ) -> Result<OutOfPlaceUpdate<'a>, String> {
+        let Self { tile, buffers, .. } = self;
         let first = [tile.master, tile.momentum, tile.variance];
-        let [old, new] = if side == 0.0 { [first, second.states] } else { [second.states, first] };
-        let upper = match (second.upper, halves) {
-            (None, _) | (_, Halves::Leave) => Upper::Stay,
-            (Some(kept), Halves::Keep) => Upper::Keep(host.write_as(kept)?),
-            (Some(kept), Halves::Restore) => Upper::Restore(host.write_as(kept)?),
+        let [old, new] = if old == 0.0 { [first, buffers.states] } else { [buffers.states, first] };
+        let upper = match (buffers.upper, halves) {
+            (None, _) | (_, UpperHalfAction::Leave) => UpperHalves::Stay,
+            (Some(kept), UpperHalfAction::Keep) => UpperHalves::Keep(host.write_as(kept)?),
+            (Some(kept), UpperHalfAction::Restore) => UpperHalves::Restore(host.write_as(kept)?),
         };
         let mut read = |t: Tensor| host.write(t).map(ViewMut::into_view);
         let old = [read(old[0])?, read(old[1])?, read(old[2])?];
         let new = tile.whole(words, new, host)?;
-        Ok(Apart { upper, update: Update { old: Some(old), ..new } })
+        Ok(OutOfPlaceUpdate { upper, update: Update { old: Some(old), ..new } })
     }
 }
 
 /// The loads and stores of an update ahead of the decision without its arithmetic, to see how long it would take at least.
 #[derive(Debug)]
-pub struct AheadTraffic(
+pub struct SpeculativeTraffic(
     /// The tile, whose states are nonsense afterwards.
-    pub AheadTile,
+    pub SpeculativeTile,
 );
 
-impl HostTask for AheadTraffic {
+impl HostTask for SpeculativeTraffic {
     fn name(&self) -> &'static str {
         "ahead_traffic"
     }
@@ -259,17 +267,18 @@ impl HostTask for AheadTraffic {
         self.0.accesses(visit);
     }
     fn run(&self, _: u64, host: &mut HostContext<'_>) -> Result<(), String> {
-        let words = host.read_as::<f64>(self.0.second.presumed)?;
-        host.write_as::<f64>(self.0.second.factor)?[0] = words[FACTOR];
-        let apart = self.0.apart((words, words[SIDE], Halves::Keep), host)?;
-        share(host, apart, |piece| {
-            traffic_apart(piece);
+        let words = host.read_as::<f64>(self.0.buffers.predicted)?;
+        host.write_as::<f64>(self.0.buffers.factor)?[0] = words[FACTOR];
+        let update =
+            self.0.out_of_place(words, words[STATE_BUFFER], UpperHalfAction::Keep, host)?;
+        parallel_for(host, update, |piece| {
+            traffic_out_of_place(piece);
             Ok(())
         })
     }
 }
 
-impl Second {
+impl SpeculationBuffers {
     /// Cuts the elements `owned` of a tile out of a store's arrays; word number `chunk` of the factors is the tile's.
     #[must_use]
     pub fn tile(&self, owned: &Range<usize>, chunk: usize) -> Self {
@@ -277,7 +286,7 @@ impl Second {
             states: self.states.map(|array| array.slice(owned.clone())),
             upper: self.upper.map(|array| array.slice(owned.clone())),
             factor: self.factor.slice(chunk..chunk + 1),
-            presumed: self.presumed,
+            predicted: self.predicted,
         }
     }
 
@@ -290,17 +299,17 @@ impl Second {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::schedule::PerStep;
+    use crate::schedule::StepSchedule;
     use crate::update::Rule;
     use device::cpu::{self, CpuOptions, Lanes, ScratchFloats};
-    use device::{Arena, Dtype, HostOp, HostPlace, HostWork, Plan, Rank, World};
+    use device::{Arena, Communicator, Dtype, HostOp, HostPlace, HostWork, Plan, Rank};
     use std::sync::Arc;
     use std::time::Duration;
 
     #[derive(Debug)]
-    struct Twice;
+    struct DoubleWeight;
 
-    impl PerStep for Twice {
+    impl StepSchedule for DoubleWeight {
         fn learning_rate(&self, _: u64) -> f64 {
             0.5
         }
@@ -309,11 +318,11 @@ mod tests {
         }
     }
 
-    /// The presumed factor and what is done ahead at all: before the first segment, and behind the sums of each.
-    fn presumed(clipped: f64, clip: Option<f64>, sums: &[f64]) -> (Vec<f64>, f64) {
+    /// The predicted factor and what is done ahead at all: before the first segment, and behind the sums of each.
+    fn predicted(clipped: f64, clip: Option<f64>, sums: &[f64]) -> (Vec<f64>, f64) {
         let mut plan = Plan::default();
         let mut words = |name, n| plan.tensor((Arena::Pinned, "test"), name, Dtype::F64, (1, n));
-        let [control, presumed] = ["control", "presumed"].map(|name| words(name, control::WORDS));
+        let [control, predicted] = ["control", "presumed"].map(|name| words(name, control::WORDS));
         let partials = words("partials", sums.len());
         let options = CpuOptions {
             lanes: Lanes::Inline,
@@ -323,35 +332,35 @@ mod tests {
             work: HostWork::default(),
         };
         let rank = Rank::all(1, 1).next().expect("one rank");
-        let world = World::new(1, 1, Duration::from_secs(10));
+        let world = Communicator::new(1, 1, Duration::from_secs(10));
         let dev = cpu::open(rank, &Arc::new(plan), &world, &options).expect("a virtual GPU");
         let mut before = [0.0; control::WORDS];
-        (before[control::LOSS_SCALE], before[CLIPPED]) = (4.0, clipped);
+        (before[control::LOSS_SCALE], before[CLIP_RATE]) = (4.0, clipped);
         dev.write(control, &|i| before[i]).expect("written");
         dev.write(partials, &|i| sums[i]).expect("written");
         let rule = Rule::Sgd { weight_decay: 0.0 };
-        let rates = Rates { rule, summands: 1.0, given: Arc::new(Twice) };
-        let mut tasks = vec![HostOp::new(Presume { control, presumed, rates })];
+        let rates = Rates { rule, summands: 1.0, given: Arc::new(DoubleWeight) };
+        let mut tasks = vec![HostOp::new(PredictDecision { control, predicted, rates })];
         for at in 0..sums.len() {
             let partials = partials.slice(at..at + 1);
-            tasks.push(HostOp::new(Tally { presumed, partials, clip }));
+            tasks.push(HostOp::new(NormGuard { predicted, partials, clip }));
         }
         let mut words = [0.0; control::WORDS];
         let factors = tasks.iter().map(|task| {
             dev.submit_host(task, 3);
             dev.sync_all().expect("it runs");
-            dev.read(presumed, &mut words).expect("read");
+            dev.read(predicted, &mut words).expect("read");
             words[FACTOR]
         });
         let factors = factors.collect();
         dev.finish().expect("it ends");
-        (factors, words[AHEAD])
+        (factors, words[SPECULATION])
     }
 
     /// The factor is 2 / 4.
     #[test]
     fn nothing_more_is_updated_ahead_once_the_sums_of_a_rank_show_a_clipped_or_skipped_step() {
-        let ran = |clip, sums: &[f64]| presumed(0.0, clip, sums).0;
+        let ran = |clip, sums: &[f64]| predicted(0.0, clip, sums).0;
         assert_eq!(ran(Some(2.5), &[9.0, 16.0, 0.1, 0.0]), [0.5, 0.5, 0.5, 0.0, 0.0]);
         assert_eq!(ran(None, &[9.0, 1e30, 1e300]), [0.5; 4]);
         for odd in [f64::INFINITY, f64::NAN] {
@@ -362,7 +371,7 @@ mod tests {
 
     #[test]
     fn nothing_is_updated_ahead_where_half_of_the_recent_steps_were_clipped() {
-        assert_eq!(presumed(0.499, None, &[1.0]), (vec![0.5, 0.5], COMMITTED));
-        assert_eq!(presumed(TOO_OFTEN, None, &[1.0]), (vec![0.0, 0.0], NOT_AHEAD));
+        assert_eq!(predicted(0.499, None, &[1.0]), (vec![0.5, 0.5], COMMITTED));
+        assert_eq!(predicted(MAX_CLIP_RATE, None, &[1.0]), (vec![0.0, 0.0], NOT_SPECULATED));
     }
 }

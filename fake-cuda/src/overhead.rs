@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use crate::{
     driver::code,
-    machine::{Device, Done, machine},
+    machine::{CallResult, Device, machine},
     stats::STATS,
     sync::lock,
 };
@@ -16,7 +16,7 @@ const MIB: usize = 1 << 20;
 
 /// What is loaded once for a device and stays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Code {
+pub(crate) enum LoadedCode {
     /// The driver's own, with the primary context.
     Context,
     /// cuBLASLt's products for the architecture, with the first handle.
@@ -27,7 +27,7 @@ pub(crate) enum Code {
     Product(u64),
 }
 
-impl Code {
+impl LoadedCode {
     /// Bytes on an architecture. cuBLASLt and NCCL: counted in the files of 12.8.4 and 2.27.5.
     fn bytes(self, sm: i32) -> usize {
         let of = |volta: usize, ampere: usize, hopper: usize| match sm {
@@ -65,8 +65,8 @@ pub(crate) const fn page_tables(bytes: usize) -> usize {
 
 /// Bytes of one device beside its allocations.
 #[derive(Debug, Default)]
-pub(crate) struct Beside {
-    loaded: BTreeSet<Code>,
+pub(crate) struct DeviceOverhead {
+    loaded: BTreeSet<LoadedCode>,
     pub(crate) bytes: usize,
 }
 
@@ -76,7 +76,7 @@ fn share(bytes: usize) -> usize {
 
 impl Device {
     /// Takes memory that is no allocation; `OUT_OF_MEMORY` where it is not there.
-    pub(crate) fn take_beside(&self, bytes: usize) -> Done {
+    pub(crate) fn take_beside(&self, bytes: usize) -> CallResult {
         let mut memory = lock(&self.memory);
         let bytes = share(bytes);
         if bytes == 0 {
@@ -97,7 +97,7 @@ impl Device {
     }
 
     /// The first time, takes what `code` needs.
-    pub(crate) fn load_once(&self, code: Code) -> Done {
+    pub(crate) fn load_once(&self, code: LoadedCode) -> CallResult {
         if !lock(&self.memory).beside.loaded.insert(code) {
             return Ok(());
         }

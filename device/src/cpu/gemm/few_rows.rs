@@ -8,7 +8,7 @@ use pulp::Simd;
 
 /// Operands of such a product.
 #[derive(Clone, Copy)]
-pub(super) struct Few<'a> {
+pub(super) struct FewRows<'a> {
     pub(super) k: usize,
     /// Rows of a, and their distance.
     pub(super) a: (&'a [f32], usize),
@@ -16,13 +16,14 @@ pub(super) struct Few<'a> {
     pub(super) b: (&'a [f32], usize),
 }
 
-impl Few<'_> {
+impl FewRows<'_> {
     /// A vector of columns of `ROWS` rows of the product, from element (row, col) on.
     #[inline(always)]
     pub(super) fn sums<S: Simd, const ROWS: usize>(
         self,
         simd: S,
-        (row, col): (usize, usize),
+        row: usize,
+        col: usize,
     ) -> [S::f32s; ROWS] {
         let ((a, a_stride), (b, b_stride)) = (self.a, self.b);
         let next = S::F32_LANES * b_stride;

@@ -3,7 +3,7 @@
 //! for a while before they sleep, and the caller does not wait for a helper that has not begun.
 #![expect(unsafe_code, reason = "helpers run a closure that lives on the stack of whom they help")]
 
-use super::look::{look_for, pause};
+use super::spin_wait::{pause, spin_for};
 use std::any::Any;
 use std::cell::UnsafeCell;
 use std::ops::Range;
@@ -19,14 +19,14 @@ const LOOK_FOR: Duration = Duration::from_micros(300);
 const STARTING: Duration = Duration::from_micros(50);
 
 /// Helpers of each caller of [`Crew::run`].
-pub struct Crew {
-    shared: Arc<Shared>,
+pub struct ThreadTeam {
+    shared: Arc<TeamState>,
     helpers: Vec<JoinHandle<()>>,
     busy: Mutex<()>,
     bind: Box<dyn Fn() + Send + Sync>,
 }
 
-impl std::fmt::Debug for Crew {
+impl std::fmt::Debug for ThreadTeam {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Crew").field("threads", &self.threads()).finish_non_exhaustive()
     }
@@ -42,7 +42,7 @@ const OPEN: u64 = 1 << 16;
 const JOB: u64 = 1 << 17;
 
 #[derive(Debug)]
-struct Shared {
+struct TeamState {
     state: AtomicU64,
     job: UnsafeCell<Option<Job>>,
     sleepers: AtomicUsize,
@@ -67,10 +67,10 @@ impl std::fmt::Debug for Job {
 
 // SAFETY: `job` is written only by the thread that holds `Crew::busy`, while `OPEN` is not set and no helper is at
 // work; helpers read it only after they have counted themselves in under `OPEN`.
-unsafe impl Sync for Shared {}
+unsafe impl Sync for TeamState {}
 
-impl Crew {
-    /// Starts a crew of `threads`, including the caller of `run`. Each other thread calls `bind`
+impl ThreadTeam {
+    /// Starts a team of `threads`, including the caller of `run`. Each other thread calls `bind`
     /// first, and has returned from it when this function returns.
     ///
     /// # Errors
@@ -79,7 +79,7 @@ impl Crew {
         threads: usize,
         bind: impl Fn() + Clone + Send + Sync + 'static,
     ) -> std::io::Result<Self> {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(TeamState {
             state: AtomicU64::new(0),
             job: UnsafeCell::new(None),
             sleepers: AtomicUsize::new(0),
@@ -92,10 +92,10 @@ impl Crew {
             panic: Mutex::new(None),
         });
         let (helpers, busy) = (Vec::new(), Mutex::new(()));
-        let mut crew = Self { shared, helpers, busy, bind: Box::new(bind.clone()) };
+        let mut team = Self { shared, helpers, busy, bind: Box::new(bind.clone()) };
         let name = std::thread::current().name().unwrap_or("crew").to_owned();
         for index in 1..threads.min(AT_WORK as usize) {
-            let (shared, bind) = (Arc::clone(&crew.shared), bind.clone());
+            let (shared, bind) = (Arc::clone(&team.shared), bind.clone());
             let help = move || {
                 bind();
                 shared.bound.fetch_add(1, Ordering::SeqCst);
@@ -103,14 +103,14 @@ impl Crew {
                 shared.help(index, pause(threads, LOOK_FOR));
             };
             let helper = std::thread::Builder::new().name(name.clone()).spawn(help)?;
-            crew.helpers.push(helper);
+            team.helpers.push(helper);
         }
         // Binding takes time and memory; waiting for it here keeps both out of a later step.
-        let is_bound = || crew.shared.bound.load(Ordering::SeqCst) == crew.helpers.len();
-        while !is_bound() && !crew.helpers.iter().any(JoinHandle::is_finished) {
+        let is_bound = || team.shared.bound.load(Ordering::SeqCst) == team.helpers.len();
+        while !is_bound() && !team.helpers.iter().any(JoinHandle::is_finished) {
             std::thread::sleep(STARTING);
         }
-        Ok(crew)
+        Ok(team)
     }
 
     /// Binds the calling thread as each helper is bound.
@@ -127,7 +127,7 @@ impl Crew {
     /// Returns after all begun calls have ended. `work` divides the job among the threads that take
     /// part, and the caller alone must be able to complete it.
     ///
-    /// While the crew helps another thread, or already helps this one, only `work(0)` runs, however
+    /// While the team helps another thread, or already helps this one, only `work(0)` runs, however
     /// long it takes. Two calls can therefore run `work(0)` at once, but only one can run each
     /// other number.
     ///
@@ -145,7 +145,7 @@ impl Crew {
         let job = Job(unsafe { std::mem::transmute::<Work<'_>, Work<'static>>(work) });
         // SAFETY: see `Sync`: the last job is closed and nobody is at work in it.
         unsafe { *shared.job.get() = Some(job) };
-        let open = Open(shared);
+        let open = OpenJob(shared);
         shared.state.fetch_add(JOB | OPEN, Ordering::SeqCst);
         if shared.sleepers.load(Ordering::SeqCst) > 0 {
             drop(shared.mutex.lock().unwrap_or_else(PoisonError::into_inner));
@@ -164,7 +164,7 @@ impl Crew {
     /// that take part. Each thread begins with its own part, the same one each time, since its
     /// caches may hold that part. It then takes runs from the others' parts: cores differ in speed,
     /// and not all are free.
-    pub fn share<T: Pieces>(&self, whole: T, work: &(impl Fn(usize, T) + Sync)) {
+    pub fn parallel_for<T: Divisible>(&self, whole: T, work: &(impl Fn(usize, T) + Sync)) {
         let threads = self.threads().min(SLOTS);
         let least = whole.units().div_ceil(threads * LEAST).max(1);
         match whole.units() {
@@ -175,7 +175,7 @@ impl Crew {
         let mut slots = [const { None }; SLOTS];
         let mut rest = Some(whole);
         for (slot, left) in slots.iter_mut().zip((1..=threads).rev()) {
-            let units = rest.as_ref().map_or(0, Pieces::units).div_ceil(left);
+            let units = rest.as_ref().map_or(0, Divisible::units).div_ceil(left);
             (*slot, rest) = rest.map_or((None, None), |rest| first(rest, units));
         }
         let slots = Mutex::new(slots);
@@ -206,14 +206,14 @@ const LEAST: usize = 16;
 const SLOTS: usize = 64;
 
 /// Work that can be cut into units.
-pub trait Pieces: Send + Sized {
+pub trait Divisible: Send + Sized {
     /// Number of units.
     fn units(&self) -> usize;
     /// The first `units` units, and the rest. Neither is empty.
     fn cut(self, units: usize) -> (Self, Self);
 }
 
-impl Pieces for Range<usize> {
+impl Divisible for Range<usize> {
     fn units(&self) -> usize {
         self.len()
     }
@@ -224,7 +224,7 @@ impl Pieces for Range<usize> {
 }
 
 /// The first `units` units, and the rest.
-fn first<T: Pieces>(whole: T, units: usize) -> (Option<T>, Option<T>) {
+fn first<T: Divisible>(whole: T, units: usize) -> (Option<T>, Option<T>) {
     match whole.units() {
         0 => (None, None),
         all if all <= units => (Some(whole), None),
@@ -238,14 +238,14 @@ fn first<T: Pieces>(whole: T, units: usize) -> (Option<T>, Option<T>) {
 
 /// A job that helpers may begin. Dropping it closes the job and waits for the helpers that have
 /// begun.
-struct Open<'a>(&'a Shared);
+struct OpenJob<'a>(&'a TeamState);
 
-impl Drop for Open<'_> {
+impl Drop for OpenJob<'_> {
     fn drop(&mut self) {
         let shared = self.0;
         shared.state.fetch_and(!OPEN, Ordering::SeqCst);
         let is_at_rest = || shared.state.load(Ordering::SeqCst) & AT_WORK == 0;
-        if look_for(LOOK_FOR, || is_at_rest().then_some(())).is_some() {
+        if spin_for(LOOK_FOR, || is_at_rest().then_some(())).is_some() {
             return;
         }
         let mut guard = shared.mutex.lock().unwrap_or_else(PoisonError::into_inner);
@@ -257,8 +257,8 @@ impl Drop for Open<'_> {
     }
 }
 
-impl Shared {
-    /// Runs open jobs until the crew ends.
+impl TeamState {
+    /// Runs open jobs until the team ends.
     fn help(&self, index: usize, looks_for: Duration) {
         let mut last = 0;
         while let Some(state) = self.look(last, looks_for) {
@@ -283,12 +283,12 @@ impl Shared {
         }
     }
 
-    /// Waits for an open job other than the `last` one and returns its state; `None` when the crew
+    /// Waits for an open job other than the `last` one and returns its state; `None` when the team
     /// ends.
     fn look(&self, last: u64, looks_for: Duration) -> Option<u64> {
         let is_new = |state: u64| state & OPEN > 0 && state / JOB != last;
         loop {
-            let state = look_for(looks_for, || {
+            let state = spin_for(looks_for, || {
                 let state = self.state.load(Ordering::Relaxed);
                 (is_new(state) || self.ended.load(Ordering::Relaxed)).then_some(state)
             });
@@ -311,7 +311,7 @@ impl Shared {
     }
 }
 
-impl Drop for Crew {
+impl Drop for ThreadTeam {
     fn drop(&mut self) {
         self.shared.ended.store(true, Ordering::SeqCst);
         drop(self.shared.mutex.lock().unwrap_or_else(PoisonError::into_inner));
@@ -327,11 +327,11 @@ mod tests {
     use super::*;
     use std::time::Instant;
 
-    fn crew(threads: usize) -> Crew {
-        Crew::new(threads, || ()).expect("threads")
+    fn team(threads: usize) -> ThreadTeam {
+        ThreadTeam::new(threads, || ()).expect("threads")
     }
 
-    impl Pieces for &mut [usize] {
+    impl Divisible for &mut [usize] {
         fn units(&self) -> usize {
             self.len()
         }
@@ -341,9 +341,9 @@ mod tests {
     }
 
     /// Squares each number on one of the threads.
-    fn squares(crew: &Crew, n: usize) -> Vec<usize> {
+    fn squares(team: &ThreadTeam, n: usize) -> Vec<usize> {
         let mut all: Vec<usize> = (0..n).collect();
-        crew.share(&mut all[..], &|_, piece: &mut [usize]| {
+        team.parallel_for(&mut all[..], &|_, piece: &mut [usize]| {
             piece.iter_mut().for_each(|x| *x *= *x);
         });
         all
@@ -364,25 +364,25 @@ mod tests {
         let bind = move || {
             count.fetch_add(1, Ordering::SeqCst);
         };
-        let crew = Crew::new(SLOTS + 6, bind).expect("threads");
+        let team = ThreadTeam::new(SLOTS + 6, bind).expect("threads");
         assert_eq!(bound.load(Ordering::SeqCst), SLOTS + 5);
-        crew.bind_caller();
+        team.bind_caller();
         assert_eq!(bound.load(Ordering::SeqCst), SLOTS + 6);
         for n in [0, 1, SLOTS, SLOTS + 6, 5000] {
-            assert!(squares(&crew, n).into_iter().eq((0..n).map(|x| x * x)));
+            assert!(squares(&team, n).into_iter().eq((0..n).map(|x| x * x)));
         }
     }
 
     #[test]
     fn a_helper_that_wakes_too_late_is_there_for_the_next_job() {
-        let crew = crew(2);
+        let team = team(2);
         let helped = AtomicBool::new(false);
         let began = Instant::now();
         while !helped.load(Ordering::SeqCst) && began.elapsed() < Duration::from_secs(20) {
             std::thread::sleep(2 * LOOK_FOR);
             for _ in 0..10 {
                 // The job ends before any helper can wake.
-                crew.run(&|thread| {
+                team.run(&|thread| {
                     helped.fetch_or(thread > 0, Ordering::SeqCst);
                 });
                 let until = Instant::now();
@@ -397,10 +397,10 @@ mod tests {
     #[test]
     fn every_piece_is_done_once_whoever_comes() {
         for threads in [1, 2, 5] {
-            let crew = crew(threads);
-            assert_eq!(crew.threads(), threads);
+            let team = team(threads);
+            assert_eq!(team.threads(), threads);
             for n in (0..400).chain([10_000]) {
-                assert!(squares(&crew, n).into_iter().eq((0..n).map(|x| x * x)));
+                assert!(squares(&team, n).into_iter().eq((0..n).map(|x| x * x)));
                 if n % 100 == 0 {
                     std::thread::sleep(2 * LOOK_FOR);
                 }
@@ -410,10 +410,10 @@ mod tests {
 
     #[test]
     fn helpers_come_even_from_sleep_and_each_only_once() {
-        let crew = crew(4);
+        let team = team(4);
         for round in 0..20 {
             let came = [const { AtomicUsize::new(0) }; 4];
-            crew.run(&|thread| {
+            team.run(&|thread| {
                 came[thread].fetch_add(1, Ordering::SeqCst);
                 wait_for(&|| came.iter().all(|came| came.load(Ordering::SeqCst) > 0));
             });
@@ -426,32 +426,32 @@ mod tests {
 
     #[test]
     fn who_finds_the_crew_busy_does_its_work_alone() {
-        let crew = crew(2);
+        let team = team(2);
         let (held, done) = (AtomicBool::new(false), AtomicBool::new(false));
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                crew.run(&|_| {
+                team.run(&|_| {
                     held.store(true, Ordering::SeqCst);
                     wait_for(&|| done.load(Ordering::SeqCst));
                 });
             });
             wait_for(&|| held.load(Ordering::SeqCst));
-            assert!(squares(&crew, 300).into_iter().eq((0..300).map(|x| x * x)));
+            assert!(squares(&team, 300).into_iter().eq((0..300).map(|x| x * x)));
             done.store(true, Ordering::SeqCst);
         });
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for n in 1..300 {
-                        assert!(squares(&crew, n).into_iter().eq((0..n).map(|x| x * x)));
+                        assert!(squares(&team, n).into_iter().eq((0..n).map(|x| x * x)));
                     }
                 });
             }
         });
         let inner = AtomicUsize::new(0);
-        crew.run(&|thread| {
+        team.run(&|thread| {
             if thread == 0 {
-                crew.run(&|thread| {
+                team.run(&|thread| {
                     inner.fetch_add(thread + 1, Ordering::SeqCst);
                 });
             }
@@ -461,11 +461,11 @@ mod tests {
 
     #[test]
     fn a_panic_is_the_callers_and_the_crew_lives_on() {
-        let crew = crew(2);
+        let team = team(2);
         for culprit in [0, 1] {
             let result = catch_unwind(AssertUnwindSafe(|| {
                 let came = AtomicBool::new(false);
-                crew.run(&|thread| {
+                team.run(&|thread| {
                     came.fetch_or(thread == 1, Ordering::SeqCst);
                     assert!(thread != culprit, "thread {culprit}");
                     wait_for(&|| came.load(Ordering::SeqCst));
@@ -473,7 +473,7 @@ mod tests {
             }));
             let panic = result.expect_err("a panic");
             assert_eq!(panic.downcast_ref::<String>().unwrap(), &format!("thread {culprit}"));
-            assert!(squares(&crew, 50).into_iter().eq((0..50).map(|x| x * x)));
+            assert!(squares(&team, 50).into_iter().eq((0..50).map(|x| x * x)));
         }
     }
 }

@@ -1,29 +1,29 @@
-//! Collectives between virtual GPUs. Ranks read each other's memory between two meetings.
+//! Collectives between virtual GPUs. Ranks read each other's memory between two rendezvous.
 //!
-//! A peer's op declares its whole range and stays in the collective until the last meeting, so the
+//! A peer's op declares its whole range and stays in the collective until the last rendezvous, so the
 //! peer's own hazard check protects the range. Sums are in rank order, in fp32 (fp64 for F64),
 //! rounded once: every rank ends with the same bits.
 
-pub(crate) mod far;
+pub(crate) mod remote;
 
-use super::Shared;
-use crate::ranks::meeting::Post;
-use crate::ranks::world::Met;
+use super::RankState;
+use crate::ranks::communicator::CompletedRendezvous;
+use crate::ranks::rendezvous::Arrival;
 use crate::view::copy;
-use crate::{Admitted, BLOCK, Dtype, Error, Group, Op, Reduce, Tensor, View, ViewMut};
+use crate::{AdmittedOp, BLOCK, Dtype, Error, Group, Op, Reduction, Tensor, View, ViewMut};
 use std::ops::Range;
 
 /// Runs a collective on the calling thread. Blocks until all ranks of its group have entered and
 /// left it.
-pub(crate) fn run(op: &Admitted, shared: &Shared) -> Result<(), Error> {
+pub(crate) fn run(op: &AdmittedOp, shared: &RankState) -> Result<(), Error> {
     match op.op {
         Op::AllReduce { group, .. }
         | Op::ReduceScatter { group, .. }
         | Op::AllGather { group, .. }
         | Op::Broadcast { group, .. }
-            if shared.world.is_far(shared.rank, group) =>
+            if shared.world.is_remote_group(shared.rank, group) =>
         {
-            far::run(op, shared)
+            remote::run(op, shared)
         }
         Op::AllReduce { x, group, reduce } => all_reduce(op, shared, x, group, reduce),
         Op::ReduceScatter { x, group } => reduce_scatter(op, shared, x, group),
@@ -34,19 +34,19 @@ pub(crate) fn run(op: &Admitted, shared: &Shared) -> Result<(), Error> {
 }
 
 pub(crate) fn meet<'a>(
-    op: &Admitted,
-    shared: &'a Shared,
+    op: &AdmittedOp,
+    shared: &'a RankState,
     x: Tensor,
     group: Group,
     detail: usize,
-) -> Result<Met<'a>, Error> {
-    let post = Post { op: op.op.name(), site: op.site, tensor: x, detail, told: 0 };
-    shared.world.meet(shared.rank, op.lane, group, post)
+) -> Result<CompletedRendezvous<'a>, Error> {
+    let arrival = Arrival { op: op.op.name(), site: op.site, tensor: x, detail, payload: 0 };
+    shared.world.meet(shared.rank, op.lane, group, arrival)
 }
 
 pub(crate) fn divisible(
-    op: &Admitted,
-    shared: &Shared,
+    op: &AdmittedOp,
+    shared: &RankState,
     x: Tensor,
     count: usize,
 ) -> Result<(), Error> {
@@ -60,18 +60,19 @@ pub(crate) fn divisible(
 
 /// Sets `mine` to the combination of the same range on every rank. Only this rank reads or writes
 /// `mine` meanwhile.
-fn combine(met: &Met<'_>, shared: &Shared, mine: Tensor, reduce: Reduce) {
+fn combine(met: &CompletedRendezvous<'_>, shared: &RankState, mine: Tensor, reduce: Reduction) {
     let flat = mine.reshape(1, mine.len());
     let theirs = |i: usize, range: Range<usize>| met.peer(i).view(flat.slice(range));
-    combine_of(met.size(), theirs, (shared, flat), reduce);
+    combine_of(met.size(), theirs, shared, flat, reduce);
 }
 
 /// The same, where `theirs` has the elements of member i of `size` at a range of `mine`.
 fn combine_of<'a>(
     size: usize,
     theirs: impl Fn(usize, Range<usize>) -> View<'a>,
-    (shared, mine): (&Shared, Tensor),
-    reduce: Reduce,
+    shared: &RankState,
+    mine: Tensor,
+    reduce: Reduction,
 ) {
     if mine.dtype() == Dtype::F64 {
         for e in 0..mine.len() {
@@ -82,8 +83,8 @@ fn combine_of<'a>(
             let mut total = value(0);
             for i in 1..size {
                 total = match reduce {
-                    Reduce::Sum => total + value(i),
-                    Reduce::Max => total.max(value(i)),
+                    Reduction::Sum => total + value(i),
+                    Reduction::Max => total.max(value(i)),
                 };
             }
             if let ViewMut::F64(out) = shared.memory.view_mut(mine.slice(e..e + 1)) {
@@ -104,8 +105,8 @@ fn combine_of<'a>(
             theirs.load(0, &mut block[..n]);
             let pairs = sum[..n].iter_mut().zip(&block[..n]);
             match reduce {
-                Reduce::Sum => pairs.for_each(|(s, x)| *s += x),
-                Reduce::Max => pairs.for_each(|(s, x)| *s = s.max(*x)),
+                Reduction::Sum => pairs.for_each(|(s, x)| *s += x),
+                Reduction::Max => pairs.for_each(|(s, x)| *s = s.max(*x)),
             }
         }
         shared.memory.view_mut(mine.slice(start..start + n)).store(0, &sum[..n]);
@@ -113,20 +114,25 @@ fn combine_of<'a>(
 }
 
 /// Copies every other rank's part into this rank's `x`. `part(i)` is the range of rank i.
-fn gather(met: &Met<'_>, shared: &Shared, part: impl Fn(usize) -> Tensor) {
+fn gather(met: &CompletedRendezvous<'_>, shared: &RankState, part: impl Fn(usize) -> Tensor) {
     for i in (0..met.size()).filter(|&i| i != met.me) {
         copy(met.peer(i).view(part(i)), &mut shared.memory.view_mut(part(i)));
     }
 }
 
-fn reduce_scatter(op: &Admitted, shared: &Shared, x: Tensor, group: Group) -> Result<(), Error> {
+fn reduce_scatter(
+    op: &AdmittedOp,
+    shared: &RankState,
+    x: Tensor,
+    group: Group,
+) -> Result<(), Error> {
     let met = meet(op, shared, x, group, 0)?;
     divisible(op, shared, x, met.size())?;
-    combine(&met, shared, x.shard(met.me, met.size()), Reduce::Sum);
+    combine(&met, shared, x.shard(met.me, met.size()), Reduction::Sum);
     meet(op, shared, x, group, 0).map(drop)
 }
 
-fn all_gather(op: &Admitted, shared: &Shared, x: Tensor, group: Group) -> Result<(), Error> {
+fn all_gather(op: &AdmittedOp, shared: &RankState, x: Tensor, group: Group) -> Result<(), Error> {
     let met = meet(op, shared, x, group, 0)?;
     divisible(op, shared, x, met.size())?;
     gather(&met, shared, |i| x.shard(i, met.size()));
@@ -135,11 +141,11 @@ fn all_gather(op: &Admitted, shared: &Shared, x: Tensor, group: Group) -> Result
 
 /// All-reduce as a reduce-scatter and an all-gather, over parts of any length.
 fn all_reduce(
-    op: &Admitted,
-    shared: &Shared,
+    op: &AdmittedOp,
+    shared: &RankState,
     x: Tensor,
     group: Group,
-    reduce: Reduce,
+    reduce: Reduction,
 ) -> Result<(), Error> {
     let met = meet(op, shared, x, group, reduce as usize)?;
     let part = |i: usize| part(x, i, met.size());
@@ -156,8 +162,8 @@ fn part(x: Tensor, i: usize, count: usize) -> Tensor {
 }
 
 fn broadcast(
-    op: &Admitted,
-    shared: &Shared,
+    op: &AdmittedOp,
+    shared: &RankState,
     x: Tensor,
     group: Group,
     root: usize,

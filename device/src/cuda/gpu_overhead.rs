@@ -22,7 +22,7 @@ pub const STREAMS_PER_RANK: usize = STREAMS + 1;
 
 /// Bytes on a GPU beside the plans of its ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Beside {
+pub struct GpuOverhead {
     /// cuBLASLt's code for products of every type, once for all ranks.
     pub products: u64,
     /// onebox's kernels, for each rank.
@@ -33,13 +33,13 @@ pub struct Beside {
 
 /// A GPU at the start of a run.
 #[derive(Clone, Copy, Debug)]
-pub struct Found {
+pub struct GpuMemory {
     /// Total bytes.
     pub total: u64,
     /// Free bytes with a bare context on it.
     pub free: u64,
     /// Bytes that a rank takes of these beside its plan.
-    pub beside: Beside,
+    pub overhead: GpuOverhead,
 }
 
 /// Looks at a GPU once per process. It makes a context, and loads and measures everything without
@@ -47,8 +47,8 @@ pub struct Found {
 ///
 /// # Errors
 /// An error of the driver or of a library.
-pub fn look(ordinal: usize, programs: &[Program]) -> Result<Found, String> {
-    static SEEN: Mutex<Vec<(usize, Result<Found, String>)>> = Mutex::new(Vec::new());
+pub fn look(ordinal: usize, programs: &[Program]) -> Result<GpuMemory, String> {
+    static SEEN: Mutex<Vec<(usize, Result<GpuMemory, String>)>> = Mutex::new(Vec::new());
     let mut seen = SEEN.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((_, found)) = seen.iter().find(|(have, _)| *have == ordinal) {
         return found.clone();
@@ -58,7 +58,7 @@ pub fn look(ordinal: usize, programs: &[Program]) -> Result<Found, String> {
     found
 }
 
-fn find(ordinal: usize, programs: &[Program]) -> Result<Found, String> {
+fn find(ordinal: usize, programs: &[Program]) -> Result<GpuMemory, String> {
     let text = |e: Failure| e.to_string();
     driver::init().map_err(text)?;
     let context = Context::of(ordinal).map_err(text)?;
@@ -83,19 +83,19 @@ fn find(ordinal: usize, programs: &[Program]) -> Result<Found, String> {
             std::array::from_fn(|i| measured[i].max(before[i]))
         }
     };
-    Ok(Found { total, free, beside: Beside { products, kernels, streams } })
+    Ok(GpuMemory { total, free, overhead: GpuOverhead { products, kernels, streams } })
 }
 
 /// Bytes that NCCL takes of this GPU for a grid of TP x DP ranks, all communicators together: the
 /// largest figure of all runs.
 pub fn connected(ordinal: usize, grid: (usize, usize)) -> Option<u64> {
-    let path = file(ordinal, &grid_text(grid)).ok().flatten()?;
+    let path = file(ordinal, &grid_text(grid.0, grid.1)).ok().flatten()?;
     figures(&path).map(|([bytes, ..], _)| bytes)
 }
 
 /// Notes the figure that a run has measured.
 pub(super) fn note_connected(ordinal: usize, grid: (usize, usize), bytes: u64) {
-    let Ok(Some(path)) = file(ordinal, &grid_text(grid)) else { return };
+    let Ok(Some(path)) = file(ordinal, &grid_text(grid.0, grid.1)) else { return };
     // A small model uses fewer algorithms than a large one, which must still fit.
     match connected(ordinal, grid) {
         Some(known) if known >= bytes => return,
@@ -111,7 +111,7 @@ pub(super) fn note_connected(ordinal: usize, grid: (usize, usize), bytes: u64) {
     keep(Some(&path), ([bytes, 0, 0], 1));
 }
 
-fn grid_text((tp, dp): (usize, usize)) -> String {
+fn grid_text(tp: usize, dp: usize) -> String {
     format!("nccl {tp} x {dp}")
 }
 

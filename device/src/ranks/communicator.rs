@@ -1,13 +1,13 @@
-//! Meetings of rank threads: collectives, and news of a failed rank. `spread`: ranks in other
+//! Rendezvous of rank threads: collectives, and news of a failed rank. `remote`: ranks in other
 //! processes.
 
-mod spread;
+mod remote;
 
-use super::far::Far;
-use super::look::{look_for, pause_of_ranks};
-use super::meeting::{Board, Meeting, Note, Post, lock};
 use super::memory::Memory;
-use super::processes::{Hears, Processes};
+use super::processes::{MessageHandler, Processes};
+use super::remote::RemoteRanks;
+use super::rendezvous::{Arrival, ArrivalRecord, Rendezvous, Slots, lock};
+use super::spin_wait::{pause_of_ranks, spin_for};
 use crate::{Error, Group, LANES, Lane, Rank, Tensor};
 use std::collections::BTreeSet;
 use std::panic::Location;
@@ -17,17 +17,17 @@ use std::time::{Duration, Instant};
 
 /// The ranks of one run: threads of this process, and of others.
 #[derive(Debug)]
-pub struct World {
+pub struct Communicator {
     failed: AtomicBool,
     first: Mutex<Option<(usize, u64, Error)>>,
     memories: Vec<OnceLock<Arc<Memory>>>,
-    /// Meetings per lane and group. A collective of one lane never meets a collective of another
+    /// Rendezvous per lane and group. A collective of one lane never meets a collective of another
     /// lane.
-    tp: Vec<Vec<Meeting>>,
-    dp: Vec<Vec<Meeting>>,
-    all: Vec<Meeting>,
+    tp: Vec<Vec<Rendezvous>>,
+    dp: Vec<Vec<Rendezvous>>,
+    all: Vec<Rendezvous>,
     /// Of the ranks' own threads, beside all lanes.
-    pub(crate) own: Meeting,
+    pub(crate) own: Rendezvous,
     timeout: Duration,
     /// Milliseconds added to the timeout during large reads and writes.
     more: AtomicU64,
@@ -41,7 +41,7 @@ pub struct World {
     /// Time that a rank looks for the others before it sleeps.
     pause: Duration,
     /// Ranks in other processes.
-    pub(crate) far: Option<Far>,
+    pub(crate) remote: Option<RemoteRanks>,
 }
 
 /// Interval at which a waiting thread looks up. A much longer pause means that a signal or a
@@ -51,15 +51,15 @@ const LOOK_UP: Duration = Duration::from_secs(1);
 /// Extra time before a timeout blames ranks that are held up themselves.
 pub(crate) const DOUBT: Duration = Duration::from_secs(2);
 
-/// A meeting that has taken place. Its posts can be read until the next meeting at the same place.
-pub(crate) struct Met<'a> {
-    pub(crate) world: &'a World,
-    pub(crate) meeting: &'a Meeting,
+/// A rendezvous that has taken place. Its arrivals can be read until the next rendezvous at the same place.
+pub(crate) struct CompletedRendezvous<'a> {
+    pub(crate) world: &'a Communicator,
+    pub(crate) rendezvous: &'a Rendezvous,
     generation: u64,
     pub(crate) me: usize,
 }
 
-impl World {
+impl Communicator {
     /// A grid of ranks in this process. A collective that a rank does not enter within `timeout` is
     /// an error.
     pub fn new(tp_size: usize, dp_size: usize, timeout: Duration) -> Arc<Self> {
@@ -70,50 +70,52 @@ impl World {
     /// point of the program.
     pub fn across(
         processes: &Arc<Processes>,
-        (tp_size, dp_size): (usize, usize),
+        tp_size: usize,
+        dp_size: usize,
         timeout: Duration,
     ) -> Arc<Self> {
         let ranks = tp_size * dp_size;
         assert!(ranks.is_multiple_of(processes.count()), "the caller has looked at it");
-        let world = Arc::new(Self::of(tp_size, dp_size, timeout, Some(Far::new(processes))));
-        if let Some(far) = &world.far {
-            let hears: Arc<dyn Hears> = Arc::clone(&world) as _;
-            far.enter(&hears);
+        let world =
+            Arc::new(Self::of(tp_size, dp_size, timeout, Some(RemoteRanks::new(processes))));
+        if let Some(remote) = &world.remote {
+            let handler: Arc<dyn MessageHandler> = Arc::clone(&world) as _;
+            remote.enter(&handler);
         }
         world
     }
 
-    fn of(tp_size: usize, dp_size: usize, timeout: Duration, far: Option<Far>) -> Self {
+    fn of(tp_size: usize, dp_size: usize, timeout: Duration, remote: Option<RemoteRanks>) -> Self {
         let first = Rank { tp: 0, tp_size, dp: 0, dp_size };
         let world_size = first.world_size();
-        let meeting = |(lane, kind, rank): (usize, u64, Rank), group| {
+        let rendezvous = |(lane, kind, rank): (usize, u64, Rank), group| {
             let members = (0..rank.within(group).1).map(|i| rank.member(group, i));
             let members: Vec<usize> = members.collect();
-            let homes = far.iter().flat_map(|far| {
-                let home = |member: &usize| far.home(*member, world_size);
-                members.iter().map(home).filter(|home| *home != far.processes.me())
+            let homes = remote.iter().flat_map(|remote| {
+                let home = |member: &usize| remote.home(*member, world_size);
+                members.iter().map(home).filter(|home| *home != remote.processes.me())
             });
             let elsewhere: BTreeSet<usize> = homes.collect();
             let id = (rank.index() as u64) << 16 | (lane as u64) << 8 | kind;
-            Meeting::new(id, members, elsewhere.into_iter().collect())
+            Rendezvous::new(id, members, elsewhere.into_iter().collect())
         };
-        let tp_group = |lane| move |dp| meeting((lane, 0, Rank { dp, ..first }), Group::Tp);
-        let dp_group = |lane| move |tp| meeting((lane, 1, Rank { tp, ..first }), Group::Dp);
+        let tp_group = |lane| move |dp| rendezvous((lane, 0, Rank { dp, ..first }), Group::Tp);
+        let dp_group = |lane| move |tp| rendezvous((lane, 1, Rank { tp, ..first }), Group::Dp);
         let mut world = Self {
             failed: AtomicBool::new(false),
             first: Mutex::new(None),
             memories: (0..world_size).map(|_| OnceLock::new()).collect(),
             tp: (0..LANES).map(|lane| (0..dp_size).map(tp_group(lane)).collect()).collect(),
             dp: (0..LANES).map(|lane| (0..tp_size).map(dp_group(lane)).collect()).collect(),
-            all: (0..LANES).map(|lane| meeting((lane, 2, first), Group::World)).collect(),
-            own: meeting((LANES, 2, first), Group::World),
+            all: (0..LANES).map(|lane| rendezvous((lane, 2, first), Group::World)).collect(),
+            own: rendezvous((LANES, 2, first), Group::World),
             timeout,
             more: AtomicU64::new(0),
             gpus_held_up: (0..world_size).map(|_| AtomicBool::new(false)).collect(),
             held_up: AtomicUsize::new(0),
             step: AtomicU64::new(0),
             pause: Duration::ZERO,
-            far,
+            remote,
         };
         world.pause = pause_of_ranks(world.ranks_on_this_machine());
         world
@@ -125,25 +127,25 @@ impl World {
     }
 
     /// Whether ranks are in other processes.
-    pub const fn is_spread(&self) -> bool {
-        self.far.is_some()
+    pub const fn has_remote_ranks(&self) -> bool {
+        self.remote.is_some()
     }
 
     /// Whether this process has the rank.
     pub fn has(&self, rank: Rank) -> bool {
-        let home = |far: &Far| far.home(rank.index(), self.num_ranks());
-        self.far.as_ref().is_none_or(|far| home(far) == far.processes.me())
+        let home = |remote: &RemoteRanks| remote.home(rank.index(), self.num_ranks());
+        self.remote.as_ref().is_none_or(|remote| home(remote) == remote.processes.me())
     }
 
     /// Number of ranks on this machine.
     pub(crate) fn ranks_on_this_machine(&self) -> usize {
-        let of = |far: &Far| {
-            self.num_ranks() / far.processes.count() * far.processes.on_this_node().len()
+        let of = |remote: &RemoteRanks| {
+            self.num_ranks() / remote.processes.count() * remote.processes.on_this_node().len()
         };
-        self.far.as_ref().map_or(self.num_ranks(), of)
+        self.remote.as_ref().map_or(self.num_ranks(), of)
     }
 
-    pub(crate) fn meeting(&self, rank: Rank, lane: Lane, group: Group) -> &Meeting {
+    pub(crate) fn rendezvous(&self, rank: Rank, lane: Lane, group: Group) -> &Rendezvous {
         match group {
             Group::Tp => &self.tp[lane as usize][rank.dp],
             Group::Dp => &self.dp[lane as usize][rank.tp],
@@ -151,7 +153,7 @@ impl World {
         }
     }
 
-    pub(crate) fn all_meetings(&self) -> impl Iterator<Item = &Meeting> {
+    pub(crate) fn all_rendezvous(&self) -> impl Iterator<Item = &Rendezvous> {
         self.tp.iter().chain(&self.dp).flatten().chain(&self.all).chain([&self.own])
     }
 
@@ -163,8 +165,8 @@ impl World {
     #[track_caller]
     pub fn agree(&self, rank: Rank, what: &'static str, told: u64) -> Result<Vec<u64>, Error> {
         let (site, tensor) = (Location::caller(), Tensor::NONE);
-        let post = Post { op: what, site, tensor, detail: 0, told };
-        self.come(rank, (&self.own, rank.index()), post).map(|met| met.told())
+        let arrival = Arrival { op: what, site, tensor, detail: 0, payload: told };
+        self.arrive(rank, &self.own, rank.index(), arrival).map(|met| met.payloads())
     }
 
     pub(crate) fn hold_gpu_up(&self, rank: usize, held_up: bool) {
@@ -191,8 +193,9 @@ impl World {
     /// collective of the Compute lane.
     #[track_caller]
     pub(crate) fn gather(&self, rank: Rank, op: &'static str) -> Result<(), Error> {
-        let post = Post { op, site: Location::caller(), tensor: Tensor::NONE, detail: 0, told: 0 };
-        self.meet(rank, Lane::Compute, Group::World, post).map(drop)
+        let arrival =
+            Arrival { op, site: Location::caller(), tensor: Tensor::NONE, detail: 0, payload: 0 };
+        self.meet(rank, Lane::Compute, Group::World, arrival).map(drop)
     }
 
     /// Number of ranks.
@@ -220,8 +223,8 @@ impl World {
     }
 
     fn is_held_up(&self) -> bool {
-        let far = self.far.as_ref();
-        self.is_held_up_here() || far.is_some_and(|far| far.processes.any_held_up())
+        let remote = self.remote.as_ref();
+        self.is_held_up_here() || remote.is_some_and(|remote| remote.processes.any_held_up())
     }
 
     /// Ends the run because `rank`'s thread did not start, and returns the error.
@@ -236,13 +239,13 @@ impl World {
         self.failed.load(Ordering::Acquire)
     }
 
-    /// Keeps the first failure, wakes every rank that waits in a meeting, and tells the other
+    /// Keeps the first failure, wakes every rank that waits in a rendezvous, and tells the other
     /// processes.
     pub(crate) fn fail(&self, rank: Rank, step: u64, error: &Error) {
         if self.note_failure(rank.index(), step, error)
-            && let Some(far) = &self.far
+            && let Some(remote) = &self.remote
         {
-            far.failed(rank.index(), step, error);
+            remote.failed(rank.index(), step, error);
         }
     }
 
@@ -255,8 +258,8 @@ impl World {
             is_first
         };
         self.failed.store(true, Ordering::SeqCst);
-        for m in self.all_meetings() {
-            drop(lock(&m.board));
+        for m in self.all_rendezvous() {
+            drop(lock(&m.slots));
             m.turned.notify_all();
         }
         is_first
@@ -281,94 +284,98 @@ impl World {
         }
     }
 
-    /// Blocks until every member of the group has entered `lane`'s meeting, then compares their
-    /// posts.
+    /// Blocks until every member of the group has entered `lane`'s rendezvous, then compares their
+    /// arrivals.
     pub(crate) fn meet(
         &self,
         rank: Rank,
         lane: Lane,
         group: Group,
-        post: Post,
-    ) -> Result<Met<'_>, Error> {
-        self.come(rank, (self.meeting(rank, lane, group), rank.within(group).0), post)
+        arrival: Arrival,
+    ) -> Result<CompletedRendezvous<'_>, Error> {
+        self.arrive(rank, self.rendezvous(rank, lane, group), rank.within(group).0, arrival)
     }
 
-    fn come<'a>(
+    fn arrive<'a>(
         &'a self,
         rank: Rank,
-        (meeting, me): (&'a Meeting, usize),
-        post: Post,
-    ) -> Result<Met<'a>, Error> {
-        let mut board = lock(&meeting.board);
-        let generation = board.generation;
-        meeting.put(&mut board, (me, generation), post.into());
-        if let Some(far) = &self.far {
-            // A letter may arrive, and want the board, before this thread goes on.
-            drop(board);
-            far.post(meeting, me, generation, post.into());
-            board = lock(&meeting.board);
+        rendezvous: &'a Rendezvous,
+        me: usize,
+        arrival: Arrival,
+    ) -> Result<CompletedRendezvous<'a>, Error> {
+        let mut slots = lock(&rendezvous.slots);
+        let generation = slots.generation;
+        rendezvous.put(&mut slots, me, generation, arrival.into());
+        if let Some(remote) = &self.remote {
+            // A message may arrive, and want the lock of the slots, before this thread goes on.
+            drop(slots);
+            remote.send_arrival(rendezvous, me, generation, arrival.into());
+            slots = lock(&rendezvous.slots);
         }
-        let board = self.await_turn(rank, meeting, board, generation, post)?;
-        drop(board);
-        let met = Met { world: self, meeting, generation, me };
-        met.compare(rank, post).map(|()| met)
+        let slots = self.await_turn(rank, rendezvous, slots, generation, arrival)?;
+        drop(slots);
+        let met = CompletedRendezvous { world: self, rendezvous, generation, me };
+        met.compare(rank, arrival).map(|()| met)
     }
 
     fn await_turn<'a>(
         &self,
         rank: Rank,
-        meeting: &'a Meeting,
-        board: MutexGuard<'a, Board>,
+        rendezvous: &'a Rendezvous,
+        slots: MutexGuard<'a, Slots>,
         generation: u64,
-        post: Post,
-    ) -> Result<MutexGuard<'a, Board>, Error> {
-        drop(board);
-        look_for(self.pause, || meeting.has_turned(generation).then_some(()));
-        let mut board = lock(&meeting.board);
+        arrival: Arrival,
+    ) -> Result<MutexGuard<'a, Slots>, Error> {
+        drop(slots);
+        spin_for(self.pause, || rendezvous.has_turned(generation).then_some(()));
+        let mut slots = lock(&rendezvous.slots);
         // Reads the timeout at each look, since it may have been prolonged.
         let mut waited = Duration::ZERO;
-        while board.generation == generation {
+        while slots.generation == generation {
             self.check(rank)?;
             let mut left = self.timeout().saturating_sub(waited);
             if left.is_zero() {
-                let absent = board.absent(meeting);
-                drop(board);
+                let absent = slots.absent(rendezvous);
+                drop(slots);
                 let missing = self.culprits(absent);
                 // A rank whose GPU waits for another rank has a watchdog, which names that rank. And
                 // another process knows better for which of its ranks the others wait.
-                let excused = |rank: &usize| self.is_gpu_held_up(*rank) || self.is_away(*rank);
+                let excused =
+                    |rank: &usize| self.is_gpu_held_up(*rank) || self.is_remote_rank(*rank);
                 let excused = missing.iter().all(excused);
                 if !excused || waited >= self.timeout() + DOUBT {
-                    let (op, site, seconds) = (post.op, post.site, self.timeout().as_secs());
+                    let (op, site, seconds) = (arrival.op, arrival.site, self.timeout().as_secs());
                     return Err(Error::Timeout { rank: rank.index(), op, site, seconds, missing });
                 }
-                (board, left) = (lock(&meeting.board), DOUBT / 20);
+                (slots, left) = (lock(&rendezvous.slots), DOUBT / 20);
             }
             let (began, slice) = (Instant::now(), left.min(LOOK_UP));
-            board = meeting.turned.wait_timeout(board, slice).unwrap_or_else(|e| e.into_inner()).0;
+            slots =
+                rendezvous.turned.wait_timeout(slots, slice).unwrap_or_else(|e| e.into_inner()).0;
             if !self.is_held_up() {
                 waited += began.elapsed().min(2 * LOOK_UP);
             }
         }
-        Ok(board)
+        Ok(slots)
     }
 }
 
-impl World {
+impl Communicator {
     /// Whether the rank is in another process.
-    pub(crate) fn is_away(&self, rank: usize) -> bool {
-        let home = |far: &Far| far.home(rank, self.num_ranks()) != far.processes.me();
-        self.far.as_ref().is_some_and(home)
+    pub(crate) fn is_remote_rank(&self, rank: usize) -> bool {
+        let home =
+            |remote: &RemoteRanks| remote.home(rank, self.num_ranks()) != remote.processes.me();
+        self.remote.as_ref().is_some_and(home)
     }
 
-    /// The ranks to blame for the absence of `missing`. A rank that waits in another meeting itself
-    /// passes the blame to that meeting's absent ranks.
+    /// The ranks to blame for the absence of `missing`. A rank that waits in another rendezvous itself
+    /// passes the blame to the ranks that are absent there.
     fn culprits(&self, missing: Vec<usize>) -> Vec<usize> {
         let mut waits: Vec<(Vec<usize>, Vec<usize>)> = Vec::new();
-        for meeting in self.all_meetings() {
-            let absent = lock(&meeting.board).absent(meeting);
+        for rendezvous in self.all_rendezvous() {
+            let absent = lock(&rendezvous.slots).absent(rendezvous);
             let come = |rank: &usize| !absent.contains(rank);
-            waits.push((meeting.members.iter().copied().filter(come).collect(), absent));
+            waits.push((rendezvous.members.iter().copied().filter(come).collect(), absent));
         }
         let (mut seen, mut found) = (missing.clone(), Vec::new());
         let mut next = 0;
@@ -391,15 +398,15 @@ impl World {
     }
 }
 
-impl<'a> Met<'a> {
+impl<'a> CompletedRendezvous<'a> {
     /// Number of ranks in the group.
     pub(crate) fn size(&self) -> usize {
-        self.meeting.members.len()
+        self.rendezvous.members.len()
     }
 
     /// The memory of member `i`.
     pub(crate) fn peer(&self, i: usize) -> &'a Memory {
-        let rank = self.meeting.members[i];
+        let rank = self.rendezvous.members[i];
         match self.world.memories[rank].get() {
             Some(memory) => memory,
             None => unreachable!(
@@ -409,29 +416,23 @@ impl<'a> Met<'a> {
     }
 
     /// The value that each member told.
-    fn told(&self) -> Vec<u64> {
-        let board = lock(&self.meeting.board);
-        let notes = board.posts(self.generation);
-        notes.iter().flatten().map(|note| note.told).collect()
+    fn payloads(&self) -> Vec<u64> {
+        let slots = lock(&self.rendezvous.slots);
+        let records = slots.records(self.generation);
+        records.iter().flatten().map(|record| record.payload).collect()
     }
 
-    fn compare(&self, rank: Rank, mine: Post) -> Result<(), Error> {
-        let board = lock(&self.meeting.board);
-        let (site, mine) = (mine.site, Note::from(mine));
-        let shape = |p: &Note| (p.op, p.tensor.range(), p.tensor.dtype(), p.detail);
-        for (i, theirs) in board.posts(self.generation).iter().enumerate() {
+    fn compare(&self, rank: Rank, mine: Arrival) -> Result<(), Error> {
+        let slots = lock(&self.rendezvous.slots);
+        let (site, mine) = (mine.site, ArrivalRecord::from(mine));
+        let shape = |p: &ArrivalRecord| (p.op, p.tensor.range(), p.tensor.dtype(), p.detail);
+        for (i, theirs) in slots.records(self.generation).iter().enumerate() {
             let Some(theirs) = theirs else { continue };
             if shape(theirs) != shape(&mine) {
-                let tell = |p: &Note| {
-                    format!(
-                        "{} of {} x {:?} at {}",
-                        p.op,
-                        p.tensor.len(),
-                        p.tensor.dtype(),
-                        p.place
-                    )
+                let tell = |p: &ArrivalRecord| {
+                    format!("{} of {} x {:?} at {}", p.op, p.tensor.len(), p.tensor.dtype(), p.line)
                 };
-                let peer = self.meeting.members[i];
+                let peer = self.rendezvous.members[i];
                 let problem = format!("{} here, {} on rank {peer}", tell(&mine), tell(theirs));
                 let (rank, op) = (rank.index(), mine.op);
                 return Err(Error::Mismatch { rank, op, site, problem });
@@ -447,11 +448,16 @@ mod tests {
 
     #[test]
     fn blame_goes_past_those_that_wait_themselves() {
-        let world = World::new(2, 2, Duration::from_millis(10));
+        let world = Communicator::new(2, 2, Duration::from_millis(10));
         let at = |tp, dp| Rank { tp, tp_size: 2, dp, dp_size: 2 };
-        let post =
-            Post { op: "test", site: Location::caller(), tensor: Tensor::NONE, detail: 0, told: 0 };
-        let missing = |rank, group| match world.meet(rank, Lane::Compute, group, post) {
+        let arrival = Arrival {
+            op: "test",
+            site: Location::caller(),
+            tensor: Tensor::NONE,
+            detail: 0,
+            payload: 0,
+        };
+        let missing = |rank, group| match world.meet(rank, Lane::Compute, group, arrival) {
             Err(Error::Timeout { missing, .. }) => missing,
             other => panic!("{:?}", other.map(drop)),
         };
@@ -465,13 +471,18 @@ mod tests {
     /// That rank's own watchdog may need a little longer to name the other rank.
     #[test]
     fn a_rank_whose_gpu_waits_for_another_is_blamed_last() {
-        let world = World::new(2, 1, Duration::from_millis(1));
+        let world = Communicator::new(2, 1, Duration::from_millis(1));
         let alone = Rank { tp: 0, tp_size: 2, dp: 0, dp_size: 1 };
-        let post =
-            Post { op: "test", site: Location::caller(), tensor: Tensor::NONE, detail: 0, told: 0 };
+        let arrival = Arrival {
+            op: "test",
+            site: Location::caller(),
+            tensor: Tensor::NONE,
+            detail: 0,
+            payload: 0,
+        };
         world.hold_gpu_up(1, true);
         let began = Instant::now();
-        let met = world.meet(alone, Lane::Compute, Group::Tp, post).map(drop);
+        let met = world.meet(alone, Lane::Compute, Group::Tp, arrival).map(drop);
         assert!(matches!(met, Err(Error::Timeout { .. })), "{met:?}");
         assert!(began.elapsed() >= DOUBT, "blamed after {:?}", began.elapsed());
     }
@@ -479,15 +490,20 @@ mod tests {
     #[test]
     fn what_is_large_is_waited_for_longer_and_a_step_is_not() {
         let step = Duration::from_millis(1);
-        let world = World::new(2, 1, step);
+        let world = Communicator::new(2, 1, step);
         world.wait_longer(Duration::from_secs(60));
         assert_eq!(world.timeout(), step + Duration::from_secs(60));
         world.wait_longer(Duration::ZERO);
         assert_eq!(world.timeout(), step);
         let alone = Rank { tp: 0, tp_size: 2, dp: 0, dp_size: 1 };
-        let post =
-            Post { op: "test", site: Location::caller(), tensor: Tensor::NONE, detail: 0, told: 0 };
-        let met = world.meet(alone, Lane::Compute, Group::Tp, post).map(drop);
+        let arrival = Arrival {
+            op: "test",
+            site: Location::caller(),
+            tensor: Tensor::NONE,
+            detail: 0,
+            payload: 0,
+        };
+        let met = world.meet(alone, Lane::Compute, Group::Tp, arrival).map(drop);
         assert!(matches!(met, Err(Error::Timeout { .. })), "{met:?}");
     }
 }

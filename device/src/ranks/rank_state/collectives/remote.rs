@@ -1,50 +1,50 @@
 //! Collectives of groups with ranks in several processes. Ranks of one process read each other's
-//! memory, as ever; data of other processes arrives before the meeting that it belongs to.
+//! memory, as ever; data of other processes arrives before the rendezvous that it belongs to.
 //!
 //! Large ranges go in rounds, so that only little of them is on its way. The sums are those of one
 //! process: in rank order, rounded once.
 
-use super::{Met, Shared, combine_of, divisible, meet, part};
-use crate::ranks::letters::HEAD;
-use crate::view::{Received, copy};
-use crate::{Admitted, Error, Group, Op, Reduce, Tensor};
+use super::{CompletedRendezvous, RankState, combine_of, divisible, meet, part};
+use crate::ranks::wire::HEAD;
+use crate::view::{ReceivedElements, copy};
+use crate::{AdmittedOp, Error, Group, Op, Reduction, Tensor};
 
 /// Bytes that a rank sends another one before both meet.
 const ROUND: usize = 1 << 20;
 
-/// Bytes of the host that the letters of a rank's collectives take at most. `largest`: bytes of the largest tensor, of a group of
+/// Bytes of the host that the messages of a rank's collectives take at most. `largest`: bytes of the largest tensor, of a group of
 /// `size` ranks, `away` of which are in other processes. MPI's own buffers are not among them.
 ///
-/// The letters of two rounds may wait on either side, since a rank may be one meeting ahead. Beside them, one
-/// part is read for a letter and one from a letter.
-pub const fn letter_bytes(largest: u64, size: u64, away: u64) -> u64 {
+/// The messages of two rounds may wait on either side, since a rank may be one rendezvous ahead. Beside them, one
+/// part is read for a message and one from a message.
+pub const fn message_bytes(largest: u64, size: u64, away: u64) -> u64 {
     let part = largest.div_ceil(size);
     let part = if part < ROUND as u64 { part } else { ROUND as u64 };
     if away == 0 { 0 } else { 4 * away * (HEAD as u64 + part) + 2 * part }
 }
 
 /// Runs a collective whose group has ranks in other processes.
-pub(super) fn run(op: &Admitted, shared: &Shared) -> Result<(), Error> {
+pub(super) fn run(op: &AdmittedOp, shared: &RankState) -> Result<(), Error> {
     match op.op {
         Op::AllReduce { x, group, reduce } => {
-            let whole = Far { op, shared, x, group, detail: reduce as usize };
+            let whole = RemoteCollective { op, shared, x, group, detail: reduce as usize };
             let part = |i: usize| part(x, i, whole.size());
             whole.reduce(&part, reduce)?;
             whole.gather(&part)
         }
         Op::ReduceScatter { x, group } => {
-            let whole = Far { op, shared, x, group, detail: 0 };
+            let whole = RemoteCollective { op, shared, x, group, detail: 0 };
             divisible(op, shared, x, whole.size())?;
-            whole.reduce(&|i| x.shard(i, whole.size()), Reduce::Sum)?;
+            whole.reduce(&|i| x.shard(i, whole.size()), Reduction::Sum)?;
             whole.meet().map(drop)
         }
         Op::AllGather { x, group } => {
-            let whole = Far { op, shared, x, group, detail: 0 };
+            let whole = RemoteCollective { op, shared, x, group, detail: 0 };
             divisible(op, shared, x, whole.size())?;
             whole.gather(&|i| x.shard(i, whole.size()))
         }
         Op::Broadcast { x, group, root } => {
-            let whole = Far { op, shared, x, group, detail: root };
+            let whole = RemoteCollective { op, shared, x, group, detail: root };
             let none = x.reshape(1, x.len()).slice(0..0);
             whole.gather(&|i| if i == root { x } else { none })
         }
@@ -53,15 +53,15 @@ pub(super) fn run(op: &Admitted, shared: &Shared) -> Result<(), Error> {
 }
 
 /// A collective on `x` of a group with ranks in other processes.
-struct Far<'a> {
-    op: &'a Admitted,
-    shared: &'a Shared,
+struct RemoteCollective<'a> {
+    op: &'a AdmittedOp,
+    shared: &'a RankState,
     x: Tensor,
     group: Group,
     detail: usize,
 }
 
-impl Far<'_> {
+impl RemoteCollective<'_> {
     fn me(&self) -> usize {
         self.shared.rank.within(self.group).0
     }
@@ -70,23 +70,23 @@ impl Far<'_> {
         self.shared.rank.within(self.group).1
     }
 
-    fn meet(&self) -> Result<Met<'_>, Error> {
+    fn meet(&self) -> Result<CompletedRendezvous<'_>, Error> {
         meet(self.op, self.shared, self.x, self.group, self.detail)
     }
 
     /// Members in other processes.
-    fn far(&self) -> impl Iterator<Item = usize> {
-        (0..self.size()).filter(|i| self.is_far(*i))
+    fn remote_members(&self) -> impl Iterator<Item = usize> {
+        (0..self.size()).filter(|i| self.is_remote(*i))
     }
 
-    fn is_far(&self, i: usize) -> bool {
-        self.shared.world.is_away(self.shared.rank.member(self.group, i))
+    fn is_remote(&self, i: usize) -> bool {
+        self.shared.world.is_remote_rank(self.shared.rank.member(self.group, i))
     }
 
     fn send(&self, to: usize, part: Tensor) {
         let mut bytes = Vec::with_capacity(part.bytes() as usize);
         self.shared.memory.view(part).append_to(&mut bytes);
-        self.shared.world.send((self.shared.rank, self.op.lane), self.group, to, &bytes);
+        self.shared.world.send(self.shared.rank, self.op.lane, self.group, to, &bytes);
     }
 
     /// Rounds in which all parts go. One at least, in which the group compares its ops.
@@ -107,19 +107,19 @@ impl Far<'_> {
     }
 
     /// Sets this rank's part to the combination of the same range on every rank.
-    fn reduce(&self, part: &dyn Fn(usize) -> Tensor, reduce: Reduce) -> Result<(), Error> {
+    fn reduce(&self, part: &dyn Fn(usize) -> Tensor, reduce: Reduction) -> Result<(), Error> {
         for round in 0..self.rounds(part) {
-            self.far().for_each(|i| self.send(i, self.cut(part(i), round)));
+            self.remote_members().for_each(|i| self.send(i, self.cut(part(i), round)));
             let met = self.meet()?;
             let mine = self.cut(part(self.me()), round);
-            let received = |i| Received::new(mine.dtype(), met.parcel(i).bytes());
-            let theirs: Vec<Option<Received>> =
-                (0..self.size()).map(|i| self.is_far(i).then(|| received(i))).collect();
+            let received = |i| ReceivedElements::new(mine.dtype(), met.parcel(i).bytes());
+            let theirs: Vec<Option<ReceivedElements>> =
+                (0..self.size()).map(|i| self.is_remote(i).then(|| received(i))).collect();
             let of = |i: usize, range: std::ops::Range<usize>| match &theirs[i] {
                 Some(received) => received.view().slice(range),
                 None => met.peer(i).view(mine.slice(range)),
             };
-            combine_of(self.size(), of, (self.shared, mine), reduce);
+            combine_of(self.size(), of, self.shared, mine, reduce);
         }
         Ok(())
     }
@@ -127,13 +127,13 @@ impl Far<'_> {
     /// Copies every other rank's part into this rank's memory.
     fn gather(&self, part: &dyn Fn(usize) -> Tensor) -> Result<(), Error> {
         for round in 0..self.rounds(part) {
-            self.far().for_each(|i| self.send(i, self.cut(part(self.me()), round)));
+            self.remote_members().for_each(|i| self.send(i, self.cut(part(self.me()), round)));
             let met = self.meet()?;
             for i in (0..self.size()).filter(|i| *i != self.me()) {
                 let theirs = self.cut(part(i), round);
                 let mut mine = self.shared.memory.view_mut(theirs);
-                if self.is_far(i) {
-                    let received = Received::new(theirs.dtype(), met.parcel(i).bytes());
+                if self.is_remote(i) {
+                    let received = ReceivedElements::new(theirs.dtype(), met.parcel(i).bytes());
                     copy(received.view(), &mut mine);
                 } else {
                     copy(met.peer(i).view(theirs), &mut mine);
@@ -146,13 +146,13 @@ impl Far<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::letter_bytes;
+    use super::message_bytes;
 
     #[test]
     fn letters_of_two_rounds_wait_on_either_side() {
-        // Parts of 64 bytes, with 33 of their letter.
-        assert_eq!(letter_bytes(256, 4, 2), 2 * 2 * 2 * (33 + 64) + 2 * 64);
-        assert_eq!(letter_bytes(1 << 30, 4, 3), 2 * 2 * 3 * (33 + (1 << 20)) + (2 << 20));
-        assert_eq!(letter_bytes(1 << 30, 4, 0), 0);
+        // Parts of 64 bytes, with 33 of their message.
+        assert_eq!(message_bytes(256, 4, 2), 2 * 2 * 2 * (33 + 64) + 2 * 64);
+        assert_eq!(message_bytes(1 << 30, 4, 3), 2 * 2 * 3 * (33 + (1 << 20)) + (2 << 20));
+        assert_eq!(message_bytes(1 << 30, 4, 0), 0);
     }
 }

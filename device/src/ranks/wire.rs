@@ -1,97 +1,107 @@
-//! Letters between the processes of a run, and their bytes: little-endian numbers, and texts
+//! Messages between the processes of a run, and their bytes: little-endian numbers, and texts
 //! behind their length.
 
-use super::meeting::{Note, Place};
-use crate::{Kind, Tensor};
+use super::rendezvous::{ArrivalRecord, SourceLine};
+use crate::{ErrorKind, Tensor};
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 
 /// A message from one process to another.
 #[derive(Debug)]
-pub(crate) enum Letter<'a> {
+pub(crate) enum Message<'a> {
     /// It lives. `held_up`: something outside the run holds one of its ranks up. `gpus`: ranks whose
     /// GPUs wait in a collective.
-    Beat { held_up: bool, gpus: Vec<u64> },
-    /// A rank has come to a meeting.
-    Post { world: u64, meeting: u64, member: usize, generation: u64, note: Note },
-    /// Data of a rank for another, which it takes behind its next meeting.
-    Data { world: u64, meeting: u64, from: usize, to: usize, bytes: &'a [u8] },
+    Heartbeat { held_up: bool, gpus: Vec<u64> },
+    /// A rank has come to a rendezvous.
+    Arrival { world: u64, rendezvous: u64, member: usize, generation: u64, record: ArrivalRecord },
+    /// Data of a rank for another, which it takes behind its next rendezvous.
+    Data { world: u64, rendezvous: u64, from: usize, to: usize, bytes: &'a [u8] },
     /// A rank has failed.
-    Failed { world: u64, rank: usize, step: u64, kind: Kind, cause: &'a str },
+    Failed { world: u64, rank: usize, step: u64, kind: ErrorKind, cause: &'a str },
     /// A contribution to exchange number `turn`, to which all processes contribute.
-    Word { turn: u64, what: &'a str, bytes: &'a [u8] },
+    Contribution { turn: u64, what: &'a str, bytes: &'a [u8] },
     /// It ends with this exit code, and says nothing more.
-    Bye { code: u8 },
+    Exit { code: u8 },
 }
 
-/// Bytes of [`Letter::Data`] before its data.
+/// Bytes of [`Message::Data`] before its data.
 pub(crate) const HEAD: usize = 1 + 4 * 8;
 
-impl<'a> Letter<'a> {
-    /// The bytes of the letter.
+impl<'a> Message<'a> {
+    /// The bytes of the message.
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let mut out = Out(Vec::with_capacity(256));
+        let mut out = WireWriter(Vec::with_capacity(256));
         match self {
-            Self::Beat { held_up, gpus } => {
+            Self::Heartbeat { held_up, gpus } => {
                 out.byte(0).byte(u8::from(*held_up)).number(gpus.len() as u64).all(gpus)
             }
-            Self::Post { world, meeting, member, generation, note } => {
-                out.byte(1).all(&[*world, *meeting, *member as u64, *generation]);
-                out.all(&note.tensor.words()).all(&[note.detail as u64, note.told]).text(note.op);
-                let Place { file, line, column } = note.place;
+            Self::Arrival { world, rendezvous, member, generation, record } => {
+                out.byte(1).all(&[*world, *rendezvous, *member as u64, *generation]);
+                out.all(&record.tensor.words())
+                    .all(&[record.detail as u64, record.payload])
+                    .text(record.op);
+                let SourceLine { file, line, column } = record.line;
                 out.text(file).number(u64::from(line)).number(u64::from(column))
             }
-            Self::Data { world, meeting, from, to, bytes } => {
+            Self::Data { world, rendezvous, from, to, bytes } => {
                 out.0.reserve_exact(HEAD + bytes.len());
-                out.byte(2).all(&[*world, *meeting, *from as u64, *to as u64]).bytes(bytes)
+                out.byte(2).all(&[*world, *rendezvous, *from as u64, *to as u64]).bytes(bytes)
             }
             Self::Failed { world, rank, step, kind, cause } => {
                 let (kind, op) = kind.parts();
                 out.byte(3).all(&[*world, *rank as u64, *step]).byte(kind).text(op).text(cause)
             }
-            Self::Word { turn, what, bytes } => out.byte(4).number(*turn).text(what).bytes(bytes),
-            Self::Bye { code } => out.byte(5).byte(*code),
+            Self::Contribution { turn, what, bytes } => {
+                out.byte(4).number(*turn).text(what).bytes(bytes)
+            }
+            Self::Exit { code } => out.byte(5).byte(*code),
         };
         out.0
     }
 
-    /// The letter that `bytes` are; `None` if they are none.
+    /// The message that `bytes` are; `None` if they are none.
     pub(crate) fn decode(bytes: &'a [u8]) -> Option<Self> {
-        let mut from = In(bytes);
+        let mut from = WireReader(bytes);
         Some(match from.byte()? {
             0 => {
                 let (held_up, count) = (from.byte()? != 0, from.number()?);
                 let gpus = (0..count).map(|_| from.number()).collect::<Option<_>>()?;
-                Self::Beat { held_up, gpus }
+                Self::Heartbeat { held_up, gpus }
             }
             1 => {
-                let [world, meeting, member, generation] = from.all()?;
+                let [world, rendezvous, member, generation] = from.all()?;
                 let tensor = Tensor::from_words(from.all()?)?;
                 let [detail, told] = from.all()?;
                 let op = known(from.text()?);
                 let file = known(from.text()?);
                 let line = u32::try_from(from.number()?).ok()?;
                 let column = u32::try_from(from.number()?).ok()?;
-                let note = Note {
+                let record = ArrivalRecord {
                     op,
-                    place: Place { file, line, column },
+                    line: SourceLine { file, line, column },
                     tensor,
                     detail: detail as usize,
-                    told,
+                    payload: told,
                 };
-                Self::Post { world, meeting, member: member as usize, generation, note }
+                Self::Arrival { world, rendezvous, member: member as usize, generation, record }
             }
             2 => {
-                let [world, meeting, sender, to] = from.all()?;
-                Self::Data { world, meeting, from: sender as usize, to: to as usize, bytes: from.0 }
+                let [world, rendezvous, sender, to] = from.all()?;
+                Self::Data {
+                    world,
+                    rendezvous,
+                    from: sender as usize,
+                    to: to as usize,
+                    bytes: from.0,
+                }
             }
             3 => {
                 let [world, rank, step] = from.all()?;
-                let kind = Kind::from_parts(from.byte()?, known(from.text()?))?;
+                let kind = ErrorKind::from_parts(from.byte()?, known(from.text()?))?;
                 Self::Failed { world, rank: rank as usize, step, kind, cause: from.text()? }
             }
-            4 => Self::Word { turn: from.number()?, what: from.text()?, bytes: from.0 },
-            5 => Self::Bye { code: from.byte()? },
+            4 => Self::Contribution { turn: from.number()?, what: from.text()?, bytes: from.0 },
+            5 => Self::Exit { code: from.byte()? },
             _ => return None,
         })
     }
@@ -111,9 +121,9 @@ fn known(text: &str) -> &'static str {
     }
 }
 
-struct Out(Vec<u8>);
+struct WireWriter(Vec<u8>);
 
-impl Out {
+impl WireWriter {
     fn byte(&mut self, byte: u8) -> &mut Self {
         self.0.push(byte);
         self
@@ -140,9 +150,9 @@ impl Out {
     }
 }
 
-struct In<'a>(&'a [u8]);
+struct WireReader<'a>(&'a [u8]);
 
-impl<'a> In<'a> {
+impl<'a> WireReader<'a> {
     fn take(&mut self, count: usize) -> Option<&'a [u8]> {
         let (taken, rest) = self.0.split_at_checked(count)?;
         self.0 = rest;
@@ -180,25 +190,25 @@ mod tests {
     fn letters_arrive_as_they_were_sent() {
         let mut plan = Plan::default();
         let tensor = plan.tensor((Arena::Pinned, "test"), "x", Dtype::Bf16, (3, 5)).t();
-        let place = Place { file: "a/b.rs", line: 7, column: 9 };
-        let note = Note { op: "all_reduce", place, tensor, detail: 1, told: 2 };
-        let kind = Kind::Task("fill_batch");
-        let letters = [
-            Letter::Beat { held_up: true, gpus: vec![4, 7] },
-            Letter::Post { world: 1, meeting: 2, member: 3, generation: 4, note },
-            Letter::Data { world: 1, meeting: 2, from: 3, to: 4, bytes: b"data" },
-            Letter::Failed { world: 1, rank: 2, step: 3, kind, cause: "no \u{fc}" },
-            Letter::Word { turn: 5, what: "start", bytes: b"" },
-            Letter::Bye { code: 76 },
+        let place = SourceLine { file: "a/b.rs", line: 7, column: 9 };
+        let record = ArrivalRecord { op: "all_reduce", line: place, tensor, detail: 1, payload: 2 };
+        let kind = ErrorKind::Task("fill_batch");
+        let messages = [
+            Message::Heartbeat { held_up: true, gpus: vec![4, 7] },
+            Message::Arrival { world: 1, rendezvous: 2, member: 3, generation: 4, record },
+            Message::Data { world: 1, rendezvous: 2, from: 3, to: 4, bytes: b"data" },
+            Message::Failed { world: 1, rank: 2, step: 3, kind, cause: "no \u{fc}" },
+            Message::Contribution { turn: 5, what: "start", bytes: b"" },
+            Message::Exit { code: 76 },
         ];
-        for letter in letters {
-            let (bytes, before) = (letter.encode(), format!("{letter:?}"));
-            assert_eq!(format!("{:?}", Letter::decode(&bytes).unwrap()), before);
+        for message in messages {
+            let (bytes, before) = (message.encode(), format!("{message:?}"));
+            assert_eq!(format!("{:?}", Message::decode(&bytes).unwrap()), before);
             let cut = &bytes[..bytes.len() - 1];
-            assert!(Letter::decode(cut).is_none_or(|other| format!("{other:?}") != before));
+            assert!(Message::decode(cut).is_none_or(|other| format!("{other:?}") != before));
         }
-        assert!(Letter::decode(&[]).is_none() && Letter::decode(&[9]).is_none());
-        let data = Letter::Data { world: 0, meeting: 0, from: 0, to: 0, bytes: &[] };
+        assert!(Message::decode(&[]).is_none() && Message::decode(&[9]).is_none());
+        let data = Message::Data { world: 0, rendezvous: 0, from: 0, to: 0, bytes: &[] };
         assert_eq!(data.encode().len(), HEAD);
     }
 }

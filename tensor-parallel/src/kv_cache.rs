@@ -1,13 +1,13 @@
 //! Keys and values of the tokens that a model has read (the KV cache): generation computes each new token alone.
 
-use crate::attention::{Attention, AttentionPass, AttentionSaved};
-use crate::shape::GptShape;
+use crate::attention::{Attention, AttentionActivations, AttentionContext};
+use crate::shape::DecoderShape;
 use device::{Arena, Device, Dropout, Heads, Lane::Compute, Op, Plan, Tensor};
 use std::ops::Range;
 
 /// Keys and values of some samples, on one rank.
 #[derive(Clone, Debug)]
-pub struct Cache {
+pub struct KvCache {
     /// By layer, (S T, 2 K D): rows of a sample lie together, in each the keys of all heads and then the values.
     layers: Vec<Tensor>,
     /// S
@@ -27,9 +27,9 @@ pub struct NewTokens {
     pub count: usize,
 }
 
-impl Cache {
+impl KvCache {
     /// Plans room for the tokens of `samples` samples of the model's `seq_len`.
-    pub fn plan(plan: &mut Plan, shape: &GptShape, samples: usize) -> Self {
+    pub fn plan(plan: &mut Plan, shape: &DecoderShape, samples: usize) -> Self {
         let (at, context) = ((Arena::Device, "keys and values"), shape.seq_len);
         let size = (samples * context, 2 * shape.kv_per_rank() * shape.head_dim);
         let mut layer = |l| plan.tensor(at, format!("block.{l}.cache"), shape.dtype, size);
@@ -57,7 +57,7 @@ pub(crate) fn rows(new: &[NewTokens]) -> impl Iterator<Item = (NewTokens, Range<
 /// Inputs of attention to a cache, besides its parameters.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Extension<'a> {
-    pub(crate) cache: &'a Cache,
+    pub(crate) cache: &'a KvCache,
     pub(crate) new: &'a [NewTokens],
     /// Cosines and sines, where positions are rotary.
     pub(crate) table: Option<Tensor>,
@@ -69,9 +69,10 @@ impl Attention {
     pub(crate) fn extend(
         &self,
         dev: &Device,
-        (shape, layer): (&GptShape, usize),
+        shape: &DecoderShape,
+        layer: usize,
         normed: Tensor,
-        saved: AttentionSaved,
+        saved: AttentionActivations,
         extension: Extension<'_>,
     ) {
         let Extension { cache, new, table } = extension;
@@ -80,12 +81,12 @@ impl Attention {
             let heads = Heads { seq_len: new.count, ..shape.heads_of(dev) };
             let saved = saved.of(rows, heads.count);
             let table = table.map(|table| table.rows(new.first..new.first + new.count));
-            let pass = AttentionPass { heads, dropout: Dropout::NONE, table, starts: None };
+            let pass = AttentionContext { heads, dropout: Dropout::NONE, table, starts: None };
             self.rotate(dev, shape, saved, pass);
             let kept = cache.rows(layer, new.sample, new.first..new.first + new.count);
             dev.submit(Compute, Op::LastColumns { x: saved.qkv, y: kept });
             if new.first == 0 {
-                let AttentionSaved { qkv, out, lse, .. } = saved;
+                let AttentionActivations { qkv, out, lse, .. } = saved;
                 let (starts, dropout) = (None, Dropout::NONE);
                 dev.submit(Compute, Op::Attention { qkv, out, lse, heads, starts, dropout });
                 continue;

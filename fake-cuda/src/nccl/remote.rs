@@ -19,7 +19,7 @@ use std::{
 
 use super::{
     INVALID_ARGUMENT, REMOTE_ERROR, SUCCESS, SYSTEM_ERROR,
-    collective::{Collective, Kind},
+    collective::{Collective, CollectiveKind},
     reduce::{Element, Reduction},
     world::World,
 };
@@ -106,22 +106,22 @@ fn numbers<const N: usize>(stream: &mut impl Read) -> io::Result<[u64; N]> {
 
 /// A world that another process has, as one of its ranks sees it.
 #[derive(Debug)]
-pub(super) struct Away {
+pub(super) struct RemoteRank {
     id: Id,
     ranks: usize,
 }
 
 /// The connection that lasts as long as a rank.
 #[derive(Debug)]
-pub(super) struct Life(UnixStream);
+pub(super) struct RankConnection(UnixStream);
 
-impl Drop for Life {
+impl Drop for RankConnection {
     fn drop(&mut self) {
         let _ = self.0.write_all(&[LEAVES]);
     }
 }
 
-impl Life {
+impl RankConnection {
     /// Whether the other end is gone.
     fn is_over(&self) -> bool {
         let mut byte = [0];
@@ -130,25 +130,25 @@ impl Life {
     }
 }
 
-impl Away {
+impl RemoteRank {
     pub(super) fn new(id: Id, ranks: usize) -> Self {
         Self { id, ranks }
     }
 
-    pub(super) fn join(&self, rank: usize, device: usize) -> Result<Life, c_int> {
+    pub(super) fn join(&self, rank: usize, device: usize) -> Result<RankConnection, c_int> {
         let mut stream = connect(&self.id)?;
         let all = [self.ranks as u64, rank as u64, device as u64, process()];
         let answer = stream
             .write_all(&request(JOIN, &self.id, &all))
             .and_then(|()| numbers::<1>(&mut stream));
         match answer.map_err(|_| REMOTE_ERROR)? {
-            [0] => Ok(Life(stream)),
+            [0] => Ok(RankConnection(stream)),
             [code] => Err(code as c_int),
         }
     }
 
     /// Number of ranks that have come, and the world's error.
-    pub(super) fn state(&self, life: &Life) -> (usize, c_int) {
+    pub(super) fn state(&self, life: &RankConnection) -> (usize, c_int) {
         let all = [self.ranks as u64, 0];
         let asked = connect(&self.id).and_then(|mut stream| {
             let sent = stream.write_all(&request(STATE, &self.id, &all));
@@ -163,7 +163,8 @@ impl Away {
     /// The work of a collective, on this rank's memory. False when it was given up, or never ends.
     pub(super) fn collective(
         &self,
-        (sequence, rank): (u64, usize),
+        sequence: u64,
+        rank: usize,
         part: &Collective,
         gives_up: &dyn Fn() -> bool,
     ) -> bool {
@@ -259,7 +260,8 @@ fn answer(stream: &mut UnixStream) -> io::Result<()> {
 /// Takes the part of a rank of another process in a collective.
 fn stand_in(stream: &mut UnixStream, world: &Arc<World>, rank: usize) -> io::Result<()> {
     let [sequence, kind, count, element, reduction, root] = numbers(stream)?;
-    let found = (Kind::new(kind), Element::new(element as i32), Reduction::new(reduction as i32));
+    let found =
+        (CollectiveKind::new(kind), Element::new(element as i32), Reduction::new(reduction as i32));
     let (Some(kind), Some(element), Some(reduction)) = found else {
         return Err(io::Error::other(format!("no such collective: code {INVALID_ARGUMENT}")));
     };

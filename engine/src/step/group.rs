@@ -1,0 +1,84 @@
+//! Groups of micro-batches: vertical scheduling (GreedySnake, arXiv 2512.17570). All micro-batches of a group pass through a block
+//! before the next block begins, so its parameters are read once for the group.
+
+use crate::config::UpdateMode;
+use crate::train::batch::{Batch, BatchSplit};
+use device::{Event, random};
+use offload::Bucket;
+use std::ops::Range;
+use tensor_parallel::MicrobatchContext;
+
+/// Word that keys dropout under the seed of a run.
+const DROPOUT_STREAM: u64 = 0x6472_6f70;
+
+/// What runs when. It changes no result, except for a delayed update.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ExecutionSchedule {
+    pub(crate) update: UpdateMode,
+    /// Segments whose parameters go up ahead of the forward pass.
+    pub(crate) lookahead: usize,
+    /// Micro-batches of a vertical group (`offload.first_forward`).
+    pub(crate) vertical_width: usize,
+    /// Every group is vertical, and its backward pass too. Otherwise only the forward pass of the first group is.
+    pub(crate) vertical_backward: bool,
+}
+
+impl ExecutionSchedule {
+    /// Numbers of the micro-batches of the group that begins with number `first`, in a step of `all`.
+    pub(super) fn group(self, first: usize, all: usize) -> Range<usize> {
+        let is_vertical = first == 0 || self.vertical_backward;
+        let width = if is_vertical { self.vertical_width } else { 1 };
+        first..all.min(first + width)
+    }
+
+    /// Slots of a group of `len` micro-batches, in the order of their backward passes. Slots of one range go backward together.
+    pub(super) fn backward_order(self, len: usize) -> impl Iterator<Item = Range<usize>> {
+        let width = if self.vertical_backward { len } else { 1 };
+        (0..len).step_by(width).map(move |slot| slot..slot + width)
+    }
+}
+
+/// A micro-batch of the group that is in the model. Its slot, which names its buffers, is its index in the group.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Microbatch {
+    /// Counts the micro-batches of the step, from 0.
+    pub(super) number: usize,
+    pub(super) context: MicrobatchContext,
+    pub(super) batch: Batch,
+    /// After this event the activation checkpoint of the next block to go backward is on the device.
+    pub(super) checkpoint_ready: Event,
+    /// The bucket of a tied embedding, into which the head has written its part of the gradient.
+    pub(super) tied_bucket: Option<Bucket>,
+}
+
+impl Microbatch {
+    /// Micro-batch `number` of training step `step`.
+    pub(super) fn of_step(
+        split: &BatchSplit,
+        step: u64,
+        number: usize,
+        slot: usize,
+        batch: Batch,
+    ) -> Self {
+        let context = MicrobatchContext {
+            dropout_key: random::key(random::key(split.seed, DROPOUT_STREAM), step),
+            first_token: (split.first_sample(number) * split.seq_len) as u64,
+            training: true,
+            starts: batch.starts,
+            slot,
+        };
+        Self::new(number, context, batch)
+    }
+
+    /// A micro-batch of an evaluation.
+    pub(super) fn of_evaluation(number: usize, batch: Batch) -> Self {
+        let (training, starts) = (false, batch.starts);
+        let context =
+            MicrobatchContext { dropout_key: 0, first_token: 0, training, starts, slot: 0 };
+        Self::new(number, context, batch)
+    }
+
+    fn new(number: usize, context: MicrobatchContext, batch: Batch) -> Self {
+        Self { number, context, batch, checkpoint_ready: Event::default(), tied_bucket: None }
+    }
+}
