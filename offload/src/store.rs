@@ -24,7 +24,7 @@ const PARAMETER_STAGING: Pool = Pool::staging("parameter staging");
 pub(crate) struct Store {
     /// The place of the update, and the way of gradients to it.
     pub(crate) site: UpdateSite,
-    /// The masters: in fp32, or the lower halves of what `Place::Host` stages the upper ones of.
+    /// The masters: in fp32, or the lower halves of what `UpdateSite::Host` stages the upper ones of.
     pub(crate) master: Tensor,
     /// The first moments.
     pub(crate) momentum: Tensor,

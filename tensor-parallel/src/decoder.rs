@@ -8,7 +8,7 @@ use crate::block::{self, Block, BlockActivations, BlockParams};
 use crate::branch::Scratch;
 use crate::embedding::{self, Embedding, OutputGradient};
 use crate::kv_cache::{Extension, KvCache, NewTokens};
-use crate::loss::{Head, HeadInputs};
+use crate::loss::{Head, HeadInputs, LossTensors};
 use crate::norm::{AppliedNorm, Norm, NormActivations};
 use crate::params::SegmentLayout;
 use crate::rotary::RotaryTable;
@@ -56,15 +56,6 @@ pub struct HeadBuckets {
     pub final_norm: Tensor,
     /// The bucket of [`Decoder::head`].
     pub head: Tensor,
-}
-
-/// What the output layer's backward pass starts from, one F64 on the device each.
-#[derive(Clone, Copy, Debug)]
-pub struct LossTensors {
-    /// Where the loss goes: the sum over the micro-batch's tokens.
-    pub loss: Tensor,
-    /// The loss scale, by which gradients are multiplied.
-    pub scale: Tensor,
 }
 
 /// The final norm in the names of its parameters.

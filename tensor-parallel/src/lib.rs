@@ -36,8 +36,9 @@ mod region;
 mod rotary;
 mod shape;
 
-pub use decoder::{Decoder, HeadBuckets, LossTensors, SegmentRole};
+pub use decoder::{Decoder, HeadBuckets, SegmentRole};
 pub use kv_cache::{KvCache, NewTokens};
+pub use loss::LossTensors;
 pub use params::{Init, Param, Run, SegmentLayout, Split};
 pub use rotary::{Rope, RopeScaling};
 pub use shape::{

@@ -2,7 +2,6 @@
 //! token are (arXiv 1909.08053, section 3). Both go through the tokens in runs, so that one run's logits are in memory: of a
 //! vocabulary of 128 thousand those of all tokens are the largest tensor there is.
 
-use crate::decoder::LossTensors;
 use crate::region::sum_over_ranks;
 use crate::shape::{BatchTensors, DecoderShape};
 use device::{Arena, Device, Dtype, Epilogue, Lane::Compute, Op, Plan, Reduction, Tensor};
@@ -23,6 +22,15 @@ pub(crate) struct Head {
 pub(crate) struct HeadInputs {
     pub(crate) normed: Tensor,
     pub(crate) table: Tensor,
+}
+
+/// What the output layer's backward pass starts from, one F64 on the device each.
+#[derive(Clone, Copy, Debug)]
+pub struct LossTensors {
+    /// Where the loss goes: the sum over the micro-batch's tokens.
+    pub loss: Tensor,
+    /// The loss scale, by which gradients are multiplied.
+    pub scale: Tensor,
 }
 
 impl Head {

@@ -77,12 +77,12 @@ impl LiveMachine {
     }
 }
 
-/// Calls [`Live::bind_current_thread`] for this machine.
+/// Calls [`LiveMachine::bind_current_thread`] for this machine.
 pub fn bind_current_thread(cpus: &[u32]) -> Result<(), Error> {
     LiveMachine::get()?.bind_current_thread(cpus)
 }
 
-/// Calls [`Live::current_binding`] for this machine.
+/// Calls [`LiveMachine::current_binding`] for this machine.
 pub fn current_binding() -> Result<Vec<u32>, Error> {
     LiveMachine::get()?.current_binding()
 }

@@ -3,7 +3,7 @@
 //!
 //! [`Machine::discover`] describes this machine once, at start-up, and [`Machine::from_xml`]
 //! describes another box. [`place`] gives each rank its share; each rank thread then binds itself
-//! before it allocates, so that its memory is on its own node. Only [`Live`] binds: it exists for
+//! before it allocates, so that its memory is on its own node. Only [`LiveMachine`] binds: it exists for
 //! this machine alone.
 //!
 //! The crate reaches hwloc through the `hwloc2` crate where that is sound: `hwloc.rs` binds
@@ -20,7 +20,7 @@
 //! 3. `guard`, `trial`: a description from outside is checked, then loaded in a child process;
 //! 4. `paths`: links and the bandwidth that a shared link leaves; `memory`: the memory that may be
 //!    allocated;
-//! 5. `place`: the place of each rank; `groups` chooses GPUs, `deal` cores, `spread` the nodes of staging that is too much for one;
+//! 5. `place`: the place of each rank; `groups` chooses GPUs, `core_shares` cores, `spread` the nodes of staging that is too much for one;
 //! 6. `bind`, `arena`: bind threads and memory;
 //! 7. `warnings`, [`report`]: findings about a box, and how it is shown.
 

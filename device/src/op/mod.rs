@@ -3,8 +3,11 @@
 
 mod access;
 mod check;
+mod family;
 
 pub use access::Mode;
+
+pub(crate) use family::Family;
 
 use crate::Tensor;
 use crate::numerics::CountedRange;
@@ -359,25 +362,6 @@ pub enum Op {
     Task { task: Arc<DeviceOp> },
 }
 
-/// The ops that one file of kernels computes, on the cpu and on CUDA alike.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Family {
-    Product,
-    Fp8,
-    Embedding,
-    Norm,
-    Rotary,
-    Attention,
-    Cache,
-    Loss,
-    Elementwise,
-    Squares,
-    /// Copies, collectives and tasks of the host: they have no kernel.
-    Transfer,
-    /// A task of another crate, which brings its kernel.
-    Task,
-}
-
 impl Op {
     /// c = a b.
     pub const fn product(a: Tensor, b: Tensor, c: Tensor) -> Self {
@@ -387,47 +371,6 @@ impl Op {
     /// c = a b, and its epilogue.
     pub const fn product_with(a: Tensor, b: Tensor, c: Tensor, epilogue: Epilogue) -> Self {
         Self::Gemm { a, b, c, bias: None, add: false, epilogue }
-    }
-
-    /// The family whose kernels compute the op.
-    pub(crate) const fn family(&self) -> Family {
-        match self {
-            Self::Gemm { .. } | Self::ScaledGemm { .. } => Family::Product,
-            Self::Maxima { .. } | Self::Quantize { .. } => Family::Fp8,
-            Self::Embedding { .. }
-            | Self::EmbeddingBackward { .. }
-            | Self::AddPositions { .. }
-            | Self::PositionsBackward { .. } => Family::Embedding,
-            Self::LayerNorm { .. }
-            | Self::LayerNormBackward { .. }
-            | Self::RmsNorm { .. }
-            | Self::RmsNormBackward { .. } => Family::Norm,
-            Self::Rotary { .. } | Self::RotaryBackward { .. } => Family::Rotary,
-            Self::Attention { .. } | Self::AttentionBackward { .. } => Family::Attention,
-            Self::CachedAttention { .. } | Self::LastColumns { .. } => Family::Cache,
-            Self::RowMax { .. }
-            | Self::CrossEntropyStats { .. }
-            | Self::CrossEntropyLoss { .. }
-            | Self::CrossEntropyBackward { .. } => Family::Loss,
-            Self::Gelu { .. }
-            | Self::GeluBackward { .. }
-            | Self::SwiGlu { .. }
-            | Self::SwiGluBackward { .. }
-            | Self::ColumnSum { .. }
-            | Self::BiasDropoutAdd { .. }
-            | Self::Dropout { .. }
-            | Self::Add { .. }
-            | Self::Cast { .. }
-            | Self::Zero { .. } => Family::Elementwise,
-            Self::ChunkSquares { .. } => Family::Squares,
-            Self::Copy { .. }
-            | Self::AllReduce { .. }
-            | Self::ReduceScatter { .. }
-            | Self::AllGather { .. }
-            | Self::Broadcast { .. }
-            | Self::Host { .. } => Family::Transfer,
-            Self::Task { .. } => Family::Task,
-        }
     }
 
     /// The op's name in errors and traces.

@@ -91,7 +91,7 @@ pub(crate) struct Memory {
     arenas: [topology::Arena; 2],
 }
 
-// SAFETY: the bytes are reached only through `view` and `view_mut`, whose callers run an `Admitted` op or
+// SAFETY: the bytes are reached only through `view` and `view_mut`, whose callers run an `AdmittedOp` or
 // stand between the rendezvous of a collective that one declared. Admitted ops that conflict are ordered by
 // lanes and events (hazard.rs), and the executor keeps that order with acquire/release counters; so no two
 // threads touch the same bytes at once unless both read.

@@ -115,7 +115,7 @@ fn serve(
         return;
     }
     let _ = ready.send(Ok(Arc::clone(&processes)));
-    let mut post =
+    let mut mailbox =
         Mailbox { world, processes, hurried, beat: Instant::now(), active: Instant::now() };
     let (abort, closed) = mailbox.serve(job);
     ended.store(true, Ordering::Relaxed);

@@ -18,7 +18,7 @@ const LOOK_FOR: Duration = Duration::from_micros(300);
 /// Time between two looks whether helpers have started.
 const STARTING: Duration = Duration::from_micros(50);
 
-/// Helpers of each caller of [`Crew::run`].
+/// Helpers of each caller of [`ThreadTeam::run`].
 pub struct ThreadTeam {
     shared: Arc<TeamState>,
     helpers: Vec<JoinHandle<()>>,
@@ -28,7 +28,7 @@ pub struct ThreadTeam {
 
 impl std::fmt::Debug for ThreadTeam {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Crew").field("threads", &self.threads()).finish_non_exhaustive()
+        f.debug_struct("ThreadTeam").field("threads", &self.threads()).finish_non_exhaustive()
     }
 }
 
@@ -65,7 +65,7 @@ impl std::fmt::Debug for Job {
     }
 }
 
-// SAFETY: `job` is written only by the thread that holds `Crew::busy`, while `OPEN` is not set and no helper is at
+// SAFETY: `job` is written only by the thread that holds `ThreadTeam::busy`, while `OPEN` is not set and no helper is at
 // work; helpers read it only after they have counted themselves in under `OPEN`.
 unsafe impl Sync for TeamState {}
 
@@ -118,7 +118,7 @@ impl ThreadTeam {
         (self.bind)();
     }
 
-    /// Number of threads, including the caller of [`Crew::run`].
+    /// Number of threads, including the caller of [`ThreadTeam::run`].
     pub const fn threads(&self) -> usize {
         self.helpers.len() + 1
     }
@@ -141,7 +141,7 @@ impl ThreadTeam {
         };
         let shared = &*self.shared;
         *shared.panic.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        // SAFETY: the lifetime is dropped; `Open` closes the job and waits for the helpers in it before `work` goes.
+        // SAFETY: the lifetime is dropped; `OpenJob` closes the job and waits for the helpers in it before `work` goes.
         let job = Job(unsafe { std::mem::transmute::<Work<'_>, Work<'static>>(work) });
         // SAFETY: see `Sync`: the last job is closed and nobody is at work in it.
         unsafe { *shared.job.get() = Some(job) };
@@ -202,7 +202,7 @@ impl ThreadTeam {
 const SHARE: usize = 4;
 /// A run is at least a whole part divided by this number, except for the last run.
 const LEAST: usize = 16;
-/// Largest number of parts that [`Crew::share`] deals out at first.
+/// Largest number of parts that [`ThreadTeam::parallel_for`] deals out at first.
 const SLOTS: usize = 64;
 
 /// Work that can be cut into units.

@@ -19,7 +19,7 @@ pub const MANIFEST: &str = "MANIFEST";
 pub const LONGEST: u64 = 256 << 20;
 /// Of a hash in hexadecimal.
 const DIGITS: usize = 32;
-/// Entries of a file are called TENSOR.STATE, in the order of [`offload::Owned::states`]; the last is there where an update
+/// Entries of a file are called TENSOR.STATE, in the order of [`offload::OwnedRun::states`]; the last is there where an update
 /// waits for the next step.
 pub const STATES: [&str; 4] = ["master", "momentum", "variance", "gradient"];
 /// What a decision leaves for its update.

@@ -1,4 +1,4 @@
-//! `libnccl.so.2`; see [`world`] for how ranks meet, and [`far`] for those in other processes.
+//! `libnccl.so.2`; see [`world`] for how ranks meet, and [`remote`] for those in other processes.
 #![expect(unsafe_code, reason = "exported C functions")]
 
 mod collective;

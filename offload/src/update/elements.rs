@@ -44,7 +44,7 @@ pub(super) struct FloatState<'a, L: Lanes> {
     old: Option<&'a [[L::u32s; 2]]>,
     new: &'a mut [[L::u32s; 2]],
 }
-/// A state in bf16, rounded by chance, as [`WideState`].
+/// A state in bf16, rounded by chance, as [`FloatState`].
 pub(super) struct WordState<'a, L: Lanes> {
     pub(super) old: Option<&'a [L::u32s]>,
     pub(super) new: &'a mut [L::u32s],
