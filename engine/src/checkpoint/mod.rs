@@ -18,7 +18,7 @@ mod span;
 mod under_way;
 mod write;
 
-pub use compare::{Difference, Kind, differences};
+pub use compare::{Difference, differences};
 pub use folder::newest;
 pub(crate) use folder::{
     any, any_of, gone, newest_name, newest_step_until, newest_until, open_named, open_step,

@@ -4,10 +4,10 @@ use super::exit::{Failed, code};
 use super::{data, say};
 use crate::checkpoint::inspect::{Summary, differences_of};
 use crate::checkpoint::{
-    self, Checkpoint, CheckpointError, Difference, FOLDER, Kind, RunFolder, differences, gone,
+    self, Checkpoint, CheckpointError, Difference, FOLDER, RunFolder, differences, gone,
     newest_until, open_named, set_aside,
 };
-use crate::config::{Loaded, Weights, load_of_run};
+use crate::config::{Loaded, ResumeEffect, Weights, load_of_run};
 use crate::data::{Dataset, Tokenizer};
 use crate::run_dir::directory::Directory;
 use crate::run_dir::{CONFIG, FORKED, METRICS, RunDir, RunMode, TOKENIZER, WEIGHTS};
@@ -128,7 +128,7 @@ fn still_its_own(dir: &Path, now: &Loaded, tokenizer: Option<&Tokenizer>) -> Res
     };
     let mut all = differences_of(&stored, now);
     all.extend(other_tokenizer(dir, tokenizer)?);
-    all.retain(|difference| difference.kind == Kind::Experiment);
+    all.retain(|difference| difference.kind == ResumeEffect::Experiment);
     permitted(&all, RunMode::Resume, FORK)
 }
 
@@ -228,7 +228,7 @@ pub(super) fn finished(dir: &Path, step: u64, loaded: &Loaded) -> Result<(), Fai
         all = saved.differences(loaded, &data).map_err(failed)?;
     }
     let (experiment, idle): (Vec<_>, Vec<_>) =
-        all.into_iter().partition(|d| d.kind == Kind::Experiment);
+        all.into_iter().partition(|d| d.kind == ResumeEffect::Experiment);
     permitted(&experiment, RunMode::Resume, CHECKPOINT)?;
     let idle: String = idle.iter().map(|d| format!("\n  {d}")).collect();
     say(&match idle.as_str() {
@@ -255,7 +255,7 @@ fn other_tokenizer(from: &Path, now: Option<&Tokenizer>) -> Result<Option<Differ
     let values = [was.len(), now.bytes().len()].map(|bytes| format_bytes(bytes as u64));
     let key = format!("data.tokenizer (not {} any more)", path.display());
     let differs = was != now.bytes();
-    Ok(differs.then_some(Difference { key, values, kind: Kind::Experiment }))
+    Ok(differs.then_some(Difference { key, values, kind: ResumeEffect::Experiment }))
 }
 
 fn failed(error: CheckpointError) -> Failed {
@@ -283,22 +283,23 @@ const FORK: Whose = ("fork", "give --fork with the --run-dir of its source");
 
 /// Says what differs; another experiment is a fork.
 fn permitted(all: &[Difference], mode: RunMode, (what, or): Whose) -> Result<(), Failed> {
-    let table = |kind: Kind| {
+    let table = |kind: ResumeEffect| {
         let lines = all.iter().filter(|d| d.kind == kind).map(|d| format!("\n  {d}"));
         lines.collect::<String>()
     };
-    let moved = all.iter().filter(|d| d.kind == Kind::Harmless && d.key.starts_with("data."));
+    let moved =
+        all.iter().filter(|d| d.kind == ResumeEffect::Harmless && d.key.starts_with("data."));
     let moved: String = moved.map(|d| format!("\n  {d}")).collect();
     if !moved.is_empty() {
         say(&format!("the same tokens, named otherwise:{moved}"));
     }
-    for kind in [Kind::Placement, Kind::Layout] {
+    for kind in [ResumeEffect::Placement, ResumeEffect::Layout] {
         let differ = table(kind);
         if !differ.is_empty() {
             say(&format!("{}:{differ}", kind.words()));
         }
     }
-    let experiment = table(Kind::Experiment);
+    let experiment = table(ResumeEffect::Experiment);
     if experiment.is_empty() {
         return Ok(());
     }

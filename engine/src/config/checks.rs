@@ -304,7 +304,7 @@ impl Checks<'_> {
                 (format!("the box has {}, but {grid}", counted(gpus, "GPU")), help)
             }
             DeviceConfig::Sim { box_, .. } => {
-                let why = box_.ranks_per_machine(self.config).err()?;
+                let why = box_.ranks_per_machine(&self.config.parallel).err()?;
                 let of_one = box_.gpus / box_.machines;
                 let help = if box_.gpus.is_multiple_of(box_.machines) {
                     format!(

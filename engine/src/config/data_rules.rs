@@ -1,8 +1,8 @@
 //! Rules between keys of the data, and between them and the model.
 
 use super::checks::{Broken, Checks};
-use super::schema::UNREAD_STEPS;
 use super::told::tokenizer_remedy;
+use super::train::UNREAD_STEPS;
 use super::{ControlTokens, DataConfig, DataFormat, Packing, TrainConfig, in_line};
 use topology::counted;
 

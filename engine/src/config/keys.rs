@@ -6,16 +6,16 @@ use super::reading::reader::Reader;
 use super::reading::section::Section;
 use super::reading::source::Place;
 use super::reading::tree::{Kind, Node};
-use super::{box_schema, schema};
+use super::{BoxConfig, Config};
 
 /// Every key of a config, in reading order, a section before the keys in it.
 pub fn keys() -> Vec<Key> {
-    described(|s| drop(schema::config(s, "")))
+    described(|s| drop(Config::read(s, "")))
 }
 
 /// Every key of the description of a box.
 pub fn box_keys() -> Vec<Key> {
-    described(|s| drop(box_schema::described_box(s, "")))
+    described(|s| drop(BoxConfig::read(s, "")))
 }
 
 fn described(read: impl FnOnce(&mut Section<'_, '_>)) -> Vec<Key> {

@@ -1,22 +1,8 @@
 //! Types of values and of products; refused among the `checks` where GPUs or shapes have no such products.
 
-use super::DeviceConfig;
 use super::checks::{Broken, Checks};
+use super::{DeviceConfig, Precision};
 use crate::run::{gpu, gpu_room};
-use serde::Serialize;
-
-/// 16-bit storage with fp32 arithmetic, or all fp32.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub enum Precision {
-    /// `Bf16`, but for the products of blocks, whose operands are rounded to 8 bits with a scale for each tensor.
-    Fp8,
-    /// IEEE half with dynamic loss scale.
-    Fp16,
-    /// bfloat16.
-    Bf16,
-    /// 32-bit.
-    Fp32,
-}
 
 /// The first compute capability with bf16 products.
 const BF16_SINCE: u32 = 80;

@@ -6,8 +6,8 @@ use super::{failed, open};
 use crate::checkpoint::inspect::{
     Distance, STATE_NAMES, config_differences, differences_of, distances,
 };
-use crate::checkpoint::{Checkpoint, Difference, Kind};
-use crate::config::Loaded;
+use crate::checkpoint::{Checkpoint, Difference};
+use crate::config::{Loaded, ResumeEffect};
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::path::Path;
@@ -31,7 +31,7 @@ pub(super) fn run([a, b]: [&Path; 2], as_json: bool) -> Result<(), Failed> {
 /// Refuses a change to anything but the layout.
 pub(super) fn only_layout(stored: &Loaded, now: &Loaded) -> Result<(), Failed> {
     let all = differences_of(stored, now);
-    let other: Vec<_> = all.iter().filter(|d| d.kind == Kind::Experiment).collect();
+    let other: Vec<_> = all.iter().filter(|d| d.kind == ResumeEffect::Experiment).collect();
     if other.is_empty() {
         return Ok(());
     }
@@ -44,12 +44,12 @@ fn is_equal(all: &[Distance]) -> bool {
     all.iter().all(|d| d.states == Ok([None; 4]))
 }
 
-const fn name(kind: Kind) -> &'static str {
+const fn name(kind: ResumeEffect) -> &'static str {
     match kind {
-        Kind::Harmless => "harmless",
-        Kind::Placement => "placement",
-        Kind::Layout => "layout",
-        Kind::Experiment => "experiment",
+        ResumeEffect::Harmless => "harmless",
+        ResumeEffect::Placement => "placement",
+        ResumeEffect::Layout => "layout",
+        ResumeEffect::Experiment => "experiment",
     }
 }
 
@@ -63,7 +63,12 @@ fn in_words(
     if configs.is_empty() {
         text += "the configs are the same\n";
     }
-    for kind in [Kind::Harmless, Kind::Placement, Kind::Layout, Kind::Experiment] {
+    for kind in [
+        ResumeEffect::Harmless,
+        ResumeEffect::Placement,
+        ResumeEffect::Layout,
+        ResumeEffect::Experiment,
+    ] {
         let of_kind: Vec<_> = configs.iter().filter(|d| d.kind == kind).collect();
         if !of_kind.is_empty() {
             let _ = writeln!(text, "{}:", kind.words());

@@ -7,7 +7,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::key::Key;
-use super::report::{Problem, SHOWN, Spot, short};
+use super::report::{ConfigError, Problem, SHOWN, Spot, short};
 use super::source::{Kind as SourceKind, Place, Source};
 use super::suggest;
 use super::tree::{Node, join};
@@ -164,6 +164,12 @@ impl Reader {
         let ignored = unknown.extract_if(.., |unknown| !set(unknown.place));
         let name = |unknown: Unknown| short(&join(&unknown.section, &unknown.key));
         self.ignored.extend(ignored.map(name));
+    }
+
+    /// All problems as the error of the file `name`.
+    pub(in crate::config) fn into_error(mut self, name: &str) -> ConfigError {
+        self.problems.sort_by_key(Problem::order);
+        ConfigError { name: name.into(), sources: self.sources, problems: self.problems }
     }
 
     /// Takes over what the reader of another file found; its keys get a prefix.

@@ -3,8 +3,9 @@
 use std::collections::BTreeSet;
 
 use super::fields::absolute;
+use super::key::Declaration;
 use super::reader::Reader;
-use super::section::{About, Or, Section};
+use super::section::{Or, Section};
 use super::tree::{Kind, Node};
 use super::value::{Complaint, Interval, Parsed, quoted};
 use crate::config::in_line;
@@ -46,20 +47,14 @@ impl Entries {
 
 impl Section<'_, '_> {
     /// A path, a list of entries, or `None`.
-    pub(in crate::config) fn sources(
-        &mut self,
-        key: &'static str,
-        entries: Entries,
-        doc: &'static str,
-    ) -> Sources {
+    pub(in crate::config) fn sources(&mut self, key: Declaration, entries: Entries) -> Sources {
         let none = if entries == Entries::Named { ", or `None`" } else { "" };
         let values = || format!("path in quotes, or `{}`{none}", entries.example());
-        let about = About { doc, values: &values };
         let show = |all: &Sources| match all.is_empty() && entries == Entries::Weighed {
             true => quoted(""),
             false => in_line(all),
         };
-        self.leaf(key, Or::Default(Sources::default()), about, show, |reader, node| {
+        self.leaf(key, Or::Default(Sources::default()), &values, show, |reader, node| {
             sources(reader, node, entries)
         })
     }

@@ -1,0 +1,135 @@
+//! How a key of a config is declared, once: its documentation, its type, its range, its default, and what a change of it
+//! means for `--resume`.
+
+/// Declares a section: a struct with a field for each key, and a function that reads the keys in this order. Of a key stand
+/// - its documentation, in one paragraph, which `onebox config keys` prints, too;
+/// - its name, and the type of its value;
+/// - the method of [`Section`](super::reading::section::Section) that reads it, with range and default. The defaults may
+///   use the keys above, and what a `let` before the key names;
+/// - its [`ResumeEffect`](super::ResumeEffect). No section has one, and no key of a box.
+macro_rules! section {
+    (
+        $(#[$attribute:meta])*
+        pub struct $Section:ident, read($section:ident $(, $context:ident: $Context:ty)*) {
+            $(
+                $(let $name:ident = $value:expr;)*
+                $(#[doc = $doc:literal])+
+                $(#[serde($($serde:tt)*)])?
+                $key:ident: $Key:ty = $read:ident($($arguments:tt)*) $(, resume: $effect:ident)?;
+            )+
+        }
+    ) => {
+        $(#[$attribute])*
+        pub struct $Section {
+            $(
+                $(#[doc = $doc])+
+                $(#[serde($($serde)*)])?
+                pub $key: $Key,
+            )+
+        }
+
+        impl $Section {
+            /// Reads every key.
+            pub(super) fn read(
+                $section: &mut $crate::config::reading::section::Section<'_, '_>
+                $(, $context: $Context)*
+            ) -> Self {
+                $(
+                    $(let $name = $value;)*
+                    let declaration = $crate::config::declare::declaration!(
+                        $key, $($doc)+ $(, $effect)?
+                    );
+                    let $key: $Key = $section.$read(declaration, $($arguments)*);
+                )+
+                Self { $($key),+ }
+            }
+        }
+    };
+}
+
+/// Declares an enum whose variants are values of a key. A variant with keys of its own has an example of them in brackets;
+/// they are declared as those of a section are, and a change of them means what a change of the variant does.
+macro_rules! choice {
+    (
+        $(#[$attribute:meta])*
+        pub enum $Choice:ident $(, read($context:ident: $Context:ty))? {
+            $(
+                $(#[$variant_attribute:meta])*
+                $Variant:ident $([$example:literal])? $({
+                    $(let $name:ident = $value:expr;)*
+                    $(
+                        $(#[doc = $doc:literal])+
+                        $key:ident: $Key:ty = $read:ident($($arguments:tt)*);
+                    )+
+                })?
+            ),+ $(,)?
+        }
+    ) => {
+        $(#[$attribute])*
+        pub enum $Choice {
+            $(
+                $(#[$variant_attribute])*
+                $Variant $({
+                    $(
+                        $(#[doc = $doc])+
+                        $key: $Key,
+                    )+
+                })?
+            ),+
+        }
+
+        impl $crate::config::reading::section::Choice for $Choice {
+            type Context = $crate::config::declare::context!($($Context)?);
+            const EXAMPLES: &'static [&'static str] =
+                &[$(concat!(stringify!($Variant) $(, $example)?)),+];
+
+            fn name(&self) -> &'static str {
+                match self {
+                    $(Self::$Variant { .. } => stringify!($Variant)),+
+                }
+            }
+
+            fn read(
+                variant: &str,
+                _section: &mut $crate::config::reading::section::Section<'_, '_>,
+                _context: Self::Context,
+            ) -> Self {
+                $(let $context: $Context = _context;)?
+                $(
+                    if variant == stringify!($Variant) {
+                        $(
+                            $(let $name = $value;)*
+                            $(
+                                let declaration =
+                                    $crate::config::declare::declaration!($key, $($doc)+);
+                                let $key: $Key = _section.$read(declaration, $($arguments)*);
+                            )+
+                        )?
+                        return Self::$Variant $({ $($key),+ })?;
+                    }
+                )+
+                unreachable!("`{variant}` is none of {:?}", Self::EXAMPLES)
+            }
+        }
+    };
+}
+
+/// What is said of a key, without its value.
+macro_rules! declaration {
+    ($key:ident, $($doc:literal)+ $(, $effect:ident)?) => {
+        $crate::config::reading::key::Declaration::new(stringify!($key), concat!($($doc),+))
+            $(.resume($crate::config::ResumeEffect::$effect))?
+    };
+}
+
+/// The type of a choice's context.
+macro_rules! context {
+    () => {
+        ()
+    };
+    ($Context:ty) => {
+        $Context
+    };
+}
+
+pub(super) use {choice, context, declaration, section};
