@@ -16,7 +16,7 @@ pub struct Difference {
     /// (in the checkpoint, now), in RON.
     pub values: [String; 2],
     /// What it means.
-    pub kind: ResumeEffect,
+    pub effect: ResumeEffect,
 }
 
 impl fmt::Display for Difference {
@@ -93,19 +93,19 @@ pub(super) fn between(
         let deals = ["data.order", "data.packing"].contains(&&**key);
         let names_tokens = key.starts_with("data.") && !deals;
         let kind = if known_same && names_tokens { ResumeEffect::Harmless } else { listed() };
-        differs.then(|| Difference { key: key.clone(), kind, values })
+        differs.then(|| Difference { key: key.clone(), effect: kind, values })
     };
     let mut found: Vec<Difference> = keys.into_iter().filter_map(difference).collect();
     // Delayed updates are other mathematics, from another step on too.
     if delayed(stored) != delayed(now) {
         let decides = |key: &str| key.starts_with("offload.update") || key == "offload.optimizer";
         let those = found.iter_mut().filter(|difference| decides(&difference.key));
-        those.for_each(|difference| difference.kind = ResumeEffect::Experiment);
+        those.for_each(|difference| difference.effect = ResumeEffect::Experiment);
     }
     if !same {
         let key = "data (what the files hold)".to_owned();
         let values = [seen, sees].map(ToString::to_string);
-        found.push(Difference { key, values, kind: ResumeEffect::Experiment });
+        found.push(Difference { key, values, effect: ResumeEffect::Experiment });
     }
     found
 }
@@ -136,7 +136,7 @@ mod tests {
             let (stored, now) = (of("train.seed=1"), of(set));
             let found = between((&stored, &seen), (&now, &seen)).into_iter();
             let data = found.filter(|difference| difference.key.starts_with("data."));
-            data.map(|difference| (difference.key, difference.kind)).collect::<Vec<_>>()
+            data.map(|difference| (difference.key, difference.effect)).collect::<Vec<_>>()
         };
         let packing = kinds("data.packing=Documents");
         assert_eq!(packing, [("data.packing".to_owned(), ResumeEffect::Experiment)]);

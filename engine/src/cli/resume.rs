@@ -128,7 +128,7 @@ fn still_its_own(dir: &Path, now: &Loaded, tokenizer: Option<&Tokenizer>) -> Res
     };
     let mut all = differences_of(&stored, now);
     all.extend(other_tokenizer(dir, tokenizer)?);
-    all.retain(|difference| difference.kind == ResumeEffect::Experiment);
+    all.retain(|difference| difference.effect == ResumeEffect::Experiment);
     permitted(&all, RunMode::Resume, FORK)
 }
 
@@ -228,7 +228,7 @@ pub(super) fn finished(dir: &Path, step: u64, loaded: &Loaded) -> Result<(), Fai
         all = saved.differences(loaded, &data).map_err(failed)?;
     }
     let (experiment, idle): (Vec<_>, Vec<_>) =
-        all.into_iter().partition(|d| d.kind == ResumeEffect::Experiment);
+        all.into_iter().partition(|d| d.effect == ResumeEffect::Experiment);
     permitted(&experiment, RunMode::Resume, CHECKPOINT)?;
     let idle: String = idle.iter().map(|d| format!("\n  {d}")).collect();
     say(&match idle.as_str() {
@@ -255,7 +255,7 @@ fn other_tokenizer(from: &Path, now: Option<&Tokenizer>) -> Result<Option<Differ
     let values = [was.len(), now.bytes().len()].map(|bytes| format_bytes(bytes as u64));
     let key = format!("data.tokenizer (not {} any more)", path.display());
     let differs = was != now.bytes();
-    Ok(differs.then_some(Difference { key, values, kind: ResumeEffect::Experiment }))
+    Ok(differs.then_some(Difference { key, values, effect: ResumeEffect::Experiment }))
 }
 
 fn failed(error: CheckpointError) -> Failed {
@@ -284,11 +284,11 @@ const FORK: Whose = ("fork", "give --fork with the --run-dir of its source");
 /// Says what differs; another experiment is a fork.
 fn permitted(all: &[Difference], mode: RunMode, (what, or): Whose) -> Result<(), Failed> {
     let table = |kind: ResumeEffect| {
-        let lines = all.iter().filter(|d| d.kind == kind).map(|d| format!("\n  {d}"));
+        let lines = all.iter().filter(|d| d.effect == kind).map(|d| format!("\n  {d}"));
         lines.collect::<String>()
     };
     let moved =
-        all.iter().filter(|d| d.kind == ResumeEffect::Harmless && d.key.starts_with("data."));
+        all.iter().filter(|d| d.effect == ResumeEffect::Harmless && d.key.starts_with("data."));
     let moved: String = moved.map(|d| format!("\n  {d}")).collect();
     if !moved.is_empty() {
         say(&format!("the same tokens, named otherwise:{moved}"));

@@ -2,7 +2,7 @@
 
 use super::ParallelConfig;
 use super::declare::section;
-use super::machine::{self, Counted};
+use super::machine::{self, TopologyNumber};
 use super::reading::key::Declaration;
 use super::reading::section::{Or, Section};
 use super::reading::value::Interval;
@@ -26,19 +26,21 @@ section! {
         /// Number of equal machines.
         machines: usize = uint(1..=1024, Or::Default(1));
         /// GPUs of all machines together. A topology says it by itself.
-        gpus: usize = counted(Counted {
-            what: "GPU", most: 4096, or: Or::Required("gpus: 16"), machines, of_one: described.as_ref().map(|m| m.gpus.len()),
+        gpus: usize = counted(TopologyNumber {
+            what: "GPU", most: 4096, or: Or::Required("gpus: 16"), machines,
+            per_machine: described.as_ref().map(|m| m.gpus.len()),
         });
         /// NUMA nodes of a machine. Without a topology GPUs are dealt to them evenly, in order.
-        numa_nodes: usize = counted(Counted {
-            what: "NUMA node", most: 1024, or: Or::Default(1), machines: 1, of_one: described.as_ref().map(|m| m.numa_nodes.len()),
+        numa_nodes: usize = counted(TopologyNumber {
+            what: "NUMA node", most: 1024, or: Or::Default(1), machines: 1,
+            per_machine: described.as_ref().map(|m| m.numa_nodes.len()),
         });
         /// Usable memory of each GPU.
         gpu_memory: u64 = bytes(1 << 50, Or::Required("gpu_memory: \"31.7GiB\""));
         /// Usable memory of each NUMA node.
         node_memory: u64 = bytes(1 << 50, Or::Required("node_memory: \"755GiB\""));
         /// What the XML describes.
-        machine: Option<Arc<Machine>> = no_key(described.map(|machine| machine::with_node_memory(machine, node_memory)));
+        machine: Option<Arc<Machine>> = not_a_key(described.map(|machine| machine::with_node_memory(machine, node_memory)));
         /// GB/s each way between a machine and the others.
         network_gb_per_s: f32 = rate();
         /// Rates of each GPU. 0: not known.
@@ -129,7 +131,7 @@ impl Section<'_, '_> {
     }
 
     /// A field of the struct that follows from keys, and is none.
-    fn no_key<T>(&mut self, _: Declaration, value: T) -> T {
+    fn not_a_key<T>(&mut self, _: Declaration, value: T) -> T {
         value
     }
 }
@@ -179,18 +181,18 @@ section! {
         let of_16 = s.flops_and_bytes("gemm_gflops_16", "gemm_gb_per_s_16");
         let of_32 = s.flops_and_bytes("gemm_gflops_32", "gemm_gb_per_s_32");
         /// Matrix products, 16-bit and 32-bit storage: GFLOPS, and GB/s of their operands, one after the other.
-        gemm: [[f32; 2]; 2] = no_key([of_16, of_32]);
+        gemm: [[f32; 2]; 2] = not_a_key([of_16, of_32]);
 
         let forward = s.flops_and_bytes("attention_gflops", "attention_gb_per_s");
         let backward = s.flops_and_bytes("attention_backward_gflops", "attention_backward_gb_per_s");
         /// Attention, forward and backward: likewise.
-        attention: [[f32; 2]; 2] = no_key([forward, backward]);
+        attention: [[f32; 2]; 2] = not_a_key([forward, backward]);
 
         let of_16 = s.ops("gb_per_s_16", "Ops on 16-bit storage. 0: not measured.");
         let of_32 = s.ops("gb_per_s_32", "Ops on 32-bit storage. 0: not measured.");
         let pairs = of_16.into_iter().zip(of_32).map(|(a, b)| [a, b]);
         /// GB/s by op, 16-bit and 32-bit storage; 0: not measured.
-        ops_gb_per_s: Vec<(&'static str, [f32; 2])> = no_key(MEASURED_OPS.into_iter().zip(pairs).collect());
+        ops_gb_per_s: Vec<(&'static str, [f32; 2])> = not_a_key(MEASURED_OPS.into_iter().zip(pairs).collect());
         /// Microseconds until the threads of a rank share an op.
         thread_us: f32 = rate();
         /// What each further core adds to the first core of a rank.

@@ -1,12 +1,12 @@
-//! How a key of a config is declared, once: its documentation, its type, its range, its default, and what a change of it
-//! means for `--resume`.
+//! How a key of a config is declared, once: documentation, type, range, default, and the effect of a change on `--resume`.
 
-/// Declares a section: a struct with a field for each key, and a function that reads the keys in this order. Of a key stand
-/// - its documentation, in one paragraph, which `onebox config keys` prints, too;
+/// Declares a section: a struct with a field for each key, and a function that reads the keys in this order.
+/// The declaration of a key consists of
+/// - its documentation, one paragraph, which `onebox config keys` prints too;
 /// - its name, and the type of its value;
-/// - the method of [`Section`](super::reading::section::Section) that reads it, with range and default. The defaults may
-///   use the keys above, and what a `let` before the key names;
-/// - its [`ResumeEffect`](super::ResumeEffect). No section has one, and no key of a box.
+/// - the method of [`Section`](super::reading::section::Section) that reads it, with range and default; they may
+///   use the keys above, the arguments of `read`, and each `let` above;
+/// - its [`ResumeEffect`](super::ResumeEffect); a section and a key of a box have none.
 macro_rules! section {
     (
         $(#[$attribute:meta])*
@@ -47,8 +47,9 @@ macro_rules! section {
     };
 }
 
-/// Declares an enum whose variants are values of a key. A variant with keys of its own has an example of them in brackets;
-/// they are declared as those of a section are, and a change of them means what a change of the variant does.
+/// Declares an enum whose variants are the values of a key. A variant with keys of its own shows an example of them in
+/// brackets. These keys are declared as in a section, but without a [`ResumeEffect`](super::ResumeEffect): they have
+/// that of the key that holds the enum.
 macro_rules! choice {
     (
         $(#[$attribute:meta])*

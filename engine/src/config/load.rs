@@ -8,8 +8,8 @@ use super::parse::{A_CONFIG, parse, stem};
 use super::reading::reader::Reader;
 use super::reading::report::{ConfigError, Problem};
 use super::reading::set;
-use super::reading::source::Place;
-use super::reading::tree::{Kind, Node};
+use super::reading::source::Span;
+use super::reading::tree::{Node, NodeKind};
 use super::reading::value::Complaint;
 use super::{Config, Loaded, schema, told};
 
@@ -74,7 +74,7 @@ fn load_file(
         ConfigError::plain(&name, format!("cannot read the config `{name}`: {message}"), help)
     })?;
     let dir = path.parent().unwrap_or(Path::new(""));
-    read_all(reader, &text, (&name, dir), sets, trouble)
+    read_all(reader, &text, &name, dir, sets, trouble)
 }
 
 /// [`load`] for a text that was read already; messages call it `name`, and its relative paths are
@@ -85,7 +85,7 @@ pub fn load_str(
     base_dir: &Path,
     sets: &[String],
 ) -> Result<Loaded, ConfigError> {
-    read_all(Reader::default(), text, (name, base_dir), sets, &|_, _| Vec::new())
+    read_all(Reader::default(), text, name, base_dir, sets, &|_, _| Vec::new())
 }
 
 /// [`load_str`] for a search of layouts.
@@ -98,7 +98,7 @@ pub fn load_text_to_search(
     base_dir: &Path,
     sets: &[String],
 ) -> Result<Loaded, ConfigError> {
-    read_all(Reader::to_search(), text, (name, base_dir), sets, &|_, _| Vec::new())
+    read_all(Reader::to_search(), text, name, base_dir, sets, &|_, _| Vec::new())
 }
 
 /// The config that a checkpoint holds. It may be of another version or made up: keys that this version does not know are
@@ -107,7 +107,8 @@ pub fn load_stored(text: &str, sets: &[String]) -> Result<Loaded, ConfigError> {
     read_all(
         Reader::of_a_checkpoint(),
         text,
-        ("the checkpoint's config", Path::new("/")),
+        "the checkpoint's config",
+        Path::new("/"),
         sets,
         &|_, _| Vec::new(),
     )
@@ -147,7 +148,8 @@ impl Loaded {
 fn read_all(
     mut reader: Reader,
     text: &str,
-    (name, base_dir): (&str, &Path),
+    name: &str,
+    base_dir: &Path,
     sets: &[String],
     trouble: &Trouble<'_>,
 ) -> Result<Loaded, ConfigError> {
@@ -183,6 +185,6 @@ fn read_all(
 
 /// A config without keys, standing in for one that cannot be parsed.
 fn empty() -> Node {
-    let place = Place { source: 0, start: 0, end: 0 };
-    Node { place, kind: Kind::Struct { name: None, fields: Vec::new() } }
+    let place = Span { source: 0, start: 0, end: 0 };
+    Node { place, kind: NodeKind::Struct { name: None, fields: Vec::new() } }
 }

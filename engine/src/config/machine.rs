@@ -40,7 +40,7 @@ pub(super) fn with_node_memory(machine: Arc<Machine>, node_memory: u64) -> Arc<M
 }
 
 /// A number that the topology tells too.
-pub(super) struct Counted {
+pub(super) struct TopologyNumber {
     /// `GPU`
     pub(super) what: &'static str,
     pub(super) most: u64,
@@ -49,13 +49,13 @@ pub(super) struct Counted {
     /// Machines alike, where the number is of all of them.
     pub(super) machines: usize,
     /// As the topology has it of each machine.
-    pub(super) of_one: Option<usize>,
+    pub(super) per_machine: Option<usize>,
 }
 
 impl Section<'_, '_> {
     /// Reads a number that the topology tells too.
-    pub(super) fn counted(&mut self, key: Declaration, number: Counted) -> usize {
-        let Counted { what, most, or, machines, of_one } = number;
+    pub(super) fn counted(&mut self, key: Declaration, number: TopologyNumber) -> usize {
+        let TopologyNumber { what, most, or, machines, per_machine: of_one } = number;
         if !self.reader.ok(&["topology"]) {
             return self.uint(key, 1..=most, Or::Derived(1, "of the topology", &["topology"]));
         }

@@ -54,7 +54,7 @@ pub use load_box::load_box;
 pub use model::{Family, ModelConfig, RopeConfig, RopeScaling, Weights};
 pub(crate) use offload::{ALL_TOGETHER, BUCKET_ELEMENTS, TILE_ELEMENTS};
 pub use offload::{Accumulate, Master, Moments, OffloadConfig, ParameterPlace, Placement};
-pub use offload::{Speculated, Transfer, UpdateMode};
+pub use offload::{SpeculatedFraction, Transfer, UpdateMode};
 pub use optimizer::{
     LossScaleConfig, OptimizerConfig, OptimizerKind, ScheduleConfig, ScheduleKind,
 };

@@ -2,41 +2,41 @@
 
 use super::reading::report::Problem;
 use super::reading::section::Section;
-use super::transformers::{self, COMPARED, Compared, Described};
+use super::transformers::{self, COMPARED, ComparedKey, FolderModel};
 use super::{ModelConfig, Origin, told};
 
 /// Reads the section `model`.
 pub(super) fn model(s: &mut Section<'_, '_>) -> ModelConfig {
     let mut folder = None;
     let model = ModelConfig::read(s, |s, from| {
-        // What cannot be read is told; nothing more is asked for then.
+        // What cannot be read is reported; nothing more is asked for then.
         folder = match from {
             _ if !s.reader.ok(&["model.from"]) => Some(transformers::none()),
-            Some(path) => told::described(s.reader, "model.from", path),
+            Some(path) => told::of_folder(s.reader, "model.from", path),
             None => None,
         };
         folder.as_ref().map(|folder| folder.model.clone())
     });
-    if let (Some(told), Some(from)) = (&folder, &model.from) {
-        contradictions(s, (&model, from), told);
+    if let (Some(folder), Some(from)) = (&folder, &model.from) {
+        contradictions(s, &model, from, folder);
     }
     model
 }
 
 /// Reports keys that are given beside a folder and say otherwise than it.
-fn contradictions(s: &mut Section<'_, '_>, (model, from): (&ModelConfig, &str), told: &Described) {
-    let their = &told.model;
-    let differing = COMPARED.into_iter().filter_map(|Compared { key, value, .. }| {
+fn contradictions(s: &mut Section<'_, '_>, model: &ModelConfig, from: &str, folder: &FolderModel) {
+    let their = &folder.model;
+    let differing = COMPARED.into_iter().filter_map(|ComparedKey { key, value, .. }| {
         let (ours, theirs) = (value(model), value(their));
         // Shorter samples are those of the same model.
         if key == "model.seq_len" {
-            let most = format!("at most {theirs} ({})", told.positions);
+            let most = format!("at most {theirs} ({})", folder.positions);
             return (model.seq_len > their.seq_len).then_some((key, ours, most));
         }
         (ours != theirs).then_some((key, ours, theirs))
     });
     for (key, ours, theirs) in differing {
-        // What is bad by itself is told already.
+        // What is bad by itself is reported already.
         let given = s.reader.origins.iter().any(|(name, _, origin)| {
             name.starts_with(key) && !matches!(origin, Origin::Default | Origin::Derived(_))
         });

@@ -42,7 +42,7 @@ section! {
         /// rounded down to whole segments, the last ones: first an output projection of its own, then the final norm
         /// and the last blocks. Their states take their bytes in host memory twice. `Auto`: on a described box the
         /// share of the fastest simulated step, elsewhere at most 0.5, as far as it fits.
-        speculated_fraction: Speculated = speculated(), resume: Placement;
+        speculated_fraction: SpeculatedFraction = speculated(), resume: Placement;
         /// How gradients and parameters cross PCIe. `Blocking` is what DeepSpeed did in 2020, to compare with; it needs
         /// `update: Serial` and the optimizer on the host.
         transfer: Transfer = choice(Or::Default(Transfer::Streamed)), resume: Layout;
@@ -165,7 +165,7 @@ choice! {
 
 /// Share of the parameters that `Speculative` updates ahead of the decision.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub enum Speculated {
+pub enum SpeculatedFraction {
     /// As [`choose`](crate::predict::choose) finds.
     Auto,
     /// In [0, 1].
@@ -173,7 +173,7 @@ pub enum Speculated {
     Share(f32),
 }
 
-impl Speculated {
+impl SpeculatedFraction {
     /// Where nothing else is known.
     pub const USUAL: f32 = 0.5;
 
@@ -187,9 +187,9 @@ impl Speculated {
 }
 
 impl Section<'_, '_> {
-    fn speculated(&mut self, key: Declaration) -> Speculated {
+    fn speculated(&mut self, key: Declaration) -> SpeculatedFraction {
         let share = self.float_or_auto(key, Interval::closed(0.0, 1.0));
-        share.map_or(Speculated::Auto, Speculated::Share)
+        share.map_or(SpeculatedFraction::Auto, SpeculatedFraction::Share)
     }
 }
 

@@ -3,13 +3,13 @@
 use super::file::LARGEST;
 use super::reading::reader::Reader;
 use super::reading::report::Problem;
-use super::reading::source::{Kind as SourceKind, Source};
-use super::reading::tree::{self, Kind, Node};
+use super::reading::source::{Source, SourceKind};
+use super::reading::tree::{self, Node, NodeKind};
 use super::reading::value::Complaint;
 use std::path::{Path, PathBuf};
 
 /// What a file is to hold, and what to do with one that holds something else that onebox reads.
-pub(super) struct Wanted {
+pub(super) struct FileKind {
     /// `a config`
     what: &'static str,
     /// Keys of which every such file has one.
@@ -27,7 +27,7 @@ pub(super) struct Wanted {
 const OF_A_CONFIG: &[&str] = &["model", "train"];
 const OF_A_BOX: &[&str] = &["gpu_memory", "node_memory"];
 
-pub(super) const A_CONFIG: Wanted = Wanted {
+pub(super) const A_CONFIG: FileKind = FileKind {
     what: "a config",
     own: OF_A_CONFIG,
     others: OF_A_BOX,
@@ -36,7 +36,7 @@ pub(super) const A_CONFIG: Wanted = Wanted {
     xml_help: "see it with `onebox topology --xml FILE`; a config names a box, and a box its topology",
 };
 
-pub(super) const A_BOX: Wanted = Wanted {
+pub(super) const A_BOX: FileKind = FileKind {
     what: "a box",
     own: OF_A_BOX,
     others: OF_A_CONFIG,
@@ -46,10 +46,10 @@ pub(super) const A_BOX: Wanted = Wanted {
                does: `topology: \"FILE\"`",
 };
 
-impl Wanted {
+impl FileKind {
     /// Whether a text that was parsed to `root` is of the other kind.
     fn refuses(&self, root: &Node) -> bool {
-        let Kind::Struct { fields, .. } = &root.kind else { return false };
+        let NodeKind::Struct { fields, .. } = &root.kind else { return false };
         let has = |keys: &[&str]| fields.iter().any(|field| keys.contains(&field.key.as_str()));
         has(self.others) && !has(self.own)
     }
@@ -67,7 +67,7 @@ pub(super) fn parse(
     text: &str,
     name: &str,
     dir: Option<&Path>,
-    wanted: &Wanted,
+    wanted: &FileKind,
 ) -> Option<Node> {
     let absolute = |dir: &Path| {
         let dir = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };

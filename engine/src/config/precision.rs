@@ -1,6 +1,6 @@
 //! Types of values and of products; refused among the `checks` where GPUs or shapes have no such products.
 
-use super::checks::{Broken, Checks};
+use super::checks::{Checks, Violation};
 use super::{DeviceConfig, Precision};
 use crate::run::{gpu, gpu_room};
 
@@ -11,7 +11,7 @@ const BF16_SINCE: u32 = 80;
 const FP8_MULTIPLE: usize = 16;
 
 impl Checks<'_> {
-    pub(super) fn precision(&self) -> Option<Broken> {
+    pub(super) fn precision(&self) -> Option<Violation> {
         let (since, products, instead) = match self.config.precision {
             Precision::Bf16 => {
                 (BF16_SINCE, "bf16", "`precision: Fp16`, which has a loss scale, or `Fp32`")
@@ -32,7 +32,7 @@ impl Checks<'_> {
                 (format!("GPU {}, {}, is", oldest.ordinal, oldest.name), oldest.sm)
             }
         };
-        (sm > 0 && sm < since).then(|| Broken {
+        (sm > 0 && sm < since).then(|| Violation {
             message: format!(
                 "`{:?}` needs sm_{since} or newer: {what} sm_{sm}, which has no {products} products",
                 self.config.precision
@@ -42,7 +42,7 @@ impl Checks<'_> {
         })
     }
 
-    pub(super) fn fp8_sizes(&self) -> Option<Broken> {
+    pub(super) fn fp8_sizes(&self) -> Option<Violation> {
         if self.config.precision != Precision::Fp8 {
             return None;
         }
@@ -55,7 +55,7 @@ impl Checks<'_> {
             ("batch.micro", tokens, "tokens of a micro-batch"),
         ];
         let odd = sizes.into_iter().find(|(_, size, _)| !size.is_multiple_of(FP8_MULTIPLE));
-        odd.map(|(key, size, what)| Broken {
+        odd.map(|(key, size, what)| Violation {
             message: format!(
                 "products of fp8 have sizes in multiples of {FP8_MULTIPLE}: {size} {what} are none"
             ),

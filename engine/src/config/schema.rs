@@ -54,7 +54,7 @@ section! {
         host_checkpoints: bool = flag(Or::Default(false)), resume: Placement;
         /// Text or tokens.
         data: DataConfig = section(|s| {
-            let tokenizer = told::tokenizer_beside(s.reader, &model);
+            let tokenizer = told::tokenizer_of_folder(s.reader, &model);
             DataConfig::read(s, tokenizer)
         });
         /// The text that a run writes after its last step.

@@ -2,7 +2,7 @@
 
 use crate::config::{
     Config, DeviceConfig, Loaded, Master, Moments, OffloadConfig, ParameterPlace, Placement,
-    Speculated, UpdateMode,
+    SpeculatedFraction, UpdateMode,
 };
 use crate::predict::changes::{self, CHECKPOINTS, PLACES, divisors, grids};
 use crate::predict::plan::fits;
@@ -222,7 +222,7 @@ fn changes_of(given: &Config, gpus: Option<usize>) -> Vec<Change> {
     if given.offload.update == UpdateMode::Speculative {
         let now = given.offload.speculated_fraction.share();
         for share in SHARES.into_iter().filter(|share| *share < now) {
-            let share = Speculated::Share(share);
+            let share = SpeculatedFraction::Share(share);
             all.push((6, Box::new(move |c| c.offload.speculated_fraction = share)));
         }
         all.push((6, Box::new(|c| c.offload.update = UpdateMode::Overlapped)));

@@ -31,7 +31,7 @@ pub(super) fn run([a, b]: [&Path; 2], as_json: bool) -> Result<(), Failed> {
 /// Refuses a change to anything but the layout.
 pub(super) fn only_layout(stored: &Loaded, now: &Loaded) -> Result<(), Failed> {
     let all = differences_of(stored, now);
-    let other: Vec<_> = all.iter().filter(|d| d.kind == ResumeEffect::Experiment).collect();
+    let other: Vec<_> = all.iter().filter(|d| d.effect == ResumeEffect::Experiment).collect();
     if other.is_empty() {
         return Ok(());
     }
@@ -69,7 +69,7 @@ fn in_words(
         ResumeEffect::Layout,
         ResumeEffect::Experiment,
     ] {
-        let of_kind: Vec<_> = configs.iter().filter(|d| d.kind == kind).collect();
+        let of_kind: Vec<_> = configs.iter().filter(|d| d.effect == kind).collect();
         if !of_kind.is_empty() {
             let _ = writeln!(text, "{}:", kind.words());
         }
@@ -100,7 +100,7 @@ fn in_words(
 
 fn in_json((a, b): (&Checkpoint, &Checkpoint), configs: &[Difference], all: &[Distance]) -> Value {
     let side = |c: &Checkpoint| json!({ "path": c.path(), "step": c.step() });
-    let config = |d: &Difference| json!({ "key": d.key, "a": d.values[0], "b": d.values[1], "kind": name(d.kind) });
+    let config = |d: &Difference| json!({ "key": d.key, "a": d.values[0], "b": d.values[1], "kind": name(d.effect) });
     let tensor = |d: &Distance| match &d.states {
         Err(why) => json!({ "name": d.name, "problem": why }),
         // What is not finite is null, as in metrics.

@@ -8,8 +8,8 @@ use super::bytes::format_bytes;
 use super::key::Declaration;
 use super::reader::Reader;
 use super::section::{Or, Section};
-use super::source::Kind as SourceKind;
-use super::tree::{Kind, Node};
+use super::source::SourceKind;
+use super::tree::{Node, NodeKind};
 use super::value::{Complaint, Interval, Parsed, float_text, grouped, quoted};
 
 impl Section<'_, '_> {
@@ -32,7 +32,7 @@ impl Section<'_, '_> {
     ) -> T {
         let values = || format!("{}, or 0", whole_words(&range));
         self.leaf(key, Or::Default(T::default()), &values, T::to_string, |reader, node| {
-            if matches!(&node.kind, Kind::Word(word) if word == "0") {
+            if matches!(&node.kind, NodeKind::Word(word) if word == "0") {
                 return Ok(T::default());
             }
             let or_0 =
@@ -88,7 +88,7 @@ impl Section<'_, '_> {
         let values = || format!("number {}, or `Auto`", within.words());
         let show = |value: &Option<f32>| value.map_or_else(|| "Auto".into(), float_text);
         self.leaf(key, Or::Default(None), &values, show, |reader, node| match &node.kind {
-            Kind::Word(word) if word == "Auto" => Ok(None),
+            NodeKind::Word(word) if word == "Auto" => Ok(None),
             _ => reader.item(node).float(within).map(Some),
         })
     }
@@ -181,11 +181,11 @@ fn whole<T: TryFrom<u64>>(reader: &Reader, node: &Node, range: &RangeInclusive<u
 /// `None`, `Some(value)` or the plain value.
 fn optional<T>(node: &Node, parse: impl FnOnce(&Node) -> Parsed<T>) -> Parsed<Option<T>> {
     match &node.kind {
-        Kind::Tuple { name: Some(name), items } if name == "Some" => match items.as_slice() {
+        NodeKind::Tuple { name: Some(name), items } if name == "Some" => match items.as_slice() {
             [inner] => parse(inner).map(Some),
             _ => parse(node).map(Some),
         },
-        Kind::Word(word) if word == "None" => Ok(None),
+        NodeKind::Word(word) if word == "None" => Ok(None),
         _ => parse(node).map(Some),
     }
 }

@@ -1,10 +1,10 @@
 //! One `( ... )` of a tree, read key by key.
 
 use super::key::{Declaration, Key};
-use super::reader::{Reader, Unknown};
+use super::reader::{Reader, UnknownKey};
 use super::report::{Problem, Spot};
-use super::source::{Kind as SourceKind, Place};
-use super::tree::{Field, Kind, Node, join};
+use super::source::{SourceKind, Span};
+use super::tree::{Field, Node, NodeKind, join};
 use super::value::{Complaint, Parsed, name_of};
 use crate::config::{Origin, ResumeEffect};
 
@@ -43,7 +43,7 @@ impl Reader {
         inside: impl FnOnce(&mut Section<'_, '_>) -> T,
     ) -> T {
         let (fields, broken) = match &root.kind {
-            Kind::Struct { name: None, fields } => (fields.as_slice(), false),
+            NodeKind::Struct { name: None, fields } => (fields.as_slice(), false),
             _ => (&[][..], true),
         };
         if broken {
@@ -56,7 +56,7 @@ impl Reader {
             };
             self.report("", root.place, Complaint { message, help: help.into() });
         }
-        let start = Place { end: root.place.start + 1, ..root.place };
+        let start = Span { end: root.place.start + 1, ..root.place };
         let (path, owner) = (String::new(), owner.into());
         let group = Group { path, owner, variant: None, resume: None, fields, at: start, broken };
         let value = self.enter(group, inside);
@@ -87,7 +87,7 @@ struct Group<'n> {
     resume: Option<ResumeEffect>,
     fields: &'n [Field],
     /// Where a missing key is missing.
-    at: Place,
+    at: Span,
     /// It was reported itself: its keys are bad without further words.
     broken: bool,
 }
@@ -238,7 +238,7 @@ impl<'n> Section<'_, 'n> {
                 at = field.key_place;
             }
             match &field.value.kind {
-                Kind::Struct { name: None, fields: inner } => fields = inner,
+                NodeKind::Struct { name: None, fields: inner } => fields = inner,
                 _ => {
                     broken = true;
                     let found = self.reader.item(&field.value).found();
@@ -253,7 +253,7 @@ impl<'n> Section<'_, 'n> {
         self.reader.enter(group, inside)
     }
 
-    fn in_file(&self, place: Place) -> bool {
+    fn in_file(&self, place: Span) -> bool {
         let source = self.reader.sources.get(place.source);
         source.is_some_and(|source| matches!(source.kind, SourceKind::File { .. }))
     }
@@ -285,7 +285,7 @@ impl<'n> Section<'_, 'n> {
         let path = join(&self.group.path, key.name);
         let node = self.group.fields.iter().find(|f| f.key == key.name).map(|field| &field.value);
         let fields: &'n [Field] = match node.map(|node| &node.kind) {
-            Some(Kind::Struct { fields, .. }) => fields,
+            Some(NodeKind::Struct { fields, .. }) => fields,
             _ => &[],
         };
         let broken = !self.reader.ok(&[&path]) && node.is_some() || self.group.broken;
@@ -317,7 +317,7 @@ impl<'n> Section<'_, 'n> {
         }
         for field in self.group.fields {
             if !self.keys.iter().any(|key| *key == field.key) {
-                self.reader.unknown.push(Unknown {
+                self.reader.unknown.push(UnknownKey {
                     section: self.group.path.clone(),
                     owner: self.group.owner.clone(),
                     key: field.key.clone(),
@@ -338,9 +338,9 @@ impl<T> Or<T> {
         }
     }
 
-    /// `told` where there is one: what a folder's config.json says.
-    pub(in crate::config) fn told(self, told: Option<T>) -> Self {
-        told.map_or(self, |value| Self::Derived(value, "config.json", &["model.from"]))
+    /// What a folder's config.json says, if there is one.
+    pub(in crate::config) fn unless(self, folder: Option<T>) -> Self {
+        folder.map_or(self, |value| Self::Derived(value, "config.json", &["model.from"]))
     }
 }
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 /// Where a text came from.
 #[derive(Clone, Debug, PartialEq)]
-pub(in crate::config) enum Kind {
+pub(in crate::config) enum SourceKind {
     /// A RON file; `dir` is what its relative paths are relative to, absolute.
     File {
         /// Directory of the file; none of a file that the program holds: its relative paths stay as they are.
@@ -19,7 +19,7 @@ pub(in crate::config) enum Kind {
 /// One text.
 #[derive(Clone, Debug)]
 pub(in crate::config) struct Source {
-    pub(in crate::config) kind: Kind,
+    pub(in crate::config) kind: SourceKind,
     /// The file as the user named it; for `--set` the argument.
     pub(in crate::config) name: String,
     pub(in crate::config) text: String,
@@ -27,7 +27,7 @@ pub(in crate::config) struct Source {
 
 /// A range of bytes of one source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(in crate::config) struct Place {
+pub(in crate::config) struct Span {
     pub(in crate::config) source: usize,
     pub(in crate::config) start: usize,
     pub(in crate::config) end: usize,
@@ -45,12 +45,12 @@ pub(in crate::config) struct Spotted<'a> {
 
 impl Source {
     /// The text at `place`; empty when `place` is not in here.
-    pub(in crate::config) fn at(&self, place: Place) -> &str {
+    pub(in crate::config) fn at(&self, place: Span) -> &str {
         self.text.get(place.start..place.end).unwrap_or_default()
     }
 
     /// Line, column and line text of a place.
-    pub(in crate::config) fn spot(&self, place: Place) -> Spotted<'_> {
+    pub(in crate::config) fn spot(&self, place: Span) -> Spotted<'_> {
         let start = floor_char(&self.text, place.start);
         let before = self.text.get(..start).unwrap_or_default();
         let line_start = before.rfind('\n').map_or(0, |at| at + 1);

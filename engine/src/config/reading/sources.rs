@@ -6,7 +6,7 @@ use super::fields::absolute;
 use super::key::Declaration;
 use super::reader::Reader;
 use super::section::{Or, Section};
-use super::tree::{Kind, Node};
+use super::tree::{Node, NodeKind};
 use super::value::{Complaint, Interval, Parsed, quoted};
 use crate::config::in_line;
 use crate::config::{Source, Sources};
@@ -62,11 +62,13 @@ impl Section<'_, '_> {
 
 fn sources(reader: &Reader, node: &Node, entries: Entries) -> Parsed<Sources> {
     match &node.kind {
-        Kind::Word(word) if word == "None" && entries == Entries::Named => Ok(Sources::default()),
-        Kind::Tuple { name: Some(name), items } if name == "Some" && items.len() == 1 => {
+        NodeKind::Word(word) if word == "None" && entries == Entries::Named => {
+            Ok(Sources::default())
+        }
+        NodeKind::Tuple { name: Some(name), items } if name == "Some" && items.len() == 1 => {
             sources(reader, &items[0], entries)
         }
-        Kind::List(items) => {
+        NodeKind::List(items) => {
             let count = items.len();
             if !(1..=MOST).contains(&count) {
                 let message = format!("expected 1 to {MOST} data sets, found {count}");
@@ -87,7 +89,7 @@ fn sources(reader: &Reader, node: &Node, entries: Entries) -> Parsed<Sources> {
                 Err(all) => Ok(Sources(all)),
             }
         }
-        Kind::Struct { .. } | Kind::Other(_) => {
+        NodeKind::Struct { .. } | NodeKind::Other(_) => {
             let message = format!("expected data sets, found {}", reader.item(node).found());
             Err(Complaint { message, help: entries.help() })
         }
@@ -97,7 +99,7 @@ fn sources(reader: &Reader, node: &Node, entries: Entries) -> Parsed<Sources> {
 
 fn source(reader: &Reader, node: &Node, entries: Entries) -> Parsed<Source> {
     let complain = |message: String| Complaint { message, help: entries.help() };
-    let Kind::Struct { name: None, fields } = &node.kind else {
+    let NodeKind::Struct { name: None, fields } = &node.kind else {
         let found = reader.item(node).found();
         return Err(complain(format!("expected `(path: ..)` in a list, found {found}")));
     };

@@ -5,18 +5,18 @@
 
 use std::collections::HashMap;
 
-use super::source::{Place, Source};
+use super::source::{Source, Span};
 
 /// A value and where it stands.
 #[derive(Clone, Debug)]
 pub(in crate::config) struct Node {
-    pub(in crate::config) place: Place,
-    pub(in crate::config) kind: Kind,
+    pub(in crate::config) place: Span,
+    pub(in crate::config) kind: NodeKind,
 }
 
 /// What a value looks like, before anybody says what it should be.
 #[derive(Clone, Debug)]
-pub(in crate::config) enum Kind {
+pub(in crate::config) enum NodeKind {
     /// A number, `true`, `None`, a variant without fields: the text itself.
     Word(String),
     /// A RON string literal.
@@ -37,14 +37,14 @@ pub(in crate::config) enum Kind {
 #[derive(Clone, Debug)]
 pub(in crate::config) struct Field {
     pub(in crate::config) key: String,
-    pub(in crate::config) key_place: Place,
+    pub(in crate::config) key_place: Span,
     pub(in crate::config) value: Node,
 }
 
 /// Why a text is no RON, and where.
 #[derive(Debug)]
 pub(in crate::config) struct SyntaxError {
-    pub(in crate::config) place: Place,
+    pub(in crate::config) place: Span,
     pub(in crate::config) message: String,
 }
 
@@ -65,7 +65,7 @@ pub(in crate::config) fn parse(
             ron::Error::TrailingCharacters => from + rest.len() - rest.trim_start().len(),
             _ => from,
         };
-        let place = Place { source: index, start: from, end: to.max(from) };
+        let place = Span { source: index, start: from, end: to.max(from) };
         return Err(SyntaxError { place, message: error.code.to_string() });
     }
     let mut parser = Parser { text: &source.text, at: start, source: index };
@@ -80,13 +80,13 @@ impl Node {
     pub(in crate::config) fn duplicates(
         &self,
         path: &str,
-        found: &mut impl FnMut(String, Place, Place),
+        found: &mut impl FnMut(String, Span, Span),
     ) {
-        if let Kind::List(items) = &self.kind {
+        if let NodeKind::List(items) = &self.kind {
             items.iter().for_each(|item| item.duplicates(path, found));
         }
-        let Kind::Struct { fields, .. } = &self.kind else { return };
-        let mut seen: HashMap<&str, Place> = HashMap::new();
+        let NodeKind::Struct { fields, .. } = &self.kind else { return };
+        let mut seen: HashMap<&str, Span> = HashMap::new();
         for field in fields {
             let dotted = join(path, &field.key);
             if let Some(first) = seen.insert(&field.key, field.key_place) {
@@ -98,7 +98,7 @@ impl Node {
 
     /// Whether this is `( key: value, ... )` without a name.
     pub(in crate::config) fn is_group(&self) -> bool {
-        matches!(self.kind, Kind::Struct { name: None, .. })
+        matches!(self.kind, NodeKind::Struct { name: None, .. })
     }
 }
 
@@ -118,8 +118,8 @@ impl<'a> Parser<'a> {
         self.text.get(self.at..).unwrap_or_default()
     }
 
-    fn place(&self, start: usize) -> Place {
-        Place { source: self.source, start, end: self.at }
+    fn place(&self, start: usize) -> Span {
+        Span { source: self.source, start, end: self.at }
     }
 
     fn eat(&mut self, token: &str) -> bool {
@@ -182,10 +182,10 @@ impl<'a> Parser<'a> {
         self.skip();
         let start = self.at;
         let kind = match self.rest().chars().next()? {
-            '"' => self.string().map(|()| Kind::Text)?,
-            '\'' => self.character().map(|()| Kind::Other("a character"))?,
+            '"' => self.string().map(|()| NodeKind::Text)?,
+            '\'' => self.character().map(|()| NodeKind::Other("a character"))?,
             '[' => self.list()?,
-            '{' => self.map().map(|()| Kind::Other("a map"))?,
+            '{' => self.map().map(|()| NodeKind::Other("a map"))?,
             '(' => self.group(None)?,
             _ => self.word_value()?,
         };
@@ -211,13 +211,13 @@ impl<'a> Parser<'a> {
         self.past("'")
     }
 
-    fn list(&mut self) -> Option<Kind> {
+    fn list(&mut self) -> Option<NodeKind> {
         self.eat("[");
         let mut items = Vec::new();
         loop {
             self.skip();
             if self.eat("]") {
-                return Some(Kind::List(items));
+                return Some(NodeKind::List(items));
             }
             items.push(self.value()?);
             self.skip();
@@ -243,7 +243,7 @@ impl<'a> Parser<'a> {
     }
 
     /// A word, a raw or byte string, or a name with its fields.
-    fn word_value(&mut self) -> Option<Kind> {
+    fn word_value(&mut self) -> Option<NodeKind> {
         if let Some(kind) = self.prefixed_string() {
             return Some(kind);
         }
@@ -254,14 +254,14 @@ impl<'a> Parser<'a> {
             return self.group(Some(word));
         }
         self.at = end;
-        Some(Kind::Word(word))
+        Some(NodeKind::Word(word))
     }
 
     /// `r"..."`, `r#"..."#`, `b"..."`, `b'.'`, `br"..."`.
-    fn prefixed_string(&mut self) -> Option<Kind> {
+    fn prefixed_string(&mut self) -> Option<NodeKind> {
         let start = self.at;
         let bytes = self.eat("b");
-        let kind = if bytes { Kind::Other("a byte string") } else { Kind::Text };
+        let kind = if bytes { NodeKind::Other("a byte string") } else { NodeKind::Text };
         if bytes && self.rest().starts_with('"') {
             return self.string().map(|()| kind);
         }
@@ -287,7 +287,7 @@ impl<'a> Parser<'a> {
         rest.get(..stop).filter(|word| !word.is_empty())
     }
 
-    fn group(&mut self, name: Option<String>) -> Option<Kind> {
+    fn group(&mut self, name: Option<String>) -> Option<NodeKind> {
         self.eat("(");
         self.skip();
         let inside = self.at;
@@ -308,11 +308,15 @@ impl<'a> Parser<'a> {
             self.skip();
             self.eat(",");
         }
-        Some(if named { Kind::Struct { name, fields } } else { Kind::Tuple { name, items } })
+        Some(if named {
+            NodeKind::Struct { name, fields }
+        } else {
+            NodeKind::Tuple { name, items }
+        })
     }
 
     /// `key:`, with its place.
-    fn key(&mut self) -> Option<(String, Place)> {
+    fn key(&mut self) -> Option<(String, Span)> {
         let start = self.at;
         let word = self.word()?;
         let place = self.place(start);

@@ -2,7 +2,7 @@
 //! updates ahead of the decision: simulated where its step waits for the host and could by that come among those that are told.
 
 use super::{Brief, Candidate, TOLD, worded};
-use crate::config::{Accumulate, Config, Placement, Recompute, Speculated, UpdateMode};
+use crate::config::{Accumulate, Config, Placement, Recompute, SpeculatedFraction, UpdateMode};
 use crate::predict::plan::fits;
 use crate::predict::simulate::SimulateError;
 use crate::train::build::{Built, build, first_forward, update_mode};
@@ -188,7 +188,7 @@ fn shares_ahead(waited: f64, holds: impl Fn(usize) -> bool) -> Vec<usize> {
 fn ahead(config: &Config, parts: usize) -> Config {
     let mut config = config.clone();
     config.offload.update = UpdateMode::Speculative;
-    config.offload.speculated_fraction = Speculated::Share(parts as f32 / AHEAD as f32);
+    config.offload.speculated_fraction = SpeculatedFraction::Share(parts as f32 / AHEAD as f32);
     config
 }
 
