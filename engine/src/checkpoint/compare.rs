@@ -68,7 +68,7 @@ pub(super) fn between(
         let found = all.origins.iter().find(|(name, ..)| name == key);
         found.map_or_else(|| "absent".to_owned(), |(_, value, _)| value.clone())
     };
-    let declared: Vec<Key> = keys();
+    let all_keys: Vec<Key> = keys();
     let mut keys: Vec<&String> = now.origins.iter().map(|(key, ..)| key).collect();
     let gone = stored.origins.iter().map(|(key, ..)| key).filter(|key| !keys.contains(key));
     let gone: Vec<&String> = gone.collect();
@@ -84,16 +84,16 @@ pub(super) fn between(
         // Earlier versions called `Bytes` what is `Auto` now.
         let text = |value: &String| ["Auto", "Bytes"].contains(&value.as_str());
         let differs = values[0] != values[1] && !(key == "data.format" && values.iter().all(text));
-        let listed = || {
-            let declared = declared.iter().find(|declared| declared.name == *key);
+        let declared = || {
+            let declared = all_keys.iter().find(|declared| declared.name == *key);
             let effect = declared.and_then(|key| key.resume);
             effect.unwrap_or_else(|| unreachable!("a test knows the effect of `{key}`"))
         };
         // These two say which tokens make a sample, and in which step.
         let deals = ["data.order", "data.packing"].contains(&&**key);
         let names_tokens = key.starts_with("data.") && !deals;
-        let kind = if known_same && names_tokens { ResumeEffect::Harmless } else { listed() };
-        differs.then(|| Difference { key: key.clone(), effect: kind, values })
+        let effect = if known_same && names_tokens { ResumeEffect::Harmless } else { declared() };
+        differs.then(|| Difference { key: key.clone(), effect, values })
     };
     let mut found: Vec<Difference> = keys.into_iter().filter_map(difference).collect();
     // Delayed updates are other mathematics, from another step on too.
