@@ -2,8 +2,8 @@
 #![allow(clippy::print_stdout, reason = "an example shows what it found")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
 
+use engine::layout::build::build;
 use engine::predict::plan::memory_report;
-use engine::train::build::build;
 use std::path::PathBuf;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -16,9 +16,9 @@ pub use memory::{NodeMemory, memory};
 
 use crate::config::{Config, DeviceConfig};
 use crate::data::Dataset;
+use crate::layout::build::Built;
+use crate::layout::{gpu, placement};
 use crate::run::{Message, RunError, RunOptions, StepReport, train};
-use crate::run::{gpu, placement};
-use crate::train::build::Built;
 use device::cpu::{self, CpuOptions, Lanes};
 use device::cuda::{self, Collectives, CudaOptions, Peers};
 use device::{Arena, Crew, Device, Dtype, Error, Lane, Op, Plan, Rank};

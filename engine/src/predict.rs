@@ -6,7 +6,6 @@ pub mod calibrate;
 pub mod changes;
 mod choose;
 pub mod plan;
-pub mod rehearsal;
 pub mod remedies;
 mod schedules;
 pub mod search;

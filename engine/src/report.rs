@@ -8,7 +8,6 @@ pub(crate) mod page;
 pub(crate) mod plot;
 pub mod progress;
 pub(crate) mod reading;
-pub(crate) mod shown;
 pub(crate) mod stderr;
 pub mod tensorboard;
 pub mod trace;

@@ -12,38 +12,23 @@ use std::path::{Display, Path, PathBuf};
 use std::sync::Arc;
 
 use crate::checkpoint::manifest::MANIFEST;
-use crate::checkpoint::{self, FOLDER, RunFolder, remove_all};
-pub(crate) use crate::report::metrics::METRICS;
-use crate::report::metrics::{DAMAGED, finished_step};
+use crate::checkpoint::{RunFolder, remove_all};
+use crate::files::directory::Directory;
+use crate::files::durable::sync_folder;
+use crate::files::held::Held;
+use crate::files::names::{
+    CHECKPOINTS, CONFIG, DAMAGED, FORKED, LOCK, METRICS, RUNS, TOKENIZER, UNFINISHED, WEIGHTS, any,
+    any_of, has_run, holds_run, is_there, resolved,
+};
+use crate::files::utc::Utc;
+use crate::report::metrics::finished_step;
 use crate::report::tensorboard;
-use crate::run_dir::directory::Directory;
-use crate::run_dir::durable::sync_folder;
-pub use crate::run_dir::held::Held;
-use crate::run_dir::own::LOCK;
-use crate::utc::Utc;
 
-pub(crate) mod directory;
-pub(crate) mod durable;
 mod error;
-pub(crate) mod held;
 pub(crate) mod kept;
-pub(crate) mod output;
-pub(crate) mod own;
 pub use error::RunDirError;
 use error::cannot;
 
-/// Where runs go that are told no directory.
-pub(crate) const RUNS: &str = "runs";
-/// The resolved config of the run.
-pub(crate) const CONFIG: &str = "config.ron";
-/// What the run has trained.
-pub(crate) const WEIGHTS: &str = "weights.safetensors";
-/// The checkpoint that a fork starts from, until it has one of its own.
-pub(crate) const FORKED: &str = "forked-from";
-/// What made tokens of its text.
-pub(crate) const TOKENIZER: &str = "tokenizer.json";
-/// The name under which weights grow, beside their own.
-pub(crate) const UNFINISHED: &str = ".weights.safetensors.tmp";
 /// All that onebox writes into a run directory, and that `Overwrite` removes.
 const WRITTEN: [&str; 10] = [
     FORKED,
@@ -119,7 +104,7 @@ impl RunDir {
         no_checkpoint(dir)?;
         let run = Self::lock_at(dir)?;
         let directory = run.own("read", METRICS)?;
-        if directory.has(METRICS) || checkpoint::any_of(directory) {
+        if directory.has(METRICS) || any_of(directory) {
             return Err(RunDirError::Taken(dir.to_owned()));
         }
         for (name, bytes) in files {
@@ -157,7 +142,7 @@ impl RunDir {
 
     /// The last step of the run in `dir`, if that has finished.
     pub fn finished_in(dir: &Path) -> Option<u64> {
-        let mut file = own::read(&dir.join(METRICS)).ok()?;
+        let mut file = crate::files::own::read(&dir.join(METRICS)).ok()?;
         let length = file.metadata().ok()?.len();
         file.seek(SeekFrom::Start(length.saturating_sub(TAIL))).ok()?;
         let mut tail = Vec::new();
@@ -312,8 +297,8 @@ fn no_checkpoint(dir: &Path) -> Result<(), RunDirError> {
     let is_checkpoint = is_there(&dir.join(MANIFEST));
     let real = resolved(dir);
     let of_run = |folder: &&Path| {
-        let run = folder.parent().filter(|_| folder.ends_with(FOLDER));
-        run.is_some_and(|run| is_there(&run.join(METRICS)) || checkpoint::any(folder))
+        let run = folder.parent().filter(|_| folder.ends_with(CHECKPOINTS));
+        run.is_some_and(|run| is_there(&run.join(METRICS)) || any(folder))
     };
     let folder = real.ancestors().find(of_run);
     let Some((folder, run)) = folder.and_then(|folder| Some((folder, folder.parent()?))) else {
@@ -328,34 +313,6 @@ fn no_checkpoint(dir: &Path) -> Result<(), RunDirError> {
     let named = dir.ancestors().find(|up| up.canonicalize().is_ok_and(|up| up == run));
     let run = named.unwrap_or(run).to_owned();
     Err(RunDirError::AmongCheckpoints { path: dir.to_owned(), what, run })
-}
-
-/// Where `path` leads, also when its end is not there yet.
-pub(crate) fn resolved(path: &Path) -> PathBuf {
-    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-    let real = path.ancestors().find_map(|up| {
-        let rest = path.strip_prefix(up).ok()?;
-        up.canonicalize().ok().map(|up| up.join(rest))
-    });
-    real.unwrap_or(path)
-}
-
-/// Whether a run of onebox was locked in `dir`, by which its directory is told from any with files of such names.
-pub(crate) fn is_run(dir: &Path) -> bool {
-    is_there(&dir.join(LOCK)) && holds_run(dir)
-}
-
-fn holds_run(dir: &Path) -> bool {
-    Directory::open(dir).is_ok_and(|dir| has_run(&dir))
-}
-
-fn has_run(dir: &Directory) -> bool {
-    [METRICS, CONFIG].iter().any(|name| dir.has(name)) || checkpoint::any_of(dir)
-}
-
-/// A link that leads nowhere is there, too.
-fn is_there(path: &Path) -> bool {
-    fs::symlink_metadata(path).is_ok()
 }
 
 /// Whether `name` in `dir` is a file of just these `bytes`.

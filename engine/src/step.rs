@@ -7,8 +7,8 @@
 //! blocks, L + 1 the final norm, and L + 2 the output projection where it is not tied to the embedding.
 
 use crate::config::UpdateMode;
+use crate::layout::build::Built;
 use crate::train::batch::{Batch, Deal, Loader, Samples};
-use crate::train::build::Built;
 use device::{
     Device, Event, Group,
     Lane::{Compute, D2h, H2d, Host},

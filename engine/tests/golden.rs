@@ -11,8 +11,8 @@ use common::Folder;
 use engine::checkpoint::{Checkpoint, RunFolder};
 use engine::config::{Config, DataFormat, load_str};
 use engine::data::Dataset;
+use engine::layout::build::build;
 use engine::run::{Message, RunOptions, train};
-use engine::train::build::build;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 

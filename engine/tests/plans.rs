@@ -152,7 +152,7 @@ fn the_copy_that_is_saved_from_is_counted_and_goes_where_it_does_not_fit() {
     let report = |sets: &[&str]| {
         let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
         let config = engine::config::load(&large, &sets).unwrap().config;
-        engine::predict::plan::memory_report(&config, &engine::train::build::build(&config))
+        engine::predict::plan::memory_report(&config, &engine::layout::build::build(&config))
     };
     let (auto, told) = (report(&[every]), report(&[every, "train.checkpoint_writer=Background"]));
     assert!(auto.fits && auto.saving.unwrap().contains("does not fit the host's memory"));

@@ -252,7 +252,7 @@ fn first_passes_go_together_where_that_hides_an_update() {
 /// Seconds of a step of `tiny.ron`, simulated in this process.
 fn simulated(folder: &Folder, sets: &[String]) -> f64 {
     let loaded = engine::config::load(&folder.path("tiny.ron"), sets).unwrap();
-    let built = engine::train::build::build(&loaded.config);
+    let built = engine::layout::build::build(&loaded.config);
     engine::predict::simulate::simulate(&loaded.config, &built).unwrap().step_seconds()
 }
 

@@ -3,7 +3,7 @@
 
 use engine::chat::Template;
 use engine::data::{Rows, Tokenizer};
-use engine::hugging_face::Beside;
+use engine::data::model_files::ModelFiles;
 use std::path::Path;
 use std::sync::OnceLock;
 
@@ -11,7 +11,7 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     static MADE: OnceLock<(Tokenizer, Template)> = OnceLock::new();
     let (tokenizer, template) = MADE.get_or_init(|| {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/hf-chat-tiny");
-        let template = Template::of_data(&Beside::open(&folder).unwrap()).unwrap();
+        let template = Template::of_data(&ModelFiles::open(&folder).unwrap()).unwrap();
         (Tokenizer::open(&folder).unwrap(), template)
     });
     let Some((kind, row)) = bytes.split_first() else { return };

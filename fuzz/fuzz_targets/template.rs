@@ -3,7 +3,7 @@
 
 use engine::chat::Template;
 use engine::data::{Rows, Tokenizer};
-use engine::hugging_face::Beside;
+use engine::data::model_files::ModelFiles;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -20,7 +20,7 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
         (Tokenizer::open(&folder).unwrap(), into)
     });
     std::fs::write(into.join("chat_template.jinja"), bytes).unwrap();
-    let made = Beside::open(into).map_err(|e| e.to_string()).and_then(|b| Template::of_data(&b));
+    let made = ModelFiles::open(into).map_err(|e| e.to_string()).and_then(|b| Template::of_data(&b));
     if let Ok(document) = made.and_then(|t| Rows::of_chats(tokenizer, &t, "").document(ROW)) {
         assert_eq!(document.tokens.len(), document.counted.len());
         assert!(document.counted.contains(&true));

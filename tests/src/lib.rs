@@ -4,8 +4,8 @@
 
 use engine::config::{Config, load_str};
 use engine::data::Dataset;
+use engine::layout::build::{Built, build};
 use engine::run::{Message, Outcome, RunError, RunOptions, StepReport, train};
-use engine::train::build::{Built, build};
 use offload::PerStep;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};

@@ -7,8 +7,8 @@
 
 use device::Dtype;
 use device::cpu::Lanes;
+use engine::layout::build::build;
 use engine::run::{Place, RunOptions, Watcher};
-use engine::train::build::build;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};

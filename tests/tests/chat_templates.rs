@@ -5,8 +5,8 @@
 #![allow(clippy::allow_attributes, reason = "the lines above")]
 
 use engine::chat::Template;
+use engine::data::model_files::ModelFiles;
 use engine::data::{Document, Rows, Tokenizer};
-use engine::hugging_face::Beside;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -28,7 +28,7 @@ fn template(text: &Value, settings: &Value) -> Template {
     let into = tempfile::tempdir().unwrap();
     fs::write(into.path().join("chat_template.jinja"), text.as_str().unwrap()).unwrap();
     fs::write(into.path().join("tokenizer_config.json"), settings.to_string()).unwrap();
-    Template::of_data(&Beside::open(into.path()).unwrap()).unwrap()
+    Template::of_data(&ModelFiles::open(into.path()).unwrap()).unwrap()
 }
 
 /// The text of tokens, with `[[` and `]]` around those that count.

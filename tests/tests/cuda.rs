@@ -8,8 +8,8 @@
 use device::cuda::Collectives;
 use device::{Error, Lane};
 use engine::config::{Config, DeviceConfig};
+use engine::layout::build::build;
 use engine::run::{Place, RunError, RunOptions, Watcher};
-use engine::train::build::build;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use tests::compare::full;

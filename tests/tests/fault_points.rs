@@ -6,8 +6,8 @@
 
 use device::{Error, Lane};
 use engine::checkpoint::{Checkpoint, RunFolder, newest};
+use engine::layout::build::build;
 use engine::run::{Message, Outcome, Place, RunError, RunOptions, Stuck, Watcher, train};
-use engine::train::build::build;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -7,8 +7,8 @@
 use device::cpu::{self, CpuOptions, Lanes};
 use device::{Arena, Dtype, Error, Group, Lane, Op, Plan, Rank, Reduce};
 use device::{HostWork, World};
+use engine::layout::build::build;
 use engine::run::{Message, Place, RunError, RunOptions, Watcher, train};
-use engine::train::build::build;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};

@@ -4,13 +4,14 @@
 #![allow(clippy::print_stdout, reason = "figures for --nocapture")]
 #![allow(clippy::allow_attributes, reason = "the lines above")]
 
+use crate::data::model_files::ModelFiles;
 use engine::checkpoint::{Checkpoint, RunFolder};
 use engine::config::Config;
 use engine::data::Dataset;
 use engine::generate::{Source, Trained, next_logits};
-use engine::hugging_face::{Beside, Folder, Numbers, export, import};
+use engine::hugging_face::{Folder, Numbers, export, import};
+use engine::layout::build::build;
 use engine::run::{Message, RunOptions, train};
-use engine::train::build::build;
 use safetensors::SafeTensors;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -150,7 +151,7 @@ fn what_is_imported_and_exported_is_the_same_folder() {
         let names = export(
             &checkpoint,
             (&config, &built),
-            (None, &Beside::default()),
+            (None, &ModelFiles::default()),
             &out,
             (Numbers::F32, most),
         )

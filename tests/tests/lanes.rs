@@ -6,8 +6,8 @@
 use device::Lane::{Compute, DpComm, H2d, Host, TpComm};
 use device::sim::{self, Hardware, Played, Timeline};
 use engine::config::{Config, load};
+use engine::layout::build::build;
 use engine::predict::simulate::{hardware, record};
-use engine::train::build::build;
 use std::path::Path;
 
 /// A model on a DGX-2, with one micro-batch, where the update weighs most.

@@ -8,14 +8,15 @@
 #[path = "llama/packed.rs"]
 mod packed;
 
+use crate::data::model_files::ModelFiles;
 use engine::checkpoint::{Checkpoint, RunFolder};
 use engine::config::Config;
 use engine::data::{Dataset, Document};
 use engine::generate::{Source, Trained, next_logits};
-use engine::hugging_face::{Beside, Folder, Numbers, Pretrained, export};
+use engine::hugging_face::{Folder, Numbers, Pretrained, export};
+use engine::layout::build::{build, shape};
 use engine::run::{Message, RunOptions, train};
 use engine::run_dir::Held;
-use engine::train::build::{build, shape};
 use safetensors::SafeTensors;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -339,7 +340,7 @@ fn a_folder_goes_back_as_it_came() {
         export(
             &checkpoint,
             (&config, &built),
-            (None, &Beside::default()),
+            (None, &ModelFiles::default()),
             &out,
             (Numbers::F32, u64::MAX),
         )
@@ -353,7 +354,7 @@ fn a_folder_goes_back_as_it_came() {
         // In bf16 each number is the nearest: what was bf16 before stays as it is.
         let half = run.path().join("half");
         let most = (Numbers::Bf16, 40_000);
-        export(&checkpoint, (&config, &built), (None, &Beside::default()), &half, most)
+        export(&checkpoint, (&config, &built), (None, &ModelFiles::default()), &half, most)
             .unwrap_or_else(|e| panic!("{e}"));
         for entry in std::fs::read_dir(&half).unwrap() {
             let path = entry.unwrap().path();

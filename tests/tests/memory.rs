@@ -6,9 +6,9 @@
 
 use device::{Arena, Error};
 use engine::config::{Config, DeviceConfig};
+use engine::layout::build::{Built, build, shape};
 use engine::predict::plan::memory_report;
 use engine::run::{RunError, RunOptions};
-use engine::train::build::{Built, build, shape};
 use tensor_parallel::Ring;
 use tests::compare::assert_same_bits;
 use tests::{Ran, config, short_text, try_run_on};

@@ -8,8 +8,8 @@
 use device::Lane;
 use device::cpu::Lanes;
 use device::{Span, Trace};
+use engine::layout::build::build;
 use engine::run::RunOptions;
-use engine::train::build::build;
 use std::sync::Arc;
 use tests::{short_text, tiny, try_run_on};
 

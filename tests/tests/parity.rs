@@ -125,7 +125,7 @@ fn trained(fixture: &Fixture, optimizer: &str, sets: &[String]) -> Trained {
     let weights = Some(Held::unlocked(folder.path()).unwrap());
     let options = RunOptions { initial, weights, ..RunOptions::default() };
     let mut steps: Vec<StepReport> = Vec::new();
-    let built = engine::train::build::build(&config);
+    let built = engine::layout::build::build(&config);
     train(&config, &built, &data, &options, &mut |message| {
         if let Message::Step(step) = message {
             steps.push(step);

@@ -7,9 +7,9 @@
 use device::cpu::{self, CpuOptions, Lanes};
 use device::{Arena, Dtype, Error, Group, Lane, Op, Plan, Processes, Rank, Reduce, World};
 use engine::checkpoint::{Checkpoint, RunFolder, newest};
+use engine::layout::build::build;
 use engine::run::{Place, RunError, RunOptions, Watcher};
 use engine::run_dir::Held;
-use engine::train::build::build;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -8,10 +8,10 @@ mod places;
 #[path = "resume/told.rs"]
 mod told;
 
+use engine::checkpoint::detours::Detours;
 use engine::checkpoint::{Checkpoint, RunFolder, newest};
+use engine::layout::build::build;
 use engine::run::{Message, Place, RunOptions, Unread, Watcher, train};
-use engine::train::build::build;
-use engine::train::detours::Detours;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex};

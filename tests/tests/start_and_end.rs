@@ -4,9 +4,9 @@
 #![allow(clippy::allow_attributes, reason = "the line above")]
 
 use engine::checkpoint::{Checkpoint, RunFolder};
+use engine::layout::build::build;
 use engine::run::{Outcome, Place, RunOptions, Watcher, train};
 use engine::run_dir::Held;
-use engine::train::build::build;
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex};

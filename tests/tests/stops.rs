@@ -5,9 +5,9 @@
 
 use device::cpu::Lanes;
 use engine::checkpoint::{RunFolder, newest};
+use engine::layout::build::build;
 use engine::run::{Message, Place, RunOptions, Watcher, train};
 use engine::run_dir::Held;
-use engine::train::build::build;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use tests::compare::with;

@@ -4,8 +4,8 @@
 #![allow(clippy::allow_attributes, reason = "the line above")]
 
 use device::Rank;
+use engine::layout::build::build;
 use engine::run::{Message, RunOptions, train};
-use engine::train::build::build;
 use offload::{NoiseRun, Optimizer, chunk_elements};
 use std::ops::Range;
 use std::sync::Arc;

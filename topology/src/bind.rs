@@ -10,6 +10,13 @@ use crate::cpu_list::format_cpu_list;
 use crate::hwloc::Hwloc;
 use crate::hwloc_ext::{Handle, Input};
 
+/// Hardware threads that this process may use, cgroup limits counted; 1 where that is unknown. Whoever asks first, before any
+/// thread is bound, asks for all: the system's answer is what the asking thread is bound to.
+pub fn cores() -> usize {
+    static CORES: OnceLock<usize> = OnceLock::new();
+    *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
+}
+
 /// This machine, for binding. hwloc accepts a binding through the description of another box, does nothing and reports
 /// success; so a [`Machine`](crate::Machine) cannot bind, and this type exists for the live machine alone.
 #[derive(Debug)]

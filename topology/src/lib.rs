@@ -52,7 +52,7 @@ mod warning;
 mod warnings;
 
 pub use arena::{Arena, ArenaReport, Part};
-pub use bind::{Live, bind_current_thread, current_binding};
+pub use bind::{Live, bind_current_thread, cores, current_binding};
 pub use cpu_list::format_cpu_list;
 pub use error::Error;
 pub use machine::{Core, CoreKind, Gpu, Machine, NumaNode};

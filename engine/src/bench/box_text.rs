@@ -1,8 +1,8 @@
 //! A [`GpuBox`] as a box file: each key stands below what was measured for it, and how.
 
 use super::gpu_box::{GpuBox, Products, Together};
-use crate::run_dir::output::Output;
-use crate::utc::Utc;
+use crate::files::output::Output;
+use crate::files::utc::Utc;
 use device::Dtype;
 use device::sim::{CHANNEL_SHARE, LINK_SHARE, MEMORY_SHARE, NVLINK_SHARE, WIDE_SHARE};
 use std::fmt::Write as _;

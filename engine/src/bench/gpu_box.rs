@@ -7,13 +7,13 @@ use super::{
     Copies, NodeMemory, PATIENCE, REPEATS, Row, TILE_BYTES, cases, copies, fastest, open, place,
     product_of_shape,
 };
-use crate::run::gpu::machine;
-use crate::run::placement::cores;
+use crate::layout::gpu::machine;
 use device::cuda::{self, Collectives, CudaOptions, GpuInfo, Peers};
 use device::{Arena, Device, Dtype, Error, Group, HostPlace, HostWork, Lane, Op, Plan, Rank};
 use device::{Reduce, World};
 use std::sync::Arc;
 use std::time::Instant;
+use topology::cores;
 use topology::{Machine, available_memory, format_bytes};
 
 /// The name of each GPU of the stand-in driver begins like this.

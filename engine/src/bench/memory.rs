@@ -3,7 +3,6 @@
 use super::adam::median;
 use super::on_host;
 use crate::run::open::kernel_crew;
-use crate::run::placement::cores;
 use device::numerics::{Pass, sweep};
 use device::{
     Arena, Crew, Dtype, Error, HostContext, HostOp, HostTask, Lane, Mode, Pieces, Plan, Tensor,
@@ -12,6 +11,7 @@ use serde::Serialize;
 use std::io;
 use std::sync::Arc;
 use std::time::Instant;
+use topology::cores;
 use topology::{Machine, NumaNode};
 
 /// One node, in 10^9 bytes a second of its own cores on its own memory.

@@ -1,7 +1,7 @@
 //! Templates that would take a machine's memory, stack or time.
 
 use super::{Chat, Template, message};
-use crate::utc::Utc;
+use crate::files::utc::Utc;
 use std::collections::BTreeMap;
 
 fn refused(template: &str) -> String {

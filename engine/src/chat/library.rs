@@ -5,7 +5,7 @@ use super::marks::{CLOSE, FILTER, OPEN};
 use super::print::text;
 use super::value::{Kind, name_of, refused};
 use super::{checks, filters, methods, operators, subscripts};
-use crate::utc::Utc;
+use crate::files::utc::Utc;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Kwargs;
 use minijinja::{Environment, Error, State, Value};

@@ -26,9 +26,9 @@ mod subscripts;
 mod turns;
 mod value;
 
-use crate::hugging_face::Beside;
-use crate::json::Json as Message;
-use crate::utc::Utc;
+use crate::data::model_files::ModelFiles;
+use crate::files::json::Json as Message;
+use crate::files::utc::Utc;
 use minijinja::{Environment, ErrorKind, Value, context};
 use rewrite::{Rewritten, rewritten};
 use serde_json::Value as Json;
@@ -99,7 +99,7 @@ impl Template {
     ///
     /// # Errors
     /// Files without a template, and a template that is none.
-    pub fn of(beside: &Beside) -> Result<Self, String> {
+    pub fn of(beside: &ModelFiles) -> Result<Self, String> {
         Self::at(beside, Utc::now())
     }
 
@@ -108,12 +108,12 @@ impl Template {
     ///
     /// # Errors
     /// As [`of`](Self::of).
-    pub fn of_data(beside: &Beside) -> Result<Self, String> {
+    pub fn of_data(beside: &ModelFiles) -> Result<Self, String> {
         const JULY_26_2024: Duration = Duration::from_secs(1_721_952_000);
         Self::at(beside, Utc::of(UNIX_EPOCH + JULY_26_2024))
     }
 
-    fn at(beside: &Beside, now: Utc) -> Result<Self, String> {
+    fn at(beside: &ModelFiles, now: Utc) -> Result<Self, String> {
         let settings = object(beside, "tokenizer_config.json")?;
         let template = match beside.get("chat_template.jinja") {
             Some(bytes) => String::from_utf8(bytes.to_vec())
@@ -287,7 +287,7 @@ fn default_of(template: &Json) -> Option<String> {
 ///
 /// # Errors
 /// A file that is no JSON.
-pub(crate) fn end_of_text(beside: &Beside) -> Result<Option<String>, String> {
+pub(crate) fn end_of_text(beside: &ModelFiles) -> Result<Option<String>, String> {
     let settings = object(beside, "tokenizer_config.json")?;
     Ok(tokens(&settings, &object(beside, "special_tokens_map.json")?).remove("eos_token"))
 }
@@ -308,7 +308,7 @@ fn tokens(settings: &Json, map: &Json) -> BTreeMap<&'static str, String> {
 }
 
 /// A file of JSON; null where there is none.
-fn object(beside: &Beside, name: &str) -> Result<Json, String> {
+fn object(beside: &ModelFiles, name: &str) -> Result<Json, String> {
     let Some(bytes) = beside.get(name) else { return Ok(Json::Null) };
     serde_json::from_slice(bytes).map_err(|e| format!("{name}: {e}"))
 }
@@ -317,7 +317,7 @@ fn object(beside: &Beside, name: &str) -> Result<Json, String> {
 ///
 /// # Errors
 /// A file that is no JSON, or has something else there.
-pub fn stop_tokens(beside: &Beside) -> Result<Vec<i32>, String> {
+pub fn stop_tokens(beside: &ModelFiles) -> Result<Vec<i32>, String> {
     for name in ["generation_config.json", "config.json"] {
         let settings = object(beside, name)?;
         let wrong =
@@ -342,7 +342,7 @@ mod tests {
     #[test]
     fn a_chat_is_the_text_that_transformers_makes_of_it() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/hf-chat-tiny");
-        let beside = Beside::open(&folder).unwrap();
+        let beside = ModelFiles::open(&folder).unwrap();
         let chats = std::fs::read(folder.join("chat.json")).unwrap();
         let chats: Vec<Json> = serde_json::from_slice(&chats).unwrap();
         assert!(chats.len() > 1);

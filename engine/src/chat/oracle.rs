@@ -1,7 +1,7 @@
 //! tests/fixtures/templates.json: what transformers prints for templates.
 
 use super::{Chat, Message, Template};
-use crate::utc::Utc;
+use crate::files::utc::Utc;
 use serde_json::Value as Json;
 use std::collections::BTreeMap;
 

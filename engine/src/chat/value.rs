@@ -1,7 +1,7 @@
 //! Values of a template, as Python has them. Lists and dicts are of onebox: they know how deep they are, so that a template
 //! builds none that is too deep to be read.
 
-use crate::json::{Json, Map};
+use crate::files::json::{Json, Map};
 use indexmap::IndexMap;
 use minijinja::value::{Enumerator, Object, ObjectRepr};
 use minijinja::{ErrorKind, State, Value};

@@ -4,7 +4,7 @@ use super::manifest::Seen;
 use super::{Checkpoint, CheckpointError};
 use crate::config::{Key, Loaded, ResumeEffect, UpdateMode, keys, load_stored};
 use crate::data::Dataset;
-use crate::train::build::update_mode;
+use crate::layout::build::update_mode;
 use std::fmt;
 use std::path::Path;
 

@@ -1,8 +1,9 @@
 //! The directory that holds the checkpoints of a run: what is in it, in which order, and what goes.
 
-use super::{Checkpoint, CheckpointError, FOLDER, unreadable};
-use crate::run_dir::directory::Directory;
-use std::ffi::OsString;
+use super::{Checkpoint, CheckpointError, unreadable};
+use crate::files::directory::Directory;
+use crate::files::names::CHECKPOINTS;
+use crate::files::names::{checkpoint_name, entries, step_of};
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -12,29 +13,6 @@ const LATEST: &str = "latest";
 
 /// What a checkpoint's name gets that is set aside, and a number where there are several of it.
 const BROKEN: &str = ".broken";
-
-/// `step-00000120`
-pub(super) fn name(step: u64) -> String {
-    format!("step-{step:08}")
-}
-
-/// The step that a name says, when it is [`name`] with one of `endings`.
-pub(super) fn step_of(file: &str, endings: &[&str]) -> Option<u64> {
-    let bare = endings.iter().find_map(|ending| file.strip_suffix(ending))?;
-    let step = bare.strip_prefix("step-")?.parse().ok()?;
-    (name(step) == bare).then_some(step)
-}
-
-/// Steps and names of what is called as a checkpoint with one of `endings`, oldest first; other names are not ours.
-pub(super) fn entries(folder: &Directory, endings: &[&str]) -> io::Result<Vec<(u64, String)>> {
-    let named = |name: OsString| {
-        let name = name.into_string().ok()?;
-        step_of(&name, endings).map(|step| (step, name))
-    };
-    let mut found: Vec<_> = folder.names()?.into_iter().filter_map(named).collect();
-    found.sort();
-    Ok(found)
-}
 
 /// The name of a checkpoint that cannot be used, and why.
 pub(crate) type Broken = (String, CheckpointError);
@@ -76,7 +54,7 @@ pub(crate) fn newest_until(
 /// # Errors
 /// As [`Checkpoint::open`].
 pub(crate) fn open_step(folder: &Directory, step: u64) -> Result<Checkpoint, CheckpointError> {
-    open_in(folder, (step, &name(step)))
+    open_in(folder, (step, &checkpoint_name(step)))
 }
 
 fn open_in(folder: &Directory, (step, name): (u64, &str)) -> Result<Checkpoint, CheckpointError> {
@@ -119,20 +97,6 @@ pub(crate) fn gone(folder: &Path) -> Option<String> {
     Some(format!("{LATEST} names {}, which is not there", latest.trim().escape_debug()))
 }
 
-/// Whether `folder` holds checkpoints, whole or broken.
-pub(crate) fn any(folder: &Path) -> bool {
-    Directory::open(folder).is_ok_and(|folder| any_in(&folder))
-}
-
-fn any_in(folder: &Directory) -> bool {
-    entries(folder, &[""]).is_ok_and(|all| !all.is_empty())
-}
-
-/// Whether the run directory `run` holds checkpoints, whole or broken.
-pub(crate) fn any_of(run: &Directory) -> bool {
-    run.leads_to(FOLDER).is_ok_and(|folder| any_in(&folder))
-}
-
 /// Bytes of the files of each checkpoint in `folder`, oldest first; what cannot be looked at counts as nothing.
 pub(crate) fn sizes(folder: &Path) -> Vec<u64> {
     let size = |path: PathBuf| {
@@ -172,7 +136,7 @@ fn is_set_aside(file: &str) -> bool {
 /// # Errors
 /// The first that cannot be removed.
 pub(crate) fn remove_all(run: &Directory) -> io::Result<()> {
-    let folder = match run.leads_to(FOLDER) {
+    let folder = match run.leads_to(CHECKPOINTS) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         opened => opened?,
     };
@@ -183,17 +147,17 @@ pub(crate) fn remove_all(run: &Directory) -> io::Result<()> {
     }
     let hints = [LATEST, ".latest.tmp"].map(|name| folder.remove_file(name));
     // What else is in the folder stays.
-    drop((hints, run.remove_empty(FOLDER)));
+    drop((hints, run.remove_empty(CHECKPOINTS)));
     Ok(())
 }
 
 /// Removes what a process that died left half written or half removed.
-pub(super) fn clean(folder: &Directory) -> io::Result<()> {
+pub(crate) fn clean(folder: &Directory) -> io::Result<()> {
     entries(folder, &[".tmp", ".old"])?.iter().try_for_each(|(_, name)| folder.remove(name))
 }
 
 /// Removes the checkpoints before `oldest`.
-pub(super) fn retain_from(folder: &Directory, oldest: u64) -> io::Result<()> {
+pub(crate) fn retain_from(folder: &Directory, oldest: u64) -> io::Result<()> {
     remove_those(folder, |step| step < oldest)
 }
 
@@ -204,11 +168,11 @@ pub(super) fn retain_from(folder: &Directory, oldest: u64) -> io::Result<()> {
 pub(crate) fn remove_after(folder: &Directory, newest: u64) -> io::Result<()> {
     remove_those(folder, |step| step > newest)?;
     // It may be another run's.
-    if folder.has(&name(newest)) { hint(folder, newest) } else { Ok(()) }
+    if folder.has(&checkpoint_name(newest)) { hint(folder, newest) } else { Ok(()) }
 }
 
 /// Each loses its name first, and that on the disk, so that none is ever half there.
-pub(super) fn remove_those(folder: &Directory, goes: impl Fn(u64) -> bool) -> io::Result<()> {
+pub(crate) fn remove_those(folder: &Directory, goes: impl Fn(u64) -> bool) -> io::Result<()> {
     let mut gone = Vec::new();
     for (_, name) in entries(folder, &[""])?.into_iter().filter(|(step, _)| goes(*step)) {
         let old = format!("{name}.old");
@@ -222,10 +186,10 @@ pub(super) fn remove_those(folder: &Directory, goes: impl Fn(u64) -> bool) -> io
 }
 
 /// Writes the hint anew, whole or not at all.
-pub(super) fn hint(folder: &Directory, step: u64) -> io::Result<()> {
+pub(crate) fn hint(folder: &Directory, step: u64) -> io::Result<()> {
     let temporary = ".latest.tmp";
     let mut file = folder.create(temporary)?;
-    writeln!(file, "{}", name(step))?;
+    writeln!(file, "{}", checkpoint_name(step))?;
     file.sync_all()?;
     folder.rename(temporary, LATEST)
 }
@@ -260,11 +224,14 @@ mod tests {
     fn what_is_set_aside_is_removed_with_all_and_nothing_that_only_looks_like_it() {
         let folder = tempfile::tempdir().unwrap();
         let run = Directory::open(folder.path()).unwrap();
-        let folder = folder.path().join(FOLDER);
+        let folder = folder.path().join(CHECKPOINTS);
         for ending in ["", "-2", "-3"] {
-            fs::create_dir_all(folder.join(name(2))).unwrap();
+            fs::create_dir_all(folder.join(checkpoint_name(2))).unwrap();
             let to = format!("step-00000002.broken{ending}");
-            assert_eq!(set_aside(&run.leads_to(FOLDER).unwrap(), &name(2)).unwrap(), to);
+            assert_eq!(
+                set_aside(&run.leads_to(CHECKPOINTS).unwrap(), &checkpoint_name(2)).unwrap(),
+                to
+            );
         }
         let theirs = ["step-2.broken", "step-00000002.broken-02", "step-00000002.broken.kept"];
         theirs.iter().for_each(|name| fs::create_dir(folder.join(name)).unwrap());

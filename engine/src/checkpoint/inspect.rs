@@ -1,13 +1,14 @@
 //! What a checkpoint holds, read without its data: for `onebox checkpoint`, not for training.
 
 use super::compare::{between, stored_config};
-use super::folder::entries;
 use super::manifest::{MANIFEST, Manifest, STATES, Seen};
 use super::read::{check_cover, check_files, manifest_in, opened};
-use super::{Checkpoint, CheckpointError, Difference, FOLDER, file_name, newest, unreadable};
+use super::{Checkpoint, CheckpointError, Difference, file_name, newest, unreadable};
 use crate::config::Loaded;
 use crate::data::Dataset;
-use crate::run_dir::directory::Directory;
+use crate::files::directory::Directory;
+use crate::files::names::CHECKPOINTS;
+use crate::files::names::{entries, step_of};
 use serde_json::{Value, json};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -59,7 +60,7 @@ pub fn checkpoints_of(path: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
         return Ok(vec![path.to_owned()]);
     }
     is_there(path).map_err(unreadable(path))?;
-    let inside = path.join(FOLDER);
+    let inside = path.join(CHECKPOINTS);
     let folder = if inside.is_dir() { inside } else { path.to_owned() };
     let found = Directory::open(&folder).and_then(|folder| entries(&folder, &[""]));
     let found = found.map_err(unreadable(&folder))?;
@@ -97,7 +98,7 @@ pub fn open_newest(path: &Path) -> Result<(Checkpoint, Vec<CheckpointError>), Ch
 /// The step that a folder's name says; a copy may be called anything else.
 fn step_in_name(path: &Path) -> Option<u64> {
     let name = path.file_name()?.to_str()?;
-    super::folder::step_of(name, &[""])
+    step_of(name, &[""])
 }
 
 /// Every file of the checkpoint `path` that is not what was written; none when all of it is.

@@ -3,25 +3,25 @@
 
 use super::header::is_name;
 use super::span::{Span, cover};
+use crate::checkpoint::detours::Detours;
 use crate::config::{Config, Precision};
 use crate::data::{Dataset, Identity};
-use crate::train::detours::Detours;
 use offload::control;
 use serde::{Deserialize, Serialize};
 use topology::counted;
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
 
 /// Of this version.
-pub(super) const FORMAT: u32 = 1;
+pub(crate) const FORMAT: u32 = 1;
 /// Its name in the directory of a checkpoint.
 pub(crate) const MANIFEST: &str = "MANIFEST";
 /// Bytes; more is no manifest of ours.
-pub(super) const LONGEST: u64 = 256 << 20;
+pub(crate) const LONGEST: u64 = 256 << 20;
 /// Of a hash in hexadecimal.
 const DIGITS: usize = 32;
 /// Entries of a file are called TENSOR.STATE, in the order of [`offload::Owned::states`]; the last is there where an update
 /// waits for the next step.
-pub(super) const STATES: [&str; 4] = ["master", "momentum", "variance", "gradient"];
+pub(crate) const STATES: [&str; 4] = ["master", "momentum", "variance", "gradient"];
 /// What a decision leaves for its update.
 const DECISION: [usize; 5] = [
     control::SKIP,
@@ -32,20 +32,20 @@ const DECISION: [usize; 5] = [
 ];
 
 /// What is saved of every tensor, with the gradient of a `late` update or without.
-pub(super) fn states(late: bool) -> &'static [&'static str] {
+pub(crate) fn states(late: bool) -> &'static [&'static str] {
     &STATES[..3 + usize::from(late)]
 }
 
 /// xxh3, 128 bits, in lower-case hexadecimal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Hash(String);
+pub(crate) struct Hash(String);
 
 impl Hash {
-    pub(super) fn of(bytes: &[u8]) -> Self {
+    pub(crate) fn of(bytes: &[u8]) -> Self {
         Self(format!("{:032x}", xxh3_128(bytes)))
     }
 
-    pub(super) fn end(hasher: &Xxh3Default) -> Self {
+    pub(crate) fn end(hasher: &Xxh3Default) -> Self {
         Self(format!("{:032x}", hasher.digest128()))
     }
 
@@ -60,38 +60,38 @@ impl Hash {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Manifest {
     /// Of the directory.
-    pub(super) format: u32,
+    pub(crate) format: u32,
     /// Version of the program that wrote it.
-    pub(super) onebox: String,
+    pub(crate) onebox: String,
     /// Steps that are done. Samples, dropout and the learning rate of the next ones are functions of the seed,
     /// the config and this number.
-    pub(super) step: u64,
+    pub(crate) step: u64,
     /// Tokens trained on.
-    pub(super) tokens: u64,
+    pub(crate) tokens: u64,
     /// Where samples are not those of the seed alone.
     #[serde(default, skip_serializing_if = "Detours::is_empty")]
-    pub(super) detours: Detours,
+    pub(crate) detours: Detours,
     /// So many steps up to this one were skipped.
     #[serde(default, skip_serializing_if = "is_zero")]
-    pub(super) skipped_in_a_row: u64,
+    pub(crate) skipped_in_a_row: u64,
     /// What is not a function of the step.
-    pub(super) control: Control,
+    pub(crate) control: Control,
     /// What there was to train on.
-    pub(super) data: Seen,
+    pub(crate) data: Seen,
     /// The resolved config, RON.
-    pub(super) config: String,
+    pub(crate) config: String,
     /// By number.
-    pub(super) files: Vec<FileEntry>,
+    pub(crate) files: Vec<FileEntry>,
     /// In the order of the model.
-    pub(super) tensors: Vec<TensorEntry>,
+    pub(crate) tensors: Vec<TensorEntry>,
 }
 
 /// The decisions' memory: see [`offload::control`].
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Control {
+pub(crate) struct Control {
     /// A loss scale is at work.
-    pub(super) scaled: bool,
+    pub(crate) scaled: bool,
     applied: u64,
     skipped: u64,
     loss_scale: f64,
@@ -108,7 +108,7 @@ pub(super) struct Control {
 /// A data set: its size, and the hashes of its tokens, which manifests of earlier versions lack.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Seen {
+pub(crate) struct Seen {
     tokens: usize,
     held_out_windows: usize,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -120,36 +120,36 @@ pub(super) struct Seen {
 /// A file of a rank that wrote.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct FileEntry {
+pub(crate) struct FileEntry {
     /// All of it.
-    pub(super) bytes: u64,
+    pub(crate) bytes: u64,
     /// Of its header.
-    pub(super) header: Hash,
+    pub(crate) header: Hash,
 }
 
 /// A whole tensor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct TensorEntry {
-    pub(super) name: String,
-    pub(super) shape: [usize; 2],
+pub(crate) struct TensorEntry {
+    pub(crate) name: String,
+    pub(crate) shape: [usize; 2],
     /// By file, in the order in which they stand there.
-    pub(super) ranges: Vec<RangeEntry>,
+    pub(crate) ranges: Vec<RangeEntry>,
 }
 
 /// A part of a tensor in a file, in each of its states.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct RangeEntry {
-    pub(super) file: usize,
-    pub(super) span: Span,
+pub(crate) struct RangeEntry {
+    pub(crate) file: usize,
+    pub(crate) span: Span,
     /// By state.
-    pub(super) hash: Vec<Hash>,
+    pub(crate) hash: Vec<Hash>,
 }
 
 impl Control {
     /// `late`: the update of this decision waits.
-    pub(super) fn of(words: &[f64; control::WORDS], scaled: bool, late: bool) -> Self {
+    pub(crate) fn of(words: &[f64; control::WORDS], scaled: bool, late: bool) -> Self {
         Self {
             late: late.then(|| DECISION.map(|word| words[word].to_bits())),
             scaled,
@@ -164,7 +164,7 @@ impl Control {
 
     /// The control block after `step`. What is not in it is set by the next decision before it is read; its loss
     /// scale is that of `initial` where only one of the runs is `scaled`.
-    pub(super) fn words(
+    pub(crate) fn words(
         &self,
         step: u64,
         scaled: bool,
@@ -196,7 +196,7 @@ impl std::fmt::Display for Control {
 }
 
 impl Seen {
-    pub(super) fn of(data: &Dataset) -> Self {
+    pub(crate) fn of(data: &Dataset) -> Self {
         let Identity { train, held_out } = data.identity();
         let hash = |hash: u128| Some(Hash(format!("{hash:032x}")));
         Self {
@@ -208,12 +208,12 @@ impl Seen {
     }
 
     /// The hashes of both parts, where they are known.
-    pub(super) fn hashes(&self) -> Option<[&Hash; 2]> {
+    pub(crate) fn hashes(&self) -> Option<[&Hash; 2]> {
         Some([self.train_hash.as_ref()?, self.held_out_hash.as_ref()?])
     }
 
     /// By all that both know.
-    pub(super) fn is_same(&self, other: &Self) -> bool {
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
         // Files have tokens of documents that are left out, too, which are in no hash.
         let same = match self.hashes().zip(other.hashes()) {
             Some((one, other)) => one == other,
@@ -239,7 +239,7 @@ const fn is_zero(n: &u64) -> bool {
 
 impl Manifest {
     /// Without tensors and files.
-    pub(super) fn new(config: &Config, data: &Dataset) -> Self {
+    pub(crate) fn new(config: &Config, data: &Dataset) -> Self {
         Self {
             format: FORMAT,
             onebox: env!("CARGO_PKG_VERSION").into(),
@@ -338,7 +338,7 @@ impl Manifest {
 
     /// Every element of every tensor stands in one range. Takes memory for each run, so only when the files that
     /// hold them are there.
-    pub(super) fn check_cover(&self) -> Result<(), String> {
+    pub(crate) fn check_cover(&self) -> Result<(), String> {
         let whole = |t: &&TensorEntry| !cover(t.ranges.iter().map(|r| &r.span), t.len());
         let broken = self.tensors.iter().find(whole);
         broken.map_or(Ok(()), |t| Err(format!("`{}` has elements twice, and others never", t.name)))
@@ -347,7 +347,7 @@ impl Manifest {
 
 impl TensorEntry {
     /// Elements.
-    pub(super) const fn len(&self) -> usize {
+    pub(crate) const fn len(&self) -> usize {
         self.shape[0] * self.shape[1]
     }
 }

@@ -5,7 +5,8 @@
 //! every byte is there; it leaves as `step-N.old`.
 
 mod compare;
-mod folder;
+pub mod detours;
+pub(crate) mod folder;
 pub(crate) mod header;
 pub mod inspect;
 pub(crate) mod manifest;
@@ -13,29 +14,24 @@ pub(crate) mod read;
 pub mod rewrite;
 pub(crate) mod room;
 mod run_folder;
-mod save;
 mod span;
-mod under_way;
-mod write;
+pub(crate) mod under_way;
+pub(crate) mod write;
 
 pub use compare::{Difference, differences};
 pub use folder::newest;
 pub(crate) use folder::{
-    any, any_of, gone, newest_name, newest_step_until, newest_until, open_named, open_step,
-    remove_after, remove_all, set_aside, sizes,
+    gone, newest_name, newest_step_until, newest_until, open_named, open_step, remove_after,
+    remove_all, set_aside, sizes,
 };
 pub use read::Checkpoint;
 pub(crate) use read::Reader;
 pub(crate) use room::room;
 pub use run_folder::RunFolder;
-pub(crate) use save::{AfterStep, Saver};
 
 use rustix::io::Errno;
 use std::io;
 use std::path::{Path, PathBuf};
-
-/// In the run directory.
-pub const FOLDER: &str = "checkpoints";
 
 /// Why a checkpoint cannot be used.
 #[derive(Debug, thiserror::Error)]

@@ -5,11 +5,12 @@ use super::header::{self, Entry};
 use super::manifest::{self, Hash, LONGEST, MANIFEST, Manifest};
 use super::span::Span;
 use super::{CheckpointError, file_name, unreadable};
-use crate::run_dir::directory::Directory;
-use crate::train::detours::Detours;
+use crate::checkpoint::detours::Detours;
+use crate::files::directory::Directory;
+use crate::files::own::open_at;
 use offload::control;
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::OFlags;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Read};
@@ -310,20 +311,6 @@ pub(super) fn check_cover(path: &Path, manifest: &Manifest) -> Result<(), Checkp
 
 fn broken(path: &Path, problem: String) -> CheckpointError {
     CheckpointError::Broken { path: path.to_owned(), problem }
-}
-
-/// A regular file or a directory itself, never what a link leads to, nor a pipe that nobody writes to.
-pub(crate) fn open_at(
-    folder: impl std::os::fd::AsFd,
-    name: &Path,
-    more: OFlags,
-) -> io::Result<File> {
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC | more;
-    let file = File::from(rustix::fs::openat(folder, name, flags, Mode::empty())?);
-    if !more.contains(OFlags::DIRECTORY) && !file.metadata()?.is_file() {
-        return Err(io::Error::other("not a regular file"));
-    }
-    Ok(file)
 }
 
 fn read_manifest(folder: &Directory) -> io::Result<Vec<u8>> {

@@ -9,8 +9,8 @@ use super::write::{Growing, Piece, Pieces, Written, piece_entries, pieces, seal,
 use super::{Checkpoint, CheckpointError, RunFolder, file_name};
 use crate::config::Config;
 use crate::data::Dataset;
-use crate::run_dir::directory::Directory;
-use crate::train::build::Built;
+use crate::files::directory::Directory;
+use crate::layout::build::Built;
 use device::Rank;
 use rayon::iter::{IntoParallelIterator, ParallelBridge, ParallelIterator};
 use std::fs::File;
@@ -304,7 +304,7 @@ fn failed(path: &Path) -> impl FnOnce(io::Error) -> RewriteError {
 mod tests {
     use super::*;
     use crate::config::load_str;
-    use crate::train::build::build;
+    use crate::layout::build::build;
     use std::sync::{Mutex, PoisonError};
 
     #[test]

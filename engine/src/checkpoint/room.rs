@@ -1,8 +1,9 @@
 //! Room on the disk for the next checkpoint. Where there is none beside those that are kept, older ones go first; the
 //! newest whole one stays until the next is whole.
 
-use super::folder::{entries, remove_those};
-use crate::run_dir::directory::{Directory, available};
+use super::folder::remove_those;
+use crate::files::directory::{Directory, available};
+use crate::files::names::entries;
 use std::io::{self, ErrorKind};
 use std::path::Path;
 
@@ -31,7 +32,7 @@ fn enough(free: u64, bytes: u64) -> io::Result<()> {
 }
 
 /// The disk has refused bytes, whatever it says is free.
-pub(super) fn is_full(error: &io::Error) -> bool {
+pub(crate) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
 }
 
@@ -40,7 +41,7 @@ pub(super) fn is_full(error: &io::Error) -> bool {
 ///
 /// # Errors
 /// There is too little, and nothing to remove; or it cannot be removed.
-pub(super) fn make_room(
+pub(crate) fn make_room(
     folder: &Directory,
     (newest, mut full): (Option<u64>, bool),
     bytes: u64,
@@ -81,7 +82,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let opened = Directory::open(folder.path()).unwrap();
         for step in steps {
-            opened.make(&super::super::folder::name(*step)).unwrap();
+            opened.make(&crate::files::names::checkpoint_name(*step)).unwrap();
         }
         ((opened, folder), move |folder: &Directory| {
             Ok(size - 100 * entries(folder, &["", ".tmp", ".old"])?.len() as u64)

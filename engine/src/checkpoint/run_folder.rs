@@ -1,8 +1,9 @@
 //! The folder of a run's checkpoints, as the run holds it.
 
-use super::{Checkpoint, FOLDER};
-use crate::run_dir::directory::Directory;
-use crate::run_dir::held::Held;
+use super::Checkpoint;
+use crate::files::directory::Directory;
+use crate::files::held::Held;
+use crate::files::names::CHECKPOINTS;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -19,7 +20,7 @@ pub struct RunFolder {
 impl RunFolder {
     /// The folder of checkpoints in the directory of a run.
     pub(crate) fn of(run: &Arc<Held>) -> Self {
-        Self { run: Arc::clone(run), name: FOLDER.to_owned(), found: Arc::default() }
+        Self { run: Arc::clone(run), name: CHECKPOINTS.to_owned(), found: Arc::default() }
     }
 
     /// The folder `path`, which need not be there, in a directory that nobody has locked.
@@ -91,7 +92,7 @@ impl RunFolder {
     ///
     /// # Errors
     /// Another process has it.
-    pub(super) fn check_lock(&self) -> io::Result<()> {
+    pub(crate) fn check_lock(&self) -> io::Result<()> {
         self.run.check_lock()
     }
 
@@ -99,7 +100,7 @@ impl RunFolder {
     ///
     /// # Errors
     /// As [`find`](Self::find).
-    pub(super) fn sync_run(&self) -> io::Result<()> {
+    pub(crate) fn sync_run(&self) -> io::Result<()> {
         self.run.check()?.sync()
     }
 }

@@ -6,20 +6,20 @@ use std::ops::Range;
 /// `count` runs of `run` elements, the first at `start`, one every `stride`. Indices are into the whole tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Span {
-    pub(super) start: usize,
-    pub(super) run: usize,
-    pub(super) stride: usize,
-    pub(super) count: usize,
+pub(crate) struct Span {
+    pub(crate) start: usize,
+    pub(crate) run: usize,
+    pub(crate) stride: usize,
+    pub(crate) count: usize,
 }
 
 impl Span {
-    pub(super) const fn len(&self) -> usize {
+    pub(crate) const fn len(&self) -> usize {
         self.run * self.count
     }
 
     /// It makes sense, and lies in a tensor of `whole` elements. Only then may anything else be asked of it.
-    pub(super) fn is_within(&self, whole: usize) -> bool {
+    pub(crate) fn is_within(&self, whole: usize) -> bool {
         let apart = self.run > 0 && self.count > 0 && self.stride >= self.run;
         let last = (self.count.saturating_sub(1)).checked_mul(self.stride);
         let end = last.and_then(|l| l.checked_add(self.start)?.checked_add(self.run));
@@ -27,13 +27,13 @@ impl Span {
     }
 
     /// In the order in which they are stored.
-    pub(super) fn runs(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+    pub(crate) fn runs(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         let Self { start, run, stride, count } = *self;
         (0..count).map(move |i| start + i * stride..start + i * stride + run)
     }
 
     /// What it has of `wanted`: (index in the span, index in `wanted`, elements).
-    pub(super) fn overlap(
+    pub(crate) fn overlap(
         &self,
         wanted: Range<usize>,
     ) -> impl Iterator<Item = (usize, usize, usize)> + use<> {
@@ -63,7 +63,7 @@ impl Span {
 }
 
 /// Runs in the order of a rank's own elements, as few spans in the same order.
-pub(super) fn spans(runs: impl IntoIterator<Item = Range<usize>>) -> Vec<Span> {
+pub(crate) fn spans(runs: impl IntoIterator<Item = Range<usize>>) -> Vec<Span> {
     let mut spans: Vec<Span> = Vec::new();
     for run in runs {
         if !spans.last_mut().is_some_and(|span| span.extend(&run)) {
@@ -74,7 +74,7 @@ pub(super) fn spans(runs: impl IntoIterator<Item = Range<usize>>) -> Vec<Span> {
 }
 
 /// Whether `spans` are a tensor of `whole` elements, each of them once.
-pub(super) fn cover<'a>(spans: impl Iterator<Item = &'a Span> + Clone, whole: usize) -> bool {
+pub(crate) fn cover<'a>(spans: impl Iterator<Item = &'a Span> + Clone, whole: usize) -> bool {
     let mut sum = 0usize;
     for span in spans.clone() {
         if !span.is_within(whole) {

@@ -13,17 +13,17 @@ pub(crate) struct UnderWay {
 
 /// While this lives, a checkpoint that can become whole is being written.
 #[derive(Debug)]
-pub(super) struct Writing(Arc<UnderWay>);
+pub(crate) struct Writing(Arc<UnderWay>);
 
 impl UnderWay {
     /// A checkpoint is being written from now on.
-    pub(super) fn begin(self: &Arc<Self>) -> Writing {
+    pub(crate) fn begin(self: &Arc<Self>) -> Writing {
         self.writers.fetch_add(1, Ordering::SeqCst);
         Writing(Arc::clone(self))
     }
 
     /// A part of it is done.
-    pub(super) fn moves(&self) {
+    pub(crate) fn moves(&self) {
         self.moved.fetch_add(1, Ordering::Relaxed);
     }
 

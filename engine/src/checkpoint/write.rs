@@ -2,13 +2,14 @@
 //! and whatever fails, the checkpoints that are there stay as they are.
 
 use super::file_name;
-use super::folder::{clean, name};
+use super::folder::clean;
 use super::header::{Entry, encode};
 use super::manifest::{FileEntry, Hash, MANIFEST, Manifest, RangeEntry, TensorEntry, states};
 use super::run_folder::of;
 use super::span::{Span, spans};
 use super::under_way::UnderWay;
-use crate::run_dir::directory::Directory;
+use crate::files::directory::Directory;
+use crate::files::names::checkpoint_name;
 use device::Rank;
 use offload::{Owned, State};
 use std::fs::File;
@@ -26,36 +27,36 @@ const UNSYNCED: usize = 1 << 30;
 
 /// What a rank wrote.
 #[derive(serde::Serialize, serde::Deserialize)]
-pub(super) struct Written {
-    pub(super) entry: FileEntry,
+pub(crate) struct Written {
+    pub(crate) entry: FileEntry,
     /// (tensor, its range)
-    pub(super) ranges: Vec<(usize, RangeEntry)>,
+    pub(crate) ranges: Vec<(usize, RangeEntry)>,
     /// Of its time, that went into checksums.
-    pub(super) hashing: Duration,
+    pub(crate) hashing: Duration,
 }
 
 /// A part of a tensor that a rank owns in one run.
-pub(super) struct Piece {
+pub(crate) struct Piece {
     /// And the gradient of an update that waits.
     states: Vec<State>,
-    pub(super) span: Span,
+    pub(crate) span: Span,
 }
 
 /// By tensor, in the order of the model.
-pub(super) type Pieces = Vec<(usize, Vec<Piece>)>;
+pub(crate) type Pieces = Vec<(usize, Vec<Piece>)>;
 
 /// A checkpoint that grows: an empty directory at first, which gets its name when all of it is on the disk.
 #[derive(Clone, Debug)]
-pub(super) struct Growing {
+pub(crate) struct Growing {
     step: u64,
     /// In which it gets its name.
-    pub(super) folder: Arc<Directory>,
+    pub(crate) folder: Arc<Directory>,
     unfinished: Arc<Directory>,
 }
 
 impl Growing {
     /// The checkpoint of `step`, after `make_room` has found that there is enough.
-    pub(super) fn begin(
+    pub(crate) fn begin(
         folder: Arc<Directory>,
         step: u64,
         make_room: impl FnOnce(&Directory) -> io::Result<()>,
@@ -71,24 +72,24 @@ impl Growing {
     }
 
     /// That of `step`, which another process has begun in `folder`.
-    pub(super) fn begun(folder: Arc<Directory>, step: u64) -> io::Result<Self> {
+    pub(crate) fn begun(folder: Arc<Directory>, step: u64) -> io::Result<Self> {
         let unfinished = unfinished(step);
         let opened = of(&folder.called(&unfinished), folder.folder(&unfinished))?;
         Ok(Self { step, folder, unfinished: Arc::new(opened) })
     }
 
     /// Where its files go.
-    pub(super) fn directory(&self) -> &Directory {
+    pub(crate) fn directory(&self) -> &Directory {
         &self.unfinished
     }
 
     /// What it will be called, for messages.
-    pub(super) fn path(&self) -> PathBuf {
-        self.folder.called(&name(self.step))
+    pub(crate) fn path(&self) -> PathBuf {
+        self.folder.called(&checkpoint_name(self.step))
     }
 
     /// The manifest of what ranks wrote into it, then its name, all of it on the disk.
-    pub(super) fn publish(
+    pub(crate) fn publish(
         &self,
         manifest: Manifest,
         files: Vec<Option<Written>>,
@@ -98,25 +99,25 @@ impl Growing {
     }
 
     /// Gives it its name, which is on the disk then.
-    pub(super) fn name(&self) -> io::Result<()> {
-        let named = self.folder.rename(&unfinished(self.step), &name(self.step));
+    pub(crate) fn name(&self) -> io::Result<()> {
+        let named = self.folder.rename(&unfinished(self.step), &checkpoint_name(self.step));
         of(self.unfinished.path(), named)?;
         of(self.folder.path(), self.folder.sync())
     }
 
     /// Removes it, where it has no name yet.
-    pub(super) fn remove(&self) -> io::Result<()> {
+    pub(crate) fn remove(&self) -> io::Result<()> {
         self.folder.remove(&unfinished(self.step))
     }
 }
 
 /// What the checkpoint of `step` is called until it is whole.
 fn unfinished(step: u64) -> String {
-    name(step) + ".tmp"
+    checkpoint_name(step) + ".tmp"
 }
 
 /// The manifest of what ranks wrote into `unfinished`, all of it on the disk.
-pub(super) fn seal(
+pub(crate) fn seal(
     unfinished: &Directory,
     mut manifest: Manifest,
     files: Vec<Option<Written>>,
@@ -140,7 +141,7 @@ fn write_whole(unfinished: &Directory, manifest: &[u8]) -> io::Result<()> {
 }
 
 /// The tensors of a model, without ranges.
-pub(super) fn tensors(gpt: &Gpt) -> Vec<TensorEntry> {
+pub(crate) fn tensors(gpt: &Gpt) -> Vec<TensorEntry> {
     let tensor = |p: &tensor_parallel::Param| TensorEntry {
         name: p.name.clone(),
         shape: [p.global.0, p.global.1],
@@ -150,7 +151,7 @@ pub(super) fn tensors(gpt: &Gpt) -> Vec<TensorEntry> {
 }
 
 /// What the header of a rank's file says.
-pub(super) fn piece_entries(
+pub(crate) fn piece_entries(
     (tensors, states): (&[TensorEntry], &[&str]),
     pieces: &[(usize, Vec<Piece>)],
 ) -> Vec<Entry> {
@@ -163,7 +164,7 @@ pub(super) fn piece_entries(
 }
 
 /// What `rank` writes, by tensor. Of what several tensor-parallel ranks hold the first one's copy is taken.
-pub(super) fn pieces(gpt: &Gpt, owned: &dyn Fn(usize) -> Vec<Owned>, rank: Rank) -> Pieces {
+pub(crate) fn pieces(gpt: &Gpt, owned: &dyn Fn(usize) -> Vec<Owned>, rank: Rank) -> Pieces {
     let mut all = Vec::new();
     let mut tensor = 0;
     for (segment, layout) in gpt.segments().iter().enumerate() {
@@ -200,7 +201,7 @@ pub(super) fn pieces(gpt: &Gpt, owned: &dyn Fn(usize) -> Vec<Owned>, rank: Rank)
 }
 
 /// Bytes of the states in `pieces`.
-pub(super) fn bytes(pieces: &Pieces) -> usize {
+pub(crate) fn bytes(pieces: &Pieces) -> usize {
     pieces.iter().flat_map(|(_, pieces)| pieces).map(|p| 4 * p.states.len() * p.span.len()).sum()
 }
 
@@ -208,7 +209,7 @@ pub(super) fn bytes(pieces: &Pieces) -> usize {
 ///
 /// # Errors
 /// Those of `take`.
-pub(super) fn in_order<E>(
+pub(crate) fn in_order<E>(
     pieces: &Pieces,
     take: &mut dyn FnMut(State) -> Result<(), E>,
 ) -> Result<(), E> {
@@ -221,13 +222,13 @@ pub(super) fn in_order<E>(
 }
 
 /// Where a rank's file gets its states from: the next bytes, of this part of a state.
-pub(super) type Fill<'a, E> = dyn FnMut(State, &mut [u8]) -> Result<(), E> + 'a;
+pub(crate) type Fill<'a, E> = dyn FnMut(State, &mut [u8]) -> Result<(), E> + 'a;
 
 /// Writes the file of rank `number` into `folder` and onto the disk. Hashes are of what `fill` gave.
 ///
 /// # Errors
 /// Those of the disk, with the file's name, and those of `fill`.
-pub(super) fn write_file<E: From<io::Error>>(
+pub(crate) fn write_file<E: From<io::Error>>(
     number: usize,
     base: &Manifest,
     (pieces, late): (&Pieces, bool),

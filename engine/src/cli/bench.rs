@@ -4,24 +4,24 @@ use super::data;
 use super::exit::{Failed, code};
 use super::simulate::failed;
 use super::train::check_memory;
-use super::{ConfigArgs, may_write, plan, print, print_json, say, unwritten};
+use super::{ConfigArgs, may_write, missing_gpus, plan, print, print_json, say, unwritten};
 
 mod host;
 use crate::bench::gpu_box::{self, GpuBoxError};
 use crate::bench::{BOX_OF_GPUS, Copies, Steps, TILE_BYTES, copies, is_on_cuda, product, steps};
+use crate::layout::build::{build, dtype};
+use crate::layout::gpu;
 use crate::predict::calibrate;
 use crate::predict::calibrate::{measure, to_ron};
 use crate::predict::choose;
 use crate::report::progress::si;
 use crate::report::trace;
-use crate::run::gpu;
-use crate::run::placement::cores;
-use crate::train::build::{build, dtype};
 use device::Trace;
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use topology::cores;
 use topology::{available_memory, counted, format_bytes};
 
 /// One of both: clap asks for `save_box` where there is no verb.
@@ -141,7 +141,7 @@ fn step(args: &StepArgs) -> Result<(), Failed> {
     let mut loaded = args.config.load()?;
     choose(&mut loaded).map_err(failed)?;
     let config = &loaded.config;
-    if let Some(not_built) = config.not_built(&loaded.origins) {
+    if let Some(not_built) = config.not_built(&loaded.origins, missing_gpus) {
         return Err(Failed::new(code::CONFIG, not_built));
     }
     let built = build(config);

@@ -2,7 +2,7 @@
 
 use super::exit::{Failed, code};
 use super::processes::{SILENCE, Team, facts};
-use super::{ConfigArgs, data, print, print_json, say, weights};
+use super::{ConfigArgs, data, missing_gpus, print, print_json, say, weights};
 use crate::config::{Config, ConfigError, DeviceConfig, Origin, Problem, Valid};
 use serde_json::{Value, json};
 
@@ -47,8 +47,8 @@ fn checked(CheckArgs { config: args, json }: &CheckArgs, team: &Team) -> Result<
         return Err(refused);
     }
     let (tensor, data) = (config.parallel.tensor, config.parallel.data);
-    let parameters = crate::train::build::shape(config).parameters();
-    let not_built = config.not_built(&loaded.origins);
+    let parameters = crate::layout::build::shape(config).parameters();
+    let not_built = config.not_built(&loaded.origins, missing_gpus);
     if *json {
         let cannot = not_built.as_ref().map_or_else(Vec::new, in_json);
         return print_json(&json!({

@@ -4,13 +4,15 @@ use super::exit::{Failed, code};
 use super::say;
 use crate::chat::{Template, end_of_text};
 use crate::config::{Config, DataConfig, DataFormat, DeviceConfig, Packing, Source};
+use crate::data::model_files::ModelFiles;
+use crate::data::progress::{Progress, Silence};
 use crate::data::{
     Cache, Checks, Corpus, DataError, Dataset, Filed, Look, Parts, Problem, Rowed, Rows, Sizes,
     Tokenized, Tokenizer,
 };
-use crate::hugging_face::Beside;
-use crate::report::shown::Shown;
-use crate::run_dir::TOKENIZER;
+use crate::files::names::TOKENIZER;
+use crate::files::shown::Shown;
+use crate::report::reading::OnTerminal;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
@@ -47,10 +49,10 @@ pub(super) fn tokenizer_of(run: &Path, config: &Config) -> Result<Option<Tokeniz
 
 /// What a run keeps of `beside`, which stands in the folder `from`: nothing where its tokens are of another kind, which is said.
 pub(super) fn fitting(
-    beside: Beside,
+    beside: ModelFiles,
     from: &Path,
     (config, tokenizer): (&Config, Option<&Tokenizer>),
-) -> Beside {
+) -> ModelFiles {
     let Some(why) = beside.foreign(&config.data, tokenizer) else {
         if let Some(left_out) = beside.left_out() {
             say(&format!("note: {}: {left_out}", Shown(from)));
@@ -61,7 +63,7 @@ pub(super) fn fitting(
         let from = Shown(from);
         say(&format!("note: the run keeps no tokenizer and no chat template of {from}: {why}"));
     }
-    Beside::default()
+    ModelFiles::default()
 }
 
 fn not_opened(path: &Path, problem: &Problem) -> Failed {
@@ -156,7 +158,7 @@ pub(super) fn read_to_show(config: &Config) -> Result<(Option<Tokenizer>, Datase
 pub(super) fn check(config: &Config, names_all: bool) -> Result<Dataset, Failed> {
     let tokenizer = tokenizer(config)?;
     look(config)?;
-    for list in Look::compare(&config.data).map_err(|e| Failed::new(code::DATA, e))? {
+    for list in Look::compare(&config.data, &OnTerminal).map_err(|e| Failed::new(code::DATA, e))? {
         let list = Shown(&list);
         say(&format!(
             "note: {list}: an older onebox wrote it, without hashes: bytes are not compared"
@@ -195,6 +197,7 @@ fn read(
 ) -> Result<Dataset, DataError> {
     let (data, model) = (&config.data, &config.model);
     let (cache, size) = (Cache::of_user(dry), (model.vocab, model.seq_len));
+    let progress: &dyn Progress = if quiet { &Silence } else { &OnTerminal };
     match (tokenizer, &data.tokenizer) {
         (Some(tokenizer), Some(path)) if data.format.is_rows() => {
             let of = (Path::new(path), tokenizer.vocab());
@@ -205,13 +208,13 @@ fn read(
         (Some(tokenizer), Some(path)) if data.format.is_text() => {
             let (path, format) = (Path::new(path), data.format.clone());
             let sizes = Sizes::default();
-            let with = Tokenized { tokenizer, path, cache: &cache, format, sizes, quiet };
+            let with = Tokenized { tokenizer, path, cache: &cache, format, sizes, progress };
             every(data, &|parts| Corpus::open_text(parts, &with, size.0, size.1))
         }
         // The tokenizer of files of tokens has made them already.
         _ => {
             check_vocab(config, tokenizer)?;
-            let checks = Checks { cache: &cache, vocab: model.vocab, quiet, names_all };
+            let checks = Checks { cache: &cache, vocab: model.vocab, progress, names_all };
             let (format, packing, truncate) = (&data.format, data.packing, data.truncate);
             let with = Filed { format, packing, truncate };
             every(data, &|parts| Corpus::open_checked(parts, with, checks, model.seq_len))
@@ -265,7 +268,7 @@ fn rowed<T>(
         let path = if path.is_dir() { path } else { folder };
         DataError { key: "data.tokenizer", path: path.into(), problem }
     };
-    let beside = Beside::open(path);
+    let beside = ModelFiles::open(path);
     let template;
     let rows = match &data.format {
         DataFormat::Jsonl { text } => {

@@ -3,13 +3,13 @@
 use super::exit::{Failed, code};
 use super::{print, print_json};
 use crate::data::Cache;
-use crate::run::gpu;
-use crate::run::placement::cores;
+use crate::layout::gpu;
 use device::cuda::{Beside, Found, GpuInfo, LibraryInfo, Probe, free_memory, look};
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 use serde_json::json;
 use std::fs::{self, Metadata};
+use topology::cores;
 use topology::{Machine, available_memory, counted, format_bytes};
 
 /// Below it not even the quickstart trains.

@@ -8,13 +8,13 @@ use crate::checkpoint::Checkpoint;
 use crate::checkpoint::inspect::{Summary, open_newest};
 use crate::config::{Config, DeviceConfig, Loaded, Precision, load_of_run, load_str};
 use crate::data::Tokenizer;
+use crate::data::model_files::ModelFiles;
+use crate::files::names::KEPT;
+use crate::files::names::{CONFIG, TOKENIZER, WEIGHTS};
 use crate::generate::{
     End, GenerateError, On, Piece, Sampling, Source, Stop, Trained, default_prompt, generate,
     next_logits,
 };
-use crate::hugging_face::Beside;
-use crate::run_dir::kept::KEPT;
-use crate::run_dir::{CONFIG, TOKENIZER, WEIGHTS};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -184,7 +184,7 @@ fn config_of(folder: &Path) -> Result<Loaded, Failed> {
 fn run_folder(args: &GenerateArgs) -> Result<(), Failed> {
     let loaded = config_of(&args.run)?;
     let tokenizer = data::tokenizer(&loaded.config)?;
-    let beside = Beside::open(&args.run).map_err(unusable)?;
+    let beside = ModelFiles::open(&args.run).map_err(unusable)?;
     let from = From {
         trained: Trained::Folder(&args.run),
         tokenizer: tokenizer.as_ref(),
@@ -218,7 +218,7 @@ pub(super) fn run(args: &GenerateArgs) -> Result<(), Failed> {
     };
     let tokenizer = data::tokenizer_of(run, &loaded.config)?;
     let trained = checkpoint.as_ref().map_or(Trained::Weights(&weights), Trained::Checkpoint);
-    let beside = Beside::of_run(run).map_err(unusable)?;
+    let beside = ModelFiles::of_run(run).map_err(unusable)?;
     let from = From { trained, tokenizer: tokenizer.as_ref(), beside, place: run.join(KEPT) };
     draw(args, &loaded.config, &from)
 }
@@ -227,7 +227,7 @@ pub(super) fn run(args: &GenerateArgs) -> Result<(), Failed> {
 struct From<'a> {
     trained: Trained<'a>,
     tokenizer: Option<&'a Tokenizer>,
-    beside: Beside,
+    beside: ModelFiles,
     /// The folder that it came from.
     place: PathBuf,
 }

@@ -1,6 +1,6 @@
 //! Messages of the program about itself, to stderr: warnings, and on request what it does and how long it takes.
 
-use crate::report::shown::lines;
+use crate::files::shown::lines;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, ValueEnum};
 use std::ffi::OsStr;

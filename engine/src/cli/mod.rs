@@ -27,12 +27,13 @@ mod trace;
 mod train;
 mod weights;
 
-use crate::config::{BOX, Loaded, find_box};
+use crate::config::{BOX, Further, Loaded, find_box, load_and_look, load_to_search};
+use crate::files::names::CONFIG;
+use crate::files::output::Output;
+use crate::files::shown::{lines, quoted};
+use crate::layout::gpu;
 use crate::report::colour;
-use crate::report::shown::{lines, quoted};
 use crate::run::Watcher;
-use crate::run_dir::CONFIG;
-use crate::run_dir::output::Output;
 use clap::{Args, FromArgMatches, Parser, Subcommand};
 use device::numerics::SimdPath;
 use exit::{Failed, code};
@@ -163,8 +164,19 @@ impl ConfigArgs {
     }
 
     fn load(&self) -> Result<Loaded, Failed> {
-        crate::config::load(&self.config, &self.sets).map_err(|e| Failed::new(code::CONFIG, e))
+        load_and_look(&self.config, &self.sets, &of_machine())
+            .map_err(|e| Failed::new(code::CONFIG, e))
     }
+}
+
+/// Rules of this machine's GPUs.
+fn of_machine() -> Further<'static> {
+    Further { of_machine: &gpu::broken, ..Further::NONE }
+}
+
+/// Why this machine has no real GPUs that onebox can use.
+fn missing_gpus() -> Option<String> {
+    gpu::machine().missing()
 }
 
 /// A box to look at a config on.
@@ -183,7 +195,7 @@ impl OnBox {
     /// For a search of layouts.
     fn load_to_search(&self, config: &ConfigArgs) -> Result<Loaded, Failed> {
         let ConfigArgs { config, sets } = self.with(config)?;
-        crate::config::load_to_search(&config, &sets).map_err(|e| Failed::new(code::CONFIG, e))
+        load_to_search(&config, &sets, &of_machine()).map_err(|e| Failed::new(code::CONFIG, e))
     }
 
     fn with(&self, config: &ConfigArgs) -> Result<ConfigArgs, Failed> {

@@ -5,15 +5,15 @@ use super::exit::{Failed, code};
 use super::largest::Lacking;
 use super::processes::{SILENCE, Team, facts};
 use super::simulate::failed;
-use super::{ConfigArgs, OnBox, of_ops, print, print_json, say, search, weights};
+use super::{ConfigArgs, OnBox, missing_gpus, of_ops, print, print_json, say, search, weights};
 use crate::config::{Config, DeviceConfig, Loaded};
+use crate::files::names::RUNS;
+use crate::layout::build::{Built, build};
 use crate::predict::changes::arguments;
 use crate::predict::choose;
 use crate::predict::plan::{Buffer, Disk, Memory, Report, report};
 use crate::predict::remedies::{Remedy, remedies};
 use crate::report::progress::si;
-use crate::run_dir::RUNS;
-use crate::train::build::{Built, build};
 use device::Error;
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -92,7 +92,7 @@ fn planned(args: &PlanArgs, team: &Team) -> Result<(), Failed> {
     } else {
         print(&text(&loaded, &report))?;
     }
-    if let Some(not_built) = config.not_built(&loaded.origins) {
+    if let Some(not_built) = config.not_built(&loaded.origins, missing_gpus) {
         for problem in not_built.errors().iter().filter(|p| p.key != "device") {
             say(&format!(
                 "note: {}: {}; the plan is that of the nearest thing built",

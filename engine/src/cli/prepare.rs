@@ -7,7 +7,8 @@ use crate::config::{Config, DataOrder, Packing, Source, Sources};
 use crate::data::{
     Cache, Prepare, PrepareError, Prepared, Problem, Rowed, Sizes, Tokenizer, takes_from,
 };
-use crate::run_dir::resolved;
+use crate::files::names::resolved;
+use crate::report::reading::OnTerminal;
 use clap::ValueHint;
 use std::path::{Path, PathBuf, absolute};
 use topology::{counted, format_bytes};
@@ -68,7 +69,7 @@ fn prepare(
         out,
         command,
         sizes: Sizes::default(),
-        quiet: false,
+        progress: &OnTerminal,
     };
     prepare.run(&|parts| starting.say(interrupted(parts)))
 }

@@ -2,7 +2,7 @@
 
 use super::exit::{Failed, code};
 use crate::config::{CheckpointWriter, Config, DeviceConfig};
-use crate::run::{gpu, here};
+use crate::layout::{gpu, here};
 use device::Processes;
 use device::cuda::LibraryInfo;
 use device::numerics::SimdPath;

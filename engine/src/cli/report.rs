@@ -2,11 +2,11 @@
 
 use super::exit::{Failed, code};
 use super::{VERSION, may_write, print, say, unwritten};
+use crate::files::names::METRICS;
+use crate::files::output::Output;
+use crate::files::shown::Shown;
 use crate::report::curves::{CSV, Curves, csv};
 use crate::report::page::{BEGINNING, page};
-use crate::report::shown::Shown;
-use crate::run_dir::METRICS;
-use crate::run_dir::output::Output;
 use std::ffi::OsStr;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};

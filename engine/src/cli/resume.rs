@@ -4,14 +4,16 @@ use super::exit::{Failed, code};
 use super::{data, say};
 use crate::checkpoint::inspect::{Summary, differences_of};
 use crate::checkpoint::{
-    self, Checkpoint, CheckpointError, Difference, FOLDER, RunFolder, differences, gone,
+    self, Checkpoint, CheckpointError, Difference, RunFolder, differences, gone,
     newest_until, open_named, set_aside,
 };
 use crate::config::{Loaded, ResumeEffect, Weights, load_of_run};
 use crate::data::{Dataset, Tokenizer};
-use crate::run_dir::directory::Directory;
-use crate::run_dir::{CONFIG, FORKED, METRICS, RunDir, RunMode, TOKENIZER, WEIGHTS};
-use crate::train::build::Built;
+use crate::files::directory::Directory;
+use crate::files::names::CHECKPOINTS;
+use crate::files::names::{CONFIG, FORKED, METRICS, TOKENIZER, WEIGHTS};
+use crate::layout::build::Built;
+use crate::run_dir::{RunDir, RunMode};
 use std::ffi::OsStr;
 use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
@@ -32,12 +34,12 @@ pub(super) fn start(
 ) -> Result<Option<Arc<Checkpoint>>, Failed> {
     let folder = match own {
         Some(own) => own.find(),
-        None => match Directory::open(&from.join(FOLDER)) {
+        None => match Directory::open(&from.join(CHECKPOINTS)) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             opened => opened.map(|folder| Some(Arc::new(folder))),
         },
     };
-    let unreadable = |source| CheckpointError::Io { path: from.join(FOLDER), source };
+    let unreadable = |source| CheckpointError::Io { path: from.join(CHECKPOINTS), source };
     let folder = folder.map_err(|error| unusable(unreadable(error)))?;
     let (found, broken) = match &folder {
         Some(folder) => newest_until(folder, u64::MAX).map_err(unusable)?,
@@ -159,7 +161,7 @@ fn fork_source(dir: &Path) -> Result<Option<Checkpoint>, Failed> {
 
 /// Refuses where checkpoints were and are gone or elsewhere: a start at another step would remove the rest.
 fn nothing_gone(from: &Path, mode: RunMode) -> Result<(), Failed> {
-    let folder = from.join(FOLDER);
+    let folder = from.join(CHECKPOINTS);
     let made = || {
         let steps = std::fs::metadata(from.join(METRICS)).is_ok_and(|file| file.len() > 0);
         let saves = config_of(from).is_some_and(|loaded| loaded.config.train.saves());
@@ -211,7 +213,7 @@ fn not_anew((why, remedy): (&str, &str), mode: RunMode) -> Failed {
 /// where other data is named.
 pub(super) fn finished(dir: &Path, step: u64, loaded: &Loaded) -> Result<(), Failed> {
     let nothing = format!("{}: finished at step {step}; nothing to do", dir.display());
-    let saved = checkpoint::newest_name(&dir.join(FOLDER));
+    let saved = checkpoint::newest_name(&dir.join(CHECKPOINTS));
     let saved = saved.and_then(|path| Summary::read(&path).ok());
     let stored = match &saved {
         Some(saved) => saved.config().ok(),

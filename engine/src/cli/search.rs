@@ -6,6 +6,7 @@ use super::largest::{Lacking, of_states};
 use super::simulate::{failed, seconds};
 use super::{print, print_json, say};
 use crate::config::Loaded;
+use crate::layout::gpu::is_sound;
 use crate::predict::changes::arguments;
 use crate::predict::plan::filled;
 use crate::predict::remedies::{Remedy, remedies};
@@ -48,7 +49,7 @@ impl No {
             return None;
         }
         // The ranks of the config may be too many for the box.
-        let gpus = gpus.or((!loaded.config.is_sound()).then_some(found.gpus));
+        let gpus = gpus.or((!is_sound(&loaded.config)).then_some(found.gpus));
         let remedies = remedies(loaded, gpus);
         let lacking = remedies.is_empty().then(|| Lacking::of(loaded, gpus));
         Some(Self { remedies, lacking })

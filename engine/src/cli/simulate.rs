@@ -3,14 +3,14 @@
 use super::exit::{Failed, code};
 use super::{ConfigArgs, OnBox, may_write, of_ops, print, print_json, say, unwritten};
 use crate::config::{Config, UpdateMode};
+use crate::files::names::METRICS;
+use crate::layout::build::{Built, build, update_mode};
 use crate::predict::plan::{memory_report, ops_of_step};
 use crate::predict::simulate::{SimulateError, Simulated, groups, mean_step, simulate, summary};
 use crate::predict::{choose, schedules};
 use crate::report::metrics::median_step;
 use crate::report::progress::si;
 use crate::report::trace;
-use crate::run_dir::METRICS;
-use crate::train::build::{Built, build, update_mode};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use topology::{counted, format_bytes};

@@ -2,7 +2,7 @@
 
 use super::exit::{Failed, code};
 use super::{may_write, say, unwritten};
-use crate::report::shown::Shown;
+use crate::files::shown::Shown;
 use crate::report::trace::{OUTPUT, measured};
 use device::Trace;
 use std::ops::RangeInclusive;

@@ -20,19 +20,20 @@ use super::signals::{self, Signals, Starting};
 use super::trace::{self, TraceArgs};
 use super::{ConfigArgs, SimdArg, say};
 use crate::checkpoint::Checkpoint;
+use crate::checkpoint::detours::Detours;
 use crate::config::{DeviceConfig, Loaded, in_line};
 use crate::data::{Dataset, Tokenizer};
+use crate::files::names::{CONFIG, TOKENIZER};
 use crate::hugging_face::Pretrained;
+use crate::layout::build::{Built, update_mode};
+use crate::layout::here;
 use crate::report::metrics::MetricsWriter;
 use crate::report::progress::Progress;
 use crate::report::stderr;
 use crate::report::tensorboard::Events;
-use crate::run::here;
 use crate::run::{Outcome, Place, RunError, RunOptions, Unread, Watcher, train};
-use crate::run_dir::{CONFIG, RunDir, RunDirError, TOKENIZER};
+use crate::run_dir::{RunDir, RunDirError};
 use crate::train::batch::FILL;
-use crate::train::build::{Built, update_mode};
-use crate::train::detours::Detours;
 use device::Kind;
 use device::numerics::SimdPath;
 use std::path::{Path, PathBuf};
@@ -324,7 +325,7 @@ impl Session<'_> {
         if config.device != DeviceConfig::Cuda {
             return counted(ranks, "virtual GPU");
         }
-        let all = &crate::run::gpu::machine().gpus;
+        let all = &crate::layout::gpu::machine().gpus;
         let name = all.first().map_or("GPU", |gpu| gpu.name.as_str());
         match all.len() {
             n if n < here::ranks(config) => {

@@ -4,10 +4,12 @@ use super::ConfigArgs;
 use super::checkpoint::unusable;
 use super::data;
 use super::exit::{Failed, code};
-use crate::config::load_and_look;
+use super::of_machine;
 use crate::config::{Config, ConfigError, DeviceConfig, Loaded, Trouble, Valid, Weights};
-use crate::hugging_face::{Beside, Folder, Pretrained};
-use crate::train::build::shape;
+use crate::config::{Further, load_and_look};
+use crate::data::model_files::ModelFiles;
+use crate::hugging_face::{Folder, Pretrained};
+use crate::layout::build::shape;
 use device::Plan;
 use std::cell::Cell;
 use std::path::Path;
@@ -44,7 +46,7 @@ pub(super) fn refusal(config: &Config, valid: bool) -> Option<Failed> {
             }
             false => opened(config).map(drop),
         }?;
-        Beside::open(Path::new(from)).map(drop).map_err(unusable)
+        ModelFiles::open(Path::new(from)).map(drop).map_err(unusable)
     };
     let trains = !matches!(config.device, DeviceConfig::Sim { .. });
     trains.then(look)?.err()
@@ -74,11 +76,13 @@ pub(super) fn load(
         }
         all
     };
-    load_and_look(&args.config, &args.sets, &look).map_err(|errors| {
-        // Only of files that it names: as they are refused without it.
-        let named = |key: &str| key == "model.from" || data::KEYS.contains(&key);
-        let of_files = errors.errors().iter().all(|e| e.help.is_empty() && named(&e.key));
-        let code = if of_files { of_folder.get().unwrap_or(code::DATA) } else { code::CONFIG };
-        (code, errors)
-    })
+    load_and_look(&args.config, &args.sets, &Further { trouble: &look, ..of_machine() }).map_err(
+        |errors| {
+            // Only of files that it names: as they are refused without it.
+            let named = |key: &str| key == "model.from" || data::KEYS.contains(&key);
+            let of_files = errors.errors().iter().all(|e| e.help.is_empty() && named(&e.key));
+            let code = if of_files { of_folder.get().unwrap_or(code::DATA) } else { code::CONFIG };
+            (code, errors)
+        },
+    )
 }

@@ -7,7 +7,6 @@ use super::{
     Accumulate, Config, DeviceConfig, Placement, Recompute, ScheduleConfig, ScheduleKind, Transfer,
     UpdateMode, WeightsPolicy,
 };
-use crate::run::gpu;
 use topology::counted;
 
 /// Most samples of a step, also of a product that nobody wrote down.
@@ -64,19 +63,16 @@ const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Violation>; 45] {
     ]
 }
 
-/// Rules about the machine: where a stored config was trained they held.
-const fn rules_of_machine<'a>() -> [fn(&Checks<'a>) -> Option<Violation>; 2] {
-    [Checks::precision, Checks::hardware_queues]
-}
-
-/// Applies every rule whose values are valid by themselves.
-pub(super) fn all(reader: &mut Reader, config: &Config) {
+/// Applies every rule whose values are valid by themselves, and those of the machine. A stored config was trained: the rules of
+/// its GPUs held.
+pub(super) fn all(reader: &mut Reader, config: &Config, of_machine: &MachineRules<'_>) {
     let checks = Checks { config, searched: reader.searched };
-    let of_machine = if reader.stored { None } else { Some(rules_of_machine()) };
-    for rule in rules().into_iter().chain(of_machine.into_iter().flatten()) {
-        if let Some(broken) = rule(&checks)
-            && broken.values.iter().all(|(key, _)| reader.ok(&[key]))
-        {
+    let of_gpus = match reader.stored {
+        true => Vec::new(),
+        false => checks.precision().into_iter().chain(of_machine(config)).collect(),
+    };
+    for broken in rules().into_iter().filter_map(|rule| rule(&checks)).chain(of_gpus) {
+        if broken.values.iter().all(|(key, _)| reader.ok(&[key])) {
             let Violation { message, help, values } = broken;
             let key = values.first().map_or("", |(key, _)| key).to_string();
             let spots = values.into_iter().map(|(key, label)| reader.spot(key, label)).collect();
@@ -87,24 +83,30 @@ pub(super) fn all(reader: &mut Reader, config: &Config) {
 
 impl Config {
     /// Whether a config that was changed in place keeps every rule between keys.
-    pub(crate) fn is_sound(&self) -> bool {
+    pub fn is_sound(&self) -> bool {
         self.first_broken().is_none()
     }
 
     /// The message of the first rule that does not hold.
-    pub(crate) fn first_broken(&self) -> Option<String> {
+    pub fn first_broken(&self) -> Option<String> {
         let checks = Checks { config: self, searched: false };
-        let all = rules().into_iter().chain(rules_of_machine());
-        all.filter_map(|rule| rule(&checks)).map(|broken| broken.message).next()
+        let mut all = rules().into_iter().filter_map(|rule| rule(&checks));
+        all.next().or_else(|| checks.precision()).map(|broken| broken.message)
     }
 }
 
+/// The rules that a config breaks on the machine that loads it: who loads it to train there gives them.
+pub type MachineRules<'a> = dyn Fn(&Config) -> Vec<Violation> + 'a;
+
 /// A rule that does not hold.
-pub(super) struct Violation {
-    pub(super) message: String,
-    pub(super) help: String,
+#[derive(Debug)]
+pub struct Violation {
+    /// What is wrong, with the values and the arithmetic.
+    pub message: String,
+    /// What to do.
+    pub help: String,
     /// The keys that take part, each with what its value means here; the one to blame first.
-    pub(super) values: Vec<(&'static str, String)>,
+    pub values: Vec<(&'static str, String)>,
 }
 
 /// How the value of a key breaks a rule together with that of another.
@@ -178,12 +180,6 @@ impl Checks<'_> {
             help: "use `Complete`, or set `train.checkpoint_overhead` or `train.checkpoint_every`".into(),
             values: vec![("train.weights", "writes no weights".into())],
         })
-    }
-
-    fn hardware_queues(&self) -> Option<Violation> {
-        let (message, help) = gpu::crowded(self.config)?;
-        let values = vec![("parallel.data", "ranks of the run".into()), ("device", "GPUs".into())];
-        Some(Violation { message, help, values })
     }
 
     fn place_of_sums(&self) -> Option<Violation> {

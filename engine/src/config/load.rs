@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::checks;
+use super::checks::{self, MachineRules};
 use super::file::{read, utf8};
 use super::parse::{A_CONFIG, parse, stem};
 use super::reading::reader::Reader;
@@ -18,7 +18,7 @@ use super::{Config, Loaded, schema, told};
 /// All errors come out together. Relative paths in the file are relative to it, those in `sets`
 /// to the working directory; both come out absolute.
 pub fn load(path: &Path, sets: &[String]) -> Result<Loaded, ConfigError> {
-    load_and_look(path, sets, &|_, _| Vec::new())
+    load_file(Reader::default(), path, sets, &Further::NONE)
 }
 
 /// Further trouble with a config, found outside of it: of each key what is wrong with its value, and what to do.
@@ -29,6 +29,22 @@ pub type Trouble<'a> = dyn Fn(&Config, &Valid<'_>) -> Vec<(&'static str, String,
 pub struct Valid<'a> {
     reader: &'a Reader,
     config: &'a Config,
+    of_machine: &'a MachineRules<'a>,
+}
+
+/// What a config is checked for besides its own rules.
+#[derive(Clone, Copy)]
+#[expect(missing_debug_implementations, reason = "it has two functions")]
+pub struct Further<'a> {
+    /// Trouble that the caller finds.
+    pub trouble: &'a Trouble<'a>,
+    /// Rules of the machine that trains.
+    pub of_machine: &'a MachineRules<'a>,
+}
+
+impl Further<'_> {
+    /// Nothing.
+    pub const NONE: Self = Further { trouble: &|_, _| Vec::new(), of_machine: &|_| Vec::new() };
 }
 
 impl Valid<'_> {
@@ -39,7 +55,9 @@ impl Valid<'_> {
 
     /// Whether nothing is wrong with the config, rules between keys included.
     pub fn is_all(&self) -> bool {
-        self.reader.problems.is_empty() && self.config.is_sound()
+        self.reader.problems.is_empty()
+            && self.config.is_sound()
+            && (self.of_machine)(self.config).is_empty()
     }
 }
 
@@ -47,24 +65,31 @@ impl Valid<'_> {
 ///
 /// # Errors
 /// As [`load`].
-pub fn load_to_search(path: &Path, sets: &[String]) -> Result<Loaded, ConfigError> {
-    load_file(Reader::to_search(), path, sets, &|_, _| Vec::new())
+pub fn load_to_search(
+    path: &Path,
+    sets: &[String],
+    further: &Further<'_>,
+) -> Result<Loaded, ConfigError> {
+    load_file(Reader::to_search(), path, sets, further)
 }
 
-/// [`load`], with what `trouble` finds among the errors.
+/// [`load`], with what is found `further` among the errors.
+///
+/// # Errors
+/// As [`load`].
 pub fn load_and_look(
     path: &Path,
     sets: &[String],
-    trouble: &Trouble<'_>,
+    further: &Further<'_>,
 ) -> Result<Loaded, ConfigError> {
-    load_file(Reader::default(), path, sets, trouble)
+    load_file(Reader::default(), path, sets, further)
 }
 
 fn load_file(
     reader: Reader,
     path: &Path,
     sets: &[String],
-    trouble: &Trouble<'_>,
+    further: &Further<'_>,
 ) -> Result<Loaded, ConfigError> {
     let stdin = path == Path::new("-");
     let name = if stdin { "stdin".to_owned() } else { path.display().to_string() };
@@ -74,7 +99,7 @@ fn load_file(
         ConfigError::plain(&name, format!("cannot read the config `{name}`: {message}"), help)
     })?;
     let dir = path.parent().unwrap_or(Path::new(""));
-    read_all(reader, &text, &name, dir, sets, trouble)
+    read_all(reader, &text, &name, dir, sets, further)
 }
 
 /// [`load`] for a text that was read already; messages call it `name`, and its relative paths are
@@ -85,7 +110,7 @@ pub fn load_str(
     base_dir: &Path,
     sets: &[String],
 ) -> Result<Loaded, ConfigError> {
-    read_all(Reader::default(), text, name, base_dir, sets, &|_, _| Vec::new())
+    read_all(Reader::default(), text, name, base_dir, sets, &Further::NONE)
 }
 
 /// [`load_str`] for a search of layouts.
@@ -98,7 +123,7 @@ pub fn load_text_to_search(
     base_dir: &Path,
     sets: &[String],
 ) -> Result<Loaded, ConfigError> {
-    read_all(Reader::to_search(), text, name, base_dir, sets, &|_, _| Vec::new())
+    read_all(Reader::to_search(), text, name, base_dir, sets, &Further::NONE)
 }
 
 /// The config that a checkpoint holds. It may be of another version or made up: keys that this version does not know are
@@ -110,7 +135,7 @@ pub fn load_stored(text: &str, sets: &[String]) -> Result<Loaded, ConfigError> {
         "the checkpoint's config",
         Path::new("/"),
         sets,
-        &|_, _| Vec::new(),
+        &Further::NONE,
     )
 }
 
@@ -120,7 +145,7 @@ pub fn load_stored(text: &str, sets: &[String]) -> Result<Loaded, ConfigError> {
 /// # Errors
 /// As [`load`].
 pub(crate) fn load_of_run(path: &Path) -> Result<Loaded, ConfigError> {
-    let loaded = load_file(Reader::of_a_run(), path, &[], &|_, _| Vec::new())?;
+    let loaded = load_file(Reader::of_a_run(), path, &[], &Further::NONE)?;
     loaded.warn_of_ignored(path);
     Ok(loaded)
 }
@@ -151,7 +176,7 @@ fn read_all(
     name: &str,
     base_dir: &Path,
     sets: &[String],
-    trouble: &Trouble<'_>,
+    further: &Further<'_>,
 ) -> Result<Loaded, ConfigError> {
     let text = text.strip_prefix('\u{FEFF}').unwrap_or(text);
     let root = parse(&mut reader, text, name, Some(base_dir), &A_CONFIG);
@@ -164,7 +189,8 @@ fn read_all(
         return Err(reader.into_error(name));
     }
     let config = reader.read(&tree, "a config", |s| Config::read(s, &stem(name)));
-    let found = trouble(&config, &Valid { reader: &reader, config: &config });
+    let valid = Valid { reader: &reader, config: &config, of_machine: further.of_machine };
+    let found = (further.trouble)(&config, &valid);
     for (key, message, help) in found {
         let spots = vec![reader.spot(key, String::new())];
         reader.problems.push(Problem { key: key.into(), message, help, spots });
@@ -174,7 +200,7 @@ fn read_all(
         }
     }
     told::refuse_bytes(&mut reader, &config.model, &config.data);
-    checks::all(&mut reader, &config);
+    checks::all(&mut reader, &config, further.of_machine);
     if reader.problems.is_empty() {
         let (mut origins, source, ignored) = (reader.origins, text.to_string(), reader.ignored);
         origins.sort_by_key(|(key, ..)| schema::rank(key));

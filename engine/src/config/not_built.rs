@@ -8,7 +8,12 @@ impl Config {
     ///
     /// `plan` and `config check` accept such a config; `train` refuses it, since it never does
     /// something else than it was asked for. `origins` are those of [`Loaded`](super::Loaded).
-    pub fn not_built(&self, origins: &[(String, String, Origin)]) -> Option<ConfigError> {
+    /// `missing`: why this machine has no real GPUs that onebox can use, asked where the config wants some.
+    pub fn not_built(
+        &self,
+        origins: &[(String, String, Origin)],
+        missing: impl FnOnce() -> Option<String>,
+    ) -> Option<ConfigError> {
         let mut problems = Vec::new();
         let mut refuse = |key: &str, value: String, help: &str| {
             let message = match &*value {
@@ -21,7 +26,7 @@ impl Config {
         match self.device {
             DeviceConfig::Cpu { .. } => {}
             DeviceConfig::Cuda => {
-                if let Some(missing) = crate::run::gpu::machine().missing() {
+                if let Some(missing) = missing() {
                     let help = "see `onebox doctor`, or use `Cpu(count: N)`: virtual GPUs on this \
                                 machine run the same step";
                     refuse("device", missing, help);

@@ -2,7 +2,6 @@
 
 use super::checks::{Checks, Violation};
 use super::{DeviceConfig, Precision};
-use crate::run::{gpu, gpu_room};
 
 /// The first compute capability with bf16 products.
 const BF16_SINCE: u32 = 80;
@@ -10,36 +9,31 @@ const BF16_SINCE: u32 = 80;
 /// cuBLASLt has fp8 products of sizes in multiples of this.
 const FP8_MULTIPLE: usize = 16;
 
-impl Checks<'_> {
-    pub(super) fn precision(&self) -> Option<Violation> {
-        let (since, products, instead) = match self.config.precision {
-            Precision::Bf16 => {
+impl Precision {
+    /// That `gpu`, which has this compute capability, cannot train in it; 0 is an unknown one.
+    pub fn refusal(self, gpu: &str, sm: u32) -> Option<Violation> {
+        let (since, products, instead) = match self {
+            Self::Bf16 => {
                 (BF16_SINCE, "bf16", "`precision: Fp16`, which has a loss scale, or `Fp32`")
             }
-            Precision::Fp8 => (device::FP8_SINCE, "fp8", "`precision: Bf16`"),
-            Precision::Fp16 | Precision::Fp32 => return None,
-        };
-        let (what, sm) = match &self.config.device {
-            DeviceConfig::Cpu { .. } => return None,
-            DeviceConfig::Sim { box_, .. } => {
-                (format!("each GPU of `{}` is", box_.name), box_.gpu.sm)
-            }
-            DeviceConfig::Cuda => {
-                let (tp, dp) = (self.config.parallel.tensor, self.config.parallel.data);
-                let all = &gpu::machine().gpus;
-                let taken = gpu_room::taken((tp, dp)).into_iter().filter_map(|gpu| all.get(gpu));
-                let oldest = taken.min_by_key(|gpu| gpu.sm)?;
-                (format!("GPU {}, {}, is", oldest.ordinal, oldest.name), oldest.sm)
-            }
+            Self::Fp8 => (device::FP8_SINCE, "fp8", "`precision: Bf16`"),
+            Self::Fp16 | Self::Fp32 => return None,
         };
         (sm > 0 && sm < since).then(|| Violation {
             message: format!(
-                "`{:?}` needs sm_{since} or newer: {what} sm_{sm}, which has no {products} products",
-                self.config.precision
+                "`{self:?}` needs sm_{since} or newer: {gpu} is sm_{sm}, which has no {products} products"
             ),
             help: format!("set {instead}"),
             values: vec![("precision", format!("{products} products"))],
         })
+    }
+}
+
+impl Checks<'_> {
+    /// Of a described box.
+    pub(super) fn precision(&self) -> Option<Violation> {
+        let DeviceConfig::Sim { box_, .. } = &self.config.device else { return None };
+        self.config.precision.refusal(&format!("each GPU of `{}`", box_.name), box_.gpu.sm)
     }
 
     pub(super) fn fp8_sizes(&self) -> Option<Violation> {

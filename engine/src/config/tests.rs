@@ -70,7 +70,7 @@ fn every_shipped_config_loads_and_round_trips() {
             .unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(again.config, loaded.config, "{}", file.display());
         assert_eq!(loaded.config.name, file.file_stem().unwrap().to_string_lossy());
-        let not_built = loaded.config.not_built(&loaded.origins);
+        let not_built = loaded.config.not_built(&loaded.origins, || None);
         // A described box holds no data.
         assert!(not_built.is_none_or(|e| e.errors().iter().all(|p| p.key == "device")));
         let top = std::fs::read_to_string(&file).unwrap();
@@ -321,7 +321,7 @@ fn a_box_is_read_relative_to_the_config() {
 fn every_update_mode_and_placement_is_built() {
     let split = ["offload.optimizer=Split(device_fraction: 0.5)"];
     let loaded = loaded(RICH, &split).unwrap();
-    assert_eq!(loaded.config.not_built(&loaded.origins).map(|e| e.to_string()), None);
+    assert_eq!(loaded.config.not_built(&loaded.origins, || None).map(|e| e.to_string()), None);
 }
 
 /// The list of keys is what the reader asks for; here its defaults are given to it, and its names compared with what it read.

@@ -6,7 +6,7 @@ use super::reading::report::{Problem, Spot};
 use super::reading::value::Complaint;
 use super::transformers::{self, FolderContent, FolderModel, Refusal};
 use super::{DataConfig, ModelConfig, Weights};
-use crate::hugging_face::unread_tokenizers;
+use crate::config::tokenizers::unread_tokenizers;
 use std::path::{Path, PathBuf};
 
 /// The model that a folder of transformers describes, or its `config.json`. Of a stored config no file is opened.

@@ -11,7 +11,7 @@ pub(crate) use self::instead::{
 pub(crate) use self::keys::SPECIAL;
 use self::keys::{Keys, Number};
 use super::{Family, ModelConfig, RopeConfig, RopeScaling, Weights, in_line};
-use crate::json::{Object, shown};
+use crate::files::json::{Object, shown};
 use serde_json::{Value, json};
 use std::ops::RangeInclusive;
 

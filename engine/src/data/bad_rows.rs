@@ -2,7 +2,7 @@
 
 use super::unread::AllUnread;
 use crate::chat::TOO_LONG;
-use crate::report::shown::Shown;
+use crate::files::shown::Shown;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::Path;

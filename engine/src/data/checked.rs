@@ -6,11 +6,11 @@ use super::documents::{Documents, Room};
 use super::identity::{Identity, Pieces, Segment};
 use super::megatron::Index;
 use super::problem::{Failure, Problem, at};
-use super::sealed::{self, Magic};
+use super::progress::{Progress, Silence};
 use super::store::{STAMP, Stamp, Store, TokenFile, Unread, failure, largest, widened};
 use super::tokens::Cache;
 use super::utf8::{self, NotUtf8};
-use crate::report::reading::Reading;
+use crate::files::sealed::{self, Magic};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf, absolute};
 use std::time::SystemTime;
@@ -34,8 +34,8 @@ pub(crate) struct Checks<'a> {
     pub(crate) cache: &'a Cache,
     /// Tokens are below it.
     pub(crate) vocab: usize,
-    /// Progress is not shown.
-    pub(crate) quiet: bool,
+    /// Hears how far it has come.
+    pub(crate) progress: &'a dyn Progress,
     /// Each document of an index that is left out is named as it is found.
     pub(crate) names_all: bool,
 }
@@ -55,7 +55,7 @@ static NO_CACHE: Cache = Cache { folder: None, read_only: true };
 impl Checks<'_> {
     /// Keeps nothing, shows nothing, takes any token.
     pub(super) const fn none() -> Self {
-        Self { cache: &NO_CACHE, vocab: usize::MAX, quiet: true, names_all: false }
+        Self { cache: &NO_CACHE, vocab: usize::MAX, progress: &Silence, names_all: false }
     }
 
     /// What is found in tokens of which `..split` are to train. Refuses those that are not below the vocabulary, and has larger
@@ -128,7 +128,7 @@ impl Checks<'_> {
         for (segment, mask) in masks.iter().enumerate() {
             mask.check().map_err(at(path_of(store, segment)))?;
         }
-        let reading = Reading::new("checking data", bytes, self.quiet);
+        let reading = self.progress.begin("checking data", bytes);
         let add = |bytes| reading.add(bytes);
         let (identity, segments) = Identity::and_segments(store, &parts, &add).map_err(failure)?;
         let identity = match documents {
@@ -263,7 +263,7 @@ impl<'a> Texts<'a> {
             Some(fault) => *fault,
             None => {
                 self.looked_at += stamp.bytes;
-                let reading = Reading::new("checking text", stamp.bytes, self.checks.quiet);
+                let reading = self.checks.progress.begin("checking text", stamp.bytes);
                 utf8::fault(stamp.bytes, |at, out| file.read(at, out), |bytes| reading.add(bytes))?
             }
         };

@@ -1,9 +1,9 @@
 //! Work on parts of the data, on all cores that this process may use.
 
-use crate::run::placement::cores;
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{Builder, scope};
+use topology::cores;
 
 /// Bytes of text that are tokenized at a time, if no file is longer.
 const TEXT_AT_ONCE: u64 = 64 << 20;

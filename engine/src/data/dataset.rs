@@ -7,7 +7,7 @@ use super::problem::DataError;
 use super::turns::Turns;
 use super::{Corpus, Document, Identity, Origin, Unread, behind, warn_of_overlap};
 use crate::config::{DataFormat, DataOrder, Source};
-use crate::report::shown::Shown;
+use crate::files::shown::Shown;
 use device::random;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::Problem;
 use super::problem::{Failure, at};
-use crate::run_dir::{CONFIG, METRICS, is_run, resolved};
+use crate::files::names::{CONFIG, METRICS, is_run, resolved};
 
 /// Build products and earlier runs.
 const SKIPPED_FOLDERS: [&str; 3] = ["target", "runs", "node_modules"];

@@ -31,7 +31,7 @@ const LISTS: Kind = Kind {
     what: "JSON lines with a list in each, not an object",
     remedy: "make an object of each, with jq -c '{messages: .}'",
 };
-/// Beside files of rows in a directory.
+/// ModelFiles files of rows in a directory.
 pub(super) const NO_ROWS: Kind =
     Kind { what: "no JSON lines, by its name", remedy: "call it .jsonl, or name it by a glob" };
 const GZIP: Kind = Kind { what: "compressed (gzip)", remedy: "unpack it, with gunzip" };

@@ -1,6 +1,6 @@
 //! The tokens that the files beside a tokenizer.json list, in the order in which transformers 5 adds them to its own.
 
-use crate::json::{Json, Map};
+use crate::files::json::{Json, Map};
 use indexmap::IndexMap;
 use std::collections::{BTreeMap, HashSet};
 use tokenizers::AddedToken;

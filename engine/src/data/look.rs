@@ -6,11 +6,11 @@ use super::megatron::Index;
 use super::open::open_regular;
 use super::prepared;
 use super::problem::{DataError, Failure, Problem, at, in_key};
+use super::progress::Progress;
 use super::read::named;
 use super::store::TokenFile;
 use super::{Parts, lengths};
 use crate::config::{Config, DataConfig, Packing};
-use crate::report::reading::Reading;
 use std::fs::File;
 use std::io::{Read, Seek};
 use std::path::{Path, PathBuf};
@@ -65,14 +65,16 @@ impl Look {
     }
 
     /// Compares all bytes of prepared tokens with the hashes that were written. Returns the lists of those that have none.
-    pub(crate) fn compare(data: &DataConfig) -> Result<Vec<PathBuf>, DataError> {
+    pub(crate) fn compare(
+        data: &DataConfig,
+        progress: &dyn Progress,
+    ) -> Result<Vec<PathBuf>, DataError> {
         let mut without = Vec::new();
         for (key, sources) in [("data.train", &data.train), ("data.validation", &data.validation)] {
             for text in sources.paths().filter(|_| !data.format.is_text()) {
                 let (files, source) = named(text, &data.format, false).map_err(in_key(key))?;
                 let bytes = files.iter().filter_map(|file| file.metadata().ok());
-                let reading =
-                    Reading::new("comparing bytes", bytes.map(|file| file.len()).sum(), false);
+                let reading = progress.begin("comparing bytes", bytes.map(|file| file.len()).sum());
                 for folder in prepared::folders(text, &files, source.from_directory) {
                     let list = prepared::check_bytes(folder, &|bytes| reading.add(bytes));
                     without.extend(list.map_err(in_key(key))?);

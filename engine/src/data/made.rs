@@ -2,9 +2,9 @@
 //! the rows and of everything else that they follow from.
 
 use super::document::Document;
-use super::sealed::{self, Magic};
 use super::tokens::Cache;
 use super::unread::Unread;
+use crate::files::sealed::{self, Magic};
 use xxhash_rust::xxh3::Xxh3Default;
 
 /// At the start of each file.

@@ -7,9 +7,9 @@
 use super::megatron::{Fault, Index};
 use super::open::open_regular;
 use super::problem::Problem;
-use super::sealed::Magic;
 use super::store::{TokenFile, Unread};
 use crate::config::{DataFormat, Packing};
+use crate::files::sealed::Magic;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_64;

@@ -10,7 +10,7 @@ use device::random;
 use topology::{counted, format_bytes};
 
 use crate::config::{DataConfig, DataFormat, DataOrder, Packing};
-use crate::report::shown::Shown;
+use crate::files::shown::Shown;
 
 mod bad_rows;
 mod checked;
@@ -30,6 +30,7 @@ mod look;
 mod made;
 mod mask;
 mod megatron;
+pub mod model_files;
 mod open;
 mod order;
 mod origins;
@@ -39,10 +40,10 @@ mod plain;
 mod prepare;
 mod prepared;
 mod problem;
+pub mod progress;
 mod read;
 mod rowed;
 mod rows;
-mod sealed;
 mod store;
 mod text;
 mod tokenizer;

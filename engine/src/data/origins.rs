@@ -1,6 +1,6 @@
 //! Where documents came from: the line of their file, or their number in its index.
 
-use crate::report::shown::Shown;
+use crate::files::shown::Shown;
 use std::fmt;
 use std::path::{Path, PathBuf};
 

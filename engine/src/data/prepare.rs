@@ -13,6 +13,7 @@ use super::open::open_regular;
 use super::parts::{Place, Sizes, Texts};
 use super::prepared::{self, MANIFEST, Manifest, Part, SourceText, VERSION, Written, hex, partial};
 use super::problem::{DataError, Failure, Problem, at, in_key, settle};
+use super::progress::{Progress, Reading};
 use super::read::{Source, named};
 use super::rows::Lines;
 use super::store::{TokenFile, failure};
@@ -20,9 +21,8 @@ use super::text::text_files;
 use super::tokens::Cache;
 use super::{Corpus, Rowed, Tokenizer};
 use crate::config::DataFormat;
-use crate::report::reading::Reading;
-use crate::report::shown::Shown;
-use crate::run_dir::durable::sync_folder;
+use crate::files::durable::sync_folder;
+use crate::files::shown::Shown;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, BufReader, Seek, SeekFrom, Write};
@@ -50,7 +50,8 @@ pub(crate) struct Prepare<'a> {
     /// Does all of it again, for a shell.
     pub(crate) command: &'a str,
     pub(crate) sizes: Sizes,
-    pub(crate) quiet: bool,
+    /// Hears how far it has come.
+    pub(crate) progress: &'a dyn Progress,
 }
 
 /// What stands in the folder.
@@ -126,10 +127,10 @@ impl Prepare<'_> {
         let bytes =
             |named: &Named<'_>| named.files.iter().map(|file| file.stamp.bytes).sum::<u64>();
         let (text, files) = (all.iter().map(bytes).sum(), all.iter().map(|n| n.files.len()).sum());
-        let reading = Reading::new("making tokens", text, self.quiet);
+        let reading = self.progress.begin("making tokens", text);
         reading.add(manifest.parts.iter().flatten().map(|part| part.text).sum());
         for (i, named) in all.iter().enumerate() {
-            self.fill(&mut manifest, (i, named), (&reading, kept))?;
+            self.fill(&mut manifest, (i, named), (&*reading, kept))?;
         }
         drop(reading);
         let mut train = Vec::new();
@@ -165,8 +166,12 @@ impl Prepare<'_> {
 
     /// The files of a name that hold text, closed.
     fn files(&self, text: &str) -> Result<Vec<TokenFile>, Failure> {
-        let checks =
-            Checks { cache: self.cache, vocab: usize::MAX, quiet: self.quiet, names_all: false };
+        let checks = Checks {
+            cache: self.cache,
+            vocab: usize::MAX,
+            progress: self.progress,
+            names_all: false,
+        };
         let (files, source) = match self.rows {
             None => {
                 let (_, files, source) = text_files(text, self.format, checks)?;
@@ -207,7 +212,7 @@ impl Prepare<'_> {
     /// The text of a name. `known`: as it was before.
     fn texts(&self, named: &Named<'_>, known: &[SourceText]) -> Result<Vec<SourceText>, Failure> {
         let bytes = named.files.iter().map(|file| file.stamp.bytes).sum();
-        let (now, reading) = (SystemTime::now(), Reading::new("reading text", bytes, self.quiet));
+        let (now, reading) = (SystemTime::now(), self.progress.begin("reading text", bytes));
         let text = |(i, file): (usize, &TokenFile)| {
             let (path, of) =
                 (absolute(&file.path).unwrap_or_else(|_| file.path.clone()), file.stamp);
@@ -275,8 +280,7 @@ impl Prepare<'_> {
         let list = self.out.join(MANIFEST);
         let refused = |path: &Path, why| PrepareError::Refused { path: path.to_owned(), why };
         let written = parts.iter().flatten().flat_map(|part| &part.files);
-        let reading =
-            Reading::new("comparing parts", written.map(|file| file.bytes).sum(), self.quiet);
+        let reading = self.progress.begin("comparing parts", written.map(|file| file.bytes).sum());
         for (Named { folder, files, .. }, parts) in all.iter().zip(parts) {
             let partial = partial(folder);
             if folder.exists() && partial.exists() {
@@ -334,7 +338,7 @@ impl Prepare<'_> {
         &self,
         manifest: &mut Manifest,
         (i, named): (usize, &Named<'_>),
-        (reading, kept): (&Reading, &dyn Fn(usize)),
+        (reading, kept): (&dyn Reading, &dyn Fn(usize)),
     ) -> Result<(), PrepareError> {
         let refused = |problem| in_key(named.key)(at(Path::new(named.text))(problem));
         let into = partial(&named.folder);
@@ -374,7 +378,7 @@ impl Prepare<'_> {
         &self,
         files: &[TokenFile],
         from: Place,
-        reading: &Reading,
+        reading: &dyn Reading,
     ) -> Result<Made, Failure> {
         let texts = Texts::new(files, self.tokenizer, self.sizes);
         let text = texts.read(from)?;
@@ -391,7 +395,7 @@ impl Prepare<'_> {
         files: &[TokenFile],
         (from, mut rows): (Place, BadRows),
         with: &Rowed<'_>,
-        reading: &Reading,
+        reading: &dyn Reading,
     ) -> Result<Made, Failure> {
         // The folder is for samples of any length: a run cuts or divides.
         let documents = Some(Documents::that_say(Room::new(usize::MAX - 1, false, true)));

@@ -7,7 +7,7 @@ use super::parts::Place;
 use super::problem::{Failure, Problem, at};
 use super::store::TokenFile;
 use crate::config::DataFormat;
-use crate::report::shown::Shown;
+use crate::files::shown::Shown;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};

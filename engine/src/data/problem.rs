@@ -4,7 +4,7 @@ use super::bad_rows::BadRows;
 use super::left_out::LeftOut;
 use super::utf8::NotUtf8;
 use crate::config::DataFormat;
-use crate::report::shown::Shown;
+use crate::files::shown::Shown;
 use std::io;
 use std::path::{Path, PathBuf, absolute};
 use topology::format_bytes;

@@ -13,7 +13,7 @@ use super::prepared;
 use super::problem::{Failure, Problem, at, settle};
 use super::store::{Store, TokenFile, Unread};
 use crate::config::{DataFormat, Packing};
-use crate::report::shown::Shown;
+use crate::files::shown::Shown;
 use std::fs::File;
 use std::io::Seek;
 use std::path::{Path, PathBuf};

@@ -6,7 +6,7 @@
 
 use super::open::open_regular;
 use super::problem::{Failure, Problem};
-use crate::report::shown::Shown;
+use crate::files::shown::Shown;
 use std::fs::{File, Metadata};
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};

@@ -3,13 +3,13 @@
 use super::checked::{self, Checks};
 use super::parts::{Place, Sizes, Texts};
 use super::problem::{Failure, at, in_key};
+use super::progress::Progress;
 use super::read::{Source, named};
 use super::store::TokenFile;
 use super::tokenizer::Tokenizer;
 use super::tokens::Cache;
 use super::{Corpus, DataError, Parts};
 use crate::config::DataFormat;
-use crate::report::reading::Reading;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -27,7 +27,7 @@ pub struct Tokenized<'a> {
     /// How text is divided.
     pub(crate) sizes: Sizes,
     /// Progress is not shown.
-    pub quiet: bool,
+    pub progress: &'a dyn Progress,
 }
 
 /// The files of a name: all of them, those that hold text, closed, and how they are taken.
@@ -62,7 +62,7 @@ impl Corpus {
         fits.map_err(in_key("data.tokenizer"))?;
         let width = if with.tokenizer.vocab() <= 1 << 16 { 2 } else { 4 };
         let mut data = Self { text: Some(0), ..Self::of_width(width, seq_len) };
-        let checks = Checks { cache: with.cache, vocab, quiet: with.quiet, names_all: false };
+        let checks = Checks { cache: with.cache, vocab, progress: with.progress, names_all: false };
         data.fill_parts(parts, checks, &mut |data, text| data.read_text(text, with, checks))?;
         Ok(data)
     }
@@ -77,7 +77,7 @@ impl Corpus {
         let (paths, files, source) = text_files(text, &with.format, checks)?;
         let texts = Texts::new(&files, with.tokenizer, with.sizes);
         let bytes: u64 = files.iter().map(|file| file.stamp.bytes).sum();
-        let reading = Reading::new("making tokens", bytes, with.quiet);
+        let reading = with.progress.begin("making tokens", bytes);
         let (before, mut from) = (self.store.num_tokens(), Place::default());
         while from.file < files.len() {
             let part = texts.read(from)?;
@@ -102,6 +102,7 @@ impl Corpus {
 #[cfg(test)]
 mod tests {
     use super::super::files::tests::{folder, path};
+    use super::super::progress::Silence;
     use super::*;
 
     fn open(train: &str, vocab: usize) -> Result<Corpus, DataError> {
@@ -115,7 +116,7 @@ mod tests {
             cache: &cache,
             format: DataFormat::Auto,
             sizes: Sizes::default(),
-            quiet: true,
+            progress: &Silence,
         };
         Corpus::open_text(Parts::Cut(train, 0.25), &with, vocab, 4)
     }

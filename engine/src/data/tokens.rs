@@ -2,8 +2,8 @@
 
 use super::parts::{Text, Texts};
 use super::problem::Failure;
-use super::sealed::{self, Magic};
 use super::store::{Store, TokenFile};
+use crate::files::sealed::{self, Magic};
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::Xxh3Default;
 

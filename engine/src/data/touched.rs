@@ -4,7 +4,7 @@
 use super::identity::{self, Pieces};
 use super::store::{TokenFile, Unread};
 use super::{Corpus, Documents};
-use crate::report::shown::Shown;
+use crate::files::shown::Shown;
 use std::sync::PoisonError;
 use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime};
@@ -114,6 +114,7 @@ impl Corpus {
 #[cfg(test)]
 mod tests {
     use super::super::files::tests::{folder, path};
+    use super::super::progress::Silence;
     use super::super::{Cache, Checks, Filed, Parts, Sizes, Tokenized, Tokenizer, mask, megatron};
     use super::*;
     use crate::config::{DataFormat, Packing};
@@ -245,7 +246,7 @@ mod tests {
         let tokenizer = &Tokenizer::open(&file).unwrap();
         let cache = &Cache { folder: Some(folder.path().join("cache")), read_only: false };
         let (format, sizes) = (DataFormat::Auto, Sizes::default());
-        let with = Tokenized { tokenizer, path: &file, cache, format, sizes, quiet: true };
+        let with = Tokenized { tokenizer, path: &file, cache, format, sizes, progress: &Silence };
         let text = path(&folder, "t.txt");
         let data = Corpus::open_text(Parts::Cut(&text, 0.2), &with, 300, 40).unwrap();
         let before = whole(&data).unwrap();

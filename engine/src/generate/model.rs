@@ -4,7 +4,7 @@ use super::place::open;
 use super::weights::{load, load_checkpoint, load_folder};
 use super::{GenerateError, On, Trained};
 use crate::config::{Config, Family, Precision};
-use crate::train::build::{dtype, shape};
+use crate::layout::build::{dtype, shape};
 use device::{Arena, Device, Dtype, Lane, Plan, Tensor};
 use std::ops::Range;
 use tensor_parallel::{Cache, Gpt, GptShape, Keep, NewTokens, Recompute};

@@ -2,17 +2,17 @@
 
 use super::GenerateError;
 use crate::config::{Config, ParallelConfig};
-use crate::run::gpu::machine;
-use crate::run::gpu_room::{Room, room, taken};
+use crate::layout::build::scratch_floats;
+use crate::layout::gpu::machine;
+use crate::layout::gpu_room::{Room, room, taken};
 use crate::run::open::kernel_crew;
-use crate::run::placement::cores;
-use crate::train::build::scratch_floats;
 use device::cpu::{self, CpuOptions, Lanes};
 use device::cuda::{self, Collectives, CudaOptions, Peers, WIDEST_HEAD};
 use device::{Arena, Device, Dtype, HostPlace, HostWork, Plan, Rank, World};
 use std::sync::Arc;
 use std::time::Duration;
 use tensor_parallel::GptShape;
+use topology::cores;
 use topology::{available_memory, format_bytes};
 
 /// The only rank.

@@ -4,7 +4,7 @@ use super::GenerateError;
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::inspect::TensorSummary;
 use crate::hugging_face::{Folder, Pretrained};
-use crate::train::runs::Runs;
+use crate::layout::runs::Runs;
 use device::{Device, Tensor, ViewMut};
 use safetensors::tensor::Metadata;
 use std::fs::File;

@@ -4,8 +4,8 @@ use crate::config::transformers::{
     COMPARED, ComparedKey, FolderModel, SPECIAL, WINDOW, folder_model,
 };
 use crate::config::{Family, ModelConfig, RopeScaling};
-use crate::json::Object;
-use crate::train::build::decimal;
+use crate::files::json::Object;
+use crate::layout::build::decimal;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 

@@ -5,10 +5,11 @@ use super::header::{self, Foreign, width};
 use super::names::{HEAD, Names, bare, is_of_an_adapter};
 use super::{CONFIG, FolderError, INDEX, WHOLE, transposed};
 use crate::checkpoint::header::length;
-use crate::checkpoint::read::open_at;
 use crate::config::ModelConfig;
-use crate::config::transformers::{MERGE, POINTER, adapter, other_form, pointer};
-use crate::json::Object;
+use crate::config::transformers::{MERGE, POINTER, adapter, other_form};
+use crate::data::model_files::{check_pointer, unreadable};
+use crate::files::json::Object;
+use crate::files::own::open_at;
 use half::{bf16, f16};
 use rayon::iter::{IndexedParallelIterator, IntoParallelIterator};
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
@@ -423,27 +424,15 @@ fn small(folder: &File, path: &Path, name: &str) -> Result<Vec<u8>, FolderError>
     }
     let mut bytes = Vec::new();
     file.take(LONGEST).read_to_end(&mut bytes).map_err(|e| unreadable(&at, e))?;
-    check_pointer(&at, &bytes).map(|()| bytes)
-}
-
-/// Refuses what Git LFS has not fetched.
-pub(super) fn check_pointer(path: &Path, bytes: &[u8]) -> Result<(), FolderError> {
-    pointer(bytes).map_or(Ok(()), |instead| Err(FolderError::refused(path, instead.to_string())))
-}
-
-pub(super) fn unreadable(path: &Path, source: io::Error) -> FolderError {
-    if source.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()) {
-        let why = "it is a link, and links are not followed: copy the folder with `cp -rL`";
-        return FolderError::refused(path, why);
-    }
-    FolderError::Read { path: path.to_owned(), source }
+    check_pointer(&at, &bytes)?;
+    Ok(bytes)
 }
 
 /// A file that ends too soon is no system's fault.
 fn cut_off(path: &Path, source: io::Error) -> FolderError {
     match source.kind() {
         io::ErrorKind::UnexpectedEof => FolderError::refused(path, "it is cut off"),
-        _ => unreadable(path, source),
+        _ => unreadable(path, source).into(),
     }
 }
 

@@ -1,18 +1,14 @@
 //! Models as Hugging Face's transformers keeps them: a folder with `config.json` and safetensors files. Training starts
 //! from one (`model.from`); `onebox checkpoint` exports to it and imports from it. Nothing of such a folder is trusted, and nothing of another model is bent into shape.
 
-mod beside;
 mod config_json;
 mod folder;
 mod header;
 mod names;
-mod tokenizers;
 mod weights;
 mod write;
 
-pub use beside::Beside;
 pub use folder::Folder;
-pub(crate) use tokenizers::{tokenizer_file, unread_tokenizers};
 pub use weights::Pretrained;
 pub use write::{ExportError, Numbers, export};
 
@@ -20,7 +16,8 @@ use crate::checkpoint::RunFolder;
 use crate::checkpoint::rewrite::{RewriteError, Sealed, Source, start};
 use crate::config::{Config, ModelConfig};
 use crate::data::Dataset;
-use crate::train::build::Built;
+use crate::data::model_files::ModelFileError;
+use crate::layout::build::Built;
 use rayon::iter::{IndexedParallelIterator, ParallelIterator};
 use rayon::slice::ParallelSliceMut;
 use std::io;
@@ -36,28 +33,14 @@ const INDEX: &str = "model.safetensors.index.json";
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say what variants and fields are")]
 pub enum FolderError {
-    #[error("cannot read {}: {source}{}", path.display(), local(path, source))]
-    Read { path: PathBuf, source: io::Error },
+    #[error(transparent)]
+    File(#[from] ModelFileError),
     #[error("cannot write {}: {source}", path.display())]
     Write { path: PathBuf, source: io::Error },
-    #[error("{} cannot be used: {problem}", path.display())]
-    Refused { path: PathBuf, problem: String },
     #[error("{} is not the model to import:{}", path.display(), lines(problems))]
     OtherModel { path: PathBuf, problems: Vec<String> },
     #[error(transparent)]
     Rewrite(#[from] RewriteError),
-}
-
-/// For the name of a model in the place of a folder.
-fn local(path: &Path, error: &io::Error) -> &'static str {
-    let inside =
-        path.parent().is_some_and(|folder| !folder.as_os_str().is_empty() && folder.is_dir());
-    match error.kind() {
-        io::ErrorKind::NotFound if !inside => {
-            "; nothing is downloaded: name a folder on this machine, with config.json and model.safetensors"
-        }
-        _ => "",
-    }
 }
 
 fn lines(problems: &[String]) -> String {
@@ -93,7 +76,7 @@ pub fn import(
 
 impl FolderError {
     fn refused(path: &Path, problem: impl Into<String>) -> Self {
-        Self::Refused { path: path.to_owned(), problem: problem.into() }
+        ModelFileError::refused(path, problem).into()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::FolderError;
 use super::folder::{Folder, Place};
-use crate::train::runs::Runs;
+use crate::layout::runs::Runs;
 use device::Rank;
 use std::sync::{Arc, Mutex, PoisonError};
 use tensor_parallel::Gpt;

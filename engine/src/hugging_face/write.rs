@@ -1,17 +1,18 @@
 //! Export: a new folder, which gets its name when everything in it is on the disk and reads back as it was.
 
-use super::beside::Beside;
 use super::folder::Folder;
 use super::names::Names;
 use super::{CONFIG, FolderError, INDEX, WHOLE, config_json, transposed};
 use crate::checkpoint::inspect::TensorSummary;
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::config::Config;
-use crate::run_dir::TOKENIZER;
-use crate::run_dir::durable::sync_folder;
-use crate::run_dir::kept::FILES;
-use crate::run_dir::own::{self, LOCK};
-use crate::train::build::Built;
+use crate::data::model_files::ModelFiles;
+use crate::files::durable::sync_folder;
+use crate::files::names::FILES;
+use crate::files::names::LOCK;
+use crate::files::names::TOKENIZER;
+use crate::files::own;
+use crate::layout::build::Built;
 use half::bf16;
 use serde_json::json;
 use std::ffi::{OsStr, OsString};
@@ -97,7 +98,7 @@ impl Numbers {
 pub fn export(
     from: &Checkpoint,
     (config, built): (&Config, &Built),
-    (tokenizer, beside): (Option<&[u8]>, &Beside),
+    (tokenizer, beside): (Option<&[u8]>, &ModelFiles),
     out: &Path,
     (numbers, most): (Numbers, u64),
 ) -> Result<Vec<String>, ExportError> {
@@ -178,7 +179,7 @@ fn is_ours(name: &OsStr) -> bool {
 fn fill(
     from: &Checkpoint,
     (config, spelled): (&Config, Names),
-    (tokenizer, beside): (Option<&[u8]>, &Beside),
+    (tokenizer, beside): (Option<&[u8]>, &ModelFiles),
     folder: &Path,
     (numbers, most): (Numbers, u64),
 ) -> Result<Vec<String>, ExportError> {

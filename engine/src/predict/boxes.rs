@@ -1,7 +1,7 @@
 //! From a described box to what the simulator plays on: who sits where, which links and nodes they share.
 
 use crate::config::{BoxConfig, Config, MeasuredConfig};
-use crate::run::placement::{kernel_threads, request};
+use crate::layout::placement::{kernel_threads, request};
 use device::sim::{AsOf2020, Gpu, Hardware, Measured, Rates, Seat};
 use std::collections::BTreeMap;
 use topology::{HostBytes, Machine, Needs, Placement, RankPlace, Request, Sockets};

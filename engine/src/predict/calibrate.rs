@@ -3,17 +3,17 @@
 
 use crate::config::{Config, Family, MeasuredConfig, load_str};
 use crate::data::Dataset;
+use crate::files::output::Output;
+use crate::layout::build::build;
 use crate::predict::simulate::{RECORDED_STEPS, record};
 use crate::report::metrics::median;
-use crate::run::placement::cores;
 use crate::run::{RunOptions, train};
-use crate::run_dir::output::Output;
-use crate::train::build::build;
 use device::Trace;
 use device::sim::{Kind, Work};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
+use topology::cores;
 
 /// Of every box that is written here.
 const BEGINNING: &str =

@@ -2,7 +2,7 @@
 
 use crate::config::{ALL_TOGETHER, Accumulate, Config, DeviceConfig, Loaded, Origin};
 use crate::config::{ParameterPlace, Placement, Recompute, format_bytes, in_line};
-use crate::train::build::{Built, build};
+use crate::layout::build::{Built, build};
 use device::Arena;
 use std::collections::BTreeSet;
 

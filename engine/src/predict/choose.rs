@@ -7,7 +7,8 @@ use crate::config::in_line;
 use crate::config::{
     Config, DeviceConfig, Loaded, Origin, ParameterPlace, Placement, SpeculatedFraction, UpdateMode,
 };
-use crate::train::build::{Built, build};
+use crate::layout::build::{Built, build};
+use crate::layout::gpu::is_sound;
 use device::Arena;
 use rayon::prelude::*;
 use topology::format_bytes;
@@ -134,7 +135,7 @@ impl<'a> Choosing<'a> {
         let config = self.ahead(share);
         let built = build(&config);
         let copies = |config, built| checkpoint_copy(config, built) > 0;
-        config.is_sound()
+        is_sound(&config)
             && fits(&config, &built)
             && copies(&config, &built) == copies(&self.exact, &self.built)
     }

@@ -1,36 +1,31 @@
 //! What a config needs of every GPU and every NUMA node, before anything is allocated: the very handles that a
 //! run allocates, and the very step, sent through a device that only counts.
 
-mod beside;
-mod data;
 mod disk;
 mod fill;
 mod ops;
-mod saving;
 mod step;
 
-use beside::{beside, letters};
-pub use data::DataMemory;
 pub use disk::Disk;
 pub use fill::filled;
 pub use ops::{Op, Touched, list};
-use saving::decided;
-pub(crate) use saving::{checkpoint_copy, saved_states};
+pub(crate) use step::ops_of_step;
 use step::step;
 pub use step::{LaneTotals, Step};
-pub(crate) use step::{count, ops_of_step};
 
-use crate::config::{Accumulate, BoxConfig, Config, DeviceConfig};
+use crate::config::{BoxConfig, Config, DeviceConfig};
+use crate::layout::build::{Built, device_bytes, device_limit, reserved};
+use crate::layout::gpu_room;
+use crate::layout::here;
+use crate::memory::{
+    self, DataMemory, GPU, HostNodes, Limited, Memories, Node, all_fit, beside, by_node,
+    is_virtual, letters, of_this_machine,
+};
 use crate::predict::boxes;
-use crate::run::gpu_room;
-use crate::run::here;
-use crate::run::placement::{self, this_machine};
-use crate::train::build::{Built, device_bytes, device_limit, first_forward, reserved};
 use device::{Arena, Dtype, Error};
 use serde::Serialize;
 use std::collections::BTreeMap;
-use tensor_parallel::Ring;
-use topology::{HostBytes, Machine, NumaNode, Placement, RankPlace, format_bytes};
+use topology::{HostBytes, format_bytes};
 
 /// All that `onebox plan` says.
 #[derive(Clone, Debug, Serialize)]
@@ -135,19 +130,6 @@ pub struct Buffer {
     pub bytes: u64,
 }
 
-/// A NUMA node's share.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Node {
-    /// Its number.
-    pub node: u32,
-    /// Whose memory it holds.
-    pub ranks: Vec<usize>,
-    /// Planned bytes; with the virtual GPUs' own, where there are no real ones.
-    pub bytes: u64,
-    /// Bytes it has; of this machine, those that are free or can be.
-    pub limit: u64,
-}
-
 /// The memory that is nearest its limit.
 #[derive(Clone, Debug, Serialize)]
 pub struct Binding {
@@ -184,7 +166,7 @@ pub fn memory_report(config: &Config, built: &Built) -> Report {
     }
     let host = built.host_bytes(config);
     let planned = (host.staging + host.states + copy) * here::ranks(config) as u64;
-    let saving = saving::saving(config, built, &memories);
+    let saving = memory::saving(config, built, &memories);
     let Memories { nodes, placed, limited, .. } = memories;
     let binding = binding(&limited, is_virtual(config));
     let (fits, not_checked) = (all_fit(&limited), not_checked(config, built));
@@ -301,91 +283,29 @@ pub(crate) fn fits(config: &Config, built: &Built) -> bool {
     all_fit(&limited(config, built))
 }
 
-/// (name, bytes, limit) of a memory.
-pub(crate) type Limited = (String, u64, u64);
-
 /// Every memory that has a limit.
 pub(crate) fn limited(config: &Config, built: &Built) -> Vec<Limited> {
     decided(config, built).limited
 }
 
-/// Whether this is the name of a GPU's memory.
-pub(crate) fn is_gpu(name: &str) -> bool {
-    name == GPU
-}
-
-fn all_fit(memories: &[Limited]) -> bool {
-    memories.iter().all(|(_, bytes, limit)| bytes <= limit)
-}
-
-/// What a run takes of every memory, as looked at once.
-struct Memories {
-    /// Bytes of each rank's copy of its states; 0: none.
-    copy: u64,
-    nodes: Vec<Node>,
-    /// Why ranks are there, where that is not plain.
-    placed: Vec<String>,
-    /// Everything that has a limit.
-    limited: Vec<Limited>,
-}
-
-impl Memories {
-    /// Whether the host's memories hold what they must.
-    fn host_fits(&self) -> bool {
-        self.limited.iter().all(|(name, bytes, limit)| name == GPU || bytes <= limit)
-    }
-}
-
-/// The name of a GPU's memory among those that have a limit.
-const GPU: &str = "gpu";
-
-/// The memories where each rank keeps a copy of `copy` bytes.
-fn memories(config: &Config, built: &Built, copy: u64) -> Memories {
-    let gpu = device_bytes(config, &built.plan);
-    let (nodes, placed, whole) = nodes(config, built, copy);
-    let gpu = device_limit(config, &built.plan).map(|limit| (GPU.to_owned(), gpu, limit));
-    let node = |n: &Node| (format!("node {}", n.node), n.bytes, n.limit);
-    let whole = whole.map(|(bytes, limit)| ("host".to_owned(), bytes, limit));
-    let limited = gpu.into_iter().chain(nodes.iter().map(node)).chain(whole).collect();
-    Memories { copy, nodes, placed, limited }
-}
-
-/// The nodes under the ranks, each of which has `copy` bytes more than the plan says for a checkpoint, why ranks are where they
-/// are, and bytes against limit of all nodes together where that limit is a tighter one.
-fn nodes(
-    config: &Config,
-    built: &Built,
-    copy: u64,
-) -> (Vec<Node>, Vec<String>, Option<(u64, u64)>) {
-    let host = built.host_bytes(config);
-    if let DeviceConfig::Sim { box_, .. } = &config.device {
-        let (nodes, reasons) = of_box(config, box_, (host, copy));
-        return (nodes, reasons, None);
-    }
-    let planned = (host.staging + host.states + copy) * here::ranks(config) as u64;
-    let data = DataMemory::of(config).ok().flatten().unwrap_or_default();
-    let data = (planned + data.tokens + data.documents).max(data.reading);
-    let bytes = data + beside(config, built, planned);
-    let whole = Some((bytes, topology::available_memory()));
-    let Some(machine) = this_machine() else { return (Vec::new(), Vec::new(), whole) };
-    let wanted = placement::request(config, host);
-    let placed = placement::on(machine, &wanted, &placement::gpus(config));
-    let Ok((Placement { ranks, sockets, .. }, _)) = placed else {
-        return (Vec::new(), Vec::new(), whole);
+/// The memories of a run on its box or on this machine.
+fn decided(config: &Config, built: &Built) -> Memories {
+    let nodes = |copy| match &config.device {
+        DeviceConfig::Sim { box_, .. } => {
+            let (nodes, placed) = of_box(config, box_, (built.host_bytes(config), copy));
+            HostNodes { nodes, placed, whole: None }
+        }
+        DeviceConfig::Cpu { .. } | DeviceConfig::Cuda => of_this_machine(config, built, copy),
     };
-    let with_copy = HostBytes { states: host.states + copy, ..host };
-    (of_machine(machine, &ranks, with_copy), sockets, whole)
+    memory::decided(config, built, &nodes)
 }
 
-/// The nodes of `machine`, with the memory of each rank where its arena has them, against what is free there.
-fn of_machine(machine: &Machine, ranks: &[RankPlace], host: HostBytes) -> Vec<Node> {
-    let of_rank = |place: &RankPlace| place.bytes_by_node(machine, host);
-    let bytes: Vec<BTreeMap<u32, u64>> = ranks.iter().map(of_rank).collect();
-    let limit = |node: &NumaNode| (node.id, node.free_bytes.unwrap_or(node.memory_bytes));
-    by_node(machine.numa_nodes.iter().map(limit), &bytes)
+/// Bytes of host memory in which each rank keeps a copy of its states while it is written.
+pub(crate) fn checkpoint_copy(config: &Config, built: &Built) -> u64 {
+    decided(config, built).copy
 }
 
-/// The nodes of a described box.
+/// The nodes of a described box, with `copy` bytes more for each rank.
 fn of_box(
     config: &Config,
     box_: &BoxConfig,
@@ -410,21 +330,6 @@ fn of_box(
         nodes.iter_mut().zip(&machine.numa_nodes).for_each(|(node, of)| node.node = of.id);
     }
     (nodes, layout.reasons)
-}
-
-/// Nodes of (number, limit), and what each rank has on them.
-fn by_node(limits: impl Iterator<Item = (u32, u64)>, ranks: &[BTreeMap<u32, u64>]) -> Vec<Node> {
-    let node = |(node, limit): (u32, u64)| {
-        let on = |(rank, of): (usize, &BTreeMap<u32, u64>)| Some((rank, *of.get(&node)?));
-        let (ranks, bytes): (Vec<usize>, Vec<u64>) =
-            ranks.iter().enumerate().filter_map(on).unzip();
-        Node { node, bytes: bytes.iter().sum(), ranks, limit }
-    };
-    limits.map(node).collect()
-}
-
-fn is_virtual(config: &Config) -> bool {
-    matches!(config.device, DeviceConfig::Cpu { .. })
 }
 
 fn binding(memories: &[Limited], is_virtual: bool) -> Binding {
@@ -466,33 +371,13 @@ fn name(what: &str, is_virtual: bool) -> String {
     }
 }
 
-/// Micro-batches by which steps of `config` grow alike: parameters that live on the host come up for each group of them.
-pub(crate) fn alike(config: &Config, built: &Built) -> usize {
-    let group = first_forward(config);
-    let in_groups = built.gpt.shape().ring != Ring::NONE && group < built.micro_batches;
-    if in_groups { group } else { 1 }
-}
-
-/// `config`, whose handles are `built`, with another number of micro-batches, more than one, summed at the same place, and with the
-/// same parameters on the GPU.
-pub(crate) fn with_micro_batches(config: &Config, built: &Built, micro_batches: usize) -> Config {
-    let mut config = config.clone();
-    config.batch.global = micro_batches * config.batch.micro * config.parallel.data;
-    let Ring { slots, resident } = built.gpt.shape().ring;
-    if slots > 0 {
-        (config.offload.ring, config.offload.resident_blocks) = (Some(slots), Some(resident));
-    }
-    config.offload.accumulate = match built.sum {
-        offload::Sum::Host => Accumulate::Host,
-        offload::Sum::Device | offload::Sum::InTurns | offload::Sum::None => Accumulate::Device,
-    };
-    config
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::train::build::build;
+    use crate::layout::build::build;
+    use crate::layout::placement;
+    use crate::memory::of_machine;
+    use topology::Machine;
 
     /// A described DGX A100 whose processors have four nodes each, and a config of `sets` on it.
     fn nps4(sets: &[&str]) -> (Config, BoxConfig) {

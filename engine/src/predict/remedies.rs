@@ -4,11 +4,12 @@ use crate::config::{
     Config, DeviceConfig, Loaded, Master, Moments, OffloadConfig, ParameterPlace, Placement,
     SpeculatedFraction, UpdateMode,
 };
+use crate::layout::build::{build, shape};
+use crate::layout::gpu::is_sound;
 use crate::predict::changes::{self, CHECKPOINTS, PLACES, divisors, grids};
 use crate::predict::plan::fits;
 use crate::predict::search::{Brief, layouts};
 use crate::predict::variants::{States, all_variants};
-use crate::train::build::{build, shape};
 use rayon::prelude::*;
 use serde::Serialize;
 use topology::available_memory;
@@ -132,7 +133,7 @@ fn whole_layouts(given: &Config, gpus: Option<usize>, forms: &[States]) -> Vec<F
         let all: Vec<Config> = worlds.flat_map(|world| layouts(&config, world)).collect();
         let fit = |mut config: Config| {
             let built = changes::widen(&mut config);
-            (config.is_sound() && fits(&config, &built)).then_some(config)
+            (is_sound(&config) && fits(&config, &built)).then_some(config)
         };
         let mut found: Vec<Config> = all.into_par_iter().filter_map(fit).collect();
         if !found.is_empty() {
@@ -180,7 +181,7 @@ fn changed(given: &Config, changes: &[&Change]) -> Option<Config> {
     // One rank has no share of its own: `recompute: Block` alone does the same.
     let idle = config.partition_checkpoints && config.parallel.tensor == 1;
     let idle = idle && !given.partition_checkpoints;
-    (!idle && config != *given && config.is_sound()).then_some(config)
+    (!idle && config != *given && is_sound(&config)).then_some(config)
 }
 
 /// Everything that can be changed, those changes first that cost least as a rule.
@@ -252,7 +253,7 @@ fn on_gpus(given: &Config, gpus: Option<usize>) -> Option<Config> {
         let mut plain = config.clone();
         (plain.parallel.sequence, plain.partition_checkpoints, plain.batch.micro) =
             (false, false, 1);
-        [config, plain].into_iter().find(Config::is_sound)
+        [config, plain].into_iter().find(is_sound)
     };
     grids(gpus).into_iter().rev().find_map(with)
 }
@@ -268,7 +269,7 @@ pub fn largest(loaded: &Loaded, gpus: Option<usize>) -> Option<Largest> {
         for blocks in [ring, resident_blocks] {
             *blocks = blocks.filter(|blocks| *blocks <= layers);
         }
-        if config.is_sound() && fits(&config, &build(&config)) {
+        if is_sound(&config) && fits(&config, &build(&config)) {
             return Some(config);
         }
         let same = |(settings, _): &Fitting| !settings.contains(&OTHER_RESULTS);

@@ -4,7 +4,8 @@ use super::choose::choice;
 use super::plan::memory_report;
 use super::simulate::{Schedule, SimulateError, mean_step, simulate};
 use crate::config::{Config, Placement, Transfer, UpdateMode, in_line};
-use crate::train::build::{build, first_forward, share_ahead, update_mode};
+use crate::layout::build::{build, first_forward, share_ahead, update_mode};
+use crate::layout::gpu::is_sound;
 
 /// Micro-batches whose first forward passes go together.
 const TOGETHER: usize = 8;
@@ -48,14 +49,14 @@ pub fn schedules(
         (other.offload.update, other.offload.transfer) = (update, Transfer::Streamed);
         let mode = |c: &Config| std::mem::discriminant(&c.offload.update);
         let differs = mode(&other) != mode(config) || config.offload.transfer != Transfer::Streamed;
-        (differs && other.is_sound()).then_some(other)
+        (differs && is_sound(&other)).then_some(other)
     };
     others.extend([UpdateMode::Serial, UpdateMode::Overlapped, delayed].into_iter().filter_map(of));
     let mut together = config.clone();
     (together.offload.update, together.offload.transfer) =
         (UpdateMode::Overlapped, Transfer::Streamed);
     together.offload.first_forward = TOGETHER;
-    if first_forward(config) == 1 && first_forward(&together) > 1 && together.is_sound() {
+    if first_forward(config) == 1 && first_forward(&together) > 1 && is_sound(&together) {
         others.push(together);
     }
     if let Some(mut ahead) = of(UpdateMode::Speculative) {

@@ -17,10 +17,11 @@ use self::played::{compare, layout};
 pub(crate) use self::words::words;
 use super::variants::{States, variants};
 use crate::config::{ALL_TOGETHER, Config, Loaded, OffloadConfig, ParameterPlace};
+use crate::layout::build::{Built, build, first_forward, micro_batches, shape};
+use crate::layout::gpu::is_sound;
 use crate::predict::changes::{self, divisors};
 use crate::predict::plan::fits;
 use crate::predict::simulate::{SimulateError, described};
-use crate::train::build::{Built, build, first_forward, micro_batches, shape};
 use offload::Sum;
 use rayon::prelude::*;
 use serde::Serialize;
@@ -316,7 +317,7 @@ fn laid_out(given: &Config, config: &Config, number: usize) -> Option<Candidate>
 /// Every layout that a search looks at, with parameters on the host in every size of groups.
 pub(crate) fn layouts(config: &Config, world: usize) -> Vec<Config> {
     let in_all = |config: Config| std::iter::once(config.clone()).chain(in_groups(&config));
-    enumerate(config, world).into_iter().flat_map(in_all).filter(Config::is_sound).collect()
+    enumerate(config, world).into_iter().flat_map(in_all).filter(is_sound).collect()
 }
 
 /// `config` with fewer and fewer micro-batches together, where parameters are on the host and all go together.
@@ -340,10 +341,10 @@ fn worded(given: &Config, mut config: Config, number: usize) -> Candidate {
     let mut same = config.clone();
     same.offload.accumulate = given.offload.accumulate;
     same.offload.first_forward = given.offload.first_forward;
-    if first_forward(&same) != first_forward(&config) || !same.is_sound() {
+    if first_forward(&same) != first_forward(&config) || !is_sound(&same) {
         same.offload.first_forward = config.offload.first_forward;
     }
-    if same != config && same.is_sound() {
+    if same != config && is_sound(&same) {
         let as_given = build(&same);
         if as_given.sum == built.sum {
             (config, built) = (same, as_given);
@@ -355,7 +356,7 @@ fn worded(given: &Config, mut config: Config, number: usize) -> Candidate {
 
 /// `all`, and the config itself where it is of another kind, such as one on fewer GPUs, and fits.
 fn with_given(given: &Config, mut all: Vec<Candidate>) -> Vec<Candidate> {
-    if !all.iter().any(|c| c.given) && given.is_sound() {
+    if !all.iter().any(|c| c.given) && is_sound(&given) {
         let built = build(given);
         if fits(given, &built) {
             let number = all.iter().map(|c| c.number + 1).max().unwrap_or(0);

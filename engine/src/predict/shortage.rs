@@ -1,11 +1,12 @@
 //! Which memory is short where no layout of a model fits, and how much of it would be enough.
 
 use super::changes;
-use super::plan::{Limited, fits, is_gpu, limited};
+use super::plan::{fits, limited};
 use super::search::{layouts, words};
 use super::variants::{States, variants};
 use crate::config::{Config, DeviceConfig, Loaded};
-use crate::train::build::{Built, build, device_bytes, device_limit, reserved};
+use crate::layout::build::{Built, build, device_bytes, device_limit, reserved};
+use crate::memory::{Limited, is_gpu};
 use rayon::prelude::*;
 use serde::Serialize;
 use tensor_parallel::Ring;

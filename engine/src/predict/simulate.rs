@@ -2,9 +2,10 @@
 
 use crate::config::{BoxConfig, Config, DeviceConfig, UpdateMode};
 use crate::data::Dataset;
+use crate::dry_run::{typical_step, with_steps};
+use crate::layout::build::{Built, shape, update_mode};
 use crate::predict::boxes::{self, BoxError};
 use crate::predict::plan::Report;
-use crate::train::build::{Built, shape, update_mode};
 use crate::train::trainer::trainer;
 use device::sim::{self, Hardware, Kind, Played, Program, Timeline};
 use device::{Lane, Rank};
@@ -308,22 +309,6 @@ fn record_as(config: &Config, built: &Built, checked: bool) -> Result<Program, d
         }
         Ok(())
     })
-}
-
-/// The config of a run of so many steps at least, and one more that the last of them fetches the batch of: a step that is
-/// played of a shorter run finds no batch.
-pub(crate) fn with_steps(config: &Config, steps: u64) -> Config {
-    let mut config = config.clone();
-    config.train.steps = config.train.steps.max(steps + 1);
-    config
-}
-
-/// A step that, like all behind it, leaves its update as most steps of the run do.
-pub(crate) fn typical_step(config: &Config) -> u64 {
-    match update_mode(config) {
-        UpdateMode::Delayed { after_step } => after_step.max(1),
-        _ => 1,
-    }
 }
 
 /// The timeline in figures; `memory` is the plan's.

@@ -1,8 +1,9 @@
 //! What runs have written of their steps, read back for a report.
 
 use crate::config::{Loaded, load_stored};
+use crate::files::names::{CONFIG, METRICS};
+use crate::files::own;
 use crate::run::Differing;
-use crate::run_dir::{CONFIG, METRICS, own};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader, Read};

@@ -2,11 +2,12 @@
 //!
 //! A line goes out in one write (`Appended`). Where the run has event files for TensorBoard, these get the same.
 
+use crate::files::directory::Directory;
+use crate::files::names::{DAMAGED, METRICS};
 use crate::report::appended::Appended;
 pub use crate::report::appended::MetricsError;
 use crate::report::tensorboard::Events;
 use crate::run::Differing;
-use crate::run_dir::directory::Directory;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -72,12 +73,6 @@ impl StepMetrics {
         ]
     }
 }
-
-/// A line for each step, evaluation and end.
-pub(crate) const METRICS: &str = "metrics.jsonl";
-
-/// A copy of a metrics file with a damaged line, beside it.
-pub(crate) const DAMAGED: &str = "metrics.jsonl.damaged";
 
 #[derive(Serialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]

@@ -359,8 +359,8 @@ fn values(runs: &[Curves]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::files::directory::Directory;
     use crate::report::metrics::MetricsWriter;
-    use crate::run_dir::directory::Directory;
 
     #[test]
     fn a_peak_among_a_million_steps_is_drawn() {

@@ -2,6 +2,7 @@
 
 use super::progress::{Part, clock, cut, on_terminal, status};
 use super::stderr;
+use crate::data::progress as data;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use topology::format_bytes;
@@ -11,9 +12,19 @@ const FIRST: Duration = Duration::from_secs(1);
 /// Between two drawings.
 const REDRAW: Duration = Duration::from_millis(100);
 
+/// Shows how far a look has come on a terminal, if standard error is one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OnTerminal;
+
+impl data::Progress for OnTerminal {
+    fn begin(&self, what: &'static str, bytes: u64) -> Box<dyn data::Reading> {
+        Box::new(Reading::new(what, bytes))
+    }
+}
+
 /// Bytes that threads have read of bytes that there are.
 #[derive(Debug)]
-pub(crate) struct Reading {
+struct Reading {
     what: &'static str,
     of: u64,
     done: AtomicU64,
@@ -24,9 +35,8 @@ pub(crate) struct Reading {
 }
 
 impl Reading {
-    /// `what` is being done, such as `checking data`. `quiet`: it is not shown.
-    pub(crate) fn new(what: &'static str, of: u64, quiet: bool) -> Self {
-        let shown = !quiet && on_terminal();
+    fn new(what: &'static str, of: u64) -> Self {
+        let shown = on_terminal();
         Self {
             what,
             of,
@@ -36,9 +46,10 @@ impl Reading {
             drawn: AtomicU64::new(0),
         }
     }
+}
 
-    /// So many more bytes are done.
-    pub(crate) fn add(&self, bytes: u64) {
+impl data::Reading for Reading {
+    fn add(&self, bytes: u64) {
         let done = bytes + self.done.fetch_add(bytes, Ordering::Relaxed);
         let Some(next) = &self.next else { return };
         let now = self.began.elapsed();

@@ -4,8 +4,8 @@
 //! never an earlier one again. It begins with a session: at that, TensorBoard forgets the later steps of earlier files, which
 //! are trained again. What a crash tears at the end of a file ends that file for its reader.
 
+use crate::files::directory::Directory;
 use crate::report::appended::{Appended, MetricsError};
-use crate::run_dir::directory::Directory;
 use std::ffi::OsString;
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -1,6 +1,6 @@
 //! Chrome traces, which Perfetto and chrome://tracing open: one process per rank, one track per lane.
 
-use crate::run_dir::output::Output;
+use crate::files::output::Output;
 use device::sim::Timeline;
 use device::{LANES, Lane};
 use device::{Span, Trace};

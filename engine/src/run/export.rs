@@ -3,10 +3,11 @@
 //! thread hashes and writes the window before.
 
 use crate::checkpoint::room;
+use crate::files::held::Held;
+use crate::files::names::{UNFINISHED, WEIGHTS};
 use crate::run::meet::meet;
 use crate::run::options::RunOptions;
 use crate::run::runs::Runs;
-use crate::run_dir::{Held, UNFINISHED, WEIGHTS};
 use device::World;
 use device::{Device, Error, Rank, Tensor};
 use offload::Optimizer;

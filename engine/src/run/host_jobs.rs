@@ -1,9 +1,9 @@
 //! How much work the Host lane's queue takes, so that a thread that queues an update goes on to the next forward pass.
 
 use crate::config::{Config, DeviceConfig};
-use crate::predict::plan::{count, with_micro_batches};
+use crate::dry_run::{count, with_micro_batches};
+use crate::layout::build::{Built, build};
 use crate::run::RunError;
-use crate::train::build::{Built, build};
 use device::Lane;
 use device::cpu::Lanes;
 

@@ -1,17 +1,18 @@
 //! A rank's device and its kernel threads.
 
 use crate::config::DeviceConfig;
-use crate::predict::rehearsal::distinct;
-use crate::run::here;
-use crate::run::placement::{cores, kernel_threads};
+use crate::dry_run::distinct;
+use crate::layout::build::{KernelScratch, op_scratch};
+use crate::layout::here;
+use crate::layout::placement::kernel_threads;
 use crate::run::{Place, Ranks, RunOptions};
-use crate::train::build::{KernelScratch, op_scratch};
 use device::HostWork;
 use device::cpu::{self, CpuOptions};
 use device::cuda::{self, CudaOptions};
 use device::{Crew, Device, Error, Rank};
 use std::sync::Arc;
 use topology::RankPlace;
+use topology::cores;
 
 impl Ranks<'_> {
     pub(crate) fn open(&self, rank: Rank, place: Option<&RankPlace>) -> Result<Device, Error> {

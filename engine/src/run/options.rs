@@ -1,11 +1,11 @@
 //! What a caller may ask of a run besides its config; most of it is for tests.
 
+use crate::checkpoint::detours::Detours;
 use crate::checkpoint::{Checkpoint, RunFolder};
+use crate::files::held::Held;
 use crate::hugging_face::Pretrained;
 use crate::run::RunError;
 use crate::run::fault_point::Watcher;
-use crate::run_dir::Held;
-use crate::train::detours::Detours;
 use crate::train::init::Weights;
 use device::Lane;
 use device::Processes;

@@ -1,6 +1,7 @@
 //! Why a run has no directory.
 
-use super::{CONFIG, METRICS, RunMode};
+use super::RunMode;
+use crate::files::names::{CONFIG, METRICS};
 use std::io;
 use std::path::{Path, PathBuf};
 

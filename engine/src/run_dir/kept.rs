@@ -1,31 +1,14 @@
 //! What a run keeps of the folder that its model is from, in a folder of its own.
 
-use super::directory::Directory;
 use super::error::cannot;
-use super::{RunDir, RunDirError, TOKENIZER, is};
+use super::{RunDir, RunDirError, is};
+use crate::files::directory::Directory;
+use crate::files::names::{FILES, KEPT};
 use std::ffi::OsString;
 use std::io::{self, Write};
 
-/// The folder.
-pub(crate) const KEPT: &str = "model.from";
 /// Where it grows until it is whole.
 const GROWING: &str = ".model.from.tmp";
-/// Its files, where they are there. Of `config.json` an export takes the special tokens; the rest of it onebox writes itself.
-pub(crate) const FILES: [&str; 12] = [
-    "config.json",
-    TOKENIZER,
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "generation_config.json",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-    "tekken.json",
-];
-
 impl RunDir {
     /// Writes the folder with `files`: all of them, or none.
     ///
@@ -113,6 +96,7 @@ fn remove(run: &Directory, name: &str) -> io::Result<()> {
 mod tests {
     use super::super::RunMode;
     use super::*;
+    use crate::files::names::TOKENIZER;
     use std::fs;
     use std::os::unix::fs::symlink;
 
@@ -134,7 +118,7 @@ mod tests {
         assert!(!path.join(GROWING).exists());
         let why = run.keep(&files("other")).unwrap_err().to_string();
         assert!(why.contains("model.from") && why.contains("nothing was replaced"), "{why}");
-        for name in [super::super::CONFIG, super::super::METRICS] {
+        for name in [crate::files::names::CONFIG, crate::files::names::METRICS] {
             run.write_atomically(name, b"").unwrap();
         }
         drop(run);
@@ -144,7 +128,8 @@ mod tests {
         let why = RunDir::create(Some(&path), "name", RunMode::Overwrite).unwrap_err().to_string();
         assert!(why.contains("model.from/notes.txt is no file of onebox"), "{why}");
         assert!(
-            path.join(super::super::METRICS).exists() && path.join(KEPT).join(TOKENIZER).exists()
+            path.join(crate::files::names::METRICS).exists()
+                && path.join(KEPT).join(TOKENIZER).exists()
         );
         fs::remove_file(notes).unwrap();
         let run = create(RunMode::Overwrite);

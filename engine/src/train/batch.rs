@@ -1,38 +1,17 @@
 //! Micro-batches on their way to the device: a host task fills a pinned one, a copy brings it up, one ahead of
 //! the step. Which samples a batch holds is a function of the seed, the step and the sample's number alone.
 
+use crate::checkpoint::detours::Detours;
 use crate::config::DataOrder;
 use crate::data::{Dataset, Unread};
-use crate::train::detours::Detours;
+use crate::layout::batches::BatchLayout;
 use device::{
-    Arena, Device, Dtype, Event, HostContext, HostOp, HostTask,
+    Device, Event, HostContext, HostOp, HostTask,
     Lane::{Compute, H2d, Host},
-    Mode, Op, Plan, Rank, Tensor,
+    Mode, Op, Rank, Tensor,
 };
 use std::sync::Arc;
 use tensor_parallel::BatchTensors;
-
-/// Handles of the batches, the same on every rank: (3, B T) I32 each: tokens, targets, order; and a fourth row where samples hold several
-/// documents: their starts. Those for training take turns,
-/// the last is an evaluation's.
-#[derive(Clone, Debug)]
-pub struct BatchLayout {
-    host: Vec<Tensor>,
-    device: Vec<Tensor>,
-}
-
-impl BatchLayout {
-    /// With room for `at_once` training batches and the next one.
-    pub(crate) fn plan(plan: &mut Plan, tokens: usize, packs: bool, at_once: usize) -> Self {
-        let rows = if packs { 4 } else { 3 };
-        let mut slots = |arena, name: &str| {
-            let at = (arena, "batches and losses");
-            let slot = |i| plan.tensor(at, format!("{name}.{i}"), Dtype::I32, (rows, tokens));
-            (0..at_once + 2).map(slot).collect()
-        };
-        Self { host: slots(Arena::Pinned, "batch_host"), device: slots(Arena::Device, "batch") }
-    }
-}
 
 /// The data loader of one rank.
 #[derive(Debug)]

@@ -3,7 +3,7 @@
 
 use crate::checkpoint::{Checkpoint, CheckpointError, Reader};
 use crate::config::{Config, Moments};
-use crate::train::runs::Runs;
+use crate::layout::runs::Runs;
 use device::numerics::normals;
 use device::{Rank, random};
 use offload::{NoiseRun, StateAt};
@@ -107,7 +107,7 @@ impl<'a> Stored<'a> {
 mod tests {
     use super::*;
     use crate::config::load_str;
-    use crate::train::build::build;
+    use crate::layout::build::build;
     use std::path::Path;
 
     /// By (stream, global index): how often a rank of `tp_size` has it.

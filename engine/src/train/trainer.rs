@@ -1,11 +1,11 @@
 //! A rank's part of a run, put together from the config and the plan.
 
+use crate::checkpoint::detours::Detours;
 use crate::config::{Config, Packing, ParameterPlace};
 use crate::data::Dataset;
+use crate::layout::build::Built;
 use crate::step::Trainer;
 use crate::train::batch::{Deal, Loader, Samples};
-use crate::train::build::Built;
-use crate::train::detours::Detours;
 use crate::train::schedule::Schedule;
 use device::Rank;
 use offload::{Optimizer, PerStep};
@@ -53,9 +53,9 @@ pub(crate) fn trainer(
     let together_back = config.offload.parameters == ParameterPlace::Host;
     let loader = Loader::new(&built.batches, &samples, (config.train.steps, together_back));
     let schedule = crate::step::Schedule {
-        update: crate::train::build::update_mode(config),
+        update: crate::layout::build::update_mode(config),
         lookahead: config.offload.lookahead,
-        first_forward: crate::train::build::first_forward(config),
+        first_forward: crate::layout::build::first_forward(config),
         together_back,
     };
     Trainer::new(built, optimizer, loader, samples, schedule)

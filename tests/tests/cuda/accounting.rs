@@ -3,9 +3,9 @@
 
 use super::under_fake;
 use engine::config::{Config, load};
+use engine::dry_run::rehearse;
+use engine::layout::build::{build, device_bytes, device_limit};
 use engine::predict::plan::memory_report;
-use engine::predict::rehearsal::rehearse;
-use engine::train::build::{build, device_bytes, device_limit};
 use fake_cuda::{Stats, memory_use, stats};
 use std::path::Path;
 use std::sync::{Barrier, Mutex};

@@ -2,8 +2,8 @@
 
 use super::{DEADLINE, GRID, on_cuda};
 use device::{Error, Processes};
+use engine::layout::build::build;
 use engine::run::{RunError, RunOptions};
-use engine::train::build::build;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tests::compare::assert_same_bits;

@@ -7,7 +7,7 @@ use super::{
 use device::Dtype;
 use engine::config::Packing;
 use engine::data::Dataset;
-use engine::train::build::shape;
+use engine::layout::build::shape;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tensor_parallel::{GptShape, Keep, Parts, Recompute};

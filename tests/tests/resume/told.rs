@@ -1,10 +1,10 @@
 //! Runs that tell what they did, and the comparison of a run that goes on with the one that was never stopped.
 
+use engine::checkpoint::detours::Detours;
 use engine::checkpoint::{Checkpoint, RunFolder};
+use engine::layout::build::build;
 use engine::run::{Message, Outcome, RunOptions, StepReport, train};
 use engine::run_dir::Held;
-use engine::train::build::build;
-use engine::train::detours::Detours;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -3,10 +3,10 @@
 
 use super::by_hand::{Drawn, seeds};
 use device::cpu::Lanes;
+use engine::checkpoint::detours::Detours;
 use engine::checkpoint::{Checkpoint, RunFolder, newest};
+use engine::layout::build::build;
 use engine::run::{Ahead, Message, Place, RunOptions, StepReport, Watcher, train};
-use engine::train::build::build;
-use engine::train::detours::Detours;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -125,7 +125,7 @@ fn phases(d: &Drawn, model: &Sets) -> Vec<Phase> {
             step: from + 1 + d.below(until - from) as u64,
             stops: d.one_in(2),
         });
-        // Beside training the death of a writer loses its checkpoint alone.
+        // ModelFiles training the death of a writer loses its checkpoint alone.
         let beside = fault.is_none_or(|fault| fault.place != Place::Writing) && d.one_in(2);
         let writer = if beside { "Background" } else { "Foreground" };
         let own = vec![

@@ -4,9 +4,9 @@ use super::super::exit::{Failed, code};
 use super::super::{SimdArg, say};
 use super::shown;
 use crate::bench::{self, Collective, Product, Row, cases};
-use crate::run::placement::cores;
 use serde::Serialize;
 use std::fmt::Write as _;
+use topology::cores;
 use topology::counted;
 
 #[derive(Debug, clap::Args)]

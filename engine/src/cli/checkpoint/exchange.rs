@@ -1,16 +1,16 @@
 //! `onebox checkpoint export` and `import`: models of Hugging Face's transformers.
 
 use super::super::exit::{Failed, code};
-use super::super::{ConfigArgs, data, quoted, say};
+use super::super::{ConfigArgs, data, missing_gpus, quoted, say};
 use super::{NewRun, failed, open, rewrite_failed, run_of};
 use crate::checkpoint::inspect::Summary;
+use crate::config::tokenizers::tokenizer_file;
 use crate::config::{Loaded, Origin};
 use crate::data::Tokenizer;
-use crate::hugging_face::{
-    Beside, ExportError, Folder, FolderError, Numbers, export, import, tokenizer_file,
-};
-use crate::report::shown::Shown;
-use crate::train::build::build;
+use crate::data::model_files::{ModelFileError, ModelFiles};
+use crate::files::shown::Shown;
+use crate::hugging_face::{ExportError, Folder, FolderError, Numbers, export, import};
+use crate::layout::build::build;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -73,7 +73,7 @@ pub(super) fn exported(args: &ExportArgs) -> Result<(), Failed> {
     from.check_model(&built.gpt).map_err(failed)?;
     let tokenizer = data::tokenizer_of(run_of(&from), &config)?;
     let tokenizer = tokenizer.as_ref().map(Tokenizer::bytes);
-    let beside = Beside::of_run(run_of(&from)).map_err(unusable)?;
+    let beside = ModelFiles::of_run(run_of(&from)).map_err(unusable)?;
     let (kept, how) = ((tokenizer, &beside), (numbers, args.max_shard_size));
     let files = export(&from, (&config, &built), kept, &args.out, how);
     let files = files.map_err(|error| {
@@ -99,7 +99,7 @@ pub(super) fn exported(args: &ExportArgs) -> Result<(), Failed> {
 pub(super) fn imported(args: &ImportArgs) -> Result<(), Failed> {
     let loaded = args.config.load()?;
     let config = &loaded.config;
-    if let Some(not_built) = config.not_built(&loaded.origins) {
+    if let Some(not_built) = config.not_built(&loaded.origins, missing_gpus) {
         return Err(Failed::new(code::CONFIG, not_built));
     }
     let folder = Folder::open(&args.folder).map_err(unusable)?;
@@ -108,7 +108,7 @@ pub(super) fn imported(args: &ImportArgs) -> Result<(), Failed> {
     folder.check_model(&config.model, &built.gpt).map_err(unusable)?;
     let tokenizer = data::tokenizer(config)?;
     let opened = data::open(config, tokenizer.as_ref(), (false, false))?;
-    let beside = Beside::open(&args.folder).map_err(unusable)?;
+    let beside = ModelFiles::open(&args.folder).map_err(unusable)?;
     let beside = data::fitting(beside, &args.folder, (config, tokenizer.as_ref()));
     let new = NewRun::create(&args.out, config, (tokenizer.as_ref(), beside))?;
     let sealed = import(&folder, (config, &built, &opened), new.folder()).map_err(unusable)?;
@@ -146,11 +146,16 @@ fn refuse_bytes(folder: &Path, Loaded { config, origins, .. }: &Loaded) -> Resul
     }
 }
 
-pub(in crate::cli) fn unusable(error: FolderError) -> Failed {
+pub(in crate::cli) fn unusable(error: impl Into<FolderError>) -> Failed {
+    let error = error.into();
     let code = match error {
-        FolderError::Read { ref source, .. } if source.kind() == ErrorKind::NotFound => code::DATA,
-        FolderError::Read { .. } | FolderError::Write { .. } => code::IO,
-        FolderError::Refused { .. } => code::DATA,
+        FolderError::File(ModelFileError::Read { ref source, .. })
+            if source.kind() == ErrorKind::NotFound =>
+        {
+            code::DATA
+        }
+        FolderError::File(ModelFileError::Read { .. }) | FolderError::Write { .. } => code::IO,
+        FolderError::File(ModelFileError::Refused { .. }) => code::DATA,
         FolderError::OtherModel { .. } => code::CONFIG,
         FolderError::Rewrite(error) => return rewrite_failed(error),
     };

@@ -13,8 +13,9 @@ use crate::checkpoint::rewrite::{RewriteError, Sealed};
 use crate::checkpoint::{Checkpoint, CheckpointError, RunFolder};
 use crate::config::Config;
 use crate::data::Tokenizer;
-use crate::hugging_face::Beside;
-use crate::run_dir::{CONFIG, RunDir, TOKENIZER};
+use crate::data::model_files::ModelFiles;
+use crate::files::names::{CONFIG, TOKENIZER};
+use crate::run_dir::RunDir;
 use clap::Subcommand;
 use serde_json::json;
 use std::io::ErrorKind;
@@ -119,7 +120,7 @@ pub(super) fn run_of(checkpoint: &Checkpoint) -> &Path {
 struct NewRun {
     dir: RunDir,
     files: Vec<(&'static str, Vec<u8>)>,
-    beside: Beside,
+    beside: ModelFiles,
 }
 
 impl NewRun {
@@ -127,7 +128,7 @@ impl NewRun {
     fn create(
         out: &Path,
         config: &Config,
-        (tokenizer, beside): (Option<&Tokenizer>, Beside),
+        (tokenizer, beside): (Option<&Tokenizer>, ModelFiles),
     ) -> Result<Self, Failed> {
         let mut files = vec![(CONFIG, config.to_ron().into_bytes())];
         files.extend(tokenizer.map(|tokenizer| (TOKENIZER, tokenizer.bytes().to_owned())));

@@ -6,8 +6,8 @@ use super::{NewRun, failed, open, rewrite_failed, run_of, unusable};
 use crate::checkpoint::inspect::Summary;
 use crate::checkpoint::rewrite::reshard;
 use crate::config::{Config, DeviceConfig, Loaded, load_stored};
-use crate::hugging_face::Beside;
-use crate::train::build::build;
+use crate::data::model_files::ModelFiles;
+use crate::layout::build::build;
 use std::path::PathBuf;
 
 /// Write a checkpoint as ranks of another layout would have.
@@ -35,7 +35,7 @@ pub(super) fn run(args: &ReshardArgs) -> Result<(), Failed> {
     super::diff::only_layout(&stored, &now)?;
     let built = build(&now.config);
     let tokenizer = data::tokenizer_of(run_of(&from), &now.config)?;
-    let beside = Beside::of_run(run_of(&from)).map_err(unusable)?;
+    let beside = ModelFiles::of_run(run_of(&from)).map_err(unusable)?;
     let new = NewRun::create(&args.out, &now.config, (tokenizer.as_ref(), beside))?;
     let sealed = reshard(&from, (&now.config, &built), new.folder()).map_err(rewrite_failed)?;
     let written = new.finish(sealed)?;

@@ -1,16 +1,17 @@
 //! What `onebox train` says and leaves when a run ends.
 
+use super::super::of_machine;
 use super::Session;
 use super::watch::Watch;
-use crate::checkpoint::FOLDER;
 use crate::checkpoint::inspect::open_newest;
 use crate::cli::exit::{Failed, code};
 use crate::cli::{quoted, say};
-use crate::config::{DataFormat, DeviceConfig};
+use crate::config::{DataFormat, DeviceConfig, load_and_look};
+use crate::files::names::CHECKPOINTS;
+use crate::files::names::{CONFIG, METRICS, WEIGHTS};
 use crate::generate::{Piece, Sampling, Source, Stop, Trained, default_prompt, generate};
 use crate::report::progress::{clock, si};
 use crate::run::Outcome;
-use crate::run_dir::{CONFIG, METRICS, WEIGHTS};
 use std::fmt::Display;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -77,14 +78,14 @@ impl Session<'_> {
         let before = match (self.dir.held().place(), watch.saved) {
             (None, _) => "where its checkpoints are is not known".into(),
             (Some(place), Some(saved)) => {
-                let folder = place.join(FOLDER);
+                let folder = place.join(CHECKPOINTS);
                 format!("in {} the newest that is whole is of step {saved}", folder.display())
             }
             (Some(place), None) => {
                 let again = self.source().map_or_else(String::new, |source| {
                     format!("; --resume starts again from {}", source.display())
                 });
-                format!("in {} there is none before it{again}", place.join(FOLDER).display())
+                format!("in {} there is none before it{again}", place.join(CHECKPOINTS).display())
             }
         };
         format!(
@@ -255,7 +256,7 @@ impl Session<'_> {
             if matches!(self.loaded.config.device, DeviceConfig::Cpu { .. }) {
                 more.push(format!("device.count={}", tensor * data));
             }
-            crate::config::load(file, &[given, &more[..]].concat()).ok()?;
+            load_and_look(file, &[given, &more[..]].concat(), &of_machine()).ok()?;
             Some(more)
         })
     }

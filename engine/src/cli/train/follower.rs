@@ -2,6 +2,7 @@
 
 use super::prepared::Looked;
 use super::{TrainArgs, code_of, end_without};
+use crate::checkpoint::detours::Detours;
 use crate::checkpoint::{Checkpoint, CheckpointError, RunFolder, open_named, open_step};
 use crate::cli::exit::{Failed, code};
 use crate::cli::processes::Team;
@@ -10,11 +11,12 @@ use crate::cli::signals::Signals;
 use crate::cli::weights::pretrained;
 use crate::config::Loaded;
 use crate::data::Dataset;
+use crate::files::directory::Directory;
+use crate::files::held::Held;
+use crate::files::names::LOCK;
+use crate::layout::build::Built;
 use crate::run::{RunOptions, train};
-use crate::run_dir::directory::Directory;
-use crate::run_dir::{Held, RunDir, own};
-use crate::train::build::Built;
-use crate::train::detours::Detours;
+use crate::run_dir::RunDir;
 use serde::{Deserialize, Serialize};
 use std::io::{self, ErrorKind, Read};
 use std::path::PathBuf;
@@ -48,7 +50,7 @@ impl Start {
 
 fn lock_of(dir: &Directory) -> io::Result<String> {
     let mut text = String::new();
-    dir.read(own::LOCK)?.take(64).read_to_string(&mut text)?;
+    dir.read(LOCK)?.take(64).read_to_string(&mut text)?;
     Ok(text)
 }
 

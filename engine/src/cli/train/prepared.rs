@@ -1,20 +1,24 @@
 //! What `onebox train` has and looks at before the first step.
 
+use super::super::missing_gpus;
 use super::{TrainArgs, epochs, refused};
-use crate::checkpoint::{Checkpoint, FOLDER, RunFolder, newest_name, sizes};
+use crate::checkpoint::{Checkpoint, RunFolder, newest_name, sizes};
 use crate::cli::checkpoint::unusable;
 use crate::cli::exit::{Failed, code};
 use crate::cli::processes::Team;
 use crate::cli::weights::{self, pretrained};
 use crate::cli::{data, plan, print, resume, say, simulate};
 use crate::config::{Config, DataFormat, Loaded};
+use crate::data::model_files::ModelFiles;
 use crate::data::{Dataset, Tokenizer, takes_from};
-use crate::hugging_face::{Beside, Pretrained};
+use crate::files::names::CHECKPOINTS;
+use crate::files::names::KEPT;
+use crate::files::names::{FORKED, RUNS, WEIGHTS};
+use crate::hugging_face::Pretrained;
+use crate::layout::build::{Built, build};
 use crate::predict::choose;
 use crate::predict::plan::{Disk, memory_report};
-use crate::run_dir::kept::KEPT;
-use crate::run_dir::{FORKED, RUNS, RunDir, RunDirError, RunMode, WEIGHTS};
-use crate::train::build::{Built, build};
+use crate::run_dir::{RunDir, RunDirError, RunMode};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tracing::debug_span;
@@ -26,7 +30,7 @@ pub(super) struct Prepared {
     pub(super) tokenizer: Option<Tokenizer>,
     pub(super) data: Arc<Dataset>,
     pub(super) looked: Looked,
-    pub(super) beside: Beside,
+    pub(super) beside: ModelFiles,
     pub(super) mode: RunMode,
 }
 
@@ -36,7 +40,7 @@ pub(super) fn prepare(args: &TrainArgs, team: &Team) -> Result<Option<Prepared>,
     let loaded = loaded.map_err(|(code, errors)| Failed::new(code, errors))?;
     let (mut loaded, early) = epochs::as_steps(args, loaded)?;
     choose(&mut loaded).map_err(simulate::failed)?;
-    if let Some(not_built) = loaded.config.not_built(&loaded.origins) {
+    if let Some(not_built) = loaded.config.not_built(&loaded.origins, missing_gpus) {
         return Err(Failed::new(code::CONFIG, not_built));
     }
     team.check(&loaded.config)?;
@@ -77,7 +81,7 @@ pub(super) fn prepare(args: &TrainArgs, team: &Team) -> Result<Option<Prepared>,
 /// Whether its first step will be step 1, as far as the directory shows it: only such a run reads the weights of a folder.
 fn starts_anew(args: &TrainArgs) -> bool {
     let begun = |dir: &PathBuf| {
-        let goes_on = newest_name(&dir.join(FOLDER)).is_some() || dir.join(FORKED).exists();
+        let goes_on = newest_name(&dir.join(CHECKPOINTS)).is_some() || dir.join(FORKED).exists();
         goes_on || RunDir::finished_in(dir).is_some()
     };
     !(args.fork || args.resume && args.run_dir.as_ref().is_some_and(begun))
@@ -177,19 +181,21 @@ pub(in crate::cli) struct Looked {
 fn beside(
     (config, tokenizer): (&Config, Option<&Tokenizer>),
     (dir, mode): (Option<&Path>, RunMode),
-) -> Result<Beside, Failed> {
+) -> Result<ModelFiles, Failed> {
     let (beside, from) = match (dir, mode, &config.model.from) {
-        (Some(dir), RunMode::Resume, _) if dir.join(KEPT).exists() => return Ok(Beside::default()),
-        (Some(dir), RunMode::Fork, _) if dir.join(KEPT).exists() => (Beside::of_run(dir), dir),
-        (_, _, Some(from)) => (Beside::open(Path::new(from)), Path::new(from)),
+        (Some(dir), RunMode::Resume, _) if dir.join(KEPT).exists() => {
+            return Ok(ModelFiles::default());
+        }
+        (Some(dir), RunMode::Fork, _) if dir.join(KEPT).exists() => (ModelFiles::of_run(dir), dir),
+        (_, _, Some(from)) => (ModelFiles::open(Path::new(from)), Path::new(from)),
         (_, _, None) => match config.data.tokenizer.as_deref().map(Path::new) {
             // Whoever talks to the model needs the template of its chats, also of prepared ones.
             Some(tokenizer)
                 if config.data.format == DataFormat::Chat || !config.data.format.is_text() =>
             {
-                (Beside::open(tokenizer).map(Beside::without_model), tokenizer)
+                (ModelFiles::open(tokenizer).map(ModelFiles::without_model), tokenizer)
             }
-            _ => return Ok(Beside::default()),
+            _ => return Ok(ModelFiles::default()),
         },
     };
     Ok(data::fitting(beside.map_err(unusable)?, from, (config, tokenizer)))
@@ -211,7 +217,7 @@ fn check_disk(
     };
     let disk = Disk::new(&loaded.config, parameters, &place);
     let found = match (dir, mode) {
-        (Some(dir), RunMode::Resume | RunMode::Overwrite) => sizes(&dir.join(FOLDER)),
+        (Some(dir), RunMode::Resume | RunMode::Overwrite) => sizes(&dir.join(CHECKPOINTS)),
         (None, _) | (_, RunMode::Fresh | RunMode::Fork) => Vec::new(),
     };
     let disk = disk.holding(&found, mode == RunMode::Overwrite);

@@ -2,10 +2,10 @@
 
 use super::{Session, first_loss};
 use crate::config::{Precision, UpdateMode};
+use crate::layout::build::{device_bytes, update_mode};
 use crate::report::metrics::{MetricsWriter, StepMetrics};
 use crate::report::progress::{Part, Progress, StepLine};
 use crate::run::{Differing, Message, StepReport};
-use crate::train::build::{device_bytes, update_mode};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -127,7 +127,7 @@ impl Watch {
         let overlap = activity.overlapped_seconds.map(|o| o / activity.host_seconds.max(1e-9));
         let left = config.train.steps.saturating_sub(step.step) as f64;
         let limit =
-            crate::train::build::device_limit(config, &session.built.plan).unwrap_or(u64::MAX);
+            crate::layout::build::device_limit(config, &session.built.plan).unwrap_or(u64::MAX);
         self.progress.step(&StepLine {
             step: step.step,
             steps: config.train.steps,

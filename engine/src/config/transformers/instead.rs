@@ -1,6 +1,6 @@
 //! What a folder, or a file of it, is instead of a model in safetensors files, and what makes such a model of it.
 
-use crate::report::shown::quoted;
+use crate::files::shown::quoted;
 use std::fmt;
 use std::path::Path;
 

@@ -1,7 +1,7 @@
 //! The keys of a `config.json`, read one by one: what is asked for, and what is wrong with it.
 
 use super::VOCAB;
-use crate::json::shown;
+use crate::files::json::shown;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;

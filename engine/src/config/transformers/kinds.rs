@@ -1,7 +1,7 @@
 //! The classes that are built here, and what a model of another class is.
 
 use super::Refusal;
-use crate::json::shown;
+use crate::files::json::shown;
 use serde_json::Value;
 use std::collections::BTreeMap;
 

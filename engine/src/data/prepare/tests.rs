@@ -3,7 +3,8 @@ use super::super::{Filed, Parts, Rows, Tokenized};
 use super::*;
 use crate::chat::Template;
 use crate::config::Packing;
-use crate::hugging_face::Beside;
+use crate::data::model_files::ModelFiles;
+use crate::data::progress::Silence;
 use tempfile::TempDir;
 
 const VOCAB: usize = 300;
@@ -44,7 +45,7 @@ fn prepare(
         out,
         command: "",
         sizes,
-        quiet: true,
+        progress: &Silence,
     }
     .run(&|_| ())
 }
@@ -69,7 +70,8 @@ fn of_text((train, held_out): (&str, Option<&str>), format: &DataFormat) -> Corp
     }
     let (cache, format) = (&Cache::default(), format.clone());
     let sizes = Sizes::default();
-    let with = Tokenized { tokenizer: &tokenizer, path: &file, cache, format, sizes, quiet: true };
+    let with =
+        Tokenized { tokenizer: &tokenizer, path: &file, cache, format, sizes, progress: &Silence };
     Corpus::open_text(parts, &with, VOCAB, 4).unwrap()
 }
 
@@ -234,7 +236,7 @@ fn other_text_and_other_folders_are_refused() {
 fn interrupted_chats_go_on_where_they_were() {
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/hf-chat-tiny");
     let tokenizer = Tokenizer::open(&fixture).unwrap();
-    let template = Template::of_data(&Beside::open(&fixture).unwrap()).unwrap();
+    let template = Template::of_data(&ModelFiles::open(&fixture).unwrap()).unwrap();
     let rows = Rows::of_chats(&tokenizer, &template, "");
     let format = &DataFormat::Chat;
     let cache = &Cache::default();
@@ -274,7 +276,7 @@ fn interrupted_chats_go_on_where_they_were() {
             out,
             command: "",
             sizes,
-            quiet: true,
+            progress: &Silence,
         }
         .run(&|_| ())
     };

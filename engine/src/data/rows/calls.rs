@@ -2,7 +2,7 @@
 
 use super::kind_of;
 use super::reader::{Arguments, Reader};
-use crate::json::Json;
+use crate::files::json::Json;
 
 /// The calls in the content of a shared conversation: JSON of one, or of a list of them.
 pub(super) fn of_content(content: Option<&Json>) -> Result<Json, String> {

@@ -5,7 +5,7 @@ use super::talk::Talk;
 use super::{ANSWER, CUT, has, kind_of, name_of};
 use crate::chat::{Chat, Template};
 use crate::data::unread::Unread;
-use crate::json::{Json, Map};
+use crate::files::json::{Json, Map};
 use std::collections::HashSet;
 
 /// Refuses parts that are no texts.

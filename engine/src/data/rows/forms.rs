@@ -6,7 +6,7 @@ use super::talk::Talk;
 use super::{calls, has, is_system, kind_of, learned, name_of, shown};
 use crate::chat::message;
 use crate::data::unread::Unread;
-use crate::json::{Json, Map};
+use crate::files::json::{Json, Map};
 use std::collections::BTreeSet;
 
 /// What a row comes to.

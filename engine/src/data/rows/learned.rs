@@ -2,7 +2,7 @@
 //! `label` of unpaired preferences (KTO).
 
 use super::shown;
-use crate::json::{Json, Map};
+use crate::files::json::{Json, Map};
 
 const KEYS: [&str; 5] = ["weight", "train", "training", "loss", "label"];
 

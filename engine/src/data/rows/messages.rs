@@ -3,7 +3,7 @@
 use super::reader::Reader;
 use super::talk::THOUGHTS;
 use super::{calls, contents, has, has_role, kind_of, learned};
-use crate::json::{Json, Map};
+use crate::files::json::{Json, Map};
 
 /// Roles of those that share conversations, by their key `from`.
 const SHARED: [(&str, &str); 5] = [

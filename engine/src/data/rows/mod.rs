@@ -30,7 +30,7 @@ use super::tokenizer::Tokenizer;
 use super::unread::Unread;
 use crate::chat::{ANSWER, Template};
 use crate::config::ControlTokens;
-use crate::json::{Json, Map};
+use crate::files::json::{Json, Map};
 use control::Control;
 use forms::{Form, form};
 use reader::Reader;

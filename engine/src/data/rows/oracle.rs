@@ -3,7 +3,7 @@
 use super::{Document, Rows};
 use crate::chat::Template;
 use crate::data::Tokenizer;
-use crate::hugging_face::Beside;
+use crate::data::model_files::ModelFiles;
 use serde::Deserialize;
 use serde_json::Value as Json;
 use serde_json::value::RawValue;
@@ -84,7 +84,7 @@ fn rows_are_those_of_transformers() {
         let folder = folder.unwrap().path();
         let name = folder.file_name().unwrap().to_str().unwrap();
         let tokenizer = Tokenizer::open(&folder.join("tokenizer.json")).unwrap();
-        let template = Template::of_data(&Beside::open(&folder).unwrap()).unwrap();
+        let template = Template::of_data(&ModelFiles::open(&folder).unwrap()).unwrap();
         let chats = Rows::of_chats(&tokenizer, &template, "");
         let texts = Rows::of_texts(&tokenizer, "text", template.end_of_text());
         let rows = std::fs::read(folder.join("rows.json")).unwrap();

@@ -2,7 +2,7 @@
 
 use super::has_role;
 use super::talk::{THOUGHTS, Talk};
-use crate::json::{Json, Map};
+use crate::files::json::{Json, Map};
 use std::collections::{BTreeSet, HashSet};
 use xxhash_rust::xxh3::xxh3_128;
 

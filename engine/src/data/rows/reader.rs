@@ -6,7 +6,7 @@ use super::probe::{self, Of, Probe, WORD};
 use super::talk::Talk;
 use crate::chat::{Chat, Template, message};
 use crate::data::unread::Unread;
-use crate::json::{Json, Map};
+use crate::files::json::{Json, Map};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{OnceLock, PoisonError, RwLock};
 

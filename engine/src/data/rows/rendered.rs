@@ -4,7 +4,7 @@ use super::super::tokenizer::Tokenizer;
 use super::Rows;
 use crate::chat::Template;
 use crate::config::ControlTokens;
-use crate::hugging_face::Beside;
+use crate::data::model_files::ModelFiles;
 use serde_json::{Value as Json, json};
 use std::path::{Path, PathBuf};
 
@@ -20,7 +20,7 @@ fn a_rendered_chat_has_the_tokens_of_the_chat() {
     let mut all = 0;
     for folder in folders() {
         let tokenizer = Tokenizer::open(&folder).unwrap();
-        let template = Template::of_data(&Beside::open(&folder).unwrap()).unwrap();
+        let template = Template::of_data(&ModelFiles::open(&folder).unwrap()).unwrap();
         let end = template.end_of_text();
         let texts = Rows::of_texts(&tokenizer, "text", end);
         let parsed =
@@ -65,7 +65,7 @@ fn a_rendered_chat_has_the_tokens_of_the_chat() {
 fn messages_are_text_also_beside_texts_that_are_parsed() {
     let folder = folders().into_iter().find(|folder| folder.ends_with("chatml")).unwrap();
     let tokenizer = Tokenizer::open(&folder).unwrap();
-    let template = Template::of_data(&Beside::open(&folder).unwrap()).unwrap();
+    let template = Template::of_data(&ModelFiles::open(&folder).unwrap()).unwrap();
     let of = |how| Rows::of_chats(&tokenizer, &template, "").with_control_tokens(how);
     let [text, parsed] = [ControlTokens::Text, ControlTokens::Parsed].map(of);
     let turn = |role: &str, content: &str| json!({ "role": role, "content": content });
@@ -87,7 +87,7 @@ fn messages_are_text_also_beside_texts_that_are_parsed() {
 fn rows_that_a_template_has_rendered_are_counted() {
     let folder = folders().into_iter().find(|folder| folder.ends_with("chatml")).unwrap();
     let tokenizer = Tokenizer::open(&folder).unwrap();
-    let template = Template::of_data(&Beside::open(&folder).unwrap()).unwrap();
+    let template = Template::of_data(&ModelFiles::open(&folder).unwrap()).unwrap();
     let escaped = r#"{"text": "\u003c|im_start|\u003euser\nb"}"#;
     let rows = [
         r#"{"text": "<|im_start|>user\na<|im_end|>"}"#,

@@ -3,7 +3,7 @@
 use super::{CUT, Document, MARKS, Rows};
 use crate::chat::Template;
 use crate::data::Tokenizer;
-use crate::hugging_face::Beside;
+use crate::data::model_files::ModelFiles;
 use device::random::below;
 use serde_json::{Value as Json, json};
 use std::path::{Path, PathBuf};
@@ -103,7 +103,7 @@ fn a_changed_row_gives_a_document_or_a_reason() {
     let (mut good, mut bad) = (0, 0);
     for (f, folder) in folders().iter().enumerate() {
         let tokenizer = Tokenizer::open(&folder.join("tokenizer.json")).unwrap();
-        let template = Template::of_data(&Beside::open(folder).unwrap()).unwrap();
+        let template = Template::of_data(&ModelFiles::open(folder).unwrap()).unwrap();
         let made = [
             Rows::of_chats(&tokenizer, &template, ""),
             Rows::of_chats(&tokenizer, &template, "s"),
@@ -146,7 +146,7 @@ fn a_changed_template_gives_a_document_or_a_reason() {
         for n in 0..60 {
             let template = changed(&template, (f * 1000 + n) as u64);
             std::fs::write(into.path().join("chat_template.jinja"), template).unwrap();
-            let made = Template::of_data(&Beside::open(into.path()).unwrap());
+            let made = Template::of_data(&ModelFiles::open(into.path()).unwrap());
             let document = made.and_then(|t| Rows::of_chats(&tokenizer, &t, "").document(&row));
             match check(document) {
                 true => good += 1,
@@ -162,7 +162,7 @@ fn a_changed_template_gives_a_document_or_a_reason() {
 fn a_row_has_no_marks() {
     let folder = &folders()[0];
     let tokenizer = Tokenizer::open(&folder.join("tokenizer.json")).unwrap();
-    let template = Template::of_data(&Beside::open(folder).unwrap()).unwrap();
+    let template = Template::of_data(&ModelFiles::open(folder).unwrap()).unwrap();
     let rows = Rows::of_chats(&tokenizer, &template, "");
     for mark in MARKS.chain([CUT]) {
         for place in 0..3 {

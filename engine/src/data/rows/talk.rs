@@ -1,7 +1,7 @@
 //! A chat in the form that templates know.
 
 use crate::chat::Chat;
-use crate::json::Json;
+use crate::files::json::Json;
 
 /// Names of thoughts in transformers; templates read the first or the second.
 pub(super) const THOUGHTS: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];

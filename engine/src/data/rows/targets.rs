@@ -4,7 +4,7 @@
 use super::contents::of_text;
 use super::control::Control;
 use crate::chat::{ANSWER, Chat, Rendered, Template, Turn, message};
-use crate::json::{Json, Map};
+use crate::files::json::{Json, Map};
 use std::ops::Range;
 
 /// Bytes that a template writes for a row: the prompt of each answer is a text of its own.

@@ -1,7 +1,7 @@
 //! Documents of single rows.
 
 use super::*;
-use crate::hugging_face::Beside;
+use crate::data::model_files::ModelFiles;
 use serde_json::{Value as Json, json};
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ fn folder() -> PathBuf {
 
 fn model() -> (Tokenizer, Template) {
     let tokenizer = Tokenizer::open(&folder().join("tokenizer.json")).unwrap();
-    (tokenizer, Template::of(&Beside::open(&folder()).unwrap()).unwrap())
+    (tokenizer, Template::of(&ModelFiles::open(&folder()).unwrap()).unwrap())
 }
 
 fn texts(field: &str, then: impl FnOnce(&Rows<'_>)) {
@@ -45,7 +45,7 @@ fn tokens_and_targets_of_a_chat_are_those_of_transformers() {
 fn template(template: &str) -> Template {
     let into = tempfile::tempdir().unwrap();
     std::fs::write(into.path().join("chat_template.jinja"), template).unwrap();
-    Template::of_data(&Beside::open(into.path()).unwrap()).unwrap()
+    Template::of_data(&ModelFiles::open(into.path()).unwrap()).unwrap()
 }
 
 /// The text of what counts in a chat, a run after the other.

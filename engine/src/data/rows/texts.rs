@@ -5,7 +5,7 @@ use super::super::document::Document;
 use super::super::untrusted::Around;
 use super::{Kind, Rows, document};
 use crate::config::ControlTokens;
-use crate::json::{Json, Map};
+use crate::files::json::{Json, Map};
 use std::ops::Range;
 
 impl Rows<'_> {

@@ -1,11 +1,11 @@
 //! What a run takes of its disk: checkpoints, those that are kept and the one that is written, weights, and copies of small
 //! files.
 
-use super::saved_states;
-use crate::checkpoint::FOLDER;
 use crate::checkpoint::room::{checkpoint_bytes, free};
 use crate::config::{Config, DeviceConfig, WeightsPolicy};
-use crate::run_dir::kept::FILES;
+use crate::files::names::CHECKPOINTS;
+use crate::files::names::FILES;
+use crate::memory::saved_states;
 use serde::Serialize;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -48,7 +48,7 @@ impl Disk {
         let files = files(config);
         let most = checkpoint.saturating_mul(checkpoints).saturating_add(weights + files);
         let here = !matches!(config.device, DeviceConfig::Sim { .. });
-        let (run, folder) = (existing(run), existing(&run.join(FOLDER)));
+        let (run, folder) = (existing(run), existing(&run.join(CHECKPOINTS)));
         let device = |path: &Path| path.metadata().map(|found| found.dev()).ok();
         let apart = here && device(&run) != device(&folder);
         let free_for_checkpoints = apart.then(|| free(&folder).ok()).flatten();

@@ -1,7 +1,7 @@
 //! How full a memory is, in words.
 
-use super::{Limited, is_gpu, is_virtual};
 use crate::config::Config;
+use crate::memory::{Limited, is_gpu, is_virtual};
 use topology::format_bytes;
 
 /// Share of a memory above which a plan warns: nothing else may take the rest while a run lasts.

@@ -1,9 +1,9 @@
 //! Every op of a step, in the order of the program: what `onebox plan --ops` shows.
 
 use super::dtype_name;
-use super::step::{IDLE, first_rank, play};
 use crate::config::Config;
-use crate::train::build::Built;
+use crate::dry_run::{IDLE, first_rank, play_two as play};
+use crate::layout::build::Built;
 use device::recorder::{self, Listed};
 use device::{Error, Mode};
 use serde::Serialize;

@@ -1,15 +1,11 @@
 //! A step in figures: ops, bytes and FLOPs by lane, counted on a device that runs nothing.
 
-use super::{alike, with_micro_batches};
 use crate::config::Config;
-use crate::data::Dataset;
-use crate::predict::simulate::{typical_step, with_steps};
-use crate::train::build::{Built, build, shape};
-use crate::train::trainer::trainer;
-use device::recorder::{self, Totals};
-use device::{Device, Error, Lane, Rank};
+use crate::dry_run::{alike, count, with_micro_batches};
+use crate::layout::build::{Built, build, shape};
+use device::recorder::Totals;
+use device::{Error, Lane};
 use serde::Serialize;
-use std::sync::Arc;
 
 /// What a rank does in one optimizer step, as counted.
 #[derive(Clone, Debug, Serialize)]
@@ -34,9 +30,6 @@ pub struct LaneTotals {
     /// Copies: their length. Others: all that they read and write.
     pub bytes: u64,
 }
-
-/// The task that finds nothing to do in most steps: an update ahead of the decision stands.
-pub(super) const IDLE: &str = "settle_tile";
 
 /// One step. Of many micro-batches three and four are counted: all between the first and the last are alike.
 fn totals(config: &Config, built: &Built) -> Result<Totals, Error> {
@@ -79,49 +72,6 @@ pub(super) fn step(config: &Config, built: &Built) -> Result<Step, Error> {
         hardware_flops: totals.flops,
         lanes: Lane::ALL.into_iter().map(lane).collect(),
     })
-}
-
-/// The second step: the first has no update to publish.
-pub(crate) fn count(config: &Config, built: &Built) -> Result<Totals, Error> {
-    let (dev, totals) = recorder::open(first_rank(config), &built.plan, IDLE);
-    let mut before = Totals::default();
-    play(config, built, &dev, &mut || before.clone_from(&totals.borrow()))?;
-    let after = totals.borrow();
-    Ok(Totals {
-        ops: std::array::from_fn(|i| after.ops[i] - before.ops[i]),
-        bytes: std::array::from_fn(|i| after.bytes[i] - before.bytes[i]),
-        flops: after.flops - before.flops,
-    })
-}
-
-pub(super) fn first_rank(config: &Config) -> Rank {
-    let (tensor, data) = (config.parallel.tensor, config.parallel.data);
-    Rank { tp: 0, tp_size: tensor, dp: 0, dp_size: data }
-}
-
-/// A step like most, without data, on a device that runs nothing, and the one before it; `begins` is called in between.
-pub(super) fn play(
-    config: &Config,
-    built: &Built,
-    dev: &Device,
-    begins: &mut dyn FnMut(),
-) -> Result<(), Error> {
-    let no_tokens = Arc::new(Dataset::none(config.model.seq_len));
-    let config = &with_steps(config, 2);
-    let mut trainer = trainer(config, built, (&no_tokens, &Arc::default()), dev.rank());
-    built.gpt.write_constants(dev)?;
-    trainer.optimizer.init_blank(dev)?;
-    trainer.loader.prefetch(dev);
-    let first = typical_step(config);
-    for step in first..=first + 1 {
-        if step > first {
-            begins();
-        }
-        dev.begin_step(step);
-        let decided = trainer.train_step(dev, step);
-        dev.sync(decided)?;
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! A step from a few of its micro-batches: how long, and how much of it waits for the host.
 
 use crate::config::{Config, ParameterPlace, Recompute};
-use crate::predict::plan::with_micro_batches;
+use crate::dry_run::with_micro_batches;
+use crate::layout::build::{Built, build, first_forward};
 use crate::predict::simulate::{SimulateError, simulate_unchecked};
-use crate::train::build::{Built, build, first_forward};
 use device::Lane;
 use device::sim::Timeline;
 

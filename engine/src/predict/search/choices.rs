@@ -3,9 +3,10 @@
 
 use super::{Brief, Candidate, TOLD, worded};
 use crate::config::{Accumulate, Config, Placement, Recompute, SpeculatedFraction, UpdateMode};
+use crate::layout::build::{Built, build, first_forward, update_mode};
+use crate::layout::gpu::is_sound;
 use crate::predict::plan::fits;
 use crate::predict::simulate::SimulateError;
-use crate::train::build::{Built, build, first_forward, update_mode};
 use offload::Sum;
 use rayon::prelude::*;
 
@@ -215,7 +216,7 @@ fn together(config: &Config, built: &Built, brief: &Brief) -> usize {
 }
 
 fn holds(config: &Config) -> bool {
-    config.is_sound() && fits(config, &build(config))
+    is_sound(&config) && fits(config, &build(config))
 }
 
 /// The largest of 0..=`most` that `holds`, where 0 does, and with each all below it.

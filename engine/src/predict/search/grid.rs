@@ -1,6 +1,7 @@
 //! Every layout that is looked at: grids of ranks, micro-batches, and what these leave open.
 
 use crate::config::{Accumulate, Config, ParameterPlace, Recompute, UpdateMode};
+use crate::layout::gpu::{first_broken, is_sound};
 use crate::predict::changes::{self, CHECKPOINTS, PLACES, divisors, grids};
 use topology::counted;
 
@@ -15,7 +16,7 @@ pub(super) fn enumerate(given: &Config, world: usize) -> Vec<Config> {
             of_grid.offload.update = plain(given.offload.update);
             // The batch does not change: micro x data divides it.
             let one_pass = micro * data == given.batch.global;
-            all.extend(memory_choices(&of_grid, one_pass).into_iter().filter(Config::is_sound));
+            all.extend(memory_choices(&of_grid, one_pass).into_iter().filter(is_sound));
         }
     }
     all
@@ -35,7 +36,7 @@ pub(super) fn no_layout(given: &Config, world: usize) -> String {
     let with_batch = |batch: &usize| {
         let mut config = given.clone();
         config.batch.global = *batch;
-        *batch > 0 && config.is_sound() && has(&config, world)
+        *batch > 0 && is_sound(&config) && has(&config, world)
     };
     if let Some(batch) = near.into_iter().find(with_batch) {
         remedies.push(format!("--set batch.global={batch}"));
@@ -58,7 +59,7 @@ pub(super) fn no_layout(given: &Config, world: usize) -> String {
             let mut config = given.clone();
             (config.parallel.tensor, config.parallel.data) = (tensor, data);
             (config.parallel.sequence, config.batch.micro) = (false, 1);
-            let wrong = config.first_broken().unwrap_or_else(|| "it changes the batch".into());
+            let wrong = first_broken(&config).unwrap_or_else(|| "it changes the batch".into());
             format!("with TP {tensor} x DP {data}, {wrong}")
         }
     };

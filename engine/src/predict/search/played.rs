@@ -3,10 +3,11 @@
 use super::words::words;
 use super::{Candidate, Layout};
 use crate::config::{Config, Loaded, Placement};
+use crate::dry_run::{alike, with_micro_batches};
+use crate::layout::build::{Built, build, first_forward, shape, share_ahead};
 use crate::predict::changes;
-use crate::predict::plan::{alike, memory_report, with_micro_batches};
+use crate::predict::plan::memory_report;
 use crate::predict::simulate::{SimulateError, Simulated, groups, simulate, summary};
-use crate::train::build::{Built, build, first_forward, shape, share_ahead};
 use tensor_parallel::Ring;
 
 /// Layouts with more micro-batches than this are extrapolated to the end, from half as many.

@@ -1,7 +1,7 @@
 //! A layout in words.
 
 use crate::config::{Config, Placement, Recompute};
-use crate::train::build::{Built, first_forward, share_ahead};
+use crate::layout::build::{Built, first_forward, share_ahead};
 use offload::Sum;
 use tensor_parallel::Ring;
 

@@ -1,7 +1,7 @@
 use super::super::{Document, Rows, Unread};
 use crate::chat::Template;
 use crate::data::Tokenizer;
-use crate::hugging_face::Beside;
+use crate::data::model_files::ModelFiles;
 use serde_json::{Value as Json, json};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ fn with_template<T>(text: &str, then: impl FnOnce(&Rows<'_>) -> T) -> T {
     let tokenizer = Tokenizer::open(&folder().join("tokenizer.json")).unwrap();
     let into = tempfile::tempdir().unwrap();
     std::fs::write(into.path().join("chat_template.jinja"), text).unwrap();
-    let template = Template::of_data(&Beside::open(into.path()).unwrap()).unwrap();
+    let template = Template::of_data(&ModelFiles::open(into.path()).unwrap()).unwrap();
     then(&Rows::of_chats(&tokenizer, &template, ""))
 }
 

@@ -1,12 +1,17 @@
 //! A step without data: what it asks of a GPU, gathered before a run, and played on a stand-in driver that only
 //! accounts for memory.
 
+use crate::checkpoint::detours::Detours;
+mod count;
+
+pub(crate) use count::{
+    IDLE, alike, count, first_rank, play as play_two, typical_step, with_micro_batches, with_steps,
+};
+
 use crate::config::Config;
 use crate::data::Dataset;
-use crate::predict::simulate::{typical_step, with_steps};
+use crate::layout::build::{Built, op_scratch};
 use crate::run::RunOptions;
-use crate::train::build::{Built, op_scratch};
-use crate::train::detours::Detours;
 use crate::train::trainer::trainer;
 use device::cuda::{self, CudaOptions, Peers};
 use device::warm::{self, Distinct};
@@ -16,7 +21,7 @@ use std::sync::Arc;
 
 /// Micro-batches in which every kind of op of a step comes: the first ones, one between, the last.
 fn few(built: &Built, config: &Config) -> Built {
-    let micro_batches = built.micro_batches.min(crate::train::build::first_forward(config) + 2);
+    let micro_batches = built.micro_batches.min(crate::layout::build::first_forward(config) + 2);
     let layout = Arc::new(built.layout.with_micro_batches(micro_batches));
     Built { micro_batches, layout, ..built.clone() }
 }

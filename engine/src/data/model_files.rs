@@ -1,17 +1,16 @@
 //! What stands beside the weights in a folder of transformers: the tokenizer's files, the chat template, the settings of
 //! generation. A run keeps them, and an export writes them as they came.
 
-use super::FolderError;
-use super::folder::{check_pointer, unreadable};
-use crate::checkpoint::read::open_at;
+use super::Tokenizer;
 use crate::config::DataConfig;
-use crate::data::Tokenizer;
-use crate::run_dir::TOKENIZER;
-use crate::run_dir::kept::{FILES, KEPT};
+use crate::config::transformers::pointer;
+use crate::files::names::TOKENIZER;
+use crate::files::names::{FILES, KEPT};
+use crate::files::own::open_at;
 use rustix::fs::{CWD, OFlags};
 use std::fs::File;
 use std::io::{self, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Bytes of all files together.
 const MOST: u64 = 256 << 20;
@@ -21,22 +20,51 @@ const TEMPLATES: &str = "additional_chat_templates";
 /// How their files end.
 const TEMPLATE: &str = ".jinja";
 
+/// Why a file of a model cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what variants and fields are")]
+pub enum ModelFileError {
+    #[error("cannot read {}: {source}{}", path.display(), local(path, source))]
+    Read { path: PathBuf, source: io::Error },
+    #[error("{} cannot be used: {problem}", path.display())]
+    Refused { path: PathBuf, problem: String },
+}
+
+impl ModelFileError {
+    /// That the file at `path` cannot be used.
+    pub fn refused(path: &Path, problem: impl Into<String>) -> Self {
+        Self::Refused { path: path.to_owned(), problem: problem.into() }
+    }
+}
+
+/// For the name of a model in the place of a folder.
+fn local(path: &Path, error: &io::Error) -> &'static str {
+    let inside =
+        path.parent().is_some_and(|folder| !folder.as_os_str().is_empty() && folder.is_dir());
+    match error.kind() {
+        io::ErrorKind::NotFound if !inside => {
+            "; nothing is downloaded: name a folder on this machine, with config.json and model.safetensors"
+        }
+        _ => "",
+    }
+}
+
 /// The files, each as it was.
 #[derive(Debug, Default)]
-pub struct Beside {
+pub struct ModelFiles {
     files: Vec<(&'static str, Vec<u8>)>,
     /// Names of further chat templates, which onebox neither uses nor keeps.
     templates: Vec<String>,
 }
 
-impl Beside {
+impl ModelFiles {
     /// Those of the folder `path`, or of the folder in which the file `path` is.
     ///
     /// # Errors
     /// A link or another thing that is no file, what cannot be read, and more bytes than such files have.
-    pub fn open(path: &Path) -> Result<Self, FolderError> {
+    pub fn open(path: &Path) -> Result<Self, ModelFileError> {
         let path = if path.is_dir() { path } else { path.parent().unwrap_or(path) };
-        // Beside a file in the working directory.
+        // ModelFiles a file in the working directory.
         let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
         let folder = File::open(path).map_err(|e| unreadable(path, e))?;
         Self::read(&folder, path)
@@ -46,7 +74,7 @@ impl Beside {
     ///
     /// # Errors
     /// As [`open`](Self::open).
-    pub fn of_run(run: &Path) -> Result<Self, FolderError> {
+    pub fn of_run(run: &Path) -> Result<Self, ModelFileError> {
         let path = run.join(KEPT);
         match open_at(CWD, &path, OFlags::DIRECTORY) {
             Ok(folder) => Self::read(&folder, &path),
@@ -55,7 +83,7 @@ impl Beside {
         }
     }
 
-    fn read(folder: &File, path: &Path) -> Result<Self, FolderError> {
+    fn read(folder: &File, path: &Path) -> Result<Self, ModelFileError> {
         let (mut files, mut left) = (Vec::new(), MOST);
         for name in FILES {
             let at = path.join(name);
@@ -75,7 +103,7 @@ impl Beside {
                 let why = format!(
                     "it has {has}, and what a run keeps of a folder has at most {most} in all: move it away"
                 );
-                FolderError::refused(&at, why)
+                ModelFileError::refused(&at, why)
             })?;
             check_pointer(&at, &bytes)?;
             files.push((name, bytes));
@@ -151,6 +179,19 @@ impl Beside {
     }
 }
 
+/// Refuses what Git LFS has not fetched.
+pub(crate) fn check_pointer(path: &Path, bytes: &[u8]) -> Result<(), ModelFileError> {
+    pointer(bytes).map_or(Ok(()), |instead| Err(ModelFileError::refused(path, instead.to_string())))
+}
+
+pub(crate) fn unreadable(path: &Path, source: io::Error) -> ModelFileError {
+    if source.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()) {
+        let why = "it is a link, and links are not followed: copy the folder with `cp -rL`";
+        return ModelFileError::refused(path, why);
+    }
+    ModelFileError::Read { path: path.to_owned(), source }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -163,12 +204,12 @@ mod tests {
         let at = |name: &str| folder.path().join(name);
         fs::write(at("tokenizer.json"), "{}").unwrap();
         fs::write(at("model.safetensors"), "never read").unwrap();
-        let found = Beside::open(folder.path()).unwrap();
+        let found = ModelFiles::open(folder.path()).unwrap();
         assert_eq!(found.files(), [("tokenizer.json", b"{}".to_vec())]);
         fs::write(at("config.json"), "{}").unwrap();
-        assert_eq!(Beside::open(&at("config.json")).unwrap().files().len(), 2);
+        assert_eq!(ModelFiles::open(&at("config.json")).unwrap().files().len(), 2);
         let refused = |name: &str, said: &str| {
-            let why = Beside::open(folder.path()).unwrap_err().to_string();
+            let why = ModelFiles::open(folder.path()).unwrap_err().to_string();
             assert!(why.contains(at(name).to_str().unwrap()) && why.contains(said), "{why}");
         };
         symlink("/etc/passwd", at("chat_template.jinja")).unwrap();

@@ -1,7 +1,7 @@
 //! Files in the user's cache folder that are whole or are made again. Each ends with the hash of its content, and gets its
 //! name when it is on the disk. Two runs at once write the same bytes, and the later name stays.
 
-use crate::run_dir::durable::sync_folder;
+use crate::files::durable::sync_folder;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::ops::Range;
@@ -11,14 +11,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use xxhash_rust::xxh3::Xxh3Default;
 
 /// The first bytes of a file: the name and the version of its content.
-pub(super) type Magic = [u8; 16];
+pub(crate) type Magic = [u8; 16];
 /// Bytes of a hash.
 const HASH: usize = 16;
 /// Bytes that are read at once.
 const BLOCK: usize = 1 << 20;
 
 /// The content behind `magic`. None where the file is not there, or not whole.
-pub(super) fn read(path: &Path, magic: &Magic) -> Option<Vec<u8>> {
+pub(crate) fn read(path: &Path, magic: &Magic) -> Option<Vec<u8>> {
     let (file, body) = open(path, magic)?;
     let mut content = vec![0; (body.end - body.start) as usize];
     file.read_exact_at(&mut content, body.start).ok()?;
@@ -26,7 +26,7 @@ pub(super) fn read(path: &Path, magic: &Magic) -> Option<Vec<u8>> {
 }
 
 /// The open file, and the place of the content behind `magic` in it. None where the file is not there, or not whole.
-pub(super) fn open(path: &Path, magic: &Magic) -> Option<(File, Range<u64>)> {
+pub(crate) fn open(path: &Path, magic: &Magic) -> Option<(File, Range<u64>)> {
     let file = File::open(path).ok()?;
     let body = whole(&file, magic).unwrap_or_default();
     if body.is_none() {
@@ -63,7 +63,7 @@ fn made_again(path: &Path) {
 }
 
 /// Writes `parts`, one behind another. The folder is made.
-pub(super) fn write(
+pub(crate) fn write(
     path: &Path,
     magic: &Magic,
     parts: impl Iterator<Item = Vec<u8>>,
@@ -82,7 +82,7 @@ pub(super) fn write(
     done
 }
 
-pub(super) fn fill(
+pub(crate) fn fill(
     path: &Path,
     magic: &Magic,
     parts: impl Iterator<Item = Vec<u8>>,

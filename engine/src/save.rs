@@ -9,20 +9,22 @@ mod pace;
 
 use self::background::Snapshot;
 use self::pace::Pace;
-use super::RunFolder;
-use super::folder::{clean, hint, retain_from};
-use super::manifest::{Control, Manifest, TensorEntry, states};
-use super::room::{checkpoint_bytes, is_full, make_room};
-use super::under_way::UnderWay;
-use super::write::{Fill, Growing, Pieces, Written, bytes, pieces, tensors, write_file};
+use crate::checkpoint::RunFolder;
+use crate::checkpoint::folder::{clean, hint, retain_from};
+use crate::checkpoint::manifest::{Control, Manifest, TensorEntry, states};
+use crate::checkpoint::room::{checkpoint_bytes, is_full, make_room};
+use crate::checkpoint::under_way::UnderWay;
+use crate::checkpoint::write::{
+    Fill, Growing, Pieces, Written, bytes, pieces, tensors, write_file,
+};
 use crate::config::Config;
 use crate::data::Dataset;
+use crate::files::directory::Directory;
+use crate::layout::build::Built;
+use crate::layout::placement::Places;
 use crate::run::meet::meet;
 use crate::run::messages::{Listener, Message, Post, flush};
-use crate::run::placement::Places;
 use crate::run::{Place, RunOptions, Watcher};
-use crate::run_dir::directory::Directory;
-use crate::train::build::Built;
 use crossbeam_channel::Sender;
 use device::{Arena, Device, Error, Tensor};
 use offload::{Optimizer, Side, State, control};
@@ -40,7 +42,7 @@ pub(crate) struct Saver {
     folder: RunFolder,
     pace: Pace,
     keep: usize,
-    /// The run may be: see [`crate::train::detours`].
+    /// The run may be: see [`crate::checkpoint::detours`].
     takes_back: bool,
     tokens_per_step: u64,
     /// What all checkpoints of this run say, and the tensors without ranges.
@@ -138,7 +140,7 @@ impl Saver {
         let here = options.resume.as_deref().filter(|from| folder.has(from));
         let good = here.map(|from| from.step()).into_iter().collect();
         let ranks = 0..config.world_size();
-        let decide = || crate::predict::plan::checkpoint_copy(config, built) > 0;
+        let decide = || crate::memory::checkpoint_copy(config, built) > 0;
         // What threads beside the ranks write in several processes, nobody would bring together.
         let spread = options.processes.as_ref().is_some_and(|processes| processes.count() > 1);
         let copies = !spread && options.copies_states.unwrap_or_else(decide);
@@ -151,7 +153,7 @@ impl Saver {
             takes_back: train.rollbacks > 0,
             tokens_per_step: (config.batch.global * config.model.seq_len) as u64,
             base,
-            most_states: crate::predict::plan::saved_states(config),
+            most_states: crate::memory::saved_states(config),
             copies: copies.then(|| ranks.map(|_| Mutex::default()).collect()),
             shared: Mutex::new(Shared { growing: None, problem: None, full: false, files, good }),
             writing: Mutex::new(None),

@@ -1,9 +1,9 @@
 //! What a rank may hold on a real GPU.
 
 use crate::config::Config;
-use crate::run::gpu::machine;
-use crate::run::here;
-use crate::run::placement::{self, this_machine};
+use crate::layout::gpu::machine;
+use crate::layout::here;
+use crate::layout::placement::{self, this_machine};
 use device::Plan;
 use device::cuda::{connected, look, page_tables};
 use std::sync::{Mutex, PoisonError};

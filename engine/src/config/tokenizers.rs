@@ -1,7 +1,7 @@
 //! The files of a tokenizer in a folder of transformers, and what to do where the one that onebox reads is none of them.
 
-use crate::config::transformers::{beside, python};
-use crate::run_dir::TOKENIZER;
+use super::transformers::{beside, python};
+use crate::files::names::TOKENIZER;
 use std::path::Path;
 
 /// Files of a tokenizer that onebox does not read.

@@ -1,16 +1,11 @@
 //! Where the ranks of a run go on this machine.
 
 use crate::config::{Config, DeviceConfig};
-use crate::run::{gpu, here};
+use crate::layout::{gpu, here};
 use std::sync::OnceLock;
-use topology::{HostBytes, Machine, PciAddress, Placement, RankPlace, Request, Seats, place};
-
-/// Hardware threads that this process may use, cgroup limits counted; 1 where that is unknown. Whoever asks first, before any
-/// thread is bound, asks for all: the system's answer is what the asking thread is bound to.
-pub(crate) fn cores() -> usize {
-    static CORES: OnceLock<usize> = OnceLock::new();
-    *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
-}
+use topology::{
+    HostBytes, Machine, PciAddress, Placement, RankPlace, Request, Seats, cores, place,
+};
 
 /// The machine that this is, looked at once.
 pub(crate) fn this_machine() -> Option<&'static Machine> {

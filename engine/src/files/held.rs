@@ -1,7 +1,8 @@
 //! The directory of a run, as long as it is the one that the run locked.
 
 use super::directory::Directory;
-use super::own::{LOCK, identity, other};
+use super::names::LOCK;
+use super::own::{identity, other};
 use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind, Write};
 use std::path::{Display, Path, PathBuf};
@@ -29,7 +30,7 @@ impl Drop for Held {
 
 impl Held {
     /// `lock` is the locked file in it.
-    pub(super) fn new(directory: Directory, lock: File) -> Self {
+    pub(crate) fn new(directory: Directory, lock: File) -> Self {
         Self { directory, lock: Some(Mutex::new(lock)) }
     }
 

@@ -1,15 +1,12 @@
 //! The files of a run, opened so that nothing else under their names is followed, overwritten or waited for.
 
-use rustix::fs::OFlags;
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-
-/// The lock of a run's directory.
-pub(crate) const LOCK: &str = ".lock";
 
 /// Opens a file that is no link, pipe, socket or directory; never waits for one.
 pub(crate) fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
@@ -34,6 +31,20 @@ pub(super) fn checked(opened: io::Result<File>) -> io::Result<File> {
 /// Opens it for reading.
 pub(crate) fn read(path: &Path) -> io::Result<File> {
     open(path, OpenOptions::new().read(true))
+}
+
+/// A regular file or a directory itself, never what a link leads to, nor a pipe that nobody writes to.
+pub(crate) fn open_at(
+    folder: impl std::os::fd::AsFd,
+    name: &Path,
+    more: OFlags,
+) -> io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC | more;
+    let file = File::from(rustix::fs::openat(folder, name, flags, Mode::empty())?);
+    if !more.contains(OFlags::DIRECTORY) && !file.metadata()?.is_file() {
+        return Err(io::Error::other("not a regular file"));
+    }
+    Ok(file)
 }
 
 pub(super) fn other(why: &str) -> io::Error {

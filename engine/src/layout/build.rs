@@ -3,9 +3,9 @@
 use crate::config::{self, Accumulate, BoxConfig, Config, DeviceConfig, Family, ModelConfig};
 use crate::config::{Master, Moments, OptimizerConfig, OptimizerKind, Transfer, UpdateMode};
 use crate::config::{Packing, ParameterPlace, Placement, Precision, Recompute};
-use crate::run::gpu_room;
-use crate::run::placement::{kernel_threads, virtual_threads};
-use crate::train::batch::BatchLayout;
+use crate::layout::batches::BatchLayout;
+use crate::layout::gpu_room;
+use crate::layout::placement::{kernel_threads, virtual_threads};
 use device::cpu::ScratchFloats;
 use device::{Arena, Dtype, Group, Plan, Tensor, cuda};
 use offload::{BucketOf, Layout, LossScale, Rule, SegmentSpec, Spec, Storage, Sum, chunk_elements};

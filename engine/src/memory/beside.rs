@@ -6,9 +6,9 @@
 //! above its plan, and sometimes under one of 8.6 MiB.
 
 use crate::config::{Config, DeviceConfig};
+use crate::layout::build::Built;
+use crate::layout::here;
 use crate::run::export::window_bytes;
-use crate::run::here;
-use crate::train::build::Built;
 use device::{Arena, letter_bytes};
 
 /// Of the process: what its program and libraries write to, lists, files that wait for the disk.
@@ -21,7 +21,7 @@ const THREAD: u64 = 512 << 10;
 const PAGES_OF_A_TABLE: u64 = 512;
 
 /// Bytes of the host that the processes of this machine take besides the plan, `planned` bytes of their ranks.
-pub(super) fn beside(config: &Config, built: &Built, planned: u64) -> u64 {
+pub(crate) fn beside(config: &Config, built: &Built, planned: u64) -> u64 {
     let (ranks, processes) = (here::ranks(config) as u64, here::processes() as u64);
     let threads = built.scratch.threads.max(1) as u64;
     let of_ranks = ranks * (RANK + threads * THREAD);
@@ -31,7 +31,7 @@ pub(super) fn beside(config: &Config, built: &Built, planned: u64) -> u64 {
 
 /// Bytes of letters between the processes of virtual GPUs, whose ranks do one collective at a time. On GPUs NCCL moves the data, and
 /// letters have a few numbers.
-pub(super) fn letters(config: &Config, built: &Built) -> u64 {
+pub(crate) fn letters(config: &Config, built: &Built) -> u64 {
     if !matches!(config.device, DeviceConfig::Cpu { .. }) {
         return 0;
     }

@@ -1,28 +1,33 @@
 //! What of the host's memory a checkpoint takes while it is written, and in which words that is said.
 
-use super::{Memories, memories};
+use super::{HostNodes, Memories, of_this_machine};
 use crate::config::{CheckpointWriter, Config, UpdateMode};
-use crate::run::here;
-use crate::train::build::{Built, update_mode};
+use crate::layout::build::{Built, update_mode};
+use crate::layout::here;
 use topology::format_bytes;
 
 /// Bytes of host memory in which each rank keeps a copy of its states while it is written; 0 where training waits
 /// instead, or saves nothing.
 pub(crate) fn checkpoint_copy(config: &Config, built: &Built) -> u64 {
-    decided(config, built).copy
+    decided(config, built, &|copy| of_this_machine(config, built, copy)).copy
 }
 
-/// The memories with the copies of states in them, where there are any. `Auto` is decided here and nowhere else: free memory
+/// The memories with the copies of states in them, where there are any; `nodes` has the host's with copies of so many bytes. `Auto` is decided here and nowhere else: free memory
 /// changes from look to look.
-pub(super) fn decided(config: &Config, built: &Built) -> Memories {
-    let with = || memories(config, built, states(config, built));
+pub(crate) fn decided(
+    config: &Config,
+    built: &Built,
+    nodes: &dyn Fn(u64) -> HostNodes,
+) -> Memories {
+    let memories = |copy| Memories::new(config, built, copy, nodes(copy));
+    let with = || memories(states(config, built));
     let auto = match config.train.checkpoint_writer {
         _ if !config.train.saves() || here::is_spread() => None,
         CheckpointWriter::Foreground => None,
         CheckpointWriter::Background => return with(),
         CheckpointWriter::Auto => Some(with()).filter(Memories::host_fits),
     };
-    auto.unwrap_or_else(|| memories(config, built, 0))
+    auto.unwrap_or_else(|| memories(0))
 }
 
 /// fp32 arrays of what a rank owns in a checkpoint: the states, and the gradient of an update that waits.
@@ -37,7 +42,7 @@ fn states(config: &Config, built: &Built) -> u64 {
 }
 
 /// How checkpoints are written, where there are any.
-pub(super) fn saving(config: &Config, built: &Built, memories: &Memories) -> Option<String> {
+pub(crate) fn saving(config: &Config, built: &Built, memories: &Memories) -> Option<String> {
     let needed = format_bytes(states(config, built));
     let why = match config.train.checkpoint_writer {
         _ if !config.train.saves() => return None,

@@ -1,7 +1,7 @@
 //! What real GPUs this machine has, asked once, and whether their hardware queues order the streams of all ranks.
 
-use crate::config::{Config, DeviceConfig};
-use crate::run::here;
+use crate::config::{Config, DeviceConfig, Violation};
+use crate::layout::{gpu_room, here};
 use device::cuda::{Probe, STREAMS_PER_RANK, probe};
 use std::sync::OnceLock;
 use topology::counted;
@@ -18,8 +18,34 @@ pub(crate) fn machine() -> &'static Probe {
     ASKED.get_or_init(probe)
 }
 
+/// The rules that `config` breaks on the GPUs of this machine.
+pub(crate) fn broken(config: &Config) -> Vec<Violation> {
+    if config.device != DeviceConfig::Cuda {
+        return Vec::new();
+    }
+    let all = &machine().gpus;
+    let taken = gpu_room::taken((config.parallel.tensor, config.parallel.data));
+    let oldest = taken.into_iter().filter_map(|gpu| all.get(gpu)).min_by_key(|gpu| gpu.sm);
+    let refusal = oldest.and_then(|gpu| {
+        config.precision.refusal(&format!("GPU {}, {},", gpu.ordinal, gpu.name), gpu.sm)
+    });
+    let values = vec![("parallel.data", "ranks of the run".into()), ("device", "GPUs".into())];
+    let crowded = crowded(config).map(|(message, help)| Violation { message, help, values });
+    refusal.into_iter().chain(crowded).collect()
+}
+
+/// Whether `config` keeps every rule, those of this machine's GPUs included.
+pub(crate) fn is_sound(config: &Config) -> bool {
+    first_broken(config).is_none()
+}
+
+/// The message of the first rule that `config` breaks, those of this machine's GPUs included.
+pub(crate) fn first_broken(config: &Config) -> Option<String> {
+    config.first_broken().or_else(|| broken(config).into_iter().next().map(|one| one.message))
+}
+
 /// Why the hardware queues of the GPUs cannot order the streams of all ranks, and what helps.
-pub(crate) fn crowded(config: &Config) -> Option<(String, String)> {
+fn crowded(config: &Config) -> Option<(String, String)> {
     let gpus = machine().gpus.len();
     if config.device != DeviceConfig::Cuda || gpus == 0 {
         return None;

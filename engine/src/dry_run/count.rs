@@ -1,0 +1,95 @@
+//! Steps without data on a device that runs nothing: what they are counted by, and how few of them say it for many.
+
+use crate::config::{Accumulate, Config, UpdateMode};
+use crate::data::Dataset;
+use crate::layout::build::{Built, first_forward, update_mode};
+use crate::train::trainer::trainer;
+use device::recorder::{self, Totals};
+use device::{Device, Error, Rank};
+use std::sync::Arc;
+use tensor_parallel::Ring;
+
+/// The task that finds nothing to do in most steps: an update ahead of the decision stands.
+pub(crate) const IDLE: &str = "settle_tile";
+
+/// The second step: the first has no update to publish.
+pub(crate) fn count(config: &Config, built: &Built) -> Result<Totals, Error> {
+    let (dev, totals) = recorder::open(first_rank(config), &built.plan, IDLE);
+    let mut before = Totals::default();
+    play(config, built, &dev, &mut || before.clone_from(&totals.borrow()))?;
+    let after = totals.borrow();
+    Ok(Totals {
+        ops: std::array::from_fn(|i| after.ops[i] - before.ops[i]),
+        bytes: std::array::from_fn(|i| after.bytes[i] - before.bytes[i]),
+        flops: after.flops - before.flops,
+    })
+}
+
+pub(crate) fn first_rank(config: &Config) -> Rank {
+    let (tensor, data) = (config.parallel.tensor, config.parallel.data);
+    Rank { tp: 0, tp_size: tensor, dp: 0, dp_size: data }
+}
+
+/// A step like most, without data, on a device that runs nothing, and the one before it; `begins` is called in between.
+pub(crate) fn play(
+    config: &Config,
+    built: &Built,
+    dev: &Device,
+    begins: &mut dyn FnMut(),
+) -> Result<(), Error> {
+    let no_tokens = Arc::new(Dataset::none(config.model.seq_len));
+    let config = &with_steps(config, 2);
+    let mut trainer = trainer(config, built, (&no_tokens, &Arc::default()), dev.rank());
+    built.gpt.write_constants(dev)?;
+    trainer.optimizer.init_blank(dev)?;
+    trainer.loader.prefetch(dev);
+    let first = typical_step(config);
+    for step in first..=first + 1 {
+        if step > first {
+            begins();
+        }
+        dev.begin_step(step);
+        let decided = trainer.train_step(dev, step);
+        dev.sync(decided)?;
+    }
+    Ok(())
+}
+
+/// Micro-batches by which steps of `config` grow alike: parameters that live on the host come up for each group of them.
+pub(crate) fn alike(config: &Config, built: &Built) -> usize {
+    let group = first_forward(config);
+    let in_groups = built.gpt.shape().ring != Ring::NONE && group < built.micro_batches;
+    if in_groups { group } else { 1 }
+}
+
+/// `config`, whose handles are `built`, with another number of micro-batches, more than one, summed at the same place, and with the
+/// same parameters on the GPU.
+pub(crate) fn with_micro_batches(config: &Config, built: &Built, micro_batches: usize) -> Config {
+    let mut config = config.clone();
+    config.batch.global = micro_batches * config.batch.micro * config.parallel.data;
+    let Ring { slots, resident } = built.gpt.shape().ring;
+    if slots > 0 {
+        (config.offload.ring, config.offload.resident_blocks) = (Some(slots), Some(resident));
+    }
+    config.offload.accumulate = match built.sum {
+        offload::Sum::Host => Accumulate::Host,
+        offload::Sum::Device | offload::Sum::InTurns | offload::Sum::None => Accumulate::Device,
+    };
+    config
+}
+
+/// The config of a run of so many steps at least, and one more that the last of them fetches the batch of: a step that is
+/// played of a shorter run finds no batch.
+pub(crate) fn with_steps(config: &Config, steps: u64) -> Config {
+    let mut config = config.clone();
+    config.train.steps = config.train.steps.max(steps + 1);
+    config
+}
+
+/// A step that, like all behind it, leaves its update as most steps of the run do.
+pub(crate) fn typical_step(config: &Config) -> u64 {
+    match update_mode(config) {
+        UpdateMode::Delayed { after_step } => after_step.max(1),
+        _ => 1,
+    }
+}
