@@ -4,8 +4,8 @@ use super::exit::{Failed, code};
 use super::{data, say};
 use crate::checkpoint::inspect::{Summary, differences_of};
 use crate::checkpoint::{
-    self, Checkpoint, CheckpointError, Difference, RunFolder, differences, gone,
-    newest_until, open_named, set_aside,
+    self, Checkpoint, CheckpointError, Difference, RunFolder, differences, gone, newest_until,
+    open_named, set_aside,
 };
 use crate::config::{Loaded, ResumeEffect, Weights, load_of_run};
 use crate::data::{Dataset, Tokenizer};
