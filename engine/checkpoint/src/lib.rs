@@ -20,7 +20,7 @@ mod span;
 pub mod under_way;
 pub mod write;
 
-pub use compare::{Difference, Kind, differences};
+pub use compare::{Difference, differences};
 pub use folder::newest;
 pub use folder::{
     gone, newest_name, newest_step_until, newest_until, open_named, open_step, remove_after,

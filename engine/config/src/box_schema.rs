@@ -1,100 +1,209 @@
-//! Every key of the description of a box: its type, its range, its default, its meaning.
+//! The description of a box.
 
-use super::machine::{self, Told};
+use super::ParallelConfig;
+use super::declare::section;
+use super::machine::{self, TopologyNumber};
+use super::reading::key::Declaration;
 use super::reading::section::{Or, Section};
 use super::reading::value::Interval;
-use super::*;
+use device::sim::Fact;
+use std::sync::Arc;
+use topology::{Machine, counted};
 
-/// Reads the description of a box.
-pub(super) fn described_box(s: &mut Section<'_, '_>, stem: &str) -> BoxConfig {
-    let name = s.text(
-        "name",
-        Or::Derived(stem.into(), "the file's name", &[]),
-        |_| Ok(()),
-        "Name of the box, for messages.",
-    );
-    let topology = s.path_or_none("topology", "The hwloc XML of one machine: it says who shares links, cores and nodes. Without it every GPU has a link of its own.");
-    let machine = machine::read(s, topology.as_deref());
-    let machines = s.uint("machines", 1..=1024, Or::Default(1), "Number of equal machines.");
-    let or = Or::Required("gpus: 16");
-    let doc = "GPUs of all machines together. A topology says it by itself.";
-    let told = Told { key: "gpus", what: "GPU", most: 4096, or, machines, doc };
-    let gpus = machine::number(s, told, machine.as_ref().map(|m| m.gpus.len()));
-    let (or, what) = (Or::Default(1), "NUMA node");
-    let doc =
-        "NUMA nodes of a machine. Without a topology GPUs are dealt to them evenly, in order.";
-    let told = Told { key: "numa_nodes", what, most: 1024, or, machines: 1, doc };
-    let numa_nodes = machine::number(s, told, machine.as_ref().map(|m| m.numa_nodes.len()));
-    let gpu_memory = s.bytes(
-        "gpu_memory",
-        1 << 50,
-        Or::Required("gpu_memory: \"31.7GiB\""),
-        "Usable memory of each GPU.",
-    );
-    let node_memory = s.bytes(
-        "node_memory",
-        1 << 50,
-        Or::Required("node_memory: \"755GiB\""),
-        "Usable memory of each NUMA node.",
-    );
-    BoxConfig {
-        name,
-        gpus,
-        gpu_memory,
-        numa_nodes,
-        node_memory,
-        topology,
-        machine: machine.map(|machine| machine::with_node_memory(machine, node_memory)),
-        machines,
-        network_gb_per_s: rate(s, "network_gb_per_s", "GB/s each way between a machine and the others."),
-        gpu: s.section("gpu", "Rates of each GPU. 0: not known.", gpu),
-        host: s.section("host", "Rates of the host. 0: not known.", |s| HostConfig {
-            node_gb_per_s: rate(s, "node_gb_per_s", "GB/s of the memory channels of each node, from the data sheet."),
-            core_gb_per_s: rate(s, "core_gb_per_s", "GB/s that one core reads and writes."),
-            cores: s.uint("cores", 0..=100_000, Or::Default(0), "Cores of a machine. Used without `topology`."),
-            link_gb_per_s: rate(s, "link_gb_per_s", "GB/s each way of each GPU's link. Used without `topology`."),
-        }),
-        measured: s.section("measured", "What the cores of a machine reach as virtual GPUs, as `onebox bench --save-box` writes it.", measured),
+section! {
+    /// A described box (`configs/boxes/*.ron`): `(name: "DGX-2", gpus: 16, gpu_memory: "31.7GiB",
+    /// numa_nodes: 2, node_memory: "755GiB", ..)`. `plan` needs no more; `simulate` needs the rates. A rate of 0 is
+    /// not known.
+    #[derive(Clone, Debug, Default, PartialEq)]
+    pub struct BoxConfig, read(s, stem: &str) {
+        /// Name of the box, for messages.
+        name: String = text(Or::Derived(stem.into(), "the file's name", &[]), |_| Ok(()));
+        /// The hwloc XML of one machine: it says who shares links, cores and nodes. Without it every GPU has a link of
+        /// its own.
+        topology: Option<String> = path(Or::Default(None));
+
+        let described = machine::read(s, topology.as_deref());
+        /// Number of equal machines.
+        machines: usize = uint(1..=1024, Or::Default(1));
+        /// GPUs of all machines together. A topology says it by itself.
+        gpus: usize = counted(TopologyNumber {
+            what: "GPU", most: 4096, or: Or::Required("gpus: 16"), machines,
+            per_machine: described.as_ref().map(|m| m.gpus.len()),
+        });
+        /// NUMA nodes of a machine. Without a topology GPUs are dealt to them evenly, in order.
+        numa_nodes: usize = counted(TopologyNumber {
+            what: "NUMA node", most: 1024, or: Or::Default(1), machines: 1,
+            per_machine: described.as_ref().map(|m| m.numa_nodes.len()),
+        });
+        /// Usable memory of each GPU.
+        gpu_memory: u64 = bytes(1 << 50, Or::Required("gpu_memory: \"31.7GiB\""));
+        /// Usable memory of each NUMA node.
+        node_memory: u64 = bytes(1 << 50, Or::Required("node_memory: \"755GiB\""));
+        /// What the XML describes.
+        machine: Option<Arc<Machine>> = not_a_key(described.map(|machine| machine::with_node_memory(machine, node_memory)));
+        /// GB/s each way between a machine and the others.
+        network_gb_per_s: f32 = rate();
+        /// Rates of each GPU. 0: not known.
+        gpu: GpuConfig = section(|s| {
+            s.removed("fused_attention", "`sm` says which kernels attention has, and what they take follows from these");
+            GpuConfig::read(s)
+        });
+        /// Rates of the host. 0: not known.
+        host: HostConfig = section(HostConfig::read);
+        /// What the cores of a machine reach as virtual GPUs, as `onebox bench --save-box` writes it.
+        measured: Option<MeasuredConfig> = section(|s| {
+            let measured = MeasuredConfig::read(s);
+            (measured.cores > 0).then_some(measured)
+        });
     }
 }
 
-fn gpu(s: &mut Section<'_, '_>) -> GpuConfig {
-    s.removed(
-        "fused_attention",
-        "`sm` says which kernels attention has, and what they take follows from these",
-    );
-    GpuConfig {
-            gemm_tflops: rate(s, "gemm_tflops", "TFLOPS of large 16-bit matrix products with fp32 sums, sustained, as published measurements have it."),
-            fp32_tflops: rate(s, "fp32_tflops", "TFLOPS of fp32 arithmetic, from the data sheet."),
-            memory_gb_per_s: rate(s, "memory_gb_per_s", "GB/s of the GPU's memory, from the data sheet."),
-            peer_gb_per_s: rate(s, "peer_gb_per_s", "GB/s each way between two GPUs of a machine, as NVLink. 0: what goes between them takes the links to the host. Used without `topology`."),
-            processors: s.uint_or_unknown("processors", 4..=1_000, "Multiprocessors."),
-            sm: s.uint_or_unknown("sm", 70..=200, "Compute capability: 70 for V100, 90 for H100. It says what kernels attention has, so a simulation needs it. 0: not known.") as u32,
-            as_of_2020: s.flag("as_of_2020", false, "Software as the authors of ZeRO-Offload had it in 2020, to compare with."),
-            as_of_2020_without: facts(s),
+section! {
+    /// Rates of a GPU.
+    #[derive(Clone, Debug, Default, PartialEq)]
+    pub struct GpuConfig, read(s) {
+        /// TFLOPS of large 16-bit matrix products with fp32 sums, sustained, as published measurements have it.
+        gemm_tflops: f32 = rate();
+        /// TFLOPS of fp32 arithmetic, from the data sheet.
+        fp32_tflops: f32 = rate();
+        /// GB/s of the GPU's memory, from the data sheet.
+        memory_gb_per_s: f32 = rate();
+        /// GB/s each way between two GPUs of a machine, as NVLink. 0: what goes between them takes the links to the
+        /// host. Used without `topology`.
+        peer_gb_per_s: f32 = rate();
+        /// Multiprocessors.
+        processors: usize = uint_or_unknown(4..=1_000);
+        /// Compute capability: 70 for V100, 90 for H100. It says what kernels attention has, so a simulation needs it.
+        /// 0: not known.
+        sm: u32 = uint_or_unknown(70..=200);
+        /// Software as the authors of ZeRO-Offload had it in 2020, to compare with.
+        as_of_2020: bool = flag(Or::Default(false));
+        /// What of the software of 2020 is left out, to see what it changes.
+        as_of_2020_without: Vec<Fact> = facts();
+    }
+}
+
+section! {
+    /// Rates of a host.
+    #[derive(Clone, Debug, Default, PartialEq)]
+    pub struct HostConfig, read(s) {
+        /// GB/s of the memory channels of each node, from the data sheet.
+        node_gb_per_s: f32 = rate();
+        /// GB/s that one core reads and writes.
+        core_gb_per_s: f32 = rate();
+        /// Cores of a machine. Used without `topology`.
+        cores: usize = uint(0..=100_000, Or::Default(0));
+        /// GB/s each way of each GPU's link. Used without `topology`.
+        link_gb_per_s: f32 = rate();
+    }
+}
+
+impl Section<'_, '_> {
+    /// A rate that may be unknown.
+    fn rate(&mut self, key: Declaration) -> f32 {
+        self.float(key, Interval::closed(0.0, 1e6), Or::Default(0.0))
+    }
+
+    /// What of 2020 is left out: `"pageable scores"`.
+    fn facts(&mut self, key: Declaration) -> Vec<Fact> {
+        let known = |text: &str| {
+            let all = text.split_whitespace().all(|name| Fact::named(name).is_some());
+            all.then_some(()).ok_or(
+                "these are words of: scores heads small_kernels pageable one_copier adam_rate unscaling",
+            )
+        };
+        let names = self.text(key, Or::Default(String::new()), known);
+        names.split_whitespace().filter_map(Fact::named).collect()
+    }
+
+    /// The arithmetic of a core, and the bytes that it takes beside that.
+    fn flops_and_bytes(&mut self, flops: &'static str, bytes: &'static str) -> [f32; 2] {
+        let flops = Declaration::new(flops, "GFLOPS of one core.");
+        let bytes = Declaration::new(bytes, "GB/s of the operands, after the arithmetic.");
+        [flops, bytes].map(|key| self.rate(key))
+    }
+
+    /// A rate of each op of [`MEASURED_OPS`].
+    fn ops(&mut self, key: &'static str, doc: &'static str) -> [f32; MEASURED_OPS.len()] {
+        self.section(Declaration::new(key, doc), |s| {
+            MEASURED_OPS.map(|name| s.rate(Declaration::new(name, "GB/s of this op.")))
+        })
+    }
+
+    /// A field of the struct that follows from keys, and is none.
+    fn not_a_key<T>(&mut self, _: Declaration, value: T) -> T {
+        value
+    }
+}
+
+impl BoxConfig {
+    /// The same box with other memory in each GPU and on each node.
+    pub(crate) fn with_memory(&self, gpu_memory: u64, node_memory: u64) -> Self {
+        let machine = self.machine.clone();
+        let machine = machine.map(|machine| machine::with_node_memory(machine, node_memory));
+        Self { gpu_memory, node_memory, machine, ..self.clone() }
+    }
+
+    /// Ranks of each machine under a grid: all of them, where one machine has the GPUs.
+    ///
+    /// # Errors
+    /// In words, why the grid and the machines do not go together.
+    pub fn ranks_per_machine(&self, grid: &ParallelConfig) -> Result<usize, String> {
+        let (tensor, data) = (grid.tensor, grid.data);
+        let (world, of_one) = (tensor * data, self.gpus / self.machines);
+        if !self.gpus.is_multiple_of(self.machines) {
+            return Err(format!(
+                "{} on {} do not divide",
+                counted(self.gpus, "GPU"),
+                counted(self.machines, "machine")
+            ));
         }
+        if world <= of_one {
+            return Ok(world);
+        }
+        if !world.is_multiple_of(of_one) || !of_one.is_multiple_of(tensor) {
+            return Err(format!(
+                "{world} ranks in groups of {tensor} do not fill machines of {}",
+                counted(of_one, "GPU")
+            ));
+        }
+        Ok(of_one)
+    }
 }
 
-/// What of 2020 is left out: `"pageable scores"`.
-fn facts(s: &mut Section<'_, '_>) -> Vec<Fact> {
-    let known = |text: &str| {
-        let all = text.split_whitespace().all(|name| Fact::named(name).is_some());
-        all.then_some(()).ok_or(
-            "these are words of: scores heads small_kernels pageable one_copier adam_rate unscaling",
-        )
-    };
-    let names = s.text(
-        "as_of_2020_without",
-        Or::Default(String::new()),
-        known,
-        "What of the software of 2020 is left out, to see what it changes.",
-    );
-    names.split_whitespace().filter_map(Fact::named).collect()
-}
+section! {
+    /// What cores reach as virtual GPUs, one core while the others work too.
+    #[derive(Clone, Debug, Default, PartialEq)]
+    pub struct MeasuredConfig, read(s) {
+        /// Cores. 0: nothing was measured.
+        cores: usize = uint(0..=100_000, Or::Default(0));
 
-/// A rate that may be unknown.
-fn rate(s: &mut Section<'_, '_>, key: &'static str, doc: &'static str) -> f32 {
-    s.float(key, Interval::closed(0.0, 1e6), Or::Default(0.0), doc)
+        let of_16 = s.flops_and_bytes("gemm_gflops_16", "gemm_gb_per_s_16");
+        let of_32 = s.flops_and_bytes("gemm_gflops_32", "gemm_gb_per_s_32");
+        /// Matrix products, 16-bit and 32-bit storage: GFLOPS, and GB/s of their operands, one after the other.
+        gemm: [[f32; 2]; 2] = not_a_key([of_16, of_32]);
+
+        let forward = s.flops_and_bytes("attention_gflops", "attention_gb_per_s");
+        let backward = s.flops_and_bytes("attention_backward_gflops", "attention_backward_gb_per_s");
+        /// Attention, forward and backward: likewise.
+        attention: [[f32; 2]; 2] = not_a_key([forward, backward]);
+
+        let of_16 = s.ops("gb_per_s_16", "Ops on 16-bit storage. 0: not measured.");
+        let of_32 = s.ops("gb_per_s_32", "Ops on 32-bit storage. 0: not measured.");
+        let pairs = of_16.into_iter().zip(of_32).map(|(a, b)| [a, b]);
+        /// GB/s by op, 16-bit and 32-bit storage; 0: not measured.
+        ops_gb_per_s: Vec<(&'static str, [f32; 2])> = not_a_key(MEASURED_OPS.into_iter().zip(pairs).collect());
+        /// Microseconds until the threads of a rank share an op.
+        thread_us: f32 = rate();
+        /// What each further core adds to the first core of a rank.
+        thread_share: f32 = float(Interval::closed(0.0, 1.0), Or::Default(1.0));
+        /// GB/s of an op that is not listed.
+        other_gb_per_s: f32 = rate();
+        /// Microseconds that any op takes.
+        op_us: f32 = rate();
+        /// Microseconds until ranks have met.
+        meeting_us: f32 = rate();
+    }
 }
 
 /// Ops of virtual GPUs whose speed `bench --save-box` measures.
@@ -129,44 +238,3 @@ pub const MEASURED_OPS: [&str; 29] = [
     "accumulate",
     "adam_tile",
 ];
-
-fn measured(s: &mut Section<'_, '_>) -> Option<MeasuredConfig> {
-    let cores = s.uint("cores", 0..=100_000, Or::Default(0), "Cores. 0: nothing was measured.");
-    let pair = |s: &mut Section<'_, '_>, [flops, bytes]: [&'static str; 2]| {
-        [
-            rate(s, flops, "GFLOPS of one core."),
-            rate(s, bytes, "GB/s of the operands, after the arithmetic."),
-        ]
-    };
-    let gemm = [
-        pair(s, ["gemm_gflops_16", "gemm_gb_per_s_16"]),
-        pair(s, ["gemm_gflops_32", "gemm_gb_per_s_32"]),
-    ];
-    let attention = [
-        pair(s, ["attention_gflops", "attention_gb_per_s"]),
-        pair(s, ["attention_backward_gflops", "attention_backward_gb_per_s"]),
-    ];
-    let ops = |s: &mut Section<'_, '_>| MEASURED_OPS.map(|name| rate(s, name, "GB/s of this op."));
-    let of_16 = s.section("gb_per_s_16", "Ops on 16-bit storage. 0: not measured.", ops);
-    let of_32 = s.section("gb_per_s_32", "Ops on 32-bit storage. 0: not measured.", ops);
-    let measured = MeasuredConfig {
-        cores,
-        thread_us: rate(s, "thread_us", "Microseconds until the threads of a rank share an op."),
-        thread_share: s.float(
-            "thread_share",
-            Interval::closed(0.0, 1.0),
-            Or::Default(1.0),
-            "What each further core adds to the first core of a rank.",
-        ),
-        gemm,
-        attention,
-        ops_gb_per_s: MEASURED_OPS
-            .into_iter()
-            .zip(of_16.into_iter().zip(of_32).map(|(a, b)| [a, b]))
-            .collect(),
-        other_gb_per_s: rate(s, "other_gb_per_s", "GB/s of an op that is not listed."),
-        op_us: rate(s, "op_us", "Microseconds that any op takes."),
-        meeting_us: rate(s, "meeting_us", "Microseconds until ranks have met."),
-    };
-    (cores > 0).then_some(measured)
-}

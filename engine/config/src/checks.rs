@@ -13,7 +13,7 @@ use topology::counted;
 const MOST_SAMPLES: u64 = 1 << 31;
 
 /// What must hold between keys.
-const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Broken>; 45] {
+const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Violation>; 45] {
     [
         Checks::heads_over_ranks,
         Checks::parts_of_gpt2,
@@ -73,7 +73,7 @@ pub(super) fn all(reader: &mut Reader, config: &Config, of_machine: &MachineRule
     };
     for broken in rules().into_iter().filter_map(|rule| rule(&checks)).chain(of_gpus) {
         if broken.values.iter().all(|(key, _)| reader.ok(&[key])) {
-            let Broken { message, help, values } = broken;
+            let Violation { message, help, values } = broken;
             let key = values.first().map_or("", |(key, _)| key).to_string();
             let spots = values.into_iter().map(|(key, label)| reader.spot(key, label)).collect();
             reader.problems.push(Problem { key, message, help, spots });
@@ -96,11 +96,11 @@ impl Config {
 }
 
 /// The rules that a config breaks on the machine that loads it: who loads it to train there gives them.
-pub type MachineRules<'a> = dyn Fn(&Config) -> Vec<Broken> + 'a;
+pub type MachineRules<'a> = dyn Fn(&Config) -> Vec<Violation> + 'a;
 
 /// A rule that does not hold.
 #[derive(Debug)]
-pub struct Broken {
+pub struct Violation {
     /// What is wrong, with the values and the arithmetic.
     pub message: String,
     /// What to do.
@@ -109,35 +109,59 @@ pub struct Broken {
     pub values: Vec<(&'static str, String)>,
 }
 
-/// A key, its value, and one of what it counts.
-pub(super) type Count = (&'static str, u64, &'static str);
+/// How the value of a key breaks a rule together with that of another.
+pub(super) struct Clash {
+    pub(super) message: &'static str,
+    pub(super) help: &'static str,
+    pub(super) key: &'static str,
+    /// What its value means here.
+    pub(super) meaning: &'static str,
+}
+
+/// The value of a key.
+#[derive(Clone, Copy)]
+pub(super) struct Count {
+    pub(super) key: &'static str,
+    pub(super) number: u64,
+    /// One of what it counts.
+    pub(super) thing: &'static str,
+}
+
+impl Count {
+    fn words(self) -> String {
+        counted(self.number, self.thing)
+    }
+}
 
 /// `total` things that have to be dealt evenly to `parts`.
-pub(super) struct Deal {
+pub(super) struct EvenSplit {
     pub(super) total: Count,
     pub(super) parts: Count,
 }
 
-impl Deal {
-    pub(super) fn check(&self) -> Option<Broken> {
-        let ((key, total, thing), (part_key, parts, taker)) = (self.total, self.parts);
+impl EvenSplit {
+    pub(super) fn check(&self) -> Option<Violation> {
+        let (total, parts) = (self.total.number, self.parts.number);
         if parts == 0 || total.is_multiple_of(parts) {
             return None;
         }
+        let [of_total, of_parts] = [self.total, self.parts].map(Count::words);
         let message = format!(
             "{} cannot be split evenly over {}: {}",
-            counted(total, thing),
-            counted(parts, taker),
+            of_total,
+            of_parts,
             remainder(total, parts)
         );
         let divisors = nearest_divisors(total, parts);
         let help = format!(
-            "`{key}` could be {}, or `{part_key}` {}",
+            "`{}` could be {}, or `{}` {}",
+            self.total.key,
             nearest_multiples(total, parts),
+            self.parts.key,
             either(&divisors)
         );
-        let values = vec![(key, counted(total, thing)), (part_key, counted(parts, taker))];
-        Some(Broken { message, help, values })
+        let values = vec![(self.total.key, of_total), (self.parts.key, of_parts)];
+        Some(Violation { message, help, values })
     }
 }
 
@@ -148,21 +172,21 @@ pub(super) struct Checks<'a> {
 }
 
 impl Checks<'_> {
-    fn something_is_left(&self) -> Option<Broken> {
+    fn something_is_left(&self) -> Option<Violation> {
         let train = &self.config.train;
         let nothing = train.weights == WeightsPolicy::Never && !train.saves();
-        nothing.then(|| Broken {
+        nothing.then(|| Violation {
             message: "neither weights nor checkpoints are written, so nothing of the training would be left".into(),
             help: "use `Complete`, or set `train.checkpoint_overhead` or `train.checkpoint_every`".into(),
             values: vec![("train.weights", "writes no weights".into())],
         })
     }
 
-    fn place_of_sums(&self) -> Option<Broken> {
+    fn place_of_sums(&self) -> Option<Violation> {
         let offload = &self.config.offload;
         let apart =
             offload.optimizer == Placement::Device && offload.accumulate == Accumulate::Host;
-        apart.then(|| Broken {
+        apart.then(|| Violation {
             message: "gradients cannot be summed on the host for an optimizer on the device".into(),
             help: "use `Auto` or `Device`, or put the optimizer on the `Host`".into(),
             values: vec![
@@ -172,68 +196,69 @@ impl Checks<'_> {
         })
     }
 
-    /// A rule that `Blocking` breaks together with the value of `key`.
-    fn blocking(
-        &self,
-        broken: bool,
-        why: (&str, &str),
-        other: (&'static str, &str),
-    ) -> Option<Broken> {
+    /// A rule that `Blocking` breaks together with the value of another key.
+    fn blocking(&self, broken: bool, clash: &Clash) -> Option<Violation> {
         let blocking = self.config.offload.transfer == Transfer::Blocking;
-        (blocking && broken).then(|| Broken {
-            message: format!("`Blocking` {}", why.0),
-            help: why.1.into(),
+        (blocking && broken).then(|| Violation {
+            message: format!("`Blocking` {}", clash.message),
+            help: clash.help.into(),
             values: vec![
                 ("offload.transfer", "as DeepSpeed in 2020".into()),
-                (other.0, other.1.into()),
+                (clash.key, clash.meaning.into()),
             ],
         })
     }
 
-    fn blocking_update(&self) -> Option<Broken> {
+    fn blocking_update(&self) -> Option<Violation> {
         let other = self.config.offload.update != UpdateMode::Serial;
-        let why = (
-            "overlaps nothing: its update is over before the next step begins",
-            "set `offload.update` to `Serial`, or leave `offload.transfer` out",
-        );
-        self.blocking(other, why, ("offload.update", "runs under the next step"))
+        let clash = Clash {
+            message: "overlaps nothing: its update is over before the next step begins",
+            help: "set `offload.update` to `Serial`, or leave `offload.transfer` out",
+            key: "offload.update",
+            meaning: "runs under the next step",
+        };
+        self.blocking(other, &clash)
     }
 
-    fn blocking_sums(&self) -> Option<Broken> {
+    fn blocking_sums(&self) -> Option<Violation> {
         let device = self.config.offload.accumulate == Accumulate::Device;
-        let why = (
-            "keeps the sum of micro-batches in host memory",
-            "set `offload.accumulate` to `Auto` or `Host`, or leave `offload.transfer` out",
-        );
-        self.blocking(device, why, ("offload.accumulate", "sums stay on the device"))
+        let clash = Clash {
+            message: "keeps the sum of micro-batches in host memory",
+            help: "set `offload.accumulate` to `Auto` or `Host`, or leave `offload.transfer` out",
+            key: "offload.accumulate",
+            meaning: "sums stay on the device",
+        };
+        self.blocking(device, &clash)
     }
 
-    fn blocking_placement(&self) -> Option<Broken> {
+    fn blocking_placement(&self) -> Option<Violation> {
         let device = self.config.offload.optimizer != Placement::Host;
-        let why = (
-            "is a way to the host, where not all updates are",
-            "put the optimizer on the `Host`, or leave `offload.transfer` out",
-        );
-        self.blocking(device, why, ("offload.optimizer", "the optimizer on the device"))
+        let clash = Clash {
+            message: "is a way to the host, where not all updates are",
+            help: "put the optimizer on the `Host`, or leave `offload.transfer` out",
+            key: "offload.optimizer",
+            meaning: "the optimizer on the device",
+        };
+        self.blocking(device, &clash)
     }
 
-    fn checkpoints(&self) -> Option<Broken> {
+    fn checkpoints(&self) -> Option<Violation> {
         let Config { partition_checkpoints, host_checkpoints, recompute, .. } = *self.config;
         let (key, verb, asks) = match (partition_checkpoints, host_checkpoints) {
             (true, _) => ("partition_checkpoints", "partition", "shares of the blocks' inputs"),
             (_, true) => ("host_checkpoints", "keep on the host", "the blocks' inputs there"),
             (false, false) => return None,
         };
-        (recompute != Recompute::Block).then(|| Broken {
+        (recompute != Recompute::Block).then(|| Violation {
             message: format!("there are no checkpoints to {verb}: no block is recomputed"),
             help: format!("set `recompute` to `Block`, or leave `{key}` out"),
             values: vec![(key, format!("asks for {asks}")), ("recompute", recompute.kept().into())],
         })
     }
 
-    fn checkpoints_split_once(&self) -> Option<Broken> {
+    fn checkpoints_split_once(&self) -> Option<Violation> {
         let Config { partition_checkpoints, parallel, .. } = self.config;
-        (*partition_checkpoints && parallel.sequence).then(|| Broken {
+        (*partition_checkpoints && parallel.sequence).then(|| Violation {
             message: "`parallel.sequence` splits the checkpoints over the tensor-parallel ranks \
                       already"
                 .into(),
@@ -247,14 +272,14 @@ impl Checks<'_> {
         })
     }
 
-    fn tokens_over_ranks(&self) -> Option<Broken> {
+    fn tokens_over_ranks(&self) -> Option<Violation> {
         let Config { parallel, model, batch, .. } = self.config;
         let (micro, seq_len) = (batch.micro as u64, model.seq_len as u64);
         let (tokens, ranks) = (micro * seq_len, parallel.tensor as u64);
         if !parallel.sequence || ranks == 0 || tokens.is_multiple_of(ranks) {
             return None;
         }
-        Some(Broken {
+        Some(Violation {
             message: format!(
                 "micro {micro} x seq_len {seq_len} = {tokens} tokens cannot be split evenly over \
                  {ranks} tensor-parallel ranks: {}",
@@ -273,7 +298,7 @@ impl Checks<'_> {
         })
     }
 
-    fn world(&self) -> Option<Broken> {
+    fn world(&self) -> Option<Violation> {
         let (tensor, data) = (self.config.parallel.tensor, self.config.parallel.data);
         let world = tensor * data;
         let grid = format!("tensor {tensor} x data {data} = {}", counted(world, "rank"));
@@ -300,7 +325,7 @@ impl Checks<'_> {
                 (format!("the box has {}, but {grid}", counted(gpus, "GPU")), help)
             }
             DeviceConfig::Sim { box_, .. } => {
-                let why = box_.ranks_per_machine(self.config).err()?;
+                let why = box_.ranks_per_machine(&self.config.parallel).err()?;
                 let of_one = box_.gpus / box_.machines;
                 let help = if box_.gpus.is_multiple_of(box_.machines) {
                     format!(
@@ -314,15 +339,15 @@ impl Checks<'_> {
             }
             _ => return None,
         };
-        Some(Broken { message, help, values })
+        Some(Violation { message, help, values })
     }
 
-    fn global_batch(&self) -> Option<Broken> {
+    fn global_batch(&self) -> Option<Violation> {
         let (global, micro) = (self.config.batch.global as u64, self.config.batch.micro as u64);
         let data = self.config.parallel.data as u64;
         let pass = micro * data;
         if pass > MOST_SAMPLES {
-            return Some(Broken {
+            return Some(Violation {
                 message: format!("micro {micro} x data {data} = {pass} samples, more than 2^31"),
                 help: "use a smaller `batch.micro`".into(),
                 values: vec![
@@ -334,7 +359,7 @@ impl Checks<'_> {
         if pass == 0 || global.is_multiple_of(pass) {
             return None;
         }
-        Some(Broken {
+        Some(Violation {
             message: format!(
                 "a global batch of {} is no multiple of micro {micro} x data {data} \
                  = {pass}: {}",
@@ -350,12 +375,12 @@ impl Checks<'_> {
         })
     }
 
-    fn stable_steps(&self) -> Option<Broken> {
+    fn stable_steps(&self) -> Option<Violation> {
         let ScheduleConfig { kind, warmup_steps: first, decay_steps: last, .. } =
             self.config.schedule;
         let ScheduleKind::Wsd { stable_until: until } = kind else { return None };
         let outside = first <= last && !(first..=last).contains(&until);
-        outside.then(|| Broken {
+        outside.then(|| Violation {
             message: format!("the last step at the peak, {until}, is not from {first} to {last}"),
             help: "choose a step from the end of the warm-up to `decay_steps`".into(),
             values: vec![
@@ -366,9 +391,9 @@ impl Checks<'_> {
         })
     }
 
-    fn schedule_length(&self) -> Option<Broken> {
+    fn schedule_length(&self) -> Option<Violation> {
         let (warmup, decay) = (self.config.schedule.warmup_steps, self.config.schedule.decay_steps);
-        (warmup > decay).then(|| Broken {
+        (warmup > decay).then(|| Violation {
             message: format!(
                 "the warm-up of {warmup} steps is longer than the whole schedule of {decay}"
             ),
@@ -380,9 +405,9 @@ impl Checks<'_> {
         })
     }
 
-    fn least_rate(&self) -> Option<Broken> {
+    fn least_rate(&self) -> Option<Violation> {
         let (min_lr, lr) = (self.config.schedule.min_lr, self.config.optimizer.lr);
-        (min_lr > lr).then(|| Broken {
+        (min_lr > lr).then(|| Violation {
             message: format!("the least rate {min_lr:?} is above the peak rate {lr:?}"),
             help: format!("choose at most {lr:?}, or leave it out for lr / 10"),
             values: vec![
@@ -392,7 +417,7 @@ impl Checks<'_> {
         })
     }
 
-    fn loss_scale(&self) -> Option<Broken> {
+    fn loss_scale(&self) -> Option<Violation> {
         let scale = &self.config.loss_scale;
         let (initial, floor) = (float_text(scale.initial), float_text(scale.floor));
         let at_start = ("loss_scale.initial", "at step 1".to_string());
@@ -400,9 +425,9 @@ impl Checks<'_> {
             let below = scale.initial.log2().floor().exp2();
             let message = format!("must be a power of two, found {initial}");
             let help = format!("use {below:?} or {:?}", 2.0 * below);
-            return Some(Broken { message, help, values: vec![at_start] });
+            return Some(Violation { message, help, values: vec![at_start] });
         }
-        (scale.initial < scale.floor).then(|| Broken {
+        (scale.initial < scale.floor).then(|| Violation {
             message: format!("the initial scale {initial} is below the floor {floor}"),
             help: format!("start at {floor} or above, or lower the floor"),
             values: vec![at_start, ("loss_scale.floor", "the floor".into())],

@@ -1,27 +1,90 @@
 //! Where tokens come from.
 
-use serde::{Serialize, Serializer};
+use super::declare::{choice, section};
+use super::reading::section::Or;
+use super::reading::sources::Entries;
+use super::reading::value::Interval;
+use super::sources::Sources;
+use serde::Serialize;
 
-/// How bytes of the files become tokens.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub enum DataFormat {
-    /// Text, one token per byte or what `tokenizer` makes of it. A file that seems to be something else is refused.
-    Auto,
-    /// The same for files of any kind.
-    Bytes,
-    /// Little-endian 16-bit tokens.
-    U16,
-    /// Little-endian 32-bit tokens.
-    U32,
-    /// Token files of Megatron, each with its index beside it, which says what the tokens are.
-    Megatron,
-    /// JSON lines: each is an object with a text.
-    Jsonl {
-        /// The key of the text.
-        text: String,
-    },
-    /// JSON lines: each is a chat, of which only the assistant's answers count.
-    Chat,
+section! {
+    /// Where tokens come from.
+    #[derive(Clone, Debug, PartialEq, Serialize)]
+    pub struct DataConfig, read(s, beside_model: Option<String>) {
+        /// File, directory or glob to train on, or several with their shares of the samples. Relative to the config
+        /// file; in `--set` to the working directory. `train` needs it, `plan` does not.
+        #[serde(skip_serializing_if = "Sources::is_empty")]
+        train: Sources = sources(Entries::Weighed), resume: Experiment;
+        /// The same for evaluations; each of several has a loss of its own. None: the last `validation_fraction` of `train`.
+        validation: Sources = sources(Entries::Named), resume: Experiment;
+        /// `Auto`: text, and a file that seems to be something else is refused. `Bytes`: files of any kind. `U16`,
+        /// `U32`: little-endian token files. `Megatron`: a `.bin` with its `.idx` beside it, by either name or by what
+        /// the names have in common. `Jsonl`: JSON lines with a text each. `Chat`: JSON lines with `messages` each, or
+        /// `prompt` and `completion`; only answers count.
+        format: DataFormat = choice(Or::Default(DataFormat::Auto)), resume: Experiment;
+        /// A `tokenizer.json` for text, or the folder of one. None: a byte is a token. With `format` `U16`, `U32` and
+        /// `Megatron` the one that made the tokens, which the run keeps for `generate`, `export` and `data show`. With
+        /// `model.from` the one of its folder where this is left out; where that has none, text is refused for its
+        /// weights unless the `None` is written.
+        tokenizer: Option<String> = path(tokenizer(beside_model)), resume: Experiment;
+        /// Share of `train` that is held out where there is no `validation`.
+        validation_fraction: f32 = float(Interval::above(0.0, 0.5), Or::Default(0.1)), resume: Experiment;
+        /// The sample. `Windows`: `model.seq_len` tokens of all documents side by side. `Documents`: documents of
+        /// `Jsonl`, `Chat` or `Megatron` side by side, each of which sees itself alone. `None`: one of them, and
+        /// padding behind it.
+        packing: Packing = choice(match format {
+            DataFormat::Chat => Or::Derived(Packing::None, "chats are samples", &["data.format"]),
+            _ => Or::Default(Packing::Windows),
+        }), resume: Experiment;
+        /// With `packing: Documents` and `None`, a document of more than `model.seq_len` + 1 tokens is cut there.
+        /// `false`: it is left out, and counted; one of `Jsonl` or `Megatron` with `packing: Documents` is divided.
+        truncate: bool = flag(Or::Default(false)), resume: Experiment;
+        /// With `Chat`, the first message of each chat that has none of the system. Empty: none.
+        system: String = text(Or::Default(String::new()), |_| Ok(())), resume: Experiment;
+        /// What the text of a control token, such as `<|im_end|>`, is in the texts of `Jsonl`, and in `prompt` and
+        /// `completion` of `Chat` where these are texts. `Text`: text, which controls nothing. `Parsed`: the token, for
+        /// chats that a template has rendered; a text that ends with a control token gets no other end. Messages of
+        /// `Chat` are always text; files of plain text are always parsed.
+        control_tokens: ControlTokens = choice(Or::Default(ControlTokens::Text)), resume: Experiment;
+
+        // Versions without the key knew nothing else.
+        let usual = if s.reader.stored { DataOrder::Random } else { DataOrder::Shuffled };
+        /// `Shuffled`: epochs, each of which has every window of `model.seq_len` tokens once. `Random`: each sample
+        /// starts anywhere.
+        order: DataOrder = choice(Or::Default(usual)), resume: Experiment;
+    }
+}
+
+/// The default of `data.tokenizer`.
+fn tokenizer(beside_model: Option<String>) -> Or<Option<String>> {
+    match beside_model {
+        Some(path) => Or::Derived(Some(path), "beside config.json", &["model.from"]),
+        None => Or::Default(None),
+    }
+}
+
+choice! {
+    /// How bytes of the files become tokens.
+    #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+    pub enum DataFormat {
+        /// Text, one token per byte or what `tokenizer` makes of it. A file that seems to be something else is refused.
+        Auto,
+        /// The same for files of any kind.
+        Bytes,
+        /// Little-endian 16-bit tokens.
+        U16,
+        /// Little-endian 32-bit tokens.
+        U32,
+        /// Token files of Megatron, each with its index beside it, which says what the tokens are.
+        Megatron,
+        /// JSON lines: each is an object with a text.
+        Jsonl["(text: \"text\")"] {
+            /// The key of the text in a row.
+            text: String = text(Or::Default("text".into()), |_| Ok(()));
+        },
+        /// JSON lines: each is a chat, of which only the assistant's answers count.
+        Chat,
+    }
 }
 
 impl DataFormat {
@@ -56,112 +119,37 @@ impl DataFormat {
     }
 }
 
-/// The kind of a sample.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub enum Packing {
-    /// A window of `seq_len` tokens of all documents side by side.
-    Windows,
-    /// Documents side by side, each of which sees itself alone, and padding behind them.
-    Documents,
-    /// A document, and padding behind it.
-    None,
-}
-
-/// What the text of a control token is in a text that no chat template makes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub enum ControlTokens {
-    /// Text, which controls nothing.
-    Text,
-    /// The token.
-    Parsed,
-}
-
-/// In which order a run takes its samples.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub enum DataOrder {
-    /// Epochs: each has every window of `seq_len` tokens once, in an order of its own.
-    Shuffled,
-    /// Every sample starts anywhere, as chance has it.
-    Random,
-}
-
-/// A data set.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Source {
-    /// Its name in reports; absent: that of its file.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub name: Option<String>,
-    /// File, directory or glob, made absolute (relative to the config file, or to the working
-    /// directory from `--set`).
-    pub path: String,
-    /// Its share of the samples, by the sum of all weights. Default 1.
-    #[serde(skip_serializing_if = "is_one")]
-    pub weight: f32,
-}
-
-#[expect(
-    clippy::trivially_copy_pass_by_ref,
-    clippy::float_cmp,
-    reason = "serde calls it; 1 is exact"
-)]
-fn is_one(weight: &f32) -> bool {
-    *weight == 1.0
-}
-
-/// Data sets. None: the config leaves them out.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Sources(pub Vec<Source>);
-
-impl Sources {
-    /// One of all that a text names.
-    pub fn one(path: String) -> Self {
-        Self(vec![Source { name: None, path, weight: 1.0 }])
-    }
-
-    /// Whether the config leaves them out.
-    pub const fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// Their paths.
-    pub fn paths(&self) -> impl Iterator<Item = &str> {
-        self.0.iter().map(|source| source.path.as_str())
+choice! {
+    /// The kind of a sample.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+    pub enum Packing {
+        /// A window of `seq_len` tokens of all documents side by side.
+        Windows,
+        /// Documents side by side, each of which sees itself alone, and padding behind them.
+        Documents,
+        /// A document, and padding behind it.
+        None,
     }
 }
 
-impl Serialize for Sources {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self.0.as_slice() {
-            [] => serializer.serialize_none(),
-            // Alone it has no weight.
-            [Source { name: None, path, .. }] => serializer.serialize_str(path),
-            all => all.serialize(serializer),
-        }
+choice! {
+    /// What the text of a control token is in a text that no chat template makes.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+    pub enum ControlTokens {
+        /// Text, which controls nothing.
+        Text,
+        /// The token.
+        Parsed,
     }
 }
 
-/// Where tokens come from.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct DataConfig {
-    /// Empty when the config leaves it out (then `train` asks for it; `plan` does not need it).
-    #[serde(skip_serializing_if = "Sources::is_empty")]
-    pub train: Sources,
-    /// Empty: the last `validation_fraction` of each data set of `train`.
-    pub validation: Sources,
-    /// Default `Auto`.
-    pub format: DataFormat,
-    /// `tokenizer.json` for text, made absolute like the others; absent: a byte is a token. Of files of tokens the one that made them.
-    pub tokenizer: Option<String>,
-    /// (0, 0.5], default 0.1.
-    pub validation_fraction: f32,
-    /// `None` with `Chat`; default `Windows`.
-    pub packing: Packing,
-    /// Default false.
-    pub truncate: bool,
-    /// Empty by default: none.
-    pub system: String,
-    /// Of `Jsonl`, and of `prompt` and `completion` of `Chat` that are texts. Default `Text`.
-    pub control_tokens: ControlTokens,
-    /// Default `Shuffled`; `Random` in a run of a version that did not know the key.
-    pub order: DataOrder,
+choice! {
+    /// In which order a run takes its samples.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+    pub enum DataOrder {
+        /// Epochs: each has every window of `seq_len` tokens once, in an order of its own.
+        Shuffled,
+        /// Every sample starts anywhere, as chance has it.
+        Random,
+    }
 }

@@ -1,16 +1,16 @@
 //! Rules between keys of the data, and between them and the model.
 
-use super::checks::{Broken, Checks};
-use super::schema::UNREAD_STEPS;
+use super::checks::{Checks, Violation};
 use super::told::tokenizer_remedy;
+use super::train::UNREAD_STEPS;
 use super::{ControlTokens, DataConfig, DataFormat, Packing, TrainConfig, in_line};
 use topology::counted;
 
 impl Checks<'_> {
-    pub(super) fn byte_tokens(&self) -> Option<Broken> {
+    pub(super) fn byte_tokens(&self) -> Option<Violation> {
         let vocab = self.config.model.vocab;
         let bytes = self.config.data.format.is_bytes();
-        (bytes && self.config.data.tokenizer.is_none() && vocab < 256).then(|| Broken {
+        (bytes && self.config.data.tokenizer.is_none() && vocab < 256).then(|| Violation {
             message: format!("{vocab} tokens are too few for bytes, of which there are 256"),
             help: "use 256 or more, or leave it out; or use the format `U16`, `U32` or `Megatron`"
                 .into(),
@@ -21,7 +21,7 @@ impl Checks<'_> {
         })
     }
 
-    pub(super) fn rows_without_tokenizer(&self) -> Option<Broken> {
+    pub(super) fn rows_without_tokenizer(&self) -> Option<Violation> {
         let data = &self.config.data;
         // A folder that is refused is not asked for its tokenizer.
         let folder = self.config.model.from.as_ref();
@@ -30,14 +30,14 @@ impl Checks<'_> {
             ("data.format", "the files hold rows of text".into()),
             ("data.tokenizer", "nothing makes tokens of it".into()),
         ];
-        (data.tokenizer.is_none() && data.format.is_rows()).then(|| Broken {
+        (data.tokenizer.is_none() && data.format.is_rows()).then(|| Violation {
             message: "rows of text need a tokenizer".into(),
             help: tokenizer_remedy(&self.config.model),
             values: values.into_iter().chain(folder).collect(),
         })
     }
 
-    pub(super) fn packing_of_another_format(&self) -> Option<Broken> {
+    pub(super) fn packing_of_another_format(&self) -> Option<Violation> {
         let DataConfig { format, packing, .. } = &self.config.data;
         let (message, help) = match (format, packing) {
             (DataFormat::Chat, Packing::Windows) => (
@@ -50,16 +50,16 @@ impl Checks<'_> {
             ),
             _ => return None,
         };
-        Some(Broken {
+        Some(Violation {
             message: message.into(),
             help: help.into(),
             values: vec![("data.format", in_line(format)), ("data.packing", in_line(packing))],
         })
     }
 
-    pub(super) fn truncate_of_windows(&self) -> Option<Broken> {
+    pub(super) fn truncate_of_windows(&self) -> Option<Violation> {
         let DataConfig { format, packing, truncate, .. } = &self.config.data;
-        (*truncate && *packing == Packing::Windows).then(|| Broken {
+        (*truncate && *packing == Packing::Windows).then(|| Violation {
             message: "windows take all tokens: no document is too long for one".into(),
             help: match format.has_documents() {
                 true => "leave `data.truncate` out, or set `data.packing` to `Documents` or `None`",
@@ -73,9 +73,9 @@ impl Checks<'_> {
         })
     }
 
-    pub(super) fn system_of_no_chats(&self) -> Option<Broken> {
+    pub(super) fn system_of_no_chats(&self) -> Option<Violation> {
         let DataConfig { format, system, .. } = &self.config.data;
-        (!system.is_empty() && *format != DataFormat::Chat).then(|| Broken {
+        (!system.is_empty() && *format != DataFormat::Chat).then(|| Violation {
             message: "only the rows of `Chat` have messages; tokens of prepared chats are made, with the first message that they had then".into(),
             help: "leave `data.system` out, or set `data.format` to `Chat`".into(),
             values: vec![
@@ -85,9 +85,9 @@ impl Checks<'_> {
         })
     }
 
-    pub(super) fn control_tokens_of_no_rows(&self) -> Option<Broken> {
+    pub(super) fn control_tokens_of_no_rows(&self) -> Option<Violation> {
         let DataConfig { format, control_tokens, .. } = &self.config.data;
-        (*control_tokens == ControlTokens::Parsed && !format.is_rows()).then(|| Broken {
+        (*control_tokens == ControlTokens::Parsed && !format.is_rows()).then(|| Violation {
             message: match format.is_bytes() {
                 true => "files of plain text are always parsed".into(),
                 false => "these files hold tokens, in which control tokens are what they were made"
@@ -102,10 +102,10 @@ impl Checks<'_> {
         })
     }
 
-    pub(super) fn steps_and_epochs(&self) -> Option<Broken> {
+    pub(super) fn steps_and_epochs(&self) -> Option<Violation> {
         let TrainConfig { steps, epochs, .. } = self.config.train;
         let epochs = epochs.filter(|_| steps != UNREAD_STEPS)?;
-        Some(Broken {
+        Some(Violation {
             message: "a run has steps or epochs, not both".into(),
             help: "leave one of them out".into(),
             values: vec![

@@ -4,24 +4,24 @@
 use super::reading::key::Key;
 use super::reading::reader::Reader;
 use super::reading::section::Section;
-use super::reading::source::Place;
-use super::reading::tree::{Kind, Node};
-use super::{box_schema, schema};
+use super::reading::source::Span;
+use super::reading::tree::{Node, NodeKind};
+use super::{BoxConfig, Config};
 
 /// Every key of a config, in reading order, a section before the keys in it.
 pub fn keys() -> Vec<Key> {
-    described(|s| drop(schema::config(s, "")))
+    described(|s| drop(Config::read(s, "")))
 }
 
 /// Every key of the description of a box.
 pub fn box_keys() -> Vec<Key> {
-    described(|s| drop(box_schema::described_box(s, "")))
+    described(|s| drop(BoxConfig::read(s, "")))
 }
 
 fn described(read: impl FnOnce(&mut Section<'_, '_>)) -> Vec<Key> {
     let mut reader = Reader::to_describe();
-    let place = Place { source: 0, start: 0, end: 0 };
-    let root = Node { place, kind: Kind::Struct { name: None, fields: Vec::new() } };
+    let place = Span { source: 0, start: 0, end: 0 };
+    let root = Node { place, kind: NodeKind::Struct { name: None, fields: Vec::new() } };
     reader.read(&root, "", read);
     reader.described.unwrap_or_default()
 }

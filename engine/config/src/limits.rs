@@ -1,7 +1,7 @@
 //! Sizes so large that products of them would not fit in 64 bits; refused among the `checks`.
 
 use super::DeviceConfig;
-use super::checks::{Broken, Checks};
+use super::checks::{Checks, Violation};
 use super::reading::value::grouped;
 use topology::counted;
 
@@ -16,10 +16,10 @@ const MOST_TOKENS: u128 = 1 << 62;
 const MOST_MEMORY: u128 = 1 << 62;
 
 impl Checks<'_> {
-    pub(super) fn memory(&self) -> Option<Broken> {
+    pub(super) fn memory(&self) -> Option<Violation> {
         let DeviceConfig::Cpu { count, memory, .. } = self.config.device else { return None };
         let total = count as u128 * u128::from(memory);
-        (total > MOST_MEMORY).then(|| Broken {
+        (total > MOST_MEMORY).then(|| Violation {
             message: format!("{count} x {memory} = {total} bytes, more than 2^62"),
             help: "use fewer devices or less memory".into(),
             values: vec![
@@ -29,7 +29,7 @@ impl Checks<'_> {
         })
     }
 
-    pub(super) fn parameters(&self) -> Option<Broken> {
+    pub(super) fn parameters(&self) -> Option<Violation> {
         let m = &self.config.model;
         let [l, c, t, v, f] =
             [m.layers, m.hidden, m.seq_len, m.vocab, m.ffn_hidden].map(|n| n as u128);
@@ -37,7 +37,7 @@ impl Checks<'_> {
         // Of a gated MLP with a norm of heads, biases and an output projection of its own: no family has more.
         let block = 2 * (h + k) * d * c + 3 * c * f + 9 * c + (h + 2 * k + 2) * d + f;
         let total = (2 * v + t) * c + l * block + 2 * c;
-        (total > MOST_PARAMETERS).then(|| Broken {
+        (total > MOST_PARAMETERS).then(|| Violation {
             message: format!(
                 "a model of up to {total} parameters, more than 2^50: (2 vocab {v} + seq_len {t}) x {c} + \
                  {l} layers x {block}"
@@ -51,7 +51,7 @@ impl Checks<'_> {
         })
     }
 
-    pub(super) fn activations(&self) -> Option<Broken> {
+    pub(super) fn activations(&self) -> Option<Violation> {
         let (m, micro) = (&self.config.model, self.config.batch.micro as u128);
         let t = m.seq_len as u128;
         let (wide, width) = [
@@ -64,7 +64,7 @@ impl Checks<'_> {
         .into_iter()
         .max_by_key(|(_, width)| *width)?;
         let total = micro * t * width;
-        (total > MOST_ELEMENTS).then(|| Broken {
+        (total > MOST_ELEMENTS).then(|| Violation {
             message: format!(
                 "an activation of {total} elements, more than 2^50: micro {micro} x seq_len {t} x \
                  {width}"
@@ -78,11 +78,11 @@ impl Checks<'_> {
         })
     }
 
-    pub(super) fn tokens_of_run(&self) -> Option<Broken> {
+    pub(super) fn tokens_of_run(&self) -> Option<Violation> {
         let (steps, global) = (self.config.train.steps, self.config.batch.global as u64);
         let seq_len = self.config.model.seq_len as u64;
         let tokens = u128::from(steps) * u128::from(global) * u128::from(seq_len);
-        (tokens > MOST_TOKENS).then(|| Broken {
+        (tokens > MOST_TOKENS).then(|| Violation {
             message: format!(
                 "a run of {tokens} tokens, more than 2^62: {} steps x global {} x seq_len {}",
                 grouped(steps),

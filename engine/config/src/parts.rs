@@ -1,43 +1,51 @@
 //! What the parts of a model must be; refused among the `checks`.
 
-use super::checks::{Broken, Checks, Count, Deal};
+use super::checks::{Checks, Count, EvenSplit, Violation};
 use super::{DeviceConfig, Family, RopeScaling};
 use device::cuda::WIDEST_HEAD;
 use topology::counted;
 
 impl Checks<'_> {
     fn ranks(&self) -> Count {
-        ("parallel.tensor", self.config.parallel.tensor as u64, "tensor-parallel rank")
+        Count {
+            key: "parallel.tensor",
+            number: self.config.parallel.tensor as u64,
+            thing: "tensor-parallel rank",
+        }
     }
 
     fn heads(&self) -> Count {
-        ("model.heads", self.config.model.heads as u64, "head")
+        Count { key: "model.heads", number: self.config.model.heads as u64, thing: "head" }
     }
 
-    pub(super) fn heads_over_ranks(&self) -> Option<Broken> {
-        Deal { total: self.heads(), parts: self.ranks() }.check()
+    pub(super) fn heads_over_ranks(&self) -> Option<Violation> {
+        EvenSplit { total: self.heads(), parts: self.ranks() }.check()
     }
 
     fn kv_heads(&self) -> Option<Count> {
         let m = &self.config.model;
-        (m.kv_heads != m.heads).then_some(("model.kv_heads", m.kv_heads as u64, "kv head"))
+        (m.kv_heads != m.heads).then_some(Count {
+            key: "model.kv_heads",
+            number: m.kv_heads as u64,
+            thing: "kv head",
+        })
     }
 
-    pub(super) fn heads_over_kv_heads(&self) -> Option<Broken> {
-        Deal { total: self.heads(), parts: self.kv_heads()? }.check()
+    pub(super) fn heads_over_kv_heads(&self) -> Option<Violation> {
+        EvenSplit { total: self.heads(), parts: self.kv_heads()? }.check()
     }
 
     /// Heads of keys and values are dealt to the ranks, or ranks to the heads.
-    pub(super) fn kv_heads_over_ranks(&self) -> Option<Broken> {
+    pub(super) fn kv_heads_over_ranks(&self) -> Option<Violation> {
         let (heads, ranks) = (self.kv_heads()?, self.ranks());
-        if ranks.1 > heads.1 {
-            return Deal { total: ranks, parts: heads }.check();
+        if ranks.number > heads.number {
+            return EvenSplit { total: ranks, parts: heads }.check();
         }
-        Deal { total: heads, parts: ranks }.check()
+        EvenSplit { total: heads, parts: ranks }.check()
     }
 
     /// What only a family of other parts can have.
-    pub(super) fn parts_of_gpt2(&self) -> Option<Broken> {
+    pub(super) fn parts_of_gpt2(&self) -> Option<Violation> {
         let m = &self.config.model;
         let other = [
             ("model.kv_heads", m.kv_heads != m.heads, "shared heads of keys and values"),
@@ -49,16 +57,16 @@ impl Checks<'_> {
         ];
         let (key, _, what) =
             other.into_iter().find(|(_, differs, _)| *differs && m.family == Family::Gpt2)?;
-        Some(Broken {
+        Some(Violation {
             message: "a GPT-2 is not made like that".into(),
             help: format!("set `model.family` to `Llama`, or leave `{key}` out"),
             values: vec![(key, what.into()), ("model.family", "a GPT-2".into())],
         })
     }
 
-    pub(super) fn halves_of_heads(&self) -> Option<Broken> {
+    pub(super) fn halves_of_heads(&self) -> Option<Violation> {
         let m = &self.config.model;
-        (m.family == Family::Llama && !m.head_dim.is_multiple_of(2)).then(|| Broken {
+        (m.family == Family::Llama && !m.head_dim.is_multiple_of(2)).then(|| Violation {
             message: format!(
                 "a head of {} has no two halves to rotate",
                 counted(m.head_dim, "element")
@@ -69,14 +77,14 @@ impl Checks<'_> {
     }
 
     /// GPUs have no kernels for wider ones.
-    pub(super) fn widest_head(&self) -> Option<Broken> {
+    pub(super) fn widest_head(&self) -> Option<Violation> {
         let head_dim = self.config.model.head_dim;
         let on_gpus = match &self.config.device {
             DeviceConfig::Cpu { .. } => false,
             DeviceConfig::Cuda => true,
             DeviceConfig::Sim { box_, .. } => box_.measured.is_none(),
         };
-        (on_gpus && head_dim > WIDEST_HEAD).then(|| Broken {
+        (on_gpus && head_dim > WIDEST_HEAD).then(|| Violation {
             message: format!(
                 "heads of {head_dim} elements: on GPUs they have at most {WIDEST_HEAD}, for which there are kernels"
             ),
@@ -90,13 +98,13 @@ impl Checks<'_> {
         })
     }
 
-    pub(super) fn rope_factors(&self) -> Option<Broken> {
+    pub(super) fn rope_factors(&self) -> Option<Violation> {
         let RopeScaling::Llama3 { low_freq_factor: low, high_freq_factor: high, .. } =
             self.config.model.rope.scaling
         else {
             return None;
         };
-        (low >= high).then(|| Broken {
+        (low >= high).then(|| Violation {
             message: "low frequencies begin above high ones".into(),
             help: "use a `high_freq_factor` above `low_freq_factor`".into(),
             values: vec![
@@ -107,17 +115,25 @@ impl Checks<'_> {
     }
 
     /// A GPT-2's heads are the hidden channels.
-    pub(super) fn hidden_over_heads(&self) -> Option<Broken> {
+    pub(super) fn hidden_over_heads(&self) -> Option<Violation> {
         let m = &self.config.model;
         if m.family == Family::Llama && m.head_dim != m.hidden / m.heads.max(1) {
             return None;
         }
-        let hidden = ("model.hidden", self.config.model.hidden as u64, "hidden channel");
-        Deal { total: hidden, parts: self.heads() }.check()
+        let hidden = Count {
+            key: "model.hidden",
+            number: self.config.model.hidden as u64,
+            thing: "hidden channel",
+        };
+        EvenSplit { total: hidden, parts: self.heads() }.check()
     }
 
-    pub(super) fn ffn_over_ranks(&self) -> Option<Broken> {
-        let ffn = ("model.ffn_hidden", self.config.model.ffn_hidden as u64, "channel");
-        Deal { total: ffn, parts: self.ranks() }.check()
+    pub(super) fn ffn_over_ranks(&self) -> Option<Violation> {
+        let ffn = Count {
+            key: "model.ffn_hidden",
+            number: self.config.model.ffn_hidden as u64,
+            thing: "channel",
+        };
+        EvenSplit { total: ffn, parts: self.ranks() }.check()
     }
 }

@@ -1,21 +1,7 @@
 //! Types of values and of products; refused among the `checks` where GPUs or shapes have no such products.
 
-use super::DeviceConfig;
-use super::checks::{Broken, Checks};
-use serde::Serialize;
-
-/// 16-bit storage with fp32 arithmetic, or all fp32.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub enum Precision {
-    /// `Bf16`, but for the products of blocks, whose operands are rounded to 8 bits with a scale for each tensor.
-    Fp8,
-    /// IEEE half with dynamic loss scale.
-    Fp16,
-    /// bfloat16.
-    Bf16,
-    /// 32-bit.
-    Fp32,
-}
+use super::checks::{Checks, Violation};
+use super::{DeviceConfig, Precision};
 
 /// The first compute capability with bf16 products.
 const BF16_SINCE: u32 = 80;
@@ -25,7 +11,7 @@ const FP8_MULTIPLE: usize = 16;
 
 impl Precision {
     /// That `gpu`, which has this compute capability, cannot train in it; 0 is an unknown one.
-    pub fn refusal(self, gpu: &str, sm: u32) -> Option<Broken> {
+    pub fn refusal(self, gpu: &str, sm: u32) -> Option<Violation> {
         let (since, products, instead) = match self {
             Self::Bf16 => {
                 (BF16_SINCE, "bf16", "`precision: Fp16`, which has a loss scale, or `Fp32`")
@@ -33,7 +19,7 @@ impl Precision {
             Self::Fp8 => (device::FP8_SINCE, "fp8", "`precision: Bf16`"),
             Self::Fp16 | Self::Fp32 => return None,
         };
-        (sm > 0 && sm < since).then(|| Broken {
+        (sm > 0 && sm < since).then(|| Violation {
             message: format!(
                 "`{self:?}` needs sm_{since} or newer: {gpu} is sm_{sm}, which has no {products} products"
             ),
@@ -45,12 +31,12 @@ impl Precision {
 
 impl Checks<'_> {
     /// Of a described box.
-    pub(super) fn precision(&self) -> Option<Broken> {
+    pub(super) fn precision(&self) -> Option<Violation> {
         let DeviceConfig::Sim { box_, .. } = &self.config.device else { return None };
         self.config.precision.refusal(&format!("each GPU of `{}`", box_.name), box_.gpu.sm)
     }
 
-    pub(super) fn fp8_sizes(&self) -> Option<Broken> {
+    pub(super) fn fp8_sizes(&self) -> Option<Violation> {
         if self.config.precision != Precision::Fp8 {
             return None;
         }
@@ -63,7 +49,7 @@ impl Checks<'_> {
             ("batch.micro", tokens, "tokens of a micro-batch"),
         ];
         let odd = sizes.into_iter().find(|(_, size, _)| !size.is_multiple_of(FP8_MULTIPLE));
-        odd.map(|(key, size, what)| Broken {
+        odd.map(|(key, size, what)| Violation {
             message: format!(
                 "products of fp8 have sizes in multiples of {FP8_MULTIPLE}: {size} {what} are none"
             ),

@@ -1,7 +1,7 @@
 //! Settings that do not go with parameters on the host, or with micro-batches that go through each block together; refused
 //! among the `checks`.
 
-use super::checks::{Broken, Checks};
+use super::checks::{Checks, Clash, Violation};
 use super::{ALL_TOGETHER, ParameterPlace, Placement, Recompute, Transfer, UpdateMode};
 use topology::counted;
 
@@ -10,30 +10,28 @@ impl Checks<'_> {
         self.config.offload.parameters == ParameterPlace::Host
     }
 
-    /// A rule that parameters on the host break together with the value of `key`.
-    fn streaming(
-        &self,
-        broken: bool,
-        (message, help): (&str, &str),
-        (key, what): (&'static str, &str),
-    ) -> Option<Broken> {
-        (self.streams() && broken).then(|| Broken {
-            message: message.into(),
-            help: help.into(),
-            values: vec![("offload.parameters", "come up for each use".into()), (key, what.into())],
+    /// A rule that parameters on the host break together with the value of another key.
+    fn streaming(&self, broken: bool, clash: &Clash) -> Option<Violation> {
+        (self.streams() && broken).then(|| Violation {
+            message: clash.message.into(),
+            help: clash.help.into(),
+            values: vec![
+                ("offload.parameters", "come up for each use".into()),
+                (clash.key, clash.meaning.into()),
+            ],
         })
     }
 
-    pub(super) fn ring_of_nothing(&self) -> Option<Broken> {
+    pub(super) fn ring_of_nothing(&self) -> Option<Violation> {
         self.of_nothing(self.config.offload.ring.is_some(), "offload.ring")
     }
 
-    pub(super) fn resident_of_nothing(&self) -> Option<Broken> {
+    pub(super) fn resident_of_nothing(&self) -> Option<Violation> {
         self.of_nothing(self.config.offload.resident_blocks.is_some(), "offload.resident_blocks")
     }
 
-    fn of_nothing(&self, is_given: bool, key: &'static str) -> Option<Broken> {
-        (is_given && !self.streams()).then(|| Broken {
+    fn of_nothing(&self, is_given: bool, key: &'static str) -> Option<Violation> {
+        (is_given && !self.streams()).then(|| Violation {
             message: "all parameters stay on the GPUs".into(),
             help: format!("set `offload.parameters` to `Host`, or leave `{key}` out"),
             values: vec![
@@ -44,7 +42,7 @@ impl Checks<'_> {
     }
 
     /// More blocks than the model has.
-    pub(super) fn blocks_of_model(&self) -> Option<Broken> {
+    pub(super) fn blocks_of_model(&self) -> Option<Violation> {
         let (offload, layers) = (&self.config.offload, self.config.model.layers);
         let given = [
             ("offload.ring", offload.ring, "take turns in the ring"),
@@ -54,7 +52,7 @@ impl Checks<'_> {
             blocks.filter(|blocks| *blocks > layers).map(|blocks| (key, blocks, what))
         };
         let (key, blocks, what) = given.iter().find_map(too_many)?;
-        Some(Broken {
+        Some(Violation {
             message: format!(
                 "{} cannot {what}: the model has {}",
                 counted(blocks, "block"),
@@ -68,7 +66,7 @@ impl Checks<'_> {
     }
 
     /// Micro-batches that go through a block together need checkpoints.
-    pub(super) fn checkpoint_sets(&self) -> Option<Broken> {
+    pub(super) fn checkpoint_sets(&self) -> Option<Violation> {
         let (together, batch) = (self.config.offload.first_forward, &self.config.batch);
         let of_step = batch.global / (batch.micro * self.config.parallel.data).max(1);
         let sets = if self.streams() { together.min(of_step) } else { together };
@@ -77,7 +75,7 @@ impl Checks<'_> {
             true => ("offload.parameters", "come up once for all micro-batches of a step".into()),
             false => ("offload.first_forward", format!("{sets} micro-batches at once")),
         };
-        (sets > 1 && recompute != Recompute::Block).then(|| Broken {
+        (sets > 1 && recompute != Recompute::Block).then(|| Violation {
             message: format!(
                 "the activations of {sets} micro-batches would have to be kept at once: they go through each block together"
             ),
@@ -89,30 +87,36 @@ impl Checks<'_> {
         })
     }
 
-    pub(super) fn parameters_beside_optimizer(&self) -> Option<Broken> {
+    pub(super) fn parameters_beside_optimizer(&self) -> Option<Violation> {
         let on_device = self.config.offload.optimizer != Placement::Host;
-        let why = (
-            "parameters come up from where the host updates them, and the GPUs update some of these",
-            "set `offload.optimizer` to `Host`, or `offload.parameters` to `Device`",
-        );
-        self.streaming(on_device, why, ("offload.optimizer", "updates on the GPUs"))
+        let clash = Clash {
+            message: "parameters come up from where the host updates them, and the GPUs update some of these",
+            help: "set `offload.optimizer` to `Host`, or `offload.parameters` to `Device`",
+            key: "offload.optimizer",
+            meaning: "updates on the GPUs",
+        };
+        self.streaming(on_device, &clash)
     }
 
-    pub(super) fn parameters_of_late_updates(&self) -> Option<Broken> {
+    pub(super) fn parameters_of_late_updates(&self) -> Option<Violation> {
         let late = matches!(self.config.offload.update, UpdateMode::Delayed { .. });
-        let why = (
-            "a late update overwrites the host's parameters while the step still brings the older ones up",
-            "set `offload.update` to `Overlapped`, `Speculative` or `Serial`, or `offload.parameters` to `Device`",
-        );
-        self.streaming(late, why, ("offload.update", "runs one step late"))
+        let clash = Clash {
+            message: "a late update overwrites the host's parameters while the step still brings the older ones up",
+            help: "set `offload.update` to `Overlapped`, `Speculative` or `Serial`, or `offload.parameters` to `Device`",
+            key: "offload.update",
+            meaning: "runs one step late",
+        };
+        self.streaming(late, &clash)
     }
 
-    pub(super) fn parameters_blocking(&self) -> Option<Broken> {
+    pub(super) fn parameters_blocking(&self) -> Option<Violation> {
         let blocking = self.config.offload.transfer == Transfer::Blocking;
-        let why = (
-            "`Blocking` sends parameters up once, behind the whole update",
-            "leave `offload.transfer` out, or set `offload.parameters` to `Device`",
-        );
-        self.streaming(blocking, why, ("offload.transfer", "as DeepSpeed in 2020"))
+        let clash = Clash {
+            message: "`Blocking` sends parameters up once, behind the whole update",
+            help: "leave `offload.transfer` out, or set `offload.parameters` to `Device`",
+            key: "offload.transfer",
+            meaning: "as DeepSpeed in 2020",
+        };
+        self.streaming(blocking, &clash)
     }
 }

@@ -199,11 +199,11 @@ fn loaded_keys(text: &str) -> Vec<String> {
         if !node.is_group() {
             keys.push(path.to_string());
         }
-        if let reading::tree::Kind::Struct { fields, .. } = &node.kind {
+        if let reading::tree::NodeKind::Struct { fields, .. } = &node.kind {
             fields.iter().for_each(|f| walk(&f.value, &reading::tree::join(path, &f.key), keys));
         }
     }
-    let kind = reading::source::Kind::Set;
+    let kind = reading::source::SourceKind::Set;
     let source = reading::source::Source { kind, name: String::new(), text: text.into() };
     let mut keys = Vec::new();
     walk(&reading::tree::parse(&source, 0, 0).unwrap(), "", &mut keys);

@@ -5,9 +5,11 @@ mod instead;
 mod keys;
 mod kinds;
 
-pub use self::instead::{Instead, MERGE, POINTER, adapter, beside, other_form, pointer, python};
-use self::keys::Keys;
-pub use self::keys::SPECIAL;
+pub(crate) use self::instead::{
+    FolderContent, MERGE, POINTER, adapter, beside, other_form, pointer, python,
+};
+pub(crate) use self::keys::SPECIAL;
+use self::keys::{Keys, Number};
 use super::{Family, ModelConfig, RopeConfig, RopeScaling, Weights, in_line};
 use files::json::{Object, shown};
 use serde_json::{Value, json};
@@ -15,32 +17,32 @@ use std::ops::RangeInclusive;
 
 /// A model as its folder has it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Described {
+pub(crate) struct FolderModel {
     /// All of it; `seq_len` is the most that it was made for.
-    pub model: ModelConfig,
+    pub(crate) model: ModelConfig,
     /// What decides `seq_len`.
     pub(crate) positions: &'static str,
 }
 
 /// A key of `model` that a `config.json` decides.
-#[derive(Clone, Copy, Debug)]
-pub struct Compared {
+#[derive(Clone, Copy)]
+pub(crate) struct ComparedKey {
     /// What a `config.json` calls it, that of a GPT-2 and that of a Llama.
-    pub names: [&'static str; 2],
+    pub(crate) names: [&'static str; 2],
     /// `model.layers`
-    pub key: &'static str,
+    pub(crate) key: &'static str,
     /// Its value, as one writes it.
-    pub value: fn(&ModelConfig) -> String,
+    pub(crate) value: fn(&ModelConfig) -> String,
 }
 
 /// Everything that a `config.json` decides.
-pub const COMPARED: [Compared; 15] = {
+pub(crate) const COMPARED: [ComparedKey; 15] = {
     const fn row(
         names: [&'static str; 2],
         key: &'static str,
         value: fn(&ModelConfig) -> String,
-    ) -> Compared {
-        Compared { names, key, value }
+    ) -> ComparedKey {
+        ComparedKey { names, key, value }
     }
     [
         row(["model_type"; 2], "model.family", |m| in_line(&m.family)),
@@ -63,13 +65,13 @@ pub const COMPARED: [Compared; 15] = {
 
 /// Why a `config.json` describes no model of onebox.
 #[derive(Debug)]
-pub struct Refused {
+pub(crate) struct Refusal {
     /// One line for each key that is missing, impossible, or means what onebox does not compute.
-    pub wrong: Vec<String>,
+    pub(crate) wrong: Vec<String>,
     pub(crate) remedy: String,
 }
 
-impl Refused {
+impl Refusal {
     /// For one reason, of which others would be consequences.
     fn because(wrong: String, remedy: impl Into<String>) -> Self {
         Self { wrong: vec![wrong], remedy: remedy.into() }
@@ -82,20 +84,20 @@ const MEND: &str = "mend the file, or use another model";
 /// Reads `config.json`.
 ///
 /// # Errors
-/// [`Refused`].
-pub fn described(bytes: &[u8]) -> Result<Described, Refused> {
-    if let Some(Instead { what, remedy }) = pointer(bytes) {
-        return Err(Refused::because(what, remedy));
+/// [`Refusal`].
+pub(crate) fn folder_model(bytes: &[u8]) -> Result<FolderModel, Refusal> {
+    if let Some(FolderContent { what, remedy }) = pointer(bytes) {
+        return Err(Refusal::because(what, remedy));
     }
     let found = match serde_json::from_slice::<Object<Value>>(bytes) {
         Ok(Object(found)) => found,
-        Err(e) => return Err(Refused::because(e.to_string(), MEND)),
+        Err(e) => return Err(Refusal::because(e.to_string(), MEND)),
     };
     let kind = kinds::built(&found)?;
     if let Some(codes) = found.get("quantization_config").filter(|codes| !codes.is_null()) {
         let codes = shown(codes);
         let why = format!("`quantization_config` is {codes}: weights must be numbers, not codes");
-        return Err(Refused::because(why, "use the model as it was before it was quantized"));
+        return Err(Refusal::because(why, "use the model as it was before it was quantized"));
     }
     let mut keys = Keys { found, wrong: Vec::new(), asked: vec!["quantization_config"] };
     keys.fixed("auto_map", &[Value::Null], "it is code of its own, which is not run");
@@ -115,12 +117,12 @@ pub fn described(bytes: &[u8]) -> Result<Described, Refused> {
     let described = if kind == "gpt2" { gpt2(&mut keys) } else { llama(&mut keys, kind) };
     match keys.wrong {
         wrong if wrong.is_empty() => Ok(described),
-        wrong => Err(Refused { wrong, remedy: MEND.into() }),
+        wrong => Err(Refusal { wrong, remedy: MEND.into() }),
     }
 }
 
 /// In the place of a model that cannot be read: nobody gets it.
-pub const fn none() -> Described {
+pub(crate) const fn none() -> FolderModel {
     let model = ModelConfig {
         from: None,
         weights: Weights::Pretrained,
@@ -142,7 +144,7 @@ pub const fn none() -> Described {
         proj_bias: false,
         qk_norm: false,
     };
-    Described { model, positions: "" }
+    FolderModel { model, positions: "" }
 }
 
 const LAYERS: RangeInclusive<u64> = 1..=10_000;
@@ -155,7 +157,7 @@ const INNER: RangeInclusive<u64> = 1..=4_000_000;
 /// Rotary positions of a model that has none.
 const NO_ROPE: RopeConfig = RopeConfig { theta: 10_000.0, scaling: RopeScaling::None };
 
-fn gpt2(keys: &mut Keys) -> Described {
+fn gpt2(keys: &mut Keys) -> FolderModel {
     keys.fixed(
         "activation_function",
         &[json!("gelu_new"), json!("gelu_pytorch_tanh")],
@@ -170,7 +172,11 @@ fn gpt2(keys: &mut Keys) -> Described {
     keys.fixed("add_cross_attention", none, "there is none here");
     let layers = keys.whole("n_layer", LAYERS);
     let (hidden, heads) = (keys.whole("n_embd", HIDDEN), keys.whole("n_head", HEADS));
-    keys.divides(("n_embd", "n_head"), [hidden, heads], "heads are equally large");
+    keys.divides(
+        Number { key: "n_head", value: heads },
+        Number { key: "n_embd", value: hidden },
+        "heads are equally large",
+    );
     let seq_len = keys.whole("n_positions", TOKENS);
     if let Some(context) = keys.get("n_ctx").filter(|context| *context != json!(seq_len)) {
         let context = shown(&context);
@@ -197,7 +203,7 @@ fn gpt2(keys: &mut Keys) -> Described {
         proj_bias: true,
         qk_norm: false,
     };
-    Described { model, positions: "n_positions" }
+    FolderModel { model, positions: "n_positions" }
 }
 
 /// Keys that say nothing of what a model computes in training.
@@ -231,7 +237,7 @@ const HARMLESS: [&str; 27] = [
     "vocab_file",
 ];
 
-fn llama(keys: &mut Keys, kind: &str) -> Described {
+fn llama(keys: &mut Keys, kind: &str) -> FolderModel {
     let heads = keys.whole("num_attention_heads", HEADS);
     let hidden = keys.whole("hidden_size", HIDDEN);
     // Of a Qwen3 the class knows another default than the quotient; nobody leaves it out.
@@ -243,12 +249,13 @@ fn llama(keys: &mut Keys, kind: &str) -> Described {
         "llama" => keys.whole_or("num_key_value_heads", HEADS, Some(heads)),
         _ => keys.whole("num_key_value_heads", HEADS),
     };
+    let of_queries = Number { key: "num_attention_heads", value: heads };
     if !keys.found.contains_key("head_dim") {
         let why = "name `head_dim`, or mend one of them";
-        keys.divides(("hidden_size", "num_attention_heads"), [hidden, heads], why);
+        keys.divides(of_queries, Number { key: "hidden_size", value: hidden }, why);
     }
     let why = "as many heads of queries share each head of keys and values";
-    keys.divides(("num_attention_heads", "num_key_value_heads"), [heads, kv_heads], why);
+    keys.divides(Number { key: "num_key_value_heads", value: kv_heads }, of_queries, why);
     if head_dim % 2 > 0 && keys.wrong.is_empty() {
         keys.wrong.push(format!(
             "`head_dim` is {head_dim}, an odd number: one half of a head is rotated against the other"
@@ -320,11 +327,11 @@ fn llama(keys: &mut Keys, kind: &str) -> Described {
         Some(window) if window < most => "sliding_window",
         _ => "max_position_embeddings",
     };
-    Described { model, positions }
+    FolderModel { model, positions }
 }
 
 /// Tokens on which a class with a window looks back where its `config.json` does not say it.
-pub const WINDOW: usize = 4096;
+pub(crate) const WINDOW: usize = 4096;
 
 /// Tokens that attention looks back on, where that may be fewer than a sample has.
 fn window(keys: &mut Keys, kind: &str) -> Option<usize> {

@@ -1,7 +1,7 @@
 //! What real GPUs this machine has, asked once, and whether their hardware queues order the streams of all ranks.
 
+use config::{Config, DeviceConfig, Violation};
 use crate::{gpu_room, here};
-use config::{Broken, Config, DeviceConfig};
 use device::cuda::{Probe, STREAMS_PER_RANK, probe};
 use std::sync::OnceLock;
 use topology::counted;
@@ -19,7 +19,7 @@ pub fn machine() -> &'static Probe {
 }
 
 /// The rules that `config` breaks on the GPUs of this machine.
-pub fn broken(config: &Config) -> Vec<Broken> {
+pub fn broken(config: &Config) -> Vec<Violation> {
     if config.device != DeviceConfig::Cuda {
         return Vec::new();
     }
@@ -30,7 +30,7 @@ pub fn broken(config: &Config) -> Vec<Broken> {
         config.precision.refusal(&format!("GPU {}, {},", gpu.ordinal, gpu.name), gpu.sm)
     });
     let values = vec![("parallel.data", "ranks of the run".into()), ("device", "GPUs".into())];
-    let crowded = crowded(config).map(|(message, help)| Broken { message, help, values });
+    let crowded = crowded(config).map(|(message, help)| Violation { message, help, values });
     refusal.into_iter().chain(crowded).collect()
 }
 

@@ -93,7 +93,7 @@ pub fn hardware(
 /// Ranks and machines that do not go together.
 pub fn layout(config: &Config, described: &BoxConfig, host: HostBytes) -> Result<Layout, BoxError> {
     let refuse = |why| BoxError::Machines { name: described.name.clone(), why };
-    let per_machine = described.ranks_per_machine(config).map_err(refuse)?;
+    let per_machine = described.ranks_per_machine(&config.parallel).map_err(refuse)?;
     let mut one = match &described.machine {
         Some(machine) => placed(config, described, (machine, per_machine), host)?,
         None => apart(described, per_machine, &request(config, host)),

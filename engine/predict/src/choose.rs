@@ -5,7 +5,7 @@ use super::search::{AHEAD, Brief, WORTH_AHEAD, largest};
 use super::simulate::{SimulateError, described};
 use config::in_line;
 use config::{
-    Config, DeviceConfig, Loaded, Origin, ParameterPlace, Placement, Speculated, UpdateMode,
+    Config, DeviceConfig, Loaded, Origin, ParameterPlace, Placement, SpeculatedFraction, UpdateMode,
 };
 use device::Arena;
 use layout::build::{RankLayout, lay_out};
@@ -20,7 +20,7 @@ const AS_GOOD: f64 = 0.005;
 const BACKWARD: f64 = 0.75;
 
 /// A choice and its reason.
-type Choice = (UpdateMode, Speculated, String);
+type Choice = (UpdateMode, SpeculatedFraction, String);
 
 /// Puts what `Auto` stands for into `loaded`, and the reason into [`Loaded::chosen`]. Leaves a config without `Auto` as it is.
 ///
@@ -51,8 +51,8 @@ pub fn choice(given: &Config) -> Result<Option<Choice>, SimulateError> {
             Some(why) => Choosing::new(given).overlapped(&why),
             None => found(given)?,
         },
-        (UpdateMode::Speculative, Speculated::Auto) if !on_device => found(given)?,
-        (UpdateMode::Speculative, Speculated::Share(share)) if !on_device => {
+        (UpdateMode::Speculative, SpeculatedFraction::Auto) if !on_device => found(given)?,
+        (UpdateMode::Speculative, SpeculatedFraction::Share(share)) if !on_device => {
             let choosing = Choosing::new(given);
             // With all states on the GPUs no share does.
             let is_right = choosing.moves(share) || !choosing.moves(1.0);
@@ -115,8 +115,8 @@ impl<'a> Choosing<'a> {
     /// The share that the config asks for, if it asks for one.
     const fn asked(&self) -> Option<f32> {
         match self.given.offload.speculated_fraction {
-            Speculated::Auto => None,
-            Speculated::Share(share) => Some(share),
+            SpeculatedFraction::Auto => None,
+            SpeculatedFraction::Share(share) => Some(share),
         }
     }
 
@@ -126,7 +126,7 @@ impl<'a> Choosing<'a> {
     }
 
     fn ahead(&self, share: f32) -> Config {
-        with(self.given, UpdateMode::Speculative, Speculated::Share(share))
+        with(self.given, UpdateMode::Speculative, SpeculatedFraction::Share(share))
     }
 
     /// Whether the second arrays of a share fit beside all else, a copy of the states for checkpoints included where there is one
@@ -157,7 +157,7 @@ impl<'a> Choosing<'a> {
             "offload.{key} {share}: {why}; it takes {} more of the host's memory per rank",
             format_bytes(more)
         );
-        (UpdateMode::Speculative, Speculated::Share(share), why)
+        (UpdateMode::Speculative, SpeculatedFraction::Share(share), why)
     }
 
     /// Whether anything is updated ahead with a share: it is less than the last segment otherwise.
@@ -186,7 +186,7 @@ impl<'a> Choosing<'a> {
                 .to_owned()
         };
         match self.must() {
-            true => self.speculative(Speculated::USUAL, &why),
+            true => self.speculative(SpeculatedFraction::USUAL, &why),
             false => self.overlapped(&why),
         }
     }
@@ -202,7 +202,7 @@ impl<'a> Choosing<'a> {
                 self.nothing_fits()
             };
         }
-        let usual = (Speculated::USUAL * AHEAD as f32) as usize;
+        let usual = (SpeculatedFraction::USUAL * AHEAD as f32) as usize;
         let holds = |parts| parts == 0 || self.holds(share_of(parts));
         match largest(usual, holds) {
             parts if parts == 0 || !self.moves(share_of(parts)) => self.nothing_fits(),
@@ -269,7 +269,7 @@ fn share_of(parts: usize) -> f32 {
     parts as f32 / AHEAD as f32
 }
 
-fn with(given: &Config, update: UpdateMode, share: Speculated) -> Config {
+fn with(given: &Config, update: UpdateMode, share: SpeculatedFraction) -> Config {
     let mut config = given.clone();
     (config.offload.update, config.offload.speculated_fraction) = (update, share);
     config
@@ -320,17 +320,17 @@ mod tests {
     fn gpus_that_nobody_has_described_update_ahead_what_fits_and_the_reason_says_so() {
         let auto = "offload.update=Auto";
         let (update, share, why) = on_gpus(64, &[auto]);
-        assert_eq!((update, share), (UpdateMode::Speculative, Speculated::Share(0.5)));
+        assert_eq!((update, share), (UpdateMode::Speculative, SpeculatedFraction::Share(0.5)));
         assert!(why.contains("no described box says what it gains"), "{why}");
         let asked = on_gpus(64, &[auto, "offload.speculated_fraction=0.3"]);
-        assert_eq!(asked.1, Speculated::Share(0.3));
+        assert_eq!(asked.1, SpeculatedFraction::Share(0.3));
         // No machine holds it.
         let (update, _, why) = on_gpus(256_000, &[auto]);
         assert_eq!(update, UpdateMode::Overlapped);
         assert!(why.contains("the run does not fit without it"), "{why}");
         // By name it is not replaced: the plan refuses it.
         let named = on_gpus(256_000, &["offload.update=Speculative"]);
-        assert_eq!((named.0, named.1), (UpdateMode::Speculative, Speculated::Share(0.5)));
+        assert_eq!((named.0, named.1), (UpdateMode::Speculative, SpeculatedFraction::Share(0.5)));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use crate::search::{Brief, layouts};
 use crate::variants::{States, all_variants};
 use config::{
     Config, DeviceConfig, Loaded, Master, Moments, OffloadConfig, ParameterPlace, Placement,
-    Speculated, UpdateMode,
+    SpeculatedFraction, UpdateMode,
 };
 use layout::build::{lay_out, shape};
 use layout::gpu::is_sound;
@@ -223,7 +223,7 @@ fn changes_of(given: &Config, gpus: Option<usize>) -> Vec<Change> {
     if given.offload.update == UpdateMode::Speculative {
         let now = given.offload.speculated_fraction.share();
         for share in SHARES.into_iter().filter(|share| *share < now) {
-            let share = Speculated::Share(share);
+            let share = SpeculatedFraction::Share(share);
             all.push((6, Box::new(move |c| c.offload.speculated_fraction = share)));
         }
         all.push((6, Box::new(|c| c.offload.update = UpdateMode::Overlapped)));

@@ -1,6 +1,8 @@
 //! `config.json`: what of it must be so for the model to be the one that onebox computes.
 
-use config::transformers::{COMPARED, Compared, Described, SPECIAL, WINDOW, described};
+use config::transformers::{
+    COMPARED, ComparedKey, FolderModel, SPECIAL, WINDOW, folder_model,
+};
 use config::{Family, ModelConfig, RopeScaling};
 use files::json::Object;
 use layout::build::decimal;
@@ -35,13 +37,13 @@ pub(super) fn text(
 
 /// The keys of a `config.json`, if it describes `model`; it may be made for longer samples.
 fn own(bytes: &[u8], model: &ModelConfig) -> BTreeMap<String, Value> {
-    let described = Some(bytes).filter(|bytes| bytes.len() <= LONGEST).map(described);
+    let described = Some(bytes).filter(|bytes| bytes.len() <= LONGEST).map(folder_model);
     let same = |theirs: &ModelConfig| {
         let rows = COMPARED.iter().filter(|row| row.key != "model.seq_len");
         rows.map(|row| row.value).all(|value| value(theirs) == value(model))
     };
     match described {
-        Some(Ok(Described { model: theirs, .. })) if same(&theirs) => {
+        Some(Ok(FolderModel { model: theirs, .. })) if same(&theirs) => {
             serde_json::from_slice(bytes).map(|Object(keys)| keys).unwrap_or_default()
         }
         _ => BTreeMap::new(),
@@ -196,12 +198,12 @@ fn gpt2(model: &ModelConfig, dtype: &str) -> Value {
 
 /// What of a `config.json` is not the model of `model`, each with the remedy, where there is one.
 pub(super) fn mismatches(bytes: &[u8], model: &ModelConfig) -> Vec<String> {
-    let theirs = match described(bytes) {
+    let theirs = match folder_model(bytes) {
         Ok(described) => described.model,
         Err(refused) => return refused.wrong,
     };
     let of = usize::from(theirs.family == Family::Llama);
-    let differs = |Compared { names, key, value }: Compared| {
+    let differs = |ComparedKey { names, key, value }: ComparedKey| {
         let (named, is, ours) = (names[of], value(&theirs), value(model));
         // What a class always has is no key of the file.
         let of_class = named == "model_type" && key != "model.family";

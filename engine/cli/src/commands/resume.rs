@@ -5,10 +5,10 @@ use super::{data, say};
 use ::data::{Dataset, Tokenizer};
 use checkpoint::inspect::{Summary, differences_of};
 use checkpoint::{
-    self, Checkpoint, CheckpointError, Difference, Kind, RunFolder, differences, gone,
-    newest_until, open_named, set_aside,
+    self, Checkpoint, CheckpointError, Difference, RunFolder, differences, gone, newest_until,
+    open_named, set_aside,
 };
-use config::{Loaded, Weights, load_of_run};
+use config::{Loaded, ResumeEffect, Weights, load_of_run};
 use engine::run_dir::{RunDir, RunMode};
 use files::directory::Directory;
 use files::names::CHECKPOINTS;
@@ -130,7 +130,7 @@ fn still_its_own(dir: &Path, now: &Loaded, tokenizer: Option<&Tokenizer>) -> Res
     };
     let mut all = differences_of(&stored, now);
     all.extend(other_tokenizer(dir, tokenizer)?);
-    all.retain(|difference| difference.kind == Kind::Experiment);
+    all.retain(|difference| difference.effect == ResumeEffect::Experiment);
     permitted(&all, RunMode::Resume, FORK)
 }
 
@@ -230,7 +230,7 @@ pub(super) fn finished(dir: &Path, step: u64, loaded: &Loaded) -> Result<(), Fai
         all = saved.differences(loaded, &data).map_err(failed)?;
     }
     let (experiment, idle): (Vec<_>, Vec<_>) =
-        all.into_iter().partition(|d| d.kind == Kind::Experiment);
+        all.into_iter().partition(|d| d.effect == ResumeEffect::Experiment);
     permitted(&experiment, RunMode::Resume, CHECKPOINT)?;
     let idle: String = idle.iter().map(|d| format!("\n  {d}")).collect();
     say(&match idle.as_str() {
@@ -257,7 +257,7 @@ fn other_tokenizer(from: &Path, now: Option<&Tokenizer>) -> Result<Option<Differ
     let values = [was.len(), now.bytes().len()].map(|bytes| format_bytes(bytes as u64));
     let key = format!("data.tokenizer (not {} any more)", path.display());
     let differs = was != now.bytes();
-    Ok(differs.then_some(Difference { key, values, kind: Kind::Experiment }))
+    Ok(differs.then_some(Difference { key, values, effect: ResumeEffect::Experiment }))
 }
 
 fn failed(error: CheckpointError) -> Failed {
@@ -285,22 +285,23 @@ const FORK: Whose = ("fork", "give --fork with the --run-dir of its source");
 
 /// Says what differs; another experiment is a fork.
 fn permitted(all: &[Difference], mode: RunMode, (what, or): Whose) -> Result<(), Failed> {
-    let table = |kind: Kind| {
-        let lines = all.iter().filter(|d| d.kind == kind).map(|d| format!("\n  {d}"));
+    let table = |kind: ResumeEffect| {
+        let lines = all.iter().filter(|d| d.effect == kind).map(|d| format!("\n  {d}"));
         lines.collect::<String>()
     };
-    let moved = all.iter().filter(|d| d.kind == Kind::Harmless && d.key.starts_with("data."));
+    let moved =
+        all.iter().filter(|d| d.effect == ResumeEffect::Harmless && d.key.starts_with("data."));
     let moved: String = moved.map(|d| format!("\n  {d}")).collect();
     if !moved.is_empty() {
         say(&format!("the same tokens, named otherwise:{moved}"));
     }
-    for kind in [Kind::Placement, Kind::Layout] {
+    for kind in [ResumeEffect::Placement, ResumeEffect::Layout] {
         let differ = table(kind);
         if !differ.is_empty() {
             say(&format!("{}:{differ}", kind.words()));
         }
     }
-    let experiment = table(Kind::Experiment);
+    let experiment = table(ResumeEffect::Experiment);
     if experiment.is_empty() {
         return Ok(());
     }

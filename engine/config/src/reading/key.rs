@@ -1,5 +1,30 @@
 //! What is said of a key.
 
+use crate::ResumeEffect;
+
+/// What is said of a key where it is declared.
+#[derive(Clone, Copy)]
+pub(in crate) struct Declaration {
+    /// Its name in its section.
+    pub(in crate) name: &'static str,
+    /// What it means, and its unit.
+    pub(in crate) doc: &'static str,
+    /// What a change of it means. None: the same as of the choice that has it.
+    pub(in crate) resume: Option<ResumeEffect>,
+}
+
+impl Declaration {
+    /// The key called `name`.
+    pub(in crate) const fn new(name: &'static str, doc: &'static str) -> Self {
+        Self { name, doc, resume: None }
+    }
+
+    /// The same, with what a change of it means.
+    pub(in crate) const fn resume(self, effect: ResumeEffect) -> Self {
+        Self { resume: Some(effect), ..self }
+    }
+}
+
 /// A key, and what can be said of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Key {
@@ -13,6 +38,8 @@ pub struct Key {
     pub default: Option<String>,
     /// What it means, and its unit.
     pub doc: &'static str,
+    /// What a change of it means for a run that is resumed; none of a section, and of a box.
+    pub resume: Option<ResumeEffect>,
 }
 
 impl Key {

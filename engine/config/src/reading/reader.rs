@@ -7,8 +7,8 @@
 use std::collections::{HashMap, HashSet};
 
 use super::key::Key;
-use super::report::{Problem, SHOWN, Spot, short};
-use super::source::{Kind as SourceKind, Place, Source};
+use super::report::{ConfigError, Problem, SHOWN, Spot, short};
+use super::source::{Source, SourceKind, Span};
 use super::suggest;
 use super::tree::{Node, join};
 use super::value::{Complaint, Item};
@@ -20,9 +20,9 @@ pub(crate) struct Reader {
     pub(crate) sources: Vec<Source>,
     pub(crate) problems: Vec<Problem>,
     pub(crate) origins: Vec<(String, String, Origin)>,
-    pub(crate) places: HashMap<String, Place>,
+    pub(crate) places: HashMap<String, Span>,
     pub(crate) known: Vec<String>,
-    pub(crate) unknown: Vec<Unknown>,
+    pub(crate) unknown: Vec<UnknownKey>,
     /// Errors about missing keys, held back until the unknown ones are known.
     pub(crate) missing: Vec<Problem>,
     /// The text comes from a checkpoint or a run: it may be of another version, of another machine, or made up.
@@ -39,11 +39,11 @@ pub(crate) struct Reader {
 }
 
 /// A key that nobody asked for.
-pub(crate) struct Unknown {
+pub(crate) struct UnknownKey {
     pub(crate) section: String,
     pub(crate) owner: String,
     pub(crate) key: String,
-    pub(crate) place: Place,
+    pub(crate) place: Span,
 }
 
 impl Reader {
@@ -79,7 +79,7 @@ impl Reader {
     }
 
     /// Reports an error at one place.
-    pub(crate) fn report(&mut self, key: &str, place: Place, complaint: Complaint) {
+    pub(crate) fn report(&mut self, key: &str, place: Span, complaint: Complaint) {
         let Complaint { message, help } = complaint;
         let spots = vec![Spot::At(place, String::new())];
         self.problems.push(Problem { key: key.into(), message, help, spots });
@@ -141,7 +141,7 @@ impl Reader {
         let mut unknown = std::mem::take(&mut self.unknown);
         unknown.sort_by_key(|unknown| (unknown.place.source, unknown.place.start));
         self.ignore(&mut unknown);
-        for (number, Unknown { section, owner, key, place }) in unknown.into_iter().enumerate() {
+        for (number, UnknownKey { section, owner, key, place }) in unknown.into_iter().enumerate() {
             let help = match number < SHOWN {
                 true => suggest::key_help(&section, &owner, &key, &self.known),
                 false => String::new(),
@@ -155,21 +155,27 @@ impl Reader {
     }
 
     /// Takes the keys of a stored text out of `unknown`, and leaves those of `--set`.
-    fn ignore(&mut self, unknown: &mut Vec<Unknown>) {
+    fn ignore(&mut self, unknown: &mut Vec<UnknownKey>) {
         if !self.stored {
             return;
         }
         let sources = &self.sources;
-        let set = |at: Place| sources.get(at.source).is_some_and(|s| s.kind == SourceKind::Set);
+        let set = |at: Span| sources.get(at.source).is_some_and(|s| s.kind == SourceKind::Set);
         let ignored = unknown.extract_if(.., |unknown| !set(unknown.place));
-        let name = |unknown: Unknown| short(&join(&unknown.section, &unknown.key));
+        let name = |unknown: UnknownKey| short(&join(&unknown.section, &unknown.key));
         self.ignored.extend(ignored.map(name));
+    }
+
+    /// All problems as the error of the file `name`.
+    pub(in crate) fn into_error(mut self, name: &str) -> ConfigError {
+        self.problems.sort_by_key(Problem::order);
+        ConfigError { name: name.into(), sources: self.sources, problems: self.problems }
     }
 
     /// Takes over what the reader of another file found; its keys get a prefix.
     pub(crate) fn absorb(&mut self, mut other: Self, prefix: &str) {
         let shift = self.sources.len();
-        let moved = |place: &Place| Place { source: place.source + shift, ..*place };
+        let moved = |place: &Span| Span { source: place.source + shift, ..*place };
         for problem in &mut other.problems {
             for spot in &mut problem.spots {
                 if let Spot::At(place, _) = spot {

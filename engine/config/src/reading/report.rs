@@ -4,7 +4,7 @@
 
 use std::fmt::{self, Write as _};
 
-use super::source::{Kind, Place, Source};
+use super::source::{Source, SourceKind, Span};
 use topology::counted;
 
 /// Errors shown in full; a file of nonsense should not fill the screen.
@@ -38,7 +38,7 @@ pub struct Problem {
 #[derive(Clone, Debug)]
 pub(crate) enum Spot {
     /// It stands in a text.
-    At(Place, String),
+    At(Span, String),
     /// It does not (a default): said in words.
     Note(String),
 }
@@ -66,7 +66,7 @@ impl ConfigError {
             Spot::At(place, _) => self.sources.get(place.source),
             Spot::Note(_) => None,
         });
-        let of_file = first.filter(|source| matches!(source.kind, Kind::File { .. }));
+        let of_file = first.filter(|source| matches!(source.kind, SourceKind::File { .. }));
         of_file.map_or(&self.name, |source| &source.name)
     }
 
@@ -158,7 +158,7 @@ fn render_problem(out: &mut String, problem: &Problem, sources: &[Source]) -> fm
 /// The lines of all spots: the source of the first leads, its lines in order; then the others.
 fn render_spots(
     out: &mut String,
-    spots: &mut [(Place, &str)],
+    spots: &mut [(Span, &str)],
     sources: &[Source],
     gutter: usize,
 ) -> fmt::Result {
@@ -180,9 +180,9 @@ fn render_spots(
         let here = Some((place.source, spotted.line));
         let (text, from, width) = excerpt(spotted.text, spotted.within);
         let (number, prefix) = match source.kind {
-            Kind::File { .. } => (spotted.line.to_string(), ""),
-            Kind::Set => (String::new(), "--set "),
-            Kind::Box => (String::new(), "--box "),
+            SourceKind::File { .. } => (spotted.line.to_string(), ""),
+            SourceKind::Set => (String::new(), "--set "),
+            SourceKind::Box => (String::new(), "--box "),
         };
         if previous != here {
             writeln!(out, "{number:>gutter$} | {prefix}{text}")?;
@@ -195,20 +195,20 @@ fn render_spots(
 }
 
 /// `file:line:col`, or `--set key=value`.
-fn address(source: &Source, place: Place) -> String {
+fn address(source: &Source, place: Span) -> String {
     match source.kind {
-        Kind::File { .. } => {
+        SourceKind::File { .. } => {
             let spotted = source.spot(place);
             format!("{}:{}:{}", clean(&source.name), spotted.line, spotted.col)
         }
-        Kind::Set | Kind::Box => "command line".into(),
+        SourceKind::Set | SourceKind::Box => "command line".into(),
     }
 }
 
-fn gutter_width(spots: &[(Place, &str)], sources: &[Source]) -> usize {
+fn gutter_width(spots: &[(Span, &str)], sources: &[Source]) -> usize {
     let lines = spots.iter().filter_map(|(place, _)| {
         let source = sources.get(place.source)?;
-        matches!(source.kind, Kind::File { .. }).then(|| source.spot(*place).line)
+        matches!(source.kind, SourceKind::File { .. }).then(|| source.spot(*place).line)
     });
     lines.max().map_or(1, |line| line.to_string().len())
 }
@@ -256,7 +256,7 @@ mod tests {
     use super::*;
 
     fn file(text: &str) -> Source {
-        let kind = Kind::File { dir: Some("/".into()) };
+        let kind = SourceKind::File { dir: Some("/".into()) };
         Source { kind, name: "a.ron".into(), text: text.into() }
     }
 
@@ -271,7 +271,7 @@ mod tests {
     }
 
     fn at(source: usize, start: usize, end: usize, label: &str) -> Spot {
-        Spot::At(Place { source, start, end }, label.into())
+        Spot::At(Span { source, start, end }, label.into())
     }
 
     #[test]
@@ -295,7 +295,7 @@ error: model.heads: is wrong
 
     #[test]
     fn a_set_argument_is_shown_as_it_was_given() {
-        let set = Source { kind: Kind::Set, name: "--set".into(), text: "a=\u{1b}0".into() };
+        let set = Source { kind: SourceKind::Set, name: "--set".into(), text: "a=\u{1b}0".into() };
         let spots = vec![at(1, 2, 4, "here"), at(0, 0, 1, "")];
         let shown = error(vec![file("é"), set], spots).to_string();
         assert!(shown.contains("  | --set a=\u{FFFD}0\n  |         ^^ here\n"), "{shown}");

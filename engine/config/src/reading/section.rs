@@ -1,15 +1,15 @@
 //! One `( ... )` of a tree, read key by key.
 
-use super::key::Key;
-use super::reader::{Reader, Unknown};
+use super::key::{Declaration, Key};
+use super::reader::{Reader, UnknownKey};
 use super::report::{Problem, Spot};
-use super::source::{Kind as SourceKind, Place};
-use super::tree::{Field, Kind, Node, join};
+use super::source::{SourceKind, Span};
+use super::tree::{Field, Node, NodeKind, join};
 use super::value::{Complaint, Parsed, name_of};
-use crate::Origin;
+use crate::{Origin, ResumeEffect};
 
 /// What a key is when the text leaves it out.
-pub(crate) enum Or<T> {
+pub(in crate) enum Or<T> {
     /// An error; an example of the key for the help.
     Required(&'static str),
     /// A fixed value.
@@ -18,27 +18,32 @@ pub(crate) enum Or<T> {
     Derived(T, &'static str, &'static [&'static str]),
 }
 
-/// What is said of a key.
-#[derive(Clone, Copy)]
-pub(crate) struct About<'a> {
-    /// What it means, and its unit.
-    pub(crate) doc: &'static str,
-    /// The values that it takes, in words.
-    pub(crate) values: &'a dyn Fn() -> String,
+/// An enum of a config. Its variants may have keys of their own: `Delayed(after_step: 40)`.
+pub(in crate) trait Choice: Sized {
+    /// What the defaults of a variant's keys follow from.
+    type Context: Copy;
+    /// Each variant, as a config writes it.
+    const EXAMPLES: &'static [&'static str];
+
+    /// The variant's name.
+    fn name(&self) -> &'static str;
+
+    /// Reads the variant of this name, which is one of the examples'.
+    fn read(variant: &str, section: &mut Section<'_, '_>, context: Self::Context) -> Self;
 }
 
 impl Reader {
     /// Reads the whole tree as one section; then unknown keys are reported.
     ///
     /// `owner` says in messages who has the keys at the top: "a config".
-    pub(crate) fn read<T>(
+    pub(in crate) fn read<T>(
         &mut self,
         root: &Node,
         owner: &str,
         inside: impl FnOnce(&mut Section<'_, '_>) -> T,
     ) -> T {
         let (fields, broken) = match &root.kind {
-            Kind::Struct { name: None, fields } => (fields.as_slice(), false),
+            NodeKind::Struct { name: None, fields } => (fields.as_slice(), false),
             _ => (&[][..], true),
         };
         if broken {
@@ -51,76 +56,86 @@ impl Reader {
             };
             self.report("", root.place, Complaint { message, help: help.into() });
         }
-        let start = Place { end: root.place.start + 1, ..root.place };
-        let mut section = Section {
-            reader: self,
-            path: String::new(),
-            owner: owner.into(),
-            variant: None,
-            fields,
-            at: start,
-            broken,
-            keys: Vec::new(),
-        };
+        let start = Span { end: root.place.start + 1, ..root.place };
+        let (path, owner) = (String::new(), owner.into());
+        let group = Group { path, owner, variant: None, resume: None, fields, at: start, broken };
+        let value = self.enter(group, inside);
+        self.report_unknown();
+        value
+    }
+
+    fn enter<'n, T>(
+        &mut self,
+        group: Group<'n>,
+        inside: impl FnOnce(&mut Section<'_, 'n>) -> T,
+    ) -> T {
+        let mut section = Section { reader: self, group, keys: Vec::new() };
         let value = inside(&mut section);
         section.close();
-        self.report_unknown();
         value
     }
 }
 
-/// One `( ... )` of the tree, being read.
-pub(crate) struct Section<'r, 'n> {
-    pub(crate) reader: &'r mut Reader,
+/// One `( ... )` of the tree.
+struct Group<'n> {
     path: String,
     /// Who has these keys, for messages: "`model`", "`Cpu`".
     owner: String,
     /// Of a choice with keys.
     variant: Option<&'static str>,
+    /// The effect of that choice.
+    resume: Option<ResumeEffect>,
     fields: &'n [Field],
     /// Where a missing key is missing.
-    at: Place,
-    /// The section itself was reported: its keys are bad without further words.
+    at: Span,
+    /// It was reported itself: its keys are bad without further words.
     broken: bool,
+}
+
+/// One `( ... )` of the tree, being read.
+pub(in crate) struct Section<'r, 'n> {
+    pub(in crate) reader: &'r mut Reader,
+    group: Group<'n>,
+    /// Those that were asked for.
     keys: Vec<&'static str>,
 }
 
 impl<'n> Section<'_, 'n> {
     /// The field called `key`, from now on a known key.
     fn take(&mut self, key: &'static str) -> (String, Option<&'n Field>) {
-        let path = join(&self.path, key);
+        let path = join(&self.group.path, key);
         self.reader.known.push(path.clone());
         self.keys.push(key);
-        let field = self.fields.iter().find(|field| field.key == key);
+        let field = self.group.fields.iter().find(|field| field.key == key);
         if let Some(field) = field {
             self.reader.places.insert(path.clone(), field.value.place);
         }
-        if self.broken {
+        if self.group.broken {
             self.reader.mark_bad(&path);
         }
         (path, field)
     }
 
     /// Refuses a key of earlier versions; `why` says what became of it.
-    pub(crate) fn removed(&mut self, key: &'static str, why: &str) {
-        let Some(field) = self.fields.iter().find(|field| field.key == key) else { return };
+    pub(in crate) fn removed(&mut self, key: &'static str, why: &str) {
+        let Some(field) = self.group.fields.iter().find(|field| field.key == key) else { return };
         self.keys.push(key);
-        let message = format!("{} has no key `{key}` any more: {why}", self.owner);
+        let message = format!("{} has no key `{key}` any more: {why}", self.group.owner);
         let complaint = Complaint { message, help: "leave it out".into() };
-        self.reader.report(&join(&self.path, key), field.key_place, complaint);
+        self.reader.report(&join(&self.group.path, key), field.key_place, complaint);
     }
 
-    /// A single value: read by `parse`, shown by `show`.
-    pub(crate) fn leaf<T: Default>(
+    /// A single value: in words `values`, read by `parse`, shown by `show`.
+    pub(in crate) fn leaf<T: Default>(
         &mut self,
-        key: &'static str,
+        key: Declaration,
         or: Or<T>,
-        about: About<'_>,
+        values: &dyn Fn() -> String,
         show: impl Fn(&T) -> String,
         parse: impl FnOnce(&Reader, &Node) -> Parsed<T>,
     ) -> T {
-        let (path, field) = self.take(key);
-        self.describe(&path, &or, about, &show);
+        let (path, field) = self.take(key.name);
+        self.describe(&path, key, &or, values, &show);
         let Some(field) = field else {
             return self.absent(path, or, show);
         };
@@ -142,21 +157,24 @@ impl<'n> Section<'_, 'n> {
     fn describe<T>(
         &mut self,
         path: &str,
+        key: Declaration,
         or: &Or<T>,
-        about: About<'_>,
+        values: &dyn Fn() -> String,
         show: &dyn Fn(&T) -> String,
     ) {
         let Some(keys) = &mut self.reader.described else { return };
         keys.push(Key {
             name: path.to_owned(),
-            of: self.variant,
-            values: (about.values)(),
+            of: self.group.variant,
+            values: values(),
             default: match or {
                 Or::Required(_) => None,
                 Or::Default(value) => Some(show(value)),
                 Or::Derived(_, how, _) => Some((*how).to_owned()),
             },
-            doc: about.doc,
+            // Each line of a comment begins with a space.
+            doc: key.doc.trim_start(),
+            resume: key.resume.or(self.group.resume),
         });
     }
 
@@ -181,17 +199,17 @@ impl<'n> Section<'_, 'n> {
     }
 
     fn missing(&mut self, path: &str, example: &str) {
-        if self.broken {
+        if self.group.broken {
             return;
         }
         self.reader.missing.push(Problem {
             key: path.into(),
             message: "this key is required and missing".into(),
-            help: match self.path.as_str() {
+            help: match self.group.path.as_str() {
                 "" => format!("add `{example}`"),
                 path => format!("add `{example}` to `{path}`"),
             },
-            spots: vec![Spot::At(self.at, String::new())],
+            spots: vec![Spot::At(self.group.at, String::new())],
         });
     }
 
@@ -205,100 +223,103 @@ impl<'n> Section<'_, 'n> {
     }
 
     /// `key: (...)`.
-    pub(crate) fn section<T>(
+    pub(in crate) fn section<T>(
         &mut self,
-        key: &'static str,
-        doc: &'static str,
+        key: Declaration,
         inside: impl FnOnce(&mut Section<'_, 'n>) -> T,
     ) -> T {
-        let (path, field) = self.take(key);
-        let about = About { doc, values: &|| "a section".into() };
-        self.describe(&path, &Or::Default(()), about, &|()| String::new());
-        let (mut fields, mut broken, mut at): (&'n [Field], _, _) = (&[], self.broken, self.at);
+        let (path, field) = self.take(key.name);
+        let values = || "a section".into();
+        self.describe(&path, key, &Or::Default(()), &values, &|()| String::new());
+        let (mut fields, mut broken): (&'n [Field], _) = (&[], self.group.broken);
+        let mut at = self.group.at;
         if let Some(field) = field {
             if self.in_file(field.key_place) {
                 at = field.key_place;
             }
             match &field.value.kind {
-                Kind::Struct { name: None, fields: inner } => fields = inner,
+                NodeKind::Struct { name: None, fields: inner } => fields = inner,
                 _ => {
                     broken = true;
                     let found = self.reader.item(&field.value).found();
                     let message = format!("expected `( key: value, ... )`, found {found}");
-                    let help = format!("`{path}` is a section: write `{key}: ( ... )`");
+                    let help = format!("`{path}` is a section: write `{}: ( ... )`", key.name);
                     self.reader.report(&path, field.value.place, Complaint { message, help });
                 }
             }
         }
         let owner = format!("`{path}`");
-        self.enter((path, owner, None), (fields, at, broken), inside)
+        let group = Group { path, owner, variant: None, resume: None, fields, at, broken };
+        self.reader.enter(group, inside)
     }
 
-    fn in_file(&self, place: Place) -> bool {
+    fn in_file(&self, place: Span) -> bool {
         let source = self.reader.sources.get(place.source);
         source.is_some_and(|source| matches!(source.kind, SourceKind::File { .. }))
     }
 
-    /// `key: Variant` or `key: Variant(...)`, one of `examples`; the fields are read by `inside`,
-    /// which is given the variant's index.
-    pub(crate) fn choice<T>(
+    /// `key: Variant` or `key: Variant(...)`, where keys need no context.
+    pub(in crate) fn choice<T: Choice<Context = ()>>(
         &mut self,
-        key: &'static str,
-        examples: &[&'static str],
-        or: Or<usize>,
-        doc: &'static str,
-        mut inside: impl FnMut(usize, &mut Section<'_, 'n>) -> T,
+        key: Declaration,
+        or: Or<T>,
     ) -> T {
-        let name = |index: usize| examples.get(index).map_or("", |e| name_of(e));
+        self.choice_with(key, or, ())
+    }
+
+    /// `key: Variant` or `key: Variant(...)`.
+    pub(in crate) fn choice_with<T: Choice>(
+        &mut self,
+        key: Declaration,
+        or: Or<T>,
+        context: T::Context,
+    ) -> T {
+        let name = |index: usize| T::EXAMPLES.get(index).map_or("", |e| name_of(e));
+        let index_of = |value: T| {
+            let index = T::EXAMPLES.iter().position(|example| name_of(example) == value.name());
+            index.unwrap_or_else(|| unreachable!("`{}` is no example", value.name()))
+        };
         let show = |index: &usize| name(*index).to_string();
-        let about = About { doc, values: &|| ticked_or(examples) };
-        let parse = |reader: &Reader, node: &Node| reader.item(node).variant(examples);
-        let index = self.leaf(key, or, about, show, parse);
-        let path = join(&self.path, key);
-        let node = self.fields.iter().find(|field| field.key == key).map(|field| &field.value);
+        let parse = |reader: &Reader, node: &Node| reader.item(node).variant(T::EXAMPLES);
+        let index = self.leaf(key, or.map(index_of), &|| ticked_or(T::EXAMPLES), show, parse);
+        let path = join(&self.group.path, key.name);
+        let node = self.group.fields.iter().find(|f| f.key == key.name).map(|field| &field.value);
         let fields: &'n [Field] = match node.map(|node| &node.kind) {
-            Some(Kind::Struct { fields, .. }) => fields,
+            Some(NodeKind::Struct { fields, .. }) => fields,
             _ => &[],
         };
-        let broken = !self.reader.ok(&[&path]) && node.is_some() || self.broken;
-        let at = node.map_or(self.at, |node| node.place);
+        let broken = !self.reader.ok(&[&path]) && node.is_some() || self.group.broken;
+        let at = node.map_or(self.group.at, |node| node.place);
+        let resume = key.resume;
+        let group = |variant: &'static str, fields, broken| {
+            let owner = format!("`{variant}`");
+            Group { path: path.clone(), owner, variant: Some(variant), resume, fields, at, broken }
+        };
         if self.reader.described.is_some() {
-            for index in (0..examples.len()).filter(|index| examples[*index].contains('(')) {
-                let variant = (path.clone(), String::new(), Some(name(index)));
-                self.enter(variant, (&[], at, true), |section| inside(index, section));
+            for example in T::EXAMPLES.iter().filter(|example| example.contains('(')) {
+                let variant = name_of(example);
+                let group = group(variant, &[], true);
+                self.reader.enter(group, |section| T::read(variant, section, context));
             }
         }
         let described = self.reader.described.take();
-        let variant = (path, format!("`{}`", show(&index)), Some(name(index)));
-        let value = self.enter(variant, (fields, at, broken), |section| inside(index, section));
+        let variant = name(index);
+        let group = group(variant, fields, broken);
+        let value = self.reader.enter(group, |section| T::read(variant, section, context));
         self.reader.described = described;
-        value
-    }
-
-    fn enter<T>(
-        &mut self,
-        (path, owner, variant): (String, String, Option<&'static str>),
-        (fields, at, broken): (&'n [Field], Place, bool),
-        inside: impl FnOnce(&mut Section<'_, 'n>) -> T,
-    ) -> T {
-        let reader = &mut *self.reader;
-        let keys = Vec::new();
-        let mut section = Section { reader, path, owner, variant, fields, at, broken, keys };
-        let value = inside(&mut section);
-        section.close();
         value
     }
 
     /// Notes the keys that nobody asked for.
     fn close(self) {
-        if self.broken {
+        if self.group.broken {
             return;
         }
-        for field in self.fields {
+        for field in self.group.fields {
             if !self.keys.iter().any(|key| *key == field.key) {
-                self.reader.unknown.push(Unknown {
-                    section: self.path.clone(),
-                    owner: self.owner.clone(),
+                self.reader.unknown.push(UnknownKey {
+                    section: self.group.path.clone(),
+                    owner: self.group.owner.clone(),
                     key: field.key.clone(),
                     place: field.key_place,
                 });
@@ -309,7 +330,7 @@ impl<'n> Section<'_, 'n> {
 
 impl<T> Or<T> {
     /// The same, of another type.
-    pub(crate) fn map<U>(self, f: impl FnOnce(T) -> U) -> Or<U> {
+    pub(in crate) fn map<U>(self, f: impl FnOnce(T) -> U) -> Or<U> {
         match self {
             Self::Required(example) => Or::Required(example),
             Self::Default(value) => Or::Default(f(value)),
@@ -317,9 +338,9 @@ impl<T> Or<T> {
         }
     }
 
-    /// `told` where there is one: what a folder's config.json says.
-    pub(crate) fn told(self, told: Option<T>) -> Self {
-        told.map_or(self, |value| Self::Derived(value, "config.json", &["model.from"]))
+    /// What a folder's config.json says, if there is one.
+    pub(in crate) fn unless(self, folder: Option<T>) -> Self {
+        folder.map_or(self, |value| Self::Derived(value, "config.json", &["model.from"]))
     }
 }
 

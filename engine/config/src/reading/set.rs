@@ -1,9 +1,9 @@
 //! `--set key=value`: merged into the tree of the file before anything is read from it.
 
 use super::reader::Reader;
-use super::source::{Kind as SourceKind, Place, Source};
+use super::source::{Source, SourceKind, Span};
 use super::suggest;
-use super::tree::{self, Field, Kind, Node};
+use super::tree::{self, Field, Node, NodeKind};
 use super::value::Complaint;
 
 /// Keys whose value is a string: there `--set` takes a text as it stands, without quotes.
@@ -31,7 +31,7 @@ pub(crate) fn apply(reader: &mut Reader, root: &mut Node, sets: &[String]) {
             let segments: Vec<&str> = target.key.split('.').collect();
             target.descend(root, &segments, value)
         });
-        if let Err((key, place, complaint)) = merged {
+        if let Err(SetError { key, place, complaint }) = merged {
             reader.report(&key, place, complaint);
         }
     }
@@ -43,10 +43,10 @@ pub const BOX: &str = "--box=";
 /// The device is this box, whatever the file says.
 fn on_box(reader: &mut Reader, root: &mut Node, source: Source) {
     let end = source.text.len();
-    let place = Place { source: reader.add(source), start: 0, end };
-    let path = Node { place, kind: Kind::Bare };
+    let place = Span { source: reader.add(source), start: 0, end };
+    let path = Node { place, kind: NodeKind::Bare };
     let fields = vec![Field { key: "box".into(), key_place: place, value: path }];
-    let value = Node { place, kind: Kind::Struct { name: Some("Sim".into()), fields } };
+    let value = Node { place, kind: NodeKind::Struct { name: Some("Sim".into()), fields } };
     let device = Field { key: "device".into(), key_place: place, value };
     if let Some(all) = fields_of(root) {
         all.retain(|field| field.key != "device");
@@ -54,26 +54,31 @@ fn on_box(reader: &mut Reader, root: &mut Node, source: Source) {
     }
 }
 
-/// The key an error concerns, its place, and the error.
-type Refused = (String, Place, Complaint);
+/// What is wrong with one `--set`.
+struct SetError {
+    /// The key that it concerns.
+    key: String,
+    place: Span,
+    complaint: Complaint,
+}
 
 /// Both sides of the `=`.
-fn assignment(source: &Source, index: usize) -> Result<(Target<'_>, Node), Refused> {
+fn assignment(source: &Source, index: usize) -> Result<(Target<'_>, Node), SetError> {
     let text = source.text.as_str();
-    let everything = Place { source: index, start: 0, end: text.len() };
+    let everything = Span { source: index, start: 0, end: text.len() };
     let Some((left, _)) = text.split_once('=') else {
         let help = "write `--set key=value`, for example `--set train.steps=100`".into();
         let complaint = Complaint { message: "`--set` without `=`".into(), help };
-        return Err((text.into(), everything, complaint));
+        return Err(SetError { key: text.into(), place: everything, complaint });
     };
     let key = left.trim();
     let start = left.len() - left.trim_start().len();
-    let key_place = Place { source: index, start, end: start + key.len() };
+    let key_place = Span { source: index, start, end: start + key.len() };
     let mut segments = key.split('.');
     if segments.clone().count() > DEEPEST || segments.any(str::is_empty) {
         let help = "write a dotted key such as `train.steps`".into();
         let complaint = Complaint { message: "this is no key".into(), help };
-        return Err((key.into(), key_place, complaint));
+        return Err(SetError { key: key.into(), place: key_place, complaint });
     }
     let value = value(source, index, key, left.len() + 1)?;
     Ok((Target { key, key_place, at: start }, value))
@@ -86,44 +91,46 @@ fn is_list(text: &str) -> bool {
 }
 
 /// The tree right of the `=`.
-fn value(source: &Source, index: usize, key: &str, start: usize) -> Result<Node, Refused> {
+fn value(source: &Source, index: usize, key: &str, start: usize) -> Result<Node, SetError> {
     let rest = source.text.get(start..).unwrap_or_default();
     let text = rest.trim();
     let from = start + rest.len() - rest.trim_start().len();
-    let place = Place { source: index, start: from, end: from + text.len() };
+    let place = Span { source: index, start: from, end: from + text.len() };
     let ron = ["\"", "r\"", "r#"].iter().any(|prefix| text.starts_with(prefix))
         || key == "data.validation" && (text == "None" || text.starts_with("Some("))
         || is_list(text);
     if TEXT_KEYS.contains(&key) && !ron {
-        return Ok(Node { place, kind: Kind::Bare });
+        return Ok(Node { place, kind: NodeKind::Bare });
     }
     if text.is_empty() {
         let help = format!("write a RON value after `{key}=`");
-        return Err((key.into(), place, Complaint { message: "the value is empty".into(), help }));
+        let complaint = Complaint { message: "the value is empty".into(), help };
+        return Err(SetError { key: key.into(), place, complaint });
     }
     tree::parse(source, index, start).map_err(|error| {
         let help = "the value is RON: a number, `true`, a variant, or a string in quotes \
                     (mind the quotes of the shell: --set 'device=Cpu(count: 2)')";
         let message = format!("the value is not RON: {}", error.message);
-        (key.to_string(), error.place, Complaint { message, help: help.into() })
+        let complaint = Complaint { message, help: help.into() };
+        SetError { key: key.into(), place: error.place, complaint }
     })
 }
 
 /// The key of one `--set`, on the way down.
 struct Target<'a> {
     key: &'a str,
-    key_place: Place,
+    key_place: Span,
     /// Where the segment that comes next starts.
     at: usize,
 }
 
 impl Target<'_> {
-    fn descend(&mut self, node: &mut Node, path: &[&str], value: Node) -> Result<(), Refused> {
+    fn descend(&mut self, node: &mut Node, path: &[&str], value: Node) -> Result<(), SetError> {
         let Some((segment, rest)) = path.split_first() else {
             merge(node, value);
             return Ok(());
         };
-        let place = Place { start: self.at, end: self.at + segment.len(), ..self.key_place };
+        let place = Span { start: self.at, end: self.at + segment.len(), ..self.key_place };
         let top = self.at == self.key_place.start;
         self.at = place.end + 1;
         let field = match fields_of(node) {
@@ -140,26 +147,26 @@ impl Target<'_> {
         }
     }
 
-    fn no_section(&self, place: Place, segment: &str) -> Refused {
+    fn no_section(&self, place: Span, segment: &str) -> SetError {
         let up = self.key.get(..place.start.saturating_sub(self.key_place.start + 1));
         let up = up.unwrap_or_default();
         let message = format!("`{up}` is a single value: it has no key `{segment}`");
         let help = format!("write {}", suggest::ticked(&[&format!("--set {up}=...")]));
-        (self.key.into(), place, Complaint { message, help })
+        SetError { key: self.key.into(), place, complaint: Complaint { message, help } }
     }
 }
 
 /// The fields below a node. A variant without fields gets some: whether it may have them, and
 /// which, is for the reader to say.
 fn fields_of(node: &mut Node) -> Option<&mut Vec<Field>> {
-    if let Kind::Word(word) = &node.kind
+    if let NodeKind::Word(word) = &node.kind
         && word.starts_with(|c: char| c.is_ascii_uppercase())
         && !["None", "NaN"].contains(&word.as_str())
     {
-        node.kind = Kind::Struct { name: Some(word.clone()), fields: Vec::new() };
+        node.kind = NodeKind::Struct { name: Some(word.clone()), fields: Vec::new() };
     }
     match &mut node.kind {
-        Kind::Struct { fields, .. } => Some(fields),
+        NodeKind::Struct { fields, .. } => Some(fields),
         _ => None,
     }
 }
@@ -168,12 +175,12 @@ fn fields_of(node: &mut Node) -> Option<&mut Vec<Field>> {
 fn field_of<'a>(
     fields: &'a mut Vec<Field>,
     key: &str,
-    place: Place,
+    place: Span,
     top: bool,
 ) -> Option<&'a mut Field> {
     if !fields.iter().any(|field| field.key == key) {
         let name = (top && key == "device").then(|| "Cpu".to_string());
-        let value = Node { place, kind: Kind::Struct { name, fields: Vec::new() } };
+        let value = Node { place, kind: NodeKind::Struct { name, fields: Vec::new() } };
         fields.push(Field { key: key.into(), key_place: place, value });
     }
     fields.iter_mut().find(|field| field.key == key)
@@ -181,13 +188,13 @@ fn field_of<'a>(
 
 /// Puts `value` over `node`: a group of keys goes in key by key, anything else replaces it.
 fn merge(node: &mut Node, value: Node) {
-    let Kind::Struct { name: None, fields: new } = value.kind else {
+    let NodeKind::Struct { name: None, fields: new } = value.kind else {
         *node = value;
         return;
     };
     let place = value.place;
     let Some(fields) = fields_of(node) else {
-        *node = Node { place, kind: Kind::Struct { name: None, fields: new } };
+        *node = Node { place, kind: NodeKind::Struct { name: None, fields: new } };
         return;
     };
     for field in new {

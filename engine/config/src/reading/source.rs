@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 /// Where a text came from.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Kind {
+pub(crate) enum SourceKind {
     /// A RON file; `dir` is what its relative paths are relative to, absolute.
     File {
         /// Directory of the file; none of a file that the program holds: its relative paths stay as they are.
@@ -19,7 +19,7 @@ pub(crate) enum Kind {
 /// One text.
 #[derive(Clone, Debug)]
 pub(crate) struct Source {
-    pub(crate) kind: Kind,
+    pub(crate) kind: SourceKind,
     /// The file as the user named it; for `--set` the argument.
     pub(crate) name: String,
     pub(crate) text: String,
@@ -27,7 +27,7 @@ pub(crate) struct Source {
 
 /// A range of bytes of one source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Place {
+pub(crate) struct Span {
     pub(crate) source: usize,
     pub(crate) start: usize,
     pub(crate) end: usize,
@@ -45,12 +45,12 @@ pub(crate) struct Spotted<'a> {
 
 impl Source {
     /// The text at `place`; empty when `place` is not in here.
-    pub(crate) fn at(&self, place: Place) -> &str {
+    pub(crate) fn at(&self, place: Span) -> &str {
         self.text.get(place.start..place.end).unwrap_or_default()
     }
 
     /// Line, column and line text of a place.
-    pub(crate) fn spot(&self, place: Place) -> Spotted<'_> {
+    pub(crate) fn spot(&self, place: Span) -> Spotted<'_> {
         let start = floor_char(&self.text, place.start);
         let before = self.text.get(..start).unwrap_or_default();
         let line_start = before.rfind('\n').map_or(0, |at| at + 1);

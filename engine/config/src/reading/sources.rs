@@ -3,12 +3,14 @@
 use std::collections::BTreeSet;
 
 use super::fields::absolute;
+use super::key::Declaration;
 use super::reader::Reader;
-use super::section::{About, Or, Section};
-use super::tree::{Kind, Node};
+use super::section::{Or, Section};
+use super::tree::{Node, NodeKind};
 use super::value::{Complaint, Interval, Parsed, quoted};
 use crate::in_line;
-use crate::{Source, Sources};
+use crate::Source;
+use crate::Sources;
 
 /// Most data sets of a list.
 const MOST: usize = 256;
@@ -46,20 +48,14 @@ impl Entries {
 
 impl Section<'_, '_> {
     /// A path, a list of entries, or `None`.
-    pub(crate) fn sources(
-        &mut self,
-        key: &'static str,
-        entries: Entries,
-        doc: &'static str,
-    ) -> Sources {
+    pub(crate) fn sources(&mut self, key: Declaration, entries: Entries) -> Sources {
         let none = if entries == Entries::Named { ", or `None`" } else { "" };
         let values = || format!("path in quotes, or `{}`{none}", entries.example());
-        let about = About { doc, values: &values };
         let show = |all: &Sources| match all.is_empty() && entries == Entries::Weighed {
             true => quoted(""),
             false => in_line(all),
         };
-        self.leaf(key, Or::Default(Sources::default()), about, show, |reader, node| {
+        self.leaf(key, Or::Default(Sources::default()), &values, show, |reader, node| {
             sources(reader, node, entries)
         })
     }
@@ -67,11 +63,13 @@ impl Section<'_, '_> {
 
 fn sources(reader: &Reader, node: &Node, entries: Entries) -> Parsed<Sources> {
     match &node.kind {
-        Kind::Word(word) if word == "None" && entries == Entries::Named => Ok(Sources::default()),
-        Kind::Tuple { name: Some(name), items } if name == "Some" && items.len() == 1 => {
+        NodeKind::Word(word) if word == "None" && entries == Entries::Named => {
+            Ok(Sources::default())
+        }
+        NodeKind::Tuple { name: Some(name), items } if name == "Some" && items.len() == 1 => {
             sources(reader, &items[0], entries)
         }
-        Kind::List(items) => {
+        NodeKind::List(items) => {
             let count = items.len();
             if !(1..=MOST).contains(&count) {
                 let message = format!("expected 1 to {MOST} data sets, found {count}");
@@ -92,7 +90,7 @@ fn sources(reader: &Reader, node: &Node, entries: Entries) -> Parsed<Sources> {
                 Err(all) => Ok(Sources(all)),
             }
         }
-        Kind::Struct { .. } | Kind::Other(_) => {
+        NodeKind::Struct { .. } | NodeKind::Other(_) => {
             let message = format!("expected data sets, found {}", reader.item(node).found());
             Err(Complaint { message, help: entries.help() })
         }
@@ -102,7 +100,7 @@ fn sources(reader: &Reader, node: &Node, entries: Entries) -> Parsed<Sources> {
 
 fn source(reader: &Reader, node: &Node, entries: Entries) -> Parsed<Source> {
     let complain = |message: String| Complaint { message, help: entries.help() };
-    let Kind::Struct { name: None, fields } = &node.kind else {
+    let NodeKind::Struct { name: None, fields } = &node.kind else {
         let found = reader.item(node).found();
         return Err(complain(format!("expected `(path: ..)` in a list, found {found}")));
     };

@@ -5,18 +5,18 @@
 
 use std::collections::HashMap;
 
-use super::source::{Place, Source};
+use super::source::{Source, Span};
 
 /// A value and where it stands.
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
-    pub(crate) place: Place,
-    pub(crate) kind: Kind,
+    pub(crate) place: Span,
+    pub(crate) kind: NodeKind,
 }
 
 /// What a value looks like, before anybody says what it should be.
 #[derive(Clone, Debug)]
-pub(crate) enum Kind {
+pub(crate) enum NodeKind {
     /// A number, `true`, `None`, a variant without fields: the text itself.
     Word(String),
     /// A RON string literal.
@@ -37,14 +37,14 @@ pub(crate) enum Kind {
 #[derive(Clone, Debug)]
 pub(crate) struct Field {
     pub(crate) key: String,
-    pub(crate) key_place: Place,
+    pub(crate) key_place: Span,
     pub(crate) value: Node,
 }
 
 /// Why a text is no RON, and where.
 #[derive(Debug)]
 pub(crate) struct SyntaxError {
-    pub(crate) place: Place,
+    pub(crate) place: Span,
     pub(crate) message: String,
 }
 
@@ -61,7 +61,7 @@ pub(crate) fn parse(source: &Source, index: usize, start: usize) -> Result<Node,
             ron::Error::TrailingCharacters => from + rest.len() - rest.trim_start().len(),
             _ => from,
         };
-        let place = Place { source: index, start: from, end: to.max(from) };
+        let place = Span { source: index, start: from, end: to.max(from) };
         return Err(SyntaxError { place, message: error.code.to_string() });
     }
     let mut parser = Parser { text: &source.text, at: start, source: index };
@@ -73,12 +73,12 @@ pub(crate) fn parse(source: &Source, index: usize, start: usize) -> Result<Node,
 
 impl Node {
     /// Calls `found` with the dotted key and both places of every key that stands twice.
-    pub(crate) fn duplicates(&self, path: &str, found: &mut impl FnMut(String, Place, Place)) {
-        if let Kind::List(items) = &self.kind {
+    pub(crate) fn duplicates(&self, path: &str, found: &mut impl FnMut(String, Span, Span)) {
+        if let NodeKind::List(items) = &self.kind {
             items.iter().for_each(|item| item.duplicates(path, found));
         }
-        let Kind::Struct { fields, .. } = &self.kind else { return };
-        let mut seen: HashMap<&str, Place> = HashMap::new();
+        let NodeKind::Struct { fields, .. } = &self.kind else { return };
+        let mut seen: HashMap<&str, Span> = HashMap::new();
         for field in fields {
             let dotted = join(path, &field.key);
             if let Some(first) = seen.insert(&field.key, field.key_place) {
@@ -90,7 +90,7 @@ impl Node {
 
     /// Whether this is `( key: value, ... )` without a name.
     pub(crate) fn is_group(&self) -> bool {
-        matches!(self.kind, Kind::Struct { name: None, .. })
+        matches!(self.kind, NodeKind::Struct { name: None, .. })
     }
 }
 
@@ -110,8 +110,8 @@ impl<'a> Parser<'a> {
         self.text.get(self.at..).unwrap_or_default()
     }
 
-    fn place(&self, start: usize) -> Place {
-        Place { source: self.source, start, end: self.at }
+    fn place(&self, start: usize) -> Span {
+        Span { source: self.source, start, end: self.at }
     }
 
     fn eat(&mut self, token: &str) -> bool {
@@ -174,10 +174,10 @@ impl<'a> Parser<'a> {
         self.skip();
         let start = self.at;
         let kind = match self.rest().chars().next()? {
-            '"' => self.string().map(|()| Kind::Text)?,
-            '\'' => self.character().map(|()| Kind::Other("a character"))?,
+            '"' => self.string().map(|()| NodeKind::Text)?,
+            '\'' => self.character().map(|()| NodeKind::Other("a character"))?,
             '[' => self.list()?,
-            '{' => self.map().map(|()| Kind::Other("a map"))?,
+            '{' => self.map().map(|()| NodeKind::Other("a map"))?,
             '(' => self.group(None)?,
             _ => self.word_value()?,
         };
@@ -203,13 +203,13 @@ impl<'a> Parser<'a> {
         self.past("'")
     }
 
-    fn list(&mut self) -> Option<Kind> {
+    fn list(&mut self) -> Option<NodeKind> {
         self.eat("[");
         let mut items = Vec::new();
         loop {
             self.skip();
             if self.eat("]") {
-                return Some(Kind::List(items));
+                return Some(NodeKind::List(items));
             }
             items.push(self.value()?);
             self.skip();
@@ -235,7 +235,7 @@ impl<'a> Parser<'a> {
     }
 
     /// A word, a raw or byte string, or a name with its fields.
-    fn word_value(&mut self) -> Option<Kind> {
+    fn word_value(&mut self) -> Option<NodeKind> {
         if let Some(kind) = self.prefixed_string() {
             return Some(kind);
         }
@@ -246,14 +246,14 @@ impl<'a> Parser<'a> {
             return self.group(Some(word));
         }
         self.at = end;
-        Some(Kind::Word(word))
+        Some(NodeKind::Word(word))
     }
 
     /// `r"..."`, `r#"..."#`, `b"..."`, `b'.'`, `br"..."`.
-    fn prefixed_string(&mut self) -> Option<Kind> {
+    fn prefixed_string(&mut self) -> Option<NodeKind> {
         let start = self.at;
         let bytes = self.eat("b");
-        let kind = if bytes { Kind::Other("a byte string") } else { Kind::Text };
+        let kind = if bytes { NodeKind::Other("a byte string") } else { NodeKind::Text };
         if bytes && self.rest().starts_with('"') {
             return self.string().map(|()| kind);
         }
@@ -279,7 +279,7 @@ impl<'a> Parser<'a> {
         rest.get(..stop).filter(|word| !word.is_empty())
     }
 
-    fn group(&mut self, name: Option<String>) -> Option<Kind> {
+    fn group(&mut self, name: Option<String>) -> Option<NodeKind> {
         self.eat("(");
         self.skip();
         let inside = self.at;
@@ -300,11 +300,15 @@ impl<'a> Parser<'a> {
             self.skip();
             self.eat(",");
         }
-        Some(if named { Kind::Struct { name, fields } } else { Kind::Tuple { name, items } })
+        Some(if named {
+            NodeKind::Struct { name, fields }
+        } else {
+            NodeKind::Tuple { name, items }
+        })
     }
 
     /// `key:`, with its place.
-    fn key(&mut self) -> Option<(String, Place)> {
+    fn key(&mut self) -> Option<(String, Span)> {
         let start = self.at;
         let word = self.word()?;
         let place = self.place(start);

@@ -5,13 +5,13 @@ use std::ops::RangeInclusive;
 use super::bytes::{format_bytes, parse_bytes};
 use super::report::short;
 use super::suggest::{meant, ticked};
-use super::tree::Kind;
+use super::tree::NodeKind;
 
 /// A value as it stands in a text.
 #[derive(Clone, Copy)]
 pub(crate) struct Item<'a> {
     pub(crate) text: &'a str,
-    pub(crate) kind: &'a Kind,
+    pub(crate) kind: &'a NodeKind,
 }
 
 /// What is wrong with a value, and the remedy.
@@ -70,17 +70,18 @@ impl Item<'_> {
     pub(crate) fn found(&self) -> String {
         let text = short(self.text);
         match self.kind {
-            Kind::Word(_) if number(self.text).is_some() => format!("the number {text}"),
-            Kind::Word(_) => format!("`{text}`"),
-            Kind::Text => format!("the string {text}"),
-            Kind::Bare => format!("the text {text}"),
-            Kind::Struct { name: Some(name), .. } | Kind::Tuple { name: Some(name), .. } => {
+            NodeKind::Word(_) if number(self.text).is_some() => format!("the number {text}"),
+            NodeKind::Word(_) => format!("`{text}`"),
+            NodeKind::Text => format!("the string {text}"),
+            NodeKind::Bare => format!("the text {text}"),
+            NodeKind::Struct { name: Some(name), .. }
+            | NodeKind::Tuple { name: Some(name), .. } => {
                 format!("`{}(...)`", short(name))
             }
-            Kind::Struct { name: None, .. } => "a group of keys".into(),
-            Kind::Tuple { name: None, .. } => "a group of values".into(),
-            Kind::List(_) => "a list".into(),
-            Kind::Other(what) => (*what).into(),
+            NodeKind::Struct { name: None, .. } => "a group of keys".into(),
+            NodeKind::Tuple { name: None, .. } => "a group of values".into(),
+            NodeKind::List(_) => "a list".into(),
+            NodeKind::Other(what) => (*what).into(),
         }
     }
 
@@ -92,14 +93,14 @@ impl Item<'_> {
     /// Remedy for a number that stands in quotes, in `Some(...)`, or is no number at all.
     fn number_help(&self, fits: impl Fn(&str) -> bool, words: &str) -> String {
         match self.kind {
-            Kind::Text => match self.string().ok().filter(|text| fits(text)) {
+            NodeKind::Text => match self.string().ok().filter(|text| fits(text)) {
                 Some(text) => format!("write {text} without the quotes"),
                 None => format!("write a number {words}"),
             },
-            Kind::Tuple { name: Some(name), .. } if name == "Some" => {
+            NodeKind::Tuple { name: Some(name), .. } if name == "Some" => {
                 "write the number itself, without `Some`".into()
             }
-            Kind::Word(_) if self.text == "None" => {
+            NodeKind::Word(_) if self.text == "None" => {
                 "leave the key out for its default, or write a number".into()
             }
             _ => format!("write a number {words}"),
@@ -109,7 +110,7 @@ impl Item<'_> {
     /// A whole number within `range`.
     pub(crate) fn uint(&self, range: &RangeInclusive<u64>) -> Parsed<u64> {
         let words = format!("from {} to {}", grouped(*range.start()), grouped(*range.end()));
-        let word = matches!(self.kind, Kind::Word(_));
+        let word = matches!(self.kind, NodeKind::Word(_));
         let parsed = ron::from_str::<u64>(self.text).ok().filter(|_| word);
         match (parsed, number(self.text).filter(|_| word)) {
             (Some(value), _) if range.contains(&value) => Ok(value),
@@ -145,7 +146,8 @@ impl Item<'_> {
     /// A finite number within `interval`, after rounding to 32 bits.
     pub(crate) fn float(&self, interval: Interval) -> Parsed<f32> {
         let words = interval.words();
-        let Some(exact) = number(self.text).filter(|_| matches!(self.kind, Kind::Word(_))) else {
+        let Some(exact) = number(self.text).filter(|_| matches!(self.kind, NodeKind::Word(_)))
+        else {
             let fits = |text: &str| number(text).is_some_and(|v| interval.holds(v as f32));
             return self.expected("a number", self.number_help(fits, &words));
         };
@@ -171,8 +173,8 @@ impl Item<'_> {
     /// `true` or `false`.
     pub(crate) fn bool(&self) -> Parsed<bool> {
         match (self.kind, self.text) {
-            (Kind::Word(_), "true") => Ok(true),
-            (Kind::Word(_), "false") => Ok(false),
+            (NodeKind::Word(_), "true") => Ok(true),
+            (NodeKind::Word(_), "false") => Ok(false),
             _ => self.expected("`true` or `false`", "write `true` or `false`".into()),
         }
     }
@@ -181,12 +183,12 @@ impl Item<'_> {
     pub(crate) fn string(&self) -> Parsed<String> {
         let help = |text: &str| format!("write it in quotes: {}", quoted(text));
         match self.kind {
-            Kind::Bare => Ok(self.text.into()),
-            Kind::Text => ron::from_str(self.text).map_err(|error| Complaint {
+            NodeKind::Bare => Ok(self.text.into()),
+            NodeKind::Text => ron::from_str(self.text).map_err(|error| Complaint {
                 message: format!("this string cannot be read: {}", error.code),
                 help: "escape a backslash or a quote by a backslash".into(),
             }),
-            Kind::Word(_) => self.expected("a string", help(self.text)),
+            NodeKind::Word(_) => self.expected("a string", help(self.text)),
             _ => self.expected("a string", "write a string in quotes".into()),
         }
     }
@@ -195,7 +197,7 @@ impl Item<'_> {
     pub(crate) fn bytes(&self, range: &RangeInclusive<u64>) -> Parsed<u64> {
         let words =
             format!("from {} to {}", format_bytes(*range.start()), format_bytes(*range.end()));
-        if matches!(self.kind, Kind::Word(_)) && number(self.text).is_some() {
+        if matches!(self.kind, NodeKind::Word(_)) && number(self.text).is_some() {
             let text = short(self.text);
             let help = format!("say of what: \"{text}MiB\" or \"{text}GiB\"; \"{text}B\" is bytes");
             return self.expected("a size with a unit", help);
@@ -220,8 +222,8 @@ impl Item<'_> {
     pub(crate) fn variant(&self, examples: &[&'static str]) -> Parsed<usize> {
         let names = examples.iter().map(|example| name_of(example));
         let typed = match self.kind {
-            Kind::Struct { name: Some(name), .. } => name.as_str(),
-            Kind::Word(word) => word.as_str(),
+            NodeKind::Struct { name: Some(name), .. } => name.as_str(),
+            NodeKind::Word(word) => word.as_str(),
             _ => return self.no_variant(examples),
         };
         if let Some(index) = names.clone().position(|name| name == typed) {
@@ -241,13 +243,13 @@ impl Item<'_> {
     /// The help for a variant in quotes, with fields that lack names, or something else.
     fn no_variant(&self, examples: &[&'static str]) -> Parsed<usize> {
         let typed = match self.kind {
-            Kind::Text => self.string().unwrap_or_default(),
-            Kind::Tuple { name: Some(name), .. } => name.clone(),
+            NodeKind::Text => self.string().unwrap_or_default(),
+            NodeKind::Tuple { name: Some(name), .. } => name.clone(),
             _ => String::new(),
         };
         let example = examples.iter().find(|example| name_of(example) == typed);
         let help = match (example, self.kind) {
-            (Some(example), Kind::Text) => format!("write `{example}` without the quotes"),
+            (Some(example), NodeKind::Text) => format!("write `{example}` without the quotes"),
             (Some(example), _) => format!("write `{example}`"),
             (None, _) => format!("write {}", ticked(examples)),
         };

@@ -10,14 +10,14 @@ fn fields(text: &str) -> Vec<(String, String, std::ops::Range<usize>)> {
         path: &str,
         out: &mut Vec<(String, String, std::ops::Range<usize>)>,
     ) {
-        let tree::Kind::Struct { fields, .. } = &node.kind else { return };
+        let tree::NodeKind::Struct { fields, .. } = &node.kind else { return };
         for field in fields {
             let range = field.key_place.start..field.key_place.end;
             out.push((path.to_string(), field.key.clone(), range));
             walk(&field.value, &tree::join(path, &field.key), out);
         }
     }
-    let kind = source::Kind::Set;
+    let kind = source::SourceKind::Set;
     let source = source::Source { kind, name: String::new(), text: text.into() };
     let mut out = Vec::new();
     walk(&tree::parse(&source, 0, 0).unwrap(), "", &mut out);

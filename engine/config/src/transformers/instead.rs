@@ -6,12 +6,12 @@ use std::path::Path;
 
 /// Another thing than a model, and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Instead {
+pub struct FolderContent {
     pub(crate) what: String,
     pub(crate) remedy: String,
 }
 
-impl fmt::Display for Instead {
+impl fmt::Display for FolderContent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.what, self.remedy)
     }
@@ -21,11 +21,11 @@ impl fmt::Display for Instead {
 pub const POINTER: u64 = 1024;
 
 /// Recognizes the pointer that Git LFS leaves in the place of a file which it has not fetched.
-pub fn pointer(bytes: &[u8]) -> Option<Instead> {
+pub fn pointer(bytes: &[u8]) -> Option<FolderContent> {
     const STARTS: [&[u8]; 2] =
         [b"version https://git-lfs.github.com/spec/", b"version https://hawser.github.com/spec/"];
     let is_one = (bytes.len() as u64) < POINTER && STARTS.iter().any(|s| bytes.starts_with(s));
-    is_one.then(|| Instead {
+    is_one.then(|| FolderContent {
         what: "it is a Git LFS pointer, not the file itself".into(),
         remedy: "fetch the file with `git lfs pull` in its repository".into(),
     })
@@ -35,7 +35,7 @@ pub fn pointer(bytes: &[u8]) -> Option<Instead> {
 pub const MERGE: &str = "merge_and_unload()";
 
 /// Recognizes an adapter of PEFT, which is a difference to the weights of another folder.
-pub fn adapter(folder: &Path) -> Option<Instead> {
+pub fn adapter(folder: &Path) -> Option<FolderContent> {
     let names = ["adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"];
     let name = names.into_iter().find(|name| is_there(folder, name))?;
     let new = beside(folder, "merged");
@@ -44,7 +44,7 @@ pub fn adapter(folder: &Path) -> Option<Instead> {
          AutoPeftModelForCausalLM.from_pretrained({:?}).{MERGE}.save_pretrained({new:?})",
         folder.display().to_string()
     ));
-    Some(Instead {
+    Some(FolderContent {
         what: format!("`{name}` is of a PEFT adapter (such as LoRA), which is no whole model"),
         remedy: format!(
             "merge it with `{merged}`, copy the tokenizer's files there, and name that folder; if the folder has merged \
@@ -134,7 +134,7 @@ const FORMS: [Form; 7] = [
 ];
 
 /// Recognizes what the weights in a folder without safetensors files of transformers are.
-pub fn other_form(folder: &Path) -> Option<Instead> {
+pub fn other_form(folder: &Path) -> Option<FolderContent> {
     /// Names that are looked at.
     const MOST: usize = 10_000;
     let listed = std::fs::read_dir(folder).ok()?.take(MOST);
@@ -148,7 +148,7 @@ pub fn other_form(folder: &Path) -> Option<Instead> {
     if let Some(pointer) = start_of(&folder.join(name)).and_then(|bytes| pointer(&bytes)) {
         remedy = format!("{pointer}; then {remedy}");
     }
-    Some(Instead { what: format!("`{}` {}", name.escape_debug(), form.what), remedy })
+    Some(FolderContent { what: format!("`{}` {}", name.escape_debug(), form.what), remedy })
 }
 
 /// The bytes of a file, if they may be a pointer.

@@ -25,6 +25,13 @@ pub(super) struct Keys {
     pub(super) asked: Vec<&'static str>,
 }
 
+/// The number that a key has.
+#[derive(Clone, Copy)]
+pub(super) struct Number {
+    pub(super) key: &'static str,
+    pub(super) value: usize,
+}
+
 impl Keys {
     /// A key's value; null is as if it were not there.
     pub(super) fn get(&mut self, key: &'static str) -> Option<Value> {
@@ -109,11 +116,12 @@ impl Keys {
         vocab
     }
 
-    /// That `of`, the value of a key, divides `whole`, that of another.
-    pub(super) fn divides(&mut self, (whole, of): (&str, &str), [n, parts]: [usize; 2], why: &str) {
-        if !n.is_multiple_of(parts) {
+    /// That the value of one key divides that of another.
+    pub(super) fn divides(&mut self, part: Number, whole: Number, why: &str) {
+        if !whole.value.is_multiple_of(part.value) {
             self.wrong.push(format!(
-                "`{whole}` is {n}, not a multiple of `{of}`, which is {parts}: {why}"
+                "`{}` is {}, not a multiple of `{}`, which is {}: {why}",
+                whole.key, whole.value, part.key, part.value
             ));
         }
     }

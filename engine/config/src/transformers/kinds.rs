@@ -1,6 +1,6 @@
 //! The classes that are built here, and what a model of another class is.
 
-use super::Refused;
+use super::Refusal;
 use files::json::shown;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -12,12 +12,12 @@ const BUILT: [&str; 5] = ["gpt2", "llama", "mistral", "qwen2", "qwen3"];
 type Keys = BTreeMap<String, Value>;
 
 /// The class of a model, one of those that are built.
-pub(super) fn built(keys: &Keys) -> Result<&'static str, Refused> {
+pub(super) fn built(keys: &Keys) -> Result<&'static str, Refusal> {
     let built = BUILT.join(", ");
     let remedy = format!("use a model of {built}: see docs/models.md");
     let Some(kind) = keys.get("model_type") else {
         let why = format!("`model_type` is missing: {built} are built here");
-        return Err(Refused::because(why, super::MEND));
+        return Err(Refusal::because(why, super::MEND));
     };
     if let Some(known) = BUILT.into_iter().find(|known| kind == known) {
         return Ok(known);
@@ -30,7 +30,7 @@ pub(super) fn built(keys: &Keys) -> Result<&'static str, Refused> {
         }
         None => remedy,
     };
-    Err(Refused::because(format!("`model_type` is {}: {what}", shown(kind)), remedy))
+    Err(Refusal::because(format!("`model_type` is {}: {what}", shown(kind)), remedy))
 }
 
 /// What a model of the class `kind` is, where its keys show it, and which class that is built here it has inside.

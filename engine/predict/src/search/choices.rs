@@ -4,7 +4,7 @@
 use super::{Brief, Candidate, TOLD, worded};
 use crate::plan::fits;
 use crate::simulate::SimulateError;
-use config::{Accumulate, Config, Placement, Recompute, Speculated, UpdateMode};
+use config::{Accumulate, Config, Placement, Recompute, SpeculatedFraction, UpdateMode};
 use layout::build::{RankLayout, lay_out, update_mode, vertical_width};
 use layout::gpu::is_sound;
 use offload::GradAccumulation;
@@ -192,7 +192,7 @@ fn shares_ahead(waited: f64, holds: impl Fn(usize) -> bool) -> Vec<usize> {
 fn ahead(config: &Config, parts: usize) -> Config {
     let mut config = config.clone();
     config.offload.update = UpdateMode::Speculative;
-    config.offload.speculated_fraction = Speculated::Share(parts as f32 / AHEAD as f32);
+    config.offload.speculated_fraction = SpeculatedFraction::Share(parts as f32 / AHEAD as f32);
     config
 }
 

@@ -4,8 +4,8 @@ use super::super::exit::{Failed, code};
 use super::super::{print, print_json};
 use super::{failed, open};
 use checkpoint::inspect::{Distance, STATE_NAMES, config_differences, differences_of, distances};
-use checkpoint::{Checkpoint, Difference, Kind};
-use config::Loaded;
+use checkpoint::{Checkpoint, Difference};
+use config::{Loaded, ResumeEffect};
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::path::Path;
@@ -29,7 +29,7 @@ pub(super) fn run([a, b]: [&Path; 2], as_json: bool) -> Result<(), Failed> {
 /// Refuses a change to anything but the layout.
 pub(super) fn only_layout(stored: &Loaded, now: &Loaded) -> Result<(), Failed> {
     let all = differences_of(stored, now);
-    let other: Vec<_> = all.iter().filter(|d| d.kind == Kind::Experiment).collect();
+    let other: Vec<_> = all.iter().filter(|d| d.effect == ResumeEffect::Experiment).collect();
     if other.is_empty() {
         return Ok(());
     }
@@ -42,12 +42,12 @@ fn is_equal(all: &[Distance]) -> bool {
     all.iter().all(|d| d.states == Ok([None; 4]))
 }
 
-const fn name(kind: Kind) -> &'static str {
+const fn name(kind: ResumeEffect) -> &'static str {
     match kind {
-        Kind::Harmless => "harmless",
-        Kind::Placement => "placement",
-        Kind::Layout => "layout",
-        Kind::Experiment => "experiment",
+        ResumeEffect::Harmless => "harmless",
+        ResumeEffect::Placement => "placement",
+        ResumeEffect::Layout => "layout",
+        ResumeEffect::Experiment => "experiment",
     }
 }
 
@@ -61,8 +61,13 @@ fn in_words(
     if configs.is_empty() {
         text += "the configs are the same\n";
     }
-    for kind in [Kind::Harmless, Kind::Placement, Kind::Layout, Kind::Experiment] {
-        let of_kind: Vec<_> = configs.iter().filter(|d| d.kind == kind).collect();
+    for kind in [
+        ResumeEffect::Harmless,
+        ResumeEffect::Placement,
+        ResumeEffect::Layout,
+        ResumeEffect::Experiment,
+    ] {
+        let of_kind: Vec<_> = configs.iter().filter(|d| d.effect == kind).collect();
         if !of_kind.is_empty() {
             let _ = writeln!(text, "{}:", kind.words());
         }
@@ -93,7 +98,7 @@ fn in_words(
 
 fn in_json((a, b): (&Checkpoint, &Checkpoint), configs: &[Difference], all: &[Distance]) -> Value {
     let side = |c: &Checkpoint| json!({ "path": c.path(), "step": c.step() });
-    let config = |d: &Difference| json!({ "key": d.key, "a": d.values[0], "b": d.values[1], "kind": name(d.kind) });
+    let config = |d: &Difference| json!({ "key": d.key, "a": d.values[0], "b": d.values[1], "kind": name(d.effect) });
     let tensor = |d: &Distance| match &d.states {
         Err(why) => json!({ "name": d.name, "problem": why }),
         // What is not finite is null, as in metrics.

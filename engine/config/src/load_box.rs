@@ -1,0 +1,61 @@
+//! From the file of a box to its description.
+
+use super::file::read;
+use super::parse::{A_BOX, parse, stem};
+use super::reading::reader::Reader;
+use super::reading::report::{ConfigError, Problem, Spot};
+use super::reading::value::Complaint;
+use super::{BoxConfig, bundled};
+use std::path::Path;
+
+/// Reads the description of a box: a file such as `configs/boxes/dgx2.ron`, or a bundled one by its name.
+pub fn load_box(path: &Path) -> Result<BoxConfig, ConfigError> {
+    let mut reader = Reader::default();
+    let described = box_of(&mut reader, "", &path.display().to_string());
+    if reader.problems.is_empty() {
+        return Ok(described);
+    }
+    Err(reader.into_error(&path.display().to_string()))
+}
+
+/// The box in the file at `path`, which is the value of `key`. Errors of the file are added to
+/// the reader's, and the places of its keys stand below `key`.
+pub(super) fn box_of(reader: &mut Reader, key: &str, path: &str) -> BoxConfig {
+    let mut inner = Reader::default();
+    // Stands in for a box that cannot be read.
+    let mut described = BoxConfig { machines: 1, ..BoxConfig::default() };
+    if reader.stored && !reader.boxless && reader.ok(&[key]) {
+        reader.report_box(key, path);
+    }
+    if reader.boxless || !reader.ok(&[key]) {
+        reader.mark_bad(&format!("{key}.gpus"));
+        return described;
+    }
+    let (text, dir) = match bundled::text(path) {
+        Some(text) => (Ok(text.to_owned()), None),
+        None => (read(Path::new(path)), Some(Path::new(path).parent().unwrap_or(Path::new("")))),
+    };
+    match text {
+        Ok(text) => {
+            let text = text.strip_prefix('\u{FEFF}').unwrap_or(&text);
+            if let Some(root) = parse(&mut inner, text, path, dir, &A_BOX) {
+                inner.report_duplicates(&root, "");
+                described = inner.read(&root, "a box", |s| BoxConfig::read(s, &stem(path)));
+            }
+        }
+        Err(Complaint { message, help }) => {
+            let message = format!("cannot read the box `{path}`: {message}");
+            let bundled = || format!("{help}; `onebox boxes` lists the boxes that need no file");
+            let help = bundled::near(path).unwrap_or_else(bundled);
+            let spots = reader.places.get(key).map(|at| Spot::At(*at, String::new()));
+            let spots = spots.into_iter().collect();
+            reader.mark_bad(&format!("{key}.gpus"));
+            reader.problems.push(Problem { key: key.into(), message, help, spots });
+        }
+    }
+    if !inner.problems.is_empty() {
+        reader.mark_bad(&format!("{key}.gpus"));
+    }
+    reader.absorb(inner, key);
+    described
+}
