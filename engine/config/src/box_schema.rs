@@ -6,7 +6,7 @@ use super::machine::{self, TopologyNumber};
 use super::reading::key::Declaration;
 use super::reading::section::{Or, Section};
 use super::reading::value::Interval;
-use device::sim::Fact;
+use super::era::Fact;
 use std::sync::Arc;
 use topology::{Machine, counted};
 

@@ -5,12 +5,13 @@
 //! place of every value, and prints what is wrong there.
 
 mod box_schema;
-pub(crate) mod bundled;
+pub mod bundled;
 mod checks;
 mod data;
 mod data_rules;
 mod declare;
 mod device;
+mod era;
 mod file;
 mod find_box;
 mod keys;
@@ -33,10 +34,10 @@ mod schema;
 mod sources;
 mod states;
 mod streaming;
-pub(crate) mod tokenizers;
+pub mod tokenizers;
 mod told;
 mod train;
-pub(crate) mod transformers;
+pub mod transformers;
 mod write;
 
 #[cfg(test)]
@@ -46,7 +47,8 @@ pub(crate) use box_schema::MEASURED_OPS;
 pub use box_schema::{BoxConfig, GpuConfig, HostConfig, MeasuredConfig};
 pub use checks::{MachineRules, Violation};
 pub use data::{ControlTokens, DataConfig, DataFormat, DataOrder, Packing};
-pub use device::DeviceConfig;
+pub use self::device::DeviceConfig;
+pub use era::Fact;
 pub use find_box::find_box;
 pub use keys::{box_keys, keys};
 pub(crate) use load::load_of_run;
