@@ -304,6 +304,7 @@ fn failed(path: &Path) -> impl FnOnce(io::Error) -> RewriteError {
 mod tests {
     use super::*;
     use crate::config::load_str;
+    use crate::data::Corpus;
     use crate::train::build::build;
     use std::sync::{Mutex, PoisonError};
 
@@ -315,7 +316,7 @@ mod tests {
                             data: (train: \"x\"), train: (steps: 1))";
         let config = load_str(RON, "a.ron", Path::new("."), &[]).unwrap().config;
         let (built, folder) = (build(&config), tempfile::tempdir().unwrap());
-        let data = Dataset::noise(config.model.seq_len);
+        let data = Corpus::noise(config.model.seq_len).into();
         let asked = Mutex::new(Vec::new());
         let begun = Mutex::new(None);
         let begin = |tensor| {
@@ -361,7 +362,7 @@ mod tests {
                             data: (train: \"x\"), train: (steps: 1))";
         let config = load_str(RON, "a.ron", Path::new("."), &[]).unwrap().config;
         let (built, folder) = (build(&config), tempfile::tempdir().unwrap());
-        let data = Dataset::noise(config.model.seq_len);
+        let data = Corpus::noise(config.model.seq_len).into();
         let zeros = |_: (usize, usize), _: Range<usize>, out: &mut [f32]| {
             out.fill(0.0);
             Ok(())

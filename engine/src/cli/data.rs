@@ -156,12 +156,7 @@ pub(super) fn read_to_show(config: &Config) -> Result<(Option<Tokenizer>, Datase
 pub(super) fn check(config: &Config, names_all: bool) -> Result<Dataset, Failed> {
     let tokenizer = tokenizer(config)?;
     look(config)?;
-    for list in Look::compare(&config.data).map_err(|e| Failed::new(code::DATA, e))? {
-        let list = Shown(&list);
-        say(&format!(
-            "note: {list}: an older onebox wrote it, without hashes: bytes are not compared"
-        ));
-    }
+    Look::compare(&config.data).map_err(|e| Failed::new(code::DATA, e))?;
     let how = How { names_all, ..How::default() };
     read(config, tokenizer.as_ref(), how).map_err(|e| Failed::new(code::DATA, e))
 }

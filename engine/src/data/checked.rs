@@ -6,20 +6,21 @@ use super::documents::{Documents, Room};
 use super::identity::{Identity, Pieces, Segment};
 use super::megatron::Index;
 use super::problem::{Failure, Problem, at};
-use super::sealed::{self, Magic};
-use super::store::{STAMP, Stamp, Store, TokenFile, Unread, failure, largest, widened};
+use super::sealed;
+use super::store::{Stamp, Store, TokenFile, Unread, failure, largest, widened};
 use super::tokens::Cache;
 use super::utf8::{self, NotUtf8};
 use crate::report::reading::Reading;
+use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf, absolute};
 use std::time::SystemTime;
 use xxhash_rust::xxh3::Xxh3Default;
 
-/// What a pass over all tokens has found.
-const SET: &Magic = b"onebox checked 2";
-/// Which files are text.
-const TEXTS: &Magic = b"onebox texts  2\n";
+/// The version of what a pass over all tokens finds, in the hash of each.
+const SET: &[u8] = b"onebox checked 3";
+/// The version of the lists of files that are text.
+const TEXTS: &[u8] = b"onebox texts  3\n";
 /// The work that is done again where what was found cannot be kept.
 const AGAIN: &str = "the data will be checked again";
 /// Bytes that are checked faster than a file of the cache folder is written.
@@ -41,7 +42,7 @@ pub(crate) struct Checks<'a> {
 }
 
 /// Of a pass over all tokens.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Found {
     pub(super) identity: Identity,
     pub(super) segments: Vec<Segment>,
@@ -116,9 +117,7 @@ impl Checks<'_> {
             let name = format!("{:032x}.checked", name(files, (store.width, split), of));
             Some(self.cache.folder.as_ref()?.join(name))
         });
-        let known = kept.as_deref().and_then(|path| sealed::read(path, SET));
-        let sizes = [store.num_segments(), indexes.len() + masks.len()];
-        if let Some(found) = known.and_then(|bytes| Found::from_bytes(&bytes, sizes)) {
+        if let Some(found) = kept.as_deref().and_then(sealed::read) {
             return Ok(found);
         }
         for (segment, index) in indexes.iter().enumerate() {
@@ -140,8 +139,7 @@ impl Checks<'_> {
         let found = Found { identity, segments, beside: beside.map_err(failure)? };
         let settled = |files: &Vec<&TokenFile>| files.iter().all(|file| file.stamp.is_settled(now));
         if files.as_ref().is_some_and(settled) {
-            let parts = std::iter::once(found.to_bytes());
-            self.cache.keep(kept.as_deref(), SET, parts, AGAIN);
+            self.cache.keep(kept.as_deref(), AGAIN, |path| sealed::write(path, &found));
         }
         Ok(found)
     }
@@ -179,34 +177,6 @@ impl Checks<'_> {
     }
 }
 
-impl Found {
-    fn to_bytes(&self) -> Vec<u8> {
-        let Identity { train, held_out } = self.identity;
-        let sums = self.segments.iter().map(|segment| segment.sum);
-        let hashes = [train, held_out].into_iter().chain(sums).chain(self.beside.iter().copied());
-        let largest = self.segments.iter().flat_map(|segment| segment.largest.to_le_bytes());
-        hashes.flat_map(u128::to_le_bytes).chain(largest).collect()
-    }
-
-    fn from_bytes(bytes: &[u8], [segments, beside]: [usize; 2]) -> Option<Self> {
-        let (hashes, largest) = bytes.split_at_checked(16 * (2 + segments + beside))?;
-        let hashes = hashes.as_chunks().0.iter().map(|hash| u128::from_le_bytes(*hash));
-        let hashes: Vec<u128> = hashes.collect();
-        let ([train, held_out], rest) = hashes.split_first_chunk()?;
-        let (sums, beside) = rest.split_at(segments);
-        let (largest, []) = largest.as_chunks() else { return None };
-        let segment = |(largest, sum): (&[u8; 4], &u128)| Segment {
-            largest: u32::from_le_bytes(*largest),
-            sum: *sum,
-        };
-        (largest.len() == segments).then(|| Self {
-            identity: Identity { train: *train, held_out: *held_out },
-            segments: largest.iter().zip(sums).map(segment).collect(),
-            beside: beside.to_vec(),
-        })
-    }
-}
-
 /// By everything that a pass over the files depends on.
 fn name<'a>(
     files: impl Iterator<Item = &'a TokenFile>,
@@ -237,7 +207,7 @@ fn path_of(store: &Store, segment: usize) -> &Path {
 pub(super) struct Texts<'a> {
     checks: Checks<'a>,
     path: Option<PathBuf>,
-    known: HashMap<[u8; STAMP], Option<NotUtf8>>,
+    known: HashMap<Stamp, Option<NotUtf8>>,
     found: Vec<(Stamp, Option<NotUtf8>)>,
     /// Bytes that had to be looked at.
     looked_at: u64,
@@ -247,19 +217,20 @@ impl<'a> Texts<'a> {
     /// Of the files that `named` stands for.
     pub(super) fn of(named: &str, checks: Checks<'a>) -> Self {
         let mut hash = Xxh3Default::new();
+        hash.update(TEXTS);
         let absolute = absolute(named).unwrap_or_else(|_| named.into());
         hash.update(absolute.as_os_str().as_encoded_bytes());
         let name = format!("{:032x}.texts", hash.digest128());
         let path = checks.cache.folder.as_ref().map(|folder| folder.join(name));
-        let kept = path.as_deref().and_then(|path| sealed::read(path, TEXTS));
-        let known = kept.and_then(|bytes| verdicts(&bytes)).unwrap_or_default();
+        let kept: Option<Vec<_>> = path.as_deref().and_then(sealed::read);
+        let known = kept.into_iter().flatten().collect();
         Self { checks, path, known, found: Vec::new(), looked_at: 0 }
     }
 
     /// Where a file ceases to be text.
     pub(super) fn fault(&mut self, file: &TokenFile) -> Result<Option<NotUtf8>, Unread> {
         let stamp = file.stamp;
-        let fault = match self.known.get(&stamp.to_bytes()) {
+        let fault = match self.known.get(&stamp) {
             Some(fault) => *fault,
             None => {
                 self.looked_at += stamp.bytes;
@@ -276,37 +247,8 @@ impl<'a> Texts<'a> {
         if self.looked_at < WORTH_KEEPING {
             return;
         }
-        let settled = self.found.iter().filter(|(stamp, _)| stamp.is_settled(began));
-        let bytes = settled.flat_map(|(stamp, fault)| {
-            let (kind, byte, offset) = match *fault {
-                None => (0, 0, 0),
-                Some(NotUtf8::BadByte { offset, byte }) => (1, byte, offset),
-                Some(NotUtf8::Cut { offset }) => (2, 0, offset),
-            };
-            [&stamp.to_bytes()[..], &[kind, byte], &offset.to_le_bytes()].concat()
-        });
-        let parts = std::iter::once(bytes.collect());
-        self.checks.cache.keep(self.path.as_deref(), TEXTS, parts, AGAIN);
+        let settled: Vec<_> =
+            self.found.iter().filter(|(stamp, _)| stamp.is_settled(began)).collect();
+        self.checks.cache.keep(self.path.as_deref(), AGAIN, |path| sealed::write(path, &settled));
     }
-}
-
-/// Bytes of a file's stamp, a kind, a byte and an offset.
-const VERDICT: usize = STAMP + 10;
-
-/// As they were kept, by the bytes of a file's stamp.
-fn verdicts(bytes: &[u8]) -> Option<HashMap<[u8; STAMP], Option<NotUtf8>>> {
-    let (all, []) = bytes.as_chunks::<VERDICT>() else { return None };
-    let one = |bytes: &[u8; VERDICT]| {
-        let (stamp, fault) = bytes.split_first_chunk::<STAMP>()?;
-        let (&[kind, byte], offset) = fault.split_first_chunk()?;
-        let offset = u64::from_le_bytes(offset.try_into().ok()?);
-        let fault = match kind {
-            0 => None,
-            1 => Some(NotUtf8::BadByte { offset, byte }),
-            2 => Some(NotUtf8::Cut { offset }),
-            _ => return None,
-        };
-        Some((*stamp, fault))
-    };
-    all.iter().map(one).collect()
 }

@@ -2,7 +2,7 @@
 
 use super::bad_rows::BadRows;
 use super::identity::Pieces;
-use super::mask::{self, Bits, Mask, Masks};
+use super::mask::{Bits, Mask, Masks};
 use super::origins::{Origin, Origins};
 use super::pack::Packed;
 use super::store::Unread;
@@ -176,12 +176,6 @@ impl Documents {
     pub(super) fn push_mask(&mut self, start: usize, mask: Mask) {
         let Targets::InFiles { masks, .. } = &mut self.targets else { unreachable!("as above") };
         masks.push(start, mask);
-    }
-
-    /// The mask of all documents, each of which came with what of it counts.
-    pub(super) fn mask(&self) -> Vec<u8> {
-        let Targets::Some { counted, of } = &self.targets else { unreachable!("all tokens count") };
-        mask::written(of, counted)
     }
 
     /// Adds a document, divided where it is too long, and returns its parts.

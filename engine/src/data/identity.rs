@@ -2,6 +2,7 @@
 
 use super::cores;
 use super::store::{Store, Unread, largest};
+use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -16,7 +17,7 @@ const TOGETHER: usize = 1 << 12;
 
 /// xxh3, 128 bits, of the tokens as 32-bit numbers. How many bytes a token has in its file, and how files are cut, do
 /// not matter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
     /// Of the training part.
     pub train: u128,
@@ -49,7 +50,7 @@ impl Identity {
 }
 
 /// What a pass finds in a segment.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Segment {
     pub(super) largest: u32,
     /// The sum of the hashes of its parts in all chunks, each with its place: that of other tokens is another one.

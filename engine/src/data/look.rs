@@ -13,7 +13,7 @@ use crate::config::{Config, DataConfig, Packing};
 use crate::report::reading::Reading;
 use std::fs::File;
 use std::io::{Read, Seek};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Bytes of text by which a tokenizer is measured.
 const SAMPLE: u64 = 64 << 10;
@@ -64,9 +64,8 @@ impl Look {
         Ok(look)
     }
 
-    /// Compares all bytes of prepared tokens with the hashes that were written. Returns the lists of those that have none.
-    pub(crate) fn compare(data: &DataConfig) -> Result<Vec<PathBuf>, DataError> {
-        let mut without = Vec::new();
+    /// Compares all bytes of prepared tokens with the hashes that were written.
+    pub(crate) fn compare(data: &DataConfig) -> Result<(), DataError> {
         for (key, sources) in [("data.train", &data.train), ("data.validation", &data.validation)] {
             for text in sources.paths().filter(|_| !data.format.is_text()) {
                 let (files, source) = named(text, &data.format, false).map_err(in_key(key))?;
@@ -74,13 +73,12 @@ impl Look {
                 let reading =
                     Reading::new("comparing bytes", bytes.map(|file| file.len()).sum(), false);
                 for folder in prepared::folders(text, &files, source.from_directory) {
-                    let list = prepared::check_bytes(folder, &|bytes| reading.add(bytes));
-                    without.extend(list.map_err(in_key(key))?);
+                    prepared::check_bytes(folder, &|bytes| reading.add(bytes))
+                        .map_err(in_key(key))?;
                 }
             }
         }
-        without.dedup();
-        Ok(without)
+        Ok(())
     }
 
     fn part(&mut self, text: &str, (data, warn): (&DataConfig, bool)) -> Result<(), Failure> {

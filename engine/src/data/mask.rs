@@ -7,7 +7,6 @@
 use super::megatron::{Fault, Index};
 use super::open::open_regular;
 use super::problem::Problem;
-use super::sealed::Magic;
 use super::store::{TokenFile, Unread};
 use crate::config::{DataFormat, Packing};
 use std::ops::Range;
@@ -15,7 +14,7 @@ use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_64;
 
 /// At the start of each file.
-const MAGIC: &Magic = b"onebox targets 1";
+const MAGIC: &[u8; 16] = b"onebox targets 1";
 /// Bytes before the counts of documents.
 const HEAD: u64 = 32;
 /// Bytes that have a hash together.
@@ -199,7 +198,7 @@ impl Mask {
     }
 
     /// Calls `each` with the number among these tokens of the file of each one that does not count. The bits are of this mask.
-    fn not_counted(
+    pub(super) fn not_counted(
         &self,
         tokens: Range<usize>,
         bits: &mut Bits<'_>,

@@ -45,6 +45,7 @@ mod rows;
 mod sealed;
 mod store;
 mod text;
+mod token_part;
 mod tokenizer;
 mod tokens;
 mod touched;
@@ -57,6 +58,7 @@ pub(crate) use checked::Checks;
 use checked::Found;
 pub(crate) use cores::texts_at_once;
 pub use dataset::Dataset;
+pub(crate) use dataset::Sample;
 pub use document::Document;
 use documents::{Documents, Room};
 pub use identity::Identity;
@@ -272,7 +274,8 @@ impl Corpus {
     pub fn of_documents(
         train: &[Document],
         held_out: &[Document],
-        (seq_len, packs): (usize, bool),
+        seq_len: usize,
+        packs: bool,
     ) -> Self {
         let documents = Some(Documents::that_say(Room::new(seq_len, false, false)));
         let mut data = Self { documents, packs, ..Self::of_width(4, seq_len) };
@@ -337,12 +340,7 @@ impl Corpus {
     }
 
     /// The place of sample `number` of a run, counted from 0 over all its steps of `per_step` samples, in this order.
-    pub(crate) fn place(
-        &self,
-        order: DataOrder,
-        seed: u64,
-        (number, per_step): (u64, u64),
-    ) -> usize {
+    pub(crate) fn place(&self, order: DataOrder, seed: u64, number: u64, per_step: u64) -> usize {
         match order {
             DataOrder::Random => self.sample(seed, 1 + number / per_step, number % per_step),
             DataOrder::Shuffled => self.shuffled(seed, number),
@@ -368,7 +366,7 @@ impl Corpus {
     }
 
     /// How many documents the sample at `place` holds, and how many of its `seq_len` places are no padding; of windows nothing.
-    fn held(&self, place: usize) -> Option<(u64, u64)> {
+    pub(crate) fn held(&self, place: usize) -> Option<(u64, u64)> {
         self.documents.as_ref().map(|documents| documents.held(place))
     }
 

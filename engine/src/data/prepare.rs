@@ -6,29 +6,28 @@
 
 use super::bad_rows::BadRows;
 use super::checked::Checks;
-use super::documents::{Documents, Room};
 use super::mask;
-use super::megatron::{self, path_of};
 use super::open::open_regular;
 use super::parts::{Place, Sizes, Texts};
-use super::prepared::{self, MANIFEST, Manifest, Part, SourceText, VERSION, Written, hex, partial};
+use super::prepared::{self, MANIFEST, Manifest, Part, SourceText, VERSION, partial};
 use super::problem::{DataError, Failure, Problem, at, in_key, settle};
 use super::read::{Source, named};
 use super::rows::Lines;
 use super::store::{TokenFile, failure};
 use super::text::text_files;
+use super::token_part::{self, TokenPart, hex};
 use super::tokens::Cache;
-use super::{Corpus, Rowed, Tokenizer};
+use super::{Rowed, Tokenizer};
 use crate::config::DataFormat;
 use crate::report::reading::Reading;
 use crate::report::shown::Shown;
 use crate::run_dir::durable::sync_folder;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{self, BufReader, Seek, SeekFrom, Write};
+use std::io::{self, BufReader, Seek, SeekFrom};
 use std::path::{Path, PathBuf, absolute};
 use std::time::SystemTime;
-use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
+use xxhash_rust::xxh3::xxh3_128;
 
 /// Held while something is being written. Runs have a `.lock`: their folders are no place for tokens.
 const LOCK: &str = ".prepare.lock";
@@ -79,16 +78,6 @@ pub(crate) enum PrepareError {
     Write { path: PathBuf, error: io::Error },
     #[error("{}: {why}", Shown(path))]
     Refused { path: PathBuf, why: String },
-}
-
-/// A part that is not on the disk yet.
-struct Made {
-    tokens: Vec<Vec<u8>>,
-    /// Says where documents begin, where the text has some.
-    index: Option<Vec<u8>>,
-    /// Says which tokens count, of chats.
-    mask: Option<Vec<u8>>,
-    part: Part,
 }
 
 /// The files of a name in the config.
@@ -290,7 +279,7 @@ impl Prepare<'_> {
             let fault = |part: &Part| {
                 part.files
                     .iter()
-                    .find_map(|file| file.check(place, &|bytes| reading.add(bytes)).err())
+                    .find_map(|file| file.open(place, &|bytes| reading.add(bytes)).err())
             };
             let fault = parts.iter().enumerate().find_map(|(i, part)| Some((i, fault(part)?)));
             let is_other = fault.is_some();
@@ -326,7 +315,9 @@ impl Prepare<'_> {
     fn save(&self, manifest: &Manifest) -> Result<(), PrepareError> {
         let path = self.out.join(MANIFEST);
         let json = serde_json::to_vec(manifest).map_err(io::Error::from);
-        json.and_then(|json| write(&path, &[json])).map(drop).map_err(unwritten(&path))
+        json.and_then(|json| token_part::write(&path, &unfinished(&path), &[json]))
+            .map(drop)
+            .map_err(unwritten(&path))
     }
 
     /// Makes the parts of a name that are not there yet.
@@ -355,47 +346,42 @@ impl Prepare<'_> {
                 None => self.of_texts(&named.files, from, reading),
                 Some(with) => self.of_rows(&named.files, (from, rows), with, reading),
             };
-            let Made { tokens, index, mask, mut part } = part.map_err(in_key(named.key))?;
-            fs::create_dir_all(&into).map_err(unwritten(&into))?;
+            let (tokens, mut part) = part.map_err(in_key(named.key))?;
             let path = into.join(self.name(manifest.parts[i].len()));
-            let beside = [(path_of(&path), index), (mask::path_of(&path), mask)];
-            let beside = beside.into_iter().filter_map(|(path, some)| Some((path, vec![some?])));
-            for (path, bytes) in [(path.clone(), tokens)].into_iter().chain(beside) {
-                part.files.push(write(&path, &bytes).map_err(unwritten(&path))?);
-            }
+            let files = tokens.write(&path, self.has_masks(), &unfinished);
+            part.files = files.map_err(unwritten(&path))?;
             manifest.parts[i].push(part);
             self.save(manifest)?;
             kept(manifest.num_parts());
         }
     }
 
-    /// The tokens of some text, by all cores.
+    /// The tokens of some text, by all cores, and the part without its files.
     fn of_texts(
         &self,
         files: &[TokenFile],
         from: Place,
         reading: &Reading,
-    ) -> Result<Made, Failure> {
+    ) -> Result<(TokenPart, Part), Failure> {
         let texts = Texts::new(files, self.tokenizer, self.sizes);
         let text = texts.read(from)?;
         let made = texts.encode(&text, self.width(), &|bytes| reading.add(bytes))?;
-        let tokens = made.iter().map(Vec::len).sum::<usize>() / self.width();
-        let (rows, tokens) = (BadRows::default(), tokens as u64);
+        let made = TokenPart::of_text(made, self.width());
+        let (tokens, rows) = (made.num_tokens(), BadRows::default());
         let part = Part { tokens, files: Vec::new(), text: text.bytes, next: text.next, rows };
-        Ok(Made { tokens: made, index: None, mask: None, part })
+        Ok((made, part))
     }
 
-    /// The tokens of some rows.
+    /// The tokens of some rows, and the part without its files.
     fn of_rows(
         &self,
         files: &[TokenFile],
         (from, mut rows): (Place, BadRows),
         with: &Rowed<'_>,
         reading: &Reading,
-    ) -> Result<Made, Failure> {
+    ) -> Result<(TokenPart, Part), Failure> {
         // The folder is for samples of any length: a run cuts or divides.
-        let documents = Some(Documents::that_say(Room::new(usize::MAX - 1, false, true)));
-        let mut made = Corpus { documents, ..Corpus::of_width(self.width(), 0) };
+        let mut made = TokenPart::of_documents(self.width());
         let (mut next, mut text) = (from, 0);
         while next.file < files.len() && text < self.sizes.part {
             let file = &files[next.file];
@@ -405,7 +391,8 @@ impl Prepare<'_> {
             let mut lines = Lines::after(BufReader::new(opened), next.lines);
             let mut more = true;
             while more && text < self.sizes.part {
-                let read = made.read_some(&file.path, &mut lines, with, &mut rows);
+                let push = &mut |document, _, _: &mut _| made.push(&document);
+                let read = with.read_some(&file.path, &mut lines, &mut rows, push);
                 more = read.map_err(at(&file.path))?;
                 let (offset, number) = lines.place().map_err(unreadable)?;
                 reading.add(offset - next.offset);
@@ -418,15 +405,8 @@ impl Prepare<'_> {
                 next = Place { file: next.file + 1, ..Place::default() };
             }
         }
-        let tokens = made.num_tokens() as u64;
-        let masked = made.documents.as_ref().filter(|_| self.has_masks());
-        let mask = masked.map(Documents::mask);
-        let index = made.documents.map(|documents| {
-            let lengths = (0..documents.len()).map(|document| documents.tokens(document).len());
-            megatron::written(lengths, self.width())
-        });
-        let part = Part { tokens, files: Vec::new(), text, next, rows };
-        Ok(Made { tokens: vec![made.store.into_bytes()], index, mask, part })
+        let part = Part { tokens: made.num_tokens(), files: Vec::new(), text, next, rows };
+        Ok((made, part))
     }
 }
 
@@ -461,21 +441,9 @@ fn others(folder: &Path, parts: &[Part]) -> io::Result<Vec<PathBuf>> {
     Ok(others.map(fs::DirEntry::path).collect())
 }
 
-/// Writes a file that has its name when it is on the disk.
-fn write(path: &Path, parts: &[Vec<u8>]) -> io::Result<Written> {
-    let unfinished = path.with_extension("tmp");
-    let (mut file, mut hash, mut length) = (File::create(&unfinished)?, Xxh3Default::new(), 0);
-    for bytes in parts {
-        file.write_all(bytes)?;
-        hash.update(bytes);
-        length += bytes.len() as u64;
-    }
-    file.sync_all()?;
-    fs::rename(&unfinished, path)?;
-    sync_folder(path.parent().unwrap_or(Path::new(".")))?;
-    let name = path.file_name().unwrap_or_else(|| unreachable!("a part and the list have names"));
-    let name = name.to_string_lossy().into_owned();
-    Ok(Written { name, bytes: length, hash: hex(hash.digest128()) })
+/// The name of a file before it is whole. Nobody else writes in the folder.
+fn unfinished(path: &Path) -> PathBuf {
+    path.with_extension("tmp")
 }
 
 #[cfg(test)]

@@ -80,6 +80,11 @@ pub enum Problem {
     )]
     NewerList { version: u32, known: u32 },
     #[error(
+        "an older onebox wrote it, in format {version} without hashes; make the tokens again: rm -r {0} && onebox data prepare CONFIG {0}",
+        Shown(all)
+    )]
+    OlderList { version: u32, all: PathBuf },
+    #[error(
         "{} says that its tokens are {dtype}, but data.format is {format:?}: {remedy}",
         Shown(index)
     )]

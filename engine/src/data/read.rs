@@ -61,7 +61,7 @@ pub(super) fn named(
         && Path::new(&tokens).is_file();
     let Found { files, from_directory, runs } = find_files(if by_prefix { &tokens } else { text })?;
     if !format.is_text() {
-        prepared::check((text, format), &files, from_directory)?;
+        prepared::check(text, &files, from_directory)?;
     }
     if from_directory && let Some((train, held_out)) = held_out_among(&files) {
         let problem = Problem::HeldOutToo { train, held_out };

@@ -46,6 +46,52 @@ impl Rowed<'_> {
         let divides = self.packing == Packing::Documents && *self.format != DataFormat::Chat;
         Room::new(seq_len, self.truncate, divides)
     }
+
+    /// Calls `push` with the document of each of the next rows and the number of its line. False: there was no row.
+    pub(super) fn read_some(
+        &self,
+        path: &Path,
+        lines: &mut Lines<BufReader<std::fs::File>>,
+        bad: &mut BadRows,
+        push: &mut dyn FnMut(Document, u64, &mut BadRows),
+    ) -> Result<bool, Problem> {
+        let (mut rows, mut bytes) = (Vec::new(), 0);
+        // The first ones alone, in case that none of all can be used.
+        let at_once = if bad.rows < FIRST_ROWS { FIRST_ROWS - bad.rows } else { AT_ONCE };
+        while rows.len() < at_once && bytes < BYTES_AT_ONCE {
+            let Some((number, row)) = lines.next().map_err(Problem::Unreadable)? else { break };
+            bytes += row.as_ref().map_or(0, String::len);
+            rows.push((number, row));
+        }
+        let texts: Vec<Result<&str, &str>> = rows
+            .iter()
+            .map(|(_, row)| row.as_ref().map(String::as_str).map_err(String::as_str))
+            .collect();
+        let document = |i: usize| texts[i].map_err(str::to_owned).and_then(|t| self.rows.read(t));
+        let is_slow = |i: usize| document(i).is_err_and(|why| why.contains(TOO_LONG));
+        let may_end = bad.rows == 0 && !self.names_all && texts.len() >= SLOW_ROWS;
+        let texts = match may_end && (0..SLOW_ROWS).all(is_slow) {
+            true => &texts[..SLOW_ROWS],
+            false => &texts[..],
+        };
+        bad.rendered += self.rows.count_rendered(texts);
+        let make = || cores::map(texts.len(), document);
+        let documents = self.cache.documents(self.rows.hash(), texts, make);
+        for ((number, _), document) in rows.iter().zip(documents) {
+            bad.rows += 1;
+            match document {
+                Ok((document, unread)) => {
+                    bad.unread.add(&unread);
+                    push(document, *number, bad);
+                }
+                Err(why) => bad.add((path, *number), &why),
+            }
+        }
+        match bad.give_up() {
+            true => Err(Problem::BadRows { rows: Box::new(std::mem::take(bad)) }),
+            false => Ok(!rows.is_empty()),
+        }
+    }
 }
 
 impl Corpus {
@@ -82,7 +128,10 @@ impl Corpus {
             bytes += file.metadata().map_err(Problem::Unreadable).map_err(at(path))?.len();
             self.num_files += 1;
             let mut lines = Lines::new(BufReader::new(file));
-            while self.read_some(path, &mut lines, with, &mut bad).map_err(at(path))? {}
+            let mut push = |document, number, bad: &mut BadRows| {
+                self.push_row(document, (path, number), bad);
+            };
+            while with.read_some(path, &mut lines, &mut bad, &mut push).map_err(at(path))? {}
         }
         let ended = source.end(Path::new(text), bytes).map_err(at(Path::new(text)))?;
         self.left_out.append(ended);
@@ -92,52 +141,6 @@ impl Corpus {
         }
         settle(Path::new(text), bad)?;
         Ok(files)
-    }
-
-    /// Appends the documents of the next rows. False: there was none.
-    pub(super) fn read_some(
-        &mut self,
-        path: &Path,
-        lines: &mut Lines<BufReader<std::fs::File>>,
-        with: &Rowed<'_>,
-        bad: &mut BadRows,
-    ) -> Result<bool, Problem> {
-        let (mut rows, mut bytes) = (Vec::new(), 0);
-        // The first ones alone, in case that none of all can be used.
-        let at_once = if bad.rows < FIRST_ROWS { FIRST_ROWS - bad.rows } else { AT_ONCE };
-        while rows.len() < at_once && bytes < BYTES_AT_ONCE {
-            let Some((number, row)) = lines.next().map_err(Problem::Unreadable)? else { break };
-            bytes += row.as_ref().map_or(0, String::len);
-            rows.push((number, row));
-        }
-        let texts: Vec<Result<&str, &str>> = rows
-            .iter()
-            .map(|(_, row)| row.as_ref().map(String::as_str).map_err(String::as_str))
-            .collect();
-        let document = |i: usize| texts[i].map_err(str::to_owned).and_then(|t| with.rows.read(t));
-        let is_slow = |i: usize| document(i).is_err_and(|why| why.contains(TOO_LONG));
-        let may_end = bad.rows == 0 && !with.names_all && texts.len() >= SLOW_ROWS;
-        let texts = match may_end && (0..SLOW_ROWS).all(is_slow) {
-            true => &texts[..SLOW_ROWS],
-            false => &texts[..],
-        };
-        bad.rendered += with.rows.count_rendered(texts);
-        let make = || cores::map(texts.len(), document);
-        let documents = with.cache.documents(with.rows.hash(), texts, make);
-        for ((number, _), document) in rows.iter().zip(documents) {
-            bad.rows += 1;
-            match document {
-                Ok((document, unread)) => {
-                    bad.unread.add(&unread);
-                    self.push_row(document, (path, *number), bad);
-                }
-                Err(why) => bad.add((path, *number), &why),
-            }
-        }
-        match bad.give_up() {
-            true => Err(Problem::BadRows { rows: Box::new(std::mem::take(bad)) }),
-            false => Ok(!rows.is_empty()),
-        }
     }
 
     /// Appends the document of a row, if it is a sample.

@@ -1,98 +1,41 @@
-//! Files in the user's cache folder that are whole or are made again. Each ends with the hash of its content, and gets its
-//! name when it is on the disk. Two runs at once write the same bytes, and the later name stays.
+//! Small files in the user's cache folder: JSON, and the hash of it behind it. A damaged file is made again.
 
-use crate::run_dir::durable::sync_folder;
-use std::fs::{self, File};
-use std::io::{self, Read, Write};
-use std::ops::Range;
-use std::os::unix::fs::FileExt;
-use std::path::Path;
+use super::token_part;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
-use xxhash_rust::xxh3::Xxh3Default;
+use xxhash_rust::xxh3::xxh3_128;
 
-/// The first bytes of a file: the name and the version of its content.
-pub(super) type Magic = [u8; 16];
-/// Bytes of a hash.
-const HASH: usize = 16;
-/// Bytes that are read at once.
-const BLOCK: usize = 1 << 20;
-
-/// The content behind `magic`. None where the file is not there, or not whole.
-pub(super) fn read(path: &Path, magic: &Magic) -> Option<Vec<u8>> {
-    let (file, body) = open(path, magic)?;
-    let mut content = vec![0; (body.end - body.start) as usize];
-    file.read_exact_at(&mut content, body.start).ok()?;
-    Some(content)
-}
-
-/// The open file, and the place of the content behind `magic` in it. None where the file is not there, or not whole.
-pub(super) fn open(path: &Path, magic: &Magic) -> Option<(File, Range<u64>)> {
-    let file = File::open(path).ok()?;
-    let body = whole(&file, magic).unwrap_or_default();
-    if body.is_none() {
-        made_again(path);
+/// The content of a file; none if it is not there, or damaged.
+pub(super) fn read<T: DeserializeOwned>(path: &Path) -> Option<T> {
+    let bytes = fs::read(path).ok()?;
+    let json = bytes.split_last_chunk().filter(|(json, hash)| hash_of(json) == **hash);
+    let content = json.and_then(|(json, _)| serde_json::from_slice(json).ok());
+    if content.is_none() {
+        warn_damaged(path);
     }
-    Some((file, body?))
+    content
 }
 
-/// The place of the content of a file whose hash is right.
-fn whole(mut file: &File, magic: &Magic) -> io::Result<Option<Range<u64>>> {
-    let length = file.metadata()?.len();
-    let Some(end) = length.checked_sub(HASH as u64).filter(|end| *end >= magic.len() as u64) else {
-        return Ok(None);
-    };
-    let mut begin = Magic::default();
-    file.read_exact(&mut begin)?;
-    let mut hash = Xxh3Default::new();
-    hash.update(&begin);
-    let (mut block, mut left) = (vec![0; BLOCK], end - magic.len() as u64);
-    while left > 0 {
-        let some = &mut block[..left.min(BLOCK as u64) as usize];
-        file.read_exact(some)?;
-        hash.update(some);
-        left -= some.len() as u64;
-    }
-    let mut written = [0; HASH];
-    file.read_exact(&mut written)?;
-    let is_whole = begin == *magic && written == hash.digest128().to_le_bytes();
-    Ok(is_whole.then_some(magic.len() as u64..end))
+pub(super) fn write<T: Serialize>(path: &Path, content: &T) -> io::Result<()> {
+    let mut bytes = serde_json::to_vec(content)?;
+    bytes.extend(hash_of(&bytes));
+    token_part::write(path, &unfinished(path), &[bytes]).map(drop)
 }
 
-fn made_again(path: &Path) {
-    tracing::warn!("{}: not what was written; it is made again", path.display());
+fn hash_of(json: &[u8]) -> [u8; 16] {
+    xxh3_128(json).to_le_bytes()
 }
 
-/// Writes `parts`, one behind another. The folder is made.
-pub(super) fn write(
-    path: &Path,
-    magic: &Magic,
-    parts: impl Iterator<Item = Vec<u8>>,
-) -> io::Result<()> {
-    let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
-    fs::create_dir_all(folder)?;
+/// A name for a file before it is whole. Two runs at once write the same bytes, and the later file stays.
+pub(super) fn unfinished(path: &Path) -> PathBuf {
     let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos());
-    let unfinished = path.with_extension(format!("{}-{time}.tmp", std::process::id()));
-    let done = fill(&unfinished, magic, parts)
-        .and_then(|()| fs::rename(&unfinished, path))
-        .and_then(|()| sync_folder(folder));
-    if done.is_err() {
-        // The first error is the one to tell.
-        drop(fs::remove_file(&unfinished));
-    }
-    done
+    path.with_extension(format!("{}-{time}.tmp", std::process::id()))
 }
 
-pub(super) fn fill(
-    path: &Path,
-    magic: &Magic,
-    parts: impl Iterator<Item = Vec<u8>>,
-) -> io::Result<()> {
-    let mut file = File::create_new(path)?;
-    let mut hash = Xxh3Default::new();
-    for part in std::iter::once(magic.to_vec()).chain(parts) {
-        hash.update(&part);
-        file.write_all(&part)?;
-    }
-    file.write_all(&hash.digest128().to_le_bytes())?;
-    file.sync_all()
+pub(super) fn warn_damaged(path: &Path) {
+    tracing::warn!("{}: not what was written; it is made again", path.display());
 }

@@ -7,6 +7,7 @@
 use super::open::open_regular;
 use super::problem::{Failure, Problem};
 use crate::report::shown::Shown;
+use serde::{Deserialize, Serialize};
 use std::fs::{File, Metadata};
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -26,10 +27,10 @@ const AT_ONCE: usize = 16 << 10;
 const BLOCK: usize = 1 << 20;
 
 /// Bytes of a [`Stamp`].
-pub(super) const STAMP: usize = 56;
+const STAMP: usize = 56;
 
 /// Tells a file from others, and from itself before a change.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(super) struct Stamp {
     device: u64,
     inode: u64,
@@ -221,8 +222,7 @@ impl TokenFile {
 
 #[derive(Debug)]
 enum Place {
-    /// From a byte of a file on.
-    File(TokenFile, u64),
+    File(TokenFile),
     Memory(Vec<u8>),
 }
 
@@ -281,20 +281,13 @@ impl Store {
 
     /// Adds the tokens of a file, a whole number of them.
     pub(super) fn push_file(&mut self, file: TokenFile) {
-        let bytes = 0..file.stamp.bytes;
-        self.push_part(file, bytes);
-    }
-
-    /// Adds the tokens in these bytes of a file, a whole number of them.
-    pub(super) fn push_part(&mut self, file: TokenFile, bytes: Range<u64>) {
-        assert!(bytes.end <= file.stamp.bytes, "the bytes are in the file");
-        let length = (bytes.end - bytes.start) as usize;
+        let length = file.stamp.bytes as usize;
         assert!(length.is_multiple_of(self.width), "a file has whole tokens");
         if length == 0 {
             return;
         }
         let end = self.num_tokens() + length / self.width;
-        self.segments.push(Segment { end, place: Place::File(file, bytes.start), most: u32::MAX });
+        self.segments.push(Segment { end, place: Place::File(file), most: u32::MAX });
     }
 
     /// Adds tokens that stay in memory.
@@ -312,15 +305,6 @@ impl Store {
                 self.segments.push(Segment { end, place, most: u32::MAX });
             }
         }
-    }
-
-    /// Those that were pushed as bytes.
-    pub(super) fn into_bytes(self) -> Vec<u8> {
-        let bytes = |segment: Segment| match segment.place {
-            Place::Memory(bytes) => bytes,
-            Place::File(..) => unreachable!("the tokens are in memory"),
-        };
-        self.segments.into_iter().next().map_or_else(Vec::new, bytes)
     }
 
     /// From now on a larger token in a segment is an error. `most`: by segment, as a check has found them.
@@ -348,7 +332,7 @@ impl Store {
     pub(super) fn read(&self, segment: usize, start: usize, out: &mut [u8]) -> Result<(), Unread> {
         let at = (start - self.start(segment)) * self.width;
         match &self.segments[segment].place {
-            Place::File(file, from) => file.read(from + at as u64, out),
+            Place::File(file) => file.read(at as u64, out),
             Place::Memory(bytes) => {
                 out.copy_from_slice(&bytes[at..][..out.len()]);
                 Ok(())
@@ -389,16 +373,16 @@ impl Store {
         if token <= *most {
             return Ok(());
         }
-        let Place::File(file, from) = place else { unreachable!("tokens in memory are checked") };
+        let Place::File(file) = place else { unreachable!("tokens in memory are checked") };
         let why = format!("token {token} stands there now, and {most} was the largest of the file");
-        Err(file.unread(from + ((start - self.start(segment)) * self.width) as u64, why))
+        Err(file.unread(((start - self.start(segment)) * self.width) as u64, why))
     }
 }
 
 impl Segment {
     const fn file(&self) -> Option<&TokenFile> {
         match &self.place {
-            Place::File(file, _) => Some(file),
+            Place::File(file) => Some(file),
             Place::Memory(_) => None,
         }
     }
@@ -502,7 +486,7 @@ mod tests {
         let folder = folder(&[("t.bin", &[1; 100])]);
         let mut store = store(&folder, 2, &["t.bin".into()]);
         assert_eq!(tokens(&store, 10..12).unwrap(), [257, 257]);
-        if let Place::File(file, _) = &mut store.segments[0].place
+        if let Place::File(file) = &mut store.segments[0].place
             && !kept
         {
             file.file = None;

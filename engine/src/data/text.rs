@@ -81,7 +81,7 @@ impl Corpus {
         let (before, mut from) = (self.store.num_tokens(), Place::default());
         while from.file < files.len() {
             let part = texts.read(from)?;
-            with.cache.add_part(&mut self.store, (&texts, &part), &|bytes| reading.add(bytes))?;
+            with.cache.add_part(&mut self.store, &texts, &part, &|bytes| reading.add(bytes))?;
             from = part.next;
         }
         drop(reading);

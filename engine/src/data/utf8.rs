@@ -2,6 +2,7 @@
 
 use super::cores;
 use super::kind::{Kind, NOT_UTF8, TEXT_CUT};
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::ops::Range;
 
@@ -13,7 +14,7 @@ const TOGETHER: usize = 256;
 const LONGEST: usize = 4;
 
 /// Why bytes are no text, and the offset where they cease to be it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NotUtf8 {
     /// This byte begins no character.
     BadByte {

@@ -2,7 +2,7 @@
 //! by what it does. The result is a box, on which `onebox simulate` predicts the `cpu` backend.
 
 use crate::config::{Config, Family, MeasuredConfig, load_str};
-use crate::data::Dataset;
+use crate::data::{Corpus, Dataset};
 use crate::predict::simulate::{RECORDED_STEPS, record};
 use crate::report::metrics::median;
 use crate::run::placement::cores;
@@ -122,7 +122,7 @@ fn time(config: &Config) -> Result<Vec<Timed>, CalibrateError> {
     let trace = Arc::new(Trace::default());
     let options =
         RunOptions { trace: Some(Arc::clone(&trace)), bind: true, ..RunOptions::default() };
-    let data = Arc::new(Dataset::noise(config.model.seq_len));
+    let data = Arc::new(Dataset::from(Corpus::noise(config.model.seq_len)));
     train(config, &built, &data, &options, &mut |_| {}).map_err(|e| failed(&e))?;
     let mut spans = trace.spans();
     spans.retain(|span| span.wrote != built.plan.name(built.meeting));

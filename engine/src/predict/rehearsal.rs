@@ -2,7 +2,7 @@
 //! accounts for memory.
 
 use crate::config::Config;
-use crate::data::Dataset;
+use crate::data::{Corpus, Dataset};
 use crate::predict::simulate::{typical_step, with_steps};
 use crate::run::RunOptions;
 use crate::train::build::{Built, op_scratch};
@@ -43,7 +43,7 @@ fn play(
     steps: impl Iterator<Item = u64>,
     passed: &dyn Fn(u64),
 ) -> Result<(), Error> {
-    let data = Arc::new(Dataset::none(config.model.seq_len));
+    let data = Arc::new(Dataset::from(Corpus::none(config.model.seq_len)));
     let detours: Arc<Detours> = Arc::default();
     let mut trainer = trainer(config, built, (&data, &detours), dev.rank());
     built.gpt.write_constants(dev)?;

@@ -1,7 +1,7 @@
 //! A step of a config on a described box: the very step, on the simulator's clock.
 
 use crate::config::{BoxConfig, Config, DeviceConfig, UpdateMode};
-use crate::data::Dataset;
+use crate::data::{Corpus, Dataset};
 use crate::predict::boxes::{self, BoxError};
 use crate::predict::plan::Report;
 use crate::train::build::{Built, shape, update_mode};
@@ -293,7 +293,7 @@ pub fn record(config: &Config, built: &Built) -> Result<Program, device::Error> 
 fn record_as(config: &Config, built: &Built, checked: bool) -> Result<Program, device::Error> {
     let (tensor, data) = (config.parallel.tensor, config.parallel.data);
     let rank = Rank { tp: 0, tp_size: tensor, dp: 0, dp_size: data };
-    let no_tokens = Arc::new(Dataset::none(config.model.seq_len));
+    let no_tokens = Arc::new(Dataset::from(Corpus::none(config.model.seq_len)));
     let config = with_steps(config, RECORDED_STEPS);
     let first = typical_step(&config);
     let mut trainer = trainer(&config, built, (&no_tokens, &Arc::default()), rank);

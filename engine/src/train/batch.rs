@@ -2,7 +2,7 @@
 //! the step. Which samples a batch holds is a function of the seed, the step and the sample's number alone.
 
 use crate::config::DataOrder;
-use crate::data::{Dataset, Unread};
+use crate::data::{Dataset, Sample, Unread};
 use crate::train::detours::Detours;
 use device::{
     Arena, Device, Dtype, Event, HostContext, HostOp, HostTask,
@@ -101,12 +101,12 @@ pub(crate) struct Samples {
 }
 
 impl Samples {
-    /// Where a sample stands in the data.
-    fn place(&self, step: u64, sample: usize) -> usize {
+    /// A sample of a step.
+    fn sample(&self, step: u64, sample: usize) -> Sample<'_> {
         let seed = self.detours.seed(self.deal.seed, step);
         let samples = self.deal.samples() as u64;
         let number = (step - 1) * samples + sample as u64;
-        self.data.place(self.deal.order, seed, (number, samples))
+        self.data.sample(self.deal.order, seed, number, samples)
     }
 
     /// How many targets of a step count, over all ranks.
@@ -114,14 +114,20 @@ impl Samples {
         let samples = self.deal.samples();
         match self.data.is_uneven() {
             false => (samples * self.deal.seq_len) as u64,
-            true => (0..samples).map(|i| self.data.targets(self.place(step, i))).sum(),
+            true => {
+                let of = |Sample { corpus, place, .. }| corpus.targets(place);
+                (0..samples).map(|i| of(self.sample(step, i))).sum()
+            }
         }
     }
 
     /// How many documents the samples of a step hold over all ranks, and which share of its tokens is padding; of windows nothing.
     pub(crate) fn held(&self, step: u64) -> Option<Held> {
         let all = (0..self.deal.samples()).filter(|_| self.data.is_uneven());
-        let each = all.filter_map(|i| self.data.held(self.place(step, i)));
+        let each = all.filter_map(|i| {
+            let Sample { corpus, place, .. } = self.sample(step, i);
+            corpus.held(place)
+        });
         let (documents, filled) = each.fold((0, 0), |(n, all), (one, some)| (n + one, all + some));
         let tokens = (self.deal.samples() * self.deal.seq_len) as f64;
         (documents > 0).then(|| Held { documents, padding: 1.0 - filled as f64 / tokens })
@@ -271,9 +277,9 @@ impl HostTask for Fill {
         for (b, (inputs, targets)) in samples {
             if self.training {
                 let sample = deal.first_sample(micro as usize) + b;
-                let place = self.samples.place(step + 1, sample);
-                data.fill_train(place, inputs, targets).map_err(unread)?;
-                starts.next().into_iter().for_each(|starts| data.fill_starts(place, starts));
+                let Sample { corpus, place, .. } = self.samples.sample(step + 1, sample);
+                corpus.fill_train(place, inputs, targets).map_err(unread)?;
+                starts.next().into_iter().for_each(|starts| corpus.fill_starts(place, starts));
             } else {
                 let corpus = data.evaluation((index >> OF_CORPUS) as usize);
                 let batch = (index & ((1 << OF_CORPUS) - 1)) as usize;

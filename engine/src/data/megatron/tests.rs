@@ -225,7 +225,7 @@ fn documents_of_an_index_are_samples_as_those_of_rows_are() {
             let data = Corpus::open_checked(parts, with, Checks::none(), seq_len).unwrap();
             let documents = of_samples(seq_len + 1, truncate);
             let packs = packing == Packing::Documents;
-            let expected = Corpus::of_documents(&documents, &documents, (seq_len, packs));
+            let expected = Corpus::of_documents(&documents, &documents, seq_len, packs);
             assert_eq!(data.identity(), expected.identity(), "{name} {seq_len} {packing:?}");
             let samples = |of: &Corpus| (of.num_train_samples(), of.num_eval_windows());
             assert_eq!(samples(&data), samples(&expected));

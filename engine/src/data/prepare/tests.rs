@@ -1,5 +1,6 @@
 use super::super::files::tests::{folder, path};
-use super::super::{Filed, Parts, Rows, Tokenized};
+use super::super::megatron::path_of;
+use super::super::{Corpus, Filed, Parts, Rows, Tokenized};
 use super::*;
 use crate::chat::Template;
 use crate::config::Packing;

@@ -2,7 +2,7 @@
 
 use super::{alike, with_micro_batches};
 use crate::config::Config;
-use crate::data::Dataset;
+use crate::data::{Corpus, Dataset};
 use crate::predict::simulate::{typical_step, with_steps};
 use crate::train::build::{Built, build, shape};
 use crate::train::trainer::trainer;
@@ -106,7 +106,7 @@ pub(super) fn play(
     dev: &Device,
     begins: &mut dyn FnMut(),
 ) -> Result<(), Error> {
-    let no_tokens = Arc::new(Dataset::none(config.model.seq_len));
+    let no_tokens = Arc::new(Dataset::from(Corpus::none(config.model.seq_len)));
     let config = &with_steps(config, 2);
     let mut trainer = trainer(config, built, (&no_tokens, &Arc::default()), dev.rank());
     built.gpt.write_constants(dev)?;
