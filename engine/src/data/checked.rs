@@ -2,12 +2,12 @@
 //! once. It is believed of a file with the same [`Stamp`].
 
 use super::cores;
-use super::documents::{Documents, Room};
-use super::identity::{Identity, Pieces, Segment};
+use super::documents::{Documents, SampleCapacity};
+use super::identity::{Identity, SegmentSummary, TokenRanges};
 use super::megatron::Index;
 use super::problem::{Failure, Problem, at};
 use super::sealed;
-use super::store::{Stamp, Store, TokenFile, Unread, failure, largest, widened};
+use super::store::{ReadError, Stamp, Store, TokenFile, failure, largest, widened};
 use super::tokens::Cache;
 use super::utf8::{self, NotUtf8};
 use crate::report::reading::Reading;
@@ -43,9 +43,9 @@ pub(crate) struct Checks<'a> {
 
 /// Of a pass over all tokens.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Found {
+pub(super) struct DataFindings {
     pub(super) identity: Identity,
-    pub(super) segments: Vec<Segment>,
+    pub(super) segments: Vec<SegmentSummary>,
     /// Hashes of the files beside those of the tokens: indexes, then masks.
     pub(super) beside: Vec<u128>,
 }
@@ -65,9 +65,10 @@ impl Checks<'_> {
         &self,
         store: &mut Store,
         split: usize,
-        (indexes, documents): (&[Index], Option<&Documents>),
-    ) -> Result<Found, Failure> {
-        let found = self.found(store, split, (indexes, documents))?;
+        indexes: &[Index],
+        documents: Option<&Documents>,
+    ) -> Result<DataFindings, Failure> {
+        let found = self.found(store, split, indexes, documents)?;
         let largest: Vec<u32> = found.segments.iter().map(|segment| segment.largest).collect();
         for (segment, Index { dtype, .. }) in indexes.iter().enumerate() {
             if largest[segment] as usize >= dtype.end {
@@ -94,14 +95,16 @@ impl Checks<'_> {
         &self,
         store: &Store,
         split: usize,
-        (indexes, documents): (&[Index], Option<&Documents>),
-    ) -> Result<Found, Failure> {
+        indexes: &[Index],
+        documents: Option<&Documents>,
+    ) -> Result<DataFindings, Failure> {
         let now = SystemTime::now();
         let parts = match documents {
-            None => [0..split, split..store.num_tokens()].map(Pieces::one),
+            None => [0..split, split..store.num_tokens()].map(TokenRanges::one),
             Some(documents) => documents.parts(),
         };
-        let bytes = (parts.each_ref().map(Pieces::len).iter().sum::<usize>() * store.width) as u64;
+        let bytes =
+            (parts.each_ref().map(TokenRanges::len).iter().sum::<usize>() * store.width) as u64;
         let worth = bytes >= WORTH_KEEPING && self.cache.folder.is_some();
         let masks = documents.map_or(&[][..], Documents::masks);
         let beside = indexes.iter().map(|index| &index.file);
@@ -114,7 +117,7 @@ impl Checks<'_> {
             // The index and these say which documents there are.
             let of = documents.map(|documents| (documents.room, documents.split));
             let files = files.iter().copied();
-            let name = format!("{:032x}.checked", name(files, (store.width, split), of));
+            let name = format!("{:032x}.checked", name(files, store.width, split, of));
             Some(self.cache.folder.as_ref()?.join(name))
         });
         if let Some(found) = kept.as_deref().and_then(sealed::read) {
@@ -136,7 +139,7 @@ impl Checks<'_> {
         };
         drop(reading);
         let beside: Result<_, _> = beside.map(|file| file.hash(&|_| ())).collect();
-        let found = Found { identity, segments, beside: beside.map_err(failure)? };
+        let found = DataFindings { identity, segments, beside: beside.map_err(failure)? };
         let settled = |files: &Vec<&TokenFile>| files.iter().all(|file| file.stamp.is_settled(now));
         if files.as_ref().is_some_and(settled) {
             self.cache.keep(kept.as_deref(), AGAIN, |path| sealed::write(path, &found));
@@ -145,7 +148,7 @@ impl Checks<'_> {
     }
 
     /// Which token of a segment is the first that is not below the vocabulary, and the token.
-    fn first_unknown(&self, store: &Store, segment: usize) -> Result<(String, u32), Unread> {
+    fn first_unknown(&self, store: &Store, segment: usize) -> Result<(String, u32), ReadError> {
         let first = store.start(segment);
         let tokens = store.len(segment);
         let in_block = |block: usize| {
@@ -180,8 +183,9 @@ impl Checks<'_> {
 /// By everything that a pass over the files depends on.
 fn name<'a>(
     files: impl Iterator<Item = &'a TokenFile>,
-    (width, split): (usize, usize),
-    documents: Option<(Room, usize)>,
+    width: usize,
+    split: usize,
+    documents: Option<(SampleCapacity, usize)>,
 ) -> u128 {
     let mut hash = Xxh3Default::new();
     hash.update(SET);
@@ -204,7 +208,7 @@ fn path_of(store: &Store, segment: usize) -> &Path {
 }
 
 /// Which files of a name in the config are text.
-pub(super) struct Texts<'a> {
+pub(super) struct TextVerdicts<'a> {
     checks: Checks<'a>,
     path: Option<PathBuf>,
     known: HashMap<Stamp, Option<NotUtf8>>,
@@ -213,7 +217,7 @@ pub(super) struct Texts<'a> {
     looked_at: u64,
 }
 
-impl<'a> Texts<'a> {
+impl<'a> TextVerdicts<'a> {
     /// Of the files that `named` stands for.
     pub(super) fn of(named: &str, checks: Checks<'a>) -> Self {
         let mut hash = Xxh3Default::new();
@@ -228,7 +232,7 @@ impl<'a> Texts<'a> {
     }
 
     /// Where a file ceases to be text.
-    pub(super) fn fault(&mut self, file: &TokenFile) -> Result<Option<NotUtf8>, Unread> {
+    pub(super) fn fault(&mut self, file: &TokenFile) -> Result<Option<NotUtf8>, ReadError> {
         let stamp = file.stamp;
         let fault = match self.known.get(&stamp) {
             Some(fault) => *fault,

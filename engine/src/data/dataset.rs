@@ -3,7 +3,7 @@
 //! Invariant: sample i of step k is a function of (seed, k, i) only, never of rank or layout, so a resumed or re-sharded run
 //! needs no replay.
 
-use super::turns::Turns;
+use super::turns::SourceMix;
 use super::{Corpus, Identity, behind, warn_of_overlap};
 use crate::config::{DataOrder, Source};
 use crate::report::shown::Shown;
@@ -21,7 +21,7 @@ pub struct Dataset {
     corpora: Vec<NamedCorpus>,
     /// How many of them are to train; the others are held out.
     to_train: usize,
-    turns: Turns,
+    turns: SourceMix,
 }
 
 /// A corpus with its name.
@@ -29,6 +29,13 @@ pub struct Dataset {
 struct NamedCorpus {
     name: String,
     corpus: Corpus,
+}
+
+/// Corpora, each with its source in the config.
+#[derive(Debug)]
+pub(crate) struct SourceCorpora<'a> {
+    pub(crate) corpora: Vec<Corpus>,
+    pub(crate) sources: &'a [Source],
 }
 
 /// A sample of a run.
@@ -45,7 +52,7 @@ impl From<Corpus> for Dataset {
     /// One corpus that has both parts.
     fn from(corpus: Corpus) -> Self {
         let corpora = vec![NamedCorpus { name: String::new(), corpus }];
-        Self { corpora, to_train: 1, turns: Turns::new(&[1.0]) }
+        Self { corpora, to_train: 1, turns: SourceMix::new(&[1.0]) }
     }
 }
 
@@ -55,21 +62,18 @@ impl Dataset {
     ///
     /// # Panics
     /// If there is nothing to train, or a corpus without its source.
-    pub(crate) fn of_corpora(
-        to_train: (Vec<Corpus>, &[Source]),
-        held_out: (Vec<Corpus>, &[Source]),
-    ) -> Self {
-        let weights: Vec<f32> = to_train.1.iter().map(|source| source.weight).collect();
-        let count = to_train.0.len();
-        warn_of_files(&to_train.0, &held_out.0);
-        let named = |(corpora, sources): (Vec<Corpus>, &[Source])| -> Vec<NamedCorpus> {
+    pub(crate) fn of_corpora(to_train: SourceCorpora<'_>, held_out: SourceCorpora<'_>) -> Self {
+        let weights: Vec<f32> = to_train.sources.iter().map(|source| source.weight).collect();
+        let count = to_train.corpora.len();
+        warn_of_files(&to_train.corpora, &held_out.corpora);
+        let named = |SourceCorpora { corpora, sources }: SourceCorpora<'_>| -> Vec<NamedCorpus> {
             assert!(corpora.len() == sources.len(), "a corpus has a source");
             let named = corpora.into_iter().zip(names(sources));
             named.map(|(corpus, name)| NamedCorpus { name, corpus }).collect()
         };
         let mut corpora = named(to_train);
         corpora.extend(named(held_out));
-        Self { corpora, to_train: count, turns: Turns::new(&weights) }
+        Self { corpora, to_train: count, turns: SourceMix::new(&weights) }
     }
 
     fn trained(&self) -> &[NamedCorpus] {

@@ -4,7 +4,7 @@
 use super::document::Document;
 use super::token_part::{self, TokenPart};
 use super::tokens::{self, Cache, PartRecord};
-use super::unread::Unread;
+use super::unread::IgnoredKeys;
 use std::path::Path;
 use xxhash_rust::xxh3::Xxh3Default;
 
@@ -16,7 +16,7 @@ const WORTH: usize = 32 << 10;
 const WIDTH: usize = 4;
 
 /// The document of a row and what it does not have of the row, or why the row has none.
-pub(super) type RowResult = Result<(Document, Unread), String>;
+pub(super) type RowResult = Result<(Document, IgnoredKeys), String>;
 
 impl Cache {
     /// The results of `rows`: kept under the hash of them and of `maker`, or what `make` returns.
@@ -100,12 +100,12 @@ mod tests {
         let long = "x".repeat(WORTH);
         let rows = [Ok("a"), Err("too long"), Ok(long.as_str())];
         let document = Document { tokens: vec![1, 70_000, 3], counted: vec![false, true, false] };
-        let mut unread = Unread { thoughts: true, ..Unread::default() };
+        let mut unread = IgnoredKeys { thoughts: true, ..IgnoredKeys::default() };
         unread.keys.insert("`é`".into());
         let made = vec![
             Ok((document.clone(), unread)),
             Err("ohé".into()),
-            Ok((document, Unread::default())),
+            Ok((document, IgnoredKeys::default())),
         ];
         let times = Cell::new(0);
         let make = || {

@@ -8,16 +8,16 @@ use super::bad_rows::BadRows;
 use super::checked::Checks;
 use super::mask;
 use super::open::open_regular;
-use super::parts::{Place, Sizes, Texts};
-use super::prepared::{self, MANIFEST, Manifest, Part, SourceText, VERSION, partial};
+use super::parts::{ChunkSizes, TextChunks, TextPosition};
+use super::prepared::{self, MANIFEST, Manifest, PreparedPart, SourceText, VERSION, partial};
 use super::problem::{DataError, Failure, Problem, at, in_key, settle};
-use super::read::{Source, named};
+use super::read::{SourceFiles, named};
 use super::rows::Lines;
 use super::store::{TokenFile, failure};
 use super::text::text_files;
 use super::token_part::{self, TokenPart, hex};
 use super::tokens::Cache;
-use super::{Rowed, Tokenizer};
+use super::{RowSource, Tokenizer};
 use crate::config::DataFormat;
 use crate::report::reading::Reading;
 use crate::report::shown::Shown;
@@ -34,27 +34,27 @@ const LOCK: &str = ".prepare.lock";
 
 /// Text to prepare.
 #[derive(Debug)]
-pub(crate) struct Prepare<'a> {
+pub(crate) struct Preparation<'a> {
     /// What `data.train` and `data.validation` name.
     pub(crate) train: Vec<&'a str>,
     pub(crate) held_out: Vec<&'a str>,
     pub(crate) format: &'a DataFormat,
     pub(crate) tokenizer: &'a Tokenizer,
     /// Makes tokens of JSON lines; none where files are text.
-    pub(crate) rows: Option<Rowed<'a>>,
+    pub(crate) rows: Option<RowSource<'a>>,
     /// Where it is kept which files are text.
     pub(crate) cache: &'a Cache,
     /// The folder of the tokens.
     pub(crate) out: &'a Path,
     /// Does all of it again, for a shell.
     pub(crate) command: &'a str,
-    pub(crate) sizes: Sizes,
+    pub(crate) sizes: ChunkSizes,
     pub(crate) quiet: bool,
 }
 
 /// What stands in the folder.
 #[derive(Debug)]
-pub(crate) struct Prepared {
+pub(crate) struct PreparedData {
     /// The folders of tokens to train on.
     pub(crate) train: Vec<PathBuf>,
     pub(crate) held_out: Vec<PathBuf>,
@@ -81,7 +81,7 @@ pub(crate) enum PrepareError {
 }
 
 /// The files of a name in the config.
-struct Named<'a> {
+struct NamedText<'a> {
     key: &'static str,
     text: &'a str,
     /// Of its tokens.
@@ -89,12 +89,12 @@ struct Named<'a> {
     files: Vec<TokenFile>,
 }
 
-impl Prepare<'_> {
+impl Preparation<'_> {
     /// Makes all parts that are not there yet. Calls `kept` with the number of finished parts, which stay whatever happens.
     ///
     /// # Errors
     /// [`PrepareError`]. Finished parts stay.
-    pub(crate) fn run(&self, kept: &dyn Fn(usize)) -> Result<Prepared, PrepareError> {
+    pub(crate) fn run(&self, kept: &dyn Fn(usize)) -> Result<PreparedData, PrepareError> {
         let mut all = Vec::new();
         for (key, texts) in [("data.train", &self.train), ("data.validation", &self.held_out)] {
             let name = key.trim_start_matches("data.");
@@ -102,7 +102,7 @@ impl Prepare<'_> {
                 let number = if texts.len() > 1 { format!("-{}", i + 1) } else { String::new() };
                 let folder = self.out.join(format!("{name}{number}"));
                 let files = self.files(text).map_err(in_key(key))?;
-                all.push(Named { key, text, folder, files });
+                all.push(NamedText { key, text, folder, files });
             }
         }
         let _lock = self.lock()?;
@@ -113,16 +113,16 @@ impl Prepare<'_> {
             self.save(&manifest)?;
         }
         let bytes =
-            |named: &Named<'_>| named.files.iter().map(|file| file.stamp.bytes).sum::<u64>();
+            |named: &NamedText<'_>| named.files.iter().map(|file| file.stamp.bytes).sum::<u64>();
         let (text, files) = (all.iter().map(bytes).sum(), all.iter().map(|n| n.files.len()).sum());
         let reading = Reading::new("making tokens", text, self.quiet);
         reading.add(manifest.parts.iter().flatten().map(|part| part.text).sum());
         for (i, named) in all.iter().enumerate() {
-            self.fill(&mut manifest, (i, named), (&reading, kept))?;
+            self.fill(&mut manifest, i, named, &reading, kept)?;
         }
         drop(reading);
         let mut train = Vec::new();
-        for Named { folder, .. } in all {
+        for NamedText { folder, .. } in all {
             let made = partial(&folder);
             if made.exists() || !folder.exists() {
                 fs::rename(made, &folder).map_err(unwritten(&folder))?;
@@ -133,13 +133,9 @@ impl Prepare<'_> {
         sync_folder(self.out).map_err(unwritten(self.out))?;
         let parts = manifest.parts.iter().flatten();
         let (tokens, parts) = (parts.clone().map(|part| part.tokens).sum(), parts.count());
-        let format = if self.width() == 2 { DataFormat::U16 } else { DataFormat::U32 };
-        Ok(Prepared { train, held_out, tokens, files, text, parts, before, format })
-    }
-
-    /// Bytes of a token.
-    fn width(&self) -> usize {
-        if self.tokenizer.vocab() <= 1 << 16 { 2 } else { 4 }
+        let format =
+            if self.tokenizer.token_bytes() == 2 { DataFormat::U16 } else { DataFormat::U32 };
+        Ok(PreparedData { train, held_out, tokens, files, text, parts, before, format })
     }
 
     /// Whether not all tokens count.
@@ -194,7 +190,11 @@ impl Prepare<'_> {
     }
 
     /// The text of a name. `known`: as it was before.
-    fn texts(&self, named: &Named<'_>, known: &[SourceText]) -> Result<Vec<SourceText>, Failure> {
+    fn texts(
+        &self,
+        named: &NamedText<'_>,
+        known: &[SourceText],
+    ) -> Result<Vec<SourceText>, Failure> {
         let bytes = named.files.iter().map(|file| file.stamp.bytes).sum();
         let (now, reading) = (SystemTime::now(), Reading::new("reading text", bytes, self.quiet));
         let text = |(i, file): (usize, &TokenFile)| {
@@ -212,7 +212,7 @@ impl Prepare<'_> {
     }
 
     /// That of an earlier start, as far as its parts are what was written.
-    fn manifest(&self, all: &[Named<'_>]) -> Result<Manifest, PrepareError> {
+    fn manifest(&self, all: &[NamedText<'_>]) -> Result<Manifest, PrepareError> {
         let path = self.out.join(MANIFEST);
         let refused = |why| PrepareError::Refused {
             path: path.clone(),
@@ -238,7 +238,7 @@ impl Prepare<'_> {
             self.texts(named, known.get(i).map_or(&[], Vec::as_slice)).map_err(in_key(named.key))
         });
         let name =
-            |named: &Named<'_>| Some(named.folder.file_name()?.to_string_lossy().into_owned());
+            |named: &NamedText<'_>| Some(named.folder.file_name()?.to_string_lossy().into_owned());
         let mut new = Manifest {
             version: VERSION,
             command: self.command.to_owned(),
@@ -260,13 +260,17 @@ impl Prepare<'_> {
 
     /// Keeps the parts before the first one whose files are not what was written, and no other files of parts. A folder has its name
     /// only with all parts: nobody trains on a half.
-    fn keep_whole(&self, all: &[Named<'_>], parts: &mut [Vec<Part>]) -> Result<(), PrepareError> {
+    fn keep_whole(
+        &self,
+        all: &[NamedText<'_>],
+        parts: &mut [Vec<PreparedPart>],
+    ) -> Result<(), PrepareError> {
         let list = self.out.join(MANIFEST);
         let refused = |path: &Path, why| PrepareError::Refused { path: path.to_owned(), why };
         let written = parts.iter().flatten().flat_map(|part| &part.files);
         let reading =
             Reading::new("comparing parts", written.map(|file| file.bytes).sum(), self.quiet);
-        for (Named { folder, files, .. }, parts) in all.iter().zip(parts) {
+        for (NamedText { folder, files, .. }, parts) in all.iter().zip(parts) {
             let partial = partial(folder);
             if folder.exists() && partial.exists() {
                 let (partial, list) = (Shown(&partial), Shown(&list));
@@ -276,7 +280,7 @@ impl Prepare<'_> {
                 return Err(refused(folder, why));
             }
             let place = if folder.exists() { folder } else { &partial };
-            let fault = |part: &Part| {
+            let fault = |part: &PreparedPart| {
                 part.files
                     .iter()
                     .find_map(|file| file.open(place, &|bytes| reading.add(bytes)).err())
@@ -324,14 +328,16 @@ impl Prepare<'_> {
     fn fill(
         &self,
         manifest: &mut Manifest,
-        (i, named): (usize, &Named<'_>),
-        (reading, kept): (&Reading, &dyn Fn(usize)),
+        i: usize,
+        named: &NamedText<'_>,
+        reading: &Reading,
+        kept: &dyn Fn(usize),
     ) -> Result<(), PrepareError> {
         let refused = |problem| in_key(named.key)(at(Path::new(named.text))(problem));
         let into = partial(&named.folder);
         loop {
             let last = manifest.parts[i].last();
-            let from = last.map_or(Place::default(), |part| part.next);
+            let from = last.map_or(TextPosition::default(), |part| part.next);
             let rows = last.map(|part| part.rows.clone()).unwrap_or_default();
             if from.file == named.files.len() {
                 if manifest.parts[i].iter().all(|part| part.tokens == 0) {
@@ -344,7 +350,7 @@ impl Prepare<'_> {
             }
             let part = match &self.rows {
                 None => self.of_texts(&named.files, from, reading),
-                Some(with) => self.of_rows(&named.files, (from, rows), with, reading),
+                Some(with) => self.of_rows(&named.files, from, rows, with, reading),
             };
             let (tokens, mut part) = part.map_err(in_key(named.key))?;
             let path = into.join(self.name(manifest.parts[i].len()));
@@ -360,15 +366,17 @@ impl Prepare<'_> {
     fn of_texts(
         &self,
         files: &[TokenFile],
-        from: Place,
+        from: TextPosition,
         reading: &Reading,
-    ) -> Result<(TokenPart, Part), Failure> {
-        let texts = Texts::new(files, self.tokenizer, self.sizes);
+    ) -> Result<(TokenPart, PreparedPart), Failure> {
+        let texts = TextChunks::new(files, self.tokenizer, self.sizes);
         let text = texts.read(from)?;
-        let made = texts.encode(&text, self.width(), &|bytes| reading.add(bytes))?;
-        let made = TokenPart::of_text(made, self.width());
+        let made =
+            texts.encode(&text, self.tokenizer.token_bytes(), &|bytes| reading.add(bytes))?;
+        let made = TokenPart::of_text(made, self.tokenizer.token_bytes());
         let (tokens, rows) = (made.num_tokens(), BadRows::default());
-        let part = Part { tokens, files: Vec::new(), text: text.bytes, next: text.next, rows };
+        let part =
+            PreparedPart { tokens, files: Vec::new(), text: text.bytes, next: text.next, rows };
         Ok((made, part))
     }
 
@@ -376,12 +384,13 @@ impl Prepare<'_> {
     fn of_rows(
         &self,
         files: &[TokenFile],
-        (from, mut rows): (Place, BadRows),
-        with: &Rowed<'_>,
+        from: TextPosition,
+        mut rows: BadRows,
+        with: &RowSource<'_>,
         reading: &Reading,
-    ) -> Result<(TokenPart, Part), Failure> {
+    ) -> Result<(TokenPart, PreparedPart), Failure> {
         // The folder is for samples of any length: a run cuts or divides.
-        let mut made = TokenPart::of_documents(self.width());
+        let mut made = TokenPart::of_documents(self.tokenizer.token_bytes());
         let (mut next, mut text) = (from, 0);
         while next.file < files.len() && text < self.sizes.part {
             let file = &files[next.file];
@@ -397,21 +406,21 @@ impl Prepare<'_> {
                 let (offset, number) = lines.place().map_err(unreadable)?;
                 reading.add(offset - next.offset);
                 text += offset - next.offset;
-                next = Place { offset, lines: number, ..next };
+                next = TextPosition { offset, lines: number, ..next };
             }
             // What was read is of the file that the manifest knows.
             file.read(0, &mut []).map_err(failure)?;
             if !more {
-                next = Place { file: next.file + 1, ..Place::default() };
+                next = TextPosition { file: next.file + 1, ..TextPosition::default() };
             }
         }
-        let part = Part { tokens: made.num_tokens(), files: Vec::new(), text, next, rows };
+        let part = PreparedPart { tokens: made.num_tokens(), files: Vec::new(), text, next, rows };
         Ok((made, part))
     }
 }
 
 /// The files of a name that hold rows, closed, and how they are taken.
-fn row_files(text: &str, format: &DataFormat) -> Result<(Vec<TokenFile>, Source), Failure> {
+fn row_files(text: &str, format: &DataFormat) -> Result<(Vec<TokenFile>, SourceFiles), Failure> {
     let (paths, mut source) = named(text, format, true)?;
     let mut files = Vec::new();
     for path in &paths {
@@ -430,7 +439,7 @@ fn unwritten(path: &Path) -> impl FnOnce(io::Error) -> PrepareError {
 }
 
 /// The files of a folder, if it is there, but for those of these parts.
-fn others(folder: &Path, parts: &[Part]) -> io::Result<Vec<PathBuf>> {
+fn others(folder: &Path, parts: &[PreparedPart]) -> io::Result<Vec<PathBuf>> {
     if !folder.exists() {
         return Ok(Vec::new());
     }

@@ -1,13 +1,12 @@
 //! The folders that `onebox data prepare` makes, the list of what stands in them, and those of them that a run may not take.
 
 use super::bad_rows::BadRows;
-use super::parts::Place;
+use super::parts::TextPosition;
 use super::problem::{Failure, Problem, at};
 use super::token_part::{FileFault, FileRecord};
 use crate::report::shown::Shown;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::ErrorKind;
@@ -30,7 +29,8 @@ pub(super) struct Manifest {
     pub(super) version: u32,
     /// Makes all of it again; empty where no command does.
     pub(super) command: String,
-    /// The folder of all that it makes; a copy elsewhere has another one.
+    /// The folder of all that it makes; a copy elsewhere has another one. The first lists of this format have none.
+    #[serde(default)]
     pub(super) out: PathBuf,
     /// The values beside the text that decide the tokens, by name.
     pub(super) makers: BTreeMap<String, String>,
@@ -39,7 +39,7 @@ pub(super) struct Manifest {
     /// The text of each data set.
     pub(super) texts: Vec<Vec<SourceText>>,
     /// Those of each data set.
-    pub(super) parts: Vec<Vec<Part>>,
+    pub(super) parts: Vec<Vec<PreparedPart>>,
 }
 
 impl Manifest {
@@ -145,24 +145,24 @@ pub(super) struct SourceText {
 
 /// A finished part.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Part {
+pub(super) struct PreparedPart {
     pub(super) tokens: u64,
     /// The tokens, and of rows their index and their mask beside them.
     pub(super) files: Vec<FileRecord>,
     /// Bytes of its text.
     pub(super) text: u64,
-    pub(super) next: Place,
+    pub(super) next: TextPosition,
     /// Rows of this part and of those before it.
     pub(super) rows: BadRows,
 }
 
 /// The names of all files of these parts.
-pub(super) fn names(parts: &[Part]) -> BTreeSet<&str> {
+pub(super) fn names(parts: &[PreparedPart]) -> BTreeSet<&str> {
     parts.iter().flat_map(|part| &part.files).map(|file| file.name.as_str()).collect()
 }
 
 /// What the list says of one of the folders that it names.
-pub(super) struct Listed {
+pub(super) struct PreparedFolder {
     pub(super) manifest: Manifest,
     /// The path of the list.
     pub(super) path: PathBuf,
@@ -170,7 +170,7 @@ pub(super) struct Listed {
     number: usize,
 }
 
-impl Listed {
+impl PreparedFolder {
     /// Of a folder of tokens; none where it was not prepared.
     pub(super) fn of(folder: &Path) -> Result<Option<Self>, Failure> {
         let Ok(real) = folder.canonicalize() else { return Ok(None) };
@@ -180,14 +180,11 @@ impl Listed {
         };
         let path = all.join(MANIFEST);
         let Some(manifest) = Manifest::open(&path).map_err(at(&path))? else { return Ok(None) };
-        let Manifest { version, .. } = manifest;
-        let known = VERSION;
-        match version.cmp(&known) {
-            Ordering::Less => {
-                return Err(at(&path)(Problem::OlderList { version, all: all.into() }));
-            }
-            Ordering::Greater => return Err(at(&path)(Problem::NewerList { version, known })),
-            Ordering::Equal => {}
+        let (version, known) = (manifest.version, VERSION);
+        if version > known {
+            return Err(at(&path)(Problem::NewerList { version, known }));
+        } else if version < known {
+            return Err(at(&path)(Problem::OlderList { version, all: all.into() }));
         }
         let number = manifest.folders.iter().position(|folder| folder == name);
         let number = number.filter(|number| *number < manifest.parts.len());
@@ -285,7 +282,7 @@ pub(super) fn check(text: &str, files: &[PathBuf], from_directory: bool) -> Resu
 
 /// Compares the lengths of all parts in a folder with those that were written, and the names of its files.
 fn check_folder(folder: &Path, files: &[PathBuf]) -> Result<(), Failure> {
-    let Some(listed) = Listed::of(folder)? else { return Ok(()) };
+    let Some(listed) = PreparedFolder::of(folder)? else { return Ok(()) };
     let checked = listed.tokens().try_for_each(|part| part.check_length(folder));
     checked.map_err(|fault| listed.failure(fault))?;
     listed.check_names(folder, files)
@@ -293,7 +290,7 @@ fn check_folder(folder: &Path, files: &[PathBuf]) -> Result<(), Failure> {
 
 /// Compares all bytes of the tokens in a folder with the hashes that were written. `add`: adds bytes that were read.
 pub(super) fn check_bytes(folder: &Path, add: &dyn Fn(u64)) -> Result<(), Failure> {
-    let Some(listed) = Listed::of(folder)? else { return Ok(()) };
+    let Some(listed) = PreparedFolder::of(folder)? else { return Ok(()) };
     let checked = listed.tokens().try_for_each(|part| part.open(folder, add).map(drop));
     checked.map_err(|fault| listed.failure(fault))
 }

@@ -4,13 +4,14 @@ use super::bad_rows::{BadRows, FIRST_ROWS, SLOW_ROWS};
 use super::checked::Checks;
 use super::cores;
 use super::document::Document;
-use super::documents::{Documents, Room};
+use super::documents::{Documents, SampleCapacity};
 use super::open::open_regular;
+use super::origins::RowLocation;
 use super::problem::{Failure, Problem, at, in_key, settle};
 use super::read::named;
 use super::rows::{Lines, Rows};
 use super::tokens::Cache;
-use super::{Corpus, DataError, Parts};
+use super::{Corpus, CorpusSplit, DataError};
 use crate::chat::TOO_LONG;
 use crate::config::{DataFormat, Packing};
 use std::io::BufReader;
@@ -23,9 +24,11 @@ pub(crate) const BYTES_AT_ONCE: usize = 16 << 20;
 
 /// How rows become tokens.
 #[derive(Debug)]
-pub struct Rowed<'a> {
+pub struct RowSource<'a> {
     /// The maker of documents.
     pub rows: &'a Rows<'a>,
+    /// The name of the tokenizer's file, for messages.
+    pub tokenizer: &'a Path,
     /// `Jsonl` or `Chat`.
     pub format: &'a DataFormat,
     /// The kind of a sample.
@@ -40,11 +43,11 @@ pub struct Rowed<'a> {
     pub cache: &'a Cache,
 }
 
-impl Rowed<'_> {
+impl RowSource<'_> {
     /// For the documents of samples of `seq_len` targets.
-    fn room(&self, seq_len: usize) -> Room {
+    fn room(&self, seq_len: usize) -> SampleCapacity {
         let divides = self.packing == Packing::Documents && *self.format != DataFormat::Chat;
-        Room::new(seq_len, self.truncate, divides)
+        SampleCapacity::new(seq_len, self.truncate, divides)
     }
 
     /// Calls `push` with the document of each of the next rows and the number of its line. False: there was no row.
@@ -84,7 +87,7 @@ impl Rowed<'_> {
                     bad.unread.add(&unread);
                     push(document, *number, bad);
                 }
-                Err(why) => bad.add((path, *number), &why),
+                Err(why) => bad.add(RowLocation { file: path, number: *number }, &why),
             }
         }
         match bad.give_up() {
@@ -100,14 +103,13 @@ impl Corpus {
     /// # Errors
     /// As there, and where more rows than a few are no samples.
     pub fn open_rows(
-        parts: Parts<'_>,
-        with: &Rowed<'_>,
-        tokenizer: (&Path, usize),
-        (vocab, seq_len): (usize, usize),
+        parts: CorpusSplit<'_>,
+        with: &RowSource<'_>,
+        vocab: usize,
+        seq_len: usize,
     ) -> Result<Self, DataError> {
-        let (path, tokens) = tokenizer;
-        with.rows.fits(vocab).map_err(at(path)).map_err(in_key("data.tokenizer"))?;
-        let width = if tokens <= 1 << 16 { 2 } else { 4 };
+        with.rows.fits(vocab).map_err(at(with.tokenizer)).map_err(in_key("data.tokenizer"))?;
+        let width = with.rows.tokenizer.token_bytes();
         let documents = Documents::that_say(with.room(seq_len));
         let documents = (with.packing != Packing::Windows).then_some(documents);
         let packs = with.packing == Packing::Documents;
@@ -117,7 +119,7 @@ impl Corpus {
     }
 
     /// Appends the documents of all files that `text` names, in order; returns the files.
-    fn read_rows(&mut self, text: &str, with: &Rowed<'_>) -> Result<Vec<PathBuf>, Failure> {
+    fn read_rows(&mut self, text: &str, with: &RowSource<'_>) -> Result<Vec<PathBuf>, Failure> {
         let (files, mut source) = named(text, with.format, true)?;
         let (mut bytes, mut bad) = (0, BadRows::of_rows(with.names_all, with.is_brief));
         for path in &files {
@@ -129,7 +131,7 @@ impl Corpus {
             self.num_files += 1;
             let mut lines = Lines::new(BufReader::new(file));
             let mut push = |document, number, bad: &mut BadRows| {
-                self.push_row(document, (path, number), bad);
+                self.push_row(document, RowLocation { file: path, number }, bad);
             };
             while with.read_some(path, &mut lines, &mut bad, &mut push).map_err(at(path))? {}
         }
@@ -144,7 +146,7 @@ impl Corpus {
     }
 
     /// Appends the document of a row, if it is a sample.
-    fn push_row(&mut self, mut document: Document, at: (&Path, u64), bad: &mut BadRows) {
+    fn push_row(&mut self, mut document: Document, at: RowLocation<'_>, bad: &mut BadRows) {
         if let Some(Documents { room, .. }) = &self.documents {
             let tokens = document.tokens.len();
             if let Some(taken) = room.taken(tokens).filter(|taken| *taken < tokens) {

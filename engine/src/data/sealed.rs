@@ -23,7 +23,7 @@ pub(super) fn read<T: DeserializeOwned>(path: &Path) -> Option<T> {
 pub(super) fn write<T: Serialize>(path: &Path, content: &T) -> io::Result<()> {
     let mut bytes = serde_json::to_vec(content)?;
     bytes.extend(hash_of(&bytes));
-    token_part::write(path, &unfinished(path), &[bytes]).map(drop)
+    token_part::write(path, &unfinished_name(path), &[bytes]).map(drop)
 }
 
 fn hash_of(json: &[u8]) -> [u8; 16] {
@@ -31,7 +31,7 @@ fn hash_of(json: &[u8]) -> [u8; 16] {
 }
 
 /// A name for a file before it is whole. Two runs at once write the same bytes, and the later file stays.
-pub(super) fn unfinished(path: &Path) -> PathBuf {
+pub(super) fn unfinished_name(path: &Path) -> PathBuf {
     let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos());
     path.with_extension(format!("{}-{time}.tmp", std::process::id()))
 }

@@ -3,11 +3,11 @@
 //! where each document begins, and a mask (.mask) which tokens the loss counts. A list has the length and the hash of each file.
 
 use super::document::Document;
-use super::mask::{self, Bits, Mask};
+use super::mask::{self, Mask, MaskBits};
 use super::megatron::{self, Index};
 use super::open::open_regular;
 use super::problem::Problem;
-use super::store::{TokenFile, Unread, widened};
+use super::store::{ReadError, TokenFile, widened};
 use crate::report::shown::Shown;
 use crate::run_dir::durable::sync_folder;
 use serde::{Deserialize, Serialize};
@@ -89,7 +89,7 @@ impl TokenPart {
 
 /// The documents of a part that was written with a mask.
 pub(super) fn documents(file: &TokenFile) -> Result<Vec<Document>, Problem> {
-    let changed = |Unread { offset, why, .. }: Unread| Problem::Changed { offset, why };
+    let changed = |ReadError { offset, why, .. }: ReadError| Problem::Changed { offset, why };
     let index = Index::beside(file)?;
     let lost = || Problem::LostMask { mask: mask::path_of(&file.path) };
     let mask = Mask::beside(file, &index)?.ok_or_else(lost)?;
@@ -98,7 +98,7 @@ pub(super) fn documents(file: &TokenFile) -> Result<Vec<Document>, Problem> {
     let mut tokens = Vec::new();
     widened(&bytes, index.width(), |token| tokens.push(token));
     let (mut counted, mut block) = (vec![true; tokens.len()], vec![0; BITS]);
-    let mut bits = Bits::new(&mut block);
+    let mut bits = MaskBits::new(&mut block);
     mask.not_counted(0..tokens.len(), &mut bits, |token| counted[token] = false)
         .map_err(changed)?;
     let ends = index.ends(0..index.num_documents()).map_err(changed)?;

@@ -1,11 +1,11 @@
 //! The tokens of texts and of rows in the user's cache folder, each part under the hash of what it is made of. A damaged part is made again.
 
-use super::parts::{Text, Texts};
+use super::parts::{TextChunk, TextChunks};
 use super::problem::Failure;
 use super::sealed;
 use super::store::{Store, TokenFile};
 use super::token_part::{FileRecord, TokenPart};
-use super::unread::Unread;
+use super::unread::IgnoredKeys;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io;
@@ -31,7 +31,7 @@ pub(super) struct PartRecord {
     /// By number among the rows of the part: why a row has no document.
     pub(super) problems: BTreeMap<usize, String>,
     /// By number: what a document does not have of its row.
-    pub(super) unread: BTreeMap<usize, Unread>,
+    pub(super) unread: BTreeMap<usize, IgnoredKeys>,
 }
 
 impl Cache {
@@ -49,8 +49,8 @@ impl Cache {
     pub(super) fn add_part(
         &self,
         store: &mut Store,
-        texts: &Texts<'_>,
-        part: &Text<'_>,
+        texts: &TextChunks<'_>,
+        part: &TextChunk<'_>,
         add: &(dyn Fn(u64) + Sync),
     ) -> Result<(), Failure> {
         let path = self.folder.as_ref().map(|folder| folder.join(name(texts, part, store.width)));
@@ -71,7 +71,7 @@ impl Cache {
     /// Keeps a part whose list is at `path`, if there is a path and files may be put there; warns if it cannot.
     pub(super) fn keep_part(&self, path: Option<&Path>, part: &TokenPart, record: PartRecord) {
         self.keep(path, "the tokens will be made again", |path| {
-            let files = part.write(&path.with_extension("bin"), true, &sealed::unfinished)?;
+            let files = part.write(&path.with_extension("bin"), true, &sealed::unfinished_name)?;
             sealed::write(path, &PartRecord { files, ..record })
         });
     }
@@ -92,7 +92,7 @@ impl Cache {
 }
 
 /// The name of the list of a part: by everything that the tokens follow from, and how many bytes each has.
-fn name(texts: &Texts<'_>, part: &Text<'_>, width: usize) -> String {
+fn name(texts: &TextChunks<'_>, part: &TextChunk<'_>, width: usize) -> String {
     let mut hash = Xxh3Default::new();
     let all = part.texts.iter().map(|(_, text)| text.as_bytes());
     for part in [VERSION, &[width as u8], texts.tokenizer.bytes()].into_iter().chain(all) {
@@ -118,7 +118,7 @@ pub(super) fn open(path: &Path) -> Option<(PartRecord, TokenFile)> {
 #[cfg(test)]
 mod tests {
     use super::super::Tokenizer;
-    use super::super::parts::{Place, Sizes};
+    use super::super::parts::{ChunkSizes, TextPosition};
     use super::*;
     use std::fs::{self, File};
 
@@ -143,10 +143,10 @@ mod tests {
             TokenFile::new(&path, File::open(&path).unwrap()).unwrap()
         };
         let files: Vec<TokenFile> = texts.iter().enumerate().map(file).collect();
-        let sizes = Sizes { part, ..Sizes::default() };
+        let sizes = ChunkSizes { part, ..ChunkSizes::default() };
         let tokenizer = tokenizer();
-        let texts = Texts::new(&files, &tokenizer, sizes);
-        let (mut store, mut from) = (Store::new(2), Place::default());
+        let texts = TextChunks::new(&files, &tokenizer, sizes);
+        let (mut store, mut from) = (Store::new(2), TextPosition::default());
         while from.file < files.len() {
             let part = texts.read(from).unwrap();
             cache.add_part(&mut store, &texts, &part, &|_| ()).unwrap();

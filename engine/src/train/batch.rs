@@ -2,7 +2,7 @@
 //! the step. Which samples a batch holds is a function of the seed, the step and the sample's number alone.
 
 use crate::config::DataOrder;
-use crate::data::{Dataset, Sample, Unread};
+use crate::data::{Dataset, ReadError, Sample};
 use crate::train::detours::Detours;
 use device::{
     Arena, Device, Dtype, Event, HostContext, HostOp, HostTask,
@@ -273,7 +273,7 @@ impl HostTask for Fill {
         let mut starts = starts.chunks_mut(t);
         let (step, micro) = (index / deal.micro_batches as u64, index % deal.micro_batches as u64);
         let samples = tokens.chunks_mut(t).zip(targets.chunks_mut(t)).enumerate();
-        let unread = |unread: Unread| unread.to_string();
+        let unread = |unread: ReadError| unread.to_string();
         for (b, (inputs, targets)) in samples {
             if self.training {
                 let sample = deal.first_sample(micro as usize) + b;
