@@ -3,7 +3,7 @@
 #![no_main]
 
 use config::DataFormat;
-use data::Dataset;
+use data::Corpus;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
@@ -20,7 +20,7 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     std::fs::write(folder.join("t.bin"), tokens).unwrap();
     std::fs::write(folder.join("t.idx"), index).unwrap();
     let name = folder.join("t").to_str().unwrap().to_owned();
-    let Ok(data) = Dataset::open(&name, None, DataFormat::Megatron, 0.2, 1000, 4) else { return };
+    let Ok(data) = Corpus::open(&name, None, DataFormat::Megatron, 0.2, 1000, 4) else { return };
     let (mut inputs, mut targets) = ([0; 4], [0; 4]);
     for number in 0..data.num_train_samples() as u64 {
         let place = data.shuffled(1, number);

@@ -2,7 +2,7 @@
 
 use crate::{Ran, dataset, prose, tiny, try_run_on};
 use config::{Config, DataFormat};
-use data::Dataset;
+use data::{Corpus, Dataset};
 use device::cpu::Lanes;
 use engine::run::RunOptions;
 use files::held::Held;
@@ -80,8 +80,8 @@ pub fn one_window() -> Arc<Dataset> {
     };
     let train = file("train.txt", "the box holds a m");
     let held_out = file("held_out.txt", "odel that is too large");
-    let data = Dataset::open(&train, Some(&held_out), DataFormat::Bytes, 0.1, 256, 16);
-    Arc::new(data.unwrap_or_else(|e| panic!("{e}")))
+    let data = Corpus::open(&train, Some(&held_out), DataFormat::Bytes, 0.1, 256, 16);
+    Arc::new(data.unwrap_or_else(|e| panic!("{e}")).into())
 }
 
 /// Trains [`tiny`] on [`excerpt`].

@@ -3,7 +3,7 @@
 #![allow(clippy::allow_attributes, reason = "the lines above")]
 
 use config::{Config, load_str};
-use data::Dataset;
+use data::{Corpus, Dataset};
 use engine::run::{Message, Outcome, RunError, RunOptions, StepReport, train};
 use layout::build::{RankLayout, lay_out};
 use offload::StepSchedule;
@@ -74,7 +74,8 @@ pub fn short_text() -> Arc<Dataset> {
 /// When it is refused.
 pub fn dataset(path: &str, seq_len: usize) -> Arc<Dataset> {
     let format = config::DataFormat::Bytes;
-    Arc::new(Dataset::open(path, None, format, 0.1, 256, seq_len).unwrap_or_else(|e| panic!("{e}")))
+    let corpus = Corpus::open(path, None, format, 0.1, 256, seq_len);
+    Arc::new(corpus.unwrap_or_else(|e| panic!("{e}")).into())
 }
 
 /// Windows of tokens, inputs and one more, as the samples of the steps of a run whose global batch is `batch`: a file that is zero
@@ -94,7 +95,7 @@ pub fn dataset_of_windows(
     let [train_text, held_out_text] = [&train, &held_out].map(|p| p.display().to_string());
     let open = || {
         let format = config::DataFormat::U16;
-        Dataset::open(&train_text, Some(&held_out_text), format, 0.1, vocab, seq_len)
+        Corpus::open(&train_text, Some(&held_out_text), format, 0.1, vocab, seq_len)
             .unwrap_or_else(|e| panic!("{e}"))
     };
     std::fs::write(&held_out, vec![0u8; 2 * (seq_len + 1)]).expect("written");
@@ -117,7 +118,7 @@ pub fn dataset_of_windows(
         }
     }
     std::fs::write(&train, bytes).expect("written");
-    (seed, Arc::new(open()))
+    (seed, Arc::new(open().into()))
 }
 
 /// Deterministic text: words of a small dictionary, with something to learn in their order.

@@ -12,7 +12,7 @@ use checkpoint::hugging_face::{Folder, Numbers, Pretrained, export};
 use checkpoint::{Checkpoint, RunFolder};
 use config::Config;
 use data::model_files::ModelFiles;
-use data::{Dataset, Document};
+use data::{Corpus, Dataset, Document};
 use engine::run::{Message, RunOptions, train};
 use files::held::Held;
 use layout::build::shape;
@@ -215,12 +215,12 @@ fn ten_adamw_steps_on_masked_documents_are_those_of_pytorch_on_every_layout() {
         assert!(none > 5, "{model}: some samples have no target");
         // Sample n of the run is document n.
         let held_out = [documents[0].clone()];
-        let data = Dataset::of_documents(&documents, &held_out, (T, false));
+        let data = Corpus::of_documents(&documents, &held_out, T, false);
         let mut in_place = documents.clone();
         for (n, document) in documents.iter().enumerate() {
             in_place[data.shuffled(SEED, n as u64)] = document.clone();
         }
-        let data = Arc::new(Dataset::of_documents(&in_place, &held_out, (T, false)));
+        let data = Arc::new(Dataset::from(Corpus::of_documents(&in_place, &held_out, T, false)));
         for (layout, micro) in LAYOUTS.into_iter().zip([2, 4].into_iter().cycle()) {
             let mut sets = grid(layout);
             sets.retain(|set| !set.starts_with("batch.micro"));

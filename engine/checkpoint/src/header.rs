@@ -1,13 +1,44 @@
-//! Headers of safetensors files, read strictly: what the format's own reader lets pass (a name twice, a name
-//! like a path, a thousand empty tensors) is refused here.
+//! Headers of safetensors files, read strictly. What the format's own reader lets pass is refused here: a name twice, a name
+//! like a path, and data that no tensor or several tensors have.
 
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use std::fmt;
-use std::ops::Range;
 
 /// Bytes of a header; more is an attack, or no safetensors file.
 const LONGEST: u64 = 16 << 20;
 const LONGEST_NAME: usize = 256;
+
+/// Most dimensions of a tensor.
+const MOST_DIMENSIONS: usize = 8;
+
+/// A tensor in a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TensorEntry {
+    pub(crate) name: String,
+    /// Type of an element, such as `F32`.
+    pub(crate) dtype: String,
+    pub(crate) shape: Vec<usize>,
+    /// First byte in the file.
+    pub(crate) at: u64,
+}
+
+impl TensorEntry {
+    /// Bytes of an element.
+    pub(crate) fn width(&self) -> u64 {
+        width(&self.dtype).unwrap_or_else(|| unreachable!("{} was accepted", self.dtype))
+    }
+}
+
+/// Bytes of an element of a type.
+fn width(dtype: &str) -> Option<u64> {
+    match dtype {
+        "BOOL" | "U8" | "I8" => Some(1),
+        "F16" | "BF16" | "U16" | "I16" => Some(2),
+        "F32" | "U32" | "I32" => Some(4),
+        "F64" | "U64" | "I64" => Some(8),
+        _ => None,
+    }
+}
 
 /// An F32 tensor of one dimension.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,25 +81,59 @@ pub fn length(first: [u8; 8], file: u64) -> Result<usize, String> {
     }
 }
 
-/// The tensors of a file of `file` bytes, in the order of their bytes, of which none is left out.
-pub(crate) fn decode(header: &[u8], file: u64) -> Result<Vec<Entry>, String> {
-    let json = header.get(8..).ok_or("it is too short")?;
-    let raw: Raw = serde_json::from_slice(json).map_err(|e| format!("its header: {e}"))?;
+/// The tensors of a file of `file` bytes, in the order of their bytes. They fill the data, and none overlaps another.
+///
+/// # Errors
+/// What is wrong with the header.
+pub(crate) fn decode(header: &[u8], file: u64) -> Result<Vec<TensorEntry>, String> {
+    tensors(parse(header)?, header.len(), file)
+}
+
+/// The tensors of a file that a rank wrote, as [`encode`] takes them.
+///
+/// # Errors
+/// What is wrong with the header, or is not as onebox writes it.
+pub(crate) fn decode_vectors(header: &[u8], file: u64) -> Result<Vec<Entry>, String> {
+    let raw = parse(header)?;
     if raw.metadata.is_some() {
         return Err("its header has `__metadata__`".into());
     }
-    let mut at = 0;
-    let mut entries: Vec<Entry> = Vec::new();
+    let vector = |TensorEntry { name, dtype, shape, .. }: TensorEntry| match shape[..] {
+        [len] if len > 0 && dtype == "F32" => Ok(Entry { name, len }),
+        _ => Err(format!("`{name}` is {dtype} {shape:?}, not a vector of F32")),
+    };
+    tensors(raw, header.len(), file)?.into_iter().map(vector).collect()
+}
+
+fn parse(header: &[u8]) -> Result<RawHeader, String> {
+    let json = header.get(8..).ok_or("it is too short")?;
+    serde_json::from_slice(json).map_err(|e| format!("its header: {e}"))
+}
+
+fn tensors(raw: RawHeader, header: usize, file: u64) -> Result<Vec<TensorEntry>, String> {
+    let header = header as u64;
+    let data = file.checked_sub(header).ok_or("it is too short")?;
+    let mut found = Vec::new();
     for (name, fields) in raw.tensors {
-        let entry = fields.check(at..file.saturating_sub(header.len() as u64));
-        let len = entry.map_err(|problem| format!("`{}`: {problem}", name.escape_debug()))?;
-        at += 4 * len as u64;
-        entries.push(Entry { name, len });
+        let shape = fields.shape().map_err(|why| format!("`{}`: {why}", name.escape_debug()))?;
+        let Fields { dtype, data_offsets: [from, to], .. } = fields;
+        found.push(([from, to], TensorEntry { name, dtype, shape, at: header }));
     }
-    if header.len() as u64 + at != file {
-        return Err(format!("its tensors end at byte {at} of the data, which does not"));
+    found.sort_by_key(|(range, _)| *range);
+    let mut at = 0;
+    for ([from, to], tensor) in &mut found {
+        if *from != at {
+            let name = tensor.name.escape_debug();
+            let what = if *from < at { "overlaps another" } else { "has a hole before it" };
+            return Err(format!("`{name}` at bytes {from}..{to} of the data {what}"));
+        }
+        at = *to;
+        tensor.at += *from;
     }
-    Ok(entries)
+    if at != data {
+        return Err(format!("its tensors end at byte {at} of the data, which has {data}"));
+    }
+    Ok(found.into_iter().map(|(_, tensor)| tensor).collect())
 }
 
 /// Letters, digits, `_`, `-`, and single dots between them: nothing that could lead anywhere as a path, or out of JSON.
@@ -79,62 +144,59 @@ pub(super) fn is_name(name: &str) -> bool {
     name.len() <= LONGEST_NAME && name.split('.').all(word)
 }
 
-/// What a header says of a tensor, unchecked.
+/// The entry of a tensor in a header, unchecked.
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Fields {
-    pub(crate) dtype: String,
-    pub(crate) shape: Vec<u64>,
-    pub(crate) data_offsets: [u64; 2],
+struct Fields {
+    dtype: String,
+    shape: Vec<u64>,
+    data_offsets: [u64; 2],
 }
 
 impl Fields {
-    /// Elements, when it lies where the former one ended and within the data.
-    fn check(&self, left: Range<u64>) -> Result<usize, String> {
-        let [len] = self.shape[..] else {
-            return Err("has more or less than one dimension".into());
-        };
-        if self.dtype != "F32" {
-            return Err(format!("is {}, not F32", self.dtype.escape_debug()));
+    /// The shape, if it fits the type and the range.
+    fn shape(&self) -> Result<Vec<usize>, String> {
+        let Self { dtype, shape, data_offsets: [from, to] } = self;
+        let width = width(dtype).ok_or_else(|| format!("its type is {}", dtype.escape_debug()))?;
+        if shape.len() > MOST_DIMENSIONS {
+            return Err(format!("it has {} dimensions", shape.len()));
         }
-        if len == 0 {
-            return Err("has no elements".into());
+        let bytes = shape.iter().try_fold(width, |bytes, n| bytes.checked_mul(*n));
+        match bytes {
+            Some(bytes) if to.checked_sub(*from) == Some(bytes) => {}
+            _ => return Err(format!("{dtype} {shape:?} does not stand at {from}..{to}")),
         }
-        let end = len.checked_mul(4).and_then(|bytes| bytes.checked_add(left.start));
-        let [from, to] = self.data_offsets;
-        if from != left.start || Some(to) != end || to > left.end {
-            return Err(format!("{len} elements do not stand at {from}..{to}"));
-        }
-        Ok(len as usize)
+        let shape = shape.iter().map(|n| usize::try_from(*n).map_err(|e| e.to_string()));
+        shape.collect()
     }
 }
 
 /// In the order of the text; a name twice, or one that is none, is an error.
 #[derive(Default)]
-pub(crate) struct Raw {
-    pub(crate) tensors: Vec<(String, Fields)>,
+struct RawHeader {
+    tensors: Vec<(String, Fields)>,
     /// Texts that say nothing of tensors.
     metadata: Option<std::collections::BTreeMap<String, String>>,
 }
 
-impl<'de> Deserialize<'de> for Raw {
+impl<'de> Deserialize<'de> for RawHeader {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(RawVisitor)
+        deserializer.deserialize_map(HeaderVisitor)
     }
 }
 
-struct RawVisitor;
+struct HeaderVisitor;
 
-impl<'de> Visitor<'de> for RawVisitor {
-    type Value = Raw;
+impl<'de> Visitor<'de> for HeaderVisitor {
+    type Value = RawHeader;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("tensors by name")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Raw, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawHeader, A::Error> {
         let mut seen = std::collections::BTreeSet::new();
-        let mut raw = Raw::default();
+        let mut raw = RawHeader::default();
         while let Some(name) = map.next_key::<String>()? {
             let shown = name.escape_debug();
             if !is_name(&name) {
@@ -164,7 +226,7 @@ mod tests {
         header.extend(json.as_bytes());
         let bytes = header.len() as u64 + data;
         length(header[..8].try_into().unwrap(), bytes)?;
-        decode(&header, bytes)
+        decode_vectors(&header, bytes)
     }
 
     fn entry(name: &str, len: usize) -> Entry {
@@ -179,7 +241,7 @@ mod tests {
             let data: usize = entries.iter().map(|e| 4 * e.len).sum();
             let whole = (bytes.len() + data) as u64;
             assert_eq!(length(bytes[..8].try_into().unwrap(), whole), Ok(bytes.len()));
-            assert_eq!(decode(&bytes, whole).unwrap(), entries);
+            assert_eq!(decode_vectors(&bytes, whole).unwrap(), entries);
             bytes.resize(whole as usize, 0);
             assert_eq!(safetensors::SafeTensors::deserialize(&bytes).unwrap().len(), entries.len());
         }
@@ -235,6 +297,93 @@ mod tests {
         }
         for first in [u64::MAX, u64::MAX - 7, LONGEST + 1, 93] {
             assert!(length(first.to_le_bytes(), 100).is_err(), "{first}");
+        }
+    }
+
+    fn foreign(json: &str, data: u64) -> Result<Vec<TensorEntry>, String> {
+        let mut header = (json.len() as u64).to_le_bytes().to_vec();
+        header.extend(json.as_bytes());
+        let bytes = header.len() as u64 + data;
+        length(header[..8].try_into().unwrap(), bytes)?;
+        decode(&header, bytes)
+    }
+
+    fn tensor(dtype: &str, shape: &str, from: u64, to: u64) -> String {
+        format!("{{\"dtype\":\"{dtype}\",\"shape\":{shape},\"data_offsets\":[{from},{to}]}}")
+    }
+
+    #[test]
+    fn tensors_may_stand_in_any_order_and_of_any_type() {
+        let json = format!(
+            "{{\"__metadata__\":{{\"format\":\"pt\"}},\"b\":{},\"a.weight\":{}}}",
+            tensor("F16", "[2,3]", 4, 16),
+            tensor("F32", "[]", 0, 4)
+        );
+        let found = foreign(&json, 16).unwrap();
+        let names: Vec<_> = found.iter().map(|f| f.name.as_str()).collect();
+        assert_eq!(names, ["a.weight", "b"]);
+        let start = 8 + json.len() as u64;
+        assert_eq!((found[1].at, &found[1].shape[..]), (start + 4, &[2, 3][..]));
+    }
+
+    /// As the format's own reader has them; whether a model may have such tensors is not for a header to say.
+    #[test]
+    fn empty_tensors_stand_between_others() {
+        let json = format!(
+            "{{\"c\":{},\"b\":{},\"a\":{},\"d\":{}}}",
+            tensor("F32", "[2,0,3]", 8, 8),
+            tensor("F16", "[4]", 0, 8),
+            tensor("F32", "[0]", 0, 0),
+            tensor("U8", "[1]", 8, 9),
+        );
+        let found: Vec<_> =
+            foreign(&json, 9).unwrap().into_iter().map(|f| (f.name, f.shape)).collect();
+        let named = |name: &str, shape: &[usize]| (name.to_owned(), shape.to_vec());
+        let all = [named("a", &[0]), named("b", &[4]), named("c", &[2, 0, 3]), named("d", &[1])];
+        assert_eq!(found, all);
+        let mut whole = (json.len() as u64).to_le_bytes().to_vec();
+        whole.extend(json.as_bytes());
+        whole.extend([0; 9]);
+        assert_eq!(safetensors::SafeTensors::deserialize(&whole).unwrap().len(), 4);
+    }
+
+    #[test]
+    fn hostile_headers_of_others_are_refused() {
+        let two = |a: &str, b: &str| format!("{{\"a\":{a},\"b\":{b}}}");
+        let one = |fields: &str| format!("{{\"a\":{fields}}}");
+        let good = tensor("F32", "[1]", 0, 4);
+        assert!(foreign(&one(&good), 4).is_ok());
+        for (json, data, said) in [
+            (two(&good, &good), 4, "overlaps"),
+            (two(&tensor("F32", "[2]", 0, 8), &tensor("F32", "[2]", 4, 12)), 12, "overlaps"),
+            (two(&good, &tensor("F32", "[1]", 8, 12)), 12, "hole"),
+            (one(&tensor("F32", "[1]", 4, 8)), 8, "hole"),
+            (one(&good), 8, "end at byte 4"),
+            (one(&good), 0, "end at byte 4"),
+            (one(&tensor("F32", "[2]", 0, 4)), 4, "does not stand"),
+            (one(&tensor("F32", "[1]", 4, 0)), 4, "does not stand"),
+            (one(&tensor("F32", "[0]", 0, 4)), 4, "does not stand"),
+            (two(&tensor("F32", "[2]", 0, 8), &tensor("F32", "[0]", 4, 4)), 8, "overlaps"),
+            (one(&tensor("F32", "[4294967296,4294967296,0]", 0, 0)), 0, "does not stand"),
+            (one(&tensor("F32", "[4294967296,4294967296]", 0, 0)), 0, "does not stand"),
+            (one(&tensor("F32", "[18446744073709551615]", 0, 4)), 4, "does not stand"),
+            (one(&tensor("F32", "[1]", 0, u64::MAX)), 4, "does not stand"),
+            (one(&tensor("F32", "[1]", u64::MAX - 3, u64::MAX)), 4, "does not stand"),
+            (one(&tensor("F32", "[1,1,1,1,1,1,1,1,1]", 0, 4)), 4, "9 dimensions"),
+            (one(&tensor("F4", "[8]", 0, 4)), 4, "type is F4"),
+            (one(&tensor("\\u001b[2J", "[8]", 0, 4)), 4, "type is"),
+            (one(&tensor("F32", "[-1]", 0, 4)), 4, "its header"),
+            (one(&tensor("F32", "[1.5]", 0, 4)), 4, "its header"),
+            (one(&tensor("F32", "[1e400]", 0, 4)), 4, "its header"),
+            (two(&good, &good).replace("\"b\"", "\"a\""), 4, "twice"),
+            (one(&good).replace("\"a\"", "\"../a\""), 4, "no tensor's name"),
+            (one(&good).replace("\"a\"", "\"/etc/passwd\""), 4, "no tensor's name"),
+            (one(&good).replace("\"dtype\"", "\"code\":1,\"dtype\""), 4, "its header"),
+            ("{\"__metadata__\":{\"a\":1}}".into(), 0, "its header"),
+            (format!("{{\"a\":{}", "[".repeat(100_000)), 4, "its header"),
+        ] {
+            let why = foreign(&json, data).unwrap_err();
+            assert!(why.contains(said) && !why.contains('\u{1b}'), "{json:.200}: {why}");
         }
     }
 }

@@ -11,10 +11,10 @@ use config::ModelConfig;
 /// # Errors
 /// What is wrong with it.
 pub fn checkpoint_header(file: &[u8]) -> Result<bool, String> {
-    let entries = own::decode(header_of(file)?, file.len() as u64)?;
+    let entries = own::decode_vectors(header_of(file)?, file.len() as u64)?;
     let again = own::encode(&entries);
     let data: usize = entries.iter().map(|entry| 4 * entry.len).sum();
-    let decoded = own::decode(&again, (again.len() + data) as u64)?;
+    let decoded = own::decode_vectors(&again, (again.len() + data) as u64)?;
     Ok(decoded == entries && header_of(file)?.len() + data == file.len())
 }
 
@@ -23,7 +23,10 @@ pub fn checkpoint_header(file: &[u8]) -> Result<bool, String> {
 /// # Errors
 /// What is wrong with it.
 pub fn foreign_header(file: &[u8]) -> Result<bool, String> {
-    hugging_face::fills(header_of(file)?, file.len() as u64)
+    let header = header_of(file)?;
+    let tensors = own::decode(header, file.len() as u64)?;
+    let size = |t: &own::TensorEntry| t.shape.iter().product::<usize>() as u64 * t.width();
+    Ok(tensors.iter().map(size).sum::<u64>() + header.len() as u64 == file.len() as u64)
 }
 
 fn header_of(file: &[u8]) -> Result<&[u8], String> {

@@ -326,7 +326,7 @@ fn check_file(
 ) -> Result<Vec<(usize, Placed)>, Problem> {
     let said = &manifest.files[number];
     let header = check_header(file, said)?;
-    let mut entries = header::decode(&header, said.bytes)?.into_iter();
+    let mut entries = header::decode_vectors(&header, said.bytes)?.into_iter();
     let mut found = Vec::new();
     let mut at = header.len() as u64;
     for (index, tensor) in manifest.tensors.iter().enumerate() {

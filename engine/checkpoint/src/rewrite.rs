@@ -317,7 +317,7 @@ mod tests {
                             data: (train: \"x\"), train: (steps: 1))";
         let config = load_str(RON, "a.ron", Path::new("."), &[]).unwrap().config;
         let (built, folder) = (lay_out(&config), tempfile::tempdir().unwrap());
-        let data = Dataset::noise(config.model.seq_len);
+        let data = Corpus::noise(config.model.seq_len).into();
         let asked = Mutex::new(Vec::new());
         let begun = Mutex::new(None);
         let begin = |tensor| {
@@ -363,7 +363,7 @@ mod tests {
                             data: (train: \"x\"), train: (steps: 1))";
         let config = load_str(RON, "a.ron", Path::new("."), &[]).unwrap().config;
         let (built, folder) = (lay_out(&config), tempfile::tempdir().unwrap());
-        let data = Dataset::noise(config.model.seq_len);
+        let data = Corpus::noise(config.model.seq_len).into();
         let zeros = |_: (usize, usize), _: Range<usize>, out: &mut [f32]| {
             out.fill(0.0);
             Ok(())

@@ -10,7 +10,7 @@ mod common;
 use checkpoint::{Checkpoint, RunFolder};
 use common::Folder;
 use config::{Config, DataFormat, load_str};
-use data::Dataset;
+use data::{Corpus, Dataset};
 use engine::run::{Message, RunOptions, train};
 use layout::build::lay_out;
 use std::path::{Path, PathBuf};
@@ -48,7 +48,7 @@ fn data() -> Dataset {
     let file = folder.path().join("tokens.bin");
     let tokens: Vec<u8> = (0..200u16).flat_map(|i| (i * i % 11).to_le_bytes()).collect();
     std::fs::write(&file, tokens).unwrap();
-    Dataset::open(file.to_str().unwrap(), None, DataFormat::U16, 0.1, 11, 4).unwrap()
+    Corpus::open(file.to_str().unwrap(), None, DataFormat::U16, 0.1, 11, 4).unwrap().into()
 }
 
 /// The hash of all states at the end of a run, which has no steps to do when it starts from the golden one.

@@ -286,7 +286,7 @@ fn a_part_with_another_token_is_found_and_made_again() {
 
 /// As onebox wrote them before they had hashes.
 #[test]
-fn a_folder_of_an_older_onebox_is_taken_without_hashes() {
+fn a_folder_of_an_older_onebox_is_refused_with_the_command_that_makes_it_again() {
     let folder = folder();
     let sets = made(&folder);
     let before = checked(&folder, &sets).ok().stdout;
@@ -298,28 +298,23 @@ fn a_folder_of_an_older_onebox_is_taken_without_hashes() {
         part[0]["documents"] = serde_json::Value::Null;
     }
     fs::write(&list, old.to_string()).unwrap();
-    let done = checked(&folder, &sets).ok();
-    assert_eq!(done.stdout, before);
-    let note =
-        "made/prepared.json: an older onebox wrote it, without hashes: bytes are not compared";
-    assert!(done.stderr.contains(note), "{}", done.stderr);
-    let path = folder.path("made/validation/000000.bin");
-    let good = fs::read(&path).unwrap();
-    fs::write(&path, &good[..100]).unwrap();
+    let made = folder.path("made").display().to_string();
+    let remedy = format!("rm -r {made} && onebox data prepare CONFIG {made}");
     let said = format!(
-        "made/validation/000000.bin: it has 100 bytes, and {} says {}",
-        list.display(),
-        good.len()
+        "made/prepared.json: an older onebox wrote it, in format 1 without hashes; make the tokens again: {remedy}"
     );
-    checked(&folder, &sets).refused(66, &[&said, "again, or delete the folder "]);
-    // A list of one data set says nothing of a folder that the user has put beside it.
-    old["parts"].as_array_mut().unwrap().pop();
-    fs::write(&list, old.to_string()).unwrap();
-    checked(&folder, &sets).ok();
+    checked(&folder, &sets).refused(66, &[&said]);
     let prepare = ["data", "prepare", "tiny.ron", "made"];
     let older =
         "made/prepared.json: another onebox wrote it, in format 1, and this one writes format 3";
     onebox(&folder, &prepare, &TOKENIZER).refused(73, &[older]);
+    // The remedy.
+    let tokens = "--set 'data.tokenizer=\"tokenizer.json\"' --set model.vocab=300 --set 'data.validation=\"text.txt\"'";
+    let remedy = remedy.replace("CONFIG", &format!("tiny.ron {tokens}"));
+    folder
+        .shell(&remedy.replace("onebox data", &format!("{} data", env!("CARGO_BIN_EXE_onebox"))))
+        .ok();
+    assert_eq!(checked(&folder, &sets).ok().stdout, before);
 }
 
 #[test]

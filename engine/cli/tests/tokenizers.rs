@@ -68,10 +68,12 @@ fn a_run_learns_tokens_keeps_them_and_writes_text() {
     std::fs::rename(folder.path("moved.json"), folder.path("tokenizer.json")).unwrap();
 
     let all = kept(&folder);
-    assert_eq!(all.len(), 1, "{all:?}");
-    let bytes = topology::format_bytes(std::fs::metadata(&all[0]).unwrap().len());
+    // The tokens and their list.
+    assert_eq!(all.len(), 2, "{all:?}");
+    let bytes = all.iter().map(|path| std::fs::metadata(path).unwrap().len()).sum();
+    let bytes = topology::format_bytes(bytes);
     let looked = onebox(&folder, &["doctor"]).stdout;
-    assert!(looked.contains(&format!("data cache    {bytes} in 1 file in ")), "{looked}");
+    assert!(looked.contains(&format!("data cache    {bytes} in 2 files in ")), "{looked}");
     let good = std::fs::read(&all[0]).unwrap();
     let mut bad = good.clone();
     bad[40] ^= 1;

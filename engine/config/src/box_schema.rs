@@ -2,11 +2,11 @@
 
 use super::ParallelConfig;
 use super::declare::section;
+use super::era::Fact;
 use super::machine::{self, TopologyNumber};
 use super::reading::key::Declaration;
 use super::reading::section::{Or, Section};
 use super::reading::value::Interval;
-use super::era::Fact;
 use std::sync::Arc;
 use topology::{Machine, counted};
 

@@ -43,11 +43,11 @@ mod write;
 #[cfg(test)]
 mod tests;
 
+pub use self::device::DeviceConfig;
 pub(crate) use box_schema::MEASURED_OPS;
 pub use box_schema::{BoxConfig, GpuConfig, HostConfig, MeasuredConfig};
 pub use checks::{MachineRules, Violation};
 pub use data::{ControlTokens, DataConfig, DataFormat, DataOrder, Packing};
-pub use self::device::DeviceConfig;
 pub use era::Fact;
 pub use find_box::find_box;
 pub use keys::{box_keys, keys};

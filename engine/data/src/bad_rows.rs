@@ -1,6 +1,7 @@
 //! Rows of a data set that are not taken, and why.
 
-use super::unread::AllUnread;
+use super::origins::RowLocation;
+use super::unread::IgnoredKeyCounts;
 use crate::chat::TOO_LONG;
 use files::shown::Shown;
 use serde::{Deserialize, Serialize};
@@ -21,14 +22,14 @@ pub(super) const SLOW_ROWS: usize = 4;
 
 /// The kind of thing that may be left out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Of {
+enum RowKind {
     #[default]
     Rows,
     /// Of an index.
     Documents,
 }
 
-impl Of {
+impl RowKind {
     const fn noun(self) -> &'static str {
         match self {
             Self::Rows => "row",
@@ -66,7 +67,7 @@ pub struct BadRows {
     pub(super) rendered: usize,
     /// What nothing reads of those that are taken.
     #[serde(default)]
-    pub(super) unread: AllUnread,
+    pub(super) unread: IgnoredKeyCounts,
     /// The first reasons why some cannot be used.
     #[serde(default)]
     reasons: Vec<Reason>,
@@ -74,7 +75,7 @@ pub struct BadRows {
     #[serde(skip)]
     given_up: bool,
     #[serde(skip)]
-    of: Of,
+    of: RowKind,
     /// Each is named as it is found.
     #[serde(skip)]
     all: bool,
@@ -91,13 +92,13 @@ impl BadRows {
 
     /// None yet, of the documents of an index.
     pub(super) fn of_documents(all: bool) -> Self {
-        Self { of: Of::Documents, all, ..Self::default() }
+        Self { of: RowKind::Documents, all, ..Self::default() }
     }
 
     /// Notes one that cannot be used.
-    pub(super) fn add(&mut self, (path, number): (&Path, u64), why: &str) {
+    pub(super) fn add(&mut self, at: RowLocation<'_>, why: &str) {
         self.bad += 1;
-        self.name((path, number), why);
+        self.name(at, why);
         let known = self.reasons.iter().position(|reason| reason.why == why);
         let reason = match known {
             Some(known) => &mut self.reasons[known],
@@ -112,9 +113,9 @@ impl BadRows {
         };
         reason.rows += 1;
         if reason.first.len() < SHOWN {
-            let name = path.file_name().unwrap_or(path.as_os_str());
+            let name = at.file.file_name().unwrap_or(at.file.as_os_str());
             let place = self.of.place();
-            reason.first.push(format!("{} {place} {number}", Shown(Path::new(name))));
+            reason.first.push(format!("{} {place} {}", Shown(Path::new(name)), at.number));
         }
     }
 
@@ -128,21 +129,21 @@ impl BadRows {
     }
 
     /// Notes one with more tokens than a sample, which is left out.
-    pub(super) fn add_long(&mut self, at: (&Path, u64), tokens: usize) {
+    pub(super) fn add_long(&mut self, at: RowLocation<'_>, tokens: usize) {
         self.longest = self.longest.max(tokens);
         self.long += 1;
         self.name(at, &format!("it has {tokens} tokens, more than a sample"));
     }
 
     /// Notes one with fewer tokens than an input and a target.
-    pub(super) fn add_short(&mut self, at: (&Path, u64)) {
+    pub(super) fn add_short(&mut self, at: RowLocation<'_>) {
         self.short += 1;
         self.name(at, "it has fewer than 2 tokens");
     }
 
-    fn name(&self, (path, number): (&Path, u64), why: &str) {
+    fn name(&self, RowLocation { file, number }: RowLocation<'_>, why: &str) {
         if self.all {
-            tracing::warn!("{} {} {number}: {why}", Shown(path), self.of.place());
+            tracing::warn!("{} {} {number}: {why}", Shown(file), self.of.place());
         }
     }
 
@@ -264,7 +265,10 @@ mod tests {
         rows.rows = 1000;
         let path = Path::new("a/b.jsonl");
         for number in 1..=400 {
-            rows.add((path, number), if number == 2 { "other" } else { "same" });
+            rows.add(
+                RowLocation { file: path, number },
+                if number == 2 { "other" } else { "same" },
+            );
         }
         assert_eq!(
             rows.to_string(),
@@ -280,7 +284,7 @@ mod tests {
             (1..=1000).find(|number| {
                 rows.rows += 1;
                 if *number != good {
-                    rows.add((Path::new("b"), *number as u64), why);
+                    rows.add(RowLocation { file: Path::new("b"), number: *number as u64 }, why);
                 }
                 rows.give_up()
             })

@@ -2,24 +2,25 @@
 //! once. It is believed of a file with the same [`Stamp`].
 
 use super::cores;
-use super::documents::{Documents, Room};
-use super::identity::{Identity, Pieces, Segment};
+use super::documents::{Documents, SampleCapacity};
+use super::identity::{Identity, SegmentSummary, TokenRanges};
 use super::megatron::Index;
 use super::problem::{Failure, Problem, at};
 use super::progress::{Progress, Silence};
-use super::store::{STAMP, Stamp, Store, TokenFile, Unread, failure, largest, widened};
+use super::store::{ReadError, Stamp, Store, TokenFile, failure, largest, widened};
 use super::tokens::Cache;
 use super::utf8::{self, NotUtf8};
-use files::sealed::{self, Magic};
+use crate::sealed::{self};
+use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf, absolute};
 use std::time::SystemTime;
 use xxhash_rust::xxh3::Xxh3Default;
 
-/// What a pass over all tokens has found.
-const SET: &Magic = b"onebox checked 2";
-/// Which files are text.
-const TEXTS: &Magic = b"onebox texts  2\n";
+/// The version of what a pass over all tokens finds, in the hash of each.
+const SET: &[u8] = b"onebox checked 3";
+/// The version of the lists of files that are text.
+const TEXTS: &[u8] = b"onebox texts  3\n";
 /// The work that is done again where what was found cannot be kept.
 const AGAIN: &str = "the data will be checked again";
 /// Bytes that are checked faster than a file of the cache folder is written.
@@ -41,10 +42,10 @@ pub struct Checks<'a> {
 }
 
 /// Of a pass over all tokens.
-#[derive(Debug)]
-pub(super) struct Found {
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct DataFindings {
     pub(super) identity: Identity,
-    pub(super) segments: Vec<Segment>,
+    pub(super) segments: Vec<SegmentSummary>,
     /// Hashes of the files beside those of the tokens: indexes, then masks.
     pub(super) beside: Vec<u128>,
 }
@@ -64,9 +65,10 @@ impl Checks<'_> {
         &self,
         store: &mut Store,
         split: usize,
-        (indexes, documents): (&[Index], Option<&Documents>),
-    ) -> Result<Found, Failure> {
-        let found = self.found(store, split, (indexes, documents))?;
+        indexes: &[Index],
+        documents: Option<&Documents>,
+    ) -> Result<DataFindings, Failure> {
+        let found = self.found(store, split, indexes, documents)?;
         let largest: Vec<u32> = found.segments.iter().map(|segment| segment.largest).collect();
         for (segment, Index { dtype, .. }) in indexes.iter().enumerate() {
             if largest[segment] as usize >= dtype.end {
@@ -93,14 +95,16 @@ impl Checks<'_> {
         &self,
         store: &Store,
         split: usize,
-        (indexes, documents): (&[Index], Option<&Documents>),
-    ) -> Result<Found, Failure> {
+        indexes: &[Index],
+        documents: Option<&Documents>,
+    ) -> Result<DataFindings, Failure> {
         let now = SystemTime::now();
         let parts = match documents {
-            None => [0..split, split..store.num_tokens()].map(Pieces::one),
+            None => [0..split, split..store.num_tokens()].map(TokenRanges::one),
             Some(documents) => documents.parts(),
         };
-        let bytes = (parts.each_ref().map(Pieces::len).iter().sum::<usize>() * store.width) as u64;
+        let bytes =
+            (parts.each_ref().map(TokenRanges::len).iter().sum::<usize>() * store.width) as u64;
         let worth = bytes >= WORTH_KEEPING && self.cache.folder.is_some();
         let masks = documents.map_or(&[][..], Documents::masks);
         let beside = indexes.iter().map(|index| &index.file);
@@ -113,12 +117,10 @@ impl Checks<'_> {
             // The index and these say which documents there are.
             let of = documents.map(|documents| (documents.room, documents.split));
             let files = files.iter().copied();
-            let name = format!("{:032x}.checked", name(files, (store.width, split), of));
+            let name = format!("{:032x}.checked", name(files, store.width, split, of));
             Some(self.cache.folder.as_ref()?.join(name))
         });
-        let known = kept.as_deref().and_then(|path| sealed::read(path, SET));
-        let sizes = [store.num_segments(), indexes.len() + masks.len()];
-        if let Some(found) = known.and_then(|bytes| Found::from_bytes(&bytes, sizes)) {
+        if let Some(found) = kept.as_deref().and_then(sealed::read) {
             return Ok(found);
         }
         for (segment, index) in indexes.iter().enumerate() {
@@ -137,17 +139,16 @@ impl Checks<'_> {
         };
         drop(reading);
         let beside: Result<_, _> = beside.map(|file| file.hash(&|_| ())).collect();
-        let found = Found { identity, segments, beside: beside.map_err(failure)? };
+        let found = DataFindings { identity, segments, beside: beside.map_err(failure)? };
         let settled = |files: &Vec<&TokenFile>| files.iter().all(|file| file.stamp.is_settled(now));
         if files.as_ref().is_some_and(settled) {
-            let parts = std::iter::once(found.to_bytes());
-            self.cache.keep(kept.as_deref(), SET, parts, AGAIN);
+            self.cache.keep(kept.as_deref(), AGAIN, |path| sealed::write(path, &found));
         }
         Ok(found)
     }
 
     /// Which token of a segment is the first that is not below the vocabulary, and the token.
-    fn first_unknown(&self, store: &Store, segment: usize) -> Result<(String, u32), Unread> {
+    fn first_unknown(&self, store: &Store, segment: usize) -> Result<(String, u32), ReadError> {
         let first = store.start(segment);
         let tokens = store.len(segment);
         let in_block = |block: usize| {
@@ -179,39 +180,12 @@ impl Checks<'_> {
     }
 }
 
-impl Found {
-    fn to_bytes(&self) -> Vec<u8> {
-        let Identity { train, held_out } = self.identity;
-        let sums = self.segments.iter().map(|segment| segment.sum);
-        let hashes = [train, held_out].into_iter().chain(sums).chain(self.beside.iter().copied());
-        let largest = self.segments.iter().flat_map(|segment| segment.largest.to_le_bytes());
-        hashes.flat_map(u128::to_le_bytes).chain(largest).collect()
-    }
-
-    fn from_bytes(bytes: &[u8], [segments, beside]: [usize; 2]) -> Option<Self> {
-        let (hashes, largest) = bytes.split_at_checked(16 * (2 + segments + beside))?;
-        let hashes = hashes.as_chunks().0.iter().map(|hash| u128::from_le_bytes(*hash));
-        let hashes: Vec<u128> = hashes.collect();
-        let ([train, held_out], rest) = hashes.split_first_chunk()?;
-        let (sums, beside) = rest.split_at(segments);
-        let (largest, []) = largest.as_chunks() else { return None };
-        let segment = |(largest, sum): (&[u8; 4], &u128)| Segment {
-            largest: u32::from_le_bytes(*largest),
-            sum: *sum,
-        };
-        (largest.len() == segments).then(|| Self {
-            identity: Identity { train: *train, held_out: *held_out },
-            segments: largest.iter().zip(sums).map(segment).collect(),
-            beside: beside.to_vec(),
-        })
-    }
-}
-
 /// By everything that a pass over the files depends on.
 fn name<'a>(
     files: impl Iterator<Item = &'a TokenFile>,
-    (width, split): (usize, usize),
-    documents: Option<(Room, usize)>,
+    width: usize,
+    split: usize,
+    documents: Option<(SampleCapacity, usize)>,
 ) -> u128 {
     let mut hash = Xxh3Default::new();
     hash.update(SET);
@@ -234,32 +208,33 @@ fn path_of(store: &Store, segment: usize) -> &Path {
 }
 
 /// Which files of a name in the config are text.
-pub(super) struct Texts<'a> {
+pub(super) struct TextVerdicts<'a> {
     checks: Checks<'a>,
     path: Option<PathBuf>,
-    known: HashMap<[u8; STAMP], Option<NotUtf8>>,
+    known: HashMap<Stamp, Option<NotUtf8>>,
     found: Vec<(Stamp, Option<NotUtf8>)>,
     /// Bytes that had to be looked at.
     looked_at: u64,
 }
 
-impl<'a> Texts<'a> {
+impl<'a> TextVerdicts<'a> {
     /// Of the files that `named` stands for.
     pub(super) fn of(named: &str, checks: Checks<'a>) -> Self {
         let mut hash = Xxh3Default::new();
+        hash.update(TEXTS);
         let absolute = absolute(named).unwrap_or_else(|_| named.into());
         hash.update(absolute.as_os_str().as_encoded_bytes());
         let name = format!("{:032x}.texts", hash.digest128());
         let path = checks.cache.folder.as_ref().map(|folder| folder.join(name));
-        let kept = path.as_deref().and_then(|path| sealed::read(path, TEXTS));
-        let known = kept.and_then(|bytes| verdicts(&bytes)).unwrap_or_default();
+        let kept: Option<Vec<_>> = path.as_deref().and_then(sealed::read);
+        let known = kept.into_iter().flatten().collect();
         Self { checks, path, known, found: Vec::new(), looked_at: 0 }
     }
 
     /// Where a file ceases to be text.
-    pub(super) fn fault(&mut self, file: &TokenFile) -> Result<Option<NotUtf8>, Unread> {
+    pub(super) fn fault(&mut self, file: &TokenFile) -> Result<Option<NotUtf8>, ReadError> {
         let stamp = file.stamp;
-        let fault = match self.known.get(&stamp.to_bytes()) {
+        let fault = match self.known.get(&stamp) {
             Some(fault) => *fault,
             None => {
                 self.looked_at += stamp.bytes;
@@ -276,37 +251,8 @@ impl<'a> Texts<'a> {
         if self.looked_at < WORTH_KEEPING {
             return;
         }
-        let settled = self.found.iter().filter(|(stamp, _)| stamp.is_settled(began));
-        let bytes = settled.flat_map(|(stamp, fault)| {
-            let (kind, byte, offset) = match *fault {
-                None => (0, 0, 0),
-                Some(NotUtf8::BadByte { offset, byte }) => (1, byte, offset),
-                Some(NotUtf8::Cut { offset }) => (2, 0, offset),
-            };
-            [&stamp.to_bytes()[..], &[kind, byte], &offset.to_le_bytes()].concat()
-        });
-        let parts = std::iter::once(bytes.collect());
-        self.checks.cache.keep(self.path.as_deref(), TEXTS, parts, AGAIN);
+        let settled: Vec<_> =
+            self.found.iter().filter(|(stamp, _)| stamp.is_settled(began)).collect();
+        self.checks.cache.keep(self.path.as_deref(), AGAIN, |path| sealed::write(path, &settled));
     }
-}
-
-/// Bytes of a file's stamp, a kind, a byte and an offset.
-const VERDICT: usize = STAMP + 10;
-
-/// As they were kept, by the bytes of a file's stamp.
-fn verdicts(bytes: &[u8]) -> Option<HashMap<[u8; STAMP], Option<NotUtf8>>> {
-    let (all, []) = bytes.as_chunks::<VERDICT>() else { return None };
-    let one = |bytes: &[u8; VERDICT]| {
-        let (stamp, fault) = bytes.split_first_chunk::<STAMP>()?;
-        let (&[kind, byte], offset) = fault.split_first_chunk()?;
-        let offset = u64::from_le_bytes(offset.try_into().ok()?);
-        let fault = match kind {
-            0 => None,
-            1 => Some(NotUtf8::BadByte { offset, byte }),
-            2 => Some(NotUtf8::Cut { offset }),
-            _ => return None,
-        };
-        Some((*stamp, fault))
-    };
-    all.iter().map(one).collect()
 }

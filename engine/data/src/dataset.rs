@@ -3,10 +3,9 @@
 //! Invariant: sample i of step k is a function of (seed, k, i) only, never of rank or layout, so a resumed or re-sharded run
 //! needs no replay.
 
-use super::problem::DataError;
-use super::turns::Turns;
-use super::{Corpus, Document, Identity, Origin, Unread, behind, warn_of_overlap};
-use config::{DataFormat, DataOrder, Source};
+use super::turns::SourceMix;
+use super::{Corpus, Identity, behind, warn_of_overlap};
+use config::{DataOrder, Source};
 use device::random;
 use files::shown::Shown;
 use std::collections::HashSet;
@@ -15,126 +14,95 @@ use xxhash_rust::xxh3::xxh3_128;
 
 /// Word that keys the order of each corpus but the first under the seed of a run.
 const OF_CORPUS: u64 = 0x636f_7270;
-/// Bits of a place that say where it is in its corpus. Those above are the number of the corpus.
-const AT: u32 = 48;
 
 /// What a run trains on, and what it is evaluated on.
 #[derive(Debug)]
 pub struct Dataset {
-    corpora: Vec<Named>,
+    corpora: Vec<NamedCorpus>,
     /// How many of them are to train; the others are held out.
     to_train: usize,
-    turns: Turns,
+    turns: SourceMix,
 }
 
 /// A corpus with its name.
 #[derive(Debug)]
-struct Named {
+struct NamedCorpus {
     name: String,
     corpus: Corpus,
+}
+
+/// Corpora, each with its source in the config.
+#[derive(Debug)]
+pub(crate) struct SourceCorpora<'a> {
+    pub(crate) corpora: Vec<Corpus>,
+    pub(crate) sources: &'a [Source],
+}
+
+/// A sample of a run.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sample<'a> {
+    /// None if the run trains on one corpus.
+    pub(crate) corpus_name: Option<&'a String>,
+    pub(crate) corpus: &'a Corpus,
+    /// Number of the sample among the documents of its corpus, or of the first token of its window.
+    pub(crate) place: usize,
 }
 
 impl From<Corpus> for Dataset {
     /// One corpus that has both parts.
     fn from(corpus: Corpus) -> Self {
-        let corpora = vec![Named { name: String::new(), corpus }];
-        Self { corpora, to_train: 1, turns: Turns::new(&[1.0]) }
+        let corpora = vec![NamedCorpus { name: String::new(), corpus }];
+        Self { corpora, to_train: 1, turns: SourceMix::new(&[1.0]) }
     }
 }
 
 impl Dataset {
-    /// [`Corpus::open`] of one corpus.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn open(
-        train: &str,
-        validation: Option<&str>,
-        format: DataFormat,
-        validation_fraction: f32,
-        vocab: usize,
-        seq_len: usize,
-    ) -> Result<Self, DataError> {
-        let size = (vocab, seq_len);
-        Corpus::open(train, validation, format, validation_fraction, size.0, size.1).map(Self::from)
-    }
-
-    /// [`Corpus::of_documents`], which are one corpus.
-    ///
-    /// # Panics
-    /// As there.
-    pub fn of_documents(train: &[Document], held_out: &[Document], size: (usize, bool)) -> Self {
-        Corpus::of_documents(train, held_out, size).into()
-    }
-
-    /// No tokens: for a step that is counted, not run.
-    pub fn none(seq_len: usize) -> Self {
-        Corpus::none(seq_len).into()
-    }
-
-    /// Bytes without meaning, a window of them held out: for a step that is timed.
-    pub fn noise(seq_len: usize) -> Self {
-        Corpus::noise(seq_len).into()
-    }
-
     /// Corpora to train, with the weights of their sources; and those that are held out, or none where each of the others has
     /// a held-out part of its own.
     ///
     /// # Panics
     /// If there is nothing to train, or a corpus without its source.
-    pub fn of_corpora(
-        to_train: (Vec<Corpus>, &[Source]),
-        held_out: (Vec<Corpus>, &[Source]),
-    ) -> Self {
-        let weights: Vec<f32> = to_train.1.iter().map(|source| source.weight).collect();
-        let count = to_train.0.len();
-        warn_of_files(&to_train.0, &held_out.0);
-        let named = |(corpora, sources): (Vec<Corpus>, &[Source])| -> Vec<Named> {
+    pub fn of_corpora(to_train: SourceCorpora<'_>, held_out: SourceCorpora<'_>) -> Self {
+        let weights: Vec<f32> = to_train.sources.iter().map(|source| source.weight).collect();
+        let count = to_train.corpora.len();
+        warn_of_files(&to_train.corpora, &held_out.corpora);
+        let named = |SourceCorpora { corpora, sources }: SourceCorpora<'_>| -> Vec<NamedCorpus> {
             assert!(corpora.len() == sources.len(), "a corpus has a source");
             let named = corpora.into_iter().zip(names(sources));
-            named.map(|(corpus, name)| Named { name, corpus }).collect()
+            named.map(|(corpus, name)| NamedCorpus { name, corpus }).collect()
         };
         let mut corpora = named(to_train);
         corpora.extend(named(held_out));
-        Self { corpora, to_train: count, turns: Turns::new(&weights) }
+        Self { corpora, to_train: count, turns: SourceMix::new(&weights) }
     }
 
-    fn trained(&self) -> &[Named] {
+    fn trained(&self) -> &[NamedCorpus] {
         &self.corpora[..self.to_train]
     }
 
     /// The held-out corpora: those that are nothing else, or the held-out parts of all.
-    fn held_out(&self) -> &[Named] {
+    fn held_out(&self) -> &[NamedCorpus] {
         match &self.corpora[self.to_train..] {
             [] => &self.corpora,
             apart => apart,
         }
     }
 
-    /// The corpus of a place, and the place in it.
-    fn find(&self, place: usize) -> (&Corpus, usize) {
-        (&self.corpora[place >> AT].corpus, place & ((1 << AT) - 1))
-    }
-
-    /// The place of sample `index` of the global batch of `step`, by chance: see [`Corpus::sample`]. Of the first corpus.
-    pub fn sample(&self, seed: u64, step: u64, index: u64) -> usize {
-        self.corpora[0].corpus.sample(seed, step, index)
-    }
-
-    /// The place of sample `number` of a run of the first corpus alone, if each epoch takes every sample once.
-    pub fn shuffled(&self, seed: u64, number: u64) -> usize {
-        self.corpora[0].corpus.shuffled(seed, number)
-    }
-
-    /// The place of sample `number` of a run, counted from 0 over all its steps of `per_step` samples, in this order.
-    pub fn place(&self, order: DataOrder, seed: u64, (number, per_step): (u64, u64)) -> usize {
+    /// The sample of a run with this number, counted from 0 over all its steps of `per_step` samples, in this order.
+    pub(crate) fn sample(
+        &self,
+        order: DataOrder,
+        seed: u64,
+        number: u64,
+        per_step: u64,
+    ) -> Sample<'_> {
         let (index, of_corpus) = self.turns.of(number);
         let key = |index| random::key(random::key(seed, OF_CORPUS), index);
         let seed = if index == 0 { seed } else { key(index as u64) };
         let number = if order == DataOrder::Random { number } else { of_corpus };
-        let at = self.corpora[index].corpus.place(order, seed, (number, per_step));
-        assert!(at >> AT == 0, "a corpus of {at} tokens");
-        index << AT | at
+        let NamedCorpus { name, corpus } = &self.corpora[index];
+        let place = corpus.place(order, seed, number, per_step);
+        Sample { corpus_name: (self.to_train > 1).then_some(name), corpus, place }
     }
 
     /// How many samples all corpora have to train.
@@ -143,71 +111,10 @@ impl Dataset {
     }
 
     /// By corpus: its name, its samples, and how many of so many samples of a run are of it.
-    pub fn shares(&self, samples: f64) -> impl Iterator<Item = (&str, usize, f64)> {
-        self.trained().iter().enumerate().map(move |(index, Named { name, corpus })| {
+    pub(crate) fn shares(&self, samples: f64) -> impl Iterator<Item = (&str, usize, f64)> {
+        self.trained().iter().enumerate().map(move |(index, NamedCorpus { name, corpus })| {
             (name.as_str(), corpus.num_train_samples(), samples * self.turns.share(index))
         })
-    }
-
-    /// [`Corpus::fill_train`] of the sample at `place`.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn fill_train(
-        &self,
-        place: usize,
-        inputs: &mut [i32],
-        targets: &mut [i32],
-    ) -> Result<(), Unread> {
-        let (corpus, at) = self.find(place);
-        corpus.fill_train(at, inputs, targets)
-    }
-
-    /// [`Corpus::fill_starts`] of the sample at `place`.
-    pub fn fill_starts(&self, place: usize, starts: &mut [i32]) {
-        let (corpus, at) = self.find(place);
-        corpus.fill_starts(at, starts);
-    }
-
-    /// [`Corpus::targets`] of the sample at `place`.
-    pub fn targets(&self, place: usize) -> u64 {
-        let (corpus, at) = self.find(place);
-        corpus.targets(at)
-    }
-
-    /// How many documents the sample at `place` holds, and how many of its places are no padding; of windows nothing.
-    pub fn held(&self, place: usize) -> Option<(u64, u64)> {
-        let (corpus, at) = self.find(place);
-        corpus.held(at)
-    }
-
-    /// [`Corpus::documents`] of the sample at `place`.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn documents(&self, place: usize) -> Result<Vec<Document>, Unread> {
-        let (corpus, at) = self.find(place);
-        corpus.documents(at)
-    }
-
-    /// [`Corpus::origins`] of the sample at `place`.
-    pub fn origins(&self, place: usize) -> Vec<Option<Origin>> {
-        let (corpus, at) = self.find(place);
-        corpus.origins(at)
-    }
-
-    /// [`Corpus::starts_in_window`] of the sample at `place`.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn starts_in_window(&self, place: usize) -> Result<Vec<usize>, Unread> {
-        let (corpus, at) = self.find(place);
-        corpus.starts_in_window(at)
-    }
-
-    /// The name of the corpus of the sample at `place`, where there are several to train.
-    pub fn name(&self, place: usize) -> Option<&str> {
-        (self.to_train > 1).then(|| self.corpora[place >> AT].name.as_str())
     }
 
     /// Whether it is told of in several lines.
@@ -273,7 +180,7 @@ impl Dataset {
         if let [one] = &*self.corpora {
             return one.corpus.describe();
         }
-        let line = |(index, Named { name, corpus }): (usize, &Named)| {
+        let line = |(index, NamedCorpus { name, corpus }): (usize, &NamedCorpus)| {
             let share = match index < self.to_train {
                 true => format!("{:.1} % of the samples", 100.0 * self.turns.share(index)),
                 false => "for evaluation".into(),

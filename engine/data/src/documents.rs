@@ -1,18 +1,17 @@
 //! Documents that samples are made of: pieces of the tokens, wherever those stand, with what of them counts.
 
 use super::bad_rows::BadRows;
-use super::identity::Pieces;
-use super::mask::{self, Bits, Mask, Masks};
-use super::origins::{Origin, Origins};
-use super::pack::Packed;
-use super::store::Unread;
+use super::identity::TokenRanges;
+use super::mask::{Mask, MaskBits, Masks};
+use super::origins::{Origin, Origins, RowLocation};
+use super::pack::PackedSamples;
+use super::store::ReadError;
 use std::ops::Range;
-use std::path::Path;
 use xxhash_rust::xxh3::Xxh3Default;
 
 /// The treatment of a document with more tokens than a sample has room for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Long {
+pub(super) enum LongDocument {
     /// Documents of as many tokens as a sample takes. Each begins with the last token of the one before, so that every target
     /// counts once.
     Divided,
@@ -24,19 +23,19 @@ pub(super) enum Long {
 
 /// The documents that a sample has room for.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Room {
+pub(super) struct SampleCapacity {
     /// Tokens of the longest.
     pub(super) most: usize,
-    pub(super) long: Long,
+    pub(super) long: LongDocument,
 }
 
-impl Room {
+impl SampleCapacity {
     /// Of samples of `seq_len` targets. `truncate` cuts a longer document, `divides` divides it where it is not cut.
     pub(super) const fn new(seq_len: usize, truncate: bool, divides: bool) -> Self {
         let long = match (truncate, divides) {
-            (true, _) => Long::Cut,
-            (false, true) => Long::Divided,
-            (false, false) => Long::LeftOut,
+            (true, _) => LongDocument::Cut,
+            (false, true) => LongDocument::Divided,
+            (false, false) => LongDocument::LeftOut,
         };
         // The last token of a document is only a target.
         Self { most: seq_len + 1, long }
@@ -46,19 +45,19 @@ impl Room {
     pub(super) fn taken(&self, tokens: usize) -> Option<usize> {
         match self.long {
             _ if tokens <= self.most => Some(tokens),
-            Long::Divided => Some(tokens),
-            Long::Cut => Some(self.most),
-            Long::LeftOut => None,
+            LongDocument::Divided => Some(tokens),
+            LongDocument::Cut => Some(self.most),
+            LongDocument::LeftOut => None,
         }
     }
 
     /// Notes the treatment of a document of `tokens`, where these are more than there is room for.
-    pub(super) fn note(&self, tokens: usize, at: (&Path, u64), said: &mut BadRows) {
+    pub(super) fn note(&self, tokens: usize, at: RowLocation<'_>, said: &mut BadRows) {
         match self.long {
             _ if tokens <= self.most => {}
-            Long::Divided => said.divided += 1,
-            Long::Cut => said.cut += 1,
-            Long::LeftOut => said.add_long(at, tokens),
+            LongDocument::Divided => said.divided += 1,
+            LongDocument::Cut => said.cut += 1,
+            LongDocument::LeftOut => said.add_long(at, tokens),
         }
     }
 }
@@ -80,7 +79,7 @@ const BLOCK: usize = 64 << 10;
 /// Documents that are samples, or that several together are.
 #[derive(Debug)]
 pub(super) struct Documents {
-    pub(super) room: Room,
+    pub(super) room: SampleCapacity,
     /// Where each starts in the tokens.
     starts: Vec<usize>,
     /// Tokens of each.
@@ -90,21 +89,21 @@ pub(super) struct Documents {
     /// How many are to train.
     pub(super) split: usize,
     /// Where several share a sample: the samples, and how many of them are to train.
-    packed: Option<(Packed, usize)>,
+    packed: Option<(PackedSamples, usize)>,
 }
 
 impl Documents {
     /// None yet, of whose tokens all count but the first.
-    pub(super) const fn that_count(room: Room) -> Self {
+    pub(super) const fn that_count(room: SampleCapacity) -> Self {
         Self::new(room, Targets::All)
     }
 
     /// None yet, each of which comes with what of it counts.
-    pub(super) const fn that_say(room: Room) -> Self {
+    pub(super) const fn that_say(room: SampleCapacity) -> Self {
         Self::new(room, Targets::Some { counted: Vec::new(), of: Vec::new() })
     }
 
-    const fn new(room: Room, targets: Targets) -> Self {
+    const fn new(room: SampleCapacity, targets: Targets) -> Self {
         Self {
             room,
             starts: Vec::new(),
@@ -144,8 +143,8 @@ impl Documents {
     pub(super) fn say_in_files(&mut self) {
         assert!(self.len() == 0, "documents are there already");
         self.targets = Targets::InFiles { masks: Masks::default(), of: Vec::new() };
-        if self.room.long == Long::Divided {
-            self.room.long = Long::LeftOut;
+        if self.room.long == LongDocument::Divided {
+            self.room.long = LongDocument::LeftOut;
         }
     }
 
@@ -178,12 +177,6 @@ impl Documents {
         masks.push(start, mask);
     }
 
-    /// The mask of all documents, each of which came with what of it counts.
-    pub(super) fn mask(&self) -> Vec<u8> {
-        let Targets::Some { counted, of } = &self.targets else { unreachable!("all tokens count") };
-        mask::written(of, counted)
-    }
-
     /// Adds a document, divided where it is too long, and returns its parts.
     fn push_parts(&mut self, tokens: Range<usize>) -> Range<usize> {
         let before = self.len();
@@ -207,7 +200,7 @@ impl Documents {
             return;
         }
         assert!(u32::try_from(self.len()).is_ok(), "documents have numbers of 32 bits");
-        let mut packed = Packed::default();
+        let mut packed = PackedSamples::default();
         // The last token of a document is only a target.
         let (length, room) =
             (|document: usize| self.lengths[document] as usize - 1, self.room.most - 1);
@@ -217,8 +210,8 @@ impl Documents {
         self.packed = Some((packed, samples));
     }
 
-    /// Notes that the documents behind the first `before` are number `at.1` of the file `at.0`.
-    pub(super) fn came_from(&mut self, before: usize, at: (&Path, u64)) {
+    /// Notes where the documents behind the first `before` are from.
+    pub(super) fn came_from(&mut self, before: usize, at: RowLocation<'_>) {
         (before..self.len()).for_each(|document| self.origins.note(document, at));
     }
 
@@ -279,9 +272,9 @@ impl Documents {
     pub(super) fn not_counted(
         &self,
         document: usize,
-        bits: &mut Bits<'_>,
+        bits: &mut MaskBits<'_>,
         mut each: impl FnMut(usize),
-    ) -> Result<(), Unread> {
+    ) -> Result<(), ReadError> {
         each(0);
         let Range { start, end } = self.tokens(document);
         match &self.targets {
@@ -314,9 +307,9 @@ impl Documents {
     }
 
     /// The tokens of those to train, and of those that are held out.
-    pub(super) fn parts(&self) -> [Pieces; 2] {
+    pub(super) fn parts(&self) -> [TokenRanges; 2] {
         [0..self.split, self.split..self.len()].map(|part| {
-            let mut pieces = Pieces::default();
+            let mut pieces = TokenRanges::default();
             part.for_each(|document| pieces.push(self.tokens(document)));
             pieces
         })
@@ -326,19 +319,19 @@ impl Documents {
     ///
     /// # Errors
     /// If a mask cannot be read, or contradicts itself.
-    pub(super) fn hashes(&self) -> Result<[u128; 2], Unread> {
+    pub(super) fn hashes(&self) -> Result<[u128; 2], ReadError> {
         let held_out = self.hash(self.split..self.len());
         Ok([self.hash(0..self.split)?, held_out?])
     }
 
-    fn hash(&self, part: Range<usize>) -> Result<u128, Unread> {
+    fn hash(&self, part: Range<usize>) -> Result<u128, ReadError> {
         let (mut hash, mut end) = (Xxh3Default::new(), 0);
         for document in part.clone() {
             end += u64::from(self.lengths[document]);
             hash.update(&end.to_le_bytes());
         }
         let (mut counted, mut block) = (vec![0; self.room.most], vec![0; BLOCK]);
-        let mut bits = Bits::new(&mut block);
+        let mut bits = MaskBits::new(&mut block);
         for document in part {
             let counted = &mut counted[..self.lengths[document] as usize];
             counted.fill(1);
@@ -347,7 +340,7 @@ impl Documents {
             if let Targets::InFiles { masks, of } = &self.targets {
                 let found: u32 = counted.iter().map(|counts| u32::from(*counts)).sum();
                 if found != of[document] {
-                    return Err(masks.contradiction(self.starts[document], (found, of[document])));
+                    return Err(masks.contradiction(self.starts[document], found, of[document]));
                 }
             }
         }
@@ -361,13 +354,13 @@ mod tests {
 
     #[test]
     fn a_cut_leaves_documents_whole_and_both_sides_one() {
-        let mut documents = Documents::that_count(Room::new(4, false, true));
+        let mut documents = Documents::that_count(SampleCapacity::new(4, false, true));
         // 1, 5 and 1 parts.
         [0..3, 3..24, 24..27].into_iter().for_each(|tokens| documents.push(tokens));
         assert_eq!(documents.len(), 7);
         let cuts: Vec<_> = (0..=7).map(|at| documents.whole_cut(at)).collect();
         assert_eq!(cuts, [1, 1, 1, 1, 6, 6, 6, 6].map(Some));
-        let mut one = Documents::that_count(Room::new(4, false, true));
+        let mut one = Documents::that_count(SampleCapacity::new(4, false, true));
         one.push(0..24);
         assert_eq!(one.whole_cut(3), None);
     }

@@ -15,7 +15,7 @@ const WILDCARDS: [char; 3] = ['*', '?', '['];
 
 /// What a text in the config stands for.
 #[derive(Default)]
-pub(super) struct Found {
+pub(super) struct NamedFiles {
     /// Sorted by path.
     pub(super) files: Vec<PathBuf>,
     /// It names a directory.
@@ -25,17 +25,17 @@ pub(super) struct Found {
 }
 
 /// The files that `text` names.
-pub(super) fn find_files(text: &str) -> Result<Found, Failure> {
-    let (path, mut found) = (Path::new(text), Found::default());
+pub(super) fn find_files(text: &str) -> Result<NamedFiles, Failure> {
+    let (path, mut found) = (Path::new(text), NamedFiles::default());
     let problem = match fs::metadata(path) {
         _ if text.is_empty() => Problem::NotSet,
         Ok(metadata) if metadata.is_file() => {
-            return Ok(Found { files: vec![path.to_owned()], ..found });
+            return Ok(NamedFiles { files: vec![path.to_owned()], ..found });
         }
         Ok(metadata) if metadata.is_dir() => {
             walk(path, &mut found)?;
             found.files.sort();
-            return Ok(Found { from_directory: true, ..found });
+            return Ok(NamedFiles { from_directory: true, ..found });
         }
         Ok(_) => Problem::NotAFile,
         Err(error) if error.kind() != io::ErrorKind::NotFound => Problem::Unreadable(error),
@@ -79,7 +79,7 @@ pub(super) fn held_out_among(files: &[PathBuf]) -> Option<(PathBuf, PathBuf)> {
 }
 
 /// Adds the files of a directory. Links are not followed.
-fn walk(directory: &Path, found: &mut Found) -> Result<(), Failure> {
+fn walk(directory: &Path, found: &mut NamedFiles) -> Result<(), Failure> {
     for (path, name, kind) in list(directory)? {
         if kind.is_dir() && enters(&name) {
             match is_run(&path) {
@@ -95,7 +95,7 @@ fn walk(directory: &Path, found: &mut Found) -> Result<(), Failure> {
 
 /// Adds the files below `base` that match the components of a pattern. As in a shell, a wildcard
 /// leaves hidden names out and follows links; `**` is any number of the folders that `walk` enters.
-fn glob(base: &Path, pattern: &[&str], found: &mut Found) -> Result<(), Failure> {
+fn glob(base: &Path, pattern: &[&str], found: &mut NamedFiles) -> Result<(), Failure> {
     let Some((&part, rest)) = pattern.split_first() else {
         if base.is_file() {
             found.files.push(base.to_owned());

@@ -1,7 +1,7 @@
 //! Samples as batches take them: tokens are read from where they stand.
 
-use super::mask::Bits;
-use super::{Corpus, Document, Documents, Origin, Unread};
+use super::mask::MaskBits;
+use super::{Corpus, Document, Documents, Origin, ReadError};
 use std::ops::Range;
 
 /// Bytes of a mask that are read at once, on the stack: a step allocates nothing.
@@ -18,9 +18,9 @@ impl Corpus {
         place: usize,
         inputs: &mut [i32],
         targets: &mut [i32],
-    ) -> Result<(), Unread> {
-        self.again_where_touched(|| match &self.documents {
-            Some(documents) => self.fill_documents((documents, place), inputs, targets),
+    ) -> Result<(), ReadError> {
+        self.retry_if_touched(|| match &self.documents {
+            Some(documents) => self.fill_documents(documents, place, inputs, targets),
             None => self.fill(place, self.split, inputs, targets),
         })
     }
@@ -35,11 +35,11 @@ impl Corpus {
         window: usize,
         inputs: &mut [i32],
         targets: &mut [i32],
-    ) -> Result<(), Unread> {
-        self.again_where_touched(|| match &self.documents {
+    ) -> Result<(), ReadError> {
+        self.retry_if_touched(|| match &self.documents {
             Some(documents) => {
                 let sample = documents.samples_to_train().saturating_add(window);
-                self.fill_documents((documents, sample), inputs, targets)
+                self.fill_documents(documents, sample, inputs, targets)
             }
             None => {
                 let start = self.split.saturating_add(window.saturating_mul(self.seq_len));
@@ -72,11 +72,11 @@ impl Corpus {
     ///
     /// # Errors
     /// As [`fill_train`](Self::fill_train).
-    pub fn documents(&self, place: usize) -> Result<Vec<Document>, Unread> {
-        self.again_where_touched(|| self.read_documents_of(place))
+    pub fn documents(&self, place: usize) -> Result<Vec<Document>, ReadError> {
+        self.retry_if_touched(|| self.read_documents_of(place))
     }
 
-    fn read_documents_of(&self, place: usize) -> Result<Vec<Document>, Unread> {
+    fn read_documents_of(&self, place: usize) -> Result<Vec<Document>, ReadError> {
         let whole = |tokens: Range<usize>| {
             let mut counted = vec![true; tokens.len()];
             counted[0] = false;
@@ -88,7 +88,7 @@ impl Corpus {
             return Ok(vec![whole(place..place + self.seq_len + 1)?]);
         };
         let mut block = [0; BITS];
-        let mut bits = Bits::new(&mut block);
+        let mut bits = MaskBits::new(&mut block);
         let document = |number| {
             let mut document = whole(documents.tokens(number))?;
             let counted = &mut document.counted;
@@ -108,11 +108,11 @@ impl Corpus {
     ///
     /// # Errors
     /// As [`fill_train`](Self::fill_train).
-    pub fn starts_in_window(&self, place: usize) -> Result<Vec<usize>, Unread> {
-        self.again_where_touched(|| self.read_starts(place))
+    pub fn starts_in_window(&self, place: usize) -> Result<Vec<usize>, ReadError> {
+        self.retry_if_touched(|| self.read_starts(place))
     }
 
-    fn read_starts(&self, place: usize) -> Result<Vec<usize>, Unread> {
+    fn read_starts(&self, place: usize) -> Result<Vec<usize>, ReadError> {
         let mut starts = vec![0];
         if self.indexes.is_empty() || self.documents.is_some() {
             return Ok(starts);
@@ -132,12 +132,13 @@ impl Corpus {
     /// The documents of a sample, then padding; past the last sample nothing else.
     fn fill_documents(
         &self,
-        (documents, sample): (&Documents, usize),
+        documents: &Documents,
+        sample: usize,
         mut inputs: &mut [i32],
         mut targets: &mut [i32],
-    ) -> Result<(), Unread> {
+    ) -> Result<(), ReadError> {
         let mut block = [0; BITS];
-        let mut bits = Bits::new(&mut block);
+        let mut bits = MaskBits::new(&mut block);
         for document in documents.of_sample(sample) {
             let tokens = documents.tokens(document);
             let (own, of_inputs) = inputs.split_at_mut(tokens.len() - 1);
@@ -161,7 +162,7 @@ impl Corpus {
         end: usize,
         inputs: &mut [i32],
         targets: &mut [i32],
-    ) -> Result<(), Unread> {
+    ) -> Result<(), ReadError> {
         let pairs = end.saturating_sub(start.saturating_add(1)).min(inputs.len());
         inputs[pairs..].fill(0);
         targets[pairs..].fill(-1);

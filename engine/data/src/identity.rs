@@ -1,7 +1,8 @@
 //! What makes two data sets the same one: the hash of their tokens, not the files in which they stand.
 
 use super::cores;
-use super::store::{Store, Unread, largest};
+use super::store::{ReadError, Store, largest};
+use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -16,7 +17,7 @@ const TOGETHER: usize = 1 << 12;
 
 /// xxh3, 128 bits, of the tokens as 32-bit numbers. How many bytes a token has in its file, and how files are cut, do
 /// not matter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
     /// Of the training part.
     pub train: u128,
@@ -38,54 +39,58 @@ impl Identity {
     /// memory. `read`: adds bytes that were read.
     pub(super) fn and_segments(
         store: &Store,
-        [train, held_out]: &[Pieces; 2],
+        [train, held_out]: &[TokenRanges; 2],
         read: &(dyn Fn(u64) + Sync),
-    ) -> Result<(Self, Vec<Segment>), Unread> {
-        let segments = Segments::new(store, None);
-        let of = |part| hash(store, part, (&segments, read));
+    ) -> Result<(Self, Vec<SegmentSummary>), ReadError> {
+        let segments = SegmentSummaries::new(store, None);
+        let of = |part| hash(store, part, &segments, read);
         let identity = Self { train: of(train)?, held_out: of(held_out)? };
         Ok((identity, segments.found()))
     }
 }
 
 /// What a pass finds in a segment.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Segment {
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct SegmentSummary {
     pub(super) largest: u32,
     /// The sum of the hashes of its parts in all chunks, each with its place: that of other tokens is another one.
     pub(super) sum: u128,
 }
 
 /// The sum of a segment by itself.
-pub(super) fn sum(store: &Store, parts: &[Pieces; 2], segment: usize) -> Result<u128, Unread> {
-    let segments = Segments::new(store, Some(segment));
-    parts.iter().try_for_each(|part| hash(store, part, (&segments, &|_| ())).map(drop))?;
+pub(super) fn sum(
+    store: &Store,
+    parts: &[TokenRanges; 2],
+    segment: usize,
+) -> Result<u128, ReadError> {
+    let segments = SegmentSummaries::new(store, Some(segment));
+    parts.iter().try_for_each(|part| hash(store, part, &segments, &|_| ()).map(drop))?;
     Ok(segments.found()[segment].sum)
 }
 
 /// What is found in each segment, by threads side by side.
-struct Segments {
+struct SegmentSummaries {
     all: Vec<(AtomicU32, Mutex<u128>)>,
     /// Others are passed over.
     only: Option<usize>,
 }
 
-impl Segments {
+impl SegmentSummaries {
     fn new(store: &Store, only: Option<usize>) -> Self {
         Self { all: (0..store.num_segments()).map(|_| Default::default()).collect(), only }
     }
 
-    fn add(&self, segment: usize, (largest, hash): (u32, u128)) {
+    fn add(&self, segment: usize, largest: u32, hash: u128) {
         let (most, sum) = &self.all[segment];
         most.fetch_max(largest, Ordering::Relaxed);
         let mut sum = sum.lock().unwrap_or_else(PoisonError::into_inner);
         *sum = sum.wrapping_add(hash);
     }
 
-    fn found(self) -> Vec<Segment> {
+    fn found(self) -> Vec<SegmentSummary> {
         let one = |(largest, sum): (AtomicU32, Mutex<u128>)| {
             let sum = sum.into_inner().unwrap_or_else(PoisonError::into_inner);
-            Segment { largest: largest.into_inner(), sum }
+            SegmentSummary { largest: largest.into_inner(), sum }
         };
         self.all.into_iter().map(one).collect()
     }
@@ -93,13 +98,13 @@ impl Segments {
 
 /// Ranges of the tokens of a store, one behind another.
 #[derive(Debug, Default)]
-pub(super) struct Pieces {
+pub(super) struct TokenRanges {
     ranges: Vec<Range<usize>>,
     /// How many tokens the ranges up to each have.
     ends: Vec<usize>,
 }
 
-impl Pieces {
+impl TokenRanges {
     pub(super) fn one(range: Range<usize>) -> Self {
         let mut one = Self::default();
         one.push(range);
@@ -141,9 +146,10 @@ impl Pieces {
 
 fn hash(
     store: &Store,
-    tokens: &Pieces,
-    (segments, read): (&Segments, &(dyn Fn(u64) + Sync)),
-) -> Result<u128, Unread> {
+    tokens: &TokenRanges,
+    segments: &SegmentSummaries,
+    read: &(dyn Fn(u64) + Sync),
+) -> Result<u128, ReadError> {
     let chunks = tokens.len().div_ceil(CHUNK);
     let mut all = Xxh3Default::new();
     for first in (0..chunks).step_by(TOGETHER) {
@@ -164,8 +170,8 @@ fn hash(
 fn of_chunk(
     store: &Store,
     chunk: impl Iterator<Item = Range<usize>>,
-    segments: &Segments,
-) -> Result<[u8; 16], Unread> {
+    segments: &SegmentSummaries,
+) -> Result<[u8; 16], ReadError> {
     let mut hasher = Xxh3Default::new();
     let (mut bytes, mut wide) = (vec![0; BLOCK * store.width], vec![0; 4 * BLOCK]);
     let all = chunk.flat_map(|range| store.parts(range));
@@ -185,7 +191,7 @@ fn of_chunk(
             };
             hasher.update(wide);
         }
-        segments.add(segment, (in_part, of_part.digest128()));
+        segments.add(segment, in_part, of_part.digest128());
     }
     Ok(hasher.digest128().to_le_bytes())
 }
@@ -216,7 +222,7 @@ mod tests {
         fn of(bytes: &[u8], width: usize, split: usize) -> Self {
             let mut store = Store::new(width);
             store.push_bytes(bytes);
-            let parts = [0..split, split..store.num_tokens()].map(Pieces::one);
+            let parts = [0..split, split..store.num_tokens()].map(TokenRanges::one);
             Self::and_segments(&store, &parts, &|_| ()).unwrap().0
         }
     }
@@ -258,12 +264,12 @@ mod tests {
         let mut store = Store::new(2);
         store.push_bytes(&stored(&tokens, 2));
         let ranges = [0..7, 7..CHUNK - 1, CHUNK - 2..CHUNK + 5, CHUNK + 90..3 * CHUNK];
-        let mut pieces = Pieces::default();
+        let mut pieces = TokenRanges::default();
         ranges.iter().for_each(|range| pieces.push(range.clone()));
         assert_eq!((pieces.ranges.len(), pieces.len()), (3, 3 * CHUNK - 84));
         let joined: Vec<u32> =
             ranges.iter().flat_map(|range| tokens[range.clone()].to_vec()).collect();
-        let parts = [pieces, Pieces::one(9..20)];
+        let parts = [pieces, TokenRanges::one(9..20)];
         let (of_pieces, _) = Identity::and_segments(&store, &parts, &|_| ()).unwrap();
         let both = [&joined, &tokens[9..20]].concat();
         assert_eq!(of_pieces, Identity::of(&stored(&both, 4), 4, joined.len()));

@@ -11,72 +11,75 @@ const HEAD: usize = 64 << 10;
 
 /// Something that is not plain text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Kind {
+pub(super) struct FileKind {
     /// Completes "it is".
     pub(super) what: &'static str,
     /// What to do to train on it.
     pub(super) remedy: &'static str,
 }
 
-const JSON_LINES: Kind = Kind {
+const JSON_LINES: FileKind = FileKind {
     what: "JSON lines",
     remedy: "set data.format: Chat for messages, or Jsonl(text: \"text\") for texts",
 };
-const JSON: Kind = Kind { what: "JSON", remedy: "write the texts in it into a plain text file" };
-const JSON_ARRAY: Kind = Kind {
+const JSON: FileKind =
+    FileKind { what: "JSON", remedy: "write the texts in it into a plain text file" };
+const JSON_ARRAY: FileKind = FileKind {
     what: "one JSON array, not JSON lines",
     remedy: "write each of its objects in a line of its own, with jq -c '.[]'",
 };
-const LISTS: Kind = Kind {
+const LISTS: FileKind = FileKind {
     what: "JSON lines with a list in each, not an object",
     remedy: "make an object of each, with jq -c '{messages: .}'",
 };
 /// ModelFiles files of rows in a directory.
-pub(super) const NO_ROWS: Kind =
-    Kind { what: "no JSON lines, by its name", remedy: "call it .jsonl, or name it by a glob" };
-const GZIP: Kind = Kind { what: "compressed (gzip)", remedy: "unpack it, with gunzip" };
-const ZSTD: Kind = Kind { what: "compressed (zstd)", remedy: "unpack it, with unzstd" };
-const XZ: Kind = Kind { what: "compressed (xz)", remedy: "unpack it, with unxz" };
-const BZIP2: Kind = Kind { what: "compressed (bzip2)", remedy: "unpack it, with bunzip2" };
-const ZIP: Kind = Kind { what: "a zip archive", remedy: "unpack it" };
-const PARQUET: Kind =
-    Kind { what: "a Parquet table", remedy: "write its column of text into a plain text file" };
-const ARROW: Kind =
-    Kind { what: "an Arrow table", remedy: "write its column of text into a plain text file" };
-const NUMPY: Kind = Kind {
+pub(super) const NO_ROWS: FileKind =
+    FileKind { what: "no JSON lines, by its name", remedy: "call it .jsonl, or name it by a glob" };
+const GZIP: FileKind = FileKind { what: "compressed (gzip)", remedy: "unpack it, with gunzip" };
+const ZSTD: FileKind = FileKind { what: "compressed (zstd)", remedy: "unpack it, with unzstd" };
+const XZ: FileKind = FileKind { what: "compressed (xz)", remedy: "unpack it, with unxz" };
+const BZIP2: FileKind = FileKind { what: "compressed (bzip2)", remedy: "unpack it, with bunzip2" };
+const ZIP: FileKind = FileKind { what: "a zip archive", remedy: "unpack it" };
+const PARQUET: FileKind =
+    FileKind { what: "a Parquet table", remedy: "write its column of text into a plain text file" };
+const ARROW: FileKind =
+    FileKind { what: "an Arrow table", remedy: "write its column of text into a plain text file" };
+const NUMPY: FileKind = FileKind {
     what: "a NumPy array",
     remedy: "write its numbers without a header (`array.astype('uint16').tofile('train.bin')`) and set data.format: U16",
 };
-const INDEX: Kind = Kind {
+const INDEX: FileKind = FileKind {
     what: "a Megatron index",
     remedy: "name the .bin file beside it, with data.format: Megatron",
 };
-const TARGETS: Kind = Kind {
+const TARGETS: FileKind = FileKind {
     what: "a mask of onebox",
     remedy: "name the .bin file beside it, with data.format: Megatron",
 };
-const TOKENS: Kind = Kind {
+const TOKENS: FileKind = FileKind {
     what: "a token file, as its name says",
     remedy: "set data.format: U16 (nanoGPT's train.bin and val.bin; GPT-2's tokens) or U32",
 };
-const UTF16: Kind =
-    Kind { what: "UTF-16 text, not UTF-8", remedy: "convert it, with iconv -f UTF-16 -t UTF-8" };
+const UTF16: FileKind = FileKind {
+    what: "UTF-16 text, not UTF-8",
+    remedy: "convert it, with iconv -f UTF-16 -t UTF-8",
+};
 /// A picture, a program, and so on.
-pub(super) const BINARY: Kind = Kind {
+pub(super) const BINARY: FileKind = FileKind {
     what: "not text: it has zero bytes",
     remedy: "name text, or set data.format: U16 or U32 for a file of tokens",
 };
 /// What may be found only behind the first bytes.
-pub(super) const NOT_UTF8: Kind =
-    Kind { what: "not UTF-8", remedy: "convert it, with iconv -t UTF-8" };
+pub(super) const NOT_UTF8: FileKind =
+    FileKind { what: "not UTF-8", remedy: "convert it, with iconv -t UTF-8" };
 /// What is found only at the end.
-pub(super) const TEXT_CUT: Kind = Kind {
+pub(super) const TEXT_CUT: FileKind = FileKind {
     what: "text that ends inside a character",
     remedy: "get the whole file, or cut it before that character",
 };
 
 /// Where no text and no token file begins like it.
-const BY_HEAD: [(&[u8], Kind); 12] = [
+const BY_HEAD: [(&[u8], FileKind); 12] = [
     (b"\x1f\x8b\x08", GZIP),
     (b"\x28\xb5\x2f\xfd", ZSTD),
     (b"\xfd7zXZ\0", XZ),
@@ -90,7 +93,7 @@ const BY_HEAD: [(&[u8], Kind); 12] = [
     (b"onebox targets 1", TARGETS),
     (b"\xff\xfe", UTF16),
 ];
-const BY_NAME: [(&str, Kind); 15] = [
+const BY_NAME: [(&str, FileKind); 15] = [
     ("jsonl", JSON_LINES),
     ("ndjson", JSON_LINES),
     ("json", JSON),
@@ -116,7 +119,7 @@ pub(super) fn head(file: &mut File) -> io::Result<Vec<u8>> {
 }
 
 /// What stands against taking a file of this name and beginning as what `format` says it is.
-pub(super) fn of(path: &Path, head: &[u8], format: &DataFormat) -> Option<Kind> {
+pub(super) fn of(path: &Path, head: &[u8], format: &DataFormat) -> Option<FileKind> {
     let is_text = format.is_bytes();
     let kind = by_head(head).or_else(|| by_name(path));
     if is_text {
@@ -133,7 +136,7 @@ pub(super) fn of(path: &Path, head: &[u8], format: &DataFormat) -> Option<Kind> 
 }
 
 /// What a file beside token files holds, if that may be tokens too.
-pub(super) fn of_tokens_elsewhere(path: &Path) -> Option<Kind> {
+pub(super) fn of_tokens_elsewhere(path: &Path) -> Option<FileKind> {
     by_name(path).filter(|kind| ![TOKENS, INDEX, JSON, JSON_LINES].contains(kind))
 }
 
@@ -148,11 +151,11 @@ pub(super) fn is_named_as_rows(path: &Path) -> bool {
     by_name(path).is_some_and(|kind| [JSON_LINES, JSON].contains(&kind))
 }
 
-fn by_head(head: &[u8]) -> Option<Kind> {
+fn by_head(head: &[u8]) -> Option<FileKind> {
     BY_HEAD.iter().find(|(start, _)| head.starts_with(start)).map(|(_, kind)| *kind)
 }
 
-fn by_name(path: &Path) -> Option<Kind> {
+fn by_name(path: &Path) -> Option<FileKind> {
     let extension = path.extension()?.to_str()?.to_ascii_lowercase();
     BY_NAME.iter().find(|(name, _)| *name == extension).map(|(_, kind)| *kind)
 }

@@ -1,6 +1,6 @@
 //! Files of a directory that are not taken. A directory is named by a wish, not by its files, so what it loses is said.
 
-use super::kind::{BINARY, Kind};
+use super::kind::{BINARY, FileKind};
 use files::shown::Shown;
 use std::collections::BTreeSet;
 use std::fmt;
@@ -9,21 +9,21 @@ use topology::{counted, format_bytes};
 
 /// What was left out, and why.
 #[derive(Clone, Debug, Default)]
-pub struct LeftOut {
+pub struct SkippedFiles {
     /// Files that may hold data.
     pub files: usize,
     /// Their bytes.
     pub bytes: u64,
     /// The largest of them.
-    pub(super) largest: Option<(PathBuf, u64, Kind)>,
+    pub(super) largest: Option<(PathBuf, u64, FileKind)>,
     /// Others: pictures, programs and so on.
     pub binary: usize,
     /// Directories of runs of onebox.
     pub runs: BTreeSet<PathBuf>,
 }
 
-impl LeftOut {
-    pub(super) fn add(&mut self, path: &Path, bytes: u64, kind: Kind) {
+impl SkippedFiles {
+    pub(super) fn add(&mut self, path: &Path, bytes: u64, kind: FileKind) {
         if kind == BINARY {
             self.binary += 1;
             return;
@@ -63,7 +63,7 @@ impl LeftOut {
     }
 }
 
-impl fmt::Display for LeftOut {
+impl fmt::Display for SkippedFiles {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some((path, most, kind)) = &self.largest else {
             return match self.binary {
@@ -73,7 +73,7 @@ impl fmt::Display for LeftOut {
         };
         let (files, bytes) = (self.files, format_bytes(self.bytes));
         let (path, most) = (Shown(path), format_bytes(*most));
-        let Kind { what, remedy } = kind;
+        let FileKind { what, remedy } = kind;
         match files {
             1 => write!(f, "1 file is left out: {path} ({bytes}) is {what}: {remedy}"),
             _ => write!(

@@ -1,6 +1,6 @@
 //! The parts of the tokens, and whether each has a window.
 
-use super::Parts;
+use super::CorpusSplit;
 use super::problem::{DataError, Problem, at, in_key};
 use std::path::Path;
 
@@ -11,18 +11,19 @@ pub(super) fn to_train(tokens: usize, held_out: f32) -> usize {
 
 /// Whether each part that there is, of `total` tokens `..split` and `split..`, has a window of `seq_len` and the token after it.
 pub(super) fn check(
-    parts: Parts<'_>,
-    (split, total): (usize, usize),
+    parts: CorpusSplit<'_>,
+    split: usize,
+    total: usize,
     seq_len: usize,
 ) -> Result<(), DataError> {
     let held_out = total - split;
     let (train, validation) = match parts {
-        Parts::Both(train, validation) => (Some(train), Some(validation)),
-        Parts::Cut(train, _) => (Some(train), Some(train)),
-        Parts::Train(train) => (Some(train), None),
-        Parts::HeldOut(validation) => (None, Some(validation)),
+        CorpusSplit::Both(train, validation) => (Some(train), Some(validation)),
+        CorpusSplit::Cut(train, _) => (Some(train), Some(train)),
+        CorpusSplit::Train(train) => (Some(train), None),
+        CorpusSplit::HeldOut(validation) => (None, Some(validation)),
     };
-    let cut = matches!(parts, Parts::Cut(..));
+    let cut = matches!(parts, CorpusSplit::Cut(..));
     let (key, text, part, tokens) = match (train, validation) {
         (Some(train), _) if split <= seq_len => ("data.train", train, "training", split),
         (_, Some(text)) if held_out <= seq_len => {

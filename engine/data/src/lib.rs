@@ -47,7 +47,8 @@ mod rowed;
 mod rows;
 mod store;
 mod text;
-pub mod tokenizer;
+pub mod token_part;
+mod tokenizer;
 mod tokens;
 mod touched;
 mod turns;
@@ -56,26 +57,27 @@ mod untrusted;
 mod utf8;
 
 pub use checked::Checks;
-use checked::Found;
+use checked::DataFindings;
 pub use cores::texts_at_once;
 pub use dataset::Dataset;
+pub(crate) use dataset::{Sample, SourceCorpora};
 pub use document::Document;
-use documents::{Documents, Room};
+use documents::{Documents, SampleCapacity};
 pub use identity::Identity;
-pub use left_out::LeftOut;
-pub use look::Look;
+pub use left_out::SkippedFiles;
+pub use look::DataInspection;
 use megatron::Index;
 pub use origins::Origin;
-pub use parts::Sizes;
-pub use prepare::{Prepare, PrepareError, Prepared};
+pub use parts::ChunkSizes;
+pub use prepare::{Preparation, PrepareError, PreparedData};
 pub use problem::{DataError, Problem};
 use problem::{Failure, at, in_key};
 pub use rowed::BYTES_AT_ONCE;
-pub use rowed::Rowed;
+pub use rowed::RowSource;
 pub use rows::Rows;
+pub use store::ReadError;
 use store::Store;
-pub use store::Unread;
-pub use text::Tokenized;
+pub use text::TextSource;
 pub use tokenizer::{Decoder, Tokenizer};
 pub use tokens::Cache;
 pub use utf8::NotUtf8;
@@ -96,11 +98,11 @@ const DATA_STREAM: u64 = 0x6461_7461;
 const HALF_FULL: f64 = 50.0;
 
 /// Appends the tokens of what a text names, and returns the files.
-type Append<'a> = dyn FnMut(&mut Corpus, &str) -> Result<Vec<PathBuf>, Failure> + 'a;
+type SourceReader<'a> = dyn FnMut(&mut Corpus, &str) -> Result<Vec<PathBuf>, Failure> + 'a;
 
 /// What a corpus is made of.
 #[derive(Clone, Copy, Debug)]
-pub enum Parts<'a> {
+pub enum CorpusSplit<'a> {
     /// Names of what to train on, and of what to hold out.
     Both(&'a str, &'a str),
     /// A name, of which this share is held out: the last tokens or documents.
@@ -113,7 +115,7 @@ pub enum Parts<'a> {
 
 /// How files of tokens become samples.
 #[derive(Clone, Copy, Debug)]
-pub struct Filed<'a> {
+pub struct SampleSettings<'a> {
     /// Of the files.
     pub format: &'a DataFormat,
     /// The kind of a sample.
@@ -128,7 +130,7 @@ pub struct Corpus {
     split: usize,
     seq_len: usize,
     num_files: usize,
-    left_out: LeftOut,
+    left_out: SkippedFiles,
     /// Bytes of the text that a tokenizer made these tokens of.
     text: Option<usize>,
     /// Where samples are made of documents.
@@ -137,7 +139,7 @@ pub struct Corpus {
     indexes: Vec<Index>,
     /// Several of them share a sample.
     packs: bool,
-    found: Found,
+    found: DataFindings,
     /// How often files that somebody has touched were read through again. Whoever reads tokens holds it.
     read_again: RwLock<u64>,
     /// Of all parts.
@@ -163,23 +165,23 @@ impl Corpus {
     ) -> Result<Self, DataError> {
         let checks = Checks { vocab, ..Checks::none() };
         let parts = match validation {
-            Some(validation) => Parts::Both(train, validation),
-            None => Parts::Cut(train, validation_fraction),
+            Some(validation) => CorpusSplit::Both(train, validation),
+            None => CorpusSplit::Cut(train, validation_fraction),
         };
-        let with = Filed { format: &format, packing: Packing::Windows, truncate: false };
+        let with = SampleSettings { format: &format, packing: Packing::Windows, truncate: false };
         Self::open_checked(parts, with, checks, seq_len)
     }
 
     /// [`open`](Self::open), where what a check finds is kept for the next time.
     pub fn open_checked(
-        parts: Parts<'_>,
-        with: Filed<'_>,
+        parts: CorpusSplit<'_>,
+        with: SampleSettings<'_>,
         checks: Checks<'_>,
         seq_len: usize,
     ) -> Result<Self, DataError> {
-        let Filed { format, packing, truncate } = with;
+        let SampleSettings { format, packing, truncate } = with;
         let packs = packing == Packing::Documents;
-        let documents = Documents::that_count(Room::new(seq_len, truncate, packs));
+        let documents = Documents::that_count(SampleCapacity::new(seq_len, truncate, packs));
         let documents = (packing != Packing::Windows).then_some(documents);
         // An index beside the first file says it otherwise.
         let width = format.width().unwrap_or(1);
@@ -191,11 +193,13 @@ impl Corpus {
     /// Reads all parts.
     fn fill_parts(
         &mut self,
-        parts: Parts<'_>,
+        parts: CorpusSplit<'_>,
         checks: Checks<'_>,
-        read: &mut Append<'_>,
+        read: &mut SourceReader<'_>,
     ) -> Result<(), DataError> {
-        let (Parts::Both(text, _) | Parts::Cut(text, _) | Parts::Train(text)) = parts else {
+        let (CorpusSplit::Both(text, _) | CorpusSplit::Cut(text, _) | CorpusSplit::Train(text)) =
+            parts
+        else {
             return self.fill_held_out(parts, checks, read);
         };
         self.files = read(self, text).map_err(in_key("data.train"))?;
@@ -205,20 +209,20 @@ impl Corpus {
     /// Reads what is held out, if it is another part, and cuts.
     fn fill_held_out(
         &mut self,
-        parts: Parts<'_>,
+        parts: CorpusSplit<'_>,
         checks: Checks<'_>,
-        read: &mut Append<'_>,
+        read: &mut SourceReader<'_>,
     ) -> Result<(), DataError> {
         self.split = self.num_tokens();
         let to_train = self.files.len();
         let mut documents = self.documents.as_ref().map_or(0, Documents::len);
         match parts {
-            Parts::Both(_, validation) | Parts::HeldOut(validation) => {
+            CorpusSplit::Both(_, validation) | CorpusSplit::HeldOut(validation) => {
                 let files = read(self, validation).map_err(in_key("data.validation"))?;
                 warn_of_overlap(self.files.iter(), files.iter());
                 self.files.extend(files);
             }
-            Parts::Cut(train, fraction) => match &self.documents {
+            CorpusSplit::Cut(train, fraction) => match &self.documents {
                 Some(all) => {
                     let cut = lengths::to_train(documents, fraction);
                     let one = || in_key("data.train")(at(Path::new(train))(Problem::OneRow));
@@ -226,26 +230,26 @@ impl Corpus {
                 }
                 None => self.split = lengths::to_train(self.split, fraction),
             },
-            Parts::Train(_) => {}
+            CorpusSplit::Train(_) => {}
         }
         if let Some(all) = &mut self.documents {
             all.hold_out(documents, self.packs);
         }
         let found = self.checked(checks).map_err(|failure| {
-            let apart = matches!(parts, Parts::Both(..) | Parts::HeldOut(_));
+            let apart = matches!(parts, CorpusSplit::Both(..) | CorpusSplit::HeldOut(_));
             let trained_on = !apart || self.files[..to_train].contains(&failure.0);
             in_key(if trained_on { "data.train" } else { "data.validation" })(failure)
         });
         self.found = found?;
         match self.documents {
             Some(_) => Ok(()),
-            None => lengths::check(parts, (self.split, self.num_tokens()), self.seq_len),
+            None => lengths::check(parts, self.split, self.num_tokens(), self.seq_len),
         }
     }
 
     /// What a pass over the tokens of both parts finds.
-    fn checked(&mut self, checks: Checks<'_>) -> Result<Found, Failure> {
-        checks.pass(&mut self.store, self.split, (&self.indexes, self.documents.as_ref()))
+    fn checked(&mut self, checks: Checks<'_>) -> Result<DataFindings, Failure> {
+        checks.pass(&mut self.store, self.split, &self.indexes, self.documents.as_ref())
     }
 
     /// Appends the tokens of a document, which is in one sample if documents are.
@@ -274,9 +278,10 @@ impl Corpus {
     pub fn of_documents(
         train: &[Document],
         held_out: &[Document],
-        (seq_len, packs): (usize, bool),
+        seq_len: usize,
+        packs: bool,
     ) -> Self {
-        let documents = Some(Documents::that_say(Room::new(seq_len, false, false)));
+        let documents = Some(Documents::that_say(SampleCapacity::new(seq_len, false, false)));
         let mut data = Self { documents, packs, ..Self::of_width(4, seq_len) };
         for document in train.iter().chain(held_out) {
             assert!(document.tokens.len() <= seq_len + 1, "a document is longer than a sample");
@@ -300,8 +305,9 @@ impl Corpus {
     /// No tokens yet, each of which will have so many bytes.
     const fn of_width(width: usize, seq_len: usize) -> Self {
         let left_out =
-            LeftOut { files: 0, bytes: 0, largest: None, binary: 0, runs: BTreeSet::new() };
-        let found = Found { identity: Identity::NONE, segments: Vec::new(), beside: Vec::new() };
+            SkippedFiles { files: 0, bytes: 0, largest: None, binary: 0, runs: BTreeSet::new() };
+        let found =
+            DataFindings { identity: Identity::NONE, segments: Vec::new(), beside: Vec::new() };
         Self {
             store: Store::new(width),
             split: 0,
@@ -339,12 +345,7 @@ impl Corpus {
     }
 
     /// The place of sample `number` of a run, counted from 0 over all its steps of `per_step` samples, in this order.
-    pub(crate) fn place(
-        &self,
-        order: DataOrder,
-        seed: u64,
-        (number, per_step): (u64, u64),
-    ) -> usize {
+    pub(crate) fn place(&self, order: DataOrder, seed: u64, number: u64, per_step: u64) -> usize {
         match order {
             DataOrder::Random => self.sample(seed, 1 + number / per_step, number % per_step),
             DataOrder::Shuffled => self.shuffled(seed, number),
@@ -370,7 +371,7 @@ impl Corpus {
     }
 
     /// How many documents the sample at `place` holds, and how many of its `seq_len` places are no padding; of windows nothing.
-    fn held(&self, place: usize) -> Option<(u64, u64)> {
+    pub(crate) fn held(&self, place: usize) -> Option<(u64, u64)> {
         self.documents.as_ref().map(|documents| documents.held(place))
     }
 

@@ -25,16 +25,16 @@ const EXTRA: &str = "extra_special_tokens";
 const ADDITIONAL: &str = "additional_special_tokens";
 
 /// A token, and the number under which it is listed.
-pub(super) type Listed = (Option<u32>, AddedToken);
+pub(super) type ListedToken = (Option<u32>, AddedToken);
 
 /// A token as it is named: a text alone says nothing of its flags.
 #[derive(Clone, Debug, PartialEq)]
-enum Named {
+enum TokenName {
     Text(String),
     Token(AddedToken),
 }
 
-impl Named {
+impl TokenName {
     fn text(&self) -> &str {
         match self {
             Self::Text(text) => text,
@@ -58,7 +58,7 @@ impl Named {
 pub(super) fn listed(
     read: &dyn Fn(&str) -> Option<Vec<u8>>,
     own: &BTreeMap<u32, AddedToken>,
-) -> Result<Vec<Listed>, String> {
+) -> Result<Vec<ListedToken>, String> {
     let object = |name: &str| -> Result<Map, String> {
         let Some(bytes) = read(name) else { return Ok(Map::new()) };
         let text = str::from_utf8(&bytes).map_err(|e| format!("{name}: {e}"))?;
@@ -81,7 +81,7 @@ pub(super) fn listed(
         if is_own_name(key)
             && let Json::String(text) = value
         {
-            own_names.insert(key.clone(), Named::Text(text.clone()));
+            own_names.insert(key.clone(), TokenName::Text(text.clone()));
         }
     }
     let strings: Vec<String> = own_names.keys().cloned().collect();
@@ -110,7 +110,7 @@ pub(super) fn listed(
         let Some(one) = one(value).map_err(|why| format!("`{key}` {why}"))? else {
             continue;
         };
-        let known = by_text.get(one.text()).map(|token| Named::Token((*token).clone()));
+        let known = by_text.get(one.text()).map(|token| TokenName::Token((*token).clone()));
         named.push(known.unwrap_or(one));
     }
     // A name that stands twice keeps its first place.
@@ -132,19 +132,19 @@ pub(super) fn listed(
 /// Numbered tokens, and behind them those of names and the others that neither these nor the tokenizer have.
 fn in_order(
     numbered: BTreeMap<u32, AddedToken>,
-    named: &[Named],
-    extra: Vec<Named>,
+    named: &[TokenName],
+    extra: Vec<TokenName>,
     own: &BTreeMap<u32, AddedToken>,
-) -> Vec<Listed> {
+) -> Vec<ListedToken> {
     let known = own.values().chain(numbered.values()).map(|token| token.content.clone());
     let known: HashSet<String> = known.collect();
-    let mut more: Vec<Named> = Vec::new();
+    let mut more: Vec<TokenName> = Vec::new();
     for one in named.iter().cloned().chain(extra) {
         if !known.contains(one.text()) && !more.contains(&one) {
             more.push(one);
         }
     }
-    let names: HashSet<&str> = named.iter().map(Named::text).collect();
+    let names: HashSet<&str> = named.iter().map(TokenName::text).collect();
     let numbered = numbered.into_iter().map(|(number, token)| (Some(number), token));
     let all = numbered.chain(more.into_iter().map(|one| (None, one.token())));
     all.map(|(number, token)| {
@@ -177,11 +177,11 @@ fn is_typed(value: &Json) -> bool {
 }
 
 /// A token by a text or by an object; none of null.
-fn one(value: &Json) -> Result<Option<Named>, String> {
+fn one(value: &Json) -> Result<Option<TokenName>, String> {
     match value {
         Json::Null => Ok(None),
-        Json::String(text) => Ok(Some(Named::Text(text.clone()))),
-        Json::Object(fields) => Ok(Some(Named::Token(of_object(fields, None)?))),
+        Json::String(text) => Ok(Some(TokenName::Text(text.clone()))),
+        Json::Object(fields) => Ok(Some(TokenName::Token(of_object(fields, None)?))),
         _ => Err("is no token: a text, or an object with its `content`".into()),
     }
 }
@@ -207,7 +207,7 @@ fn of_object(fields: &Map, special: Option<bool>) -> Result<AddedToken, String> 
 /// Takes extra tokens that have names.
 fn take_named_extra(
     settings: &mut Map,
-    own_names: &mut IndexMap<String, Named>,
+    own_names: &mut IndexMap<String, TokenName>,
 ) -> Result<(), String> {
     let Some(Json::Object(extra)) = settings.get(EXTRA) else { return Ok(()) };
     for (key, value) in extra {
@@ -287,7 +287,7 @@ fn of_added(
 }
 
 /// Special tokens without names.
-fn extra(settings: &Map) -> Result<Vec<Named>, String> {
+fn extra(settings: &Map) -> Result<Vec<TokenName>, String> {
     let mut all = Vec::new();
     match settings.get(EXTRA) {
         None | Some(Json::Null) => {}

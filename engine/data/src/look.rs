@@ -9,18 +9,18 @@ use super::problem::{DataError, Failure, Problem, at, in_key};
 use super::progress::Progress;
 use super::read::named;
 use super::store::TokenFile;
-use super::{Parts, lengths};
+use super::{CorpusSplit, lengths};
 use config::{Config, DataConfig, Packing};
 use std::fs::File;
 use std::io::{Read, Seek};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Bytes of text by which a tokenizer is measured.
 const SAMPLE: u64 = 64 << 10;
 
 /// The files of both parts.
 #[derive(Clone, Debug, Default)]
-pub struct Look {
+pub struct DataInspection {
     /// Bytes that will be read; of a directory also those of files that turn out to be no UTF-8.
     pub bytes: u64,
     /// Tokens of files of tokens.
@@ -35,7 +35,7 @@ pub struct Look {
     pub sample: String,
 }
 
-impl Look {
+impl DataInspection {
     /// Opens every file and reads its beginning. `warn`: says what `Corpus::open` would warn of.
     pub fn at(config: &Config, warn: bool) -> Result<Self, DataError> {
         let (data, mut look) = (&config.data, Self::default());
@@ -45,44 +45,42 @@ impl Look {
         for (key, sources) in [("data.train", &data.train), ("data.validation", &data.validation)] {
             for text in sources.paths() {
                 let before = look.tokens;
-                look.part(text, (data, warn)).map_err(in_key(key))?;
+                look.part(text, data, warn).map_err(in_key(key))?;
                 let known = data.tokenizer.is_none() || !data.format.is_text();
                 if known && data.packing == Packing::Windows {
                     let tokens = look.tokens - before;
                     let (parts, split) = match (key, data.validation.is_empty()) {
                         ("data.train", true) => {
                             let fraction = data.validation_fraction;
-                            (Parts::Cut(text, fraction), lengths::to_train(tokens, fraction))
+                            (CorpusSplit::Cut(text, fraction), lengths::to_train(tokens, fraction))
                         }
-                        ("data.train", false) => (Parts::Train(text), tokens),
-                        _ => (Parts::HeldOut(text), 0),
+                        ("data.train", false) => (CorpusSplit::Train(text), tokens),
+                        _ => (CorpusSplit::HeldOut(text), 0),
                     };
-                    lengths::check(parts, (split, tokens), config.model.seq_len)?;
+                    lengths::check(parts, split, tokens, config.model.seq_len)?;
                 }
             }
         }
         Ok(look)
     }
 
-    /// Compares all bytes of prepared tokens with the hashes that were written. Returns the lists of those that have none.
-    pub fn compare(data: &DataConfig, progress: &dyn Progress) -> Result<Vec<PathBuf>, DataError> {
-        let mut without = Vec::new();
+    /// Compares all bytes of prepared tokens with the hashes that were written.
+    pub fn compare(data: &DataConfig, progress: &dyn Progress) -> Result<(), DataError> {
         for (key, sources) in [("data.train", &data.train), ("data.validation", &data.validation)] {
             for text in sources.paths().filter(|_| !data.format.is_text()) {
                 let (files, source) = named(text, &data.format, false).map_err(in_key(key))?;
                 let bytes = files.iter().filter_map(|file| file.metadata().ok());
                 let reading = progress.begin("comparing bytes", bytes.map(|file| file.len()).sum());
                 for folder in prepared::folders(text, &files, source.from_directory) {
-                    let list = prepared::check_bytes(folder, &|bytes| reading.add(bytes));
-                    without.extend(list.map_err(in_key(key))?);
+                    prepared::check_bytes(folder, &|bytes| reading.add(bytes))
+                        .map_err(in_key(key))?;
                 }
             }
         }
-        without.dedup();
-        Ok(without)
+        Ok(())
     }
 
-    fn part(&mut self, text: &str, (data, warn): (&DataConfig, bool)) -> Result<(), Failure> {
+    fn part(&mut self, text: &str, data: &DataConfig, warn: bool) -> Result<(), Failure> {
         let (files, mut source) = named(text, &data.format, warn)?;
         let before = self.bytes;
         for path in &files {
@@ -96,7 +94,7 @@ impl Look {
 
     fn add(&mut self, path: &Path, mut file: File, data: &DataConfig) -> Result<(), Problem> {
         let bytes = file.metadata().map_err(Problem::Unreadable)?.len();
-        mask::check_use(path, (&data.format, data.packing))?;
+        mask::check_use(path, &data.format, data.packing)?;
         if data.tokenizer.is_some() && data.format.is_text() && self.sample.is_empty() {
             let mut head = Vec::new();
             file.rewind().map_err(Problem::Unreadable)?;

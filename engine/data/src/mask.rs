@@ -4,18 +4,18 @@
 //! bytes; for each token a bit, the lowest first; and for each block of all this a hash, 8 bytes. A run reads the bits of a sample
 //! from the file, as it reads the tokens.
 
-use super::megatron::{Fault, Index};
+use super::megatron::{FormatFault, Index};
 use super::open::open_regular;
 use super::problem::Problem;
-use super::store::{TokenFile, Unread};
+use super::store::{ReadError, TokenFile};
+use crate::sealed::Magic;
 use config::{DataFormat, Packing};
-use files::sealed::Magic;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_64;
 
 /// At the start of each file.
-const MAGIC: &Magic = b"onebox targets 1";
+const MAGIC: &[u8; 16] = b"onebox targets 1";
 /// Bytes before the counts of documents.
 const HEAD: u64 = 32;
 /// Bytes that have a hash together.
@@ -80,7 +80,8 @@ pub(super) fn check_there(tokens: &Path) -> Result<(), Problem> {
 /// Refuses samples that would not look at the mask beside a file of tokens.
 pub(super) fn check_use(
     tokens: &Path,
-    (format, packing): (&DataFormat, Packing),
+    format: &DataFormat,
+    packing: Packing,
 ) -> Result<(), Problem> {
     let mask = path_of(tokens);
     let looks = *format == DataFormat::Megatron && packing != Packing::Windows;
@@ -89,7 +90,7 @@ pub(super) fn check_use(
 
 /// Bits of a mask that were read, for the next look at them.
 #[derive(Debug)]
-pub(super) struct Bits<'a> {
+pub(super) struct MaskBits<'a> {
     bytes: &'a mut [u8],
     /// Of the mask with this number.
     mask: usize,
@@ -97,7 +98,7 @@ pub(super) struct Bits<'a> {
     held: Range<u64>,
 }
 
-impl<'a> Bits<'a> {
+impl<'a> MaskBits<'a> {
     /// None yet; `bytes` has room for some.
     pub(super) const fn new(bytes: &'a mut [u8]) -> Self {
         Self { bytes, mask: 0, held: 0..0 }
@@ -129,23 +130,26 @@ impl Mask {
         Ok(Some(mask))
     }
 
-    fn check_head(&self) -> Result<(), Fault> {
+    fn check_head(&self) -> Result<(), FormatFault> {
         let Self { file, tokens, documents } = self;
         let bytes = file.stamp.bytes;
         if bytes < HEAD {
-            return Err(Fault { offset: bytes, why: "the file ends in its head".into() });
+            return Err(FormatFault { offset: bytes, why: "the file ends in its head".into() });
         }
         let mut head = [0; HEAD as usize];
         file.read(0, &mut head)?;
         if !head.starts_with(MAGIC) {
-            return Err(Fault { offset: 0, why: "it does not begin as a mask of onebox".into() });
+            return Err(FormatFault {
+                offset: 0,
+                why: "it does not begin as a mask of onebox".into(),
+            });
         }
         let words = head.as_chunks::<8>().0;
         for (word, of, what) in [(2, tokens, "tokens"), (3, documents, "documents")] {
             let has = u64::from_le_bytes(words[word]);
             if has != *of {
                 let why = format!("it is of {has} {what}, and the files beside it have {of}");
-                return Err(Fault { offset: 8 * word as u64, why });
+                return Err(FormatFault { offset: 8 * word as u64, why });
             }
         }
         let needs = length(*tokens, *documents);
@@ -153,7 +157,7 @@ impl Mask {
             let why = format!(
                 "the file has {bytes} bytes, and the mask of {tokens} tokens and {documents} documents has {needs}"
             );
-            return Err(Fault { offset: bytes.min(needs), why });
+            return Err(FormatFault { offset: bytes.min(needs), why });
         }
         Ok(())
     }
@@ -163,7 +167,7 @@ impl Mask {
         self.check_hashes().map_err(|fault| self.bad(&fault))
     }
 
-    fn check_hashes(&self) -> Result<(), Fault> {
+    fn check_hashes(&self) -> Result<(), FormatFault> {
         let end = content(self.tokens, self.documents);
         let (mut block, mut hash) = (vec![0; BLOCK as usize], [0; HASH as usize]);
         for offset in (0..end).step_by(BLOCK as usize) {
@@ -173,38 +177,38 @@ impl Mask {
             if hash != xxh3_64(some).to_le_bytes() {
                 let why =
                     format!("the {} bytes from there on are not what was written", some.len());
-                return Err(Fault { offset, why });
+                return Err(FormatFault { offset, why });
             }
         }
         Ok(())
     }
 
     /// The fault of the mask as a problem of the data.
-    pub(super) fn bad(&self, fault: &Fault) -> Problem {
+    pub(super) fn bad(&self, fault: &FormatFault) -> Problem {
         Problem::BadMask { mask: self.file.path.clone(), fault: fault.to_string() }
     }
 
     /// How many tokens of each of some documents count.
-    pub(super) fn counts(&self, documents: Range<u64>) -> Result<Vec<u32>, Unread> {
+    pub(super) fn counts(&self, documents: Range<u64>) -> Result<Vec<u32>, ReadError> {
         let mut bytes = vec![0; 4 * (documents.end - documents.start) as usize];
         self.file.read(HEAD + 4 * documents.start, &mut bytes)?;
         Ok(bytes.as_chunks().0.iter().map(|count| u32::from_le_bytes(*count)).collect())
     }
 
     /// How many of these tokens of the file count.
-    pub(super) fn count(&self, tokens: Range<usize>) -> Result<u32, Unread> {
+    pub(super) fn count(&self, tokens: Range<usize>) -> Result<u32, ReadError> {
         let (mut bytes, mut count) = ([0; 1 << 10], tokens.len() as u32);
-        self.not_counted(tokens, &mut Bits::new(&mut bytes), |_| count -= 1)?;
+        self.not_counted(tokens, &mut MaskBits::new(&mut bytes), |_| count -= 1)?;
         Ok(count)
     }
 
     /// Calls `each` with the number among these tokens of the file of each one that does not count. The bits are of this mask.
-    fn not_counted(
+    pub(super) fn not_counted(
         &self,
         tokens: Range<usize>,
-        bits: &mut Bits<'_>,
+        bits: &mut MaskBits<'_>,
         mut each: impl FnMut(usize),
-    ) -> Result<(), Unread> {
+    ) -> Result<(), ReadError> {
         for (i, token) in tokens.enumerate() {
             let (byte, bit) = (token as u64 / 8, token % 8);
             if !bits.held.contains(&byte) {
@@ -246,9 +250,9 @@ impl Masks {
     pub(super) fn not_counted(
         &self,
         tokens: Range<usize>,
-        bits: &mut Bits<'_>,
+        bits: &mut MaskBits<'_>,
         each: impl FnMut(usize),
-    ) -> Result<(), Unread> {
+    ) -> Result<(), ReadError> {
         let mask = self.starts.partition_point(|start| *start <= tokens.start) - 1;
         if bits.mask != mask {
             (bits.mask, bits.held) = (mask, 0..0);
@@ -258,13 +262,13 @@ impl Masks {
     }
 
     /// That a document has other targets than its mask says in its head.
-    pub(super) fn contradiction(&self, start: usize, (bits, count): (u32, u32)) -> Unread {
+    pub(super) fn contradiction(&self, start: usize, bits: u32, count: u32) -> ReadError {
         let mask = self.starts.partition_point(|first| *first <= start) - 1;
         let (Mask { file, documents, .. }, token) = (&self.all[mask], start - self.starts[mask]);
         let offset = HEAD + 4 * documents + token as u64 / 8;
         let why =
             format!("the document has {bits} targets there, and {count} in the head of the file");
-        Unread { path: file.path.clone(), offset, why }
+        ReadError { path: file.path.clone(), offset, why }
     }
 }
 
@@ -272,7 +276,7 @@ impl Masks {
 mod tests {
     use super::super::files::tests::{folder, path};
     use super::super::megatron;
-    use super::super::{Checks, Corpus, DataError, Filed, Parts};
+    use super::super::{Checks, Corpus, CorpusSplit, DataError, SampleSettings};
     use super::*;
     use device::random;
     use std::fs;
@@ -317,8 +321,13 @@ mod tests {
         (format, packing): (DataFormat, Packing),
         (seq_len, truncate): (usize, bool),
     ) -> Result<Corpus, DataError> {
-        let with = Filed { format: &format, packing, truncate };
-        Corpus::open_checked(Parts::Cut(&path(folder, "t"), 0.25), with, Checks::none(), seq_len)
+        let with = SampleSettings { format: &format, packing, truncate };
+        Corpus::open_checked(
+            CorpusSplit::Cut(&path(folder, "t"), 0.25),
+            with,
+            Checks::none(),
+            seq_len,
+        )
     }
 
     const ALONE: (DataFormat, Packing) = (DataFormat::Megatron, Packing::None);

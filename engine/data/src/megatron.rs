@@ -3,7 +3,7 @@
 
 use super::open::open_regular;
 use super::problem::Problem;
-use super::store::{TokenFile, Unread};
+use super::store::{ReadError, TokenFile};
 use std::fmt;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -84,19 +84,19 @@ struct Column {
 
 /// What is wrong with an index, and where.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Fault {
+pub(super) struct FormatFault {
     pub(super) offset: u64,
     pub(super) why: String,
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for FormatFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "at byte {}: {}", self.offset, self.why)
     }
 }
 
-impl From<Unread> for Fault {
-    fn from(Unread { offset, why, .. }: Unread) -> Self {
+impl From<ReadError> for FormatFault {
+    fn from(ReadError { offset, why, .. }: ReadError) -> Self {
         Self { offset, why: format!("it cannot be read: {why}") }
     }
 }
@@ -137,21 +137,21 @@ impl Index {
     }
 
     /// Reads the head, and compares its numbers with the length of the file.
-    fn read(file: TokenFile) -> Result<Self, Fault> {
+    fn read(file: TokenFile) -> Result<Self, FormatFault> {
         let bytes = file.stamp.bytes;
         let mut head = [0; 56];
         let head = &mut head[..bytes.min(56) as usize];
         file.read(0, head)?;
         let word = |at: usize| {
             let word = head.get(at..at + 8).and_then(|word| word.try_into().ok());
-            let cut = || Fault { offset: bytes, why: "the file ends in its head".into() };
+            let cut = || FormatFault { offset: bytes, why: "the file ends in its head".into() };
             word.map(u64::from_le_bytes).ok_or_else(cut)
         };
         let version = |at: usize| match word(at)? {
             1 => Ok(()),
             other => {
                 let why = format!("it has version {other}, and onebox reads version 1");
-                Err(Fault { offset: at as u64, why })
+                Err(FormatFault { offset: at as u64, why })
             }
         };
         if head.starts_with(MAPPED) {
@@ -163,7 +163,7 @@ impl Index {
                     == u128::from(bytes)
             };
             if !fits(0) && !fits(1) {
-                return Err(too_long(18, (sequences, documents), bytes));
+                return Err(too_long(18, sequences, documents, bytes));
             }
             let starts = 34 + 4 * sequences;
             let dtype = Dtype::of(code);
@@ -180,7 +180,7 @@ impl Index {
         }
         if !head.starts_with(OLD) {
             let why = "it begins neither with MMIDIDX nor with TNTIDX, as Megatron's do".into();
-            return Err(Fault { offset: 0, why });
+            return Err(FormatFault { offset: 0, why });
         }
         version(8)?;
         let (dtype, sequences, sizes) = (Dtype::of(word(16)?), word(32)?, word(40)?);
@@ -188,11 +188,11 @@ impl Index {
             && word(24)? != width as u64
         {
             let why = format!("tokens of {} have {} bytes in it", dtype.name, word(24)?);
-            return Err(Fault { offset: 24, why });
+            return Err(FormatFault { offset: 24, why });
         }
         if sizes != sequences {
             let why = format!("{sequences} sequences have {sizes} dimensions, and tokens have one");
-            return Err(Fault { offset: 40, why });
+            return Err(FormatFault { offset: 40, why });
         }
         // fairseq writes neither the number of documents nor the documents.
         let without = 48 + 24 * u128::from(sequences) + 16;
@@ -203,7 +203,7 @@ impl Index {
         let at = if documents.is_some() { 56 } else { 48 };
         let with = without + documents.map_or(0, |documents| 8 + 8 * u128::from(documents));
         if with != u128::from(bytes) {
-            return Err(too_long(32, (sequences, documents.unwrap_or(0)), bytes));
+            return Err(too_long(32, sequences, documents.unwrap_or(0), bytes));
         }
         let starts = at + 8 * (sequences + 1);
         let sizes = starts + 8 * (sequences + 1);
@@ -244,12 +244,12 @@ impl Index {
     }
 
     /// The fault of the index as a problem of the data.
-    pub(super) fn bad(&self, fault: &Fault) -> Problem {
+    pub(super) fn bad(&self, fault: &FormatFault) -> Problem {
         Problem::BadIndex { index: self.file.path.clone(), fault: fault.to_string() }
     }
 
     /// The tokens of all sequences.
-    fn check_sequences(&self) -> Result<u64, Fault> {
+    fn check_sequences(&self) -> Result<u64, FormatFault> {
         let mut sum = 0u64;
         for first in (0..self.sequences).step_by(BLOCK as usize) {
             let block = first..self.sequences.min(first + BLOCK);
@@ -259,7 +259,7 @@ impl Index {
             );
             for ((i, size), start) in block.clone().zip(sizes).zip(starts) {
                 let fault =
-                    |column: Column, why| Fault { offset: column.at + i * column.width, why };
+                    |column: Column, why| FormatFault { offset: column.at + i * column.width, why };
                 let Ok(size) = u64::try_from(size) else {
                     return Err(fault(self.sizes, format!("sequence {i} has {size} tokens")));
                 };
@@ -281,13 +281,13 @@ impl Index {
     }
 
     /// What only old indexes have: the end of the last sequence, and dimensions.
-    fn check_old(&self, sum: u64) -> Result<(), Fault> {
+    fn check_old(&self, sum: u64) -> Result<(), FormatFault> {
         let Some(dimensions) = self.dimensions else { return Ok(()) };
         let end = self.numbers(self.starts, self.sequences..self.sequences + 1)?[0];
         if end != sum as i64 {
             let offset = self.starts.at + self.sequences * self.starts.width;
             let why = format!("the sequences end at token {end}, and have {sum} tokens");
-            return Err(Fault { offset, why });
+            return Err(FormatFault { offset, why });
         }
         for first in (0..=self.sequences).step_by(BLOCK as usize) {
             let block = first..(self.sequences + 1).min(first + BLOCK);
@@ -295,13 +295,13 @@ impl Index {
             if let Some((i, first)) = block.zip(numbers).find(|(i, first)| *i as i64 != *first) {
                 let why =
                     format!("the dimensions of sequence {i} begin at {first}, and tokens have one");
-                return Err(Fault { offset: dimensions.at + i * dimensions.width, why });
+                return Err(FormatFault { offset: dimensions.at + i * dimensions.width, why });
             }
         }
         Ok(())
     }
 
-    fn check_documents(&self) -> Result<(), Fault> {
+    fn check_documents(&self) -> Result<(), FormatFault> {
         let Some((column, count)) = self.documents else { return Ok(()) };
         let mut before = 0;
         for first in (0..count).step_by(BLOCK as usize) {
@@ -321,13 +321,13 @@ impl Index {
                     let why = format!(
                         "document {i} begins with sequence {sequence}, and not with {expected}"
                     );
-                    return Err(Fault { offset: column.at + i * column.width, why });
+                    return Err(FormatFault { offset: column.at + i * column.width, why });
                 }
                 before = sequence;
             }
         }
         match count {
-            0 => Err(Fault {
+            0 => Err(FormatFault {
                 offset: column.at,
                 why: "it has no documents, not even their end".into(),
             }),
@@ -335,7 +335,7 @@ impl Index {
         }
     }
 
-    fn numbers(&self, column: Column, range: Range<u64>) -> Result<Vec<i64>, Unread> {
+    fn numbers(&self, column: Column, range: Range<u64>) -> Result<Vec<i64>, ReadError> {
         let mut bytes = vec![0; ((range.end - range.start) * column.width) as usize];
         self.file.read(column.at + range.start * column.width, &mut bytes)?;
         Ok(match column.width {
@@ -345,19 +345,19 @@ impl Index {
     }
 
     /// How many tokens stand before the end of each of some documents. The index is checked.
-    pub(super) fn ends(&self, documents: Range<u64>) -> Result<Vec<usize>, Unread> {
+    pub(super) fn ends(&self, documents: Range<u64>) -> Result<Vec<usize>, ReadError> {
         let ends = documents.start + 1..documents.end + 1;
         let sequences = match self.documents {
             Some((column, _)) => self.numbers(column, ends)?,
             None => ends.map(|end| end as i64).collect(),
         };
         let end = sequences.last().map_or(0, |last| *last as u64 + 1);
-        let mut starts = Starts { index: self, end, first: 0, held: Vec::new() };
+        let mut starts = SequenceStarts { index: self, end, first: 0, held: Vec::new() };
         sequences.into_iter().map(|sequence| starts.of(sequence as u64)).collect()
     }
 
     /// The ends of documents that lie inside of these tokens.
-    pub(super) fn ends_inside(&self, tokens: &Range<usize>) -> Result<Vec<usize>, Unread> {
+    pub(super) fn ends_inside(&self, tokens: &Range<usize>) -> Result<Vec<usize>, ReadError> {
         let (mut low, mut high) = (0, self.num_documents());
         while low < high {
             let middle = low.midpoint(high);
@@ -380,7 +380,7 @@ impl Index {
 }
 
 /// Where sequences begin, asked in their order.
-struct Starts<'a> {
+struct SequenceStarts<'a> {
     index: &'a Index,
     /// Of those that are asked for.
     end: u64,
@@ -388,9 +388,9 @@ struct Starts<'a> {
     held: Vec<i64>,
 }
 
-impl Starts<'_> {
+impl SequenceStarts<'_> {
     /// The tokens before a sequence, or before the end of all.
-    fn of(&mut self, sequence: u64) -> Result<usize, Unread> {
+    fn of(&mut self, sequence: u64) -> Result<usize, ReadError> {
         let Index { sequences, starts, sizes, unit, .. } = self.index;
         if sequence == *sequences {
             let Some(last) = sequence.checked_sub(1) else { return Ok(0) };
@@ -406,11 +406,11 @@ impl Starts<'_> {
     }
 }
 
-fn too_long(offset: u64, (sequences, documents): (u64, u64), bytes: u64) -> Fault {
+fn too_long(offset: u64, sequences: u64, documents: u64, bytes: u64) -> FormatFault {
     let why = format!(
         "{sequences} sequences and {documents} documents do not fit a file of {bytes} bytes"
     );
-    Fault { offset, why }
+    FormatFault { offset, why }
 }
 
 #[cfg(test)]

@@ -30,16 +30,24 @@ impl fmt::Display for Origin {
     }
 }
 
+/// The place of a row or of a document of an index.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RowLocation<'a> {
+    pub(super) file: &'a Path,
+    /// Line of the row, or number of the document.
+    pub(super) number: u64,
+}
+
 /// The origins of documents in order. Those that follow each other in a file take no memory.
 #[derive(Debug)]
 pub(super) struct Origins {
     files: Vec<PathBuf>,
-    runs: Vec<Run>,
+    runs: Vec<DocumentRun>,
 }
 
 /// Documents that follow each other in a file.
 #[derive(Debug)]
-struct Run {
+struct DocumentRun {
     /// The number of the first among all documents.
     document: usize,
     file: usize,
@@ -53,17 +61,18 @@ impl Origins {
         Self { files: Vec::new(), runs: Vec::new() }
     }
 
-    /// Notes that document `document`, behind all others, is `number` of `path`.
-    pub(super) fn note(&mut self, document: usize, (path, number): (&Path, u64)) {
-        if self.files.last().is_none_or(|last| last != path) {
-            self.files.push(path.into());
+    /// Notes where document `document`, behind all others, is from.
+    pub(super) fn note(&mut self, document: usize, at: RowLocation<'_>) {
+        let number = at.number;
+        if self.files.last().is_none_or(|last| last != at.file) {
+            self.files.push(at.file.into());
         }
         let file = self.files.len() - 1;
         let follows = self.runs.last().is_some_and(|run| {
             run.file == file && number == run.number + (document - run.document) as u64
         });
         if !follows {
-            self.runs.push(Run { document, file, number });
+            self.runs.push(DocumentRun { document, file, number });
         }
     }
 
@@ -87,7 +96,7 @@ mod tests {
         let places =
             [("a", 1), ("a", 2), ("a", 3), ("a", 7), ("a", 7), ("a", 8), ("b", 9), ("a", 1)];
         for (document, (file, number)) in places.into_iter().enumerate() {
-            origins.note(document, (Path::new(file), number));
+            origins.note(document, RowLocation { file: Path::new(file), number });
         }
         assert_eq!(origins.runs.len(), 5);
         for (document, (file, number)) in places.into_iter().enumerate() {

@@ -9,7 +9,7 @@ const OPEN: usize = 256;
 
 /// The documents of each sample.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Packed {
+pub(super) struct PackedSamples {
     /// Those of all samples, one sample after another.
     documents: Vec<u32>,
     /// Where those of each sample end.
@@ -17,13 +17,13 @@ pub(super) struct Packed {
 }
 
 /// A sample that still has room.
-struct Open {
+struct OpenSample {
     documents: Vec<u32>,
     /// Targets that it still takes.
     room: usize,
 }
 
-impl Packed {
+impl PackedSamples {
     /// Appends samples of at most `room` targets for the documents of a range, by how many targets each has room for. Each goes
     /// where it leaves the least room, of equals into the oldest; where it fits nowhere, the fullest sample is closed for a new
     /// one.
@@ -33,7 +33,7 @@ impl Packed {
         room: usize,
         length: impl Fn(usize) -> usize,
     ) {
-        let mut open: Vec<Open> = Vec::with_capacity(OPEN);
+        let mut open: Vec<OpenSample> = Vec::with_capacity(OPEN);
         for document in documents {
             let (number, length) = (document as u32, length(document));
             assert!(length <= room, "a document of {length} targets is longer than a sample");
@@ -48,12 +48,12 @@ impl Packed {
                 let fullest = rooms.min_by_key(|(_, room)| *room).map_or(0, |(fullest, _)| fullest);
                 self.close(open.remove(fullest));
             }
-            open.push(Open { documents: vec![number], room: room - length });
+            open.push(OpenSample { documents: vec![number], room: room - length });
         }
         open.into_iter().for_each(|sample| self.close(sample));
     }
 
-    fn close(&mut self, sample: Open) {
+    fn close(&mut self, sample: OpenSample) {
         self.documents.extend(sample.documents);
         self.ends.push(self.documents.len());
     }
@@ -76,7 +76,7 @@ mod tests {
     use device::random;
 
     fn packed(lengths: &[usize], room: usize) -> Vec<Vec<u32>> {
-        let mut packed = Packed::default();
+        let mut packed = PackedSamples::default();
         packed.append(0..lengths.len(), room, |i| lengths[i]);
         (0..packed.len()).map(|sample| packed.of(sample).to_vec()).collect()
     }

@@ -3,7 +3,7 @@
 
 use super::cores;
 use super::problem::{Failure, Problem, at};
-use super::store::{TokenFile, Unread, failure};
+use super::store::{ReadError, TokenFile, failure};
 use super::tokenizer::Tokenizer;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -28,7 +28,7 @@ const BEHIND: u64 = 8;
 
 /// Where the text of the next part begins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Place {
+pub(super) struct TextPosition {
     pub(super) file: usize,
     pub(super) offset: u64,
     /// Lines before it in the file, where files have rows.
@@ -37,17 +37,17 @@ pub(super) struct Place {
 
 /// How text files are divided.
 #[derive(Debug)]
-pub(super) struct Texts<'a> {
+pub(super) struct TextChunks<'a> {
     pub(super) files: &'a [TokenFile],
     pub(super) tokenizer: &'a Tokenizer,
-    sizes: Sizes,
+    sizes: ChunkSizes,
     /// Those that no core uses now.
     memos: Mutex<Vec<Memo>>,
 }
 
 /// Bytes of text.
 #[derive(Clone, Copy, Debug)]
-pub struct Sizes {
+pub struct ChunkSizes {
     /// After which a part ends.
     pub part: u64,
     /// That a core makes tokens of at a time.
@@ -56,7 +56,7 @@ pub struct Sizes {
     pub most: u64,
 }
 
-impl Default for Sizes {
+impl Default for ChunkSizes {
     fn default() -> Self {
         Self { part: PART, piece: PIECE, most: MOST }
     }
@@ -64,25 +64,25 @@ impl Default for Sizes {
 
 /// Text of one file after another.
 #[derive(Debug)]
-pub(super) struct Text<'a> {
+pub(super) struct TextChunk<'a> {
     pub(super) texts: Vec<(&'a TokenFile, String)>,
     /// Bytes of the files that it stands for.
     pub(super) bytes: u64,
-    pub(super) next: Place,
+    pub(super) next: TextPosition,
 }
 
-impl<'a> Texts<'a> {
+impl<'a> TextChunks<'a> {
     pub(super) const fn new(
         files: &'a [TokenFile],
         tokenizer: &'a Tokenizer,
-        sizes: Sizes,
+        sizes: ChunkSizes,
     ) -> Self {
         Self { files, tokenizer, sizes, memos: Mutex::new(Vec::new()) }
     }
 
     /// The part that begins at a place. It does not depend on what stands behind it.
-    pub(super) fn read(&self, from: Place) -> Result<Text<'a>, Failure> {
-        let mut text = Text { texts: Vec::new(), bytes: 0, next: from };
+    pub(super) fn read(&self, from: TextPosition) -> Result<TextChunk<'a>, Failure> {
+        let mut text = TextChunk { texts: Vec::new(), bytes: 0, next: from };
         while text.next.file < self.files.len() && text.bytes < self.sizes.part {
             let file = &self.files[text.next.file];
             let start = text.next.offset;
@@ -91,7 +91,7 @@ impl<'a> Texts<'a> {
             text.bytes += end - start;
             text.next.offset = end;
             if end == file.stamp.bytes {
-                text.next = Place { file: text.next.file + 1, ..Place::default() };
+                text.next = TextPosition { file: text.next.file + 1, ..TextPosition::default() };
             }
         }
         Ok(text)
@@ -99,7 +99,7 @@ impl<'a> Texts<'a> {
 
     /// The text of a file from `start` on, to the last cut in `most` bytes if there is one, and where the next text begins.
     fn some(&self, file: &TokenFile, start: u64, most: u64) -> Result<(String, u64), Failure> {
-        let Sizes { most: longest, .. } = self.sizes;
+        let ChunkSizes { most: longest, .. } = self.sizes;
         let bytes = file.stamp.bytes - start;
         let cuts = self.tokenizer.cuts();
         let (Ok(cuts), true) = (cuts, bytes > most) else {
@@ -132,7 +132,7 @@ impl<'a> Texts<'a> {
     /// The tokens of a part, little-endian, `width` bytes each, in the order of the text. `add`: adds bytes of text that are done.
     pub(super) fn encode(
         &self,
-        part: &Text<'_>,
+        part: &TextChunk<'_>,
         width: usize,
         add: &(dyn Fn(u64) + Sync),
     ) -> Result<Vec<Vec<u8>>, Failure> {
@@ -214,7 +214,7 @@ fn text(file: &TokenFile, start: u64, bytes: u64) -> Result<String, Failure> {
             return String::from_utf8(some).map_err(|_| unreachable!("it is text up to there"));
         }
         let (offset, why) = (start + e.valid_up_to() as u64, "it was text a moment ago".into());
-        Err(failure(Unread { path, offset, why }))
+        Err(failure(ReadError { path, offset, why }))
     })
 }
 
@@ -235,13 +235,17 @@ mod tests {
     }
 
     /// The tokens of a file of this text, and how many parts it has.
-    fn parts(tokenizer: &Tokenizer, text: &str, sizes: Sizes) -> Result<(Vec<u8>, usize), Failure> {
+    fn parts(
+        tokenizer: &Tokenizer,
+        text: &str,
+        sizes: ChunkSizes,
+    ) -> Result<(Vec<u8>, usize), Failure> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("text");
         std::fs::write(&path, text).unwrap();
         let files = [TokenFile::new(&path, File::open(&path).unwrap()).unwrap()];
-        let texts = Texts::new(&files, tokenizer, sizes);
-        let (mut tokens, mut count, mut from) = (Vec::new(), 0, Place::default());
+        let texts = TextChunks::new(&files, tokenizer, sizes);
+        let (mut tokens, mut count, mut from) = (Vec::new(), 0, TextPosition::default());
         while from.file < files.len() {
             let part = texts.read(from)?;
             assert!(part.next != from);
@@ -265,7 +269,7 @@ mod tests {
         let text: String = (0..30).map(line).collect();
         for part in [1, 2, 3, 7, 40, 500, 1 << 20] {
             for piece in [1, 16, 1 << 10] {
-                let sizes = Sizes { part, piece, most: 64 };
+                let sizes = ChunkSizes { part, piece, most: 64 };
                 let (tokens, count) = parts(&tokenizer, &text, sizes).unwrap();
                 assert_eq!(tokens, whole(&tokenizer, &text), "{part} {piece}");
                 assert!(count > 60 || part > 7, "{part}: {count} parts");
@@ -275,7 +279,7 @@ mod tests {
 
     #[test]
     fn a_long_text_that_cannot_be_cut_is_refused_with_a_remedy() {
-        let sizes = Sizes { part: 10, piece: 10, most: 20 };
+        let sizes = ChunkSizes { part: 10, piece: 10, most: 20 };
         let known = tokenizer(&serde_json::Value::Null);
         let unknown = tokenizer(&serde_json::json!({ "type": "Whitespace" }));
         let refused = |tokenizer: &Tokenizer, text: &str| {

@@ -6,36 +6,35 @@
 
 use super::bad_rows::BadRows;
 use super::checked::Checks;
-use super::documents::{Documents, Room};
 use super::mask;
-use super::megatron::{self, path_of};
 use super::open::open_regular;
-use super::parts::{Place, Sizes, Texts};
-use super::prepared::{self, MANIFEST, Manifest, Part, SourceText, VERSION, Written, hex, partial};
+use super::parts::{ChunkSizes, TextChunks, TextPosition};
+use super::prepared::{self, MANIFEST, Manifest, PreparedPart, SourceText, VERSION, partial};
 use super::problem::{DataError, Failure, Problem, at, in_key, settle};
 use super::progress::{Progress, Reading};
-use super::read::{Source, named};
+use super::read::{SourceFiles, named};
 use super::rows::Lines;
 use super::store::{TokenFile, failure};
 use super::text::text_files;
+use super::token_part::{self, TokenPart, hex};
 use super::tokens::Cache;
-use super::{Corpus, Rowed, Tokenizer};
+use super::{RowSource, Tokenizer};
 use config::DataFormat;
 use files::durable::sync_folder;
 use files::shown::Shown;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{self, BufReader, Seek, SeekFrom, Write};
+use std::io::{self, BufReader, Seek, SeekFrom};
 use std::path::{Path, PathBuf, absolute};
 use std::time::SystemTime;
-use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
+use xxhash_rust::xxh3::xxh3_128;
 
 /// Held while something is being written. Runs have a `.lock`: their folders are no place for tokens.
 const LOCK: &str = ".prepare.lock";
 
 /// Text to prepare.
 #[derive(Debug)]
-pub struct Prepare<'a> {
+pub struct Preparation<'a> {
     /// What `data.train` names.
     pub train: Vec<&'a str>,
     /// Those of `data.validation`.
@@ -45,7 +44,7 @@ pub struct Prepare<'a> {
     /// Makes the tokens.
     pub tokenizer: &'a Tokenizer,
     /// Makes tokens of JSON lines; none where files are text.
-    pub rows: Option<Rowed<'a>>,
+    pub rows: Option<RowSource<'a>>,
     /// Where it is kept which files are text.
     pub cache: &'a Cache,
     /// The folder of the tokens.
@@ -53,14 +52,14 @@ pub struct Prepare<'a> {
     /// Does all of it again, for a shell.
     pub command: &'a str,
     /// Bytes of text of a part and of a piece.
-    pub sizes: Sizes,
+    pub sizes: ChunkSizes,
     /// Hears how far it has come.
     pub progress: &'a dyn Progress,
 }
 
 /// What stands in the folder.
 #[derive(Debug)]
-pub struct Prepared {
+pub struct PreparedData {
     /// The folders of tokens to train on.
     pub train: Vec<PathBuf>,
     /// The folders of held-out tokens.
@@ -91,18 +90,8 @@ pub enum PrepareError {
     Refused { path: PathBuf, why: String },
 }
 
-/// A part that is not on the disk yet.
-struct Made {
-    tokens: Vec<Vec<u8>>,
-    /// Says where documents begin, where the text has some.
-    index: Option<Vec<u8>>,
-    /// Says which tokens count, of chats.
-    mask: Option<Vec<u8>>,
-    part: Part,
-}
-
 /// The files of a name in the config.
-struct Named<'a> {
+struct NamedText<'a> {
     key: &'static str,
     text: &'a str,
     /// Of its tokens.
@@ -110,12 +99,12 @@ struct Named<'a> {
     files: Vec<TokenFile>,
 }
 
-impl Prepare<'_> {
+impl Preparation<'_> {
     /// Makes all parts that are not there yet. Calls `kept` with the number of finished parts, which stay whatever happens.
     ///
     /// # Errors
     /// [`PrepareError`]. Finished parts stay.
-    pub fn run(&self, kept: &dyn Fn(usize)) -> Result<Prepared, PrepareError> {
+    pub fn run(&self, kept: &dyn Fn(usize)) -> Result<PreparedData, PrepareError> {
         let mut all = Vec::new();
         for (key, texts) in [("data.train", &self.train), ("data.validation", &self.held_out)] {
             let name = key.trim_start_matches("data.");
@@ -123,7 +112,7 @@ impl Prepare<'_> {
                 let number = if texts.len() > 1 { format!("-{}", i + 1) } else { String::new() };
                 let folder = self.out.join(format!("{name}{number}"));
                 let files = self.files(text).map_err(in_key(key))?;
-                all.push(Named { key, text, folder, files });
+                all.push(NamedText { key, text, folder, files });
             }
         }
         let _lock = self.lock()?;
@@ -134,16 +123,16 @@ impl Prepare<'_> {
             self.save(&manifest)?;
         }
         let bytes =
-            |named: &Named<'_>| named.files.iter().map(|file| file.stamp.bytes).sum::<u64>();
+            |named: &NamedText<'_>| named.files.iter().map(|file| file.stamp.bytes).sum::<u64>();
         let (text, files) = (all.iter().map(bytes).sum(), all.iter().map(|n| n.files.len()).sum());
         let reading = self.progress.begin("making tokens", text);
         reading.add(manifest.parts.iter().flatten().map(|part| part.text).sum());
         for (i, named) in all.iter().enumerate() {
-            self.fill(&mut manifest, (i, named), (&*reading, kept))?;
+            self.fill(&mut manifest, i, named, &*reading, kept)?;
         }
         drop(reading);
         let mut train = Vec::new();
-        for Named { folder, .. } in all {
+        for NamedText { folder, .. } in all {
             let made = partial(&folder);
             if made.exists() || !folder.exists() {
                 fs::rename(made, &folder).map_err(unwritten(&folder))?;
@@ -154,13 +143,9 @@ impl Prepare<'_> {
         sync_folder(self.out).map_err(unwritten(self.out))?;
         let parts = manifest.parts.iter().flatten();
         let (tokens, parts) = (parts.clone().map(|part| part.tokens).sum(), parts.count());
-        let format = if self.width() == 2 { DataFormat::U16 } else { DataFormat::U32 };
-        Ok(Prepared { train, held_out, tokens, files, text, parts, before, format })
-    }
-
-    /// Bytes of a token.
-    fn width(&self) -> usize {
-        if self.tokenizer.vocab() <= 1 << 16 { 2 } else { 4 }
+        let format =
+            if self.tokenizer.token_bytes() == 2 { DataFormat::U16 } else { DataFormat::U32 };
+        Ok(PreparedData { train, held_out, tokens, files, text, parts, before, format })
     }
 
     /// Whether not all tokens count.
@@ -219,7 +204,11 @@ impl Prepare<'_> {
     }
 
     /// The text of a name. `known`: as it was before.
-    fn texts(&self, named: &Named<'_>, known: &[SourceText]) -> Result<Vec<SourceText>, Failure> {
+    fn texts(
+        &self,
+        named: &NamedText<'_>,
+        known: &[SourceText],
+    ) -> Result<Vec<SourceText>, Failure> {
         let bytes = named.files.iter().map(|file| file.stamp.bytes).sum();
         let (now, reading) = (SystemTime::now(), self.progress.begin("reading text", bytes));
         let text = |(i, file): (usize, &TokenFile)| {
@@ -237,7 +226,7 @@ impl Prepare<'_> {
     }
 
     /// That of an earlier start, as far as its parts are what was written.
-    fn manifest(&self, all: &[Named<'_>]) -> Result<Manifest, PrepareError> {
+    fn manifest(&self, all: &[NamedText<'_>]) -> Result<Manifest, PrepareError> {
         let path = self.out.join(MANIFEST);
         let refused = |why| PrepareError::Refused {
             path: path.clone(),
@@ -263,7 +252,7 @@ impl Prepare<'_> {
             self.texts(named, known.get(i).map_or(&[], Vec::as_slice)).map_err(in_key(named.key))
         });
         let name =
-            |named: &Named<'_>| Some(named.folder.file_name()?.to_string_lossy().into_owned());
+            |named: &NamedText<'_>| Some(named.folder.file_name()?.to_string_lossy().into_owned());
         let mut new = Manifest {
             version: VERSION,
             command: self.command.to_owned(),
@@ -285,12 +274,16 @@ impl Prepare<'_> {
 
     /// Keeps the parts before the first one whose files are not what was written, and no other files of parts. A folder has its name
     /// only with all parts: nobody trains on a half.
-    fn keep_whole(&self, all: &[Named<'_>], parts: &mut [Vec<Part>]) -> Result<(), PrepareError> {
+    fn keep_whole(
+        &self,
+        all: &[NamedText<'_>],
+        parts: &mut [Vec<PreparedPart>],
+    ) -> Result<(), PrepareError> {
         let list = self.out.join(MANIFEST);
         let refused = |path: &Path, why| PrepareError::Refused { path: path.to_owned(), why };
         let written = parts.iter().flatten().flat_map(|part| &part.files);
         let reading = self.progress.begin("comparing parts", written.map(|file| file.bytes).sum());
-        for (Named { folder, files, .. }, parts) in all.iter().zip(parts) {
+        for (NamedText { folder, files, .. }, parts) in all.iter().zip(parts) {
             let partial = partial(folder);
             if folder.exists() && partial.exists() {
                 let (partial, list) = (Shown(&partial), Shown(&list));
@@ -300,10 +293,10 @@ impl Prepare<'_> {
                 return Err(refused(folder, why));
             }
             let place = if folder.exists() { folder } else { &partial };
-            let fault = |part: &Part| {
+            let fault = |part: &PreparedPart| {
                 part.files
                     .iter()
-                    .find_map(|file| file.check(place, &|bytes| reading.add(bytes)).err())
+                    .find_map(|file| file.open(place, &|bytes| reading.add(bytes)).err())
             };
             let fault = parts.iter().enumerate().find_map(|(i, part)| Some((i, fault(part)?)));
             let is_other = fault.is_some();
@@ -339,21 +332,25 @@ impl Prepare<'_> {
     fn save(&self, manifest: &Manifest) -> Result<(), PrepareError> {
         let path = self.out.join(MANIFEST);
         let json = serde_json::to_vec(manifest).map_err(io::Error::from);
-        json.and_then(|json| write(&path, &[json])).map(drop).map_err(unwritten(&path))
+        json.and_then(|json| token_part::write(&path, &unfinished(&path), &[json]))
+            .map(drop)
+            .map_err(unwritten(&path))
     }
 
     /// Makes the parts of a name that are not there yet.
     fn fill(
         &self,
         manifest: &mut Manifest,
-        (i, named): (usize, &Named<'_>),
-        (reading, kept): (&dyn Reading, &dyn Fn(usize)),
+        i: usize,
+        named: &NamedText<'_>,
+        reading: &dyn Reading,
+        kept: &dyn Fn(usize),
     ) -> Result<(), PrepareError> {
         let refused = |problem| in_key(named.key)(at(Path::new(named.text))(problem));
         let into = partial(&named.folder);
         loop {
             let last = manifest.parts[i].last();
-            let from = last.map_or(Place::default(), |part| part.next);
+            let from = last.map_or(TextPosition::default(), |part| part.next);
             let rows = last.map(|part| part.rows.clone()).unwrap_or_default();
             if from.file == named.files.len() {
                 if manifest.parts[i].iter().all(|part| part.tokens == 0) {
@@ -366,49 +363,47 @@ impl Prepare<'_> {
             }
             let part = match &self.rows {
                 None => self.of_texts(&named.files, from, reading),
-                Some(with) => self.of_rows(&named.files, (from, rows), with, reading),
+                Some(with) => self.of_rows(&named.files, from, rows, with, reading),
             };
-            let Made { tokens, index, mask, mut part } = part.map_err(in_key(named.key))?;
-            fs::create_dir_all(&into).map_err(unwritten(&into))?;
+            let (tokens, mut part) = part.map_err(in_key(named.key))?;
             let path = into.join(self.name(manifest.parts[i].len()));
-            let beside = [(path_of(&path), index), (mask::path_of(&path), mask)];
-            let beside = beside.into_iter().filter_map(|(path, some)| Some((path, vec![some?])));
-            for (path, bytes) in [(path.clone(), tokens)].into_iter().chain(beside) {
-                part.files.push(write(&path, &bytes).map_err(unwritten(&path))?);
-            }
+            let files = tokens.write(&path, self.has_masks(), &unfinished);
+            part.files = files.map_err(unwritten(&path))?;
             manifest.parts[i].push(part);
             self.save(manifest)?;
             kept(manifest.num_parts());
         }
     }
 
-    /// The tokens of some text, by all cores.
+    /// The tokens of some text, by all cores, and the part without its files.
     fn of_texts(
         &self,
         files: &[TokenFile],
-        from: Place,
+        from: TextPosition,
         reading: &dyn Reading,
-    ) -> Result<Made, Failure> {
-        let texts = Texts::new(files, self.tokenizer, self.sizes);
+    ) -> Result<(TokenPart, PreparedPart), Failure> {
+        let texts = TextChunks::new(files, self.tokenizer, self.sizes);
         let text = texts.read(from)?;
-        let made = texts.encode(&text, self.width(), &|bytes| reading.add(bytes))?;
-        let tokens = made.iter().map(Vec::len).sum::<usize>() / self.width();
-        let (rows, tokens) = (BadRows::default(), tokens as u64);
-        let part = Part { tokens, files: Vec::new(), text: text.bytes, next: text.next, rows };
-        Ok(Made { tokens: made, index: None, mask: None, part })
+        let made =
+            texts.encode(&text, self.tokenizer.token_bytes(), &|bytes| reading.add(bytes))?;
+        let made = TokenPart::of_text(made, self.tokenizer.token_bytes());
+        let (tokens, rows) = (made.num_tokens(), BadRows::default());
+        let part =
+            PreparedPart { tokens, files: Vec::new(), text: text.bytes, next: text.next, rows };
+        Ok((made, part))
     }
 
-    /// The tokens of some rows.
+    /// The tokens of some rows, and the part without its files.
     fn of_rows(
         &self,
         files: &[TokenFile],
-        (from, mut rows): (Place, BadRows),
-        with: &Rowed<'_>,
+        from: TextPosition,
+        mut rows: BadRows,
+        with: &RowSource<'_>,
         reading: &dyn Reading,
-    ) -> Result<Made, Failure> {
+    ) -> Result<(TokenPart, PreparedPart), Failure> {
         // The folder is for samples of any length: a run cuts or divides.
-        let documents = Some(Documents::that_say(Room::new(usize::MAX - 1, false, true)));
-        let mut made = Corpus { documents, ..Corpus::of_width(self.width(), 0) };
+        let mut made = TokenPart::of_documents(self.tokenizer.token_bytes());
         let (mut next, mut text) = (from, 0);
         while next.file < files.len() && text < self.sizes.part {
             let file = &files[next.file];
@@ -418,33 +413,27 @@ impl Prepare<'_> {
             let mut lines = Lines::after(BufReader::new(opened), next.lines);
             let mut more = true;
             while more && text < self.sizes.part {
-                let read = made.read_some(&file.path, &mut lines, with, &mut rows);
+                let push = &mut |document, _, _: &mut _| made.push(&document);
+                let read = with.read_some(&file.path, &mut lines, &mut rows, push);
                 more = read.map_err(at(&file.path))?;
                 let (offset, number) = lines.place().map_err(unreadable)?;
                 reading.add(offset - next.offset);
                 text += offset - next.offset;
-                next = Place { offset, lines: number, ..next };
+                next = TextPosition { offset, lines: number, ..next };
             }
             // What was read is of the file that the manifest knows.
             file.read(0, &mut []).map_err(failure)?;
             if !more {
-                next = Place { file: next.file + 1, ..Place::default() };
+                next = TextPosition { file: next.file + 1, ..TextPosition::default() };
             }
         }
-        let tokens = made.num_tokens() as u64;
-        let masked = made.documents.as_ref().filter(|_| self.has_masks());
-        let mask = masked.map(Documents::mask);
-        let index = made.documents.map(|documents| {
-            let lengths = (0..documents.len()).map(|document| documents.tokens(document).len());
-            megatron::written(lengths, self.width())
-        });
-        let part = Part { tokens, files: Vec::new(), text, next, rows };
-        Ok(Made { tokens: vec![made.store.into_bytes()], index, mask, part })
+        let part = PreparedPart { tokens: made.num_tokens(), files: Vec::new(), text, next, rows };
+        Ok((made, part))
     }
 }
 
 /// The files of a name that hold rows, closed, and how they are taken.
-fn row_files(text: &str, format: &DataFormat) -> Result<(Vec<TokenFile>, Source), Failure> {
+fn row_files(text: &str, format: &DataFormat) -> Result<(Vec<TokenFile>, SourceFiles), Failure> {
     let (paths, mut source) = named(text, format, true)?;
     let mut files = Vec::new();
     for path in &paths {
@@ -463,7 +452,7 @@ fn unwritten(path: &Path) -> impl FnOnce(io::Error) -> PrepareError {
 }
 
 /// The files of a folder, if it is there, but for those of these parts.
-fn others(folder: &Path, parts: &[Part]) -> io::Result<Vec<PathBuf>> {
+fn others(folder: &Path, parts: &[PreparedPart]) -> io::Result<Vec<PathBuf>> {
     if !folder.exists() {
         return Ok(Vec::new());
     }
@@ -474,21 +463,9 @@ fn others(folder: &Path, parts: &[Part]) -> io::Result<Vec<PathBuf>> {
     Ok(others.map(fs::DirEntry::path).collect())
 }
 
-/// Writes a file that has its name when it is on the disk.
-fn write(path: &Path, parts: &[Vec<u8>]) -> io::Result<Written> {
-    let unfinished = path.with_extension("tmp");
-    let (mut file, mut hash, mut length) = (File::create(&unfinished)?, Xxh3Default::new(), 0);
-    for bytes in parts {
-        file.write_all(bytes)?;
-        hash.update(bytes);
-        length += bytes.len() as u64;
-    }
-    file.sync_all()?;
-    fs::rename(&unfinished, path)?;
-    sync_folder(path.parent().unwrap_or(Path::new(".")))?;
-    let name = path.file_name().unwrap_or_else(|| unreachable!("a part and the list have names"));
-    let name = name.to_string_lossy().into_owned();
-    Ok(Written { name, bytes: length, hash: hex(hash.digest128()) })
+/// The name of a file before it is whole. Nobody else writes in the folder.
+fn unfinished(path: &Path) -> PathBuf {
+    path.with_extension("tmp")
 }
 
 #[cfg(test)]

@@ -1,12 +1,9 @@
 //! The folders that `onebox data prepare` makes, the list of what stands in them, and those of them that a run may not take.
 
 use super::bad_rows::BadRows;
-use super::mask;
-use super::open::open_regular;
-use super::parts::Place;
+use super::parts::TextPosition;
 use super::problem::{Failure, Problem, at};
-use super::store::TokenFile;
-use config::DataFormat;
+use super::token_part::{FileFault, FileRecord};
 use files::shown::Shown;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -17,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 /// The name of the list of finished parts, in the folder of all data sets.
 pub(super) const MANIFEST: &str = "prepared.json";
-/// Of the list. Formats 1 and, of chats, 2 have no hashes.
+/// The format of the list. Formats 1 and 2 have no hashes: runs do not read them.
 pub(super) const VERSION: u32 = 3;
 /// Characters of two values that an error names.
 const LONGEST: usize = 200;
@@ -25,34 +22,28 @@ const LONGEST: usize = 200;
 const PARTIAL: &str = "partial";
 /// The beginning of the name of a folder of tokens to train on.
 const TRAIN: &str = "train";
-/// That of tokens that are held out.
-const HELD_OUT: &str = "validation";
 
-/// The list of finished parts. Formats 1 and 2 have the parts without their files, and nothing else of what is here.
+/// The list of finished parts.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Manifest {
     pub(super) version: u32,
     /// Makes all of it again; empty where no command does.
-    #[serde(default)]
     pub(super) command: String,
-    /// The folder of all that it makes; a copy elsewhere has another one.
+    /// The folder of all that it makes; a copy elsewhere has another one. The first lists of this format have none.
     #[serde(default)]
     pub(super) out: PathBuf,
     /// The values beside the text that decide the tokens, by name.
-    #[serde(default)]
     pub(super) makers: BTreeMap<String, String>,
     /// The name of the folder of each data set.
-    #[serde(default)]
     pub(super) folders: Vec<String>,
     /// The text of each data set.
-    #[serde(default)]
     pub(super) texts: Vec<Vec<SourceText>>,
     /// Those of each data set.
-    pub(super) parts: Vec<Vec<Part>>,
+    pub(super) parts: Vec<Vec<PreparedPart>>,
 }
 
 impl Manifest {
-    /// The list at `path`; of one that a newer onebox wrote only its version, and none where nobody, or another tool, wrote one.
+    /// The list at `path`. If it has another format, it has only its version; none if nobody, or another tool, wrote one.
     pub(super) fn open(path: &Path) -> Result<Option<Self>, Problem> {
         let bytes = match fs::read(path) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
@@ -63,7 +54,7 @@ impl Manifest {
         let version = json.get("version").and_then(Value::as_u64);
         match version.map(|version| u32::try_from(version).unwrap_or(u32::MAX)) {
             None => Ok(None),
-            Some(version) if version > VERSION => Ok(Some(Self { version, ..Self::default() })),
+            Some(version) if version != VERSION => Ok(Some(Self { version, ..Self::default() })),
             Some(_) => serde_json::from_value(json).map(Some).map_err(damaged),
         }
     }
@@ -154,80 +145,24 @@ pub(super) struct SourceText {
 
 /// A finished part.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Part {
+pub(super) struct PreparedPart {
     pub(super) tokens: u64,
     /// The tokens, and of rows their index and their mask beside them.
-    #[serde(default)]
-    pub(super) files: Vec<Written>,
+    pub(super) files: Vec<FileRecord>,
     /// Bytes of its text.
     pub(super) text: u64,
-    pub(super) next: Place,
+    pub(super) next: TextPosition,
     /// Rows of this part and of those before it.
     pub(super) rows: BadRows,
 }
 
-/// A file as it was written.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Written {
-    pub(super) name: String,
-    /// Length.
-    pub(super) bytes: u64,
-    /// xxh3, 128 bits, of all its bytes; empty where nobody knows it.
-    pub(super) hash: String,
-}
-
-/// How a file is not as it was written.
-#[derive(Debug)]
-pub(super) struct Fault {
-    pub(super) path: PathBuf,
-    /// Its state now.
-    is: String,
-    /// Its state in the list.
-    was: String,
-}
-
-impl Fault {
-    /// What the file is, and what this list says.
-    pub(super) fn words(&self, list: &Path) -> String {
-        format!("{}, and {} says {}", self.is, Shown(list), self.was)
-    }
-}
-
-impl Written {
-    /// Compares the length of the file in this folder.
-    pub(super) fn check_length(&self, folder: &Path) -> Result<(), Fault> {
-        let path = folder.join(&self.name);
-        let is = match fs::metadata(&path) {
-            Ok(there) if there.len() == self.bytes => return Ok(()),
-            Ok(there) => format!("it has {} bytes", there.len()),
-            Err(error) if error.kind() == ErrorKind::NotFound => "it is not there".into(),
-            Err(error) => format!("it cannot be read ({error})"),
-        };
-        Err(Fault { path, is, was: format!("{} bytes", self.bytes) })
-    }
-
-    /// Compares all of the file in this folder. `add`: adds bytes that were read.
-    pub(super) fn check(&self, folder: &Path, add: &dyn Fn(u64)) -> Result<(), Fault> {
-        self.check_length(folder)?;
-        let path = folder.join(&self.name);
-        let file = open_regular(&path).map_err(|problem| problem.to_string());
-        let file = file.and_then(|file| TokenFile::new(&path, file).map_err(|e| e.to_string()));
-        let is = match file.and_then(|file| file.hash(add).map_err(|unread| unread.why)) {
-            Ok(hash) if hex(hash) == self.hash => return Ok(()),
-            Ok(hash) => format!("its bytes have the xxh3-128 {}", hex(hash)),
-            Err(why) => format!("it cannot be read ({why})"),
-        };
-        Err(Fault { path, is, was: self.hash.clone() })
-    }
-}
-
 /// The names of all files of these parts.
-pub(super) fn names(parts: &[Part]) -> BTreeSet<&str> {
+pub(super) fn names(parts: &[PreparedPart]) -> BTreeSet<&str> {
     parts.iter().flat_map(|part| &part.files).map(|file| file.name.as_str()).collect()
 }
 
 /// What the list says of one of the folders that it names.
-pub(super) struct Listed {
+pub(super) struct PreparedFolder {
     pub(super) manifest: Manifest,
     /// The path of the list.
     pub(super) path: PathBuf,
@@ -235,7 +170,7 @@ pub(super) struct Listed {
     number: usize,
 }
 
-impl Listed {
+impl PreparedFolder {
     /// Of a folder of tokens; none where it was not prepared.
     pub(super) fn of(folder: &Path) -> Result<Option<Self>, Failure> {
         let Ok(real) = folder.canonicalize() else { return Ok(None) };
@@ -245,39 +180,20 @@ impl Listed {
         };
         let path = all.join(MANIFEST);
         let Some(manifest) = Manifest::open(&path).map_err(at(&path))? else { return Ok(None) };
-        if manifest.version > VERSION {
-            return Err(at(&path)(Problem::NewerList {
-                version: manifest.version,
-                known: VERSION,
-            }));
+        let (version, known) = (manifest.version, VERSION);
+        if version > known {
+            return Err(at(&path)(Problem::NewerList { version, known }));
+        } else if version < known {
+            return Err(at(&path)(Problem::OlderList { version, all: all.into() }));
         }
-        let sets = manifest.parts.len();
-        let number = match name {
-            _ if !manifest.folders.is_empty() => manifest.folders.iter().position(|f| f == name),
-            TRAIN => Some(0),
-            // The list may be one of sets to train on alone, beside a folder that it did not make.
-            HELD_OUT if sets > 1 && !all.join(format!("{TRAIN}-{sets}")).exists() => Some(sets - 1),
-            _ => None,
-        };
+        let number = manifest.folders.iter().position(|folder| folder == name);
         let number = number.filter(|number| *number < manifest.parts.len());
         Ok(number.map(|number| Self { manifest, path, number }))
     }
 
-    /// The parts, and the names of their tokens.
-    fn parts(&self) -> impl Iterator<Item = (String, &Part)> {
-        let name = move |(number, part): (usize, &Part)| match part.files.first() {
-            Some(tokens) => tokens.name.clone(),
-            None => mask::name_of_part(number, self.manifest.version == 2),
-        };
-        self.manifest.parts[self.number].iter().enumerate().map(move |of| (name(of), of.1))
-    }
-
-    /// The files of tokens. An older list names none, and has lengths if `width`, the bytes of a token, is known.
-    pub(super) fn tokens(&self, width: Option<usize>) -> impl Iterator<Item = Written> {
-        self.parts().filter_map(move |(name, part)| match part.files.first() {
-            Some(tokens) => Some(tokens.clone()),
-            None => Some(Written { name, bytes: part.tokens * width? as u64, hash: String::new() }),
-        })
+    /// The files of tokens.
+    fn tokens(&self) -> impl Iterator<Item = &FileRecord> {
+        self.manifest.parts[self.number].iter().filter_map(|part| part.files.first())
     }
 
     /// The folder of all data sets.
@@ -286,7 +202,7 @@ impl Listed {
     }
 
     /// The fault of a file as a failure.
-    pub(super) fn failure(&self, fault: Fault) -> Failure {
+    pub(super) fn failure(&self, fault: FileFault) -> Failure {
         let (all, list) = (Shown(self.all()), &self.manifest);
         let is_there = list.out.canonicalize().is_ok_and(|out| out == self.all());
         let remedy = match list.command.as_str() {
@@ -300,7 +216,7 @@ impl Listed {
 
     /// Refuses files of tokens in this folder that the list does not name.
     fn check_names(&self, folder: &Path, files: &[PathBuf]) -> Result<(), Failure> {
-        let known: BTreeSet<_> = self.parts().map(|(name, _)| PathBuf::from(name)).collect();
+        let known: BTreeSet<_> = self.tokens().map(|file| Path::new(&file.name)).collect();
         let is_other = |file: &&PathBuf| {
             is_tokens(file) && file.strip_prefix(folder).is_ok_and(|name| !known.contains(name))
         };
@@ -323,11 +239,6 @@ pub(super) fn unnamed(list: &Path) -> Problem {
     }
 }
 
-/// A hash as the list has it.
-pub(super) fn hex(hash: u128) -> String {
-    format!("{hash:032x}")
-}
-
 /// Where the parts of a data set stand before the last one is done.
 pub(super) fn partial(folder: &Path) -> PathBuf {
     folder.with_extension(PARTIAL)
@@ -346,11 +257,7 @@ pub(super) fn folders<'a>(
 
 /// Refuses files of tokens of a data set that is not finished; the folder `text` if it has several data sets: a run would train on
 /// held-out ones; and a folder of which a part is not there, or is longer or shorter than it was written, or that has more files of tokens.
-pub(super) fn check(
-    (text, format): (&str, &DataFormat),
-    files: &[PathBuf],
-    from_directory: bool,
-) -> Result<(), Failure> {
+pub(super) fn check(text: &str, files: &[PathBuf], from_directory: bool) -> Result<(), Failure> {
     let folders = folders(text, files, from_directory);
     let is_half = |folder: &&&Path| folder.extension().is_some_and(|e| e == PARTIAL);
     if let Some(half) = folders.iter().find(is_half) {
@@ -363,7 +270,7 @@ pub(super) fn check(
     };
     let Some(all) = folders.iter().find_map(|folder| of_all(folder)).filter(|_| from_directory)
     else {
-        return folders.into_iter().try_for_each(|folder| check_folder((folder, format), files));
+        return folders.into_iter().try_for_each(|folder| check_folder(folder, files));
     };
     let sets = folders.into_iter().filter(|folder| folder.parent() == Some(all.as_path()));
     let trains = |folder: &PathBuf| {
@@ -374,22 +281,16 @@ pub(super) fn check(
 }
 
 /// Compares the lengths of all parts in a folder with those that were written, and the names of its files.
-fn check_folder((folder, format): (&Path, &DataFormat), files: &[PathBuf]) -> Result<(), Failure> {
-    let Some(listed) = Listed::of(folder)? else { return Ok(()) };
-    let mut parts = listed.tokens(format.width());
-    let checked = parts.try_for_each(|part| part.check_length(folder));
+fn check_folder(folder: &Path, files: &[PathBuf]) -> Result<(), Failure> {
+    let Some(listed) = PreparedFolder::of(folder)? else { return Ok(()) };
+    let checked = listed.tokens().try_for_each(|part| part.check_length(folder));
     checked.map_err(|fault| listed.failure(fault))?;
     listed.check_names(folder, files)
 }
 
-/// Compares all bytes of the tokens in a folder with the hashes that were written. `add`: adds bytes that were read. Returns the path of a
-/// list that has no hashes.
-pub(super) fn check_bytes(folder: &Path, add: &dyn Fn(u64)) -> Result<Option<PathBuf>, Failure> {
-    let Some(listed) = Listed::of(folder)? else { return Ok(None) };
-    if listed.manifest.version < VERSION {
-        return Ok(Some(listed.path));
-    }
-    let mut parts = listed.tokens(None);
-    let checked = parts.try_for_each(|part| part.check(folder, add));
-    checked.map_err(|fault| listed.failure(fault)).map(|()| None)
+/// Compares all bytes of the tokens in a folder with the hashes that were written. `add`: adds bytes that were read.
+pub(super) fn check_bytes(folder: &Path, add: &dyn Fn(u64)) -> Result<(), Failure> {
+    let Some(listed) = PreparedFolder::of(folder)? else { return Ok(()) };
+    let checked = listed.tokens().try_for_each(|part| part.open(folder, add).map(drop));
+    checked.map_err(|fault| listed.failure(fault))
 }

@@ -1,7 +1,7 @@
 //! Why a run has no tokens, in words that name the key, the file and the remedy.
 
 use super::bad_rows::BadRows;
-use super::left_out::LeftOut;
+use super::left_out::SkippedFiles;
 use super::utf8::NotUtf8;
 use config::DataFormat;
 use files::shown::Shown;
@@ -42,12 +42,12 @@ pub enum Problem {
         "no usable file: {0}. A directory gives its UTF-8 files, or *.bin for U16 and U32, without hidden ones, \
          target, runs, node_modules, Cargo.lock and links; name a file or a glob to take it as it is"
     )]
-    NoUsableFile(Box<LeftOut>),
+    NoUsableFile(Box<SkippedFiles>),
     #[error(
         "more would be left out than taken ({}): {left}; or name files or a glob instead of the directory",
         format_bytes(*taken)
     )]
-    MoreLeftOut { left: Box<LeftOut>, taken: u64 },
+    MoreLeftOut { left: Box<SkippedFiles>, taken: u64 },
     #[error("it is {what}: {remedy}{insist}")]
     Foreign { what: &'static str, remedy: &'static str, insist: &'static str },
     #[error(
@@ -79,6 +79,11 @@ pub enum Problem {
          if `onebox data prepare` did not write it"
     )]
     NewerList { version: u32, known: u32 },
+    #[error(
+        "an older onebox wrote it, in format {version} without hashes; make the tokens again: rm -r {0} && onebox data prepare CONFIG {0}",
+        Shown(all)
+    )]
+    OlderList { version: u32, all: PathBuf },
     #[error(
         "{} says that its tokens are {dtype}, but data.format is {format:?}: {remedy}",
         Shown(index)

@@ -2,16 +2,17 @@
 
 use super::Corpus;
 use super::bad_rows::BadRows;
-use super::checked::{Checks, Texts};
-use super::files::{Found, find_files, held_out_among};
-use super::kind::{self, Kind};
-use super::left_out::LeftOut;
+use super::checked::{Checks, TextVerdicts};
+use super::files::{NamedFiles, find_files, held_out_among};
+use super::kind::{self, FileKind};
+use super::left_out::SkippedFiles;
 use super::mask::{self, Mask};
 use super::megatron::{self, Dtype, Index};
 use super::open::open_regular;
+use super::origins::RowLocation;
 use super::prepared;
 use super::problem::{Failure, Problem, at, settle};
-use super::store::{Store, TokenFile, Unread};
+use super::store::{ReadError, Store, TokenFile};
 use config::{DataFormat, Packing};
 use files::shown::Shown;
 use std::fs::File;
@@ -23,17 +24,17 @@ use std::time::SystemTime;
 const TAKE_BYTES: &str = "set data.format: Bytes to train on its bytes as they are";
 
 /// How files are taken.
-pub(super) struct Source {
+pub(super) struct SourceFiles {
     pub(super) format: DataFormat,
     pub(super) from_directory: bool,
-    pub(super) left_out: LeftOut,
+    pub(super) left_out: SkippedFiles,
     /// Says what it finds strange and takes all the same.
     warns: bool,
 }
 
 /// Why a file of this kind is not taken as `format`.
-const fn refusal(kind: Kind, format: &DataFormat) -> Problem {
-    let Kind { what, remedy } = kind;
+const fn refusal(kind: FileKind, format: &DataFormat) -> Problem {
+    let FileKind { what, remedy } = kind;
     match format {
         DataFormat::Auto | DataFormat::Bytes => Problem::Foreign {
             what,
@@ -53,15 +54,16 @@ pub(super) fn named(
     text: &str,
     format: &DataFormat,
     warns: bool,
-) -> Result<(Vec<PathBuf>, Source), Failure> {
+) -> Result<(Vec<PathBuf>, SourceFiles), Failure> {
     // Megatron calls both files by what their names have in common.
     let tokens = format!("{text}.bin");
     let by_prefix = *format == DataFormat::Megatron
         && !Path::new(text).exists()
         && Path::new(&tokens).is_file();
-    let Found { files, from_directory, runs } = find_files(if by_prefix { &tokens } else { text })?;
+    let NamedFiles { files, from_directory, runs } =
+        find_files(if by_prefix { &tokens } else { text })?;
     if !format.is_text() {
-        prepared::check((text, format), &files, from_directory)?;
+        prepared::check(text, &files, from_directory)?;
     }
     if from_directory && let Some((train, held_out)) = held_out_among(&files) {
         let problem = Problem::HeldOutToo { train, held_out };
@@ -72,11 +74,11 @@ pub(super) fn named(
             tracing::warn!("{}: {problem}", Shown(Path::new(text)));
         }
     }
-    let left_out = LeftOut { runs, ..LeftOut::default() };
-    Ok((files, Source { format: format.clone(), from_directory, left_out, warns }))
+    let left_out = SkippedFiles { runs, ..SkippedFiles::default() };
+    Ok((files, SourceFiles { format: format.clone(), from_directory, left_out, warns }))
 }
 
-impl Source {
+impl SourceFiles {
     /// Whether a file is taken; notes it where a directory has it and it is not.
     pub(super) fn takes(&mut self, path: &Path, file: &mut File) -> Result<bool, Problem> {
         let tokens = !self.format.is_text();
@@ -117,7 +119,7 @@ impl Source {
     }
 
     /// Looks at what a name came to: `taken` bytes, and what was left out.
-    pub(super) fn end(self, named: &Path, taken: u64) -> Result<LeftOut, Problem> {
+    pub(super) fn end(self, named: &Path, taken: u64) -> Result<SkippedFiles, Problem> {
         if taken == 0 {
             return Err(match self.from_directory {
                 true => Problem::NoUsableFile(Box::new(self.left_out)),
@@ -148,13 +150,13 @@ impl Source {
     }
 }
 
-impl Source {
+impl SourceFiles {
     /// Opens a file, or leaves it out. Where a named one must be text, `or_else` says what can be done with another.
     pub(super) fn open(
         &mut self,
         path: &Path,
         or_else: Option<&'static str>,
-        texts: &mut Texts<'_>,
+        texts: &mut TextVerdicts<'_>,
     ) -> Result<Option<TokenFile>, Problem> {
         let mut file = open_regular(path)?;
         if !self.takes(path, &mut file)? {
@@ -164,7 +166,7 @@ impl Source {
         if !self.format.is_text() || !self.from_directory && or_else.is_none() {
             return Ok(Some(file));
         }
-        let changed = |Unread { offset, why, .. }| Problem::Changed { offset, why };
+        let changed = |ReadError { offset, why, .. }| Problem::Changed { offset, why };
         match (texts.fault(&file).map_err(changed)?, or_else) {
             (None, _) => Ok(Some(file)),
             (Some(fault), Some(or_else)) if !self.from_directory => {
@@ -188,7 +190,7 @@ impl Corpus {
     ) -> Result<Vec<PathBuf>, Failure> {
         let (files, mut source) = named(text, format, true)?;
         let or_else = (*format == DataFormat::Auto).then_some(TAKE_BYTES);
-        let (began, mut texts) = (SystemTime::now(), Texts::of(text, checks));
+        let (began, mut texts) = (SystemTime::now(), TextVerdicts::of(text, checks));
         let before = self.store.num_tokens();
         let mut said = BadRows::of_documents(checks.names_all);
         for path in &files {
@@ -197,7 +199,7 @@ impl Corpus {
             };
             let bytes = file.stamp.bytes as usize;
             if self.documents.is_none() {
-                mask::check_use(path, (format, Packing::Windows)).map_err(at(path))?;
+                mask::check_use(path, format, Packing::Windows).map_err(at(path))?;
             }
             if *format == DataFormat::Megatron {
                 self.read_index(&file, &mut said).map_err(at(path))?;
@@ -234,7 +236,7 @@ impl Corpus {
         if self.documents.is_some() {
             index.check(file)?;
             let mask = self.mask_beside(file, &index)?;
-            self.read_documents((&index, mask), &file.path, said)?;
+            self.read_documents(&index, mask, &file.path, said)?;
         }
         self.indexes.push(index);
         Ok(())
@@ -258,13 +260,14 @@ impl Corpus {
     /// Adds the documents of an index, whose tokens stand behind all that there are. Where there is a mask, it says what counts.
     fn read_documents(
         &mut self,
-        (index, mask): (&Index, Option<Mask>),
+        index: &Index,
+        mask: Option<Mask>,
         path: &Path,
         said: &mut BadRows,
     ) -> Result<(), Problem> {
         let Some(documents) = &mut self.documents else { unreachable!("samples are windows") };
-        let of_index = |unread: Unread| index.bad(&unread.into());
-        let of_mask = |mask: &Mask, unread: Unread| mask.bad(&unread.into());
+        let of_index = |unread: ReadError| index.bad(&unread.into());
+        let of_mask = |mask: &Mask, unread: ReadError| mask.bad(&unread.into());
         let first = self.store.num_tokens();
         let (all, mut start) = (index.num_documents(), 0);
         said.rows += all as usize;
@@ -279,7 +282,7 @@ impl Corpus {
                 let (tokens, from) = (end - start, start);
                 start = end;
                 if tokens < 2 {
-                    said.add_short((path, number));
+                    said.add_short(RowLocation { file: path, number });
                     continue;
                 }
                 let taken = documents.room.taken(tokens);
@@ -292,17 +295,17 @@ impl Corpus {
                 };
                 if counted == Some(0) {
                     let why = format!("its first {} tokens have no target", cut.len());
-                    said.add((path, number), &why);
+                    said.add(RowLocation { file: path, number }, &why);
                     continue;
                 }
-                documents.room.note(tokens, (path, number), said);
+                documents.room.note(tokens, RowLocation { file: path, number }, said);
                 let (cut, before) = (first + cut.start..first + cut.end, documents.len());
                 match (taken, counted) {
                     (None, _) => {}
                     (Some(_), None) => documents.push(cut),
                     (Some(_), Some(count)) => documents.push_masked(cut, count),
                 }
-                documents.came_from(before, (path, number));
+                documents.came_from(before, RowLocation { file: path, number });
             }
         }
         if let Some(mask) = mask {

@@ -4,13 +4,14 @@ use super::bad_rows::{BadRows, FIRST_ROWS, SLOW_ROWS};
 use super::checked::Checks;
 use super::cores;
 use super::document::Document;
-use super::documents::{Documents, Room};
+use super::documents::{Documents, SampleCapacity};
 use super::open::open_regular;
+use super::origins::RowLocation;
 use super::problem::{Failure, Problem, at, in_key, settle};
 use super::read::named;
 use super::rows::{Lines, Rows};
 use super::tokens::Cache;
-use super::{Corpus, DataError, Parts};
+use super::{Corpus, CorpusSplit, DataError};
 use crate::chat::TOO_LONG;
 use config::{DataFormat, Packing};
 use std::io::BufReader;
@@ -23,9 +24,11 @@ pub const BYTES_AT_ONCE: usize = 16 << 20;
 
 /// How rows become tokens.
 #[derive(Debug)]
-pub struct Rowed<'a> {
+pub struct RowSource<'a> {
     /// The maker of documents.
     pub rows: &'a Rows<'a>,
+    /// The name of the tokenizer's file, for messages.
+    pub tokenizer: &'a Path,
     /// `Jsonl` or `Chat`.
     pub format: &'a DataFormat,
     /// The kind of a sample.
@@ -40,67 +43,20 @@ pub struct Rowed<'a> {
     pub cache: &'a Cache,
 }
 
-impl Rowed<'_> {
+impl RowSource<'_> {
     /// For the documents of samples of `seq_len` targets.
-    fn room(&self, seq_len: usize) -> Room {
+    fn room(&self, seq_len: usize) -> SampleCapacity {
         let divides = self.packing == Packing::Documents && *self.format != DataFormat::Chat;
-        Room::new(seq_len, self.truncate, divides)
-    }
-}
-
-impl Corpus {
-    /// [`open`](Self::open), where files hold JSON lines.
-    ///
-    /// # Errors
-    /// As there, and where more rows than a few are no samples.
-    pub fn open_rows(
-        parts: Parts<'_>,
-        with: &Rowed<'_>,
-        tokenizer: (&Path, usize),
-        (vocab, seq_len): (usize, usize),
-    ) -> Result<Self, DataError> {
-        let (path, tokens) = tokenizer;
-        with.rows.fits(vocab).map_err(at(path)).map_err(in_key("data.tokenizer"))?;
-        let width = if tokens <= 1 << 16 { 2 } else { 4 };
-        let documents = Documents::that_say(with.room(seq_len));
-        let documents = (with.packing != Packing::Windows).then_some(documents);
-        let packs = with.packing == Packing::Documents;
-        let mut data = Self { text: Some(0), documents, packs, ..Self::of_width(width, seq_len) };
-        data.fill_parts(parts, Checks::none(), &mut |data, text| data.read_rows(text, with))?;
-        Ok(data)
+        SampleCapacity::new(seq_len, self.truncate, divides)
     }
 
-    /// Appends the documents of all files that `text` names, in order; returns the files.
-    fn read_rows(&mut self, text: &str, with: &Rowed<'_>) -> Result<Vec<PathBuf>, Failure> {
-        let (files, mut source) = named(text, with.format, true)?;
-        let (mut bytes, mut bad) = (0, BadRows::of_rows(with.names_all, with.is_brief));
-        for path in &files {
-            let mut file = open_regular(path).map_err(at(path))?;
-            if !source.takes(path, &mut file).map_err(at(path))? {
-                continue;
-            }
-            bytes += file.metadata().map_err(Problem::Unreadable).map_err(at(path))?.len();
-            self.num_files += 1;
-            let mut lines = Lines::new(BufReader::new(file));
-            while self.read_some(path, &mut lines, with, &mut bad).map_err(at(path))? {}
-        }
-        let ended = source.end(Path::new(text), bytes).map_err(at(Path::new(text)))?;
-        self.left_out.append(ended);
-        self.text = self.text.map(|all| all + bytes as usize);
-        if bad.rows == 0 {
-            return Err(at(Path::new(text))(Problem::Empty));
-        }
-        settle(Path::new(text), bad)?;
-        Ok(files)
-    }
-
-    /// Appends the documents of the next rows. False: there was none.
+    /// Calls `push` with the document of each of the next rows and the number of its line. False: there was no row.
     pub(super) fn read_some(
-        &mut self,
+        &self,
         path: &Path,
         lines: &mut Lines<BufReader<std::fs::File>>,
-        with: &Rowed<'_>,
         bad: &mut BadRows,
+        push: &mut dyn FnMut(Document, u64, &mut BadRows),
     ) -> Result<bool, Problem> {
         let (mut rows, mut bytes) = (Vec::new(), 0);
         // The first ones alone, in case that none of all can be used.
@@ -114,24 +70,24 @@ impl Corpus {
             .iter()
             .map(|(_, row)| row.as_ref().map(String::as_str).map_err(String::as_str))
             .collect();
-        let document = |i: usize| texts[i].map_err(str::to_owned).and_then(|t| with.rows.read(t));
+        let document = |i: usize| texts[i].map_err(str::to_owned).and_then(|t| self.rows.read(t));
         let is_slow = |i: usize| document(i).is_err_and(|why| why.contains(TOO_LONG));
-        let may_end = bad.rows == 0 && !with.names_all && texts.len() >= SLOW_ROWS;
+        let may_end = bad.rows == 0 && !self.names_all && texts.len() >= SLOW_ROWS;
         let texts = match may_end && (0..SLOW_ROWS).all(is_slow) {
             true => &texts[..SLOW_ROWS],
             false => &texts[..],
         };
-        bad.rendered += with.rows.count_rendered(texts);
+        bad.rendered += self.rows.count_rendered(texts);
         let make = || cores::map(texts.len(), document);
-        let documents = with.cache.documents(with.rows.hash(), texts, make);
+        let documents = self.cache.documents(self.rows.hash(), texts, make);
         for ((number, _), document) in rows.iter().zip(documents) {
             bad.rows += 1;
             match document {
                 Ok((document, unread)) => {
                     bad.unread.add(&unread);
-                    self.push_row(document, (path, *number), bad);
+                    push(document, *number, bad);
                 }
-                Err(why) => bad.add((path, *number), &why),
+                Err(why) => bad.add(RowLocation { file: path, number: *number }, &why),
             }
         }
         match bad.give_up() {
@@ -139,9 +95,58 @@ impl Corpus {
             false => Ok(!rows.is_empty()),
         }
     }
+}
+
+impl Corpus {
+    /// [`open`](Self::open), where files hold JSON lines.
+    ///
+    /// # Errors
+    /// As there, and where more rows than a few are no samples.
+    pub fn open_rows(
+        parts: CorpusSplit<'_>,
+        with: &RowSource<'_>,
+        vocab: usize,
+        seq_len: usize,
+    ) -> Result<Self, DataError> {
+        with.rows.fits(vocab).map_err(at(with.tokenizer)).map_err(in_key("data.tokenizer"))?;
+        let width = with.rows.tokenizer.token_bytes();
+        let documents = Documents::that_say(with.room(seq_len));
+        let documents = (with.packing != Packing::Windows).then_some(documents);
+        let packs = with.packing == Packing::Documents;
+        let mut data = Self { text: Some(0), documents, packs, ..Self::of_width(width, seq_len) };
+        data.fill_parts(parts, Checks::none(), &mut |data, text| data.read_rows(text, with))?;
+        Ok(data)
+    }
+
+    /// Appends the documents of all files that `text` names, in order; returns the files.
+    fn read_rows(&mut self, text: &str, with: &RowSource<'_>) -> Result<Vec<PathBuf>, Failure> {
+        let (files, mut source) = named(text, with.format, true)?;
+        let (mut bytes, mut bad) = (0, BadRows::of_rows(with.names_all, with.is_brief));
+        for path in &files {
+            let mut file = open_regular(path).map_err(at(path))?;
+            if !source.takes(path, &mut file).map_err(at(path))? {
+                continue;
+            }
+            bytes += file.metadata().map_err(Problem::Unreadable).map_err(at(path))?.len();
+            self.num_files += 1;
+            let mut lines = Lines::new(BufReader::new(file));
+            let mut push = |document, number, bad: &mut BadRows| {
+                self.push_row(document, RowLocation { file: path, number }, bad);
+            };
+            while with.read_some(path, &mut lines, &mut bad, &mut push).map_err(at(path))? {}
+        }
+        let ended = source.end(Path::new(text), bytes).map_err(at(Path::new(text)))?;
+        self.left_out.append(ended);
+        self.text = self.text.map(|all| all + bytes as usize);
+        if bad.rows == 0 {
+            return Err(at(Path::new(text))(Problem::Empty));
+        }
+        settle(Path::new(text), bad)?;
+        Ok(files)
+    }
 
     /// Appends the document of a row, if it is a sample.
-    fn push_row(&mut self, mut document: Document, at: (&Path, u64), bad: &mut BadRows) {
+    fn push_row(&mut self, mut document: Document, at: RowLocation<'_>, bad: &mut BadRows) {
         if let Some(Documents { room, .. }) = &self.documents {
             let tokens = document.tokens.len();
             if let Some(taken) = room.taken(tokens).filter(|taken| *taken < tokens) {

@@ -7,6 +7,7 @@
 use super::open::open_regular;
 use super::problem::{Failure, Problem};
 use files::shown::Shown;
+use serde::{Deserialize, Serialize};
 use std::fs::{File, Metadata};
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -26,10 +27,10 @@ const AT_ONCE: usize = 16 << 10;
 const BLOCK: usize = 1 << 20;
 
 /// Bytes of a [`Stamp`].
-pub(super) const STAMP: usize = 56;
+const STAMP: usize = 56;
 
 /// Tells a file from others, and from itself before a change.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(super) struct Stamp {
     device: u64,
     inode: u64,
@@ -101,7 +102,7 @@ impl Stamp {
      new one",
     Shown(path)
 )]
-pub struct Unread {
+pub struct ReadError {
     /// The file.
     pub path: PathBuf,
     /// Where the read begins in it.
@@ -111,15 +112,15 @@ pub struct Unread {
 }
 
 /// The same while the data is opened.
-pub(super) fn failure(Unread { path, offset, why }: Unread) -> Failure {
+pub(super) fn failure(ReadError { path, offset, why }: ReadError) -> Failure {
     (path, Problem::Changed { offset, why })
 }
 
 /// A file that stays open.
 #[derive(Debug)]
-struct Kept(File);
+struct OpenFile(File);
 
-impl Kept {
+impl OpenFile {
     /// None where too many files are open.
     fn new(file: File) -> Option<Self> {
         let more = |open: usize| (open < MOST_OPEN).then_some(open + 1);
@@ -127,7 +128,7 @@ impl Kept {
     }
 }
 
-impl Drop for Kept {
+impl Drop for OpenFile {
     fn drop(&mut self) {
         OPEN.fetch_sub(1, Ordering::Relaxed);
     }
@@ -142,20 +143,20 @@ pub(super) struct TokenFile {
     /// What it must be now: as when it was opened, or as when it was found to hold the same bytes.
     believed: RwLock<Stamp>,
     /// None where too many files are open.
-    file: Option<Kept>,
+    file: Option<OpenFile>,
 }
 
 impl TokenFile {
     pub(super) fn new(path: &Path, file: File) -> std::io::Result<Self> {
         let stamp = Stamp::of(&file.metadata()?);
         let believed = RwLock::new(stamp);
-        Ok(Self { path: path.to_owned(), stamp, believed, file: Kept::new(file) })
+        Ok(Self { path: path.to_owned(), stamp, believed, file: OpenFile::new(file) })
     }
 
     /// What it is now, where nothing but its time of change is another one.
     pub(super) fn touched(&self) -> Option<Stamp> {
         let metadata = match &self.file {
-            Some(Kept(file)) => file.metadata(),
+            Some(OpenFile(file)) => file.metadata(),
             None => std::fs::metadata(&self.path),
         };
         let now = Stamp::of(&metadata.ok()?);
@@ -173,7 +174,7 @@ impl TokenFile {
     }
 
     /// xxh3, 128 bits, of all its bytes. `add`: adds bytes that were read.
-    pub(super) fn hash(&self, add: &dyn Fn(u64)) -> Result<u128, Unread> {
+    pub(super) fn hash(&self, add: &dyn Fn(u64)) -> Result<u128, ReadError> {
         let (mut hash, mut block) = (Xxh3Default::new(), vec![0; BLOCK]);
         for offset in (0..self.stamp.bytes).step_by(BLOCK) {
             let some = &mut block[..(self.stamp.bytes - offset).min(BLOCK as u64) as usize];
@@ -185,10 +186,10 @@ impl TokenFile {
     }
 
     /// Fills `out` with the bytes from `offset` on.
-    pub(super) fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), Unread> {
+    pub(super) fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), ReadError> {
         let opened;
         let file = match &self.file {
-            Some(Kept(file)) => file,
+            Some(OpenFile(file)) => file,
             None => {
                 opened = open_regular(&self.path).map_err(|problem| match problem {
                     Problem::Missing => self.unread(offset, "it is gone".into()),
@@ -214,15 +215,14 @@ impl TokenFile {
         Self { file: None, ..self }
     }
 
-    pub(super) fn unread(&self, offset: u64, why: String) -> Unread {
-        Unread { path: self.path.clone(), offset, why }
+    pub(super) fn unread(&self, offset: u64, why: String) -> ReadError {
+        ReadError { path: self.path.clone(), offset, why }
     }
 }
 
 #[derive(Debug)]
-enum Place {
-    /// From a byte of a file on.
-    File(TokenFile, u64),
+enum SegmentData {
+    File(TokenFile),
     Memory(Vec<u8>),
 }
 
@@ -231,7 +231,7 @@ enum Place {
 struct Segment {
     /// Where they end among all tokens.
     end: usize,
-    place: Place,
+    place: SegmentData,
     /// No token is larger, as a check has found.
     most: u32,
 }
@@ -281,20 +281,13 @@ impl Store {
 
     /// Adds the tokens of a file, a whole number of them.
     pub(super) fn push_file(&mut self, file: TokenFile) {
-        let bytes = 0..file.stamp.bytes;
-        self.push_part(file, bytes);
-    }
-
-    /// Adds the tokens in these bytes of a file, a whole number of them.
-    pub(super) fn push_part(&mut self, file: TokenFile, bytes: Range<u64>) {
-        assert!(bytes.end <= file.stamp.bytes, "the bytes are in the file");
-        let length = (bytes.end - bytes.start) as usize;
+        let length = file.stamp.bytes as usize;
         assert!(length.is_multiple_of(self.width), "a file has whole tokens");
         if length == 0 {
             return;
         }
         let end = self.num_tokens() + length / self.width;
-        self.segments.push(Segment { end, place: Place::File(file, bytes.start), most: u32::MAX });
+        self.segments.push(Segment { end, place: SegmentData::File(file), most: u32::MAX });
     }
 
     /// Adds tokens that stay in memory.
@@ -302,25 +295,16 @@ impl Store {
         assert!(bytes.len().is_multiple_of(self.width), "bytes are whole tokens");
         let end = self.num_tokens() + bytes.len() / self.width;
         match self.segments.last_mut() {
-            Some(Segment { end: last, place: Place::Memory(held), .. }) => {
+            Some(Segment { end: last, place: SegmentData::Memory(held), .. }) => {
                 held.extend_from_slice(bytes);
                 *last = end;
             }
             _ if bytes.is_empty() => {}
             _ => {
-                let place = Place::Memory(bytes.to_owned());
+                let place = SegmentData::Memory(bytes.to_owned());
                 self.segments.push(Segment { end, place, most: u32::MAX });
             }
         }
-    }
-
-    /// Those that were pushed as bytes.
-    pub(super) fn into_bytes(self) -> Vec<u8> {
-        let bytes = |segment: Segment| match segment.place {
-            Place::Memory(bytes) => bytes,
-            Place::File(..) => unreachable!("the tokens are in memory"),
-        };
-        self.segments.into_iter().next().map_or_else(Vec::new, bytes)
     }
 
     /// From now on a larger token in a segment is an error. `most`: by segment, as a check has found them.
@@ -345,11 +329,16 @@ impl Store {
     }
 
     /// Fills `out` with the bytes of whole tokens of one segment, from token `start` on.
-    pub(super) fn read(&self, segment: usize, start: usize, out: &mut [u8]) -> Result<(), Unread> {
+    pub(super) fn read(
+        &self,
+        segment: usize,
+        start: usize,
+        out: &mut [u8],
+    ) -> Result<(), ReadError> {
         let at = (start - self.start(segment)) * self.width;
         match &self.segments[segment].place {
-            Place::File(file, from) => file.read(from + at as u64, out),
-            Place::Memory(bytes) => {
+            SegmentData::File(file) => file.read(at as u64, out),
+            SegmentData::Memory(bytes) => {
                 out.copy_from_slice(&bytes[at..][..out.len()]);
                 Ok(())
             }
@@ -361,7 +350,7 @@ impl Store {
         &self,
         tokens: Range<usize>,
         mut each: impl FnMut(usize, u32),
-    ) -> Result<(), Unread> {
+    ) -> Result<(), ReadError> {
         let mut block = [0; AT_ONCE];
         let mut number = 0;
         for (i, part) in self.parts(tokens) {
@@ -384,22 +373,22 @@ impl Store {
     }
 
     /// Whether a token from `start` on in a segment may be so large.
-    fn check(&self, segment: usize, start: usize, token: u32) -> Result<(), Unread> {
+    fn check(&self, segment: usize, start: usize, token: u32) -> Result<(), ReadError> {
         let Segment { most, place, .. } = &self.segments[segment];
         if token <= *most {
             return Ok(());
         }
-        let Place::File(file, from) = place else { unreachable!("tokens in memory are checked") };
+        let SegmentData::File(file) = place else { unreachable!("tokens in memory are checked") };
         let why = format!("token {token} stands there now, and {most} was the largest of the file");
-        Err(file.unread(from + ((start - self.start(segment)) * self.width) as u64, why))
+        Err(file.unread(((start - self.start(segment)) * self.width) as u64, why))
     }
 }
 
 impl Segment {
     const fn file(&self) -> Option<&TokenFile> {
         match &self.place {
-            Place::File(file, _) => Some(file),
-            Place::Memory(_) => None,
+            SegmentData::File(file) => Some(file),
+            SegmentData::Memory(_) => None,
         }
     }
 }
@@ -446,7 +435,7 @@ mod tests {
         store
     }
 
-    fn tokens(store: &Store, range: Range<usize>) -> Result<Vec<u32>, Unread> {
+    fn tokens(store: &Store, range: Range<usize>) -> Result<Vec<u32>, ReadError> {
         let mut all = Vec::new();
         store.each(range, |i, token| {
             assert_eq!(i, all.len());
@@ -498,11 +487,11 @@ mod tests {
     }
 
     /// `change` is made to a file under a run, which keeps it open or opens it anew.
-    fn changed(kept: bool, change: impl Fn(&Path)) -> Result<Vec<u32>, Unread> {
+    fn changed(kept: bool, change: impl Fn(&Path)) -> Result<Vec<u32>, ReadError> {
         let folder = folder(&[("t.bin", &[1; 100])]);
         let mut store = store(&folder, 2, &["t.bin".into()]);
         assert_eq!(tokens(&store, 10..12).unwrap(), [257, 257]);
-        if let Place::File(file, _) = &mut store.segments[0].place
+        if let SegmentData::File(file) = &mut store.segments[0].place
             && !kept
         {
             file.file = None;

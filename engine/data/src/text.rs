@@ -1,21 +1,21 @@
 //! A data set of text through a tokenizer.
 
 use super::checked::{self, Checks};
-use super::parts::{Place, Sizes, Texts};
+use super::parts::{ChunkSizes, TextChunks, TextPosition};
 use super::problem::{Failure, at, in_key};
 use super::progress::Progress;
-use super::read::{Source, named};
+use super::read::{SourceFiles, named};
 use super::store::TokenFile;
 use super::tokenizer::Tokenizer;
 use super::tokens::Cache;
-use super::{Corpus, DataError, Parts};
+use super::{Corpus, CorpusSplit, DataError};
 use config::DataFormat;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 /// How texts become tokens.
 #[derive(Debug)]
-pub struct Tokenized<'a> {
+pub struct TextSource<'a> {
     /// The tokenizer.
     pub tokenizer: &'a Tokenizer,
     /// What its file is called, for messages.
@@ -25,7 +25,7 @@ pub struct Tokenized<'a> {
     /// `Auto`, or `Bytes` for who insists on files that seem to be no text.
     pub format: DataFormat,
     /// How text is divided.
-    pub sizes: Sizes,
+    pub sizes: ChunkSizes,
     /// Progress is not shown.
     pub progress: &'a dyn Progress,
 }
@@ -35,9 +35,9 @@ pub(super) fn text_files(
     text: &str,
     format: &DataFormat,
     checks: Checks<'_>,
-) -> Result<(Vec<PathBuf>, Vec<TokenFile>, Source), Failure> {
+) -> Result<(Vec<PathBuf>, Vec<TokenFile>, SourceFiles), Failure> {
     let (paths, mut source) = named(text, format, true)?;
-    let (began, mut known) = (SystemTime::now(), checked::Texts::of(text, checks));
+    let (began, mut known) = (SystemTime::now(), checked::TextVerdicts::of(text, checks));
     let mut files = Vec::new();
     for path in &paths {
         let file = source.open(path, Some("leave it out"), &mut known).map_err(at(path))?;
@@ -53,14 +53,14 @@ impl Corpus {
     /// # Errors
     /// As there, and for a tokenizer with tokens that `vocab` has not, or text that is not UTF-8.
     pub fn open_text(
-        parts: Parts<'_>,
-        with: &Tokenized<'_>,
+        parts: CorpusSplit<'_>,
+        with: &TextSource<'_>,
         vocab: usize,
         seq_len: usize,
     ) -> Result<Self, DataError> {
         let fits = with.tokenizer.fits(vocab).map_err(at(with.path));
         fits.map_err(in_key("data.tokenizer"))?;
-        let width = if with.tokenizer.vocab() <= 1 << 16 { 2 } else { 4 };
+        let width = with.tokenizer.token_bytes();
         let mut data = Self { text: Some(0), ..Self::of_width(width, seq_len) };
         let checks = Checks { cache: with.cache, vocab, progress: with.progress, names_all: false };
         data.fill_parts(parts, checks, &mut |data, text| data.read_text(text, with, checks))?;
@@ -71,17 +71,17 @@ impl Corpus {
     fn read_text(
         &mut self,
         text: &str,
-        with: &Tokenized<'_>,
+        with: &TextSource<'_>,
         checks: Checks<'_>,
     ) -> Result<Vec<PathBuf>, Failure> {
         let (paths, files, source) = text_files(text, &with.format, checks)?;
-        let texts = Texts::new(&files, with.tokenizer, with.sizes);
+        let texts = TextChunks::new(&files, with.tokenizer, with.sizes);
         let bytes: u64 = files.iter().map(|file| file.stamp.bytes).sum();
         let reading = with.progress.begin("making tokens", bytes);
-        let (before, mut from) = (self.store.num_tokens(), Place::default());
+        let (before, mut from) = (self.store.num_tokens(), TextPosition::default());
         while from.file < files.len() {
             let part = texts.read(from)?;
-            with.cache.add_part(&mut self.store, (&texts, &part), &|bytes| reading.add(bytes))?;
+            with.cache.add_part(&mut self.store, &texts, &part, &|bytes| reading.add(bytes))?;
             from = part.next;
         }
         drop(reading);
@@ -110,15 +110,15 @@ mod tests {
             Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/tokenizer-tiny.json");
         let tokenizer = Tokenizer::open(&file).unwrap();
         let cache = Cache::default();
-        let with = Tokenized {
+        let with = TextSource {
             tokenizer: &tokenizer,
             path: &file,
             cache: &cache,
             format: DataFormat::Auto,
-            sizes: Sizes::default(),
+            sizes: ChunkSizes::default(),
             progress: &Silence,
         };
-        Corpus::open_text(Parts::Cut(train, 0.25), &with, vocab, 4)
+        Corpus::open_text(CorpusSplit::Cut(train, 0.25), &with, vocab, 4)
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! `tokenizer.json`, as Hugging Face's tokenizers write it: text to tokens and back.
 
 use super::cuts::Cuts;
-use super::listed::{FILES, Listed, listed};
+use super::listed::{FILES, ListedToken, listed};
 use super::open::open_regular;
-use super::untrusted::Around;
+use super::untrusted::TokenSpans;
 use super::{Problem, plain, untrusted};
 use config::tokenizers::unread_tokenizers;
 use config::transformers::pointer;
@@ -84,7 +84,7 @@ impl Tokenizer {
     pub(super) fn from_files(bytes: Vec<u8>, beside: &Files) -> Result<Self, Problem> {
         let wrong = |why: String| Problem::NoTokenizer(why);
         let sources = sources(&bytes, beside);
-        let Whole { inner, file, bytes, listed } = Whole::of(bytes, beside)?;
+        let FullTokenizer { inner, file, bytes, listed } = FullTokenizer::of(bytes, beside)?;
         let cuts = Cuts::of(&file);
         drop(file);
         let largest = inner.get_vocab(true).into_values().max();
@@ -106,7 +106,8 @@ impl Tokenizer {
         let beside = FILES.map(|name| beside(name).map(|bytes| (name, bytes.to_vec())));
         let beside: Vec<_> = beside.into_iter().flatten().collect();
         self.sources == sources(file, &beside)
-            || Whole::of(file.to_vec(), &beside).is_ok_and(|whole| whole.bytes == self.bytes)
+            || FullTokenizer::of(file.to_vec(), &beside)
+                .is_ok_and(|whole| whole.bytes == self.bytes)
     }
 
     /// Refuses a model that has fewer tokens.
@@ -131,6 +132,11 @@ impl Tokenizer {
     /// One more than its largest token.
     pub const fn vocab(&self) -> usize {
         self.vocab
+    }
+
+    /// Bytes of a token on the disk.
+    pub(super) const fn token_bytes(&self) -> usize {
+        if self.vocab <= 1 << 16 { 2 } else { 4 }
     }
 
     /// Where a text can be cut, or why no place is known.
@@ -190,7 +196,7 @@ impl Tokenizer {
     ///
     /// # Errors
     /// As [`encode`](Self::encode).
-    pub(super) fn encode_around(&self, text: &str) -> Result<Around, String> {
+    pub(super) fn encode_around(&self, text: &str) -> Result<TokenSpans, String> {
         untrusted::encode_around(&self.inner, text)
     }
 
@@ -241,7 +247,7 @@ impl Tokenizer {
 }
 
 /// A tokenizer.json with the tokens that files beside it list.
-struct Whole {
+struct FullTokenizer {
     inner: tokenizers::Tokenizer,
     file: serde_json::Value,
     bytes: Vec<u8>,
@@ -249,7 +255,7 @@ struct Whole {
     listed: BTreeSet<u32>,
 }
 
-impl Whole {
+impl FullTokenizer {
     fn of(bytes: Vec<u8>, beside: &Files) -> Result<Self, Problem> {
         let wrong = |why: String| Problem::NoTokenizer(why);
         if bytes.len() as u64 > LONGEST {
@@ -280,7 +286,7 @@ impl Whole {
     }
 
     /// With these tokens, which get their numbers as transformers gives them.
-    fn with(mut self, all: &[Listed]) -> Result<Self, Problem> {
+    fn with(mut self, all: &[ListedToken]) -> Result<Self, Problem> {
         let own: BTreeSet<u32> = self.inner.get_added_tokens_decoder().into_keys().collect();
         let tokens = all.iter().map(|(_, token)| token.clone()).collect::<Vec<_>>();
         let add = || self.inner.add_tokens(tokens);

@@ -1,14 +1,19 @@
-//! Texts as tokens, made once: those of a part are a file in the user's cache folder, called after the hash of tokenizer and text.
+//! The tokens of texts and of rows in the user's cache folder, each part under the hash of what it is made of. A damaged part is made again.
 
-use super::parts::{Text, Texts};
+use super::parts::{TextChunk, TextChunks};
 use super::problem::Failure;
 use super::store::{Store, TokenFile};
-use files::sealed::{self, Magic};
+use super::token_part::{FileRecord, TokenPart};
+use super::unread::IgnoredKeys;
+use crate::sealed::{self};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::io;
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::Xxh3Default;
 
-/// At the start of each file.
-const MAGIC: &Magic = b"onebox tokens 2\n";
+/// The version of parts of text, in the hash of each.
+const VERSION: &[u8] = b"onebox tokens 3\n";
 
 /// Where tokens are kept.
 #[derive(Clone, Debug, Default)]
@@ -17,6 +22,16 @@ pub struct Cache {
     pub folder: Option<PathBuf>,
     /// What is not there is not put there.
     pub read_only: bool,
+}
+
+/// The list of a part. It is written last: without it, the files of the part are none.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct PartRecord {
+    files: Vec<FileRecord>,
+    /// By number among the rows of the part: why a row has no document.
+    pub(super) problems: BTreeMap<usize, String>,
+    /// By number: what a document does not have of its row.
+    pub(super) unread: BTreeMap<usize, IgnoredKeys>,
 }
 
 impl Cache {
@@ -34,71 +49,76 @@ impl Cache {
     pub(super) fn add_part(
         &self,
         store: &mut Store,
-        (texts, part): (&Texts<'_>, &Text<'_>),
+        texts: &TextChunks<'_>,
+        part: &TextChunk<'_>,
         add: &(dyn Fn(u64) + Sync),
     ) -> Result<(), Failure> {
         let path = self.folder.as_ref().map(|folder| folder.join(name(texts, part, store.width)));
-        if let Some(path) = path.as_deref().filter(|path| path.exists())
-            && push(store, path)
-        {
+        if let Some((_, file)) = path.as_deref().and_then(open) {
             add(part.bytes);
+            store.push_file(file);
             return Ok(());
         }
-        let tokens = texts.encode(part, store.width, add)?;
-        self.keep(
-            path.as_deref(),
-            MAGIC,
-            tokens.iter().cloned(),
-            "the text will be tokenized again",
-        );
-        if !path.is_some_and(|path| path.exists() && push(store, &path)) {
-            tokens.iter().for_each(|tokens| store.push_bytes(tokens));
+        let made = TokenPart::of_text(texts.encode(part, store.width, add)?, store.width);
+        self.keep_part(path.as_deref(), &made, PartRecord::default());
+        match path.as_deref().and_then(open) {
+            Some((_, file)) => store.push_file(file),
+            None => made.tokens.iter().for_each(|tokens| store.push_bytes(tokens)),
         }
         Ok(())
     }
 
-    /// Keeps a file, where there is a path and files may be put there; warns where it cannot, with the work that is done again.
+    /// Keeps a part whose list is at `path`, if there is a path and files may be put there; warns if it cannot.
+    pub(super) fn keep_part(&self, path: Option<&Path>, part: &TokenPart, record: PartRecord) {
+        self.keep(path, "the tokens will be made again", |path| {
+            let files = part.write(&path.with_extension("bin"), true, &sealed::unfinished_name)?;
+            sealed::write(path, &PartRecord { files, ..record })
+        });
+    }
+
+    /// Writes what is kept at `path`, if there is a path and files may be put there; warns if it cannot, with the work that is done again.
     pub(super) fn keep(
         &self,
         path: Option<&Path>,
-        magic: &Magic,
-        parts: impl Iterator<Item = Vec<u8>>,
         again: &str,
+        write: impl FnOnce(&Path) -> io::Result<()>,
     ) {
         if let Some(path) = path.filter(|_| !self.read_only)
-            && let Err(error) = sealed::write(path, magic, parts)
+            && let Err(error) = write(path)
         {
             tracing::warn!("{}: {error}; {again} next time", path.display());
         }
     }
 }
 
-/// By everything that the tokens follow from, and how many bytes each has.
-fn name(texts: &Texts<'_>, part: &Text<'_>, width: usize) -> String {
+/// The name of the list of a part: by everything that the tokens follow from, and how many bytes each has.
+fn name(texts: &TextChunks<'_>, part: &TextChunk<'_>, width: usize) -> String {
     let mut hash = Xxh3Default::new();
     let all = part.texts.iter().map(|(_, text)| text.as_bytes());
-    for part in [&MAGIC[..], &[width as u8], texts.tokenizer.bytes()].into_iter().chain(all) {
+    for part in [VERSION, &[width as u8], texts.tokenizer.bytes()].into_iter().chain(all) {
         hash.update(&(part.len() as u64).to_le_bytes());
         hash.update(part);
     }
-    format!("{:032x}", hash.digest128())
+    format!("{:032x}.json", hash.digest128())
 }
 
-/// Adds the tokens of a file. False where it is not whole: then it is made again.
-fn push(store: &mut Store, path: &Path) -> bool {
-    let Some((file, body)) = sealed::open(path, MAGIC) else { return false };
-    let Ok(file) = TokenFile::new(path, file) else { return false };
-    let has_tokens = (body.end - body.start).is_multiple_of(store.width as u64);
-    if has_tokens {
-        store.push_part(file, body);
-    }
-    has_tokens
+/// The part whose list is at `path`, and its tokens. None if it is not there, or damaged: then it is made again.
+pub(super) fn open(path: &Path) -> Option<(PartRecord, TokenFile)> {
+    let record: PartRecord = sealed::read(path)?;
+    let folder = path.parent()?;
+    let mut files = record.files.iter().map(|file| file.open(folder, &|_| ()));
+    let tokens = files.next()?.and_then(|tokens| {
+        files.try_for_each(|file| file.map(drop))?;
+        Ok(tokens)
+    });
+    let tokens = tokens.map_err(|fault| sealed::warn_damaged(&fault.path)).ok()?;
+    Some((record, tokens))
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::Tokenizer;
-    use super::super::parts::{Place, Sizes};
+    use super::super::parts::{ChunkSizes, TextPosition};
     use super::*;
     use std::fs::{self, File};
 
@@ -123,13 +143,13 @@ mod tests {
             TokenFile::new(&path, File::open(&path).unwrap()).unwrap()
         };
         let files: Vec<TokenFile> = texts.iter().enumerate().map(file).collect();
-        let sizes = Sizes { part, ..Sizes::default() };
+        let sizes = ChunkSizes { part, ..ChunkSizes::default() };
         let tokenizer = tokenizer();
-        let texts = Texts::new(&files, &tokenizer, sizes);
-        let (mut store, mut from) = (Store::new(2), Place::default());
+        let texts = TextChunks::new(&files, &tokenizer, sizes);
+        let (mut store, mut from) = (Store::new(2), TextPosition::default());
         while from.file < files.len() {
             let part = texts.read(from).unwrap();
-            cache.add_part(&mut store, (&texts, &part), &|_| ()).unwrap();
+            cache.add_part(&mut store, &texts, &part, &|_| ()).unwrap();
             from = part.next;
         }
         let mut all = Vec::new();
@@ -148,26 +168,30 @@ mod tests {
         let texts = ["the box holds", " the model"];
         assert_eq!(tokens(&cache, &texts, 1 << 20), whole(&texts));
         let all = files(&folder.path().join("a/b"));
-        assert_eq!(all.len(), 1);
-        let good = fs::read(&all[0]).unwrap();
-        // It is what is read: a sealed file with other tokens is believed.
-        let other = [7u16, 8].map(u16::to_le_bytes).concat();
-        sealed::fill(&folder.path().join("other"), MAGIC, [other].into_iter()).unwrap();
-        fs::rename(folder.path().join("other"), &all[0]).unwrap();
+        let [file, list] = &all[..] else { panic!("{all:?}") };
+        let good = [file, list].map(|path| fs::read(path).unwrap());
+        // It is what is read: other tokens with their list are believed.
+        let other = TokenPart::of_text(vec![[7u16, 8].map(u16::to_le_bytes).concat()], 2);
+        cache.keep_part(Some(list), &other, PartRecord::default());
         assert_eq!(tokens(&cache, &texts, 1 << 20), [7, 8]);
-        for at in 0..good.len() {
-            let mut bytes = good.clone();
-            bytes[at] ^= 4;
-            for bad in [&bytes[..], &good[..at]] {
-                fs::write(&all[0], bad).unwrap();
-                assert!(sealed::open(&all[0], MAGIC).is_none(), "byte {at}");
+        [file, list].iter().zip(&good).for_each(|(path, good)| fs::write(path, good).unwrap());
+        assert!(open(list).is_some());
+        for (path, good) in [file, list].into_iter().zip(&good) {
+            for at in 0..good.len() {
+                let mut bytes = good.clone();
+                bytes[at] ^= 4;
+                for bad in [&bytes[..], &good[..at]] {
+                    fs::write(path, bad).unwrap();
+                    assert!(open(list).is_none(), "byte {at} of {}", path.display());
+                }
             }
+            assert_eq!(tokens(&cache, &texts, 1 << 20), whole(&texts));
+            assert_eq!(&fs::read(path).unwrap(), good);
         }
-        assert_eq!(tokens(&cache, &texts, 1 << 20), whole(&texts));
-        assert_eq!((fs::read(&all[0]).unwrap(), files(&folder.path().join("a/b"))), (good, all));
+        assert_eq!(files(&folder.path().join("a/b")), all);
         // Another cut of the same bytes is another file.
         tokens(&cache, &["the box", " holds the model"], 1 << 20);
-        assert_eq!(files(&folder.path().join("a/b")).len(), 2);
+        assert_eq!(files(&folder.path().join("a/b")).len(), 4);
     }
 
     #[test]
@@ -179,13 +203,13 @@ mod tests {
         assert_eq!(tokens(&cache, &[&text], 300), whole(&[&text]));
         let before = files(&folder.path().join("c"));
         assert!(before.len() > 5, "{before:?}");
-        // As a start that was interrupted left it.
-        fs::remove_file(&before[0]).unwrap();
+        // As a start that was interrupted left it: the list is written last.
+        fs::remove_file(before[0].with_extension("json")).unwrap();
         let longer = text.clone() + "and it goes on";
         assert_eq!(tokens(&cache, &[&longer], 300), whole(&[&longer]));
         let after = files(&folder.path().join("c"));
         let kept = before.iter().filter(|path| after.contains(path)).count();
-        assert!(kept + 1 >= before.len() && after.len() == before.len() + 1, "{kept}: {after:?}");
+        assert!(kept + 2 >= before.len() && after.len() == before.len() + 2, "{kept}: {after:?}");
     }
 
     #[test]
@@ -201,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn many_at_once_leave_one_whole_file() {
+    fn many_at_once_leave_one_whole_part() {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache { folder: Some(folder.path().to_owned()), read_only: false };
         let text = "the box holds the model ".repeat(500);
@@ -210,7 +234,7 @@ mod tests {
                 scope.spawn(|| tokens(&cache, &[&text], 1 << 20));
             }
         });
-        assert_eq!(files(folder.path()).len(), 1);
+        assert_eq!(files(folder.path()).len(), 2);
         assert_eq!(tokens(&cache, &[&text], 1 << 20), whole(&[&text]));
     }
 }

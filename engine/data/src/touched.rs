@@ -1,8 +1,8 @@
 //! Files whose time of change is another one while they are in use, as `touch` or a copy back into place leaves them: they are read
 //! through again, and a run goes on where they hold the same bytes.
 
-use super::identity::{self, Pieces};
-use super::store::{TokenFile, Unread};
+use super::identity::{self, TokenRanges};
+use super::store::{ReadError, TokenFile};
 use super::{Corpus, Documents};
 use files::shown::Shown;
 use std::sync::PoisonError;
@@ -16,7 +16,7 @@ const LOOK: Duration = Duration::from_millis(100);
 
 /// Which hash of a pass over the data a file must have.
 #[derive(Clone, Copy, Debug)]
-enum Which {
+enum FileRole {
     /// That of the tokens of a segment.
     Segment(usize),
     /// That of a file beside them.
@@ -26,10 +26,10 @@ enum Which {
 impl Corpus {
     /// What `read` comes to. Where it fails because of files that have nothing but another time of change, these are read through
     /// and `read` is called again.
-    pub(super) fn again_where_touched<T>(
+    pub(super) fn retry_if_touched<T>(
         &self,
-        mut read: impl FnMut() -> Result<T, Unread>,
-    ) -> Result<T, Unread> {
+        mut read: impl FnMut() -> Result<T, ReadError>,
+    ) -> Result<T, ReadError> {
         loop {
             let (result, before) = {
                 let times = self.read_again.read().unwrap_or_else(PoisonError::into_inner);
@@ -43,7 +43,7 @@ impl Corpus {
     }
 
     /// Reads the touched files through while nobody else reads. `before`: how often that was done before the read that failed.
-    fn read_again(&self, before: u64, unread: Unread) -> Result<(), Unread> {
+    fn read_again(&self, before: u64, unread: ReadError) -> Result<(), ReadError> {
         let mut times = self.read_again.write().unwrap_or_else(PoisonError::into_inner);
         if *times > before {
             return Ok(());
@@ -82,31 +82,31 @@ impl Corpus {
     }
 
     /// Whether a file holds what it held when it was opened.
-    fn is_same(&self, which: Which, file: &TokenFile) -> Result<bool, Unread> {
+    fn is_same(&self, which: FileRole, file: &TokenFile) -> Result<bool, ReadError> {
         Ok(match which {
-            Which::Segment(segment) => {
+            FileRole::Segment(segment) => {
                 let sum = identity::sum(&self.store, &self.parts(), segment)?;
                 sum == self.found.segments[segment].sum
             }
-            Which::Beside(number) => file.hash(&|_| ())? == self.found.beside[number],
+            FileRole::Beside(number) => file.hash(&|_| ())? == self.found.beside[number],
         })
     }
 
     /// All files from which tokens, documents and targets are read.
-    fn files_in_use(&self) -> impl Iterator<Item = (Which, &TokenFile)> {
+    fn files_in_use(&self) -> impl Iterator<Item = (FileRole, &TokenFile)> {
         let segments = 0..self.store.num_segments();
-        let tokens = segments.filter_map(|i| Some((Which::Segment(i), self.store.file(i)?)));
+        let tokens = segments.filter_map(|i| Some((FileRole::Segment(i), self.store.file(i)?)));
         let masks = self.documents.as_ref().map_or(&[][..], Documents::masks);
         let indexes = self.indexes.iter().map(|index| &index.file);
         let beside = indexes.chain(masks.iter().map(|mask| &mask.file)).enumerate();
-        tokens.chain(beside.map(|(i, file)| (Which::Beside(i), file)))
+        tokens.chain(beside.map(|(i, file)| (FileRole::Beside(i), file)))
     }
 
     /// The tokens to train, and those that are held out.
-    fn parts(&self) -> [Pieces; 2] {
+    fn parts(&self) -> [TokenRanges; 2] {
         match &self.documents {
             Some(documents) => documents.parts(),
-            None => [0..self.split, self.split..self.num_tokens()].map(Pieces::one),
+            None => [0..self.split, self.split..self.num_tokens()].map(TokenRanges::one),
         }
     }
 }
@@ -115,7 +115,10 @@ impl Corpus {
 mod tests {
     use super::super::files::tests::{folder, path};
     use super::super::progress::Silence;
-    use super::super::{Cache, Checks, Filed, Parts, Sizes, Tokenized, Tokenizer, mask, megatron};
+    use super::super::{
+        Cache, Checks, ChunkSizes, CorpusSplit, SampleSettings, TextSource, Tokenizer, mask,
+        megatron,
+    };
     use super::*;
     use config::{DataFormat, Packing};
     use std::fs::{self, File};
@@ -139,15 +142,15 @@ mod tests {
     }
 
     fn open(folder: &TempDir, (format, packing): (DataFormat, Packing)) -> Corpus {
-        let with = Filed { format: &format, packing, truncate: false };
-        let parts = Parts::Cut(&path(folder, "t"), 0.25);
+        let with = SampleSettings { format: &format, packing, truncate: false };
+        let parts = CorpusSplit::Cut(&path(folder, "t"), 0.25);
         Corpus::open_checked(parts, with, Checks::none(), 40).unwrap()
     }
 
     const PACKED: (DataFormat, Packing) = (DataFormat::Megatron, Packing::Documents);
 
     /// All tokens, targets and starts of documents.
-    fn whole(data: &Corpus) -> Result<Vec<i32>, Unread> {
+    fn whole(data: &Corpus) -> Result<Vec<i32>, ReadError> {
         let (mut all, mut targets, mut inputs) = (Vec::new(), [0; 40], [0; 40]);
         for place in 0..data.num_train_samples() {
             data.fill_train(place, &mut inputs, &mut targets)?;
@@ -245,13 +248,14 @@ mod tests {
             Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/tokenizer-tiny.json");
         let tokenizer = &Tokenizer::open(&file).unwrap();
         let cache = &Cache { folder: Some(folder.path().join("cache")), read_only: false };
-        let (format, sizes) = (DataFormat::Auto, Sizes::default());
-        let with = Tokenized { tokenizer, path: &file, cache, format, sizes, progress: &Silence };
+        let (format, sizes) = (DataFormat::Auto, ChunkSizes::default());
+        let with = TextSource { tokenizer, path: &file, cache, format, sizes, progress: &Silence };
         let text = path(&folder, "t.txt");
-        let data = Corpus::open_text(Parts::Cut(&text, 0.2), &with, 300, 40).unwrap();
+        let data = Corpus::open_text(CorpusSplit::Cut(&text, 0.2), &with, 300, 40).unwrap();
         let before = whole(&data).unwrap();
-        let kept =
-            fs::read_dir(folder.path().join("cache")).unwrap().next().unwrap().unwrap().path();
+        let mut kept =
+            fs::read_dir(folder.path().join("cache")).unwrap().map(|e| e.unwrap().path());
+        let kept = kept.find(|path| path.extension().unwrap() == "bin").unwrap();
         touch(&kept);
         assert!(whole(&data).unwrap() == before);
         change(&kept, 20);

@@ -6,14 +6,14 @@ const PERIOD: usize = 4096;
 
 /// The turns of a period.
 #[derive(Clone, Debug)]
-pub(super) struct Turns {
+pub(super) struct SourceMix {
     /// By place in the period: the data set, and how many samples of the period it has had before.
     turns: Vec<(u16, u16)>,
     /// By data set: its samples of a period.
     counts: Vec<u64>,
 }
 
-impl Turns {
+impl SourceMix {
     /// For data sets of these weights, which are above 0.
     pub(super) fn new(weights: &[f32]) -> Self {
         let counts = shares(weights);
@@ -82,7 +82,7 @@ mod tests {
     #[test]
     fn shares_are_those_of_the_weights_over_every_stretch() {
         for weights in WEIGHTS {
-            let turns = Turns::new(weights);
+            let turns = SourceMix::new(weights);
             let all: f32 = weights.iter().sum();
             for (set, weight) in weights.iter().enumerate() {
                 let share = f64::from(weight / all);
@@ -114,7 +114,7 @@ mod tests {
     #[test]
     fn each_data_set_counts_its_samples_without_a_gap() {
         for weights in WEIGHTS {
-            let turns = Turns::new(weights);
+            let turns = SourceMix::new(weights);
             let mut next = vec![0; weights.len()];
             for number in 0..3 * PERIOD as u64 {
                 let (set, of_set) = turns.of(number);

@@ -11,7 +11,7 @@ const SHOWN: usize = 8;
 
 /// Those of one row.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Unread {
+pub(super) struct IgnoredKeys {
     /// Keys of the row, as messages show them.
     pub(super) keys: BTreeSet<String>,
     /// Keys of its messages.
@@ -20,7 +20,7 @@ pub(super) struct Unread {
     pub(super) thoughts: bool,
 }
 
-impl Unread {
+impl IgnoredKeys {
     /// Whether the model sees all of the row.
     pub(super) fn is_empty(&self) -> bool {
         *self == Self::default()
@@ -29,7 +29,7 @@ impl Unread {
 
 /// Rows with such parts, of all rows of a data set.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct AllUnread {
+pub(super) struct IgnoredKeyCounts {
     /// By key.
     keys: BTreeMap<String, usize>,
     of_messages: BTreeMap<String, usize>,
@@ -38,9 +38,9 @@ pub(super) struct AllUnread {
     thoughts: usize,
 }
 
-impl AllUnread {
+impl IgnoredKeyCounts {
     /// Counts those of a row.
-    pub(super) fn add(&mut self, row: &Unread) {
+    pub(super) fn add(&mut self, row: &IgnoredKeys) {
         let mut has_others = false;
         let all = [(&mut self.keys, &row.keys), (&mut self.of_messages, &row.of_messages)];
         for (counts, keys) in all {
@@ -98,15 +98,15 @@ impl AllUnread {
 mod tests {
     use super::*;
 
-    fn of(keys: &[String], of_messages: &[&str], thoughts: bool) -> Unread {
+    fn of(keys: &[String], of_messages: &[&str], thoughts: bool) -> IgnoredKeys {
         let of_messages = of_messages.iter().map(|key| (*key).to_owned()).collect();
-        Unread { keys: keys.iter().cloned().collect(), of_messages, thoughts }
+        IgnoredKeys { keys: keys.iter().cloned().collect(), of_messages, thoughts }
     }
 
     #[test]
     fn keys_are_counted_and_said_once() {
-        let mut all = AllUnread::default();
-        all.add(&Unread::default());
+        let mut all = IgnoredKeyCounts::default();
+        all.add(&IgnoredKeys::default());
         assert!(!all.are_some());
         let [id, url] = ["`id`", "`url`"].map(str::to_owned);
         all.add(&of(&[id.clone(), url.clone()], &["`id`"], false));
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn keys_that_are_data_are_not_all_kept() {
-        let mut all = AllUnread::default();
+        let mut all = IgnoredKeyCounts::default();
         for n in 0..1000 {
             all.add(&of(&[format!("`{n}`")], &[], false));
         }

@@ -150,14 +150,17 @@ pub(super) fn encode_cut(
 }
 
 /// A token, with the bytes of the text that it stands for; those that the tokenizer puts around a text are told apart.
-pub(super) struct Around {
+pub(super) struct TokenSpans {
     pub(super) front: Vec<u32>,
     pub(super) text: Vec<(u32, Range<usize>)>,
     pub(super) behind: Vec<u32>,
 }
 
 /// The tokens of a text whose control tokens control, and those that the tokenizer puts around it.
-pub(super) fn encode_around(inner: &tokenizers::Tokenizer, text: &str) -> Result<Around, String> {
+pub(super) fn encode_around(
+    inner: &tokenizers::Tokenizer,
+    text: &str,
+) -> Result<TokenSpans, String> {
     let encoded = guarded("over the text", || inner.encode(text, true))?;
     let encoded = encoded.map_err(|e| e.to_string())?;
     let is_put: Vec<bool> = encoded.get_special_tokens_mask().iter().map(|put| *put == 1).collect();
@@ -166,7 +169,7 @@ pub(super) fn encode_around(inner: &tokenizers::Tokenizer, text: &str) -> Result
     let behind = text.split_off(behind).into_iter().map(|(token, _)| token).collect();
     let front = is_put.iter().position(|put| !put).unwrap_or(0);
     let front = text.drain(..front).map(|(token, _)| token).collect();
-    Ok(Around { front, text, behind })
+    Ok(TokenSpans { front, text, behind })
 }
 
 /// Where the first control token of a text stands that the tokenizer takes out of it.

@@ -1,7 +1,8 @@
 //! Whether a file is text. A long file that is none is refused soon after its first bad byte.
 
 use super::cores;
-use super::kind::{Kind, NOT_UTF8, TEXT_CUT};
+use super::kind::{FileKind, NOT_UTF8, TEXT_CUT};
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::ops::Range;
 
@@ -13,7 +14,7 @@ const TOGETHER: usize = 256;
 const LONGEST: usize = 4;
 
 /// Why bytes are no text, and the offset where they cease to be it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NotUtf8 {
     /// This byte begins no character.
     BadByte {
@@ -31,7 +32,7 @@ pub enum NotUtf8 {
 
 impl NotUtf8 {
     /// The same without the place.
-    pub(super) const fn kind(self) -> Kind {
+    pub(super) const fn kind(self) -> FileKind {
         match self {
             Self::BadByte { .. } => NOT_UTF8,
             Self::Cut { .. } => TEXT_CUT,
@@ -41,7 +42,7 @@ impl NotUtf8 {
 
 impl fmt::Display for NotUtf8 {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Kind { what, remedy } = self.kind();
+        let FileKind { what, remedy } = self.kind();
         match self {
             Self::BadByte { offset, byte } => {
                 write!(f, "it is {what} (byte 0x{byte:02x} at offset {offset}): {remedy}")

@@ -7,7 +7,6 @@ pub mod json;
 pub mod names;
 pub mod output;
 pub mod own;
-pub mod sealed;
 pub mod shown;
 pub mod utc;
 

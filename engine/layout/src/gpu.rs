@@ -1,7 +1,8 @@
 //! What real GPUs this machine has, asked once, and whether their hardware queues order the streams of all ranks.
 
+use crate::gpu_room;
+use crate::here;
 use config::{Config, DeviceConfig, Violation};
-use crate::{gpu_room, here};
 use device::cuda::{Probe, STREAMS_PER_RANK, probe};
 use std::sync::OnceLock;
 use topology::counted;

@@ -1,6 +1,7 @@
 //! Where the ranks of a run go on this machine.
 
-use crate::{gpu, here};
+use crate::gpu;
+use crate::here;
 use config::{Config, DeviceConfig};
 use std::sync::OnceLock;
 use topology::{

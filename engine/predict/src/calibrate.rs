@@ -1,10 +1,10 @@
 //! How fast this machine's cores are as virtual GPUs: real steps are timed op by op, and each op's time is explained
 //! by what it does. The result is a box, on which `onebox simulate` predicts the `cpu` backend.
 
-use crate::sim::{Work, WorkKind};
+use crate::sim::WorkKind;
 use crate::simulate::{RECORDED_STEPS, record};
 use config::{Config, Family, MeasuredConfig, load_str};
-use data::Dataset;
+use data::{Corpus, Dataset};
 use device::Trace;
 use engine::metrics::median;
 use engine::run::{RunOptions, train};
@@ -123,7 +123,7 @@ fn time(config: &Config) -> Result<Vec<Timed>, CalibrateError> {
     let trace = Arc::new(Trace::default());
     let options =
         RunOptions { trace: Some(Arc::clone(&trace)), bind: true, ..RunOptions::default() };
-    let data = Arc::new(Dataset::noise(config.model.seq_len));
+    let data = Arc::new(Dataset::from(Corpus::noise(config.model.seq_len)));
     train(config, &built, &data, &options, &mut |_| {}).map_err(|e| failed(&e))?;
     let mut spans = trace.spans();
     spans.retain(|span| span.wrote != built.plan.name(built.barrier));

@@ -2,7 +2,7 @@
 
 use crate::train::trainer::trainer;
 use config::{Accumulate, Config, UpdateMode};
-use data::Dataset;
+use data::{Corpus, Dataset};
 use device::recorder::{self, Totals};
 use device::{Device, Error, Rank};
 use layout::build::{RankLayout, first_forward, update_mode};
@@ -39,9 +39,9 @@ pub fn play(
     steps: u64,
     begins: &mut dyn FnMut(),
 ) -> Result<(), Error> {
-    let no_tokens = Arc::new(Dataset::none(config.model.seq_len));
+    let no_tokens = Arc::new(Dataset::from(Corpus::none(config.model.seq_len)));
     let config = &with_steps(config, steps);
-    let mut trainer = trainer(config, built, (&no_tokens, &Arc::default()), dev.rank());
+    let mut trainer = trainer(config, built, &no_tokens, &Arc::default(), dev.rank());
     built.decoder.write_constants(dev)?;
     trainer.optimizer.init_blank(dev)?;
     trainer.loader.prefetch(dev);

@@ -1,7 +1,6 @@
 //! A step without data: what it asks of a GPU, gathered before a run, and played on a stand-in driver that only
 //! accounts for memory.
 
-use checkpoint::detours::Detours;
 mod count;
 
 pub use count::{
@@ -55,7 +54,7 @@ fn play(
     steps: impl Iterator<Item = u64>,
     passed: &dyn Fn(u64),
 ) -> Result<(), Error> {
-    let data = Arc::new(Dataset::none(config.model.seq_len));
+    let data = Arc::new(Dataset::from(Corpus::none(config.model.seq_len)));
     let rollback_history: Arc<RollbackHistory> = Arc::default();
     let mut trainer = trainer(config, built, &data, &rollback_history, dev.rank());
     built.decoder.write_constants(dev)?;

@@ -2,7 +2,7 @@
 //! they are made before the ranks' memory is there, and lie on whichever nodes have room.
 
 use config::{Config, DataConfig, DataFormat, DeviceConfig, Packing};
-use data::{BYTES_AT_ONCE, Cache, Look, Sizes, Tokenizer, texts_at_once};
+use data::{BYTES_AT_ONCE, Cache, ChunkSizes, DataInspection, Tokenizer, texts_at_once};
 use serde::Serialize;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
@@ -77,7 +77,7 @@ impl DataMemory {
 }
 
 fn measured(config: &Config) -> Result<DataMemory, String> {
-    let look = Look::at(config, false).map_err(|error| error.to_string())?;
+    let look = DataInspection::at(config, false).map_err(|error| error.to_string())?;
     let Some(path) = config.data.tokenizer.as_ref().filter(|_| config.data.format.is_text()) else {
         let documents = documents(config, (look.documents, look.tokens as u64), look.is_masked);
         return Ok(DataMemory { in_files: look.bytes, documents, ..DataMemory::default() });
@@ -89,7 +89,7 @@ fn measured(config: &Config) -> Result<DataMemory, String> {
     let share = sample.len() as f64 / look.sample.len().max(1) as f64;
     let tokens = (look.bytes as f64 * share).ceil() as u64;
     let stored = tokens * if tokenizer.vocab() <= 1 << 16 { 2 } else { 4 };
-    let Sizes { part, piece, .. } = Sizes::default();
+    let ChunkSizes { part, piece, .. } = ChunkSizes::default();
     let working = |one: u64| {
         let at_once = look.bytes.min(texts_at_once(one) as u64 * one);
         (at_once as f64 * (PER_BYTE + PER_TOKEN * share)) as u64

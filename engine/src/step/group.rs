@@ -1,8 +1,8 @@
 //! Groups of micro-batches: vertical scheduling (GreedySnake, arXiv 2512.17570). All micro-batches of a group pass through a block
 //! before the next block begins, so its parameters are read once for the group.
 
-use crate::config::UpdateMode;
 use crate::train::batch::{Batch, BatchSplit};
+use config::UpdateMode;
 use device::{Event, random};
 use offload::Bucket;
 use std::ops::Range;

@@ -3,7 +3,7 @@
 
 use checkpoint::detours::RollbackHistory;
 use config::DataOrder;
-use data::{Dataset, Unread};
+use data::{Dataset, ReadError, Sample};
 use device::{
     Device, Event, HostContext, HostOp, HostTask,
     Lane::{Compute, H2d, Host},
@@ -90,12 +90,12 @@ pub(crate) struct Samples {
 }
 
 impl Samples {
-    /// The position of a sample in the data.
-    fn position(&self, step: u64, sample: usize) -> usize {
+    /// A sample of a step.
+    fn sample(&self, step: u64, sample: usize) -> Sample<'_> {
         let seed = self.rollback_history.seed(self.split.seed, step);
         let samples = self.split.samples() as u64;
         let number = (step - 1) * samples + sample as u64;
-        self.data.place(self.split.order, seed, (number, samples))
+        self.data.sample(self.split.order, seed, number, samples)
     }
 
     /// Number of targets of a step that count, over all ranks.
@@ -103,14 +103,20 @@ impl Samples {
         let samples = self.split.samples();
         match self.data.is_uneven() {
             false => (samples * self.split.seq_len) as u64,
-            true => (0..samples).map(|i| self.data.targets(self.position(step, i))).sum(),
+            true => {
+                let of = |Sample { corpus, place, .. }| corpus.targets(place);
+                (0..samples).map(|i| of(self.sample(step, i))).sum()
+            }
         }
     }
 
-    /// Documents and padding of the samples of a step, over all ranks; None if samples are windows of a text.
+    /// How many documents the samples of a step hold over all ranks, and which share of its tokens is padding; of windows nothing.
     pub(crate) fn contents(&self, step: u64) -> Option<StepContents> {
         let all = (0..self.split.samples()).filter(|_| self.data.is_uneven());
-        let each = all.filter_map(|i| self.data.held(self.position(step, i)));
+        let each = all.filter_map(|i| {
+            let Sample { corpus, place, .. } = self.sample(step, i);
+            corpus.held(place)
+        });
         let (documents, filled) = each.fold((0, 0), |(n, all), (one, some)| (n + one, all + some));
         let tokens = (self.split.samples() * self.split.seq_len) as f64;
         (documents > 0).then(|| StepContents { documents, padding: 1.0 - filled as f64 / tokens })
@@ -260,13 +266,13 @@ impl HostTask for BatchFiller {
         let (step, micro) =
             (index / split.micro_batches as u64, index % split.micro_batches as u64);
         let samples = tokens.chunks_mut(t).zip(targets.chunks_mut(t)).enumerate();
-        let unread = |unread: Unread| unread.to_string();
+        let unread = |unread: ReadError| unread.to_string();
         for (b, (inputs, targets)) in samples {
             if self.training {
                 let sample = split.first_sample(micro as usize) + b;
-                let place = self.samples.position(step + 1, sample);
-                data.fill_train(place, inputs, targets).map_err(unread)?;
-                starts.next().into_iter().for_each(|starts| data.fill_starts(place, starts));
+                let Sample { corpus, place, .. } = self.samples.sample(step + 1, sample);
+                corpus.fill_train(place, inputs, targets).map_err(unread)?;
+                starts.next().into_iter().for_each(|starts| corpus.fill_starts(place, starts));
             } else {
                 let corpus = data.evaluation((index >> CORPUS_SHIFT) as usize);
                 let batch = (index & ((1 << CORPUS_SHIFT) - 1)) as usize;

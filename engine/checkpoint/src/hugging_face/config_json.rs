@@ -1,8 +1,6 @@
 //! `config.json`: what of it must be so for the model to be the one that onebox computes.
 
-use config::transformers::{
-    COMPARED, ComparedKey, FolderModel, SPECIAL, WINDOW, folder_model,
-};
+use config::transformers::{COMPARED, ComparedKey, FolderModel, SPECIAL, WINDOW, folder_model};
 use config::{Family, ModelConfig, RopeScaling};
 use files::json::Object;
 use layout::build::decimal;

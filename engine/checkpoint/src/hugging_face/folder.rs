@@ -1,10 +1,9 @@
 //! A folder of transformers, opened: every file held, every tensor found, nothing followed out of it.
 
 use super::config_json::mismatches;
-use super::header::{self, Foreign, width};
 use super::names::{HEAD, Names, bare, is_of_an_adapter};
 use super::{CONFIG, FolderError, INDEX, WHOLE, transposed};
-use crate::header::length;
+use crate::header::{self, TensorEntry, length};
 use config::ModelConfig;
 use config::transformers::{MERGE, POINTER, adapter, other_form};
 use data::model_files::{check_pointer, unreadable};
@@ -42,7 +41,7 @@ pub struct Folder {
     config: Vec<u8>,
     files: Vec<(String, File)>,
     /// Without the prefix: (file, tensor).
-    tensors: BTreeMap<String, (usize, Foreign)>,
+    tensors: BTreeMap<String, (usize, TensorEntry)>,
     /// Tensors that only the index has, and the file that it says.
     absent: Vec<(String, String)>,
 }
@@ -51,7 +50,7 @@ pub struct Folder {
 #[derive(Clone, Debug)]
 pub(super) struct Place {
     file: usize,
-    foreign: Foreign,
+    foreign: TensorEntry,
     /// Of ours.
     shape: (usize, usize),
     /// It stands there transposed.
@@ -124,7 +123,7 @@ impl Folder {
             0 => (String::new(), "has"),
             more => (format!(" and {more} more"), "have"),
         };
-        let Foreign { name, shape, .. } = foreign;
+        let TensorEntry { name, shape, .. } = foreign;
         let why = format!("`{name}`{count} {has} no elements ({shape:?}). {GATHER}");
         Err(FolderError::refused(&self.path.join(&self.files[*file].0), why))
     }
@@ -223,7 +222,7 @@ impl Folder {
         names: Names,
         tied: bool,
         param: &Param,
-        strange: &[&(usize, Foreign)],
+        strange: &[&(usize, TensorEntry)],
     ) -> Result<Place, FolderError> {
         let ((theirs, turned), shape) = (names.foreign(&param.name), param.global);
         let other = || self.tensors.get(HEAD).filter(|_| tied && theirs == names.table());
@@ -235,7 +234,7 @@ impl Folder {
             (rows, columns) if turned => vec![columns, rows],
             (rows, columns) => vec![rows, columns],
         };
-        let Foreign { name, dtype, shape: found, .. } = foreign;
+        let TensorEntry { name, dtype, shape: found, .. } = foreign;
         // Of positions the first ones: shorter samples have no others.
         let fits = match found[..] {
             [rows, columns] if param.name == "wpe" => columns == shape.1 && rows >= shape.0,
@@ -256,7 +255,8 @@ impl Folder {
         let (Some(head), Some(table)) = (self.tensors.get(HEAD), self.tensors.get(table)) else {
             return Ok(());
         };
-        let form = |(_, foreign): &(usize, Foreign)| (foreign.dtype.clone(), foreign.shape.clone());
+        let form =
+            |(_, foreign): &(usize, TensorEntry)| (foreign.dtype.clone(), foreign.shape.clone());
         if form(head) == form(table) && self.is_same(head, table)? {
             return Ok(());
         }
@@ -268,11 +268,11 @@ impl Folder {
     /// Whether two tensors of one form have the same bytes.
     fn is_same(
         &self,
-        one: &(usize, Foreign),
-        other: &(usize, Foreign),
+        one: &(usize, TensorEntry),
+        other: &(usize, TensorEntry),
     ) -> Result<bool, FolderError> {
-        let bytes = one.1.shape.iter().product::<usize>() * bytes_of(&one.1) as usize;
-        let part = |(number, foreign): &(usize, Foreign), first: usize| {
+        let bytes = one.1.shape.iter().product::<usize>() * one.1.width() as usize;
+        let part = |(number, foreign): &(usize, TensorEntry), first: usize| {
             let (name, file) = &self.files[*number];
             let mut part = vec![0; AT_ONCE.min(bytes - first)];
             let read = file.read_exact_at(&mut part, foreign.at + first as u64);
@@ -284,9 +284,14 @@ impl Folder {
     }
 
     /// The first elements of a tensor.
-    fn bytes(&self, file: usize, foreign: &Foreign, len: usize) -> Result<Vec<u8>, FolderError> {
+    fn bytes(
+        &self,
+        file: usize,
+        foreign: &TensorEntry,
+        len: usize,
+    ) -> Result<Vec<u8>, FolderError> {
         let (name, file) = &self.files[file];
-        let mut bytes = vec![0; len * bytes_of(foreign) as usize];
+        let mut bytes = vec![0; len * foreign.width() as usize];
         let path = self.path.join(name);
         let part = |(i, part): (usize, &mut [u8])| {
             file.read_exact_at(part, foreign.at + (i * AT_ONCE) as u64)
@@ -307,7 +312,7 @@ impl Folder {
         out: &mut [f32],
     ) -> Result<(), FolderError> {
         let (name, file) = &self.files[place.file];
-        let each = bytes_of(&place.foreign);
+        let each = place.foreign.width();
         let mut bytes = vec![0; out.len() * each as usize];
         let read = file.read_exact_at(&mut bytes, place.foreign.at + first as u64 * each);
         read.map_err(|e| cut_off(&self.path.join(name), e))?;
@@ -330,7 +335,7 @@ impl Folder {
     pub(super) fn read(&self, place: &Place) -> Result<Vec<f32>, FolderError> {
         let (rows, columns) = place.shape;
         let bytes = self.bytes(place.file, &place.foreign, rows * columns)?;
-        let each = bytes_of(&place.foreign) as usize;
+        let each = place.foreign.width() as usize;
         let mut values = vec![0.0; bytes.len() / each];
         let parts = values.par_chunks_mut(AT_ONCE / 4).zip(bytes.par_chunks(AT_ONCE / 4 * each));
         parts.for_each(|(values, bytes)| widen(&place.foreign.dtype, bytes, values));
@@ -340,7 +345,7 @@ impl Folder {
 }
 
 /// What to say of a tensor that is not there.
-fn missing(name: &str, strange: &[&(usize, Foreign)]) -> String {
+fn missing(name: &str, strange: &[&(usize, TensorEntry)]) -> String {
     let named: Vec<&str> = strange.iter().take(NAMED).map(|(_, f)| f.name.as_str()).collect();
     let named = named.join("`, `");
     let others = match strange.len() {
@@ -359,11 +364,6 @@ fn missing(name: &str, strange: &[&(usize, Foreign)]) -> String {
 
 const fn are_none(count: usize) -> &'static str {
     if count == 1 { "is no tensor of this model" } else { "are no tensors of this model" }
-}
-
-/// Bytes of each number.
-fn bytes_of(foreign: &Foreign) -> u64 {
-    width(&foreign.dtype).unwrap_or_else(|| unreachable!("{} was accepted", foreign.dtype))
 }
 
 /// Numbers of a type that [`Folder::place`] accepts, as fp32.

@@ -3,7 +3,6 @@
 
 mod config_json;
 mod folder;
-mod header;
 mod names;
 mod weights;
 mod write;
@@ -78,17 +77,6 @@ impl FolderError {
     fn refused(path: &Path, problem: impl Into<String>) -> Self {
         ModelFileError::refused(path, problem).into()
     }
-}
-
-/// Whether the tensors of an accepted header fill a file of `bytes`, of which it is the start.
-pub fn fills(header: &[u8], bytes: u64) -> Result<bool, String> {
-    let found = header::decode(header, bytes)?;
-    let size = |t: &header::Foreign| {
-        let width = header::width(&t.dtype);
-        let width = width.unwrap_or_else(|| unreachable!("{} was accepted as a type", t.dtype));
-        t.shape.iter().product::<usize>() as u64 * width
-    };
-    Ok(found.iter().map(size).sum::<u64>() + header.len() as u64 == bytes)
 }
 
 pub(crate) fn check_index(json: &[u8]) -> Result<(), String> {

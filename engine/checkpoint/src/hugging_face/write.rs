@@ -3,8 +3,9 @@
 use super::folder::Folder;
 use super::names::Names;
 use super::{CONFIG, FolderError, INDEX, WHOLE, config_json, transposed};
+use crate::Checkpoint;
+use crate::CheckpointError;
 use crate::inspect::TensorSummary;
-use crate::{Checkpoint, CheckpointError};
 use config::Config;
 use data::model_files::ModelFiles;
 use files::durable::sync_folder;

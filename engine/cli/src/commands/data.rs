@@ -8,8 +8,8 @@ use data::chat::{Template, end_of_text};
 use data::model_files::ModelFiles;
 use data::progress::{Progress, Silence};
 use data::{
-    Cache, Checks, Corpus, DataError, Dataset, Filed, Look, Parts, Problem, Rowed, Rows, Sizes,
-    Tokenized, Tokenizer,
+    Cache, Checks, ChunkSizes, Corpus, CorpusSplit, DataError, DataInspection, Dataset, Problem,
+    RowSource, Rows, SampleSettings, SourceCorpora, TextSource, Tokenizer,
 };
 use files::names::TOKENIZER;
 use files::shown::Shown;
@@ -103,7 +103,7 @@ pub(super) fn trouble(
             }
         },
     };
-    let look = match Look::at(config, true) {
+    let look = match DataInspection::at(config, true) {
         Ok(look) => look,
         Err(error) => return Some(told(error)),
     };
@@ -119,7 +119,7 @@ pub(super) fn trouble(
 
 /// Looks for what keeps it from being read, before anything is read.
 pub(super) fn look(config: &Config) -> Result<(), Failed> {
-    let looked = Look::at(config, false);
+    let looked = DataInspection::at(config, false);
     looked.map(drop).map_err(|e| Failed::new(code::DATA, e))
 }
 
@@ -158,12 +158,7 @@ pub(super) fn read_to_show(config: &Config) -> Result<(Option<Tokenizer>, Datase
 pub(super) fn check(config: &Config, names_all: bool) -> Result<Dataset, Failed> {
     let tokenizer = tokenizer(config)?;
     look(config)?;
-    for list in Look::compare(&config.data, &OnTerminal).map_err(|e| Failed::new(code::DATA, e))? {
-        let list = Shown(&list);
-        say(&format!(
-            "note: {list}: an older onebox wrote it, without hashes: bytes are not compared"
-        ));
-    }
+    DataInspection::compare(&config.data, &OnTerminal).map_err(|e| Failed::new(code::DATA, e))?;
     let how = How { names_all, ..How::default() };
     read(config, tokenizer.as_ref(), how).map_err(|e| Failed::new(code::DATA, e))
 }
@@ -196,27 +191,26 @@ fn read(
     How { dry, quiet, names_all, is_brief }: How,
 ) -> Result<Dataset, DataError> {
     let (data, model) = (&config.data, &config.model);
-    let (cache, size) = (Cache::of_user(dry), (model.vocab, model.seq_len));
+    let cache = Cache::of_user(dry);
     let progress: &dyn Progress = if quiet { &Silence } else { &OnTerminal };
     match (tokenizer, &data.tokenizer) {
         (Some(tokenizer), Some(path)) if data.format.is_rows() => {
-            let of = (Path::new(path), tokenizer.vocab());
-            rowed((data, of.0, &cache), tokenizer, (names_all, is_brief), |with| {
-                every(data, &|parts| Corpus::open_rows(parts, &with, of, size))
+            rowed((data, Path::new(path), &cache), tokenizer, (names_all, is_brief), |with| {
+                every(data, &|parts| Corpus::open_rows(parts, &with, model.vocab, model.seq_len))
             })?
         }
         (Some(tokenizer), Some(path)) if data.format.is_text() => {
             let (path, format) = (Path::new(path), data.format.clone());
-            let sizes = Sizes::default();
-            let with = Tokenized { tokenizer, path, cache: &cache, format, sizes, progress };
-            every(data, &|parts| Corpus::open_text(parts, &with, size.0, size.1))
+            let sizes = ChunkSizes::default();
+            let with = TextSource { tokenizer, path, cache: &cache, format, sizes, progress };
+            every(data, &|parts| Corpus::open_text(parts, &with, model.vocab, model.seq_len))
         }
         // The tokenizer of files of tokens has made them already.
         _ => {
             check_vocab(config, tokenizer)?;
             let checks = Checks { cache: &cache, vocab: model.vocab, progress, names_all };
             let (format, packing, truncate) = (&data.format, data.packing, data.truncate);
-            let with = Filed { format, packing, truncate };
+            let with = SampleSettings { format, packing, truncate };
             every(data, &|parts| Corpus::open_checked(parts, with, checks, model.seq_len))
         }
     }
@@ -225,29 +219,38 @@ fn read(
 /// Opens all that the config names: one corpus with both parts, or several.
 fn every(
     data: &DataConfig,
-    open: &dyn Fn(Parts<'_>) -> Result<Corpus, DataError>,
+    open: &dyn Fn(CorpusSplit<'_>) -> Result<Corpus, DataError>,
 ) -> Result<Dataset, DataError> {
     let (train, held_out, fraction) = (&data.train.0, &data.validation.0, data.validation_fraction);
     match (train.as_slice(), held_out.as_slice()) {
-        ([one], []) => return open(Parts::Cut(&one.path, fraction)).map(Dataset::from),
-        ([one], [other]) => return open(Parts::Both(&one.path, &other.path)).map(Dataset::from),
+        ([one], []) => return open(CorpusSplit::Cut(&one.path, fraction)).map(Dataset::from),
+        ([one], [other]) => {
+            return open(CorpusSplit::Both(&one.path, &other.path)).map(Dataset::from);
+        }
         _ => {}
     }
     let of_train = |source: &Source| {
         let path = source.path.as_str();
-        open(if held_out.is_empty() { Parts::Cut(path, fraction) } else { Parts::Train(path) })
+        open(if held_out.is_empty() {
+            CorpusSplit::Cut(path, fraction)
+        } else {
+            CorpusSplit::Train(path)
+        })
     };
     let to_train = train.iter().map(of_train).collect::<Result<_, _>>()?;
-    let of_held_out = |source: &Source| open(Parts::HeldOut(&source.path));
+    let of_held_out = |source: &Source| open(CorpusSplit::HeldOut(&source.path));
     let apart = held_out.iter().map(of_held_out).collect::<Result<_, _>>()?;
-    Ok(Dataset::of_corpora((to_train, train), (apart, held_out)))
+    Ok(Dataset::of_corpora(
+        SourceCorpora { corpora: to_train, sources: train },
+        SourceCorpora { corpora: apart, sources: held_out },
+    ))
 }
 
 /// Calls `then` with what makes tokens of the rows of `config`.
 pub(super) fn with_rows<T>(
     config: &Config,
     tokenizer: &Tokenizer,
-    then: impl FnOnce(Rowed<'_>) -> T,
+    then: impl FnOnce(RowSource<'_>) -> T,
 ) -> Result<T, Failed> {
     let data = &config.data;
     let Some(path) = &data.tokenizer else { unreachable!("rows need a tokenizer") };
@@ -261,7 +264,7 @@ fn rowed<T>(
     (data, path, cache): (&DataConfig, &Path, &Cache),
     tokenizer: &Tokenizer,
     (names_all, is_brief): (bool, bool),
-    then: impl FnOnce(Rowed<'_>) -> T,
+    then: impl FnOnce(RowSource<'_>) -> T,
 ) -> Result<T, DataError> {
     let refused = |problem| {
         let folder = path.parent().unwrap_or(path);
@@ -285,5 +288,7 @@ fn rowed<T>(
     let rows = rows.with_control_tokens(data.control_tokens);
     rows.check_end().map_err(refused)?;
     let (format, packing, truncate) = (&data.format, data.packing, data.truncate);
-    Ok(then(Rowed { rows: &rows, format, packing, truncate, names_all, is_brief, cache }))
+    let tokenizer = path;
+    let rows = &rows;
+    Ok(then(RowSource { rows, tokenizer, format, packing, truncate, names_all, is_brief, cache }))
 }

@@ -5,7 +5,8 @@ use super::signals::{self, Starting};
 use super::{ConfigArgs, data, print, quoted};
 use crate::report::reading::OnTerminal;
 use ::data::{
-    Cache, Prepare, PrepareError, Prepared, Problem, Rowed, Sizes, Tokenizer, takes_from,
+    Cache, ChunkSizes, Preparation, PrepareError, PreparedData, Problem, RowSource, Tokenizer,
+    takes_from,
 };
 use clap::ValueHint;
 use config::{Config, DataOrder, Packing, Source, Sources};
@@ -54,12 +55,12 @@ pub(super) fn run(args: &PrepareArgs) -> Result<(), Failed> {
 fn prepare(
     config: &Config,
     (tokenizer, cache, starting, command): (&Tokenizer, &Cache, &Starting, &str),
-    rows: Option<Rowed<'_>>,
+    rows: Option<RowSource<'_>>,
     out: &Path,
-) -> Result<Prepared, PrepareError> {
+) -> Result<PreparedData, PrepareError> {
     let data = &config.data;
     let (train, held_out) = (data.train.paths().collect(), data.validation.paths().collect());
-    let prepare = Prepare {
+    let prepare = Preparation {
         train,
         held_out,
         format: &data.format,
@@ -68,7 +69,7 @@ fn prepare(
         cache,
         out,
         command,
-        sizes: Sizes::default(),
+        sizes: ChunkSizes::default(),
         progress: &OnTerminal,
     };
     prepare.run(&|parts| starting.say(interrupted(parts)))
@@ -124,8 +125,8 @@ fn refuse(config: &Config, out: &Path) -> Result<(), Failed> {
     Err(Failed::new(code::CONFIG, why))
 }
 
-fn words(config: &Config, prepared: &Prepared, out: &Path) -> String {
-    let Prepared { train, held_out, tokens, files, text, parts, before, format } = prepared;
+fn words(config: &Config, prepared: &PreparedData, out: &Path) -> String {
+    let PreparedData { train, held_out, tokens, files, text, parts, before, format } = prepared;
     let (files, text) = (counted(*files, "file"), format_bytes(*text));
     let parts = counted(*parts, "part");
     let before = match before {

@@ -4,7 +4,7 @@ use super::check::CheckArgs;
 use super::exit::{Failed, code};
 use super::{ConfigArgs, data, print, print_json};
 use crate::report::colour;
-use ::data::{Dataset, Decoder, Document, Identity, Tokenizer};
+use ::data::{Dataset, Decoder, Document, Identity, Sample, Tokenizer};
 use clap::builder::styling::{AnsiColor, Style};
 use serde_json::json;
 use topology::counted as counted_noun;
@@ -96,9 +96,10 @@ pub(super) fn run(args: &SamplesArgs) -> Result<(), Failed> {
     let config = &loaded.config;
     let (tokenizer, dataset) = data::read_to_show(config)?;
     let (seed, global) = (config.train.seed, config.batch.global as u64);
-    let place = dataset.place(config.data.order, seed, (args.sample, global));
-    let documents = dataset.documents(place).map_err(|e| Failed::new(code::DATA, e))?;
-    let in_window = dataset.starts_in_window(place).map_err(|e| Failed::new(code::DATA, e))?;
+    let Sample { corpus_name, corpus, place } =
+        dataset.sample(config.data.order, seed, args.sample, global);
+    let documents = corpus.documents(place).map_err(|e| Failed::new(code::DATA, e))?;
+    let in_window = corpus.starts_in_window(place).map_err(|e| Failed::new(code::DATA, e))?;
     let starts = documents.iter().scan(0, |end, document| {
         let start = *end;
         *end += document.tokens.len();
@@ -110,7 +111,7 @@ pub(super) fn run(args: &SamplesArgs) -> Result<(), Failed> {
     // Without a working directory files keep their whole names.
     let here = std::env::current_dir().unwrap_or_default();
     let origins =
-        dataset.origins(place).into_iter().map(|o| o.map(|o| o.seen_from(&here).to_string()));
+        corpus.origins(place).into_iter().map(|o| o.map(|o| o.seen_from(&here).to_string()));
     let origins: Vec<Option<String>> = origins.collect();
     if args.json {
         return print_json(
@@ -136,7 +137,7 @@ pub(super) fn run(args: &SamplesArgs) -> Result<(), Failed> {
         1 => String::new(),
         n => format!("{n} documents, "),
     };
-    let of = dataset.name(place).map_or_else(String::new, |name| format!("of {name}, ")) + &of;
+    let of = corpus_name.map_or_else(String::new, |name| format!("of {name}, ")) + &of;
     let mut out = format!(
         "sample {} of the run, one of {each} of an epoch: {of}{}, {}{marked}{control}\n",
         args.sample,

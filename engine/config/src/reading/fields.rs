@@ -14,7 +14,7 @@ use super::value::{Complaint, Interval, Parsed, float_text, grouped, quoted};
 
 impl Section<'_, '_> {
     /// A whole number.
-    pub(in crate) fn uint<T: TryFrom<u64> + Default + Display>(
+    pub(crate) fn uint<T: TryFrom<u64> + Default + Display>(
         &mut self,
         key: Declaration,
         range: RangeInclusive<u64>,
@@ -25,7 +25,7 @@ impl Section<'_, '_> {
     }
 
     /// A whole number, or 0 where it is not known.
-    pub(in crate) fn uint_or_unknown<T: TryFrom<u64> + Default + Display>(
+    pub(crate) fn uint_or_unknown<T: TryFrom<u64> + Default + Display>(
         &mut self,
         key: Declaration,
         range: RangeInclusive<u64>,
@@ -42,7 +42,7 @@ impl Section<'_, '_> {
     }
 
     /// A whole number or `None`.
-    pub(in crate) fn uint_or_none(
+    pub(crate) fn uint_or_none(
         &mut self,
         key: Declaration,
         range: RangeInclusive<u64>,
@@ -54,19 +54,14 @@ impl Section<'_, '_> {
     }
 
     /// A finite number.
-    pub(in crate) fn float(
-        &mut self,
-        key: Declaration,
-        within: Interval,
-        or: Or<f32>,
-    ) -> f32 {
+    pub(crate) fn float(&mut self, key: Declaration, within: Interval, or: Or<f32>) -> f32 {
         let show = |value: &f32| float_text(*value);
         let values = || format!("number {}", within.words());
         self.leaf(key, or, &values, show, |reader, node| reader.item(node).float(within))
     }
 
     /// A finite number or `None`.
-    pub(in crate) fn float_or_none(
+    pub(crate) fn float_or_none(
         &mut self,
         key: Declaration,
         within: Interval,
@@ -80,11 +75,7 @@ impl Section<'_, '_> {
     }
 
     /// A finite number, or none for `Auto`, which is the default.
-    pub(in crate) fn float_or_auto(
-        &mut self,
-        key: Declaration,
-        within: Interval,
-    ) -> Option<f32> {
+    pub(crate) fn float_or_auto(&mut self, key: Declaration, within: Interval) -> Option<f32> {
         let values = || format!("number {}, or `Auto`", within.words());
         let show = |value: &Option<f32>| value.map_or_else(|| "Auto".into(), float_text);
         self.leaf(key, Or::Default(None), &values, show, |reader, node| match &node.kind {
@@ -94,13 +85,13 @@ impl Section<'_, '_> {
     }
 
     /// `true` or `false`.
-    pub(in crate) fn flag(&mut self, key: Declaration, or: Or<bool>) -> bool {
+    pub(crate) fn flag(&mut self, key: Declaration, or: Or<bool>) -> bool {
         let values = || "`true` or `false`".into();
         self.leaf(key, or, &values, bool::to_string, |reader, node| reader.item(node).bool())
     }
 
     /// A size in bytes, from 1 KiB to `most`.
-    pub(in crate) fn bytes(&mut self, key: Declaration, most: u64, or: Or<u64>) -> u64 {
+    pub(crate) fn bytes(&mut self, key: Declaration, most: u64, or: Or<u64>) -> u64 {
         let range = 1 << 10..=most;
         let show = |bytes: &u64| quoted(&format_bytes(*bytes));
         let values = || format!("size such as `\"512MiB\"`, at most {}", format_bytes(most));
@@ -108,7 +99,7 @@ impl Section<'_, '_> {
     }
 
     /// A string that `check` finds nothing wrong with.
-    pub(in crate) fn text(
+    pub(crate) fn text(
         &mut self,
         key: Declaration,
         or: Or<String>,
@@ -132,7 +123,7 @@ impl Section<'_, '_> {
     }
 
     /// A path, or as it stands a name that `is_known`, where no file has it.
-    pub(in crate) fn path_or_name(
+    pub(crate) fn path_or_name(
         &mut self,
         key: Declaration,
         or: Or<String>,
@@ -153,11 +144,7 @@ impl Section<'_, '_> {
     }
 
     /// A path or `None`.
-    pub(in crate) fn path(
-        &mut self,
-        key: Declaration,
-        or: Or<Option<String>>,
-    ) -> Option<String> {
+    pub(crate) fn path(&mut self, key: Declaration, or: Or<Option<String>>) -> Option<String> {
         let show = some_text(|text: &String| quoted(text));
         let values = || "path in quotes, or `None`".into();
         self.leaf(key, or, &values, show, |reader, node| {

@@ -4,23 +4,23 @@ use crate::ResumeEffect;
 
 /// What is said of a key where it is declared.
 #[derive(Clone, Copy)]
-pub(in crate) struct Declaration {
+pub(crate) struct Declaration {
     /// Its name in its section.
-    pub(in crate) name: &'static str,
+    pub(crate) name: &'static str,
     /// What it means, and its unit.
-    pub(in crate) doc: &'static str,
+    pub(crate) doc: &'static str,
     /// What a change of it means. None: the same as of the choice that has it.
-    pub(in crate) resume: Option<ResumeEffect>,
+    pub(crate) resume: Option<ResumeEffect>,
 }
 
 impl Declaration {
     /// The key called `name`.
-    pub(in crate) const fn new(name: &'static str, doc: &'static str) -> Self {
+    pub(crate) const fn new(name: &'static str, doc: &'static str) -> Self {
         Self { name, doc, resume: None }
     }
 
     /// The same, with what a change of it means.
-    pub(in crate) const fn resume(self, effect: ResumeEffect) -> Self {
+    pub(crate) const fn resume(self, effect: ResumeEffect) -> Self {
         Self { resume: Some(effect), ..self }
     }
 }

@@ -167,7 +167,7 @@ impl Reader {
     }
 
     /// All problems as the error of the file `name`.
-    pub(in crate) fn into_error(mut self, name: &str) -> ConfigError {
+    pub(crate) fn into_error(mut self, name: &str) -> ConfigError {
         self.problems.sort_by_key(Problem::order);
         ConfigError { name: name.into(), sources: self.sources, problems: self.problems }
     }

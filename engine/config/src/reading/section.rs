@@ -6,10 +6,11 @@ use super::report::{Problem, Spot};
 use super::source::{SourceKind, Span};
 use super::tree::{Field, Node, NodeKind, join};
 use super::value::{Complaint, Parsed, name_of};
-use crate::{Origin, ResumeEffect};
+use crate::Origin;
+use crate::ResumeEffect;
 
 /// What a key is when the text leaves it out.
-pub(in crate) enum Or<T> {
+pub(crate) enum Or<T> {
     /// An error; an example of the key for the help.
     Required(&'static str),
     /// A fixed value.
@@ -19,7 +20,7 @@ pub(in crate) enum Or<T> {
 }
 
 /// An enum of a config. Its variants may have keys of their own: `Delayed(after_step: 40)`.
-pub(in crate) trait Choice: Sized {
+pub(crate) trait Choice: Sized {
     /// What the defaults of a variant's keys follow from.
     type Context: Copy;
     /// Each variant, as a config writes it.
@@ -36,7 +37,7 @@ impl Reader {
     /// Reads the whole tree as one section; then unknown keys are reported.
     ///
     /// `owner` says in messages who has the keys at the top: "a config".
-    pub(in crate) fn read<T>(
+    pub(crate) fn read<T>(
         &mut self,
         root: &Node,
         owner: &str,
@@ -93,8 +94,8 @@ struct Group<'n> {
 }
 
 /// One `( ... )` of the tree, being read.
-pub(in crate) struct Section<'r, 'n> {
-    pub(in crate) reader: &'r mut Reader,
+pub(crate) struct Section<'r, 'n> {
+    pub(crate) reader: &'r mut Reader,
     group: Group<'n>,
     /// Those that were asked for.
     keys: Vec<&'static str>,
@@ -117,7 +118,7 @@ impl<'n> Section<'_, 'n> {
     }
 
     /// Refuses a key of earlier versions; `why` says what became of it.
-    pub(in crate) fn removed(&mut self, key: &'static str, why: &str) {
+    pub(crate) fn removed(&mut self, key: &'static str, why: &str) {
         let Some(field) = self.group.fields.iter().find(|field| field.key == key) else { return };
         self.keys.push(key);
         let message = format!("{} has no key `{key}` any more: {why}", self.group.owner);
@@ -126,7 +127,7 @@ impl<'n> Section<'_, 'n> {
     }
 
     /// A single value: in words `values`, read by `parse`, shown by `show`.
-    pub(in crate) fn leaf<T: Default>(
+    pub(crate) fn leaf<T: Default>(
         &mut self,
         key: Declaration,
         or: Or<T>,
@@ -223,7 +224,7 @@ impl<'n> Section<'_, 'n> {
     }
 
     /// `key: (...)`.
-    pub(in crate) fn section<T>(
+    pub(crate) fn section<T>(
         &mut self,
         key: Declaration,
         inside: impl FnOnce(&mut Section<'_, 'n>) -> T,
@@ -259,16 +260,12 @@ impl<'n> Section<'_, 'n> {
     }
 
     /// `key: Variant` or `key: Variant(...)`, where keys need no context.
-    pub(in crate) fn choice<T: Choice<Context = ()>>(
-        &mut self,
-        key: Declaration,
-        or: Or<T>,
-    ) -> T {
+    pub(crate) fn choice<T: Choice<Context = ()>>(&mut self, key: Declaration, or: Or<T>) -> T {
         self.choice_with(key, or, ())
     }
 
     /// `key: Variant` or `key: Variant(...)`.
-    pub(in crate) fn choice_with<T: Choice>(
+    pub(crate) fn choice_with<T: Choice>(
         &mut self,
         key: Declaration,
         or: Or<T>,
@@ -330,7 +327,7 @@ impl<'n> Section<'_, 'n> {
 
 impl<T> Or<T> {
     /// The same, of another type.
-    pub(in crate) fn map<U>(self, f: impl FnOnce(T) -> U) -> Or<U> {
+    pub(crate) fn map<U>(self, f: impl FnOnce(T) -> U) -> Or<U> {
         match self {
             Self::Required(example) => Or::Required(example),
             Self::Default(value) => Or::Default(f(value)),
@@ -339,7 +336,7 @@ impl<T> Or<T> {
     }
 
     /// What a folder's config.json says, if there is one.
-    pub(in crate) fn unless(self, folder: Option<T>) -> Self {
+    pub(crate) fn unless(self, folder: Option<T>) -> Self {
         folder.map_or(self, |value| Self::Derived(value, "config.json", &["model.from"]))
     }
 }

@@ -8,9 +8,9 @@ use super::reader::Reader;
 use super::section::{Or, Section};
 use super::tree::{Node, NodeKind};
 use super::value::{Complaint, Interval, Parsed, quoted};
-use crate::in_line;
 use crate::Source;
 use crate::Sources;
+use crate::in_line;
 
 /// Most data sets of a list.
 const MOST: usize = 256;

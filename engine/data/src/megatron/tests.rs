@@ -1,5 +1,5 @@
 use super::super::checked::Checks;
-use super::super::{Corpus, DataError, Document, Filed, Parts};
+use super::super::{Corpus, CorpusSplit, DataError, Document, SampleSettings};
 use super::*;
 use config::{DataFormat, Packing};
 use std::fs;
@@ -220,12 +220,12 @@ fn documents_of_an_index_are_samples_as_those_of_rows_are() {
             (5, Packing::Documents, true),
             (5, Packing::None, true),
         ] {
-            let with = Filed { format, packing, truncate };
-            let parts = Parts::Both(path, path);
+            let with = SampleSettings { format, packing, truncate };
+            let parts = CorpusSplit::Both(path, path);
             let data = Corpus::open_checked(parts, with, Checks::none(), seq_len).unwrap();
             let documents = of_samples(seq_len + 1, truncate);
             let packs = packing == Packing::Documents;
-            let expected = Corpus::of_documents(&documents, &documents, (seq_len, packs));
+            let expected = Corpus::of_documents(&documents, &documents, seq_len, packs);
             assert_eq!(data.identity(), expected.identity(), "{name} {seq_len} {packing:?}");
             let samples = |of: &Corpus| (of.num_train_samples(), of.num_eval_windows());
             assert_eq!(samples(&data), samples(&expected));
@@ -246,8 +246,8 @@ fn documents_of_an_index_are_samples_as_those_of_rows_are() {
             }
         }
         // Two of seven are too long for samples of one document.
-        let with = Filed { format, packing: Packing::None, truncate: false };
-        let long = Corpus::open_checked(Parts::Train(path), with, Checks::none(), 10);
+        let with = SampleSettings { format, packing: Packing::None, truncate: false };
+        let long = Corpus::open_checked(CorpusSplit::Train(path), with, Checks::none(), 10);
         let said = long.unwrap_err().to_string();
         assert!(
             said.contains("2 of 7 documents have more tokens than model.seq_len + 1"),
@@ -260,13 +260,16 @@ fn documents_of_an_index_are_samples_as_those_of_rows_are() {
 fn no_document_is_trained_on_and_held_out() {
     let path = fixture().join("mapped-u16");
     let path = path.to_str().unwrap();
-    let with =
-        Filed { format: &DataFormat::Megatron, packing: Packing::Documents, truncate: false };
+    let with = SampleSettings {
+        format: &DataFormat::Megatron,
+        packing: Packing::Documents,
+        truncate: false,
+    };
     // The ends of documents that have a target.
     let whole = [8, 16, 28, 40];
     for seq_len in 1..8 {
         for fraction in [0.04, 0.1, 0.2, 0.3, 0.4, 0.5] {
-            let parts = Parts::Cut(path, fraction);
+            let parts = CorpusSplit::Cut(path, fraction);
             let data = Corpus::open_checked(parts, with, Checks::none(), seq_len).unwrap();
             let all = data.documents.as_ref().unwrap();
             let cut = all.tokens(all.split - 1).end;

@@ -1,5 +1,6 @@
 use super::super::files::tests::{folder, path};
-use super::super::{Filed, Parts, Rows, Tokenized};
+use super::super::megatron::path_of;
+use super::super::{Corpus, CorpusSplit, Rows, SampleSettings, TextSource};
 use super::*;
 use crate::chat::Template;
 use crate::model_files::ModelFiles;
@@ -19,12 +20,14 @@ fn prepare(
     format: &DataFormat,
     out: &Path,
     part: u64,
-) -> Result<Prepared, PrepareError> {
-    let sizes = Sizes { part, piece: 7, ..Sizes::default() };
+) -> Result<PreparedData, PrepareError> {
+    let sizes = ChunkSizes { part, piece: 7, ..ChunkSizes::default() };
     let tokenizer = Tokenizer::open(&tokenizer_path()).unwrap();
     let rows = Rows::of_texts(&tokenizer, "text", None);
-    let rowed = Rowed {
+    let file = tokenizer_path();
+    let rowed = RowSource {
         rows: &rows,
+        tokenizer: &file,
         format,
         packing: Packing::Windows,
         truncate: false,
@@ -35,7 +38,7 @@ fn prepare(
     let rows = format.is_rows().then_some(rowed);
     let (tokenizer, cache) = (&tokenizer, &Cache::default());
     let (train, held_out) = (vec![parts.0], parts.1.into_iter().collect());
-    Prepare {
+    Preparation {
         train,
         held_out,
         format,
@@ -52,13 +55,15 @@ fn prepare(
 
 /// The tokens that a run makes of the same text itself.
 fn of_text((train, held_out): (&str, Option<&str>), format: &DataFormat) -> Corpus {
-    let parts = held_out.map_or(Parts::Cut(train, 0.1), |held_out| Parts::Both(train, held_out));
+    let parts = held_out
+        .map_or(CorpusSplit::Cut(train, 0.1), |held_out| CorpusSplit::Both(train, held_out));
     let file = tokenizer_path();
     let tokenizer = Tokenizer::open(&file).unwrap();
     if format.is_rows() {
         let rows = Rows::of_texts(&tokenizer, "text", None);
-        let with = Rowed {
+        let with = RowSource {
             rows: &rows,
+            tokenizer: &file,
             format,
             packing: Packing::Windows,
             truncate: false,
@@ -66,16 +71,16 @@ fn of_text((train, held_out): (&str, Option<&str>), format: &DataFormat) -> Corp
             is_brief: false,
             cache: &Cache::default(),
         };
-        return Corpus::open_rows(parts, &with, (&file, VOCAB), (VOCAB, 4)).unwrap();
+        return Corpus::open_rows(parts, &with, VOCAB, 4).unwrap();
     }
     let (cache, format) = (&Cache::default(), format.clone());
-    let sizes = Sizes::default();
+    let sizes = ChunkSizes::default();
     let with =
-        Tokenized { tokenizer: &tokenizer, path: &file, cache, format, sizes, progress: &Silence };
+        TextSource { tokenizer: &tokenizer, path: &file, cache, format, sizes, progress: &Silence };
     Corpus::open_text(parts, &with, VOCAB, 4).unwrap()
 }
 
-fn of_tokens(prepared: &Prepared) -> Corpus {
+fn of_tokens(prepared: &PreparedData) -> Corpus {
     let train = prepared.train[0].to_str().unwrap();
     let held_out = prepared.held_out.first().map(|folder| folder.to_str().unwrap());
     Corpus::open(train, held_out, prepared.format.clone(), 0.1, VOCAB, 4).unwrap()
@@ -252,8 +257,9 @@ fn interrupted_chats_go_on_where_they_were() {
     let folder = folder(&files);
     let (train, out) = (path(&folder, "chats"), folder.path().join("out"));
     let packing = Packing::None;
-    let rowed = || Rowed {
+    let rowed = || RowSource {
         rows: &rows,
+        tokenizer: &fixture,
         format,
         packing,
         truncate: false,
@@ -263,10 +269,10 @@ fn interrupted_chats_go_on_where_they_were() {
     };
     let run = || {
         // Each file is a part.
-        let sizes = Sizes { part: 1, ..Sizes::default() };
+        let sizes = ChunkSizes { part: 1, ..ChunkSizes::default() };
         let (tokenizer, train) = (&tokenizer, vec![train.as_str()]);
         let (held_out, rows, out) = (Vec::new(), Some(rowed()), out.as_path());
-        Prepare {
+        Preparation {
             train,
             held_out,
             format,
@@ -280,16 +286,16 @@ fn interrupted_chats_go_on_where_they_were() {
         }
         .run(&|_| ())
     };
-    let identity = |prepared: &Prepared| {
+    let identity = |prepared: &PreparedData| {
         let train = prepared.train[0].to_str().unwrap();
-        let with = Filed { format: &DataFormat::Megatron, packing, truncate: false };
-        let data = Corpus::open_checked(Parts::Cut(train, 0.1), with, Checks::none(), 40);
+        let with = SampleSettings { format: &DataFormat::Megatron, packing, truncate: false };
+        let data = Corpus::open_checked(CorpusSplit::Cut(train, 0.1), with, Checks::none(), 40);
         data.unwrap().identity()
     };
     let whole = run().unwrap();
     // The last part has nothing but the end of the last file.
     assert_eq!((whole.parts, whole.before), (7, 0));
-    let of_rows = Corpus::open_rows(Parts::Cut(&train, 0.1), &rowed(), (&fixture, 307), (307, 40));
+    let of_rows = Corpus::open_rows(CorpusSplit::Cut(&train, 0.1), &rowed(), 307, 40);
     assert_eq!(identity(&whole), of_rows.unwrap().identity());
     for left in 0..6 {
         fs::rename(out.join("train"), out.join("train.partial")).unwrap();

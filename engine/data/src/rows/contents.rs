@@ -4,7 +4,7 @@
 use super::talk::Talk;
 use super::{ANSWER, CUT, has, kind_of, name_of};
 use crate::chat::{Chat, Template};
-use crate::unread::Unread;
+use crate::unread::IgnoredKeys;
 use files::json::{Json, Map};
 use std::collections::HashSet;
 
@@ -45,7 +45,11 @@ pub(super) fn of_text(text: String) -> Json {
 }
 
 /// Makes texts of lists of one text, if the template does not read lists. Refuses others.
-pub(super) fn fit(template: &Template, talk: &mut Talk, unread: &mut Unread) -> Result<(), String> {
+pub(super) fn fit(
+    template: &Template,
+    talk: &mut Talk,
+    unread: &mut IgnoredKeys,
+) -> Result<(), String> {
     if check_read(template, talk.chat()).is_ok() {
         return Ok(());
     }

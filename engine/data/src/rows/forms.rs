@@ -5,7 +5,7 @@ use super::reader::Reader;
 use super::talk::Talk;
 use super::{calls, has, is_system, kind_of, learned, name_of, shown};
 use crate::chat::message;
-use crate::unread::Unread;
+use crate::unread::IgnoredKeys;
 use files::json::{Json, Map};
 use std::collections::BTreeSet;
 
@@ -37,7 +37,7 @@ pub(super) fn form(
     reader: &Reader<'_>,
     mut row: Map,
     system: Option<&str>,
-    unread: &mut Unread,
+    unread: &mut IgnoredKeys,
 ) -> Result<Form, String> {
     // As in transformers: what is null is not there.
     row.retain(|_, value| *value != Json::Null);
@@ -145,7 +145,7 @@ fn is_empty(value: &Json) -> bool {
     }
 }
 
-fn note_keys(row: &Map, unread: &mut Unread) {
+fn note_keys(row: &Map, unread: &mut IgnoredKeys) {
     unread.keys.extend(row.keys().map(|key| name_of(key)));
 }
 

@@ -27,7 +27,7 @@ pub(super) use lines::Lines;
 use super::document::Document;
 use super::problem::Problem;
 use super::tokenizer::Tokenizer;
-use super::unread::Unread;
+use super::unread::IgnoredKeys;
 use crate::chat::{ANSWER, Template};
 use config::ControlTokens;
 use control::Control;
@@ -66,7 +66,7 @@ enum Kind<'a> {
 /// Makes documents of rows.
 #[derive(Debug)]
 pub struct Rows<'a> {
-    tokenizer: &'a Tokenizer,
+    pub(super) tokenizer: &'a Tokenizer,
     control: Control,
     /// What the texts of control tokens are in texts that no template makes.
     in_texts: ControlTokens,
@@ -183,7 +183,7 @@ impl<'a> Rows<'a> {
     ///
     /// # Errors
     /// As [`document`](Self::document).
-    pub(super) fn read(&self, row: &str) -> Result<(Document, Unread), String> {
+    pub(super) fn read(&self, row: &str) -> Result<(Document, IgnoredKeys), String> {
         self.control.check()?;
         let json = Json::read(row).map_err(|why| format!("it is no JSON: {why}"))?;
         let mut row = match json {
@@ -197,7 +197,7 @@ impl<'a> Rows<'a> {
             }
         };
         self.check_end().map_err(|problem| problem.to_string())?;
-        let mut unread = Unread::default();
+        let mut unread = IgnoredKeys::default();
         let document = match &self.kind {
             Kind::Text(field) => match row.get_mut(field) {
                 Some(Json::String(text)) => {
@@ -230,7 +230,7 @@ impl<'a> Rows<'a> {
         &self,
         reader: &Reader<'_>,
         mut talk: Talk,
-        unread: &mut Unread,
+        unread: &mut IgnoredKeys,
     ) -> Result<Document, String> {
         talk.messages.iter_mut().chain(&mut talk.tools).try_for_each(|json| self.defuse(json))?;
         contents::fit(reader.template, &mut talk, unread)?;

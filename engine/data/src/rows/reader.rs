@@ -5,7 +5,7 @@ use super::has_role;
 use super::probe::{self, Of, Probe, WORD};
 use super::talk::Talk;
 use crate::chat::{Chat, Template, message};
-use crate::unread::Unread;
+use crate::unread::IgnoredKeys;
 use files::json::{Json, Map};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{OnceLock, PoisonError, RwLock};
@@ -126,7 +126,7 @@ impl<'a> Reader<'a> {
 
     /// Refuses a chat that the template does not write whole. Notes keys of messages that it does not read, and thoughts in earlier
     /// answers that it leaves out.
-    pub(super) fn check(&self, talk: &Talk, unread: &mut Unread) -> Result<(), String> {
+    pub(super) fn check(&self, talk: &Talk, unread: &mut IgnoredKeys) -> Result<(), String> {
         let probe = Probe::of_words(talk);
         let key = probe.key();
         let known = self.shapes.read().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();

@@ -2,7 +2,7 @@
 
 use super::super::cores;
 use super::super::document::Document;
-use super::super::untrusted::Around;
+use super::super::untrusted::TokenSpans;
 use super::{Kind, Rows, document};
 use config::ControlTokens;
 use files::json::{Json, Map};
@@ -53,7 +53,8 @@ impl Rows<'_> {
         text: &str,
         counted: Range<usize>,
     ) -> Result<(Document, bool), String> {
-        let Around { mut front, text: tokens, mut behind } = self.tokenizer.encode_around(text)?;
+        let TokenSpans { mut front, text: tokens, mut behind } =
+            self.tokenizer.encode_around(text)?;
         let has = |other: &[u32], at: usize| {
             let there = tokens.iter().skip(at).map(|(token, _)| token);
             !other.is_empty() && there.take(other.len()).eq(other)

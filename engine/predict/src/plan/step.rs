@@ -1,6 +1,7 @@
 //! A step in figures: ops, bytes and FLOPs by lane, counted on a device that runs nothing.
 
 use config::Config;
+use data::Corpus;
 use device::recorder::Totals;
 use device::{Error, Lane};
 use engine::dry_run::{alike, count, with_micro_batches};

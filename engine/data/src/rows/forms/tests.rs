@@ -1,4 +1,4 @@
-use super::super::{Document, Rows, Unread};
+use super::super::{Document, IgnoredKeys, Rows};
 use crate::Tokenizer;
 use crate::chat::Template;
 use crate::model_files::ModelFiles;
@@ -230,7 +230,7 @@ fn what_the_template_does_not_show_is_refused_by_name() {
     with_template(&split, |rows| {
         let answer = |content: &str| chat(turn("assistant", content)).to_string();
         let (_, unread) = rows.read(&answer("<think>c</think>d")).unwrap();
-        assert_eq!(unread, Unread { thoughts: true, ..Unread::default() });
+        assert_eq!(unread, IgnoredKeys { thoughts: true, ..IgnoredKeys::default() });
         let why = rows.read(&answer("c<think>d</think>e")).unwrap_err();
         assert!(why.contains("does not show message 2"), "{why}");
         let last =
@@ -286,7 +286,10 @@ fn keys_that_nothing_reads_are_noted() {
             for _ in 0..2 {
                 let (_, unread) = rows.read(&row).unwrap();
                 let of_messages = of_messages.clone();
-                assert_eq!(unread, Unread { keys: keys.clone(), of_messages, thoughts: false });
+                assert_eq!(
+                    unread,
+                    IgnoredKeys { keys: keys.clone(), of_messages, thoughts: false }
+                );
             }
         });
     }

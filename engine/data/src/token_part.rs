@@ -1,0 +1,198 @@
+//! The files of tokens that onebox writes: each part of a text or of rows, in the user's cache folder and in the folders of `onebox
+//! data prepare`. The tokens (.bin) are little-endian, with 2 or 4 bytes each. Beside those of rows, the index of Megatron (.idx) says
+//! where each document begins, and a mask (.mask) which tokens the loss counts. A list has the length and the hash of each file.
+
+use super::document::Document;
+use super::mask::{self, Mask, MaskBits};
+use super::megatron::{self, Index};
+use super::open::open_regular;
+use super::problem::Problem;
+use super::store::{ReadError, TokenFile, widened};
+use files::durable::sync_folder;
+use files::shown::Shown;
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use xxhash_rust::xxh3::Xxh3Default;
+
+/// Bytes of a mask that are read at once.
+const BITS: usize = 64 << 10;
+
+/// A part in memory.
+#[derive(Debug)]
+pub(super) struct TokenPart {
+    /// Bytes of a token.
+    width: usize,
+    /// All tokens, in pieces.
+    pub(super) tokens: Vec<Vec<u8>>,
+    /// None of a text: it has no documents.
+    documents: Option<DocumentTable>,
+}
+
+/// The documents of a part.
+#[derive(Debug, Default)]
+struct DocumentTable {
+    /// Tokens of each.
+    lengths: Vec<usize>,
+    /// Targets of each.
+    targets: Vec<u32>,
+    /// By token: whether the loss counts it.
+    counted: Vec<bool>,
+}
+
+impl TokenPart {
+    /// The tokens of a text.
+    pub(super) const fn of_text(tokens: Vec<Vec<u8>>, width: usize) -> Self {
+        Self { width, tokens, documents: None }
+    }
+
+    /// A part without documents yet.
+    pub(super) fn of_documents(width: usize) -> Self {
+        Self { width, tokens: vec![Vec::new()], documents: Some(DocumentTable::default()) }
+    }
+
+    /// Adds a document.
+    pub(super) fn push(&mut self, Document { tokens, counted }: &Document) {
+        let (Some(all), Some(table)) = (self.tokens.last_mut(), &mut self.documents) else {
+            unreachable!("a text has no documents")
+        };
+        tokens.iter().for_each(|token| all.extend(&token.to_le_bytes()[..self.width]));
+        table.lengths.push(tokens.len());
+        table.targets.push(counted.iter().filter(|counts| **counts).count() as u32);
+        table.counted.extend(counted);
+    }
+
+    pub(super) fn num_tokens(&self) -> u64 {
+        (self.tokens.iter().map(Vec::len).sum::<usize>() / self.width) as u64
+    }
+
+    /// Writes the tokens to `path`, and what belongs beside them; of documents the mask, too, if they need one.
+    pub(super) fn write(
+        &self,
+        path: &Path,
+        has_mask: bool,
+        unfinished: &dyn Fn(&Path) -> PathBuf,
+    ) -> io::Result<Vec<FileRecord>> {
+        let write = |path: &Path, bytes: &[Vec<u8>]| write(path, &unfinished(path), bytes);
+        let mut files = vec![write(path, &self.tokens)?];
+        if let Some(DocumentTable { lengths, targets, counted }) = &self.documents {
+            let index = megatron::written(lengths.iter().copied(), self.width);
+            files.push(write(&megatron::path_of(path), &[index])?);
+            if has_mask {
+                files.push(write(&mask::path_of(path), &[mask::written(targets, counted)])?);
+            }
+        }
+        Ok(files)
+    }
+}
+
+/// The documents of a part that was written with a mask.
+pub(super) fn documents(file: &TokenFile) -> Result<Vec<Document>, Problem> {
+    let changed = |ReadError { offset, why, .. }: ReadError| Problem::Changed { offset, why };
+    let index = Index::beside(file)?;
+    let lost = || Problem::LostMask { mask: mask::path_of(&file.path) };
+    let mask = Mask::beside(file, &index)?.ok_or_else(lost)?;
+    let mut bytes = vec![0; file.stamp.bytes as usize];
+    file.read(0, &mut bytes).map_err(changed)?;
+    let mut tokens = Vec::new();
+    widened(&bytes, index.width(), |token| tokens.push(token));
+    let (mut counted, mut block) = (vec![true; tokens.len()], vec![0; BITS]);
+    let mut bits = MaskBits::new(&mut block);
+    mask.not_counted(0..tokens.len(), &mut bits, |token| counted[token] = false)
+        .map_err(changed)?;
+    let ends = index.ends(0..index.num_documents()).map_err(changed)?;
+    let documents = ends.into_iter().scan(0, |end, next| {
+        let range = std::mem::replace(end, next)..next;
+        let (tokens, counted) = (tokens[range.clone()].to_vec(), counted[range].to_vec());
+        Some(Document { tokens, counted })
+    });
+    Ok(documents.collect())
+}
+
+/// Writes a file that has its name once it is on the disk. The folder is made.
+pub(super) fn write(path: &Path, unfinished: &Path, parts: &[Vec<u8>]) -> io::Result<FileRecord> {
+    let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(ErrorKind::InvalidInput.into());
+    };
+    fs::create_dir_all(folder)?;
+    let (mut hash, mut length) = (Xxh3Default::new(), 0);
+    let mut fill = || {
+        let mut file = File::create(unfinished)?;
+        for bytes in parts {
+            file.write_all(bytes)?;
+            hash.update(bytes);
+            length += bytes.len() as u64;
+        }
+        file.sync_all()
+    };
+    let done = fill().and_then(|()| fs::rename(unfinished, path));
+    if done.is_err() {
+        // The first error is the one to report.
+        drop(fs::remove_file(unfinished));
+    }
+    done.and_then(|()| sync_folder(folder))?;
+    let name = name.to_string_lossy().into_owned();
+    Ok(FileRecord { name, bytes: length, hash: hex(hash.digest128()) })
+}
+
+/// A file as it was written.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct FileRecord {
+    pub(super) name: String,
+    /// Length.
+    pub(super) bytes: u64,
+    /// xxh3, 128 bits, of all its bytes.
+    pub(super) hash: String,
+}
+
+/// The difference between a file and its record.
+#[derive(Debug)]
+pub(super) struct FileFault {
+    pub(super) path: PathBuf,
+    /// The file, in words.
+    is: String,
+    /// The record, in words.
+    was: String,
+}
+
+impl FileFault {
+    /// What the file is, and what this list says.
+    pub(super) fn words(&self, list: &Path) -> String {
+        format!("{}, and {} says {}", self.is, Shown(list), self.was)
+    }
+}
+
+impl FileRecord {
+    /// Compares the length of the file in this folder.
+    pub(super) fn check_length(&self, folder: &Path) -> Result<(), FileFault> {
+        let path = folder.join(&self.name);
+        let is = match fs::metadata(&path) {
+            Ok(there) if there.len() == self.bytes => return Ok(()),
+            Ok(there) => format!("it has {} bytes", there.len()),
+            Err(error) if error.kind() == ErrorKind::NotFound => "it is not there".into(),
+            Err(error) => format!("it cannot be read ({error})"),
+        };
+        Err(FileFault { path, is, was: format!("{} bytes", self.bytes) })
+    }
+
+    /// Opens the file in this folder, and compares all of it. `add`: adds bytes that were read.
+    pub(super) fn open(&self, folder: &Path, add: &dyn Fn(u64)) -> Result<TokenFile, FileFault> {
+        self.check_length(folder)?;
+        let path = folder.join(&self.name);
+        let file = open_regular(&path).map_err(|problem| problem.to_string());
+        let file = file.and_then(|file| TokenFile::new(&path, file).map_err(|e| e.to_string()));
+        let hash = file.and_then(|file| Ok((file.hash(add).map_err(|unread| unread.why)?, file)));
+        let is = match hash {
+            Ok((hash, file)) if hex(hash) == self.hash => return Ok(file),
+            Ok((hash, _)) => format!("its bytes have the xxh3-128 {}", hex(hash)),
+            Err(why) => format!("it cannot be read ({why})"),
+        };
+        Err(FileFault { path, is, was: self.hash.clone() })
+    }
+}
+
+/// A hash as lists have it.
+pub(super) fn hex(hash: u128) -> String {
+    format!("{hash:032x}")
+}
