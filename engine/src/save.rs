@@ -7,9 +7,12 @@ mod background;
 mod elsewhere;
 mod pace;
 
+use layout::placement::Places;
+use layout::build::RankLayout;
+use files::directory::Directory;
 use self::background::Snapshot;
 use self::pace::Pace;
-use crate::run::barrier::barrier;
+use crate::run::meet::barrier;
 use crate::run::messages::{ChannelItem, Listener, Message, flush};
 use crate::run::{FaultPoint, RunOptions, Watcher};
 use checkpoint::RunFolder;

@@ -10,7 +10,7 @@ use config::Config;
 use data::Dataset;
 use data::model_files::ModelFiles;
 use engine::run::{Message, RunOptions, train};
-use layout::lay_out::lay_out;
+use layout::build::lay_out;
 use onebox::generate::{ModelSource, WeightSource, next_logits};
 use safetensors::SafeTensors;
 use std::path::{Path, PathBuf};

@@ -5,7 +5,7 @@
 
 use config::{Config, load};
 use device::Lane::{Compute, DpComm, H2d, Host, TpComm};
-use layout::lay_out::lay_out;
+use layout::build::lay_out;
 use predict::sim::{self, Hardware, SimulatedOp, Timeline};
 use predict::simulate::{hardware, record};
 use std::path::Path;

@@ -16,7 +16,7 @@ use data::{Corpus, Dataset, Document};
 use engine::run::{Message, RunOptions, train};
 use files::held::Held;
 use layout::build::shape;
-use layout::lay_out::lay_out;
+use layout::build::lay_out;
 use onebox::generate::{ModelSource, WeightSource, next_logits};
 use safetensors::SafeTensors;
 use std::path::{Path, PathBuf};

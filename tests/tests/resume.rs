@@ -11,7 +11,7 @@ mod told;
 use checkpoint::detours::RollbackHistory;
 use checkpoint::{Checkpoint, RunFolder, newest};
 use engine::run::{FaultPoint, Message, ReadFailure, RunOptions, Watcher, train};
-use layout::lay_out::lay_out;
+use layout::build::lay_out;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex};

@@ -138,7 +138,7 @@ impl Section<'_, '_> {
 
 impl BoxConfig {
     /// The same box with other memory in each GPU and on each node.
-    pub(crate) fn with_memory(&self, gpu_memory: u64, node_memory: u64) -> Self {
+    pub fn with_memory(&self, gpu_memory: u64, node_memory: u64) -> Self {
         let machine = self.machine.clone();
         let machine = machine.map(|machine| machine::with_node_memory(machine, node_memory));
         Self { gpu_memory, node_memory, machine, ..self.clone() }

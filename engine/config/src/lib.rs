@@ -44,19 +44,19 @@ mod write;
 mod tests;
 
 pub use self::device::DeviceConfig;
-pub(crate) use box_schema::MEASURED_OPS;
+pub use box_schema::MEASURED_OPS;
 pub use box_schema::{BoxConfig, GpuConfig, HostConfig, MeasuredConfig};
 pub use checks::{MachineRules, Violation};
 pub use data::{ControlTokens, DataConfig, DataFormat, DataOrder, Packing};
 pub use era::Fact;
 pub use find_box::find_box;
 pub use keys::{box_keys, keys};
-pub(crate) use load::load_of_run;
+pub use load::load_of_run;
 pub use load::{Further, Trouble, Valid, load, load_and_look, load_stored, load_str};
 pub use load::{load_text_to_search, load_to_search};
 pub use load_box::load_box;
 pub use model::{Family, ModelConfig, RopeConfig, RopeScaling, Weights};
-pub(crate) use offload::{ALL_TOGETHER, BUCKET_ELEMENTS, TILE_ELEMENTS};
+pub use offload::{ALL_TOGETHER, BUCKET_ELEMENTS, TILE_ELEMENTS};
 pub use offload::{Accumulate, Master, Moments, OffloadConfig, ParameterPlace, Placement};
 pub use offload::{SpeculatedFraction, Transfer, UpdateMode};
 pub use optimizer::{
@@ -66,13 +66,13 @@ pub use parallel::{BatchConfig, ParallelConfig};
 pub use reading::bytes::{format_bytes, parse_bytes};
 pub use reading::key::Key;
 pub use reading::report::{ConfigError, Problem};
-pub(crate) use reading::set::BOX;
+pub use reading::set::BOX;
 pub use resume_effect::ResumeEffect;
 pub use schema::{Config, Precision, Recompute};
 pub use sources::{Source, Sources};
 pub use topology::Sockets;
 pub use train::{CheckpointWriter, SampleConfig, TrainConfig, WeightsPolicy};
-pub(crate) use write::in_line;
+pub use write::in_line;
 
 /// Most steps of any kind: 10^12.
 const STEPS: u64 = 1_000_000_000_000;

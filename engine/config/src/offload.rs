@@ -9,13 +9,13 @@ use topology::Sockets;
 
 /// Default of [`OffloadConfig::tile_elements`]: 4 MiB of 16-bit parameters, so that starting a copy takes little of its
 /// time.
-pub(crate) const TILE_ELEMENTS: usize = 1 << 21;
+pub const TILE_ELEMENTS: usize = 1 << 21;
 
 /// Default of [`OffloadConfig::bucket_elements`].
-pub(crate) const BUCKET_ELEMENTS: usize = 50_000_000;
+pub const BUCKET_ELEMENTS: usize = 50_000_000;
 
 /// `offload.first_forward` for all micro-batches of any step.
-pub(crate) const ALL_TOGETHER: usize = 4096;
+pub const ALL_TOGETHER: usize = 4096;
 
 section! {
     /// ZeRO-Offload.

@@ -5,10 +5,10 @@ mod instead;
 mod keys;
 mod kinds;
 
-pub(crate) use self::instead::{
+pub use self::instead::{
     FolderContent, MERGE, POINTER, adapter, beside, other_form, pointer, python,
 };
-pub(crate) use self::keys::SPECIAL;
+pub use self::keys::SPECIAL;
 use self::keys::{Keys, Number};
 use super::{Family, ModelConfig, RopeConfig, RopeScaling, Weights, in_line};
 use files::json::{Object, shown};
@@ -17,26 +17,26 @@ use std::ops::RangeInclusive;
 
 /// A model as its folder has it.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct FolderModel {
+pub struct FolderModel {
     /// All of it; `seq_len` is the most that it was made for.
-    pub(crate) model: ModelConfig,
+    pub model: ModelConfig,
     /// What decides `seq_len`.
     pub(crate) positions: &'static str,
 }
 
 /// A key of `model` that a `config.json` decides.
 #[derive(Clone, Copy)]
-pub(crate) struct ComparedKey {
+pub struct ComparedKey {
     /// What a `config.json` calls it, that of a GPT-2 and that of a Llama.
-    pub(crate) names: [&'static str; 2],
+    pub names: [&'static str; 2],
     /// `model.layers`
-    pub(crate) key: &'static str,
+    pub key: &'static str,
     /// Its value, as one writes it.
-    pub(crate) value: fn(&ModelConfig) -> String,
+    pub value: fn(&ModelConfig) -> String,
 }
 
 /// Everything that a `config.json` decides.
-pub(crate) const COMPARED: [ComparedKey; 15] = {
+pub const COMPARED: [ComparedKey; 15] = {
     const fn row(
         names: [&'static str; 2],
         key: &'static str,
@@ -65,9 +65,9 @@ pub(crate) const COMPARED: [ComparedKey; 15] = {
 
 /// Why a `config.json` describes no model of onebox.
 #[derive(Debug)]
-pub(crate) struct Refusal {
+pub struct Refusal {
     /// One line for each key that is missing, impossible, or means what onebox does not compute.
-    pub(crate) wrong: Vec<String>,
+    pub wrong: Vec<String>,
     pub(crate) remedy: String,
 }
 
@@ -85,7 +85,7 @@ const MEND: &str = "mend the file, or use another model";
 ///
 /// # Errors
 /// [`Refusal`].
-pub(crate) fn folder_model(bytes: &[u8]) -> Result<FolderModel, Refusal> {
+pub fn folder_model(bytes: &[u8]) -> Result<FolderModel, Refusal> {
     if let Some(FolderContent { what, remedy }) = pointer(bytes) {
         return Err(Refusal::because(what, remedy));
     }
@@ -331,7 +331,7 @@ fn llama(keys: &mut Keys, kind: &str) -> FolderModel {
 }
 
 /// Tokens on which a class with a window looks back where its `config.json` does not say it.
-pub(crate) const WINDOW: usize = 4096;
+pub const WINDOW: usize = 4096;
 
 /// Tokens that attention looks back on, where that may be fewer than a sample has.
 fn window(keys: &mut Keys, kind: &str) -> Option<usize> {

@@ -33,19 +33,19 @@ struct NamedCorpus {
 
 /// Corpora, each with its source in the config.
 #[derive(Debug)]
-pub(crate) struct SourceCorpora<'a> {
-    pub(crate) corpora: Vec<Corpus>,
-    pub(crate) sources: &'a [Source],
+pub struct SourceCorpora<'a> {
+    pub corpora: Vec<Corpus>,
+    pub sources: &'a [Source],
 }
 
 /// A sample of a run.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Sample<'a> {
+pub struct Sample<'a> {
     /// None if the run trains on one corpus.
-    pub(crate) corpus_name: Option<&'a String>,
-    pub(crate) corpus: &'a Corpus,
+    pub corpus_name: Option<&'a String>,
+    pub corpus: &'a Corpus,
     /// Number of the sample among the documents of its corpus, or of the first token of its window.
-    pub(crate) place: usize,
+    pub place: usize,
 }
 
 impl From<Corpus> for Dataset {
@@ -89,7 +89,7 @@ impl Dataset {
     }
 
     /// The sample of a run with this number, counted from 0 over all its steps of `per_step` samples, in this order.
-    pub(crate) fn sample(
+    pub fn sample(
         &self,
         order: DataOrder,
         seed: u64,
@@ -111,7 +111,7 @@ impl Dataset {
     }
 
     /// By corpus: its name, its samples, and how many of so many samples of a run are of it.
-    pub(crate) fn shares(&self, samples: f64) -> impl Iterator<Item = (&str, usize, f64)> {
+    pub fn shares(&self, samples: f64) -> impl Iterator<Item = (&str, usize, f64)> {
         self.trained().iter().enumerate().map(move |(index, NamedCorpus { name, corpus })| {
             (name.as_str(), corpus.num_train_samples(), samples * self.turns.share(index))
         })

@@ -50,7 +50,7 @@ impl Corpus {
 
     /// Fills `starts` (T): for each token of the sample at `place` the place in the sample where its document starts. Padding is a
     /// document of its own.
-    pub(crate) fn fill_starts(&self, place: usize, starts: &mut [i32]) {
+    pub fn fill_starts(&self, place: usize, starts: &mut [i32]) {
         let mut at = 0;
         for document in self.documents.iter().flat_map(|d| d.of_sample(place).map(|i| d.tokens(i)))
         {
@@ -99,7 +99,7 @@ impl Corpus {
     }
 
     /// For each of [`documents`](Self::documents) its file and its place there, where these are known: not of windows.
-    pub(crate) fn origins(&self, place: usize) -> Vec<Option<Origin>> {
+    pub fn origins(&self, place: usize) -> Vec<Option<Origin>> {
         self.documents.as_ref().map_or_else(|| vec![None], |documents| documents.origins(place))
     }
 

@@ -45,6 +45,7 @@ pub mod progress;
 mod read;
 mod rowed;
 mod rows;
+mod sealed;
 mod store;
 mod text;
 pub mod token_part;
@@ -60,7 +61,7 @@ pub use checked::Checks;
 use checked::DataFindings;
 pub use cores::texts_at_once;
 pub use dataset::Dataset;
-pub(crate) use dataset::{Sample, SourceCorpora};
+pub use dataset::{Sample, SourceCorpora};
 pub use document::Document;
 use documents::{Documents, SampleCapacity};
 pub use identity::Identity;
@@ -298,7 +299,7 @@ impl Corpus {
     }
 
     /// No tokens: for a step that is counted, not run.
-    pub(crate) const fn none(seq_len: usize) -> Self {
+    pub const fn none(seq_len: usize) -> Self {
         Self::of_width(1, seq_len)
     }
 
@@ -325,7 +326,7 @@ impl Corpus {
     }
 
     /// Bytes without meaning, a window of them held out: for a step that is timed.
-    pub(crate) fn noise(seq_len: usize) -> Self {
+    pub fn noise(seq_len: usize) -> Self {
         let windows = 4;
         let byte = |i: u64| random::below(0, i, 256) as u8;
         let bytes: Vec<u8> = (0..=(windows * seq_len) as u64).map(byte).collect();
@@ -371,7 +372,7 @@ impl Corpus {
     }
 
     /// How many documents the sample at `place` holds, and how many of its `seq_len` places are no padding; of windows nothing.
-    pub(crate) fn held(&self, place: usize) -> Option<(u64, u64)> {
+    pub fn held(&self, place: usize) -> Option<(u64, u64)> {
         self.documents.as_ref().map(|documents| documents.held(place))
     }
 

@@ -4,7 +4,7 @@
 use super::document::Document;
 use super::tokens::{self, Cache, PartRecord};
 use super::unread::IgnoredKeys;
-use files::token_part::{self, TokenPart};
+use super::token_part::{self, TokenPart};
 use std::path::Path;
 use xxhash_rust::xxh3::Xxh3Default;
 

@@ -8,7 +8,6 @@ use super::megatron::{FormatFault, Index};
 use super::open::open_regular;
 use super::problem::Problem;
 use super::store::{ReadError, TokenFile};
-use crate::sealed::Magic;
 use config::{DataFormat, Packing};
 use std::ops::Range;
 use std::path::{Path, PathBuf};

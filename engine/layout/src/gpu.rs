@@ -25,7 +25,7 @@ pub fn broken(config: &Config) -> Vec<Violation> {
         return Vec::new();
     }
     let all = &machine().gpus;
-    let taken = gpu_room::taken((config.parallel.tensor, config.parallel.data));
+    let taken = gpu_room::rank_gpus((config.parallel.tensor, config.parallel.data));
     let oldest = taken.into_iter().filter_map(|gpu| all.get(gpu)).min_by_key(|gpu| gpu.sm);
     let refusal = oldest.and_then(|gpu| {
         config.precision.refusal(&format!("GPU {}, {},", gpu.ordinal, gpu.name), gpu.sm)

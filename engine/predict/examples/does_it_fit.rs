@@ -2,7 +2,7 @@
 #![allow(clippy::print_stdout, reason = "an example shows what it found")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
 
-use layout::lay_out::lay_out;
+use layout::build::lay_out;
 use predict::plan::memory_report;
 use std::path::PathBuf;
 

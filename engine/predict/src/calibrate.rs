@@ -1,6 +1,7 @@
 //! How fast this machine's cores are as virtual GPUs: real steps are timed op by op, and each op's time is explained
 //! by what it does. The result is a box, on which `onebox simulate` predicts the `cpu` backend.
 
+use crate::sim::Work;
 use crate::sim::WorkKind;
 use crate::simulate::{RECORDED_STEPS, record};
 use config::{Config, Family, MeasuredConfig, load_str};
@@ -9,7 +10,7 @@ use device::Trace;
 use engine::metrics::median;
 use engine::run::{RunOptions, train};
 use files::output::Output;
-use layout::lay_out::lay_out;
+use layout::build::lay_out;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;

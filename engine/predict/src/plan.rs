@@ -20,8 +20,7 @@ use engine::memory::{
     self, DataMemory, GPU, HostNodes, Limited, Memories, Node, all_fit, beside, by_node,
     is_virtual, letters, of_this_machine,
 };
-use layout::build::reserved_bytes;
-use layout::build::{RankLayout, device_bytes, device_limit, reserved};
+use layout::build::{RankLayout, device_bytes, device_limit, reserved_bytes};
 use layout::gpu_room;
 use layout::here;
 use serde::Serialize;
@@ -376,7 +375,7 @@ fn name(what: &str, is_virtual: bool) -> String {
 mod tests {
     use super::*;
     use engine::memory::of_machine;
-    use layout::lay_out::lay_out;
+    use layout::build::lay_out;
     use layout::placement;
     use topology::Machine;
 

@@ -5,7 +5,7 @@ use config::{Accumulate, Config, UpdateMode};
 use data::{Corpus, Dataset};
 use device::recorder::{self, Totals};
 use device::{Device, Error, Rank};
-use layout::build::{RankLayout, first_forward, update_mode};
+use layout::build::{RankLayout, vertical_width, update_mode};
 use std::sync::Arc;
 use tensor_parallel::Ring;
 
@@ -69,7 +69,7 @@ pub fn alike(config: &Config, built: &RankLayout) -> usize {
 pub fn with_micro_batches(config: &Config, built: &RankLayout, micro_batches: usize) -> Config {
     let mut config = config.clone();
     config.batch.global = micro_batches * config.batch.micro * config.parallel.data;
-    let Ring { slots, resident } = built.decoder.shape().ring;
+    let Ring { buffers: slots, resident } = built.decoder.shape().ring;
     if slots > 0 {
         (config.offload.ring, config.offload.resident_blocks) = (Some(slots), Some(resident));
     }

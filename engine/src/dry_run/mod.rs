@@ -3,6 +3,7 @@
 
 mod count;
 
+use data::Corpus;
 pub use count::{
     IDLE, alike, count, first_rank, play as play_steps, typical_step, with_micro_batches,
     with_steps,
@@ -11,19 +12,19 @@ pub use count::{
 use crate::run::RunOptions;
 
 use crate::train::trainer::trainer;
+use checkpoint::detours::RollbackHistory;
 use config::Config;
 use data::Dataset;
 use device::cuda::{self, CudaOptions, Peers};
 use device::warm::{self, DistinctOps};
 use device::{Communicator, HostPlace, HostWork};
-use device::{Communicator, HostPlace, HostWork};
 use device::{Device, Error, Rank};
-use optimizer::build::{RankLayout, op_scratch};
+use layout::build::{RankLayout, op_scratch};
 use std::sync::Arc;
 
 /// Micro-batches in which every kind of op of a step comes: the first ones, one between, the last.
 fn few(built: &RankLayout, config: &Config) -> RankLayout {
-    let micro_batches = built.micro_batches.min(optimizer::build::vertical_width(config) + 2);
+    let micro_batches = built.micro_batches.min(layout::build::vertical_width(config) + 2);
     let optimizer = Arc::new(built.optimizer.with_micro_batches(micro_batches));
     RankLayout { micro_batches, optimizer, ..built.clone() }
 }

@@ -100,7 +100,7 @@ pub fn of_this_machine(config: &Config, built: &RankLayout, copy: u64) -> HostNo
     let nowhere = HostNodes { whole, ..HostNodes::default() };
     let Some(machine) = this_machine() else { return nowhere };
     let wanted = placement::request(config, host);
-    let placed = placement::on(machine, &wanted, &placement::gpus(config));
+    let placed = placement::place_on(machine, &wanted, &placement::gpus(config));
     let Ok((Placement { ranks, sockets, .. }, _)) = placed else { return nowhere };
     let with_copy = HostBytes { states: host.states + copy, ..host };
     HostNodes { nodes: of_machine(machine, &ranks, with_copy), placed: sockets, whole }

@@ -1,11 +1,13 @@
 //! Capacity of the Host lane's queue: enough that a thread that queues an update can go on to the next forward pass.
 
+use config::DeviceConfig;
+use config::Config;
 use crate::dry_run::{count, with_micro_batches};
 use crate::run::RunError;
 
 use device::Lane;
 use device::cpu::Lanes;
-use layout::build::{Built, build};
+use layout::build::{RankLayout, lay_out};
 
 /// Micro-batches that are counted: no rank's thread gets further ahead of its Host lane.
 const MOST_AHEAD: usize = 4;

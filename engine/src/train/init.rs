@@ -112,7 +112,7 @@ impl<'a> CheckpointStates<'a> {
 mod tests {
     use super::*;
     use config::load_str;
-    use layout::lay_out::lay_out;
+    use layout::build::lay_out;
     use std::path::Path;
 
     /// By (stream, global index): how often a rank of `tp_size` has it.

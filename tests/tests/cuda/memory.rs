@@ -5,7 +5,7 @@ use config::Config;
 use device::cuda::{self, Collectives, CudaOptions, Peers};
 use device::{Arena, Communicator, Dtype, Plan, Rank, ViewMut};
 use engine::run::RunOptions;
-use layout::lay_out::lay_out;
+use layout::build::lay_out;
 use predict::plan::{Report, memory_report};
 use std::sync::Arc;
 use std::time::Duration;

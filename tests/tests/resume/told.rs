@@ -4,7 +4,7 @@ use checkpoint::detours::Detours;
 use checkpoint::{Checkpoint, RunFolder};
 use engine::run::{Message, Outcome, RunOptions, StepReport, train};
 use files::held::Held;
-use layout::lay_out::lay_out;
+use layout::build::lay_out;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

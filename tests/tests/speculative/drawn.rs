@@ -8,7 +8,7 @@ use device::cpu::Lanes;
 use engine::run::{
     FaultPoint, Message, RunOptions, SpeculationOutcome, StepReport, Watcher, train,
 };
-use layout::lay_out::lay_out;
+use layout::build::lay_out;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;

@@ -4,7 +4,7 @@ use super::FolderError;
 use super::folder::{Folder, Place};
 
 use device::Rank;
-use layout::runs::Runs;
+use layout::runs::SegmentRuns;
 use std::sync::{Arc, Mutex, PoisonError};
 use tensor_parallel::Decoder;
 

@@ -12,7 +12,7 @@ use files::durable::sync_folder;
 use files::names::{FILES, LOCK, TOKENIZER};
 use files::own;
 use half::bf16;
-use layout::build::Built;
+use layout::build::RankLayout;
 use serde_json::json;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions, TryLockError};

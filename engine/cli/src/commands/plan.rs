@@ -1,5 +1,8 @@
 //! `onebox plan`: the report of [`predict::plan`] in words and tables, or as JSON.
 
+use config::Loaded;
+use config::Config;
+use config::DeviceConfig;
 use super::check::count;
 use super::exit::{Failed, code};
 use super::largest::Lacking;
@@ -10,7 +13,7 @@ use crate::report::progress::si;
 
 use device::Error;
 use files::names::RUNS;
-use layout::build::{Built, build};
+use layout::build::{RankLayout, lay_out};
 use predict::changes::arguments;
 use predict::choose;
 use predict::plan::{Buffer, Disk, Memory, Report, report};

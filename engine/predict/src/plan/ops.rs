@@ -5,7 +5,7 @@ use config::Config;
 use device::recorder::{self, ListedOp};
 use device::{Error, Mode};
 use engine::dry_run::{IDLE, first_rank, play_steps};
-use layout::build::Built;
+use layout::build::RankLayout;
 use serde::Serialize;
 use std::cell::Cell;
 use std::rc::Rc;

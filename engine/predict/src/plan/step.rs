@@ -6,7 +6,7 @@ use device::recorder::Totals;
 use device::{Error, Lane};
 use engine::dry_run::{alike, count, with_micro_batches};
 use layout::build::{RankLayout, shape};
-use layout::lay_out::lay_out;
+use layout::build::lay_out;
 use serde::Serialize;
 
 /// What a rank does in one optimizer step, as counted.

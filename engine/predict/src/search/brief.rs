@@ -1,10 +1,11 @@
 //! A step from a few of its micro-batches: how long, and how much of it waits for the host.
 
+use crate::sim::Timeline;
 use crate::simulate::{SimulateError, simulate_unchecked};
 use config::{Config, ParameterPlace, Recompute};
 use device::Lane;
 use engine::dry_run::with_micro_batches;
-use layout::build::{Built, build, first_forward};
+use layout::build::{RankLayout, lay_out, vertical_width};
 
 /// Fewest micro-batches of the first of two simulations; all behind those of the second are like its last.
 const FEW: usize = 2;

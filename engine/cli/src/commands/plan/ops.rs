@@ -1,6 +1,8 @@
 //! `onebox plan --ops`: a line for every op of a step, or one JSON document. It is written while the step is recorded, since
 //! large models have millions of them.
 
+use config::Config;
+use predict::plan::{Op, Touched, list};
 use super::defect;
 use crate::commands::exit::{Failed, code};
 use crate::commands::seen;
