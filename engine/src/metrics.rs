@@ -350,7 +350,7 @@ mod tests {
         metrics.step(&step(1));
         metrics.eval(1, (2.5, true), &[]);
         metrics.checkpoint_failed(1, "no space");
-        metrics.differs(1, &[Differing { rank: 2, place: "the loss".into() }]);
+        metrics.differs(1, &[Difference { rank: 2, place: "the loss".into() }]);
         metrics.end(1, "00ff");
         let expected = concat!(
             r#"{"kind":"step","step":1,"loss":2.4312,"grad_norm":0.1,"loss_scale":65536.0,"#,

@@ -306,6 +306,7 @@ fn failed(path: &Path) -> impl FnOnce(io::Error) -> RewriteError {
 mod tests {
     use super::*;
     use config::load_str;
+    use data::Corpus;
     use layout::build::lay_out;
     use std::sync::{Mutex, PoisonError};
 

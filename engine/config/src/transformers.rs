@@ -25,7 +25,7 @@ pub struct FolderModel {
 }
 
 /// A key of `model` that a `config.json` decides.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct ComparedKey {
     /// What a `config.json` calls it, that of a GPT-2 and that of a Llama.
     pub names: [&'static str; 2],

@@ -34,7 +34,9 @@ struct NamedCorpus {
 /// Corpora, each with its source in the config.
 #[derive(Debug)]
 pub struct SourceCorpora<'a> {
+    /// In the order of the sources.
     pub corpora: Vec<Corpus>,
+    /// Where each is from, with its weight.
     pub sources: &'a [Source],
 }
 
@@ -43,6 +45,7 @@ pub struct SourceCorpora<'a> {
 pub struct Sample<'a> {
     /// None if the run trains on one corpus.
     pub corpus_name: Option<&'a String>,
+    /// The corpus that has it.
     pub corpus: &'a Corpus,
     /// Number of the sample among the documents of its corpus, or of the first token of its window.
     pub place: usize,
@@ -89,13 +92,7 @@ impl Dataset {
     }
 
     /// The sample of a run with this number, counted from 0 over all its steps of `per_step` samples, in this order.
-    pub fn sample(
-        &self,
-        order: DataOrder,
-        seed: u64,
-        number: u64,
-        per_step: u64,
-    ) -> Sample<'_> {
+    pub fn sample(&self, order: DataOrder, seed: u64, number: u64, per_step: u64) -> Sample<'_> {
         let (index, of_corpus) = self.turns.of(number);
         let key = |index| random::key(random::key(seed, OF_CORPUS), index);
         let seed = if index == 0 { seed } else { key(index as u64) };

@@ -2,9 +2,9 @@
 //! everything else that the documents follow from.
 
 use super::document::Document;
+use super::token_part::{self, TokenPart};
 use super::tokens::{self, Cache, PartRecord};
 use super::unread::IgnoredKeys;
-use super::token_part::{self, TokenPart};
 use std::path::Path;
 use xxhash_rust::xxh3::Xxh3Default;
 

@@ -4,7 +4,6 @@ use crate::boxes::{self, BoxError};
 use crate::plan::Report;
 use crate::sim::{self, Hardware, Program, SimulatedOp, Timeline, WorkKind};
 use config::{BoxConfig, Config, DeviceConfig, UpdateMode};
-use data::Corpus;
 use device::{Lane, Rank};
 use engine::dry_run::play_steps;
 use layout::build::{RankLayout, shape, update_mode};

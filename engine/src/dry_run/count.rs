@@ -5,7 +5,7 @@ use config::{Accumulate, Config, UpdateMode};
 use data::{Corpus, Dataset};
 use device::recorder::{self, Totals};
 use device::{Device, Error, Rank};
-use layout::build::{RankLayout, vertical_width, update_mode};
+use layout::build::{RankLayout, update_mode, vertical_width};
 use std::sync::Arc;
 use tensor_parallel::Ring;
 

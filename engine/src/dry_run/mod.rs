@@ -3,11 +3,11 @@
 
 mod count;
 
-use data::Corpus;
 pub use count::{
     IDLE, alike, count, first_rank, play as play_steps, typical_step, with_micro_batches,
     with_steps,
 };
+use data::Corpus;
 
 use crate::run::RunOptions;
 

@@ -5,9 +5,9 @@
 //! for the disk, and the kernel's own for threads and page tables: a run of one rank was never killed under a limit 10.6 MiB
 //! above its plan, and sometimes under one of 8.6 MiB.
 
-use config::DeviceConfig;
-use config::Config;
 use crate::run::export::window_bytes;
+use config::Config;
+use config::DeviceConfig;
 use device::{Arena, message_bytes};
 use layout::build::RankLayout;
 use layout::here;

@@ -1,9 +1,9 @@
 //! Capacity of the Host lane's queue: enough that a thread that queues an update can go on to the next forward pass.
 
-use config::DeviceConfig;
-use config::Config;
 use crate::dry_run::{count, with_micro_batches};
 use crate::run::RunError;
+use config::Config;
+use config::DeviceConfig;
 
 use device::Lane;
 use device::cpu::Lanes;

@@ -5,7 +5,7 @@ use super::under_fake;
 use config::{Config, load};
 use engine::dry_run::dry_run;
 use fake_cuda::{Stats, memory_use, stats};
-use layout::build::{lay_out, device_bytes, device_limit};
+use layout::build::{device_bytes, device_limit, lay_out};
 use predict::plan::memory_report;
 use std::path::Path;
 use std::sync::{Barrier, Mutex};

@@ -2,7 +2,7 @@
 //! compared with a run of the same phases whose updates are `Serial`.
 
 use super::by_hand::{Drawn, seeds};
-use checkpoint::detours::Detours;
+use checkpoint::detours::RollbackHistory;
 use checkpoint::{Checkpoint, RunFolder, newest};
 use device::cpu::Lanes;
 use engine::run::{

@@ -1,6 +1,5 @@
 //! Measures the memory of each NUMA node: reading, writing, copying, and changing in place.
 
-use engine::run::open::kernel_team;
 use super::adam::median;
 use super::open_on_host;
 use device::numerics::{Pass, sweep};
@@ -8,6 +7,7 @@ use device::{
     Arena, Divisible, Dtype, Error, HostContext, HostOp, HostTask, Lane, Mode, Plan, Tensor,
     ThreadTeam,
 };
+use engine::run::open::kernel_team;
 use serde::Serialize;
 use std::io;
 use std::sync::Arc;

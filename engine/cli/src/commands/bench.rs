@@ -14,7 +14,7 @@ use crate::bench::{
 use crate::report::progress::si;
 use crate::report::trace;
 use device::Trace;
-use layout::build::{lay_out, dtype};
+use layout::build::{dtype, lay_out};
 use layout::gpu;
 use predict::calibrate;
 use predict::calibrate::{measure, to_ron};

@@ -1,8 +1,5 @@
 //! `onebox plan`: the report of [`predict::plan`] in words and tables, or as JSON.
 
-use config::Loaded;
-use config::Config;
-use config::DeviceConfig;
 use super::check::count;
 use super::exit::{Failed, code};
 use super::largest::Lacking;
@@ -10,6 +7,9 @@ use super::processes::{SILENCE, Team, facts};
 use super::simulate::failed;
 use super::{ConfigArgs, OnBox, missing_gpus, of_ops, print, print_json, say, search, weights};
 use crate::report::progress::si;
+use config::Config;
+use config::DeviceConfig;
+use config::Loaded;
 
 use device::Error;
 use files::names::RUNS;

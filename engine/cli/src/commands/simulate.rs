@@ -1,18 +1,18 @@
 //! `onebox simulate`: a step on a described box, in words and tables, as JSON, and as a trace.
 
-use config::Config;
-use predict::{choose, schedules};
-use config::UpdateMode;
-use engine::metrics::median_step;
-use predict::plan::{memory_report, ops_of_step};
-use predict::simulate::{SimulateError, Simulated, groups, mean_step, simulate, summary};
 use super::exit::{Failed, code};
 use super::{ConfigArgs, OnBox, may_write, of_ops, print, print_json, say, unwritten};
 use crate::report::progress::si;
 use crate::report::trace;
+use config::Config;
+use config::UpdateMode;
+use engine::metrics::median_step;
 use files::names::METRICS;
-use layout::build::{RankLayout, update_mode};
 use layout::build::lay_out;
+use layout::build::{RankLayout, update_mode};
+use predict::plan::{memory_report, ops_of_step};
+use predict::simulate::{SimulateError, Simulated, groups, mean_step, simulate, summary};
+use predict::{choose, schedules};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use topology::{counted, format_bytes};

@@ -1,12 +1,11 @@
 //! A step in figures: ops, bytes and FLOPs by lane, counted on a device that runs nothing.
 
 use config::Config;
-use data::Corpus;
 use device::recorder::Totals;
 use device::{Error, Lane};
 use engine::dry_run::{alike, count, with_micro_batches};
-use layout::build::{RankLayout, shape};
 use layout::build::lay_out;
+use layout::build::{RankLayout, shape};
 use serde::Serialize;
 
 /// What a rank does in one optimizer step, as counted.

@@ -1,4 +1,5 @@
 use super::*;
+use device::Cargo;
 use device::{
     Arena, Dtype, HostContext, HostOp, HostTask, Lane, Mode, Op, Plan, Pool, Reduction, Tensor,
     random,

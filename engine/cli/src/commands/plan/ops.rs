@@ -1,14 +1,14 @@
 //! `onebox plan --ops`: a line for every op of a step, or one JSON document. It is written while the step is recorded, since
 //! large models have millions of them.
 
-use config::Config;
-use predict::plan::{Op, Touched, list};
 use super::defect;
 use crate::commands::exit::{Failed, code};
 use crate::commands::seen;
 use crate::report::progress::si;
+use config::Config;
 use files::shown::lines;
 use layout::build::RankLayout;
+use predict::plan::{Op, Touched, list};
 use std::cell::RefCell;
 use std::io::{BufWriter, Result, Stdout, Write, stdout};
 use std::rc::Rc;
