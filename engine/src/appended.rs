@@ -17,7 +17,7 @@ pub struct MetricsError {
 
 /// Gets whole pieces; one write for each.
 #[derive(Debug)]
-pub(crate) struct Appended {
+pub(crate) struct AppendFile {
     pub(crate) file: File,
     path: PathBuf,
     /// Bytes of the whole pieces; what follows them after a failed write is cut off.
@@ -26,7 +26,7 @@ pub(crate) struct Appended {
     dropped: u64,
 }
 
-impl Appended {
+impl AppendFile {
     /// `file` is open to append, and is `length` bytes long.
     pub(crate) fn new(file: File, path: &Path, length: u64) -> Self {
         Self { file, path: path.to_owned(), length, torn: false, dropped: 0 }

@@ -2,7 +2,7 @@
 //!
 //! A line goes out in one write (`Appended`). Where the run has event files for TensorBoard, these get the same.
 
-use crate::appended::Appended;
+use crate::appended::AppendFile;
 pub use crate::appended::MetricsError;
 use crate::run::Difference;
 use crate::tensorboard::Events;
@@ -107,7 +107,7 @@ enum Line<'a> {
 
 /// What is read back of a line.
 #[derive(Deserialize)]
-struct Written {
+struct LineHeader {
     kind: String,
     step: u64,
 }
@@ -115,7 +115,7 @@ struct Written {
 /// The writer of `metrics.jsonl`.
 #[derive(Debug)]
 pub struct MetricsWriter {
-    lines: Appended,
+    lines: AppendFile,
     events: Option<Events>,
 }
 
@@ -144,7 +144,7 @@ impl MetricsWriter {
             Ok((file, length))
         };
         let (file, length) = open().map_err(failed)?;
-        Ok(Self { lines: Appended::new(file, &path, length), events: None })
+        Ok(Self { lines: AppendFile::new(file, &path, length), events: None })
     }
 
     /// Steps and evaluations go to `events`, too.
@@ -253,7 +253,7 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
 /// The step of the `end` line if it is the last whole line.
 pub fn finished_step(text: &[u8]) -> Option<u64> {
     let last = whole_lines(text).last()?;
-    let written: Written = serde_json::from_slice(last).ok()?;
+    let written: LineHeader = serde_json::from_slice(last).ok()?;
     (written.kind == "end").then_some(written.step)
 }
 
@@ -262,7 +262,7 @@ fn keep(mut file: &File, dir: &Directory, last_step: u64) -> io::Result<u64> {
     let mut text = Vec::new();
     file.read_to_end(&mut text)?;
     let damaged =
-        whole_lines(&text).position(|line| serde_json::from_slice::<Written>(line).is_err());
+        whole_lines(&text).position(|line| serde_json::from_slice::<LineHeader>(line).is_err());
     if let Some(number) = damaged {
         dir.create(DAMAGED)?.write_all(&text)?;
         let (path, copy) = (dir.called(METRICS), dir.called(DAMAGED));
@@ -277,7 +277,7 @@ fn keep(mut file: &File, dir: &Directory, last_step: u64) -> io::Result<u64> {
 /// Bytes before the first line of a step after `last_step`. A line that cannot be read belongs to those before it.
 fn kept(text: &[u8], last_step: u64) -> usize {
     let stays = |line: &&[u8]| {
-        let written = serde_json::from_slice::<Written>(line);
+        let written = serde_json::from_slice::<LineHeader>(line);
         written.map_or(true, |line| match line.kind.as_str() {
             "end" => false,
             "eval" => line.step < last_step,

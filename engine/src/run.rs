@@ -26,7 +26,7 @@ use crate::run::not_finite::SkipCause;
 pub use crate::run::options::{RunOptions, StuckHandler};
 pub use crate::run::outcome::{Outcome, ReadFailure, RunError};
 use crate::run::stop::{StopSignal, StopVote};
-use crate::save::{AfterStep, Saver};
+use crate::save::{SavePoint, Saver};
 use crate::step::Trainer;
 pub use crate::train::init::Weights;
 use crate::train::trainer::trainer;
@@ -390,7 +390,7 @@ impl Ranks<'_> {
             let (stopped, due) = link.vote.after_step(due)?;
             reached = RunProgress { step, stopped, diverged };
             // First the states: an evaluation changes nothing.
-            let after = AfterStep { step, skipped_in_a_row: step - last_good };
+            let after = SavePoint { step, skipped_in_a_row: step - last_good };
             if due || !reached.goes_on() || step == steps {
                 self.save(dev, trainer, after, link.listener)?;
             }
@@ -451,7 +451,7 @@ impl Ranks<'_> {
         &self,
         dev: &Device,
         trainer: &Trainer,
-        after: AfterStep,
+        after: SavePoint,
         listener: Listener<'_>,
     ) -> Result<(), Error> {
         let model = (&trainer.optimizer, &self.layout.decoder, self.layout.barrier);

@@ -17,7 +17,7 @@ use checkpoint::manifest::MANIFEST;
 use checkpoint::{RunFolder, remove_all};
 use files::directory::Directory;
 use files::durable::sync_folder;
-use files::held::Held;
+use files::held::LockedRunDir;
 use files::names::{
     CHECKPOINTS, CONFIG, DAMAGED, FORKED, LOCK, METRICS, RUNS, TOKENIZER, UNFINISHED, WEIGHTS, any,
     any_of, has_run, holds_run, is_there, resolved,
@@ -73,7 +73,7 @@ impl fmt::Display for RunMode {
 #[derive(Debug)]
 pub struct RunDir {
     forked_from: Option<PathBuf>,
-    held: Arc<Held>,
+    held: Arc<LockedRunDir>,
     folder: RunFolder,
 }
 
@@ -121,7 +121,7 @@ impl RunDir {
     }
 
     /// The directory, as long as it is this run's.
-    pub fn held(&self) -> &Arc<Held> {
+    pub fn held(&self) -> &Arc<LockedRunDir> {
         &self.held
     }
 
@@ -268,7 +268,7 @@ impl RunDir {
         {
             let _ = sync_folder(parent);
         }
-        let held = Arc::new(Held::new(directory, file));
+        let held = Arc::new(LockedRunDir::new(directory, file));
         Ok(Self { forked_from, folder: RunFolder::of(&held), held })
     }
 

@@ -16,8 +16,10 @@ use checkpoint::RunFolder;
 use checkpoint::folder::{clean, hint, retain_from};
 use checkpoint::manifest::{Control, Manifest, TensorEntry, states};
 use checkpoint::room::{checkpoint_bytes, is_full, make_room};
-use checkpoint::under_way::UnderWay;
-use checkpoint::write::{Fill, Growing, Pieces, Written, bytes, pieces, tensors, write_file};
+use checkpoint::under_way::SaveProgress;
+use checkpoint::write::{
+    Fill, Pieces, RankRecord, UnfinishedCheckpoint, bytes, pieces, tensors, write_file,
+};
 use config::Config;
 use crossbeam_channel::Sender;
 use data::Dataset;
@@ -49,30 +51,30 @@ pub(crate) struct Saver {
     most_states: usize,
     /// By rank, where training goes on meanwhile.
     copies: Option<Vec<Mutex<Snapshot>>>,
-    shared: Mutex<Shared>,
+    shared: Mutex<SaveState>,
     pub(super) writing: Mutex<Option<JoinHandle<()>>>,
-    pub(super) under_way: Arc<UnderWay>,
+    pub(super) under_way: Arc<SaveProgress>,
     /// By rank, where its threads are bound: the cores for the thread that writes its copy.
     pub(super) cores: Vec<Vec<u32>>,
     watcher: Option<Watcher>,
 }
 
-struct Shared {
+struct SaveState {
     /// What is being written; none where it could not be begun.
-    growing: Option<Growing>,
+    growing: Option<UnfinishedCheckpoint>,
     /// Why this one will not be saved.
     problem: Option<String>,
     /// The disk had no room for the last one.
     full: bool,
     /// By rank.
-    files: Vec<Option<Written>>,
+    files: Vec<Option<RankRecord>>,
     /// Known to be whole: the one that the run went on from, and those that it saved.
     good: Vec<u64>,
 }
 
 /// When states are saved.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct AfterStep {
+pub(crate) struct SavePoint {
     pub(crate) step: u64,
     /// Of the steps up to it.
     pub(crate) skipped_in_a_row: u64,
@@ -80,7 +82,7 @@ pub(crate) struct AfterStep {
 
 /// One checkpoint on its way.
 #[derive(Clone, Copy)]
-pub(super) struct Job {
+pub(super) struct SaveJob {
     pub(super) step: u64,
     pub(super) skipped_in_a_row: u64,
     words: [f64; control::WORDS],
@@ -91,7 +93,7 @@ pub(super) struct Job {
     waited: Option<Duration>,
 }
 
-impl Job {
+impl SaveJob {
     /// With how long training waited; `None`: it still does.
     pub(super) const fn after(self, waited: Option<Duration>) -> Self {
         Self { waited, ..self }
@@ -99,18 +101,18 @@ impl Job {
 }
 
 /// Why a rank's file is not there: the run's end, or only the checkpoint's.
-enum Fault {
+enum SaveFailure {
     Device(Error),
     Io(io::Error),
 }
 
-impl From<Error> for Fault {
+impl From<Error> for SaveFailure {
     fn from(error: Error) -> Self {
         Self::Device(error)
     }
 }
 
-impl From<io::Error> for Fault {
+impl From<io::Error> for SaveFailure {
     fn from(error: io::Error) -> Self {
         Self::Io(error)
     }
@@ -153,7 +155,13 @@ impl Saver {
             base,
             most_states: crate::memory::saved_states(config),
             copies: copies.then(|| ranks.map(|_| Mutex::default()).collect()),
-            shared: Mutex::new(Shared { growing: None, problem: None, full: false, files, good }),
+            shared: Mutex::new(SaveState {
+                growing: None,
+                problem: None,
+                full: false,
+                files,
+                good,
+            }),
             writing: Mutex::new(None),
             under_way: Arc::default(),
             cores: places.ranks.iter().map(|place| place.cpus.clone()).collect(),
@@ -204,7 +212,7 @@ impl Saver {
         self: &Arc<Self>,
         dev: &Device,
         (optimizer, gpt, meeting): (&Optimizer, &Decoder, Tensor),
-        AfterStep { step, skipped_in_a_row }: AfterStep,
+        SavePoint { step, skipped_in_a_row }: SavePoint,
         listener: Listener<'_>,
     ) -> Result<(), Error> {
         let started = Instant::now();
@@ -252,7 +260,7 @@ impl Saver {
         let mut words = [0.0; control::WORDS];
         dev.read(optimizer.control(), &mut words)?;
         let late = optimizer.has_delayed_update();
-        let job = Job { step, skipped_in_a_row, words, late, started, waited: None };
+        let job = SaveJob { step, skipped_in_a_row, words, late, started, waited: None };
         match (&self.copies, listener.sender) {
             (Some(_), Some(sender)) => {
                 self.start((job, started.elapsed()), sender.clone(), world);
@@ -298,20 +306,20 @@ impl Saver {
         number: usize,
         pieces: (&Pieces, bool),
         step: u64,
-        fill: &mut Fill<'_, Fault>,
+        fill: &mut Fill<'_, SaveFailure>,
     ) -> Result<(), Error> {
-        let written = self.growing(step).map_err(Fault::Io).and_then(|growing| {
+        let written = self.growing(step).map_err(SaveFailure::Io).and_then(|growing| {
             write_file(number, &self.base, pieces, (growing.directory(), &self.under_way), fill)
         });
         match written {
             Ok(file) => self.wrote(number, Ok(file)),
-            Err(Fault::Io(error)) => self.wrote(number, Err(error)),
-            Err(Fault::Device(error)) => return Err(error),
+            Err(SaveFailure::Io(error)) => self.wrote(number, Err(error)),
+            Err(SaveFailure::Device(error)) => return Err(error),
         }
         Ok(())
     }
 
-    pub(super) fn wrote(&self, number: usize, written: io::Result<Written>) {
+    pub(super) fn wrote(&self, number: usize, written: io::Result<RankRecord>) {
         match written {
             Ok(file) => lock(&self.shared).files[number] = Some(file),
             Err(error) => self.refuse(&error),
@@ -319,13 +327,13 @@ impl Saver {
     }
 
     /// The checkpoint that grows.
-    pub(super) fn growing(&self, step: u64) -> io::Result<Growing> {
+    pub(super) fn growing(&self, step: u64) -> io::Result<UnfinishedCheckpoint> {
         if let Some(growing) = &lock(&self.shared).growing {
             return Ok(growing.clone());
         }
         let folder = self.folder.find()?;
         let gone = || io::Error::other(format!("{} is gone", self.folder.path().display()));
-        Growing::begun(folder.ok_or_else(gone)?, step)
+        UnfinishedCheckpoint::begun(folder.ok_or_else(gone)?, step)
     }
 
     pub(super) fn begin(&self, step: u64, (late, skipped): (bool, u64)) {
@@ -341,7 +349,8 @@ impl Saver {
             let full = std::mem::take(&mut shared.full);
             make_room(folder, (newest, full), bytes, &Directory::free)
         };
-        match self.folder.make().and_then(|folder| Growing::begin(folder, step, room)) {
+        match self.folder.make().and_then(|folder| UnfinishedCheckpoint::begin(folder, step, room))
+        {
             Ok(growing) => lock(&self.shared).growing = Some(growing),
             Err(error) => self.refuse(&error),
         }
@@ -369,7 +378,7 @@ impl Saver {
 
     /// With every file there: the manifest, the name, and what is told. All that was told before is on the disk
     /// when the checkpoint gets its name.
-    pub(super) fn conclude(&self, job: &Job, sender: Option<&Sender<ChannelItem>>) -> Message {
+    pub(super) fn conclude(&self, job: &SaveJob, sender: Option<&Sender<ChannelItem>>) -> Message {
         let mut hashing = Duration::ZERO;
         if self.is_well() {
             if let Some(sender) = sender {
@@ -399,7 +408,7 @@ impl Saver {
     }
 
     /// What is told, and what follows from it: older ones go, or the unfinished one.
-    fn verdict(&self, job: &Job, hashing: Duration) -> Message {
+    fn verdict(&self, job: &SaveJob, hashing: Duration) -> Message {
         let step = job.step;
         let (growing, problem) = {
             let shared = &mut *lock(&self.shared);
@@ -421,7 +430,7 @@ impl Saver {
             good.drain(..surplus);
             (!needed && good.len() == self.keep).then(|| good[0])
         };
-        let tidied = growing.map_or(Ok(()), |Growing { folder, .. }| {
+        let tidied = growing.map_or(Ok(()), |UnfinishedCheckpoint { folder, .. }| {
             self.folder.check_lock()?;
             oldest.map_or(Ok(()), |oldest| retain_from(&folder, oldest))?;
             hint(&folder, step)

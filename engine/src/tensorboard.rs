@@ -4,7 +4,7 @@
 //! never an earlier one again. It begins with a session: at that, TensorBoard forgets the later steps of earlier files, which
 //! are trained again. What a crash tears at the end of a file ends that file for its reader.
 
-use crate::appended::{Appended, MetricsError};
+use crate::appended::{AppendFile, MetricsError};
 use files::directory::Directory;
 use std::ffi::OsString;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -26,7 +26,7 @@ pub fn files(dir: &Directory) -> Vec<(u64, String)> {
 
 /// The writer of a start's file.
 #[derive(Debug)]
-pub struct Events(Appended);
+pub struct Events(AppendFile);
 
 impl Events {
     /// A new file in `dir`, for the steps after `last_step`.
@@ -42,7 +42,7 @@ impl Events {
             Ok(file)
         });
         let file = created.map_err(|source| MetricsError { path: path.clone(), source })?;
-        let mut events = Self(Appended::new(file, &path, 0));
+        let mut events = Self(AppendFile::new(file, &path, 0));
         let now = now();
         events.0.write(&record(&version(now)));
         events.0.write(&record(&session(now, last_step + 1)));

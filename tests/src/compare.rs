@@ -1,11 +1,11 @@
 //! Runs compared: bit for bit, or within what another order of sums in fp32 explains.
 
-use crate::{Ran, dataset, prose, tiny, try_run_on};
+use crate::{RunRecord, dataset, prose, tiny, try_run_on};
 use config::{Config, DataFormat};
 use data::{Corpus, Dataset};
 use device::cpu::Lanes;
 use engine::run::RunOptions;
-use files::held::Held;
+use files::held::LockedRunDir;
 use layout::build::lay_out;
 use safetensors::{Dtype, SafeTensors};
 use std::collections::BTreeMap;
@@ -88,7 +88,7 @@ pub fn one_window() -> Arc<Dataset> {
 ///
 /// # Panics
 /// When the run fails.
-pub fn run_with(sets: &[&str], options: &RunOptions) -> Ran {
+pub fn run_with(sets: &[&str], options: &RunOptions) -> RunRecord {
     let config = tiny(sets);
     let ran = try_run_on(&excerpt(), &config, &lay_out(&config), options);
     ran.unwrap_or_else(|e| panic!("{sets:?}: {e}"))
@@ -98,7 +98,7 @@ pub fn run_with(sets: &[&str], options: &RunOptions) -> Ran {
 ///
 /// # Panics
 /// As there.
-pub fn run_sets(sets: &[&str]) -> Ran {
+pub fn run_sets(sets: &[&str]) -> RunRecord {
     run_with(sets, &RunOptions::default())
 }
 
@@ -106,7 +106,7 @@ pub fn run_sets(sets: &[&str]) -> Ran {
 ///
 /// # Panics
 /// When the run fails or its weights cannot be read.
-pub fn run_with_weights(data: &Arc<Dataset>, config: &Config) -> (Ran, Weights) {
+pub fn run_with_weights(data: &Arc<Dataset>, config: &Config) -> (RunRecord, Weights) {
     run_for_weights(data, config, &RunOptions::default())
 }
 
@@ -118,10 +118,10 @@ pub fn run_for_weights(
     data: &Arc<Dataset>,
     config: &Config,
     options: &RunOptions,
-) -> (Ran, Weights) {
+) -> (RunRecord, Weights) {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("weights.safetensors");
-    let weights = Some(Held::unlocked(folder.path()).expect("a folder"));
+    let weights = Some(LockedRunDir::unlocked(folder.path()).expect("a folder"));
     let options = RunOptions { weights, ..options.clone() };
     let ran =
         try_run_on(data, config, &lay_out(config), &options).unwrap_or_else(|e| panic!("{e}"));
@@ -139,7 +139,7 @@ pub fn run_for_weights(
 ///
 /// # Panics
 /// As there.
-pub fn tiny_with_weights(sets: &[&str]) -> (Ran, Weights) {
+pub fn tiny_with_weights(sets: &[&str]) -> (RunRecord, Weights) {
     run_with_weights(&excerpt(), &tiny(sets))
 }
 
@@ -160,7 +160,7 @@ pub fn distance(a: &Weights, b: &Weights) -> f64 {
 ///
 /// # Panics
 /// When they are not; says where they part.
-pub fn assert_same_bits(base: &Ran, other: &Ran, what: &str) {
+pub fn assert_same_bits(base: &RunRecord, other: &RunRecord, what: &str) {
     for (a, b) in base.steps.iter().zip(&other.steps) {
         let step = a.step;
         assert_eq!(a.loss.to_bits(), b.loss.to_bits(), "{what}: loss of step {step}");
@@ -185,7 +185,7 @@ pub fn assert_no_bit_changes(base: &[&str], variants: &[&[&str]]) {
 
 /// How far two runs are, or may be, apart.
 #[derive(Clone, Copy, Debug)]
-pub struct Apart {
+pub struct RunDistance {
     /// Losses and evaluations: absolute, in nats.
     pub loss: f64,
     /// Gradient norms: relative.
@@ -194,7 +194,7 @@ pub struct Apart {
     pub weights: f64,
 }
 
-impl Apart {
+impl RunDistance {
     /// A NaN is never within a limit.
     fn is_within(self, limit: Self) -> bool {
         self.loss <= limit.loss && self.norm <= limit.norm && self.weights <= limit.weights
@@ -209,7 +209,7 @@ fn worst(all: impl Iterator<Item = f64>) -> f64 {
 /// A run that others are held against.
 #[derive(Debug)]
 pub struct Reference {
-    ran: Ran,
+    ran: RunRecord,
     weights: Weights,
     /// How far training moved the parameters.
     moved: f64,
@@ -236,7 +236,7 @@ impl Reference {
     }
 
     /// What was reported.
-    pub const fn ran(&self) -> &Ran {
+    pub const fn ran(&self) -> &RunRecord {
         &self.ran
     }
 
@@ -244,7 +244,7 @@ impl Reference {
     ///
     /// # Panics
     /// When it does not.
-    pub fn assert_near(&self, sets: &[&str], limit: Apart) {
+    pub fn assert_near(&self, sets: &[&str], limit: RunDistance) {
         self.assert_ran_near(&format!("{sets:?}"), &tiny_with_weights(sets), limit);
     }
 
@@ -253,14 +253,19 @@ impl Reference {
     /// # Panics
     /// When it was not.
     #[expect(clippy::print_stdout, reason = "shown with --nocapture, to see how tight limits are")]
-    pub fn assert_ran_near(&self, what: &str, (ran, weights): &(Ran, Weights), limit: Apart) {
+    pub fn assert_ran_near(
+        &self,
+        what: &str,
+        (ran, weights): &(RunRecord, Weights),
+        limit: RunDistance,
+    ) {
         let (a, b) = (&self.ran, ran);
         assert_eq!(a.steps.len(), b.steps.len(), "{what}");
         assert!(a.evals.iter().map(|e| e.0).eq(b.evals.iter().map(|e| e.0)), "{what}");
         let pairs = || a.steps.iter().zip(&b.steps);
         let losses = pairs().map(|(x, y)| (x.loss - y.loss).abs());
         let evals = a.evals.iter().zip(&b.evals).map(|((_, x), (_, y))| (x - y).abs());
-        let apart = Apart {
+        let apart = RunDistance {
             loss: worst(losses.chain(evals)),
             norm: worst(pairs().map(|(x, y)| (x.grad_norm / y.grad_norm - 1.0).abs())),
             weights: distance(&self.weights, weights) / self.moved,

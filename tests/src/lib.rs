@@ -141,7 +141,7 @@ pub fn prose(bytes: usize) -> String {
 
 /// A run on virtual GPUs, as far as tests compare it.
 #[derive(Clone, Debug)]
-pub struct Ran {
+pub struct RunRecord {
     /// Every step.
     pub steps: Vec<StepReport>,
     /// (step, loss)
@@ -150,7 +150,7 @@ pub struct Ran {
     pub outcome: Outcome,
 }
 
-impl Ran {
+impl RunRecord {
     /// Losses and norms, bit for bit, and the hash of all states.
     pub fn bits(&self) -> (Vec<(u64, u64, bool)>, Vec<u64>, String) {
         let step = |s: &StepReport| (s.loss.to_bits(), s.grad_norm.to_bits(), s.skipped);
@@ -163,7 +163,7 @@ impl Ran {
 ///
 /// # Errors
 /// As [`train`].
-pub fn try_run(config: &Config, options: &RunOptions) -> Result<Ran, Box<RunError>> {
+pub fn try_run(config: &Config, options: &RunOptions) -> Result<RunRecord, Box<RunError>> {
     try_run_built(config, &lay_out(config), options)
 }
 
@@ -175,7 +175,7 @@ pub fn try_run_built(
     config: &Config,
     built: &RankLayout,
     options: &RunOptions,
-) -> Result<Ran, Box<RunError>> {
+) -> Result<RunRecord, Box<RunError>> {
     try_run_on(&text(), config, built, options)
 }
 
@@ -188,7 +188,7 @@ pub fn try_run_on(
     config: &Config,
     built: &RankLayout,
     options: &RunOptions,
-) -> Result<Ran, Box<RunError>> {
+) -> Result<RunRecord, Box<RunError>> {
     let (mut steps, mut evals) = (Vec::new(), Vec::new());
     let outcome = train(config, built, data, options, &mut |message| match message {
         Message::Step(step) => steps.push(step),
@@ -199,14 +199,14 @@ pub fn try_run_on(
         | Message::Saved { .. }
         | Message::NotSaved { .. } => {}
     })?;
-    Ok(Ran { steps, evals, outcome })
+    Ok(RunRecord { steps, evals, outcome })
 }
 
 /// Trains.
 ///
 /// # Panics
 /// When the run fails.
-pub fn run(config: &Config, options: &RunOptions) -> Ran {
+pub fn run(config: &Config, options: &RunOptions) -> RunRecord {
     try_run(config, options).unwrap_or_else(|e| panic!("{e}"))
 }
 
@@ -214,7 +214,7 @@ pub fn run(config: &Config, options: &RunOptions) -> Ran {
 ///
 /// # Panics
 /// When the run fails.
-pub fn run_inline(sets: &[&str]) -> Ran {
+pub fn run_inline(sets: &[&str]) -> RunRecord {
     run(&tiny(sets), &RunOptions::default())
 }
 

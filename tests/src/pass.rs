@@ -66,7 +66,7 @@ pub fn worst(got: &[f64], want: &[f64]) -> f64 {
 }
 
 /// What every rank is given, of all samples: tokens and targets (B T), and the model's parameters by their names.
-pub struct Given<'a> {
+pub struct PassInputs<'a> {
     /// Inputs.
     pub tokens: &'a [f64],
     /// The next tokens.
@@ -77,7 +77,7 @@ pub struct Given<'a> {
     pub param: &'a (dyn Fn(&str) -> &'a [f64] + Sync),
 }
 
-impl std::fmt::Debug for Given<'_> {
+impl std::fmt::Debug for PassInputs<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Given").finish_non_exhaustive()
     }
@@ -85,7 +85,7 @@ impl std::fmt::Debug for Given<'_> {
 
 /// What a pass gives.
 #[derive(Debug)]
-pub struct Passed {
+pub struct PassResult {
     /// (B T, V)
     pub logits: Vec<f64>,
     /// Mean over all tokens.
@@ -106,7 +106,7 @@ struct Handles {
 }
 
 /// What a rank reads back: its logits, its loss, and its gradient of each segment.
-struct OfRank {
+struct RankResult {
     rank: Rank,
     logits: Vec<f64>,
     loss: f64,
@@ -117,10 +117,10 @@ struct OfRank {
 ///
 /// # Panics
 /// When a rank fails.
-pub fn pass(shape: &DecoderShape, dp: usize, given: &Given<'_>) -> Passed {
+pub fn pass(shape: &DecoderShape, dp: usize, given: &PassInputs<'_>) -> PassResult {
     let handles = Handles::plan(shape);
     let world = Communicator::new(shape.tp_size, dp, Duration::from_secs(60));
-    let parts: Vec<OfRank> = std::thread::scope(|scope| {
+    let parts: Vec<RankResult> = std::thread::scope(|scope| {
         let run = |rank| {
             let (handles, world) = (&handles, &world);
             scope.spawn(move || handles.rank(given, world, rank))
@@ -147,7 +147,7 @@ impl Handles {
         Self { plan: Arc::new(plan), gpt, batch, starts, buckets, loss, scale }
     }
 
-    fn rank(&self, given: &Given<'_>, world: &Arc<Communicator>, rank: Rank) -> OfRank {
+    fn rank(&self, given: &PassInputs<'_>, world: &Arc<Communicator>, rank: Rank) -> RankResult {
         let (gpt, batch, shape) = (&self.gpt, &self.batch, self.gpt.shape());
         let widest = shape.widest_sum();
         let options = CpuOptions {
@@ -186,10 +186,10 @@ impl Handles {
         let buckets = self.buckets.iter().zip(gpt.segments()).map(used).collect();
         let loss = read(&dev, self.loss)[0];
         dev.finish().expect("a device ends");
-        OfRank { rank, logits, loss, buckets }
+        RankResult { rank, logits, loss, buckets }
     }
 
-    fn write(&self, given: &Given<'_>, dev: &Device) {
+    fn write(&self, given: &PassInputs<'_>, dev: &Device) {
         let Rank { tp, tp_size, dp, .. } = dev.rank();
         let write = |t, value: &dyn Fn(usize) -> f64| dev.write(t, &|i| value(i)).expect("written");
         for (index, layout) in self.gpt.segments().iter().enumerate() {
@@ -218,13 +218,13 @@ impl Handles {
         write(self.batch.order, &|i| order[i] as f64);
     }
 
-    fn whole(&self, parts: &[OfRank]) -> Passed {
+    fn whole(&self, parts: &[RankResult]) -> PassResult {
         let shape = self.gpt.shape();
         let (vocab, columns, tokens) = (shape.vocab, shape.vocab_per_rank(), shape.tokens());
         let dp = parts.len() / shape.tp_size;
         let mut logits = vec![f64::NAN; dp * tokens * vocab];
         let mut grads = BTreeMap::new();
-        for OfRank { rank, logits: local, buckets, .. } in parts {
+        for RankResult { rank, logits: local, buckets, .. } in parts {
             // A rank may hold padding alone.
             let first = (rank.tp * columns).min(vocab);
             for (r, row) in local.chunks(columns).enumerate() {
@@ -251,7 +251,7 @@ impl Handles {
             }
         }
         let of_replicas = parts.iter().filter(|p| p.rank.tp == 0).map(|p| p.loss);
-        Passed { logits, loss: of_replicas.sum::<f64>() / (dp * tokens) as f64, grads }
+        PassResult { logits, loss: of_replicas.sum::<f64>() / (dp * tokens) as f64, grads }
     }
 }
 

@@ -14,10 +14,10 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use tests::{short_text, tiny, try_run_on};
 
-struct Counting;
+struct CountingAllocator;
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// A run is on: threads that show up now are its own.
 static RUNNING: AtomicBool = AtomicBool::new(false);
@@ -64,7 +64,7 @@ fn note() {
 }
 
 // SAFETY: everything is passed on to the system's allocator unchanged; `note` allocates nothing.
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         note();
         // SAFETY: the caller's promise.
@@ -102,7 +102,7 @@ fn passes(_: usize, place: FaultPoint, step: u64) {
 }
 
 #[derive(Debug, PartialEq)]
-struct Counted {
+struct AllocationCounts {
     of_ranks: u64,
     of_workers: u64,
 }
@@ -116,7 +116,7 @@ fn is_counted(step: u64) -> bool {
 /// Runs `tiny` and says what two steps allocated: 2 and 3, or 4 and 5 where each of two sides is filled first in step 1
 /// or 2, and read in the next, and where a step does not take as many batches as there is room for, so that the last one's room is
 /// first used in step 2.
-fn counted(sets: &[&str], lanes: Lanes) -> Counted {
+fn counted(sets: &[&str], lanes: Lanes) -> AllocationCounts {
     let later = sets.iter().any(|set| set.contains("Delayed") || *set == "offload.parameters=Host");
     FIRST.store(if later { 4 } else { 2 }, SeqCst);
     let steps = format!("train.steps={}", FIRST.load(SeqCst) + 3);
@@ -138,7 +138,7 @@ fn counted(sets: &[&str], lanes: Lanes) -> Counted {
     assert_eq!(ran.steps.len() as u64, FIRST.load(SeqCst) + 3);
     assert_eq!(BEGUN.load(SeqCst), RANKS.load(SeqCst));
     assert!(IN_STEP_1.load(SeqCst) > 0, "the first step allocates: else nothing is counted");
-    Counted { of_ranks: OF_RANKS.load(SeqCst), of_workers: OF_WORKERS.load(SeqCst) }
+    AllocationCounts { of_ranks: OF_RANKS.load(SeqCst), of_workers: OF_WORKERS.load(SeqCst) }
 }
 
 /// One test: counters are global, and a harness that starts threads during a run would be counted with it.
@@ -151,7 +151,7 @@ fn a_step_allocates_nothing_and_a_plan_holds_sixteen_bits_in_sixteen() {
 }
 
 const GRID: [&str; 2] = ["parallel.tensor=2", "parallel.data=2"];
-const NOTHING: Counted = Counted { of_ranks: 0, of_workers: 0 };
+const NOTHING: AllocationCounts = AllocationCounts { of_ranks: 0, of_workers: 0 };
 
 fn steps_after_the_first_allocate_nothing_on_any_thread_of_a_run() {
     for sets in [

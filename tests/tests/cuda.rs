@@ -13,7 +13,7 @@ use layout::build::lay_out;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use tests::compare::full;
-use tests::{Ran, short_text, tiny, try_run_on};
+use tests::{RunRecord, short_text, tiny, try_run_on};
 
 #[path = "cuda/accounting.rs"]
 mod accounting;
@@ -143,7 +143,7 @@ fn under_fake(case: &str, environment: &[(&str, &str)]) {
     println!("{said}");
 }
 
-fn try_run(config: &Config, options: &RunOptions) -> Result<Ran, Box<RunError>> {
+fn try_run(config: &Config, options: &RunOptions) -> Result<RunRecord, Box<RunError>> {
     try_run_on(&short_text(), config, &lay_out(config), options)
 }
 

@@ -9,7 +9,7 @@ use tests::compare::{
     Weights, assert_no_bit_changes, assert_same_bits, distance, full, initial_weights, one_window,
     run_for_weights, run_sets, run_with, with, with_delays,
 };
-use tests::{Ran, tiny};
+use tests::{RunRecord, tiny};
 
 const SERIAL: &str = "offload.update=Serial";
 
@@ -39,7 +39,7 @@ const LAYOUTS: [&[&str]; 4] = [
 fn steps_up_to_the_first_late_update_are_those_of_serial_and_the_next_is_not() {
     let base = ["train.steps=5", "train.eval_every=2", "batch.micro=1", "parallel.data=2"];
     let serial = run_sets(&with(&base, &[SERIAL]));
-    let loss = |ran: &Ran, step: usize| ran.steps[step - 1].loss.to_bits();
+    let loss = |ran: &RunRecord, step: usize| ran.steps[step - 1].loss.to_bits();
     for after_step in 0..5 {
         let ran = run_sets(&with(&base, &[&delayed(after_step)]));
         // Nothing comes before the first step's update.
@@ -71,7 +71,7 @@ const PLAIN: &[&str] = &[
 ];
 
 /// The run of PLAIN and `sets` from `initial`, and where it ends.
-fn plain(sets: &[&str], initial: Option<&Weights>) -> (Ran, Weights) {
+fn plain(sets: &[&str], initial: Option<&Weights>) -> (RunRecord, Weights) {
     let given = initial.map(|all| {
         let all = all.iter().map(|(name, x)| (name.clone(), Arc::from(&x[..])));
         Arc::new(all.collect())
@@ -195,7 +195,7 @@ fn an_evaluation_changes_nothing_and_sees_the_parameters_of_the_next_step() {
     let base = with(BASE, &["parallel.data=2"]);
     let often = run_sets(&with(&base, &["train.eval_every=1"]));
     let never = run_sets(&with(&base, &["train.eval_every=0"]));
-    let steps = |ran: &Ran| ran.bits().0;
+    let steps = |ran: &RunRecord| ran.bits().0;
     assert_eq!(steps(&often), steps(&never));
     assert_eq!(often.outcome.state_hash, never.outcome.state_hash);
     // What two steps compute on two evaluations see: those after the first late update and before it.

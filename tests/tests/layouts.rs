@@ -1,7 +1,7 @@
 //! The equivalence matrix, first half: however a run is cut over ranks and micro-batches, it is the run of one
 //! rank. Where the order of a sum changes, the difference stays within what fp32 explains.
 
-use tests::compare::{Apart, Reference, full, with};
+use tests::compare::{Reference, RunDistance, full, with};
 
 /// Clipping acts in most steps (norms are 1.5 to 5), evaluations happen between steps, and the vocabulary
 /// divides by no tensor-parallel degree. eps is large because the gradient of the key biases is mathematically
@@ -19,7 +19,7 @@ const RULES: [&[&str]; 2] =
     [&["optimizer.kind=AdamW"], &["optimizer.kind=Sgd", "optimizer.lr=0.3"]];
 
 /// Other orders of fp32 sums, over twenty steps: measured at most 9e-8, 2e-7 and 2e-6.
-const FP32: Apart = Apart { loss: 5e-7, norm: 1e-6, weights: 1e-5 };
+const FP32: RunDistance = RunDistance { loss: 5e-7, norm: 1e-6, weights: 1e-5 };
 
 fn near_one_rank(base: &[&str], layouts: &[&[&str]]) {
     for rule in RULES {

@@ -8,13 +8,13 @@
 #[path = "llama/packed.rs"]
 mod packed;
 
-use checkpoint::hugging_face::{Folder, Numbers, Pretrained, export};
+use checkpoint::hugging_face::{Folder, Numbers, PretrainedWeights, export};
 use checkpoint::{Checkpoint, RunFolder};
 use config::Config;
 use data::model_files::ModelFiles;
 use data::{Corpus, Dataset, Document};
 use engine::run::{Message, RunOptions, train};
-use files::held::Held;
+use files::held::LockedRunDir;
 use layout::build::lay_out;
 use layout::build::shape;
 use onebox::generate::{ModelSource, WeightSource, next_logits};
@@ -22,7 +22,7 @@ use safetensors::SafeTensors;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tensor_parallel::DecoderShape;
-use tests::pass::{Fixture, Given, Passed, pass, widened, worst};
+use tests::pass::{Fixture, PassInputs, PassResult, pass, widened, worst};
 use tests::{config, dataset_of_windows};
 
 /// Samples, tokens of one, vocabulary of the fixtures.
@@ -94,10 +94,10 @@ fn fp32(model: &str, sets: &[String], seed: u64) -> Config {
     config(&ron, sets)
 }
 
-fn pretrained(model: &str) -> Arc<Pretrained> {
+fn pretrained(model: &str) -> Arc<PretrainedWeights> {
     let from = Folder::open(&folder(model)).unwrap_or_else(|e| panic!("{e}"));
     let gpt = lay_out(&fp32(model, &[], 0)).decoder;
-    Arc::new(Pretrained::new(from, &gpt).unwrap_or_else(|e| panic!("{e}")))
+    Arc::new(PretrainedWeights::new(from, &gpt).unwrap_or_else(|e| panic!("{e}")))
 }
 
 fn grid((tp, dp, sequence): (usize, usize, bool)) -> Vec<String> {
@@ -121,13 +121,13 @@ fn logits_loss_and_every_gradient_are_those_of_transformers_on_every_layout() {
             sets.push(format!("recompute={more}"));
             let config = fp32(model, &sets, 0);
             let shape = DecoderShape { head_rows, ..shape(&config) };
-            let given = Given {
+            let given = PassInputs {
                 tokens: fixture.get("tokens"),
                 targets: fixture.get("targets"),
                 starts: None,
                 param: &|name| fixture.get(&theirs(name)),
             };
-            let Passed { logits, loss, grads } = pass(&shape, layout.1, &given);
+            let PassResult { logits, loss, grads } = pass(&shape, layout.1, &given);
             let apart = worst(&logits, fixture.get("logits"));
             assert!(apart < 1e-5, "{model} {sets:?}: logits are {apart:e} apart");
             let apart = (loss - fixture.get("loss")[0]).abs();
@@ -147,7 +147,7 @@ fn logits_loss_and_every_gradient_are_those_of_transformers_on_every_layout() {
 /// Trains from a folder: losses and norms of the steps are these.
 fn assert_steps(
     config: &Config,
-    (from, data): (&Arc<Pretrained>, &Arc<Dataset>),
+    (from, data): (&Arc<PretrainedWeights>, &Arc<Dataset>),
     [want_losses, want_norms]: [&[f64]; 2],
     run: &str,
 ) {
@@ -287,7 +287,7 @@ fn weights(model: &str, sets: &[&str]) -> Vec<u8> {
     let path = run.path().join("weights.safetensors");
     let options = RunOptions {
         pretrained: Some(pretrained(model)),
-        weights: Some(Held::unlocked(run.path()).unwrap()),
+        weights: Some(LockedRunDir::unlocked(run.path()).unwrap()),
         ..RunOptions::default()
     };
     train(&config, &lay_out(&config), &data, &options, &mut |_| ()).unwrap();

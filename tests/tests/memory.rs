@@ -11,7 +11,7 @@ use layout::build::{RankLayout, lay_out, shape};
 use predict::plan::memory_report;
 use tensor_parallel::Ring;
 use tests::compare::assert_same_bits;
-use tests::{Ran, config, short_text, try_run_on};
+use tests::{RunRecord, config, short_text, try_run_on};
 
 /// 3.9 MB of it are kernel scratch, 1 MB buckets, activations and the embedding's.
 const LIMIT: u64 = 32 << 20;
@@ -34,7 +34,7 @@ fn of(placement: &str, layers: usize) -> (Config, RankLayout) {
     (config, built)
 }
 
-fn trained((config, built): &(Config, RankLayout)) -> Result<Ran, Box<RunError>> {
+fn trained((config, built): &(Config, RankLayout)) -> Result<RunRecord, Box<RunError>> {
     try_run_on(&short_text(), config, built, &RunOptions::default())
 }
 

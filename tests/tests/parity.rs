@@ -6,10 +6,10 @@
 
 use device::Dtype;
 use engine::run::{Message, RunOptions, StepReport, Weights, train};
-use files::held::Held;
+use files::held::LockedRunDir;
 use std::sync::Arc;
 use tensor_parallel::{Architecture, DecoderShape};
-use tests::pass::{Fixture, Given, Passed, pass, worst};
+use tests::pass::{Fixture, PassInputs, PassResult, pass, worst};
 use tests::{config, dataset_of_windows};
 
 /// Vocabulary, tokens of a sample, hidden, samples, steps of the fixture.
@@ -80,8 +80,8 @@ fn logits_loss_and_every_gradient_are_those_of_pytorch_on_every_layout() {
     let targets: Vec<f64> = windows.flat_map(|w| &w[1..]).copied().collect();
     let param = &|name: &str| fixture.get(name);
     for layout in LAYOUTS {
-        let given = Given { tokens: &tokens, targets: &targets, starts: None, param };
-        let Passed { logits, loss, grads } = pass(&shape(layout), layout.1, &given);
+        let given = PassInputs { tokens: &tokens, targets: &targets, starts: None, param };
+        let PassResult { logits, loss, grads } = pass(&shape(layout), layout.1, &given);
         let apart = worst(&logits, fixture.get("logits"));
         assert!(apart < 1e-5, "{layout:?}: logits are {apart:e} apart");
         let apart = (loss - fixture.get("loss_f64")[0]).abs();
@@ -99,14 +99,14 @@ fn logits_loss_and_every_gradient_are_those_of_pytorch_on_every_layout() {
     }
 }
 
-struct Trained {
+struct TrainingResult {
     losses: Vec<f64>,
     norms: Vec<f64>,
     weights: Fixture,
 }
 
 /// Ten steps of the engine, from the fixture's weights, on its windows.
-fn trained(fixture: &Fixture, optimizer: &str, sets: &[String]) -> Trained {
+fn trained(fixture: &Fixture, optimizer: &str, sets: &[String]) -> TrainingResult {
     let folder = tempfile::tempdir().unwrap();
     let windows: Vec<&[f64]> = fixture.get("train.tokens").chunks(T + 1).collect();
     let (seed, data) = dataset_of_windows(&windows, B, V, folder.path());
@@ -122,7 +122,7 @@ fn trained(fixture: &Fixture, optimizer: &str, sets: &[String]) -> Trained {
     let initial: Weights = params(fixture).map(|name| (name.into(), whole(name))).collect();
     let path = folder.path().join("weights.safetensors");
     let initial = Some(Arc::new(initial));
-    let weights = Some(Held::unlocked(folder.path()).unwrap());
+    let weights = Some(LockedRunDir::unlocked(folder.path()).unwrap());
     let options = RunOptions { initial, weights, ..RunOptions::default() };
     let mut steps: Vec<StepReport> = Vec::new();
     let built = layout::build::lay_out(&config);
@@ -132,7 +132,7 @@ fn trained(fixture: &Fixture, optimizer: &str, sets: &[String]) -> Trained {
         }
     })
     .unwrap();
-    Trained {
+    TrainingResult {
         losses: steps.iter().map(|s| s.loss).collect(),
         norms: steps.iter().map(|s| s.grad_norm).collect(),
         weights: read(&std::fs::read(path).unwrap()),

@@ -3,7 +3,7 @@
 use engine::run::RunOptions;
 use std::sync::Arc;
 use tests::compare::{
-    self, Apart, Reference, STANDSTILL, full, initial_weights, run_sets, run_with,
+    self, Reference, RunDistance, STANDSTILL, full, initial_weights, run_sets, run_with,
     tiny_with_weights, with,
 };
 
@@ -66,8 +66,8 @@ fn sixteen_bits_stay_near_fp32() {
     let reference = Reference::new(base);
     // Half an ulp is 2^-12 in fp16, relative, and 2^-9 in bf16. Measured in fp16: at most 1.4e-4, 1e-4 and 1e-4;
     // in bf16 eight times that.
-    let fp16 = Apart { loss: 5e-4, norm: 3e-4, weights: 3e-4 };
-    let bf16 = Apart { loss: 4e-3, norm: 3e-3, weights: 3e-3 };
+    let fp16 = RunDistance { loss: 5e-4, norm: 3e-4, weights: 3e-4 };
+    let bf16 = RunDistance { loss: 4e-3, norm: 3e-3, weights: 3e-3 };
     for layout in LAYOUTS {
         for scale in ["loss_scale.initial=32.0", "loss_scale.initial=2048.0"] {
             let sets = with(&with(base, layout), &["precision=Fp16", scale]);
@@ -78,8 +78,11 @@ fn sixteen_bits_stay_near_fp32() {
         reference.assert_near(&with(base, &fp32_sums), bf16);
     }
     // Where transfers block, micro-batches are summed in 16 bits too: one rounding more for each.
-    let twice =
-        |a: Apart| Apart { loss: 2.0 * a.loss, norm: 2.0 * a.norm, weights: 2.0 * a.weights };
+    let twice = |a: RunDistance| RunDistance {
+        loss: 2.0 * a.loss,
+        norm: 2.0 * a.norm,
+        weights: 2.0 * a.weights,
+    };
     for (precision, apart) in [("precision=Fp16", twice(fp16)), ("precision=Bf16", twice(bf16))] {
         let sums =
             ["offload.transfer=Blocking", "offload.update=Serial", "loss_scale.initial=32.0"];
@@ -90,7 +93,7 @@ fn sixteen_bits_stay_near_fp32() {
         // Adam divides small gradients by themselves, rounding and all; a large eps bounds that.
         let adam = with(base, &["optimizer.kind=AdamW", "optimizer.eps=1e-3", "optimizer.lr=3e-3"]);
         let reference = Reference::new(&adam);
-        let bf16 = Apart { weights: 1.5e-2, ..bf16 };
+        let bf16 = RunDistance { weights: 1.5e-2, ..bf16 };
         for layout in LAYOUTS {
             for precision in ["precision=Bf16", "precision=Fp16"] {
                 let sets = [precision, "loss_scale.initial=1024.0"];
@@ -106,7 +109,7 @@ fn sixteen_bits_stay_near_fp32() {
 fn fp8_stays_near_bf16_in_both_families_and_every_layout() {
     let sizes: &[&str] =
         &["model.hidden=64", "optimizer.kind=Sgd", "optimizer.lr=0.3", "batch.micro=1"];
-    let apart = Apart { loss: 4e-2, norm: 6e-2, weights: 2.5e-2 };
+    let apart = RunDistance { loss: 4e-2, norm: 6e-2, weights: 2.5e-2 };
     for family in ["model.family=Gpt2", "model.family=Llama"] {
         let base = with(sizes, &[family]);
         let reference = Reference::new(&with(&base, &["precision=Bf16"]));

@@ -10,14 +10,14 @@ use device::{
     Arena, Communicator, Dtype, Error, Group, Lane, Op, Plan, Processes, Rank, Reduction,
 };
 use engine::run::{FaultPoint, RunError, RunOptions, Watcher};
-use files::held::Held;
+use files::held::LockedRunDir;
 use layout::build::lay_out;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tests::compare::{assert_same_bits, excerpt, full, with};
-use tests::{Ran, tiny, try_run_on};
+use tests::{RunRecord, tiny, try_run_on};
 
 const BASE: &[&str] = &[
     "model.vocab=257",
@@ -30,10 +30,10 @@ const BASE: &[&str] = &[
 const TP2_DP2: &[&str] = &["parallel.tensor=2", "parallel.data=2"];
 const DP4: &[&str] = &["parallel.data=4"];
 
-type Ended = Result<Ran, Box<RunError>>;
+type RunResult = Result<RunRecord, Box<RunError>>;
 
 /// The run of `sets` by `count` processes, as each of them ended.
-fn across(count: usize, sets: &[&str], options: &RunOptions) -> Vec<Ended> {
+fn across(count: usize, sets: &[&str], options: &RunOptions) -> Vec<RunResult> {
     let (config, data) = (tiny(sets), excerpt());
     let built = lay_out(&config);
     std::thread::scope(|scope| {
@@ -48,7 +48,7 @@ fn across(count: usize, sets: &[&str], options: &RunOptions) -> Vec<Ended> {
 }
 
 /// The same of a run that does not fail: what its first process tells.
-fn ran(count: usize, sets: &[&str], options: &RunOptions) -> Ran {
+fn ran(count: usize, sets: &[&str], options: &RunOptions) -> RunRecord {
     let mut all = across(count, sets, options).into_iter().map(|ended| ended.unwrap());
     let first = all.next().unwrap();
     for other in all {
@@ -149,7 +149,7 @@ fn checkpoints_and_weights_are_the_same_files_and_any_number_of_processes_goes_o
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("checkpoints");
         std::fs::create_dir(&path).unwrap();
-        let weights = Some(Held::unlocked(folder.path()).unwrap());
+        let weights = Some(LockedRunDir::unlocked(folder.path()).unwrap());
         let options = RunOptions { weights, ..saving(&path, None) };
         (ran(count, &sets, &options), folder)
     };

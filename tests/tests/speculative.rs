@@ -9,7 +9,7 @@ mod by_hand;
 mod drawn;
 
 use engine::run::SpeculationOutcome;
-use tests::Ran;
+use tests::RunRecord;
 use tests::compare::{assert_same_bits, full, run_sets, run_with, with, with_delays};
 
 const SPECULATIVE: &str = "offload.update=Speculative";
@@ -42,12 +42,12 @@ const LAYOUTS: [&[&str]; 11] = [
 ];
 
 /// What became of the updates ahead of the decision, by step.
-fn ahead(ran: &Ran) -> Vec<SpeculationOutcome> {
+fn ahead(ran: &RunRecord) -> Vec<SpeculationOutcome> {
     ran.steps.iter().map(|step| step.ahead).collect()
 }
 
 /// A threshold near the middle norm of the steps, so that some are clipped and some are not.
-fn between(ran: &Ran) -> String {
+fn between(ran: &RunRecord) -> String {
     let mut norms: Vec<f64> = ran.steps.iter().map(|step| step.grad_norm).collect();
     norms.sort_by(f64::total_cmp);
     format!("optimizer.clip={}", norms[norms.len() / 2] as f32)

@@ -5,7 +5,7 @@
 
 use checkpoint::{Checkpoint, RunFolder};
 use engine::run::{FaultPoint, Outcome, RunOptions, Watcher, train};
-use files::held::Held;
+use files::held::LockedRunDir;
 use layout::build::lay_out;
 use std::collections::HashMap;
 use std::path::Path;
@@ -31,7 +31,7 @@ fn timed(
                 note.lock().expect("notes").push((place, Instant::now()));
             }
         })),
-        weights: Some(Held::unlocked(folder).expect("a folder")),
+        weights: Some(LockedRunDir::unlocked(folder).expect("a folder")),
         checkpoints: resume
             .is_none()
             .then(|| RunFolder::at(&folder.join("checkpoints")).expect("a folder")),

@@ -6,12 +6,12 @@
 use checkpoint::{RunFolder, newest};
 use device::cpu::Lanes;
 use engine::run::{FaultPoint, Message, RunOptions, Watcher, train};
-use files::held::Held;
+use files::held::LockedRunDir;
 use layout::build::lay_out;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use tests::compare::with;
-use tests::{Ran, text, tiny, try_run};
+use tests::{RunRecord, text, tiny, try_run};
 
 /// How many ranks, and their layout.
 const GRIDS: [(usize, &[&str]); 4] = [
@@ -29,7 +29,7 @@ const UPDATES: [&str; 4] = [
 const LANES: [Lanes; 2] = [Lanes::Inline, Lanes::Threads { chaos_us: 20 }];
 
 /// A run that `rank` tells to stop at `place` of `step`; any rank where it is none.
-fn told(sets: &[&str], lanes: Lanes, at: (Option<usize>, FaultPoint, u64)) -> Ran {
+fn told(sets: &[&str], lanes: Lanes, at: (Option<usize>, FaultPoint, u64)) -> RunRecord {
     let stop = Arc::new(AtomicBool::new(false));
     let tell = Arc::clone(&stop);
     let watcher = Watcher::new(move |rank, place, step| {
@@ -52,7 +52,7 @@ fn a_run_that_is_told_to_stop_during_a_step_ends_after_it() {
                 assert_eq!(ran.outcome.step, 3, "{sets:?}, {lanes:?}, {at:?}");
                 assert!(!ran.outcome.complete);
                 // The steps before it are those of a run that nobody stops.
-                let losses = |ran: &Ran| -> Vec<u64> {
+                let losses = |ran: &RunRecord| -> Vec<u64> {
                     ran.steps.iter().take(3).map(|s| s.loss.to_bits()).collect()
                 };
                 assert_eq!((losses(&ran), ran.steps.len()), (losses(&whole), 3));
@@ -95,7 +95,7 @@ fn every_evaluation_has_a_bound_and_hears_a_stop() {
 }
 
 /// A run that was told to stop before it began, and how many ranks came to have all their states.
-fn told_at_once(sets: &[&str], options: RunOptions) -> (Ran, usize) {
+fn told_at_once(sets: &[&str], options: RunOptions) -> (RunRecord, usize) {
     let loaded = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&loaded);
     let watcher = Watcher::new(move |_, place, _| {
@@ -129,7 +129,7 @@ fn a_stop_is_heard_while_initial_weights_are_made_and_while_states_are_read() {
         let options = RunOptions {
             checkpoints: checkpoints(),
             resume: from(),
-            weights: Some(Held::unlocked(folder.path()).unwrap()),
+            weights: Some(LockedRunDir::unlocked(folder.path()).unwrap()),
             ..RunOptions::default()
         };
         let (ran, loaded) = told_at_once(&sets, options.clone());
@@ -172,7 +172,7 @@ fn weights_are_written_when_the_run_is_done_and_at_an_interrupt_where_nothing_el
         let options = RunOptions {
             stop,
             watcher: Some(watcher),
-            weights: Some(Held::unlocked(folder.path()).unwrap()),
+            weights: Some(LockedRunDir::unlocked(folder.path()).unwrap()),
             checkpoints: Some(RunFolder::at(&folder.path().join("checkpoints")).unwrap()),
             ..RunOptions::default()
         };

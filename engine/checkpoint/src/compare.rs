@@ -1,8 +1,8 @@
 //! The config of a checkpoint against the one that goes on from it: what each key that differs means for the run.
 
-use super::manifest::Seen;
+use super::manifest::DataIdentity;
 use super::{Checkpoint, CheckpointError};
-use config::{Key, Loaded, ResumeEffect, UpdateMode, keys, load_stored};
+use config::{Key, LoadedConfig, ResumeEffect, UpdateMode, keys, load_stored};
 use data::Dataset;
 use layout::build::update_mode;
 use std::fmt;
@@ -27,7 +27,7 @@ impl fmt::Display for Difference {
 }
 
 /// From which update on, if from any, they are one step late.
-fn delayed(loaded: &Loaded) -> Option<u64> {
+fn delayed(loaded: &LoadedConfig) -> Option<u64> {
     match update_mode(&loaded.config) {
         UpdateMode::Delayed { after_step } => Some(after_step),
         _ => None,
@@ -40,15 +40,15 @@ fn delayed(loaded: &Loaded) -> Option<u64> {
 /// [`CheckpointError::Broken`] when the stored config cannot be read.
 pub fn differences(
     checkpoint: &Checkpoint,
-    now: &Loaded,
+    now: &LoadedConfig,
     data: &Dataset,
 ) -> Result<Vec<Difference>, CheckpointError> {
     let stored = stored_config(checkpoint.path(), checkpoint.config())?;
-    Ok(between((&stored, &checkpoint.manifest().data), (now, &Seen::of(data))))
+    Ok(between((&stored, &checkpoint.manifest().data), (now, &DataIdentity::of(data))))
 }
 
 /// The config that a checkpoint holds. Keys of another version are ignored with a warning.
-pub(super) fn stored_config(path: &Path, ron: &str) -> Result<Loaded, CheckpointError> {
+pub(super) fn stored_config(path: &Path, ron: &str) -> Result<LoadedConfig, CheckpointError> {
     let stored = load_stored(ron, &[]).map_err(|error| CheckpointError::Broken {
         path: path.to_owned(),
         problem: error.to_string(),
@@ -59,12 +59,12 @@ pub(super) fn stored_config(path: &Path, ron: &str) -> Result<Loaded, Checkpoint
 
 /// What differs between two runs and what they are trained on.
 pub(super) fn between(
-    (stored, seen): (&Loaded, &Seen),
-    (now, sees): (&Loaded, &Seen),
+    (stored, seen): (&LoadedConfig, &DataIdentity),
+    (now, sees): (&LoadedConfig, &DataIdentity),
 ) -> Vec<Difference> {
-    let scaled = |loaded: &Loaded| loaded.config.precision == config::Precision::Fp16;
+    let scaled = |loaded: &LoadedConfig| loaded.config.precision == config::Precision::Fp16;
     let idle = !scaled(stored) && !scaled(now);
-    let find = |all: &Loaded, key: &str| {
+    let find = |all: &LoadedConfig, key: &str| {
         let found = all.origins.iter().find(|(name, ..)| name == key);
         found.map_or_else(|| "absent".to_owned(), |(_, value, _)| value.clone())
     };
@@ -121,7 +121,7 @@ mod tests {
         let seen = serde_json::json!({
             "tokens": 90, "held_out_windows": 0, "train_hash": hash, "held_out_hash": hash
         });
-        let seen: Seen = serde_json::from_value(seen).unwrap_or_else(|e| panic!("{e}"));
+        let seen: DataIdentity = serde_json::from_value(seen).unwrap_or_else(|e| panic!("{e}"));
         let ron = r#"(
             model: (layers: 1, hidden: 32, heads: 4, seq_len: 16, vocab: 64),
             data: (train: "a.jsonl", format: Jsonl(), tokenizer: "t.json", packing: None),

@@ -15,14 +15,16 @@ const LATEST: &str = "latest";
 const BROKEN: &str = ".broken";
 
 /// The name of a checkpoint that cannot be used, and why.
-pub type Broken = (String, CheckpointError);
+pub type BrokenCheckpoint = (String, CheckpointError);
 
 /// The newest checkpoint in `folder` that is whole, every byte of it checked, and why each newer one is not.
 ///
 /// # Errors
 /// [`CheckpointError::Io`] when the folder or a checkpoint cannot be read, which is no sign that it is broken; a folder that
 /// does not exist holds none.
-pub fn newest(folder: &Path) -> Result<(Option<Checkpoint>, Vec<Broken>), CheckpointError> {
+pub fn newest(
+    folder: &Path,
+) -> Result<(Option<Checkpoint>, Vec<BrokenCheckpoint>), CheckpointError> {
     match Directory::open(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok((None, Vec::new())),
         opened => newest_until(&opened.map_err(unreadable(folder))?, u64::MAX),
@@ -36,7 +38,7 @@ pub fn newest(folder: &Path) -> Result<(Option<Checkpoint>, Vec<Broken>), Checkp
 pub fn newest_until(
     folder: &Directory,
     last: u64,
-) -> Result<(Option<Checkpoint>, Vec<Broken>), CheckpointError> {
+) -> Result<(Option<Checkpoint>, Vec<BrokenCheckpoint>), CheckpointError> {
     let steps = entries(folder, &[""]).map_err(unreadable(folder.path()))?;
     let mut refused = Vec::new();
     for (step, name) in steps.into_iter().rev().filter(|(step, _)| *step <= last) {

@@ -1,10 +1,10 @@
 //! What a checkpoint holds, read without its data: for `onebox checkpoint`, not for training.
 
 use super::compare::{between, stored_config};
-use super::manifest::{MANIFEST, Manifest, STATES, Seen};
+use super::manifest::{DataIdentity, MANIFEST, Manifest, STATES};
 use super::read::{check_cover, check_files, manifest_in, opened};
 use super::{Checkpoint, CheckpointError, Difference, file_name, newest, unreadable};
-use config::Loaded;
+use config::LoadedConfig;
 use data::Dataset;
 use files::directory::Directory;
 use files::names::CHECKPOINTS;
@@ -153,7 +153,7 @@ impl Summary {
     ///
     /// # Errors
     /// [`CheckpointError::Broken`] when this version cannot read it.
-    pub fn config(&self) -> Result<Loaded, CheckpointError> {
+    pub fn config(&self) -> Result<LoadedConfig, CheckpointError> {
         stored_config(&self.path, &self.manifest.config)
     }
 
@@ -163,10 +163,10 @@ impl Summary {
     /// As [`config`](Self::config).
     pub fn differences(
         &self,
-        now: &Loaded,
+        now: &LoadedConfig,
         data: &Dataset,
     ) -> Result<Vec<Difference>, CheckpointError> {
-        Ok(between((&self.config()?, &self.manifest.data), (now, &Seen::of(data))))
+        Ok(between((&self.config()?, &self.manifest.data), (now, &DataIdentity::of(data))))
     }
 
     /// Bytes of all its files but the manifest.
@@ -223,8 +223,8 @@ pub fn config_differences(
 }
 
 /// Differences of two configs of runs on the same data.
-pub fn differences_of(stored: &Loaded, now: &Loaded) -> Vec<Difference> {
-    let seen = Seen::default();
+pub fn differences_of(stored: &LoadedConfig, now: &LoadedConfig) -> Vec<Difference> {
+    let seen = DataIdentity::default();
     between((stored, &seen), (now, &seen))
 }
 

@@ -27,7 +27,7 @@ pub use folder::{
     remove_all, set_aside, sizes,
 };
 pub use read::Checkpoint;
-pub use read::Reader;
+pub use read::CheckpointReader;
 pub use room::room;
 pub use run_folder::RunFolder;
 

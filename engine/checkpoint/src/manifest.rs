@@ -77,7 +77,7 @@ pub struct Manifest {
     /// What is not a function of the step.
     pub control: Control,
     /// What there was to train on.
-    pub(crate) data: Seen,
+    pub(crate) data: DataIdentity,
     /// The resolved config, RON.
     pub(crate) config: String,
     /// By number.
@@ -108,7 +108,7 @@ pub struct Control {
 /// A data set: its size, and the hashes of its tokens, which manifests of earlier versions lack.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Seen {
+pub(crate) struct DataIdentity {
     tokens: usize,
     held_out_windows: usize,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -196,7 +196,7 @@ impl std::fmt::Display for Control {
     }
 }
 
-impl Seen {
+impl DataIdentity {
     pub(crate) fn of(data: &Dataset) -> Self {
         let Identity { train, held_out } = data.identity();
         let hash = |hash: u128| Some(Hash(format!("{hash:032x}")));
@@ -224,7 +224,7 @@ impl Seen {
     }
 }
 
-impl std::fmt::Display for Seen {
+impl std::fmt::Display for DataIdentity {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let windows = counted(self.held_out_windows, "held-out window");
         write!(f, "{} tokens, {windows}", self.tokens)?;
@@ -253,7 +253,7 @@ impl Manifest {
                 config.precision == Precision::Fp16,
                 false,
             ),
-            data: Seen::of(data),
+            data: DataIdentity::of(data),
             config: config.to_ron(),
             files: Vec::new(),
             tensors: Vec::new(),

@@ -29,21 +29,21 @@ const BLOCK: usize = 1 << 18;
 pub struct Checkpoint {
     path: PathBuf,
     manifest: Manifest,
-    files: Vec<Hashed>,
+    files: Vec<HashedFile>,
     /// By tensor.
-    placed: Vec<Vec<Placed>>,
+    placed: Vec<Vec<RangePlace>>,
 }
 
 /// A file that was checked, and the hashes of the blocks that were read for that: what is used later is compared with them.
 #[derive(Debug)]
-pub(super) struct Hashed {
+pub(super) struct HashedFile {
     file: File,
     blocks: Vec<u64>,
 }
 
 /// Where a range stands in its file.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Placed {
+pub(super) struct RangePlace {
     file: usize,
     span: Span,
     /// First byte of each state.
@@ -66,7 +66,7 @@ impl Checkpoint {
         let (path, manifest) = (folder.path(), manifest_in(folder, Some(step))?);
         let checked = check_files(folder, &manifest).into_iter().collect::<Result<Vec<_>, _>>()?;
         check_cover(path, &manifest)?;
-        let (files, places): (Vec<Hashed>, Vec<_>) = checked.into_iter().unzip();
+        let (files, places): (Vec<HashedFile>, Vec<_>) = checked.into_iter().unzip();
         let mut placed = vec![Vec::new(); manifest.tensors.len()];
         for (tensor, place) in places.into_iter().flatten() {
             placed[tensor].push(place);
@@ -138,8 +138,8 @@ impl Checkpoint {
     }
 
     /// For the elements of its tensors.
-    pub const fn reader(&self) -> Reader<'_> {
-        Reader { from: self, recent: Mutex::new(Vec::new()) }
+    pub const fn reader(&self) -> CheckpointReader<'_> {
+        CheckpointReader { from: self, recent: Mutex::new(Vec::new()) }
     }
 }
 
@@ -152,13 +152,13 @@ type Block = (usize, u64, Vec<u8>);
 
 /// Reads elements of a checkpoint, each block compared with what was there when all of it was checked.
 #[derive(Debug)]
-pub struct Reader<'a> {
+pub struct CheckpointReader<'a> {
     from: &'a Checkpoint,
     /// By threads that do not read just now; of the blocks the newest is the last.
     recent: Mutex<Vec<VecDeque<Block>>>,
 }
 
-impl Reader<'_> {
+impl CheckpointReader<'_> {
     /// Elements `wanted` of tensor number `tensor` in the order of the model.
     ///
     /// # Errors
@@ -184,7 +184,7 @@ impl Reader<'_> {
         out: &mut [f32],
     ) -> Result<(), CheckpointError> {
         let places = &self.from.placed[tensor];
-        let has = |place: &&Placed| place.span.overlap(wanted.clone()).next().is_some();
+        let has = |place: &&RangePlace| place.span.overlap(wanted.clone()).next().is_some();
         let keep = RECENT.max(2 * places.iter().filter(has).count());
         for place in places {
             for (from, to, n) in place.span.overlap(wanted.clone()) {
@@ -210,7 +210,7 @@ impl Reader<'_> {
     fn block(
         &self,
         (recent, keep): (&mut VecDeque<Block>, usize),
-        (place, state): (&Placed, usize),
+        (place, state): (&RangePlace, usize),
         number: usize,
         take: impl FnOnce(&[u8]),
     ) -> Result<(), CheckpointError> {
@@ -224,7 +224,7 @@ impl Reader<'_> {
         let mut bytes = old.map(|(.., bytes)| bytes).unwrap_or_default();
         bytes.resize(BLOCK.min(4 * place.span.len() - number * BLOCK), 0);
         let path = || self.from.path.join(file_name(place.file));
-        let Hashed { file, blocks } = &self.from.files[place.file];
+        let HashedFile { file, blocks } = &self.from.files[place.file];
         file.read_exact_at(&mut bytes, at).map_err(|error| unreadable(&path())(error))?;
         if xxh3_64(&bytes) != blocks[place.first[state] + number] {
             let problem =
@@ -259,7 +259,7 @@ pub(super) fn manifest_in(
 }
 
 /// Each file, and where its ranges stand, by tensor.
-type Checked = (Hashed, Vec<(usize, Placed)>);
+type CheckedFile = (HashedFile, Vec<(usize, RangePlace)>);
 
 /// Why a file is refused: by what is in it, or by the system.
 enum Problem {
@@ -283,7 +283,7 @@ impl From<io::Error> for Problem {
 pub(super) fn check_files(
     folder: &Directory,
     manifest: &Manifest,
-) -> Vec<Result<Checked, CheckpointError>> {
+) -> Vec<Result<CheckedFile, CheckpointError>> {
     let numbers: Vec<usize> = (0..manifest.files.len()).collect();
     let checked = numbers.par_iter().map(|&number| {
         let name = file_name(number);
@@ -292,7 +292,7 @@ pub(super) fn check_files(
         let file = open.map_err(unreadable(&path))?;
         let mut blocks = Vec::new();
         match check_file((&file, &mut blocks), number, manifest) {
-            Ok(placed) => Ok((Hashed { file, blocks }, placed)),
+            Ok(placed) => Ok((HashedFile { file, blocks }, placed)),
             Err(Problem::Broken(problem)) => Err(broken(&path, problem)),
             Err(Problem::Io(error)) => Err(unreadable(&path)(error)),
         }
@@ -323,7 +323,7 @@ fn check_file(
     (file, blocks): (&File, &mut Vec<u64>),
     number: usize,
     manifest: &Manifest,
-) -> Result<Vec<(usize, Placed)>, Problem> {
+) -> Result<Vec<(usize, RangePlace)>, Problem> {
     let said = &manifest.files[number];
     let header = check_header(file, said)?;
     let mut entries = header::decode_vectors(&header, said.bytes)?.into_iter();
@@ -337,7 +337,7 @@ fn check_file(
         let first = found.len();
         found.extend(ranges.iter().map(|r| {
             let (span, at, first) = (r.span, [0; 4], [0; 4]);
-            (index, Placed { file: number, span, at, first })
+            (index, RangePlace { file: number, span, at, first })
         }));
         if ranges.is_empty() {
             continue;

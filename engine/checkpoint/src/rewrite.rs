@@ -5,7 +5,9 @@ use super::header::{Entry, encode};
 use super::inspect::distances;
 use super::manifest::{Control, FileEntry, Hash, Manifest, RangeEntry};
 use super::room::{checkpoint_bytes, room};
-use super::write::{Growing, Piece, Pieces, Written, piece_entries, pieces, seal, tensors};
+use super::write::{
+    Piece, Pieces, RankRecord, UnfinishedCheckpoint, piece_entries, pieces, seal, tensors,
+};
 use super::{Checkpoint, CheckpointError, RunFolder, file_name};
 use config::Config;
 use data::Dataset;
@@ -58,7 +60,7 @@ pub type Values<'a> =
 /// What a checkpoint is made of.
 #[derive(Clone, Copy)]
 #[expect(missing_debug_implementations, reason = "it has two functions")]
-pub struct Source<'a> {
+pub struct TensorSource<'a> {
     /// Brings in a tensor, by its number in the order of the model. It is called between the pieces of work that all cores
     /// share, so it may use all cores itself.
     pub(crate) begin: &'a dyn Fn(usize) -> Result<(), RewriteError>,
@@ -69,12 +71,12 @@ pub struct Source<'a> {
 /// A checkpoint that is whole, on the disk and checked, and has its name only when everything beside it is there too: so a
 /// run directory without one is what a killed command left, and the command may begin again. Gone where it gets no name.
 #[derive(Debug)]
-pub struct Sealed {
+pub struct SealedCheckpoint {
     folder: RunFolder,
-    growing: Growing,
+    growing: UnfinishedCheckpoint,
 }
 
-impl Sealed {
+impl SealedCheckpoint {
     /// Gives it its name.
     ///
     /// # Errors
@@ -86,7 +88,7 @@ impl Sealed {
     }
 }
 
-impl Drop for Sealed {
+impl Drop for SealedCheckpoint {
     fn drop(&mut self) {
         // Not there when it has its name; and whatever went wrong before is the error to tell.
         drop(self.growing.remove());
@@ -101,14 +103,14 @@ pub fn reshard(
     from: &Checkpoint,
     (config, built): (&Config, &RankLayout),
     folder: &RunFolder,
-) -> Result<Sealed, RewriteError> {
+) -> Result<SealedCheckpoint, RewriteError> {
     from.check_model(&built.decoder)?;
     let mut manifest = from.manifest().clone();
     manifest.config = config.to_ron();
     manifest.onebox = env!("CARGO_PKG_VERSION").into();
     let reader = from.reader();
     let values = |which, wanted, out: &mut [f32]| Ok(reader.read(which, wanted, out)?);
-    let source = Source { begin: &|_| Ok(()), values: &values };
+    let source = TensorSource { begin: &|_| Ok(()), values: &values };
     let sealed = write(manifest, built, folder, source)?;
     let written = Checkpoint::within(sealed.growing.directory(), from.step())?;
     let mut unequal = None;
@@ -133,8 +135,8 @@ pub fn reshard(
 pub fn start(
     (config, built, data): (&Config, &RankLayout, &Dataset),
     folder: &RunFolder,
-    parameters: Source<'_>,
-) -> Result<Sealed, RewriteError> {
+    parameters: TensorSource<'_>,
+) -> Result<SealedCheckpoint, RewriteError> {
     let mut manifest = Manifest::new(config, data);
     manifest.control =
         Control::of(&built.optimizer.initial_control(), manifest.control.scaled, false);
@@ -146,7 +148,7 @@ pub fn start(
                 Ok(())
             }
         };
-    let sealed = write(manifest, built, folder, Source { values: &values, ..parameters })?;
+    let sealed = write(manifest, built, folder, TensorSource { values: &values, ..parameters })?;
     Checkpoint::within(sealed.growing.directory(), 0)?;
     Ok(sealed)
 }
@@ -156,16 +158,16 @@ fn write(
     mut manifest: Manifest,
     built: &RankLayout,
     folder: &RunFolder,
-    source: Source<'_>,
-) -> Result<Sealed, RewriteError> {
+    source: TensorSource<'_>,
+) -> Result<SealedCheckpoint, RewriteError> {
     manifest.tensors = tensors(&built.decoder);
     manifest.files = Vec::new();
     let states: usize =
         manifest.tensors.iter().map(|t| 4 * manifest.states().len() * t.len()).sum();
     let make_room = |folder: &Directory| room(folder, checkpoint_bytes(states as u64));
-    let begin = |within| Growing::begin(within, manifest.step, make_room);
+    let begin = |within| UnfinishedCheckpoint::begin(within, manifest.step, make_room);
     let growing = folder.make().and_then(begin).map_err(failed(&folder.path()))?;
-    let sealed = Sealed { folder: folder.clone(), growing };
+    let sealed = SealedCheckpoint { folder: folder.clone(), growing };
     let files = write_files(&manifest, built, sealed.growing.directory(), source)?;
     let whole = seal(sealed.growing.directory(), manifest, files);
     whole.map_err(failed(&sealed.growing.path()))?;
@@ -178,8 +180,8 @@ fn write_files(
     manifest: &Manifest,
     built: &RankLayout,
     folder: &Directory,
-    source: Source<'_>,
-) -> Result<Vec<Option<Written>>, RewriteError> {
+    source: TensorSource<'_>,
+) -> Result<Vec<Option<RankRecord>>, RewriteError> {
     let (tp_size, dp_size) = (built.decoder.shape().tp_size, built.optimizer.dp_size());
     let open = |rank: Rank| RankFile::open(manifest, built, rank, folder);
     let mut files = Rank::all(tp_size, dp_size).map(open).collect::<Result<Vec<_>, _>>()?;
@@ -290,10 +292,10 @@ impl RankFile {
         Ok(Hash::end(&hasher))
     }
 
-    fn close(self) -> Result<Written, RewriteError> {
+    fn close(self) -> Result<RankRecord, RewriteError> {
         self.file.sync_all().map_err(failed(&self.path))?;
         let entry = FileEntry { bytes: self.at, header: Hash::of(&self.header) };
-        Ok(Written { entry, ranges: self.ranges, hashing: Duration::ZERO })
+        Ok(RankRecord { entry, ranges: self.ranges, hashing: Duration::ZERO })
     }
 }
 
@@ -333,7 +335,7 @@ mod tests {
             out.iter_mut().zip(wanted).for_each(|(x, i)| *x = (tensor * 300_000 + i) as f32);
             Ok(())
         };
-        let source = Source { begin: &begin, values: &note };
+        let source = TensorSource { begin: &begin, values: &note };
         let into = RunFolder::at(&folder.path().join("checkpoints")).unwrap();
         let sealed = start((&config, &built, &data), &into, source).unwrap();
         let path = sealed.publish().unwrap();
@@ -369,7 +371,7 @@ mod tests {
             out.fill(0.0);
             Ok(())
         };
-        let source = Source { begin: &|_| Ok(()), values: &zeros };
+        let source = TensorSource { begin: &|_| Ok(()), values: &zeros };
         let into = RunFolder::at(&folder.path().join("checkpoints")).unwrap();
         let sealed = start((&config, &built, &data), &into, source).unwrap();
         let path = sealed.publish().unwrap();

@@ -2,7 +2,7 @@
 
 use super::Checkpoint;
 use files::directory::Directory;
-use files::held::Held;
+use files::held::LockedRunDir;
 use files::names::CHECKPOINTS;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 /// Where a run saves: as long as its directory is the one that it holds, and the folder in it the one that it found or made.
 #[derive(Clone, Debug)]
 pub struct RunFolder {
-    run: Arc<Held>,
+    run: Arc<LockedRunDir>,
     name: String,
     /// Since the run first needed it.
     found: Arc<Mutex<Option<Arc<Directory>>>>,
@@ -19,7 +19,7 @@ pub struct RunFolder {
 
 impl RunFolder {
     /// The folder of checkpoints in the directory of a run.
-    pub fn of(run: &Arc<Held>) -> Self {
+    pub fn of(run: &Arc<LockedRunDir>) -> Self {
         Self { run: Arc::clone(run), name: CHECKPOINTS.to_owned(), found: Arc::default() }
     }
 
@@ -30,7 +30,7 @@ impl RunFolder {
     pub fn at(path: &Path) -> io::Result<Self> {
         let parts = path.parent().zip(path.file_name().and_then(|name| name.to_str()));
         let (run, name) = parts.ok_or_else(|| io::Error::other("it names no folder"))?;
-        let run = Held::by_another(Directory::open(run)?);
+        let run = LockedRunDir::by_another(Directory::open(run)?);
         Ok(Self { run, name: name.to_owned(), found: Arc::default() })
     }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Of the checkpoints of a run.
 #[derive(Debug, Default)]
-pub struct UnderWay {
+pub struct SaveProgress {
     writers: AtomicUsize,
     /// Grows with every block that is written and every file that is synced.
     moved: AtomicU64,
@@ -13,13 +13,13 @@ pub struct UnderWay {
 
 /// While this lives, a checkpoint that can become whole is being written.
 #[derive(Debug)]
-pub struct Writing(Arc<UnderWay>);
+pub struct SaveGuard(Arc<SaveProgress>);
 
-impl UnderWay {
+impl SaveProgress {
     /// A checkpoint is being written from now on.
-    pub fn begin(self: &Arc<Self>) -> Writing {
+    pub fn begin(self: &Arc<Self>) -> SaveGuard {
         self.writers.fetch_add(1, Ordering::SeqCst);
-        Writing(Arc::clone(self))
+        SaveGuard(Arc::clone(self))
     }
 
     /// A part of it is done.
@@ -33,7 +33,7 @@ impl UnderWay {
     }
 }
 
-impl Drop for Writing {
+impl Drop for SaveGuard {
     fn drop(&mut self) {
         self.0.writers.fetch_sub(1, Ordering::SeqCst);
     }

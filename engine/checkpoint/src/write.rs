@@ -7,7 +7,7 @@ use super::header::{Entry, encode};
 use super::manifest::{FileEntry, Hash, MANIFEST, Manifest, RangeEntry, TensorEntry, states};
 use super::run_folder::of;
 use super::span::{Span, spans};
-use super::under_way::UnderWay;
+use super::under_way::SaveProgress;
 use device::Rank;
 use files::directory::Directory;
 use files::names::checkpoint_name;
@@ -27,7 +27,7 @@ const UNSYNCED: usize = 1 << 30;
 
 /// What a rank wrote.
 #[derive(serde::Serialize, serde::Deserialize, Debug)]
-pub struct Written {
+pub struct RankRecord {
     pub(crate) entry: FileEntry,
     /// (tensor, its range)
     pub(crate) ranges: Vec<(usize, RangeEntry)>,
@@ -48,14 +48,14 @@ pub type Pieces = Vec<(usize, Vec<Piece>)>;
 
 /// A checkpoint that grows: an empty directory at first, which gets its name when all of it is on the disk.
 #[derive(Clone, Debug)]
-pub struct Growing {
+pub struct UnfinishedCheckpoint {
     step: u64,
     /// In which it gets its name.
     pub folder: Arc<Directory>,
     unfinished: Arc<Directory>,
 }
 
-impl Growing {
+impl UnfinishedCheckpoint {
     /// The checkpoint of `step`, after `make_room` has found that there is enough.
     pub fn begin(
         folder: Arc<Directory>,
@@ -90,7 +90,7 @@ impl Growing {
     }
 
     /// The manifest of what ranks wrote into it, then its name, all of it on the disk.
-    pub fn publish(&self, manifest: Manifest, files: Vec<Option<Written>>) -> io::Result<()> {
+    pub fn publish(&self, manifest: Manifest, files: Vec<Option<RankRecord>>) -> io::Result<()> {
         seal(&self.unfinished, manifest, files)?;
         self.name()
     }
@@ -117,11 +117,11 @@ fn unfinished(step: u64) -> String {
 pub fn seal(
     unfinished: &Directory,
     mut manifest: Manifest,
-    files: Vec<Option<Written>>,
+    files: Vec<Option<RankRecord>>,
 ) -> io::Result<()> {
     for (number, file) in files.into_iter().enumerate() {
         let missing = || io::Error::other(format!("rank {number} wrote nothing"));
-        let Written { entry, ranges, .. } = file.ok_or_else(missing)?;
+        let RankRecord { entry, ranges, .. } = file.ok_or_else(missing)?;
         manifest.files.push(entry);
         for (tensor, range) in ranges {
             manifest.tensors[tensor].ranges.push(RangeEntry { file: number, ..range });
@@ -226,16 +226,16 @@ pub fn write_file<E: From<io::Error>>(
     number: usize,
     base: &Manifest,
     (pieces, late): (&Pieces, bool),
-    (folder, under_way): (&Directory, &UnderWay),
+    (folder, under_way): (&Directory, &SaveProgress),
     fill: &mut Fill<'_, E>,
-) -> Result<Written, E> {
+) -> Result<RankRecord, E> {
     let states = states(late);
     let entries = piece_entries((&base.tensors, states), pieces);
     let header = encode(&entries);
     let path = folder.called(&file_name(number));
     let file = of(&path, folder.create_new(&file_name(number)))?;
     let mut file =
-        Tracked { file: BufWriter::with_capacity(1 << 20, file), under_way, unsynced: 0 };
+        TrackedFile { file: BufWriter::with_capacity(1 << 20, file), under_way, unsynced: 0 };
     of(&path, file.write_all(&header))?;
     let mut ranges = Vec::new();
     let mut hashing = Duration::ZERO;
@@ -257,17 +257,17 @@ pub fn write_file<E: From<io::Error>>(
     under_way.moves();
     let data: u64 = entries.iter().map(|e| 4 * e.len as u64).sum();
     let entry = FileEntry { bytes: header.len() as u64 + data, header: Hash::of(&header) };
-    Ok(Written { entry, ranges, hashing })
+    Ok(RankRecord { entry, ranges, hashing })
 }
 
 /// A file that says that it moves, and lets no more than [`UNSYNCED`] bytes wait for the disk.
-struct Tracked<'a> {
+struct TrackedFile<'a> {
     file: BufWriter<File>,
-    under_way: &'a UnderWay,
+    under_way: &'a SaveProgress,
     unsynced: usize,
 }
 
-impl Write for Tracked<'_> {
+impl Write for TrackedFile<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = self.file.write(bytes)?;
         self.under_way.moves();

@@ -5,10 +5,10 @@
 
 mod common;
 
-use common::{Done, Folder};
+use common::{CommandOutput, Folder};
 use serde_json::Value;
 
-fn json(done: &Done) -> Value {
+fn json(done: &CommandOutput) -> Value {
     serde_json::from_str(&done.stdout).unwrap_or_else(|e| panic!("{e}: {}", done.stdout))
 }
 

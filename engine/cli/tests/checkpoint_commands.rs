@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{Done, Folder, has_strace};
+use common::{CommandOutput, Folder, has_strace};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
@@ -224,7 +224,7 @@ fn with_config(folder: &Folder, run: &str, change: impl FnOnce(&str) -> String) 
 }
 
 /// What each command says that reads the config of a checkpoint; one that hangs is ended with code 124.
-fn commands_on(folder: &Folder, run: &str, check: impl Fn(Done)) {
+fn commands_on(folder: &Folder, run: &str, check: impl Fn(CommandOutput)) {
     let train = ["train", "tiny.ron", "--run-dir", run, "--resume", "-q", "--set"];
     let all: [&[&str]; 5] = [
         &["checkpoint", "show", run],

@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{Done, Folder};
+use common::{CommandOutput, Folder};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
@@ -219,7 +219,7 @@ fn with_two(folder: &Folder, run: &str) {
     std::fs::write(path, kept.collect::<String>()).unwrap();
 }
 
-fn resume(folder: &Folder) -> Done {
+fn resume(folder: &Folder) -> CommandOutput {
     folder.train("run", &[&["--resume"], &EVERY_2[..]].concat())
 }
 

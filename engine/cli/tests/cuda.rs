@@ -5,10 +5,10 @@
 
 mod common;
 
-use common::{Done, Folder};
+use common::{CommandOutput, Folder};
 
 /// Runs `onebox` where the driver's stand-in is found, with four GPUs and `variables`.
-fn onebox(folder: &Folder, args: &[&str], variables: &[(&str, &str)]) -> Done {
+fn onebox(folder: &Folder, args: &[&str], variables: &[(&str, &str)]) -> CommandOutput {
     let mut command = folder.command(args);
     command.env("LD_LIBRARY_PATH", fake_cuda::library_folder());
     command.env("XDG_CACHE_HOME", folder.path("cache")).env("FAKECUDA_DEVICES", "4");
@@ -20,7 +20,7 @@ fn onebox(folder: &Folder, args: &[&str], variables: &[(&str, &str)]) -> Done {
 
 const TRAIN: [&str; 6] = ["train", "tiny.ron", "--run-dir", "run", "--set", "device=Cuda"];
 
-fn train(variables: &[(&str, &str)]) -> Done {
+fn train(variables: &[(&str, &str)]) -> CommandOutput {
     onebox(&Folder::new(), &TRAIN, variables)
 }
 

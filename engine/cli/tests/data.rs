@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{Done, Folder};
+use common::{CommandOutput, Folder};
 use std::fs;
 
 const SAVED: [&str; 3] = ["train.steps=2", "schedule.decay_steps=4", "train.checkpoint_every=2"];
@@ -21,7 +21,7 @@ fn start(folder: &Folder, run: &str, train: &str) {
 }
 
 /// Two more steps.
-fn go_on(folder: &Folder, run: &str, how: &str, train: &str) -> Done {
+fn go_on(folder: &Folder, run: &str, how: &str, train: &str) -> CommandOutput {
     let train = format!("data.train={train:?}");
     let four = ["train.steps=4", "schedule.decay_steps=4", "train.checkpoint_every=2", &train];
     folder.train(run, &[&[how], &sets(&four)[..]].concat())
@@ -224,7 +224,7 @@ fn a_checkpoint_without_the_hash_of_its_data_is_compared_by_what_it_has() {
 }
 
 /// `--dry-run --quiet` on this `data.train`.
-fn dry(folder: &Folder, train: &str, more: &[&str]) -> Done {
+fn dry(folder: &Folder, train: &str, more: &[&str]) -> CommandOutput {
     let train = format!("data.train={train:?}");
     let args = ["--dry-run", "-q", "--set", &train];
     folder.train("run", &[&args[..], &sets(more)].concat())

@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{Done, Folder};
+use common::{CommandOutput, Folder};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ fn exported(folder: &Folder, more: &[&str]) {
     folder.onebox(&[&args, more].concat()).ok();
 }
 
-fn import(folder: &Folder, from: &str, out: &str, more: &[&str]) -> Done {
+fn import(folder: &Folder, from: &str, out: &str, more: &[&str]) -> CommandOutput {
     folder.onebox(&[&["checkpoint", "import", from, out, "tiny.ron"], more].concat())
 }
 
@@ -133,8 +133,8 @@ fn a_folder_that_is_not_what_it_says_is_refused() {
         let clean = !done.stderr.contains("panicked") && !done.stderr.contains('\u{1b}');
         assert!(clean && !folder.path("new/checkpoints/step-00000000").exists(), "{what}");
     };
-    type Change = fn(&mut Value);
-    let changes: [(&str, Change, &str); 9] = [
+    type JsonChange = fn(&mut Value);
+    let changes: [(&str, JsonChange, &str); 9] = [
         ("absent", |h| drop(h.as_object_mut().unwrap().remove("transformer.wte.weight")), "hole"),
         ("renamed", |h| rename(h, "transformer.w"), "it has no `wte.weight`"),
         ("of integers", |h| h["transformer.ln_f.bias"]["dtype"] = "I32".into(), "is I32"),
@@ -239,11 +239,11 @@ fn nothing_leads_out_of_a_folder() {
     import(&folder, "hf", "new", &[]).ok();
 }
 
-fn reshard(folder: &Folder, out: &str) -> Done {
+fn reshard(folder: &Folder, out: &str) -> CommandOutput {
     folder.onebox(&["checkpoint", "reshard", "run", out, "--tp", "1", "--dp", "1"])
 }
 
-fn export(folder: &Folder, out: &str) -> Done {
+fn export(folder: &Folder, out: &str) -> CommandOutput {
     folder.onebox(&["checkpoint", "export", "run", out, "--to", "safetensors"])
 }
 

@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{Done, Folder};
+use common::{CommandOutput, Folder};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -31,7 +31,7 @@ fn folder() -> Folder {
 }
 
 /// Runs `scripts/NAME`.
-fn script(folder: &Folder, name: &str, args: &[&str]) -> Done {
+fn script(folder: &Folder, name: &str, args: &[&str]) -> CommandOutput {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts").join(name);
     let mut command = Command::new(path);
     command.args(args).env("ONEBOX", env!("CARGO_BIN_EXE_onebox")).stdin(Stdio::null());

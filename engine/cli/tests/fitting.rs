@@ -113,7 +113,7 @@ fn enlarged(memories: &Memories, line: &str) -> (Memories, Vec<Memories>) {
 const ONLY_BF16: &str = "yes, but only with bf16 Adam moments";
 
 /// What `plan` says of a box: whether a layout fits, whether only with bf16 moments, and the lines of what would be enough.
-struct Said {
+struct PlanAnswer {
     fits: bool,
     bf16: bool,
     enough: Vec<String>,
@@ -121,7 +121,7 @@ struct Said {
 }
 
 /// Asks in three ways, which agree.
-fn asked(folder: &Folder, more: &[&str]) -> Said {
+fn asked(folder: &Folder, more: &[&str]) -> PlanAnswer {
     let (fits, said) = plan(folder, &model(more));
     let (found, listed) = plan(folder, &search(more));
     let (as_it_is, planned) = plan(folder, &config(more, &[]));
@@ -146,7 +146,7 @@ fn asked(folder: &Folder, more: &[&str]) -> Said {
     });
     assert!(enough.iter().all(|lines| *lines == enough[0]), "{enough:?}");
     assert_eq!(fits, enough[0].is_empty(), "{said}");
-    Said { fits, bf16, enough: enough[0].clone(), of_config: planned }
+    PlanAnswer { fits, bf16, enough: enough[0].clone(), of_config: planned }
 }
 
 #[test]

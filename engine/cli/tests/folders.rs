@@ -33,8 +33,8 @@ fn the_same_weights_under_other_names_are_the_same_model() {
     let before = |wrapper: &'static str| {
         move |folder: &Folder| rename(folder, |name| [wrapper, name].concat())
     };
-    type Change = Box<dyn Fn(&Folder)>;
-    let cases: Vec<(&str, &str, Change)> = vec![
+    type FolderChange = Box<dyn Fn(&Folder)>;
+    let cases: Vec<(&str, &str, FolderChange)> = vec![
         ("chat", "tied table", Box::new(of_model("model.embed_tokens", "lm_head"))),
         ("gpt2", "tied table", Box::new(of_model("transformer.wte", "lm_head"))),
         ("gpt2", "bare names", Box::new(of_model("transformer.", ""))),

@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{Done, Folder};
+use common::{CommandOutput, Folder};
 use serde_json::Value;
 
 const FOLDERS: [&str; 6] = ["gpt2", "llama3", "llama-linear", "mistral", "qwen2", "qwen3"];
@@ -16,7 +16,7 @@ fn fixture(name: &str) -> String {
 }
 
 /// Runs `onebox` where the driver's stand-in is found, with `variables`.
-fn onebox(folder: &Folder, args: &[&str], variables: &[(&str, &str)]) -> Done {
+fn onebox(folder: &Folder, args: &[&str], variables: &[(&str, &str)]) -> CommandOutput {
     let mut command = folder.command(args);
     command.env("LD_LIBRARY_PATH", fake_cuda::library_folder());
     command.env("XDG_CACHE_HOME", folder.path("cache"));
@@ -57,7 +57,7 @@ fn a_text_from_a_gpu_has_the_tokens_of_the_cores() {
 /// The most that two rows of logits are apart, by the largest of the first.
 fn apart(folder: &Folder, model: &str, prompt: &str, sets: &[&str]) -> f64 {
     let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
-    let of = |done: Done| -> Vec<f64> {
+    let of = |done: CommandOutput| -> Vec<f64> {
         let said: Value = serde_json::from_str(&done.ok().stdout).unwrap();
         said["logits"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect()
     };

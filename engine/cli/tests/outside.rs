@@ -13,7 +13,7 @@ mod fields;
 #[path = "outside/texts.rs"]
 mod texts;
 
-use common::{Done, Folder, TINY, with_chats};
+use common::{CommandOutput, Folder, TINY, with_chats};
 use fields::Fields;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,7 +22,7 @@ use std::fs;
 use texts::{compare, difference, root, sources};
 
 /// Runs `onebox` as if there were no terminal, no GPU and no cache.
-fn onebox(folder: &Folder, args: &[&str]) -> Done {
+fn onebox(folder: &Folder, args: &[&str]) -> CommandOutput {
     let mut command = folder.command(args);
     command.env("COLUMNS", "80").env("CUDA_VISIBLE_DEVICES", "").env_remove("ONEBOX_LOG");
     command.env("XDG_CACHE_HOME", folder.path("cache"));
@@ -30,7 +30,7 @@ fn onebox(folder: &Folder, args: &[&str]) -> Done {
 }
 
 /// Runs `onebox` on a GPU of the driver's stand-in, under `variables`.
-fn on_gpus(folder: &Folder, args: &[&str], variables: &[(&str, &str)]) -> Done {
+fn on_gpus(folder: &Folder, args: &[&str], variables: &[(&str, &str)]) -> CommandOutput {
     let mut command = folder.command(args);
     command.env("LD_LIBRARY_PATH", fake_cuda::library_folder()).env("FAKECUDA_BESIDE", "0");
     command.env("XDG_CACHE_HOME", folder.path("cache")).envs(variables.iter().copied());
@@ -38,7 +38,7 @@ fn on_gpus(folder: &Folder, args: &[&str], variables: &[(&str, &str)]) -> Done {
 }
 
 /// Runs `onebox` with the words of a line. `ROOT` is the repository, `~` a space in a word.
-fn line_of_words(folder: &Folder, line: &str) -> Done {
+fn line_of_words(folder: &Folder, line: &str) -> CommandOutput {
     let root = root().display().to_string();
     let word = |word: &str| word.replace("ROOT", &root).replace('~', " ");
     let words: Vec<String> = line.split_terminator(' ').map(word).collect();

@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{Done, Folder};
+use common::{CommandOutput, Folder};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -269,7 +269,8 @@ fn one_gpu_uses_both_sockets_of_a_box_where_its_states_need_them() {
         let sets = base.iter().chain(sets).flat_map(|set| ["--set", set]);
         folder.onebox(&[verb, "tiny.ron", "--json"].into_iter().chain(sets).collect::<Vec<_>>())
     };
-    let document = |done: &Done| serde_json::from_str::<serde_json::Value>(&done.stdout).unwrap();
+    let document =
+        |done: &CommandOutput| serde_json::from_str::<serde_json::Value>(&done.stdout).unwrap();
     let bytes = |plan: &serde_json::Value| -> Vec<u64> {
         plan["nodes"].as_array().unwrap().iter().map(|n| n["bytes"].as_u64().unwrap()).collect()
     };
@@ -424,7 +425,8 @@ fn the_plan_counts_what_the_data_takes() {
         let args = ["plan", "tiny.ron", "--json", "--set", &train];
         folder.onebox(&[&args[..], &sets(more)].concat())
     };
-    let json = |done: Done| serde_json::from_str::<serde_json::Value>(&done.stdout).unwrap();
+    let json =
+        |done: CommandOutput| serde_json::from_str::<serde_json::Value>(&done.stdout).unwrap();
     // More than any machine has: tokens stay in their files.
     sparse("huge.bin", 8 << 40);
     let huge = plan("huge.bin", &["data.format=U16"]).ok();

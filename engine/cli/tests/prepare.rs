@@ -7,7 +7,7 @@ mod common;
 #[path = "prepare/lists.rs"]
 mod lists;
 
-use common::{Done, Folder};
+use common::{CommandOutput, Folder};
 use std::fs;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ fn folder() -> Folder {
     folder
 }
 
-fn onebox(folder: &Folder, args: &[&str], sets: &[&str]) -> Done {
+fn onebox(folder: &Folder, args: &[&str], sets: &[&str]) -> CommandOutput {
     let sets = sets.iter().flat_map(|set| ["--set", *set]);
     let args: Vec<_> = args.iter().copied().chain(sets).collect();
     let mut command = folder.command(&args);
@@ -187,7 +187,7 @@ fn made(folder: &Folder) -> [String; 4] {
 }
 
 /// What `data check` says of these settings.
-fn checked(folder: &Folder, sets: &[String; 4]) -> Done {
+fn checked(folder: &Folder, sets: &[String; 4]) -> CommandOutput {
     onebox(folder, &["data", "check", "tiny.ron"], &sets.each_ref().map(String::as_str))
 }
 

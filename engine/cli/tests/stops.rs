@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{Done, Folder};
+use common::{CommandOutput, Folder};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -20,9 +20,9 @@ const LONG: [&str; 6] = [
 ];
 
 /// A process that is killed if a test fails meanwhile.
-struct Running(Option<Child>);
+struct RunningProcess(Option<Child>);
 
-impl Running {
+impl RunningProcess {
     fn spawn(command: &mut Command) -> Self {
         Self(Some(command.spawn().unwrap()))
     }
@@ -32,7 +32,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningProcess {
     fn drop(&mut self) {
         if let Some(mut child) = self.0.take() {
             let _ = child.kill().and_then(|()| child.wait());
@@ -41,10 +41,10 @@ impl Drop for Running {
 }
 
 /// Trains `tiny.ron` for hours in `run`.
-fn start(folder: &Folder, run: &str, more: &[&str]) -> Running {
+fn start(folder: &Folder, run: &str, more: &[&str]) -> RunningProcess {
     let mut command = folder.command(&["train", "tiny.ron", "--run-dir", run]);
     command.args(LONG).args(more);
-    Running::spawn(command.stdout(Stdio::piped()).stderr(Stdio::piped()))
+    RunningProcess::spawn(command.stdout(Stdio::piped()).stderr(Stdio::piped()))
 }
 
 /// Waits until `run` has so many lines of metrics.
@@ -63,7 +63,7 @@ fn send(signal: &str, to: &str) {
 }
 
 /// What became of it; killed where it does not end.
-fn ended(mut child: Running) -> Done {
+fn ended(mut child: RunningProcess) -> CommandOutput {
     let (id, child) = (child.id(), child.0.take().unwrap());
     let (sender, receiver) = std::sync::mpsc::channel();
     std::thread::spawn(move || sender.send(child.wait_with_output()));
@@ -72,7 +72,7 @@ fn ended(mut child: Running) -> Done {
         receiver.recv().unwrap()
     });
     let output = output.unwrap();
-    Done {
+    CommandOutput {
         code: output.status.code().unwrap_or(-1),
         stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
         stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
@@ -113,7 +113,7 @@ fn an_interrupt_is_no_divergence_and_the_summary_does_not_say_done() {
 const SAVES: [&str; 2] = ["--set", "train.checkpoint_every=1000000"];
 
 /// The newest checkpoint that it says it saved is there.
-fn saved(folder: &Folder, run: &str, done: &Done) {
+fn saved(folder: &Folder, run: &str, done: &CommandOutput) {
     assert!(done.stderr.contains("--resume goes on after step"), "{}", done.stderr);
     let steps = folder.metrics(run).iter().filter(|line| line["kind"] == "step").count();
     assert!(folder.path(run).join(format!("checkpoints/step-{steps:08}")).exists());
@@ -132,7 +132,7 @@ fn a_signal_that_is_sent_twice_at_once_loses_nothing() {
     ] {
         let mut command = folder.command(&["train", "tiny.ron", "--run-dir", run]);
         command.args(LONG).args(SAVES).process_group(0);
-        let child = Running::spawn(command.stdout(Stdio::piped()).stderr(Stdio::piped()));
+        let child = RunningProcess::spawn(command.stdout(Stdio::piped()).stderr(Stdio::piped()));
         until(&folder, run, 3);
         let id = child.id();
         let line = format!("kill {} {id} && kill {} -{id}", signals[0], signals[1]);
@@ -151,7 +151,7 @@ fn a_signal_that_was_ignored_at_the_start_stays_ignored() {
     command.args(["-c", &line, "nohup", "train", "tiny.ron", "--run-dir", "run"]);
     command.args(LONG).args(SAVES).current_dir(folder.path("."));
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let child = Running::spawn(&mut command);
+    let child = RunningProcess::spawn(&mut command);
     until(&folder, "run", 3);
     send("-HUP", &child.id().to_string());
     let lines = folder.metrics("run").len();
@@ -170,7 +170,7 @@ fn stalled(signals: &[(&str, u64)]) -> (Folder, Option<i32>) {
     let mut command = folder.command(&["train", "tiny.ron", "--run-dir", "run"]);
     // Each checkpoint is told in a line.
     command.args(LONG).args(["--set", "train.checkpoint_every=1"]);
-    let mut child = Running::spawn(command.stdout(Stdio::null()).stderr(writer));
+    let mut child = RunningProcess::spawn(command.stdout(Stdio::null()).stderr(writer));
     drop(command);
     until(&folder, "run", 100);
     for (signal, after) in signals {
@@ -215,7 +215,12 @@ fn wait_for(what: &str, mut came: impl FnMut() -> bool) {
 
 /// Sends SIGTERM to `onebox train` as soon as it holds `open` open, while one kind of system call, on `path` where that is
 /// given, takes longer than this test waits: no thread that makes one gets on.
-fn stuck(folder: &Folder, (call, path): (&str, Option<&str>), open: &str, more: &[&str]) -> Done {
+fn stuck(
+    folder: &Folder,
+    (call, path): (&str, Option<&str>),
+    open: &str,
+    more: &[&str],
+) -> CommandOutput {
     let (calls, delay) = (format!("trace={call}"), format!("inject={call}:delay_enter=100000000"));
     let mut command = Command::new("strace");
     // The process itself is the child, and the tracer is nobody's.
@@ -226,7 +231,7 @@ fn stuck(folder: &Folder, (call, path): (&str, Option<&str>), open: &str, more: 
     command.arg(env!("CARGO_BIN_EXE_onebox")).args(["train", "tiny.ron", "--run-dir", "run"]);
     command.args(more).current_dir(folder.path(".")).stdin(Stdio::null()).stdout(Stdio::null());
     command.stderr(std::fs::File::create(folder.path("stderr")).unwrap());
-    let mut child = Running::spawn(&mut command);
+    let mut child = RunningProcess::spawn(&mut command);
     let (process, open) = (format!("/proc/{}", child.id()), folder.path(open));
     wait_for("the file is open", || {
         let fds = std::fs::read_dir(format!("{process}/fd"));
@@ -245,7 +250,7 @@ fn stuck(folder: &Folder, (call, path): (&str, Option<&str>), open: &str, more: 
     }
     let status = child.0.take().unwrap().wait().unwrap();
     let stderr = folder.read("stderr");
-    Done { code: status.code().unwrap_or(-1), stdout: String::new(), stderr }
+    CommandOutput { code: status.code().unwrap_or(-1), stdout: String::new(), stderr }
 }
 
 /// Whether a process has a descriptor open to append, by its flags in octal.
@@ -298,7 +303,7 @@ fn without_a_thread_to_hear_it_a_signal_ends_the_process() {
     command.args(LONG).current_dir(folder.path(".")).stdin(Stdio::null());
     command.stdout(Stdio::null());
     command.stderr(std::fs::File::create(folder.path("stderr")).unwrap());
-    let mut child = Running::spawn(&mut command);
+    let mut child = RunningProcess::spawn(&mut command);
     until(&folder, "run", 3);
     send("-TERM", &child.id().to_string());
     let mut status = None;

@@ -6,11 +6,11 @@
 
 mod common;
 
-use common::{Done, Folder, has_strace};
+use common::{CommandOutput, Folder, has_strace};
 use std::process::Command;
 
 /// Runs onebox with so many threads that the first one starts; ended with code 124 where it hangs.
-fn with(folder: &Folder, given: usize, args: &[&str]) -> Done {
+fn with(folder: &Folder, given: usize, args: &[&str]) -> CommandOutput {
     let inject = format!("inject=clone3,clone:error=EAGAIN:when={}+", given + 1);
     let mut command = Command::new("timeout");
     command.args(["60", "strace", "-f", "-qq", "-o", "/dev/null", "-e", "trace=clone3,clone"]);

@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{Done, Folder};
+use common::{CommandOutput, Folder};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -64,7 +64,7 @@ fn only(folder: &Folder, cache: &str) -> PathBuf {
 }
 
 /// `onebox data check` in JSON, with a cache folder of the test's own.
-fn check(folder: &Folder, cache: &str, sets: &[&str]) -> Done {
+fn check(folder: &Folder, cache: &str, sets: &[&str]) -> CommandOutput {
     let sets: Vec<_> = sets.iter().map(|set| format!("--set '{set}'")).collect();
     let onebox = env!("CARGO_BIN_EXE_onebox");
     folder.shell(&format!(
@@ -73,7 +73,7 @@ fn check(folder: &Folder, cache: &str, sets: &[&str]) -> Done {
     ))
 }
 
-fn hashes(done: Done) -> [String; 2] {
+fn hashes(done: CommandOutput) -> [String; 2] {
     let json: serde_json::Value = serde_json::from_str(&done.ok().stdout).unwrap();
     ["train_hash", "held_out_hash"].map(|key| json[key].as_str().unwrap().to_owned())
 }
@@ -151,7 +151,7 @@ fn which_files_are_text_is_found_once() {
     fs::write(&bad, [&b"x".repeat(100_000)[..], b"\xff"].concat()).unwrap();
     write_hidden(&bad, &[]);
     settle();
-    let tokens = |done: Done| {
+    let tokens = |done: CommandOutput| {
         let json: serde_json::Value = serde_json::from_str(&done.ok().stdout).unwrap();
         json["tokens"].as_u64().unwrap()
     };
@@ -218,7 +218,7 @@ fn many_small_files_train_as_one_and_few_of_them_are_open() {
 }
 
 /// Changes of a file under a run, one after another, each when the run has done some steps more.
-fn under_a_run(changes: &[&dyn Fn(&Path)]) -> Done {
+fn under_a_run(changes: &[&dyn Fn(&Path)]) -> CommandOutput {
     let folder = Folder::new();
     let path = folder.path("tokens.bin");
     let tokens: Vec<u8> =

@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{Done, Folder};
+use common::{CommandOutput, Folder};
 use std::path::PathBuf;
 
 const SETS: [&str; 4] = [
@@ -23,13 +23,13 @@ fn folder() -> Folder {
     folder
 }
 
-fn onebox(folder: &Folder, args: &[&str]) -> Done {
+fn onebox(folder: &Folder, args: &[&str]) -> CommandOutput {
     let mut command = folder.command(args);
     command.env("XDG_CACHE_HOME", folder.path("cache"));
     Folder::done(command)
 }
 
-fn train(folder: &Folder, run: &str, how: &[&str], more: &[&str]) -> Done {
+fn train(folder: &Folder, run: &str, how: &[&str], more: &[&str]) -> CommandOutput {
     let sets = SETS.iter().chain(more).flat_map(|set| ["--set", *set]);
     let start = ["train", "tiny.ron", "--run-dir", run];
     onebox(folder, &start.into_iter().chain(how.iter().copied()).chain(sets).collect::<Vec<_>>())

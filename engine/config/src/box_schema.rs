@@ -5,7 +5,7 @@ use super::declare::section;
 use super::era::Fact;
 use super::machine::{self, TopologyNumber};
 use super::reading::key::Declaration;
-use super::reading::section::{Or, Section};
+use super::reading::section::{KeyDefault, Section};
 use super::reading::value::Interval;
 use std::sync::Arc;
 use topology::{Machine, counted};
@@ -17,28 +17,28 @@ section! {
     #[derive(Clone, Debug, Default, PartialEq)]
     pub struct BoxConfig, read(s, stem: &str) {
         /// Name of the box, for messages.
-        name: String = text(Or::Derived(stem.into(), "the file's name", &[]), |_| Ok(()));
+        name: String = text(KeyDefault::Derived(stem.into(), "the file's name", &[]), |_| Ok(()));
         /// The hwloc XML of one machine: it says who shares links, cores and nodes. Without it every GPU has a link of
         /// its own.
-        topology: Option<String> = path(Or::Default(None));
+        topology: Option<String> = path(KeyDefault::Default(None));
 
         let described = machine::read(s, topology.as_deref());
         /// Number of equal machines.
-        machines: usize = uint(1..=1024, Or::Default(1));
+        machines: usize = uint(1..=1024, KeyDefault::Default(1));
         /// GPUs of all machines together. A topology says it by itself.
         gpus: usize = counted(TopologyNumber {
-            what: "GPU", most: 4096, or: Or::Required("gpus: 16"), machines,
+            what: "GPU", most: 4096, or: KeyDefault::Required("gpus: 16"), machines,
             per_machine: described.as_ref().map(|m| m.gpus.len()),
         });
         /// NUMA nodes of a machine. Without a topology GPUs are dealt to them evenly, in order.
         numa_nodes: usize = counted(TopologyNumber {
-            what: "NUMA node", most: 1024, or: Or::Default(1), machines: 1,
+            what: "NUMA node", most: 1024, or: KeyDefault::Default(1), machines: 1,
             per_machine: described.as_ref().map(|m| m.numa_nodes.len()),
         });
         /// Usable memory of each GPU.
-        gpu_memory: u64 = bytes(1 << 50, Or::Required("gpu_memory: \"31.7GiB\""));
+        gpu_memory: u64 = bytes(1 << 50, KeyDefault::Required("gpu_memory: \"31.7GiB\""));
         /// Usable memory of each NUMA node.
-        node_memory: u64 = bytes(1 << 50, Or::Required("node_memory: \"755GiB\""));
+        node_memory: u64 = bytes(1 << 50, KeyDefault::Required("node_memory: \"755GiB\""));
         /// What the XML describes.
         machine: Option<Arc<Machine>> = not_a_key(described.map(|machine| machine::with_node_memory(machine, node_memory)));
         /// GB/s each way between a machine and the others.
@@ -77,7 +77,7 @@ section! {
         /// 0: not known.
         sm: u32 = uint_or_unknown(70..=200);
         /// Software as the authors of ZeRO-Offload had it in 2020, to compare with.
-        as_of_2020: bool = flag(Or::Default(false));
+        as_of_2020: bool = flag(KeyDefault::Default(false));
         /// What of the software of 2020 is left out, to see what it changes.
         as_of_2020_without: Vec<Fact> = facts();
     }
@@ -92,7 +92,7 @@ section! {
         /// GB/s that one core reads and writes.
         core_gb_per_s: f32 = rate();
         /// Cores of a machine. Used without `topology`.
-        cores: usize = uint(0..=100_000, Or::Default(0));
+        cores: usize = uint(0..=100_000, KeyDefault::Default(0));
         /// GB/s each way of each GPU's link. Used without `topology`.
         link_gb_per_s: f32 = rate();
     }
@@ -101,7 +101,7 @@ section! {
 impl Section<'_, '_> {
     /// A rate that may be unknown.
     fn rate(&mut self, key: Declaration) -> f32 {
-        self.float(key, Interval::closed(0.0, 1e6), Or::Default(0.0))
+        self.float(key, Interval::closed(0.0, 1e6), KeyDefault::Default(0.0))
     }
 
     /// What of 2020 is left out: `"pageable scores"`.
@@ -112,7 +112,7 @@ impl Section<'_, '_> {
                 "these are words of: scores heads small_kernels pageable one_copier adam_rate unscaling",
             )
         };
-        let names = self.text(key, Or::Default(String::new()), known);
+        let names = self.text(key, KeyDefault::Default(String::new()), known);
         names.split_whitespace().filter_map(Fact::named).collect()
     }
 
@@ -176,7 +176,7 @@ section! {
     #[derive(Clone, Debug, Default, PartialEq)]
     pub struct MeasuredConfig, read(s) {
         /// Cores. 0: nothing was measured.
-        cores: usize = uint(0..=100_000, Or::Default(0));
+        cores: usize = uint(0..=100_000, KeyDefault::Default(0));
 
         let of_16 = s.flops_and_bytes("gemm_gflops_16", "gemm_gb_per_s_16");
         let of_32 = s.flops_and_bytes("gemm_gflops_32", "gemm_gb_per_s_32");
@@ -196,7 +196,7 @@ section! {
         /// Microseconds until the threads of a rank share an op.
         thread_us: f32 = rate();
         /// What each further core adds to the first core of a rank.
-        thread_share: f32 = float(Interval::closed(0.0, 1.0), Or::Default(1.0));
+        thread_share: f32 = float(Interval::closed(0.0, 1.0), KeyDefault::Default(1.0));
         /// GB/s of an op that is not listed.
         other_gb_per_s: f32 = rate();
         /// Microseconds that any op takes.

@@ -1,6 +1,6 @@
 //! Rules between keys. Each error shows every value that takes part, and the arithmetic.
 
-use super::reading::reader::Reader;
+use super::reading::reader::ConfigReader;
 use super::reading::report::Problem;
 use super::reading::value::float_text;
 use super::{
@@ -65,7 +65,7 @@ const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Violation>; 45] {
 
 /// Applies every rule whose values are valid by themselves, and those of the machine. A stored config was trained: the rules of
 /// its GPUs held.
-pub(super) fn all(reader: &mut Reader, config: &Config, of_machine: &MachineRules<'_>) {
+pub(super) fn all(reader: &mut ConfigReader, config: &Config, of_machine: &MachineRules<'_>) {
     let checks = Checks { config, searched: reader.searched };
     let of_gpus = match reader.stored {
         true => Vec::new(),

@@ -1,7 +1,7 @@
 //! Where tokens come from.
 
 use super::declare::{choice, section};
-use super::reading::section::Or;
+use super::reading::section::KeyDefault;
 use super::reading::sources::Entries;
 use super::reading::value::Interval;
 use super::sources::Sources;
@@ -21,45 +21,45 @@ section! {
         /// `U32`: little-endian token files. `Megatron`: a `.bin` with its `.idx` beside it, by either name or by what
         /// the names have in common. `Jsonl`: JSON lines with a text each. `Chat`: JSON lines with `messages` each, or
         /// `prompt` and `completion`; only answers count.
-        format: DataFormat = choice(Or::Default(DataFormat::Auto)), resume: Experiment;
+        format: DataFormat = choice(KeyDefault::Default(DataFormat::Auto)), resume: Experiment;
         /// A `tokenizer.json` for text, or the folder of one. None: a byte is a token. With `format` `U16`, `U32` and
         /// `Megatron` the one that made the tokens, which the run keeps for `generate`, `export` and `data show`. With
         /// `model.from` the one of its folder where this is left out; where that has none, text is refused for its
         /// weights unless the `None` is written.
         tokenizer: Option<String> = path(tokenizer(beside_model)), resume: Experiment;
         /// Share of `train` that is held out where there is no `validation`.
-        validation_fraction: f32 = float(Interval::above(0.0, 0.5), Or::Default(0.1)), resume: Experiment;
+        validation_fraction: f32 = float(Interval::above(0.0, 0.5), KeyDefault::Default(0.1)), resume: Experiment;
         /// The sample. `Windows`: `model.seq_len` tokens of all documents side by side. `Documents`: documents of
         /// `Jsonl`, `Chat` or `Megatron` side by side, each of which sees itself alone. `None`: one of them, and
         /// padding behind it.
         packing: Packing = choice(match format {
-            DataFormat::Chat => Or::Derived(Packing::None, "chats are samples", &["data.format"]),
-            _ => Or::Default(Packing::Windows),
+            DataFormat::Chat => KeyDefault::Derived(Packing::None, "chats are samples", &["data.format"]),
+            _ => KeyDefault::Default(Packing::Windows),
         }), resume: Experiment;
         /// With `packing: Documents` and `None`, a document of more than `model.seq_len` + 1 tokens is cut there.
         /// `false`: it is left out, and counted; one of `Jsonl` or `Megatron` with `packing: Documents` is divided.
-        truncate: bool = flag(Or::Default(false)), resume: Experiment;
+        truncate: bool = flag(KeyDefault::Default(false)), resume: Experiment;
         /// With `Chat`, the first message of each chat that has none of the system. Empty: none.
-        system: String = text(Or::Default(String::new()), |_| Ok(())), resume: Experiment;
+        system: String = text(KeyDefault::Default(String::new()), |_| Ok(())), resume: Experiment;
         /// What the text of a control token, such as `<|im_end|>`, is in the texts of `Jsonl`, and in `prompt` and
         /// `completion` of `Chat` where these are texts. `Text`: text, which controls nothing. `Parsed`: the token, for
         /// chats that a template has rendered; a text that ends with a control token gets no other end. Messages of
         /// `Chat` are always text; files of plain text are always parsed.
-        control_tokens: ControlTokens = choice(Or::Default(ControlTokens::Text)), resume: Experiment;
+        control_tokens: ControlTokens = choice(KeyDefault::Default(ControlTokens::Text)), resume: Experiment;
 
         // Versions without the key knew nothing else.
         let usual = if s.reader.stored { DataOrder::Random } else { DataOrder::Shuffled };
         /// `Shuffled`: epochs, each of which has every window of `model.seq_len` tokens once. `Random`: each sample
         /// starts anywhere.
-        order: DataOrder = choice(Or::Default(usual)), resume: Experiment;
+        order: DataOrder = choice(KeyDefault::Default(usual)), resume: Experiment;
     }
 }
 
 /// The default of `data.tokenizer`.
-fn tokenizer(beside_model: Option<String>) -> Or<Option<String>> {
+fn tokenizer(beside_model: Option<String>) -> KeyDefault<Option<String>> {
     match beside_model {
-        Some(path) => Or::Derived(Some(path), "beside config.json", &["model.from"]),
-        None => Or::Default(None),
+        Some(path) => KeyDefault::Derived(Some(path), "beside config.json", &["model.from"]),
+        None => KeyDefault::Default(None),
     }
 }
 
@@ -80,7 +80,7 @@ choice! {
         /// JSON lines: each is an object with a text.
         Jsonl["(text: \"text\")"] {
             /// The key of the text in a row.
-            text: String = text(Or::Default("text".into()), |_| Ok(()));
+            text: String = text(KeyDefault::Default("text".into()), |_| Ok(()));
         },
         /// JSON lines: each is a chat, of which only the assistant's answers count.
         Chat,

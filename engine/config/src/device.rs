@@ -2,7 +2,7 @@
 
 use super::reading::bytes::format_bytes;
 use super::reading::key::Declaration;
-use super::reading::section::{Choice, Or, Section};
+use super::reading::section::{Choice, KeyDefault, Section};
 use super::{BoxConfig, ResumeEffect, bundled, load_box};
 use serde::{Serialize, Serializer};
 use std::path::{Path, PathBuf};
@@ -76,12 +76,16 @@ impl Choice for DeviceConfig {
                     count: s.uint(
                         count,
                         1..=4096 * 4096,
-                        Or::Derived(world, "tensor x data", &["parallel.tensor", "parallel.data"]),
+                        KeyDefault::Derived(
+                            world,
+                            "tensor x data",
+                            &["parallel.tensor", "parallel.data"],
+                        ),
                     ),
                     memory: s.bytes(
                         memory.resume(ResumeEffect::Placement),
                         1 << 60,
-                        Or::Default(2 << 30),
+                        KeyDefault::Default(2 << 30),
                     ),
                     threads: s.uint_or_none(threads.resume(ResumeEffect::Placement), 1..=4096),
                 }
@@ -92,7 +96,7 @@ impl Choice for DeviceConfig {
                     "box",
                     "File that describes the box, or the name of one that `onebox boxes` lists, such as `h100-128gib`.",
                 );
-                let or = Or::Required("box: \"boxes/dgx2.ron\"");
+                let or = KeyDefault::Required("box: \"boxes/dgx2.ron\"");
                 let path = s.path_or_name(key, or, |name| bundled::text(name).is_some());
                 let box_ = load_box::box_of(s.reader, "device.box", &path);
                 Self::Sim { box_: Box::new(box_), path: path.into() }

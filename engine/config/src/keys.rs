@@ -2,7 +2,7 @@
 //! `docs/config.md` is made of.
 
 use super::reading::key::Key;
-use super::reading::reader::Reader;
+use super::reading::reader::ConfigReader;
 use super::reading::section::Section;
 use super::reading::source::Span;
 use super::reading::tree::{Node, NodeKind};
@@ -19,7 +19,7 @@ pub fn box_keys() -> Vec<Key> {
 }
 
 fn described(read: impl FnOnce(&mut Section<'_, '_>)) -> Vec<Key> {
-    let mut reader = Reader::to_describe();
+    let mut reader = ConfigReader::to_describe();
     let place = Span { source: 0, start: 0, end: 0 };
     let root = Node { place, kind: NodeKind::Struct { name: None, fields: Vec::new() } };
     reader.read(&root, "", read);

@@ -79,7 +79,7 @@ const STEPS: u64 = 1_000_000_000_000;
 
 /// A checked config, and where each of its values came from.
 #[derive(Clone, Debug)]
-pub struct Loaded {
+pub struct LoadedConfig {
     /// The config.
     pub config: Config,
     /// Every dotted key, its value in RON, and its origin, in reading order.

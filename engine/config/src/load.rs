@@ -5,20 +5,20 @@ use std::path::Path;
 use super::checks::{self, MachineRules};
 use super::file::{read, utf8};
 use super::parse::{A_CONFIG, parse, stem};
-use super::reading::reader::Reader;
+use super::reading::reader::ConfigReader;
 use super::reading::report::{ConfigError, Problem};
 use super::reading::set;
 use super::reading::source::Span;
 use super::reading::tree::{Node, NodeKind};
 use super::reading::value::Complaint;
-use super::{Config, Loaded, schema, told};
+use super::{Config, LoadedConfig, schema, told};
 
 /// Reads the config at `path`, or from the standard input where that is `-`, applies the `--set` arguments, and checks everything.
 ///
 /// All errors come out together. Relative paths in the file are relative to it, those in `sets`
 /// to the working directory; both come out absolute.
-pub fn load(path: &Path, sets: &[String]) -> Result<Loaded, ConfigError> {
-    load_file(Reader::default(), path, sets, &Further::NONE)
+pub fn load(path: &Path, sets: &[String]) -> Result<LoadedConfig, ConfigError> {
+    load_file(ConfigReader::default(), path, sets, &Further::NONE)
 }
 
 /// Further trouble with a config, found outside of it: of each key what is wrong with its value, and what to do.
@@ -27,7 +27,7 @@ pub type Trouble<'a> = dyn Fn(&Config, &Valid<'_>) -> Vec<(&'static str, String,
 /// What of a config is valid: keys that are not hold stand-ins.
 #[expect(missing_debug_implementations, reason = "it is lent for two questions")]
 pub struct Valid<'a> {
-    reader: &'a Reader,
+    reader: &'a ConfigReader,
     config: &'a Config,
     of_machine: &'a MachineRules<'a>,
 }
@@ -69,8 +69,8 @@ pub fn load_to_search(
     path: &Path,
     sets: &[String],
     further: &Further<'_>,
-) -> Result<Loaded, ConfigError> {
-    load_file(Reader::to_search(), path, sets, further)
+) -> Result<LoadedConfig, ConfigError> {
+    load_file(ConfigReader::to_search(), path, sets, further)
 }
 
 /// [`load`], with what is found `further` among the errors.
@@ -81,16 +81,16 @@ pub fn load_and_look(
     path: &Path,
     sets: &[String],
     further: &Further<'_>,
-) -> Result<Loaded, ConfigError> {
-    load_file(Reader::default(), path, sets, further)
+) -> Result<LoadedConfig, ConfigError> {
+    load_file(ConfigReader::default(), path, sets, further)
 }
 
 fn load_file(
-    reader: Reader,
+    reader: ConfigReader,
     path: &Path,
     sets: &[String],
     further: &Further<'_>,
-) -> Result<Loaded, ConfigError> {
+) -> Result<LoadedConfig, ConfigError> {
     let stdin = path == Path::new("-");
     let name = if stdin { "stdin".to_owned() } else { path.display().to_string() };
     let text = if stdin { utf8(std::io::stdin().lock()) } else { read(path) };
@@ -109,8 +109,8 @@ pub fn load_str(
     name: &str,
     base_dir: &Path,
     sets: &[String],
-) -> Result<Loaded, ConfigError> {
-    read_all(Reader::default(), text, name, base_dir, sets, &Further::NONE)
+) -> Result<LoadedConfig, ConfigError> {
+    read_all(ConfigReader::default(), text, name, base_dir, sets, &Further::NONE)
 }
 
 /// [`load_str`] for a search of layouts.
@@ -122,15 +122,15 @@ pub fn load_text_to_search(
     name: &str,
     base_dir: &Path,
     sets: &[String],
-) -> Result<Loaded, ConfigError> {
-    read_all(Reader::to_search(), text, name, base_dir, sets, &Further::NONE)
+) -> Result<LoadedConfig, ConfigError> {
+    read_all(ConfigReader::to_search(), text, name, base_dir, sets, &Further::NONE)
 }
 
 /// The config that a checkpoint holds. It may be of another version or made up: keys that this version does not know are
 /// ignored, and no file that it names is opened.
-pub fn load_stored(text: &str, sets: &[String]) -> Result<Loaded, ConfigError> {
+pub fn load_stored(text: &str, sets: &[String]) -> Result<LoadedConfig, ConfigError> {
     read_all(
-        Reader::of_a_checkpoint(),
+        ConfigReader::of_a_checkpoint(),
         text,
         "the checkpoint's config",
         Path::new("/"),
@@ -144,8 +144,8 @@ pub fn load_stored(text: &str, sets: &[String]) -> Result<Loaded, ConfigError> {
 ///
 /// # Errors
 /// As [`load`].
-pub fn load_of_run(path: &Path) -> Result<Loaded, ConfigError> {
-    let loaded = load_file(Reader::of_a_run(), path, &[], &Further::NONE)?;
+pub fn load_of_run(path: &Path) -> Result<LoadedConfig, ConfigError> {
+    let loaded = load_file(ConfigReader::of_a_run(), path, &[], &Further::NONE)?;
     loaded.warn_of_ignored(path);
     Ok(loaded)
 }
@@ -153,7 +153,7 @@ pub fn load_of_run(path: &Path) -> Result<Loaded, ConfigError> {
 /// Unknown keys that are named; there may be very many.
 const NAMED: usize = 10;
 
-impl Loaded {
+impl LoadedConfig {
     /// Says which keys of a stored config, of `path`, this version does not know.
     pub fn warn_of_ignored(&self, path: &Path) {
         let all = self.ignored.len();
@@ -171,13 +171,13 @@ impl Loaded {
 }
 
 fn read_all(
-    mut reader: Reader,
+    mut reader: ConfigReader,
     text: &str,
     name: &str,
     base_dir: &Path,
     sets: &[String],
     further: &Further<'_>,
-) -> Result<Loaded, ConfigError> {
+) -> Result<LoadedConfig, ConfigError> {
     let text = text.strip_prefix('\u{FEFF}').unwrap_or(text);
     let root = parse(&mut reader, text, name, Some(base_dir), &A_CONFIG);
     let mut tree = root.unwrap_or_else(empty);
@@ -204,7 +204,7 @@ fn read_all(
     if reader.problems.is_empty() {
         let (mut origins, source, ignored) = (reader.origins, text.to_string(), reader.ignored);
         origins.sort_by_key(|(key, ..)| schema::rank(key));
-        return Ok(Loaded { config, origins, source, ignored, chosen: None });
+        return Ok(LoadedConfig { config, origins, source, ignored, chosen: None });
     }
     Err(reader.into_error(name))
 }

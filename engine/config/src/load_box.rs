@@ -2,7 +2,7 @@
 
 use super::file::read;
 use super::parse::{A_BOX, parse, stem};
-use super::reading::reader::Reader;
+use super::reading::reader::ConfigReader;
 use super::reading::report::{ConfigError, Problem, Spot};
 use super::reading::value::Complaint;
 use super::{BoxConfig, bundled};
@@ -10,7 +10,7 @@ use std::path::Path;
 
 /// Reads the description of a box: a file such as `configs/boxes/dgx2.ron`, or a bundled one by its name.
 pub fn load_box(path: &Path) -> Result<BoxConfig, ConfigError> {
-    let mut reader = Reader::default();
+    let mut reader = ConfigReader::default();
     let described = box_of(&mut reader, "", &path.display().to_string());
     if reader.problems.is_empty() {
         return Ok(described);
@@ -20,8 +20,8 @@ pub fn load_box(path: &Path) -> Result<BoxConfig, ConfigError> {
 
 /// The box in the file at `path`, which is the value of `key`. Errors of the file are added to
 /// the reader's, and the places of its keys stand below `key`.
-pub(super) fn box_of(reader: &mut Reader, key: &str, path: &str) -> BoxConfig {
-    let mut inner = Reader::default();
+pub(super) fn box_of(reader: &mut ConfigReader, key: &str, path: &str) -> BoxConfig {
+    let mut inner = ConfigReader::default();
     // Stands in for a box that cannot be read.
     let mut described = BoxConfig { machines: 1, ..BoxConfig::default() };
     if reader.stored && !reader.boxless && reader.ok(&[key]) {

@@ -3,7 +3,7 @@
 use super::bundled;
 use super::reading::key::Declaration;
 use super::reading::report::Problem;
-use super::reading::section::{Or, Section};
+use super::reading::section::{KeyDefault, Section};
 use super::reading::value::Complaint;
 use std::path::Path;
 use std::sync::Arc;
@@ -45,7 +45,7 @@ pub(super) struct TopologyNumber {
     pub(super) what: &'static str,
     pub(super) most: u64,
     /// Without a topology.
-    pub(super) or: Or<usize>,
+    pub(super) or: KeyDefault<usize>,
     /// Machines alike, where the number is of all of them.
     pub(super) machines: usize,
     /// As the topology has it of each machine.
@@ -57,11 +57,15 @@ impl Section<'_, '_> {
     pub(super) fn counted(&mut self, key: Declaration, number: TopologyNumber) -> usize {
         let TopologyNumber { what, most, or, machines, per_machine: of_one } = number;
         if !self.reader.ok(&["topology"]) {
-            return self.uint(key, 1..=most, Or::Derived(1, "of the topology", &["topology"]));
+            return self.uint(
+                key,
+                1..=most,
+                KeyDefault::Derived(1, "of the topology", &["topology"]),
+            );
         }
         let Some(of_one) = of_one else { return self.uint(key, 1..=most, or) };
         let there = of_one * machines;
-        let or = Or::Derived(there, "of the topology", &["topology"]);
+        let or = KeyDefault::Derived(there, "of the topology", &["topology"]);
         let (said, key) = (self.uint(key, 1..=most, or), key.name);
         if !self.reader.ok(&[key]) || said == there {
             return said;

@@ -2,7 +2,7 @@
 
 use super::declare::{choice, section};
 use super::reading::key::Declaration;
-use super::reading::section::{Choice, Or, Section};
+use super::reading::section::{Choice, KeyDefault, Section};
 use super::reading::value::Interval;
 use serde::Serialize;
 use topology::Sockets;
@@ -22,11 +22,11 @@ section! {
     #[derive(Clone, Debug, PartialEq, Serialize)]
     pub struct OffloadConfig, read(s) {
         /// Where the optimizer states and the update are.
-        optimizer: Placement = choice(Or::Default(Placement::Host)), resume: Placement;
+        optimizer: Placement = choice(KeyDefault::Default(Placement::Host)), resume: Placement;
         /// Where parameters are between their uses. `Host`: on the host, from where those of each block come up ahead
         /// of each use, so that a model may be larger than the GPUs' memory; the same bits. It needs the optimizer on
         /// the host.
-        parameters: ParameterPlace = choice(Or::Default(ParameterPlace::Device)), resume: Placement;
+        parameters: ParameterPlace = choice(KeyDefault::Default(ParameterPlace::Device)), resume: Placement;
         /// With `parameters: Host`: blocks whose parameters a GPU holds at once, besides the resident ones. None: 3, or
         /// 2 where 3 do not fit.
         ring: Option<usize> = uint_or_none(2..=64), resume: Placement;
@@ -37,7 +37,7 @@ section! {
         /// the backward pass, and takes more memory; with `Delayed` each step computes on parameters of one step
         /// earlier. `Auto` is `Speculative` where that fits and gains, else `Overlapped`; `plan`, `simulate` and
         /// `train` say why.
-        update: UpdateMode = choice(Or::Default(UpdateMode::Overlapped)), resume: Placement;
+        update: UpdateMode = choice(KeyDefault::Default(UpdateMode::Overlapped)), resume: Placement;
         /// Share of the parameters behind the embedding whose update `Speculative` begins during the backward pass,
         /// rounded down to whole segments, the last ones: first an output projection of its own, then the final norm
         /// and the last blocks. Their states take their bytes in host memory twice. `Auto`: on a described box the
@@ -45,26 +45,26 @@ section! {
         speculated_fraction: SpeculatedFraction = speculated(), resume: Placement;
         /// How gradients and parameters cross PCIe. `Blocking` is what DeepSpeed did in 2020, to compare with; it needs
         /// `update: Serial` and the optimizer on the host.
-        transfer: Transfer = choice(Or::Default(Transfer::Streamed)), resume: Layout;
+        transfer: Transfer = choice(KeyDefault::Default(Transfer::Streamed)), resume: Layout;
         /// Where gradients of several micro-batches are summed, in fp32: on the GPU (4/DP bytes for each parameter) or
         /// on the host (4 bytes for each owned parameter). `Auto`: on the GPU where the plan fits.
-        accumulate: Accumulate = choice(Or::Default(Accumulate::Auto)), resume: Placement;
+        accumulate: Accumulate = choice(KeyDefault::Default(Accumulate::Auto)), resume: Placement;
         /// How the moments of AdamW are kept in host memory. `Bf16` takes 2 bytes for each and rounds up or down by
         /// chance: close to fp32, not equal. Only with the whole optimizer on the host.
-        moments: Moments = choice(Or::Default(Moments::Fp32)), resume: Layout;
+        moments: Moments = choice(KeyDefault::Default(Moments::Fp32)), resume: Layout;
         /// How fp32 parameters are kept in host memory. `Split` keeps the bf16 parameter and the 2 bytes that make it
         /// fp32: the same bits in 2 bytes less. It needs `precision: Bf16` or `Fp8`, and some of the optimizer on the
         /// host.
-        master: Master = choice(Or::Default(Master::Fp32)), resume: Placement;
+        master: Master = choice(KeyDefault::Default(Master::Fp32)), resume: Placement;
         /// Most elements of a gradient bucket before it is reduced in pieces.
-        bucket_elements: usize = uint(1024..=1 << 40, Or::Default(BUCKET_ELEMENTS)), resume: Placement;
+        bucket_elements: usize = uint(1024..=1 << 40, KeyDefault::Default(BUCKET_ELEMENTS)), resume: Placement;
         /// Most elements of a tile of the update on the host, whose parameters go up in one copy: 2 bytes each, with
         /// `precision: Fp32` 4.
-        tile_elements: usize = uint(1024..=1 << 40, Or::Default(TILE_ELEMENTS)), resume: Placement;
+        tile_elements: usize = uint(1024..=1 << 40, KeyDefault::Default(TILE_ELEMENTS)), resume: Placement;
         /// Segments by which uploads of parameters run ahead of the forward pass.
-        lookahead: usize = uint(1..=64, Or::Default(1)), resume: Placement;
+        lookahead: usize = uint(1..=64, KeyDefault::Default(1)), resume: Placement;
         /// Every block has a gradient buffer of its own, as in PyTorch, to compare with. Otherwise two take turns.
-        keep_gradients: bool = flag(Or::Default(false)), resume: Placement;
+        keep_gradients: bool = flag(KeyDefault::Default(false)), resume: Placement;
         /// Micro-batches whose first forward pass goes through each block together, so that an exact update hides
         /// behind all of them. It takes a set of block inputs for each, and `recompute: Block`. With `parameters: Host`
         /// all passes of a step go so, forward and backward, in groups of so many: parameters cross PCIe twice for each
@@ -72,17 +72,19 @@ section! {
         first_forward: usize = uint(1..=ALL_TOGETHER as u64, together(parameters)), resume: Placement;
         /// Sockets whose cores and memory a rank uses: its own (`Near`), or `All`. `Auto`: its own, and all where its
         /// own do not hold its states and another socket has no rank.
-        sockets: Sockets = choice(Or::Default(Sockets::Auto)), resume: Placement;
+        sockets: Sockets = choice(KeyDefault::Default(Sockets::Auto)), resume: Placement;
     }
 }
 
 /// All micro-batches where parameters cross PCIe for each group of them.
-const fn together(parameters: ParameterPlace) -> Or<usize> {
+const fn together(parameters: ParameterPlace) -> KeyDefault<usize> {
     match parameters {
-        ParameterPlace::Device => Or::Default(1),
-        ParameterPlace::Host => {
-            Or::Derived(ALL_TOGETHER, "all micro-batches of a step", &["offload.parameters"])
-        }
+        ParameterPlace::Device => KeyDefault::Default(1),
+        ParameterPlace::Host => KeyDefault::Derived(
+            ALL_TOGETHER,
+            "all micro-batches of a step",
+            &["offload.parameters"],
+        ),
     }
 }
 
@@ -97,7 +99,7 @@ choice! {
         /// States and step of the parameters that the forward pass needs first on the device, of the others on the host.
         Split["(device_fraction: 0.2)"] {
             /// Share of the parameters whose states are on the GPUs, rounded to what every rank can own alike.
-            device_fraction: f32 = float(Interval::closed(0.0, 1.0), Or::Required("device_fraction: 0.2"));
+            device_fraction: f32 = float(Interval::closed(0.0, 1.0), KeyDefault::Required("device_fraction: 0.2"));
         },
     }
 }
@@ -156,7 +158,7 @@ choice! {
         /// `Overlapped`.
         Delayed["(after_step: 40)"] {
             /// The update of this step is the first delayed one.
-            after_step: u64 = uint(0..=super::STEPS, Or::Required("after_step: 40"));
+            after_step: u64 = uint(0..=super::STEPS, KeyDefault::Required("after_step: 40"));
         },
         /// `Speculative` or `Overlapped`, as [`choose`](predict::choose) finds; `Overlapped` before it has looked.
         Auto,

@@ -1,7 +1,7 @@
 //! How the network is cut over the ranks, and the samples of a step dealt to them.
 
 use super::declare::section;
-use super::reading::section::Or;
+use super::reading::section::KeyDefault;
 use serde::Serialize;
 
 section! {
@@ -9,18 +9,18 @@ section! {
     #[derive(Clone, Debug, PartialEq, Serialize)]
     pub struct ParallelConfig, read(s) {
         /// TP degree: GPUs that share one replica of the model.
-        tensor: usize = uint(1..=4096, Or::Default(1)), resume: Layout;
+        tensor: usize = uint(1..=4096, KeyDefault::Default(1)), resume: Layout;
         /// DP degree: replicas of the model.
-        data: usize = uint(1..=4096, Or::Default(1)), resume: Layout;
+        data: usize = uint(1..=4096, KeyDefault::Default(1)), resume: Layout;
         /// Sequence parallelism: norms, dropout and residuals are split by tokens over TP.
-        sequence: bool = flag(Or::Default(false)), resume: Layout;
+        sequence: bool = flag(KeyDefault::Default(false)), resume: Layout;
         /// Sums over ranks exchange 32-bit numbers: TP's partial sums, and gradients over DP, whose sum is rounded
         /// once. NCCL otherwise rounds 16-bit sums at each hop; in-process sums are fp32 in any case. With DP it takes
         /// 4 bytes for each element of the longest bucket.
-        reduce_fp32: bool = flag(Or::Default(false)), resume: Layout;
+        reduce_fp32: bool = flag(KeyDefault::Default(false)), resume: Layout;
         /// Under `mpirun` or `srun`: a TP group may have ranks in several processes, whose sums inside layers then go
         /// through the network. Without it the ranks of a process must be whole TP groups.
-        tensor_across_nodes: bool = flag(Or::Default(false)), resume: Layout;
+        tensor_across_nodes: bool = flag(KeyDefault::Default(false)), resume: Layout;
     }
 }
 
@@ -32,9 +32,9 @@ section! {
     #[derive(Clone, Debug, PartialEq, Serialize)]
     pub struct BatchConfig, read(s, parallel: &ParallelConfig) {
         /// Samples of a rank in one pass.
-        micro: usize = uint(1..=SAMPLES, Or::Default(1)), resume: Layout;
+        micro: usize = uint(1..=SAMPLES, KeyDefault::Default(1)), resume: Layout;
         /// Samples of an optimizer step over all ranks; a multiple of micro x data.
-        global: usize = uint(1..=SAMPLES, Or::Derived(
+        global: usize = uint(1..=SAMPLES, KeyDefault::Derived(
             micro * parallel.data, "micro x data", &["batch.micro", "parallel.data"]
         )), resume: Experiment;
     }

@@ -1,9 +1,9 @@
 //! From a text to its tree; help for syntax errors, and for a text of another kind.
 
 use super::file::LARGEST;
-use super::reading::reader::Reader;
+use super::reading::reader::ConfigReader;
 use super::reading::report::Problem;
-use super::reading::source::{Source, SourceKind};
+use super::reading::source::{ConfigSource, SourceKind};
 use super::reading::tree::{self, Node, NodeKind};
 use super::reading::value::Complaint;
 use std::path::{Path, PathBuf};
@@ -63,7 +63,7 @@ fn is_xml(text: &str) -> bool {
 
 /// Adds a file's text and parses it; a syntax error is reported, and a file of another kind.
 pub(super) fn parse(
-    reader: &mut Reader,
+    reader: &mut ConfigReader,
     text: &str,
     name: &str,
     dir: Option<&Path>,
@@ -74,7 +74,7 @@ pub(super) fn parse(
         std::path::absolute(dir).unwrap_or_else(|_| PathBuf::from(dir))
     };
     let kind = SourceKind::File { dir: dir.map(absolute) };
-    let source = Source { kind, name: name.into(), text: text.into() };
+    let source = ConfigSource { kind, name: name.into(), text: text.into() };
     let index = reader.add(source);
     if text.len() as u64 > LARGEST {
         let help = "a config is a few kilobytes of RON: is this the right file?".into();

@@ -1,7 +1,7 @@
 //! A whole config.
 
 use super::declare::{choice, section};
-use super::reading::section::Or;
+use super::reading::section::KeyDefault;
 use super::told;
 use super::{BatchConfig, DataConfig, DeviceConfig, LossScaleConfig, ModelConfig, OffloadConfig};
 use super::{OptimizerConfig, ParallelConfig, SampleConfig, ScheduleConfig, TrainConfig};
@@ -14,7 +14,7 @@ section! {
     #[derive(Clone, Debug, PartialEq)]
     pub struct Config, read(s, stem: &str) {
         /// Name of the run, a part of its directory's name.
-        name: String = text(Or::Derived(stem.into(), "the file's name", &[]), run_name), resume: Harmless;
+        name: String = text(KeyDefault::Derived(stem.into(), "the file's name", &[]), run_name), resume: Harmless;
         /// How the network is split over the GPUs.
         parallel: ParallelConfig = section(ParallelConfig::read);
 
@@ -22,14 +22,14 @@ section! {
         let usual = DeviceConfig::for_ranks(world);
         /// What the ranks run on: virtual GPUs on this machine, NVIDIA GPUs, or a described box (for `plan` and `simulate`).
         device: DeviceConfig = choice_with(
-            Or::Derived(usual, "virtual GPUs on this machine", &[]), world
+            KeyDefault::Derived(usual, "virtual GPUs on this machine", &[]), world
         ), resume: Layout;
         /// The network: a pre-norm decoder.
         model: ModelConfig = section(model_schema::model);
         /// Storage type of parameters, activations and gradients on the GPU. Sums are fp32. `Fp16` has a dynamic loss
         /// scale. `Fp8` stores bf16, and rounds the operands of the blocks' products to 8 bits: E4M3 for inputs and
         /// weights, E5M2 for gradients, scaled by the largest magnitude of each tensor; from sm_89 on.
-        precision: Precision = choice(Or::Default(Precision::Bf16)), resume: Layout;
+        precision: Precision = choice(KeyDefault::Default(Precision::Bf16)), resume: Layout;
         /// Dynamic loss scale. With `precision: Fp16` only.
         loss_scale: LossScaleConfig = section(LossScaleConfig::read);
         /// Where the optimizer is and when it runs (ZeRO-Offload).
@@ -45,13 +45,13 @@ section! {
         /// What is computed again in the backward pass instead of being kept: nothing; with `Selective` the outputs of
         /// norms and of the MLP's activation, which saves about a third of the activations and costs up to 5 % of the
         /// time; with `Block` the whole block from its input, which costs about a quarter of the time.
-        recompute: Recompute = choice(Or::Default(Recompute::None)), resume: Placement;
+        recompute: Recompute = choice(KeyDefault::Default(Recompute::None)), resume: Placement;
         /// Each TP rank keeps its share of the inputs that `recompute: Block` keeps, and gathers them for the backward
         /// pass. Not with `parallel.sequence`, which splits them already; idle with `parallel.tensor: 1`.
-        partition_checkpoints: bool = flag(Or::Default(false)), resume: Placement;
+        partition_checkpoints: bool = flag(KeyDefault::Default(false)), resume: Placement;
         /// The inputs that `recompute: Block` keeps go to host memory, each TP rank's share of them, and come back for
         /// the backward pass.
-        host_checkpoints: bool = flag(Or::Default(false)), resume: Placement;
+        host_checkpoints: bool = flag(KeyDefault::Default(false)), resume: Placement;
         /// Text or tokens.
         data: DataConfig = section(|s| {
             let tokenizer = told::tokenizer_of_folder(s.reader, &model);

@@ -35,7 +35,7 @@ const RICH: &str = r##"#![enable(implicit_some)]
     sample: (prompt: "tab\t \u{e9} \"q\" \\ \n", tokens: 7, temperature: 0),
 )"##;
 
-pub(super) fn loaded(text: &str, sets: &[&str]) -> Result<Loaded, ConfigError> {
+pub(super) fn loaded(text: &str, sets: &[&str]) -> Result<LoadedConfig, ConfigError> {
     let sets: Vec<String> = sets.iter().map(|set| (*set).to_string()).collect();
     load_str(text, "dir/test.ron", Path::new("/base"), &sets)
 }
@@ -204,7 +204,7 @@ fn loaded_keys(text: &str) -> Vec<String> {
         }
     }
     let kind = reading::source::SourceKind::Set;
-    let source = reading::source::Source { kind, name: String::new(), text: text.into() };
+    let source = reading::source::ConfigSource { kind, name: String::new(), text: text.into() };
     let mut keys = Vec::new();
     walk(&reading::tree::parse(&source, 0, 0).unwrap(), "", &mut keys);
     keys

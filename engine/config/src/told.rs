@@ -1,7 +1,7 @@
 //! What the folder of `model.from` says.
 
 use super::file::read;
-use super::reading::reader::Reader;
+use super::reading::reader::ConfigReader;
 use super::reading::report::{Problem, Spot};
 use super::reading::value::Complaint;
 use super::transformers::{self, FolderContent, FolderModel, Refusal};
@@ -10,7 +10,7 @@ use crate::tokenizers::unread_tokenizers;
 use std::path::{Path, PathBuf};
 
 /// The model that a folder of transformers describes, or its `config.json`. Of a stored config no file is opened.
-pub(super) fn of_folder(reader: &mut Reader, key: &str, path: &str) -> Option<FolderModel> {
+pub(super) fn of_folder(reader: &mut ConfigReader, key: &str, path: &str) -> Option<FolderModel> {
     if reader.stored || !reader.ok(&[key]) {
         return None;
     }
@@ -56,14 +56,14 @@ fn other_content(path: &Path, file: &Path) -> Option<FolderContent> {
 }
 
 /// The tokenizer in the folder of a model, where there is one.
-pub(super) fn tokenizer_of_folder(reader: &Reader, model: &ModelConfig) -> Option<String> {
+pub(super) fn tokenizer_of_folder(reader: &ConfigReader, model: &ModelConfig) -> Option<String> {
     let from = model.from.as_ref().filter(|_| !reader.stored && reader.ok(&["model.from"]))?;
     let tokenizer = folder_of(from).join("tokenizer.json");
     tokenizer.is_file().then(|| tokenizer.to_string_lossy().into_owned())
 }
 
 /// Refuses to train weights of a folder that has no tokenizer.json on bytes, unless the config says that bytes are its tokens.
-pub(super) fn refuse_bytes(reader: &mut Reader, model: &ModelConfig, data: &DataConfig) {
+pub(super) fn refuse_bytes(reader: &mut ConfigReader, model: &ModelConfig, data: &DataConfig) {
     const KEY: &str = "data.tokenizer";
     let is_said = reader.places.contains_key(KEY);
     let is_known = reader.ok(&["model.from", "model.weights", KEY, "data.format", "data.train"]);

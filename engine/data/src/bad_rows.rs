@@ -3,7 +3,7 @@
 use super::origins::RowLocation;
 use super::unread::IgnoredKeyCounts;
 use crate::chat::TOO_LONG;
-use files::shown::Shown;
+use files::shown::PathText;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::Path;
@@ -115,7 +115,7 @@ impl BadRows {
         if reason.first.len() < SHOWN {
             let name = at.file.file_name().unwrap_or(at.file.as_os_str());
             let place = self.of.place();
-            reason.first.push(format!("{} {place} {}", Shown(Path::new(name)), at.number));
+            reason.first.push(format!("{} {place} {}", PathText(Path::new(name)), at.number));
         }
     }
 
@@ -143,7 +143,7 @@ impl BadRows {
 
     fn name(&self, RowLocation { file, number }: RowLocation<'_>, why: &str) {
         if self.all {
-            tracing::warn!("{} {} {number}: {why}", Shown(file), self.of.place());
+            tracing::warn!("{} {} {number}: {why}", PathText(file), self.of.place());
         }
     }
 

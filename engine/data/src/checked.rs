@@ -9,7 +9,7 @@ use super::problem::{Failure, Problem, at};
 use super::progress::{Progress, Silence};
 use super::store::{ReadError, Stamp, Store, TokenFile, failure, largest, widened};
 use super::tokens::Cache;
-use super::utf8::{self, NotUtf8};
+use super::utf8::{self, Utf8Error};
 use crate::sealed::{self};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -211,8 +211,8 @@ fn path_of(store: &Store, segment: usize) -> &Path {
 pub(super) struct TextVerdicts<'a> {
     checks: Checks<'a>,
     path: Option<PathBuf>,
-    known: HashMap<Stamp, Option<NotUtf8>>,
-    found: Vec<(Stamp, Option<NotUtf8>)>,
+    known: HashMap<Stamp, Option<Utf8Error>>,
+    found: Vec<(Stamp, Option<Utf8Error>)>,
     /// Bytes that had to be looked at.
     looked_at: u64,
 }
@@ -232,7 +232,7 @@ impl<'a> TextVerdicts<'a> {
     }
 
     /// Where a file ceases to be text.
-    pub(super) fn fault(&mut self, file: &TokenFile) -> Result<Option<NotUtf8>, ReadError> {
+    pub(super) fn fault(&mut self, file: &TokenFile) -> Result<Option<Utf8Error>, ReadError> {
         let stamp = file.stamp;
         let fault = match self.known.get(&stamp) {
             Some(fault) => *fault,

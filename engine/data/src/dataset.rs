@@ -7,7 +7,7 @@ use super::turns::SourceMix;
 use super::{Corpus, Identity, behind, warn_of_overlap};
 use config::{DataOrder, Source};
 use device::random;
-use files::shown::Shown;
+use files::shown::PathText;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_128;
@@ -200,7 +200,7 @@ fn warn_of_files(to_train: &[Corpus], held_out: &[Corpus]) {
     let mut seen = HashSet::new();
     for file in files(to_train).filter_map(|file| behind(file)) {
         if !seen.insert(file.clone()) {
-            let file = Shown(&file);
+            let file = PathText(&file);
             tracing::warn!(
                 "{file} is in two data sets of data.train, each of which holds out its own end: evaluation is not held out"
             );
@@ -214,7 +214,7 @@ fn names(sources: &[Source]) -> Vec<String> {
         let name = |source: &Source| {
             let name = source.name.clone().or_else(|| of(source));
             // Nothing in a name may act on a terminal.
-            Shown(Path::new(name.as_ref().unwrap_or(&source.path))).to_string()
+            PathText(Path::new(name.as_ref().unwrap_or(&source.path))).to_string()
         };
         sources.iter().map(name).collect()
     };

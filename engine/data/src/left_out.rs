@@ -1,7 +1,7 @@
 //! Files of a directory that are not taken. A directory is named by a wish, not by its files, so what it loses is said.
 
 use super::kind::{BINARY, FileKind};
-use files::shown::Shown;
+use files::shown::PathText;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -72,7 +72,7 @@ impl fmt::Display for SkippedFiles {
             };
         };
         let (files, bytes) = (self.files, format_bytes(self.bytes));
-        let (path, most) = (Shown(path), format_bytes(*most));
+        let (path, most) = (PathText(path), format_bytes(*most));
         let FileKind { what, remedy } = kind;
         match files {
             1 => write!(f, "1 file is left out: {path} ({bytes}) is {what}: {remedy}"),

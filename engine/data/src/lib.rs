@@ -9,7 +9,7 @@ use std::sync::RwLock;
 use device::random;
 use topology::{counted, format_bytes};
 
-use ::files::shown::Shown;
+use ::files::shown::PathText;
 use config::{DataConfig, DataFormat, DataOrder, Packing};
 
 mod bad_rows;
@@ -81,7 +81,7 @@ use store::Store;
 pub use text::TextSource;
 pub use tokenizer::{Decoder, Tokenizer};
 pub use tokens::Cache;
-pub use utf8::NotUtf8;
+pub use utf8::Utf8Error;
 
 /// The key of the data that would take what a run writes into `directory`.
 pub fn takes_from(data: &DataConfig, directory: &Path) -> Option<&'static str> {
@@ -487,7 +487,7 @@ fn warn_of_overlap<'a>(
 ) {
     let train: HashSet<_> = train.filter_map(|file| behind(file)).collect();
     for file in held_out.filter_map(|file| behind(file)).filter(|file| train.contains(file)) {
-        let file = Shown(&file);
+        let file = PathText(&file);
         tracing::warn!(
             "{file} is in data.train and in data.validation: evaluation is not held out"
         );

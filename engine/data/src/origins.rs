@@ -1,6 +1,6 @@
 //! Where documents came from: the line of their file, or their number in its index.
 
-use files::shown::Shown;
+use files::shown::PathText;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -24,8 +24,8 @@ impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { file, number, is_line } = self;
         match is_line {
-            true => write!(f, "{}:{number}", Shown(file)),
-            false => write!(f, "{} document {number}", Shown(file)),
+            true => write!(f, "{}:{number}", PathText(file)),
+            false => write!(f, "{} document {number}", PathText(file)),
         }
     }
 }

@@ -21,7 +21,7 @@ use super::tokens::Cache;
 use super::{RowSource, Tokenizer};
 use config::DataFormat;
 use files::durable::sync_folder;
-use files::shown::Shown;
+use files::shown::PathText;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, BufReader, Seek, SeekFrom};
@@ -84,9 +84,9 @@ pub struct PreparedData {
 pub enum PrepareError {
     #[error(transparent)]
     Data(#[from] DataError),
-    #[error("{}: cannot be written: {error}", Shown(path))]
+    #[error("{}: cannot be written: {error}", PathText(path))]
     Write { path: PathBuf, error: io::Error },
-    #[error("{}: {why}", Shown(path))]
+    #[error("{}: {why}", PathText(path))]
     Refused { path: PathBuf, why: String },
 }
 
@@ -230,7 +230,7 @@ impl Preparation<'_> {
         let path = self.out.join(MANIFEST);
         let refused = |why| PrepareError::Refused {
             path: path.clone(),
-            why: format!("{why}; name another folder, or delete the folder {}", Shown(self.out)),
+            why: format!("{why}; name another folder, or delete the folder {}", PathText(self.out)),
         };
         let there = match Manifest::open(&path) {
             Ok(None) if path.exists() => {
@@ -286,7 +286,7 @@ impl Preparation<'_> {
         for (NamedText { folder, files, .. }, parts) in all.iter().zip(parts) {
             let partial = partial(folder);
             if folder.exists() && partial.exists() {
-                let (partial, list) = (Shown(&partial), Shown(&list));
+                let (partial, list) = (PathText(&partial), PathText(&list));
                 let why = format!(
                     "{partial} is there, too; delete one of them: the other is compared with {list}, and made again where it differs"
                 );
@@ -303,14 +303,14 @@ impl Preparation<'_> {
             if let Some((whole, fault)) = fault {
                 tracing::warn!(
                     "{}: {}: this part and those behind it are made again",
-                    Shown(&fault.path),
+                    PathText(&fault.path),
                     fault.words(&list)
                 );
                 parts.truncate(whole);
             }
             if folder.exists() && parts.last().is_none_or(|part| part.next.file < files.len()) {
                 if !is_other {
-                    let (folder, list) = (Shown(folder), Shown(&list));
+                    let (folder, list) = (PathText(folder), PathText(&list));
                     tracing::warn!(
                         "{folder}: {list} does not name all of its files: they are made again"
                     );

@@ -4,7 +4,7 @@ use super::bad_rows::BadRows;
 use super::parts::TextPosition;
 use super::problem::{Failure, Problem, at};
 use super::token_part::{FileFault, FileRecord};
-use files::shown::Shown;
+use files::shown::PathText;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -89,7 +89,7 @@ impl Manifest {
 
 /// How the files of a text are other ones. They are known by their bytes, in their order.
 fn other_text(is: &[SourceText], was: &[SourceText]) -> Option<String> {
-    let name = |text: &SourceText| Shown(&text.path).to_string();
+    let name = |text: &SourceText| PathText(&text.path).to_string();
     let (is_new, is_gone) = (without(is, was), without(was, is));
     let before: BTreeMap<_, _> = is_gone.iter().map(|was| (&was.path, was)).collect();
     let changed = is_new.iter().find_map(|is| Some((is, before.get(&is.path)?)));
@@ -203,7 +203,7 @@ impl PreparedFolder {
 
     /// The fault of a file as a failure.
     pub(super) fn failure(&self, fault: FileFault) -> Failure {
-        let (all, list) = (Shown(self.all()), &self.manifest);
+        let (all, list) = (PathText(self.all()), &self.manifest);
         let is_there = list.out.canonicalize().is_ok_and(|out| out == self.all());
         let remedy = match list.command.as_str() {
             command if is_there && !command.is_empty() => format!("make them again: {command}"),
@@ -232,9 +232,9 @@ pub(super) fn is_tokens(file: &Path) -> bool {
 
 /// A file of tokens that this list does not name.
 pub(super) fn unnamed(list: &Path) -> Problem {
-    let all = Shown(list.parent().unwrap_or(list));
+    let all = PathText(list.parent().unwrap_or(list));
     Problem::OtherPart {
-        fault: format!("{} does not name it", Shown(list)),
+        fault: format!("{} does not name it", PathText(list)),
         remedy: format!("move it away, or delete the folder {all} and prepare the text again"),
     }
 }

@@ -2,16 +2,16 @@
 
 use super::bad_rows::BadRows;
 use super::left_out::SkippedFiles;
-use super::utf8::NotUtf8;
+use super::utf8::Utf8Error;
 use config::DataFormat;
-use files::shown::Shown;
+use files::shown::PathText;
 use std::io;
 use std::path::{Path, PathBuf, absolute};
 use topology::format_bytes;
 
 /// Why a run has no tokens.
 #[derive(Debug, thiserror::Error)]
-#[error("{key}: {}: {problem}", Shown(path))]
+#[error("{key}: {}: {problem}", PathText(path))]
 pub struct DataError {
     /// The config key to change.
     pub key: &'static str,
@@ -35,7 +35,7 @@ pub enum Problem {
     NoMatch,
     #[error(
         "does not exist, but {} does: a token file and its index, as Megatron writes them; set data.format: Megatron",
-        Shown(tokens)
+        PathText(tokens)
     )]
     Prefix { tokens: PathBuf },
     #[error(
@@ -53,8 +53,8 @@ pub enum Problem {
     #[error(
         "it has {} beside {}, which would be trained on too: set data.train to the one and data.validation to the other, \
          or name both by a glob",
-        Shown(held_out),
-        Shown(train)
+        PathText(held_out),
+        PathText(train)
     )]
     HeldOutToo { train: PathBuf, held_out: PathBuf },
     #[error(
@@ -81,12 +81,12 @@ pub enum Problem {
     NewerList { version: u32, known: u32 },
     #[error(
         "an older onebox wrote it, in format {version} without hashes; make the tokens again: rm -r {0} && onebox data prepare CONFIG {0}",
-        Shown(all)
+        PathText(all)
     )]
     OlderList { version: u32, all: PathBuf },
     #[error(
         "{} says that its tokens are {dtype}, but data.format is {format:?}: {remedy}",
-        Shown(index)
+        PathText(index)
     )]
     OtherTokens {
         index: PathBuf,
@@ -96,44 +96,44 @@ pub enum Problem {
     },
     #[error(
         "data.format is Megatron, but {} is not there; copy it beside the tokens, or set data.format: U16 or U32",
-        Shown(index)
+        PathText(index)
     )]
     NoIndex { index: PathBuf },
     #[error(
         "its index {} is damaged, {fault}; copy both files again, or write them anew",
-        Shown(index)
+        PathText(index)
     )]
     BadIndex { index: PathBuf, fault: String },
     #[error(
         "its index {} counts {needs} bytes of tokens, and it has {bytes}; copy both files again, or write them anew",
-        Shown(index)
+        PathText(index)
     )]
     OtherLength { index: PathBuf, needs: u64, bytes: u64 },
     #[error(
         "its mask {} is damaged, {fault}; copy all files again, or prepare the data again",
-        Shown(mask)
+        PathText(mask)
     )]
     BadMask { mask: PathBuf, fault: String },
     #[error(
         "{} is not there, and other files of the data have a mask, which says which tokens count; copy it beside the tokens, \
          or prepare the data again",
-        Shown(mask)
+        PathText(mask)
     )]
     NoMask { mask: PathBuf },
     #[error(
         "it is a part of chats, and {} is not there, which says which tokens count; copy it beside the tokens, or prepare the \
          data again; or, to train on the prompts too, take `.chat` out of the names of the tokens and of their index",
-        Shown(mask)
+        PathText(mask)
     )]
     LostMask { mask: PathBuf },
     #[error(
         "{} says which of its tokens count; set data.format: Megatron and data.packing: None or Documents, or move the mask away",
-        Shown(mask)
+        PathText(mask)
     )]
     UnusedMask { mask: PathBuf },
     #[error(
         "{} says that its tokens are {dtype}: onebox reads uint8, uint16, int16 and int32, convert it",
-        Shown(index)
+        PathText(index)
     )]
     StrangeTokens { index: PathBuf, dtype: &'static str },
     #[error(
@@ -190,7 +190,7 @@ pub enum Problem {
     )]
     NoEnd { text: String },
     #[error("{fault}; or {or_else}")]
-    NotUtf8 { fault: NotUtf8, or_else: &'static str },
+    NotUtf8 { fault: Utf8Error, or_else: &'static str },
     #[error(
         "{} of text are more than a tokenizer takes at once ({}), and onebox knows no place to cut them: {why}; divide the file \
          into smaller ones, or write JSON lines with a document in each (data.format: Jsonl)",
@@ -214,7 +214,7 @@ pub enum Problem {
 
 /// Several as a list in a sentence.
 fn folders(all: &[PathBuf]) -> String {
-    all.iter().map(|folder| Shown(folder).to_string()).collect::<Vec<_>>().join(" and ")
+    all.iter().map(|folder| PathText(folder).to_string()).collect::<Vec<_>>().join(" and ")
 }
 
 /// A problem, where it is.
@@ -231,10 +231,10 @@ pub(super) fn settle(named: &Path, rows: BadRows) -> Result<(), Failure> {
         return Err(at(named)(Problem::BadRows { rows: Box::new(rows) }));
     }
     if rows.are_some() {
-        tracing::warn!("{}: {rows}", Shown(named));
+        tracing::warn!("{}: {rows}", PathText(named));
     }
     if let Some(unread) = rows.unread() {
-        tracing::warn!("{}: {unread}", Shown(named));
+        tracing::warn!("{}: {unread}", PathText(named));
     }
     Ok(())
 }

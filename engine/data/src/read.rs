@@ -14,7 +14,7 @@ use super::prepared;
 use super::problem::{Failure, Problem, at, settle};
 use super::store::{ReadError, Store, TokenFile};
 use config::{DataFormat, Packing};
-use files::shown::Shown;
+use files::shown::PathText;
 use std::fs::File;
 use std::io::Seek;
 use std::path::{Path, PathBuf};
@@ -71,7 +71,7 @@ pub(super) fn named(
             return Err(at(Path::new(text))(problem));
         }
         if warns {
-            tracing::warn!("{}: {problem}", Shown(Path::new(text)));
+            tracing::warn!("{}: {problem}", PathText(Path::new(text)));
         }
     }
     let left_out = SkippedFiles { runs, ..SkippedFiles::default() };
@@ -112,7 +112,7 @@ impl SourceFiles {
             return Err(refusal(kind, &self.format));
         }
         if self.warns {
-            let path = Shown(path);
+            let path = PathText(path);
             tracing::warn!("{path} is {}; its bytes are taken as data.format says", kind.what);
         }
         Ok(true)
@@ -130,7 +130,7 @@ impl SourceFiles {
             return Err(Problem::MoreLeftOut { left: Box::new(self.left_out), taken });
         }
         if self.left_out.files > 0 && self.warns {
-            tracing::warn!("{}: {}", Shown(named), self.left_out);
+            tracing::warn!("{}: {}", PathText(named), self.left_out);
         }
         Ok(self.left_out)
     }

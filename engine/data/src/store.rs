@@ -6,7 +6,7 @@
 
 use super::open::open_regular;
 use super::problem::{Failure, Problem};
-use files::shown::Shown;
+use files::shown::PathText;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, Metadata};
 use std::ops::Range;
@@ -100,7 +100,7 @@ impl Stamp {
 #[error(
     "{}: cannot read the tokens at byte {offset}: {why}; bring the file back as it was and resume, or start again with the \
      new one",
-    Shown(path)
+    PathText(path)
 )]
 pub struct ReadError {
     /// The file.

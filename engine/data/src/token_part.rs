@@ -9,7 +9,7 @@ use super::open::open_regular;
 use super::problem::Problem;
 use super::store::{ReadError, TokenFile, widened};
 use files::durable::sync_folder;
-use files::shown::Shown;
+use files::shown::PathText;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
@@ -159,7 +159,7 @@ pub(super) struct FileFault {
 impl FileFault {
     /// What the file is, and what this list says.
     pub(super) fn words(&self, list: &Path) -> String {
-        format!("{}, and {} says {}", self.is, Shown(list), self.was)
+        format!("{}, and {} says {}", self.is, PathText(list), self.was)
     }
 }
 

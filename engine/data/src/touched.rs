@@ -4,7 +4,7 @@
 use super::identity::{self, TokenRanges};
 use super::store::{ReadError, TokenFile};
 use super::{Corpus, Documents};
-use files::shown::Shown;
+use files::shown::PathText;
 use std::sync::PoisonError;
 use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime};
@@ -66,7 +66,7 @@ impl Corpus {
         for (which, file, stamp) in touched {
             tracing::warn!(
                 "{} has another time of change: it is read through again",
-                Shown(&file.path)
+                PathText(&file.path)
             );
             let known = file.believe(stamp);
             if self.is_same(which, file) != Ok(true) {

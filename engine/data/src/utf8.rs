@@ -15,7 +15,7 @@ const LONGEST: usize = 4;
 
 /// Why bytes are no text, and the offset where they cease to be it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum NotUtf8 {
+pub enum Utf8Error {
     /// This byte begins no character.
     BadByte {
         /// Bytes of text before it.
@@ -30,7 +30,7 @@ pub enum NotUtf8 {
     },
 }
 
-impl NotUtf8 {
+impl Utf8Error {
     /// The same without the place.
     pub(super) const fn kind(self) -> FileKind {
         match self {
@@ -40,7 +40,7 @@ impl NotUtf8 {
     }
 }
 
-impl fmt::Display for NotUtf8 {
+impl fmt::Display for Utf8Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let FileKind { what, remedy } = self.kind();
         match self {
@@ -60,7 +60,7 @@ pub(super) fn fault<E: Send>(
     bytes: u64,
     read: impl Fn(u64, &mut [u8]) -> Result<(), E> + Sync,
     looked_at: impl Fn(u64) + Sync,
-) -> Result<Option<NotUtf8>, E> {
+) -> Result<Option<Utf8Error>, E> {
     let bytes = bytes as usize;
     let blocks = bytes.div_ceil(BLOCK);
     for first in (0..blocks).step_by(TOGETHER) {
@@ -81,7 +81,7 @@ pub(super) fn fault<E: Send>(
 }
 
 /// The first fault of the characters that begin in a block of so many bytes. `text` goes on behind the block.
-fn in_block(text: &[u8], block: Range<usize>, bytes: usize) -> Option<NotUtf8> {
+fn in_block(text: &[u8], block: Range<usize>, bytes: usize) -> Option<Utf8Error> {
     // The block before has the rest of a character that began in it.
     let rest_of_one = |from: usize| {
         let rest = text[from..].iter().take(LONGEST - 1);
@@ -94,8 +94,8 @@ fn in_block(text: &[u8], block: Range<usize>, bytes: usize) -> Option<NotUtf8> {
     let offset = (block.start + place) as u64;
     let at_end = e.error_len().is_none() && block.start + end == bytes;
     Some(match at_end {
-        true => NotUtf8::Cut { offset },
-        false => NotUtf8::BadByte { offset, byte: text[place] },
+        true => Utf8Error::Cut { offset },
+        false => Utf8Error::BadByte { offset, byte: text[place] },
     })
 }
 
@@ -106,7 +106,7 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
     /// The fault of a text with so many zeros behind it, and how many bytes were looked at.
-    fn found(text: &[u8], zeros: u64) -> (Option<NotUtf8>, u64) {
+    fn found(text: &[u8], zeros: u64) -> (Option<Utf8Error>, u64) {
         let looked_at = AtomicU64::new(0);
         let read = |offset: u64, out: &mut [u8]| {
             let there = text.get(offset as usize..).unwrap_or(&[]);
@@ -120,19 +120,19 @@ mod tests {
     }
 
     /// As the standard library finds it in one piece.
-    fn expected(text: &[u8]) -> Option<NotUtf8> {
+    fn expected(text: &[u8]) -> Option<Utf8Error> {
         let e = str::from_utf8(text).err()?;
         let offset = e.valid_up_to() as u64;
         Some(match e.error_len() {
-            None => NotUtf8::Cut { offset },
-            Some(_) => NotUtf8::BadByte { offset, byte: text[e.valid_up_to()] },
+            None => Utf8Error::Cut { offset },
+            Some(_) => Utf8Error::BadByte { offset, byte: text[e.valid_up_to()] },
         })
     }
 
     #[test]
     fn what_is_no_text_is_found_without_reading_on() {
         let (fault, read) = found(b"caf\xe9", 1 << 40);
-        assert_eq!(fault, Some(NotUtf8::BadByte { offset: 3, byte: 0xe9 }));
+        assert_eq!(fault, Some(Utf8Error::BadByte { offset: 3, byte: 0xe9 }));
         assert_eq!(read, (TOGETHER * BLOCK) as u64);
     }
 
@@ -168,6 +168,6 @@ mod tests {
             }
         }
         assert_eq!(found(b"", 0).0, None);
-        assert_eq!(found(b"\xe6\xbc", 0).0, Some(NotUtf8::Cut { offset: 0 }));
+        assert_eq!(found(b"\xe6\xbc", 0).0, Some(Utf8Error::Cut { offset: 0 }));
     }
 }

@@ -11,13 +11,13 @@ use std::sync::{Arc, Mutex};
 /// A run's directory, held by its lock; free for others when it is dropped. Whoever works in it asks [`check`](Self::check)
 /// for it, and then by names in it: its path may lead to another run meanwhile.
 #[derive(Debug)]
-pub struct Held {
+pub struct LockedRunDir {
     directory: Directory,
     /// None where another process of the same run has it.
     lock: Option<Mutex<File>>,
 }
 
-impl Drop for Held {
+impl Drop for LockedRunDir {
     /// Closing the file is not enough: a process that this one is just starting has a copy of the descriptor until it runs its
     /// own program.
     fn drop(&mut self) {
@@ -28,7 +28,7 @@ impl Drop for Held {
     }
 }
 
-impl Held {
+impl LockedRunDir {
     /// `lock` is the locked file in it.
     pub fn new(directory: Directory, lock: File) -> Self {
         Self { directory, lock: Some(Mutex::new(lock)) }
@@ -127,7 +127,7 @@ mod tests {
         let lock = File::create(&path).unwrap();
         lock.try_lock().unwrap();
         let copy = lock.try_clone().unwrap();
-        drop(Held::new(Directory::open(folder.path()).unwrap(), lock));
+        drop(LockedRunDir::new(Directory::open(folder.path()).unwrap(), lock));
         File::open(&path).unwrap().try_lock().unwrap();
         drop(copy);
     }
@@ -139,7 +139,7 @@ mod tests {
         let make = || {
             fs::create_dir(&run).unwrap();
             let lock = File::create_new(run.join(LOCK)).unwrap();
-            Held::new(Directory::open(&run).unwrap(), take(lock).unwrap())
+            LockedRunDir::new(Directory::open(&run).unwrap(), take(lock).unwrap())
         };
         let held = make();
         held.check().unwrap();

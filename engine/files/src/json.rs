@@ -103,7 +103,7 @@ impl Json {
     pub fn read(text: &str) -> Result<Self, String> {
         // It says what is wrong, and how deep a value may be.
         serde_json::from_str::<Value>(text).map_err(|e| e.to_string())?;
-        Reader { text, at: 0 }.value()
+        JsonReader { text, at: 0 }.value()
     }
 
     /// How many values it has in it, itself included, and the bytes of their texts.
@@ -122,12 +122,12 @@ impl Json {
 }
 
 /// Reads a text that is JSON. `serde_json` reads an integer beyond 64 bits as a float, and loses its digits.
-struct Reader<'a> {
+struct JsonReader<'a> {
     text: &'a str,
     at: usize,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> JsonReader<'a> {
     /// The next byte behind blanks.
     fn next(&mut self) -> u8 {
         let rest = &self.text[self.at..];

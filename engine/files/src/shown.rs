@@ -25,9 +25,9 @@ fn escape(f: &mut impl fmt::Write, text: &str, kept: &[char]) -> fmt::Result {
 
 /// A path for messages, on one line.
 #[derive(Clone, Copy, Debug)]
-pub struct Shown<'a>(pub &'a Path);
+pub struct PathText<'a>(pub &'a Path);
 
-impl fmt::Display for Shown<'_> {
+impl fmt::Display for PathText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         escape(f, &self.0.to_string_lossy(), &[])
     }
@@ -57,7 +57,7 @@ mod tests {
     #[test]
     fn nothing_that_acts_on_a_terminal_is_left() {
         let name = "a\u{1b}]0;x\u{7}\u{202e}\u{9b}31m\n\u{2067}é 漢\t";
-        let shown = Shown(Path::new(name)).to_string();
+        let shown = PathText(Path::new(name)).to_string();
         assert_eq!(shown, "a\\u001b]0;x\\u0007\\u202e\\u009b31m\\u000a\\u2067é 漢\\u0009");
         assert_eq!(lines("one\n\ttwo\r\u{1b}[0m"), "one\n\ttwo\\u000d\\u001b[0m");
         // In JSON it stays the same text.

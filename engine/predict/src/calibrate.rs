@@ -44,7 +44,7 @@ pub enum CalibrateError {
 
 /// An op as it was timed: the median of its times.
 #[derive(Clone, Copy, Debug)]
-struct Timed {
+struct OpTiming {
     work: Work,
     seconds: f64,
 }
@@ -76,8 +76,8 @@ pub fn measure(tell: &mut dyn FnMut(&str)) -> Result<MeasuredConfig, CalibrateEr
 
 /// Microseconds until a rank's threads share an op, and how much each further core adds: from the same ops done by one
 /// core and by all.
-fn threads(one: &[Timed], all: &[Timed], threads: usize) -> (f32, f32) {
-    let same = |t: &Timed| {
+fn threads(one: &[OpTiming], all: &[OpTiming], threads: usize) -> (f32, f32) {
+    let same = |t: &OpTiming| {
         let alone = one.iter().find(|o| o.work == t.work && o.seconds > 1e-5)?;
         Some([1.0, alone.seconds, t.seconds])
     };
@@ -117,7 +117,7 @@ fn calibration(
 
 /// Runs `config` and matches the spans of each rank with what it submitted: lanes run inline, in that order. The program
 /// has steps alone, so meetings of ranks between steps are left out.
-fn time(config: &Config) -> Result<Vec<Timed>, CalibrateError> {
+fn time(config: &Config) -> Result<Vec<OpTiming>, CalibrateError> {
     let failed = |why: &dyn std::fmt::Display| CalibrateError::Run(why.to_string());
     let built = lay_out(config);
     let program = record(config, &built).map_err(|e| failed(&e))?;
@@ -144,16 +144,16 @@ fn time(config: &Config) -> Result<Vec<Timed>, CalibrateError> {
         seconds.sort_by(f64::total_cmp);
         // Who comes first to a meeting waits; who comes last does not.
         let at = if work.kind.is_collective() { seconds.len() / 4 } else { seconds.len() / 2 };
-        Timed { work, seconds: seconds[at] }
+        OpTiming { work, seconds: seconds[at] }
     };
     Ok(times.into_values().map(typical).collect())
 }
 
-fn explain(timed: &[Timed]) -> MeasuredConfig {
+fn explain(timed: &[OpTiming]) -> MeasuredConfig {
     let giga = |rate: f64| (rate / 1e9) as f32;
-    let small = |t: &&Timed| t.work.bytes < 2048 && !t.work.kind.is_collective();
+    let small = |t: &&OpTiming| t.work.bytes < 2048 && !t.work.kind.is_collective();
     let op = median(timed.iter().filter(small).map(|t| t.seconds)).unwrap_or(1e-6);
-    let tiny = |t: &&Timed| t.work.bytes < 2048 && t.work.kind.is_collective();
+    let tiny = |t: &&OpTiming| t.work.bytes < 2048 && t.work.kind.is_collective();
     let meeting = median(timed.iter().filter(tiny).map(|t| t.seconds)).unwrap_or(1e-5);
     let fit = |of: &dyn Fn(&Work) -> bool| {
         let samples = timed.iter().filter(|t| of(&t.work) && t.work.bytes > 2048);
@@ -163,7 +163,7 @@ fn explain(timed: &[Timed]) -> MeasuredConfig {
     };
     let plain = |w: &Work| matches!(w.kind, WorkKind::Gemm { .. }) && w.apart.is_none();
     let gemm = [false, true].map(|wide| fit(&|w: &Work| plain(w) && w.wide == wide));
-    let epilogues: Vec<Timed> = timed.iter().filter_map(|t| epilogue(t, &gemm)).collect();
+    let epilogues: Vec<OpTiming> = timed.iter().filter_map(|t| epilogue(t, &gemm)).collect();
     let rate = |of: &dyn Fn(&Work) -> bool, start: f64| {
         let seconds_per_byte = timed
             .iter()
@@ -201,13 +201,13 @@ fn explain(timed: &[Timed]) -> MeasuredConfig {
 
 /// The time of a product's epilogue, under the name of the op that does the same apart: all but the time of the product by
 /// `rates`.
-fn epilogue(t: &Timed, rates: &[[f32; 2]; 2]) -> Option<Timed> {
+fn epilogue(t: &OpTiming, rates: &[[f32; 2]; 2]) -> Option<OpTiming> {
     let (name, bytes) = t.work.apart?;
     let [flops, moved] = rates[usize::from(t.work.wide)].map(|rate| 1e9 * f64::from(rate));
     let part = |amount: f64, rate: f64| if rate > 0.0 { amount / rate } else { 0.0 };
     let product = part(t.work.flops, flops) + part(t.work.bytes as f64, moved);
     let work = Work { name, bytes, kind: WorkKind::Kernel, flops: 0.0, apart: None, ..t.work };
-    Some(Timed { work, seconds: left(t.seconds, product) })
+    Some(OpTiming { work, seconds: left(t.seconds, product) })
 }
 
 /// Seconds without a part of them, at least a hundredth: on a busy machine the part may have taken less than was thought.

@@ -1,6 +1,6 @@
 //! Changes to a config that keep its model, batch and results, and the `--set` arguments that make them.
 
-use config::{ALL_TOGETHER, Accumulate, Config, DeviceConfig, Loaded, Origin};
+use config::{ALL_TOGETHER, Accumulate, Config, DeviceConfig, LoadedConfig, Origin};
 use config::{ParameterPlace, Placement, Recompute, format_bytes, in_line};
 use device::Arena;
 use layout::build::{RankLayout, lay_out};
@@ -46,7 +46,7 @@ fn changed_settings(given: &Config, changed: &Config) -> Vec<(&'static str, Stri
 
 /// What makes `loaded` the config `changed`, as `key=value`. Values that would follow from a changed one, such as the
 /// global batch where the file leaves it out, are held.
-pub fn sets(loaded: &Loaded, changed: &Config) -> Vec<String> {
+pub fn sets(loaded: &LoadedConfig, changed: &Config) -> Vec<String> {
     let given = &loaded.config;
     let streams = |c: &Config| c.offload.parameters == ParameterPlace::Host;
     let differ = changed_settings(given, changed).into_iter();
@@ -72,15 +72,15 @@ pub fn sets(loaded: &Loaded, changed: &Config) -> Vec<String> {
     sets
 }
 
-fn is_derived(loaded: &Loaded, key: &str) -> bool {
+fn is_derived(loaded: &LoadedConfig, key: &str) -> bool {
     matches!(origin(loaded, key), Some(Origin::Derived(_)))
 }
 
-pub(super) fn is_given(loaded: &Loaded, key: &str) -> bool {
+pub(super) fn is_given(loaded: &LoadedConfig, key: &str) -> bool {
     matches!(origin(loaded, key), Some(Origin::File { .. } | Origin::Set))
 }
 
-fn origin<'a>(loaded: &'a Loaded, key: &str) -> Option<&'a Origin> {
+fn origin<'a>(loaded: &'a LoadedConfig, key: &str) -> Option<&'a Origin> {
     loaded.origins.iter().find(|(name, ..)| name == key).map(|(.., origin)| origin)
 }
 

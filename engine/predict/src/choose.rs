@@ -5,7 +5,8 @@ use super::search::{AHEAD, Brief, WORTH_AHEAD, largest};
 use super::simulate::{SimulateError, described};
 use config::in_line;
 use config::{
-    Config, DeviceConfig, Loaded, Origin, ParameterPlace, Placement, SpeculatedFraction, UpdateMode,
+    Config, DeviceConfig, LoadedConfig, Origin, ParameterPlace, Placement, SpeculatedFraction,
+    UpdateMode,
 };
 use device::Arena;
 use layout::build::{RankLayout, lay_out};
@@ -26,7 +27,7 @@ type Choice = (UpdateMode, SpeculatedFraction, String);
 ///
 /// # Errors
 /// A named share that updates nothing ahead, or a step that its own checks refuse.
-pub fn choose(loaded: &mut Loaded) -> Result<(), SimulateError> {
+pub fn choose(loaded: &mut LoadedConfig) -> Result<(), SimulateError> {
     let Some((update, share, why)) = choice(&loaded.config)? else { return Ok(()) };
     let offload = &mut loaded.config.offload;
     (offload.update, offload.speculated_fraction) = (update, share);
@@ -48,12 +49,12 @@ pub fn choice(given: &Config) -> Result<Option<Choice>, SimulateError> {
     let on_device = offload.optimizer == Placement::Device;
     let found = match (offload.update, offload.speculated_fraction) {
         (UpdateMode::Auto, _) => match gains_nothing(given) {
-            Some(why) => Choosing::new(given).overlapped(&why),
+            Some(why) => ConfigChoices::new(given).overlapped(&why),
             None => found(given)?,
         },
         (UpdateMode::Speculative, SpeculatedFraction::Auto) if !on_device => found(given)?,
         (UpdateMode::Speculative, SpeculatedFraction::Share(share)) if !on_device => {
-            let choosing = Choosing::new(given);
+            let choosing = ConfigChoices::new(given);
             // With all states on the GPUs no share does.
             let is_right = choosing.moves(share) || !choosing.moves(1.0);
             return if is_right { Ok(None) } else { Err(choosing.too_small(share)) };
@@ -65,7 +66,7 @@ pub fn choice(given: &Config) -> Result<Option<Choice>, SimulateError> {
 
 /// By time on a described box, else by memory.
 fn found(given: &Config) -> Result<Choice, SimulateError> {
-    let choosing = Choosing::new(given);
+    let choosing = ConfigChoices::new(given);
     if described(given).is_err() {
         return Ok(choosing.by_memory());
     }
@@ -99,13 +100,13 @@ fn gains_nothing(given: &Config) -> Option<String> {
 }
 
 /// The choices of a config.
-struct Choosing<'a> {
+struct ConfigChoices<'a> {
     given: &'a Config,
     exact: Config,
     built: RankLayout,
 }
 
-impl<'a> Choosing<'a> {
+impl<'a> ConfigChoices<'a> {
     fn new(given: &'a Config) -> Self {
         let exact = with(given, UpdateMode::Overlapped, given.offload.speculated_fraction);
         let built = lay_out(&exact);

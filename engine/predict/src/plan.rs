@@ -8,7 +8,7 @@ mod step;
 
 pub use disk::Disk;
 pub use fill::filled;
-pub use ops::{Op, Touched, list};
+pub use ops::{Op, TouchedRange, list};
 pub use step::ops_of_step;
 use step::step;
 pub use step::{LaneTotals, Step};

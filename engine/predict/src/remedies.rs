@@ -5,7 +5,7 @@ use crate::plan::fits;
 use crate::search::{Brief, layouts};
 use crate::variants::{States, all_variants};
 use config::{
-    Config, DeviceConfig, Loaded, Master, Moments, OffloadConfig, ParameterPlace, Placement,
+    Config, DeviceConfig, LoadedConfig, Master, Moments, OffloadConfig, ParameterPlace, Placement,
     SpeculatedFraction, UpdateMode,
 };
 use layout::build::{lay_out, shape};
@@ -34,7 +34,7 @@ pub struct Remedy {
 
 /// The largest model of the same shape that fits.
 #[derive(Clone, Debug, Serialize)]
-pub struct Largest {
+pub struct LargestModel {
     /// Of it.
     pub layers: usize,
     /// Of it.
@@ -44,7 +44,7 @@ pub struct Largest {
 }
 
 /// A setting that is changed, by number: two changes of the same one are no pair.
-type Change = (usize, Box<dyn Fn(&mut Config) + Sync>);
+type SettingChange = (usize, Box<dyn Fn(&mut Config) + Sync>);
 
 /// The only setting with other results: where it is changed comes last.
 const OTHER_RESULTS: usize = 11;
@@ -54,16 +54,16 @@ const VIRTUAL_MEMORY: usize = 12;
 const LAYOUT: usize = 13;
 
 /// A changed config that fits: which settings, and how.
-type Fitting = (Vec<usize>, Config);
+type FittingConfig = (Vec<usize>, Config);
 
 /// The nearest changes that keep the model and the batch, and fit: with least predicted slowdown where the config
 /// names a box that can be simulated, else with fewest changes. With `gpus` all of them use so many.
-pub fn remedies(loaded: &Loaded, gpus: Option<usize>) -> Vec<Remedy> {
+pub fn remedies(loaded: &LoadedConfig, gpus: Option<usize>) -> Vec<Remedy> {
     let Some(given) = &on_gpus(&loaded.config, gpus) else { return Vec::new() };
     let all = with_layouts(given, fitting(given, gpus), gpus);
     let before = predicted(given);
     let remedies: Vec<(Vec<usize>, Remedy)> = if let Some(before) = before {
-        let timed = |(settings, config): &Fitting| {
+        let timed = |(settings, config): &FittingConfig| {
             let slower = predicted(config).map(|seconds| seconds / before);
             (settings.clone(), Remedy { sets: changes::sets(loaded, config), slower })
         };
@@ -75,7 +75,7 @@ pub fn remedies(loaded: &Loaded, gpus: Option<usize>) -> Vec<Remedy> {
         });
         timed
     } else {
-        let untimed = |(settings, config): &Fitting| {
+        let untimed = |(settings, config): &FittingConfig| {
             (settings.clone(), Remedy { sets: changes::sets(loaded, config), slower: None })
         };
         all.iter().map(untimed).collect()
@@ -96,8 +96,12 @@ pub fn remedies(loaded: &Loaded, gpus: Option<usize>) -> Vec<Remedy> {
 
 /// What fits after a change or two, and where none of that has the same results, whole layouts that fit and do; other results come
 /// last.
-fn with_layouts(given: &Config, changed: Vec<Fitting>, gpus: Option<usize>) -> Vec<Fitting> {
-    let same = |(settings, _): &Fitting| !settings.contains(&OTHER_RESULTS);
+fn with_layouts(
+    given: &Config,
+    changed: Vec<FittingConfig>,
+    gpus: Option<usize>,
+) -> Vec<FittingConfig> {
+    let same = |(settings, _): &FittingConfig| !settings.contains(&OTHER_RESULTS);
     if changed.iter().any(same) || !may_hold_states(given) {
         return changed;
     }
@@ -124,7 +128,7 @@ fn may_hold_states(config: &Config) -> bool {
 }
 
 /// Layouts that fit, in the first of the forms of states in which some do; those with fewest changes first.
-fn whole_layouts(given: &Config, gpus: Option<usize>, forms: &[States]) -> Vec<Fitting> {
+fn whole_layouts(given: &Config, gpus: Option<usize>, forms: &[States]) -> Vec<FittingConfig> {
     for (states, config) in all_variants(given) {
         if !forms.contains(&states) {
             continue;
@@ -151,31 +155,32 @@ fn predicted(config: &Config) -> Option<f64> {
 }
 
 /// Single changes that fit, then pairs, of which neither half fits by itself.
-fn fitting(given: &Config, gpus: Option<usize>) -> Vec<Fitting> {
+fn fitting(given: &Config, gpus: Option<usize>) -> Vec<FittingConfig> {
     let changes = changes_of(given, gpus);
-    let mut found: Vec<Fitting> = changes.iter().filter_map(|one| fit(given, &[one])).collect();
+    let mut found: Vec<FittingConfig> =
+        changes.iter().filter_map(|one| fit(given, &[one])).collect();
     let alone: Vec<Config> = found.iter().map(|(_, config)| config.clone()).collect();
-    let pairs: Vec<[&Change; 2]> = changes
+    let pairs: Vec<[&SettingChange; 2]> = changes
         .iter()
         .enumerate()
         .flat_map(|(i, a)| changes[i + 1..].iter().map(move |b| [a, b]))
         .filter(|[a, b]| a.0 != b.0 && a.0 != VIRTUAL_MEMORY)
         .collect();
     let fits_alone =
-        |change: &Change| changed(given, &[change]).is_some_and(|c| alone.contains(&c));
+        |change: &SettingChange| changed(given, &[change]).is_some_and(|c| alone.contains(&c));
     let pairs = pairs.par_iter().filter(|pair| !pair.iter().any(|change| fits_alone(change)));
     found.extend(pairs.filter_map(|pair| fit(given, pair)).collect::<Vec<_>>());
     found
 }
 
-fn fit(given: &Config, changes: &[&Change]) -> Option<Fitting> {
+fn fit(given: &Config, changes: &[&SettingChange]) -> Option<FittingConfig> {
     let config = changed(given, changes)?;
     let settings = changes.iter().map(|(setting, _)| *setting).collect();
     fits(&config, &lay_out(&config)).then_some((settings, config))
 }
 
 /// `given` after `changes`, if that is another config and a sound one.
-fn changed(given: &Config, changes: &[&Change]) -> Option<Config> {
+fn changed(given: &Config, changes: &[&SettingChange]) -> Option<Config> {
     let mut config = given.clone();
     changes.iter().for_each(|(_, change)| change(&mut config));
     // One rank has no share of its own: `recompute: Block` alone does the same.
@@ -185,8 +190,8 @@ fn changed(given: &Config, changes: &[&Change]) -> Option<Config> {
 }
 
 /// Everything that can be changed, those changes first that cost least as a rule.
-fn changes_of(given: &Config, gpus: Option<usize>) -> Vec<Change> {
-    let mut all: Vec<Change> = Vec::new();
+fn changes_of(given: &Config, gpus: Option<usize>) -> Vec<SettingChange> {
+    let mut all: Vec<SettingChange> = Vec::new();
     if matches!(given.device, DeviceConfig::Cpu { .. }) {
         all.push((VIRTUAL_MEMORY, Box::new(|c| drop(changes::widen(c)))));
     }
@@ -260,7 +265,7 @@ fn on_gpus(given: &Config, gpus: Option<usize>) -> Option<Config> {
 
 /// The most layers with which the model fits, as it is laid out now or after a change or two with the same results; `None` where not even
 /// one does, or where a folder gives the model: nobody takes layers out of a trained one. With `gpus` on so many.
-pub fn largest(loaded: &Loaded, gpus: Option<usize>) -> Option<Largest> {
+pub fn largest(loaded: &LoadedConfig, gpus: Option<usize>) -> Option<LargestModel> {
     let given = on_gpus(&loaded.config, gpus).filter(|config| config.model.from.is_none())?;
     let with = |layers: usize| -> Option<Config> {
         let mut config = given.clone();
@@ -272,7 +277,7 @@ pub fn largest(loaded: &Loaded, gpus: Option<usize>) -> Option<Largest> {
         if is_sound(&config) && fits(&config, &lay_out(&config)) {
             return Some(config);
         }
-        let same = |(settings, _): &Fitting| !settings.contains(&OTHER_RESULTS);
+        let same = |(settings, _): &FittingConfig| !settings.contains(&OTHER_RESULTS);
         fitting(&config, gpus).into_iter().find(same).map(|(_, config)| config)
     };
     let mut best = with(1)?;
@@ -285,7 +290,7 @@ pub fn largest(loaded: &Loaded, gpus: Option<usize>) -> Option<Largest> {
         }
     }
     let parameters = lay_out(&best).decoder.shape().parameters();
-    Some(Largest { layers: least, parameters, sets: changes::sets(loaded, &best) })
+    Some(LargestModel { layers: least, parameters, sets: changes::sets(loaded, &best) })
 }
 
 #[cfg(test)]

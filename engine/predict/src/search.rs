@@ -11,7 +11,7 @@ mod words;
 pub(crate) use brief::Brief;
 pub use choices::{AHEAD, WORTH_AHEAD, largest};
 
-use self::choices::{Screened, with_choices};
+use self::choices::{ScreenedCandidate, with_choices};
 use self::grid::{enumerate, no_layout};
 use self::played::{compare, layout};
 pub use self::words::words;
@@ -21,7 +21,7 @@ use crate::plan::fits;
 use crate::simulate::{SimulateError, described};
 use ::layout::build::{RankLayout, lay_out, micro_batches, shape, vertical_width};
 use ::layout::gpu::is_sound;
-use config::{ALL_TOGETHER, Config, Loaded, OffloadConfig, ParameterPlace};
+use config::{ALL_TOGETHER, Config, LoadedConfig, OffloadConfig, ParameterPlace};
 use offload::GradAccumulation;
 use rayon::prelude::*;
 use serde::Serialize;
@@ -42,7 +42,7 @@ const TOLD: usize = 5;
 
 /// What a search found. Times are simulated seconds.
 #[derive(Clone, Debug, Serialize)]
-pub struct Found {
+pub struct SearchReport {
     /// Always true: none of this was measured.
     pub simulated: bool,
     /// Of the run.
@@ -80,14 +80,14 @@ pub struct Found {
     /// How far the brief simulations of the layouts that were then played in full were off, at most.
     pub brief_error: f64,
     /// Where the given config stands, from 1; absent where it does not fit.
-    pub given: Option<Given>,
+    pub given: Option<GivenLayout>,
     /// The best, the fastest first.
     pub layouts: Vec<Layout>,
 }
 
 /// The given config among the layouts.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub struct Given {
+pub struct GivenLayout {
     /// 1: nothing is faster.
     pub rank: usize,
     /// Over all GPUs.
@@ -170,8 +170,8 @@ struct Candidate {
 ///
 /// # Errors
 /// No box, or one that says too little.
-pub fn search(loaded: &Loaded, gpus: Option<usize>) -> Result<Found, SimulateError> {
-    let mut as_given: Option<Found> = None;
+pub fn search(loaded: &LoadedConfig, gpus: Option<usize>) -> Result<SearchReport, SimulateError> {
+    let mut as_given: Option<SearchReport> = None;
     for (states, config) in variants(loaded) {
         let found = search_form(loaded, (states, &config), gpus)?;
         if !found.layouts.is_empty() || found.no_layout.is_some() {
@@ -187,19 +187,19 @@ pub fn search(loaded: &Loaded, gpus: Option<usize>) -> Result<Found, SimulateErr
 /// # Errors
 /// As [`search`].
 pub fn search_bf16_moments(
-    loaded: &Loaded,
+    loaded: &LoadedConfig,
     gpus: Option<usize>,
-) -> Result<Option<Found>, SimulateError> {
+) -> Result<Option<SearchReport>, SimulateError> {
     let form = variants(loaded).into_iter().find(|(states, _)| *states == States::Bf16Moments);
     form.map(|(states, config)| search_form(loaded, (states, &config), gpus)).transpose()
 }
 
 /// The layouts of one form of states, whose config is `form`.
 fn search_form(
-    loaded: &Loaded,
+    loaded: &LoadedConfig,
     (states, form): (States, &Config),
     gpus: Option<usize>,
-) -> Result<Found, SimulateError> {
+) -> Result<SearchReport, SimulateError> {
     let given = &loaded.config;
     // No box, no search. The ranks of the config may be too many for it.
     let box_ = described(given)?;
@@ -229,7 +229,7 @@ fn search_form(
     kept.sort_by_key(|c| (!c.given, effort(&c.config), c.config.parallel.tensor));
     kept.truncate(MOST_SIMULATED);
     let brief = |c: Candidate| Ok((Brief::of(&c.config, &c.built)?, c));
-    let screened: Vec<Screened> =
+    let screened: Vec<ScreenedCandidate> =
         kept.into_par_iter().map(brief).collect::<Result<_, SimulateError>>()?;
     let numbers_aside: BTreeSet<usize> = aside.iter().map(|(c, _)| c.number).collect();
     let screened = with_choices(given, screened, aside)?;
@@ -241,18 +241,18 @@ fn search_form(
     let screened = fastest_choices(screened);
     let given_at = screened.iter().position(|(_, c)| c.given);
     let finalists = screened.iter().enumerate().filter(|(at, (_, c))| *at < IN_FULL || c.given);
-    let finalists: Vec<&Screened> = finalists.map(|(_, screened)| screened).collect();
+    let finalists: Vec<&ScreenedCandidate> = finalists.map(|(_, screened)| screened).collect();
     let mut played: Vec<(Layout, bool)> = finalists
         .par_iter()
         .map(|(_, c)| Ok((layout(loaded, c)?, c.given)))
         .collect::<Result<_, SimulateError>>()?;
     let simulated_in_full = played.len();
-    let off = |((brief, _), (layout, _)): (&&Screened, &(Layout, bool))| {
+    let off = |((brief, _), (layout, _)): (&&ScreenedCandidate, &(Layout, bool))| {
         (brief.seconds / layout.step_seconds - 1.0).abs()
     };
     let brief_error = finalists.iter().zip(&played).map(off).fold(0.0, f64::max);
     sort(&mut played, |(layout, _)| (layout.step_seconds, layout.changes));
-    let given = played.iter().position(|(_, given)| *given).map(|at| Given {
+    let given = played.iter().position(|(_, given)| *given).map(|at| GivenLayout {
         // Behind the finalists the order is that of the brief simulations.
         rank: given_at.filter(|at| *at >= IN_FULL).unwrap_or(at) + 1,
         tokens_per_second: played[at].0.tokens_per_second,
@@ -260,7 +260,7 @@ fn search_form(
     let mut layouts: Vec<Layout> =
         played.into_iter().map(|(layout, _)| layout).take(TOLD).collect();
     compare(&mut layouts);
-    Ok(Found {
+    Ok(SearchReport {
         simulated: true,
         name: loaded.config.name.clone(),
         box_name,
@@ -283,7 +283,7 @@ fn search_form(
 }
 
 /// Of each layout the fastest choice, and the config itself; in order.
-fn fastest_choices(mut screened: Vec<Screened>) -> Vec<Screened> {
+fn fastest_choices(mut screened: Vec<ScreenedCandidate>) -> Vec<ScreenedCandidate> {
     sort(&mut screened, |(brief, c)| (brief.seconds, c.changes));
     let mut seen = BTreeSet::new();
     screened.retain(|(_, c)| seen.insert(c.number) || c.given);

@@ -4,7 +4,7 @@ use super::changes;
 use super::plan::{fits, limited};
 use super::search::{layouts, words};
 use super::variants::{States, variants};
-use config::{Config, DeviceConfig, Loaded};
+use config::{Config, DeviceConfig, LoadedConfig};
 use engine::memory::{Limited, is_gpu};
 use layout::build::{RankLayout, device_bytes, device_limit, lay_out, reserved_bytes};
 use rayon::prelude::*;
@@ -19,7 +19,7 @@ const MOST: u64 = 1 << 50;
 #[derive(Clone, Debug, Serialize)]
 pub struct Shortage {
     /// One memory, or both where no layout is short of one alone.
-    pub short: Vec<Short>,
+    pub short: Vec<MemoryShortage>,
     /// How states are kept there.
     pub states: States,
     /// TP degree.
@@ -36,7 +36,7 @@ pub struct Shortage {
 
 /// A memory that is short.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Short {
+pub struct MemoryShortage {
     /// Which.
     pub memory: Memory,
     /// Bytes that are there: of each GPU, of each NUMA node of a described box, of this machine.
@@ -70,7 +70,7 @@ struct Layout {
 
 /// What the layouts of `loaded` on `gpus` GPUs, or on all of its box, are short of, as long as none fits: in any form of states, and
 /// in forms with the same results, if that takes more.
-pub fn shortages(loaded: &Loaded, gpus: Option<usize>) -> Vec<Shortage> {
+pub fn shortages(loaded: &LoadedConfig, gpus: Option<usize>) -> Vec<Shortage> {
     let all = unfit(loaded, gpus);
     let shortage = |most: States| {
         let layouts = all.iter().filter(|layout| layout.states <= most).collect();
@@ -88,7 +88,7 @@ pub fn shortages(loaded: &Loaded, gpus: Option<usize>) -> Vec<Shortage> {
 }
 
 /// Every layout with what it takes.
-fn unfit(loaded: &Loaded, gpus: Option<usize>) -> Vec<Layout> {
+fn unfit(loaded: &LoadedConfig, gpus: Option<usize>) -> Vec<Layout> {
     let world = gpus.unwrap_or_else(|| changes::all_gpus(&loaded.config));
     let all = variants(loaded).into_iter();
     let all = all.flat_map(|(states, config)| {
@@ -126,14 +126,14 @@ fn least_of_node(config: &Config, built: &RankLayout) -> u64 {
 }
 
 /// The nearest on a described box: the memory that has to grow by the smaller factor.
-fn of_box(loaded: &Loaded, layouts: Vec<&Layout>) -> Option<Shortage> {
+fn of_box(loaded: &LoadedConfig, layouts: Vec<&Layout>) -> Option<Shortage> {
     let DeviceConfig::Sim { box_, .. } = &loaded.config.device else { return None };
     let (gpu, node) = (box_.gpu_memory, box_.node_memory);
     let (on_gpu, beyond): (Vec<&Layout>, Vec<&Layout>) =
         layouts.into_iter().partition(|layout| layout.gpu.is_none());
     let nodes = box_.numa_nodes * box_.machines;
-    let of_host = |enough| Short { memory: Memory::Host, there: node, enough, nodes };
-    let of_gpu = |enough| Short { memory: Memory::Gpu, there: gpu, enough, nodes: 1 };
+    let of_host = |enough| MemoryShortage { memory: Memory::Host, there: node, enough, nodes };
+    let of_gpu = |enough| MemoryShortage { memory: Memory::Gpu, there: gpu, enough, nodes: 1 };
     let host = least_host(on_gpu, gpu).map(|(layout, enough)| (layout, vec![of_host(enough)]));
     let here = beyond.par_iter().copied().filter(|layout| holds(layout, (MOST, node))).collect();
     let more = least_gpu(here, node).map(|(layout, enough)| (layout, vec![of_gpu(enough)]));
@@ -143,7 +143,7 @@ fn of_box(loaded: &Loaded, layouts: Vec<&Layout>) -> Option<Shortage> {
         let (layout, enough) = least_host(held.collect(), most)?;
         Some((layout, vec![of_gpu(most), of_host(enough)]))
     };
-    let factor = |short: &[Short]| short[0].enough as f64 / short[0].there as f64;
+    let factor = |short: &[MemoryShortage]| short[0].enough as f64 / short[0].there as f64;
     let nearest = [host, more].into_iter().flatten();
     let nearest = nearest.min_by(|a, b| factor(&a.1).total_cmp(&factor(&b.1)));
     let (layout, short) = nearest.or_else(both)?;
@@ -214,17 +214,17 @@ fn least(low: u64, most: u64, holds: impl Fn(u64) -> bool) -> Option<u64> {
 }
 
 /// The nearest on this machine, whose memory is what it is.
-fn of_machine(loaded: &Loaded, layouts: Vec<&Layout>) -> Option<Shortage> {
+fn of_machine(loaded: &LoadedConfig, layouts: Vec<&Layout>) -> Option<Shortage> {
     let over = |(_, bytes, there): &Limited| bytes > there;
     let looked = |layout: &&'_ Layout| {
         let all = limited(&layout.config, &layout.built).into_iter().filter(over);
         all.map(|(name, bytes, there)| {
             let memory = if is_gpu(&name) { Memory::Gpu } else { Memory::Host };
-            Short { memory, there, enough: up_to_hundredths(bytes), nodes: 1 }
+            MemoryShortage { memory, there, enough: up_to_hundredths(bytes), nodes: 1 }
         })
         .collect::<Vec<_>>()
     };
-    let factor = |short: &[Short]| {
+    let factor = |short: &[MemoryShortage]| {
         let factors = short.iter().map(|s| s.enough as f64 / s.there.max(1) as f64);
         factors.fold(0.0, f64::max)
     };
@@ -242,7 +242,7 @@ fn of_machine(loaded: &Loaded, layouts: Vec<&Layout>) -> Option<Shortage> {
     (!short.is_empty()).then(|| told(loaded, layout, short))
 }
 
-fn told(loaded: &Loaded, layout: &Layout, short: Vec<Short>) -> Shortage {
+fn told(loaded: &LoadedConfig, layout: &Layout, short: Vec<MemoryShortage>) -> Shortage {
     let Layout { states, config, built, .. } = layout;
     Shortage {
         short,

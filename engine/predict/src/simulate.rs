@@ -57,7 +57,7 @@ pub enum SimulateError {
 
 /// All that `onebox simulate` says. Times are simulated seconds.
 #[derive(Clone, Debug, Serialize)]
-pub struct Simulated {
+pub struct SimulationReport {
     /// Always true: none of this was measured.
     pub simulated: bool,
     /// Of the run.
@@ -94,7 +94,7 @@ pub struct Simulated {
     /// Collectives of both groups stand in one queue, in the order of the program.
     pub one_communication_queue: bool,
     /// What the step waited for, longest first; adds up to the step.
-    pub critical_path: Vec<Part>,
+    pub critical_path: Vec<CriticalPathPart>,
     /// Ranks that behave differently.
     pub kinds_of_ranks: usize,
     /// Bytes of each GPU, of each rank's host memory.
@@ -149,7 +149,7 @@ pub struct LaneUse {
 
 /// A part of the critical path.
 #[derive(Clone, Debug, Serialize)]
-pub struct Part {
+pub struct CriticalPathPart {
     /// `Compute`, ...; `Thread`: the rank's own, which submits.
     pub lane: String,
     /// `gemm`, ...
@@ -159,8 +159,8 @@ pub struct Part {
 }
 
 /// The critical path by what is waited for, in seconds: always the same groups, in the same order.
-pub fn groups(parts: &[Part]) -> Vec<(&'static str, f64)> {
-    let group = |part: &Part| match (part.lane.as_str(), part.op) {
+pub fn groups(parts: &[CriticalPathPart]) -> Vec<(&'static str, f64)> {
+    let group = |part: &CriticalPathPart| match (part.lane.as_str(), part.op) {
         ("Compute", "gemm" | "scaled_gemm") => 0,
         ("Compute", op) if op.starts_with("attention") => 1,
         ("TpComm", _) => 3,
@@ -297,7 +297,7 @@ fn record_as(config: &Config, built: &RankLayout, checked: bool) -> Result<Progr
 }
 
 /// The timeline in figures; `memory` is the plan's.
-pub fn summary(config: &Config, memory: &Report, timeline: &Timeline) -> Simulated {
+pub fn summary(config: &Config, memory: &Report, timeline: &Timeline) -> SimulationReport {
     let (begin, end) = timeline.window();
     let seconds = timeline.step_seconds();
     let inside = |p: &SimulatedOp<'_>| p.start >= begin && p.start < end;
@@ -322,10 +322,10 @@ pub fn summary(config: &Config, memory: &Report, timeline: &Timeline) -> Simulat
     };
     let part = |(lane, op, seconds): (Option<Lane>, &'static str, f64)| {
         let lane = lane.map_or_else(|| "Thread".into(), |lane| format!("{lane:?}"));
-        Part { lane, op, seconds }
+        CriticalPathPart { lane, op, seconds }
     };
     let (submitting_seconds, driver_calls) = timeline.submitting(0);
-    Simulated {
+    SimulationReport {
         simulated: true,
         name: config.name.clone(),
         box_name,
@@ -354,7 +354,7 @@ pub fn summary(config: &Config, memory: &Report, timeline: &Timeline) -> Simulat
     }
 }
 
-impl Simulated {
+impl SimulationReport {
     /// Takes the mean over steps of which the share `clipped` is clipped or skipped: `seconds` long.
     pub fn clip(&mut self, clipped: f64, seconds: f64) {
         let times = self.step_seconds / seconds;
@@ -400,7 +400,7 @@ mod tests {
             ("Host", "adam_tile", "work of the host"),
             ("Thread", "gemm", "submission of kernels"),
         ] {
-            let found = groups(&[Part { lane: lane.into(), op, seconds: 1.0 }]);
+            let found = groups(&[CriticalPathPart { lane: lane.into(), op, seconds: 1.0 }]);
             let told: Vec<&str> =
                 found.iter().filter(|(_, seconds)| *seconds > 0.0).map(|(name, _)| *name).collect();
             assert_eq!(told, [of], "{op} on {lane}");

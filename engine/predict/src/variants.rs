@@ -1,7 +1,7 @@
 //! The forms of states with which the layouts of a model are tried, those with the same results first.
 
 use super::changes::is_given;
-use config::{Config, Loaded, Master, Moments, Precision};
+use config::{Config, LoadedConfig, Master, Moments, Precision};
 use serde::Serialize;
 
 /// How states are kept.
@@ -18,7 +18,7 @@ pub enum States {
 
 /// The config with each form of states: as it is, then what needs fewer bytes on the host and is not given another
 /// value by the config.
-pub(super) fn variants(loaded: &Loaded) -> Vec<(States, Config)> {
+pub(super) fn variants(loaded: &LoadedConfig) -> Vec<(States, Config)> {
     let given = |key: &str| is_given(loaded, &format!("offload.{key}"));
     forms(&loaded.config, given("master"), given("moments"))
 }

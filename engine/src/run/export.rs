@@ -8,7 +8,7 @@ use crate::run::runs::ValueRuns;
 use checkpoint::room;
 use device::Communicator;
 use device::{Device, Error, Rank, Tensor};
-use files::held::Held;
+use files::held::LockedRunDir;
 use files::names::{UNFINISHED, WEIGHTS};
 use offload::Optimizer;
 use std::fs::File;
@@ -43,7 +43,7 @@ fn window_elements(segments: &[SegmentLayout]) -> usize {
 pub(crate) struct StateGatherer {
     segments: Vec<SegmentLayout>,
     /// The run's directory, which gets the file.
-    run: Option<Arc<Held>>,
+    run: Option<Arc<LockedRunDir>>,
     windows: OnceLock<[Window; WINDOWS]>,
     sink: Mutex<ExportSink>,
 }
@@ -385,7 +385,7 @@ impl Window {
 
 impl ExportSink {
     /// The file is on the disk under its own name, or not at all.
-    fn finish(&mut self, run: Option<&Held>) {
+    fn finish(&mut self, run: Option<&LockedRunDir>) {
         self.gathered = true;
         let (Some(mut file), Some(run)) = (self.file.take(), run) else { return };
         let mut close = || {

@@ -4,7 +4,7 @@ use crate::run::meet::barrier;
 use crate::run::{Ranks, ReadFailure};
 use crate::step::Trainer;
 use crate::train::init::{CheckpointStates, InitialParameters};
-use checkpoint::hugging_face::{FolderError, Pretrained};
+use checkpoint::hugging_face::{FolderError, PretrainedWeights};
 use config::Precision;
 use device::{Device, Error};
 use offload::StatePosition;
@@ -93,7 +93,7 @@ impl Ranks<'_> {
         &self,
         dev: &Device,
         trainer: &mut Trainer,
-        from: &Pretrained,
+        from: &PretrainedWeights,
         stop_requested: &offload::StopCheck<'_>,
     ) -> Result<bool, Error> {
         let rank = dev.rank();

@@ -4,14 +4,14 @@ use crate::run::RunError;
 use crate::run::fault_point::Watcher;
 use crate::train::init::Weights;
 use checkpoint::detours::RollbackHistory;
-use checkpoint::hugging_face::Pretrained;
+use checkpoint::hugging_face::PretrainedWeights;
 use checkpoint::{Checkpoint, RunFolder};
 use device::Lane;
 use device::Processes;
 use device::Trace;
 use device::cpu::Lanes;
 use device::cuda::Collectives;
-use files::held::Held;
+use files::held::LockedRunDir;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -49,7 +49,7 @@ pub struct RunOptions {
     /// Parameters by global name; those that it lacks start at random.
     pub initial: Option<Arc<Weights>>,
     /// Weights that training starts from, of the same model.
-    pub pretrained: Option<Arc<Pretrained>>,
+    pub pretrained: Option<Arc<PretrainedWeights>>,
     /// The processes over which the ranks are spread in order; `None`: all ranks are threads of this process.
     pub processes: Option<Arc<Processes>>,
     /// Bind rank threads to the cores that topology deals them.
@@ -67,7 +67,7 @@ pub struct RunOptions {
     /// Least time between checkpoints by `train.checkpoint_overhead`, and before the first.
     pub checkpoint_pause: Duration,
     /// The directory into which the weights are written, if any; `train.weights` says when.
-    pub weights: Option<Arc<Held>>,
+    pub weights: Option<Arc<LockedRunDir>>,
     /// Where checkpoints go, if anywhere.
     pub checkpoints: Option<RunFolder>,
     /// Whether ranks copy their states and go on while these are written, as a plan has decided; `None`: decided when the run

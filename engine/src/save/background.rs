@@ -1,7 +1,7 @@
 //! Writing beside training: from the copies that ranks have made, on a thread for each of them. Where the machine gives no
 //! thread, the one that asked for it writes itself, and whoever waits for that one waits.
 
-use super::{Job, Saver, lock, read};
+use super::{SaveJob, Saver, lock, read};
 use crate::run::FaultPoint;
 use crate::run::messages::{ChannelItem, Message};
 use checkpoint::write::{Pieces, in_order, write_file};
@@ -40,7 +40,7 @@ impl Saver {
     /// the ranks of `world` wait.
     pub(super) fn start(
         self: &Arc<Self>,
-        (job, waited): (Job, Duration),
+        (job, waited): (SaveJob, Duration),
         sender: Sender<ChannelItem>,
         world: &Communicator,
     ) {
@@ -65,7 +65,7 @@ impl Saver {
         }
     }
 
-    fn write_and_conclude(&self, job: &Job, sender: &Sender<ChannelItem>) -> Message {
+    fn write_and_conclude(&self, job: &SaveJob, sender: &Sender<ChannelItem>) -> Message {
         let message = catch_unwind(AssertUnwindSafe(|| {
             self.write_copies(job);
             self.conclude(job, Some(sender))
@@ -77,7 +77,7 @@ impl Saver {
     }
 
     /// Each rank's file by a thread of its own.
-    fn write_copies(&self, &Job { step, late, skipped_in_a_row, .. }: &Job) {
+    fn write_copies(&self, &SaveJob { step, late, skipped_in_a_row, .. }: &SaveJob) {
         self.begin(step, (late, skipped_in_a_row));
         if !self.is_well() {
             return;

@@ -2,14 +2,14 @@
 //! learns what the others wrote.
 
 use super::{Saver, lock};
-use checkpoint::write::Written;
+use checkpoint::write::RankRecord;
 use device::{Communicator, Error, Rank};
 use serde::{Deserialize, Serialize};
 
 /// What a rank of another process tells rank 0.
 #[derive(Serialize, Deserialize)]
 struct Report {
-    file: Option<Written>,
+    file: Option<RankRecord>,
     problem: Option<String>,
     /// The disk had no room.
     full: bool,

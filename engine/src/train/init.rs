@@ -1,7 +1,7 @@
 //! Initial weights: a function of the seed, the tensor's name and the element's index in the whole tensor, so
 //! that every layout starts from the same model.
 
-use checkpoint::{Checkpoint, CheckpointError, Reader};
+use checkpoint::{Checkpoint, CheckpointError, CheckpointReader};
 use config::{Config, Moments};
 use device::numerics::normals;
 use device::{Rank, random};
@@ -85,7 +85,7 @@ pub(crate) fn noise(config: &Config, decoder: &Decoder, rank: Rank) -> Vec<Arc<[
 /// The states of a checkpoint, cut for the flat segments of a rank.
 #[derive(Debug)]
 pub(crate) struct CheckpointStates<'a> {
-    from: Reader<'a>,
+    from: CheckpointReader<'a>,
     /// By number of the tensor.
     runs: SegmentRuns<usize>,
 }

@@ -25,12 +25,12 @@ const BASE: u64 = 1 << 32;
 const SCRATCH: u64 = 1 << 40;
 
 /// Makes an op with so many rows (or heads).
-pub(crate) type Make = Box<dyn Fn(&mut Tensors, usize) -> Op>;
+pub(crate) type OpMaker = Box<dyn Fn(&mut Tensors, usize) -> Op>;
 
 /// An op on tensors of a plan.
 pub(crate) struct Case {
     pub(crate) name: &'static str,
-    pub(crate) make: Make,
+    pub(crate) make: OpMaker,
     /// Rows (or heads) of the whole, and of the part that runs.
     pub(crate) whole: usize,
     pub(crate) part: usize,

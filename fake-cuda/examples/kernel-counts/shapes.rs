@@ -1,6 +1,6 @@
 //! The ops of a step at the shapes of configs, per GPU and micro-batch.
 
-use crate::{Case, Make, Tensors};
+use crate::{Case, OpMaker, Tensors};
 use device::{Dropout, Dtype, FP8_SINCE, Heads, MAXIMA, Op, VocabShard};
 
 /// A config's sizes on one GPU.
@@ -198,7 +198,7 @@ impl Config {
         let (seq_len, samples) = (self.seq_len, self.tokens / self.seq_len);
         // The part is one head of keys of a sample with LONGEST tokens.
         let pairs = |tokens: usize| (tokens / 64 * (tokens / 64 + 1)) as f64;
-        let make = move |backward: bool| -> Make {
+        let make = move |backward: bool| -> OpMaker {
             Box::new(move |t, shared| {
                 // The whole has all heads of all samples; its part one head of keys.
                 let (tokens, samples) = if shared == 1 { (LONGEST, 1) } else { (seq_len, samples) };

@@ -95,10 +95,10 @@ fn allowed_by_name(name: &str) -> Vec<String> {
 }
 
 /// CPUs of the thread that drives a GPU, and of its Host lane.
-type Bound = (String, Vec<String>);
+type ThreadBinding = (String, Vec<String>);
 
 pub(super) fn threads_are_bound() {
-    let seen: Arc<Mutex<Vec<Bound>>> = Arc::default();
+    let seen: Arc<Mutex<Vec<ThreadBinding>>> = Arc::default();
     let look = {
         let seen = Arc::clone(&seen);
         move |_: usize, place: FaultPoint, _: u64| {

@@ -45,9 +45,9 @@ pub(super) fn at_a_product() {
 
 /// A task of the host that takes longer than the thread that submits takes to come to what waits for it.
 #[derive(Debug)]
-struct Slow;
+struct SlowTask;
 
-impl HostTask for Slow {
+impl HostTask for SlowTask {
     fn name(&self) -> &'static str {
         "slow"
     }
@@ -61,7 +61,7 @@ impl HostTask for Slow {
 /// The first call that fails tells a stream to wait for an op of the host.
 pub(super) fn at_a_wait() {
     let (dev, [a, ..]) = open();
-    let slow = HostOp::new(Slow);
+    let slow = HostOp::new(SlowTask);
     for _ in 0..TIMES {
         dev.submit(Lane::Compute, Op::Zero { x: a });
         std::thread::sleep(Duration::from_millis(5));

@@ -5,21 +5,21 @@ use super::{ALONE, GRID, in_process, on_cuda};
 use data::Dataset;
 use engine::run::RunOptions;
 use std::sync::{Arc, OnceLock};
-use tests::compare::{Apart, Reference, assert_same_bits, full, run_for_weights, with};
+use tests::compare::{Reference, RunDistance, assert_same_bits, full, run_for_weights, with};
 use tests::{short_text, tiny, try_run_on};
 
 /// How far a GPU may be from the cpu backend: three times what is measured under the stand-in, whose products sum in
 /// another order than the cpu's.
-fn limit(precision: &str) -> Apart {
+fn limit(precision: &str) -> RunDistance {
     match precision {
         // 4.4e-8, 3e-8, 1.8e-6
-        "Fp32" => Apart { loss: 1.3e-7, norm: 1e-7, weights: 5e-6 },
+        "Fp32" => RunDistance { loss: 1.3e-7, norm: 1e-7, weights: 5e-6 },
         // 9e-4, 1.1e-3, 1.9e-2: the attention's weights have 8 bits when tensor cores multiply them.
-        "Bf16" => Apart { loss: 2.7e-3, norm: 3e-3, weights: 6e-2 },
+        "Bf16" => RunDistance { loss: 2.7e-3, norm: 3e-3, weights: 6e-2 },
         // 1.4e-2, 4.9e-3, 1.2e-1: a rounding to 8 bits turns a last bit into a sixteenth.
-        "Fp8" => Apart { loss: 4.2e-2, norm: 1.5e-2, weights: 3.6e-1 },
+        "Fp8" => RunDistance { loss: 4.2e-2, norm: 1.5e-2, weights: 3.6e-1 },
         // 7.4e-5, 1.2e-4, 4.4e-3
-        _ => Apart { loss: 2.2e-4, norm: 3.6e-4, weights: 1.4e-2 },
+        _ => RunDistance { loss: 2.2e-4, norm: 3.6e-4, weights: 1.4e-2 },
     }
 }
 
@@ -41,7 +41,7 @@ fn data() -> &'static Arc<Dataset> {
 }
 
 /// `base` on the cpu backend, and each of `variants` on top of it on GPUs by each transport.
-fn near(base: &[&str], variants: &[&[&str]], transports: &[RunOptions], limit: Apart) {
+fn near(base: &[&str], variants: &[&[&str]], transports: &[RunOptions], limit: RunDistance) {
     let reference = Reference::on(data(), base);
     for variant in variants {
         for options in transports {

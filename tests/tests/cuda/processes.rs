@@ -7,12 +7,12 @@ use layout::build::lay_out;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tests::compare::assert_same_bits;
-use tests::{Ran, short_text, tiny, try_run_on};
+use tests::{RunRecord, short_text, tiny, try_run_on};
 
 const DP4: &[&str] = &["parallel.data=4"];
 
 /// The run of `sets` by two processes, as each of them ended.
-fn by_two(sets: &[&str], options: &RunOptions) -> Vec<Result<Ran, Box<RunError>>> {
+fn by_two(sets: &[&str], options: &RunOptions) -> Vec<Result<RunRecord, Box<RunError>>> {
     let (config, data) = (on_cuda(tiny(sets)), short_text());
     let (built, over) = (lay_out(&config), AtomicBool::new(false));
     let all = Processes::in_threads(2);

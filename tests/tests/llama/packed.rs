@@ -1,8 +1,8 @@
 //! Samples of several documents: each document is what it is alone, forward and backward, whatever stands beside it.
 
 use super::{
-    Fixture, Given, LAYOUTS as ALL, MASKED_B, MODELS, ON_GPUS, Passed, SEED, V, assert_steps, fp32,
-    grid, load, pass, pretrained, theirs, worst,
+    Fixture, LAYOUTS as ALL, MASKED_B, MODELS, ON_GPUS, PassInputs, PassResult, SEED, V,
+    assert_steps, fp32, grid, load, pass, pretrained, theirs, worst,
 };
 use config::Packing;
 use data::{Corpus, Dataset};
@@ -80,11 +80,11 @@ impl Model {
         }
     }
 
-    fn pass(&self, shape: &DecoderShape, dp: usize, batch: &Batch) -> Passed {
+    fn pass(&self, shape: &DecoderShape, dp: usize, batch: &Batch) -> PassResult {
         let name = |ours: &str| if self.name == "gpt2" { ours.into() } else { theirs(ours) };
         let Batch { tokens, targets, starts } = batch;
         let param = &|ours: &str| self.fixture.get(&name(ours));
-        pass(shape, dp, &Given { tokens, targets, starts: starts.as_deref(), param })
+        pass(shape, dp, &PassInputs { tokens, targets, starts: starts.as_deref(), param })
     }
 }
 
@@ -162,12 +162,13 @@ fn logits_loss_and_gradients_of_documents_side_by_side_are_those_of_each_alone()
         let count = samples.iter().flatten().count();
         let shape =
             DecoderShape { micro_batch: count, ..model.shape((1, 1, false, Recompute::None)) };
-        let Passed { logits, loss, grads } = model.pass(&shape, 1, &alone(&samples));
+        let PassResult { logits, loss, grads } = model.pass(&shape, 1, &alone(&samples));
         let want = of_documents(&logits, &samples);
         let (want_loss, want_grads) = (loss * count as f64, scaled(grads, count as f64));
         for layout in LAYOUTS {
             let (shape, run) = (model.shape(layout), format!("{} {layout:?}", model.name));
-            let Passed { logits, loss, grads } = model.pass(&shape, layout.1, &packed(&samples));
+            let PassResult { logits, loss, grads } =
+                model.pass(&shape, layout.1, &packed(&samples));
             let apart = worst(&logits, &want);
             assert!(apart < 5e-6, "{run}: logits are {apart:e} apart");
             let apart = (loss * B as f64 - want_loss).abs();

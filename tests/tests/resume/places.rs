@@ -1,7 +1,7 @@
 //! Runs that go on with their parameters at another place.
 
 use super::BASE;
-use super::told::{Told, assert_goes_on_as, open, run};
+use super::told::{RunLog, assert_goes_on_as, open, run};
 use tests::compare::with;
 
 #[test]
@@ -14,7 +14,7 @@ fn a_run_goes_on_with_parameters_at_another_place() {
         .iter()
         .zip(&folders)
         .map(|(sets, folder)| run(sets, 1, folder.path(), None))
-        .collect::<Vec<Told>>();
+        .collect::<Vec<RunLog>>();
     assert_goes_on_as(&straight[0], &straight[1], 0, "streamed");
     for (from, to) in [(0, &streamed), (1, &base)] {
         for step in [1, 3, 4] {

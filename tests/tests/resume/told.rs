@@ -3,7 +3,7 @@
 use checkpoint::detours::RollbackHistory;
 use checkpoint::{Checkpoint, RunFolder};
 use engine::run::{Message, Outcome, RunOptions, StepReport, train};
-use files::held::Held;
+use files::held::LockedRunDir;
 use layout::build::lay_out;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use tests::tiny;
 pub(super) const PAUSE: Duration = Duration::ZERO;
 
 /// What a run told and left.
-pub(super) struct Told {
+pub(super) struct RunLog {
     pub(super) steps: BTreeMap<u64, StepReport>,
     pub(super) evals: BTreeMap<u64, u64>,
     pub(super) saved: Vec<u64>,
@@ -25,7 +25,7 @@ pub(super) struct Told {
 }
 
 /// Trains `sets` in `folder`, which gets checkpoints after `every` steps.
-pub(super) fn run(sets: &[&str], every: u64, folder: &Path, resume: Option<Checkpoint>) -> Told {
+pub(super) fn run(sets: &[&str], every: u64, folder: &Path, resume: Option<Checkpoint>) -> RunLog {
     run_by(sets, every, folder, (resume, None))
 }
 
@@ -35,7 +35,7 @@ pub(super) fn run_by(
     every: u64,
     folder: &Path,
     (resume, rollback_history): (Option<Checkpoint>, Option<RollbackHistory>),
-) -> Told {
+) -> RunLog {
     let paced = sets.iter().any(|set| set.starts_with("train.checkpoint_overhead"));
     let never = ["train.checkpoint_overhead=None"];
     let never = if every == 0 && !paced { &never[..] } else { &[] };
@@ -43,7 +43,7 @@ pub(super) fn run_by(
     let config = tiny(&with(&with(sets, &[&every]), never));
     let weights = folder.join("weights.safetensors");
     let options = RunOptions {
-        weights: Some(Held::unlocked(folder).unwrap()),
+        weights: Some(LockedRunDir::unlocked(folder).unwrap()),
         checkpoints: Some(RunFolder::at(&folder.join("checkpoints")).unwrap()),
         resume: resume.map(Arc::new),
         rollback_history: rollback_history,
@@ -60,7 +60,7 @@ pub(super) fn run_by(
         Message::Differs { places, .. } => panic!("{places:?}"),
     });
     let outcome = outcome.unwrap_or_else(|e| panic!("{sets:?}: {e}"));
-    Told { steps, evals, saved, outcome, weights: std::fs::read(weights).unwrap() }
+    RunLog { steps, evals, saved, outcome, weights: std::fs::read(weights).unwrap() }
 }
 
 pub(super) fn at(folder: &Path, step: u64) -> PathBuf {
@@ -78,7 +78,7 @@ fn bits(report: &StepReport) -> [u64; 7] {
     [step, loss, grad_norm, loss_scale, lr, u64::from(skipped), skipped_total]
 }
 
-pub(super) fn assert_goes_on_as(straight: &Told, resumed: &Told, after: u64, what: &str) {
+pub(super) fn assert_goes_on_as(straight: &RunLog, resumed: &RunLog, after: u64, what: &str) {
     let later = straight.steps.range(after + 1..);
     assert!(later.clone().map(|(k, _)| k).eq(resumed.steps.keys()), "{what}: steps");
     for ((step, a), b) in later.zip(resumed.steps.values()) {

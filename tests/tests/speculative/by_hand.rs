@@ -21,9 +21,9 @@ const CHUNK: usize = 64;
 const STEPS: u64 = 8;
 
 /// Numbers that follow from a seed alone.
-pub(super) struct Drawn(u64, Cell<u64>);
+pub(super) struct SeededNumbers(u64, Cell<u64>);
 
-impl Drawn {
+impl SeededNumbers {
     pub(super) fn new(seed: u64) -> Self {
         Self(random::key(0x6279_6861_6e64, seed), Cell::new(0))
     }
@@ -48,12 +48,12 @@ pub(super) fn seeds(few: u64, many: u64) -> std::ops::Range<u64> {
 
 /// What the loop gives each step: rates of 0 among others, and weights that are no powers of two.
 #[derive(Debug)]
-struct Given {
+struct StepRates {
     rates: Vec<f64>,
     weights: Vec<f64>,
 }
 
-impl StepSchedule for Given {
+impl StepSchedule for StepRates {
     fn learning_rate(&self, step: u64) -> f64 {
         self.rates[step as usize % self.rates.len()]
     }
@@ -75,7 +75,7 @@ enum Gradients {
 
 /// A gradient in one place that is none of its step's.
 #[derive(Clone, Copy, Debug)]
-struct Odd {
+struct OddGradient {
     value: f64,
     micro: usize,
     segment: usize,
@@ -92,8 +92,8 @@ struct Case {
     storage: Dtype,
     /// Elements of each segment, and those in use.
     segments: Vec<[usize; 2]>,
-    gradients: Vec<(Gradients, Option<Odd>)>,
-    given: Arc<Given>,
+    gradients: Vec<(Gradients, Option<OddGradient>)>,
+    given: Arc<StepRates>,
     /// An element of the states that is not finite: its value, state, segment and index.
     broken: Option<(f32, usize, usize, usize)>,
     /// The control block has an update that waits: whether it is skipped.
@@ -103,7 +103,7 @@ struct Case {
 
 impl Case {
     fn draw(seed: u64) -> Self {
-        let d = Drawn::new(seed);
+        let d = SeededNumbers::new(seed);
         let (tp, dp) = (d.of(&[1, 1, 2]), d.of(&[1, 2, 2, 3]));
         let storage = d.of(&[Dtype::F32, Dtype::Bf16, Dtype::Bf16, Dtype::F16]);
         let bf16 = storage == Dtype::Bf16;
@@ -164,7 +164,7 @@ impl Case {
             let odd = d.one_in(3).then(|| {
                 let segment = d.of(&[0, segments.len() - 1, d.below(segments.len() as u64)]);
                 let [_, used] = segments[segment];
-                Odd {
+                OddGradient {
                     value: d.of(&[f64::INFINITY, f64::NEG_INFINITY, f64::NAN, 6e4, 3e38, 1e-40]),
                     micro: d.below(micro_batches as u64),
                     segment,
@@ -180,7 +180,7 @@ impl Case {
             let value = d.of(&[f32::NAN, f32::INFINITY, 1e-40, -0.0]);
             (value, d.below(3), segment, d.below(segments[segment][1] as u64))
         });
-        let given = Given {
+        let given = StepRates {
             rates: (0..3).map(|_| d.of(&[0.0, 1e-3, 0.1, 1.0])).collect(),
             weights: (0..5).map(|_| d.of(&[1.0, 1.7, 3.0, 1000.0 / 7.0])).collect(),
         };
@@ -224,7 +224,7 @@ impl Case {
 /// What a rank leaves: the words of each step but those that only updates ahead of the decision have, the parameters that each
 /// forward pass sees, and all states.
 #[derive(PartialEq, Debug, Default)]
-struct Left {
+struct RankOutput {
     words: Vec<Vec<u64>>,
     seen: Vec<u64>,
     states: Vec<Vec<u32>>,
@@ -232,7 +232,7 @@ struct Left {
 }
 
 /// Tensors of a test beside those of the optimizer.
-struct Extra {
+struct ExtraTensors {
     params: Vec<Tensor>,
     /// By step, micro-batch and segment.
     gradients: Vec<Tensor>,
@@ -240,7 +240,7 @@ struct Extra {
     seen: Vec<Tensor>,
 }
 
-fn laid_out(case: &Case, spec: &OptimizerSpec) -> (Arc<Plan>, Arc<OptimizerLayout>, Extra) {
+fn laid_out(case: &Case, spec: &OptimizerSpec) -> (Arc<Plan>, Arc<OptimizerLayout>, ExtraTensors) {
     let mut plan = Plan::default();
     let mut tensor =
         |name: String, len| plan.tensor((Arena::Device, "test"), name, case.storage, (1, len));
@@ -264,11 +264,11 @@ fn laid_out(case: &Case, spec: &OptimizerSpec) -> (Arc<Plan>, Arc<OptimizerLayou
     };
     let segments: Vec<SegmentSpec> = case.segments.iter().enumerate().map(segment).collect();
     let layout = OptimizerLayout::plan(&mut plan, spec, CHUNK, &segments);
-    (Arc::new(plan), Arc::new(layout), Extra { params, gradients, seen })
+    (Arc::new(plan), Arc::new(layout), ExtraTensors { params, gradients, seen })
 }
 
 /// Every rank's share of a run.
-fn ran(case: &Case, spec: &OptimizerSpec, lanes: Lanes) -> Vec<Left> {
+fn ran(case: &Case, spec: &OptimizerSpec, lanes: Lanes) -> Vec<RankOutput> {
     let (plan, layout, extra) = laid_out(case, spec);
     let world = Communicator::new(case.tp, spec.dp_size, Duration::from_secs(60));
     let one = |rank: Rank| {
@@ -295,8 +295,8 @@ fn ran(case: &Case, spec: &OptimizerSpec, lanes: Lanes) -> Vec<Left> {
 fn one_rank(
     case: &Case,
     spec: &OptimizerSpec,
-    (dev, layout, extra): (&Device, &Arc<OptimizerLayout>, &Extra),
-) -> Left {
+    (dev, layout, extra): (&Device, &Arc<OptimizerLayout>, &ExtraTensors),
+) -> RankOutput {
     let rank = dev.rank();
     let count = case.segments.len();
     // What two tensor-parallel ranks hold counts on the first of them.
@@ -309,7 +309,7 @@ fn one_rank(
         Arc::from([NoiseRun { flat: 0..*used, stream: s as u64, global: 5 }])
     };
     let noise: Vec<Arc<[NoiseRun]>> = case.segments.iter().enumerate().map(noise).collect();
-    let given: Arc<dyn StepSchedule> = Arc::<Given>::clone(&case.given);
+    let given: Arc<dyn StepSchedule> = Arc::<StepRates>::clone(&case.given);
     let mut optimizer = Optimizer::new(layout, rank, &counted, &noise, given);
     for step in 0..STEPS as usize {
         for micro in 0..spec.micro_batches {
@@ -358,7 +358,7 @@ fn one_rank(
     if late {
         (0..count).for_each(|s| optimizer.update(dev, s));
     }
-    let mut left = Left::default();
+    let mut left = RankOutput::default();
     for step in 1..=case.until {
         dev.begin_step(step);
         forward(dev, &mut optimizer, extra, step - 1);
@@ -409,7 +409,7 @@ fn one_rank(
 }
 
 /// Parameters go up, and are read.
-fn forward(dev: &Device, optimizer: &mut Optimizer, extra: &Extra, step: u64) {
+fn forward(dev: &Device, optimizer: &mut Optimizer, extra: &ExtraTensors, step: u64) {
     let count = extra.params.len();
     for (s, src) in extra.params.iter().enumerate() {
         optimizer.publish(dev, s);
@@ -420,7 +420,7 @@ fn forward(dev: &Device, optimizer: &mut Optimizer, extra: &Extra, step: u64) {
 }
 
 /// Thresholds: none, some, and those at which a norm of the run is just clipped or just not.
-fn thresholds(d: &Drawn, norms: &[f64]) -> Option<f64> {
+fn thresholds(d: &SeededNumbers, norms: &[f64]) -> Option<f64> {
     let finite: Vec<f64> = norms.iter().copied().filter(|x| x.is_finite() && *x > 0.0).collect();
     if finite.is_empty() || d.one_in(8) {
         return d.of(&[None, Some(1.0)]);
@@ -438,7 +438,7 @@ fn whatever_the_gradients_are_the_states_are_those_of_updates_behind_the_decisio
     let mut skipped = 0;
     for seed in seeds(60, 2_000) {
         let mut case = Case::draw(seed);
-        let d = Drawn::new(random::key(seed, 1));
+        let d = SeededNumbers::new(random::key(seed, 1));
         let ahead_fraction = std::mem::take(&mut case.spec.speculative_fraction);
         let open = ran(&case, &case.spec, Lanes::Inline);
         let norms: Vec<f64> =

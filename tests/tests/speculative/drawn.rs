@@ -1,7 +1,7 @@
 //! Whole runs, drawn: each goes through several phases with other layouts, update modes, checkpoints, stops and crashes, and is
 //! compared with a run of the same phases whose updates are `Serial`.
 
-use super::by_hand::{Drawn, seeds};
+use super::by_hand::{SeededNumbers, seeds};
 use checkpoint::detours::RollbackHistory;
 use checkpoint::{Checkpoint, RunFolder, newest};
 use device::cpu::Lanes;
@@ -44,7 +44,7 @@ struct Fault {
 }
 
 /// What both runs have in all phases.
-fn model(d: &Drawn) -> Sets {
+fn model(d: &SeededNumbers) -> Sets {
     let mut sets = vec!["batch.global=12".to_owned(), "model.vocab=257".to_owned()];
     let mut set = |text: String| sets.push(text);
     set(format!("model.layers={}", d.of(&[1, 2, 3, 4])));
@@ -74,7 +74,7 @@ fn model(d: &Drawn) -> Sets {
     sets
 }
 
-fn phases(d: &Drawn, model: &Sets) -> Vec<Phase> {
+fn phases(d: &SeededNumbers, model: &Sets) -> Vec<Phase> {
     let mut phases: Vec<Phase> = Vec::new();
     for _ in 0..1 + d.below(3) {
         let from = phases.last().map_or(0, |phase| phase.next.0);
@@ -151,7 +151,7 @@ fn phases(d: &Drawn, model: &Sets) -> Vec<Phase> {
 
 /// What a run tells of each step, and leaves.
 #[derive(Default)]
-struct Told {
+struct RunLog {
     steps: BTreeMap<u64, StepReport>,
     evals: BTreeMap<u64, u64>,
     hash: String,
@@ -163,10 +163,10 @@ fn trained(
     (phase, is_serial): (&Phase, bool),
     folder: &Path,
     mut from: (Option<Checkpoint>, Option<RollbackHistory>),
-) -> Told {
+) -> RunLog {
     let config = tiny(sets);
     let built = lay_out(&config);
-    let mut told = Told::default();
+    let mut told = RunLog::default();
     let mut fault = phase.fault.filter(|_| !is_serial);
     loop {
         let stop = Arc::new(AtomicBool::new(false));
@@ -215,7 +215,7 @@ fn trained(
 }
 
 /// Runs the phases, and leaves the checkpoints of each in a folder of its own.
-fn all(model: &Sets, phases: &[Phase], folder: &Path, is_serial: bool) -> Vec<Told> {
+fn all(model: &Sets, phases: &[Phase], folder: &Path, is_serial: bool) -> Vec<RunLog> {
     let mut from = (None, None);
     let mut all = Vec::new();
     for (number, phase) in phases.iter().enumerate() {
@@ -255,7 +255,7 @@ fn copied(from: &Path, to: &Path) {
 fn drawn_runs_have_the_bits_of_serial_through_resumptions_crashes_and_other_layouts() {
     let mut became = BTreeMap::new();
     for seed in seeds(6, 300) {
-        let d = Drawn::new(device::random::key(seed, 2));
+        let d = SeededNumbers::new(device::random::key(seed, 2));
         let model = model(&d);
         let phases = phases(&d, &model);
         let folders = [(); 2].map(|()| tempfile::tempdir().unwrap());

@@ -48,7 +48,7 @@ pub struct Folder {
 
 /// Where a parameter of ours stands.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
+pub(super) struct TensorPlace {
     file: usize,
     foreign: TensorEntry,
     /// Of ours.
@@ -186,7 +186,7 @@ impl Folder {
     ///
     /// # Errors
     /// One that is not there, of another shape or type, and what is there besides.
-    pub(super) fn places(&self, gpt: &Decoder) -> Result<Vec<Place>, FolderError> {
+    pub(super) fn places(&self, gpt: &Decoder) -> Result<Vec<TensorPlace>, FolderError> {
         let params: Vec<&Param> = gpt.segments().iter().flat_map(|s| &s.params).collect();
         let (names, shape) = (Names::of(&gpt.shape().architecture), gpt.shape());
         let tied = shape.architecture.tied;
@@ -223,7 +223,7 @@ impl Folder {
         tied: bool,
         param: &Param,
         strange: &[&(usize, TensorEntry)],
-    ) -> Result<Place, FolderError> {
+    ) -> Result<TensorPlace, FolderError> {
         let ((theirs, turned), shape) = (names.foreign(&param.name), param.global);
         let other = || self.tensors.get(HEAD).filter(|_| tied && theirs == names.table());
         let Some((file, foreign)) = self.tensors.get(&theirs).or_else(other) else {
@@ -247,7 +247,7 @@ impl Folder {
             let why = if flat.is_empty() { why } else { format!("{why}. {flat}") };
             return Err(FolderError::refused(&path, why));
         }
-        Ok(Place { file: *file, foreign: foreign.clone(), shape, turned })
+        Ok(TensorPlace { file: *file, foreign: foreign.clone(), shape, turned })
     }
 
     /// The output's weights, where they stand beside the embedding, must be it, bit for bit.
@@ -307,7 +307,7 @@ impl Folder {
     /// As [`read`](Self::read).
     pub(super) fn read_part(
         &self,
-        place: &Place,
+        place: &TensorPlace,
         first: usize,
         out: &mut [f32],
     ) -> Result<(), FolderError> {
@@ -320,7 +320,7 @@ impl Folder {
         self.check_finite(place, out)
     }
 
-    fn check_finite(&self, place: &Place, values: &[f32]) -> Result<(), FolderError> {
+    fn check_finite(&self, place: &TensorPlace, values: &[f32]) -> Result<(), FolderError> {
         let Some(x) = values.par_iter().with_min_len(1 << 14).find_first(|x| !x.is_finite()) else {
             return Ok(());
         };
@@ -332,7 +332,7 @@ impl Folder {
     ///
     /// # Errors
     /// What cannot be read, and numbers that are not finite.
-    pub(super) fn read(&self, place: &Place) -> Result<Vec<f32>, FolderError> {
+    pub(super) fn read(&self, place: &TensorPlace) -> Result<Vec<f32>, FolderError> {
         let (rows, columns) = place.shape;
         let bytes = self.bytes(place.file, &place.foreign, rows * columns)?;
         let each = place.foreign.width() as usize;

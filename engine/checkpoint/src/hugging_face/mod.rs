@@ -8,11 +8,11 @@ mod weights;
 mod write;
 
 pub use folder::Folder;
-pub use weights::Pretrained;
+pub use weights::PretrainedWeights;
 pub use write::{ExportError, Numbers, export};
 
 use crate::RunFolder;
-use crate::rewrite::{RewriteError, Sealed, Source, start};
+use crate::rewrite::{RewriteError, SealedCheckpoint, TensorSource, start};
 use config::{Config, ModelConfig};
 use data::Dataset;
 use data::model_files::ModelFileError;
@@ -54,7 +54,7 @@ pub fn import(
     folder: &Folder,
     (config, built, data): (&Config, &RankLayout, &Dataset),
     run: &RunFolder,
-) -> Result<Sealed, FolderError> {
+) -> Result<SealedCheckpoint, FolderError> {
     let places = folder.places(&built.decoder)?;
     // The tensor that is being written: the files of all ranks ask for it in many pieces. Nobody asks while it changes.
     let now = RwLock::new(Vec::new());
@@ -70,7 +70,7 @@ pub fn import(
         out.copy_from_slice(&now.read().unwrap_or_else(PoisonError::into_inner)[wanted]);
         Ok(())
     };
-    Ok(start((config, built, data), run, Source { begin: &begin, values: &values })?)
+    Ok(start((config, built, data), run, TensorSource { begin: &begin, values: &values })?)
 }
 
 impl FolderError {

@@ -1,7 +1,7 @@
 //! Where training starts from: each rank reads the bytes of its own parameters out of a folder, block by block.
 
 use super::FolderError;
-use super::folder::{Folder, Place};
+use super::folder::{Folder, TensorPlace};
 
 use device::Rank;
 use layout::runs::SegmentRuns;
@@ -10,13 +10,13 @@ use tensor_parallel::Decoder;
 
 /// The weights of a model, in a folder; opened and looked through once for all ranks.
 #[derive(Debug)]
-pub struct Pretrained {
+pub struct PretrainedWeights {
     folder: Folder,
     /// By number of the tensor.
-    places: Vec<Place>,
+    places: Vec<TensorPlace>,
 }
 
-impl Pretrained {
+impl PretrainedWeights {
     /// Those of `gpt`, in any layout.
     ///
     /// # Errors
@@ -36,7 +36,7 @@ impl Pretrained {
 /// The parameters of a rank.
 #[derive(Debug)]
 pub struct RankWeights<'a> {
-    from: &'a Pretrained,
+    from: &'a PretrainedWeights,
     /// By number of the tensor.
     runs: SegmentRuns<usize>,
     /// The last tensor that stands there transposed: those are read whole.
@@ -54,7 +54,7 @@ impl RankWeights<'_> {
         first: usize,
         values: &mut [f32],
     ) -> Result<(), FolderError> {
-        let Pretrained { folder, places } = self.from;
+        let PretrainedWeights { folder, places } = self.from;
         self.runs.fill(segment, first, values, |tensor, global, values| {
             let place = &places[*tensor];
             if place.turned {

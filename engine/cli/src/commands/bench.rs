@@ -1,7 +1,7 @@
 //! `onebox bench`: [`crate::bench`] in words or as JSON, and [`predict::calibrate`] as a box file.
 
 use super::data;
-use super::exit::{Failed, code};
+use super::exit::{CommandError, code};
 use super::simulate::failed;
 use super::train::check_memory;
 use super::{ConfigArgs, may_write, missing_gpus, plan, print, print_json, say, unwritten};
@@ -87,7 +87,7 @@ struct CopyArgs {
     json: bool,
 }
 
-pub(super) fn run(args: &BenchArgs) -> Result<(), Failed> {
+pub(super) fn run(args: &BenchArgs) -> Result<(), CommandError> {
     match (&args.verb, &args.save_box) {
         (Some(BenchVerb::Step(args)), _) => step(args),
         (Some(BenchVerb::Copy(args)), _) => copy(args),
@@ -99,7 +99,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<(), Failed> {
     }
 }
 
-fn save_box(path: &Path, on_cores: bool) -> Result<(), Failed> {
+fn save_box(path: &Path, on_cores: bool) -> Result<(), CommandError> {
     let on_gpus = !on_cores && gpu::machine().has_driver();
     // A box of either kind gives way to another.
     let kinds = [calibrate::OUTPUT, BOX_OF_GPUS];
@@ -114,20 +114,20 @@ fn save_box(path: &Path, on_cores: bool) -> Result<(), Failed> {
     Ok(())
 }
 
-fn box_of_cores(tell: &mut dyn FnMut(&str)) -> Result<String, Failed> {
-    let measured = measure(tell).map_err(|e| Failed::new(code::INTERNAL, e))?;
+fn box_of_cores(tell: &mut dyn FnMut(&str)) -> Result<String, CommandError> {
+    let measured = measure(tell).map_err(|e| CommandError::new(code::INTERNAL, e))?;
     let memory = format_bytes(available_memory()).replace(' ', "");
     Ok(to_ron(&measured, 4 * cores(), &memory, &memory))
 }
 
-fn box_of_gpus(tell: &mut dyn FnMut(&str)) -> Result<String, Failed> {
+fn box_of_gpus(tell: &mut dyn FnMut(&str)) -> Result<String, CommandError> {
     let measured = gpu_box::measure(tell).map_err(|error| {
         let code = match error {
             GpuBoxError::None(_) | GpuBoxError::Mixed(_) => code::CONFIG,
             GpuBoxError::Full { .. } => code::DEVICE_MEMORY,
             GpuBoxError::Failed { .. } => code::RANK,
         };
-        Failed::new(code, error)
+        CommandError::new(code, error)
     })?;
     if measured.is_stand_in() {
         say(
@@ -138,13 +138,13 @@ fn box_of_gpus(tell: &mut dyn FnMut(&str)) -> Result<String, Failed> {
     Ok(measured.to_ron())
 }
 
-fn step(args: &StepArgs) -> Result<(), Failed> {
+fn step(args: &StepArgs) -> Result<(), CommandError> {
     args.trace.as_ref().map_or(Ok(()), |path| may_write(trace::OUTPUT, path))?;
     let mut loaded = args.config.load()?;
     choose(&mut loaded).map_err(failed)?;
     let config = &loaded.config;
     if let Some(not_built) = config.not_built(&loaded.origins, missing_gpus) {
-        return Err(Failed::new(code::CONFIG, not_built));
+        return Err(CommandError::new(code::CONFIG, not_built));
     }
     let built = lay_out(config);
     data::look(config)?;
@@ -152,28 +152,32 @@ fn step(args: &StepArgs) -> Result<(), Failed> {
     let data = data::open(config, data::tokenizer(config)?.as_ref(), (true, false))?;
     let flops = plan::made(config, &built)?.step.map_or(0.0, |step| step.model_flops);
     let ceiling = product(is_on_cuda(config), dtype(config.precision));
-    let ceiling = ceiling.map_err(|e| Failed::new(code::RANK, e))?;
+    let ceiling = ceiling.map_err(|e| CommandError::new(code::RANK, e))?;
     let last = u64::from(args.steps) + 1;
     let noted = args.trace.as_ref().map(|_| Arc::new(Trace::of_steps(last..=last)));
     let (model_flops, ceiling_tflops) = (flops, ceiling);
     let steps_of = usize::from(args.steps);
     let bench = StepBench { steps: steps_of, model_flops, ceiling_tflops, trace: noted.clone() };
     let measured = steps(config, &built, &data, bench);
-    let measured = measured.map_err(|e| Failed::new(code::RANK, e))?;
+    let measured = measured.map_err(|e| CommandError::new(code::RANK, e))?;
     if let (Some(path), Some(noted)) = (&args.trace, noted) {
         trace::measured(path, &noted).map_err(|e| unwritten(path, &e))?;
     }
     shown(args.json, &measured, || step_text(&measured))
 }
 
-fn copy(args: &CopyArgs) -> Result<(), Failed> {
+fn copy(args: &CopyArgs) -> Result<(), CommandError> {
     let on_cuda = gpu::machine().missing().is_none();
     let measured = copies(on_cuda, u64::from(args.mib) << 20, u64::from(args.tile_mib) << 20);
-    let measured = measured.map_err(|e| Failed::new(code::RANK, e))?;
+    let measured = measured.map_err(|e| CommandError::new(code::RANK, e))?;
     shown(args.json, &measured, || copy_text(&measured))
 }
 
-fn shown<T: Serialize>(json: bool, value: &T, text: impl Fn() -> String) -> Result<(), Failed> {
+fn shown<T: Serialize>(
+    json: bool,
+    value: &T,
+    text: impl Fn() -> String,
+) -> Result<(), CommandError> {
     if json { print_json(value) } else { print(&text()) }
 }
 

@@ -1,6 +1,6 @@
 //! `onebox boxes`: the boxes that the program holds.
 
-use super::exit::{Failed, code};
+use super::exit::{CommandError, code};
 use super::{print, print_json};
 use config::bundled::BOXES;
 use config::{BoxConfig, load_box};
@@ -22,7 +22,7 @@ pub(super) struct BoxesArgs {
 
 /// A box in a line. Figures of links are GB/s each way, as the box describes them.
 #[derive(Serialize)]
-struct Listed {
+struct BoxRow {
     name: &'static str,
     title: String,
     machines: usize,
@@ -44,12 +44,13 @@ struct Listed {
     network_gb_per_s: f32,
 }
 
-pub(super) fn run(args: &BoxesArgs) -> Result<(), Failed> {
+pub(super) fn run(args: &BoxesArgs) -> Result<(), CommandError> {
     let listed = |(name, _): &(&'static str, _)| {
-        let described = load_box(Path::new(name)).map_err(|e| Failed::new(code::INTERNAL, e))?;
+        let described =
+            load_box(Path::new(name)).map_err(|e| CommandError::new(code::INTERNAL, e))?;
         Ok(listed(name, &described))
     };
-    let all = BOXES.iter().map(listed).collect::<Result<Vec<_>, Failed>>()?;
+    let all = BOXES.iter().map(listed).collect::<Result<Vec<_>, CommandError>>()?;
     match (args.json, args.markdown) {
         (true, _) => print_json(&all),
         (_, true) => print(&markdown(&all)),
@@ -57,7 +58,7 @@ pub(super) fn run(args: &BoxesArgs) -> Result<(), Failed> {
     }
 }
 
-fn listed(name: &'static str, described: &BoxConfig) -> Listed {
+fn listed(name: &'static str, described: &BoxConfig) -> BoxRow {
     let alone = f64::from(described.host.link_gb_per_s);
     let (mut link, mut all) = ([alone; 2], alone);
     let mut nvlink = vec![f64::from(described.gpu.peer_gb_per_s)];
@@ -70,7 +71,7 @@ fn listed(name: &'static str, described: &BoxConfig) -> Listed {
         let between = |a| (0..a).map(move |b| machine.nvlink_mb_per_s(a, b) as f64 / 1e3);
         nvlink = gpus.flat_map(between).collect();
     }
-    Listed {
+    BoxRow {
         name,
         title: described.name.clone(),
         machines: described.machines,
@@ -89,7 +90,7 @@ fn listed(name: &'static str, described: &BoxConfig) -> Listed {
 const HEADS: [&str; 8] =
     ["NAME", "BOX", "GPUs", "EACH", "TFLOPS", "HOST", "LINK OF A GPU", "BETWEEN GPUs"];
 
-impl Listed {
+impl BoxRow {
     fn columns(&self) -> [String; 8] {
         let rate = |rate: f64| format!("{}", (rate * 10.0).round() / 10.0);
         let [slow, fast] = self.link_gb_per_s.map(rate);
@@ -122,9 +123,9 @@ impl Listed {
     }
 }
 
-fn table(all: &[Listed]) -> String {
+fn table(all: &[BoxRow]) -> String {
     let rows: Vec<[String; 8]> =
-        std::iter::once(HEADS.map(str::to_owned)).chain(all.iter().map(Listed::columns)).collect();
+        std::iter::once(HEADS.map(str::to_owned)).chain(all.iter().map(BoxRow::columns)).collect();
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
     let mut out = String::new();
     for row in &rows {
@@ -143,11 +144,11 @@ fn table(all: &[Listed]) -> String {
            onebox plan --model FOLDER --box NAME\n"
 }
 
-fn markdown(all: &[Listed]) -> String {
+fn markdown(all: &[BoxRow]) -> String {
     let mut out = String::from(
         "| name | box | GPUs | each | TFLOPS | host | link of a GPU | between GPUs |\n|---|---|---|---|---|---|---|---|\n",
     );
-    for row in all.iter().map(Listed::columns) {
+    for row in all.iter().map(BoxRow::columns) {
         let [name, rest @ ..] = row;
         let _ = writeln!(out, "| [{name}](../configs/boxes/{name}.ron) | {} |", rest.join(" | "));
     }

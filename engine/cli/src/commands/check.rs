@@ -1,6 +1,6 @@
 //! `onebox config check` and `onebox config show`.
 
-use super::exit::{Failed, code};
+use super::exit::{CommandError, code};
 use super::processes::{SILENCE, Team, facts};
 use super::{ConfigArgs, data, missing_gpus, print, print_json, say, weights};
 use config::{Config, ConfigError, DeviceConfig, Origin, Problem, Valid};
@@ -17,13 +17,13 @@ pub(super) struct CheckArgs {
 
 /// All errors, or a line that says what the config is, and what of it this version cannot run. Processes of a launcher join
 /// first: what a machine must have follows from the ranks that are dealt to it.
-pub(super) fn check(args: &CheckArgs) -> Result<(), Failed> {
+pub(super) fn check(args: &CheckArgs) -> Result<(), CommandError> {
     let team = Team::join(SILENCE)?;
     let ended = team.all("config", checked(args, &team), |()| facts(None));
     team.end(ended)
 }
 
-fn checked(CheckArgs { config: args, json }: &CheckArgs, team: &Team) -> Result<(), Failed> {
+fn checked(CheckArgs { config: args, json }: &CheckArgs, team: &Team) -> Result<(), CommandError> {
     let data = |config: &Config, valid: &Valid<'_>| {
         data::trouble(config, &|keys| valid.has(keys)).into_iter().collect()
     };
@@ -32,9 +32,9 @@ fn checked(CheckArgs { config: args, json }: &CheckArgs, team: &Team) -> Result<
         Err((code, errors)) => {
             if *json {
                 print_json(&json!({ "ok": false, "errors": in_json(&errors) }))?;
-                return Err(Failed::silent(code));
+                return Err(CommandError::silent(code));
             }
-            return Err(Failed::new(code, errors));
+            return Err(CommandError::new(code, errors));
         }
     };
     let config = &loaded.config;
@@ -42,7 +42,7 @@ fn checked(CheckArgs { config: args, json }: &CheckArgs, team: &Team) -> Result<
         if *json {
             let why = json!({ "message": refused.message() });
             print_json(&json!({ "ok": false, "errors": [why] }))?;
-            return Err(Failed::silent(code::CONFIG));
+            return Err(CommandError::silent(code::CONFIG));
         }
         return Err(refused);
     }
@@ -101,7 +101,7 @@ fn in_json(errors: &ConfigError) -> Vec<Value> {
 }
 
 /// Every key with its value and origin.
-pub(super) fn show(args: &CheckArgs) -> Result<(), Failed> {
+pub(super) fn show(args: &CheckArgs) -> Result<(), CommandError> {
     let loaded = args.config.load()?;
     if args.json {
         let key = |(key, value, origin): &(String, String, Origin)| {

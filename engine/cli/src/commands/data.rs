@@ -1,6 +1,6 @@
 //! The data of a config, and what makes tokens of it, opened for a command.
 
-use super::exit::{Failed, code};
+use super::exit::{CommandError, code};
 use super::say;
 use crate::report::reading::OnTerminal;
 use config::{Config, DataConfig, DataFormat, DeviceConfig, Packing, Source};
@@ -12,14 +12,14 @@ use data::{
     RowSource, Rows, SampleSettings, SourceCorpora, TextSource, Tokenizer,
 };
 use files::names::TOKENIZER;
-use files::shown::Shown;
+use files::shown::PathText;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 
 /// What `data.tokenizer` names.
-pub(super) fn tokenizer(config: &Config) -> Result<Option<Tokenizer>, Failed> {
+pub(super) fn tokenizer(config: &Config) -> Result<Option<Tokenizer>, CommandError> {
     let open = |path: &String| {
         let path = Path::new(path);
         Tokenizer::open(path).map_err(|problem| not_opened(path, &problem))
@@ -28,7 +28,7 @@ pub(super) fn tokenizer(config: &Config) -> Result<Option<Tokenizer>, Failed> {
 }
 
 /// The one that a run was trained with: its own copy. What its stored config names may be any file.
-pub(super) fn tokenizer_of(run: &Path, config: &Config) -> Result<Option<Tokenizer>, Failed> {
+pub(super) fn tokenizer_of(run: &Path, config: &Config) -> Result<Option<Tokenizer>, CommandError> {
     let Some(named) = &config.data.tokenizer else { return Ok(None) };
     let copy = run.join(TOKENIZER);
     let what = match fs::symlink_metadata(&copy) {
@@ -40,11 +40,11 @@ pub(super) fn tokenizer_of(run: &Path, config: &Config) -> Result<Option<Tokeniz
         Err(error) if error.kind() == ErrorKind::NotFound => "is not there".to_owned(),
         Err(error) => format!("cannot be read ({error})"),
     };
-    let (copy, named) = (copy.display(), Shown(Path::new(named)));
+    let (copy, named) = (copy.display(), PathText(Path::new(named)));
     let why = format!(
         "data.tokenizer: {copy} {what}, and the config of a run opens no file outside of it: to trust it, copy {named} there"
     );
-    Err(Failed::new(code::DATA, why))
+    Err(CommandError::new(code::DATA, why))
 }
 
 /// What a run keeps of `beside`, which stands in the folder `from`: nothing where its tokens are of another kind, which is said.
@@ -55,19 +55,19 @@ pub(super) fn fitting(
 ) -> ModelFiles {
     let Some(why) = beside.foreign(&config.data, tokenizer) else {
         if let Some(left_out) = beside.left_out() {
-            say(&format!("note: {}: {left_out}", Shown(from)));
+            say(&format!("note: {}: {left_out}", PathText(from)));
         }
         return beside;
     };
     if beside.files().iter().any(|(name, _)| *name != "config.json") {
-        let from = Shown(from);
+        let from = PathText(from);
         say(&format!("note: the run keeps no tokenizer and no chat template of {from}: {why}"));
     }
     ModelFiles::default()
 }
 
-fn not_opened(path: &Path, problem: &Problem) -> Failed {
-    Failed::new(code::DATA, format!("data.tokenizer: {}: {problem}", path.display()))
+fn not_opened(path: &Path, problem: &Problem) -> CommandError {
+    CommandError::new(code::DATA, format!("data.tokenizer: {}: {problem}", path.display()))
 }
 
 /// Keys of what is read.
@@ -92,7 +92,8 @@ pub(super) fn trouble(
     if no_documents || format.is_rows() && tokenizer.is_none() {
         return None;
     }
-    let told = |e: DataError| (e.key, format!("{}: {}", Shown(&e.path), e.problem), String::new());
+    let told =
+        |e: DataError| (e.key, format!("{}: {}", PathText(&e.path), e.problem), String::new());
     let tokenizer = match &config.data.tokenizer {
         None => None,
         Some(path) => match Tokenizer::open(Path::new(path)) {
@@ -118,9 +119,9 @@ pub(super) fn trouble(
 }
 
 /// Looks for what keeps it from being read, before anything is read.
-pub(super) fn look(config: &Config) -> Result<(), Failed> {
+pub(super) fn look(config: &Config) -> Result<(), CommandError> {
     let looked = DataInspection::at(config, false);
-    looked.map(drop).map_err(|e| Failed::new(code::DATA, e))
+    looked.map(drop).map_err(|e| CommandError::new(code::DATA, e))
 }
 
 /// Opens and checks all of it. With `dry` nothing is written, not even into the user's cache folder. With `quiet` no progress
@@ -129,16 +130,16 @@ pub(super) fn open(
     config: &Config,
     tokenizer: Option<&Tokenizer>,
     (dry, quiet): (bool, bool),
-) -> Result<Arc<Dataset>, Failed> {
-    let how = How { dry, quiet, ..How::default() };
-    read(config, tokenizer, how).map(Arc::new).map_err(|e| Failed::new(code::DATA, e))
+) -> Result<Arc<Dataset>, CommandError> {
+    let how = ReadOptions { dry, quiet, ..ReadOptions::default() };
+    read(config, tokenizer, how).map(Arc::new).map_err(|e| CommandError::new(code::DATA, e))
 }
 
 /// The tokenizer and all of the data, for a command that needs nothing before them.
 pub(super) fn read_whole(
     config: &Config,
     (dry, quiet): (bool, bool),
-) -> Result<(Option<Tokenizer>, Arc<Dataset>), Failed> {
+) -> Result<(Option<Tokenizer>, Arc<Dataset>), CommandError> {
     let tokenizer = tokenizer(config)?;
     look(config)?;
     let data = open(config, tokenizer.as_ref(), (dry, quiet))?;
@@ -146,26 +147,28 @@ pub(super) fn read_whole(
 }
 
 /// The same for `data show`, which leaves it to others to say what nothing reads.
-pub(super) fn read_to_show(config: &Config) -> Result<(Option<Tokenizer>, Dataset), Failed> {
+pub(super) fn read_to_show(config: &Config) -> Result<(Option<Tokenizer>, Dataset), CommandError> {
     let tokenizer = tokenizer(config)?;
     look(config)?;
-    let how = How { is_brief: true, ..How::default() };
-    let data = read(config, tokenizer.as_ref(), how).map_err(|e| Failed::new(code::DATA, e))?;
+    let how = ReadOptions { is_brief: true, ..ReadOptions::default() };
+    let data =
+        read(config, tokenizer.as_ref(), how).map_err(|e| CommandError::new(code::DATA, e))?;
     Ok((tokenizer, data))
 }
 
 /// The same for `data check`; `names_all` has each row that is left out named.
-pub(super) fn check(config: &Config, names_all: bool) -> Result<Dataset, Failed> {
+pub(super) fn check(config: &Config, names_all: bool) -> Result<Dataset, CommandError> {
     let tokenizer = tokenizer(config)?;
     look(config)?;
-    DataInspection::compare(&config.data, &OnTerminal).map_err(|e| Failed::new(code::DATA, e))?;
-    let how = How { names_all, ..How::default() };
-    read(config, tokenizer.as_ref(), how).map_err(|e| Failed::new(code::DATA, e))
+    DataInspection::compare(&config.data, &OnTerminal)
+        .map_err(|e| CommandError::new(code::DATA, e))?;
+    let how = ReadOptions { names_all, ..ReadOptions::default() };
+    read(config, tokenizer.as_ref(), how).map_err(|e| CommandError::new(code::DATA, e))
 }
 
 /// How data is read.
 #[derive(Clone, Copy, Default)]
-struct How {
+struct ReadOptions {
     /// Nothing is written, not even into the user's cache folder.
     dry: bool,
     /// No progress is shown.
@@ -176,7 +179,8 @@ struct How {
     is_brief: bool,
 }
 
-const QUIET: How = How { dry: true, quiet: true, names_all: false, is_brief: false };
+const QUIET: ReadOptions =
+    ReadOptions { dry: true, quiet: true, names_all: false, is_brief: false };
 
 /// Refuses a tokenizer with tokens that the model has not.
 fn check_vocab(config: &Config, tokenizer: Option<&Tokenizer>) -> Result<(), DataError> {
@@ -188,7 +192,7 @@ fn check_vocab(config: &Config, tokenizer: Option<&Tokenizer>) -> Result<(), Dat
 fn read(
     config: &Config,
     tokenizer: Option<&Tokenizer>,
-    How { dry, quiet, names_all, is_brief }: How,
+    ReadOptions { dry, quiet, names_all, is_brief }: ReadOptions,
 ) -> Result<Dataset, DataError> {
     let (data, model) = (&config.data, &config.model);
     let cache = Cache::of_user(dry);
@@ -251,13 +255,13 @@ pub(super) fn with_rows<T>(
     config: &Config,
     tokenizer: &Tokenizer,
     then: impl FnOnce(RowSource<'_>) -> T,
-) -> Result<T, Failed> {
+) -> Result<T, CommandError> {
     let data = &config.data;
     let Some(path) = &data.tokenizer else { unreachable!("rows need a tokenizer") };
     // Its tokens are kept in a folder of the user's choice.
     let cache = &Cache::default();
     rowed((data, Path::new(path), cache), tokenizer, (false, false), then)
-        .map_err(|e| Failed::new(code::DATA, e))
+        .map_err(|e| CommandError::new(code::DATA, e))
 }
 
 fn rowed<T>(

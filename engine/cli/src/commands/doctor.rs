@@ -1,6 +1,6 @@
 //! `onebox doctor`: what this machine can train on, and what would help where it cannot.
 
-use super::exit::{Failed, code};
+use super::exit::{CommandError, code};
 use super::{print, print_json};
 use data::Cache;
 use device::cuda::{GpuInfo, GpuMemory, GpuOverhead, LibraryInfo, Probe, free_memory, look};
@@ -54,7 +54,7 @@ impl Finding {
 }
 
 /// Prints the findings. Whatever fails is told by the exit code.
-pub(super) fn run(args: &DoctorArgs) -> Result<(), Failed> {
+pub(super) fn run(args: &DoctorArgs) -> Result<(), CommandError> {
     let probe = gpu::machine();
     let machine = Machine::discover();
     let mut findings = cuda(probe);
@@ -75,9 +75,9 @@ pub(super) fn run(args: &DoctorArgs) -> Result<(), Failed> {
         print(&report(&findings, probe))?;
     }
     if findings.iter().any(|f| f.what == HOST_MEMORY && fails(f)) {
-        return Err(Failed::silent(code::HOST_MEMORY));
+        return Err(CommandError::silent(code::HOST_MEMORY));
     }
-    if findings.iter().any(fails) { Err(Failed::silent(code::UNFIT)) } else { Ok(()) }
+    if findings.iter().any(fails) { Err(CommandError::silent(code::UNFIT)) } else { Ok(()) }
 }
 
 fn report(findings: &[Finding], probe: &Probe) -> String {

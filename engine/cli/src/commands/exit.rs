@@ -49,12 +49,12 @@ Exit codes:
 
 /// Why a command did not do what it was asked for.
 #[derive(Debug)]
-pub(super) struct Failed {
+pub(super) struct CommandError {
     code: u8,
     message: String,
 }
 
-impl Failed {
+impl CommandError {
     pub(super) fn new(code: u8, why: impl Display) -> Self {
         Self { code, message: why.to_string() }
     }

@@ -1,7 +1,7 @@
 //! `onebox generate`.
 
 use super::checkpoint::{run_of, unusable};
-use super::exit::{Failed, code};
+use super::exit::{CommandError, code};
 use super::{data, print, say, seen};
 use crate::generate::{
     ComputeDevice, End, GenerateError, ModelSource, Piece, Sampling, StopCondition, WeightSource,
@@ -12,7 +12,7 @@ use ::data::chat::{Chat, Template, message, stop_tokens};
 use ::data::model_files::ModelFiles;
 use checkpoint::Checkpoint;
 use checkpoint::inspect::{Summary, open_newest};
-use config::{Config, DeviceConfig, Loaded, Precision, load_of_run, load_str};
+use config::{Config, DeviceConfig, LoadedConfig, Precision, load_of_run, load_str};
 use files::names::KEPT;
 use files::names::{CONFIG, TOKENIZER, WEIGHTS};
 use std::fs::File;
@@ -111,28 +111,29 @@ const PYTHON: [(&str, &str); 3] = [("True", "true"), ("False", "false"), ("None"
 const LONGEST_PROMPT: u64 = 64 << 20;
 
 /// The prompts, from the command line or from files.
-fn prompts(args: &GenerateArgs) -> Result<Vec<String>, Failed> {
+fn prompts(args: &GenerateArgs) -> Result<Vec<String>, CommandError> {
     if args.prompt_file.is_empty() {
         return Ok(args.prompt.clone());
     }
     args.prompt_file.iter().map(|path| prompt_in(path)).collect()
 }
 
-fn prompt_in(path: &Path) -> Result<String, Failed> {
+fn prompt_in(path: &Path) -> Result<String, CommandError> {
     let (mut bytes, most) = (Vec::new(), LONGEST_PROMPT);
     let done = match path == Path::new("-") {
         true => std::io::stdin().lock().take(most + 1).read_to_end(&mut bytes),
         false => File::open(path).and_then(|file| file.take(most + 1).read_to_end(&mut bytes)),
     };
     let of = format!("--prompt-file {}", path.display());
-    let read = done.map_err(|e| Failed::new(code::IO, format!("{of}: it cannot be read: {e}")))?;
+    let read =
+        done.map_err(|e| CommandError::new(code::IO, format!("{of}: it cannot be read: {e}")))?;
     if read as u64 > most {
         let why =
             format!("{of}: it has more than {}, and no model reads as much", format_bytes(most));
-        return Err(Failed::new(code::DATA, why));
+        return Err(CommandError::new(code::DATA, why));
     }
     let mut text = String::from_utf8(bytes).map_err(|e| {
-        Failed::new(code::DATA, format!("{of}: it is not UTF-8: {}", e.utf8_error()))
+        CommandError::new(code::DATA, format!("{of}: it is not UTF-8: {}", e.utf8_error()))
     })?;
     // That of a line which an editor ends.
     let end = text.strip_suffix("\n").map(|text| text.strip_suffix('\r').unwrap_or(text).len());
@@ -141,10 +142,10 @@ fn prompt_in(path: &Path) -> Result<String, Failed> {
 }
 
 /// For a run that has not ended: what it would go on from.
-fn newest(args: &GenerateArgs, lacks: &str) -> Result<Checkpoint, Failed> {
+fn newest(args: &GenerateArgs, lacks: &str) -> Result<Checkpoint, CommandError> {
     let found = open_newest(&args.run).map_err(|error| {
         let why = format!("{} {lacks}, and no checkpoint: {error}", args.run.display());
-        Failed::new(code::DATA, why)
+        CommandError::new(code::DATA, why)
     })?;
     let (found, broken) = found;
     broken.iter().for_each(|why| say(&format!("warning: {why}")));
@@ -167,25 +168,25 @@ fn probability(text: &str) -> Result<f64, String> {
 }
 
 /// The config of a folder of transformers.
-fn config_of(folder: &Path) -> Result<Loaded, Failed> {
-    let absolute = folder
-        .canonicalize()
-        .map_err(|e| Failed::new(code::DATA, format!("cannot read {}: {e}", folder.display())))?;
+fn config_of(folder: &Path) -> Result<LoadedConfig, CommandError> {
+    let absolute = folder.canonicalize().map_err(|e| {
+        CommandError::new(code::DATA, format!("cannot read {}: {e}", folder.display()))
+    })?;
     let format = if folder.join(TOKENIZER).is_file() { "Auto" } else { "U32" };
     let text = format!(
         "(model: (from: {:?}), data: (format: {format}), train: (steps: 1))",
         absolute.display().to_string()
     );
     load_str(&text, &folder.display().to_string(), Path::new(""), &[])
-        .map_err(|e| Failed::new(code::CONFIG, e))
+        .map_err(|e| CommandError::new(code::CONFIG, e))
 }
 
 /// From a folder of transformers.
-fn run_folder(args: &GenerateArgs) -> Result<(), Failed> {
+fn run_folder(args: &GenerateArgs) -> Result<(), CommandError> {
     let loaded = config_of(&args.run)?;
     let tokenizer = data::tokenizer(&loaded.config)?;
     let beside = ModelFiles::open(&args.run).map_err(unusable)?;
-    let from = From {
+    let from = LoadedModel {
         trained: WeightSource::Folder(&args.run),
         tokenizer: tokenizer.as_ref(),
         beside,
@@ -194,23 +195,23 @@ fn run_folder(args: &GenerateArgs) -> Result<(), Failed> {
     draw(args, &loaded.config, &from)
 }
 
-pub(super) fn run(args: &GenerateArgs) -> Result<(), Failed> {
+pub(super) fn run(args: &GenerateArgs) -> Result<(), CommandError> {
     if args.run.join("config.json").is_file() && !args.run.join(CONFIG).exists() {
         return run_folder(args);
     }
     let (config, weights) = (args.run.join(CONFIG), args.run.join(WEIGHTS));
     let (loaded, checkpoint) = if config.is_file() {
-        let loaded = load_of_run(&config).map_err(|e| Failed::new(code::CONFIG, e))?;
+        let loaded = load_of_run(&config).map_err(|e| CommandError::new(code::CONFIG, e))?;
         let lacks = format!("has no {WEIGHTS}, which a run writes when it ends");
         let checkpoint = if weights.exists() { None } else { Some(newest(args, &lacks)?) };
         (loaded, checkpoint)
     } else if config.symlink_metadata().is_ok() {
-        return Err(Failed::new(code::DATA, format!("{} is not a file", config.display())));
+        return Err(CommandError::new(code::DATA, format!("{} is not a file", config.display())));
     } else {
         let found =
             newest(args, &format!("is not a run directory (it has no {CONFIG}; see runs/)"))?;
         let stored = Summary::read(found.path()).and_then(|summary| summary.config());
-        (stored.map_err(|e| Failed::new(code::CHECKPOINT, e))?, Some(found))
+        (stored.map_err(|e| CommandError::new(code::CHECKPOINT, e))?, Some(found))
     };
     let run = match &checkpoint {
         Some(checkpoint) if !config.is_file() => run_of(checkpoint),
@@ -220,12 +221,13 @@ pub(super) fn run(args: &GenerateArgs) -> Result<(), Failed> {
     let trained =
         checkpoint.as_ref().map_or(WeightSource::Weights(&weights), WeightSource::Checkpoint);
     let beside = ModelFiles::of_run(run).map_err(unusable)?;
-    let from = From { trained, tokenizer: tokenizer.as_ref(), beside, place: run.join(KEPT) };
+    let from =
+        LoadedModel { trained, tokenizer: tokenizer.as_ref(), beside, place: run.join(KEPT) };
     draw(args, &loaded.config, &from)
 }
 
 /// A model, and what came with it.
-struct From<'a> {
+struct LoadedModel<'a> {
     trained: WeightSource<'a>,
     tokenizer: Option<&'a Tokenizer>,
     beside: ModelFiles,
@@ -233,15 +235,15 @@ struct From<'a> {
     place: PathBuf,
 }
 
-impl From<'_> {
+impl LoadedModel<'_> {
     /// Why a file that came with the model cannot be used.
-    fn unusable(&self, why: &str) -> Failed {
-        Failed::new(code::DATA, format!("{}: {why}", self.place.display()))
+    fn unusable(&self, why: &str) -> CommandError {
+        CommandError::new(code::DATA, format!("{}: {why}", self.place.display()))
     }
 }
 
 /// The model on the device of its config, or as `--set` says; the last one counts.
-fn source<'a>(args: &GenerateArgs, config: &Config, from: &From<'a>) -> ModelSource<'a> {
+fn source<'a>(args: &GenerateArgs, config: &Config, from: &LoadedModel<'a>) -> ModelSource<'a> {
     let mut source = ModelSource::on_cores(from.trained, from.tokenizer);
     if config.device == DeviceConfig::Cuda {
         source.device = ComputeDevice::Gpu;
@@ -256,12 +258,12 @@ fn source<'a>(args: &GenerateArgs, config: &Config, from: &From<'a>) -> ModelSou
 }
 
 /// Draws and writes, or writes the logits that are asked for.
-fn draw(args: &GenerateArgs, config: &Config, from: &From<'_>) -> Result<(), Failed> {
+fn draw(args: &GenerateArgs, config: &Config, from: &LoadedModel<'_>) -> Result<(), CommandError> {
     let model = source(args, config, from);
     let asked = prompts(args)?;
     if args.logits {
         let [prompt] = &asked[..] else {
-            return Err(Failed::new(2, "--logits takes one --prompt"));
+            return Err(CommandError::new(2, "--logits takes one --prompt"));
         };
         let prompt = default_prompt(config, from.tokenizer, prompt);
         let logits = next_logits(config, &model, &prompt).map_err(failed)?;
@@ -299,16 +301,16 @@ fn draw(args: &GenerateArgs, config: &Config, from: &From<'_>) -> Result<(), Fai
 fn texts_of(
     args: &GenerateArgs,
     config: &Config,
-    from: &From<'_>,
+    from: &LoadedModel<'_>,
     prompts: &[String],
-) -> Result<Vec<String>, Failed> {
+) -> Result<Vec<String>, CommandError> {
     if !args.chat {
         let text = |prompt: &String| default_prompt(config, from.tokenizer, prompt);
         return Ok(prompts.iter().map(text).collect());
     }
     if from.tokenizer.is_none() {
         let why = "--chat needs a model whose text goes through a tokenizer: leave it out";
-        return Err(Failed::new(code::DATA, why));
+        return Err(CommandError::new(code::DATA, why));
     }
     let template = Template::of(&from.beside).and_then(|t| t.with(&args.template_var));
     let template = template.map_err(|why| from.unusable(&why))?;
@@ -325,15 +327,15 @@ fn texts_of(
 
 /// What is known of each text; those that are shown come in the order of their prompts, each as soon as it is known.
 struct Texts {
-    all: Vec<Known>,
+    all: Vec<TextProgress>,
     shown: bool,
     /// The text that is being shown, and how many bytes of it have been.
     at: (usize, usize),
-    unseen: Option<Failed>,
+    unseen: Option<CommandError>,
 }
 
 #[derive(Clone, Default)]
-struct Known {
+struct TextProgress {
     bytes: Vec<u8>,
     end: Option<End>,
     tokens: Vec<i32>,
@@ -341,7 +343,7 @@ struct Known {
 
 impl Texts {
     fn new(count: usize, shown: bool) -> Self {
-        Self { all: vec![Known::default(); count], shown, at: (0, 0), unseen: None }
+        Self { all: vec![TextProgress::default(); count], shown, at: (0, 0), unseen: None }
     }
 
     /// Whether to go on.
@@ -378,7 +380,7 @@ impl Texts {
     }
 }
 
-fn failed(error: GenerateError) -> Failed {
+fn failed(error: GenerateError) -> CommandError {
     let code = match error {
         GenerateError::Folder(error) => return unusable(error),
         GenerateError::Read { .. } => code::IO,
@@ -397,5 +399,5 @@ fn failed(error: GenerateError) -> Failed {
             _ => code::INTERNAL,
         },
     };
-    Failed::new(code, error)
+    CommandError::new(code, error)
 }

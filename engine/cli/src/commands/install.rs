@@ -1,6 +1,6 @@
 //! What a shell and `man` need to know of onebox, and its help by groups.
 
-use super::exit::{Failed, code};
+use super::exit::{CommandError, code};
 use super::{Cli, seen};
 use clap::{Command, CommandFactory};
 use clap_complete::Shell;
@@ -39,7 +39,7 @@ pub(super) fn command() -> Command {
 }
 
 /// To stdout.
-pub(super) fn completions(shell: Shell) -> Result<(), Failed> {
+pub(super) fn completions(shell: Shell) -> Result<(), CommandError> {
     let mut text = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "onebox", &mut text);
     let mut out = std::io::stdout().lock();
@@ -47,10 +47,11 @@ pub(super) fn completions(shell: Shell) -> Result<(), Failed> {
 }
 
 /// `onebox.1` and a page for each command, `onebox-train.1`, into `dir`.
-pub(super) fn manual(dir: &Path) -> Result<(), Failed> {
+pub(super) fn manual(dir: &Path) -> Result<(), CommandError> {
     let written =
         std::fs::create_dir_all(dir).and_then(|()| clap_mangen::generate_to(Cli::command(), dir));
-    let failed =
-        |e| Failed::new(code::IO, format!("cannot write manual pages to {}: {e}", dir.display()));
+    let failed = |e| {
+        CommandError::new(code::IO, format!("cannot write manual pages to {}: {e}", dir.display()))
+    };
     written.map_err(failed)
 }

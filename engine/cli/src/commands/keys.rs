@@ -1,6 +1,6 @@
 //! `onebox config keys`: what a config may say.
 
-use super::exit::{Failed, code};
+use super::exit::{CommandError, code};
 use super::print;
 use config::{Key, box_keys, keys};
 use std::fmt::Write as _;
@@ -18,7 +18,7 @@ pub(super) struct KeysArgs {
     markdown: bool,
 }
 
-pub(super) fn run(args: &KeysArgs) -> Result<(), Failed> {
+pub(super) fn run(args: &KeysArgs) -> Result<(), CommandError> {
     if args.markdown {
         return print(&page());
     }
@@ -28,7 +28,10 @@ pub(super) fn run(args: &KeysArgs) -> Result<(), Failed> {
     let text: String = all.iter().filter(begins).map(entry).collect();
     if text.is_empty() {
         let other = if args.of_box { "" } else { " of a config (--box lists those of a box)" };
-        return Err(Failed::new(code::CONFIG, format!("no key{other} begins with `{prefix}`")));
+        return Err(CommandError::new(
+            code::CONFIG,
+            format!("no key{other} begins with `{prefix}`"),
+        ));
     }
     print(&text)
 }

@@ -1,26 +1,26 @@
 //! The words for a model that no layout makes fit: the memory that is short, and the largest model of its shape.
 
 use super::check::count;
-use config::{Config, DeviceConfig, Loaded};
+use config::{Config, DeviceConfig, LoadedConfig};
 use predict::States;
 use predict::changes::arguments;
-use predict::remedies::{Largest, largest};
-use predict::shortage::{Memory, Short, Shortage};
+use predict::remedies::{LargestModel, largest};
+use predict::shortage::{Memory, MemoryShortage, Shortage};
 use serde::Serialize;
 use std::fmt::Write as _;
 use topology::{counted, format_bytes};
 
 /// What is said where nothing fits and no change helps.
 #[derive(Debug, Serialize)]
-pub(super) struct Lacking {
+pub(super) struct ShortageReport {
     /// The memory that is short, and how much would be enough: with bf16 Adam moments, and with the same results.
     pub(super) shortages: Vec<Shortage>,
     /// Of a model whose layers nobody has trained yet.
-    pub(super) largest: Option<Largest>,
+    pub(super) largest: Option<LargestModel>,
 }
 
-impl Lacking {
-    pub(super) fn of(loaded: &Loaded, gpus: Option<usize>) -> Self {
+impl ShortageReport {
+    pub(super) fn of(loaded: &LoadedConfig, gpus: Option<usize>) -> Self {
         let shortages = predict::shortage::shortages(loaded, gpus);
         Self { shortages, largest: largest(loaded, gpus) }
     }
@@ -62,7 +62,7 @@ fn short(config: &Config, shortage: &Shortage) -> String {
     )
 }
 
-fn name(short: &Short) -> &'static str {
+fn name(short: &MemoryShortage) -> &'static str {
     match short.memory {
         Memory::Gpu => "GPU memory",
         Memory::Host => "host memory",
@@ -70,7 +70,7 @@ fn name(short: &Short) -> &'static str {
 }
 
 /// On what each of several has as much.
-fn each(short: &Short, config: &Config) -> String {
+fn each(short: &MemoryShortage, config: &Config) -> String {
     match (short.memory, short.nodes) {
         (Memory::Host, 1) => String::new(),
         (Memory::Host, nodes) => format!(" on each of {nodes} NUMA nodes"),
@@ -83,7 +83,7 @@ fn each(short: &Short, config: &Config) -> String {
 
 /// `with 307.34 GiB of host memory: yes`
 fn enough(config: &Config, shortage: &Shortage, sets: bool) -> String {
-    let amount = |short: &Short| {
+    let amount = |short: &MemoryShortage| {
         format!("{} of {}{}", format_bytes(short.enough), name(short), each(short, config))
     };
     let amounts: Vec<String> = shortage.short.iter().map(amount).collect();
@@ -99,8 +99,8 @@ fn enough(config: &Config, shortage: &Shortage, sets: bool) -> String {
     line
 }
 
-fn at_most(config: &Config, largest: Option<&Largest>) -> String {
-    let Some(Largest { layers, parameters, sets }) = largest else {
+fn at_most(config: &Config, largest: Option<&LargestModel>) -> String {
+    let Some(LargestModel { layers, parameters, sets }) = largest else {
         return "not even one layer of this shape fits".into();
     };
     format!(

@@ -75,7 +75,7 @@ impl LogArgs {
             .log_internal_errors(false);
         // There is one already only where this is called twice.
         let _ = if level >= Level::Debug {
-            log.with_timer(Since(Instant::now())).with_span_events(FmtSpan::CLOSE).try_init()
+            log.with_timer(Uptime(Instant::now())).with_span_events(FmtSpan::CLOSE).try_init()
         } else {
             log.without_time().try_init()
         };
@@ -83,9 +83,9 @@ impl LogArgs {
 }
 
 /// Seconds since the start of the program.
-struct Since(Instant);
+struct Uptime(Instant);
 
-impl FormatTime for Since {
+impl FormatTime for Uptime {
     fn format_time(&self, w: &mut Writer<'_>) -> fmt::Result {
         write!(w, "{:10.6}", self.0.elapsed().as_secs_f64())
     }

@@ -29,10 +29,10 @@ mod weights;
 
 use crate::report::colour;
 use clap::{Args, FromArgMatches, Parser, Subcommand};
-use config::{BOX, Further, Loaded, find_box, load_and_look, load_to_search};
+use config::{BOX, Further, LoadedConfig, find_box, load_and_look, load_to_search};
 use device::numerics::SimdPath;
 use engine::run::Watcher;
-use exit::{Failed, code};
+use exit::{CommandError, code};
 use files::names::CONFIG;
 use files::output::Output;
 use files::shown::{lines, quoted};
@@ -155,17 +155,21 @@ impl ConfigArgs {
     }
 
     /// The same config with `steps` instead of epochs. The standard input was read already.
-    fn load_with_steps(&self, loaded: &Loaded, steps: u64) -> Result<Loaded, Failed> {
+    fn load_with_steps(
+        &self,
+        loaded: &LoadedConfig,
+        steps: u64,
+    ) -> Result<LoadedConfig, CommandError> {
         let all = [format!("train.steps={steps}"), "train.epochs=None".into()];
         let sets = [&self.sets[..], &all].concat();
         let folder = self.config.parent().unwrap_or(Path::new(""));
         config::load_str(&loaded.source, &self.name(), folder, &sets)
-            .map_err(|e| Failed::new(code::CONFIG, e))
+            .map_err(|e| CommandError::new(code::CONFIG, e))
     }
 
-    fn load(&self) -> Result<Loaded, Failed> {
+    fn load(&self) -> Result<LoadedConfig, CommandError> {
         load_and_look(&self.config, &self.sets, &of_machine())
-            .map_err(|e| Failed::new(code::CONFIG, e))
+            .map_err(|e| CommandError::new(code::CONFIG, e))
     }
 }
 
@@ -181,28 +185,29 @@ fn missing_gpus() -> Option<String> {
 
 /// A box to look at a config on.
 #[derive(Debug, Args)]
-struct OnBox {
+struct BoxArg {
     /// On this described box, whatever the config runs on: a name that `onebox boxes` lists, such as dgx2, or a file
     #[arg(long = "box", value_name = "BOX")]
     on: Option<PathBuf>,
 }
 
-impl OnBox {
-    fn load(&self, config: &ConfigArgs) -> Result<Loaded, Failed> {
+impl BoxArg {
+    fn load(&self, config: &ConfigArgs) -> Result<LoadedConfig, CommandError> {
         self.with(config)?.load()
     }
 
     /// For a search of layouts.
-    fn load_to_search(&self, config: &ConfigArgs) -> Result<Loaded, Failed> {
+    fn load_to_search(&self, config: &ConfigArgs) -> Result<LoadedConfig, CommandError> {
         let ConfigArgs { config, sets } = self.with(config)?;
-        load_to_search(&config, &sets, &of_machine()).map_err(|e| Failed::new(code::CONFIG, e))
+        load_to_search(&config, &sets, &of_machine())
+            .map_err(|e| CommandError::new(code::CONFIG, e))
     }
 
-    fn with(&self, config: &ConfigArgs) -> Result<ConfigArgs, Failed> {
+    fn with(&self, config: &ConfigArgs) -> Result<ConfigArgs, CommandError> {
         let mut config = config.clone();
         if let Some(named) = &self.on {
             let found = find_box(named, &config.config);
-            let found = found.map_err(|why| Failed::new(code::CONFIG, why))?;
+            let found = found.map_err(|why| CommandError::new(code::CONFIG, why))?;
             config.sets.push(format!("{BOX}{}", found.display()));
         }
         Ok(config)
@@ -219,9 +224,10 @@ struct SimdArg {
 
 impl SimdArg {
     /// For the whole process; refuses what this machine lacks.
-    fn choose(self) -> Result<Option<SimdPath>, Failed> {
+    fn choose(self) -> Result<Option<SimdPath>, CommandError> {
         if let Some(path) = self.simd {
-            path.choose().map_err(|why| Failed::new(code::CONFIG, format!("--simd: {why}")))?;
+            path.choose()
+                .map_err(|why| CommandError::new(code::CONFIG, format!("--simd: {why}")))?;
         }
         Ok(self.simd)
     }
@@ -269,12 +275,12 @@ pub fn run(words: impl IntoIterator<Item = OsString>, watcher: Option<Watcher>) 
 }
 
 /// Refuses a file that the result of a command may not replace, or cannot be written to, before the work.
-fn may_write(output: Output, path: &Path) -> Result<(), Failed> {
+fn may_write(output: Output, path: &Path) -> Result<(), CommandError> {
     output.check(path).map_err(|e| unwritten(path, &e))
 }
 
-fn unwritten(path: &Path, error: &std::io::Error) -> Failed {
-    Failed::new(code::IO, format!("cannot write {}: {error}", path.display()))
+fn unwritten(path: &Path, error: &std::io::Error) -> CommandError {
+    CommandError::new(code::IO, format!("cannot write {}: {error}", path.display()))
 }
 
 /// `ops`, in a column.
@@ -283,7 +289,7 @@ const fn of_ops(ops: u64) -> &'static str {
 }
 
 /// To stdout, with nothing in it that acts on a terminal. Who closes it early, as `head` does, has seen enough.
-fn print(text: &str) -> Result<(), Failed> {
+fn print(text: &str) -> Result<(), CommandError> {
     if processes::holds_back(text) {
         return Ok(());
     }
@@ -293,17 +299,17 @@ fn print(text: &str) -> Result<(), Failed> {
 }
 
 /// One JSON document to stdout.
-fn print_json(value: &impl serde::Serialize) -> Result<(), Failed> {
+fn print_json(value: &impl serde::Serialize) -> Result<(), CommandError> {
     let json = serde_json::to_string_pretty(value);
-    print(&(json.map_err(|e| Failed::new(code::INTERNAL, e))? + "\n"))
+    print(&(json.map_err(|e| CommandError::new(code::INTERNAL, e))? + "\n"))
 }
 
 /// Whether what was written to stdout has arrived; false when nobody reads any more.
-fn seen(written: std::io::Result<()>) -> Result<bool, Failed> {
+fn seen(written: std::io::Result<()>) -> Result<bool, CommandError> {
     match written {
         Ok(()) => Ok(true),
         Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
-        Err(e) => Err(Failed::new(code::IO, format!("cannot write to stdout: {e}"))),
+        Err(e) => Err(CommandError::new(code::IO, format!("cannot write to stdout: {e}"))),
     }
 }
 

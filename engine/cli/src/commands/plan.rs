@@ -1,15 +1,15 @@
 //! `onebox plan`: the report of [`predict::plan`] in words and tables, or as JSON.
 
 use super::check::count;
-use super::exit::{Failed, code};
-use super::largest::Lacking;
+use super::exit::{CommandError, code};
+use super::largest::ShortageReport;
 use super::processes::{SILENCE, Team, facts};
 use super::simulate::failed;
-use super::{ConfigArgs, OnBox, missing_gpus, of_ops, print, print_json, say, search, weights};
+use super::{BoxArg, ConfigArgs, missing_gpus, of_ops, print, print_json, say, search, weights};
 use crate::report::progress::si;
 use config::Config;
 use config::DeviceConfig;
-use config::Loaded;
+use config::LoadedConfig;
 
 use device::Error;
 use files::names::RUNS;
@@ -36,7 +36,7 @@ pub(super) struct PlanArgs {
     #[arg(long = "set", value_name = "KEY=VALUE")]
     sets: Vec<String>,
     #[command(flatten)]
-    on_box: OnBox,
+    on_box: BoxArg,
     /// No config: whether this model of transformers (its folder, or its config.json) can be trained on --box, how, how fast
     #[arg(long, value_name = "FOLDER", conflicts_with_all = ["config", "ops"])]
     model: Option<PathBuf>,
@@ -58,18 +58,18 @@ pub(super) struct PlanArgs {
 }
 
 /// Processes of a launcher join first: a machine needs memory for the ranks that are dealt to it.
-pub(super) fn run(args: &PlanArgs) -> Result<(), Failed> {
+pub(super) fn run(args: &PlanArgs) -> Result<(), CommandError> {
     let team = Team::join(SILENCE)?;
     let ended = team.all("plan", planned(args, &team), |()| facts(None));
     team.end(ended)
 }
 
-fn planned(args: &PlanArgs, team: &Team) -> Result<(), Failed> {
+fn planned(args: &PlanArgs, team: &Team) -> Result<(), CommandError> {
     if let Some(model) = &args.model {
         return model::run(args, model);
     }
     if args.gpus.is_some() && !args.search {
-        return Err(Failed::new(
+        return Err(CommandError::new(
             2,
             "--gpus takes part in a search only: give --search or --model too",
         ));
@@ -107,19 +107,23 @@ fn planned(args: &PlanArgs, team: &Team) -> Result<(), Failed> {
         say(&format!("note: `onebox train` refuses model.from: {}", refused.message()));
     }
     // What could not be looked at is not said to fit.
-    if report.verdict == Some(true) { Ok(()) } else { Err(Failed::silent(code::DOES_NOT_FIT)) }
+    if report.verdict == Some(true) {
+        Ok(())
+    } else {
+        Err(CommandError::silent(code::DOES_NOT_FIT))
+    }
 }
 
-pub(super) fn made(config: &Config, built: &RankLayout) -> Result<Report, Failed> {
+pub(super) fn made(config: &Config, built: &RankLayout) -> Result<Report, CommandError> {
     report(config, built).map_err(|e| defect(&e))
 }
 
-fn defect(error: &Error) -> Failed {
-    Failed::new(code::INTERNAL, format!("the step does not pass its own checks: {error}"))
+fn defect(error: &Error) -> CommandError {
+    CommandError::new(code::INTERNAL, format!("the step does not pass its own checks: {error}"))
 }
 
 /// The whole report.
-pub(super) fn text(loaded: &Loaded, report: &Report) -> String {
+pub(super) fn text(loaded: &LoadedConfig, report: &Report) -> String {
     let config = &loaded.config;
     let mut out = String::new();
     let Report { tensor, data, .. } = report;
@@ -161,7 +165,7 @@ fn on_disk(out: &mut String, disk: &Disk) {
 }
 
 /// Why a config is refused: what needs most, the limit, and what would help.
-pub(super) fn refusal(loaded: &Loaded, report: &Report) -> String {
+pub(super) fn refusal(loaded: &LoadedConfig, report: &Report) -> String {
     let mut out = format!("{}\n", report.binding.words);
     if report.binding.what == "gpu" {
         table(&mut out, "each GPU", &report.gpu, false);
@@ -308,7 +312,7 @@ fn step(out: &mut String, report: &Report) {
 }
 
 /// Whether it fits, and if not, what would.
-fn verdict(loaded: &Loaded, report: &Report) -> String {
+fn verdict(loaded: &LoadedConfig, report: &Report) -> String {
     if let (true, Some(why)) = (report.fits, &report.not_checked) {
         return format!(
             "GPU memory was not checked: {why}\nto check it, name a described box: --box \
@@ -322,7 +326,7 @@ fn verdict(loaded: &Loaded, report: &Report) -> String {
     let mut out = String::from("it does not fit\n");
     let remedies = remedies(loaded, None);
     if remedies.is_empty() {
-        for line in Lacking::of(loaded, None).lines(&loaded.config, true) {
+        for line in ShortageReport::of(loaded, None).lines(&loaded.config, true) {
             let _ = writeln!(out, "{line}");
         }
         return out + virtual_gpus(&loaded.config);
@@ -368,14 +372,14 @@ struct Document<'a> {
     remedies: Vec<Remedy>,
     /// If nothing would.
     #[serde(flatten)]
-    lacking: Option<Lacking>,
+    lacking: Option<ShortageReport>,
 }
 
 impl<'a> Document<'a> {
-    fn of(loaded: &'a Loaded, report: &'a Report) -> Self {
+    fn of(loaded: &'a LoadedConfig, report: &'a Report) -> Self {
         let remedies = if report.fits { Vec::new() } else { remedies(loaded, None) };
         let nothing = !report.fits && remedies.is_empty();
-        let lacking = nothing.then(|| Lacking::of(loaded, None));
+        let lacking = nothing.then(|| ShortageReport::of(loaded, None));
         Self {
             report,
             chosen: loaded.chosen.as_deref(),

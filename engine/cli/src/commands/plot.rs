@@ -1,8 +1,8 @@
 //! `onebox plot`: the figures of the scripts.
 
-use super::exit::{Failed, code};
+use super::exit::{CommandError, code};
 use super::print;
-use crate::report::plot::{Look, Plot, Series};
+use crate::report::plot::{Plot, PlotStyle, Series};
 use std::collections::BTreeMap;
 use std::io::Read;
 
@@ -35,11 +35,11 @@ enum LookArg {
     Bars,
 }
 
-pub(super) fn run(args: &PlotArgs) -> Result<(), Failed> {
+pub(super) fn run(args: &PlotArgs) -> Result<(), CommandError> {
     let mut text = String::new();
     let read = std::io::stdin().read_to_string(&mut text);
-    read.map_err(|e| Failed::new(code::IO, format!("cannot read the standard input: {e}")))?;
-    let svg = draw(args, &text).map_err(|why| Failed::new(code::CONFIG, why))?;
+    read.map_err(|e| CommandError::new(code::IO, format!("cannot read the standard input: {e}")))?;
+    let svg = draw(args, &text).map_err(|why| CommandError::new(code::CONFIG, why))?;
     print(&svg)
 }
 
@@ -95,7 +95,7 @@ fn draw(args: &PlotArgs, text: &str) -> Result<String, String> {
         y: &args.y,
         width: 760,
         height: 360,
-        look: if args.look == LookArg::Bars { Look::Bars } else { Look::Dots },
+        look: if args.look == LookArg::Bars { PlotStyle::Bars } else { PlotStyle::Dots },
         log: [args.logarithmic.is_some(), args.logarithmic.as_deref() == Some("xy")],
         from_zero: true,
         places: &places,

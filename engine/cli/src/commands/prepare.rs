@@ -1,7 +1,7 @@
 //! `onebox data prepare`: makes tokens of text once.
 
-use super::exit::{Failed, code};
-use super::signals::{self, Starting};
+use super::exit::{CommandError, code};
+use super::signals::{self, StartupNotice};
 use super::{ConfigArgs, data, print, quoted};
 use crate::report::reading::OnTerminal;
 use ::data::{
@@ -23,14 +23,15 @@ pub(super) struct PrepareArgs {
     out: PathBuf,
 }
 
-pub(super) fn run(args: &PrepareArgs) -> Result<(), Failed> {
+pub(super) fn run(args: &PrepareArgs) -> Result<(), CommandError> {
     let loaded = args.config.load()?;
     let config = &loaded.config;
     refuse(config, &args.out)?;
     let Some(tokenizer) = data::tokenizer(config)? else {
         unreachable!("without a tokenizer nothing is prepared")
     };
-    let refused = |problem: Problem| Failed::new(code::DATA, format!("data.tokenizer: {problem}"));
+    let refused =
+        |problem: Problem| CommandError::new(code::DATA, format!("data.tokenizer: {problem}"));
     tokenizer.fits(config.model.vocab).map_err(refused)?;
     let starting = signals::hear().starting;
     starting.say("interrupted; finished parts are kept: the same command goes on".into());
@@ -45,16 +46,16 @@ pub(super) fn run(args: &PrepareArgs) -> Result<(), Failed> {
         }
     };
     let prepared = prepared.map_err(|error| match &error {
-        PrepareError::Data(_) => Failed::new(code::DATA, error),
-        PrepareError::Write { .. } => Failed::new(code::IO, error),
-        PrepareError::Refused { .. } => Failed::new(code::NO_RUN_DIR, error),
+        PrepareError::Data(_) => CommandError::new(code::DATA, error),
+        PrepareError::Write { .. } => CommandError::new(code::IO, error),
+        PrepareError::Refused { .. } => CommandError::new(code::NO_RUN_DIR, error),
     })?;
     print(&words(config, &prepared, &out))
 }
 
 fn prepare(
     config: &Config,
-    (tokenizer, cache, starting, command): (&Tokenizer, &Cache, &Starting, &str),
+    (tokenizer, cache, starting, command): (&Tokenizer, &Cache, &StartupNotice, &str),
     rows: Option<RowSource<'_>>,
     out: &Path,
 ) -> Result<PreparedData, PrepareError> {
@@ -101,7 +102,7 @@ fn interrupted(parts: usize) -> String {
 }
 
 /// Refuses what has no tokens to be made, or more than tokens.
-fn refuse(config: &Config, out: &Path) -> Result<(), Failed> {
+fn refuse(config: &Config, out: &Path) -> Result<(), CommandError> {
     let data = &config.data;
     let why = match &data.format {
         format if !format.is_text() => {
@@ -122,7 +123,7 @@ fn refuse(config: &Config, out: &Path) -> Result<(), Failed> {
             }
         }
     };
-    Err(Failed::new(code::CONFIG, why))
+    Err(CommandError::new(code::CONFIG, why))
 }
 
 fn words(config: &Config, prepared: &PreparedData, out: &Path) -> String {

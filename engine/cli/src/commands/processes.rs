@@ -1,6 +1,6 @@
 //! The processes that a launcher has started for one run: they agree before it starts, and end with one exit code.
 
-use super::exit::{Failed, code};
+use super::exit::{CommandError, code};
 use config::{CheckpointWriter, Config, DeviceConfig};
 use device::Processes;
 use device::cuda::LibraryInfo;
@@ -84,7 +84,7 @@ pub(super) struct Team(Option<Arc<Processes>>);
 
 /// What a process tells the others of one of its stages.
 #[derive(Serialize, Deserialize)]
-enum Told {
+enum StageResult {
     /// What must be the same on all: its name and its value.
     Done(Vec<(String, String)>),
     /// Exit code and message.
@@ -93,7 +93,7 @@ enum Told {
 
 impl Team {
     /// Joins the processes that were started together. One that gives no sign of life for so many seconds has failed.
-    pub(super) fn join(silence: u64) -> Result<Self, Failed> {
+    pub(super) fn join(silence: u64) -> Result<Self, CommandError> {
         let Some(count) = launched() else { return Ok(Self(None)) };
         let joined = join(count, Duration::from_secs(silence))?;
         if let Some(processes) = &joined {
@@ -131,9 +131,9 @@ impl Team {
     }
 
     /// Refuses a config that so many processes cannot run.
-    pub(super) fn check(&self, config: &Config) -> Result<(), Failed> {
+    pub(super) fn check(&self, config: &Config) -> Result<(), CommandError> {
         let count = self.0.as_ref().map_or(1, |processes| processes.count());
-        refusal(config, count).map_or(Ok(()), |why| Err(Failed::new(code::CONFIG, why)))
+        refusal(config, count).map_or(Ok(()), |why| Err(CommandError::new(code::CONFIG, why)))
     }
 
     /// All processes have come through the stage `what`, or all fail as the first one that did not. `facts` must be the same
@@ -141,25 +141,32 @@ impl Team {
     pub(super) fn all<T>(
         &self,
         what: &str,
-        own: Result<T, Failed>,
+        own: Result<T, CommandError>,
         facts: impl FnOnce(&T) -> Vec<(String, String)>,
-    ) -> Result<T, Failed> {
+    ) -> Result<T, CommandError> {
         let Some(processes) = &self.0 else { return own };
         let told = match &own {
-            Ok(done) => Told::Done(facts(done)),
-            Err(failed) => Told::Failed(failed.code(), held_back() + failed.message()),
+            Ok(done) => StageResult::Done(facts(done)),
+            Err(failed) => StageResult::Failed(failed.code(), held_back() + failed.message()),
         };
-        let all = self.exchange::<Told>(processes, what, &told)?;
+        let all = self.exchange::<StageResult>(processes, what, &told)?;
         let mut first = None;
         for (process, told) in all.iter().enumerate() {
             match (told, &first) {
-                (Told::Failed(code, message), _) => {
+                (StageResult::Failed(code, message), _) => {
                     return Err(own.err().filter(|_| processes.me() == process).unwrap_or_else(
-                        || Failed::new(*code, format!("{}: {message}", processes.name(process))),
+                        || {
+                            CommandError::new(
+                                *code,
+                                format!("{}: {message}", processes.name(process)),
+                            )
+                        },
                     ));
                 }
-                (Told::Done(facts), None) => first = Some(facts),
-                (Told::Done(facts), Some(first)) => differs(processes, (process, facts), first)?,
+                (StageResult::Done(facts), None) => first = Some(facts),
+                (StageResult::Done(facts), Some(first)) => {
+                    differs(processes, (process, facts), first)?
+                }
             }
         }
         own
@@ -170,14 +177,17 @@ impl Team {
         &self,
         what: &str,
         own: Option<T>,
-    ) -> Result<T, Failed> {
+    ) -> Result<T, CommandError> {
         let Some(processes) = &self.0 else {
-            return own.ok_or_else(|| Failed::new(code::INTERNAL, "a process alone is the first"));
+            return own
+                .ok_or_else(|| CommandError::new(code::INTERNAL, "a process alone is the first"));
         };
         let own: Vec<T> = own.into_iter().collect();
         let all = self.exchange::<Vec<T>>(processes, what, &own)?;
         let first = all.into_iter().next().and_then(|first| first.into_iter().next());
-        first.ok_or_else(|| Failed::new(code::INTERNAL, "process 0 tells what the others ask for"))
+        first.ok_or_else(|| {
+            CommandError::new(code::INTERNAL, "process 0 tells what the others ask for")
+        })
     }
 
     fn exchange<T: Serialize + for<'a> Deserialize<'a>>(
@@ -185,19 +195,19 @@ impl Team {
         processes: &Processes,
         what: &str,
         own: &T,
-    ) -> Result<Vec<T>, Failed> {
-        let own = serde_json::to_vec(own).map_err(|e| Failed::new(code::INTERNAL, e))?;
-        let lost = |why| Failed::new(processes.ended().unwrap_or(code::RANK), why);
+    ) -> Result<Vec<T>, CommandError> {
+        let own = serde_json::to_vec(own).map_err(|e| CommandError::new(code::INTERNAL, e))?;
+        let lost = |why| CommandError::new(processes.ended().unwrap_or(code::RANK), why);
         let all = processes.exchange(what, own).map_err(lost)?;
         let read = |bytes: &Vec<u8>| serde_json::from_slice(bytes);
         let read: Result<Vec<T>, _> = all.iter().map(read).collect();
-        read.map_err(|_| Failed::new(code::CONFIG, "another program runs in another process"))
+        read.map_err(|_| CommandError::new(code::CONFIG, "another program runs in another process"))
     }
 
     /// The end of this process. All end with the exit code of process 0, which says why.
-    pub(super) fn end(&self, ended: Result<(), Failed>) -> Result<(), Failed> {
+    pub(super) fn end(&self, ended: Result<(), CommandError>) -> Result<(), CommandError> {
         let Some(processes) = &self.0 else { return ended };
-        let mut own = ended.as_ref().err().map_or(0, Failed::code);
+        let mut own = ended.as_ref().err().map_or(0, CommandError::code);
         if self.is_first() {
             if let Err(failed) = &ended {
                 failed.report();
@@ -217,7 +227,7 @@ impl Team {
             crate::report::stderr::flush();
         }
         processes.close(left.map(|_| own));
-        if own == 0 { Ok(()) } else { Err(Failed::silent(own)) }
+        if own == 0 { Ok(()) } else { Err(CommandError::silent(own)) }
     }
 }
 
@@ -225,7 +235,7 @@ fn differs(
     processes: &Processes,
     (process, facts): (usize, &[(String, String)]),
     first: &[(String, String)],
-) -> Result<(), Failed> {
+) -> Result<(), CommandError> {
     let Some(((name, here), (_, there))) = first.iter().zip(facts).find(|(a, b)| a != b) else {
         return Ok(());
     };
@@ -234,7 +244,7 @@ fn differs(
         processes.name(process),
         processes.name(0)
     );
-    Err(Failed::new(code::CONFIG, why))
+    Err(CommandError::new(code::CONFIG, why))
 }
 
 /// The facts that must be the same in all processes: program and instructions, and for a config on real GPUs these and their libraries.
@@ -257,13 +267,13 @@ pub(super) fn facts(config: Option<&Config>) -> Vec<(String, String)> {
 }
 
 #[cfg(feature = "mpi")]
-fn join(_: usize, silence: Duration) -> Result<Option<Arc<Processes>>, Failed> {
+fn join(_: usize, silence: Duration) -> Result<Option<Arc<Processes>>, CommandError> {
     let joined = device::mpi::join(silence);
-    joined.map(Some).map_err(|why| Failed::new(code::RANK, why))
+    joined.map(Some).map_err(|why| CommandError::new(code::RANK, why))
 }
 
 #[cfg(not(feature = "mpi"))]
-fn join(count: usize, _: Duration) -> Result<Option<Arc<Processes>>, Failed> {
+fn join(count: usize, _: Duration) -> Result<Option<Arc<Processes>>, CommandError> {
     if count < 2 {
         return Ok(None);
     }
@@ -271,5 +281,5 @@ fn join(count: usize, _: Duration) -> Result<Option<Arc<Processes>>, Failed> {
         "a launcher has started this program {count} times for one run, and this onebox is built without MPI: build it with \
          `--features mpi` (docs/cluster.md)"
     );
-    Err(Failed::new(code::CONFIG, why))
+    Err(CommandError::new(code::CONFIG, why))
 }

@@ -1,12 +1,12 @@
 //! `onebox report`: the curves of runs, on a page or as CSV.
 
-use super::exit::{Failed, code};
+use super::exit::{CommandError, code};
 use super::{VERSION, may_write, print, say, unwritten};
 use crate::report::curves::{CSV, Curves, csv};
 use crate::report::page::{BEGINNING, page};
 use files::names::METRICS;
 use files::output::Output;
-use files::shown::Shown;
+use files::shown::PathText;
 use std::ffi::OsStr;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ pub(super) struct ReportArgs {
 const PAGE: Output = Output { what: "report", beginning: BEGINNING };
 const TABLE: Output = Output { what: "table", beginning: CSV };
 
-pub(super) fn run(args: &ReportArgs) -> Result<(), Failed> {
+pub(super) fn run(args: &ReportArgs) -> Result<(), CommandError> {
     let table = args.csv.as_ref().and_then(Option::as_ref).filter(|path| path.as_os_str() != "-");
     if args.runs.is_empty() {
         return Err(no_run(table.map(PathBuf::as_path)));
@@ -46,7 +46,7 @@ pub(super) fn run(args: &ReportArgs) -> Result<(), Failed> {
     let runs = args.runs.iter().zip(names).map(read).collect::<Result<Vec<_>, _>>()?;
     if let Some(path) = &args.output {
         std::fs::write(path, page(&runs, VERSION)).map_err(|e| unwritten(path, &e))?;
-        say(&format!("wrote {}", Shown(path)));
+        say(&format!("wrote {}", PathText(path)));
     }
     match (&args.csv, table) {
         (_, Some(path)) => std::fs::write(path, csv(&runs)).map_err(|e| unwritten(path, &e)),
@@ -56,28 +56,28 @@ pub(super) fn run(args: &ReportArgs) -> Result<(), Failed> {
 }
 
 /// `--csv` takes a run behind it for the file.
-fn no_run(table: Option<&Path>) -> Failed {
+fn no_run(table: Option<&Path>) -> CommandError {
     let why = match table {
         Some(path) => format!(
             "no run is named: `--csv {path}` writes to a file called {path}. For a run called {path} say `onebox report {path} --csv`",
-            path = Shown(path)
+            path = PathText(path)
         ),
         None => "no run is named: say `onebox report RUN --csv`".into(),
     };
-    Failed::new(code::USAGE, why)
+    CommandError::new(code::USAGE, why)
 }
 
-fn unread(dir: &Path, error: &std::io::Error) -> Failed {
+fn unread(dir: &Path, error: &std::io::Error) -> CommandError {
     let metrics = dir.join(METRICS);
     match error.kind() {
         ErrorKind::NotFound | ErrorKind::NotADirectory => {
             let why = format!(
                 "{}: no run is there (no {METRICS}); name the directory of a run",
-                Shown(dir)
+                PathText(dir)
             );
-            Failed::new(code::NO_RUN_DIR, why)
+            CommandError::new(code::NO_RUN_DIR, why)
         }
-        _ => Failed::new(code::IO, format!("cannot read {}: {error}", Shown(&metrics))),
+        _ => CommandError::new(code::IO, format!("cannot read {}: {error}", PathText(&metrics))),
     }
 }
 

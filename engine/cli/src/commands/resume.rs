@@ -1,6 +1,6 @@
 //! What `train --resume` and `--fork` go on from, and whether they may.
 
-use super::exit::{Failed, code};
+use super::exit::{CommandError, code};
 use super::{data, say};
 use ::data::{Dataset, Tokenizer};
 use checkpoint::inspect::{Summary, differences_of};
@@ -8,7 +8,7 @@ use checkpoint::{
     self, Checkpoint, CheckpointError, Difference, RunFolder, differences, gone, newest_until,
     open_named, set_aside,
 };
-use config::{Loaded, ResumeEffect, Weights, load_of_run};
+use config::{LoadedConfig, ResumeEffect, Weights, load_of_run};
 use engine::run_dir::{RunDir, RunMode};
 use files::directory::Directory;
 use files::names::CHECKPOINTS;
@@ -27,11 +27,11 @@ use topology::format_bytes;
 /// is not a new fork.
 pub(super) fn start(
     (from, own): (&Path, Option<&RunFolder>),
-    loaded: &Loaded,
+    loaded: &LoadedConfig,
     built: &RankLayout,
     (data, tokenizer): (&Dataset, Option<&Tokenizer>),
     mode: RunMode,
-) -> Result<Option<Arc<Checkpoint>>, Failed> {
+) -> Result<Option<Arc<Checkpoint>>, CommandError> {
     let folder = match own {
         Some(own) => own.find(),
         None => match Directory::open(&from.join(CHECKPOINTS)) {
@@ -70,7 +70,7 @@ pub(super) fn start(
                  --overwrite starts it anew",
                 from.display()
             );
-            return Err(Failed::new(code::CHECKPOINT, why));
+            return Err(CommandError::new(code::CHECKPOINT, why));
         }
         if why.is_empty() {
             may_start_over(from, mode)?;
@@ -79,7 +79,7 @@ pub(super) fn start(
             return Ok(None);
         }
         let why = format!("no checkpoint can be used:\n  {}", why.join("\n  "));
-        return Err(Failed::new(code::CHECKPOINT, why));
+        return Err(CommandError::new(code::CHECKPOINT, why));
     };
     why.iter().for_each(|why| say(&format!("warning: {why}")));
     let mut all = differences(&found, loaded, data).map_err(failed)?;
@@ -99,13 +99,13 @@ pub(super) fn start(
             "{}: its {done} steps are more than train.steps, which is {steps}; set that to {done} or more",
             found.path().display()
         );
-        return Err(Failed::new(code::CONFIG, why));
+        return Err(CommandError::new(code::CONFIG, why));
     }
     if let (RunMode::Resume, Some(folder)) = (mode, &folder) {
         for (name, _) in &broken {
             let path = folder.called(name);
             let to = set_aside(folder, name).map_err(|error| {
-                Failed::new(code::IO, format!("cannot set {} aside: {error}", path.display()))
+                CommandError::new(code::IO, format!("cannot set {} aside: {error}", path.display()))
             })?;
             say(&format!("it is set aside as {}", folder.called(&to).display()));
         }
@@ -115,14 +115,18 @@ pub(super) fn start(
 }
 
 /// Notes in `dir` what the fork there starts from.
-pub(super) fn note_source(dir: &RunDir, source: &Checkpoint) -> Result<(), Failed> {
+pub(super) fn note_source(dir: &RunDir, source: &Checkpoint) -> Result<(), CommandError> {
     let path = source.path().as_os_str().as_bytes();
-    dir.write_atomically(FORKED, path).map_err(|e| Failed::new(code::IO, e))
+    dir.write_atomically(FORKED, path).map_err(|e| CommandError::new(code::IO, e))
 }
 
 /// Refuses to go on with the fork in `dir`, which has no checkpoint of its own that would know them, with other settings than
 /// it began with.
-fn still_its_own(dir: &Path, now: &Loaded, tokenizer: Option<&Tokenizer>) -> Result<(), Failed> {
+fn still_its_own(
+    dir: &Path,
+    now: &LoadedConfig,
+    tokenizer: Option<&Tokenizer>,
+) -> Result<(), CommandError> {
     let Some(stored) = config_of(dir) else {
         let (dir, why) = (dir.display(), "its config cannot be read");
         say(&format!("{dir}: {why}, so this one was not compared with it"));
@@ -135,21 +139,21 @@ fn still_its_own(dir: &Path, now: &Loaded, tokenizer: Option<&Tokenizer>) -> Res
 }
 
 /// What the fork in `dir` starts from; none of a run that is no fork.
-fn fork_source(dir: &Path) -> Result<Option<Checkpoint>, Failed> {
+fn fork_source(dir: &Path) -> Result<Option<Checkpoint>, CommandError> {
     let path = dir.join(FORKED);
     let source = match std::fs::read(&path) {
         Ok(source) => source,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         Err(error) => {
             let why = format!("cannot read {}: {error}", path.display());
-            return Err(Failed::new(code::IO, why));
+            return Err(CommandError::new(code::IO, why));
         }
     };
     let source = Path::new(OsStr::from_bytes(&source));
     let opened = open_named(source).map_err(|error| {
         let error = match source.exists() {
             true => failed(error),
-            false => Failed::new(code::CHECKPOINT, error),
+            false => CommandError::new(code::CHECKPOINT, error),
         };
         error.and(&format!(
             "{} is a fork of that checkpoint, and has none of its own yet: bring it back, or fork another run",
@@ -160,7 +164,7 @@ fn fork_source(dir: &Path) -> Result<Option<Checkpoint>, Failed> {
 }
 
 /// Refuses where checkpoints were and are gone or elsewhere: a start at another step would remove the rest.
-fn nothing_gone(from: &Path, mode: RunMode) -> Result<(), Failed> {
+fn nothing_gone(from: &Path, mode: RunMode) -> Result<(), CommandError> {
     let folder = from.join(CHECKPOINTS);
     let made = || {
         let steps = std::fs::metadata(from.join(METRICS)).is_ok_and(|file| file.len() > 0);
@@ -175,7 +179,7 @@ fn nothing_gone(from: &Path, mode: RunMode) -> Result<(), Failed> {
 }
 
 /// Refuses to begin at step 1 where there was more.
-fn may_start_over(from: &Path, mode: RunMode) -> Result<(), Failed> {
+fn may_start_over(from: &Path, mode: RunMode) -> Result<(), CommandError> {
     nothing_gone(from, mode)?;
     let from_here = from.display();
     if mode == RunMode::Fork {
@@ -192,7 +196,7 @@ fn may_start_over(from: &Path, mode: RunMode) -> Result<(), Failed> {
 }
 
 /// Refuses to begin with random weights what was to begin with those of a folder.
-fn still_pretrained(from: &Path, now: &Loaded) -> Result<(), Failed> {
+fn still_pretrained(from: &Path, now: &LoadedConfig) -> Result<(), CommandError> {
     let stored = config_of(from).map(|loaded| loaded.config.model);
     let folder = stored.filter(|was| was.weights == Weights::Pretrained).and_then(|was| was.from);
     let (Some(folder), None) = (folder, &now.config.model.from) else { return Ok(()) };
@@ -201,17 +205,17 @@ fn still_pretrained(from: &Path, now: &Loaded) -> Result<(), Failed> {
          to the folder, or give --overwrite to start from random weights",
         from.display()
     );
-    Err(Failed::new(code::CONFIG, why))
+    Err(CommandError::new(code::CONFIG, why))
 }
 
-fn not_anew((why, remedy): (&str, &str), mode: RunMode) -> Failed {
+fn not_anew((why, remedy): (&str, &str), mode: RunMode) -> CommandError {
     let anew = if mode == RunMode::Fork { "" } else { ", or give --overwrite to start anew" };
-    Failed::new(code::CHECKPOINT, format!("{why}; {remedy}{anew}"))
+    CommandError::new(code::CHECKPOINT, format!("{why}; {remedy}{anew}"))
 }
 
 /// A run that has finished at `step`, of which no more steps are asked: says what differs from it. Its data is read only
 /// where other data is named.
-pub(super) fn finished(dir: &Path, step: u64, loaded: &Loaded) -> Result<(), Failed> {
+pub(super) fn finished(dir: &Path, step: u64, loaded: &LoadedConfig) -> Result<(), CommandError> {
     let nothing = format!("{}: finished at step {step}; nothing to do", dir.display());
     let saved = checkpoint::newest_name(&dir.join(CHECKPOINTS));
     let saved = saved.and_then(|path| Summary::read(&path).ok());
@@ -243,34 +247,37 @@ pub(super) fn finished(dir: &Path, step: u64, loaded: &Loaded) -> Result<(), Fai
 }
 
 /// The config that a run has written.
-fn config_of(dir: &Path) -> Option<Loaded> {
+fn config_of(dir: &Path) -> Option<LoadedConfig> {
     let path = Some(dir.join(CONFIG)).filter(|path| path.is_file())?;
     load_of_run(&path).ok()
 }
 
 /// A run keeps a copy of its tokenizer: another content under the same name is another experiment.
-fn other_tokenizer(from: &Path, now: Option<&Tokenizer>) -> Result<Option<Difference>, Failed> {
+fn other_tokenizer(
+    from: &Path,
+    now: Option<&Tokenizer>,
+) -> Result<Option<Difference>, CommandError> {
     let path = from.join(TOKENIZER);
     let (Some(now), true) = (now, path.exists()) else { return Ok(None) };
     let was = std::fs::read(&path)
-        .map_err(|e| Failed::new(code::IO, format!("cannot read {}: {e}", path.display())))?;
+        .map_err(|e| CommandError::new(code::IO, format!("cannot read {}: {e}", path.display())))?;
     let values = [was.len(), now.bytes().len()].map(|bytes| format_bytes(bytes as u64));
     let key = format!("data.tokenizer (not {} any more)", path.display());
     let differs = was != now.bytes();
     Ok(differs.then_some(Difference { key, values, effect: ResumeEffect::Experiment }))
 }
 
-fn failed(error: CheckpointError) -> Failed {
+fn failed(error: CheckpointError) -> CommandError {
     let code = match error {
         CheckpointError::Io { .. } => code::IO,
         CheckpointError::Broken { .. } => code::CHECKPOINT,
         CheckpointError::OtherModel { .. } => code::CONFIG,
     };
-    Failed::new(code, error)
+    CommandError::new(code, error)
 }
 
 /// The same of the newest checkpoint: one that the system does not read may be as whole as ever.
-pub(super) fn unusable(error: CheckpointError) -> Failed {
+pub(super) fn unusable(error: CheckpointError) -> CommandError {
     if !error.is_of_the_system() {
         return failed(error);
     }
@@ -279,12 +286,16 @@ pub(super) fn unusable(error: CheckpointError) -> Failed {
 }
 
 /// What is of another experiment, and what else to do than to set it back.
-type Whose = (&'static str, &'static str);
-const CHECKPOINT: Whose = ("checkpoint", "give --fork to start from it in a new directory");
-const FORK: Whose = ("fork", "give --fork with the --run-dir of its source");
+type ForkAdvice = (&'static str, &'static str);
+const CHECKPOINT: ForkAdvice = ("checkpoint", "give --fork to start from it in a new directory");
+const FORK: ForkAdvice = ("fork", "give --fork with the --run-dir of its source");
 
 /// Says what differs; another experiment is a fork.
-fn permitted(all: &[Difference], mode: RunMode, (what, or): Whose) -> Result<(), Failed> {
+fn permitted(
+    all: &[Difference],
+    mode: RunMode,
+    (what, or): ForkAdvice,
+) -> Result<(), CommandError> {
     let table = |kind: ResumeEffect| {
         let lines = all.iter().filter(|d| d.effect == kind).map(|d| format!("\n  {d}"));
         lines.collect::<String>()
@@ -319,5 +330,5 @@ fn permitted(all: &[Difference], mode: RunMode, (what, or): Whose) -> Result<(),
         "this config differs from the one that the {what} was trained with:{experiment}{schedule}\n\
          set them back, or {or}"
     );
-    Err(Failed::new(code::CONFIG, why))
+    Err(CommandError::new(code::CONFIG, why))
 }

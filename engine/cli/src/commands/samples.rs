@@ -1,7 +1,7 @@
 //! `onebox data check` and `onebox data show`: what a model sees of its data.
 
 use super::check::CheckArgs;
-use super::exit::{Failed, code};
+use super::exit::{CommandError, code};
 use super::{ConfigArgs, data, print, print_json};
 use crate::report::colour;
 use ::data::{Dataset, Decoder, Document, Identity, Sample, Tokenizer};
@@ -31,7 +31,7 @@ pub(super) struct DataCheckArgs {
 }
 
 /// Reads all of the data.
-pub(super) fn check(args: &DataCheckArgs) -> Result<(), Failed> {
+pub(super) fn check(args: &DataCheckArgs) -> Result<(), CommandError> {
     let DataCheckArgs { check: CheckArgs { config: args, json }, all } = args;
     let loaded = args.load()?;
     let config = &loaded.config;
@@ -91,15 +91,15 @@ const COLOURS: [Style; 2] = [AnsiColor::Green.on_default(), Style::new().invert(
 /// The same without colours.
 const MARKS: [[&str; 2]; 2] = [["[[", "]]"], ["«", "»"]];
 
-pub(super) fn run(args: &SamplesArgs) -> Result<(), Failed> {
+pub(super) fn run(args: &SamplesArgs) -> Result<(), CommandError> {
     let loaded = args.config.load()?;
     let config = &loaded.config;
     let (tokenizer, dataset) = data::read_to_show(config)?;
     let (seed, global) = (config.train.seed, config.batch.global as u64);
     let Sample { corpus_name, corpus, place } =
         dataset.sample(config.data.order, seed, args.sample, global);
-    let documents = corpus.documents(place).map_err(|e| Failed::new(code::DATA, e))?;
-    let in_window = corpus.starts_in_window(place).map_err(|e| Failed::new(code::DATA, e))?;
+    let documents = corpus.documents(place).map_err(|e| CommandError::new(code::DATA, e))?;
+    let in_window = corpus.starts_in_window(place).map_err(|e| CommandError::new(code::DATA, e))?;
     let starts = documents.iter().scan(0, |end, document| {
         let start = *end;
         *end += document.tokens.len();

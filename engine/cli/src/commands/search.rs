@@ -1,17 +1,17 @@
 //! `onebox plan --search`: what [`predict::search`] found, in words, or as JSON.
 
 use super::check::count;
-use super::exit::{Failed, code};
-use super::largest::{Lacking, of_states};
+use super::exit::{CommandError, code};
+use super::largest::{ShortageReport, of_states};
 use super::simulate::{failed, seconds};
 use super::{print, print_json, say};
 use crate::report::progress::{on_terminal, si};
-use config::Loaded;
+use config::LoadedConfig;
 use layout::gpu::is_sound;
 use predict::changes::arguments;
 use predict::plan::filled;
 use predict::remedies::{Remedy, remedies};
-use predict::search::{Found, Layout, search};
+use predict::search::{Layout, SearchReport, search};
 use serde::Serialize;
 use std::fmt::Write as _;
 use topology::counted;
@@ -20,22 +20,22 @@ use topology::counted;
 #[derive(Serialize)]
 struct Document<'a> {
     #[serde(flatten)]
-    found: &'a Found,
+    found: &'a SearchReport,
     #[serde(flatten)]
-    no: Option<No>,
+    no: Option<FitFailure>,
 }
 
 /// Why nothing fits.
 #[derive(Serialize)]
-pub(super) struct No {
+pub(super) struct FitFailure {
     /// What would make it fit all the same: a value that the config gives another.
     pub(super) remedies: Vec<Remedy>,
     /// If nothing would.
     #[serde(flatten)]
-    pub(super) lacking: Option<Lacking>,
+    pub(super) lacking: Option<ShortageReport>,
 }
 
-impl No {
+impl FitFailure {
     /// All settings that it names.
     pub(super) fn sets(&mut self) -> impl Iterator<Item = &mut Vec<String>> {
         let short = self.lacking.iter_mut().flat_map(|lacking| &mut lacking.shortages);
@@ -44,28 +44,36 @@ impl No {
     }
 
     /// `None` where a layout fits, or the model allows none.
-    pub(super) fn of(loaded: &Loaded, found: &Found, gpus: Option<usize>) -> Option<Self> {
+    pub(super) fn of(
+        loaded: &LoadedConfig,
+        found: &SearchReport,
+        gpus: Option<usize>,
+    ) -> Option<Self> {
         if !found.layouts.is_empty() || found.no_layout.is_some() {
             return None;
         }
         // The ranks of the config may be too many for the box.
         let gpus = gpus.or((!is_sound(&loaded.config)).then_some(found.gpus));
         let remedies = remedies(loaded, gpus);
-        let lacking = remedies.is_empty().then(|| Lacking::of(loaded, gpus));
+        let lacking = remedies.is_empty().then(|| ShortageReport::of(loaded, gpus));
         Some(Self { remedies, lacking })
     }
 }
 
-pub(super) fn run(loaded: &Loaded, gpus: Option<usize>, json: bool) -> Result<(), Failed> {
+pub(super) fn run(
+    loaded: &LoadedConfig,
+    gpus: Option<usize>,
+    json: bool,
+) -> Result<(), CommandError> {
     say_begun();
     let found = search(loaded, gpus).map_err(failed)?;
-    let no = No::of(loaded, &found, gpus);
+    let no = FitFailure::of(loaded, &found, gpus);
     if json {
         print_json(&Document { found: &found, no })?;
     } else {
         print(&text(loaded, &found, no.as_ref(), gpus.is_some()))?;
     }
-    if found.layouts.is_empty() { Err(Failed::silent(code::DOES_NOT_FIT)) } else { Ok(()) }
+    if found.layouts.is_empty() { Err(CommandError::silent(code::DOES_NOT_FIT)) } else { Ok(()) }
 }
 
 /// Tells who waits at a terminal.
@@ -78,8 +86,13 @@ pub(super) fn say_begun() {
 }
 
 /// `asked`: the user names the number of GPUs.
-fn text(loaded: &Loaded, found: &Found, no: Option<&No>, asked: bool) -> String {
-    let Found { name, box_name, gpus, enumerated, fit, parameters, .. } = found;
+fn text(
+    loaded: &LoadedConfig,
+    found: &SearchReport,
+    no: Option<&FitFailure>,
+    asked: bool,
+) -> String {
+    let SearchReport { name, box_name, gpus, enumerated, fit, parameters, .. } = found;
     let parameters = count(*parameters as f64);
     let mut out =
         format!("{name}, {parameters} parameters, on {box_name}: simulated, not measured\n");
@@ -87,7 +100,7 @@ fn text(loaded: &Loaded, found: &Found, no: Option<&No>, asked: bool) -> String 
         return out + why + "\n";
     }
     let _ = write!(out, "{} on {}, {fit} fit", counted(enumerated, "layout"), counted(gpus, "GPU"));
-    if let Some(No { remedies, lacking }) = no {
+    if let Some(FitFailure { remedies, lacking }) = no {
         out += "\nno layout fits\n";
         for remedy in remedies {
             let _ = writeln!(out, "it would fit with {}", arguments(&remedy.sets));

@@ -27,16 +27,16 @@ const APART: Duration = Duration::from_secs(1);
 pub(super) struct Signals {
     /// True after the first one that asks the run to stop.
     pub(super) stop: Arc<AtomicBool>,
-    pub(super) starting: Starting,
+    pub(super) starting: StartupNotice,
     /// Whether the run saves checkpoints, which is what it does when it stops.
     pub(super) saves: Arc<AtomicBool>,
 }
 
 /// Whether the ranks do not hear yet of a stop, and what is said then of a run that ends.
 #[derive(Clone)]
-pub(super) struct Starting(Arc<Mutex<Option<String>>>);
+pub(super) struct StartupNotice(Arc<Mutex<Option<String>>>);
 
-impl Starting {
+impl StartupNotice {
     fn words(&self) -> MutexGuard<'_, Option<String>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -55,7 +55,7 @@ impl Starting {
 pub(super) fn hear() -> Signals {
     let (stop, told) = (Arc::default(), Arc::default());
     let words = "interrupted before the first step; nothing is lost".to_owned();
-    let starting = Starting(Arc::new(Mutex::new(Some(words))));
+    let starting = StartupNotice(Arc::new(Mutex::new(Some(words))));
     stderr::by_thread(&told);
     // Caught, so that a write over the limit of a file's size is an error, not the end.
     let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());

@@ -1,7 +1,7 @@
 //! `onebox simulate`: a step on a described box, in words and tables, as JSON, and as a trace.
 
-use super::exit::{Failed, code};
-use super::{ConfigArgs, OnBox, may_write, of_ops, print, print_json, say, unwritten};
+use super::exit::{CommandError, code};
+use super::{BoxArg, ConfigArgs, may_write, of_ops, print, print_json, say, unwritten};
 use crate::report::progress::si;
 use crate::report::trace;
 use config::Config;
@@ -11,7 +11,7 @@ use files::names::METRICS;
 use layout::build::lay_out;
 use layout::build::{RankLayout, update_mode};
 use predict::plan::{memory_report, ops_of_step};
-use predict::simulate::{SimulateError, Simulated, groups, mean_step, simulate, summary};
+use predict::simulate::{SimulateError, SimulationReport, groups, mean_step, simulate, summary};
 use predict::{choose, schedules};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ pub(super) struct SimulateArgs {
     #[command(flatten)]
     config: ConfigArgs,
     #[command(flatten)]
-    on_box: OnBox,
+    on_box: BoxArg,
     /// One JSON document on stdout
     #[arg(long)]
     json: bool,
@@ -44,7 +44,7 @@ pub(super) struct SimulateArgs {
     trace: Option<PathBuf>,
 }
 
-pub(super) fn run(args: &SimulateArgs) -> Result<(), Failed> {
+pub(super) fn run(args: &SimulateArgs) -> Result<(), CommandError> {
     args.trace.as_ref().map_or(Ok(()), |path| may_write(trace::OUTPUT, path))?;
     let mut loaded = args.on_box.load(&args.config)?;
     choose(&mut loaded).map_err(failed)?;
@@ -84,11 +84,11 @@ pub(super) fn run(args: &SimulateArgs) -> Result<(), Failed> {
             print(&format!("\nit does not fit, so it would not run: {}\n", memory.binding.words))?;
         }
     }
-    if told.fits { Ok(()) } else { Err(Failed::silent(code::DOES_NOT_FIT)) }
+    if told.fits { Ok(()) } else { Err(CommandError::silent(code::DOES_NOT_FIT)) }
 }
 
 /// Refuses a step that is too long to play.
-fn check_length(config: &Config, built: &RankLayout) -> Result<(), Failed> {
+fn check_length(config: &Config, built: &RankLayout) -> Result<(), CommandError> {
     let ops = ops_of_step(config, built).map_err(|e| failed(e.into()))?;
     if ops <= MOST_OPS {
         return Ok(());
@@ -107,13 +107,13 @@ fn check_length(config: &Config, built: &RankLayout) -> Result<(), Failed> {
     let why = format!(
         "a step of {micro_batches} has {ops} ops, and at most {MOST_OPS} are played{remedy}"
     );
-    Err(Failed::new(code::CONFIG, why))
+    Err(CommandError::new(code::CONFIG, why))
 }
 
 /// Seconds of a typical step of a run.
-fn measured(run: &Path) -> Result<f64, Failed> {
+fn measured(run: &Path) -> Result<f64, CommandError> {
     let path = run.join(METRICS);
-    let failed = |why: String| Failed::new(code::DATA, format!("{}: {why}", path.display()));
+    let failed = |why: String| CommandError::new(code::DATA, format!("{}: {why}", path.display()));
     let text = std::fs::read_to_string(&path).map_err(|e| failed(e.to_string()))?;
     median_step(&text).ok_or_else(|| failed("no step after the second is in it".into()))
 }
@@ -126,7 +126,7 @@ fn share(text: &str) -> Result<f64, String> {
     }
 }
 
-pub(super) fn failed(error: SimulateError) -> Failed {
+pub(super) fn failed(error: SimulateError) -> CommandError {
     let code = match &error {
         SimulateError::Step(_) => code::INTERNAL,
         SimulateError::NoBox(_)
@@ -135,10 +135,10 @@ pub(super) fn failed(error: SimulateError) -> Failed {
         | SimulateError::TooFewGpus { .. }
         | SimulateError::NothingAhead { .. } => code::CONFIG,
     };
-    Failed::new(code, error)
+    CommandError::new(code, error)
 }
 
-fn text(config: &Config, told: &Simulated) -> String {
+fn text(config: &Config, told: &SimulationReport) -> String {
     let mut out = String::new();
     let _ = writeln!(
         out,
@@ -239,7 +239,7 @@ fn text(config: &Config, told: &Simulated) -> String {
 }
 
 /// What most of the step is, in a sentence.
-fn bound(told: &Simulated) -> String {
+fn bound(told: &SimulationReport) -> String {
     let parts = groups(&told.critical_path).into_iter();
     let share = parts.map(|(what, seconds)| (what, seconds / told.unclipped_seconds));
     let mut parts: Vec<_> = share.filter(|(_, share)| *share > 0.005).collect();

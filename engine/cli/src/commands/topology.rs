@@ -1,6 +1,6 @@
 //! `onebox topology`: the box, the placement, what is wrong.
 
-use super::exit::{Failed, code};
+use super::exit::{CommandError, code};
 use super::print;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -59,14 +59,14 @@ enum Format {
     Svg,
 }
 
-pub(super) fn run(args: &TopologyArgs) -> Result<(), Failed> {
-    let unusable = |e| Failed::new(code::DATA, e);
+pub(super) fn run(args: &TopologyArgs) -> Result<(), CommandError> {
+    let unusable = |e| CommandError::new(code::DATA, e);
     let live = args.xml.is_none() && args.synthetic.is_none();
     let root = args.sysroot.clone().or_else(|| live.then(|| PathBuf::from("/")));
     let machine = match (&args.xml, &args.synthetic) {
         (Some(file), _) => Machine::from_xml_file(file).map_err(|e| match e {
             topology::Error::Read { .. } => unusable(e),
-            e => Failed::new(code::DATA, format!("{}: {e}", file.display())),
+            e => CommandError::new(code::DATA, format!("{}: {e}", file.display())),
         })?,
         (_, Some(text)) => Machine::from_synthetic(text).map_err(unusable)?,
         _ => {
@@ -90,7 +90,7 @@ pub(super) fn run(args: &TopologyArgs) -> Result<(), Failed> {
         Format::Svg => report::svg(&shown),
         Format::Json => {
             let text = serde_json::to_string_pretty(&document(&shown));
-            text.map_err(|e| Failed::new(code::INTERNAL, e))? + "\n"
+            text.map_err(|e| CommandError::new(code::INTERNAL, e))? + "\n"
         }
     };
     print(&text)?;
@@ -98,13 +98,13 @@ pub(super) fn run(args: &TopologyArgs) -> Result<(), Failed> {
     let errors = warnings.iter().filter(|warning| warning.severity == Severity::Error);
     let errors: Vec<&str> = errors.map(|warning| warning.text.as_str()).collect();
     if args.check && !errors.is_empty() {
-        return Err(Failed::new(code::DOES_NOT_FIT, errors.join("; ")));
+        return Err(CommandError::new(code::DOES_NOT_FIT, errors.join("; ")));
     }
     Ok(())
 }
 
 /// The plan that is asked for; else each GPU by itself; none for a box without GPUs.
-fn placed(machine: &Machine, args: &TopologyArgs) -> Result<Option<Placement>, Failed> {
+fn placed(machine: &Machine, args: &TopologyArgs) -> Result<Option<Placement>, CommandError> {
     let gpus = machine.gpus.len();
     let asked = args.tp.is_some() || args.dp.is_some();
     if gpus == 0 && !asked {
@@ -120,7 +120,7 @@ fn placed(machine: &Machine, args: &TopologyArgs) -> Result<Option<Placement>, F
         staging_bytes: args.staging.unwrap_or(0),
         sockets: topology::Sockets::Auto,
     };
-    place(machine, &request).map(Some).map_err(|e| Failed::new(code::DOES_NOT_FIT, e))
+    place(machine, &request).map(Some).map_err(|e| CommandError::new(code::DOES_NOT_FIT, e))
 }
 
 /// The contract with other programs: keys may be added, none goes or changes its meaning within a schema.

@@ -1,10 +1,10 @@
 //! `train --trace FILE --trace-steps A..B`.
 
-use super::exit::{Failed, code};
+use super::exit::{CommandError, code};
 use super::{may_write, say, unwritten};
 use crate::report::trace::{OUTPUT, measured};
 use device::Trace;
-use files::shown::Shown;
+use files::shown::PathText;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -37,10 +37,10 @@ fn words(steps: &RangeInclusive<u64>) -> String {
 impl TraceArgs {
     /// Refuses what cannot be traced, in a run that ends with step `last`, or written, before the run. It may be written into
     /// the run's directory, which is made later.
-    pub(super) fn check(&self, run_dir: Option<&Path>, last: u64) -> Result<(), Failed> {
+    pub(super) fn check(&self, run_dir: Option<&Path>, last: u64) -> Result<(), CommandError> {
         let (Some(path), Some(steps)) = (&self.trace, &self.trace_steps) else { return Ok(()) };
         if *steps.start() > last {
-            return Err(Failed::new(
+            return Err(CommandError::new(
                 code::CONFIG,
                 format!(
                     "--trace-steps {}: the last step of the run is {last} (train.steps), so nothing would be traced",
@@ -60,7 +60,7 @@ impl TraceArgs {
     }
 
     /// After the run, whether it ended well or not.
-    pub(super) fn write(&self, trace: Option<&Trace>) -> Result<(), Failed> {
+    pub(super) fn write(&self, trace: Option<&Trace>) -> Result<(), CommandError> {
         let (Some(path), Some(steps), Some(trace)) = (&self.trace, &self.trace_steps, trace) else {
             return Ok(());
         };
@@ -68,7 +68,7 @@ impl TraceArgs {
             // It went on after them, or ended before.
             say(&format!(
                 "warning: nothing was traced, and {} was not written: the run came to no step of {}",
-                Shown(path),
+                PathText(path),
                 words(steps)
             ));
             return Ok(());
@@ -78,7 +78,10 @@ impl TraceArgs {
 }
 
 /// How a run has ended that was traced: a trace that is not written hides none of it.
-pub(super) fn after(ended: Result<(), Failed>, traced: Result<(), Failed>) -> Result<(), Failed> {
+pub(super) fn after(
+    ended: Result<(), CommandError>,
+    traced: Result<(), CommandError>,
+) -> Result<(), CommandError> {
     match (ended, traced) {
         (Err(ended), Err(traced)) => {
             traced.warn();

@@ -9,23 +9,23 @@ mod prepared;
 mod rollback;
 mod watch;
 
-use self::follower::{Follower, Next, Start};
+use self::follower::{Follower, RollbackTarget, Start};
 pub(super) use self::prepared::check_memory;
-use self::prepared::{Looked, Prepared, prepare};
+use self::prepared::{MemoryDecision, PreparedRun, prepare};
 use self::watch::Watch;
 use super::check::count;
-use super::exit::{Failed, code};
+use super::exit::{CommandError, code};
 use super::processes::{SILENCE, Team, facts};
-use super::signals::{self, Signals, Starting};
+use super::signals::{self, Signals, StartupNotice};
 use super::trace::{self, TraceArgs};
 use super::{ConfigArgs, SimdArg, say};
 use crate::report::progress::Progress;
 use crate::report::stderr;
 use checkpoint::Checkpoint;
 use checkpoint::detours::RollbackHistory;
-use checkpoint::hugging_face::Pretrained;
+use checkpoint::hugging_face::PretrainedWeights;
 use config::DeviceConfig;
-use config::{Loaded, in_line};
+use config::{LoadedConfig, in_line};
 use data::Dataset;
 use data::Tokenizer;
 use device::ErrorKind;
@@ -82,7 +82,7 @@ pub(super) struct TrainArgs {
 
 impl TrainArgs {
     /// Learns where ranks are. Once they have loaded their states, every rank hears of a stop.
-    fn watcher(&self, starting: &Starting) -> Watcher {
+    fn watcher(&self, starting: &StartupNotice) -> Watcher {
         let (starting, other) = (starting.clone(), self.watcher.clone());
         Watcher::new(move |rank, place, step| {
             if place == FaultPoint::Loaded {
@@ -95,7 +95,7 @@ impl TrainArgs {
     }
 }
 
-pub(super) fn run(args: &TrainArgs) -> Result<(), Failed> {
+pub(super) fn run(args: &TrainArgs) -> Result<(), CommandError> {
     args.simd.choose()?;
     // A dry run writes nothing: any signal may end it.
     let signals = (!args.dry_run).then(signals::hear);
@@ -120,21 +120,21 @@ pub(super) fn run(args: &TrainArgs) -> Result<(), Failed> {
     team.end(ended)
 }
 
-pub(super) fn refused(error: RunDirError) -> Failed {
+pub(super) fn refused(error: RunDirError) -> CommandError {
     let code = match error {
         RunDirError::Io { .. } => code::IO,
         _ => code::NO_RUN_DIR,
     };
-    Failed::new(code, error)
+    CommandError::new(code, error)
 }
 
-impl Prepared {
+impl PreparedRun {
     /// Makes the directory, and trains.
     pub(super) fn run(
         self,
         (args, team): (&TrainArgs, &Team),
         signals: &Signals,
-    ) -> Result<(), Failed> {
+    ) -> Result<(), CommandError> {
         let own = if team.is_first() { self.open(args).map(Some) } else { Ok(None) };
         let own = team.all("directory", own, |_| Vec::new())?;
         let (loaded, built, data) = (&self.loaded, &self.built, &self.data);
@@ -152,23 +152,23 @@ impl Prepared {
 /// Everything that a run has before its first step.
 pub(super) struct Session<'a> {
     pub(super) args: &'a TrainArgs,
-    pub(super) loaded: &'a Loaded,
+    pub(super) loaded: &'a LoadedConfig,
     pub(super) built: &'a RankLayout,
     data: &'a Arc<Dataset>,
     pub(super) tokenizer: Option<&'a Tokenizer>,
     pub(super) dir: &'a RunDir,
-    looked: Looked,
+    looked: MemoryDecision,
     /// The weights of a folder that a new run starts from.
-    pretrained: Option<Arc<Pretrained>>,
+    pretrained: Option<Arc<PretrainedWeights>>,
     /// What it goes on from.
     pub(super) start: Option<Arc<Checkpoint>>,
     team: &'a Team,
 }
 
 impl Session<'_> {
-    fn train(&mut self, signals: &Signals) -> Result<(), Failed> {
+    fn train(&mut self, signals: &Signals) -> Result<(), CommandError> {
         let config = &self.loaded.config;
-        let file = |e| Failed::new(code::IO, e);
+        let file = |e| CommandError::new(code::IO, e);
         self.dir.write_atomically(CONFIG, config.to_ron().as_bytes()).map_err(file)?;
         if let Some(tokenizer) = self.tokenizer {
             self.dir.write_atomically(TOKENIZER, tokenizer.bytes()).map_err(file)?;
@@ -190,8 +190,8 @@ impl Session<'_> {
     fn run_to_end(
         &mut self,
         signals: &Signals,
-        traced: &mut Result<(), Failed>,
-    ) -> Result<(), Failed> {
+        traced: &mut Result<(), CommandError>,
+    ) -> Result<(), CommandError> {
         let config = &self.loaded.config;
         let started = Instant::now();
         let stored = self.start.as_ref().map(|from| from.rollback_history().clone());
@@ -204,7 +204,7 @@ impl Session<'_> {
             let again = "interrupted while the run is taken back; --resume goes on after its newest checkpoint";
             signals.starting.say(again.to_owned());
             let earlier = self.earlier((left, &outcome))?;
-            let next = earlier.as_ref().map(|from| Next::of(self.dir, from));
+            let next = earlier.as_ref().map(|from| RollbackTarget::of(self.dir, from));
             self.team.first("next", Some(next))?;
             let Some(earlier) = earlier else {
                 signals.starting.over();
@@ -219,15 +219,15 @@ impl Session<'_> {
     /// To the end, or as far as it comes.
     fn attempt(
         &self,
-        (Signals { stop, starting, .. }, traced): (&Signals, &mut Result<(), Failed>),
+        (Signals { stop, starting, .. }, traced): (&Signals, &mut Result<(), CommandError>),
         rollback_history: &RollbackHistory,
-    ) -> Result<(Outcome, Watch), Failed> {
+    ) -> Result<(Outcome, Watch), CommandError> {
         let config = &self.loaded.config;
         let directory = self.dir.held().check().map_err(|e| self.moved(&e))?;
         let metrics = MetricsWriter::open(directory, self.done());
-        let metrics = metrics.map_err(|e| Failed::new(code::IO, e))?;
+        let metrics = metrics.map_err(|e| CommandError::new(code::IO, e))?;
         let events = config.train.tensorboard.then(|| Events::create(directory, self.done()));
-        let metrics = metrics.and(events.transpose().map_err(|e| Failed::new(code::IO, e))?);
+        let metrics = metrics.and(events.transpose().map_err(|e| CommandError::new(code::IO, e))?);
         let trace = self.args.trace.start();
         let options = RunOptions {
             trace: trace.clone(),
@@ -338,12 +338,12 @@ impl Session<'_> {
         }
     }
 
-    fn failed(&self, error: &RunError) -> Failed {
+    fn failed(&self, error: &RunError) -> CommandError {
         let code = code_of(error);
         let metrics = self.dir.held().place().map_or_else(String::new, |place| {
             format!("\nthe metrics up to there are in {}", place.display())
         });
-        Failed::new(code, format!("{error}{metrics}"))
+        CommandError::new(code, format!("{error}{metrics}"))
     }
 }
 

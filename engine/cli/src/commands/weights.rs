@@ -3,11 +3,11 @@
 use super::ConfigArgs;
 use super::checkpoint::unusable;
 use super::data;
-use super::exit::{Failed, code};
+use super::exit::{CommandError, code};
 use super::of_machine;
 use ::data::model_files::ModelFiles;
-use checkpoint::hugging_face::{Folder, Pretrained};
-use config::{Config, ConfigError, DeviceConfig, Loaded, Trouble, Valid, Weights};
+use checkpoint::hugging_face::{Folder, PretrainedWeights};
+use config::{Config, ConfigError, DeviceConfig, LoadedConfig, Trouble, Valid, Weights};
 use config::{Further, load_and_look};
 use device::Plan;
 use layout::build::shape;
@@ -20,27 +20,27 @@ use tensor_parallel::Decoder;
 pub(super) fn pretrained(
     config: &Config,
     gpt: &Decoder,
-) -> Result<Option<Arc<Pretrained>>, Failed> {
+) -> Result<Option<Arc<PretrainedWeights>>, CommandError> {
     let Some(folder) = opened(config)? else { return Ok(None) };
-    let weights = Pretrained::new(folder, gpt).map_err(unusable)?;
+    let weights = PretrainedWeights::new(folder, gpt).map_err(unusable)?;
     Ok(Some(Arc::new(weights)))
 }
 
-fn opened(config: &Config) -> Result<Option<Folder>, Failed> {
+fn opened(config: &Config) -> Result<Option<Folder>, CommandError> {
     let model = &config.model;
     let Some(from) = model.from.as_ref().filter(|_| model.weights == Weights::Pretrained) else {
         return Ok(None);
     };
     if Path::new(from).is_file() {
         let why = "it names a file, and weights stand beside it: name the folder, or set `model.weights=Random`";
-        return Err(Failed::new(code::CONFIG, why));
+        return Err(CommandError::new(code::CONFIG, why));
     }
     Folder::open(Path::new(from)).map(Some).map_err(unusable)
 }
 
 /// Why `train` would refuse the folder; nothing of a described box, on which nothing trains. Of a config that is not
 /// `valid` no model can be laid out, so tensors are not compared with it.
-pub(super) fn refusal(config: &Config, valid: bool) -> Option<Failed> {
+pub(super) fn refusal(config: &Config, valid: bool) -> Option<CommandError> {
     let from = config.model.from.as_ref()?;
     let look = || {
         match valid {
@@ -63,7 +63,7 @@ pub(super) fn load(
     args: &ConfigArgs,
     starts: bool,
     more: &Trouble<'_>,
-) -> Result<Loaded, (u8, ConfigError)> {
+) -> Result<LoadedConfig, (u8, ConfigError)> {
     let of_folder = Cell::new(None);
     let look = |config: &Config, valid: &Valid<'_>| {
         let asked = starts && valid.has(&["model.from", "model.weights", "device"]);

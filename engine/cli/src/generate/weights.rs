@@ -2,7 +2,7 @@
 
 use super::GenerateError;
 use checkpoint::Checkpoint;
-use checkpoint::hugging_face::{Folder, Pretrained};
+use checkpoint::hugging_face::{Folder, PretrainedWeights};
 use checkpoint::inspect::TensorSummary;
 use device::{Device, Tensor, ViewMut};
 use layout::runs::SegmentRuns;
@@ -59,7 +59,7 @@ pub(super) fn load_folder(
     decoder: &Decoder,
     from: &Path,
 ) -> Result<(), GenerateError> {
-    let from = Pretrained::new(Folder::open(from)?, decoder)?;
+    let from = PretrainedWeights::new(Folder::open(from)?, decoder)?;
     let source = from.of_rank(decoder, dev.rank());
     for (segment, layout) in decoder.segments().iter().enumerate() {
         let params = decoder.params(segment).slice(0..layout.len);

@@ -1,6 +1,6 @@
 //! What runs have written of their steps, read back for a report.
 
-use config::{Loaded, load_stored};
+use config::{LoadedConfig, load_stored};
 use engine::run::Difference;
 use files::names::{CONFIG, METRICS};
 use files::own;
@@ -24,7 +24,7 @@ pub(crate) struct Curves {
     /// Whole lines that could not be read.
     pub(crate) damaged: usize,
     /// The config, where it can be read: it may be another version's.
-    pub(crate) config: Option<Box<Loaded>>,
+    pub(crate) config: Option<Box<LoadedConfig>>,
 }
 
 /// A line of a step. What was not finite is none; an earlier version wrote no memory.
@@ -43,7 +43,7 @@ pub(crate) struct Step {
     pub(crate) tokens: u64,
     pub(crate) device_memory: Option<f64>,
     pub(crate) host_memory: Option<f64>,
-    pub(crate) ahead: Option<Ahead>,
+    pub(crate) ahead: Option<SpeculationOutcome>,
     pub(crate) targets: Option<u64>,
     pub(crate) documents: Option<u64>,
     pub(crate) padding: Option<f64>,
@@ -53,13 +53,13 @@ pub(crate) struct Step {
 /// What became of the updates of a step ahead of its decision.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Ahead {
+pub(crate) enum SpeculationOutcome {
     No,
     Committed,
     Redone,
 }
 
-impl Ahead {
+impl SpeculationOutcome {
     /// As a line of the metrics has it.
     const fn name(self) -> &'static str {
         match self {
@@ -163,7 +163,9 @@ impl Curves {
     /// Steps whose updates ahead of the decision were committed, made again, and not tried; none where the run makes none.
     pub(crate) fn ahead(&self) -> Option<[usize; 3]> {
         let of = |what| self.steps.iter().filter(|step| step.ahead == Some(what)).count();
-        let all = [Ahead::Committed, Ahead::Redone, Ahead::No].map(of);
+        let all =
+            [SpeculationOutcome::Committed, SpeculationOutcome::Redone, SpeculationOutcome::No]
+                .map(of);
         (all != [0; 3]).then_some(all)
     }
 
@@ -217,7 +219,7 @@ pub(crate) fn csv(runs: &[Curves]) -> String {
                 step.host_memory,
             ]
             .map(shown);
-            let ahead = step.ahead.map_or("", Ahead::name);
+            let ahead = step.ahead.map_or("", SpeculationOutcome::name);
             let (targets, documents) = (shown(step.targets), shown(step.documents));
             let (padding, verified) = (shown(step.padding), shown(step.verified));
             let Step { step, tokens, skipped, .. } = step;

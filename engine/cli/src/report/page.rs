@@ -1,7 +1,7 @@
 //! The page of `onebox report`: one file that loads nothing.
 
 use crate::report::curves::{Curves, Eval, Step};
-use crate::report::plot::{Look, Plot, Series, colour, escape, hex, short};
+use crate::report::plot::{Plot, PlotStyle, Series, colour, escape, hex, short};
 use crate::report::progress::clock;
 use engine::metrics::median;
 use engine::run::Difference;
@@ -30,7 +30,7 @@ const POINTS: usize = 800;
 const ROWS: usize = 24;
 
 /// A curve of a step.
-type Of = fn(&Step) -> Option<f64>;
+type StepCurve = fn(&Step) -> Option<f64>;
 
 /// The page about `runs`.
 pub(crate) fn page(runs: &[Curves], version: &str) -> String {
@@ -95,7 +95,7 @@ fn summary(runs: &[Curves]) -> String {
             .as_ref()
             .map_or_else(String::new, |loaded| format!("/{}", loaded.config.train.steps));
         let seconds: f64 = run.steps.iter().filter_map(|step| step.step_seconds).sum();
-        let most = |of: Of| run.steps.iter().filter_map(of).max_by(f64::total_cmp);
+        let most = |of: StepCurve| run.steps.iter().filter_map(of).max_by(f64::total_cmp);
         let bytes = |value: Option<f64>| or_dash(value.map(|bytes| format_bytes(bytes as u64)));
         // The first steps warm up.
         let speeds = run.steps.iter().skip(2).filter_map(|step| step.tokens_per_second);
@@ -149,7 +149,7 @@ fn differences(runs: &[Curves]) -> String {
             keys.push(key);
         }
     }
-    let value = |config: &Option<&config::Loaded>, key: &str| {
+    let value = |config: &Option<&config::LoadedConfig>, key: &str| {
         let origins = config.iter().flat_map(|loaded| &loaded.origins);
         let found = origins.into_iter().find(|(name, ..)| name == key);
         found.map_or_else(|| "-".to_owned(), |(_, value, _)| value.clone())
@@ -195,7 +195,7 @@ fn thinned(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
 }
 
 fn plots(runs: &[Curves]) -> String {
-    let of_steps = |of: Of| -> Vec<Series> {
+    let of_steps = |of: StepCurve| -> Vec<Series> {
         let series = runs.iter().map(|run| {
             let points =
                 run.steps.iter().map(|step| (step.step as f64, of(step).unwrap_or(f64::NAN)));
@@ -260,7 +260,7 @@ fn plots(runs: &[Curves]) -> String {
             y: &if log { format!("{unit} (logarithmic)") } else { unit },
             width: 430,
             height: 280,
-            look: Look::Curves,
+            look: PlotStyle::Curves,
             log: [false, log],
             from_zero: title == "Throughput" || title.starts_with("Memory"),
             places: &[],

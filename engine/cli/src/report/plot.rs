@@ -8,7 +8,7 @@ use std::ops::Range;
 
 /// Lines, or bars in groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Look {
+pub(crate) enum PlotStyle {
     /// Of many points.
     Curves,
     /// Of few, each with a dot and its value.
@@ -35,7 +35,7 @@ pub(crate) struct Plot<'a> {
     pub(crate) y: &'a str,
     pub(crate) width: u32,
     pub(crate) height: u32,
-    pub(crate) look: Look,
+    pub(crate) look: PlotStyle,
     /// Which axes are logarithmic; every value on them is above 0.
     pub(crate) log: [bool; 2],
     /// Whether y begins at 0 where it is not logarithmic.
@@ -46,7 +46,8 @@ pub(crate) struct Plot<'a> {
 }
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
-type Drawn<'a> = Result<(), DrawingAreaErrorKind<<SVGBackend<'a> as DrawingBackend>::ErrorType>>;
+type DrawResult<'a> =
+    Result<(), DrawingAreaErrorKind<<SVGBackend<'a> as DrawingBackend>::ErrorType>>;
 
 /// `plotters` counts in whole pixels: so many of them are one of ours.
 const FINE: i32 = 4;
@@ -217,7 +218,7 @@ impl Plot<'_> {
         text.replacen(&head, &ours, 1)
     }
 
-    fn draw<'a>(&self, root: &Area<'a>) -> Drawn<'a> {
+    fn draw<'a>(&self, root: &Area<'a>) -> DrawResult<'a> {
         root.fill(&WHITE)?;
         let left = Pos::new(HPos::Left, VPos::Center);
         let title = letters(TEXT + 1, &INK, left).transform(FontTransform::None);
@@ -230,12 +231,12 @@ impl Plot<'_> {
         let all: Vec<(f64, f64)> =
             self.series.iter().flat_map(|series| finite(&series.points)).collect();
         let (xs, ys): (Vec<f64>, Vec<f64>) = all.into_iter().unzip();
-        let bars = self.look == Look::Bars;
+        let bars = self.look == PlotStyle::Bars;
         let across = match bars {
             true => Axis::places(self.places.len()),
             false => Axis::of(
                 &xs,
-                (self.log[0], self.look == Look::Dots, false),
+                (self.log[0], self.look == PlotStyle::Dots, false),
                 self.width as usize / 60,
             ),
         };
@@ -302,10 +303,10 @@ impl Plot<'_> {
             let series = &self.series[index];
             let colour = if series.ideal { GREY } else { colour(index) };
             let line = colour
-                .stroke_width(FINE as u32 * if self.look == Look::Curves { 3 } else { 4 } / 2);
+                .stroke_width(FINE as u32 * if self.look == PlotStyle::Curves { 3 } else { 4 } / 2);
             let points = finite(&series.points);
             match self.look {
-                Look::Bars => {
+                PlotStyle::Bars => {
                     for (x, y) in points {
                         let begin = x + 0.1 + 0.8 * index as f64 / groups;
                         let bar = [(begin, floor), (begin + 0.74 / groups, y)];
@@ -314,7 +315,7 @@ impl Plot<'_> {
                         values.points.push((end, y, INK));
                     }
                 }
-                Look::Curves | Look::Dots => {
+                PlotStyle::Curves | PlotStyle::Dots => {
                     for part in series.points.split(|(x, y)| !(x.is_finite() && y.is_finite())) {
                         match series.ideal {
                             true => {
@@ -331,11 +332,11 @@ impl Plot<'_> {
                             }
                         };
                         // One point alone is no line.
-                        if let ([point], Look::Curves) = (part, self.look) {
+                        if let ([point], PlotStyle::Curves) = (part, self.look) {
                             chart.draw_series([Circle::new(*point, 2 * FINE, colour.filled())])?;
                         }
                     }
-                    if self.look == Look::Dots && !series.ideal {
+                    if self.look == PlotStyle::Dots && !series.ideal {
                         for point in points {
                             chart.draw_series([Circle::new(
                                 point,
@@ -348,7 +349,7 @@ impl Plot<'_> {
                 }
             }
         }
-        values.draw(root, self.look == Look::Dots)
+        values.draw(root, self.look == PlotStyle::Dots)
     }
 
     /// The names of the series in their colours, where there are several; returns where the plot begins.
@@ -388,7 +389,7 @@ struct Values {
 }
 
 impl Values {
-    fn draw<'a>(self, root: &Area<'a>, dots: bool) -> Drawn<'a> {
+    fn draw<'a>(self, root: &Area<'a>, dots: bool) -> DrawResult<'a> {
         // Left, right, top, bottom.
         let mut taken: Vec<[i32; 4]> = Vec::new();
         let far = 5 * FINE;
@@ -493,7 +494,7 @@ mod tests {
             y: "",
             width: 760,
             height: 360,
-            look: Look::Dots,
+            look: PlotStyle::Dots,
             log: [false; 2],
             from_zero: true,
             places: &[],
@@ -514,7 +515,7 @@ mod tests {
             ideal: false,
         };
         let series: Vec<Series> = (0..20).map(name).collect();
-        for look in [Look::Curves, Look::Dots, Look::Bars] {
+        for look in [PlotStyle::Curves, PlotStyle::Dots, PlotStyle::Bars] {
             let plot = Plot {
                 title: "a \"title\" & <more>",
                 x: "x",

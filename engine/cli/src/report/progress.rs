@@ -101,7 +101,7 @@ pub(crate) fn cut(text: &str, width: usize) -> String {
 
 /// How many are done of how many.
 #[derive(Clone, Copy, Debug)]
-pub struct Part {
+pub struct ProgressCount {
     /// So far.
     pub done: u64,
     /// All.
@@ -109,7 +109,7 @@ pub struct Part {
 }
 
 /// What a terminal of `width` columns shows below all lines: `███░░░░░░░  30%  step ...`.
-pub(crate) fn status(steps: Part, width: usize, rest: impl Fn(usize) -> String) -> String {
+pub(crate) fn status(steps: ProgressCount, width: usize, rest: impl Fn(usize) -> String) -> String {
     let done = steps.done as f64 / steps.of.max(1) as f64;
     let cells = (width / 8).min(20);
     let full = (done * cells as f64) as usize;
@@ -194,12 +194,12 @@ impl Progress {
     }
 
     /// During an evaluation after a step.
-    pub fn evaluating(&mut self, steps: Part, batches: Part) {
+    pub fn evaluating(&mut self, steps: ProgressCount, batches: ProgressCount) {
         self.evaluating_at(steps, batches, Instant::now());
     }
 
-    fn evaluating_at(&mut self, steps: Part, batches: Part, now: Instant) {
-        let Part { done, of } = batches;
+    fn evaluating_at(&mut self, steps: ProgressCount, batches: ProgressCount, now: Instant) {
+        let ProgressCount { done, of } = batches;
         let text = format!("eval {:>5}/{}  batch {done}/{of}", steps.done, steps.of);
         if self.on_terminal {
             return self.draw(steps, now, move |width| cut(&text, width));
@@ -252,14 +252,19 @@ impl Progress {
         }
         if self.on_terminal {
             let line = *line;
-            self.draw(Part { done: line.step, of: line.steps }, now, move |width| {
+            self.draw(ProgressCount { done: line.step, of: line.steps }, now, move |width| {
                 fitted(&line, width)
             });
         }
     }
 
     /// The status, if the last one was not drawn just now. `rest` is what stands behind its bar.
-    fn draw(&mut self, steps: Part, now: Instant, rest: impl Fn(usize) -> String + Send + 'static) {
+    fn draw(
+        &mut self,
+        steps: ProgressCount,
+        now: Instant,
+        rest: impl Fn(usize) -> String + Send + 'static,
+    ) {
         if self.drawn.is_none_or(|then| now.saturating_duration_since(then) >= REDRAW) {
             self.drawn = Some(now);
             stderr::status(Box::new(move |width| status(steps, width, &rest)));
@@ -423,10 +428,11 @@ mod tests {
         let skipped = fitted(&StepLine { skipped: 3, ..LINE }, 60);
         assert_eq!(skipped, "step   120/400  loss 2.4312  skipped 3  eta 0:42");
         for width in 0..200 {
-            let shown = status(Part { done: 120, of: 400 }, width, |left| fitted(&LINE, left));
+            let shown =
+                status(ProgressCount { done: 120, of: 400 }, width, |left| fitted(&LINE, left));
             assert!(shown.chars().count() <= width && line(width).len() <= width, "{shown}");
         }
-        let shown = status(Part { done: 120, of: 400 }, 80, |left| fitted(&LINE, left));
+        let shown = status(ProgressCount { done: 120, of: 400 }, 80, |left| fitted(&LINE, left));
         assert_eq!(
             shown,
             "███░░░░░░░  30%  step   120/400  loss 2.4312  norm 0.83  12.3 ktok/s  eta 0:42"
@@ -537,7 +543,11 @@ mod tests {
         let start = Instant::now();
         for done in 1..=100 {
             let now = start + Duration::from_millis(100 * done);
-            progress.evaluating_at(Part { done: 10, of: 400 }, Part { done, of: 200 }, now);
+            progress.evaluating_at(
+                ProgressCount { done: 10, of: 400 },
+                ProgressCount { done, of: 200 },
+                now,
+            );
         }
         progress.eval(10, 400, (2.5, false), &[]);
         let lines = log.0.lock().unwrap();
@@ -557,8 +567,8 @@ mod tests {
 
     #[test]
     fn nothing_is_shown_when_quiet_and_a_closed_stream_is_ignored() {
-        struct Closed;
-        impl Write for Closed {
+        struct ClosedStream;
+        impl Write for ClosedStream {
             fn write(&mut self, _: &[u8]) -> io::Result<usize> {
                 Err(io::ErrorKind::BrokenPipe.into())
             }
@@ -567,11 +577,12 @@ mod tests {
                 Err(io::ErrorKind::BrokenPipe.into())
             }
         }
-        let closed = Progress::to_writer(Box::new(Closed));
+        let closed = Progress::to_writer(Box::new(ClosedStream));
         for mut progress in [closed, Progress::on_stderr(true)] {
             progress.step(&LINE);
             progress.eval(120, 400, (f32::NAN, false), &[]);
-            progress.evaluating(Part { done: 120, of: 400 }, Part { done: 1, of: 2 });
+            progress
+                .evaluating(ProgressCount { done: 120, of: 400 }, ProgressCount { done: 1, of: 2 });
             progress.message("text");
             progress.finish();
         }

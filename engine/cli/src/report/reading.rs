@@ -1,6 +1,6 @@
 //! How far a look through long files has come: a status on a terminal, nothing elsewhere.
 
-use super::progress::{Part, clock, cut, on_terminal, status};
+use super::progress::{ProgressCount, clock, cut, on_terminal, status};
 use super::stderr;
 use data::progress as data;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,13 +18,13 @@ pub(crate) struct OnTerminal;
 
 impl data::Progress for OnTerminal {
     fn begin(&self, what: &'static str, bytes: u64) -> Box<dyn data::Reading> {
-        Box::new(Reading::new(what, bytes))
+        Box::new(ReadProgress::new(what, bytes))
     }
 }
 
 /// Bytes that threads have read of bytes that there are.
 #[derive(Debug)]
-struct Reading {
+struct ReadProgress {
     what: &'static str,
     of: u64,
     done: AtomicU64,
@@ -34,7 +34,7 @@ struct Reading {
     drawn: AtomicU64,
 }
 
-impl Reading {
+impl ReadProgress {
     fn new(what: &'static str, of: u64) -> Self {
         let shown = on_terminal();
         Self {
@@ -48,7 +48,7 @@ impl Reading {
     }
 }
 
-impl data::Reading for Reading {
+impl data::Reading for ReadProgress {
     fn add(&self, bytes: u64) {
         let done = bytes + self.done.fetch_add(bytes, Ordering::Relaxed);
         let Some(next) = &self.next else { return };
@@ -63,12 +63,12 @@ impl data::Reading for Reading {
         let (what, of) = (self.what, self.of);
         let rest = words(what, (done, of), now.as_secs_f64());
         stderr::status(Box::new(move |width| {
-            status(Part { done, of }, width, |left| cut(&rest, left))
+            status(ProgressCount { done, of }, width, |left| cut(&rest, left))
         }));
     }
 }
 
-impl Drop for Reading {
+impl Drop for ReadProgress {
     fn drop(&mut self) {
         if *self.drawn.get_mut() > 0 {
             stderr::clear();

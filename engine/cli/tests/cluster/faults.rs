@@ -4,7 +4,7 @@ use super::launch::{
     ACROSS, NUMBER, assert_gone, assert_killed, assert_silent, assert_whole, files, has_mpirun,
     launch, metrics, on_gpus, sets, train,
 };
-use crate::common::{Done, Folder};
+use crate::common::{CommandOutput, Folder};
 use engine::run::{FaultPoint, Watcher};
 use rustix::process::{Signal, getpid, kill_process};
 use std::ffi::OsString;
@@ -45,7 +45,7 @@ pub(crate) const BASE: &[&str] = &[
 
 /// Something that happens to a process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum How {
+pub(crate) enum FaultAction {
     Kill,
     Stop,
     /// The link of its machine goes down, and the process goes on.
@@ -54,7 +54,7 @@ pub(crate) enum How {
     Blink,
 }
 
-impl How {
+impl FaultAction {
     const ALL: [Self; 4] = [Self::Kill, Self::Stop, Self::Cut, Self::Blink];
 }
 
@@ -62,7 +62,7 @@ impl How {
 /// before the process joins the others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Fault {
-    pub(crate) how: How,
+    pub(crate) how: FaultAction,
     pub(crate) victim: usize,
     pub(crate) place: Option<FaultPoint>,
     pub(crate) time: usize,
@@ -80,9 +80,9 @@ impl Fault {
         let words: Vec<&str> = text.split(' ').collect();
         let [how, victim, place, time] = words[..] else { panic!("a fault is four words: {text}") };
         let place_of = |known: &FaultPoint| format!("{:?}", Some(*known)) == place;
-        let how_of = |known: &How| format!("{known:?}") == how;
+        let how_of = |known: &FaultAction| format!("{known:?}") == how;
         Self {
-            how: How::ALL.into_iter().find(how_of).unwrap(),
+            how: FaultAction::ALL.into_iter().find(how_of).unwrap(),
             victim: victim.parse().unwrap(),
             place: FaultPoint::ALL.into_iter().find(place_of),
             time: time.parse().unwrap(),
@@ -92,10 +92,10 @@ impl Fault {
     /// It happens to this process. A thread that is killed or stopped comes no further.
     fn strike(self) {
         let signal = match self.how {
-            How::Kill => Signal::KILL,
-            How::Stop => Signal::STOP,
-            How::Cut => return set_link("down"),
-            How::Blink => {
+            FaultAction::Kill => Signal::KILL,
+            FaultAction::Stop => Signal::STOP,
+            FaultAction::Cut => return set_link("down"),
+            FaultAction::Blink => {
                 set_link("down");
                 std::thread::sleep(Duration::from_secs(1));
                 set_link("up");
@@ -148,7 +148,13 @@ fn a_process() {
 }
 
 /// A run of `count` processes goes on until the fault, if it comes to that.
-pub(crate) fn suffer(folder: &Folder, count: usize, run: &str, set: &[&str], fault: Fault) -> Done {
+pub(crate) fn suffer(
+    folder: &Folder,
+    count: usize,
+    run: &str,
+    set: &[&str],
+    fault: Fault,
+) -> CommandOutput {
     let mut command = launch(folder, count, std::env::current_exe().unwrap());
     command.args(A_PROCESS);
     if set.contains(&ON_GPUS) {
@@ -165,7 +171,7 @@ pub(crate) fn suffer_by(
     run: &str,
     set: &[&str],
     fault: Fault,
-) -> Done {
+) -> CommandOutput {
     let silence = if fault.place.is_some() { SILENCE } else { SILENCE_AT_START };
     let words = ["onebox", "train", "tiny.ron", "--run-dir", run, "--resume", "--silence", silence];
     let words: Vec<String> = words.into_iter().map(str::to_owned).chain(sets(set)).collect();
@@ -183,11 +189,11 @@ pub(crate) fn suffer_by(
 }
 
 /// The run has failed, and the victim is named.
-pub(crate) fn assert_named(done: &Done, fault: Fault) {
+pub(crate) fn assert_named(done: &CommandOutput, fault: Fault) {
     let said = &done.stderr;
     assert!(done.code != 0, "{fault}: {said}");
     match (fault.how, fault.place) {
-        (How::Kill, _) => assert_killed(&format!("{said}{}", done.stdout), fault.victim),
+        (FaultAction::Kill, _) => assert_killed(&format!("{said}{}", done.stdout), fault.victim),
         (_, None) => {
             assert_eq!(done.code, 76, "{fault}: {said}");
             assert!(said.contains("not all processes that the launcher has started"), "{said}");
@@ -208,7 +214,7 @@ fn all_faults() -> Vec<Fault> {
     let places = [None].into_iter().chain(FaultPoint::ALL.map(Some));
     let of = |place| {
         let victims = if place == Some(FaultPoint::Naming) { 0..1 } else { 0..2 };
-        let both = [How::Kill, How::Stop];
+        let both = [FaultAction::Kill, FaultAction::Stop];
         victims.flat_map(move |victim| both.map(|how| Fault { how, victim, place, time: 1 }))
     };
     places.flat_map(of).collect()
@@ -262,8 +268,9 @@ fn a_fault_at_any_place_of_any_process_ends_all_and_costs_no_bit() {
     begin(&folder, &set);
     let mut all = all_faults();
     if !full() {
-        let kill = |victim, place| Fault { how: How::Kill, victim, place: Some(place), time: 1 };
-        let stop = Fault { how: How::Stop, ..kill(1, FaultPoint::Saved) };
+        let kill =
+            |victim, place| Fault { how: FaultAction::Kill, victim, place: Some(place), time: 1 };
+        let stop = Fault { how: FaultAction::Stop, ..kill(1, FaultPoint::Saved) };
         all = vec![
             kill(1, FaultPoint::Opened),
             kill(0, FaultPoint::Naming),
@@ -312,7 +319,8 @@ fn cycles_of_faults_with_other_numbers_of_processes_end_with_the_same_bits() {
         let place = places[dice.roll(places.len())];
         let victim = if place == FaultPoint::Naming { 0 } else { dice.roll(count) };
         // A process that is alone is missed by nobody.
-        let how = if count > 1 && dice.roll(3) == 0 { How::Stop } else { How::Kill };
+        let how =
+            if count > 1 && dice.roll(3) == 0 { FaultAction::Stop } else { FaultAction::Kill };
         // At the start each rank comes by once.
         let once = matches!(place, FaultPoint::Opened | FaultPoint::Loaded);
         let time = if once { 1 } else { 1 + dice.roll(2) };

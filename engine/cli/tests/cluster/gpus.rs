@@ -1,10 +1,12 @@
 //! Ranks on GPUs in several processes, under a stand-in for the driver: NCCL moves the data between them.
 
-use super::faults::{BASE, Fault, How, ON_GPUS, assert_named, assert_same_end, copy, suffer};
+use super::faults::{
+    BASE, Fault, FaultAction, ON_GPUS, assert_named, assert_same_end, copy, suffer,
+};
 use super::launch::{
     ACROSS, NUMBER, SAVES, assert_same, assert_whole, command, has_mpirun, launch, on_gpus, sets,
 };
-use crate::common::{Done, Folder};
+use crate::common::{CommandOutput, Folder};
 use engine::run::FaultPoint;
 
 fn train(
@@ -13,7 +15,7 @@ fn train(
     run: &str,
     set: &[&str],
     variables: &[(&str, &str)],
-) -> Done {
+) -> CommandOutput {
     let set = sets(set);
     let set: Vec<&str> = set.iter().map(String::as_str).collect();
     let words = ["train", "tiny.ron", "--run-dir", run, "--resume", "--silence", "20"];
@@ -81,7 +83,7 @@ fn a_process_with_gpus_that_is_killed_or_stopped_ends_all() {
     go_on("begun", "train.steps=2");
     copy(&folder.path("begun"), &folder.path("straight"));
     go_on("straight", "train.steps=4");
-    for (number, how) in [How::Kill, How::Stop].into_iter().enumerate() {
+    for (number, how) in [FaultAction::Kill, FaultAction::Stop].into_iter().enumerate() {
         let run = format!("run-{number}");
         copy(&folder.path("begun"), &folder.path(&run));
         let fault = Fault { how, victim: 1 - number, place: Some(FaultPoint::Step), time: 3 };

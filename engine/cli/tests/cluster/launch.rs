@@ -1,6 +1,6 @@
 //! onebox under mpirun, and what its runs leave.
 
-use crate::common::{Done, Folder};
+use crate::common::{CommandOutput, Folder};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::path::Path;
@@ -70,7 +70,13 @@ pub(crate) fn sets(sets: &[&str]) -> Vec<String> {
     sets.iter().flat_map(|set| ["--set".to_owned(), (*set).to_owned()]).collect()
 }
 
-pub(crate) fn train(folder: &Folder, count: usize, run: &str, more: &[&str], set: &[&str]) -> Done {
+pub(crate) fn train(
+    folder: &Folder,
+    count: usize,
+    run: &str,
+    more: &[&str],
+    set: &[&str],
+) -> CommandOutput {
     let set = sets(set);
     let set: Vec<&str> = set.iter().map(String::as_str).collect();
     let args = [&["train", "tiny.ron", "--run-dir", run, "--silence", "20"], more, &set].concat();

@@ -2,11 +2,11 @@
 //! network of its own, and the file system is shared.
 
 use super::faults::{
-    A_PROCESS, BASE, BLINKED, Fault, How, LINK, assert_named, assert_same_end, begin, copy, full,
-    suffer_by,
+    A_PROCESS, BASE, BLINKED, Fault, FaultAction, LINK, assert_named, assert_same_end, begin, copy,
+    full, suffer_by,
 };
 use super::launch::{assert_whole, has_mpirun, mpirun, sets};
-use crate::common::{Done, Folder};
+use crate::common::{CommandOutput, Folder};
 use engine::run::FaultPoint;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
@@ -152,7 +152,7 @@ impl Network {
     }
 
     /// A run goes on until the fault, if it comes to that.
-    fn suffer(&self, folder: &Folder, run: &str, set: &[&str], fault: Fault) -> Done {
+    fn suffer(&self, folder: &Folder, run: &str, set: &[&str], fault: Fault) -> CommandOutput {
         let program = std::env::current_exe().unwrap();
         // The victim is far from mpirun.
         let on = if fault.victim == 1 { [NEAR, FAR] } else { [FAR, NEAR] };
@@ -211,7 +211,7 @@ fn a_machine_that_is_cut_off_ends_all_and_costs_no_bit() {
     for (number, (victim, place)) in cuts().into_iter().enumerate() {
         let run = format!("run-{number}");
         copy(&folder.path("begun"), &folder.path(&run));
-        let fault = Fault { how: How::Cut, victim, place: Some(place), time: 1 };
+        let fault = Fault { how: FaultAction::Cut, victim, place: Some(place), time: 1 };
         let done = network.suffer(&folder, &run, &set, fault);
         assert_named(&done, fault);
         let ranks = if victim == 0 { "2 ranks (0 to 1)" } else { "2 ranks (2 to 3)" };
@@ -229,7 +229,8 @@ fn a_machine_that_is_cut_off_ends_all_and_costs_no_bit() {
 fn a_network_that_comes_back_before_the_deadline_costs_no_bit() {
     let Some((network, folder, set)) = begun() else { return };
     copy(&folder.path("begun"), &folder.path("run"));
-    let fault = Fault { how: How::Blink, victim: 1, place: Some(FaultPoint::Step), time: 1 };
+    let fault =
+        Fault { how: FaultAction::Blink, victim: 1, place: Some(FaultPoint::Step), time: 1 };
     let done = network.suffer(&folder, "run", &set, fault);
     assert_eq!(done.code, 0, "{}", done.stderr);
     assert!(done.stdout.contains(BLINKED), "{}", done.stdout);

@@ -157,13 +157,13 @@ fn a_script_trains_the_same_run_by_several_numbers_of_processes() {
 }
 
 /// A run that goes on until something happens to it.
-struct Long {
+struct LongRun {
     child: Child,
     lines: Receiver<String>,
     said: String,
 }
 
-impl Long {
+impl LongRun {
     fn start(folder: &Folder, count: usize, run: &str) -> Self {
         let set = sets(&[
             "parallel.tensor=1",
@@ -238,7 +238,7 @@ fn a_process_that_is_killed_or_stopped_ends_all_and_leaves_whole_checkpoints() {
         [(1, "-STOP"), (0, "-STOP"), (1, "-KILL"), (0, "-KILL")].into_iter().enumerate()
     {
         let run = format!("run-{number}");
-        let long = Long::start(&folder, 2, &run);
+        let long = LongRun::start(&folder, 2, &run);
         let processes = long.processes();
         assert_eq!(processes.len(), 2);
         signal(&processes[&victim], how);
@@ -265,7 +265,7 @@ fn a_signal_to_one_process_stops_all_after_the_same_step_and_saves_it() {
     let folder = Folder::new();
     for (number, victim) in [1, 0].into_iter().enumerate() {
         let run = format!("run-{number}");
-        let long = Long::start(&folder, 2, &run);
+        let long = LongRun::start(&folder, 2, &run);
         let processes = long.processes();
         signal(&processes[&victim], "-TERM");
         let (code, said) = long.end();

@@ -1,7 +1,7 @@
 //! Runs that begin elsewhere than at random weights, and such as are taken back, by several processes as by one.
 
 use super::launch::{SAVES, assert_same, command, has_mpirun, metrics, sets, train};
-use crate::common::{Done, Folder, OVERFLOWING, with_chats};
+use crate::common::{CommandOutput, Folder, OVERFLOWING, with_chats};
 use std::collections::BTreeSet;
 
 /// Folders in `folder`.
@@ -58,7 +58,7 @@ fn several_processes_start_from_the_weights_of_a_folder_as_one_does() {
     }
     let folder = with_chats();
     let set = sets(&["train.checkpoint_every=2", "train.checkpoint_keep=9"]);
-    let run = |run, count| -> Done {
+    let run = |run, count| -> CommandOutput {
         let set = set.iter().map(String::as_str);
         let args: Vec<&str> =
             ["train", "chat.ron", "--run-dir", run].into_iter().chain(set).collect();

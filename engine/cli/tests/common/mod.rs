@@ -73,18 +73,18 @@ impl Folder {
         command
     }
 
-    pub(crate) fn onebox(&self, args: &[&str]) -> Done {
+    pub(crate) fn onebox(&self, args: &[&str]) -> CommandOutput {
         Self::done(self.command(args))
     }
 
     /// A line for the shell.
-    pub(crate) fn shell(&self, line: &str) -> Done {
+    pub(crate) fn shell(&self, line: &str) -> CommandOutput {
         let mut command = Command::new("sh");
         command.args(["-c", line]).current_dir(self.0.path()).stdin(Stdio::null());
         Self::done(command)
     }
 
-    pub(crate) fn done(mut command: Command) -> Done {
+    pub(crate) fn done(mut command: Command) -> CommandOutput {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let child = command.spawn().unwrap();
         let id = child.id();
@@ -95,7 +95,7 @@ impl Folder {
             receiver.recv().unwrap()
         });
         let Output { status, stdout, stderr } = output.unwrap();
-        Done {
+        CommandOutput {
             code: status.code().unwrap_or(-1),
             stdout: String::from_utf8_lossy(&stdout).into_owned(),
             stderr: String::from_utf8_lossy(&stderr).into_owned(),
@@ -103,7 +103,7 @@ impl Folder {
     }
 
     /// Trains `tiny.ron` into `run`.
-    pub(crate) fn train(&self, run: &str, more: &[&str]) -> Done {
+    pub(crate) fn train(&self, run: &str, more: &[&str]) -> CommandOutput {
         self.onebox(&[&["train", "tiny.ron", "--run-dir", run], more].concat())
     }
 
@@ -160,13 +160,13 @@ pub(crate) fn has_strace() -> bool {
 
 /// What a process did.
 #[derive(Debug)]
-pub(crate) struct Done {
+pub(crate) struct CommandOutput {
     pub(crate) code: i32,
     pub(crate) stdout: String,
     pub(crate) stderr: String,
 }
 
-impl Done {
+impl CommandOutput {
     #[track_caller]
     pub(crate) fn ok(self) -> Self {
         assert_eq!(self.code, 0, "{}", self.stderr);

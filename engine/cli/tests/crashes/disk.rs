@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(crate) type Tree = BTreeMap<String, Option<Vec<u8>>>;
 
 #[derive(Clone, Default)]
-struct Node {
+struct Inode {
     /// `None`: a file.
     entries: Option<BTreeMap<String, usize>>,
     bytes: Vec<u8>,
@@ -16,20 +16,20 @@ struct Node {
 
 /// A change of names that is not synced.
 #[derive(Clone)]
-enum Change {
+enum NameChange {
     Link { dir: usize, name: String, node: usize },
     Unlink { dir: usize, name: String },
     Rename { dir: usize, from: String, to: String, node: usize },
 }
 
-impl Change {
+impl NameChange {
     const fn dir(&self) -> usize {
         match self {
             Self::Link { dir, .. } | Self::Unlink { dir, .. } | Self::Rename { dir, .. } => *dir,
         }
     }
 
-    fn apply(&self, nodes: &mut BTreeMap<usize, Node>) {
+    fn apply(&self, nodes: &mut BTreeMap<usize, Inode>) {
         let node = nodes.entry(self.dir()).or_default();
         let entries = node.entries.get_or_insert_default();
         match self {
@@ -55,9 +55,9 @@ enum Data {
 
 #[derive(Default)]
 pub(crate) struct Disk {
-    live: BTreeMap<usize, Node>,
-    durable: BTreeMap<usize, Node>,
-    pending: Vec<Change>,
+    live: BTreeMap<usize, Inode>,
+    durable: BTreeMap<usize, Inode>,
+    pending: Vec<NameChange>,
     dirty: BTreeSet<usize>,
 }
 
@@ -66,7 +66,7 @@ pub(crate) const ROOT: usize = 0;
 
 impl Disk {
     pub(crate) fn new() -> Self {
-        let root = Node { entries: Some(BTreeMap::new()), bytes: Vec::new() };
+        let root = Inode { entries: Some(BTreeMap::new()), bytes: Vec::new() };
         let nodes: BTreeMap<_, _> = [(ROOT, root)].into();
         Self { live: nodes.clone(), durable: nodes, ..Self::default() }
     }
@@ -75,15 +75,15 @@ impl Disk {
         match op {
             Op::Create { dir, name, node, folder } => {
                 let entries = folder.then(BTreeMap::new);
-                let new = Node { entries, bytes: Vec::new() };
+                let new = Inode { entries, bytes: Vec::new() };
                 self.live.insert(*node, new.clone());
                 self.durable.insert(*node, new);
-                self.change(Change::Link { dir: *dir, name: name.clone(), node: *node });
+                self.change(NameChange::Link { dir: *dir, name: name.clone(), node: *node });
             }
             Op::Unlink { dir, name } => {
-                self.change(Change::Unlink { dir: *dir, name: name.clone() });
+                self.change(NameChange::Unlink { dir: *dir, name: name.clone() });
             }
-            Op::Rename { dir, from, to, node } => self.change(Change::Rename {
+            Op::Rename { dir, from, to, node } => self.change(NameChange::Rename {
                 dir: *dir,
                 from: from.clone(),
                 to: to.clone(),
@@ -103,7 +103,7 @@ impl Disk {
                 let (synced, rest) =
                     std::mem::take(&mut self.pending).into_iter().partition(|c| c.dir() == *node);
                 self.pending = rest;
-                let synced: Vec<Change> = synced;
+                let synced: Vec<NameChange> = synced;
                 synced.iter().for_each(|change| change.apply(&mut self.durable));
                 if self.dirty.remove(node) {
                     let bytes = self.live[node].bytes.clone();
@@ -114,7 +114,7 @@ impl Disk {
         }
     }
 
-    fn change(&mut self, change: Change) {
+    fn change(&mut self, change: NameChange) {
         change.apply(&mut self.live);
         self.pending.push(change);
     }
@@ -174,7 +174,7 @@ impl Disk {
     }
 }
 
-fn walk(nodes: &BTreeMap<usize, Node>, at: usize, path: &str, tree: &mut Tree) {
+fn walk(nodes: &BTreeMap<usize, Inode>, at: usize, path: &str, tree: &mut Tree) {
     let Some(entries) = &nodes[&at].entries else {
         tree.insert(path.to_owned(), Some(nodes[&at].bytes.clone()));
         return;

@@ -14,7 +14,7 @@ mod disk;
 mod trace;
 
 use checkpoint::{Checkpoint, newest};
-use common::{Done, Folder, has_strace};
+use common::{CommandOutput, Folder, has_strace};
 use disk::{Disk, Tree};
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{Hash, Hasher};
@@ -39,7 +39,7 @@ fn full() -> bool {
 
 impl Folder {
     /// A training run in `run`, an absolute path, under strace.
-    fn traced(&self, strace: &[&str], run: &str, more: &[&str]) -> Done {
+    fn traced(&self, strace: &[&str], run: &str, more: &[&str]) -> CommandOutput {
         let mut command = Command::new("strace");
         command.args(["-f", "-qq", "-o"]).arg(self.path("strace.log")).args(strace);
         command.arg(env!("CARGO_BIN_EXE_onebox")).args(["train", "tiny.ron", "--run-dir", run]);
@@ -48,7 +48,7 @@ impl Folder {
         Self::done(command)
     }
 
-    fn plain(&self, run: &str, more: &[&str]) -> Done {
+    fn plain(&self, run: &str, more: &[&str]) -> CommandOutput {
         let sets: Vec<&str> = SETS.iter().flat_map(|set| ["--set", set]).collect();
         self.train(run, &[&sets, more].concat())
     }

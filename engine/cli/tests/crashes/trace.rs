@@ -110,19 +110,19 @@ pub(crate) fn calls(log: &str) -> Vec<Call> {
 }
 
 /// What a descriptor leads to, where that is below the root.
-struct Open {
+struct OpenDescriptor {
     node: usize,
     at: usize,
     append: bool,
 }
 
 /// Follows names and descriptors through the calls.
-struct Follow<'a> {
+struct CallFollower<'a> {
     root: &'a str,
     /// By node.
     folders: BTreeMap<usize, BTreeMap<String, usize>>,
     sizes: BTreeMap<usize, usize>,
-    open: HashMap<i64, Open>,
+    open: HashMap<i64, OpenDescriptor>,
     /// Paths of descriptors, for names relative to them.
     paths: HashMap<i64, String>,
     ops: Vec<Op>,
@@ -131,7 +131,7 @@ struct Follow<'a> {
 
 /// What `calls` did below `root`, an absolute path, which was empty before.
 pub(crate) fn ops(calls: &[Call], root: &str) -> Vec<Op> {
-    let mut follow = Follow {
+    let mut follow = CallFollower {
         root,
         folders: [(ROOT, BTreeMap::new())].into(),
         sizes: BTreeMap::new(),
@@ -144,7 +144,7 @@ pub(crate) fn ops(calls: &[Call], root: &str) -> Vec<Op> {
     follow.ops
 }
 
-impl Follow<'_> {
+impl CallFollower<'_> {
     fn call(&mut self, call: &Call) {
         match call.name.as_str() {
             "openat" => self.opened(call),
@@ -245,7 +245,7 @@ impl Follow<'_> {
             self.sizes.insert(node, 0);
             self.ops.push(Op::Truncate { node, len: 0 });
         }
-        self.open.insert(fd, Open { node, at: 0, append: flags.contains("O_APPEND") });
+        self.open.insert(fd, OpenDescriptor { node, at: 0, append: flags.contains("O_APPEND") });
     }
 
     fn written(&mut self, call: &Call) {

@@ -1,6 +1,6 @@
 //! Another run has the place of a run that still lives: nothing of the other one is touched.
 
-use super::common::{Done, Folder, OVERFLOWING};
+use super::common::{CommandOutput, Folder, OVERFLOWING};
 use engine::run::{FaultPoint, Watcher};
 use rustix::process::{Signal, getpid, kill_process};
 use std::collections::BTreeMap;
@@ -108,7 +108,12 @@ fn a_process() {
 }
 
 /// What happens at this place and step, and to the run with these settings; the other run is as it was.
-fn beside(folder: &Folder, (place, step): (FaultPoint, u64), how: &[&str], sets: &[&str]) -> Done {
+fn beside(
+    folder: &Folder,
+    (place, step): (FaultPoint, u64),
+    how: &[&str],
+    sets: &[&str],
+) -> CommandOutput {
     for old in ["run", "away"].map(|name| folder.path(name)) {
         let _ = fs::remove_dir_all(&old);
         let _ = fs::remove_file(old);

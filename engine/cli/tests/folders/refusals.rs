@@ -1,6 +1,6 @@
 //! Folders that are no model: `config check` and `train --dry-run` refuse them in the same words, with the remedy.
 
-use super::common::{Done, Folder};
+use super::common::{CommandOutput, Folder};
 use super::model::{change, cut, model, rename, set};
 use serde_json::{Value, json};
 use std::fs;
@@ -12,7 +12,7 @@ size 2125423410
 
 /// What `config check` and a dry run say, which is the same.
 #[track_caller]
-fn refused(folder: &Folder, (what, code): (&str, i32), texts: &[&str]) -> Done {
+fn refused(folder: &Folder, (what, code): (&str, i32), texts: &[&str]) -> CommandOutput {
     let check = folder.onebox(&["config", "check", "a.ron"]);
     let dry = folder.onebox(&["train", "a.ron", "--dry-run"]);
     assert_eq!((dry.code, &dry.stderr), (check.code, &check.stderr), "{what}");
@@ -22,7 +22,7 @@ fn refused(folder: &Folder, (what, code): (&str, i32), texts: &[&str]) -> Done {
 
 #[test]
 fn a_folder_that_is_no_model_is_refused_by_all_in_the_same_words_with_the_remedy() {
-    type Change = fn(&Folder);
+    type FolderChange = fn(&Folder);
     let put = |folder: &Folder, name: &str, text: &str| {
         fs::write(folder.path("m").join(name), text).unwrap();
     };
@@ -115,7 +115,7 @@ fn a_folder_that_is_no_model_is_refused_by_all_in_the_same_words_with_the_remedy
         refused(&folder, (name, 78), &texts);
     }
 
-    let cases: [(&str, Change, &[&str]); 13] = [
+    let cases: [(&str, FolderChange, &[&str]); 13] = [
         (
             "adapter beside weights",
             |folder| fs::write(folder.path("m/adapter_config.json"), "{}").unwrap(),

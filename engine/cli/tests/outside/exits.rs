@@ -1,7 +1,7 @@
 //! The exit code of each situation that a test can make at once. Of the others that `onebox --help` lists, 75 and 130 are in the
 //! tests of signals; 70 is a bug, and 134 a machine without memory.
 
-use super::common::Done;
+use super::common::CommandOutput;
 use super::{line_of_words, on_gpus, with_runs};
 use std::fs;
 
@@ -68,7 +68,7 @@ pub(super) fn text() -> String {
     fs::create_dir(folder.path("full")).unwrap();
     fs::write(folder.path("full/checkpoints"), "").unwrap();
     let mut lines = Vec::new();
-    let mut add = |situation: &str, done: Done| {
+    let mut add = |situation: &str, done: CommandOutput| {
         assert!(!done.stderr.contains("panicked"), "{situation}: {}", done.stderr);
         lines.push(format!("{:>3}  {situation}\n", done.code));
     };

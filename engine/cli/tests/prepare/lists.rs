@@ -1,11 +1,11 @@
 //! What stands in a prepared folder, and what its list says.
 
-use super::common::{Done, Folder};
+use super::common::{CommandOutput, Folder};
 use super::{TOKENIZER, checked, folder, made, onebox};
 use std::fs;
 
 /// Prepares `text.txt` with held-out data into `made` once more.
-fn prepared_again(folder: &Folder) -> Done {
+fn prepared_again(folder: &Folder) -> CommandOutput {
     let sets = [&TOKENIZER[..], &["data.validation=\"text.txt\""]].concat();
     onebox(folder, &["data", "prepare", "tiny.ron", "made"], &sets)
 }

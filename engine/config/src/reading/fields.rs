@@ -6,11 +6,11 @@ use std::path::Path;
 
 use super::bytes::format_bytes;
 use super::key::Declaration;
-use super::reader::Reader;
-use super::section::{Or, Section};
+use super::reader::ConfigReader;
+use super::section::{KeyDefault, Section};
 use super::source::SourceKind;
 use super::tree::{Node, NodeKind};
-use super::value::{Complaint, Interval, Parsed, float_text, grouped, quoted};
+use super::value::{Complaint, Interval, ParseResult, float_text, grouped, quoted};
 
 impl Section<'_, '_> {
     /// A whole number.
@@ -18,7 +18,7 @@ impl Section<'_, '_> {
         &mut self,
         key: Declaration,
         range: RangeInclusive<u64>,
-        or: Or<T>,
+        or: KeyDefault<T>,
     ) -> T {
         let values = || whole_words(&range);
         self.leaf(key, or, &values, T::to_string, |reader, node| whole(reader, node, &range))
@@ -31,7 +31,7 @@ impl Section<'_, '_> {
         range: RangeInclusive<u64>,
     ) -> T {
         let values = || format!("{}, or 0", whole_words(&range));
-        self.leaf(key, Or::Default(T::default()), &values, T::to_string, |reader, node| {
+        self.leaf(key, KeyDefault::Default(T::default()), &values, T::to_string, |reader, node| {
             if matches!(&node.kind, NodeKind::Word(word) if word == "0") {
                 return Ok(T::default());
             }
@@ -48,13 +48,17 @@ impl Section<'_, '_> {
         range: RangeInclusive<u64>,
     ) -> Option<usize> {
         let values = || format!("{}, or `None`", whole_words(&range));
-        self.leaf(key, Or::Default(None), &values, some_text(usize::to_string), |reader, node| {
-            optional(node, |node| whole(reader, node, &range))
-        })
+        self.leaf(
+            key,
+            KeyDefault::Default(None),
+            &values,
+            some_text(usize::to_string),
+            |reader, node| optional(node, |node| whole(reader, node, &range)),
+        )
     }
 
     /// A finite number.
-    pub(crate) fn float(&mut self, key: Declaration, within: Interval, or: Or<f32>) -> f32 {
+    pub(crate) fn float(&mut self, key: Declaration, within: Interval, or: KeyDefault<f32>) -> f32 {
         let show = |value: &f32| float_text(*value);
         let values = || format!("number {}", within.words());
         self.leaf(key, or, &values, show, |reader, node| reader.item(node).float(within))
@@ -65,7 +69,7 @@ impl Section<'_, '_> {
         &mut self,
         key: Declaration,
         within: Interval,
-        or: Or<Option<f32>>,
+        or: KeyDefault<Option<f32>>,
     ) -> Option<f32> {
         let values = || format!("number {}, or `None`", within.words());
         let show = some_text(|value: &f32| float_text(*value));
@@ -78,20 +82,20 @@ impl Section<'_, '_> {
     pub(crate) fn float_or_auto(&mut self, key: Declaration, within: Interval) -> Option<f32> {
         let values = || format!("number {}, or `Auto`", within.words());
         let show = |value: &Option<f32>| value.map_or_else(|| "Auto".into(), float_text);
-        self.leaf(key, Or::Default(None), &values, show, |reader, node| match &node.kind {
+        self.leaf(key, KeyDefault::Default(None), &values, show, |reader, node| match &node.kind {
             NodeKind::Word(word) if word == "Auto" => Ok(None),
             _ => reader.item(node).float(within).map(Some),
         })
     }
 
     /// `true` or `false`.
-    pub(crate) fn flag(&mut self, key: Declaration, or: Or<bool>) -> bool {
+    pub(crate) fn flag(&mut self, key: Declaration, or: KeyDefault<bool>) -> bool {
         let values = || "`true` or `false`".into();
         self.leaf(key, or, &values, bool::to_string, |reader, node| reader.item(node).bool())
     }
 
     /// A size in bytes, from 1 KiB to `most`.
-    pub(crate) fn bytes(&mut self, key: Declaration, most: u64, or: Or<u64>) -> u64 {
+    pub(crate) fn bytes(&mut self, key: Declaration, most: u64, or: KeyDefault<u64>) -> u64 {
         let range = 1 << 10..=most;
         let show = |bytes: &u64| quoted(&format_bytes(*bytes));
         let values = || format!("size such as `\"512MiB\"`, at most {}", format_bytes(most));
@@ -102,7 +106,7 @@ impl Section<'_, '_> {
     pub(crate) fn text(
         &mut self,
         key: Declaration,
-        or: Or<String>,
+        or: KeyDefault<String>,
         check: fn(&str) -> Result<(), &'static str>,
     ) -> String {
         self.leaf(
@@ -126,7 +130,7 @@ impl Section<'_, '_> {
     pub(crate) fn path_or_name(
         &mut self,
         key: Declaration,
-        or: Or<String>,
+        or: KeyDefault<String>,
         is_known: impl Fn(&str) -> bool,
     ) -> String {
         let values = || "path or name in quotes".into();
@@ -144,7 +148,11 @@ impl Section<'_, '_> {
     }
 
     /// A path or `None`.
-    pub(crate) fn path(&mut self, key: Declaration, or: Or<Option<String>>) -> Option<String> {
+    pub(crate) fn path(
+        &mut self,
+        key: Declaration,
+        or: KeyDefault<Option<String>>,
+    ) -> Option<String> {
         let show = some_text(|text: &String| quoted(text));
         let values = || "path in quotes, or `None`".into();
         self.leaf(key, or, &values, show, |reader, node| {
@@ -157,7 +165,11 @@ fn whole_words(range: &RangeInclusive<u64>) -> String {
     format!("whole number from {} to {}", grouped(*range.start()), grouped(*range.end()))
 }
 
-fn whole<T: TryFrom<u64>>(reader: &Reader, node: &Node, range: &RangeInclusive<u64>) -> Parsed<T> {
+fn whole<T: TryFrom<u64>>(
+    reader: &ConfigReader,
+    node: &Node,
+    range: &RangeInclusive<u64>,
+) -> ParseResult<T> {
     let value = reader.item(node).uint(range)?;
     T::try_from(value).map_err(|_| Complaint {
         message: format!("{value} does not fit this machine's word"),
@@ -166,7 +178,7 @@ fn whole<T: TryFrom<u64>>(reader: &Reader, node: &Node, range: &RangeInclusive<u
 }
 
 /// `None`, `Some(value)` or the plain value.
-fn optional<T>(node: &Node, parse: impl FnOnce(&Node) -> Parsed<T>) -> Parsed<Option<T>> {
+fn optional<T>(node: &Node, parse: impl FnOnce(&Node) -> ParseResult<T>) -> ParseResult<Option<T>> {
     match &node.kind {
         NodeKind::Tuple { name: Some(name), items } if name == "Some" => match items.as_slice() {
             [inner] => parse(inner).map(Some),
@@ -183,7 +195,7 @@ fn some_text<T>(show: impl Fn(&T) -> String) -> impl Fn(&Option<T>) -> String {
 }
 
 /// A path joined to the directory of its file, or to the working directory from `--set`.
-pub(super) fn absolute(reader: &Reader, node: &Node) -> Parsed<String> {
+pub(super) fn absolute(reader: &ConfigReader, node: &Node) -> ParseResult<String> {
     let text = reader.item(node).string()?;
     let complain = |why: &str| Complaint {
         message: format!("{why}, found {}", quoted(&text)),

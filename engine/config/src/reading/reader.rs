@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 
 use super::key::Key;
 use super::report::{ConfigError, Problem, SHOWN, Spot, short};
-use super::source::{Source, SourceKind, Span};
+use super::source::{ConfigSource, SourceKind, Span};
 use super::suggest;
 use super::tree::{Node, join};
 use super::value::{Complaint, Item};
@@ -16,8 +16,8 @@ use crate::Origin;
 
 /// Sources, and what is known about the keys read so far.
 #[derive(Default)]
-pub(crate) struct Reader {
-    pub(crate) sources: Vec<Source>,
+pub(crate) struct ConfigReader {
+    pub(crate) sources: Vec<ConfigSource>,
     pub(crate) problems: Vec<Problem>,
     pub(crate) origins: Vec<(String, String, Origin)>,
     pub(crate) places: HashMap<String, Span>,
@@ -46,7 +46,7 @@ pub(crate) struct UnknownKey {
     pub(crate) place: Span,
 }
 
-impl Reader {
+impl ConfigReader {
     /// For the config that a checkpoint holds.
     pub(crate) fn of_a_checkpoint() -> Self {
         Self { stored: true, ..Self::default() }
@@ -68,7 +68,7 @@ impl Reader {
     }
 
     /// Adds a text and returns its number.
-    pub(crate) fn add(&mut self, source: Source) -> usize {
+    pub(crate) fn add(&mut self, source: ConfigSource) -> usize {
         self.sources.push(source);
         self.sources.len() - 1
     }

@@ -4,7 +4,7 @@
 
 use std::fmt::{self, Write as _};
 
-use super::source::{Source, SourceKind, Span};
+use super::source::{ConfigSource, SourceKind, Span};
 use topology::counted;
 
 /// Errors shown in full; a file of nonsense should not fill the screen.
@@ -18,7 +18,7 @@ const WIDTH: usize = 100;
 #[error("{}", render(self))]
 pub struct ConfigError {
     pub(crate) name: String,
-    pub(crate) sources: Vec<Source>,
+    pub(crate) sources: Vec<ConfigSource>,
     pub(crate) problems: Vec<Problem>,
 }
 
@@ -128,7 +128,7 @@ fn render_into(out: &mut String, error: &ConfigError) -> fmt::Result {
     out.write_str(&counts.collect::<Vec<_>>().join(", "))
 }
 
-fn render_problem(out: &mut String, problem: &Problem, sources: &[Source]) -> fmt::Result {
+fn render_problem(out: &mut String, problem: &Problem, sources: &[ConfigSource]) -> fmt::Result {
     let key = match problem.key.char_indices().nth(WIDTH) {
         _ if problem.key.is_empty() => String::new(),
         // No key of a config is so long.
@@ -159,7 +159,7 @@ fn render_problem(out: &mut String, problem: &Problem, sources: &[Source]) -> fm
 fn render_spots(
     out: &mut String,
     spots: &mut [(Span, &str)],
-    sources: &[Source],
+    sources: &[ConfigSource],
     gutter: usize,
 ) -> fmt::Result {
     let Some((lead, _)) = spots.first().copied() else { return Ok(()) };
@@ -195,7 +195,7 @@ fn render_spots(
 }
 
 /// `file:line:col`, or `--set key=value`.
-fn address(source: &Source, place: Span) -> String {
+fn address(source: &ConfigSource, place: Span) -> String {
     match source.kind {
         SourceKind::File { .. } => {
             let spotted = source.spot(place);
@@ -205,7 +205,7 @@ fn address(source: &Source, place: Span) -> String {
     }
 }
 
-fn gutter_width(spots: &[(Span, &str)], sources: &[Source]) -> usize {
+fn gutter_width(spots: &[(Span, &str)], sources: &[ConfigSource]) -> usize {
     let lines = spots.iter().filter_map(|(place, _)| {
         let source = sources.get(place.source)?;
         matches!(source.kind, SourceKind::File { .. }).then(|| source.spot(*place).line)
@@ -255,12 +255,12 @@ pub(crate) fn short(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn file(text: &str) -> Source {
+    fn file(text: &str) -> ConfigSource {
         let kind = SourceKind::File { dir: Some("/".into()) };
-        Source { kind, name: "a.ron".into(), text: text.into() }
+        ConfigSource { kind, name: "a.ron".into(), text: text.into() }
     }
 
-    fn error(sources: Vec<Source>, spots: Vec<Spot>) -> ConfigError {
+    fn error(sources: Vec<ConfigSource>, spots: Vec<Spot>) -> ConfigError {
         let problem = Problem {
             key: "model.heads".into(),
             message: "is wrong".into(),
@@ -295,7 +295,8 @@ error: model.heads: is wrong
 
     #[test]
     fn a_set_argument_is_shown_as_it_was_given() {
-        let set = Source { kind: SourceKind::Set, name: "--set".into(), text: "a=\u{1b}0".into() };
+        let set =
+            ConfigSource { kind: SourceKind::Set, name: "--set".into(), text: "a=\u{1b}0".into() };
         let spots = vec![at(1, 2, 4, "here"), at(0, 0, 1, "")];
         let shown = error(vec![file("é"), set], spots).to_string();
         assert!(shown.contains("  | --set a=\u{FFFD}0\n  |         ^^ here\n"), "{shown}");

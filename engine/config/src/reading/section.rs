@@ -1,16 +1,16 @@
 //! One `( ... )` of a tree, read key by key.
 
 use super::key::{Declaration, Key};
-use super::reader::{Reader, UnknownKey};
+use super::reader::{ConfigReader, UnknownKey};
 use super::report::{Problem, Spot};
 use super::source::{SourceKind, Span};
 use super::tree::{Field, Node, NodeKind, join};
-use super::value::{Complaint, Parsed, name_of};
+use super::value::{Complaint, ParseResult, name_of};
 use crate::Origin;
 use crate::ResumeEffect;
 
 /// What a key is when the text leaves it out.
-pub(crate) enum Or<T> {
+pub(crate) enum KeyDefault<T> {
     /// An error; an example of the key for the help.
     Required(&'static str),
     /// A fixed value.
@@ -33,7 +33,7 @@ pub(crate) trait Choice: Sized {
     fn read(variant: &str, section: &mut Section<'_, '_>, context: Self::Context) -> Self;
 }
 
-impl Reader {
+impl ConfigReader {
     /// Reads the whole tree as one section; then unknown keys are reported.
     ///
     /// `owner` says in messages who has the keys at the top: "a config".
@@ -95,7 +95,7 @@ struct Group<'n> {
 
 /// One `( ... )` of the tree, being read.
 pub(crate) struct Section<'r, 'n> {
-    pub(crate) reader: &'r mut Reader,
+    pub(crate) reader: &'r mut ConfigReader,
     group: Group<'n>,
     /// Those that were asked for.
     keys: Vec<&'static str>,
@@ -130,10 +130,10 @@ impl<'n> Section<'_, 'n> {
     pub(crate) fn leaf<T: Default>(
         &mut self,
         key: Declaration,
-        or: Or<T>,
+        or: KeyDefault<T>,
         values: &dyn Fn() -> String,
         show: impl Fn(&T) -> String,
-        parse: impl FnOnce(&Reader, &Node) -> Parsed<T>,
+        parse: impl FnOnce(&ConfigReader, &Node) -> ParseResult<T>,
     ) -> T {
         let (path, field) = self.take(key.name);
         self.describe(&path, key, &or, values, &show);
@@ -159,7 +159,7 @@ impl<'n> Section<'_, 'n> {
         &mut self,
         path: &str,
         key: Declaration,
-        or: &Or<T>,
+        or: &KeyDefault<T>,
         values: &dyn Fn() -> String,
         show: &dyn Fn(&T) -> String,
     ) {
@@ -169,9 +169,9 @@ impl<'n> Section<'_, 'n> {
             of: self.group.variant,
             values: values(),
             default: match or {
-                Or::Required(_) => None,
-                Or::Default(value) => Some(show(value)),
-                Or::Derived(_, how, _) => Some((*how).to_owned()),
+                KeyDefault::Required(_) => None,
+                KeyDefault::Default(value) => Some(show(value)),
+                KeyDefault::Derived(_, how, _) => Some((*how).to_owned()),
             },
             // Each line of a comment begins with a space.
             doc: key.doc.trim_start(),
@@ -179,15 +179,20 @@ impl<'n> Section<'_, 'n> {
         });
     }
 
-    fn absent<T: Default>(&mut self, path: String, or: Or<T>, show: impl Fn(&T) -> String) -> T {
+    fn absent<T: Default>(
+        &mut self,
+        path: String,
+        or: KeyDefault<T>,
+        show: impl Fn(&T) -> String,
+    ) -> T {
         let origin = match &or {
-            Or::Required(example) => {
+            KeyDefault::Required(example) => {
                 self.missing(&path, example);
                 self.reader.mark_bad(&path);
                 Origin::Default
             }
-            Or::Default(_) => Origin::Default,
-            Or::Derived(_, how, from) => {
+            KeyDefault::Default(_) => Origin::Default,
+            KeyDefault::Derived(_, how, from) => {
                 if !self.reader.ok(from) {
                     self.reader.mark_bad(&path);
                 }
@@ -231,7 +236,7 @@ impl<'n> Section<'_, 'n> {
     ) -> T {
         let (path, field) = self.take(key.name);
         let values = || "a section".into();
-        self.describe(&path, key, &Or::Default(()), &values, &|()| String::new());
+        self.describe(&path, key, &KeyDefault::Default(()), &values, &|()| String::new());
         let (mut fields, mut broken): (&'n [Field], _) = (&[], self.group.broken);
         let mut at = self.group.at;
         if let Some(field) = field {
@@ -260,7 +265,11 @@ impl<'n> Section<'_, 'n> {
     }
 
     /// `key: Variant` or `key: Variant(...)`, where keys need no context.
-    pub(crate) fn choice<T: Choice<Context = ()>>(&mut self, key: Declaration, or: Or<T>) -> T {
+    pub(crate) fn choice<T: Choice<Context = ()>>(
+        &mut self,
+        key: Declaration,
+        or: KeyDefault<T>,
+    ) -> T {
         self.choice_with(key, or, ())
     }
 
@@ -268,7 +277,7 @@ impl<'n> Section<'_, 'n> {
     pub(crate) fn choice_with<T: Choice>(
         &mut self,
         key: Declaration,
-        or: Or<T>,
+        or: KeyDefault<T>,
         context: T::Context,
     ) -> T {
         let name = |index: usize| T::EXAMPLES.get(index).map_or("", |e| name_of(e));
@@ -277,7 +286,7 @@ impl<'n> Section<'_, 'n> {
             index.unwrap_or_else(|| unreachable!("`{}` is no example", value.name()))
         };
         let show = |index: &usize| name(*index).to_string();
-        let parse = |reader: &Reader, node: &Node| reader.item(node).variant(T::EXAMPLES);
+        let parse = |reader: &ConfigReader, node: &Node| reader.item(node).variant(T::EXAMPLES);
         let index = self.leaf(key, or.map(index_of), &|| ticked_or(T::EXAMPLES), show, parse);
         let path = join(&self.group.path, key.name);
         let node = self.group.fields.iter().find(|f| f.key == key.name).map(|field| &field.value);
@@ -325,13 +334,13 @@ impl<'n> Section<'_, 'n> {
     }
 }
 
-impl<T> Or<T> {
+impl<T> KeyDefault<T> {
     /// The same, of another type.
-    pub(crate) fn map<U>(self, f: impl FnOnce(T) -> U) -> Or<U> {
+    pub(crate) fn map<U>(self, f: impl FnOnce(T) -> U) -> KeyDefault<U> {
         match self {
-            Self::Required(example) => Or::Required(example),
-            Self::Default(value) => Or::Default(f(value)),
-            Self::Derived(value, how, from) => Or::Derived(f(value), how, from),
+            Self::Required(example) => KeyDefault::Required(example),
+            Self::Default(value) => KeyDefault::Default(f(value)),
+            Self::Derived(value, how, from) => KeyDefault::Derived(f(value), how, from),
         }
     }
 
@@ -341,7 +350,7 @@ impl<T> Or<T> {
     }
 }
 
-impl<T: Default> Or<T> {
+impl<T: Default> KeyDefault<T> {
     fn stand_in(self) -> T {
         match self {
             Self::Required(_) => T::default(),

@@ -1,7 +1,7 @@
 //! `--set key=value`: merged into the tree of the file before anything is read from it.
 
-use super::reader::Reader;
-use super::source::{Source, SourceKind, Span};
+use super::reader::ConfigReader;
+use super::source::{ConfigSource, SourceKind, Span};
 use super::suggest;
 use super::tree::{self, Field, Node, NodeKind};
 use super::value::Complaint;
@@ -14,17 +14,19 @@ const TEXT_KEYS: [&str; 6] =
 const DEEPEST: usize = 8;
 
 /// Merges every `--set`, in order; what is wrong with one is reported.
-pub(crate) fn apply(reader: &mut Reader, root: &mut Node, sets: &[String]) {
+pub(crate) fn apply(reader: &mut ConfigReader, root: &mut Node, sets: &[String]) {
     if !root.is_group() {
         return; // which the reader says
     }
     for set in sets {
         if let Some(path) = set.strip_prefix(BOX) {
-            let source = Source { kind: SourceKind::Box, name: "--box".into(), text: path.into() };
+            let source =
+                ConfigSource { kind: SourceKind::Box, name: "--box".into(), text: path.into() };
             on_box(reader, root, source);
             continue;
         }
-        let source = Source { kind: SourceKind::Set, name: "--set".into(), text: set.clone() };
+        let source =
+            ConfigSource { kind: SourceKind::Set, name: "--set".into(), text: set.clone() };
         let index = reader.add(source.clone());
         let merged = assignment(&source, index).and_then(|(mut target, value)| {
             reader.report_duplicates(&value, target.key);
@@ -41,7 +43,7 @@ pub(crate) fn apply(reader: &mut Reader, root: &mut Node, sets: &[String]) {
 pub const BOX: &str = "--box=";
 
 /// The device is this box, whatever the file says.
-fn on_box(reader: &mut Reader, root: &mut Node, source: Source) {
+fn on_box(reader: &mut ConfigReader, root: &mut Node, source: ConfigSource) {
     let end = source.text.len();
     let place = Span { source: reader.add(source), start: 0, end };
     let path = Node { place, kind: NodeKind::Bare };
@@ -63,7 +65,7 @@ struct SetError {
 }
 
 /// Both sides of the `=`.
-fn assignment(source: &Source, index: usize) -> Result<(Target<'_>, Node), SetError> {
+fn assignment(source: &ConfigSource, index: usize) -> Result<(Target<'_>, Node), SetError> {
     let text = source.text.as_str();
     let everything = Span { source: index, start: 0, end: text.len() };
     let Some((left, _)) = text.split_once('=') else {
@@ -91,7 +93,7 @@ fn is_list(text: &str) -> bool {
 }
 
 /// The tree right of the `=`.
-fn value(source: &Source, index: usize, key: &str, start: usize) -> Result<Node, SetError> {
+fn value(source: &ConfigSource, index: usize, key: &str, start: usize) -> Result<Node, SetError> {
     let rest = source.text.get(start..).unwrap_or_default();
     let text = rest.trim();
     let from = start + rest.len() - rest.trim_start().len();

@@ -18,7 +18,7 @@ pub(crate) enum SourceKind {
 
 /// One text.
 #[derive(Clone, Debug)]
-pub(crate) struct Source {
+pub(crate) struct ConfigSource {
     pub(crate) kind: SourceKind,
     /// The file as the user named it; for `--set` the argument.
     pub(crate) name: String,
@@ -35,7 +35,7 @@ pub(crate) struct Span {
 
 /// A place for people: 1-based line and column, and the text of that line.
 #[derive(Debug)]
-pub(crate) struct Spotted<'a> {
+pub(crate) struct LinePlace<'a> {
     pub(crate) line: usize,
     pub(crate) col: usize,
     pub(crate) text: &'a str,
@@ -43,14 +43,14 @@ pub(crate) struct Spotted<'a> {
     pub(crate) within: std::ops::Range<usize>,
 }
 
-impl Source {
+impl ConfigSource {
     /// The text at `place`; empty when `place` is not in here.
     pub(crate) fn at(&self, place: Span) -> &str {
         self.text.get(place.start..place.end).unwrap_or_default()
     }
 
     /// Line, column and line text of a place.
-    pub(crate) fn spot(&self, place: Span) -> Spotted<'_> {
+    pub(crate) fn spot(&self, place: Span) -> LinePlace<'_> {
         let start = floor_char(&self.text, place.start);
         let before = self.text.get(..start).unwrap_or_default();
         let line_start = before.rfind('\n').map_or(0, |at| at + 1);
@@ -58,7 +58,7 @@ impl Source {
         let text = rest.split('\n').next().unwrap_or_default().trim_end_matches('\r');
         let from = (start - line_start).min(text.len());
         let to = (floor_char(&self.text, place.end).max(start) - line_start).min(text.len());
-        Spotted {
+        LinePlace {
             line: before.matches('\n').count() + 1,
             col: text.get(..from).unwrap_or_default().chars().count() + 1,
             text,

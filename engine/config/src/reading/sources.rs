@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 
 use super::fields::absolute;
 use super::key::Declaration;
-use super::reader::Reader;
-use super::section::{Or, Section};
+use super::reader::ConfigReader;
+use super::section::{KeyDefault, Section};
 use super::tree::{Node, NodeKind};
-use super::value::{Complaint, Interval, Parsed, quoted};
+use super::value::{Complaint, Interval, ParseResult, quoted};
 use crate::Source;
 use crate::Sources;
 use crate::in_line;
@@ -55,13 +55,13 @@ impl Section<'_, '_> {
             true => quoted(""),
             false => in_line(all),
         };
-        self.leaf(key, Or::Default(Sources::default()), &values, show, |reader, node| {
+        self.leaf(key, KeyDefault::Default(Sources::default()), &values, show, |reader, node| {
             sources(reader, node, entries)
         })
     }
 }
 
-fn sources(reader: &Reader, node: &Node, entries: Entries) -> Parsed<Sources> {
+fn sources(reader: &ConfigReader, node: &Node, entries: Entries) -> ParseResult<Sources> {
     match &node.kind {
         NodeKind::Word(word) if word == "None" && entries == Entries::Named => {
             Ok(Sources::default())
@@ -75,8 +75,10 @@ fn sources(reader: &Reader, node: &Node, entries: Entries) -> Parsed<Sources> {
                 let message = format!("expected 1 to {MOST} data sets, found {count}");
                 return Err(Complaint { message, help: entries.help() });
             }
-            let all: Vec<Source> =
-                items.iter().map(|item| source(reader, item, entries)).collect::<Parsed<_>>()?;
+            let all: Vec<Source> = items
+                .iter()
+                .map(|item| source(reader, item, entries))
+                .collect::<ParseResult<_>>()?;
             let mut names = BTreeSet::new();
             for name in all.iter().filter_map(|source| source.name.as_ref()) {
                 if !names.insert(name) {
@@ -98,7 +100,7 @@ fn sources(reader: &Reader, node: &Node, entries: Entries) -> Parsed<Sources> {
     }
 }
 
-fn source(reader: &Reader, node: &Node, entries: Entries) -> Parsed<Source> {
+fn source(reader: &ConfigReader, node: &Node, entries: Entries) -> ParseResult<Source> {
     let complain = |message: String| Complaint { message, help: entries.help() };
     let NodeKind::Struct { name: None, fields } = &node.kind else {
         let found = reader.item(node).found();

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use super::source::{Source, Span};
+use super::source::{ConfigSource, Span};
 
 /// A value and where it stands.
 #[derive(Clone, Debug)]
@@ -49,10 +49,14 @@ pub(crate) struct SyntaxError {
 }
 
 /// Parses the text of source number `index` from byte `start` on.
-pub(crate) fn parse(source: &Source, index: usize, start: usize) -> Result<Node, SyntaxError> {
+pub(crate) fn parse(
+    source: &ConfigSource,
+    index: usize,
+    start: usize,
+) -> Result<Node, SyntaxError> {
     let text = source.text.get(start..).unwrap_or_default();
     if let Err(error) = ron::from_str::<serde::de::IgnoredAny>(text) {
-        let local = Source { text: text.to_string(), ..source.clone() };
+        let local = ConfigSource { text: text.to_string(), ..source.clone() };
         let at = |p: ron::error::Position| start + local.offset(p.line, p.col);
         let (from, to) = (at(error.span.start), at(error.span.end));
         // Not the space before what was not expected.

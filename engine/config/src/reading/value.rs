@@ -20,7 +20,7 @@ pub(crate) struct Complaint {
     pub(crate) help: String,
 }
 
-pub(crate) type Parsed<T> = Result<T, Complaint>;
+pub(crate) type ParseResult<T> = Result<T, Complaint>;
 
 /// An interval of numbers; each end belongs to it or does not.
 #[derive(Clone, Copy)]
@@ -85,7 +85,7 @@ impl Item<'_> {
         }
     }
 
-    fn expected<T>(&self, what: &str, help: String) -> Parsed<T> {
+    fn expected<T>(&self, what: &str, help: String) -> ParseResult<T> {
         let message = format!("expected {what}, found {}", self.found());
         Err(Complaint { message, help })
     }
@@ -108,7 +108,7 @@ impl Item<'_> {
     }
 
     /// A whole number within `range`.
-    pub(crate) fn uint(&self, range: &RangeInclusive<u64>) -> Parsed<u64> {
+    pub(crate) fn uint(&self, range: &RangeInclusive<u64>) -> ParseResult<u64> {
         let words = format!("from {} to {}", grouped(*range.start()), grouped(*range.end()));
         let word = matches!(self.kind, NodeKind::Word(_));
         let parsed = ron::from_str::<u64>(self.text).ok().filter(|_| word);
@@ -138,13 +138,13 @@ impl Item<'_> {
         }
     }
 
-    fn outside<T>(&self, what: &str, words: &str) -> Parsed<T> {
+    fn outside<T>(&self, what: &str, words: &str) -> ParseResult<T> {
         let message = format!("must be {what}, found {}", short(self.text));
         Err(Complaint { message, help: format!("choose a number {words}") })
     }
 
     /// A finite number within `interval`, after rounding to 32 bits.
-    pub(crate) fn float(&self, interval: Interval) -> Parsed<f32> {
+    pub(crate) fn float(&self, interval: Interval) -> ParseResult<f32> {
         let words = interval.words();
         let Some(exact) = number(self.text).filter(|_| matches!(self.kind, NodeKind::Word(_)))
         else {
@@ -171,7 +171,7 @@ impl Item<'_> {
     }
 
     /// `true` or `false`.
-    pub(crate) fn bool(&self) -> Parsed<bool> {
+    pub(crate) fn bool(&self) -> ParseResult<bool> {
         match (self.kind, self.text) {
             (NodeKind::Word(_), "true") => Ok(true),
             (NodeKind::Word(_), "false") => Ok(false),
@@ -180,7 +180,7 @@ impl Item<'_> {
     }
 
     /// A string, in quotes unless it comes from the command line.
-    pub(crate) fn string(&self) -> Parsed<String> {
+    pub(crate) fn string(&self) -> ParseResult<String> {
         let help = |text: &str| format!("write it in quotes: {}", quoted(text));
         match self.kind {
             NodeKind::Bare => Ok(self.text.into()),
@@ -194,7 +194,7 @@ impl Item<'_> {
     }
 
     /// A size in bytes.
-    pub(crate) fn bytes(&self, range: &RangeInclusive<u64>) -> Parsed<u64> {
+    pub(crate) fn bytes(&self, range: &RangeInclusive<u64>) -> ParseResult<u64> {
         let words =
             format!("from {} to {}", format_bytes(*range.start()), format_bytes(*range.end()));
         if matches!(self.kind, NodeKind::Word(_)) && number(self.text).is_some() {
@@ -219,7 +219,7 @@ impl Item<'_> {
     }
 
     /// One of `examples`, such as `Serial` or `Delayed(after_step: 40)`: its index.
-    pub(crate) fn variant(&self, examples: &[&'static str]) -> Parsed<usize> {
+    pub(crate) fn variant(&self, examples: &[&'static str]) -> ParseResult<usize> {
         let names = examples.iter().map(|example| name_of(example));
         let typed = match self.kind {
             NodeKind::Struct { name: Some(name), .. } => name.as_str(),
@@ -241,7 +241,7 @@ impl Item<'_> {
     }
 
     /// The help for a variant in quotes, with fields that lack names, or something else.
-    fn no_variant(&self, examples: &[&'static str]) -> Parsed<usize> {
+    fn no_variant(&self, examples: &[&'static str]) -> ParseResult<usize> {
         let typed = match self.kind {
             NodeKind::Text => self.string().unwrap_or_default(),
             NodeKind::Tuple { name: Some(name), .. } => name.clone(),

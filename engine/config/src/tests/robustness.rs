@@ -18,7 +18,7 @@ fn fields(text: &str) -> Vec<(String, String, std::ops::Range<usize>)> {
         }
     }
     let kind = source::SourceKind::Set;
-    let source = source::Source { kind, name: String::new(), text: text.into() };
+    let source = source::ConfigSource { kind, name: String::new(), text: text.into() };
     let mut out = Vec::new();
     walk(&tree::parse(&source, 0, 0).unwrap(), "", &mut out);
     out

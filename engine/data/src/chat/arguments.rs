@@ -1,7 +1,7 @@
 //! The arguments of filters, tests and methods, bound to parameters as Python binds them.
 
 use super::print;
-use super::value::{Kind, name_of};
+use super::value::{ValueKind, name_of};
 use minijinja::value::Kwargs;
 use minijinja::{State, Value};
 
@@ -67,19 +67,19 @@ impl Arguments {
 
 /// A text, or nothing where it is None or left out.
 pub(super) fn text_or_none(value: Option<&Value>) -> Result<Option<&str>, String> {
-    match value.map(|value| (value, Kind::of(value))) {
-        None | Some((_, Kind::None)) => Ok(None),
-        Some((_, Kind::Text(text))) => Ok(Some(text)),
+    match value.map(|value| (value, ValueKind::of(value))) {
+        None | Some((_, ValueKind::None)) => Ok(None),
+        Some((_, ValueKind::Text(text))) => Ok(Some(text)),
         Some((value, _)) => Err(format!("{} stands where a text should", name_of(value))),
     }
 }
 
 /// A whole number.
 pub(super) fn whole(value: Option<&Value>, or_else: i128) -> Result<i128, String> {
-    match value.map(|value| (value, Kind::of(value))) {
+    match value.map(|value| (value, ValueKind::of(value))) {
         None => Ok(or_else),
-        Some((_, Kind::Int(number))) => Ok(number),
-        Some((_, Kind::Bool(value))) => Ok(value.into()),
+        Some((_, ValueKind::Int(number))) => Ok(number),
+        Some((_, ValueKind::Bool(value))) => Ok(value.into()),
         Some((value, _)) => Err(format!("{} stands where an integer should", name_of(value))),
     }
 }

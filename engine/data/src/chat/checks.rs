@@ -4,7 +4,7 @@ use super::arguments::Arguments;
 use super::numbers::Number;
 use super::operators::compare;
 use super::print::text;
-use super::value::{Form, Kind, name_of};
+use super::value::{Form, ValueKind, name_of};
 use minijinja::{State, Value};
 
 /// A test of a value.
@@ -12,36 +12,40 @@ pub(super) type Test = fn(&State<'_, '_>, &Value, &Arguments) -> Result<bool, St
 
 /// All of them, by their names.
 pub(super) const TESTS: [(&str, Test); 35] = [
-    ("boolean", |_, of, a| plain(a, matches!(Kind::of(of), Kind::Bool(_)))),
-    ("callable", |_, of, a| plain(a, matches!(Kind::of(of), Kind::Method(_) | Kind::Other))),
+    ("boolean", |_, of, a| plain(a, matches!(ValueKind::of(of), ValueKind::Bool(_)))),
+    ("callable", |_, of, a| {
+        plain(a, matches!(ValueKind::of(of), ValueKind::Method(_) | ValueKind::Other))
+    }),
     ("defined", |_, of, a| plain(a, !of.is_undefined())),
     ("divisibleby", |_, of, a| remainder(of, a)),
     ("eq", |state, of, a| compared(state, of, a, "==")),
     ("equalto", |state, of, a| compared(state, of, a, "==")),
     ("escaped", |_, of, a| plain(a, of.is_safe())),
     ("even", |_, of, a| parity(of, a, 0)),
-    ("false", |_, of, a| plain(a, matches!(Kind::of(of), Kind::Bool(false)))),
-    ("float", |_, of, a| plain(a, matches!(Kind::of(of), Kind::Float(_)))),
+    ("false", |_, of, a| plain(a, matches!(ValueKind::of(of), ValueKind::Bool(false)))),
+    ("float", |_, of, a| plain(a, matches!(ValueKind::of(of), ValueKind::Float(_)))),
     ("ge", |state, of, a| compared(state, of, a, ">=")),
     ("greaterthan", |state, of, a| compared(state, of, a, ">")),
     ("gt", |state, of, a| compared(state, of, a, ">")),
     ("in", |state, of, a| compared(state, of, a, "in")),
-    ("integer", |_, of, a| plain(a, matches!(Kind::of(of), Kind::Int(_) | Kind::Digits(_)))),
+    ("integer", |_, of, a| {
+        plain(a, matches!(ValueKind::of(of), ValueKind::Int(_) | ValueKind::Digits(_)))
+    }),
     ("iterable", |_, of, a| plain(a, is_iterable(of))),
     ("le", |state, of, a| compared(state, of, a, "<=")),
     ("lessthan", |state, of, a| compared(state, of, a, "<")),
     ("lower", |state, of, a| plain(a, is_cased(&text(state, of)?, char::is_uppercase))),
     ("lt", |state, of, a| compared(state, of, a, "<")),
-    ("mapping", |_, of, a| plain(a, matches!(Kind::of(of), Kind::Dict(_)))),
+    ("mapping", |_, of, a| plain(a, matches!(ValueKind::of(of), ValueKind::Dict(_)))),
     ("ne", |state, of, a| compared(state, of, a, "!=")),
     ("none", |_, of, a| plain(a, of.is_none())),
     ("number", |_, of, a| plain(a, is_number(of))),
     ("odd", |_, of, a| parity(of, a, 1)),
     ("sameas", |_, of, a| same(of, a)),
     ("sequence", |_, of, a| plain(a, is_sequence(of))),
-    ("string", |_, of, a| plain(a, matches!(Kind::of(of), Kind::Text(_)))),
+    ("string", |_, of, a| plain(a, matches!(ValueKind::of(of), ValueKind::Text(_)))),
     ("test", |_, of, a| plain(a, of.as_str().is_some_and(|name| named(name).is_some()))),
-    ("true", |_, of, a| plain(a, matches!(Kind::of(of), Kind::Bool(true)))),
+    ("true", |_, of, a| plain(a, matches!(ValueKind::of(of), ValueKind::Bool(true)))),
     ("undefined", |_, of, a| plain(a, of.is_undefined())),
     ("upper", |state, of, a| plain(a, is_cased(&text(state, of)?, char::is_lowercase))),
     ("==", |state, of, a| compared(state, of, a, "==")),
@@ -59,21 +63,24 @@ fn plain(arguments: &Arguments, holds: bool) -> Result<bool, String> {
 }
 
 fn is_number(of: &Value) -> bool {
-    matches!(Kind::of(of), Kind::Bool(_) | Kind::Int(_) | Kind::Digits(_) | Kind::Float(_))
+    matches!(
+        ValueKind::of(of),
+        ValueKind::Bool(_) | ValueKind::Int(_) | ValueKind::Digits(_) | ValueKind::Float(_)
+    )
 }
 
 fn is_iterable(of: &Value) -> bool {
-    match Kind::of(of) {
-        Kind::Undefined | Kind::Text(_) | Kind::List(_) | Kind::Dict(_) => true,
-        Kind::Other => of.try_iter().is_ok(),
+    match ValueKind::of(of) {
+        ValueKind::Undefined | ValueKind::Text(_) | ValueKind::List(_) | ValueKind::Dict(_) => true,
+        ValueKind::Other => of.try_iter().is_ok(),
         _ => false,
     }
 }
 
 fn is_sequence(of: &Value) -> bool {
-    match Kind::of(of) {
-        Kind::Undefined | Kind::Text(_) | Kind::Dict(_) => true,
-        Kind::List(list) => matches!(list.form, Form::List | Form::Tuple | Form::Range),
+    match ValueKind::of(of) {
+        ValueKind::Undefined | ValueKind::Text(_) | ValueKind::Dict(_) => true,
+        ValueKind::List(list) => matches!(list.form, Form::List | Form::Tuple | Form::Range),
         _ => false,
     }
 }
@@ -120,9 +127,9 @@ fn remainder(of: &Value, arguments: &Arguments) -> Result<bool, String> {
 /// `is` of Python, for true, false and None. Other values are refused.
 fn same(of: &Value, arguments: &Arguments) -> Result<bool, String> {
     let other = one(arguments)?;
-    let single = |value: &Value| match Kind::of(value) {
-        Kind::None => Some(0),
-        Kind::Bool(value) => Some(1 + u8::from(value)),
+    let single = |value: &Value| match ValueKind::of(value) {
+        ValueKind::None => Some(0),
+        ValueKind::Bool(value) => Some(1 + u8::from(value)),
         _ => None,
     };
     match (single(of), single(&other)) {

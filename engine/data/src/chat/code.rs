@@ -2,7 +2,8 @@
 
 use super::source::quoted;
 
-type Found = Result<Code, String>;
+/// Code, or why there is none.
+pub(super) type CodeResult = Result<Code, String>;
 
 /// Levels of an expression: real templates have about ten, and the library reads about 70 on the stack of a thread.
 pub(super) const DEEPEST: usize = 40;
@@ -27,7 +28,7 @@ pub(super) fn too_deep() -> String {
     format!("an expression has more than {DEEPEST} levels")
 }
 
-pub(super) fn level(text: String, below: usize) -> Found {
+pub(super) fn level(text: String, below: usize) -> CodeResult {
     match below < DEEPEST {
         true => Ok(Code { text, depth: below + 1 }),
         false => Err(too_deep()),
@@ -38,7 +39,7 @@ pub(super) fn depth(all: &[Code]) -> usize {
     all.iter().map(|one| one.depth).max().unwrap_or(0)
 }
 
-pub(super) fn one_or(mut all: Vec<Code>, join: impl FnOnce(Vec<Code>) -> Found) -> Found {
+pub(super) fn one_or(mut all: Vec<Code>, join: impl FnOnce(Vec<Code>) -> CodeResult) -> CodeResult {
     match (all.len(), all.pop()) {
         (1, Some(one)) => Ok(one),
         (_, last) => {
@@ -48,7 +49,7 @@ pub(super) fn one_or(mut all: Vec<Code>, join: impl FnOnce(Vec<Code>) -> Found) 
     }
 }
 
-pub(super) fn call(function: &str, arguments: Vec<Code>) -> Found {
+pub(super) fn call(function: &str, arguments: Vec<Code>) -> CodeResult {
     if arguments.len() > MOST {
         return Err(format!("an expression has more than {MOST} parts"));
     }

@@ -2,7 +2,7 @@
 
 use super::operators::sort;
 use super::print::float;
-use super::value::{Form, Kind, List, name_of, pay};
+use super::value::{Form, List, ValueKind, name_of, pay};
 use minijinja::{State, Value};
 
 /// The options of `json.dumps`.
@@ -31,17 +31,17 @@ pub(super) fn json(
         }
         Ok(())
     };
-    match Kind::of(value) {
-        Kind::None => out.push_str("null"),
-        Kind::Bool(value) => out.push_str(if value { "true" } else { "false" }),
-        Kind::Int(number) => out.push_str(&number.to_string()),
-        Kind::Digits(digits) => out.push_str(digits),
-        Kind::Float(number) => out.push_str(&json_float(number)),
-        Kind::Text(text) => {
+    match ValueKind::of(value) {
+        ValueKind::None => out.push_str("null"),
+        ValueKind::Bool(value) => out.push_str(if value { "true" } else { "false" }),
+        ValueKind::Int(number) => out.push_str(&number.to_string()),
+        ValueKind::Digits(digits) => out.push_str(digits),
+        ValueKind::Float(number) => out.push_str(&json_float(number)),
+        ValueKind::Text(text) => {
             pay(state, 2 * text.len())?;
             json_text(text, dump.ascii, out);
         }
-        Kind::List(List { form: Form::List | Form::Tuple, items, .. }) => {
+        ValueKind::List(List { form: Form::List | Form::Tuple, items, .. }) => {
             out.push('[');
             for (i, item) in items.iter().enumerate() {
                 out.push_str(if i == 0 { "" } else { &dump.between });
@@ -53,7 +53,7 @@ pub(super) fn json(
             }
             out.push(']');
         }
-        Kind::Dict(dict) => {
+        ValueKind::Dict(dict) => {
             let mut fields: Vec<(&Value, &Value)> = dict.fields.iter().collect();
             if dump.sorted {
                 sort(state, &mut fields, |(key, _)| key)?;
@@ -86,13 +86,13 @@ fn json_float(number: f64) -> String {
 }
 
 fn json_key(key: &Value) -> Result<String, String> {
-    Ok(match Kind::of(key) {
-        Kind::Text(text) => text.to_owned(),
-        Kind::None => "null".into(),
-        Kind::Bool(value) => if value { "true" } else { "false" }.into(),
-        Kind::Int(number) => number.to_string(),
-        Kind::Digits(digits) => digits.to_owned(),
-        Kind::Float(number) => json_float(number),
+    Ok(match ValueKind::of(key) {
+        ValueKind::Text(text) => text.to_owned(),
+        ValueKind::None => "null".into(),
+        ValueKind::Bool(value) => if value { "true" } else { "false" }.into(),
+        ValueKind::Int(number) => number.to_string(),
+        ValueKind::Digits(digits) => digits.to_owned(),
+        ValueKind::Float(number) => json_float(number),
         _ => return Err(format!("tojson: {} is no key of JSON", name_of(key))),
     })
 }

@@ -1,8 +1,10 @@
 //! Expressions of Jinja for the library. A call of a function of `operators.rs`, `subscripts.rs` or `methods.rs` stands for each
 //! operator, subscript and method that the library does not compute as Python does.
 
-use super::code::{Code, DEEPEST, call, depth, float, integer, level, one_or, too_deep};
-use super::source::{Placed, Token, quoted};
+use super::code::{
+    Code, CodeResult, DEEPEST, call, depth, float, integer, level, one_or, too_deep,
+};
+use super::source::{SpacedToken, Token, quoted};
 
 /// The expression in front of the brackets of a call.
 enum Callee {
@@ -13,14 +15,12 @@ enum Callee {
 
 /// Reads the words of a tag, a word after the other.
 pub(super) struct Words<'t, 'a> {
-    left: &'t [Placed<'a>],
+    left: &'t [SpacedToken<'a>],
     nested: usize,
 }
 
-type Found = Result<Code, String>;
-
 impl<'t, 'a> Words<'t, 'a> {
-    pub(super) const fn of(tokens: &'t [Placed<'a>]) -> Self {
+    pub(super) const fn of(tokens: &'t [SpacedToken<'a>]) -> Self {
         Self { left: tokens, nested: 0 }
     }
 
@@ -104,7 +104,7 @@ impl<'t, 'a> Words<'t, 'a> {
         }
     }
 
-    fn deeper(&mut self, read: impl FnOnce(&mut Self) -> Found) -> Found {
+    fn deeper(&mut self, read: impl FnOnce(&mut Self) -> CodeResult) -> CodeResult {
         self.nested += 1;
         if self.nested > DEEPEST {
             return Err(too_deep());
@@ -115,7 +115,7 @@ impl<'t, 'a> Words<'t, 'a> {
     }
 
     /// An expression, or several with commas, which are a tuple.
-    pub(super) fn tuple(&mut self, with_if: bool) -> Found {
+    pub(super) fn tuple(&mut self, with_if: bool) -> CodeResult {
         let one = |words: &mut Self| if with_if { words.expression() } else { words.or() };
         let first = one(self)?;
         if !self.is_operator(",") {
@@ -131,7 +131,7 @@ impl<'t, 'a> Words<'t, 'a> {
         call("__tuple", items)
     }
 
-    pub(super) fn expression(&mut self) -> Found {
+    pub(super) fn expression(&mut self) -> CodeResult {
         self.deeper(|words| {
             let mut found = words.or()?;
             while words.skip_name("if") {
@@ -148,11 +148,15 @@ impl<'t, 'a> Words<'t, 'a> {
         })
     }
 
-    fn or(&mut self) -> Found {
+    fn or(&mut self) -> CodeResult {
         self.joined("or", |words| words.joined("and", Self::not))
     }
 
-    fn joined(&mut self, name: &str, mut operand: impl FnMut(&mut Self) -> Found) -> Found {
+    fn joined(
+        &mut self,
+        name: &str,
+        mut operand: impl FnMut(&mut Self) -> CodeResult,
+    ) -> CodeResult {
         let mut all = vec![operand(self)?];
         while self.skip_name(name) {
             all.push(operand(self)?);
@@ -164,7 +168,7 @@ impl<'t, 'a> Words<'t, 'a> {
         })
     }
 
-    fn not(&mut self) -> Found {
+    fn not(&mut self) -> CodeResult {
         if !self.skip_name("not") {
             return self.compare();
         }
@@ -174,7 +178,7 @@ impl<'t, 'a> Words<'t, 'a> {
         })
     }
 
-    fn compare(&mut self) -> Found {
+    fn compare(&mut self) -> CodeResult {
         let mut all = vec![self.sum()?];
         loop {
             let operator = match (self.next(), self.left.get(1).map(|placed| &placed.token)) {
@@ -198,8 +202,8 @@ impl<'t, 'a> Words<'t, 'a> {
         &mut self,
         function: &str,
         operators: &[&str],
-        mut operand: impl FnMut(&mut Self) -> Found,
-    ) -> Found {
+        mut operand: impl FnMut(&mut Self) -> CodeResult,
+    ) -> CodeResult {
         let mut all = vec![operand(self)?];
         while let Some(Token::Operator(operator)) = self.next()
             && operators.contains(operator)
@@ -211,11 +215,11 @@ impl<'t, 'a> Words<'t, 'a> {
         one_or(all, |all| call(function, all))
     }
 
-    fn sum(&mut self) -> Found {
+    fn sum(&mut self) -> CodeResult {
         self.ranked("__sum", &["+", "-"], Self::concat)
     }
 
-    fn concat(&mut self) -> Found {
+    fn concat(&mut self) -> CodeResult {
         let mut all = vec![self.product()?];
         while self.skip("~") {
             all.push(self.product()?);
@@ -223,13 +227,13 @@ impl<'t, 'a> Words<'t, 'a> {
         one_or(all, |all| call("__concat", all))
     }
 
-    fn product(&mut self) -> Found {
+    fn product(&mut self) -> CodeResult {
         self.ranked("__product", &["*", "/", "//", "%"], |words| {
             words.ranked("__power", &["**"], |words| words.unary(true))
         })
     }
 
-    fn unary(&mut self, filters: bool) -> Found {
+    fn unary(&mut self, filters: bool) -> CodeResult {
         let sign = match self.next() {
             Some(Token::Operator("-")) => Some("__negative"),
             Some(Token::Operator("+")) => Some("__positive"),
@@ -324,7 +328,7 @@ impl<'t, 'a> Words<'t, 'a> {
         Ok(items)
     }
 
-    fn postfix(&mut self, mut found: Code, mut callee: Callee) -> Found {
+    fn postfix(&mut self, mut found: Code, mut callee: Callee) -> CodeResult {
         loop {
             if self.skip(".") {
                 if let Some(Token::Integer(digits)) = self.next() {
@@ -349,7 +353,7 @@ impl<'t, 'a> Words<'t, 'a> {
         }
     }
 
-    fn subscript(&mut self, of: Code) -> Found {
+    fn subscript(&mut self, of: Code) -> CodeResult {
         let none = || Code::leaf("none".into());
         let mut parts = vec![of];
         let part = |words: &mut Self| match words.is_operator(":") || words.is_operator("]") {
@@ -371,7 +375,7 @@ impl<'t, 'a> Words<'t, 'a> {
     }
 
     /// A call. `loop(..)` goes through what it is given as `for` does.
-    fn called(&mut self, found: &Code, callee: Callee) -> Found {
+    fn called(&mut self, found: &Code, callee: Callee) -> CodeResult {
         let mut arguments = self.arguments()?;
         match callee {
             Callee::Name if found.text == "loop" => {
@@ -402,7 +406,7 @@ impl<'t, 'a> Words<'t, 'a> {
                 Some(Token::Name(name))
                     if matches!(
                         words.left.get(1),
-                        Some(Placed { token: Token::Operator("="), .. })
+                        Some(SpacedToken { token: Token::Operator("="), .. })
                     ) =>
                 {
                     words.take();
@@ -417,7 +421,7 @@ impl<'t, 'a> Words<'t, 'a> {
         })
     }
 
-    fn filters(&mut self, mut found: Code) -> Found {
+    fn filters(&mut self, mut found: Code) -> CodeResult {
         loop {
             if self.skip("|") {
                 let filter = self.filter()?;
@@ -434,7 +438,7 @@ impl<'t, 'a> Words<'t, 'a> {
     }
 
     /// A filter with its arguments.
-    pub(super) fn filter(&mut self) -> Found {
+    pub(super) fn filter(&mut self) -> CodeResult {
         let name = self.any_name()?;
         match self.is_operator("(") {
             true => call(name, self.arguments()?),
@@ -442,7 +446,7 @@ impl<'t, 'a> Words<'t, 'a> {
         }
     }
 
-    fn test(&mut self, found: &Code) -> Found {
+    fn test(&mut self, found: &Code) -> CodeResult {
         let not = if self.skip_name("not") { "not " } else { "" };
         let name = self.any_name()?;
         let arguments = match self.next() {

@@ -8,12 +8,11 @@ use super::operators::binary;
 use super::print::text;
 use super::sorting::{by_path, dictsort, extreme, some, sorted, unique};
 use super::strings::{capitalized, is_blank, lines, padded, replaced, stripped};
-use super::value::{Form, Kind, List, iterated, name_of, pay};
+use super::value::{Form, List, ValueKind, ValueResult, iterated, name_of, pay};
 use minijinja::{State, Value};
 
-type Found = Result<Value, String>;
 /// A filter of a value.
-pub(super) type Filter = fn(&State<'_, '_>, &Value, &Arguments) -> Found;
+pub(super) type Filter = fn(&State<'_, '_>, &Value, &Arguments) -> ValueResult;
 
 /// All of them, by their names.
 pub(super) const FILTERS: [(&str, Filter); 46] = [
@@ -74,18 +73,18 @@ fn of_text(
     of: &Value,
     arguments: &Arguments,
     change: impl Fn(&str) -> String,
-) -> Found {
+) -> ValueResult {
     arguments.bind([])?;
     let text = text(state, of)?;
     pay(state, text.len())?;
     Ok(Value::from(change(&text)))
 }
 
-fn generated(items: Vec<Value>) -> Found {
+fn generated(items: Vec<Value>) -> ValueResult {
     List::of(Form::Generator, items)
 }
 
-fn abs(_: &State<'_, '_>, of: &Value, arguments: &Arguments) -> Found {
+fn abs(_: &State<'_, '_>, of: &Value, arguments: &Arguments) -> ValueResult {
     arguments.bind([])?;
     match Number::of(of) {
         Some(Number::Int(number)) => {
@@ -96,7 +95,7 @@ fn abs(_: &State<'_, '_>, of: &Value, arguments: &Arguments) -> Found {
     }
 }
 
-fn batch(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> Found {
+fn batch(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> ValueResult {
     let [many, fill] = arguments.bind(["linecount", "fill_with"])?;
     let many = usize::try_from(whole(many.as_ref(), 0)?).ok().filter(|many| *many > 0);
     let many = many.ok_or_else(|| arguments.wrong("`linecount` is no number above 0"))?;
@@ -112,31 +111,31 @@ fn batch(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> Found {
     generated(rows)
 }
 
-fn center(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> Found {
+fn center(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> ValueResult {
     let [width] = arguments.bind(["width"])?;
     let text = text(state, of)?;
     padded(state, &text, ("center", whole(width.as_ref(), 80)?, " ")).map(Value::from)
 }
 
-fn length(_: &State<'_, '_>, of: &Value, arguments: &Arguments) -> Found {
+fn length(_: &State<'_, '_>, of: &Value, arguments: &Arguments) -> ValueResult {
     arguments.bind([])?;
-    let length = match Kind::of(of) {
-        Kind::Undefined => 0,
-        Kind::Text(text) => text.chars().count(),
-        Kind::Dict(dict) => dict.fields.len(),
-        Kind::List(list) if list.form != Form::Generator => list.items.len(),
+    let length = match ValueKind::of(of) {
+        ValueKind::Undefined => 0,
+        ValueKind::Text(text) => text.chars().count(),
+        ValueKind::Dict(dict) => dict.fields.len(),
+        ValueKind::List(list) if list.form != Form::Generator => list.items.len(),
         _ => return Err(arguments.wrong(&format!("{} has no length", name_of(of)))),
     };
     Ok(Value::from(length))
 }
 
-fn default(_: &State<'_, '_>, of: &Value, arguments: &Arguments) -> Found {
+fn default(_: &State<'_, '_>, of: &Value, arguments: &Arguments) -> ValueResult {
     let [or_else, also_false] = arguments.bind(["default_value", "boolean"])?;
     let missing = of.is_undefined() || (truth(also_false.as_ref()) && !of.is_true());
     Ok(if missing { or_else.unwrap_or_else(|| Value::from("")) } else { of.clone() })
 }
 
-fn escape(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> Found {
+fn escape(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> ValueResult {
     arguments.bind([])?;
     if of.is_safe() {
         return Ok(of.clone());
@@ -157,20 +156,20 @@ fn escape(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> Found {
     Ok(Value::from_safe_string(out))
 }
 
-fn safe(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> Found {
+fn safe(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> ValueResult {
     arguments.bind([])?;
     Ok(Value::from_safe_string(text(state, of)?))
 }
 
-fn first(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> Found {
+fn first(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> ValueResult {
     arguments.bind([])?;
     Ok(iterated(state, of)?.into_iter().next().unwrap_or_default())
 }
 
-fn last(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> Found {
+fn last(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> ValueResult {
     arguments.bind([])?;
-    match Kind::of(of) {
-        Kind::List(list) if list.form == Form::Generator => {
+    match ValueKind::of(of) {
+        ValueKind::List(list) if list.form == Form::Generator => {
             Err(arguments.wrong("a generator has no last"))
         }
         _ => Ok(iterated(state, of)?.pop().unwrap_or_default()),
@@ -192,13 +191,13 @@ fn read<T: std::str::FromStr>(text: &str) -> Option<T> {
     text.replace('_', "").parse().ok()
 }
 
-fn int(_: &State<'_, '_>, of: &Value, arguments: &Arguments) -> Found {
+fn int(_: &State<'_, '_>, of: &Value, arguments: &Arguments) -> ValueResult {
     let [or_else, base] = arguments.bind(["default", "base"])?;
     let or_else = or_else.unwrap_or_else(|| Value::from(0));
     if whole(base.as_ref(), 10)? != 10 {
         return Err(arguments.wrong("a base other than 10, which onebox does not know"));
     }
-    let cut = |number: f64| -> Found {
+    let cut = |number: f64| -> ValueResult {
         let wide = || Err(arguments.wrong("beyond 128 bits, which onebox does not know"));
         match number.is_finite() {
             false => Ok(or_else.clone()),
@@ -206,33 +205,33 @@ fn int(_: &State<'_, '_>, of: &Value, arguments: &Arguments) -> Found {
             true => Ok(Value::from(number as i128)),
         }
     };
-    match Kind::of(of) {
-        Kind::Bool(value) => Ok(Value::from(i128::from(value))),
-        Kind::Int(_) | Kind::Digits(_) => Ok(of.clone()),
-        Kind::Float(number) => cut(number),
-        Kind::Text(text) => match (read::<i128>(text), read::<f64>(text)) {
+    match ValueKind::of(of) {
+        ValueKind::Bool(value) => Ok(Value::from(i128::from(value))),
+        ValueKind::Int(_) | ValueKind::Digits(_) => Ok(of.clone()),
+        ValueKind::Float(number) => cut(number),
+        ValueKind::Text(text) => match (read::<i128>(text), read::<f64>(text)) {
             (Some(number), _) => Ok(Value::from(number)),
             (None, Some(number)) => cut(number),
             (None, None) => Ok(or_else),
         },
-        Kind::Undefined => Err(arguments.wrong("an undefined value")),
+        ValueKind::Undefined => Err(arguments.wrong("an undefined value")),
         _ => Ok(or_else),
     }
 }
 
-fn float(_: &State<'_, '_>, of: &Value, arguments: &Arguments) -> Found {
+fn float(_: &State<'_, '_>, of: &Value, arguments: &Arguments) -> ValueResult {
     let [or_else] = arguments.bind(["default"])?;
     let or_else = or_else.unwrap_or_else(|| Value::from(0.0));
-    match (Number::of(of), Kind::of(of)) {
+    match (Number::of(of), ValueKind::of(of)) {
         (Some(number), _) => Ok(Value::from(number.float())),
-        (None, Kind::Text(text)) => Ok(read::<f64>(text).map_or(or_else, Value::from)),
-        (None, Kind::Digits(digits)) => Ok(read::<f64>(digits).map_or(or_else, Value::from)),
-        (None, Kind::Undefined) => Err(arguments.wrong("an undefined value")),
+        (None, ValueKind::Text(text)) => Ok(read::<f64>(text).map_or(or_else, Value::from)),
+        (None, ValueKind::Digits(digits)) => Ok(read::<f64>(digits).map_or(or_else, Value::from)),
+        (None, ValueKind::Undefined) => Err(arguments.wrong("an undefined value")),
         _ => Ok(or_else),
     }
 }
 
-fn round(_: &State<'_, '_>, of: &Value, arguments: &Arguments) -> Found {
+fn round(_: &State<'_, '_>, of: &Value, arguments: &Arguments) -> ValueResult {
     let [digits, method] = arguments.bind(["precision", "method"])?;
     let digits = whole(digits.as_ref(), 0)?;
     let method = text_or_none(method.as_ref())?.unwrap_or("common");
@@ -252,7 +251,7 @@ fn round(_: &State<'_, '_>, of: &Value, arguments: &Arguments) -> Found {
     }
 }
 
-fn indent(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> Found {
+fn indent(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> ValueResult {
     let [width, first, blank] = arguments.bind(["width", "first", "blank"])?;
     let (of, indent) = (text(state, of)?, indentation(state, width.as_ref(), 4)?);
     let (first, blank) = (truth(first.as_ref()), truth(blank.as_ref()));
@@ -280,8 +279,8 @@ fn indentation(
     width: Option<&Value>,
     or_else: i128,
 ) -> Result<String, String> {
-    match width.map(Kind::of) {
-        Some(Kind::Text(text)) => Ok(text.to_owned()),
+    match width.map(ValueKind::of) {
+        Some(ValueKind::Text(text)) => Ok(text.to_owned()),
         _ => {
             let many = usize::try_from(whole(width, or_else)?.max(0)).unwrap_or(usize::MAX);
             pay(state, many)?;
@@ -290,11 +289,11 @@ fn indentation(
     }
 }
 
-fn items(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> Found {
+fn items(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> ValueResult {
     arguments.bind([])?;
-    match Kind::of(of) {
-        Kind::Undefined => generated(Vec::new()),
-        Kind::Dict(dict) => {
+    match ValueKind::of(of) {
+        ValueKind::Undefined => generated(Vec::new()),
+        ValueKind::Dict(dict) => {
             pay(state, 48 * dict.fields.len())?;
             let pair = |(key, field): (&Value, &Value)| {
                 List::of(Form::Tuple, vec![key.clone(), field.clone()])
@@ -305,7 +304,7 @@ fn items(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> Found {
     }
 }
 
-fn join(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> Found {
+fn join(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> ValueResult {
     let [by, attribute] = arguments.bind(["d", "attribute"])?;
     let by = string(state, by.as_ref(), "")?;
     let mut out = String::new();
@@ -321,12 +320,12 @@ fn join(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> Found {
     Ok(Value::from(out))
 }
 
-fn list(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> Found {
+fn list(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> ValueResult {
     arguments.bind([])?;
     List::of(Form::List, iterated(state, of)?)
 }
 
-fn map(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> Found {
+fn map(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> ValueResult {
     let mut items = Vec::new();
     match &arguments.places[..] {
         [] => {
@@ -361,7 +360,7 @@ fn chosen(
     of: &Value,
     arguments: &Arguments,
     (by_attribute, wanted): (bool, bool),
-) -> Found {
+) -> ValueResult {
     let (path, rest) = match arguments.places.split_first() {
         Some((path, rest)) if by_attribute => (Some(path), rest),
         None if by_attribute => return Err(arguments.wrong("no attribute")),
@@ -391,7 +390,7 @@ fn chosen(
     generated(items)
 }
 
-fn replace(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> Found {
+fn replace(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> ValueResult {
     let [old, new, count] = arguments.bind(["old", "new", "count"])?;
     let (Some(old), Some(new)) = (old, new) else {
         return Err(arguments.wrong("two texts are needed"));
@@ -401,10 +400,10 @@ fn replace(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> Found {
     replaced(state, &of, (&old, &new), count).map(Value::from)
 }
 
-fn reverse(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> Found {
+fn reverse(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> ValueResult {
     arguments.bind([])?;
-    match Kind::of(of) {
-        Kind::Text(text) => {
+    match ValueKind::of(of) {
+        ValueKind::Text(text) => {
             pay(state, text.len())?;
             Ok(Value::from(text.chars().rev().collect::<String>()))
         }
@@ -416,7 +415,7 @@ fn reverse(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> Found {
     }
 }
 
-fn sum(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> Found {
+fn sum(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> ValueResult {
     let [attribute, start] = arguments.bind(["attribute", "start"])?;
     let mut found = start.unwrap_or_else(|| Value::from(0));
     for one in iterated(state, of)? {
@@ -442,7 +441,7 @@ fn titled(text: &str) -> String {
 }
 
 /// As transformers defines it, with the arguments of `json.dumps`.
-fn tojson(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> Found {
+fn tojson(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> ValueResult {
     let [ascii, indent, separators, sorted] =
         arguments.bind(["ensure_ascii", "indent", "separators", "sort_keys"])?;
     let indent = match some(indent.as_ref()) {
@@ -474,7 +473,7 @@ fn tojson(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> Found {
     Ok(Value::from(out))
 }
 
-fn trim(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> Found {
+fn trim(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> ValueResult {
     let [chars] = arguments.bind(["chars"])?;
     let chars = text_or_none(chars.as_ref())?;
     let text = text(state, of)?;
@@ -482,7 +481,7 @@ fn trim(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> Found {
     Ok(Value::from(stripped(&text, "strip", is)))
 }
 
-fn wordcount(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> Found {
+fn wordcount(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> ValueResult {
     arguments.bind([])?;
     let text = text(state, of)?;
     let words =

@@ -3,7 +3,7 @@
 use super::arguments::Arguments;
 use super::print::{text, write};
 use super::strings::padded;
-use super::value::{Kind, name_of, pay};
+use super::value::{ValueKind, name_of, pay};
 use minijinja::{State, Value};
 
 /// `"{} {name}".format(..)`.
@@ -85,26 +85,26 @@ fn formatted(state: &State<'_, '_>, value: &Value, spec: &str) -> Result<String,
         None => (None, rest),
     };
     let width = if width.is_empty() { 0 } else { width.parse::<i128>().map_err(|_| unknown())? };
-    let is_text = matches!(Kind::of(value), Kind::Text(_));
-    let shown = match (Kind::of(value), kind, precision) {
-        (Kind::Text(text), "" | "s", _) if !zeros => {
+    let is_text = matches!(ValueKind::of(value), ValueKind::Text(_));
+    let shown = match (ValueKind::of(value), kind, precision) {
+        (ValueKind::Text(text), "" | "s", _) if !zeros => {
             text.chars().take(precision.unwrap_or(usize::MAX)).collect()
         }
-        (Kind::Int(number), "" | "d", None) => number.to_string(),
-        (Kind::Int(number), "x", None) if number >= 0 => format!("{number:x}"),
-        (Kind::Int(_) | Kind::Float(_), "f", _) => {
+        (ValueKind::Int(number), "" | "d", None) => number.to_string(),
+        (ValueKind::Int(number), "x", None) if number >= 0 => format!("{number:x}"),
+        (ValueKind::Int(_) | ValueKind::Float(_), "f", _) => {
             let precision = precision.unwrap_or(6);
             if precision > 100 {
                 return Err(unknown());
             }
-            let number = match Kind::of(value) {
-                Kind::Int(number) => number as f64,
-                Kind::Float(number) => number,
+            let number = match ValueKind::of(value) {
+                ValueKind::Int(number) => number as f64,
+                ValueKind::Float(number) => number,
                 _ => return Err(unknown()),
             };
             format!("{number:.precision$}")
         }
-        (Kind::Float(_), "", None) => text(state, value)?,
+        (ValueKind::Float(_), "", None) => text(state, value)?,
         _ => return Err(unknown()),
     };
     let how = match align {

@@ -3,7 +3,7 @@
 use super::arguments::Arguments;
 use super::marks::{CLOSE, FILTER, OPEN};
 use super::print::text;
-use super::value::{Kind, name_of, refused};
+use super::value::{ValueKind, name_of, refused};
 use super::{checks, filters, methods, operators, subscripts};
 use files::utc::Utc;
 use minijinja::syntax::SyntaxConfig;
@@ -98,8 +98,8 @@ fn with_names(places: &[Value], names: Kwargs) -> Vec<Value> {
 
 /// A value that a namespace may hold: none that may hold the namespace.
 fn held_by_a_namespace(value: &Value) -> Result<Value, String> {
-    match Kind::of(value) {
-        Kind::Other => {
+    match ValueKind::of(value) {
+        ValueKind::Other => {
             Err(format!("{} is kept in a namespace, which onebox does not know", name_of(value)))
         }
         _ => Ok(value.clone()),

@@ -3,11 +3,9 @@
 use super::arguments::{Arguments, whole};
 use super::operators::{equal, key};
 use super::strings;
-use super::value::{Dict, Form, Kind, List, iterated, name_of, pay};
+use super::value::{Dict, Form, List, ValueKind, ValueResult, iterated, name_of, pay};
 use indexmap::IndexMap;
 use minijinja::{State, Value};
-
-type Found = Result<Value, String>;
 
 /// Methods of `str`.
 const OF_TEXTS: [&str; 47] = [
@@ -81,19 +79,21 @@ const CHANGES: [&str; 13] = [
 
 /// Whether a value has a method of this name.
 pub(super) fn has(of: &Value, name: &str) -> bool {
-    match Kind::of(of) {
-        Kind::Text(_) => OF_TEXTS.contains(&name),
-        Kind::Dict(_) => OF_DICTS.contains(&name),
-        Kind::List(list) => match list.form {
+    match ValueKind::of(of) {
+        ValueKind::Text(_) => OF_TEXTS.contains(&name),
+        ValueKind::Dict(_) => OF_DICTS.contains(&name),
+        ValueKind::List(list) => match list.form {
             Form::List => OF_LISTS.contains(&name),
             Form::Tuple | Form::Range => OF_LISTS[1..].contains(&name),
             Form::View(_) | Form::Generator => false,
         },
-        Kind::Int(_) | Kind::Bool(_) => {
+        ValueKind::Int(_) | ValueKind::Bool(_) => {
             ["bit_length", "bit_count", "as_integer_ratio", "conjugate", "is_integer"]
                 .contains(&name)
         }
-        Kind::Float(_) => ["as_integer_ratio", "conjugate", "hex", "is_integer"].contains(&name),
+        ValueKind::Float(_) => {
+            ["as_integer_ratio", "conjugate", "hex", "is_integer"].contains(&name)
+        }
         _ => false,
     }
 }
@@ -103,14 +103,14 @@ pub(super) fn call(
     state: &mut State<'_, '_>,
     (of, name): (&Value, &str),
     arguments: &[Value],
-) -> Found {
-    match Kind::of(of) {
-        Kind::Undefined => return Err(format!("`.{name:.60}()` of an undefined value")),
-        Kind::Other => {
+) -> ValueResult {
+    match ValueKind::of(of) {
+        ValueKind::Undefined => return Err(format!("`.{name:.60}()` of an undefined value")),
+        ValueKind::Other => {
             return of.call_method(state, name, arguments).map_err(|e| e.to_string());
         }
         _ if has(of, name) => {}
-        Kind::Dict(dict) if !CHANGES.contains(&name) => {
+        ValueKind::Dict(dict) if !CHANGES.contains(&name) => {
             return match dict.fields.get(&Value::from(name)) {
                 Some(field) => {
                     Err(format!("`{name:.60}` is {}, which is no method", name_of(field)))
@@ -129,13 +129,13 @@ pub(super) fn call(
     {
         return Err(bound.wrong(&format!("`{argument:.60}` has no name in Python")));
     }
-    let found = match Kind::of(of) {
-        Kind::Text(text) if name == "format" => {
+    let found = match ValueKind::of(of) {
+        ValueKind::Text(text) if name == "format" => {
             Some(Value::from(super::format::braces(state, text, &bound)?))
         }
-        Kind::Text(text) => strings::method(state, (text, name), &bound)?,
-        Kind::Dict(dict) => of_dict(state, (dict, name), &bound)?,
-        Kind::List(list) => of_list(state, (list, name), &bound)?,
+        ValueKind::Text(text) => strings::method(state, (text, name), &bound)?,
+        ValueKind::Dict(dict) => of_dict(state, (dict, name), &bound)?,
+        ValueKind::List(list) => of_list(state, (list, name), &bound)?,
         _ => None,
     };
     found.ok_or_else(|| format!("`{name}` of {}, which onebox does not know", name_of(of)))
@@ -201,12 +201,12 @@ fn of_list(
 }
 
 /// `dict(..)`.
-pub(super) fn dict(state: &State<'_, '_>, arguments: &Arguments) -> Found {
+pub(super) fn dict(state: &State<'_, '_>, arguments: &Arguments) -> ValueResult {
     let mut fields = IndexMap::new();
     match &arguments.places[..] {
         [] => {}
-        [from] => match Kind::of(from) {
-            Kind::Dict(dict) => fields = dict.fields.clone(),
+        [from] => match ValueKind::of(from) {
+            ValueKind::Dict(dict) => fields = dict.fields.clone(),
             _ => {
                 for pair in iterated(state, from)? {
                     match &iterated(state, &pair)?[..] {
@@ -225,7 +225,7 @@ pub(super) fn dict(state: &State<'_, '_>, arguments: &Arguments) -> Found {
 }
 
 /// `range(..)`, of at most as many numbers as transformers allows.
-pub(super) fn range(state: &State<'_, '_>, arguments: &Arguments) -> Found {
+pub(super) fn range(state: &State<'_, '_>, arguments: &Arguments) -> ValueResult {
     const MOST: u128 = 100_000;
     let [first, second, step] = arguments.bind(["start", "stop", "step"])?;
     let step = whole(step.as_ref(), 1)?;

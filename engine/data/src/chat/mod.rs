@@ -30,13 +30,13 @@ use crate::model_files::ModelFiles;
 use files::json::Json as Message;
 use files::utc::Utc;
 use minijinja::{Environment, ErrorKind, Value, context};
-use rewrite::{Rewritten, rewritten};
+use rewrite::{RewrittenTemplate, rewritten};
 use serde_json::Value as Json;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::OnceLock;
 use std::time::{Duration, UNIX_EPOCH};
-pub use turns::{Rendered, Turn};
+pub use turns::{RenderedChat, Turn};
 pub use value::TOO_LONG;
 use value::{value, value_of_messages};
 
@@ -138,7 +138,8 @@ impl Template {
         let mut env = library::environment(now).map_err(|e| does_not_run(&e))?;
         // As Jinja reads ends of lines.
         let source = template.replace("\r\n", "\n").replace('\r', "\n");
-        let Rewritten { text, marks } = rewritten(&source).map_err(|why| does_not_run(&why))?;
+        let RewrittenTemplate { text, marks } =
+            rewritten(&source).map_err(|why| does_not_run(&why))?;
         env.add_template_owned(NAME, text).map_err(|e| does_not_run(&e))?;
         turns::add_filters(&mut env);
         let end_of_answers = OnceLock::new();
@@ -231,7 +232,7 @@ impl Template {
     ///
     /// # Errors
     /// As [`text`](Self::text).
-    pub(crate) fn rendered(&self, chat: Chat<'_>, answer: bool) -> Result<Rendered, String> {
+    pub(crate) fn rendered(&self, chat: Chat<'_>, answer: bool) -> Result<RenderedChat, String> {
         let mut env = self.env.clone();
         env.set_fuel(Some(steps(chat)));
         let chat = context! {
@@ -251,7 +252,7 @@ impl Template {
             ErrorKind::OutOfFuel => does_not_run(&TOO_LONG),
             _ => does_not_run(&e),
         })?;
-        Ok(Rendered::of(&written))
+        Ok(RenderedChat::of(&written))
     }
 }
 

@@ -1,10 +1,8 @@
 //! Arithmetic of Python's numbers, as far as 128 bits go.
 
-use super::value::Kind;
+use super::value::{ValueKind, ValueResult};
 use minijinja::Value;
 use std::cmp::Ordering;
-
-type Found = Result<Value, String>;
 
 /// A number for arithmetic.
 #[derive(Clone, Copy)]
@@ -15,10 +13,10 @@ pub(super) enum Number {
 
 impl Number {
     pub(super) fn of(value: &Value) -> Option<Self> {
-        match Kind::of(value) {
-            Kind::Bool(value) => Some(Self::Int(value.into())),
-            Kind::Int(number) => Some(Self::Int(number)),
-            Kind::Float(number) => Some(Self::Float(number)),
+        match ValueKind::of(value) {
+            ValueKind::Bool(value) => Some(Self::Int(value.into())),
+            ValueKind::Int(number) => Some(Self::Int(number)),
+            ValueKind::Float(number) => Some(Self::Float(number)),
             _ => None,
         }
     }
@@ -32,7 +30,7 @@ impl Number {
     }
 }
 
-pub(super) fn arithmetic(operator: &str, a: Number, b: Number) -> Found {
+pub(super) fn arithmetic(operator: &str, a: Number, b: Number) -> ValueResult {
     let zero = match b {
         Number::Int(b) => b == 0,
         Number::Float(b) => b == 0.0,
@@ -95,7 +93,7 @@ pub(super) fn arithmetic(operator: &str, a: Number, b: Number) -> Found {
 }
 
 /// A power of floats.
-pub(super) fn power(a: f64, b: f64) -> Found {
+pub(super) fn power(a: f64, b: f64) -> ValueResult {
     let found = a.powf(b);
     if (a == 0.0 && b < 0.0) || found.is_nan() || (found.is_infinite() && a.is_finite()) {
         return Err("`**` of these numbers is no number".into());

@@ -2,13 +2,12 @@
 
 use super::numbers::{Number, arithmetic, order_of_numbers};
 use super::print::text;
-use super::value::{Dict, Form, Kind, List, integer, iterated, name_of, pay};
+use super::value::{Dict, Form, List, ValueKind, ValueResult, integer, iterated, name_of, pay};
 use indexmap::IndexMap;
 use minijinja::{State, Value};
 use std::cmp::Ordering;
 
-type Found = Result<Value, String>;
-pub(super) type Function = fn(&State<'_, '_>, &[Value]) -> Found;
+pub(super) type Function = fn(&State<'_, '_>, &[Value]) -> ValueResult;
 
 /// The functions that take the place of operators.
 pub(super) const FUNCTIONS: [(&str, Function); 12] = [
@@ -33,7 +32,7 @@ fn one(all: &[Value]) -> Result<&Value, String> {
     }
 }
 
-fn concat(state: &State<'_, '_>, all: &[Value]) -> Found {
+fn concat(state: &State<'_, '_>, all: &[Value]) -> ValueResult {
     let mut out = String::new();
     for value in all {
         let part = text(state, value)?;
@@ -43,7 +42,7 @@ fn concat(state: &State<'_, '_>, all: &[Value]) -> Found {
     Ok(Value::from(out))
 }
 
-fn dict(_: &State<'_, '_>, all: &[Value]) -> Found {
+fn dict(_: &State<'_, '_>, all: &[Value]) -> ValueResult {
     let mut fields = IndexMap::with_capacity(all.len() / 2);
     for pair in all.chunks_exact(2) {
         fields.insert(key(&pair[0])?, pair[1].clone());
@@ -52,19 +51,24 @@ fn dict(_: &State<'_, '_>, all: &[Value]) -> Found {
 }
 
 /// A value as the key of a dict.
-pub(super) fn key(value: &Value) -> Found {
-    let refused = match Kind::of(value) {
+pub(super) fn key(value: &Value) -> ValueResult {
+    let refused = match ValueKind::of(value) {
         // A tuple of tuples could take long to compare.
-        Kind::List(list) if list.form == Form::Tuple => {
-            list.items.iter().any(|one| matches!(Kind::of(one), Kind::List(_)) || key(one).is_err())
-        }
-        Kind::List(_) | Kind::Dict(_) | Kind::Method(_) | Kind::Other | Kind::Digits(_) => true,
-        Kind::Undefined
-        | Kind::None
-        | Kind::Bool(_)
-        | Kind::Int(_)
-        | Kind::Float(_)
-        | Kind::Text(_) => false,
+        ValueKind::List(list) if list.form == Form::Tuple => list
+            .items
+            .iter()
+            .any(|one| matches!(ValueKind::of(one), ValueKind::List(_)) || key(one).is_err()),
+        ValueKind::List(_)
+        | ValueKind::Dict(_)
+        | ValueKind::Method(_)
+        | ValueKind::Other
+        | ValueKind::Digits(_) => true,
+        ValueKind::Undefined
+        | ValueKind::None
+        | ValueKind::Bool(_)
+        | ValueKind::Int(_)
+        | ValueKind::Float(_)
+        | ValueKind::Text(_) => false,
     };
     match refused {
         true => Err(format!("{} is no key of a dict", name_of(value))),
@@ -73,7 +77,7 @@ pub(super) fn key(value: &Value) -> Found {
 }
 
 /// Operands with operators between them, from left to right.
-fn folded(state: &State<'_, '_>, all: &[Value]) -> Found {
+fn folded(state: &State<'_, '_>, all: &[Value]) -> ValueResult {
     let mut left = all[0].clone();
     for pair in all[1..].chunks_exact(2) {
         let operator = pair[0].as_str().unwrap_or_default();
@@ -90,7 +94,7 @@ pub(super) fn binary(
     state: &State<'_, '_>,
     operator: &str,
     (left, right): (&Value, &Value),
-) -> Found {
+) -> ValueResult {
     if let (Some(a), Some(b)) = (Number::of(left), Number::of(right)) {
         return arithmetic(operator, a, b);
     }
@@ -100,21 +104,21 @@ pub(super) fn binary(
             "`{operator}` of a text from `safe` or `escape`, which onebox does not know"
         ));
     }
-    match (operator, Kind::of(left), Kind::of(right)) {
-        ("+", Kind::Text(a), Kind::Text(b)) => {
+    match (operator, ValueKind::of(left), ValueKind::of(right)) {
+        ("+", ValueKind::Text(a), ValueKind::Text(b)) => {
             pay(state, a.len() + b.len())?;
             Ok(Value::from([a, b].concat()))
         }
-        ("+", Kind::List(a), Kind::List(b))
+        ("+", ValueKind::List(a), ValueKind::List(b))
             if a.form == b.form && matches!(a.form, Form::List | Form::Tuple) =>
         {
             pay(state, 24 * (a.items.len() + b.items.len()))?;
             List::of(a.form, [a.items.as_slice(), &b.items].concat())
         }
-        ("*", Kind::Text(_) | Kind::List(_), _) => {
+        ("*", ValueKind::Text(_) | ValueKind::List(_), _) => {
             repeated(state, left, right).unwrap_or_else(wrong)
         }
-        ("*", _, Kind::Text(_) | Kind::List(_)) => {
+        ("*", _, ValueKind::Text(_) | ValueKind::List(_)) => {
             repeated(state, right, left).unwrap_or_else(wrong)
         }
         _ => wrong(),
@@ -122,14 +126,14 @@ pub(super) fn binary(
 }
 
 /// A text or a list several times. None: there is no such thing.
-fn repeated(state: &State<'_, '_>, of: &Value, times: &Value) -> Option<Found> {
+fn repeated(state: &State<'_, '_>, of: &Value, times: &Value) -> Option<ValueResult> {
     let Some(Number::Int(times)) = Number::of(times) else { return None };
     let times = usize::try_from(times.max(0)).unwrap_or(usize::MAX);
-    Some(match Kind::of(of) {
-        Kind::Text(text) => pay(state, text.len().saturating_mul(times)).map(|()| {
+    Some(match ValueKind::of(of) {
+        ValueKind::Text(text) => pay(state, text.len().saturating_mul(times)).map(|()| {
             Value::from(if text.is_empty() { String::new() } else { text.repeat(times) })
         }),
-        Kind::List(list) if matches!(list.form, Form::List | Form::Tuple) => {
+        ValueKind::List(list) if matches!(list.form, Form::List | Form::Tuple) => {
             let many = list.items.len().saturating_mul(times);
             match pay(state, many.saturating_mul(24)) {
                 Ok(()) if many == 0 => List::of(list.form, Vec::new()),
@@ -144,7 +148,7 @@ fn repeated(state: &State<'_, '_>, of: &Value, times: &Value) -> Option<Found> {
     })
 }
 
-fn signed(all: &[Value], negative: bool) -> Found {
+fn signed(all: &[Value], negative: bool) -> ValueResult {
     let sign = if negative { "-" } else { "+" };
     match Number::of(&all[0]) {
         Some(Number::Int(number)) if negative => {
@@ -152,8 +156,8 @@ fn signed(all: &[Value], negative: bool) -> Found {
         }
         Some(Number::Int(number)) => Ok(Value::from(number)),
         Some(Number::Float(number)) => Ok(Value::from(if negative { -number } else { number })),
-        None => match Kind::of(&all[0]) {
-            Kind::Digits(digits) if negative => Ok(integer(&match digits.strip_prefix('-') {
+        None => match ValueKind::of(&all[0]) {
+            ValueKind::Digits(digits) if negative => Ok(integer(&match digits.strip_prefix('-') {
                 Some(digits) => digits.to_owned(),
                 None => format!("-{digits}"),
             })),
@@ -163,7 +167,7 @@ fn signed(all: &[Value], negative: bool) -> Found {
 }
 
 /// `a < b <= c`: all of them.
-fn compared(state: &State<'_, '_>, all: &[Value]) -> Found {
+fn compared(state: &State<'_, '_>, all: &[Value]) -> ValueResult {
     let mut left = &all[0];
     for pair in all[1..].chunks_exact(2) {
         if !compare(state, pair[0].as_str().unwrap_or_default(), left, &pair[1])? {
@@ -203,17 +207,18 @@ pub(super) fn equal(state: &State<'_, '_>, left: &Value, right: &Value) -> Resul
     if let (Some(a), Some(b)) = (Number::of(left), Number::of(right)) {
         return Ok(order_of_numbers(a, b) == Some(Ordering::Equal));
     }
-    Ok(match (Kind::of(left), Kind::of(right)) {
-        (Kind::Undefined, Kind::Undefined) | (Kind::None, Kind::None) => true,
-        (Kind::Text(a), Kind::Text(b)) => {
+    Ok(match (ValueKind::of(left), ValueKind::of(right)) {
+        (ValueKind::Undefined, ValueKind::Undefined) | (ValueKind::None, ValueKind::None) => true,
+        (ValueKind::Text(a), ValueKind::Text(b)) => {
             pay(state, if a.len() == b.len() { a.len() } else { 0 })?;
             a == b
         }
-        (Kind::Digits(a), Kind::Digits(b)) => a == b,
-        (Kind::Digits(_), Kind::Float(_)) | (Kind::Float(_), Kind::Digits(_)) => {
+        (ValueKind::Digits(a), ValueKind::Digits(b)) => a == b,
+        (ValueKind::Digits(_), ValueKind::Float(_))
+        | (ValueKind::Float(_), ValueKind::Digits(_)) => {
             return Err("`==` of a float and an integer beyond 128 bits".into());
         }
-        (Kind::List(a), Kind::List(b)) => {
+        (ValueKind::List(a), ValueKind::List(b)) => {
             if a.form != b.form || a.items.len() != b.items.len() {
                 return Ok(false);
             }
@@ -225,7 +230,7 @@ pub(super) fn equal(state: &State<'_, '_>, left: &Value, right: &Value) -> Resul
             }
             true
         }
-        (Kind::Dict(a), Kind::Dict(b)) => {
+        (ValueKind::Dict(a), ValueKind::Dict(b)) => {
             if a.fields.len() != b.fields.len() {
                 return Ok(false);
             }
@@ -238,7 +243,8 @@ pub(super) fn equal(state: &State<'_, '_>, left: &Value, right: &Value) -> Resul
             }
             true
         }
-        (Kind::Other | Kind::Method(_), _) | (_, Kind::Other | Kind::Method(_)) => {
+        (ValueKind::Other | ValueKind::Method(_), _)
+        | (_, ValueKind::Other | ValueKind::Method(_)) => {
             return Err(refused("==", (left, right)));
         }
         _ => false,
@@ -256,12 +262,12 @@ pub(super) fn order(
         return Ok(order_of_numbers(a, b));
     }
     pay(state, 0)?;
-    match (Kind::of(left), Kind::of(right)) {
-        (Kind::Text(a), Kind::Text(b)) => {
+    match (ValueKind::of(left), ValueKind::of(right)) {
+        (ValueKind::Text(a), ValueKind::Text(b)) => {
             pay(state, a.len().min(b.len()))?;
             Ok(Some(a.cmp(b)))
         }
-        (Kind::List(a), Kind::List(b))
+        (ValueKind::List(a), ValueKind::List(b))
             if a.form == b.form && matches!(a.form, Form::List | Form::Tuple) =>
         {
             for (a, b) in a.items.iter().zip(&b.items) {
@@ -277,13 +283,13 @@ pub(super) fn order(
 
 /// `one in all`.
 fn contains(state: &State<'_, '_>, all: &Value, one: &Value) -> Result<bool, String> {
-    match (Kind::of(all), Kind::of(one)) {
-        (Kind::Text(all), Kind::Text(one)) => {
+    match (ValueKind::of(all), ValueKind::of(one)) {
+        (ValueKind::Text(all), ValueKind::Text(one)) => {
             pay(state, all.len())?;
             Ok(all.contains(one))
         }
-        (Kind::Dict(dict), _) => Ok(dict.fields.contains_key(&key(one)?)),
-        (Kind::List(list), _) => {
+        (ValueKind::Dict(dict), _) => Ok(dict.fields.contains_key(&key(one)?)),
+        (ValueKind::List(list), _) => {
             for item in &list.items {
                 pay(state, 0)?;
                 if equal(state, item, one)? {
@@ -292,7 +298,7 @@ fn contains(state: &State<'_, '_>, all: &Value, one: &Value) -> Result<bool, Str
             }
             Ok(false)
         }
-        (Kind::Undefined, _) => Ok(false),
+        (ValueKind::Undefined, _) => Ok(false),
         _ => Err(refused("in", (one, all))),
     }
 }

@@ -1,17 +1,17 @@
 //! Texts of values as Python writes them: `str`, `repr` and `json.dumps`.
 
-use super::value::{Form, Kind, List, Method, name_of, pay};
+use super::value::{Form, List, Method, ValueKind, name_of, pay};
 use minijinja::{State, Value};
 use std::fmt::Write as _;
 
 /// `str(value)`.
 pub(super) fn text(state: &State<'_, '_>, value: &Value) -> Result<String, String> {
-    match Kind::of(value) {
-        Kind::Text(text) => {
+    match ValueKind::of(value) {
+        ValueKind::Text(text) => {
             pay(state, text.len())?;
             Ok(text.to_owned())
         }
-        Kind::Undefined => Ok(String::new()),
+        ValueKind::Undefined => Ok(String::new()),
         _ => {
             let mut out = String::new();
             write(state, value, &mut out)?;
@@ -23,18 +23,18 @@ pub(super) fn text(state: &State<'_, '_>, value: &Value) -> Result<String, Strin
 /// `repr(value)`.
 pub(super) fn write(state: &State<'_, '_>, value: &Value, out: &mut String) -> Result<(), String> {
     pay(state, 0)?;
-    match Kind::of(value) {
-        Kind::Undefined => out.push_str("Undefined"),
-        Kind::None => out.push_str("None"),
-        Kind::Bool(value) => out.push_str(if value { "True" } else { "False" }),
-        Kind::Int(number) => out.push_str(&number.to_string()),
-        Kind::Digits(digits) => out.push_str(digits),
-        Kind::Float(number) => out.push_str(&float(number)),
-        Kind::Text(text) => {
+    match ValueKind::of(value) {
+        ValueKind::Undefined => out.push_str("Undefined"),
+        ValueKind::None => out.push_str("None"),
+        ValueKind::Bool(value) => out.push_str(if value { "True" } else { "False" }),
+        ValueKind::Int(number) => out.push_str(&number.to_string()),
+        ValueKind::Digits(digits) => out.push_str(digits),
+        ValueKind::Float(number) => out.push_str(&float(number)),
+        ValueKind::Text(text) => {
             pay(state, 2 * text.len())?;
             quote(text, out);
         }
-        Kind::List(List { form, items, .. }) => {
+        ValueKind::List(List { form, items, .. }) => {
             let (open, close) = match form {
                 Form::List => ("[", "]"),
                 Form::Tuple if items.len() == 1 => ("(", ",)"),
@@ -52,7 +52,7 @@ pub(super) fn write(state: &State<'_, '_>, value: &Value, out: &mut String) -> R
             }
             out.push_str(close);
         }
-        Kind::Dict(dict) => {
+        ValueKind::Dict(dict) => {
             out.push('{');
             for (i, (key, field)) in dict.fields.iter().enumerate() {
                 out.push_str(if i == 0 { "" } else { ", " });
@@ -62,12 +62,12 @@ pub(super) fn write(state: &State<'_, '_>, value: &Value, out: &mut String) -> R
             }
             out.push('}');
         }
-        Kind::Method(Method { name, .. }) => {
+        ValueKind::Method(Method { name, .. }) => {
             return Err(format!(
                 "`{name:.60}` is a method, which Python prints with its place in memory: for the key, write ['{name:.60}']"
             ));
         }
-        Kind::Other => return Err(unprintable(value)),
+        ValueKind::Other => return Err(unprintable(value)),
     }
     Ok(())
 }

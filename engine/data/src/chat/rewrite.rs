@@ -13,7 +13,7 @@ const DEEPEST: usize = 100;
 
 /// A template for the library.
 #[derive(Debug)]
-pub(super) struct Rewritten {
+pub(super) struct RewrittenTemplate {
     pub(super) text: String,
     /// Whether it has blocks `{% generation %}`.
     pub(super) marks: bool,
@@ -21,7 +21,7 @@ pub(super) struct Rewritten {
 
 /// # Errors
 /// What Jinja cannot read or onebox does not know, with the line.
-pub(super) fn rewritten(source: &str) -> Result<Rewritten, String> {
+pub(super) fn rewritten(source: &str) -> Result<RewrittenTemplate, String> {
     if source.len() > LONGEST {
         return Err(format!("it has {} bytes, and at most {LONGEST} are read", source.len()));
     }
@@ -64,7 +64,7 @@ pub(super) fn rewritten(source: &str) -> Result<Rewritten, String> {
         text.push_str(&tag.with(&words));
         text.push_str(&format!("{{% filter {note} %}}{{% endfilter {right}%}}"));
     }
-    Ok(Rewritten { text, marks })
+    Ok(RewrittenTemplate { text, marks })
 }
 
 /// The words of a tag.

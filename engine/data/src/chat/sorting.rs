@@ -3,24 +3,22 @@
 use super::arguments::{Arguments, text_or_none, truth};
 use super::operators::{compare, key, sort};
 use super::subscripts::item;
-use super::value::{Form, Kind, List, iterated, name_of, pay};
+use super::value::{Form, List, ValueKind, ValueResult, iterated, name_of, pay};
 use indexmap::IndexSet;
 use minijinja::{State, Value};
-
-type Found = Result<Value, String>;
 
 /// Keys to sort by: with small letters, unless told otherwise.
 pub(super) fn sorting_key(
     state: &State<'_, '_>,
     of: &Value,
     (attribute, as_it_is): (Option<&Value>, bool),
-) -> Found {
+) -> ValueResult {
     let of = match attribute {
         Some(attribute) => by_path(of, attribute)?,
         None => of.clone(),
     };
-    match Kind::of(&of) {
-        Kind::Text(text) if !as_it_is => {
+    match ValueKind::of(&of) {
+        ValueKind::Text(text) if !as_it_is => {
             pay(state, text.len())?;
             Ok(Value::from(text.to_lowercase()))
         }
@@ -29,10 +27,10 @@ pub(super) fn sorting_key(
 }
 
 /// What `a.b.0` names in a value.
-pub(super) fn by_path(of: &Value, path: &Value) -> Found {
+pub(super) fn by_path(of: &Value, path: &Value) -> ValueResult {
     let mut found = of.clone();
-    match Kind::of(path) {
-        Kind::Text(path) => {
+    match ValueKind::of(path) {
+        ValueKind::Text(path) => {
             for part in path.split('.') {
                 let is_number = !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
                 let part = match part.parse::<i64>() {
@@ -51,9 +49,9 @@ pub(super) fn some(value: Option<&Value>) -> Option<&Value> {
     value.filter(|value| !value.is_none())
 }
 
-pub(super) fn dictsort(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> Found {
+pub(super) fn dictsort(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> ValueResult {
     let [as_it_is, by, reverse] = arguments.bind(["case_sensitive", "by", "reverse"])?;
-    let Kind::Dict(dict) = Kind::of(of) else { return Err(arguments.wrong(name_of(of))) };
+    let ValueKind::Dict(dict) = ValueKind::of(of) else { return Err(arguments.wrong(name_of(of))) };
     let place = match text_or_none(by.as_ref())? {
         None | Some("key") => 0,
         Some("value") => 1,
@@ -86,7 +84,7 @@ pub(super) fn in_order(
     Ok(pairs.into_iter().map(|(_, value)| value).collect())
 }
 
-pub(super) fn sorted(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> Found {
+pub(super) fn sorted(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> ValueResult {
     let [reverse, as_it_is, attribute] =
         arguments.bind(["reverse", "case_sensitive", "attribute"])?;
     let mut pairs = Vec::new();
@@ -114,7 +112,7 @@ pub(super) fn extreme(
     of: &Value,
     arguments: &Arguments,
     largest: bool,
-) -> Found {
+) -> ValueResult {
     let [as_it_is, attribute] = arguments.bind(["case_sensitive", "attribute"])?;
     let mut best: Option<(Value, Value)> = None;
     for one in iterated(state, of)? {
@@ -130,7 +128,7 @@ pub(super) fn extreme(
     Ok(best.map_or(Value::UNDEFINED, |(_, one)| one))
 }
 
-pub(super) fn unique(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> Found {
+pub(super) fn unique(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> ValueResult {
     let [as_it_is, attribute] = arguments.bind(["case_sensitive", "attribute"])?;
     let (mut seen, mut items) = (IndexSet::new(), Vec::new());
     for one in iterated(state, of)? {

@@ -14,7 +14,7 @@ pub(super) struct Tag<'a> {
     pub(super) kind: TagKind,
     /// `-`, `+` or nothing: what happens to blanks in front of it.
     pub(super) left: &'a str,
-    pub(super) tokens: Vec<Placed<'a>>,
+    pub(super) tokens: Vec<SpacedToken<'a>>,
     /// `-`, `+` or nothing: what happens to blanks behind it.
     pub(super) right: &'a str,
     /// The line that it begins in, from 1.
@@ -48,7 +48,7 @@ impl TagKind {
 
 /// A token, and the blanks in front of it.
 #[derive(Debug, PartialEq)]
-pub(super) struct Placed<'a> {
+pub(super) struct SpacedToken<'a> {
     pub(super) blanks: &'a str,
     pub(super) token: Token<'a>,
 }
@@ -223,7 +223,8 @@ fn tag(source: &str, open: usize) -> Result<(Tag<'_>, usize), String> {
             return Err(format!("a tag `{}` has no end `{}`", kind.open(), kind.close()));
         };
         // `a.0.1` has no float.
-        let of_a_dot = matches!(tokens.last(), Some(Placed { token: Token::Operator("."), .. }));
+        let of_a_dot =
+            matches!(tokens.last(), Some(SpacedToken { token: Token::Operator("."), .. }));
         let (token, bytes) = token(rest, first, !of_a_dot)?;
         match &token {
             Token::Operator("(") => brackets.push(")"),
@@ -236,7 +237,7 @@ fn tag(source: &str, open: usize) -> Result<(Tag<'_>, usize), String> {
             },
             _ => {}
         }
-        tokens.push(Placed { blanks, token });
+        tokens.push(SpacedToken { blanks, token });
         at += bytes;
     }
 }

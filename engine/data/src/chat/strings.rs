@@ -2,7 +2,7 @@
 
 use super::arguments::{Arguments, text_or_none, truth, whole};
 use super::print::is_printable;
-use super::value::{Form, Kind, List, iterated, name_of, pay};
+use super::value::{Form, List, ValueKind, iterated, name_of, pay};
 use minijinja::{State, Value};
 
 /// Bytes that a part of a text takes in a list.
@@ -73,8 +73,8 @@ pub(super) fn method(
                 })
             };
             let mut found = false;
-            match Kind::of(&of) {
-                Kind::List(list) if list.form == Form::Tuple => {
+            match ValueKind::of(&of) {
+                ValueKind::List(list) if list.form == Form::Tuple => {
                     for of in &list.items {
                         found |= one(of)?;
                     }
@@ -210,8 +210,8 @@ fn list(form: Form, parts: Vec<&str>) -> Result<Value, String> {
 }
 
 fn one_text<'a>(value: Option<&'a Value>, arguments: &Arguments) -> Result<&'a str, String> {
-    match value.map(|value| (value, Kind::of(value))) {
-        Some((_, Kind::Text(text))) => Ok(text),
+    match value.map(|value| (value, ValueKind::of(value))) {
+        Some((_, ValueKind::Text(text))) => Ok(text),
         Some((value, _)) => {
             Err(arguments.wrong(&format!("{} stands where a text should", name_of(value))))
         }
@@ -229,8 +229,8 @@ fn window<'a>(
         return Ok(Some((0, text)));
     }
     let length = text.chars().count() as i128;
-    let place = |value: Option<&Value>, or_else: i128| match value.map(Kind::of) {
-        Some(Kind::None) => Ok(or_else),
+    let place = |value: Option<&Value>, or_else: i128| match value.map(ValueKind::of) {
+        Some(ValueKind::None) => Ok(or_else),
         _ => whole(value, or_else).map_err(|why| arguments.wrong(&why)),
     };
     let from_end = |at: i128| if at < 0 { (at + length).max(0) } else { at };

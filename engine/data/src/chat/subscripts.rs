@@ -3,10 +3,8 @@
 use super::methods;
 use super::numbers::Number;
 use super::operators::{Function, key};
-use super::value::{Kind, List, Method, name_of, pay};
+use super::value::{List, Method, ValueKind, ValueResult, name_of, pay};
 use minijinja::{State, Value};
-
-type Found = Result<Value, String>;
 
 /// The functions that take their place.
 pub(super) const FUNCTIONS: [(&str, Function); 3] = [
@@ -16,13 +14,13 @@ pub(super) const FUNCTIONS: [(&str, Function); 3] = [
 ];
 
 /// `of.name`: a method of Python's type counts for more than a key.
-pub(super) fn attribute(of: &Value, name: &Value) -> Found {
+pub(super) fn attribute(of: &Value, name: &Value) -> ValueResult {
     let text = name.as_str().unwrap_or_default();
-    match Kind::of(of) {
-        Kind::Undefined => Err(format!("`.{text:.60}` of an undefined value")),
-        Kind::Other => of.get_attr(text).map_err(|e| e.to_string()),
+    match ValueKind::of(of) {
+        ValueKind::Undefined => Err(format!("`.{text:.60}` of an undefined value")),
+        ValueKind::Other => of.get_attr(text).map_err(|e| e.to_string()),
         _ if methods::has(of, text) => Ok(method(of, text)),
-        Kind::Dict(dict) => Ok(dict.fields.get(name).cloned().unwrap_or_default()),
+        ValueKind::Dict(dict) => Ok(dict.fields.get(name).cloned().unwrap_or_default()),
         _ => Ok(Value::UNDEFINED),
     }
 }
@@ -32,15 +30,15 @@ fn method(of: &Value, name: &str) -> Value {
 }
 
 /// `of[name]`: a key counts for more than a method of Python's type.
-pub(super) fn item(of: &Value, name: &Value) -> Found {
-    let found = match Kind::of(of) {
-        Kind::Undefined => return Err("a subscript of an undefined value".into()),
-        Kind::Other => return of.get_item(name).map_err(|e| e.to_string()),
-        Kind::Dict(dict) => key(name).ok().and_then(|key| dict.fields.get(&key).cloned()),
-        Kind::List(list) if list.is_sequence() => {
+pub(super) fn item(of: &Value, name: &Value) -> ValueResult {
+    let found = match ValueKind::of(of) {
+        ValueKind::Undefined => return Err("a subscript of an undefined value".into()),
+        ValueKind::Other => return of.get_item(name).map_err(|e| e.to_string()),
+        ValueKind::Dict(dict) => key(name).ok().and_then(|key| dict.fields.get(&key).cloned()),
+        ValueKind::List(list) if list.is_sequence() => {
             place(name, list.items.len()).and_then(|at| list.items.get(at).cloned())
         }
-        Kind::Text(text) => match place(name, text.chars().count()) {
+        ValueKind::Text(text) => match place(name, text.chars().count()) {
             Some(at) => text.chars().nth(at).map(Value::from),
             None => None,
         },
@@ -61,10 +59,10 @@ fn place(number: &Value, length: usize) -> Option<usize> {
 }
 
 /// `of[start:stop:step]`.
-fn slice(state: &State<'_, '_>, all: &[Value]) -> Found {
+fn slice(state: &State<'_, '_>, all: &[Value]) -> ValueResult {
     let [of, start, stop, step] = all else { return Err("a slice has three places".into()) };
-    let bound = |value: &Value| match (Kind::of(value), Number::of(value)) {
-        (Kind::None, _) => Some(None),
+    let bound = |value: &Value| match (ValueKind::of(value), Number::of(value)) {
+        (ValueKind::None, _) => Some(None),
         (_, Some(Number::Int(number))) => Some(Some(number)),
         _ => None,
     };
@@ -75,13 +73,13 @@ fn slice(state: &State<'_, '_>, all: &[Value]) -> Found {
         return Err("a slice with the step 0".into());
     }
     let places = |length| places(length, (start, stop, step.unwrap_or(1)));
-    match Kind::of(of) {
-        Kind::Text(text) => {
+    match ValueKind::of(of) {
+        ValueKind::Text(text) => {
             pay(state, 4 * text.len())?;
             let chars: Vec<char> = text.chars().collect();
             Ok(Value::from(places(chars.len()).into_iter().map(|at| chars[at]).collect::<String>()))
         }
-        Kind::List(list) if list.is_sequence() => {
+        ValueKind::List(list) if list.is_sequence() => {
             pay(state, 24 * list.items.len())?;
             let items = places(list.items.len()).into_iter().map(|at| list.items[at].clone());
             List::of(list.form, items.collect())

@@ -16,7 +16,7 @@ const END: &str = "turns_end";
 
 /// The text of a chat.
 #[derive(Debug, Default, PartialEq)]
-pub struct Rendered {
+pub struct RenderedChat {
     pub(crate) text: String,
     /// The bytes of each block `{% generation %}`.
     pub(crate) generated: Vec<Range<usize>>,
@@ -32,7 +32,7 @@ pub struct Turn {
     pub(crate) place: Range<usize>,
 }
 
-impl Rendered {
+impl RenderedChat {
     /// Reads what a template wrote, with its notes.
     pub(super) fn of(written: &str) -> Self {
         let mut of = Self { text: String::with_capacity(written.len()), ..Self::default() };

@@ -7,6 +7,9 @@ use minijinja::value::{Enumerator, Object, ObjectRepr};
 use minijinja::{ErrorKind, State, Value};
 use std::sync::Arc;
 
+/// A value, or why there is none.
+pub(super) type ValueResult = Result<Value, String>;
+
 /// Levels of a value that a template builds. JSON has at most 128.
 const DEEPEST: usize = 200;
 /// What is said of a template that takes too many steps.
@@ -98,10 +101,10 @@ impl Object for Dict {
 fn depth_above<'a>(items: impl Iterator<Item = &'a Value>) -> Result<usize, String> {
     let mut deepest = 0;
     for item in items {
-        let depth = match Kind::of(item) {
-            Kind::List(list) => list.depth,
-            Kind::Dict(dict) => dict.depth,
-            Kind::Other => {
+        let depth = match ValueKind::of(item) {
+            ValueKind::List(list) => list.depth,
+            ValueKind::Dict(dict) => dict.depth,
+            ValueKind::Other => {
                 return Err(format!(
                     "{} stands in a list or a dict: onebox does not know that",
                     name_of(item)
@@ -162,7 +165,7 @@ impl Object for Method {
 
 /// A value by its type in Python.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Kind<'a> {
+pub(super) enum ValueKind<'a> {
     Undefined,
     None,
     Bool(bool),
@@ -177,7 +180,7 @@ pub(super) enum Kind<'a> {
     Other,
 }
 
-impl<'a> Kind<'a> {
+impl<'a> ValueKind<'a> {
     pub(super) fn of(value: &'a Value) -> Self {
         use minijinja::value::ValueKind;
         match value.kind() {
@@ -209,23 +212,23 @@ impl<'a> Kind<'a> {
 
 /// The type of a value, in words.
 pub(super) fn name_of(value: &Value) -> &'static str {
-    match Kind::of(value) {
-        Kind::Undefined => "an undefined value",
-        Kind::None => "None",
-        Kind::Bool(_) => "a truth value",
-        Kind::Int(_) | Kind::Digits(_) => "an integer",
-        Kind::Float(_) => "a float",
-        Kind::Text(_) => "a text",
-        Kind::List(list) => match list.form {
+    match ValueKind::of(value) {
+        ValueKind::Undefined => "an undefined value",
+        ValueKind::None => "None",
+        ValueKind::Bool(_) => "a truth value",
+        ValueKind::Int(_) | ValueKind::Digits(_) => "an integer",
+        ValueKind::Float(_) => "a float",
+        ValueKind::Text(_) => "a text",
+        ValueKind::List(list) => match list.form {
             Form::List => "a list",
             Form::Tuple => "a tuple",
             Form::View(_) => "a view of a dict",
             Form::Generator => "a generator",
             Form::Range => "a range",
         },
-        Kind::Dict(_) => "a dict",
-        Kind::Method(_) => "a method",
-        Kind::Other => "a namespace, a macro or a loop",
+        ValueKind::Dict(_) => "a dict",
+        ValueKind::Method(_) => "a method",
+        ValueKind::Other => "a namespace, a macro or a loop",
     }
 }
 
@@ -252,17 +255,17 @@ pub(super) fn pay(state: &State<'_, '_>, bytes: usize) -> Result<(), String> {
 /// # Errors
 /// A value through which Python has no way.
 pub(super) fn iterated(state: &State<'_, '_>, value: &Value) -> Result<Vec<Value>, String> {
-    let items: Vec<Value> = match Kind::of(value) {
-        Kind::Undefined => Vec::new(),
-        Kind::Text(text) => {
+    let items: Vec<Value> = match ValueKind::of(value) {
+        ValueKind::Undefined => Vec::new(),
+        ValueKind::Text(text) => {
             pay(state, 24 * text.len())?;
             text.chars().map(Value::from).collect()
         }
-        Kind::List(list) => {
+        ValueKind::List(list) => {
             pay(state, 24 * list.items.len())?;
             list.items.clone()
         }
-        Kind::Dict(dict) => {
+        ValueKind::Dict(dict) => {
             pay(state, 24 * dict.fields.len())?;
             dict.fields.keys().cloned().collect()
         }
@@ -319,9 +322,9 @@ fn list(items: Vec<Value>) -> Value {
 }
 
 fn depth_of(value: &Value) -> usize {
-    match Kind::of(value) {
-        Kind::List(list) => list.depth,
-        Kind::Dict(dict) => dict.depth,
+    match ValueKind::of(value) {
+        ValueKind::List(list) => list.depth,
+        ValueKind::Dict(dict) => dict.depth,
         _ => 0,
     }
 }

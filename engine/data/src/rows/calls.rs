@@ -1,7 +1,7 @@
 //! Calls of tools in a message, and how a template takes their arguments.
 
 use super::kind_of;
-use super::reader::{Arguments, Reader};
+use super::reader::{Arguments, ChatReader};
 use files::json::Json;
 
 /// The calls in the content of a shared conversation: JSON of one, or of a list of them.
@@ -46,7 +46,7 @@ pub(super) fn append(to: &mut Json, message: Json) {
 ///
 /// # Errors
 /// A call without a name; arguments that are no object, or that the template does not take.
-pub(super) fn check(calls: &mut Json, reader: &Reader<'_>) -> Result<(), String> {
+pub(super) fn check(calls: &mut Json, reader: &ChatReader<'_>) -> Result<(), String> {
     let Json::Array(calls) = calls else {
         return Err(format!("`tool_calls` is {}, not a list", kind_of(calls)));
     };
@@ -56,7 +56,7 @@ pub(super) fn check(calls: &mut Json, reader: &Reader<'_>) -> Result<(), String>
     Ok(())
 }
 
-fn of_call(call: &mut Json, reader: &Reader<'_>) -> Result<(), String> {
+fn of_call(call: &mut Json, reader: &ChatReader<'_>) -> Result<(), String> {
     let Json::Object(fields) = call else {
         return Err(format!("it is {}, not an object", kind_of(call)));
     };

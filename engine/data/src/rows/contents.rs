@@ -1,7 +1,7 @@
 //! Contents that are lists of texts, `{"type": "text", "text": ..}`. A list of one text is that text where the chat template does not
 //! read lists. Several texts stay apart: there are as many ways to join them as programs that do.
 
-use super::talk::Talk;
+use super::talk::Conversation;
 use super::{ANSWER, CUT, has, kind_of, name_of};
 use crate::chat::{Chat, Template};
 use crate::unread::IgnoredKeys;
@@ -47,7 +47,7 @@ pub(super) fn of_text(text: String) -> Json {
 /// Makes texts of lists of one text, if the template does not read lists. Refuses others.
 pub(super) fn fit(
     template: &Template,
-    talk: &mut Talk,
+    talk: &mut Conversation,
     unread: &mut IgnoredKeys,
 ) -> Result<(), String> {
     if check_read(template, talk.chat()).is_ok() {

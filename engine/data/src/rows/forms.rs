@@ -1,8 +1,8 @@
 //! The forms of a row of chats: where its messages and tools stand, and what else decides what is learned of it.
 
 use super::messages::{is_call, read, texts};
-use super::reader::Reader;
-use super::talk::Talk;
+use super::reader::ChatReader;
+use super::talk::Conversation;
 use super::{calls, has, is_system, kind_of, learned, name_of, shown};
 use crate::chat::message;
 use crate::unread::IgnoredKeys;
@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 
 /// What a row comes to.
 pub(super) enum Form {
-    Talk(Talk),
+    Talk(Conversation),
     /// Two texts, which no template writes.
     Texts {
         prompt: String,
@@ -34,7 +34,7 @@ const COMPLETIONS: [&str; 3] = ["answer", "response", "output"];
 /// # Errors
 /// The fault of the row.
 pub(super) fn form(
-    reader: &Reader<'_>,
+    reader: &ChatReader<'_>,
     mut row: Map,
     system: Option<&str>,
     unread: &mut IgnoredKeys,
@@ -112,7 +112,7 @@ pub(super) fn form(
     while learned.len() < messages.len() {
         learned.insert(0, false);
     }
-    Ok(Form::Talk(Talk { messages, tools, learned }))
+    Ok(Form::Talk(Conversation { messages, tools, learned }))
 }
 
 /// Refuses what onebox cannot learn as it is meant.

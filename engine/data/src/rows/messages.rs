@@ -1,6 +1,6 @@
 //! One message of a row, as chat templates know it.
 
-use super::reader::Reader;
+use super::reader::ChatReader;
 use super::talk::THOUGHTS;
 use super::{calls, contents, has, has_role, kind_of, learned};
 use files::json::{Json, Map};
@@ -28,7 +28,7 @@ pub(super) fn is_call(turn: &Json) -> bool {
 ///
 /// # Errors
 /// The fault of the message.
-pub(super) fn read(turn: Json, reader: &Reader<'_>) -> Result<(Json, bool), String> {
+pub(super) fn read(turn: Json, reader: &ChatReader<'_>) -> Result<(Json, bool), String> {
     let Json::Object(fields) = turn else {
         return Err(format!("it is {}, not an object", kind_of(&turn)));
     };

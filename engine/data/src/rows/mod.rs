@@ -33,10 +33,10 @@ use config::ControlTokens;
 use control::Control;
 use files::json::{Json, Map};
 use forms::{Form, form};
-use reader::Reader;
+use reader::ChatReader;
 use std::ops::Range;
 use std::sync::OnceLock;
-use talk::Talk;
+use talk::Conversation;
 use targets::{Targets, has_role};
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
 
@@ -52,12 +52,12 @@ const RULES: u32 = 2;
 
 /// The content of rows.
 #[derive(Debug)]
-enum Kind<'a> {
+enum RowContent<'a> {
     /// A text in this field.
     Text(String),
     /// `messages`, or `prompt` and `completion`.
     Chat {
-        reader: Reader<'a>,
+        reader: ChatReader<'a>,
         /// The first message of each chat that has none of the system.
         system: Option<String>,
     },
@@ -74,14 +74,14 @@ pub struct Rows<'a> {
     end: Option<u32>,
     /// The text of such a token, which the tokenizer does not have.
     no_end: Option<String>,
-    kind: Kind<'a>,
+    kind: RowContent<'a>,
     hash: OnceLock<u128>,
 }
 
 impl<'a> Rows<'a> {
     /// For rows with a text in `field`. `end`: the text of the token that ends a text.
     pub fn of_texts(tokenizer: &'a Tokenizer, field: &str, end: Option<&str>) -> Self {
-        Self::new(tokenizer, end, Kind::Text(field.into()))
+        Self::new(tokenizer, end, RowContent::Text(field.into()))
     }
 
     /// For chats in the words of `template`; `system` is the first message of those that have none of the system, unless it is
@@ -91,11 +91,11 @@ impl<'a> Rows<'a> {
         Self::new(
             tokenizer,
             template.end_of_text(),
-            Kind::Chat { reader: Reader::new(template), system },
+            RowContent::Chat { reader: ChatReader::new(template), system },
         )
     }
 
-    fn new(tokenizer: &'a Tokenizer, end: Option<&str>, kind: Kind<'a>) -> Self {
+    fn new(tokenizer: &'a Tokenizer, end: Option<&str>, kind: RowContent<'a>) -> Self {
         let token = end.and_then(|text| tokenizer.token(text));
         let no_end = end.filter(|_| token.is_none()).map(str::to_owned);
         let control = Control::new(tokenizer.control());
@@ -132,8 +132,8 @@ impl<'a> Rows<'a> {
 
     fn hashed(&self) -> u128 {
         let kind = match &self.kind {
-            Kind::Text(field) => format!("text {:?} {field}", self.end),
-            Kind::Chat { reader, system } => {
+            RowContent::Text(field) => format!("text {:?} {field}", self.end),
+            RowContent::Chat { reader, system } => {
                 format!("chat {RULES} {:?} {system:?} {}", self.end, reader.template.identity())
             }
         };
@@ -151,8 +151,8 @@ impl<'a> Rows<'a> {
         let end = self.end.map_or_else(|| "none".into(), |token| token.to_string());
         let mut makers = vec![("token that ends a text", end)];
         match &self.kind {
-            Kind::Text(field) => makers.push(("field of a text", format!("{field:?}"))),
-            Kind::Chat { reader, system } => makers.extend([
+            RowContent::Text(field) => makers.push(("field of a text", format!("{field:?}"))),
+            RowContent::Chat { reader, system } => makers.extend([
                 ("rules for chats", RULES.to_string()),
                 ("data.system", format!("{:?}", system.as_deref().unwrap_or_default())),
                 (
@@ -190,8 +190,8 @@ impl<'a> Rows<'a> {
             Json::Object(row) => row,
             other => {
                 let example = match self.kind {
-                    Kind::Text(_) => "{\"text\": \"...\"}",
-                    Kind::Chat { .. } => "{\"messages\": [..]}",
+                    RowContent::Text(_) => "{\"text\": \"...\"}",
+                    RowContent::Chat { .. } => "{\"messages\": [..]}",
                 };
                 return Err(format!("it is {}, not an object such as {example}", kind_of(&other)));
             }
@@ -199,7 +199,7 @@ impl<'a> Rows<'a> {
         self.check_end().map_err(|problem| problem.to_string())?;
         let mut unread = IgnoredKeys::default();
         let document = match &self.kind {
-            Kind::Text(field) => match row.get_mut(field) {
+            RowContent::Text(field) => match row.get_mut(field) {
                 Some(Json::String(text)) => {
                     self.plain_text(text)?;
                     self.ended(text, 0..text.len())?
@@ -207,7 +207,7 @@ impl<'a> Rows<'a> {
                 Some(other) => return Err(format!("`{field}` is {}, not a text", kind_of(other))),
                 None => return Err(format!("it has no `{field}`{}", has(&row))),
             },
-            Kind::Chat { reader, system } => {
+            RowContent::Chat { reader, system } => {
                 match form(reader, row, system.as_deref(), &mut unread)? {
                     Form::Talk(talk) => self.talk(reader, talk, &mut unread)?,
                     Form::Texts { mut prompt, mut completion } => {
@@ -228,8 +228,8 @@ impl<'a> Rows<'a> {
     /// The document of a chat.
     fn talk(
         &self,
-        reader: &Reader<'_>,
-        mut talk: Talk,
+        reader: &ChatReader<'_>,
+        mut talk: Conversation,
         unread: &mut IgnoredKeys,
     ) -> Result<Document, String> {
         talk.messages.iter_mut().chain(&mut talk.tools).try_for_each(|json| self.defuse(json))?;

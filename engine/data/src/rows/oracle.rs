@@ -11,7 +11,7 @@ use std::path::Path;
 
 /// A row, whose keys have their order, and what is known of it.
 #[derive(Deserialize)]
-struct One {
+struct OracleRow {
     row: Box<RawValue>,
     #[serde(flatten)]
     known: Json,
@@ -26,7 +26,11 @@ fn tokens(of: &Json) -> Vec<u32> {
 }
 
 /// How a row differs, if it does.
-fn difference(chats: &Rows<'_>, texts: &Rows<'_>, One { row, known: one }: &One) -> Option<String> {
+fn difference(
+    chats: &Rows<'_>,
+    texts: &Rows<'_>,
+    OracleRow { row, known: one }: &OracleRow,
+) -> Option<String> {
     let row = row.get();
     let is_text = serde_json::from_str::<Json>(row).unwrap().get("text").is_some();
     let rows = if is_text { texts } else { chats };
@@ -88,7 +92,7 @@ fn rows_are_those_of_transformers() {
         let chats = Rows::of_chats(&tokenizer, &template, "");
         let texts = Rows::of_texts(&tokenizer, "text", template.end_of_text());
         let rows = std::fs::read(folder.join("rows.json")).unwrap();
-        let rows: Vec<One> = serde_json::from_slice(&rows).unwrap();
+        let rows: Vec<OracleRow> = serde_json::from_slice(&rows).unwrap();
         all += rows.len();
         for one in &rows {
             if let Some(how) = difference(&chats, &texts, one) {

@@ -1,7 +1,7 @@
 //! A chat with words in the place of its texts.
 
 use super::has_role;
-use super::talk::{THOUGHTS, Talk};
+use super::talk::{Conversation, THOUGHTS};
 use files::json::{Json, Map};
 use std::collections::{BTreeSet, HashSet};
 use xxhash_rust::xxh3::xxh3_128;
@@ -23,7 +23,7 @@ const KNOWN: [&str; 7] =
 
 /// The part of a chat that a word stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Of {
+pub(super) enum ChatPart {
     /// The content of a message.
     Text(usize),
     /// The thoughts of a message.
@@ -38,7 +38,7 @@ pub(super) enum Of {
 pub(super) struct Probe {
     pub(super) messages: Vec<Json>,
     pub(super) tools: Option<Json>,
-    pub(super) words: Vec<(String, Of)>,
+    pub(super) words: Vec<(String, ChatPart)>,
     /// Keys of messages that a template may read.
     pub(super) keys: BTreeSet<String>,
     /// Numbers of calls, in the order of their first place.
@@ -49,16 +49,16 @@ pub(super) struct Probe {
 
 impl Probe {
     /// With words of its own.
-    pub(super) fn of_words(talk: &Talk) -> Self {
+    pub(super) fn of_words(talk: &Conversation) -> Self {
         Self::of(talk, false)
     }
 
     /// With the texts as words, and nothing else.
-    pub(super) fn of_texts(talk: &Talk) -> Self {
+    pub(super) fn of_texts(talk: &Conversation) -> Self {
         Self::of(talk, true)
     }
 
-    fn of(talk: &Talk, is_itself: bool) -> Self {
+    fn of(talk: &Conversation, is_itself: bool) -> Self {
         let (messages, words, keys, ids) = Default::default();
         let mut probe = Self { messages, tools: None, words, keys, ids, is_itself };
         let messages = talk.messages.iter().enumerate();
@@ -74,7 +74,7 @@ impl Probe {
     }
 
     /// The word for a text, between the same blanks.
-    fn word(&mut self, text: &str, of: Of) -> String {
+    fn word(&mut self, text: &str, of: ChatPart) -> String {
         let trimmed = text.trim();
         if trimmed.is_empty() {
             return text.to_owned();
@@ -107,7 +107,7 @@ impl Probe {
                 }
                 ("tool_call_id", Json::String(id)) => self.id(id),
                 (key, Json::String(text)) if THOUGHTS.contains(&key) => {
-                    let word = || Json::String(self.word(text, Of::Thoughts(i)));
+                    let word = || Json::String(self.word(text, ChatPart::Thoughts(i)));
                     thoughts.get_or_insert_with(word).clone()
                 }
                 (key, other) => {
@@ -131,9 +131,9 @@ impl Probe {
             let marks = marks.chain(TOOL_ANSWER.map(|mark| (mark, false)));
             let found = marks.filter_map(|(mark, ends)| Some((left.find(mark)?, mark, ends)));
             let Some((at, mark, ends)) = found.min() else {
-                return out + &self.word(left, Of::Text(i));
+                return out + &self.word(left, ChatPart::Text(i));
             };
-            let of = if ends && is_answer { Of::Thoughts(i) } else { Of::Text(i) };
+            let of = if ends && is_answer { ChatPart::Thoughts(i) } else { ChatPart::Text(i) };
             out += &self.word(&left[..at], of);
             out += mark;
             left = &left[at + mark.len()..];
@@ -145,7 +145,7 @@ impl Probe {
         let mut probe = Map::new();
         for (key, value) in fields {
             let value = match (key.as_str(), value) {
-                ("text", Json::String(text)) => Json::String(self.word(text, Of::Text(i))),
+                ("text", Json::String(text)) => Json::String(self.word(text, ChatPart::Text(i))),
                 ("type", kind) => kind.clone(),
                 (_, other) => plain(other),
             };
@@ -160,7 +160,7 @@ impl Probe {
         for (key, value) in fields {
             let value = match (key.as_str(), value) {
                 ("function", Json::Object(_)) => self.call(value, i),
-                ("name", Json::String(name)) => Json::String(self.word(name, Of::Call(i))),
+                ("name", Json::String(name)) => Json::String(self.word(name, ChatPart::Call(i))),
                 ("arguments", Json::Object(all)) if all.is_empty() => value.clone(),
                 ("arguments", Json::Object(_)) => {
                     let [key, value] = self.argument(i);
@@ -185,7 +185,7 @@ impl Probe {
         if self.is_itself {
             return Default::default();
         }
-        ["key", "value"].map(|text| self.word(text, Of::Call(i)))
+        ["key", "value"].map(|text| self.word(text, ChatPart::Call(i)))
     }
 
     /// An id of the form that templates of Mistral ask for.
@@ -214,7 +214,7 @@ impl Probe {
         for (key, value) in fields {
             let value = match (key.as_str(), value) {
                 ("function", Json::Object(_)) => self.tool(i, value),
-                ("name", Json::String(name)) => Json::String(self.word(name, Of::Tool(i))),
+                ("name", Json::String(name)) => Json::String(self.word(name, ChatPart::Tool(i))),
                 ("type", kind) => kind.clone(),
                 ("description", Json::String(_)) => text("a"),
                 ("parameters", Json::Object(_)) => {

@@ -2,8 +2,8 @@
 //! texts: a word that the text of the chat does not have is a text that the model would not see.
 
 use super::has_role;
-use super::probe::{self, Of, Probe, WORD};
-use super::talk::Talk;
+use super::probe::{self, ChatPart, Probe, WORD};
+use super::talk::Conversation;
 use crate::chat::{Chat, Template, message};
 use crate::unread::IgnoredKeys;
 use files::json::{Json, Map};
@@ -31,7 +31,7 @@ enum Visibility {
     Unknown,
     Known {
         /// The first part that is lost.
-        lost: Option<Of>,
+        lost: Option<ChatPart>,
         /// Messages whose thoughts are lost.
         thoughts: BTreeSet<usize>,
         /// Keys of messages.
@@ -49,14 +49,14 @@ pub(super) struct Role {
 
 /// A template, and what is known of it.
 #[derive(Debug)]
-pub(super) struct Reader<'a> {
+pub(super) struct ChatReader<'a> {
     pub(super) template: &'a Template,
     roles: RwLock<BTreeMap<&'static str, Role>>,
     arguments: OnceLock<Arguments>,
     shapes: RwLock<BTreeMap<u128, Visibility>>,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> ChatReader<'a> {
     pub(super) fn new(template: &'a Template) -> Self {
         let (roles, arguments, shapes) = Default::default();
         Self { template, roles, arguments, shapes }
@@ -126,7 +126,11 @@ impl<'a> Reader<'a> {
 
     /// Refuses a chat that the template does not write whole. Notes keys of messages that it does not read, and thoughts in earlier
     /// answers that it leaves out.
-    pub(super) fn check(&self, talk: &Talk, unread: &mut IgnoredKeys) -> Result<(), String> {
+    pub(super) fn check(
+        &self,
+        talk: &Conversation,
+        unread: &mut IgnoredKeys,
+    ) -> Result<(), String> {
         let probe = Probe::of_words(talk);
         let key = probe.key();
         let known = self.shapes.read().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
@@ -149,20 +153,20 @@ impl<'a> Reader<'a> {
         };
         match lost {
             None => {}
-            Some(Of::Tool(tool)) => {
+            Some(ChatPart::Tool(tool)) => {
                 return Err(format!(
                     "it has `tools`, and the chat template does not show tool {}: take a template that does, or leave the row out",
                     tool + 1
                 ));
             }
-            Some(Of::Call(i)) => {
+            Some(ChatPart::Call(i)) => {
                 return Err(format!(
                     "the chat template does not show the calls in `tool_calls` of message {}: take a template that does, or leave the \
                      row out",
                     i + 1
                 ));
             }
-            Some(Of::Text(i) | Of::Thoughts(i)) => {
+            Some(ChatPart::Text(i) | ChatPart::Thoughts(i)) => {
                 let role = talk.messages[i].get("role").and_then(Json::as_str).unwrap_or_default();
                 return Err(format!(
                     "the chat template does not show message {}, or not all of it, of the role {}: take a template that does, or \
@@ -209,7 +213,7 @@ impl<'a> Reader<'a> {
 }
 
 /// The first part that a text does not have, and the messages whose thoughts it does not have.
-fn lost(probe: &Probe, text: &str) -> (Option<Of>, BTreeSet<usize>) {
+fn lost(probe: &Probe, text: &str) -> (Option<ChatPart>, BTreeSet<usize>) {
     let (mut first, mut thoughts) = (None, BTreeSet::new());
     let found = probe::words_of(text);
     for (word, of) in &probe.words {
@@ -220,7 +224,7 @@ fn lost(probe: &Probe, text: &str) -> (Option<Of>, BTreeSet<usize>) {
             continue;
         }
         match of {
-            Of::Thoughts(i) => drop(thoughts.insert(*i)),
+            ChatPart::Thoughts(i) => drop(thoughts.insert(*i)),
             of => first = first.or(Some(*of)),
         }
     }

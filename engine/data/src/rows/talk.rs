@@ -8,14 +8,14 @@ pub(super) const THOUGHTS: [&str; 3] = ["reasoning_content", "thinking", "reason
 
 /// A chat as its template gets it.
 #[derive(Debug)]
-pub(super) struct Talk {
+pub(super) struct Conversation {
     pub(super) messages: Vec<Json>,
     pub(super) tools: Option<Json>,
     /// By message: whether it is a target.
     pub(super) learned: Vec<bool>,
 }
 
-impl Talk {
+impl Conversation {
     pub(super) fn chat(&self) -> Chat<'_> {
         Chat { messages: &self.messages, tools: self.tools.as_ref() }
     }

@@ -3,7 +3,7 @@
 
 use super::contents::of_text;
 use super::control::Control;
-use crate::chat::{ANSWER, Chat, Rendered, Template, Turn, message};
+use crate::chat::{ANSWER, Chat, RenderedChat, Template, Turn, message};
 use files::json::{Json, Map};
 use std::ops::Range;
 
@@ -61,7 +61,7 @@ impl Targets<'_> {
     }
 
     /// The beginning of the chat, and the prompt of its next message if `asked`.
-    fn beginning(&self, messages: usize, asked: bool) -> Result<Rendered, String> {
+    fn beginning(&self, messages: usize, asked: bool) -> Result<RenderedChat, String> {
         let messages = &self.chat.messages[..messages];
         self.template.rendered(Chat { messages, ..self.chat }, asked)
     }
@@ -69,7 +69,7 @@ impl Targets<'_> {
     /// What the template marks, without the marks in these answers.
     fn marked(
         &self,
-        whole: Rendered,
+        whole: RenderedChat,
         others: &[usize],
     ) -> Result<(String, Vec<Range<usize>>), String> {
         let mut spans = whole.generated.clone();
@@ -90,7 +90,7 @@ impl Targets<'_> {
     }
 
     /// Where an answer stands, with the token that ends it, and whether there is one.
-    fn answer(&self, whole: &Rendered, i: usize) -> Result<(Range<usize>, bool), String> {
+    fn answer(&self, whole: &RenderedChat, i: usize) -> Result<(Range<usize>, bool), String> {
         let start = self.start(whole, i)?;
         let limit = self.limit(whole, i, start)?;
         if limit < start {
@@ -108,7 +108,7 @@ impl Targets<'_> {
     }
 
     /// The first stretch that the template writes for a message around `place` or behind it.
-    fn turn(whole: &Rendered, i: usize, place: usize) -> Option<Range<usize>> {
+    fn turn(whole: &RenderedChat, i: usize, place: usize) -> Option<Range<usize>> {
         let turns = whole.turns.iter().filter(|turn| turn.message == i);
         let mut turns = turns.map(|turn| turn.place.clone());
         turns.find(|turn| turn.end >= place)
@@ -116,11 +116,11 @@ impl Targets<'_> {
 
     /// Where the prompt of an answer ends. The beginning of an answer that a prompt gives is no target; what the template
     /// puts behind it is.
-    fn start(&self, whole: &Rendered, i: usize) -> Result<usize, String> {
+    fn start(&self, whole: &RenderedChat, i: usize) -> Result<usize, String> {
         let prompt = self.beginning(i, true);
         let text = &whole.text;
         // From the last message on: a template may write earlier ones otherwise where others follow.
-        let last = |of: &Rendered| {
+        let last = |of: &RenderedChat| {
             let mut turns = of.turns.iter().rev();
             turns.find(|turn| turn.message + 1 == i).map_or(0, |turn| turn.place.start)
         };
@@ -169,7 +169,7 @@ impl Targets<'_> {
     }
 
     /// What a prompt adds to the messages in front of an answer.
-    fn header(&self, i: usize, prompt: Option<Rendered>) -> Option<String> {
+    fn header(&self, i: usize, prompt: Option<RenderedChat>) -> Option<String> {
         let of_its_own = || {
             let without = self.beginning(i, false).ok()?;
             Some(prompt?.text.strip_prefix(without.text.as_str())?.to_owned())
@@ -183,7 +183,7 @@ impl Targets<'_> {
     }
 
     /// Where the text of the next message begins.
-    fn limit(&self, whole: &Rendered, i: usize, start: usize) -> Result<usize, String> {
+    fn limit(&self, whole: &RenderedChat, i: usize, start: usize) -> Result<usize, String> {
         let text = &whole.text;
         let is_last = i + 1 == self.learned.len();
         let shown = |message: usize| whole.turns.iter().any(|turn| turn.message == message);
@@ -211,7 +211,7 @@ impl Targets<'_> {
     }
 
     /// Where an answer ends in its place, and whether with something that ends it.
-    fn end(&self, whole: &Rendered, i: usize, place: Range<usize>) -> (usize, bool) {
+    fn end(&self, whole: &RenderedChat, i: usize, place: Range<usize>) -> (usize, bool) {
         let text = &whole.text;
         let mut limit = place.end;
         let trimmed = |limit: usize| place.start + text[place.start..limit].trim_end().len();
@@ -244,7 +244,7 @@ impl Targets<'_> {
     /// Where the words of an answer end with what the template writes behind them, but for blanks; and whether it writes anything.
     fn end_of_words(
         &self,
-        whole: &Rendered,
+        whole: &RenderedChat,
         i: usize,
         place: Range<usize>,
     ) -> Option<(usize, bool)> {

@@ -3,7 +3,7 @@
 use super::super::cores;
 use super::super::document::Document;
 use super::super::untrusted::TokenSpans;
-use super::{Kind, Rows, document};
+use super::{RowContent, Rows, document};
 use config::ControlTokens;
 use files::json::{Json, Map};
 use std::ops::Range;
@@ -12,8 +12,8 @@ impl Rows<'_> {
     /// Whether a key of a row has a text that no template makes, as the whole of it.
     pub(super) fn is_plain_text(&self, key: &str, row: &Map) -> bool {
         match &self.kind {
-            Kind::Text(field) => key == field,
-            Kind::Chat { .. } => {
+            RowContent::Text(field) => key == field,
+            RowContent::Chat { .. } => {
                 let both = ["prompt", "completion"];
                 let are_texts =
                     both.iter().all(|key| matches!(row.get(*key), Some(Json::String(_))));
@@ -27,7 +27,7 @@ impl Rows<'_> {
         if self.in_texts == ControlTokens::Parsed {
             return 0;
         }
-        let is_of_chats = matches!(self.kind, Kind::Chat { .. });
+        let is_of_chats = matches!(self.kind, RowContent::Chat { .. });
         let is_rendered = |i: usize| {
             let Ok(text) = rows[i] else { return false };
             if is_of_chats && !text.contains("\"completion\"") {

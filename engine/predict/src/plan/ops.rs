@@ -24,7 +24,7 @@ pub struct Op {
     /// `gemm`, `all_reduce`, `adam_tile`, ...
     pub name: &'static str,
     /// What it touches.
-    pub tensors: Vec<Touched>,
+    pub tensors: Vec<TouchedRange>,
     /// Bytes that it reads and writes; of a copy its length. 0 where it finds nothing to do in most steps.
     pub bytes: u64,
     /// Floating-point operations of the dense work; a multiply-add counts 2.
@@ -35,7 +35,7 @@ pub struct Op {
 
 /// A range that an op touches.
 #[derive(Clone, Debug, Serialize)]
-pub struct Touched {
+pub struct TouchedRange {
     /// The planned buffer.
     pub name: String,
     /// `read`, `write` or `update`: read and written in place.
@@ -71,7 +71,7 @@ pub fn list(
 
 fn op(listed: ListedOp, before: u64) -> Op {
     let number = |n: u64| n as i64 - before as i64;
-    let touched = |(mode, name, t): (Mode, String, device::Tensor)| Touched {
+    let touched = |(mode, name, t): (Mode, String, device::Tensor)| TouchedRange {
         name,
         mode: match mode {
             Mode::Read => "read",

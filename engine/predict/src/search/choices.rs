@@ -36,13 +36,13 @@ const RECOMPUTED: f64 = 0.18;
 const WAVE: usize = 4;
 
 /// A candidate after its brief simulation.
-pub(super) type Screened = (Brief, Candidate);
+pub(super) type ScreenedCandidate = (Brief, Candidate);
 
 /// Share of a step that an update ahead of the decision must save to be worth its memory.
 pub const WORTH_AHEAD: f64 = 0.01;
 
 /// Not simulated yet.
-struct Open {
+struct OpenCandidate {
     /// Its step is hardly shorter.
     least: f64,
     /// A longer step is not worth its memory.
@@ -54,10 +54,10 @@ struct Open {
 /// of the one that works less, for the room that they leave on the GPUs.
 pub(super) fn with_choices(
     given: &Config,
-    mut screened: Vec<Screened>,
+    mut screened: Vec<ScreenedCandidate>,
     aside: Vec<(Candidate, usize)>,
-) -> Result<Vec<Screened>, SimulateError> {
-    let mut open: Vec<Open> = Vec::new();
+) -> Result<Vec<ScreenedCandidate>, SimulateError> {
+    let mut open: Vec<OpenCandidate> = Vec::new();
     for (candidate, works_less) in aside.into_iter().filter(|(c, _)| is_plain(&c.config)) {
         let works_less = screened.iter().find(|(_, c)| c.number == works_less);
         let again = |c: &Candidate| c.config.recompute == Recompute::Block;
@@ -65,13 +65,13 @@ pub(super) fn with_choices(
             true => brief.floor() + RECOMPUTED * brief.compute,
             false => brief.floor(),
         });
-        open.extend(least.map(|least| Open { least, most: f64::INFINITY, candidate }));
+        open.extend(least.map(|least| OpenCandidate { least, most: f64::INFINITY, candidate }));
     }
     let (mut from, mut slowest) = (0, slowest_told(&screened));
     loop {
         let new = screened[from..].par_iter().filter(|(brief, _)| brief.floor() < slowest);
         open.extend(new.flat_map_iter(|(brief, c)| choices(given, c, brief)).collect::<Vec<_>>());
-        let own = |open: &Open| {
+        let own = |open: &OpenCandidate| {
             let own = screened.iter().filter(|(_, c)| c.number == open.candidate.number);
             own.map(|(brief, _)| brief.seconds).fold(f64::INFINITY, f64::min)
         };
@@ -80,9 +80,10 @@ pub(super) fn with_choices(
             return Ok(screened);
         }
         open.sort_by(|a, b| a.least.total_cmp(&b.least));
-        let wave: Vec<Open> = open.drain(..open.len().min(WAVE)).collect();
-        let brief =
-            |Open { candidate: c, most, .. }| Ok((Brief::of(&c.config, &c.built)?, c, most));
+        let wave: Vec<OpenCandidate> = open.drain(..open.len().min(WAVE)).collect();
+        let brief = |OpenCandidate { candidate: c, most, .. }| {
+            Ok((Brief::of(&c.config, &c.built)?, c, most))
+        };
         let tried: Vec<(Brief, Candidate, f64)> =
             wave.into_par_iter().map(brief).collect::<Result<_, SimulateError>>()?;
         from = screened.len();
@@ -100,7 +101,7 @@ fn is_plain(config: &Config) -> bool {
 }
 
 /// Seconds of the slowest layout that would be told as things stand.
-fn slowest_told(screened: &[Screened]) -> f64 {
+fn slowest_told(screened: &[ScreenedCandidate]) -> f64 {
     let mut sorted: Vec<(f64, usize)> =
         screened.iter().map(|(brief, c)| (brief.seconds, c.number)).collect();
     sorted.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -120,7 +121,7 @@ fn slowest_told(screened: &[Screened]) -> f64 {
 /// behind them, or as many as fit; with each number the share of the optimizer on the GPUs that leaves nothing to be
 /// waited for, and the largest that fits; and with each of these shares, and with none, the same of the share that is updated
 /// ahead of the decision.
-fn choices(given: &Config, plain: &Candidate, brief: &Brief) -> Vec<Open> {
+fn choices(given: &Config, plain: &Candidate, brief: &Brief) -> Vec<OpenCandidate> {
     if !is_plain(&plain.config) || brief.exposed <= WORTH * brief.seconds {
         return Vec::new();
     }
@@ -143,7 +144,7 @@ fn choices(given: &Config, plain: &Candidate, brief: &Brief) -> Vec<Open> {
         if update_mode(config) != UpdateMode::Speculative
             || candidate.built.optimizer.is_speculative()
         {
-            all.push(Open { least, most, candidate });
+            all.push(OpenCandidate { least, most, candidate });
         }
     };
     let together = together(&config, &plain.built, brief);

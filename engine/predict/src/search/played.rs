@@ -4,8 +4,8 @@ use super::words::words;
 use super::{Candidate, Layout};
 use crate::changes;
 use crate::plan::memory_report;
-use crate::simulate::{SimulateError, Simulated, groups, simulate, summary};
-use config::{Config, Loaded, Placement};
+use crate::simulate::{SimulateError, SimulationReport, groups, simulate, summary};
+use config::{Config, LoadedConfig, Placement};
 use engine::dry_run::{alike, with_micro_batches};
 use layout::build::{RankLayout, lay_out, shape, speculated_share, vertical_width};
 use tensor_parallel::Ring;
@@ -14,11 +14,11 @@ use tensor_parallel::Ring;
 const MOST_MICRO_BATCHES: usize = 64;
 
 /// A layout with its step, played to the end if that is not too long.
-pub(super) fn layout(loaded: &Loaded, c: &Candidate) -> Result<Layout, SimulateError> {
+pub(super) fn layout(loaded: &LoadedConfig, c: &Candidate) -> Result<Layout, SimulateError> {
     let (config, built) = (&c.config, &c.built);
     let memory = memory_report(config, built);
-    let play = |config: &Config, built: &RankLayout| -> Result<Told, SimulateError> {
-        Ok(Told::of(&summary(config, &memory, &simulate(config, built)?)))
+    let play = |config: &Config, built: &RankLayout| -> Result<SimulatedStep, SimulateError> {
+        Ok(SimulatedStep::of(&summary(config, &memory, &simulate(config, built)?)))
     };
     let unit = alike(config, built);
     let extrapolated = built.micro_batches > MOST_MICRO_BATCHES.max(4 * unit)
@@ -33,7 +33,7 @@ pub(super) fn layout(loaded: &Loaded, c: &Candidate) -> Result<Layout, SimulateE
         let first = if resident { vertical_width(config) + 1 } else { 2 * unit };
         let half = (MOST_MICRO_BATCHES / 2).next_multiple_of(unit).max(first);
         let further = (built.micro_batches - half) / unit;
-        Told::extrapolated(&of(half)?, &of(half + unit)?, further as f64)
+        SimulatedStep::extrapolated(&of(half)?, &of(half + unit)?, further as f64)
     } else {
         play(config, built)?
     };
@@ -70,14 +70,14 @@ pub(super) fn layout(loaded: &Loaded, c: &Candidate) -> Result<Layout, SimulateE
 }
 
 /// A played step: seconds, operations of a GPU, and what it waits for.
-struct Told {
+struct SimulatedStep {
     seconds: f64,
     flops: f64,
     waits: Vec<(&'static str, f64)>,
 }
 
-impl Told {
-    fn of(simulated: &Simulated) -> Self {
+impl SimulatedStep {
+    fn of(simulated: &SimulationReport) -> Self {
         let seconds = simulated.step_seconds;
         let flops = simulated.hardware_tflops_per_gpu * 1e12 * seconds;
         Self { seconds, flops, waits: groups(&simulated.critical_path) }

@@ -1,6 +1,6 @@
 //! `onebox bench adam`, `gemm` and `collective`: what the cores and the memory of this machine do.
 
-use super::super::exit::{Failed, code};
+use super::super::exit::{CommandError, code};
 use super::super::{SimdArg, say};
 use super::shown;
 use crate::bench::{self, Collective, Product, Row, cases};
@@ -68,15 +68,15 @@ fn above(shares: impl IntoIterator<Item = f64>) -> &'static str {
      buffers that caches hold, both vary. Measure again with the machine idle, and with more data\n"
 }
 
-fn failed(error: device::Error) -> Failed {
-    Failed::new(code::RANK, error)
+fn failed(error: device::Error) -> CommandError {
+    CommandError::new(code::RANK, error)
 }
 
 fn threads(asked: Option<u16>) -> usize {
     asked.map_or_else(cores, usize::from)
 }
 
-pub(super) fn adam(args: &AdamArgs) -> Result<(), Failed> {
+pub(super) fn adam(args: &AdamArgs) -> Result<(), CommandError> {
     let params = args.params as usize;
     let only = args.simd.choose()?;
     let mut rows = Vec::new();
@@ -119,7 +119,7 @@ fn adam_text(rows: &[Row]) -> String {
         + above(rows.iter().map(|r| r.share_of_ceiling))
 }
 
-pub(super) fn gemm(args: &GemmArgs) -> Result<(), Failed> {
+pub(super) fn gemm(args: &GemmArgs) -> Result<(), CommandError> {
     let rows = Rows { rows: bench::products(threads(args.threads)).map_err(failed)? };
     shown(args.json, &rows, || gemm_text(&rows.rows))
 }
@@ -145,7 +145,7 @@ fn gemm_text(rows: &[Product]) -> String {
         + remark
 }
 
-pub(super) fn collective(args: &CollectiveArgs) -> Result<(), Failed> {
+pub(super) fn collective(args: &CollectiveArgs) -> Result<(), CommandError> {
     let bytes = u64::from(args.mib) << 20;
     let rows = bench::collectives(usize::from(args.ranks), bytes).map_err(failed)?;
     let rows = Rows { rows };

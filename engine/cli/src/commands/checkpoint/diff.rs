@@ -1,16 +1,16 @@
 //! `onebox checkpoint diff`.
 
-use super::super::exit::{Failed, code};
+use super::super::exit::{CommandError, code};
 use super::super::{print, print_json};
 use super::{failed, open};
 use checkpoint::inspect::{Distance, STATE_NAMES, config_differences, differences_of, distances};
 use checkpoint::{Checkpoint, Difference};
-use config::{Loaded, ResumeEffect};
+use config::{LoadedConfig, ResumeEffect};
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::path::Path;
 
-pub(super) fn run([a, b]: [&Path; 2], as_json: bool) -> Result<(), Failed> {
+pub(super) fn run([a, b]: [&Path; 2], as_json: bool) -> Result<(), CommandError> {
     let (a, b) = (open(a)?, open(b)?);
     let configs = config_differences(&a, &b).map_err(failed)?;
     let mut all = Vec::new();
@@ -22,12 +22,12 @@ pub(super) fn run([a, b]: [&Path; 2], as_json: bool) -> Result<(), Failed> {
     }
     match is_equal(&all) {
         true => Ok(()),
-        false => Err(Failed::silent(code::DIFFERS)),
+        false => Err(CommandError::silent(code::DIFFERS)),
     }
 }
 
 /// Refuses a change to anything but the layout.
-pub(super) fn only_layout(stored: &Loaded, now: &Loaded) -> Result<(), Failed> {
+pub(super) fn only_layout(stored: &LoadedConfig, now: &LoadedConfig) -> Result<(), CommandError> {
     let all = differences_of(stored, now);
     let other: Vec<_> = all.iter().filter(|d| d.effect == ResumeEffect::Experiment).collect();
     if other.is_empty() {
@@ -35,7 +35,7 @@ pub(super) fn only_layout(stored: &Loaded, now: &Loaded) -> Result<(), Failed> {
     }
     let lines: String = other.iter().map(|d| format!("\n  {d}")).collect();
     let why = format!("that is more than another layout; leave out what changes{lines}");
-    Err(Failed::new(code::CONFIG, why))
+    Err(CommandError::new(code::CONFIG, why))
 }
 
 fn is_equal(all: &[Distance]) -> bool {

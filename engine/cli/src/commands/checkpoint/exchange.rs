@@ -1,6 +1,6 @@
 //! `onebox checkpoint export` and `import`: models of Hugging Face's transformers.
 
-use super::super::exit::{Failed, code};
+use super::super::exit::{CommandError, code};
 use super::super::{ConfigArgs, data, missing_gpus, quoted, say};
 use super::{NewRun, failed, open, rewrite_failed, run_of};
 use ::data::Tokenizer;
@@ -8,8 +8,8 @@ use ::data::model_files::{ModelFileError, ModelFiles};
 use checkpoint::hugging_face::{ExportError, Folder, FolderError, Numbers, export, import};
 use checkpoint::inspect::Summary;
 use config::tokenizers::tokenizer_file;
-use config::{Loaded, Origin};
-use files::shown::Shown;
+use config::{LoadedConfig, Origin};
+use files::shown::PathText;
 use layout::build::lay_out;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -61,7 +61,7 @@ pub(in crate::commands) struct ImportArgs {
     config: ConfigArgs,
 }
 
-pub(super) fn exported(args: &ExportArgs) -> Result<(), Failed> {
+pub(super) fn exported(args: &ExportArgs) -> Result<(), CommandError> {
     let Format::Safetensors = args.to;
     let numbers = match args.dtype {
         Dtype::F32 => Numbers::F32,
@@ -84,7 +84,7 @@ pub(super) fn exported(args: &ExportArgs) -> Result<(), Failed> {
             }
             ExportError::Unequal { .. } => code::INTERNAL,
         };
-        Failed::new(code, error)
+        CommandError::new(code, error)
     })?;
     say(&format!(
         "{}: the {} parameters after step {}, read back bit for bit: {}",
@@ -96,11 +96,11 @@ pub(super) fn exported(args: &ExportArgs) -> Result<(), Failed> {
     Ok(())
 }
 
-pub(super) fn imported(args: &ImportArgs) -> Result<(), Failed> {
+pub(super) fn imported(args: &ImportArgs) -> Result<(), CommandError> {
     let loaded = args.config.load()?;
     let config = &loaded.config;
     if let Some(not_built) = config.not_built(&loaded.origins, missing_gpus) {
-        return Err(Failed::new(code::CONFIG, not_built));
+        return Err(CommandError::new(code::CONFIG, not_built));
     }
     let folder = Folder::open(&args.folder).map_err(unusable)?;
     refuse_bytes(&args.folder, &loaded)?;
@@ -128,7 +128,10 @@ pub(super) fn imported(args: &ImportArgs) -> Result<(), Failed> {
 }
 
 /// Refuses to train weights on bytes beside which a tokenizer stands, unless the config says that bytes are their tokens.
-fn refuse_bytes(folder: &Path, Loaded { config, origins, .. }: &Loaded) -> Result<(), Failed> {
+fn refuse_bytes(
+    folder: &Path,
+    LoadedConfig { config, origins, .. }: &LoadedConfig,
+) -> Result<(), CommandError> {
     let is_said = |(key, _, origin): &(String, String, Origin)| {
         key == "data.tokenizer" && *origin != Origin::Default
     };
@@ -136,17 +139,17 @@ fn refuse_bytes(folder: &Path, Loaded { config, origins, .. }: &Loaded) -> Resul
     match tokenizer_file(folder).filter(|_| bytes && !origins.iter().any(is_said)) {
         None => Ok(()),
         Some(name) => {
-            let folder = Shown(folder);
+            let folder = PathText(folder);
             let why = format!(
                 "data.tokenizer: {folder} has {name}, so its weights know tokens, and the config makes none of text: set it to a tokenizer.json \
                  or to its folder, or to None for weights that were trained on bytes"
             );
-            Err(Failed::new(code::CONFIG, why))
+            Err(CommandError::new(code::CONFIG, why))
         }
     }
 }
 
-pub(in crate::commands) fn unusable(error: impl Into<FolderError>) -> Failed {
+pub(in crate::commands) fn unusable(error: impl Into<FolderError>) -> CommandError {
     let error = error.into();
     let code = match error {
         FolderError::File(ModelFileError::Read { ref source, .. })
@@ -159,5 +162,5 @@ pub(in crate::commands) fn unusable(error: impl Into<FolderError>) -> Failed {
         FolderError::OtherModel { .. } => code::CONFIG,
         FolderError::Rewrite(error) => return rewrite_failed(error),
     };
-    Failed::new(code, error)
+    CommandError::new(code, error)
 }

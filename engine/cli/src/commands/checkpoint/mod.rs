@@ -6,10 +6,10 @@ pub(super) use exchange::unusable;
 mod reshard;
 mod show;
 
-use super::exit::{Failed, code};
+use super::exit::{CommandError, code};
 use super::{print, print_json, say, train};
 use checkpoint::inspect::{checkpoints_of, open_newest, verify};
-use checkpoint::rewrite::{RewriteError, Sealed};
+use checkpoint::rewrite::{RewriteError, SealedCheckpoint};
 use checkpoint::{Checkpoint, CheckpointError, RunFolder};
 use clap::Subcommand;
 use config::Config;
@@ -59,7 +59,7 @@ pub(super) enum CheckpointVerb {
     Import(exchange::ImportArgs),
 }
 
-pub(super) fn run(verb: &CheckpointVerb) -> Result<(), Failed> {
+pub(super) fn run(verb: &CheckpointVerb) -> Result<(), CommandError> {
     match verb {
         CheckpointVerb::Show { path, json } => show::run(path, *json),
         CheckpointVerb::Verify { path, json } => verified(path, *json),
@@ -70,7 +70,7 @@ pub(super) fn run(verb: &CheckpointVerb) -> Result<(), Failed> {
     }
 }
 
-fn verified(path: &Path, as_json: bool) -> Result<(), Failed> {
+fn verified(path: &Path, as_json: bool) -> Result<(), CommandError> {
     let (mut broken, mut unread, mut told) = (0, 0, Vec::new());
     let all = checkpoints_of(path).map_err(failed)?;
     for checkpoint in &all {
@@ -96,15 +96,17 @@ fn verified(path: &Path, as_json: bool) -> Result<(), Failed> {
         format!("{unread} of {of} could not be read, which says nothing of what is in it");
     match (broken, unread) {
         (0, 0) => Ok(()),
-        (0, _) => Err(Failed::new(code::IO, not_read)),
-        (_, 0) => Err(Failed::new(code::CHECKPOINT, format!("{broken} of {of} cannot be used"))),
-        _ => Err(Failed::new(code::CHECKPOINT, format!("{broken} of {of} cannot be used"))
+        (0, _) => Err(CommandError::new(code::IO, not_read)),
+        (_, 0) => {
+            Err(CommandError::new(code::CHECKPOINT, format!("{broken} of {of} cannot be used")))
+        }
+        _ => Err(CommandError::new(code::CHECKPOINT, format!("{broken} of {of} cannot be used"))
             .and(&not_read)),
     }
 }
 
 /// The newest whole one of what `path` names; what is broken is said.
-fn open(path: &Path) -> Result<Checkpoint, Failed> {
+fn open(path: &Path) -> Result<Checkpoint, CommandError> {
     let (found, broken) = open_newest(path).map_err(failed)?;
     broken.iter().for_each(|why| say(&format!("warning: {why}")));
     Ok(found)
@@ -129,7 +131,7 @@ impl NewRun {
         out: &Path,
         config: &Config,
         (tokenizer, beside): (Option<&Tokenizer>, ModelFiles),
-    ) -> Result<Self, Failed> {
+    ) -> Result<Self, CommandError> {
         let mut files = vec![(CONFIG, config.to_ron().into_bytes())];
         files.extend(tokenizer.map(|tokenizer| (TOKENIZER, tokenizer.bytes().to_owned())));
         let dir = RunDir::create_whole(out, &files).map_err(train::refused)?;
@@ -141,30 +143,30 @@ impl NewRun {
         self.dir.folder()
     }
 
-    fn finish(self, checkpoint: Sealed) -> Result<PathBuf, Failed> {
+    fn finish(self, checkpoint: SealedCheckpoint) -> Result<PathBuf, CommandError> {
         for (name, bytes) in &self.files {
-            self.dir.write_atomically(name, bytes).map_err(|e| Failed::new(code::IO, e))?;
+            self.dir.write_atomically(name, bytes).map_err(|e| CommandError::new(code::IO, e))?;
         }
         self.dir.keep(self.beside.files()).map_err(train::refused)?;
         checkpoint.publish().map_err(rewrite_failed)
     }
 }
 
-fn failed(error: CheckpointError) -> Failed {
+fn failed(error: CheckpointError) -> CommandError {
     let code = match &error {
         CheckpointError::Io { source, .. } if source.kind() == ErrorKind::NotFound => code::DATA,
         CheckpointError::Io { .. } => code::IO,
         CheckpointError::Broken { .. } => code::CHECKPOINT,
         CheckpointError::OtherModel { .. } => code::CONFIG,
     };
-    Failed::new(code, error)
+    CommandError::new(code, error)
 }
 
-fn rewrite_failed(error: RewriteError) -> Failed {
+fn rewrite_failed(error: RewriteError) -> CommandError {
     match error {
         RewriteError::Read(error) => failed(error),
-        RewriteError::Write { .. } => Failed::new(code::IO, error),
-        RewriteError::Source(_) => Failed::new(code::DATA, error),
-        RewriteError::Unequal { .. } => Failed::new(code::INTERNAL, error),
+        RewriteError::Write { .. } => CommandError::new(code::IO, error),
+        RewriteError::Source(_) => CommandError::new(code::DATA, error),
+        RewriteError::Unequal { .. } => CommandError::new(code::INTERNAL, error),
     }
 }

@@ -1,12 +1,12 @@
 //! `onebox checkpoint reshard`.
 
-use super::super::exit::{Failed, code};
+use super::super::exit::{CommandError, code};
 use super::super::{data, say};
 use super::{NewRun, failed, open, rewrite_failed, run_of, unusable};
 use ::data::model_files::ModelFiles;
 use checkpoint::inspect::Summary;
 use checkpoint::rewrite::reshard;
-use config::{Config, DeviceConfig, Loaded, load_stored};
+use config::{Config, DeviceConfig, LoadedConfig, load_stored};
 use layout::build::lay_out;
 use std::path::PathBuf;
 
@@ -28,7 +28,7 @@ pub(in crate::commands) struct ReshardArgs {
     sets: Vec<String>,
 }
 
-pub(super) fn run(args: &ReshardArgs) -> Result<(), Failed> {
+pub(super) fn run(args: &ReshardArgs) -> Result<(), CommandError> {
     let from = open(&args.path)?;
     let stored = Summary::read(from.path()).and_then(|s| s.config()).map_err(failed)?;
     let now = moved(&stored.config, from.config(), args)?;
@@ -51,12 +51,12 @@ pub(super) fn run(args: &ReshardArgs) -> Result<(), Failed> {
 }
 
 /// The stored config with another layout.
-fn moved(stored: &Config, ron: &str, args: &ReshardArgs) -> Result<Loaded, Failed> {
+fn moved(stored: &Config, ron: &str, args: &ReshardArgs) -> Result<LoadedConfig, CommandError> {
     let mut sets =
         vec![format!("parallel.tensor={}", args.tp), format!("parallel.data={}", args.dp)];
     if matches!(stored.device, DeviceConfig::Cpu { .. }) {
         sets.push(format!("device.count={}", args.tp.saturating_mul(args.dp)));
     }
     sets.extend(args.sets.iter().cloned());
-    load_stored(ron, &sets).map_err(|e| Failed::new(code::CONFIG, e))
+    load_stored(ron, &sets).map_err(|e| CommandError::new(code::CONFIG, e))
 }

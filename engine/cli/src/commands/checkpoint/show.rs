@@ -1,7 +1,7 @@
 //! `onebox checkpoint show`.
 
 use super::super::check::count;
-use super::super::exit::Failed;
+use super::super::exit::CommandError;
 use super::super::{print, print_json};
 use super::failed;
 use checkpoint::inspect::{Summary, TensorSummary, checkpoints_of};
@@ -9,7 +9,7 @@ use std::fmt::Write;
 use std::path::Path;
 use topology::{counted, format_bytes};
 
-pub(super) fn run(path: &Path, json: bool) -> Result<(), Failed> {
+pub(super) fn run(path: &Path, json: bool) -> Result<(), CommandError> {
     let all = checkpoints_of(path).map_err(failed)?;
     let newest = all.last().map_or(path, |newest| newest.as_path());
     let summary = Summary::read(newest).map_err(failed)?;
@@ -23,7 +23,7 @@ pub(super) fn run(path: &Path, json: bool) -> Result<(), Failed> {
     print(&text(&summary, &others)?)
 }
 
-fn text(summary: &Summary, others: &[String]) -> Result<String, Failed> {
+fn text(summary: &Summary, others: &[String]) -> Result<String, CommandError> {
     let config = summary.config().map_err(failed)?.config;
     let (m, p) = (&config.model, &config.parallel);
     let tensors = summary.tensors();

@@ -1,16 +1,16 @@
 //! `onebox plan --model`: whether a model of transformers can be trained on a box, how, and how fast.
 
-use super::super::exit::{Failed, code};
+use super::super::exit::{CommandError, code};
 use super::super::largest::of_states;
-use super::super::search::No;
+use super::super::search::FitFailure;
 use super::super::simulate::{failed, seconds};
 use super::super::{ConfigArgs, print, print_json, search};
 use super::PlanArgs;
 use crate::report::progress::si;
-use config::{Config, ConfigError, Family, Loaded, Origin, load_text_to_search};
+use config::{Config, ConfigError, Family, LoadedConfig, Origin, load_text_to_search};
 use predict::States;
 use predict::changes::arguments;
-use predict::search::{Found, Layout, search as search_layouts, search_bf16_moments};
+use predict::search::{Layout, SearchReport, search as search_layouts, search_bf16_moments};
 use predict::simulate::described;
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -40,21 +40,21 @@ struct Answer<'a> {
     sets: Option<Vec<String>>,
     /// A faster layout with bf16 Adam moments, where fp32 ones fit with parameters on the host or split parameters alone.
     #[serde(skip_serializing_if = "Option::is_none")]
-    bf16_moments: Option<Faster>,
+    bf16_moments: Option<FasterLayout>,
     #[serde(flatten)]
-    no: Option<No>,
-    search: &'a Found,
+    no: Option<FitFailure>,
+    search: &'a SearchReport,
 }
 
 /// A faster layout with other results.
 #[derive(Serialize)]
-struct Faster {
+struct FasterLayout {
     tokens_per_second: f64,
     /// `key=value`, for a config that names the model.
     sets: Vec<String>,
 }
 
-pub(super) fn run(args: &PlanArgs, model: &Path) -> Result<(), Failed> {
+pub(super) fn run(args: &PlanArgs, model: &Path) -> Result<(), CommandError> {
     if args.search && !args.json {
         // Layouts are told by their differences from a config of the model, which recomputes nothing.
         let plain: &[&str] = if is_given(args, "recompute") { &[] } else { &["recompute=None"] };
@@ -75,9 +75,12 @@ pub(super) fn run(args: &PlanArgs, model: &Path) -> Result<(), Failed> {
         }
         _ => None,
     }
-    .map(|Faster { tokens_per_second, sets }| Faster { tokens_per_second, sets: complete(&sets) });
-    let mut no = No::of(&loaded, &found, gpus);
-    no.iter_mut().flat_map(No::sets).for_each(|sets| *sets = complete(sets));
+    .map(|FasterLayout { tokens_per_second, sets }| FasterLayout {
+        tokens_per_second,
+        sets: complete(&sets),
+    });
+    let mut no = FitFailure::of(&loaded, &found, gpus);
+    no.iter_mut().flat_map(FitFailure::sets).for_each(|sets| *sets = complete(sets));
     if args.json {
         print_json(&Answer {
             parameters: found.parameters,
@@ -94,7 +97,7 @@ pub(super) fn run(args: &PlanArgs, model: &Path) -> Result<(), Failed> {
         let mut out = introduction(&loaded, &found);
         if let Some(best) = best {
             fits(&mut out, (best, &found), args.tokens, &complete(&best.sets));
-            if let Some(Faster { tokens_per_second, sets }) = &bf16_moments {
+            if let Some(FasterLayout { tokens_per_second, sets }) = &bf16_moments {
                 let (rate, with) = (si(*tokens_per_second), arguments(sets));
                 let _ = writeln!(
                     out,
@@ -110,7 +113,7 @@ pub(super) fn run(args: &PlanArgs, model: &Path) -> Result<(), Failed> {
         }
         print(&out)?;
     }
-    if best.is_some() { Ok(()) } else { Err(Failed::silent(code::DOES_NOT_FIT)) }
+    if best.is_some() { Ok(()) } else { Err(CommandError::silent(code::DOES_NOT_FIT)) }
 }
 
 /// Whether the user gives the key `name` a value.
@@ -125,28 +128,32 @@ fn is_slowed(best: &Layout, states: States) -> bool {
 }
 
 /// The fastest layout with bf16 Adam moments, if it has more than 1.05 times the `rate`, tokens a second.
-fn faster(loaded: &Loaded, gpus: Option<usize>, rate: f64) -> Result<Option<Faster>, Failed> {
+fn faster(
+    loaded: &LoadedConfig,
+    gpus: Option<usize>,
+    rate: f64,
+) -> Result<Option<FasterLayout>, CommandError> {
     let found = search_bf16_moments(loaded, gpus).map_err(failed)?;
     let best = found.and_then(|found| found.layouts.into_iter().next());
     let best = best.filter(|best| best.tokens_per_second > WORTH * rate);
-    Ok(best.map(|best| Faster { tokens_per_second: best.tokens_per_second, sets: best.sets }))
+    Ok(best.map(|best| FasterLayout { tokens_per_second: best.tokens_per_second, sets: best.sets }))
 }
 
 /// The GPUs to use: as many as the arguments say, or all of the box.
-fn gpus(args: &PlanArgs, loaded: &Loaded) -> Result<usize, Failed> {
+fn gpus(args: &PlanArgs, loaded: &LoadedConfig) -> Result<usize, CommandError> {
     let box_ = described(&loaded.config).map_err(failed)?;
     Ok(args.gpus.map_or(box_.gpus, usize::from))
 }
 
 /// The model on the box, with a batch and a sample that people fine-tune with; `--set` changes both.
-fn load(args: &PlanArgs, model: &Path, more: &[&str]) -> Result<Loaded, Failed> {
+fn load(args: &PlanArgs, model: &Path, more: &[&str]) -> Result<LoadedConfig, CommandError> {
     if args.on_box.on.is_none() {
         let help = "--model needs a box to plan for: --box NAME (`onebox boxes` lists them)";
-        return Err(Failed::new(2, help));
+        return Err(CommandError::new(2, help));
     }
     let absolute = model.canonicalize().map_err(|e| {
         let help = "nothing is downloaded: name a folder on this machine, or its config.json";
-        Failed::new(code::CONFIG, format!("cannot read {}: {e}; {help}", model.display()))
+        CommandError::new(code::CONFIG, format!("cannot read {}: {e}; {help}", model.display()))
     })?;
     let name = match absolute.is_dir() {
         true => absolute.file_name(),
@@ -161,7 +168,7 @@ fn load(args: &PlanArgs, model: &Path, more: &[&str]) -> Result<Loaded, Failed> 
             absolute.display().to_string()
         )
     };
-    let config = |e: ConfigError| Failed::new(code::CONFIG, e.without_text(&name));
+    let config = |e: ConfigError| CommandError::new(code::CONFIG, e.without_text(&name));
     let more = more.iter().map(ToString::to_string);
     let sets = args.sets.iter().cloned().chain(more).collect();
     let ConfigArgs { sets, .. } = args.on_box.with(&ConfigArgs { config: PathBuf::new(), sets })?;
@@ -177,7 +184,7 @@ fn load(args: &PlanArgs, model: &Path, more: &[&str]) -> Result<Loaded, Failed> 
     load(&text((!said).then_some(seq_len), global)).map_err(config)
 }
 
-fn introduction(loaded: &Loaded, found: &Found) -> String {
+fn introduction(loaded: &LoadedConfig, found: &SearchReport) -> String {
     let config = &loaded.config;
     let m = &config.model;
     let kind = match m.family {
@@ -218,7 +225,12 @@ fn settings(config: &Config, given: &[String], chosen: &[String]) -> Vec<String>
     sets
 }
 
-fn fits(out: &mut String, (best, found): (&Layout, &Found), tokens: Option<u64>, sets: &[String]) {
+fn fits(
+    out: &mut String,
+    (best, found): (&Layout, &SearchReport),
+    tokens: Option<u64>,
+    sets: &[String],
+) {
     let Layout { tensor, data, micro, micro_batches, words, .. } = best;
     let _ = writeln!(
         out,
@@ -257,7 +269,7 @@ fn fits(out: &mut String, (best, found): (&Layout, &Found), tokens: Option<u64>,
     let _ = writeln!(out, "  with a config of this model: {}", arguments(sets));
 }
 
-fn does_not_fit(out: &mut String, config: &Config, no: &No) {
+fn does_not_fit(out: &mut String, config: &Config, no: &FitFailure) {
     let lines = no.lacking.iter().flat_map(|lacking| lacking.lines(config, false));
     let remedies = no.remedies.iter();
     let remedies = remedies.map(|remedy| format!("it would fit with {}", arguments(&remedy.sets)));

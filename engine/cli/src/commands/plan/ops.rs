@@ -2,13 +2,13 @@
 //! large models have millions of them.
 
 use super::defect;
-use crate::commands::exit::{Failed, code};
+use crate::commands::exit::{CommandError, code};
 use crate::commands::seen;
 use crate::report::progress::si;
 use config::Config;
 use files::shown::lines;
 use layout::build::RankLayout;
-use predict::plan::{Op, Touched, list};
+use predict::plan::{Op, TouchedRange, list};
 use std::cell::RefCell;
 use std::io::{BufWriter, Result, Stdout, Write, stdout};
 use std::rc::Rc;
@@ -26,11 +26,12 @@ pub(super) fn run(
     config: &Config,
     built: &RankLayout,
     json: bool,
-) -> std::result::Result<(), Failed> {
+) -> std::result::Result<(), CommandError> {
     let out = BufWriter::with_capacity(1 << 16, stdout());
     let mut sink = Sink { out, json, listed: 0, written: Ok(()) };
     let (tensor, data) = (config.parallel.tensor, config.parallel.data);
-    let name = serde_json::to_string(&config.name).map_err(|e| Failed::new(code::INTERNAL, e))?;
+    let name =
+        serde_json::to_string(&config.name).map_err(|e| CommandError::new(code::INTERNAL, e))?;
     sink.written = match json {
         true => write!(
             sink.out,
@@ -84,7 +85,7 @@ impl Sink {
 }
 
 /// `x.0 block.0.params -> +grads`
-fn tensors(all: &[Touched]) -> String {
+fn tensors(all: &[TouchedRange]) -> String {
     let of = |read: bool| {
         let those = all.iter().filter(|t| (t.mode == "read") == read);
         let names: Vec<String> = those

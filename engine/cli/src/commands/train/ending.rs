@@ -3,7 +3,7 @@
 use super::super::of_machine;
 use super::Session;
 use super::watch::Watch;
-use crate::commands::exit::{Failed, code};
+use crate::commands::exit::{CommandError, code};
 use crate::commands::{quoted, say};
 use crate::generate::{
     ModelSource, Piece, Sampling, StopCondition, WeightSource, default_prompt, generate,
@@ -26,15 +26,15 @@ impl Session<'_> {
         outcome: &Outcome,
         watch: &mut Watch,
         seconds: f64,
-    ) -> Result<(), Failed> {
+    ) -> Result<(), CommandError> {
         let weights = self.dir.held().called(WEIGHTS);
         let owed = watch.not_saved.as_ref().filter(|(step, _)| *step == outcome.step);
         let owed = owed.map(|(step, why)| self.unsaved(watch, *step, why));
         if let Some(problem) = &outcome.weights_problem {
             let why = format!("the weights are not written to {}: {problem}", weights.display());
             return Err(match owed {
-                Some(owed) => Failed::new(code::NOT_SAVED, format!("{owed}\n{why}")),
-                None => Failed::new(code::IO, why),
+                Some(owed) => CommandError::new(code::NOT_SAVED, format!("{owed}\n{why}")),
+                None => CommandError::new(code::IO, why),
             });
         }
         let skipped = watch.last.map_or(0, |last| last.skipped_total);
@@ -44,7 +44,7 @@ impl Session<'_> {
         if let Some(steps) = outcome.diverged.or(hopeless) {
             let why = self.diverged(outcome, watch, steps);
             return Err(match self.dir.held().check() {
-                Ok(_) => Failed::new(code::NUMERIC, why),
+                Ok(_) => CommandError::new(code::NUMERIC, why),
                 Err(error) => self.moved(&error).and(&why),
             });
         }
@@ -56,8 +56,8 @@ impl Session<'_> {
             let (lines, path) = (watch.metrics.dropped(), self.dir.held().called(METRICS));
             let why = format!("{lines} lines are missing in {}", path.display());
             return Err(match owed {
-                Some(owed) => Failed::new(code::NOT_SAVED, format!("{owed}\n{why}")),
-                None => Failed::new(code::IO, why),
+                Some(owed) => CommandError::new(code::NOT_SAVED, format!("{owed}\n{why}")),
+                None => CommandError::new(code::IO, why),
             });
         }
         if outcome.complete || watch.last.is_some() {
@@ -66,12 +66,12 @@ impl Session<'_> {
         if outcome.complete {
             self.sample(outcome.weights_written, &watch.stop);
             self.next_commands();
-            return owed.map_or(Ok(()), |owed| Err(Failed::new(code::NOT_SAVED, owed)));
+            return owed.map_or(Ok(()), |owed| Err(CommandError::new(code::NOT_SAVED, owed)));
         }
         say(&self.interrupted(outcome, watch.saved));
         Err(match owed {
-            Some(owed) => Failed::new(code::NOT_SAVED, owed),
-            None => Failed::silent(code::INTERRUPTED),
+            Some(owed) => CommandError::new(code::NOT_SAVED, owed),
+            None => CommandError::silent(code::INTERRUPTED),
         })
     }
 

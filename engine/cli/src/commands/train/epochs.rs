@@ -1,18 +1,18 @@
 //! Runs of `train.epochs`.
 
 use super::super::data;
-use super::super::exit::Failed;
+use super::super::exit::CommandError;
 use super::TrainArgs;
 use ::data::Dataset;
-use config::{Config, DataOrder, Loaded};
+use config::{Config, DataOrder, LoadedConfig};
 use std::sync::Arc;
 use topology::counted;
 
 /// The config with steps instead of epochs. Only the data knows how many they are, so it is read here.
 pub(super) fn as_steps(
     args: &TrainArgs,
-    loaded: Loaded,
-) -> Result<(Loaded, Option<Arc<Dataset>>), Failed> {
+    loaded: LoadedConfig,
+) -> Result<(LoadedConfig, Option<Arc<Dataset>>), CommandError> {
     let config = &loaded.config;
     let Some(epochs) = config.train.epochs else { return Ok((loaded, None)) };
     let (_, data) = data::read_whole(config, (args.dry_run, args.quiet))?;

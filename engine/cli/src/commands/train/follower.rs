@@ -1,20 +1,20 @@
 //! `onebox train` in a process whose ranks are not the first: it writes its shares of checkpoints, and says nothing.
 
-use super::prepared::Looked;
+use super::prepared::MemoryDecision;
 use super::{TrainArgs, code_of, end_without};
-use crate::commands::exit::{Failed, code};
+use crate::commands::exit::{CommandError, code};
 use crate::commands::processes::Team;
 use crate::commands::resume::unusable;
 use crate::commands::signals::Signals;
 use crate::commands::weights::pretrained;
 use checkpoint::detours::RollbackHistory;
 use checkpoint::{Checkpoint, CheckpointError, RunFolder, open_named, open_step};
-use config::Loaded;
+use config::LoadedConfig;
 use data::Dataset;
 use engine::run::{RunOptions, StuckHandler, train};
 use engine::run_dir::RunDir;
 use files::directory::Directory;
-use files::held::Held;
+use files::held::LockedRunDir;
 use files::names::LOCK;
 use layout::build::RankLayout;
 use serde::{Deserialize, Serialize};
@@ -56,14 +56,14 @@ fn lock_of(dir: &Directory) -> io::Result<String> {
 
 /// The checkpoint to which a run is taken back.
 #[derive(Clone, Copy, Serialize, Deserialize)]
-pub(super) enum Next {
+pub(super) enum RollbackTarget {
     /// That of this step, in its own folder.
     Own(u64),
     /// The one that it has started from.
     Start,
 }
 
-impl Next {
+impl RollbackTarget {
     pub(super) fn of(dir: &RunDir, from: &Checkpoint) -> Self {
         if dir.folder().has(from) { Self::Own(from.step()) } else { Self::Start }
     }
@@ -72,15 +72,15 @@ impl Next {
 /// Everything that such a process has before the first step.
 pub(super) struct Follower<'a> {
     pub(super) args: &'a TrainArgs,
-    pub(super) loaded: &'a Loaded,
+    pub(super) loaded: &'a LoadedConfig,
     pub(super) built: &'a RankLayout,
     pub(super) data: &'a Arc<Dataset>,
-    pub(super) looked: &'a Looked,
+    pub(super) looked: &'a MemoryDecision,
     pub(super) team: &'a Team,
 }
 
 impl Follower<'_> {
-    pub(super) fn run(&self, signals: &Signals) -> Result<(), Failed> {
+    pub(super) fn run(&self, signals: &Signals) -> Result<(), CommandError> {
         let start: Start = self.team.first("start", None)?;
         let opened = self.open(&start);
         let (run, first) = self.team.all("ready", opened, |_| Vec::new())?;
@@ -91,12 +91,12 @@ impl Follower<'_> {
             let mut options = self.options((&start, signals), (from.clone(), &rollback_history))?;
             (options.weights, options.checkpoints) = (Some(Arc::clone(&run)), Some(folder.clone()));
             let ran = train(&self.loaded.config, self.built, self.data, &options, &mut |_| {});
-            ran.map_err(|error| Failed::new(code_of(&error), error))?;
-            let next: Option<Next> = self.team.first("next", None)?;
+            ran.map_err(|error| CommandError::new(code_of(&error), error))?;
+            let next: Option<RollbackTarget> = self.team.first("next", None)?;
             from = match next {
                 None => return Ok(()),
-                Some(Next::Start) => first.clone(),
-                Some(Next::Own(step)) => Some(Arc::new(earlier(&folder, step)?)),
+                Some(RollbackTarget::Start) => first.clone(),
+                Some(RollbackTarget::Own(step)) => Some(Arc::new(earlier(&folder, step)?)),
             };
             rollback_history = from.as_ref().map_or(rollback_history.clone(), |from| {
                 rollback_history.with_rollback(from.step())
@@ -105,19 +105,22 @@ impl Follower<'_> {
     }
 
     /// What the run goes on from, once this process sees the directory of process 0.
-    fn open(&self, start: &Start) -> Result<(Arc<Held>, Option<Arc<Checkpoint>>), Failed> {
+    fn open(
+        &self,
+        start: &Start,
+    ) -> Result<(Arc<LockedRunDir>, Option<Arc<Checkpoint>>), CommandError> {
         let directory = Directory::open(&start.dir);
         let seen = directory.and_then(|directory| Ok((lock_of(&directory)?, directory)));
         let why = match seen {
             Ok((lock, directory)) if lock == start.lock => {
                 let from = start.from.as_ref().map(|from| open_named(from).map(Arc::new));
                 let from = from.transpose().map_err(unusable)?;
-                return Ok((Held::by_another(directory), from));
+                return Ok((LockedRunDir::by_another(directory), from));
             }
             Ok(_) => "another file".to_owned(),
             Err(error) => error.to_string(),
         };
-        Err(Failed::new(
+        Err(CommandError::new(
             code::NO_RUN_DIR,
             format!(
                 "{}: its lock is not that of process 0 ({why}): the run directory must be on a file system that all nodes share",
@@ -130,7 +133,7 @@ impl Follower<'_> {
         &self,
         (start, signals): (&Start, &Signals),
         (from, rollback_history): (Option<Arc<Checkpoint>>, &RollbackHistory),
-    ) -> Result<RunOptions, Failed> {
+    ) -> Result<RunOptions, CommandError> {
         let pretrained = match from {
             None => pretrained(&self.loaded.config, &self.built.decoder)?,
             Some(_) => None,
@@ -153,7 +156,7 @@ impl Follower<'_> {
 }
 
 /// The checkpoint of `step` in the run's own `folder`.
-fn earlier(folder: &RunFolder, step: u64) -> Result<Checkpoint, Failed> {
+fn earlier(folder: &RunFolder, step: u64) -> Result<Checkpoint, CommandError> {
     let unreadable = |source| CheckpointError::Io { path: folder.path(), source };
     let found = folder.find().and_then(|found| found.ok_or_else(|| ErrorKind::NotFound.into()));
     let found = found.map_err(|error| unusable(unreadable(error)))?;

@@ -3,15 +3,15 @@
 use super::super::missing_gpus;
 use super::{TrainArgs, epochs, refused};
 use crate::commands::checkpoint::unusable;
-use crate::commands::exit::{Failed, code};
+use crate::commands::exit::{CommandError, code};
 use crate::commands::processes::Team;
 use crate::commands::weights::{self, pretrained};
 use crate::commands::{data, plan, print, resume, say, simulate};
 use ::data::model_files::ModelFiles;
 use ::data::{Dataset, Tokenizer, takes_from};
-use checkpoint::hugging_face::Pretrained;
+use checkpoint::hugging_face::PretrainedWeights;
 use checkpoint::{Checkpoint, RunFolder, newest_name, sizes};
-use config::{Config, DataFormat, Loaded};
+use config::{Config, DataFormat, LoadedConfig};
 use engine::run_dir::{RunDir, RunDirError, RunMode};
 use files::names::{CHECKPOINTS, FORKED, KEPT, RUNS, WEIGHTS};
 use layout::build::RankLayout;
@@ -23,24 +23,24 @@ use std::sync::Arc;
 use tracing::debug_span;
 
 /// What a run has before it writes anything.
-pub(super) struct Prepared {
-    pub(super) loaded: Loaded,
+pub(super) struct PreparedRun {
+    pub(super) loaded: LoadedConfig,
     pub(super) built: RankLayout,
     pub(super) tokenizer: Option<Tokenizer>,
     pub(super) data: Arc<Dataset>,
-    pub(super) looked: Looked,
+    pub(super) looked: MemoryDecision,
     pub(super) beside: ModelFiles,
     pub(super) mode: RunMode,
 }
 
 /// Checks everything and reads the data; nothing for a run that has finished.
-pub(super) fn prepare(args: &TrainArgs, team: &Team) -> Result<Option<Prepared>, Failed> {
+pub(super) fn prepare(args: &TrainArgs, team: &Team) -> Result<Option<PreparedRun>, CommandError> {
     let loaded = weights::load(&args.config, starts_anew(args), &|_, _| Vec::new());
-    let loaded = loaded.map_err(|(code, errors)| Failed::new(code, errors))?;
+    let loaded = loaded.map_err(|(code, errors)| CommandError::new(code, errors))?;
     let (mut loaded, early) = epochs::as_steps(args, loaded)?;
     choose(&mut loaded).map_err(simulate::failed)?;
     if let Some(not_built) = loaded.config.not_built(&loaded.origins, missing_gpus) {
-        return Err(Failed::new(code::CONFIG, not_built));
+        return Err(CommandError::new(code::CONFIG, not_built));
     }
     team.check(&loaded.config)?;
     let mode = match (args.resume, args.fork, args.overwrite) {
@@ -74,7 +74,7 @@ pub(super) fn prepare(args: &TrainArgs, team: &Team) -> Result<Option<Prepared>,
         Some(data) => data,
         None => debug_span!("data").in_scope(read)?,
     };
-    Ok(Some(Prepared { loaded, built, tokenizer, data, looked, beside, mode }))
+    Ok(Some(PreparedRun { loaded, built, tokenizer, data, looked, beside, mode }))
 }
 
 /// Whether its first step will be step 1, as far as the directory shows it: only such a run reads the weights of a folder.
@@ -86,9 +86,9 @@ fn starts_anew(args: &TrainArgs) -> bool {
     !(args.fork || args.resume && args.run_dir.as_ref().is_some_and(begun))
 }
 
-impl Prepared {
+impl PreparedRun {
     /// The directory, what the run goes on from, and the weights that it starts from.
-    pub(super) fn open(&self, args: &TrainArgs) -> Result<Opened, Failed> {
+    pub(super) fn open(&self, args: &TrainArgs) -> Result<OpenedRun, CommandError> {
         let (loaded, built, mode) = (&self.loaded, &self.built, self.mode);
         check_disk(loaded, built, (args.run_dir.as_deref(), mode))?;
         let create = || {
@@ -134,15 +134,15 @@ impl Prepared {
 }
 
 /// The directory, the checkpoint that a run goes on from, and the weights of a folder that it starts from.
-pub(super) type Opened = (RunDir, Option<Arc<Checkpoint>>, Option<Arc<Pretrained>>);
+pub(super) type OpenedRun = (RunDir, Option<Arc<Checkpoint>>, Option<Arc<PretrainedWeights>>);
 
 /// Refuses with numbers before anything is allocated. Only what is shown has its step counted. What the introduction
 /// says of memory: whose sockets are used, how checkpoints are written, where that is not plain.
 pub(in crate::commands) fn check_memory(
-    loaded: &Loaded,
+    loaded: &LoadedConfig,
     built: &RankLayout,
     show: bool,
-) -> Result<Looked, Failed> {
+) -> Result<MemoryDecision, CommandError> {
     let config = &loaded.config;
     let report = if show { plan::made(config, built)? } else { memory_report(config, built) };
     if show {
@@ -153,23 +153,23 @@ pub(in crate::commands) fn check_memory(
     let over = |limit: Option<u64>, bytes| limit.is_some_and(|limit| bytes > limit);
     if over(report.gpu.limit, report.gpu.bytes) {
         let why = "out of GPU memory before the first step: nothing was written";
-        return Err(Failed::new(code::DEVICE_MEMORY, why));
+        return Err(CommandError::new(code::DEVICE_MEMORY, why));
     }
     if let Some(why) = report.not_checked {
-        return Err(Failed::new(code::RANK, why));
+        return Err(CommandError::new(code::RANK, why));
     }
     if !report.fits {
         let why = "out of host memory before the first step: nothing was written";
-        return Err(Failed::new(code::HOST_MEMORY, why));
+        return Err(CommandError::new(code::HOST_MEMORY, why));
     }
     let words = loaded.chosen.iter().cloned().chain(report.placed).chain(report.saving);
     let words: Vec<String> = words.collect();
     let words = (!words.is_empty()).then(|| words.join("\n"));
-    Ok(Looked { words, copies_states: report.copies_states })
+    Ok(MemoryDecision { words, copies_states: report.copies_states })
 }
 
 /// What a look at the memories has decided for the run.
-pub(in crate::commands) struct Looked {
+pub(in crate::commands) struct MemoryDecision {
     /// Whose sockets are used, how checkpoints are written, where that is not plain.
     pub(super) words: Option<String>,
     /// Whether ranks copy their states and go on while these are written.
@@ -180,7 +180,7 @@ pub(in crate::commands) struct Looked {
 fn beside(
     (config, tokenizer): (&Config, Option<&Tokenizer>),
     (dir, mode): (Option<&Path>, RunMode),
-) -> Result<ModelFiles, Failed> {
+) -> Result<ModelFiles, CommandError> {
     let (beside, from) = match (dir, mode, &config.model.from) {
         (Some(dir), RunMode::Resume, _) if dir.join(KEPT).exists() => {
             return Ok(ModelFiles::default());
@@ -202,10 +202,10 @@ fn beside(
 
 /// Refuses a run whose first checkpoint, or whose weights where it saves none, find no room; warns where not all of it does.
 fn check_disk(
-    loaded: &Loaded,
+    loaded: &LoadedConfig,
     built: &RankLayout,
     (dir, mode): (Option<&Path>, RunMode),
-) -> Result<(), Failed> {
+) -> Result<(), CommandError> {
     let parameters = built.decoder.shape().parameters();
     // A fork goes beside its source.
     let beside =
@@ -221,7 +221,7 @@ fn check_disk(
     };
     let disk = disk.holding(&found, mode == RunMode::Overwrite);
     if let Some(why) = disk.refusal() {
-        return Err(Failed::new(code::IO, format!("{why}; nothing was written")));
+        return Err(CommandError::new(code::IO, format!("{why}; nothing was written")));
     }
     if let Some(why) = disk.shortage() {
         say(&format!("warning: {why}"));

@@ -1,7 +1,7 @@
 //! Taking a run back by itself when its steps come to nothing.
 
 use super::{Session, refused};
-use crate::commands::exit::{Failed, code};
+use crate::commands::exit::{CommandError, code};
 use crate::commands::say;
 use checkpoint::{self, Checkpoint};
 use engine::run::Outcome;
@@ -17,14 +17,14 @@ impl Session<'_> {
     pub(super) fn earlier(
         &self,
         (left, outcome): (u64, &Outcome),
-    ) -> Result<Option<Arc<Checkpoint>>, Failed> {
+    ) -> Result<Option<Arc<Checkpoint>>, CommandError> {
         let Some((from, to)) = outcome.diverged.filter(|_| left > 0) else { return Ok(None) };
         // Before anything is looked at or removed: it may be another run's.
         self.dir.held().check().map_err(|error| self.moved(&error))?;
         let failed = |error: &dyn Display| {
             let folder = self.dir.folder().path();
             let why = format!("{}: the run cannot be taken back: {error}", folder.display());
-            Failed::new(code::IO, why)
+            CommandError::new(code::IO, why)
         };
         let folder = self.dir.folder().find().map_err(|e| self.moved(&e))?;
         let found = folder.as_deref().map(|folder| checkpoint::newest_until(folder, from - 1));
@@ -55,10 +55,10 @@ impl Session<'_> {
     }
 
     /// The directory is not the run's any more, and nothing in it was touched.
-    pub(super) fn moved(&self, why: &io::Error) -> Failed {
+    pub(super) fn moved(&self, why: &io::Error) -> CommandError {
         let place = self.dir.held().place();
         let place =
             place.map_or_else(String::new, |place| format!("; it is {} now", place.display()));
-        Failed::new(code::NOT_SAVED, format!("{}: {why}{place}", self.dir.shown()))
+        CommandError::new(code::NOT_SAVED, format!("{}: {why}{place}", self.dir.shown()))
     }
 }

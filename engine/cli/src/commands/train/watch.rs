@@ -1,7 +1,7 @@
 //! What the messages of a run add up to: lines, progress, and when it is hopeless.
 
 use super::{Session, first_loss};
-use crate::report::progress::{Part, Progress, StepLine};
+use crate::report::progress::{Progress, ProgressCount, StepLine};
 use config::{Precision, UpdateMode};
 use engine::metrics::{MetricsWriter, StepMetrics};
 use engine::run::{Difference, Message, StepReport};
@@ -61,8 +61,8 @@ impl Watch {
                 }
             }
             Message::Evaluating { step, done, batches } => {
-                let steps = Part { done: step, of: config.train.steps };
-                self.progress.evaluating(steps, Part { done, of: batches });
+                let steps = ProgressCount { done: step, of: config.train.steps };
+                self.progress.evaluating(steps, ProgressCount { done, of: batches });
             }
             Message::Differs { step, places } => {
                 self.progress.warn(&format!(
