@@ -2,7 +2,7 @@
 //!
 //! Start with `step.rs`: one training step in program order.
 
-mod appended;
+mod append_file;
 pub mod dry_run;
 pub mod memory;
 pub mod metrics;

@@ -2,8 +2,8 @@
 //!
 //! A line goes out in one write (`Appended`). Where the run has event files for TensorBoard, these get the same.
 
-use crate::appended::AppendFile;
-pub use crate::appended::MetricsError;
+use crate::append_file::AppendFile;
+pub use crate::append_file::MetricsError;
 use crate::run::Difference;
 use crate::tensorboard::Events;
 use files::directory::Directory;

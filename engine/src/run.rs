@@ -1,36 +1,36 @@
 //! The rank threads of a run: one per GPU, each with its device and its part of the model, all walking the same
 //! program. What they have to say goes to the calling thread as plain messages.
 
+pub mod barrier;
+pub mod devices;
 mod evaluate;
 pub mod export;
 pub(crate) mod fault_point;
-pub(crate) mod host_jobs;
-pub mod load;
-pub mod meet;
+pub(crate) mod host_queue;
 pub mod messages;
-mod not_finite;
-pub mod open;
 pub mod options;
 pub mod outcome;
-mod runs;
+mod skip_cause;
+pub mod states;
 pub mod stop;
-mod verify;
+mod value_runs;
+mod verification;
 
+use crate::run::barrier::barrier;
 use crate::run::export::{ExportSummary, GatherContext, StateGatherer};
 pub use crate::run::fault_point::{FaultPoint, Watcher};
-use crate::run::host_jobs::host_queue_capacity;
-use crate::run::meet::barrier;
+use crate::run::host_queue::host_queue_capacity;
 use crate::run::messages::{ChannelItem, Listener};
 pub use crate::run::messages::{Difference, Message, StepReport};
-use crate::run::not_finite::SkipCause;
 pub use crate::run::options::{RunOptions, StuckHandler};
 pub use crate::run::outcome::{Outcome, ReadFailure, RunError};
+use crate::run::skip_cause::SkipCause;
 use crate::run::stop::{StopSignal, StopVote};
 use crate::save::{SavePoint, Saver};
 use crate::step::Trainer;
-pub use crate::train::init::Weights;
+pub use crate::train::initial_states::Weights;
 use crate::train::trainer::trainer;
-use checkpoint::detours::RollbackHistory;
+use checkpoint::rollback::RollbackHistory;
 use config::{Config, WeightsPolicy};
 use crossbeam_channel::RecvTimeoutError;
 use data::Dataset;

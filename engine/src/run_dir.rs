@@ -142,7 +142,7 @@ impl RunDir {
 
     /// The last step of the run in `dir`, if that has finished.
     pub fn finished_in(dir: &Path) -> Option<u64> {
-        let mut file = files::own::read(&dir.join(METRICS)).ok()?;
+        let mut file = files::regular_file::read(&dir.join(METRICS)).ok()?;
         let length = file.metadata().ok()?.len();
         file.seek(SeekFrom::Start(length.saturating_sub(TAIL))).ok()?;
         let mut tail = Vec::new();

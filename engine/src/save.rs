@@ -4,19 +4,19 @@
 //! Invariant: one checkpoint is written at a time. Who wants the next one waits for it, and so does the run's end.
 
 mod background;
-mod elsewhere;
 mod pace;
+mod remote;
 
 use self::background::Snapshot;
 use self::pace::Pace;
-use crate::run::meet::barrier;
+use crate::run::barrier::barrier;
 use crate::run::messages::{ChannelItem, Listener, Message, flush};
 use crate::run::{FaultPoint, RunOptions, Watcher};
 use checkpoint::RunFolder;
+use checkpoint::disk_space::{checkpoint_bytes, is_full, make_room};
 use checkpoint::folder::{clean, hint, retain_from};
 use checkpoint::manifest::{Control, Manifest, TensorEntry, states};
-use checkpoint::room::{checkpoint_bytes, is_full, make_room};
-use checkpoint::under_way::SaveProgress;
+use checkpoint::save_progress::SaveProgress;
 use checkpoint::write::{
     Fill, Pieces, RankRecord, UnfinishedCheckpoint, bytes, pieces, tensors, write_file,
 };

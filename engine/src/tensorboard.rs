@@ -4,7 +4,7 @@
 //! never an earlier one again. It begins with a session: at that, TensorBoard forgets the later steps of earlier files, which
 //! are trained again. What a crash tears at the end of a file ends that file for its reader.
 
-use crate::appended::{AppendFile, MetricsError};
+use crate::append_file::{AppendFile, MetricsError};
 use files::directory::Directory;
 use std::ffi::OsString;
 use std::time::{SystemTime, UNIX_EPOCH};

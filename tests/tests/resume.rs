@@ -8,7 +8,7 @@ mod places;
 #[path = "resume/told.rs"]
 mod told;
 
-use checkpoint::detours::RollbackHistory;
+use checkpoint::rollback::RollbackHistory;
 use checkpoint::{Checkpoint, RunFolder, newest};
 use engine::run::{FaultPoint, Message, ReadFailure, RunOptions, Watcher, train};
 use layout::build::lay_out;

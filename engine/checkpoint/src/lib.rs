@@ -5,7 +5,7 @@
 //! every byte is there; it leaves as `step-N.old`.
 
 mod compare;
-pub mod detours;
+pub mod disk_space;
 pub mod folder;
 pub mod header;
 pub mod hugging_face;
@@ -14,13 +14,14 @@ pub mod manifest;
 pub mod parsers;
 pub mod read;
 pub mod rewrite;
-pub mod room;
+pub mod rollback;
 mod run_folder;
+pub mod save_progress;
 mod span;
-pub mod under_way;
 pub mod write;
 
 pub use compare::{Difference, differences};
+pub use disk_space::room;
 pub use folder::newest;
 pub use folder::{
     gone, newest_name, newest_step_until, newest_until, open_named, open_step, remove_after,
@@ -28,7 +29,6 @@ pub use folder::{
 };
 pub use read::Checkpoint;
 pub use read::CheckpointReader;
-pub use room::room;
 pub use run_folder::RunFolder;
 
 use rustix::io::Errno;

@@ -3,7 +3,7 @@
 
 use super::header::is_name;
 use super::span::{Span, cover};
-use crate::detours::RollbackHistory;
+use crate::rollback::RollbackHistory;
 use config::{Config, Precision};
 use data::{Dataset, Identity};
 use offload::control;

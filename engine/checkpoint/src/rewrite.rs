@@ -1,10 +1,10 @@
 //! Checkpoints that no run writes: one laid out anew for other ranks, or one of imported weights. The files are, byte for
 //! byte, those that the ranks of such a run would write.
 
+use super::disk_space::{checkpoint_bytes, room};
 use super::header::{Entry, encode};
 use super::inspect::distances;
 use super::manifest::{Control, FileEntry, Hash, Manifest, RangeEntry};
-use super::room::{checkpoint_bytes, room};
 use super::write::{
     Piece, Pieces, RankRecord, UnfinishedCheckpoint, piece_entries, pieces, seal, tensors,
 };

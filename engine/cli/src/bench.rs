@@ -6,14 +6,14 @@ mod box_text;
 mod compute;
 mod copies;
 pub mod gpu_box;
-mod memory;
+mod node_memory;
 
 pub use adam::{Case, Row, adam, cases, state_name};
 pub(crate) use box_text::OUTPUT as BOX_OF_GPUS;
 pub use compute::{Collective, MatmulShape, Product, collectives, products};
 pub use copies::{Copies, TILE_BYTES, TileCopies, copies};
-use memory::Node;
-pub use memory::{NodeMemory, memory};
+use node_memory::Node;
+pub use node_memory::{NodeMemory, memory};
 
 use config::{Config, DeviceConfig};
 use data::Dataset;
@@ -24,7 +24,7 @@ use device::{
 };
 use engine::run::{Message, RunError, RunOptions, StepReport, train};
 use layout::build::RankLayout;
-use layout::{gpu, placement};
+use layout::{gpus, placement};
 use serde::Serialize;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -83,7 +83,7 @@ struct BenchPlace {
 fn place() -> BenchPlace {
     let Ok(machine) = Machine::discover() else { return BenchPlace::default() };
     let lone = topology::Request { tp: 1, dp: 1, ..topology::Request::default() };
-    let gpus: Vec<_> = gpu::machine().gpus.iter().map(|gpu| gpu.pci).collect();
+    let gpus: Vec<_> = gpus::machine().gpus.iter().map(|gpu| gpu.pci).collect();
     let Ok((placement, numbers)) = placement::place_on(&machine, &lone, &gpus) else {
         return BenchPlace::default();
     };

@@ -1,19 +1,19 @@
 //! Generates text with a trained model: the weights of a run, a checkpoint or a folder of transformers, on the cores or on one GPU.
 //! A KV cache holds the keys and values of earlier tokens, so that each new token costs one row of every product.
 
+mod compute_device;
 mod model;
-mod place;
 mod sampling;
 mod weights;
 
 use checkpoint::Checkpoint;
 use checkpoint::hugging_face::FolderError;
+pub use compute_device::ComputeDevice;
 use config::{Config, Precision};
 use data::{Decoder, Tokenizer};
 use device::cuda::WIDEST_HEAD;
 use device::random;
 use model::{Model, ModelSize, SampleTokens};
-pub use place::ComputeDevice;
 pub use sampling::{Sampling, StopCondition};
 use sampling::{Tail, draw};
 use std::path::{Path, PathBuf};

@@ -1,7 +1,7 @@
 //! Rules between keys of the data, and between them and the model.
 
 use super::checks::{Checks, Violation};
-use super::told::tokenizer_remedy;
+use super::model_folder::tokenizer_remedy;
 use super::train::UNREAD_STEPS;
 use super::{ControlTokens, DataConfig, DataFormat, Packing, TrainConfig, in_line};
 use topology::counted;

@@ -11,7 +11,7 @@ use super::reading::set;
 use super::reading::source::Span;
 use super::reading::tree::{Node, NodeKind};
 use super::reading::value::Complaint;
-use super::{Config, LoadedConfig, schema, told};
+use super::{Config, LoadedConfig, model_folder, schema};
 
 /// Reads the config at `path`, or from the standard input where that is `-`, applies the `--set` arguments, and checks everything.
 ///
@@ -199,7 +199,7 @@ fn read_all(
             reader.mark_bad(key);
         }
     }
-    told::refuse_bytes(&mut reader, &config.model, &config.data);
+    model_folder::refuse_bytes(&mut reader, &config.model, &config.data);
     checks::all(&mut reader, &config, further.of_machine);
     if reader.problems.is_empty() {
         let (mut origins, source, ignored) = (reader.origins, text.to_string(), reader.ignored);

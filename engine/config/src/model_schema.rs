@@ -3,7 +3,7 @@
 use super::reading::report::Problem;
 use super::reading::section::Section;
 use super::transformers::{self, COMPARED, ComparedKey, FolderModel};
-use super::{ModelConfig, Origin, told};
+use super::{ModelConfig, Origin, model_folder};
 
 /// Reads the section `model`.
 pub(super) fn model(s: &mut Section<'_, '_>) -> ModelConfig {
@@ -12,7 +12,7 @@ pub(super) fn model(s: &mut Section<'_, '_>) -> ModelConfig {
         // What cannot be read is reported; nothing more is asked for then.
         folder = match from {
             _ if !s.reader.ok(&["model.from"]) => Some(transformers::none()),
-            Some(path) => told::of_folder(s.reader, "model.from", path),
+            Some(path) => model_folder::of_folder(s.reader, "model.from", path),
             None => None,
         };
         folder.as_ref().map(|folder| folder.model.clone())

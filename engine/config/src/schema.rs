@@ -1,8 +1,8 @@
 //! A whole config.
 
 use super::declare::{choice, section};
+use super::model_folder;
 use super::reading::section::KeyDefault;
-use super::told;
 use super::{BatchConfig, DataConfig, DeviceConfig, LossScaleConfig, ModelConfig, OffloadConfig};
 use super::{OptimizerConfig, ParallelConfig, SampleConfig, ScheduleConfig, TrainConfig};
 use super::{model_schema, write};
@@ -54,7 +54,7 @@ section! {
         host_checkpoints: bool = flag(KeyDefault::Default(false)), resume: Placement;
         /// Text or tokens.
         data: DataConfig = section(|s| {
-            let tokenizer = told::tokenizer_of_folder(s.reader, &model);
+            let tokenizer = model_folder::tokenizer_of_folder(s.reader, &model);
             DataConfig::read(s, tokenizer)
         });
         /// The text that a run writes after its last step.

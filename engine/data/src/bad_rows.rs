@@ -1,9 +1,9 @@
 //! Rows of a data set that are not taken, and why.
 
+use super::ignored_keys::IgnoredKeyCounts;
 use super::origins::RowLocation;
-use super::unread::IgnoredKeyCounts;
 use crate::chat::TOO_LONG;
-use files::shown::PathText;
+use files::path_text::PathText;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::Path;

@@ -3,11 +3,11 @@
 //! Invariant: sample i of step k is a function of (seed, k, i) only, never of rank or layout, so a resumed or re-sharded run
 //! needs no replay.
 
-use super::turns::SourceMix;
+use super::mixing::SourceMix;
 use super::{Corpus, Identity, behind, warn_of_overlap};
 use config::{DataOrder, Source};
 use device::random;
-use files::shown::PathText;
+use files::path_text::PathText;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_128;

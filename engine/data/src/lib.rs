@@ -9,78 +9,78 @@ use std::sync::RwLock;
 use device::random;
 use topology::{counted, format_bytes};
 
-use ::files::shown::PathText;
+use ::files::path_text::PathText;
 use config::{DataConfig, DataFormat, DataOrder, Packing};
 
 mod bad_rows;
+mod cache_file;
 pub mod chat;
-mod checked;
+mod checks;
+mod chunks;
 mod cores;
-mod cuts;
+mod data_files;
 mod dataset;
 mod document;
 mod documents;
-mod files;
 mod fill;
 mod identity;
+mod ignored_keys;
+pub mod inspect;
 mod kind;
-mod left_out;
 mod lengths;
-mod listed;
-pub mod look;
-mod made;
+mod listed_tokens;
 mod mask;
 mod megatron;
+mod mixing;
 pub mod model_files;
 pub mod open;
 mod order;
 mod origins;
 mod pack;
-mod parts;
-mod plain;
 mod prepare;
 mod prepared;
 mod problem;
 pub mod progress;
 mod read;
-mod rowed;
+mod revalidate;
+mod row_cache;
+mod row_source;
 mod rows;
-mod sealed;
+mod skipped_files;
+mod split_points;
 mod store;
-mod text;
+mod text_model;
+mod text_source;
+mod token_cache;
 pub mod token_part;
 mod tokenizer;
-mod tokens;
-mod touched;
-mod turns;
-mod unread;
 mod untrusted;
 mod utf8;
 
-pub use checked::Checks;
-use checked::DataFindings;
+pub use checks::Checks;
+use checks::DataFindings;
+pub use chunks::ChunkSizes;
 pub use cores::texts_at_once;
 pub use dataset::Dataset;
 pub use dataset::{Sample, SourceCorpora};
 pub use document::Document;
 use documents::{Documents, SampleCapacity};
 pub use identity::Identity;
-pub use left_out::SkippedFiles;
-pub use look::DataInspection;
+pub use inspect::DataInspection;
 use megatron::Index;
 pub use origins::Origin;
-pub use parts::ChunkSizes;
 pub use prepare::{Preparation, PrepareError, PreparedData};
 pub use problem::{DataError, Problem};
 use problem::{Failure, at, in_key};
-pub use rowed::BYTES_AT_ONCE;
-pub use rowed::RowSource;
+pub use row_source::BYTES_AT_ONCE;
+pub use row_source::RowSource;
 pub use rows::Rows;
+pub use skipped_files::SkippedFiles;
 pub use store::ReadError;
 use store::Store;
-pub use text::TextSource;
+pub use text_source::TextSource;
+pub use token_cache::Cache;
 pub use tokenizer::{Decoder, Tokenizer};
-pub use tokens::Cache;
 pub use utf8::Utf8Error;
 
 /// The key of the data that would take what a run writes into `directory`.
@@ -88,7 +88,7 @@ pub fn takes_from(data: &DataConfig, directory: &Path) -> Option<&'static str> {
     let named = [("data.train", &data.train), ("data.validation", &data.validation)];
     let mut takes = named
         .into_iter()
-        .filter(|(_, sources)| sources.paths().any(|text| files::takes_from(text, directory)));
+        .filter(|(_, sources)| sources.paths().any(|text| data_files::takes_from(text, directory)));
     takes.next().map(|(key, _)| key)
 }
 

@@ -273,7 +273,7 @@ impl Masks {
 
 #[cfg(test)]
 mod tests {
-    use super::super::files::tests::{folder, path};
+    use super::super::data_files::tests::{folder, path};
     use super::super::megatron;
     use super::super::{Checks, Corpus, CorpusSplit, DataError, SampleSettings};
     use super::*;

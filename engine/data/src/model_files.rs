@@ -6,7 +6,7 @@ use config::DataConfig;
 use config::transformers::pointer;
 use files::names::TOKENIZER;
 use files::names::{FILES, KEPT};
-use files::own::open_at;
+use files::regular_file::open_at;
 use rustix::fs::{CWD, OFlags};
 use std::fs::File;
 use std::io::{self, Read};

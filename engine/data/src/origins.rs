@@ -1,6 +1,6 @@
 //! Where documents came from: the line of their file, or their number in its index.
 
-use files::shown::PathText;
+use files::path_text::PathText;
 use std::fmt;
 use std::path::{Path, PathBuf};
 

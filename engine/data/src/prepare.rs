@@ -5,23 +5,23 @@
 //! trains on a half.
 
 use super::bad_rows::BadRows;
-use super::checked::Checks;
+use super::checks::Checks;
+use super::chunks::{ChunkSizes, TextChunks, TextPosition};
 use super::mask;
 use super::open::open_regular;
-use super::parts::{ChunkSizes, TextChunks, TextPosition};
 use super::prepared::{self, MANIFEST, Manifest, PreparedPart, SourceText, VERSION, partial};
 use super::problem::{DataError, Failure, Problem, at, in_key, settle};
 use super::progress::{Progress, Reading};
 use super::read::{SourceFiles, named};
 use super::rows::Lines;
 use super::store::{TokenFile, failure};
-use super::text::text_files;
+use super::text_source::text_files;
+use super::token_cache::Cache;
 use super::token_part::{self, TokenPart, hex};
-use super::tokens::Cache;
 use super::{RowSource, Tokenizer};
 use config::DataFormat;
 use files::durable::sync_folder;
-use files::shown::PathText;
+use files::path_text::PathText;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, BufReader, Seek, SeekFrom};

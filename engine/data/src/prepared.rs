@@ -1,10 +1,10 @@
 //! The folders that `onebox data prepare` makes, the list of what stands in them, and those of them that a run may not take.
 
 use super::bad_rows::BadRows;
-use super::parts::TextPosition;
+use super::chunks::TextPosition;
 use super::problem::{Failure, Problem, at};
 use super::token_part::{FileFault, FileRecord};
-use files::shown::PathText;
+use files::path_text::PathText;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};

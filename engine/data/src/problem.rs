@@ -1,10 +1,10 @@
 //! Why a run has no tokens, in words that name the key, the file and the remedy.
 
 use super::bad_rows::BadRows;
-use super::left_out::SkippedFiles;
+use super::skipped_files::SkippedFiles;
 use super::utf8::Utf8Error;
 use config::DataFormat;
-use files::shown::PathText;
+use files::path_text::PathText;
 use std::io;
 use std::path::{Path, PathBuf, absolute};
 use topology::format_bytes;

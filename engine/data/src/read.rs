@@ -2,19 +2,19 @@
 
 use super::Corpus;
 use super::bad_rows::BadRows;
-use super::checked::{Checks, TextVerdicts};
-use super::files::{NamedFiles, find_files, held_out_among};
+use super::checks::{Checks, TextVerdicts};
+use super::data_files::{NamedFiles, find_files, held_out_among};
 use super::kind::{self, FileKind};
-use super::left_out::SkippedFiles;
 use super::mask::{self, Mask};
 use super::megatron::{self, Dtype, Index};
 use super::open::open_regular;
 use super::origins::RowLocation;
 use super::prepared;
 use super::problem::{Failure, Problem, at, settle};
+use super::skipped_files::SkippedFiles;
 use super::store::{ReadError, Store, TokenFile};
 use config::{DataFormat, Packing};
-use files::shown::PathText;
+use files::path_text::PathText;
 use std::fs::File;
 use std::io::Seek;
 use std::path::{Path, PathBuf};

@@ -6,7 +6,7 @@
 
 use super::open::open_regular;
 use super::problem::{Failure, Problem};
-use files::shown::PathText;
+use files::path_text::PathText;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, Metadata};
 use std::ops::Range;
@@ -418,7 +418,7 @@ pub(super) fn largest(bytes: &[u8], width: usize) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::files::tests::folder;
+    use super::super::data_files::tests::folder;
     use super::*;
     use std::fs;
     use tempfile::TempDir;

@@ -1,6 +1,6 @@
 //! Tokens in the order of the files, checked, parted, drawn.
 
-use super::files::tests::{TREE, folder, path};
+use super::data_files::tests::{TREE, folder, path};
 use super::*;
 use std::fs::{self, File};
 use std::os::unix::fs::{PermissionsExt, symlink};

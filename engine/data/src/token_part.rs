@@ -9,7 +9,7 @@ use super::open::open_regular;
 use super::problem::Problem;
 use super::store::{ReadError, TokenFile, widened};
 use files::durable::sync_folder;
-use files::shown::PathText;
+use files::path_text::PathText;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};

@@ -1,10 +1,10 @@
 //! `tokenizer.json`, as Hugging Face's tokenizers write it: text to tokens and back.
 
-use super::cuts::Cuts;
-use super::listed::{FILES, ListedToken, listed};
+use super::listed_tokens::{FILES, ListedToken, listed};
 use super::open::open_regular;
+use super::split_points::Cuts;
 use super::untrusted::TokenSpans;
-use super::{Problem, plain, untrusted};
+use super::{Problem, text_model, untrusted};
 use config::tokenizers::unread_tokenizers;
 use config::transformers::pointer;
 use std::collections::BTreeSet;
@@ -92,7 +92,7 @@ impl Tokenizer {
         if vocab == 0 {
             return Err(wrong("it has no token".into()));
         }
-        let plain = plain::model(&inner).map_err(wrong)?;
+        let plain = text_model::model(&inner).map_err(wrong)?;
         let added = inner.get_added_tokens_decoder();
         let normalizes = inner.get_normalizer().is_some()
             && added.values().any(|token| token.special && token.normalized);

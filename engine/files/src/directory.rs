@@ -1,7 +1,7 @@
 //! A directory that is held open. Names in it are names in the directory that was opened: who moves it, or puts another one
 //! or a link in its place, changes nothing of what is done here.
 
-use super::own::{Identity, checked, identity};
+use super::regular_file::{Identity, checked, identity};
 use rustix::fs::{
     AtFlags, CWD, Dir, Mode, OFlags, StatVfs, fstatvfs, mkdirat, openat, renameat, statat, unlinkat,
 };
@@ -85,7 +85,7 @@ impl Directory {
 
     /// Where it is now, as the system knows it; none where that is not known.
     pub(super) fn place(&self) -> Option<PathBuf> {
-        super::own::name_of(&self.file).ok()
+        super::regular_file::name_of(&self.file).ok()
     }
 
     /// Whether it is the one that `other` is.

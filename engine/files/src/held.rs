@@ -2,7 +2,7 @@
 
 use super::directory::Directory;
 use super::names::LOCK;
-use super::own::{identity, other};
+use super::regular_file::{identity, other};
 use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind, Write};
 use std::path::{Display, Path, PathBuf};

@@ -6,8 +6,8 @@ pub mod held;
 pub mod json;
 pub mod names;
 pub mod output;
-pub mod own;
-pub mod shown;
+pub mod path_text;
+pub mod regular_file;
 pub mod utc;
 
 /// The version of onebox, with the commit that a release is built from where that is known.

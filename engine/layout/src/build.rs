@@ -1,7 +1,7 @@
 //! From a config to handles: every byte of a rank, laid out once, the same for all ranks.
 
 use crate::batches::BatchLayout;
-use crate::gpu_room;
+use crate::gpu_memory;
 use crate::placement::{kernel_threads, virtual_threads};
 use config::{self, Accumulate, BoxConfig, Config, DeviceConfig, Family, ModelConfig};
 use config::{Master, Moments, OptimizerConfig, OptimizerKind, Transfer, UpdateMode};
@@ -203,7 +203,7 @@ pub fn device_limit(config: &Config, plan: &Plan) -> Option<u64> {
         DeviceConfig::Sim { box_, .. } => {
             Some(box_.gpu_memory.saturating_sub(reserved_bytes(box_)))
         }
-        DeviceConfig::Cuda => gpu_room::memory_budget(config, plan).ok().map(|room| room.limit),
+        DeviceConfig::Cuda => gpu_memory::memory_budget(config, plan).ok().map(|room| room.limit),
     }
 }
 

@@ -2,8 +2,8 @@
 
 pub mod batches;
 pub mod build;
-pub mod gpu;
-pub mod gpu_room;
-pub mod here;
+pub mod gpu_memory;
+pub mod gpus;
+pub mod local_ranks;
 pub mod placement;
-pub mod runs;
+pub mod segment_runs;

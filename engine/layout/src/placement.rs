@@ -1,7 +1,7 @@
 //! Where the ranks of a run go on this machine.
 
-use crate::gpu;
-use crate::here;
+use crate::gpus;
+use crate::local_ranks;
 use config::{Config, DeviceConfig};
 use std::sync::OnceLock;
 use topology::{
@@ -24,12 +24,12 @@ pub(crate) fn virtual_threads(config: &Config, host: HostBytes) -> usize {
     let wanted = Request { seats: Seats::Virtual, ..request(config, host) };
     let placed = this_machine().and_then(|machine| place(machine, &wanted).ok());
     let least = placed.and_then(|all| all.ranks.iter().map(|rank| rank.cpus.len()).min());
-    kernel_threads(cores(), here::ranks(config), least.filter(|cpus| *cpus > 0))
+    kernel_threads(cores(), local_ranks::ranks(config), least.filter(|cpus| *cpus > 0))
 }
 
 /// What is to be placed on this machine for `config`, each of whose ranks takes `host`.
 pub fn request(config: &Config, host: HostBytes) -> Request {
-    let (tp, dp) = here::grid(config);
+    let (tp, dp) = local_ranks::grid(config);
     Request {
         tp,
         dp,
@@ -51,8 +51,8 @@ pub struct Places {
 
 /// Places the ranks, each of which takes `host`, and says where.
 pub fn places(config: &Config, host: HostBytes, bind: bool) -> Places {
-    let (gpus, world_size) = (gpus(config), here::ranks(config));
-    if let Some(few) = gpu::few_queues().filter(|_| !gpus.is_empty()) {
+    let (gpus, world_size) = (gpus(config), local_ranks::ranks(config));
+    if let Some(few) = gpus::few_queues().filter(|_| !gpus.is_empty()) {
         tracing::warn!("{few}");
     }
     let mut places = Places { ranks: Vec::new(), gpus: round_robin(gpus.len(), world_size) };
@@ -79,7 +79,8 @@ pub fn places(config: &Config, host: HostBytes, bind: bool) -> Places {
                 place.reasons.iter().for_each(|reason| tracing::info!("  {reason}"));
             }
             // By rank of the run; no thread of this process asks for the places of others.
-            let place = |rank| placement.ranks[here::number(config, rank).unwrap_or(0)].clone();
+            let place =
+                |rank| placement.ranks[local_ranks::number(config, rank).unwrap_or(0)].clone();
             places.ranks = (0..config.world_size()).map(place).collect();
         }
     }
@@ -89,7 +90,7 @@ pub fn places(config: &Config, host: HostBytes, bind: bool) -> Places {
 /// Where CUDA says its GPUs are, by its numbers; none for a run without.
 pub fn gpus(config: &Config) -> Vec<Option<PciAddress>> {
     match config.device {
-        DeviceConfig::Cuda => gpu::machine().gpus.iter().map(|gpu| gpu.pci).collect(),
+        DeviceConfig::Cuda => gpus::machine().gpus.iter().map(|gpu| gpu.pci).collect(),
         DeviceConfig::Cpu { .. } | DeviceConfig::Sim { .. } => Vec::new(),
     }
 }

@@ -10,7 +10,7 @@ use config::{
 };
 use device::Arena;
 use layout::build::{RankLayout, lay_out};
-use layout::gpu::is_sound;
+use layout::gpus::is_sound;
 use rayon::prelude::*;
 use topology::format_bytes;
 

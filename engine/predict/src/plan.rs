@@ -21,8 +21,8 @@ use engine::memory::{
     is_virtual, letters, of_this_machine,
 };
 use layout::build::{RankLayout, device_bytes, device_limit, reserved_bytes};
-use layout::gpu_room;
-use layout::here;
+use layout::gpu_memory;
+use layout::local_ranks;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use topology::{HostBytes, format_bytes};
@@ -165,7 +165,7 @@ pub fn memory_report(config: &Config, built: &RankLayout) -> Report {
         host_per_rank.pools.sort_by_key(|pool| std::cmp::Reverse(pool.bytes));
     }
     let host = built.host_bytes(config);
-    let planned = (host.staging + host.states + copy) * here::ranks(config) as u64;
+    let planned = (host.staging + host.states + copy) * local_ranks::ranks(config) as u64;
     let saving = memory::saving(config, built, &memories);
     let Memories { nodes, placed, limited, .. } = memories;
     let binding = binding(&limited, is_virtual(config));
@@ -227,7 +227,7 @@ fn beside_on_gpu(config: &Config, built: &RankLayout) -> Vec<Pool> {
     let parts = match &config.device {
         DeviceConfig::Cpu { .. } => Vec::new(),
         DeviceConfig::Cuda => {
-            gpu_room::memory_budget(config, &built.plan).map_or(Vec::new(), |room| room.overheads)
+            gpu_memory::memory_budget(config, &built.plan).map_or(Vec::new(), |room| room.overheads)
         }
         DeviceConfig::Sim { box_, .. } => vec![("CUDA context and NCCL", reserved_bytes(box_))],
     };
@@ -238,7 +238,7 @@ fn beside_on_gpu(config: &Config, built: &RankLayout) -> Vec<Pool> {
 /// Why the GPUs' memory is not looked at, where it is not.
 fn not_checked(config: &Config, built: &RankLayout) -> Option<String> {
     let cuda = config.device == DeviceConfig::Cuda;
-    cuda.then(|| gpu_room::memory_budget(config, &built.plan).err()).flatten()
+    cuda.then(|| gpu_memory::memory_budget(config, &built.plan).err()).flatten()
 }
 
 fn memory(what: &str, built: &RankLayout, arena: Arena) -> Memory {

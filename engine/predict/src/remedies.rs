@@ -9,7 +9,7 @@ use config::{
     SpeculatedFraction, UpdateMode,
 };
 use layout::build::{lay_out, shape};
-use layout::gpu::is_sound;
+use layout::gpus::is_sound;
 use rayon::prelude::*;
 use serde::Serialize;
 use topology::available_memory;

@@ -5,7 +5,7 @@ use super::plan::memory_report;
 use super::simulate::{Schedule, SimulateError, mean_step, simulate};
 use config::{Config, Placement, Transfer, UpdateMode, in_line};
 use layout::build::{lay_out, speculated_share, update_mode, vertical_width};
-use layout::gpu::is_sound;
+use layout::gpus::is_sound;
 
 /// Micro-batches whose first forward passes go together.
 const TOGETHER: usize = 8;

@@ -20,7 +20,7 @@ use crate::changes::{self, divisors};
 use crate::plan::fits;
 use crate::simulate::{SimulateError, described};
 use ::layout::build::{RankLayout, lay_out, micro_batches, shape, vertical_width};
-use ::layout::gpu::is_sound;
+use ::layout::gpus::is_sound;
 use config::{ALL_TOGETHER, Config, LoadedConfig, OffloadConfig, ParameterPlace};
 use offload::GradAccumulation;
 use rayon::prelude::*;

@@ -12,7 +12,7 @@ use data::Corpus;
 use crate::run::RunOptions;
 
 use crate::train::trainer::trainer;
-use checkpoint::detours::RollbackHistory;
+use checkpoint::rollback::RollbackHistory;
 use config::Config;
 use data::Dataset;
 use device::cuda::{self, CudaOptions, Peers};

@@ -1,16 +1,16 @@
 //! What a run takes of the memories of this machine, and how its checkpoints are written, which depends on that.
 
-mod beside;
 mod data;
+mod host_overhead;
 mod saving;
 
-pub use beside::{beside, letters};
 pub use data::DataMemory;
+pub use host_overhead::{beside, letters};
 pub use saving::{checkpoint_copy, decided, saved_states, saving};
 
 use config::{Config, DeviceConfig};
 use layout::build::{RankLayout, device_bytes, device_limit};
-use layout::here;
+use layout::local_ranks;
 use layout::placement::{self, this_machine};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -92,7 +92,7 @@ impl Memories {
 /// The nodes of this machine under the ranks, each of which has `copy` bytes more than the plan says for a checkpoint.
 pub fn of_this_machine(config: &Config, built: &RankLayout, copy: u64) -> HostNodes {
     let host = built.host_bytes(config);
-    let planned = (host.staging + host.states + copy) * here::ranks(config) as u64;
+    let planned = (host.staging + host.states + copy) * local_ranks::ranks(config) as u64;
     let data = DataMemory::of(config).ok().flatten().unwrap_or_default();
     let data = (planned + data.tokens + data.documents).max(data.reading);
     let bytes = data + beside(config, built, planned);

@@ -2,9 +2,9 @@
 //! order whatever the layout was. Tensors are put together a window at a time, by all kernel threads of all ranks, while one
 //! thread hashes and writes the window before.
 
-use crate::run::meet::barrier;
+use crate::run::barrier::barrier;
 use crate::run::options::RunOptions;
-use crate::run::runs::ValueRuns;
+use crate::run::value_runs::ValueRuns;
 use checkpoint::room;
 use device::Communicator;
 use device::{Device, Error, Rank, Tensor};

@@ -2,9 +2,9 @@
 
 use crate::run::RunError;
 use crate::run::fault_point::Watcher;
-use crate::train::init::Weights;
-use checkpoint::detours::RollbackHistory;
+use crate::train::initial_states::Weights;
 use checkpoint::hugging_face::PretrainedWeights;
+use checkpoint::rollback::RollbackHistory;
 use checkpoint::{Checkpoint, RunFolder};
 use device::Lane;
 use device::Processes;

@@ -1,7 +1,7 @@
 //! The data loader: a host task fills a pinned micro-batch, and a copy sends it up, one ahead of the step. The samples of a batch
 //! depend only on the seed, the step and the sample's number.
 
-use checkpoint::detours::RollbackHistory;
+use checkpoint::rollback::RollbackHistory;
 use config::DataOrder;
 use data::{Dataset, ReadError, Sample};
 use device::{

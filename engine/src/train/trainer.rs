@@ -2,8 +2,8 @@
 
 use crate::step::Trainer;
 use crate::train::batch::{BatchSplit, Loader, Samples};
-use crate::train::schedule::LearningRateSchedule;
-use checkpoint::detours::RollbackHistory;
+use crate::train::learning_rate::LearningRateSchedule;
+use checkpoint::rollback::RollbackHistory;
 use config::{Config, Packing, ParameterPlace};
 use data::Dataset;
 use device::Rank;
@@ -50,7 +50,7 @@ pub(crate) fn trainer(
         Samples { data: Arc::clone(data), rollback_history: Arc::clone(rollback_history), split };
     let schedule = LearningRateSchedule::new(&config.schedule, config.optimizer.lr);
     let given = Arc::new(StepInputs { schedule, samples: samples.clone() });
-    let noise = crate::train::init::noise(config, &layout.decoder, rank);
+    let noise = crate::train::initial_states::noise(config, &layout.decoder, rank);
     let optimizer = Optimizer::new(&layout.optimizer, rank, &counted, &noise, given);
     let vertical_backward = config.offload.parameters == ParameterPlace::Host;
     let loader = Loader::new(&layout.batches, &samples, config.train.steps, vertical_backward);

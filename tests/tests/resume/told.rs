@@ -1,6 +1,6 @@
 //! Runs that tell what they did, and the comparison of a run that goes on with the one that was never stopped.
 
-use checkpoint::detours::RollbackHistory;
+use checkpoint::rollback::RollbackHistory;
 use checkpoint::{Checkpoint, RunFolder};
 use engine::run::{Message, Outcome, RunOptions, StepReport, train};
 use files::held::LockedRunDir;

@@ -2,7 +2,7 @@
 //! compared with a run of the same phases whose updates are `Serial`.
 
 use super::by_hand::{SeededNumbers, seeds};
-use checkpoint::detours::RollbackHistory;
+use checkpoint::rollback::RollbackHistory;
 use checkpoint::{Checkpoint, RunFolder, newest};
 use device::cpu::Lanes;
 use engine::run::{

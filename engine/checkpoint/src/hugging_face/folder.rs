@@ -8,7 +8,7 @@ use config::ModelConfig;
 use config::transformers::{MERGE, POINTER, adapter, other_form};
 use data::model_files::{check_pointer, unreadable};
 use files::json::Object;
-use files::own::open_at;
+use files::regular_file::open_at;
 use half::{bf16, f16};
 use rayon::iter::{IndexedParallelIterator, IntoParallelIterator};
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};

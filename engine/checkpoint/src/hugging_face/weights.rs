@@ -4,7 +4,7 @@ use super::FolderError;
 use super::folder::{Folder, TensorPlace};
 
 use device::Rank;
-use layout::runs::SegmentRuns;
+use layout::segment_runs::SegmentRuns;
 use std::sync::{Arc, Mutex, PoisonError};
 use tensor_parallel::Decoder;
 

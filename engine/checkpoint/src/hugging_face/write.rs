@@ -10,7 +10,7 @@ use config::Config;
 use data::model_files::ModelFiles;
 use files::durable::sync_folder;
 use files::names::{FILES, LOCK, TOKENIZER};
-use files::own;
+use files::regular_file;
 use half::bf16;
 use layout::build::RankLayout;
 use serde_json::json;
@@ -149,7 +149,7 @@ fn begin(unfinished: &Path) -> Result<File, ExportError> {
     }
     let path = unfinished.join(LOCK);
     let mut options = OpenOptions::new();
-    let lock = own::open(&path, options.write(true).create(true).truncate(false));
+    let lock = regular_file::open(&path, options.write(true).create(true).truncate(false));
     let lock = lock.map_err(cannot_write(&path))?;
     match lock.try_lock() {
         Ok(()) => {}

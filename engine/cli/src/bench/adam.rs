@@ -1,13 +1,13 @@
 //! Measures the update on the host alone: the same tasks as in a run, in turn with loops that load and store the same bytes and
 //! compute nothing, and with other states and instructions. Other load on the machine affects all of them alike.
 
-use super::memory::Node;
+use super::node_memory::Node;
 use super::open_on_host;
 use config::TILE_ELEMENTS as TILE;
 use device::numerics::SimdPath;
 use device::{Arena, Device, Dtype, Error, HostOp, Lane, Plan, Tensor, ThreadTeam};
 use engine::metrics;
-use engine::run::open::kernel_team;
+use engine::run::devices::kernel_team;
 use offload::{
     AdamTile, NoiseRun, Phase, Rule, SpeculationBuffers, SpeculativeTile, SpeculativeTraffic,
     Storage, TileNoise, TrafficTile, control,

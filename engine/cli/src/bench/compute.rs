@@ -1,14 +1,14 @@
 //! Measures matmuls and collectives of virtual GPUs, and the peaks of the cores and the memory.
 
 use super::adam::median;
-use super::memory::Node;
+use super::node_memory::Node;
 use super::{PATIENCE, memcpy, open_on_host};
 use device::cpu::{self, CpuOptions, Lanes};
 use device::numerics::multiply_add;
 use device::{
     Arena, Communicator, Dtype, Error, Group, HostWork, Lane, Op, Plan, Rank, Reduction, ThreadTeam,
 };
-use engine::run::open::kernel_team;
+use engine::run::devices::kernel_team;
 use serde::Serialize;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;

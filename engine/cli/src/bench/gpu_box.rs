@@ -2,7 +2,7 @@
 //! update on the host.
 
 use super::adam::adam_on;
-use super::memory::{nodes, on_node, one_core};
+use super::node_memory::{nodes, on_node, one_core};
 use super::{
     Copies, MatmulShape, NodeMemory, PATIENCE, REPEATS, Row, TILE_BYTES, cases, copies, fastest,
     open, place, product_of_shape,
@@ -10,7 +10,7 @@ use super::{
 use device::cuda::{self, Collectives, CudaOptions, GpuInfo, Peers};
 use device::{Arena, Device, Dtype, Error, Group, HostPlace, HostWork, Lane, Op, Plan, Rank};
 use device::{Communicator, Reduction};
-use layout::gpu::machine;
+use layout::gpus::machine;
 use std::sync::Arc;
 use std::time::Instant;
 use topology::cores;

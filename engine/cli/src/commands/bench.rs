@@ -15,7 +15,7 @@ use crate::report::progress::si;
 use crate::report::trace;
 use device::Trace;
 use layout::build::{dtype, lay_out};
-use layout::gpu;
+use layout::gpus;
 use predict::calibrate;
 use predict::calibrate::{measure, to_ron};
 use predict::choose;
@@ -100,7 +100,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<(), CommandError> {
 }
 
 fn save_box(path: &Path, on_cores: bool) -> Result<(), CommandError> {
-    let on_gpus = !on_cores && gpu::machine().has_driver();
+    let on_gpus = !on_cores && gpus::machine().has_driver();
     // A box of either kind gives way to another.
     let kinds = [calibrate::OUTPUT, BOX_OF_GPUS];
     if kinds.iter().all(|kind| kind.check(path).is_err()) {
@@ -167,7 +167,7 @@ fn step(args: &StepArgs) -> Result<(), CommandError> {
 }
 
 fn copy(args: &CopyArgs) -> Result<(), CommandError> {
-    let on_cuda = gpu::machine().missing().is_none();
+    let on_cuda = gpus::machine().missing().is_none();
     let measured = copies(on_cuda, u64::from(args.mib) << 20, u64::from(args.tile_mib) << 20);
     let measured = measured.map_err(|e| CommandError::new(code::RANK, e))?;
     shown(args.json, &measured, || copy_text(&measured))

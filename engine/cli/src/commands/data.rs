@@ -12,7 +12,7 @@ use data::{
     RowSource, Rows, SampleSettings, SourceCorpora, TextSource, Tokenizer,
 };
 use files::names::TOKENIZER;
-use files::shown::PathText;
+use files::path_text::PathText;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;

@@ -4,7 +4,7 @@ use super::exit::{CommandError, code};
 use super::{print, print_json};
 use data::Cache;
 use device::cuda::{GpuInfo, GpuMemory, GpuOverhead, LibraryInfo, Probe, free_memory, look};
-use layout::gpu;
+use layout::gpus;
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 use serde_json::json;
@@ -55,7 +55,7 @@ impl Finding {
 
 /// Prints the findings. Whatever fails is told by the exit code.
 pub(super) fn run(args: &DoctorArgs) -> Result<(), CommandError> {
-    let probe = gpu::machine();
+    let probe = gpus::machine();
     let machine = Machine::discover();
     let mut findings = cuda(probe);
     // A machine without GPUs lacks nothing, unless it is said to have some.
@@ -124,7 +124,7 @@ fn cuda(probe: &Probe) -> Vec<Finding> {
             .into_iter()
             .map(|(name, why, remedy)| Finding::new(Verdict::Fail, name, why).remedy(remedy)),
     );
-    if let Some(few) = gpu::few_queues().filter(|_| !probe.gpus.is_empty()) {
+    if let Some(few) = gpus::few_queues().filter(|_| !probe.gpus.is_empty()) {
         findings.push(Finding::new(Verdict::Warn, "queues", few));
     }
     findings

@@ -2,7 +2,7 @@
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory, ValueEnum};
-use files::shown::lines;
+use files::path_text::lines;
 use std::ffi::OsStr;
 use std::fmt;
 use std::time::Instant;

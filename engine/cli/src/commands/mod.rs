@@ -35,8 +35,8 @@ use engine::run::Watcher;
 use exit::{CommandError, code};
 use files::names::CONFIG;
 use files::output::Output;
-use files::shown::{lines, quoted};
-use layout::gpu;
+use files::path_text::{lines, quoted};
+use layout::gpus;
 use std::ffi::OsString;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -175,12 +175,12 @@ impl ConfigArgs {
 
 /// Rules of this machine's GPUs.
 fn of_machine() -> Further<'static> {
-    Further { of_machine: &gpu::broken, ..Further::NONE }
+    Further { of_machine: &gpus::broken, ..Further::NONE }
 }
 
 /// Why this machine has no real GPUs that onebox can use.
 fn missing_gpus() -> Option<String> {
-    gpu::machine().missing()
+    gpus::machine().missing()
 }
 
 /// A box to look at a config on.

@@ -5,7 +5,7 @@ use config::{CheckpointWriter, Config, DeviceConfig};
 use device::Processes;
 use device::cuda::LibraryInfo;
 use device::numerics::SimdPath;
-use layout::{gpu, here};
+use layout::{gpus, local_ranks};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -97,7 +97,7 @@ impl Team {
         let Some(count) = launched() else { return Ok(Self(None)) };
         let joined = join(count, Duration::from_secs(silence))?;
         if let Some(processes) = &joined {
-            here::set_processes(processes);
+            local_ranks::set_processes(processes);
             if processes.me() > 0 {
                 HELD_BACK.get_or_init(Mutex::default);
             }
@@ -254,10 +254,10 @@ pub(super) fn facts(config: Option<&Config>) -> Vec<(String, String)> {
     let path = SimdPath::current().to_string();
     let mut all = vec![("the program", program), ("the instructions", path)];
     if config.is_some_and(|config| config.device == DeviceConfig::Cuda) {
-        let gpus = gpu::machine().gpus.iter().map(|gpu| gpu.name.clone());
+        let gpus = gpus::machine().gpus.iter().map(|gpu| gpu.name.clone());
         let kinds: BTreeSet<String> = gpus.collect();
         all.push(("the GPUs", kinds.into_iter().collect::<Vec<_>>().join(", ")));
-        let libraries = gpu::machine().libraries.iter();
+        let libraries = gpus::machine().libraries.iter();
         let text = |library: &LibraryInfo| {
             format!("{} {}", library.name, library.version.as_deref().unwrap_or("missing"))
         };

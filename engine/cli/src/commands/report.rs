@@ -6,7 +6,7 @@ use crate::report::curves::{CSV, Curves, csv};
 use crate::report::page::{BEGINNING, page};
 use files::names::METRICS;
 use files::output::Output;
-use files::shown::PathText;
+use files::path_text::PathText;
 use std::ffi::OsStr;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};

@@ -7,7 +7,7 @@ use super::simulate::{failed, seconds};
 use super::{print, print_json, say};
 use crate::report::progress::{on_terminal, si};
 use config::LoadedConfig;
-use layout::gpu::is_sound;
+use layout::gpus::is_sound;
 use predict::changes::arguments;
 use predict::plan::filled;
 use predict::remedies::{Remedy, remedies};

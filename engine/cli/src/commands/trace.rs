@@ -4,7 +4,7 @@ use super::exit::{CommandError, code};
 use super::{may_write, say, unwritten};
 use crate::report::trace::{OUTPUT, measured};
 use device::Trace;
-use files::shown::PathText;
+use files::path_text::PathText;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

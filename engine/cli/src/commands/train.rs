@@ -22,8 +22,8 @@ use super::{ConfigArgs, SimdArg, say};
 use crate::report::progress::Progress;
 use crate::report::stderr;
 use checkpoint::Checkpoint;
-use checkpoint::detours::RollbackHistory;
 use checkpoint::hugging_face::PretrainedWeights;
+use checkpoint::rollback::RollbackHistory;
 use config::DeviceConfig;
 use config::{LoadedConfig, in_line};
 use data::Dataset;
@@ -38,7 +38,7 @@ use engine::tensorboard::Events;
 use engine::train::batch::FILL;
 use files::names::{CONFIG, TOKENIZER};
 use layout::build::{RankLayout, update_mode};
-use layout::here;
+use layout::local_ranks;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -328,10 +328,10 @@ impl Session<'_> {
         if config.device != DeviceConfig::Cuda {
             return counted(ranks, "virtual GPU");
         }
-        let all = &layout::gpu::machine().gpus;
+        let all = &layout::gpus::machine().gpus;
         let name = all.first().map_or("GPU", |gpu| gpu.name.as_str());
         match all.len() {
-            n if n < here::ranks(config) => {
+            n if n < local_ranks::ranks(config) => {
                 format!("{n} x {name}, shared by {}", counted(ranks, "rank"))
             }
             _ => format!("{ranks} x {name}"),

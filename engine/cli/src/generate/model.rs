@@ -1,6 +1,6 @@
 //! A model that reads tokens and predicts the next: the weights of a run, a checkpoint or a folder, on the cores or a GPU.
 
-use super::place::open;
+use super::compute_device::open;
 use super::weights::{load, load_checkpoint, load_folder};
 use super::{GenerateError, ModelSource, WeightSource};
 use config::{Config, Family};

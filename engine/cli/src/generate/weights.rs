@@ -5,7 +5,7 @@ use checkpoint::Checkpoint;
 use checkpoint::hugging_face::{Folder, PretrainedWeights};
 use checkpoint::inspect::TensorSummary;
 use device::{Device, Tensor, ViewMut};
-use layout::runs::SegmentRuns;
+use layout::segment_runs::SegmentRuns;
 use safetensors::tensor::Metadata;
 use std::fs::File;
 use std::os::unix::fs::FileExt;

@@ -3,7 +3,7 @@
 use config::{LoadedConfig, load_stored};
 use engine::run::Difference;
 use files::names::{CONFIG, METRICS};
-use files::own;
+use files::regular_file;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader, Read};
@@ -113,7 +113,7 @@ impl Curves {
     /// Of the file system.
     pub(crate) fn read(dir: &Path, name: String) -> io::Result<Self> {
         let mut curves = Self { name, ..Self::default() };
-        let mut file = BufReader::new(own::read(&dir.join(METRICS))?);
+        let mut file = BufReader::new(regular_file::read(&dir.join(METRICS))?);
         let mut line = Vec::new();
         let mut rest_of_long = false;
         loop {
@@ -131,7 +131,7 @@ impl Curves {
             }
         }
         // Without a config there are curves all the same.
-        let config = own::read(&dir.join(CONFIG)).and_then(io::read_to_string).ok();
+        let config = regular_file::read(&dir.join(CONFIG)).and_then(io::read_to_string).ok();
         curves.config = config.and_then(|ron| load_stored(&ron, &[]).ok()).map(Box::new);
         Ok(curves)
     }

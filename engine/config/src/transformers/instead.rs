@@ -1,6 +1,6 @@
 //! What a folder, or a file of it, is instead of a model in safetensors files, and what makes such a model of it.
 
-use files::shown::quoted;
+use files::path_text::quoted;
 use std::fmt;
 use std::path::Path;
 

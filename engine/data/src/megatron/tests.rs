@@ -1,4 +1,4 @@
-use super::super::checked::Checks;
+use super::super::checks::Checks;
 use super::super::{Corpus, CorpusSplit, DataError, Document, SampleSettings};
 use super::*;
 use config::{DataFormat, Packing};

@@ -1,4 +1,4 @@
-use super::super::files::tests::{folder, path};
+use super::super::data_files::tests::{folder, path};
 use super::super::megatron::path_of;
 use super::super::{Corpus, CorpusSplit, Rows, SampleSettings, TextSource};
 use super::*;

@@ -4,7 +4,7 @@
 use super::talk::Conversation;
 use super::{ANSWER, CUT, has, kind_of, name_of};
 use crate::chat::{Chat, Template};
-use crate::unread::IgnoredKeys;
+use crate::ignored_keys::IgnoredKeys;
 use files::json::{Json, Map};
 use std::collections::HashSet;
 

@@ -5,7 +5,7 @@ use super::reader::ChatReader;
 use super::talk::Conversation;
 use super::{calls, has, is_system, kind_of, learned, name_of, shown};
 use crate::chat::message;
-use crate::unread::IgnoredKeys;
+use crate::ignored_keys::IgnoredKeys;
 use files::json::{Json, Map};
 use std::collections::BTreeSet;
 

@@ -25,9 +25,9 @@ mod texts;
 pub(super) use lines::Lines;
 
 use super::document::Document;
+use super::ignored_keys::IgnoredKeys;
 use super::problem::Problem;
 use super::tokenizer::Tokenizer;
-use super::unread::IgnoredKeys;
 use crate::chat::{ANSWER, Template};
 use config::ControlTokens;
 use control::Control;

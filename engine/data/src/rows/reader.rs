@@ -5,7 +5,7 @@ use super::has_role;
 use super::probe::{self, ChatPart, Probe, WORD};
 use super::talk::Conversation;
 use crate::chat::{Chat, Template, message};
-use crate::unread::IgnoredKeys;
+use crate::ignored_keys::IgnoredKeys;
 use files::json::{Json, Map};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{OnceLock, PoisonError, RwLock};

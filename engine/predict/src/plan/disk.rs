@@ -1,7 +1,7 @@
 //! What a run takes of its disk: checkpoints, those that are kept and the one that is written, weights, and copies of small
 //! files.
 
-use checkpoint::room::{checkpoint_bytes, free};
+use checkpoint::disk_space::{checkpoint_bytes, free};
 use config::{Config, DeviceConfig, WeightsPolicy};
 use engine::memory::saved_states;
 use files::names::CHECKPOINTS;

@@ -6,7 +6,7 @@ use crate::plan::fits;
 use crate::simulate::SimulateError;
 use config::{Accumulate, Config, Placement, Recompute, SpeculatedFraction, UpdateMode};
 use layout::build::{RankLayout, lay_out, update_mode, vertical_width};
-use layout::gpu::is_sound;
+use layout::gpus::is_sound;
 use offload::GradAccumulation;
 use rayon::prelude::*;
 

@@ -2,7 +2,7 @@
 
 use crate::changes::{self, CHECKPOINTS, PLACES, divisors, grids};
 use config::{Accumulate, Config, ParameterPlace, Recompute, UpdateMode};
-use layout::gpu::{first_broken, is_sound};
+use layout::gpus::{first_broken, is_sound};
 use topology::counted;
 
 /// Everything that the model and the batch of `given` allow on `world` ranks.

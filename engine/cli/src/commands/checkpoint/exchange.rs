@@ -9,7 +9,7 @@ use checkpoint::hugging_face::{ExportError, Folder, FolderError, Numbers, export
 use checkpoint::inspect::Summary;
 use config::tokenizers::tokenizer_file;
 use config::{LoadedConfig, Origin};
-use files::shown::PathText;
+use files::path_text::PathText;
 use layout::build::lay_out;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};

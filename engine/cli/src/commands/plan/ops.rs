@@ -6,7 +6,7 @@ use crate::commands::exit::{CommandError, code};
 use crate::commands::seen;
 use crate::report::progress::si;
 use config::Config;
-use files::shown::lines;
+use files::path_text::lines;
 use layout::build::RankLayout;
 use predict::plan::{Op, TouchedRange, list};
 use std::cell::RefCell;

@@ -7,7 +7,7 @@ use crate::commands::processes::Team;
 use crate::commands::resume::unusable;
 use crate::commands::signals::Signals;
 use crate::commands::weights::pretrained;
-use checkpoint::detours::RollbackHistory;
+use checkpoint::rollback::RollbackHistory;
 use checkpoint::{Checkpoint, CheckpointError, RunFolder, open_named, open_step};
 use config::LoadedConfig;
 use data::Dataset;

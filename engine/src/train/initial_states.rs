@@ -5,7 +5,7 @@ use checkpoint::{Checkpoint, CheckpointError, CheckpointReader};
 use config::{Config, Moments};
 use device::numerics::normals;
 use device::{Rank, random};
-use layout::runs::SegmentRuns;
+use layout::segment_runs::SegmentRuns;
 use offload::{NoiseRun, StatePosition};
 use std::collections::BTreeMap;
 use std::convert::Infallible;

@@ -8,9 +8,9 @@ use super::megatron::Index;
 use super::problem::{Failure, Problem, at};
 use super::progress::{Progress, Silence};
 use super::store::{ReadError, Stamp, Store, TokenFile, failure, largest, widened};
-use super::tokens::Cache;
+use super::token_cache::Cache;
 use super::utf8::{self, Utf8Error};
-use crate::sealed::{self};
+use crate::cache_file::{self};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf, absolute};
@@ -120,7 +120,7 @@ impl Checks<'_> {
             let name = format!("{:032x}.checked", name(files, store.width, split, of));
             Some(self.cache.folder.as_ref()?.join(name))
         });
-        if let Some(found) = kept.as_deref().and_then(sealed::read) {
+        if let Some(found) = kept.as_deref().and_then(cache_file::read) {
             return Ok(found);
         }
         for (segment, index) in indexes.iter().enumerate() {
@@ -142,7 +142,7 @@ impl Checks<'_> {
         let found = DataFindings { identity, segments, beside: beside.map_err(failure)? };
         let settled = |files: &Vec<&TokenFile>| files.iter().all(|file| file.stamp.is_settled(now));
         if files.as_ref().is_some_and(settled) {
-            self.cache.keep(kept.as_deref(), AGAIN, |path| sealed::write(path, &found));
+            self.cache.keep(kept.as_deref(), AGAIN, |path| cache_file::write(path, &found));
         }
         Ok(found)
     }
@@ -226,7 +226,7 @@ impl<'a> TextVerdicts<'a> {
         hash.update(absolute.as_os_str().as_encoded_bytes());
         let name = format!("{:032x}.texts", hash.digest128());
         let path = checks.cache.folder.as_ref().map(|folder| folder.join(name));
-        let kept: Option<Vec<_>> = path.as_deref().and_then(sealed::read);
+        let kept: Option<Vec<_>> = path.as_deref().and_then(cache_file::read);
         let known = kept.into_iter().flatten().collect();
         Self { checks, path, known, found: Vec::new(), looked_at: 0 }
     }
@@ -253,6 +253,8 @@ impl<'a> TextVerdicts<'a> {
         }
         let settled: Vec<_> =
             self.found.iter().filter(|(stamp, _)| stamp.is_settled(began)).collect();
-        self.checks.cache.keep(self.path.as_deref(), AGAIN, |path| sealed::write(path, &settled));
+        self.checks
+            .cache
+            .keep(self.path.as_deref(), AGAIN, |path| cache_file::write(path, &settled));
     }
 }

@@ -8,7 +8,7 @@ use device::cpu::{self, CpuOptions};
 use device::cuda::{self, CudaOptions};
 use device::{Device, Error, Rank, ThreadTeam};
 use layout::build::{KernelScratch, op_scratch};
-use layout::here;
+use layout::local_ranks;
 use layout::placement::kernel_threads;
 use std::sync::Arc;
 use topology::RankPlace;
@@ -38,10 +38,11 @@ impl Ranks<'_> {
 
     fn open_cuda(&self, rank: Rank, place: Option<&RankPlace>) -> Result<Device, Error> {
         let cpus = place.map(|place| place.worker_cpus.clone());
-        let threads = cpus
-            .as_ref()
-            .map_or_else(|| kernel_threads(cores(), here::ranks(self.config), None), Vec::len);
-        let number = here::number(self.config, rank.index());
+        let threads = cpus.as_ref().map_or_else(
+            || kernel_threads(cores(), local_ranks::ranks(self.config), None),
+            Vec::len,
+        );
+        let number = local_ranks::number(self.config, rank.index());
         let options = CudaOptions {
             gpu: number.and_then(|number| self.places.gpus.get(number)).copied(),
             host: place.map_or_else(Default::default, device::HostPlace::from),

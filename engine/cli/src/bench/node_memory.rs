@@ -7,7 +7,7 @@ use device::{
     Arena, Divisible, Dtype, Error, HostContext, HostOp, HostTask, Lane, Mode, Plan, Tensor,
     ThreadTeam,
 };
-use engine::run::open::kernel_team;
+use engine::run::devices::kernel_team;
 use serde::Serialize;
 use std::io;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! Files of a directory that are not taken. A directory is named by a wish, not by its files, so what it loses is said.
 
 use super::kind::{BINARY, FileKind};
-use files::shown::PathText;
+use files::path_text::PathText;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::path::{Path, PathBuf};

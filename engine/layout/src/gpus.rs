@@ -1,7 +1,7 @@
 //! What real GPUs this machine has, asked once, and whether their hardware queues order the streams of all ranks.
 
-use crate::gpu_room;
-use crate::here;
+use crate::gpu_memory;
+use crate::local_ranks;
 use config::{Config, DeviceConfig, Violation};
 use device::cuda::{Probe, STREAMS_PER_RANK, probe};
 use std::sync::OnceLock;
@@ -25,7 +25,7 @@ pub fn broken(config: &Config) -> Vec<Violation> {
         return Vec::new();
     }
     let all = &machine().gpus;
-    let taken = gpu_room::rank_gpus((config.parallel.tensor, config.parallel.data));
+    let taken = gpu_memory::rank_gpus((config.parallel.tensor, config.parallel.data));
     let oldest = taken.into_iter().filter_map(|gpu| all.get(gpu)).min_by_key(|gpu| gpu.sm);
     let refusal = oldest.and_then(|gpu| {
         config.precision.refusal(&format!("GPU {}, {},", gpu.ordinal, gpu.name), gpu.sm)
@@ -51,7 +51,7 @@ fn crowded(config: &Config) -> Option<(String, String)> {
     if config.device != DeviceConfig::Cuda || gpus == 0 {
         return None;
     }
-    let ranks = here::ranks(config).div_ceil(gpus);
+    let ranks = local_ranks::ranks(config).div_ceil(gpus);
     queues((ranks, gpus), connections())
 }
 

@@ -1,13 +1,13 @@
 //! A data set of text through a tokenizer.
 
-use super::checked::{self, Checks};
-use super::parts::{ChunkSizes, TextChunks, TextPosition};
+use super::checks::{self, Checks};
+use super::chunks::{ChunkSizes, TextChunks, TextPosition};
 use super::problem::{Failure, at, in_key};
 use super::progress::Progress;
 use super::read::{SourceFiles, named};
 use super::store::TokenFile;
+use super::token_cache::Cache;
 use super::tokenizer::Tokenizer;
-use super::tokens::Cache;
 use super::{Corpus, CorpusSplit, DataError};
 use config::DataFormat;
 use std::path::{Path, PathBuf};
@@ -37,7 +37,7 @@ pub(super) fn text_files(
     checks: Checks<'_>,
 ) -> Result<(Vec<PathBuf>, Vec<TokenFile>, SourceFiles), Failure> {
     let (paths, mut source) = named(text, format, true)?;
-    let (began, mut known) = (SystemTime::now(), checked::TextVerdicts::of(text, checks));
+    let (began, mut known) = (SystemTime::now(), checks::TextVerdicts::of(text, checks));
     let mut files = Vec::new();
     for path in &paths {
         let file = source.open(path, Some("leave it out"), &mut known).map_err(at(path))?;
@@ -101,7 +101,7 @@ impl Corpus {
 
 #[cfg(test)]
 mod tests {
-    use super::super::files::tests::{folder, path};
+    use super::super::data_files::tests::{folder, path};
     use super::super::progress::Silence;
     use super::*;
 

@@ -1,7 +1,7 @@
 //! What a rank may hold on a real GPU.
 
-use crate::gpu::machine;
-use crate::here;
+use crate::gpus::machine;
+use crate::local_ranks;
 use crate::placement::{self, this_machine};
 use config::Config;
 use device::Plan;
@@ -49,7 +49,7 @@ pub fn memory_budget(config: &Config, plan: &Plan) -> Result<MemoryBudget, Strin
     if let Some(missing) = machine().missing() {
         return Err(missing);
     }
-    let gpus = rank_gpus(here::grid(config));
+    let gpus = rank_gpus(local_ranks::grid(config));
     let mut distinct = gpus.clone();
     distinct.sort_unstable();
     distinct.dedup();
@@ -83,7 +83,7 @@ fn of_gpu(
 /// NCCL's part, where a run would use it.
 fn nccl((gpu, memory): (usize, u64), config: &Config) -> Option<(&'static str, u64)> {
     let (tp, dp) = (config.parallel.tensor, config.parallel.data);
-    if tp * dp == 1 || here::ranks(config) > machine().gpus.len() || !machine().has_nccl() {
+    if tp * dp == 1 || local_ranks::ranks(config) > machine().gpus.len() || !machine().has_nccl() {
         return None;
     }
     let communicators = u64::from(tp > 1) + u64::from(dp > 1);

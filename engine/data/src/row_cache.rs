@@ -2,9 +2,9 @@
 //! everything else that the documents follow from.
 
 use super::document::Document;
+use super::ignored_keys::IgnoredKeys;
+use super::token_cache::{self, Cache, PartRecord};
 use super::token_part::{self, TokenPart};
-use super::tokens::{self, Cache, PartRecord};
-use super::unread::IgnoredKeys;
 use std::path::Path;
 use xxhash_rust::xxh3::Xxh3Default;
 
@@ -55,7 +55,7 @@ impl Cache {
 
 /// The rows of a part whose list is at `path`, in their order.
 fn read(path: &Path) -> Option<Vec<RowResult>> {
-    let (mut record, tokens) = tokens::open(path)?;
+    let (mut record, tokens) = token_cache::open(path)?;
     let mut documents = token_part::documents(&tokens).ok()?.into_iter();
     let mut all = Vec::new();
     loop {

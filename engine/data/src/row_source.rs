@@ -1,7 +1,7 @@
 //! A data set of rows: files of JSON lines through a tokenizer and, for chats, the model's template.
 
 use super::bad_rows::{BadRows, FIRST_ROWS, SLOW_ROWS};
-use super::checked::Checks;
+use super::checks::Checks;
 use super::cores;
 use super::document::Document;
 use super::documents::{Documents, SampleCapacity};
@@ -10,7 +10,7 @@ use super::origins::RowLocation;
 use super::problem::{Failure, Problem, at, in_key, settle};
 use super::read::named;
 use super::rows::{Lines, Rows};
-use super::tokens::Cache;
+use super::token_cache::Cache;
 use super::{Corpus, CorpusSplit, DataError};
 use crate::chat::TOO_LONG;
 use config::{DataFormat, Packing};

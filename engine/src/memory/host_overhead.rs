@@ -10,7 +10,7 @@ use config::Config;
 use config::DeviceConfig;
 use device::{Arena, message_bytes};
 use layout::build::RankLayout;
-use layout::here;
+use layout::local_ranks;
 
 /// Of the process: what its program and libraries write to, lists, files that wait for the disk.
 const PROCESS: u64 = 8 << 20;
@@ -23,7 +23,7 @@ const PAGES_OF_A_TABLE: u64 = 512;
 
 /// Bytes of the host that the processes of this machine take besides the plan, `planned` bytes of their ranks.
 pub fn beside(config: &Config, built: &RankLayout, planned: u64) -> u64 {
-    let (ranks, processes) = (here::ranks(config) as u64, here::processes() as u64);
+    let (ranks, processes) = (local_ranks::ranks(config) as u64, local_ranks::processes() as u64);
     let threads = built.scratch.threads.max(1) as u64;
     let of_ranks = ranks * (RANK + threads * THREAD);
     let of_processes = processes * (PROCESS + window_bytes(&built.decoder));
@@ -40,7 +40,11 @@ pub fn letters(config: &Config, built: &RankLayout) -> u64 {
     let largest = entries.map(|entry| entry.range.end - entry.range.start).max().unwrap_or(0);
     let (tensor, data) = (config.parallel.tensor, config.parallel.data);
     let of_group = |(step, size): (usize, usize)| {
-        message_bytes(largest, size as u64, here::remote_members(config, (step, size)) as u64)
+        message_bytes(
+            largest,
+            size as u64,
+            local_ranks::remote_members(config, (step, size)) as u64,
+        )
     };
-    here::ranks(config) as u64 * of_group((1, tensor)).max(of_group((tensor, data)))
+    local_ranks::ranks(config) as u64 * of_group((1, tensor)).max(of_group((tensor, data)))
 }

@@ -1,9 +1,9 @@
 //! The states of a rank before the first step: initial ones, those of a checkpoint, or imported weights.
 
-use crate::run::meet::barrier;
+use crate::run::barrier::barrier;
 use crate::run::{Ranks, ReadFailure};
 use crate::step::Trainer;
-use crate::train::init::{CheckpointStates, InitialParameters};
+use crate::train::initial_states::{CheckpointStates, InitialParameters};
 use checkpoint::hugging_face::{FolderError, PretrainedWeights};
 use config::Precision;
 use device::{Device, Error};

@@ -1,11 +1,11 @@
 //! The tokens of texts and of rows in the user's cache folder, each part under the hash of what it is made of. A damaged part is made again.
 
-use super::parts::{TextChunk, TextChunks};
+use super::chunks::{TextChunk, TextChunks};
+use super::ignored_keys::IgnoredKeys;
 use super::problem::Failure;
 use super::store::{Store, TokenFile};
 use super::token_part::{FileRecord, TokenPart};
-use super::unread::IgnoredKeys;
-use crate::sealed::{self};
+use crate::cache_file::{self};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io;
@@ -71,8 +71,9 @@ impl Cache {
     /// Keeps a part whose list is at `path`, if there is a path and files may be put there; warns if it cannot.
     pub(super) fn keep_part(&self, path: Option<&Path>, part: &TokenPart, record: PartRecord) {
         self.keep(path, "the tokens will be made again", |path| {
-            let files = part.write(&path.with_extension("bin"), true, &sealed::unfinished_name)?;
-            sealed::write(path, &PartRecord { files, ..record })
+            let files =
+                part.write(&path.with_extension("bin"), true, &cache_file::unfinished_name)?;
+            cache_file::write(path, &PartRecord { files, ..record })
         });
     }
 
@@ -104,21 +105,21 @@ fn name(texts: &TextChunks<'_>, part: &TextChunk<'_>, width: usize) -> String {
 
 /// The part whose list is at `path`, and its tokens. None if it is not there, or damaged: then it is made again.
 pub(super) fn open(path: &Path) -> Option<(PartRecord, TokenFile)> {
-    let record: PartRecord = sealed::read(path)?;
+    let record: PartRecord = cache_file::read(path)?;
     let folder = path.parent()?;
     let mut files = record.files.iter().map(|file| file.open(folder, &|_| ()));
     let tokens = files.next()?.and_then(|tokens| {
         files.try_for_each(|file| file.map(drop))?;
         Ok(tokens)
     });
-    let tokens = tokens.map_err(|fault| sealed::warn_damaged(&fault.path)).ok()?;
+    let tokens = tokens.map_err(|fault| cache_file::warn_damaged(&fault.path)).ok()?;
     Some((record, tokens))
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::Tokenizer;
-    use super::super::parts::{ChunkSizes, TextPosition};
+    use super::super::chunks::{ChunkSizes, TextPosition};
     use super::*;
     use std::fs::{self, File};
 

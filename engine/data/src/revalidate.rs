@@ -4,7 +4,7 @@
 use super::identity::{self, TokenRanges};
 use super::store::{ReadError, TokenFile};
 use super::{Corpus, Documents};
-use files::shown::PathText;
+use files::path_text::PathText;
 use std::sync::PoisonError;
 use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime};
@@ -113,7 +113,7 @@ impl Corpus {
 
 #[cfg(test)]
 mod tests {
-    use super::super::files::tests::{folder, path};
+    use super::super::data_files::tests::{folder, path};
     use super::super::progress::Silence;
     use super::super::{
         Cache, Checks, ChunkSizes, CorpusSplit, SampleSettings, TextSource, Tokenizer, mask,
