@@ -9,7 +9,7 @@ use common::Folder;
 use serde_json::Value;
 
 fn fixture(name: &str) -> String {
-    format!("{}/../tests/fixtures/{name}", env!("CARGO_MANIFEST_DIR"))
+    format!("{}/../../tests/fixtures/{name}", env!("CARGO_MANIFEST_DIR"))
 }
 
 /// The answers to the prompts among `args`.

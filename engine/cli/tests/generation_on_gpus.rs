@@ -12,7 +12,7 @@ const FOLDERS: [&str; 6] = ["gpt2", "llama3", "llama-linear", "mistral", "qwen2"
 const ON_GPU: [&str; 2] = ["--set", "device=Cuda"];
 
 fn fixture(name: &str) -> String {
-    format!("{}/../tests/fixtures/hf-{name}-tiny", env!("CARGO_MANIFEST_DIR"))
+    format!("{}/../../tests/fixtures/hf-{name}-tiny", env!("CARGO_MANIFEST_DIR"))
 }
 
 /// Runs `onebox` where the driver's stand-in is found, with `variables`.

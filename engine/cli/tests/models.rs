@@ -28,7 +28,7 @@ fn with(folder: &Folder, change: impl FnOnce(&mut Value)) {
 
 /// The path of a bundled box.
 fn bundled(name: &str) -> String {
-    format!("{}/../configs/boxes/{name}.ron", env!("CARGO_MANIFEST_DIR"))
+    format!("{}/../../configs/boxes/{name}.ron", env!("CARGO_MANIFEST_DIR"))
 }
 
 #[test]
@@ -279,7 +279,7 @@ fn a_window_that_a_class_has_by_itself_bounds_the_sample() {
 
 /// The model of a fixture in `chat`, and `a.ron`, which trains it for two steps.
 fn with_chat(folder: &Folder) {
-    let fixture = format!("{}/../tests/fixtures/hf-chat-tiny", env!("CARGO_MANIFEST_DIR"));
+    let fixture = format!("{}/../../tests/fixtures/hf-chat-tiny", env!("CARGO_MANIFEST_DIR"));
     folder.shell(&format!("cp -r {fixture} chat && seq 1 3000 > text.txt")).ok();
     let ron = "(model: (from: \"chat\", seq_len: 64), data: (train: \"text.txt\"), device: Cpu(threads: 1),
         schedule: (kind: Constant), train: (steps: 2))";

@@ -34,7 +34,7 @@ fn commands(page: &str) -> Vec<(String, Vec<String>)> {
 
 #[test]
 fn a_model_learns_chats_as_the_page_says() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let page = std::fs::read_to_string(root.join("docs/chat.md")).unwrap();
     let folder = tempfile::tempdir().unwrap();
     std::os::unix::fs::symlink(root.join("tests"), folder.path().join("tests")).unwrap();

@@ -320,7 +320,7 @@ fn every_op_of_a_step_is_listed_with_its_place_and_what_it_waits_for() {
         let ops = listed["ops"].as_array().unwrap();
         for (number, op) in (1..).zip(ops) {
             assert_eq!(op["number"], number, "{op}");
-            let place = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+            let place = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
             let source = fs::read_to_string(place.join(op["file"].as_str().unwrap())).unwrap();
             let line = op["line"].as_u64().unwrap() as usize;
             assert!((1..=source.lines().count()).contains(&line), "{op}");

@@ -136,10 +136,10 @@ fn is_so(folder: &Folder, config: &str, sets_before: &[&str], found: &Value) {
 #[test]
 fn an_exposed_update_is_shared_with_the_gpus_as_far_as_it_fits() {
     let folder = Folder::new();
-    let config = format!("{}/../configs/paper/dgx2-10b.ron", env!("CARGO_MANIFEST_DIR"));
+    let config = format!("{}/../../configs/paper/dgx2-10b.ron", env!("CARGO_MANIFEST_DIR"));
     // Few layers, on GPUs that are smaller in the same measure.
     let small = std::fs::read_to_string(&config).unwrap();
-    let box_ = format!("{}/../configs/boxes/dgx2.ron", env!("CARGO_MANIFEST_DIR"));
+    let box_ = format!("{}/../../configs/boxes/dgx2.ron", env!("CARGO_MANIFEST_DIR"));
     let text = std::fs::read_to_string(&box_).unwrap();
     let topology = box_.replace("dgx2.ron", "topologies/dgx2.xml");
     let text = text.replace("31.7GiB", "7.4GiB").replace("topologies/dgx2.xml", &topology);

@@ -52,7 +52,7 @@ pub use era::Fact;
 pub use find_box::find_box;
 pub use keys::{box_keys, keys};
 pub use load::load_of_run;
-pub use load::{Further, Trouble, Valid, load, load_and_look, load_stored, load_str};
+pub use load::{Further, Trouble, ValidKeys, load, load_and_look, load_stored, load_str};
 pub use load::{load_text_to_search, load_to_search};
 pub use load_box::load_box;
 pub use model::{Family, ModelConfig, RopeConfig, RopeScaling, Weights};

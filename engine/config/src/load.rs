@@ -22,11 +22,11 @@ pub fn load(path: &Path, sets: &[String]) -> Result<LoadedConfig, ConfigError> {
 }
 
 /// Further trouble with a config, found outside of it: of each key what is wrong with its value, and what to do.
-pub type Trouble<'a> = dyn Fn(&Config, &Valid<'_>) -> Vec<(&'static str, String, String)> + 'a;
+pub type Trouble<'a> = dyn Fn(&Config, &ValidKeys<'_>) -> Vec<(&'static str, String, String)> + 'a;
 
 /// What of a config is valid: keys that are not hold stand-ins.
 #[expect(missing_debug_implementations, reason = "it is lent for two questions")]
-pub struct Valid<'a> {
+pub struct ValidKeys<'a> {
     reader: &'a ConfigReader,
     config: &'a Config,
     of_machine: &'a MachineRules<'a>,
@@ -47,7 +47,7 @@ impl Further<'_> {
     pub const NONE: Self = Further { trouble: &|_, _| Vec::new(), of_machine: &|_| Vec::new() };
 }
 
-impl Valid<'_> {
+impl ValidKeys<'_> {
     /// Whether all of these keys have valid values.
     pub fn has(&self, keys: &[&str]) -> bool {
         self.reader.ok(keys)
@@ -189,7 +189,7 @@ fn read_all(
         return Err(reader.into_error(name));
     }
     let config = reader.read(&tree, "a config", |s| Config::read(s, &stem(name)));
-    let valid = Valid { reader: &reader, config: &config, of_machine: further.of_machine };
+    let valid = ValidKeys { reader: &reader, config: &config, of_machine: further.of_machine };
     let found = (further.trouble)(&config, &valid);
     for (key, message, help) in found {
         let spots = vec![reader.spot(key, String::new())];

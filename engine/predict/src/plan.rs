@@ -17,7 +17,7 @@ use crate::boxes;
 use config::{BoxConfig, Config, DeviceConfig};
 use device::{Arena, Dtype, Error};
 use engine::memory::{
-    self, DataMemory, GPU, HostNodes, Limited, Memories, Node, all_fit, beside, by_node,
+    self, DataMemory, GPU, HostNodes, MemoryUse, Memories, Node, all_fit, beside, by_node,
     is_virtual, letters, of_this_machine,
 };
 use layout::build::{RankLayout, device_bytes, device_limit, reserved_bytes};
@@ -284,7 +284,7 @@ pub fn fits(config: &Config, built: &RankLayout) -> bool {
 }
 
 /// Every memory that has a limit.
-pub fn limited(config: &Config, built: &RankLayout) -> Vec<Limited> {
+pub fn limited(config: &Config, built: &RankLayout) -> Vec<MemoryUse> {
     decided(config, built).limited
 }
 
@@ -332,9 +332,9 @@ fn of_box(
     (nodes, layout.reasons)
 }
 
-fn binding(memories: &[Limited], is_virtual: bool) -> Binding {
-    let share = |(_, bytes, limit): &Limited| *bytes as f64 / (*limit).max(1) as f64;
-    let mut sorted: Vec<&Limited> = memories.iter().collect();
+fn binding(memories: &[MemoryUse], is_virtual: bool) -> Binding {
+    let share = |(_, bytes, limit): &MemoryUse| *bytes as f64 / (*limit).max(1) as f64;
+    let mut sorted: Vec<&MemoryUse> = memories.iter().collect();
     sorted.sort_by(|a, b| share(b).total_cmp(&share(a)));
     let Some(&first) = sorted.first() else {
         let words = "no limit is known: the GPUs are not there to be asked".to_owned();
@@ -342,12 +342,12 @@ fn binding(memories: &[Limited], is_virtual: bool) -> Binding {
     };
     let (what, bytes, limit) = first.clone();
     let name = |what: &str| name(what, is_virtual);
-    let of = |m: &Limited| {
+    let of = |m: &MemoryUse| {
         let (used, all) = (format_bytes(m.1), format_bytes(m.2));
         format!("{} {used} of {all} ({:.0} %)", name(&m.0), 100.0 * share(m))
     };
     // Of nodes that are no fuller than another one is told: all are in the table.
-    let mut rest: Vec<&Limited> = sorted[1..].to_vec();
+    let mut rest: Vec<&MemoryUse> = sorted[1..].to_vec();
     rest.dedup_by(|a, b| a.0.starts_with("node") && b.0.starts_with("node"));
     let rest: Vec<String> = rest.into_iter().map(of).collect();
     let rest = if rest.is_empty() { String::new() } else { format!("; {}", rest.join(", ")) };
@@ -426,7 +426,7 @@ mod tests {
             machine.numa_nodes[1].free_bytes = Some(1 << 20);
             let live = of_machine(&machine, &ranks(&machine), host);
             let limited = |n: &Node| (format!("node {}", n.node), n.bytes, n.limit);
-            let limited: Vec<Limited> = live.iter().map(limited).collect();
+            let limited: Vec<MemoryUse> = live.iter().map(limited).collect();
             assert!(!all_fit(&limited), "{sets:?}");
             let words = binding(&limited, false).words;
             assert!(words.contains("node 1's memory does not fit"), "{words}");

@@ -5,7 +5,7 @@ use super::plan::{fits, limited};
 use super::search::{layouts, words};
 use super::variants::{States, variants};
 use config::{Config, DeviceConfig, LoadedConfig};
-use engine::memory::{Limited, is_gpu};
+use engine::memory::{MemoryUse, is_gpu};
 use layout::build::{RankLayout, device_bytes, device_limit, lay_out, reserved_bytes};
 use rayon::prelude::*;
 use serde::Serialize;
@@ -215,7 +215,7 @@ fn least(low: u64, most: u64, holds: impl Fn(u64) -> bool) -> Option<u64> {
 
 /// The nearest on this machine, whose memory is what it is.
 fn of_machine(loaded: &LoadedConfig, layouts: Vec<&Layout>) -> Option<Shortage> {
-    let over = |(_, bytes, there): &Limited| bytes > there;
+    let over = |(_, bytes, there): &MemoryUse| bytes > there;
     let looked = |layout: &&'_ Layout| {
         let all = limited(&layout.config, &layout.built).into_iter().filter(over);
         all.map(|(name, bytes, there)| {

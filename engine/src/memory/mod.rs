@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use topology::{HostBytes, Machine, NumaNode, Placement, RankPlace};
 
 /// (name, bytes, limit) of a memory.
-pub type Limited = (String, u64, u64);
+pub type MemoryUse = (String, u64, u64);
 
 /// A NUMA node's share.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -42,7 +42,7 @@ pub struct Memories {
     /// Why ranks are there, where that is not plain.
     pub placed: Vec<String>,
     /// Everything that has a limit.
-    pub limited: Vec<Limited>,
+    pub limited: Vec<MemoryUse>,
 }
 
 impl Memories {
@@ -61,7 +61,7 @@ pub fn is_gpu(name: &str) -> bool {
 }
 
 /// Whether none has more than its limit.
-pub fn all_fit(memories: &[Limited]) -> bool {
+pub fn all_fit(memories: &[MemoryUse]) -> bool {
     memories.iter().all(|(_, bytes, limit)| bytes <= limit)
 }
 

@@ -23,7 +23,7 @@ const VERBS: &str = "\
     come compare compute dealt decide declare describe done drawn eaten expect fallen find \
     forgotten found gave generate give given gone got grown has have hear hears heard held hidden \
     is keep keeps kept knew known laid learn led lost made make makes meant met overdue prepare \
-    presume put ran recompute reduce reduces remember rewritten said saw say says seek seen sent \
+    presume put ran reduce reduces remember rewritten said saw say says seek seen sent \
     shown sold spent spoken stolen stuck swept taken taught tell tells thought thrown told took \
     torn understood unknown unread went won worn written";
 /// Adjectives without one of [`ENDINGS`]. They are fine before a noun: `RawHeader`.
@@ -38,6 +38,7 @@ const ADJECTIVES: &str = "\
 const ENDINGS: [&str; 8] = ["ed", "ing", "able", "ible", "ful", "less", "ous", "est"];
 /// Nouns that have one of the endings above.
 const NOUNS: &str = "\
+    rendezvous sharing \
     assembly binding building cable clipping crossing digest doing drawing embed embedding \
     encoding family feed finding floating forest guest interest king listing manifest mapping \
     masking meaning meeting need offloading ordering packing padding pipelining quest recording \

@@ -3,7 +3,7 @@
 use super::exit::{CommandError, code};
 use super::processes::{SILENCE, Team, facts};
 use super::{ConfigArgs, data, missing_gpus, print, print_json, say, weights};
-use config::{Config, ConfigError, DeviceConfig, Origin, Problem, Valid};
+use config::{Config, ConfigError, DeviceConfig, Origin, Problem, ValidKeys};
 use serde_json::{Value, json};
 
 #[derive(Debug, clap::Args)]
@@ -24,7 +24,7 @@ pub(super) fn check(args: &CheckArgs) -> Result<(), CommandError> {
 }
 
 fn checked(CheckArgs { config: args, json }: &CheckArgs, team: &Team) -> Result<(), CommandError> {
-    let data = |config: &Config, valid: &Valid<'_>| {
+    let data = |config: &Config, valid: &ValidKeys<'_>| {
         data::trouble(config, &|keys| valid.has(keys)).into_iter().collect()
     };
     let loaded = match weights::load(args, true, &data) {

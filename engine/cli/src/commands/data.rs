@@ -2,7 +2,7 @@
 
 use super::exit::{CommandError, code};
 use super::say;
-use crate::report::reading::OnTerminal;
+use crate::report::reading::TerminalProgress;
 use config::{Config, DataConfig, DataFormat, DeviceConfig, Packing, Source};
 use data::chat::{Template, end_of_text};
 use data::model_files::ModelFiles;
@@ -160,7 +160,7 @@ pub(super) fn read_to_show(config: &Config) -> Result<(Option<Tokenizer>, Datase
 pub(super) fn check(config: &Config, names_all: bool) -> Result<Dataset, CommandError> {
     let tokenizer = tokenizer(config)?;
     look(config)?;
-    DataInspection::compare(&config.data, &OnTerminal)
+    DataInspection::compare(&config.data, &TerminalProgress)
         .map_err(|e| CommandError::new(code::DATA, e))?;
     let how = ReadOptions { names_all, ..ReadOptions::default() };
     read(config, tokenizer.as_ref(), how).map_err(|e| CommandError::new(code::DATA, e))
@@ -196,7 +196,7 @@ fn read(
 ) -> Result<Dataset, DataError> {
     let (data, model) = (&config.data, &config.model);
     let cache = Cache::of_user(dry);
-    let progress: &dyn Progress = if quiet { &Silence } else { &OnTerminal };
+    let progress: &dyn Progress = if quiet { &Silence } else { &TerminalProgress };
     match (tokenizer, &data.tokenizer) {
         (Some(tokenizer), Some(path)) if data.format.is_rows() => {
             rowed((data, Path::new(path), &cache), tokenizer, (names_all, is_brief), |with| {

@@ -3,7 +3,7 @@
 use super::exit::{CommandError, code};
 use super::signals::{self, StartupNotice};
 use super::{ConfigArgs, data, print, quoted};
-use crate::report::reading::OnTerminal;
+use crate::report::reading::TerminalProgress;
 use ::data::{
     Cache, ChunkSizes, Preparation, PrepareError, PreparedData, Problem, RowSource, Tokenizer,
     takes_from,
@@ -71,7 +71,7 @@ fn prepare(
         out,
         command,
         sizes: ChunkSizes::default(),
-        progress: &OnTerminal,
+        progress: &TerminalProgress,
     };
     prepare.run(&|parts| starting.say(interrupted(parts)))
 }

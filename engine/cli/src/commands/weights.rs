@@ -7,7 +7,7 @@ use super::exit::{CommandError, code};
 use super::of_machine;
 use ::data::model_files::ModelFiles;
 use checkpoint::hugging_face::{Folder, PretrainedWeights};
-use config::{Config, ConfigError, DeviceConfig, LoadedConfig, Trouble, Valid, Weights};
+use config::{Config, ConfigError, DeviceConfig, LoadedConfig, Trouble, ValidKeys, Weights};
 use config::{Further, load_and_look};
 use device::Plan;
 use layout::build::shape;
@@ -65,7 +65,7 @@ pub(super) fn load(
     more: &Trouble<'_>,
 ) -> Result<LoadedConfig, (u8, ConfigError)> {
     let of_folder = Cell::new(None);
-    let look = |config: &Config, valid: &Valid<'_>| {
+    let look = |config: &Config, valid: &ValidKeys<'_>| {
         let asked = starts && valid.has(&["model.from", "model.weights", "device"]);
         let refused = asked.then(|| refusal(config, valid.is_all())).flatten();
         let Some(refused) = refused else { return more(config, valid) };

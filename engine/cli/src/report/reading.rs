@@ -14,9 +14,9 @@ const REDRAW: Duration = Duration::from_millis(100);
 
 /// Shows how far a look has come on a terminal, if standard error is one.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct OnTerminal;
+pub(crate) struct TerminalProgress;
 
-impl data::Progress for OnTerminal {
+impl data::Progress for TerminalProgress {
     fn begin(&self, what: &'static str, bytes: u64) -> Box<dyn data::Reading> {
         Box::new(ReadProgress::new(what, bytes))
     }

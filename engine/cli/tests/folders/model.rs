@@ -8,7 +8,7 @@ use std::path::Path;
 /// Copies a fixture to `m`, beside `a.ron`, which trains it on a file of tokens.
 pub(super) fn model(name: &str) -> Folder {
     let folder = Folder::new();
-    let fixture = format!("{}/../tests/fixtures/hf-{name}-tiny", env!("CARGO_MANIFEST_DIR"));
+    let fixture = format!("{}/../../tests/fixtures/hf-{name}-tiny", env!("CARGO_MANIFEST_DIR"));
     folder.shell(&format!("cp -r {fixture} m && rm -f m/expected.safetensors")).ok();
     let tokens: Vec<u8> = (0..4000u32).flat_map(|i| [(i * i % 61) as u8, 0]).collect();
     fs::write(folder.path("t.u16"), tokens).unwrap();

@@ -1,7 +1,7 @@
 //! How full a memory is, in words.
 
 use config::Config;
-use engine::memory::{Limited, is_gpu, is_virtual};
+use engine::memory::{MemoryUse, is_gpu, is_virtual};
 use topology::format_bytes;
 
 /// Share of a memory above which a plan warns: nothing else may take the rest while a run lasts.
@@ -19,7 +19,7 @@ pub fn filled(used: u64, total: u64) -> String {
 
 /// A sentence for GPUs and one for the host's memory, where they are nearly full. Virtual GPUs are a limit of the config: nobody else
 /// takes of it.
-pub(super) fn warnings(config: &Config, limited: &[Limited]) -> Vec<String> {
+pub(super) fn warnings(config: &Config, limited: &[MemoryUse]) -> Vec<String> {
     let full = |of_gpu: bool| {
         let these = limited.iter().filter(|(name, ..)| is_gpu(name) == of_gpu);
         let shares = these.map(|(_, used, total)| percent(*used, *total));

@@ -14,7 +14,7 @@ const ROW: &str = r#"{"messages": [{"role": "system", "content": "s"}, {"role": 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     static MADE: OnceLock<(Tokenizer, PathBuf)> = OnceLock::new();
     let (tokenizer, into) = MADE.get_or_init(|| {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/hf-chat-tiny");
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/hf-chat-tiny");
         let into = std::env::temp_dir().join(format!("fuzz-template-{}", std::process::id()));
         std::fs::create_dir_all(&into).unwrap();
         (Tokenizer::open(&folder).unwrap(), into)

@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     static MADE: OnceLock<(Tokenizer, Template)> = OnceLock::new();
     let (tokenizer, template) = MADE.get_or_init(|| {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/hf-chat-tiny");
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/hf-chat-tiny");
         let template = Template::of_data(&ModelFiles::open(&folder).unwrap()).unwrap();
         (Tokenizer::open(&folder).unwrap(), template)
     });
