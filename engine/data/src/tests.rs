@@ -119,7 +119,7 @@ fn without_roots_rights(test: &str) {
     let child = std::process::Command::new("setpriv")
         .args([format!("--bounding-set={rights}"), format!("--inh-caps={rights}")])
         .arg(std::env::current_exe().unwrap())
-        .args(["--nocapture", &format!("data::tests::{test}")])
+        .args(["--nocapture", &format!("tests::{test}")])
         .env(ROOTLESS, "1")
         .output()
         .unwrap_or_else(|e| panic!("setpriv (package util-linux): {e}"));
