@@ -233,7 +233,7 @@ impl Saver {
             None => {
                 if first {
                     world.held_up(|| {
-                        self.begin(step, (optimizer.has_delayed_update(), skipped_in_a_row))
+                        self.begin(step, (optimizer.has_delayed_update(), skipped_in_a_row));
                     });
                 }
                 barrier(dev, meeting)?;
@@ -358,7 +358,7 @@ impl Saver {
 
     /// Of all states.
     fn bytes(&self, late: bool) -> u64 {
-        let elements: usize = self.base.tensors.iter().map(TensorEntry::len).sum();
+        let elements: usize = self.base.tensors.iter().map(TensorEntry::num_elements).sum();
         4 * states(late).len() as u64 * elements as u64
     }
 

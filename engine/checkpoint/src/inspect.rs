@@ -129,7 +129,7 @@ fn tensors(manifest: &Manifest) -> Vec<TensorSummary> {
         let mut files: Vec<usize> = tensor.ranges.iter().map(|range| range.file).collect();
         files.dedup();
         let (name, shape) = (tensor.name.clone(), tensor.shape);
-        TensorSummary { name, shape, files, elements: tensor.len() }
+        TensorSummary { name, shape, files, elements: tensor.num_elements() }
     };
     manifest.tensors.iter().map(summary).collect()
 }
@@ -251,7 +251,7 @@ pub fn distances(
             Some(i) => {
                 let mut states = [None; 4];
                 for (state, apart) in states.iter_mut().enumerate().take(saved) {
-                    *apart = apart_by((a, here), (b, i), state, tensor.len())?;
+                    *apart = apart_by((a, here), (b, i), state, tensor.num_elements())?;
                 }
                 Ok(states)
             }

@@ -340,15 +340,15 @@ impl Manifest {
     /// Every element of every tensor stands in one range. Takes memory for each run, so only when the files that
     /// hold them are there.
     pub(crate) fn check_cover(&self) -> Result<(), String> {
-        let whole = |t: &&TensorEntry| !cover(t.ranges.iter().map(|r| &r.span), t.len());
+        let whole = |t: &&TensorEntry| !cover(t.ranges.iter().map(|r| &r.span), t.num_elements());
         let broken = self.tensors.iter().find(whole);
         broken.map_or(Ok(()), |t| Err(format!("`{}` has elements twice, and others never", t.name)))
     }
 }
 
 impl TensorEntry {
-    /// Elements.
-    pub const fn len(&self) -> usize {
+    /// Number of elements of the whole tensor.
+    pub const fn num_elements(&self) -> usize {
         self.shape[0] * self.shape[1]
     }
 }

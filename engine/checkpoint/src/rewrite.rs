@@ -163,7 +163,7 @@ fn write(
     manifest.tensors = tensors(&built.decoder);
     manifest.files = Vec::new();
     let states: usize =
-        manifest.tensors.iter().map(|t| 4 * manifest.states().len() * t.len()).sum();
+        manifest.tensors.iter().map(|t| 4 * manifest.states().len() * t.num_elements()).sum();
     let make_room = |folder: &Directory| room(folder, checkpoint_bytes(states as u64));
     let begin = |within| UnfinishedCheckpoint::begin(within, manifest.step, make_room);
     let growing = folder.make().and_then(begin).map_err(failed(&folder.path()))?;

@@ -17,7 +17,7 @@ use crate::boxes;
 use config::{BoxConfig, Config, DeviceConfig};
 use device::{Arena, Dtype, Error};
 use engine::memory::{
-    self, DataMemory, GPU, HostNodes, MemoryUse, Memories, Node, all_fit, beside, by_node,
+    self, DataMemory, GPU, HostNodes, Memories, MemoryUse, Node, all_fit, beside, by_node,
     is_virtual, letters, of_this_machine,
 };
 use layout::build::{RankLayout, device_bytes, device_limit, reserved_bytes};

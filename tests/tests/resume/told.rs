@@ -46,7 +46,7 @@ pub(super) fn run_by(
         weights: Some(LockedRunDir::unlocked(folder).unwrap()),
         checkpoints: Some(RunFolder::at(&folder.join("checkpoints")).unwrap()),
         resume: resume.map(Arc::new),
-        rollback_history: rollback_history,
+        rollback_history,
         checkpoint_pause: PAUSE,
         ..RunOptions::default()
     };
