@@ -218,7 +218,8 @@ fn goes_by_path(name: &str, source: &str) -> Option<String> {
     ];
     of_a_run.iter().find(|file| name.starts_with(**file))?;
     // Types are no calls.
-    let others = ["rustix::fs::", "std::fs::File;", "std::os::unix::fs::", "RankFile::"];
+    let others =
+        ["rustix::fs::", "std::fs::File;", "std::os::unix::fs::", "RankFile::", "AppendFile::"];
     let names_files = |line: &&str| {
         let line = others.iter().fold((*line).to_owned(), |line, other| line.replace(other, ""));
         line.contains("fs::") || line.contains("File::")
