@@ -295,7 +295,7 @@ impl Saver {
         }
     }
 
-    /// See [`UnderWay::progress`].
+    /// See [`SaveProgress::progress`].
     pub(crate) fn progress(&self) -> Option<u64> {
         self.under_way.progress()
     }

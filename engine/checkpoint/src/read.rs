@@ -143,7 +143,7 @@ impl Checkpoint {
     }
 }
 
-/// Blocks that a thread of a [`Reader`] keeps at least; it keeps two for each file in which the wanted elements stand, since
+/// Blocks that a thread of a [`CheckpointReader`] keeps at least; it keeps two for each file in which the wanted elements stand, since
 /// the next ones stand there too.
 const RECENT: usize = 8;
 
