@@ -147,7 +147,7 @@ def beside_products(row, times):
 def constants():
     """What the simulator has of it, by architecture and pass."""
     text = (KERNELS.parents[3] / "engine/predict/src/sim/cost/kernels.rs").read_text()
-    found = re.findall(r"Beside \{ shared: ([\d.]+), issue: ([\d.]+), latency: ([\d.]+) \}", text)
+    found = re.findall(r"TensorCoreCost \{ shared: ([\d.]+), issue: ([\d.]+), latency: ([\d.]+) \}", text)
     names = [(kind, name) for kind in ["Ampere", "Volta"] for name in ["attention", "attention_backward"]]
     return {name: dict(zip(["shared", "issue", "latency"], map(float, row))) for name, row in zip(names, found, strict=True)}
 
