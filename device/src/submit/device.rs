@@ -65,7 +65,7 @@ impl Rank {
 /// form references to the op's ranges while it runs the op.
 #[derive(Debug)]
 pub struct AdmittedOp {
-    /// What is to be done.
+    /// The op that the executor runs.
     pub op: Op,
     pub(crate) site: Site,
     /// The lane that it runs on.

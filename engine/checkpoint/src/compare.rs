@@ -15,7 +15,7 @@ pub struct Difference {
     pub key: String,
     /// (in the checkpoint, now), in RON.
     pub values: [String; 2],
-    /// What it means.
+    /// The effect of the change on `--resume`.
     pub effect: ResumeEffect,
 }
 
@@ -34,7 +34,7 @@ fn delayed(loaded: &LoadedConfig) -> Option<u64> {
     }
 }
 
-/// What differs between the run that wrote `checkpoint` and the one that `now` and `data` describe.
+/// The differences between the run that wrote `checkpoint` and the one that `now` and `data` describe.
 ///
 /// # Errors
 /// [`CheckpointError::Broken`] when the stored config cannot be read.
@@ -57,7 +57,7 @@ pub(super) fn stored_config(path: &Path, ron: &str) -> Result<LoadedConfig, Chec
     Ok(stored)
 }
 
-/// What differs between two runs and what they are trained on.
+/// The differences between two runs, and between the data that they are trained on.
 pub(super) fn between(
     (stored, seen): (&LoadedConfig, &DataIdentity),
     (now, sees): (&LoadedConfig, &DataIdentity),

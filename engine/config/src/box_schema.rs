@@ -39,7 +39,7 @@ section! {
         gpu_memory: u64 = bytes(1 << 50, KeyDefault::Required("gpu_memory: \"31.7GiB\""));
         /// Usable memory of each NUMA node.
         node_memory: u64 = bytes(1 << 50, KeyDefault::Required("node_memory: \"755GiB\""));
-        /// What the XML describes.
+        /// The machine that the XML describes.
         machine: Option<Arc<Machine>> = not_a_key(described.map(|machine| machine::with_node_memory(machine, node_memory)));
         /// GB/s each way between a machine and the others.
         network_gb_per_s: f32 = rate();

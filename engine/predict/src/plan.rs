@@ -288,7 +288,7 @@ pub fn limited(config: &Config, built: &RankLayout) -> Vec<MemoryUse> {
     decided(config, built).limited
 }
 
-/// The memories of a run place_on its box or place_on this machine.
+/// The memories that a run takes, on its box or on this machine.
 fn decided(config: &Config, built: &RankLayout) -> Memories {
     let nodes = |copy| match &config.device {
         DeviceConfig::Sim { box_, .. } => {

@@ -279,7 +279,7 @@ fn full_gpu(gpus: &[GpuInfo]) -> Option<(usize, u64)> {
     free.filter(|(_, free)| *free < NEEDED).min_by_key(|(_, free)| *free)
 }
 
-/// What the ranks of [`concurrent_rates`] share.
+/// The data that the ranks of [`concurrent_rates`] share.
 struct SharedResources {
     plan: Arc<Plan>,
     world: Arc<Communicator>,

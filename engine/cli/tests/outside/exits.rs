@@ -5,7 +5,7 @@ use super::common::CommandOutput;
 use super::{line_of_words, on_gpus, with_runs};
 use std::fs;
 
-/// What happens, and the command that meets it in the folder of [`with_runs`].
+/// A situation, and the command that meets it in the folder of [`with_runs`].
 const SITUATIONS: [(&str, &str); 32] = [
     (
         "a box has too little memory for a placement",
