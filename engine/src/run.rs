@@ -145,7 +145,7 @@ pub fn train(
         saver: options
             .checkpoints
             .as_ref()
-            .and_then(|folder| Saver::new((config, data), layout, folder, (options, &places))),
+            .and_then(|folder| Saver::new(config, data, layout, folder, options, &places)),
         rollback_history,
         places,
         host_queue_capacity,
@@ -299,7 +299,7 @@ impl Ranks<'_> {
             trainer(self.config, self.layout, self.data, &self.rollback_history, rank);
         self.reach(rank, FaultPoint::Opened, 0);
         if let Some(saver) = &self.saver {
-            saver.open(&dev, (&trainer.optimizer, &self.layout.decoder))?;
+            saver.open(&dev, &trainer.optimizer, &self.layout.decoder)?;
         }
         dev.write(self.layout.barrier, &|_| 0.0)?;
         let states = debug_span!("load").in_scope(|| self.load_states(&dev, &mut trainer));
@@ -454,11 +454,11 @@ impl Ranks<'_> {
         after: SavePoint,
         listener: Listener<'_>,
     ) -> Result<(), Error> {
-        let model = (&trainer.optimizer, &self.layout.decoder, self.layout.barrier);
         let Some(saver) = &self.saver else { return Ok(()) };
         let _saving = debug_span!("save", step = after.step).entered();
         self.world.wait_longer(self.memory_allowance());
-        saver.save(dev, model, after, listener)?;
+        let (gpt, meeting) = (&self.layout.decoder, self.layout.barrier);
+        saver.save(dev, &trainer.optimizer, gpt, meeting, after, listener)?;
         // A rank that comes later finds the others in their next step.
         self.world.wait_longer(Duration::ZERO);
         Ok(())
