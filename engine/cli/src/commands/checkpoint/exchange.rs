@@ -1,5 +1,6 @@
 //! `onebox checkpoint export` and `import`: models of Hugging Face's transformers.
 
+use super::super::data::ReadOptions;
 use super::super::exit::{CommandError, code};
 use super::super::{ConfigArgs, data, missing_gpus, quoted, say};
 use super::{NewRun, failed, open, rewrite_failed, run_of};
@@ -116,10 +117,10 @@ pub(super) fn imported(args: &ImportArgs) -> Result<(), CommandError> {
     let built = lay_out(config);
     folder.check_model(&config.model, &built.decoder).map_err(unusable)?;
     let tokenizer = data::tokenizer(config)?;
-    let opened = data::open(config, tokenizer.as_ref(), (false, false))?;
+    let opened = data::open(config, tokenizer.as_ref(), ReadOptions::default())?;
     let beside = ModelFiles::open(&args.folder).map_err(unusable)?;
-    let beside = data::fitting(beside, &args.folder, (config, tokenizer.as_ref()));
-    let new = NewRun::create(&args.out, config, (tokenizer.as_ref(), beside))?;
+    let beside = data::fitting(beside, &args.folder, config, tokenizer.as_ref());
+    let new = NewRun::create(&args.out, config, tokenizer.as_ref(), beside)?;
     let sealed = import(&folder, config, &built, &opened, new.folder()).map_err(unusable)?;
     let written = new.finish(sealed)?;
     let (config, sets) = args.config.again(&args.out);
