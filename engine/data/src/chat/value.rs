@@ -134,7 +134,7 @@ impl Object for Digits {
 }
 
 /// Calls the method of this name.
-pub(super) type Call = fn(&mut State<'_, '_>, (&Value, &str), &[Value]) -> Result<Value, String>;
+pub(super) type Call = fn(&mut State<'_, '_>, &Value, &str, &[Value]) -> Result<Value, String>;
 
 /// A method of a value that a template does not call at once: in Jinja `a.items` is one, whatever keys `a` has.
 #[derive(Debug)]
@@ -158,7 +158,7 @@ impl Object for Method {
         state: &mut State<'_, '_>,
         arguments: &[Value],
     ) -> Result<Value, minijinja::Error> {
-        (self.call)(state, (&self.of, &self.name), arguments).map_err(refused)
+        (self.call)(state, &self.of, &self.name, arguments).map_err(refused)
     }
 }
 
