@@ -95,7 +95,7 @@ impl Optimizer {
                 runs,
             }),
             fold: HostOp::new(FoldPartials { all: layout.all_partials, norm: layout.norm }),
-            predict: predict,
+            predict,
             decide: HostOp::new(decide),
             bucket_free: vec![Event::default(); layout.num_buckets],
             turn: 0,

@@ -28,16 +28,16 @@ impl ReducedPiece<'_> {
     pub(crate) fn send(&self, store: &Store) {
         match store.site {
             UpdateSite::Device { gradient, summed } => {
-                self.to_device(gradient[self.buffer], summed)
+                self.to_device(gradient[self.buffer], summed);
             }
             UpdateSite::Host { route, .. } => match route {
                 GradientRoute::Direct { down } => self.direct(down[self.buffer]),
                 GradientRoute::SumOnDevice { sum, down } => {
-                    self.sum_on_device(sum, down[self.buffer])
+                    self.sum_on_device(sum, down[self.buffer]);
                 }
                 GradientRoute::SumOnHost { down, .. } => self.sum_on_host(down),
                 GradientRoute::Blocking { partial_sum, wide, down } => {
-                    self.blocking(partial_sum, wide, down)
+                    self.blocking(partial_sum, wide, down);
                 }
             },
         }

@@ -103,11 +103,8 @@ impl<'a> CheckpointStates<'a> {
         values: &mut [f32],
     ) -> Result<(), CheckpointError> {
         self.runs.fill(segment, first, values, |tensor, global, values| {
-            self.from.read(
-                TensorState { tensor: *tensor, state },
-                global..global + values.len(),
-                values,
-            )
+            let which = TensorState { tensor: *tensor, state };
+            self.from.read(which, global..global + values.len(), values)
         })
     }
 }
