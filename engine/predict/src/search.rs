@@ -357,7 +357,7 @@ fn worded(given: &Config, mut config: Config, number: usize) -> Candidate {
 
 /// `all`, and the config itself where it is of another kind, such as one on fewer GPUs, and fits.
 fn with_given(given: &Config, mut all: Vec<Candidate>) -> Vec<Candidate> {
-    if !all.iter().any(|c| c.given) && is_sound(&given) {
+    if !all.iter().any(|c| c.given) && is_sound(given) {
         let built = lay_out(given);
         if fits(given, &built) {
             let number = all.iter().map(|c| c.number + 1).max().unwrap_or(0);

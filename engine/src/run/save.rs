@@ -238,7 +238,7 @@ impl Saver {
             None => {
                 if first {
                     world.held_up(|| {
-                        self.begin(step, optimizer.has_delayed_update(), skipped_in_a_row)
+                        self.begin(step, optimizer.has_delayed_update(), skipped_in_a_row);
                     });
                 }
                 barrier(dev, meeting)?;

@@ -165,7 +165,7 @@ impl Team {
                 }
                 (StageResult::Done(facts), None) => first = Some(facts),
                 (StageResult::Done(facts), Some(first)) => {
-                    differs(processes, process, facts, first)?
+                    differs(processes, process, facts, first)?;
                 }
             }
         }

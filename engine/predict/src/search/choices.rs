@@ -220,7 +220,7 @@ fn together(config: &Config, built: &RankLayout, brief: &Brief) -> usize {
 }
 
 fn holds(config: &Config) -> bool {
-    is_sound(&config) && fits(config, &lay_out(config))
+    is_sound(config) && fits(config, &lay_out(config))
 }
 
 /// The largest of 0..=`most` that `holds`, where 0 does, and with each all below it.
