@@ -8,7 +8,12 @@ pub mod memory;
 pub mod metrics;
 pub mod run;
 pub mod run_dir;
-pub mod save;
 mod step;
 pub mod tensorboard;
 pub mod train;
+mod trainer;
+
+use std::time::Duration;
+
+/// Time that a rank waits for others by default, before the run fails.
+const TIMEOUT: Duration = Duration::from_secs(600);

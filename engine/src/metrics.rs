@@ -172,7 +172,7 @@ impl MetricsWriter {
 
     /// Appends an evaluation after `step`; `loss` is the mean over the evaluated tokens, `whole`: these are all that are held
     /// out. `sets` has the mean of each data set, where there are several.
-    pub fn eval(&mut self, step: u64, (loss, whole): (f64, bool), sets: &[(String, f64)]) {
+    pub fn eval(&mut self, step: u64, loss: f64, whole: bool, sets: &[(String, f64)]) {
         let by_name = sets.iter().map(|(name, loss)| (name.as_str(), *loss)).collect();
         self.write(&Line::Eval { step, loss, whole, sets: by_name });
         if let Some(events) = &mut self.events {
@@ -348,7 +348,7 @@ mod tests {
         let (_folder, path) = file();
         let mut metrics = open(&path, 0).unwrap();
         metrics.step(&step(1));
-        metrics.eval(1, (2.5, true), &[]);
+        metrics.eval(1, 2.5, true, &[]);
         metrics.checkpoint_failed(1, "no space");
         metrics.differs(1, &[Difference { rank: 2, place: "the loss".into() }]);
         metrics.end(1, "00ff");
@@ -380,7 +380,7 @@ mod tests {
             ..step(1)
         };
         metrics.step(&broken);
-        metrics.eval(1, (f64::NAN, false), &[]);
+        metrics.eval(1, f64::NAN, false, &[]);
         let text = fs::read_to_string(path).unwrap();
         assert!(text.contains(r#""loss":null,"grad_norm":null,"loss_scale":null,"lr":"#), "{text}");
         assert!(
@@ -402,10 +402,10 @@ mod tests {
     fn a_half_written_line_is_cut_off_before_the_next() {
         let (_folder, path) = file();
         let mut metrics = open(&path, 0).unwrap();
-        metrics.eval(1, (2.5, true), &[]);
+        metrics.eval(1, 2.5, true, &[]);
         (&metrics.lines.file).write_all(b"{\"kind\":\"ev").unwrap();
         metrics.lines.torn = true; // as after a failed write
-        metrics.eval(3, (2.25, true), &[]);
+        metrics.eval(3, 2.25, true, &[]);
         let text = fs::read_to_string(path).unwrap();
         let lines = [(1, 2.5), (3, 2.25)].map(|(step, loss)| {
             format!("{{\"kind\":\"eval\",\"step\":{step},\"loss\":{loss},\"whole\":true}}\n")
@@ -419,12 +419,12 @@ mod tests {
         let (_folder, path) = file();
         let mut metrics = open(&path, 0).unwrap();
         metrics.step(&step(1));
-        metrics.eval(1, (2.75, true), &[]);
+        metrics.eval(1, 2.75, true, &[]);
         metrics.step(&step(2));
         // On its way while the run went on.
         metrics.checkpoint_failed(1, "no space");
         let until_two = fs::read(&path).unwrap();
-        metrics.eval(2, (2.5, true), &[]);
+        metrics.eval(2, 2.5, true, &[]);
         metrics.step(&step(3));
         metrics.end(3, "00");
         let all = fs::read(&path).unwrap();

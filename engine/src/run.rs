@@ -10,6 +10,7 @@ pub(crate) mod host_queue;
 pub mod messages;
 pub mod options;
 pub mod outcome;
+mod save;
 mod skip_cause;
 pub mod states;
 pub mod stop;
@@ -24,12 +25,12 @@ use crate::run::messages::{ChannelItem, Listener};
 pub use crate::run::messages::{Difference, Message, StepReport};
 pub use crate::run::options::{RunOptions, StuckHandler};
 pub use crate::run::outcome::{Outcome, ReadFailure, RunError};
+use crate::run::save::{SavePoint, Saver};
 use crate::run::skip_cause::SkipCause;
 use crate::run::stop::{StopSignal, StopVote};
-use crate::save::{SavePoint, Saver};
 use crate::step::Trainer;
 pub use crate::train::initial_states::Weights;
-use crate::train::trainer::trainer;
+use crate::trainer::trainer;
 use checkpoint::rollback::RollbackHistory;
 use config::{Config, WeightsPolicy};
 use crossbeam_channel::RecvTimeoutError;
@@ -145,7 +146,7 @@ pub fn train(
         saver: options
             .checkpoints
             .as_ref()
-            .and_then(|folder| Saver::new((config, data), layout, folder, (options, &places))),
+            .and_then(|folder| Saver::new(config, data, layout, folder, options, &places)),
         rollback_history,
         places,
         host_queue_capacity,
@@ -299,7 +300,7 @@ impl Ranks<'_> {
             trainer(self.config, self.layout, self.data, &self.rollback_history, rank);
         self.reach(rank, FaultPoint::Opened, 0);
         if let Some(saver) = &self.saver {
-            saver.open(&dev, (&trainer.optimizer, &self.layout.decoder))?;
+            saver.open(&dev, &trainer.optimizer, &self.layout.decoder)?;
         }
         dev.write(self.layout.barrier, &|_| 0.0)?;
         let states = debug_span!("load").in_scope(|| self.load_states(&dev, &mut trainer));
@@ -454,11 +455,11 @@ impl Ranks<'_> {
         after: SavePoint,
         listener: Listener<'_>,
     ) -> Result<(), Error> {
-        let model = (&trainer.optimizer, &self.layout.decoder, self.layout.barrier);
         let Some(saver) = &self.saver else { return Ok(()) };
         let _saving = debug_span!("save", step = after.step).entered();
         self.world.wait_longer(self.memory_allowance());
-        saver.save(dev, model, after, listener)?;
+        let (gpt, meeting) = (&self.layout.decoder, self.layout.barrier);
+        saver.save(dev, &trainer.optimizer, gpt, meeting, after, listener)?;
         // A rank that comes later finds the others in their next step.
         self.world.wait_longer(Duration::ZERO);
         Ok(())

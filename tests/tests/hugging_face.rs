@@ -4,7 +4,7 @@
 #![allow(clippy::print_stdout, reason = "figures for --nocapture")]
 #![allow(clippy::allow_attributes, reason = "the lines above")]
 
-use checkpoint::hugging_face::{Folder, Numbers, export, import};
+use checkpoint::hugging_face::{Folder, ModelExport, Numbers, export, import};
 use checkpoint::{Checkpoint, RunFolder};
 use config::Config;
 use data::Dataset;
@@ -62,7 +62,7 @@ fn imported(config: &Config, data: &Dataset, run: &Path) -> Checkpoint {
     let from = Folder::open(&folder()).unwrap_or_else(|e| panic!("{e}"));
     let built = lay_out(config);
     from.check_model(&config.model, &built.decoder).unwrap_or_else(|e| panic!("{e}"));
-    let sealed = import(&from, (config, &built, data), &checkpoints(run));
+    let sealed = import(&from, config, &built, data, &checkpoints(run));
     let sealed = sealed.unwrap_or_else(|e| panic!("{e}"));
     let path = sealed.publish().unwrap_or_else(|e| panic!("{e}"));
     Checkpoint::open(&path, 0).unwrap()
@@ -148,14 +148,16 @@ fn what_is_imported_and_exported_is_the_same_folder() {
     for (most, files) in [(u64::MAX, 1), (40_000, 3), (0, 28)] {
         let out = run.path().join(format!("out-{files}"));
         let built = lay_out(&config);
-        let names = export(
-            &checkpoint,
-            (&config, &built),
-            (None, &ModelFiles::default()),
-            &out,
-            (Numbers::F32, most),
-        )
-        .unwrap();
+        let model = ModelExport {
+            checkpoint: &checkpoint,
+            config: &config,
+            built: &built,
+            tokenizer: None,
+            beside: &ModelFiles::default(),
+            numbers: Numbers::F32,
+            max_file_bytes: most,
+        };
+        let names = export(&model, &out).unwrap();
         let parts = names.iter().filter(|n| n.ends_with(".safetensors")).count();
         assert_eq!(parts, files, "{names:?}");
         assert_eq!(names.contains(&"model.safetensors.index.json".to_owned()), files > 1);

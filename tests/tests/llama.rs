@@ -8,7 +8,7 @@
 #[path = "llama/packed.rs"]
 mod packed;
 
-use checkpoint::hugging_face::{Folder, Numbers, PretrainedWeights, export};
+use checkpoint::hugging_face::{Folder, ModelExport, Numbers, PretrainedWeights, export};
 use checkpoint::{Checkpoint, RunFolder};
 use config::Config;
 use data::model_files::ModelFiles;
@@ -338,14 +338,16 @@ fn a_folder_goes_back_as_it_came() {
         let path = run.path().join("checkpoints/step-00000010");
         let checkpoint = Checkpoint::open(&path, 10).unwrap();
         let out = run.path().join("out");
-        export(
-            &checkpoint,
-            (&config, &built),
-            (None, &ModelFiles::default()),
-            &out,
-            (Numbers::F32, u64::MAX),
-        )
-        .unwrap_or_else(|e| panic!("{e}"));
+        let exported = ModelExport {
+            checkpoint: &checkpoint,
+            config: &config,
+            built: &built,
+            tokenizer: None,
+            beside: &ModelFiles::default(),
+            numbers: Numbers::F32,
+            max_file_bytes: u64::MAX,
+        };
+        export(&exported, &out).unwrap_or_else(|e| panic!("{e}"));
         let bytes = std::fs::read(out.join("model.safetensors")).unwrap();
         let mut ours = Fixture::default();
         ours.add(&bytes);
@@ -354,9 +356,8 @@ fn a_folder_goes_back_as_it_came() {
         }
         // In bf16 each number is the nearest: what was bf16 before stays as it is.
         let half = run.path().join("half");
-        let most = (Numbers::Bf16, 40_000);
-        export(&checkpoint, (&config, &built), (None, &ModelFiles::default()), &half, most)
-            .unwrap_or_else(|e| panic!("{e}"));
+        let exported = ModelExport { numbers: Numbers::Bf16, max_file_bytes: 40_000, ..exported };
+        export(&exported, &half).unwrap_or_else(|e| panic!("{e}"));
         for entry in std::fs::read_dir(&half).unwrap() {
             let path = entry.unwrap().path();
             if path.extension().is_none_or(|e| e != "safetensors") {

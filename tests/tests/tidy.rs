@@ -69,7 +69,7 @@ const RULES: [(Rule, &str, &[&str]); 5] = [
     ),
     (too_long, "engine/src/planted.rs", &["#[cfg(test)]\nmod tests {\n", "LINES"]),
     (yields, "device/src/planted.rs", &["fn f() { std::thread::yield", "_now() }"]),
-    (goes_by_path, "engine/src/save/planted.rs", &["fn f() { std::fs", "::rename(a, b) }"]),
+    (goes_by_path, "engine/src/run/save/planted.rs", &["fn f() { std::fs", "::rename(a, b) }"]),
 ];
 
 #[test]
@@ -204,7 +204,7 @@ fn yields(name: &str, source: &str) -> Option<String> {
 /// What works in the directory of a run asks for it (`Held::check`) and names files in it: its path may lead to another run.
 fn goes_by_path(name: &str, source: &str) -> Option<String> {
     let of_a_run = [
-        "engine/src/save",
+        "engine/src/run/save",
         "engine/checkpoint/src/write.rs",
         "engine/checkpoint/src/rewrite.rs",
         "engine/checkpoint/src/run_folder.rs",

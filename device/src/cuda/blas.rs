@@ -80,7 +80,14 @@ pub(super) struct Blas {
     /// None: the library has no algorithm.
     products: HashMap<MatmulShape, Option<Product>>,
     handle: Handle,
-    workspace: (u64, u64),
+    workspace: Workspace,
+}
+
+/// Memory of a GPU that products use besides their operands.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Workspace {
+    pub(super) address: u64,
+    pub(super) bytes: u64,
 }
 
 impl Gemm {
@@ -109,12 +116,12 @@ impl Gemm {
 impl Blas {
     /// Makes it on the bound context, without a workspace.
     pub(super) fn new() -> Result<Self, String> {
-        let (products, workspace) = (HashMap::with_capacity(256), (0, 0));
+        let (products, workspace) = (HashMap::with_capacity(256), Workspace::default());
         Ok(Self { products, handle: Handle::new()?, workspace })
     }
 
-    /// Gives products the workspace (address, bytes).
-    pub(super) const fn use_workspace(&mut self, workspace: (u64, u64)) {
+    /// Gives products the workspace.
+    pub(super) const fn use_workspace(&mut self, workspace: Workspace) {
         self.workspace = workspace;
     }
 
@@ -196,12 +203,13 @@ impl Blas {
         let product = match self.products.get(&shape) {
             Some(product) => product,
             None => {
-                let product = Product::new(&self.handle, &shape, at, self.workspace.1 as usize)?;
+                let product =
+                    Product::new(&self.handle, &shape, at, self.workspace.bytes as usize)?;
                 self.products.entry(shape).or_insert(product)
             }
         };
         let Some(product) = product else { return Ok(false) };
-        product.run(&self.handle, stream, at, self.workspace.0)?;
+        product.run(&self.handle, stream, at, self.workspace.address)?;
         Ok(true)
     }
 }

@@ -1,6 +1,6 @@
 //! Opens a GPU for a rank: it allocates, creates and compiles everything before step 1.
 
-use super::blas::{Blas, WORKSPACE};
+use super::blas::{Blas, WORKSPACE, Workspace};
 use super::collectives::{NcclCommunicators, Transport, connect, warm_up};
 use super::compile::Kernels;
 use super::driver::{self, Context, DeviceMemory, Failure, Stream, Words};
@@ -128,8 +128,8 @@ impl GpuOpener<'_> {
         let peer = Peer::new(&context, device, Arc::clone(&host_memory), self.plan);
         let peer = Arc::new(peer.map_err(pinning)?);
         let scratch = (peer.device.start + arrangement.scratch, self.options.scratch);
-        let workspace = (peer.device.start + arrangement.workspace, WORKSPACE);
-        blas.use_workspace(workspace);
+        let address = peer.device.start + arrangement.workspace;
+        blas.use_workspace(Workspace { address, bytes: WORKSPACE });
         let progress = Progress::new(&words.words[..STREAMS]);
         let passed = Lane::ALL[..STREAMS].iter().map(|lane| progress.of(*lane)).collect();
         let history = Arc::new(History::new(passed));

@@ -44,7 +44,10 @@ pub fn differences(
     data: &Dataset,
 ) -> Result<Vec<Difference>, CheckpointError> {
     let stored = stored_config(checkpoint.path(), checkpoint.config())?;
-    Ok(between((&stored, &checkpoint.manifest().data), (now, &DataIdentity::of(data))))
+    Ok(between(
+        RunInputs { config: &stored, data: &checkpoint.manifest().data },
+        RunInputs { config: now, data: &DataIdentity::of(data) },
+    ))
 }
 
 /// The config that a checkpoint holds. Keys of another version are ignored with a warning.
@@ -57,11 +60,17 @@ pub(super) fn stored_config(path: &Path, ron: &str) -> Result<LoadedConfig, Chec
     Ok(stored)
 }
 
+/// The config of a run, and the data that it is trained on.
+#[derive(Clone, Copy)]
+pub(super) struct RunInputs<'a> {
+    pub(super) config: &'a LoadedConfig,
+    pub(super) data: &'a DataIdentity,
+}
+
 /// The differences between two runs, and between the data that they are trained on.
-pub(super) fn between(
-    (stored, seen): (&LoadedConfig, &DataIdentity),
-    (now, sees): (&LoadedConfig, &DataIdentity),
-) -> Vec<Difference> {
+pub(super) fn between(was: RunInputs<'_>, is: RunInputs<'_>) -> Vec<Difference> {
+    let RunInputs { config: stored, data: seen } = was;
+    let RunInputs { config: now, data: sees } = is;
     let scaled = |loaded: &LoadedConfig| loaded.config.precision == config::Precision::Fp16;
     let idle = !scaled(stored) && !scaled(now);
     let find = |all: &LoadedConfig, key: &str| {
@@ -134,7 +143,11 @@ mod tests {
         };
         let kinds = |set: &str| {
             let (stored, now) = (of("train.seed=1"), of(set));
-            let found = between((&stored, &seen), (&now, &seen)).into_iter();
+            let found = between(
+                RunInputs { config: &stored, data: &seen },
+                RunInputs { config: &now, data: &seen },
+            )
+            .into_iter();
             let data = found.filter(|difference| difference.key.starts_with("data."));
             data.map(|difference| (difference.key, difference.effect)).collect::<Vec<_>>()
         };

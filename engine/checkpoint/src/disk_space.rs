@@ -43,7 +43,8 @@ pub fn is_full(error: &io::Error) -> bool {
 /// There is too little, and nothing to remove; or it cannot be removed.
 pub fn make_room(
     folder: &Directory,
-    (newest, mut full): (Option<u64>, bool),
+    newest: Option<u64>,
+    mut full: bool,
     bytes: u64,
     free: &dyn Fn(&Directory) -> io::Result<u64>,
 ) -> io::Result<()> {
@@ -96,20 +97,20 @@ mod tests {
     #[test]
     fn where_all_that_are_kept_and_one_more_find_room_none_goes() {
         let ((folder, _kept), free) = on_disk(310, &[2, 4]);
-        make_room(&folder, (Some(4), false), 110, &free).unwrap();
+        make_room(&folder, Some(4), false, 110, &free).unwrap();
         assert_eq!(left(&folder), [2, 4]);
     }
 
     #[test]
     fn where_they_do_not_the_oldest_go_first_and_the_newest_never() {
         let ((folder, _kept), free) = on_disk(350, &[2, 4, 6]);
-        make_room(&folder, (Some(6), false), 110, &free).unwrap();
+        make_room(&folder, Some(6), false, 110, &free).unwrap();
         assert_eq!(left(&folder), [4, 6]);
-        let why = make_room(&folder, (Some(6), false), 260, &free).unwrap_err();
+        let why = make_room(&folder, Some(6), false, 260, &free).unwrap_err();
         assert!(why.to_string().contains("no space") && is_full(&why), "{why}");
         assert_eq!(left(&folder), [6]);
         // Nothing is known to be whole: a new run in a folder that is not its own.
-        make_room(&folder, (None, false), 260, &free).unwrap_err();
+        make_room(&folder, None, false, 260, &free).unwrap_err();
         assert_eq!(left(&folder), [6]);
     }
 
@@ -117,7 +118,7 @@ mod tests {
     fn a_disk_that_was_full_though_it_said_otherwise_loses_one_each_time() {
         let ((folder, _kept), free) = on_disk(9000, &[2, 4, 6]);
         for expected in [&[4, 6][..], &[6], &[6]] {
-            make_room(&folder, (Some(6), true), 110, &free).unwrap();
+            make_room(&folder, Some(6), true, 110, &free).unwrap();
             assert_eq!(left(&folder), expected);
         }
     }

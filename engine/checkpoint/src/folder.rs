@@ -42,7 +42,7 @@ pub fn newest_until(
     let steps = entries(folder, &[""]).map_err(unreadable(folder.path()))?;
     let mut refused = Vec::new();
     for (step, name) in steps.into_iter().rev().filter(|(step, _)| *step <= last) {
-        match open_in(folder, (step, &name)) {
+        match open_in(folder, step, &name) {
             Ok(checkpoint) => return Ok((Some(checkpoint), refused)),
             Err(error) if error.is_of_the_system() => return Err(error),
             Err(error) => refused.push((name, error)),
@@ -56,10 +56,10 @@ pub fn newest_until(
 /// # Errors
 /// As [`Checkpoint::open`].
 pub fn open_step(folder: &Directory, step: u64) -> Result<Checkpoint, CheckpointError> {
-    open_in(folder, (step, &checkpoint_name(step)))
+    open_in(folder, step, &checkpoint_name(step))
 }
 
-fn open_in(folder: &Directory, (step, name): (u64, &str)) -> Result<Checkpoint, CheckpointError> {
+fn open_in(folder: &Directory, step: u64, name: &str) -> Result<Checkpoint, CheckpointError> {
     let opened = folder.folder(name).map_err(unreadable(&folder.called(name)))?;
     Checkpoint::within(&opened, step)
 }

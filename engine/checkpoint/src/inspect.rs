@@ -1,9 +1,9 @@
 //! What a checkpoint holds, read without its data: for `onebox checkpoint`, not for training.
 
-use super::compare::{between, stored_config};
+use super::compare::{RunInputs, between, stored_config};
 use super::manifest::{DataIdentity, MANIFEST, Manifest, STATES};
 use super::read::{check_cover, check_files, manifest_in, opened};
-use super::{Checkpoint, CheckpointError, Difference, file_name, newest, unreadable};
+use super::{Checkpoint, CheckpointError, Difference, TensorState, file_name, newest, unreadable};
 use config::LoadedConfig;
 use data::Dataset;
 use files::directory::Directory;
@@ -166,7 +166,10 @@ impl Summary {
         now: &LoadedConfig,
         data: &Dataset,
     ) -> Result<Vec<Difference>, CheckpointError> {
-        Ok(between((&self.config()?, &self.manifest.data), (now, &DataIdentity::of(data))))
+        Ok(between(
+            RunInputs { config: &self.config()?, data: &self.manifest.data },
+            RunInputs { config: now, data: &DataIdentity::of(data) },
+        ))
     }
 
     /// Bytes of all its files but the manifest.
@@ -219,13 +222,16 @@ pub fn config_differences(
 ) -> Result<Vec<Difference>, CheckpointError> {
     let of = |c: &Checkpoint| stored_config(c.path(), c.config());
     let (stored, now) = (of(a)?, of(b)?);
-    Ok(between((&stored, &a.manifest().data), (&now, &b.manifest().data)))
+    Ok(between(
+        RunInputs { config: &stored, data: &a.manifest().data },
+        RunInputs { config: &now, data: &b.manifest().data },
+    ))
 }
 
 /// Differences of two configs of runs on the same data.
 pub fn differences_of(stored: &LoadedConfig, now: &LoadedConfig) -> Vec<Difference> {
     let seen = DataIdentity::default();
-    between((stored, &seen), (now, &seen))
+    between(RunInputs { config: stored, data: &seen }, RunInputs { config: now, data: &seen })
 }
 
 /// Each tensor of either checkpoint in turn, all states compared.
@@ -251,7 +257,9 @@ pub fn distances(
             Some(i) => {
                 let mut states = [None; 4];
                 for (state, apart) in states.iter_mut().enumerate().take(saved) {
-                    *apart = apart_by((a, here), (b, i), state, tensor.num_elements())?;
+                    let in_a = TensorState { tensor: here, state };
+                    let in_b = TensorState { tensor: i, state };
+                    *apart = apart_by(a, in_a, b, in_b, tensor.num_elements())?;
                 }
                 Ok(states)
             }
@@ -267,9 +275,10 @@ pub fn distances(
 
 /// Largest absolute difference of a state; none when every bit is equal.
 fn apart_by(
-    (a, here): (&Checkpoint, usize),
-    (b, there): (&Checkpoint, usize),
-    state: usize,
+    a: &Checkpoint,
+    in_a: TensorState,
+    b: &Checkpoint,
+    in_b: TensorState,
     len: usize,
 ) -> Result<Option<f64>, CheckpointError> {
     let (a, b) = (a.reader(), b.reader());
@@ -277,8 +286,8 @@ fn apart_by(
     let mut apart = None;
     for from in (0..len).step_by(BLOCK) {
         let n = BLOCK.min(len - from);
-        a.read((here, state), from..from + n, &mut x[..n])?;
-        b.read((there, state), from..from + n, &mut y[..n])?;
+        a.read(in_a, from..from + n, &mut x[..n])?;
+        b.read(in_b, from..from + n, &mut y[..n])?;
         for (x, y) in x[..n].iter().zip(&y[..n]).filter(|(x, y)| x.to_bits() != y.to_bits()) {
             let d = (f64::from(*x) - f64::from(*y)).abs();
             let most = apart.unwrap_or(0.0);

@@ -27,8 +27,7 @@ pub use folder::{
     gone, newest_name, newest_step_until, newest_until, open_named, open_step, remove_after,
     remove_all, set_aside, sizes,
 };
-pub use read::Checkpoint;
-pub use read::CheckpointReader;
+pub use read::{Checkpoint, CheckpointReader, TensorState};
 pub use run_folder::RunFolder;
 
 use rustix::io::Errno;

@@ -150,6 +150,22 @@ const RECENT: usize = 8;
 /// A block of a file: the file's number, its first byte, what is in it.
 type Block = (usize, u64, Vec<u8>);
 
+/// A state of a tensor, by its number in the checkpoint's list of tensors and the number of the state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TensorState {
+    /// Number of the tensor in the order of the model.
+    pub tensor: usize,
+    /// Number of the state: 0 is the parameter.
+    pub state: usize,
+}
+
+impl TensorState {
+    /// The parameter itself.
+    pub const fn parameter(tensor: usize) -> Self {
+        Self { tensor, state: 0 }
+    }
+}
+
 /// Reads elements of a checkpoint, each block compared with what was there when all of it was checked.
 #[derive(Debug)]
 pub struct CheckpointReader<'a> {
@@ -159,19 +175,19 @@ pub struct CheckpointReader<'a> {
 }
 
 impl CheckpointReader<'_> {
-    /// Elements `wanted` of tensor number `tensor` in the order of the model.
+    /// Elements `wanted` of a state of a tensor.
     ///
     /// # Errors
     /// With the file that cannot be read, or that has changed.
     pub fn read(
         &self,
-        (tensor, state): (usize, usize),
+        which: TensorState,
         wanted: Range<usize>,
         out: &mut [f32],
     ) -> Result<(), CheckpointError> {
         let idle = || self.recent.lock().unwrap_or_else(|e| e.into_inner());
         let mut recent = idle().pop().unwrap_or_default();
-        let read = self.read_by(&mut recent, (tensor, state), wanted, out);
+        let read = self.read_by(&mut recent, which, wanted, out);
         idle().push(recent);
         read
     }
@@ -179,11 +195,11 @@ impl CheckpointReader<'_> {
     fn read_by(
         &self,
         recent: &mut VecDeque<Block>,
-        (tensor, state): (usize, usize),
+        which: TensorState,
         wanted: Range<usize>,
         out: &mut [f32],
     ) -> Result<(), CheckpointError> {
-        let places = &self.from.placed[tensor];
+        let places = &self.from.placed[which.tensor];
         let has = |place: &&RangePlace| place.span.overlap(wanted.clone()).next().is_some();
         let keep = RECENT.max(2 * places.iter().filter(has).count());
         for place in places {
@@ -192,7 +208,7 @@ impl CheckpointReader<'_> {
                 while at < end {
                     let next = end.min((at / BLOCK + 1) * BLOCK);
                     let out = &mut out[to + at / 4 - from..to + next / 4 - from];
-                    self.block((recent, keep), (place, state), at / BLOCK, |block| {
+                    self.block(recent, keep, place, which.state, at / BLOCK, |block| {
                         let bytes = block[at % BLOCK..].chunks_exact(4);
                         let values = out.iter_mut().zip(bytes);
                         values.for_each(|(x, b)| {
@@ -206,11 +222,13 @@ impl CheckpointReader<'_> {
         Ok(())
     }
 
-    /// Gives `take` a block of a range, by its number there.
+    /// Gives `take` a block of a range, by its number there; `keep` blocks stay in `recent`.
     fn block(
         &self,
-        (recent, keep): (&mut VecDeque<Block>, usize),
-        (place, state): (&RangePlace, usize),
+        recent: &mut VecDeque<Block>,
+        keep: usize,
+        place: &RangePlace,
+        state: usize,
         number: usize,
         take: impl FnOnce(&[u8]),
     ) -> Result<(), CheckpointError> {
@@ -291,7 +309,7 @@ pub(super) fn check_files(
             (folder.called(&name), open_at(folder, Path::new(&name), OFlags::empty()));
         let file = open.map_err(unreadable(&path))?;
         let mut blocks = Vec::new();
-        match check_file((&file, &mut blocks), number, manifest) {
+        match check_file(&file, &mut blocks, number, manifest) {
             Ok(placed) => Ok((HashedFile { file, blocks }, placed)),
             Err(Problem::Broken(problem)) => Err(broken(&path, problem)),
             Err(Problem::Io(error)) => Err(unreadable(&path)(error)),
@@ -320,7 +338,8 @@ fn read_manifest(folder: &Directory) -> io::Result<Vec<u8>> {
 
 /// Compares a whole file with what the manifest says; where each of its ranges stands, by tensor.
 fn check_file(
-    (file, blocks): (&File, &mut Vec<u64>),
+    file: &File,
+    blocks: &mut Vec<u64>,
     number: usize,
     manifest: &Manifest,
 ) -> Result<Vec<(usize, RangePlace)>, Problem> {

@@ -8,7 +8,7 @@ use super::manifest::{Control, FileEntry, Hash, Manifest, RangeEntry};
 use super::write::{
     Piece, Pieces, RankRecord, UnfinishedCheckpoint, piece_entries, pieces, seal, tensors,
 };
-use super::{Checkpoint, CheckpointError, RunFolder, file_name};
+use super::{Checkpoint, CheckpointError, RunFolder, TensorState, file_name};
 use config::Config;
 use data::Dataset;
 use device::Rank;
@@ -53,9 +53,9 @@ pub enum RewriteError {
     },
 }
 
-/// Elements of a state of a tensor, by their numbers in the order of the model.
+/// Elements of a state of a tensor.
 pub type Values<'a> =
-    dyn Fn((usize, usize), Range<usize>, &mut [f32]) -> Result<(), RewriteError> + Sync + 'a;
+    dyn Fn(TensorState, Range<usize>, &mut [f32]) -> Result<(), RewriteError> + Sync + 'a;
 
 /// What a checkpoint is made of.
 #[derive(Clone, Copy)]
@@ -101,7 +101,8 @@ impl Drop for SealedCheckpoint {
 /// [`RewriteError`]; nothing named like a checkpoint is left then.
 pub fn reshard(
     from: &Checkpoint,
-    (config, built): (&Config, &RankLayout),
+    config: &Config,
+    built: &RankLayout,
     folder: &RunFolder,
 ) -> Result<SealedCheckpoint, RewriteError> {
     from.check_model(&built.decoder)?;
@@ -133,21 +134,22 @@ pub fn reshard(
 /// # Errors
 /// As [`reshard`].
 pub fn start(
-    (config, built, data): (&Config, &RankLayout, &Dataset),
+    config: &Config,
+    built: &RankLayout,
+    data: &Dataset,
     folder: &RunFolder,
     parameters: TensorSource<'_>,
 ) -> Result<SealedCheckpoint, RewriteError> {
     let mut manifest = Manifest::new(config, data);
     manifest.control =
         Control::of(&built.optimizer.initial_control(), manifest.control.scaled, false);
-    let values =
-        |(tensor, state): (usize, usize), wanted: Range<usize>, out: &mut [f32]| match state {
-            0 => (parameters.values)((tensor, state), wanted, out),
-            _ => {
-                out.fill(0.0);
-                Ok(())
-            }
-        };
+    let values = |which: TensorState, wanted: Range<usize>, out: &mut [f32]| match which.state {
+        0 => (parameters.values)(which, wanted, out),
+        _ => {
+            out.fill(0.0);
+            Ok(())
+        }
+    };
     let sealed = write(manifest, built, folder, TensorSource { values: &values, ..parameters })?;
     Checkpoint::within(sealed.growing.directory(), 0)?;
     Ok(sealed)
@@ -218,7 +220,7 @@ impl RankFile {
         let name = file_name(rank.index());
         let path = folder.called(&name);
         let all = pieces(&built.decoder, &|segment| built.optimizer.owned(segment, rank.dp), rank);
-        let entries: Vec<Entry> = piece_entries((&manifest.tensors, manifest.states()), &all);
+        let entries: Vec<Entry> = piece_entries(&manifest.tensors, manifest.states(), &all);
         let header = encode(&entries);
         let file = folder.create_new(&name).and_then(|file| {
             file.write_all_at(&header, 0)?;
@@ -241,7 +243,8 @@ impl RankFile {
         let state = |state: usize| {
             let mut at = self.at + state as u64 * bytes;
             let piece = |piece: &Piece| {
-                let hash = self.write_piece((*tensor, state), piece, at, values)?;
+                let hash =
+                    self.write_piece(TensorState { tensor: *tensor, state }, piece, at, values)?;
                 at += 4 * piece.span.len() as u64;
                 Ok(hash)
             };
@@ -260,7 +263,7 @@ impl RankFile {
     /// A state of a piece, at byte `at`.
     fn write_piece(
         &self,
-        which: (usize, usize),
+        which: TensorState,
         piece: &Piece,
         mut at: u64,
         values: &Values<'_>,
@@ -329,7 +332,7 @@ mod tests {
             *begun.lock().unwrap_or_else(PoisonError::into_inner) = Some(tensor);
             Ok(())
         };
-        let note = |(tensor, _): (usize, usize), wanted: Range<usize>, out: &mut [f32]| {
+        let note = |TensorState { tensor, .. }, wanted: Range<usize>, out: &mut [f32]| {
             assert_eq!(*begun.lock().unwrap_or_else(PoisonError::into_inner), Some(tensor));
             asked.lock().unwrap_or_else(PoisonError::into_inner).push(tensor);
             out.iter_mut().zip(wanted).for_each(|(x, i)| *x = (tensor * 300_000 + i) as f32);
@@ -337,7 +340,7 @@ mod tests {
         };
         let source = TensorSource { begin: &begin, values: &note };
         let into = RunFolder::at(&folder.path().join("checkpoints")).unwrap();
-        let sealed = start((&config, &built, &data), &into, source).unwrap();
+        let sealed = start(&config, &built, &data, &into, source).unwrap();
         let path = sealed.publish().unwrap();
         let asked = asked.into_inner().unwrap();
         // Rank by rank every tensor would come up again in each file.
@@ -350,7 +353,9 @@ mod tests {
                 for from in (0..of.elements).step_by(step) {
                     let wanted = from..(from + step).min(of.elements);
                     let mut values = vec![0.0; wanted.len()];
-                    reader.read((tensor, 0), wanted.clone(), &mut values).unwrap();
+                    reader
+                        .read(TensorState::parameter(tensor), wanted.clone(), &mut values)
+                        .unwrap();
                     assert!(wanted.map(right).eq(values), "{} from {from}", of.name);
                 }
             }
@@ -367,13 +372,13 @@ mod tests {
         let config = load_str(RON, "a.ron", Path::new("."), &[]).unwrap().config;
         let (built, folder) = (lay_out(&config), tempfile::tempdir().unwrap());
         let data = Corpus::noise(config.model.seq_len).into();
-        let zeros = |_: (usize, usize), _: Range<usize>, out: &mut [f32]| {
+        let zeros = |_: TensorState, _: Range<usize>, out: &mut [f32]| {
             out.fill(0.0);
             Ok(())
         };
         let source = TensorSource { begin: &|_| Ok(()), values: &zeros };
         let into = RunFolder::at(&folder.path().join("checkpoints")).unwrap();
-        let sealed = start((&config, &built, &data), &into, source).unwrap();
+        let sealed = start(&config, &built, &data, &into, source).unwrap();
         let path = sealed.publish().unwrap();
         let written = Checkpoint::open(&path, 0).unwrap();
         let tensors = written.tensors();
@@ -386,7 +391,9 @@ mod tests {
         };
         let (before, reader, mut values) = (read(), written.reader(), vec![0.0; 4096]);
         for from in (0..of.elements).step_by(values.len()) {
-            reader.read((tensor, 0), from..from + values.len(), &mut values).unwrap();
+            reader
+                .read(TensorState::parameter(tensor), from..from + values.len(), &mut values)
+                .unwrap();
         }
         let bytes = 4 * of.elements;
         let read = read() - before;

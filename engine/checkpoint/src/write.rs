@@ -149,7 +149,8 @@ pub fn tensors(gpt: &Decoder) -> Vec<TensorEntry> {
 
 /// What the header of a rank's file says.
 pub(crate) fn piece_entries(
-    (tensors, states): (&[TensorEntry], &[&str]),
+    tensors: &[TensorEntry],
+    states: &[&str],
     pieces: &[(usize, Vec<Piece>)],
 ) -> Vec<Entry> {
     let entry = |(tensor, pieces): &(usize, Vec<Piece>)| {
@@ -218,19 +219,22 @@ pub fn in_order<E>(pieces: &Pieces, take: &mut dyn FnMut(State) -> Result<(), E>
 /// Where a rank's file gets its states from: the next bytes, of this part of a state.
 pub type Fill<'a, E> = dyn FnMut(State, &mut [u8]) -> Result<(), E> + 'a;
 
-/// Writes the file of rank `number` into `folder` and onto the disk. Hashes are of what `fill` gave.
+/// Writes the file of rank `number` into `folder` and onto the disk. `late`: the update of the step waits, so the gradient is a
+/// state too. Hashes are of what `fill` gave.
 ///
 /// # Errors
 /// Those of the disk, with the file's name, and those of `fill`.
 pub fn write_file<E: From<io::Error>>(
     number: usize,
     base: &Manifest,
-    (pieces, late): (&Pieces, bool),
-    (folder, under_way): (&Directory, &SaveProgress),
+    pieces: &Pieces,
+    late: bool,
+    folder: &Directory,
+    under_way: &SaveProgress,
     fill: &mut Fill<'_, E>,
 ) -> Result<RankRecord, E> {
     let states = states(late);
-    let entries = piece_entries((&base.tensors, states), pieces);
+    let entries = piece_entries(&base.tensors, states, pieces);
     let header = encode(&entries);
     let path = folder.called(&file_name(number));
     let file = of(&path, folder.create_new(&file_name(number)))?;
@@ -244,7 +248,7 @@ pub fn write_file<E: From<io::Error>>(
         for state in 0..states.len() {
             for (piece, hashes) in pieces.iter().zip(&mut hashes) {
                 let mut hasher = Hasher { inner: Xxh3Default::new(), spent: &mut hashing };
-                write_state(piece.states[state], (&path, &mut file), fill, &mut hasher)?;
+                write_state(piece.states[state], &path, &mut file, fill, &mut hasher)?;
                 hashes.push(Hash::end(&hasher.inner));
             }
         }
@@ -301,7 +305,8 @@ impl Hasher<'_> {
 
 fn write_state<E: From<io::Error>>(
     state: State,
-    (path, file): (&Path, &mut impl Write),
+    path: &Path,
+    file: &mut impl Write,
     fill: &mut Fill<'_, E>,
     hasher: &mut Hasher<'_>,
 ) -> Result<(), E> {

@@ -22,6 +22,7 @@ use device::cuda::{self, Collectives, CudaOptions, Peers};
 use device::{
     Arena, Communicator, Device, Dtype, Error, HostWork, Lane, Op, Plan, Rank, ThreadTeam,
 };
+use engine::metrics;
 use engine::run::{Message, RunError, RunOptions, StepReport, train};
 use layout::build::RankLayout;
 use layout::{gpus, placement};
@@ -249,6 +250,11 @@ pub fn steps(
         exposed_seconds: overlapped.map(|(now, then)| (host - per_step(now, then)).max(0.0)),
         loss: last.loss,
     })
+}
+
+/// The median; `NaN` of no values.
+fn median(of: &[f64]) -> f64 {
+    metrics::median(of.iter().copied()).unwrap_or(f64::NAN)
 }
 
 /// Whether `config` runs on real GPUs.

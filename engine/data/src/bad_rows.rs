@@ -2,7 +2,6 @@
 
 use super::ignored_keys::IgnoredKeyCounts;
 use super::origins::RowLocation;
-use crate::chat::TOO_LONG;
 use files::path_text::PathText;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -19,6 +18,9 @@ const SHOWN: usize = 3;
 pub(super) const FIRST_ROWS: usize = 100;
 /// So many are enough if the chat template takes too many steps for each: every one takes all the time that a row may take.
 pub(super) const SLOW_ROWS: usize = 4;
+
+/// Why a row is left out if the chat template takes too many steps for it.
+pub(crate) const TOO_LONG: &str = "it takes more steps than a template may for this chat";
 
 /// The kind of thing that may be left out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -12,7 +12,7 @@ use super::read::named;
 use super::rows::{Lines, Rows};
 use super::token_cache::Cache;
 use super::{Corpus, CorpusSplit, DataError};
-use crate::chat::TOO_LONG;
+use crate::bad_rows::TOO_LONG;
 use config::{DataFormat, Packing};
 use std::io::BufReader;
 use std::path::{Path, PathBuf};

@@ -185,11 +185,12 @@ impl Tokenizer {
     pub(super) fn encode_cut(
         &self,
         text: &str,
-        (cut, letter): (char, &dyn Fn(char) -> char),
+        cut: char,
+        letter: &dyn Fn(char) -> char,
         special: bool,
     ) -> Result<Vec<(u32, Range<usize>)>, String> {
         let model = self.plain.as_ref().unwrap_or_else(|| self.inner.get_model());
-        untrusted::encode_cut((&self.inner, model), text, (cut, letter), special)
+        untrusted::encode_cut(&self.inner, model, text, cut, letter, special)
     }
 
     /// The tokens of a text whose control tokens control, and those that the tokenizer puts around it.

@@ -125,9 +125,11 @@ pub(super) fn encode_with_places(
 /// The same of a text in which `cut` stands inside what is not to be a control token, and other characters stand for letters
 /// that are not to be one: `letter` gives these. The places are those of the text as it is given. `model` makes the tokens.
 pub(super) fn encode_cut(
-    (inner, model): (&tokenizers::Tokenizer, &ModelWrapper),
+    inner: &tokenizers::Tokenizer,
+    model: &ModelWrapper,
     text: &str,
-    (cut, letter): (char, &dyn Fn(char) -> char),
+    cut: char,
+    letter: &dyn Fn(char) -> char,
     special: bool,
 ) -> Result<Vec<(u32, Range<usize>)>, String> {
     // As `encode` of the library does it, but for the cuts.

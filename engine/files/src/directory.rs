@@ -34,26 +34,27 @@ impl Directory {
     /// # Errors
     /// Of the file system.
     pub fn open(path: &Path) -> io::Result<Self> {
-        Self::opened((CWD, path), path.to_owned(), OFlags::empty())
+        Self::opened(CWD, path, path.to_owned(), OFlags::empty())
     }
 
     /// The directory `path` itself; a link is refused.
     pub fn itself(path: &Path) -> io::Result<Self> {
-        Self::opened((CWD, path), path.to_owned(), OFlags::NOFOLLOW)
+        Self::opened(CWD, path, path.to_owned(), OFlags::NOFOLLOW)
     }
 
     /// The directory `name` in it; a link is refused.
     pub fn folder(&self, name: &str) -> io::Result<Self> {
-        Self::opened((self.as_fd(), in_it(name)), self.called(name), OFlags::NOFOLLOW)
+        Self::opened(self.as_fd(), in_it(name), self.called(name), OFlags::NOFOLLOW)
     }
 
     /// The directory to which `name` in it leads.
     pub fn leads_to(&self, name: &str) -> io::Result<Self> {
-        Self::opened((self.as_fd(), in_it(name)), self.called(name), OFlags::empty())
+        Self::opened(self.as_fd(), in_it(name), self.called(name), OFlags::empty())
     }
 
     fn opened(
-        (folder, name): (BorrowedFd<'_>, &Path),
+        folder: BorrowedFd<'_>,
+        name: &Path,
         path: PathBuf,
         more: OFlags,
     ) -> io::Result<Self> {
@@ -179,8 +180,8 @@ impl Directory {
     fn remove_any(&self, name: &OsStr) -> io::Result<()> {
         match unlinkat(self, name, AtFlags::empty()) {
             Err(Errno::ISDIR) => {
-                let (at, path) = ((self.as_fd(), Path::new(name)), self.path.join(name));
-                let folder = Self::opened(at, path, OFlags::NOFOLLOW)?;
+                let path = self.path.join(name);
+                let folder = Self::opened(self.as_fd(), Path::new(name), path, OFlags::NOFOLLOW)?;
                 folder.names()?.iter().try_for_each(|name| folder.remove_any(name))?;
                 Ok(unlinkat(self, name, AtFlags::REMOVEDIR)?)
             }

@@ -95,7 +95,7 @@ pub fn layout(config: &Config, described: &BoxConfig, host: HostBytes) -> Result
     let refuse = |why| BoxError::Machines { name: described.name.clone(), why };
     let per_machine = described.ranks_per_machine(&config.parallel).map_err(refuse)?;
     let mut one = match &described.machine {
-        Some(machine) => placed(config, described, (machine, per_machine), host)?,
+        Some(machine) => placed(config, described, machine, per_machine, host)?,
         None => apart(described, per_machine, &request(config, host)),
     };
     repeat(&mut one, config.world_size().div_ceil(per_machine));
@@ -144,7 +144,8 @@ fn gpu(b: &BoxConfig) -> Gpu {
 fn placed(
     config: &Config,
     b: &BoxConfig,
-    (machine, ranks): (&Machine, usize),
+    machine: &Machine,
+    ranks: usize,
     host: HostBytes,
 ) -> Result<Layout, BoxError> {
     let refuse = |source| BoxError::Topology { name: b.name.clone(), source };

@@ -22,17 +22,36 @@ const BEGINNING: &str =
 /// The description of a box as a file.
 pub const OUTPUT: Output = Output { what: "box", beginning: BEGINNING };
 
-/// A run of a calibration: hidden, sequence, micro-batch, TP, DP.
-type Shape = (usize, usize, usize, usize, usize);
+/// The model, batch and ranks of a calibration run.
+#[derive(Clone, Copy)]
+struct CalibrationShape {
+    hidden: usize,
+    seq_len: usize,
+    tp: usize,
+    dp: usize,
+}
 
-/// Those of each family.
-const SHAPES: [(Family, &[Shape]); 2] = [
-    (Family::Gpt2, &[(64, 32, 4, 1, 2), (128, 128, 4, 1, 2), THREADED, (256, 64, 4, 2, 1)]),
-    (Family::Llama, &[(128, 128, 4, 1, 2), THREADED]),
+/// Samples of each micro-batch of a calibration run.
+const MICRO: usize = 4;
+
+/// The shapes of each family.
+const SHAPES: [(Family, &[CalibrationShape]); 2] = [
+    (
+        Family::Gpt2,
+        &[
+            CalibrationShape { hidden: 64, seq_len: 32, tp: 1, dp: 2 },
+            SHORT,
+            THREADED,
+            CalibrationShape { hidden: 256, seq_len: 64, tp: 2, dp: 1 },
+        ],
+    ),
+    (Family::Llama, &[SHORT, THREADED]),
 ];
 
+/// A shape of both families.
+const SHORT: CalibrationShape = CalibrationShape { hidden: 128, seq_len: 128, tp: 1, dp: 2 };
 /// The shape that is timed on all cores of one rank too.
-const THREADED: Shape = (256, 128, 4, 1, 2);
+const THREADED: CalibrationShape = CalibrationShape { hidden: 256, seq_len: 128, tp: 1, dp: 2 };
 
 /// Why a machine cannot be measured.
 #[derive(Debug, thiserror::Error)]
@@ -59,17 +78,16 @@ pub fn measure(tell: &mut dyn FnMut(&str)) -> Result<MeasuredConfig, CalibrateEr
     for precision in ["Bf16", "Fp32"] {
         for (family, shapes) in SHAPES {
             for shape in shapes {
-                let config = calibration((family, *shape), precision, 1)?;
-                let (hidden, _, _, tp, dp) = shape;
+                let config = calibration(family, *shape, precision, 1)?;
+                let CalibrationShape { hidden, tp, dp, .. } = shape;
                 tell(&format!("{family:?}, {precision}, hidden {hidden}, TP {tp} x DP {dp}"));
                 timed.extend(time(&config)?);
             }
         }
     }
-    let (hidden, seq_len, micro, tp, _) = THREADED;
-    tell(&format!("hidden {hidden}, one rank on all cores"));
-    let shape = (Family::Gpt2, (hidden, seq_len, micro, tp, 1));
-    let together = time(&calibration(shape, "Bf16", cores())?)?;
+    tell(&format!("hidden {}, one rank on all cores", THREADED.hidden));
+    let shape = CalibrationShape { dp: 1, ..THREADED };
+    let together = time(&calibration(Family::Gpt2, shape, "Bf16", cores())?)?;
     let (thread_us, thread_share) = threads(&timed, &together, cores());
     Ok(MeasuredConfig { thread_us, thread_share, ..explain(&timed) })
 }
@@ -91,7 +109,8 @@ fn threads(one: &[OpTiming], all: &[OpTiming], threads: usize) -> (f32, f32) {
 }
 
 fn calibration(
-    (family, (hidden, seq_len, micro, tp, dp)): (Family, Shape),
+    family: Family,
+    CalibrationShape { hidden, seq_len, tp, dp }: CalibrationShape,
     precision: &str,
     threads: usize,
 ) -> Result<Config, CalibrateError> {
@@ -105,10 +124,10 @@ fn calibration(
         "(device: Cpu(count: {}, memory: \"4GiB\", threads: {threads}), \
          model: (layers: 1, hidden: {hidden}, heads: {heads}, seq_len: {seq_len}, {parts}), \
          parallel: (tensor: {tp}, data: {dp}), precision: {precision}, recompute: Block, \
-         offload: (accumulate: Host), batch: (micro: {micro}, global: {}), \
+         offload: (accumulate: Host), batch: (micro: {MICRO}, global: {}), \
          data: (train: \"unused\"), train: (steps: {}))",
         tp * dp,
-        micro * dp * 2,
+        MICRO * dp * 2,
         RECORDED_STEPS + 1,
     );
     let loaded = load_str(&ron, "calibration", Path::new("."), &[]);

@@ -292,7 +292,7 @@ pub fn limited(config: &Config, built: &RankLayout) -> Vec<MemoryUse> {
 fn decided(config: &Config, built: &RankLayout) -> Memories {
     let nodes = |copy| match &config.device {
         DeviceConfig::Sim { box_, .. } => {
-            let (nodes, placed) = of_box(config, box_, (built.host_bytes(config), copy));
+            let (nodes, placed) = of_box(config, box_, built.host_bytes(config), copy);
             HostNodes { nodes, placed, whole: None }
         }
         DeviceConfig::Cpu { .. } | DeviceConfig::Cuda => of_this_machine(config, built, copy),
@@ -309,7 +309,8 @@ pub(crate) fn checkpoint_copy(config: &Config, built: &RankLayout) -> u64 {
 fn of_box(
     config: &Config,
     box_: &BoxConfig,
-    (host, copy): (HostBytes, u64),
+    host: HostBytes,
+    copy: u64,
 ) -> (Vec<Node>, Vec<String>) {
     // A checked config has a place on its box. The copy is where the states are, and changes no seat.
     let Ok(layout) = boxes::layout(config, box_, host) else {
@@ -405,7 +406,7 @@ mod tests {
         ] {
             let (config, described) = nps4(sets);
             let host = lay_out(&config).host_bytes(&config);
-            let (nodes, _) = of_box(&config, &described, (host, 0));
+            let (nodes, _) = of_box(&config, &described, host, 0);
             // The same machine as a process finds it that runs on it, with as much memory free.
             let mut machine = Machine::clone(described.machine.as_ref().unwrap());
             machine.live = true;

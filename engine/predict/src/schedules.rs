@@ -16,10 +16,7 @@ const TOGETHER: usize = 8;
 ///
 /// # Errors
 /// As [`simulate`].
-pub fn schedules(
-    config: &Config,
-    (own, clipped): (f64, f64),
-) -> Result<Vec<Schedule>, SimulateError> {
+pub fn schedules(config: &Config, own: f64, clipped: f64) -> Result<Vec<Schedule>, SimulateError> {
     let told = |config: &Config, step_seconds: f64| {
         let (offload, memory) = (&config.offload, memory_report(config, &lay_out(config)));
         let delayed = matches!(update_mode(config), UpdateMode::Delayed { .. });
@@ -74,7 +71,7 @@ pub fn schedules(
     for other in others {
         let built = lay_out(&other);
         let committed = simulate(&other, &built)?.step_seconds();
-        all.push(told(&other, mean_step(&other, &built, (committed, clipped))?));
+        all.push(told(&other, mean_step(&other, &built, committed, clipped)?));
     }
     Ok(all)
 }

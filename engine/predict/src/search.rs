@@ -173,7 +173,7 @@ struct Candidate {
 pub fn search(loaded: &LoadedConfig, gpus: Option<usize>) -> Result<SearchReport, SimulateError> {
     let mut as_given: Option<SearchReport> = None;
     for (states, config) in variants(loaded) {
-        let found = search_form(loaded, (states, &config), gpus)?;
+        let found = search_form(loaded, states, &config, gpus)?;
         if !found.layouts.is_empty() || found.no_layout.is_some() {
             return Ok(found);
         }
@@ -191,13 +191,14 @@ pub fn search_bf16_moments(
     gpus: Option<usize>,
 ) -> Result<Option<SearchReport>, SimulateError> {
     let form = variants(loaded).into_iter().find(|(states, _)| *states == States::Bf16Moments);
-    form.map(|(states, config)| search_form(loaded, (states, &config), gpus)).transpose()
+    form.map(|(states, config)| search_form(loaded, states, &config, gpus)).transpose()
 }
 
 /// The layouts of one form of states, whose config is `form`.
 fn search_form(
     loaded: &LoadedConfig,
-    (states, form): (States, &Config),
+    states: States,
+    form: &Config,
     gpus: Option<usize>,
 ) -> Result<SearchReport, SimulateError> {
     let given = &loaded.config;

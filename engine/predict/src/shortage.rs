@@ -135,7 +135,7 @@ fn of_box(loaded: &LoadedConfig, layouts: Vec<&Layout>) -> Option<Shortage> {
     let of_host = |enough| MemoryShortage { memory: Memory::Host, there: node, enough, nodes };
     let of_gpu = |enough| MemoryShortage { memory: Memory::Gpu, there: gpu, enough, nodes: 1 };
     let host = least_host(on_gpu, gpu).map(|(layout, enough)| (layout, vec![of_host(enough)]));
-    let here = beyond.par_iter().copied().filter(|layout| holds(layout, (MOST, node))).collect();
+    let here = beyond.par_iter().copied().filter(|layout| holds(layout, MOST, node)).collect();
     let more = least_gpu(here, node).map(|(layout, enough)| (layout, vec![of_gpu(enough)]));
     let both = || {
         let (_, most) = least_gpu(beyond.clone(), MOST)?;
@@ -153,13 +153,13 @@ fn of_box(loaded: &LoadedConfig, layouts: Vec<&Layout>) -> Option<Shortage> {
 /// The layout that fits GPUs of `gpu` bytes with the least memory of the nodes, and that memory.
 fn least_host(layouts: Vec<&Layout>, gpu: u64) -> Option<(&Layout, u64)> {
     let layouts = layouts.into_iter().map(|layout| (layout.host, layout)).collect();
-    least_of(layouts, |layout, node| holds(layout, (gpu, node)))
+    least_of(layouts, |layout, node| holds(layout, gpu, node))
 }
 
 /// The layout that fits nodes of `node` bytes with the least memory of each GPU, and that memory.
 fn least_gpu(layouts: Vec<&Layout>, node: u64) -> Option<(&Layout, u64)> {
     let layouts = layouts.into_iter().filter_map(|layout| Some((layout.gpu?, layout))).collect();
-    least_of(layouts, |layout, gpu| holds(layout, (gpu, node)))
+    least_of(layouts, |layout, gpu| holds(layout, gpu, node))
 }
 
 /// The layout that `holds` with the least amount, and that amount; each takes so much at least.
@@ -181,7 +181,7 @@ fn least_of(
 }
 
 /// Whether `layout` fits a box whose GPUs and nodes have so many bytes.
-fn holds(layout: &Layout, (gpu, node): (u64, u64)) -> bool {
+fn holds(layout: &Layout, gpu: u64, node: u64) -> bool {
     let mut config = layout.config.clone();
     if let DeviceConfig::Sim { box_, .. } = &mut config.device {
         **box_ = box_.with_memory(gpu, node);

@@ -243,7 +243,8 @@ fn play(
 pub fn mean_step(
     config: &Config,
     built: &RankLayout,
-    (committed, clipped): (f64, f64),
+    committed: f64,
+    clipped: f64,
 ) -> Result<f64, SimulateError> {
     if clipped == 0.0 || update_mode(config) != UpdateMode::Speculative {
         return Ok(committed);

@@ -1,6 +1,6 @@
 //! Steps without data on a device that runs nothing: what they are counted by, and how few of them say it for many.
 
-use crate::train::trainer::trainer;
+use crate::trainer::trainer;
 use config::{Accumulate, Config, UpdateMode};
 use data::{Corpus, Dataset};
 use device::recorder::{self, Totals};

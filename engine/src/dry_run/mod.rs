@@ -9,13 +9,12 @@ pub use count::{
 };
 use data::Corpus;
 
-use crate::run::RunOptions;
-
-use crate::train::trainer::trainer;
+use crate::TIMEOUT;
+use crate::trainer::trainer;
 use checkpoint::rollback::RollbackHistory;
 use config::Config;
 use data::Dataset;
-use device::cuda::{self, CudaOptions, Peers};
+use device::cuda::{self, Collectives, CudaOptions, Peers};
 use device::warm::{self, DistinctOps};
 use device::{Communicator, HostPlace, HostWork};
 use device::{Device, Error, Rank};
@@ -87,15 +86,14 @@ pub fn dry_run(
     passed: &(dyn Fn(usize, u64) + Sync),
 ) -> Result<(), Error> {
     let (tp, dp) = (config.parallel.tensor, config.parallel.data);
-    let RunOptions { timeout, collectives, .. } = RunOptions::default();
-    let world = Communicator::new(tp, dp, timeout);
+    let world = Communicator::new(tp, dp, TIMEOUT);
     let peers = Arc::new(Peers::new(tp * dp));
     let one = |rank: Rank| {
         let options = CudaOptions {
             gpu: None,
             host: HostPlace { untouched: true, ..HostPlace::default() },
             peers: Arc::clone(&peers),
-            collectives,
+            collectives: Collectives::Auto,
             scratch: op_scratch(config),
             work: HostWork { rehearsal: true, ..HostWork::default() },
             programs: offload::PROGRAMS,

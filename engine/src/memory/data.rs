@@ -79,7 +79,7 @@ impl DataMemory {
 fn measured(config: &Config) -> Result<DataMemory, String> {
     let look = DataInspection::at(config, false).map_err(|error| error.to_string())?;
     let Some(path) = config.data.tokenizer.as_ref().filter(|_| config.data.format.is_text()) else {
-        let documents = documents(config, (look.documents, look.tokens as u64), look.is_masked);
+        let documents = documents(config, look.documents, look.tokens as u64, look.is_masked);
         return Ok(DataMemory { in_files: look.bytes, documents, ..DataMemory::default() });
     };
     let tokenizer = Tokenizer::open(Path::new(path));
@@ -97,7 +97,7 @@ fn measured(config: &Config) -> Result<DataMemory, String> {
     if config.data.format.is_rows() {
         let chats = matches!(config.data.format, DataFormat::Chat);
         let lines = look.sample.lines().count() as f64 / look.sample.len().max(1) as f64;
-        let documents = documents(config, ((look.bytes as f64 * lines) as u64, tokens), chats);
+        let documents = documents(config, (look.bytes as f64 * lines) as u64, tokens, chats);
         let stored = stored + if chats { tokens } else { 0 };
         let longest = look.sample.lines().map(str::len).max().unwrap_or(0) as u64;
         let at_once = look.bytes.min(BYTES_AT_ONCE as u64);
@@ -119,7 +119,7 @@ fn measured(config: &Config) -> Result<DataMemory, String> {
 
 /// Bytes that are kept of documents: of each where it begins, how long it is and, where some tokens do not count, how many do; where
 /// several share a sample its number, and the end of each sample.
-fn documents(config: &Config, (documents, tokens): (u64, u64), counts: bool) -> u64 {
+fn documents(config: &Config, documents: u64, tokens: u64, counts: bool) -> u64 {
     let each = 12 + if counts { 4 } else { 0 };
     match config.data.packing {
         Packing::Windows => 0,

@@ -5,7 +5,7 @@
 //! for the disk, and the kernel's own for threads and page tables: a run of one rank was never killed under a limit 10.6 MiB
 //! above its plan, and sometimes under one of 8.6 MiB.
 
-use crate::run::export::window_bytes;
+use super::windows::window_bytes;
 use config::Config;
 use config::DeviceConfig;
 use device::{Arena, message_bytes};

@@ -3,6 +3,7 @@
 mod data;
 mod host_overhead;
 mod saving;
+pub(crate) mod windows;
 
 pub use data::DataMemory;
 pub use host_overhead::{beside, letters};

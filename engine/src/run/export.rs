@@ -2,6 +2,7 @@
 //! order whatever the layout was. Tensors are put together a window at a time, by all kernel threads of all ranks, while one
 //! thread hashes and writes the window before.
 
+use crate::memory::windows::{WINDOW, WINDOWS, window_elements};
 use crate::run::barrier::barrier;
 use crate::run::options::RunOptions;
 use crate::run::value_runs::ValueRuns;
@@ -20,24 +21,10 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tensor_parallel::{Decoder, Param, Run, SegmentLayout};
 use xxhash_rust::xxh3::Xxh3Default;
 
-/// Elements that are put together at a time, at most.
-const WINDOW: usize = 1 << 23;
 /// Elements of a window that one thread writes at a time.
 const PART: usize = 1 << 14;
-/// One is put together while the other is hashed.
-const WINDOWS: usize = 2;
 /// Parameters, first and second moment.
 const STATES: usize = 3;
-
-/// Bytes that the end of a run takes on the host besides the plan.
-pub(crate) fn window_bytes(decoder: &Decoder) -> u64 {
-    (WINDOWS * window_elements(decoder.segments()) * size_of::<f32>()) as u64
-}
-
-fn window_elements(segments: &[SegmentLayout]) -> usize {
-    let params = segments.iter().flat_map(|segment| &segment.params);
-    params.map(Param::global_len).max().unwrap_or(0).min(WINDOW)
-}
 
 /// Hashes the whole state and writes the weights, with the help of all ranks.
 pub(crate) struct StateGatherer {

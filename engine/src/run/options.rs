@@ -1,5 +1,6 @@
 //! What a caller may ask of a run besides its config; most of it is for tests.
 
+use crate::TIMEOUT;
 use crate::run::RunError;
 use crate::run::fault_point::Watcher;
 use crate::train::initial_states::Weights;
@@ -110,7 +111,7 @@ impl Default for RunOptions {
             processes: None,
             bind: false,
             stop: Arc::default(),
-            timeout: Duration::from_secs(600),
+            timeout: TIMEOUT,
             stuck: None,
             stuck_save: Duration::from_secs(600),
             checkpoint_pause: Duration::from_secs(600),

@@ -1,7 +1,7 @@
 //! Initial weights: a function of the seed, the tensor's name and the element's index in the whole tensor, so
 //! that every layout starts from the same model.
 
-use checkpoint::{Checkpoint, CheckpointError, CheckpointReader};
+use checkpoint::{Checkpoint, CheckpointError, CheckpointReader, TensorState};
 use config::{Config, Moments};
 use device::numerics::normals;
 use device::{Rank, random};
@@ -103,7 +103,8 @@ impl<'a> CheckpointStates<'a> {
         values: &mut [f32],
     ) -> Result<(), CheckpointError> {
         self.runs.fill(segment, first, values, |tensor, global, values| {
-            self.from.read((*tensor, state), global..global + values.len(), values)
+            let which = TensorState { tensor: *tensor, state };
+            self.from.read(which, global..global + values.len(), values)
         })
     }
 }

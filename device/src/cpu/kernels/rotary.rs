@@ -50,7 +50,7 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
             let mut d_gains = [values_mut(m, grads.q_gain)?, values_mut(m, grads.k_gain)?];
             let f = |rows: Range<usize>, mut d: Rows<'_>, sums: &mut [f32], floats: &mut [f32]| {
                 sums.fill(0.0);
-                let norm = Some((inputs, sums));
+                let norm = Some(NormGradient { inputs, sums });
                 turn_back(shape, table, rows, &mut d.view, norm, floats);
             };
             return workers.sum_rows(shape.rows, 2 * shape.dim, work, d_qkv, &f, |sums| {
@@ -152,14 +152,20 @@ struct Inputs<'a> {
     epsilon: f32,
 }
 
-/// Adds sums over the rows, and in each row over the heads, to (d_q_gain, d_k_gain), D elements
-/// each.
+/// A norm's gradient of some rows.
+struct NormGradient<'a> {
+    inputs: Inputs<'a>,
+    /// Of d_q_gain and d_k_gain, D elements each.
+    sums: &'a mut [f32],
+}
+
+/// Adds sums over the rows, and in each row over the heads, to those of `norm`.
 fn turn_back(
     shape: RotaryShape<'_>,
     table: &[f32],
     rows: Range<usize>,
     d_qkv: &mut ViewMut<'_>,
-    mut norm: Option<(Inputs<'_>, &mut [f32])>,
+    mut norm: Option<NormGradient<'_>>,
     floats: &mut [f32],
 ) {
     let dim = shape.dim;
@@ -179,7 +185,7 @@ fn turn_back(
                     for ((x, y), (cos, sin)) in halves.zip(angles.0.iter().zip(angles.1)) {
                         (*x, *y) = ((*x).mul_add(*cos, *y * sin), (*y).mul_add(*cos, -*x * sin));
                     }
-                    if let Some((inputs, sums)) = &mut norm {
+                    if let Some(NormGradient { inputs, sums }) = &mut norm {
                         inputs.raw.load(row * shape.rotated() + first, normal);
                         let scale = inverse_root(normal, inputs.epsilon);
                         let gain = read(&inputs.gains[part], 0, dim, gains);

@@ -40,10 +40,18 @@ pub struct Folder {
     path: PathBuf,
     config: Vec<u8>,
     files: Vec<(String, File)>,
-    /// Without the prefix: (file, tensor).
-    tensors: BTreeMap<String, (usize, TensorEntry)>,
+    /// By their names without the prefix.
+    tensors: BTreeMap<String, ForeignTensor>,
     /// Tensors that only the index has, and the file that it says.
     absent: Vec<(String, String)>,
+}
+
+/// A tensor of the folder.
+#[derive(Debug)]
+struct ForeignTensor {
+    /// Number of the file.
+    file: usize,
+    entry: TensorEntry,
 }
 
 /// Where a parameter of ours stands.
@@ -109,7 +117,9 @@ impl Folder {
     /// Refuses tensors that are parts of what a model has.
     fn check_whole(&self) -> Result<(), FolderError> {
         let all = || self.tensors.values();
-        if let Some((file, foreign)) = all().find(|(_, foreign)| is_of_an_adapter(&foreign.name)) {
+        if let Some(ForeignTensor { file, entry: foreign }) =
+            all().find(|of| is_of_an_adapter(&of.entry.name))
+        {
             let why = format!(
                 "`{}` is of a PEFT adapter (such as LoRA) that is not merged into the weights: merge it where it was trained, \
                  with `model.{MERGE}.save_pretrained(..)`",
@@ -117,8 +127,8 @@ impl Folder {
             );
             return Err(FolderError::refused(&self.path.join(&self.files[*file].0), why));
         }
-        let empty: Vec<_> = all().filter(|(_, foreign)| foreign.shape.contains(&0)).collect();
-        let Some((file, foreign)) = empty.first() else { return Ok(()) };
+        let empty: Vec<_> = all().filter(|of| of.entry.shape.contains(&0)).collect();
+        let Some(ForeignTensor { file, entry: foreign }) = empty.first() else { return Ok(()) };
         let (count, has) = match empty.len() - 1 {
             0 => (String::new(), "has"),
             more => (format!(" and {more} more"), "have"),
@@ -155,8 +165,9 @@ impl Folder {
                 return Err(refused(why));
             }
             let (bare, name) = (bare(&foreign.name), foreign.name.clone());
-            if let Some((_, other)) = self.tensors.insert(bare, (self.files.len(), foreign)) {
-                let other = other.name;
+            let foreign = ForeignTensor { file: self.files.len(), entry: foreign };
+            if let Some(other) = self.tensors.insert(bare, foreign) {
+                let other = other.entry.name;
                 return Err(refused(format!("`{name}` and `{other}` are one tensor, twice")));
             }
         }
@@ -206,7 +217,7 @@ impl Folder {
             self.tensors.iter().filter(|(name, _)| is_strange(name)).map(|(_, of)| of).collect();
         let place = |param: &&Param| self.place(names, tied, param, &strange);
         let places = params.iter().map(place).collect::<Result<Vec<_>, _>>()?;
-        if let Some((file, foreign)) = strange.first() {
+        if let Some(ForeignTensor { file, entry: foreign }) = strange.first() {
             let why = format!("`{}` is no tensor of this model", foreign.name);
             return Err(FolderError::refused(&self.path.join(&self.files[*file].0), why));
         }
@@ -222,11 +233,12 @@ impl Folder {
         names: Names,
         tied: bool,
         param: &Param,
-        strange: &[&(usize, TensorEntry)],
+        strange: &[&ForeignTensor],
     ) -> Result<TensorPlace, FolderError> {
         let ((theirs, turned), shape) = (names.foreign(&param.name), param.global);
         let other = || self.tensors.get(HEAD).filter(|_| tied && theirs == names.table());
-        let Some((file, foreign)) = self.tensors.get(&theirs).or_else(other) else {
+        let Some(ForeignTensor { file, entry: foreign }) = self.tensors.get(&theirs).or_else(other)
+        else {
             return Err(FolderError::refused(&self.path, missing(&theirs, strange)));
         };
         let wanted = match shape {
@@ -255,27 +267,23 @@ impl Folder {
         let (Some(head), Some(table)) = (self.tensors.get(HEAD), self.tensors.get(table)) else {
             return Ok(());
         };
-        let form =
-            |(_, foreign): &(usize, TensorEntry)| (foreign.dtype.clone(), foreign.shape.clone());
+        let form = |of: &ForeignTensor| (of.entry.dtype.clone(), of.entry.shape.clone());
         if form(head) == form(table) && self.is_same(head, table)? {
             return Ok(());
         }
-        let path = self.path.join(&self.files[head.0].0);
-        let why = format!("`{}` is not the embedding, which config.json says it is", head.1.name);
+        let path = self.path.join(&self.files[head.file].0);
+        let why =
+            format!("`{}` is not the embedding, which config.json says it is", head.entry.name);
         Err(FolderError::refused(&path, why))
     }
 
     /// Whether two tensors of one form have the same bytes.
-    fn is_same(
-        &self,
-        one: &(usize, TensorEntry),
-        other: &(usize, TensorEntry),
-    ) -> Result<bool, FolderError> {
-        let bytes = one.1.shape.iter().product::<usize>() * one.1.width() as usize;
-        let part = |(number, foreign): &(usize, TensorEntry), first: usize| {
-            let (name, file) = &self.files[*number];
+    fn is_same(&self, one: &ForeignTensor, other: &ForeignTensor) -> Result<bool, FolderError> {
+        let bytes = one.entry.shape.iter().product::<usize>() * one.entry.width() as usize;
+        let part = |of: &ForeignTensor, first: usize| {
+            let (name, file) = &self.files[of.file];
             let mut part = vec![0; AT_ONCE.min(bytes - first)];
-            let read = file.read_exact_at(&mut part, foreign.at + first as u64);
+            let read = file.read_exact_at(&mut part, of.entry.at + first as u64);
             read.map(|()| part).map_err(|e| cut_off(&self.path.join(name), e))
         };
         let parts = (0..bytes.div_ceil(AT_ONCE)).into_par_iter().map(|i| i * AT_ONCE);
@@ -345,8 +353,8 @@ impl Folder {
 }
 
 /// What to say of a tensor that is not there.
-fn missing(name: &str, strange: &[&(usize, TensorEntry)]) -> String {
-    let named: Vec<&str> = strange.iter().take(NAMED).map(|(_, f)| f.name.as_str()).collect();
+fn missing(name: &str, strange: &[&ForeignTensor]) -> String {
+    let named: Vec<&str> = strange.iter().take(NAMED).map(|f| f.entry.name.as_str()).collect();
     let named = named.join("`, `");
     let others = match strange.len() {
         0 => String::new(),

@@ -9,7 +9,7 @@ mod write;
 
 pub use folder::Folder;
 pub use weights::PretrainedWeights;
-pub use write::{ExportError, Numbers, export};
+pub use write::{ExportError, ModelExport, Numbers, export};
 
 use crate::RunFolder;
 use crate::rewrite::{RewriteError, SealedCheckpoint, TensorSource, start};
@@ -52,7 +52,9 @@ fn lines(problems: &[String]) -> String {
 /// [`FolderError::OtherModel`] with every key of `config.json` that differs; what cannot be read or written.
 pub fn import(
     folder: &Folder,
-    (config, built, data): (&Config, &RankLayout, &Dataset),
+    config: &Config,
+    built: &RankLayout,
+    data: &Dataset,
     run: &RunFolder,
 ) -> Result<SealedCheckpoint, FolderError> {
     let places = folder.places(&built.decoder)?;
@@ -70,7 +72,7 @@ pub fn import(
         out.copy_from_slice(&now.read().unwrap_or_else(PoisonError::into_inner)[wanted]);
         Ok(())
     };
-    Ok(start((config, built, data), run, TensorSource { begin: &begin, values: &values })?)
+    Ok(start(config, built, data, run, TensorSource { begin: &begin, values: &values })?)
 }
 
 impl FolderError {

@@ -3,9 +3,8 @@
 use super::folder::Folder;
 use super::names::Names;
 use super::{CONFIG, FolderError, INDEX, WHOLE, config_json, transposed};
-use crate::Checkpoint;
-use crate::CheckpointError;
 use crate::inspect::TensorSummary;
+use crate::{Checkpoint, CheckpointError, TensorState};
 use config::Config;
 use data::model_files::ModelFiles;
 use files::durable::sync_folder;
@@ -89,18 +88,31 @@ impl Numbers {
     }
 }
 
-/// Writes the fp32 parameters of a checkpoint as `numbers` into the folder `out`, in files of at most `most` bytes where
-/// tensors allow, with what the run has kept of the folder that its model is from; returns the names of all files.
+/// A model to write for other programs, and how.
+#[derive(Clone, Copy, Debug)]
+pub struct ModelExport<'a> {
+    /// Its fp32 parameters.
+    pub checkpoint: &'a Checkpoint,
+    /// The config of the run that wrote the checkpoint.
+    pub config: &'a Config,
+    /// What is laid out by that config.
+    pub built: &'a RankLayout,
+    /// The bytes of `tokenizer.json`, if the run has one.
+    pub tokenizer: Option<&'a [u8]>,
+    /// What the run has kept of the folder that its model is from.
+    pub beside: &'a ModelFiles,
+    /// How parameters are written.
+    pub numbers: Numbers,
+    /// Largest size of a file that holds more than one tensor, in bytes.
+    pub max_file_bytes: u64,
+}
+
+/// Writes `model` into the new folder `out`; returns the names of all files.
 ///
 /// # Errors
 /// [`ExportError`]; nothing is left under the name then.
-pub fn export(
-    from: &Checkpoint,
-    (config, built): (&Config, &RankLayout),
-    (tokenizer, beside): (Option<&[u8]>, &ModelFiles),
-    out: &Path,
-    (numbers, most): (Numbers, u64),
-) -> Result<Vec<String>, ExportError> {
+pub fn export(model: &ModelExport<'_>, out: &Path) -> Result<Vec<String>, ExportError> {
+    let ModelExport { checkpoint, built, numbers, .. } = *model;
     if fs::symlink_metadata(out).is_ok() {
         return Err(ExportError::Exists(out.to_owned()));
     }
@@ -112,8 +124,8 @@ pub fn export(
     }
     let _lock = begin(&unfinished)?;
     let names = Names::of(&built.decoder.shape().architecture);
-    let done = fill(from, (config, names), (tokenizer, beside), &unfinished, (numbers, most))
-        .and_then(|files| read_back(from, built, &unfinished, numbers).map(|()| files))
+    let done = fill(model, names, &unfinished)
+        .and_then(|files| read_back(checkpoint, built, &unfinished, numbers).map(|()| files))
         .and_then(|files| {
             let named = sync_folder(&unfinished)
                 .and_then(|()| fs::rename(&unfinished, out))
@@ -176,14 +188,13 @@ fn is_ours(name: &OsStr) -> bool {
 }
 
 fn fill(
-    from: &Checkpoint,
-    (config, spelled): (&Config, Names),
-    (tokenizer, beside): (Option<&[u8]>, &ModelFiles),
+    model: &ModelExport<'_>,
+    spelled: Names,
     folder: &Path,
-    (numbers, most): (Numbers, u64),
 ) -> Result<Vec<String>, ExportError> {
-    let tensors = from.tensors();
-    let files = parts(&tensors, most, numbers.width());
+    let ModelExport { config, tokenizer, beside, numbers, .. } = *model;
+    let tensors = model.checkpoint.tensors();
+    let files = parts(&tensors, model.max_file_bytes, numbers.width());
     let total: u64 = tensors.iter().map(|t| numbers.width() * t.elements as u64).sum();
     let mut names = Vec::new();
     let mut map = serde_json::Map::new();
@@ -196,7 +207,7 @@ fn fill(
             map.insert(spelled.whole(&tensor.name), name.clone().into());
         }
         let tensors = &tensors[part.clone()];
-        write_part((from, spelled), part.start, (tensors, numbers), &folder.join(&name))?;
+        write_part(model, spelled, part.start, tensors, &folder.join(&name))?;
         names.push(name);
     }
     if files.len() > 1 {
@@ -238,11 +249,13 @@ fn parts(tensors: &[TensorSummary], most: u64, width: u64) -> Vec<std::ops::Rang
 }
 
 fn write_part(
-    (from, spelled): (&Checkpoint, Names),
+    model: &ModelExport<'_>,
+    spelled: Names,
     first: usize,
-    (tensors, numbers): (&[TensorSummary], Numbers),
+    tensors: &[TensorSummary],
     path: &Path,
 ) -> Result<(), ExportError> {
+    let numbers = model.numbers;
     let failed = cannot_write(path);
     let mut header = serde_json::Map::new();
     header.insert("__metadata__".into(), json!({ "format": "pt" }));
@@ -266,7 +279,7 @@ fn write_part(
     file.write_all(&(json.len() as u64).to_le_bytes()).map_err(&failed)?;
     file.write_all(&json).map_err(&failed)?;
     for (index, tensor) in (first..).zip(tensors) {
-        for part in parameter((from, spelled), index, tensor)?.chunks(1 << 12) {
+        for part in parameter(model.checkpoint, spelled, index, tensor)?.chunks(1 << 12) {
             let mut bytes = Vec::with_capacity(4 * part.len());
             part.iter().for_each(|x| numbers.write(*x, &mut bytes));
             file.write_all(&bytes).map_err(&failed)?;
@@ -278,12 +291,13 @@ fn write_part(
 
 /// As it stands there.
 fn parameter(
-    (from, spelled): (&Checkpoint, Names),
+    from: &Checkpoint,
+    spelled: Names,
     index: usize,
     tensor: &TensorSummary,
 ) -> Result<Vec<f32>, CheckpointError> {
     let mut values = vec![0.0; tensor.elements];
-    from.reader().read((index, 0), 0..tensor.elements, &mut values)?;
+    from.reader().read(TensorState::parameter(index), 0..tensor.elements, &mut values)?;
     let [rows, columns] = tensor.shape;
     Ok(if spelled.foreign(&tensor.name).1 { transposed(&values, (rows, columns)) } else { values })
 }
@@ -299,7 +313,7 @@ fn read_back(
     let places = written.places(&built.decoder)?;
     for (index, (tensor, place)) in from.tensors().iter().zip(&places).enumerate() {
         let mut values = vec![0.0; tensor.elements];
-        from.reader().read((index, 0), 0..tensor.elements, &mut values)?;
+        from.reader().read(TensorState::parameter(index), 0..tensor.elements, &mut values)?;
         let is = written.read(place)?;
         if !values.iter().map(|x| numbers.kept(*x).to_bits()).eq(is.iter().map(|x| x.to_bits())) {
             let (path, tensor) = (folder.to_owned(), tensor.name.clone());

@@ -2,11 +2,10 @@
 //! compute nothing, and with other states and instructions. Other load on the machine affects all of them alike.
 
 use super::node_memory::Node;
-use super::open_on_host;
+use super::{median, open_on_host};
 use config::TILE_ELEMENTS as TILE;
 use device::numerics::SimdPath;
 use device::{Arena, Device, Dtype, Error, HostOp, Lane, Plan, Tensor, ThreadTeam};
-use engine::metrics;
 use engine::run::devices::kernel_team;
 use offload::{
     AdamTile, NoiseRun, Phase, Rule, SpeculationBuffers, SpeculativeTile, SpeculativeTraffic,
@@ -233,11 +232,6 @@ fn row(case: Case, params: usize, [seconds, traffic, pass]: [f64; 3], rounds: us
         share_of_ceiling: traffic / seconds,
         rounds,
     }
-}
-
-/// The median; `NaN` of no values.
-pub(super) fn median(of: &[f64]) -> f64 {
-    metrics::median(of.iter().copied()).unwrap_or(f64::NAN)
 }
 
 /// All tiles with the control block, and the value that each tensor begins with.

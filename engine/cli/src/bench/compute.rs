@@ -1,8 +1,7 @@
 //! Measures matmuls and collectives of virtual GPUs, and the peaks of the cores and the memory.
 
-use super::adam::median;
 use super::node_memory::Node;
-use super::{PATIENCE, memcpy, open_on_host};
+use super::{PATIENCE, median, memcpy, open_on_host};
 use device::cpu::{self, CpuOptions, Lanes};
 use device::numerics::multiply_add;
 use device::{

@@ -1,7 +1,6 @@
 //! Measures the memory of each NUMA node: reading, writing, copying, and changing in place.
 
-use super::adam::median;
-use super::open_on_host;
+use super::{median, open_on_host};
 use device::numerics::{Pass, sweep};
 use device::{
     Arena, Divisible, Dtype, Error, HostContext, HostOp, HostTask, Lane, Mode, Plan, Tensor,

@@ -1,6 +1,6 @@
 //! `onebox bench`: [`crate::bench`] in words or as JSON, and [`predict::calibrate`] as a box file.
 
-use super::data;
+use super::data::{self, ReadOptions};
 use super::exit::{CommandError, code};
 use super::simulate::failed;
 use super::train::check_memory;
@@ -149,7 +149,7 @@ fn step(args: &StepArgs) -> Result<(), CommandError> {
     let built = lay_out(config);
     data::look(config)?;
     check_memory(&loaded, &built, false)?;
-    let data = data::open(config, data::tokenizer(config)?.as_ref(), (true, false))?;
+    let data = data::open(config, data::tokenizer(config)?.as_ref(), ReadOptions::DRY)?;
     let flops = plan::made(config, &built)?.step.map_or(0.0, |step| step.model_flops);
     let ceiling = product(is_on_cuda(config), dtype(config.precision));
     let ceiling = ceiling.map_err(|e| CommandError::new(code::RANK, e))?;

@@ -51,7 +51,8 @@ pub(super) fn tokenizer_of(run: &Path, config: &Config) -> Result<Option<Tokeniz
 pub(super) fn fitting(
     beside: ModelFiles,
     from: &Path,
-    (config, tokenizer): (&Config, Option<&Tokenizer>),
+    config: &Config,
+    tokenizer: Option<&Tokenizer>,
 ) -> ModelFiles {
     let Some(why) = beside.foreign(&config.data, tokenizer) else {
         if let Some(left_out) = beside.left_out() {
@@ -124,25 +125,23 @@ pub(super) fn look(config: &Config) -> Result<(), CommandError> {
     looked.map(drop).map_err(|e| CommandError::new(code::DATA, e))
 }
 
-/// Opens and checks all of it. With `dry` nothing is written, not even into the user's cache folder. With `quiet` no progress
-/// is shown.
+/// Opens and checks all of it.
 pub(super) fn open(
     config: &Config,
     tokenizer: Option<&Tokenizer>,
-    (dry, quiet): (bool, bool),
+    options: ReadOptions,
 ) -> Result<Arc<Dataset>, CommandError> {
-    let how = ReadOptions { dry, quiet, ..ReadOptions::default() };
-    read(config, tokenizer, how).map(Arc::new).map_err(|e| CommandError::new(code::DATA, e))
+    read(config, tokenizer, options).map(Arc::new).map_err(|e| CommandError::new(code::DATA, e))
 }
 
 /// The tokenizer and all of the data, for a command that needs nothing before them.
 pub(super) fn read_whole(
     config: &Config,
-    (dry, quiet): (bool, bool),
+    options: ReadOptions,
 ) -> Result<(Option<Tokenizer>, Arc<Dataset>), CommandError> {
     let tokenizer = tokenizer(config)?;
     look(config)?;
-    let data = open(config, tokenizer.as_ref(), (dry, quiet))?;
+    let data = open(config, tokenizer.as_ref(), options)?;
     Ok((tokenizer, data))
 }
 
@@ -168,15 +167,21 @@ pub(super) fn check(config: &Config, names_all: bool) -> Result<Dataset, Command
 
 /// How data is read.
 #[derive(Clone, Copy, Default)]
-struct ReadOptions {
+pub(super) struct ReadOptions {
     /// Nothing is written, not even into the user's cache folder.
-    dry: bool,
+    pub(super) dry: bool,
     /// No progress is shown.
-    quiet: bool,
+    pub(super) quiet: bool,
     /// Each row that is left out is named as it is found.
-    names_all: bool,
+    pub(super) names_all: bool,
     /// What nothing reads of rows is not said.
-    is_brief: bool,
+    pub(super) is_brief: bool,
+}
+
+impl ReadOptions {
+    /// Writes nothing, and shows progress.
+    pub(super) const DRY: Self =
+        Self { dry: true, quiet: false, names_all: false, is_brief: false };
 }
 
 const QUIET: ReadOptions =
@@ -192,14 +197,15 @@ fn check_vocab(config: &Config, tokenizer: Option<&Tokenizer>) -> Result<(), Dat
 fn read(
     config: &Config,
     tokenizer: Option<&Tokenizer>,
-    ReadOptions { dry, quiet, names_all, is_brief }: ReadOptions,
+    options: ReadOptions,
 ) -> Result<Dataset, DataError> {
+    let ReadOptions { dry, quiet, names_all, .. } = options;
     let (data, model) = (&config.data, &config.model);
     let cache = Cache::of_user(dry);
     let progress: &dyn Progress = if quiet { &Silence } else { &TerminalProgress };
     match (tokenizer, &data.tokenizer) {
         (Some(tokenizer), Some(path)) if data.format.is_rows() => {
-            rowed((data, Path::new(path), &cache), tokenizer, (names_all, is_brief), |with| {
+            rowed(data, Path::new(path), &cache, tokenizer, options, |with| {
                 every(data, &|parts| Corpus::open_rows(parts, &with, model.vocab, model.seq_len))
             })?
         }
@@ -260,14 +266,16 @@ pub(super) fn with_rows<T>(
     let Some(path) = &data.tokenizer else { unreachable!("rows need a tokenizer") };
     // Its tokens are kept in a folder of the user's choice.
     let cache = &Cache::default();
-    rowed((data, Path::new(path), cache), tokenizer, (false, false), then)
+    rowed(data, Path::new(path), cache, tokenizer, ReadOptions::default(), then)
         .map_err(|e| CommandError::new(code::DATA, e))
 }
 
 fn rowed<T>(
-    (data, path, cache): (&DataConfig, &Path, &Cache),
+    data: &DataConfig,
+    path: &Path,
+    cache: &Cache,
     tokenizer: &Tokenizer,
-    (names_all, is_brief): (bool, bool),
+    ReadOptions { names_all, is_brief, .. }: ReadOptions,
     then: impl FnOnce(RowSource<'_>) -> T,
 ) -> Result<T, DataError> {
     let refused = |problem| {

@@ -38,12 +38,12 @@ pub(super) fn run(args: &PrepareArgs) -> Result<(), CommandError> {
     let cache = Cache::of_user(false);
     let out = absolute(&args.out).unwrap_or_else(|_| args.out.clone());
     let again = again(&args.config, &out);
-    let with = (&tokenizer, &cache, &starting, again.as_str());
+    let prepare = |rows: Option<RowSource<'_>>| {
+        prepare(config, &tokenizer, &cache, &starting, &again, rows, &out)
+    };
     let prepared = match config.data.format.is_rows() {
-        false => prepare(config, with, None, &out),
-        true => {
-            data::with_rows(config, &tokenizer, |rows| prepare(config, with, Some(rows), &out))?
-        }
+        false => prepare(None),
+        true => data::with_rows(config, &tokenizer, |rows| prepare(Some(rows)))?,
     };
     let prepared = prepared.map_err(|error| match &error {
         PrepareError::Data(_) => CommandError::new(code::DATA, error),
@@ -55,7 +55,10 @@ pub(super) fn run(args: &PrepareArgs) -> Result<(), CommandError> {
 
 fn prepare(
     config: &Config,
-    (tokenizer, cache, starting, command): (&Tokenizer, &Cache, &StartupNotice, &str),
+    tokenizer: &Tokenizer,
+    cache: &Cache,
+    starting: &StartupNotice,
+    command: &str,
     rows: Option<RowSource<'_>>,
     out: &Path,
 ) -> Result<PreparedData, PrepareError> {

@@ -165,7 +165,7 @@ impl Team {
                 }
                 (StageResult::Done(facts), None) => first = Some(facts),
                 (StageResult::Done(facts), Some(first)) => {
-                    differs(processes, (process, facts), first)?;
+                    differs(processes, process, facts, first)?;
                 }
             }
         }
@@ -233,7 +233,8 @@ impl Team {
 
 fn differs(
     processes: &Processes,
-    (process, facts): (usize, &[(String, String)]),
+    process: usize,
+    facts: &[(String, String)],
     first: &[(String, String)],
 ) -> Result<(), CommandError> {
     let Some(((name, here), (_, there))) = first.iter().zip(facts).find(|(a, b)| a != b) else {

@@ -26,10 +26,12 @@ use topology::format_bytes;
 /// directory they are set aside. `from`: the run's directory, of a fork that of its source; `own`: the folder of a run that
 /// is not a new fork.
 pub(super) fn start(
-    (from, own): (&Path, Option<&RunFolder>),
+    from: &Path,
+    own: Option<&RunFolder>,
     loaded: &LoadedConfig,
     built: &RankLayout,
-    (data, tokenizer): (&Dataset, Option<&Tokenizer>),
+    data: &Dataset,
+    tokenizer: Option<&Tokenizer>,
     mode: RunMode,
 ) -> Result<Option<Arc<Checkpoint>>, CommandError> {
     let folder = match own {
@@ -175,7 +177,7 @@ fn nothing_gone(from: &Path, mode: RunMode) -> Result<(), CommandError> {
     };
     let Some(gone) = gone(&folder).or_else(made) else { return Ok(()) };
     let why = format!("{}: no checkpoint is there, but {gone}", folder.display());
-    Err(not_anew((&why, "bring the checkpoints back"), mode))
+    Err(not_anew(&why, "bring the checkpoints back", mode))
 }
 
 /// Refuses to begin at step 1 where there was more.
@@ -184,13 +186,13 @@ fn may_start_over(from: &Path, mode: RunMode) -> Result<(), CommandError> {
     let from_here = from.display();
     if mode == RunMode::Fork {
         let why = format!("{from_here}: no checkpoint to start from");
-        return Err(not_anew((&why, "train without --fork"), mode));
+        return Err(not_anew(&why, "train without --fork", mode));
     }
     if from.join(WEIGHTS).exists() {
         let why = format!(
             "{from_here}: the run kept its weights and no checkpoint, and without the optimizer's states nothing goes on from them"
         );
-        return Err(not_anew((&why, "take another --run-dir"), mode));
+        return Err(not_anew(&why, "take another --run-dir", mode));
     }
     Ok(())
 }
@@ -208,7 +210,7 @@ fn still_pretrained(from: &Path, now: &LoadedConfig) -> Result<(), CommandError>
     Err(CommandError::new(code::CONFIG, why))
 }
 
-fn not_anew((why, remedy): (&str, &str), mode: RunMode) -> CommandError {
+fn not_anew(why: &str, remedy: &str, mode: RunMode) -> CommandError {
     let anew = if mode == RunMode::Fork { "" } else { ", or give --overwrite to start anew" };
     CommandError::new(code::CHECKPOINT, format!("{why}; {remedy}{anew}"))
 }
@@ -230,7 +232,7 @@ pub(super) fn finished(dir: &Path, step: u64, loaded: &LoadedConfig) -> Result<(
     let mut all = differences_of(&stored, loaded);
     if let (Some(saved), true) = (&saved, all.iter().any(|d| d.key.starts_with("data."))) {
         let tokenizer = data::tokenizer(&loaded.config)?;
-        let data = data::open(&loaded.config, tokenizer.as_ref(), (true, false))?;
+        let data = data::open(&loaded.config, tokenizer.as_ref(), data::ReadOptions::DRY)?;
         all = saved.differences(loaded, &data).map_err(failed)?;
     }
     let (experiment, idle): (Vec<_>, Vec<_>) =

@@ -152,17 +152,28 @@ pub(super) fn run(args: &SamplesArgs) -> Result<(), CommandError> {
             (1, Some(origin)) => out += &format!("\n---- {origin}"),
             (n, _) => out += &format!("\n---- document {} of {n}, {tokens}{from}", number + 1),
         }
-        let how = (config.data.format.is_text(), all, painted);
-        out += &format!("\n{}\n", text(document, tokenizer.as_ref(), how));
+        let style = TextStyle { is_text: config.data.format.is_text(), all, painted };
+        out += &format!("\n{}\n", text(document, tokenizer.as_ref(), style));
     }
     print(&out)
+}
+
+/// How the tokens of a document are shown.
+#[derive(Clone, Copy)]
+struct TextStyle {
+    /// Without a tokenizer tokens are bytes of text, not numbers.
+    is_text: bool,
+    /// All tokens are targets, so none is marked as one.
+    all: bool,
+    /// Colours are the marks, not brackets.
+    painted: bool,
 }
 
 /// The text of the tokens, or their numbers where nothing makes text of them.
 fn text(
     document: &Document,
     tokenizer: Option<&Tokenizer>,
-    (is_text, all, painted): (bool, bool, bool),
+    TextStyle { is_text, all, painted }: TextStyle,
 ) -> String {
     let mut decoder = tokenizer.map(Tokenizer::decoder);
     let mut bytes = Vec::new();

@@ -56,7 +56,7 @@ pub(super) fn run(args: &SimulateArgs) -> Result<(), CommandError> {
     let mut told = summary(config, &memory, &timeline);
     told.clip(
         args.clipped,
-        mean_step(config, &built, (told.step_seconds, args.clipped)).map_err(failed)?,
+        mean_step(config, &built, told.step_seconds, args.clipped).map_err(failed)?,
     );
     if let Some(path) = &args.trace {
         let written = trace::simulated(path, &timeline, config.world_size());
@@ -64,7 +64,7 @@ pub(super) fn run(args: &SimulateArgs) -> Result<(), CommandError> {
         say(&format!("trace of {ranks} written to {}", path.display()));
     }
     if !args.no_schedules {
-        told.schedules = schedules(config, (told.step_seconds, args.clipped)).map_err(failed)?;
+        told.schedules = schedules(config, told.step_seconds, args.clipped).map_err(failed)?;
     }
     told.chosen.clone_from(&loaded.chosen);
     told.measured = args.compare.as_deref().map(measured).transpose()?;

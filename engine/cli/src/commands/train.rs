@@ -115,7 +115,7 @@ pub(super) fn run(args: &TrainArgs) -> Result<(), CommandError> {
             say("dry run: everything is in order; nothing was written");
             Ok(())
         }
-        (Some(prepared), Some(signals)) => prepared.run((args, &team), &signals),
+        (Some(prepared), Some(signals)) => prepared.run(args, &team, &signals),
     });
     team.end(ended)
 }
@@ -132,7 +132,8 @@ impl PreparedRun {
     /// Makes the directory, and trains.
     pub(super) fn run(
         self,
-        (args, team): (&TrainArgs, &Team),
+        args: &TrainArgs,
+        team: &Team,
         signals: &Signals,
     ) -> Result<(), CommandError> {
         let own = if team.is_first() { self.open(args).map(Some) } else { Ok(None) };
@@ -197,13 +198,13 @@ impl Session<'_> {
         let stored = self.start.as_ref().map(|from| from.rollback_history().clone());
         let (mut rollback_history, mut done) = (stored.unwrap_or_default(), 0);
         loop {
-            let (outcome, mut watch) = self.attempt((signals, traced), &rollback_history)?;
+            let (outcome, mut watch) = self.attempt(signals, traced, &rollback_history)?;
             let interrupted = signals.stop.load(Ordering::Relaxed);
             let allowed = if interrupted { 0 } else { config.train.rollbacks };
             let left = allowed.saturating_sub(done);
             let again = "interrupted while the run is taken back; --resume goes on after its newest checkpoint";
             signals.starting.say(again.to_owned());
-            let earlier = self.earlier((left, &outcome))?;
+            let earlier = self.earlier(left, &outcome)?;
             let next = earlier.as_ref().map(|from| RollbackTarget::of(self.dir, from));
             self.team.first("next", Some(next))?;
             let Some(earlier) = earlier else {
@@ -219,7 +220,8 @@ impl Session<'_> {
     /// To the end, or as far as it comes.
     fn attempt(
         &self,
-        (Signals { stop, starting, .. }, traced): (&Signals, &mut Result<(), CommandError>),
+        Signals { stop, starting, .. }: &Signals,
+        traced: &mut Result<(), CommandError>,
         rollback_history: &RollbackHistory,
     ) -> Result<(Outcome, Watch), CommandError> {
         let config = &self.loaded.config;

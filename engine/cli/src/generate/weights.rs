@@ -1,9 +1,9 @@
 //! Reads the parameters of a model from the weights of a run, a checkpoint or a folder of transformers.
 
 use super::GenerateError;
-use checkpoint::Checkpoint;
 use checkpoint::hugging_face::{Folder, PretrainedWeights};
 use checkpoint::inspect::TensorSummary;
+use checkpoint::{Checkpoint, TensorState};
 use device::{Device, Tensor, ViewMut};
 use layout::segment_runs::SegmentRuns;
 use safetensors::tensor::Metadata;
@@ -142,7 +142,11 @@ pub(super) fn load_checkpoint(
     let numbers: Vec<usize> = params.map(number).collect::<Result<_, _>>()?;
     let reader = from.reader();
     set_all(dev, decoder, &|tensor, first, values| {
-        let read = reader.read((numbers[tensor], 0), first..first + values.len(), values);
+        let read = reader.read(
+            TensorState::parameter(numbers[tensor]),
+            first..first + values.len(),
+            values,
+        );
         read.map_err(|e| wrong(e.to_string()))
     })
 }

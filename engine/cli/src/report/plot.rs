@@ -113,6 +113,17 @@ pub(crate) fn short(value: f64) -> String {
     format!("{text}{name}")
 }
 
+/// How an axis shows its values.
+#[derive(Clone, Copy, Default)]
+struct AxisStyle {
+    /// The axis is logarithmic.
+    log: bool,
+    /// The values are few, and are the labels of a logarithmic axis.
+    labels_values: bool,
+    /// The axis begins at zero.
+    from_zero: bool,
+}
+
 /// One direction: its ends, and where it has labels.
 struct Axis {
     ends: Range<f64>,
@@ -121,8 +132,9 @@ struct Axis {
 }
 
 impl Axis {
-    /// That shows all `values`. `own`: the values are few, and are the labels of a logarithmic axis. `zero`: it begins there.
-    fn of(values: &[f64], (log, own, zero): (bool, bool, bool), most: usize) -> Self {
+    /// That shows all `values`, with at most `most` labels.
+    fn of(values: &[f64], style: AxisStyle, most: usize) -> Self {
+        let AxisStyle { log, labels_values: own, from_zero: zero } = style;
         let least = values.iter().copied().fold(f64::INFINITY, f64::min);
         let largest = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let (least, largest) = if least <= largest { (least, largest) } else { (0.0, 1.0) };
@@ -236,11 +248,16 @@ impl Plot<'_> {
             true => Axis::places(self.places.len()),
             false => Axis::of(
                 &xs,
-                (self.log[0], self.look == PlotStyle::Dots, false),
+                AxisStyle {
+                    log: self.log[0],
+                    labels_values: self.look == PlotStyle::Dots,
+                    from_zero: false,
+                },
                 self.width as usize / 60,
             ),
         };
-        let up = Axis::of(&ys, (self.log[1], false, self.from_zero), 6);
+        let up = AxisStyle { log: self.log[1], labels_values: false, from_zero: self.from_zero };
+        let up = Axis::of(&ys, up, 6);
         let (lines, x_labels) = match bars {
             true => (
                 self.places.iter().map(|place| place.split('|').count()).max().unwrap_or(1) as i32,
@@ -453,8 +470,8 @@ mod tests {
         }
     }
 
-    fn ticks(values: &[f64], log: bool, own: bool) -> Vec<f64> {
-        Axis::of(values, (log, own, false), 6).ticks
+    fn ticks(values: &[f64], log: bool, labels_values: bool) -> Vec<f64> {
+        Axis::of(values, AxisStyle { log, labels_values, from_zero: false }, 6).ticks
     }
 
     #[test]
@@ -471,7 +488,7 @@ mod tests {
             &[1e9, 1e9 + 1.0],
             &[f64::from(f32::MIN), f64::from(f32::MAX)],
         ] {
-            let axis = Axis::of(values, (false, false, false), 6);
+            let axis = Axis::of(values, AxisStyle::default(), 6);
             assert!(axis.ticks.len() >= 2 && axis.ticks.len() < 12, "{values:?} {:?}", axis.ticks);
             assert!(
                 values.iter().all(|value| axis.ends.start <= *value && *value <= axis.ends.end),

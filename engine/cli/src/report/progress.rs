@@ -180,13 +180,7 @@ impl Progress {
     }
 
     /// After an evaluation: a line of its own, below the one of its step.
-    pub fn eval(
-        &mut self,
-        step: u64,
-        steps: u64,
-        (loss, whole): (f32, bool),
-        sets: &[(String, f64)],
-    ) {
+    pub fn eval(&mut self, step: u64, steps: u64, loss: f32, whole: bool, sets: &[(String, f64)]) {
         let of = if whole { "" } else { "  over a part" };
         let sets = sets.iter().map(|(name, loss)| format!("  {name} {}", fixed(*loss, 4)));
         let sets: String = sets.collect();
@@ -531,7 +525,7 @@ mod tests {
         for step in 1..=10 {
             progress.step_at(&StepLine { step, ..LINE }, now);
         }
-        progress.eval(10, 400, (2.5, true), &[]);
+        progress.eval(10, 400, 2.5, true, &[]);
         progress.finish();
         assert_eq!(steps(&log), [1, 2, 3, 10, 10]);
         assert_eq!(log.0.lock().unwrap()[4], "eval    10/400  loss 2.5000\n");
@@ -549,7 +543,7 @@ mod tests {
                 now,
             );
         }
-        progress.eval(10, 400, (2.5, false), &[]);
+        progress.eval(10, 400, 2.5, false, &[]);
         let lines = log.0.lock().unwrap();
         let shown = [1, 21, 41, 61, 81].map(|done| format!("eval    10/400  batch {done}/200\n"));
         assert_eq!(lines[..5], shown);
@@ -580,7 +574,7 @@ mod tests {
         let closed = Progress::to_writer(Box::new(ClosedStream));
         for mut progress in [closed, Progress::on_stderr(true)] {
             progress.step(&LINE);
-            progress.eval(120, 400, (f32::NAN, false), &[]);
+            progress.eval(120, 400, f32::NAN, false, &[]);
             progress
                 .evaluating(ProgressCount { done: 120, of: 400 }, ProgressCount { done: 1, of: 2 });
             progress.message("text");

@@ -61,7 +61,7 @@ impl data::Reading for ReadProgress {
         }
         self.drawn.store(1, Ordering::Relaxed);
         let (what, of) = (self.what, self.of);
-        let rest = words(what, (done, of), now.as_secs_f64());
+        let rest = words(what, ProgressCount { done, of }, now.as_secs_f64());
         stderr::status(Box::new(move |width| {
             status(ProgressCount { done, of }, width, |left| cut(&rest, left))
         }));
@@ -76,7 +76,7 @@ impl Drop for ReadProgress {
     }
 }
 
-fn words(what: &str, (done, of): (u64, u64), seconds: f64) -> String {
+fn words(what: &str, ProgressCount { done, of }: ProgressCount, seconds: f64) -> String {
     let rate = done as f64 / seconds;
     let left = clock(of.saturating_sub(done) as f64 / rate);
     let [done, of, rate] = [done, of, rate as u64].map(format_bytes);
@@ -89,7 +89,7 @@ mod tests {
 
     #[test]
     fn the_status_has_bytes_speed_and_time() {
-        let words = words("checking data", (3 << 30, 9 << 30), 1.5);
+        let words = words("checking data", ProgressCount { done: 3 << 30, of: 9 << 30 }, 1.5);
         assert_eq!(words, "checking data  3.00 GiB of 9.00 GiB  2.00 GiB/s  eta 0:03");
     }
 }

@@ -15,11 +15,12 @@ pub(super) struct Dump {
     pub(super) sorted: bool,
 }
 
-/// `json.dumps(value)`.
+/// Writes `json.dumps(value)` to `out`; `level` containers are open around it.
 pub(super) fn json(
     state: &State<'_, '_>,
     value: &Value,
-    (dump, level): (&Dump, usize),
+    dump: &Dump,
+    level: usize,
     out: &mut String,
 ) -> Result<(), String> {
     pay(state, 0)?;
@@ -46,7 +47,7 @@ pub(super) fn json(
             for (i, item) in items.iter().enumerate() {
                 out.push_str(if i == 0 { "" } else { &dump.between });
                 line(level + 1, out)?;
-                json(state, item, (dump, level + 1), out)?;
+                json(state, item, dump, level + 1, out)?;
             }
             if !items.is_empty() {
                 line(level, out)?;
@@ -64,7 +65,7 @@ pub(super) fn json(
                 line(level + 1, out)?;
                 json_text(&json_key(key)?, dump.ascii, out);
                 out.push_str(&dump.behind_key);
-                json(state, field, (dump, level + 1), out)?;
+                json(state, field, dump, level + 1, out)?;
             }
             if !dict.fields.is_empty() {
                 line(level, out)?;

@@ -40,14 +40,16 @@ pub(super) const FILTERS: [(&str, Filter); 46] = [
     ("map", map),
     ("max", |state, of, a| extreme(state, of, a, true)),
     ("min", |state, of, a| extreme(state, of, a, false)),
-    ("reject", |state, of, a| chosen(state, of, a, (false, false))),
-    ("rejectattr", |state, of, a| chosen(state, of, a, (true, false))),
+    ("reject", |state, of, a| chosen(state, of, a, Choice { by_attribute: false, keeps: false })),
+    ("rejectattr", |state, of, a| {
+        chosen(state, of, a, Choice { by_attribute: true, keeps: false })
+    }),
     ("replace", replace),
     ("reverse", reverse),
     ("round", round),
     ("safe", safe),
-    ("select", |state, of, a| chosen(state, of, a, (false, true))),
-    ("selectattr", |state, of, a| chosen(state, of, a, (true, true))),
+    ("select", |state, of, a| chosen(state, of, a, Choice { by_attribute: false, keeps: true })),
+    ("selectattr", |state, of, a| chosen(state, of, a, Choice { by_attribute: true, keeps: true })),
     ("slice", |_, _, a| Err(a.wrong("onebox does not know it"))),
     ("sort", sorted),
     ("string", |state, of, a| of_text(state, of, a, str::to_owned)),
@@ -114,7 +116,7 @@ fn batch(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> ValueResul
 fn center(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> ValueResult {
     let [width] = arguments.bind(["width"])?;
     let text = text(state, of)?;
-    padded(state, &text, ("center", whole(width.as_ref(), 80)?, " ")).map(Value::from)
+    padded(state, &text, "center", whole(width.as_ref(), 80)?, " ").map(Value::from)
 }
 
 fn length(_: &State<'_, '_>, of: &Value, arguments: &Arguments) -> ValueResult {
@@ -354,12 +356,21 @@ fn map(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> ValueResult 
     generated(items)
 }
 
+/// Which filter of `select`, `reject`, `selectattr` and `rejectattr`.
+#[derive(Clone, Copy)]
+struct Choice {
+    /// The test is of an attribute of each item, not of the item.
+    by_attribute: bool,
+    /// Items that pass the test are kept, not left out.
+    keeps: bool,
+}
+
 /// `select`, `reject`, and the same by an attribute.
 fn chosen(
     state: &State<'_, '_>,
     of: &Value,
     arguments: &Arguments,
-    (by_attribute, wanted): (bool, bool),
+    Choice { by_attribute, keeps }: Choice,
 ) -> ValueResult {
     let (path, rest) = match arguments.places.split_first() {
         Some((path, rest)) if by_attribute => (Some(path), rest),
@@ -383,7 +394,7 @@ fn chosen(
             Some(test) => test(state, &value, &inner)?,
             None => value.is_true(),
         };
-        if holds == wanted {
+        if holds == keeps {
             items.push(one);
         }
     }
@@ -397,7 +408,7 @@ fn replace(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> ValueRes
     };
     let count = whole(some(count.as_ref()), -1)?;
     let (of, old, new) = (text(state, of)?, text(state, &old)?, text(state, &new)?);
-    replaced(state, &of, (&old, &new), count).map(Value::from)
+    replaced(state, &of, &old, &new, count).map(Value::from)
 }
 
 fn reverse(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> ValueResult {
@@ -421,7 +432,7 @@ fn sum(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> ValueResult 
     for one in iterated(state, of)? {
         let one =
             some(attribute.as_ref()).map_or_else(|| Ok(one.clone()), |path| by_path(&one, path))?;
-        found = binary(state, "+", (&found, &one))?;
+        found = binary(state, "+", &found, &one)?;
     }
     Ok(found)
 }
@@ -469,7 +480,7 @@ fn tojson(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> ValueResu
         sorted: truth(sorted.as_ref()),
     };
     let mut out = String::new();
-    json(state, of, (&dump, 0), &mut out)?;
+    json(state, of, &dump, 0, &mut out)?;
     Ok(Value::from(out))
 }
 

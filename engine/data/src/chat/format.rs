@@ -116,13 +116,15 @@ fn formatted(state: &State<'_, '_>, value: &Value, spec: &str) -> Result<String,
             let left = padded(
                 state,
                 &shown,
-                ("rjust", width - (more - more / 2), fill.encode_utf8(&mut [0; 4])),
+                "rjust",
+                width - (more - more / 2),
+                fill.encode_utf8(&mut [0; 4]),
             )?;
-            return padded(state, &left, ("ljust", width, fill.encode_utf8(&mut [0; 4])));
+            return padded(state, &left, "ljust", width, fill.encode_utf8(&mut [0; 4]));
         }
-        None if zeros => return padded(state, &shown, ("zfill", width, "0")),
+        None if zeros => return padded(state, &shown, "zfill", width, "0"),
         None if is_text => "ljust",
         None => "rjust",
     };
-    padded(state, &shown, (how, width, fill.encode_utf8(&mut [0; 4])))
+    padded(state, &shown, how, width, fill.encode_utf8(&mut [0; 4]))
 }

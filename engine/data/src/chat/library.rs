@@ -49,7 +49,7 @@ pub(super) fn environment(now: Utc) -> Result<Environment<'static>, Error> {
             unreachable!("a call of a method has a value and a name")
         };
         let arguments = with_names(arguments, names);
-        methods::call(state, (of, name.as_str().unwrap_or_default()), &arguments).map_err(refused)
+        methods::call(state, of, name.as_str().unwrap_or_default(), &arguments).map_err(refused)
     });
     env.add_function("__held", |held: &Value| held_by_a_namespace(held).map_err(refused));
     let namespace = Value::from_function(minijinja::functions::namespace);

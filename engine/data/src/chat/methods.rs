@@ -101,7 +101,8 @@ pub(super) fn has(of: &Value, name: &str) -> bool {
 /// `of.name(..)`.
 pub(super) fn call(
     state: &mut State<'_, '_>,
-    (of, name): (&Value, &str),
+    of: &Value,
+    name: &str,
     arguments: &[Value],
 ) -> ValueResult {
     match ValueKind::of(of) {
@@ -133,9 +134,9 @@ pub(super) fn call(
         ValueKind::Text(text) if name == "format" => {
             Some(Value::from(super::format::braces(state, text, &bound)?))
         }
-        ValueKind::Text(text) => strings::method(state, (text, name), &bound)?,
-        ValueKind::Dict(dict) => of_dict(state, (dict, name), &bound)?,
-        ValueKind::List(list) => of_list(state, (list, name), &bound)?,
+        ValueKind::Text(text) => strings::method(state, text, name, &bound)?,
+        ValueKind::Dict(dict) => of_dict(state, dict, name, &bound)?,
+        ValueKind::List(list) => of_list(state, list, name, &bound)?,
         _ => None,
     };
     found.ok_or_else(|| format!("`{name}` of {}, which onebox does not know", name_of(of)))
@@ -143,7 +144,8 @@ pub(super) fn call(
 
 fn of_dict(
     state: &State<'_, '_>,
-    (dict, name): (&Dict, &str),
+    dict: &Dict,
+    name: &str,
     arguments: &Arguments,
 ) -> Result<Option<Value>, String> {
     pay(state, 24 * dict.fields.len())?;
@@ -176,7 +178,8 @@ fn of_dict(
 
 fn of_list(
     state: &State<'_, '_>,
-    (list, name): (&List, &str),
+    list: &List,
+    name: &str,
     arguments: &Arguments,
 ) -> Result<Option<Value>, String> {
     if name == "copy" {

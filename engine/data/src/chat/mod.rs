@@ -26,6 +26,7 @@ mod subscripts;
 mod turns;
 mod value;
 
+use crate::bad_rows::TOO_LONG;
 use crate::model_files::ModelFiles;
 use files::json::Json as Message;
 use files::utc::Utc;
@@ -37,7 +38,6 @@ use std::fmt;
 use std::sync::OnceLock;
 use std::time::{Duration, UNIX_EPOCH};
 pub use turns::{RenderedChat, Turn};
-pub use value::TOO_LONG;
 use value::{value, value_of_messages};
 
 /// Steps that a template may take, and more for each value and byte of a chat. A step is worth 64 bytes.

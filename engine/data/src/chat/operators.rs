@@ -81,24 +81,25 @@ fn folded(state: &State<'_, '_>, all: &[Value]) -> ValueResult {
     let mut left = all[0].clone();
     for pair in all[1..].chunks_exact(2) {
         let operator = pair[0].as_str().unwrap_or_default();
-        left = binary(state, operator, (&left, &pair[1]))?;
+        left = binary(state, operator, &left, &pair[1])?;
     }
     Ok(left)
 }
 
-fn refused(operator: &str, (left, right): (&Value, &Value)) -> String {
+fn refused(operator: &str, left: &Value, right: &Value) -> String {
     format!("`{operator}` of {} and {}", name_of(left), name_of(right))
 }
 
 pub(super) fn binary(
     state: &State<'_, '_>,
     operator: &str,
-    (left, right): (&Value, &Value),
+    left: &Value,
+    right: &Value,
 ) -> ValueResult {
     if let (Some(a), Some(b)) = (Number::of(left), Number::of(right)) {
         return arithmetic(operator, a, b);
     }
-    let wrong = || Err(refused(operator, (left, right)));
+    let wrong = || Err(refused(operator, left, right));
     if left.is_safe() || right.is_safe() {
         return Err(format!(
             "`{operator}` of a text from `safe` or `escape`, which onebox does not know"
@@ -245,7 +246,7 @@ pub(super) fn equal(state: &State<'_, '_>, left: &Value, right: &Value) -> Resul
         }
         (ValueKind::Other | ValueKind::Method(_), _)
         | (_, ValueKind::Other | ValueKind::Method(_)) => {
-            return Err(refused("==", (left, right)));
+            return Err(refused("==", left, right));
         }
         _ => false,
     })
@@ -277,7 +278,7 @@ pub(super) fn order(
             }
             Ok(Some(a.items.len().cmp(&b.items.len())))
         }
-        _ => Err(refused(operator, (left, right))),
+        _ => Err(refused(operator, left, right)),
     }
 }
 
@@ -299,7 +300,7 @@ fn contains(state: &State<'_, '_>, all: &Value, one: &Value) -> Result<bool, Str
             Ok(false)
         }
         (ValueKind::Undefined, _) => Ok(false),
-        _ => Err(refused("in", (one, all))),
+        _ => Err(refused("in", one, all)),
     }
 }
 

@@ -11,7 +11,8 @@ use minijinja::{State, Value};
 pub(super) fn sorting_key(
     state: &State<'_, '_>,
     of: &Value,
-    (attribute, as_it_is): (Option<&Value>, bool),
+    attribute: Option<&Value>,
+    as_it_is: bool,
 ) -> ValueResult {
     let of = match attribute {
         Some(attribute) => by_path(of, attribute)?,
@@ -62,7 +63,7 @@ pub(super) fn dictsort(state: &State<'_, '_>, of: &Value, arguments: &Arguments)
     let mut pairs = Vec::new();
     for (key, field) in &dict.fields {
         let pair = [key.clone(), field.clone()];
-        let by = sorting_key(state, &pair[place], (None, truth(as_it_is.as_ref())))?;
+        let by = sorting_key(state, &pair[place], None, truth(as_it_is.as_ref()))?;
         pairs.push((by, List::of(Form::Tuple, pair.to_vec())?));
     }
     List::of(Form::List, in_order(state, pairs, truth(reverse.as_ref()))?)
@@ -91,7 +92,7 @@ pub(super) fn sorted(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -
     for one in iterated(state, of)? {
         let (paths, mut by) = (paths(some(attribute.as_ref())), Vec::new());
         for path in &paths {
-            by.push(sorting_key(state, &one, (path.as_ref(), truth(as_it_is.as_ref())))?);
+            by.push(sorting_key(state, &one, path.as_ref(), truth(as_it_is.as_ref()))?);
         }
         pairs.push((List::of(Form::List, by)?, one));
     }
@@ -116,7 +117,7 @@ pub(super) fn extreme(
     let [as_it_is, attribute] = arguments.bind(["case_sensitive", "attribute"])?;
     let mut best: Option<(Value, Value)> = None;
     for one in iterated(state, of)? {
-        let by = sorting_key(state, &one, (some(attribute.as_ref()), truth(as_it_is.as_ref())))?;
+        let by = sorting_key(state, &one, some(attribute.as_ref()), truth(as_it_is.as_ref()))?;
         let better = match &best {
             None => true,
             Some((best, _)) => compare(state, if largest { ">" } else { "<" }, &by, best)?,
@@ -132,7 +133,7 @@ pub(super) fn unique(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -
     let [as_it_is, attribute] = arguments.bind(["case_sensitive", "attribute"])?;
     let (mut seen, mut items) = (IndexSet::new(), Vec::new());
     for one in iterated(state, of)? {
-        let by = sorting_key(state, &one, (some(attribute.as_ref()), truth(as_it_is.as_ref())))?;
+        let by = sorting_key(state, &one, some(attribute.as_ref()), truth(as_it_is.as_ref()))?;
         if seen.insert(key(&by)?) {
             items.push(one);
         }

@@ -16,7 +16,8 @@ pub(super) fn is_blank(c: char) -> bool {
 /// The method of a text. None: onebox does not know it.
 pub(super) fn method(
     state: &State<'_, '_>,
-    (text, name): (&str, &str),
+    text: &str,
+    name: &str,
     arguments: &Arguments,
 ) -> Result<Option<Value>, String> {
     pay(state, text.len())?;
@@ -40,7 +41,7 @@ pub(super) fn method(
                 None => text.chars().filter(|c| is_blank(*c)).count(),
             };
             pay(state, BYTES_OF_A_PART * many.min(most))?;
-            let parts = split(text, by, (most, name == "rsplit"));
+            let parts = split(text, by, most, name == "rsplit");
             list(Form::List, parts).map(Some)
         }
         "splitlines" => split_lines(state, text, arguments).map(Some),
@@ -62,8 +63,8 @@ pub(super) fn method(
         "startswith" | "endswith" => {
             let [of, start, end] = arguments.bind(["prefix", "start", "end"])?;
             let of = of.ok_or_else(|| arguments.wrong("no text"))?;
-            let part = window(text, (start.as_ref(), end.as_ref()), arguments)?
-                .map_or("", |(_, part)| part);
+            let part =
+                window(text, start.as_ref(), end.as_ref(), arguments)?.map_or("", |(_, part)| part);
             let one = |of: &Value| {
                 let of = one_text(Some(of), arguments)?;
                 Ok::<_, String>(if name == "startswith" {
@@ -94,12 +95,12 @@ pub(super) fn method(
             let [old, new, count] = arguments.bind(["old", "new", "count"])?;
             let (old, new) =
                 (one_text(old.as_ref(), arguments)?, one_text(new.as_ref(), arguments)?);
-            made(replaced(state, text, (old, new), whole(count.as_ref(), -1)?)?)
+            made(replaced(state, text, old, new, whole(count.as_ref(), -1)?)?)
         }
         "find" | "rfind" | "index" | "rindex" | "count" => {
             let [of, start, end] = arguments.bind(["sub", "start", "end"])?;
             let of = one_text(of.as_ref(), arguments)?;
-            let Some((before, part)) = window(text, (start.as_ref(), end.as_ref()), arguments)?
+            let Some((before, part)) = window(text, start.as_ref(), end.as_ref(), arguments)?
             else {
                 return match name {
                     "count" => Ok(Some(Value::from(0))),
@@ -132,7 +133,7 @@ pub(super) fn method(
             let [width, fill] = arguments.bind(["width", "fillchar"])?;
             let fill =
                 text_or_none(fill.as_ref())?.unwrap_or(if name == "zfill" { "0" } else { " " });
-            padded(state, text, (name, whole(width.as_ref(), 0)?, fill)).map(Value::from).map(Some)
+            padded(state, text, name, whole(width.as_ref(), 0)?, fill).map(Value::from).map(Some)
         }
         _ => {
             arguments.bind([])?;
@@ -222,7 +223,8 @@ fn one_text<'a>(value: Option<&'a Value>, arguments: &Arguments) -> Result<&'a s
 /// The part of a text from one place to another, and the letters before it. None: there is no such part.
 fn window<'a>(
     text: &'a str,
-    (start, end): (Option<&Value>, Option<&Value>),
+    start: Option<&Value>,
+    end: Option<&Value>,
     arguments: &Arguments,
 ) -> Result<Option<(usize, &'a str)>, String> {
     if start.is_none() && end.is_none() {
@@ -243,7 +245,7 @@ fn window<'a>(
 }
 
 /// The parts of a text between separators, or between blanks.
-fn split<'a>(text: &'a str, by: Option<&str>, (most, from_right): (usize, bool)) -> Vec<&'a str> {
+fn split<'a>(text: &'a str, by: Option<&str>, most: usize, from_right: bool) -> Vec<&'a str> {
     let mut parts = Vec::new();
     let mut left = text;
     if by.is_none() {
@@ -310,7 +312,8 @@ pub(super) fn lines<'a>(
 pub(super) fn replaced(
     state: &State<'_, '_>,
     text: &str,
-    (old, new): (&str, &str),
+    old: &str,
+    new: &str,
     count: i128,
 ) -> Result<String, String> {
     let most = usize::try_from(count).unwrap_or(usize::MAX);
@@ -323,7 +326,9 @@ pub(super) fn replaced(
 pub(super) fn padded(
     state: &State<'_, '_>,
     text: &str,
-    (name, width, fill): (&str, i128, &str),
+    name: &str,
+    width: i128,
+    fill: &str,
 ) -> Result<String, String> {
     if fill.chars().count() != 1 {
         return Err(format!("{name}: the fill `{fill:.20}` is not one character"));

@@ -72,7 +72,7 @@ fn slice(state: &State<'_, '_>, all: &[Value]) -> ValueResult {
     if step == Some(0) {
         return Err("a slice with the step 0".into());
     }
-    let places = |length| places(length, (start, stop, step.unwrap_or(1)));
+    let places = |length| places(length, start, stop, step.unwrap_or(1));
     match ValueKind::of(of) {
         ValueKind::Text(text) => {
             pay(state, 4 * text.len())?;
@@ -89,7 +89,7 @@ fn slice(state: &State<'_, '_>, all: &[Value]) -> ValueResult {
 }
 
 /// The places of a slice.
-fn places(length: usize, (start, stop, step): (Option<i128>, Option<i128>, i128)) -> Vec<usize> {
+fn places(length: usize, start: Option<i128>, stop: Option<i128>, step: i128) -> Vec<usize> {
     let length = length as i128;
     let (low, high) = if step > 0 { (0, length) } else { (-1, length - 1) };
     let bound = |number: Option<i128>, or_else: i128| match number {

@@ -1,6 +1,7 @@
 //! Values of a template, as Python has them. Lists and dicts are of onebox: they know how deep they are, so that a template
 //! builds none that is too deep to be read.
 
+use crate::bad_rows::TOO_LONG;
 use files::json::{Json, Map};
 use indexmap::IndexMap;
 use minijinja::value::{Enumerator, Object, ObjectRepr};
@@ -12,8 +13,6 @@ pub(super) type ValueResult = Result<Value, String>;
 
 /// Levels of a value that a template builds. JSON has at most 128.
 const DEEPEST: usize = 200;
-/// What is said of a template that takes too many steps.
-pub const TOO_LONG: &str = "it takes more steps than a template may for this chat";
 /// Bytes of one step of a template.
 const BYTES_OF_A_STEP: usize = 64;
 
@@ -135,7 +134,7 @@ impl Object for Digits {
 }
 
 /// Calls the method of this name.
-pub(super) type Call = fn(&mut State<'_, '_>, (&Value, &str), &[Value]) -> Result<Value, String>;
+pub(super) type Call = fn(&mut State<'_, '_>, &Value, &str, &[Value]) -> Result<Value, String>;
 
 /// A method of a value that a template does not call at once: in Jinja `a.items` is one, whatever keys `a` has.
 #[derive(Debug)]
@@ -159,7 +158,7 @@ impl Object for Method {
         state: &mut State<'_, '_>,
         arguments: &[Value],
     ) -> Result<Value, minijinja::Error> {
-        (self.call)(state, (&self.of, &self.name), arguments).map_err(refused)
+        (self.call)(state, &self.of, &self.name, arguments).map_err(refused)
     }
 }
 

@@ -321,7 +321,7 @@ impl<'a> Rows<'a> {
         let letter = |c| self.control.letter(c);
         let is_cut = text.contains(|c| c == CUT || LETTERS.contains(&c));
         let tokens = match is_cut || self.tokenizer.has_control_pieces() {
-            true => self.tokenizer.encode_cut(text, (CUT, &letter), special)?,
+            true => self.tokenizer.encode_cut(text, CUT, &letter, special)?,
             false => self.tokenizer.encode_with_places(text, special)?,
         };
         Ok(document(tokens, counted))

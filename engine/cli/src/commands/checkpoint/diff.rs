@@ -16,9 +16,9 @@ pub(super) fn run([a, b]: [&Path; 2], as_json: bool) -> Result<(), CommandError>
     let mut all = Vec::new();
     distances(&a, &b, &mut |distance| all.push(distance)).map_err(failed)?;
     if as_json {
-        print_json(&in_json((&a, &b), &configs, &all))?;
+        print_json(&in_json(&a, &b, &configs, &all))?;
     } else {
-        print(&in_words((&a, &b), &configs, &all))?;
+        print(&in_words(&a, &b, &configs, &all))?;
     }
     match is_equal(&all) {
         true => Ok(()),
@@ -51,11 +51,7 @@ const fn name(kind: ResumeEffect) -> &'static str {
     }
 }
 
-fn in_words(
-    (a, b): (&Checkpoint, &Checkpoint),
-    configs: &[Difference],
-    all: &[Distance],
-) -> String {
+fn in_words(a: &Checkpoint, b: &Checkpoint, configs: &[Difference], all: &[Distance]) -> String {
     let mut text = format!("a  {}, step {}\n", a.path().display(), a.step());
     let _ = writeln!(text, "b  {}, step {}\n", b.path().display(), b.step());
     if configs.is_empty() {
@@ -96,7 +92,7 @@ fn in_words(
     text + "\n=: bit-equal; else the largest absolute difference\n"
 }
 
-fn in_json((a, b): (&Checkpoint, &Checkpoint), configs: &[Difference], all: &[Distance]) -> Value {
+fn in_json(a: &Checkpoint, b: &Checkpoint, configs: &[Difference], all: &[Distance]) -> Value {
     let side = |c: &Checkpoint| json!({ "path": c.path(), "step": c.step() });
     let config = |d: &Difference| json!({ "key": d.key, "a": d.values[0], "b": d.values[1], "kind": name(d.effect) });
     let tensor = |d: &Distance| match &d.states {

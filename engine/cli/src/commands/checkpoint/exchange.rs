@@ -1,11 +1,14 @@
 //! `onebox checkpoint export` and `import`: models of Hugging Face's transformers.
 
+use super::super::data::ReadOptions;
 use super::super::exit::{CommandError, code};
 use super::super::{ConfigArgs, data, missing_gpus, quoted, say};
 use super::{NewRun, failed, open, rewrite_failed, run_of};
 use ::data::Tokenizer;
 use ::data::model_files::{ModelFileError, ModelFiles};
-use checkpoint::hugging_face::{ExportError, Folder, FolderError, Numbers, export, import};
+use checkpoint::hugging_face::{
+    ExportError, Folder, FolderError, ModelExport, Numbers, export, import,
+};
 use checkpoint::inspect::Summary;
 use config::tokenizers::tokenizer_file;
 use config::{LoadedConfig, Origin};
@@ -74,9 +77,16 @@ pub(super) fn exported(args: &ExportArgs) -> Result<(), CommandError> {
     let tokenizer = data::tokenizer_of(run_of(&from), &config)?;
     let tokenizer = tokenizer.as_ref().map(Tokenizer::bytes);
     let beside = ModelFiles::of_run(run_of(&from)).map_err(unusable)?;
-    let (kept, how) = ((tokenizer, &beside), (numbers, args.max_shard_size));
-    let files = export(&from, (&config, &built), kept, &args.out, how);
-    let files = files.map_err(|error| {
+    let source = ModelExport {
+        checkpoint: &from,
+        config: &config,
+        built: &built,
+        tokenizer,
+        beside: &beside,
+        numbers,
+        max_file_bytes: args.max_shard_size,
+    };
+    let files = export(&source, &args.out).map_err(|error| {
         let code = match &error {
             ExportError::From(_) | ExportError::To(_) => code::IO,
             ExportError::Exists(_) | ExportError::NotOurs(_) | ExportError::InUse(_) => {
@@ -107,11 +117,11 @@ pub(super) fn imported(args: &ImportArgs) -> Result<(), CommandError> {
     let built = lay_out(config);
     folder.check_model(&config.model, &built.decoder).map_err(unusable)?;
     let tokenizer = data::tokenizer(config)?;
-    let opened = data::open(config, tokenizer.as_ref(), (false, false))?;
+    let opened = data::open(config, tokenizer.as_ref(), ReadOptions::default())?;
     let beside = ModelFiles::open(&args.folder).map_err(unusable)?;
-    let beside = data::fitting(beside, &args.folder, (config, tokenizer.as_ref()));
-    let new = NewRun::create(&args.out, config, (tokenizer.as_ref(), beside))?;
-    let sealed = import(&folder, (config, &built, &opened), new.folder()).map_err(unusable)?;
+    let beside = data::fitting(beside, &args.folder, config, tokenizer.as_ref());
+    let new = NewRun::create(&args.out, config, tokenizer.as_ref(), beside)?;
+    let sealed = import(&folder, config, &built, &opened, new.folder()).map_err(unusable)?;
     let written = new.finish(sealed)?;
     let (config, sets) = args.config.again(&args.out);
     let sets = sets.iter().map(|set| format!(" --set {}", quoted(set)));

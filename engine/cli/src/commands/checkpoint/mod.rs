@@ -130,7 +130,8 @@ impl NewRun {
     fn create(
         out: &Path,
         config: &Config,
-        (tokenizer, beside): (Option<&Tokenizer>, ModelFiles),
+        tokenizer: Option<&Tokenizer>,
+        beside: ModelFiles,
     ) -> Result<Self, CommandError> {
         let mut files = vec![(CONFIG, config.to_ron().into_bytes())];
         files.extend(tokenizer.map(|tokenizer| (TOKENIZER, tokenizer.bytes().to_owned())));

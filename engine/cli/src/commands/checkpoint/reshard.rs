@@ -36,8 +36,8 @@ pub(super) fn run(args: &ReshardArgs) -> Result<(), CommandError> {
     let built = lay_out(&now.config);
     let tokenizer = data::tokenizer_of(run_of(&from), &now.config)?;
     let beside = ModelFiles::of_run(run_of(&from)).map_err(unusable)?;
-    let new = NewRun::create(&args.out, &now.config, (tokenizer.as_ref(), beside))?;
-    let sealed = reshard(&from, (&now.config, &built), new.folder()).map_err(rewrite_failed)?;
+    let new = NewRun::create(&args.out, &now.config, tokenizer.as_ref(), beside)?;
+    let sealed = reshard(&from, &now.config, &built, new.folder()).map_err(rewrite_failed)?;
     let written = new.finish(sealed)?;
     say(&format!(
         "{}: TP {} x DP {}, every tensor bit-equal to {}\n\

@@ -96,7 +96,7 @@ pub(super) fn run(args: &PlanArgs, model: &Path) -> Result<(), CommandError> {
     } else {
         let mut out = introduction(&loaded, &found);
         if let Some(best) = best {
-            fits(&mut out, (best, &found), args.tokens, &complete(&best.sets));
+            fits(&mut out, best, &found, args.tokens, &complete(&best.sets));
             if let Some(FasterLayout { tokens_per_second, sets }) = &bf16_moments {
                 let (rate, with) = (si(*tokens_per_second), arguments(sets));
                 let _ = writeln!(
@@ -227,7 +227,8 @@ fn settings(config: &Config, given: &[String], chosen: &[String]) -> Vec<String>
 
 fn fits(
     out: &mut String,
-    (best, found): (&Layout, &SearchReport),
+    best: &Layout,
+    found: &SearchReport,
     tokens: Option<u64>,
     sets: &[String],
 ) {

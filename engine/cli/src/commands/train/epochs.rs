@@ -1,6 +1,6 @@
 //! Runs of `train.epochs`.
 
-use super::super::data;
+use super::super::data::{self, ReadOptions};
 use super::super::exit::CommandError;
 use super::TrainArgs;
 use ::data::Dataset;
@@ -15,7 +15,8 @@ pub(super) fn as_steps(
 ) -> Result<(LoadedConfig, Option<Arc<Dataset>>), CommandError> {
     let config = &loaded.config;
     let Some(epochs) = config.train.epochs else { return Ok((loaded, None)) };
-    let (_, data) = data::read_whole(config, (args.dry_run, args.quiet))?;
+    let options = ReadOptions { dry: args.dry_run, quiet: args.quiet, ..ReadOptions::default() };
+    let (_, data) = data::read_whole(config, options)?;
     let samples = f64::from(epochs) * data.num_train_samples() as f64;
     let steps = (samples / config.batch.global as f64).ceil().max(1.0) as u64;
     Ok((args.config.load_with_steps(&loaded, steps)?, Some(data)))

@@ -88,7 +88,7 @@ impl Follower<'_> {
         let mut rollback_history =
             from.as_ref().map(|from| from.rollback_history().clone()).unwrap_or_default();
         loop {
-            let mut options = self.options((&start, signals), (from.clone(), &rollback_history))?;
+            let mut options = self.options(&start, signals, from.clone(), &rollback_history)?;
             (options.weights, options.checkpoints) = (Some(Arc::clone(&run)), Some(folder.clone()));
             let ran = train(&self.loaded.config, self.built, self.data, &options, &mut |_| {});
             ran.map_err(|error| CommandError::new(code_of(&error), error))?;
@@ -131,8 +131,10 @@ impl Follower<'_> {
 
     fn options(
         &self,
-        (start, signals): (&Start, &Signals),
-        (from, rollback_history): (Option<Arc<Checkpoint>>, &RollbackHistory),
+        start: &Start,
+        signals: &Signals,
+        from: Option<Arc<Checkpoint>>,
+        rollback_history: &RollbackHistory,
     ) -> Result<RunOptions, CommandError> {
         let pretrained = match from {
             None => pretrained(&self.loaded.config, &self.built.decoder)?,

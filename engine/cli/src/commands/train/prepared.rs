@@ -3,6 +3,7 @@
 use super::super::missing_gpus;
 use super::{TrainArgs, epochs, refused};
 use crate::commands::checkpoint::unusable;
+use crate::commands::data::ReadOptions;
 use crate::commands::exit::{CommandError, code};
 use crate::commands::processes::Team;
 use crate::commands::weights::{self, pretrained};
@@ -67,9 +68,10 @@ pub(super) fn prepare(args: &TrainArgs, team: &Team) -> Result<Option<PreparedRu
     }
     // Before the data is read: it is part of what must fit.
     let looked = check_memory(&loaded, &built, args.dry_run)?;
-    let beside = beside((&loaded.config, tokenizer.as_ref()), (args.run_dir.as_deref(), mode))?;
+    let beside = beside(&loaded.config, tokenizer.as_ref(), args.run_dir.as_deref(), mode)?;
     let quiet = args.quiet || !team.is_first();
-    let read = || data::open(&loaded.config, tokenizer.as_ref(), (args.dry_run, quiet));
+    let options = ReadOptions { dry: args.dry_run, quiet, ..ReadOptions::default() };
+    let read = || data::open(&loaded.config, tokenizer.as_ref(), options);
     let data = match early {
         Some(data) => data,
         None => debug_span!("data").in_scope(read)?,
@@ -90,15 +92,15 @@ impl PreparedRun {
     /// The directory, what the run goes on from, and the weights that it starts from.
     pub(super) fn open(&self, args: &TrainArgs) -> Result<OpenedRun, CommandError> {
         let (loaded, built, mode) = (&self.loaded, &self.built, self.mode);
-        check_disk(loaded, built, (args.run_dir.as_deref(), mode))?;
+        check_disk(loaded, built, args.run_dir.as_deref(), mode)?;
         let create = || {
             let dir = RunDir::create(args.run_dir.as_deref(), &loaded.config.name, mode);
             let kept = dir.and_then(|dir| dir.keep(self.beside.files()).map(|()| dir));
             kept.map_err(refused)
         };
-        let data = (&*self.data, self.tokenizer.as_ref());
+        let tokenizer = self.tokenizer.as_ref();
         let start = |from: &Path, own: Option<&RunFolder>| {
-            resume::start((from, own), loaded, built, data, mode)
+            resume::start(from, own, loaded, built, &self.data, tokenizer, mode)
         };
         Ok(match mode {
             RunMode::Fork => {
@@ -178,8 +180,10 @@ pub(in crate::commands) struct MemoryDecision {
 
 /// What the run keeps of the folder that its model is from, where it has not kept it yet.
 fn beside(
-    (config, tokenizer): (&Config, Option<&Tokenizer>),
-    (dir, mode): (Option<&Path>, RunMode),
+    config: &Config,
+    tokenizer: Option<&Tokenizer>,
+    dir: Option<&Path>,
+    mode: RunMode,
 ) -> Result<ModelFiles, CommandError> {
     let (beside, from) = match (dir, mode, &config.model.from) {
         (Some(dir), RunMode::Resume, _) if dir.join(KEPT).exists() => {
@@ -197,14 +201,15 @@ fn beside(
             _ => return Ok(ModelFiles::default()),
         },
     };
-    Ok(data::fitting(beside.map_err(unusable)?, from, (config, tokenizer)))
+    Ok(data::fitting(beside.map_err(unusable)?, from, config, tokenizer))
 }
 
 /// Refuses a run whose first checkpoint, or whose weights where it saves none, find no room; warns where not all of it does.
 fn check_disk(
     loaded: &LoadedConfig,
     built: &RankLayout,
-    (dir, mode): (Option<&Path>, RunMode),
+    dir: Option<&Path>,
+    mode: RunMode,
 ) -> Result<(), CommandError> {
     let parameters = built.decoder.shape().parameters();
     // A fork goes beside its source.

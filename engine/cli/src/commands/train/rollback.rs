@@ -16,7 +16,8 @@ impl Session<'_> {
     /// the steps that were skipped, and be it the one that the run started from. Those after it are removed.
     pub(super) fn earlier(
         &self,
-        (left, outcome): (u64, &Outcome),
+        left: u64,
+        outcome: &Outcome,
     ) -> Result<Option<Arc<Checkpoint>>, CommandError> {
         let Some((from, to)) = outcome.diverged.filter(|_| left > 0) else { return Ok(None) };
         // Before anything is looked at or removed: it may be another run's.

@@ -54,8 +54,8 @@ impl Watch {
         match message {
             Message::Step(step) => self.step(session, &step),
             Message::Eval { step, loss, whole, sets } => {
-                self.metrics.eval(step, (loss, whole), &sets);
-                self.progress.eval(step, config.train.steps, (loss as f32, whole), &sets);
+                self.metrics.eval(step, loss, whole, &sets);
+                self.progress.eval(step, config.train.steps, loss as f32, whole, &sets);
                 if step == config.train.steps {
                     self.held_out = Some((loss, whole));
                 }

@@ -40,7 +40,8 @@ impl Saver {
     /// the ranks of `world` wait.
     pub(super) fn start(
         self: &Arc<Self>,
-        (job, waited): (SaveJob, Duration),
+        job: SaveJob,
+        waited: Duration,
         sender: Sender<ChannelItem>,
         world: &Communicator,
     ) {
@@ -78,7 +79,7 @@ impl Saver {
 
     /// Each rank's file by a thread of its own.
     fn write_copies(&self, &SaveJob { step, late, skipped_in_a_row, .. }: &SaveJob) {
-        self.begin(step, (late, skipped_in_a_row));
+        self.begin(step, late, skipped_in_a_row);
         if !self.is_well() {
             return;
         }
@@ -105,8 +106,8 @@ impl Saver {
             let mut rest = &bytes[..];
             let mut fill = |_: State, to: &mut [u8]| io::Read::read_exact(&mut rest, to);
             let growing = self.growing(step)?;
-            let to = (growing.directory(), &*self.under_way);
-            write_file(number, &self.base, (pieces, *late), to, &mut fill)
+            let folder = growing.directory();
+            write_file(number, &self.base, pieces, *late, folder, &self.under_way, &mut fill)
         };
         match catch_unwind(AssertUnwindSafe(write)) {
             Ok(written) => self.wrote(number, written),

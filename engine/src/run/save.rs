@@ -125,10 +125,12 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Saver {
     /// Into `folder`, as often as `train` says. None where it never saves.
     pub(crate) fn new(
-        (config, data): (&Config, &Dataset),
+        config: &Config,
+        data: &Dataset,
         built: &RankLayout,
         folder: &RunFolder,
-        (options, places): (&RunOptions, &Places),
+        options: &RunOptions,
+        places: &Places,
     ) -> Option<Arc<Self>> {
         let train = &config.train;
         if !train.saves() {
@@ -176,7 +178,8 @@ impl Saver {
     pub(crate) fn open(
         &self,
         dev: &Device,
-        (optimizer, gpt): (&Optimizer, &Decoder),
+        optimizer: &Optimizer,
+        gpt: &Decoder,
     ) -> Result<(), Error> {
         let Some(copies) = &self.copies else { return Ok(()) };
         let rank = dev.rank();
@@ -211,7 +214,9 @@ impl Saver {
     pub(crate) fn save(
         self: &Arc<Self>,
         dev: &Device,
-        (optimizer, gpt, meeting): (&Optimizer, &Decoder, Tensor),
+        optimizer: &Optimizer,
+        gpt: &Decoder,
+        meeting: Tensor,
         SavePoint { step, skipped_in_a_row }: SavePoint,
         listener: Listener<'_>,
     ) -> Result<(), Error> {
@@ -233,7 +238,7 @@ impl Saver {
             None => {
                 if first {
                     world.held_up(|| {
-                        self.begin(step, (optimizer.has_delayed_update(), skipped_in_a_row));
+                        self.begin(step, optimizer.has_delayed_update(), skipped_in_a_row);
                     });
                 }
                 barrier(dev, meeting)?;
@@ -244,9 +249,9 @@ impl Saver {
                         false => Ok(read(dev, part, to)?),
                     };
                     let pieces = pieces(gpt, &|segment| optimizer.owned(segment, side), rank);
-                    let pieces = (&pieces, optimizer.has_delayed_update());
+                    let late = optimizer.has_delayed_update();
                     self.passes(rank.index(), FaultPoint::Writing, step);
-                    let file = || self.write(rank.index(), pieces, step, &mut fill);
+                    let file = || self.write(rank.index(), &pieces, late, step, &mut fill);
                     world.held_up(file)?;
                 }
             }
@@ -263,7 +268,7 @@ impl Saver {
         let job = SaveJob { step, skipped_in_a_row, words, late, started, waited: None };
         match (&self.copies, listener.sender) {
             (Some(_), Some(sender)) => {
-                self.start((job, started.elapsed()), sender.clone(), world);
+                self.start(job, started.elapsed(), sender.clone(), world);
             }
             _ => {
                 let writing = self.under_way.begin();
@@ -304,12 +309,14 @@ impl Saver {
     fn write(
         &self,
         number: usize,
-        pieces: (&Pieces, bool),
+        pieces: &Pieces,
+        late: bool,
         step: u64,
         fill: &mut Fill<'_, SaveFailure>,
     ) -> Result<(), Error> {
         let written = self.growing(step).map_err(SaveFailure::Io).and_then(|growing| {
-            write_file(number, &self.base, pieces, (growing.directory(), &self.under_way), fill)
+            let folder = growing.directory();
+            write_file(number, &self.base, pieces, late, folder, &self.under_way, fill)
         });
         match written {
             Ok(file) => self.wrote(number, Ok(file)),
@@ -336,7 +343,7 @@ impl Saver {
         UnfinishedCheckpoint::begun(folder.ok_or_else(gone)?, step)
     }
 
-    pub(super) fn begin(&self, step: u64, (late, skipped): (bool, u64)) {
+    pub(super) fn begin(&self, step: u64, late: bool, skipped: u64) {
         {
             let shared = &mut *lock(&self.shared);
             (shared.growing, shared.problem) = (None, None);
@@ -347,7 +354,7 @@ impl Saver {
             let newest = shared.good.last().copied().filter(|_| !self.needs_all(skipped));
             let bytes = checkpoint_bytes(self.bytes(late));
             let full = std::mem::take(&mut shared.full);
-            make_room(folder, (newest, full), bytes, &Directory::free)
+            make_room(folder, newest, full, bytes, &Directory::free)
         };
         match self.folder.make().and_then(|folder| UnfinishedCheckpoint::begin(folder, step, room))
         {
