@@ -1,10 +1,9 @@
-//! What real GPUs this machine has, asked once, and whether their hardware queues order the streams of all ranks.
+//! The rules of this machine's GPUs: whether they compute in the precision of a config, and whether their hardware queues order
+//! the streams of all ranks.
 
-use crate::gpu_memory;
-use crate::local_ranks;
+use crate::LocalMachine;
 use config::{Config, DeviceConfig, Violation};
-use device::cuda::{Probe, STREAMS_PER_RANK, probe};
-use std::sync::OnceLock;
+use device::cuda::STREAMS_PER_RANK;
 use topology::counted;
 
 /// Queues of a GPU's hardware. Streams that share one wait for each other.
@@ -13,46 +12,43 @@ const HARDWARE_QUEUES: usize = 32;
 /// How many of them a process may use: read by the driver when it starts.
 const CONNECTIONS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
 
-/// Asked at the first call, which comes before a run starts threads.
-pub fn machine() -> &'static Probe {
-    static ASKED: OnceLock<Probe> = OnceLock::new();
-    ASKED.get_or_init(probe)
-}
-
-/// The rules that `config` breaks on the GPUs of this machine.
-pub fn broken(config: &Config) -> Vec<Violation> {
-    if config.device != DeviceConfig::Cuda {
-        return Vec::new();
+impl LocalMachine {
+    /// The rules that `config` breaks on the GPUs of this machine.
+    pub fn broken(&self, config: &Config) -> Vec<Violation> {
+        if config.device != DeviceConfig::Cuda {
+            return Vec::new();
+        }
+        let all = &self.cuda().gpus;
+        let taken = self.rank_gpus((config.parallel.tensor, config.parallel.data));
+        let oldest = taken.into_iter().filter_map(|gpu| all.get(gpu)).min_by_key(|gpu| gpu.sm);
+        let refusal = oldest.and_then(|gpu| {
+            config.precision.refusal(&format!("GPU {}, {},", gpu.ordinal, gpu.name), gpu.sm)
+        });
+        let values = vec![("parallel.data", "ranks of the run".into()), ("device", "GPUs".into())];
+        let crowded = self.crowded(config);
+        let crowded = crowded.map(|(message, help)| Violation { message, help, values });
+        refusal.into_iter().chain(crowded).collect()
     }
-    let all = &machine().gpus;
-    let taken = gpu_memory::rank_gpus((config.parallel.tensor, config.parallel.data));
-    let oldest = taken.into_iter().filter_map(|gpu| all.get(gpu)).min_by_key(|gpu| gpu.sm);
-    let refusal = oldest.and_then(|gpu| {
-        config.precision.refusal(&format!("GPU {}, {},", gpu.ordinal, gpu.name), gpu.sm)
-    });
-    let values = vec![("parallel.data", "ranks of the run".into()), ("device", "GPUs".into())];
-    let crowded = crowded(config).map(|(message, help)| Violation { message, help, values });
-    refusal.into_iter().chain(crowded).collect()
-}
 
-/// Whether `config` keeps every rule, those of this machine's GPUs included.
-pub fn is_sound(config: &Config) -> bool {
-    first_broken(config).is_none()
-}
-
-/// The message of the first rule that `config` breaks, those of this machine's GPUs included.
-pub fn first_broken(config: &Config) -> Option<String> {
-    config.first_broken().or_else(|| broken(config).into_iter().next().map(|one| one.message))
-}
-
-/// Why the hardware queues of the GPUs cannot order the streams of all ranks, and what helps.
-fn crowded(config: &Config) -> Option<(String, String)> {
-    let gpus = machine().gpus.len();
-    if config.device != DeviceConfig::Cuda || gpus == 0 {
-        return None;
+    /// Whether `config` keeps every rule, those of this machine's GPUs included.
+    pub fn is_sound(&self, config: &Config) -> bool {
+        self.first_broken(config).is_none()
     }
-    let ranks = local_ranks::ranks(config).div_ceil(gpus);
-    queues((ranks, gpus), connections())
+
+    /// The message of the first rule that `config` breaks, those of this machine's GPUs included.
+    pub fn first_broken(&self, config: &Config) -> Option<String> {
+        let of_machine = || self.broken(config).into_iter().next().map(|one| one.message);
+        config.first_broken().or_else(of_machine)
+    }
+
+    /// Why the hardware queues of the GPUs cannot order the streams of all ranks, and what helps.
+    fn crowded(&self, config: &Config) -> Option<(String, String)> {
+        let gpus = self.cuda().gpus.len();
+        if config.device != DeviceConfig::Cuda || gpus == 0 {
+            return None;
+        }
+        queues((self.ranks(config).div_ceil(gpus), gpus), connections())
+    }
 }
 
 /// Hardware queues that the environment grants this process.

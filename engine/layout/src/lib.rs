@@ -4,6 +4,9 @@ pub mod batches;
 pub mod build;
 pub mod gpu_memory;
 pub mod gpus;
-pub mod local_ranks;
+mod local_machine;
+mod local_ranks;
 pub mod placement;
 pub mod segment_runs;
+
+pub use local_machine::LocalMachine;

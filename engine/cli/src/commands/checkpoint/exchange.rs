@@ -1,7 +1,7 @@
 //! `onebox checkpoint export` and `import`: models of Hugging Face's transformers.
 
 use super::super::exit::{CommandError, code};
-use super::super::{ConfigArgs, data, missing_gpus, quoted, say};
+use super::super::{ConfigArgs, data, quoted, say};
 use super::{NewRun, failed, open, rewrite_failed, run_of};
 use ::data::Tokenizer;
 use ::data::model_files::{ModelFileError, ModelFiles};
@@ -10,6 +10,7 @@ use checkpoint::inspect::Summary;
 use config::tokenizers::tokenizer_file;
 use config::{LoadedConfig, Origin};
 use files::path_text::PathText;
+use layout::LocalMachine;
 use layout::build::lay_out;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -61,7 +62,7 @@ pub(in crate::commands) struct ImportArgs {
     config: ConfigArgs,
 }
 
-pub(super) fn exported(args: &ExportArgs) -> Result<(), CommandError> {
+pub(super) fn exported(args: &ExportArgs, machine: &LocalMachine) -> Result<(), CommandError> {
     let Format::Safetensors = args.to;
     let numbers = match args.dtype {
         Dtype::F32 => Numbers::F32,
@@ -69,7 +70,7 @@ pub(super) fn exported(args: &ExportArgs) -> Result<(), CommandError> {
     };
     let from = open(&args.path)?;
     let config = Summary::read(from.path()).and_then(|s| s.config()).map_err(failed)?.config;
-    let built = lay_out(&config);
+    let built = lay_out(&config, machine);
     from.check_model(&built.decoder).map_err(failed)?;
     let tokenizer = data::tokenizer_of(run_of(&from), &config)?;
     let tokenizer = tokenizer.as_ref().map(Tokenizer::bytes);
@@ -96,15 +97,15 @@ pub(super) fn exported(args: &ExportArgs) -> Result<(), CommandError> {
     Ok(())
 }
 
-pub(super) fn imported(args: &ImportArgs) -> Result<(), CommandError> {
-    let loaded = args.config.load()?;
+pub(super) fn imported(args: &ImportArgs, machine: &LocalMachine) -> Result<(), CommandError> {
+    let loaded = args.config.load(machine)?;
     let config = &loaded.config;
-    if let Some(not_built) = config.not_built(&loaded.origins, missing_gpus) {
+    if let Some(not_built) = config.not_built(&loaded.origins, || machine.missing_gpus()) {
         return Err(CommandError::new(code::CONFIG, not_built));
     }
     let folder = Folder::open(&args.folder).map_err(unusable)?;
     refuse_bytes(&args.folder, &loaded)?;
-    let built = lay_out(config);
+    let built = lay_out(config, machine);
     folder.check_model(&config.model, &built.decoder).map_err(unusable)?;
     let tokenizer = data::tokenizer(config)?;
     let opened = data::open(config, tokenizer.as_ref(), (false, false))?;
