@@ -1,7 +1,7 @@
 //! Where the ranks of a run go on this machine.
 
 use crate::LocalMachine;
-use crate::gpus::few_queues;
+use crate::hardware_queues::few_queues;
 use config::{Config, DeviceConfig};
 use topology::{HostBytes, Machine, PciAddress, Placement, RankPlace, Request, Seats, place};
 

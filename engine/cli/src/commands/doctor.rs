@@ -5,7 +5,7 @@ use super::{print, print_json};
 use data::Cache;
 use device::cuda::{GpuInfo, GpuMemory, GpuOverhead, LibraryInfo, Probe, free_memory, look};
 use layout::LocalMachine;
-use layout::gpus::few_queues;
+use layout::hardware_queues::few_queues;
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 use serde_json::json;
