@@ -38,7 +38,7 @@ use data::Dataset;
 use device::cuda::Peers;
 use device::{Arena, Communicator, Device, Error, Rank};
 use layout::build::RankLayout;
-use layout::placement::{Places, places};
+use layout::placement::Places;
 pub use offload::SpeculationOutcome;
 use offload::control;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -123,7 +123,7 @@ pub fn train(
 ) -> Result<Outcome, RunError> {
     let (tp, dp) = (config.parallel.tensor, config.parallel.data);
     let rollback_history = Arc::new(options.rollback_history());
-    let places = places(config, layout.host_bytes(config), options.bind);
+    let places = layout.machine.places(config, layout.host_bytes(config), options.bind);
     let host_queue_capacity = host_queue_capacity(config, layout, options.lanes)?;
     let ranks = Ranks {
         config,

@@ -1,12 +1,11 @@
 //! Runs compared: bit for bit, or within what another order of sums in fp32 explains.
 
-use crate::{RunRecord, dataset, prose, tiny, try_run_on};
+use crate::{RunRecord, dataset, lay_out, prose, tiny, try_run_on};
 use config::{Config, DataFormat};
 use data::{Corpus, Dataset};
 use device::cpu::Lanes;
 use engine::run::RunOptions;
 use files::held::LockedRunDir;
-use layout::build::lay_out;
 use safetensors::{Dtype, SafeTensors};
 use std::collections::BTreeMap;
 use std::path::Path;

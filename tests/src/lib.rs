@@ -5,13 +5,25 @@
 use config::{Config, load_str};
 use data::{Corpus, Dataset};
 use engine::run::{Message, Outcome, RunError, RunOptions, StepReport, train};
-use layout::build::{RankLayout, lay_out};
+use layout::LocalMachine;
+use layout::build::RankLayout;
 use offload::StepSchedule;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 pub mod compare;
 pub mod pass;
+
+/// This machine, which all tests of a program share: a look at it takes time.
+pub fn machine() -> &'static LocalMachine {
+    static MACHINE: OnceLock<LocalMachine> = OnceLock::new();
+    MACHINE.get_or_init(LocalMachine::default)
+}
+
+/// `config`, laid out for this machine.
+pub fn lay_out(config: &Config) -> RankLayout {
+    layout::build::lay_out(config, machine())
+}
 
 /// A model of three blocks that trains in milliseconds. Odd sizes on purpose.
 pub const TINY: &str = r#"(

@@ -8,11 +8,10 @@
 use device::Dtype;
 use device::cpu::Lanes;
 use engine::run::{FaultPoint, RunOptions, Watcher};
-use layout::build::lay_out;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
-use tests::{short_text, tiny, try_run_on};
+use tests::{lay_out, short_text, tiny, try_run_on};
 
 struct CountingAllocator;
 

@@ -9,11 +9,10 @@ use config::{Config, DeviceConfig};
 use device::cuda::Collectives;
 use device::{Error, Lane};
 use engine::run::{FaultPoint, RunError, RunOptions, Watcher};
-use layout::build::lay_out;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use tests::compare::full;
-use tests::{RunRecord, short_text, tiny, try_run_on};
+use tests::{RunRecord, lay_out, short_text, tiny, try_run_on};
 
 #[path = "cuda/accounting.rs"]
 mod accounting;

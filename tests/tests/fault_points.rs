@@ -9,13 +9,12 @@ use device::{Error, Lane};
 use engine::run::{
     FaultPoint, Message, Outcome, RunError, RunOptions, StuckHandler, Watcher, train,
 };
-use layout::build::lay_out;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use tests::compare::{excerpt, full, with};
-use tests::{text, tiny};
+use tests::{lay_out, text, tiny};
 
 const SETS: [&str; 7] = [
     "parallel.tensor=2",

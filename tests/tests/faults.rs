@@ -8,11 +8,10 @@ use device::cpu::{self, CpuOptions, Lanes};
 use device::{Arena, Dtype, Error, Group, Lane, Op, Plan, Rank, Reduction};
 use device::{Communicator, HostWork};
 use engine::run::{FaultPoint, Message, RunError, RunOptions, Watcher, train};
-use layout::build::lay_out;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
-use tests::{run, text, tiny, try_run};
+use tests::{lay_out, run, text, tiny, try_run};
 
 /// The promise is a second. This only tells a hang from a slow machine.
 const WATCHDOG: Duration = Duration::from_secs(180);

@@ -10,12 +10,11 @@ use config::Config;
 use data::Dataset;
 use data::model_files::ModelFiles;
 use engine::run::{Message, RunOptions, train};
-use layout::build::lay_out;
 use onebox::generate::{ModelSource, WeightSource, next_logits};
 use safetensors::SafeTensors;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use tests::{config, dataset_of_windows};
+use tests::{config, dataset_of_windows, lay_out};
 
 /// Samples, tokens of one, vocabulary of the fixture.
 const B: usize = 4;
@@ -85,7 +84,11 @@ fn logits_of_an_imported_model_are_those_of_transformers() {
     for (sample, rows) in tokens.chunks(T).zip(logits.chunks(T * V)) {
         for (last, row) in rows.chunks(V).enumerate() {
             let prompt: Vec<String> = sample[..=last].iter().map(f64::to_string).collect();
-            let from = ModelSource::on_cores(WeightSource::Checkpoint(&checkpoint), None);
+            let from = ModelSource::on_cores(
+                WeightSource::Checkpoint(&checkpoint),
+                None,
+                tests::machine(),
+            );
             let got = next_logits(&config, &from, &prompt.join(" ")).unwrap();
             assert_eq!(got.len(), V);
             worst = got.iter().zip(row).map(|(a, b)| (a - b).abs()).fold(worst, f64::max);

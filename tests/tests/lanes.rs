@@ -5,10 +5,10 @@
 
 use config::{Config, load};
 use device::Lane::{Compute, DpComm, H2d, Host, TpComm};
-use layout::build::lay_out;
 use predict::sim::{self, Hardware, SimulatedOp, Timeline};
 use predict::simulate::{hardware, record};
 use std::path::Path;
+use tests::lay_out;
 
 /// A model on a DGX-2, with one micro-batch, where the update weighs most.
 fn played(config: &str, global: &str, sets: &[&str]) -> Timeline {

@@ -15,7 +15,6 @@ use data::model_files::ModelFiles;
 use data::{Corpus, Dataset, Document};
 use engine::run::{Message, RunOptions, train};
 use files::held::LockedRunDir;
-use layout::build::lay_out;
 use layout::build::shape;
 use onebox::generate::{ModelSource, WeightSource, next_logits};
 use safetensors::SafeTensors;
@@ -23,7 +22,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tensor_parallel::DecoderShape;
 use tests::pass::{Fixture, PassInputs, PassResult, pass, widened, worst};
-use tests::{config, dataset_of_windows};
+use tests::{config, dataset_of_windows, lay_out};
 
 /// Samples, tokens of one, vocabulary of the fixtures.
 const B: usize = 6;
@@ -267,7 +266,7 @@ fn the_next_token_of_a_folder_is_that_of_transformers() {
         let mut tokens: Vec<String> = fixture.get("prompt").iter().map(f64::to_string).collect();
         // As long as a sample is.
         for want in &fixture.get("greedy")[..T - 5] {
-            let from = ModelSource::on_cores(WeightSource::Folder(&folder), None);
+            let from = ModelSource::on_cores(WeightSource::Folder(&folder), None, tests::machine());
             let logits = next_logits(&config, &from, &tokens.join(" ")).unwrap();
             let best = (0..V).max_by(|a, b| logits[*a].total_cmp(&logits[*b])).unwrap();
             assert_eq!(best, *want as usize, "{model} after {tokens:?}");

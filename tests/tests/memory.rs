@@ -7,11 +7,11 @@
 use config::{Config, DeviceConfig};
 use device::{Arena, Error};
 use engine::run::{RunError, RunOptions};
-use layout::build::{RankLayout, lay_out, shape};
+use layout::build::{RankLayout, shape};
 use predict::plan::memory_report;
 use tensor_parallel::Ring;
 use tests::compare::assert_same_bits;
-use tests::{RunRecord, config, short_text, try_run_on};
+use tests::{RunRecord, config, lay_out, short_text, try_run_on};
 
 /// 3.9 MB of it are kernel scratch, 1 MB buckets, activations and the embedding's.
 const LIMIT: u64 = 32 << 20;

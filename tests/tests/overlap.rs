@@ -9,9 +9,8 @@ use device::Lane;
 use device::cpu::Lanes;
 use device::{Span, Trace};
 use engine::run::RunOptions;
-use layout::build::lay_out;
 use std::sync::Arc;
-use tests::{short_text, tiny, try_run_on};
+use tests::{lay_out, short_text, tiny, try_run_on};
 
 /// Adam is held back by so much that "before" and "after" do not depend on the scheduler.
 const SLOW_ADAM: (&str, u32) = ("adam_tile", 60);

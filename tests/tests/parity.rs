@@ -125,7 +125,7 @@ fn trained(fixture: &Fixture, optimizer: &str, sets: &[String]) -> TrainingResul
     let weights = Some(LockedRunDir::unlocked(folder.path()).unwrap());
     let options = RunOptions { initial, weights, ..RunOptions::default() };
     let mut steps: Vec<StepReport> = Vec::new();
-    let built = layout::build::lay_out(&config);
+    let built = tests::lay_out(&config);
     train(&config, &built, &data, &options, &mut |message| {
         if let Message::Step(step) = message {
             steps.push(step);

@@ -11,13 +11,12 @@ use device::{
 };
 use engine::run::{FaultPoint, RunError, RunOptions, Watcher};
 use files::held::LockedRunDir;
-use layout::build::lay_out;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tests::compare::{assert_same_bits, excerpt, full, with};
-use tests::{RunRecord, tiny, try_run_on};
+use tests::{RunRecord, lay_out, tiny, try_run_on};
 
 const BASE: &[&str] = &[
     "model.vocab=257",

@@ -11,13 +11,12 @@ mod told;
 use checkpoint::rollback::RollbackHistory;
 use checkpoint::{Checkpoint, RunFolder, newest};
 use engine::run::{FaultPoint, Message, ReadFailure, RunOptions, Watcher, train};
-use layout::build::lay_out;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tests::compare::{contents, excerpt, full, with};
-use tests::tiny;
+use tests::{lay_out, tiny};
 use told::{assert_goes_on_as, at, open, run, run_by};
 
 /// Accumulation, warm-up, dropout, clipping, and an fp16 loss scale that overflows (steps are skipped), is halved

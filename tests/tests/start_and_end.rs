@@ -6,12 +6,11 @@
 use checkpoint::{Checkpoint, RunFolder};
 use engine::run::{FaultPoint, Outcome, RunOptions, Watcher, train};
 use files::held::LockedRunDir;
-use layout::build::lay_out;
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use tests::{short_text, tiny};
+use tests::{lay_out, short_text, tiny};
 
 /// The end of a run, and how long it took from each place to the next.
 fn timed(

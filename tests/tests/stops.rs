@@ -7,11 +7,10 @@ use checkpoint::{RunFolder, newest};
 use device::cpu::Lanes;
 use engine::run::{FaultPoint, Message, RunOptions, Watcher, train};
 use files::held::LockedRunDir;
-use layout::build::lay_out;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use tests::compare::with;
-use tests::{RunRecord, text, tiny, try_run};
+use tests::{RunRecord, lay_out, text, tiny, try_run};
 
 /// How many ranks, and their layout.
 const GRIDS: [(usize, &[&str]); 4] = [

@@ -5,13 +5,12 @@
 
 use device::Rank;
 use engine::run::{Message, RunOptions, train};
-use layout::build::lay_out;
 use offload::{NoiseRun, Optimizer, chunk_elements};
 use std::ops::Range;
 use std::sync::Arc;
 use tensor_parallel::Decoder;
 use tests::compare::{assert_same_bits, run_sets, run_with, with, with_delays};
-use tests::{Constant, text, tiny};
+use tests::{Constant, lay_out, text, tiny};
 
 /// Dropout drops, and evaluations happen between updates.
 const BASE: &[&str] = &[

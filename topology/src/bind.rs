@@ -10,8 +10,11 @@ use crate::cpu_list::format_cpu_list;
 use crate::hwloc::Hwloc;
 use crate::hwloc_ext::{Handle, Input};
 
-/// Hardware threads that this process may use, cgroup limits counted; 1 where that is unknown. Whoever asks first, before any
-/// thread is bound, asks for all: the system's answer is what the asking thread is bound to.
+/// Hardware threads that this process may use, cgroup limits counted; 1 where that is unknown. For pools of threads and for
+/// measurements; how a run is laid out is decided by the cores of its own description of the machine.
+///
+/// One value for the process, because nobody can ask again: the system answers with what the asking thread is bound to, and only
+/// before any thread is bound is that the whole process. So the first answer stands for all.
 pub fn cores() -> usize {
     static CORES: OnceLock<usize> = OnceLock::new();
     *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))

@@ -312,6 +312,7 @@ mod tests {
     use super::*;
     use config::load_str;
     use data::Corpus;
+    use layout::LocalMachine;
     use layout::build::lay_out;
     use std::sync::{Mutex, PoisonError};
 
@@ -322,7 +323,8 @@ mod tests {
                             parallel: (tensor: 2, data: 2), batch: (micro: 1, global: 2), \
                             data: (train: \"x\"), train: (steps: 1))";
         let config = load_str(RON, "a.ron", Path::new("."), &[]).unwrap().config;
-        let (built, folder) = (lay_out(&config), tempfile::tempdir().unwrap());
+        let (built, folder) =
+            (lay_out(&config, &LocalMachine::default()), tempfile::tempdir().unwrap());
         let data = Corpus::noise(config.model.seq_len).into();
         let asked = Mutex::new(Vec::new());
         let begun = Mutex::new(None);
@@ -370,7 +372,8 @@ mod tests {
                             parallel: (tensor: 16), batch: (micro: 1, global: 1), \
                             data: (train: \"x\"), train: (steps: 1))";
         let config = load_str(RON, "a.ron", Path::new("."), &[]).unwrap().config;
-        let (built, folder) = (lay_out(&config), tempfile::tempdir().unwrap());
+        let (built, folder) =
+            (lay_out(&config, &LocalMachine::default()), tempfile::tempdir().unwrap());
         let data = Corpus::noise(config.model.seq_len).into();
         let zeros = |_: TensorState, _: Range<usize>, out: &mut [f32]| {
             out.fill(0.0);

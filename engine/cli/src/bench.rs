@@ -24,13 +24,13 @@ use device::{
 };
 use engine::metrics;
 use engine::run::{Message, RunError, RunOptions, StepReport, train};
+use layout::LocalMachine;
 use layout::build::RankLayout;
-use layout::{gpus, placement};
+use layout::placement::place_on;
 use serde::Serialize;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use topology::Machine;
 
 /// What to measure of training steps.
 #[derive(Clone, Debug)]
@@ -81,11 +81,11 @@ struct BenchPlace {
 }
 
 /// The place of the only rank; the default if the machine cannot be examined.
-fn place() -> BenchPlace {
-    let Ok(machine) = Machine::discover() else { return BenchPlace::default() };
+fn place(local: &LocalMachine) -> BenchPlace {
+    let Some(machine) = local.topology() else { return BenchPlace::default() };
     let lone = topology::Request { tp: 1, dp: 1, ..topology::Request::default() };
-    let gpus: Vec<_> = gpus::machine().gpus.iter().map(|gpu| gpu.pci).collect();
-    let Ok((placement, numbers)) = placement::place_on(&machine, &lone, &gpus) else {
+    let gpus: Vec<_> = local.cuda().gpus.iter().map(|gpu| gpu.pci).collect();
+    let Ok((placement, numbers)) = place_on(machine, &lone, &gpus) else {
         return BenchPlace::default();
     };
     let Some(rank) = placement.ranks.first() else { return BenchPlace::default() };

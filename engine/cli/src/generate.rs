@@ -13,6 +13,7 @@ use config::{Config, Precision};
 use data::{Decoder, Tokenizer};
 use device::cuda::WIDEST_HEAD;
 use device::random;
+use layout::LocalMachine;
 use model::{Model, ModelSize, SampleTokens};
 pub use sampling::{Sampling, StopCondition};
 use sampling::{Tail, draw};
@@ -85,17 +86,24 @@ pub struct ModelSource<'a> {
     pub tokenizer: Option<&'a Tokenizer>,
     /// The cores, or a GPU.
     pub device: ComputeDevice,
+    /// The machine that has them.
+    pub machine: &'a LocalMachine,
     /// Type of weights, activations, keys and values. Sums are fp32.
     pub precision: Precision,
 }
 
 impl<'a> ModelSource<'a> {
     /// A model that computes on the cores in fp32.
-    pub const fn on_cores(trained: WeightSource<'a>, tokenizer: Option<&'a Tokenizer>) -> Self {
+    pub const fn on_cores(
+        trained: WeightSource<'a>,
+        tokenizer: Option<&'a Tokenizer>,
+        machine: &'a LocalMachine,
+    ) -> Self {
         Self {
             weights: trained,
             tokenizer,
             device: ComputeDevice::Cores,
+            machine,
             precision: Precision::Fp32,
         }
     }

@@ -12,6 +12,7 @@ use common::Folder;
 use config::{Config, DataFormat, load_str};
 use data::{Corpus, Dataset};
 use engine::run::{Message, RunOptions, train};
+use layout::LocalMachine;
 use layout::build::lay_out;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -55,7 +56,8 @@ fn data() -> Dataset {
 fn hash(sets: &[&str], options: &RunOptions) -> String {
     let config = config(sets);
     let mut steps = 0;
-    let outcome = train(&config, &lay_out(&config), &Arc::new(data()), options, &mut |message| {
+    let built = lay_out(&config, &LocalMachine::default());
+    let outcome = train(&config, &built, &Arc::new(data()), options, &mut |message| {
         steps += usize::from(matches!(message, Message::Step(_)));
     });
     assert_eq!(steps, if options.resume.is_some() { 0 } else { 3 });

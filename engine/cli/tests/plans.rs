@@ -152,7 +152,8 @@ fn the_copy_that_is_saved_from_is_counted_and_goes_where_it_does_not_fit() {
     let report = |sets: &[&str]| {
         let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
         let config = config::load(&large, &sets).unwrap().config;
-        predict::plan::memory_report(&config, &layout::build::lay_out(&config))
+        let machine = layout::LocalMachine::default();
+        predict::plan::memory_report(&config, &layout::build::lay_out(&config, &machine))
     };
     let (auto, told) = (report(&[every]), report(&[every, "train.checkpoint_writer=Background"]));
     assert!(auto.fits && auto.saving.unwrap().contains("does not fit the host's memory"));

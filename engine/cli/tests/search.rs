@@ -252,7 +252,7 @@ fn first_passes_go_together_where_that_hides_an_update() {
 /// Seconds of a step of `tiny.ron`, simulated in this process.
 fn simulated(folder: &Folder, sets: &[String]) -> f64 {
     let loaded = config::load(&folder.path("tiny.ron"), sets).unwrap();
-    let built = layout::build::lay_out(&loaded.config);
+    let built = layout::build::lay_out(&loaded.config, &layout::LocalMachine::default());
     predict::simulate::simulate(&loaded.config, &built).unwrap().step_seconds()
 }
 

@@ -1,8 +1,8 @@
 //! From a config to handles: every byte of a rank, laid out once, the same for all ranks.
 
+use crate::LocalMachine;
 use crate::batches::BatchLayout;
-use crate::gpu_memory;
-use crate::placement::{kernel_threads, virtual_threads};
+use crate::placement::kernel_threads;
 use config::{self, Accumulate, BoxConfig, Config, DeviceConfig, Family, ModelConfig};
 use config::{Master, Moments, OptimizerConfig, OptimizerKind, Transfer, UpdateMode};
 use config::{Packing, ParameterPlace, Placement, Precision, Recompute};
@@ -41,6 +41,8 @@ pub struct RankLayout {
     pub accumulation: GradAccumulation,
     /// What kernels need besides.
     pub scratch: KernelScratch,
+    /// The machine for which it is laid out.
+    pub machine: LocalMachine,
 }
 
 impl RankLayout {
@@ -158,10 +160,10 @@ pub const fn dtype(precision: Precision) -> Dtype {
 }
 
 /// Scratch of the cpu backend's kernels; none elsewhere. Of ranks that take (staging, states) of host memory.
-fn kernel_scratch(config: &Config, host: HostBytes) -> KernelScratch {
+fn kernel_scratch(config: &Config, machine: &LocalMachine, host: HostBytes) -> KernelScratch {
     let threads = match &config.device {
         DeviceConfig::Cpu { threads, .. } => {
-            threads.unwrap_or_else(|| virtual_threads(config, host))
+            threads.unwrap_or_else(|| machine.virtual_threads(config, host))
         }
         DeviceConfig::Sim { box_, .. } => match &box_.measured {
             Some(measured) => kernel_threads(measured.cores, config.world_size(), None),
@@ -197,13 +199,16 @@ pub fn op_scratch(config: &Config) -> u64 {
 }
 
 /// Bytes that a GPU of `config` may hold, where that is known before it is opened.
-pub fn device_limit(config: &Config, plan: &Plan) -> Option<u64> {
+pub fn device_limit(config: &Config, layout: &RankLayout) -> Option<u64> {
     match &config.device {
         DeviceConfig::Cpu { memory, .. } => Some(*memory),
         DeviceConfig::Sim { box_, .. } => {
             Some(box_.gpu_memory.saturating_sub(reserved_bytes(box_)))
         }
-        DeviceConfig::Cuda => gpu_memory::memory_budget(config, plan).ok().map(|room| room.limit),
+        DeviceConfig::Cuda => {
+            let budget = layout.machine.memory_budget(config, &layout.plan);
+            budget.ok().map(|room| room.limit)
+        }
     }
 }
 
@@ -243,27 +248,35 @@ pub const fn reserved_bytes(described: &BoxConfig) -> u64 {
     if described.measured.is_some() { 0 } else { 3 << 29 }
 }
 
-/// Lays everything out. `accumulate: Auto` sums on the device when that fits its limit.
+/// Lays everything out for `machine`. `accumulate: Auto` sums on the device when that fits its limit.
 ///
 /// Kernel threads are counted here, on a thread that is not bound. How much memory ranks take can decide on how many sockets
 /// they are, and so how many threads they have: then everything is laid out again, with theirs.
-pub fn lay_out(config: &Config) -> RankLayout {
-    let near = kernel_scratch(config, HostBytes::default());
-    let layout = with_fitting_threads(config, near);
-    let scratch = kernel_scratch(config, layout.host_bytes(config));
-    if scratch.threads == near.threads { layout } else { with_fitting_threads(config, scratch) }
+pub fn lay_out(config: &Config, machine: &LocalMachine) -> RankLayout {
+    let near = kernel_scratch(config, machine, HostBytes::default());
+    let layout = with_fitting_threads(config, machine, near);
+    let scratch = kernel_scratch(config, machine, layout.host_bytes(config));
+    if scratch.threads == near.threads {
+        layout
+    } else {
+        with_fitting_threads(config, machine, scratch)
+    }
 }
 
 /// With fewer kernel threads where the scratch of so many does not fit into the GPU: a machine of many cores takes what one of
 /// few cores takes. Where the config says how many, that is so.
-fn with_fitting_threads(config: &Config, mut scratch: KernelScratch) -> RankLayout {
+fn with_fitting_threads(
+    config: &Config,
+    machine: &LocalMachine,
+    mut scratch: KernelScratch,
+) -> RankLayout {
     let said = matches!(config.device, DeviceConfig::Cpu { threads: Some(_), .. });
     loop {
-        let layout = with_parameter_place(config, scratch);
+        let layout = with_parameter_place(config, machine, scratch);
         if said || scratch.threads < 2 {
             return layout;
         }
-        let limit = device_limit(config, &layout.plan).unwrap_or(u64::MAX);
+        let limit = device_limit(config, &layout).unwrap_or(u64::MAX);
         let over = device_bytes(config, &layout.plan).saturating_sub(limit);
         if over == 0 {
             return layout;
@@ -273,31 +286,36 @@ fn with_fitting_threads(config: &Config, mut scratch: KernelScratch) -> RankLayo
     }
 }
 
-fn with_parameter_place(config: &Config, scratch: KernelScratch) -> RankLayout {
+fn with_parameter_place(
+    config: &Config,
+    machine: &LocalMachine,
+    scratch: KernelScratch,
+) -> RankLayout {
     match config.offload.parameters {
-        ParameterPlace::Device => with_accumulation(config, scratch, Ring::NONE),
-        ParameterPlace::Host => with_ring(config, scratch),
+        ParameterPlace::Device => with_accumulation(config, machine, scratch, Ring::NONE),
+        ParameterPlace::Host => with_ring(config, machine, scratch),
     }
 }
 
 fn fits(config: &Config, layout: &RankLayout) -> bool {
-    let limit = device_limit(config, &layout.plan);
+    let limit = device_limit(config, layout);
     limit.is_some_and(|limit| device_bytes(config, &layout.plan) <= limit)
 }
 
 /// Parameters that come up for each use: in a ring of as many blocks as fit, at most three, beside as many resident blocks as fit,
 /// unless the config says how many.
-fn with_ring(config: &Config, scratch: KernelScratch) -> RankLayout {
+fn with_ring(config: &Config, machine: &LocalMachine, scratch: KernelScratch) -> RankLayout {
     let layers = config.model.layers;
-    let with =
-        |slots, resident| with_accumulation(config, scratch, Ring { buffers: slots, resident });
+    let with = |slots, resident| {
+        with_accumulation(config, machine, scratch, Ring { buffers: slots, resident })
+    };
     let least = config.offload.resident_blocks.unwrap_or(0);
     let mut layout = with(config.offload.ring.unwrap_or(3), least);
     if config.offload.ring.is_none() && !fits(config, &layout) {
         layout = with(2, least);
     }
     let slots = layout.decoder.shape().ring.buffers;
-    let Some(limit) = device_limit(config, &layout.plan) else { return layout };
+    let Some(limit) = device_limit(config, &layout) else { return layout };
     if config.offload.resident_blocks.is_some() {
         return layout;
     }
@@ -316,9 +334,14 @@ fn with_ring(config: &Config, scratch: KernelScratch) -> RankLayout {
 }
 
 /// Micro-batches are summed where the config says, or where there is room.
-fn with_accumulation(config: &Config, scratch: KernelScratch, ring: Ring) -> RankLayout {
+fn with_accumulation(
+    config: &Config,
+    machine: &LocalMachine,
+    scratch: KernelScratch,
+    ring: Ring,
+) -> RankLayout {
     let micro_batches = micro_batches(config);
-    let with = |sum| plan_layout(config, (micro_batches, sum), scratch, ring);
+    let with = |sum| plan_layout(config, machine, (micro_batches, sum), scratch, ring);
     if micro_batches == 1 {
         return with(GradAccumulation::None);
     }
@@ -344,6 +367,7 @@ fn with_accumulation(config: &Config, scratch: KernelScratch, ring: Ring) -> Ran
 
 fn plan_layout(
     config: &Config,
+    machine: &LocalMachine,
     (micro_batches, sum): (usize, GradAccumulation),
     scratch: KernelScratch,
     ring: Ring,
@@ -401,6 +425,7 @@ fn plan_layout(
         micro_batches,
         accumulation: sum,
         scratch,
+        machine: machine.clone(),
     }
 }
 
@@ -461,27 +486,30 @@ mod tests {
     fn the_quick_start_fits_on_machines_of_any_number_of_cores() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
         let path = folder.join("../../configs/quickstart.ron");
+        let machine = LocalMachine::default();
         for sets in [&[][..], &["parallel.tensor=1", "parallel.data=1", "device.count=1"]] {
             let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
             let config = config::load(&path, &sets).unwrap().config;
             let of = |threads| {
-                let scratch =
-                    KernelScratch { threads, ..kernel_scratch(&config, HostBytes::default()) };
-                let layout = with_fitting_threads(&config, scratch);
+                let scratch = KernelScratch {
+                    threads,
+                    ..kernel_scratch(&config, &machine, HostBytes::default())
+                };
+                let layout = with_fitting_threads(&config, &machine, scratch);
                 let bytes = device_bytes(&config, &layout.plan);
-                let limit = device_limit(&config, &layout.plan).unwrap();
+                let limit = device_limit(&config, &layout).unwrap();
                 assert!(bytes <= limit, "{threads} threads: {bytes} of {limit}");
                 (layout.scratch.threads, limit - bytes)
             };
             assert_eq!([1, 2, 64].map(|threads| of(threads).0), [1, 2, 64]);
             let [(few, _), (most, left), (more, _)] = [128, 256, 4096].map(of);
             // All that there is room for, and what is said is done.
-            let each = kernel_scratch(&config, HostBytes::default()).floats;
+            let each = kernel_scratch(&config, &machine, HostBytes::default()).floats;
             let each = each.bytes(2) - each.bytes(1);
             assert!(few <= most && most == more && left < 2 * each, "{few} {most} {more} {left}");
             assert!((64..256).contains(&most), "{most}");
             let said = [sets.clone(), vec!["device.threads=256".into()]].concat();
-            let said = lay_out(&config::load(&path, &said).unwrap().config);
+            let said = lay_out(&config::load(&path, &said).unwrap().config, &machine);
             assert_eq!(said.scratch.threads, 256);
         }
     }

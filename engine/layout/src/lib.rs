@@ -3,7 +3,11 @@
 pub mod batches;
 pub mod build;
 pub mod gpu_memory;
-pub mod gpus;
-pub mod local_ranks;
+pub mod hardware_queues;
+mod local_machine;
+mod local_ranks;
+mod machine_rules;
 pub mod placement;
 pub mod segment_runs;
+
+pub use local_machine::LocalMachine;

@@ -1,59 +1,38 @@
 //! Which ranks of a run this machine has, where a launcher has started several processes for it.
 
-use config::Config;
-use device::Processes;
-use std::sync::OnceLock;
-
-/// The processes of this one's machine.
+/// The processes of a run, and which of them are on this machine.
 #[derive(Debug)]
-struct LocalProcesses {
+pub(crate) struct LocalProcesses {
     processes: usize,
     /// In order.
     on_node: Vec<usize>,
 }
 
-static LOCAL: OnceLock<LocalProcesses> = OnceLock::new();
-
-/// From now on the ranks of a run are dealt to `processes`. Before anything is laid out or placed.
-pub fn set_processes(processes: &Processes) {
-    let (all, on_node) = (processes.count(), processes.on_this_node());
-    LOCAL.get_or_init(|| LocalProcesses { processes: all, on_node });
-}
-
-/// Whether ranks are in several processes.
-pub fn is_spread() -> bool {
-    LOCAL.get().is_some_and(|share| share.processes > 1)
-}
-
-/// Number of processes of the run on this machine.
-pub fn processes() -> usize {
-    LOCAL.get().map_or(1, |share| share.on_node.len())
-}
-
-/// The most members that a group of consecutive ranks `step` apart, `size` of them, has in other processes than one of them.
-pub fn remote_members(config: &Config, (step, size): (usize, usize)) -> usize {
-    LOCAL.get().map_or(0, |share| share.remote_members(config.world_size(), (step, size)))
-}
-
-/// TP and DP degree of the ranks on this machine.
-pub fn grid(config: &Config) -> (usize, usize) {
-    let (tensor, data) = (config.parallel.tensor, config.parallel.data);
-    LOCAL.get().map_or((tensor, data), |share| share.grid(tensor, data))
-}
-
-/// Number of ranks on this machine.
-pub fn ranks(config: &Config) -> usize {
-    let (tensor, data) = grid(config);
-    tensor * data
-}
-
-/// The number of `rank` among those on this machine; `None` where another one has it.
-pub fn number(config: &Config, rank: usize) -> Option<usize> {
-    LOCAL.get().map_or(Some(rank), |share| share.number(config.world_size(), rank))
+impl Default for LocalProcesses {
+    /// One process has all ranks.
+    fn default() -> Self {
+        Self::new(1, vec![0])
+    }
 }
 
 impl LocalProcesses {
-    fn remote_members(&self, world_size: usize, (step, size): (usize, usize)) -> usize {
+    /// `on_node` of so many are here.
+    pub(crate) const fn new(processes: usize, on_node: Vec<usize>) -> Self {
+        Self { processes, on_node }
+    }
+
+    /// Number of processes of the run.
+    pub(crate) const fn all(&self) -> usize {
+        self.processes
+    }
+
+    /// Number of those on this machine.
+    pub(crate) const fn here(&self) -> usize {
+        self.on_node.len()
+    }
+
+    /// The most members that a group of ranks `step` apart, `size` of them, has in other processes than one of them.
+    pub(crate) fn remote_members(&self, world_size: usize, (step, size): (usize, usize)) -> usize {
         let home = |rank: usize| rank / (world_size / self.processes);
         let of = |rank: usize| {
             let first = rank / (step * size) * step * size + rank % step;
@@ -62,12 +41,14 @@ impl LocalProcesses {
         (0..world_size).map(of).max().unwrap_or(0)
     }
 
-    fn grid(&self, tensor: usize, data: usize) -> (usize, usize) {
+    /// TP and DP degree of the ranks on this machine, of a run of so many.
+    pub(crate) fn grid(&self, tensor: usize, data: usize) -> (usize, usize) {
         let ranks = tensor * data / self.processes * self.on_node.len();
         if ranks.is_multiple_of(tensor) { (tensor, ranks / tensor) } else { (ranks, 1) }
     }
 
-    fn number(&self, world_size: usize, rank: usize) -> Option<usize> {
+    /// The number of `rank` among those on this machine; `None` where another one has it.
+    pub(crate) fn number(&self, world_size: usize, rank: usize) -> Option<usize> {
         let each = world_size / self.processes;
         let place = self.on_node.iter().position(|process| *process == rank / each)?;
         Some(place * each + rank % each)

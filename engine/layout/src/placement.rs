@@ -1,38 +1,20 @@
 //! Where the ranks of a run go on this machine.
 
-use crate::gpus;
-use crate::local_ranks;
+use crate::LocalMachine;
+use crate::hardware_queues::few_queues;
 use config::{Config, DeviceConfig};
-use std::sync::OnceLock;
-use topology::{
-    HostBytes, Machine, PciAddress, Placement, RankPlace, Request, Seats, cores, place,
-};
-
-/// The machine that this is, looked at once.
-pub fn this_machine() -> Option<&'static Machine> {
-    static MACHINE: OnceLock<Option<Machine>> = OnceLock::new();
-    MACHINE.get_or_init(|| Machine::discover().ok()).as_ref()
-}
+use topology::{HostBytes, Machine, PciAddress, Placement, RankPlace, Request, Seats, place};
 
 /// Kernel threads of each of `ranks` that share `cpus`, where a rank has `placed` of them; none has fewer than its own.
 pub fn kernel_threads(cpus: usize, ranks: usize, placed: Option<usize>) -> usize {
     (cpus / ranks).min(placed.unwrap_or(usize::MAX)).max(1)
 }
 
-/// Kernel threads of each virtual GPU of this machine, on which a rank takes `host`.
-pub(crate) fn virtual_threads(config: &Config, host: HostBytes) -> usize {
-    let wanted = Request { seats: Seats::Virtual, ..request(config, host) };
-    let placed = this_machine().and_then(|machine| place(machine, &wanted).ok());
-    let least = placed.and_then(|all| all.ranks.iter().map(|rank| rank.cpus.len()).min());
-    kernel_threads(cores(), local_ranks::ranks(config), least.filter(|cpus| *cpus > 0))
-}
-
-/// What is to be placed on this machine for `config`, each of whose ranks takes `host`.
+/// What is to be placed of `config`, each of whose ranks takes `host`, where one machine has them all.
 pub fn request(config: &Config, host: HostBytes) -> Request {
-    let (tp, dp) = local_ranks::grid(config);
     Request {
-        tp,
-        dp,
+        tp: config.parallel.tensor,
+        dp: config.parallel.data,
         seats: Seats::default(),
         staging_bytes: host.staging,
         state_bytes: host.states,
@@ -49,49 +31,64 @@ pub struct Places {
     pub gpus: Vec<usize>,
 }
 
-/// Places the ranks, each of which takes `host`, and says where.
-pub fn places(config: &Config, host: HostBytes, bind: bool) -> Places {
-    let (gpus, world_size) = (gpus(config), local_ranks::ranks(config));
-    if let Some(few) = gpus::few_queues().filter(|_| !gpus.is_empty()) {
-        tracing::warn!("{few}");
+impl LocalMachine {
+    /// Kernel threads of each virtual GPU of this machine, on which a rank takes `host`.
+    pub(crate) fn virtual_threads(&self, config: &Config, host: HostBytes) -> usize {
+        let wanted = Request { seats: Seats::Virtual, ..self.request(config, host) };
+        let placed = self.topology().and_then(|machine| place(machine, &wanted).ok());
+        let least = placed.and_then(|all| all.ranks.iter().map(|rank| rank.cpus.len()).min());
+        kernel_threads(self.cores(), self.ranks(config), least.filter(|cpus| *cpus > 0))
     }
-    let mut places = Places { ranks: Vec::new(), gpus: round_robin(gpus.len(), world_size) };
-    if !bind {
-        return places;
-    }
-    let Some(machine) = this_machine() else {
-        tracing::warn!("threads are not bound: this machine cannot be looked at");
-        return places;
-    };
-    match place_on(machine, &request(config, host), &gpus) {
-        Err(error) => tracing::warn!("threads are not bound: {error}"),
-        Ok((placement, gpus)) => {
-            let cpus = machine.allowed_cpus.len();
-            places.gpus = gpus;
-            placement.reasons.iter().for_each(|reason| tracing::info!("{reason}"));
-            // More ranks than CPUs are better off with a scheduler that moves them.
-            if cpus < world_size {
-                tracing::info!("more ranks than CPUs: threads and memory are not bound");
-                return places;
-            }
-            for place in &placement.ranks {
-                tracing::info!("{place}");
-                place.reasons.iter().for_each(|reason| tracing::info!("  {reason}"));
-            }
-            // By rank of the run; no thread of this process asks for the places of others.
-            let place =
-                |rank| placement.ranks[local_ranks::number(config, rank).unwrap_or(0)].clone();
-            places.ranks = (0..config.world_size()).map(place).collect();
-        }
-    }
-    places
-}
 
-/// Where CUDA says its GPUs are, by its numbers; none for a run without.
-pub fn gpus(config: &Config) -> Vec<Option<PciAddress>> {
-    match config.device {
-        DeviceConfig::Cuda => gpus::machine().gpus.iter().map(|gpu| gpu.pci).collect(),
-        DeviceConfig::Cpu { .. } | DeviceConfig::Sim { .. } => Vec::new(),
+    /// What is to be placed on this machine for `config`, each of whose ranks takes `host`.
+    pub fn request(&self, config: &Config, host: HostBytes) -> Request {
+        let (tp, dp) = self.grid(config);
+        Request { tp, dp, ..request(config, host) }
+    }
+
+    /// Places the ranks, each of which takes `host`, and says where.
+    pub fn places(&self, config: &Config, host: HostBytes, bind: bool) -> Places {
+        let (gpus, world_size) = (self.gpus(config), self.ranks(config));
+        if let Some(few) = few_queues().filter(|_| !gpus.is_empty()) {
+            tracing::warn!("{few}");
+        }
+        let mut places = Places { ranks: Vec::new(), gpus: round_robin(gpus.len(), world_size) };
+        if !bind {
+            return places;
+        }
+        let Some(machine) = self.topology() else {
+            tracing::warn!("threads are not bound: this machine cannot be looked at");
+            return places;
+        };
+        match place_on(machine, &self.request(config, host), &gpus) {
+            Err(error) => tracing::warn!("threads are not bound: {error}"),
+            Ok((placement, gpus)) => {
+                let cpus = machine.allowed_cpus.len();
+                places.gpus = gpus;
+                placement.reasons.iter().for_each(|reason| tracing::info!("{reason}"));
+                // More ranks than CPUs are better off with a scheduler that moves them.
+                if cpus < world_size {
+                    tracing::info!("more ranks than CPUs: threads and memory are not bound");
+                    return places;
+                }
+                for place in &placement.ranks {
+                    tracing::info!("{place}");
+                    place.reasons.iter().for_each(|reason| tracing::info!("  {reason}"));
+                }
+                // By rank of the run; no thread of this process asks for the places of others.
+                let place = |rank| placement.ranks[self.number(config, rank).unwrap_or(0)].clone();
+                places.ranks = (0..config.world_size()).map(place).collect();
+            }
+        }
+        places
+    }
+
+    /// Where CUDA says its GPUs are, by its numbers; none for a run without.
+    pub fn gpus(&self, config: &Config) -> Vec<Option<PciAddress>> {
+        match config.device {
+            DeviceConfig::Cuda => self.cuda().gpus.iter().map(|gpu| gpu.pci).collect(),
+            DeviceConfig::Cpu { .. } | DeviceConfig::Sim { .. } => Vec::new(),
+        }
     }
 }
 
@@ -129,6 +126,7 @@ pub fn round_robin(gpus: usize, world_size: usize) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use topology::cores;
 
     fn dgx1() -> Machine {
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));

@@ -10,11 +10,11 @@ use device::Trace;
 use engine::metrics::median;
 use engine::run::{RunOptions, train};
 use files::output::Output;
+use layout::LocalMachine;
 use layout::build::lay_out;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use topology::cores;
 
 /// Of every box that is written here.
 const BEGINNING: &str =
@@ -73,7 +73,10 @@ struct OpTiming {
 ///
 /// # Errors
 /// A run that fails.
-pub fn measure(tell: &mut dyn FnMut(&str)) -> Result<MeasuredConfig, CalibrateError> {
+pub fn measure(
+    machine: &LocalMachine,
+    tell: &mut dyn FnMut(&str),
+) -> Result<MeasuredConfig, CalibrateError> {
     let mut timed = Vec::new();
     for precision in ["Bf16", "Fp32"] {
         for (family, shapes) in SHAPES {
@@ -81,15 +84,16 @@ pub fn measure(tell: &mut dyn FnMut(&str)) -> Result<MeasuredConfig, CalibrateEr
                 let config = calibration(family, *shape, precision, 1)?;
                 let CalibrationShape { hidden, tp, dp, .. } = shape;
                 tell(&format!("{family:?}, {precision}, hidden {hidden}, TP {tp} x DP {dp}"));
-                timed.extend(time(&config)?);
+                timed.extend(time(&config, machine)?);
             }
         }
     }
     tell(&format!("hidden {}, one rank on all cores", THREADED.hidden));
     let shape = CalibrationShape { dp: 1, ..THREADED };
-    let together = time(&calibration(Family::Gpt2, shape, "Bf16", cores())?)?;
-    let (thread_us, thread_share) = threads(&timed, &together, cores());
-    Ok(MeasuredConfig { thread_us, thread_share, ..explain(&timed) })
+    let cores = machine.cores();
+    let together = time(&calibration(Family::Gpt2, shape, "Bf16", cores)?, machine)?;
+    let (thread_us, thread_share) = threads(&timed, &together, cores);
+    Ok(MeasuredConfig { thread_us, thread_share, ..explain(&timed, cores) })
 }
 
 /// Microseconds until a rank's threads share an op, and how much each further core adds: from the same ops done by one
@@ -136,9 +140,9 @@ fn calibration(
 
 /// Runs `config` and matches the spans of each rank with what it submitted: lanes run inline, in that order. The program
 /// has steps alone, so meetings of ranks between steps are left out.
-fn time(config: &Config) -> Result<Vec<OpTiming>, CalibrateError> {
+fn time(config: &Config, machine: &LocalMachine) -> Result<Vec<OpTiming>, CalibrateError> {
     let failed = |why: &dyn std::fmt::Display| CalibrateError::Run(why.to_string());
-    let built = lay_out(config);
+    let built = lay_out(config, machine);
     let program = record(config, &built).map_err(|e| failed(&e))?;
     let trace = Arc::new(Trace::default());
     let options =
@@ -168,7 +172,7 @@ fn time(config: &Config) -> Result<Vec<OpTiming>, CalibrateError> {
     Ok(times.into_values().map(typical).collect())
 }
 
-fn explain(timed: &[OpTiming]) -> MeasuredConfig {
+fn explain(timed: &[OpTiming], cores: usize) -> MeasuredConfig {
     let giga = |rate: f64| (rate / 1e9) as f32;
     let small = |t: &&OpTiming| t.work.bytes < 2048 && !t.work.kind.is_collective();
     let op = median(timed.iter().filter(small).map(|t| t.seconds)).unwrap_or(1e-6);
@@ -206,7 +210,7 @@ fn explain(timed: &[OpTiming]) -> MeasuredConfig {
     };
     let plain = |w: &Work| matches!(w.kind, WorkKind::Kernel | WorkKind::Up | WorkKind::Down);
     MeasuredConfig {
-        cores: cores(),
+        cores,
         thread_us: 0.0,
         thread_share: 1.0,
         gemm,

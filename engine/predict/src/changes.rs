@@ -3,6 +3,7 @@
 use config::{ALL_TOGETHER, Accumulate, Config, DeviceConfig, LoadedConfig, Origin};
 use config::{ParameterPlace, Placement, Recompute, format_bytes, in_line};
 use device::Arena;
+use layout::LocalMachine;
 use layout::build::{RankLayout, lay_out};
 use std::collections::BTreeSet;
 
@@ -92,10 +93,10 @@ pub fn stream_parameters(config: &mut Config) {
     (config.recompute, config.host_checkpoints) = (Recompute::Block, true);
 }
 
-/// The handles of `config`, whose virtual GPUs are given the memory that these need, in whole MiB, where they have less.
-pub(super) fn widen(config: &mut Config) -> RankLayout {
+/// The handles of `config` on `machine`, whose virtual GPUs are given the memory that these need, in whole MiB, where they have less.
+pub(super) fn widen(config: &mut Config, machine: &LocalMachine) -> RankLayout {
     const MIB: u64 = 1 << 20;
-    let built = lay_out(config);
+    let built = lay_out(config, machine);
     let needed = built.plan.bytes(Arena::Device).next_multiple_of(MIB);
     if let DeviceConfig::Cpu { memory, .. } = &mut config.device {
         *memory = (*memory).max(needed);

@@ -9,8 +9,8 @@ use config::{
     UpdateMode,
 };
 use device::Arena;
+use layout::LocalMachine;
 use layout::build::{RankLayout, lay_out};
-use layout::gpus::is_sound;
 use rayon::prelude::*;
 use topology::format_bytes;
 
@@ -23,12 +23,12 @@ const BACKWARD: f64 = 0.75;
 /// A choice and its reason.
 type Choice = (UpdateMode, SpeculatedFraction, String);
 
-/// Puts what `Auto` stands for into `loaded`, and the reason into [`Loaded::chosen`]. Leaves a config without `Auto` as it is.
+/// Puts what `Auto` stands for on `machine` into `loaded`, and the reason into [`Loaded::chosen`]. Leaves a config without `Auto` as it is.
 ///
 /// # Errors
 /// A named share that updates nothing ahead, or a step that its own checks refuse.
-pub fn choose(loaded: &mut LoadedConfig) -> Result<(), SimulateError> {
-    let Some((update, share, why)) = choice(&loaded.config)? else { return Ok(()) };
+pub fn choose(loaded: &mut LoadedConfig, machine: &LocalMachine) -> Result<(), SimulateError> {
+    let Some((update, share, why)) = choice(&loaded.config, machine)? else { return Ok(()) };
     let offload = &mut loaded.config.offload;
     (offload.update, offload.speculated_fraction) = (update, share);
     let values =
@@ -43,18 +43,18 @@ pub fn choose(loaded: &mut LoadedConfig) -> Result<(), SimulateError> {
     Ok(())
 }
 
-/// What stands for `Auto` in `given`; `None` where nothing is open.
-pub fn choice(given: &Config) -> Result<Option<Choice>, SimulateError> {
+/// What stands for `Auto` in `given` on `machine`; `None` where nothing is open.
+pub fn choice(given: &Config, machine: &LocalMachine) -> Result<Option<Choice>, SimulateError> {
     let offload = &given.offload;
     let on_device = offload.optimizer == Placement::Device;
     let found = match (offload.update, offload.speculated_fraction) {
         (UpdateMode::Auto, _) => match gains_nothing(given) {
-            Some(why) => ConfigChoices::new(given).overlapped(&why),
-            None => found(given)?,
+            Some(why) => ConfigChoices::new(given, machine).overlapped(&why),
+            None => found(given, machine)?,
         },
-        (UpdateMode::Speculative, SpeculatedFraction::Auto) if !on_device => found(given)?,
+        (UpdateMode::Speculative, SpeculatedFraction::Auto) if !on_device => found(given, machine)?,
         (UpdateMode::Speculative, SpeculatedFraction::Share(share)) if !on_device => {
-            let choosing = ConfigChoices::new(given);
+            let choosing = ConfigChoices::new(given, machine);
             // With all states on the GPUs no share does.
             let is_right = choosing.moves(share) || !choosing.moves(1.0);
             return if is_right { Ok(None) } else { Err(choosing.too_small(share)) };
@@ -65,8 +65,8 @@ pub fn choice(given: &Config) -> Result<Option<Choice>, SimulateError> {
 }
 
 /// By time on a described box, else by memory.
-fn found(given: &Config) -> Result<Choice, SimulateError> {
-    let choosing = ConfigChoices::new(given);
+fn found(given: &Config, machine: &LocalMachine) -> Result<Choice, SimulateError> {
+    let choosing = ConfigChoices::new(given, machine);
     if described(given).is_err() {
         return Ok(choosing.by_memory());
     }
@@ -107,9 +107,9 @@ struct ConfigChoices<'a> {
 }
 
 impl<'a> ConfigChoices<'a> {
-    fn new(given: &'a Config) -> Self {
+    fn new(given: &'a Config, machine: &LocalMachine) -> Self {
         let exact = with(given, UpdateMode::Overlapped, given.offload.speculated_fraction);
-        let built = lay_out(&exact);
+        let built = lay_out(&exact, machine);
         Self { given, exact, built }
     }
 
@@ -126,6 +126,10 @@ impl<'a> ConfigChoices<'a> {
         self.given.offload.update == UpdateMode::Speculative
     }
 
+    fn lay_out(&self, config: &Config) -> RankLayout {
+        lay_out(config, &self.built.machine)
+    }
+
     fn ahead(&self, share: f32) -> Config {
         with(self.given, UpdateMode::Speculative, SpeculatedFraction::Share(share))
     }
@@ -134,9 +138,9 @@ impl<'a> ConfigChoices<'a> {
     /// without them.
     fn holds(&self, share: f32) -> bool {
         let config = self.ahead(share);
-        let built = lay_out(&config);
+        let built = self.lay_out(&config);
         let copies = |config, built| checkpoint_copy(config, built) > 0;
-        is_sound(&config)
+        built.machine.is_sound(&config)
             && fits(&config, &built)
             && copies(&config, &built) == copies(&self.exact, &self.built)
     }
@@ -153,7 +157,7 @@ impl<'a> ConfigChoices<'a> {
             "update: Auto is Speculative with a share of"
         };
         let pinned = |built: &RankLayout| built.plan.bytes(Arena::Pinned);
-        let more = pinned(&lay_out(&self.ahead(share))).saturating_sub(pinned(&self.built));
+        let more = pinned(&self.lay_out(&self.ahead(share))).saturating_sub(pinned(&self.built));
         let why = format!(
             "offload.{key} {share}: {why}; it takes {} more of the host's memory per rank",
             format_bytes(more)
@@ -163,7 +167,7 @@ impl<'a> ConfigChoices<'a> {
 
     /// Whether anything is updated ahead with a share: it is less than the last segment otherwise.
     fn moves(&self, share: f32) -> bool {
-        lay_out(&self.ahead(share)).optimizer.is_speculative()
+        self.lay_out(&self.ahead(share)).optimizer.is_speculative()
     }
 
     /// A named share that is less than the last segment.
@@ -229,7 +233,7 @@ impl<'a> ConfigChoices<'a> {
         }
         let timed = |&share: &f32| {
             let config = self.ahead(share);
-            Ok((Brief::of(&config, &lay_out(&config))?.seconds, share))
+            Ok((Brief::of(&config, &self.lay_out(&config))?.seconds, share))
         };
         let timed: Vec<(f64, f32)> =
             shares.par_iter().map(timed).collect::<Result<_, SimulateError>>()?;
@@ -291,7 +295,9 @@ mod tests {
         let sets: Vec<String> = sets.iter().map(ToString::to_string).collect();
         let loaded = load_str(&ron, "test.ron", std::path::Path::new("."), &sets);
         let config = loaded.unwrap_or_else(|e| panic!("{e}")).config;
-        choice(&config).unwrap_or_else(|e| panic!("{e}")).unwrap_or_else(|| panic!("open"))
+        choice(&config, &LocalMachine::default())
+            .unwrap_or_else(|e| panic!("{e}"))
+            .unwrap_or_else(|| panic!("open"))
     }
 
     #[test]
@@ -301,7 +307,8 @@ mod tests {
                 data: (train: "unused"), train: (steps: 6), precision: Fp16)"#;
             let sets = ["offload.update=Speculative", share, more].map(str::to_owned);
             let loaded = load_str(ron, "test.ron", std::path::Path::new("."), &sets);
-            choice(&loaded.unwrap_or_else(|e| panic!("{e}")).config).map_err(|e| e.to_string())
+            choice(&loaded.unwrap_or_else(|e| panic!("{e}")).config, &LocalMachine::default())
+                .map_err(|e| e.to_string())
         };
         // The output projection is the last segment, 0.6 of what is behind the embedding.
         let small = "offload.speculated_fraction=0.3";

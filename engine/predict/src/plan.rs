@@ -21,8 +21,6 @@ use engine::memory::{
     is_virtual, letters, of_this_machine,
 };
 use layout::build::{RankLayout, device_bytes, device_limit, reserved_bytes};
-use layout::gpu_memory;
-use layout::local_ranks;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use topology::{HostBytes, format_bytes};
@@ -165,7 +163,7 @@ pub fn memory_report(config: &Config, built: &RankLayout) -> Report {
         host_per_rank.pools.sort_by_key(|pool| std::cmp::Reverse(pool.bytes));
     }
     let host = built.host_bytes(config);
-    let planned = (host.staging + host.states + copy) * local_ranks::ranks(config) as u64;
+    let planned = (host.staging + host.states + copy) * built.machine.ranks(config) as u64;
     let saving = memory::saving(config, built, &memories);
     let Memories { nodes, placed, limited, .. } = memories;
     let binding = binding(&limited, is_virtual(config));
@@ -211,7 +209,7 @@ fn gpu(config: &Config, built: &RankLayout) -> Memory {
     };
     let beside = beside_on_gpu(config, built);
     let reserved = beside.iter().map(|pool| pool.bytes).sum();
-    let limit = device_limit(config, &built.plan);
+    let limit = device_limit(config, built);
     let mut gpu = Memory { limit, reserved, beside, ..memory(&what, built, Arena::Device) };
     let whole = device_bytes(config, &built.plan);
     if whole > gpu.bytes {
@@ -227,7 +225,8 @@ fn beside_on_gpu(config: &Config, built: &RankLayout) -> Vec<Pool> {
     let parts = match &config.device {
         DeviceConfig::Cpu { .. } => Vec::new(),
         DeviceConfig::Cuda => {
-            gpu_memory::memory_budget(config, &built.plan).map_or(Vec::new(), |room| room.overheads)
+            let budget = built.machine.memory_budget(config, &built.plan);
+            budget.map_or(Vec::new(), |room| room.overheads)
         }
         DeviceConfig::Sim { box_, .. } => vec![("CUDA context and NCCL", reserved_bytes(box_))],
     };
@@ -238,7 +237,7 @@ fn beside_on_gpu(config: &Config, built: &RankLayout) -> Vec<Pool> {
 /// Why the GPUs' memory is not looked at, where it is not.
 fn not_checked(config: &Config, built: &RankLayout) -> Option<String> {
     let cuda = config.device == DeviceConfig::Cuda;
-    cuda.then(|| gpu_memory::memory_budget(config, &built.plan).err()).flatten()
+    cuda.then(|| built.machine.memory_budget(config, &built.plan).err()).flatten()
 }
 
 fn memory(what: &str, built: &RankLayout, arena: Arena) -> Memory {
@@ -377,7 +376,7 @@ mod tests {
     use super::*;
     use engine::memory::of_machine;
     use layout::build::lay_out;
-    use layout::placement;
+    use layout::{LocalMachine, placement};
     use topology::Machine;
 
     /// A described DGX A100 whose processors have four nodes each, and a config of `sets` on it.
@@ -405,7 +404,7 @@ mod tests {
             &["parallel.tensor=1", "parallel.data=1", "model.layers=24"],
         ] {
             let (config, described) = nps4(sets);
-            let host = lay_out(&config).host_bytes(&config);
+            let host = lay_out(&config, &LocalMachine::default()).host_bytes(&config);
             let (nodes, _) = of_box(&config, &described, host, 0);
             // The same machine as a process finds it that runs on it, with as much memory free.
             let mut machine = Machine::clone(described.machine.as_ref().unwrap());

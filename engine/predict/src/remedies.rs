@@ -8,8 +8,8 @@ use config::{
     Config, DeviceConfig, LoadedConfig, Master, Moments, OffloadConfig, ParameterPlace, Placement,
     SpeculatedFraction, UpdateMode,
 };
+use layout::LocalMachine;
 use layout::build::{lay_out, shape};
-use layout::gpus::is_sound;
 use rayon::prelude::*;
 use serde::Serialize;
 use topology::available_memory;
@@ -56,15 +56,25 @@ const LAYOUT: usize = 13;
 /// A changed config that fits: which settings, and how.
 type FittingConfig = (Vec<usize>, Config);
 
+/// A config that does not fit, and where it is to.
+#[derive(Clone, Copy)]
+struct Unfit<'a> {
+    given: &'a Config,
+    /// Whatever fits takes so many.
+    gpus: Option<usize>,
+    machine: &'a LocalMachine,
+}
+
 /// The nearest changes that keep the model and the batch, and fit: with least predicted slowdown where the config
 /// names a box that can be simulated, else with fewest changes. With `gpus` all of them use so many.
-pub fn remedies(loaded: &LoadedConfig, gpus: Option<usize>) -> Vec<Remedy> {
-    let Some(given) = &on_gpus(&loaded.config, gpus) else { return Vec::new() };
-    let all = with_layouts(given, fitting(given, gpus), gpus);
-    let before = predicted(given);
+pub fn remedies(loaded: &LoadedConfig, machine: &LocalMachine, gpus: Option<usize>) -> Vec<Remedy> {
+    let Some(given) = &on_gpus(&loaded.config, machine, gpus) else { return Vec::new() };
+    let unfit = Unfit { given, gpus, machine };
+    let all = unfit.with_layouts(unfit.fitting());
+    let before = predicted(given, machine);
     let remedies: Vec<(Vec<usize>, Remedy)> = if let Some(before) = before {
         let timed = |(settings, config): &FittingConfig| {
-            let slower = predicted(config).map(|seconds| seconds / before);
+            let slower = predicted(config, machine).map(|seconds| seconds / before);
             (settings.clone(), Remedy { sets: changes::sets(loaded, config), slower })
         };
         let mut timed: Vec<_> = all[..all.len().min(SIMULATED)].par_iter().map(timed).collect();
@@ -94,23 +104,132 @@ pub fn remedies(loaded: &LoadedConfig, gpus: Option<usize>) -> Vec<Remedy> {
     told.into_iter().map(|(_, (_, remedy))| remedy).collect()
 }
 
-/// What fits after a change or two, and where none of that has the same results, whole layouts that fit and do; other results come
-/// last.
-fn with_layouts(
-    given: &Config,
-    changed: Vec<FittingConfig>,
-    gpus: Option<usize>,
-) -> Vec<FittingConfig> {
-    let same = |(settings, _): &FittingConfig| !settings.contains(&OTHER_RESULTS);
-    if changed.iter().any(same) || !may_hold_states(given) {
-        return changed;
+impl Unfit<'_> {
+    /// What fits after a change or two, and where none of that has the same results, whole layouts that fit and do; other results come
+    /// last.
+    fn with_layouts(self, changed: Vec<FittingConfig>) -> Vec<FittingConfig> {
+        let same = |(settings, _): &FittingConfig| !settings.contains(&OTHER_RESULTS);
+        if changed.iter().any(same) || !may_hold_states(self.given) {
+            return changed;
+        }
+        let exact = [States::Given, States::SplitMaster];
+        let whole = self.whole_layouts(&exact);
+        if whole.is_empty() && changed.is_empty() {
+            return self.whole_layouts(&[States::Bf16Moments]);
+        }
+        whole.into_iter().chain(changed).collect()
     }
-    let exact = [States::Given, States::SplitMaster];
-    let whole = whole_layouts(given, gpus, &exact);
-    if whole.is_empty() && changed.is_empty() {
-        return whole_layouts(given, gpus, &[States::Bf16Moments]);
+
+    /// Layouts that fit, in the first of the forms of states in which some do; those with fewest changes first.
+    fn whole_layouts(self, forms: &[States]) -> Vec<FittingConfig> {
+        let Self { given, gpus, machine } = self;
+        for (states, config) in all_variants(given) {
+            if !forms.contains(&states) {
+                continue;
+            }
+            let worlds = worlds(given, gpus).into_iter();
+            let all: Vec<Config> =
+                worlds.flat_map(|world| layouts(&config, machine, world)).collect();
+            let fit = |mut config: Config| {
+                let built = changes::widen(&mut config, machine);
+                (machine.is_sound(&config) && fits(&config, &built)).then_some(config)
+            };
+            let mut found: Vec<Config> = all.into_par_iter().filter_map(fit).collect();
+            if !found.is_empty() {
+                found.sort_by_key(|config| changes::count(given, config));
+                let other = (states == States::Bf16Moments).then_some(OTHER_RESULTS);
+                let settings: Vec<usize> = std::iter::once(LAYOUT).chain(other).collect();
+                return found.into_iter().map(|config| (settings.clone(), config)).collect();
+            }
+        }
+        Vec::new()
     }
-    whole.into_iter().chain(changed).collect()
+
+    /// Single changes that fit, then pairs, of which neither half fits by itself.
+    fn fitting(self) -> Vec<FittingConfig> {
+        let changes = self.changes();
+        let mut found: Vec<FittingConfig> =
+            changes.iter().filter_map(|one| self.fit(&[one])).collect();
+        let alone: Vec<Config> = found.iter().map(|(_, config)| config.clone()).collect();
+        let pairs: Vec<[&SettingChange; 2]> = changes
+            .iter()
+            .enumerate()
+            .flat_map(|(i, a)| changes[i + 1..].iter().map(move |b| [a, b]))
+            .filter(|[a, b]| a.0 != b.0 && a.0 != VIRTUAL_MEMORY)
+            .collect();
+        let fits_alone =
+            |change: &SettingChange| self.changed(&[change]).is_some_and(|c| alone.contains(&c));
+        let pairs = pairs.par_iter().filter(|pair| !pair.iter().any(|change| fits_alone(change)));
+        found.extend(pairs.filter_map(|pair| self.fit(pair)).collect::<Vec<_>>());
+        found
+    }
+
+    fn fit(self, changes: &[&SettingChange]) -> Option<FittingConfig> {
+        let config = self.changed(changes)?;
+        let settings = changes.iter().map(|(setting, _)| *setting).collect();
+        fits(&config, &lay_out(&config, self.machine)).then_some((settings, config))
+    }
+
+    /// `given` after `changes`, if that is another config and a sound one.
+    fn changed(self, changes: &[&SettingChange]) -> Option<Config> {
+        let given = self.given;
+        let mut config = given.clone();
+        changes.iter().for_each(|(_, change)| change(&mut config));
+        // One rank has no share of its own: `recompute: Block` alone does the same.
+        let idle = config.partition_checkpoints && config.parallel.tensor == 1;
+        let idle = idle && !given.partition_checkpoints;
+        (!idle && config != *given && self.machine.is_sound(&config)).then_some(config)
+    }
+
+    /// Everything that can be changed, those changes first that cost least as a rule.
+    fn changes(self) -> Vec<SettingChange> {
+        let Self { given, gpus, machine } = self;
+        let mut all: Vec<SettingChange> = Vec::new();
+        if matches!(given.device, DeviceConfig::Cpu { .. }) {
+            let machine = machine.clone();
+            all.push((VIRTUAL_MEMORY, Box::new(move |c| drop(changes::widen(c, &machine)))));
+        }
+        all.push((0, Box::new(|c| c.parallel.sequence = c.parallel.tensor > 1)));
+        for accumulate in PLACES.map(|(_, accumulate)| accumulate) {
+            all.push((1, Box::new(move |c| c.offload.accumulate = accumulate)));
+        }
+        for together in
+            [8, 4, 2, 1].into_iter().filter(|together| *together < given.offload.first_forward)
+        {
+            all.push((1, Box::new(move |c| c.offload.first_forward = together)));
+        }
+        // The largest first; larger ones than now too, since one pass needs no sums.
+        for micro in divisors(given.batch.global / given.parallel.data).into_iter().rev() {
+            all.push((2, Box::new(move |c| c.batch.micro = micro)));
+        }
+        for (recompute, shares) in CHECKPOINTS {
+            let set =
+                move |c: &mut Config| (c.recompute, c.partition_checkpoints) = (recompute, shares);
+            all.push((3, Box::new(set)));
+        }
+        for (tensor, data) in worlds(given, gpus).into_iter().flat_map(grids) {
+            all.push((4, Box::new(move |c| (c.parallel.tensor, c.parallel.data) = (tensor, data))));
+        }
+        for optimizer in [Placement::Host, Placement::Device] {
+            all.push((5, Box::new(move |c| c.offload.optimizer = optimizer)));
+        }
+        all.push((8, Box::new(|c| c.offload.resident_blocks = None)));
+        all.push((9, Box::new(|c| c.offload.ring = None)));
+        all.push((10, Box::new(|c| c.offload.master = Master::Split)));
+        if given.offload.parameters == ParameterPlace::Device {
+            all.push((7, Box::new(changes::stream_parameters)));
+        }
+        if given.offload.update == UpdateMode::Speculative {
+            let now = given.offload.speculated_fraction.share();
+            for share in SHARES.into_iter().filter(|share| *share < now) {
+                let share = SpeculatedFraction::Share(share);
+                all.push((6, Box::new(move |c| c.offload.speculated_fraction = share)));
+            }
+            all.push((6, Box::new(|c| c.offload.update = UpdateMode::Overlapped)));
+        }
+        all.push((OTHER_RESULTS, Box::new(|c| c.offload.moments = Moments::Bf16)));
+        all
+    }
 }
 
 /// Whether host and GPUs together have 6 bytes for each parameter: the least that its states take, wherever they are.
@@ -127,114 +246,8 @@ fn may_hold_states(config: &Config) -> bool {
     6 * shape(config).parameters() <= bytes
 }
 
-/// Layouts that fit, in the first of the forms of states in which some do; those with fewest changes first.
-fn whole_layouts(given: &Config, gpus: Option<usize>, forms: &[States]) -> Vec<FittingConfig> {
-    for (states, config) in all_variants(given) {
-        if !forms.contains(&states) {
-            continue;
-        }
-        let worlds = worlds(given, gpus).into_iter();
-        let all: Vec<Config> = worlds.flat_map(|world| layouts(&config, world)).collect();
-        let fit = |mut config: Config| {
-            let built = changes::widen(&mut config);
-            (is_sound(&config) && fits(&config, &built)).then_some(config)
-        };
-        let mut found: Vec<Config> = all.into_par_iter().filter_map(fit).collect();
-        if !found.is_empty() {
-            found.sort_by_key(|config| changes::count(given, config));
-            let other = (states == States::Bf16Moments).then_some(OTHER_RESULTS);
-            let settings: Vec<usize> = std::iter::once(LAYOUT).chain(other).collect();
-            return found.into_iter().map(|config| (settings.clone(), config)).collect();
-        }
-    }
-    Vec::new()
-}
-
-fn predicted(config: &Config) -> Option<f64> {
-    Brief::of(config, &lay_out(config)).ok().map(|brief| brief.seconds)
-}
-
-/// Single changes that fit, then pairs, of which neither half fits by itself.
-fn fitting(given: &Config, gpus: Option<usize>) -> Vec<FittingConfig> {
-    let changes = changes_of(given, gpus);
-    let mut found: Vec<FittingConfig> =
-        changes.iter().filter_map(|one| fit(given, &[one])).collect();
-    let alone: Vec<Config> = found.iter().map(|(_, config)| config.clone()).collect();
-    let pairs: Vec<[&SettingChange; 2]> = changes
-        .iter()
-        .enumerate()
-        .flat_map(|(i, a)| changes[i + 1..].iter().map(move |b| [a, b]))
-        .filter(|[a, b]| a.0 != b.0 && a.0 != VIRTUAL_MEMORY)
-        .collect();
-    let fits_alone =
-        |change: &SettingChange| changed(given, &[change]).is_some_and(|c| alone.contains(&c));
-    let pairs = pairs.par_iter().filter(|pair| !pair.iter().any(|change| fits_alone(change)));
-    found.extend(pairs.filter_map(|pair| fit(given, pair)).collect::<Vec<_>>());
-    found
-}
-
-fn fit(given: &Config, changes: &[&SettingChange]) -> Option<FittingConfig> {
-    let config = changed(given, changes)?;
-    let settings = changes.iter().map(|(setting, _)| *setting).collect();
-    fits(&config, &lay_out(&config)).then_some((settings, config))
-}
-
-/// `given` after `changes`, if that is another config and a sound one.
-fn changed(given: &Config, changes: &[&SettingChange]) -> Option<Config> {
-    let mut config = given.clone();
-    changes.iter().for_each(|(_, change)| change(&mut config));
-    // One rank has no share of its own: `recompute: Block` alone does the same.
-    let idle = config.partition_checkpoints && config.parallel.tensor == 1;
-    let idle = idle && !given.partition_checkpoints;
-    (!idle && config != *given && is_sound(&config)).then_some(config)
-}
-
-/// Everything that can be changed, those changes first that cost least as a rule.
-fn changes_of(given: &Config, gpus: Option<usize>) -> Vec<SettingChange> {
-    let mut all: Vec<SettingChange> = Vec::new();
-    if matches!(given.device, DeviceConfig::Cpu { .. }) {
-        all.push((VIRTUAL_MEMORY, Box::new(|c| drop(changes::widen(c)))));
-    }
-    all.push((0, Box::new(|c| c.parallel.sequence = c.parallel.tensor > 1)));
-    for accumulate in PLACES.map(|(_, accumulate)| accumulate) {
-        all.push((1, Box::new(move |c| c.offload.accumulate = accumulate)));
-    }
-    for together in
-        [8, 4, 2, 1].into_iter().filter(|together| *together < given.offload.first_forward)
-    {
-        all.push((1, Box::new(move |c| c.offload.first_forward = together)));
-    }
-    // The largest first; larger ones than now too, since one pass needs no sums.
-    for micro in divisors(given.batch.global / given.parallel.data).into_iter().rev() {
-        all.push((2, Box::new(move |c| c.batch.micro = micro)));
-    }
-    for (recompute, shares) in CHECKPOINTS {
-        let set =
-            move |c: &mut Config| (c.recompute, c.partition_checkpoints) = (recompute, shares);
-        all.push((3, Box::new(set)));
-    }
-    for (tensor, data) in worlds(given, gpus).into_iter().flat_map(grids) {
-        all.push((4, Box::new(move |c| (c.parallel.tensor, c.parallel.data) = (tensor, data))));
-    }
-    for optimizer in [Placement::Host, Placement::Device] {
-        all.push((5, Box::new(move |c| c.offload.optimizer = optimizer)));
-    }
-    all.push((8, Box::new(|c| c.offload.resident_blocks = None)));
-    all.push((9, Box::new(|c| c.offload.ring = None)));
-    all.push((10, Box::new(|c| c.offload.master = Master::Split)));
-    if given.offload.parameters == ParameterPlace::Device {
-        all.push((7, Box::new(changes::stream_parameters)));
-    }
-    if given.offload.update == UpdateMode::Speculative {
-        let now = given.offload.speculated_fraction.share();
-        for share in SHARES.into_iter().filter(|share| *share < now) {
-            let share = SpeculatedFraction::Share(share);
-            all.push((6, Box::new(move |c| c.offload.speculated_fraction = share)));
-        }
-        all.push((6, Box::new(|c| c.offload.update = UpdateMode::Overlapped)));
-    }
-    all.push((OTHER_RESULTS, Box::new(|c| c.offload.moments = Moments::Bf16)));
-    all
+fn predicted(config: &Config, machine: &LocalMachine) -> Option<f64> {
+    Brief::of(config, &lay_out(config, machine)).ok().map(|brief| brief.seconds)
 }
 
 /// Numbers of ranks: `gpus`, or as now, and all GPUs of a described box.
@@ -248,7 +261,7 @@ fn worlds(given: &Config, gpus: Option<usize>) -> Vec<usize> {
 }
 
 /// `given` on so many GPUs, with the largest TP degree that the model allows, and what of it stands in the way left out.
-fn on_gpus(given: &Config, gpus: Option<usize>) -> Option<Config> {
+fn on_gpus(given: &Config, machine: &LocalMachine, gpus: Option<usize>) -> Option<Config> {
     let Some(gpus) = gpus.filter(|gpus| *gpus != given.world_size()) else {
         return Some(given.clone());
     };
@@ -258,15 +271,20 @@ fn on_gpus(given: &Config, gpus: Option<usize>) -> Option<Config> {
         let mut plain = config.clone();
         (plain.parallel.sequence, plain.partition_checkpoints, plain.batch.micro) =
             (false, false, 1);
-        [config, plain].into_iter().find(is_sound)
+        [config, plain].into_iter().find(|config| machine.is_sound(config))
     };
     grids(gpus).into_iter().rev().find_map(with)
 }
 
 /// The most layers with which the model fits, as it is laid out now or after a change or two with the same results; `None` where not even
 /// one does, or where a folder gives the model: nobody takes layers out of a trained one. With `gpus` on so many.
-pub fn largest(loaded: &LoadedConfig, gpus: Option<usize>) -> Option<LargestModel> {
-    let given = on_gpus(&loaded.config, gpus).filter(|config| config.model.from.is_none())?;
+pub fn largest(
+    loaded: &LoadedConfig,
+    machine: &LocalMachine,
+    gpus: Option<usize>,
+) -> Option<LargestModel> {
+    let given =
+        on_gpus(&loaded.config, machine, gpus).filter(|config| config.model.from.is_none())?;
     let with = |layers: usize| -> Option<Config> {
         let mut config = given.clone();
         config.model.layers = layers;
@@ -274,11 +292,15 @@ pub fn largest(loaded: &LoadedConfig, gpus: Option<usize>) -> Option<LargestMode
         for blocks in [ring, resident_blocks] {
             *blocks = blocks.filter(|blocks| *blocks <= layers);
         }
-        if is_sound(&config) && fits(&config, &lay_out(&config)) {
+        if machine.is_sound(&config) && fits(&config, &lay_out(&config, machine)) {
             return Some(config);
         }
         let same = |(settings, _): &FittingConfig| !settings.contains(&OTHER_RESULTS);
-        fitting(&config, gpus).into_iter().find(same).map(|(_, config)| config)
+        Unfit { given: &config, gpus, machine }
+            .fitting()
+            .into_iter()
+            .find(same)
+            .map(|(_, config)| config)
     };
     let mut best = with(1)?;
     let (mut least, mut too_many) = (1, loaded.config.model.layers);
@@ -289,7 +311,7 @@ pub fn largest(loaded: &LoadedConfig, gpus: Option<usize>) -> Option<LargestMode
             None => too_many = layers,
         }
     }
-    let parameters = lay_out(&best).decoder.shape().parameters();
+    let parameters = lay_out(&best, machine).decoder.shape().parameters();
     Some(LargestModel { layers: least, parameters, sets: changes::sets(loaded, &best) })
 }
 
@@ -303,11 +325,13 @@ mod tests {
         let loaded = config::load(path.as_ref(), &[]);
         let config = loaded.unwrap_or_else(|e| panic!("{e}")).config;
         // 3 divides neither the width of a micro-batch's rows nor the batch of 512 samples: without `sequence` TP 3 is left.
+        let machine = LocalMachine::default();
         for gpus in [3, 8, 16] {
-            let on = on_gpus(&config, Some(gpus)).unwrap();
+            let on = on_gpus(&config, &machine, Some(gpus)).unwrap();
             assert_eq!(on.world_size(), gpus);
-            let all = changes_of(&on, Some(gpus));
-            let all: Vec<Config> = all.iter().filter_map(|one| changed(&on, &[one])).collect();
+            let unfit = Unfit { given: &on, gpus: Some(gpus), machine: &machine };
+            let all = unfit.changes();
+            let all: Vec<Config> = all.iter().filter_map(|one| unfit.changed(&[one])).collect();
             let other = all.iter().any(|config| config.parallel != on.parallel);
             assert!(other || gpus == 3, "{gpus}");
             assert!(all.iter().all(|config| config.world_size() == gpus), "{gpus}");

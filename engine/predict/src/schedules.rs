@@ -4,8 +4,8 @@ use super::choose::choice;
 use super::plan::memory_report;
 use super::simulate::{Schedule, SimulateError, mean_step, simulate};
 use config::{Config, Placement, Transfer, UpdateMode, in_line};
+use layout::LocalMachine;
 use layout::build::{lay_out, speculated_share, update_mode, vertical_width};
-use layout::gpus::is_sound;
 
 /// Micro-batches whose first forward passes go together.
 const TOGETHER: usize = 8;
@@ -16,9 +16,14 @@ const TOGETHER: usize = 8;
 ///
 /// # Errors
 /// As [`simulate`].
-pub fn schedules(config: &Config, own: f64, clipped: f64) -> Result<Vec<Schedule>, SimulateError> {
+pub fn schedules(
+    config: &Config,
+    machine: &LocalMachine,
+    own: f64,
+    clipped: f64,
+) -> Result<Vec<Schedule>, SimulateError> {
     let told = |config: &Config, step_seconds: f64| {
-        let (offload, memory) = (&config.offload, memory_report(config, &lay_out(config)));
+        let (offload, memory) = (&config.offload, memory_report(config, &lay_out(config, machine)));
         let delayed = matches!(update_mode(config), UpdateMode::Delayed { .. });
         let mut update = in_line(&offload.update);
         if vertical_width(config) > 1 {
@@ -46,18 +51,18 @@ pub fn schedules(config: &Config, own: f64, clipped: f64) -> Result<Vec<Schedule
         (other.offload.update, other.offload.transfer) = (update, Transfer::Streamed);
         let mode = |c: &Config| std::mem::discriminant(&c.offload.update);
         let differs = mode(&other) != mode(config) || config.offload.transfer != Transfer::Streamed;
-        (differs && is_sound(&other)).then_some(other)
+        (differs && machine.is_sound(&other)).then_some(other)
     };
     others.extend([UpdateMode::Serial, UpdateMode::Overlapped, delayed].into_iter().filter_map(of));
     let mut together = config.clone();
     (together.offload.update, together.offload.transfer) =
         (UpdateMode::Overlapped, Transfer::Streamed);
     together.offload.first_forward = TOGETHER;
-    if vertical_width(config) == 1 && vertical_width(&together) > 1 && is_sound(&together) {
+    if vertical_width(config) == 1 && vertical_width(&together) > 1 && machine.is_sound(&together) {
         others.push(together);
     }
     if let Some(mut ahead) = of(UpdateMode::Speculative) {
-        match choice(&ahead) {
+        match choice(&ahead, machine) {
             // Its share takes nothing: the step is that of `Overlapped`.
             Err(SimulateError::NothingAhead { .. }) => {}
             chosen => {
@@ -69,7 +74,7 @@ pub fn schedules(config: &Config, own: f64, clipped: f64) -> Result<Vec<Schedule
         }
     }
     for other in others {
-        let built = lay_out(&other);
+        let built = lay_out(&other, machine);
         let committed = simulate(&other, &built)?.step_seconds();
         all.push(told(&other, mean_step(&other, &built, committed, clipped)?));
     }

@@ -19,8 +19,8 @@ use super::variants::{States, variants};
 use crate::changes::{self, divisors};
 use crate::plan::fits;
 use crate::simulate::{SimulateError, described};
+use ::layout::LocalMachine;
 use ::layout::build::{RankLayout, lay_out, micro_batches, shape, vertical_width};
-use ::layout::gpus::is_sound;
 use config::{ALL_TOGETHER, Config, LoadedConfig, OffloadConfig, ParameterPlace};
 use offload::GradAccumulation;
 use rayon::prelude::*;
@@ -170,10 +170,14 @@ struct Candidate {
 ///
 /// # Errors
 /// No box, or one that says too little.
-pub fn search(loaded: &LoadedConfig, gpus: Option<usize>) -> Result<SearchReport, SimulateError> {
+pub fn search(
+    loaded: &LoadedConfig,
+    machine: &LocalMachine,
+    gpus: Option<usize>,
+) -> Result<SearchReport, SimulateError> {
     let mut as_given: Option<SearchReport> = None;
     for (states, config) in variants(loaded) {
-        let found = search_form(loaded, states, &config, gpus)?;
+        let found = search_form(loaded, machine, states, &config, gpus)?;
         if !found.layouts.is_empty() || found.no_layout.is_some() {
             return Ok(found);
         }
@@ -188,15 +192,17 @@ pub fn search(loaded: &LoadedConfig, gpus: Option<usize>) -> Result<SearchReport
 /// As [`search`].
 pub fn search_bf16_moments(
     loaded: &LoadedConfig,
+    machine: &LocalMachine,
     gpus: Option<usize>,
 ) -> Result<Option<SearchReport>, SimulateError> {
     let form = variants(loaded).into_iter().find(|(states, _)| *states == States::Bf16Moments);
-    form.map(|(states, config)| search_form(loaded, states, &config, gpus)).transpose()
+    form.map(|(states, config)| search_form(loaded, machine, states, &config, gpus)).transpose()
 }
 
 /// The layouts of one form of states, whose config is `form`.
 fn search_form(
     loaded: &LoadedConfig,
+    machine: &LocalMachine,
     states: States,
     form: &Config,
     gpus: Option<usize>,
@@ -209,17 +215,17 @@ fn search_form(
     if world > of_box {
         return Err(SimulateError::TooFewGpus { asked: world, has: of_box, box_name });
     }
-    let all = enumerate(form, world);
+    let all = enumerate(form, machine, world);
     let enumerated = all.len();
     let all: Vec<(usize, Config)> = all.into_iter().enumerate().collect();
-    let laid_out = |(number, config): (usize, Config)| laid_out(given, &config, number);
+    let laid_out = |(number, config): (usize, Config)| laid_out(given, &config, machine, number);
     let fitting: Vec<Candidate> = all.into_par_iter().filter_map(laid_out).collect();
     let of_these = fitting.len();
-    let no_layout = (enumerated == 0).then(|| no_layout(given, world));
+    let no_layout = (enumerated == 0).then(|| no_layout(given, machine, world));
     // Who names a number of GPUs wants no layout of another.
     let fitting = match gpus {
         Some(_) if given.world_size() != world => fitting,
-        _ => with_given(given, fitting),
+        _ => with_given(given, machine, fitting),
     };
     let enumerated = enumerated + fitting.len() - of_these;
     let fit = fitting.len();
@@ -304,21 +310,27 @@ fn sort<T>(all: &mut [T], key: impl Fn(&T) -> (f64, usize)) {
 }
 
 /// `config` with its handles, if it fits; with parameters on the host in the largest groups of micro-batches that do.
-fn laid_out(given: &Config, config: &Config, number: usize) -> Option<Candidate> {
+fn laid_out(
+    given: &Config,
+    config: &Config,
+    machine: &LocalMachine,
+    number: usize,
+) -> Option<Candidate> {
     let fits = |config: &Config| {
-        let built = lay_out(config);
+        let built = lay_out(config, machine);
         // All blocks stay: it is the same without parameters on the host.
         let stays = built.decoder.shape().ring.resident == config.model.layers;
         !stays && fits(config, &built)
     };
     let config = std::iter::once(config.clone()).chain(in_groups(config)).find(fits)?;
-    Some(worded(given, config, number))
+    Some(worded(given, config, machine, number))
 }
 
 /// Every layout that a search looks at, with parameters on the host in every size of groups.
-pub fn layouts(config: &Config, world: usize) -> Vec<Config> {
+pub fn layouts(config: &Config, machine: &LocalMachine, world: usize) -> Vec<Config> {
     let in_all = |config: Config| std::iter::once(config.clone()).chain(in_groups(&config));
-    enumerate(config, world).into_iter().flat_map(in_all).filter(is_sound).collect()
+    let all = enumerate(config, machine, world).into_iter().flat_map(in_all);
+    all.filter(|config| machine.is_sound(config)).collect()
 }
 
 /// `config` with fewer and fewer micro-batches together, where parameters are on the host and all go together.
@@ -337,16 +349,16 @@ fn in_groups(config: &Config) -> Vec<Config> {
 }
 
 /// `config` with its handles, in the words of `given` where these mean the same.
-fn worded(given: &Config, mut config: Config, number: usize) -> Candidate {
-    let mut built = lay_out(&config);
+fn worded(given: &Config, mut config: Config, machine: &LocalMachine, number: usize) -> Candidate {
+    let mut built = lay_out(&config, machine);
     let mut same = config.clone();
     same.offload.accumulate = given.offload.accumulate;
     same.offload.first_forward = given.offload.first_forward;
-    if vertical_width(&same) != vertical_width(&config) || !is_sound(&same) {
+    if vertical_width(&same) != vertical_width(&config) || !machine.is_sound(&same) {
         same.offload.first_forward = config.offload.first_forward;
     }
-    if same != config && is_sound(&same) {
-        let as_given = lay_out(&same);
+    if same != config && machine.is_sound(&same) {
+        let as_given = lay_out(&same, machine);
         if as_given.accumulation == built.accumulation {
             (config, built) = (same, as_given);
         }
@@ -356,9 +368,9 @@ fn worded(given: &Config, mut config: Config, number: usize) -> Candidate {
 }
 
 /// `all`, and the config itself where it is of another kind, such as one on fewer GPUs, and fits.
-fn with_given(given: &Config, mut all: Vec<Candidate>) -> Vec<Candidate> {
-    if !all.iter().any(|c| c.given) && is_sound(given) {
-        let built = lay_out(given);
+fn with_given(given: &Config, machine: &LocalMachine, mut all: Vec<Candidate>) -> Vec<Candidate> {
+    if !all.iter().any(|c| c.given) && machine.is_sound(given) {
+        let built = lay_out(given, machine);
         if fits(given, &built) {
             let number = all.iter().map(|c| c.number + 1).max().unwrap_or(0);
             all.push(Candidate { number, config: given.clone(), built, changes: 0, given: true });

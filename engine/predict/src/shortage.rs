@@ -6,6 +6,7 @@ use super::search::{layouts, words};
 use super::variants::{States, variants};
 use config::{Config, DeviceConfig, LoadedConfig};
 use engine::memory::{MemoryUse, is_gpu};
+use layout::LocalMachine;
 use layout::build::{RankLayout, device_bytes, device_limit, lay_out, reserved_bytes};
 use rayon::prelude::*;
 use serde::Serialize;
@@ -70,8 +71,12 @@ struct Layout {
 
 /// What the layouts of `loaded` on `gpus` GPUs, or on all of its box, are short of, as long as none fits: in any form of states, and
 /// in forms with the same results, if that takes more.
-pub fn shortages(loaded: &LoadedConfig, gpus: Option<usize>) -> Vec<Shortage> {
-    let all = unfit(loaded, gpus);
+pub fn shortages(
+    loaded: &LoadedConfig,
+    machine: &LocalMachine,
+    gpus: Option<usize>,
+) -> Vec<Shortage> {
+    let all = unfit(loaded, machine, gpus);
     let shortage = |most: States| {
         let layouts = all.iter().filter(|layout| layout.states <= most).collect();
         match &loaded.config.device {
@@ -88,11 +93,11 @@ pub fn shortages(loaded: &LoadedConfig, gpus: Option<usize>) -> Vec<Shortage> {
 }
 
 /// Every layout with what it takes.
-fn unfit(loaded: &LoadedConfig, gpus: Option<usize>) -> Vec<Layout> {
+fn unfit(loaded: &LoadedConfig, machine: &LocalMachine, gpus: Option<usize>) -> Vec<Layout> {
     let world = gpus.unwrap_or_else(|| changes::all_gpus(&loaded.config));
     let all = variants(loaded).into_iter();
     let all = all.flat_map(|(states, config)| {
-        layouts(&config, world).into_iter().map(move |config| (states, config))
+        layouts(&config, machine, world).into_iter().map(move |config| (states, config))
     });
     // On this machine the smallest micro-batch takes least, and nobody asks for the last hundredth.
     let described = matches!(loaded.config.device, DeviceConfig::Sim { .. });
@@ -100,11 +105,11 @@ fn unfit(loaded: &LoadedConfig, gpus: Option<usize>) -> Vec<Layout> {
     let all: Vec<(States, Config)> = all.filter(least).collect();
     let look = |(states, mut config): (States, Config)| {
         // Virtual GPUs have what the config gives them: the host's memory is what bounds them.
-        let built = changes::widen(&mut config);
+        let built = changes::widen(&mut config, machine);
         let all_stay = built.decoder.shape().ring.resident == config.model.layers;
         let streams = built.decoder.shape().ring != Ring::NONE;
         let bytes = device_bytes(&config, &built.plan);
-        let limit = device_limit(&config, &built.plan).unwrap_or(u64::MAX);
+        let limit = device_limit(&config, &built).unwrap_or(u64::MAX);
         let beside = match &config.device {
             DeviceConfig::Sim { box_, .. } => reserved_bytes(box_),
             DeviceConfig::Cpu { .. } | DeviceConfig::Cuda => 0,
@@ -187,7 +192,8 @@ fn holds(layout: &Layout, gpu: u64, node: u64) -> bool {
         **box_ = box_.with_memory(gpu, node);
     }
     let is_same = layout.gpu.is_none();
-    let built = if is_same { layout.built.clone() } else { lay_out(&config) };
+    let built =
+        if is_same { layout.built.clone() } else { lay_out(&config, &layout.built.machine) };
     fits(&config, &built)
 }
 

@@ -10,7 +10,6 @@ use config::Config;
 use config::DeviceConfig;
 use device::{Arena, message_bytes};
 use layout::build::RankLayout;
-use layout::local_ranks;
 
 /// Of the process: what its program and libraries write to, lists, files that wait for the disk.
 const PROCESS: u64 = 8 << 20;
@@ -23,7 +22,8 @@ const PAGES_OF_A_TABLE: u64 = 512;
 
 /// Bytes of the host that the processes of this machine take besides the plan, `planned` bytes of their ranks.
 pub fn beside(config: &Config, built: &RankLayout, planned: u64) -> u64 {
-    let (ranks, processes) = (local_ranks::ranks(config) as u64, local_ranks::processes() as u64);
+    let machine = &built.machine;
+    let (ranks, processes) = (machine.ranks(config) as u64, machine.processes() as u64);
     let threads = built.scratch.threads.max(1) as u64;
     let of_ranks = ranks * (RANK + threads * THREAD);
     let of_processes = processes * (PROCESS + window_bytes(&built.decoder));
@@ -43,8 +43,8 @@ pub fn letters(config: &Config, built: &RankLayout) -> u64 {
         message_bytes(
             largest,
             size as u64,
-            local_ranks::remote_members(config, (step, size)) as u64,
+            built.machine.remote_members(config, (step, size)) as u64,
         )
     };
-    local_ranks::ranks(config) as u64 * of_group((1, tensor)).max(of_group((tensor, data)))
+    built.machine.ranks(config) as u64 * of_group((1, tensor)).max(of_group((tensor, data)))
 }

@@ -11,8 +11,7 @@ pub use saving::{checkpoint_copy, decided, saved_states, saving};
 
 use config::{Config, DeviceConfig};
 use layout::build::{RankLayout, device_bytes, device_limit};
-use layout::local_ranks;
-use layout::placement::{self, this_machine};
+use layout::placement::place_on;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use topology::{HostBytes, Machine, NumaNode, Placement, RankPlace};
@@ -82,7 +81,7 @@ impl Memories {
     fn new(config: &Config, built: &RankLayout, copy: u64, nodes: HostNodes) -> Self {
         let HostNodes { nodes, placed, whole } = nodes;
         let gpu = device_bytes(config, &built.plan);
-        let gpu = device_limit(config, &built.plan).map(|limit| (GPU.to_owned(), gpu, limit));
+        let gpu = device_limit(config, built).map(|limit| (GPU.to_owned(), gpu, limit));
         let node = |n: &Node| (format!("node {}", n.node), n.bytes, n.limit);
         let whole = whole.map(|(bytes, limit)| ("host".to_owned(), bytes, limit));
         let limited = gpu.into_iter().chain(nodes.iter().map(node)).chain(whole).collect();
@@ -93,15 +92,15 @@ impl Memories {
 /// The nodes of this machine under the ranks, each of which has `copy` bytes more than the plan says for a checkpoint.
 pub fn of_this_machine(config: &Config, built: &RankLayout, copy: u64) -> HostNodes {
     let host = built.host_bytes(config);
-    let planned = (host.staging + host.states + copy) * local_ranks::ranks(config) as u64;
+    let planned = (host.staging + host.states + copy) * built.machine.ranks(config) as u64;
     let data = DataMemory::of(config).ok().flatten().unwrap_or_default();
     let data = (planned + data.tokens + data.documents).max(data.reading);
     let bytes = data + beside(config, built, planned);
     let whole = Some((bytes, topology::available_memory()));
     let nowhere = HostNodes { whole, ..HostNodes::default() };
-    let Some(machine) = this_machine() else { return nowhere };
-    let wanted = placement::request(config, host);
-    let placed = placement::place_on(machine, &wanted, &placement::gpus(config));
+    let Some(machine) = built.machine.topology() else { return nowhere };
+    let (wanted, gpus) = (built.machine.request(config, host), built.machine.gpus(config));
+    let placed = place_on(machine, &wanted, &gpus);
     let Ok((Placement { ranks, sockets, .. }, _)) = placed else { return nowhere };
     let with_copy = HostBytes { states: host.states + copy, ..host };
     HostNodes { nodes: of_machine(machine, &ranks, with_copy), placed: sockets, whole }

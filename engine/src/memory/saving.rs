@@ -3,7 +3,6 @@
 use super::{HostNodes, Memories, of_this_machine};
 use config::{CheckpointWriter, Config, UpdateMode};
 use layout::build::{RankLayout, update_mode};
-use layout::local_ranks;
 use topology::format_bytes;
 
 /// Bytes of host memory in which each rank keeps a copy of its states while it is written; 0 where training waits
@@ -18,7 +17,7 @@ pub fn decided(config: &Config, built: &RankLayout, nodes: &dyn Fn(u64) -> HostN
     let memories = |copy| Memories::new(config, built, copy, nodes(copy));
     let with = || memories(states(config, built));
     let auto = match config.train.checkpoint_writer {
-        _ if !config.train.saves() || local_ranks::is_spread() => None,
+        _ if !config.train.saves() || built.machine.is_spread() => None,
         CheckpointWriter::Foreground => None,
         CheckpointWriter::Background => return with(),
         CheckpointWriter::Auto => Some(with()).filter(Memories::host_fits),
@@ -51,7 +50,7 @@ pub fn saving(config: &Config, built: &RankLayout, memories: &Memories) -> Optio
                 "checkpoints are written while training goes on, from a copy of {needed} per rank{without}"
             ));
         }
-        _ if local_ranks::is_spread() => "ranks are in several processes".to_owned(),
+        _ if built.machine.is_spread() => "ranks are in several processes".to_owned(),
         CheckpointWriter::Foreground | CheckpointWriter::Background => {
             "as the config says".to_owned()
         }

@@ -8,11 +8,9 @@ use device::cpu::{self, CpuOptions};
 use device::cuda::{self, CudaOptions};
 use device::{Device, Error, Rank, ThreadTeam};
 use layout::build::{KernelScratch, op_scratch};
-use layout::local_ranks;
 use layout::placement::kernel_threads;
 use std::sync::Arc;
 use topology::RankPlace;
-use topology::cores;
 
 impl Ranks<'_> {
     pub(crate) fn open(&self, rank: Rank, place: Option<&RankPlace>) -> Result<Device, Error> {
@@ -38,11 +36,12 @@ impl Ranks<'_> {
 
     fn open_cuda(&self, rank: Rank, place: Option<&RankPlace>) -> Result<Device, Error> {
         let cpus = place.map(|place| place.worker_cpus.clone());
+        let machine = &self.layout.machine;
         let threads = cpus.as_ref().map_or_else(
-            || kernel_threads(cores(), local_ranks::ranks(self.config), None),
+            || kernel_threads(machine.cores(), machine.ranks(self.config), None),
             Vec::len,
         );
-        let number = local_ranks::number(self.config, rank.index());
+        let number = machine.number(self.config, rank.index());
         let options = CudaOptions {
             gpu: number.and_then(|number| self.places.gpus.get(number)).copied(),
             host: place.map_or_else(Default::default, device::HostPlace::from),

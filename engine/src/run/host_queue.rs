@@ -27,7 +27,7 @@ pub(crate) fn host_queue_capacity(
     }
     let totals = if layout.micro_batches > MOST_AHEAD {
         let few = with_micro_batches(config, layout, MOST_AHEAD);
-        count(&few, &lay_out(&few))
+        count(&few, &lay_out(&few, &layout.machine))
     } else {
         count(config, layout)
     };

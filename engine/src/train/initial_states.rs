@@ -113,6 +113,7 @@ impl<'a> CheckpointStates<'a> {
 mod tests {
     use super::*;
     use config::load_str;
+    use layout::LocalMachine;
     use layout::build::lay_out;
     use std::path::Path;
 
@@ -122,7 +123,7 @@ mod tests {
                             offload: (moments: Bf16), data: (train: \"x\"), train: (steps: 1))";
         let sets = [format!("parallel.tensor={tp_size}"), "device=Cpu".into()];
         let config = load_str(RON, "a.ron", Path::new("."), &sets).unwrap().config;
-        let decoder = lay_out(&config).decoder;
+        let decoder = lay_out(&config, &LocalMachine::default()).decoder;
         let mut all = BTreeMap::new();
         for tp in 0..tp_size {
             let rank = Rank { tp, tp_size, dp: 0, dp_size: 1 };

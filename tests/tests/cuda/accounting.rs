@@ -5,10 +5,11 @@ use super::under_fake;
 use config::{Config, load};
 use engine::dry_run::dry_run;
 use fake_cuda::{Stats, memory_use, stats};
-use layout::build::{device_bytes, device_limit, lay_out};
+use layout::build::{device_bytes, device_limit};
 use predict::plan::memory_report;
 use std::path::Path;
 use std::sync::{Barrier, Mutex};
+use tests::lay_out;
 
 /// Usable bytes of a V100 with 32 GB and of an H100 with 80 GB, as their drivers tell them.
 const V100: &str = "34089730048";
@@ -56,7 +57,7 @@ fn plays_within_memory(config: &Config) {
         assert!(held.peak >= device_bytes(config, &built.plan) && held.peak_in_all <= memory);
     }
     // Once connected, the plan counts what was measured.
-    let limit = device_limit(config, &built.plan).expect("a limit");
+    let limit = device_limit(config, &built).expect("a limit");
     let told = memory_report(config, &built).gpu;
     assert!(told.bytes <= limit, "{} of {limit}", told.bytes);
     if ranks > 1 {

@@ -56,7 +56,7 @@ fn near(base: &[&str], variants: &[&[&str]], transports: &[RunOptions], limit: R
 fn no_bit_changes(base: &[&str], variants: &[&[&str]], options: &RunOptions) {
     let run = |sets: &[&str]| {
         let config = on_cuda(tiny(sets));
-        let ran = try_run_on(data(), &config, &layout::build::lay_out(&config), options);
+        let ran = try_run_on(data(), &config, &tests::lay_out(&config), options);
         ran.unwrap_or_else(|e| panic!("{sets:?}: {e}"))
     };
     let reference = run(base);
@@ -139,7 +139,7 @@ pub(super) fn sums_in_fp32(layout: &[&str]) {
     let base = with(&base, &["train.steps=2", "train.eval_every=0"]);
     let run = |sets: &[&str], options: &RunOptions| {
         let config = on_cuda(tiny(&with(&base, sets)));
-        let ran = try_run_on(data(), &config, &layout::build::lay_out(&config), options);
+        let ran = try_run_on(data(), &config, &tests::lay_out(&config), options);
         ran.unwrap_or_else(|e| panic!("{sets:?}: {e}"))
     };
     if layout != GRID && fake_cuda::stats().is_none() {

@@ -5,11 +5,10 @@ use config::Config;
 use device::cuda::{self, Collectives, CudaOptions, Peers};
 use device::{Arena, Communicator, Dtype, Plan, Rank, ViewMut};
 use engine::run::RunOptions;
-use layout::build::lay_out;
 use predict::plan::{Report, memory_report};
 use std::sync::Arc;
 use std::time::Duration;
-use tests::tiny;
+use tests::{lay_out, tiny};
 
 /// What products take of each GPU: much of one this small.
 const WORKSPACE: u64 = 32 << 20;

@@ -3,11 +3,10 @@
 use super::{DEADLINE, GRID, on_cuda};
 use device::{Error, Processes};
 use engine::run::{RunError, RunOptions};
-use layout::build::lay_out;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tests::compare::assert_same_bits;
-use tests::{RunRecord, short_text, tiny, try_run_on};
+use tests::{RunRecord, lay_out, short_text, tiny, try_run_on};
 
 const DP4: &[&str] = &["parallel.data=4"];
 

@@ -4,13 +4,12 @@ use checkpoint::rollback::RollbackHistory;
 use checkpoint::{Checkpoint, RunFolder};
 use engine::run::{Message, Outcome, RunOptions, StepReport, train};
 use files::held::LockedRunDir;
-use layout::build::lay_out;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tests::compare::{excerpt, with};
-use tests::tiny;
+use tests::{lay_out, tiny};
 
 /// As little as there can be between checkpoints by their cost.
 pub(super) const PAUSE: Duration = Duration::ZERO;

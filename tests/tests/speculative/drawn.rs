@@ -8,14 +8,13 @@ use device::cpu::Lanes;
 use engine::run::{
     FaultPoint, Message, RunOptions, SpeculationOutcome, StepReport, Watcher, train,
 };
-use layout::build::lay_out;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tests::compare::{contents, excerpt};
-use tests::tiny;
+use tests::{lay_out, tiny};
 
 /// Settings of a run, or of a phase of it.
 type Sets = Vec<String>;

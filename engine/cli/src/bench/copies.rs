@@ -5,6 +5,7 @@ use config::{BUCKET_ELEMENTS, TILE_ELEMENTS};
 use device::{
     Arena, Device, Dtype, Error, HostContext, HostOp, HostTask, Lane, Mode, Op, Plan, Tensor,
 };
+use layout::LocalMachine;
 use serde::Serialize;
 use std::sync::Arc;
 
@@ -125,14 +126,19 @@ impl CopyPath {
 ///
 /// # Errors
 /// There is no GPU, or no memory.
-pub fn copies(on_cuda: bool, bytes: u64, tile: u64) -> Result<Copies, Error> {
+pub fn copies(
+    machine: &LocalMachine,
+    on_cuda: bool,
+    bytes: u64,
+    tile: u64,
+) -> Result<Copies, Error> {
     let n = (bytes / 4) as usize;
     let mut plan = Plan::default();
     let mut tensor =
         |arena, name: &str| plan.tensor((arena, "of the measurement"), name, Dtype::F32, (1, n));
     let [above, above2] = ["a", "b"].map(|name| tensor(Arena::Device, name));
     let [below, below2] = ["c", "d"].map(|name| tensor(Arena::Pinned, name));
-    let place = if on_cuda { place() } else { BenchPlace::default() };
+    let place = if on_cuda { place(machine) } else { BenchPlace::default() };
     let dev = open(plan, on_cuda, &place)?;
     [above2, below].iter().try_for_each(|t| dev.write(*t, &|_| 1.0))?;
     let rate = |paths: &[&CopyPath]| {

@@ -10,10 +10,9 @@ use super::{
 use device::cuda::{self, Collectives, CudaOptions, GpuInfo, Peers};
 use device::{Arena, Device, Dtype, Error, Group, HostPlace, HostWork, Lane, Op, Plan, Rank};
 use device::{Communicator, Reduction};
-use layout::gpus::machine;
+use layout::LocalMachine;
 use std::sync::Arc;
 use std::time::Instant;
-use topology::cores;
 use topology::{Machine, available_memory, format_bytes};
 
 /// The name of each GPU of the stand-in driver begins like this.
@@ -154,8 +153,8 @@ pub enum GpuBoxError {
 ///
 /// # Errors
 /// No GPUs of one kind; a GPU that fails, or no memory.
-pub fn measure(tell: &mut dyn FnMut(&str)) -> Result<GpuBox, GpuBoxError> {
-    let probe = machine();
+pub fn measure(machine: &LocalMachine, tell: &mut dyn FnMut(&str)) -> Result<GpuBox, GpuBoxError> {
+    let probe = machine.cuda();
     if let Some(missing) = probe.missing() {
         return Err(GpuBoxError::None(missing));
     }
@@ -173,11 +172,11 @@ pub fn measure(tell: &mut dyn FnMut(&str)) -> Result<GpuBox, GpuBoxError> {
         return Err(GpuBoxError::Full { gpu, free });
     }
     let half = if gpu.sm >= 80 { Dtype::Bf16 } else { Dtype::F16 };
-    let halves = measure_one(tell, "16-bit products", || products(half, sizes))?;
-    let wide = measure_one(tell, "fp32 products", || products(Dtype::F32, sizes))?;
-    let streamed = measure_one(tell, "the memory of a GPU", || memory_rate(sizes.bytes))?;
+    let halves = measure_one(tell, "16-bit products", || products(machine, half, sizes))?;
+    let wide = measure_one(tell, "fp32 products", || products(machine, Dtype::F32, sizes))?;
+    let streamed = measure_one(tell, "the memory of a GPU", || memory_rate(machine, sizes.bytes))?;
     let copies = measure_one(tell, "copies, and the host's memory node by node", || {
-        copies(true, sizes.bytes, TILE_BYTES)
+        copies(machine, true, sizes.bytes, TILE_BYTES)
     })?;
     let core = measure_one(tell, "one core", || one_core(sizes.bytes))?;
     let adam = measure_one(tell, "the update on the host", || update_rate(sizes.params))?;
@@ -195,7 +194,7 @@ pub fn measure(tell: &mut dyn FnMut(&str)) -> Result<GpuBox, GpuBoxError> {
         driver: probe.driver.clone().unwrap_or_else(|why| why),
         nccl: library.map_or_else(|| Err("nobody looked for it".into()), |l| l.version.clone()),
         node_memory: node_memory(),
-        cores: cores(),
+        cores: machine.cores(),
         products: [halves, wide],
         streamed,
         copies,
@@ -225,11 +224,11 @@ fn node_memory() -> u64 {
 }
 
 /// The rate of the fastest shape.
-fn products(dtype: Dtype, sizes: Sizes) -> Result<Products, Error> {
+fn products(machine: &LocalMachine, dtype: Dtype, sizes: Sizes) -> Result<Products, Error> {
     let (shape, tried) = (MatmulShape::default(), sizes.products.len());
     let mut best = Products { tflops: 0.0, shape, tried, dtype };
     for &shape in sizes.products {
-        let tflops = product_of_shape(true, dtype, shape, sizes.count, &place())?;
+        let tflops = product_of_shape(true, dtype, shape, sizes.count, &place(machine))?;
         if tflops > best.tflops {
             best = Products { tflops, shape, ..best };
         }
@@ -238,12 +237,12 @@ fn products(dtype: Dtype, sizes: Sizes) -> Result<Products, Error> {
 }
 
 /// 10^9 bytes a second of into += x on GPU 0, with arrays of `bytes`: two reads and one write.
-fn memory_rate(bytes: u64) -> Result<f64, Error> {
+fn memory_rate(machine: &LocalMachine, bytes: u64) -> Result<f64, Error> {
     let mut plan = Plan::default();
     let n = (bytes / 4) as usize;
     let [x, into] = ["x", "into"]
         .map(|name| plan.tensor((Arena::Device, "of the measurement"), name, Dtype::F32, (1, n)));
-    let dev = open(plan, true, &place())?;
+    let dev = open(plan, true, &place(machine))?;
     dev.submit(Lane::Compute, Op::Zero { x });
     dev.submit(Lane::Compute, Op::Zero { x: into });
     let seconds = fastest(|| {

@@ -4,7 +4,7 @@ use super::data::{self, ReadOptions};
 use super::exit::{CommandError, code};
 use super::simulate::failed;
 use super::train::check_memory;
-use super::{ConfigArgs, may_write, missing_gpus, plan, print, print_json, say, unwritten};
+use super::{ConfigArgs, may_write, plan, print, print_json, say, unwritten};
 
 mod host;
 use crate::bench::gpu_box::{self, GpuBoxError};
@@ -14,8 +14,8 @@ use crate::bench::{
 use crate::report::progress::si;
 use crate::report::trace;
 use device::Trace;
+use layout::LocalMachine;
 use layout::build::{dtype, lay_out};
-use layout::gpus;
 use predict::calibrate;
 use predict::calibrate::{measure, to_ron};
 use predict::choose;
@@ -23,7 +23,6 @@ use serde::Serialize;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use topology::cores;
 use topology::{available_memory, counted, format_bytes};
 
 /// One of both: clap asks for `save_box` where there is no verb.
@@ -87,41 +86,45 @@ struct CopyArgs {
     json: bool,
 }
 
-pub(super) fn run(args: &BenchArgs) -> Result<(), CommandError> {
+pub(super) fn run(args: &BenchArgs, machine: &LocalMachine) -> Result<(), CommandError> {
     match (&args.verb, &args.save_box) {
-        (Some(BenchVerb::Step(args)), _) => step(args),
-        (Some(BenchVerb::Copy(args)), _) => copy(args),
+        (Some(BenchVerb::Step(args)), _) => step(args, machine),
+        (Some(BenchVerb::Copy(args)), _) => copy(args, machine),
         (Some(BenchVerb::Adam(args)), _) => host::adam(args),
         (Some(BenchVerb::Gemm(args)), _) => host::gemm(args),
         (Some(BenchVerb::Collective(args)), _) => host::collective(args),
-        (None, Some(path)) => save_box(path, args.cores),
+        (None, Some(path)) => save_box(path, machine, args.cores),
         (None, None) => Ok(()),
     }
 }
 
-fn save_box(path: &Path, on_cores: bool) -> Result<(), CommandError> {
-    let on_gpus = !on_cores && gpus::machine().has_driver();
+fn save_box(path: &Path, machine: &LocalMachine, on_cores: bool) -> Result<(), CommandError> {
+    let on_gpus = !on_cores && machine.cuda().has_driver();
     // A box of either kind gives way to another.
     let kinds = [calibrate::OUTPUT, BOX_OF_GPUS];
     if kinds.iter().all(|kind| kind.check(path).is_err()) {
         may_write(calibrate::OUTPUT, path)?;
     }
     let mut tell = |what: &str| say(&format!("measuring: {what}"));
-    let ron = if on_gpus { box_of_gpus(&mut tell)? } else { box_of_cores(&mut tell)? };
+    let ron =
+        if on_gpus { box_of_gpus(machine, &mut tell)? } else { box_of_cores(machine, &mut tell)? };
     std::fs::write(path, ron).map_err(|e| unwritten(path, &e))?;
     let path = path.display();
     say(&format!("{path}: written\nnext: onebox simulate configs/quickstart.ron --box {path}"));
     Ok(())
 }
 
-fn box_of_cores(tell: &mut dyn FnMut(&str)) -> Result<String, CommandError> {
-    let measured = measure(tell).map_err(|e| CommandError::new(code::INTERNAL, e))?;
+fn box_of_cores(
+    machine: &LocalMachine,
+    tell: &mut dyn FnMut(&str),
+) -> Result<String, CommandError> {
+    let measured = measure(machine, tell).map_err(|e| CommandError::new(code::INTERNAL, e))?;
     let memory = format_bytes(available_memory()).replace(' ', "");
-    Ok(to_ron(&measured, 4 * cores(), &memory, &memory))
+    Ok(to_ron(&measured, 4 * machine.cores(), &memory, &memory))
 }
 
-fn box_of_gpus(tell: &mut dyn FnMut(&str)) -> Result<String, CommandError> {
-    let measured = gpu_box::measure(tell).map_err(|error| {
+fn box_of_gpus(machine: &LocalMachine, tell: &mut dyn FnMut(&str)) -> Result<String, CommandError> {
+    let measured = gpu_box::measure(machine, tell).map_err(|error| {
         let code = match error {
             GpuBoxError::None(_) | GpuBoxError::Mixed(_) => code::CONFIG,
             GpuBoxError::Full { .. } => code::DEVICE_MEMORY,
@@ -138,15 +141,15 @@ fn box_of_gpus(tell: &mut dyn FnMut(&str)) -> Result<String, CommandError> {
     Ok(measured.to_ron())
 }
 
-fn step(args: &StepArgs) -> Result<(), CommandError> {
+fn step(args: &StepArgs, machine: &LocalMachine) -> Result<(), CommandError> {
     args.trace.as_ref().map_or(Ok(()), |path| may_write(trace::OUTPUT, path))?;
-    let mut loaded = args.config.load()?;
-    choose(&mut loaded).map_err(failed)?;
+    let mut loaded = args.config.load(machine)?;
+    choose(&mut loaded, machine).map_err(failed)?;
     let config = &loaded.config;
-    if let Some(not_built) = config.not_built(&loaded.origins, missing_gpus) {
+    if let Some(not_built) = config.not_built(&loaded.origins, || machine.missing_gpus()) {
         return Err(CommandError::new(code::CONFIG, not_built));
     }
-    let built = lay_out(config);
+    let built = lay_out(config, machine);
     data::look(config)?;
     check_memory(&loaded, &built, false)?;
     let data = data::open(config, data::tokenizer(config)?.as_ref(), ReadOptions::DRY)?;
@@ -166,9 +169,10 @@ fn step(args: &StepArgs) -> Result<(), CommandError> {
     shown(args.json, &measured, || step_text(&measured))
 }
 
-fn copy(args: &CopyArgs) -> Result<(), CommandError> {
-    let on_cuda = gpus::machine().missing().is_none();
-    let measured = copies(on_cuda, u64::from(args.mib) << 20, u64::from(args.tile_mib) << 20);
+fn copy(args: &CopyArgs, machine: &LocalMachine) -> Result<(), CommandError> {
+    let on_cuda = machine.missing_gpus().is_none();
+    let measured =
+        copies(machine, on_cuda, u64::from(args.mib) << 20, u64::from(args.tile_mib) << 20);
     let measured = measured.map_err(|e| CommandError::new(code::RANK, e))?;
     shown(args.json, &measured, || copy_text(&measured))
 }

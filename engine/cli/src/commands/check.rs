@@ -1,9 +1,10 @@
 //! `onebox config check` and `onebox config show`.
 
 use super::exit::{CommandError, code};
-use super::processes::{SILENCE, Team, facts};
-use super::{ConfigArgs, data, missing_gpus, print, print_json, say, weights};
+use super::processes::{SILENCE, Team};
+use super::{ConfigArgs, data, print, print_json, say, weights};
 use config::{Config, ConfigError, DeviceConfig, Origin, Problem, ValidKeys};
+use layout::LocalMachine;
 use serde_json::{Value, json};
 
 #[derive(Debug, clap::Args)]
@@ -19,7 +20,7 @@ pub(super) struct CheckArgs {
 /// first: what a machine must have follows from the ranks that are dealt to it.
 pub(super) fn check(args: &CheckArgs) -> Result<(), CommandError> {
     let team = Team::join(SILENCE)?;
-    let ended = team.all("config", checked(args, &team), |()| facts(None));
+    let ended = team.all("config", checked(args, &team), |()| team.facts(None));
     team.end(ended)
 }
 
@@ -27,7 +28,7 @@ fn checked(CheckArgs { config: args, json }: &CheckArgs, team: &Team) -> Result<
     let data = |config: &Config, valid: &ValidKeys<'_>| {
         data::trouble(config, &|keys| valid.has(keys)).into_iter().collect()
     };
-    let loaded = match weights::load(args, true, &data) {
+    let loaded = match weights::load(args, &team.machine, true, &data) {
         Ok(loaded) => loaded,
         Err((code, errors)) => {
             if *json {
@@ -48,7 +49,7 @@ fn checked(CheckArgs { config: args, json }: &CheckArgs, team: &Team) -> Result<
     }
     let (tensor, data) = (config.parallel.tensor, config.parallel.data);
     let parameters = layout::build::shape(config).parameters();
-    let not_built = config.not_built(&loaded.origins, missing_gpus);
+    let not_built = config.not_built(&loaded.origins, || team.machine.missing_gpus());
     if *json {
         let cannot = not_built.as_ref().map_or_else(Vec::new, in_json);
         return print_json(&json!({
@@ -101,8 +102,8 @@ fn in_json(errors: &ConfigError) -> Vec<Value> {
 }
 
 /// Every key with its value and origin.
-pub(super) fn show(args: &CheckArgs) -> Result<(), CommandError> {
-    let loaded = args.config.load()?;
+pub(super) fn show(args: &CheckArgs, machine: &LocalMachine) -> Result<(), CommandError> {
+    let loaded = args.config.load(machine)?;
     if args.json {
         let key = |(key, value, origin): &(String, String, Origin)| {
             let (line, how) = match origin {

@@ -4,7 +4,8 @@ use super::exit::{CommandError, code};
 use super::{print, print_json};
 use data::Cache;
 use device::cuda::{GpuInfo, GpuMemory, GpuOverhead, LibraryInfo, Probe, free_memory, look};
-use layout::gpus;
+use layout::LocalMachine;
+use layout::hardware_queues::few_queues;
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 use serde_json::json;
@@ -54,8 +55,8 @@ impl Finding {
 }
 
 /// Prints the findings. Whatever fails is told by the exit code.
-pub(super) fn run(args: &DoctorArgs) -> Result<(), CommandError> {
-    let probe = gpus::machine();
+pub(super) fn run(args: &DoctorArgs, local: &LocalMachine) -> Result<(), CommandError> {
+    let probe = local.cuda();
     let machine = Machine::discover();
     let mut findings = cuda(probe);
     // A machine without GPUs lacks nothing, unless it is said to have some.
@@ -124,7 +125,7 @@ fn cuda(probe: &Probe) -> Vec<Finding> {
             .into_iter()
             .map(|(name, why, remedy)| Finding::new(Verdict::Fail, name, why).remedy(remedy)),
     );
-    if let Some(few) = gpus::few_queues().filter(|_| !probe.gpus.is_empty()) {
+    if let Some(few) = few_queues().filter(|_| !probe.gpus.is_empty()) {
         findings.push(Finding::new(Verdict::Warn, "queues", few));
     }
     findings

@@ -15,6 +15,7 @@ use checkpoint::inspect::{Summary, open_newest};
 use config::{Config, DeviceConfig, LoadedConfig, Precision, load_of_run, load_str};
 use files::names::KEPT;
 use files::names::{CONFIG, TOKENIZER, WEIGHTS};
+use layout::LocalMachine;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -182,7 +183,7 @@ fn config_of(folder: &Path) -> Result<LoadedConfig, CommandError> {
 }
 
 /// From a folder of transformers.
-fn run_folder(args: &GenerateArgs) -> Result<(), CommandError> {
+fn run_folder(args: &GenerateArgs, machine: &LocalMachine) -> Result<(), CommandError> {
     let loaded = config_of(&args.run)?;
     let tokenizer = data::tokenizer(&loaded.config)?;
     let beside = ModelFiles::open(&args.run).map_err(unusable)?;
@@ -191,13 +192,14 @@ fn run_folder(args: &GenerateArgs) -> Result<(), CommandError> {
         tokenizer: tokenizer.as_ref(),
         beside,
         place: args.run.clone(),
+        machine,
     };
     draw(args, &loaded.config, &from)
 }
 
-pub(super) fn run(args: &GenerateArgs) -> Result<(), CommandError> {
+pub(super) fn run(args: &GenerateArgs, machine: &LocalMachine) -> Result<(), CommandError> {
     if args.run.join("config.json").is_file() && !args.run.join(CONFIG).exists() {
-        return run_folder(args);
+        return run_folder(args, machine);
     }
     let (config, weights) = (args.run.join(CONFIG), args.run.join(WEIGHTS));
     let (loaded, checkpoint) = if config.is_file() {
@@ -221,8 +223,13 @@ pub(super) fn run(args: &GenerateArgs) -> Result<(), CommandError> {
     let trained =
         checkpoint.as_ref().map_or(WeightSource::Weights(&weights), WeightSource::Checkpoint);
     let beside = ModelFiles::of_run(run).map_err(unusable)?;
-    let from =
-        LoadedModel { trained, tokenizer: tokenizer.as_ref(), beside, place: run.join(KEPT) };
+    let from = LoadedModel {
+        trained,
+        tokenizer: tokenizer.as_ref(),
+        beside,
+        place: run.join(KEPT),
+        machine,
+    };
     draw(args, &loaded.config, &from)
 }
 
@@ -233,6 +240,7 @@ struct LoadedModel<'a> {
     beside: ModelFiles,
     /// The folder that it came from.
     place: PathBuf,
+    machine: &'a LocalMachine,
 }
 
 impl LoadedModel<'_> {
@@ -244,7 +252,7 @@ impl LoadedModel<'_> {
 
 /// The model on the device of its config, or as `--set` says; the last one counts.
 fn source<'a>(args: &GenerateArgs, config: &Config, from: &LoadedModel<'a>) -> ModelSource<'a> {
-    let mut source = ModelSource::on_cores(from.trained, from.tokenizer);
+    let mut source = ModelSource::on_cores(from.trained, from.tokenizer, from.machine);
     if config.device == DeviceConfig::Cuda {
         source.device = ComputeDevice::Gpu;
     }

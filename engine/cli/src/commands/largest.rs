@@ -2,6 +2,7 @@
 
 use super::check::count;
 use config::{Config, DeviceConfig, LoadedConfig};
+use layout::LocalMachine;
 use predict::States;
 use predict::changes::arguments;
 use predict::remedies::{LargestModel, largest};
@@ -20,9 +21,9 @@ pub(super) struct ShortageReport {
 }
 
 impl ShortageReport {
-    pub(super) fn of(loaded: &LoadedConfig, gpus: Option<usize>) -> Self {
-        let shortages = predict::shortage::shortages(loaded, gpus);
-        Self { shortages, largest: largest(loaded, gpus) }
+    pub(super) fn of(loaded: &LoadedConfig, machine: &LocalMachine, gpus: Option<usize>) -> Self {
+        let shortages = predict::shortage::shortages(loaded, machine, gpus);
+        Self { shortages, largest: largest(loaded, machine, gpus) }
     }
 
     /// In lines: what is short, what would be enough, and the largest model that fits; with what a config must set for that if

@@ -29,14 +29,14 @@ mod weights;
 
 use crate::report::colour;
 use clap::{Args, FromArgMatches, Parser, Subcommand};
-use config::{BOX, Further, LoadedConfig, find_box, load_and_look, load_to_search};
+use config::{BOX, Config, Further, LoadedConfig, find_box, load_and_look, load_to_search};
 use device::numerics::SimdPath;
 use engine::run::Watcher;
 use exit::{CommandError, code};
 use files::names::CONFIG;
 use files::output::Output;
 use files::path_text::{lines, quoted};
-use layout::gpus;
+use layout::LocalMachine;
 use std::ffi::OsString;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -167,20 +167,13 @@ impl ConfigArgs {
             .map_err(|e| CommandError::new(code::CONFIG, e))
     }
 
-    fn load(&self) -> Result<LoadedConfig, CommandError> {
-        load_and_look(&self.config, &self.sets, &of_machine())
+    /// With the rules of this machine's GPUs.
+    fn load(&self, machine: &LocalMachine) -> Result<LoadedConfig, CommandError> {
+        let of_machine = |config: &Config| machine.broken(config);
+        let further = Further { of_machine: &of_machine, ..Further::NONE };
+        load_and_look(&self.config, &self.sets, &further)
             .map_err(|e| CommandError::new(code::CONFIG, e))
     }
-}
-
-/// Rules of this machine's GPUs.
-fn of_machine() -> Further<'static> {
-    Further { of_machine: &gpus::broken, ..Further::NONE }
-}
-
-/// Why this machine has no real GPUs that onebox can use.
-fn missing_gpus() -> Option<String> {
-    gpus::machine().missing()
 }
 
 /// A box to look at a config on.
@@ -192,14 +185,23 @@ struct BoxArg {
 }
 
 impl BoxArg {
-    fn load(&self, config: &ConfigArgs) -> Result<LoadedConfig, CommandError> {
-        self.with(config)?.load()
+    fn load(
+        &self,
+        config: &ConfigArgs,
+        machine: &LocalMachine,
+    ) -> Result<LoadedConfig, CommandError> {
+        self.with(config)?.load(machine)
     }
 
     /// For a search of layouts.
-    fn load_to_search(&self, config: &ConfigArgs) -> Result<LoadedConfig, CommandError> {
+    fn load_to_search(
+        &self,
+        config: &ConfigArgs,
+        machine: &LocalMachine,
+    ) -> Result<LoadedConfig, CommandError> {
         let ConfigArgs { config, sets } = self.with(config)?;
-        load_to_search(&config, &sets, &of_machine())
+        let of_machine = |config: &Config| machine.broken(config);
+        load_to_search(&config, &sets, &Further { of_machine: &of_machine, ..Further::NONE })
             .map_err(|e| CommandError::new(code::CONFIG, e))
     }
 
@@ -244,28 +246,29 @@ pub fn run(words: impl IntoIterator<Item = OsString>, watcher: Option<Watcher>) 
     let matches = install::command().get_matches_from(words);
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     cli.log.start();
+    let machine = &LocalMachine::default();
     let done = match cli.verb {
         Verb::Train(mut args) => {
             args.watcher = watcher;
             train::run(&args)
         }
         Verb::Plan(args) => plan::run(&args),
-        Verb::Simulate(args) => simulate::run(&args),
+        Verb::Simulate(args) => simulate::run(&args, machine),
         Verb::Topology(args) => topology::run(&args),
         Verb::Boxes(args) => boxes::run(&args),
-        Verb::Bench(args) => bench::run(&args),
-        Verb::Generate(args) => generate::run(&args),
-        Verb::Checkpoint { verb } => checkpoint::run(&verb),
-        Verb::Data { verb: DataVerb::Check(args) } => samples::check(&args),
-        Verb::Data { verb: DataVerb::Prepare(args) } => prepare::run(&args),
-        Verb::Data { verb: DataVerb::Show(args) } => samples::run(&args),
-        Verb::Doctor(args) => doctor::run(&args),
+        Verb::Bench(args) => bench::run(&args, machine),
+        Verb::Generate(args) => generate::run(&args, machine),
+        Verb::Checkpoint { verb } => checkpoint::run(&verb, machine),
+        Verb::Data { verb: DataVerb::Check(args) } => samples::check(&args, machine),
+        Verb::Data { verb: DataVerb::Prepare(args) } => prepare::run(&args, machine),
+        Verb::Data { verb: DataVerb::Show(args) } => samples::run(&args, machine),
+        Verb::Doctor(args) => doctor::run(&args, machine),
         Verb::Report(args) => report::run(&args),
         Verb::Plot(args) => plot::run(&args),
         Verb::Completions { shell } => install::completions(shell),
         Verb::Man { dir } => install::manual(&dir),
         Verb::Config { verb: ConfigVerb::Check(args) } => check::check(&args),
-        Verb::Config { verb: ConfigVerb::Show(args) } => check::show(&args),
+        Verb::Config { verb: ConfigVerb::Show(args) } => check::show(&args, machine),
         Verb::Config { verb: ConfigVerb::Keys(args) } => keys::run(&args),
     };
     crate::report::stderr::say_lost();

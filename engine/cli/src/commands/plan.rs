@@ -3,9 +3,9 @@
 use super::check::count;
 use super::exit::{CommandError, code};
 use super::largest::ShortageReport;
-use super::processes::{SILENCE, Team, facts};
+use super::processes::{SILENCE, Team};
 use super::simulate::failed;
-use super::{BoxArg, ConfigArgs, missing_gpus, of_ops, print, print_json, say, search, weights};
+use super::{BoxArg, ConfigArgs, of_ops, print, print_json, say, search, weights};
 use crate::report::progress::si;
 use config::Config;
 use config::DeviceConfig;
@@ -13,6 +13,7 @@ use config::LoadedConfig;
 
 use device::Error;
 use files::names::RUNS;
+use layout::LocalMachine;
 use layout::build::{RankLayout, lay_out};
 use predict::changes::arguments;
 use predict::choose;
@@ -60,13 +61,14 @@ pub(super) struct PlanArgs {
 /// Processes of a launcher join first: a machine needs memory for the ranks that are dealt to it.
 pub(super) fn run(args: &PlanArgs) -> Result<(), CommandError> {
     let team = Team::join(SILENCE)?;
-    let ended = team.all("plan", planned(args, &team), |()| facts(None));
+    let ended = team.all("plan", planned(args, &team), |()| team.facts(None));
     team.end(ended)
 }
 
 fn planned(args: &PlanArgs, team: &Team) -> Result<(), CommandError> {
+    let machine = &team.machine;
     if let Some(model) = &args.model {
-        return model::run(args, model);
+        return model::run(args, model, machine);
     }
     if args.gpus.is_some() && !args.search {
         return Err(CommandError::new(
@@ -77,25 +79,25 @@ fn planned(args: &PlanArgs, team: &Team) -> Result<(), CommandError> {
     let config = args.config.clone().unwrap_or_else(|| unreachable!("clap asks for one"));
     let given = ConfigArgs { config, sets: args.sets.clone() };
     if args.search {
-        let loaded = args.on_box.load_to_search(&given)?;
-        return search::run(&loaded, args.gpus.map(usize::from), args.json);
+        let loaded = args.on_box.load_to_search(&given, machine)?;
+        return search::run(&loaded, machine, args.gpus.map(usize::from), args.json);
     }
-    let mut loaded = args.on_box.load(&given)?;
-    choose(&mut loaded).map_err(failed)?;
+    let mut loaded = args.on_box.load(&given, machine)?;
+    choose(&mut loaded, machine).map_err(failed)?;
     let config = &loaded.config;
     if !matches!(config.device, DeviceConfig::Sim { .. }) {
         team.check(config)?;
     }
     if args.ops {
-        return ops::run(config, &lay_out(config), args.json);
+        return ops::run(config, &lay_out(config, machine), args.json);
     }
-    let report = made(config, &lay_out(config))?;
+    let report = made(config, &lay_out(config, machine))?;
     if args.json {
-        print_json(&Document::of(&loaded, &report))?;
+        print_json(&Document::of(&loaded, machine, &report))?;
     } else {
-        print(&text(&loaded, &report))?;
+        print(&text(&loaded, machine, &report))?;
     }
-    if let Some(not_built) = config.not_built(&loaded.origins, missing_gpus) {
+    if let Some(not_built) = config.not_built(&loaded.origins, || machine.missing_gpus()) {
         for problem in not_built.errors().iter().filter(|p| p.key != "device") {
             say(&format!(
                 "note: {}: {}; the plan is that of the nearest thing built",
@@ -123,7 +125,7 @@ fn defect(error: &Error) -> CommandError {
 }
 
 /// The whole report.
-pub(super) fn text(loaded: &LoadedConfig, report: &Report) -> String {
+pub(super) fn text(loaded: &LoadedConfig, machine: &LocalMachine, report: &Report) -> String {
     let config = &loaded.config;
     let mut out = String::new();
     let Report { tensor, data, .. } = report;
@@ -148,7 +150,7 @@ pub(super) fn text(loaded: &LoadedConfig, report: &Report) -> String {
     }
     on_disk(&mut out, &disk(config, report));
     let _ = writeln!(out, "\n{}", report.binding.words);
-    let _ = write!(out, "{}", verdict(loaded, report));
+    let _ = write!(out, "{}", verdict(loaded, machine, report));
     out
 }
 
@@ -165,7 +167,7 @@ fn on_disk(out: &mut String, disk: &Disk) {
 }
 
 /// Why a config is refused: what needs most, the limit, and what would help.
-pub(super) fn refusal(loaded: &LoadedConfig, report: &Report) -> String {
+pub(super) fn refusal(loaded: &LoadedConfig, machine: &LocalMachine, report: &Report) -> String {
     let mut out = format!("{}\n", report.binding.words);
     if report.binding.what == "gpu" {
         table(&mut out, "each GPU", &report.gpu, false);
@@ -178,7 +180,7 @@ pub(super) fn refusal(loaded: &LoadedConfig, report: &Report) -> String {
     for words in [&loaded.chosen, &report.saving].into_iter().flatten() {
         let _ = writeln!(out, "\n{words}");
     }
-    out + "\n" + &verdict(loaded, report)
+    out + "\n" + &verdict(loaded, machine, report)
 }
 
 fn table(out: &mut String, title: &str, memory: &Memory, buffers: bool) {
@@ -312,7 +314,7 @@ fn step(out: &mut String, report: &Report) {
 }
 
 /// Whether it fits, and if not, what would.
-fn verdict(loaded: &LoadedConfig, report: &Report) -> String {
+fn verdict(loaded: &LoadedConfig, machine: &LocalMachine, report: &Report) -> String {
     if let (true, Some(why)) = (report.fits, &report.not_checked) {
         return format!(
             "GPU memory was not checked: {why}\nto check it, name a described box: --box \
@@ -324,9 +326,9 @@ fn verdict(loaded: &LoadedConfig, report: &Report) -> String {
         return warnings.chain(["it fits\n".to_owned()]).collect();
     }
     let mut out = String::from("it does not fit\n");
-    let remedies = remedies(loaded, None);
+    let remedies = remedies(loaded, machine, None);
     if remedies.is_empty() {
-        for line in ShortageReport::of(loaded, None).lines(&loaded.config, true) {
+        for line in ShortageReport::of(loaded, machine, None).lines(&loaded.config, true) {
             let _ = writeln!(out, "{line}");
         }
         return out + virtual_gpus(&loaded.config);
@@ -376,10 +378,10 @@ struct Document<'a> {
 }
 
 impl<'a> Document<'a> {
-    fn of(loaded: &'a LoadedConfig, report: &'a Report) -> Self {
-        let remedies = if report.fits { Vec::new() } else { remedies(loaded, None) };
+    fn of(loaded: &'a LoadedConfig, machine: &LocalMachine, report: &'a Report) -> Self {
+        let remedies = if report.fits { Vec::new() } else { remedies(loaded, machine, None) };
         let nothing = !report.fits && remedies.is_empty();
-        let lacking = nothing.then(|| ShortageReport::of(loaded, None));
+        let lacking = nothing.then(|| ShortageReport::of(loaded, machine, None));
         Self {
             report,
             chosen: loaded.chosen.as_deref(),

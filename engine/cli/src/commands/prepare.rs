@@ -11,6 +11,7 @@ use ::data::{
 use clap::ValueHint;
 use config::{Config, DataOrder, Packing, Source, Sources};
 use files::names::resolved;
+use layout::LocalMachine;
 use std::path::{Path, PathBuf, absolute};
 use topology::{counted, format_bytes};
 
@@ -23,8 +24,8 @@ pub(super) struct PrepareArgs {
     out: PathBuf,
 }
 
-pub(super) fn run(args: &PrepareArgs) -> Result<(), CommandError> {
-    let loaded = args.config.load()?;
+pub(super) fn run(args: &PrepareArgs, machine: &LocalMachine) -> Result<(), CommandError> {
+    let loaded = args.config.load(machine)?;
     let config = &loaded.config;
     refuse(config, &args.out)?;
     let Some(tokenizer) = data::tokenizer(config)? else {

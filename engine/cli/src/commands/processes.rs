@@ -5,7 +5,7 @@ use config::{CheckpointWriter, Config, DeviceConfig};
 use device::Processes;
 use device::cuda::LibraryInfo;
 use device::numerics::SimdPath;
-use layout::{gpus, local_ranks};
+use layout::LocalMachine;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -80,7 +80,11 @@ fn refusal(config: &Config, count: usize) -> Option<String> {
 pub(super) const SILENCE: u64 = 60;
 
 /// The processes of a run, or this one alone.
-pub(super) struct Team(Option<Arc<Processes>>);
+pub(super) struct Team {
+    processes: Option<Arc<Processes>>,
+    /// This process's, with the ranks that are dealt to it.
+    pub(super) machine: LocalMachine,
+}
 
 /// What a process tells the others of one of its stages.
 #[derive(Serialize, Deserialize)]
@@ -94,28 +98,27 @@ enum StageResult {
 impl Team {
     /// Joins the processes that were started together. One that gives no sign of life for so many seconds has failed.
     pub(super) fn join(silence: u64) -> Result<Self, CommandError> {
-        let Some(count) = launched() else { return Ok(Self(None)) };
-        let joined = join(count, Duration::from_secs(silence))?;
-        if let Some(processes) = &joined {
-            local_ranks::set_processes(processes);
-            if processes.me() > 0 {
-                HELD_BACK.get_or_init(Mutex::default);
-            }
+        let silence = Duration::from_secs(silence);
+        let joined = launched().map(|count| join(count, silence)).transpose()?.flatten();
+        if joined.as_ref().is_some_and(|processes| processes.me() > 0) {
+            HELD_BACK.get_or_init(Mutex::default);
         }
-        Ok(Self(joined))
+        let of_processes = |processes: &Arc<Processes>| LocalMachine::of_processes(processes);
+        let machine = joined.as_ref().map(of_processes).unwrap_or_default();
+        Ok(Self { processes: joined, machine })
     }
 
     pub(super) fn processes(&self) -> Option<Arc<Processes>> {
-        self.0.clone()
+        self.processes.clone()
     }
 
     pub(super) fn is_first(&self) -> bool {
-        self.0.as_ref().is_none_or(|processes| processes.me() == 0)
+        self.processes.as_ref().is_none_or(|processes| processes.me() == 0)
     }
 
     /// `processes 0 to 1 on node a (ranks 0 to 3)`
     pub(super) fn words(&self, config: &Config) -> Option<String> {
-        let processes = self.0.as_ref()?;
+        let processes = self.processes.as_ref()?;
         let of = |process| {
             let ranks = processes.ranks(process, config.world_size());
             let (first, last) = (ranks.start, ranks.end - 1);
@@ -132,7 +135,7 @@ impl Team {
 
     /// Refuses a config that so many processes cannot run.
     pub(super) fn check(&self, config: &Config) -> Result<(), CommandError> {
-        let count = self.0.as_ref().map_or(1, |processes| processes.count());
+        let count = self.processes.as_ref().map_or(1, |processes| processes.count());
         refusal(config, count).map_or(Ok(()), |why| Err(CommandError::new(code::CONFIG, why)))
     }
 
@@ -144,7 +147,7 @@ impl Team {
         own: Result<T, CommandError>,
         facts: impl FnOnce(&T) -> Vec<(String, String)>,
     ) -> Result<T, CommandError> {
-        let Some(processes) = &self.0 else { return own };
+        let Some(processes) = &self.processes else { return own };
         let told = match &own {
             Ok(done) => StageResult::Done(facts(done)),
             Err(failed) => StageResult::Failed(failed.code(), held_back() + failed.message()),
@@ -178,7 +181,7 @@ impl Team {
         what: &str,
         own: Option<T>,
     ) -> Result<T, CommandError> {
-        let Some(processes) = &self.0 else {
+        let Some(processes) = &self.processes else {
             return own
                 .ok_or_else(|| CommandError::new(code::INTERNAL, "a process alone is the first"));
         };
@@ -188,6 +191,25 @@ impl Team {
         first.ok_or_else(|| {
             CommandError::new(code::INTERNAL, "process 0 tells what the others ask for")
         })
+    }
+
+    /// The facts that must be the same in all processes: program and instructions, and for a config on real GPUs these and their libraries.
+    pub(super) fn facts(&self, config: Option<&Config>) -> Vec<(String, String)> {
+        let program = std::fs::read("/proc/self/exe").map_or(0, |bytes| xxh3_64(&bytes));
+        let program = format!("{} ({program:016x})", super::VERSION);
+        let path = SimdPath::current().to_string();
+        let mut all = vec![("the program", program), ("the instructions", path)];
+        if config.is_some_and(|config| config.device == DeviceConfig::Cuda) {
+            let gpus = self.machine.cuda().gpus.iter().map(|gpu| gpu.name.clone());
+            let kinds: BTreeSet<String> = gpus.collect();
+            all.push(("the GPUs", kinds.into_iter().collect::<Vec<_>>().join(", ")));
+            let libraries = self.machine.cuda().libraries.iter();
+            let text = |library: &LibraryInfo| {
+                format!("{} {}", library.name, library.version.as_deref().unwrap_or("missing"))
+            };
+            all.push(("the libraries", libraries.map(text).collect::<Vec<_>>().join(", ")));
+        }
+        all.into_iter().map(|(name, is)| (name.into(), is)).collect()
     }
 
     fn exchange<T: Serialize + for<'a> Deserialize<'a>>(
@@ -206,7 +228,7 @@ impl Team {
 
     /// The end of this process. All end with the exit code of process 0, which says why.
     pub(super) fn end(&self, ended: Result<(), CommandError>) -> Result<(), CommandError> {
-        let Some(processes) = &self.0 else { return ended };
+        let Some(processes) = &self.processes else { return ended };
         let mut own = ended.as_ref().err().map_or(0, CommandError::code);
         if self.is_first() {
             if let Err(failed) = &ended {
@@ -246,25 +268,6 @@ fn differs(
         processes.name(0)
     );
     Err(CommandError::new(code::CONFIG, why))
-}
-
-/// The facts that must be the same in all processes: program and instructions, and for a config on real GPUs these and their libraries.
-pub(super) fn facts(config: Option<&Config>) -> Vec<(String, String)> {
-    let program = std::fs::read("/proc/self/exe").map_or(0, |bytes| xxh3_64(&bytes));
-    let program = format!("{} ({program:016x})", super::VERSION);
-    let path = SimdPath::current().to_string();
-    let mut all = vec![("the program", program), ("the instructions", path)];
-    if config.is_some_and(|config| config.device == DeviceConfig::Cuda) {
-        let gpus = gpus::machine().gpus.iter().map(|gpu| gpu.name.clone());
-        let kinds: BTreeSet<String> = gpus.collect();
-        all.push(("the GPUs", kinds.into_iter().collect::<Vec<_>>().join(", ")));
-        let libraries = gpus::machine().libraries.iter();
-        let text = |library: &LibraryInfo| {
-            format!("{} {}", library.name, library.version.as_deref().unwrap_or("missing"))
-        };
-        all.push(("the libraries", libraries.map(text).collect::<Vec<_>>().join(", ")));
-    }
-    all.into_iter().map(|(name, is)| (name.into(), is)).collect()
 }
 
 #[cfg(feature = "mpi")]

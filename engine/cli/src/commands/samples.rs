@@ -6,6 +6,7 @@ use super::{ConfigArgs, data, print, print_json};
 use crate::report::colour;
 use ::data::{Dataset, Decoder, Document, Identity, Sample, Tokenizer};
 use clap::builder::styling::{AnsiColor, Style};
+use layout::LocalMachine;
 use serde_json::json;
 use topology::counted as counted_noun;
 
@@ -31,9 +32,9 @@ pub(super) struct DataCheckArgs {
 }
 
 /// Reads all of the data.
-pub(super) fn check(args: &DataCheckArgs) -> Result<(), CommandError> {
+pub(super) fn check(args: &DataCheckArgs, machine: &LocalMachine) -> Result<(), CommandError> {
     let DataCheckArgs { check: CheckArgs { config: args, json }, all } = args;
-    let loaded = args.load()?;
+    let loaded = args.load(machine)?;
     let config = &loaded.config;
     let dataset = data::check(config, *all)?;
     let Identity { train, held_out } = dataset.identity();
@@ -91,8 +92,8 @@ const COLOURS: [Style; 2] = [AnsiColor::Green.on_default(), Style::new().invert(
 /// The same without colours.
 const MARKS: [[&str; 2]; 2] = [["[[", "]]"], ["«", "»"]];
 
-pub(super) fn run(args: &SamplesArgs) -> Result<(), CommandError> {
-    let loaded = args.config.load()?;
+pub(super) fn run(args: &SamplesArgs, machine: &LocalMachine) -> Result<(), CommandError> {
+    let loaded = args.config.load(machine)?;
     let config = &loaded.config;
     let (tokenizer, dataset) = data::read_to_show(config)?;
     let (seed, global) = (config.train.seed, config.batch.global as u64);

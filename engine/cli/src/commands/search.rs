@@ -7,7 +7,7 @@ use super::simulate::{failed, seconds};
 use super::{print, print_json, say};
 use crate::report::progress::{on_terminal, si};
 use config::LoadedConfig;
-use layout::gpus::is_sound;
+use layout::LocalMachine;
 use predict::changes::arguments;
 use predict::plan::filled;
 use predict::remedies::{Remedy, remedies};
@@ -46,6 +46,7 @@ impl FitFailure {
     /// `None` where a layout fits, or the model allows none.
     pub(super) fn of(
         loaded: &LoadedConfig,
+        machine: &LocalMachine,
         found: &SearchReport,
         gpus: Option<usize>,
     ) -> Option<Self> {
@@ -53,21 +54,22 @@ impl FitFailure {
             return None;
         }
         // The ranks of the config may be too many for the box.
-        let gpus = gpus.or((!is_sound(&loaded.config)).then_some(found.gpus));
-        let remedies = remedies(loaded, gpus);
-        let lacking = remedies.is_empty().then(|| ShortageReport::of(loaded, gpus));
+        let gpus = gpus.or((!machine.is_sound(&loaded.config)).then_some(found.gpus));
+        let remedies = remedies(loaded, machine, gpus);
+        let lacking = remedies.is_empty().then(|| ShortageReport::of(loaded, machine, gpus));
         Some(Self { remedies, lacking })
     }
 }
 
 pub(super) fn run(
     loaded: &LoadedConfig,
+    machine: &LocalMachine,
     gpus: Option<usize>,
     json: bool,
 ) -> Result<(), CommandError> {
     say_begun();
-    let found = search(loaded, gpus).map_err(failed)?;
-    let no = FitFailure::of(loaded, &found, gpus);
+    let found = search(loaded, machine, gpus).map_err(failed)?;
+    let no = FitFailure::of(loaded, machine, &found, gpus);
     if json {
         print_json(&Document { found: &found, no })?;
     } else {

@@ -8,6 +8,7 @@ use config::Config;
 use config::UpdateMode;
 use engine::metrics::median_step;
 use files::names::METRICS;
+use layout::LocalMachine;
 use layout::build::lay_out;
 use layout::build::{RankLayout, update_mode};
 use predict::plan::{memory_report, ops_of_step};
@@ -44,12 +45,12 @@ pub(super) struct SimulateArgs {
     trace: Option<PathBuf>,
 }
 
-pub(super) fn run(args: &SimulateArgs) -> Result<(), CommandError> {
+pub(super) fn run(args: &SimulateArgs, machine: &LocalMachine) -> Result<(), CommandError> {
     args.trace.as_ref().map_or(Ok(()), |path| may_write(trace::OUTPUT, path))?;
-    let mut loaded = args.on_box.load(&args.config)?;
-    choose(&mut loaded).map_err(failed)?;
+    let mut loaded = args.on_box.load(&args.config, machine)?;
+    choose(&mut loaded, machine).map_err(failed)?;
     let config = &loaded.config;
-    let built = lay_out(config);
+    let built = lay_out(config, machine);
     check_length(config, &built)?;
     let memory = memory_report(config, &built);
     let timeline = simulate(config, &built).map_err(failed)?;
@@ -64,7 +65,8 @@ pub(super) fn run(args: &SimulateArgs) -> Result<(), CommandError> {
         say(&format!("trace of {ranks} written to {}", path.display()));
     }
     if !args.no_schedules {
-        told.schedules = schedules(config, told.step_seconds, args.clipped).map_err(failed)?;
+        told.schedules =
+            schedules(config, machine, told.step_seconds, args.clipped).map_err(failed)?;
     }
     told.chosen.clone_from(&loaded.chosen);
     told.measured = args.compare.as_deref().map(measured).transpose()?;

@@ -15,7 +15,7 @@ use self::prepared::{MemoryDecision, PreparedRun, prepare};
 use self::watch::Watch;
 use super::check::count;
 use super::exit::{CommandError, code};
-use super::processes::{SILENCE, Team, facts};
+use super::processes::{SILENCE, Team};
 use super::signals::{self, Signals, StartupNotice};
 use super::trace::{self, TraceArgs};
 use super::{ConfigArgs, SimdArg, say};
@@ -38,7 +38,6 @@ use engine::tensorboard::Events;
 use engine::train::batch::FILL;
 use files::names::{CONFIG, TOKENIZER};
 use layout::build::{RankLayout, update_mode};
-use layout::local_ranks;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -106,7 +105,7 @@ pub(super) fn run(args: &TrainArgs) -> Result<(), CommandError> {
             all.map(|(name, is)| (name.to_owned(), is))
         });
         let config = prepared.as_ref().map(|prepared| &prepared.loaded.config);
-        facts(config).into_iter().chain(known).collect()
+        team.facts(config).into_iter().chain(known).collect()
     });
     let ended = ended.and_then(|prepared| match (prepared, signals) {
         (None, _) => Ok(()),
@@ -330,10 +329,11 @@ impl Session<'_> {
         if config.device != DeviceConfig::Cuda {
             return counted(ranks, "virtual GPU");
         }
-        let all = &layout::gpus::machine().gpus;
+        let machine = &self.built.machine;
+        let all = &machine.cuda().gpus;
         let name = all.first().map_or("GPU", |gpu| gpu.name.as_str());
         match all.len() {
-            n if n < local_ranks::ranks(config) => {
+            n if n < machine.ranks(config) => {
                 format!("{n} x {name}, shared by {}", counted(ranks, "rank"))
             }
             _ => format!("{ranks} x {name}"),

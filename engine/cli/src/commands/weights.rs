@@ -4,12 +4,12 @@ use super::ConfigArgs;
 use super::checkpoint::unusable;
 use super::data;
 use super::exit::{CommandError, code};
-use super::of_machine;
 use ::data::model_files::ModelFiles;
 use checkpoint::hugging_face::{Folder, PretrainedWeights};
 use config::{Config, ConfigError, DeviceConfig, LoadedConfig, Trouble, ValidKeys, Weights};
 use config::{Further, load_and_look};
 use device::Plan;
+use layout::LocalMachine;
 use layout::build::shape;
 use std::cell::Cell;
 use std::path::Path;
@@ -61,6 +61,7 @@ pub(super) fn refusal(config: &Config, valid: bool) -> Option<CommandError> {
 /// All of them, and the exit code.
 pub(super) fn load(
     args: &ConfigArgs,
+    machine: &LocalMachine,
     starts: bool,
     more: &Trouble<'_>,
 ) -> Result<LoadedConfig, (u8, ConfigError)> {
@@ -78,13 +79,13 @@ pub(super) fn load(
         }
         all
     };
-    load_and_look(&args.config, &args.sets, &Further { trouble: &look, ..of_machine() }).map_err(
-        |errors| {
-            // Only of files that it names: as they are refused without it.
-            let named = |key: &str| key == "model.from" || data::KEYS.contains(&key);
-            let of_files = errors.errors().iter().all(|e| e.help.is_empty() && named(&e.key));
-            let code = if of_files { of_folder.get().unwrap_or(code::DATA) } else { code::CONFIG };
-            (code, errors)
-        },
-    )
+    let of_machine = |config: &Config| machine.broken(config);
+    let further = Further { trouble: &look, of_machine: &of_machine };
+    load_and_look(&args.config, &args.sets, &further).map_err(|errors| {
+        // Only of files that it names: as they are refused without it.
+        let named = |key: &str| key == "model.from" || data::KEYS.contains(&key);
+        let of_files = errors.errors().iter().all(|e| e.help.is_empty() && named(&e.key));
+        let code = if of_files { of_folder.get().unwrap_or(code::DATA) } else { code::CONFIG };
+        (code, errors)
+    })
 }

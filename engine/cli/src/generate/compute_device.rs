@@ -6,13 +6,12 @@ use device::cpu::{self, CpuOptions, Lanes};
 use device::cuda::{self, Collectives, CudaOptions, Peers, WIDEST_HEAD};
 use device::{Arena, Communicator, Device, Dtype, HostPlace, HostWork, Plan, Rank};
 use engine::run::devices::kernel_team;
+use layout::LocalMachine;
 use layout::build::scratch_floats;
-use layout::gpu_memory::{MemoryBudget, memory_budget, rank_gpus};
-use layout::gpus::machine;
+use layout::gpu_memory::MemoryBudget;
 use std::sync::Arc;
 use std::time::Duration;
 use tensor_parallel::DecoderShape;
-use topology::cores;
 use topology::{available_memory, format_bytes};
 
 /// The only rank.
@@ -34,11 +33,11 @@ pub(super) fn open(
     config: &Config,
     plan: Plan,
     shape: &DecoderShape,
-    on: ComputeDevice,
+    (on, machine): (ComputeDevice, &LocalMachine),
 ) -> Result<Device, GenerateError> {
     match on {
-        ComputeDevice::Cores => open_on_cores(plan, shape),
-        ComputeDevice::Gpu => open_on_gpu(config, plan, shape),
+        ComputeDevice::Cores => open_on_cores(plan, shape, machine),
+        ComputeDevice::Gpu => open_on_gpu(config, plan, shape, machine),
     }
 }
 
@@ -46,8 +45,12 @@ fn world() -> Arc<Communicator> {
     Communicator::new(1, 1, Duration::from_secs(60))
 }
 
-fn open_on_cores(plan: Plan, shape: &DecoderShape) -> Result<Device, GenerateError> {
-    let (team, scratch) = (kernel_team(cores(), None), scratch_floats(shape));
+fn open_on_cores(
+    plan: Plan,
+    shape: &DecoderShape,
+    machine: &LocalMachine,
+) -> Result<Device, GenerateError> {
+    let (team, scratch) = (kernel_team(machine.cores(), None), scratch_floats(shape));
     let threads = team.as_ref().map_or(1, |team| team.threads());
     let (needed, free) = (plan.bytes(Arena::Device) + scratch.bytes(threads), available_memory());
     if needed > free {
@@ -63,16 +66,21 @@ fn open_on_cores(plan: Plan, shape: &DecoderShape) -> Result<Device, GenerateErr
     Ok(cpu::open(ALONE, &Arc::new(plan), &world(), &options)?)
 }
 
-fn open_on_gpu(config: &Config, plan: Plan, shape: &DecoderShape) -> Result<Device, GenerateError> {
+fn open_on_gpu(
+    config: &Config,
+    plan: Plan,
+    shape: &DecoderShape,
+    machine: &LocalMachine,
+) -> Result<Device, GenerateError> {
     let dtype = shape.dtype;
-    if let Some(missing) = machine().missing() {
+    if let Some(missing) = machine.missing_gpus() {
         return Err(GenerateError::NoGpu(missing));
     }
     if shape.head_dim > WIDEST_HEAD {
         return Err(GenerateError::WideHeads(shape.head_dim));
     }
-    let gpu = rank_gpus((1, 1)).first().copied();
-    let gpu = gpu.and_then(|gpu| machine().gpus.get(gpu));
+    let gpu = machine.rank_gpus((1, 1)).first().copied();
+    let gpu = gpu.and_then(|gpu| machine.cuda().gpus.get(gpu));
     let Some(gpu) = gpu else { return Err(GenerateError::NoGpu("none is taken".into())) };
     if dtype == Dtype::Bf16 && gpu.sm > 0 && gpu.sm < BF16_SINCE {
         return Err(GenerateError::NoBf16 { gpu: gpu.ordinal, name: gpu.name.clone(), sm: gpu.sm });
@@ -80,7 +88,7 @@ fn open_on_gpu(config: &Config, plan: Plan, shape: &DecoderShape) -> Result<Devi
     let parallel = ParallelConfig { tensor: 1, data: 1, ..config.parallel.clone() };
     let alone = Config { parallel, ..config.clone() };
     let needed = cuda::device_bytes(&plan, 0);
-    match memory_budget(&alone, &plan) {
+    match machine.memory_budget(&alone, &plan) {
         Ok(budget) if needed > budget.limit => {
             let problem = refusal(&plan, dtype, gpu.ordinal, needed, &budget);
             return Err(GenerateError::GpuMemory(problem));
@@ -97,7 +105,7 @@ fn open_on_gpu(config: &Config, plan: Plan, shape: &DecoderShape) -> Result<Devi
         collectives: Collectives::Auto,
         // A forward pass needs none.
         scratch: 0,
-        work: HostWork { team: kernel_team(cores(), None), ..HostWork::default() },
+        work: HostWork { team: kernel_team(machine.cores(), None), ..HostWork::default() },
         programs: offload::PROGRAMS,
         warm_up: Arc::default(),
     };

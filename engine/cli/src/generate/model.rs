@@ -46,7 +46,7 @@ impl Model {
         from: &ModelSource<'_>,
         size: ModelSize,
     ) -> Result<Self, GenerateError> {
-        let ModelSource { weights: trained, device: on, precision, .. } = *from;
+        let ModelSource { weights: trained, device: on, machine, precision, .. } = *from;
         let ModelSize { context, samples } = size;
         // The positions of a folder are read whole.
         let learned = config.model.family == Family::Gpt2;
@@ -75,7 +75,7 @@ impl Model {
         let cache = KvCache::plan(&mut plan, &shape, samples);
         let at = (Arena::Device, "batches");
         let tokens = plan.tensor(at, "tokens", Dtype::I32, (1, context));
-        let dev = open(config, plan, &shape, on)?;
+        let dev = open(config, plan, &shape, (on, machine))?;
         decoder.write_constants(&dev)?;
         match trained {
             WeightSource::Weights(path) => load(&dev, &decoder, path)?,
@@ -157,6 +157,7 @@ impl Model {
 mod tests {
     use super::*;
     use config::load_str;
+    use layout::LocalMachine;
     use std::path::Path;
 
     const FOLDERS: [&str; 6] = ["gpt2", "llama3", "llama-linear", "mistral", "qwen2", "qwen3"];
@@ -169,7 +170,8 @@ mod tests {
               train: (steps: 1))"
         );
         let config = load_str(&ron, "a.ron", Path::new("."), &[]).unwrap().config;
-        let from = ModelSource::on_cores(WeightSource::Folder(&folder), None);
+        let machine = LocalMachine::default();
+        let from = ModelSource::on_cores(WeightSource::Folder(&folder), None, &machine);
         Model::open(&config, &from, ModelSize { context: 12, samples }).unwrap()
     }
 

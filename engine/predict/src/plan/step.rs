@@ -41,7 +41,7 @@ fn totals(config: &Config, built: &RankLayout) -> Result<Totals, Error> {
     } else {
         let of = |micro_batches: u64| {
             let config = with_micro_batches(config, built, micro_batches as usize);
-            count(&config, &lay_out(&config))
+            count(&config, &lay_out(&config, &built.machine))
         };
         let (less, more) = (of(few)?, of(few + unit)?);
         let further = (all - few) / unit;
@@ -78,6 +78,7 @@ pub(super) fn step(config: &Config, built: &RankLayout) -> Result<Step, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use layout::LocalMachine;
 
     #[test]
     fn a_run_of_one_step_is_counted_like_any_other() {
@@ -86,7 +87,7 @@ mod tests {
         let totals = |sets: &[String]| {
             let loaded = config::load_str(ron, "a.ron", std::path::Path::new("."), sets);
             let config = loaded.unwrap_or_else(|e| panic!("{e}")).config;
-            let totals = count(&config, &lay_out(&config)).unwrap();
+            let totals = count(&config, &lay_out(&config, &LocalMachine::default())).unwrap();
             (totals.ops, totals.bytes)
         };
         assert_eq!(totals(&[]), totals(&["train.steps=9".into()]));
@@ -103,7 +104,8 @@ mod tests {
                 let sets = [master.to_owned(), format!("offload.update={update}")];
                 let loaded = config::load_str(ron, "a.ron", std::path::Path::new("."), &sets);
                 let config = loaded.unwrap_or_else(|e| panic!("{e}")).config;
-                count(&config, &lay_out(&config)).unwrap().bytes[Lane::Host as usize] as f64
+                count(&config, &lay_out(&config, &LocalMachine::default())).unwrap().bytes
+                    [Lane::Host as usize] as f64
             };
             let ratio = host("Speculative") / host("Overlapped");
             // The upper halves of split masters are kept: 2 bytes beside 20, and 4 of a gradient that few parameters have.
@@ -123,7 +125,7 @@ mod tests {
             let folder = std::path::Path::new(".");
             let loaded = config::load_str(ron, "test.ron", folder, &[sum.to_owned()]);
             let config = loaded.unwrap_or_else(|e| panic!("{e}")).config;
-            let built = lay_out(&config);
+            let built = lay_out(&config, &LocalMachine::default());
             let (counted, said) = (count(&config, &built).unwrap(), step(&config, &built).unwrap());
             for lane in &said.lanes {
                 let i = Lane::ALL.iter().position(|l| format!("{l:?}") == lane.lane).unwrap();

@@ -43,7 +43,7 @@ impl Brief {
         }
         let of = |micro_batches| -> Result<Self, SimulateError> {
             let config = with_micro_batches(config, built, micro_batches);
-            let built = lay_out(&config);
+            let built = lay_out(&config, &built.machine);
             Ok(Self::played(&config, &built, &simulate_unchecked(&config, &built)?))
         };
         let (less, more) = (of(few)?, of(few + 1)?);

@@ -5,8 +5,8 @@ use super::{Brief, Candidate, TOLD, worded};
 use crate::plan::fits;
 use crate::simulate::SimulateError;
 use config::{Accumulate, Config, Placement, Recompute, SpeculatedFraction, UpdateMode};
+use layout::LocalMachine;
 use layout::build::{RankLayout, lay_out, update_mode, vertical_width};
-use layout::gpus::is_sound;
 use offload::GradAccumulation;
 use rayon::prelude::*;
 
@@ -135,11 +135,12 @@ fn choices(given: &Config, plain: &Candidate, brief: &Brief) -> Vec<OpenCandidat
     };
     let waited = brief.host.max(brief.exposed);
     let mut all = Vec::new();
+    let machine = &plain.built.machine;
     let mut add = |config: &Config, (together, parts): (usize, usize), most: f64| {
         let share = parts as f64 / PARTS as f64;
         let gain = AT_MOST * ((together - 1) as f64 * brief.forward + share * waited);
         let least = brief.floor().max(brief.seconds - gain);
-        let candidate = worded(given, config.clone(), plain.number);
+        let candidate = worded(given, config.clone(), machine, plain.number);
         // A share ahead of the decision may be less than the last segment.
         if update_mode(config) != UpdateMode::Speculative
             || candidate.built.optimizer.is_speculative()
@@ -153,7 +154,7 @@ fn choices(given: &Config, plain: &Candidate, brief: &Brief) -> Vec<OpenCandidat
     for together in numbers {
         let left = brief.exposed - (together - 1) as f64 * brief.forward;
         let with_share = |parts| with(&config, together, parts);
-        let most = largest(PARTS, |parts| parts == 0 || holds(&with_share(parts)));
+        let most = largest(PARTS, |parts| parts == 0 || holds(&with_share(parts), machine));
         let enough = (left / waited * PARTS as f64).ceil().max(0.0) as usize;
         let mut shares = vec![0, enough.min(most), most];
         shares.dedup();
@@ -168,7 +169,7 @@ fn choices(given: &Config, plain: &Candidate, brief: &Brief) -> Vec<OpenCandidat
             if update_mode(&config) == UpdateMode::Overlapped && left - saved > worth {
                 let ahead = |parts| ahead(&with_share(here), parts);
                 let waits = (left - saved) / waited;
-                for parts in shares_ahead(waits, |parts| holds(&ahead(parts))) {
+                for parts in shares_ahead(waits, |parts| holds(&ahead(parts), machine)) {
                     let choice = (together, here + parts * (PARTS / AHEAD));
                     let saved = saved + (together - 1) as f64 * brief.forward;
                     add(&ahead(parts), choice, brief.seconds - saved - worth);
@@ -216,11 +217,11 @@ fn together(config: &Config, built: &RankLayout, brief: &Brief) -> usize {
     }
     let wanted = 1 + (brief.exposed / brief.forward).ceil() as usize;
     let most = wanted.min(built.micro_batches).min(MOST_TOGETHER);
-    largest(most, |together| together <= 1 || holds(&with(config, together, 0)))
+    largest(most, |together| together <= 1 || holds(&with(config, together, 0), &built.machine))
 }
 
-fn holds(config: &Config) -> bool {
-    is_sound(config) && fits(config, &lay_out(config))
+fn holds(config: &Config, machine: &LocalMachine) -> bool {
+    machine.is_sound(config) && fits(config, &lay_out(config, machine))
 }
 
 /// The largest of 0..=`most` that `holds`, where 0 does, and with each all below it.
@@ -272,7 +273,8 @@ mod tests {
             let folder = std::path::Path::new(".");
             let loaded = load_str(ron, "test.ron", folder, &[set.to_owned()]);
             let config = loaded.unwrap_or_else(|e| panic!("{e}")).config;
-            assert_eq!(together(&config, &lay_out(&config), &brief), passes, "{set}");
+            let built = lay_out(&config, &LocalMachine::default());
+            assert_eq!(together(&config, &built, &brief), passes, "{set}");
         }
     }
 }

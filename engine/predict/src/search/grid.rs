@@ -2,11 +2,11 @@
 
 use crate::changes::{self, CHECKPOINTS, PLACES, divisors, grids};
 use config::{Accumulate, Config, ParameterPlace, Recompute, UpdateMode};
-use layout::gpus::{first_broken, is_sound};
+use layout::LocalMachine;
 use topology::counted;
 
 /// Everything that the model and the batch of `given` allow on `world` ranks.
-pub(super) fn enumerate(given: &Config, world: usize) -> Vec<Config> {
+pub(super) fn enumerate(given: &Config, machine: &LocalMachine, world: usize) -> Vec<Config> {
     let mut all = Vec::new();
     for (tensor, data) in grids(world) {
         for micro in divisors(given.batch.global / data) {
@@ -16,15 +16,17 @@ pub(super) fn enumerate(given: &Config, world: usize) -> Vec<Config> {
             of_grid.offload.update = plain(given.offload.update);
             // The batch does not change: micro x data divides it.
             let one_pass = micro * data == given.batch.global;
-            all.extend(memory_choices(&of_grid, one_pass).into_iter().filter(is_sound));
+            all.extend(
+                memory_choices(&of_grid, one_pass).into_iter().filter(|c| machine.is_sound(c)),
+            );
         }
     }
     all
 }
 
 /// Why `world` GPUs have no layout, with fewer GPUs and with the nearest batch that have some.
-pub(super) fn no_layout(given: &Config, world: usize) -> String {
-    let has = |config: &Config, world| !enumerate(config, world).is_empty();
+pub(super) fn no_layout(given: &Config, machine: &LocalMachine, world: usize) -> String {
+    let has = |config: &Config, world| !enumerate(config, machine, world).is_empty();
     let mut remedies: Vec<String> = Vec::new();
     if let Some(fewer) = (1..world).rev().find(|fewer| has(given, *fewer)) {
         remedies.push(format!("--gpus {fewer}"));
@@ -36,7 +38,7 @@ pub(super) fn no_layout(given: &Config, world: usize) -> String {
     let with_batch = |batch: &usize| {
         let mut config = given.clone();
         config.batch.global = *batch;
-        *batch > 0 && is_sound(&config) && has(&config, world)
+        *batch > 0 && machine.is_sound(&config) && has(&config, world)
     };
     if let Some(batch) = near.into_iter().find(with_batch) {
         remedies.push(format!("--set batch.global={batch}"));
@@ -59,7 +61,8 @@ pub(super) fn no_layout(given: &Config, world: usize) -> String {
             let mut config = given.clone();
             (config.parallel.tensor, config.parallel.data) = (tensor, data);
             (config.parallel.sequence, config.batch.micro) = (false, 1);
-            let wrong = first_broken(&config).unwrap_or_else(|| "it changes the batch".into());
+            let wrong = machine.first_broken(&config);
+            let wrong = wrong.unwrap_or_else(|| "it changes the batch".into());
             format!("with TP {tensor} x DP {data}, {wrong}")
         }
     };

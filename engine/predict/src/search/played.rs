@@ -26,7 +26,7 @@ pub(super) fn layout(loaded: &LoadedConfig, c: &Candidate) -> Result<Layout, Sim
     let told = if extrapolated {
         let of = |micro_batches| {
             let few = with_micro_batches(config, built, micro_batches);
-            play(&few, &lay_out(&few))
+            play(&few, &lay_out(&few, &built.machine))
         };
         // The first passes that go together are no further ones.
         let resident = built.decoder.shape().ring == Ring::NONE;

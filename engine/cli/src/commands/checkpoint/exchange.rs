@@ -2,7 +2,7 @@
 
 use super::super::data::ReadOptions;
 use super::super::exit::{CommandError, code};
-use super::super::{ConfigArgs, data, missing_gpus, quoted, say};
+use super::super::{ConfigArgs, data, quoted, say};
 use super::{NewRun, failed, open, rewrite_failed, run_of};
 use ::data::Tokenizer;
 use ::data::model_files::{ModelFileError, ModelFiles};
@@ -13,6 +13,7 @@ use checkpoint::inspect::Summary;
 use config::tokenizers::tokenizer_file;
 use config::{LoadedConfig, Origin};
 use files::path_text::PathText;
+use layout::LocalMachine;
 use layout::build::lay_out;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -64,7 +65,7 @@ pub(in crate::commands) struct ImportArgs {
     config: ConfigArgs,
 }
 
-pub(super) fn exported(args: &ExportArgs) -> Result<(), CommandError> {
+pub(super) fn exported(args: &ExportArgs, machine: &LocalMachine) -> Result<(), CommandError> {
     let Format::Safetensors = args.to;
     let numbers = match args.dtype {
         Dtype::F32 => Numbers::F32,
@@ -72,7 +73,7 @@ pub(super) fn exported(args: &ExportArgs) -> Result<(), CommandError> {
     };
     let from = open(&args.path)?;
     let config = Summary::read(from.path()).and_then(|s| s.config()).map_err(failed)?.config;
-    let built = lay_out(&config);
+    let built = lay_out(&config, machine);
     from.check_model(&built.decoder).map_err(failed)?;
     let tokenizer = data::tokenizer_of(run_of(&from), &config)?;
     let tokenizer = tokenizer.as_ref().map(Tokenizer::bytes);
@@ -106,15 +107,15 @@ pub(super) fn exported(args: &ExportArgs) -> Result<(), CommandError> {
     Ok(())
 }
 
-pub(super) fn imported(args: &ImportArgs) -> Result<(), CommandError> {
-    let loaded = args.config.load()?;
+pub(super) fn imported(args: &ImportArgs, machine: &LocalMachine) -> Result<(), CommandError> {
+    let loaded = args.config.load(machine)?;
     let config = &loaded.config;
-    if let Some(not_built) = config.not_built(&loaded.origins, missing_gpus) {
+    if let Some(not_built) = config.not_built(&loaded.origins, || machine.missing_gpus()) {
         return Err(CommandError::new(code::CONFIG, not_built));
     }
     let folder = Folder::open(&args.folder).map_err(unusable)?;
     refuse_bytes(&args.folder, &loaded)?;
-    let built = lay_out(config);
+    let built = lay_out(config, machine);
     folder.check_model(&config.model, &built.decoder).map_err(unusable)?;
     let tokenizer = data::tokenizer(config)?;
     let opened = data::open(config, tokenizer.as_ref(), ReadOptions::default())?;

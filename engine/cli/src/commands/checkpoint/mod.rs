@@ -17,6 +17,7 @@ use data::Tokenizer;
 use data::model_files::ModelFiles;
 use engine::run_dir::RunDir;
 use files::names::{CONFIG, TOKENIZER};
+use layout::LocalMachine;
 use serde_json::json;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -59,14 +60,14 @@ pub(super) enum CheckpointVerb {
     Import(exchange::ImportArgs),
 }
 
-pub(super) fn run(verb: &CheckpointVerb) -> Result<(), CommandError> {
+pub(super) fn run(verb: &CheckpointVerb, machine: &LocalMachine) -> Result<(), CommandError> {
     match verb {
         CheckpointVerb::Show { path, json } => show::run(path, *json),
         CheckpointVerb::Verify { path, json } => verified(path, *json),
         CheckpointVerb::Diff { a, b, json } => diff::run([a, b], *json),
-        CheckpointVerb::Reshard(args) => reshard::run(args),
-        CheckpointVerb::Export(args) => exchange::exported(args),
-        CheckpointVerb::Import(args) => exchange::imported(args),
+        CheckpointVerb::Reshard(args) => reshard::run(args, machine),
+        CheckpointVerb::Export(args) => exchange::exported(args, machine),
+        CheckpointVerb::Import(args) => exchange::imported(args, machine),
     }
 }
 

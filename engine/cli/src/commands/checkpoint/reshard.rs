@@ -7,6 +7,7 @@ use ::data::model_files::ModelFiles;
 use checkpoint::inspect::Summary;
 use checkpoint::rewrite::reshard;
 use config::{Config, DeviceConfig, LoadedConfig, load_stored};
+use layout::LocalMachine;
 use layout::build::lay_out;
 use std::path::PathBuf;
 
@@ -28,12 +29,12 @@ pub(in crate::commands) struct ReshardArgs {
     sets: Vec<String>,
 }
 
-pub(super) fn run(args: &ReshardArgs) -> Result<(), CommandError> {
+pub(super) fn run(args: &ReshardArgs, machine: &LocalMachine) -> Result<(), CommandError> {
     let from = open(&args.path)?;
     let stored = Summary::read(from.path()).and_then(|s| s.config()).map_err(failed)?;
     let now = moved(&stored.config, from.config(), args)?;
     super::diff::only_layout(&stored, &now)?;
-    let built = lay_out(&now.config);
+    let built = lay_out(&now.config, machine);
     let tokenizer = data::tokenizer_of(run_of(&from), &now.config)?;
     let beside = ModelFiles::of_run(run_of(&from)).map_err(unusable)?;
     let new = NewRun::create(&args.out, &now.config, tokenizer.as_ref(), beside)?;

@@ -8,6 +8,7 @@ use super::super::{ConfigArgs, print, print_json, search};
 use super::PlanArgs;
 use crate::report::progress::si;
 use config::{Config, ConfigError, Family, LoadedConfig, Origin, load_text_to_search};
+use layout::LocalMachine;
 use predict::States;
 use predict::changes::arguments;
 use predict::search::{Layout, SearchReport, search as search_layouts, search_bf16_moments};
@@ -54,24 +55,28 @@ struct FasterLayout {
     sets: Vec<String>,
 }
 
-pub(super) fn run(args: &PlanArgs, model: &Path) -> Result<(), CommandError> {
+pub(super) fn run(
+    args: &PlanArgs,
+    model: &Path,
+    machine: &LocalMachine,
+) -> Result<(), CommandError> {
     if args.search && !args.json {
         // Layouts are told by their differences from a config of the model, which recomputes nothing.
         let plain: &[&str] = if is_given(args, "recompute") { &[] } else { &["recompute=None"] };
         let loaded = load(args, model, plain)?;
-        return search::run(&loaded, Some(gpus(args, &loaded)?), false);
+        return search::run(&loaded, machine, Some(gpus(args, &loaded)?), false);
     }
     let loaded = load(args, model, &[])?;
     // The config is not the user's own: its single rank is no layout that was asked for.
     let gpus = Some(gpus(args, &loaded)?);
     search::say_begun();
-    let found = search_layouts(&loaded, gpus).map_err(failed)?;
+    let found = search_layouts(&loaded, machine, gpus).map_err(failed)?;
     let config = &loaded.config;
     let best = found.layouts.first();
     let complete = |chosen: &[String]| settings(config, &args.sets, chosen);
     let bf16_moments = match best {
         Some(best) if is_slowed(best, found.states) => {
-            faster(&loaded, gpus, best.tokens_per_second)?
+            faster(&loaded, machine, gpus, best.tokens_per_second)?
         }
         _ => None,
     }
@@ -79,7 +84,7 @@ pub(super) fn run(args: &PlanArgs, model: &Path) -> Result<(), CommandError> {
         tokens_per_second,
         sets: complete(&sets),
     });
-    let mut no = FitFailure::of(&loaded, &found, gpus);
+    let mut no = FitFailure::of(&loaded, machine, &found, gpus);
     no.iter_mut().flat_map(FitFailure::sets).for_each(|sets| *sets = complete(sets));
     if args.json {
         print_json(&Answer {
@@ -130,10 +135,11 @@ fn is_slowed(best: &Layout, states: States) -> bool {
 /// The fastest layout with bf16 Adam moments, if it has more than 1.05 times the `rate`, tokens a second.
 fn faster(
     loaded: &LoadedConfig,
+    machine: &LocalMachine,
     gpus: Option<usize>,
     rate: f64,
 ) -> Result<Option<FasterLayout>, CommandError> {
-    let found = search_bf16_moments(loaded, gpus).map_err(failed)?;
+    let found = search_bf16_moments(loaded, machine, gpus).map_err(failed)?;
     let best = found.and_then(|found| found.layouts.into_iter().next());
     let best = best.filter(|best| best.tokens_per_second > WORTH * rate);
     Ok(best.map(|best| FasterLayout { tokens_per_second: best.tokens_per_second, sets: best.sets }))

@@ -1,6 +1,5 @@
 //! What `onebox train` says and leaves when a run ends.
 
-use super::super::of_machine;
 use super::Session;
 use super::watch::Watch;
 use crate::commands::exit::{CommandError, code};
@@ -10,7 +9,7 @@ use crate::generate::{
 };
 use crate::report::progress::{clock, si};
 use checkpoint::inspect::open_newest;
-use config::{DataFormat, DeviceConfig, load_and_look};
+use config::{Config, DataFormat, DeviceConfig, Further, load_and_look};
 use engine::run::Outcome;
 use files::names::CHECKPOINTS;
 use files::names::{CONFIG, METRICS, WEIGHTS};
@@ -202,7 +201,7 @@ impl Session<'_> {
             }
             !stop.load(Ordering::Relaxed)
         };
-        let from = ModelSource::on_cores(trained, self.tokenizer);
+        let from = ModelSource::on_cores(trained, self.tokenizer, &self.built.machine);
         let drawn = generate(config, &from, &prompts, &sampling, &mut emit);
         if let Err(why) = drawn {
             return none(&why);
@@ -253,13 +252,15 @@ impl Session<'_> {
         let world = self.loaded.config.world_size();
         let grids = [(1, world), (world, 1), (2, 2), (2, 1), (1, 2)];
         let other = grids.into_iter().filter(|grid| *grid != (parallel.tensor, parallel.data));
+        let of_machine = |config: &Config| self.built.machine.broken(config);
+        let further = Further { of_machine: &of_machine, ..Further::NONE };
         other.into_iter().find_map(|(tensor, data)| {
             let mut more =
                 vec![format!("parallel.tensor={tensor}"), format!("parallel.data={data}")];
             if matches!(self.loaded.config.device, DeviceConfig::Cpu { .. }) {
                 more.push(format!("device.count={}", tensor * data));
             }
-            load_and_look(file, &[given, &more[..]].concat(), &of_machine()).ok()?;
+            load_and_look(file, &[given, &more[..]].concat(), &further).ok()?;
             Some(more)
         })
     }

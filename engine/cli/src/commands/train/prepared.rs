@@ -1,6 +1,5 @@
 //! What `onebox train` has and looks at before the first step.
 
-use super::super::missing_gpus;
 use super::{TrainArgs, epochs, refused};
 use crate::commands::checkpoint::unusable;
 use crate::commands::data::ReadOptions;
@@ -36,11 +35,12 @@ pub(super) struct PreparedRun {
 
 /// Checks everything and reads the data; nothing for a run that has finished.
 pub(super) fn prepare(args: &TrainArgs, team: &Team) -> Result<Option<PreparedRun>, CommandError> {
-    let loaded = weights::load(&args.config, starts_anew(args), &|_, _| Vec::new());
+    let machine = &team.machine;
+    let loaded = weights::load(&args.config, machine, starts_anew(args), &|_, _| Vec::new());
     let loaded = loaded.map_err(|(code, errors)| CommandError::new(code, errors))?;
     let (mut loaded, early) = epochs::as_steps(args, loaded)?;
-    choose(&mut loaded).map_err(simulate::failed)?;
-    if let Some(not_built) = loaded.config.not_built(&loaded.origins, missing_gpus) {
+    choose(&mut loaded, machine).map_err(simulate::failed)?;
+    if let Some(not_built) = loaded.config.not_built(&loaded.origins, || machine.missing_gpus()) {
         return Err(CommandError::new(code::CONFIG, not_built));
     }
     team.check(&loaded.config)?;
@@ -57,7 +57,7 @@ pub(super) fn prepare(args: &TrainArgs, team: &Team) -> Result<Option<PreparedRu
         return resume::finished(dir, step, &loaded).map(|()| None);
     }
     args.trace.check(args.run_dir.as_deref(), loaded.config.train.steps)?;
-    let built = debug_span!("layout").in_scope(|| lay_out(&loaded.config));
+    let built = debug_span!("layout").in_scope(|| lay_out(&loaded.config, machine));
     let tokenizer = data::tokenizer(&loaded.config)?;
     data::look(&loaded.config)?;
     // A fork goes beside it.
@@ -148,9 +148,9 @@ pub(in crate::commands) fn check_memory(
     let config = &loaded.config;
     let report = if show { plan::made(config, built)? } else { memory_report(config, built) };
     if show {
-        print(&plan::text(loaded, &report))?;
+        print(&plan::text(loaded, &built.machine, &report))?;
     } else if !report.fits {
-        say(&plan::refusal(loaded, &report));
+        say(&plan::refusal(loaded, &built.machine, &report));
     }
     let over = |limit: Option<u64>, bytes| limit.is_some_and(|limit| bytes > limit);
     if over(report.gpu.limit, report.gpu.bytes) {

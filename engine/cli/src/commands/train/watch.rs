@@ -126,7 +126,7 @@ impl Watch {
         let activity = step.activity;
         let overlap = activity.overlapped_seconds.map(|o| o / activity.host_seconds.max(1e-9));
         let left = config.train.steps.saturating_sub(step.step) as f64;
-        let limit = layout::build::device_limit(config, &session.built.plan).unwrap_or(u64::MAX);
+        let limit = layout::build::device_limit(config, session.built).unwrap_or(u64::MAX);
         self.progress.step(&StepLine {
             step: step.step,
             steps: config.train.steps,

@@ -1,10 +1,6 @@
-//! What real GPUs this machine has, asked once, and whether their hardware queues order the streams of all ranks.
+//! Whether the hardware queues of GPUs order the streams of all ranks.
 
-use crate::gpu_memory;
-use crate::local_ranks;
-use config::{Config, DeviceConfig, Violation};
-use device::cuda::{Probe, STREAMS_PER_RANK, probe};
-use std::sync::OnceLock;
+use device::cuda::STREAMS_PER_RANK;
 use topology::counted;
 
 /// Queues of a GPU's hardware. Streams that share one wait for each other.
@@ -12,48 +8,6 @@ const HARDWARE_QUEUES: usize = 32;
 
 /// How many of them a process may use: read by the driver when it starts.
 const CONNECTIONS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
-
-/// Asked at the first call, which comes before a run starts threads.
-pub fn machine() -> &'static Probe {
-    static ASKED: OnceLock<Probe> = OnceLock::new();
-    ASKED.get_or_init(probe)
-}
-
-/// The rules that `config` breaks on the GPUs of this machine.
-pub fn broken(config: &Config) -> Vec<Violation> {
-    if config.device != DeviceConfig::Cuda {
-        return Vec::new();
-    }
-    let all = &machine().gpus;
-    let taken = gpu_memory::rank_gpus((config.parallel.tensor, config.parallel.data));
-    let oldest = taken.into_iter().filter_map(|gpu| all.get(gpu)).min_by_key(|gpu| gpu.sm);
-    let refusal = oldest.and_then(|gpu| {
-        config.precision.refusal(&format!("GPU {}, {},", gpu.ordinal, gpu.name), gpu.sm)
-    });
-    let values = vec![("parallel.data", "ranks of the run".into()), ("device", "GPUs".into())];
-    let crowded = crowded(config).map(|(message, help)| Violation { message, help, values });
-    refusal.into_iter().chain(crowded).collect()
-}
-
-/// Whether `config` keeps every rule, those of this machine's GPUs included.
-pub fn is_sound(config: &Config) -> bool {
-    first_broken(config).is_none()
-}
-
-/// The message of the first rule that `config` breaks, those of this machine's GPUs included.
-pub fn first_broken(config: &Config) -> Option<String> {
-    config.first_broken().or_else(|| broken(config).into_iter().next().map(|one| one.message))
-}
-
-/// Why the hardware queues of the GPUs cannot order the streams of all ranks, and what helps.
-fn crowded(config: &Config) -> Option<(String, String)> {
-    let gpus = machine().gpus.len();
-    if config.device != DeviceConfig::Cuda || gpus == 0 {
-        return None;
-    }
-    let ranks = local_ranks::ranks(config).div_ceil(gpus);
-    queues((ranks, gpus), connections())
-}
 
 /// Hardware queues that the environment grants this process.
 pub fn connections() -> usize {
@@ -64,8 +18,9 @@ pub fn connections() -> usize {
     number.unwrap_or(DEFAULT).clamp(1, HARDWARE_QUEUES)
 }
 
-/// Of `ranks` on each of `gpus` GPUs whose process may use so many queues.
-fn queues((ranks, gpus): (usize, usize), granted: usize) -> Option<(String, String)> {
+/// Why the hardware queues of `gpus` GPUs cannot order the streams of `ranks` on each, and what helps. Their process may use so
+/// many queues.
+pub(crate) fn queues(ranks: usize, gpus: usize, granted: usize) -> Option<(String, String)> {
     let streams = ranks * STREAMS_PER_RANK;
     if ranks < 2 || streams <= granted {
         return None;
@@ -106,14 +61,14 @@ mod tests {
     fn ranks_share_a_gpu_as_far_as_its_queues_order_their_streams() {
         assert_eq!(STREAMS_PER_RANK, 6);
         for ranks in 1..=5 {
-            assert_eq!(queues((ranks, 1), 32), None);
+            assert_eq!(queues(ranks, 1, 32), None);
         }
-        let (message, help) = queues((6, 2), 32).unwrap();
+        let (message, help) = queues(6, 2, 32).unwrap();
         assert!(message.starts_with("6 ranks on a GPU have 36 streams"), "{message}");
         assert_eq!(help, "use at most 10 ranks on 2 GPUs");
-        let (message, help) = queues((2, 1), 8).unwrap();
+        let (message, help) = queues(2, 1, 8).unwrap();
         assert!(message.contains("CUDA_DEVICE_MAX_CONNECTIONS=8"), "{message}");
         assert!(help.contains("unset CUDA_DEVICE_MAX_CONNECTIONS"), "{help}");
-        assert_eq!(queues((1, 1), 1), None);
+        assert_eq!(queues(1, 1, 1), None);
     }
 }

@@ -1,0 +1,144 @@
+//! The machine that the program runs on: what it has, and which ranks of a run it takes.
+
+use crate::local_ranks::LocalProcesses;
+use config::Config;
+use device::Processes;
+use device::cuda::{Probe, probe};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use topology::Machine;
+
+/// This machine, made once by a program and passed to whatever asks for it; a clone is the same one. Each part is looked at
+/// when it is first asked for, which takes up to seconds, and never again: ask before threads are bound, because a bound
+/// thread sees fewer cores.
+#[derive(Clone, Debug, Default)]
+pub struct LocalMachine(Arc<Parts>);
+
+#[derive(Debug, Default)]
+struct Parts {
+    processes: LocalProcesses,
+    cuda: OnceLock<Probe>,
+    topology: OnceLock<Option<Machine>>,
+    cores: OnceLock<usize>,
+    /// By TP and DP degree of the ranks here: the GPU of each rank.
+    rank_gpus: Mutex<BTreeMap<(usize, usize), Vec<usize>>>,
+}
+
+impl LocalMachine {
+    /// The machine of a process to whom a launcher has given a part of the run's ranks.
+    pub fn of_processes(processes: &Processes) -> Self {
+        let processes = LocalProcesses::new(processes.count(), processes.on_this_node());
+        Self(Arc::new(Parts { processes, ..Parts::default() }))
+    }
+
+    /// What CUDA finds: driver, GPUs, libraries.
+    pub fn cuda(&self) -> &Probe {
+        self.0.cuda.get_or_init(probe)
+    }
+
+    /// Why `device: Cuda` cannot be had here; `None` where it can.
+    pub fn missing_gpus(&self) -> Option<String> {
+        self.cuda().missing()
+    }
+
+    /// NUMA nodes, cores, GPUs and the links between them; `None` where they cannot be looked at.
+    pub fn topology(&self) -> Option<&Machine> {
+        self.0.topology.get_or_init(|| Machine::discover().ok()).as_ref()
+    }
+
+    /// Hardware threads that the process may use.
+    pub fn cores(&self) -> usize {
+        *self.0.cores.get_or_init(topology::cores)
+    }
+
+    /// Whether ranks of the run are in several processes.
+    pub fn is_spread(&self) -> bool {
+        self.0.processes.all() > 1
+    }
+
+    /// Number of processes of the run on this machine.
+    pub fn processes(&self) -> usize {
+        self.0.processes.here()
+    }
+
+    /// The most members that a group of consecutive ranks `step` apart, `size` of them, has in other processes than one of them.
+    pub fn remote_members(&self, config: &Config, (step, size): (usize, usize)) -> usize {
+        self.0.processes.remote_members(config.world_size(), (step, size))
+    }
+
+    /// TP and DP degree of the ranks on this machine.
+    pub fn grid(&self, config: &Config) -> (usize, usize) {
+        self.0.processes.grid(config.parallel.tensor, config.parallel.data)
+    }
+
+    /// Number of ranks on this machine.
+    pub fn ranks(&self, config: &Config) -> usize {
+        let (tensor, data) = self.grid(config);
+        tensor * data
+    }
+
+    /// The number of `rank` among those on this machine; `None` where another one has it.
+    pub fn number(&self, config: &Config, rank: usize) -> Option<usize> {
+        self.0.processes.number(config.world_size(), rank)
+    }
+
+    /// What `place` says of a TP x DP grid of ranks here, by rank; it is called once for each grid.
+    pub(crate) fn known_gpus(
+        &self,
+        grid: (usize, usize),
+        place: impl FnOnce() -> Vec<usize>,
+    ) -> Vec<usize> {
+        let mut known = self.0.rank_gpus.lock().unwrap_or_else(PoisonError::into_inner);
+        known.entry(grid).or_insert_with(place).clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use device::cuda::GpuInfo;
+    use std::path::Path;
+
+    /// A DGX-1 of which CUDA shows the GPUs on these buses.
+    fn dgx1(buses: &[u8]) -> LocalMachine {
+        let boxes = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/boxes/topologies");
+        let machine = Machine::from_xml_file(&boxes.join("dgx1v.xml")).unwrap();
+        let gpu = |(ordinal, bus): (usize, &u8)| GpuInfo {
+            ordinal,
+            pci: format!("0000:{bus:02x}:00.0").parse().ok(),
+            name: "Tesla V100".into(),
+            sm: 70,
+            memory: 16 << 30,
+            processors: 80,
+        };
+        let gpus = buses.iter().enumerate().map(gpu).collect();
+        let driver = Ok("12.4".into());
+        let cuda = Probe { driver, gpus, libraries: Vec::new(), architectures: None };
+        let (cuda, topology) = (OnceLock::from(cuda), OnceLock::from(Some(machine)));
+        LocalMachine(Arc::new(Parts { cuda, topology, ..Parts::default() }))
+    }
+
+    #[test]
+    fn each_machine_of_a_process_places_ranks_on_gpus_of_its_own() {
+        let (many, few) = (dgx1(&[0x85, 0x06, 0x07]), dgx1(&[0x06]));
+        assert_eq!(many.rank_gpus((1, 2)), [1, 0]);
+        assert_eq!(few.rank_gpus((1, 2)), [0, 0]);
+        assert_eq!(many.clone().rank_gpus((1, 2)), [1, 0]);
+    }
+
+    #[test]
+    fn a_machine_alone_has_all_ranks() {
+        let alone = LocalMachine::default();
+        let ron = r#"(model: (layers: 1, hidden: 32, heads: 4, seq_len: 16), device: Cpu(count: 6),
+            parallel: (tensor: 2, data: 3), batch: (micro: 1), data: (train: "unused"), train: (steps: 1))"#;
+        let config = config::load_str(ron, "a.ron", Path::new("."), &[]).unwrap().config;
+        assert!(!alone.is_spread());
+        assert_eq!((alone.processes(), alone.ranks(&config)), (1, 6));
+        assert_eq!(alone.grid(&config), (2, 3));
+        assert_eq!(
+            (0..6).map(|rank| alone.number(&config, rank)).collect::<Vec<_>>(),
+            [0, 1, 2, 3, 4, 5].map(Some)
+        );
+        assert_eq!(alone.remote_members(&config, (1, 2)), 0);
+    }
+}

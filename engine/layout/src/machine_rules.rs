@@ -1,0 +1,45 @@
+//! The rules of this machine's GPUs: whether they compute in the precision of a config, and whether their hardware queues order
+//! the streams of all ranks.
+
+use crate::LocalMachine;
+use crate::hardware_queues::{connections, queues};
+use config::{Config, DeviceConfig, Violation};
+
+impl LocalMachine {
+    /// The rules that `config` breaks on the GPUs of this machine.
+    pub fn broken(&self, config: &Config) -> Vec<Violation> {
+        if config.device != DeviceConfig::Cuda {
+            return Vec::new();
+        }
+        let all = &self.cuda().gpus;
+        let taken = self.rank_gpus((config.parallel.tensor, config.parallel.data));
+        let oldest = taken.into_iter().filter_map(|gpu| all.get(gpu)).min_by_key(|gpu| gpu.sm);
+        let refusal = oldest.and_then(|gpu| {
+            config.precision.refusal(&format!("GPU {}, {},", gpu.ordinal, gpu.name), gpu.sm)
+        });
+        let values = vec![("parallel.data", "ranks of the run".into()), ("device", "GPUs".into())];
+        let crowded = self.crowded(config);
+        let crowded = crowded.map(|(message, help)| Violation { message, help, values });
+        refusal.into_iter().chain(crowded).collect()
+    }
+
+    /// Whether `config` keeps every rule, those of this machine's GPUs included.
+    pub fn is_sound(&self, config: &Config) -> bool {
+        self.first_broken(config).is_none()
+    }
+
+    /// The message of the first rule that `config` breaks, those of this machine's GPUs included.
+    pub fn first_broken(&self, config: &Config) -> Option<String> {
+        let of_machine = || self.broken(config).into_iter().next().map(|one| one.message);
+        config.first_broken().or_else(of_machine)
+    }
+
+    /// Why the hardware queues of the GPUs cannot order the streams of all ranks, and what helps.
+    fn crowded(&self, config: &Config) -> Option<(String, String)> {
+        let gpus = self.cuda().gpus.len();
+        if config.device != DeviceConfig::Cuda || gpus == 0 {
+            return None;
+        }
+        queues(self.ranks(config).div_ceil(gpus), gpus, connections())
+    }
+}
