@@ -62,8 +62,8 @@ impl LocalMachine {
     }
 
     /// The most members that a group of consecutive ranks `step` apart, `size` of them, has in other processes than one of them.
-    pub fn remote_members(&self, config: &Config, (step, size): (usize, usize)) -> usize {
-        self.0.processes.remote_members(config.world_size(), (step, size))
+    pub fn remote_members(&self, config: &Config, step: usize, size: usize) -> usize {
+        self.0.processes.remote_members(config.world_size(), step, size)
     }
 
     /// TP and DP degree of the ranks on this machine.
@@ -139,6 +139,6 @@ mod tests {
             (0..6).map(|rank| alone.number(&config, rank)).collect::<Vec<_>>(),
             [0, 1, 2, 3, 4, 5].map(Some)
         );
-        assert_eq!(alone.remote_members(&config, (1, 2)), 0);
+        assert_eq!(alone.remote_members(&config, 1, 2), 0);
     }
 }

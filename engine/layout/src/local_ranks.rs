@@ -32,7 +32,7 @@ impl LocalProcesses {
     }
 
     /// The most members that a group of ranks `step` apart, `size` of them, has in other processes than one of them.
-    pub(crate) fn remote_members(&self, world_size: usize, (step, size): (usize, usize)) -> usize {
+    pub(crate) fn remote_members(&self, world_size: usize, step: usize, size: usize) -> usize {
         let home = |rank: usize| rank / (world_size / self.processes);
         let of = |rank: usize| {
             let first = rank / (step * size) * step * size + rank % step;
@@ -66,10 +66,13 @@ mod tests {
         assert_eq!(share(&[2, 3]).grid(2, 4), (2, 2));
         assert_eq!(share(&[1]).grid(8, 1), (2, 1));
         // TP 2 x DP 4 by four processes; TP 8 by four, and TP 2 x DP 3 by two, whose third rank has its partner elsewhere.
-        assert_eq!([(1, 2), (2, 4)].map(|group| share(&[0]).remote_members(8, group)), [0, 3]);
-        assert_eq!(share(&[0]).remote_members(8, (1, 8)), 6);
+        assert_eq!(
+            [(1, 2), (2, 4)].map(|(step, size)| share(&[0]).remote_members(8, step, size)),
+            [0, 3]
+        );
+        assert_eq!(share(&[0]).remote_members(8, 1, 8), 6);
         let two = LocalProcesses { processes: 2, on_node: vec![0] };
-        assert_eq!([(1, 2), (2, 3)].map(|group| two.remote_members(6, group)), [1, 2]);
+        assert_eq!([(1, 2), (2, 3)].map(|(step, size)| two.remote_members(6, step, size)), [1, 2]);
         let numbers = |share: LocalProcesses| {
             (0..8).map(move |rank| share.number(8, rank)).collect::<Vec<_>>()
         };

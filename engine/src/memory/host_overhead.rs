@@ -40,11 +40,7 @@ pub fn letters(config: &Config, built: &RankLayout) -> u64 {
     let largest = entries.map(|entry| entry.range.end - entry.range.start).max().unwrap_or(0);
     let (tensor, data) = (config.parallel.tensor, config.parallel.data);
     let of_group = |(step, size): (usize, usize)| {
-        message_bytes(
-            largest,
-            size as u64,
-            built.machine.remote_members(config, (step, size)) as u64,
-        )
+        message_bytes(largest, size as u64, built.machine.remote_members(config, step, size) as u64)
     };
     built.machine.ranks(config) as u64 * of_group((1, tensor)).max(of_group((tensor, data)))
 }
