@@ -32,7 +32,7 @@ GPUS = {
 
 
 def source_hash():
-    """FNV-1a of all sources of kernels, as fake-cuda/tests/kernels/ptx.rs has it."""
+    """FNV-1a of all sources of kernels, as tests/fake-cuda/tests/kernels/ptx.rs has it."""
     value = 0xCBF29CE484222325
     paths = sorted((path for folder in FOLDERS for path in folder.glob("*.cu*")), key=lambda path: path.name)
     for byte in b"".join(path.read_bytes() for path in paths):

@@ -62,10 +62,10 @@ impl Sources {
             names: read("device/src/op/mod.rs"),
             checks: checks.to_owned(),
             launches: launches.iter().map(|path| super::read(path)).collect(),
-            compared: read("fake-cuda/tests/kernels.rs")
-                + &read("fake-cuda/tests/kernels/attention.rs")
-                + &read("fake-cuda/tests/kernels/products/fp8.rs"),
-            timed: read("fake-cuda/tests/probes/ops.rs"),
+            compared: read("tests/fake-cuda/tests/kernels.rs")
+                + &read("tests/fake-cuda/tests/kernels/attention.rs")
+                + &read("tests/fake-cuda/tests/kernels/products/fp8.rs"),
+            timed: read("tests/fake-cuda/tests/probes/ops.rs"),
             measured: measured.collect(),
         }
     }
@@ -106,13 +106,13 @@ impl Sources {
                     variant,
                     is_in(&self.compared),
                     &[],
-                    "comparison in fake-cuda/tests/kernels.rs",
+                    "comparison in tests/fake-cuda/tests/kernels.rs",
                 );
                 ask(
                     variant,
                     is_in(&self.timed),
                     NOT_TIMED,
-                    "case in fake-cuda/tests/probes/ops.rs",
+                    "case in tests/fake-cuda/tests/probes/ops.rs",
                 );
             }
         }

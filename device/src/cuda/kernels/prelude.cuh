@@ -1,5 +1,5 @@
 // It stands before every file of kernels. NVRTC brings no headers, and none is needed. The tests
-// compile the same files as C++ (ONEBOX_EMULATED): fake-cuda/shim then replaces the language
+// compile the same files as C++ (ONEBOX_EMULATED): tests/fake-cuda/shim then replaces the language
 // extensions and the instructions below.
 //
 // Compiled with --fmad=false: only fmaf fuses a product and a sum, as on the cpu backend.

@@ -71,7 +71,7 @@ pub(super) fn sources() -> Vec<String> {
 }
 
 fn add_sources(folder: &Path, found: &mut Vec<String>) {
-    let beside = ["tests", "target", "fake-cuda", "fuzz", "examples", "tests.rs", "build.rs"];
+    let beside = ["tests", "target", "fuzz", "examples", "tests.rs", "build.rs"];
     for entry in std::fs::read_dir(folder).unwrap() {
         let (path, name) = (entry.as_ref().unwrap().path(), entry.unwrap().file_name());
         let name = name.to_string_lossy().into_owned();
