@@ -6,9 +6,9 @@ use super::driver::{Context, Event, Word};
 use super::history::{ErrorPlace, History};
 use super::marks::STREAMS;
 use super::progress::StreamProgress;
+use crate::numerics::view::copy;
 use crate::ranks::queue::Queue;
 use crate::ranks::rank_state::RankState;
-use crate::view::copy;
 use crate::{AdmittedOp, Error, Lane, Op, ThreadTeam};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -41,7 +41,7 @@ impl HostLane {
     }
 
     fn run(&self, jobs: &Queue<HostJob>) {
-        crate::ranks::panics::watch_this_thread();
+        crate::threads::panics::watch_this_thread();
         if let Err(failure) = self.context.bind() {
             self.fail(&Error::GpuSetup {
                 rank: self.shared.rank.index(),

@@ -45,13 +45,12 @@ pub mod testing {
 }
 
 use crate::op::Product;
+use crate::op::lane::{Clock, join};
 use crate::ranks::queue::Queue;
 use crate::ranks::rank_state::RankState;
-use crate::submit::lane::{Clock, join};
-use crate::view::{View, ViewMut};
 use crate::{
     Activity, AdmittedOp, Arena, Error, Event, Executor, LANES, Lane, Op, Plan, Rank, Reduction,
-    Tensor, ThreadTeam,
+    Tensor, ThreadTeam, View, ViewMut,
 };
 use blas::{Blas, WORKSPACE};
 use collectives::Transport;

@@ -2,7 +2,7 @@
 
 use super::driver::{self, Context};
 use super::{blaslt, nccl, nvrtc};
-use crate::ranks::panics;
+use crate::threads::panics;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use topology::PciAddress;
 

@@ -95,7 +95,7 @@ fn encode(dtype: Dtype, value: f64, out: &mut Vec<u8>) {
     let single = value as f32;
     match dtype {
         Dtype::F16 => out.extend(f16::from_f32(single).to_le_bytes()),
-        Dtype::Bf16 => out.extend(crate::view::round_bf16(single).to_le_bytes()),
+        Dtype::Bf16 => out.extend(crate::numerics::view::round_bf16(single).to_le_bytes()),
         Dtype::F32 => out.extend(single.to_le_bytes()),
         Dtype::F64 => out.extend(value.to_le_bytes()),
         Dtype::I32 => out.extend((single as i32).to_le_bytes()),

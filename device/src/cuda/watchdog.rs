@@ -180,7 +180,7 @@ impl Watch {
     }
 
     fn run(&self) {
-        crate::ranks::panics::watch_this_thread();
+        crate::threads::panics::watch_this_thread();
         let bound = Context::of(self.gpu).and_then(|context| context.bind());
         let (mut failed_since, mut patience) = (None, Patience::new());
         let mut state = self.lock();

@@ -4,14 +4,16 @@
 mod access;
 mod check;
 mod family;
+pub(crate) mod lane;
+pub(crate) mod task;
 
 pub use access::Mode;
 
 pub(crate) use family::Family;
+use task::{DeviceOp, HostOp};
 
 use crate::Tensor;
 use crate::numerics::CountedRange;
-use crate::submit::task::{DeviceOp, HostOp};
 use std::sync::Arc;
 
 /// The ranks of a collective.

@@ -7,7 +7,7 @@ use super::memory::Memory;
 use super::processes::{MessageHandler, Processes};
 use super::remote::RemoteRanks;
 use super::rendezvous::{Arrival, ArrivalRecord, Rendezvous, Slots, lock};
-use super::spin_wait::{pause_of_ranks, spin_for};
+use crate::threads::spin_wait::{pause_of_ranks, spin_for};
 use crate::{Error, Group, LANES, Lane, Rank, Tensor};
 use std::collections::BTreeSet;
 use std::panic::Location;

@@ -5,9 +5,9 @@ pub(crate) mod collectives;
 
 use super::communicator::Communicator;
 use super::memory::Memory;
-use super::spin_wait::spin_for;
 use super::trace::{Meter, Trace};
-use crate::submit::task::{DeclaredRanges, HostContext, HostOp, Slot};
+use crate::op::task::{DeclaredRanges, HostContext, HostOp, Slot};
+use crate::threads::{panics, spin_wait::spin_for};
 use crate::{AdmittedOp, Error, LANES, Lane, Mode, Op, Plan, Rank, Tensor, ThreadTeam};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -169,8 +169,7 @@ impl RankState {
 
     fn panicked(&self, op: &AdmittedOp, payload: &(dyn std::any::Any + Send)) -> Error {
         let text = payload.downcast_ref::<&str>().copied().map(str::to_owned);
-        let problem =
-            text.or_else(crate::ranks::panics::last).unwrap_or_else(|| "no message".into());
+        let problem = text.or_else(panics::last).unwrap_or_else(|| "no message".into());
         Error::Panicked { rank: self.rank.index(), op: op.op.name(), site: op.site, problem }
     }
 

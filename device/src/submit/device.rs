@@ -2,8 +2,8 @@
 //! executor.
 
 use crate::error::Site;
+use crate::op::lane::{Clock, join};
 use crate::submit::hazard::{Hazards, Submission};
-use crate::submit::lane::{Clock, join};
 use crate::{
     Error, Event, Group, HostOp, LANES, Lane, Mode, Op, Plan, Tensor, ThreadTeam, View, ViewMut,
 };
@@ -420,7 +420,7 @@ impl Device {
 impl Drop for Device {
     fn drop(&mut self) {
         if !self.finished {
-            let why = crate::ranks::panics::last().unwrap_or_else(|| "it returned early".into());
+            let why = crate::threads::panics::last().unwrap_or_else(|| "it returned early".into());
             let died = || Error::RankDied { rank: self.rank.index(), step: self.step.get(), why };
             let error = self.state.borrow().error.clone().unwrap_or_else(died);
             self.executor.fail(self.step.get(), &error);

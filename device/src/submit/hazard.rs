@@ -7,7 +7,7 @@
 //! because of it.
 
 use crate::error::{Hazard, Site};
-use crate::submit::lane::Clock;
+use crate::op::lane::Clock;
 use crate::{LANES, Lane, Mode, Plan, Tensor};
 use std::collections::BTreeMap;
 

@@ -2,7 +2,7 @@
 //! `--dry-run` send the real step through it, so that their output matches a run.
 
 use crate::error::Site;
-use crate::submit::lane::{Clock, join};
+use crate::op::lane::{Clock, join};
 use crate::{
     AdmittedOp, Device, Error, Event, Executor, LANES, Lane, Mode, Op, Plan, Rank, Tensor,
 };

@@ -11,8 +11,7 @@ use super::{Memory, not_a_kernel, slice, slice_mut, values, values_mut};
 use crate::cpu::gemm::{self, Dst, Gemm, Matrix, MatrixMut, Src};
 use crate::cpu::workers::{QUERY_ROWS as LANES, Scratch, Workers, attention_floats};
 use crate::op::{Dropout, Heads, Op};
-use crate::view::BLOCK;
-use crate::{Tensor, View, ViewMut};
+use crate::{BLOCK, Tensor, View, ViewMut};
 use std::sync::{Mutex, PoisonError};
 
 pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), String> {

@@ -7,9 +7,9 @@
 pub(crate) mod remote;
 
 use super::RankState;
+use crate::numerics::view::copy;
 use crate::ranks::communicator::CompletedRendezvous;
 use crate::ranks::rendezvous::Arrival;
-use crate::view::copy;
 use crate::{AdmittedOp, BLOCK, Dtype, Error, Group, Op, Reduction, Tensor, View, ViewMut};
 use std::ops::Range;
 

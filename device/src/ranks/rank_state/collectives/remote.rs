@@ -5,8 +5,8 @@
 //! process: in rank order, rounded once.
 
 use super::{CompletedRendezvous, RankState, combine_of, divisible, meet, part};
+use crate::numerics::view::{ReceivedElements, copy};
 use crate::ranks::wire::HEAD;
-use crate::view::{ReceivedElements, copy};
 use crate::{AdmittedOp, Error, Group, Op, Reduction, Tensor};
 
 /// Bytes that a rank sends another one before both meet.

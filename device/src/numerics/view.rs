@@ -1,8 +1,8 @@
 //! Typed views of untyped storage. Storage types meet arithmetic only here: kernels are written
 //! once, on f32 blocks.
 
+use super::{E4m3, E5m2, ask};
 use crate::Dtype;
-use crate::numerics::{E4m3, E5m2, ask};
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 
 /// Elements that a kernel widens, computes and rounds at a time. They fit in the first-level cache.
