@@ -44,7 +44,7 @@ pub use ranks::memory::HostPlace;
 pub use ranks::mpi;
 pub use ranks::processes::{Processes, Wire};
 pub use ranks::rank_state::HostWork;
-pub use ranks::rank_state::collectives::remote::message_bytes;
+pub use ranks::rank_state::collectives::message_bytes;
 pub use ranks::trace::{Span, Trace};
 pub use submit::device::{Activity, Device, Rank};
 pub use submit::device::{AdmittedOp, Executor};

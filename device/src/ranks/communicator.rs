@@ -399,11 +399,6 @@ impl Communicator {
 }
 
 impl<'a> CompletedRendezvous<'a> {
-    /// Number of ranks in the group.
-    pub(crate) fn size(&self) -> usize {
-        self.rendezvous.members.len()
-    }
-
     /// The memory of member `i`.
     pub(crate) fn peer(&self, i: usize) -> &'a Memory {
         let rank = self.rendezvous.members[i];

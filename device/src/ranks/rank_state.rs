@@ -138,11 +138,10 @@ impl RankState {
             Op::Host { .. } if self.work.rehearsal => Ok(()),
             Op::Host { task, arg } => self.run_task(task, *arg).map_err(named),
             Op::Task { task } => self.run_task(task.on_cpus(), 0).map_err(named),
-            Op::AllReduce { .. }
-            | Op::ReduceScatter { .. }
-            | Op::AllGather { .. }
-            | Op::Broadcast { .. } => collectives::run(op, self),
-            other => compute(other).map_err(named),
+            other => match other.collective() {
+                Some(of) => collectives::run(op, self, of),
+                None => compute(other).map_err(named),
+            },
         }
     }
 

@@ -1,28 +1,15 @@
 //! The distinct operations of a program. A GPU runs each of them once before step 1, so that
 //! nothing is loaded later.
 
+use crate::op::{CollectiveKind, CollectiveOp};
 use crate::{
-    AdmittedOp, Device, Dtype, Error, Event, Executor, Group, Lane, Op, Plan, Rank, Reduction,
-    Tensor,
+    AdmittedOp, Device, Dtype, Error, Event, Executor, Group, Lane, Op, Plan, Rank, Tensor,
 };
 use std::cell::RefCell;
 use std::collections::HashSet;
 use std::fmt::Write as _;
 use std::rc::Rc;
 use std::sync::Arc;
-
-/// A kind of collective.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum CollectiveKind {
-    /// Combines whole buffers.
-    AllReduce(Reduction),
-    /// Combines buffers into parts.
-    ReduceScatter,
-    /// Collects parts.
-    AllGather,
-    /// Copies from one rank.
-    Broadcast,
-}
 
 /// A collective of a program with its number of elements: NCCL chooses an algorithm by size, and
 /// connects an algorithm at its first use.
@@ -72,14 +59,8 @@ fn key(op: &Op) -> String {
 }
 
 fn call(op: &Op) -> Option<Call> {
-    let (x, kind) = match *op {
-        Op::AllReduce { x, reduce, .. } => (x, CollectiveKind::AllReduce(reduce)),
-        Op::ReduceScatter { x, .. } => (x, CollectiveKind::ReduceScatter),
-        Op::AllGather { x, .. } => (x, CollectiveKind::AllGather),
-        Op::Broadcast { x, .. } => (x, CollectiveKind::Broadcast),
-        _ => return None,
-    };
-    Some(Call { group: op.group()?, kind, dtype: x.dtype(), len: x.len() })
+    let CollectiveOp { x, group, kind } = op.collective()?;
+    Some(Call { group, kind, dtype: x.dtype(), len: x.len() })
 }
 
 struct Collector(Rc<RefCell<DistinctOps>>);
@@ -111,7 +92,7 @@ pub fn open(rank: Rank, plan: &Arc<Plan>) -> (Device, Rc<RefCell<DistinctOps>>) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Arena, Epilogue};
+    use crate::{Arena, Epilogue, Reduction};
 
     #[test]
     fn ops_of_one_kind_are_noted_once_and_collectives_of_every_length() -> Result<(), Error> {
