@@ -36,7 +36,7 @@ impl Gpu {
         t: Tensor,
         set: &dyn Fn(usize, &mut ViewMut<'_>),
     ) -> Result<(), Error> {
-        if self.host.is_rehearsal() {
+        if self.host.work.rehearsal {
             return Ok(());
         }
         if t.arena() == Arena::Pinned {

@@ -19,6 +19,7 @@ pub use fp8::{E4m3, E5m2, scale as fp8_scale};
 pub use normals::normals;
 pub(crate) use path::InlinedClosure;
 pub use path::SimdPath;
+pub(crate) use round::round_f16;
 pub(crate) use simd::ask;
 pub use sums::{CountedRange, accumulate, accumulate_chunks, chunk_squares, sum_of_squares};
 

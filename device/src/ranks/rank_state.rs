@@ -82,10 +82,6 @@ impl RankState {
         }
     }
 
-    pub(crate) fn cpus(&self) -> &[u32] {
-        &self.work.cpus
-    }
-
     /// The rank's kernel threads, if there is more than one.
     pub(crate) fn team(&self) -> Option<&ThreadTeam> {
         self.work.team.as_deref().filter(|team| team.threads() > 1)
@@ -99,10 +95,10 @@ impl RankState {
             let (started, computed) = (self.meter.start(op.lane), self.done(Lane::Compute));
             let result = catch_unwind(AssertUnwindSafe(|| self.execute(op, compute)));
             if let Err(error) = result.unwrap_or_else(|payload| Err(self.panicked(op, &*payload))) {
-                self.world.fail(self.rank, self.step.load(Ordering::Relaxed), &error);
+                self.fail(&error);
             }
             self.slow_down(op, started);
-            self.meter.stop(op.lane, started);
+            self.meter.stop(op.lane);
             if let Some(trace) = &self.work.trace {
                 let step = self.step.load(Ordering::Relaxed);
                 trace.note(self.rank, step, op, &self.plan, started, computed);
@@ -113,6 +109,11 @@ impl RankState {
             drop(self.mutex.lock());
             self.turned.notify_all();
         }
+    }
+
+    /// Ends the run because of an error in the present step.
+    pub(crate) fn fail(&self, error: &Error) {
+        self.world.fail(self.rank, self.step.load(Ordering::Relaxed), error);
     }
 
     fn execute(
@@ -183,11 +184,6 @@ impl RankState {
     /// Notes that ops of `lane` up to `tick` are over, for a lane that runs elsewhere.
     pub(crate) fn note_done(&self, lane: Lane, tick: u64) {
         self.done[lane as usize].fetch_max(tick, Ordering::SeqCst);
-    }
-
-    /// Whether nothing is computed, see [`HostWork::rehearsal`].
-    pub(crate) const fn is_rehearsal(&self) -> bool {
-        self.work.rehearsal
     }
 
     /// Number of finished ops of `lane`.

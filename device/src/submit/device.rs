@@ -7,7 +7,7 @@ use crate::submit::hazard::{Hazards, Submission};
 use crate::{
     Error, Event, Group, HostOp, LANES, Lane, Mode, Op, Plan, Tensor, ThreadTeam, View, ViewMut,
 };
-use std::cell::{Cell, RefCell, RefMut};
+use std::cell::{Cell, RefCell};
 use std::panic::Location;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -375,8 +375,8 @@ impl Device {
     }
 
     /// Borrows the state. No op can be submitted meanwhile.
-    pub(crate) fn lock(&self) -> DeviceGuard<'_> {
-        DeviceGuard { _state: self.state.borrow_mut() }
+    pub(crate) fn lock(&self) -> impl Sized {
+        self.state.borrow_mut()
     }
 
     /// Checks an access by the rank's own thread.
@@ -426,11 +426,6 @@ impl Drop for Device {
             self.executor.fail(self.step.get(), &error);
         }
     }
-}
-
-/// The state of a locked device, see [`Device::lock`].
-pub(crate) struct DeviceGuard<'a> {
-    _state: RefMut<'a, State>,
 }
 
 impl State {

@@ -2,9 +2,8 @@
 //! nothing is loaded later.
 
 use crate::op::{CollectiveKind, CollectiveOp};
-use crate::{
-    AdmittedOp, Device, Dtype, Error, Event, Executor, Group, Lane, Op, Plan, Rank, Tensor,
-};
+use crate::submit::recorder::Onlooker;
+use crate::{AdmittedOp, Device, Dtype, Group, Lane, Op, Plan, Rank};
 use std::cell::RefCell;
 use std::collections::HashSet;
 use std::fmt::Write as _;
@@ -63,36 +62,22 @@ fn call(op: &Op) -> Option<Call> {
     Some(Call { group, kind, dtype: x.dtype(), len: x.len() })
 }
 
-struct Collector(Rc<RefCell<DistinctOps>>);
-
-impl Executor for Collector {
-    fn submit(&self, op: AdmittedOp) {
-        if op.lane != Lane::Host {
-            self.0.borrow_mut().note(op);
-        }
-    }
-    fn wait(&self, _: Lane, _: &Event) {}
-    fn sync(&self, _: Lane, _: u64) -> Result<(), Error> {
-        Ok(())
-    }
-    fn write(&self, _: Tensor, _: &dyn Fn(usize) -> f64) -> Result<(), Error> {
-        Ok(())
-    }
-    fn fail(&self, _: u64, _: &Error) {}
-    fn finish(&self) {}
-}
-
 /// A device that runs nothing and notes the distinct ops, except those of the Host lane.
 pub fn open(rank: Rank, plan: &Arc<Plan>) -> (Device, Rc<RefCell<DistinctOps>>) {
     let distinct = Rc::new(RefCell::new(DistinctOps::default()));
-    let collector = Collector(Rc::clone(&distinct));
-    (Device::new(rank, Arc::clone(plan), Box::new(collector)), distinct)
+    let noted = Rc::clone(&distinct);
+    let note = move |op: AdmittedOp| {
+        if op.lane != Lane::Host {
+            noted.borrow_mut().note(op);
+        }
+    };
+    (Device::new(rank, Arc::clone(plan), Box::new(Onlooker(note))), distinct)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Arena, Epilogue, Reduction};
+    use crate::{Arena, Epilogue, Error, Reduction};
 
     #[test]
     fn ops_of_one_kind_are_noted_once_and_collectives_of_every_length() -> Result<(), Error> {
