@@ -54,7 +54,7 @@ macro_rules! one_by_one {
         }
     };
 }
-one_by_one!(f16, f16_to_f32, |x| f16::from_bits(round_f16(x)));
+one_by_one!(f16, f16_to_f32, f16_from_f32);
 one_by_one!(bf16, widen_bf16, round_bf16);
 one_by_one!(E4m3, E4m3::to_f32, E4m3::from_f32);
 one_by_one!(E5m2, E5m2::to_f32, E5m2::from_f32);
@@ -75,4 +75,9 @@ fn f16_to_f32(value: f16) -> f32 {
     let small = if exponent == 0 { subnormal.to_bits() } else { normal };
     let magnitude = if exponent == EXPONENT { special } else { small };
     f32::from_bits(magnitude | (bits & 0x8000) << 16)
+}
+
+#[inline(always)]
+const fn f16_from_f32(value: f32) -> f16 {
+    f16::from_bits(round_f16(value))
 }
