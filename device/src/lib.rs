@@ -8,10 +8,10 @@
 //! Read in this order:
 //!
 //! 1. `tensor`: tensors, and the [`Plan`] that lays them out;
-//! 2. `op`: the operations; `op/access.rs` names the ranges of each op, `op/check.rs` checks its
-//!    shapes;
-//! 3. `submit`: lanes and events, [`Device`] and its executors, the hazard check, tasks of other crates;
-//! 4. `ranks`: how rank threads meet, their memory, queues and kernel threads;
+//! 2. `op`: the operations, lanes and events, tasks of other crates; `op/access.rs` names the ranges of each op,
+//!    `op/check.rs` checks its shapes;
+//! 3. `submit`: [`Device`] and its executors, the hazard check;
+//! 4. `threads`: kernel threads; `ranks`: how rank threads meet, their memory and queues;
 //! 5. [`cpu`]: an executor with its kernels, the reference for every other one;
 //! 6. [`numerics`], [`random`]: arithmetic that is the same everywhere;
 //! 7. [`cuda`]: streams, launches, NCCL; the kernels are in `cuda/kernels`;
@@ -28,9 +28,12 @@ pub mod random;
 mod ranks;
 mod submit;
 mod tensor;
-mod view;
+mod threads;
 
 pub use error::{Error, ErrorKind, Hazard, OutOfMemory, RemoteFailure, Site};
+pub use numerics::view::{BLOCK, Element, View, ViewMut};
+pub use op::lane::{Clock, Event, LANES, Lane, join};
+pub use op::task::{DeviceOp, DeviceTask, HostContext, HostOp, HostTask, KernelArg, KernelCall};
 pub use op::{
     Dropout, Epilogue, FP8_SINCE, Group, HeadNorm, HeadNormGrads, Heads, MAXIMA, Mode, Op,
     Reduction, VocabShard,
@@ -39,18 +42,13 @@ pub use ranks::communicator::Communicator;
 pub use ranks::memory::HostPlace;
 #[cfg(feature = "mpi")]
 pub use ranks::mpi;
-pub use ranks::panics;
 pub use ranks::processes::{Processes, Wire};
 pub use ranks::rank_state::HostWork;
-pub use ranks::rank_state::collectives::remote::message_bytes;
-pub use ranks::thread_team::{Divisible, ThreadTeam};
+pub use ranks::rank_state::collectives::message_bytes;
 pub use ranks::trace::{Span, Trace};
 pub use submit::device::{Activity, Device, Rank};
 pub use submit::device::{AdmittedOp, Executor};
-pub use submit::lane::{Clock, Event, LANES, Lane, join};
-pub use submit::task::{
-    DeviceOp, DeviceTask, HostContext, HostOp, HostTask, KernelArg, KernelCall,
-};
 pub use submit::{recorder, warm};
 pub use tensor::{Arena, Cargo, Copies, Dtype, Entry, Plan, Pool, Tensor};
-pub use view::{BLOCK, Element, View, ViewMut};
+pub use threads::panics;
+pub use threads::thread_team::{Divisible, ThreadTeam};

@@ -1,15 +1,12 @@
 //! The way of ops to a backend: lanes and events order them, the hazard check admits them, an
 //! executor runs them.
 //!
-//! `device`: the handle of a rank, and the interface of a backend. `lane`: lanes, events, clocks.
-//! `hazard`: the check. `task`: work for the host from other crates. `bulk`: large reads and writes
-//! between steps. [`recorder`]: an executor that only counts or lists ops. [`warm`]: one op of each
+//! `device`: the handle of a rank, and the interface of a backend. `hazard`: the check. `bulk`: large
+//! reads and writes between steps. [`recorder`]: an executor that only counts or lists ops. [`warm`]: one op of each
 //! kind, before step 1.
 
 pub(crate) mod bulk;
 pub(crate) mod device;
 pub(crate) mod hazard;
-pub(crate) mod lane;
 pub mod recorder;
-pub(crate) mod task;
 pub mod warm;

@@ -2,9 +2,7 @@
 //! 16-bit parameter are one pass over memory: 28 bytes per parameter with 16-bit gradients and fp32 states.
 
 use crate::control;
-use crate::update::{
-    Master, Noise, OutOfPlaceUpdate, Rule, States, TileNoise, Update, traffic, update,
-};
+use crate::update::{Noise, OutOfPlaceUpdate, Rule, TileNoise, Update, traffic, update};
 use device::cuda::Program;
 use device::{
     DeviceTask, Divisible, Dtype, HostContext, HostTask, KernelArg, KernelCall, Mode, Tensor,
@@ -173,15 +171,7 @@ impl AdamTile {
             rule: self.rule,
             control: words,
             grad: host.read(self.grad)?,
-            states: States {
-                master: if self.is_split() {
-                    Master::Lower(host.write_as::<u16>(master)?)
-                } else {
-                    Master::Whole(host.write_as::<f32>(master)?)
-                },
-                momentum: host.write(momentum)?,
-                variance: host.write(variance)?,
-            },
+            states: [host.write(master)?, host.write(momentum)?, host.write(variance)?],
             old: None,
             param: host.write(self.param)?,
             decayed: self.decayed,
@@ -306,11 +296,11 @@ mod tests {
             rule: RULE,
             control: &words,
             grad: View::Bf16(&grad),
-            states: States {
-                master: Master::Whole(&mut master),
-                momentum: ViewMut::F32(&mut momentum),
-                variance: ViewMut::F32(&mut variance),
-            },
+            states: [
+                ViewMut::F32(&mut master),
+                ViewMut::F32(&mut momentum),
+                ViewMut::F32(&mut variance),
+            ],
             old: None,
             param: ViewMut::Bf16(&mut param),
             decayed: 50_000,

@@ -12,15 +12,6 @@ pub struct Bucket {
     pub(crate) number: usize,
 }
 
-/// A buffer of sums of micro-batches on the device, which a segment shares with others.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct SharedSum {
-    /// Its memory in fp32, of which a segment takes the first elements.
-    pub(crate) tensor: Tensor,
-    /// Its number among all such buffers.
-    pub(crate) number: usize,
-}
-
 /// Plans the buckets of every segment, and says how many there are.
 pub(crate) fn plan_buckets(plan: &mut Plan, segments: &[SegmentSpec]) -> (Vec<Vec<Bucket>>, usize) {
     let storage = segments.first().map_or(Dtype::F32, |s| s.params.dtype());
@@ -56,7 +47,7 @@ pub(crate) fn plan_sums(
     plan: &mut Plan,
     spec: &OptimizerSpec,
     segments: &[SegmentSpec],
-) -> (Vec<Option<SharedSum>>, usize) {
+) -> (Vec<Option<Bucket>>, usize) {
     if spec.accumulation != GradAccumulation::Shared {
         return (vec![None; segments.len()], 0);
     }
@@ -65,12 +56,12 @@ pub(crate) fn plan_sums(
         let at = (Arena::Device, "gradient sums");
         let tensor = plan.tensor(at, format!("{name}.sum"), Dtype::F32, (1, len / spec.dp_size));
         num_sums += 1;
-        SharedSum { tensor, number: num_sums - 1 }
+        Bucket { tensor, number: num_sums - 1 }
     };
     let of = |kind| segments.iter().filter(move |s| s.bucket == kind);
     let longest = |kind| of(kind).map(|s| s.params.len()).max().unwrap_or(0);
     let count = of(BucketSharing::Alternating).count().min(2);
-    let turns: Vec<SharedSum> = (0..count)
+    let turns: Vec<Bucket> = (0..count)
         .map(|i| sum(&format!("turn.{i}"), longest(BucketSharing::Alternating)))
         .collect();
     let mut shared = None;

@@ -6,7 +6,7 @@
 //! chunks of the segment's flat index, so piece and tile boundaries are multiples of the chunk, and neither
 //! changes a bit.
 
-use crate::buckets::{Bucket, SharedSum, plan_buckets, plan_sums};
+use crate::buckets::{Bucket, plan_buckets, plan_sums};
 use crate::control;
 use crate::spec::{GradAccumulation, OptimizerSpec, SegmentSpec, Transfer};
 use crate::state::State;
@@ -69,7 +69,7 @@ pub(crate) struct Segment {
     /// Its buckets: several where micro-batches or segments take turns.
     pub(crate) buckets: Vec<Bucket>,
     /// The buffer of its sums, where segments share some.
-    pub(crate) sum: Option<SharedSum>,
+    pub(crate) sum: Option<Bucket>,
     /// The store of the device, then that of the host; a place without elements has no store.
     pub(crate) stores: Vec<Store>,
     /// The place of this segment's chunks.
@@ -196,7 +196,7 @@ impl OptimizerLayout {
             segments[first_speculative..].iter().zip(&cuts[first_speculative..]).any(has_host_part);
         let predicted = predicted.then(|| plan.tensor(at, "presumed", Dtype::F64, words));
         let (mut own_end, mut all_end, mut number) = (0, 0, 0);
-        type Buffers = (Vec<Bucket>, Option<SharedSum>);
+        type Buffers = (Vec<Bucket>, Option<Bucket>);
         let mut segment = |((s, (buckets, sum)), &cut): ((&SegmentSpec, Buffers), &usize)| {
             let chunks = s.params.len() / chunk;
             let (own_start, all_start) = (own_end, all_end);

@@ -107,13 +107,7 @@ impl Divisible for AccumulationSlice<'_> {
         let AccumulationSlice { grad, sum, partials, counted, chunk } = self;
         let (n, mid) = (sum.len(), units * chunk);
         let (left, right) = sum.split_at_mut(mid);
-        let (first, second) = match partials {
-            None => (None, None),
-            Some(partials) => {
-                let (first, second) = partials.split_at_mut(units);
-                (Some(first), Some(second))
-            }
-        };
+        let (first, second) = partials.map(|partials| partials.split_at_mut(units)).unzip();
         let (grads, more) = (grad.slice(0..mid), grad.slice(mid..n));
         let left = AccumulationSlice { grad: grads, sum: left, partials: first, counted, chunk };
         let counted = counted.from(mid);

@@ -1,6 +1,6 @@
 //! A rank's arrays for the elements that are updated at one place: states, and gradients and parameters on their ways.
 
-use crate::buckets::SharedSum;
+use crate::buckets::Bucket;
 use crate::spec::{GradAccumulation, OptimizerSpec};
 use crate::speculation::SpeculationBuffers;
 use crate::state::{State, Storage};
@@ -153,7 +153,7 @@ impl StorePlanner<'_> {
     pub(crate) fn on_host(
         mut self,
         blocking: Option<BlockingBuffers>,
-        shared: Option<SharedSum>,
+        shared: Option<Bucket>,
         predicted: Option<Tensor>,
     ) -> Store {
         let route = match (blocking, self.spec.accumulation) {

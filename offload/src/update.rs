@@ -35,26 +35,6 @@ use padded::{PAD, PaddedRun};
 use rules::{AdamW, Scalars, Sgd, keep};
 use std::ops::Range;
 
-/// Master weights of a run of parameters.
-#[derive(Debug)]
-pub(crate) enum Master<'a> {
-    /// In fp32.
-    Whole(&'a mut [f32]),
-    /// The lower halves; the upper ones are the bf16 parameters, which are read too. The same sums, bit for bit.
-    Lower(&'a mut [u16]),
-}
-
-/// States of a run of parameters.
-#[derive(Debug)]
-pub(crate) struct States<'a> {
-    /// The parameters themselves.
-    pub(crate) master: Master<'a>,
-    /// First moment: fp32, or bf16 rounded by [`Noise`].
-    pub(crate) momentum: ViewMut<'a>,
-    /// Second moment, as the first.
-    pub(crate) variance: ViewMut<'a>,
-}
-
 /// One update of a run of parameters. When the step is skipped only `param` is written, from the master.
 #[derive(Debug)]
 pub(crate) struct Update<'a> {
@@ -64,8 +44,10 @@ pub(crate) struct Update<'a> {
     pub(crate) control: &'a [f64],
     /// Summed and scaled gradients.
     pub(crate) grad: View<'a>,
-    /// The states; of those in [`old`](Self::old) the new ones.
-    pub(crate) states: States<'a>,
+    /// The states; of those in [`old`](Self::old) the new ones. The masters are in fp32, or lower halves of it: then the upper ones
+    /// are the bf16 parameters, which are read too, and the sums are the same, bit for bit. The first and second moments are
+    /// in fp32, or in bf16, rounded by [`Noise`].
+    pub(crate) states: [ViewMut<'a>; 3],
     /// The masters, the first moments and the second moments before the update, where it leaves them as they are.
     pub(crate) old: Option<[View<'a>; 3]>,
     /// The parameters, rounded: bf16 to nearest with ties away from zero, else ties to even.
@@ -98,11 +80,10 @@ impl<'a> Update<'a> {
     #[inline(always)]
     pub(crate) fn split_at(self, mid: usize) -> (Self, Self) {
         let Self { rule, control, grad, states, old, param, decayed, noise, streams } = self;
-        let (masters, end) = (states.master.split_at(mid), grad.len());
-        let (momentum, variance) = (states.momentum.split_at(mid), states.variance.split_at(mid));
+        let [master, momentum, variance] = states.map(|state| state.split_at(mid));
         let (first, second) = param.split_at(mid);
-        let left = States { master: masters.0, momentum: momentum.0, variance: variance.0 };
-        let right = States { master: masters.1, momentum: momentum.1, variance: variance.1 };
+        let left = [master.0, momentum.0, variance.0];
+        let right = [master.1, momentum.1, variance.1];
         let part = |states, param, range: Range<usize>| Update {
             rule,
             control,
@@ -114,13 +95,12 @@ impl<'a> Update<'a> {
             grad: grad.slice(range),
             streams,
         };
-        (part(left, first, 0..mid), part(right, second, mid..end))
+        (part(left, first, 0..mid), part(right, second, mid..grad.len()))
     }
 
     fn check(&self) -> Result<(), String> {
-        let (states, n) = (&self.states, self.grad.len());
-        let lengths = [states.master.len(), states.momentum.len(), states.variance.len()];
-        let new = states.views();
+        let (new, n) = (self.views(), self.grad.len());
+        let lengths = new.map(|state| state.len());
         let is_alike = |(old, new): (&View<'_>, &View<'_>)| {
             old.len() == n && std::mem::discriminant(old) == std::mem::discriminant(new)
         };
@@ -133,32 +113,28 @@ impl<'a> Update<'a> {
                 self.param.len()
             ));
         }
-        match (&states.momentum, &states.variance) {
-            (ViewMut::F32(_), ViewMut::F32(_)) | (ViewMut::Bf16(_), ViewMut::Bf16(_)) => {}
+        let [master, momentum, variance] = new;
+        match (momentum, variance) {
+            (View::F32(_), View::F32(_)) | (View::Bf16(_), View::Bf16(_)) => {}
             _ => return Err("moments are both fp32, or both bf16".into()),
         }
         let (View::F16(_) | View::Bf16(_) | View::F32(_)) = self.grad else {
             return Err("gradients are fp16, bf16 or fp32".into());
         };
-        match (&states.master, &self.param) {
-            (Master::Lower(_), ViewMut::Bf16(_)) => Ok(()),
-            (Master::Lower(_), _) => Err("only bf16 parameters are halves of fp32 ones".into()),
-            (Master::Whole(_), ViewMut::F16(_) | ViewMut::Bf16(_) | ViewMut::F32(_)) => Ok(()),
-            (Master::Whole(_), _) => Err("parameters are fp16, bf16 or fp32".into()),
+        match (master, &self.param) {
+            (View::U16(_), ViewMut::Bf16(_)) => Ok(()),
+            (View::U16(_), _) => Err("only bf16 parameters are halves of fp32 ones".into()),
+            (View::F32(_), ViewMut::F16(_) | ViewMut::Bf16(_) | ViewMut::F32(_)) => Ok(()),
+            (View::F32(_), _) => Err("parameters are fp16, bf16 or fp32".into()),
+            _ => Err("masters are fp32, or the lower halves of it".into()),
         }
     }
 
     /// A shorter-lived update of the same elements.
     #[inline(always)]
-    const fn reborrow(&mut self) -> Update<'_> {
-        let states = &mut self.states;
-        let master = match &mut states.master {
-            Master::Whole(master) => Master::Whole(master),
-            Master::Lower(low) => Master::Lower(low),
-        };
-        let (momentum, variance) = (states.momentum.reborrow(), states.variance.reborrow());
-        let (states, param) = (States { master, momentum, variance }, self.param.reborrow());
-        Update { states, param, ..*self }
+    fn reborrow(&mut self) -> Update<'_> {
+        let states = self.states.each_mut().map(ViewMut::reborrow);
+        Update { states, param: self.param.reborrow(), ..*self }
     }
 
     /// Elements `range`.
@@ -169,19 +145,18 @@ impl<'a> Update<'a> {
 
     /// 16-bit elements begin where words may.
     fn is_aligned(&self) -> bool {
-        let states = &self.states;
-        let low = match &states.master {
-            Master::Lower(low) => aligned(View::U16(low)),
-            Master::Whole(_) => true,
-        };
-        let moments = aligned(states.momentum.as_view()) && aligned(states.variance.as_view());
-        let old = self.old.iter().flatten().all(|view| aligned(*view));
-        old && low && moments && aligned(self.param.as_view()) && aligned(self.grad)
+        let states = self.views().into_iter().chain(self.old.into_iter().flatten());
+        states.chain([self.param.as_view(), self.grad]).all(aligned)
+    }
+
+    /// The masters, the first moments and the second moments.
+    fn views(&self) -> [View<'_>; 3] {
+        self.states.each_ref().map(ViewMut::as_view)
     }
 
     /// From `at` on, what has weight decay or has none, and random bits that follow each other.
     fn stretch(&self, step: u64, at: usize) -> (Draw, usize) {
-        let (draw, len) = match self.states.momentum {
+        let (draw, len) = match self.states[1] {
             ViewMut::Bf16(_) => self.noise.draw(step, at),
             _ => (Draw::default(), usize::MAX),
         };
@@ -246,23 +221,23 @@ impl Update<'_> {
     fn vectors<L: Lanes>(mut self, step: Step<L>) {
         let (n, streams, path) = (self.grad.len() / L::PAIR, self.streams, step.path);
         let old = self.old.map_or([None; 3], |old| old.map(Some));
-        let [momentum, variance] = [&mut self.states.momentum, &mut self.states.variance];
+        let [master, momentum, variance] = &mut self.states;
         let moments = [(old[1], momentum), (old[2], variance)];
         let old_master = old[0].and_then(View::as_slice::<f32>);
-        match (&mut self.states.master, &mut self.param) {
-            (Master::Lower(low), ViewMut::Bf16(high)) => {
+        match (master, &mut self.param) {
+            (ViewMut::U16(low), ViewMut::Bf16(high)) => {
                 let old_lower = old[0].and_then(View::as_slice).map(|old| words::<L>(old, n));
                 let upper = words_mut::<L>(high.reinterpret_cast_mut(), n);
                 let halves = Halves { upper, old_lower, lower: words_mut::<L>(low, n) };
                 step.on(self.grad, halves, moments, n);
             }
-            (Master::Whole(master), ViewMut::Bf16(param)) => {
+            (ViewMut::F32(master), ViewMut::Bf16(param)) => {
                 let param = words_mut::<L>(param.reinterpret_cast_mut(), n);
                 let master =
                     elements::Master(wide_state(old_master, master, n), WordsMut(param, streams));
                 step.on(self.grad, master, moments, n);
             }
-            (Master::Whole(master), ViewMut::F16(param)) => {
+            (ViewMut::F32(master), ViewMut::F16(param)) => {
                 let param = F16Mut(path, param.reinterpret_cast_mut(), streams);
                 step.on(
                     self.grad,
@@ -271,7 +246,7 @@ impl Update<'_> {
                     n,
                 );
             }
-            (Master::Whole(master), ViewMut::F32(param)) => {
+            (ViewMut::F32(master), ViewMut::F32(param)) => {
                 let param = wide_mut::<L>(param, n);
                 step.on(
                     self.grad,
@@ -340,39 +315,6 @@ impl<L: Lanes> Step<L> {
                 rule.run(lanes, draw, grad, master, [m, v], n);
             }
             _ => {}
-        }
-    }
-}
-
-impl States<'_> {
-    /// The masters, the first moments and the second moments.
-    const fn views(&self) -> [View<'_>; 3] {
-        let master = match &self.master {
-            Master::Whole(x) => View::F32(x),
-            Master::Lower(x) => View::U16(x),
-        };
-        [master, self.momentum.as_view(), self.variance.as_view()]
-    }
-}
-
-impl<'a> Master<'a> {
-    const fn len(&self) -> usize {
-        match self {
-            Self::Whole(master) => master.len(),
-            Self::Lower(low) => low.len(),
-        }
-    }
-
-    fn split_at(self, mid: usize) -> (Self, Self) {
-        match self {
-            Self::Whole(master) => {
-                let (a, b) = master.split_at_mut(mid);
-                (Self::Whole(a), Self::Whole(b))
-            }
-            Self::Lower(low) => {
-                let (a, b) = low.split_at_mut(mid);
-                (Self::Lower(a), Self::Lower(b))
-            }
         }
     }
 }

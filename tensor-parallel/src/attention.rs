@@ -61,9 +61,7 @@ impl AttentionActivations {
         let lse = plan.tensor(at, format!("{name}.lse"), Dtype::F32, lse);
         Self { qkv, raw, out, lse, input, proj }
     }
-}
 
-impl AttentionActivations {
     /// Some rows of it, as those of one sample, of this rank's `heads` heads.
     pub(crate) fn of(self, rows: Range<usize>, heads: usize) -> Self {
         let Self { qkv, raw, out, lse, .. } = self;

@@ -45,9 +45,7 @@ impl MlpActivations {
         };
         Self { pre, act, fc, proj }
     }
-}
 
-impl MlpActivations {
     /// The first `rows` rows.
     pub(crate) fn first(self, rows: usize) -> Self {
         Self { pre: self.pre.rows(0..rows), act: self.act.rows(0..rows), ..self }

@@ -49,9 +49,7 @@ impl NormActivations {
             stats: plan.tensor(at, format!("{name}.stats"), Dtype::F32, (rows, stats)),
         }
     }
-}
 
-impl NormActivations {
     /// The first `rows` rows.
     pub(crate) fn first(self, rows: usize) -> Self {
         Self { normed: self.normed.rows(0..rows), stats: self.stats.rows(0..rows) }

@@ -157,7 +157,7 @@ fn words_of_others(name: &str, source: &str) -> Option<String> {
 fn unsafe_outside_its_fence(name: &str, source: &str) -> Option<String> {
     let fenced = [
         "device/src/numerics/simd.rs",
-        "device/src/ranks/thread_team.rs",
+        "device/src/threads/thread_team.rs",
         "device/src/ranks/memory.rs",
         "device/src/cpu/gemm/kernel.rs",
         "device/src/cpu/gemm/task.rs",
@@ -190,7 +190,7 @@ fn too_long(name: &str, source: &str) -> Option<String> {
     })
 }
 
-/// A thread that waits keeps its turn: see device/src/ranks/spin_wait.rs.
+/// A thread that waits keeps its turn: see device/src/threads/spin_wait.rs.
 fn yields(name: &str, source: &str) -> Option<String> {
     let of_a_step = ["device/src", "offload/src", "tensor-parallel/src", "engine/"];
     // It asks MPI, which wakes nobody, and shares its core with a rank.

@@ -7,16 +7,15 @@ pub(crate) mod workers;
 
 pub use workers::ScratchFloats;
 
+use crate::op::lane::{Clock, join};
 use crate::ranks::communicator::Communicator;
 use crate::ranks::memory::{HostPlace, Memory, out_of_memory};
 use crate::ranks::queue::Queue;
 use crate::ranks::rank_state::{HostWork, RankState};
 use crate::ranks::trace::Chaos;
-use crate::submit::lane::{Clock, join};
-use crate::view::{View, ViewMut};
 use crate::{
     Activity, AdmittedOp, Arena, Device, Error, Event, Executor, LANES, Lane, Op, Plan, Rank,
-    Tensor, ThreadTeam,
+    Tensor, ThreadTeam, View, ViewMut,
 };
 use std::cell::RefCell;
 use std::io;
@@ -133,7 +132,7 @@ fn run(shared: &RankState, op: &AdmittedOp, workers: &Workers) {
 }
 
 fn run_lane(shared: &RankState, jobs: &Queue<LaneJob>, workers: &Workers, mut chaos: Chaos) {
-    crate::ranks::panics::watch_this_thread();
+    crate::threads::panics::watch_this_thread();
     while let Some(LaneJob { op, after }) = jobs.pop() {
         for (lane, tick) in after.into_iter().enumerate() {
             shared.wait_done(lane, tick);

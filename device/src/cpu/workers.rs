@@ -5,7 +5,7 @@
 //! is computed the same way on every thread, so the number of threads changes no bit.
 
 use super::gemm::{self, Gemm};
-use crate::view::{BLOCK, copy};
+use crate::numerics::view::{BLOCK, copy};
 use crate::{Divisible, ThreadTeam, View, ViewMut};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -2,7 +2,7 @@
 //! looked up once.
 
 use super::blaslt::{Addresses, Handle, MatmulShape, Operand, Product, Step};
-use super::driver::{Context, DeviceMemory, Failure, Stream};
+use super::driver::{Context, DeviceMemory, Stream};
 use crate::op::Product as Gemm;
 use crate::{Dtype, Epilogue, FP8_SINCE, Tensor};
 use std::collections::HashMap;
@@ -17,6 +17,10 @@ pub(super) const WORKSPACE: u64 = 32 << 20;
 const SIDE: usize = 64;
 const PART: u64 = (SIDE * SIDE * 4) as u64;
 
+const fn square(dtype: Dtype, transposed: bool) -> Operand {
+    Operand { dtype, rows: SIDE, cols: SIDE, transposed, align: 256 }
+}
+
 /// A shape of each kind of product: by type, transposition, bias, sums that stay in fp32, and
 /// epilogues. bf16 exists from sm_80 on, fp8 from sm_89 on.
 fn kinds(sm: u32) -> Vec<MatmulShape> {
@@ -24,16 +28,9 @@ fn kinds(sm: u32) -> Vec<MatmulShape> {
     let mut all = Vec::new();
     for dtype in types.into_iter().filter(|dtype| *dtype != Dtype::Bf16 || sm >= 80) {
         for turned in [(false, false), (true, false), (false, true), (true, true)] {
-            let operand = |dtype, transposed| Operand {
-                dtype,
-                rows: SIDE,
-                cols: SIDE,
-                transposed,
-                align: 256,
-            };
-            let (a, b) = (operand(dtype, turned.0), operand(dtype, turned.1));
+            let (a, b) = (square(dtype, turned.0), square(dtype, turned.1));
             for (d, bias) in [(dtype, None), (dtype, Some(dtype)), (Dtype::F32, None)] {
-                all.push(MatmulShape { a, b, d: operand(d, false), bias, step: Step::None });
+                all.push(MatmulShape { a, b, d: square(d, false), bias, step: Step::None });
             }
             // Those of a forward pass, of its gradient, and of a weight's gradient.
             let step = match turned {
@@ -44,7 +41,7 @@ fn kinds(sm: u32) -> Vec<MatmulShape> {
                 (true, true) => continue,
             };
             let bias = (step != Step::GeluBackward).then_some(dtype);
-            all.push(MatmulShape { a, b, d: operand(dtype, false), bias, step });
+            all.push(MatmulShape { a, b, d: square(dtype, false), bias, step });
         }
     }
     if sm >= FP8_SINCE {
@@ -56,8 +53,6 @@ fn kinds(sm: u32) -> Vec<MatmulShape> {
 /// Those of fp8: forward, and of gradients with respect to inputs and to weights.
 fn kinds_of_fp8() -> impl Iterator<Item = MatmulShape> {
     use Dtype::{Bf16, E4m3, E5m2, F32};
-    let operand =
-        |dtype, transposed| Operand { dtype, rows: SIDE, cols: SIDE, transposed, align: 256 };
     let kinds = [
         (E4m3, E4m3, Bf16, None),
         (E4m3, E4m3, Bf16, Some(Bf16)),
@@ -66,9 +61,9 @@ fn kinds_of_fp8() -> impl Iterator<Item = MatmulShape> {
         (E4m3, E5m2, F32, None),
     ];
     kinds.into_iter().map(move |(a, b, d, bias)| MatmulShape {
-        a: operand(a, true),
-        b: operand(b, false),
-        d: operand(d, false),
+        a: square(a, true),
+        b: square(b, false),
+        d: square(d, false),
         bias,
         step: Step::None,
     })
@@ -132,8 +127,7 @@ impl Blas {
         stream: &Stream,
         sm: u32,
     ) -> Result<(), String> {
-        let text = |e: Failure| e.to_string();
-        let memory = DeviceMemory::new(context, 5 * PART).map_err(text)?;
+        let memory = DeviceMemory::new(context, 5 * PART)?;
         let at = |i: u64| memory.start + i * PART;
         for shape in kinds(sm) {
             let add = false;
@@ -145,7 +139,7 @@ impl Blas {
                 product.run(&self.handle, stream, addresses, 0)?;
             }
         }
-        stream.synchronize().map_err(text)
+        Ok(stream.synchronize()?)
     }
 
     /// Enqueues a product, its bias if it [takes](Gemm::takes_bias) one, and its epilogue if the

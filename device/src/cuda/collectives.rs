@@ -9,15 +9,16 @@
 use super::driver::{Context, DeviceMemory, Event, Failure, Stream};
 use super::launch::DeviceElements;
 use super::memory::{Peer, Peers};
-use super::nccl::{self, NcclCommunicator, ShardedCollective};
+use super::nccl::{self, NcclCommunicator};
 use super::watchdog::{Watchdog, abort_all};
 use super::{Gpu, launch};
+use crate::op::{CollectiveKind, CollectiveOp};
 use crate::ranks::communicator::Communicator;
 use crate::ranks::patience::Patience;
 use crate::ranks::rank_state::collectives::{divisible, meet};
 use crate::ranks::rendezvous::Arrival;
-use crate::submit::warm::{Call, CollectiveKind};
-use crate::{AdmittedOp, Error, Group, Lane, Op, Rank, Reduction, Tensor};
+use crate::submit::warm::Call;
+use crate::{AdmittedOp, Error, Group, Lane, Rank, Reduction, Tensor};
 use std::panic::Location;
 use std::sync::Arc;
 use std::time::Duration;
@@ -115,17 +116,7 @@ pub(super) fn warm_up(
         let few = (8 / call.dtype.bytes() as usize).max(1).next_multiple_of(size);
         for len in [few, call.len] {
             let buffer = DeviceElements { at: memory.start, len, dtype: call.dtype };
-            let enqueued = match call.kind {
-                CollectiveKind::AllReduce(reduce) => comm.all_reduce(buffer, reduce, stream),
-                CollectiveKind::ReduceScatter => {
-                    comm.by_parts(buffer, ShardedCollective::ReduceScatter, stream)
-                }
-                CollectiveKind::AllGather => {
-                    comm.by_parts(buffer, ShardedCollective::AllGather, stream)
-                }
-                CollectiveKind::Broadcast => comm.broadcast(buffer, 0, stream),
-            };
-            enqueued.map_err(failed)?;
+            comm.run(call.kind, buffer, stream).map_err(failed)?;
         }
     }
     let ended = Event::new().and_then(|event| stream.record(&event).map(|()| event));
@@ -211,24 +202,26 @@ fn given_up(rank: Rank, world: &Communicator) -> Error {
 
 impl Gpu {
     /// Enqueues a collective on `stream`. Blocks until all ranks of its group have reached it.
-    pub(super) fn collective(&self, op: &AdmittedOp, stream: &Stream) -> Result<(), Error> {
-        let Some(group) = op.op.group() else { return Ok(()) };
-        let (me, size) = self.host.rank.within(group);
+    pub(super) fn collective(
+        &self,
+        op: &AdmittedOp,
+        of: CollectiveOp,
+        stream: &Stream,
+    ) -> Result<(), Error> {
+        let (me, size) = self.host.rank.within(of.group);
         if size == 1 {
             return Ok(());
         }
-        match (&self.transport, group) {
+        divisible(op, &self.host, of)?;
+        match (&self.transport, of.group) {
             (Transport::Nccl([Some(tp), _], watchdog), Group::Tp) => {
-                self.by_nccl(op, stream, group, tp, watchdog)
+                self.by_nccl(op, stream, of, tp, watchdog)
             }
             (Transport::Nccl([_, Some(dp)], watchdog), Group::Dp) => {
-                self.by_nccl(op, stream, group, dp, watchdog)
+                self.by_nccl(op, stream, of, dp, watchdog)
             }
             (Transport::Nccl(..), _) => Err(self.refused(op, "no communicator of this group")),
-            (Transport::InProcess, _) => {
-                let exchange = Exchange { gpu: self, op, stream, group, me, size };
-                exchange.run()
-            }
+            (Transport::InProcess, _) => Exchange { gpu: self, op, stream, of, me, size }.run(),
         }
     }
 
@@ -236,40 +229,17 @@ impl Gpu {
         &self,
         op: &AdmittedOp,
         stream: &Stream,
-        group: Group,
+        of: CollectiveOp,
         comm: &NcclCommunicator,
         watchdog: &Watchdog,
     ) -> Result<(), Error> {
-        let Some((x, detail)) = described(&op.op) else {
-            return Err(self.refused(op, "no collective that NCCL is given"));
-        };
-        if matches!(op.op, Op::ReduceScatter { .. } | Op::AllGather { .. }) {
-            divisible(op, &self.host, x, comm.size)?;
-        }
-        meet(op, &self.host, x, group, detail)?;
+        let CollectiveOp { x, group, kind } = of;
+        meet(op, &self.host, of)?;
         let buffer = DeviceElements { at: self.peer.at(x), len: x.len(), dtype: x.dtype() };
         watchdog.starts(stream, op, group).map_err(|e| self.failed(op, &e))?;
-        let enqueued = match op.op {
-            Op::AllReduce { reduce, .. } => comm.all_reduce(buffer, reduce, stream),
-            Op::ReduceScatter { .. } => {
-                comm.by_parts(buffer, ShardedCollective::ReduceScatter, stream)
-            }
-            Op::AllGather { .. } => comm.by_parts(buffer, ShardedCollective::AllGather, stream),
-            Op::Broadcast { root, .. } => comm.broadcast(buffer, root, stream),
-            _ => Err("no collective that NCCL is given".to_owned()),
-        };
+        let enqueued = comm.run(kind, buffer, stream);
         enqueued.map_err(|problem| self.library_failed(op, stream, &problem))?;
         watchdog.ends(stream, group).map_err(|e| self.failed(op, &e))
-    }
-}
-
-/// The tensor and detail on which the ranks of a collective must agree.
-fn described(op: &Op) -> Option<(Tensor, usize)> {
-    match *op {
-        Op::AllReduce { x, reduce, .. } => Some((x, reduce as usize)),
-        Op::ReduceScatter { x, .. } | Op::AllGather { x, .. } => Some((x, 0)),
-        Op::Broadcast { x, root, .. } => Some((x, root)),
-        _ => None,
     }
 }
 
@@ -281,49 +251,45 @@ struct Exchange<'a> {
     gpu: &'a Gpu,
     op: &'a AdmittedOp,
     stream: &'a Stream,
-    group: Group,
+    of: CollectiveOp,
     me: usize,
     size: usize,
 }
 
 impl Exchange<'_> {
     fn run(&self) -> Result<(), Error> {
-        let Some((x, detail)) = described(&self.op.op) else { return Ok(()) };
-        self.meet(COME, x, detail)?;
-        match self.op.op {
-            Op::AllReduce { reduce, .. } => {
+        let x = self.of.x;
+        self.meet(COME)?;
+        match self.of.kind {
+            CollectiveKind::AllReduce(reduce) => {
                 let (flat, each) = (x.reshape(1, x.len()), x.len().div_ceil(self.size));
                 let each = each.next_multiple_of(ALIGNED);
                 let part =
                     |i: usize| flat.slice((i * each).min(x.len())..((i + 1) * each).min(x.len()));
                 self.combine(part(self.me), reduce)?;
-                self.meet(COMBINED, x, detail)?;
+                self.meet(COMBINED)?;
                 self.gather(part)?;
             }
-            Op::ReduceScatter { .. } => {
-                divisible(self.op, &self.gpu.host, x, self.size)?;
+            CollectiveKind::ReduceScatter => {
                 self.combine(x.shard(self.me, self.size), Reduction::Sum)?;
             }
-            Op::AllGather { .. } => {
-                divisible(self.op, &self.gpu.host, x, self.size)?;
-                self.gather(|i| x.shard(i, self.size))?;
-            }
-            Op::Broadcast { root, .. } if root != self.me => self.copy(root, x)?,
-            _ => {}
+            CollectiveKind::AllGather => self.gather(|i| x.shard(i, self.size))?,
+            CollectiveKind::Broadcast { root } if root != self.me => self.copy(root, x)?,
+            CollectiveKind::Broadcast { .. } => {}
         }
         // After this meeting a rank may change memory that its peers have read.
-        self.meet(GATHERED, x, detail)
+        self.meet(GATHERED)
     }
 
     /// Waits, on this stream, until the streams of all ranks have reached `phase`.
-    fn meet(&self, phase: usize, x: Tensor, detail: usize) -> Result<(), Error> {
-        let lane = self.op.lane as usize;
-        let own = self.gpu.peer.event(lane, self.group, phase);
+    fn meet(&self, phase: usize) -> Result<(), Error> {
+        let (lane, group) = (self.op.lane as usize, self.of.group);
+        let own = self.gpu.peer.event(lane, group, phase);
         self.stream.record(own).map_err(|e| self.gpu.failed(self.op, &e))?;
-        meet(self.op, &self.gpu.host, x, self.group, detail)?;
+        meet(self.op, &self.gpu.host, self.of)?;
         for i in (0..self.size).filter(|&i| i != self.me) {
             let peer = self.peer(i)?;
-            let event = peer.event(lane, self.group, phase);
+            let event = peer.event(lane, group, phase);
             self.stream.wait(event).map_err(|e| self.blamed(i, peer, &e))?;
         }
         Ok(())
@@ -333,7 +299,7 @@ impl Exchange<'_> {
     /// one.
     fn blamed(&self, i: usize, peer: &Peer, failure: &Failure) -> Error {
         let own = self.gpu.failed(self.op, failure);
-        let index = self.gpu.host.rank.member(self.group, i);
+        let index = self.gpu.host.rank.member(self.of.group, i);
         match own {
             Error::Gpu { op, site, .. } if self.stream.loss().is_none() => {
                 let from = self.gpu.host.rank.index();
@@ -345,7 +311,7 @@ impl Exchange<'_> {
     }
 
     fn peer(&self, i: usize) -> Result<&Arc<Peer>, Error> {
-        let index = self.gpu.host.rank.member(self.group, i);
+        let index = self.gpu.host.rank.member(self.of.group, i);
         let peer = self.gpu.peers.peer(index);
         peer.ok_or_else(|| self.gpu.refused(self.op, &format!("rank {index} has no memory")))
     }

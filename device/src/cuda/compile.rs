@@ -114,7 +114,7 @@ impl Kernels {
     pub(super) fn load(sm: u32, programs: &[Program]) -> Result<Self, String> {
         let mut kernels = Self { modules: Vec::new(), functions: HashMap::with_capacity(256) };
         for cubin in cubins(sm, programs)? {
-            kernels.modules.push(Module::load(&cubin).map_err(|e| e.to_string())?);
+            kernels.modules.push(Module::load(&cubin)?);
         }
         Ok(kernels)
     }

@@ -41,6 +41,12 @@ impl fmt::Display for Failure {
     }
 }
 
+impl From<Failure> for String {
+    fn from(failure: Failure) -> Self {
+        failure.to_string()
+    }
+}
+
 fn check(call: &'static str, code: CUresult) -> Result<(), Failure> {
     if code == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(Failure { call, code }) }
 }

@@ -5,7 +5,7 @@
 
 use super::blas::Blas;
 use super::compile::{Kernels, cache_folder, read, write};
-use super::driver::{self, Context, DeviceMemory, Event, Failure, Stream};
+use super::driver::{self, Context, DeviceMemory, Event, Stream};
 use super::launch::{PROGRAMS, Program};
 use super::marks::{Marks, STREAMS};
 use super::memory::EVENTS;
@@ -59,11 +59,10 @@ pub fn look(ordinal: usize, programs: &[Program]) -> Result<GpuMemory, String> {
 }
 
 fn find(ordinal: usize, programs: &[Program]) -> Result<GpuMemory, String> {
-    let text = |e: Failure| e.to_string();
-    driver::init().map_err(text)?;
-    let context = Context::of(ordinal).map_err(text)?;
+    driver::init()?;
+    let context = Context::of(ordinal)?;
     // This runs before anything is loaded: loaded code stays until the process ends.
-    let (free, total) = context.memory().map_err(text)?;
+    let (free, total) = context.memory()?;
     let path = file(ordinal, &format!("gpu {programs:?}"))?;
     let [products, kernels, streams] = match path.as_deref().and_then(figures) {
         Some((kept, AGREED)) => kept,
@@ -118,13 +117,12 @@ fn grid_text(tp: usize, dp: usize) -> String {
 /// Makes everything that a rank makes, on an idle GPU, and returns the bytes that products, kernels
 /// and streams take.
 fn measure(context: &Arc<Context>, programs: &[Program]) -> Result<[u64; 3], String> {
-    let text = |e: Failure| e.to_string();
-    let sm = driver::device_sm(context.ordinal).map_err(text)?;
-    let own = Stream::new(context, false).map_err(text)?;
-    let free = || context.memory().map(|(free, _)| free).map_err(text);
+    let sm = driver::device_sm(context.ordinal)?;
+    let own = Stream::new(context, false)?;
+    let free = || context.memory().map(|(free, _)| free);
     // The smallest allocations use the rest of a larger one, so one small allocation comes before
     // the measurement.
-    let small = DeviceMemory::new(context, 1).map_err(text)?;
+    let small = DeviceMemory::new(context, 1)?;
     let start = free()?;
     let kernels = Kernels::load(sm, programs).map_err(|e| format!("kernels: {e}"))?;
     let with_kernels = free()?;
@@ -132,10 +130,10 @@ fn measure(context: &Arc<Context>, programs: &[Program]) -> Result<[u64; 3], Str
     blas.load(context, &own, sm).map_err(|e| format!("cuBLASLt: {e}"))?;
     let with_products = free()?;
     let streams = (0..STREAMS_PER_RANK).map(|_| Stream::new(context, true));
-    let streams = streams.collect::<Result<Vec<_>, _>>().map_err(text)?;
-    let marks = Marks::new().map_err(text)?;
+    let streams = streams.collect::<Result<Vec<_>, _>>()?;
+    let marks = Marks::new()?;
     let events = (0..EVENTS + 2 * WATCHED).map(|_| Event::new());
-    let events = events.collect::<Result<Vec<_>, _>>().map_err(text)?;
+    let events = events.collect::<Result<Vec<_>, _>>()?;
     let end = free()?;
     drop((events, marks, streams, blas, kernels, small, own));
     let taken = [(with_kernels, with_products), (start, with_kernels), (with_products, end)];
@@ -144,12 +142,10 @@ fn measure(context: &Arc<Context>, programs: &[Program]) -> Result<[u64; 3], Str
 
 /// The file of a GPU's figures. Its name depends on everything that the figures depend on.
 fn file(ordinal: usize, what: &str) -> Result<Option<PathBuf>, String> {
-    let text = |e: Failure| e.to_string();
     let Some(folder) = cache_folder() else { return Ok(None) };
-    let (name, sm) =
-        (driver::device_name(ordinal).map_err(text)?, driver::device_sm(ordinal).map_err(text)?);
-    let memory = driver::device_memory(ordinal).map_err(text)?;
-    let versions = (driver::version().map_err(text)?, nvrtc::version()?, blaslt::version());
+    let (name, sm) = (driver::device_name(ordinal)?, driver::device_sm(ordinal)?);
+    let memory = driver::device_memory(ordinal)?;
+    let versions = (driver::version()?, nvrtc::version()?, blaslt::version());
     let (library, loading) = (nccl::version().ok(), std::env::var("CUDA_MODULE_LOADING").ok());
     let texts: Vec<String> = PROGRAMS.iter().map(Program::text).collect();
     let key = format!(

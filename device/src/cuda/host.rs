@@ -6,12 +6,11 @@ use super::driver::{Context, Event, Word};
 use super::history::{ErrorPlace, History};
 use super::marks::STREAMS;
 use super::progress::StreamProgress;
+use crate::numerics::view::copy;
 use crate::ranks::queue::Queue;
 use crate::ranks::rank_state::RankState;
-use crate::view::copy;
 use crate::{AdmittedOp, Error, Lane, Op, ThreadTeam};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -41,9 +40,9 @@ impl HostLane {
     }
 
     fn run(&self, jobs: &Queue<HostJob>) {
-        crate::ranks::panics::watch_this_thread();
+        crate::threads::panics::watch_this_thread();
         if let Err(failure) = self.context.bind() {
-            self.fail(&Error::GpuSetup {
+            self.shared.fail(&Error::GpuSetup {
                 rank: self.shared.rank.index(),
                 gpu: self.context.ordinal,
                 problem: failure.to_string(),
@@ -78,8 +77,8 @@ impl HostLane {
     fn bind(&self, team: Option<&ThreadTeam>) {
         if let Some(team) = team {
             team.bind_caller();
-        } else if !self.shared.cpus().is_empty()
-            && let Err(error) = topology::bind_current_thread(self.shared.cpus())
+        } else if !self.shared.work.cpus.is_empty()
+            && let Err(error) = topology::bind_current_thread(&self.shared.work.cpus)
         {
             tracing::warn!(
                 "the Host lane of rank {} is not bound: {error}",
@@ -96,7 +95,7 @@ impl HostLane {
             if let Err(failure) = event.synchronize() {
                 let ErrorPlace { op: name, site, problem } =
                     self.history.place(lane, *tick, &failure);
-                self.fail(&Error::Gpu {
+                self.shared.fail(&Error::Gpu {
                     rank: self.shared.rank.index(),
                     gpu: self.context.ordinal,
                     op: name,
@@ -105,10 +104,5 @@ impl HostLane {
                 });
             }
         }
-    }
-
-    fn fail(&self, error: &Error) {
-        let step = self.shared.step.load(Ordering::Relaxed);
-        self.shared.world.fail(self.shared.rank, step, error);
     }
 }

@@ -125,7 +125,7 @@ impl Launch {
 
     /// Threads over `n` units.
     fn flat(kernel: &'static str, n: usize, args: Args) -> Self {
-        let blocks = n.div_ceil(256).clamp(1, MAX_BLOCKS);
+        let blocks = n.div_ceil(256).min(MAX_BLOCKS);
         Self::new(kernel, [blocks, 1, 1], 256, args)
     }
 
@@ -207,9 +207,7 @@ impl Launcher<'_> {
             KernelArg::Int(x) => args.with(&[*x]),
             KernelArg::Float(x) => args.float(*x),
         });
-        if call.elements > 0 {
-            self.launch(Launch::flat(call.name, call.elements.div_ceil(RUN), args));
-        }
+        self.launch(Launch::flat(call.name, call.elements.div_ceil(RUN), args));
         Ok(())
     }
 
@@ -220,22 +218,23 @@ impl Launcher<'_> {
     }
 }
 
-/// [`Dtype::F32`] in the numbering of [`types`].
-const F32: u64 = 2;
-
-/// Storage types, 4 bits per tensor, in the form that `type_of` in the prelude reads.
-fn types(tensors: &[Tensor]) -> u64 {
-    let number = |t: &Tensor| match t.dtype() {
+/// A storage type in the form that `type_of` in the prelude reads.
+const fn type_number(dtype: Dtype) -> u64 {
+    match dtype {
         Dtype::F16 => 0,
         Dtype::Bf16 => 1,
-        Dtype::F32 => F32,
+        Dtype::F32 => 2,
         Dtype::F64 => 3,
         Dtype::I32 => 4,
         Dtype::U16 => 5,
         Dtype::E4m3 => 6,
         Dtype::E5m2 => 7,
-    };
-    tensors.iter().rev().fold(0, |all, t| all << 4 | number(t))
+    }
+}
+
+/// Storage types, 4 bits per tensor.
+fn types(tensors: &[Tensor]) -> u64 {
+    tensors.iter().rev().fold(0, |all, t| all << 4 | type_number(t.dtype()))
 }
 
 /// [`types`] of tensors with values: F16, Bf16 or F32.
@@ -328,9 +327,10 @@ pub fn combine_peers(
         Dtype::I32 | Dtype::U16 | Dtype::E4m3 | Dtype::E5m2 => {
             return Err("only values add up".into());
         }
-        Dtype::F16 => Launch::flat("combine_peers", n.div_ceil(RUN), rest(args.with(&[0]))),
-        Dtype::Bf16 => Launch::flat("combine_peers", n.div_ceil(RUN), rest(args.with(&[1]))),
-        Dtype::F32 => Launch::flat("combine_peers", n.div_ceil(RUN), rest(args.with(&[F32]))),
+        Dtype::F16 | Dtype::Bf16 | Dtype::F32 => {
+            let args = args.with(&[type_number(dtype)]);
+            Launch::flat("combine_peers", n.div_ceil(RUN), rest(args))
+        }
     };
     Ok((n > 0).then_some(launch))
 }

@@ -5,7 +5,7 @@
 //! necessary but never makes a cycle, because every marked op was submitted before.
 
 use super::driver::{Event, Failure};
-use crate::submit::lane::{Clock, join};
+use crate::op::lane::{Clock, join};
 use crate::{LANES, Lane};
 use std::collections::VecDeque;
 use std::sync::Arc;

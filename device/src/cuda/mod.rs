@@ -44,14 +44,13 @@ pub mod testing {
     pub use super::nccl::NAMES as NCCL_NAMES;
 }
 
-use crate::op::Product;
+use crate::op::lane::{Clock, join};
+use crate::op::{CollectiveKind, CollectiveOp, Product};
 use crate::ranks::queue::Queue;
 use crate::ranks::rank_state::RankState;
-use crate::submit::lane::{Clock, join};
-use crate::view::{View, ViewMut};
 use crate::{
     Activity, AdmittedOp, Arena, Error, Event, Executor, LANES, Lane, Op, Plan, Rank, Reduction,
-    Tensor, ThreadTeam,
+    Tensor, ThreadTeam, View, ViewMut,
 };
 use blas::{Blas, WORKSPACE};
 use collectives::Transport;
@@ -182,8 +181,10 @@ impl Gpu {
                 stream.zero(self.peer.at(x), x.bytes()).map_err(|e| self.failed(op, &e))
             }
             Op::Gemm { .. } | Op::ScaledGemm { .. } => self.gemm(op, stream),
-            _ if op.op.group().is_some() => self.collective(op, stream),
-            _ => self.kernels(op, stream, &op.op),
+            _ => match op.op.collective() {
+                Some(of) => self.collective(op, of, stream),
+                None => self.kernels(op, stream, &op.op),
+            },
         }
     }
 
@@ -325,10 +326,10 @@ impl Gpu {
     /// product. Nothing else runs yet, and the results are discarded.
     fn warm_up(&self, ops: &[AdmittedOp]) -> Result<(), Error> {
         for op in ops {
-            match op.op {
-                _ if op.op.group().is_some() => self.warm_up_sum(op, self.stream(op.lane))?,
-                Op::Copy { .. } | Op::Zero { .. } => {}
-                _ => self.enqueue(op)?,
+            match op.op.collective() {
+                Some(of) => self.warm_up_sum(op, of, self.stream(op.lane))?,
+                None if matches!(op.op, Op::Copy { .. } | Op::Zero { .. }) => {}
+                None => self.enqueue(op)?,
             }
         }
         for lane in &Lane::ALL[..STREAMS] {
@@ -338,13 +339,11 @@ impl Gpu {
     }
 
     /// Runs the kernel of an in-process collective on this rank's memory alone.
-    fn warm_up_sum(&self, op: &AdmittedOp, stream: &Stream) -> Result<(), Error> {
-        let (Transport::InProcess, Some(group)) = (&self.transport, op.op.group()) else {
-            return Ok(());
-        };
-        let (x, reduce) = match op.op {
-            Op::AllReduce { x, reduce, .. } => (x, reduce),
-            Op::ReduceScatter { x, .. } => (x, Reduction::Sum),
+    fn warm_up_sum(&self, op: &AdmittedOp, of: CollectiveOp, stream: &Stream) -> Result<(), Error> {
+        let CollectiveOp { x, group, kind } = of;
+        let reduce = match (&self.transport, kind) {
+            (Transport::InProcess, CollectiveKind::AllReduce(reduce)) => reduce,
+            (Transport::InProcess, CollectiveKind::ReduceScatter) => Reduction::Sum,
             _ => return Ok(()),
         };
         let size = self.rank().within(group).1;
@@ -443,11 +442,11 @@ impl Executor for Gpu {
     }
 
     fn write(&self, t: Tensor, value: &dyn Fn(usize) -> f64) -> Result<(), Error> {
-        self.write_own(t, value)
+        self.write_own(t, &|first, part| part.fill(&|i| value(first + i)))
     }
 
     fn write_f32(&self, t: Tensor, values: &[f32]) -> Result<(), Error> {
-        self.write_own_f32(t, values)
+        self.write_own(t, &|first, part| part.store(0, &values[first..first + part.len()]))
     }
 
     fn fail(&self, step: u64, error: &Error) {

@@ -5,6 +5,7 @@
 
 use super::driver::Stream;
 use super::launch::DeviceElements;
+use crate::op::CollectiveKind;
 use crate::{Dtype, Reduction};
 use cudarc::nccl::sys::{ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclUniqueId};
 use libloading::Library;
@@ -21,6 +22,15 @@ type Code = c_int;
 type Buffer = *const c_void;
 type BufferMut = *mut c_void;
 type RawStream = *mut c_void;
+type Combine = unsafe extern "C" fn(
+    Buffer,
+    BufferMut,
+    usize,
+    ncclDataType_t,
+    ncclRedOp_t,
+    ncclComm_t,
+    RawStream,
+) -> Code;
 
 struct Functions {
     _library: Library,
@@ -31,24 +41,8 @@ struct Functions {
     comm_destroy: unsafe extern "C" fn(ncclComm_t) -> Code,
     comm_get_async_error: unsafe extern "C" fn(ncclComm_t, *mut Code) -> Code,
     get_error_string: unsafe extern "C" fn(Code) -> *const c_char,
-    all_reduce: unsafe extern "C" fn(
-        Buffer,
-        BufferMut,
-        usize,
-        ncclDataType_t,
-        ncclRedOp_t,
-        ncclComm_t,
-        RawStream,
-    ) -> Code,
-    reduce_scatter: unsafe extern "C" fn(
-        Buffer,
-        BufferMut,
-        usize,
-        ncclDataType_t,
-        ncclRedOp_t,
-        ncclComm_t,
-        RawStream,
-    ) -> Code,
+    all_reduce: Combine,
+    reduce_scatter: Combine,
     all_gather: unsafe extern "C" fn(
         Buffer,
         BufferMut,
@@ -168,16 +162,6 @@ fn data_type(dtype: Dtype) -> ncclDataType_t {
         Dtype::E4m3 | Dtype::E5m2 => ncclDataType_t::ncclUint8,
     }
 }
-
-/// A collective in which each rank owns one part of the buffer.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum ShardedCollective {
-    /// Sums the whole buffers into each rank's part.
-    ReduceScatter,
-    /// Copies each rank's part to the whole buffers.
-    AllGather,
-}
-
 /// One rank's end of a group. The rank's thread enqueues, and a watchdog may abort.
 #[derive(Debug)]
 pub(super) struct NcclCommunicator {
@@ -231,57 +215,35 @@ impl NcclCommunicator {
         }
     }
 
-    pub(super) fn all_reduce(
+    /// Enqueues a collective on `stream`. It works in place. Where ranks have parts, their number divides the buffer's length.
+    pub(super) fn run(
         &self,
+        kind: CollectiveKind,
         buffer: DeviceElements,
-        reduce: Reduction,
-        stream: &Stream,
-    ) -> Result<(), String> {
-        let _inside = self.enter();
-        let DeviceElements { at, len: count, dtype } = buffer;
-        let op = match reduce {
-            Reduction::Sum => ncclRedOp_t::ncclSum,
-            Reduction::Max => ncclRedOp_t::ncclMax,
-        };
-        let (from, to, dtype) = (at as Buffer, at as BufferMut, data_type(dtype));
-        call!(all_reduce(from, to, count, dtype, op, self.raw()?, stream.raw().cast()))
-    }
-
-    /// Works in place on `count` elements of the whole buffer. The number of ranks divides `count`.
-    pub(super) fn by_parts(
-        &self,
-        buffer: DeviceElements,
-        what: ShardedCollective,
         stream: &Stream,
     ) -> Result<(), String> {
         let _inside = self.enter();
         let DeviceElements { at, len: count, dtype } = buffer;
         let part = count / self.size;
         let own = at + (self.me * part) as u64 * dtype.bytes();
+        let (whole, own) = (at as BufferMut, own as BufferMut);
         let (dtype, comm, stream) = (data_type(dtype), self.raw()?, stream.raw().cast());
-        match what {
-            ShardedCollective::ReduceScatter => {
-                let (from, to, op) = (at as Buffer, own as BufferMut, ncclRedOp_t::ncclSum);
-                call!(reduce_scatter(from, to, part, dtype, op, comm, stream))
+        match kind {
+            CollectiveKind::AllReduce(reduce) => {
+                let op = match reduce {
+                    Reduction::Sum => ncclRedOp_t::ncclSum,
+                    Reduction::Max => ncclRedOp_t::ncclMax,
+                };
+                call!(all_reduce(whole, whole, count, dtype, op, comm, stream))
             }
-            ShardedCollective::AllGather => {
-                let (from, to) = (own as Buffer, at as BufferMut);
-                call!(all_gather(from, to, part, dtype, comm, stream))
+            CollectiveKind::ReduceScatter => {
+                call!(reduce_scatter(whole, own, part, dtype, ncclRedOp_t::ncclSum, comm, stream))
+            }
+            CollectiveKind::AllGather => call!(all_gather(own, whole, part, dtype, comm, stream)),
+            CollectiveKind::Broadcast { root } => {
+                call!(broadcast(whole, whole, count, dtype, root as c_int, comm, stream))
             }
         }
-    }
-
-    pub(super) fn broadcast(
-        &self,
-        buffer: DeviceElements,
-        root: usize,
-        stream: &Stream,
-    ) -> Result<(), String> {
-        let _inside = self.enter();
-        let DeviceElements { at, len: count, dtype } = buffer;
-        let (from, to, dtype) = (at as Buffer, at as BufferMut, data_type(dtype));
-        let root = root as c_int;
-        call!(broadcast(from, to, count, dtype, root, self.raw()?, stream.raw().cast()))
     }
 }
 

@@ -208,11 +208,11 @@ impl GpuOpener<'_> {
         Ok((context, count))
     }
 
-    /// Checks that the plan would fit with nothing beside it.
-    fn check(&self, context: &Context, bytes: u64) -> Result<(), Error> {
+    /// Checks that so many bytes of the plan and beside it are free; returns all free ones.
+    fn check(&self, context: &Context, bytes: u64) -> Result<u64, Error> {
         let free = context.memory().map_err(|e| self.problem(context.ordinal, "free memory", e))?.0;
         let fits = bytes <= free;
-        if fits { Ok(()) } else { Err(out_of_memory(self.rank, self.plan, bytes, free)) }
+        if fits { Ok(free) } else { Err(out_of_memory(self.rank, self.plan, bytes, free)) }
     }
 
     /// Turns a driver's or library's lack of memory for allocations beside the plan into the error
@@ -233,17 +233,12 @@ impl GpuOpener<'_> {
         bytes: u64,
         stream: &Stream,
     ) -> Result<DeviceMemory, Error> {
-        let gpu = context.ordinal;
-        let (free, _) = context.memory().map_err(|e| self.problem(gpu, "free memory", e))?;
-        let too_much = |free| out_of_memory(self.rank, self.plan, bytes, free);
-        if bytes > free {
-            return Err(too_much(free));
-        }
+        let (gpu, free) = (context.ordinal, self.check(context, bytes)?);
         let memory = DeviceMemory::new(context, bytes).map_err(|e| {
-            // Another process may have taken memory meanwhile.
-            let free = || context.memory().map_or(free, |(free, _)| free);
             if e.is_out_of_memory() {
-                too_much(free())
+                // Another process may have taken memory meanwhile.
+                let free = context.memory().map_or(free, |(free, _)| free);
+                out_of_memory(self.rank, self.plan, bytes, free)
             } else {
                 self.problem(gpu, "device memory", e)
             }

@@ -2,7 +2,7 @@
 
 use super::driver::{self, Context};
 use super::{blaslt, nccl, nvrtc};
-use crate::ranks::panics;
+use crate::threads::panics;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use topology::PciAddress;
 
@@ -187,9 +187,8 @@ pub fn probe() -> Probe {
 /// The driver's error.
 pub fn free_memory(ordinal: usize) -> Result<u64, String> {
     guarded(|| {
-        driver::init().map_err(|e| e.to_string())?;
-        let context = Context::of(ordinal).map_err(|e| e.to_string())?;
-        context.memory().map(|(free, _)| free).map_err(|e| e.to_string())
+        driver::init()?;
+        Ok(Context::of(ordinal)?.memory()?.0)
     })
 }
 
@@ -207,8 +206,8 @@ fn driver_version() -> Result<String, String> {
     if !driver::is_present() {
         return Err(format!("no NVIDIA driver: {}", looked_for(&["libcuda.so.1".into()])));
     }
-    driver::init().map_err(|e| e.to_string())?;
-    let version = driver::version().map_err(|e| e.to_string())?;
+    driver::init()?;
+    let version = driver::version()?;
     let text = format!("{}.{}", version / 1000, version % 1000 / 10);
     if version < OLDEST_DRIVER {
         return Err(format!("the NVIDIA driver is for CUDA {text}; 12.0 or newer is needed"));
@@ -227,8 +226,7 @@ fn gpus() -> Result<Vec<GpuInfo>, String> {
             pci: driver::device_address(ordinal)?.parse().ok(),
         })
     };
-    let all = driver::device_count().and_then(|count| (0..count).map(one).collect());
-    all.map_err(|e: driver::Failure| e.to_string())
+    (0..driver::device_count()?).map(one).collect()
 }
 
 /// The file names under which cudarc looks for a library.

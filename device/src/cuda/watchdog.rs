@@ -93,7 +93,7 @@ impl Watchdog {
         let unused: Result<Vec<_>, Failure> = (0..WATCHED).map(pair).collect();
         let state = State {
             under_way: [0, 1].map(|_| VecDeque::with_capacity(WATCHED)),
-            unused: unused.map_err(|e| e.to_string())?,
+            unused: unused?,
             numbers: [0; 2],
             closed: false,
         };
@@ -180,7 +180,7 @@ impl Watch {
     }
 
     fn run(&self) {
-        crate::ranks::panics::watch_this_thread();
+        crate::threads::panics::watch_this_thread();
         let bound = Context::of(self.gpu).and_then(|context| context.bind());
         let (mut failed_since, mut patience) = (None, Patience::new());
         let mut state = self.lock();
@@ -197,7 +197,7 @@ impl Watch {
             state = self.lock();
             if let Some(error) = self.overdue(&state, now) {
                 drop(state);
-                self.fail(&error);
+                self.shared.fail(&error);
                 abort_all(self.communicators.iter());
                 return;
             }
@@ -292,11 +292,6 @@ impl Watch {
             false => free,
         };
         Some(Error::Timeout { rank: rank.index(), op, site, seconds, missing })
-    }
-
-    fn fail(&self, error: &Error) {
-        let step = self.shared.step.load(Ordering::Relaxed);
-        self.shared.world.fail(self.shared.rank, step, error);
     }
 }
 

@@ -2,12 +2,12 @@
 
 /// Sign, 4 bits of exponent, 3 of mantissa; largest value 448, no infinities. For values and
 /// weights.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 #[repr(transparent)]
 pub struct E4m3(pub u8);
 
 /// Sign, 5 bits of exponent, 2 of mantissa; largest value 57344. For gradients.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 #[repr(transparent)]
 pub struct E5m2(pub u8);
 
@@ -95,16 +95,6 @@ macro_rules! format {
             pub const fn to_f32(self) -> f32 {
                 const VALUES: [f32; 256] = $layout.values();
                 VALUES[self.0 as usize]
-            }
-
-            /// Its byte.
-            pub(crate) const fn to_le_bytes(self) -> [u8; 1] {
-                [self.0]
-            }
-
-            /// The number of a byte.
-            pub(crate) const fn from_le_bytes([byte]: [u8; 1]) -> Self {
-                Self(byte)
             }
         }
     };

@@ -1,5 +1,5 @@
 //! Arithmetic that host and device share bit for bit: sums, sums of squares, initial values. It
-//! also offers vectors of several widths to loops of other crates.
+//! also offers vectors of several widths to loops of other crates, and typed views of storage.
 //!
 //! Everything is elementwise with explicit fma, IEEE square root and division, or an fp64 sum in a
 //! fixed order. Neither threads, tiles nor SIMD width change a bit.
@@ -12,12 +12,14 @@ mod path;
 mod round;
 mod simd;
 mod sums;
+pub(crate) mod view;
 
 pub use bounds::{Pass, multiply_add, sweep};
 pub use fp8::{E4m3, E5m2, scale as fp8_scale};
 pub use normals::normals;
 pub(crate) use path::InlinedClosure;
 pub use path::SimdPath;
+pub(crate) use round::round_f16;
 pub(crate) use simd::ask;
 pub use sums::{CountedRange, accumulate, accumulate_chunks, chunk_squares, sum_of_squares};
 

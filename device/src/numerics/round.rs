@@ -21,7 +21,7 @@ const fn widen_f16(half: u16) -> f32 {
 
 /// Rounds an IEEE single to half in portable code, to nearest, ties to even.
 #[inline(always)]
-const fn round_f16(x: f32) -> u16 {
+pub(crate) const fn round_f16(x: f32) -> u16 {
     let bits = x.to_bits();
     let (sign, magnitude) = ((bits >> 16) & 0x8000, bits & MAGNITUDE);
     let nan = 0x7e00 | ((magnitude >> 13) & 0x3ff);

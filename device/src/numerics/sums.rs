@@ -2,8 +2,7 @@
 
 use super::path::SimdPath;
 use super::{round, simd};
-use crate::View;
-use crate::view::BLOCK;
+use crate::{BLOCK, View};
 use std::ops::Range;
 
 /// The elements that a sum counts: those before `end` and outside `hole`.

@@ -4,14 +4,16 @@
 mod access;
 mod check;
 mod family;
+pub(crate) mod lane;
+pub(crate) mod task;
 
 pub use access::Mode;
 
 pub(crate) use family::Family;
+use task::{DeviceOp, HostOp};
 
 use crate::Tensor;
 use crate::numerics::CountedRange;
-use crate::submit::task::{DeviceOp, HostOp};
 use std::sync::Arc;
 
 /// The ranks of a collective.
@@ -187,6 +189,38 @@ impl Product {
             _ => None,
         }
     }
+}
+
+/// A kind of collective.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum CollectiveKind {
+    /// Combines whole buffers.
+    AllReduce(Reduction),
+    /// Combines buffers into parts.
+    ReduceScatter,
+    /// Collects parts.
+    AllGather,
+    /// Copies from one rank.
+    Broadcast { root: usize },
+}
+
+impl CollectiveKind {
+    /// Number on which the ranks of a collective must agree, beside its name.
+    pub(crate) const fn detail(self) -> usize {
+        match self {
+            Self::AllReduce(reduce) => reduce as usize,
+            Self::ReduceScatter | Self::AllGather => 0,
+            Self::Broadcast { root } => root,
+        }
+    }
+}
+
+/// An op that is a collective.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CollectiveOp {
+    pub(crate) x: Tensor,
+    pub(crate) group: Group,
+    pub(crate) kind: CollectiveKind,
 }
 
 /// The operations of lanes. Shapes are (rows, columns); B samples, T tokens each, C hidden.
@@ -437,14 +471,20 @@ impl Op {
         }
     }
 
+    /// The op as a collective, if it is one.
+    pub(crate) const fn collective(&self) -> Option<CollectiveOp> {
+        let (x, group, kind) = match *self {
+            Self::AllReduce { x, group, reduce } => (x, group, CollectiveKind::AllReduce(reduce)),
+            Self::ReduceScatter { x, group } => (x, group, CollectiveKind::ReduceScatter),
+            Self::AllGather { x, group } => (x, group, CollectiveKind::AllGather),
+            Self::Broadcast { x, group, root } => (x, group, CollectiveKind::Broadcast { root }),
+            _ => return None,
+        };
+        Some(CollectiveOp { x, group, kind })
+    }
+
     /// The group of a collective.
-    pub const fn group(&self) -> Option<Group> {
-        match self {
-            Self::AllReduce { group, .. }
-            | Self::ReduceScatter { group, .. }
-            | Self::AllGather { group, .. }
-            | Self::Broadcast { group, .. } => Some(*group),
-            _ => None,
-        }
+    pub fn group(&self) -> Option<Group> {
+        self.collective().map(|of| of.group)
     }
 }

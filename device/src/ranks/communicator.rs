@@ -6,13 +6,13 @@ mod remote;
 use super::memory::Memory;
 use super::processes::{MessageHandler, Processes};
 use super::remote::RemoteRanks;
-use super::rendezvous::{Arrival, ArrivalRecord, Rendezvous, Slots, lock};
-use super::spin_wait::{pause_of_ranks, spin_for};
+use super::rendezvous::{Arrival, ArrivalRecord, Rendezvous, lock};
+use crate::threads::spin_wait::{pause_of_ranks, spin_for};
 use crate::{Error, Group, LANES, Lane, Rank, Tensor};
 use std::collections::BTreeSet;
 use std::panic::Location;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 /// The ranks of one run: threads of this process, and of others.
@@ -306,27 +306,23 @@ impl Communicator {
         let mut slots = lock(&rendezvous.slots);
         let generation = slots.generation;
         rendezvous.put(&mut slots, me, generation, arrival.into());
-        if let Some(remote) = &self.remote {
-            // A message may arrive, and want the lock of the slots, before this thread goes on.
-            drop(slots);
-            remote.send_arrival(rendezvous, me, generation, arrival.into());
-            slots = lock(&rendezvous.slots);
-        }
-        let slots = self.await_turn(rank, rendezvous, slots, generation, arrival)?;
+        // A message may arrive, and want the lock of the slots, before this thread goes on.
         drop(slots);
+        if let Some(remote) = &self.remote {
+            remote.send_arrival(rendezvous, me, generation, arrival.into());
+        }
+        self.await_turn(rank, rendezvous, generation, arrival)?;
         let met = CompletedRendezvous { world: self, rendezvous, generation, me };
         met.compare(rank, arrival).map(|()| met)
     }
 
-    fn await_turn<'a>(
+    fn await_turn(
         &self,
         rank: Rank,
-        rendezvous: &'a Rendezvous,
-        slots: MutexGuard<'a, Slots>,
+        rendezvous: &Rendezvous,
         generation: u64,
         arrival: Arrival,
-    ) -> Result<MutexGuard<'a, Slots>, Error> {
-        drop(slots);
+    ) -> Result<(), Error> {
         spin_for(self.pause, || rendezvous.has_turned(generation).then_some(()));
         let mut slots = lock(&rendezvous.slots);
         // Reads the timeout at each look, since it may have been prolonged.
@@ -356,11 +352,9 @@ impl Communicator {
                 waited += began.elapsed().min(2 * LOOK_UP);
             }
         }
-        Ok(slots)
+        Ok(())
     }
-}
 
-impl Communicator {
     /// Whether the rank is in another process.
     pub(crate) fn is_remote_rank(&self, rank: usize) -> bool {
         let home =
@@ -399,11 +393,6 @@ impl Communicator {
 }
 
 impl<'a> CompletedRendezvous<'a> {
-    /// Number of ranks in the group.
-    pub(crate) fn size(&self) -> usize {
-        self.rendezvous.members.len()
-    }
-
     /// The memory of member `i`.
     pub(crate) fn peer(&self, i: usize) -> &'a Memory {
         let rank = self.rendezvous.members[i];

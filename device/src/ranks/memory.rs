@@ -8,6 +8,7 @@ use crate::error::OutOfMemory;
 use crate::numerics::{E4m3, E5m2};
 use crate::{Arena, Dtype, Error, Plan, Rank, Tensor, View, ViewMut};
 use half::{bf16, f16};
+use pulp::bytemuck::{cast_slice, cast_slice_mut};
 
 const PAGE: usize = 4096;
 const HUGE_PAGE: u64 = 2 << 20;
@@ -144,45 +145,114 @@ impl Memory {
 
     /// A view for reading a range of the running op, or a peer's range inside a collective.
     pub(crate) fn view(&self, t: Tensor) -> View<'_> {
-        let (at, n) = (self.at(t), t.len());
-        macro_rules! part {
-            ($variant:ident, $t:ty) => {
-                // SAFETY: in bounds (`at`), aligned (plans align to 256, slices step by whole elements),
-                // every bit pattern is a value, and no one writes it meanwhile (see `Send`).
-                View::$variant(unsafe { std::slice::from_raw_parts(at.cast::<$t>(), n) })
-            };
-        }
-        match t.dtype() {
-            Dtype::F16 => part!(F16, f16),
-            Dtype::Bf16 => part!(Bf16, bf16),
-            Dtype::F32 => part!(F32, f32),
-            Dtype::F64 => part!(F64, f64),
-            Dtype::I32 => part!(I32, i32),
-            Dtype::U16 => part!(U16, u16),
-            Dtype::E4m3 => part!(E4m3, E4m3),
-            Dtype::E5m2 => part!(E5m2, E5m2),
-        }
+        // SAFETY: in bounds (`at`), aligned (plans align to 256, slices step by whole elements), and no
+        // one writes it meanwhile (see `Send`).
+        unsafe { view(self.at(t), t.dtype(), t.len()) }
     }
 
     /// A view for writing a range. Callers form it once per declared range of the running op.
     pub(crate) fn view_mut(&self, t: Tensor) -> ViewMut<'_> {
-        let (at, n) = (self.at(t), t.len());
-        macro_rules! part {
-            ($variant:ident, $t:ty) => {
-                // SAFETY: as in `view`; and no other thread reads or writes it meanwhile.
-                ViewMut::$variant(unsafe { std::slice::from_raw_parts_mut(at.cast::<$t>(), n) })
-            };
-        }
-        match t.dtype() {
-            Dtype::F16 => part!(F16, f16),
-            Dtype::Bf16 => part!(Bf16, bf16),
-            Dtype::F32 => part!(F32, f32),
-            Dtype::F64 => part!(F64, f64),
-            Dtype::I32 => part!(I32, i32),
-            Dtype::U16 => part!(U16, u16),
-            Dtype::E4m3 => part!(E4m3, E4m3),
-            Dtype::E5m2 => part!(E5m2, E5m2),
-        }
+        // SAFETY: as in `view`; and no other thread reads or writes it meanwhile.
+        unsafe { view_mut(self.at(t), t.dtype(), t.len()) }
+    }
+
+    /// The bytes of a range that [`view`](Self::view) would show.
+    pub(crate) fn bytes(&self, t: Tensor) -> &[u8] {
+        // SAFETY: as in `view`.
+        unsafe { std::slice::from_raw_parts(self.at(t), t.bytes() as usize) }
+    }
+}
+
+/// The `n` elements at `at`, of a type of which every bit pattern is a value.
+///
+/// # Safety
+/// They are there, aligned, and no one writes them as long as the view lives.
+unsafe fn view<'a>(at: *const u8, dtype: Dtype, n: usize) -> View<'a> {
+    macro_rules! part {
+        ($variant:ident, $t:ty) => {
+            // SAFETY: the caller promises it.
+            View::$variant(unsafe { std::slice::from_raw_parts(at.cast::<$t>(), n) })
+        };
+    }
+    match dtype {
+        Dtype::F16 => part!(F16, f16),
+        Dtype::Bf16 => part!(Bf16, bf16),
+        Dtype::F32 => part!(F32, f32),
+        Dtype::F64 => part!(F64, f64),
+        Dtype::I32 => part!(I32, i32),
+        Dtype::U16 => part!(U16, u16),
+        Dtype::E4m3 => part!(E4m3, E4m3),
+        Dtype::E5m2 => part!(E5m2, E5m2),
+    }
+}
+
+/// As [`view`].
+///
+/// # Safety
+/// As for `view`; and no one else reads them meanwhile.
+unsafe fn view_mut<'a>(at: *mut u8, dtype: Dtype, n: usize) -> ViewMut<'a> {
+    macro_rules! part {
+        ($variant:ident, $t:ty) => {
+            // SAFETY: the caller promises it.
+            ViewMut::$variant(unsafe { std::slice::from_raw_parts_mut(at.cast::<$t>(), n) })
+        };
+    }
+    match dtype {
+        Dtype::F16 => part!(F16, f16),
+        Dtype::Bf16 => part!(Bf16, bf16),
+        Dtype::F32 => part!(F32, f32),
+        Dtype::F64 => part!(F64, f64),
+        Dtype::I32 => part!(I32, i32),
+        Dtype::U16 => part!(U16, u16),
+        Dtype::E4m3 => part!(E4m3, E4m3),
+        Dtype::E5m2 => part!(E5m2, E5m2),
+    }
+}
+
+/// Elements outside of a plan's memory: from another process, or on their way to or from a GPU.
+#[derive(Debug)]
+pub(crate) struct StagedElements {
+    dtype: Dtype,
+    len: usize,
+    /// Words of the widest type, so that every type is aligned.
+    words: Vec<u64>,
+}
+
+impl StagedElements {
+    /// `len` zeros.
+    pub(crate) fn new(dtype: Dtype, len: usize) -> Self {
+        let bytes = len * dtype.bytes() as usize;
+        Self { dtype, len, words: vec![0; bytes.div_ceil(size_of::<u64>())] }
+    }
+
+    /// Elements of `dtype`, as [`Memory::bytes`] shows them.
+    pub(crate) fn of_bytes(dtype: Dtype, bytes: &[u8]) -> Self {
+        let mut all = Self::new(dtype, bytes.len() / dtype.bytes() as usize);
+        all.bytes_mut().copy_from_slice(bytes);
+        all
+    }
+
+    /// Keeps the first `len` elements.
+    pub(crate) const fn truncate(&mut self, len: usize) {
+        self.len = if len < self.len { len } else { self.len };
+    }
+
+    pub(crate) fn view(&self) -> View<'_> {
+        // SAFETY: `words` holds `len` elements, is aligned for every type, and is borrowed.
+        unsafe { view(self.words.as_ptr().cast(), self.dtype, self.len) }
+    }
+
+    pub(crate) fn view_mut(&mut self) -> ViewMut<'_> {
+        // SAFETY: as in `view`; and it is borrowed for writing.
+        unsafe { view_mut(self.words.as_mut_ptr().cast(), self.dtype, self.len) }
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &cast_slice(&self.words)[..self.len * self.dtype.bytes() as usize]
+    }
+
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut cast_slice_mut(&mut self.words)[..self.len * self.dtype.bytes() as usize]
     }
 }
 
@@ -219,6 +289,22 @@ mod tests {
         let beyond = plan.tensor(on(Arena::Device), "z", Dtype::F32, (1, 1));
         let seen = std::panic::AssertUnwindSafe(|| memory.view(beyond).len());
         assert!(std::panic::catch_unwind(seen).is_err());
+    }
+
+    #[test]
+    fn storage_types_round_trip() {
+        for dtype in Dtype::ALL {
+            // Halves have no sign.
+            let last = if dtype == Dtype::U16 { 65_535.0 } else { -3.0 };
+            let values = [0.0, 1.0, 96.0, last];
+            let mut staged = StagedElements::new(dtype, 5);
+            staged.truncate(4);
+            staged.view_mut().fill(&|i| values[i]);
+            assert_eq!(staged.bytes().len() as u64, 4 * dtype.bytes());
+            let mut read = [0.0; 4];
+            StagedElements::of_bytes(dtype, staged.bytes()).view().widen(&mut read);
+            assert_eq!(read, values);
+        }
     }
 
     #[test]

@@ -345,13 +345,9 @@ impl Processes {
     fn lose(&self, lost: Loss) {
         self.table().lost = Some(lost);
         self.turned.notify_all();
-        self.fail_world(lost);
-    }
-
-    fn fail_world(&self, (process, silent): Loss) {
         let world = self.table().world();
         if let Some(world) = world {
-            world.lose(process, silent);
+            world.lose(lost.0, lost.1);
         }
     }
 

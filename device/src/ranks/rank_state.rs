@@ -5,9 +5,9 @@ pub(crate) mod collectives;
 
 use super::communicator::Communicator;
 use super::memory::Memory;
-use super::spin_wait::spin_for;
 use super::trace::{Meter, Trace};
-use crate::submit::task::{DeclaredRanges, HostContext, HostOp, Slot};
+use crate::op::task::{DeclaredRanges, HostContext, HostOp, Slot};
+use crate::threads::{panics, spin_wait::spin_for};
 use crate::{AdmittedOp, Error, LANES, Lane, Mode, Op, Plan, Rank, Tensor, ThreadTeam};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -82,10 +82,6 @@ impl RankState {
         }
     }
 
-    pub(crate) fn cpus(&self) -> &[u32] {
-        &self.work.cpus
-    }
-
     /// The rank's kernel threads, if there is more than one.
     pub(crate) fn team(&self) -> Option<&ThreadTeam> {
         self.work.team.as_deref().filter(|team| team.threads() > 1)
@@ -99,10 +95,10 @@ impl RankState {
             let (started, computed) = (self.meter.start(op.lane), self.done(Lane::Compute));
             let result = catch_unwind(AssertUnwindSafe(|| self.execute(op, compute)));
             if let Err(error) = result.unwrap_or_else(|payload| Err(self.panicked(op, &*payload))) {
-                self.world.fail(self.rank, self.step.load(Ordering::Relaxed), &error);
+                self.fail(&error);
             }
             self.slow_down(op, started);
-            self.meter.stop(op.lane, started);
+            self.meter.stop(op.lane);
             if let Some(trace) = &self.work.trace {
                 let step = self.step.load(Ordering::Relaxed);
                 trace.note(self.rank, step, op, &self.plan, started, computed);
@@ -113,6 +109,11 @@ impl RankState {
             drop(self.mutex.lock());
             self.turned.notify_all();
         }
+    }
+
+    /// Ends the run because of an error in the present step.
+    pub(crate) fn fail(&self, error: &Error) {
+        self.world.fail(self.rank, self.step.load(Ordering::Relaxed), error);
     }
 
     fn execute(
@@ -138,11 +139,10 @@ impl RankState {
             Op::Host { .. } if self.work.rehearsal => Ok(()),
             Op::Host { task, arg } => self.run_task(task, *arg).map_err(named),
             Op::Task { task } => self.run_task(task.on_cpus(), 0).map_err(named),
-            Op::AllReduce { .. }
-            | Op::ReduceScatter { .. }
-            | Op::AllGather { .. }
-            | Op::Broadcast { .. } => collectives::run(op, self),
-            other => compute(other).map_err(named),
+            other => match other.collective() {
+                Some(of) => collectives::run(op, self, of),
+                None => compute(other).map_err(named),
+            },
         }
     }
 
@@ -169,8 +169,7 @@ impl RankState {
 
     fn panicked(&self, op: &AdmittedOp, payload: &(dyn std::any::Any + Send)) -> Error {
         let text = payload.downcast_ref::<&str>().copied().map(str::to_owned);
-        let problem =
-            text.or_else(crate::ranks::panics::last).unwrap_or_else(|| "no message".into());
+        let problem = text.or_else(panics::last).unwrap_or_else(|| "no message".into());
         Error::Panicked { rank: self.rank.index(), op: op.op.name(), site: op.site, problem }
     }
 
@@ -185,11 +184,6 @@ impl RankState {
     /// Notes that ops of `lane` up to `tick` are over, for a lane that runs elsewhere.
     pub(crate) fn note_done(&self, lane: Lane, tick: u64) {
         self.done[lane as usize].fetch_max(tick, Ordering::SeqCst);
-    }
-
-    /// Whether nothing is computed, see [`HostWork::rehearsal`].
-    pub(crate) const fn is_rehearsal(&self) -> bool {
-        self.work.rehearsal
     }
 
     /// Number of finished ops of `lane`.

@@ -106,9 +106,7 @@ impl Slots {
         let absent = rendezvous.members.iter().zip(records).filter(|(_, record)| record.is_none());
         absent.map(|(member, _)| *member).collect()
     }
-}
 
-impl Slots {
     /// The records of rendezvous `generation`, one of the last three.
     pub(crate) fn records(&self, generation: u64) -> &[Option<ArrivalRecord>] {
         &self.records[(generation % 3) as usize]

@@ -140,7 +140,7 @@ impl Meter {
         at
     }
 
-    pub(crate) fn stop(&self, lane: Lane, _started: Instant) {
+    pub(crate) fn stop(&self, lane: Lane) {
         self.turn(lane, false, Instant::now());
     }
 

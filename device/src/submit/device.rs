@@ -2,12 +2,12 @@
 //! executor.
 
 use crate::error::Site;
+use crate::op::lane::{Clock, join};
 use crate::submit::hazard::{Hazards, Submission};
-use crate::submit::lane::{Clock, join};
 use crate::{
     Error, Event, Group, HostOp, LANES, Lane, Mode, Op, Plan, Tensor, ThreadTeam, View, ViewMut,
 };
-use std::cell::{Cell, RefCell, RefMut};
+use std::cell::{Cell, RefCell};
 use std::panic::Location;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -375,8 +375,8 @@ impl Device {
     }
 
     /// Borrows the state. No op can be submitted meanwhile.
-    pub(crate) fn lock(&self) -> DeviceGuard<'_> {
-        DeviceGuard { _state: self.state.borrow_mut() }
+    pub(crate) fn lock(&self) -> impl Sized {
+        self.state.borrow_mut()
     }
 
     /// Checks an access by the rank's own thread.
@@ -420,17 +420,12 @@ impl Device {
 impl Drop for Device {
     fn drop(&mut self) {
         if !self.finished {
-            let why = crate::ranks::panics::last().unwrap_or_else(|| "it returned early".into());
+            let why = crate::threads::panics::last().unwrap_or_else(|| "it returned early".into());
             let died = || Error::RankDied { rank: self.rank.index(), step: self.step.get(), why };
             let error = self.state.borrow().error.clone().unwrap_or_else(died);
             self.executor.fail(self.step.get(), &error);
         }
     }
-}
-
-/// The state of a locked device, see [`Device::lock`].
-pub(crate) struct DeviceGuard<'a> {
-    _state: RefMut<'a, State>,
 }
 
 impl State {

@@ -7,7 +7,7 @@
 //! because of it.
 
 use crate::error::{Hazard, Site};
-use crate::submit::lane::Clock;
+use crate::op::lane::Clock;
 use crate::{LANES, Lane, Mode, Plan, Tensor};
 use std::collections::BTreeMap;
 
@@ -45,8 +45,12 @@ pub(crate) struct Submission<'a> {
 #[derive(Clone, Copy)]
 enum Fault {
     NeverWritten,
-    Write(usize, u64),
-    Read(usize, u64),
+    /// An op of this lane and tick has it, and nothing orders both.
+    Unordered {
+        state: &'static str,
+        lane: usize,
+        tick: u64,
+    },
 }
 
 impl Hazards {
@@ -101,17 +105,9 @@ impl Hazards {
         let who = s.lane.map_or_else(|| "main".into(), |lane| format!("{lane:?}"));
         let problem = match fault {
             Fault::NeverWritten => "nothing has written it".into(),
-            Fault::Write(lane, tick) => {
-                format!(
-                    "it is written by {}, and {who} has not waited for that",
-                    earlier(lane, tick)
-                )
-            }
-            Fault::Read(lane, tick) => {
-                format!(
-                    "it is still read by {}, and {who} has not waited for that",
-                    earlier(lane, tick)
-                )
+            Fault::Unordered { state, lane, tick } => {
+                let by = earlier(lane, tick);
+                format!("it is {state} by {by}, and {who} has not waited for that")
             }
         };
         let what = if mode == Mode::Read { "reads" } else { "overwrites" };
@@ -161,7 +157,8 @@ fn enter(segment: &mut Segment, s: &Submission<'_>, mode: Mode) -> Option<Fault>
     }
     let writer = segment.write_lane as usize;
     if s.clock[writer] < segment.write_tick {
-        return Some(Fault::Write(writer, segment.write_tick));
+        let (lane, tick) = (writer, segment.write_tick);
+        return Some(Fault::Unordered { state: "written", lane, tick });
     }
     if mode == Mode::Read {
         if let Some(lane) = s.lane {
@@ -170,7 +167,8 @@ fn enter(segment: &mut Segment, s: &Submission<'_>, mode: Mode) -> Option<Fault>
         return None;
     }
     if let Some(reader) = (0..LANES).find(|&l| s.clock[l] < segment.reads[l]) {
-        return Some(Fault::Read(reader, segment.reads[reader]));
+        let (lane, tick) = (reader, segment.reads[reader]);
+        return Some(Fault::Unordered { state: "still read", lane, tick });
     }
     segment.written = true;
     (segment.write_lane, segment.write_tick) =

@@ -2,7 +2,7 @@
 //! `--dry-run` send the real step through it, so that their output matches a run.
 
 use crate::error::Site;
-use crate::submit::lane::{Clock, join};
+use crate::op::lane::{Clock, join};
 use crate::{
     AdmittedOp, Device, Error, Event, Executor, LANES, Lane, Mode, Op, Plan, Rank, Tensor,
 };
@@ -21,30 +21,12 @@ pub struct Totals {
     pub flops: f64,
 }
 
-#[derive(Debug)]
-struct Recorder {
-    totals: Rc<RefCell<Totals>>,
-    idle: &'static str,
-}
+/// An executor that runs nothing. It shows each op.
+pub(super) struct Onlooker<F>(pub(super) F);
 
-/// A device that only counts. The totals grow while it is used. Ops named `idle` count as ops that move no bytes.
-pub fn open(rank: Rank, plan: &Arc<Plan>, idle: &'static str) -> (Device, Rc<RefCell<Totals>>) {
-    let totals = Rc::new(RefCell::new(Totals::default()));
-    let recorder = Recorder { totals: Rc::clone(&totals), idle };
-    (Device::new(rank, Arc::clone(plan), Box::new(recorder)), totals)
-}
-
-/// Bytes that cross a link or a memory bus: the length of a copy, and all accesses of any other op.
-fn moved(op: &Op) -> u64 {
-    if let Op::Copy { src, .. } = op { src.bytes() } else { op.bytes() }
-}
-
-impl Executor for Recorder {
-    fn submit(&self, AdmittedOp { op, lane, .. }: AdmittedOp) {
-        let mut totals = self.totals.borrow_mut();
-        totals.ops[lane as usize] += 1;
-        totals.bytes[lane as usize] += if op.name() == self.idle { 0 } else { moved(&op) };
-        totals.flops += op.flops();
+impl<F: Fn(AdmittedOp)> Executor for Onlooker<F> {
+    fn submit(&self, op: AdmittedOp) {
+        (self.0)(op);
     }
     fn wait(&self, _: Lane, _: &Event) {}
     fn sync(&self, _: Lane, _: u64) -> Result<(), Error> {
@@ -55,6 +37,24 @@ impl Executor for Recorder {
     }
     fn fail(&self, _: u64, _: &Error) {}
     fn finish(&self) {}
+}
+
+/// A device that only counts. The totals grow while it is used. Ops named `idle` count as ops that move no bytes.
+pub fn open(rank: Rank, plan: &Arc<Plan>, idle: &'static str) -> (Device, Rc<RefCell<Totals>>) {
+    let totals = Rc::new(RefCell::new(Totals::default()));
+    let counted = Rc::clone(&totals);
+    let count = move |AdmittedOp { op, lane, .. }: AdmittedOp| {
+        let mut totals = counted.borrow_mut();
+        totals.ops[lane as usize] += 1;
+        totals.bytes[lane as usize] += if op.name() == idle { 0 } else { moved(&op) };
+        totals.flops += op.flops();
+    };
+    (Device::new(rank, Arc::clone(plan), Box::new(Onlooker(count))), totals)
+}
+
+/// Bytes that cross a link or a memory bus: the length of a copy, and all accesses of any other op.
+fn moved(op: &Op) -> u64 {
+    if let Op::Copy { src, .. } = op { src.bytes() } else { op.bytes() }
 }
 
 /// An op of a program, for a listing.

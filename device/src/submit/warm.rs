@@ -1,28 +1,14 @@
 //! The distinct operations of a program. A GPU runs each of them once before step 1, so that
 //! nothing is loaded later.
 
-use crate::{
-    AdmittedOp, Device, Dtype, Error, Event, Executor, Group, Lane, Op, Plan, Rank, Reduction,
-    Tensor,
-};
+use crate::op::{CollectiveKind, CollectiveOp};
+use crate::submit::recorder::Onlooker;
+use crate::{AdmittedOp, Device, Dtype, Group, Lane, Op, Plan, Rank};
 use std::cell::RefCell;
 use std::collections::HashSet;
 use std::fmt::Write as _;
 use std::rc::Rc;
 use std::sync::Arc;
-
-/// A kind of collective.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum CollectiveKind {
-    /// Combines whole buffers.
-    AllReduce(Reduction),
-    /// Combines buffers into parts.
-    ReduceScatter,
-    /// Collects parts.
-    AllGather,
-    /// Copies from one rank.
-    Broadcast,
-}
 
 /// A collective of a program with its number of elements: NCCL chooses an algorithm by size, and
 /// connects an algorithm at its first use.
@@ -72,46 +58,26 @@ fn key(op: &Op) -> String {
 }
 
 fn call(op: &Op) -> Option<Call> {
-    let (x, kind) = match *op {
-        Op::AllReduce { x, reduce, .. } => (x, CollectiveKind::AllReduce(reduce)),
-        Op::ReduceScatter { x, .. } => (x, CollectiveKind::ReduceScatter),
-        Op::AllGather { x, .. } => (x, CollectiveKind::AllGather),
-        Op::Broadcast { x, .. } => (x, CollectiveKind::Broadcast),
-        _ => return None,
-    };
-    Some(Call { group: op.group()?, kind, dtype: x.dtype(), len: x.len() })
-}
-
-struct Collector(Rc<RefCell<DistinctOps>>);
-
-impl Executor for Collector {
-    fn submit(&self, op: AdmittedOp) {
-        if op.lane != Lane::Host {
-            self.0.borrow_mut().note(op);
-        }
-    }
-    fn wait(&self, _: Lane, _: &Event) {}
-    fn sync(&self, _: Lane, _: u64) -> Result<(), Error> {
-        Ok(())
-    }
-    fn write(&self, _: Tensor, _: &dyn Fn(usize) -> f64) -> Result<(), Error> {
-        Ok(())
-    }
-    fn fail(&self, _: u64, _: &Error) {}
-    fn finish(&self) {}
+    let CollectiveOp { x, group, kind } = op.collective()?;
+    Some(Call { group, kind, dtype: x.dtype(), len: x.len() })
 }
 
 /// A device that runs nothing and notes the distinct ops, except those of the Host lane.
 pub fn open(rank: Rank, plan: &Arc<Plan>) -> (Device, Rc<RefCell<DistinctOps>>) {
     let distinct = Rc::new(RefCell::new(DistinctOps::default()));
-    let collector = Collector(Rc::clone(&distinct));
-    (Device::new(rank, Arc::clone(plan), Box::new(collector)), distinct)
+    let noted = Rc::clone(&distinct);
+    let note = move |op: AdmittedOp| {
+        if op.lane != Lane::Host {
+            noted.borrow_mut().note(op);
+        }
+    };
+    (Device::new(rank, Arc::clone(plan), Box::new(Onlooker(note))), distinct)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Arena, Epilogue};
+    use crate::{Arena, Epilogue, Error, Reduction};
 
     #[test]
     fn ops_of_one_kind_are_noted_once_and_collectives_of_every_length() -> Result<(), Error> {

@@ -110,11 +110,11 @@ impl Reference {
                     Gradients::F16(g) => View::F16(g),
                     Gradients::Bf16(g) => View::Bf16(g),
                 },
-                states: States {
-                    master: if split { Master::Lower(&mut low) } else { Master::Whole(&mut p) },
-                    momentum: if short { ViewMut::Bf16(&mut mb) } else { ViewMut::F32(&mut m) },
-                    variance: if short { ViewMut::Bf16(&mut vb) } else { ViewMut::F32(&mut v) },
-                },
+                states: [
+                    if split { ViewMut::U16(&mut low) } else { ViewMut::F32(&mut p) },
+                    if short { ViewMut::Bf16(&mut mb) } else { ViewMut::F32(&mut m) },
+                    if short { ViewMut::Bf16(&mut vb) } else { ViewMut::F32(&mut v) },
+                ],
                 old: None,
                 param: ViewMut::Bf16(&mut high),
                 decayed: N,

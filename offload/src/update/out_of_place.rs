@@ -1,6 +1,6 @@
 //! An update that leaves the states which it reads as they are: the new ones go to other arrays.
 
-use super::{Master, Rule, States, Update, update};
+use super::{Rule, Update, update};
 use device::numerics::lanes::stream;
 use device::{View, ViewMut};
 use half::bf16;
@@ -34,17 +34,17 @@ pub(crate) enum UpperHalves<'a> {
 pub(crate) fn update_out_of_place(apart: OutOfPlaceUpdate<'_>) -> Result<(), String> {
     let OutOfPlaceUpdate { mut upper, update: mut new } = apart;
     let n = new.grad.len();
-    if !upper.fits(&new.states.master, n) {
+    if !upper.fits(&new.states[0], n) {
         return Err(format!("{n} gradients, upper halves of other lengths or of whole masters"));
     }
     let Some([_, momentum, variance]) = new.old else {
         return Err("an update apart from its old states has none".into());
     };
-    upper.before(0..n, &mut new.param);
+    upper.before(&mut new.param);
     if let Rule::Sgd { .. } = new.rule {
         // It has no moments, and keeps what another rule has left.
-        moved(momentum, new.states.momentum.reborrow());
-        moved(variance, new.states.variance.reborrow());
+        moved(momentum, new.states[1].reborrow());
+        moved(variance, new.states[2].reborrow());
     }
     update(new)
 }
@@ -53,13 +53,9 @@ pub(crate) fn update_out_of_place(apart: OutOfPlaceUpdate<'_>) -> Result<(), Str
 /// nonsense afterwards.
 pub(crate) fn traffic_out_of_place(apart: OutOfPlaceUpdate<'_>) {
     let OutOfPlaceUpdate { mut upper, update } = apart;
-    let Update { grad, states: States { master, momentum, variance }, old, mut param, .. } = update;
-    upper.before(0..grad.len(), &mut param);
-    let master = match master {
-        Master::Whole(x) => ViewMut::F32(x),
-        Master::Lower(x) => ViewMut::U16(x),
-    };
-    let states = old.into_iter().flatten().zip([master, momentum, variance]);
+    let Update { grad, states, old, mut param, .. } = update;
+    upper.before(&mut param);
+    let states = old.into_iter().flatten().zip(states);
     states.chain([(grad, param)]).for_each(|(from, to)| moved(from, to));
 }
 
@@ -74,23 +70,22 @@ impl OutOfPlaceUpdate<'_> {
 
 impl UpperHalves<'_> {
     /// Whether there are `n` upper halves or none, and none where the masters are whole.
-    fn fits(&self, master: &Master<'_>, n: usize) -> bool {
+    fn fits(&self, master: &ViewMut<'_>, n: usize) -> bool {
         match (self, master) {
             (Self::Stay, _) => true,
-            (Self::Keep(kept), Master::Lower(_)) => kept.len() == n,
-            (Self::Restore(kept), Master::Lower(_)) => kept.len() == n,
+            (Self::Keep(kept), ViewMut::U16(_)) => kept.len() == n,
+            (Self::Restore(kept), ViewMut::U16(_)) => kept.len() == n,
             _ => false,
         }
     }
 
-    /// Keeps or restores elements `range`, which are the parameters `param`.
-    fn before(&mut self, range: std::ops::Range<usize>, param: &mut ViewMut<'_>) {
+    /// Keeps or restores the parameters `param`.
+    fn before(&mut self, param: &mut ViewMut<'_>) {
         match (self, param) {
             (Self::Keep(kept), ViewMut::Bf16(param)) => {
-                let kept = kept[range].reinterpret_cast_mut();
-                stream(param.reinterpret_cast(), kept);
+                stream(param.reinterpret_cast(), kept.reinterpret_cast_mut());
             }
-            (Self::Restore(kept), ViewMut::Bf16(param)) => param.copy_from_slice(&kept[range]),
+            (Self::Restore(kept), ViewMut::Bf16(param)) => param.copy_from_slice(kept),
             _ => {}
         }
     }
@@ -184,20 +179,20 @@ mod tests {
                             rule: RULE,
                             control: &words,
                             grad: View::Bf16(&grad[front..]),
-                            states: States {
-                                master: match split {
-                                    true => Master::Lower(&mut low[front..]),
-                                    false => Master::Whole(&mut master[front..]),
+                            states: [
+                                match split {
+                                    true => ViewMut::U16(&mut low[front..]),
+                                    false => ViewMut::F32(&mut master[front..]),
                                 },
-                                momentum: match small {
+                                match small {
                                     true => ViewMut::Bf16(&mut small_m[front..]),
                                     false => ViewMut::F32(&mut m[front..]),
                                 },
-                                variance: match small {
+                                match small {
                                     true => ViewMut::Bf16(&mut small_v[front..]),
                                     false => ViewMut::F32(&mut v[front..]),
                                 },
-                            },
+                            ],
                             old: apart.then_some(before),
                             param: ViewMut::Bf16(&mut param[front..]),
                             decayed: n / 2,

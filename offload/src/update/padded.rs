@@ -1,6 +1,6 @@
 //! Runs of elements that are no whole vectors, or lie between words: copied to where they are, with others around.
 
-use super::{Master, States, Update};
+use super::Update;
 use device::numerics::lanes::WIDEST;
 use device::{View, ViewMut};
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
@@ -50,6 +50,7 @@ impl Field {
         match like {
             View::F16(_) => ViewMut::F16(self.narrow[..len].reinterpret_cast_mut()),
             View::Bf16(_) => ViewMut::Bf16(self.narrow[..len].reinterpret_cast_mut()),
+            View::U16(_) => ViewMut::U16(&mut self.narrow[..len]),
             _ => ViewMut::F32(&mut self.wide[..len]),
         }
     }
@@ -69,41 +70,28 @@ impl PaddedRun {
     /// `part` where it was copied to, and what makes it whole vectors.
     pub(super) fn whole<'a>(&'a mut self, part: &Update<'a>, lead: usize) -> Update<'a> {
         let len = (lead + part.grad.len()).next_multiple_of(WIDEST);
-        let [_, kept, ..] = fields(part);
+        let [like_master, like_momentum, like_variance] = part.views();
         let [grad, master, momentum, variance, param] = &mut self.fields;
-        let states = States {
-            master: match kept {
-                View::U16(_) => Master::Lower(&mut master.narrow[..len]),
-                _ => Master::Whole(&mut master.wide[..len]),
-            },
-            momentum: momentum.view(part.states.momentum.as_view(), len),
-            variance: variance.view(part.states.variance.as_view(), len),
-        };
+        let states = [
+            master.view(like_master, len),
+            momentum.view(like_momentum, len),
+            variance.view(like_variance, len),
+        ];
         let param = param.view(part.param.as_view(), len);
-        let grad = match part.grad {
-            View::F16(_) => View::F16(grad.narrow[..len].reinterpret_cast()),
-            View::Bf16(_) => View::Bf16(grad.narrow[..len].reinterpret_cast()),
-            _ => View::F32(&grad.wide[..len]),
-        };
+        let grad = grad.view(part.grad, len).into_view();
         Update { grad, states, old: None, param, ..*part }
     }
 
     /// Copies `part` back.
     pub(super) fn give(&self, part: &mut Update<'_>, lead: usize) {
-        let [_, master, momentum, variance, param] = &self.fields;
-        let states = &mut part.states;
-        match &mut states.master {
-            Master::Whole(x) => master.give(&mut ViewMut::F32(x), lead),
-            Master::Lower(x) => master.give(&mut ViewMut::U16(x), lead),
-        }
-        momentum.give(&mut states.momentum, lead);
-        variance.give(&mut states.variance, lead);
+        let [_, states @ .., param] = &self.fields;
+        states.iter().zip(&mut part.states).for_each(|(field, state)| field.give(state, lead));
         param.give(&mut part.param, lead);
     }
 }
 
 /// In the order of [`PaddedRun`].
 fn fields<'a>(part: &'a Update<'_>) -> [View<'a>; 5] {
-    let [master, momentum, variance] = part.old.unwrap_or_else(|| part.states.views());
+    let [master, momentum, variance] = part.old.unwrap_or_else(|| part.views());
     [part.grad, master, momentum, variance, part.param.as_view()]
 }

@@ -24,11 +24,7 @@ fn fp32(
     param: ViewMut<'_>,
     decayed: usize,
 ) {
-    let states = States {
-        master: Master::Whole(master),
-        momentum: ViewMut::F32(momentum),
-        variance: ViewMut::F32(variance),
-    };
+    let states = [ViewMut::F32(master), ViewMut::F32(momentum), ViewMut::F32(variance)];
     let streams = true;
     update(Update {
         rule,
@@ -142,11 +138,11 @@ fn updated(path: SimdPath, case: &Case) -> [Vec<u32>; 4] {
         control: &control(1e-3, 0.25, 3),
         grad,
         old: None,
-        states: States {
-            master: if case.split { Master::Lower(&mut low) } else { Master::Whole(&mut p) },
-            momentum: if case.short { ViewMut::Bf16(&mut mb) } else { ViewMut::F32(&mut m) },
-            variance: if case.short { ViewMut::Bf16(&mut vb) } else { ViewMut::F32(&mut v) },
-        },
+        states: [
+            if case.split { ViewMut::U16(&mut low) } else { ViewMut::F32(&mut p) },
+            if case.short { ViewMut::Bf16(&mut mb) } else { ViewMut::F32(&mut m) },
+            if case.short { ViewMut::Bf16(&mut vb) } else { ViewMut::F32(&mut v) },
+        ],
         param: match case.param {
             0 => ViewMut::F16(&mut out16),
             1 => ViewMut::Bf16(&mut high),
@@ -243,11 +239,11 @@ fn bf16_moments_are_those_of_the_formula_with_the_random_bits_of_their_elements(
         let mut m: Vec<bf16> = moment(3).collect();
         let mut v: Vec<bf16> = moment(4).map(|x| bf16::from_bits(x.to_bits() & 0x7fff)).collect();
         let (before, mut out) = ((m.clone(), v.clone()), vec![0.0f32; n - start]);
-        let states = States {
-            master: Master::Whole(&mut p[start..]),
-            momentum: ViewMut::Bf16(&mut m[start..]),
-            variance: ViewMut::Bf16(&mut v[start..]),
-        };
+        let states = [
+            ViewMut::F32(&mut p[start..]),
+            ViewMut::Bf16(&mut m[start..]),
+            ViewMut::Bf16(&mut v[start..]),
+        ];
         let (grad, param) = (View::F32(&g[start..]), ViewMut::F32(&mut out));
         let noise = Noise { runs: &runs, start };
         let (control, decayed, streams) = (&words[..], 100, false);
@@ -289,11 +285,11 @@ fn what_is_not_a_number_stays_so_in_masters_parameters_and_moments() {
                 moment[0] = bf16::NAN;
                 moment[1] = bf16::INFINITY;
             }
-            let states = States {
-                master: if split { Master::Lower(&mut low) } else { Master::Whole(&mut p) },
-                momentum: ViewMut::Bf16(&mut m),
-                variance: ViewMut::Bf16(&mut v),
-            };
+            let states = [
+                if split { ViewMut::U16(&mut low) } else { ViewMut::F32(&mut p) },
+                ViewMut::Bf16(&mut m),
+                ViewMut::Bf16(&mut v),
+            ];
             let runs = [NoiseRun { flat: 0..40, stream: 8, global: 0 }];
             let update = Update {
                 rule: Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 },
@@ -326,11 +322,7 @@ fn split_masters_are_the_fp32_ones_bit_for_bit() {
 fn storage_that_does_not_go_together_is_refused() {
     let (mut low, mut m, mut v, mut out) = ([0u16; 2], [0.0f32; 2], [bf16::ZERO; 2], [0.0; 2]);
     let update = |update: Update<'_>| super::update(update).unwrap_err();
-    let states = States {
-        master: Master::Lower(&mut low),
-        momentum: ViewMut::F32(&mut m),
-        variance: ViewMut::Bf16(&mut v),
-    };
+    let states = [ViewMut::U16(&mut low), ViewMut::F32(&mut m), ViewMut::Bf16(&mut v)];
     let words = control(1.0, 1.0, 1);
     let why = update(Update {
         rule: Rule::Sgd { weight_decay: 0.0 },

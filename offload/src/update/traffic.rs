@@ -1,6 +1,6 @@
 //! The loads and stores of an update without its arithmetic: how fast an update could be at most.
 
-use super::{Master, Update};
+use super::Update;
 use device::numerics::SimdPath;
 use device::numerics::lanes::{self, Kernel, Lanes, SupportedPath, prefetch, stream_vector};
 use device::{View, ViewMut};
@@ -32,7 +32,7 @@ struct Traffic<'a>(Update<'a>);
 impl Kernel for Traffic<'_> {
     #[inline(always)]
     fn run<L: Lanes>(&mut self, l: L, _: SupportedPath) {
-        let Update { grad, states, param, streams, .. } = &mut self.0;
+        let Update { grad, states: [master, momentum, variance], param, streams, .. } = &mut self.0;
         let n = grad.len() / L::PAIR;
         let grad: &[u16] = match grad {
             View::F16(grad) => grad.reinterpret_cast(),
@@ -40,12 +40,10 @@ impl Kernel for Traffic<'_> {
             _ => unreachable!("the traffic of gradients of 16 bits is measured"),
         };
         let grad = L::as_simd_u32s(words(grad)).0;
-        let [mut m, mut v] = [moment::<L>(&mut states.momentum), moment::<L>(&mut states.variance)];
-        let (mut master, lower) = match &mut states.master {
-            Master::Whole(x) => (TouchedVectors::<L>::new(x), false),
-            Master::Lower(x) => (TouchedVectors::<L>::new(x), true),
-        };
-        let mut param = moment::<L>(param);
+        let lower = matches!(master, ViewMut::U16(_));
+        let [mut master, mut m, mut v] =
+            [master, momentum, variance].map(|state| touched::<L>(state));
+        let mut param = touched::<L>(param);
         for (i, g) in grad.iter().enumerate().take(n) {
             prefetch(g, L::PAIR);
             m.touch(l, i);
@@ -89,19 +87,20 @@ impl<'a, L: Lanes> TouchedVectors<'a, L> {
 }
 
 #[inline(always)]
-fn moment<'a, L: Lanes>(state: &'a mut ViewMut<'_>) -> TouchedVectors<'a, L> {
+fn touched<'a, L: Lanes>(state: &'a mut ViewMut<'_>) -> TouchedVectors<'a, L> {
     match state {
         ViewMut::F32(x) => TouchedVectors::new(x),
+        ViewMut::U16(x) => TouchedVectors::new(x),
         ViewMut::F16(x) => TouchedVectors::new(x.reinterpret_cast_mut()),
         ViewMut::Bf16(x) => TouchedVectors::new(x.reinterpret_cast_mut()),
-        _ => unreachable!("moments and parameters are numbers of 32 or 16 bits"),
+        _ => unreachable!("states and parameters are numbers of 32 or 16 bits"),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::update::{Noise, Rule, States};
+    use crate::update::{Noise, Rule};
     use half::bf16;
 
     /// A tile at the end of a run may have an odd number of elements.
@@ -114,11 +113,7 @@ mod tests {
             rule: Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 },
             control: &[],
             grad: View::Bf16(&grad),
-            states: States {
-                master: Master::Whole(&mut master),
-                momentum: ViewMut::F32(&mut m),
-                variance: ViewMut::F32(&mut v),
-            },
+            states: [ViewMut::F32(&mut master), ViewMut::F32(&mut m), ViewMut::F32(&mut v)],
             old: None,
             param: ViewMut::Bf16(&mut param),
             decayed: 0,

@@ -1,8 +1,7 @@
 //! Conversion between storage types and f32.
 
-use super::Src;
-use crate::numerics::{E4m3, E5m2};
-use core::ops::Range;
+use crate::numerics::view::{round_bf16, widen_bf16};
+use crate::numerics::{E4m3, E5m2, round_f16};
 use half::{bf16, f16};
 
 /// A storage type.
@@ -56,28 +55,9 @@ macro_rules! one_by_one {
     };
 }
 one_by_one!(f16, f16_to_f32, f16_from_f32);
+one_by_one!(bf16, widen_bf16, round_bf16);
 one_by_one!(E4m3, E4m3::to_f32, E4m3::from_f32);
 one_by_one!(E5m2, E5m2::to_f32, E5m2::from_f32);
-
-impl Element for bf16 {
-    #[inline(always)]
-    fn widen(src: &[Self], dst: &mut [f32]) {
-        for (dst, src) in dst.iter_mut().zip(src) {
-            *dst = f32::from_bits(u32::from(src.to_bits()) << 16);
-        }
-    }
-
-    #[inline(always)]
-    fn narrow(src: &[f32], dst: &mut [Self]) {
-        for (dst, src) in dst.iter_mut().zip(src) {
-            // It has no branches, so that it vectorises; the carry rounds up to infinity correctly.
-            let bits = src.to_bits();
-            let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
-            let bits = if src.is_nan() { bits >> 16 | 0x40 } else { rounded };
-            *dst = Self::from_bits(bits as u16);
-        }
-    }
-}
 
 /// Widens exactly and without branches, so that it vectorises. Calls into `half` would not be
 /// inlined.
@@ -97,32 +77,7 @@ fn f16_to_f32(value: f16) -> f32 {
     f32::from_bits(magnitude | (bits & 0x8000) << 16)
 }
 
-/// Rounds to nearest, ties to even, without branches.
 #[inline(always)]
-fn f16_from_f32(value: f32) -> f16 {
-    let sign = value.to_bits() & 0x8000_0000;
-    let bits = value.to_bits() ^ sign;
-    // Below 2^-14 an addition aligns the binary point and rounds.
-    let magic = f32::from_bits(126 << 23);
-    let subnormal = (f32::from_bits(bits) + magic).to_bits().wrapping_sub(magic.to_bits());
-    let normal = bits.wrapping_sub(112 << 23).wrapping_add(0xfff + (bits >> 13 & 1)) >> 13;
-    let small = if bits < 113 << 23 { subnormal } else { normal };
-    let nan = 0x7e00 | (bits >> 13 & 0x3ff);
-    let special = if bits > 255 << 23 { nan } else { 0x7c00 };
-    let magnitude = if bits >= 143 << 23 { special } else { small };
-    f16::from_bits((magnitude | sign >> 16) as u16)
-}
-
-impl Src<'_> {
-    #[inline(always)]
-    pub(super) fn widen(&self, range: Range<usize>, dst: &mut [f32]) {
-        let dst = &mut dst[..range.len()];
-        match self {
-            Self::F32(data) => f32::widen(&data[range], dst),
-            Self::F16(data) => f16::widen(&data[range], dst),
-            Self::Bf16(data) => bf16::widen(&data[range], dst),
-            Self::E4m3(data) => E4m3::widen(&data[range], dst),
-            Self::E5m2(data) => E5m2::widen(&data[range], dst),
-        }
-    }
+const fn f16_from_f32(value: f32) -> f16 {
+    f16::from_bits(round_f16(value))
 }

@@ -24,8 +24,7 @@ mod task;
 #[cfg(test)]
 mod tests;
 
-use crate::numerics::{E4m3, E5m2};
-use half::{bf16, f16};
+use crate::{View, ViewMut};
 use pulp::Arch;
 
 /// Terms summed in one chain. The result depends on it, so it is equal on every machine.
@@ -73,28 +72,10 @@ const _: () = assert!(MC.is_multiple_of(A_ROWS) && MT.is_multiple_of(MC));
 const _: () = assert!(A_PAD <= A_STRIDE - KC);
 const _: () = assert!(NT.is_multiple_of(NR_MAX) && NT <= LINES_LEN && MC <= LINES_LEN);
 
-/// Elements to multiply, in one of the storage types.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Src<'a> {
-    F32(&'a [f32]),
-    F16(&'a [f16]),
-    Bf16(&'a [bf16]),
-    E4m3(&'a [E4m3]),
-    E5m2(&'a [E5m2]),
-}
-
-/// Elements to write.
-#[derive(Debug)]
-pub(crate) enum Dst<'a> {
-    F32(&'a mut [f32]),
-    F16(&'a mut [f16]),
-    Bf16(&'a mut [bf16]),
-}
-
 /// A strided matrix to read: element (i, j) is `data[i * row_stride + j * col_stride]`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Matrix<'a> {
-    pub(crate) data: Src<'a>,
+    pub(crate) data: View<'a>,
     pub(crate) row_stride: usize,
     pub(crate) col_stride: usize,
 }
@@ -102,7 +83,7 @@ pub(crate) struct Matrix<'a> {
 /// A matrix to write: element (i, j) is `data[i * row_stride + j]`.
 #[derive(Debug)]
 pub(crate) struct MatrixMut<'a> {
-    pub(crate) data: Dst<'a>,
+    pub(crate) data: ViewMut<'a>,
     pub(crate) row_stride: usize,
 }
 
@@ -119,7 +100,7 @@ pub(crate) struct Gemm<'a> {
     pub(crate) scale: f32,
     /// Factor of the old c. At 0 the old c is not read.
     pub(crate) beta: f32,
-    pub(crate) bias: Option<Src<'a>>,
+    pub(crate) bias: Option<View<'a>>,
 }
 
 /// Packing buffers and partial sums of one thread. Every call reuses them.
@@ -132,26 +113,14 @@ pub(crate) struct Scratch {
     start: usize,
 }
 
-impl Src<'_> {
-    fn len(&self) -> usize {
-        match self {
-            Self::F32(data) => data.len(),
-            Self::F16(data) => data.len(),
-            Self::Bf16(data) => data.len(),
-            Self::E4m3(data) => data.len(),
-            Self::E5m2(data) => data.len(),
-        }
-    }
-}
-
 impl<'a> Matrix<'a> {
     /// A matrix with contiguous rows.
-    pub(crate) fn by_rows(data: Src<'a>, row_stride: usize) -> Self {
+    pub(crate) fn by_rows(data: View<'a>, row_stride: usize) -> Self {
         Self { data, row_stride, col_stride: 1 }
     }
 
     /// The transpose of a matrix stored [by rows](Self::by_rows).
-    pub(crate) fn transposed(data: Src<'a>, row_stride: usize) -> Self {
+    pub(crate) fn transposed(data: View<'a>, row_stride: usize) -> Self {
         Self { data, row_stride: 1, col_stride: row_stride }
     }
 
@@ -164,7 +133,7 @@ impl<'a> Matrix<'a> {
             (1, stride) => stride < SAME_SET && !stride.is_multiple_of(SAME_SET / 4),
             _ => false,
         };
-        apart && matches!(self.data, Src::F32(_))
+        apart && matches!(self.data, View::F32(_))
     }
 
     /// Whether the rows of the matrix, as a left operand, lie side by side.

@@ -1,7 +1,8 @@
 //! Packs blocks of a and b in the order in which the microkernels read them.
 
 use super::element::Element;
-use super::{A_PAD, A_ROWS, A_STRIDE, B_PAD, KC, MAX_LANES, Matrix, Parts, Src, VECS};
+use super::{A_PAD, A_ROWS, A_STRIDE, B_PAD, KC, MAX_LANES, Matrix, Parts, VECS};
+use crate::View;
 use core::ops::Range;
 use pulp::Simd;
 
@@ -68,11 +69,12 @@ pub(super) fn pack_a(
     }
     match a.data {
         _ if a.is_read_in_place() => Order::InPlace,
-        Src::F32(data) => pack_a_typed(data, a, rows, ks, parts),
-        Src::F16(data) => pack_a_typed(data, a, rows, ks, parts),
-        Src::Bf16(data) => pack_a_typed(data, a, rows, ks, parts),
-        Src::E4m3(data) => pack_a_typed(data, a, rows, ks, parts),
-        Src::E5m2(data) => pack_a_typed(data, a, rows, ks, parts),
+        View::F32(data) => pack_a_typed(data, a, rows, ks, parts),
+        View::F16(data) => pack_a_typed(data, a, rows, ks, parts),
+        View::Bf16(data) => pack_a_typed(data, a, rows, ks, parts),
+        View::E4m3(data) => pack_a_typed(data, a, rows, ks, parts),
+        View::E5m2(data) => pack_a_typed(data, a, rows, ks, parts),
+        View::F64(_) | View::I32(_) | View::U16(_) => unreachable!("the caller has looked at it"),
     }
 }
 
@@ -129,11 +131,12 @@ pub(super) fn pack_b<S: Simd>(
     }
     let to = (&mut parts.b[at..], &mut *parts.lines);
     match b.data {
-        Src::F32(data) => pack_b_typed(simd, TypedMatrix::new(data, b), ks, cols, to.0, to.1),
-        Src::F16(data) => pack_b_typed(simd, TypedMatrix::new(data, b), ks, cols, to.0, to.1),
-        Src::Bf16(data) => pack_b_typed(simd, TypedMatrix::new(data, b), ks, cols, to.0, to.1),
-        Src::E4m3(data) => pack_b_typed(simd, TypedMatrix::new(data, b), ks, cols, to.0, to.1),
-        Src::E5m2(data) => pack_b_typed(simd, TypedMatrix::new(data, b), ks, cols, to.0, to.1),
+        View::F32(data) => pack_b_typed(simd, TypedMatrix::new(data, b), ks, cols, to.0, to.1),
+        View::F16(data) => pack_b_typed(simd, TypedMatrix::new(data, b), ks, cols, to.0, to.1),
+        View::Bf16(data) => pack_b_typed(simd, TypedMatrix::new(data, b), ks, cols, to.0, to.1),
+        View::E4m3(data) => pack_b_typed(simd, TypedMatrix::new(data, b), ks, cols, to.0, to.1),
+        View::E5m2(data) => pack_b_typed(simd, TypedMatrix::new(data, b), ks, cols, to.0, to.1),
+        View::F64(_) | View::I32(_) | View::U16(_) => unreachable!("the caller has looked at it"),
     }
 }
 

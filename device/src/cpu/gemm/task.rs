@@ -6,11 +6,11 @@ use super::few_rows::FewRows;
 use super::kernel::{Rows, TileOutput, TileSize, height, kernels};
 use super::pack::{Order, chunks, pack_a, pack_b};
 use super::{
-    A_PAD, A_ROWS, A_STRIDE, B_PAD, Dst, FEW_ROWS, Gemm, KC, MAX_LANES, MC, MT, Matrix, NR_MAX, NT,
+    A_PAD, A_ROWS, A_STRIDE, B_PAD, FEW_ROWS, Gemm, KC, MAX_LANES, MC, MT, Matrix, NR_MAX, NT,
     PACK_A, PACK_B, PANEL_ROWS, PackedBlocks, Parts, RUN_ROWS, RUNS, SAME_SET, SHARED_FLOP,
-    Scratch, Src, VECS, has_room, reach,
+    Scratch, VECS, has_room, reach,
 };
-use crate::Divisible;
+use crate::{Divisible, View, ViewMut};
 use core::marker::PhantomData;
 use core::ops::Range;
 use half::{bf16, f16};
@@ -52,9 +52,10 @@ impl<'a> Gemm<'a> {
         assert!(bias.is_none_or(|bias| bias.len() >= n), "bias has fewer elements than c columns");
         let row_stride = c.row_stride;
         let (cells, len) = match c.data {
-            Dst::F32(data) => (AnyCells::F32(Cells::new(data)), data.len()),
-            Dst::F16(data) => (AnyCells::F16(Cells::new(data)), data.len()),
-            Dst::Bf16(data) => (AnyCells::Bf16(Cells::new(data)), data.len()),
+            ViewMut::F32(data) => (AnyCells::F32(Cells::new(data)), data.len()),
+            ViewMut::F16(data) => (AnyCells::F16(Cells::new(data)), data.len()),
+            ViewMut::Bf16(data) => (AnyCells::Bf16(Cells::new(data)), data.len()),
+            _ => unreachable!("the caller has looked at it"),
         };
         assert!(m <= 1 || row_stride >= n, "rows of c overlap");
         assert!(reach(m, row_stride, n, 1).is_some_and(|r| r <= len), "c is too short");
@@ -156,7 +157,7 @@ pub(super) struct Task<'a> {
     row_stride: usize,
     scale: f32,
     beta: f32,
-    bias: Option<Src<'a>>,
+    bias: Option<View<'a>>,
     _c: PhantomData<&'a mut [f32]>,
 }
 
@@ -201,7 +202,7 @@ impl WithSimd for Panel<'_, '_> {
         let at_once = if self.rows.len() <= FEW_ROWS { NR_MAX } else { NT };
         for cols in chunks(self.cols.clone(), at_once) {
             if let Some(bias) = self.task.bias {
-                bias.widen(cols.clone(), self.parts.bias);
+                bias.load(cols.start, &mut self.parts.bias[..cols.len()]);
             }
             let shares_b = has_room(k, cols.len());
             let in_place = self.b_in_place(cols.len(), S::F32_LANES);
@@ -266,7 +267,7 @@ impl<'a> Panel<'a, '_> {
         let along_k = task.a.col_stride == 1 && task.b.row_stride == 1;
         let fits = along_k && self.rows.len() <= FEW_ROWS && task.k > 0 && task.beta == 0.0;
         match (task.a.data, task.b.data, task.c) {
-            (Src::F32(a), Src::F32(b), AnyCells::F32(_)) if fits => {
+            (View::F32(a), View::F32(b), AnyCells::F32(_)) if fits => {
                 Some(FewRows { k: task.k, a: (a, task.a.row_stride), b: (b, task.b.col_stride) })
             }
             _ => None,
@@ -286,7 +287,7 @@ impl<'a> Panel<'a, '_> {
         let mut line = [0.0; MAX_LANES];
         let line = &mut line[..S::F32_LANES];
         if let Some(bias) = self.task.bias {
-            bias.widen(col..col + S::F32_LANES, line);
+            bias.load(col, line);
             let bias = S::as_simd_f32s(line).0[0];
             for sum in &mut all {
                 *sum = simd.add_f32s(*sum, bias);
@@ -330,7 +331,9 @@ impl<'a> Panel<'a, '_> {
         let whole = b.col_stride == 1 && cols.is_multiple_of(lanes);
         let apart = !b.row_stride.is_multiple_of(SAME_SET / 4);
         match b.data {
-            Src::F32(data) if few && whole && apart && a.is_along_m() => Some((data, b.row_stride)),
+            View::F32(data) if few && whole && apart && a.is_along_m() => {
+                Some((data, b.row_stride))
+            }
             _ => None,
         }
     }
@@ -373,7 +376,7 @@ impl<'a> Panel<'a, '_> {
             };
             let size = TileSize { height, both: width > S::F32_LANES };
             let a = match (&step.order, self.task.a.data) {
-                (Order::InPlace, Src::F32(a)) => {
+                (Order::InPlace, View::F32(a)) => {
                     let Matrix { row_stride, col_stride, .. } = self.task.a;
                     let a = &a[(rows.start + i) * row_stride + step.ks.start * col_stride..];
                     match self.task.a.is_along_m() {

@@ -3,6 +3,7 @@ use super::pack::chunks;
 use super::task::{Panel, grid};
 use super::*;
 use core::ops::Range;
+use half::{bf16, f16};
 use pulp::Simd;
 use std::sync::Mutex;
 
@@ -43,19 +44,19 @@ enum Data {
 }
 
 impl Data {
-    fn src(&self, from: usize) -> Src<'_> {
+    fn src(&self, from: usize) -> View<'_> {
         match self {
-            Self::F32(data) => Src::F32(&data[from..]),
-            Self::F16(data) => Src::F16(&data[from..]),
-            Self::Bf16(data) => Src::Bf16(&data[from..]),
+            Self::F32(data) => View::F32(&data[from..]),
+            Self::F16(data) => View::F16(&data[from..]),
+            Self::Bf16(data) => View::Bf16(&data[from..]),
         }
     }
 
-    fn dst(&mut self, from: usize) -> Dst<'_> {
+    fn dst(&mut self, from: usize) -> ViewMut<'_> {
         match self {
-            Self::F32(data) => Dst::F32(&mut data[from..]),
-            Self::F16(data) => Dst::F16(&mut data[from..]),
-            Self::Bf16(data) => Dst::Bf16(&mut data[from..]),
+            Self::F32(data) => ViewMut::F32(&mut data[from..]),
+            Self::F16(data) => ViewMut::F16(&mut data[from..]),
+            Self::Bf16(data) => ViewMut::Bf16(&mut data[from..]),
         }
     }
 
@@ -367,8 +368,8 @@ fn beta_0_does_not_read_c() {
     let mut scratch = Scratch::new();
     let mut c = [f32::NAN; 4];
     let ones = [1.0; 4];
-    let matrix = Matrix::by_rows(Src::F32(&ones), 2);
-    let c_matrix = MatrixMut { data: Dst::F32(&mut c), row_stride: 2 };
+    let matrix = Matrix::by_rows(View::F32(&ones), 2);
+    let c_matrix = MatrixMut { data: ViewMut::F32(&mut c), row_stride: 2 };
     Gemm { m: 2, n: 2, k: 2, a: matrix, b: matrix, c: c_matrix, scale: 1.0, beta: 0.0, bias: None }
         .serial(&mut scratch);
     assert_eq!(c, [2.0; 4]);
@@ -378,9 +379,9 @@ fn beta_0_does_not_read_c() {
 #[should_panic(expected = "rows of c overlap")]
 fn overlapping_rows_of_c_are_refused() {
     let ones = [1.0; 4];
-    let matrix = Matrix::by_rows(Src::F32(&ones), 2);
+    let matrix = Matrix::by_rows(View::F32(&ones), 2);
     let mut c = [0.0; 4];
-    let c_matrix = MatrixMut { data: Dst::F32(&mut c), row_stride: 1 };
+    let c_matrix = MatrixMut { data: ViewMut::F32(&mut c), row_stride: 1 };
     Gemm { m: 2, n: 2, k: 2, a: matrix, b: matrix, c: c_matrix, scale: 1.0, beta: 0.0, bias: None }
         .serial(&mut Scratch::new());
 }

@@ -4,15 +4,13 @@
 //! among the operands of products only q' and d_out' are transposed. The backward pass takes the
 //! heads of queries that share keys and values in turn, and adds up their gradients.
 
-use super::dense::{src, tail};
 use super::documents::Starts;
 use super::math::{Mask, dot, exp, read, vectorised};
 use super::{Memory, not_a_kernel, slice, slice_mut, values, values_mut};
-use crate::cpu::gemm::{self, Dst, Gemm, Matrix, MatrixMut, Src};
+use crate::cpu::gemm::{self, Gemm, Matrix, MatrixMut};
 use crate::cpu::workers::{QUERY_ROWS as LANES, Scratch, Workers, attention_floats};
 use crate::op::{Dropout, Heads, Op};
-use crate::view::BLOCK;
-use crate::{Tensor, View, ViewMut};
+use crate::{BLOCK, Tensor, View, ViewMut};
 use std::sync::{Mutex, PoisonError};
 
 pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), String> {
@@ -21,7 +19,7 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
             let starts = Starts::new(m, starts, 0, heads.seq_len)?;
             let shape = AttentionShape::new(out, heads, starts, dropout)?;
             workers.need(attention_floats(heads.seq_len, shape.head_dim))?;
-            let qkv = src(values(m, qkv)?)?;
+            let qkv = values(m, qkv)?;
             let results = Mutex::new((values_mut(m, out)?, slice_mut::<f32>(m, lse)?));
             workers.split(shape.units, shape.work, (), &|units, (), scratch| {
                 for unit in units {
@@ -33,19 +31,18 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
             let starts = Starts::new(m, starts, 0, heads.seq_len)?;
             let shape = AttentionShape::new(out, heads, starts, dropout)?;
             workers.need(attention_floats(heads.seq_len, shape.head_dim))?;
-            let qkv = src(values(m, qkv)?)?;
+            let qkv = values(m, qkv)?;
             let groups = shape.units / heads.group();
             let saved = BackwardInputs {
                 out: values(m, out)?,
                 lse: slice(m, lse)?,
                 d_out: values(m, d_out)?,
             };
-            let operand = src(saved.d_out)?;
             let results = Mutex::new(values_mut(m, d_qkv)?);
             workers.split(groups, shape.work, (), &|groups, (), scratch| {
                 for group in groups {
                     let first = Head { shape, unit: group * heads.group(), qkv };
-                    backward(first, saved, operand, scratch, &results);
+                    backward(first, saved, scratch, &results);
                 }
             });
         }
@@ -109,7 +106,7 @@ impl<'a> AttentionShape<'a> {
 struct Head<'a> {
     shape: AttentionShape<'a>,
     unit: usize,
-    qkv: Src<'a>,
+    qkv: View<'a>,
 }
 
 impl<'a> Head<'a> {
@@ -188,6 +185,10 @@ impl Block {
     }
 }
 
+fn tail(view: View<'_>, at: usize) -> View<'_> {
+    view.slice(at..view.len())
+}
+
 /// c (m, n) = a (m, k) b (k, n) + beta c, on this thread.
 struct Product<'a> {
     m: usize,
@@ -202,7 +203,7 @@ impl Product<'_> {
     /// Only c's `row_stride` may leave gaps between its rows.
     fn write(self, c: &mut [f32], row_stride: usize, scratch: &mut gemm::Scratch) {
         let Self { m, n, k, a, b, beta } = self;
-        let c = MatrixMut { data: Dst::F32(c), row_stride };
+        let c = MatrixMut { data: ViewMut::F32(c), row_stride };
         Gemm { m, n, k, a, b, c, scale: 1.0, beta, bias: None }.serial(scratch);
     }
 }
@@ -220,7 +221,7 @@ fn forward(head: Head<'_>, scratch: &mut Scratch, results: &Results<'_, &mut [f3
         Product { m: keys, n: rows, k: head_dim, a, b, beta: 0.0 }.write(scores, LANES, gemm);
         let inverses = softmax(head, block, scores, &mut lse[first..first + rows]);
         let out = &mut out[first * head_dim..][..rows * head_dim];
-        let (a, b) = (Matrix::transposed(Src::F32(scores), LANES), head.rows(from, 2));
+        let (a, b) = (Matrix::transposed(View::F32(scores), LANES), head.rows(from, 2));
         Product { m: rows, n: head_dim, k: keys, a, b, beta: 0.0 }.write(out, head_dim, gemm);
         for (row, inverse) in out.chunks_exact_mut(head_dim.max(1)).zip(inverses) {
             row.iter_mut().for_each(|x| *x *= inverse);
@@ -305,7 +306,6 @@ struct BackwardInputs<'a> {
 fn backward(
     first: Head<'_>,
     saved: BackwardInputs<'_>,
-    d_out: Src<'_>,
     scratch: &mut Scratch,
     results: &Mutex<ViewMut<'_>>,
 ) {
@@ -333,17 +333,18 @@ fn backward(
             let (at, width) = (head.at(first), head.shape.width());
             let (a, b) = (head.rows(from, 1), head.columns(first));
             Product { m: keys, n: rows, k: head_dim, a, b, beta: 0.0 }.write(weights, LANES, gemm);
-            let (a, b) = (head.rows(from, 2), Matrix::transposed(tail(d_out, at), width));
+            let (a, b) = (head.rows(from, 2), Matrix::transposed(tail(saved.d_out, at), width));
             Product { m: keys, n: rows, k: head_dim, a, b, beta: 0.0 }.write(d_scores, LANES, gemm);
             scores_backward(head, block, lse, delta, weights, d_scores);
-            let (weights, d_scores) = (Src::F32(weights), Src::F32(d_scores));
+            let (weights, d_scores) = (View::F32(weights), View::F32(d_scores));
             let (a, b) = (Matrix::transposed(d_scores, LANES), head.rows(from, 1));
             let d_q = &mut d_q[first * head_dim..];
             Product { m: rows, n: head_dim, k: keys, a, b, beta: 0.0 }.write(d_q, head_dim, gemm);
             let (a, b) = (Matrix::by_rows(d_scores, LANES), head.rows(first, 0));
             let d_k = &mut d_k[from * head_dim..];
             Product { m: keys, n: head_dim, k: rows, a, b, beta: 1.0 }.write(d_k, head_dim, gemm);
-            let (a, b) = (Matrix::by_rows(weights, LANES), Matrix::by_rows(tail(d_out, at), width));
+            let (a, b) =
+                (Matrix::by_rows(weights, LANES), Matrix::by_rows(tail(saved.d_out, at), width));
             let d_v = &mut d_v[from * head_dim..];
             Product { m: keys, n: head_dim, k: rows, a, b, beta: 1.0 }.write(d_v, head_dim, gemm);
         }

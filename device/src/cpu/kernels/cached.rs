@@ -3,8 +3,8 @@
 use super::math::{dot, exp, max, read, vectorised};
 use super::{Memory, not_a_kernel, values, values_mut};
 use crate::cpu::workers::{Rows, Workers, attention_floats};
+use crate::numerics::view::cast;
 use crate::op::{Heads, Op};
-use crate::view::cast;
 use crate::{Tensor, View};
 use std::ops::Range;
 

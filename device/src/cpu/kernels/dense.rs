@@ -1,10 +1,10 @@
 //! The matrix product on the kernel threads, and its epilogue.
 
 use super::{Memory, elementwise, not_a_kernel, slice, values, values_mut};
-use crate::cpu::gemm::{Dst, Gemm, Matrix, MatrixMut, Src};
+use crate::Tensor;
+use crate::cpu::gemm::{Gemm, Matrix, MatrixMut};
 use crate::cpu::workers::Workers;
 use crate::op::{Op, Product};
-use crate::{Tensor, View, ViewMut};
 
 pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), String> {
     let Some(Product { a, b, c, bias, scales, add, epilogue }) = Product::of(op) else {
@@ -21,53 +21,21 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
         k,
         a: matrix(m, a)?,
         b: matrix(m, b)?,
-        c: MatrixMut { data: dst(values_mut(m, c)?)?, row_stride: n },
+        c: MatrixMut { data: values_mut(m, c)?, row_stride: n },
         scale,
         beta: f32::from(u8::from(add)),
-        bias: bias.map(|bias| values(m, bias).and_then(src)).transpose()?,
+        bias: bias.map(|bias| values(m, bias)).transpose()?,
     };
     workers.multiply(product);
     epilogue.apart(a, c).map_or(Ok(()), |op| elementwise::run(&op, m, workers))
 }
 
 fn matrix(m: &impl Memory, t: Tensor) -> Result<Matrix<'_>, String> {
-    let data = src(m.read(t))?;
-    let (rows, cols) = t.shape();
+    if !t.dtype().is_value() && !t.dtype().is_fp8() {
+        return Err("an operand that is no tensor of values".into());
+    }
+    let (data, (rows, cols)) = (m.read(t), t.shape());
     Ok(if t.is_transposed() { Matrix::transposed(data, rows) } else { Matrix::by_rows(data, cols) })
-}
-
-/// A view as an operand of a product.
-pub(super) fn src(view: View<'_>) -> Result<Src<'_>, String> {
-    match view {
-        View::F16(x) => Ok(Src::F16(x)),
-        View::Bf16(x) => Ok(Src::Bf16(x)),
-        View::F32(x) => Ok(Src::F32(x)),
-        View::E4m3(x) => Ok(Src::E4m3(x)),
-        View::E5m2(x) => Ok(Src::E5m2(x)),
-        View::F64(_) | View::I32(_) | View::U16(_) => {
-            Err("an operand that is no tensor of values".into())
-        }
-    }
-}
-
-/// The same operand without its first `at` elements.
-pub(super) fn tail(src: Src<'_>, at: usize) -> Src<'_> {
-    match src {
-        Src::F16(x) => Src::F16(&x[at..]),
-        Src::Bf16(x) => Src::Bf16(&x[at..]),
-        Src::F32(x) => Src::F32(&x[at..]),
-        Src::E4m3(x) => Src::E4m3(&x[at..]),
-        Src::E5m2(x) => Src::E5m2(&x[at..]),
-    }
-}
-
-fn dst(view: ViewMut<'_>) -> Result<Dst<'_>, String> {
-    match view {
-        ViewMut::F16(x) => Ok(Dst::F16(x)),
-        ViewMut::Bf16(x) => Ok(Dst::Bf16(x)),
-        ViewMut::F32(x) => Ok(Dst::F32(x)),
-        _ => Err("a product that is no tensor of values".into()),
-    }
 }
 
 #[cfg(test)]

@@ -3,8 +3,8 @@
 use super::math::{AHEAD, Mask, gelu, gelu_slope, masked, read, sigmoid, vectorised, write};
 use super::{Memory, not_a_kernel, slice, slice_mut, values, values_mut};
 use crate::cpu::workers::{Rows, Workers};
+use crate::numerics::view::{BLOCK, cast};
 use crate::op::Op;
-use crate::view::{BLOCK, cast};
 use crate::{Dropout, Dtype, View, ViewMut};
 use std::ops::Range;
 

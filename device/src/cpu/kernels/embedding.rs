@@ -5,8 +5,7 @@ use super::math::{read, vectorised};
 use super::{Memory, not_a_kernel, slice, values, values_mut};
 use crate::cpu::workers::{Rows, Workers};
 use crate::op::{Op, VocabShard};
-use crate::view::BLOCK;
-use crate::{View, ViewMut};
+use crate::{BLOCK, View, ViewMut};
 use std::iter::once;
 use std::ops::Range;
 

@@ -5,8 +5,7 @@ use super::{Memory, not_a_kernel, slice, slice_mut, values};
 use crate::cpu::workers::{Rows, Slice, Workers};
 use crate::numerics::{E4m3, E5m2, fp8_scale};
 use crate::op::{Op, run_of_maxima};
-use crate::view::BLOCK;
-use crate::{Dtype, View, ViewMut};
+use crate::{BLOCK, Dtype, View, ViewMut};
 
 /// Rows and columns of a tile that is transposed at a time.
 const SIDE: usize = 32;

@@ -5,8 +5,7 @@ use super::math::{exp, max, read, sum, vectorised};
 use super::{Memory, not_a_kernel, slice, slice_mut, values, values_mut};
 use crate::cpu::workers::{Rows, Slice, Workers};
 use crate::op::{Op, VocabShard};
-use crate::view::BLOCK;
-use crate::{View, ViewMut};
+use crate::{BLOCK, View, ViewMut};
 
 pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), String> {
     match *op {

@@ -2,91 +2,90 @@
 //! alone.
 
 use super::math::{AHEAD, dot, read, sum, vectorised, write};
-use super::{Memory, not_a_kernel, slice, slice_mut, values, values_mut};
+use super::{Memory, is_values, not_a_kernel, slice, slice_mut, values, values_mut};
 use crate::cpu::workers::{Rows, Slice, Workers, norm_floats};
 use crate::op::Op;
-use crate::{View, ViewMut};
+use crate::{Tensor, View, ViewMut};
 use std::ops::Range;
+
+/// Statistics of a row, and gradients of parameters, of RMSNorm and of layer norm: 1/root, and mean and 1/deviation.
+const RMS: usize = 1;
+const LAYER: usize = 2;
 
 pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), String> {
     match *op {
         Op::LayerNorm { x, gain, bias, y, stats, epsilon } => {
-            let (rows, cols) = x.shape();
-            workers.need(norm_floats(cols))?;
-            let (x, gain, bias) = (values(m, x)?, values(m, gain)?, values(m, bias)?);
-            let y = Rows { view: values_mut(m, y)?, each: cols };
-            let stats = Slice { data: slice_mut::<f32>(m, stats)?, each: 2 };
-            workers.split(rows, x.len(), (y, stats), &|rows, (mut y, stats), scratch| {
-                let x = x.slice(rows.start * cols..rows.end * cols);
-                let floats = &mut scratch.floats;
-                forward(x, [gain, bias], epsilon, &mut y.view, stats.data, floats);
-            });
-        }
-        Op::LayerNormBackward { x, gain, stats, d_y, d_x, add, d_gain, d_bias } => {
-            let (rows, cols) = x.shape();
-            workers.need(norm_floats(cols))?;
-            let inputs = Inputs {
-                x: values(m, x)?,
-                gain: values(m, gain)?,
-                stats: slice(m, stats)?,
-                d_y: values(m, d_y)?,
-                cols,
-            };
-            let d_x = values_mut(m, d_x)?;
-            let (mut d_gain, mut d_bias) = (values_mut(m, d_gain)?, values_mut(m, d_bias)?);
-            let each_block =
-                |rows: Range<usize>, mut d_x: Rows<'_>, sums: &mut [f32], floats: &mut [f32]| {
-                    backward(inputs.rows(rows.start, rows.end), &mut d_x.view, add, sums, floats);
-                };
-            let size = (rows, 2 * cols);
-            return workers.sum_rows(
-                size.0,
-                size.1,
-                x.len(),
-                Rows { view: d_x, each: cols },
-                &each_block,
-                |sums| {
-                    let (gains, biases) = sums.split_at(cols);
-                    d_gain.store(0, gains);
-                    d_bias.store(0, biases);
-                },
-            );
+            let terms = Terms { x, gain, bias: Some(bias), epsilon };
+            forward::<LAYER>(m, workers, terms, y, stats)
         }
         Op::RmsNorm { x, gain, y, stats, epsilon } => {
-            let (rows, cols) = x.shape();
-            workers.need(norm_floats(cols))?;
-            let (x, gain) = (values(m, x)?, values(m, gain)?);
-            let y = Rows { view: values_mut(m, y)?, each: cols };
-            let stats = Slice { data: slice_mut::<f32>(m, stats)?, each: 1 };
-            workers.split(rows, x.len(), (y, stats), &|rows, (mut y, stats), scratch| {
-                let x = x.slice(rows.start * cols..rows.end * cols);
-                rms_forward(x, gain, epsilon, &mut y.view, stats.data, &mut scratch.floats);
-            });
+            forward::<RMS>(m, workers, Terms { x, gain, bias: None, epsilon }, y, stats)
+        }
+        Op::LayerNormBackward { x, gain, stats, d_y, d_x, add, d_gain, d_bias } => {
+            let inputs = Inputs::new(m, x, gain, stats, d_y)?;
+            backward::<LAYER>(m, workers, inputs, d_x, add, [d_gain, d_bias])
         }
         Op::RmsNormBackward { x, gain, stats, d_y, d_x, add, d_gain } => {
-            let (rows, cols) = x.shape();
-            workers.need(norm_floats(cols))?;
-            let inputs = Inputs {
-                x: values(m, x)?,
-                gain: values(m, gain)?,
-                stats: slice(m, stats)?,
-                d_y: values(m, d_y)?,
-                cols,
-            };
-            let (d_x, mut d_gain) = (values_mut(m, d_x)?, values_mut(m, d_gain)?);
-            let each_block =
-                |rows: Range<usize>, mut d_x: Rows<'_>, sums: &mut [f32], floats: &mut [f32]| {
-                    let inputs = inputs.rows(rows.start, rows.end);
-                    rms_backward(inputs, &mut d_x.view, add, sums, floats);
-                };
-            let d_x = Rows { view: d_x, each: cols };
-            return workers.sum_rows(rows, cols, x.len(), d_x, &each_block, |sums| {
-                d_gain.store(0, sums);
-            });
+            let inputs = Inputs::new(m, x, gain, stats, d_y)?;
+            backward::<RMS>(m, workers, inputs, d_x, add, [d_gain])
         }
-        _ => return not_a_kernel(),
+        _ => not_a_kernel(),
     }
+}
+
+/// What the forward pass computes with: x (rows, cols), gain and bias (cols).
+struct Terms {
+    x: Tensor,
+    gain: Tensor,
+    bias: Option<Tensor>,
+    epsilon: f32,
+}
+
+fn forward<const STATS: usize>(
+    m: &impl Memory,
+    workers: &Workers,
+    terms: Terms,
+    y: Tensor,
+    stats: Tensor,
+) -> Result<(), String> {
+    let Terms { x, gain, bias, epsilon } = terms;
+    let (rows, cols) = x.shape();
+    workers.need(norm_floats(cols))?;
+    let (x, gain) = (values(m, x)?, values(m, gain)?);
+    let bias = bias.map(|bias| values(m, bias)).transpose()?;
+    let y = Rows { view: values_mut(m, y)?, each: cols };
+    let stats = Slice { data: slice_mut::<f32>(m, stats)?, each: STATS };
+    workers.split(rows, x.len(), (y, stats), &|rows, (mut y, stats), scratch| {
+        let x = x.slice(rows.start * cols..rows.end * cols);
+        let floats = &mut scratch.floats;
+        forward_rows::<STATS>(x, gain, bias, epsilon, &mut y.view, stats.data, floats);
+    });
     Ok(())
+}
+
+/// Sets `d_x` and the gradients of the parameters.
+fn backward<const STATS: usize>(
+    m: &impl Memory,
+    workers: &Workers,
+    inputs: Inputs<'_>,
+    d_x: Tensor,
+    add: bool,
+    grads: [Tensor; STATS],
+) -> Result<(), String> {
+    let (cols, rows) = (inputs.cols, inputs.stats.len() / STATS);
+    workers.need(norm_floats(cols))?;
+    let d_x = Rows { view: values_mut(m, d_x)?, each: cols };
+    grads.into_iter().try_for_each(is_values)?;
+    let mut grads = grads.map(|grad| m.write(grad));
+    let each_block =
+        |rows: Range<usize>, mut d_x: Rows<'_>, sums: &mut [f32], floats: &mut [f32]| {
+            let inputs = inputs.rows::<STATS>(rows.start, rows.end);
+            backward_rows::<STATS>(inputs, &mut d_x.view, add, sums, floats);
+        };
+    workers.sum_rows(rows, STATS * cols, inputs.x.len(), d_x, &each_block, |sums| {
+        let sums = sums.chunks_exact(cols.max(1));
+        grads.iter_mut().zip(sums).for_each(|(grad, sums)| grad.store(0, sums));
+    })
 }
 
 /// Four rows of scratch.
@@ -97,10 +96,11 @@ fn four(floats: &mut [f32], cols: usize) -> [&mut [f32]; 4] {
     [a, b, c, &mut rest[..cols]]
 }
 
-/// y (rows, cols) from x (rows, cols), gain and bias (cols); stats (rows, 2).
-fn forward(
+/// y (rows, cols) from x (rows, cols), gain and, for layer norm, bias (cols); stats (rows, STATS).
+fn forward_rows<const STATS: usize>(
     x: View<'_>,
-    [gain, bias]: [View<'_>; 2],
+    gain: View<'_>,
+    bias: Option<View<'_>>,
     epsilon: f32,
     y: &mut ViewMut<'_>,
     stats: &mut [f32],
@@ -111,57 +111,21 @@ fn forward(
         #[inline(always)]
         || {
             let [gains, biases, xs, ys] = four(floats, cols);
-            let (gain, bias) = (read(&gain, 0, cols, gains), read(&bias, 0, cols, biases));
-            let per_element = 1.0 / cols as f32;
-            for (row, stats) in stats.chunks_exact_mut(2).enumerate() {
-                let later = row * cols + AHEAD..row * cols + AHEAD + cols;
-                x.ask(later.clone());
-                y.as_view().ask(later);
-                let x = read(&x, row * cols, cols, xs);
-                let mean = sum(x, |x| x) * per_element;
-                let variance = sum(x, |x| (x - mean) * (x - mean)) * per_element;
-                let scale = 1.0 / (variance + epsilon).sqrt();
-                let terms = x.iter().zip(gain).zip(bias);
-                let new = |((x, gain), bias): ((&f32, &f32), &f32)| {
-                    ((x - mean) * scale).mul_add(*gain, *bias)
-                };
-                write(
-                    y,
-                    row * cols,
-                    cols,
-                    ys,
-                    false,
-                    #[inline(always)]
-                    |y| y.iter_mut().zip(terms).for_each(|(y, t)| *y = new(t)),
-                );
-                stats.copy_from_slice(&[mean, scale]);
-            }
-        },
-    );
-}
-
-/// y (rows, cols) from x (rows, cols) and gain (cols); stats (rows).
-fn rms_forward(
-    x: View<'_>,
-    gain: View<'_>,
-    epsilon: f32,
-    y: &mut ViewMut<'_>,
-    stats: &mut [f32],
-    floats: &mut [f32],
-) {
-    let cols = gain.len();
-    vectorised(
-        #[inline(always)]
-        || {
-            let [gains, _, xs, ys] = four(floats, cols);
             let gain = read(&gain, 0, cols, gains);
+            let bias = bias.as_ref().map_or(&[][..], |bias| read(bias, 0, cols, biases));
             let per_element = 1.0 / cols as f32;
-            for (row, stat) in stats.iter_mut().enumerate() {
+            for (row, stats) in stats.as_chunks_mut::<STATS>().0.iter_mut().enumerate() {
                 let later = row * cols + AHEAD..row * cols + AHEAD + cols;
                 x.ask(later.clone());
                 y.as_view().ask(later);
                 let x = read(&x, row * cols, cols, xs);
-                let scale = 1.0 / sum(x, |x| x * x).mul_add(per_element, epsilon).sqrt();
+                let (mean, scale) = if STATS == RMS {
+                    (0.0, 1.0 / sum(x, |x| x * x).mul_add(per_element, epsilon).sqrt())
+                } else {
+                    let mean = sum(x, |x| x) * per_element;
+                    let variance = sum(x, |x| (x - mean) * (x - mean)) * per_element;
+                    (mean, 1.0 / (variance + epsilon).sqrt())
+                };
                 write(
                     y,
                     row * cols,
@@ -171,65 +135,17 @@ fn rms_forward(
                     #[inline(always)]
                     |y| {
                         let terms = y.iter_mut().zip(x).zip(gain);
-                        terms.for_each(|((y, x), gain)| *y = x * scale * gain);
-                    },
-                );
-                *stat = scale;
-            }
-        },
-    );
-}
-
-/// d_x = (add ? d_x : 0) + (g - n mean(g n)) / root, where g = d_y gain and n is the normalised x.
-/// Also sums d_y n over the rows in order (d_gain).
-fn rms_backward(
-    inputs: Inputs<'_>,
-    d_x: &mut ViewMut<'_>,
-    add: bool,
-    d_gain: &mut [f32],
-    floats: &mut [f32],
-) {
-    let Inputs { x, gain, stats, d_y, cols } = inputs;
-    vectorised(
-        #[inline(always)]
-        || {
-            let [gains, normal, g, xs] = four(floats, cols);
-            let gain = read(&gain, 0, cols, gains);
-            d_gain.fill(0.0);
-            let per_element = 1.0 / cols as f32;
-            for (row, scale) in stats.iter().enumerate() {
-                let at = row * cols;
-                let later = at + AHEAD..at + AHEAD + cols;
-                x.ask(later.clone());
-                d_y.ask(later.clone());
-                d_x.as_view().ask(later);
-                let x = read(&x, at, cols, xs);
-                normal.iter_mut().zip(x).for_each(|(n, x)| *n = x * scale);
-                let d_y = read(&d_y, at, cols, xs);
-                let terms = g.iter_mut().zip(d_y).zip(gain).zip(&*normal);
-                for ((((g, d), gain), n), d_gain) in terms.zip(&mut *d_gain) {
-                    *g = d * gain;
-                    *d_gain = d.mul_add(*n, *d_gain);
-                }
-                let mean_gn = dot(g, normal) * per_element;
-                let terms = g.iter().zip(&*normal);
-                let new = |(g, n): (&f32, &f32)| n.mul_add(-mean_gn, *g) * scale;
-                write(
-                    d_x,
-                    at,
-                    cols,
-                    xs,
-                    add,
-                    #[inline(always)]
-                    |d_x| {
-                        let both = d_x.iter_mut().zip(terms);
-                        if add {
-                            both.for_each(|(d, t)| *d += new(t));
+                        if STATS == RMS {
+                            terms.for_each(|((y, x), gain)| *y = x * scale * gain);
                         } else {
-                            both.for_each(|(d, t)| *d = new(t));
+                            terms.zip(bias).for_each(|(((y, x), gain), bias)| {
+                                *y = ((x - mean) * scale).mul_add(*gain, *bias);
+                            });
                         }
                     },
                 );
+                stats[0] = mean;
+                stats[STATS - 1] = scale;
             }
         },
     );
@@ -246,19 +162,34 @@ struct Inputs<'a> {
     cols: usize,
 }
 
-impl Inputs<'_> {
-    fn rows(self, start: usize, end: usize) -> Self {
+impl<'a> Inputs<'a> {
+    fn new(
+        m: &'a impl Memory,
+        x: Tensor,
+        gain: Tensor,
+        stats: Tensor,
+        d_y: Tensor,
+    ) -> Result<Self, String> {
+        Ok(Self {
+            x: values(m, x)?,
+            gain: values(m, gain)?,
+            stats: slice(m, stats)?,
+            d_y: values(m, d_y)?,
+            cols: x.shape().1,
+        })
+    }
+
+    fn rows<const STATS: usize>(self, start: usize, end: usize) -> Self {
         let range = start * self.cols..end * self.cols;
         let (x, d_y) = (self.x.slice(range.clone()), self.d_y.slice(range));
-        let each = self.stats.len() * self.cols / self.x.len().max(1);
-        Self { x, d_y, stats: &self.stats[each * start..each * end], ..self }
+        Self { x, d_y, stats: &self.stats[STATS * start..STATS * end], ..self }
     }
 }
 
 /// d_x = (add ? d_x : 0) + (g - mean(g) - n mean(g n)) / deviation, where g = d_y gain and n is the
-/// normalised x. Also sums d_y n (d_gain) and d_y (d_bias) over the rows in order, one after the
-/// other.
-fn backward(
+/// normalised x; for RMSNorm without mean(g), over the root. Also sums d_y n (d_gain) and, for layer
+/// norm, d_y (d_bias) over the rows in order, one after the other.
+fn backward_rows<const STATS: usize>(
     inputs: Inputs<'_>,
     d_x: &mut ViewMut<'_>,
     add: bool,
@@ -271,12 +202,12 @@ fn backward(
         || {
             let [gains, normal, g, xs] = four(floats, cols);
             let gain = read(&gain, 0, cols, gains);
+            sums.fill(0.0);
             let (d_gain, d_bias) = sums.split_at_mut(cols);
-            d_gain.fill(0.0);
-            d_bias.fill(0.0);
             let per_element = 1.0 / cols as f32;
-            for (row, stats) in stats.as_chunks::<2>().0.iter().enumerate() {
-                let (at, [mean, scale]) = (row * cols, *stats);
+            for (row, stats) in stats.as_chunks::<STATS>().0.iter().enumerate() {
+                let (at, scale) = (row * cols, stats[STATS - 1]);
+                let mean = if STATS == RMS { 0.0 } else { stats[0] };
                 let later = at + AHEAD..at + AHEAD + cols;
                 x.ask(later.clone());
                 d_y.ask(later.clone());
@@ -284,14 +215,20 @@ fn backward(
                 let x = read(&x, at, cols, xs);
                 normal.iter_mut().zip(x).for_each(|(n, x)| *n = (x - mean) * scale);
                 let d_y = read(&d_y, at, cols, xs);
-                let terms = g.iter_mut().zip(d_y).zip(gain).zip(&*normal);
-                let sums = d_gain.iter_mut().zip(&mut *d_bias);
-                for ((((g, d), gain), n), (d_gain, d_bias)) in terms.zip(sums) {
-                    *g = d * gain;
-                    *d_gain = d.mul_add(*n, *d_gain);
-                    *d_bias += d;
+                let terms = g.iter_mut().zip(d_y).zip(gain).zip(&*normal).zip(&mut *d_gain);
+                if STATS == RMS {
+                    for ((((g, d), gain), n), d_gain) in terms {
+                        *g = d * gain;
+                        *d_gain = d.mul_add(*n, *d_gain);
+                    }
+                } else {
+                    for (((((g, d), gain), n), d_gain), d_bias) in terms.zip(&mut *d_bias) {
+                        *g = d * gain;
+                        *d_gain = d.mul_add(*n, *d_gain);
+                        *d_bias += d;
+                    }
                 }
-                let mean_g = sum(g, |g| g) * per_element;
+                let mean_g = if STATS == RMS { 0.0 } else { sum(g, |g| g) * per_element };
                 let mean_gn = dot(g, normal) * per_element;
                 let terms = g.iter().zip(&*normal);
                 let new = |(g, n): (&f32, &f32)| n.mul_add(-mean_gn, g - mean_g) * scale;

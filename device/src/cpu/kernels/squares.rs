@@ -6,19 +6,15 @@ use crate::numerics;
 use crate::op::Op;
 
 pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), String> {
-    match *op {
-        Op::ChunkSquares { x, partials, chunk, counted } => {
-            let x = values(m, x)?;
-            let partials = Slice { data: slice_mut::<f64>(m, partials)?, each: 1 };
-            let chunk = chunk.max(1);
-            workers.split(partials.data.len(), x.len(), partials, &|chunks, partials, _| {
-                let at = (chunks.start * chunk).min(x.len());
-                let x = x.slice(at..x.len());
-                numerics::chunk_squares(x, partials.data, chunk, counted.from(at));
-            });
-        }
-        _ => return not_a_kernel(),
-    }
+    let Op::ChunkSquares { x, partials, chunk, counted } = *op else { return not_a_kernel() };
+    let x = values(m, x)?;
+    let partials = Slice { data: slice_mut::<f64>(m, partials)?, each: 1 };
+    let chunk = chunk.max(1);
+    workers.split(partials.data.len(), x.len(), partials, &|chunks, partials, _| {
+        let at = (chunks.start * chunk).min(x.len());
+        let x = x.slice(at..x.len());
+        numerics::chunk_squares(x, partials.data, chunk, counted.from(at));
+    });
     Ok(())
 }
 

@@ -135,33 +135,24 @@ impl Launcher<'_> {
     }
 
     pub(super) fn cache(&mut self, op: &Op) -> Result<(), String> {
-        match op {
-            Op::CachedAttention { .. } => self.cached_attention(op),
-            Op::LastColumns { .. } => self.last_columns(op),
-            _ => no_kernel(op),
-        }
-    }
-
-    fn cached_attention(&mut self, op: &Op) -> Result<(), String> {
-        let Op::CachedAttention { q, cache, out, heads } = *op else { return no_kernel(op) };
-        let dim = q.len() / heads.count;
-        if dim > WIDEST_HEAD {
-            return Err(format!("heads of {dim}; at most {WIDEST_HEAD}"));
-        }
-        let sizes = [cache.shape().0, dim, heads.group(), heads.kv_count].map(|n| n as u64);
-        let args = self.args(&[q, cache, out]).with(&[values(&[q, cache, out])?]).with(&sizes);
-        let args = args.float(1.0 / (dim as f32).sqrt());
-        self.launch(Launch::new("cached_attention", [heads.count, 1, 1], 256, args));
-        Ok(())
-    }
-
-    fn last_columns(&mut self, op: &Op) -> Result<(), String> {
-        let Op::LastColumns { x, y } = *op else { return no_kernel(op) };
-        let ((rows, of), (_, width)) = (x.shape(), y.shape());
-        let sizes = [rows, of, width].map(|n| n as u64);
-        let args = self.args(&[x, y]).with(&[values(&[x, y])?]).with(&sizes);
-        if rows * width > 0 {
-            self.launch(Launch::flat("last_columns", rows * width.div_ceil(RUN), args));
+        match *op {
+            Op::CachedAttention { q, cache, out, heads } => {
+                let dim = q.len() / heads.count;
+                if dim > WIDEST_HEAD {
+                    return Err(format!("heads of {dim}; at most {WIDEST_HEAD}"));
+                }
+                let sizes = [cache.shape().0, dim, heads.group(), heads.kv_count];
+                let args = self.args(&[q, cache, out]).with(&[values(&[q, cache, out])?]);
+                let args = args.with(&sizes.map(|n| n as u64)).float(1.0 / (dim as f32).sqrt());
+                self.launch(Launch::new("cached_attention", [heads.count, 1, 1], 256, args));
+            }
+            Op::LastColumns { x, y } => {
+                let ((rows, of), (_, width)) = (x.shape(), y.shape());
+                let sizes = [rows, of, width].map(|n| n as u64);
+                let args = self.args(&[x, y]).with(&[values(&[x, y])?]).with(&sizes);
+                self.launch(Launch::flat("last_columns", rows * width.div_ceil(RUN), args));
+            }
+            _ => return no_kernel(op),
         }
         Ok(())
     }

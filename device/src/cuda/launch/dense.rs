@@ -24,47 +24,32 @@ pub(crate) const fn norm_scratch_bytes((rows, cols): (usize, usize), gradients: 
 impl Launcher<'_> {
     pub(super) fn elementwise(&mut self, op: &Op) -> Result<(), String> {
         match *op {
-            Op::Gelu { x, y } => self.map("gelu", x, y),
-            Op::GeluBackward { x, d } => self.map("gelu_backward", x, d),
+            Op::Gelu { x, y } => self.map("gelu", x, y)?,
+            Op::GeluBackward { x, d } => self.map("gelu_backward", x, d)?,
             Op::Add { x, into } if (x.dtype(), into.dtype()) == (Dtype::F64, Dtype::F64) => {
                 let args = self.args(&[x, into]).with(&[x.len() as u64]);
-                self.launch_some(x.len(), Launch::flat("add_f64", x.len(), args));
-                Ok(())
+                self.launch(Launch::flat("add_f64", x.len(), args));
             }
-            Op::Add { x, into } => self.map("add", x, into),
+            Op::Add { x, into } => self.map("add", x, into)?,
             Op::Cast { x, y } if x.dtype() == y.dtype() => {
                 let args = self.args(&[x, y]).with(&[x.bytes()]);
-                self.launch_some(x.len(), Launch::flat("copy_bytes", bytes_units(x.bytes()), args));
-                Ok(())
+                self.launch(Launch::flat("copy_bytes", bytes_units(x.bytes()), args));
             }
             Op::Cast { x, y } if values(&[x, y]).is_err() => {
                 let args = self.args(&[x, y]).with(&[types(&[x, y]), x.len() as u64]);
-                self.launch_some(x.len(), Launch::flat("cast_exact", x.len(), args));
-                Ok(())
+                self.launch(Launch::flat("cast_exact", x.len(), args));
             }
-            Op::Cast { x, y } => self.map("cast", x, y),
+            Op::Cast { x, y } => self.map("cast", x, y)?,
             Op::Zero { x } => {
                 let args = self.args(&[x]).with(&[x.bytes()]);
-                self.launch_some(x.len(), Launch::flat("zero", bytes_units(x.bytes()), args));
-                Ok(())
+                self.launch(Launch::flat("zero", bytes_units(x.bytes()), args));
             }
-            Op::SwiGlu { x, y } => {
-                let (rows, width) = y.shape();
-                let args = self.args(&[x, y]).with(&[values(&[x, y])?, rows as u64, width as u64]);
-                self.launch(Launch::by_rows("swiglu", rows, width, 256, args));
-                Ok(())
-            }
-            Op::SwiGluBackward { x, d } => {
-                let (rows, width) = d.shape();
-                let args = self.args(&[x, d]).with(&[values(&[x, d])?, rows as u64, width as u64]);
-                self.launch(Launch::by_rows("swiglu_backward", rows, width, 256, args));
-                Ok(())
-            }
+            Op::SwiGlu { x, y } => self.gated("swiglu", x, y)?,
+            Op::SwiGluBackward { x, d } => self.gated("swiglu_backward", x, d)?,
             Op::ColumnSum { x, y } => {
                 let (rows, cols) = x.shape();
                 let args = self.args(&[x, y]).with(&[values(&[x, y])?, rows as u64, cols as u64]);
                 self.launch(Launch::by_columns("column_sum", cols, args));
-                Ok(())
             }
             Op::BiasDropoutAdd { x, bias, residual, y, dropout } => {
                 let (rows, cols) = x.shape();
@@ -74,31 +59,34 @@ impl Launcher<'_> {
                 let types = values(&[x, bias.unwrap_or(x), residual, y])?;
                 let args = args.with(&[types]).with(&sizes).mask(dropout);
                 self.launch(Launch::by_rows("bias_dropout_add", rows, cols, 256, args));
-                Ok(())
             }
-            Op::Dropout { x, y, dropout } if x == y && dropout.p == 0.0 => values(&[x]).map(|_| ()),
+            Op::Dropout { x, y, dropout } if x == y && dropout.p == 0.0 => {
+                values(&[x])?;
+            }
             Op::Dropout { x, y, dropout } => {
                 let first = dropout.first_row.wrapping_mul(x.shape().1 as u64);
                 let args = self.args(&[x, y]).with(&[values(&[x, y])?, x.len() as u64, first]);
                 let launch = Launch::flat("dropout", x.len().div_ceil(RUN), args.mask(dropout));
-                self.launch_some(x.len(), launch);
-                Ok(())
+                self.launch(launch);
             }
-            _ => no_kernel(op),
+            _ => return no_kernel(op),
         }
+        Ok(())
+    }
+
+    /// A kernel on gates and values x (rows, 2 width) and on y (rows, width).
+    fn gated(&mut self, kernel: &'static str, x: Tensor, y: Tensor) -> Result<(), String> {
+        let (rows, width) = y.shape();
+        let args = self.args(&[x, y]).with(&[values(&[x, y])?, rows as u64, width as u64]);
+        self.launch(Launch::by_rows(kernel, rows, width, 256, args));
+        Ok(())
     }
 
     /// A kernel that reads x and writes or updates y, element by element.
     fn map(&mut self, kernel: &'static str, x: Tensor, y: Tensor) -> Result<(), String> {
         let args = self.args(&[x, y]).with(&[values(&[x, y])?, x.len() as u64]);
-        self.launch_some(x.len(), Launch::flat(kernel, x.len().div_ceil(RUN), args));
+        self.launch(Launch::flat(kernel, x.len().div_ceil(RUN), args));
         Ok(())
-    }
-
-    fn launch_some(&mut self, n: usize, launch: Launch) {
-        if n > 0 {
-            self.launch(launch);
-        }
     }
 
     pub(super) fn embedding(&mut self, op: &Op) -> Result<(), String> {
@@ -141,20 +129,10 @@ impl Launcher<'_> {
     pub(super) fn norm(&mut self, op: &Op, sm: u32) -> Result<(), String> {
         match *op {
             Op::LayerNorm { x, gain, bias, y, stats, epsilon } => {
-                is(stats, Dtype::F32)?;
-                let (rows, cols) = x.shape();
-                let args = self.args(&[x, gain, bias, y, stats]);
-                let args = args.with(&[values(&[x, gain, bias, y])?, rows as u64, cols as u64]);
-                let args = args.float(epsilon);
-                self.launch(Launch::by_rows("layer_norm", rows, cols, 256, args));
+                self.norm_forward("layer_norm", &[x, gain, bias, y], stats, epsilon)?;
             }
             Op::RmsNorm { x, gain, y, stats, epsilon } => {
-                is(stats, Dtype::F32)?;
-                let (rows, cols) = x.shape();
-                let args = self.args(&[x, gain, y, stats]);
-                let args = args.with(&[values(&[x, gain, y])?, rows as u64, cols as u64]);
-                let args = args.float(epsilon);
-                self.launch(Launch::by_rows("rms_norm", rows, cols, 256, args));
+                self.norm_forward("rms_norm", &[x, gain, y], stats, epsilon)?;
             }
             Op::RmsNormBackward { x, gain, stats, d_y, d_x, add, d_gain } => {
                 let args = self.args(&[x, gain, stats, d_y, d_x]).with(&[self.scratch]);
@@ -175,6 +153,22 @@ impl Launcher<'_> {
             }
             _ => return no_kernel(op),
         }
+        Ok(())
+    }
+
+    /// `tensors`: x, parameters, y.
+    fn norm_forward(
+        &mut self,
+        kernel: &'static str,
+        tensors: &[Tensor],
+        stats: Tensor,
+        epsilon: f32,
+    ) -> Result<(), String> {
+        is(stats, Dtype::F32)?;
+        let (rows, cols) = tensors[0].shape();
+        let args = self.args(tensors).with(&[(self.at)(stats), values(tensors)?]);
+        let args = args.with(&[rows as u64, cols as u64]).float(epsilon);
+        self.launch(Launch::by_rows(kernel, rows, cols, 256, args));
         Ok(())
     }
 
@@ -249,18 +243,14 @@ impl Launcher<'_> {
     }
 
     pub(super) fn squares(&mut self, op: &Op) -> Result<(), String> {
-        match *op {
-            Op::ChunkSquares { x, partials, chunk, counted } => {
-                is(partials, Dtype::F64)?;
-                let (hole, hole_end) = counted.hole;
-                let sizes = [x.len(), chunk.max(1), counted.end, hole, hole_end, partials.len()];
-                let sizes = sizes.map(|n| n as u64);
-                let args = self.args(&[x, partials]).with(&[values(&[x])?]).with(&sizes);
-                let blocks = partials.len().div_ceil(16);
-                self.launch(Launch::new("chunk_squares", [blocks, 1, 1], 256, args));
-            }
-            _ => return no_kernel(op),
-        }
+        let Op::ChunkSquares { x, partials, chunk, counted } = *op else { return no_kernel(op) };
+        is(partials, Dtype::F64)?;
+        let (hole, hole_end) = counted.hole;
+        let sizes = [x.len(), chunk.max(1), counted.end, hole, hole_end, partials.len()];
+        let sizes = sizes.map(|n| n as u64);
+        let args = self.args(&[x, partials]).with(&[values(&[x])?]).with(&sizes);
+        let blocks = partials.len().div_ceil(16);
+        self.launch(Launch::new("chunk_squares", [blocks, 1, 1], 256, args));
         Ok(())
     }
 }

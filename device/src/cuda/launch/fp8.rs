@@ -1,6 +1,6 @@
 //! Launches of largest magnitudes and of conversions to fp8.
 
-use super::{Dtype, Launch, Launcher, Op, Tensor, no_kernel, types, values};
+use super::{Dtype, Launch, Launcher, Op, no_kernel, types, values};
 use crate::numerics::{E4m3, E5m2};
 use crate::op::{MAXIMA, run_of_maxima};
 
@@ -14,7 +14,6 @@ impl Launcher<'_> {
                 let sizes = [values(&[x])?, x.len() as u64, run_of_maxima(x.len()) as u64];
                 let args = self.args(&[x, maxima]).with(&sizes);
                 self.launch(Launch::new("maxima", [MAXIMA, 1, 1], 512, args));
-                Ok(())
             }
             Op::Quantize { x, maxima, y, turned, scale } => {
                 let ((rows, cols), Some(to)) = (x.shape(), y.or(turned)) else {
@@ -22,18 +21,14 @@ impl Launcher<'_> {
                 };
                 values(&[x])?;
                 let limit = if to.dtype() == Dtype::E5m2 { E5m2::MAX } else { E4m3::MAX };
-                let outputs = [self.at_or_null(y), self.at_or_null(turned), self.at(scale)];
+                let outputs = [self.at_or_null(y), self.at_or_null(turned), (self.at)(scale)];
                 let sizes = [types(&[x, to]), rows as u64, cols as u64];
                 let args = self.args(&[x, maxima]).with(&outputs).with(&sizes).float(limit);
                 let grid = [cols.div_ceil(TILE.1), rows.div_ceil(TILE.0), 1];
                 self.launch(Launch::new("quantize", grid, 256, args));
-                Ok(())
             }
-            _ => no_kernel(op),
+            _ => return no_kernel(op),
         }
-    }
-
-    fn at(&self, t: Tensor) -> u64 {
-        (self.at)(t)
+        Ok(())
     }
 }

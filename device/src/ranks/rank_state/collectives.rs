@@ -1,73 +1,87 @@
-//! Collectives between virtual GPUs. Ranks read each other's memory between two rendezvous.
+//! Collectives between virtual GPUs. Ranks of one process read each other's memory between two rendezvous. Data of other
+//! processes arrives before the rendezvous that it belongs to; large ranges go in rounds, so that only little of them is on its way.
 //!
 //! A peer's op declares its whole range and stays in the collective until the last rendezvous, so the
 //! peer's own hazard check protects the range. Sums are in rank order, in fp32 (fp64 for F64),
 //! rounded once: every rank ends with the same bits.
 
-pub(crate) mod remote;
-
 use super::RankState;
+use crate::numerics::view::copy;
+use crate::op::{CollectiveKind, CollectiveOp};
 use crate::ranks::communicator::CompletedRendezvous;
+use crate::ranks::memory::StagedElements;
 use crate::ranks::rendezvous::Arrival;
-use crate::view::copy;
-use crate::{AdmittedOp, BLOCK, Dtype, Error, Group, Op, Reduction, Tensor, View, ViewMut};
+use crate::ranks::wire::HEAD;
+use crate::{AdmittedOp, BLOCK, Dtype, Error, Reduction, Tensor, View, ViewMut};
 use std::ops::Range;
+
+/// Bytes that a rank sends another one before both meet.
+const ROUND: usize = 1 << 20;
+
+/// Bytes of the host that the messages of a rank's collectives take at most. `largest`: bytes of the largest tensor, of a group of
+/// `size` ranks, `away` of which are in other processes. MPI's own buffers are not among them.
+///
+/// The messages of two rounds may wait on either side, since a rank may be one rendezvous ahead. Beside them there
+/// is room for two parts that are read from messages.
+pub const fn message_bytes(largest: u64, size: u64, away: u64) -> u64 {
+    let part = largest.div_ceil(size);
+    let part = if part < ROUND as u64 { part } else { ROUND as u64 };
+    if away == 0 { 0 } else { 4 * away * (HEAD as u64 + part) + 2 * part }
+}
 
 /// Runs a collective on the calling thread. Blocks until all ranks of its group have entered and
 /// left it.
-pub(crate) fn run(op: &AdmittedOp, shared: &RankState) -> Result<(), Error> {
-    match op.op {
-        Op::AllReduce { group, .. }
-        | Op::ReduceScatter { group, .. }
-        | Op::AllGather { group, .. }
-        | Op::Broadcast { group, .. }
-            if shared.world.is_remote_group(shared.rank, group) =>
-        {
-            remote::run(op, shared)
+pub(super) fn run(op: &AdmittedOp, shared: &RankState, of: CollectiveOp) -> Result<(), Error> {
+    divisible(op, shared, of)?;
+    let (whole, x) = (Collective { op, shared, of }, of.x);
+    let size = whole.size();
+    match of.kind {
+        // A reduce-scatter and an all-gather, over parts of any length.
+        CollectiveKind::AllReduce(reduce) => {
+            let part = |i: usize| part(x, i, size);
+            whole.reduce(&part, reduce)?;
+            whole.gather(&part)?;
         }
-        Op::AllReduce { x, group, reduce } => all_reduce(op, shared, x, group, reduce),
-        Op::ReduceScatter { x, group } => reduce_scatter(op, shared, x, group),
-        Op::AllGather { x, group } => all_gather(op, shared, x, group),
-        Op::Broadcast { x, group, root } => broadcast(op, shared, x, group, root),
-        _ => Ok(()),
+        CollectiveKind::ReduceScatter => whole.reduce(&|i| x.shard(i, size), Reduction::Sum)?,
+        CollectiveKind::AllGather => whole.gather(&|i| x.shard(i, size))?,
+        CollectiveKind::Broadcast { root } => {
+            let none = x.slice(0..0);
+            whole.gather(&|i| if i == root { x } else { none })?;
+        }
     }
+    whole.meet().map(drop)
 }
 
 pub(crate) fn meet<'a>(
     op: &AdmittedOp,
     shared: &'a RankState,
-    x: Tensor,
-    group: Group,
-    detail: usize,
+    of: CollectiveOp,
 ) -> Result<CompletedRendezvous<'a>, Error> {
-    let arrival = Arrival { op: op.op.name(), site: op.site, tensor: x, detail, payload: 0 };
+    let CollectiveOp { x: tensor, group, kind } = of;
+    let (op_name, detail) = (op.op.name(), kind.detail());
+    let arrival = Arrival { op: op_name, site: op.site, tensor, detail, payload: 0 };
     shared.world.meet(shared.rank, op.lane, group, arrival)
 }
 
+/// Refuses a collective of parts whose buffer does not divide by the ranks.
 pub(crate) fn divisible(
     op: &AdmittedOp,
     shared: &RankState,
-    x: Tensor,
-    count: usize,
+    of: CollectiveOp,
 ) -> Result<(), Error> {
+    let (x, count) = (of.x, shared.rank.within(of.group).1);
+    let by_parts = matches!(of.kind, CollectiveKind::ReduceScatter | CollectiveKind::AllGather);
     let whole = if x.shape().0 == 1 { x.len() } else { x.shape().0 };
-    if whole.is_multiple_of(count) {
+    if !by_parts || whole.is_multiple_of(count) {
         return Ok(());
     }
     let problem = format!("{whole} rows or elements do not divide by {count} ranks");
     Err(Error::Task { rank: shared.rank.index(), op: op.op.name(), site: op.site, problem })
 }
 
-/// Sets `mine` to the combination of the same range on every rank. Only this rank reads or writes
-/// `mine` meanwhile.
-fn combine(met: &CompletedRendezvous<'_>, shared: &RankState, mine: Tensor, reduce: Reduction) {
-    let flat = mine.reshape(1, mine.len());
-    let theirs = |i: usize, range: Range<usize>| met.peer(i).view(flat.slice(range));
-    combine_of(met.size(), theirs, shared, flat, reduce);
-}
-
-/// The same, where `theirs` has the elements of member i of `size` at a range of `mine`.
-fn combine_of<'a>(
+/// Sets `mine` to the combination of the same range on every rank: `theirs` has the elements of
+/// member i of `size` at a range of `mine`. Only this rank reads or writes `mine` meanwhile.
+fn combine<'a>(
     size: usize,
     theirs: impl Fn(usize, Range<usize>) -> View<'a>,
     shared: &RankState,
@@ -113,64 +127,115 @@ fn combine_of<'a>(
     }
 }
 
-/// Copies every other rank's part into this rank's `x`. `part(i)` is the range of rank i.
-fn gather(met: &CompletedRendezvous<'_>, shared: &RankState, part: impl Fn(usize) -> Tensor) {
-    for i in (0..met.size()).filter(|&i| i != met.me) {
-        copy(met.peer(i).view(part(i)), &mut shared.memory.view_mut(part(i)));
-    }
-}
-
-fn reduce_scatter(
-    op: &AdmittedOp,
-    shared: &RankState,
-    x: Tensor,
-    group: Group,
-) -> Result<(), Error> {
-    let met = meet(op, shared, x, group, 0)?;
-    divisible(op, shared, x, met.size())?;
-    combine(&met, shared, x.shard(met.me, met.size()), Reduction::Sum);
-    meet(op, shared, x, group, 0).map(drop)
-}
-
-fn all_gather(op: &AdmittedOp, shared: &RankState, x: Tensor, group: Group) -> Result<(), Error> {
-    let met = meet(op, shared, x, group, 0)?;
-    divisible(op, shared, x, met.size())?;
-    gather(&met, shared, |i| x.shard(i, met.size()));
-    meet(op, shared, x, group, 0).map(drop)
-}
-
-/// All-reduce as a reduce-scatter and an all-gather, over parts of any length.
-fn all_reduce(
-    op: &AdmittedOp,
-    shared: &RankState,
-    x: Tensor,
-    group: Group,
-    reduce: Reduction,
-) -> Result<(), Error> {
-    let met = meet(op, shared, x, group, reduce as usize)?;
-    let part = |i: usize| part(x, i, met.size());
-    combine(&met, shared, part(met.me), reduce);
-    let summed = meet(op, shared, x, group, reduce as usize)?;
-    gather(&summed, shared, part);
-    meet(op, shared, x, group, reduce as usize).map(drop)
-}
-
 /// Part `i` of `count` of all elements of `x`: the last ones may be shorter, or empty.
 fn part(x: Tensor, i: usize, count: usize) -> Tensor {
     let each = x.len().div_ceil(count);
     x.reshape(1, x.len()).slice((i * each).min(x.len())..((i + 1) * each).min(x.len()))
 }
 
-fn broadcast(
-    op: &AdmittedOp,
-    shared: &RankState,
-    x: Tensor,
-    group: Group,
-    root: usize,
-) -> Result<(), Error> {
-    let met = meet(op, shared, x, group, root)?;
-    if let Some(memory) = (met.me != root).then(|| met.peer(root)) {
-        copy(memory.view(x), &mut shared.memory.view_mut(x));
+/// A collective of this rank.
+struct Collective<'a> {
+    op: &'a AdmittedOp,
+    shared: &'a RankState,
+    of: CollectiveOp,
+}
+
+impl Collective<'_> {
+    fn me(&self) -> usize {
+        self.shared.rank.within(self.of.group).0
     }
-    meet(op, shared, x, group, root).map(drop)
+
+    fn size(&self) -> usize {
+        self.shared.rank.within(self.of.group).1
+    }
+
+    fn meet(&self) -> Result<CompletedRendezvous<'_>, Error> {
+        meet(self.op, self.shared, self.of)
+    }
+
+    /// Members in other processes.
+    fn remote_members(&self) -> impl Iterator<Item = usize> {
+        (0..self.size()).filter(|i| self.is_remote(*i))
+    }
+
+    fn is_remote(&self, i: usize) -> bool {
+        self.shared.world.is_remote_rank(self.shared.rank.member(self.of.group, i))
+    }
+
+    fn send(&self, to: usize, part: Tensor) {
+        let bytes = self.shared.memory.bytes(part);
+        self.shared.world.send(self.shared.rank, self.op.lane, self.of.group, to, bytes);
+    }
+
+    /// Rounds in which all parts go. One at least, in which the group compares its ops.
+    fn rounds(&self, part: &dyn Fn(usize) -> Tensor) -> usize {
+        let longest = (0..self.size()).map(|i| part(i).len()).max().unwrap_or(0);
+        longest.div_ceil(self.each()).max(1)
+    }
+
+    /// Elements of a round: all of them where no data leaves the process.
+    fn each(&self) -> usize {
+        let round = ROUND / self.of.x.dtype().bytes() as usize;
+        if self.shared.world.is_remote_group(self.shared.rank, self.of.group) {
+            round
+        } else {
+            usize::MAX
+        }
+    }
+
+    /// The elements of `part` that round number `round` sends.
+    fn cut(&self, part: Tensor, round: usize) -> Tensor {
+        let (flat, each) = (part.reshape(1, part.len()), self.each());
+        flat.slice((round * each).min(part.len())..((round + 1) * each).min(part.len()))
+    }
+
+    /// Sets this rank's part to the combination of the same range on every rank.
+    fn reduce(&self, part: &dyn Fn(usize) -> Tensor, reduce: Reduction) -> Result<(), Error> {
+        for round in 0..self.rounds(part) {
+            self.remote_members().for_each(|i| self.send(i, self.cut(part(i), round)));
+            let met = self.meet()?;
+            let mine = self.cut(part(self.me()), round);
+            let received = |i| (i, StagedElements::of_bytes(mine.dtype(), met.parcel(i).bytes()));
+            let remote: Vec<(usize, StagedElements)> =
+                self.remote_members().map(received).collect();
+            let of = |i: usize, range: Range<usize>| match remote.iter().find(|(of, _)| *of == i) {
+                Some((_, received)) => received.view().slice(range),
+                None => met.peer(i).view(mine.slice(range)),
+            };
+            combine(self.size(), of, self.shared, mine, reduce);
+        }
+        Ok(())
+    }
+
+    /// Copies every other rank's part into this rank's memory.
+    fn gather(&self, part: &dyn Fn(usize) -> Tensor) -> Result<(), Error> {
+        for round in 0..self.rounds(part) {
+            self.remote_members().for_each(|i| self.send(i, self.cut(part(self.me()), round)));
+            let met = self.meet()?;
+            for i in (0..self.size()).filter(|i| *i != self.me()) {
+                let theirs = self.cut(part(i), round);
+                let mut mine = self.shared.memory.view_mut(theirs);
+                if self.is_remote(i) {
+                    let received = StagedElements::of_bytes(theirs.dtype(), met.parcel(i).bytes());
+                    copy(received.view(), &mut mine);
+                } else {
+                    copy(met.peer(i).view(theirs), &mut mine);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::message_bytes;
+
+    #[test]
+    fn letters_of_two_rounds_wait_on_either_side() {
+        // Parts of 64 bytes, with 33 of their message.
+        assert_eq!(message_bytes(256, 4, 2), 2 * 2 * 2 * (33 + 64) + 2 * 64);
+        assert_eq!(message_bytes(1 << 30, 4, 3), 2 * 2 * 3 * (33 + (1 << 20)) + (2 << 20));
+        assert_eq!(message_bytes(1 << 30, 4, 0), 0);
+    }
 }

@@ -52,7 +52,7 @@ impl GroupSpread {
         self.groups * (self.here * (self.boxes - 1) + self.away)
     }
 
-    /// The same when each member sends data to each member in another process (`ranks/rank_state/collectives/remote.rs`).
+    /// The same when each member sends data to each member in another process (`ranks/rank_state/collectives.rs`).
     pub(in crate::sim) const fn parcels(self) -> usize {
         self.groups * 2 * self.here * self.away
     }

@@ -1,8 +1,7 @@
 //! Typed views of untyped storage. Storage types meet arithmetic only here: kernels are written
 //! once, on f32 blocks.
 
-use crate::Dtype;
-use crate::numerics::{E4m3, E5m2, ask};
+use super::{E4m3, E5m2, ask};
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 
 /// Elements that a kernel widens, computes and rounds at a time. They fit in the first-level cache.
@@ -158,15 +157,6 @@ impl<'a> View<'a> {
             View::E5m2(s) => out.iter_mut().zip(&s[range]).for_each(|(o, x)| *o = x.to_f32()),
         }
     }
-}
-
-impl View<'_> {
-    /// Appends all elements to `bytes`, little-endian.
-    pub(crate) fn append_to(&self, bytes: &mut Vec<u8>) {
-        for_each_type!(self, View, s => {
-            s.iter().for_each(|x| bytes.extend_from_slice(&x.to_le_bytes()));
-        });
-    }
 
     /// Widens all elements to fp64, which holds each exactly.
     pub(crate) fn widen(&self, out: &mut [f64]) {
@@ -226,16 +216,7 @@ impl<'a> ViewMut<'a> {
 
     /// A shorter-lived view of the same elements.
     pub const fn reborrow(&mut self) -> ViewMut<'_> {
-        match self {
-            Self::F16(s) => ViewMut::F16(s),
-            Self::Bf16(s) => ViewMut::Bf16(s),
-            Self::F32(s) => ViewMut::F32(s),
-            Self::F64(s) => ViewMut::F64(s),
-            Self::I32(s) => ViewMut::I32(s),
-            Self::U16(s) => ViewMut::U16(s),
-            Self::E4m3(s) => ViewMut::E4m3(s),
-            Self::E5m2(s) => ViewMut::E5m2(s),
-        }
+        rewrap!(self, ViewMut => ViewMut, s => s)
     }
 
     /// Elements `range`.
@@ -290,55 +271,7 @@ impl<'a> ViewMut<'a> {
 
     /// Sets every element to zero.
     pub fn zero(&mut self) {
-        match self {
-            Self::F16(s) => s.fill(f16::ZERO),
-            Self::Bf16(s) => s.fill(bf16::ZERO),
-            Self::F32(s) => s.fill(0.0),
-            Self::F64(s) => s.fill(0.0),
-            Self::I32(s) => s.fill(0),
-            Self::U16(s) => s.fill(0),
-            Self::E4m3(s) => s.fill(E4m3(0)),
-            Self::E5m2(s) => s.fill(E5m2(0)),
-        }
-    }
-}
-
-/// Elements from another process.
-#[derive(Debug)]
-pub(crate) enum ReceivedElements {
-    F16(Vec<f16>),
-    Bf16(Vec<bf16>),
-    F32(Vec<f32>),
-    F64(Vec<f64>),
-    I32(Vec<i32>),
-    U16(Vec<u16>),
-    E4m3(Vec<E4m3>),
-    E5m2(Vec<E5m2>),
-}
-
-impl ReceivedElements {
-    /// Elements of `dtype`, as [`View::append_to`] wrote them.
-    pub(crate) fn new(dtype: Dtype, bytes: &[u8]) -> Self {
-        macro_rules! read {
-            ($variant:ident, $t:ty) => {{
-                let (whole, _) = bytes.as_chunks();
-                Self::$variant(whole.iter().map(|x| <$t>::from_le_bytes(*x)).collect())
-            }};
-        }
-        match dtype {
-            Dtype::F16 => read!(F16, f16),
-            Dtype::Bf16 => read!(Bf16, bf16),
-            Dtype::F32 => read!(F32, f32),
-            Dtype::F64 => read!(F64, f64),
-            Dtype::I32 => read!(I32, i32),
-            Dtype::U16 => read!(U16, u16),
-            Dtype::E4m3 => read!(E4m3, E4m3),
-            Dtype::E5m2 => read!(E5m2, E5m2),
-        }
-    }
-
-    pub(crate) fn view(&self) -> View<'_> {
-        rewrap!(self, Self => View, s => s)
+        for_each_type!(self, Self, s => s.fill(Default::default()));
     }
 }
 
