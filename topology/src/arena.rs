@@ -7,16 +7,13 @@
 #![expect(unsafe_code, reason = "maps memory, advises the kernel about it, and unmaps it")]
 
 use std::collections::BTreeMap;
-use std::fmt;
-use std::io;
 use std::ops::Range;
 use std::ptr::{self, NonNull};
 use std::sync::Once;
 use std::time::{Duration, Instant};
+use std::{fmt, io};
 
-use crate::bind::LiveMachine;
-use crate::cpu_list::format_cpu_list;
-use crate::{Error, format_bytes};
+use crate::{Error, LiveMachine, format_bytes, format_cpu_list};
 
 /// Bytes of a small page.
 const PAGE: usize = 4096;

@@ -5,10 +5,9 @@
 
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use crate::Error;
-use crate::cpu_list::format_cpu_list;
 use crate::hwloc::Hwloc;
 use crate::hwloc_ext::{Handle, Input};
+use crate::{Error, format_cpu_list};
 
 /// Hardware threads that this process may use, cgroup limits counted; 1 where that is unknown. For pools of threads and for
 /// measurements; how a run is laid out is decided by the cores of its own description of the machine.

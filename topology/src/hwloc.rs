@@ -7,8 +7,7 @@ use std::io;
 
 use hwloc2::{CpuBindError, CpuBindFlags, CpuSet, Topology};
 
-use crate::Error;
-use crate::hwloc_ext;
+use crate::{Error, hwloc_ext};
 
 /// hwloc's view of the machine on which this process runs.
 pub(crate) struct Hwloc {

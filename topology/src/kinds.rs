@@ -1,9 +1,6 @@
 //! Kinds of cores, in words, and what a placement makes of them.
 
-use crate::counted;
-use crate::cpu_list::format_cpu_list;
-use crate::machine::{Core, CoreKind, Machine};
-use crate::warning::{Severity, Warning};
+use crate::{Core, CoreKind, Machine, Severity, Warning, counted, format_cpu_list};
 
 impl CoreKind {
     /// `IntelAtom`, or a number where it has no name.

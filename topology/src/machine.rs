@@ -13,8 +13,7 @@ use std::sync::PoisonError;
 use serde::{Deserialize, Serialize};
 
 use crate::hwloc_ext::{Handle, Input, c_text};
-use crate::pci::{PciAddress, PciNode};
-use crate::{Error, guard, hwloc_ext, nvml, trial};
+use crate::{Error, PciAddress, PciNode, guard, hwloc_ext, nvml, trial};
 
 /// A box. CPU numbers are the logical CPUs of Linux.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

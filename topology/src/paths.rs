@@ -5,9 +5,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::machine::Machine;
 use crate::machine::nvlink;
-use crate::pci::{Link, PciAddress, PciKind};
+use crate::{Link, Machine, PciAddress, PciKind};
 
 /// How two GPUs reach each other, nearest first. Names follow `nvidia-smi topo`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

@@ -6,14 +6,12 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::core_shares::{CoreShare, deal};
-use crate::cpu_list::format_cpu_list;
 use crate::kinds::unlike_ranks;
-use crate::machine::{Machine, NumaNode};
-use crate::pci::PciAddress;
 use crate::reasons::group_reasons;
-use crate::spread::{Needs, far_staging, in_parts};
-use crate::warning::{Severity, Warning};
-use crate::{Error, counted, format_bytes, groups};
+use crate::{
+    Error, Machine, Needs, NumaNode, PciAddress, Severity, Warning, counted, far_staging,
+    format_bytes, format_cpu_list, groups, in_parts,
+};
 
 /// The devices of the ranks.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

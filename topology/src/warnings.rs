@@ -3,12 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-use crate::counted;
-use crate::cpu_list::format_cpu_list;
 use crate::kinds::cores_without_memory;
-use crate::machine::{Machine, sysfs};
-use crate::place::Placement;
-use crate::warning::{Severity, Warning};
+use crate::machine::sysfs;
+use crate::{Machine, Placement, Severity, Warning, counted, format_cpu_list};
 
 /// The surroundings of the process, for a live box.
 #[derive(Debug, Clone, Default)]

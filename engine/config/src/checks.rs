@@ -1,8 +1,6 @@
 //! Rules between keys. Each error shows every value that takes part, and the arithmetic.
 
-use super::reading::reader::ConfigReader;
-use super::reading::report::Problem;
-use super::reading::value::float_text;
+use super::reading::{ConfigReader, Problem, float_text};
 use super::{
     Accumulate, Config, DeviceConfig, Placement, Recompute, ScheduleConfig, ScheduleKind, Transfer,
     UpdateMode, WeightsPolicy,

@@ -1,9 +1,7 @@
 //! Where tokens come from.
 
 use super::declare::{choice, section};
-use super::reading::section::KeyDefault;
-use super::reading::sources::Entries;
-use super::reading::value::Interval;
+use super::reading::{Entries, Interval, KeyDefault};
 use super::sources::Sources;
 use serde::Serialize;
 

@@ -4,7 +4,7 @@
 /// The declaration of a key consists of
 /// - its documentation, one paragraph, which `onebox config keys` prints too;
 /// - its name, and the type of its value;
-/// - the method of [`Section`](super::reading::section::Section) that reads it, with range and default; they may
+/// - the method of [`Section`](super::reading::Section) that reads it, with range and default; they may
 ///   use the keys above, the arguments of `read`, and each `let` above;
 /// - its [`ResumeEffect`](super::ResumeEffect); a section and a key of a box have none.
 macro_rules! section {
@@ -31,7 +31,7 @@ macro_rules! section {
         impl $Section {
             /// Reads every key.
             pub(super) fn read(
-                $section: &mut $crate::reading::section::Section<'_, '_>
+                $section: &mut $crate::reading::Section<'_, '_>
                 $(, $context: $Context)*
             ) -> Self {
                 $(
@@ -79,7 +79,7 @@ macro_rules! choice {
             ),+
         }
 
-        impl $crate::reading::section::Choice for $Choice {
+        impl $crate::reading::Choice for $Choice {
             type Context = $crate::declare::context!($($Context)?);
             const EXAMPLES: &'static [&'static str] =
                 &[$(concat!(stringify!($Variant) $(, $example)?)),+];
@@ -92,7 +92,7 @@ macro_rules! choice {
 
             fn read(
                 variant: &str,
-                _section: &mut $crate::reading::section::Section<'_, '_>,
+                _section: &mut $crate::reading::Section<'_, '_>,
                 _context: Self::Context,
             ) -> Self {
                 $(let $context: $Context = _context;)?
@@ -118,7 +118,7 @@ macro_rules! choice {
 /// What is said of a key, without its value.
 macro_rules! declaration {
     ($key:ident, $($doc:literal)+ $(, $effect:ident)?) => {
-        $crate::reading::key::Declaration::new(stringify!($key), concat!($($doc),+))
+        $crate::reading::Declaration::new(stringify!($key), concat!($($doc),+))
             $(.resume($crate::ResumeEffect::$effect))?
     };
 }

@@ -1,8 +1,6 @@
 //! What the ranks run on.
 
-use super::reading::bytes::format_bytes;
-use super::reading::key::Declaration;
-use super::reading::section::{Choice, KeyDefault, Section};
+use super::reading::{Choice, Declaration, KeyDefault, Section, format_bytes};
 use super::{BoxConfig, ResumeEffect, bundled, load_box};
 use serde::{Serialize, Serializer};
 use std::path::{Path, PathBuf};

@@ -1,8 +1,6 @@
 //! Text files that a config consists of, and what a name that is none of them was meant to be.
 
-use super::reading::report::short;
-use super::reading::suggest::nearest;
-use super::reading::value::Complaint;
+use super::reading::{Complaint, nearest, short};
 use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::path::Path;

@@ -2,8 +2,7 @@
 
 use super::bundled;
 use super::file::ron_files;
-use super::reading::report::short;
-use super::reading::suggest::nearest;
+use super::reading::{nearest, short};
 use std::path::{Path, PathBuf};
 
 /// The file of the box `named` for `config`.

@@ -1,11 +1,7 @@
 //! Every key that a config or a box may have, as the reader itself asks for it: what `onebox config keys` prints and
 //! `docs/config.md` is made of.
 
-use super::reading::key::Key;
-use super::reading::reader::ConfigReader;
-use super::reading::section::Section;
-use super::reading::source::Span;
-use super::reading::tree::{Node, NodeKind};
+use super::reading::{ConfigReader, Key, Node, NodeKind, Section, Span};
 use super::{BoxConfig, Config};
 
 /// Every key of a config, in reading order, a section before the keys in it.

@@ -2,7 +2,7 @@
 
 use super::DeviceConfig;
 use super::checks::{Checks, Violation};
-use super::reading::value::grouped;
+use super::reading::grouped;
 use topology::counted;
 
 /// Most parameters of a model: 2^50. Sums over them, in bytes, stay far below 2^64.

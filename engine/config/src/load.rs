@@ -2,16 +2,11 @@
 
 use std::path::Path;
 
-use super::checks::{self, MachineRules};
+use super::checks::MachineRules;
 use super::file::{read, utf8};
 use super::parse::{A_CONFIG, parse, stem};
-use super::reading::reader::ConfigReader;
-use super::reading::report::{ConfigError, Problem};
-use super::reading::set;
-use super::reading::source::Span;
-use super::reading::tree::{Node, NodeKind};
-use super::reading::value::Complaint;
-use super::{Config, LoadedConfig, model_folder, schema};
+use super::reading::{Complaint, ConfigError, ConfigReader, Node, NodeKind, Problem, Span, set};
+use super::{Config, LoadedConfig, checks, model_folder, schema};
 
 /// Reads the config at `path`, or from the standard input where that is `-`, applies the `--set` arguments, and checks everything.
 ///

@@ -2,9 +2,7 @@
 
 use super::file::read;
 use super::parse::{A_BOX, parse, stem};
-use super::reading::reader::ConfigReader;
-use super::reading::report::{ConfigError, Problem, Spot};
-use super::reading::value::Complaint;
+use super::reading::{Complaint, ConfigError, ConfigReader, Problem, Spot};
 use super::{BoxConfig, bundled};
 use std::path::Path;
 

@@ -1,10 +1,7 @@
 //! What the topology of a described box says, against what its file says.
 
 use super::bundled;
-use super::reading::key::Declaration;
-use super::reading::report::Problem;
-use super::reading::section::{KeyDefault, Section};
-use super::reading::value::Complaint;
+use super::reading::{Complaint, Declaration, KeyDefault, Problem, Section};
 use std::path::Path;
 use std::sync::Arc;
 use topology::{Machine, counted};

@@ -1,11 +1,9 @@
 //! What the folder of `model.from` says.
 
 use super::file::read;
-use super::reading::reader::ConfigReader;
-use super::reading::report::{Problem, Spot};
-use super::reading::value::Complaint;
-use super::transformers::{self, FolderContent, FolderModel, Refusal};
-use super::{DataConfig, ModelConfig, Weights};
+use super::reading::{Complaint, ConfigReader, Problem, Spot};
+use super::transformers::{FolderContent, FolderModel, Refusal};
+use super::{DataConfig, ModelConfig, Weights, transformers};
 use crate::tokenizers::unread_tokenizers;
 use std::path::{Path, PathBuf};
 

@@ -1,9 +1,8 @@
 //! The section `model`. A folder of transformers decides those of its keys that are left out, and none may contradict it.
 
-use super::reading::report::Problem;
-use super::reading::section::Section;
-use super::transformers::{self, COMPARED, ComparedKey, FolderModel};
-use super::{ModelConfig, Origin, model_folder};
+use super::reading::{Problem, Section};
+use super::transformers::{COMPARED, ComparedKey, FolderModel};
+use super::{ModelConfig, Origin, model_folder, transformers};
 
 /// Reads the section `model`.
 pub(super) fn model(s: &mut Section<'_, '_>) -> ModelConfig {

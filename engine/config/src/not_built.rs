@@ -1,6 +1,6 @@
 //! What a config may name and `train` cannot do on this machine.
 
-use super::reading::report::{ConfigError, Problem, Spot};
+use super::reading::{ConfigError, Problem, Spot};
 use super::{Config, DeviceConfig, Origin};
 
 impl Config {

@@ -1,11 +1,9 @@
 //! From a text to its tree; help for syntax errors, and for a text of another kind.
 
 use super::file::LARGEST;
-use super::reading::reader::ConfigReader;
-use super::reading::report::Problem;
-use super::reading::source::{ConfigSource, SourceKind};
-use super::reading::tree::{self, Node, NodeKind};
-use super::reading::value::Complaint;
+use super::reading::{
+    Complaint, ConfigReader, ConfigSource, Node, NodeKind, Problem, SourceKind, tree,
+};
 use std::path::{Path, PathBuf};
 
 /// What a file is to hold, and what to do with one that holds something else that onebox reads.

@@ -2,10 +2,8 @@
 
 use super::kind::{os_devices, pci_kind};
 use super::nvlink;
-use crate::Error;
-use crate::machine::{Core, CoreKind, Gpu, Machine, NumaNode};
-use crate::pci::{Link, PciAddress, PciKind, PciNode};
 use crate::raw::{RawBox, RawCpuKind, RawKind, RawObject};
+use crate::{Core, CoreKind, Error, Gpu, Link, Machine, NumaNode, PciAddress, PciKind, PciNode};
 
 /// The box that `raw` describes.
 pub(crate) fn machine(raw: &RawBox, live: bool) -> Result<Machine, Error> {

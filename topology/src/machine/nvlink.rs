@@ -3,10 +3,9 @@
 use std::ffi::OsStr;
 
 use super::kind::pci_kind;
-use crate::machine::Machine;
-use crate::nvml::{self, NvLink, NvmlGpu};
-use crate::pci::PciKind;
+use crate::nvml::{NvLink, NvmlGpu};
 use crate::raw::{RawBox, RawKind};
+use crate::{Machine, PciKind, nvml};
 
 /// MB/s of one link each way: NVLink 2 to 4, H200's, the bridges of workstation cards, NVLink 1,
 /// NVLink 5.

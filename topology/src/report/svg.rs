@@ -4,9 +4,7 @@
 
 use super::ReportSubject;
 use super::canvas::{Anchor, Canvas};
-use crate::machine::{Machine, NumaNode};
-use crate::pci::PciKind;
-use crate::{RankPlace, counted, format_bytes};
+use crate::{Machine, NumaNode, PciKind, RankPlace, counted, format_bytes};
 
 pub(super) const MARGIN: f64 = 28.0;
 pub(super) const GAP: f64 = 8.0;

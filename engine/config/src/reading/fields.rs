@@ -4,13 +4,10 @@ use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::path::Path;
 
-use super::bytes::format_bytes;
-use super::key::Declaration;
-use super::reader::ConfigReader;
-use super::section::{KeyDefault, Section};
-use super::source::SourceKind;
-use super::tree::{Node, NodeKind};
-use super::value::{Complaint, Interval, ParseResult, float_text, grouped, quoted};
+use super::{
+    Complaint, ConfigReader, Declaration, Interval, KeyDefault, Node, NodeKind, ParseResult,
+    Section, SourceKind, float_text, format_bytes, grouped, quoted,
+};
 
 impl Section<'_, '_> {
     /// A whole number.

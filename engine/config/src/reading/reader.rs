@@ -6,12 +6,10 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::key::Key;
-use super::report::{ConfigError, Problem, SHOWN, Spot, short};
-use super::source::{ConfigSource, SourceKind, Span};
-use super::suggest;
-use super::tree::{Node, join};
-use super::value::{Complaint, Item};
+use super::{
+    Complaint, ConfigError, ConfigSource, Item, Key, Node, Problem, SHOWN, SourceKind, Span, Spot,
+    join, short, suggest,
+};
 use crate::Origin;
 
 /// Sources, and what is known about the keys read so far.

@@ -4,8 +4,9 @@
 
 use std::fmt::{self, Write as _};
 
-use super::source::{ConfigSource, SourceKind, Span};
 use topology::counted;
+
+use super::{ConfigSource, SourceKind, Span};
 
 /// Errors shown in full; a file of nonsense should not fill the screen.
 pub(crate) const SHOWN: usize = 50;

@@ -1,13 +1,10 @@
 //! One `( ... )` of a tree, read key by key.
 
-use super::key::{Declaration, Key};
-use super::reader::{ConfigReader, UnknownKey};
-use super::report::{Problem, Spot};
-use super::source::{SourceKind, Span};
-use super::tree::{Field, Node, NodeKind, join};
-use super::value::{Complaint, ParseResult, name_of};
-use crate::Origin;
-use crate::ResumeEffect;
+use super::{
+    Complaint, ConfigReader, Declaration, Field, Key, Node, NodeKind, ParseResult, Problem,
+    SourceKind, Span, Spot, UnknownKey, join, name_of,
+};
+use crate::{Origin, ResumeEffect};
 
 /// What a key is when the text leaves it out.
 pub(crate) enum KeyDefault<T> {

@@ -1,10 +1,8 @@
 //! `--set key=value`: merged into the tree of the file before anything is read from it.
 
-use super::reader::ConfigReader;
-use super::source::{ConfigSource, SourceKind, Span};
-use super::suggest;
-use super::tree::{self, Field, Node, NodeKind};
-use super::value::Complaint;
+use super::{
+    Complaint, ConfigReader, ConfigSource, Field, Node, NodeKind, SourceKind, Span, suggest, tree,
+};
 
 /// Keys whose value is a string: there `--set` takes a text as it stands, without quotes.
 const TEXT_KEYS: [&str; 6] =

@@ -2,15 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use super::fields::absolute;
-use super::key::Declaration;
-use super::reader::ConfigReader;
-use super::section::{KeyDefault, Section};
-use super::tree::{Node, NodeKind};
-use super::value::{Complaint, Interval, ParseResult, quoted};
-use crate::Source;
-use crate::Sources;
-use crate::in_line;
+use super::{
+    Complaint, ConfigReader, Declaration, Interval, KeyDefault, Node, NodeKind, ParseResult,
+    Section, absolute, quoted,
+};
+use crate::{Source, Sources, in_line};
 
 /// Most data sets of a list.
 const MOST: usize = 256;

@@ -1,6 +1,6 @@
 //! What a mistyped key or name was meant to be.
 
-use super::tree::join;
+use super::join;
 
 /// What other trainers call it, and what it is here.
 const ALIASES: [(&str, &str); 42] = [

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use super::source::{ConfigSource, Span};
+use super::{ConfigSource, Span};
 
 /// A value and where it stands.
 #[derive(Clone, Debug)]

@@ -2,10 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use super::bytes::{format_bytes, parse_bytes};
-use super::report::short;
-use super::suggest::{meant, ticked};
-use super::tree::NodeKind;
+use super::{NodeKind, format_bytes, meant, parse_bytes, short, ticked};
 
 /// A value as it stands in a text.
 #[derive(Clone, Copy)]
