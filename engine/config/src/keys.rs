@@ -15,7 +15,8 @@ pub fn box_keys() -> Vec<Key> {
 }
 
 fn described(read: impl FnOnce(&mut Section<'_, '_>)) -> Vec<Key> {
-    let mut reader = ConfigReader::to_describe();
+    let mut reader =
+        ConfigReader { boxless: true, described: Some(Vec::new()), ..ConfigReader::default() };
     let place = Span { source: 0, start: 0, end: 0 };
     let root = Node { place, kind: NodeKind::Struct { name: None, fields: Vec::new() } };
     reader.read(&root, "", read);

@@ -45,7 +45,7 @@ mod tests;
 
 pub use self::device::DeviceConfig;
 pub use box_schema::{BoxConfig, GpuConfig, HostConfig, MEASURED_OPS, MeasuredConfig};
-pub use checks::{MachineRules, Violation};
+pub use checks::MachineRules;
 pub use data::{ControlTokens, DataConfig, DataFormat, DataOrder, Packing};
 pub use era::Fact;
 pub use find_box::find_box;
@@ -63,7 +63,7 @@ pub use optimizer::{
     LossScaleConfig, OptimizerConfig, OptimizerKind, ScheduleConfig, ScheduleKind,
 };
 pub use parallel::{BatchConfig, ParallelConfig};
-pub use reading::{BOX, ConfigError, Key, Problem, format_bytes, parse_bytes};
+pub use reading::{BOX, ConfigError, Key, Problem, Violation, format_bytes, parse_bytes};
 pub use resume_effect::ResumeEffect;
 pub use schema::{Config, Precision, Recompute};
 pub use sources::{Source, Sources};

@@ -5,7 +5,7 @@ use std::path::Path;
 use super::checks::MachineRules;
 use super::file::{read, utf8};
 use super::parse::{A_CONFIG, parse, stem};
-use super::reading::{Complaint, ConfigError, ConfigReader, Node, NodeKind, Problem, Span, set};
+use super::reading::{Complaint, ConfigError, ConfigReader, Node, NodeKind, Span, Violation, set};
 use super::{Config, LoadedConfig, checks, model_folder, schema};
 
 /// Reads the config at `path`, or from the standard input where that is `-`, applies the `--set` arguments, and checks everything.
@@ -65,7 +65,7 @@ pub fn load_to_search(
     sets: &[String],
     further: &Further<'_>,
 ) -> Result<LoadedConfig, ConfigError> {
-    load_file(ConfigReader::to_search(), path, sets, further)
+    load_file(ConfigReader { searched: true, ..ConfigReader::default() }, path, sets, further)
 }
 
 /// [`load`], with what is found `further` among the errors.
@@ -118,14 +118,21 @@ pub fn load_text_to_search(
     base_dir: &Path,
     sets: &[String],
 ) -> Result<LoadedConfig, ConfigError> {
-    read_all(ConfigReader::to_search(), text, name, base_dir, sets, &Further::NONE)
+    read_all(
+        ConfigReader { searched: true, ..ConfigReader::default() },
+        text,
+        name,
+        base_dir,
+        sets,
+        &Further::NONE,
+    )
 }
 
 /// The config that a checkpoint holds. It may be of another version or made up: keys that this version does not know are
 /// ignored, and no file that it names is opened.
 pub fn load_stored(text: &str, sets: &[String]) -> Result<LoadedConfig, ConfigError> {
     read_all(
-        ConfigReader::of_a_checkpoint(),
+        ConfigReader { stored: true, ..ConfigReader::default() },
         text,
         "the checkpoint's config",
         Path::new("/"),
@@ -140,7 +147,12 @@ pub fn load_stored(text: &str, sets: &[String]) -> Result<LoadedConfig, ConfigEr
 /// # Errors
 /// As [`load`].
 pub fn load_of_run(path: &Path) -> Result<LoadedConfig, ConfigError> {
-    let loaded = load_file(ConfigReader::of_a_run(), path, &[], &Further::NONE)?;
+    let loaded = load_file(
+        ConfigReader { stored: true, boxless: true, ..ConfigReader::default() },
+        path,
+        &[],
+        &Further::NONE,
+    )?;
     loaded.warn_of_ignored(path);
     Ok(loaded)
 }
@@ -187,8 +199,7 @@ fn read_all(
     let valid = ValidKeys { reader: &reader, config: &config, of_machine: further.of_machine };
     let found = (further.trouble)(&config, &valid);
     for (key, message, help) in found {
-        let spots = vec![reader.spot(key, String::new())];
-        reader.problems.push(Problem { key: key.into(), message, help, spots });
+        reader.refuse(Violation { message, help, values: vec![(key, String::new())] });
         if key == "model.from" {
             // Rules say nothing of what such a folder lacks.
             reader.mark_bad(key);

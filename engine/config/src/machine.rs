@@ -1,7 +1,7 @@
 //! What the topology of a described box says, against what its file says.
 
 use super::bundled;
-use super::reading::{Complaint, Declaration, KeyDefault, Problem, Section};
+use super::reading::{Complaint, Declaration, KeyDefault, Section, Violation};
 use std::path::Path;
 use std::sync::Arc;
 use topology::{Machine, counted};
@@ -71,16 +71,14 @@ impl Section<'_, '_> {
             1 => String::new(),
             _ => format!(" ({machines} machines of {of_one})"),
         };
-        let spots = vec![
-            self.reader.spot(key, counted(said, what)),
-            self.reader.spot("topology", format!("{}{product}", counted(there, what))),
-        ];
         self.reader.mark_bad(key);
-        self.reader.problems.push(Problem {
-            key: key.into(),
+        self.reader.refuse(Violation {
             message: format!("{}, but the topology has {there}{product}", counted(said, what)),
             help: format!("leave `{key}` out: it follows from the topology"),
-            spots,
+            values: vec![
+                (key, counted(said, what)),
+                ("topology", format!("{}{product}", counted(there, what))),
+            ],
         });
         said
     }

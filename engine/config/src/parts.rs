@@ -1,6 +1,7 @@
 //! What the parts of a model must be; refused among the `checks`.
 
-use super::checks::{Checks, Count, EvenSplit, Violation};
+use super::checks::{Checks, Count, EvenSplit};
+use super::reading::Violation;
 use super::{DeviceConfig, Family, RopeScaling};
 use device::cuda::WIDEST_HEAD;
 use topology::counted;

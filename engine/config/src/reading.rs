@@ -18,7 +18,7 @@ pub use bytes::{format_bytes, parse_bytes};
 pub(super) use key::Declaration;
 pub use key::Key;
 pub(super) use reader::ConfigReader;
-pub use report::{ConfigError, Problem};
+pub use report::{ConfigError, Problem, Violation};
 pub(super) use report::{Spot, short};
 pub(super) use section::{Choice, KeyDefault, Section};
 pub use set::BOX;

@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 
 use super::{
     Complaint, ConfigError, ConfigSource, Item, Key, Node, Problem, SHOWN, SourceKind, Span, Spot,
-    join, short, suggest,
+    Violation, join, short, suggest,
 };
 use crate::Origin;
 
@@ -31,7 +31,7 @@ pub(crate) struct ConfigReader {
     pub(crate) searched: bool,
     /// Unknown keys of such a text.
     pub(crate) ignored: Vec<String>,
-    bad: HashSet<String>,
+    pub(crate) bad: HashSet<String>,
     /// Every key that can be read, where that is what is asked for.
     pub(crate) described: Option<Vec<Key>>,
 }
@@ -45,26 +45,6 @@ pub(crate) struct UnknownKey {
 }
 
 impl ConfigReader {
-    /// For the config that a checkpoint holds.
-    pub(crate) fn of_a_checkpoint() -> Self {
-        Self { stored: true, ..Self::default() }
-    }
-
-    /// For the config that a run has written.
-    pub(crate) fn of_a_run() -> Self {
-        Self { stored: true, boxless: true, ..Self::default() }
-    }
-
-    /// For a search of layouts.
-    pub(crate) fn to_search() -> Self {
-        Self { searched: true, ..Self::default() }
-    }
-
-    /// For a list of all keys.
-    pub(crate) fn to_describe() -> Self {
-        Self { boxless: true, described: Some(Vec::new()), ..Self::default() }
-    }
-
     /// Adds a text and returns its number.
     pub(crate) fn add(&mut self, source: ConfigSource) -> usize {
         self.sources.push(source);
@@ -81,6 +61,13 @@ impl ConfigReader {
         let Complaint { message, help } = complaint;
         let spots = vec![Spot::At(place, String::new())];
         self.problems.push(Problem { key: key.into(), message, help, spots });
+    }
+
+    /// Reports a rule that does not hold.
+    pub(crate) fn refuse(&mut self, Violation { message, help, values }: Violation) {
+        let key = values.first().map_or("", |(key, _)| key).to_string();
+        let spots = values.into_iter().map(|(key, label)| self.spot(key, label)).collect();
+        self.problems.push(Problem { key, message, help, spots });
     }
 
     /// Reports that a checkpoint's config names a box: opening that file would lead out of the checkpoint.

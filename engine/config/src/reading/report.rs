@@ -35,6 +35,17 @@ pub struct Problem {
     pub(crate) spots: Vec<Spot>,
 }
 
+/// A rule between keys that does not hold.
+#[derive(Debug)]
+pub struct Violation {
+    /// What is wrong, with the values and the arithmetic.
+    pub message: String,
+    /// What to do.
+    pub help: String,
+    /// The keys that take part, each with what its value means here; the one to blame first.
+    pub values: Vec<(&'static str, String)>,
+}
+
 /// A value that takes part in an error.
 #[derive(Clone, Debug)]
 pub(crate) enum Spot {
