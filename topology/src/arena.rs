@@ -138,13 +138,9 @@ impl Arena {
     ) -> Result<Self, Error> {
         let began = Instant::now();
         let refused = |source| Error::Map { bytes, source };
-        let mapped = bytes.max(1).checked_next_multiple_of(HUGE);
-        let mapped = mapped.ok_or_else(|| refused(io::ErrorKind::OutOfMemory.into()))?;
-        let start = map_aligned(mapped, 0).map_err(refused)?;
-        let report =
-            ArenaReport { bytes: bytes as u64, nodes: nodes.to_vec(), ..ArenaReport::default() };
-        let mut arena = Self { start, bytes, mapped, report };
-        arena.report.huge_pages = advise(start.as_ptr(), mapped, libc::MADV_HUGEPAGE).is_ok();
+        let mut arena = Self::map(bytes, 0).map_err(refused)?;
+        arena.report.nodes = nodes.to_vec();
+        arena.report.huge_pages = arena.advise(libc::MADV_HUGEPAGE).is_ok();
         if !nodes.is_empty() {
             let bound = arena.bind(parts)?;
             arena.report.not_bound = bound.err().map(|error| error.to_string());
@@ -163,31 +159,35 @@ impl Arena {
     /// # Errors
     /// As [`Arena::new`].
     pub fn of_small_pages(bytes: usize) -> Result<Self, Error> {
-        let refused = |source| Error::Map { bytes, source };
-        let mapped = bytes.max(1).checked_next_multiple_of(HUGE);
-        let mapped = mapped.ok_or_else(|| refused(io::ErrorKind::OutOfMemory.into()))?;
-        let start = map_aligned(mapped, 0).map_err(refused)?;
-        let report = ArenaReport { bytes: bytes as u64, ..ArenaReport::default() };
-        let arena = Self { start, bytes, mapped, report };
-        advise(start.as_ptr(), mapped, libc::MADV_NOHUGEPAGE).map_err(refused)?;
-        Ok(arena)
+        Self::with_small_pages(bytes, 0)
     }
 
     /// Reserves `bytes` of address space, of which the caller touches few. The kernel sets no
-    /// memory aside.
+    /// memory aside, and one word touched does not bring in 2 MiB.
     ///
     /// # Errors
     /// As [`Arena::new`].
     pub fn untouched(bytes: usize) -> Result<Self, Error> {
+        Self::with_small_pages(bytes, libc::MAP_NORESERVE)
+    }
+
+    fn with_small_pages(bytes: usize, flags: i32) -> Result<Self, Error> {
         let refused = |source| Error::Map { bytes, source };
-        let mapped = bytes.max(1).checked_next_multiple_of(HUGE);
-        let mapped = mapped.ok_or_else(|| refused(io::ErrorKind::OutOfMemory.into()))?;
-        let start = map_aligned(mapped, libc::MAP_NORESERVE).map_err(refused)?;
-        let report = ArenaReport { bytes: bytes as u64, ..ArenaReport::default() };
-        let arena = Self { start, bytes, mapped, report };
-        // One word touched must not bring in 2 MiB.
-        advise(start.as_ptr(), mapped, libc::MADV_NOHUGEPAGE).map_err(refused)?;
+        let arena = Self::map(bytes, flags).map_err(refused)?;
+        arena.advise(libc::MADV_NOHUGEPAGE).map_err(refused)?;
         Ok(arena)
+    }
+
+    /// Memory that nobody has touched.
+    fn map(bytes: usize, flags: i32) -> io::Result<Self> {
+        let mapped = bytes.max(1).checked_next_multiple_of(HUGE);
+        let mapped = mapped.ok_or(io::ErrorKind::OutOfMemory)?;
+        let report = ArenaReport { bytes: bytes as u64, ..ArenaReport::default() };
+        Ok(Self { start: map_aligned(mapped, flags)?, bytes, mapped, report })
+    }
+
+    fn advise(&self, advice: i32) -> io::Result<()> {
+        advise(self.as_ptr(), self.mapped, advice)
     }
 
     /// Reports where a placed arena is. The same problem is reported once, not once per rank.

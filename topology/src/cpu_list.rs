@@ -8,3 +8,8 @@ pub fn format_cpu_list(cpus: &[u32]) -> String {
     });
     runs.collect::<Vec<_>>().join(",")
 }
+
+/// Numbers of nodes, in their order: `1,0`.
+pub(crate) fn format_nodes(nodes: &[u32]) -> String {
+    nodes.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
+}

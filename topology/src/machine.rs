@@ -181,6 +181,12 @@ impl Machine {
         self.numa_nodes.iter().find(|node| node.id == id)
     }
 
+    /// The cores of which this process may use a CPU.
+    pub(crate) fn allowed_cores(&self) -> impl Iterator<Item = &Core> {
+        let allowed = |cpu: &u32| self.allowed_cpus.binary_search(cpu).is_ok();
+        self.cores.iter().filter(move |core| core.cpus.iter().any(allowed))
+    }
+
     /// The relative latency from one node to another, 10 within a node. Where the box reports none,
     /// nodes of one socket count as nearer.
     pub fn distance(&self, from: u32, to: u32) -> u64 {

@@ -6,8 +6,10 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::core_shares::{CoreShare, deal};
+use crate::cpu_list::format_nodes;
 use crate::kinds::unlike_ranks;
 use crate::reasons::group_reasons;
+use crate::spread::sums;
 use crate::{
     Error, Machine, Needs, NumaNode, PciAddress, Severity, Warning, counted, far_staging,
     format_bytes, format_cpu_list, groups, in_parts,
@@ -135,8 +137,6 @@ impl fmt::Display for RankPlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut workers = self.worker_cpus.clone();
         workers.sort_unstable();
-        let states: Vec<String> = self.state_nodes.iter().map(u32::to_string).collect();
-        let staging: Vec<String> = self.staging_nodes().iter().map(u32::to_string).collect();
         write!(f, "rank {}: ", self.rank)?;
         if let Some(gpu) = self.gpu {
             write!(f, "GPU {gpu}, ")?;
@@ -144,8 +144,8 @@ impl fmt::Display for RankPlace {
         write!(
             f,
             "staging on node {}, states on node {}, cores {}",
-            staging.join(","),
-            states.join(","),
+            format_nodes(&self.staging_nodes()),
+            format_nodes(&self.state_nodes),
             format_cpu_list(&workers)
         )?;
         match self.driver_cpu {
@@ -280,7 +280,7 @@ fn place_on(machine: &Machine, request: &Request, all_sockets: bool) -> Result<P
             text: format!(
                 "{} on {}: several ranks share a core",
                 counted(ranks.len(), "rank"),
-                counted(allowed_cores(machine), "allowed core")
+                counted(machine.allowed_cores().count(), "allowed core")
             ),
             remedy: "fewer ranks, or a wider cpuset".into(),
         });
@@ -288,11 +288,6 @@ fn place_on(machine: &Machine, request: &Request, all_sockets: bool) -> Result<P
     let cpus = ranks.iter().map(|place| place.worker_cpus.as_slice());
     warnings.extend(unlike_ranks(machine, cpus));
     Ok(Placement { tp, dp, ranks, all_sockets, sockets, reasons, warnings })
-}
-
-fn allowed_cores(machine: &Machine) -> usize {
-    let allowed = |cpu: &u32| machine.allowed_cpus.binary_search(cpu).is_ok();
-    machine.cores.iter().filter(|core| core.cpus.iter().any(allowed)).count()
 }
 
 /// The GPU of each rank, by group; `None` for a virtual one.
@@ -337,11 +332,7 @@ fn shared_seats(
 
 /// The nodes of virtual GPUs, in blocks over the nodes with memory and allowed cores.
 fn virtual_nodes(machine: &Machine, count: usize) -> Vec<Option<u32>> {
-    let allowed = |cpu: &u32| machine.allowed_cpus.binary_search(cpu).is_ok();
-    let has_core = |id: u32| {
-        let mut cores = machine.cores.iter().filter(|core| core.numa_node == id);
-        cores.any(|core| core.cpus.iter().any(allowed))
-    };
+    let has_core = |id: u32| machine.allowed_cores().any(|core| core.numa_node == id);
     let usable = machine.numa_nodes.iter().filter(|n| n.memory_bytes > 0 && has_core(n.id));
     let usable: Vec<u32> = usable.map(|node| node.id).collect();
     let node = |rank: usize| usable.get(rank * usable.len() / count.max(1)).copied();
@@ -415,16 +406,8 @@ fn staging_node(machine: &Machine, near: Option<u32>, reasons: &mut Vec<String>)
 
 /// Bytes that all ranks need, by node.
 fn needed(machine: &Machine, request: &Request, ranks: &[RankPlace]) -> BTreeMap<u32, u64> {
-    let mut needed: BTreeMap<u32, u64> = BTreeMap::new();
     let host = HostBytes { staging: request.staging_bytes, states: request.state_bytes };
-    for place in ranks {
-        let of_rank = place.bytes_by_node(machine, host);
-        for (node, bytes) in of_rank {
-            let sum = needed.entry(node).or_default();
-            *sum = sum.saturating_add(bytes);
-        }
-    }
-    needed
+    sums(ranks.iter().flat_map(|place| place.bytes_by_node(machine, host)))
 }
 
 /// Bytes of node `id` and a word for which bytes these are, if there are fewer than `bytes`.

@@ -15,6 +15,13 @@ pub(crate) struct RawBox {
     pub(crate) cpu_kinds: Vec<RawCpuKind>,
 }
 
+impl RawBox {
+    /// An object and those above it.
+    pub(crate) fn way_up(&self, index: usize) -> impl Iterator<Item = usize> {
+        std::iter::successors(Some(index), |at| self.objects[*at].parent)
+    }
+}
+
 /// The types of hwloc's objects that matter here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RawKind {

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use super::{ReportSubject, link, speed};
+use crate::cpu_list::format_nodes;
 use crate::{RankPlace, Severity, counted, format_bytes, format_cpu_list};
 
 /// The whole report in lines that fit a terminal.
@@ -111,10 +112,6 @@ fn plan(out: &mut String, shown: &ReportSubject<'_>) {
     for reason in &placement.reasons {
         let _ = writeln!(out, "{reason}");
     }
-}
-
-fn format_nodes(nodes: &[u32]) -> String {
-    nodes.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
 }
 
 fn cores(rank: &RankPlace) -> String {

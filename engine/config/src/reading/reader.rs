@@ -51,6 +51,12 @@ impl ConfigReader {
         self.sources.len() - 1
     }
 
+    /// The file in which a place is; none on the command line.
+    pub(crate) fn file(&self, place: Span) -> Option<&ConfigSource> {
+        let source = self.sources.get(place.source)?;
+        matches!(source.kind, SourceKind::File { .. }).then_some(source)
+    }
+
     pub(crate) fn item<'a>(&'a self, node: &'a Node) -> Item<'a> {
         let text = self.sources.get(node.place.source).map_or("", |source| source.at(node.place));
         Item { text, kind: &node.kind }
@@ -58,9 +64,7 @@ impl ConfigReader {
 
     /// Reports an error at one place.
     pub(crate) fn report(&mut self, key: &str, place: Span, complaint: Complaint) {
-        let Complaint { message, help } = complaint;
-        let spots = vec![Spot::At(place, String::new())];
-        self.problems.push(Problem { key: key.into(), message, help, spots });
+        self.problems.push(Problem::at(key, place, complaint));
     }
 
     /// Reports a rule that does not hold.

@@ -30,10 +30,11 @@ impl Entries {
         }
     }
 
-    const fn keys(self) -> [&'static str; 3] {
+    /// All of its keys, in order.
+    const fn keys(self) -> &'static [&'static str] {
         match self {
-            Self::Weighed => ["path", "weight", "name"],
-            Self::Named => ["name", "path", "path"],
+            Self::Weighed => &["name", "path", "weight"],
+            Self::Named => &["name", "path"],
         }
     }
 
@@ -107,9 +108,8 @@ fn source(reader: &ConfigReader, node: &Node, entries: Entries) -> ParseResult<S
         let item = reader.item(&field.value);
         match field.key.as_str() {
             key if !entries.keys().contains(&key) => {
-                let keys = entries.keys().map(|key| format!("`{key}`"));
-                let known = keys.into_iter().collect::<BTreeSet<_>>();
-                let known = known.into_iter().collect::<Vec<_>>().join(" and ");
+                let known: Vec<_> = entries.keys().iter().map(|key| format!("`{key}`")).collect();
+                let known = known.join(" and ");
                 let key = quoted(key);
                 return Err(complain(format!("an entry has no key {key}; it has {known}")));
             }

@@ -180,8 +180,8 @@ impl<'a> Parser<'a> {
         let kind = match self.rest().chars().next()? {
             '"' => self.string().map(|()| NodeKind::Text)?,
             '\'' => self.character().map(|()| NodeKind::Other("a character"))?,
-            '[' => self.list()?,
-            '{' => self.map().map(|()| NodeKind::Other("a map"))?,
+            '[' => NodeKind::List(self.items("[", "]")?),
+            '{' => self.items("{", "}").map(|_| NodeKind::Other("a map"))?,
             '(' => self.group(None)?,
             _ => self.word_value()?,
         };
@@ -207,34 +207,18 @@ impl<'a> Parser<'a> {
         self.past("'")
     }
 
-    fn list(&mut self) -> Option<NodeKind> {
-        self.eat("[");
+    /// The values between two brackets, keys of a map among them.
+    fn items(&mut self, open: &str, close: &str) -> Option<Vec<Node>> {
+        self.eat(open);
         let mut items = Vec::new();
         loop {
             self.skip();
-            if self.eat("]") {
-                return Some(NodeKind::List(items));
+            if self.eat(close) {
+                return Some(items);
             }
             items.push(self.value()?);
             self.skip();
-            self.eat(",");
-        }
-    }
-
-    fn map(&mut self) -> Option<()> {
-        self.eat("{");
-        loop {
-            self.skip();
-            if self.eat("}") {
-                return Some(());
-            }
-            self.value()?;
-            self.skip();
-            if self.eat(":") {
-                self.value()?;
-                self.skip();
-            }
-            self.eat(",");
+            let _ = self.eat(",") || self.eat(":");
         }
     }
 
@@ -289,26 +273,18 @@ impl<'a> Parser<'a> {
         let inside = self.at;
         let named = self.rest().starts_with(')') || self.key().is_some();
         self.at = inside;
-        let (mut fields, mut items) = (Vec::new(), Vec::new());
-        loop {
-            self.skip();
-            if self.eat(")") {
-                break;
-            }
-            if named {
-                let (key, key_place) = self.key()?;
-                fields.push(Field { key, key_place, value: self.value()? });
-            } else {
-                items.push(self.value()?);
-            }
+        if !named {
+            return Some(NodeKind::Tuple { name, items: self.items("", ")")? });
+        }
+        let mut fields = Vec::new();
+        while !self.eat(")") {
+            let (key, key_place) = self.key()?;
+            fields.push(Field { key, key_place, value: self.value()? });
             self.skip();
             self.eat(",");
+            self.skip();
         }
-        Some(if named {
-            NodeKind::Struct { name, fields }
-        } else {
-            NodeKind::Tuple { name, items }
-        })
+        Some(NodeKind::Struct { name, fields })
     }
 
     /// `key:`, with its place.
