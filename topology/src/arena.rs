@@ -13,7 +13,8 @@ use std::sync::Once;
 use std::time::{Duration, Instant};
 use std::{fmt, io};
 
-use crate::{Error, LiveMachine, format_bytes, format_cpu_list};
+use crate::bind::LiveMachine;
+use crate::{Error, format_bytes, format_cpu_list};
 
 /// Bytes of a small page.
 const PAGE: usize = 4096;

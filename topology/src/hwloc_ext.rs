@@ -382,12 +382,6 @@ impl Drop for Handle {
     }
 }
 
-impl std::fmt::Debug for Handle {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Handle").finish()
-    }
-}
-
 /// Refuses a library whose structures differ from those above.
 pub(crate) fn check_library() -> Result<(), Error> {
     check_version(hwloc_get_api_version())

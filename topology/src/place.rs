@@ -202,18 +202,12 @@ pub fn place(machine: &Machine, request: &Request) -> Result<Placement, Error> {
     let mut placement = place_on(machine, request, request.sockets == Sockets::All)?;
     let is_idle = !placement.sockets.is_empty();
     spread_staging(machine, request, &mut placement);
-    let short = needed(machine, request, &placement.ranks).into_iter();
-    let mut short =
-        short.filter_map(|(node, bytes)| Some((node, bytes, too_little(machine, node, bytes)?)));
-    if let (Sockets::Auto, true, Some((node, bytes, (there, word)))) =
-        (request.sockets, is_idle, short.next())
-    {
+    let short = short_nodes(machine, &needed(machine, request, &placement.ranks));
+    if let (Sockets::Auto, true, Some(short)) = (request.sockets, is_idle, short.first()) {
         placement = place_on(machine, request, true)?;
         placement.say(format!(
-            "the ranks need {} on node {node}, {} are {word}: they use the cores and the memory of all sockets; what \
-             far cores work on is staged near the GPU and crosses the link between the sockets",
-            format_bytes(bytes),
-            format_bytes(there)
+            "{short}: they use the cores and the memory of all sockets; what \
+             far cores work on is staged near the GPU and crosses the link between the sockets"
         ));
         spread_staging(machine, request, &mut placement);
     }
@@ -410,11 +404,14 @@ fn needed(machine: &Machine, request: &Request, ranks: &[RankPlace]) -> BTreeMap
     sums(ranks.iter().flat_map(|place| place.bytes_by_node(machine, host)))
 }
 
-/// Bytes of node `id` and a word for which bytes these are, if there are fewer than `bytes`.
-fn too_little(machine: &Machine, id: u32, bytes: u64) -> Option<(u64, &'static str)> {
-    let node = machine.numa_node(id)?;
-    let there = room(node);
-    (bytes > there.0).then_some(there)
+/// Says of each node that has fewer bytes than are `needed` there.
+fn short_nodes(machine: &Machine, needed: &BTreeMap<u32, u64>) -> Vec<String> {
+    let short = |(id, bytes): (&u32, &u64)| {
+        let (there, word) = room(machine.numa_node(*id)?);
+        let [wanted, left] = [*bytes, there].map(format_bytes);
+        (*bytes > there).then(|| format!("the ranks need {wanted} on node {id}, {left} are {word}"))
+    };
+    needed.iter().filter_map(short).collect()
 }
 
 /// The bytes that a node has for ranks, and a word for which bytes these are.
@@ -424,19 +421,12 @@ fn room(node: &NumaNode) -> (u64, &'static str) {
 
 fn too_little_memory(machine: &Machine, request: &Request, ranks: &[RankPlace]) -> Vec<Warning> {
     let needed = needed(machine, request, ranks);
-    let short = |(id, bytes): (&u32, &u64)| {
-        let (there, word) = too_little(machine, *id, *bytes)?;
-        Some(Warning {
-            id: "memory-short",
-            severity: Severity::Error,
-            text: format!(
-                "the ranks need {} on node {id}, {} are {word}",
-                format_bytes(*bytes),
-                format_bytes(there)
-            ),
-            remedy: "free memory on that node, or use fewer or smaller ranks".into(),
-        })
-    };
+    let short = short_nodes(machine, &needed).into_iter().map(|text| Warning {
+        id: "memory-short",
+        severity: Severity::Error,
+        text,
+        remedy: "free memory on that node, or use fewer or smaller ranks".into(),
+    });
     let total = needed.values().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
     let limit = machine.available_memory.filter(|available| total > *available);
     let limit = limit.map(|available| Warning {
@@ -449,7 +439,7 @@ fn too_little_memory(machine: &Machine, request: &Request, ranks: &[RankPlace]) 
         ),
         remedy: "free memory, or raise the cgroup's limit (docker --memory, Slurm --mem)".into(),
     });
-    needed.iter().filter_map(short).chain(limit).collect()
+    short.chain(limit).collect()
 }
 
 #[cfg(test)]
