@@ -179,39 +179,27 @@ pub(super) struct Count {
 }
 
 impl Count {
-    fn words(self) -> String {
-        counted(self.number, self.thing)
+    pub(super) const fn new(key: &'static str, number: usize, thing: &'static str) -> Self {
+        Self { key, number: number as u64, thing }
     }
-}
 
-/// `total` things that have to be dealt evenly to `parts`.
-pub(super) struct EvenSplit {
-    pub(super) total: Count,
-    pub(super) parts: Count,
-}
-
-impl EvenSplit {
-    pub(super) fn check(&self) -> Option<Violation> {
-        let (total, parts) = (self.total.number, self.parts.number);
-        if parts == 0 || total.is_multiple_of(parts) {
+    /// That so many things have to be dealt evenly to so many `parts`.
+    pub(super) fn split_over(self, parts: Self) -> Option<Violation> {
+        let (total, part) = (self.number, parts.number);
+        if part == 0 || total.is_multiple_of(part) {
             return None;
         }
-        let [of_total, of_parts] = [self.total, self.parts].map(Count::words);
-        let message = format!(
-            "{} cannot be split evenly over {}: {}",
-            of_total,
-            of_parts,
-            remainder(total, parts)
-        );
-        let divisors = nearest_divisors(total, parts);
+        let [of_total, of_parts] = [self, parts].map(|count| counted(count.number, count.thing));
+        let remainder = remainder(total, part);
+        let message = format!("{of_total} cannot be split evenly over {of_parts}: {remainder}");
         let help = format!(
             "`{}` could be {}, or `{}` {}",
-            self.total.key,
-            nearest_multiples(total, parts),
-            self.parts.key,
-            either(&divisors)
+            self.key,
+            nearest_multiples(total, part),
+            parts.key,
+            either(&nearest_divisors(total, part))
         );
-        let values = vec![(self.total.key, of_total), (self.parts.key, of_parts)];
+        let values = vec![(self.key, of_total), (parts.key, of_parts)];
         Some(Violation { message, help, values })
     }
 }
@@ -392,7 +380,7 @@ impl<'a> Checks<'a> {
 
     fn loss_scale(&self) -> Option<Violation> {
         let scale = &self.config.loss_scale;
-        let (initial, floor) = (float_text(scale.initial), float_text(scale.floor));
+        let (initial, floor) = (float_text(&scale.initial), float_text(&scale.floor));
         let at_start = ("loss_scale.initial", "at step 1".to_string());
         if !is_power_of_two(scale.initial) {
             let below = scale.initial.log2().floor().exp2();

@@ -3,7 +3,7 @@
 use super::reading::{Choice, Declaration, KeyDefault, Section, format_bytes};
 use super::{BoxConfig, ResumeEffect, bundled, load_box};
 use serde::{Serialize, Serializer};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// `Cpu(count: 4, memory: "512MiB")`, `Cuda`, `Sim(box: "boxes/dgx2.ron")`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -26,7 +26,7 @@ pub enum DeviceConfig {
         #[serde(skip)]
         box_: Box<BoxConfig>,
         /// Its file, absolute.
-        #[serde(rename = "box", serialize_with = "text")]
+        #[serde(rename = "box")]
         path: PathBuf,
     },
 }
@@ -34,10 +34,6 @@ pub enum DeviceConfig {
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it")]
 fn size<S: Serializer>(bytes: &u64, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(&format_bytes(*bytes))
-}
-
-fn text<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(&path.to_string_lossy())
 }
 
 impl DeviceConfig {

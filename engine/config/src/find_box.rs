@@ -3,6 +3,7 @@
 use super::bundled;
 use super::file::ron_files;
 use super::reading::{nearest, short};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// The file of the box `named` for `config`.
@@ -32,14 +33,12 @@ pub fn find_box(named: &Path, config: &Path) -> Result<PathBuf, String> {
     if is_name {
         let own = folders.iter().flat_map(|folder| boxes(folder));
         let own = own.map(|name| name.replace(".ron", ""));
-        let mut names: Vec<String> =
-            bundled::BOXES.iter().map(|(name, _)| (*name).to_owned()).chain(own).collect();
-        names.sort();
-        names.dedup();
+        let bundled = bundled::BOXES.iter().map(|(name, _)| (*name).to_owned());
+        let names: BTreeSet<String> = bundled.chain(own).collect();
         let near = nearest(&wanted.to_string(), names.iter().map(String::as_str));
         let help = match near.first() {
             Some(name) => format!("did you mean `--box {name}`?"),
-            None => format!("there are: {}", names.join(", ")),
+            None => format!("there are: {}", Vec::from_iter(names).join(", ")),
         };
         return Err(format!("--box {wanted}: there is no such file, and no such box; {help}"));
     }

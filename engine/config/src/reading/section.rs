@@ -128,7 +128,7 @@ impl<'n> Section<'_, 'n> {
         &mut self,
         key: Declaration,
         or: KeyDefault<T>,
-        values: &dyn Fn() -> String,
+        values: String,
         show: impl Fn(&T) -> String,
         parse: impl FnOnce(&ConfigReader, &Node) -> ParseResult<T>,
     ) -> T {
@@ -157,14 +157,14 @@ impl<'n> Section<'_, 'n> {
         path: &str,
         key: Declaration,
         or: &KeyDefault<T>,
-        values: &dyn Fn() -> String,
+        values: String,
         show: &dyn Fn(&T) -> String,
     ) {
         let Some(keys) = &mut self.reader.described else { return };
         keys.push(Key {
             name: path.to_owned(),
             of: self.group.variant,
-            values: values(),
+            values,
             default: match or {
                 KeyDefault::Required(_) => None,
                 KeyDefault::Default(value) => Some(show(value)),
@@ -229,8 +229,9 @@ impl<'n> Section<'_, 'n> {
         inside: impl FnOnce(&mut Section<'_, 'n>) -> T,
     ) -> T {
         let (path, field) = self.take(key.name);
-        let values = || "a section".into();
-        self.describe(&path, key, &KeyDefault::Default(()), &values, &|()| String::new());
+        self.describe(&path, key, &KeyDefault::Default(()), "a section".into(), &|()| {
+            String::new()
+        });
         let (mut fields, mut broken): (&'n [Field], _) = (&[], self.group.broken);
         let mut at = self.group.at;
         if let Some(field) = field {
@@ -276,7 +277,7 @@ impl<'n> Section<'_, 'n> {
         };
         let show = |index: &usize| name(*index).to_string();
         let parse = |reader: &ConfigReader, node: &Node| reader.item(node).variant(T::EXAMPLES);
-        let index = self.leaf(key, or.map(index_of), &|| ticked(T::EXAMPLES), show, parse);
+        let index = self.leaf(key, or.map(index_of), ticked(T::EXAMPLES), show, parse);
         let path = join(&self.group.path, key.name);
         let node = self.group.fields.iter().find(|f| f.key == key.name).map(|field| &field.value);
         let fields: &'n [Field] = match node.map(|node| &node.kind) {

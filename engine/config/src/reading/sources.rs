@@ -47,12 +47,12 @@ impl Section<'_, '_> {
     /// A path, a list of entries, or `None`.
     pub(crate) fn sources(&mut self, key: Declaration, entries: Entries) -> Sources {
         let none = if entries == Entries::Named { ", or `None`" } else { "" };
-        let values = || format!("path in quotes, or `{}`{none}", entries.example());
+        let values = format!("path in quotes, or `{}`{none}", entries.example());
         let show = |all: &Sources| match all.is_empty() && entries == Entries::Weighed {
             true => quoted(""),
             false => in_line(all),
         };
-        self.leaf(key, KeyDefault::Default(Sources::default()), &values, show, |reader, node| {
+        self.leaf(key, KeyDefault::Default(Sources::default()), values, show, |reader, node| {
             sources(reader, node, entries)
         })
     }
@@ -77,11 +77,10 @@ fn sources(reader: &ConfigReader, node: &Node, entries: Entries) -> ParseResult<
                 .map(|item| source(reader, item, entries))
                 .collect::<ParseResult<_>>()?;
             let mut names = BTreeSet::new();
-            for name in all.iter().filter_map(|source| source.name.as_ref()) {
-                if !names.insert(name) {
-                    let message = format!("two data sets are called {}", quoted(name));
-                    return Err(Complaint { message, help: "give each a name of its own".into() });
-                }
+            let mut all_names = all.iter().filter_map(|source| source.name.as_ref());
+            if let Some(name) = all_names.find(|name| !names.insert(*name)) {
+                let message = format!("two data sets are called {}", quoted(name));
+                return Err(Complaint { message, help: "give each a name of its own".into() });
             }
             match <[Source; 1]>::try_from(all) {
                 // Alone it has all samples.

@@ -178,12 +178,13 @@ impl<'a> Parser<'a> {
         self.skip();
         let start = self.at;
         let kind = match self.rest().chars().next()? {
-            '"' => self.string().map(|()| NodeKind::Text)?,
-            '\'' => self.character().map(|()| NodeKind::Other("a character"))?,
             '[' => NodeKind::List(self.items("[", "]")?),
             '{' => self.items("{", "}").map(|_| NodeKind::Other("a map"))?,
             '(' => self.group(None)?,
-            _ => self.word_value()?,
+            _ => match self.literal() {
+                Some(kind) => kind,
+                None => self.word_value()?,
+            },
         };
         Some(Node { place: self.place(start), kind })
     }
@@ -222,11 +223,8 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// A word, a raw or byte string, or a name with its fields.
+    /// A word, or a name with its fields.
     fn word_value(&mut self) -> Option<NodeKind> {
-        if let Some(kind) = self.prefixed_string() {
-            return Some(kind);
-        }
         let word = self.word()?.to_string();
         let end = self.at;
         self.skip();
@@ -237,25 +235,28 @@ impl<'a> Parser<'a> {
         Some(NodeKind::Word(word))
     }
 
-    /// `r"..."`, `r#"..."#`, `b"..."`, `b'.'`, `br"..."`.
-    fn prefixed_string(&mut self) -> Option<NodeKind> {
-        let start = self.at;
-        let bytes = self.eat("b");
-        let kind = if bytes { NodeKind::Other("a byte string") } else { NodeKind::Text };
-        if bytes && self.rest().starts_with('"') {
-            return self.string().map(|()| kind);
+    /// `"..."`, `r"..."`, `r#"..."#`, `b"..."`, `br"..."`, `'.'`, `b'.'`.
+    fn literal(&mut self) -> Option<NodeKind> {
+        let rest = self.rest();
+        let (prefix, rest) = rest.split_at(rest.find(|c| !"br#".contains(c))?);
+        let is_text = rest.starts_with('"');
+        if !is_text && !rest.starts_with('\'') {
+            return None;
         }
-        if bytes && self.rest().starts_with('\'') {
-            return self.character().map(|()| kind);
+        self.at += prefix.len();
+        if prefix.contains('r') {
+            self.eat("\"");
+            self.past(&format!("\"{}", prefix.trim_start_matches(['b', 'r'])))?;
+        } else if is_text {
+            self.string()?;
+        } else {
+            self.character()?;
         }
-        let raw = self.eat("r");
-        let hashes = self.rest().len() - self.rest().trim_start_matches('#').len();
-        if raw && self.rest().get(hashes..).is_some_and(|rest| rest.starts_with('"')) {
-            self.at += hashes + 1;
-            return self.past(&format!("\"{}", "#".repeat(hashes))).map(|()| kind);
-        }
-        self.at = start;
-        None
+        Some(match is_text {
+            _ if prefix.starts_with('b') => NodeKind::Other("a byte string"),
+            true => NodeKind::Text,
+            false => NodeKind::Other("a character"),
+        })
     }
 
     /// Anything up to the next separator; `r#` before a name is dropped.

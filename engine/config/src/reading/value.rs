@@ -296,6 +296,7 @@ pub(crate) fn quoted(text: &str) -> String {
 }
 
 /// A RON float that reads back as the same bits.
-pub(crate) fn float_text(value: f32) -> String {
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "it shows the value of a key")]
+pub(crate) fn float_text(value: &f32) -> String {
     format!("{value:?}")
 }
