@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use std::{fmt, io};
 
 use crate::bind::LiveMachine;
+use crate::cpu_list::ascending;
 use crate::{Error, format_bytes, format_cpu_list};
 
 /// Bytes of a small page.
@@ -245,9 +246,7 @@ impl Arena {
             bytes += (end - start) as u64;
             all.extend_from_slice(&part.nodes);
         }
-        all.sort_unstable();
-        all.dedup();
-        self.report.parts = (bytes > 0).then_some((bytes, all));
+        self.report.parts = (bytes > 0).then(|| (bytes, ascending(all)));
         Ok(Ok(()))
     }
 
@@ -278,9 +277,7 @@ impl Arena {
             };
             threads.into_iter().map(join).collect::<io::Result<Vec<Option<u32>>>>()
         })?;
-        self.report.touched_by = touched.into_iter().flatten().collect();
-        self.report.touched_by.sort_unstable();
-        self.report.touched_by.dedup();
+        self.report.touched_by = ascending(touched.into_iter().flatten());
         Ok(())
     }
 

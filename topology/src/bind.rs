@@ -11,6 +11,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use hwloc2::{CpuBindError, CpuBindFlags, CpuSet, Topology};
 
+use crate::cpu_list::ascending;
 use crate::hwloc_ext::{Handle, Input};
 use crate::{Error, format_cpu_list, hwloc_ext};
 
@@ -74,9 +75,7 @@ impl LiveMachine {
 /// After an error the thread may be bound to fewer CPUs than before: the kernel silently drops
 /// CPUs that the process may not use. [`Error::BoundElsewhere`] reports this.
 pub fn bind_current_thread(cpus: &[u32]) -> Result<(), Error> {
-    let mut asked = cpus.to_vec();
-    asked.sort_unstable();
-    asked.dedup();
+    let asked = ascending(cpus.iter().copied());
     let set: CpuSet = asked.iter().copied().collect();
     let mut threads = LiveMachine::get()?.threads();
     threads.set_cpubind(set, CpuBindFlags::CPUBIND_THREAD).map_err(

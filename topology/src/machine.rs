@@ -156,13 +156,12 @@ impl Machine {
         let unreadable = |source| Error::Read { path: path.to_owned(), source };
         // Reading a pipe would block, and a device such as /dev/zero has no end.
         if !std::fs::metadata(path).map_err(unreadable)?.is_file() {
-            let why = "it is no regular file; write the export into one".to_owned();
-            return Err(Error::NotABox { why });
+            return guard::refuse("it is no regular file; write the export into one");
         }
         let bytes = std::fs::read(path).map_err(unreadable)?;
-        let text = String::from_utf8(bytes)
-            .map_err(|_| Error::NotABox { why: "it is not UTF-8 text".into() })?;
-        Self::from_xml(&text)
+        String::from_utf8(bytes)
+            .or_else(|_| guard::refuse("it is not UTF-8 text"))
+            .and_then(|text| Self::from_xml(&text))
     }
 
     /// The box of hwloc's synthetic description, such as `pack:2 numa:1 core:8 pu:2`. It cannot

@@ -48,7 +48,7 @@ macro_rules! section {
 }
 
 /// Declares an enum whose variants are the values of a key. A variant with keys of its own shows an example of them in
-/// brackets. These keys are declared as in a section, but without a [`ResumeEffect`](super::ResumeEffect): they have
+/// brackets. These keys are declared as in a section; without a [`ResumeEffect`](super::ResumeEffect) they have
 /// that of the key that holds the enum.
 macro_rules! choice {
     (
@@ -60,7 +60,8 @@ macro_rules! choice {
                     $(let $name:ident = $value:expr;)*
                     $(
                         $(#[doc = $doc:literal])+
-                        $key:ident: $Key:ty = $read:ident($($arguments:tt)*);
+                        $(#[serde($($serde:tt)*)])?
+                        $key:ident: $Key:ty = $read:ident($($arguments:tt)*) $(, resume: $effect:ident)?;
                     )+
                 })?
             ),+ $(,)?
@@ -73,6 +74,7 @@ macro_rules! choice {
                 $Variant $({
                     $(
                         $(#[doc = $doc])+
+                        $(#[serde($($serde)*)])?
                         $key: $Key,
                     )+
                 })?
@@ -101,8 +103,9 @@ macro_rules! choice {
                         $(
                             $(let $name = $value;)*
                             $(
-                                let declaration =
-                                    $crate::declare::declaration!($key, $($doc)+);
+                                let declaration = $crate::declare::declaration!(
+                                    $key, $($doc)+ $(, $effect)?
+                                );
                                 let $key: $Key = _section.$read(declaration, $($arguments)*);
                             )+
                         )?

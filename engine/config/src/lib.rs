@@ -52,7 +52,7 @@ pub use find_box::find_box;
 pub use keys::{box_keys, keys};
 pub use load::{
     Further, Trouble, ValidKeys, load, load_and_look, load_of_run, load_stored, load_str,
-    load_text_to_search, load_to_search,
+    load_str_and_look,
 };
 pub use load_box::load_box;
 pub use model::{Family, ModelConfig, RopeConfig, RopeScaling, Weights};

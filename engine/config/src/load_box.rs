@@ -19,14 +19,14 @@ pub fn load_box(path: &Path) -> Result<BoxConfig, ConfigError> {
 /// The box in the file at `path`, which is the value of `key`. Errors of the file are added to
 /// the reader's, and the places of its keys stand below `key`.
 pub(super) fn box_of(reader: &mut ConfigReader, key: &str, path: &str) -> BoxConfig {
-    let mut inner = ConfigReader::default();
+    let (mut inner, gpus) = (ConfigReader::default(), format!("{key}.gpus"));
     // Stands in for a box that cannot be read.
     let mut described = BoxConfig { machines: 1, ..BoxConfig::default() };
     if reader.stored && !reader.boxless && reader.ok(&[key]) {
         reader.report_box(key, path);
     }
     if reader.boxless || !reader.ok(&[key]) {
-        reader.mark_bad(&format!("{key}.gpus"));
+        reader.mark_bad(&gpus);
         return described;
     }
     let (text, dir) = match bundled::text(path) {
@@ -47,12 +47,12 @@ pub(super) fn box_of(reader: &mut ConfigReader, key: &str, path: &str) -> BoxCon
             let help = bundled::near(path).unwrap_or_else(bundled);
             let spots = reader.places.get(key).map(|at| Spot::At(*at, String::new()));
             let spots = spots.into_iter().collect();
-            reader.mark_bad(&format!("{key}.gpus"));
+            reader.mark_bad(&gpus);
             reader.problems.push(Problem { key: key.into(), message, help, spots });
         }
     }
     if !inner.problems.is_empty() {
-        reader.mark_bad(&format!("{key}.gpus"));
+        reader.mark_bad(&gpus);
     }
     reader.absorb(inner, key);
     described

@@ -76,6 +76,12 @@ pub(crate) fn parse(
 }
 
 impl Node {
+    /// One without keys, standing in for a text that is not there or cannot be parsed.
+    pub(crate) const fn empty() -> Self {
+        let place = Span { source: 0, start: 0, end: 0 };
+        Self { place, kind: NodeKind::Struct { name: None, fields: Vec::new() } }
+    }
+
     /// Calls `found` with the dotted key and both places of every key that stands twice.
     pub(crate) fn duplicates(&self, path: &str, found: &mut impl FnMut(String, Span, Span)) {
         if let NodeKind::List(items) = &self.kind {
