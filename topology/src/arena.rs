@@ -14,8 +14,7 @@ use std::time::{Duration, Instant};
 use std::{fmt, io};
 
 use crate::bind::LiveMachine;
-use crate::cpu_list::ascending;
-use crate::{Error, format_bytes, format_cpu_list};
+use crate::{Error, ascending, format_bytes, format_cpu_list};
 
 /// Bytes of a small page.
 const PAGE: usize = 4096;
@@ -293,27 +292,25 @@ impl Arena {
             part.map_or(&self.report.nodes, |part| &part.nodes)
         };
         let look = || {
-            let handle = LiveMachine::get()?.memory()?;
+            let handle =
+                LiveMachine::get().and_then(LiveMachine::memory).map_err(|e| e.to_string())?;
             let (mut found, mut misplaced) = (BTreeMap::new(), 0);
             for at in (0..samples).map(at) {
                 let page = self.start.as_ptr().wrapping_add(at);
-                let nodes = handle.location_of(page, PAGE);
-                let nodes = nodes.map_err(|source| Error::Map { bytes: PAGE, source })?;
-                for node in nodes {
+                for node in handle.location_of(page, PAGE).map_err(|e| e.to_string())? {
                     *found.entry(node).or_insert(0) += 1;
                     let wanted = wanted(at);
                     misplaced += usize::from(!wanted.is_empty() && !wanted.contains(&node));
                 }
             }
-            Ok::<_, Error>((found, misplaced))
+            Ok((found, misplaced))
         };
         match look() {
             Ok((found, misplaced)) => {
                 self.report.found = found;
                 self.report.misplaced = misplaced;
             }
-            Err(Error::Map { source, .. }) => self.report.not_verified = Some(source.to_string()),
-            Err(error) => self.report.not_verified = Some(error.to_string()),
+            Err(why) => self.report.not_verified = Some(why),
         }
     }
 }

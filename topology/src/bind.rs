@@ -11,9 +11,8 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use hwloc2::{CpuBindError, CpuBindFlags, CpuSet, Topology};
 
-use crate::cpu_list::ascending;
 use crate::hwloc_ext::{Handle, Input};
-use crate::{Error, format_cpu_list, hwloc_ext};
+use crate::{Error, ascending, format_cpu_list, hwloc_ext};
 
 /// Hardware threads that this process may use, cgroup limits counted; 1 where that is unknown. For pools of threads and for
 /// measurements; how a run is laid out is decided by the cores of its own description of the machine.

@@ -1,7 +1,6 @@
 //! Kinds of cores, in words, and what a placement makes of them.
 
-use crate::cpu_list::ascending;
-use crate::{Core, CoreKind, Machine, Severity, Warning, counted, format_cpu_list};
+use crate::{Core, CoreKind, Machine, Severity, Warning, ascending, counted, format_cpu_list};
 
 impl CoreKind {
     /// `IntelAtom`, or a number where it has no name.

@@ -53,6 +53,7 @@ mod warnings;
 pub use arena::{Arena, ArenaReport, Part};
 pub use bind::{bind_current_thread, cores, current_binding};
 pub use cpu_list::format_cpu_list;
+use cpu_list::{ascending, format_nodes};
 pub use error::Error;
 pub use machine::{Core, CoreKind, Gpu, Machine, NumaNode};
 pub use memory::{available_memory, resident_memory};

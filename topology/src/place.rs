@@ -6,13 +6,12 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::core_shares::{CoreShare, deal};
-use crate::cpu_list::format_nodes;
 use crate::kinds::unlike_ranks;
 use crate::reasons::group_reasons;
 use crate::spread::sums;
 use crate::{
     Error, Machine, Needs, NumaNode, PciAddress, Severity, Warning, counted, far_staging,
-    format_bytes, format_cpu_list, groups, in_parts,
+    format_bytes, format_cpu_list, format_nodes, groups, in_parts,
 };
 
 /// The devices of the ranks.
@@ -291,37 +290,27 @@ fn seat_groups(
     tp: usize,
     dp: usize,
 ) -> Result<Vec<Vec<Option<usize>>>, Error> {
-    let chosen = match &request.seats {
+    let place = |pci: &PciAddress| machine.gpus.iter().position(|gpu| gpu.pci == *pci);
+    let (chosen, shared): (Vec<usize>, _) = match &request.seats {
         Seats::Virtual => return Ok(vec![vec![None; tp]; dp]),
-        Seats::Shared(wanted) => return shared_seats(machine, wanted, tp, dp),
-        Seats::Gpus => (0..machine.gpus.len()).collect::<Vec<_>>(),
+        Seats::Shared(wanted) => (wanted.iter().filter_map(place).collect(), true),
+        Seats::Gpus => ((0..machine.gpus.len()).collect(), false),
         Seats::These(wanted) => {
             let is = |gpu: &usize| wanted.contains(&machine.gpus[*gpu].pci);
-            (0..machine.gpus.len()).filter(is).collect()
+            ((0..machine.gpus.len()).filter(is).collect(), false)
         }
     };
-    let ranks = tp.saturating_mul(dp);
-    if ranks > chosen.len() {
-        return Err(Error::TooFewGpus { ranks, gpus: chosen.len() });
+    let (ranks, gpus) = (tp.saturating_mul(dp), chosen.len());
+    if gpus == 0 && shared || gpus < ranks && !shared {
+        return Err(Error::TooFewGpus { ranks, gpus });
     }
-    let groups = groups::choose(machine, &chosen, tp, dp);
+    // Rank i has the GPU i modulo the number of GPUs.
+    let in_turn = |group| (0..tp).map(|i| chosen[(group * tp + i) % gpus]).collect();
+    let groups: Vec<Vec<usize>> = match shared {
+        true => (0..dp).map(in_turn).collect(),
+        false => groups::choose(machine, &chosen, tp, dp),
+    };
     Ok(groups.into_iter().map(|group| group.into_iter().map(Some).collect()).collect())
-}
-
-/// Gives rank i the GPU i modulo the number of GPUs.
-fn shared_seats(
-    machine: &Machine,
-    wanted: &[PciAddress],
-    tp: usize,
-    dp: usize,
-) -> Result<Vec<Vec<Option<usize>>>, Error> {
-    let place = |pci: &PciAddress| machine.gpus.iter().position(|gpu| gpu.pci == *pci);
-    let seats: Vec<usize> = wanted.iter().filter_map(place).collect();
-    if seats.is_empty() {
-        return Err(Error::TooFewGpus { ranks: tp.saturating_mul(dp), gpus: 0 });
-    }
-    let group = |group| (0..tp).map(|i| Some(seats[(group * tp + i) % seats.len()])).collect();
-    Ok((0..dp).map(group).collect())
 }
 
 /// The nodes of virtual GPUs, in blocks over the nodes with memory and allowed cores.

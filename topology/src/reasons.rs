@@ -1,7 +1,6 @@
 //! Sentences that say how the GPUs of each tensor-parallel group are connected.
 
-use crate::cpu_list::ascending;
-use crate::{Machine, Path, counted, format_cpu_list};
+use crate::{Machine, Path, ascending, counted, format_cpu_list};
 
 /// The connection of each group, and the speed of its members' copies.
 pub(crate) fn group_reasons(machine: &Machine, groups: &[Vec<Option<usize>>]) -> Vec<String> {

@@ -263,16 +263,14 @@ impl<'a> Checks<'a> {
         let (tensor, data) = (self.config.parallel.tensor, self.config.parallel.data);
         let world = tensor * data;
         let grid = format!("tensor {tensor} x data {data} = {}", counted(world, "rank"));
-        let mut values = vec![
-            ("parallel.tensor", format!("tensor {tensor}")),
-            ("parallel.data", format!("data {data}")),
-        ];
-        let (message, help) = match &self.config.device {
+        let (message, help, of_device) = match &self.config.device {
             DeviceConfig::Cpu { count, .. } if *count != world => {
-                values.insert(0, ("device.count", counted(count, "device")));
-                let help = format!("set `device.count` to {world}, or leave it out: it follows");
                 let devices = counted(count, "device");
-                (format!("{devices}, but {grid}: each rank has one device"), help)
+                (
+                    format!("{devices}, but {grid}: each rank has one device"),
+                    format!("set `device.count` to {world}, or leave it out: it follows"),
+                    ("device.count", devices),
+                )
             }
             DeviceConfig::Sim { box_, .. }
                 if self.searched && box_.gpus.is_multiple_of(box_.machines) =>
@@ -280,10 +278,12 @@ impl<'a> Checks<'a> {
                 return None;
             }
             DeviceConfig::Sim { box_, .. } if world > box_.gpus => {
-                let gpus = box_.gpus;
-                values.insert(0, ("device.box.gpus", counted(gpus, "GPU")));
-                let help = format!("choose `tensor` x `data` of at most {gpus}");
-                (format!("the box has {}, but {grid}", counted(gpus, "GPU")), help)
+                let gpus = counted(box_.gpus, "GPU");
+                (
+                    format!("the box has {gpus}, but {grid}"),
+                    format!("choose `tensor` x `data` of at most {}", box_.gpus),
+                    ("device.box.gpus", gpus),
+                )
             }
             DeviceConfig::Sim { box_, .. } => {
                 let why = box_.ranks_per_machine(&self.config.parallel).err()?;
@@ -295,12 +295,13 @@ impl<'a> Checks<'a> {
                 } else {
                     "mend the box: its `gpus` are a multiple of its `machines`".into()
                 };
-                values.insert(0, ("device.box.machines", counted(box_.machines, "machine")));
-                (why, help)
+                (why, help, ("device.box.machines", counted(box_.machines, "machine")))
             }
             _ => return None,
         };
-        Some(Violation { message, help, values })
+        let tensor = ("parallel.tensor", format!("tensor {tensor}"));
+        let data = ("parallel.data", format!("data {data}"));
+        Some(Violation { message, help, values: vec![of_device, tensor, data] })
     }
 
     fn global_batch(&self) -> Option<Violation> {

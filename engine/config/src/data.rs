@@ -55,10 +55,8 @@ section! {
 
 /// The default of `data.tokenizer`.
 fn tokenizer(beside_model: Option<String>) -> KeyDefault<Option<String>> {
-    match beside_model {
-        Some(path) => KeyDefault::Derived(Some(path), "beside config.json", &["model.from"]),
-        None => KeyDefault::Default(None),
-    }
+    let found = |path| KeyDefault::Derived(Some(path), "beside config.json", &["model.from"]);
+    beside_model.map_or(KeyDefault::Default(None), found)
 }
 
 choice! {

@@ -23,10 +23,7 @@ pub fn find_box(named: &Path, config: &Path) -> Result<PathBuf, String> {
     if let Some(found) = folders.iter().map(file).find(|file| is_name && file.is_file()) {
         return Ok(found);
     }
-    if named.to_str().is_some_and(|name| bundled::text(name).is_some()) {
-        return Ok(named.to_owned());
-    }
-    if is_there {
+    if is_there || named.to_str().is_some_and(|name| bundled::text(name).is_some()) {
         return Ok(named.to_owned());
     }
     let wanted = named.display();

@@ -2,7 +2,7 @@
 
 use super::file::read;
 use super::parse::{A_BOX, parse, stem};
-use super::reading::{Complaint, ConfigError, ConfigReader, Problem, Spot};
+use super::reading::{Complaint, ConfigError, ConfigReader};
 use super::{BoxConfig, bundled};
 use std::path::Path;
 
@@ -45,10 +45,8 @@ pub(super) fn box_of(reader: &mut ConfigReader, key: &str, path: &str) -> BoxCon
             let message = format!("cannot read the box `{path}`: {message}");
             let bundled = || format!("{help}; `onebox boxes` lists the boxes that need no file");
             let help = bundled::near(path).unwrap_or_else(bundled);
-            let spots = reader.places.get(key).map(|at| Spot::At(*at, String::new()));
-            let spots = spots.into_iter().collect();
             reader.mark_bad(&gpus);
-            reader.problems.push(Problem { key: key.into(), message, help, spots });
+            reader.refuse_value(key, Complaint { message, help });
         }
     }
     if !inner.problems.is_empty() {

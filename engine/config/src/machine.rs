@@ -20,9 +20,7 @@ pub(super) fn read(s: &mut Section<'_, '_>, path: Option<&str>) -> Option<Arc<Ma
     };
     let message = format!("the topology `{path}` cannot be used: {refused}");
     let help = "see `onebox topology --xml FILE`; export one with `lstopo --whole-io box.xml`";
-    if let Some(place) = s.reader.places.get("topology").copied() {
-        s.reader.report("topology", place, Complaint { message, help: help.into() });
-    }
+    s.reader.refuse_value("topology", Complaint { message, help: help.into() });
     s.reader.mark_bad("topology");
     None
 }

@@ -236,12 +236,7 @@ fn pci(raw: &RawBox) -> (Vec<PciNode>, Vec<Gpu>, Vec<usize>) {
     for (index, object) in raw.objects.iter().enumerate() {
         let Some(kind) = kinds[index].filter(|_| needed[index]) else { continue };
         let parent = object.parent.and_then(|parent| place[parent]);
-        let address = object.pci.map(|pci| PciAddress {
-            domain: pci.domain,
-            bus: pci.bus,
-            device: pci.device,
-            function: pci.function,
-        });
+        let address = object.pci.map(|pci| pci.address);
         place[index] = Some(nodes.len());
         let numa_node = numa_node_of(raw, index);
         if let (PciKind::Gpu, Some(pci)) = (kind, address) {

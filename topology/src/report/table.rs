@@ -3,8 +3,7 @@
 use std::fmt::Write as _;
 
 use super::{ReportSubject, link, speed};
-use crate::cpu_list::{ascending, format_nodes};
-use crate::{RankPlace, Severity, counted, format_bytes, format_cpu_list};
+use crate::{RankPlace, Severity, ascending, counted, format_bytes, format_cpu_list, format_nodes};
 
 /// The whole report in lines that fit a terminal.
 pub fn table(shown: &ReportSubject<'_>) -> String {

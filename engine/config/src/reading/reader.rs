@@ -74,21 +74,26 @@ impl ConfigReader {
         self.problems.push(Problem { key, message, help, spots });
     }
 
+    /// Reports what is wrong with the value of a key, and where that stands.
+    pub(crate) fn refuse_value(&mut self, key: &str, Complaint { message, help }: Complaint) {
+        let spot = self.places.get(key).map(|at| Spot::At(*at, String::new()));
+        let spots = spot.into_iter().collect();
+        self.problems.push(Problem { key: key.into(), message, help, spots });
+    }
+
     /// Reports that a checkpoint's config names a box: opening that file would lead out of the checkpoint.
     pub(crate) fn report_box(&mut self, key: &str, path: &str) {
-        let Some(place) = self.places.get(key).copied() else { return };
         let message = format!("a checkpoint's config names the box `{}`", short(path));
         let help = "no run on a described box saves checkpoints, so onebox did not write this one: \
                     use a checkpoint of a run";
-        self.report(key, place, Complaint { message, help: help.into() });
+        self.refuse_value(key, Complaint { message, help: help.into() });
         self.mark_bad(key);
     }
 
     /// Reports every key that stands twice in one text.
     pub(crate) fn report_duplicates(&mut self, node: &Node, path: &str) {
-        let problems = &mut self.problems;
         node.duplicates(path, &mut |key, first, second| {
-            problems.push(Problem {
+            self.problems.push(Problem {
                 key,
                 message: "this key is given twice".into(),
                 help: "take one of the two out".into(),
