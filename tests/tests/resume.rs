@@ -438,7 +438,7 @@ fn a_copy_is_written_on_the_cores_of_its_rank() {
     let noted = Arc::clone(&seen);
     let watcher = Watcher::new(move |rank, place, _| {
         if matches!(place, FaultPoint::Saving | FaultPoint::Writing) {
-            let cores = topology::LiveMachine::get().unwrap().current_binding().unwrap();
+            let cores = topology::current_binding().unwrap();
             noted.lock().unwrap().insert((rank, place == FaultPoint::Writing), cores);
         }
     });

@@ -7,16 +7,14 @@
 #![expect(unsafe_code, reason = "maps memory, advises the kernel about it, and unmaps it")]
 
 use std::collections::BTreeMap;
-use std::fmt;
-use std::io;
 use std::ops::Range;
 use std::ptr::{self, NonNull};
 use std::sync::Once;
 use std::time::{Duration, Instant};
+use std::{fmt, io};
 
 use crate::bind::LiveMachine;
-use crate::cpu_list::format_cpu_list;
-use crate::{Error, format_bytes};
+use crate::{Error, ascending, format_bytes, format_cpu_list};
 
 /// Bytes of a small page.
 const PAGE: usize = 4096;
@@ -141,13 +139,9 @@ impl Arena {
     ) -> Result<Self, Error> {
         let began = Instant::now();
         let refused = |source| Error::Map { bytes, source };
-        let mapped = bytes.max(1).checked_next_multiple_of(HUGE);
-        let mapped = mapped.ok_or_else(|| refused(io::ErrorKind::OutOfMemory.into()))?;
-        let start = map_aligned(mapped, 0).map_err(refused)?;
-        let report =
-            ArenaReport { bytes: bytes as u64, nodes: nodes.to_vec(), ..ArenaReport::default() };
-        let mut arena = Self { start, bytes, mapped, report };
-        arena.report.huge_pages = advise(start.as_ptr(), mapped, libc::MADV_HUGEPAGE).is_ok();
+        let mut arena = Self::map(bytes, 0).map_err(refused)?;
+        arena.report.nodes = nodes.to_vec();
+        arena.report.huge_pages = arena.advise(libc::MADV_HUGEPAGE).is_ok();
         if !nodes.is_empty() {
             let bound = arena.bind(parts)?;
             arena.report.not_bound = bound.err().map(|error| error.to_string());
@@ -166,31 +160,35 @@ impl Arena {
     /// # Errors
     /// As [`Arena::new`].
     pub fn of_small_pages(bytes: usize) -> Result<Self, Error> {
-        let refused = |source| Error::Map { bytes, source };
-        let mapped = bytes.max(1).checked_next_multiple_of(HUGE);
-        let mapped = mapped.ok_or_else(|| refused(io::ErrorKind::OutOfMemory.into()))?;
-        let start = map_aligned(mapped, 0).map_err(refused)?;
-        let report = ArenaReport { bytes: bytes as u64, ..ArenaReport::default() };
-        let arena = Self { start, bytes, mapped, report };
-        advise(start.as_ptr(), mapped, libc::MADV_NOHUGEPAGE).map_err(refused)?;
-        Ok(arena)
+        Self::with_small_pages(bytes, 0)
     }
 
     /// Reserves `bytes` of address space, of which the caller touches few. The kernel sets no
-    /// memory aside.
+    /// memory aside, and one word touched does not bring in 2 MiB.
     ///
     /// # Errors
     /// As [`Arena::new`].
     pub fn untouched(bytes: usize) -> Result<Self, Error> {
+        Self::with_small_pages(bytes, libc::MAP_NORESERVE)
+    }
+
+    fn with_small_pages(bytes: usize, flags: i32) -> Result<Self, Error> {
         let refused = |source| Error::Map { bytes, source };
-        let mapped = bytes.max(1).checked_next_multiple_of(HUGE);
-        let mapped = mapped.ok_or_else(|| refused(io::ErrorKind::OutOfMemory.into()))?;
-        let start = map_aligned(mapped, libc::MAP_NORESERVE).map_err(refused)?;
-        let report = ArenaReport { bytes: bytes as u64, ..ArenaReport::default() };
-        let arena = Self { start, bytes, mapped, report };
-        // One word touched must not bring in 2 MiB.
-        advise(start.as_ptr(), mapped, libc::MADV_NOHUGEPAGE).map_err(refused)?;
+        let arena = Self::map(bytes, flags).map_err(refused)?;
+        arena.advise(libc::MADV_NOHUGEPAGE).map_err(refused)?;
         Ok(arena)
+    }
+
+    /// Memory that nobody has touched.
+    fn map(bytes: usize, flags: i32) -> io::Result<Self> {
+        let mapped = bytes.max(1).checked_next_multiple_of(HUGE);
+        let mapped = mapped.ok_or(io::ErrorKind::OutOfMemory)?;
+        let report = ArenaReport { bytes: bytes as u64, ..ArenaReport::default() };
+        Ok(Self { start: map_aligned(mapped, flags)?, bytes, mapped, report })
+    }
+
+    fn advise(&self, advice: i32) -> io::Result<()> {
+        advise(self.as_ptr(), self.mapped, advice)
     }
 
     /// Reports where a placed arena is. The same problem is reported once, not once per rank.
@@ -247,9 +245,7 @@ impl Arena {
             bytes += (end - start) as u64;
             all.extend_from_slice(&part.nodes);
         }
-        all.sort_unstable();
-        all.dedup();
-        self.report.parts = (bytes > 0).then_some((bytes, all));
+        self.report.parts = (bytes > 0).then(|| (bytes, ascending(all)));
         Ok(Ok(()))
     }
 
@@ -280,9 +276,7 @@ impl Arena {
             };
             threads.into_iter().map(join).collect::<io::Result<Vec<Option<u32>>>>()
         })?;
-        self.report.touched_by = touched.into_iter().flatten().collect();
-        self.report.touched_by.sort_unstable();
-        self.report.touched_by.dedup();
+        self.report.touched_by = ascending(touched.into_iter().flatten());
         Ok(())
     }
 
@@ -298,27 +292,25 @@ impl Arena {
             part.map_or(&self.report.nodes, |part| &part.nodes)
         };
         let look = || {
-            let handle = LiveMachine::get()?.memory()?;
+            let handle =
+                LiveMachine::get().and_then(LiveMachine::memory).map_err(|e| e.to_string())?;
             let (mut found, mut misplaced) = (BTreeMap::new(), 0);
             for at in (0..samples).map(at) {
                 let page = self.start.as_ptr().wrapping_add(at);
-                let nodes = handle.location_of(page, PAGE);
-                let nodes = nodes.map_err(|source| Error::Map { bytes: PAGE, source })?;
-                for node in nodes {
+                for node in handle.location_of(page, PAGE).map_err(|e| e.to_string())? {
                     *found.entry(node).or_insert(0) += 1;
                     let wanted = wanted(at);
                     misplaced += usize::from(!wanted.is_empty() && !wanted.contains(&node));
                 }
             }
-            Ok::<_, Error>((found, misplaced))
+            Ok((found, misplaced))
         };
         match look() {
             Ok((found, misplaced)) => {
                 self.report.found = found;
                 self.report.misplaced = misplaced;
             }
-            Err(Error::Map { source, .. }) => self.report.not_verified = Some(source.to_string()),
-            Err(error) => self.report.not_verified = Some(error.to_string()),
+            Err(why) => self.report.not_verified = Some(why),
         }
     }
 }

@@ -2,13 +2,17 @@
 //!
 //! A rank thread binds itself before it allocates: Linux puts a page on the node of the thread that first touches it,
 //! and threads inherit the binding of the thread that starts them.
+//!
+//! Of `hwloc2` it uses only calls that were read and found sound: `Topology::new`, `support`, `set_cpubind`,
+//! `get_cpubind`, and owned bitmaps. `hwloc_ext` declares the missing ones.
 
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::io;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use crate::Error;
-use crate::cpu_list::format_cpu_list;
-use crate::hwloc::Hwloc;
+use hwloc2::{CpuBindError, CpuBindFlags, CpuSet, Topology};
+
 use crate::hwloc_ext::{Handle, Input};
+use crate::{Error, ascending, format_cpu_list, hwloc_ext};
 
 /// Hardware threads that this process may use, cgroup limits counted; 1 where that is unknown. For pools of threads and for
 /// measurements; how a run is laid out is decided by the cores of its own description of the machine.
@@ -22,10 +26,9 @@ pub fn cores() -> usize {
 
 /// This machine, for binding. hwloc accepts a binding through the description of another box, does nothing and reports
 /// success; so a [`Machine`](crate::Machine) cannot bind, and this type exists for the live machine alone.
-#[derive(Debug)]
-pub struct LiveMachine {
-    /// One topology for all threads, since `hwloc2` binds through `&mut`.
-    threads: Mutex<Hwloc>,
+pub(crate) struct LiveMachine {
+    /// One topology for all threads, since `hwloc2` binds through `&mut`. A call that panics does not change it.
+    threads: Mutex<Topology>,
     /// hwloc's handle for binding memory, loaded at the first use.
     memory: OnceLock<Handle>,
 }
@@ -33,38 +36,24 @@ pub struct LiveMachine {
 impl LiveMachine {
     /// The live machine of this process. Loading takes milliseconds, more on a large box, and
     /// happens once.
-    pub fn get() -> Result<&'static Self, Error> {
+    pub(crate) fn get() -> Result<&'static Self, Error> {
         static LIVE: OnceLock<LiveMachine> = OnceLock::new();
-        match LIVE.get() {
-            Some(live) => Ok(live),
-            // Two threads may both load. The first result is kept; an error is not.
-            None => {
-                let threads = Mutex::new(Hwloc::load()?);
-                Ok(LIVE.get_or_init(|| Self { threads, memory: OnceLock::new() }))
-            }
+        if let Some(live) = LIVE.get() {
+            return Ok(live);
         }
+        hwloc_ext::check_library()?;
+        let why = || "hwloc2 gave no topology".to_owned();
+        let topology = Topology::new().ok_or_else(|| Error::HwlocLoad { why: why() })?;
+        if !topology.support().cpu().set_current_thread() {
+            return Err(Error::NotThisMachine);
+        }
+        // Two threads may both load. The first result is kept; an error is not.
+        let threads = Mutex::new(topology);
+        Ok(LIVE.get_or_init(|| Self { threads, memory: OnceLock::new() }))
     }
 
-    /// Binds the calling thread to these logical CPUs (numbered as Linux does) and checks that it took effect.
-    ///
-    /// After an error the thread may be bound to fewer CPUs than before: the kernel silently drops
-    /// CPUs that the process may not use. [`Error::BoundElsewhere`] reports this.
-    pub fn bind_current_thread(&self, cpus: &[u32]) -> Result<(), Error> {
-        let mut asked = cpus.to_vec();
-        asked.sort_unstable();
-        asked.dedup();
-
-        // A call that panics does not change the topology.
-        let mut hwloc = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
-        hwloc
-            .bind_current_thread(&asked)
-            .map_err(|source| Error::Bind { cpus: format_cpu_list(&asked), source })?;
-        must_match(&asked, &hwloc.current_binding()?)
-    }
-
-    /// The logical CPUs on which the calling thread may run, ascending.
-    pub fn current_binding(&self) -> Result<Vec<u32>, Error> {
-        self.threads.lock().unwrap_or_else(PoisonError::into_inner).current_binding()
+    fn threads(&self) -> MutexGuard<'_, Topology> {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// hwloc's handle for binding memory.
@@ -80,14 +69,33 @@ impl LiveMachine {
     }
 }
 
-/// Calls [`LiveMachine::bind_current_thread`] for this machine.
+/// Binds the calling thread to these logical CPUs (numbered as Linux does) and checks that it took effect.
+///
+/// After an error the thread may be bound to fewer CPUs than before: the kernel silently drops
+/// CPUs that the process may not use. [`Error::BoundElsewhere`] reports this.
 pub fn bind_current_thread(cpus: &[u32]) -> Result<(), Error> {
-    LiveMachine::get()?.bind_current_thread(cpus)
+    let asked = ascending(cpus.iter().copied());
+    let set: CpuSet = asked.iter().copied().collect();
+    let mut threads = LiveMachine::get()?.threads();
+    threads.set_cpubind(set, CpuBindFlags::CPUBIND_THREAD).map_err(
+        |CpuBindError::Generic(errno, _)| Error::Bind {
+            cpus: format_cpu_list(&asked),
+            source: io::Error::from_raw_os_error(errno),
+        },
+    )?;
+    must_match(&asked, &binding(&threads)?)
 }
 
-/// Calls [`LiveMachine::current_binding`] for this machine.
+/// The logical CPUs on which the calling thread may run, ascending.
 pub fn current_binding() -> Result<Vec<u32>, Error> {
-    LiveMachine::get()?.current_binding()
+    binding(&LiveMachine::get()?.threads())
+}
+
+fn binding(threads: &Topology) -> Result<Vec<u32>, Error> {
+    let set = threads.get_cpubind(CpuBindFlags::CPUBIND_THREAD);
+    // hwloc2 drops the error number, but makes no other call after the failed one.
+    let set = set.ok_or_else(|| Error::ReadBinding { source: io::Error::last_os_error() })?;
+    Ok(set.into_iter().collect())
 }
 
 /// Refuses a binding that the kernel reduced.
@@ -141,7 +149,7 @@ mod tests {
         let error = on_a_thread(|| bind_current_thread(&[4000]).unwrap_err());
         let Error::Bind { cpus, source } = &error else { panic!("{error:?}") };
         assert_eq!(cpus, "4000");
-        assert_eq!(source.kind(), std::io::ErrorKind::InvalidInput);
+        assert_eq!(source.kind(), io::ErrorKind::InvalidInput);
         assert!(error.to_string().contains("4000"), "{error}");
     }
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::iter;
 
-use crate::machine::{Core, Machine};
+use crate::{Core, Machine};
 
 /// The cores of one seat.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -1,7 +1,6 @@
 //! Chooses the GPUs of each tensor-parallel group.
 
-use crate::machine::Machine;
-use crate::paths::Path;
+use crate::{Machine, Path};
 
 /// Largest number of candidates that are compared one by one.
 const MOST_CANDIDATES: u64 = 50_000;

@@ -89,7 +89,8 @@ pub(crate) fn check_synthetic(text: &str) -> Result<(), Error> {
     Ok(())
 }
 
-fn refuse(why: impl Into<String>) -> Result<(), Error> {
+/// That a text describes no box.
+pub(crate) fn refuse<T>(why: impl Into<String>) -> Result<T, Error> {
     Err(Error::NotABox { why: why.into() })
 }
 

@@ -20,7 +20,7 @@ use hwloc2::NodeSet;
 
 use crate::infos::{Info, infos, text};
 use crate::raw::{RawBox, RawDistances, RawKind, RawObject, RawPci};
-use crate::{Error, cpu_kinds};
+use crate::{Error, PciAddress, cpu_kinds};
 
 /// Largest CPU or node number of a set, which may be infinite.
 const MOST_IN_A_SET: c_int = 16 * 1024;
@@ -338,10 +338,12 @@ impl Handle {
             name: text(object.name),
             infos,
             pci: pci.map(|pci| RawPci {
-                domain: u32::from(pci.domain),
-                bus: pci.bus,
-                device: pci.dev,
-                function: pci.func,
+                address: PciAddress {
+                    domain: pci.domain.into(),
+                    bus: pci.bus,
+                    device: pci.dev,
+                    function: pci.func,
+                },
                 class: pci.class_id,
                 vendor_id: pci.vendor_id,
                 device_id: pci.device_id,
@@ -379,12 +381,6 @@ impl Drop for Handle {
     fn drop(&mut self) {
         // SAFETY: initialised in `load` and owned here alone.
         unsafe { hwloc_topology_destroy(self.0.as_ptr()) };
-    }
-}
-
-impl std::fmt::Debug for Handle {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Handle").finish()
     }
 }
 

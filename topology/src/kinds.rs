@@ -1,9 +1,6 @@
 //! Kinds of cores, in words, and what a placement makes of them.
 
-use crate::counted;
-use crate::cpu_list::format_cpu_list;
-use crate::machine::{Core, CoreKind, Machine};
-use crate::warning::{Severity, Warning};
+use crate::{Core, CoreKind, Machine, Severity, Warning, ascending, counted, format_cpu_list};
 
 impl CoreKind {
     /// `IntelAtom`, or a number where it has no name.
@@ -82,14 +79,11 @@ pub(crate) fn cores_without_memory(machine: &Machine) -> Option<Warning> {
         node.is_some_and(|node| !core.cpus.iter().any(|cpu| node.cpus.contains(cpu)))
     };
     let apart: Vec<&Core> = machine.cores.iter().filter(is_apart).collect();
-    let mut cpus: Vec<u32> = apart.iter().flat_map(|core| core.cpus.clone()).collect();
-    let mut nodes: Vec<u32> = apart.iter().map(|core| core.numa_node).collect();
+    let cpus = ascending(apart.iter().flat_map(|core| core.cpus.clone()));
+    let nodes = ascending(apart.iter().map(|core| core.numa_node));
     if cpus.is_empty() {
         return None;
     }
-    cpus.sort_unstable();
-    nodes.sort_unstable();
-    nodes.dedup();
     Some(Warning {
         id: "cores-without-memory",
         severity: Severity::Warning,

@@ -3,10 +3,10 @@
 //!
 //! [`Machine::discover`] describes this machine once, at start-up, and [`Machine::from_xml`]
 //! describes another box. [`place`] gives each rank its share; each rank thread then binds itself
-//! before it allocates, so that its memory is on its own node. Only [`LiveMachine`] binds: it exists for
-//! this machine alone.
+//! before it allocates, so that its memory is on its own node. Only this machine is bound on: a [`Machine`]
+//! cannot bind.
 //!
-//! The crate reaches hwloc through the `hwloc2` crate where that is sound: `hwloc.rs` binds
+//! The crate reaches hwloc through the `hwloc2` crate where that is sound: `bind.rs` binds
 //! threads. `hwloc2` cannot load XML, list NUMA nodes (it panics, Ichbinjoe/hwloc2-rs#3), see PCI
 //! or bind memory, and some of its safe functions are unsound (`TopologyObject::name`, `Display for
 //! TopologyObject`, `cpuset`, `nodeset`, `cache_attributes`). `hwloc_ext.rs` therefore declares the
@@ -15,7 +15,7 @@
 //! Read in this order:
 //!
 //! 1. `machine`: a box as plain data; [`units`]: bytes and speeds as text;
-//! 2. `machine/`: builds the description; `hwloc`, `hwloc_ext`, `cpu_kinds`, `pci`, `nvml` are its sources, and
+//! 2. `machine/`: builds the description; `hwloc_ext`, `cpu_kinds`, `pci`, `nvml` are its sources, and
 //!    `raw` holds hwloc's objects;
 //! 3. `guard`, `trial`: a description from outside is checked, then loaded in a child process;
 //! 4. `paths`: links and the bandwidth that a shared link leaves; `memory`: the memory that may be
@@ -32,7 +32,6 @@ mod cpu_list;
 mod error;
 mod groups;
 mod guard;
-mod hwloc;
 mod hwloc_ext;
 mod infos;
 mod kinds;
@@ -52,8 +51,9 @@ mod warning;
 mod warnings;
 
 pub use arena::{Arena, ArenaReport, Part};
-pub use bind::{LiveMachine, bind_current_thread, cores, current_binding};
+pub use bind::{bind_current_thread, cores, current_binding};
 pub use cpu_list::format_cpu_list;
+use cpu_list::{ascending, format_nodes};
 pub use error::Error;
 pub use machine::{Core, CoreKind, Gpu, Machine, NumaNode};
 pub use memory::{available_memory, resident_memory};

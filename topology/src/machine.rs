@@ -13,8 +13,7 @@ use std::sync::PoisonError;
 use serde::{Deserialize, Serialize};
 
 use crate::hwloc_ext::{Handle, Input, c_text};
-use crate::pci::{PciAddress, PciNode};
-use crate::{Error, guard, hwloc_ext, nvml, trial};
+use crate::{Error, PciAddress, PciNode, guard, hwloc_ext, nvml, trial};
 
 /// A box. CPU numbers are the logical CPUs of Linux.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -157,13 +156,12 @@ impl Machine {
         let unreadable = |source| Error::Read { path: path.to_owned(), source };
         // Reading a pipe would block, and a device such as /dev/zero has no end.
         if !std::fs::metadata(path).map_err(unreadable)?.is_file() {
-            let why = "it is no regular file; write the export into one".to_owned();
-            return Err(Error::NotABox { why });
+            return guard::refuse("it is no regular file; write the export into one");
         }
         let bytes = std::fs::read(path).map_err(unreadable)?;
-        let text = String::from_utf8(bytes)
-            .map_err(|_| Error::NotABox { why: "it is not UTF-8 text".into() })?;
-        Self::from_xml(&text)
+        String::from_utf8(bytes)
+            .or_else(|_| guard::refuse("it is not UTF-8 text"))
+            .and_then(|text| Self::from_xml(&text))
     }
 
     /// The box of hwloc's synthetic description, such as `pack:2 numa:1 core:8 pu:2`. It cannot
@@ -180,6 +178,12 @@ impl Machine {
     /// The node with this number.
     pub fn numa_node(&self, id: u32) -> Option<&NumaNode> {
         self.numa_nodes.iter().find(|node| node.id == id)
+    }
+
+    /// The cores of which this process may use a CPU.
+    pub(crate) fn allowed_cores(&self) -> impl Iterator<Item = &Core> {
+        let allowed = |cpu: &u32| self.allowed_cpus.binary_search(cpu).is_ok();
+        self.cores.iter().filter(move |core| core.cpus.iter().any(allowed))
     }
 
     /// The relative latency from one node to another, 10 within a node. Where the box reports none,

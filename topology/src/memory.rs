@@ -11,7 +11,7 @@ pub fn available_memory() -> u64 {
 }
 
 pub(crate) fn available_memory_under(root: &Path) -> u64 {
-    let machine = meminfo_bytes(root, "MemAvailable:").unwrap_or(u64::MAX);
+    let machine = figure(&root.join("proc/meminfo"), "MemAvailable:").unwrap_or(u64::MAX);
     machine.min(cgroup_headroom(root).unwrap_or(u64::MAX))
 }
 
@@ -22,12 +22,7 @@ pub fn resident_memory() -> u64 {
 
 /// Bytes of memory of the machine, from `/proc/meminfo` under `root`.
 pub(crate) fn total_memory_under(root: &Path) -> Option<u64> {
-    meminfo_bytes(root, "MemTotal:")
-}
-
-/// One figure of `/proc/meminfo` in bytes.
-fn meminfo_bytes(root: &Path, key: &str) -> Option<u64> {
-    figure(&root.join("proc/meminfo"), key)
+    figure(&root.join("proc/meminfo"), "MemTotal:")
 }
 
 /// One figure of a file of the kernel in bytes, from lines like `MemTotal:       24684084 kB`.

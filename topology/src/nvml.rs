@@ -10,7 +10,7 @@ use std::ptr;
 
 use libloading::{Library, Symbol};
 
-use crate::pci::PciAddress;
+use crate::PciAddress;
 
 /// The library's file name.
 pub(crate) const NAME: &str = "libnvidia-ml.so.1";

@@ -5,9 +5,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::machine::Machine;
 use crate::machine::nvlink;
-use crate::pci::{Link, PciAddress, PciKind};
+use crate::{Link, Machine, PciAddress, PciKind};
 
 /// How two GPUs reach each other, nearest first. Names follow `nvidia-smi topo`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -131,8 +130,7 @@ impl Machine {
 
     /// [`Machine::host_gb_per_s`] while all GPUs of the box copy.
     pub fn host_gb_per_s_all(&self, gpu: usize) -> Option<f64> {
-        let all: Vec<usize> = (0..self.gpus.len()).collect();
-        self.host_gb_per_s(gpu, &all)
+        self.host_gb_per_s(gpu, &Vec::from_iter(0..self.gpus.len()))
     }
 
     /// How GPU `a` reaches GPU `b`: by NVLink if there is any, else by [`Machine::pcie_path`].
@@ -185,14 +183,9 @@ impl Machine {
 /// gives only the present speed, and the ends should agree; where they differ, a hypervisor made
 /// one up or it was read at another moment, and the higher one counts.
 fn ceiling(lower: Link, upper: Link) -> Option<f64> {
-    match (lower.max_gb_per_s, upper.max_gb_per_s) {
-        (Some(a), Some(b)) => Some(a.min(b)),
-        (Some(one), None) | (None, Some(one)) => Some(one),
-        (None, None) => match (lower.gb_per_s, upper.gb_per_s) {
-            (Some(a), Some(b)) => Some(a.max(b)),
-            (one, other) => one.or(other),
-        },
-    }
+    let ends = [lower, upper].into_iter();
+    let built_for = ends.clone().filter_map(|end| end.max_gb_per_s).min_by(f64::total_cmp);
+    built_for.or_else(|| ends.filter_map(|end| end.gb_per_s).max_by(f64::total_cmp))
 }
 
 #[cfg(test)]

@@ -6,14 +6,13 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::core_shares::{CoreShare, deal};
-use crate::cpu_list::format_cpu_list;
 use crate::kinds::unlike_ranks;
-use crate::machine::{Machine, NumaNode};
-use crate::pci::PciAddress;
 use crate::reasons::group_reasons;
-use crate::spread::{Needs, far_staging, in_parts};
-use crate::warning::{Severity, Warning};
-use crate::{Error, counted, format_bytes, groups};
+use crate::spread::sums;
+use crate::{
+    Error, Machine, Needs, NumaNode, PciAddress, Severity, Warning, counted, far_staging,
+    format_bytes, format_cpu_list, format_nodes, groups, in_parts,
+};
 
 /// The devices of the ranks.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -137,8 +136,6 @@ impl fmt::Display for RankPlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut workers = self.worker_cpus.clone();
         workers.sort_unstable();
-        let states: Vec<String> = self.state_nodes.iter().map(u32::to_string).collect();
-        let staging: Vec<String> = self.staging_nodes().iter().map(u32::to_string).collect();
         write!(f, "rank {}: ", self.rank)?;
         if let Some(gpu) = self.gpu {
             write!(f, "GPU {gpu}, ")?;
@@ -146,8 +143,8 @@ impl fmt::Display for RankPlace {
         write!(
             f,
             "staging on node {}, states on node {}, cores {}",
-            staging.join(","),
-            states.join(","),
+            format_nodes(&self.staging_nodes()),
+            format_nodes(&self.state_nodes),
             format_cpu_list(&workers)
         )?;
         match self.driver_cpu {
@@ -204,18 +201,12 @@ pub fn place(machine: &Machine, request: &Request) -> Result<Placement, Error> {
     let mut placement = place_on(machine, request, request.sockets == Sockets::All)?;
     let is_idle = !placement.sockets.is_empty();
     spread_staging(machine, request, &mut placement);
-    let short = needed(machine, request, &placement.ranks).into_iter();
-    let mut short =
-        short.filter_map(|(node, bytes)| Some((node, bytes, too_little(machine, node, bytes)?)));
-    if let (Sockets::Auto, true, Some((node, bytes, (there, word)))) =
-        (request.sockets, is_idle, short.next())
-    {
+    let short = short_nodes(machine, &needed(machine, request, &placement.ranks));
+    if let (Sockets::Auto, true, Some(short)) = (request.sockets, is_idle, short.first()) {
         placement = place_on(machine, request, true)?;
         placement.say(format!(
-            "the ranks need {} on node {node}, {} are {word}: they use the cores and the memory of all sockets; what \
-             far cores work on is staged near the GPU and crosses the link between the sockets",
-            format_bytes(bytes),
-            format_bytes(there)
+            "{short}: they use the cores and the memory of all sockets; what \
+             far cores work on is staged near the GPU and crosses the link between the sockets"
         ));
         spread_staging(machine, request, &mut placement);
     }
@@ -282,7 +273,7 @@ fn place_on(machine: &Machine, request: &Request, all_sockets: bool) -> Result<P
             text: format!(
                 "{} on {}: several ranks share a core",
                 counted(ranks.len(), "rank"),
-                counted(allowed_cores(machine), "allowed core")
+                counted(machine.allowed_cores().count(), "allowed core")
             ),
             remedy: "fewer ranks, or a wider cpuset".into(),
         });
@@ -292,11 +283,6 @@ fn place_on(machine: &Machine, request: &Request, all_sockets: bool) -> Result<P
     Ok(Placement { tp, dp, ranks, all_sockets, sockets, reasons, warnings })
 }
 
-fn allowed_cores(machine: &Machine) -> usize {
-    let allowed = |cpu: &u32| machine.allowed_cpus.binary_search(cpu).is_ok();
-    machine.cores.iter().filter(|core| core.cpus.iter().any(allowed)).count()
-}
-
 /// The GPU of each rank, by group; `None` for a virtual one.
 fn seat_groups(
     machine: &Machine,
@@ -304,46 +290,32 @@ fn seat_groups(
     tp: usize,
     dp: usize,
 ) -> Result<Vec<Vec<Option<usize>>>, Error> {
-    let chosen = match &request.seats {
+    let place = |pci: &PciAddress| machine.gpus.iter().position(|gpu| gpu.pci == *pci);
+    let (chosen, shared): (Vec<usize>, _) = match &request.seats {
         Seats::Virtual => return Ok(vec![vec![None; tp]; dp]),
-        Seats::Shared(wanted) => return shared_seats(machine, wanted, tp, dp),
-        Seats::Gpus => (0..machine.gpus.len()).collect::<Vec<_>>(),
+        Seats::Shared(wanted) => (wanted.iter().filter_map(place).collect(), true),
+        Seats::Gpus => ((0..machine.gpus.len()).collect(), false),
         Seats::These(wanted) => {
             let is = |gpu: &usize| wanted.contains(&machine.gpus[*gpu].pci);
-            (0..machine.gpus.len()).filter(is).collect()
+            ((0..machine.gpus.len()).filter(is).collect(), false)
         }
     };
-    let ranks = tp.saturating_mul(dp);
-    if ranks > chosen.len() {
-        return Err(Error::TooFewGpus { ranks, gpus: chosen.len() });
+    let (ranks, gpus) = (tp.saturating_mul(dp), chosen.len());
+    if gpus == 0 && shared || gpus < ranks && !shared {
+        return Err(Error::TooFewGpus { ranks, gpus });
     }
-    let groups = groups::choose(machine, &chosen, tp, dp);
+    // Rank i has the GPU i modulo the number of GPUs.
+    let in_turn = |group| (0..tp).map(|i| chosen[(group * tp + i) % gpus]).collect();
+    let groups: Vec<Vec<usize>> = match shared {
+        true => (0..dp).map(in_turn).collect(),
+        false => groups::choose(machine, &chosen, tp, dp),
+    };
     Ok(groups.into_iter().map(|group| group.into_iter().map(Some).collect()).collect())
-}
-
-/// Gives rank i the GPU i modulo the number of GPUs.
-fn shared_seats(
-    machine: &Machine,
-    wanted: &[PciAddress],
-    tp: usize,
-    dp: usize,
-) -> Result<Vec<Vec<Option<usize>>>, Error> {
-    let place = |pci: &PciAddress| machine.gpus.iter().position(|gpu| gpu.pci == *pci);
-    let seats: Vec<usize> = wanted.iter().filter_map(place).collect();
-    if seats.is_empty() {
-        return Err(Error::TooFewGpus { ranks: tp.saturating_mul(dp), gpus: 0 });
-    }
-    let group = |group| (0..tp).map(|i| Some(seats[(group * tp + i) % seats.len()])).collect();
-    Ok((0..dp).map(group).collect())
 }
 
 /// The nodes of virtual GPUs, in blocks over the nodes with memory and allowed cores.
 fn virtual_nodes(machine: &Machine, count: usize) -> Vec<Option<u32>> {
-    let allowed = |cpu: &u32| machine.allowed_cpus.binary_search(cpu).is_ok();
-    let has_core = |id: u32| {
-        let mut cores = machine.cores.iter().filter(|core| core.numa_node == id);
-        cores.any(|core| core.cpus.iter().any(allowed))
-    };
+    let has_core = |id: u32| machine.allowed_cores().any(|core| core.numa_node == id);
     let usable = machine.numa_nodes.iter().filter(|n| n.memory_bytes > 0 && has_core(n.id));
     let usable: Vec<u32> = usable.map(|node| node.id).collect();
     let node = |rank: usize| usable.get(rank * usable.len() / count.max(1)).copied();
@@ -417,23 +389,18 @@ fn staging_node(machine: &Machine, near: Option<u32>, reasons: &mut Vec<String>)
 
 /// Bytes that all ranks need, by node.
 fn needed(machine: &Machine, request: &Request, ranks: &[RankPlace]) -> BTreeMap<u32, u64> {
-    let mut needed: BTreeMap<u32, u64> = BTreeMap::new();
     let host = HostBytes { staging: request.staging_bytes, states: request.state_bytes };
-    for place in ranks {
-        let of_rank = place.bytes_by_node(machine, host);
-        for (node, bytes) in of_rank {
-            let sum = needed.entry(node).or_default();
-            *sum = sum.saturating_add(bytes);
-        }
-    }
-    needed
+    sums(ranks.iter().flat_map(|place| place.bytes_by_node(machine, host)))
 }
 
-/// Bytes of node `id` and a word for which bytes these are, if there are fewer than `bytes`.
-fn too_little(machine: &Machine, id: u32, bytes: u64) -> Option<(u64, &'static str)> {
-    let node = machine.numa_node(id)?;
-    let there = room(node);
-    (bytes > there.0).then_some(there)
+/// Says of each node that has fewer bytes than are `needed` there.
+fn short_nodes(machine: &Machine, needed: &BTreeMap<u32, u64>) -> Vec<String> {
+    let short = |(id, bytes): (&u32, &u64)| {
+        let (there, word) = room(machine.numa_node(*id)?);
+        let [wanted, left] = [*bytes, there].map(format_bytes);
+        (*bytes > there).then(|| format!("the ranks need {wanted} on node {id}, {left} are {word}"))
+    };
+    needed.iter().filter_map(short).collect()
 }
 
 /// The bytes that a node has for ranks, and a word for which bytes these are.
@@ -443,19 +410,12 @@ fn room(node: &NumaNode) -> (u64, &'static str) {
 
 fn too_little_memory(machine: &Machine, request: &Request, ranks: &[RankPlace]) -> Vec<Warning> {
     let needed = needed(machine, request, ranks);
-    let short = |(id, bytes): (&u32, &u64)| {
-        let (there, word) = too_little(machine, *id, *bytes)?;
-        Some(Warning {
-            id: "memory-short",
-            severity: Severity::Error,
-            text: format!(
-                "the ranks need {} on node {id}, {} are {word}",
-                format_bytes(*bytes),
-                format_bytes(there)
-            ),
-            remedy: "free memory on that node, or use fewer or smaller ranks".into(),
-        })
-    };
+    let short = short_nodes(machine, &needed).into_iter().map(|text| Warning {
+        id: "memory-short",
+        severity: Severity::Error,
+        text,
+        remedy: "free memory on that node, or use fewer or smaller ranks".into(),
+    });
     let total = needed.values().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
     let limit = machine.available_memory.filter(|available| total > *available);
     let limit = limit.map(|available| Warning {
@@ -468,7 +428,7 @@ fn too_little_memory(machine: &Machine, request: &Request, ranks: &[RankPlace]) 
         ),
         remedy: "free memory, or raise the cgroup's limit (docker --memory, Slurm --mem)".into(),
     });
-    needed.iter().filter_map(short).chain(limit).collect()
+    short.chain(limit).collect()
 }
 
 #[cfg(test)]

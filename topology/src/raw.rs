@@ -1,5 +1,7 @@
 //! Plain data from the walk over hwloc's objects, between `hwloc_ext` and `build`.
 
+use crate::PciAddress;
+
 /// hwloc's description of a box.
 #[derive(Debug, Default)]
 pub(crate) struct RawBox {
@@ -13,6 +15,13 @@ pub(crate) struct RawBox {
     pub(crate) nvlink: Option<RawDistances>,
     /// In hwloc's order; empty where it does not tell.
     pub(crate) cpu_kinds: Vec<RawCpuKind>,
+}
+
+impl RawBox {
+    /// An object and those above it.
+    pub(crate) fn way_up(&self, index: usize) -> impl Iterator<Item = usize> {
+        std::iter::successors(Some(index), |at| self.objects[*at].parent)
+    }
 }
 
 /// The types of hwloc's objects that matter here.
@@ -52,10 +61,7 @@ pub(crate) struct RawObject {
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RawPci {
-    pub(crate) domain: u32,
-    pub(crate) bus: u8,
-    pub(crate) device: u8,
-    pub(crate) function: u8,
+    pub(crate) address: PciAddress,
     pub(crate) class: u16,
     pub(crate) vendor_id: u16,
     pub(crate) device_id: u16,

@@ -1,9 +1,6 @@
 //! Sentences that say how the GPUs of each tensor-parallel group are connected.
 
-use crate::counted;
-use crate::cpu_list::format_cpu_list;
-use crate::machine::Machine;
-use crate::paths::Path;
+use crate::{Machine, Path, ascending, counted, format_cpu_list};
 
 /// The connection of each group, and the speed of its members' copies.
 pub(crate) fn group_reasons(machine: &Machine, groups: &[Vec<Option<usize>>]) -> Vec<String> {
@@ -11,13 +8,8 @@ pub(crate) fn group_reasons(machine: &Machine, groups: &[Vec<Option<usize>>]) ->
     let line = |(index, group): (usize, &Vec<Option<usize>>)| {
         let gpus: Vec<usize> = group.iter().flatten().copied().collect();
         let first = gpus.first()?;
-        let mut ports: Vec<_> = gpus.iter().map(|gpu| machine.root_port(*gpu)).collect();
-        ports.sort_unstable();
-        ports.dedup();
-        let mut nodes: Vec<u32> =
-            gpus.iter().filter_map(|gpu| machine.gpus[*gpu].numa_node).collect();
-        nodes.sort_unstable();
-        nodes.dedup();
+        let ports = ascending(gpus.iter().map(|gpu| machine.root_port(*gpu)));
+        let nodes = ascending(gpus.iter().filter_map(|gpu| machine.gpus[*gpu].numa_node));
         let worst = gpus.iter().flat_map(|a| gpus.iter().map(move |b| (*a, *b)));
         let worst = worst.filter(|(a, b)| a != b).map(|(a, b)| machine.path(a, b));
         let joined = match worst.max_by_key(weakness) {

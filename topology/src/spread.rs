@@ -23,6 +23,16 @@ pub fn in_parts<N: Copy>(bytes: u64, to: &[N]) -> Vec<(N, u64)> {
     (0..).zip(to).map(part).collect()
 }
 
+/// The bytes on each node.
+pub(crate) fn sums<N: Ord>(parts: impl IntoIterator<Item = (N, u64)>) -> BTreeMap<N, u64> {
+    let mut sums: BTreeMap<N, u64> = BTreeMap::new();
+    for (node, bytes) in parts {
+        let sum = sums.entry(node).or_default();
+        *sum = sum.saturating_add(bytes);
+    }
+    sums
+}
+
 /// By rank: the nodes and the bytes of the part of its `staging` bytes that the node next to its GPU
 /// does not hold; mostly none. `there` says how many bytes a node has. Ranks of a node move equal
 /// parts, each in equal parts to its other nodes, whether these hold them or not.
@@ -31,11 +41,7 @@ pub fn far_staging<N: Copy + Ord>(
     ranks: &[Needs<N>],
     there: impl Fn(N) -> u64,
 ) -> Vec<Vec<(N, u64)>> {
-    let mut needed: BTreeMap<N, u64> = BTreeMap::new();
-    for (node, bytes) in ranks.iter().flat_map(|rank| &rank.bytes) {
-        let sum = needed.entry(*node).or_default();
-        *sum = sum.saturating_add(*bytes);
-    }
+    let needed = sums(ranks.iter().flat_map(|rank| rank.bytes.clone()));
     let of_rank = |rank: &Needs<N>| {
         let (needed, there) = (needed.get(&rank.home).copied().unwrap_or(0), there(rank.home));
         if needed <= there || staging == 0 || rank.others.is_empty() {

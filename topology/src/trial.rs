@@ -11,6 +11,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, PoisonError};
 
 use crate::Error;
+use crate::guard::refuse;
 
 /// Seconds after which the child is killed. A DGX A100 takes 0.02.
 const LONGEST: u32 = 20;
@@ -43,10 +44,6 @@ pub(crate) fn survive(load: impl FnOnce()) -> Result<(), Error> {
 
 /// Loads in this process, one at a time.
 pub(crate) static LOADS: Mutex<()> = Mutex::new(());
-
-fn refuse(why: String) -> Result<(), Error> {
-    Err(Error::NotABox { why })
-}
 
 /// Suppresses messages and core files of a failed trial.
 fn quiet() {

@@ -1,7 +1,7 @@
 //! Text form of byte counts.
 
 /// Units by name, from small to large.
-const UNITS: [(&str, u64); 9] = [
+pub const UNITS: [(&str, u64); 9] = [
     ("B", 1),
     ("kB", 1_000),
     ("KiB", 1 << 10),

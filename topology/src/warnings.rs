@@ -3,12 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-use crate::counted;
-use crate::cpu_list::format_cpu_list;
 use crate::kinds::cores_without_memory;
-use crate::machine::{Machine, sysfs};
-use crate::place::Placement;
-use crate::warning::{Severity, Warning};
+use crate::machine::sysfs;
+use crate::{Machine, Placement, Severity, Warning, counted, format_cpu_list};
 
 /// The surroundings of the process, for a live box.
 #[derive(Debug, Clone, Default)]
@@ -48,19 +45,25 @@ impl WarningList {
         self.0.push(Warning { id, severity, text, remedy: remedy.to_owned() });
     }
 
+    fn info(&mut self, id: &'static str, text: String, remedy: &str) {
+        self.say(id, Severity::Info, text, remedy);
+    }
+
+    fn warn(&mut self, id: &'static str, text: String, remedy: &str) {
+        self.say(id, Severity::Warning, text, remedy);
+    }
+
     fn io(&mut self, machine: &Machine) {
         if !machine.has_io {
-            self.say(
+            self.warn(
                 "no-pci",
-                Severity::Warning,
                 "the box shows no PCI devices, so no GPU can be placed".into(),
                 "a container needs /sys; hwloc needs its I/O support; an export needs \
                  `lstopo --whole-io box.xml`",
             );
         } else if machine.gpus.is_empty() {
-            self.say(
+            self.info(
                 "no-gpu",
-                Severity::Info,
                 "no NVIDIA GPU is on the PCI buses".into(),
                 "nothing, if there is none: ranks are dealt over the NUMA nodes",
             );
@@ -72,9 +75,8 @@ impl WarningList {
                 .iter()
                 .map(|gpu| gpu.model.clone().unwrap_or_else(|| format!("{:04x}", gpu.device_id.1)))
                 .collect();
-            self.say(
+            self.warn(
                 "mixed-gpus",
-                Severity::Warning,
                 format!(
                     "GPUs of {} models: {}; the slowest sets the pace",
                     models.len(),
@@ -107,9 +109,8 @@ impl WarningList {
                 1 => format!("{sharers} GPUs share the uplink at root port {list}{speed}"),
                 n => format!("{sharers} GPUs share each of {n} uplinks, root ports {list}{speed}"),
             };
-            self.say(
+            self.warn(
                 "shared-uplink",
-                Severity::Warning,
                 text,
                 "it is how the board is wired; where GPUs stay idle, let onebox choose which, and \
                  it spreads ranks over uplinks",
@@ -123,9 +124,8 @@ impl WarningList {
             if let (Some(now), Some(max)) = (link.width, link.max_width)
                 && now < max
             {
-                self.say(
+                self.warn(
                     "link-below-maximum",
-                    Severity::Warning,
                     format!("GPU {} runs on {now} of its {max} lanes", gpu.pci),
                     "reseat the card or riser, or use a slot with all lanes",
                 );
@@ -133,9 +133,8 @@ impl WarningList {
             if let (Some(now), Some(max)) = (link.generation, link.max_generation)
                 && now < max
             {
-                self.say(
+                self.info(
                     "link-below-maximum",
-                    Severity::Info,
                     format!("GPU {} runs PCIe gen {now}, it can do gen {max}", gpu.pci),
                     "an idle GPU trains its link down: look again under load, then at the \
                      firmware's settings",
@@ -144,9 +143,8 @@ impl WarningList {
         }
         self.slower_than_peers(machine);
         if machine.hides_its_tree() {
-            self.say(
+            self.warn(
                 "tree-hidden",
-                Severity::Warning,
                 format!(
                     "a virtual machine shows its {} GPUs each on a port of its own: its hypervisor hides which of them share \
                      an uplink, and which node they are next to",
@@ -164,9 +162,8 @@ impl WarningList {
         for (index, gpu) in machine.gpus.iter().enumerate() {
             let own = machine.host_gb_per_s_alone(index);
             if let (Some(own), Some(best)) = (own, machine.outdone_by(index)) {
-                self.say(
+                self.warn(
                     "link-below-maximum",
-                    Severity::Warning,
                     format!(
                         "GPU {} gets {own:.2} GB/s to the host, others of its model {best:.2}",
                         gpu.pci
@@ -190,9 +187,8 @@ impl WarningList {
         let odd: Vec<String> =
             machine.gpus.iter().filter(odd).map(|gpu| gpu.pci.to_string()).collect();
         if !odd.is_empty() {
-            self.say(
+            self.info(
                 "link-ends-differ",
-                Severity::Info,
                 format!(
                     "the ends of the links of {} tell different speeds: the higher is counted",
                     first_of(&odd)
@@ -236,26 +232,23 @@ impl WarningList {
             );
         }
         if !denied.is_empty() {
-            self.say(
+            self.warn(
                 "memory-denied",
-                Severity::Warning,
                 format!("no memory may be used on the node of {}", first_of(&denied)),
                 "widen cpuset.mems (docker --cpuset-mems)",
             );
         }
         if unknown > 0 && machine.numa_nodes.len() > 1 {
-            self.say(
+            self.warn(
                 "gpu-node-unknown",
-                Severity::Warning,
                 format!("the box does not tell the node of {}", counted(unknown, "GPU")),
                 "update the firmware; a virtual machine needs its host's NUMA nodes passed through",
             );
         }
         let sockets: BTreeSet<_> = machine.cores.iter().filter_map(|core| core.package).collect();
         if machine.numa_nodes.len() == 1 && sockets.len() > 1 {
-            self.say(
+            self.warn(
                 "nodes-hidden",
-                Severity::Warning,
                 format!("{} sockets show as one NUMA node", sockets.len()),
                 "let the firmware or the hypervisor show NUMA nodes",
             );
@@ -263,9 +256,8 @@ impl WarningList {
         self.0.extend(cores_without_memory(machine));
         for node in &machine.numa_nodes {
             if node.memory_bytes == 0 {
-                self.say(
+                self.warn(
                     "node-without-memory",
-                    Severity::Warning,
                     format!("node {} has no memory", node.id),
                     "put memory modules into that socket: half of the box's bandwidth is there",
                 );
@@ -276,9 +268,8 @@ impl WarningList {
     fn limits(&mut self, machine: &Machine) {
         let all: usize = machine.cores.iter().map(|core| core.cpus.len()).sum();
         if machine.allowed_cpus.len() < all {
-            self.say(
+            self.info(
                 "cpus-restricted",
-                Severity::Info,
                 format!(
                     "this process may use {} of {all} CPUs: {}",
                     machine.allowed_cpus.len(),
@@ -291,9 +282,8 @@ impl WarningList {
 
     fn surroundings(&mut self, machine: &Machine, environment: &Environment) {
         if let Some(devices) = environment.visible_devices.as_deref().filter(|d| reordered(d)) {
-            self.say(
+            self.warn(
                 "visible-devices-reordered",
-                Severity::Warning,
                 format!("CUDA_VISIBLE_DEVICES={devices} renumbers the GPUs"),
                 "onebox goes by PCI address; other tools that count will differ: list them in \
                  ascending order",
@@ -302,9 +292,8 @@ impl WarningList {
         let fastest_first = environment.device_order.as_deref() != Some("PCI_BUS_ID");
         let numbered = environment.visible_devices.is_some();
         if environment.root.is_some() && fastest_first && numbered {
-            self.say(
+            self.info(
                 "device-order",
-                Severity::Info,
                 "CUDA_VISIBLE_DEVICES counts GPUs by speed, not by PCI address".into(),
                 "set CUDA_DEVICE_ORDER=PCI_BUS_ID",
             );
@@ -312,34 +301,30 @@ impl WarningList {
         let Some(root) = &environment.root else { return };
         let settings = sysfs::settings(root);
         if settings.numa_balancing && machine.numa_nodes.len() > 1 {
-            self.say(
+            self.warn(
                 "numa-balancing",
-                Severity::Warning,
                 "the kernel moves pages between nodes: stalls of 16 to 31 ms were seen".into(),
                 "sysctl kernel.numa_balancing=0",
             );
         }
         if settings.huge_pages.as_deref() == Some("never") {
-            self.say(
+            self.warn(
                 "huge-pages-never",
-                Severity::Warning,
                 "transparent huge pages are off: mapping and pinning host memory takes longer"
                     .into(),
                 "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
             );
         }
         if settings.zone_reclaim {
-            self.say(
+            self.warn(
                 "zone-reclaim",
-                Severity::Warning,
                 "a full node reclaims its own file pages before it uses another node".into(),
                 "sysctl vm.zone_reclaim_mode=0",
             );
         }
         if let Some(bytes) = settings.memlock {
-            self.say(
+            self.info(
                 "memlock",
-                Severity::Info,
                 format!(
                     "at most {} may be locked; CUDA does not count there, io_uring and RDMA do",
                     crate::format_bytes(bytes)

@@ -1,12 +1,10 @@
 //! The description of a box.
 
-use super::ParallelConfig;
 use super::declare::section;
 use super::era::Fact;
-use super::machine::{self, TopologyNumber};
-use super::reading::key::Declaration;
-use super::reading::section::{KeyDefault, Section};
-use super::reading::value::Interval;
+use super::machine::TopologyNumber;
+use super::reading::{Declaration, Interval, KeyDefault, Section};
+use super::{ParallelConfig, machine};
 use std::sync::Arc;
 use topology::{Machine, counted};
 

@@ -1,6 +1,6 @@
 //! The boxes that the program holds, so that their names are enough where there is no checkout of the repository.
 
-use super::reading::suggest::nearest;
+use super::reading::nearest;
 use std::path::Path;
 
 /// Names and texts of files of `configs/boxes`.

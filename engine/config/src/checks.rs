@@ -1,65 +1,65 @@
 //! Rules between keys. Each error shows every value that takes part, and the arithmetic.
 
-use super::reading::reader::ConfigReader;
-use super::reading::report::Problem;
-use super::reading::value::float_text;
+use super::reading::{ConfigReader, Violation, float_text};
 use super::{
     Accumulate, Config, DeviceConfig, Placement, Recompute, ScheduleConfig, ScheduleKind, Transfer,
     UpdateMode, WeightsPolicy,
 };
+use super::{states, streaming};
 use topology::counted;
 
 /// Most samples of a step, also of a product that nobody wrote down.
 const MOST_SAMPLES: u64 = 1 << 31;
 
+/// A rule between keys.
+enum Rule<'a> {
+    Computed(fn(&Checks<'a>) -> Option<Violation>),
+    /// That values of keys do not go together: each of these.
+    Clashes(&'static [Clash]),
+}
+
 /// What must hold between keys.
-const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Violation>; 45] {
+const fn rules<'a>() -> [Rule<'a>; 38] {
+    use Rule::{Clashes, Computed};
     [
-        Checks::heads_over_ranks,
-        Checks::parts_of_gpt2,
-        Checks::hidden_over_heads,
-        Checks::heads_over_kv_heads,
-        Checks::kv_heads_over_ranks,
-        Checks::halves_of_heads,
-        Checks::widest_head,
-        Checks::rope_factors,
-        Checks::ffn_over_ranks,
-        Checks::tokens_over_ranks,
-        Checks::world,
-        Checks::memory,
-        Checks::global_batch,
-        Checks::schedule_length,
-        Checks::stable_steps,
-        Checks::least_rate,
-        Checks::loss_scale,
-        Checks::place_of_sums,
-        Checks::blocking_update,
-        Checks::blocking_sums,
-        Checks::blocking_placement,
-        Checks::split_precision,
-        Checks::fp8_sizes,
-        Checks::small_states_place,
-        Checks::moments_of_rule,
-        Checks::checkpoints,
-        Checks::checkpoints_split_once,
-        Checks::checkpoint_sets,
-        Checks::ring_of_nothing,
-        Checks::resident_of_nothing,
-        Checks::blocks_of_model,
-        Checks::parameters_beside_optimizer,
-        Checks::parameters_of_late_updates,
-        Checks::parameters_blocking,
-        Checks::byte_tokens,
-        Checks::rows_without_tokenizer,
-        Checks::steps_and_epochs,
-        Checks::packing_of_another_format,
-        Checks::truncate_of_windows,
-        Checks::system_of_no_chats,
-        Checks::control_tokens_of_no_rows,
-        Checks::parameters,
-        Checks::activations,
-        Checks::tokens_of_run,
-        Checks::something_is_left,
+        Computed(Checks::heads_over_ranks),
+        Computed(Checks::parts_of_gpt2),
+        Computed(Checks::hidden_over_heads),
+        Computed(Checks::heads_over_kv_heads),
+        Computed(Checks::kv_heads_over_ranks),
+        Computed(Checks::halves_of_heads),
+        Computed(Checks::widest_head),
+        Computed(Checks::rope_factors),
+        Computed(Checks::ffn_over_ranks),
+        Computed(Checks::tokens_over_ranks),
+        Computed(Checks::world),
+        Computed(Checks::memory),
+        Computed(Checks::global_batch),
+        Computed(Checks::schedule_length),
+        Computed(Checks::stable_steps),
+        Computed(Checks::least_rate),
+        Computed(Checks::loss_scale),
+        Clashes(TRANSFERS),
+        Clashes(states::PRECISION),
+        Computed(Checks::fp8_sizes),
+        Clashes(states::PLACES),
+        Computed(Checks::checkpoints),
+        Clashes(SPLIT_TWICE),
+        Computed(Checks::checkpoint_sets),
+        Clashes(streaming::OF_NOTHING),
+        Computed(Checks::blocks_of_model),
+        Clashes(streaming::PARAMETERS),
+        Computed(Checks::byte_tokens),
+        Computed(Checks::rows_without_tokenizer),
+        Computed(Checks::steps_and_epochs),
+        Computed(Checks::packing_of_another_format),
+        Computed(Checks::truncate_of_windows),
+        Computed(Checks::system_of_no_chats),
+        Computed(Checks::control_tokens_of_no_rows),
+        Computed(Checks::parameters),
+        Computed(Checks::activations),
+        Computed(Checks::tokens_of_run),
+        Clashes(NOTHING_LEFT),
     ]
 }
 
@@ -71,12 +71,9 @@ pub(super) fn all(reader: &mut ConfigReader, config: &Config, of_machine: &Machi
         true => Vec::new(),
         false => checks.precision().into_iter().chain(of_machine(config)).collect(),
     };
-    for broken in rules().into_iter().filter_map(|rule| rule(&checks)).chain(of_gpus) {
+    for broken in checks.broken().chain(of_gpus) {
         if broken.values.iter().all(|(key, _)| reader.ok(&[key])) {
-            let Violation { message, help, values } = broken;
-            let key = values.first().map_or("", |(key, _)| key).to_string();
-            let spots = values.into_iter().map(|(key, label)| reader.spot(key, label)).collect();
-            reader.problems.push(Problem { key, message, help, spots });
+            reader.refuse(broken);
         }
     }
 }
@@ -90,33 +87,87 @@ impl Config {
     /// The message of the first rule that does not hold.
     pub fn first_broken(&self) -> Option<String> {
         let checks = Checks { config: self, searched: false };
-        let mut all = rules().into_iter().filter_map(|rule| rule(&checks));
-        all.next().or_else(|| checks.precision()).map(|broken| broken.message)
+        checks.broken().next().or_else(|| checks.precision()).map(|broken| broken.message)
     }
 }
 
 /// The rules that a config breaks on the machine that loads it: who loads it to train there gives them.
 pub type MachineRules<'a> = dyn Fn(&Config) -> Vec<Violation> + 'a;
 
-/// A rule that does not hold.
-#[derive(Debug)]
-pub struct Violation {
-    /// What is wrong, with the values and the arithmetic.
-    pub message: String,
-    /// What to do.
-    pub help: String,
-    /// The keys that take part, each with what its value means here; the one to blame first.
-    pub values: Vec<(&'static str, String)>,
-}
-
-/// How the value of a key breaks a rule together with that of another.
+/// Values of keys that do not go together.
 pub(super) struct Clash {
+    /// Whether a config has them.
+    pub(super) has: fn(&Config) -> bool,
     pub(super) message: &'static str,
     pub(super) help: &'static str,
-    pub(super) key: &'static str,
-    /// What its value means here.
-    pub(super) meaning: &'static str,
+    /// The keys, each with what its value means here; the one to blame first.
+    pub(super) values: &'static [(&'static str, &'static str)],
 }
+
+impl Clash {
+    fn of(&self, config: &Config) -> Option<Violation> {
+        (self.has)(config).then(|| Violation {
+            message: self.message.into(),
+            help: self.help.into(),
+            values: self.values.iter().map(|(key, meaning)| (*key, (*meaning).into())).collect(),
+        })
+    }
+}
+
+const BLOCKING: (&str, &str) = ("offload.transfer", "as DeepSpeed in 2020");
+
+fn blocks(config: &Config) -> bool {
+    config.offload.transfer == Transfer::Blocking
+}
+
+const TRANSFERS: &[Clash] = &[
+    Clash {
+        has: |c| {
+            c.offload.optimizer == Placement::Device && c.offload.accumulate == Accumulate::Host
+        },
+        message: "gradients cannot be summed on the host for an optimizer on the device",
+        help: "use `Auto` or `Device`, or put the optimizer on the `Host`",
+        values: &[
+            ("offload.accumulate", "sums on the host"),
+            ("offload.optimizer", "the optimizer on the device"),
+        ],
+    },
+    Clash {
+        has: |c| blocks(c) && c.offload.update != UpdateMode::Serial,
+        message: "`Blocking` overlaps nothing: its update is over before the next step begins",
+        help: "set `offload.update` to `Serial`, or leave `offload.transfer` out",
+        values: &[BLOCKING, ("offload.update", "runs under the next step")],
+    },
+    Clash {
+        has: |c| blocks(c) && c.offload.accumulate == Accumulate::Device,
+        message: "`Blocking` keeps the sum of micro-batches in host memory",
+        help: "set `offload.accumulate` to `Auto` or `Host`, or leave `offload.transfer` out",
+        values: &[BLOCKING, ("offload.accumulate", "sums stay on the device")],
+    },
+    Clash {
+        has: |c| blocks(c) && c.offload.optimizer != Placement::Host,
+        message: "`Blocking` is a way to the host, where not all updates are",
+        help: "put the optimizer on the `Host`, or leave `offload.transfer` out",
+        values: &[BLOCKING, ("offload.optimizer", "the optimizer on the device")],
+    },
+];
+
+const SPLIT_TWICE: &[Clash] = &[Clash {
+    has: |c| c.partition_checkpoints && c.parallel.sequence,
+    message: "`parallel.sequence` splits the checkpoints over the tensor-parallel ranks already",
+    help: "leave out one of the two: `parallel.sequence` saves more, `partition_checkpoints` changes no bit",
+    values: &[
+        ("partition_checkpoints", "shares of whole inputs"),
+        ("parallel.sequence", "inputs are split by tokens"),
+    ],
+}];
+
+const NOTHING_LEFT: &[Clash] = &[Clash {
+    has: |c| c.train.weights == WeightsPolicy::Never && !c.train.saves(),
+    message: "neither weights nor checkpoints are written, so nothing of the training would be left",
+    help: "use `Complete`, or set `train.checkpoint_overhead` or `train.checkpoint_every`",
+    values: &[("train.weights", "writes no weights")],
+}];
 
 /// The value of a key.
 #[derive(Clone, Copy)]
@@ -128,39 +179,27 @@ pub(super) struct Count {
 }
 
 impl Count {
-    fn words(self) -> String {
-        counted(self.number, self.thing)
+    pub(super) const fn new(key: &'static str, number: usize, thing: &'static str) -> Self {
+        Self { key, number: number as u64, thing }
     }
-}
 
-/// `total` things that have to be dealt evenly to `parts`.
-pub(super) struct EvenSplit {
-    pub(super) total: Count,
-    pub(super) parts: Count,
-}
-
-impl EvenSplit {
-    pub(super) fn check(&self) -> Option<Violation> {
-        let (total, parts) = (self.total.number, self.parts.number);
-        if parts == 0 || total.is_multiple_of(parts) {
+    /// That so many things have to be dealt evenly to so many `parts`.
+    pub(super) fn split_over(self, parts: Self) -> Option<Violation> {
+        let (total, part) = (self.number, parts.number);
+        if part == 0 || total.is_multiple_of(part) {
             return None;
         }
-        let [of_total, of_parts] = [self.total, self.parts].map(Count::words);
-        let message = format!(
-            "{} cannot be split evenly over {}: {}",
-            of_total,
-            of_parts,
-            remainder(total, parts)
-        );
-        let divisors = nearest_divisors(total, parts);
+        let [of_total, of_parts] = [self, parts].map(|count| counted(count.number, count.thing));
+        let remainder = remainder(total, part);
+        let message = format!("{of_total} cannot be split evenly over {of_parts}: {remainder}");
         let help = format!(
             "`{}` could be {}, or `{}` {}",
-            self.total.key,
-            nearest_multiples(total, parts),
-            self.parts.key,
-            either(&divisors)
+            self.key,
+            nearest_multiples(total, part),
+            parts.key,
+            either(&nearest_divisors(total, part))
         );
-        let values = vec![(self.total.key, of_total), (self.parts.key, of_parts)];
+        let values = vec![(self.key, of_total), (parts.key, of_parts)];
         Some(Violation { message, help, values })
     }
 }
@@ -171,75 +210,13 @@ pub(super) struct Checks<'a> {
     pub(super) searched: bool,
 }
 
-impl Checks<'_> {
-    fn something_is_left(&self) -> Option<Violation> {
-        let train = &self.config.train;
-        let nothing = train.weights == WeightsPolicy::Never && !train.saves();
-        nothing.then(|| Violation {
-            message: "neither weights nor checkpoints are written, so nothing of the training would be left".into(),
-            help: "use `Complete`, or set `train.checkpoint_overhead` or `train.checkpoint_every`".into(),
-            values: vec![("train.weights", "writes no weights".into())],
+impl<'a> Checks<'a> {
+    /// What breaks each rule that does not hold.
+    fn broken(&self) -> impl Iterator<Item = Violation> {
+        rules::<'a>().into_iter().flat_map(|rule| match rule {
+            Rule::Computed(rule) => rule(self).into_iter().collect::<Vec<_>>(),
+            Rule::Clashes(all) => all.iter().filter_map(|clash| clash.of(self.config)).collect(),
         })
-    }
-
-    fn place_of_sums(&self) -> Option<Violation> {
-        let offload = &self.config.offload;
-        let apart =
-            offload.optimizer == Placement::Device && offload.accumulate == Accumulate::Host;
-        apart.then(|| Violation {
-            message: "gradients cannot be summed on the host for an optimizer on the device".into(),
-            help: "use `Auto` or `Device`, or put the optimizer on the `Host`".into(),
-            values: vec![
-                ("offload.accumulate", "sums on the host".into()),
-                ("offload.optimizer", "the optimizer on the device".into()),
-            ],
-        })
-    }
-
-    /// A rule that `Blocking` breaks together with the value of another key.
-    fn blocking(&self, broken: bool, clash: &Clash) -> Option<Violation> {
-        let blocking = self.config.offload.transfer == Transfer::Blocking;
-        (blocking && broken).then(|| Violation {
-            message: format!("`Blocking` {}", clash.message),
-            help: clash.help.into(),
-            values: vec![
-                ("offload.transfer", "as DeepSpeed in 2020".into()),
-                (clash.key, clash.meaning.into()),
-            ],
-        })
-    }
-
-    fn blocking_update(&self) -> Option<Violation> {
-        let other = self.config.offload.update != UpdateMode::Serial;
-        let clash = Clash {
-            message: "overlaps nothing: its update is over before the next step begins",
-            help: "set `offload.update` to `Serial`, or leave `offload.transfer` out",
-            key: "offload.update",
-            meaning: "runs under the next step",
-        };
-        self.blocking(other, &clash)
-    }
-
-    fn blocking_sums(&self) -> Option<Violation> {
-        let device = self.config.offload.accumulate == Accumulate::Device;
-        let clash = Clash {
-            message: "keeps the sum of micro-batches in host memory",
-            help: "set `offload.accumulate` to `Auto` or `Host`, or leave `offload.transfer` out",
-            key: "offload.accumulate",
-            meaning: "sums stay on the device",
-        };
-        self.blocking(device, &clash)
-    }
-
-    fn blocking_placement(&self) -> Option<Violation> {
-        let device = self.config.offload.optimizer != Placement::Host;
-        let clash = Clash {
-            message: "is a way to the host, where not all updates are",
-            help: "put the optimizer on the `Host`, or leave `offload.transfer` out",
-            key: "offload.optimizer",
-            meaning: "the optimizer on the device",
-        };
-        self.blocking(device, &clash)
     }
 
     fn checkpoints(&self) -> Option<Violation> {
@@ -253,22 +230,6 @@ impl Checks<'_> {
             message: format!("there are no checkpoints to {verb}: no block is recomputed"),
             help: format!("set `recompute` to `Block`, or leave `{key}` out"),
             values: vec![(key, format!("asks for {asks}")), ("recompute", recompute.kept().into())],
-        })
-    }
-
-    fn checkpoints_split_once(&self) -> Option<Violation> {
-        let Config { partition_checkpoints, parallel, .. } = self.config;
-        (*partition_checkpoints && parallel.sequence).then(|| Violation {
-            message: "`parallel.sequence` splits the checkpoints over the tensor-parallel ranks \
-                      already"
-                .into(),
-            help: "leave out one of the two: `parallel.sequence` saves more, \
-                   `partition_checkpoints` changes no bit"
-                .into(),
-            values: vec![
-                ("partition_checkpoints", "shares of whole inputs".into()),
-                ("parallel.sequence", "inputs are split by tokens".into()),
-            ],
         })
     }
 
@@ -302,16 +263,14 @@ impl Checks<'_> {
         let (tensor, data) = (self.config.parallel.tensor, self.config.parallel.data);
         let world = tensor * data;
         let grid = format!("tensor {tensor} x data {data} = {}", counted(world, "rank"));
-        let mut values = vec![
-            ("parallel.tensor", format!("tensor {tensor}")),
-            ("parallel.data", format!("data {data}")),
-        ];
-        let (message, help) = match &self.config.device {
+        let (message, help, of_device) = match &self.config.device {
             DeviceConfig::Cpu { count, .. } if *count != world => {
-                values.insert(0, ("device.count", counted(count, "device")));
-                let help = format!("set `device.count` to {world}, or leave it out: it follows");
                 let devices = counted(count, "device");
-                (format!("{devices}, but {grid}: each rank has one device"), help)
+                (
+                    format!("{devices}, but {grid}: each rank has one device"),
+                    format!("set `device.count` to {world}, or leave it out: it follows"),
+                    ("device.count", devices),
+                )
             }
             DeviceConfig::Sim { box_, .. }
                 if self.searched && box_.gpus.is_multiple_of(box_.machines) =>
@@ -319,10 +278,12 @@ impl Checks<'_> {
                 return None;
             }
             DeviceConfig::Sim { box_, .. } if world > box_.gpus => {
-                let gpus = box_.gpus;
-                values.insert(0, ("device.box.gpus", counted(gpus, "GPU")));
-                let help = format!("choose `tensor` x `data` of at most {gpus}");
-                (format!("the box has {}, but {grid}", counted(gpus, "GPU")), help)
+                let gpus = counted(box_.gpus, "GPU");
+                (
+                    format!("the box has {gpus}, but {grid}"),
+                    format!("choose `tensor` x `data` of at most {}", box_.gpus),
+                    ("device.box.gpus", gpus),
+                )
             }
             DeviceConfig::Sim { box_, .. } => {
                 let why = box_.ranks_per_machine(&self.config.parallel).err()?;
@@ -334,12 +295,13 @@ impl Checks<'_> {
                 } else {
                     "mend the box: its `gpus` are a multiple of its `machines`".into()
                 };
-                values.insert(0, ("device.box.machines", counted(box_.machines, "machine")));
-                (why, help)
+                (why, help, ("device.box.machines", counted(box_.machines, "machine")))
             }
             _ => return None,
         };
-        Some(Violation { message, help, values })
+        let tensor = ("parallel.tensor", format!("tensor {tensor}"));
+        let data = ("parallel.data", format!("data {data}"));
+        Some(Violation { message, help, values: vec![of_device, tensor, data] })
     }
 
     fn global_batch(&self) -> Option<Violation> {
@@ -419,7 +381,7 @@ impl Checks<'_> {
 
     fn loss_scale(&self) -> Option<Violation> {
         let scale = &self.config.loss_scale;
-        let (initial, floor) = (float_text(scale.initial), float_text(scale.floor));
+        let (initial, floor) = (float_text(&scale.initial), float_text(&scale.floor));
         let at_start = ("loss_scale.initial", "at step 1".to_string());
         if !is_power_of_two(scale.initial) {
             let below = scale.initial.log2().floor().exp2();

@@ -1,9 +1,7 @@
 //! Where tokens come from.
 
 use super::declare::{choice, section};
-use super::reading::section::KeyDefault;
-use super::reading::sources::Entries;
-use super::reading::value::Interval;
+use super::reading::{Entries, Interval, KeyDefault};
 use super::sources::Sources;
 use serde::Serialize;
 
@@ -57,10 +55,8 @@ section! {
 
 /// The default of `data.tokenizer`.
 fn tokenizer(beside_model: Option<String>) -> KeyDefault<Option<String>> {
-    match beside_model {
-        Some(path) => KeyDefault::Derived(Some(path), "beside config.json", &["model.from"]),
-        None => KeyDefault::Default(None),
-    }
+    let found = |path| KeyDefault::Derived(Some(path), "beside config.json", &["model.from"]);
+    beside_model.map_or(KeyDefault::Default(None), found)
 }
 
 choice! {

@@ -1,7 +1,8 @@
 //! Rules between keys of the data, and between them and the model.
 
-use super::checks::{Checks, Violation};
+use super::checks::Checks;
 use super::model_folder::tokenizer_remedy;
+use super::reading::Violation;
 use super::train::UNREAD_STEPS;
 use super::{ControlTokens, DataConfig, DataFormat, Packing, TrainConfig, in_line};
 use topology::counted;

@@ -4,7 +4,7 @@
 /// The declaration of a key consists of
 /// - its documentation, one paragraph, which `onebox config keys` prints too;
 /// - its name, and the type of its value;
-/// - the method of [`Section`](super::reading::section::Section) that reads it, with range and default; they may
+/// - the method of [`Section`](super::reading::Section) that reads it, with range and default; they may
 ///   use the keys above, the arguments of `read`, and each `let` above;
 /// - its [`ResumeEffect`](super::ResumeEffect); a section and a key of a box have none.
 macro_rules! section {
@@ -31,7 +31,7 @@ macro_rules! section {
         impl $Section {
             /// Reads every key.
             pub(super) fn read(
-                $section: &mut $crate::reading::section::Section<'_, '_>
+                $section: &mut $crate::reading::Section<'_, '_>
                 $(, $context: $Context)*
             ) -> Self {
                 $(
@@ -48,7 +48,7 @@ macro_rules! section {
 }
 
 /// Declares an enum whose variants are the values of a key. A variant with keys of its own shows an example of them in
-/// brackets. These keys are declared as in a section, but without a [`ResumeEffect`](super::ResumeEffect): they have
+/// brackets. These keys are declared as in a section; without a [`ResumeEffect`](super::ResumeEffect) they have
 /// that of the key that holds the enum.
 macro_rules! choice {
     (
@@ -60,7 +60,8 @@ macro_rules! choice {
                     $(let $name:ident = $value:expr;)*
                     $(
                         $(#[doc = $doc:literal])+
-                        $key:ident: $Key:ty = $read:ident($($arguments:tt)*);
+                        $(#[serde($($serde:tt)*)])?
+                        $key:ident: $Key:ty = $read:ident($($arguments:tt)*) $(, resume: $effect:ident)?;
                     )+
                 })?
             ),+ $(,)?
@@ -73,13 +74,14 @@ macro_rules! choice {
                 $Variant $({
                     $(
                         $(#[doc = $doc])+
+                        $(#[serde($($serde)*)])?
                         $key: $Key,
                     )+
                 })?
             ),+
         }
 
-        impl $crate::reading::section::Choice for $Choice {
+        impl $crate::reading::Choice for $Choice {
             type Context = $crate::declare::context!($($Context)?);
             const EXAMPLES: &'static [&'static str] =
                 &[$(concat!(stringify!($Variant) $(, $example)?)),+];
@@ -92,7 +94,7 @@ macro_rules! choice {
 
             fn read(
                 variant: &str,
-                _section: &mut $crate::reading::section::Section<'_, '_>,
+                _section: &mut $crate::reading::Section<'_, '_>,
                 _context: Self::Context,
             ) -> Self {
                 $(let $context: $Context = _context;)?
@@ -101,8 +103,9 @@ macro_rules! choice {
                         $(
                             $(let $name = $value;)*
                             $(
-                                let declaration =
-                                    $crate::declare::declaration!($key, $($doc)+);
+                                let declaration = $crate::declare::declaration!(
+                                    $key, $($doc)+ $(, $effect)?
+                                );
                                 let $key: $Key = _section.$read(declaration, $($arguments)*);
                             )+
                         )?
@@ -118,7 +121,7 @@ macro_rules! choice {
 /// What is said of a key, without its value.
 macro_rules! declaration {
     ($key:ident, $($doc:literal)+ $(, $effect:ident)?) => {
-        $crate::reading::key::Declaration::new(stringify!($key), concat!($($doc),+))
+        $crate::reading::Declaration::new(stringify!($key), concat!($($doc),+))
             $(.resume($crate::ResumeEffect::$effect))?
     };
 }

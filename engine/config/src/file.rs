@@ -1,8 +1,6 @@
 //! Text files that a config consists of, and what a name that is none of them was meant to be.
 
-use super::reading::report::short;
-use super::reading::suggest::nearest;
-use super::reading::value::Complaint;
+use super::reading::{Complaint, nearest, short};
 use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::path::Path;
@@ -10,32 +8,34 @@ use std::path::Path;
 /// Larger than any config; a bound on the work that a wrong file can cause.
 pub(super) const LARGEST: u64 = 1 << 20;
 
+fn complaint(message: String, help: &str) -> Complaint {
+    Complaint { message, help: help.into() }
+}
+
 /// The text of a file, or why there is none.
 pub(super) fn read(path: &Path) -> Result<String, Complaint> {
-    let complain = |message: String, help: &str| Complaint { message, help: help.into() };
     if path.is_dir() {
-        return Err(complain("it is a directory".into(), &folder_help(path)));
+        return Err(complaint("it is a directory".into(), &folder_help(path)));
     }
     let file = File::open(path).map_err(|error| {
         let help = match error.kind() {
             ErrorKind::NotFound => missing_help(path),
             _ => "check the file and its permissions".into(),
         };
-        complain(error.to_string(), &help)
+        complaint(error.to_string(), &help)
     })?;
     utf8(file)
 }
 
 /// All of a text.
 pub(super) fn utf8(from: impl Read) -> Result<String, Complaint> {
-    let complain = |message: String, help: &str| Complaint { message, help: help.into() };
     let mut bytes = Vec::new();
     from.take(LARGEST + 1)
         .read_to_end(&mut bytes)
-        .map_err(|error| complain(error.to_string(), "check the file and its permissions"))?;
+        .map_err(|error| complaint(error.to_string(), "check the file and its permissions"))?;
     if bytes.len() as u64 > LARGEST {
         let help = "a config is a few kilobytes of RON: is this the right file?";
-        return Err(complain(
+        return Err(complaint(
             format!("it is larger than {}", topology::format_bytes(LARGEST)),
             help,
         ));
@@ -43,7 +43,7 @@ pub(super) fn utf8(from: impl Read) -> Result<String, Complaint> {
     String::from_utf8(bytes).map_err(|error| {
         let at = error.utf8_error().valid_up_to();
         let line = error.as_bytes().iter().take(at).filter(|byte| **byte == b'\n').count() + 1;
-        complain(format!("line {line} is not UTF-8"), "save the file as UTF-8 text")
+        complaint(format!("line {line} is not UTF-8"), "save the file as UTF-8 text")
     })
 }
 

@@ -2,8 +2,8 @@
 
 use super::bundled;
 use super::file::ron_files;
-use super::reading::report::short;
-use super::reading::suggest::nearest;
+use super::reading::{nearest, short};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// The file of the box `named` for `config`.
@@ -23,24 +23,19 @@ pub fn find_box(named: &Path, config: &Path) -> Result<PathBuf, String> {
     if let Some(found) = folders.iter().map(file).find(|file| is_name && file.is_file()) {
         return Ok(found);
     }
-    if named.to_str().is_some_and(|name| bundled::text(name).is_some()) {
-        return Ok(named.to_owned());
-    }
-    if is_there {
+    if is_there || named.to_str().is_some_and(|name| bundled::text(name).is_some()) {
         return Ok(named.to_owned());
     }
     let wanted = named.display();
     if is_name {
         let own = folders.iter().flat_map(|folder| boxes(folder));
         let own = own.map(|name| name.replace(".ron", ""));
-        let mut names: Vec<String> =
-            bundled::BOXES.iter().map(|(name, _)| (*name).to_owned()).chain(own).collect();
-        names.sort();
-        names.dedup();
+        let bundled = bundled::BOXES.iter().map(|(name, _)| (*name).to_owned());
+        let names: BTreeSet<String> = bundled.chain(own).collect();
         let near = nearest(&wanted.to_string(), names.iter().map(String::as_str));
         let help = match near.first() {
             Some(name) => format!("did you mean `--box {name}`?"),
-            None => format!("there are: {}", names.join(", ")),
+            None => format!("there are: {}", Vec::from_iter(names).join(", ")),
         };
         return Err(format!("--box {wanted}: there is no such file, and no such box; {help}"));
     }

@@ -1,11 +1,7 @@
 //! Every key that a config or a box may have, as the reader itself asks for it: what `onebox config keys` prints and
 //! `docs/config.md` is made of.
 
-use super::reading::key::Key;
-use super::reading::reader::ConfigReader;
-use super::reading::section::Section;
-use super::reading::source::Span;
-use super::reading::tree::{Node, NodeKind};
+use super::reading::{ConfigReader, Key, Node, Section};
 use super::{BoxConfig, Config};
 
 /// Every key of a config, in reading order, a section before the keys in it.
@@ -19,9 +15,8 @@ pub fn box_keys() -> Vec<Key> {
 }
 
 fn described(read: impl FnOnce(&mut Section<'_, '_>)) -> Vec<Key> {
-    let mut reader = ConfigReader::to_describe();
-    let place = Span { source: 0, start: 0, end: 0 };
-    let root = Node { place, kind: NodeKind::Struct { name: None, fields: Vec::new() } };
-    reader.read(&root, "", read);
+    let mut reader =
+        ConfigReader { boxless: true, described: Some(Vec::new()), ..ConfigReader::default() };
+    reader.read(&Node::empty(), "", read);
     reader.described.unwrap_or_default()
 }

@@ -44,16 +44,16 @@ mod write;
 mod tests;
 
 pub use self::device::DeviceConfig;
-pub use box_schema::MEASURED_OPS;
-pub use box_schema::{BoxConfig, GpuConfig, HostConfig, MeasuredConfig};
-pub use checks::{MachineRules, Violation};
+pub use box_schema::{BoxConfig, GpuConfig, HostConfig, MEASURED_OPS, MeasuredConfig};
+pub use checks::MachineRules;
 pub use data::{ControlTokens, DataConfig, DataFormat, DataOrder, Packing};
 pub use era::Fact;
 pub use find_box::find_box;
 pub use keys::{box_keys, keys};
-pub use load::load_of_run;
-pub use load::{Further, Trouble, ValidKeys, load, load_and_look, load_stored, load_str};
-pub use load::{load_text_to_search, load_to_search};
+pub use load::{
+    Further, Trouble, ValidKeys, load, load_and_look, load_of_run, load_stored, load_str,
+    load_str_and_look,
+};
 pub use load_box::load_box;
 pub use model::{Family, ModelConfig, RopeConfig, RopeScaling, Weights};
 pub use offload::{ALL_TOGETHER, BUCKET_ELEMENTS, TILE_ELEMENTS};
@@ -63,10 +63,7 @@ pub use optimizer::{
     LossScaleConfig, OptimizerConfig, OptimizerKind, ScheduleConfig, ScheduleKind,
 };
 pub use parallel::{BatchConfig, ParallelConfig};
-pub use reading::bytes::{format_bytes, parse_bytes};
-pub use reading::key::Key;
-pub use reading::report::{ConfigError, Problem};
-pub use reading::set::BOX;
+pub use reading::{BOX, ConfigError, Key, Problem, Violation, format_bytes, parse_bytes};
 pub use resume_effect::ResumeEffect;
 pub use schema::{Config, Precision, Recompute};
 pub use sources::{Source, Sources};

@@ -1,8 +1,8 @@
 //! Sizes so large that products of them would not fit in 64 bits; refused among the `checks`.
 
 use super::DeviceConfig;
-use super::checks::{Checks, Violation};
-use super::reading::value::grouped;
+use super::checks::Checks;
+use super::reading::{Violation, grouped};
 use topology::counted;
 
 /// Most parameters of a model: 2^50. Sums over them, in bytes, stay far below 2^64.

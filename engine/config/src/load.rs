@@ -2,23 +2,18 @@
 
 use std::path::Path;
 
-use super::checks::{self, MachineRules};
+use super::checks::MachineRules;
 use super::file::{read, utf8};
 use super::parse::{A_CONFIG, parse, stem};
-use super::reading::reader::ConfigReader;
-use super::reading::report::{ConfigError, Problem};
-use super::reading::set;
-use super::reading::source::Span;
-use super::reading::tree::{Node, NodeKind};
-use super::reading::value::Complaint;
-use super::{Config, LoadedConfig, model_folder, schema};
+use super::reading::{Complaint, ConfigError, ConfigReader, Node, Violation, set};
+use super::{Config, LoadedConfig, checks, model_folder, schema};
 
 /// Reads the config at `path`, or from the standard input where that is `-`, applies the `--set` arguments, and checks everything.
 ///
 /// All errors come out together. Relative paths in the file are relative to it, those in `sets`
 /// to the working directory; both come out absolute.
 pub fn load(path: &Path, sets: &[String]) -> Result<LoadedConfig, ConfigError> {
-    load_file(ConfigReader::default(), path, sets, &Further::NONE)
+    load_and_look(path, sets, &Further::NONE)
 }
 
 /// Further trouble with a config, found outside of it: of each key what is wrong with its value, and what to do.
@@ -40,11 +35,14 @@ pub struct Further<'a> {
     pub trouble: &'a Trouble<'a>,
     /// Rules of the machine that trains.
     pub of_machine: &'a MachineRules<'a>,
+    /// For a search of layouts: ranks of the file's own that its box has no room for are no error.
+    pub searched: bool,
 }
 
 impl Further<'_> {
     /// Nothing.
-    pub const NONE: Self = Further { trouble: &|_, _| Vec::new(), of_machine: &|_| Vec::new() };
+    pub const NONE: Self =
+        Further { trouble: &|_, _| Vec::new(), of_machine: &|_| Vec::new(), searched: false };
 }
 
 impl ValidKeys<'_> {
@@ -59,18 +57,6 @@ impl ValidKeys<'_> {
             && self.config.is_sound()
             && (self.of_machine)(self.config).is_empty()
     }
-}
-
-/// [`load`] for a search of layouts: ranks of the file's own that its box has no room for are no error.
-///
-/// # Errors
-/// As [`load`].
-pub fn load_to_search(
-    path: &Path,
-    sets: &[String],
-    further: &Further<'_>,
-) -> Result<LoadedConfig, ConfigError> {
-    load_file(ConfigReader::to_search(), path, sets, further)
 }
 
 /// [`load`], with what is found `further` among the errors.
@@ -110,33 +96,28 @@ pub fn load_str(
     base_dir: &Path,
     sets: &[String],
 ) -> Result<LoadedConfig, ConfigError> {
-    read_all(ConfigReader::default(), text, name, base_dir, sets, &Further::NONE)
+    load_str_and_look(text, name, base_dir, sets, &Further::NONE)
 }
 
-/// [`load_str`] for a search of layouts.
+/// [`load_str`], with what is found `further` among the errors.
 ///
 /// # Errors
 /// As [`load`].
-pub fn load_text_to_search(
+pub fn load_str_and_look(
     text: &str,
     name: &str,
     base_dir: &Path,
     sets: &[String],
+    further: &Further<'_>,
 ) -> Result<LoadedConfig, ConfigError> {
-    read_all(ConfigReader::to_search(), text, name, base_dir, sets, &Further::NONE)
+    read_all(ConfigReader::default(), text, name, base_dir, sets, further)
 }
 
 /// The config that a checkpoint holds. It may be of another version or made up: keys that this version does not know are
 /// ignored, and no file that it names is opened.
 pub fn load_stored(text: &str, sets: &[String]) -> Result<LoadedConfig, ConfigError> {
-    read_all(
-        ConfigReader::of_a_checkpoint(),
-        text,
-        "the checkpoint's config",
-        Path::new("/"),
-        sets,
-        &Further::NONE,
-    )
+    let reader = ConfigReader { stored: true, ..ConfigReader::default() };
+    read_all(reader, text, "the checkpoint's config", Path::new("/"), sets, &Further::NONE)
 }
 
 /// The config that a run has written, for who looks at what it trained. As with a checkpoint's, unknown keys are ignored,
@@ -145,7 +126,12 @@ pub fn load_stored(text: &str, sets: &[String]) -> Result<LoadedConfig, ConfigEr
 /// # Errors
 /// As [`load`].
 pub fn load_of_run(path: &Path) -> Result<LoadedConfig, ConfigError> {
-    let loaded = load_file(ConfigReader::of_a_run(), path, &[], &Further::NONE)?;
+    let loaded = load_file(
+        ConfigReader { stored: true, boxless: true, ..ConfigReader::default() },
+        path,
+        &[],
+        &Further::NONE,
+    )?;
     loaded.warn_of_ignored(path);
     Ok(loaded)
 }
@@ -178,9 +164,10 @@ fn read_all(
     sets: &[String],
     further: &Further<'_>,
 ) -> Result<LoadedConfig, ConfigError> {
+    reader.searched = further.searched;
     let text = text.strip_prefix('\u{FEFF}').unwrap_or(text);
     let root = parse(&mut reader, text, name, Some(base_dir), &A_CONFIG);
-    let mut tree = root.unwrap_or_else(empty);
+    let mut tree = root.unwrap_or_else(Node::empty);
     let parsed = reader.problems.is_empty();
     reader.report_duplicates(&tree, "");
     set::apply(&mut reader, &mut tree, sets);
@@ -192,8 +179,7 @@ fn read_all(
     let valid = ValidKeys { reader: &reader, config: &config, of_machine: further.of_machine };
     let found = (further.trouble)(&config, &valid);
     for (key, message, help) in found {
-        let spots = vec![reader.spot(key, String::new())];
-        reader.problems.push(Problem { key: key.into(), message, help, spots });
+        reader.refuse(Violation { message, help, values: vec![(key, String::new())] });
         if key == "model.from" {
             // Rules say nothing of what such a folder lacks.
             reader.mark_bad(key);
@@ -207,10 +193,4 @@ fn read_all(
         return Ok(LoadedConfig { config, origins, source, ignored, chosen: None });
     }
     Err(reader.into_error(name))
-}
-
-/// A config without keys, standing in for one that cannot be parsed.
-fn empty() -> Node {
-    let place = Span { source: 0, start: 0, end: 0 };
-    Node { place, kind: NodeKind::Struct { name: None, fields: Vec::new() } }
 }

@@ -2,9 +2,7 @@
 
 use super::file::read;
 use super::parse::{A_BOX, parse, stem};
-use super::reading::reader::ConfigReader;
-use super::reading::report::{ConfigError, Problem, Spot};
-use super::reading::value::Complaint;
+use super::reading::{Complaint, ConfigError, ConfigReader};
 use super::{BoxConfig, bundled};
 use std::path::Path;
 
@@ -21,14 +19,14 @@ pub fn load_box(path: &Path) -> Result<BoxConfig, ConfigError> {
 /// The box in the file at `path`, which is the value of `key`. Errors of the file are added to
 /// the reader's, and the places of its keys stand below `key`.
 pub(super) fn box_of(reader: &mut ConfigReader, key: &str, path: &str) -> BoxConfig {
-    let mut inner = ConfigReader::default();
+    let (mut inner, gpus) = (ConfigReader::default(), format!("{key}.gpus"));
     // Stands in for a box that cannot be read.
     let mut described = BoxConfig { machines: 1, ..BoxConfig::default() };
     if reader.stored && !reader.boxless && reader.ok(&[key]) {
         reader.report_box(key, path);
     }
     if reader.boxless || !reader.ok(&[key]) {
-        reader.mark_bad(&format!("{key}.gpus"));
+        reader.mark_bad(&gpus);
         return described;
     }
     let (text, dir) = match bundled::text(path) {
@@ -47,14 +45,12 @@ pub(super) fn box_of(reader: &mut ConfigReader, key: &str, path: &str) -> BoxCon
             let message = format!("cannot read the box `{path}`: {message}");
             let bundled = || format!("{help}; `onebox boxes` lists the boxes that need no file");
             let help = bundled::near(path).unwrap_or_else(bundled);
-            let spots = reader.places.get(key).map(|at| Spot::At(*at, String::new()));
-            let spots = spots.into_iter().collect();
-            reader.mark_bad(&format!("{key}.gpus"));
-            reader.problems.push(Problem { key: key.into(), message, help, spots });
+            reader.mark_bad(&gpus);
+            reader.refuse_value(key, Complaint { message, help });
         }
     }
     if !inner.problems.is_empty() {
-        reader.mark_bad(&format!("{key}.gpus"));
+        reader.mark_bad(&gpus);
     }
     reader.absorb(inner, key);
     described

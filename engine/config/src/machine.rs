@@ -1,10 +1,7 @@
 //! What the topology of a described box says, against what its file says.
 
 use super::bundled;
-use super::reading::key::Declaration;
-use super::reading::report::Problem;
-use super::reading::section::{KeyDefault, Section};
-use super::reading::value::Complaint;
+use super::reading::{Complaint, Declaration, KeyDefault, Section, Violation};
 use std::path::Path;
 use std::sync::Arc;
 use topology::{Machine, counted};
@@ -23,9 +20,7 @@ pub(super) fn read(s: &mut Section<'_, '_>, path: Option<&str>) -> Option<Arc<Ma
     };
     let message = format!("the topology `{path}` cannot be used: {refused}");
     let help = "see `onebox topology --xml FILE`; export one with `lstopo --whole-io box.xml`";
-    if let Some(place) = s.reader.places.get("topology").copied() {
-        s.reader.report("topology", place, Complaint { message, help: help.into() });
-    }
+    s.reader.refuse_value("topology", Complaint { message, help: help.into() });
     s.reader.mark_bad("topology");
     None
 }
@@ -74,16 +69,14 @@ impl Section<'_, '_> {
             1 => String::new(),
             _ => format!(" ({machines} machines of {of_one})"),
         };
-        let spots = vec![
-            self.reader.spot(key, counted(said, what)),
-            self.reader.spot("topology", format!("{}{product}", counted(there, what))),
-        ];
         self.reader.mark_bad(key);
-        self.reader.problems.push(Problem {
-            key: key.into(),
+        self.reader.refuse(Violation {
             message: format!("{}, but the topology has {there}{product}", counted(said, what)),
             help: format!("leave `{key}` out: it follows from the topology"),
-            spots,
+            values: vec![
+                (key, counted(said, what)),
+                ("topology", format!("{}{product}", counted(there, what))),
+            ],
         });
         said
     }

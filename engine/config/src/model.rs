@@ -1,8 +1,7 @@
 //! The network, as a config describes it.
 
 use super::declare::{choice, section};
-use super::reading::section::{KeyDefault, Section};
-use super::reading::value::Interval;
+use super::reading::{Interval, KeyDefault, Section};
 use serde::Serialize;
 
 section! {

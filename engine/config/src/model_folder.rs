@@ -1,12 +1,11 @@
 //! What the folder of `model.from` says.
 
 use super::file::read;
-use super::reading::reader::ConfigReader;
-use super::reading::report::{Problem, Spot};
-use super::reading::value::Complaint;
-use super::transformers::{self, FolderContent, FolderModel, Refusal};
-use super::{DataConfig, ModelConfig, Weights};
+use super::reading::{Complaint, ConfigReader, Problem};
+use super::transformers::{FolderContent, FolderModel, Refusal};
+use super::{DataConfig, ModelConfig, Weights, transformers};
 use crate::tokenizers::unread_tokenizers;
+use files::names::is_there;
 use std::path::{Path, PathBuf};
 
 /// The model that a folder of transformers describes, or its `config.json`. Of a stored config no file is opened.
@@ -36,12 +35,10 @@ pub(super) fn of_folder(reader: &mut ConfigReader, key: &str, path: &str) -> Opt
     match model {
         Ok(model) => Some(model),
         Err(Refusal { wrong, remedy }) => {
-            let place = reader.places.get(key).copied();
+            for message in wrong {
+                reader.refuse_value(key, Complaint { message, help: remedy.clone() });
+            }
             reader.mark_bad(key);
-            reader.problems.extend(wrong.into_iter().map(|message| {
-                let spots = place.map(|at| Spot::At(at, String::new())).into_iter().collect();
-                Problem { key: key.into(), message, help: remedy.clone(), spots }
-            }));
             Some(transformers::none())
         }
     }
@@ -49,10 +46,10 @@ pub(super) fn of_folder(reader: &mut ConfigReader, key: &str, path: &str) -> Opt
 
 /// What a folder is whose `config.json` is not there.
 fn other_content(path: &Path, file: &Path) -> Option<FolderContent> {
-    let gone = std::fs::symlink_metadata(file).is_err() && path.is_dir();
-    let found =
-        gone.then(|| transformers::adapter(path).or_else(|| transformers::other_form(path)));
-    found.flatten()
+    if is_there(file) || !path.is_dir() {
+        return None;
+    }
+    transformers::adapter(path).or_else(|| transformers::other_form(path))
 }
 
 /// The tokenizer in the folder of a model, where there is one.

@@ -1,9 +1,8 @@
 //! The section `model`. A folder of transformers decides those of its keys that are left out, and none may contradict it.
 
-use super::reading::report::Problem;
-use super::reading::section::Section;
-use super::transformers::{self, COMPARED, ComparedKey, FolderModel};
-use super::{ModelConfig, Origin, model_folder};
+use super::reading::{Section, Violation};
+use super::transformers::{COMPARED, ComparedKey, FolderModel};
+use super::{ModelConfig, Origin, model_folder, transformers};
 
 /// Reads the section `model`.
 pub(super) fn model(s: &mut Section<'_, '_>) -> ModelConfig {
@@ -43,15 +42,10 @@ fn contradictions(s: &mut Section<'_, '_>, model: &ModelConfig, from: &str, fold
         if !given || !s.reader.ok(&[key, "model.from"]) {
             continue;
         }
-        let spots = vec![
-            s.reader.spot(key, format!("{ours} here")),
-            s.reader.spot("model.from", format!("{theirs} there")),
-        ];
-        s.reader.problems.push(Problem {
-            key: key.into(),
+        s.reader.refuse(Violation {
             message: format!("{ours}, but the model of {from} has {theirs}"),
             help: format!("leave `{key}` out, or name another folder"),
-            spots,
+            values: vec![(key, format!("{ours} here")), ("model.from", format!("{theirs} there"))],
         });
     }
 }

@@ -1,6 +1,6 @@
 //! What a config may name and `train` cannot do on this machine.
 
-use super::reading::report::{ConfigError, Problem, Spot};
+use super::reading::{ConfigError, Problem, Spot};
 use super::{Config, DeviceConfig, Origin};
 
 impl Config {
@@ -14,43 +14,29 @@ impl Config {
         origins: &[(String, String, Origin)],
         missing: impl FnOnce() -> Option<String>,
     ) -> Option<ConfigError> {
-        let mut problems = Vec::new();
-        let mut refuse = |key: &str, value: String, help: &str| {
-            let message = match &*value {
-                "Sim" => "`Sim` cannot train".into(),
-                _ => format!("`Cuda` cannot be used here: {value}"),
-            };
-            let spots = origin_note(key, origins);
-            problems.push(Problem { key: key.into(), message, help: help.into(), spots });
-        };
-        match self.device {
-            DeviceConfig::Cpu { .. } => {}
-            DeviceConfig::Cuda => {
-                if let Some(missing) = missing() {
-                    let help = "see `onebox doctor`, or use `Cpu(count: N)`: virtual GPUs on this \
-                                machine run the same step";
-                    refuse("device", missing, help);
-                }
-            }
-            DeviceConfig::Sim { .. } => refuse(
-                "device",
-                "Sim".into(),
+        let (message, help) = match self.device {
+            DeviceConfig::Cpu { .. } => return None,
+            DeviceConfig::Cuda => (
+                format!("`Cuda` cannot be used here: {}", missing()?),
+                "see `onebox doctor`, or use `Cpu(count: N)`: virtual GPUs on this machine run the same step",
+            ),
+            DeviceConfig::Sim { .. } => (
+                "`Sim` cannot train".into(),
                 "a described box holds no data: see what it needs with `onebox plan`, or train on \
                  virtual GPUs with `--set 'device=Cpu(count: N)'`",
             ),
-        }
+        };
+        // Where the value was written.
+        let origin = origins.iter().find(|(name, ..)| name == "device").map(|(.., origin)| origin);
+        let spots = match origin {
+            Some(Origin::File { line }) => {
+                vec![Spot::Note(format!("`device` stands in line {line} of the config"))]
+            }
+            Some(Origin::Set) => vec![Spot::Note("`device` was given by `--set`".into())],
+            _ => Vec::new(),
+        };
+        let problem = Problem { key: "device".into(), message, help: help.into(), spots };
         let name = format!("run `{}`", self.name);
-        (!problems.is_empty()).then(|| ConfigError { name, sources: Vec::new(), problems })
+        Some(ConfigError { name, sources: Vec::new(), problems: vec![problem] })
     }
-}
-
-/// Where the value was written.
-fn origin_note(key: &str, origins: &[(String, String, Origin)]) -> Vec<Spot> {
-    let origin = origins.iter().find(|(name, ..)| name == key).map(|(.., origin)| origin);
-    let note = match origin {
-        Some(Origin::File { line }) => format!("`{key}` stands in line {line} of the config"),
-        Some(Origin::Set) => format!("`{key}` was given by `--set`"),
-        _ => return Vec::new(),
-    };
-    vec![Spot::Note(note)]
 }

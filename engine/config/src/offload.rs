@@ -1,9 +1,7 @@
 //! Where the optimizer is and when it runs.
 
 use super::declare::{choice, section};
-use super::reading::key::Declaration;
-use super::reading::section::{Choice, KeyDefault, Section};
-use super::reading::value::Interval;
+use super::reading::{Choice, Declaration, Interval, KeyDefault, Section};
 use serde::Serialize;
 use topology::Sockets;
 

@@ -1,8 +1,7 @@
 //! The update rule, its learning rate, and its loss scale.
 
 use super::declare::{choice, section};
-use super::reading::section::KeyDefault;
-use super::reading::value::Interval;
+use super::reading::{Interval, KeyDefault};
 use super::{STEPS, TrainConfig};
 use serde::Serialize;
 

@@ -1,7 +1,7 @@
 //! How the network is cut over the ranks, and the samples of a step dealt to them.
 
 use super::declare::section;
-use super::reading::section::KeyDefault;
+use super::reading::KeyDefault;
 use serde::Serialize;
 
 section! {

@@ -1,11 +1,9 @@
 //! From a text to its tree; help for syntax errors, and for a text of another kind.
 
 use super::file::LARGEST;
-use super::reading::reader::ConfigReader;
-use super::reading::report::Problem;
-use super::reading::source::{ConfigSource, SourceKind};
-use super::reading::tree::{self, Node, NodeKind};
-use super::reading::value::Complaint;
+use super::reading::{
+    Complaint, ConfigReader, ConfigSource, Node, NodeKind, Problem, SourceKind, tree,
+};
 use std::path::{Path, PathBuf};
 
 /// What a file is to hold, and what to do with one that holds something else that onebox reads.
@@ -76,25 +74,22 @@ pub(super) fn parse(
     let kind = SourceKind::File { dir: dir.map(absolute) };
     let source = ConfigSource { kind, name: name.into(), text: text.into() };
     let index = reader.add(source);
-    if text.len() as u64 > LARGEST {
-        let help = "a config is a few kilobytes of RON: is this the right file?".into();
-        let message = format!("the text is larger than {}", topology::format_bytes(LARGEST));
-        let problem = Problem { key: String::new(), message, help, spots: Vec::new() };
-        reader.problems.push(problem);
-        return None;
-    }
-    let mut another = |other: &str, help: &str| {
-        let message = format!("`{name}` is {other}, not {}", wanted.what);
-        let problem = Problem { key: String::new(), message, help: help.into(), spots: Vec::new() };
-        reader.problems.push(problem);
+    let mut refuse = |message: String, help: &str| {
+        let help = help.into();
+        reader.problems.push(Problem { key: String::new(), message, help, spots: Vec::new() });
         None
     };
+    if text.len() as u64 > LARGEST {
+        let message = format!("the text is larger than {}", topology::format_bytes(LARGEST));
+        return refuse(message, "a config is a few kilobytes of RON: is this the right file?");
+    }
+    let is_other = |other: &str| format!("`{name}` is {other}, not {}", wanted.what);
     if is_xml(text) {
-        return another("an XML, as of hwloc's topologies", wanted.xml_help);
+        return refuse(is_other("an XML, as of hwloc's topologies"), wanted.xml_help);
     }
     let parsed = reader.sources.get(index).map(|source| tree::parse(source, index, 0))?;
     match parsed {
-        Ok(node) if wanted.refuses(&node) => another(wanted.other, wanted.help),
+        Ok(node) if wanted.refuses(&node) => refuse(is_other(wanted.other), wanted.help),
         Ok(node) => Some(node),
         Err(error) => {
             let help = syntax_help(text, &error);

@@ -1,47 +1,41 @@
 //! What the parts of a model must be; refused among the `checks`.
 
-use super::checks::{Checks, Count, EvenSplit, Violation};
+use super::checks::{Checks, Count};
+use super::reading::Violation;
 use super::{DeviceConfig, Family, RopeScaling};
 use device::cuda::WIDEST_HEAD;
 use topology::counted;
 
 impl Checks<'_> {
     fn ranks(&self) -> Count {
-        Count {
-            key: "parallel.tensor",
-            number: self.config.parallel.tensor as u64,
-            thing: "tensor-parallel rank",
-        }
+        Count::new("parallel.tensor", self.config.parallel.tensor, "tensor-parallel rank")
     }
 
     fn heads(&self) -> Count {
-        Count { key: "model.heads", number: self.config.model.heads as u64, thing: "head" }
+        Count::new("model.heads", self.config.model.heads, "head")
     }
 
     pub(super) fn heads_over_ranks(&self) -> Option<Violation> {
-        EvenSplit { total: self.heads(), parts: self.ranks() }.check()
+        self.heads().split_over(self.ranks())
     }
 
     fn kv_heads(&self) -> Option<Count> {
         let m = &self.config.model;
-        (m.kv_heads != m.heads).then_some(Count {
-            key: "model.kv_heads",
-            number: m.kv_heads as u64,
-            thing: "kv head",
-        })
+        let kv_heads = Count::new("model.kv_heads", m.kv_heads, "kv head");
+        (m.kv_heads != m.heads).then_some(kv_heads)
     }
 
     pub(super) fn heads_over_kv_heads(&self) -> Option<Violation> {
-        EvenSplit { total: self.heads(), parts: self.kv_heads()? }.check()
+        self.heads().split_over(self.kv_heads()?)
     }
 
     /// Heads of keys and values are dealt to the ranks, or ranks to the heads.
     pub(super) fn kv_heads_over_ranks(&self) -> Option<Violation> {
         let (heads, ranks) = (self.kv_heads()?, self.ranks());
         if ranks.number > heads.number {
-            return EvenSplit { total: ranks, parts: heads }.check();
+            return ranks.split_over(heads);
         }
-        EvenSplit { total: heads, parts: ranks }.check()
+        heads.split_over(ranks)
     }
 
     /// What only a family of other parts can have.
@@ -120,20 +114,11 @@ impl Checks<'_> {
         if m.family == Family::Llama && m.head_dim != m.hidden / m.heads.max(1) {
             return None;
         }
-        let hidden = Count {
-            key: "model.hidden",
-            number: self.config.model.hidden as u64,
-            thing: "hidden channel",
-        };
-        EvenSplit { total: hidden, parts: self.heads() }.check()
+        Count::new("model.hidden", m.hidden, "hidden channel").split_over(self.heads())
     }
 
     pub(super) fn ffn_over_ranks(&self) -> Option<Violation> {
-        let ffn = Count {
-            key: "model.ffn_hidden",
-            number: self.config.model.ffn_hidden as u64,
-            thing: "channel",
-        };
-        EvenSplit { total: ffn, parts: self.ranks() }.check()
+        let ffn = self.config.model.ffn_hidden;
+        Count::new("model.ffn_hidden", ffn, "channel").split_over(self.ranks())
     }
 }

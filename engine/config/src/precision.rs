@@ -1,6 +1,7 @@
 //! Types of values and of products; refused among the `checks` where GPUs or shapes have no such products.
 
-use super::checks::{Checks, Violation};
+use super::checks::Checks;
+use super::reading::Violation;
 use super::{DeviceConfig, Precision};
 
 /// The first compute capability with bf16 products.

@@ -1,15 +1,37 @@
 //! A text of RON with the place of every value, read key by key; every error at once, each shown at its place. It knows
 //! no key of a config: those stand in `schema`.
 
-pub(super) mod bytes;
-pub(super) mod fields;
-pub(super) mod key;
-pub(super) mod reader;
-pub(super) mod report;
-pub(super) mod section;
+mod bytes;
+mod fields;
+mod key;
+mod reader;
+mod report;
+mod section;
 pub(super) mod set;
-pub(super) mod source;
-pub(super) mod sources;
+mod source;
+mod sources;
 pub(super) mod suggest;
 pub(super) mod tree;
-pub(super) mod value;
+mod value;
+
+pub use bytes::{format_bytes, parse_bytes};
+pub(super) use key::Declaration;
+pub use key::Key;
+pub(super) use reader::ConfigReader;
+pub use report::{ConfigError, Problem, Violation};
+pub(super) use report::{Spot, short};
+pub(super) use section::{Choice, KeyDefault, Section};
+pub use set::BOX;
+pub(super) use source::{ConfigSource, SourceKind, Span};
+pub(super) use sources::Entries;
+pub(super) use suggest::nearest;
+pub(super) use tree::{Node, NodeKind};
+pub(super) use value::{
+    Complaint, Interval, Item, ParseResult, float_text, grouped, name_of, quoted,
+};
+
+use fields::absolute;
+use reader::UnknownKey;
+use report::SHOWN;
+use suggest::{meant, ticked};
+use tree::{Field, join};

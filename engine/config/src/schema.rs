@@ -1,11 +1,12 @@
 //! A whole config.
 
 use super::declare::{choice, section};
-use super::model_folder;
-use super::reading::section::KeyDefault;
-use super::{BatchConfig, DataConfig, DeviceConfig, LossScaleConfig, ModelConfig, OffloadConfig};
-use super::{OptimizerConfig, ParallelConfig, SampleConfig, ScheduleConfig, TrainConfig};
-use super::{model_schema, write};
+use super::reading::KeyDefault;
+use super::{
+    BatchConfig, DataConfig, DeviceConfig, LossScaleConfig, ModelConfig, OffloadConfig,
+    OptimizerConfig, ParallelConfig, SampleConfig, ScheduleConfig, TrainConfig, model_folder,
+    model_schema, write,
+};
 use serde::Serialize;
 use serde::ser::{SerializeStruct, Serializer};
 

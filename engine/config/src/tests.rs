@@ -203,8 +203,8 @@ fn loaded_keys(text: &str) -> Vec<String> {
             fields.iter().for_each(|f| walk(&f.value, &reading::tree::join(path, &f.key), keys));
         }
     }
-    let kind = reading::source::SourceKind::Set;
-    let source = reading::source::ConfigSource { kind, name: String::new(), text: text.into() };
+    let kind = reading::SourceKind::Set;
+    let source = reading::ConfigSource { kind, name: String::new(), text: text.into() };
     let mut keys = Vec::new();
     walk(&reading::tree::parse(&source, 0, 0).unwrap(), "", &mut keys);
     keys

@@ -2,8 +2,7 @@
 
 use super::STEPS;
 use super::declare::{choice, section};
-use super::reading::section::KeyDefault;
-use super::reading::value::Interval;
+use super::reading::{Interval, KeyDefault};
 use serde::Serialize;
 
 /// Steps of a run of epochs whose data nobody has read: what needs the number reads it.

@@ -3,10 +3,9 @@
 use indexmap::IndexMap;
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
 use serde::ser::{Serialize, Serializer};
-use serde_json::{Number, Value};
+use serde_json::{Number, Value, value::RawValue};
 use std::collections::BTreeMap;
 use std::fmt;
-use std::marker::PhantomData;
 
 /// An object in which no key stands twice.
 #[derive(Debug)]
@@ -14,28 +13,26 @@ pub struct Object<T>(pub BTreeMap<String, T>);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(ObjectVisitor(PhantomData))
+        deserializer.deserialize_map(Self(BTreeMap::new()))
     }
 }
 
-struct ObjectVisitor<T>(PhantomData<T>);
-
-impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
-    type Value = Object<T>;
+/// It takes in what it is read from.
+impl<'de, T: Deserialize<'de>> Visitor<'de> for Object<T> {
+    type Value = Self;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Object<T>, A::Error> {
-        let mut found = BTreeMap::new();
+    fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<Self, A::Error> {
         while let Some((key, value)) = map.next_entry::<String, T>()? {
             let shown = key.escape_debug().to_string();
-            if found.insert(key, value).is_some() {
+            if self.0.insert(key, value).is_some() {
                 return Err(A::Error::custom(format!("`{shown:.200}` stands there twice")));
             }
         }
-        Ok(Object(found))
+        Ok(self)
     }
 }
 
@@ -101,9 +98,9 @@ impl Json {
     /// # Errors
     /// Where it is no JSON, as `serde_json` says it.
     pub fn read(text: &str) -> Result<Self, String> {
-        // It says what is wrong, and how deep a value may be.
-        serde_json::from_str::<Value>(text).map_err(|e| e.to_string())?;
-        JsonReader { text, at: 0 }.value()
+        let read = serde_json::from_str(text).and_then(|raw| value(raw, DEEPEST));
+        // Of the whole text it says where something is wrong.
+        read.map_err(|e| serde_json::from_str::<Value>(text).err().unwrap_or(e).to_string())
     }
 
     /// How many values it has in it, itself included, and the bytes of their texts.
@@ -121,92 +118,43 @@ impl Json {
     }
 }
 
-/// Reads a text that is JSON. `serde_json` reads an integer beyond 64 bits as a float, and loses its digits.
-struct JsonReader<'a> {
-    text: &'a str,
-    at: usize,
-}
+/// How many arrays and objects may be inside one another, as `serde_json` has it.
+const DEEPEST: usize = 127;
 
-impl<'a> JsonReader<'a> {
-    /// The next byte behind blanks.
-    fn next(&mut self) -> u8 {
-        let rest = &self.text[self.at..];
-        self.at += rest.len() - rest.trim_start_matches([' ', '\t', '\n', '\r']).len();
-        self.text.as_bytes().get(self.at).copied().unwrap_or(0)
-    }
-
-    fn value(&mut self) -> Result<Json, String> {
-        match self.next() {
-            b'{' => {
-                let mut fields = Map::new();
-                while self.item(b'}') {
-                    let key = self.string()?;
-                    self.next();
-                    self.at += 1;
-                    let value = self.value()?;
-                    fields.insert(key, value);
-                }
-                Ok(Json::Object(fields))
+/// The value of a text that is JSON, below which there may be `left` levels more. `serde_json` reads an integer beyond 64 bits
+/// as a float, and loses its digits.
+fn value(raw: &RawValue, left: usize) -> serde_json::Result<Json> {
+    let text = raw.get();
+    let below = || left.checked_sub(1).ok_or_else(|| Error::custom("it is too deep"));
+    Ok(match text.as_bytes()[0] {
+        b'{' => {
+            let (mut fields, left) = (Map::new(), below()?);
+            for (key, raw) in serde_json::from_str::<IndexMap<String, &RawValue>>(text)? {
+                fields.insert(key, value(raw, left)?);
             }
-            b'[' => {
-                let mut values = Vec::new();
-                while self.item(b']') {
-                    values.push(self.value()?);
-                }
-                Ok(Json::Array(values))
-            }
-            b'"' => self.string().map(Json::String),
-            _ => self.word(),
+            Json::Object(fields)
         }
-    }
-
-    /// Steps over a bracket or a comma. False: behind the end of the list.
-    fn item(&mut self, close: u8) -> bool {
-        let opens = matches!(self.next(), b'{' | b'[') || self.next() == b',';
-        self.at += 1;
-        let ends = !opens || self.next() == close;
-        self.at += usize::from(opens && ends);
-        !ends
-    }
-
-    fn string(&mut self) -> Result<String, String> {
-        self.next();
-        let rest = &self.text[self.at..];
-        let mut escaped = false;
-        let end = rest.bytes().skip(1).position(|b| {
-            let ends = b == b'"' && !escaped;
-            escaped = b == b'\\' && !escaped;
-            ends
-        });
-        let end = end.map_or(rest.len(), |end| end + 2);
-        self.at += end;
-        serde_json::from_str(&rest[..end]).map_err(|e| e.to_string())
-    }
-
-    /// A number, or a word such as `true`.
-    fn word(&mut self) -> Result<Json, String> {
-        let rest = &self.text[self.at..];
-        let end = rest.find([',', ']', '}', ' ', '\t', '\n', '\r']).unwrap_or(rest.len());
-        self.at += end;
-        let word = &rest[..end];
-        Ok(match word {
-            "null" => Json::Null,
-            "true" => Json::Bool(true),
-            "false" => Json::Bool(false),
-            // In Python an integer has no sign of its own where it is 0.
-            "-0" => Json::Number(0.into()),
-            _ if word.contains(['.', 'e', 'E']) => {
-                let number = word.parse().ok().and_then(Number::from_f64);
-                let wrong = || format!("the number {word:.60} is out of range");
-                Json::Number(number.ok_or_else(wrong)?)
-            }
-            _ => match (word.parse::<u64>(), word.parse::<i64>()) {
-                (Ok(number), _) => Json::Number(number.into()),
-                (_, Ok(number)) => Json::Number(number.into()),
-                _ => Json::Digits(word.to_owned()),
-            },
-        })
-    }
+        b'[' => {
+            let (values, left): (Vec<&RawValue>, _) = (serde_json::from_str(text)?, below()?);
+            let values = values.into_iter().map(|raw| value(raw, left));
+            Json::Array(values.collect::<Result<_, _>>()?)
+        }
+        b'"' => Json::String(serde_json::from_str(text)?),
+        b'n' => Json::Null,
+        b't' | b'f' => Json::Bool(text == "true"),
+        // In Python an integer has no sign of its own where it is 0.
+        _ if text == "-0" => Json::Number(0.into()),
+        _ if text.contains(['.', 'e', 'E']) => {
+            let number = text.parse().ok().and_then(Number::from_f64);
+            let wrong = || Error::custom(format!("the number {text:.60} is out of range"));
+            Json::Number(number.ok_or_else(wrong)?)
+        }
+        _ => match (text.parse::<u64>(), text.parse::<i64>()) {
+            (Ok(number), _) => Json::Number(number.into()),
+            (_, Ok(number)) => Json::Number(number.into()),
+            _ => Json::Digits(text.to_owned()),
+        },
+    })
 }
 
 #[cfg(test)]

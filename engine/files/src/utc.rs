@@ -1,38 +1,14 @@
 //! A time as date and hour in UTC.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use jiff::Timestamp;
+use std::time::SystemTime;
 
-const MONTHS: [&str; 12] = [
-    "January",
-    "February",
-    "March",
-    "April",
-    "May",
-    "June",
-    "July",
-    "August",
-    "September",
-    "October",
-    "November",
-    "December",
-];
-/// From that of 1970-01-01.
-const WEEKDAYS: [&str; 7] =
-    ["Thursday", "Friday", "Saturday", "Sunday", "Monday", "Tuesday", "Wednesday"];
-/// Letters of a short name.
-const SHORT: usize = 3;
+/// Letters of the directives of C's `strftime` that name a date or a time of day.
+const DIRECTIVES: &str = "%YymdeBbhAaHIMSpFT";
 
-/// A second.
+/// A second from 1970 on.
 #[derive(Clone, Copy, Debug)]
-pub struct Utc {
-    year: u64,
-    /// From 1.
-    month: u64,
-    /// From 1.
-    day: u64,
-    /// Since 1970-01-01.
-    seconds: u64,
-}
+pub struct Utc(Timestamp);
 
 impl Utc {
     /// The time of this machine's clock.
@@ -40,27 +16,15 @@ impl Utc {
         Self::of(SystemTime::now())
     }
 
-    /// Days to dates as in Hinnant, "chrono-Compatible Low-Level Date Algorithms": years begin in March, so that the leap day
-    /// is the last.
+    /// A time; an earlier one is the first second of 1970.
     pub fn of(time: SystemTime) -> Self {
-        let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        let days = seconds / 86_400 + 719_468; // since 0000-03-01
-        let (era, day_of_era) = (days / 146_097, days % 146_097);
-        let year_of_era =
-            (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-        let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-        let month_from_march = (5 * day_of_year + 2) / 153;
-        let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
-        let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
-        let year = era * 400 + year_of_era + u64::from(month <= 2);
-        Self { year, month, day, seconds }
+        let first = Timestamp::UNIX_EPOCH;
+        Self(Timestamp::try_from(time).map_or(first, |time| time.max(first)))
     }
 
     /// `YYYYmmdd-HHMMSS`.
     pub fn name(&self) -> String {
-        let Self { year, month, day, seconds } = self;
-        let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
-        format!("{year:04}{month:02}{day:02}-{hour:02}{minute:02}{second:02}")
+        self.0.strftime("%Y%m%d-%H%M%S").to_string()
     }
 
     /// A text with directives of C's `strftime`: those that name a date or a time of day, in English.
@@ -80,11 +44,17 @@ impl Utc {
             if unpadded {
                 directive = left.next();
             }
-            let part = directive.and_then(|directive| self.part(directive)).ok_or_else(|| {
-                let directive: String = directive.into_iter().collect();
-                let minus = if unpadded { "-" } else { "" };
-                format!("`%{minus}{directive}` of {format:?} is not known")
-            })?;
+            let part = match directive {
+                Some('Z') => "UTC".to_owned(),
+                Some(known) if DIRECTIVES.contains(known) => {
+                    self.0.strftime(&format!("%{known}")).to_string()
+                }
+                other => {
+                    let other = other.map_or_else(String::new, String::from);
+                    let minus = if unpadded { "-" } else { "" };
+                    return Err(format!("`%{minus}{other}` of {format:?} is not known"));
+                }
+            };
             let zeros = part.trim_start_matches('0');
             out += match (unpadded, zeros) {
                 (true, "") => "0",
@@ -94,41 +64,12 @@ impl Utc {
         }
         Ok(out)
     }
-
-    fn part(&self, directive: char) -> Option<String> {
-        let Self { year, month, day, seconds } = self;
-        let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
-        let month_name = MONTHS[*month as usize - 1];
-        let weekday = WEEKDAYS[(seconds / 86_400 % 7) as usize];
-        let twelve = if hour % 12 == 0 { 12 } else { hour % 12 };
-        Some(match directive {
-            '%' => "%".into(),
-            'Y' => year.to_string(),
-            'y' => format!("{:02}", year % 100),
-            'm' => format!("{month:02}"),
-            'd' => format!("{day:02}"),
-            'e' => format!("{day:2}"),
-            'B' => month_name.into(),
-            'b' | 'h' => month_name[..SHORT].into(),
-            'A' => weekday.into(),
-            'a' => weekday[..SHORT].into(),
-            'H' => format!("{hour:02}"),
-            'I' => format!("{twelve:02}"),
-            'M' => format!("{minute:02}"),
-            'S' => format!("{second:02}"),
-            'p' => if hour < 12 { "AM" } else { "PM" }.into(),
-            'F' => format!("{year}-{month:02}-{day:02}"),
-            'T' => format!("{hour:02}:{minute:02}:{second:02}"),
-            'Z' => "UTC".into(),
-            _ => return None,
-        })
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
+    use std::time::{Duration, UNIX_EPOCH};
 
     fn written(seconds: u64, format: &str) -> Result<String, String> {
         Utc::of(UNIX_EPOCH + Duration::from_secs(seconds)).format(format)

@@ -2,10 +2,8 @@
 
 use super::kind::{os_devices, pci_kind};
 use super::nvlink;
-use crate::Error;
-use crate::machine::{Core, CoreKind, Gpu, Machine, NumaNode};
-use crate::pci::{Link, PciAddress, PciKind, PciNode};
 use crate::raw::{RawBox, RawCpuKind, RawKind, RawObject};
+use crate::{Core, CoreKind, Error, Gpu, Link, Machine, NumaNode, PciAddress, PciKind, PciNode};
 
 /// The box that `raw` describes.
 pub(crate) fn machine(raw: &RawBox, live: bool) -> Result<Machine, Error> {
@@ -18,8 +16,8 @@ pub(crate) fn machine(raw: &RawBox, live: bool) -> Result<Machine, Error> {
     let total_memory =
         numa_nodes.iter().fold(0, |sum: u64, node| sum.saturating_add(node.memory_bytes));
     let (pci, gpus, gpu_objects) = pci(raw);
-    let is = |kind: fn(&RawKind) -> bool| raw.objects.iter().any(|object| kind(&object.kind));
     let numa_nodes = with_distances(raw, numa_nodes, &node_objects);
+    let is_io = |o: &RawObject| matches!(o.kind, RawKind::HostBridge | RawKind::PciDevice);
     let known = |id: &u32| numa_nodes.iter().any(|node| node.id == *id);
     let allowed_nodes = raw.allowed_nodes.iter().copied().filter(known).collect();
     let exists = |cpu: &u32| cores.iter().any(|core: &Core| core.cpus.contains(cpu));
@@ -37,7 +35,7 @@ pub(crate) fn machine(raw: &RawBox, live: bool) -> Result<Machine, Error> {
         cores,
         core_kinds,
         total_memory,
-        has_io: is(|kind| matches!(kind, RawKind::HostBridge | RawKind::PciDevice)),
+        has_io: raw.objects.iter().any(is_io),
         nvlink_unknown: (nvlink.is_empty() && !live)
             .then(|| "the export does not tell it".to_owned()),
         nvlink,
@@ -66,17 +64,21 @@ fn names_a_hypervisor(name: &str) -> bool {
 
 /// A property of the machine or of its first socket.
 fn info(raw: &RawBox, key: &str) -> Option<String> {
-    let of = |object: &RawObject| {
-        let found = object.infos.iter().find(|(name, value)| name == key && !value.is_empty());
-        found.map(|(_, value)| value.clone())
-    };
-    raw.objects.iter().find_map(of)
+    let infos = raw.objects.iter().flat_map(|object| &object.infos);
+    value_of(infos.filter(|(_, value)| !value.is_empty()), key)
+}
+
+/// The first value of a name.
+fn value_of<'a>(
+    infos: impl IntoIterator<Item = &'a (String, String)>,
+    key: &str,
+) -> Option<String> {
+    infos.into_iter().find(|(name, _)| name == key).map(|(_, value)| value.clone())
 }
 
 /// The nearest object at or above `index` of this kind.
 fn above(raw: &RawBox, index: usize, kind: RawKind) -> Option<usize> {
-    let parent = |at: &usize| raw.objects[*at].parent;
-    std::iter::successors(Some(index), parent).find(|at| raw.objects[*at].kind == kind)
+    raw.way_up(index).find(|at| raw.objects[*at].kind == kind)
 }
 
 /// The socket number of an object.
@@ -160,7 +162,6 @@ fn node_of(nodes: &[NumaNode], core: &RawObject) -> Option<u32> {
 /// The nodes with memory in the smallest part of the box that has the core and such a node: hwloc drops a node without memory,
 /// and its cores with all of their distances are then only somewhere in their socket.
 fn nearest(raw: &RawBox, core: usize, nodes: &[NumaNode]) -> Vec<u32> {
-    let parent = |at: &usize| raw.objects[*at].parent;
     let inside = |at: usize| {
         let within = |node: &&NumaNode| {
             let cpus = &raw.objects[at].cpus;
@@ -168,8 +169,7 @@ fn nearest(raw: &RawBox, core: usize, nodes: &[NumaNode]) -> Vec<u32> {
         };
         nodes.iter().filter(within).map(|node| node.id).collect::<Vec<_>>()
     };
-    let parts = std::iter::successors(Some(core), parent).map(inside);
-    parts.into_iter().find(|nodes| !nodes.is_empty()).unwrap_or_default()
+    raw.way_up(core).map(inside).find(|nodes| !nodes.is_empty()).unwrap_or_default()
 }
 
 /// Deals the cores without a node of their own to the nodes nearest to them, in runs of neighbours and so that these nodes
@@ -197,10 +197,7 @@ fn take_in(cores: &mut [Core], strays: &[(usize, Vec<u32>)]) {
 
 /// The kinds of cores, the fastest first; none where there is one, or nothing tells which is faster.
 fn core_kinds(raw: &RawBox) -> Vec<CoreKind> {
-    let told = |kind: &RawCpuKind, key: &str| {
-        let found = kind.infos.iter().find(|(name, _)| name == key);
-        found.map(|(_, value)| value.clone())
-    };
+    let told = |kind: &RawCpuKind, key: &str| value_of(&kind.infos, key);
     let speed = |kind: &RawCpuKind| {
         let keys = ["FrequencyMaxMHz", "FrequencyBaseMHz", "LinuxCapacity"];
         keys.iter().find_map(|key| told(kind, key)?.parse().ok())
@@ -230,11 +227,8 @@ fn pci(raw: &RawBox) -> (Vec<PciNode>, Vec<Gpu>, Vec<usize>) {
             kind,
             Some(PciKind::Gpu | PciKind::NvSwitch | PciKind::Network | PciKind::Storage)
         ) {
-            let mut at = Some(index);
-            while let Some(index) = at.filter(|at| kinds[*at].is_some()) {
-                needed[index] = true;
-                at = raw.objects[index].parent;
-            }
+            let up = raw.way_up(index).take_while(|at| kinds[*at].is_some());
+            up.for_each(|at| needed[at] = true);
         }
     }
     let mut place = vec![None; raw.objects.len()];
@@ -242,12 +236,7 @@ fn pci(raw: &RawBox) -> (Vec<PciNode>, Vec<Gpu>, Vec<usize>) {
     for (index, object) in raw.objects.iter().enumerate() {
         let Some(kind) = kinds[index].filter(|_| needed[index]) else { continue };
         let parent = object.parent.and_then(|parent| place[parent]);
-        let address = object.pci.map(|pci| PciAddress {
-            domain: pci.domain,
-            bus: pci.bus,
-            device: pci.device,
-            function: pci.function,
-        });
+        let address = object.pci.map(|pci| pci.address);
         place[index] = Some(nodes.len());
         let numa_node = numa_node_of(raw, index);
         if let (PciKind::Gpu, Some(pci)) = (kind, address) {
@@ -274,7 +263,7 @@ fn gpu(raw: &RawBox, index: usize, pci: PciAddress, node: usize, numa_node: Opti
     let told = |key: &str| {
         let own = object.infos.iter();
         let below = os_devices(raw, index).flat_map(|device| &device.infos);
-        own.chain(below).find(|(name, _)| name == key).map(|(_, value)| value.clone())
+        value_of(own.chain(below), key)
     };
     let device_id = object.pci.map_or((0, 0), |pci| (pci.vendor_id, pci.device_id));
     Gpu {
@@ -291,9 +280,7 @@ fn gpu(raw: &RawBox, index: usize, pci: PciAddress, node: usize, numa_node: Opti
 
 /// The node next to a PCI object: the node of the CPU object above it, if there is exactly one.
 fn numa_node_of(raw: &RawBox, index: usize) -> Option<u32> {
-    let parent = |at: &usize| raw.objects[*at].parent;
-    let not_io = |at: &usize| pci_kind(raw, *at).is_none();
-    let anchor = std::iter::successors(Some(index), parent).find(not_io)?;
+    let anchor = raw.way_up(index).find(|at| pci_kind(raw, *at).is_none())?;
     match raw.objects[anchor].nodes[..] {
         [node] => Some(node),
         _ => None,

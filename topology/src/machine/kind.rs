@@ -1,6 +1,6 @@
 //! Classifies the objects of hwloc's PCI tree.
 
-use crate::pci::PciKind;
+use crate::PciKind;
 use crate::raw::{RawBox, RawKind, RawObject};
 
 /// NVIDIA's vendor number in PCI.

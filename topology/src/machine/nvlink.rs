@@ -3,10 +3,9 @@
 use std::ffi::OsStr;
 
 use super::kind::pci_kind;
-use crate::machine::Machine;
-use crate::nvml::{self, NvLink, NvmlGpu};
-use crate::pci::PciKind;
+use crate::nvml::{NvLink, NvmlGpu};
 use crate::raw::{RawBox, RawKind};
+use crate::{Machine, PciKind, nvml};
 
 /// MB/s of one link each way: NVLink 2 to 4, H200's, the bridges of workstation cards, NVLink 1,
 /// NVLink 5.
@@ -71,15 +70,9 @@ pub(crate) fn between_gpus(raw: &RawBox, gpus: &[usize]) -> Vec<Vec<u64>> {
     let Some(told) = &raw.nvlink else { return Vec::new() };
     let n = told.objects.len();
     // The PCI device of each object of the matrix, which may name the driver's device below it.
-    let device: Vec<Option<usize>> = told
-        .objects
-        .iter()
-        .map(|object| {
-            let parent = |at: &usize| raw.objects[*at].parent;
-            std::iter::successors(*object, parent)
-                .find(|at| raw.objects[*at].kind == RawKind::PciDevice)
-        })
-        .collect();
+    let is_device = |at: &usize| raw.objects[*at].kind == RawKind::PciDevice;
+    let device: Vec<Option<usize>> =
+        told.objects.iter().map(|object| raw.way_up((*object)?).find(is_device)).collect();
     let value = |i: usize, j: usize| told.values.get(i * n + j).copied().unwrap_or(0);
     let place = |gpu: usize| device.iter().position(|d| *d == Some(gpu));
     let places: Vec<Option<usize>> = gpus.iter().map(|gpu| place(*gpu)).collect();

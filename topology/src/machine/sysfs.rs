@@ -4,9 +4,9 @@
 use std::fs;
 use std::path::Path;
 
-use crate::machine::Machine;
 use crate::memory::{available_memory_under, total_memory_under};
-use crate::pci::{Link, PciAddress, generation_of};
+use crate::pci::generation_of;
+use crate::{Link, Machine, PciAddress};
 
 /// Adds the facts from files under `root` to `machine`.
 pub(crate) fn complete(machine: &mut Machine, root: &Path) {

@@ -12,10 +12,7 @@ pub use svg::svg;
 pub use table::table;
 pub use tree::tree;
 
-use crate::counted;
-use crate::machine::Machine;
-use crate::place::Placement;
-use crate::warning::Warning;
+use crate::{Machine, Placement, Warning, counted};
 
 /// The subject of a report.
 #[derive(Debug, Clone, Copy)]

@@ -4,9 +4,7 @@
 
 use super::ReportSubject;
 use super::canvas::{Anchor, Canvas};
-use crate::machine::{Machine, NumaNode};
-use crate::pci::PciKind;
-use crate::{RankPlace, counted, format_bytes};
+use crate::{Machine, NumaNode, PciKind, RankPlace, counted, format_bytes};
 
 pub(super) const MARGIN: f64 = 28.0;
 pub(super) const GAP: f64 = 8.0;
@@ -135,7 +133,7 @@ impl<'a> Picture<'a> {
                 self.drawn[*at]
                     && object.depth == 1
                     && object.numa_node == node
-                    && self.gpus_below(*at) > 0
+                    && !self.gpus_below(*at).is_empty()
             });
             tops.collect::<Vec<_>>()
         };
@@ -166,9 +164,10 @@ impl<'a> Picture<'a> {
         columns
     }
 
-    fn gpus_below(&self, at: usize) -> usize {
-        let gpus = self.machine.gpus.iter();
-        gpus.filter(|gpu| self.machine.way_up(gpu.node).any(|up| up == at)).count()
+    fn gpus_below(&self, at: usize) -> Vec<usize> {
+        let below =
+            |gpu: &usize| self.machine.way_up(self.machine.gpus[*gpu].node).any(|up| up == at);
+        (0..self.machine.gpus.len()).filter(below).collect()
     }
 
     /// Width of an object and everything below it.
@@ -191,8 +190,8 @@ impl<'a> Picture<'a> {
         parts.push(counted(machine.cores.len(), "core"));
         parts.push(format_bytes(machine.total_memory));
         parts.extend(machine.gpus.first().and_then(|gpu| gpu.model.clone()));
-        let all: Vec<usize> = (0..machine.gpus.len()).collect();
-        let total: f64 = all.iter().filter_map(|gpu| machine.host_gb_per_s_all(*gpu)).sum();
+        let gpus = 0..machine.gpus.len();
+        let total: f64 = gpus.filter_map(|gpu| machine.host_gb_per_s_all(gpu)).sum();
         if total > 0.0 {
             parts.push(format!("{total:.0} GB/s each way to the host in all"));
         }
@@ -285,8 +284,7 @@ impl<'a> Picture<'a> {
         let machine = self.machine;
         let centre = root.x + root.width / 2.0;
         let (top, bottom) = (NODE_TOP + self.node_height, NODE_TOP + self.node_height + UPLINK);
-        let below = |gpu: &usize| machine.way_up(machine.gpus[*gpu].node).any(|at| at == root.at);
-        let gpus: Vec<usize> = (0..machine.gpus.len()).filter(below).collect();
+        let gpus = self.gpus_below(root.at);
         let all = gpus.first().and_then(|gpu| machine.host_gb_per_s_all(*gpu));
         // The link nearest the host.
         let link = gpus.first().and_then(|gpu| machine.hops(*gpu).last().copied());

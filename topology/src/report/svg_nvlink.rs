@@ -2,8 +2,7 @@
 
 use super::canvas::Anchor;
 use super::svg::{BOLD, Column, FAINT, GAP, GPU, MARGIN, Picture};
-use crate::Path;
-use crate::pci::PciKind;
+use crate::{Path, PciKind};
 
 impl Picture<'_> {
     /// Draws NVLink below the GPUs. Returns the lower edge of the picture.

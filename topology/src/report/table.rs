@@ -1,10 +1,9 @@
 //! The default report: nodes, GPUs, plan, warnings.
 
-use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use super::{ReportSubject, link, speed};
-use crate::{RankPlace, Severity, counted, format_bytes, format_cpu_list};
+use crate::{RankPlace, Severity, ascending, counted, format_bytes, format_cpu_list, format_nodes};
 
 /// The whole report in lines that fit a terminal.
 pub fn table(shown: &ReportSubject<'_>) -> String {
@@ -39,7 +38,7 @@ fn nodes(out: &mut String, shown: &ReportSubject<'_>) {
         let cores = machine.cores.iter().filter(|core| core.numa_node == node.id);
         // Also those that have no memory of their own.
         let cpus = cores.clone().flat_map(|core| &core.cpus).chain(&node.cpus);
-        let cpus: Vec<u32> = cpus.copied().collect::<BTreeSet<_>>().into_iter().collect();
+        let cpus = ascending(cpus.copied());
         let cores = cores.count();
         let gpus = machine.gpus.iter().filter(|gpu| gpu.numa_node == Some(node.id)).count();
         let _ = writeln!(
@@ -111,10 +110,6 @@ fn plan(out: &mut String, shown: &ReportSubject<'_>) {
     for reason in &placement.reasons {
         let _ = writeln!(out, "{reason}");
     }
-}
-
-fn format_nodes(nodes: &[u32]) -> String {
-    nodes.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
 }
 
 fn cores(rank: &RankPlace) -> String {

@@ -3,9 +3,7 @@
 use std::fmt::Write as _;
 
 use super::{ReportSubject, link};
-use crate::machine::Machine;
-use crate::pci::PciKind;
-use crate::{format_bytes, format_cpu_list};
+use crate::{Machine, PciKind, format_bytes, format_cpu_list};
 
 /// Sockets, nodes, host bridges, switches and devices, one line each.
 pub fn tree(shown: &ReportSubject<'_>) -> String {

@@ -29,7 +29,7 @@ mod weights;
 
 use crate::report::colour;
 use clap::{Args, FromArgMatches, Parser, Subcommand};
-use config::{BOX, Config, Further, LoadedConfig, find_box, load_and_look, load_to_search};
+use config::{BOX, Config, Further, LoadedConfig, find_box, load_and_look};
 use device::numerics::SimdPath;
 use engine::run::Watcher;
 use exit::{CommandError, code};
@@ -201,8 +201,8 @@ impl BoxArg {
     ) -> Result<LoadedConfig, CommandError> {
         let ConfigArgs { config, sets } = self.with(config)?;
         let of_machine = |config: &Config| machine.broken(config);
-        load_to_search(&config, &sets, &Further { of_machine: &of_machine, ..Further::NONE })
-            .map_err(|e| CommandError::new(code::CONFIG, e))
+        let further = Further { of_machine: &of_machine, searched: true, ..Further::NONE };
+        load_and_look(&config, &sets, &further).map_err(|e| CommandError::new(code::CONFIG, e))
     }
 
     fn with(&self, config: &ConfigArgs) -> Result<ConfigArgs, CommandError> {

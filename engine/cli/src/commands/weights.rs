@@ -80,7 +80,7 @@ pub(super) fn load(
         all
     };
     let of_machine = |config: &Config| machine.broken(config);
-    let further = Further { trouble: &look, of_machine: &of_machine };
+    let further = Further { trouble: &look, of_machine: &of_machine, searched: false };
     load_and_look(&args.config, &args.sets, &further).map_err(|errors| {
         // Only of files that it names: as they are refused without it.
         let named = |key: &str| key == "model.from" || data::KEYS.contains(&key);

@@ -1,17 +1,6 @@
 //! Sizes in bytes as people write them: `"512MiB"`, `"31.7GiB"`, `"8GB"`.
 
-/// Every unit, longest name first so that `KiB` is not read as `B`.
-const UNITS: [(&str, u128); 9] = [
-    ("TiB", 1 << 40),
-    ("GiB", 1 << 30),
-    ("MiB", 1 << 20),
-    ("KiB", 1 << 10),
-    ("TB", 1_000_000_000_000),
-    ("GB", 1_000_000_000),
-    ("MB", 1_000_000),
-    ("kB", 1_000),
-    ("B", 1),
-];
+use topology::units::UNITS;
 
 /// Reads a size such as `"512MiB"`: a decimal number, then `KiB MiB GiB TiB kB MB GB TB` or `B`.
 ///
@@ -34,11 +23,11 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
     }
     let value: u128 = digits.parse().map_err(|_| "does not start with a number".to_string())?;
     let decimals = fraction.chars().filter(|c| *c != '_').count();
-    let bytes = value.checked_mul(scale).map(|b| b / 10_u128.pow(decimals as u32));
+    let bytes = value.checked_mul(scale.into()).map(|b| b / 10_u128.pow(decimals as u32));
     bytes.and_then(|b| u64::try_from(b).ok()).ok_or_else(|| "does not fit in 64 bits".into())
 }
 
-fn unit_scale(unit: &str) -> Result<u128, String> {
+fn unit_scale(unit: &str) -> Result<u64, String> {
     if let Some((_, scale)) = UNITS.iter().find(|(name, _)| *name == unit) {
         return Ok(*scale);
     }
@@ -56,8 +45,8 @@ fn unit_scale(unit: &str) -> Result<u128, String> {
 /// Writes a size so that [`parse_bytes`] reads the same number: in the largest unit that fits if
 /// two decimals are enough there, else in a smaller one without decimals.
 pub fn format_bytes(bytes: u64) -> String {
-    let fitting = UNITS.iter().take(4).filter(|(_, scale)| u128::from(bytes) >= *scale);
-    for (index, (unit, scale)) in fitting.enumerate() {
+    let binary = UNITS.iter().rev().filter(|(unit, _)| unit.ends_with("iB"));
+    for (index, (unit, scale)) in binary.filter(|(_, scale)| bytes >= *scale).enumerate() {
         let value = bytes as f64 / *scale as f64;
         let decimals = if index == 0 { 0..=2 } else { 0..=0 };
         let mut written = decimals.map(|decimals| format!("{value:.decimals$}{unit}"));

@@ -4,13 +4,10 @@ use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::path::Path;
 
-use super::bytes::format_bytes;
-use super::key::Declaration;
-use super::reader::ConfigReader;
-use super::section::{KeyDefault, Section};
-use super::source::SourceKind;
-use super::tree::{Node, NodeKind};
-use super::value::{Complaint, Interval, ParseResult, float_text, grouped, quoted};
+use super::{
+    Complaint, ConfigReader, Declaration, Interval, KeyDefault, Node, NodeKind, ParseResult,
+    Section, SourceKind, float_text, format_bytes, grouped, quoted,
+};
 
 impl Section<'_, '_> {
     /// A whole number.
@@ -20,8 +17,8 @@ impl Section<'_, '_> {
         range: RangeInclusive<u64>,
         or: KeyDefault<T>,
     ) -> T {
-        let values = || whole_words(&range);
-        self.leaf(key, or, &values, T::to_string, |reader, node| whole(reader, node, &range))
+        let values = whole_words(&range);
+        self.leaf(key, or, values, T::to_string, |reader, node| whole(reader, node, &range))
     }
 
     /// A whole number, or 0 where it is not known.
@@ -30,14 +27,13 @@ impl Section<'_, '_> {
         key: Declaration,
         range: RangeInclusive<u64>,
     ) -> T {
-        let values = || format!("{}, or 0", whole_words(&range));
-        self.leaf(key, KeyDefault::Default(T::default()), &values, T::to_string, |reader, node| {
-            if matches!(&node.kind, NodeKind::Word(word) if word == "0") {
-                return Ok(T::default());
-            }
-            let or_0 =
-                |c: Complaint| Complaint { help: format!("{}, or 0: not known", c.help), ..c };
-            whole(reader, node, &range).map_err(or_0)
+        let (or, values) = (KeyDefault::Default(T::default()), whole_words(&range) + ", or 0");
+        self.leaf(key, or, values, T::to_string, |reader, node| match &node.kind {
+            NodeKind::Word(word) if word == "0" => Ok(T::default()),
+            _ => whole(reader, node, &range).map_err(|mut complaint| {
+                complaint.help += ", or 0: not known";
+                complaint
+            }),
         })
     }
 
@@ -47,21 +43,16 @@ impl Section<'_, '_> {
         key: Declaration,
         range: RangeInclusive<u64>,
     ) -> Option<usize> {
-        let values = || format!("{}, or `None`", whole_words(&range));
-        self.leaf(
-            key,
-            KeyDefault::Default(None),
-            &values,
-            some_text(usize::to_string),
-            |reader, node| optional(node, |node| whole(reader, node, &range)),
-        )
+        let (or, values) = (KeyDefault::Default(None), whole_words(&range) + ", or `None`");
+        self.leaf(key, or, values, some_text(usize::to_string), |reader, node| {
+            optional(node, |node| whole(reader, node, &range))
+        })
     }
 
     /// A finite number.
     pub(crate) fn float(&mut self, key: Declaration, within: Interval, or: KeyDefault<f32>) -> f32 {
-        let show = |value: &f32| float_text(*value);
-        let values = || format!("number {}", within.words());
-        self.leaf(key, or, &values, show, |reader, node| reader.item(node).float(within))
+        let values = format!("number {}", within.words());
+        self.leaf(key, or, values, float_text, |reader, node| reader.item(node).float(within))
     }
 
     /// A finite number or `None`.
@@ -71,18 +62,17 @@ impl Section<'_, '_> {
         within: Interval,
         or: KeyDefault<Option<f32>>,
     ) -> Option<f32> {
-        let values = || format!("number {}, or `None`", within.words());
-        let show = some_text(|value: &f32| float_text(*value));
-        self.leaf(key, or, &values, show, |reader, node| {
+        let values = format!("number {}, or `None`", within.words());
+        self.leaf(key, or, values, some_text(float_text), |reader, node| {
             optional(node, |node| reader.item(node).float(within))
         })
     }
 
     /// A finite number, or none for `Auto`, which is the default.
     pub(crate) fn float_or_auto(&mut self, key: Declaration, within: Interval) -> Option<f32> {
-        let values = || format!("number {}, or `Auto`", within.words());
-        let show = |value: &Option<f32>| value.map_or_else(|| "Auto".into(), float_text);
-        self.leaf(key, KeyDefault::Default(None), &values, show, |reader, node| match &node.kind {
+        let values = format!("number {}, or `Auto`", within.words());
+        let show = |value: &Option<f32>| value.as_ref().map_or_else(|| "Auto".into(), float_text);
+        self.leaf(key, KeyDefault::Default(None), values, show, |reader, node| match &node.kind {
             NodeKind::Word(word) if word == "Auto" => Ok(None),
             _ => reader.item(node).float(within).map(Some),
         })
@@ -90,16 +80,15 @@ impl Section<'_, '_> {
 
     /// `true` or `false`.
     pub(crate) fn flag(&mut self, key: Declaration, or: KeyDefault<bool>) -> bool {
-        let values = || "`true` or `false`".into();
-        self.leaf(key, or, &values, bool::to_string, |reader, node| reader.item(node).bool())
+        let values = "`true` or `false`".into();
+        self.leaf(key, or, values, bool::to_string, |reader, node| reader.item(node).bool())
     }
 
     /// A size in bytes, from 1 KiB to `most`.
     pub(crate) fn bytes(&mut self, key: Declaration, most: u64, or: KeyDefault<u64>) -> u64 {
-        let range = 1 << 10..=most;
         let show = |bytes: &u64| quoted(&format_bytes(*bytes));
-        let values = || format!("size such as `\"512MiB\"`, at most {}", format_bytes(most));
-        self.leaf(key, or, &values, show, |reader, node| reader.item(node).bytes(&range))
+        let values = format!("size such as `\"512MiB\"`, at most {}", format_bytes(most));
+        self.leaf(key, or, values, show, |reader, node| reader.item(node).bytes(&(1 << 10..=most)))
     }
 
     /// A string that `check` finds nothing wrong with.
@@ -112,7 +101,7 @@ impl Section<'_, '_> {
         self.leaf(
             key,
             or,
-            &|| "text in quotes".into(),
+            "text in quotes".into(),
             |text| quoted(text),
             |reader, node| {
                 let text = reader.item(node).string()?;
@@ -133,11 +122,10 @@ impl Section<'_, '_> {
         or: KeyDefault<String>,
         is_known: impl Fn(&str) -> bool,
     ) -> String {
-        let values = || "path or name in quotes".into();
         self.leaf(
             key,
             or,
-            &values,
+            "path or name in quotes".into(),
             |text| quoted(text),
             |reader, node| {
                 let path = absolute(reader, node)?;
@@ -153,9 +141,8 @@ impl Section<'_, '_> {
         key: Declaration,
         or: KeyDefault<Option<String>>,
     ) -> Option<String> {
-        let show = some_text(|text: &String| quoted(text));
-        let values = || "path in quotes, or `None`".into();
-        self.leaf(key, or, &values, show, |reader, node| {
+        let values = "path in quotes, or `None`".into();
+        self.leaf(key, or, values, some_text(|text: &String| quoted(text)), |reader, node| {
             optional(node, |node| absolute(reader, node))
         })
     }

@@ -6,12 +6,10 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::key::Key;
-use super::report::{ConfigError, Problem, SHOWN, Spot, short};
-use super::source::{ConfigSource, SourceKind, Span};
-use super::suggest;
-use super::tree::{Node, join};
-use super::value::{Complaint, Item};
+use super::{
+    Complaint, ConfigError, ConfigSource, Item, Key, Node, Problem, SHOWN, SourceKind, Span, Spot,
+    Violation, join, short, suggest,
+};
 use crate::Origin;
 
 /// Sources, and what is known about the keys read so far.
@@ -33,7 +31,7 @@ pub(crate) struct ConfigReader {
     pub(crate) searched: bool,
     /// Unknown keys of such a text.
     pub(crate) ignored: Vec<String>,
-    bad: HashSet<String>,
+    pub(crate) bad: HashSet<String>,
     /// Every key that can be read, where that is what is asked for.
     pub(crate) described: Option<Vec<Key>>,
 }
@@ -47,30 +45,16 @@ pub(crate) struct UnknownKey {
 }
 
 impl ConfigReader {
-    /// For the config that a checkpoint holds.
-    pub(crate) fn of_a_checkpoint() -> Self {
-        Self { stored: true, ..Self::default() }
-    }
-
-    /// For the config that a run has written.
-    pub(crate) fn of_a_run() -> Self {
-        Self { stored: true, boxless: true, ..Self::default() }
-    }
-
-    /// For a search of layouts.
-    pub(crate) fn to_search() -> Self {
-        Self { searched: true, ..Self::default() }
-    }
-
-    /// For a list of all keys.
-    pub(crate) fn to_describe() -> Self {
-        Self { boxless: true, described: Some(Vec::new()), ..Self::default() }
-    }
-
     /// Adds a text and returns its number.
     pub(crate) fn add(&mut self, source: ConfigSource) -> usize {
         self.sources.push(source);
         self.sources.len() - 1
+    }
+
+    /// The file in which a place is; none on the command line.
+    pub(crate) fn file(&self, place: Span) -> Option<&ConfigSource> {
+        let source = self.sources.get(place.source)?;
+        matches!(source.kind, SourceKind::File { .. }).then_some(source)
     }
 
     pub(crate) fn item<'a>(&'a self, node: &'a Node) -> Item<'a> {
@@ -80,26 +64,36 @@ impl ConfigReader {
 
     /// Reports an error at one place.
     pub(crate) fn report(&mut self, key: &str, place: Span, complaint: Complaint) {
-        let Complaint { message, help } = complaint;
-        let spots = vec![Spot::At(place, String::new())];
+        self.problems.push(Problem::at(key, place, complaint));
+    }
+
+    /// Reports a rule that does not hold.
+    pub(crate) fn refuse(&mut self, Violation { message, help, values }: Violation) {
+        let key = values.first().map_or("", |(key, _)| key).to_string();
+        let spots = values.into_iter().map(|(key, label)| self.spot(key, label)).collect();
+        self.problems.push(Problem { key, message, help, spots });
+    }
+
+    /// Reports what is wrong with the value of a key, and where that stands.
+    pub(crate) fn refuse_value(&mut self, key: &str, Complaint { message, help }: Complaint) {
+        let spot = self.places.get(key).map(|at| Spot::At(*at, String::new()));
+        let spots = spot.into_iter().collect();
         self.problems.push(Problem { key: key.into(), message, help, spots });
     }
 
     /// Reports that a checkpoint's config names a box: opening that file would lead out of the checkpoint.
     pub(crate) fn report_box(&mut self, key: &str, path: &str) {
-        let Some(place) = self.places.get(key).copied() else { return };
         let message = format!("a checkpoint's config names the box `{}`", short(path));
         let help = "no run on a described box saves checkpoints, so onebox did not write this one: \
                     use a checkpoint of a run";
-        self.report(key, place, Complaint { message, help: help.into() });
+        self.refuse_value(key, Complaint { message, help: help.into() });
         self.mark_bad(key);
     }
 
     /// Reports every key that stands twice in one text.
     pub(crate) fn report_duplicates(&mut self, node: &Node, path: &str) {
-        let problems = &mut self.problems;
         node.duplicates(path, &mut |key, first, second| {
-            problems.push(Problem {
+            self.problems.push(Problem {
                 key,
                 message: "this key is given twice".into(),
                 help: "take one of the two out".into(),

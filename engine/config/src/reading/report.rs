@@ -1,11 +1,12 @@
 //! Errors of a configuration: every one with its place, the value found and a remedy.
 //!
-//! The rendering is plain text after the manner of rustc; `render` is the whole of it.
+//! The rendering is plain text after the manner of rustc; `Display` is the whole of it.
 
-use std::fmt::{self, Write as _};
+use std::fmt;
 
-use super::source::{ConfigSource, SourceKind, Span};
 use topology::counted;
+
+use super::{Complaint, ConfigSource, SourceKind, Span};
 
 /// Errors shown in full; a file of nonsense should not fill the screen.
 pub(crate) const SHOWN: usize = 50;
@@ -14,8 +15,7 @@ pub(crate) const SHOWN: usize = 50;
 const WIDTH: usize = 100;
 
 /// Everything that is wrong with a configuration. `Display` prints all of it.
-#[derive(Debug, thiserror::Error)]
-#[error("{}", render(self))]
+#[derive(Debug)]
 pub struct ConfigError {
     pub(crate) name: String,
     pub(crate) sources: Vec<ConfigSource>,
@@ -32,6 +32,17 @@ pub struct Problem {
     /// What to do about it.
     pub help: String,
     pub(crate) spots: Vec<Spot>,
+}
+
+/// A rule between keys that does not hold.
+#[derive(Debug)]
+pub struct Violation {
+    /// What is wrong, with the values and the arithmetic.
+    pub message: String,
+    /// What to do.
+    pub help: String,
+    /// The keys that take part, each with what its value means here; the one to blame first.
+    pub values: Vec<(&'static str, String)>,
 }
 
 /// A value that takes part in an error.
@@ -51,21 +62,15 @@ impl ConfigError {
 
     /// The text that an error stands in, such as a file, with its line and column.
     pub fn place(&self, problem: &Problem) -> Option<(&str, usize, usize)> {
-        let at = problem.spots.iter().find_map(|spot| match spot {
-            Spot::At(place, _) => Some(place),
-            Spot::Note(_) => None,
-        })?;
+        let at = problem.place()?;
         let source = self.sources.get(at.source)?;
-        let spotted = source.spot(*at);
+        let spotted = source.spot(at);
         Some((&source.name, spotted.line, spotted.col))
     }
 
     /// The file that an error counts for: that of its first value, or the config, if the value stands in no file.
     fn file(&self, problem: &Problem) -> &str {
-        let first = problem.spots.iter().find_map(|spot| match spot {
-            Spot::At(place, _) => self.sources.get(place.source),
-            Spot::Note(_) => None,
-        });
+        let first = problem.place().and_then(|at| self.sources.get(at.source));
         let of_file = first.filter(|source| matches!(source.kind, SourceKind::File { .. }));
         of_file.map_or(&self.name, |source| &source.name)
     }
@@ -89,46 +94,56 @@ impl ConfigError {
 }
 
 impl Problem {
+    /// An error at one place.
+    pub(crate) fn at(key: &str, place: Span, Complaint { message, help }: Complaint) -> Self {
+        Self { key: key.into(), message, help, spots: vec![Spot::At(place, String::new())] }
+    }
+
     /// Where the error is first of all; errors without a place come first.
     pub(crate) fn order(&self) -> (usize, usize) {
-        let place = self.spots.iter().find_map(|spot| match spot {
-            Spot::At(place, _) => Some((place.source + 1, place.start)),
+        self.place().map_or((0, 0), |at| (at.source + 1, at.start))
+    }
+
+    /// The first value that stands in a text.
+    fn place(&self) -> Option<Span> {
+        self.spots.iter().find_map(|spot| match spot {
+            Spot::At(place, _) => Some(*place),
             Spot::Note(_) => None,
-        });
-        place.unwrap_or_default()
+        })
     }
 }
 
-fn render(error: &ConfigError) -> String {
-    let mut out = String::new();
-    // Writing to a String cannot fail.
-    let _ = render_into(&mut out, error);
-    out
-}
+impl std::error::Error for ConfigError {}
 
-fn render_into(out: &mut String, error: &ConfigError) -> fmt::Result {
-    for problem in error.problems.iter().take(SHOWN) {
-        render_problem(out, problem, &error.sources)?;
-        writeln!(out)?;
-    }
-    let count = error.problems.len();
-    if count > SHOWN {
-        writeln!(out, "... and {} more errors\n", count - SHOWN)?;
-    }
-    let mut files: Vec<(&str, usize)> = Vec::new();
-    for problem in &error.problems {
-        let file = error.file(problem);
-        match files.iter_mut().find(|(name, _)| *name == file) {
-            Some((_, errors)) => *errors += 1,
-            None => files.push((file, 1)),
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for problem in self.problems.iter().take(SHOWN) {
+            render_problem(f, problem, &self.sources)?;
+            writeln!(f)?;
         }
+        let count = self.problems.len();
+        if count > SHOWN {
+            writeln!(f, "... and {} more errors\n", count - SHOWN)?;
+        }
+        let mut files: Vec<(&str, usize)> = Vec::new();
+        for problem in &self.problems {
+            let file = self.file(problem);
+            match files.iter_mut().find(|(name, _)| *name == file) {
+                Some((_, errors)) => *errors += 1,
+                None => files.push((file, 1)),
+            }
+        }
+        let counts =
+            files.iter().map(|(name, n)| format!("{} in {}", counted(n, "error"), clean(name)));
+        f.write_str(&counts.collect::<Vec<_>>().join(", "))
     }
-    let counts =
-        files.iter().map(|(name, n)| format!("{} in {}", counted(n, "error"), clean(name)));
-    out.write_str(&counts.collect::<Vec<_>>().join(", "))
 }
 
-fn render_problem(out: &mut String, problem: &Problem, sources: &[ConfigSource]) -> fmt::Result {
+fn render_problem(
+    out: &mut fmt::Formatter<'_>,
+    problem: &Problem,
+    sources: &[ConfigSource],
+) -> fmt::Result {
     let key = match problem.key.char_indices().nth(WIDTH) {
         _ if problem.key.is_empty() => String::new(),
         // No key of a config is so long.
@@ -157,7 +172,7 @@ fn render_problem(out: &mut String, problem: &Problem, sources: &[ConfigSource])
 
 /// The lines of all spots: the source of the first leads, its lines in order; then the others.
 fn render_spots(
-    out: &mut String,
+    out: &mut fmt::Formatter<'_>,
     spots: &mut [(Span, &str)],
     sources: &[ConfigSource],
     gutter: usize,
@@ -246,7 +261,7 @@ fn clean(text: &str) -> String {
 pub(crate) fn short(text: &str) -> String {
     let mut out: String = text.chars().take(40).collect();
     if out.len() < text.len() {
-        let _ = write!(out, "...");
+        out += "...";
     }
     clean(&out)
 }

@@ -1,13 +1,10 @@
 //! One `( ... )` of a tree, read key by key.
 
-use super::key::{Declaration, Key};
-use super::reader::{ConfigReader, UnknownKey};
-use super::report::{Problem, Spot};
-use super::source::{SourceKind, Span};
-use super::tree::{Field, Node, NodeKind, join};
-use super::value::{Complaint, ParseResult, name_of};
-use crate::Origin;
-use crate::ResumeEffect;
+use super::{
+    Complaint, ConfigReader, Declaration, Field, Key, Node, NodeKind, ParseResult, Problem, Span,
+    Spot, UnknownKey, join, name_of, ticked,
+};
+use crate::{Origin, ResumeEffect};
 
 /// What a key is when the text leaves it out.
 pub(crate) enum KeyDefault<T> {
@@ -131,7 +128,7 @@ impl<'n> Section<'_, 'n> {
         &mut self,
         key: Declaration,
         or: KeyDefault<T>,
-        values: &dyn Fn() -> String,
+        values: String,
         show: impl Fn(&T) -> String,
         parse: impl FnOnce(&ConfigReader, &Node) -> ParseResult<T>,
     ) -> T {
@@ -160,14 +157,14 @@ impl<'n> Section<'_, 'n> {
         path: &str,
         key: Declaration,
         or: &KeyDefault<T>,
-        values: &dyn Fn() -> String,
+        values: String,
         show: &dyn Fn(&T) -> String,
     ) {
         let Some(keys) = &mut self.reader.described else { return };
         keys.push(Key {
             name: path.to_owned(),
             of: self.group.variant,
-            values: values(),
+            values,
             default: match or {
                 KeyDefault::Required(_) => None,
                 KeyDefault::Default(value) => Some(show(value)),
@@ -220,12 +217,9 @@ impl<'n> Section<'_, 'n> {
     }
 
     fn origin(&self, field: &Field) -> Origin {
-        match self.reader.sources.get(field.value.place.source) {
-            Some(source) if matches!(source.kind, SourceKind::File { .. }) => {
-                Origin::File { line: source.spot(field.value.place).line }
-            }
-            _ => Origin::Set,
-        }
+        let place = field.value.place;
+        let line = self.reader.file(place).map(|source| source.spot(place).line);
+        line.map_or(Origin::Set, |line| Origin::File { line })
     }
 
     /// `key: (...)`.
@@ -235,12 +229,13 @@ impl<'n> Section<'_, 'n> {
         inside: impl FnOnce(&mut Section<'_, 'n>) -> T,
     ) -> T {
         let (path, field) = self.take(key.name);
-        let values = || "a section".into();
-        self.describe(&path, key, &KeyDefault::Default(()), &values, &|()| String::new());
+        self.describe(&path, key, &KeyDefault::Default(()), "a section".into(), &|()| {
+            String::new()
+        });
         let (mut fields, mut broken): (&'n [Field], _) = (&[], self.group.broken);
         let mut at = self.group.at;
         if let Some(field) = field {
-            if self.in_file(field.key_place) {
+            if self.reader.file(field.key_place).is_some() {
                 at = field.key_place;
             }
             match &field.value.kind {
@@ -257,11 +252,6 @@ impl<'n> Section<'_, 'n> {
         let owner = format!("`{path}`");
         let group = Group { path, owner, variant: None, resume: None, fields, at, broken };
         self.reader.enter(group, inside)
-    }
-
-    fn in_file(&self, place: Span) -> bool {
-        let source = self.reader.sources.get(place.source);
-        source.is_some_and(|source| matches!(source.kind, SourceKind::File { .. }))
     }
 
     /// `key: Variant` or `key: Variant(...)`, where keys need no context.
@@ -287,7 +277,7 @@ impl<'n> Section<'_, 'n> {
         };
         let show = |index: &usize| name(*index).to_string();
         let parse = |reader: &ConfigReader, node: &Node| reader.item(node).variant(T::EXAMPLES);
-        let index = self.leaf(key, or.map(index_of), &|| ticked_or(T::EXAMPLES), show, parse);
+        let index = self.leaf(key, or.map(index_of), ticked(T::EXAMPLES), show, parse);
         let path = join(&self.group.path, key.name);
         let node = self.group.fields.iter().find(|f| f.key == key.name).map(|field| &field.value);
         let fields: &'n [Field] = match node.map(|node| &node.kind) {
@@ -356,14 +346,5 @@ impl<T: Default> KeyDefault<T> {
             Self::Required(_) => T::default(),
             Self::Default(value) | Self::Derived(value, ..) => value,
         }
-    }
-}
-
-/// `` `Host`, `Device` or `Split(device_fraction: 0.2)` ``
-fn ticked_or(examples: &[&str]) -> String {
-    let all: Vec<String> = examples.iter().map(|example| format!("`{example}`")).collect();
-    match all.split_last() {
-        Some((last, rest)) if !rest.is_empty() => format!("{} or {last}", rest.join(", ")),
-        _ => all.concat(),
     }
 }

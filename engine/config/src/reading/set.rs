@@ -1,10 +1,9 @@
 //! `--set key=value`: merged into the tree of the file before anything is read from it.
 
-use super::reader::ConfigReader;
-use super::source::{ConfigSource, SourceKind, Span};
-use super::suggest;
-use super::tree::{self, Field, Node, NodeKind};
-use super::value::Complaint;
+use super::{
+    Complaint, ConfigReader, ConfigSource, Field, Node, NodeKind, Problem, SourceKind, Span,
+    suggest, tree,
+};
 
 /// Keys whose value is a string: there `--set` takes a text as it stands, without quotes.
 const TEXT_KEYS: [&str; 6] =
@@ -33,8 +32,8 @@ pub(crate) fn apply(reader: &mut ConfigReader, root: &mut Node, sets: &[String])
             let segments: Vec<&str> = target.key.split('.').collect();
             target.descend(root, &segments, value)
         });
-        if let Err(SetError { key, place, complaint }) = merged {
-            reader.report(&key, place, complaint);
+        if let Err(problem) = merged {
+            reader.problems.push(problem);
         }
     }
 }
@@ -56,22 +55,14 @@ fn on_box(reader: &mut ConfigReader, root: &mut Node, source: ConfigSource) {
     }
 }
 
-/// What is wrong with one `--set`.
-struct SetError {
-    /// The key that it concerns.
-    key: String,
-    place: Span,
-    complaint: Complaint,
-}
-
 /// Both sides of the `=`.
-fn assignment(source: &ConfigSource, index: usize) -> Result<(Target<'_>, Node), SetError> {
+fn assignment(source: &ConfigSource, index: usize) -> Result<(Target<'_>, Node), Problem> {
     let text = source.text.as_str();
     let everything = Span { source: index, start: 0, end: text.len() };
     let Some((left, _)) = text.split_once('=') else {
         let help = "write `--set key=value`, for example `--set train.steps=100`".into();
         let complaint = Complaint { message: "`--set` without `=`".into(), help };
-        return Err(SetError { key: text.into(), place: everything, complaint });
+        return Err(Problem::at(text, everything, complaint));
     };
     let key = left.trim();
     let start = left.len() - left.trim_start().len();
@@ -80,7 +71,7 @@ fn assignment(source: &ConfigSource, index: usize) -> Result<(Target<'_>, Node),
     if segments.clone().count() > DEEPEST || segments.any(str::is_empty) {
         let help = "write a dotted key such as `train.steps`".into();
         let complaint = Complaint { message: "this is no key".into(), help };
-        return Err(SetError { key: key.into(), place: key_place, complaint });
+        return Err(Problem::at(key, key_place, complaint));
     }
     let value = value(source, index, key, left.len() + 1)?;
     Ok((Target { key, key_place, at: start }, value))
@@ -93,7 +84,7 @@ fn is_list(text: &str) -> bool {
 }
 
 /// The tree right of the `=`.
-fn value(source: &ConfigSource, index: usize, key: &str, start: usize) -> Result<Node, SetError> {
+fn value(source: &ConfigSource, index: usize, key: &str, start: usize) -> Result<Node, Problem> {
     let rest = source.text.get(start..).unwrap_or_default();
     let text = rest.trim();
     let from = start + rest.len() - rest.trim_start().len();
@@ -107,14 +98,14 @@ fn value(source: &ConfigSource, index: usize, key: &str, start: usize) -> Result
     if text.is_empty() {
         let help = format!("write a RON value after `{key}=`");
         let complaint = Complaint { message: "the value is empty".into(), help };
-        return Err(SetError { key: key.into(), place, complaint });
+        return Err(Problem::at(key, place, complaint));
     }
     tree::parse(source, index, start).map_err(|error| {
         let help = "the value is RON: a number, `true`, a variant, or a string in quotes \
                     (mind the quotes of the shell: --set 'device=Cpu(count: 2)')";
         let message = format!("the value is not RON: {}", error.message);
         let complaint = Complaint { message, help: help.into() };
-        SetError { key: key.into(), place: error.place, complaint }
+        Problem::at(key, error.place, complaint)
     })
 }
 
@@ -127,7 +118,7 @@ struct Target<'a> {
 }
 
 impl Target<'_> {
-    fn descend(&mut self, node: &mut Node, path: &[&str], value: Node) -> Result<(), SetError> {
+    fn descend(&mut self, node: &mut Node, path: &[&str], value: Node) -> Result<(), Problem> {
         let Some((segment, rest)) = path.split_first() else {
             merge(node, value);
             return Ok(());
@@ -149,12 +140,12 @@ impl Target<'_> {
         }
     }
 
-    fn no_section(&self, place: Span, segment: &str) -> SetError {
+    fn no_section(&self, place: Span, segment: &str) -> Problem {
         let up = self.key.get(..place.start.saturating_sub(self.key_place.start + 1));
         let up = up.unwrap_or_default();
         let message = format!("`{up}` is a single value: it has no key `{segment}`");
         let help = format!("write {}", suggest::ticked(&[&format!("--set {up}=...")]));
-        SetError { key: self.key.into(), place, complaint: Complaint { message, help } }
+        Problem::at(self.key, place, Complaint { message, help })
     }
 }
 

@@ -2,15 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use super::fields::absolute;
-use super::key::Declaration;
-use super::reader::ConfigReader;
-use super::section::{KeyDefault, Section};
-use super::tree::{Node, NodeKind};
-use super::value::{Complaint, Interval, ParseResult, quoted};
-use crate::Source;
-use crate::Sources;
-use crate::in_line;
+use super::{
+    Complaint, ConfigReader, Declaration, Interval, KeyDefault, Node, NodeKind, ParseResult,
+    Section, absolute, quoted,
+};
+use crate::{Source, Sources, in_line};
 
 /// Most data sets of a list.
 const MOST: usize = 256;
@@ -34,10 +30,11 @@ impl Entries {
         }
     }
 
-    const fn keys(self) -> [&'static str; 3] {
+    /// All of its keys, in order.
+    const fn keys(self) -> &'static [&'static str] {
         match self {
-            Self::Weighed => ["path", "weight", "name"],
-            Self::Named => ["name", "path", "path"],
+            Self::Weighed => &["name", "path", "weight"],
+            Self::Named => &["name", "path"],
         }
     }
 
@@ -50,12 +47,12 @@ impl Section<'_, '_> {
     /// A path, a list of entries, or `None`.
     pub(crate) fn sources(&mut self, key: Declaration, entries: Entries) -> Sources {
         let none = if entries == Entries::Named { ", or `None`" } else { "" };
-        let values = || format!("path in quotes, or `{}`{none}", entries.example());
+        let values = format!("path in quotes, or `{}`{none}", entries.example());
         let show = |all: &Sources| match all.is_empty() && entries == Entries::Weighed {
             true => quoted(""),
             false => in_line(all),
         };
-        self.leaf(key, KeyDefault::Default(Sources::default()), &values, show, |reader, node| {
+        self.leaf(key, KeyDefault::Default(Sources::default()), values, show, |reader, node| {
             sources(reader, node, entries)
         })
     }
@@ -80,11 +77,10 @@ fn sources(reader: &ConfigReader, node: &Node, entries: Entries) -> ParseResult<
                 .map(|item| source(reader, item, entries))
                 .collect::<ParseResult<_>>()?;
             let mut names = BTreeSet::new();
-            for name in all.iter().filter_map(|source| source.name.as_ref()) {
-                if !names.insert(name) {
-                    let message = format!("two data sets are called {}", quoted(name));
-                    return Err(Complaint { message, help: "give each a name of its own".into() });
-                }
+            let mut all_names = all.iter().filter_map(|source| source.name.as_ref());
+            if let Some(name) = all_names.find(|name| !names.insert(*name)) {
+                let message = format!("two data sets are called {}", quoted(name));
+                return Err(Complaint { message, help: "give each a name of its own".into() });
             }
             match <[Source; 1]>::try_from(all) {
                 // Alone it has all samples.
@@ -111,9 +107,8 @@ fn source(reader: &ConfigReader, node: &Node, entries: Entries) -> ParseResult<S
         let item = reader.item(&field.value);
         match field.key.as_str() {
             key if !entries.keys().contains(&key) => {
-                let keys = entries.keys().map(|key| format!("`{key}`"));
-                let known = keys.into_iter().collect::<BTreeSet<_>>();
-                let known = known.into_iter().collect::<Vec<_>>().join(" and ");
+                let known: Vec<_> = entries.keys().iter().map(|key| format!("`{key}`")).collect();
+                let known = known.join(" and ");
                 let key = quoted(key);
                 return Err(complain(format!("an entry has no key {key}; it has {known}")));
             }

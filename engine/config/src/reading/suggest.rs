@@ -1,6 +1,6 @@
 //! What a mistyped key or name was meant to be.
 
-use super::tree::join;
+use super::join;
 
 /// What other trainers call it, and what it is here.
 const ALIASES: [(&str, &str); 42] = [
@@ -148,12 +148,8 @@ pub(crate) fn keys_meant(section: &str, typed: &str, known: &[String]) -> Vec<St
 /// The keys right below `section`.
 fn children<'a>(section: &str, known: &'a [String]) -> Vec<&'a str> {
     let prefix = join(section, "");
-    known.iter().filter_map(|key| child(&prefix, key)).collect()
-}
-
-/// The name right below `prefix` that `key` is, if it is one.
-fn child<'a>(prefix: &str, key: &'a str) -> Option<&'a str> {
-    key.strip_prefix(prefix).filter(|rest| !rest.contains('.'))
+    let below = known.iter().filter_map(|key| key.strip_prefix(&prefix));
+    below.filter(|rest| !rest.contains('.')).collect()
 }
 
 /// Every dotted key whose last part is `leaf`.

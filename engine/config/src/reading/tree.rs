@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use super::source::{ConfigSource, Span};
+use super::{ConfigSource, Span};
 
 /// A value and where it stands.
 #[derive(Clone, Debug)]
@@ -76,6 +76,12 @@ pub(crate) fn parse(
 }
 
 impl Node {
+    /// One without keys, standing in for a text that is not there or cannot be parsed.
+    pub(crate) const fn empty() -> Self {
+        let place = Span { source: 0, start: 0, end: 0 };
+        Self { place, kind: NodeKind::Struct { name: None, fields: Vec::new() } }
+    }
+
     /// Calls `found` with the dotted key and both places of every key that stands twice.
     pub(crate) fn duplicates(&self, path: &str, found: &mut impl FnMut(String, Span, Span)) {
         if let NodeKind::List(items) = &self.kind {
@@ -178,12 +184,13 @@ impl<'a> Parser<'a> {
         self.skip();
         let start = self.at;
         let kind = match self.rest().chars().next()? {
-            '"' => self.string().map(|()| NodeKind::Text)?,
-            '\'' => self.character().map(|()| NodeKind::Other("a character"))?,
-            '[' => self.list()?,
-            '{' => self.map().map(|()| NodeKind::Other("a map"))?,
+            '[' => NodeKind::List(self.items("[", "]")?),
+            '{' => self.items("{", "}").map(|_| NodeKind::Other("a map"))?,
             '(' => self.group(None)?,
-            _ => self.word_value()?,
+            _ => match self.literal() {
+                Some(kind) => kind,
+                None => self.word_value()?,
+            },
         };
         Some(Node { place: self.place(start), kind })
     }
@@ -207,42 +214,23 @@ impl<'a> Parser<'a> {
         self.past("'")
     }
 
-    fn list(&mut self) -> Option<NodeKind> {
-        self.eat("[");
+    /// The values between two brackets, keys of a map among them.
+    fn items(&mut self, open: &str, close: &str) -> Option<Vec<Node>> {
+        self.eat(open);
         let mut items = Vec::new();
         loop {
             self.skip();
-            if self.eat("]") {
-                return Some(NodeKind::List(items));
+            if self.eat(close) {
+                return Some(items);
             }
             items.push(self.value()?);
             self.skip();
-            self.eat(",");
+            let _ = self.eat(",") || self.eat(":");
         }
     }
 
-    fn map(&mut self) -> Option<()> {
-        self.eat("{");
-        loop {
-            self.skip();
-            if self.eat("}") {
-                return Some(());
-            }
-            self.value()?;
-            self.skip();
-            if self.eat(":") {
-                self.value()?;
-                self.skip();
-            }
-            self.eat(",");
-        }
-    }
-
-    /// A word, a raw or byte string, or a name with its fields.
+    /// A word, or a name with its fields.
     fn word_value(&mut self) -> Option<NodeKind> {
-        if let Some(kind) = self.prefixed_string() {
-            return Some(kind);
-        }
         let word = self.word()?.to_string();
         let end = self.at;
         self.skip();
@@ -253,25 +241,28 @@ impl<'a> Parser<'a> {
         Some(NodeKind::Word(word))
     }
 
-    /// `r"..."`, `r#"..."#`, `b"..."`, `b'.'`, `br"..."`.
-    fn prefixed_string(&mut self) -> Option<NodeKind> {
-        let start = self.at;
-        let bytes = self.eat("b");
-        let kind = if bytes { NodeKind::Other("a byte string") } else { NodeKind::Text };
-        if bytes && self.rest().starts_with('"') {
-            return self.string().map(|()| kind);
+    /// `"..."`, `r"..."`, `r#"..."#`, `b"..."`, `br"..."`, `'.'`, `b'.'`.
+    fn literal(&mut self) -> Option<NodeKind> {
+        let rest = self.rest();
+        let (prefix, rest) = rest.split_at(rest.find(|c| !"br#".contains(c))?);
+        let is_text = rest.starts_with('"');
+        if !is_text && !rest.starts_with('\'') {
+            return None;
         }
-        if bytes && self.rest().starts_with('\'') {
-            return self.character().map(|()| kind);
+        self.at += prefix.len();
+        if prefix.contains('r') {
+            self.eat("\"");
+            self.past(&format!("\"{}", prefix.trim_start_matches(['b', 'r'])))?;
+        } else if is_text {
+            self.string()?;
+        } else {
+            self.character()?;
         }
-        let raw = self.eat("r");
-        let hashes = self.rest().len() - self.rest().trim_start_matches('#').len();
-        if raw && self.rest().get(hashes..).is_some_and(|rest| rest.starts_with('"')) {
-            self.at += hashes + 1;
-            return self.past(&format!("\"{}", "#".repeat(hashes))).map(|()| kind);
-        }
-        self.at = start;
-        None
+        Some(match is_text {
+            _ if prefix.starts_with('b') => NodeKind::Other("a byte string"),
+            true => NodeKind::Text,
+            false => NodeKind::Other("a character"),
+        })
     }
 
     /// Anything up to the next separator; `r#` before a name is dropped.
@@ -289,26 +280,18 @@ impl<'a> Parser<'a> {
         let inside = self.at;
         let named = self.rest().starts_with(')') || self.key().is_some();
         self.at = inside;
-        let (mut fields, mut items) = (Vec::new(), Vec::new());
-        loop {
-            self.skip();
-            if self.eat(")") {
-                break;
-            }
-            if named {
-                let (key, key_place) = self.key()?;
-                fields.push(Field { key, key_place, value: self.value()? });
-            } else {
-                items.push(self.value()?);
-            }
+        if !named {
+            return Some(NodeKind::Tuple { name, items: self.items("", ")")? });
+        }
+        let mut fields = Vec::new();
+        while !self.eat(")") {
+            let (key, key_place) = self.key()?;
+            fields.push(Field { key, key_place, value: self.value()? });
             self.skip();
             self.eat(",");
+            self.skip();
         }
-        Some(if named {
-            NodeKind::Struct { name, fields }
-        } else {
-            NodeKind::Tuple { name, items }
-        })
+        Some(NodeKind::Struct { name, fields })
     }
 
     /// `key:`, with its place.

@@ -1,11 +1,9 @@
 //! One value: what it should be, what was found instead, and how to write it.
 
 use std::ops::RangeInclusive;
+use std::str::FromStr;
 
-use super::bytes::{format_bytes, parse_bytes};
-use super::report::short;
-use super::suggest::{meant, ticked};
-use super::tree::NodeKind;
+use super::{NodeKind, format_bytes, meant, parse_bytes, short, ticked};
 
 /// A value as it stands in a text.
 #[derive(Clone, Copy)]
@@ -70,7 +68,7 @@ impl Item<'_> {
     pub(crate) fn found(&self) -> String {
         let text = short(self.text);
         match self.kind {
-            NodeKind::Word(_) if number(self.text).is_some() => format!("the number {text}"),
+            NodeKind::Word(_) if number::<f64>(self.text).is_some() => format!("the number {text}"),
             NodeKind::Word(_) => format!("`{text}`"),
             NodeKind::Text => format!("the string {text}"),
             NodeKind::Bare => format!("the text {text}"),
@@ -110,31 +108,28 @@ impl Item<'_> {
     /// A whole number within `range`.
     pub(crate) fn uint(&self, range: &RangeInclusive<u64>) -> ParseResult<u64> {
         let words = format!("from {} to {}", grouped(*range.start()), grouped(*range.end()));
-        let word = matches!(self.kind, NodeKind::Word(_));
-        let parsed = ron::from_str::<u64>(self.text).ok().filter(|_| word);
-        match (parsed, number(self.text).filter(|_| word)) {
-            (Some(value), _) if range.contains(&value) => Ok(value),
-            (Some(_), _) => self.outside(&format!("a whole number {words}"), &words),
-            (None, Some(value)) if !value.is_finite() => {
-                self.outside(&format!("a whole number {words}"), &words)
-            }
-            (None, Some(value)) if value.fract() != 0.0 => {
+        let number = match self.kind {
+            NodeKind::Word(_) => number::<f64>(self.text),
+            _ => None,
+        };
+        let Some(number) = number else {
+            let fits = |text: &str| text.parse::<u64>().is_ok_and(|v| range.contains(&v));
+            return self.expected("a whole number", self.number_help(fits, &words));
+        };
+        match ron::from_str::<u64>(self.text) {
+            Ok(value) if range.contains(&value) => Ok(value),
+            Err(_) if number.is_finite() && number.fract() != 0.0 => {
                 self.expected("a whole number", format!("write a whole number {words}"))
             }
-            (None, Some(value)) if (0.0..1e15).contains(&value) => {
-                let whole = value as u64;
-                let help = if range.contains(&whole) {
-                    format!("write {whole}, without a point or an exponent")
-                } else {
-                    format!("write a whole number {words}")
+            Err(_) if (0.0..1e15).contains(&number) => {
+                let whole = number as u64;
+                let help = match range.contains(&whole) {
+                    true => format!("write {whole}, without a point or an exponent"),
+                    false => format!("write a whole number {words}"),
                 };
                 self.expected("a whole number", help)
             }
-            (None, Some(_)) => self.outside(&format!("a whole number {words}"), &words),
-            (None, None) => {
-                let fits = |text: &str| text.parse::<u64>().is_ok_and(|v| range.contains(&v));
-                self.expected("a whole number", self.number_help(fits, &words))
-            }
+            _ => self.outside(&format!("a whole number {words}"), &words),
         }
     }
 
@@ -146,12 +141,13 @@ impl Item<'_> {
     /// A finite number within `interval`, after rounding to 32 bits.
     pub(crate) fn float(&self, interval: Interval) -> ParseResult<f32> {
         let words = interval.words();
-        let Some(exact) = number(self.text).filter(|_| matches!(self.kind, NodeKind::Word(_)))
+        let Some(exact) =
+            number::<f64>(self.text).filter(|_| matches!(self.kind, NodeKind::Word(_)))
         else {
-            let fits = |text: &str| number(text).is_some_and(|v| interval.holds(v as f32));
+            let fits = |text: &str| number::<f64>(text).is_some_and(|v| interval.holds(v as f32));
             return self.expected("a number", self.number_help(fits, &words));
         };
-        let value = number_f32(self.text).unwrap_or(f32::NAN);
+        let value = number(self.text).unwrap_or(f32::NAN);
         let vanished = value == 0.0 && exact != 0.0;
         if interval.holds(value) && !vanished {
             return Ok(value);
@@ -197,7 +193,7 @@ impl Item<'_> {
     pub(crate) fn bytes(&self, range: &RangeInclusive<u64>) -> ParseResult<u64> {
         let words =
             format!("from {} to {}", format_bytes(*range.start()), format_bytes(*range.end()));
-        if matches!(self.kind, NodeKind::Word(_)) && number(self.text).is_some() {
+        if matches!(self.kind, NodeKind::Word(_)) && number::<f64>(self.text).is_some() {
             let text = short(self.text);
             let help = format!("say of what: \"{text}MiB\" or \"{text}GiB\"; \"{text}B\" is bytes");
             return self.expected("a size with a unit", help);
@@ -262,13 +258,8 @@ pub(crate) fn name_of(example: &'static str) -> &'static str {
     example.split('(').next().unwrap_or(example)
 }
 
-/// The number that a word stands for, `NaN` and infinities included.
-fn number(text: &str) -> Option<f64> {
-    numeral(text)?.parse().ok()
-}
-
-/// The same rounded to 32 bits once.
-fn number_f32(text: &str) -> Option<f32> {
+/// The number that a word stands for, rounded once; `NaN` and infinities included.
+fn number<T: FromStr>(text: &str) -> Option<T> {
     numeral(text)?.parse().ok()
 }
 
@@ -305,6 +296,7 @@ pub(crate) fn quoted(text: &str) -> String {
 }
 
 /// A RON float that reads back as the same bits.
-pub(crate) fn float_text(value: f32) -> String {
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "it shows the value of a key")]
+pub(crate) fn float_text(value: &f32) -> String {
     format!("{value:?}")
 }

@@ -1,6 +1,6 @@
 //! Typing errors of every key, and texts that nobody would write.
 
-use super::super::reading::{source, tree};
+use super::super::reading::{ConfigSource, SourceKind, tree};
 use super::{LEAST, RICH, loaded};
 
 /// Every field of a text: its dotted path, its key, and the byte range of the key.
@@ -17,8 +17,8 @@ fn fields(text: &str) -> Vec<(String, String, std::ops::Range<usize>)> {
             walk(&field.value, &tree::join(path, &field.key), out);
         }
     }
-    let kind = source::SourceKind::Set;
-    let source = source::ConfigSource { kind, name: String::new(), text: text.into() };
+    let kind = SourceKind::Set;
+    let source = ConfigSource { kind, name: String::new(), text: text.into() };
     let mut out = Vec::new();
     walk(&tree::parse(&source, 0, 0).unwrap(), "", &mut out);
     out

@@ -1,5 +1,6 @@
 //! What a folder, or a file of it, is instead of a model in safetensors files, and what makes such a model of it.
 
+use files::names::is_there;
 use files::path_text::quoted;
 use std::fmt;
 use std::path::Path;
@@ -37,7 +38,7 @@ pub const MERGE: &str = "merge_and_unload()";
 /// Recognizes an adapter of PEFT, which is a difference to the weights of another folder.
 pub fn adapter(folder: &Path) -> Option<FolderContent> {
     let names = ["adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"];
-    let name = names.into_iter().find(|name| is_there(folder, name))?;
+    let name = names.into_iter().find(|name| is_there(&folder.join(name)))?;
     let new = beside(folder, "merged");
     let merged = python(&format!(
         "from peft import AutoPeftModelForCausalLM; \
@@ -167,10 +168,6 @@ fn save_again(from: &str, new: &str) -> String {
     format!(
         "make safetensors files of it with `{line}`, copy the tokenizer's files there, and name that folder"
     )
-}
-
-fn is_there(folder: &Path, name: &str) -> bool {
-    std::fs::symlink_metadata(folder.join(name)).is_ok()
 }
 
 /// A folder of a name that is not taken, in most cases.

@@ -61,21 +61,16 @@ impl Keys {
         range: RangeInclusive<u64>,
         or: Option<usize>,
     ) -> usize {
-        let value = self.get(key);
-        match (value.as_ref().map(Value::as_u64), or) {
-            (Some(Some(n)), _) if range.contains(&n) => return n as usize,
+        let why = match (self.get(key), or) {
             (None, Some(or)) => return or,
-            (None, None) => self.wrong.push(format!("`{key}` is missing")),
-            (Some(Some(n)), _) => self.wrong.push(format!(
-                "`{key}` is {n}, not from {} to {}",
-                range.start(),
-                range.end()
-            )),
-            (Some(None), _) => {
-                let value = value.as_ref().map_or_else(String::new, shown);
-                self.wrong.push(format!("`{key}` is {value}, not a whole number"));
-            }
-        }
+            (None, None) => "missing".into(),
+            (Some(value), _) => match value.as_u64() {
+                Some(n) if range.contains(&n) => return n as usize,
+                Some(n) => format!("{n}, not from {} to {}", range.start(), range.end()),
+                None => format!("{}, not a whole number", shown(&value)),
+            },
+        };
+        self.wrong.push(format!("`{key}` is {why}"));
         // Told: nobody gets this value.
         1
     }

@@ -7,7 +7,7 @@ use super::super::simulate::{failed, seconds};
 use super::super::{ConfigArgs, print, print_json, search};
 use super::PlanArgs;
 use crate::report::progress::si;
-use config::{Config, ConfigError, Family, LoadedConfig, Origin, load_text_to_search};
+use config::{Config, ConfigError, Family, Further, LoadedConfig, Origin, load_str_and_look};
 use layout::LocalMachine;
 use predict::States;
 use predict::changes::arguments;
@@ -178,7 +178,8 @@ fn load(args: &PlanArgs, model: &Path, more: &[&str]) -> Result<LoadedConfig, Co
     let more = more.iter().map(ToString::to_string);
     let sets = args.sets.iter().cloned().chain(more).collect();
     let ConfigArgs { sets, .. } = args.on_box.with(&ConfigArgs { config: PathBuf::new(), sets })?;
-    let load = |text: &str| load_text_to_search(text, &name, Path::new(""), &sets);
+    let further = Further { searched: true, ..Further::NONE };
+    let load = |text: &str| load_str_and_look(text, &name, Path::new(""), &sets, &further);
     // Twice: what the folder and `--set` say decides the batch.
     let first = load(&text(None, 64)).map_err(config)?;
     let said = |(key, _, origin): &(String, String, Origin)| {
