@@ -160,13 +160,7 @@ fn of_dict(
         _ => {
             arguments.bind([])?;
             match name {
-                "items" => {
-                    let pair = |(key, field): (&Value, &Value)| {
-                        List::of(Form::Tuple, vec![key.clone(), field.clone()])
-                    };
-                    let pairs: Result<Vec<Value>, String> = dict.fields.iter().map(pair).collect();
-                    view("dict_items", pairs?)
-                }
+                "items" => view("dict_items", dict.pairs()?),
                 "keys" => view("dict_keys", dict.fields.keys().cloned().collect()),
                 "values" => view("dict_values", dict.fields.values().cloned().collect()),
                 "copy" => Dict::of(dict.fields.clone()).map(Some),

@@ -1,5 +1,6 @@
 //! Texts of values as Python writes them: `str`, `repr` and `json.dumps`.
 
+use super::source::code_of;
 use super::value::{Form, List, Method, ValueKind, name_of, pay};
 use minijinja::{State, Value};
 use std::fmt::Write as _;
@@ -114,11 +115,7 @@ fn quote(text: &str, out: &mut String) {
             '\t' => out.push_str("\\t"),
             c if c == quote => out.extend(['\\', c]),
             c if is_printable(c) => out.push(c),
-            c => out.push_str(&match u32::from(c) {
-                code @ 0..=0xff => format!("\\x{code:02x}"),
-                code @ 0x100..=0xffff => format!("\\u{code:04x}"),
-                code => format!("\\U{code:08x}"),
-            }),
+            c => out.push_str(&code_of(c)),
         }
     }
     out.push(quote);

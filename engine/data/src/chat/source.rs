@@ -14,7 +14,7 @@ pub(super) struct Tag<'a> {
     pub(super) kind: TagKind,
     /// `-`, `+` or nothing: what happens to blanks in front of it.
     pub(super) left: &'a str,
-    pub(super) tokens: Vec<SpacedToken<'a>>,
+    pub(super) tokens: Vec<Token<'a>>,
     /// `-`, `+` or nothing: what happens to blanks behind it.
     pub(super) right: &'a str,
     /// The line that it begins in, from 1.
@@ -46,13 +46,6 @@ impl TagKind {
     }
 }
 
-/// A token, and the blanks in front of it.
-#[derive(Debug, PartialEq)]
-pub(super) struct SpacedToken<'a> {
-    pub(super) blanks: &'a str,
-    pub(super) token: Token<'a>,
-}
-
 /// A word of an expression.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Token<'a> {
@@ -67,7 +60,7 @@ pub(super) enum Token<'a> {
 impl Tag<'_> {
     /// The keyword of a block.
     pub(super) fn keyword(&self) -> Option<&str> {
-        match self.tokens.first().map(|first| &first.token) {
+        match self.tokens.first() {
             Some(Token::Name(name)) if self.kind == TagKind::Block => Some(name),
             _ => None,
         }
@@ -75,12 +68,10 @@ impl Tag<'_> {
 
     /// Whether an end of this block is to come. `{% set a = b %}` has none.
     pub(super) fn is_open(&self) -> bool {
-        let mut operators = self.tokens.iter().filter_map(|placed| match placed.token {
-            Token::Operator(operator) => Some(operator),
-            _ => None,
+        let first = self.tokens.iter().find(|token| {
+            matches!(token, Token::Operator(o) if !matches!(*o, "," | "." | "(" | ")"))
         });
-        let first = operators.find(|operator| !matches!(*operator, "," | "." | "(" | ")"));
-        self.keyword() != Some("set") || first != Some("=")
+        self.keyword() != Some("set") || first != Some(&Token::Operator("="))
     }
 
     /// A tag with other words, which ends in the same line and has the same blanks around it.
@@ -105,6 +96,15 @@ pub(super) fn quoted(text: &str) -> String {
     }
     out.push('"');
     out
+}
+
+/// The escape that names a character by its code.
+pub(super) fn code_of(c: char) -> String {
+    match u32::from(c) {
+        code @ 0..=0xff => format!("\\x{code:02x}"),
+        code @ 0x100..=0xffff => format!("\\u{code:04x}"),
+        code => format!("\\U{code:08x}"),
+    }
 }
 
 /// The pieces of a template whose lines end with `\n`.
@@ -197,21 +197,11 @@ fn tag(source: &str, open: usize) -> Result<(Tag<'_>, usize), String> {
     // Inside of brackets the end of a tag is none: `{{ {'a': {}} }}`.
     let (mut tokens, mut brackets) = (Vec::new(), Vec::new());
     loop {
-        let rest = &source[at..];
-        let blanks = &rest[..rest.len() - rest.trim_start().len()];
-        at += blanks.len();
-        let rest = &source[at..];
+        let rest = source[at..].trim_start();
+        at = source.len() - rest.len();
         if brackets.is_empty() {
-            let right = match kind {
-                TagKind::Block => sign(rest),
-                TagKind::Print => {
-                    if rest.starts_with('-') {
-                        "-"
-                    } else {
-                        ""
-                    }
-                }
-            };
+            let is_word = kind == TagKind::Print && rest.starts_with('+');
+            let right = if is_word { "" } else { sign(rest) };
             if rest[right.len()..].starts_with(kind.close()) {
                 let end = at + right.len() + kind.close().len();
                 let lines = source[open..end].matches('\n').count();
@@ -223,9 +213,8 @@ fn tag(source: &str, open: usize) -> Result<(Tag<'_>, usize), String> {
             return Err(format!("a tag `{}` has no end `{}`", kind.open(), kind.close()));
         };
         // `a.0.1` has no float.
-        let of_a_dot =
-            matches!(tokens.last(), Some(SpacedToken { token: Token::Operator("."), .. }));
-        let (token, bytes) = token(rest, first, !of_a_dot)?;
+        let floats = tokens.last() != Some(&Token::Operator("."));
+        let (token, bytes) = token(rest, first, floats)?;
         match &token {
             Token::Operator("(") => brackets.push(")"),
             Token::Operator("[") => brackets.push("]"),
@@ -237,7 +226,7 @@ fn tag(source: &str, open: usize) -> Result<(Tag<'_>, usize), String> {
             },
             _ => {}
         }
-        tokens.push(SpacedToken { blanks, token });
+        tokens.push(token);
         at += bytes;
     }
 }
@@ -374,13 +363,7 @@ fn escape(first: char, from: &str, out: &mut String) -> Result<usize, String> {
         }
         // As Python reads it from bytes: by the code of the character.
         c if !c.is_ascii() => {
-            let code = u32::from(c);
-            out.push('\\');
-            out.push_str(&match code {
-                0..=0xff => format!("x{code:02x}"),
-                0x100..=0xffff => format!("u{code:04x}"),
-                _ => format!("U{code:08x}"),
-            });
+            out.push_str(&code_of(c));
             return Ok(0);
         }
         other => {
@@ -398,7 +381,7 @@ mod tests {
 
     fn texts(source: &str) -> Vec<String> {
         let of = |piece: Piece<'_>| match piece {
-            Piece::Tag(tag) => tag.tokens.into_iter().find_map(|placed| match placed.token {
+            Piece::Tag(tag) => tag.tokens.into_iter().find_map(|token| match token {
                 Token::Text(text) => Some(text),
                 _ => None,
             }),
