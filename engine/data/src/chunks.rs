@@ -9,10 +9,6 @@ use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Bytes of text after which a part ends.
-const PART: u64 = 64 << 20;
-/// Bytes of text that a core makes tokens of at a time: what a tokenizer takes for them stays in caches.
-const PIECE: usize = 16 << 10;
 /// Pieces whose tokens stand in one place, most: the allocator has room for many small ones only far apart.
 const SEVERAL: usize = 128;
 /// Such places for each core, at least, if there are pieces enough.
@@ -21,8 +17,6 @@ const SHARES: usize = 4;
 const WORD: usize = 32;
 /// Words that a core remembers: some 20 MiB.
 const WORDS: usize = 1 << 17;
-/// Most bytes of text without a place to cut them.
-const MOST: u64 = 256 << 20;
 /// Bytes behind a cut that must be known.
 const BEHIND: u64 = 8;
 
@@ -58,7 +52,8 @@ pub struct ChunkSizes {
 
 impl Default for ChunkSizes {
     fn default() -> Self {
-        Self { part: PART, piece: PIECE, most: MOST }
+        // What a tokenizer takes for a piece stays in caches.
+        Self { part: 64 << 20, piece: 16 << 10, most: 256 << 20 }
     }
 }
 
@@ -145,7 +140,7 @@ impl<'a> TextChunks<'a> {
             pieces.extend(of_text.into_iter().map(|piece| (*file, piece)));
         }
         let longest = pieces.iter().map(|(_, piece)| piece.len() as u64).max().unwrap_or(0);
-        let several = (pieces.len() / (SHARES * cores::all())).clamp(1, SEVERAL);
+        let several = (pieces.len() / (SHARES * topology::cores())).clamp(1, SEVERAL);
         let groups: Vec<_> = pieces.chunks(several).collect();
         let encode = |i: usize| {
             let mut memo = lock(&self.memos).pop().unwrap_or_default();

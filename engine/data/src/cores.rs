@@ -13,11 +13,6 @@ pub fn texts_at_once(longest: u64) -> usize {
     (TEXT_AT_ONCE / longest.max(1)).clamp(1, cores() as u64) as usize
 }
 
-/// How many there are.
-pub(super) fn all() -> usize {
-    cores()
-}
-
 /// `f(0)..f(count - 1)`, in this order, by all cores. The calling thread works too, and where the system gives no more threads it
 /// works alone.
 pub(super) fn map<T: Send>(count: usize, f: impl Fn(usize) -> T + Sync) -> Vec<T> {

@@ -17,7 +17,7 @@ const TOGETHER: usize = 1 << 12;
 
 /// xxh3, 128 bits, of the tokens as 32-bit numbers. How many bytes a token has in its file, and how files are cut, do
 /// not matter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
     /// Of the training part.
     pub train: u128,
@@ -26,9 +26,6 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Of a data set without tokens that is never trained on.
-    pub(super) const NONE: Self = Self { train: 0, held_out: 0 };
-
     /// The same tokens with a hash of more about each part.
     pub(super) fn and(self, [train, held_out]: [u128; 2]) -> Self {
         let both = |hashes: [u128; 2]| xxh3_128(hashes.map(u128::to_le_bytes).as_flattened());

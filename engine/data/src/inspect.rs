@@ -42,23 +42,21 @@ impl DataInspection {
         if data.train.is_empty() {
             return Err(in_key("data.train")(at(Path::new(""))(Problem::NotSet)));
         }
-        for (key, sources) in [("data.train", &data.train), ("data.validation", &data.validation)] {
-            for text in sources.paths() {
-                let before = look.tokens;
-                look.part(text, data, warn).map_err(in_key(key))?;
-                let known = data.tokenizer.is_none() || !data.format.is_text();
-                if known && data.packing == Packing::Windows {
-                    let tokens = look.tokens - before;
-                    let (parts, split) = match (key, data.validation.is_empty()) {
-                        ("data.train", true) => {
-                            let fraction = data.validation_fraction;
-                            (CorpusSplit::Cut(text, fraction), lengths::to_train(tokens, fraction))
-                        }
-                        ("data.train", false) => (CorpusSplit::Train(text), tokens),
-                        _ => (CorpusSplit::HeldOut(text), 0),
-                    };
-                    lengths::check(parts, split, tokens, config.model.seq_len)?;
-                }
+        for (key, text) in super::named(data) {
+            let before = look.tokens;
+            look.part(text, data, warn).map_err(in_key(key))?;
+            let known = data.tokenizer.is_none() || !data.format.is_text();
+            if known && data.packing == Packing::Windows {
+                let tokens = look.tokens - before;
+                let (parts, split) = match (key, data.validation.is_empty()) {
+                    ("data.train", true) => {
+                        let fraction = data.validation_fraction;
+                        (CorpusSplit::Cut(text, fraction), lengths::to_train(tokens, fraction))
+                    }
+                    ("data.train", false) => (CorpusSplit::Train(text), tokens),
+                    _ => (CorpusSplit::HeldOut(text), 0),
+                };
+                lengths::check(parts, split, tokens, config.model.seq_len)?;
             }
         }
         Ok(look)
@@ -66,15 +64,12 @@ impl DataInspection {
 
     /// Compares all bytes of prepared tokens with the hashes that were written.
     pub fn compare(data: &DataConfig, progress: &dyn Progress) -> Result<(), DataError> {
-        for (key, sources) in [("data.train", &data.train), ("data.validation", &data.validation)] {
-            for text in sources.paths().filter(|_| !data.format.is_text()) {
-                let (files, source) = named(text, &data.format, false).map_err(in_key(key))?;
-                let bytes = files.iter().filter_map(|file| file.metadata().ok());
-                let reading = progress.begin("comparing bytes", bytes.map(|file| file.len()).sum());
-                for folder in prepared::folders(text, &files, source.from_directory) {
-                    prepared::check_bytes(folder, &|bytes| reading.add(bytes))
-                        .map_err(in_key(key))?;
-                }
+        for (key, text) in super::named(data).filter(|_| !data.format.is_text()) {
+            let (files, source) = named(text, &data.format, false).map_err(in_key(key))?;
+            let bytes = files.iter().filter_map(|file| file.metadata().ok());
+            let reading = progress.begin("comparing bytes", bytes.map(|file| file.len()).sum());
+            for folder in prepared::folders(text, &files, source.from_directory) {
+                prepared::check_bytes(folder, &|bytes| reading.add(bytes)).map_err(in_key(key))?;
             }
         }
         Ok(())

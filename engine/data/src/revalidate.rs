@@ -2,6 +2,7 @@
 //! through again, and a run goes on where they hold the same bytes.
 
 use super::identity::{self, TokenRanges};
+use super::mask::Mask;
 use super::store::{ReadError, TokenFile};
 use super::{Corpus, Documents};
 use files::path_text::PathText;
@@ -96,14 +97,23 @@ impl Corpus {
     fn files_in_use(&self) -> impl Iterator<Item = (FileRole, &TokenFile)> {
         let segments = 0..self.store.num_segments();
         let tokens = segments.filter_map(|i| Some((FileRole::Segment(i), self.store.file(i)?)));
-        let masks = self.documents.as_ref().map_or(&[][..], Documents::masks);
-        let indexes = self.indexes.iter().map(|index| &index.file);
-        let beside = indexes.chain(masks.iter().map(|mask| &mask.file)).enumerate();
+        let beside = self.files_beside().enumerate();
         tokens.chain(beside.map(|(i, file)| (FileRole::Beside(i), file)))
     }
 
+    /// The masks of all files, if they have some.
+    pub(super) fn masks(&self) -> &[Mask] {
+        self.documents.as_ref().map_or(&[], Documents::masks)
+    }
+
+    /// The files beside those of the tokens: indexes, then masks.
+    pub(super) fn files_beside(&self) -> impl Iterator<Item = &TokenFile> {
+        let indexes = self.indexes.iter().map(|index| &index.file);
+        indexes.chain(self.masks().iter().map(|mask| &mask.file))
+    }
+
     /// The tokens to train, and those that are held out.
-    fn parts(&self) -> [TokenRanges; 2] {
+    pub(super) fn parts(&self) -> [TokenRanges; 2] {
         match &self.documents {
             Some(documents) => documents.parts(),
             None => [0..self.split, self.split..self.num_tokens()].map(TokenRanges::one),

@@ -108,7 +108,11 @@ impl Corpus {
         vocab: usize,
         seq_len: usize,
     ) -> Result<Self, DataError> {
-        with.rows.fits(vocab).map_err(at(with.tokenizer)).map_err(in_key("data.tokenizer"))?;
+        with.rows
+            .tokenizer
+            .fits(vocab)
+            .map_err(at(with.tokenizer))
+            .map_err(in_key("data.tokenizer"))?;
         let width = with.rows.tokenizer.token_bytes();
         let documents = Documents::that_say(with.room(seq_len));
         let documents = (with.packing != Packing::Windows).then_some(documents);

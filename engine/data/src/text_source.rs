@@ -30,7 +30,7 @@ pub struct TextSource<'a> {
     pub progress: &'a dyn Progress,
 }
 
-/// The files of a name: all of them, those that hold text, closed, and how they are taken.
+/// The files of a name: all of them, those that hold text or rows, closed, and how they are taken.
 pub(super) fn text_files(
     text: &str,
     format: &DataFormat,

@@ -1,20 +1,18 @@
 //! `tokenizer.json`, as Hugging Face's tokenizers write it: text to tokens and back.
 
+use super::cache_file::hash_of_parts;
 use super::listed_tokens::{FILES, ListedToken, listed};
 use super::open::open_regular;
 use super::split_points::Cuts;
-use super::untrusted::TokenSpans;
 use super::{Problem, text_model, untrusted};
 use config::tokenizers::unread_tokenizers;
 use config::transformers::pointer;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::io::Read;
-use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use tokenizers::ModelWrapper;
-use xxhash_rust::xxh3::Xxh3Default;
 
 /// Bytes of a file; more is none.
 const LONGEST: u64 = 256 << 20;
@@ -25,7 +23,7 @@ const HELD: usize = 16;
 
 /// Read, and found to be a function of the text alone.
 pub struct Tokenizer {
-    inner: Arc<tokenizers::Tokenizer>,
+    pub(super) inner: Arc<tokenizers::Tokenizer>,
     bytes: Vec<u8>,
     /// Of the files that it was read from.
     sources: u128,
@@ -34,9 +32,9 @@ pub struct Tokenizer {
     vocab: usize,
     cuts: Result<Cuts, String>,
     /// For texts of others, where a control token is a piece of its model.
-    plain: Option<ModelWrapper>,
+    pub(super) plain: Option<ModelWrapper>,
     /// It finds control tokens in a text that it has normalized.
-    normalizes: bool,
+    pub(super) normalizes: bool,
 }
 
 /// Names and contents of files.
@@ -154,7 +152,7 @@ impl Tokenizer {
     /// # Errors
     /// What the tokenizer says.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, String> {
-        untrusted::encode(&self.inner, text, false)
+        self.encode_with(text, false)
     }
 
     /// Tokens of a prompt, with the special ones that the tokenizer puts around a text, such as that of its beginning.
@@ -162,56 +160,12 @@ impl Tokenizer {
     /// # Errors
     /// As [`encode`](Self::encode).
     pub fn encode_prompt(&self, text: &str) -> Result<Vec<u32>, String> {
-        untrusted::encode(&self.inner, text, true)
-    }
-
-    /// The tokens of a text, with the bytes of it that each stands for; `special`: with those that the tokenizer puts around it.
-    ///
-    /// # Errors
-    /// As [`encode`](Self::encode).
-    pub(super) fn encode_with_places(
-        &self,
-        text: &str,
-        special: bool,
-    ) -> Result<Vec<(u32, Range<usize>)>, String> {
-        untrusted::encode_with_places(&self.inner, text, special)
-    }
-
-    /// The same of a text in which `cut` stands inside the texts of control tokens that are to be like any other, and other
-    /// characters stand for those of one letter, which `letter` gives.
-    ///
-    /// # Errors
-    /// As [`encode`](Self::encode).
-    pub(super) fn encode_cut(
-        &self,
-        text: &str,
-        cut: char,
-        letter: &dyn Fn(char) -> char,
-        special: bool,
-    ) -> Result<Vec<(u32, Range<usize>)>, String> {
-        let model = self.plain.as_ref().unwrap_or_else(|| self.inner.get_model());
-        untrusted::encode_cut(&self.inner, model, text, cut, letter, special)
-    }
-
-    /// The tokens of a text whose control tokens control, and those that the tokenizer puts around it.
-    ///
-    /// # Errors
-    /// As [`encode`](Self::encode).
-    pub(super) fn encode_around(&self, text: &str) -> Result<TokenSpans, String> {
-        untrusted::encode_around(&self.inner, text)
+        self.encode_with(text, true)
     }
 
     /// Whether a control token is a piece of its model, to which a text may come.
     pub(super) const fn has_control_pieces(&self) -> bool {
         self.plain.is_some()
-    }
-
-    /// The first control token of a text that is there once it is normalized.
-    ///
-    /// # Errors
-    /// As [`encode`](Self::encode).
-    pub(super) fn normalized_control(&self, text: &str) -> Result<Option<Range<usize>>, String> {
-        if self.normalizes { untrusted::control_in(&self.inner, text) } else { Ok(None) }
     }
 
     /// The texts of its control tokens.
@@ -336,13 +290,8 @@ fn load(bytes: &[u8]) -> Result<tokenizers::Tokenizer, String> {
 
 /// xxh3, 128 bits, of a tokenizer.json and of the files beside it.
 fn sources(file: &[u8], beside: &Files) -> u128 {
-    let mut hash = Xxh3Default::new();
     let beside = beside.iter().flat_map(|(name, bytes)| [name.as_bytes(), bytes.as_slice()]);
-    for part in [file].into_iter().chain(beside) {
-        hash.update(&(part.len() as u64).to_le_bytes());
-        hash.update(part);
-    }
-    hash.digest128()
+    hash_of_parts([file].into_iter().chain(beside))
 }
 
 /// Makes text of tokens that come one by one. A token by itself may be a part of a character, and its text may depend on the

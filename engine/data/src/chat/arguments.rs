@@ -1,8 +1,8 @@
 //! The arguments of filters, tests and methods, bound to parameters as Python binds them.
 
 use super::value::{ValueKind, name_of};
-use minijinja::value::Kwargs;
 use minijinja::Value;
+use minijinja::value::Kwargs;
 
 /// The arguments of a call.
 #[derive(Debug)]

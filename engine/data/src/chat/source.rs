@@ -68,9 +68,9 @@ impl Tag<'_> {
 
     /// Whether an end of this block is to come. `{% set a = b %}` has none.
     pub(super) fn is_open(&self) -> bool {
-        let first = self.tokens.iter().find(|token| {
-            matches!(token, Token::Operator(o) if !matches!(*o, "," | "." | "(" | ")"))
-        });
+        let first = self.tokens.iter().find(
+            |token| matches!(token, Token::Operator(o) if !matches!(*o, "," | "." | "(" | ")")),
+        );
         self.keyword() != Some("set") || first != Some(&Token::Operator("="))
     }
 

@@ -24,6 +24,7 @@ mod texts;
 
 pub(super) use lines::Lines;
 
+use super::cache_file::hash_of_parts;
 use super::document::Document;
 use super::ignored_keys::IgnoredKeys;
 use super::problem::Problem;
@@ -38,7 +39,7 @@ use std::ops::Range;
 use std::sync::OnceLock;
 use talk::Conversation;
 use targets::{Targets, has_role};
-use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
+use xxhash_rust::xxh3::xxh3_128;
 
 /// Stands inside the text of a control token where a row has it: that text controls nothing.
 pub(super) const CUT: char = '\u{FDD2}';
@@ -117,14 +118,6 @@ impl<'a> Rows<'a> {
         self.no_end.clone().map_or(Ok(()), |text| Err(Problem::NoEnd { text }))
     }
 
-    /// Refuses a model that has fewer tokens than the tokenizer.
-    ///
-    /// # Errors
-    /// [`Problem`] names the largest token.
-    pub(super) fn fits(&self, vocab: usize) -> Result<(), Problem> {
-        self.tokenizer.fits(vocab)
-    }
-
     /// xxh3, 128 bits, of everything but the row that a document follows from.
     pub(super) fn hash(&self) -> u128 {
         *self.hash.get_or_init(|| self.hashed())
@@ -138,12 +131,7 @@ impl<'a> Rows<'a> {
             }
         };
         let kind = format!("{:?} {kind}", self.in_texts);
-        let mut hash = Xxh3Default::new();
-        for part in [self.tokenizer.bytes(), kind.as_bytes()] {
-            hash.update(&(part.len() as u64).to_le_bytes());
-            hash.update(part);
-        }
-        hash.digest128()
+        hash_of_parts([self.tokenizer.bytes(), kind.as_bytes()])
     }
 
     /// What a document follows from beside the row and the tokenizer, by its name.
@@ -352,6 +340,11 @@ fn check_marks(text: &str) -> Result<(), String> {
         }
         None => Ok(()),
     }
+}
+
+/// An object with these fields.
+fn object<const N: usize>(fields: [(&str, Json); N]) -> Json {
+    Json::Object(fields.map(|(key, value)| (key.into(), value)).into())
 }
 
 /// A value in words.

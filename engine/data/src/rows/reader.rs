@@ -1,12 +1,12 @@
 //! What a chat template makes of the parts of a chat. It is asked once for each shape of a chat, with words in the place of all
 //! texts: a word that the text of the chat does not have is a text that the model would not see.
 
-use super::has_role;
 use super::probe::{self, ChatPart, Probe, WORD};
 use super::talk::Conversation;
+use super::{has_role, object};
 use crate::chat::{Chat, Template, message};
 use crate::ignored_keys::IgnoredKeys;
-use files::json::{Json, Map};
+use files::json::Json;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{OnceLock, PoisonError, RwLock};
 
@@ -87,7 +87,7 @@ impl<'a> ChatReader<'a> {
     /// How the template takes arguments.
     pub(super) fn arguments(&self) -> Arguments {
         *self.arguments.get_or_init(|| {
-            let object = Json::Object([(WORD.into(), Json::String("a".into()))].into());
+            let object = object([(WORD, Json::String("a".into()))]);
             let text = Json::String(format!("{{\"{WORD}\": \"a\"}}"));
             match (self.writes_arguments(&object), self.writes_arguments(&text)) {
                 (true, false) => Arguments::Objects,
@@ -100,19 +100,13 @@ impl<'a> ChatReader<'a> {
     /// Whether a call with these arguments has the key [`WORD`] as JSON or in a form of the template's own, and neither in a text
     /// of JSON in JSON nor in a dict of Python.
     fn writes_arguments(&self, arguments: &Json) -> bool {
-        let fields = |all: &[(&str, Json)]| {
-            Json::Object(all.iter().map(|(key, value)| ((*key).into(), value.clone())).collect())
-        };
         let text = |text: &str| Json::String(text.into());
-        let function = fields(&[("name", text("f")), ("arguments", arguments.clone())]);
-        let call = fields(&[
-            ("id", text("000000001")),
-            ("type", text("function")),
-            ("function", function),
-        ]);
+        let function = object([("name", text("f")), ("arguments", arguments.clone())]);
+        let (id, kind) = (("id", text("000000001")), ("type", text("function")));
+        let call = object([id, kind, ("function", function)]);
         let (role, calls) = (("role", text("assistant")), ("tool_calls", Json::Array(vec![call])));
         let said =
-            [fields(&[role.clone(), ("content", text("")), calls.clone()]), fields(&[role, calls])];
+            [object([role.clone(), ("content", text("")), calls.clone()]), object([role, calls])];
         said.into_iter().any(|said| {
             let written = self.template.text(Chat::of(&[message("user", "a"), said]), false);
             written.is_ok_and(|written| {
@@ -240,11 +234,9 @@ fn in_json(word: &str) -> Option<String> {
 
 /// The message without a key.
 fn without(message: &Json, key: &str) -> Json {
-    let Json::Object(fields) = message else { return message.clone() };
-    let fields: Map = fields
-        .iter()
-        .filter(|(other, _)| *other != key)
-        .map(|(key, value)| (key.clone(), value.clone()))
-        .collect();
-    Json::Object(fields)
+    let mut message = message.clone();
+    if let Json::Object(fields) = &mut message {
+        fields.shift_remove(key);
+    }
+    message
 }
