@@ -3,10 +3,9 @@
 use super::token_part;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
+use std::{fs, io};
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
 
 /// The content of a file; none if it is not there, or damaged.

@@ -4,6 +4,7 @@
 use super::cores;
 use super::problem::{Failure, Problem, at};
 use super::store::{ReadError, TokenFile, failure};
+use super::token_part::TokenPart;
 use super::tokenizer::Tokenizer;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -124,14 +125,13 @@ impl<'a> TextChunks<'a> {
         }
     }
 
-    /// The tokens of a part, little-endian, `width` bytes each, in the order of the text. `add`: adds bytes of text that are done.
+    /// The tokens of a part, in the order of the text. `add`: adds bytes of text that are done.
     pub(super) fn encode(
         &self,
         part: &TextChunk<'_>,
-        width: usize,
         add: &(dyn Fn(u64) + Sync),
-    ) -> Result<Vec<Vec<u8>>, Failure> {
-        let mut pieces = Vec::new();
+    ) -> Result<TokenPart, Failure> {
+        let (mut pieces, width) = (Vec::new(), self.tokenizer.token_bytes());
         for (file, text) in &part.texts {
             let of_text = match self.tokenizer.cuts() {
                 Ok(cuts) => cuts.pieces(text, self.sizes.piece),
@@ -157,7 +157,8 @@ impl<'a> TextChunks<'a> {
             lock(&self.memos).push(memo);
             Ok(made)
         };
-        cores::map_by(cores::texts_at_once(longest), groups.len(), encode).into_iter().collect()
+        let made = cores::map_by(cores::texts_at_once(longest), groups.len(), encode);
+        Ok(TokenPart::of_text(made.into_iter().collect::<Result<_, _>>()?, width))
     }
 }
 
@@ -244,7 +245,7 @@ mod tests {
         while from.file < files.len() {
             let part = texts.read(from)?;
             assert!(part.next != from);
-            tokens.extend(texts.encode(&part, 2, &|_| ())?.concat());
+            tokens.extend(texts.encode(&part, &|_| ())?.tokens.concat());
             (count, from) = (count + 1, part.next);
         }
         Ok((tokens, count))

@@ -1,15 +1,13 @@
 //! Facts of the data without a look at its tokens: whether the files are there, what they seem to hold, how long they are, and
 //! whether files that onebox has written still have the bytes that it wrote.
 
-use super::mask;
 use super::megatron::Index;
 use super::open::open_regular;
-use super::prepared;
 use super::problem::{DataError, Failure, Problem, at, in_key};
 use super::progress::Progress;
 use super::read::named;
 use super::store::TokenFile;
-use super::{CorpusSplit, lengths};
+use super::{CorpusSplit, lengths, mask, prepared};
 use config::{Config, DataConfig, Packing};
 use std::fs::File;
 use std::io::{Read, Seek};
@@ -84,7 +82,7 @@ impl DataInspection {
                 self.add(path, file, data).map_err(at(path))?;
             }
         }
-        source.end(Path::new(text), self.bytes - before).map(drop).map_err(at(Path::new(text)))
+        source.end(Path::new(text), self.bytes - before).map(drop)
     }
 
     fn add(&mut self, path: &Path, mut file: File, data: &DataConfig) -> Result<(), Problem> {

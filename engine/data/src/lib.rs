@@ -243,14 +243,9 @@ impl Corpus {
         if let Some(documents) = &mut self.documents {
             documents.push_counted(&document.counted);
         }
-        self.push_tokens(&document.tokens);
-    }
-
-    /// Appends tokens that are in memory.
-    fn push_tokens(&mut self, tokens: &[u32]) {
         let width = self.store.width;
-        let mut bytes = Vec::with_capacity(tokens.len() * width);
-        for token in tokens {
+        let mut bytes = Vec::with_capacity(document.tokens.len() * width);
+        for token in &document.tokens {
             bytes.extend_from_slice(&token.to_le_bytes()[..width]);
         }
         self.store.push_bytes(&bytes);
@@ -356,16 +351,6 @@ impl Corpus {
         self.documents.as_ref().map(|documents| documents.held(place))
     }
 
-    /// Whether samples differ in how many targets count.
-    pub(crate) const fn is_uneven(&self) -> bool {
-        self.documents.is_some()
-    }
-
-    /// Whether a sample may hold several documents, each of which sees itself alone.
-    pub(crate) const fn is_packed(&self) -> bool {
-        self.packs
-    }
-
     /// How many windows of `seq_len` targets cover the held-out part, or how many samples its documents are.
     pub fn num_eval_windows(&self) -> usize {
         let tokens = self.num_tokens() - self.split;
@@ -414,8 +399,7 @@ impl Corpus {
                 let full = 100.0 * (in_samples - d.len()) as f64 / (all * self.seq_len) as f64;
                 let packed = match d.is_packed() {
                     true => {
-                        let held_out = all - samples;
-                        format!("; samples: {}, {full:.0} % full", parts(samples, held_out))
+                        format!("; samples: {}, {full:.0} % full", parts(samples, all - samples))
                     }
                     false if full < HALF_FULL => {
                         format!(

@@ -7,7 +7,6 @@
 use super::bad_rows::BadRows;
 use super::checks::Checks;
 use super::chunks::{ChunkSizes, TextChunks, TextPosition};
-use super::mask;
 use super::open::open_regular;
 use super::prepared::{self, MANIFEST, Manifest, PreparedPart, SourceText, VERSION, partial};
 use super::problem::{DataError, Failure, Problem, at, in_key, settle};
@@ -17,7 +16,7 @@ use super::store::{TokenFile, failure};
 use super::text_source::text_files;
 use super::token_cache::Cache;
 use super::token_part::{self, TokenPart, hex};
-use super::{RowSource, Tokenizer};
+use super::{RowSource, Tokenizer, mask};
 use config::DataFormat;
 use files::durable::sync_folder;
 use files::path_text::PathText;
@@ -157,7 +156,7 @@ impl Preparation<'_> {
         let checks = Checks { cache: self.cache, progress: self.progress, ..Checks::none() };
         let (_, files, source) = text_files(text, self.format, checks)?;
         let taken = files.iter().map(|file| file.stamp.bytes).sum();
-        source.end(Path::new(text), taken).map_err(at(Path::new(text)))?;
+        source.end(Path::new(text), taken)?;
         Ok(files)
     }
 
@@ -365,9 +364,7 @@ impl Preparation<'_> {
     ) -> Result<(TokenPart, PreparedPart), Failure> {
         let texts = TextChunks::new(files, self.tokenizer, self.sizes);
         let text = texts.read(from)?;
-        let made =
-            texts.encode(&text, self.tokenizer.token_bytes(), &|bytes| reading.add(bytes))?;
-        let made = TokenPart::of_text(made, self.tokenizer.token_bytes());
+        let made = texts.encode(&text, &|bytes| reading.add(bytes))?;
         let (tokens, rows) = (made.num_tokens(), BadRows::default());
         let part =
             PreparedPart { tokens, files: Vec::new(), text: text.bytes, next: text.next, rows };

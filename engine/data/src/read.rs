@@ -1,6 +1,5 @@
 //! The files that a text in the config names, opened.
 
-use super::Corpus;
 use super::bad_rows::BadRows;
 use super::checks::{Checks, TextVerdicts};
 use super::data_files::{NamedFiles, find_files, held_out_among};
@@ -9,10 +8,10 @@ use super::mask::{self, Mask};
 use super::megatron::{self, Dtype, Index};
 use super::open::open_regular;
 use super::origins::RowLocation;
-use super::prepared;
 use super::problem::{Failure, Problem, at, settle};
 use super::skipped_files::SkippedFiles;
 use super::store::{Store, TokenFile};
+use super::{Corpus, prepared};
 use config::{DataFormat, Packing};
 use files::path_text::PathText;
 use std::fs::File;
@@ -109,15 +108,16 @@ impl SourceFiles {
     }
 
     /// Looks at what a name came to: `taken` bytes, and what was left out.
-    pub(super) fn end(self, named: &Path, taken: u64) -> Result<SkippedFiles, Problem> {
+    pub(super) fn end(self, named: &Path, taken: u64) -> Result<SkippedFiles, Failure> {
         if taken == 0 {
-            return Err(match self.from_directory {
+            return Err(at(named)(match self.from_directory {
                 true => Problem::NoUsableFile(Box::new(self.left_out)),
                 false => Problem::Empty,
-            });
+            }));
         }
         if self.left_out.bytes > taken {
-            return Err(Problem::MoreLeftOut { left: Box::new(self.left_out), taken });
+            let left = Box::new(self.left_out);
+            return Err(at(named)(Problem::MoreLeftOut { left, taken }));
         }
         if self.left_out.files > 0 && self.warns {
             tracing::warn!("{}: {}", PathText(named), self.left_out);
@@ -200,7 +200,7 @@ impl Corpus {
         }
         texts.keep(began);
         let taken = ((self.store.num_tokens() - before) * self.store.width) as u64;
-        self.left_out.append(source.end(Path::new(text), taken).map_err(at(Path::new(text)))?);
+        self.left_out.append(source.end(Path::new(text), taken)?);
         if self.documents.is_some() {
             settle(Path::new(text), said)?;
         }

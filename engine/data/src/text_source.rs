@@ -88,7 +88,7 @@ impl Corpus {
         self.num_files += files.len();
         // Text may come to no tokens at all.
         let taken = if self.store.num_tokens() == before { 0 } else { bytes };
-        self.left_out.append(source.end(Path::new(text), taken).map_err(at(Path::new(text)))?);
+        self.left_out.append(source.end(Path::new(text), taken)?);
         self.text = self.text.map(|all| all + bytes as usize);
         Ok(paths)
     }

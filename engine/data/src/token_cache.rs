@@ -52,13 +52,13 @@ impl Cache {
         part: &TextChunk<'_>,
         add: &(dyn Fn(u64) + Sync),
     ) -> Result<(), Failure> {
-        let path = self.folder.as_ref().map(|folder| folder.join(name(texts, part, store.width)));
+        let path = self.folder.as_ref().map(|folder| folder.join(name(texts, part)));
         if let Some((_, file)) = path.as_deref().and_then(open) {
             add(part.bytes);
             store.push_file(file);
             return Ok(());
         }
-        let made = TokenPart::of_text(texts.encode(part, store.width, add)?, store.width);
+        let made = texts.encode(part, add)?;
         self.keep_part(path.as_deref(), &made, PartRecord::default());
         match path.as_deref().and_then(open) {
             Some((_, file)) => store.push_file(file),
@@ -92,9 +92,10 @@ impl Cache {
 }
 
 /// The name of the list of a part: by everything that the tokens follow from, and how many bytes each has.
-fn name(texts: &TextChunks<'_>, part: &TextChunk<'_>, width: usize) -> String {
+fn name(texts: &TextChunks<'_>, part: &TextChunk<'_>) -> String {
+    let width = texts.tokenizer.token_bytes() as u8;
     let all = part.texts.iter().map(|(_, text)| text.as_bytes());
-    let makers = [VERSION, &[width as u8], texts.tokenizer.bytes()];
+    let makers = [VERSION, &[width], texts.tokenizer.bytes()];
     format!("{:032x}.json", cache_file::hash_of_parts(makers.into_iter().chain(all)))
 }
 

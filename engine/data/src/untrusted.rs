@@ -259,9 +259,7 @@ fn samples(inner: &tokenizers::Tokenizer) -> Result<(), String> {
         // That it has no token for a character of the sample says nothing of the data; only whether it ends counts.
         let encoded = guarded("over a sample", || inner.encode_fast(text.as_str(), false))?;
         let tokens = encoded.map_or(0, |encoded| encoded.len());
-        if tokens > text.len() * MOST_TOKENS + MOST_ADDED as usize {
-            return Err(format!("it makes {tokens} tokens of {} bytes", text.len()));
-        }
+        check_growth(tokens, &text)?;
     }
     Ok(())
 }

@@ -223,21 +223,12 @@ impl<'t, 'a> Words<'t, 'a> {
     }
 
     fn unary(&mut self, filters: bool) -> CodeResult {
-        let sign = match self.next() {
-            Some(Token::Operator("-")) => Some("__negative"),
-            Some(Token::Operator("+")) => Some("__positive"),
-            _ => None,
-        };
-        let found = match sign {
-            Some(function) => {
-                self.take();
-                let of = self.deeper(|words| words.unary(false))?;
-                call(function, vec![of])?
-            }
-            None => {
-                let (primary, callee) = self.primary()?;
-                self.postfix(primary, callee)?
-            }
+        let found = if let Some(Token::Operator(sign @ ("-" | "+"))) = self.next() {
+            self.take();
+            let of = self.deeper(|words| words.unary(false))?;
+            call(if *sign == "-" { "__negative" } else { "__positive" }, vec![of])?
+        } else {
+            self.operand()?
         };
         if filters { self.filters(found) } else { Ok(found) }
     }
@@ -317,7 +308,9 @@ impl<'t, 'a> Words<'t, 'a> {
         Ok(items)
     }
 
-    fn postfix(&mut self, mut found: Code, mut callee: Callee) -> CodeResult {
+    /// A value with its attributes, subscripts and calls.
+    fn operand(&mut self) -> CodeResult {
+        let (mut found, mut callee) = self.primary()?;
         loop {
             if self.skip(".") {
                 if let Some(Token::Integer(digits)) = self.next() {
@@ -438,10 +431,7 @@ impl<'t, 'a> Words<'t, 'a> {
             Some(Token::Name("is")) => return Err("a test follows a test: use brackets".into()),
             Some(Token::Name(_) | Token::Text(_) | Token::Integer(_) | Token::Float(_))
             | Some(Token::Operator("[" | "{")) => {
-                vec![self.deeper(|words| {
-                    let (primary, callee) = words.primary()?;
-                    words.postfix(primary, callee)
-                })?]
+                vec![self.deeper(Self::operand)?]
             }
             _ => Vec::new(),
         };

@@ -19,10 +19,8 @@ impl Control {
     pub(super) fn new(mut texts: Vec<String>) -> Self {
         texts.sort_by_key(|text| std::cmp::Reverse(text.len()));
         let mut begins = [false; 256];
-        for text in &texts {
-            if let Some(first) = text.bytes().next() {
-                begins[usize::from(first)] = true;
-            }
+        for first in texts.iter().filter_map(|text| text.bytes().next()) {
+            begins[usize::from(first)] = true;
         }
         let letter = |text: &String| {
             let mut all = text.chars();

@@ -120,18 +120,16 @@ impl<'a> Rows<'a> {
 
     /// xxh3, 128 bits, of everything but the row that a document follows from.
     pub(super) fn hash(&self) -> u128 {
-        *self.hash.get_or_init(|| self.hashed())
-    }
-
-    fn hashed(&self) -> u128 {
-        let kind = match &self.kind {
-            RowContent::Text(field) => format!("text {:?} {field}", self.end),
-            RowContent::Chat { reader, system } => {
-                format!("chat {RULES} {:?} {system:?} {}", self.end, reader.template.identity())
-            }
-        };
-        let kind = format!("{:?} {kind}", self.in_texts);
-        hash_of_parts([self.tokenizer.bytes(), kind.as_bytes()])
+        *self.hash.get_or_init(|| {
+            let kind = match &self.kind {
+                RowContent::Text(field) => format!("text {:?} {field}", self.end),
+                RowContent::Chat { reader, system } => {
+                    format!("chat {RULES} {:?} {system:?} {}", self.end, reader.template.identity())
+                }
+            };
+            let kind = format!("{:?} {kind}", self.in_texts);
+            hash_of_parts([self.tokenizer.bytes(), kind.as_bytes()])
+        })
     }
 
     /// What a document follows from beside the row and the tokenizer, by its name.
