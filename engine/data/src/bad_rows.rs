@@ -204,34 +204,24 @@ impl fmt::Display for BadRows {
                 false => format!("{} cannot be used ({reasons})", of(*bad)),
             });
         }
-        if *long > 0 {
-            parts.push(format!(
-                "{} have more tokens than model.seq_len + 1, the longest {longest}, and are left out: raise \
-                 model.seq_len, or set data.truncate: true",
-                of(*long)
-            ));
-        }
-        if *cut > 0 {
-            parts.push(format!("{} are cut at model.seq_len + 1 tokens", of(*cut)));
-        }
-        if *divided > 0 {
-            parts.push(format!(
-                "{} have more tokens than model.seq_len + 1 and are divided into documents of that many",
-                of(*divided)
-            ));
-        }
-        if *short > 0 {
-            parts.push(format!(
-                "{} have fewer than 2 tokens, thus no target, and are left out",
-                of(*short)
-            ));
-        }
-        if self.look_rendered() {
-            parts.push(format!(
-                "{} have the texts of control tokens, which are text and control nothing: if a chat template has made them, set \
-                 data.control_tokens: Parsed",
-                of(*rendered)
-            ));
+        let more = "have more tokens than model.seq_len + 1";
+        let long_ones = format!(
+            "{more}, the longest {longest}, and are left out: raise model.seq_len, or set data.truncate: true"
+        );
+        let divided_ones = format!("{more} and are divided into documents of that many");
+        let rendered = if self.look_rendered() { *rendered } else { 0 };
+        let rendered_ones = "have the texts of control tokens, which are text and control nothing: if a chat template has made \
+             them, set data.control_tokens: Parsed";
+        for (rows, what) in [
+            (*long, long_ones.as_str()),
+            (*cut, "are cut at model.seq_len + 1 tokens"),
+            (*divided, &divided_ones),
+            (*short, "have fewer than 2 tokens, thus no target, and are left out"),
+            (rendered, rendered_ones),
+        ] {
+            if rows > 0 {
+                parts.push(format!("{} {what}", of(rows)));
+            }
         }
         write!(f, "{}", parts.join("; "))
     }

@@ -1,7 +1,7 @@
 //! What onebox has found in files of tokens and text, kept in the user's cache folder, so that a file is read through
 //! once. It is believed of a file with the same [`Stamp`].
 
-use super::cores::map;
+use super::cores::map_groups;
 use super::documents::Documents;
 use super::identity::{Identity, SegmentSummary, TokenRanges};
 use super::megatron::Index;
@@ -166,15 +166,12 @@ fn first_unknown(store: &Store, segment: usize, vocab: usize) -> Result<(String,
         }
         Ok(found)
     };
-    let blocks = tokens.div_ceil(BLOCK);
-    for group in (0..blocks).step_by(cores()) {
-        let found = map(cores().min(blocks - group), |i| in_block(group + i));
-        if let Some(found) = found.into_iter().find_map(Result::transpose) {
-            let (index, token) = found?;
-            return Ok((format!("token {index}, at byte {},", index * store.width), token));
-        }
-    }
-    unreachable!("segment {segment} has a token that is not below {vocab}")
+    let mut found = map_groups(cores(), tokens.div_ceil(BLOCK), in_block);
+    let Some(found) = found.find_map(Result::transpose) else {
+        unreachable!("segment {segment} has a token that is not below {vocab}")
+    };
+    let (index, token) = found?;
+    Ok((format!("token {index}, at byte {},", index * store.width), token))
 }
 
 fn path_of(store: &Store, segment: usize) -> &Path {

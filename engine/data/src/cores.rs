@@ -19,6 +19,16 @@ pub(super) fn map<T: Send>(count: usize, f: impl Fn(usize) -> T + Sync) -> Vec<T
     map_by(usize::MAX, count, f)
 }
 
+/// The same one group of `group` after the other, as far as they are asked for.
+pub(super) fn map_groups<T: Send>(
+    group: usize,
+    count: usize,
+    f: impl Fn(usize) -> T + Sync,
+) -> impl Iterator<Item = T> {
+    let firsts = (0..count).step_by(group);
+    firsts.flat_map(move |first| map(group.min(count - first), |i| f(first + i)))
+}
+
 /// The same by at most `threads` threads.
 pub(super) fn map_by<T: Send>(
     threads: usize,

@@ -7,14 +7,10 @@ use super::problem::{DataError, Failure, Problem, at, in_key};
 use super::progress::Progress;
 use super::read::named;
 use super::store::TokenFile;
-use super::{CorpusSplit, lengths, mask, prepared};
+use super::{CorpusSplit, kind, lengths, mask, prepared};
 use config::{Config, DataConfig, Packing};
 use std::fs::File;
-use std::io::{Read, Seek};
 use std::path::Path;
-
-/// Bytes of text by which a tokenizer is measured.
-const SAMPLE: u64 = 64 << 10;
 
 /// The files of both parts.
 #[derive(Clone, Debug, Default)]
@@ -89,9 +85,7 @@ impl DataInspection {
         let bytes = file.metadata().map_err(Problem::Unreadable)?.len();
         mask::check_use(path, &data.format, data.packing)?;
         if data.tokenizer.is_some() && data.format.is_text() && self.sample.is_empty() {
-            let mut head = Vec::new();
-            file.rewind().map_err(Problem::Unreadable)?;
-            (&file).take(SAMPLE).read_to_end(&mut head).map_err(Problem::Unreadable)?;
+            let head = kind::head(&mut file).map_err(Problem::Unreadable)?;
             self.sample = String::from_utf8_lossy(&head).into_owned();
         }
         let width = match data.format.width() {

@@ -78,37 +78,22 @@ pub(super) const TEXT_CUT: FileKind = FileKind {
     remedy: "get the whole file, or cut it before that character",
 };
 
-/// Where no text and no token file begins like it.
-const BY_HEAD: [(&[u8], FileKind); 12] = [
-    (b"\x1f\x8b\x08", GZIP),
-    (b"\x28\xb5\x2f\xfd", ZSTD),
-    (b"\xfd7zXZ\0", XZ),
-    (b"BZh91AY&SY", BZIP2),
-    (b"PK\x03\x04", ZIP),
-    (b"PAR1", PARQUET),
-    (b"ARROW1", ARROW),
-    (b"\x93NUMPY", NUMPY),
-    (b"MMIDIDX\0", INDEX),
-    (b"TNTIDX\0\0", INDEX),
-    (b"onebox targets 1", TARGETS),
-    (b"\xff\xfe", UTF16),
-];
-const BY_NAME: [(&str, FileKind); 15] = [
-    ("jsonl", JSON_LINES),
-    ("ndjson", JSON_LINES),
-    ("json", JSON),
-    ("gz", GZIP),
-    ("tgz", GZIP),
-    ("zst", ZSTD),
-    ("xz", XZ),
-    ("bz2", BZIP2),
-    ("zip", ZIP),
-    ("parquet", PARQUET),
-    ("arrow", ARROW),
-    ("npy", NUMPY),
-    ("npz", NUMPY),
-    ("idx", INDEX),
-    ("bin", TOKENS),
+/// Kinds with their first bytes, with which no text and no token file begins, and with the endings of their names.
+const KINDS: [(&[&[u8]], &[&str], FileKind); 14] = [
+    (&[b"\x1f\x8b\x08"], &["gz", "tgz"], GZIP),
+    (&[b"\x28\xb5\x2f\xfd"], &["zst"], ZSTD),
+    (&[b"\xfd7zXZ\0"], &["xz"], XZ),
+    (&[b"BZh91AY&SY"], &["bz2"], BZIP2),
+    (&[b"PK\x03\x04"], &["zip"], ZIP),
+    (&[b"PAR1"], &["parquet"], PARQUET),
+    (&[b"ARROW1"], &["arrow"], ARROW),
+    (&[b"\x93NUMPY"], &["npy", "npz"], NUMPY),
+    (&[b"MMIDIDX\0", b"TNTIDX\0\0"], &["idx"], INDEX),
+    (&[b"onebox targets 1"], &[], TARGETS),
+    (&[b"\xff\xfe"], &[], UTF16),
+    (&[], &["jsonl", "ndjson"], JSON_LINES),
+    (&[], &["json"], JSON),
+    (&[], &["bin"], TOKENS),
 ];
 
 /// The first bytes of a file.
@@ -152,12 +137,13 @@ pub(super) fn is_named_as_rows(path: &Path) -> bool {
 }
 
 fn by_head(head: &[u8]) -> Option<FileKind> {
-    BY_HEAD.iter().find(|(start, _)| head.starts_with(start)).map(|(_, kind)| *kind)
+    let begins = |starts: &[&[u8]]| starts.iter().any(|start| head.starts_with(start));
+    KINDS.iter().find(|(starts, ..)| begins(starts)).map(|(.., kind)| *kind)
 }
 
 fn by_name(path: &Path) -> Option<FileKind> {
     let extension = path.extension()?.to_str()?.to_ascii_lowercase();
-    BY_NAME.iter().find(|(name, _)| *name == extension).map(|(_, kind)| *kind)
+    KINDS.iter().find(|(_, names, _)| names.contains(&extension.as_str())).map(|(.., kind)| *kind)
 }
 
 /// Whether the first line is a JSON list, which another line follows or which is a chat itself.

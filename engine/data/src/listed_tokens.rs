@@ -102,12 +102,11 @@ pub(super) fn listed(
     }
     let by_text: BTreeMap<_, _> =
         numbered.values().map(|token| (token.content.as_str(), token)).collect();
+    let token = |key: &str, value| one(value).map_err(|why| format!("`{key}` {why}"));
     let mut named = Vec::new();
     for key in NAMES {
         let Some(value) = settings.get(key) else { continue };
-        let Some(one) = one(value).map_err(|why| format!("`{key}` {why}"))? else {
-            continue;
-        };
+        let Some(one) = token(key, value)? else { continue };
         let known = by_text.get(one.text()).map(|token| TokenName::Token((*token).clone()));
         named.push(known.unwrap_or(one));
     }
@@ -116,7 +115,7 @@ pub(super) fn listed(
     for (key, value) in &settings {
         if is_own_name(key)
             && (is_typed(value) || value.as_str().is_some())
-            && let Some(one) = one(value).map_err(|why| format!("`{key}` {why}"))?
+            && let Some(one) = token(key, value)?
         {
             others.insert(key.clone(), one);
         }

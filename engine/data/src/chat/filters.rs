@@ -444,10 +444,8 @@ fn titled(text: &str) -> String {
 fn tojson(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> ValueResult {
     let [ascii, indent, separators, sorted] =
         arguments.bind(["ensure_ascii", "indent", "separators", "sort_keys"])?;
-    let indent = match some(indent.as_ref()) {
-        Some(width) => Some(indentation(state, Some(width), 0)?),
-        None => None,
-    };
+    let indent =
+        some(indent.as_ref()).map(|width| indentation(state, Some(width), 0)).transpose()?;
     let (between, behind_key) = match some(separators.as_ref()) {
         None if indent.is_some() => (",".into(), ": ".into()),
         None => (", ".into(), ": ".into()),

@@ -79,11 +79,8 @@ fn unprintable(value: &Value) -> String {
 
 /// The shortest digits of a float that are it, as Python writes them.
 pub(super) fn float(number: f64) -> String {
-    if number.is_nan() {
-        return "nan".into();
-    }
-    if number.is_infinite() {
-        return if number > 0.0 { "inf".into() } else { "-inf".into() };
+    if !number.is_finite() {
+        return number.to_string().to_lowercase();
     }
     let scientific = format!("{number:e}");
     let Some((digits, exponent)) = scientific.split_once('e') else { return scientific };

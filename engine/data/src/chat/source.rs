@@ -31,17 +31,11 @@ pub(super) enum TagKind {
 }
 
 impl TagKind {
-    const fn open(self) -> &'static str {
+    /// What begins such a tag, and what ends it.
+    const fn brackets(self) -> [&'static str; 2] {
         match self {
-            Self::Print => "{{",
-            Self::Block => "{%",
-        }
-    }
-
-    const fn close(self) -> &'static str {
-        match self {
-            Self::Print => "}}",
-            Self::Block => "%}",
+            Self::Print => ["{{", "}}"],
+            Self::Block => ["{%", "%}"],
         }
     }
 }
@@ -77,7 +71,7 @@ impl Tag<'_> {
     /// A tag with other words, which ends in the same line and has the same blanks around it.
     pub(super) fn with(&self, words: &str) -> String {
         let lines = "\n".repeat(self.lines);
-        let (open, close) = (self.kind.open(), self.kind.close());
+        let [open, close] = self.kind.brackets();
         format!("{open}{} {words}{lines} {}{close}", self.left, self.right)
     }
 }
@@ -191,6 +185,7 @@ fn tag(source: &str, open: usize) -> Result<(Tag<'_>, usize), String> {
         true => TagKind::Block,
         false => TagKind::Print,
     };
+    let [begin, close] = kind.brackets();
     let mut at = open + 2;
     let left = sign(&source[at..]);
     at += left.len();
@@ -202,15 +197,15 @@ fn tag(source: &str, open: usize) -> Result<(Tag<'_>, usize), String> {
         if brackets.is_empty() {
             let is_word = kind == TagKind::Print && rest.starts_with('+');
             let right = if is_word { "" } else { sign(rest) };
-            if rest[right.len()..].starts_with(kind.close()) {
-                let end = at + right.len() + kind.close().len();
+            if rest[right.len()..].starts_with(close) {
+                let end = at + right.len() + close.len();
                 let lines = source[open..end].matches('\n').count();
                 let line = line_of(source, open);
                 return Ok((Tag { kind, left, tokens, right, line, lines }, end));
             }
         }
         let Some(first) = rest.chars().next() else {
-            return Err(format!("a tag `{}` has no end `{}`", kind.open(), kind.close()));
+            return Err(format!("a tag `{begin}` has no end `{close}`"));
         };
         // `a.0.1` has no float.
         let floats = tokens.last() != Some(&Token::Operator("."));
@@ -219,10 +214,10 @@ fn tag(source: &str, open: usize) -> Result<(Tag<'_>, usize), String> {
             Token::Operator("(") => brackets.push(")"),
             Token::Operator("[") => brackets.push("]"),
             Token::Operator("{") => brackets.push("}"),
-            Token::Operator(close @ (")" | "]" | "}")) => match brackets.pop() {
-                Some(open) if open == *close => {}
-                Some(open) => return Err(format!("`{close}` stands where `{open}` should")),
-                None => return Err(format!("`{close}` closes nothing")),
+            Token::Operator(found @ (")" | "]" | "}")) => match brackets.pop() {
+                Some(wanted) if wanted == *found => {}
+                Some(wanted) => return Err(format!("`{found}` stands where `{wanted}` should")),
+                None => return Err(format!("`{found}` closes nothing")),
             },
             _ => {}
         }
@@ -262,40 +257,40 @@ fn token(rest: &str, first: char, floats: bool) -> Result<(Token<'_>, usize), St
 
 /// Bytes of the number at the beginning, and whether it is a float.
 fn number(rest: &str, floats: bool) -> (usize, bool) {
-    let digits = |from: usize, is: &dyn Fn(char) -> bool| {
+    let digits = |from: usize, radix: u32| {
         let mut at = from;
         loop {
             let part = &rest[at..];
             let under = usize::from(part.starts_with('_') && at > from);
-            if !part[under..].starts_with(is) {
+            if !part[under..].starts_with(|c: char| c.is_digit(radix)) {
                 return at;
             }
             at += under + 1;
         }
     };
-    let decimal = |c: char| c.is_ascii_digit();
-    let radix: Option<(&dyn Fn(char) -> bool, usize)> = match rest.as_bytes().get(..2) {
-        Some(b"0x" | b"0X") => Some((&|c| c.is_ascii_hexdigit(), 2)),
-        Some(b"0o" | b"0O") => Some((&|c| matches!(c, '0'..='7'), 2)),
-        Some(b"0b" | b"0B") => Some((&|c| matches!(c, '0' | '1'), 2)),
-        _ => None,
+    let radix = match rest.as_bytes().get(..2) {
+        Some(b"0x" | b"0X") => 16,
+        Some(b"0o" | b"0O") => 8,
+        Some(b"0b" | b"0B") => 2,
+        _ => 10,
     };
-    if let Some((is, from)) = radix {
-        let end = digits(from, is);
-        return if end > from { (end, false) } else { (1, false) };
+    if radix != 10 {
+        let end = digits(2, radix);
+        return if end > 2 { (end, false) } else { (1, false) };
     }
-    let whole = digits(0, &decimal);
+    let decimal = |c: char| c.is_ascii_digit();
+    let whole = digits(0, radix);
     if !floats {
         return (whole, false);
     }
     let mut end = whole;
     if rest[end..].starts_with('.') && rest[end + 1..].starts_with(decimal) {
-        end = digits(end + 1, &decimal);
+        end = digits(end + 1, radix);
     }
     if rest[end..].starts_with(['e', 'E']) {
         let from = end + 1 + sign(&rest[end + 1..]).len();
         if rest[from..].starts_with(decimal) {
-            end = digits(from, &decimal);
+            end = digits(from, radix);
         }
     }
     (end, end > whole)

@@ -32,7 +32,7 @@ use super::tokenizer::Tokenizer;
 use crate::chat::{ANSWER, Template};
 use config::ControlTokens;
 use control::Control;
-use files::json::{Json, Map};
+use files::json::{Json, Map, shown};
 use forms::{Form, form};
 use reader::ChatReader;
 use std::ops::Range;
@@ -357,30 +357,19 @@ fn kind_of(value: &Json) -> &'static str {
     }
 }
 
-/// Characters of a name or a value that an error shows.
+/// Characters of a name that an error shows.
 const SHOWN: usize = 60;
 
 /// A name that somebody chose, for messages: on one line, and not longer than it is read.
 fn name_of(text: &str) -> String {
-    let mut some: String = text
+    let some: String = text
         .chars()
         .filter(|c| !MARKS.contains(c))
         .take(SHOWN)
         .flat_map(char::escape_debug)
         .collect();
-    if text.chars().nth(SHOWN).is_some() {
-        some += "..";
-    }
-    format!("`{some}`")
-}
-
-/// A value for messages.
-fn shown(value: &Json) -> String {
-    let json = serde_json::to_string(value).unwrap_or_default();
-    match json.char_indices().nth(SHOWN) {
-        Some((end, _)) => format!("{}..", &json[..end]),
-        None => json,
-    }
+    let more = if text.chars().nth(SHOWN).is_some() { ".." } else { "" };
+    format!("`{some}{more}`")
 }
 
 /// The keys of a row, for errors.

@@ -145,30 +145,21 @@ impl<'a> ChatReader<'a> {
                 lost(&Probe::of_texts(talk), &self.template.text(talk.chat(), false)?)
             }
         };
-        match lost {
-            None => {}
-            Some(ChatPart::Tool(tool)) => {
-                return Err(format!(
-                    "it has `tools`, and the chat template does not show tool {}: take a template that does, or leave the row out",
-                    tool + 1
-                ));
-            }
-            Some(ChatPart::Call(i)) => {
-                return Err(format!(
-                    "the chat template does not show the calls in `tool_calls` of message {}: take a template that does, or leave the \
-                     row out",
-                    i + 1
-                ));
-            }
-            Some(ChatPart::Text(i) | ChatPart::Thoughts(i)) => {
-                let role = talk.messages[i].get("role").and_then(Json::as_str).unwrap_or_default();
-                return Err(format!(
-                    "the chat template does not show message {}, or not all of it, of the role {}: take a template that does, or \
-                     leave the row out",
-                    i + 1,
-                    super::name_of(role)
-                ));
-            }
+        if let Some(lost) = lost {
+            let [before, lost] = match lost {
+                ChatPart::Tool(i) => ["it has `tools`, and ".into(), format!("tool {}", i + 1)],
+                ChatPart::Call(i) => {
+                    ["".into(), format!("the calls in `tool_calls` of message {}", i + 1)]
+                }
+                ChatPart::Text(i) | ChatPart::Thoughts(i) => {
+                    let role = talk.messages[i].get("role").and_then(Json::as_str);
+                    let role = super::name_of(role.unwrap_or_default());
+                    ["".into(), format!("message {}, or not all of it, of the role {role}", i + 1)]
+                }
+            };
+            return Err(format!(
+                "{before}the chat template does not show {lost}: take a template that does, or leave the row out"
+            ));
         }
         let last = talk.messages.iter().rposition(|one| has_role(one, "assistant"));
         if let Some(last) = last
