@@ -78,8 +78,10 @@ pub(super) const TEXT_CUT: FileKind = FileKind {
     remedy: "get the whole file, or cut it before that character",
 };
 
-/// Kinds with their first bytes, with which no text and no token file begins, and with the endings of their names.
-const KINDS: [(&[&[u8]], &[&str], FileKind); 14] = [
+/// First bytes of a kind, with which no text and no token file begins, endings of names, and the kind.
+type KindRow = (&'static [&'static [u8]], &'static [&'static str], FileKind);
+
+const KINDS: [KindRow; 14] = [
     (&[b"\x1f\x8b\x08"], &["gz", "tgz"], GZIP),
     (&[b"\x28\xb5\x2f\xfd"], &["zst"], ZSTD),
     (&[b"\xfd7zXZ\0"], &["xz"], XZ),
