@@ -107,9 +107,8 @@ pub(super) fn head(file: &mut File) -> io::Result<Vec<u8>> {
 
 /// What stands against taking a file of this name and beginning as what `format` says it is.
 pub(super) fn of(path: &Path, head: &[u8], format: &DataFormat) -> Option<FileKind> {
-    let is_text = format.is_bytes();
     let kind = by_head(head).or_else(|| by_name(path));
-    if is_text {
+    if format.is_bytes() {
         let zeros = || head.contains(&0).then_some(BINARY);
         return kind.or_else(|| is_json_lines(head).then_some(JSON_LINES)).or_else(zeros);
     }

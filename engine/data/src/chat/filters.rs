@@ -475,8 +475,7 @@ fn trim(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> ValueResult
     let [chars] = arguments.bind(["chars"])?;
     let chars = text_or_none(chars.as_ref())?;
     let text = text(state, of)?;
-    let is = |c: char| chars.map_or_else(|| is_blank(c), |chars| chars.contains(c));
-    Ok(Value::from(stripped(&text, "strip", is)))
+    Ok(Value::from(stripped(&text, "strip", chars)))
 }
 
 fn wordcount(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> ValueResult {

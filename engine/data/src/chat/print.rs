@@ -3,7 +3,6 @@
 use super::source::code_of;
 use super::value::{Form, List, Method, ValueKind, name_of, pay};
 use minijinja::{State, Value};
-use std::fmt::Write as _;
 
 /// `str(value)`.
 pub(super) fn text(state: &State<'_, '_>, value: &Value) -> Result<String, String> {
@@ -41,8 +40,8 @@ pub(super) fn write(state: &State<'_, '_>, value: &Value, out: &mut String) -> R
                 Form::Tuple if items.len() == 1 => ("(", ",)"),
                 Form::Tuple => ("(", ")"),
                 Form::View(name) => {
-                    write!(out, "{name}([").map_err(|e| e.to_string())?;
-                    ("", "])")
+                    out.push_str(name);
+                    ("([", "])")
                 }
                 Form::Generator | Form::Range => return Err(unprintable(value)),
             };

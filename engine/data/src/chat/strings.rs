@@ -26,8 +26,7 @@ pub(super) fn method(
         "strip" | "lstrip" | "rstrip" => {
             let [chars] = arguments.bind(["chars"])?;
             let chars = text_or_none(chars.as_ref()).map_err(|why| arguments.wrong(&why))?;
-            let is = |c: char| chars.map_or_else(|| is_blank(c), |chars| chars.contains(c));
-            made(stripped(text, name, is).to_owned())
+            made(stripped(text, name, chars).to_owned())
         }
         "split" | "rsplit" => {
             let [by, most] = arguments.bind(["sep", "maxsplit"])?;
@@ -194,9 +193,11 @@ fn titled(text: &str) -> String {
     out
 }
 
-pub(super) fn stripped<'a>(text: &'a str, name: &str, is: impl Fn(char) -> bool) -> &'a str {
-    let text = if name == "rstrip" { text } else { text.trim_start_matches(&is) };
-    if name == "lstrip" { text } else { text.trim_end_matches(&is) }
+/// Without these characters at its ends, or without blanks.
+pub(super) fn stripped<'a>(text: &'a str, name: &str, chars: Option<&str>) -> &'a str {
+    let is = |c: char| chars.map_or_else(|| is_blank(c), |chars| chars.contains(c));
+    let text = if name == "rstrip" { text } else { text.trim_start_matches(is) };
+    if name == "lstrip" { text } else { text.trim_end_matches(is) }
 }
 
 fn list(form: Form, parts: Vec<&str>) -> Result<Value, String> {
