@@ -22,32 +22,6 @@ pub(super) const SLOW_ROWS: usize = 4;
 /// Why a row is left out if the chat template takes too many steps for it.
 pub(crate) const TOO_LONG: &str = "it takes more steps than a template may for this chat";
 
-/// The kind of thing that may be left out.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum RowKind {
-    #[default]
-    Rows,
-    /// Of an index.
-    Documents,
-}
-
-impl RowKind {
-    const fn noun(self) -> &'static str {
-        match self {
-            Self::Rows => "row",
-            Self::Documents => "document",
-        }
-    }
-
-    /// What a number of one counts.
-    const fn place(self) -> &'static str {
-        match self {
-            Self::Rows => "line",
-            Self::Documents => "document",
-        }
-    }
-}
-
 /// Rows that are no samples.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct BadRows {
@@ -76,8 +50,9 @@ pub struct BadRows {
     /// The others are not read, since none of these can be used.
     #[serde(skip)]
     given_up: bool,
+    /// They are the documents of an index.
     #[serde(skip)]
-    of: RowKind,
+    of_index: bool,
     /// Each is named as it is found.
     #[serde(skip)]
     all: bool,
@@ -94,29 +69,26 @@ impl BadRows {
 
     /// None yet, of the documents of an index.
     pub(super) fn of_documents(all: bool) -> Self {
-        Self { of: RowKind::Documents, all, ..Self::default() }
+        Self { of_index: true, all, ..Self::default() }
     }
 
     /// Notes one that cannot be used.
     pub(super) fn add(&mut self, at: RowLocation<'_>, why: &str) {
         self.bad += 1;
         self.name(at, why);
+        let place = self.place();
         let known = self.reasons.iter().position(|reason| reason.why == why);
-        let reason = match known {
-            Some(known) => &mut self.reasons[known],
-            None if self.reasons.len() == SHOWN => return,
-            None => {
-                self.reasons.push(Reason { why: why.to_owned(), ..Reason::default() });
-                let Some(new) = self.reasons.last_mut() else {
-                    unreachable!("a reason stands there")
-                };
-                new
+        let number = known.unwrap_or(self.reasons.len());
+        if known.is_none() {
+            if number == SHOWN {
+                return;
             }
-        };
+            self.reasons.push(Reason { why: why.to_owned(), ..Reason::default() });
+        }
+        let reason = &mut self.reasons[number];
         reason.rows += 1;
         if reason.first.len() < SHOWN {
             let name = at.file.file_name().unwrap_or(at.file.as_os_str());
-            let place = self.of.place();
             reason.first.push(format!("{} {place} {}", PathText(Path::new(name)), at.number));
         }
     }
@@ -145,7 +117,7 @@ impl BadRows {
 
     fn name(&self, RowLocation { file, number }: RowLocation<'_>, why: &str) {
         if self.all {
-            tracing::warn!("{} {} {number}: {why}", PathText(file), self.of.place());
+            tracing::warn!("{} {} {number}: {why}", PathText(file), self.place());
         }
     }
 
@@ -171,9 +143,18 @@ impl BadRows {
         is_said.then(|| self.unread.words(self.rows))
     }
 
+    const fn noun(&self) -> &'static str {
+        if self.of_index { "document" } else { "row" }
+    }
+
+    /// What a number of one counts.
+    const fn place(&self) -> &'static str {
+        if self.of_index { "document" } else { "line" }
+    }
+
     /// The plural name of the things that may be left out.
     pub(super) fn nouns(&self) -> String {
-        format!("{}s", self.of.noun())
+        format!("{}s", self.noun())
     }
 }
 
@@ -201,9 +182,8 @@ impl fmt::Display for Reason {
 
 impl fmt::Display for BadRows {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rows, bad, long, longest, cut, divided, short, rendered, .. } = self;
-        let Self { of: what, all, .. } = self;
-        let of = |n: usize| format!("{n} of {}", counted(*rows, what.noun()));
+        let Self { rows, bad, long, longest, cut, divided, short, rendered, all, .. } = self;
+        let of = |n: usize| format!("{n} of {}", counted(*rows, self.noun()));
         let mut parts = Vec::new();
         if *bad > 0 {
             let mut reasons: Vec<String> = self.reasons.iter().map(Reason::to_string).collect();
@@ -219,39 +199,29 @@ impl fmt::Display for BadRows {
             parts.push(match self.given_up {
                 true => format!(
                     "none of the first {} can be used ({reasons}), so the others are not read",
-                    counted(*rows, what.noun())
+                    counted(*rows, self.noun())
                 ),
                 false => format!("{} cannot be used ({reasons})", of(*bad)),
             });
         }
-        if *long > 0 {
-            parts.push(format!(
-                "{} have more tokens than model.seq_len + 1, the longest {longest}, and are left out: raise \
-                 model.seq_len, or set data.truncate: true",
-                of(*long)
-            ));
-        }
-        if *cut > 0 {
-            parts.push(format!("{} are cut at model.seq_len + 1 tokens", of(*cut)));
-        }
-        if *divided > 0 {
-            parts.push(format!(
-                "{} have more tokens than model.seq_len + 1 and are divided into documents of that many",
-                of(*divided)
-            ));
-        }
-        if *short > 0 {
-            parts.push(format!(
-                "{} have fewer than 2 tokens, thus no target, and are left out",
-                of(*short)
-            ));
-        }
-        if self.look_rendered() {
-            parts.push(format!(
-                "{} have the texts of control tokens, which are text and control nothing: if a chat template has made them, set \
-                 data.control_tokens: Parsed",
-                of(*rendered)
-            ));
+        let more = "have more tokens than model.seq_len + 1";
+        let long_ones = format!(
+            "{more}, the longest {longest}, and are left out: raise model.seq_len, or set data.truncate: true"
+        );
+        let divided_ones = format!("{more} and are divided into documents of that many");
+        let rendered = if self.look_rendered() { *rendered } else { 0 };
+        let rendered_ones = "have the texts of control tokens, which are text and control nothing: if a chat template has made \
+             them, set data.control_tokens: Parsed";
+        for (rows, what) in [
+            (*long, long_ones.as_str()),
+            (*cut, "are cut at model.seq_len + 1 tokens"),
+            (*divided, &divided_ones),
+            (*short, "have fewer than 2 tokens, thus no target, and are left out"),
+            (rendered, rendered_ones),
+        ] {
+            if rows > 0 {
+                parts.push(format!("{} {what}", of(rows)));
+            }
         }
         write!(f, "{}", parts.join("; "))
     }

@@ -3,11 +3,10 @@
 use super::token_part;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
-use xxhash_rust::xxh3::xxh3_128;
+use std::{fs, io};
+use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
 
 /// The content of a file; none if it is not there, or damaged.
 pub(super) fn read<T: DeserializeOwned>(path: &Path) -> Option<T> {
@@ -24,6 +23,16 @@ pub(super) fn write<T: Serialize>(path: &Path, content: &T) -> io::Result<()> {
     let mut bytes = serde_json::to_vec(content)?;
     bytes.extend(hash_of(&bytes));
     token_part::write(path, &unfinished_name(path), &[bytes]).map(drop)
+}
+
+/// xxh3, 128 bits, of parts, each with its length in front of it.
+pub(super) fn hash_of_parts<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> u128 {
+    let mut hash = Xxh3Default::new();
+    for part in parts {
+        hash.update(&(part.len() as u64).to_le_bytes());
+        hash.update(part);
+    }
+    hash.digest128()
 }
 
 fn hash_of(json: &[u8]) -> [u8; 16] {

@@ -1,8 +1,8 @@
 //! What onebox has found in files of tokens and text, kept in the user's cache folder, so that a file is read through
 //! once. It is believed of a file with the same [`Stamp`].
 
-use super::cores;
-use super::documents::{Documents, SampleCapacity};
+use super::cores::map_groups;
+use super::documents::Documents;
 use super::identity::{Identity, SegmentSummary, TokenRanges};
 use super::megatron::Index;
 use super::problem::{Failure, Problem, at};
@@ -10,11 +10,12 @@ use super::progress::{Progress, Silence};
 use super::store::{ReadError, Stamp, Store, TokenFile, failure, largest, widened};
 use super::token_cache::Cache;
 use super::utf8::{self, Utf8Error};
-use crate::cache_file::{self};
+use super::{Corpus, cache_file};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf, absolute};
 use std::time::SystemTime;
+use topology::cores;
 use xxhash_rust::xxh3::Xxh3Default;
 
 /// The version of what a pass over all tokens finds, in the hash of each.
@@ -42,7 +43,7 @@ pub struct Checks<'a> {
 }
 
 /// Of a pass over all tokens.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct DataFindings {
     pub(super) identity: Identity,
     pub(super) segments: Vec<SegmentSummary>,
@@ -58,149 +59,119 @@ impl Checks<'_> {
     pub(super) const fn none() -> Self {
         Self { cache: &NO_CACHE, vocab: usize::MAX, progress: &Silence, names_all: false }
     }
+}
 
-    /// What is found in tokens of which `..split` are to train. Refuses those that are not below the vocabulary, and has larger
-    /// ones than there are now refused from now on.
-    pub(super) fn pass(
-        &self,
-        store: &mut Store,
-        split: usize,
-        indexes: &[Index],
-        documents: Option<&Documents>,
-    ) -> Result<DataFindings, Failure> {
-        let found = self.found(store, split, indexes, documents)?;
-        let largest: Vec<u32> = found.segments.iter().map(|segment| segment.largest).collect();
-        for (segment, Index { dtype, .. }) in indexes.iter().enumerate() {
+impl Corpus {
+    /// Looks at all tokens. Refuses those that are not below the vocabulary, and has larger ones than there are now refused from
+    /// now on.
+    pub(super) fn pass(&mut self, checks: Checks<'_>) -> Result<(), Failure> {
+        self.found = self.findings(checks)?;
+        let (store, vocab) = (&mut self.store, checks.vocab);
+        let largest: Vec<u32> = self.found.segments.iter().map(|found| found.largest).collect();
+        for (segment, Index { dtype, .. }) in self.indexes.iter().enumerate() {
             if largest[segment] as usize >= dtype.end {
                 let end = dtype.end;
-                let bounded = Self { vocab: end, ..*self };
-                let (which, _) = bounded.first_unknown(store, segment).map_err(failure)?;
+                let (which, _) = first_unknown(store, segment, end).map_err(failure)?;
                 let problem = Problem::Negative { which, dtype: dtype.name, end };
                 return Err(at(path_of(store, segment))(problem));
             }
         }
-        if let Some(segment) = largest.iter().position(|token| *token as usize >= self.vocab) {
-            let (which, token) = self.first_unknown(store, segment).map_err(failure)?;
-            return Err(at(path_of(store, segment))(Problem::TokenOutOfVocab {
-                which,
-                token,
-                vocab: self.vocab,
-            }));
+        if let Some(segment) = largest.iter().position(|token| *token as usize >= vocab) {
+            let (which, token) = first_unknown(store, segment, vocab).map_err(failure)?;
+            let problem = Problem::TokenOutOfVocab { which, token, vocab };
+            return Err(at(path_of(store, segment))(problem));
         }
         store.bound(&largest);
-        Ok(found)
+        Ok(())
     }
 
-    fn found(
-        &self,
-        store: &Store,
-        split: usize,
-        indexes: &[Index],
-        documents: Option<&Documents>,
-    ) -> Result<DataFindings, Failure> {
-        let now = SystemTime::now();
-        let parts = match documents {
-            None => [0..split, split..store.num_tokens()].map(TokenRanges::one),
-            Some(documents) => documents.parts(),
-        };
-        let bytes =
-            (parts.each_ref().map(TokenRanges::len).iter().sum::<usize>() * store.width) as u64;
-        let worth = bytes >= WORTH_KEEPING && self.cache.folder.is_some();
-        let masks = documents.map_or(&[][..], Documents::masks);
-        let beside = indexes.iter().map(|index| &index.file);
-        let beside = beside.chain(masks.iter().map(|mask| &mask.file));
-        let files = store.files().filter(|_| worth).map(|mut files| {
-            files.extend(beside.clone());
+    fn findings(&self, checks: Checks<'_>) -> Result<DataFindings, Failure> {
+        let (now, store, parts) = (SystemTime::now(), &self.store, self.parts());
+        let bytes = (parts.iter().map(TokenRanges::len).sum::<usize>() * store.width) as u64;
+        let folder = checks.cache.folder.as_ref().filter(|_| bytes >= WORTH_KEEPING);
+        let files = store.files().filter(|_| folder.is_some()).map(|mut files| {
+            files.extend(self.files_beside());
             files
         });
         let kept = files.as_ref().and_then(|files| {
-            // The index and these say which documents there are.
-            let of = documents.map(|documents| (documents.room, documents.split));
-            let files = files.iter().copied();
-            let name = format!("{:032x}.checked", name(files, store.width, split, of));
-            Some(self.cache.folder.as_ref()?.join(name))
+            let name = format!("{:032x}.checked", self.name_of_findings(files));
+            Some(folder?.join(name))
         });
         if let Some(found) = kept.as_deref().and_then(cache_file::read) {
             return Ok(found);
         }
-        for (segment, index) in indexes.iter().enumerate() {
+        for (segment, index) in self.indexes.iter().enumerate() {
             let Some(file) = store.file(segment) else { unreachable!("an index has a file") };
             index.check(file).map_err(at(&file.path))?;
         }
-        for (segment, mask) in masks.iter().enumerate() {
+        for (segment, mask) in self.masks().iter().enumerate() {
             mask.check().map_err(at(path_of(store, segment)))?;
         }
-        let reading = self.progress.begin("checking data", bytes);
+        let reading = checks.progress.begin("checking data", bytes);
         let add = |bytes| reading.add(bytes);
         let (identity, segments) = Identity::and_segments(store, &parts, &add).map_err(failure)?;
-        let identity = match documents {
+        let identity = match &self.documents {
             Some(documents) => identity.and(documents.hashes().map_err(failure)?),
             None => identity,
         };
         drop(reading);
-        let beside: Result<_, _> = beside.map(|file| file.hash(&|_| ())).collect();
+        let beside: Result<_, _> = self.files_beside().map(|file| file.hash(&|_| ())).collect();
         let found = DataFindings { identity, segments, beside: beside.map_err(failure)? };
         let settled = |files: &Vec<&TokenFile>| files.iter().all(|file| file.stamp.is_settled(now));
         if files.as_ref().is_some_and(settled) {
-            self.cache.keep(kept.as_deref(), AGAIN, |path| cache_file::write(path, &found));
+            checks.cache.keep(kept.as_deref(), AGAIN, |path| cache_file::write(path, &found));
         }
         Ok(found)
     }
 
-    /// Which token of a segment is the first that is not below the vocabulary, and the token.
-    fn first_unknown(&self, store: &Store, segment: usize) -> Result<(String, u32), ReadError> {
-        let first = store.start(segment);
-        let tokens = store.len(segment);
-        let in_block = |block: usize| {
-            let start = block * BLOCK;
-            let end = tokens.min(start + BLOCK);
-            let mut bytes = vec![0; (end - start) * store.width];
-            store.read(segment, first + start, &mut bytes)?;
-            let mut found = None;
-            if largest(&bytes, store.width) as usize >= self.vocab {
-                let mut i = start;
-                widened(&bytes, store.width, |token| {
-                    if token as usize >= self.vocab && found.is_none() {
-                        found = Some((i, token));
-                    }
-                    i += 1;
-                });
-            }
-            Ok(found)
-        };
-        let blocks = tokens.div_ceil(BLOCK);
-        for group in (0..blocks).step_by(cores::all()) {
-            let found = cores::map(cores::all().min(blocks - group), |i| in_block(group + i));
-            if let Some(found) = found.into_iter().find_map(Result::transpose) {
-                let (index, token) = found?;
-                return Ok((format!("token {index}, at byte {},", index * store.width), token));
-            }
+    /// By everything that a pass over the files depends on.
+    fn name_of_findings(&self, files: &[&TokenFile]) -> u128 {
+        let mut hash = Xxh3Default::new();
+        hash.update(SET);
+        let numbers = [self.store.width as u64, self.split as u64];
+        hash.update(&numbers.map(u64::to_le_bytes).concat());
+        // The index and these say which documents there are.
+        if let Some(Documents { room, split, .. }) = &self.documents {
+            hash.update(format!("{:?}", (room, split)).as_bytes());
         }
-        unreachable!("segment {segment} has a token that is not below {}", self.vocab)
+        for file in files {
+            let path = absolute(&file.path).unwrap_or_else(|_| file.path.clone());
+            let path = path.as_os_str().as_encoded_bytes();
+            hash.update(&(path.len() as u64).to_le_bytes());
+            hash.update(path);
+            hash.update(&file.stamp.to_bytes());
+        }
+        hash.digest128()
     }
 }
 
-/// By everything that a pass over the files depends on.
-fn name<'a>(
-    files: impl Iterator<Item = &'a TokenFile>,
-    width: usize,
-    split: usize,
-    documents: Option<(SampleCapacity, usize)>,
-) -> u128 {
-    let mut hash = Xxh3Default::new();
-    hash.update(SET);
-    hash.update(&[width as u64, split as u64].map(u64::to_le_bytes).concat());
-    if let Some(documents) = documents {
-        hash.update(format!("{documents:?}").as_bytes());
-    }
-    for file in files {
-        let path = absolute(&file.path).unwrap_or_else(|_| file.path.clone());
-        let path = path.as_os_str().as_encoded_bytes();
-        hash.update(&(path.len() as u64).to_le_bytes());
-        hash.update(path);
-        hash.update(&file.stamp.to_bytes());
-    }
-    hash.digest128()
+/// Which token of a segment is the first that is not below `vocab`, and the token.
+fn first_unknown(store: &Store, segment: usize, vocab: usize) -> Result<(String, u32), ReadError> {
+    let first = store.start(segment);
+    let tokens = store.len(segment);
+    let in_block = |block: usize| {
+        let start = block * BLOCK;
+        let end = tokens.min(start + BLOCK);
+        let mut bytes = vec![0; (end - start) * store.width];
+        store.read(segment, first + start, &mut bytes)?;
+        let mut found = None;
+        if largest(&bytes, store.width) as usize >= vocab {
+            let mut i = start;
+            widened(&bytes, store.width, |token| {
+                if token as usize >= vocab && found.is_none() {
+                    found = Some((i, token));
+                }
+                i += 1;
+            });
+        }
+        Ok(found)
+    };
+    let mut found = map_groups(cores(), tokens.div_ceil(BLOCK), in_block);
+    let Some(found) = found.find_map(Result::transpose) else {
+        unreachable!("segment {segment} has a token that is not below {vocab}")
+    };
+    let (index, token) = found?;
+    Ok((format!("token {index}, at byte {},", index * store.width), token))
 }
 
 fn path_of(store: &Store, segment: usize) -> &Path {

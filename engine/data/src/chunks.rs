@@ -4,15 +4,12 @@
 use super::cores;
 use super::problem::{Failure, Problem, at};
 use super::store::{ReadError, TokenFile, failure};
+use super::token_part::TokenPart;
 use super::tokenizer::Tokenizer;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Bytes of text after which a part ends.
-const PART: u64 = 64 << 20;
-/// Bytes of text that a core makes tokens of at a time: what a tokenizer takes for them stays in caches.
-const PIECE: usize = 16 << 10;
 /// Pieces whose tokens stand in one place, most: the allocator has room for many small ones only far apart.
 const SEVERAL: usize = 128;
 /// Such places for each core, at least, if there are pieces enough.
@@ -21,8 +18,6 @@ const SHARES: usize = 4;
 const WORD: usize = 32;
 /// Words that a core remembers: some 20 MiB.
 const WORDS: usize = 1 << 17;
-/// Most bytes of text without a place to cut them.
-const MOST: u64 = 256 << 20;
 /// Bytes behind a cut that must be known.
 const BEHIND: u64 = 8;
 
@@ -58,7 +53,8 @@ pub struct ChunkSizes {
 
 impl Default for ChunkSizes {
     fn default() -> Self {
-        Self { part: PART, piece: PIECE, most: MOST }
+        // What a tokenizer takes for a piece stays in caches.
+        Self { part: 64 << 20, piece: 16 << 10, most: 256 << 20 }
     }
 }
 
@@ -129,14 +125,13 @@ impl<'a> TextChunks<'a> {
         }
     }
 
-    /// The tokens of a part, little-endian, `width` bytes each, in the order of the text. `add`: adds bytes of text that are done.
+    /// The tokens of a part, in the order of the text. `add`: adds bytes of text that are done.
     pub(super) fn encode(
         &self,
         part: &TextChunk<'_>,
-        width: usize,
         add: &(dyn Fn(u64) + Sync),
-    ) -> Result<Vec<Vec<u8>>, Failure> {
-        let mut pieces = Vec::new();
+    ) -> Result<TokenPart, Failure> {
+        let (mut pieces, width) = (Vec::new(), self.tokenizer.token_bytes());
         for (file, text) in &part.texts {
             let of_text = match self.tokenizer.cuts() {
                 Ok(cuts) => cuts.pieces(text, self.sizes.piece),
@@ -145,7 +140,7 @@ impl<'a> TextChunks<'a> {
             pieces.extend(of_text.into_iter().map(|piece| (*file, piece)));
         }
         let longest = pieces.iter().map(|(_, piece)| piece.len() as u64).max().unwrap_or(0);
-        let several = (pieces.len() / (SHARES * cores::all())).clamp(1, SEVERAL);
+        let several = (pieces.len() / (SHARES * topology::cores())).clamp(1, SEVERAL);
         let groups: Vec<_> = pieces.chunks(several).collect();
         let encode = |i: usize| {
             let mut memo = lock(&self.memos).pop().unwrap_or_default();
@@ -162,7 +157,8 @@ impl<'a> TextChunks<'a> {
             lock(&self.memos).push(memo);
             Ok(made)
         };
-        cores::map_by(cores::texts_at_once(longest), groups.len(), encode).into_iter().collect()
+        let made = cores::map_by(cores::texts_at_once(longest), groups.len(), encode);
+        Ok(TokenPart::of_text(made.into_iter().collect::<Result<_, _>>()?, width))
     }
 }
 
@@ -249,7 +245,7 @@ mod tests {
         while from.file < files.len() {
             let part = texts.read(from)?;
             assert!(part.next != from);
-            tokens.extend(texts.encode(&part, 2, &|_| ())?.concat());
+            tokens.extend(texts.encode(&part, &|_| ())?.tokens.concat());
             (count, from) = (count + 1, part.next);
         }
         Ok((tokens, count))

@@ -13,15 +13,20 @@ pub fn texts_at_once(longest: u64) -> usize {
     (TEXT_AT_ONCE / longest.max(1)).clamp(1, cores() as u64) as usize
 }
 
-/// How many there are.
-pub(super) fn all() -> usize {
-    cores()
-}
-
 /// `f(0)..f(count - 1)`, in this order, by all cores. The calling thread works too, and where the system gives no more threads it
 /// works alone.
 pub(super) fn map<T: Send>(count: usize, f: impl Fn(usize) -> T + Sync) -> Vec<T> {
     map_by(usize::MAX, count, f)
+}
+
+/// The same one group of `group` after the other, as far as they are asked for.
+pub(super) fn map_groups<T: Send>(
+    group: usize,
+    count: usize,
+    f: impl Fn(usize) -> T + Sync,
+) -> impl Iterator<Item = T> {
+    let firsts = (0..count).step_by(group);
+    firsts.flat_map(move |first| map(group.min(count - first), |i| f(first + i)))
 }
 
 /// The same by at most `threads` threads.

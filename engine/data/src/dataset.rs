@@ -121,12 +121,12 @@ impl Dataset {
 
     /// Whether samples differ in how many targets count.
     pub fn is_uneven(&self) -> bool {
-        self.trained().iter().any(|named| named.corpus.is_uneven())
+        self.trained().iter().any(|named| named.corpus.documents.is_some())
     }
 
-    /// Whether a sample may hold several documents.
+    /// Whether a sample may hold several documents, each of which sees itself alone.
     pub fn is_packed(&self) -> bool {
-        self.trained().iter().any(|named| named.corpus.is_packed())
+        self.trained().iter().any(|named| named.corpus.packs)
     }
 
     /// Whether files say of each token whether it counts, as those of prepared chats do.

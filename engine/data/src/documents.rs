@@ -2,7 +2,7 @@
 
 use super::bad_rows::BadRows;
 use super::identity::TokenRanges;
-use super::mask::{Mask, MaskBits, Masks};
+use super::mask::{self, Mask, MaskBits};
 use super::origins::{Origin, Origins, RowLocation};
 use super::pack::PackedSamples;
 use super::store::ReadError;
@@ -67,10 +67,10 @@ impl SampleCapacity {
 enum Targets {
     /// All but the first of each document.
     All,
-    /// By token: whether it counts, unless it is the first of a document; and by document: how many do.
-    Some { counted: Vec<bool>, of: Vec<u32> },
-    /// The same, where masks beside the files of the tokens say it.
-    InFiles { masks: Masks, of: Vec<u32> },
+    /// By token: whether it counts, unless it is the first of a document.
+    Some(Vec<bool>),
+    /// Those that masks beside the files of the tokens say.
+    InFiles(Vec<Mask>),
 }
 
 /// Bytes of a mask that are held at once to look at all of it.
@@ -85,6 +85,8 @@ pub(super) struct Documents {
     /// Tokens of each.
     lengths: Vec<u32>,
     targets: Targets,
+    /// How many of each count, unless all do.
+    counts: Vec<u32>,
     origins: Origins,
     /// How many are to train.
     pub(super) split: usize,
@@ -94,22 +96,23 @@ pub(super) struct Documents {
 
 impl Documents {
     /// None yet, of whose tokens all count but the first.
-    pub(super) const fn that_count(room: SampleCapacity) -> Self {
+    pub(super) fn that_count(room: SampleCapacity) -> Self {
         Self::new(room, Targets::All)
     }
 
     /// None yet, each of which comes with what of it counts.
-    pub(super) const fn that_say(room: SampleCapacity) -> Self {
-        Self::new(room, Targets::Some { counted: Vec::new(), of: Vec::new() })
+    pub(super) fn that_say(room: SampleCapacity) -> Self {
+        Self::new(room, Targets::Some(Vec::new()))
     }
 
-    const fn new(room: SampleCapacity, targets: Targets) -> Self {
+    fn new(room: SampleCapacity, targets: Targets) -> Self {
         Self {
             room,
             starts: Vec::new(),
             lengths: Vec::new(),
             targets,
-            origins: Origins::new(),
+            counts: Vec::new(),
+            origins: Origins::default(),
             split: 0,
             packed: None,
         }
@@ -123,18 +126,13 @@ impl Documents {
 
     /// Adds a document behind all tokens that there are, of which these count.
     pub(super) fn push_counted(&mut self, document: &[bool]) {
-        let Targets::Some { counted, .. } = &mut self.targets else {
-            unreachable!("all tokens count")
-        };
-        let start = counted.len();
+        let Targets::Some(counted) = &mut self.targets else { unreachable!("all tokens count") };
+        let before = counted.len();
         counted.extend(document);
-        let tokens = start..counted.len();
-        let parts = self.push_parts(tokens);
-        let Targets::Some { counted, of } = &mut self.targets else { unreachable!("as above") };
-        for part in parts {
-            let (start, length) = (self.starts[part], self.lengths[part] as usize);
-            let counts = counted[start + 1..start + length].iter().filter(|counts| **counts);
-            of.push(counts.count() as u32);
+        for part in self.push_parts(before..before + document.len()) {
+            let (start, length) = (self.starts[part] - before, self.lengths[part] as usize);
+            let counts = document[start + 1..start + length].iter().filter(|counts| **counts);
+            self.counts.push(counts.count() as u32);
         }
     }
 
@@ -142,7 +140,7 @@ impl Documents {
     /// divided: an answer without its question teaches nothing.
     pub(super) fn say_in_files(&mut self) {
         assert!(self.len() == 0, "documents are there already");
-        self.targets = Targets::InFiles { masks: Masks::default(), of: Vec::new() };
+        self.targets = Targets::InFiles(Vec::new());
         if self.room.long == LongDocument::Divided {
             self.room.long = LongDocument::LeftOut;
         }
@@ -150,31 +148,29 @@ impl Documents {
 
     /// Whether masks say what counts.
     pub(super) const fn are_in_files(&self) -> bool {
-        matches!(self.targets, Targets::InFiles { .. })
+        matches!(self.targets, Targets::InFiles(_))
     }
 
     /// The masks; none where nothing else says what counts.
     pub(super) fn masks(&self) -> &[Mask] {
         match &self.targets {
-            Targets::InFiles { masks, .. } => masks.all(),
-            Targets::All | Targets::Some { .. } => &[],
+            Targets::InFiles(masks) => masks,
+            Targets::All | Targets::Some(_) => &[],
         }
     }
 
     /// Adds a document that is these tokens, of which so many count as its mask says.
     pub(super) fn push_masked(&mut self, tokens: Range<usize>, count: u32) {
+        assert!(self.are_in_files(), "a mask says it");
         let parts = self.push_parts(tokens);
-        let Targets::InFiles { of, .. } = &mut self.targets else {
-            unreachable!("no mask says it")
-        };
         assert!(parts.len() <= 1, "it is not divided");
-        of.extend(parts.map(|_| count));
+        self.counts.extend(parts.map(|_| count));
     }
 
-    /// Adds the mask of a file whose first token is token `start` of all.
-    pub(super) fn push_mask(&mut self, start: usize, mask: Mask) {
-        let Targets::InFiles { masks, .. } = &mut self.targets else { unreachable!("as above") };
-        masks.push(start, mask);
+    /// Adds the mask of the next file.
+    pub(super) fn push_mask(&mut self, mask: Mask) {
+        let Targets::InFiles(masks) = &mut self.targets else { unreachable!("no mask says it") };
+        masks.push(mask);
     }
 
     /// Adds a document, divided where it is too long, and returns its parts.
@@ -217,7 +213,7 @@ impl Documents {
 
     /// The origins of the documents of a sample, where these are known.
     pub(super) fn origins(&self, sample: usize) -> Vec<Option<Origin>> {
-        let is_line = matches!(self.targets, Targets::Some { .. });
+        let is_line = matches!(self.targets, Targets::Some(_));
         self.of_sample(sample).map(|document| self.origins.of(document, is_line)).collect()
     }
 
@@ -279,25 +275,25 @@ impl Documents {
         let Range { start, end } = self.tokens(document);
         match &self.targets {
             Targets::All => {}
-            Targets::Some { counted, .. } => {
+            Targets::Some(counted) => {
                 let own = &counted[start..end];
                 (1..own.len()).filter(|i| !own[*i]).for_each(each);
             }
-            Targets::InFiles { masks, .. } => {
-                masks.not_counted(start + 1..end, bits, |i| each(1 + i))?;
+            Targets::InFiles(masks) => {
+                mask::not_counted(masks, start + 1..end, bits, |i| each(1 + i))?;
             }
         }
         Ok(())
     }
 
     /// Targets of some samples that count.
-    pub(super) fn targets(&self, mut samples: Range<usize>) -> u64 {
+    pub(super) fn targets(&self, samples: Range<usize>) -> u64 {
         let of = |document: usize| match &self.targets {
             Targets::All => self.lengths[document] - 1,
-            Targets::Some { of, .. } | Targets::InFiles { of, .. } => of[document],
+            Targets::Some(_) | Targets::InFiles(_) => self.counts[document],
         };
         let of = |sample| self.of_sample(sample).map(|document| u64::from(of(document)));
-        samples.by_ref().flat_map(of).sum()
+        samples.flat_map(of).sum()
     }
 
     /// How many documents a sample holds, and how many of its places they fill: the last token of each is a target alone.
@@ -337,10 +333,11 @@ impl Documents {
             counted.fill(1);
             self.not_counted(document, &mut bits, |token| counted[token] = 0)?;
             hash.update(counted);
-            if let Targets::InFiles { masks, of } = &self.targets {
+            if let Targets::InFiles(masks) = &self.targets {
                 let found: u32 = counted.iter().map(|counts| u32::from(*counts)).sum();
-                if found != of[document] {
-                    return Err(masks.contradiction(self.starts[document], found, of[document]));
+                let (at, count) = (self.starts[document], self.counts[document]);
+                if found != count {
+                    return Err(mask::contradiction(masks, at, found, count));
                 }
             }
         }

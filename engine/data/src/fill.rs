@@ -73,10 +73,6 @@ impl Corpus {
     /// # Errors
     /// As [`fill_train`](Self::fill_train).
     pub fn documents(&self, place: usize) -> Result<Vec<Document>, ReadError> {
-        self.retry_if_touched(|| self.read_documents_of(place))
-    }
-
-    fn read_documents_of(&self, place: usize) -> Result<Vec<Document>, ReadError> {
         let whole = |tokens: Range<usize>| {
             let mut counted = vec![true; tokens.len()];
             counted[0] = false;
@@ -84,18 +80,20 @@ impl Corpus {
             self.store.each(tokens, |_, token| all.push(token))?;
             Ok(Document { tokens: all, counted })
         };
-        let Some(documents) = &self.documents else {
-            return Ok(vec![whole(place..place + self.seq_len + 1)?]);
-        };
-        let mut block = [0; BITS];
-        let mut bits = MaskBits::new(&mut block);
-        let document = |number| {
-            let mut document = whole(documents.tokens(number))?;
-            let counted = &mut document.counted;
-            documents.not_counted(number, &mut bits, |token| counted[token] = false)?;
-            Ok(document)
-        };
-        documents.of_sample(place).map(document).collect()
+        self.retry_if_touched(|| {
+            let Some(documents) = &self.documents else {
+                return Ok(vec![whole(place..place + self.seq_len + 1)?]);
+            };
+            let mut block = [0; BITS];
+            let mut bits = MaskBits::new(&mut block);
+            let document = |number| {
+                let mut document = whole(documents.tokens(number))?;
+                let counted = &mut document.counted;
+                documents.not_counted(number, &mut bits, |token| counted[token] = false)?;
+                Ok(document)
+            };
+            documents.of_sample(place).map(document).collect()
+        })
     }
 
     /// For each of [`documents`](Self::documents) its file and its place there, where these are known: not of windows.
@@ -109,24 +107,22 @@ impl Corpus {
     /// # Errors
     /// As [`fill_train`](Self::fill_train).
     pub fn starts_in_window(&self, place: usize) -> Result<Vec<usize>, ReadError> {
-        self.retry_if_touched(|| self.read_starts(place))
-    }
-
-    fn read_starts(&self, place: usize) -> Result<Vec<usize>, ReadError> {
-        let mut starts = vec![0];
         if self.indexes.is_empty() || self.documents.is_some() {
-            return Ok(starts);
+            return Ok(vec![0]);
         }
-        for (segment, part) in self.store.parts(place..place + self.seq_len + 1) {
-            let first = self.store.start(segment);
-            // A file begins with a document.
-            starts.push(part.start - place);
-            let of_file = part.start - first..part.end - first;
-            let ends = self.indexes[segment].ends_inside(&of_file)?;
-            starts.extend(ends.into_iter().map(|end| first + end - place));
-        }
-        starts.dedup();
-        Ok(starts)
+        self.retry_if_touched(|| {
+            let mut starts = vec![0];
+            for (segment, part) in self.store.parts(place..place + self.seq_len + 1) {
+                let first = self.store.start(segment);
+                // A file begins with a document.
+                starts.push(part.start - place);
+                let of_file = part.start - first..part.end - first;
+                let ends = self.indexes[segment].ends_inside(&of_file)?;
+                starts.extend(ends.into_iter().map(|end| first + end - place));
+            }
+            starts.dedup();
+            Ok(starts)
+        })
     }
 
     /// The documents of a sample, then padding; past the last sample nothing else.

@@ -4,8 +4,6 @@ use super::cores;
 use super::store::{ReadError, Store, largest};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, PoisonError};
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
 
 /// Tokens of a chunk. The hash is one over the hashes of all chunks, so this number is part of it.
@@ -17,7 +15,7 @@ const TOGETHER: usize = 1 << 12;
 
 /// xxh3, 128 bits, of the tokens as 32-bit numbers. How many bytes a token has in its file, and how files are cut, do
 /// not matter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
     /// Of the training part.
     pub train: u128,
@@ -26,9 +24,6 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Of a data set without tokens that is never trained on.
-    pub(super) const NONE: Self = Self { train: 0, held_out: 0 };
-
     /// The same tokens with a hash of more about each part.
     pub(super) fn and(self, [train, held_out]: [u128; 2]) -> Self {
         let both = |hashes: [u128; 2]| xxh3_128(hashes.map(u128::to_le_bytes).as_flattened());
@@ -42,10 +37,10 @@ impl Identity {
         [train, held_out]: &[TokenRanges; 2],
         read: &(dyn Fn(u64) + Sync),
     ) -> Result<(Self, Vec<SegmentSummary>), ReadError> {
-        let segments = SegmentSummaries::new(store, None);
-        let of = |part| hash(store, part, &segments, read);
+        let mut segments = vec![SegmentSummary::default(); store.num_segments()];
+        let mut of = |part| hash(store, part, None, &mut segments, read);
         let identity = Self { train: of(train)?, held_out: of(held_out)? };
-        Ok((identity, segments.found()))
+        Ok((identity, segments))
     }
 }
 
@@ -63,37 +58,11 @@ pub(super) fn sum(
     parts: &[TokenRanges; 2],
     segment: usize,
 ) -> Result<u128, ReadError> {
-    let segments = SegmentSummaries::new(store, Some(segment));
-    parts.iter().try_for_each(|part| hash(store, part, &segments, &|_| ()).map(drop))?;
-    Ok(segments.found()[segment].sum)
-}
-
-/// What is found in each segment, by threads side by side.
-struct SegmentSummaries {
-    all: Vec<(AtomicU32, Mutex<u128>)>,
-    /// Others are passed over.
-    only: Option<usize>,
-}
-
-impl SegmentSummaries {
-    fn new(store: &Store, only: Option<usize>) -> Self {
-        Self { all: (0..store.num_segments()).map(|_| Default::default()).collect(), only }
+    let mut found = vec![SegmentSummary::default(); store.num_segments()];
+    for part in parts {
+        hash(store, part, Some(segment), &mut found, &|_| ())?;
     }
-
-    fn add(&self, segment: usize, largest: u32, hash: u128) {
-        let (most, sum) = &self.all[segment];
-        most.fetch_max(largest, Ordering::Relaxed);
-        let mut sum = sum.lock().unwrap_or_else(PoisonError::into_inner);
-        *sum = sum.wrapping_add(hash);
-    }
-
-    fn found(self) -> Vec<SegmentSummary> {
-        let one = |(largest, sum): (AtomicU32, Mutex<u128>)| {
-            let sum = sum.into_inner().unwrap_or_else(PoisonError::into_inner);
-            SegmentSummary { largest: largest.into_inner(), sum }
-        };
-        self.all.into_iter().map(one).collect()
-    }
+    Ok(found[segment].sum)
 }
 
 /// Ranges of the tokens of a store, one behind another.
@@ -144,40 +113,47 @@ impl TokenRanges {
     }
 }
 
+/// The hash of some tokens, those of other segments than `only` left out. Adds to what is found in each segment.
 fn hash(
     store: &Store,
     tokens: &TokenRanges,
-    segments: &SegmentSummaries,
+    only: Option<usize>,
+    segments: &mut [SegmentSummary],
     read: &(dyn Fn(u64) + Sync),
 ) -> Result<u128, ReadError> {
     let chunks = tokens.len().div_ceil(CHUNK);
     let mut all = Xxh3Default::new();
-    for first in (0..chunks).step_by(TOGETHER) {
-        let chunk = |i: usize| {
-            let start = (first + i) * CHUNK;
-            let chunk = start..tokens.len().min(start + CHUNK);
-            let hash = of_chunk(store, tokens.of(chunk.clone()), segments);
-            read((chunk.len() * store.width) as u64);
-            hash
-        };
-        for hash in cores::map(TOGETHER.min(chunks - first), chunk) {
-            all.update(&hash?);
+    let chunk = |i: usize| {
+        let start = i * CHUNK;
+        let chunk = start..tokens.len().min(start + CHUNK);
+        let found = of_chunk(store, tokens.of(chunk.clone()), only);
+        read((chunk.len() * store.width) as u64);
+        found
+    };
+    for found in cores::map_groups(TOGETHER, chunks, chunk) {
+        let (hash, parts) = found?;
+        all.update(&hash);
+        for (segment, SegmentSummary { largest, sum }) in parts {
+            let segment = &mut segments[segment];
+            segment.largest = segment.largest.max(largest);
+            segment.sum = segment.sum.wrapping_add(sum);
         }
     }
     Ok(all.digest128())
 }
 
+/// The hash of a chunk, and what is found in its part of each segment.
+type ChunkHash = ([u8; 16], Vec<(usize, SegmentSummary)>);
+
 fn of_chunk(
     store: &Store,
     chunk: impl Iterator<Item = Range<usize>>,
-    segments: &SegmentSummaries,
-) -> Result<[u8; 16], ReadError> {
-    let mut hasher = Xxh3Default::new();
+    only: Option<usize>,
+) -> Result<ChunkHash, ReadError> {
+    let (mut hasher, mut parts) = (Xxh3Default::new(), Vec::new());
     let (mut bytes, mut wide) = (vec![0; BLOCK * store.width], vec![0; 4 * BLOCK]);
     let all = chunk.flat_map(|range| store.parts(range));
-    for (segment, part) in
-        all.filter(|(segment, _)| segments.only.is_none_or(|one| one == *segment))
-    {
+    for (segment, part) in all.filter(|(segment, _)| only.is_none_or(|one| one == *segment)) {
         let (mut in_part, mut of_part) = (0, Xxh3Default::new());
         of_part.update(&(part.start as u64).to_le_bytes());
         for start in part.clone().step_by(BLOCK) {
@@ -191,9 +167,9 @@ fn of_chunk(
             };
             hasher.update(wide);
         }
-        segments.add(segment, in_part, of_part.digest128());
+        parts.push((segment, SegmentSummary { largest: in_part, sum: of_part.digest128() }));
     }
-    Ok(hasher.digest128().to_le_bytes())
+    Ok((hasher.digest128().to_le_bytes(), parts))
 }
 
 /// Tokens of 1 or 2 bytes in 4 bytes each.

@@ -1,22 +1,16 @@
 //! Facts of the data without a look at its tokens: whether the files are there, what they seem to hold, how long they are, and
 //! whether files that onebox has written still have the bytes that it wrote.
 
-use super::mask;
 use super::megatron::Index;
 use super::open::open_regular;
-use super::prepared;
 use super::problem::{DataError, Failure, Problem, at, in_key};
 use super::progress::Progress;
 use super::read::named;
 use super::store::TokenFile;
-use super::{CorpusSplit, lengths};
+use super::{CorpusSplit, kind, lengths, mask, prepared};
 use config::{Config, DataConfig, Packing};
 use std::fs::File;
-use std::io::{Read, Seek};
 use std::path::Path;
-
-/// Bytes of text by which a tokenizer is measured.
-const SAMPLE: u64 = 64 << 10;
 
 /// The files of both parts.
 #[derive(Clone, Debug, Default)]
@@ -42,23 +36,21 @@ impl DataInspection {
         if data.train.is_empty() {
             return Err(in_key("data.train")(at(Path::new(""))(Problem::NotSet)));
         }
-        for (key, sources) in [("data.train", &data.train), ("data.validation", &data.validation)] {
-            for text in sources.paths() {
-                let before = look.tokens;
-                look.part(text, data, warn).map_err(in_key(key))?;
-                let known = data.tokenizer.is_none() || !data.format.is_text();
-                if known && data.packing == Packing::Windows {
-                    let tokens = look.tokens - before;
-                    let (parts, split) = match (key, data.validation.is_empty()) {
-                        ("data.train", true) => {
-                            let fraction = data.validation_fraction;
-                            (CorpusSplit::Cut(text, fraction), lengths::to_train(tokens, fraction))
-                        }
-                        ("data.train", false) => (CorpusSplit::Train(text), tokens),
-                        _ => (CorpusSplit::HeldOut(text), 0),
-                    };
-                    lengths::check(parts, split, tokens, config.model.seq_len)?;
-                }
+        for (key, text) in super::named(data) {
+            let before = look.tokens;
+            look.part(text, data, warn).map_err(in_key(key))?;
+            let known = data.tokenizer.is_none() || !data.format.is_text();
+            if known && data.packing == Packing::Windows {
+                let tokens = look.tokens - before;
+                let (parts, split) = match (key, data.validation.is_empty()) {
+                    ("data.train", true) => {
+                        let fraction = data.validation_fraction;
+                        (CorpusSplit::Cut(text, fraction), lengths::to_train(tokens, fraction))
+                    }
+                    ("data.train", false) => (CorpusSplit::Train(text), tokens),
+                    _ => (CorpusSplit::HeldOut(text), 0),
+                };
+                lengths::check(parts, split, tokens, config.model.seq_len)?;
             }
         }
         Ok(look)
@@ -66,15 +58,12 @@ impl DataInspection {
 
     /// Compares all bytes of prepared tokens with the hashes that were written.
     pub fn compare(data: &DataConfig, progress: &dyn Progress) -> Result<(), DataError> {
-        for (key, sources) in [("data.train", &data.train), ("data.validation", &data.validation)] {
-            for text in sources.paths().filter(|_| !data.format.is_text()) {
-                let (files, source) = named(text, &data.format, false).map_err(in_key(key))?;
-                let bytes = files.iter().filter_map(|file| file.metadata().ok());
-                let reading = progress.begin("comparing bytes", bytes.map(|file| file.len()).sum());
-                for folder in prepared::folders(text, &files, source.from_directory) {
-                    prepared::check_bytes(folder, &|bytes| reading.add(bytes))
-                        .map_err(in_key(key))?;
-                }
+        for (key, text) in super::named(data).filter(|_| !data.format.is_text()) {
+            let (files, source) = named(text, &data.format, false).map_err(in_key(key))?;
+            let bytes = files.iter().filter_map(|file| file.metadata().ok());
+            let reading = progress.begin("comparing bytes", bytes.map(|file| file.len()).sum());
+            for folder in prepared::folders(text, &files, source.from_directory) {
+                prepared::check_bytes(folder, &|bytes| reading.add(bytes)).map_err(in_key(key))?;
             }
         }
         Ok(())
@@ -89,16 +78,14 @@ impl DataInspection {
                 self.add(path, file, data).map_err(at(path))?;
             }
         }
-        source.end(Path::new(text), self.bytes - before).map(drop).map_err(at(Path::new(text)))
+        source.end(Path::new(text), self.bytes - before).map(drop)
     }
 
     fn add(&mut self, path: &Path, mut file: File, data: &DataConfig) -> Result<(), Problem> {
         let bytes = file.metadata().map_err(Problem::Unreadable)?.len();
         mask::check_use(path, &data.format, data.packing)?;
         if data.tokenizer.is_some() && data.format.is_text() && self.sample.is_empty() {
-            let mut head = Vec::new();
-            file.rewind().map_err(Problem::Unreadable)?;
-            (&file).take(SAMPLE).read_to_end(&mut head).map_err(Problem::Unreadable)?;
+            let head = kind::head(&mut file).map_err(Problem::Unreadable)?;
             self.sample = String::from_utf8_lossy(&head).into_owned();
         }
         let width = match data.format.width() {

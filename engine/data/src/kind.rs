@@ -78,37 +78,24 @@ pub(super) const TEXT_CUT: FileKind = FileKind {
     remedy: "get the whole file, or cut it before that character",
 };
 
-/// Where no text and no token file begins like it.
-const BY_HEAD: [(&[u8], FileKind); 12] = [
-    (b"\x1f\x8b\x08", GZIP),
-    (b"\x28\xb5\x2f\xfd", ZSTD),
-    (b"\xfd7zXZ\0", XZ),
-    (b"BZh91AY&SY", BZIP2),
-    (b"PK\x03\x04", ZIP),
-    (b"PAR1", PARQUET),
-    (b"ARROW1", ARROW),
-    (b"\x93NUMPY", NUMPY),
-    (b"MMIDIDX\0", INDEX),
-    (b"TNTIDX\0\0", INDEX),
-    (b"onebox targets 1", TARGETS),
-    (b"\xff\xfe", UTF16),
-];
-const BY_NAME: [(&str, FileKind); 15] = [
-    ("jsonl", JSON_LINES),
-    ("ndjson", JSON_LINES),
-    ("json", JSON),
-    ("gz", GZIP),
-    ("tgz", GZIP),
-    ("zst", ZSTD),
-    ("xz", XZ),
-    ("bz2", BZIP2),
-    ("zip", ZIP),
-    ("parquet", PARQUET),
-    ("arrow", ARROW),
-    ("npy", NUMPY),
-    ("npz", NUMPY),
-    ("idx", INDEX),
-    ("bin", TOKENS),
+/// First bytes of a kind, with which no text and no token file begins, endings of names, and the kind.
+type KindRow = (&'static [&'static [u8]], &'static [&'static str], FileKind);
+
+const KINDS: [KindRow; 14] = [
+    (&[b"\x1f\x8b\x08"], &["gz", "tgz"], GZIP),
+    (&[b"\x28\xb5\x2f\xfd"], &["zst"], ZSTD),
+    (&[b"\xfd7zXZ\0"], &["xz"], XZ),
+    (&[b"BZh91AY&SY"], &["bz2"], BZIP2),
+    (&[b"PK\x03\x04"], &["zip"], ZIP),
+    (&[b"PAR1"], &["parquet"], PARQUET),
+    (&[b"ARROW1"], &["arrow"], ARROW),
+    (&[b"\x93NUMPY"], &["npy", "npz"], NUMPY),
+    (&[b"MMIDIDX\0", b"TNTIDX\0\0"], &["idx"], INDEX),
+    (&[b"onebox targets 1"], &[], TARGETS),
+    (&[b"\xff\xfe"], &[], UTF16),
+    (&[], &["jsonl", "ndjson"], JSON_LINES),
+    (&[], &["json"], JSON),
+    (&[], &["bin"], TOKENS),
 ];
 
 /// The first bytes of a file.
@@ -120,9 +107,8 @@ pub(super) fn head(file: &mut File) -> io::Result<Vec<u8>> {
 
 /// What stands against taking a file of this name and beginning as what `format` says it is.
 pub(super) fn of(path: &Path, head: &[u8], format: &DataFormat) -> Option<FileKind> {
-    let is_text = format.is_bytes();
     let kind = by_head(head).or_else(|| by_name(path));
-    if is_text {
+    if format.is_bytes() {
         let zeros = || head.contains(&0).then_some(BINARY);
         return kind.or_else(|| is_json_lines(head).then_some(JSON_LINES)).or_else(zeros);
     }
@@ -152,12 +138,13 @@ pub(super) fn is_named_as_rows(path: &Path) -> bool {
 }
 
 fn by_head(head: &[u8]) -> Option<FileKind> {
-    BY_HEAD.iter().find(|(start, _)| head.starts_with(start)).map(|(_, kind)| *kind)
+    let begins = |starts: &[&[u8]]| starts.iter().any(|start| head.starts_with(start));
+    KINDS.iter().find(|(starts, ..)| begins(starts)).map(|(.., kind)| *kind)
 }
 
 fn by_name(path: &Path) -> Option<FileKind> {
     let extension = path.extension()?.to_str()?.to_ascii_lowercase();
-    BY_NAME.iter().find(|(name, _)| *name == extension).map(|(_, kind)| *kind)
+    KINDS.iter().find(|(_, names, _)| names.contains(&extension.as_str())).map(|(.., kind)| *kind)
 }
 
 /// Whether the first line is a JSON list, which another line follows or which is a chat itself.

@@ -1,7 +1,7 @@
 //! The tokens of a run: those of its files one behind another, of which the end is held out, and the windows of them that
 //! become batches (B, T). `run` opens it before step 1; the batch filling of each step reads from it.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::HashSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::RwLock;
@@ -61,8 +61,7 @@ pub use checks::Checks;
 use checks::DataFindings;
 pub use chunks::ChunkSizes;
 pub use cores::texts_at_once;
-pub use dataset::Dataset;
-pub use dataset::{Sample, SourceCorpora};
+pub use dataset::{Dataset, Sample, SourceCorpora};
 pub use document::Document;
 use documents::{Documents, SampleCapacity};
 pub use identity::Identity;
@@ -72,8 +71,7 @@ pub use origins::Origin;
 pub use prepare::{Preparation, PrepareError, PreparedData};
 pub use problem::{DataError, Problem};
 use problem::{Failure, at, in_key};
-pub use row_source::BYTES_AT_ONCE;
-pub use row_source::RowSource;
+pub use row_source::{BYTES_AT_ONCE, RowSource};
 pub use rows::Rows;
 pub use skipped_files::SkippedFiles;
 pub use store::ReadError;
@@ -85,11 +83,14 @@ pub use utf8::Utf8Error;
 
 /// The key of the data that would take what a run writes into `directory`.
 pub fn takes_from(data: &DataConfig, directory: &Path) -> Option<&'static str> {
-    let named = [("data.train", &data.train), ("data.validation", &data.validation)];
-    let mut takes = named
-        .into_iter()
-        .filter(|(_, sources)| sources.paths().any(|text| data_files::takes_from(text, directory)));
-    takes.next().map(|(key, _)| key)
+    let takes = |text| data_files::takes_from(text, directory);
+    named(data).find(|(_, text)| takes(text)).map(|(key, _)| key)
+}
+
+/// What the data names, each with its key.
+fn named(data: &DataConfig) -> impl Iterator<Item = (&'static str, &str)> {
+    let all = [("data.train", &data.train), ("data.validation", &data.validation)];
+    all.into_iter().flat_map(|(key, sources)| sources.paths().map(move |text| (key, text)))
 }
 
 /// Word that keys the data stream under the seed of a run.
@@ -191,39 +192,27 @@ impl Corpus {
         Ok(data)
     }
 
-    /// Reads all parts.
+    /// Reads all parts, and cuts where one name is of both.
     fn fill_parts(
         &mut self,
         parts: CorpusSplit<'_>,
         checks: Checks<'_>,
         read: &mut SourceReader<'_>,
     ) -> Result<(), DataError> {
-        let (CorpusSplit::Both(text, _) | CorpusSplit::Cut(text, _) | CorpusSplit::Train(text)) =
-            parts
-        else {
-            return self.fill_held_out(parts, checks, read);
-        };
-        self.files = read(self, text).map_err(in_key("data.train"))?;
-        self.fill_held_out(parts, checks, read)
-    }
-
-    /// Reads what is held out, if it is another part, and cuts.
-    fn fill_held_out(
-        &mut self,
-        parts: CorpusSplit<'_>,
-        checks: Checks<'_>,
-        read: &mut SourceReader<'_>,
-    ) -> Result<(), DataError> {
+        use CorpusSplit::{Both, Cut, HeldOut, Train};
+        if let Both(text, _) | Cut(text, _) | Train(text) = parts {
+            self.files = read(self, text).map_err(in_key("data.train"))?;
+        }
         self.split = self.num_tokens();
         let to_train = self.files.len();
         let mut documents = self.documents.as_ref().map_or(0, Documents::len);
         match parts {
-            CorpusSplit::Both(_, validation) | CorpusSplit::HeldOut(validation) => {
+            Both(_, validation) | HeldOut(validation) => {
                 let files = read(self, validation).map_err(in_key("data.validation"))?;
                 warn_of_overlap(self.files.iter(), files.iter());
                 self.files.extend(files);
             }
-            CorpusSplit::Cut(train, fraction) => match &self.documents {
+            Cut(train, fraction) => match &self.documents {
                 Some(all) => {
                     let cut = lengths::to_train(documents, fraction);
                     let one = || in_key("data.train")(at(Path::new(train))(Problem::OneRow));
@@ -231,26 +220,20 @@ impl Corpus {
                 }
                 None => self.split = lengths::to_train(self.split, fraction),
             },
-            CorpusSplit::Train(_) => {}
+            Train(_) => {}
         }
         if let Some(all) = &mut self.documents {
             all.hold_out(documents, self.packs);
         }
-        let found = self.checked(checks).map_err(|failure| {
-            let apart = matches!(parts, CorpusSplit::Both(..) | CorpusSplit::HeldOut(_));
+        self.pass(checks).map_err(|failure| {
+            let apart = matches!(parts, Both(..) | HeldOut(_));
             let trained_on = !apart || self.files[..to_train].contains(&failure.0);
             in_key(if trained_on { "data.train" } else { "data.validation" })(failure)
-        });
-        self.found = found?;
+        })?;
         match self.documents {
             Some(_) => Ok(()),
             None => lengths::check(parts, self.split, self.num_tokens(), self.seq_len),
         }
-    }
-
-    /// What a pass over the tokens of both parts finds.
-    fn checked(&mut self, checks: Checks<'_>) -> Result<DataFindings, Failure> {
-        checks.pass(&mut self.store, self.split, &self.indexes, self.documents.as_ref())
     }
 
     /// Appends the tokens of a document, which is in one sample if documents are.
@@ -258,14 +241,9 @@ impl Corpus {
         if let Some(documents) = &mut self.documents {
             documents.push_counted(&document.counted);
         }
-        self.push_tokens(&document.tokens);
-    }
-
-    /// Appends tokens that are in memory.
-    fn push_tokens(&mut self, tokens: &[u32]) {
         let width = self.store.width;
-        let mut bytes = Vec::with_capacity(tokens.len() * width);
-        for token in tokens {
+        let mut bytes = Vec::with_capacity(document.tokens.len() * width);
+        for token in &document.tokens {
             bytes.extend_from_slice(&token.to_le_bytes()[..width]);
         }
         self.store.push_bytes(&bytes);
@@ -291,36 +269,31 @@ impl Corpus {
         assert!(!train.is_empty() && !held_out.is_empty(), "each part has a document");
         let Some(documents) = &mut data.documents else { unreachable!("it was made with some") };
         documents.hold_out(train.len(), packs);
-        let Ok(found) = data.checked(Checks::none()) else {
+        let Ok(()) = data.pass(Checks::none()) else {
             unreachable!("tokens in memory can be read")
         };
-        data.found = found;
         data
     }
 
     /// No tokens: for a step that is counted, not run.
-    pub const fn none(seq_len: usize) -> Self {
+    pub fn none(seq_len: usize) -> Self {
         Self::of_width(1, seq_len)
     }
 
     /// No tokens yet, each of which will have so many bytes.
-    const fn of_width(width: usize, seq_len: usize) -> Self {
-        let left_out =
-            SkippedFiles { files: 0, bytes: 0, largest: None, binary: 0, runs: BTreeSet::new() };
-        let found =
-            DataFindings { identity: Identity::NONE, segments: Vec::new(), beside: Vec::new() };
+    fn of_width(width: usize, seq_len: usize) -> Self {
         Self {
             store: Store::new(width),
             split: 0,
             seq_len,
             num_files: 0,
-            left_out,
+            left_out: SkippedFiles::default(),
             text: None,
             documents: None,
             indexes: Vec::new(),
             packs: false,
-            found,
-            read_again: RwLock::new(0),
+            found: DataFindings::default(),
+            read_again: RwLock::default(),
             files: Vec::new(),
         }
     }
@@ -376,16 +349,6 @@ impl Corpus {
         self.documents.as_ref().map(|documents| documents.held(place))
     }
 
-    /// Whether samples differ in how many targets count.
-    pub(crate) const fn is_uneven(&self) -> bool {
-        self.documents.is_some()
-    }
-
-    /// Whether a sample may hold several documents, each of which sees itself alone.
-    pub(crate) const fn is_packed(&self) -> bool {
-        self.packs
-    }
-
     /// How many windows of `seq_len` targets cover the held-out part, or how many samples its documents are.
     pub fn num_eval_windows(&self) -> usize {
         let tokens = self.num_tokens() - self.split;
@@ -434,8 +397,7 @@ impl Corpus {
                 let full = 100.0 * (in_samples - d.len()) as f64 / (all * self.seq_len) as f64;
                 let packed = match d.is_packed() {
                     true => {
-                        let held_out = all - samples;
-                        format!("; samples: {}, {full:.0} % full", parts(samples, held_out))
+                        format!("; samples: {}, {full:.0} % full", parts(samples, all - samples))
                     }
                     false if full < HALF_FULL => {
                         format!(

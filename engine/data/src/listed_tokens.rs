@@ -77,15 +77,13 @@ pub(super) fn listed(
     }
     // Those of names of its own stand behind those of the usual names.
     let mut own_names = IndexMap::new();
-    for (key, value) in &settings {
-        if is_own_name(key)
-            && let Json::String(text) = value
-        {
+    settings.retain(|key, value| match value {
+        Json::String(text) if is_own_name(key) => {
             own_names.insert(key.clone(), TokenName::Text(text.clone()));
+            false
         }
-    }
-    let strings: Vec<String> = own_names.keys().cloned().collect();
-    strings.iter().for_each(|key| drop(settings.shift_remove(key)));
+        _ => true,
+    });
     take_named_extra(&mut settings, &mut own_names).map_err(in_file(SETTINGS))?;
     let mut numbered = BTreeMap::new();
     match settings.get(DECODER).filter(|decoder| **decoder != Json::Null) {
@@ -104,12 +102,11 @@ pub(super) fn listed(
     }
     let by_text: BTreeMap<_, _> =
         numbered.values().map(|token| (token.content.as_str(), token)).collect();
+    let token = |key: &str, value| one(value).map_err(|why| format!("`{key}` {why}"));
     let mut named = Vec::new();
     for key in NAMES {
         let Some(value) = settings.get(key) else { continue };
-        let Some(one) = one(value).map_err(|why| format!("`{key}` {why}"))? else {
-            continue;
-        };
+        let Some(one) = token(key, value)? else { continue };
         let known = by_text.get(one.text()).map(|token| TokenName::Token((*token).clone()));
         named.push(known.unwrap_or(one));
     }
@@ -118,7 +115,7 @@ pub(super) fn listed(
     for (key, value) in &settings {
         if is_own_name(key)
             && (is_typed(value) || value.as_str().is_some())
-            && let Some(one) = one(value).map_err(|why| format!("`{key}` {why}"))?
+            && let Some(one) = token(key, value)?
         {
             others.insert(key.clone(), one);
         }
@@ -288,17 +285,12 @@ fn of_added(
 
 /// Special tokens without names.
 fn extra(settings: &Map) -> Result<Vec<TokenName>, String> {
-    let mut all = Vec::new();
+    let token = |value| one(value).map_err(|why| format!("{EXTRA}: one {why}")).transpose();
     match settings.get(EXTRA) {
-        None | Some(Json::Null) => {}
-        Some(Json::Array(values)) => {
-            for value in values {
-                all.extend(one(value).map_err(|why| format!("{EXTRA}: one {why}"))?);
-            }
-        }
-        Some(_) => return Err(format!("{EXTRA} is no list of tokens")),
+        None | Some(Json::Null) => Ok(Vec::new()),
+        Some(Json::Array(values)) => values.iter().filter_map(token).collect(),
+        Some(_) => Err(format!("{EXTRA} is no list of tokens")),
     }
-    Ok(all)
 }
 
 #[cfg(test)]

@@ -108,13 +108,20 @@ impl<'a> MaskBits<'a> {
 #[derive(Debug)]
 pub(super) struct Mask {
     pub(super) file: TokenFile,
+    /// Which token of all is the first of the file of tokens.
+    start: usize,
     tokens: u64,
     documents: u64,
 }
 
 impl Mask {
-    /// The mask beside a file of tokens with this index; none where there is none. Its head and its length are compared with both.
-    pub(super) fn beside(tokens: &TokenFile, index: &Index) -> Result<Option<Self>, Problem> {
+    /// The mask beside a file of tokens with this index, whose first token is token `start` of all; none where there is none. Its
+    /// head and its length are compared with both.
+    pub(super) fn beside(
+        tokens: &TokenFile,
+        index: &Index,
+        start: usize,
+    ) -> Result<Option<Self>, Problem> {
         let path = path_of(&tokens.path);
         let fault =
             |problem: Problem| Problem::BadMask { mask: path.clone(), fault: problem.to_string() };
@@ -124,13 +131,13 @@ impl Mask {
         };
         let file = TokenFile::new(&path, file).map_err(Problem::Unreadable).map_err(fault)?;
         let tokens = tokens.stamp.bytes.div_euclid(index.width() as u64);
-        let mask = Self { file, tokens, documents: index.num_documents() };
+        let mask = Self { file, start, tokens, documents: index.num_documents() };
         mask.check_head().map_err(|fault| mask.bad(&fault))?;
         Ok(Some(mask))
     }
 
     fn check_head(&self) -> Result<(), FormatFault> {
-        let Self { file, tokens, documents } = self;
+        let Self { file, tokens, documents, .. } = self;
         let bytes = file.stamp.bytes;
         if bytes < HEAD {
             return Err(FormatFault { offset: bytes, why: "the file ends in its head".into() });
@@ -188,17 +195,18 @@ impl Mask {
     }
 
     /// How many tokens of each of some documents count.
-    pub(super) fn counts(&self, documents: Range<u64>) -> Result<Vec<u32>, ReadError> {
+    pub(super) fn counts(&self, documents: Range<u64>) -> Result<Vec<u32>, Problem> {
         let mut bytes = vec![0; 4 * (documents.end - documents.start) as usize];
-        self.file.read(HEAD + 4 * documents.start, &mut bytes)?;
+        let read = self.file.read(HEAD + 4 * documents.start, &mut bytes);
+        read.map_err(|unread| self.bad(&unread.into()))?;
         Ok(bytes.as_chunks().0.iter().map(|count| u32::from_le_bytes(*count)).collect())
     }
 
     /// How many of these tokens of the file count.
-    pub(super) fn count(&self, tokens: Range<usize>) -> Result<u32, ReadError> {
+    pub(super) fn count(&self, tokens: Range<usize>) -> Result<u32, Problem> {
         let (mut bytes, mut count) = ([0; 1 << 10], tokens.len() as u32);
-        self.not_counted(tokens, &mut MaskBits::new(&mut bytes), |_| count -= 1)?;
-        Ok(count)
+        let read = self.not_counted(tokens, &mut MaskBits::new(&mut bytes), |_| count -= 1);
+        read.map(|()| count).map_err(|unread| self.bad(&unread.into()))
     }
 
     /// Calls `each` with the number among these tokens of the file of each one that does not count. The bits are of this mask.
@@ -226,49 +234,29 @@ impl Mask {
     }
 }
 
-/// The masks of all files of a data set, one for each segment of the tokens.
-#[derive(Debug, Default)]
-pub(super) struct Masks {
-    all: Vec<Mask>,
-    /// Which token of all is the first of each.
-    starts: Vec<usize>,
+/// Calls `each` with the number among these tokens, all of one file, of each one that does not count. `masks`: one for each segment
+/// of the tokens.
+pub(super) fn not_counted(
+    masks: &[Mask],
+    tokens: Range<usize>,
+    bits: &mut MaskBits<'_>,
+    each: impl FnMut(usize),
+) -> Result<(), ReadError> {
+    let number = masks.partition_point(|mask| mask.start <= tokens.start) - 1;
+    if bits.mask != number {
+        (bits.mask, bits.held) = (number, 0..0);
+    }
+    let mask = &masks[number];
+    mask.not_counted(tokens.start - mask.start..tokens.end - mask.start, bits, each)
 }
 
-impl Masks {
-    /// Adds the mask of a file whose first token is token `start` of all.
-    pub(super) fn push(&mut self, start: usize, mask: Mask) {
-        self.starts.push(start);
-        self.all.push(mask);
-    }
-
-    pub(super) fn all(&self) -> &[Mask] {
-        &self.all
-    }
-
-    /// Calls `each` with the number among these tokens, all of one file, of each one that does not count.
-    pub(super) fn not_counted(
-        &self,
-        tokens: Range<usize>,
-        bits: &mut MaskBits<'_>,
-        each: impl FnMut(usize),
-    ) -> Result<(), ReadError> {
-        let mask = self.starts.partition_point(|start| *start <= tokens.start) - 1;
-        if bits.mask != mask {
-            (bits.mask, bits.held) = (mask, 0..0);
-        }
-        let start = self.starts[mask];
-        self.all[mask].not_counted(tokens.start - start..tokens.end - start, bits, each)
-    }
-
-    /// That a document has other targets than its mask says in its head.
-    pub(super) fn contradiction(&self, start: usize, bits: u32, count: u32) -> ReadError {
-        let mask = self.starts.partition_point(|first| *first <= start) - 1;
-        let (Mask { file, documents, .. }, token) = (&self.all[mask], start - self.starts[mask]);
-        let offset = HEAD + 4 * documents + token as u64 / 8;
-        let why =
-            format!("the document has {bits} targets there, and {count} in the head of the file");
-        ReadError { path: file.path.clone(), offset, why }
-    }
+/// That the document at token `at` of all has other targets than its mask says in its head.
+pub(super) fn contradiction(masks: &[Mask], at: usize, bits: u32, count: u32) -> ReadError {
+    let number = masks.partition_point(|mask| mask.start <= at) - 1;
+    let Mask { file, start, documents, .. } = &masks[number];
+    let offset = HEAD + 4 * documents + (at - start) as u64 / 8;
+    let why = format!("the document has {bits} targets there, and {count} in the head of the file");
+    file.unread(offset, why)
 }
 
 #[cfg(test)]
@@ -418,7 +406,7 @@ mod tests {
             let folder = folder(&[("m", bytes)]);
             let path = folder.path().join("m");
             let file = TokenFile::new(&path, fs::File::open(&path).unwrap()).unwrap();
-            let mask = Mask { file, tokens: 80_000, documents: 40_000 };
+            let mask = Mask { file, start: 0, tokens: 80_000, documents: 40_000 };
             mask.check_head().and_then(|()| mask.check_hashes()).map_err(|fault| fault.offset)
         };
         assert_eq!(mask(&large), Ok(()));

@@ -4,11 +4,11 @@
 use super::Tokenizer;
 use config::DataConfig;
 use config::transformers::pointer;
-use files::names::TOKENIZER;
-use files::names::{FILES, KEPT};
+use files::names::{FILES, KEPT, TOKENIZER};
 use files::regular_file::open_at;
 use rustix::fs::{CWD, OFlags};
 use std::fs::File;
+use std::io::ErrorKind::{NotADirectory, NotFound};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
@@ -42,7 +42,7 @@ fn local(path: &Path, error: &io::Error) -> &'static str {
     let inside =
         path.parent().is_some_and(|folder| !folder.as_os_str().is_empty() && folder.is_dir());
     match error.kind() {
-        io::ErrorKind::NotFound if !inside => {
+        NotFound if !inside => {
             "; nothing is downloaded: name a folder on this machine, with config.json and model.safetensors"
         }
         _ => "",
@@ -78,7 +78,7 @@ impl ModelFiles {
         let path = run.join(KEPT);
         match open_at(CWD, &path, OFlags::DIRECTORY) {
             Ok(folder) => Self::read(&folder, &path),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Self::default()),
+            Err(error) if error.kind() == NotFound => Ok(Self::default()),
             Err(error) => Err(unreadable(&path, error)),
         }
     }
@@ -88,7 +88,7 @@ impl ModelFiles {
         for name in FILES {
             let at = path.join(name);
             let file = match open_at(folder, Path::new(name), OFlags::empty()) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                Err(error) if error.kind() == NotFound => continue,
                 file => file.map_err(|e| unreadable(&at, e))?,
             };
             let mut bytes = Vec::new();
@@ -109,12 +109,7 @@ impl ModelFiles {
             files.push((name, bytes));
         }
         let mut templates: Vec<String> = match std::fs::read_dir(path.join(TEMPLATES)) {
-            Err(error)
-                if [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory]
-                    .contains(&error.kind()) =>
-            {
-                Vec::new()
-            }
+            Err(error) if matches!(error.kind(), NotFound | NotADirectory) => Vec::new(),
             found => {
                 let found = found.and_then(|all| all.collect::<io::Result<Vec<_>>>());
                 let found = found.map_err(|e| unreadable(&path.join(TEMPLATES), e))?;

@@ -39,7 +39,7 @@ pub(super) struct RowLocation<'a> {
 }
 
 /// The origins of documents in order. Those that follow each other in a file take no memory.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Origins {
     files: Vec<PathBuf>,
     runs: Vec<DocumentRun>,
@@ -56,11 +56,6 @@ struct DocumentRun {
 }
 
 impl Origins {
-    /// Of no document.
-    pub(super) const fn new() -> Self {
-        Self { files: Vec::new(), runs: Vec::new() }
-    }
-
     /// Notes where document `document`, behind all others, is from.
     pub(super) fn note(&mut self, document: usize, at: RowLocation<'_>) {
         let number = at.number;
@@ -91,7 +86,7 @@ mod tests {
 
     #[test]
     fn documents_that_follow_each_other_take_one_run() {
-        let mut origins = Origins::new();
+        let mut origins = Origins::default();
         assert_eq!(origins.of(0, true), None);
         let places =
             [("a", 1), ("a", 2), ("a", 3), ("a", 7), ("a", 7), ("a", 8), ("b", 9), ("a", 1)];

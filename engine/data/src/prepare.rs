@@ -7,22 +7,20 @@
 use super::bad_rows::BadRows;
 use super::checks::Checks;
 use super::chunks::{ChunkSizes, TextChunks, TextPosition};
-use super::mask;
 use super::open::open_regular;
 use super::prepared::{self, MANIFEST, Manifest, PreparedPart, SourceText, VERSION, partial};
 use super::problem::{DataError, Failure, Problem, at, in_key, settle};
 use super::progress::{Progress, Reading};
-use super::read::{SourceFiles, named};
 use super::rows::Lines;
 use super::store::{TokenFile, failure};
 use super::text_source::text_files;
 use super::token_cache::Cache;
 use super::token_part::{self, TokenPart, hex};
-use super::{RowSource, Tokenizer};
+use super::{RowSource, Tokenizer, mask};
 use config::DataFormat;
 use files::durable::sync_folder;
 use files::path_text::PathText;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, BufReader, Seek, SeekFrom};
 use std::path::{Path, PathBuf, absolute};
@@ -153,45 +151,27 @@ impl Preparation<'_> {
         *self.format == DataFormat::Chat
     }
 
-    /// The name of a part.
-    fn name(&self, part: usize) -> String {
-        mask::name_of_part(part, self.has_masks())
-    }
-
-    /// The files of a name that hold text, closed.
+    /// The files of a name that hold text or rows, closed.
     fn files(&self, text: &str) -> Result<Vec<TokenFile>, Failure> {
-        let checks = Checks {
-            cache: self.cache,
-            vocab: usize::MAX,
-            progress: self.progress,
-            names_all: false,
-        };
-        let (files, source) = match self.rows {
-            None => {
-                let (_, files, source) = text_files(text, self.format, checks)?;
-                (files, source)
-            }
-            Some(_) => row_files(text, self.format)?,
-        };
+        let checks = Checks { cache: self.cache, progress: self.progress, ..Checks::none() };
+        let (_, files, source) = text_files(text, self.format, checks)?;
         let taken = files.iter().map(|file| file.stamp.bytes).sum();
-        source.end(Path::new(text), taken).map_err(at(Path::new(text)))?;
+        source.end(Path::new(text), taken)?;
         Ok(files)
     }
 
     fn lock(&self) -> Result<File, PrepareError> {
-        let refused =
-            |why: &str| PrepareError::Refused { path: self.out.to_owned(), why: why.into() };
         let there = fs::read_dir(self.out).map_or(0, Iterator::count);
         if there > 0 && !self.out.join(LOCK).exists() {
-            return Err(refused(
-                "the folder is not empty, and `data prepare` did not make it; name another one",
-            ));
+            let why =
+                "the folder is not empty, and `data prepare` did not make it; name another one";
+            return Err(refused(self.out, why));
         }
         fs::create_dir_all(self.out).map_err(unwritten(self.out))?;
         let path = self.out.join(LOCK);
         let lock = File::create(&path).map_err(unwritten(&path))?;
         let held = "another process prepares data in it; wait for that, or name another folder";
-        lock.try_lock().map_err(|_| refused(held))?;
+        lock.try_lock().map_err(|_| refused(self.out, held))?;
         Ok(lock)
     }
 
@@ -228,9 +208,9 @@ impl Preparation<'_> {
     /// That of an earlier start, as far as its parts are what was written.
     fn manifest(&self, all: &[NamedText<'_>]) -> Result<Manifest, PrepareError> {
         let path = self.out.join(MANIFEST);
-        let refused = |why| PrepareError::Refused {
-            path: path.clone(),
-            why: format!("{why}; name another folder, or delete the folder {}", PathText(self.out)),
+        let refused = |why: String| {
+            let out = PathText(self.out);
+            refused(&path, format!("{why}; name another folder, or delete the folder {out}"))
         };
         let there = match Manifest::open(&path) {
             Ok(None) if path.exists() => {
@@ -280,7 +260,6 @@ impl Preparation<'_> {
         parts: &mut [Vec<PreparedPart>],
     ) -> Result<(), PrepareError> {
         let list = self.out.join(MANIFEST);
-        let refused = |path: &Path, why| PrepareError::Refused { path: path.to_owned(), why };
         let written = parts.iter().flatten().flat_map(|part| &part.files);
         let reading = self.progress.begin("comparing parts", written.map(|file| file.bytes).sum());
         for (NamedText { folder, files, .. }, parts) in all.iter().zip(parts) {
@@ -366,7 +345,8 @@ impl Preparation<'_> {
                 Some(with) => self.of_rows(&named.files, from, rows, with, reading),
             };
             let (tokens, mut part) = part.map_err(in_key(named.key))?;
-            let path = into.join(self.name(manifest.parts[i].len()));
+            let part_name = mask::name_of_part(manifest.parts[i].len(), self.has_masks());
+            let path = into.join(part_name);
             let files = tokens.write(&path, self.has_masks(), &unfinished);
             part.files = files.map_err(unwritten(&path))?;
             manifest.parts[i].push(part);
@@ -384,9 +364,7 @@ impl Preparation<'_> {
     ) -> Result<(TokenPart, PreparedPart), Failure> {
         let texts = TextChunks::new(files, self.tokenizer, self.sizes);
         let text = texts.read(from)?;
-        let made =
-            texts.encode(&text, self.tokenizer.token_bytes(), &|bytes| reading.add(bytes))?;
-        let made = TokenPart::of_text(made, self.tokenizer.token_bytes());
+        let made = texts.encode(&text, &|bytes| reading.add(bytes))?;
         let (tokens, rows) = (made.num_tokens(), BadRows::default());
         let part =
             PreparedPart { tokens, files: Vec::new(), text: text.bytes, next: text.next, rows };
@@ -432,19 +410,8 @@ impl Preparation<'_> {
     }
 }
 
-/// The files of a name that hold rows, closed, and how they are taken.
-fn row_files(text: &str, format: &DataFormat) -> Result<(Vec<TokenFile>, SourceFiles), Failure> {
-    let (paths, mut source) = named(text, format, true)?;
-    let mut files = Vec::new();
-    for path in &paths {
-        let mut file = open_regular(path).map_err(at(path))?;
-        if source.takes(path, &mut file).map_err(at(path))? {
-            let file = TokenFile::new(path, file).map_err(Problem::Unreadable);
-            files.push(file.map_err(at(path))?.closed());
-        }
-    }
-    files.retain(|file| file.stamp.bytes > 0);
-    Ok((files, source))
+fn refused(path: &Path, why: impl Into<String>) -> PrepareError {
+    PrepareError::Refused { path: path.to_owned(), why: why.into() }
 }
 
 fn unwritten(path: &Path) -> impl FnOnce(io::Error) -> PrepareError {
@@ -456,7 +423,8 @@ fn others(folder: &Path, parts: &[PreparedPart]) -> io::Result<Vec<PathBuf>> {
     if !folder.exists() {
         return Ok(Vec::new());
     }
-    let known = prepared::names(parts);
+    let known = parts.iter().flat_map(|part| &part.files).map(|file| file.name.as_str());
+    let known: BTreeSet<&str> = known.collect();
     let all: Vec<_> = fs::read_dir(folder)?.collect::<Result<_, _>>()?;
     let others =
         all.iter().filter(|file| !file.file_name().to_str().is_some_and(|n| known.contains(n)));

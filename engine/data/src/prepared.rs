@@ -156,11 +156,6 @@ pub(super) struct PreparedPart {
     pub(super) rows: BadRows,
 }
 
-/// The names of all files of these parts.
-pub(super) fn names(parts: &[PreparedPart]) -> BTreeSet<&str> {
-    parts.iter().flat_map(|part| &part.files).map(|file| file.name.as_str()).collect()
-}
-
 /// What the list says of one of the folders that it names.
 pub(super) struct PreparedFolder {
     pub(super) manifest: Manifest,

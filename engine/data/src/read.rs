@@ -1,6 +1,5 @@
 //! The files that a text in the config names, opened.
 
-use super::Corpus;
 use super::bad_rows::BadRows;
 use super::checks::{Checks, TextVerdicts};
 use super::data_files::{NamedFiles, find_files, held_out_among};
@@ -9,10 +8,10 @@ use super::mask::{self, Mask};
 use super::megatron::{self, Dtype, Index};
 use super::open::open_regular;
 use super::origins::RowLocation;
-use super::prepared;
 use super::problem::{Failure, Problem, at, settle};
 use super::skipped_files::SkippedFiles;
-use super::store::{ReadError, Store, TokenFile};
+use super::store::{Store, TokenFile};
+use super::{Corpus, prepared};
 use config::{DataFormat, Packing};
 use files::path_text::PathText;
 use std::fs::File;
@@ -34,19 +33,9 @@ pub(super) struct SourceFiles {
 
 /// Why a file of this kind is not taken as `format`.
 const fn refusal(kind: FileKind, format: &DataFormat) -> Problem {
+    const INSIST: &str = "; or set data.format: Bytes to train on its bytes as they are";
     let FileKind { what, remedy } = kind;
-    match format {
-        DataFormat::Auto | DataFormat::Bytes => Problem::Foreign {
-            what,
-            remedy,
-            insist: "; or set data.format: Bytes to train on its bytes as they are",
-        },
-        DataFormat::U16
-        | DataFormat::U32
-        | DataFormat::Megatron
-        | DataFormat::Jsonl { .. }
-        | DataFormat::Chat => Problem::Foreign { what, remedy, insist: "" },
-    }
+    Problem::Foreign { what, remedy, insist: if format.is_bytes() { INSIST } else { "" } }
 }
 
 /// The files that `text` names, and how they are taken.
@@ -119,15 +108,16 @@ impl SourceFiles {
     }
 
     /// Looks at what a name came to: `taken` bytes, and what was left out.
-    pub(super) fn end(self, named: &Path, taken: u64) -> Result<SkippedFiles, Problem> {
+    pub(super) fn end(self, named: &Path, taken: u64) -> Result<SkippedFiles, Failure> {
         if taken == 0 {
-            return Err(match self.from_directory {
+            return Err(at(named)(match self.from_directory {
                 true => Problem::NoUsableFile(Box::new(self.left_out)),
                 false => Problem::Empty,
-            });
+            }));
         }
         if self.left_out.bytes > taken {
-            return Err(Problem::MoreLeftOut { left: Box::new(self.left_out), taken });
+            let left = Box::new(self.left_out);
+            return Err(at(named)(Problem::MoreLeftOut { left, taken }));
         }
         if self.left_out.files > 0 && self.warns {
             tracing::warn!("{}: {}", PathText(named), self.left_out);
@@ -148,9 +138,7 @@ impl SourceFiles {
         let (index, format) = (megatron::path_of(path), Box::new(self.format.clone()));
         Err(Problem::OtherTokens { index, dtype: name, format, remedy })
     }
-}
 
-impl SourceFiles {
     /// Opens a file, or leaves it out. Where a named one must be text, `or_else` says what can be done with another.
     pub(super) fn open(
         &mut self,
@@ -163,11 +151,10 @@ impl SourceFiles {
             return Ok(None);
         }
         let file = TokenFile::new(path, file).map_err(Problem::Unreadable)?;
-        if !self.format.is_text() || !self.from_directory && or_else.is_none() {
+        if !self.format.is_bytes() || !self.from_directory && or_else.is_none() {
             return Ok(Some(file));
         }
-        let changed = |ReadError { offset, why, .. }| Problem::Changed { offset, why };
-        match (texts.fault(&file).map_err(changed)?, or_else) {
+        match (texts.fault(&file)?, or_else) {
             (None, _) => Ok(Some(file)),
             (Some(fault), Some(or_else)) if !self.from_directory => {
                 Err(Problem::NotUtf8 { fault, or_else })
@@ -213,7 +200,7 @@ impl Corpus {
         }
         texts.keep(began);
         let taken = ((self.store.num_tokens() - before) * self.store.width) as u64;
-        self.left_out.append(source.end(Path::new(text), taken).map_err(at(Path::new(text)))?);
+        self.left_out.append(source.end(Path::new(text), taken)?);
         if self.documents.is_some() {
             settle(Path::new(text), said)?;
         }
@@ -245,7 +232,7 @@ impl Corpus {
     /// Opens the mask of a file of tokens. All files of a data set have one, or none has.
     fn mask_beside(&mut self, file: &TokenFile, index: &Index) -> Result<Option<Mask>, Problem> {
         let Some(documents) = &mut self.documents else { unreachable!("samples are windows") };
-        let mask = Mask::beside(file, index)?;
+        let mask = Mask::beside(file, index, self.store.num_tokens())?;
         match (mask.is_some(), documents.are_in_files(), self.indexes.first()) {
             (true, false, None) => documents.say_in_files(),
             (true, false, Some(first)) => {
@@ -266,18 +253,13 @@ impl Corpus {
         said: &mut BadRows,
     ) -> Result<(), Problem> {
         let Some(documents) = &mut self.documents else { unreachable!("samples are windows") };
-        let of_index = |unread: ReadError| index.bad(&unread.into());
-        let of_mask = |mask: &Mask, unread: ReadError| mask.bad(&unread.into());
         let first = self.store.num_tokens();
         let (all, mut start) = (index.num_documents(), 0);
         said.rows += all as usize;
         for block in (0..all).step_by(megatron::BLOCK as usize) {
             let block = block..all.min(block + megatron::BLOCK);
-            let counts = mask
-                .as_ref()
-                .map(|mask| mask.counts(block.clone()).map_err(|unread| of_mask(mask, unread)));
-            let counts = counts.transpose()?;
-            let ends = index.ends(block.clone()).map_err(of_index)?;
+            let counts = mask.as_ref().map(|mask| mask.counts(block.clone())).transpose()?;
+            let ends = index.ends(block.clone()).map_err(|unread| index.bad(&unread.into()))?;
             for (i, (number, end)) in block.zip(ends).enumerate() {
                 let (tokens, from) = (end - start, start);
                 start = end;
@@ -288,9 +270,7 @@ impl Corpus {
                 let taken = documents.room.taken(tokens);
                 let cut = from..from + taken.unwrap_or(tokens);
                 let counted = match (&mask, &counts) {
-                    (Some(mask), Some(_)) if cut.len() < tokens => {
-                        Some(mask.count(cut.clone()).map_err(|unread| of_mask(mask, unread))?)
-                    }
+                    (Some(mask), Some(_)) if cut.len() < tokens => Some(mask.count(cut.clone())?),
                     (_, counts) => counts.as_ref().map(|counts| counts[i]),
                 };
                 if counted == Some(0) {
@@ -309,7 +289,7 @@ impl Corpus {
             }
         }
         if let Some(mask) = mask {
-            documents.push_mask(first, mask);
+            documents.push_mask(mask);
         }
         Ok(())
     }

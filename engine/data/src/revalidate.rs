@@ -2,6 +2,7 @@
 //! through again, and a run goes on where they hold the same bytes.
 
 use super::identity::{self, TokenRanges};
+use super::mask::Mask;
 use super::store::{ReadError, TokenFile};
 use super::{Corpus, Documents};
 use files::path_text::PathText;
@@ -13,15 +14,6 @@ use std::time::{Duration, Instant, SystemTime};
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(100);
-
-/// Which hash of a pass over the data a file must have.
-#[derive(Clone, Copy, Debug)]
-enum FileRole {
-    /// That of the tokens of a segment.
-    Segment(usize),
-    /// That of a file beside them.
-    Beside(usize),
-}
 
 impl Corpus {
     /// What `read` comes to. Where it fails because of files that have nothing but another time of change, these are read through
@@ -52,7 +44,7 @@ impl Corpus {
         let touched = loop {
             let touched = self
                 .files_in_use()
-                .filter_map(|(which, file)| Some((which, file, file.touched()?)));
+                .filter_map(|(number, file)| Some((number, file, file.touched()?)));
             let touched: Vec<_> = touched.collect();
             if touched.is_empty() || since.elapsed() > PATIENCE {
                 return Err(unread);
@@ -63,13 +55,13 @@ impl Corpus {
             }
             sleep(LOOK);
         };
-        for (which, file, stamp) in touched {
+        for (number, file, stamp) in touched {
             tracing::warn!(
                 "{} has another time of change: it is read through again",
                 PathText(&file.path)
             );
             let known = file.believe(stamp);
-            if self.is_same(which, file) != Ok(true) {
+            if self.is_same(number, file) != Ok(true) {
                 file.believe(known);
                 return Err(match unread.path == file.path {
                     true => unread,
@@ -81,29 +73,37 @@ impl Corpus {
         Ok(())
     }
 
-    /// Whether a file holds what it held when it was opened.
-    fn is_same(&self, which: FileRole, file: &TokenFile) -> Result<bool, ReadError> {
-        Ok(match which {
-            FileRole::Segment(segment) => {
-                let sum = identity::sum(&self.store, &self.parts(), segment)?;
-                sum == self.found.segments[segment].sum
+    /// Whether a file holds what it held when it was opened: its segment, or all of a file beside them.
+    fn is_same(&self, number: usize, file: &TokenFile) -> Result<bool, ReadError> {
+        Ok(match number.checked_sub(self.store.num_segments()) {
+            None => {
+                let sum = identity::sum(&self.store, &self.parts(), number)?;
+                sum == self.found.segments[number].sum
             }
-            FileRole::Beside(number) => file.hash(&|_| ())? == self.found.beside[number],
+            Some(beside) => file.hash(&|_| ())? == self.found.beside[beside],
         })
     }
 
-    /// All files from which tokens, documents and targets are read.
-    fn files_in_use(&self) -> impl Iterator<Item = (FileRole, &TokenFile)> {
-        let segments = 0..self.store.num_segments();
-        let tokens = segments.filter_map(|i| Some((FileRole::Segment(i), self.store.file(i)?)));
-        let masks = self.documents.as_ref().map_or(&[][..], Documents::masks);
+    /// All files from which tokens, documents and targets are read, with their numbers: first those of segments.
+    fn files_in_use(&self) -> impl Iterator<Item = (usize, &TokenFile)> {
+        let segments = (0..self.store.num_segments()).map(|segment| self.store.file(segment));
+        let all = segments.chain(self.files_beside().map(Some)).enumerate();
+        all.filter_map(|(number, file)| Some((number, file?)))
+    }
+
+    /// The masks of all files, if they have some.
+    pub(super) fn masks(&self) -> &[Mask] {
+        self.documents.as_ref().map_or(&[], Documents::masks)
+    }
+
+    /// The files beside those of the tokens: indexes, then masks.
+    pub(super) fn files_beside(&self) -> impl Iterator<Item = &TokenFile> {
         let indexes = self.indexes.iter().map(|index| &index.file);
-        let beside = indexes.chain(masks.iter().map(|mask| &mask.file)).enumerate();
-        tokens.chain(beside.map(|(i, file)| (FileRole::Beside(i), file)))
+        indexes.chain(self.masks().iter().map(|mask| &mask.file))
     }
 
     /// The tokens to train, and those that are held out.
-    fn parts(&self) -> [TokenRanges; 2] {
+    pub(super) fn parts(&self) -> [TokenRanges; 2] {
         match &self.documents {
             Some(documents) => documents.parts(),
             None => [0..self.split, self.split..self.num_tokens()].map(TokenRanges::one),

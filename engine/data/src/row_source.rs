@@ -2,7 +2,6 @@
 
 use super::bad_rows::{BadRows, FIRST_ROWS, SLOW_ROWS};
 use super::checks::Checks;
-use super::cores;
 use super::document::Document;
 use super::documents::{Documents, SampleCapacity};
 use super::open::open_regular;
@@ -11,7 +10,7 @@ use super::problem::{Failure, Problem, at, in_key, settle};
 use super::read::named;
 use super::rows::{Lines, Rows};
 use super::token_cache::Cache;
-use super::{Corpus, CorpusSplit, DataError};
+use super::{Corpus, CorpusSplit, DataError, cores};
 use crate::bad_rows::TOO_LONG;
 use config::{DataFormat, Packing};
 use std::io::BufReader;
@@ -108,7 +107,11 @@ impl Corpus {
         vocab: usize,
         seq_len: usize,
     ) -> Result<Self, DataError> {
-        with.rows.fits(vocab).map_err(at(with.tokenizer)).map_err(in_key("data.tokenizer"))?;
+        with.rows
+            .tokenizer
+            .fits(vocab)
+            .map_err(at(with.tokenizer))
+            .map_err(in_key("data.tokenizer"))?;
         let width = with.rows.tokenizer.token_bytes();
         let documents = Documents::that_say(with.room(seq_len));
         let documents = (with.packing != Packing::Windows).then_some(documents);
@@ -135,8 +138,7 @@ impl Corpus {
             };
             while with.read_some(path, &mut lines, &mut bad, &mut push).map_err(at(path))? {}
         }
-        let ended = source.end(Path::new(text), bytes).map_err(at(Path::new(text)))?;
-        self.left_out.append(ended);
+        self.left_out.append(source.end(Path::new(text), bytes)?);
         self.text = self.text.map(|all| all + bytes as usize);
         if bad.rows == 0 {
             return Err(at(Path::new(text))(Problem::Empty));

@@ -40,9 +40,8 @@ impl SkippedFiles {
         self.bytes += other.bytes;
         self.binary += other.binary;
         self.runs.extend(other.runs);
-        let mut both: Vec<_> = self.largest.take().into_iter().chain(other.largest).collect();
-        both.sort_by_key(|(_, bytes, _)| *bytes);
-        self.largest = both.pop();
+        let both = self.largest.take().into_iter().chain(other.largest);
+        self.largest = both.max_by_key(|(_, bytes, _)| *bytes);
     }
 
     /// For the line that describes a data set; empty when nothing was left out.

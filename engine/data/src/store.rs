@@ -112,8 +112,14 @@ pub struct ReadError {
 }
 
 /// The same while the data is opened.
-pub(super) fn failure(ReadError { path, offset, why }: ReadError) -> Failure {
-    (path, Problem::Changed { offset, why })
+pub(super) fn failure(unread: ReadError) -> Failure {
+    (unread.path.clone(), unread.into())
+}
+
+impl From<ReadError> for Problem {
+    fn from(ReadError { offset, why, .. }: ReadError) -> Self {
+        Self::Changed { offset, why }
+    }
 }
 
 /// A file that stays open.

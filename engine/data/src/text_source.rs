@@ -30,7 +30,7 @@ pub struct TextSource<'a> {
     pub progress: &'a dyn Progress,
 }
 
-/// The files of a name: all of them, those that hold text, closed, and how they are taken.
+/// The files of a name: all of them, those that hold text or rows, closed, and how they are taken.
 pub(super) fn text_files(
     text: &str,
     format: &DataFormat,
@@ -88,7 +88,7 @@ impl Corpus {
         self.num_files += files.len();
         // Text may come to no tokens at all.
         let taken = if self.store.num_tokens() == before { 0 } else { bytes };
-        self.left_out.append(source.end(Path::new(text), taken).map_err(at(Path::new(text)))?);
+        self.left_out.append(source.end(Path::new(text), taken)?);
         self.text = self.text.map(|all| all + bytes as usize);
         Ok(paths)
     }

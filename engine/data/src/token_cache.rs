@@ -5,12 +5,11 @@ use super::ignored_keys::IgnoredKeys;
 use super::problem::Failure;
 use super::store::{Store, TokenFile};
 use super::token_part::{FileRecord, TokenPart};
-use crate::cache_file::{self};
+use crate::cache_file;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use xxhash_rust::xxh3::Xxh3Default;
 
 /// The version of parts of text, in the hash of each.
 const VERSION: &[u8] = b"onebox tokens 3\n";
@@ -53,13 +52,13 @@ impl Cache {
         part: &TextChunk<'_>,
         add: &(dyn Fn(u64) + Sync),
     ) -> Result<(), Failure> {
-        let path = self.folder.as_ref().map(|folder| folder.join(name(texts, part, store.width)));
+        let path = self.folder.as_ref().map(|folder| folder.join(name(texts, part)));
         if let Some((_, file)) = path.as_deref().and_then(open) {
             add(part.bytes);
             store.push_file(file);
             return Ok(());
         }
-        let made = TokenPart::of_text(texts.encode(part, store.width, add)?, store.width);
+        let made = texts.encode(part, add)?;
         self.keep_part(path.as_deref(), &made, PartRecord::default());
         match path.as_deref().and_then(open) {
             Some((_, file)) => store.push_file(file),
@@ -93,14 +92,11 @@ impl Cache {
 }
 
 /// The name of the list of a part: by everything that the tokens follow from, and how many bytes each has.
-fn name(texts: &TextChunks<'_>, part: &TextChunk<'_>, width: usize) -> String {
-    let mut hash = Xxh3Default::new();
+fn name(texts: &TextChunks<'_>, part: &TextChunk<'_>) -> String {
+    let width = texts.tokenizer.token_bytes() as u8;
     let all = part.texts.iter().map(|(_, text)| text.as_bytes());
-    for part in [VERSION, &[width as u8], texts.tokenizer.bytes()].into_iter().chain(all) {
-        hash.update(&(part.len() as u64).to_le_bytes());
-        hash.update(part);
-    }
-    format!("{:032x}.json", hash.digest128())
+    let makers = [VERSION, &[width], texts.tokenizer.bytes()];
+    format!("{:032x}.json", cache_file::hash_of_parts(makers.into_iter().chain(all)))
 }
 
 /// The part whose list is at `path`, and its tokens. None if it is not there, or damaged: then it is made again.

@@ -7,7 +7,7 @@ use super::mask::{self, Mask, MaskBits};
 use super::megatron::{self, Index};
 use super::open::open_regular;
 use super::problem::Problem;
-use super::store::{ReadError, TokenFile, widened};
+use super::store::{TokenFile, widened};
 use files::durable::sync_folder;
 use files::path_text::PathText;
 use serde::{Deserialize, Serialize};
@@ -89,19 +89,17 @@ impl TokenPart {
 
 /// The documents of a part that was written with a mask.
 pub(super) fn documents(file: &TokenFile) -> Result<Vec<Document>, Problem> {
-    let changed = |ReadError { offset, why, .. }: ReadError| Problem::Changed { offset, why };
     let index = Index::beside(file)?;
     let lost = || Problem::LostMask { mask: mask::path_of(&file.path) };
-    let mask = Mask::beside(file, &index)?.ok_or_else(lost)?;
+    let mask = Mask::beside(file, &index, 0)?.ok_or_else(lost)?;
     let mut bytes = vec![0; file.stamp.bytes as usize];
-    file.read(0, &mut bytes).map_err(changed)?;
+    file.read(0, &mut bytes)?;
     let mut tokens = Vec::new();
     widened(&bytes, index.width(), |token| tokens.push(token));
     let (mut counted, mut block) = (vec![true; tokens.len()], vec![0; BITS]);
     let mut bits = MaskBits::new(&mut block);
-    mask.not_counted(0..tokens.len(), &mut bits, |token| counted[token] = false)
-        .map_err(changed)?;
-    let ends = index.ends(0..index.num_documents()).map_err(changed)?;
+    mask.not_counted(0..tokens.len(), &mut bits, |token| counted[token] = false)?;
+    let ends = index.ends(0..index.num_documents())?;
     let documents = ends.into_iter().scan(0, |end, next| {
         let range = std::mem::replace(end, next)..next;
         let (tokens, counted) = (tokens[range.clone()].to_vec(), counted[range].to_vec());

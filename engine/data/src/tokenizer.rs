@@ -1,9 +1,10 @@
 //! `tokenizer.json`, as Hugging Face's tokenizers write it: text to tokens and back.
 
+use super::cache_file::hash_of_parts;
 use super::listed_tokens::{FILES, ListedToken, listed};
 use super::open::open_regular;
 use super::split_points::Cuts;
-use super::untrusted::TokenSpans;
+use super::untrusted::{check_growth, guarded, with_places};
 use super::{Problem, text_model, untrusted};
 use config::tokenizers::unread_tokenizers;
 use config::transformers::pointer;
@@ -13,8 +14,7 @@ use std::io::Read;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
-use tokenizers::ModelWrapper;
-use xxhash_rust::xxh3::Xxh3Default;
+use tokenizers::{Model as _, ModelWrapper, OffsetReferential, OffsetType, PreTokenizer as _};
 
 /// Bytes of a file; more is none.
 const LONGEST: u64 = 256 << 20;
@@ -97,7 +97,7 @@ impl Tokenizer {
         let normalizes = inner.get_normalizer().is_some()
             && added.values().any(|token| token.special && token.normalized);
         let inner = Arc::new(inner);
-        untrusted::try_out(&inner, untrusted::PATIENCE).map_err(wrong)?;
+        untrusted::try_out(&inner).map_err(wrong)?;
         Ok(Self { inner, bytes, sources, listed, vocab, cuts, plain, normalizes })
     }
 
@@ -154,7 +154,7 @@ impl Tokenizer {
     /// # Errors
     /// What the tokenizer says.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, String> {
-        untrusted::encode(&self.inner, text, false)
+        self.encode_with(text, false)
     }
 
     /// Tokens of a prompt, with the special ones that the tokenizer puts around a text, such as that of its beginning.
@@ -162,26 +162,31 @@ impl Tokenizer {
     /// # Errors
     /// As [`encode`](Self::encode).
     pub fn encode_prompt(&self, text: &str) -> Result<Vec<u32>, String> {
-        untrusted::encode(&self.inner, text, true)
+        self.encode_with(text, true)
     }
 
-    /// The tokens of a text, with the bytes of it that each stands for; `special`: with those that the tokenizer puts around it.
+    /// The tokens of a text, unless they are more than any text has; `special`: with those that the tokenizer puts around it.
     ///
     /// # Errors
-    /// As [`encode`](Self::encode).
+    /// What the tokenizer says.
+    fn encode_with(&self, text: &str, special: bool) -> Result<Vec<u32>, String> {
+        let encoded = guarded("over the text", || self.inner.encode_fast(text, special))?;
+        let tokens = encoded.map_err(|e| e.to_string())?.get_ids().to_vec();
+        check_growth(tokens.len(), text)?;
+        Ok(tokens)
+    }
+
+    /// The same with the bytes of the text that each token stands for.
     pub(super) fn encode_with_places(
         &self,
         text: &str,
         special: bool,
     ) -> Result<Vec<(u32, Range<usize>)>, String> {
-        untrusted::encode_with_places(&self.inner, text, special)
+        with_places(guarded("over the text", || self.inner.encode(text, special))?, text)
     }
 
     /// The same of a text in which `cut` stands inside the texts of control tokens that are to be like any other, and other
-    /// characters stand for those of one letter, which `letter` gives.
-    ///
-    /// # Errors
-    /// As [`encode`](Self::encode).
+    /// characters stand for those of one letter, which `letter` gives. The places are those of the text as it is given.
     pub(super) fn encode_cut(
         &self,
         text: &str,
@@ -189,29 +194,63 @@ impl Tokenizer {
         letter: &dyn Fn(char) -> char,
         special: bool,
     ) -> Result<Vec<(u32, Range<usize>)>, String> {
-        let model = self.plain.as_ref().unwrap_or_else(|| self.inner.get_model());
-        untrusted::encode_cut(&self.inner, model, text, cut, letter, special)
+        let inner = &self.inner;
+        let model = self.plain.as_ref().unwrap_or_else(|| inner.get_model());
+        // As `encode` of the library does it, but for the cuts.
+        let encode = || {
+            let added = inner.get_added_vocabulary();
+            let mut parts = added.extract_and_normalize(inner.get_normalizer(), text);
+            parts.normalize(|part| {
+                part.filter(|c| c != cut);
+                part.map(letter);
+                Ok(())
+            })?;
+            if let Some(into_words) = inner.get_pre_tokenizer() {
+                into_words.pre_tokenize(&mut parts)?;
+            }
+            model.tokenize_in_pretokenized(&mut parts, None)?;
+            let encoded = parts.into_encoding(None, 0, OffsetType::Byte)?;
+            inner.post_process(encoded, None, special)
+        };
+        with_places(guarded("over the text", encode)?, text)
     }
 
     /// The tokens of a text whose control tokens control, and those that the tokenizer puts around it.
-    ///
-    /// # Errors
-    /// As [`encode`](Self::encode).
     pub(super) fn encode_around(&self, text: &str) -> Result<TokenSpans, String> {
-        untrusted::encode_around(&self.inner, text)
+        let encoded = guarded("over the text", || self.inner.encode(text, true))?;
+        let encoded = encoded.map_err(|e| e.to_string())?;
+        let is_put: Vec<bool> =
+            encoded.get_special_tokens_mask().iter().map(|put| *put == 1).collect();
+        let mut text = with_places(Ok(encoded), text)?;
+        let behind = is_put.iter().rposition(|put| !put).map_or(text.len(), |last| last + 1);
+        let behind = text.split_off(behind).into_iter().map(|(token, _)| token).collect();
+        let front = is_put.iter().position(|put| !put).unwrap_or(0);
+        let front = text.drain(..front).map(|(token, _)| token).collect();
+        Ok(TokenSpans { front, text, behind })
+    }
+
+    /// The first control token of a text that is there once it is normalized.
+    pub(super) fn normalized_control(&self, text: &str) -> Result<Option<Range<usize>>, String> {
+        if !self.normalizes {
+            return Ok(None);
+        }
+        let added = self.inner.get_added_vocabulary();
+        let find = || {
+            let parts = added.extract_and_normalize(self.inner.get_normalizer(), text);
+            let all = parts.get_splits(OffsetReferential::Original, OffsetType::Byte);
+            let mut found = all.into_iter().filter_map(|(_, (start, end), tokens)| {
+                let id = tokens.as_ref()?.first()?.id;
+                let special = added.get_added_tokens_decoder().get(&id).is_some_and(|t| t.special);
+                special.then_some(start..end)
+            });
+            found.next()
+        };
+        guarded("over the text", find)
     }
 
     /// Whether a control token is a piece of its model, to which a text may come.
     pub(super) const fn has_control_pieces(&self) -> bool {
         self.plain.is_some()
-    }
-
-    /// The first control token of a text that is there once it is normalized.
-    ///
-    /// # Errors
-    /// As [`encode`](Self::encode).
-    pub(super) fn normalized_control(&self, text: &str) -> Result<Option<Range<usize>>, String> {
-        if self.normalizes { untrusted::control_in(&self.inner, text) } else { Ok(None) }
     }
 
     /// The texts of its control tokens.
@@ -245,6 +284,13 @@ impl Tokenizer {
     pub fn decoder(&self) -> Decoder<'_> {
         Decoder { inner: &self.inner, tokens: Vec::new(), told: 0 }
     }
+}
+
+/// A token, with the bytes of the text that it stands for; those that the tokenizer puts around a text are told apart.
+pub(super) struct TokenSpans {
+    pub(super) front: Vec<u32>,
+    pub(super) text: Vec<(u32, Range<usize>)>,
+    pub(super) behind: Vec<u32>,
 }
 
 /// A tokenizer.json with the tokens that files beside it list.
@@ -291,7 +337,7 @@ impl FullTokenizer {
         let own: BTreeSet<u32> = self.inner.get_added_tokens_decoder().into_keys().collect();
         let tokens = all.iter().map(|(_, token)| token.clone()).collect::<Vec<_>>();
         let add = || self.inner.add_tokens(tokens);
-        let added = untrusted::guarded("over the tokens that files beside it list", add);
+        let added = guarded("over the tokens that files beside it list", add);
         let added = added.and_then(|added| added.map_err(|e| e.to_string()));
         added.map_err(Problem::BadListed)?;
         for (number, token) in all {
@@ -327,7 +373,7 @@ fn read(path: &Path) -> Result<Vec<u8>, Problem> {
 
 /// The tokenizer of a file, without truncation and padding.
 fn load(bytes: &[u8]) -> Result<tokenizers::Tokenizer, String> {
-    let made = untrusted::guarded("over the file", || tokenizers::Tokenizer::from_bytes(bytes))?;
+    let made = guarded("over the file", || tokenizers::Tokenizer::from_bytes(bytes))?;
     let mut inner = made.map_err(|e| e.to_string())?;
     inner.with_padding(None);
     inner.with_truncation(None).map_err(|e| e.to_string())?;
@@ -336,13 +382,8 @@ fn load(bytes: &[u8]) -> Result<tokenizers::Tokenizer, String> {
 
 /// xxh3, 128 bits, of a tokenizer.json and of the files beside it.
 fn sources(file: &[u8], beside: &Files) -> u128 {
-    let mut hash = Xxh3Default::new();
     let beside = beside.iter().flat_map(|(name, bytes)| [name.as_bytes(), bytes.as_slice()]);
-    for part in [file].into_iter().chain(beside) {
-        hash.update(&(part.len() as u64).to_le_bytes());
-        hash.update(part);
-    }
-    hash.digest128()
+    hash_of_parts([file].into_iter().chain(beside))
 }
 
 /// Makes text of tokens that come one by one. A token by itself may be a part of a character, and its text may depend on the
@@ -390,7 +431,7 @@ impl Decoder<'_> {
     }
 
     fn text(&self, tokens: &[u32]) -> Result<String, String> {
-        let text = untrusted::guarded("over tokens", || self.inner.decode(tokens, false))?;
+        let text = guarded("over tokens", || self.inner.decode(tokens, false))?;
         text.map_err(|e| e.to_string())
     }
 }

@@ -10,8 +10,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
-use tokenizers::{Encoding, Model as _, ModelWrapper, OffsetReferential, OffsetType};
-use tokenizers::{NormalizedString, Normalizer, PreTokenizer as _};
+use tokenizers::{Encoding, NormalizedString, Normalizer};
 
 /// Bytes that a normalizer or pre-tokenizer may make of one. Real ones make four at most.
 const MOST_GROWTH: f64 = 64.0;
@@ -27,7 +26,7 @@ const SAMPLE: &str = "The box holds 2 models, (each) \"too large\" for one card:
 /// Bytes of samples, each by itself, shortest first.
 const LENGTHS: [usize; 3] = [1, 128, 8 << 10];
 /// Time that the samples may take together.
-pub(super) const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// `f`, with a panic as an error.
 pub(super) fn guarded<T>(what: &str, f: impl FnOnce() -> T) -> Result<T, String> {
@@ -101,99 +100,7 @@ pub(super) fn check(file: &Value) -> Result<(), String> {
     Ok(())
 }
 
-/// The tokens of a text, unless they are more than any text has.
-pub(super) fn encode(
-    inner: &tokenizers::Tokenizer,
-    text: &str,
-    special: bool,
-) -> Result<Vec<u32>, String> {
-    let encoded = guarded("over the text", || inner.encode_fast(text, special))?;
-    let tokens = encoded.map_err(|e| e.to_string())?.get_ids().to_vec();
-    check_growth(tokens.len(), text)?;
-    Ok(tokens)
-}
-
-/// The same with the bytes of the text that each token stands for.
-pub(super) fn encode_with_places(
-    inner: &tokenizers::Tokenizer,
-    text: &str,
-    special: bool,
-) -> Result<Vec<(u32, Range<usize>)>, String> {
-    with_places(guarded("over the text", || inner.encode(text, special))?, text)
-}
-
-/// The same of a text in which `cut` stands inside what is not to be a control token, and other characters stand for letters
-/// that are not to be one: `letter` gives these. The places are those of the text as it is given. `model` makes the tokens.
-pub(super) fn encode_cut(
-    inner: &tokenizers::Tokenizer,
-    model: &ModelWrapper,
-    text: &str,
-    cut: char,
-    letter: &dyn Fn(char) -> char,
-    special: bool,
-) -> Result<Vec<(u32, Range<usize>)>, String> {
-    // As `encode` of the library does it, but for the cuts.
-    let encode = || {
-        let added = inner.get_added_vocabulary();
-        let mut parts = added.extract_and_normalize(inner.get_normalizer(), text);
-        parts.normalize(|part| {
-            part.filter(|c| c != cut);
-            part.map(letter);
-            Ok(())
-        })?;
-        if let Some(into_words) = inner.get_pre_tokenizer() {
-            into_words.pre_tokenize(&mut parts)?;
-        }
-        model.tokenize_in_pretokenized(&mut parts, None)?;
-        let encoded = parts.into_encoding(None, 0, OffsetType::Byte)?;
-        inner.post_process(encoded, None, special)
-    };
-    with_places(guarded("over the text", encode)?, text)
-}
-
-/// A token, with the bytes of the text that it stands for; those that the tokenizer puts around a text are told apart.
-pub(super) struct TokenSpans {
-    pub(super) front: Vec<u32>,
-    pub(super) text: Vec<(u32, Range<usize>)>,
-    pub(super) behind: Vec<u32>,
-}
-
-/// The tokens of a text whose control tokens control, and those that the tokenizer puts around it.
-pub(super) fn encode_around(
-    inner: &tokenizers::Tokenizer,
-    text: &str,
-) -> Result<TokenSpans, String> {
-    let encoded = guarded("over the text", || inner.encode(text, true))?;
-    let encoded = encoded.map_err(|e| e.to_string())?;
-    let is_put: Vec<bool> = encoded.get_special_tokens_mask().iter().map(|put| *put == 1).collect();
-    let mut text = with_places(Ok(encoded), text)?;
-    let behind = is_put.iter().rposition(|put| !put).map_or(text.len(), |last| last + 1);
-    let behind = text.split_off(behind).into_iter().map(|(token, _)| token).collect();
-    let front = is_put.iter().position(|put| !put).unwrap_or(0);
-    let front = text.drain(..front).map(|(token, _)| token).collect();
-    Ok(TokenSpans { front, text, behind })
-}
-
-/// Where the first control token of a text stands that the tokenizer takes out of it.
-pub(super) fn control_in(
-    inner: &tokenizers::Tokenizer,
-    text: &str,
-) -> Result<Option<Range<usize>>, String> {
-    let added = inner.get_added_vocabulary();
-    let find = || {
-        let parts = added.extract_and_normalize(inner.get_normalizer(), text);
-        let all = parts.get_splits(OffsetReferential::Original, OffsetType::Byte);
-        let mut found = all.into_iter().filter_map(|(_, (start, end), tokens)| {
-            let id = tokens.as_ref()?.first()?.id;
-            let special = added.get_added_tokens_decoder().get(&id).is_some_and(|t| t.special);
-            special.then_some(start..end)
-        });
-        found.next()
-    };
-    guarded("over the text", find)
-}
-
-fn with_places(
+pub(super) fn with_places(
     encoded: tokenizers::Result<Encoding>,
     text: &str,
 ) -> Result<Vec<(u32, Range<usize>)>, String> {
@@ -203,7 +110,7 @@ fn with_places(
     Ok(encoded.get_ids().iter().copied().zip(places).collect())
 }
 
-fn check_growth(tokens: usize, text: &str) -> Result<(), String> {
+pub(super) fn check_growth(tokens: usize, text: &str) -> Result<(), String> {
     let most = text.len().saturating_mul(MOST_TOKENS).saturating_add(MOST_ADDED as usize);
     match tokens > most {
         true => Err(format!("it makes {tokens} tokens of {} bytes", text.len())),
@@ -211,14 +118,11 @@ fn check_growth(tokens: usize, text: &str) -> Result<(), String> {
     }
 }
 
-/// Encodes samples on a thread of its own, at most for `patience`. A thread that does not end is left behind: nobody can
+/// Encodes samples on a thread of its own, at most for [`PATIENCE`]. A thread that does not end is left behind: nobody can
 /// stop it, and the process ends soon.
-pub(super) fn try_out(
-    inner: &Arc<tokenizers::Tokenizer>,
-    patience: Duration,
-) -> Result<(), String> {
+pub(super) fn try_out(inner: &Arc<tokenizers::Tokenizer>) -> Result<(), String> {
     let tokenizer = Arc::clone(inner);
-    within(patience, move || samples(&tokenizer))
+    within(PATIENCE, move || samples(&tokenizer))
 }
 
 /// What `tries` comes to, on a thread where there can be one, unless it takes longer.
@@ -258,9 +162,7 @@ fn samples(inner: &tokenizers::Tokenizer) -> Result<(), String> {
         // That it has no token for a character of the sample says nothing of the data; only whether it ends counts.
         let encoded = guarded("over a sample", || inner.encode_fast(text.as_str(), false))?;
         let tokens = encoded.map_or(0, |encoded| encoded.len());
-        if tokens > text.len() * MOST_TOKENS + MOST_ADDED as usize {
-            return Err(format!("it makes {tokens} tokens of {} bytes", text.len()));
-        }
+        check_growth(tokens, &text)?;
     }
     Ok(())
 }

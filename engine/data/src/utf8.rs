@@ -62,22 +62,16 @@ pub(super) fn fault<E: Send>(
     looked_at: impl Fn(u64) + Sync,
 ) -> Result<Option<Utf8Error>, E> {
     let bytes = bytes as usize;
-    let blocks = bytes.div_ceil(BLOCK);
-    for first in (0..blocks).step_by(TOGETHER) {
-        let block = |i: usize| {
-            let start = (first + i) * BLOCK;
-            let block = start..bytes.min(start + BLOCK);
-            let mut text = vec![0; (block.end + LONGEST - 1).min(bytes) - start];
-            read(start as u64, &mut text)?;
-            looked_at(block.len() as u64);
-            Ok(in_block(&text, block, bytes))
-        };
-        let found = cores::map(TOGETHER.min(blocks - first), block);
-        if let Some(found) = found.into_iter().find_map(Result::transpose) {
-            return found.map(Some);
-        }
-    }
-    Ok(None)
+    let block = |i: usize| {
+        let start = i * BLOCK;
+        let block = start..bytes.min(start + BLOCK);
+        let mut text = vec![0; (block.end + LONGEST - 1).min(bytes) - start];
+        read(start as u64, &mut text)?;
+        looked_at(block.len() as u64);
+        Ok(in_block(&text, block, bytes))
+    };
+    let mut found = cores::map_groups(TOGETHER, bytes.div_ceil(BLOCK), block);
+    found.find_map(Result::transpose).transpose()
 }
 
 /// The first fault of the characters that begin in a block of so many bytes. `text` goes on behind the block.

@@ -37,8 +37,8 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for Object<T> {
 }
 
 /// A value, as far as a line shows it.
-pub fn shown(value: &Value) -> String {
-    let text = value.to_string();
+pub fn shown(value: &impl Serialize) -> String {
+    let text = serde_json::to_string(value).unwrap_or_default();
     match text.char_indices().nth(60) {
         Some((end, _)) => format!("{}..", &text[..end]),
         None => text,

@@ -1,9 +1,8 @@
 //! The arguments of filters, tests and methods, bound to parameters as Python binds them.
 
-use super::print;
 use super::value::{ValueKind, name_of};
+use minijinja::Value;
 use minijinja::value::Kwargs;
-use minijinja::{State, Value};
 
 /// The arguments of a call.
 #[derive(Debug)]
@@ -87,13 +86,4 @@ pub(super) fn whole(value: Option<&Value>, or_else: i128) -> Result<i128, String
 /// Whether Python takes it for true.
 pub(super) fn truth(value: Option<&Value>) -> bool {
     value.is_some_and(Value::is_true)
-}
-
-/// `str(value)`, or what stands for nothing.
-pub(super) fn string(
-    state: &State<'_, '_>,
-    value: Option<&Value>,
-    or_else: &str,
-) -> Result<String, String> {
-    value.map_or_else(|| Ok(or_else.to_owned()), |value| print::text(state, value))
 }

@@ -40,13 +40,12 @@ pub(super) fn depth(all: &[Code]) -> usize {
 }
 
 pub(super) fn one_or(mut all: Vec<Code>, join: impl FnOnce(Vec<Code>) -> CodeResult) -> CodeResult {
-    match (all.len(), all.pop()) {
-        (1, Some(one)) => Ok(one),
-        (_, last) => {
-            all.extend(last);
-            join(all)
-        }
+    if all.len() == 1
+        && let Some(one) = all.pop()
+    {
+        return Ok(one);
     }
+    join(all)
 }
 
 pub(super) fn call(function: &str, arguments: Vec<Code>) -> CodeResult {

@@ -33,11 +33,6 @@ pub(super) fn json(
         Ok(())
     };
     match ValueKind::of(value) {
-        ValueKind::None => out.push_str("null"),
-        ValueKind::Bool(value) => out.push_str(if value { "true" } else { "false" }),
-        ValueKind::Int(number) => out.push_str(&number.to_string()),
-        ValueKind::Digits(digits) => out.push_str(digits),
-        ValueKind::Float(number) => out.push_str(&json_float(number)),
         ValueKind::Text(text) => {
             pay(state, 2 * text.len())?;
             json_text(text, dump.ascii, out);
@@ -72,30 +67,36 @@ pub(super) fn json(
             }
             out.push('}');
         }
-        _ => return Err(format!("tojson: {} is no JSON", name_of(value))),
+        kind => {
+            let word = word(kind);
+            out.push_str(&word.ok_or_else(|| format!("tojson: {} is no JSON", name_of(value)))?);
+        }
     }
     Ok(())
 }
 
-fn json_float(number: f64) -> String {
-    match float(number).as_str() {
-        "nan" => "NaN".into(),
-        "inf" => "Infinity".into(),
-        "-inf" => "-Infinity".into(),
-        text => text.into(),
-    }
+/// A value that is a word of JSON, or a number.
+fn word(value: ValueKind<'_>) -> Option<String> {
+    Some(match value {
+        ValueKind::None => "null".into(),
+        ValueKind::Bool(value) => value.to_string(),
+        ValueKind::Int(number) => number.to_string(),
+        ValueKind::Digits(digits) => digits.to_owned(),
+        ValueKind::Float(number) => match float(number).as_str() {
+            "nan" => "NaN".into(),
+            "inf" => "Infinity".into(),
+            "-inf" => "-Infinity".into(),
+            text => text.into(),
+        },
+        _ => return None,
+    })
 }
 
 fn json_key(key: &Value) -> Result<String, String> {
-    Ok(match ValueKind::of(key) {
-        ValueKind::Text(text) => text.to_owned(),
-        ValueKind::None => "null".into(),
-        ValueKind::Bool(value) => if value { "true" } else { "false" }.into(),
-        ValueKind::Int(number) => number.to_string(),
-        ValueKind::Digits(digits) => digits.to_owned(),
-        ValueKind::Float(number) => json_float(number),
-        _ => return Err(format!("tojson: {} is no key of JSON", name_of(key))),
-    })
+    match ValueKind::of(key) {
+        ValueKind::Text(text) => Ok(text.to_owned()),
+        kind => word(kind).ok_or_else(|| format!("tojson: {} is no key of JSON", name_of(key))),
+    }
 }
 
 fn json_text(text: &str, ascii: bool, out: &mut String) {

@@ -4,7 +4,7 @@
 use super::code::{
     Code, CodeResult, DEEPEST, call, depth, float, integer, level, one_or, too_deep,
 };
-use super::source::{SpacedToken, Token, quoted};
+use super::source::{Token, quoted};
 
 /// The expression in front of the brackets of a call.
 enum Callee {
@@ -15,47 +15,36 @@ enum Callee {
 
 /// Reads the words of a tag, a word after the other.
 pub(super) struct Words<'t, 'a> {
-    left: &'t [SpacedToken<'a>],
+    left: &'t [Token<'a>],
     nested: usize,
 }
 
 impl<'t, 'a> Words<'t, 'a> {
-    pub(super) const fn of(tokens: &'t [SpacedToken<'a>]) -> Self {
+    pub(super) const fn of(tokens: &'t [Token<'a>]) -> Self {
         Self { left: tokens, nested: 0 }
     }
 
     pub(super) fn next(&self) -> Option<&'t Token<'a>> {
-        self.left.first().map(|placed| &placed.token)
+        self.left.first()
     }
 
     pub(super) fn take(&mut self) -> Option<&'t Token<'a>> {
         let (first, left) = self.left.split_first()?;
         self.left = left;
-        Some(&first.token)
+        Some(first)
     }
 
     pub(super) fn is_operator(&self, operator: &str) -> bool {
         matches!(self.next(), Some(Token::Operator(found)) if *found == operator)
     }
 
-    pub(super) fn is_name(&self, name: &str) -> bool {
-        matches!(self.next(), Some(Token::Name(found)) if *found == name)
-    }
-
     pub(super) fn skip(&mut self, operator: &str) -> bool {
-        let is = self.is_operator(operator);
-        if is {
-            self.take();
-        }
-        is
+        self.is_operator(operator) && self.take().is_some()
     }
 
     pub(super) fn skip_name(&mut self, name: &str) -> bool {
-        let is = self.is_name(name);
-        if is {
-            self.take();
-        }
-        is
+        let is_next = matches!(self.next(), Some(Token::Name(found)) if *found == name);
+        is_next && self.take().is_some()
     }
 
     pub(super) fn expect(&mut self, operator: &str) -> Result<(), String> {
@@ -181,10 +170,10 @@ impl<'t, 'a> Words<'t, 'a> {
     fn compare(&mut self) -> CodeResult {
         let mut all = vec![self.sum()?];
         loop {
-            let operator = match (self.next(), self.left.get(1).map(|placed| &placed.token)) {
-                (Some(Token::Operator(o @ ("==" | "!=" | "<" | "<=" | ">" | ">="))), _) => o,
-                (Some(Token::Name("in")), _) => "in",
-                (Some(Token::Name("not")), Some(Token::Name("in"))) => {
+            let operator = match self.left {
+                [Token::Operator(o @ ("==" | "!=" | "<" | "<=" | ">" | ">=")), ..] => o,
+                [Token::Name("in"), ..] => "in",
+                [Token::Name("not"), Token::Name("in"), ..] => {
                     self.take();
                     "not in"
                 }
@@ -234,21 +223,12 @@ impl<'t, 'a> Words<'t, 'a> {
     }
 
     fn unary(&mut self, filters: bool) -> CodeResult {
-        let sign = match self.next() {
-            Some(Token::Operator("-")) => Some("__negative"),
-            Some(Token::Operator("+")) => Some("__positive"),
-            _ => None,
-        };
-        let found = match sign {
-            Some(function) => {
-                self.take();
-                let of = self.deeper(|words| words.unary(false))?;
-                call(function, vec![of])?
-            }
-            None => {
-                let (primary, callee) = self.primary()?;
-                self.postfix(primary, callee)?
-            }
+        let found = if let Some(Token::Operator(sign @ ("-" | "+"))) = self.next() {
+            self.take();
+            let of = self.deeper(|words| words.unary(false))?;
+            call(if *sign == "-" { "__negative" } else { "__positive" }, vec![of])?
+        } else {
+            self.operand()?
         };
         if filters { self.filters(found) } else { Ok(found) }
     }
@@ -309,12 +289,12 @@ impl<'t, 'a> Words<'t, 'a> {
         Ok((Code::leaf(found), Callee::Other))
     }
 
-    /// The expressions between brackets, which commas separate.
-    fn listed(
+    /// What stands between brackets, and commas separate.
+    pub(super) fn listed<T>(
         &mut self,
         close: &str,
-        mut item: impl FnMut(&mut Self, &mut Vec<Code>) -> Result<(), String>,
-    ) -> Result<Vec<Code>, String> {
+        mut item: impl FnMut(&mut Self, &mut Vec<T>) -> Result<(), String>,
+    ) -> Result<Vec<T>, String> {
         let mut items = Vec::new();
         while !self.skip(close) {
             if !items.is_empty() {
@@ -328,7 +308,9 @@ impl<'t, 'a> Words<'t, 'a> {
         Ok(items)
     }
 
-    fn postfix(&mut self, mut found: Code, mut callee: Callee) -> CodeResult {
+    /// A value with its attributes, subscripts and calls.
+    fn operand(&mut self) -> CodeResult {
+        let (mut found, mut callee) = self.primary()?;
         loop {
             if self.skip(".") {
                 if let Some(Token::Integer(digits)) = self.next() {
@@ -398,19 +380,13 @@ impl<'t, 'a> Words<'t, 'a> {
     fn arguments(&mut self) -> Result<Vec<Code>, String> {
         self.expect("(")?;
         self.listed(")", |words, items| {
-            let star = match words.next() {
-                Some(Token::Operator(star @ ("*" | "**"))) => {
-                    words.take();
+            let star = match words.left {
+                [Token::Operator(star @ ("*" | "**")), left @ ..] => {
+                    words.left = left;
                     (*star).to_owned()
                 }
-                Some(Token::Name(name))
-                    if matches!(
-                        words.left.get(1),
-                        Some(SpacedToken { token: Token::Operator("="), .. })
-                    ) =>
-                {
-                    words.take();
-                    words.take();
+                [Token::Name(name), Token::Operator("="), left @ ..] => {
+                    words.left = left;
                     format!("{name}=")
                 }
                 _ => String::new(),
@@ -455,10 +431,7 @@ impl<'t, 'a> Words<'t, 'a> {
             Some(Token::Name("is")) => return Err("a test follows a test: use brackets".into()),
             Some(Token::Name(_) | Token::Text(_) | Token::Integer(_) | Token::Float(_))
             | Some(Token::Operator("[" | "{")) => {
-                vec![self.deeper(|words| {
-                    let (primary, callee) = words.primary()?;
-                    words.postfix(primary, callee)
-                })?]
+                vec![self.deeper(Self::operand)?]
             }
             _ => Vec::new(),
         };

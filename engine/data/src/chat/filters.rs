@@ -1,12 +1,12 @@
 //! Filters of Jinja, as transformers has them.
 
-use super::arguments::{Arguments, string, text_or_none, truth, whole};
+use super::arguments::{Arguments, text_or_none, truth, whole};
 use super::checks;
 use super::dump::{Dump, json};
 use super::numbers::Number;
 use super::operators::binary;
 use super::print::text;
-use super::sorting::{by_path, dictsort, extreme, some, sorted, unique};
+use super::sorting::{by_path, dictsort, extreme, part, some, sorted, unique};
 use super::strings::{capitalized, is_blank, lines, padded, replaced, stripped};
 use super::value::{Form, List, ValueKind, ValueResult, iterated, name_of, pay};
 use minijinja::{State, Value};
@@ -295,10 +295,7 @@ fn items(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> ValueResul
         ValueKind::Undefined => generated(Vec::new()),
         ValueKind::Dict(dict) => {
             pay(state, 48 * dict.fields.len())?;
-            let pair = |(key, field): (&Value, &Value)| {
-                List::of(Form::Tuple, vec![key.clone(), field.clone()])
-            };
-            generated(dict.fields.iter().map(pair).collect::<Result<_, _>>()?)
+            generated(dict.pairs()?)
         }
         _ => Err(arguments.wrong(name_of(of))),
     }
@@ -306,13 +303,10 @@ fn items(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> ValueResul
 
 fn join(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> ValueResult {
     let [by, attribute] = arguments.bind(["d", "attribute"])?;
-    let by = string(state, by.as_ref(), "")?;
+    let by = by.map_or_else(|| Ok(String::new()), |by| text(state, &by))?;
     let mut out = String::new();
     for (i, one) in iterated(state, of)?.iter().enumerate() {
-        let part = match some(attribute.as_ref()) {
-            Some(path) => text(state, &by_path(one, path)?)?,
-            None => text(state, one)?,
-        };
+        let part = text(state, &part(one, some(attribute.as_ref()))?)?;
         pay(state, by.len() + part.len())?;
         out.push_str(if i == 0 { "" } else { &by });
         out.push_str(&part);
@@ -375,19 +369,18 @@ fn chosen(
         None if by_attribute => return Err(arguments.wrong("no attribute")),
         _ => (None, &arguments.places[..]),
     };
-    let (test, rest) = match rest.split_first() {
-        Some((name, rest)) => {
+    let test = match rest.first() {
+        Some(name) => {
             let name = text_or_none(Some(name))?.unwrap_or_default();
-            let test = checks::named(name)
-                .ok_or_else(|| arguments.wrong(&format!("no test `{name:.60}`")))?;
-            (Some(test), rest)
+            let test = checks::named(name);
+            Some(test.ok_or_else(|| arguments.wrong(&format!("no test `{name:.60}`")))?)
         }
-        None => (None, rest),
+        None => None,
     };
-    let inner = Arguments::of("test", rest)?;
+    let inner = Arguments::of("test", rest.get(1..).unwrap_or_default())?;
     let mut items = Vec::new();
     for one in iterated(state, of)? {
-        let value = path.map_or_else(|| Ok(one.clone()), |path| by_path(&one, path))?;
+        let value = part(&one, path)?;
         let holds = match test {
             Some(test) => test(state, &value, &inner)?,
             None => value.is_true(),
@@ -428,9 +421,7 @@ fn sum(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> ValueResult 
     let [attribute, start] = arguments.bind(["attribute", "start"])?;
     let mut found = start.unwrap_or_else(|| Value::from(0));
     for one in iterated(state, of)? {
-        let one =
-            some(attribute.as_ref()).map_or_else(|| Ok(one.clone()), |path| by_path(&one, path))?;
-        found = binary(state, "+", &found, &one)?;
+        found = binary(state, "+", &found, &part(&one, some(attribute.as_ref()))?)?;
     }
     Ok(found)
 }
@@ -453,10 +444,8 @@ fn titled(text: &str) -> String {
 fn tojson(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> ValueResult {
     let [ascii, indent, separators, sorted] =
         arguments.bind(["ensure_ascii", "indent", "separators", "sort_keys"])?;
-    let indent = match some(indent.as_ref()) {
-        Some(width) => Some(indentation(state, Some(width), 0)?),
-        None => None,
-    };
+    let indent =
+        some(indent.as_ref()).map(|width| indentation(state, Some(width), 0)).transpose()?;
     let (between, behind_key) = match some(separators.as_ref()) {
         None if indent.is_some() => (",".into(), ": ".into()),
         None => (", ".into(), ": ".into()),
@@ -486,8 +475,7 @@ fn trim(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> ValueResult
     let [chars] = arguments.bind(["chars"])?;
     let chars = text_or_none(chars.as_ref())?;
     let text = text(state, of)?;
-    let is = |c: char| chars.map_or_else(|| is_blank(c), |chars| chars.contains(c));
-    Ok(Value::from(stripped(&text, "strip", is)))
+    Ok(Value::from(stripped(&text, "strip", chars)))
 }
 
 fn wordcount(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> ValueResult {

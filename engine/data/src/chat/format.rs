@@ -1,6 +1,7 @@
 //! `str.format` of Python, as far as chat templates use it.
 
 use super::arguments::Arguments;
+use super::numbers::Number;
 use super::print::{text, write};
 use super::strings::padded;
 use super::value::{ValueKind, name_of, pay};
@@ -94,37 +95,26 @@ fn formatted(state: &State<'_, '_>, value: &Value, spec: &str) -> Result<String,
         (ValueKind::Int(number), "x", None) if number >= 0 => format!("{number:x}"),
         (ValueKind::Int(_) | ValueKind::Float(_), "f", _) => {
             let precision = precision.unwrap_or(6);
-            if precision > 100 {
-                return Err(unknown());
-            }
-            let number = match ValueKind::of(value) {
-                ValueKind::Int(number) => number as f64,
-                ValueKind::Float(number) => number,
-                _ => return Err(unknown()),
-            };
-            format!("{number:.precision$}")
+            let number = Number::of(value).filter(|_| precision <= 100).ok_or_else(unknown)?;
+            format!("{:.precision$}", number.float())
         }
         (ValueKind::Float(_), "", None) => text(state, value)?,
         _ => return Err(unknown()),
     };
+    let mut bytes = [0; 4];
+    let fill = &*fill.encode_utf8(&mut bytes);
     let how = match align {
         Some('<') => "ljust",
         Some('>') => "rjust",
         // The odd one stands on the right.
         Some(_) => {
             let more = (width - shown.chars().count() as i128).max(0);
-            let left = padded(
-                state,
-                &shown,
-                "rjust",
-                width - (more - more / 2),
-                fill.encode_utf8(&mut [0; 4]),
-            )?;
-            return padded(state, &left, "ljust", width, fill.encode_utf8(&mut [0; 4]));
+            let left = padded(state, &shown, "rjust", width - (more - more / 2), fill)?;
+            return padded(state, &left, "ljust", width, fill);
         }
         None if zeros => return padded(state, &shown, "zfill", width, "0"),
         None if is_text => "ljust",
         None => "rjust",
     };
-    padded(state, &shown, how, width, fill.encode_utf8(&mut [0; 4]))
+    padded(state, &shown, how, width, fill)
 }

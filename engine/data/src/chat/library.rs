@@ -27,20 +27,10 @@ pub(super) fn environment(now: Utc) -> Result<Environment<'static>, Error> {
         });
     }
     for (name, filter) in filters::FILTERS {
-        let run = move |state: &State<'_, '_>, of: &Value, all: &[Value], names: Kwargs| {
-            Arguments::with(name, all, &names)
-                .and_then(|all| filter(state, of, &all))
-                .map_err(refused)
-        };
-        env.add_filter(name, run);
+        env.add_filter(name, of_value(name, filter));
     }
     for (name, test) in checks::TESTS {
-        let run = move |state: &State<'_, '_>, of: &Value, all: &[Value], names: Kwargs| {
-            Arguments::with(name, all, &names)
-                .and_then(|all| test(state, of, &all))
-                .map_err(refused)
-        };
-        env.add_test(name, run);
+        env.add_test(name, of_value(name, test));
     }
     env.add_test("filter", |name: &str| filters::named(name).is_some());
     env.add_filter(FILTER, |said: String| format!("{OPEN}{said}{CLOSE}"));
@@ -85,6 +75,16 @@ fn function(
     env.add_function(name, move |state: &State<'_, '_>, all: &[Value], names: Kwargs| {
         Arguments::with(name, all, &names).and_then(|all| run(state, &all)).map_err(refused)
     });
+}
+
+/// A filter or a test as the library calls it.
+fn of_value<T>(
+    name: &'static str,
+    run: fn(&State<'_, '_>, &Value, &Arguments) -> Result<T, String>,
+) -> impl Fn(&State<'_, '_>, &Value, &[Value], Kwargs) -> Result<T, Error> {
+    move |state, of, all, names| {
+        Arguments::with(name, all, &names).and_then(|all| run(state, of, &all)).map_err(refused)
+    }
 }
 
 /// The arguments of a call as an object gets them.

@@ -149,30 +149,20 @@ fn of_dict(
     arguments: &Arguments,
 ) -> Result<Option<Value>, String> {
     pay(state, 24 * dict.fields.len())?;
+    if name == "get" {
+        let [of, or_else] = arguments.bind(["key", "default"])?;
+        let of = of.ok_or_else(|| arguments.wrong("no key"))?;
+        let found = dict.fields.get(&key(&of)?).cloned();
+        return Ok(found.or(or_else).or_else(|| Some(Value::from(()))));
+    }
+    arguments.bind([])?;
     let view = |name, items: Vec<Value>| List::of(Form::View(name), items).map(Some);
     match name {
-        "get" => {
-            let [of, or_else] = arguments.bind(["key", "default"])?;
-            let of = of.ok_or_else(|| arguments.wrong("no key"))?;
-            let found = dict.fields.get(&key(&of)?).cloned();
-            Ok(found.or(or_else).or_else(|| Some(Value::from(()))))
-        }
-        _ => {
-            arguments.bind([])?;
-            match name {
-                "items" => {
-                    let pair = |(key, field): (&Value, &Value)| {
-                        List::of(Form::Tuple, vec![key.clone(), field.clone()])
-                    };
-                    let pairs: Result<Vec<Value>, String> = dict.fields.iter().map(pair).collect();
-                    view("dict_items", pairs?)
-                }
-                "keys" => view("dict_keys", dict.fields.keys().cloned().collect()),
-                "values" => view("dict_values", dict.fields.values().cloned().collect()),
-                "copy" => Dict::of(dict.fields.clone()).map(Some),
-                _ => Ok(None),
-            }
-        }
+        "items" => view("dict_items", dict.pairs()?),
+        "keys" => view("dict_keys", dict.fields.keys().cloned().collect()),
+        "values" => view("dict_values", dict.fields.values().cloned().collect()),
+        "copy" => Dict::of(dict.fields.clone()).map(Some),
+        _ => Ok(None),
     }
 }
 

@@ -31,11 +31,7 @@ impl Number {
 }
 
 pub(super) fn arithmetic(operator: &str, a: Number, b: Number) -> ValueResult {
-    let zero = match b {
-        Number::Int(b) => b == 0,
-        Number::Float(b) => b == 0.0,
-    };
-    if zero && matches!(operator, "/" | "//" | "%") {
+    if b.float() == 0.0 && matches!(operator, "/" | "//" | "%") {
         return Err(format!("`{operator}` by zero"));
     }
     let wide = || format!("`{operator}` of integers beyond 128 bits");

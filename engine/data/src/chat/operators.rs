@@ -52,27 +52,18 @@ fn dict(_: &State<'_, '_>, all: &[Value]) -> ValueResult {
 
 /// A value as the key of a dict.
 pub(super) fn key(value: &Value) -> ValueResult {
-    let refused = match ValueKind::of(value) {
-        // A tuple of tuples could take long to compare.
-        ValueKind::List(list) if list.form == Form::Tuple => list
-            .items
-            .iter()
-            .any(|one| matches!(ValueKind::of(one), ValueKind::List(_)) || key(one).is_err()),
-        ValueKind::List(_)
-        | ValueKind::Dict(_)
-        | ValueKind::Method(_)
-        | ValueKind::Other
-        | ValueKind::Digits(_) => true,
-        ValueKind::Undefined
-        | ValueKind::None
-        | ValueKind::Bool(_)
-        | ValueKind::Int(_)
-        | ValueKind::Float(_)
-        | ValueKind::Text(_) => false,
+    use ValueKind::{Bool, Float, Int, List, None, Text, Undefined};
+    let is_plain = |value| {
+        matches!(ValueKind::of(value), Undefined | None | Bool(_) | Int(_) | Float(_) | Text(_))
     };
-    match refused {
-        true => Err(format!("{} is no key of a dict", name_of(value))),
-        false => Ok(value.clone()),
+    let is_key = match ValueKind::of(value) {
+        // A tuple of tuples could take long to compare.
+        List(list) if list.form == Form::Tuple => list.items.iter().all(is_plain),
+        _ => is_plain(value),
+    };
+    match is_key {
+        true => Ok(value.clone()),
+        false => Err(format!("{} is no key of a dict", name_of(value))),
     }
 }
 
@@ -99,7 +90,6 @@ pub(super) fn binary(
     if let (Some(a), Some(b)) = (Number::of(left), Number::of(right)) {
         return arithmetic(operator, a, b);
     }
-    let wrong = || Err(refused(operator, left, right));
     if left.is_safe() || right.is_safe() {
         return Err(format!(
             "`{operator}` of a text from `safe` or `escape`, which onebox does not know"
@@ -116,54 +106,54 @@ pub(super) fn binary(
             pay(state, 24 * (a.items.len() + b.items.len()))?;
             List::of(a.form, [a.items.as_slice(), &b.items].concat())
         }
-        ("*", ValueKind::Text(_) | ValueKind::List(_), _) => {
-            repeated(state, left, right).unwrap_or_else(wrong)
+        ("*", of @ (ValueKind::Text(_) | ValueKind::List(_)), _) => {
+            repeated(state, of, right)?.ok_or_else(|| refused(operator, left, right))
         }
-        ("*", _, ValueKind::Text(_) | ValueKind::List(_)) => {
-            repeated(state, right, left).unwrap_or_else(wrong)
+        ("*", _, of @ (ValueKind::Text(_) | ValueKind::List(_))) => {
+            repeated(state, of, left)?.ok_or_else(|| refused(operator, left, right))
         }
-        _ => wrong(),
+        _ => Err(refused(operator, left, right)),
     }
 }
 
 /// A text or a list several times. None: there is no such thing.
-fn repeated(state: &State<'_, '_>, of: &Value, times: &Value) -> Option<ValueResult> {
-    let Some(Number::Int(times)) = Number::of(times) else { return None };
+fn repeated(
+    state: &State<'_, '_>,
+    of: ValueKind<'_>,
+    times: &Value,
+) -> Result<Option<Value>, String> {
+    let Some(Number::Int(times)) = Number::of(times) else { return Ok(None) };
     let times = usize::try_from(times.max(0)).unwrap_or(usize::MAX);
-    Some(match ValueKind::of(of) {
-        ValueKind::Text(text) => pay(state, text.len().saturating_mul(times)).map(|()| {
-            Value::from(if text.is_empty() { String::new() } else { text.repeat(times) })
-        }),
-        ValueKind::List(list) if matches!(list.form, Form::List | Form::Tuple) => {
-            let many = list.items.len().saturating_mul(times);
-            match pay(state, many.saturating_mul(24)) {
-                Ok(()) if many == 0 => List::of(list.form, Vec::new()),
-                Ok(()) => List::of(
-                    list.form,
-                    (0..times).flat_map(|_| list.items.iter().cloned()).collect(),
-                ),
-                Err(why) => Err(why),
-            }
+    match of {
+        ValueKind::Text(text) => {
+            pay(state, text.len().saturating_mul(times))?;
+            let times = if text.is_empty() { 0 } else { times };
+            Ok(Some(Value::from(text.repeat(times))))
         }
-        _ => return None,
-    })
+        ValueKind::List(List { form: form @ (Form::List | Form::Tuple), items, .. }) => {
+            pay(state, items.len().saturating_mul(times).saturating_mul(24))?;
+            let times = if items.is_empty() { 0 } else { times };
+            let all = (0..times).flat_map(|_| items.iter().cloned());
+            List::of(*form, all.collect()).map(Some)
+        }
+        _ => Ok(None),
+    }
 }
 
 fn signed(all: &[Value], negative: bool) -> ValueResult {
-    let sign = if negative { "-" } else { "+" };
-    match Number::of(&all[0]) {
-        Some(Number::Int(number)) if negative => {
+    match (Number::of(&all[0]), ValueKind::of(&all[0])) {
+        (Some(Number::Int(number)), _) if negative => {
             number.checked_neg().map(Value::from).ok_or_else(|| "`-` beyond 128 bits".into())
         }
-        Some(Number::Int(number)) => Ok(Value::from(number)),
-        Some(Number::Float(number)) => Ok(Value::from(if negative { -number } else { number })),
-        None => match ValueKind::of(&all[0]) {
-            ValueKind::Digits(digits) if negative => Ok(integer(&match digits.strip_prefix('-') {
-                Some(digits) => digits.to_owned(),
-                None => format!("-{digits}"),
-            })),
-            _ => Err(format!("`{sign}` of {}", name_of(&all[0]))),
-        },
+        (Some(Number::Int(number)), _) => Ok(Value::from(number)),
+        (Some(Number::Float(number)), _) => {
+            Ok(Value::from(if negative { -number } else { number }))
+        }
+        (None, ValueKind::Digits(digits)) if negative => Ok(match digits.strip_prefix('-') {
+            Some(digits) => integer(digits),
+            None => integer(&format!("-{digits}")),
+        }),
+        _ => Err(format!("`{}` of {}", if negative { '-' } else { '+' }, name_of(&all[0]))),
     }
 }
 
@@ -186,21 +176,17 @@ pub(super) fn compare(
     left: &Value,
     right: &Value,
 ) -> Result<bool, String> {
-    Ok(match operator {
-        "==" => equal(state, left, right)?,
-        "!=" => !equal(state, left, right)?,
-        "in" => contains(state, right, left)?,
-        "not in" => !contains(state, right, left)?,
-        "<" => order(state, operator, left, right)? == Some(Ordering::Less),
-        ">" => order(state, operator, left, right)? == Some(Ordering::Greater),
-        "<=" => {
-            matches!(order(state, operator, left, right)?, Some(Ordering::Less | Ordering::Equal))
-        }
-        _ => matches!(
-            order(state, operator, left, right)?,
-            Some(Ordering::Greater | Ordering::Equal)
-        ),
-    })
+    let holds = match operator {
+        "==" => return equal(state, left, right),
+        "!=" => return Ok(!equal(state, left, right)?),
+        "in" => return contains(state, right, left),
+        "not in" => return Ok(!contains(state, right, left)?),
+        "<" => Ordering::is_lt,
+        ">" => Ordering::is_gt,
+        "<=" => Ordering::is_le,
+        _ => Ordering::is_ge,
+    };
+    Ok(order(state, operator, left, right)?.is_some_and(holds))
 }
 
 /// `left == right`.

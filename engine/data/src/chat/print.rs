@@ -1,8 +1,8 @@
 //! Texts of values as Python writes them: `str`, `repr` and `json.dumps`.
 
+use super::source::code_of;
 use super::value::{Form, List, Method, ValueKind, name_of, pay};
 use minijinja::{State, Value};
-use std::fmt::Write as _;
 
 /// `str(value)`.
 pub(super) fn text(state: &State<'_, '_>, value: &Value) -> Result<String, String> {
@@ -40,8 +40,8 @@ pub(super) fn write(state: &State<'_, '_>, value: &Value, out: &mut String) -> R
                 Form::Tuple if items.len() == 1 => ("(", ",)"),
                 Form::Tuple => ("(", ")"),
                 Form::View(name) => {
-                    write!(out, "{name}([").map_err(|e| e.to_string())?;
-                    ("", "])")
+                    out.push_str(name);
+                    ("([", "])")
                 }
                 Form::Generator | Form::Range => return Err(unprintable(value)),
             };
@@ -78,11 +78,8 @@ fn unprintable(value: &Value) -> String {
 
 /// The shortest digits of a float that are it, as Python writes them.
 pub(super) fn float(number: f64) -> String {
-    if number.is_nan() {
-        return "nan".into();
-    }
-    if number.is_infinite() {
-        return if number > 0.0 { "inf".into() } else { "-inf".into() };
+    if !number.is_finite() {
+        return number.to_string().to_lowercase();
     }
     let scientific = format!("{number:e}");
     let Some((digits, exponent)) = scientific.split_once('e') else { return scientific };
@@ -114,11 +111,7 @@ fn quote(text: &str, out: &mut String) {
             '\t' => out.push_str("\\t"),
             c if c == quote => out.extend(['\\', c]),
             c if is_printable(c) => out.push(c),
-            c => out.push_str(&match u32::from(c) {
-                code @ 0..=0xff => format!("\\x{code:02x}"),
-                code @ 0x100..=0xffff => format!("\\u{code:04x}"),
-                code => format!("\\U{code:08x}"),
-            }),
+            c => out.push_str(&code_of(c)),
         }
     }
     out.push(quote);

@@ -70,15 +70,13 @@ pub(super) fn rewritten(source: &str) -> Result<RewrittenTemplate, String> {
 /// The words of a tag.
 fn words(tag: &Tag<'_>) -> Result<String, String> {
     let mut words = Words::of(&tag.tokens);
-    let written = match tag.kind {
-        TagKind::Print => words.tuple(true)?.text,
-        TagKind::Block => {
-            let shown = words.shown();
-            let Some(Token::Name(keyword)) = words.take() else {
-                return Err(format!("{shown} stands where the name of a block should"));
-            };
+    let written = match (tag.kind, &tag.tokens[..]) {
+        (TagKind::Print, _) => words.tuple(true)?.text,
+        (TagKind::Block, [Token::Name(keyword), ..]) => {
+            words.take();
             block(keyword, &mut words)?
         }
+        _ => return Err(format!("{} stands where the name of a block should", words.shown())),
     };
     words.end()?;
     Ok(written)
@@ -135,14 +133,10 @@ fn targets(
     until: impl Fn(&Token<'_>) -> bool,
 ) -> Result<(String, bool), String> {
     let (mut written, mut attribute) = (String::new(), false);
-    while words.next().is_some_and(|next| !until(next)) {
-        if ["(", ")", ","].into_iter().any(|operator| {
-            let is = words.skip(operator);
-            if is {
-                written.push_str(operator);
-            }
-            is
-        }) {
+    while let Some(next) = words.next().filter(|next| !until(next)) {
+        if let Token::Operator(bracket @ ("(" | ")" | ",")) = next {
+            words.take();
+            written.push_str(bracket);
             continue;
         }
         if words.skip(".") {
@@ -207,20 +201,14 @@ fn filters(words: &mut Words<'_, '_>) -> Result<String, String> {
 /// The parameters of a macro.
 fn signature(words: &mut Words<'_, '_>) -> Result<String, String> {
     words.expect("(")?;
-    let mut parameters = Vec::new();
-    while !words.skip(")") {
-        if !parameters.is_empty() {
-            words.expect(",")?;
-            if words.skip(")") {
-                break;
-            }
-        }
+    let parameters: Vec<String> = words.listed(")", |words, parameters| {
         let name = words.name()?;
         parameters.push(match words.skip("=") {
             true => format!("{name}={}", words.expression()?.text),
             false => name.to_owned(),
         });
-    }
+        Ok(())
+    })?;
     Ok(format!("({})", parameters.join(", ")))
 }
 #[cfg(test)]

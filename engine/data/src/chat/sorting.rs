@@ -14,10 +14,7 @@ pub(super) fn sorting_key(
     attribute: Option<&Value>,
     as_it_is: bool,
 ) -> ValueResult {
-    let of = match attribute {
-        Some(attribute) => by_path(of, attribute)?,
-        None => of.clone(),
-    };
+    let of = part(of, attribute)?;
     match ValueKind::of(&of) {
         ValueKind::Text(text) if !as_it_is => {
             pay(state, text.len())?;
@@ -25,6 +22,11 @@ pub(super) fn sorting_key(
         }
         _ => Ok(of),
     }
+}
+
+/// What a path names in a value, or all of the value.
+pub(super) fn part(of: &Value, path: Option<&Value>) -> ValueResult {
+    path.map_or_else(|| Ok(of.clone()), |path| by_path(of, path))
 }
 
 /// What `a.b.0` names in a value.
@@ -90,10 +92,10 @@ pub(super) fn sorted(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -
         arguments.bind(["reverse", "case_sensitive", "attribute"])?;
     let mut pairs = Vec::new();
     for one in iterated(state, of)? {
-        let (paths, mut by) = (paths(some(attribute.as_ref())), Vec::new());
-        for path in &paths {
-            by.push(sorting_key(state, &one, path.as_ref(), truth(as_it_is.as_ref()))?);
-        }
+        let paths = paths(some(attribute.as_ref())).into_iter();
+        let by = paths
+            .map(|path| sorting_key(state, &one, path.as_ref(), truth(as_it_is.as_ref())))
+            .collect::<Result<_, _>>()?;
         pairs.push((List::of(Form::List, by)?, one));
     }
     List::of(Form::List, in_order(state, pairs, truth(reverse.as_ref()))?)
@@ -101,10 +103,9 @@ pub(super) fn sorted(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -
 
 /// Several paths with commas between them.
 pub(super) fn paths(attribute: Option<&Value>) -> Vec<Option<Value>> {
-    match attribute.map(|attribute| (attribute, attribute.as_str())) {
-        None => vec![None],
-        Some((_, Some(text))) => text.split(',').map(|path| Some(Value::from(path))).collect(),
-        Some((attribute, None)) => vec![Some(attribute.clone())],
+    match attribute.and_then(Value::as_str) {
+        Some(text) => text.split(',').map(|path| Some(Value::from(path))).collect(),
+        None => vec![attribute.cloned()],
     }
 }
 

@@ -14,7 +14,7 @@ pub(super) struct Tag<'a> {
     pub(super) kind: TagKind,
     /// `-`, `+` or nothing: what happens to blanks in front of it.
     pub(super) left: &'a str,
-    pub(super) tokens: Vec<SpacedToken<'a>>,
+    pub(super) tokens: Vec<Token<'a>>,
     /// `-`, `+` or nothing: what happens to blanks behind it.
     pub(super) right: &'a str,
     /// The line that it begins in, from 1.
@@ -31,26 +31,13 @@ pub(super) enum TagKind {
 }
 
 impl TagKind {
-    const fn open(self) -> &'static str {
+    /// What begins such a tag, and what ends it.
+    const fn brackets(self) -> [&'static str; 2] {
         match self {
-            Self::Print => "{{",
-            Self::Block => "{%",
+            Self::Print => ["{{", "}}"],
+            Self::Block => ["{%", "%}"],
         }
     }
-
-    const fn close(self) -> &'static str {
-        match self {
-            Self::Print => "}}",
-            Self::Block => "%}",
-        }
-    }
-}
-
-/// A token, and the blanks in front of it.
-#[derive(Debug, PartialEq)]
-pub(super) struct SpacedToken<'a> {
-    pub(super) blanks: &'a str,
-    pub(super) token: Token<'a>,
 }
 
 /// A word of an expression.
@@ -67,7 +54,7 @@ pub(super) enum Token<'a> {
 impl Tag<'_> {
     /// The keyword of a block.
     pub(super) fn keyword(&self) -> Option<&str> {
-        match self.tokens.first().map(|first| &first.token) {
+        match self.tokens.first() {
             Some(Token::Name(name)) if self.kind == TagKind::Block => Some(name),
             _ => None,
         }
@@ -75,18 +62,16 @@ impl Tag<'_> {
 
     /// Whether an end of this block is to come. `{% set a = b %}` has none.
     pub(super) fn is_open(&self) -> bool {
-        let mut operators = self.tokens.iter().filter_map(|placed| match placed.token {
-            Token::Operator(operator) => Some(operator),
-            _ => None,
-        });
-        let first = operators.find(|operator| !matches!(*operator, "," | "." | "(" | ")"));
-        self.keyword() != Some("set") || first != Some("=")
+        let first = self.tokens.iter().find(
+            |token| matches!(token, Token::Operator(o) if !matches!(*o, "," | "." | "(" | ")")),
+        );
+        self.keyword() != Some("set") || first != Some(&Token::Operator("="))
     }
 
     /// A tag with other words, which ends in the same line and has the same blanks around it.
     pub(super) fn with(&self, words: &str) -> String {
         let lines = "\n".repeat(self.lines);
-        let (open, close) = (self.kind.open(), self.kind.close());
+        let [open, close] = self.kind.brackets();
         format!("{open}{} {words}{lines} {}{close}", self.left, self.right)
     }
 }
@@ -105,6 +90,15 @@ pub(super) fn quoted(text: &str) -> String {
     }
     out.push('"');
     out
+}
+
+/// The escape that names a character by its code.
+pub(super) fn code_of(c: char) -> String {
+    match u32::from(c) {
+        code @ 0..=0xff => format!("\\x{code:02x}"),
+        code @ 0x100..=0xffff => format!("\\u{code:04x}"),
+        code => format!("\\U{code:08x}"),
+    }
 }
 
 /// The pieces of a template whose lines end with `\n`.
@@ -191,53 +185,43 @@ fn tag(source: &str, open: usize) -> Result<(Tag<'_>, usize), String> {
         true => TagKind::Block,
         false => TagKind::Print,
     };
+    let [begin, close] = kind.brackets();
     let mut at = open + 2;
     let left = sign(&source[at..]);
     at += left.len();
     // Inside of brackets the end of a tag is none: `{{ {'a': {}} }}`.
     let (mut tokens, mut brackets) = (Vec::new(), Vec::new());
     loop {
-        let rest = &source[at..];
-        let blanks = &rest[..rest.len() - rest.trim_start().len()];
-        at += blanks.len();
-        let rest = &source[at..];
+        let rest = source[at..].trim_start();
+        at = source.len() - rest.len();
         if brackets.is_empty() {
-            let right = match kind {
-                TagKind::Block => sign(rest),
-                TagKind::Print => {
-                    if rest.starts_with('-') {
-                        "-"
-                    } else {
-                        ""
-                    }
-                }
-            };
-            if rest[right.len()..].starts_with(kind.close()) {
-                let end = at + right.len() + kind.close().len();
+            let is_word = kind == TagKind::Print && rest.starts_with('+');
+            let right = if is_word { "" } else { sign(rest) };
+            if rest[right.len()..].starts_with(close) {
+                let end = at + right.len() + close.len();
                 let lines = source[open..end].matches('\n').count();
                 let line = line_of(source, open);
                 return Ok((Tag { kind, left, tokens, right, line, lines }, end));
             }
         }
         let Some(first) = rest.chars().next() else {
-            return Err(format!("a tag `{}` has no end `{}`", kind.open(), kind.close()));
+            return Err(format!("a tag `{begin}` has no end `{close}`"));
         };
         // `a.0.1` has no float.
-        let of_a_dot =
-            matches!(tokens.last(), Some(SpacedToken { token: Token::Operator("."), .. }));
-        let (token, bytes) = token(rest, first, !of_a_dot)?;
+        let floats = tokens.last() != Some(&Token::Operator("."));
+        let (token, bytes) = token(rest, first, floats)?;
         match &token {
             Token::Operator("(") => brackets.push(")"),
             Token::Operator("[") => brackets.push("]"),
             Token::Operator("{") => brackets.push("}"),
-            Token::Operator(close @ (")" | "]" | "}")) => match brackets.pop() {
-                Some(open) if open == *close => {}
-                Some(open) => return Err(format!("`{close}` stands where `{open}` should")),
-                None => return Err(format!("`{close}` closes nothing")),
+            Token::Operator(found @ (")" | "]" | "}")) => match brackets.pop() {
+                Some(wanted) if wanted == *found => {}
+                Some(wanted) => return Err(format!("`{found}` stands where `{wanted}` should")),
+                None => return Err(format!("`{found}` closes nothing")),
             },
             _ => {}
         }
-        tokens.push(SpacedToken { blanks, token });
+        tokens.push(token);
         at += bytes;
     }
 }
@@ -273,40 +257,40 @@ fn token(rest: &str, first: char, floats: bool) -> Result<(Token<'_>, usize), St
 
 /// Bytes of the number at the beginning, and whether it is a float.
 fn number(rest: &str, floats: bool) -> (usize, bool) {
-    let digits = |from: usize, is: &dyn Fn(char) -> bool| {
+    let digits = |from: usize, radix: u32| {
         let mut at = from;
         loop {
             let part = &rest[at..];
             let under = usize::from(part.starts_with('_') && at > from);
-            if !part[under..].starts_with(is) {
+            if !part[under..].starts_with(|c: char| c.is_digit(radix)) {
                 return at;
             }
             at += under + 1;
         }
     };
-    let decimal = |c: char| c.is_ascii_digit();
-    let radix: Option<(&dyn Fn(char) -> bool, usize)> = match rest.as_bytes().get(..2) {
-        Some(b"0x" | b"0X") => Some((&|c| c.is_ascii_hexdigit(), 2)),
-        Some(b"0o" | b"0O") => Some((&|c| matches!(c, '0'..='7'), 2)),
-        Some(b"0b" | b"0B") => Some((&|c| matches!(c, '0' | '1'), 2)),
-        _ => None,
+    let radix = match rest.as_bytes().get(..2) {
+        Some(b"0x" | b"0X") => 16,
+        Some(b"0o" | b"0O") => 8,
+        Some(b"0b" | b"0B") => 2,
+        _ => 10,
     };
-    if let Some((is, from)) = radix {
-        let end = digits(from, is);
-        return if end > from { (end, false) } else { (1, false) };
+    if radix != 10 {
+        let end = digits(2, radix);
+        return if end > 2 { (end, false) } else { (1, false) };
     }
-    let whole = digits(0, &decimal);
+    let decimal = |c: char| c.is_ascii_digit();
+    let whole = digits(0, radix);
     if !floats {
         return (whole, false);
     }
     let mut end = whole;
     if rest[end..].starts_with('.') && rest[end + 1..].starts_with(decimal) {
-        end = digits(end + 1, &decimal);
+        end = digits(end + 1, radix);
     }
     if rest[end..].starts_with(['e', 'E']) {
         let from = end + 1 + sign(&rest[end + 1..]).len();
         if rest[from..].starts_with(decimal) {
-            end = digits(from, &decimal);
+            end = digits(from, radix);
         }
     }
     (end, end > whole)
@@ -374,13 +358,7 @@ fn escape(first: char, from: &str, out: &mut String) -> Result<usize, String> {
         }
         // As Python reads it from bytes: by the code of the character.
         c if !c.is_ascii() => {
-            let code = u32::from(c);
-            out.push('\\');
-            out.push_str(&match code {
-                0..=0xff => format!("x{code:02x}"),
-                0x100..=0xffff => format!("u{code:04x}"),
-                _ => format!("U{code:08x}"),
-            });
+            out.push_str(&code_of(c));
             return Ok(0);
         }
         other => {
@@ -398,7 +376,7 @@ mod tests {
 
     fn texts(source: &str) -> Vec<String> {
         let of = |piece: Piece<'_>| match piece {
-            Piece::Tag(tag) => tag.tokens.into_iter().find_map(|placed| match placed.token {
+            Piece::Tag(tag) => tag.tokens.into_iter().find_map(|token| match token {
                 Token::Text(text) => Some(text),
                 _ => None,
             }),

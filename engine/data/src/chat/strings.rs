@@ -26,12 +26,12 @@ pub(super) fn method(
         "strip" | "lstrip" | "rstrip" => {
             let [chars] = arguments.bind(["chars"])?;
             let chars = text_or_none(chars.as_ref()).map_err(|why| arguments.wrong(&why))?;
-            let is = |c: char| chars.map_or_else(|| is_blank(c), |chars| chars.contains(c));
-            made(stripped(text, name, is).to_owned())
+            made(stripped(text, name, chars).to_owned())
         }
         "split" | "rsplit" => {
-            let bound = arguments.bind(["sep", "maxsplit"])?;
-            let (by, most) = two(arguments, &bound)?;
+            let [by, most] = arguments.bind(["sep", "maxsplit"])?;
+            let by = text_or_none(by.as_ref()).map_err(|why| arguments.wrong(&why))?;
+            let most = whole(most.as_ref(), -1).map_err(|why| arguments.wrong(&why))?;
             if by == Some("") {
                 return Err(arguments.wrong("the separator is empty"));
             }
@@ -44,7 +44,10 @@ pub(super) fn method(
             let parts = split(text, by, most, name == "rsplit");
             list(Form::List, parts).map(Some)
         }
-        "splitlines" => split_lines(state, text, arguments).map(Some),
+        "splitlines" => {
+            let [keep] = arguments.bind(["keepends"])?;
+            list(Form::List, lines(state, text, truth(keep.as_ref()))?).map(Some)
+        }
         "partition" | "rpartition" => {
             let [by] = arguments.bind(["sep"])?;
             let by = one_text(by.as_ref(), arguments)?;
@@ -67,22 +70,14 @@ pub(super) fn method(
                 window(text, start.as_ref(), end.as_ref(), arguments)?.map_or("", |(_, part)| part);
             let one = |of: &Value| {
                 let of = one_text(Some(of), arguments)?;
-                Ok::<_, String>(if name == "startswith" {
-                    part.starts_with(of)
-                } else {
-                    part.ends_with(of)
-                })
+                Ok(if name == "startswith" { part.starts_with(of) } else { part.ends_with(of) })
             };
-            let mut found = false;
-            match ValueKind::of(&of) {
-                ValueKind::List(list) if list.form == Form::Tuple => {
-                    for of in &list.items {
-                        found |= one(of)?;
-                    }
-                }
-                _ => found = one(&of)?,
-            }
-            Ok(Some(Value::from(found)))
+            let all = match ValueKind::of(&of) {
+                ValueKind::List(List { form: Form::Tuple, items, .. }) => items,
+                _ => std::slice::from_ref(&of),
+            };
+            let found = all.iter().map(one).collect::<Result<Vec<bool>, String>>()?;
+            Ok(Some(Value::from(found.contains(&true))))
         }
         "removeprefix" | "removesuffix" => {
             let [of] = arguments.bind(["prefix"])?;
@@ -100,20 +95,17 @@ pub(super) fn method(
         "find" | "rfind" | "index" | "rindex" | "count" => {
             let [of, start, end] = arguments.bind(["sub", "start", "end"])?;
             let of = one_text(of.as_ref(), arguments)?;
-            let Some((before, part)) = window(text, start.as_ref(), end.as_ref(), arguments)?
-            else {
-                return match name {
-                    "count" => Ok(Some(Value::from(0))),
-                    "find" | "rfind" => Ok(Some(Value::from(-1))),
-                    _ => Err(arguments.wrong("the text is not there")),
-                };
-            };
+            let part = window(text, start.as_ref(), end.as_ref(), arguments)?;
             if name == "count" {
-                return Ok(Some(Value::from(part.matches(of).count())));
+                let count = part.map_or(0, |(_, part)| part.matches(of).count());
+                return Ok(Some(Value::from(count)));
             }
-            let found = if name.starts_with('r') { part.rfind(of) } else { part.find(of) };
+            let found = part.and_then(|(before, part)| {
+                let at = if name.starts_with('r') { part.rfind(of) } else { part.find(of) };
+                Some(before + part[..at?].chars().count())
+            });
             match found {
-                Some(at) => Ok(Some(Value::from(before + part[..at].chars().count()))),
+                Some(at) => Ok(Some(Value::from(at))),
                 None if name.ends_with("find") => Ok(Some(Value::from(-1))),
                 None => Err(arguments.wrong("the text is not there")),
             }
@@ -201,9 +193,11 @@ fn titled(text: &str) -> String {
     out
 }
 
-pub(super) fn stripped<'a>(text: &'a str, name: &str, is: impl Fn(char) -> bool) -> &'a str {
-    let text = if name == "rstrip" { text } else { text.trim_start_matches(&is) };
-    if name == "lstrip" { text } else { text.trim_end_matches(&is) }
+/// Without these characters at its ends, or without blanks.
+pub(super) fn stripped<'a>(text: &'a str, name: &str, chars: Option<&str>) -> &'a str {
+    let is = |c: char| chars.map_or_else(|| is_blank(c), |chars| chars.contains(c));
+    let text = if name == "rstrip" { text } else { text.trim_start_matches(is) };
+    if name == "lstrip" { text } else { text.trim_end_matches(is) }
 }
 
 fn list(form: Form, parts: Vec<&str>) -> Result<Value, String> {
@@ -247,14 +241,11 @@ fn window<'a>(
 /// The parts of a text between separators, or between blanks.
 fn split<'a>(text: &'a str, by: Option<&str>, most: usize, from_right: bool) -> Vec<&'a str> {
     let mut parts = Vec::new();
-    let mut left = text;
-    if by.is_none() {
-        left = if from_right {
-            left.trim_end_matches(is_blank)
-        } else {
-            left.trim_start_matches(is_blank)
-        };
-    }
+    let mut left = match (by, from_right) {
+        (Some(_), _) => text,
+        (None, false) => text.trim_start_matches(is_blank),
+        (None, true) => text.trim_end_matches(is_blank),
+    };
     while parts.len() < most {
         let found = match (by, from_right) {
             (Some(by), false) => left.split_once(by),
@@ -350,21 +341,4 @@ pub(super) fn padded(
             format!("{}{text}{}", fills(left), fills(more - left))
         }
     })
-}
-
-/// `split`, `rsplit` and `splitlines` have two arguments each.
-fn two<'a>(
-    arguments: &Arguments,
-    bound: &'a [Option<Value>; 2],
-) -> Result<(Option<&'a str>, i128), String> {
-    let text = text_or_none(bound[0].as_ref()).map_err(|why| arguments.wrong(&why))?;
-    let many = whole(bound[1].as_ref(), -1).map_err(|why| arguments.wrong(&why))?;
-    Ok((text, many))
-}
-
-/// The lines of a text, for `splitlines`.
-fn split_lines(state: &State<'_, '_>, text: &str, arguments: &Arguments) -> Result<Value, String> {
-    let [keep] = arguments.bind(["keepends"])?;
-    let items = lines(state, text, truth(keep.as_ref()))?;
-    List::of(Form::List, items.into_iter().map(Value::from).collect())
 }

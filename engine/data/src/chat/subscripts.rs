@@ -38,10 +38,10 @@ pub(super) fn item(of: &Value, name: &Value) -> ValueResult {
         ValueKind::List(list) if list.is_sequence() => {
             place(name, list.items.len()).and_then(|at| list.items.get(at).cloned())
         }
-        ValueKind::Text(text) => match place(name, text.chars().count()) {
-            Some(at) => text.chars().nth(at).map(Value::from),
-            None => None,
-        },
+        ValueKind::Text(text) => {
+            let at = place(name, text.chars().count());
+            at.and_then(|at| text.chars().nth(at)).map(Value::from)
+        }
         _ => None,
     };
     Ok(match (found, name.as_str()) {

@@ -118,8 +118,8 @@ impl Loops {
 
 /// The variable of a loop that has one alone.
 fn variable<'a>(tag: &'a Tag<'_>) -> Option<&'a str> {
-    match (&tag.tokens.get(1)?.token, &tag.tokens.get(2)?.token) {
-        (Token::Name(name), Token::Name("in")) => Some(name),
+    match &tag.tokens[..] {
+        [_, Token::Name(name), Token::Name("in"), ..] => Some(name),
         _ => None,
     }
 }

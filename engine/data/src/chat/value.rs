@@ -80,6 +80,14 @@ impl Dict {
         let depth = depth_above(fields.values().chain(fields.keys()))?;
         Ok(Value::from_object(Self { fields, depth, message: None }))
     }
+
+    /// Each key with its value, as a tuple.
+    pub(super) fn pairs(&self) -> Result<Vec<Value>, String> {
+        let pair = |(key, field): (&Value, &Value)| {
+            List::of(Form::Tuple, vec![key.clone(), field.clone()])
+        };
+        self.fields.iter().map(pair).collect()
+    }
 }
 
 impl Object for Dict {
@@ -100,18 +108,11 @@ impl Object for Dict {
 fn depth_above<'a>(items: impl Iterator<Item = &'a Value>) -> Result<usize, String> {
     let mut deepest = 0;
     for item in items {
-        let depth = match ValueKind::of(item) {
-            ValueKind::List(list) => list.depth,
-            ValueKind::Dict(dict) => dict.depth,
-            ValueKind::Other => {
-                return Err(format!(
-                    "{} stands in a list or a dict: onebox does not know that",
-                    name_of(item)
-                ));
-            }
-            _ => 0,
-        };
-        deepest = deepest.max(depth);
+        if matches!(ValueKind::of(item), ValueKind::Other) {
+            let name = name_of(item);
+            return Err(format!("{name} stands in a list or a dict: onebox does not know that"));
+        }
+        deepest = deepest.max(depth_of(item));
     }
     match deepest < DEEPEST {
         true => Ok(deepest + 1),
@@ -285,7 +286,7 @@ pub(super) fn value(json: &Json) -> Value {
         },
         Json::Digits(digits) => integer(digits),
         Json::String(text) => Value::from(text.as_str()),
-        Json::Array(values) => value_of_list(values),
+        Json::Array(values) => list(values.iter().map(value).collect()),
         Json::Object(map) => object(map, None),
     }
 }
@@ -299,11 +300,6 @@ fn object(map: &Map, message: Option<usize>) -> Value {
         fields.insert(Value::from(key.as_str()), field);
     }
     Value::from_object(Dict { fields, depth: depth + 1, message })
-}
-
-/// The same for a list of them.
-fn value_of_list(values: &[Json]) -> Value {
-    list(values.iter().map(value).collect())
 }
 
 /// The same for the messages of a chat: each knows its number.

@@ -1,7 +1,7 @@
 //! Calls of tools in a message, and how a template takes their arguments.
 
-use super::kind_of;
 use super::reader::{Arguments, ChatReader};
+use super::{kind_of, object};
 use files::json::Json;
 
 /// The calls in the content of a shared conversation: JSON of one, or of a list of them.
@@ -27,8 +27,7 @@ pub(super) fn of_function(function: Json) -> Json {
     if function.get("function").is_some() {
         return function;
     }
-    let fields = [("type", Json::String("function".into())), ("function", function)];
-    Json::Object(fields.map(|(key, value)| (key.into(), value)).into())
+    object([("type", Json::String("function".into())), ("function", function)])
 }
 
 /// Puts the calls of a message behind those of another one.

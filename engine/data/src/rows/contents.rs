@@ -2,7 +2,7 @@
 //! read lists. Several texts stay apart: there are as many ways to join them as programs that do.
 
 use super::talk::Conversation;
-use super::{ANSWER, CUT, has, kind_of, name_of};
+use super::{ANSWER, CUT, has, kind_of, name_of, object};
 use crate::chat::{Chat, Template};
 use crate::ignored_keys::IgnoredKeys;
 use files::json::{Json, Map};
@@ -38,10 +38,7 @@ pub(super) fn check(parts: &[Json]) -> Result<(), String> {
 
 /// A list of one text.
 pub(super) fn of_text(text: String) -> Json {
-    let fields = [("type", "text".to_owned()), ("text", text)];
-    Json::Array(vec![Json::Object(
-        fields.map(|(key, text)| (key.into(), Json::String(text))).into(),
-    )])
+    Json::Array(vec![object([("type", Json::String("text".into())), ("text", Json::String(text))])])
 }
 
 /// Makes texts of lists of one text, if the template does not read lists. Refuses others.

@@ -1,6 +1,7 @@
 //! The texts of control tokens, and where one stands in a text.
 
 use super::{CUT, LETTERS};
+use std::iter::successors;
 use std::ops::Range;
 
 /// Finds all of them in one pass.
@@ -18,10 +19,8 @@ impl Control {
     pub(super) fn new(mut texts: Vec<String>) -> Self {
         texts.sort_by_key(|text| std::cmp::Reverse(text.len()));
         let mut begins = [false; 256];
-        for text in &texts {
-            if let Some(first) = text.bytes().next() {
-                begins[usize::from(first)] = true;
-            }
+        for first in texts.iter().filter_map(|text| text.bytes().next()) {
+            begins[usize::from(first)] = true;
         }
         let letter = |text: &String| {
             let mut all = text.chars();
@@ -60,20 +59,14 @@ impl Control {
 
     /// The last one.
     pub(super) fn last(&self, text: &str) -> Option<Range<usize>> {
-        let (mut last, mut from) = (None, 0);
-        while let Some(found) = self.find(text, from) {
-            from = found.end;
-            last = Some(found);
-        }
-        last
+        successors(self.find(text, 0), |found| self.find(text, found.end)).last()
     }
 
     /// The text with a cut behind the first letter of each, also where two of them overlap. Where that letter is one by itself,
     /// another character stands for it.
     pub(super) fn cut(&self, text: &str) -> Option<String> {
-        let mut found = self.find(text, 0)?;
-        let (mut out, mut at) = (String::with_capacity(text.len() + 64), 0);
-        loop {
+        let (mut out, mut at) = (String::new(), 0);
+        while let Some(found) = self.find(text, at) {
             out.push_str(&text[at..found.start]);
             let Some(first) = text[found.clone()].chars().next() else {
                 unreachable!("no token is empty")
@@ -83,11 +76,8 @@ impl Control {
                 None => out.extend([first, CUT]),
             }
             at = found.start + first.len_utf8();
-            match self.find(text, at) {
-                Some(next) => found = next,
-                None => return Some(out + &text[at..]),
-            }
         }
+        (at > 0).then(|| out + &text[at..])
     }
 }
 

@@ -68,7 +68,10 @@ pub(super) fn form(
                 (turns, asked)
             }
             (Some(_), None) => {
-                let rename = renaming(&row, &COMPLETIONS, "completion");
+                let rename = match first_of(&row, &COMPLETIONS) {
+                    Some(key) => format!(": rename `{key}` to `completion`"),
+                    None => has(&row),
+                };
                 return Err(format!("it has a `prompt` and no `completion`{rename}"));
             }
             (None, completion) => match row.shift_remove("conversations") {
@@ -117,7 +120,7 @@ pub(super) fn form(
 
 /// Refuses what onebox cannot learn as it is meant.
 fn check(row: &mut Map) -> Result<(), String> {
-    if let Some(key) = PREFERENCES.iter().find(|key| row.contains_key(**key)) {
+    if let Some(key) = first_of(row, &PREFERENCES) {
         return Err(format!(
             "it has `{key}`: it is a preference pair, and onebox has no DPO. To learn the better answer alone, write `prompt` and `completion`"
         ));
@@ -157,20 +160,15 @@ fn list(key: &str, value: Json) -> Result<Vec<Json>, String> {
     }
 }
 
-/// The keys to rename, if the row has one of `from`.
-fn renaming(row: &Map, from: &[&str], to: &str) -> String {
-    let key = from.iter().find(|key| row.contains_key(**key));
-    key.map_or_else(|| has(row), |key| format!(": rename `{key}` to `{to}`"))
+/// The first of these keys that a row has.
+fn first_of<'a>(row: &Map, keys: &[&'a str]) -> Option<&'a str> {
+    keys.iter().find(|key| row.contains_key(**key)).copied()
 }
 
 fn without_messages(row: &Map, completes: bool) -> String {
-    let find = |keys: &[&str]| {
-        keys.iter().find(|key| row.contains_key(**key)).map(|key| (*key).to_owned())
-    };
-    let prompt = find(&PROMPTS);
-    let completion = if completes { Some("completion".to_owned()) } else { find(&COMPLETIONS) };
-    if let (Some(prompt), Some(completion)) = (prompt, completion) {
-        let second = match completion.as_str() {
+    let completion = if completes { Some("completion") } else { first_of(row, &COMPLETIONS) };
+    if let (Some(prompt), Some(completion)) = (first_of(row, &PROMPTS), completion) {
+        let second = match completion {
             "completion" => String::new(),
             other => format!(", and `{other}` to `completion`"),
         };

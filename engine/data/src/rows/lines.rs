@@ -45,7 +45,7 @@ impl<R: BufRead> Lines<R> {
             }
             self.number += 1;
             if read as u64 == most {
-                self.skip_rest()?;
+                self.from.skip_until(b'\n')?;
                 let most = topology::format_bytes(LONGEST as u64);
                 return Ok(Some((self.number, Err(format!("it is longer than {most}")))));
             }
@@ -55,19 +55,6 @@ impl<R: BufRead> Lines<R> {
                 let line = str::from_utf8(line).map(str::to_owned);
                 let line = line.map_err(|e| format!("it is not UTF-8: {e}"));
                 return Ok(Some((self.number, line)));
-            }
-        }
-    }
-
-    fn skip_rest(&mut self) -> io::Result<()> {
-        loop {
-            let some = self.from.fill_buf()?;
-            let end = some.iter().position(|byte| *byte == b'\n');
-            let (len, done) = (end.map_or(some.len(), |end| end + 1), end.is_some());
-            let done = done || some.is_empty();
-            self.from.consume(len);
-            if done {
-                return Ok(());
             }
         }
     }

@@ -24,6 +24,7 @@ mod texts;
 
 pub(super) use lines::Lines;
 
+use super::cache_file::hash_of_parts;
 use super::document::Document;
 use super::ignored_keys::IgnoredKeys;
 use super::problem::Problem;
@@ -31,14 +32,14 @@ use super::tokenizer::Tokenizer;
 use crate::chat::{ANSWER, Template};
 use config::ControlTokens;
 use control::Control;
-use files::json::{Json, Map};
+use files::json::{Json, Map, shown};
 use forms::{Form, form};
 use reader::ChatReader;
 use std::ops::Range;
 use std::sync::OnceLock;
 use talk::Conversation;
 use targets::{Targets, has_role};
-use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
+use xxhash_rust::xxh3::xxh3_128;
 
 /// Stands inside the text of a control token where a row has it: that text controls nothing.
 pub(super) const CUT: char = '\u{FDD2}';
@@ -117,33 +118,18 @@ impl<'a> Rows<'a> {
         self.no_end.clone().map_or(Ok(()), |text| Err(Problem::NoEnd { text }))
     }
 
-    /// Refuses a model that has fewer tokens than the tokenizer.
-    ///
-    /// # Errors
-    /// [`Problem`] names the largest token.
-    pub(super) fn fits(&self, vocab: usize) -> Result<(), Problem> {
-        self.tokenizer.fits(vocab)
-    }
-
     /// xxh3, 128 bits, of everything but the row that a document follows from.
     pub(super) fn hash(&self) -> u128 {
-        *self.hash.get_or_init(|| self.hashed())
-    }
-
-    fn hashed(&self) -> u128 {
-        let kind = match &self.kind {
-            RowContent::Text(field) => format!("text {:?} {field}", self.end),
-            RowContent::Chat { reader, system } => {
-                format!("chat {RULES} {:?} {system:?} {}", self.end, reader.template.identity())
-            }
-        };
-        let kind = format!("{:?} {kind}", self.in_texts);
-        let mut hash = Xxh3Default::new();
-        for part in [self.tokenizer.bytes(), kind.as_bytes()] {
-            hash.update(&(part.len() as u64).to_le_bytes());
-            hash.update(part);
-        }
-        hash.digest128()
+        *self.hash.get_or_init(|| {
+            let kind = match &self.kind {
+                RowContent::Text(field) => format!("text {:?} {field}", self.end),
+                RowContent::Chat { reader, system } => {
+                    format!("chat {RULES} {:?} {system:?} {}", self.end, reader.template.identity())
+                }
+            };
+            let kind = format!("{:?} {kind}", self.in_texts);
+            hash_of_parts([self.tokenizer.bytes(), kind.as_bytes()])
+        })
     }
 
     /// What a document follows from beside the row and the tokenizer, by its name.
@@ -354,6 +340,11 @@ fn check_marks(text: &str) -> Result<(), String> {
     }
 }
 
+/// An object with these fields.
+fn object<const N: usize>(fields: [(&str, Json); N]) -> Json {
+    Json::Object(fields.map(|(key, value)| (key.into(), value)).into())
+}
+
 /// A value in words.
 fn kind_of(value: &Json) -> &'static str {
     match value {
@@ -366,30 +357,19 @@ fn kind_of(value: &Json) -> &'static str {
     }
 }
 
-/// Characters of a name or a value that an error shows.
+/// Characters of a name that an error shows.
 const SHOWN: usize = 60;
 
 /// A name that somebody chose, for messages: on one line, and not longer than it is read.
 fn name_of(text: &str) -> String {
-    let mut some: String = text
+    let some: String = text
         .chars()
         .filter(|c| !MARKS.contains(c))
         .take(SHOWN)
         .flat_map(char::escape_debug)
         .collect();
-    if text.chars().nth(SHOWN).is_some() {
-        some += "..";
-    }
-    format!("`{some}`")
-}
-
-/// A value for messages.
-fn shown(value: &Json) -> String {
-    let json = serde_json::to_string(value).unwrap_or_default();
-    match json.char_indices().nth(SHOWN) {
-        Some((end, _)) => format!("{}..", &json[..end]),
-        None => json,
-    }
+    let more = if text.chars().nth(SHOWN).is_some() { ".." } else { "" };
+    format!("`{some}{more}`")
 }
 
 /// The keys of a row, for errors.

@@ -1,8 +1,8 @@
 //! A chat with words in the place of its texts.
 
-use super::has_role;
 use super::talk::{Conversation, THOUGHTS};
-use files::json::{Json, Map};
+use super::{has_role, object};
+use files::json::Json;
 use std::collections::{BTreeSet, HashSet};
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -90,11 +90,9 @@ impl Probe {
     }
 
     fn message(&mut self, i: usize, message: &Json) -> Json {
-        let Json::Object(fields) = message else { unreachable!("a message is an object") };
         let mut thoughts: Option<Json> = None;
-        let mut probe = Map::new();
-        for (key, value) in fields {
-            let value = match (key.as_str(), value) {
+        mapped(message, |key, value| {
+            Some(match (key, value) {
                 ("role", role) => role.clone(),
                 ("content", Json::String(text)) => {
                     Json::String(self.pieces(text, i, has_role(message, "assistant")))
@@ -116,10 +114,8 @@ impl Probe {
                     }
                     plain(other)
                 }
-            };
-            probe.insert(key.clone(), value);
-        }
-        Json::Object(probe)
+            })
+        })
     }
 
     /// A content, in which each run of text between marks is a word.
@@ -141,30 +137,24 @@ impl Probe {
     }
 
     fn part(&mut self, part: &Json, i: usize) -> Json {
-        let Json::Object(fields) = part else { unreachable!("a part is an object") };
-        let mut probe = Map::new();
-        for (key, value) in fields {
-            let value = match (key.as_str(), value) {
+        mapped(part, |key, value| {
+            Some(match (key, value) {
                 ("text", Json::String(text)) => Json::String(self.word(text, ChatPart::Text(i))),
                 ("type", kind) => kind.clone(),
                 (_, other) => plain(other),
-            };
-            probe.insert(key.clone(), value);
-        }
-        Json::Object(probe)
+            })
+        })
     }
 
     fn call(&mut self, call: &Json, i: usize) -> Json {
-        let Json::Object(fields) = call else { unreachable!("a call is an object") };
-        let mut probe = Map::new();
-        for (key, value) in fields {
-            let value = match (key.as_str(), value) {
+        mapped(call, |key, value| {
+            Some(match (key, value) {
                 ("function", Json::Object(_)) => self.call(value, i),
                 ("name", Json::String(name)) => Json::String(self.word(name, ChatPart::Call(i))),
                 ("arguments", Json::Object(all)) if all.is_empty() => value.clone(),
                 ("arguments", Json::Object(_)) => {
                     let [key, value] = self.argument(i);
-                    Json::Object([(key, Json::String(value))].into())
+                    object([(&key, Json::String(value))])
                 }
                 ("arguments", Json::String(text)) if text.trim() == "{}" => value.clone(),
                 ("arguments", Json::String(_)) => {
@@ -174,10 +164,8 @@ impl Probe {
                 ("id", Json::String(id)) => self.id(id),
                 ("type", kind) => kind.clone(),
                 (_, other) => plain(other),
-            };
-            probe.insert(key.clone(), value);
-        }
-        Json::Object(probe)
+            })
+        })
     }
 
     /// The key and the value of arguments that stand for any.
@@ -205,35 +193,31 @@ impl Probe {
 
     /// A tool with parameters that stand for any.
     fn tool(&mut self, i: usize, tool: &Json) -> Json {
-        let Json::Object(fields) = tool else { unreachable!("a tool is an object") };
         let text = |text: &str| Json::String(text.into());
-        let object = |fields: &[(&str, &Json)]| {
-            Json::Object(fields.iter().map(|(k, v)| ((*k).into(), (*v).clone())).collect())
-        };
-        let mut probe = Map::new();
-        for (key, value) in fields {
-            let value = match (key.as_str(), value) {
+        mapped(tool, |key, value| {
+            Some(match (key, value) {
                 ("function", Json::Object(_)) => self.tool(i, value),
                 ("name", Json::String(name)) => Json::String(self.word(name, ChatPart::Tool(i))),
                 ("type", kind) => kind.clone(),
                 ("description", Json::String(_)) => text("a"),
                 ("parameters", Json::Object(_)) => {
-                    let a = object(&[("type", &text("string")), ("description", &text("a"))]);
-                    let properties = object(&[("a", &a)]);
-                    let required = Json::Array(vec![text("a")]);
-                    object(&[
-                        ("type", &text("object")),
-                        ("properties", &properties),
-                        ("required", &required),
-                    ])
+                    let a = object([("type", text("string")), ("description", text("a"))]);
+                    let properties = ("properties", object([("a", a)]));
+                    let required = ("required", Json::Array(vec![text("a")]));
+                    object([("type", text("object")), properties, required])
                 }
                 // Templates that print a tool print this, too.
-                _ => continue,
-            };
-            probe.insert(key.clone(), value);
-        }
-        Json::Object(probe)
+                _ => return None,
+            })
+        })
     }
+}
+
+/// The object with other values of its fields, without those that get none.
+fn mapped(object: &Json, mut value: impl FnMut(&str, &Json) -> Option<Json>) -> Json {
+    let Json::Object(fields) = object else { unreachable!("it is an object") };
+    let other = |(key, field): (&String, &Json)| Some((key.clone(), value(key, field)?));
+    Json::Object(fields.iter().filter_map(other).collect())
 }
 
 /// The words in a text, in one pass.
@@ -252,9 +236,7 @@ fn plain(value: &Json) -> Json {
         Json::String(_) => Json::String(WORD.into()),
         Json::Number(_) | Json::Digits(_) => Json::Number(1.into()),
         Json::Array(values) => Json::Array(values.iter().map(plain).collect()),
-        Json::Object(fields) => {
-            Json::Object(fields.iter().map(|(key, value)| (key.clone(), plain(value))).collect())
-        }
+        Json::Object(_) => mapped(value, |_, value| Some(plain(value))),
         Json::Null | Json::Bool(_) => value.clone(),
     }
 }

@@ -1,12 +1,12 @@
 //! What a chat template makes of the parts of a chat. It is asked once for each shape of a chat, with words in the place of all
 //! texts: a word that the text of the chat does not have is a text that the model would not see.
 
-use super::has_role;
 use super::probe::{self, ChatPart, Probe, WORD};
 use super::talk::Conversation;
+use super::{has_role, object};
 use crate::chat::{Chat, Template, message};
 use crate::ignored_keys::IgnoredKeys;
-use files::json::{Json, Map};
+use files::json::Json;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{OnceLock, PoisonError, RwLock};
 
@@ -87,7 +87,7 @@ impl<'a> ChatReader<'a> {
     /// How the template takes arguments.
     pub(super) fn arguments(&self) -> Arguments {
         *self.arguments.get_or_init(|| {
-            let object = Json::Object([(WORD.into(), Json::String("a".into()))].into());
+            let object = object([(WORD, Json::String("a".into()))]);
             let text = Json::String(format!("{{\"{WORD}\": \"a\"}}"));
             match (self.writes_arguments(&object), self.writes_arguments(&text)) {
                 (true, false) => Arguments::Objects,
@@ -100,19 +100,13 @@ impl<'a> ChatReader<'a> {
     /// Whether a call with these arguments has the key [`WORD`] as JSON or in a form of the template's own, and neither in a text
     /// of JSON in JSON nor in a dict of Python.
     fn writes_arguments(&self, arguments: &Json) -> bool {
-        let fields = |all: &[(&str, Json)]| {
-            Json::Object(all.iter().map(|(key, value)| ((*key).into(), value.clone())).collect())
-        };
         let text = |text: &str| Json::String(text.into());
-        let function = fields(&[("name", text("f")), ("arguments", arguments.clone())]);
-        let call = fields(&[
-            ("id", text("000000001")),
-            ("type", text("function")),
-            ("function", function),
-        ]);
+        let function = object([("name", text("f")), ("arguments", arguments.clone())]);
+        let (id, kind) = (("id", text("000000001")), ("type", text("function")));
+        let call = object([id, kind, ("function", function)]);
         let (role, calls) = (("role", text("assistant")), ("tool_calls", Json::Array(vec![call])));
         let said =
-            [fields(&[role.clone(), ("content", text("")), calls.clone()]), fields(&[role, calls])];
+            [object([role.clone(), ("content", text("")), calls.clone()]), object([role, calls])];
         said.into_iter().any(|said| {
             let written = self.template.text(Chat::of(&[message("user", "a"), said]), false);
             written.is_ok_and(|written| {
@@ -151,30 +145,21 @@ impl<'a> ChatReader<'a> {
                 lost(&Probe::of_texts(talk), &self.template.text(talk.chat(), false)?)
             }
         };
-        match lost {
-            None => {}
-            Some(ChatPart::Tool(tool)) => {
-                return Err(format!(
-                    "it has `tools`, and the chat template does not show tool {}: take a template that does, or leave the row out",
-                    tool + 1
-                ));
-            }
-            Some(ChatPart::Call(i)) => {
-                return Err(format!(
-                    "the chat template does not show the calls in `tool_calls` of message {}: take a template that does, or leave the \
-                     row out",
-                    i + 1
-                ));
-            }
-            Some(ChatPart::Text(i) | ChatPart::Thoughts(i)) => {
-                let role = talk.messages[i].get("role").and_then(Json::as_str).unwrap_or_default();
-                return Err(format!(
-                    "the chat template does not show message {}, or not all of it, of the role {}: take a template that does, or \
-                     leave the row out",
-                    i + 1,
-                    super::name_of(role)
-                ));
-            }
+        if let Some(lost) = lost {
+            let [before, lost] = match lost {
+                ChatPart::Tool(i) => ["it has `tools`, and ".into(), format!("tool {}", i + 1)],
+                ChatPart::Call(i) => {
+                    ["".into(), format!("the calls in `tool_calls` of message {}", i + 1)]
+                }
+                ChatPart::Text(i) | ChatPart::Thoughts(i) => {
+                    let role = talk.messages[i].get("role").and_then(Json::as_str);
+                    let role = super::name_of(role.unwrap_or_default());
+                    ["".into(), format!("message {}, or not all of it, of the role {role}", i + 1)]
+                }
+            };
+            return Err(format!(
+                "{before}the chat template does not show {lost}: take a template that does, or leave the row out"
+            ));
         }
         let last = talk.messages.iter().rposition(|one| has_role(one, "assistant"));
         if let Some(last) = last
@@ -240,11 +225,9 @@ fn in_json(word: &str) -> Option<String> {
 
 /// The message without a key.
 fn without(message: &Json, key: &str) -> Json {
-    let Json::Object(fields) = message else { return message.clone() };
-    let fields: Map = fields
-        .iter()
-        .filter(|(other, _)| *other != key)
-        .map(|(key, value)| (key.clone(), value.clone()))
-        .collect();
-    Json::Object(fields)
+    let mut message = message.clone();
+    if let Json::Object(fields) = &mut message {
+        fields.shift_remove(key);
+    }
+    message
 }

@@ -2,7 +2,7 @@
 
 use super::super::cores;
 use super::super::document::Document;
-use super::super::untrusted::TokenSpans;
+use super::super::tokenizer::TokenSpans;
 use super::{RowContent, Rows, document};
 use config::ControlTokens;
 use files::json::{Json, Map};
