@@ -11,8 +11,7 @@ use serde::Serialize;
 use std::io;
 use std::sync::Arc;
 use std::time::Instant;
-use topology::cores;
-use topology::{Machine, NumaNode};
+use topology::{Machine, NumaNode, cores};
 
 /// One node, in 10^9 bytes a second of its own cores on its own memory.
 #[derive(Clone, Debug, Serialize)]

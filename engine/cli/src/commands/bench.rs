@@ -1,10 +1,8 @@
 //! `onebox bench`: [`crate::bench`] in words or as JSON, and [`predict::calibrate`] as a box file.
 
 use super::data::{self, ReadOptions};
-use super::exit::{CommandError, code};
-use super::simulate::failed;
 use super::train::check_memory;
-use super::{ConfigArgs, may_write, plan, print, print_json, say, unwritten};
+use super::{CommandError, ConfigArgs, FailWith, code, may_write, plan, print_as, say, unwritten};
 
 mod host;
 use crate::bench::gpu_box::{self, GpuBoxError};
@@ -16,10 +14,8 @@ use crate::report::trace;
 use device::Trace;
 use layout::LocalMachine;
 use layout::build::{dtype, lay_out};
-use predict::calibrate;
 use predict::calibrate::{measure, to_ron};
-use predict::choose;
-use serde::Serialize;
+use predict::{calibrate, choose};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -118,7 +114,7 @@ fn box_of_cores(
     machine: &LocalMachine,
     tell: &mut dyn FnMut(&str),
 ) -> Result<String, CommandError> {
-    let measured = measure(machine, tell).map_err(|e| CommandError::new(code::INTERNAL, e))?;
+    let measured = measure(machine, tell).fail_with(code::INTERNAL)?;
     let memory = format_bytes(available_memory()).replace(' ', "");
     Ok(to_ron(&measured, 4 * machine.cores(), &memory, &memory))
 }
@@ -144,7 +140,7 @@ fn box_of_gpus(machine: &LocalMachine, tell: &mut dyn FnMut(&str)) -> Result<Str
 fn step(args: &StepArgs, machine: &LocalMachine) -> Result<(), CommandError> {
     args.trace.as_ref().map_or(Ok(()), |path| may_write(trace::OUTPUT, path))?;
     let mut loaded = args.config.load(machine)?;
-    choose(&mut loaded, machine).map_err(failed)?;
+    choose(&mut loaded, machine)?;
     let config = &loaded.config;
     if let Some(not_built) = config.not_built(&loaded.origins, || machine.missing_gpus()) {
         return Err(CommandError::new(code::CONFIG, not_built));
@@ -152,37 +148,30 @@ fn step(args: &StepArgs, machine: &LocalMachine) -> Result<(), CommandError> {
     let built = lay_out(config, machine);
     data::look(config)?;
     check_memory(&loaded, &built, false)?;
-    let data = data::open(config, data::tokenizer(config)?.as_ref(), ReadOptions::DRY)?;
+    let dry = ReadOptions { dry: true, ..ReadOptions::default() };
+    let data = data::open(config, data::tokenizer(config)?.as_ref(), dry)?;
     let flops = plan::made(config, &built)?.step.map_or(0.0, |step| step.model_flops);
     let ceiling = product(is_on_cuda(config), dtype(config.precision));
-    let ceiling = ceiling.map_err(|e| CommandError::new(code::RANK, e))?;
+    let ceiling = ceiling.fail_with(code::RANK)?;
     let last = u64::from(args.steps) + 1;
     let noted = args.trace.as_ref().map(|_| Arc::new(Trace::of_steps(last..=last)));
     let (model_flops, ceiling_tflops) = (flops, ceiling);
     let steps_of = usize::from(args.steps);
     let bench = StepBench { steps: steps_of, model_flops, ceiling_tflops, trace: noted.clone() };
     let measured = steps(config, &built, &data, bench);
-    let measured = measured.map_err(|e| CommandError::new(code::RANK, e))?;
+    let measured = measured.fail_with(code::RANK)?;
     if let (Some(path), Some(noted)) = (&args.trace, noted) {
         trace::measured(path, &noted).map_err(|e| unwritten(path, &e))?;
     }
-    shown(args.json, &measured, || step_text(&measured))
+    print_as(args.json, &measured, || step_text(&measured))
 }
 
 fn copy(args: &CopyArgs, machine: &LocalMachine) -> Result<(), CommandError> {
     let on_cuda = machine.missing_gpus().is_none();
     let measured =
         copies(machine, on_cuda, u64::from(args.mib) << 20, u64::from(args.tile_mib) << 20);
-    let measured = measured.map_err(|e| CommandError::new(code::RANK, e))?;
-    shown(args.json, &measured, || copy_text(&measured))
-}
-
-fn shown<T: Serialize>(
-    json: bool,
-    value: &T,
-    text: impl Fn() -> String,
-) -> Result<(), CommandError> {
-    if json { print_json(value) } else { print(&text()) }
+    let measured = measured.fail_with(code::RANK)?;
+    print_as(args.json, &measured, || copy_text(&measured))
 }
 
 fn step_text(s: &StepTimes) -> String {

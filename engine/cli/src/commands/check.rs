@@ -1,8 +1,7 @@
 //! `onebox config check` and `onebox config show`.
 
-use super::exit::{CommandError, code};
 use super::processes::{SILENCE, Team};
-use super::{ConfigArgs, data, print, print_json, say, weights};
+use super::{CommandError, ConfigArgs, code, data, print, print_json, say, weights};
 use config::{Config, ConfigError, DeviceConfig, Origin, Problem, ValidKeys};
 use layout::LocalMachine;
 use serde_json::{Value, json};

@@ -94,6 +94,17 @@ impl CommandError {
     }
 }
 
+/// Gives what fails its exit code.
+pub(super) trait FailWith<T> {
+    fn fail_with(self, code: u8) -> Result<T, CommandError>;
+}
+
+impl<T, E: Display> FailWith<T> for Result<T, E> {
+    fn fail_with(self, code: u8) -> Result<T, CommandError> {
+        self.map_err(|why| CommandError::new(code, why))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     #[test]

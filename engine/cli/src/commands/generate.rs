@@ -1,8 +1,7 @@
 //! `onebox generate`.
 
-use super::checkpoint::{run_of, unusable};
-use super::exit::{CommandError, code};
-use super::{data, print, say, seen};
+use super::checkpoint::run_of;
+use super::{CommandError, FailWith, code, data, print, say, seen};
 use crate::generate::{
     ComputeDevice, End, GenerateError, ModelSource, Piece, Sampling, StopCondition, WeightSource,
     default_prompt, generate, next_logits,
@@ -13,8 +12,7 @@ use ::data::model_files::ModelFiles;
 use checkpoint::Checkpoint;
 use checkpoint::inspect::{Summary, open_newest};
 use config::{Config, DeviceConfig, LoadedConfig, Precision, load_of_run, load_str};
-use files::names::KEPT;
-use files::names::{CONFIG, TOKENIZER, WEIGHTS};
+use files::names::{CONFIG, KEPT, TOKENIZER, WEIGHTS};
 use layout::LocalMachine;
 use std::fs::File;
 use std::io::{Read, Write};
@@ -178,15 +176,14 @@ fn config_of(folder: &Path) -> Result<LoadedConfig, CommandError> {
         "(model: (from: {:?}), data: (format: {format}), train: (steps: 1))",
         absolute.display().to_string()
     );
-    load_str(&text, &folder.display().to_string(), Path::new(""), &[])
-        .map_err(|e| CommandError::new(code::CONFIG, e))
+    load_str(&text, &folder.display().to_string(), Path::new(""), &[]).fail_with(code::CONFIG)
 }
 
 /// From a folder of transformers.
 fn run_folder(args: &GenerateArgs, machine: &LocalMachine) -> Result<(), CommandError> {
     let loaded = config_of(&args.run)?;
     let tokenizer = data::tokenizer(&loaded.config)?;
-    let beside = ModelFiles::open(&args.run).map_err(unusable)?;
+    let beside = ModelFiles::open(&args.run)?;
     let from = LoadedModel {
         trained: WeightSource::Folder(&args.run),
         tokenizer: tokenizer.as_ref(),
@@ -203,7 +200,7 @@ pub(super) fn run(args: &GenerateArgs, machine: &LocalMachine) -> Result<(), Com
     }
     let (config, weights) = (args.run.join(CONFIG), args.run.join(WEIGHTS));
     let (loaded, checkpoint) = if config.is_file() {
-        let loaded = load_of_run(&config).map_err(|e| CommandError::new(code::CONFIG, e))?;
+        let loaded = load_of_run(&config).fail_with(code::CONFIG)?;
         let lacks = format!("has no {WEIGHTS}, which a run writes when it ends");
         let checkpoint = if weights.exists() { None } else { Some(newest(args, &lacks)?) };
         (loaded, checkpoint)
@@ -213,7 +210,7 @@ pub(super) fn run(args: &GenerateArgs, machine: &LocalMachine) -> Result<(), Com
         let found =
             newest(args, &format!("is not a run directory (it has no {CONFIG}; see runs/)"))?;
         let stored = Summary::read(found.path()).and_then(|summary| summary.config());
-        (stored.map_err(|e| CommandError::new(code::CHECKPOINT, e))?, Some(found))
+        (stored.fail_with(code::CHECKPOINT)?, Some(found))
     };
     let run = match &checkpoint {
         Some(checkpoint) if !config.is_file() => run_of(checkpoint),
@@ -222,7 +219,7 @@ pub(super) fn run(args: &GenerateArgs, machine: &LocalMachine) -> Result<(), Com
     let tokenizer = data::tokenizer_of(run, &loaded.config)?;
     let trained =
         checkpoint.as_ref().map_or(WeightSource::Weights(&weights), WeightSource::Checkpoint);
-    let beside = ModelFiles::of_run(run).map_err(unusable)?;
+    let beside = ModelFiles::of_run(run)?;
     let from = LoadedModel {
         trained,
         tokenizer: tokenizer.as_ref(),
@@ -274,7 +271,7 @@ fn draw(args: &GenerateArgs, config: &Config, from: &LoadedModel<'_>) -> Result<
             return Err(CommandError::new(2, "--logits takes one --prompt"));
         };
         let prompt = default_prompt(config, from.tokenizer, prompt);
-        let logits = next_logits(config, &model, &prompt).map_err(failed)?;
+        let logits = next_logits(config, &model, &prompt)?;
         return print(&format!("{}\n", serde_json::json!({ "logits": logits })));
     }
     let (prompts, tokens) = (texts_of(args, config, from, &asked)?, stop_tokens(&from.beside));
@@ -293,7 +290,7 @@ fn draw(args: &GenerateArgs, config: &Config, from: &LoadedModel<'_>) -> Result<
     };
     let mut texts = Texts::new(prompts.len(), !args.json);
     let mut emit = |i: usize, piece: Piece<'_>| texts.take(i, piece);
-    generate(config, &model, &prompts, &sampling, &mut emit).map_err(failed)?;
+    generate(config, &model, &prompts, &sampling, &mut emit)?;
     texts.unseen.map_or(Ok(()), Err)?;
     for (prompt, text) in asked.iter().zip(&texts.all).filter(|_| args.json) {
         let written = String::from_utf8_lossy(&text.bytes);
@@ -388,24 +385,26 @@ impl Texts {
     }
 }
 
-fn failed(error: GenerateError) -> CommandError {
-    let code = match error {
-        GenerateError::Folder(error) => return unusable(error),
-        GenerateError::Read { .. } => code::IO,
-        GenerateError::Weights { .. } => code::DATA,
-        GenerateError::Memory { .. } => code::HOST_MEMORY,
-        GenerateError::NoGpu(_) | GenerateError::NoBf16 { .. } | GenerateError::WideHeads(_) => {
-            code::CONFIG
-        }
-        GenerateError::GpuMemory(_) => code::DEVICE_MEMORY,
-        GenerateError::Prompt(..) => 2,
-        GenerateError::NotFinite(_) => code::NUMERIC,
-        GenerateError::Device(ref error) => match error {
-            device::Error::HostMemory { .. } => code::HOST_MEMORY,
-            device::Error::OutOfMemory(_) => code::DEVICE_MEMORY,
-            device::Error::Gpu { .. } | device::Error::GpuSetup { .. } => code::RANK,
-            _ => code::INTERNAL,
-        },
-    };
-    CommandError::new(code, error)
+impl From<GenerateError> for CommandError {
+    fn from(error: GenerateError) -> Self {
+        let code = match error {
+            GenerateError::Folder(error) => return error.into(),
+            GenerateError::Read { .. } => code::IO,
+            GenerateError::Weights { .. } => code::DATA,
+            GenerateError::Memory { .. } => code::HOST_MEMORY,
+            GenerateError::NoGpu(_)
+            | GenerateError::NoBf16 { .. }
+            | GenerateError::WideHeads(_) => code::CONFIG,
+            GenerateError::GpuMemory(_) => code::DEVICE_MEMORY,
+            GenerateError::Prompt(..) => code::USAGE,
+            GenerateError::NotFinite(_) => code::NUMERIC,
+            GenerateError::Device(ref error) => match error {
+                device::Error::HostMemory { .. } => code::HOST_MEMORY,
+                device::Error::OutOfMemory(_) => code::DEVICE_MEMORY,
+                device::Error::Gpu { .. } | device::Error::GpuSetup { .. } => code::RANK,
+                _ => code::INTERNAL,
+            },
+        };
+        Self::new(code, error)
+    }
 }

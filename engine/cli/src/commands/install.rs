@@ -1,7 +1,6 @@
 //! What a shell and `man` need to know of onebox, and its help by groups.
 
-use super::exit::{CommandError, code};
-use super::{Cli, seen};
+use super::{Cli, CommandError, code, seen};
 use clap::{Command, CommandFactory};
 use clap_complete::Shell;
 use std::fmt::Write as _;

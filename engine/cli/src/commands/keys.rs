@@ -1,7 +1,6 @@
 //! `onebox config keys`: what a config may say.
 
-use super::exit::{CommandError, code};
-use super::print;
+use super::{CommandError, code, print};
 use config::{Key, box_keys, keys};
 use std::fmt::Write as _;
 

@@ -29,10 +29,10 @@ mod weights;
 
 use crate::report::colour;
 use clap::{Args, FromArgMatches, Parser, Subcommand};
-use config::{BOX, Config, Further, LoadedConfig, find_box, load_and_look, load_to_search};
+use config::{BOX, Config, ConfigError, Further, LoadedConfig, find_box, load_and_look};
 use device::numerics::SimdPath;
 use engine::run::Watcher;
-use exit::{CommandError, code};
+use exit::{CommandError, FailWith, code};
 use files::names::CONFIG;
 use files::output::Output;
 use files::path_text::{lines, quoted};
@@ -72,22 +72,16 @@ enum Verb {
     /// Write text with a trained model
     Generate(generate::GenerateArgs),
     /// Show, verify, compare, reshard, export and import checkpoints
-    Checkpoint {
-        #[command(subcommand)]
-        verb: checkpoint::CheckpointVerb,
-    },
+    #[command(subcommand)]
+    Checkpoint(checkpoint::CheckpointVerb),
     /// Check data; show what a model sees of it
-    Data {
-        #[command(subcommand)]
-        verb: DataVerb,
-    },
+    #[command(subcommand)]
+    Data(DataVerb),
     /// Check this machine: driver, libraries, GPUs, memory
     Doctor(doctor::DoctorArgs),
     /// Check a config, show its values, list all keys
-    Config {
-        #[command(subcommand)]
-        verb: ConfigVerb,
-    },
+    #[command(subcommand)]
+    Config(ConfigVerb),
     /// Show the curves of runs on one page
     Report(report::ReportArgs),
     /// Draw a plot of numbers, as the scripts do
@@ -163,16 +157,23 @@ impl ConfigArgs {
         let all = [format!("train.steps={steps}"), "train.epochs=None".into()];
         let sets = [&self.sets[..], &all].concat();
         let folder = self.config.parent().unwrap_or(Path::new(""));
-        config::load_str(&loaded.source, &self.name(), folder, &sets)
-            .map_err(|e| CommandError::new(code::CONFIG, e))
+        config::load_str(&loaded.source, &self.name(), folder, &sets).fail_with(code::CONFIG)
     }
 
     /// With the rules of this machine's GPUs.
     fn load(&self, machine: &LocalMachine) -> Result<LoadedConfig, CommandError> {
+        self.load_by(load_and_look, machine)
+    }
+
+    /// The same by `load`, such as `load_to_search`.
+    fn load_by(
+        &self,
+        load: fn(&Path, &[String], &Further<'_>) -> Result<LoadedConfig, ConfigError>,
+        machine: &LocalMachine,
+    ) -> Result<LoadedConfig, CommandError> {
         let of_machine = |config: &Config| machine.broken(config);
         let further = Further { of_machine: &of_machine, ..Further::NONE };
-        load_and_look(&self.config, &self.sets, &further)
-            .map_err(|e| CommandError::new(code::CONFIG, e))
+        load(&self.config, &self.sets, &further).fail_with(code::CONFIG)
     }
 }
 
@@ -185,31 +186,11 @@ struct BoxArg {
 }
 
 impl BoxArg {
-    fn load(
-        &self,
-        config: &ConfigArgs,
-        machine: &LocalMachine,
-    ) -> Result<LoadedConfig, CommandError> {
-        self.with(config)?.load(machine)
-    }
-
-    /// For a search of layouts.
-    fn load_to_search(
-        &self,
-        config: &ConfigArgs,
-        machine: &LocalMachine,
-    ) -> Result<LoadedConfig, CommandError> {
-        let ConfigArgs { config, sets } = self.with(config)?;
-        let of_machine = |config: &Config| machine.broken(config);
-        load_to_search(&config, &sets, &Further { of_machine: &of_machine, ..Further::NONE })
-            .map_err(|e| CommandError::new(code::CONFIG, e))
-    }
-
+    /// `config` on it.
     fn with(&self, config: &ConfigArgs) -> Result<ConfigArgs, CommandError> {
         let mut config = config.clone();
         if let Some(named) = &self.on {
-            let found = find_box(named, &config.config);
-            let found = found.map_err(|why| CommandError::new(code::CONFIG, why))?;
+            let found = find_box(named, &config.config).fail_with(code::CONFIG)?;
             config.sets.push(format!("{BOX}{}", found.display()));
         }
         Ok(config)
@@ -228,8 +209,7 @@ impl SimdArg {
     /// For the whole process; refuses what this machine lacks.
     fn choose(self) -> Result<Option<SimdPath>, CommandError> {
         if let Some(path) = self.simd {
-            path.choose()
-                .map_err(|why| CommandError::new(code::CONFIG, format!("--simd: {why}")))?;
+            path.choose().map_err(|why| format!("--simd: {why}")).fail_with(code::CONFIG)?;
         }
         Ok(self.simd)
     }
@@ -258,23 +238,28 @@ pub fn run(words: impl IntoIterator<Item = OsString>, watcher: Option<Watcher>) 
         Verb::Boxes(args) => boxes::run(&args),
         Verb::Bench(args) => bench::run(&args, machine),
         Verb::Generate(args) => generate::run(&args, machine),
-        Verb::Checkpoint { verb } => checkpoint::run(&verb, machine),
-        Verb::Data { verb: DataVerb::Check(args) } => samples::check(&args, machine),
-        Verb::Data { verb: DataVerb::Prepare(args) } => prepare::run(&args, machine),
-        Verb::Data { verb: DataVerb::Show(args) } => samples::run(&args, machine),
+        Verb::Checkpoint(verb) => checkpoint::run(&verb, machine),
+        Verb::Data(DataVerb::Check(args)) => samples::check(&args, machine),
+        Verb::Data(DataVerb::Prepare(args)) => prepare::run(&args, machine),
+        Verb::Data(DataVerb::Show(args)) => samples::run(&args, machine),
         Verb::Doctor(args) => doctor::run(&args, machine),
         Verb::Report(args) => report::run(&args),
         Verb::Plot(args) => plot::run(&args),
         Verb::Completions { shell } => install::completions(shell),
         Verb::Man { dir } => install::manual(&dir),
-        Verb::Config { verb: ConfigVerb::Check(args) } => check::check(&args),
-        Verb::Config { verb: ConfigVerb::Show(args) } => check::show(&args, machine),
-        Verb::Config { verb: ConfigVerb::Keys(args) } => keys::run(&args),
+        Verb::Config(ConfigVerb::Check(args)) => check::check(&args),
+        Verb::Config(ConfigVerb::Show(args)) => check::show(&args, machine),
+        Verb::Config(ConfigVerb::Keys(args)) => keys::run(&args),
     };
     crate::report::stderr::say_lost();
     let code = done.err().map_or(0, |failed| failed.report());
     crate::report::stderr::flush();
     code
+}
+
+/// A model that does not fit is told by the exit code.
+fn fit_result(fits: bool) -> Result<(), CommandError> {
+    if fits { Ok(()) } else { Err(CommandError::silent(code::DOES_NOT_FIT)) }
 }
 
 /// Refuses a file that the result of a command may not replace, or cannot be written to, before the work.
@@ -303,8 +288,16 @@ fn print(text: &str) -> Result<(), CommandError> {
 
 /// One JSON document to stdout.
 fn print_json(value: &impl serde::Serialize) -> Result<(), CommandError> {
-    let json = serde_json::to_string_pretty(value);
-    print(&(json.map_err(|e| CommandError::new(code::INTERNAL, e))? + "\n"))
+    print(&(serde_json::to_string_pretty(value).fail_with(code::INTERNAL)? + "\n"))
+}
+
+/// The same, or `text`.
+fn print_as(
+    json: bool,
+    value: &impl serde::Serialize,
+    text: impl FnOnce() -> String,
+) -> Result<(), CommandError> {
+    if json { print_json(value) } else { print(&text()) }
 }
 
 /// Whether what was written to stdout has arrived; false when nobody reads any more.

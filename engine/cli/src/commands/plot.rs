@@ -1,7 +1,6 @@
 //! `onebox plot`: the figures of the scripts.
 
-use super::exit::{CommandError, code};
-use super::print;
+use super::{CommandError, FailWith, code, print};
 use crate::report::plot::{Plot, PlotStyle, Series};
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -39,7 +38,7 @@ pub(super) fn run(args: &PlotArgs) -> Result<(), CommandError> {
     let mut text = String::new();
     let read = std::io::stdin().read_to_string(&mut text);
     read.map_err(|e| CommandError::new(code::IO, format!("cannot read the standard input: {e}")))?;
-    let svg = draw(args, &text).map_err(|why| CommandError::new(code::CONFIG, why))?;
+    let svg = draw(args, &text).fail_with(code::CONFIG)?;
     print(&svg)
 }
 

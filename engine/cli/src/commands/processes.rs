@@ -1,6 +1,6 @@
 //! The processes that a launcher has started for one run: they agree before it starts, and end with one exit code.
 
-use super::exit::{CommandError, code};
+use super::exit::{CommandError, FailWith, code};
 use config::{CheckpointWriter, Config, DeviceConfig};
 use device::Processes;
 use device::cuda::LibraryInfo;
@@ -218,7 +218,7 @@ impl Team {
         what: &str,
         own: &T,
     ) -> Result<Vec<T>, CommandError> {
-        let own = serde_json::to_vec(own).map_err(|e| CommandError::new(code::INTERNAL, e))?;
+        let own = serde_json::to_vec(own).fail_with(code::INTERNAL)?;
         let lost = |why| CommandError::new(processes.ended().unwrap_or(code::RANK), why);
         let all = processes.exchange(what, own).map_err(lost)?;
         let read = |bytes: &Vec<u8>| serde_json::from_slice(bytes);
@@ -273,7 +273,7 @@ fn differs(
 #[cfg(feature = "mpi")]
 fn join(_: usize, silence: Duration) -> Result<Option<Arc<Processes>>, CommandError> {
     let joined = device::mpi::join(silence);
-    joined.map(Some).map_err(|why| CommandError::new(code::RANK, why))
+    joined.map(Some).fail_with(code::RANK)
 }
 
 #[cfg(not(feature = "mpi"))]

@@ -1,7 +1,6 @@
 //! `onebox report`: the curves of runs, on a page or as CSV.
 
-use super::exit::{CommandError, code};
-use super::{VERSION, may_write, print, say, unwritten};
+use super::{CommandError, VERSION, code, may_write, print, say, unwritten};
 use crate::report::curves::{CSV, Curves, csv};
 use crate::report::page::{BEGINNING, page};
 use files::names::METRICS;

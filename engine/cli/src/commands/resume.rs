@@ -1,7 +1,6 @@
 //! What `train --resume` and `--fork` go on from, and whether they may.
 
-use super::exit::{CommandError, code};
-use super::{data, say};
+use super::{CommandError, FailWith, code, data, say};
 use ::data::{Dataset, Tokenizer};
 use checkpoint::inspect::{Summary, differences_of};
 use checkpoint::{
@@ -11,8 +10,7 @@ use checkpoint::{
 use config::{LoadedConfig, ResumeEffect, Weights, load_of_run};
 use engine::run_dir::{RunDir, RunMode};
 use files::directory::Directory;
-use files::names::CHECKPOINTS;
-use files::names::{CONFIG, FORKED, METRICS, TOKENIZER, WEIGHTS};
+use files::names::{CHECKPOINTS, CONFIG, FORKED, METRICS, TOKENIZER, WEIGHTS};
 use layout::build::RankLayout;
 use std::ffi::OsStr;
 use std::io::ErrorKind;
@@ -119,7 +117,7 @@ pub(super) fn start(
 /// Notes in `dir` what the fork there starts from.
 pub(super) fn note_source(dir: &RunDir, source: &Checkpoint) -> Result<(), CommandError> {
     let path = source.path().as_os_str().as_bytes();
-    dir.write_atomically(FORKED, path).map_err(|e| CommandError::new(code::IO, e))
+    dir.write_atomically(FORKED, path).fail_with(code::IO)
 }
 
 /// Refuses to go on with the fork in `dir`, which has no checkpoint of its own that would know them, with other settings than
@@ -232,7 +230,8 @@ pub(super) fn finished(dir: &Path, step: u64, loaded: &LoadedConfig) -> Result<(
     let mut all = differences_of(&stored, loaded);
     if let (Some(saved), true) = (&saved, all.iter().any(|d| d.key.starts_with("data."))) {
         let tokenizer = data::tokenizer(&loaded.config)?;
-        let data = data::open(&loaded.config, tokenizer.as_ref(), data::ReadOptions::DRY)?;
+        let dry = data::ReadOptions { dry: true, ..data::ReadOptions::default() };
+        let data = data::open(&loaded.config, tokenizer.as_ref(), dry)?;
         all = saved.differences(loaded, &data).map_err(failed)?;
     }
     let (experiment, idle): (Vec<_>, Vec<_>) =

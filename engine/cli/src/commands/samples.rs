@@ -1,8 +1,8 @@
 //! `onebox data check` and `onebox data show`: what a model sees of its data.
 
 use super::check::CheckArgs;
-use super::exit::{CommandError, code};
-use super::{ConfigArgs, data, print, print_json};
+use super::data::{self, ReadOptions};
+use super::{CommandError, ConfigArgs, FailWith, code, print, print_json};
 use crate::report::colour;
 use ::data::{Dataset, Decoder, Document, Identity, Sample, Tokenizer};
 use clap::builder::styling::{AnsiColor, Style};
@@ -36,7 +36,8 @@ pub(super) fn check(args: &DataCheckArgs, machine: &LocalMachine) -> Result<(), 
     let DataCheckArgs { check: CheckArgs { config: args, json }, all } = args;
     let loaded = args.load(machine)?;
     let config = &loaded.config;
-    let dataset = data::check(config, *all)?;
+    let how = ReadOptions { compares: true, names_all: *all, ..ReadOptions::default() };
+    let (_, dataset) = data::read_whole(config, how)?;
     let Identity { train, held_out } = dataset.identity();
     let (samples, windows) = (dataset.num_train_samples(), dataset.num_eval_windows());
     if *json {
@@ -95,12 +96,14 @@ const MARKS: [[&str; 2]; 2] = [["[[", "]]"], ["«", "»"]];
 pub(super) fn run(args: &SamplesArgs, machine: &LocalMachine) -> Result<(), CommandError> {
     let loaded = args.config.load(machine)?;
     let config = &loaded.config;
-    let (tokenizer, dataset) = data::read_to_show(config)?;
+    // Others say what nothing reads.
+    let how = ReadOptions { is_brief: true, ..ReadOptions::default() };
+    let (tokenizer, dataset) = data::read_whole(config, how)?;
     let (seed, global) = (config.train.seed, config.batch.global as u64);
     let Sample { corpus_name, corpus, place } =
         dataset.sample(config.data.order, seed, args.sample, global);
-    let documents = corpus.documents(place).map_err(|e| CommandError::new(code::DATA, e))?;
-    let in_window = corpus.starts_in_window(place).map_err(|e| CommandError::new(code::DATA, e))?;
+    let documents = corpus.documents(place).fail_with(code::DATA)?;
+    let in_window = corpus.starts_in_window(place).fail_with(code::DATA)?;
     let starts = documents.iter().scan(0, |end, document| {
         let start = *end;
         *end += document.tokens.len();

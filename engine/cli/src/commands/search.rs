@@ -1,10 +1,9 @@
 //! `onebox plan --search`: what [`predict::search`] found, in words, or as JSON.
 
 use super::check::count;
-use super::exit::{CommandError, code};
 use super::largest::{ShortageReport, of_states};
-use super::simulate::{failed, seconds};
-use super::{print, print_json, say};
+use super::simulate::seconds;
+use super::{CommandError, fit_result, print_as, say};
 use crate::report::progress::{on_terminal, si};
 use config::LoadedConfig;
 use layout::LocalMachine;
@@ -68,14 +67,12 @@ pub(super) fn run(
     json: bool,
 ) -> Result<(), CommandError> {
     say_begun();
-    let found = search(loaded, machine, gpus).map_err(failed)?;
+    let found = search(loaded, machine, gpus)?;
     let no = FitFailure::of(loaded, machine, &found, gpus);
-    if json {
-        print_json(&Document { found: &found, no })?;
-    } else {
-        print(&text(loaded, &found, no.as_ref(), gpus.is_some()))?;
-    }
-    if found.layouts.is_empty() { Err(CommandError::silent(code::DOES_NOT_FIT)) } else { Ok(()) }
+    let document = Document { found: &found, no };
+    let text = || text(loaded, &found, document.no.as_ref(), gpus.is_some());
+    print_as(json, &document, text)?;
+    fit_result(!found.layouts.is_empty())
 }
 
 /// Tells who waits at a terminal.

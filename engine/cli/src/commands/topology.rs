@@ -1,7 +1,6 @@
 //! `onebox topology`: the box, the placement, what is wrong.
 
-use super::exit::{CommandError, code};
-use super::print;
+use super::{CommandError, FailWith, code, print};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use topology::report::{self, ReportSubject};
@@ -90,7 +89,7 @@ pub(super) fn run(args: &TopologyArgs) -> Result<(), CommandError> {
         Format::Svg => report::svg(&shown),
         Format::Json => {
             let text = serde_json::to_string_pretty(&document(&shown));
-            text.map_err(|e| CommandError::new(code::INTERNAL, e))? + "\n"
+            text.fail_with(code::INTERNAL)? + "\n"
         }
     };
     print(&text)?;
@@ -120,7 +119,7 @@ fn placed(machine: &Machine, args: &TopologyArgs) -> Result<Option<Placement>, C
         staging_bytes: args.staging.unwrap_or(0),
         sockets: topology::Sockets::Auto,
     };
-    place(machine, &request).map(Some).map_err(|e| CommandError::new(code::DOES_NOT_FIT, e))
+    place(machine, &request).map(Some).fail_with(code::DOES_NOT_FIT)
 }
 
 /// The contract with other programs: keys may be added, none goes or changes its meaning within a schema.

@@ -1,7 +1,6 @@
 //! `train --trace FILE --trace-steps A..B`.
 
-use super::exit::{CommandError, code};
-use super::{may_write, say, unwritten};
+use super::{CommandError, code, may_write, say, unwritten};
 use crate::report::trace::{OUTPUT, measured};
 use device::Trace;
 use files::path_text::PathText;

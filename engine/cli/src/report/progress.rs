@@ -6,8 +6,7 @@ use std::fmt;
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-use crate::report::colour;
-use crate::report::stderr;
+use crate::report::{colour, stderr};
 
 /// Steps that are always shown, counted from where this process starts.
 const FIRST_STEPS: u64 = 3;

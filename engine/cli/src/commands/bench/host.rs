@@ -1,13 +1,10 @@
 //! `onebox bench adam`, `gemm` and `collective`: what the cores and the memory of this machine do.
 
-use super::super::exit::{CommandError, code};
-use super::super::{SimdArg, say};
-use super::shown;
+use super::super::{CommandError, FailWith, SimdArg, code, print_as, say};
 use crate::bench::{self, Collective, Product, Row, cases};
 use serde::Serialize;
 use std::fmt::Write as _;
-use topology::cores;
-use topology::counted;
+use topology::{cores, counted};
 
 #[derive(Debug, clap::Args)]
 pub(in crate::commands) struct AdamArgs {
@@ -68,10 +65,6 @@ fn above(shares: impl IntoIterator<Item = f64>) -> &'static str {
      buffers that caches hold, both vary. Measure again with the machine idle, and with more data\n"
 }
 
-fn failed(error: device::Error) -> CommandError {
-    CommandError::new(code::RANK, error)
-}
-
 fn threads(asked: Option<u16>) -> usize {
     asked.map_or_else(cores, usize::from)
 }
@@ -89,10 +82,10 @@ pub(super) fn adam(args: &AdamArgs) -> Result<(), CommandError> {
             let threads = counted(threads, "thread");
             say(&format!("measuring: {path}, {state}, {threads}, pages of {pages}"));
         }
-        rows.extend(bench::adam(in_turn, params, usize::from(args.rounds)).map_err(failed)?);
+        rows.extend(bench::adam(in_turn, params, usize::from(args.rounds)).fail_with(code::RANK)?);
     }
     let rows = Rows { rows };
-    shown(args.json, &rows, || adam_text(&rows.rows))
+    print_as(args.json, &rows, || adam_text(&rows.rows))
 }
 
 fn adam_text(rows: &[Row]) -> String {
@@ -120,8 +113,8 @@ fn adam_text(rows: &[Row]) -> String {
 }
 
 pub(super) fn gemm(args: &GemmArgs) -> Result<(), CommandError> {
-    let rows = Rows { rows: bench::products(threads(args.threads)).map_err(failed)? };
-    shown(args.json, &rows, || gemm_text(&rows.rows))
+    let rows = Rows { rows: bench::products(threads(args.threads)).fail_with(code::RANK)? };
+    print_as(args.json, &rows, || gemm_text(&rows.rows))
 }
 
 fn gemm_text(rows: &[Product]) -> String {
@@ -147,9 +140,9 @@ fn gemm_text(rows: &[Product]) -> String {
 
 pub(super) fn collective(args: &CollectiveArgs) -> Result<(), CommandError> {
     let bytes = u64::from(args.mib) << 20;
-    let rows = bench::collectives(usize::from(args.ranks), bytes).map_err(failed)?;
+    let rows = bench::collectives(usize::from(args.ranks), bytes).fail_with(code::RANK)?;
     let rows = Rows { rows };
-    shown(args.json, &rows, || collective_text(&rows.rows))
+    print_as(args.json, &rows, || collective_text(&rows.rows))
 }
 
 fn collective_text(rows: &[Collective]) -> String {

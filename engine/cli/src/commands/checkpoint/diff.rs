@@ -1,8 +1,7 @@
 //! `onebox checkpoint diff`.
 
-use super::super::exit::{CommandError, code};
-use super::super::{print, print_json};
-use super::{failed, open};
+use super::super::{CommandError, code, print_as};
+use super::open;
 use checkpoint::inspect::{Distance, STATE_NAMES, config_differences, differences_of, distances};
 use checkpoint::{Checkpoint, Difference};
 use config::{LoadedConfig, ResumeEffect};
@@ -12,14 +11,10 @@ use std::path::Path;
 
 pub(super) fn run([a, b]: [&Path; 2], as_json: bool) -> Result<(), CommandError> {
     let (a, b) = (open(a)?, open(b)?);
-    let configs = config_differences(&a, &b).map_err(failed)?;
+    let configs = config_differences(&a, &b)?;
     let mut all = Vec::new();
-    distances(&a, &b, &mut |distance| all.push(distance)).map_err(failed)?;
-    if as_json {
-        print_json(&in_json(&a, &b, &configs, &all))?;
-    } else {
-        print(&in_words(&a, &b, &configs, &all))?;
-    }
+    distances(&a, &b, &mut |distance| all.push(distance))?;
+    print_as(as_json, &in_json(&a, &b, &configs, &all), || in_words(&a, &b, &configs, &all))?;
     match is_equal(&all) {
         true => Ok(()),
         false => Err(CommandError::silent(code::DIFFERS)),

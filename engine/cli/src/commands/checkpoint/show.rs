@@ -1,19 +1,17 @@
 //! `onebox checkpoint show`.
 
 use super::super::check::count;
-use super::super::exit::CommandError;
-use super::super::{print, print_json};
-use super::failed;
+use super::super::{CommandError, print, print_json};
+use super::InspectionArgs;
 use checkpoint::inspect::{Summary, TensorSummary, checkpoints_of};
 use std::fmt::Write;
-use std::path::Path;
 use topology::{counted, format_bytes};
 
-pub(super) fn run(path: &Path, json: bool) -> Result<(), CommandError> {
-    let all = checkpoints_of(path).map_err(failed)?;
-    let newest = all.last().map_or(path, |newest| newest.as_path());
-    let summary = Summary::read(newest).map_err(failed)?;
-    if json {
+pub(super) fn run(InspectionArgs { path, json }: &InspectionArgs) -> Result<(), CommandError> {
+    let all = checkpoints_of(path)?;
+    let newest = all.last().unwrap_or(path);
+    let summary = Summary::read(newest)?;
+    if *json {
         return print_json(&summary.json());
     }
     let others: Vec<String> = all[..all.len().saturating_sub(1)]
@@ -24,7 +22,7 @@ pub(super) fn run(path: &Path, json: bool) -> Result<(), CommandError> {
 }
 
 fn text(summary: &Summary, others: &[String]) -> Result<String, CommandError> {
-    let config = summary.config().map_err(failed)?.config;
+    let config = summary.config()?.config;
     let (m, p) = (&config.model, &config.parallel);
     let tensors = summary.tensors();
     let parameters: usize = tensors.iter().map(|t| t.elements).sum();

@@ -1,10 +1,9 @@
 //! `onebox plan --model`: whether a model of transformers can be trained on a box, how, and how fast.
 
-use super::super::exit::{CommandError, code};
 use super::super::largest::of_states;
 use super::super::search::FitFailure;
-use super::super::simulate::{failed, seconds};
-use super::super::{ConfigArgs, print, print_json, search};
+use super::super::simulate::seconds;
+use super::super::{CommandError, ConfigArgs, code, fit_result, print, print_json, search};
 use super::PlanArgs;
 use crate::report::progress::si;
 use config::{Config, ConfigError, Family, LoadedConfig, Origin, load_text_to_search};
@@ -70,7 +69,7 @@ pub(super) fn run(
     // The config is not the user's own: its single rank is no layout that was asked for.
     let gpus = Some(gpus(args, &loaded)?);
     search::say_begun();
-    let found = search_layouts(&loaded, machine, gpus).map_err(failed)?;
+    let found = search_layouts(&loaded, machine, gpus)?;
     let config = &loaded.config;
     let best = found.layouts.first();
     let complete = |chosen: &[String]| settings(config, &args.sets, chosen);
@@ -118,7 +117,7 @@ pub(super) fn run(
         }
         print(&out)?;
     }
-    if best.is_some() { Ok(()) } else { Err(CommandError::silent(code::DOES_NOT_FIT)) }
+    fit_result(best.is_some())
 }
 
 /// Whether the user gives the key `name` a value.
@@ -139,7 +138,7 @@ fn faster(
     gpus: Option<usize>,
     rate: f64,
 ) -> Result<Option<FasterLayout>, CommandError> {
-    let found = search_bf16_moments(loaded, machine, gpus).map_err(failed)?;
+    let found = search_bf16_moments(loaded, machine, gpus)?;
     let best = found.and_then(|found| found.layouts.into_iter().next());
     let best = best.filter(|best| best.tokens_per_second > WORTH * rate);
     Ok(best.map(|best| FasterLayout { tokens_per_second: best.tokens_per_second, sets: best.sets }))
@@ -147,7 +146,7 @@ fn faster(
 
 /// The GPUs to use: as many as the arguments say, or all of the box.
 fn gpus(args: &PlanArgs, loaded: &LoadedConfig) -> Result<usize, CommandError> {
-    let box_ = described(&loaded.config).map_err(failed)?;
+    let box_ = described(&loaded.config)?;
     Ok(args.gpus.map_or(box_.gpus, usize::from))
 }
 

@@ -2,8 +2,7 @@
 //! large models have millions of them.
 
 use super::defect;
-use crate::commands::exit::{CommandError, code};
-use crate::commands::seen;
+use crate::commands::{CommandError, FailWith, code, seen};
 use crate::report::progress::si;
 use config::Config;
 use files::path_text::lines;
@@ -30,8 +29,7 @@ pub(super) fn run(
     let out = BufWriter::with_capacity(1 << 16, stdout());
     let mut sink = Sink { out, json, listed: 0, written: Ok(()) };
     let (tensor, data) = (config.parallel.tensor, config.parallel.data);
-    let name =
-        serde_json::to_string(&config.name).map_err(|e| CommandError::new(code::INTERNAL, e))?;
+    let name = serde_json::to_string(&config.name).fail_with(code::INTERNAL)?;
     sink.written = match json {
         true => write!(
             sink.out,
@@ -41,7 +39,7 @@ pub(super) fn run(
     };
     let sink = Rc::new(RefCell::new(sink));
     let told = Rc::clone(&sink);
-    list(config, built, move |op| told.borrow_mut().tell(op)).map_err(|e| defect(&e))?;
+    list(config, built, move |op| told.borrow_mut().tell(op)).map_err(defect)?;
     let sink = &mut *sink.borrow_mut();
     let end = if json { "\n]}\n" } else { "" };
     let written = std::mem::replace(&mut sink.written, Ok(()));
