@@ -107,10 +107,6 @@ impl<'a> ModelSource<'a> {
             precision: Precision::Fp32,
         }
     }
-
-    fn open(&self, config: &Config, size: ModelSize) -> Result<Model, GenerateError> {
-        Model::open(config, self, size)
-    }
 }
 
 /// Why a text ends.
@@ -206,21 +202,14 @@ pub fn generate(
             }
             None => tokens.clone(),
         };
-        let prompt = tokens.len();
-        Ok(Text {
-            tokens,
-            prompt,
-            own,
-            written: written(),
-            tail: sampling.stop.tail(),
-            over: false,
-        })
+        let (prompt, written, tail) = (tokens.len(), written(), sampling.stop.tail());
+        Ok(Text { tokens, prompt, own, written, tail, over: false })
     };
     let mut texts: Vec<Text<'_>> = prompts.iter().map(text).collect::<Result<_, _>>()?;
     let longest = texts.iter().map(|text| text.tokens.len()).max().unwrap_or(0);
     let context = longest.saturating_add(sampling.tokens).clamp(1, config.model.seq_len);
     let mut model =
-        from.open(config, ModelSize { context, samples: texts.len().clamp(1, TOGETHER) })?;
+        Model::open(config, from, ModelSize { context, samples: texts.len().clamp(1, TOGETHER) })?;
     for (group, texts) in texts.chunks_mut(TOGETHER).enumerate() {
         let mut emit = |i: usize, piece: Piece<'_>| emit(group * TOGETHER + i, piece);
         if !extend_texts(&mut model, texts, known, sampling, &mut emit)? {
@@ -264,8 +253,8 @@ fn extend_texts(
             }
         }
     }
-    let left = texts.iter_mut().enumerate().filter(|(_, text)| !text.over);
-    Ok(left.into_iter().all(|(i, text)| text.end(End::Length, &mut |piece| emit(i, piece))))
+    let mut left = texts.iter_mut().enumerate().filter(|(_, text)| !text.over);
+    Ok(left.all(|(i, text)| text.end(End::Length, &mut |piece| emit(i, piece))))
 }
 
 impl Text<'_> {
@@ -308,7 +297,7 @@ pub fn next_logits(
     let special = matches!(from.weights, WeightSource::Folder(_));
     let tokens = tokens_of(config, from.tokenizer, text, special)?;
     let context = tokens.len().min(config.model.seq_len);
-    let mut model = from.open(config, ModelSize { context, samples: 1 })?;
+    let mut model = Model::open(config, from, ModelSize { context, samples: 1 })?;
     Ok(model.next(&[SampleTokens { sample: 0, tokens: &tokens }])?.remove(0))
 }
 

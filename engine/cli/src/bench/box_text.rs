@@ -46,14 +46,12 @@ impl GpuBox {
     }
 
     /// The figures that could not be measured, with their effect on a simulation.
-    pub fn missing(&self) -> Vec<String> {
-        match (&self.together, self.gpus) {
-            (Err(why), 2..) => vec![format!(
-                "copies and sums of all GPUs at once are not measured: {why}; a simulation gives each GPU the link that \
-                 one GPU alone reached, and what goes between GPUs takes these links"
-            )],
-            _ => Vec::new(),
-        }
+    pub fn missing(&self) -> Option<String> {
+        let why = self.together.as_ref().err().filter(|_| self.gpus > 1)?;
+        Some(format!(
+            "copies and sums of all GPUs at once are not measured: {why}; a simulation gives each GPU the link that \
+             one GPU alone reached, and what goes between GPUs takes these links"
+        ))
     }
 
     fn head(&self, text: &mut Text) {
@@ -109,30 +107,26 @@ impl GpuBox {
     }
 
     fn peers(&self, text: &mut Text) {
-        let link = self.link();
-        match &self.together {
-            Err(why) if self.gpus > 1 => {
+        let sums = match &self.together {
+            Ok(together) => together.sums,
+            Err(_) if self.gpus < 2 => return,
+            Err(why) => {
                 text.say(&format!("Not measured, so `peer_gb_per_s` is left out: {why}."));
+                return;
             }
-            Err(_) => {}
-            Ok(together) => {
-                let way = if self.nccl.is_ok() { "NCCL's" } else { "onebox's in-process" };
-                let measured = format!(
-                    "Measured: {way} sums of {} over {} send {:.2} GB/s from each GPU",
-                    format_bytes(self.bytes),
-                    counted(self.gpus, "GPU"),
-                    together.sums
-                );
-                if together.sums > link {
-                    text.say(&format!("{measured}; divided by {NVLINK_SHARE}."));
-                    text.rate("peer_gb_per_s", together.sums / NVLINK_SHARE);
-                } else {
-                    text.say(&format!(
-                        "{measured}: no more than a link to the host, so `peer_gb_per_s` is left out, and a simulation \
-                         sends them over these links."
-                    ));
-                }
-            }
+        };
+        let way = if self.nccl.is_ok() { "NCCL's" } else { "onebox's in-process" };
+        let (size, gpus) = (format_bytes(self.bytes), counted(self.gpus, "GPU"));
+        let measured =
+            format!("Measured: {way} sums of {size} over {gpus} send {sums:.2} GB/s from each GPU");
+        if sums > self.link() {
+            text.say(&format!("{measured}; divided by {NVLINK_SHARE}."));
+            text.rate("peer_gb_per_s", sums / NVLINK_SHARE);
+        } else {
+            text.say(&format!(
+                "{measured}: no more than a link to the host, so `peer_gb_per_s` is left out, and a simulation sends them \
+                 over these links."
+            ));
         }
     }
 
@@ -314,7 +308,7 @@ mod tests {
             core: memory(15.0),
             adam: Row {
                 path: "avx512",
-                state: "fp32",
+                state: "fp32".into(),
                 threads: 64,
                 page_kib: 2048,
                 params: 1 << 26,
@@ -375,13 +369,13 @@ mod tests {
             (f64::from(read.host.link_gb_per_s) * LINK_SHARE / 53.0 - 1.0).abs() < 1e-3,
             "{text}"
         );
-        assert!(without.missing()[0].contains("GPU 2 is lost"));
+        assert!(without.missing().unwrap().contains("GPU 2 is lost"));
         // What goes over PCIe is no link of its own.
         let slow = example(Ok(ConcurrentRates { up: 48.0, down: 50.0, sums: 20.0 }));
         let text = slow.to_ron();
         assert_eq!(load(&text).gpu.peer_gb_per_s, 0.0);
         assert!(text.contains("send 20.00 GB/s from each GPU: no more than a link"), "{text}");
-        assert!(slow.missing().is_empty());
+        assert!(slow.missing().is_none());
     }
 
     #[test]

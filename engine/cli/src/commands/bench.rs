@@ -2,12 +2,15 @@
 
 use super::data::{self, ReadOptions};
 use super::train::check_memory;
-use super::{CommandError, ConfigArgs, FailWith, code, may_write, plan, print_as, say, unwritten};
+use super::{
+    CommandError, ConfigArgs, FailWith, check_built, code, may_write, plan, print_as, say,
+    unwritten,
+};
 
 mod host;
 use crate::bench::gpu_box::{self, GpuBoxError};
 use crate::bench::{
-    BOX_OF_GPUS, Copies, StepBench, StepTimes, TILE_BYTES, copies, is_on_cuda, product, steps,
+    BOX_OF_GPUS, Copies, StepTimes, TILE_BYTES, copies, is_on_cuda, product, steps,
 };
 use crate::report::progress::si;
 use crate::report::trace;
@@ -142,23 +145,19 @@ fn step(args: &StepArgs, machine: &LocalMachine) -> Result<(), CommandError> {
     let mut loaded = args.config.load(machine)?;
     choose(&mut loaded, machine)?;
     let config = &loaded.config;
-    if let Some(not_built) = config.not_built(&loaded.origins, || machine.missing_gpus()) {
-        return Err(CommandError::new(code::CONFIG, not_built));
-    }
+    check_built(&loaded, machine)?;
     let built = lay_out(config, machine);
     data::look(config)?;
     check_memory(&loaded, &built, false)?;
     let dry = ReadOptions { dry: true, ..ReadOptions::default() };
     let data = data::open(config, data::tokenizer(config)?.as_ref(), dry)?;
-    let flops = plan::made(config, &built)?.step.map_or(0.0, |step| step.model_flops);
+    let model_flops = plan::made(config, &built)?.step.map_or(0.0, |step| step.model_flops);
     let ceiling = product(is_on_cuda(config), dtype(config.precision));
     let ceiling = ceiling.fail_with(code::RANK)?;
     let last = u64::from(args.steps) + 1;
     let noted = args.trace.as_ref().map(|_| Arc::new(Trace::of_steps(last..=last)));
-    let (model_flops, ceiling_tflops) = (flops, ceiling);
-    let steps_of = usize::from(args.steps);
-    let bench = StepBench { steps: steps_of, model_flops, ceiling_tflops, trace: noted.clone() };
-    let measured = steps(config, &built, &data, bench);
+    let count = usize::from(args.steps);
+    let measured = steps(config, &built, &data, count, model_flops, ceiling, noted.clone());
     let measured = measured.fail_with(code::RANK)?;
     if let (Some(path), Some(noted)) = (&args.trace, noted) {
         trace::measured(path, &noted).map_err(|e| unwritten(path, &e))?;

@@ -109,14 +109,6 @@ const PYTHON: [(&str, &str); 3] = [("True", "true"), ("False", "false"), ("None"
 /// Bytes of a prompt in a file: a hundred times the longest context of a model.
 const LONGEST_PROMPT: u64 = 64 << 20;
 
-/// The prompts, from the command line or from files.
-fn prompts(args: &GenerateArgs) -> Result<Vec<String>, CommandError> {
-    if args.prompt_file.is_empty() {
-        return Ok(args.prompt.clone());
-    }
-    args.prompt_file.iter().map(|path| prompt_in(path)).collect()
-}
-
 fn prompt_in(path: &Path) -> Result<String, CommandError> {
     let (mut bytes, most) = (Vec::new(), LONGEST_PROMPT);
     let done = match path == Path::new("-") {
@@ -124,16 +116,16 @@ fn prompt_in(path: &Path) -> Result<String, CommandError> {
         false => File::open(path).and_then(|file| file.take(most + 1).read_to_end(&mut bytes)),
     };
     let of = format!("--prompt-file {}", path.display());
-    let read =
-        done.map_err(|e| CommandError::new(code::IO, format!("{of}: it cannot be read: {e}")))?;
+    let done = done.map_err(|e| format!("{of}: it cannot be read: {e}"));
+    let read = done.fail_with(code::IO)?;
     if read as u64 > most {
         let why =
             format!("{of}: it has more than {}, and no model reads as much", format_bytes(most));
         return Err(CommandError::new(code::DATA, why));
     }
-    let mut text = String::from_utf8(bytes).map_err(|e| {
-        CommandError::new(code::DATA, format!("{of}: it is not UTF-8: {}", e.utf8_error()))
-    })?;
+    let text = String::from_utf8(bytes);
+    let text = text.map_err(|e| format!("{of}: it is not UTF-8: {}", e.utf8_error()));
+    let mut text = text.fail_with(code::DATA)?;
     // That of a line which an editor ends.
     let end = text.strip_suffix("\n").map(|text| text.strip_suffix('\r').unwrap_or(text).len());
     text.truncate(end.unwrap_or(text.len()));
@@ -142,11 +134,10 @@ fn prompt_in(path: &Path) -> Result<String, CommandError> {
 
 /// For a run that has not ended: what it would go on from.
 fn newest(args: &GenerateArgs, lacks: &str) -> Result<Checkpoint, CommandError> {
-    let found = open_newest(&args.run).map_err(|error| {
-        let why = format!("{} {lacks}, and no checkpoint: {error}", args.run.display());
-        CommandError::new(code::DATA, why)
-    })?;
-    let (found, broken) = found;
+    let found = open_newest(&args.run);
+    let found =
+        found.map_err(|e| format!("{} {lacks}, and no checkpoint: {e}", args.run.display()));
+    let (found, broken) = found.fail_with(code::DATA)?;
     broken.iter().for_each(|why| say(&format!("warning: {why}")));
     say(&format!("{}: the parameters after step {}", found.path().display(), found.step()));
     Ok(found)
@@ -168,9 +159,9 @@ fn probability(text: &str) -> Result<f64, String> {
 
 /// The config of a folder of transformers.
 fn config_of(folder: &Path) -> Result<LoadedConfig, CommandError> {
-    let absolute = folder.canonicalize().map_err(|e| {
-        CommandError::new(code::DATA, format!("cannot read {}: {e}", folder.display()))
-    })?;
+    let absolute = folder.canonicalize();
+    let absolute = absolute.map_err(|e| format!("cannot read {}: {e}", folder.display()));
+    let absolute = absolute.fail_with(code::DATA)?;
     let format = if folder.join(TOKENIZER).is_file() { "Auto" } else { "U32" };
     let text = format!(
         "(model: (from: {:?}), data: (format: {format}), train: (steps: 1))",
@@ -265,10 +256,13 @@ fn source<'a>(args: &GenerateArgs, config: &Config, from: &LoadedModel<'a>) -> M
 /// Draws and writes, or writes the logits that are asked for.
 fn draw(args: &GenerateArgs, config: &Config, from: &LoadedModel<'_>) -> Result<(), CommandError> {
     let model = source(args, config, from);
-    let asked = prompts(args)?;
+    let asked = match args.prompt_file.is_empty() {
+        true => args.prompt.clone(),
+        false => args.prompt_file.iter().map(|path| prompt_in(path)).collect::<Result<_, _>>()?,
+    };
     if args.logits {
         let [prompt] = &asked[..] else {
-            return Err(CommandError::new(2, "--logits takes one --prompt"));
+            return Err(CommandError::new(code::USAGE, "--logits takes one --prompt"));
         };
         let prompt = default_prompt(config, from.tokenizer, prompt);
         let logits = next_logits(config, &model, &prompt)?;
@@ -288,7 +282,8 @@ fn draw(args: &GenerateArgs, config: &Config, from: &LoadedModel<'_>) -> Result<
         echo: !args.chat,
         special: !args.chat && matches!(from.trained, WeightSource::Folder(_)),
     };
-    let mut texts = Texts::new(prompts.len(), !args.json);
+    let all = vec![TextProgress::default(); prompts.len()];
+    let mut texts = Texts { all, shown: !args.json, at: (0, 0), unseen: None };
     let mut emit = |i: usize, piece: Piece<'_>| texts.take(i, piece);
     generate(config, &model, &prompts, &sampling, &mut emit)?;
     texts.unseen.map_or(Ok(()), Err)?;
@@ -347,10 +342,6 @@ struct TextProgress {
 }
 
 impl Texts {
-    fn new(count: usize, shown: bool) -> Self {
-        Self { all: vec![TextProgress::default(); count], shown, at: (0, 0), unseen: None }
-    }
-
     /// Whether to go on.
     fn take(&mut self, i: usize, piece: Piece<'_>) -> bool {
         match piece {
@@ -375,13 +366,10 @@ impl Texts {
             self.at = (self.at.0 + 1, 0);
         }
         let mut to = std::io::stdout().lock();
-        match seen(to.write_all(&out).and_then(|()| to.flush())) {
-            Ok(go_on) => go_on,
-            Err(failed) => {
-                self.unseen = Some(failed);
-                false
-            }
-        }
+        seen(to.write_all(&out).and_then(|()| to.flush())).unwrap_or_else(|failed| {
+            self.unseen = Some(failed);
+            false
+        })
     }
 }
 

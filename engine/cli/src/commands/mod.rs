@@ -42,12 +42,9 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// `0.1.0`; with the commit, where the build knows it.
-const VERSION: &str = files::VERSION;
-
 /// Trains transformer language models that are too large for the GPUs of one box.
 #[derive(Debug, Parser)]
-#[command(name = "onebox", version = VERSION, arg_required_else_help = true, after_help = exit::HELP)]
+#[command(name = "onebox", version = files::VERSION, arg_required_else_help = true, after_help = exit::HELP)]
 struct Cli {
     #[command(subcommand)]
     verb: Verb,
@@ -257,6 +254,12 @@ pub fn run(words: impl IntoIterator<Item = OsString>, watcher: Option<Watcher>) 
     code
 }
 
+/// Refuses a config that this version or this machine cannot run.
+fn check_built(loaded: &LoadedConfig, machine: &LocalMachine) -> Result<(), CommandError> {
+    let not_built = loaded.config.not_built(&loaded.origins, || machine.missing_gpus());
+    not_built.map_or(Ok(()), Err).fail_with(code::CONFIG)
+}
+
 /// A model that does not fit is told by the exit code.
 fn fit_result(fits: bool) -> Result<(), CommandError> {
     if fits { Ok(()) } else { Err(CommandError::silent(code::DOES_NOT_FIT)) }
@@ -271,6 +274,16 @@ fn unwritten(path: &Path, error: &std::io::Error) -> CommandError {
     CommandError::new(code::IO, format!("cannot write {}: {error}", path.display()))
 }
 
+/// A path, for a shell.
+fn quoted_path(path: &Path) -> String {
+    quoted(&path.display().to_string())
+}
+
+/// ` --set a=1 --set b=2`, for a shell.
+fn set_arguments(sets: &[String]) -> String {
+    sets.iter().map(|set| format!(" --set {}", quoted(set))).collect()
+}
+
 /// `ops`, in a column.
 const fn of_ops(ops: u64) -> &'static str {
     if ops == 1 { "op" } else { "ops" }
@@ -282,7 +295,7 @@ fn print(text: &str) -> Result<(), CommandError> {
         return Ok(());
     }
     let mut out = std::io::stdout().lock();
-    seen(out.write_all(colour::on_stdout(&lines(text)).as_bytes()).and_then(|()| out.flush()))
+    seen(out.write_all(colour::on(&out, &lines(text)).as_bytes()).and_then(|()| out.flush()))
         .map(drop)
 }
 
@@ -314,5 +327,5 @@ fn say(text: &str) {
     if processes::holds_back(text) {
         return;
     }
-    crate::report::stderr::line(&colour::on_stderr(&lines(text)));
+    crate::report::stderr::line(&colour::on(&std::io::stderr(), &lines(text)));
 }

@@ -107,10 +107,10 @@ fn planned(args: &PlanArgs, team: &Team) -> Result<(), CommandError> {
 }
 
 pub(super) fn made(config: &Config, built: &RankLayout) -> Result<Report, CommandError> {
-    report(config, built).map_err(defect)
+    report(config, built).map_err(|e| defect(&e))
 }
 
-fn defect(error: Error) -> CommandError {
+fn defect(error: &Error) -> CommandError {
     CommandError::new(code::INTERNAL, format!("the step does not pass its own checks: {error}"))
 }
 

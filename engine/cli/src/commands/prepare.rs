@@ -1,6 +1,8 @@
 //! `onebox data prepare`: makes tokens of text once.
 
-use super::{CommandError, ConfigArgs, FailWith, code, data, print, quoted, signals};
+use super::{
+    CommandError, ConfigArgs, FailWith, code, data, print, quoted_path, set_arguments, signals,
+};
 use crate::report::reading::TerminalProgress;
 use ::data::{Cache, ChunkSizes, Preparation, PrepareError, PreparedData, RowSource, takes_from};
 use clap::ValueHint;
@@ -69,13 +71,12 @@ fn again(ConfigArgs { config, sets }: &ConfigArgs, out: &Path) -> String {
     if config == Path::new("-") {
         return String::new();
     }
-    let path = |path: &Path| quoted(&path.display().to_string());
     // Paths in settings are relative to it.
     let here = std::env::current_dir().ok().filter(|_| !sets.is_empty());
-    let here = here.map_or_else(String::new, |here| format!("cd {} && ", path(&here)));
-    let sets: String = sets.iter().map(|set| format!(" --set {}", quoted(set))).collect();
+    let here = here.map_or_else(String::new, |here| format!("cd {} && ", quoted_path(&here)));
+    let sets = set_arguments(sets);
     let config = absolute(config).unwrap_or_else(|_| config.clone());
-    format!("{here}onebox data prepare {}{sets} {}", path(&config), path(out))
+    format!("{here}onebox data prepare {}{sets} {}", quoted_path(&config), quoted_path(out))
 }
 
 /// The last words of an interrupted preparation that keeps this number of parts.

@@ -99,13 +99,12 @@ impl Team {
     /// Joins the processes that were started together. One that gives no sign of life for so many seconds has failed.
     pub(super) fn join(silence: u64) -> Result<Self, CommandError> {
         let silence = Duration::from_secs(silence);
-        let joined = launched().map(|count| join(count, silence)).transpose()?.flatten();
-        if joined.as_ref().is_some_and(|processes| processes.me() > 0) {
+        let processes = launched().map(|count| join(count, silence)).transpose()?.flatten();
+        if processes.as_ref().is_some_and(|processes| processes.me() > 0) {
             HELD_BACK.get_or_init(Mutex::default);
         }
-        let of_processes = |processes: &Arc<Processes>| LocalMachine::of_processes(processes);
-        let machine = joined.as_ref().map(of_processes).unwrap_or_default();
-        Ok(Self { processes: joined, machine })
+        let machine = processes.as_deref().map(LocalMachine::of_processes).unwrap_or_default();
+        Ok(Self { processes, machine })
     }
 
     pub(super) fn processes(&self) -> Option<Arc<Processes>> {
@@ -122,10 +121,9 @@ impl Team {
         let of = |process| {
             let ranks = processes.ranks(process, config.world_size());
             let (first, last) = (ranks.start, ranks.end - 1);
-            let ranks = if first == last {
-                format!("rank {first}")
-            } else {
-                format!("ranks {first} to {last}")
+            let ranks = match first == last {
+                true => format!("rank {first}"),
+                false => format!("ranks {first} to {last}"),
             };
             format!("{process} on {} ({ranks})", processes.node(process))
         };
@@ -157,14 +155,9 @@ impl Team {
         for (process, told) in all.iter().enumerate() {
             match (told, &first) {
                 (StageResult::Failed(code, message), _) => {
-                    return Err(own.err().filter(|_| processes.me() == process).unwrap_or_else(
-                        || {
-                            CommandError::new(
-                                *code,
-                                format!("{}: {message}", processes.name(process)),
-                            )
-                        },
-                    ));
+                    let message = format!("{}: {message}", processes.name(process));
+                    let other = CommandError::new(*code, message);
+                    return Err(own.err().filter(|_| processes.me() == process).unwrap_or(other));
                 }
                 (StageResult::Done(facts), None) => first = Some(facts),
                 (StageResult::Done(facts), Some(first)) => {
@@ -196,7 +189,7 @@ impl Team {
     /// The facts that must be the same in all processes: program and instructions, and for a config on real GPUs these and their libraries.
     pub(super) fn facts(&self, config: Option<&Config>) -> Vec<(String, String)> {
         let program = std::fs::read("/proc/self/exe").map_or(0, |bytes| xxh3_64(&bytes));
-        let program = format!("{} ({program:016x})", super::VERSION);
+        let program = format!("{} ({program:016x})", files::VERSION);
         let path = SimdPath::current().to_string();
         let mut all = vec![("the program", program), ("the instructions", path)];
         if config.is_some_and(|config| config.device == DeviceConfig::Cuda) {
@@ -246,7 +239,6 @@ impl Team {
         if let Some(why) = left.as_ref().filter(|_| own == 0) {
             own = code::RANK;
             crate::report::stderr::line(&format!("error: {why}"));
-            crate::report::stderr::flush();
         }
         processes.close(left.map(|_| own));
         if own == 0 { Ok(()) } else { Err(CommandError::silent(own)) }

@@ -1,6 +1,6 @@
 //! `onebox topology`: the box, the placement, what is wrong.
 
-use super::{CommandError, FailWith, code, print};
+use super::{CommandError, FailWith, code, print, print_json};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use topology::report::{self, ReportSubject};
@@ -82,17 +82,13 @@ pub(super) fn run(args: &TopologyArgs) -> Result<(), CommandError> {
     let warnings = warnings(&machine, placement.as_ref(), &environment);
     let shown =
         ReportSubject { machine: &machine, placement: placement.as_ref(), warnings: &warnings };
-    let text = match if args.json { Format::Json } else { args.format } {
-        Format::Table => report::table(&shown),
-        Format::Tree => report::tree(&shown),
-        Format::Matrix => report::matrix(&shown),
-        Format::Svg => report::svg(&shown),
-        Format::Json => {
-            let text = serde_json::to_string_pretty(&document(&shown));
-            text.fail_with(code::INTERNAL)? + "\n"
-        }
-    };
-    print(&text)?;
+    match if args.json { Format::Json } else { args.format } {
+        Format::Table => print(&report::table(&shown)),
+        Format::Tree => print(&report::tree(&shown)),
+        Format::Matrix => print(&report::matrix(&shown)),
+        Format::Svg => print(&report::svg(&shown)),
+        Format::Json => print_json(&document(&shown)),
+    }?;
     // Most formats do not show them.
     let errors = warnings.iter().filter(|warning| warning.severity == Severity::Error);
     let errors: Vec<&str> = errors.map(|warning| warning.text.as_str()).collect();

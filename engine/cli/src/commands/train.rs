@@ -242,10 +242,19 @@ impl Session<'_> {
             skipped_in_a_row: self.dir.forked_from().map(|_| 0),
             ..self.run.options(self.args, self.team, signals)
         };
-        let progress = Progress::on_stderr(self.args.quiet);
         let own = self.start.as_ref().filter(|_| self.source().is_none());
-        let saved = own.map(|from| from.step());
-        let mut watch = Watch::new(metrics, progress, Arc::clone(&signals.stop), saved);
+        let mut watch = Watch {
+            metrics,
+            progress: Progress::on_stderr(self.args.quiet),
+            stop: Arc::clone(&signals.stop),
+            last: None,
+            saved: own.map(|from| from.step()),
+            not_saved: None,
+            held_out: None,
+            train_seconds: 0.0,
+            ahead: [0; 3],
+            verified: [0; 2],
+        };
         let outcome = train(config, &self.run.built, &self.run.data, &options, &mut |message| {
             watch.hear(self, message);
         });

@@ -143,15 +143,9 @@ impl Axis {
             ticks.sort_by(f64::total_cmp);
             ticks.dedup();
             if !own || ticks.len() > most {
-                let powers = (least.log10().floor() as i32..=largest.log10().ceil() as i32)
-                    .map(|p| 10f64.powi(p));
-                let all: Vec<f64> =
-                    powers.flat_map(|power| [1.0, 2.0, 5.0].map(|n| n * power)).collect();
-                ticks = all
-                    .iter()
-                    .copied()
-                    .filter(|&tick| (least * 0.6..=largest * 1.7).contains(&tick))
-                    .collect();
+                let powers = least.log10().floor() as i32..=largest.log10().ceil() as i32;
+                let all = powers.flat_map(|p| [1.0, 2.0, 5.0].map(|n| n * 10f64.powi(p)));
+                ticks = all.filter(|tick| (least * 0.6..=largest * 1.7).contains(tick)).collect();
                 if ticks.len() > most {
                     ticks.retain(|tick| tick.log10().fract() == 0.0);
                 }
@@ -243,29 +237,18 @@ impl Plot<'_> {
         let all: Vec<(f64, f64)> =
             self.series.iter().flat_map(|series| finite(&series.points)).collect();
         let (xs, ys): (Vec<f64>, Vec<f64>) = all.into_iter().unzip();
-        let bars = self.look == PlotStyle::Bars;
-        let across = match bars {
-            true => Axis::places(self.places.len()),
-            false => Axis::of(
-                &xs,
-                AxisStyle {
-                    log: self.log[0],
-                    labels_values: self.look == PlotStyle::Dots,
-                    from_zero: false,
-                },
-                self.width as usize / 60,
-            ),
+        let dots = self.look == PlotStyle::Dots;
+        let style = AxisStyle { log: self.log[0], labels_values: dots, from_zero: false };
+        let across = match self.look {
+            PlotStyle::Bars => Axis::places(self.places.len()),
+            _ => Axis::of(&xs, style, self.width as usize / 60),
         };
         let up = AxisStyle { log: self.log[1], labels_values: false, from_zero: self.from_zero };
         let up = Axis::of(&ys, up, 6);
-        let (lines, x_labels) = match bars {
-            true => (
-                self.places.iter().map(|place| place.split('|').count()).max().unwrap_or(1) as i32,
-                0,
-            ),
-            false => (1, across.ticks.len()),
-        };
-        let (floor, y_labels, places) = (up.ends.start, up.ticks.len(), across.ends.end);
+        let lines = self.places.iter().map(|place| place.split('|').count());
+        let lines = lines.max().unwrap_or(1) as i32;
+        let (x_labels, y_labels) = (across.ticks.len(), up.ticks.len());
+        let (floor, places) = (up.ends.start, across.ends.end);
         let named = i32::from(!self.x.is_empty());
         let mut chart = ChartBuilder::on(&below)
             .margin_right(18 * FINE)
@@ -290,23 +273,15 @@ impl Plot<'_> {
         let (corner, (wide, tall)) = (area.get_base_pixel(), area.dim_in_pixel());
         let at = |x: i32, y: i32| (corner.0 + x, corner.1 + y);
         let wide = wide as i32;
-        let words = Text::new(
-            self.x.to_owned(),
-            at(wide / 2, tall as i32 + (8 + LINE * lines) * FINE),
-            letters(TEXT - 1, &GREY, centred),
-        );
-        root.draw(&words)?;
-        if bars {
-            for (index, place) in self.places.iter().enumerate() {
-                let middle = (wide as f64 * (index as f64 + 0.5) / places) as i32;
-                for (line, words) in (0..).zip(place.split('|')) {
-                    let spot = at(middle, tall as i32 + (7 + LINE * line) * FINE);
-                    root.draw(&Text::new(
-                        words.to_owned(),
-                        spot,
-                        letters(TEXT - 1, &INK, centred),
-                    ))?;
-                }
+        let spot = at(wide / 2, tall as i32 + (8 + LINE * lines) * FINE);
+        let style = letters(TEXT - 1, &GREY, centred);
+        root.draw(&Text::new(self.x.to_owned(), spot, style))?;
+        for (index, place) in self.places.iter().enumerate() {
+            let middle = (wide as f64 * (index as f64 + 0.5) / places) as i32;
+            for (line, words) in (0..).zip(place.split('|')) {
+                let spot = at(middle, tall as i32 + (7 + LINE * line) * FINE);
+                let style = letters(TEXT - 1, &INK, centred);
+                root.draw(&Text::new(words.to_owned(), spot, style))?;
             }
         }
         // A line that the others should reach is above them.
@@ -334,39 +309,29 @@ impl Plot<'_> {
                 }
                 PlotStyle::Curves | PlotStyle::Dots => {
                     for part in series.points.split(|(x, y)| !(x.is_finite() && y.is_finite())) {
-                        match series.ideal {
-                            true => {
-                                let dashes = DashedLineSeries::new(
-                                    part.iter().copied(),
-                                    6 * FINE,
-                                    5 * FINE,
-                                    line,
-                                );
-                                chart.draw_series(dashes)?
-                            }
-                            false => {
-                                chart.draw_series(LineSeries::new(part.iter().copied(), line))?
-                            }
-                        };
+                        let points = part.iter().copied();
+                        if series.ideal {
+                            let dashes = DashedLineSeries::new(points, 6 * FINE, 5 * FINE, line);
+                            chart.draw_series(dashes)?;
+                        } else {
+                            chart.draw_series(LineSeries::new(points, line))?;
+                        }
                         // One point alone is no line.
                         if let ([point], PlotStyle::Curves) = (part, self.look) {
                             chart.draw_series([Circle::new(*point, 2 * FINE, colour.filled())])?;
                         }
                     }
-                    if self.look == PlotStyle::Dots && !series.ideal {
+                    if dots && !series.ideal {
                         for point in points {
-                            chart.draw_series([Circle::new(
-                                point,
-                                7 * FINE / 2,
-                                colour.filled(),
-                            )])?;
+                            let dot = Circle::new(point, 7 * FINE / 2, colour.filled());
+                            chart.draw_series([dot])?;
                             values.points.push((chart.backend_coord(&point), point.1, colour));
                         }
                     }
                 }
             }
         }
-        values.draw(root, self.look == PlotStyle::Dots)
+        values.draw(root, dots)
     }
 
     /// The names of the series in their colours, where there are several; returns where the plot begins.
@@ -384,11 +349,8 @@ impl Plot<'_> {
             let square = [((x) * FINE, (y - 6) * FINE), ((x + 11) * FINE, (y + 5) * FINE)];
             root.draw(&Rectangle::new(square, colour.filled()))?;
             let left = Pos::new(HPos::Left, VPos::Center);
-            root.draw(&Text::new(
-                series.name.clone(),
-                ((x + 16) * FINE, y * FINE),
-                letters(TEXT, &INK, left),
-            ))?;
+            let spot = ((x + 16) * FINE, y * FINE);
+            root.draw(&Text::new(series.name.clone(), spot, letters(TEXT, &INK, left)))?;
             x += wide;
         }
         Ok(y + 24)

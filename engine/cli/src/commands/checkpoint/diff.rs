@@ -1,6 +1,6 @@
 //! `onebox checkpoint diff`.
 
-use super::super::{CommandError, code, print_as};
+use super::super::{CommandError, code, print_as, resume::listed};
 use super::open;
 use checkpoint::inspect::{Distance, STATE_NAMES, config_differences, differences_of, distances};
 use checkpoint::{Checkpoint, Difference};
@@ -28,22 +28,13 @@ pub(super) fn only_layout(stored: &LoadedConfig, now: &LoadedConfig) -> Result<(
     if other.is_empty() {
         return Ok(());
     }
-    let lines: String = other.iter().map(|d| format!("\n  {d}")).collect();
+    let lines = listed(other);
     let why = format!("that is more than another layout; leave out what changes{lines}");
     Err(CommandError::new(code::CONFIG, why))
 }
 
 fn is_equal(all: &[Distance]) -> bool {
     all.iter().all(|d| d.states == Ok([None; 4]))
-}
-
-const fn name(kind: ResumeEffect) -> &'static str {
-    match kind {
-        ResumeEffect::Harmless => "harmless",
-        ResumeEffect::Placement => "placement",
-        ResumeEffect::Layout => "layout",
-        ResumeEffect::Experiment => "experiment",
-    }
 }
 
 fn in_words(a: &Checkpoint, b: &Checkpoint, configs: &[Difference], all: &[Distance]) -> String {
@@ -89,7 +80,7 @@ fn in_words(a: &Checkpoint, b: &Checkpoint, configs: &[Difference], all: &[Dista
 
 fn in_json(a: &Checkpoint, b: &Checkpoint, configs: &[Difference], all: &[Distance]) -> Value {
     let side = |c: &Checkpoint| json!({ "path": c.path(), "step": c.step() });
-    let config = |d: &Difference| json!({ "key": d.key, "a": d.values[0], "b": d.values[1], "kind": name(d.effect) });
+    let config = |d: &Difference| json!({ "key": d.key, "a": d.values[0], "b": d.values[1], "kind": d.effect });
     let tensor = |d: &Distance| match &d.states {
         Err(why) => json!({ "name": d.name, "problem": why }),
         // What is not finite is null, as in metrics.

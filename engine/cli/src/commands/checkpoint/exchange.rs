@@ -1,7 +1,9 @@
 //! `onebox checkpoint export` and `import`: models of Hugging Face's transformers.
 
 use super::super::data::ReadOptions;
-use super::super::{CommandError, ConfigArgs, code, data, quoted, say};
+use super::super::{
+    CommandError, ConfigArgs, check_built, code, data, quoted_path, say, set_arguments,
+};
 use super::{NewRun, open, run_of};
 use ::data::Tokenizer;
 use ::data::model_files::{ModelFileError, ModelFiles};
@@ -109,9 +111,7 @@ pub(super) fn exported(args: &ExportArgs, machine: &LocalMachine) -> Result<(), 
 pub(super) fn imported(args: &ImportArgs, machine: &LocalMachine) -> Result<(), CommandError> {
     let loaded = args.config.load(machine)?;
     let config = &loaded.config;
-    if let Some(not_built) = config.not_built(&loaded.origins, || machine.missing_gpus()) {
-        return Err(CommandError::new(code::CONFIG, not_built));
-    }
+    check_built(&loaded, machine)?;
     let folder = Folder::open(&args.folder)?;
     refuse_bytes(&args.folder, &loaded)?;
     let built = lay_out(config, machine);
@@ -124,15 +124,13 @@ pub(super) fn imported(args: &ImportArgs, machine: &LocalMachine) -> Result<(), 
     let sealed = import(&folder, config, &built, &opened, new.folder())?;
     let written = new.finish(sealed)?;
     let (config, sets) = args.config.again(&args.out);
-    let sets = sets.iter().map(|set| format!(" --set {}", quoted(set)));
-    let path_quoted = |path: &Path| quoted(&path.display().to_string());
     say(&format!(
         "{}: the weights of {}, with moments of zero; train them:\n  onebox train {} --run-dir {} --resume{}",
         written.display(),
         folder.path().display(),
-        path_quoted(&config),
-        path_quoted(&args.out),
-        sets.collect::<String>()
+        quoted_path(&config),
+        quoted_path(&args.out),
+        set_arguments(sets)
     ));
     Ok(())
 }

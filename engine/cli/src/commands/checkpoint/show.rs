@@ -3,6 +3,7 @@
 use super::super::check::count;
 use super::super::{CommandError, print, print_json};
 use super::InspectionArgs;
+use crate::report::curves;
 use checkpoint::inspect::{Summary, TensorSummary, checkpoints_of};
 use std::fmt::Write;
 use topology::{counted, format_bytes};
@@ -80,18 +81,12 @@ fn table(tensors: &[TensorSummary]) -> String {
 
 /// `0-3, 6`
 fn ranges(numbers: &[usize]) -> String {
-    let mut runs: Vec<(usize, usize)> = Vec::new();
-    for number in numbers {
-        match runs.last_mut() {
-            Some((_, last)) if *last + 1 == *number => *last = *number,
-            _ => runs.push((*number, *number)),
-        }
-    }
-    let run = |(first, last): &(usize, usize)| match last - first {
+    let range = |(first, last): (u64, u64)| match last - first {
         0 => first.to_string(),
         _ => format!("{first}-{last}"),
     };
-    runs.iter().map(run).collect::<Vec<_>>().join(", ")
+    let all = curves::ranges(numbers.iter().map(|number| *number as u64));
+    all.into_iter().map(range).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]

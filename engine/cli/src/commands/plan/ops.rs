@@ -39,7 +39,7 @@ pub(super) fn run(
     };
     let sink = Rc::new(RefCell::new(sink));
     let told = Rc::clone(&sink);
-    list(config, built, move |op| told.borrow_mut().tell(op)).map_err(defect)?;
+    list(config, built, move |op| told.borrow_mut().tell(op)).map_err(|e| defect(&e))?;
     let sink = &mut *sink.borrow_mut();
     let end = if json { "\n]}\n" } else { "" };
     let written = std::mem::replace(&mut sink.written, Ok(()));

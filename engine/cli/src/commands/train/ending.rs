@@ -2,13 +2,13 @@
 
 use super::Session;
 use super::watch::Watch;
-use crate::commands::{CommandError, code, quoted, say};
+use crate::commands::{CommandError, ConfigArgs, code, quoted, quoted_path, say, set_arguments};
 use crate::generate::{
     ModelSource, Piece, Sampling, StopCondition, WeightSource, default_prompt, generate,
 };
 use crate::report::progress::{clock, si};
 use checkpoint::inspect::open_newest;
-use config::{Config, DataFormat, DeviceConfig, Further, load_and_look};
+use config::{DataFormat, DeviceConfig};
 use engine::run::Outcome;
 use files::names::{CHECKPOINTS, CONFIG, METRICS, WEIGHTS};
 use std::fmt::Display;
@@ -27,12 +27,13 @@ impl Session<'_> {
         let weights = self.dir.held().called(WEIGHTS);
         let owed = watch.not_saved.as_ref().filter(|(step, _)| *step == outcome.step);
         let owed = owed.map(|(step, why)| self.unsaved(watch, *step, why));
+        let lost = |why: String| match &owed {
+            Some(owed) => CommandError::new(code::NOT_SAVED, format!("{owed}\n{why}")),
+            None => CommandError::new(code::IO, why),
+        };
         if let Some(problem) = &outcome.weights_problem {
-            let why = format!("the weights are not written to {}: {problem}", weights.display());
-            return Err(match owed {
-                Some(owed) => CommandError::new(code::NOT_SAVED, format!("{owed}\n{why}")),
-                None => CommandError::new(code::IO, why),
-            });
+            let weights = weights.display();
+            return Err(lost(format!("the weights are not written to {weights}: {problem}")));
         }
         let skipped = watch.last.map_or(0, |last| last.skipped_total);
         // Of a run that was interrupted nobody knows what the next steps would have been.
@@ -51,11 +52,7 @@ impl Session<'_> {
         }
         if watch.metrics.dropped() > 0 {
             let (lines, path) = (watch.metrics.dropped(), self.dir.held().called(METRICS));
-            let why = format!("{lines} lines are missing in {}", path.display());
-            return Err(match owed {
-                Some(owed) => CommandError::new(code::NOT_SAVED, format!("{owed}\n{why}")),
-                None => CommandError::new(code::IO, why),
-            });
+            return Err(lost(format!("{lines} lines are missing in {}", path.display())));
         }
         if outcome.complete || watch.last.is_some() {
             self.summary(outcome, watch, seconds);
@@ -216,7 +213,7 @@ impl Session<'_> {
     fn next_commands(&self) {
         let program = quoted(&std::env::args().next().unwrap_or_else(|| "onebox".into()));
         let Some(place) = self.dir.held().place() else { return };
-        let dir = quoted(&place.display().to_string());
+        let dir = quoted_path(&place);
         let sample = &self.run.loaded.config.sample.prompt;
         let prompt = match sample.trim() {
             "" if self.is_of_chats() => " --chat --prompt 'Hello'".into(),
@@ -225,10 +222,7 @@ impl Session<'_> {
         };
         let mut lines = vec![format!("{program} generate {dir}{prompt} --temperature 0.5")];
         let (file, given) = self.args.config.again(&place);
-        let path = quoted(&file.display().to_string());
-        let arguments = |sets: &[String]| -> String {
-            sets.iter().map(|set| format!(" --set {}", quoted(set))).collect()
-        };
+        let path = quoted_path(&file);
         if let Some(more) = self.other_layout(&file, given) {
             // Each key once.
             let key = |set: &String| set.split('=').next().unwrap_or_default().trim().to_owned();
@@ -236,9 +230,9 @@ impl Session<'_> {
             let mut sets = given.to_vec();
             sets.retain(|set| !new.contains(&key(set)));
             sets.extend(more);
-            lines.push(format!("{program} train {path}{}", arguments(&sets)));
+            lines.push(format!("{program} train {path}{}", set_arguments(&sets)));
         }
-        lines.push(format!("{program} plan {path}{}", arguments(given)));
+        lines.push(format!("{program} plan {path}{}", set_arguments(given)));
         self.say(&format!("\nnext, try:\n  {}", lines.join("\n  ")));
     }
 
@@ -248,16 +242,15 @@ impl Session<'_> {
         let world = self.run.loaded.config.world_size();
         let grids = [(1, world), (world, 1), (2, 2), (2, 1), (1, 2)];
         let other = grids.into_iter().filter(|grid| *grid != (parallel.tensor, parallel.data));
-        let of_machine = |config: &Config| self.run.built.machine.broken(config);
-        let further = Further { of_machine: &of_machine, ..Further::NONE };
         other.into_iter().find_map(|(tensor, data)| {
             let mut more =
                 vec![format!("parallel.tensor={tensor}"), format!("parallel.data={data}")];
             if matches!(self.run.loaded.config.device, DeviceConfig::Cpu { .. }) {
                 more.push(format!("device.count={}", tensor * data));
             }
-            load_and_look(file, &[given, &more[..]].concat(), &further).ok()?;
-            Some(more)
+            let sets = [given, &more[..]].concat();
+            let config = ConfigArgs { config: file.to_owned(), sets };
+            config.load(&self.run.built.machine).ok().map(|_| more)
         })
     }
 }

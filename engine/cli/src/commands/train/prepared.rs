@@ -4,7 +4,7 @@ use super::{TrainArgs, epochs};
 use crate::commands::data::ReadOptions;
 use crate::commands::processes::Team;
 use crate::commands::weights::{self, pretrained};
-use crate::commands::{CommandError, code, data, plan, print, resume, say};
+use crate::commands::{CommandError, check_built, code, data, plan, print, resume, say};
 use ::data::model_files::ModelFiles;
 use ::data::{Dataset, Tokenizer, takes_from};
 use checkpoint::hugging_face::PretrainedWeights;
@@ -37,9 +37,7 @@ pub(super) fn prepare(args: &TrainArgs, team: &Team) -> Result<Option<PreparedRu
     let loaded = loaded.map_err(|(code, errors)| CommandError::new(code, errors))?;
     let (mut loaded, early) = epochs::as_steps(args, loaded)?;
     choose(&mut loaded, machine)?;
-    if let Some(not_built) = loaded.config.not_built(&loaded.origins, || machine.missing_gpus()) {
-        return Err(CommandError::new(code::CONFIG, not_built));
-    }
+    check_built(&loaded, machine)?;
     team.check(&loaded.config)?;
     let mode = match (args.resume, args.fork, args.overwrite) {
         (true, ..) => RunMode::Resume,

@@ -29,26 +29,6 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    pub(super) const fn new(
-        metrics: MetricsWriter,
-        progress: Progress,
-        stop: Arc<AtomicBool>,
-        saved: Option<u64>,
-    ) -> Self {
-        Self {
-            metrics,
-            progress,
-            stop,
-            last: None,
-            saved,
-            not_saved: None,
-            held_out: None,
-            train_seconds: 0.0,
-            ahead: [0; 3],
-            verified: [0; 2],
-        }
-    }
-
     pub(super) fn hear(&mut self, session: &Session<'_>, message: Message) {
         let config = &session.run.loaded.config;
         match message {
