@@ -15,13 +15,13 @@ pub use copies::{Copies, TILE_BYTES, TileCopies, copies};
 use node_memory::Node;
 pub use node_memory::{NodeMemory, memory};
 
+use crate::single_rank::{ALONE, inline, on_gpu};
 use config::{Config, DeviceConfig};
 use data::Dataset;
 use device::cpu::{self, CpuOptions, Lanes};
-use device::cuda::{self, Collectives, CudaOptions, Peers};
+use device::cuda::{self, Peers};
 use device::{
-    Arena, Communicator, Device, Dtype, Error, HostPlace, HostWork, Lane, Op, Plan, Rank,
-    ThreadTeam,
+    Arena, Communicator, Device, Dtype, Error, HostPlace, Lane, Op, Plan, Rank, ThreadTeam,
 };
 use engine::metrics;
 use engine::run::{Message, RunError, RunOptions, StepReport, train};
@@ -84,38 +84,17 @@ fn place(local: &LocalMachine) -> BenchPlace {
     place().unwrap_or_default()
 }
 
-/// The only rank.
-const ALONE: Rank = Rank { tp: 0, tp_size: 1, dp: 0, dp_size: 1 };
-
 /// Opens a device with the only rank.
 fn open(plan: Plan, on_cuda: bool, place: &BenchPlace) -> Result<Device, Error> {
     let (world, plan) = (Communicator::new(1, 1, PATIENCE), Arc::new(plan));
     if on_cuda {
-        let options = cuda_options(place.gpu, place.host.clone(), &Arc::new(Peers::new(1)));
+        let options = on_gpu(place.gpu, place.host.clone(), &Arc::new(Peers::new(1)));
         return cuda::open(ALONE, &plan, &world, &options);
     }
-    let options = CpuOptions {
-        lanes: Lanes::Threads { chaos_us: 0 },
-        memory_limit: u64::MAX,
-        host: HostPlace::default(),
-        scratch: cpu::ScratchFloats::new(1, 1, PRODUCT_ON_CPU, 0),
-        work: HostWork::default(),
-    };
+    let scratch = cpu::ScratchFloats::new(1, 1, PRODUCT_ON_CPU, 0);
+    let lanes = Lanes::Threads { chaos_us: 0 };
+    let options = CpuOptions { lanes, ..inline(HostPlace::default(), scratch, None) };
     cpu::open(ALONE, &plan, &world, &options)
-}
-
-/// Of a GPU that only copies, multiplies and sums.
-fn cuda_options(gpu: Option<usize>, host: HostPlace, peers: &Arc<Peers>) -> CudaOptions {
-    CudaOptions {
-        gpu,
-        host,
-        peers: Arc::clone(peers),
-        collectives: Collectives::Auto,
-        scratch: 0,
-        work: HostWork::default(),
-        programs: &[],
-        warm_up: Arc::default(),
-    }
 }
 
 /// Opens a virtual GPU whose kernels run on `team`, with its host memory on `node`.
@@ -128,18 +107,7 @@ fn open_on_host(
     let (nodes, cpus) = (node.id.into_iter().collect(), node.cpus.clone());
     let host = HostPlace { nodes, cpus, small_pages, ..HostPlace::default() };
     let world = Communicator::new(1, 1, PATIENCE);
-    cpu::open(ALONE, &Arc::new(plan), &world, &inline(host, team))
-}
-
-/// Of a virtual GPU that needs no scratch.
-fn inline(host: HostPlace, team: Option<Arc<ThreadTeam>>) -> CpuOptions {
-    CpuOptions {
-        lanes: Lanes::Inline,
-        memory_limit: u64::MAX,
-        host,
-        scratch: cpu::ScratchFloats::default(),
-        work: HostWork { team, ..HostWork::default() },
-    }
+    cpu::open(ALONE, &Arc::new(plan), &world, &inline(host, cpu::ScratchFloats::default(), team))
 }
 
 /// Seconds of `work`.

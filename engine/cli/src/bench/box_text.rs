@@ -1,7 +1,7 @@
 //! A [`GpuBox`] as a box file: each key stands below what was measured for it, and how.
 
-use super::MatmulShape;
 use super::gpu_box::{ConcurrentRates, GpuBox, Products};
+use super::{MatmulShape, NodeMemory, Row};
 use device::Dtype;
 use files::output::Output;
 use files::utc::Utc;
@@ -140,32 +140,25 @@ impl GpuBox {
         let slowest = self.copies.memory.iter().min_by(|a, b| a.rmw.total_cmp(&b.rmw));
         let size = format_bytes(self.bytes);
         if let Some(node) = slowest {
+            let NodeMemory { threads, read, write, copy, rmw, .. } = node;
+            let threads = counted(threads, "thread");
             text.say(&format!(
-                "Measured on the slowest node, {}, arrays of {size}, medians of 7: {:.2} GB/s changed in place (read and \
-                 written), {:.2} read, {:.2} written, {:.2} copied. The first, divided by {CHANNEL_SHARE}.",
-                counted(node.threads, "thread"),
-                node.rmw,
-                node.read,
-                node.write,
-                node.copy
+                "Measured on the slowest node, {threads}, arrays of {size}, medians of 7: {rmw:.2} GB/s changed in place (read \
+                 and written), {read:.2} read, {write:.2} written, {copy:.2} copied. The first, divided by {CHANNEL_SHARE}.",
             ));
-            text.rate("node_gb_per_s", node.rmw / CHANNEL_SHARE);
+            text.rate("node_gb_per_s", rmw / CHANNEL_SHARE);
         }
-        let Self { adam, .. } = self;
+        let Self { adam, copies, core, .. } = self;
+        let Row { params, path, gb_per_s, threads, .. } = adam;
+        let (threads, share) = (counted(threads, "thread"), 100.0 * adam.share_of_ceiling);
         text.say(&format!(
-            "Measured: AdamW of {} parameters ({}, fp32 states) moves {:.2} GB/s on {} of the slowest node, {:.0} % of the \
-             same traffic without arithmetic. Divided by the threads: together they update as fast as they did. One core \
-             alone changes an array of {size} in place with {:.2} GB/s, read and written.",
-            adam.params,
-            adam.path,
-            adam.gb_per_s,
-            counted(adam.threads, "thread"),
-            100.0 * adam.share_of_ceiling,
-            self.core.rmw
+            "Measured: AdamW of {params} parameters ({path}, fp32 states) moves {gb_per_s:.2} GB/s on {threads} of the slowest \
+             node, {share:.0} % of the same traffic without arithmetic. Divided by the threads: together they update as fast \
+             as they did. One core alone changes an array of {size} in place with {:.2} GB/s, read and written.",
+            core.rmw
         ));
         text.rate("core_gb_per_s", adam.gb_per_s_and_thread());
         text.key("cores", &self.cores);
-        let Self { copies, .. } = self;
         let ceiling = match copies.ceiling {
             Some(gb) => format!("; {} has {gb:.1}", copies.ceiling_is),
             None => String::new(),
@@ -176,9 +169,9 @@ impl GpuBox {
             copies.up, copies.down, copies.both
         ));
         if let Ok(ConcurrentRates { up, down, .. }) = self.together {
+            let gpus = counted(self.gpus, "GPU");
             text.say(&format!(
-                "Measured while all {} copy: {up:.2} GB/s up, {down:.2} down, each.",
-                counted(self.gpus, "GPU")
+                "Measured while all {gpus} copy: {up:.2} GB/s up, {down:.2} down, each."
             ));
         }
         text.say(&format!("The slower way, divided by {LINK_SHARE}."));

@@ -1,7 +1,8 @@
 //! Measures matmuls and collectives of virtual GPUs, and the peaks of the cores and the memory.
 
 use super::node_memory::Node;
-use super::{PATIENCE, all_at_once, inline, median, memcpy, open_on_host, rounds, timed};
+use super::{PATIENCE, all_at_once, median, memcpy, open_on_host, rounds, timed};
+use crate::single_rank::inline;
 use device::cpu;
 use device::numerics::multiply_add;
 use device::{
@@ -151,8 +152,9 @@ fn collective(which: usize, ranks: usize, n: usize) -> Result<f64, Error> {
         Op::ReduceScatter { x, group: Group::Dp },
         Op::AllGather { x, group: Group::Dp },
     ];
+    let options = inline(HostPlace::default(), cpu::ScratchFloats::default(), None);
     let times = all_at_once(&world, ranks, |rank| {
-        let dev = cpu::open(rank, &plan, &world, &inline(HostPlace::default(), None))?;
+        let dev = cpu::open(rank, &plan, &world, &options)?;
         dev.write(x, &|_| 0.5)?;
         let seconds = rounds(ROUNDS, || {
             dev.submit(Lane::DpComm, op[which].clone());

@@ -5,8 +5,9 @@ use super::adam::adam_on;
 use super::node_memory::{nodes, on_node, one_core};
 use super::{
     Copies, MatmulShape, NodeMemory, PATIENCE, REPEATS, Row, TILE_BYTES, all_at_once, cases,
-    copies, cuda_options, fastest, open, place, product_of_shape, timed,
+    copies, fastest, open, place, product_of_shape, timed,
 };
+use crate::single_rank::on_gpu;
 use device::cuda::{self, GpuInfo, Peers};
 use device::{
     Arena, Communicator, Device, Dtype, Error, Group, HostPlace, Lane, Op, Plan, Reduction,
@@ -292,7 +293,7 @@ fn concurrent_rates(gpus: usize, bytes: u64) -> Result<ConcurrentRates, Error> {
     let (plan, world) = (Arc::new(plan), Communicator::new(1, gpus, PATIENCE));
     let peers = Arc::new(Peers::new(gpus));
     let times = all_at_once(&world, gpus, |rank| {
-        let options = cuda_options(Some(rank.index()), HostPlace::default(), &peers);
+        let options = on_gpu(Some(rank.index()), HostPlace::default(), &peers);
         let dev = cuda::open(rank, &plan, &world, &options)?;
         dev.write(below, &|_| 1.0)?;
         [above, summed, met].iter().for_each(|x| dev.submit(Lane::Compute, Op::Zero { x: *x }));

@@ -3,7 +3,7 @@
 use super::data::{self, ReadOptions};
 use super::train::check_memory;
 use super::{
-    CommandError, ConfigArgs, FailWith, check_built, code, may_write, plan, print_as, say,
+    CommandError, ConfigArgs, Failable, check_built, code, may_write, plan, print_as, say,
     unwritten,
 };
 
@@ -174,18 +174,13 @@ fn copy(args: &CopyArgs, machine: &LocalMachine) -> Result<(), CommandError> {
 }
 
 fn step_text(s: &StepTimes) -> String {
+    let StepTimes { steps, seconds, least_seconds, tflops_per_gpu, host_seconds, .. } = s;
+    let (rate, ceiling) = (si(s.tokens_per_second), s.ceiling_tflops);
+    let share = 100.0 * tflops_per_gpu / ceiling;
     let mut out = format!(
-        "step      {:.4} s (median of {}; fastest {:.4})\ntokens    {}tok/s\n\
-         compute   {:.3} TFLOP/s of the model per GPU, {:.1} % of the {:.3} that a plain product reaches\n\
-         host      {:.4} s of work per step",
-        s.seconds,
-        s.steps,
-        s.least_seconds,
-        si(s.tokens_per_second),
-        s.tflops_per_gpu,
-        100.0 * s.tflops_per_gpu / s.ceiling_tflops,
-        s.ceiling_tflops,
-        s.host_seconds,
+        "step      {seconds:.4} s (median of {steps}; fastest {least_seconds:.4})\ntokens    {rate}tok/s\n\
+         compute   {tflops_per_gpu:.3} TFLOP/s of the model per GPU, {share:.1} % of the {ceiling:.3} that a plain product reaches\n\
+         host      {host_seconds:.4} s of work per step",
     );
     match s.exposed_seconds {
         Some(exposed) => {
@@ -202,32 +197,27 @@ fn copy_text(c: &Copies) -> String {
         Some(gb) => format!("{gb:.2} GB/s: {}", c.ceiling_is),
         None => format!("unknown: {}", c.ceiling_is),
     };
-    let (parts, mib) = (&c.parts, |bytes: u64| bytes as f64 / f64::from(1 << 20));
+    let Copies { up, down, both, parts, .. } = c;
+    let [tile, piece] =
+        [parts.tile_bytes, parts.piece_bytes].map(|b| b as f64 / f64::from(1 << 20));
+    let [tiles, pieces, parts_both] = [parts.up, parts.down, parts.both];
+    let [tiles_share, pieces_share, parts_share, both_share] =
+        [parts.up_share, parts.down_share, parts.both_share, c.both_share]
+            .map(|share| 100.0 * share);
     let mut out = format!(
-        "up        {:.2} GB/s in one copy; {:.2} GB/s ({:.1} %) in tiles of {:.1} MiB, each behind a task of the host\n\
-         down      {:.2} GB/s in one copy; {:.2} GB/s ({:.1} %) in pieces of {:.1} MiB\n\
-         both      {:.2} GB/s at once, added: {:.1} % of up and down in one copy each; {:.2} GB/s ({:.1} %) in tiles and pieces\n\
+        "up        {up:.2} GB/s in one copy; {tiles:.2} GB/s ({tiles_share:.1} %) in tiles of {tile:.1} MiB, each behind a task of the host\n\
+         down      {down:.2} GB/s in one copy; {pieces:.2} GB/s ({pieces_share:.1} %) in pieces of {piece:.1} MiB\n\
+         both      {both:.2} GB/s at once, added: {both_share:.1} % of up and down in one copy each; {parts_both:.2} GB/s ({parts_share:.1} %) \
+         in tiles and pieces\n\
          ceiling   {ceiling}\n",
-        c.up,
-        parts.up,
-        100.0 * parts.up_share,
-        mib(parts.tile_bytes),
-        c.down,
-        parts.down,
-        100.0 * parts.down_share,
-        mib(parts.piece_bytes),
-        c.both,
-        100.0 * c.both_share,
-        parts.both,
-        100.0 * parts.both_share,
     );
     for m in &c.memory {
         let node = m.node.map_or_else(|| "all".into(), |node| node.to_string());
         let (read, write, copy, rmw) = (m.read, m.write, m.copy, m.rmw);
+        let threads = counted(m.threads, "thread");
         let _ = writeln!(
             out,
-            "node {node:<4} read {read:.2}, write {write:.2}, copy {copy:.2}, change {rmw:.2} GB/s by {}",
-            counted(m.threads, "thread")
+            "node {node:<4} read {read:.2}, write {write:.2}, copy {copy:.2}, change {rmw:.2} GB/s by {threads}"
         );
     }
     out

@@ -1,6 +1,6 @@
 //! `onebox boxes`: the boxes that the program holds.
 
-use super::{CommandError, FailWith, code, print, print_json};
+use super::{CommandError, Failable, code, print, print_json};
 use config::bundled::BOXES;
 use config::{BoxConfig, load_box};
 use serde::Serialize;

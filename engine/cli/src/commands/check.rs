@@ -2,9 +2,10 @@
 
 use super::processes::{SILENCE, Team};
 use super::{CommandError, ConfigArgs, data, print, print_json, say, weights};
-use config::{Config, ConfigError, DeviceConfig, Origin, Problem, ValidKeys};
+use config::{Config, ConfigError, DeviceConfig, ModelConfig, Origin, Problem, ValidKeys};
 use layout::LocalMachine;
 use serde_json::{Value, json};
+use topology::counted;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct CheckArgs {
@@ -32,7 +33,7 @@ fn checked(CheckArgs { config: args, json }: &CheckArgs, team: &Team) -> Result<
             return Err(refused);
         }
         print_json(&json!({ "ok": false, "errors": errors }))?;
-        Err(CommandError::silent(refused.code()))
+        Err(CommandError::silent(refused.code))
     };
     let loaded = match weights::load(args, &team.machine, true, &data) {
         Ok(loaded) => loaded,
@@ -43,7 +44,7 @@ fn checked(CheckArgs { config: args, json }: &CheckArgs, team: &Team) -> Result<
     };
     let config = &loaded.config;
     if let Err(refused) = team.check(config) {
-        let why = json!({ "message": refused.message() });
+        let why = json!({ "message": &refused.message });
         return refuse(refused, vec![why]);
     }
     let (tensor, data) = (config.parallel.tensor, config.parallel.data);
@@ -128,6 +129,18 @@ pub(super) fn show(args: &CheckArgs, machine: &LocalMachine) -> Result<(), Comma
         text += &format!("{key:keys$}  {value:values$}  {origin}\n");
     }
     print(&text)
+}
+
+/// `124 M parameters: 12 layers, hidden 768, 12 heads, 1024 tokens, vocabulary 50257`
+pub(super) fn model_words(model: &ModelConfig, parameters: f64) -> String {
+    let ModelConfig { layers, hidden, heads, seq_len, vocab, .. } = model;
+    format!(
+        "{} parameters: {}, hidden {hidden}, {}, {}, vocabulary {vocab}",
+        count(parameters),
+        counted(layers, "layer"),
+        counted(heads, "head"),
+        counted(seq_len, "token"),
+    )
 }
 
 /// `124 M`, `70.1 B`.

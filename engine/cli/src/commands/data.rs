@@ -1,6 +1,6 @@
 //! The data of a config, and what makes tokens of it, opened for a command.
 
-use super::{CommandError, FailWith, code, say};
+use super::{CommandError, Failable, code, say};
 use crate::report::reading::TerminalProgress;
 use config::{Config, DataConfig, DataFormat, DeviceConfig, Packing, Source};
 use data::chat::{Template, end_of_text};
@@ -173,7 +173,7 @@ fn read(
     let progress: &dyn Progress = if quiet { &Silence } else { &TerminalProgress };
     match (tokenizer, &data.tokenizer) {
         (Some(tokenizer), Some(path)) if data.format.is_rows() => {
-            rowed(data, Path::new(path), &cache, tokenizer, options, |with| {
+            with_rows(data, Path::new(path), &cache, tokenizer, options, |with| {
                 every(data, &|parts| Corpus::open_rows(parts, &with, model.vocab, model.seq_len))
             })?
         }
@@ -221,21 +221,8 @@ fn every(
     ))
 }
 
-/// Calls `then` with what makes tokens of the rows of `config`.
+/// Calls `then` with what makes tokens of the rows of `data`, by the tokenizer at `path`.
 pub(super) fn with_rows<T>(
-    config: &Config,
-    tokenizer: &Tokenizer,
-    then: impl FnOnce(RowSource<'_>) -> T,
-) -> Result<T, CommandError> {
-    let data = &config.data;
-    let Some(path) = &data.tokenizer else { unreachable!("rows need a tokenizer") };
-    // Its tokens are kept in a folder of the user's choice.
-    let cache = &Cache::default();
-    rowed(data, Path::new(path), cache, tokenizer, ReadOptions::default(), then)
-        .fail_with(code::DATA)
-}
-
-fn rowed<T>(
     data: &DataConfig,
     path: &Path,
     cache: &Cache,

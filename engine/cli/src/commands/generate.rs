@@ -1,12 +1,11 @@
 //! `onebox generate`.
 
 use super::checkpoint::run_of;
-use super::{CommandError, FailWith, code, data, print, say, seen};
+use super::{CommandError, Failable, code, data, print, say, seen};
 use crate::generate::{
     ComputeDevice, End, GenerateError, ModelSource, Piece, Sampling, StopCondition, WeightSource,
     default_prompt, generate, next_logits,
 };
-use ::data::Tokenizer;
 use ::data::chat::{Chat, Template, message, stop_tokens};
 use ::data::model_files::ModelFiles;
 use checkpoint::Checkpoint;
@@ -170,24 +169,14 @@ fn config_of(folder: &Path) -> Result<LoadedConfig, CommandError> {
     load_str(&text, &folder.display().to_string(), Path::new(""), &[]).fail_with(code::CONFIG)
 }
 
-/// From a folder of transformers.
-fn run_folder(args: &GenerateArgs, machine: &LocalMachine) -> Result<(), CommandError> {
-    let loaded = config_of(&args.run)?;
-    let tokenizer = data::tokenizer(&loaded.config)?;
-    let beside = ModelFiles::open(&args.run)?;
-    let from = LoadedModel {
-        trained: WeightSource::Folder(&args.run),
-        tokenizer: tokenizer.as_ref(),
-        beside,
-        place: args.run.clone(),
-        machine,
-    };
-    draw(args, &loaded.config, &from)
-}
-
 pub(super) fn run(args: &GenerateArgs, machine: &LocalMachine) -> Result<(), CommandError> {
     if args.run.join("config.json").is_file() && !args.run.join(CONFIG).exists() {
-        return run_folder(args, machine);
+        let loaded = config_of(&args.run)?;
+        let tokenizer = data::tokenizer(&loaded.config)?;
+        let trained = WeightSource::Folder(&args.run);
+        let model = ModelSource::on_cores(trained, tokenizer.as_ref(), machine);
+        let (beside, place) = (ModelFiles::open(&args.run)?, args.run.clone());
+        return draw(args, &loaded.config, &LoadedModel { model, beside, place });
     }
     let (config, weights) = (args.run.join(CONFIG), args.run.join(WEIGHTS));
     let (loaded, checkpoint) = if config.is_file() {
@@ -210,25 +199,18 @@ pub(super) fn run(args: &GenerateArgs, machine: &LocalMachine) -> Result<(), Com
     let tokenizer = data::tokenizer_of(run, &loaded.config)?;
     let trained =
         checkpoint.as_ref().map_or(WeightSource::Weights(&weights), WeightSource::Checkpoint);
-    let beside = ModelFiles::of_run(run)?;
-    let from = LoadedModel {
-        trained,
-        tokenizer: tokenizer.as_ref(),
-        beside,
-        place: run.join(KEPT),
-        machine,
-    };
-    draw(args, &loaded.config, &from)
+    let model = ModelSource::on_cores(trained, tokenizer.as_ref(), machine);
+    let (beside, place) = (ModelFiles::of_run(run)?, run.join(KEPT));
+    draw(args, &loaded.config, &LoadedModel { model, beside, place })
 }
 
 /// A model, and what came with it.
 struct LoadedModel<'a> {
-    trained: WeightSource<'a>,
-    tokenizer: Option<&'a Tokenizer>,
+    /// On the cores in fp32.
+    model: ModelSource<'a>,
     beside: ModelFiles,
     /// The folder that it came from.
     place: PathBuf,
-    machine: &'a LocalMachine,
 }
 
 impl LoadedModel<'_> {
@@ -238,24 +220,19 @@ impl LoadedModel<'_> {
     }
 }
 
-/// The model on the device of its config, or as `--set` says; the last one counts.
-fn source<'a>(args: &GenerateArgs, config: &Config, from: &LoadedModel<'a>) -> ModelSource<'a> {
-    let mut source = ModelSource::on_cores(from.trained, from.tokenizer, from.machine);
-    if config.device == DeviceConfig::Cuda {
-        source.device = ComputeDevice::Gpu;
-    }
-    for setting in &args.set {
-        match *setting {
-            Setting::Device(on) => source.device = on,
-            Setting::Precision(precision) => source.precision = precision,
-        }
-    }
-    source
-}
-
 /// Draws and writes, or writes the logits that are asked for.
 fn draw(args: &GenerateArgs, config: &Config, from: &LoadedModel<'_>) -> Result<(), CommandError> {
-    let model = source(args, config, from);
+    let mut model = from.model;
+    if config.device == DeviceConfig::Cuda {
+        model.device = ComputeDevice::Gpu;
+    }
+    // The last one counts.
+    for setting in &args.set {
+        match *setting {
+            Setting::Device(on) => model.device = on,
+            Setting::Precision(precision) => model.precision = precision,
+        }
+    }
     let asked = match args.prompt_file.is_empty() {
         true => args.prompt.clone(),
         false => args.prompt_file.iter().map(|path| prompt_in(path)).collect::<Result<_, _>>()?,
@@ -264,7 +241,7 @@ fn draw(args: &GenerateArgs, config: &Config, from: &LoadedModel<'_>) -> Result<
         let [prompt] = &asked[..] else {
             return Err(CommandError::new(code::USAGE, "--logits takes one --prompt"));
         };
-        let prompt = default_prompt(config, from.tokenizer, prompt);
+        let prompt = default_prompt(config, model.tokenizer, prompt);
         let logits = next_logits(config, &model, &prompt)?;
         return print(&format!("{}\n", serde_json::json!({ "logits": logits })));
     }
@@ -280,7 +257,7 @@ fn draw(args: &GenerateArgs, config: &Config, from: &LoadedModel<'_>) -> Result<
             texts: args.stop.iter().map(|text| text.clone().into_bytes()).collect(),
         },
         echo: !args.chat,
-        special: !args.chat && matches!(from.trained, WeightSource::Folder(_)),
+        special: !args.chat && matches!(model.weights, WeightSource::Folder(_)),
     };
     let all = vec![TextProgress::default(); prompts.len()];
     let mut texts = Texts { all, shown: !args.json, at: (0, 0), unseen: None };
@@ -305,10 +282,10 @@ fn texts_of(
     prompts: &[String],
 ) -> Result<Vec<String>, CommandError> {
     if !args.chat {
-        let text = |prompt: &String| default_prompt(config, from.tokenizer, prompt);
+        let text = |prompt: &String| default_prompt(config, from.model.tokenizer, prompt);
         return Ok(prompts.iter().map(text).collect());
     }
-    if from.tokenizer.is_none() {
+    if from.model.tokenizer.is_none() {
         let why = "--chat needs a model whose text goes through a tokenizer: leave it out";
         return Err(CommandError::new(code::DATA, why));
     }

@@ -32,7 +32,7 @@ use clap::{Args, FromArgMatches, Parser, Subcommand};
 use config::{BOX, Config, ConfigError, Further, LoadedConfig, find_box, load_and_look};
 use device::numerics::SimdPath;
 use engine::run::Watcher;
-use exit::{CommandError, FailWith, code};
+use exit::{CommandError, Failable, code};
 use files::names::CONFIG;
 use files::output::Output;
 use files::path_text::{lines, quoted};

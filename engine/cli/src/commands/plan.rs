@@ -100,7 +100,7 @@ fn planned(args: &PlanArgs, team: &Team) -> Result<(), CommandError> {
         }
     }
     if let Some(refused) = weights::refusal(config, true) {
-        say(&format!("note: `onebox train` refuses model.from: {}", refused.message()));
+        say(&format!("note: `onebox train` refuses model.from: {}", refused.message));
     }
     // What could not be looked at is not said to fit.
     fit_result(report.verdict == Some(true))
@@ -292,14 +292,9 @@ fn step(out: &mut String, report: &Report) {
         si(step.hardware_flops * world),
     );
     for lane in step.lanes.iter().filter(|lane| lane.ops > 0) {
-        let _ = writeln!(
-            out,
-            "    {:<8} {:>7} {:<3}  {}",
-            lane.lane,
-            lane.ops,
-            of_ops(lane.ops),
-            format_bytes(lane.bytes)
-        );
+        let (name, ops, noun) = (&lane.lane, lane.ops, of_ops(lane.ops));
+        let bytes = format_bytes(lane.bytes);
+        let _ = writeln!(out, "    {name:<8} {ops:>7} {noun:<3}  {bytes}");
     }
 }
 

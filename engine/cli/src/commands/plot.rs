@@ -1,6 +1,6 @@
 //! `onebox plot`: the figures of the scripts.
 
-use super::{CommandError, FailWith, code, print};
+use super::{CommandError, Failable, code, print};
 use crate::report::plot::{Plot, PlotStyle, Series};
 use std::io::Read;
 

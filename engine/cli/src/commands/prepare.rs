@@ -1,7 +1,8 @@
 //! `onebox data prepare`: makes tokens of text once.
 
+use super::data::ReadOptions;
 use super::{
-    CommandError, ConfigArgs, FailWith, code, data, print, quoted_path, set_arguments, signals,
+    CommandError, ConfigArgs, Failable, code, data, print, quoted_path, set_arguments, signals,
 };
 use crate::report::reading::TerminalProgress;
 use ::data::{Cache, ChunkSizes, Preparation, PrepareError, PreparedData, RowSource, takes_from};
@@ -25,7 +26,7 @@ pub(super) fn run(args: &PrepareArgs, machine: &LocalMachine) -> Result<(), Comm
     let loaded = args.config.load(machine)?;
     let config = &loaded.config;
     refuse(config, &args.out)?;
-    let Some(tokenizer) = data::tokenizer(config)? else {
+    let (Some(tokenizer), Some(path)) = (data::tokenizer(config)?, &config.data.tokenizer) else {
         unreachable!("without a tokenizer nothing is prepared")
     };
     let fits = tokenizer.fits(config.model.vocab);
@@ -53,7 +54,12 @@ pub(super) fn run(args: &PrepareArgs, machine: &LocalMachine) -> Result<(), Comm
     };
     let prepared = match data.format.is_rows() {
         false => prepare(None),
-        true => data::with_rows(config, &tokenizer, |rows| prepare(Some(rows)))?,
+        true => {
+            // Its tokens are kept in a folder of the user's choice.
+            let (path, cache, how) = (Path::new(path), Cache::default(), ReadOptions::default());
+            data::with_rows(data, path, &cache, &tokenizer, how, |rows| prepare(Some(rows)))
+                .fail_with(code::DATA)?
+        }
     };
     let prepared = prepared.map_err(|error| {
         let code = match &error {

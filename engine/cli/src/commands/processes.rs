@@ -1,6 +1,6 @@
 //! The processes that a launcher has started for one run: they agree before it starts, and end with one exit code.
 
-use super::exit::{CommandError, FailWith, code};
+use super::exit::{CommandError, Failable, code};
 use config::{CheckpointWriter, Config, DeviceConfig};
 use device::Processes;
 use device::cuda::LibraryInfo;
@@ -81,7 +81,7 @@ pub(super) const SILENCE: u64 = 60;
 
 /// The processes of a run, or this one alone.
 pub(super) struct Team {
-    processes: Option<Arc<Processes>>,
+    pub(super) processes: Option<Arc<Processes>>,
     /// This process's, with the ranks that are dealt to it.
     pub(super) machine: LocalMachine,
 }
@@ -105,10 +105,6 @@ impl Team {
         }
         let machine = processes.as_deref().map(LocalMachine::of_processes).unwrap_or_default();
         Ok(Self { processes, machine })
-    }
-
-    pub(super) fn processes(&self) -> Option<Arc<Processes>> {
-        self.processes.clone()
     }
 
     pub(super) fn is_first(&self) -> bool {
@@ -148,7 +144,7 @@ impl Team {
         let Some(processes) = &self.processes else { return own };
         let told = match &own {
             Ok(done) => StageResult::Done(facts(done)),
-            Err(failed) => StageResult::Failed(failed.code(), held_back() + failed.message()),
+            Err(failed) => StageResult::Failed(failed.code, held_back() + &failed.message),
         };
         let all = self.exchange::<StageResult>(processes, what, &told)?;
         let mut first = None;
@@ -222,7 +218,7 @@ impl Team {
     /// The end of this process. All end with the exit code of process 0, which says why.
     pub(super) fn end(&self, ended: Result<(), CommandError>) -> Result<(), CommandError> {
         let Some(processes) = &self.processes else { return ended };
-        let mut own = ended.as_ref().err().map_or(0, CommandError::code);
+        let mut own = ended.as_ref().err().map_or(0, |failed| failed.code);
         if self.is_first() {
             if let Err(failed) = &ended {
                 failed.report();
@@ -232,7 +228,7 @@ impl Team {
         }
         let lost = !self.is_first() && processes.is_lost(0);
         if let (Err(failed), true) = (&ended, lost) {
-            crate::report::stderr::line(&format!("error: {}", failed.message()));
+            crate::report::stderr::line(&format!("error: {}", failed.message));
         }
         crate::report::stderr::flush();
         let left = processes.part(own);

@@ -1,6 +1,6 @@
 //! What `train --resume` and `--fork` go on from, and whether they may.
 
-use super::{CommandError, FailWith, code, data, say};
+use super::{CommandError, Failable, code, data, say};
 use ::data::{Dataset, Tokenizer};
 use checkpoint::inspect::{Summary, differences_of};
 use checkpoint::{

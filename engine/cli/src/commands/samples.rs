@@ -2,9 +2,10 @@
 
 use super::check::CheckArgs;
 use super::data::{self, ReadOptions};
-use super::{CommandError, ConfigArgs, FailWith, code, print, print_json};
+use super::{CommandError, ConfigArgs, Failable, code, print, print_json};
+use crate::generate::TokenWriter;
 use crate::report::colour;
-use ::data::{Dataset, Decoder, Document, Identity, Sample, Tokenizer};
+use ::data::{Dataset, Document, Identity, Sample, Tokenizer};
 use clap::builder::styling::{AnsiColor, Style};
 use layout::LocalMachine;
 use serde_json::json;
@@ -65,13 +66,11 @@ pub(super) fn check(args: &DataCheckArgs, machine: &LocalMachine) -> Result<(), 
 fn epochs(dataset: &Dataset, global: usize) -> String {
     let samples = dataset.num_train_samples();
     let steps = |samples: usize, share: f64| samples as f64 / (global as f64 * share);
+    let all = steps(samples, 1.0);
     let sets: Vec<_> = dataset.shares(1.0).collect();
     if sets.len() == 1 {
-        let steps = steps(samples, 1.0);
-        return format!(
-            "an epoch has {}, which are {steps:.1} steps of {global}",
-            counted_noun(samples, "sample")
-        );
+        let samples = counted_noun(samples, "sample");
+        return format!("an epoch has {samples}, which are {all:.1} steps of {global}");
     }
     let one = |(name, samples, share): (&str, usize, f64)| {
         let steps = steps(samples, share);
@@ -81,9 +80,8 @@ fn epochs(dataset: &Dataset, global: usize) -> String {
         )
     };
     let sets: Vec<_> = sets.into_iter().map(one).collect();
-    let steps = steps(samples, 1.0);
     format!(
-        "{}\ntrain.epochs: 1 is as many samples as all have together: {samples}, which are {steps:.1} steps",
+        "{}\ntrain.epochs: 1 is as many samples as all have together: {samples}, which are {all:.1} steps",
         sets.join("\n")
     )
 }
@@ -179,7 +177,7 @@ fn text(
     tokenizer: Option<&Tokenizer>,
     TextStyle { is_text, all, painted }: TextStyle,
 ) -> String {
-    let mut decoder = tokenizer.map(Tokenizer::decoder);
+    let mut writer = TokenWriter::new(tokenizer, is_text);
     let mut bytes = Vec::new();
     let (mut out, mut on) = (String::new(), [false; 2]);
     for (token, counts) in document.tokens.iter().zip(&document.counted) {
@@ -187,17 +185,13 @@ fn text(
         let next = [*counts && !all, is_control];
         if next != on || is_control {
             // What is left of a character belongs to the tokens before.
-            out += &rest(&mut decoder, &mut bytes);
+            out += &rest(&mut writer, &mut bytes);
             out += &change(on, next, painted);
             on = next;
         }
-        match (&mut decoder, is_text) {
-            (Some(decoder), _) => out += &shown(&decoder.push(*token)),
-            (None, true) => bytes.push(*token as u8),
-            (None, false) => out += &format!("{token} "),
-        }
+        bytes.extend(writer.push(*token as i32));
     }
-    out += &rest(&mut decoder, &mut bytes);
+    out += &rest(&mut writer, &mut bytes);
     out + &change(on, [false; 2], painted)
 }
 
@@ -219,10 +213,9 @@ fn change(from: [bool; 2], to: [bool; 2], painted: bool) -> String {
 }
 
 /// The end of a piece of text.
-fn rest(decoder: &mut Option<Decoder<'_>>, bytes: &mut Vec<u8>) -> String {
-    let of_bytes = shown(&String::from_utf8_lossy(bytes));
-    bytes.clear();
-    of_bytes + &decoder.as_mut().map_or_else(String::new, |decoder| shown(&decoder.rest()))
+fn rest(writer: &mut TokenWriter<'_>, bytes: &mut Vec<u8>) -> String {
+    bytes.extend(writer.rest());
+    shown(&String::from_utf8_lossy(&std::mem::take(bytes)))
 }
 
 /// Without what a terminal would obey.

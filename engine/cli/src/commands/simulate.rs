@@ -70,10 +70,9 @@ pub(super) fn run(args: &SimulateArgs, machine: &LocalMachine) -> Result<(), Com
         print(&text(config, &told))?;
         if let Some(measured) = told.measured {
             let ratio = told.step_seconds / measured;
+            let [measured, simulated] = [measured, told.step_seconds].map(seconds);
             print(&format!(
-                "\nmeasured {} per step (median); simulated {}, {ratio:.2}x as long\n",
-                seconds(measured),
-                seconds(told.step_seconds),
+                "\nmeasured {measured} per step (median); simulated {simulated}, {ratio:.2}x as long\n"
             ))?;
         }
         if !told.fits {
@@ -170,27 +169,18 @@ fn text(config: &Config, told: &SimulationReport) -> String {
     }
     let _ = writeln!(out, "\nlanes of rank 0      busy   of the step");
     for lane in told.lanes.iter().filter(|lane| lane.ops > 0) {
-        let _ = writeln!(
-            out,
-            "  {:<8} {:>14}   {:>5.1} %   {:>7} {:<3}  {}",
-            lane.lane,
-            seconds(lane.seconds),
-            100.0 * lane.share,
-            lane.ops,
-            of_ops(lane.ops),
-            format_bytes(lane.bytes),
-        );
+        let (name, ops, noun) = (&lane.lane, lane.ops, of_ops(lane.ops));
+        let (time, share, bytes) =
+            (seconds(lane.seconds), 100.0 * lane.share, format_bytes(lane.bytes));
+        let _ =
+            writeln!(out, "  {name:<8} {time:>14}   {share:>5.1} %   {ops:>7} {noun:<3}  {bytes}");
     }
     if told.driver_calls > 0 {
-        let (submits, share) =
-            (told.submitting_seconds, told.submitting_seconds / told.unclipped_seconds);
+        let (time, calls) = (seconds(told.submitting_seconds), told.driver_calls);
+        let share = 100.0 * (told.submitting_seconds / told.unclipped_seconds);
         let _ = writeln!(
             out,
-            "  {:<8} {:>14}   {:>5.1} %   {:>7} calls of the driver, by the thread that submits",
-            "(thread)",
-            seconds(submits),
-            100.0 * share,
-            told.driver_calls,
+            "  (thread) {time:>14}   {share:>5.1} %   {calls:>7} calls of the driver, by the thread that submits"
         );
     }
     if told.one_communication_queue {
@@ -200,11 +190,8 @@ fn text(config: &Config, told: &SimulationReport) -> String {
              communicators side by side"
         );
     }
-    let _ = writeln!(
-        out,
-        "  {:.0} % of the offload's work is hidden behind computing",
-        100.0 * told.overlap
-    );
+    let overlap = 100.0 * told.overlap;
+    let _ = writeln!(out, "  {overlap:.0} % of the offload's work is hidden behind computing");
     let _ = writeln!(out, "\nwhat the step waits for, one after the other");
     for part in
         told.critical_path.iter().filter(|part| part.seconds > 0.005 * told.unclipped_seconds)

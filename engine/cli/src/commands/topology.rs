@@ -1,6 +1,6 @@
 //! `onebox topology`: the box, the placement, what is wrong.
 
-use super::{CommandError, FailWith, code, print, print_json};
+use super::{CommandError, Failable, code, print, print_json};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use topology::report::{self, ReportSubject};

@@ -13,11 +13,11 @@ use self::follower::{Follower, RollbackTarget, Start};
 pub(super) use self::prepared::check_memory;
 use self::prepared::{PreparedRun, prepare};
 use self::watch::Watch;
-use super::check::count;
+use super::check::model_words;
 use super::processes::{SILENCE, Team};
 use super::signals::{self, Signals, StartupNotice};
 use super::trace::{self, TraceArgs};
-use super::{CommandError, ConfigArgs, FailWith, SimdArg, code, say};
+use super::{CommandError, ConfigArgs, Failable, SimdArg, code, say};
 use crate::report::progress::Progress;
 use crate::report::stderr;
 use checkpoint::Checkpoint;
@@ -151,7 +151,7 @@ impl PreparedRun {
             stop: Arc::clone(&signals.stop),
             watcher: Some(args.watcher(&signals.starting)),
             copies_states: Some(self.looked.copies_states),
-            processes: team.processes(),
+            processes: team.processes.clone(),
             stuck: Some(StuckHandler { after: Duration::from_secs(10), call: end_without }),
             ..RunOptions::default()
         }
@@ -289,16 +289,11 @@ impl Session<'_> {
         let config = &self.run.loaded.config;
         let (m, p) = (&config.model, &config.parallel);
         self.say(&format!(
-            "run     {}\nmodel   {} parameters: {}, hidden {}, {}, {}, vocabulary {}\n\
+            "run     {}\nmodel   {}\n\
              layout  TP {} x DP {}{} on {}, {:?}; optimizer on {:?}, update {} by {}\n\
              batch   {} x {} in {} per rank\ndata    {}",
             self.dir.shown(),
-            count(self.run.built.decoder.shape().parameters() as f64),
-            counted(m.layers, "layer"),
-            m.hidden,
-            counted(m.heads, "head"),
-            counted(m.seq_len, "token"),
-            m.vocab,
+            model_words(m, self.run.built.decoder.shape().parameters() as f64),
             p.tensor,
             p.data,
             if p.sequence { ", sequence parallel" } else { "" },
@@ -336,11 +331,9 @@ impl Session<'_> {
         let machine = &self.run.built.machine;
         let all = &machine.cuda().gpus;
         let name = all.first().map_or("GPU", |gpu| gpu.name.as_str());
-        match all.len() {
-            n if n < machine.ranks(config) => {
-                format!("{n} x {name}, shared by {}", counted(ranks, "rank"))
-            }
-            _ => format!("{ranks} x {name}"),
+        match machine.ranks(config) > all.len() {
+            true => format!("{} x {name}, shared by {}", all.len(), counted(ranks, "rank")),
+            false => format!("{ranks} x {name}"),
         }
     }
 

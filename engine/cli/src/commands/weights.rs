@@ -66,8 +66,8 @@ pub(super) fn load(
         let asked = starts && valid.has(&["model.from", "model.weights", "device"]);
         let refused = asked.then(|| refusal(config, valid.is_all())).flatten();
         let Some(refused) = refused else { return more(config, valid) };
-        of_folder.set(Some(refused.code()));
-        let mut all = vec![("model.from", refused.message().to_owned(), String::new())];
+        of_folder.set(Some(refused.code));
+        let mut all = vec![("model.from", refused.message, String::new())];
         // With a tokenizer of that folder nothing is read.
         let (from, tokenizer) = (&config.model.from, &config.data.tokenizer);
         if !from.iter().zip(tokenizer).any(|(from, of)| Path::new(of).starts_with(from)) {

@@ -155,11 +155,9 @@ impl Curves {
 
     /// Steps whose updates ahead of the decision were committed, made again, and not tried; none where the run makes none.
     pub(crate) fn ahead(&self) -> Option<[usize; 3]> {
+        use SpeculationOutcome::{Committed, No, Redone};
         let of = |what| self.steps.iter().filter(|step| step.ahead == Some(what)).count();
-        let all = {
-            use SpeculationOutcome::{Committed, No, Redone};
-            [Committed, Redone, No].map(of)
-        };
+        let all = [Committed, Redone, No].map(of);
         (all != [0; 3]).then_some(all)
     }
 

@@ -286,7 +286,7 @@ impl Plot<'_> {
         }
         // A line that the others should reach is above them.
         let below = self.series.iter().any(|series| series.ideal);
-        let mut values = Values { below, floor: corner.1 + tall as i32, points: Vec::new() };
+        let mut values: Vec<Value> = Vec::new();
         let groups = self.series.len().max(1) as f64;
         // What the others are compared with lies beneath them.
         let mut order: Vec<usize> = (0..self.series.len()).collect();
@@ -304,7 +304,7 @@ impl Plot<'_> {
                         let bar = [(begin, floor), (begin + 0.74 / groups, y)];
                         chart.draw_series([Rectangle::new(bar, colour.filled())])?;
                         let end = chart.backend_coord(&(begin + 0.37 / groups, y));
-                        values.points.push((end, y, INK));
+                        values.push((end, y, INK));
                     }
                 }
                 PlotStyle::Curves | PlotStyle::Dots => {
@@ -325,13 +325,13 @@ impl Plot<'_> {
                         for point in points {
                             let dot = Circle::new(point, 7 * FINE / 2, colour.filled());
                             chart.draw_series([dot])?;
-                            values.points.push((chart.backend_coord(&point), point.1, colour));
+                            values.push((chart.backend_coord(&point), point.1, colour));
                         }
                     }
                 }
             }
         }
-        values.draw(root, dots)
+        draw_values(root, &values, below, corner.1 + tall as i32, dots)
     }
 
     /// The names of the series in their colours, where there are several; returns where the plot begins.
@@ -357,54 +357,51 @@ impl Plot<'_> {
     }
 }
 
-/// Values above or below their points, where nothing else is.
-struct Values {
-    /// Where they rather stand.
-    below: bool,
-    /// The lower end of the plot.
-    floor: i32,
-    /// Middle and upper or lower end of each point, its value and colour.
-    points: Vec<((i32, i32), f64, RGBColor)>,
-}
+/// A value above or below its point: this one's middle and upper or lower end, the value, and its colour.
+type Value = ((i32, i32), f64, RGBColor);
 
-impl Values {
-    fn draw<'a>(self, root: &Area<'a>, dots: bool) -> DrawResult<'a> {
-        // Left, right, top, bottom.
-        let mut taken: Vec<[i32; 4]> = Vec::new();
-        let far = 5 * FINE;
-        if dots {
-            taken.extend(
-                self.points.iter().map(|((x, y), ..)| [x - far, x + far, y - far + 1, y + far - 1]),
-            );
-        }
-        for ((x, y), value, colour) in self.points {
-            let (text, size) = (short(value), TEXT - 2);
-            let (wide, tall) = (width_of(&text, size) * FINE / 2, size * FINE);
-            let places = [
-                [x - wide, x + wide, y - far - tall, y - far],
-                [x - wide, x + wide, y + far, y + far + tall],
-            ];
-            let order = if self.below { [1, 0] } else { [0, 1] };
-            // Below the end of a bar is the bar.
-            let places = order.iter().take(if dots { 2 } else { 1 }).map(|&side| places[side]);
-            let free = |place: &[i32; 4]| {
-                let meets = |other: &[i32; 4]| {
-                    place[0] < other[1]
-                        && other[0] < place[1]
-                        && place[2] < other[3]
-                        && other[2] < place[3]
-                };
-                place[3] <= self.floor && !taken.iter().any(meets)
-            };
-            if let Some(place) = places.clone().find(free) {
-                taken.push(place);
-                let at = Pos::new(HPos::Center, VPos::Center);
-                let middle = (x, (place[2] + place[3]) / 2);
-                root.draw(&Text::new(text, middle, letters(size, &colour, at)))?;
-            }
-        }
-        Ok(())
+/// Draws values where nothing else is, and rather `below`. `floor`: the lower end of the plot.
+fn draw_values<'a>(
+    root: &Area<'a>,
+    points: &[Value],
+    below: bool,
+    floor: i32,
+    dots: bool,
+) -> DrawResult<'a> {
+    // Left, right, top, bottom.
+    let mut taken: Vec<[i32; 4]> = Vec::new();
+    let far = 5 * FINE;
+    if dots {
+        taken
+            .extend(points.iter().map(|((x, y), ..)| [x - far, x + far, y - far + 1, y + far - 1]));
     }
+    for &((x, y), value, colour) in points {
+        let (text, size) = (short(value), TEXT - 2);
+        let (wide, tall) = (width_of(&text, size) * FINE / 2, size * FINE);
+        let places = [
+            [x - wide, x + wide, y - far - tall, y - far],
+            [x - wide, x + wide, y + far, y + far + tall],
+        ];
+        let order = if below { [1, 0] } else { [0, 1] };
+        // Below the end of a bar is the bar.
+        let places = order.iter().take(if dots { 2 } else { 1 }).map(|&side| places[side]);
+        let free = |place: &[i32; 4]| {
+            let meets = |other: &[i32; 4]| {
+                place[0] < other[1]
+                    && other[0] < place[1]
+                    && place[2] < other[3]
+                    && other[2] < place[3]
+            };
+            place[3] <= floor && !taken.iter().any(meets)
+        };
+        if let Some(place) = places.clone().find(free) {
+            taken.push(place);
+            let at = Pos::new(HPos::Center, VPos::Center);
+            let middle = (x, (place[2] + place[3]) / 2);
+            root.draw(&Text::new(text, middle, letters(size, &colour, at)))?;
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

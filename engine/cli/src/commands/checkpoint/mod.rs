@@ -5,7 +5,7 @@ mod exchange;
 mod reshard;
 mod show;
 
-use super::{CommandError, FailWith, code, print, print_json, say};
+use super::{CommandError, Failable, code, print, print_json, say};
 use checkpoint::inspect::{checkpoints_of, open_newest, verify};
 use checkpoint::rewrite::{RewriteError, SealedCheckpoint};
 use checkpoint::{Checkpoint, CheckpointError, RunFolder};

@@ -1,6 +1,6 @@
 //! `onebox checkpoint reshard`.
 
-use super::super::{CommandError, FailWith, code, data, say};
+use super::super::{CommandError, Failable, code, data, say};
 use super::{NewRun, open, run_of};
 use ::data::model_files::ModelFiles;
 use checkpoint::inspect::Summary;

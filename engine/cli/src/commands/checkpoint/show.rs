@@ -1,6 +1,6 @@
 //! `onebox checkpoint show`.
 
-use super::super::check::count;
+use super::super::check::model_words;
 use super::super::{CommandError, print, print_json};
 use super::InspectionArgs;
 use crate::report::curves;
@@ -27,38 +27,23 @@ fn text(summary: &Summary, others: &[String]) -> Result<String, CommandError> {
     let (m, p) = (&config.model, &config.parallel);
     let tensors = summary.tensors();
     let parameters: usize = tensors.iter().map(|t| t.elements).sum();
+    let (bytes, files) = (format_bytes(summary.bytes()), counted(summary.num_files(), "file"));
+    let (tensor, data, precision) = (p.tensor, p.data, config.precision);
     let mut lines = vec![("checkpoint", summary.path().display().to_string())];
     if !others.is_empty() {
         lines.push(("others", format!("{} of this run", others.join(", "))));
     }
     lines.extend(summary.lines());
-    lines.push((
-        "states",
-        format!(
-            "{} in {}: fp32 parameters and Adam's two moments",
-            format_bytes(summary.bytes()),
-            counted(summary.num_files(), "file")
+    lines.extend([
+        ("states", format!("{bytes} in {files}: fp32 parameters and Adam's two moments")),
+        ("model", model_words(m, parameters as f64)),
+        (
+            "layout",
+            format!(
+                "written by TP {tensor} x DP {data}, {precision:?}; any layout can go on from it"
+            ),
         ),
-    ));
-    lines.push((
-        "model",
-        format!(
-            "{} parameters: {}, hidden {}, {}, {}, vocabulary {}",
-            count(parameters as f64),
-            counted(m.layers, "layer"),
-            m.hidden,
-            counted(m.heads, "head"),
-            counted(m.seq_len, "token"),
-            m.vocab
-        ),
-    ));
-    lines.push((
-        "layout",
-        format!(
-            "written by TP {} x DP {}, {:?}; any layout can go on from it",
-            p.tensor, p.data, config.precision
-        ),
-    ));
+    ]);
     let mut text = String::new();
     for (what, words) in lines {
         // Writing to a String cannot fail.

@@ -2,7 +2,7 @@
 //! large models have millions of them.
 
 use super::defect;
-use crate::commands::{CommandError, FailWith, code, seen};
+use crate::commands::{CommandError, Failable, code, seen};
 use crate::report::progress::si;
 use config::Config;
 use files::path_text::lines;

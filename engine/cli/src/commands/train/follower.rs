@@ -77,8 +77,8 @@ impl Follower<'_> {
         let opened = self.open(&start);
         let (dir, first) = self.team.all("ready", opened, |_| Vec::new())?;
         let (folder, mut from) = (RunFolder::of(&dir), first.clone());
-        let mut rollback_history =
-            from.as_ref().map(|from| from.rollback_history().clone()).unwrap_or_default();
+        let stored = from.as_ref().map(|from| from.rollback_history().clone());
+        let mut rollback_history = stored.unwrap_or_default();
         loop {
             let PreparedRun { loaded, built, data, .. } = self.run;
             let pretrained = match from {
@@ -102,9 +102,9 @@ impl Follower<'_> {
                 Some(RollbackTarget::Start) => first.clone(),
                 Some(RollbackTarget::Own(step)) => Some(Arc::new(earlier(&folder, step)?)),
             };
-            rollback_history = from.as_ref().map_or(rollback_history.clone(), |from| {
-                rollback_history.with_rollback(from.step())
-            });
+            if let Some(from) = &from {
+                rollback_history = rollback_history.with_rollback(from.step());
+            }
         }
     }
 
@@ -124,13 +124,11 @@ impl Follower<'_> {
             Ok(_) => "another file".to_owned(),
             Err(error) => error.to_string(),
         };
-        Err(CommandError::new(
-            code::NO_RUN_DIR,
-            format!(
-                "{}: its lock is not that of process 0 ({why}): the run directory must be on a file system that all nodes share",
-                start.dir.display()
-            ),
-        ))
+        let why = format!(
+            "{}: its lock is not that of process 0 ({why}): the run directory must be on a file system that all nodes share",
+            start.dir.display()
+        );
+        Err(CommandError::new(code::NO_RUN_DIR, why))
     }
 }
 
