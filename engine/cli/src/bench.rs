@@ -8,19 +8,20 @@ mod copies;
 pub mod gpu_box;
 mod node_memory;
 
-pub use adam::{Case, Row, adam, cases, state_name};
+pub use adam::{Case, Row, adam, cases};
 pub(crate) use box_text::OUTPUT as BOX_OF_GPUS;
 pub use compute::{Collective, MatmulShape, Product, collectives, products};
 pub use copies::{Copies, TILE_BYTES, TileCopies, copies};
 use node_memory::Node;
 pub use node_memory::{NodeMemory, memory};
 
+use crate::single_rank::{ALONE, inline, on_gpu};
 use config::{Config, DeviceConfig};
 use data::Dataset;
 use device::cpu::{self, CpuOptions, Lanes};
-use device::cuda::{self, Collectives, CudaOptions, Peers};
+use device::cuda::{self, Peers};
 use device::{
-    Arena, Communicator, Device, Dtype, Error, HostWork, Lane, Op, Plan, Rank, ThreadTeam,
+    Arena, Communicator, Device, Dtype, Error, HostPlace, Lane, Op, Plan, Rank, ThreadTeam,
 };
 use engine::metrics;
 use engine::run::{Message, RunError, RunOptions, StepReport, train};
@@ -30,20 +31,8 @@ use layout::placement::place_on;
 use serde::Serialize;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
-
-/// What to measure of training steps.
-#[derive(Clone, Debug)]
-pub struct StepBench {
-    /// Steps that are measured, after one that is not.
-    pub steps: usize,
-    /// FLOPs of the model in a step, without recomputation.
-    pub model_flops: f64,
-    /// 10^12 a second that a large product of the same type reaches.
-    pub ceiling_tflops: f64,
-    /// Where spans of ops are noted, if anywhere.
-    pub trace: Option<Arc<device::Trace>>,
-}
 
 /// Times of training steps.
 #[derive(Clone, Debug, Serialize)]
@@ -76,45 +65,36 @@ const REPEATS: usize = 5;
 #[derive(Default)]
 struct BenchPlace {
     gpu: Option<usize>,
-    host: device::HostPlace,
+    host: HostPlace,
     link: Option<f64>,
 }
 
 /// The place of the only rank; the default if the machine cannot be examined.
 fn place(local: &LocalMachine) -> BenchPlace {
-    let Some(machine) = local.topology() else { return BenchPlace::default() };
-    let lone = topology::Request { tp: 1, dp: 1, ..topology::Request::default() };
-    let gpus: Vec<_> = local.cuda().gpus.iter().map(|gpu| gpu.pci).collect();
-    let Ok((placement, numbers)) = place_on(machine, &lone, &gpus) else {
-        return BenchPlace::default();
+    let place = || {
+        let machine = local.topology()?;
+        let lone = topology::Request { tp: 1, dp: 1, ..topology::Request::default() };
+        let gpus: Vec<_> = local.cuda().gpus.iter().map(|gpu| gpu.pci).collect();
+        let (placement, numbers) = place_on(machine, &lone, &gpus).ok()?;
+        let rank = placement.ranks.first()?;
+        let at = rank.gpu.and_then(|pci| machine.gpus.iter().position(|gpu| gpu.pci == pci));
+        let link = at.and_then(|gpu| machine.host_gb_per_s_alone(gpu));
+        Some(BenchPlace { gpu: numbers.first().copied(), host: rank.into(), link })
     };
-    let Some(rank) = placement.ranks.first() else { return BenchPlace::default() };
-    let at = rank.gpu.and_then(|pci| machine.gpus.iter().position(|gpu| gpu.pci == pci));
-    let link = at.and_then(|gpu| machine.host_gb_per_s_alone(gpu));
-    BenchPlace { gpu: numbers.first().copied(), host: rank.into(), link }
+    place().unwrap_or_default()
 }
 
 /// Opens a device with the only rank.
 fn open(plan: Plan, on_cuda: bool, place: &BenchPlace) -> Result<Device, Error> {
     let (world, plan) = (Communicator::new(1, 1, PATIENCE), Arc::new(plan));
-    let rank = Rank { tp: 0, tp_size: 1, dp: 0, dp_size: 1 };
     if on_cuda {
-        let collectives = Collectives::Auto;
-        let (gpu, host) = (place.gpu, place.host.clone());
-        let (work, warm_up) = (HostWork::default(), Arc::default());
-        let peers = Arc::new(Peers::new(1));
-        let options =
-            CudaOptions { gpu, host, peers, collectives, scratch: 0, work, programs: &[], warm_up };
-        return cuda::open(rank, &plan, &world, &options);
+        let options = on_gpu(place.gpu, place.host.clone(), &Arc::new(Peers::new(1)));
+        return cuda::open(ALONE, &plan, &world, &options);
     }
-    let options = CpuOptions {
-        lanes: Lanes::Threads { chaos_us: 0 },
-        memory_limit: u64::MAX,
-        host: device::HostPlace::default(),
-        scratch: cpu::ScratchFloats::new(1, 1, PRODUCT_ON_CPU, 0),
-        work: HostWork::default(),
-    };
-    cpu::open(rank, &plan, &world, &options)
+    let scratch = cpu::ScratchFloats::new(1, 1, PRODUCT_ON_CPU, 0);
+    let lanes = Lanes::Threads { chaos_us: 0 };
+    let options = CpuOptions { lanes, ..inline(HostPlace::default(), scratch, None) };
+    cpu::open(ALONE, &plan, &world, &options)
 }
 
 /// Opens a virtual GPU whose kernels run on `team`, with its host memory on `node`.
@@ -124,35 +104,48 @@ fn open_on_host(
     small_pages: bool,
     node: &Node,
 ) -> Result<Device, Error> {
-    let (world, rank) =
-        (Communicator::new(1, 1, PATIENCE), Rank { tp: 0, tp_size: 1, dp: 0, dp_size: 1 });
-    let nodes = node.id.into_iter().collect();
-    let host = device::HostPlace {
-        nodes,
-        cpus: node.cpus.clone(),
-        small_pages,
-        ..device::HostPlace::default()
-    };
-    let options = CpuOptions {
-        lanes: Lanes::Inline,
-        memory_limit: u64::MAX,
-        host,
-        scratch: cpu::ScratchFloats::default(),
-        work: HostWork { team, ..HostWork::default() },
-    };
-    cpu::open(rank, &Arc::new(plan), &world, &options)
+    let (nodes, cpus) = (node.id.into_iter().collect(), node.cpus.clone());
+    let host = HostPlace { nodes, cpus, small_pages, ..HostPlace::default() };
+    let world = Communicator::new(1, 1, PATIENCE);
+    cpu::open(ALONE, &Arc::new(plan), &world, &inline(host, cpu::ScratchFloats::default(), team))
 }
 
-/// Seconds of the fastest of [`REPEATS`] rounds, after one that is not counted.
-fn fastest(mut work: impl FnMut() -> Result<(), Error>) -> Result<f64, Error> {
+/// Seconds of `work`.
+fn timed(work: impl FnOnce() -> Result<(), Error>) -> Result<f64, Error> {
+    let started = Instant::now();
     work()?;
-    let mut least = f64::INFINITY;
-    for _ in 0..REPEATS {
-        let started = Instant::now();
-        work()?;
-        least = least.min(started.elapsed().as_secs_f64());
-    }
-    Ok(least)
+    Ok(started.elapsed().as_secs_f64())
+}
+
+/// Seconds of each of `count` rounds, after one that is not counted.
+fn rounds(count: usize, mut work: impl FnMut() -> Result<(), Error>) -> Result<Vec<f64>, Error> {
+    work()?;
+    (0..count).map(|_| timed(&mut work)).collect()
+}
+
+/// Seconds of the fastest of [`REPEATS`] rounds.
+fn fastest(work: impl FnMut() -> Result<(), Error>) -> Result<f64, Error> {
+    Ok(rounds(REPEATS, work)?.into_iter().fold(f64::INFINITY, f64::min))
+}
+
+/// What `work` gives in a thread of each of several ranks at once.
+fn all_at_once<T: Send>(
+    world: &Communicator,
+    ranks: usize,
+    work: impl Fn(Rank) -> Result<T, Error> + Sync,
+) -> Result<Vec<T>, Error> {
+    let work = &work;
+    std::thread::scope(|scope| {
+        let spawn = |rank: Rank| {
+            let started = std::thread::Builder::new().spawn_scoped(scope, move || work(rank));
+            started.map_err(|error| world.not_started(rank, &error))
+        };
+        let threads: Vec<_> = Rank::all(1, ranks).map(spawn).collect();
+        let join = |thread: Result<ScopedJoinHandle<'_, _>, Error>| {
+            thread?.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        threads.into_iter().map(join).collect()
+    })
 }
 
 fn memcpy(bytes: usize) -> f64 {
@@ -205,7 +198,8 @@ fn product_of_shape(
     Ok(2.0 * (m * n * k) as f64 * count as f64 / seconds / 1e12)
 }
 
-/// Measures steps of `config`. Nothing is written or evaluated.
+/// Measures `count` steps of `config`, each of which has so many FLOPs of the model, without recomputation; `ceiling_tflops`:
+/// what a large product of the same type reaches. Spans of ops are noted in `trace`. Nothing is written or evaluated.
 ///
 /// # Errors
 /// As [`train`].
@@ -213,9 +207,11 @@ pub fn steps(
     config: &Config,
     layout: &RankLayout,
     data: &Arc<Dataset>,
-    bench: StepBench,
+    count: usize,
+    model_flops: f64,
+    ceiling_tflops: f64,
+    trace: Option<Arc<device::Trace>>,
 ) -> Result<StepTimes, RunError> {
-    let StepBench { steps: count, model_flops, ceiling_tflops, trace } = bench;
     let mut config = config.clone();
     // More steps than are measured: an evaluation follows the last step of a run.
     config.train.steps = count as u64 + 4;

@@ -14,7 +14,7 @@ use data::{Decoder, Tokenizer};
 use device::cuda::WIDEST_HEAD;
 use device::random;
 use layout::LocalMachine;
-use model::{Model, ModelSize, SampleTokens};
+use model::{Model, SampleTokens};
 pub use sampling::{Sampling, StopCondition};
 use sampling::{Tail, draw};
 use std::path::{Path, PathBuf};
@@ -107,10 +107,6 @@ impl<'a> ModelSource<'a> {
             precision: Precision::Fp32,
         }
     }
-
-    fn open(&self, config: &Config, size: ModelSize) -> Result<Model, GenerateError> {
-        Model::open(config, self, size)
-    }
 }
 
 /// Why a text ends.
@@ -149,16 +145,25 @@ struct Text<'a> {
 }
 
 /// Turns tokens into text.
-enum TokenWriter<'a> {
+pub(crate) enum TokenWriter<'a> {
     /// With a tokenizer.
     Text(Decoder<'a>),
     Bytes,
     Numbers,
 }
 
-impl TokenWriter<'_> {
+impl<'a> TokenWriter<'a> {
+    /// Without a tokenizer tokens are bytes where `is_text`.
+    pub(crate) fn new(tokenizer: Option<&'a Tokenizer>, is_text: bool) -> Self {
+        match tokenizer {
+            Some(tokenizer) => Self::Text(tokenizer.decoder()),
+            None if is_text => Self::Bytes,
+            None => Self::Numbers,
+        }
+    }
+
     /// The text that `token` adds.
-    fn push(&mut self, token: i32) -> Vec<u8> {
+    pub(crate) fn push(&mut self, token: i32) -> Vec<u8> {
         match self {
             Self::Text(decoder) => decoder.push(token as u32).into_bytes(),
             Self::Bytes => vec![token as u8],
@@ -167,7 +172,7 @@ impl TokenWriter<'_> {
     }
 
     /// The text that is left at the end.
-    fn rest(&mut self) -> Vec<u8> {
+    pub(crate) fn rest(&mut self) -> Vec<u8> {
         match self {
             Self::Text(decoder) => decoder.rest().into_bytes(),
             Self::Bytes | Self::Numbers => Vec::new(),
@@ -189,11 +194,6 @@ pub fn generate(
 ) -> Result<(), GenerateError> {
     let tokenizer = from.tokenizer;
     let bytes = config.data.format.is_bytes() && tokenizer.is_none();
-    let written = || match tokenizer {
-        Some(tokenizer) => TokenWriter::Text(tokenizer.decoder()),
-        None if bytes => TokenWriter::Bytes,
-        None => TokenWriter::Numbers,
-    };
     // Larger numbers are no bytes, or no tokens.
     let known = tokenizer.map_or(if bytes { 256 } else { usize::MAX }, Tokenizer::vocab);
     let text = |prompt: &String| -> Result<Text<'_>, GenerateError> {
@@ -206,21 +206,14 @@ pub fn generate(
             }
             None => tokens.clone(),
         };
-        let prompt = tokens.len();
-        Ok(Text {
-            tokens,
-            prompt,
-            own,
-            written: written(),
-            tail: sampling.stop.tail(),
-            over: false,
-        })
+        let (prompt, tail) = (tokens.len(), sampling.stop.tail());
+        let written = TokenWriter::new(tokenizer, bytes);
+        Ok(Text { tokens, prompt, own, written, tail, over: false })
     };
     let mut texts: Vec<Text<'_>> = prompts.iter().map(text).collect::<Result<_, _>>()?;
     let longest = texts.iter().map(|text| text.tokens.len()).max().unwrap_or(0);
     let context = longest.saturating_add(sampling.tokens).clamp(1, config.model.seq_len);
-    let mut model =
-        from.open(config, ModelSize { context, samples: texts.len().clamp(1, TOGETHER) })?;
+    let mut model = Model::open(config, from, context, texts.len().clamp(1, TOGETHER))?;
     for (group, texts) in texts.chunks_mut(TOGETHER).enumerate() {
         let mut emit = |i: usize, piece: Piece<'_>| emit(group * TOGETHER + i, piece);
         if !extend_texts(&mut model, texts, known, sampling, &mut emit)? {
@@ -264,8 +257,8 @@ fn extend_texts(
             }
         }
     }
-    let left = texts.iter_mut().enumerate().filter(|(_, text)| !text.over);
-    Ok(left.into_iter().all(|(i, text)| text.end(End::Length, &mut |piece| emit(i, piece))))
+    let mut left = texts.iter_mut().enumerate().filter(|(_, text)| !text.over);
+    Ok(left.all(|(i, text)| text.end(End::Length, &mut |piece| emit(i, piece))))
 }
 
 impl Text<'_> {
@@ -308,7 +301,7 @@ pub fn next_logits(
     let special = matches!(from.weights, WeightSource::Folder(_));
     let tokens = tokens_of(config, from.tokenizer, text, special)?;
     let context = tokens.len().min(config.model.seq_len);
-    let mut model = from.open(config, ModelSize { context, samples: 1 })?;
+    let mut model = Model::open(config, from, context, 1)?;
     Ok(model.next(&[SampleTokens { sample: 0, tokens: &tokens }])?.remove(0))
 }
 

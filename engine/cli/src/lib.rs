@@ -4,3 +4,4 @@ pub mod bench;
 pub mod commands;
 pub mod generate;
 pub mod report;
+mod single_rank;

@@ -1,7 +1,10 @@
 //! What a change of a key means for a run that is resumed.
 
+use serde::Serialize;
+
 /// How far a change of a key reaches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum ResumeEffect {
     /// Nothing that training computes changes.
     Harmless,

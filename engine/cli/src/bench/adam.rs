@@ -2,7 +2,7 @@
 //! compute nothing, and with other states and instructions. Other load on the machine affects all of them alike.
 
 use super::node_memory::Node;
-use super::{median, open_on_host};
+use super::{median, open_on_host, timed};
 use config::TILE_ELEMENTS as TILE;
 use device::numerics::SimdPath;
 use device::{Arena, Device, Dtype, Error, HostOp, Lane, Plan, Tensor, ThreadTeam};
@@ -39,7 +39,7 @@ pub struct Row {
     /// Instructions.
     pub path: &'static str,
     /// How states are kept.
-    pub state: &'static str,
+    pub state: String,
     /// Number of kernel threads.
     pub threads: usize,
     /// Page size that was asked for, in KiB.
@@ -71,27 +71,18 @@ impl Row {
     }
 }
 
-/// Name of a state, as `offload.master` and `offload.moments` make it.
-pub const fn state_name(storage: Storage) -> &'static str {
-    match (storage.split_master, matches!(storage.moments, Dtype::Bf16)) {
-        (false, false) => "fp32",
-        (true, false) => "split",
-        (false, true) => "bf16",
-        (true, true) => "split+bf16",
-    }
-}
-
 impl Case {
-    /// [`state_name`], with the word `ahead` where the update is one ahead of the decision.
-    pub fn state_name(&self) -> &'static str {
+    /// Name of its states, as `offload.master` and `offload.moments` make them, and whether the update is one ahead of the
+    /// decision.
+    pub fn state_name(&self) -> String {
         let Storage { moments, split_master } = self.storage;
-        match (self.ahead, split_master, moments) {
-            (false, ..) => state_name(self.storage),
-            (true, false, Dtype::Bf16) => "bf16 ahead",
-            (true, true, Dtype::Bf16) => "split+bf16 ahead",
-            (true, false, _) => "fp32 ahead",
-            (true, true, _) => "split ahead",
-        }
+        let name = match (split_master, moments) {
+            (false, Dtype::Bf16) => "bf16",
+            (true, Dtype::Bf16) => "split+bf16",
+            (false, _) => "fp32",
+            (true, _) => "split",
+        };
+        if self.ahead { format!("{name} ahead") } else { name.to_owned() }
     }
 }
 
@@ -171,11 +162,9 @@ pub(super) fn adam_on(
         }
         write_control(&dev, *control)?;
     }
-    let timed = |op: &Arc<HostOp>| {
-        let started = Instant::now();
+    let run = |op: &Arc<HostOp>| {
         dev.submit_host(op, 0);
-        dev.sync(dev.record(Lane::Host))?;
-        Ok::<f64, Error>(started.elapsed().as_secs_f64())
+        dev.sync(dev.record(Lane::Host))
     };
     let count = params.div_ceil(TILE);
     // Cases of the same states share tensors; none finds a tile in the caches that another one has just left there.
@@ -193,7 +182,8 @@ pub(super) fn adam_on(
                 case.path.choose().map_err(refused)?;
                 let (_, ((tiles, _), _)) = &states[of_case[number]];
                 let [tile, other] = [0, 1].map(|of| at(turn, 2 * number + of));
-                let (first, second) = (timed(&tiles[tile][0])?, timed(&tiles[other][1])?);
+                let (first, second) =
+                    (timed(|| run(&tiles[tile][0]))?, timed(|| run(&tiles[other][1]))?);
                 *pass += first;
                 update[tile].push(first);
                 traffic[other].push(second);

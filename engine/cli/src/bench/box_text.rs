@@ -1,7 +1,7 @@
 //! A [`GpuBox`] as a box file: each key stands below what was measured for it, and how.
 
-use super::MatmulShape;
 use super::gpu_box::{ConcurrentRates, GpuBox, Products};
+use super::{MatmulShape, NodeMemory, Row};
 use device::Dtype;
 use files::output::Output;
 use files::utc::Utc;
@@ -46,14 +46,12 @@ impl GpuBox {
     }
 
     /// The figures that could not be measured, with their effect on a simulation.
-    pub fn missing(&self) -> Vec<String> {
-        match (&self.together, self.gpus) {
-            (Err(why), 2..) => vec![format!(
-                "copies and sums of all GPUs at once are not measured: {why}; a simulation gives each GPU the link that \
-                 one GPU alone reached, and what goes between GPUs takes these links"
-            )],
-            _ => Vec::new(),
-        }
+    pub fn missing(&self) -> Option<String> {
+        let why = self.together.as_ref().err().filter(|_| self.gpus > 1)?;
+        Some(format!(
+            "copies and sums of all GPUs at once are not measured: {why}; a simulation gives each GPU the link that \
+             one GPU alone reached, and what goes between GPUs takes these links"
+        ))
     }
 
     fn head(&self, text: &mut Text) {
@@ -109,30 +107,26 @@ impl GpuBox {
     }
 
     fn peers(&self, text: &mut Text) {
-        let link = self.link();
-        match &self.together {
-            Err(why) if self.gpus > 1 => {
+        let sums = match &self.together {
+            Ok(together) => together.sums,
+            Err(_) if self.gpus < 2 => return,
+            Err(why) => {
                 text.say(&format!("Not measured, so `peer_gb_per_s` is left out: {why}."));
+                return;
             }
-            Err(_) => {}
-            Ok(together) => {
-                let way = if self.nccl.is_ok() { "NCCL's" } else { "onebox's in-process" };
-                let measured = format!(
-                    "Measured: {way} sums of {} over {} send {:.2} GB/s from each GPU",
-                    format_bytes(self.bytes),
-                    counted(self.gpus, "GPU"),
-                    together.sums
-                );
-                if together.sums > link {
-                    text.say(&format!("{measured}; divided by {NVLINK_SHARE}."));
-                    text.rate("peer_gb_per_s", together.sums / NVLINK_SHARE);
-                } else {
-                    text.say(&format!(
-                        "{measured}: no more than a link to the host, so `peer_gb_per_s` is left out, and a simulation \
-                         sends them over these links."
-                    ));
-                }
-            }
+        };
+        let way = if self.nccl.is_ok() { "NCCL's" } else { "onebox's in-process" };
+        let (size, gpus) = (format_bytes(self.bytes), counted(self.gpus, "GPU"));
+        let measured =
+            format!("Measured: {way} sums of {size} over {gpus} send {sums:.2} GB/s from each GPU");
+        if sums > self.link() {
+            text.say(&format!("{measured}; divided by {NVLINK_SHARE}."));
+            text.rate("peer_gb_per_s", sums / NVLINK_SHARE);
+        } else {
+            text.say(&format!(
+                "{measured}: no more than a link to the host, so `peer_gb_per_s` is left out, and a simulation sends them \
+                 over these links."
+            ));
         }
     }
 
@@ -146,32 +140,25 @@ impl GpuBox {
         let slowest = self.copies.memory.iter().min_by(|a, b| a.rmw.total_cmp(&b.rmw));
         let size = format_bytes(self.bytes);
         if let Some(node) = slowest {
+            let NodeMemory { threads, read, write, copy, rmw, .. } = node;
+            let threads = counted(threads, "thread");
             text.say(&format!(
-                "Measured on the slowest node, {}, arrays of {size}, medians of 7: {:.2} GB/s changed in place (read and \
-                 written), {:.2} read, {:.2} written, {:.2} copied. The first, divided by {CHANNEL_SHARE}.",
-                counted(node.threads, "thread"),
-                node.rmw,
-                node.read,
-                node.write,
-                node.copy
+                "Measured on the slowest node, {threads}, arrays of {size}, medians of 7: {rmw:.2} GB/s changed in place (read \
+                 and written), {read:.2} read, {write:.2} written, {copy:.2} copied. The first, divided by {CHANNEL_SHARE}.",
             ));
-            text.rate("node_gb_per_s", node.rmw / CHANNEL_SHARE);
+            text.rate("node_gb_per_s", rmw / CHANNEL_SHARE);
         }
-        let Self { adam, .. } = self;
+        let Self { adam, copies, core, .. } = self;
+        let Row { params, path, gb_per_s, threads, .. } = adam;
+        let (threads, share) = (counted(threads, "thread"), 100.0 * adam.share_of_ceiling);
         text.say(&format!(
-            "Measured: AdamW of {} parameters ({}, fp32 states) moves {:.2} GB/s on {} of the slowest node, {:.0} % of the \
-             same traffic without arithmetic. Divided by the threads: together they update as fast as they did. One core \
-             alone changes an array of {size} in place with {:.2} GB/s, read and written.",
-            adam.params,
-            adam.path,
-            adam.gb_per_s,
-            counted(adam.threads, "thread"),
-            100.0 * adam.share_of_ceiling,
-            self.core.rmw
+            "Measured: AdamW of {params} parameters ({path}, fp32 states) moves {gb_per_s:.2} GB/s on {threads} of the slowest \
+             node, {share:.0} % of the same traffic without arithmetic. Divided by the threads: together they update as fast \
+             as they did. One core alone changes an array of {size} in place with {:.2} GB/s, read and written.",
+            core.rmw
         ));
         text.rate("core_gb_per_s", adam.gb_per_s_and_thread());
         text.key("cores", &self.cores);
-        let Self { copies, .. } = self;
         let ceiling = match copies.ceiling {
             Some(gb) => format!("; {} has {gb:.1}", copies.ceiling_is),
             None => String::new(),
@@ -182,9 +169,9 @@ impl GpuBox {
             copies.up, copies.down, copies.both
         ));
         if let Ok(ConcurrentRates { up, down, .. }) = self.together {
+            let gpus = counted(self.gpus, "GPU");
             text.say(&format!(
-                "Measured while all {} copy: {up:.2} GB/s up, {down:.2} down, each.",
-                counted(self.gpus, "GPU")
+                "Measured while all {gpus} copy: {up:.2} GB/s up, {down:.2} down, each."
             ));
         }
         text.say(&format!("The slower way, divided by {LINK_SHARE}."));
@@ -314,7 +301,7 @@ mod tests {
             core: memory(15.0),
             adam: Row {
                 path: "avx512",
-                state: "fp32",
+                state: "fp32".into(),
                 threads: 64,
                 page_kib: 2048,
                 params: 1 << 26,
@@ -375,13 +362,13 @@ mod tests {
             (f64::from(read.host.link_gb_per_s) * LINK_SHARE / 53.0 - 1.0).abs() < 1e-3,
             "{text}"
         );
-        assert!(without.missing()[0].contains("GPU 2 is lost"));
+        assert!(without.missing().unwrap().contains("GPU 2 is lost"));
         // What goes over PCIe is no link of its own.
         let slow = example(Ok(ConcurrentRates { up: 48.0, down: 50.0, sums: 20.0 }));
         let text = slow.to_ron();
         assert_eq!(load(&text).gpu.peer_gb_per_s, 0.0);
         assert!(text.contains("send 20.00 GB/s from each GPU: no more than a link"), "{text}");
-        assert!(slow.missing().is_empty());
+        assert!(slow.missing().is_none());
     }
 
     #[test]

@@ -1,11 +1,12 @@
 //! Measures matmuls and collectives of virtual GPUs, and the peaks of the cores and the memory.
 
 use super::node_memory::Node;
-use super::{PATIENCE, median, memcpy, open_on_host};
-use device::cpu::{self, CpuOptions, Lanes};
+use super::{PATIENCE, all_at_once, median, memcpy, open_on_host, rounds, timed};
+use crate::single_rank::inline;
+use device::cpu;
 use device::numerics::multiply_add;
 use device::{
-    Arena, Communicator, Dtype, Error, Group, HostWork, Lane, Op, Plan, Rank, Reduction, ThreadTeam,
+    Arena, Communicator, Dtype, Error, Group, HostPlace, Lane, Op, Plan, Reduction, ThreadTeam,
 };
 use engine::run::devices::kernel_team;
 use serde::Serialize;
@@ -96,10 +97,10 @@ fn product_of(dtype: Dtype, shape: MatmulShape, threads: usize) -> Result<Produc
     [a, b].iter().try_for_each(|t| dev.write(*t, &|i| 1.0 / (1 + i % 7) as f64))?;
     let (mut product, mut peak) = (Vec::new(), Vec::new());
     for round in 0..=ROUNDS {
-        let started = Instant::now();
-        dev.submit(Lane::Compute, Op::product(a, b, c));
-        dev.sync_all()?;
-        let seconds = started.elapsed().as_secs_f64();
+        let seconds = timed(|| {
+            dev.submit(Lane::Compute, Op::product(a, b, c));
+            dev.sync_all()
+        })?;
         let fma = multiply_add_rate(team.as_deref());
         if round > 0 {
             product.push(2.0 * (m * n * k) as f64 / seconds / 1e9);
@@ -130,18 +131,15 @@ fn multiply_add_rate(team: Option<&ThreadTeam>) -> f64 {
 pub fn collectives(ranks: usize, bytes: u64) -> Result<Vec<Collective>, Error> {
     let n = ((bytes / 4) as usize).next_multiple_of(ranks);
     let plain = memcpy(4 * n);
-    let names = ["all_reduce", "reduce_scatter", "all_gather"];
-    names
-        .into_iter()
-        .enumerate()
-        .map(|(which, op)| {
-            let seconds = collective(which, ranks, n)?;
-            let gb_per_s = (4 * n) as f64 / seconds / 1e9;
-            let share_of_memcpy = gb_per_s / plain;
-            let bytes = 4 * n as u64;
-            Ok(Collective { op, ranks, bytes, gb_per_s, memcpy_gb_per_s: plain, share_of_memcpy })
-        })
-        .collect()
+    let collectives = ["all_reduce", "reduce_scatter", "all_gather"].into_iter().enumerate();
+    let measured = collectives.map(|(which, op)| {
+        let seconds = collective(which, ranks, n)?;
+        let gb_per_s = (4 * n) as f64 / seconds / 1e9;
+        let share_of_memcpy = gb_per_s / plain;
+        let bytes = 4 * n as u64;
+        Ok(Collective { op, ranks, bytes, gb_per_s, memcpy_gb_per_s: plain, share_of_memcpy })
+    });
+    measured.collect()
 }
 
 /// The median time of rank 0.
@@ -154,37 +152,16 @@ fn collective(which: usize, ranks: usize, n: usize) -> Result<f64, Error> {
         Op::ReduceScatter { x, group: Group::Dp },
         Op::AllGather { x, group: Group::Dp },
     ];
-    let run = |dp: usize| {
-        let rank = Rank { tp: 0, tp_size: 1, dp, dp_size: ranks };
-        let options = CpuOptions {
-            lanes: Lanes::Inline,
-            memory_limit: u64::MAX,
-            host: device::HostPlace::default(),
-            scratch: cpu::ScratchFloats::default(),
-            work: HostWork::default(),
-        };
+    let options = inline(HostPlace::default(), cpu::ScratchFloats::default(), None);
+    let times = all_at_once(&world, ranks, |rank| {
         let dev = cpu::open(rank, &plan, &world, &options)?;
         dev.write(x, &|_| 0.5)?;
-        let mut seconds = Vec::new();
-        for _ in 0..=ROUNDS {
-            let started = Instant::now();
+        let seconds = rounds(ROUNDS, || {
             dev.submit(Lane::DpComm, op[which].clone());
-            dev.sync_all()?;
-            seconds.push(started.elapsed().as_secs_f64());
-        }
+            dev.sync_all()
+        })?;
         dev.finish()?;
-        Ok::<f64, Error>(median(&seconds[1..]))
-    };
-    std::thread::scope(|scope| {
-        let spawn = |dp: usize| {
-            let started = std::thread::Builder::new().spawn_scoped(scope, move || run(dp));
-            let rank = Rank { tp: 0, tp_size: 1, dp, dp_size: ranks };
-            started.map_err(|error| world.not_started(rank, &error))
-        };
-        let threads: Vec<_> = (1..ranks).map(spawn).collect();
-        let first = run(0);
-        // A rank that failed, or was never there, has told the first.
-        threads.into_iter().flatten().for_each(|thread| drop(thread.join()));
-        first
-    })
+        Ok(median(&seconds))
+    })?;
+    Ok(times[0])
 }

@@ -4,15 +4,16 @@
 use super::adam::adam_on;
 use super::node_memory::{nodes, on_node, one_core};
 use super::{
-    Copies, MatmulShape, NodeMemory, PATIENCE, REPEATS, Row, TILE_BYTES, cases, copies, fastest,
-    open, place, product_of_shape,
+    Copies, MatmulShape, NodeMemory, PATIENCE, REPEATS, Row, TILE_BYTES, all_at_once, cases,
+    copies, fastest, open, place, product_of_shape, timed,
 };
-use device::cuda::{self, Collectives, CudaOptions, GpuInfo, Peers};
-use device::{Arena, Device, Dtype, Error, Group, HostPlace, HostWork, Lane, Op, Plan, Rank};
-use device::{Communicator, Reduction};
+use crate::single_rank::on_gpu;
+use device::cuda::{self, GpuInfo, Peers};
+use device::{
+    Arena, Communicator, Device, Dtype, Error, Group, HostPlace, Lane, Op, Plan, Reduction,
+};
 use layout::LocalMachine;
 use std::sync::Arc;
-use std::time::Instant;
 use topology::{Machine, available_memory, format_bytes};
 
 /// The name of each GPU of the stand-in driver begins like this.
@@ -278,47 +279,34 @@ fn full_gpu(gpus: &[GpuInfo]) -> Option<(usize, u64)> {
     free.filter(|(_, free)| *free < NEEDED).min_by_key(|(_, free)| *free)
 }
 
-/// The data that the ranks of [`concurrent_rates`] share.
-struct SharedResources {
-    plan: Arc<Plan>,
-    world: Arc<Communicator>,
-    peers: Arc<Peers>,
-    /// Device and host memory of a copy, numbers that are summed, and one number.
-    arrays: [device::Tensor; 4],
-}
-
 /// Copies up, copies down and sums of `bytes` on all GPUs at once.
 fn concurrent_rates(gpus: usize, bytes: u64) -> Result<ConcurrentRates, Error> {
     let mut plan = Plan::default();
     let n = ((bytes / 4) as usize).next_multiple_of(gpus);
-    let mut tensor = |arena, name: &str, dtype, len| {
-        plan.tensor((arena, "of the measurement"), name, dtype, (1, len))
+    let mut tensor = |arena, name: &str, len| {
+        plan.tensor((arena, "of the measurement"), name, Dtype::F32, (1, len))
     };
-    let arrays = [
-        tensor(Arena::Device, "above", Dtype::F32, n),
-        tensor(Arena::Pinned, "below", Dtype::F32, n),
-        tensor(Arena::Device, "summed", Dtype::F32, n),
-        tensor(Arena::Device, "met", Dtype::F32, gpus),
-    ];
-    let shared = SharedResources {
-        plan: Arc::new(plan),
-        world: Communicator::new(1, gpus, PATIENCE),
-        peers: Arc::new(Peers::new(gpus)),
-        arrays,
-    };
-    let ranks: Vec<Rank> = Rank::all(1, gpus).collect();
-    let times = std::thread::scope(|scope| {
-        let spawn = |rank: &Rank| {
-            let (shared, rank) = (&shared, *rank);
-            let started =
-                std::thread::Builder::new().spawn_scoped(scope, move || times(shared, rank));
-            started.map_err(|error| shared.world.not_started(rank, &error))
-        };
-        let threads: Vec<_> = ranks.iter().map(spawn).collect();
-        let join = |thread: Result<std::thread::ScopedJoinHandle<'_, _>, Error>| {
-            thread?.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        };
-        threads.into_iter().map(join).collect::<Result<Vec<_>, Error>>()
+    let above = tensor(Arena::Device, "above", n);
+    let below = tensor(Arena::Pinned, "below", n);
+    let summed = tensor(Arena::Device, "summed", n);
+    let met = tensor(Arena::Device, "met", gpus);
+    let (plan, world) = (Arc::new(plan), Communicator::new(1, gpus, PATIENCE));
+    let peers = Arc::new(Peers::new(gpus));
+    let times = all_at_once(&world, gpus, |rank| {
+        let options = on_gpu(Some(rank.index()), HostPlace::default(), &peers);
+        let dev = cuda::open(rank, &plan, &world, &options)?;
+        dev.write(below, &|_| 1.0)?;
+        [above, summed, met].iter().for_each(|x| dev.submit(Lane::Compute, Op::Zero { x: *x }));
+        dev.sync_all()?;
+        let sum = |x| Op::AllReduce { x, group: Group::Dp, reduce: Reduction::Sum };
+        let run = |lane, op: Op| together(&dev, &sum(met), lane, &op);
+        let times = [
+            run(Lane::H2d, Op::Copy { src: below, dst: above })?,
+            run(Lane::D2h, Op::Copy { src: above, dst: below })?,
+            run(Lane::DpComm, sum(summed))?,
+        ];
+        dev.finish()?;
+        Ok(times)
     })?;
     let bytes = 4.0 * n as f64;
     // The slowest GPU of a round, and the fastest round after the first.
@@ -330,43 +318,15 @@ fn concurrent_rates(gpus: usize, bytes: u64) -> Result<ConcurrentRates, Error> {
     Ok(ConcurrentRates { up: of(0), down: of(1), sums: sent * of(2) })
 }
 
-/// A rank's seconds of each round of copies up, copies down and sums.
-fn times(shared: &SharedResources, rank: Rank) -> Result<[Vec<f64>; 3], Error> {
-    let [above, below, summed, met] = shared.arrays;
-    let options = CudaOptions {
-        gpu: Some(rank.index()),
-        host: HostPlace::default(),
-        peers: Arc::clone(&shared.peers),
-        collectives: Collectives::Auto,
-        scratch: 0,
-        work: HostWork::default(),
-        programs: &[],
-        warm_up: Arc::default(),
-    };
-    let dev = cuda::open(rank, &shared.plan, &shared.world, &options)?;
-    dev.write(below, &|_| 1.0)?;
-    [above, summed, met].iter().for_each(|x| dev.submit(Lane::Compute, Op::Zero { x: *x }));
-    dev.sync_all()?;
-    let sum = |x| Op::AllReduce { x, group: Group::Dp, reduce: Reduction::Sum };
-    let run = |lane, op: Op| rounds(&dev, &sum(met), lane, &op);
-    let times = [
-        run(Lane::H2d, Op::Copy { src: below, dst: above })?,
-        run(Lane::D2h, Op::Copy { src: above, dst: below })?,
-        run(Lane::DpComm, sum(summed))?,
-    ];
-    dev.finish()?;
-    Ok(times)
-}
-
 /// Seconds of each round of an op, after all ranks have passed the barrier.
-fn rounds(dev: &Device, barrier: &Op, lane: Lane, op: &Op) -> Result<Vec<f64>, Error> {
+fn together(dev: &Device, barrier: &Op, lane: Lane, op: &Op) -> Result<Vec<f64>, Error> {
     let round = |_| {
         dev.submit(Lane::DpComm, barrier.clone());
         dev.sync_all()?;
-        let started = Instant::now();
-        dev.submit(lane, op.clone());
-        dev.sync_all()?;
-        Ok(started.elapsed().as_secs_f64())
+        timed(|| {
+            dev.submit(lane, op.clone());
+            dev.sync_all()
+        })
     };
     (0..=REPEATS).map(round).collect()
 }

@@ -1,6 +1,6 @@
 //! Measures the memory of each NUMA node: reading, writing, copying, and changing in place.
 
-use super::{median, open_on_host};
+use super::{median, open_on_host, rounds};
 use device::numerics::{Pass, sweep};
 use device::{
     Arena, Divisible, Dtype, Error, HostContext, HostOp, HostTask, Lane, Mode, Plan, Tensor,
@@ -10,9 +10,7 @@ use engine::run::devices::kernel_team;
 use serde::Serialize;
 use std::io;
 use std::sync::Arc;
-use std::time::Instant;
-use topology::cores;
-use topology::{Machine, NumaNode};
+use topology::{Machine, NumaNode, cores};
 
 /// One node, in 10^9 bytes a second of its own cores on its own memory.
 #[derive(Clone, Debug, Serialize)]
@@ -165,15 +163,10 @@ fn measure(team: Option<Arc<ThreadTeam>>, node: &Node, bytes: u64) -> Result<Nod
     [from, to].iter().try_for_each(|t| dev.write(*t, &|_| 1.0))?;
     let rate = |pass, moved: u64| {
         let op = HostOp::new(Sweep { pass, from, to });
-        let mut seconds = Vec::new();
-        for round in 0..=ROUNDS {
-            let started = Instant::now();
+        let seconds = rounds(ROUNDS, || {
             dev.submit_host(&op, 0);
-            dev.sync(dev.record(Lane::Host))?;
-            if round > 0 {
-                seconds.push(started.elapsed().as_secs_f64());
-            }
-        }
+            dev.sync(dev.record(Lane::Host))
+        })?;
         Ok::<f64, Error>((moved * from.bytes()) as f64 / median(&seconds) / 1e9)
     };
     let (read, write) = (rate(Pass::Read, 1)?, rate(Pass::Write, 1)?);

@@ -1,25 +1,24 @@
 //! `onebox bench`: [`crate::bench`] in words or as JSON, and [`predict::calibrate`] as a box file.
 
 use super::data::{self, ReadOptions};
-use super::exit::{CommandError, code};
-use super::simulate::failed;
 use super::train::check_memory;
-use super::{ConfigArgs, may_write, plan, print, print_json, say, unwritten};
+use super::{
+    CommandError, ConfigArgs, Failable, check_built, code, may_write, plan, print_as, say,
+    unwritten,
+};
 
 mod host;
 use crate::bench::gpu_box::{self, GpuBoxError};
 use crate::bench::{
-    BOX_OF_GPUS, Copies, StepBench, StepTimes, TILE_BYTES, copies, is_on_cuda, product, steps,
+    BOX_OF_GPUS, Copies, StepTimes, TILE_BYTES, copies, is_on_cuda, product, steps,
 };
 use crate::report::progress::si;
 use crate::report::trace;
 use device::Trace;
 use layout::LocalMachine;
 use layout::build::{dtype, lay_out};
-use predict::calibrate;
 use predict::calibrate::{measure, to_ron};
-use predict::choose;
-use serde::Serialize;
+use predict::{calibrate, choose};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -118,7 +117,7 @@ fn box_of_cores(
     machine: &LocalMachine,
     tell: &mut dyn FnMut(&str),
 ) -> Result<String, CommandError> {
-    let measured = measure(machine, tell).map_err(|e| CommandError::new(code::INTERNAL, e))?;
+    let measured = measure(machine, tell).fail_with(code::INTERNAL)?;
     let memory = format_bytes(available_memory()).replace(' ', "");
     Ok(to_ron(&measured, 4 * machine.cores(), &memory, &memory))
 }
@@ -144,60 +143,44 @@ fn box_of_gpus(machine: &LocalMachine, tell: &mut dyn FnMut(&str)) -> Result<Str
 fn step(args: &StepArgs, machine: &LocalMachine) -> Result<(), CommandError> {
     args.trace.as_ref().map_or(Ok(()), |path| may_write(trace::OUTPUT, path))?;
     let mut loaded = args.config.load(machine)?;
-    choose(&mut loaded, machine).map_err(failed)?;
+    choose(&mut loaded, machine)?;
     let config = &loaded.config;
-    if let Some(not_built) = config.not_built(&loaded.origins, || machine.missing_gpus()) {
-        return Err(CommandError::new(code::CONFIG, not_built));
-    }
+    check_built(&loaded, machine)?;
     let built = lay_out(config, machine);
     data::look(config)?;
     check_memory(&loaded, &built, false)?;
-    let data = data::open(config, data::tokenizer(config)?.as_ref(), ReadOptions::DRY)?;
-    let flops = plan::made(config, &built)?.step.map_or(0.0, |step| step.model_flops);
+    let dry = ReadOptions { dry: true, ..ReadOptions::default() };
+    let data = data::open(config, data::tokenizer(config)?.as_ref(), dry)?;
+    let model_flops = plan::made(config, &built)?.step.map_or(0.0, |step| step.model_flops);
     let ceiling = product(is_on_cuda(config), dtype(config.precision));
-    let ceiling = ceiling.map_err(|e| CommandError::new(code::RANK, e))?;
+    let ceiling = ceiling.fail_with(code::RANK)?;
     let last = u64::from(args.steps) + 1;
     let noted = args.trace.as_ref().map(|_| Arc::new(Trace::of_steps(last..=last)));
-    let (model_flops, ceiling_tflops) = (flops, ceiling);
-    let steps_of = usize::from(args.steps);
-    let bench = StepBench { steps: steps_of, model_flops, ceiling_tflops, trace: noted.clone() };
-    let measured = steps(config, &built, &data, bench);
-    let measured = measured.map_err(|e| CommandError::new(code::RANK, e))?;
+    let count = usize::from(args.steps);
+    let measured = steps(config, &built, &data, count, model_flops, ceiling, noted.clone());
+    let measured = measured.fail_with(code::RANK)?;
     if let (Some(path), Some(noted)) = (&args.trace, noted) {
         trace::measured(path, &noted).map_err(|e| unwritten(path, &e))?;
     }
-    shown(args.json, &measured, || step_text(&measured))
+    print_as(args.json, &measured, || step_text(&measured))
 }
 
 fn copy(args: &CopyArgs, machine: &LocalMachine) -> Result<(), CommandError> {
     let on_cuda = machine.missing_gpus().is_none();
     let measured =
         copies(machine, on_cuda, u64::from(args.mib) << 20, u64::from(args.tile_mib) << 20);
-    let measured = measured.map_err(|e| CommandError::new(code::RANK, e))?;
-    shown(args.json, &measured, || copy_text(&measured))
-}
-
-fn shown<T: Serialize>(
-    json: bool,
-    value: &T,
-    text: impl Fn() -> String,
-) -> Result<(), CommandError> {
-    if json { print_json(value) } else { print(&text()) }
+    let measured = measured.fail_with(code::RANK)?;
+    print_as(args.json, &measured, || copy_text(&measured))
 }
 
 fn step_text(s: &StepTimes) -> String {
+    let StepTimes { steps, seconds, least_seconds, tflops_per_gpu, host_seconds, .. } = s;
+    let (rate, ceiling) = (si(s.tokens_per_second), s.ceiling_tflops);
+    let share = 100.0 * tflops_per_gpu / ceiling;
     let mut out = format!(
-        "step      {:.4} s (median of {}; fastest {:.4})\ntokens    {}tok/s\n\
-         compute   {:.3} TFLOP/s of the model per GPU, {:.1} % of the {:.3} that a plain product reaches\n\
-         host      {:.4} s of work per step",
-        s.seconds,
-        s.steps,
-        s.least_seconds,
-        si(s.tokens_per_second),
-        s.tflops_per_gpu,
-        100.0 * s.tflops_per_gpu / s.ceiling_tflops,
-        s.ceiling_tflops,
-        s.host_seconds,
+        "step      {seconds:.4} s (median of {steps}; fastest {least_seconds:.4})\ntokens    {rate}tok/s\n\
+         compute   {tflops_per_gpu:.3} TFLOP/s of the model per GPU, {share:.1} % of the {ceiling:.3} that a plain product reaches\n\
+         host      {host_seconds:.4} s of work per step",
     );
     match s.exposed_seconds {
         Some(exposed) => {
@@ -214,32 +197,27 @@ fn copy_text(c: &Copies) -> String {
         Some(gb) => format!("{gb:.2} GB/s: {}", c.ceiling_is),
         None => format!("unknown: {}", c.ceiling_is),
     };
-    let (parts, mib) = (&c.parts, |bytes: u64| bytes as f64 / f64::from(1 << 20));
+    let Copies { up, down, both, parts, .. } = c;
+    let [tile, piece] =
+        [parts.tile_bytes, parts.piece_bytes].map(|b| b as f64 / f64::from(1 << 20));
+    let [tiles, pieces, parts_both] = [parts.up, parts.down, parts.both];
+    let [tiles_share, pieces_share, parts_share, both_share] =
+        [parts.up_share, parts.down_share, parts.both_share, c.both_share]
+            .map(|share| 100.0 * share);
     let mut out = format!(
-        "up        {:.2} GB/s in one copy; {:.2} GB/s ({:.1} %) in tiles of {:.1} MiB, each behind a task of the host\n\
-         down      {:.2} GB/s in one copy; {:.2} GB/s ({:.1} %) in pieces of {:.1} MiB\n\
-         both      {:.2} GB/s at once, added: {:.1} % of up and down in one copy each; {:.2} GB/s ({:.1} %) in tiles and pieces\n\
+        "up        {up:.2} GB/s in one copy; {tiles:.2} GB/s ({tiles_share:.1} %) in tiles of {tile:.1} MiB, each behind a task of the host\n\
+         down      {down:.2} GB/s in one copy; {pieces:.2} GB/s ({pieces_share:.1} %) in pieces of {piece:.1} MiB\n\
+         both      {both:.2} GB/s at once, added: {both_share:.1} % of up and down in one copy each; {parts_both:.2} GB/s ({parts_share:.1} %) \
+         in tiles and pieces\n\
          ceiling   {ceiling}\n",
-        c.up,
-        parts.up,
-        100.0 * parts.up_share,
-        mib(parts.tile_bytes),
-        c.down,
-        parts.down,
-        100.0 * parts.down_share,
-        mib(parts.piece_bytes),
-        c.both,
-        100.0 * c.both_share,
-        parts.both,
-        100.0 * parts.both_share,
     );
     for m in &c.memory {
         let node = m.node.map_or_else(|| "all".into(), |node| node.to_string());
         let (read, write, copy, rmw) = (m.read, m.write, m.copy, m.rmw);
+        let threads = counted(m.threads, "thread");
         let _ = writeln!(
             out,
-            "node {node:<4} read {read:.2}, write {write:.2}, copy {copy:.2}, change {rmw:.2} GB/s by {}",
-            counted(m.threads, "thread")
+            "node {node:<4} read {read:.2}, write {write:.2}, copy {copy:.2}, change {rmw:.2} GB/s by {threads}"
         );
     }
     out

@@ -1,7 +1,6 @@
 //! `onebox boxes`: the boxes that the program holds.
 
-use super::exit::{CommandError, code};
-use super::{print, print_json};
+use super::{CommandError, Failable, code, print, print_json};
 use config::bundled::BOXES;
 use config::{BoxConfig, load_box};
 use serde::Serialize;
@@ -46,8 +45,7 @@ struct BoxRow {
 
 pub(super) fn run(args: &BoxesArgs) -> Result<(), CommandError> {
     let listed = |(name, _): &(&'static str, _)| {
-        let described =
-            load_box(Path::new(name)).map_err(|e| CommandError::new(code::INTERNAL, e))?;
+        let described = load_box(Path::new(name)).fail_with(code::INTERNAL)?;
         Ok(listed(name, &described))
     };
     let all = BOXES.iter().map(listed).collect::<Result<Vec<_>, CommandError>>()?;

@@ -1,11 +1,11 @@
 //! `onebox config check` and `onebox config show`.
 
-use super::exit::{CommandError, code};
 use super::processes::{SILENCE, Team};
-use super::{ConfigArgs, data, print, print_json, say, weights};
-use config::{Config, ConfigError, DeviceConfig, Origin, Problem, ValidKeys};
+use super::{CommandError, ConfigArgs, data, print, print_json, say, weights};
+use config::{Config, ConfigError, DeviceConfig, ModelConfig, Origin, Problem, ValidKeys};
 use layout::LocalMachine;
 use serde_json::{Value, json};
+use topology::counted;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct CheckArgs {
@@ -28,24 +28,24 @@ fn checked(CheckArgs { config: args, json }: &CheckArgs, team: &Team) -> Result<
     let data = |config: &Config, valid: &ValidKeys<'_>| {
         data::trouble(config, &|keys| valid.has(keys)).into_iter().collect()
     };
+    let refuse = |refused: CommandError, errors: Vec<Value>| {
+        if !*json {
+            return Err(refused);
+        }
+        print_json(&json!({ "ok": false, "errors": errors }))?;
+        Err(CommandError::silent(refused.code))
+    };
     let loaded = match weights::load(args, &team.machine, true, &data) {
         Ok(loaded) => loaded,
         Err((code, errors)) => {
-            if *json {
-                print_json(&json!({ "ok": false, "errors": in_json(&errors) }))?;
-                return Err(CommandError::silent(code));
-            }
-            return Err(CommandError::new(code, errors));
+            let all = in_json(&errors);
+            return refuse(CommandError::new(code, errors), all);
         }
     };
     let config = &loaded.config;
     if let Err(refused) = team.check(config) {
-        if *json {
-            let why = json!({ "message": refused.message() });
-            print_json(&json!({ "ok": false, "errors": [why] }))?;
-            return Err(CommandError::silent(code::CONFIG));
-        }
-        return Err(refused);
+        let why = json!({ "message": &refused.message });
+        return refuse(refused, vec![why]);
     }
     let (tensor, data) = (config.parallel.tensor, config.parallel.data);
     let parameters = layout::build::shape(config).parameters();
@@ -72,15 +72,13 @@ fn checked(CheckArgs { config: args, json }: &CheckArgs, team: &Team) -> Result<
     ))?;
     if let Some(not_built) = not_built {
         let keys: Vec<&str> = not_built.errors().iter().map(|p| p.key.as_str()).collect();
+        let keys = keys.join(", ");
         say(&match config.device {
             DeviceConfig::Sim { .. } => {
                 "note: this config is for a simulated box. To train, set device to Cuda or Cpu(..)."
                     .to_owned()
             }
-            _ => format!(
-                "note: `onebox train` refuses this config here, because of {}",
-                keys.join(", ")
-            ),
+            _ => format!("note: `onebox train` refuses this config here, because of {keys}"),
         });
     }
     Ok(())
@@ -106,16 +104,11 @@ pub(super) fn show(args: &CheckArgs, machine: &LocalMachine) -> Result<(), Comma
     let loaded = args.config.load(machine)?;
     if args.json {
         let key = |(key, value, origin): &(String, String, Origin)| {
-            let (line, how) = match origin {
-                Origin::File { line } => (Some(line), None),
-                Origin::Derived(how) => (None, Some(how)),
-                Origin::Set | Origin::Default => (None, None),
-            };
-            let from = match origin {
-                Origin::File { .. } => "file",
-                Origin::Set => "set",
-                Origin::Default => "default",
-                Origin::Derived(_) => "derived",
+            let (from, line, how) = match origin {
+                Origin::File { line } => ("file", Some(line), None),
+                Origin::Set => ("set", None, None),
+                Origin::Default => ("default", None, None),
+                Origin::Derived(how) => ("derived", None, Some(how)),
             };
             json!({ "key": key, "value": value, "from": from, "line": line, "how": how })
         };
@@ -136,6 +129,18 @@ pub(super) fn show(args: &CheckArgs, machine: &LocalMachine) -> Result<(), Comma
         text += &format!("{key:keys$}  {value:values$}  {origin}\n");
     }
     print(&text)
+}
+
+/// `124 M parameters: 12 layers, hidden 768, 12 heads, 1024 tokens, vocabulary 50257`
+pub(super) fn model_words(model: &ModelConfig, parameters: f64) -> String {
+    let ModelConfig { layers, hidden, heads, seq_len, vocab, .. } = model;
+    format!(
+        "{} parameters: {}, hidden {hidden}, {}, {}, vocabulary {vocab}",
+        count(parameters),
+        counted(layers, "layer"),
+        counted(heads, "head"),
+        counted(seq_len, "token"),
+    )
 }
 
 /// `124 M`, `70.1 B`.

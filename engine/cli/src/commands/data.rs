@@ -1,7 +1,6 @@
 //! The data of a config, and what makes tokens of it, opened for a command.
 
-use super::exit::{CommandError, code};
-use super::say;
+use super::{CommandError, Failable, code, say};
 use crate::report::reading::TerminalProgress;
 use config::{Config, DataConfig, DataFormat, DeviceConfig, Packing, Source};
 use data::chat::{Template, end_of_text};
@@ -95,34 +94,27 @@ pub(super) fn trouble(
     }
     let told =
         |e: DataError| (e.key, format!("{}: {}", PathText(&e.path), e.problem), String::new());
-    let tokenizer = match &config.data.tokenizer {
-        None => None,
-        Some(path) => match Tokenizer::open(Path::new(path)) {
-            Ok(tokenizer) => Some(tokenizer),
-            Err(problem) => {
-                let (key, path) = ("data.tokenizer", path.into());
-                return Some(told(DataError { key, path, problem }));
-            }
-        },
+    let look = || {
+        let open = |path: &String| {
+            let refused = |problem| DataError { key: "data.tokenizer", path: path.into(), problem };
+            Tokenizer::open(Path::new(path)).map_err(refused)
+        };
+        let tokenizer = tokenizer.as_ref().map(open).transpose()?;
+        let look = DataInspection::at(config, true)?;
+        check_vocab(config, tokenizer.as_ref())?;
+        let tokenizes = tokenizer.is_some() && format.is_text();
+        if look.bytes <= READ_WHOLE[usize::from(tokenizes)] {
+            let quiet = ReadOptions { dry: true, quiet: true, ..ReadOptions::default() };
+            read(config, tokenizer.as_ref(), quiet)?;
+        }
+        Ok(())
     };
-    let look = match DataInspection::at(config, true) {
-        Ok(look) => look,
-        Err(error) => return Some(told(error)),
-    };
-    if let Err(error) = check_vocab(config, tokenizer.as_ref()) {
-        return Some(told(error));
-    }
-    let tokenizes = tokenizer.is_some() && config.data.format.is_text();
-    if look.bytes > READ_WHOLE[usize::from(tokenizes)] {
-        return None;
-    }
-    read(config, tokenizer.as_ref(), QUIET).err().map(told)
+    look().err().map(told)
 }
 
 /// Looks for what keeps it from being read, before anything is read.
 pub(super) fn look(config: &Config) -> Result<(), CommandError> {
-    let looked = DataInspection::at(config, false);
-    looked.map(drop).map_err(|e| CommandError::new(code::DATA, e))
+    DataInspection::at(config, false).map(drop).fail_with(code::DATA)
 }
 
 /// Opens and checks all of it.
@@ -131,7 +123,7 @@ pub(super) fn open(
     tokenizer: Option<&Tokenizer>,
     options: ReadOptions,
 ) -> Result<Arc<Dataset>, CommandError> {
-    read(config, tokenizer, options).map(Arc::new).map_err(|e| CommandError::new(code::DATA, e))
+    read(config, tokenizer, options).map(Arc::new).fail_with(code::DATA)
 }
 
 /// The tokenizer and all of the data, for a command that needs nothing before them.
@@ -141,28 +133,11 @@ pub(super) fn read_whole(
 ) -> Result<(Option<Tokenizer>, Arc<Dataset>), CommandError> {
     let tokenizer = tokenizer(config)?;
     look(config)?;
+    if options.compares {
+        DataInspection::compare(&config.data, &TerminalProgress).fail_with(code::DATA)?;
+    }
     let data = open(config, tokenizer.as_ref(), options)?;
     Ok((tokenizer, data))
-}
-
-/// The same for `data show`, which leaves it to others to say what nothing reads.
-pub(super) fn read_to_show(config: &Config) -> Result<(Option<Tokenizer>, Dataset), CommandError> {
-    let tokenizer = tokenizer(config)?;
-    look(config)?;
-    let how = ReadOptions { is_brief: true, ..ReadOptions::default() };
-    let data =
-        read(config, tokenizer.as_ref(), how).map_err(|e| CommandError::new(code::DATA, e))?;
-    Ok((tokenizer, data))
-}
-
-/// The same for `data check`; `names_all` has each row that is left out named.
-pub(super) fn check(config: &Config, names_all: bool) -> Result<Dataset, CommandError> {
-    let tokenizer = tokenizer(config)?;
-    look(config)?;
-    DataInspection::compare(&config.data, &TerminalProgress)
-        .map_err(|e| CommandError::new(code::DATA, e))?;
-    let how = ReadOptions { names_all, ..ReadOptions::default() };
-    read(config, tokenizer.as_ref(), how).map_err(|e| CommandError::new(code::DATA, e))
 }
 
 /// How data is read.
@@ -172,20 +147,13 @@ pub(super) struct ReadOptions {
     pub(super) dry: bool,
     /// No progress is shown.
     pub(super) quiet: bool,
+    /// Files are compared with each other before they are read.
+    pub(super) compares: bool,
     /// Each row that is left out is named as it is found.
     pub(super) names_all: bool,
     /// What nothing reads of rows is not said.
     pub(super) is_brief: bool,
 }
-
-impl ReadOptions {
-    /// Writes nothing, and shows progress.
-    pub(super) const DRY: Self =
-        Self { dry: true, quiet: false, names_all: false, is_brief: false };
-}
-
-const QUIET: ReadOptions =
-    ReadOptions { dry: true, quiet: true, names_all: false, is_brief: false };
 
 /// Refuses a tokenizer with tokens that the model has not.
 fn check_vocab(config: &Config, tokenizer: Option<&Tokenizer>) -> Result<(), DataError> {
@@ -205,7 +173,7 @@ fn read(
     let progress: &dyn Progress = if quiet { &Silence } else { &TerminalProgress };
     match (tokenizer, &data.tokenizer) {
         (Some(tokenizer), Some(path)) if data.format.is_rows() => {
-            rowed(data, Path::new(path), &cache, tokenizer, options, |with| {
+            with_rows(data, Path::new(path), &cache, tokenizer, options, |with| {
                 every(data, &|parts| Corpus::open_rows(parts, &with, model.vocab, model.seq_len))
             })?
         }
@@ -232,21 +200,18 @@ fn every(
     open: &dyn Fn(CorpusSplit<'_>) -> Result<Corpus, DataError>,
 ) -> Result<Dataset, DataError> {
     let (train, held_out, fraction) = (&data.train.0, &data.validation.0, data.validation_fraction);
-    match (train.as_slice(), held_out.as_slice()) {
-        ([one], []) => return open(CorpusSplit::Cut(&one.path, fraction)).map(Dataset::from),
-        ([one], [other]) => {
-            return open(CorpusSplit::Both(&one.path, &other.path)).map(Dataset::from);
-        }
-        _ => {}
+    if let ([one], [other]) = (train.as_slice(), held_out.as_slice()) {
+        return open(CorpusSplit::Both(&one.path, &other.path)).map(Dataset::from);
     }
     let of_train = |source: &Source| {
-        let path = source.path.as_str();
-        open(if held_out.is_empty() {
-            CorpusSplit::Cut(path, fraction)
-        } else {
-            CorpusSplit::Train(path)
+        open(match held_out.is_empty() {
+            true => CorpusSplit::Cut(&source.path, fraction),
+            false => CorpusSplit::Train(&source.path),
         })
     };
+    if let ([one], []) = (train.as_slice(), held_out.as_slice()) {
+        return of_train(one).map(Dataset::from);
+    }
     let to_train = train.iter().map(of_train).collect::<Result<_, _>>()?;
     let of_held_out = |source: &Source| open(CorpusSplit::HeldOut(&source.path));
     let apart = held_out.iter().map(of_held_out).collect::<Result<_, _>>()?;
@@ -256,21 +221,8 @@ fn every(
     ))
 }
 
-/// Calls `then` with what makes tokens of the rows of `config`.
+/// Calls `then` with what makes tokens of the rows of `data`, by the tokenizer at `path`.
 pub(super) fn with_rows<T>(
-    config: &Config,
-    tokenizer: &Tokenizer,
-    then: impl FnOnce(RowSource<'_>) -> T,
-) -> Result<T, CommandError> {
-    let data = &config.data;
-    let Some(path) = &data.tokenizer else { unreachable!("rows need a tokenizer") };
-    // Its tokens are kept in a folder of the user's choice.
-    let cache = &Cache::default();
-    rowed(data, Path::new(path), cache, tokenizer, ReadOptions::default(), then)
-        .map_err(|e| CommandError::new(code::DATA, e))
-}
-
-fn rowed<T>(
     data: &DataConfig,
     path: &Path,
     cache: &Cache,

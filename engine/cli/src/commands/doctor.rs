@@ -1,7 +1,6 @@
 //! `onebox doctor`: what this machine can train on, and what would help where it cannot.
 
-use super::exit::{CommandError, code};
-use super::{print, print_json};
+use super::{CommandError, code, print_as};
 use data::Cache;
 use device::cuda::{GpuInfo, GpuMemory, GpuOverhead, LibraryInfo, Probe, free_memory, look};
 use layout::LocalMachine;
@@ -10,8 +9,7 @@ use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 use serde_json::json;
 use std::fs::{self, Metadata};
-use topology::cores;
-use topology::{Machine, available_memory, counted, format_bytes};
+use topology::{Machine, available_memory, cores, counted, format_bytes};
 
 /// Below it not even the quickstart trains.
 const LEAST_MEMORY: u64 = 256 << 20;
@@ -67,18 +65,14 @@ pub(super) fn run(args: &DoctorArgs, local: &LocalMachine) -> Result<(), Command
     }
     findings.extend(host(probe, machine.as_ref()));
     let fails = |f: &Finding| f.verdict == Verdict::Fail;
-    if args.json {
-        let trains_on: &[&str] =
-            if probe.missing().is_none() { &["Cuda", "Cpu"] } else { &["Cpu"] };
-        let ok = !findings.iter().any(fails);
-        print_json(&json!({ "ok": ok, "trains_on": trains_on, "findings": findings }))?;
-    } else {
-        print(&report(&findings, probe))?;
-    }
+    let trains_on = if probe.missing().is_none() { &["Cuda", "Cpu"][..] } else { &["Cpu"] };
+    let ok = !findings.iter().any(fails);
+    let document = json!({ "ok": ok, "trains_on": trains_on, "findings": findings });
+    print_as(args.json, &document, || report(&findings, probe))?;
     if findings.iter().any(|f| f.what == HOST_MEMORY && fails(f)) {
         return Err(CommandError::silent(code::HOST_MEMORY));
     }
-    if findings.iter().any(fails) { Err(CommandError::silent(code::UNFIT)) } else { Ok(()) }
+    if ok { Ok(()) } else { Err(CommandError::silent(code::UNFIT)) }
 }
 
 fn report(findings: &[Finding], probe: &Probe) -> String {
@@ -119,12 +113,9 @@ fn cuda(probe: &Probe) -> Vec<Finding> {
         findings.push(none.remedy("CUDA_VISIBLE_DEVICES hides GPUs that it does not name"));
     }
     findings.extend(probe.libraries.iter().map(library));
-    findings.extend(
-        probe
-            .unfit_libraries()
-            .into_iter()
-            .map(|(name, why, remedy)| Finding::new(Verdict::Fail, name, why).remedy(remedy)),
-    );
+    for (name, why, remedy) in probe.unfit_libraries() {
+        findings.push(Finding::new(Verdict::Fail, name, why).remedy(remedy));
+    }
     if let Some(few) = few_queues().filter(|_| !probe.gpus.is_empty()) {
         findings.push(Finding::new(Verdict::Warn, "queues", few));
     }

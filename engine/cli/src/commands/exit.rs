@@ -50,8 +50,8 @@ Exit codes:
 /// Why a command did not do what it was asked for.
 #[derive(Debug)]
 pub(super) struct CommandError {
-    code: u8,
-    message: String,
+    pub(super) code: u8,
+    pub(super) message: String,
 }
 
 impl CommandError {
@@ -64,14 +64,6 @@ impl CommandError {
         self.message += "; ";
         self.message += more;
         self
-    }
-
-    pub(super) const fn code(&self) -> u8 {
-        self.code
-    }
-
-    pub(super) fn message(&self) -> &str {
-        &self.message
     }
 
     /// The message was said already.
@@ -91,6 +83,17 @@ impl CommandError {
             super::say(&format!("{prefix}{}", self.message));
         }
         self.code
+    }
+}
+
+/// Gives what fails its exit code.
+pub(super) trait Failable<T> {
+    fn fail_with(self, code: u8) -> Result<T, CommandError>;
+}
+
+impl<T, E: Display> Failable<T> for Result<T, E> {
+    fn fail_with(self, code: u8) -> Result<T, CommandError> {
+        self.map_err(|why| CommandError::new(code, why))
     }
 }
 

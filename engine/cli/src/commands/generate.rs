@@ -1,20 +1,17 @@
 //! `onebox generate`.
 
-use super::checkpoint::{run_of, unusable};
-use super::exit::{CommandError, code};
-use super::{data, print, say, seen};
+use super::checkpoint::run_of;
+use super::{CommandError, Failable, code, data, print, say, seen};
 use crate::generate::{
     ComputeDevice, End, GenerateError, ModelSource, Piece, Sampling, StopCondition, WeightSource,
     default_prompt, generate, next_logits,
 };
-use ::data::Tokenizer;
 use ::data::chat::{Chat, Template, message, stop_tokens};
 use ::data::model_files::ModelFiles;
 use checkpoint::Checkpoint;
 use checkpoint::inspect::{Summary, open_newest};
 use config::{Config, DeviceConfig, LoadedConfig, Precision, load_of_run, load_str};
-use files::names::KEPT;
-use files::names::{CONFIG, TOKENIZER, WEIGHTS};
+use files::names::{CONFIG, KEPT, TOKENIZER, WEIGHTS};
 use layout::LocalMachine;
 use std::fs::File;
 use std::io::{Read, Write};
@@ -111,14 +108,6 @@ const PYTHON: [(&str, &str); 3] = [("True", "true"), ("False", "false"), ("None"
 /// Bytes of a prompt in a file: a hundred times the longest context of a model.
 const LONGEST_PROMPT: u64 = 64 << 20;
 
-/// The prompts, from the command line or from files.
-fn prompts(args: &GenerateArgs) -> Result<Vec<String>, CommandError> {
-    if args.prompt_file.is_empty() {
-        return Ok(args.prompt.clone());
-    }
-    args.prompt_file.iter().map(|path| prompt_in(path)).collect()
-}
-
 fn prompt_in(path: &Path) -> Result<String, CommandError> {
     let (mut bytes, most) = (Vec::new(), LONGEST_PROMPT);
     let done = match path == Path::new("-") {
@@ -126,16 +115,16 @@ fn prompt_in(path: &Path) -> Result<String, CommandError> {
         false => File::open(path).and_then(|file| file.take(most + 1).read_to_end(&mut bytes)),
     };
     let of = format!("--prompt-file {}", path.display());
-    let read =
-        done.map_err(|e| CommandError::new(code::IO, format!("{of}: it cannot be read: {e}")))?;
+    let done = done.map_err(|e| format!("{of}: it cannot be read: {e}"));
+    let read = done.fail_with(code::IO)?;
     if read as u64 > most {
         let why =
             format!("{of}: it has more than {}, and no model reads as much", format_bytes(most));
         return Err(CommandError::new(code::DATA, why));
     }
-    let mut text = String::from_utf8(bytes).map_err(|e| {
-        CommandError::new(code::DATA, format!("{of}: it is not UTF-8: {}", e.utf8_error()))
-    })?;
+    let text = String::from_utf8(bytes);
+    let text = text.map_err(|e| format!("{of}: it is not UTF-8: {}", e.utf8_error()));
+    let mut text = text.fail_with(code::DATA)?;
     // That of a line which an editor ends.
     let end = text.strip_suffix("\n").map(|text| text.strip_suffix('\r').unwrap_or(text).len());
     text.truncate(end.unwrap_or(text.len()));
@@ -144,11 +133,10 @@ fn prompt_in(path: &Path) -> Result<String, CommandError> {
 
 /// For a run that has not ended: what it would go on from.
 fn newest(args: &GenerateArgs, lacks: &str) -> Result<Checkpoint, CommandError> {
-    let found = open_newest(&args.run).map_err(|error| {
-        let why = format!("{} {lacks}, and no checkpoint: {error}", args.run.display());
-        CommandError::new(code::DATA, why)
-    })?;
-    let (found, broken) = found;
+    let found = open_newest(&args.run);
+    let found =
+        found.map_err(|e| format!("{} {lacks}, and no checkpoint: {e}", args.run.display()));
+    let (found, broken) = found.fail_with(code::DATA)?;
     broken.iter().for_each(|why| say(&format!("warning: {why}")));
     say(&format!("{}: the parameters after step {}", found.path().display(), found.step()));
     Ok(found)
@@ -170,40 +158,29 @@ fn probability(text: &str) -> Result<f64, String> {
 
 /// The config of a folder of transformers.
 fn config_of(folder: &Path) -> Result<LoadedConfig, CommandError> {
-    let absolute = folder.canonicalize().map_err(|e| {
-        CommandError::new(code::DATA, format!("cannot read {}: {e}", folder.display()))
-    })?;
+    let absolute = folder.canonicalize();
+    let absolute = absolute.map_err(|e| format!("cannot read {}: {e}", folder.display()));
+    let absolute = absolute.fail_with(code::DATA)?;
     let format = if folder.join(TOKENIZER).is_file() { "Auto" } else { "U32" };
     let text = format!(
         "(model: (from: {:?}), data: (format: {format}), train: (steps: 1))",
         absolute.display().to_string()
     );
-    load_str(&text, &folder.display().to_string(), Path::new(""), &[])
-        .map_err(|e| CommandError::new(code::CONFIG, e))
-}
-
-/// From a folder of transformers.
-fn run_folder(args: &GenerateArgs, machine: &LocalMachine) -> Result<(), CommandError> {
-    let loaded = config_of(&args.run)?;
-    let tokenizer = data::tokenizer(&loaded.config)?;
-    let beside = ModelFiles::open(&args.run).map_err(unusable)?;
-    let from = LoadedModel {
-        trained: WeightSource::Folder(&args.run),
-        tokenizer: tokenizer.as_ref(),
-        beside,
-        place: args.run.clone(),
-        machine,
-    };
-    draw(args, &loaded.config, &from)
+    load_str(&text, &folder.display().to_string(), Path::new(""), &[]).fail_with(code::CONFIG)
 }
 
 pub(super) fn run(args: &GenerateArgs, machine: &LocalMachine) -> Result<(), CommandError> {
     if args.run.join("config.json").is_file() && !args.run.join(CONFIG).exists() {
-        return run_folder(args, machine);
+        let loaded = config_of(&args.run)?;
+        let tokenizer = data::tokenizer(&loaded.config)?;
+        let trained = WeightSource::Folder(&args.run);
+        let model = ModelSource::on_cores(trained, tokenizer.as_ref(), machine);
+        let (beside, place) = (ModelFiles::open(&args.run)?, args.run.clone());
+        return draw(args, &loaded.config, &LoadedModel { model, beside, place });
     }
     let (config, weights) = (args.run.join(CONFIG), args.run.join(WEIGHTS));
     let (loaded, checkpoint) = if config.is_file() {
-        let loaded = load_of_run(&config).map_err(|e| CommandError::new(code::CONFIG, e))?;
+        let loaded = load_of_run(&config).fail_with(code::CONFIG)?;
         let lacks = format!("has no {WEIGHTS}, which a run writes when it ends");
         let checkpoint = if weights.exists() { None } else { Some(newest(args, &lacks)?) };
         (loaded, checkpoint)
@@ -213,7 +190,7 @@ pub(super) fn run(args: &GenerateArgs, machine: &LocalMachine) -> Result<(), Com
         let found =
             newest(args, &format!("is not a run directory (it has no {CONFIG}; see runs/)"))?;
         let stored = Summary::read(found.path()).and_then(|summary| summary.config());
-        (stored.map_err(|e| CommandError::new(code::CHECKPOINT, e))?, Some(found))
+        (stored.fail_with(code::CHECKPOINT)?, Some(found))
     };
     let run = match &checkpoint {
         Some(checkpoint) if !config.is_file() => run_of(checkpoint),
@@ -222,25 +199,18 @@ pub(super) fn run(args: &GenerateArgs, machine: &LocalMachine) -> Result<(), Com
     let tokenizer = data::tokenizer_of(run, &loaded.config)?;
     let trained =
         checkpoint.as_ref().map_or(WeightSource::Weights(&weights), WeightSource::Checkpoint);
-    let beside = ModelFiles::of_run(run).map_err(unusable)?;
-    let from = LoadedModel {
-        trained,
-        tokenizer: tokenizer.as_ref(),
-        beside,
-        place: run.join(KEPT),
-        machine,
-    };
-    draw(args, &loaded.config, &from)
+    let model = ModelSource::on_cores(trained, tokenizer.as_ref(), machine);
+    let (beside, place) = (ModelFiles::of_run(run)?, run.join(KEPT));
+    draw(args, &loaded.config, &LoadedModel { model, beside, place })
 }
 
 /// A model, and what came with it.
 struct LoadedModel<'a> {
-    trained: WeightSource<'a>,
-    tokenizer: Option<&'a Tokenizer>,
+    /// On the cores in fp32.
+    model: ModelSource<'a>,
     beside: ModelFiles,
     /// The folder that it came from.
     place: PathBuf,
-    machine: &'a LocalMachine,
 }
 
 impl LoadedModel<'_> {
@@ -250,31 +220,29 @@ impl LoadedModel<'_> {
     }
 }
 
-/// The model on the device of its config, or as `--set` says; the last one counts.
-fn source<'a>(args: &GenerateArgs, config: &Config, from: &LoadedModel<'a>) -> ModelSource<'a> {
-    let mut source = ModelSource::on_cores(from.trained, from.tokenizer, from.machine);
-    if config.device == DeviceConfig::Cuda {
-        source.device = ComputeDevice::Gpu;
-    }
-    for setting in &args.set {
-        match *setting {
-            Setting::Device(on) => source.device = on,
-            Setting::Precision(precision) => source.precision = precision,
-        }
-    }
-    source
-}
-
 /// Draws and writes, or writes the logits that are asked for.
 fn draw(args: &GenerateArgs, config: &Config, from: &LoadedModel<'_>) -> Result<(), CommandError> {
-    let model = source(args, config, from);
-    let asked = prompts(args)?;
+    let mut model = from.model;
+    if config.device == DeviceConfig::Cuda {
+        model.device = ComputeDevice::Gpu;
+    }
+    // The last one counts.
+    for setting in &args.set {
+        match *setting {
+            Setting::Device(on) => model.device = on,
+            Setting::Precision(precision) => model.precision = precision,
+        }
+    }
+    let asked = match args.prompt_file.is_empty() {
+        true => args.prompt.clone(),
+        false => args.prompt_file.iter().map(|path| prompt_in(path)).collect::<Result<_, _>>()?,
+    };
     if args.logits {
         let [prompt] = &asked[..] else {
-            return Err(CommandError::new(2, "--logits takes one --prompt"));
+            return Err(CommandError::new(code::USAGE, "--logits takes one --prompt"));
         };
-        let prompt = default_prompt(config, from.tokenizer, prompt);
-        let logits = next_logits(config, &model, &prompt).map_err(failed)?;
+        let prompt = default_prompt(config, model.tokenizer, prompt);
+        let logits = next_logits(config, &model, &prompt)?;
         return print(&format!("{}\n", serde_json::json!({ "logits": logits })));
     }
     let (prompts, tokens) = (texts_of(args, config, from, &asked)?, stop_tokens(&from.beside));
@@ -289,11 +257,12 @@ fn draw(args: &GenerateArgs, config: &Config, from: &LoadedModel<'_>) -> Result<
             texts: args.stop.iter().map(|text| text.clone().into_bytes()).collect(),
         },
         echo: !args.chat,
-        special: !args.chat && matches!(from.trained, WeightSource::Folder(_)),
+        special: !args.chat && matches!(model.weights, WeightSource::Folder(_)),
     };
-    let mut texts = Texts::new(prompts.len(), !args.json);
+    let all = vec![TextProgress::default(); prompts.len()];
+    let mut texts = Texts { all, shown: !args.json, at: (0, 0), unseen: None };
     let mut emit = |i: usize, piece: Piece<'_>| texts.take(i, piece);
-    generate(config, &model, &prompts, &sampling, &mut emit).map_err(failed)?;
+    generate(config, &model, &prompts, &sampling, &mut emit)?;
     texts.unseen.map_or(Ok(()), Err)?;
     for (prompt, text) in asked.iter().zip(&texts.all).filter(|_| args.json) {
         let written = String::from_utf8_lossy(&text.bytes);
@@ -313,10 +282,10 @@ fn texts_of(
     prompts: &[String],
 ) -> Result<Vec<String>, CommandError> {
     if !args.chat {
-        let text = |prompt: &String| default_prompt(config, from.tokenizer, prompt);
+        let text = |prompt: &String| default_prompt(config, from.model.tokenizer, prompt);
         return Ok(prompts.iter().map(text).collect());
     }
-    if from.tokenizer.is_none() {
+    if from.model.tokenizer.is_none() {
         let why = "--chat needs a model whose text goes through a tokenizer: leave it out";
         return Err(CommandError::new(code::DATA, why));
     }
@@ -350,10 +319,6 @@ struct TextProgress {
 }
 
 impl Texts {
-    fn new(count: usize, shown: bool) -> Self {
-        Self { all: vec![TextProgress::default(); count], shown, at: (0, 0), unseen: None }
-    }
-
     /// Whether to go on.
     fn take(&mut self, i: usize, piece: Piece<'_>) -> bool {
         match piece {
@@ -378,34 +343,33 @@ impl Texts {
             self.at = (self.at.0 + 1, 0);
         }
         let mut to = std::io::stdout().lock();
-        match seen(to.write_all(&out).and_then(|()| to.flush())) {
-            Ok(go_on) => go_on,
-            Err(failed) => {
-                self.unseen = Some(failed);
-                false
-            }
-        }
+        seen(to.write_all(&out).and_then(|()| to.flush())).unwrap_or_else(|failed| {
+            self.unseen = Some(failed);
+            false
+        })
     }
 }
 
-fn failed(error: GenerateError) -> CommandError {
-    let code = match error {
-        GenerateError::Folder(error) => return unusable(error),
-        GenerateError::Read { .. } => code::IO,
-        GenerateError::Weights { .. } => code::DATA,
-        GenerateError::Memory { .. } => code::HOST_MEMORY,
-        GenerateError::NoGpu(_) | GenerateError::NoBf16 { .. } | GenerateError::WideHeads(_) => {
-            code::CONFIG
-        }
-        GenerateError::GpuMemory(_) => code::DEVICE_MEMORY,
-        GenerateError::Prompt(..) => 2,
-        GenerateError::NotFinite(_) => code::NUMERIC,
-        GenerateError::Device(ref error) => match error {
-            device::Error::HostMemory { .. } => code::HOST_MEMORY,
-            device::Error::OutOfMemory(_) => code::DEVICE_MEMORY,
-            device::Error::Gpu { .. } | device::Error::GpuSetup { .. } => code::RANK,
-            _ => code::INTERNAL,
-        },
-    };
-    CommandError::new(code, error)
+impl From<GenerateError> for CommandError {
+    fn from(error: GenerateError) -> Self {
+        let code = match error {
+            GenerateError::Folder(error) => return error.into(),
+            GenerateError::Read { .. } => code::IO,
+            GenerateError::Weights { .. } => code::DATA,
+            GenerateError::Memory { .. } => code::HOST_MEMORY,
+            GenerateError::NoGpu(_)
+            | GenerateError::NoBf16 { .. }
+            | GenerateError::WideHeads(_) => code::CONFIG,
+            GenerateError::GpuMemory(_) => code::DEVICE_MEMORY,
+            GenerateError::Prompt(..) => code::USAGE,
+            GenerateError::NotFinite(_) => code::NUMERIC,
+            GenerateError::Device(ref error) => match error {
+                device::Error::HostMemory { .. } => code::HOST_MEMORY,
+                device::Error::OutOfMemory(_) => code::DEVICE_MEMORY,
+                device::Error::Gpu { .. } | device::Error::GpuSetup { .. } => code::RANK,
+                _ => code::INTERNAL,
+            },
+        };
+        Self::new(code, error)
+    }
 }

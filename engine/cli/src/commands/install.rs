@@ -1,7 +1,6 @@
 //! What a shell and `man` need to know of onebox, and its help by groups.
 
-use super::exit::{CommandError, code};
-use super::{Cli, seen};
+use super::{Cli, CommandError, Failable, code, seen};
 use clap::{Command, CommandFactory};
 use clap_complete::Shell;
 use std::fmt::Write as _;
@@ -50,8 +49,6 @@ pub(super) fn completions(shell: Shell) -> Result<(), CommandError> {
 pub(super) fn manual(dir: &Path) -> Result<(), CommandError> {
     let written =
         std::fs::create_dir_all(dir).and_then(|()| clap_mangen::generate_to(Cli::command(), dir));
-    let failed = |e| {
-        CommandError::new(code::IO, format!("cannot write manual pages to {}: {e}", dir.display()))
-    };
-    written.map_err(failed)
+    let failed = |e| format!("cannot write manual pages to {}: {e}", dir.display());
+    written.map_err(failed).fail_with(code::IO)
 }

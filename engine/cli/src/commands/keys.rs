@@ -1,7 +1,6 @@
 //! `onebox config keys`: what a config may say.
 
-use super::exit::{CommandError, code};
-use super::print;
+use super::{CommandError, code, print};
 use config::{Key, box_keys, keys};
 use std::fmt::Write as _;
 
@@ -28,10 +27,8 @@ pub(super) fn run(args: &KeysArgs) -> Result<(), CommandError> {
     let text: String = all.iter().filter(begins).map(entry).collect();
     if text.is_empty() {
         let other = if args.of_box { "" } else { " of a config (--box lists those of a box)" };
-        return Err(CommandError::new(
-            code::CONFIG,
-            format!("no key{other} begins with `{prefix}`"),
-        ));
+        let why = format!("no key{other} begins with `{prefix}`");
+        return Err(CommandError::new(code::CONFIG, why));
     }
     print(&text)
 }

@@ -32,7 +32,7 @@ use clap::{Args, FromArgMatches, Parser, Subcommand};
 use config::{BOX, Config, Further, LoadedConfig, find_box, load_and_look};
 use device::numerics::SimdPath;
 use engine::run::Watcher;
-use exit::{CommandError, code};
+use exit::{CommandError, Failable, code};
 use files::names::CONFIG;
 use files::output::Output;
 use files::path_text::{lines, quoted};
@@ -42,12 +42,9 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// `0.1.0`; with the commit, where the build knows it.
-const VERSION: &str = files::VERSION;
-
 /// Trains transformer language models that are too large for the GPUs of one box.
 #[derive(Debug, Parser)]
-#[command(name = "onebox", version = VERSION, arg_required_else_help = true, after_help = exit::HELP)]
+#[command(name = "onebox", version = files::VERSION, arg_required_else_help = true, after_help = exit::HELP)]
 struct Cli {
     #[command(subcommand)]
     verb: Verb,
@@ -72,22 +69,16 @@ enum Verb {
     /// Write text with a trained model
     Generate(generate::GenerateArgs),
     /// Show, verify, compare, reshard, export and import checkpoints
-    Checkpoint {
-        #[command(subcommand)]
-        verb: checkpoint::CheckpointVerb,
-    },
+    #[command(subcommand)]
+    Checkpoint(checkpoint::CheckpointVerb),
     /// Check data; show what a model sees of it
-    Data {
-        #[command(subcommand)]
-        verb: DataVerb,
-    },
+    #[command(subcommand)]
+    Data(DataVerb),
     /// Check this machine: driver, libraries, GPUs, memory
     Doctor(doctor::DoctorArgs),
     /// Check a config, show its values, list all keys
-    Config {
-        #[command(subcommand)]
-        verb: ConfigVerb,
-    },
+    #[command(subcommand)]
+    Config(ConfigVerb),
     /// Show the curves of runs on one page
     Report(report::ReportArgs),
     /// Draw a plot of numbers, as the scripts do
@@ -163,16 +154,27 @@ impl ConfigArgs {
         let all = [format!("train.steps={steps}"), "train.epochs=None".into()];
         let sets = [&self.sets[..], &all].concat();
         let folder = self.config.parent().unwrap_or(Path::new(""));
-        config::load_str(&loaded.source, &self.name(), folder, &sets)
-            .map_err(|e| CommandError::new(code::CONFIG, e))
+        config::load_str(&loaded.source, &self.name(), folder, &sets).fail_with(code::CONFIG)
     }
 
     /// With the rules of this machine's GPUs.
     fn load(&self, machine: &LocalMachine) -> Result<LoadedConfig, CommandError> {
+        self.load_further(machine, false)
+    }
+
+    /// The same for a search of layouts.
+    fn load_to_search(&self, machine: &LocalMachine) -> Result<LoadedConfig, CommandError> {
+        self.load_further(machine, true)
+    }
+
+    fn load_further(
+        &self,
+        machine: &LocalMachine,
+        searched: bool,
+    ) -> Result<LoadedConfig, CommandError> {
         let of_machine = |config: &Config| machine.broken(config);
-        let further = Further { of_machine: &of_machine, ..Further::NONE };
-        load_and_look(&self.config, &self.sets, &further)
-            .map_err(|e| CommandError::new(code::CONFIG, e))
+        let further = Further { of_machine: &of_machine, searched, ..Further::NONE };
+        load_and_look(&self.config, &self.sets, &further).fail_with(code::CONFIG)
     }
 }
 
@@ -185,31 +187,11 @@ struct BoxArg {
 }
 
 impl BoxArg {
-    fn load(
-        &self,
-        config: &ConfigArgs,
-        machine: &LocalMachine,
-    ) -> Result<LoadedConfig, CommandError> {
-        self.with(config)?.load(machine)
-    }
-
-    /// For a search of layouts.
-    fn load_to_search(
-        &self,
-        config: &ConfigArgs,
-        machine: &LocalMachine,
-    ) -> Result<LoadedConfig, CommandError> {
-        let ConfigArgs { config, sets } = self.with(config)?;
-        let of_machine = |config: &Config| machine.broken(config);
-        let further = Further { of_machine: &of_machine, searched: true, ..Further::NONE };
-        load_and_look(&config, &sets, &further).map_err(|e| CommandError::new(code::CONFIG, e))
-    }
-
+    /// `config` on it.
     fn with(&self, config: &ConfigArgs) -> Result<ConfigArgs, CommandError> {
         let mut config = config.clone();
         if let Some(named) = &self.on {
-            let found = find_box(named, &config.config);
-            let found = found.map_err(|why| CommandError::new(code::CONFIG, why))?;
+            let found = find_box(named, &config.config).fail_with(code::CONFIG)?;
             config.sets.push(format!("{BOX}{}", found.display()));
         }
         Ok(config)
@@ -228,8 +210,7 @@ impl SimdArg {
     /// For the whole process; refuses what this machine lacks.
     fn choose(self) -> Result<Option<SimdPath>, CommandError> {
         if let Some(path) = self.simd {
-            path.choose()
-                .map_err(|why| CommandError::new(code::CONFIG, format!("--simd: {why}")))?;
+            path.choose().map_err(|why| format!("--simd: {why}")).fail_with(code::CONFIG)?;
         }
         Ok(self.simd)
     }
@@ -258,23 +239,34 @@ pub fn run(words: impl IntoIterator<Item = OsString>, watcher: Option<Watcher>) 
         Verb::Boxes(args) => boxes::run(&args),
         Verb::Bench(args) => bench::run(&args, machine),
         Verb::Generate(args) => generate::run(&args, machine),
-        Verb::Checkpoint { verb } => checkpoint::run(&verb, machine),
-        Verb::Data { verb: DataVerb::Check(args) } => samples::check(&args, machine),
-        Verb::Data { verb: DataVerb::Prepare(args) } => prepare::run(&args, machine),
-        Verb::Data { verb: DataVerb::Show(args) } => samples::run(&args, machine),
+        Verb::Checkpoint(verb) => checkpoint::run(&verb, machine),
+        Verb::Data(DataVerb::Check(args)) => samples::check(&args, machine),
+        Verb::Data(DataVerb::Prepare(args)) => prepare::run(&args, machine),
+        Verb::Data(DataVerb::Show(args)) => samples::run(&args, machine),
         Verb::Doctor(args) => doctor::run(&args, machine),
         Verb::Report(args) => report::run(&args),
         Verb::Plot(args) => plot::run(&args),
         Verb::Completions { shell } => install::completions(shell),
         Verb::Man { dir } => install::manual(&dir),
-        Verb::Config { verb: ConfigVerb::Check(args) } => check::check(&args),
-        Verb::Config { verb: ConfigVerb::Show(args) } => check::show(&args, machine),
-        Verb::Config { verb: ConfigVerb::Keys(args) } => keys::run(&args),
+        Verb::Config(ConfigVerb::Check(args)) => check::check(&args),
+        Verb::Config(ConfigVerb::Show(args)) => check::show(&args, machine),
+        Verb::Config(ConfigVerb::Keys(args)) => keys::run(&args),
     };
     crate::report::stderr::say_lost();
     let code = done.err().map_or(0, |failed| failed.report());
     crate::report::stderr::flush();
     code
+}
+
+/// Refuses a config that this version or this machine cannot run.
+fn check_built(loaded: &LoadedConfig, machine: &LocalMachine) -> Result<(), CommandError> {
+    let not_built = loaded.config.not_built(&loaded.origins, || machine.missing_gpus());
+    not_built.map_or(Ok(()), Err).fail_with(code::CONFIG)
+}
+
+/// A model that does not fit is told by the exit code.
+fn fit_result(fits: bool) -> Result<(), CommandError> {
+    if fits { Ok(()) } else { Err(CommandError::silent(code::DOES_NOT_FIT)) }
 }
 
 /// Refuses a file that the result of a command may not replace, or cannot be written to, before the work.
@@ -284,6 +276,16 @@ fn may_write(output: Output, path: &Path) -> Result<(), CommandError> {
 
 fn unwritten(path: &Path, error: &std::io::Error) -> CommandError {
     CommandError::new(code::IO, format!("cannot write {}: {error}", path.display()))
+}
+
+/// A path, for a shell.
+fn quoted_path(path: &Path) -> String {
+    quoted(&path.display().to_string())
+}
+
+/// ` --set a=1 --set b=2`, for a shell.
+fn set_arguments(sets: &[String]) -> String {
+    sets.iter().map(|set| format!(" --set {}", quoted(set))).collect()
 }
 
 /// `ops`, in a column.
@@ -297,14 +299,22 @@ fn print(text: &str) -> Result<(), CommandError> {
         return Ok(());
     }
     let mut out = std::io::stdout().lock();
-    seen(out.write_all(colour::on_stdout(&lines(text)).as_bytes()).and_then(|()| out.flush()))
+    seen(out.write_all(colour::on(&out, &lines(text)).as_bytes()).and_then(|()| out.flush()))
         .map(drop)
 }
 
 /// One JSON document to stdout.
 fn print_json(value: &impl serde::Serialize) -> Result<(), CommandError> {
-    let json = serde_json::to_string_pretty(value);
-    print(&(json.map_err(|e| CommandError::new(code::INTERNAL, e))? + "\n"))
+    print(&(serde_json::to_string_pretty(value).fail_with(code::INTERNAL)? + "\n"))
+}
+
+/// The same, or `text`.
+fn print_as(
+    json: bool,
+    value: &impl serde::Serialize,
+    text: impl FnOnce() -> String,
+) -> Result<(), CommandError> {
+    if json { print_json(value) } else { print(&text()) }
 }
 
 /// Whether what was written to stdout has arrived; false when nobody reads any more.
@@ -321,5 +331,5 @@ fn say(text: &str) {
     if processes::holds_back(text) {
         return;
     }
-    crate::report::stderr::line(&colour::on_stderr(&lines(text)));
+    crate::report::stderr::line(&colour::on(&std::io::stderr(), &lines(text)));
 }

@@ -4,13 +4,9 @@ use super::check::count;
 use super::exit::{CommandError, code};
 use super::largest::ShortageReport;
 use super::processes::{SILENCE, Team};
-use super::simulate::failed;
-use super::{BoxArg, ConfigArgs, of_ops, print, print_json, say, search, weights};
+use super::{BoxArg, ConfigArgs, fit_result, of_ops, print, print_json, say, search, weights};
 use crate::report::progress::si;
-use config::Config;
-use config::DeviceConfig;
-use config::LoadedConfig;
-
+use config::{Config, DeviceConfig, LoadedConfig};
 use device::Error;
 use files::names::RUNS;
 use layout::LocalMachine;
@@ -71,19 +67,17 @@ fn planned(args: &PlanArgs, team: &Team) -> Result<(), CommandError> {
         return model::run(args, model, machine);
     }
     if args.gpus.is_some() && !args.search {
-        return Err(CommandError::new(
-            2,
-            "--gpus takes part in a search only: give --search or --model too",
-        ));
+        let why = "--gpus takes part in a search only: give --search or --model too";
+        return Err(CommandError::new(code::USAGE, why));
     }
     let config = args.config.clone().unwrap_or_else(|| unreachable!("clap asks for one"));
-    let given = ConfigArgs { config, sets: args.sets.clone() };
+    let given = args.on_box.with(&ConfigArgs { config, sets: args.sets.clone() })?;
     if args.search {
-        let loaded = args.on_box.load_to_search(&given, machine)?;
+        let loaded = given.load_to_search(machine)?;
         return search::run(&loaded, machine, args.gpus.map(usize::from), args.json);
     }
-    let mut loaded = args.on_box.load(&given, machine)?;
-    choose(&mut loaded, machine).map_err(failed)?;
+    let mut loaded = given.load(machine)?;
+    choose(&mut loaded, machine)?;
     let config = &loaded.config;
     if !matches!(config.device, DeviceConfig::Sim { .. }) {
         team.check(config)?;
@@ -106,14 +100,10 @@ fn planned(args: &PlanArgs, team: &Team) -> Result<(), CommandError> {
         }
     }
     if let Some(refused) = weights::refusal(config, true) {
-        say(&format!("note: `onebox train` refuses model.from: {}", refused.message()));
+        say(&format!("note: `onebox train` refuses model.from: {}", refused.message));
     }
     // What could not be looked at is not said to fit.
-    if report.verdict == Some(true) {
-        Ok(())
-    } else {
-        Err(CommandError::silent(code::DOES_NOT_FIT))
-    }
+    fit_result(report.verdict == Some(true))
 }
 
 pub(super) fn made(config: &Config, built: &RankLayout) -> Result<Report, CommandError> {
@@ -160,8 +150,8 @@ fn disk(config: &Config, report: &Report) -> Disk {
 }
 
 fn on_disk(out: &mut String, disk: &Disk) {
-    for line in disk.words().into_iter().chain(disk.shortage().map(|why| format!("warning: {why}")))
-    {
+    let shortage = disk.shortage().map(|why| format!("warning: {why}"));
+    for line in disk.words().into_iter().chain(shortage) {
         let _ = writeln!(out, "{line}");
     }
 }
@@ -302,14 +292,9 @@ fn step(out: &mut String, report: &Report) {
         si(step.hardware_flops * world),
     );
     for lane in step.lanes.iter().filter(|lane| lane.ops > 0) {
-        let _ = writeln!(
-            out,
-            "    {:<8} {:>7} {:<3}  {}",
-            lane.lane,
-            lane.ops,
-            of_ops(lane.ops),
-            format_bytes(lane.bytes)
-        );
+        let (name, ops, noun) = (&lane.lane, lane.ops, of_ops(lane.ops));
+        let bytes = format_bytes(lane.bytes);
+        let _ = writeln!(out, "    {name:<8} {ops:>7} {noun:<3}  {bytes}");
     }
 }
 

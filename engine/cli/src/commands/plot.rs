@@ -1,9 +1,7 @@
 //! `onebox plot`: the figures of the scripts.
 
-use super::exit::{CommandError, code};
-use super::print;
+use super::{CommandError, Failable, code, print};
 use crate::report::plot::{Plot, PlotStyle, Series};
-use std::collections::BTreeMap;
 use std::io::Read;
 
 /// Draw lines `series<TAB>place<TAB>value` of the standard input as SVG.
@@ -39,28 +37,27 @@ pub(super) fn run(args: &PlotArgs) -> Result<(), CommandError> {
     let mut text = String::new();
     let read = std::io::stdin().read_to_string(&mut text);
     read.map_err(|e| CommandError::new(code::IO, format!("cannot read the standard input: {e}")))?;
-    let svg = draw(args, &text).map_err(|why| CommandError::new(code::CONFIG, why))?;
+    let svg = draw(args, &text).fail_with(code::CONFIG)?;
     print(&svg)
 }
 
 fn draw(args: &PlotArgs, text: &str) -> Result<String, String> {
     let (mut series, mut places): (Vec<Series>, Vec<String>) = (Vec::new(), Vec::new());
-    let mut rows: BTreeMap<String, usize> = BTreeMap::new();
+    let log = [args.logarithmic.is_some(), args.logarithmic.as_deref() == Some("xy")];
     for (number, line) in (1..).zip(text.lines()) {
         let bad = |what: &str| format!("line {number}, {line:?}: {what}");
         let fields: Vec<&str> = line.split('\t').collect();
         let [name, place, value] = fields[..] else {
             return Err(bad("expected series, place and value, with tabs between them"));
         };
-        let row = *rows.entry(name.to_owned()).or_insert(series.len());
-        if row == series.len() {
+        let known = series.iter().position(|known| known.name == name);
+        let row = known.unwrap_or_else(|| {
             series.push(Series { name: name.to_owned(), ..Series::default() });
-        }
-        let x = match args.look {
+            series.len() - 1
+        });
+        let x: f64 = match args.look {
             LookArg::Lines => {
-                let x: f64 =
-                    place.parse().map_err(|_| bad("the place of a line must be a number"))?;
-                x
+                place.parse().map_err(|_| bad("the place of a line must be a number"))?
             }
             LookArg::Bars => {
                 let known = places.iter().position(|known| known == place);
@@ -73,9 +70,7 @@ fn draw(args: &PlotArgs, text: &str) -> Result<String, String> {
         // `-` stands for what is not there.
         if value != "-" {
             let y: f64 = value.parse().map_err(|_| bad("the value must be a number, or -"))?;
-            if args.logarithmic.is_some() && x <= 0.0
-                || args.logarithmic.as_deref() == Some("xy") && y <= 0.0
-            {
+            if log[0] && x <= 0.0 || log[1] && y <= 0.0 {
                 return Err(bad("a logarithmic axis has no place for it: it is not above 0"));
             }
             series[row].points.push((x, y));
@@ -96,7 +91,7 @@ fn draw(args: &PlotArgs, text: &str) -> Result<String, String> {
         width: 760,
         height: 360,
         look: if args.look == LookArg::Bars { PlotStyle::Bars } else { PlotStyle::Dots },
-        log: [args.logarithmic.is_some(), args.logarithmic.as_deref() == Some("xy")],
+        log,
         from_zero: true,
         places: &places,
         series: &series,

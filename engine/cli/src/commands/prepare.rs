@@ -1,13 +1,11 @@
 //! `onebox data prepare`: makes tokens of text once.
 
-use super::exit::{CommandError, code};
-use super::signals::{self, StartupNotice};
-use super::{ConfigArgs, data, print, quoted};
-use crate::report::reading::TerminalProgress;
-use ::data::{
-    Cache, ChunkSizes, Preparation, PrepareError, PreparedData, Problem, RowSource, Tokenizer,
-    takes_from,
+use super::data::ReadOptions;
+use super::{
+    CommandError, ConfigArgs, Failable, code, data, print, quoted_path, set_arguments, signals,
 };
+use crate::report::reading::TerminalProgress;
+use ::data::{Cache, ChunkSizes, Preparation, PrepareError, PreparedData, RowSource, takes_from};
 use clap::ValueHint;
 use config::{Config, DataOrder, Packing, Source, Sources};
 use files::names::resolved;
@@ -28,56 +26,50 @@ pub(super) fn run(args: &PrepareArgs, machine: &LocalMachine) -> Result<(), Comm
     let loaded = args.config.load(machine)?;
     let config = &loaded.config;
     refuse(config, &args.out)?;
-    let Some(tokenizer) = data::tokenizer(config)? else {
+    let (Some(tokenizer), Some(path)) = (data::tokenizer(config)?, &config.data.tokenizer) else {
         unreachable!("without a tokenizer nothing is prepared")
     };
-    let refused =
-        |problem: Problem| CommandError::new(code::DATA, format!("data.tokenizer: {problem}"));
-    tokenizer.fits(config.model.vocab).map_err(refused)?;
+    let fits = tokenizer.fits(config.model.vocab);
+    fits.map_err(|problem| format!("data.tokenizer: {problem}")).fail_with(code::DATA)?;
     let starting = signals::hear().starting;
     starting.say("interrupted; finished parts are kept: the same command goes on".into());
     let cache = Cache::of_user(false);
     let out = absolute(&args.out).unwrap_or_else(|_| args.out.clone());
     let again = again(&args.config, &out);
+    let data = &config.data;
     let prepare = |rows: Option<RowSource<'_>>| {
-        prepare(config, &tokenizer, &cache, &starting, &again, rows, &out)
+        let preparation = Preparation {
+            train: data.train.paths().collect(),
+            held_out: data.validation.paths().collect(),
+            format: &data.format,
+            tokenizer: &tokenizer,
+            rows,
+            cache: &cache,
+            out: &out,
+            command: &again,
+            sizes: ChunkSizes::default(),
+            progress: &TerminalProgress,
+        };
+        preparation.run(&|parts| starting.say(interrupted(parts)))
     };
-    let prepared = match config.data.format.is_rows() {
+    let prepared = match data.format.is_rows() {
         false => prepare(None),
-        true => data::with_rows(config, &tokenizer, |rows| prepare(Some(rows)))?,
+        true => {
+            // Its tokens are kept in a folder of the user's choice.
+            let (path, cache, how) = (Path::new(path), Cache::default(), ReadOptions::default());
+            data::with_rows(data, path, &cache, &tokenizer, how, |rows| prepare(Some(rows)))
+                .fail_with(code::DATA)?
+        }
     };
-    let prepared = prepared.map_err(|error| match &error {
-        PrepareError::Data(_) => CommandError::new(code::DATA, error),
-        PrepareError::Write { .. } => CommandError::new(code::IO, error),
-        PrepareError::Refused { .. } => CommandError::new(code::NO_RUN_DIR, error),
+    let prepared = prepared.map_err(|error| {
+        let code = match &error {
+            PrepareError::Data(_) => code::DATA,
+            PrepareError::Write { .. } => code::IO,
+            PrepareError::Refused { .. } => code::NO_RUN_DIR,
+        };
+        CommandError::new(code, error)
     })?;
     print(&words(config, &prepared, &out))
-}
-
-fn prepare(
-    config: &Config,
-    tokenizer: &Tokenizer,
-    cache: &Cache,
-    starting: &StartupNotice,
-    command: &str,
-    rows: Option<RowSource<'_>>,
-    out: &Path,
-) -> Result<PreparedData, PrepareError> {
-    let data = &config.data;
-    let (train, held_out) = (data.train.paths().collect(), data.validation.paths().collect());
-    let prepare = Preparation {
-        train,
-        held_out,
-        format: &data.format,
-        tokenizer,
-        rows,
-        cache,
-        out,
-        command,
-        sizes: ChunkSizes::default(),
-        progress: &TerminalProgress,
-    };
-    prepare.run(&|parts| starting.say(interrupted(parts)))
 }
 
 /// The same command from any folder, for a shell; empty where the config was read from stdin.
@@ -85,13 +77,12 @@ fn again(ConfigArgs { config, sets }: &ConfigArgs, out: &Path) -> String {
     if config == Path::new("-") {
         return String::new();
     }
-    let path = |path: &Path| quoted(&path.display().to_string());
     // Paths in settings are relative to it.
     let here = std::env::current_dir().ok().filter(|_| !sets.is_empty());
-    let here = here.map_or_else(String::new, |here| format!("cd {} && ", path(&here)));
-    let sets: String = sets.iter().map(|set| format!(" --set {}", quoted(set))).collect();
+    let here = here.map_or_else(String::new, |here| format!("cd {} && ", quoted_path(&here)));
+    let sets = set_arguments(sets);
     let config = absolute(config).unwrap_or_else(|_| config.clone());
-    format!("{here}onebox data prepare {}{sets} {}", path(&config), path(out))
+    format!("{here}onebox data prepare {}{sets} {}", quoted_path(&config), quoted_path(out))
 }
 
 /// The last words of an interrupted preparation that keeps this number of parts.

@@ -1,6 +1,6 @@
 //! The processes that a launcher has started for one run: they agree before it starts, and end with one exit code.
 
-use super::exit::{CommandError, code};
+use super::exit::{CommandError, Failable, code};
 use config::{CheckpointWriter, Config, DeviceConfig};
 use device::Processes;
 use device::cuda::LibraryInfo;
@@ -81,7 +81,7 @@ pub(super) const SILENCE: u64 = 60;
 
 /// The processes of a run, or this one alone.
 pub(super) struct Team {
-    processes: Option<Arc<Processes>>,
+    pub(super) processes: Option<Arc<Processes>>,
     /// This process's, with the ranks that are dealt to it.
     pub(super) machine: LocalMachine,
 }
@@ -99,17 +99,12 @@ impl Team {
     /// Joins the processes that were started together. One that gives no sign of life for so many seconds has failed.
     pub(super) fn join(silence: u64) -> Result<Self, CommandError> {
         let silence = Duration::from_secs(silence);
-        let joined = launched().map(|count| join(count, silence)).transpose()?.flatten();
-        if joined.as_ref().is_some_and(|processes| processes.me() > 0) {
+        let processes = launched().map(|count| join(count, silence)).transpose()?.flatten();
+        if processes.as_ref().is_some_and(|processes| processes.me() > 0) {
             HELD_BACK.get_or_init(Mutex::default);
         }
-        let of_processes = |processes: &Arc<Processes>| LocalMachine::of_processes(processes);
-        let machine = joined.as_ref().map(of_processes).unwrap_or_default();
-        Ok(Self { processes: joined, machine })
-    }
-
-    pub(super) fn processes(&self) -> Option<Arc<Processes>> {
-        self.processes.clone()
+        let machine = processes.as_deref().map(LocalMachine::of_processes).unwrap_or_default();
+        Ok(Self { processes, machine })
     }
 
     pub(super) fn is_first(&self) -> bool {
@@ -122,10 +117,9 @@ impl Team {
         let of = |process| {
             let ranks = processes.ranks(process, config.world_size());
             let (first, last) = (ranks.start, ranks.end - 1);
-            let ranks = if first == last {
-                format!("rank {first}")
-            } else {
-                format!("ranks {first} to {last}")
+            let ranks = match first == last {
+                true => format!("rank {first}"),
+                false => format!("ranks {first} to {last}"),
             };
             format!("{process} on {} ({ranks})", processes.node(process))
         };
@@ -150,21 +144,16 @@ impl Team {
         let Some(processes) = &self.processes else { return own };
         let told = match &own {
             Ok(done) => StageResult::Done(facts(done)),
-            Err(failed) => StageResult::Failed(failed.code(), held_back() + failed.message()),
+            Err(failed) => StageResult::Failed(failed.code, held_back() + &failed.message),
         };
         let all = self.exchange::<StageResult>(processes, what, &told)?;
         let mut first = None;
         for (process, told) in all.iter().enumerate() {
             match (told, &first) {
                 (StageResult::Failed(code, message), _) => {
-                    return Err(own.err().filter(|_| processes.me() == process).unwrap_or_else(
-                        || {
-                            CommandError::new(
-                                *code,
-                                format!("{}: {message}", processes.name(process)),
-                            )
-                        },
-                    ));
+                    let message = format!("{}: {message}", processes.name(process));
+                    let other = CommandError::new(*code, message);
+                    return Err(own.err().filter(|_| processes.me() == process).unwrap_or(other));
                 }
                 (StageResult::Done(facts), None) => first = Some(facts),
                 (StageResult::Done(facts), Some(first)) => {
@@ -196,7 +185,7 @@ impl Team {
     /// The facts that must be the same in all processes: program and instructions, and for a config on real GPUs these and their libraries.
     pub(super) fn facts(&self, config: Option<&Config>) -> Vec<(String, String)> {
         let program = std::fs::read("/proc/self/exe").map_or(0, |bytes| xxh3_64(&bytes));
-        let program = format!("{} ({program:016x})", super::VERSION);
+        let program = format!("{} ({program:016x})", files::VERSION);
         let path = SimdPath::current().to_string();
         let mut all = vec![("the program", program), ("the instructions", path)];
         if config.is_some_and(|config| config.device == DeviceConfig::Cuda) {
@@ -218,7 +207,7 @@ impl Team {
         what: &str,
         own: &T,
     ) -> Result<Vec<T>, CommandError> {
-        let own = serde_json::to_vec(own).map_err(|e| CommandError::new(code::INTERNAL, e))?;
+        let own = serde_json::to_vec(own).fail_with(code::INTERNAL)?;
         let lost = |why| CommandError::new(processes.ended().unwrap_or(code::RANK), why);
         let all = processes.exchange(what, own).map_err(lost)?;
         let read = |bytes: &Vec<u8>| serde_json::from_slice(bytes);
@@ -229,7 +218,7 @@ impl Team {
     /// The end of this process. All end with the exit code of process 0, which says why.
     pub(super) fn end(&self, ended: Result<(), CommandError>) -> Result<(), CommandError> {
         let Some(processes) = &self.processes else { return ended };
-        let mut own = ended.as_ref().err().map_or(0, CommandError::code);
+        let mut own = ended.as_ref().err().map_or(0, |failed| failed.code);
         if self.is_first() {
             if let Err(failed) = &ended {
                 failed.report();
@@ -239,14 +228,13 @@ impl Team {
         }
         let lost = !self.is_first() && processes.is_lost(0);
         if let (Err(failed), true) = (&ended, lost) {
-            crate::report::stderr::line(&format!("error: {}", failed.message()));
+            crate::report::stderr::line(&format!("error: {}", failed.message));
         }
         crate::report::stderr::flush();
         let left = processes.part(own);
         if let Some(why) = left.as_ref().filter(|_| own == 0) {
             own = code::RANK;
             crate::report::stderr::line(&format!("error: {why}"));
-            crate::report::stderr::flush();
         }
         processes.close(left.map(|_| own));
         if own == 0 { Ok(()) } else { Err(CommandError::silent(own)) }
@@ -273,7 +261,7 @@ fn differs(
 #[cfg(feature = "mpi")]
 fn join(_: usize, silence: Duration) -> Result<Option<Arc<Processes>>, CommandError> {
     let joined = device::mpi::join(silence);
-    joined.map(Some).map_err(|why| CommandError::new(code::RANK, why))
+    joined.map(Some).fail_with(code::RANK)
 }
 
 #[cfg(not(feature = "mpi"))]

@@ -1,7 +1,6 @@
 //! `onebox report`: the curves of runs, on a page or as CSV.
 
-use super::exit::{CommandError, code};
-use super::{VERSION, may_write, print, say, unwritten};
+use super::{CommandError, code, may_write, print, say, unwritten};
 use crate::report::curves::{CSV, Curves, csv};
 use crate::report::page::{BEGINNING, page};
 use files::names::METRICS;
@@ -45,7 +44,7 @@ pub(super) fn run(args: &ReportArgs) -> Result<(), CommandError> {
         |(dir, name): (&PathBuf, String)| Curves::read(dir, name).map_err(|e| unread(dir, &e));
     let runs = args.runs.iter().zip(names).map(read).collect::<Result<Vec<_>, _>>()?;
     if let Some(path) = &args.output {
-        std::fs::write(path, page(&runs, VERSION)).map_err(|e| unwritten(path, &e))?;
+        std::fs::write(path, page(&runs, files::VERSION)).map_err(|e| unwritten(path, &e))?;
         say(&format!("wrote {}", PathText(path)));
     }
     match (&args.csv, table) {

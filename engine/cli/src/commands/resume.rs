@@ -1,7 +1,6 @@
 //! What `train --resume` and `--fork` go on from, and whether they may.
 
-use super::exit::{CommandError, code};
-use super::{data, say};
+use super::{CommandError, Failable, code, data, say};
 use ::data::{Dataset, Tokenizer};
 use checkpoint::inspect::{Summary, differences_of};
 use checkpoint::{
@@ -11,8 +10,7 @@ use checkpoint::{
 use config::{LoadedConfig, ResumeEffect, Weights, load_of_run};
 use engine::run_dir::{RunDir, RunMode};
 use files::directory::Directory;
-use files::names::CHECKPOINTS;
-use files::names::{CONFIG, FORKED, METRICS, TOKENIZER, WEIGHTS};
+use files::names::{CHECKPOINTS, CONFIG, FORKED, METRICS, TOKENIZER, WEIGHTS};
 use layout::build::RankLayout;
 use std::ffi::OsStr;
 use std::io::ErrorKind;
@@ -48,20 +46,16 @@ pub(super) fn start(
         None => (None, Vec::new()),
     };
     let why: Vec<String> = broken.iter().map(|(_, why)| why.to_string()).collect();
-    let (found, mode) = match found {
-        None if broken.is_empty() && mode == RunMode::Resume => {
-            nothing_gone(from, mode)?;
-            match fork_source(from)? {
-                // Its settings differ from the source's, and are still its own.
-                Some(found) => {
-                    still_its_own(from, loaded, tokenizer)?;
-                    (Some(found), RunMode::Fork)
-                }
-                None => (None, mode),
-            }
+    let (mut found, mut mode) = (found, mode);
+    if found.is_none() && broken.is_empty() && mode == RunMode::Resume {
+        nothing_gone(from, mode)?;
+        found = fork_source(from)?;
+        // Its settings differ from the source's, and are still its own.
+        if found.is_some() {
+            still_its_own(from, loaded, tokenizer)?;
+            mode = RunMode::Fork;
         }
-        found => (found, mode),
-    };
+    }
     let Some(found) = found else {
         if let Some(step) = RunDir::finished_in(from)
             && why.is_empty()
@@ -119,7 +113,7 @@ pub(super) fn start(
 /// Notes in `dir` what the fork there starts from.
 pub(super) fn note_source(dir: &RunDir, source: &Checkpoint) -> Result<(), CommandError> {
     let path = source.path().as_os_str().as_bytes();
-    dir.write_atomically(FORKED, path).map_err(|e| CommandError::new(code::IO, e))
+    dir.write_atomically(FORKED, path).fail_with(code::IO)
 }
 
 /// Refuses to go on with the fork in `dir`, which has no checkpoint of its own that would know them, with other settings than
@@ -130,8 +124,8 @@ fn still_its_own(
     tokenizer: Option<&Tokenizer>,
 ) -> Result<(), CommandError> {
     let Some(stored) = config_of(dir) else {
-        let (dir, why) = (dir.display(), "its config cannot be read");
-        say(&format!("{dir}: {why}, so this one was not compared with it"));
+        let dir = dir.display();
+        say(&format!("{dir}: its config cannot be read, so this one was not compared with it"));
         return Ok(());
     };
     let mut all = differences_of(&stored, now);
@@ -144,12 +138,8 @@ fn still_its_own(
 fn fork_source(dir: &Path) -> Result<Option<Checkpoint>, CommandError> {
     let path = dir.join(FORKED);
     let source = match std::fs::read(&path) {
-        Ok(source) => source,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        Err(error) => {
-            let why = format!("cannot read {}: {error}", path.display());
-            return Err(CommandError::new(code::IO, why));
-        }
+        read => read.map_err(|error| unread(&path, &error))?,
     };
     let source = Path::new(OsStr::from_bytes(&source));
     let opened = open_named(source).map_err(|error| {
@@ -171,9 +161,8 @@ fn nothing_gone(from: &Path, mode: RunMode) -> Result<(), CommandError> {
     let made = || {
         let steps = std::fs::metadata(from.join(METRICS)).is_ok_and(|file| file.len() > 0);
         let saves = config_of(from).is_some_and(|loaded| loaded.config.train.saves());
-        let why =
-            || format!("the run made this folder before its first step, and {METRICS} holds steps");
-        (steps && saves && !folder.exists()).then(why)
+        let why = "the run made this folder before its first step, and";
+        (steps && saves && !folder.exists()).then(|| format!("{why} {METRICS} holds steps"))
     };
     let Some(gone) = gone(&folder).or_else(made) else { return Ok(()) };
     let why = format!("{}: no checkpoint is there, but {gone}", folder.display());
@@ -232,13 +221,14 @@ pub(super) fn finished(dir: &Path, step: u64, loaded: &LoadedConfig) -> Result<(
     let mut all = differences_of(&stored, loaded);
     if let (Some(saved), true) = (&saved, all.iter().any(|d| d.key.starts_with("data."))) {
         let tokenizer = data::tokenizer(&loaded.config)?;
-        let data = data::open(&loaded.config, tokenizer.as_ref(), data::ReadOptions::DRY)?;
+        let dry = data::ReadOptions { dry: true, ..data::ReadOptions::default() };
+        let data = data::open(&loaded.config, tokenizer.as_ref(), dry)?;
         all = saved.differences(loaded, &data).map_err(failed)?;
     }
     let (experiment, idle): (Vec<_>, Vec<_>) =
         all.into_iter().partition(|d| d.effect == ResumeEffect::Experiment);
     permitted(&experiment, RunMode::Resume, CHECKPOINT)?;
-    let idle: String = idle.iter().map(|d| format!("\n  {d}")).collect();
+    let idle = listed(&idle);
     say(&match idle.as_str() {
         "" => nothing,
         _ => format!(
@@ -261,8 +251,7 @@ fn other_tokenizer(
 ) -> Result<Option<Difference>, CommandError> {
     let path = from.join(TOKENIZER);
     let (Some(now), true) = (now, path.exists()) else { return Ok(None) };
-    let was = std::fs::read(&path)
-        .map_err(|e| CommandError::new(code::IO, format!("cannot read {}: {e}", path.display())))?;
+    let was = std::fs::read(&path).map_err(|error| unread(&path, &error))?;
     let values = [was.len(), now.bytes().len()].map(|bytes| format_bytes(bytes as u64));
     let key = format!("data.tokenizer (not {} any more)", path.display());
     let differs = was != now.bytes();
@@ -270,12 +259,11 @@ fn other_tokenizer(
 }
 
 fn failed(error: CheckpointError) -> CommandError {
-    let code = match error {
-        CheckpointError::Io { .. } => code::IO,
-        CheckpointError::Broken { .. } => code::CHECKPOINT,
-        CheckpointError::OtherModel { .. } => code::CONFIG,
-    };
-    CommandError::new(code, error)
+    match error {
+        // The user has named a run: a checkpoint that is not there is no wrong argument.
+        CheckpointError::Io { .. } => CommandError::new(code::IO, error),
+        _ => error.into(),
+    }
 }
 
 /// The same of the newest checkpoint: one that the system does not read may be as whole as ever.
@@ -285,6 +273,15 @@ pub(super) fn unusable(error: CheckpointError) -> CommandError {
     }
     failed(error)
         .and("nothing is set aside: make it readable, or move it away to go on from the one before")
+}
+
+fn unread(path: &Path, error: &std::io::Error) -> CommandError {
+    CommandError::new(code::IO, format!("cannot read {}: {error}", path.display()))
+}
+
+/// A line of each.
+pub(super) fn listed<'a>(all: impl IntoIterator<Item = &'a Difference>) -> String {
+    all.into_iter().map(|difference| format!("\n  {difference}")).collect()
 }
 
 /// What is of another experiment, and what else to do than to set it back.
@@ -298,13 +295,9 @@ fn permitted(
     mode: RunMode,
     (what, or): ForkAdvice,
 ) -> Result<(), CommandError> {
-    let table = |kind: ResumeEffect| {
-        let lines = all.iter().filter(|d| d.effect == kind).map(|d| format!("\n  {d}"));
-        lines.collect::<String>()
-    };
-    let moved =
-        all.iter().filter(|d| d.effect == ResumeEffect::Harmless && d.key.starts_with("data."));
-    let moved: String = moved.map(|d| format!("\n  {d}")).collect();
+    let table = |kind: ResumeEffect| listed(all.iter().filter(|d| d.effect == kind));
+    let harmless = all.iter().filter(|d| d.effect == ResumeEffect::Harmless);
+    let moved = listed(harmless.filter(|d| d.key.starts_with("data.")));
     if !moved.is_empty() {
         say(&format!("the same tokens, named otherwise:{moved}"));
     }

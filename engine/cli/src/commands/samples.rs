@@ -1,10 +1,11 @@
 //! `onebox data check` and `onebox data show`: what a model sees of its data.
 
 use super::check::CheckArgs;
-use super::exit::{CommandError, code};
-use super::{ConfigArgs, data, print, print_json};
+use super::data::{self, ReadOptions};
+use super::{CommandError, ConfigArgs, Failable, code, print, print_json};
+use crate::generate::TokenWriter;
 use crate::report::colour;
-use ::data::{Dataset, Decoder, Document, Identity, Sample, Tokenizer};
+use ::data::{Dataset, Document, Identity, Sample, Tokenizer};
 use clap::builder::styling::{AnsiColor, Style};
 use layout::LocalMachine;
 use serde_json::json;
@@ -36,7 +37,8 @@ pub(super) fn check(args: &DataCheckArgs, machine: &LocalMachine) -> Result<(), 
     let DataCheckArgs { check: CheckArgs { config: args, json }, all } = args;
     let loaded = args.load(machine)?;
     let config = &loaded.config;
-    let dataset = data::check(config, *all)?;
+    let how = ReadOptions { compares: true, names_all: *all, ..ReadOptions::default() };
+    let (_, dataset) = data::read_whole(config, how)?;
     let Identity { train, held_out } = dataset.identity();
     let (samples, windows) = (dataset.num_train_samples(), dataset.num_eval_windows());
     if *json {
@@ -64,13 +66,11 @@ pub(super) fn check(args: &DataCheckArgs, machine: &LocalMachine) -> Result<(), 
 fn epochs(dataset: &Dataset, global: usize) -> String {
     let samples = dataset.num_train_samples();
     let steps = |samples: usize, share: f64| samples as f64 / (global as f64 * share);
+    let all = steps(samples, 1.0);
     let sets: Vec<_> = dataset.shares(1.0).collect();
     if sets.len() == 1 {
-        let steps = steps(samples, 1.0);
-        return format!(
-            "an epoch has {}, which are {steps:.1} steps of {global}",
-            counted_noun(samples, "sample")
-        );
+        let samples = counted_noun(samples, "sample");
+        return format!("an epoch has {samples}, which are {all:.1} steps of {global}");
     }
     let one = |(name, samples, share): (&str, usize, f64)| {
         let steps = steps(samples, share);
@@ -80,9 +80,8 @@ fn epochs(dataset: &Dataset, global: usize) -> String {
         )
     };
     let sets: Vec<_> = sets.into_iter().map(one).collect();
-    let steps = steps(samples, 1.0);
     format!(
-        "{}\ntrain.epochs: 1 is as many samples as all have together: {samples}, which are {steps:.1} steps",
+        "{}\ntrain.epochs: 1 is as many samples as all have together: {samples}, which are {all:.1} steps",
         sets.join("\n")
     )
 }
@@ -95,12 +94,14 @@ const MARKS: [[&str; 2]; 2] = [["[[", "]]"], ["«", "»"]];
 pub(super) fn run(args: &SamplesArgs, machine: &LocalMachine) -> Result<(), CommandError> {
     let loaded = args.config.load(machine)?;
     let config = &loaded.config;
-    let (tokenizer, dataset) = data::read_to_show(config)?;
+    // Others say what nothing reads.
+    let how = ReadOptions { is_brief: true, ..ReadOptions::default() };
+    let (tokenizer, dataset) = data::read_whole(config, how)?;
     let (seed, global) = (config.train.seed, config.batch.global as u64);
     let Sample { corpus_name, corpus, place } =
         dataset.sample(config.data.order, seed, args.sample, global);
-    let documents = corpus.documents(place).map_err(|e| CommandError::new(code::DATA, e))?;
-    let in_window = corpus.starts_in_window(place).map_err(|e| CommandError::new(code::DATA, e))?;
+    let documents = corpus.documents(place).fail_with(code::DATA)?;
+    let in_window = corpus.starts_in_window(place).fail_with(code::DATA)?;
     let starts = documents.iter().scan(0, |end, document| {
         let start = *end;
         *end += document.tokens.len();
@@ -176,7 +177,7 @@ fn text(
     tokenizer: Option<&Tokenizer>,
     TextStyle { is_text, all, painted }: TextStyle,
 ) -> String {
-    let mut decoder = tokenizer.map(Tokenizer::decoder);
+    let mut writer = TokenWriter::new(tokenizer, is_text);
     let mut bytes = Vec::new();
     let (mut out, mut on) = (String::new(), [false; 2]);
     for (token, counts) in document.tokens.iter().zip(&document.counted) {
@@ -184,17 +185,13 @@ fn text(
         let next = [*counts && !all, is_control];
         if next != on || is_control {
             // What is left of a character belongs to the tokens before.
-            out += &rest(&mut decoder, &mut bytes);
+            out += &rest(&mut writer, &mut bytes);
             out += &change(on, next, painted);
             on = next;
         }
-        match (&mut decoder, is_text) {
-            (Some(decoder), _) => out += &shown(&decoder.push(*token)),
-            (None, true) => bytes.push(*token as u8),
-            (None, false) => out += &format!("{token} "),
-        }
+        bytes.extend(writer.push(*token as i32));
     }
-    out += &rest(&mut decoder, &mut bytes);
+    out += &rest(&mut writer, &mut bytes);
     out + &change(on, [false; 2], painted)
 }
 
@@ -216,10 +213,9 @@ fn change(from: [bool; 2], to: [bool; 2], painted: bool) -> String {
 }
 
 /// The end of a piece of text.
-fn rest(decoder: &mut Option<Decoder<'_>>, bytes: &mut Vec<u8>) -> String {
-    let of_bytes = shown(&String::from_utf8_lossy(bytes));
-    bytes.clear();
-    of_bytes + &decoder.as_mut().map_or_else(String::new, |decoder| shown(&decoder.rest()))
+fn rest(writer: &mut TokenWriter<'_>, bytes: &mut Vec<u8>) -> String {
+    bytes.extend(writer.rest());
+    shown(&String::from_utf8_lossy(&std::mem::take(bytes)))
 }
 
 /// Without what a terminal would obey.

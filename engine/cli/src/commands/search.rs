@@ -1,12 +1,11 @@
 //! `onebox plan --search`: what [`predict::search`] found, in words, or as JSON.
 
 use super::check::count;
-use super::exit::{CommandError, code};
 use super::largest::{ShortageReport, of_states};
-use super::simulate::{failed, seconds};
-use super::{print, print_json, say};
+use super::simulate::seconds;
+use super::{CommandError, fit_result, print_as, say};
 use crate::report::progress::{on_terminal, si};
-use config::LoadedConfig;
+use config::{Config, LoadedConfig};
 use layout::LocalMachine;
 use predict::changes::arguments;
 use predict::plan::filled;
@@ -43,6 +42,14 @@ impl FitFailure {
         remedies.chain(short.map(|shortage| &mut shortage.sets))
     }
 
+    /// In lines: what would make it fit, or what is short.
+    pub(super) fn lines(&self, config: &Config) -> Vec<String> {
+        let remedies = self.remedies.iter();
+        let fits = remedies.map(|remedy| format!("it would fit with {}", arguments(&remedy.sets)));
+        let lacking = self.lacking.iter().flat_map(|lacking| lacking.lines(config, false));
+        fits.chain(lacking).collect()
+    }
+
     /// `None` where a layout fits, or the model allows none.
     pub(super) fn of(
         loaded: &LoadedConfig,
@@ -68,14 +75,12 @@ pub(super) fn run(
     json: bool,
 ) -> Result<(), CommandError> {
     say_begun();
-    let found = search(loaded, machine, gpus).map_err(failed)?;
+    let found = search(loaded, machine, gpus)?;
     let no = FitFailure::of(loaded, machine, &found, gpus);
-    if json {
-        print_json(&Document { found: &found, no })?;
-    } else {
-        print(&text(loaded, &found, no.as_ref(), gpus.is_some()))?;
-    }
-    if found.layouts.is_empty() { Err(CommandError::silent(code::DOES_NOT_FIT)) } else { Ok(()) }
+    let document = Document { found: &found, no };
+    let text = || text(loaded, &found, document.no.as_ref(), gpus.is_some());
+    print_as(json, &document, text)?;
+    fit_result(!found.layouts.is_empty())
 }
 
 /// Tells who waits at a terminal.
@@ -102,15 +107,9 @@ fn text(
         return out + why + "\n";
     }
     let _ = write!(out, "{} on {}, {fit} fit", counted(enumerated, "layout"), counted(gpus, "GPU"));
-    if let Some(FitFailure { remedies, lacking }) = no {
-        out += "\nno layout fits\n";
-        for remedy in remedies {
-            let _ = writeln!(out, "it would fit with {}", arguments(&remedy.sets));
-        }
-        for line in lacking.iter().flat_map(|lacking| lacking.lines(&loaded.config, false)) {
-            let _ = writeln!(out, "{line}");
-        }
-        return out;
+    if let Some(no) = no {
+        let lines = no.lines(&loaded.config).into_iter().map(|line| line + "\n");
+        return out + "\nno layout fits\n" + &lines.collect::<String>();
     }
     let _ = writeln!(
         out,
@@ -129,12 +128,8 @@ fn text(
     );
     match found.given {
         Some(given) => {
-            let _ = writeln!(
-                out,
-                "the config as it is: place {}, {}tok/s simulated",
-                given.rank,
-                si(given.tokens_per_second)
-            );
+            let (place, speed) = (given.rank, si(given.tokens_per_second));
+            let _ = writeln!(out, "the config as it is: place {place}, {speed}tok/s simulated");
         }
         None if loaded.config.world_size() != *gpus && asked => {
             let own = counted(loaded.config.world_size(), "GPU");

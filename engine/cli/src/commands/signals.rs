@@ -11,6 +11,7 @@ use crate::report::progress::announce;
 use crate::report::stderr;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH, SIGXCPU, SIGXFSZ};
 use signal_hook::iterator::Signals as Heard;
+use signal_hook::low_level::signal_name;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
@@ -127,11 +128,8 @@ fn said(signal: i32, saves: bool) -> String {
     };
     match signal {
         SIGINT => format!("S{what} Press Ctrl-C again to quit now."),
-        SIGTERM => format!("SIGTERM: s{what}"),
-        SIGHUP => format!("SIGHUP: s{what}"),
-        SIGUSR1 => format!("SIGUSR1: s{what}"),
-        SIGUSR2 => format!("SIGUSR2: s{what}"),
-        _ => format!("The limit of CPU time is near: s{what}"),
+        SIGXCPU => format!("The limit of CPU time is near: s{what}"),
+        _ => format!("{}: s{what}", signal_name(signal).unwrap_or("A signal")),
     }
 }
 

@@ -1,16 +1,14 @@
 //! `onebox simulate`: a step on a described box, in words and tables, as JSON, and as a trace.
 
 use super::exit::{CommandError, code};
-use super::{BoxArg, ConfigArgs, may_write, of_ops, print, print_json, say, unwritten};
+use super::{BoxArg, ConfigArgs, fit_result, may_write, of_ops, print, print_json, say, unwritten};
 use crate::report::progress::si;
 use crate::report::trace;
-use config::Config;
-use config::UpdateMode;
+use config::{Config, UpdateMode};
 use engine::metrics::median_step;
 use files::names::METRICS;
 use layout::LocalMachine;
-use layout::build::lay_out;
-use layout::build::{RankLayout, update_mode};
+use layout::build::{RankLayout, lay_out, update_mode};
 use predict::plan::{memory_report, ops_of_step};
 use predict::simulate::{SimulateError, SimulationReport, groups, mean_step, simulate, summary};
 use predict::{choose, schedules};
@@ -47,26 +45,22 @@ pub(super) struct SimulateArgs {
 
 pub(super) fn run(args: &SimulateArgs, machine: &LocalMachine) -> Result<(), CommandError> {
     args.trace.as_ref().map_or(Ok(()), |path| may_write(trace::OUTPUT, path))?;
-    let mut loaded = args.on_box.load(&args.config, machine)?;
-    choose(&mut loaded, machine).map_err(failed)?;
+    let mut loaded = args.on_box.with(&args.config)?.load(machine)?;
+    choose(&mut loaded, machine)?;
     let config = &loaded.config;
     let built = lay_out(config, machine);
     check_length(config, &built)?;
     let memory = memory_report(config, &built);
-    let timeline = simulate(config, &built).map_err(failed)?;
+    let timeline = simulate(config, &built)?;
     let mut told = summary(config, &memory, &timeline);
-    told.clip(
-        args.clipped,
-        mean_step(config, &built, told.step_seconds, args.clipped).map_err(failed)?,
-    );
+    told.clip(args.clipped, mean_step(config, &built, told.step_seconds, args.clipped)?);
     if let Some(path) = &args.trace {
         let written = trace::simulated(path, &timeline, config.world_size());
         let ranks = written.map_err(|e| unwritten(path, &e))?;
         say(&format!("trace of {ranks} written to {}", path.display()));
     }
     if !args.no_schedules {
-        told.schedules =
-            schedules(config, machine, told.step_seconds, args.clipped).map_err(failed)?;
+        told.schedules = schedules(config, machine, told.step_seconds, args.clipped)?;
     }
     told.chosen.clone_from(&loaded.chosen);
     told.measured = args.compare.as_deref().map(measured).transpose()?;
@@ -76,22 +70,21 @@ pub(super) fn run(args: &SimulateArgs, machine: &LocalMachine) -> Result<(), Com
         print(&text(config, &told))?;
         if let Some(measured) = told.measured {
             let ratio = told.step_seconds / measured;
+            let [measured, simulated] = [measured, told.step_seconds].map(seconds);
             print(&format!(
-                "\nmeasured {} per step (median); simulated {}, {ratio:.2}x as long\n",
-                seconds(measured),
-                seconds(told.step_seconds),
+                "\nmeasured {measured} per step (median); simulated {simulated}, {ratio:.2}x as long\n"
             ))?;
         }
         if !told.fits {
             print(&format!("\nit does not fit, so it would not run: {}\n", memory.binding.words))?;
         }
     }
-    if told.fits { Ok(()) } else { Err(CommandError::silent(code::DOES_NOT_FIT)) }
+    fit_result(told.fits)
 }
 
 /// Refuses a step that is too long to play.
 fn check_length(config: &Config, built: &RankLayout) -> Result<(), CommandError> {
-    let ops = ops_of_step(config, built).map_err(|e| failed(e.into()))?;
+    let ops = ops_of_step(config, built).map_err(SimulateError::from)?;
     if ops <= MOST_OPS {
         return Ok(());
     }
@@ -128,16 +121,18 @@ fn share(text: &str) -> Result<f64, String> {
     }
 }
 
-pub(super) fn failed(error: SimulateError) -> CommandError {
-    let code = match &error {
-        SimulateError::Step(_) => code::INTERNAL,
-        SimulateError::NoBox(_)
-        | SimulateError::Box(_)
-        | SimulateError::Seats(_)
-        | SimulateError::TooFewGpus { .. }
-        | SimulateError::NothingAhead { .. } => code::CONFIG,
-    };
-    CommandError::new(code, error)
+impl From<SimulateError> for CommandError {
+    fn from(error: SimulateError) -> Self {
+        let code = match &error {
+            SimulateError::Step(_) => code::INTERNAL,
+            SimulateError::NoBox(_)
+            | SimulateError::Box(_)
+            | SimulateError::Seats(_)
+            | SimulateError::TooFewGpus { .. }
+            | SimulateError::NothingAhead { .. } => code::CONFIG,
+        };
+        Self::new(code, error)
+    }
 }
 
 fn text(config: &Config, told: &SimulationReport) -> String {
@@ -174,27 +169,18 @@ fn text(config: &Config, told: &SimulationReport) -> String {
     }
     let _ = writeln!(out, "\nlanes of rank 0      busy   of the step");
     for lane in told.lanes.iter().filter(|lane| lane.ops > 0) {
-        let _ = writeln!(
-            out,
-            "  {:<8} {:>14}   {:>5.1} %   {:>7} {:<3}  {}",
-            lane.lane,
-            seconds(lane.seconds),
-            100.0 * lane.share,
-            lane.ops,
-            of_ops(lane.ops),
-            format_bytes(lane.bytes),
-        );
+        let (name, ops, noun) = (&lane.lane, lane.ops, of_ops(lane.ops));
+        let (time, share, bytes) =
+            (seconds(lane.seconds), 100.0 * lane.share, format_bytes(lane.bytes));
+        let _ =
+            writeln!(out, "  {name:<8} {time:>14}   {share:>5.1} %   {ops:>7} {noun:<3}  {bytes}");
     }
     if told.driver_calls > 0 {
-        let (submits, share) =
-            (told.submitting_seconds, told.submitting_seconds / told.unclipped_seconds);
+        let (time, calls) = (seconds(told.submitting_seconds), told.driver_calls);
+        let share = 100.0 * (told.submitting_seconds / told.unclipped_seconds);
         let _ = writeln!(
             out,
-            "  {:<8} {:>14}   {:>5.1} %   {:>7} calls of the driver, by the thread that submits",
-            "(thread)",
-            seconds(submits),
-            100.0 * share,
-            told.driver_calls,
+            "  (thread) {time:>14}   {share:>5.1} %   {calls:>7} calls of the driver, by the thread that submits"
         );
     }
     if told.one_communication_queue {
@@ -204,11 +190,8 @@ fn text(config: &Config, told: &SimulationReport) -> String {
              communicators side by side"
         );
     }
-    let _ = writeln!(
-        out,
-        "  {:.0} % of the offload's work is hidden behind computing",
-        100.0 * told.overlap
-    );
+    let overlap = 100.0 * told.overlap;
+    let _ = writeln!(out, "  {overlap:.0} % of the offload's work is hidden behind computing");
     let _ = writeln!(out, "\nwhat the step waits for, one after the other");
     for part in
         told.critical_path.iter().filter(|part| part.seconds > 0.005 * told.unclipped_seconds)

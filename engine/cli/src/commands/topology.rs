@@ -1,7 +1,6 @@
 //! `onebox topology`: the box, the placement, what is wrong.
 
-use super::exit::{CommandError, code};
-use super::print;
+use super::{CommandError, Failable, code, print, print_json};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use topology::report::{self, ReportSubject};
@@ -83,17 +82,13 @@ pub(super) fn run(args: &TopologyArgs) -> Result<(), CommandError> {
     let warnings = warnings(&machine, placement.as_ref(), &environment);
     let shown =
         ReportSubject { machine: &machine, placement: placement.as_ref(), warnings: &warnings };
-    let text = match if args.json { Format::Json } else { args.format } {
-        Format::Table => report::table(&shown),
-        Format::Tree => report::tree(&shown),
-        Format::Matrix => report::matrix(&shown),
-        Format::Svg => report::svg(&shown),
-        Format::Json => {
-            let text = serde_json::to_string_pretty(&document(&shown));
-            text.map_err(|e| CommandError::new(code::INTERNAL, e))? + "\n"
-        }
-    };
-    print(&text)?;
+    match if args.json { Format::Json } else { args.format } {
+        Format::Table => print(&report::table(&shown)),
+        Format::Tree => print(&report::tree(&shown)),
+        Format::Matrix => print(&report::matrix(&shown)),
+        Format::Svg => print(&report::svg(&shown)),
+        Format::Json => print_json(&document(&shown)),
+    }?;
     // Most formats do not show them.
     let errors = warnings.iter().filter(|warning| warning.severity == Severity::Error);
     let errors: Vec<&str> = errors.map(|warning| warning.text.as_str()).collect();
@@ -120,7 +115,7 @@ fn placed(machine: &Machine, args: &TopologyArgs) -> Result<Option<Placement>, C
         staging_bytes: args.staging.unwrap_or(0),
         sockets: topology::Sockets::Auto,
     };
-    place(machine, &request).map(Some).map_err(|e| CommandError::new(code::DOES_NOT_FIT, e))
+    place(machine, &request).map(Some).fail_with(code::DOES_NOT_FIT)
 }
 
 /// The contract with other programs: keys may be added, none goes or changes its meaning within a schema.

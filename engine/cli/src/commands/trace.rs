@@ -1,7 +1,6 @@
 //! `train --trace FILE --trace-steps A..B`.
 
-use super::exit::{CommandError, code};
-use super::{may_write, say, unwritten};
+use super::{CommandError, code, may_write, say, unwritten};
 use crate::report::trace::{OUTPUT, measured};
 use device::Trace;
 use files::path_text::PathText;
@@ -40,13 +39,11 @@ impl TraceArgs {
     pub(super) fn check(&self, run_dir: Option<&Path>, last: u64) -> Result<(), CommandError> {
         let (Some(path), Some(steps)) = (&self.trace, &self.trace_steps) else { return Ok(()) };
         if *steps.start() > last {
-            return Err(CommandError::new(
-                code::CONFIG,
-                format!(
-                    "--trace-steps {}: the last step of the run is {last} (train.steps), so nothing would be traced",
-                    words(steps)
-                ),
-            ));
+            let steps = words(steps);
+            let why = format!(
+                "--trace-steps {steps}: the last step of the run is {last} (train.steps), so nothing would be traced"
+            );
+            return Err(CommandError::new(code::CONFIG, why));
         }
         if run_dir.is_some_and(|dir| path.parent() == Some(dir) && !dir.exists()) {
             return Ok(());

@@ -11,23 +11,19 @@ mod watch;
 
 use self::follower::{Follower, RollbackTarget, Start};
 pub(super) use self::prepared::check_memory;
-use self::prepared::{MemoryDecision, PreparedRun, prepare};
+use self::prepared::{PreparedRun, prepare};
 use self::watch::Watch;
-use super::check::count;
-use super::exit::{CommandError, code};
+use super::check::model_words;
 use super::processes::{SILENCE, Team};
 use super::signals::{self, Signals, StartupNotice};
 use super::trace::{self, TraceArgs};
-use super::{ConfigArgs, SimdArg, say};
+use super::{CommandError, ConfigArgs, Failable, SimdArg, code, say};
 use crate::report::progress::Progress;
 use crate::report::stderr;
 use checkpoint::Checkpoint;
 use checkpoint::hugging_face::PretrainedWeights;
 use checkpoint::rollback::RollbackHistory;
-use config::DeviceConfig;
-use config::{LoadedConfig, in_line};
-use data::Dataset;
-use data::Tokenizer;
+use config::{DeviceConfig, in_line};
 use device::ErrorKind;
 use device::numerics::SimdPath;
 use engine::metrics::MetricsWriter;
@@ -37,7 +33,7 @@ use engine::run_dir::{RunDir, RunDirError};
 use engine::tensorboard::Events;
 use engine::train::batch::FILL;
 use files::names::{CONFIG, TOKENIZER};
-use layout::build::{RankLayout, update_mode};
+use layout::build::update_mode;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -119,45 +115,54 @@ pub(super) fn run(args: &TrainArgs) -> Result<(), CommandError> {
     team.end(ended)
 }
 
-pub(super) fn refused(error: RunDirError) -> CommandError {
-    let code = match error {
-        RunDirError::Io { .. } => code::IO,
-        _ => code::NO_RUN_DIR,
-    };
-    CommandError::new(code, error)
+impl From<RunDirError> for CommandError {
+    fn from(error: RunDirError) -> Self {
+        let code = match error {
+            RunDirError::Io { .. } => code::IO,
+            _ => code::NO_RUN_DIR,
+        };
+        Self::new(code, error)
+    }
 }
 
 impl PreparedRun {
     /// Makes the directory, and trains.
     pub(super) fn run(
-        self,
+        &self,
         args: &TrainArgs,
         team: &Team,
         signals: &Signals,
     ) -> Result<(), CommandError> {
         let own = if team.is_first() { self.open(args).map(Some) } else { Ok(None) };
         let own = team.all("directory", own, |_| Vec::new())?;
-        let (loaded, built, data) = (&self.loaded, &self.built, &self.data);
         let Some((dir, start, pretrained)) = own else {
-            return Follower { args, loaded, built, data, looked: &self.looked, team }.run(signals);
+            return Follower { args, run: self, team }.follow(signals);
         };
         team.first("start", Some(Start::of(&dir, start.as_ref())))?;
         team.all("ready", Ok(()), |()| Vec::new())?;
-        let (dir, tokenizer, looked) = (&dir, self.tokenizer.as_ref(), self.looked);
-        Session { args, loaded, built, data, tokenizer, dir, looked, pretrained, start, team }
-            .train(signals)
+        Session { args, run: self, dir: &dir, pretrained, start, team }.train(signals)
+    }
+
+    /// What the engine is told in every process.
+    fn options(&self, args: &TrainArgs, team: &Team, signals: &Signals) -> RunOptions {
+        RunOptions {
+            trace: args.trace.start(),
+            bind: true,
+            stop: Arc::clone(&signals.stop),
+            watcher: Some(args.watcher(&signals.starting)),
+            copies_states: Some(self.looked.copies_states),
+            processes: team.processes.clone(),
+            stuck: Some(StuckHandler { after: Duration::from_secs(10), call: end_without }),
+            ..RunOptions::default()
+        }
     }
 }
 
 /// Everything that a run has before its first step.
 pub(super) struct Session<'a> {
     pub(super) args: &'a TrainArgs,
-    pub(super) loaded: &'a LoadedConfig,
-    pub(super) built: &'a RankLayout,
-    data: &'a Arc<Dataset>,
-    pub(super) tokenizer: Option<&'a Tokenizer>,
+    run: &'a PreparedRun,
     pub(super) dir: &'a RunDir,
-    looked: MemoryDecision,
     /// The weights of a folder that a new run starts from.
     pretrained: Option<Arc<PretrainedWeights>>,
     /// What it goes on from.
@@ -167,14 +172,13 @@ pub(super) struct Session<'a> {
 
 impl Session<'_> {
     fn train(&mut self, signals: &Signals) -> Result<(), CommandError> {
-        let config = &self.loaded.config;
-        let file = |e| CommandError::new(code::IO, e);
-        self.dir.write_atomically(CONFIG, config.to_ron().as_bytes()).map_err(file)?;
-        if let Some(tokenizer) = self.tokenizer {
-            self.dir.write_atomically(TOKENIZER, tokenizer.bytes()).map_err(file)?;
+        let config = &self.run.loaded.config;
+        self.dir.write_atomically(CONFIG, config.to_ron().as_bytes()).fail_with(code::IO)?;
+        if let Some(tokenizer) = &self.run.tokenizer {
+            self.dir.write_atomically(TOKENIZER, tokenizer.bytes()).fail_with(code::IO)?;
         }
         if config.train.saves() {
-            self.dir.make_folder().map_err(file)?;
+            self.dir.make_folder().fail_with(code::IO)?;
         }
         signals.saves.store(config.train.saves(), Ordering::SeqCst);
         self.introduce();
@@ -192,7 +196,7 @@ impl Session<'_> {
         signals: &Signals,
         traced: &mut Result<(), CommandError>,
     ) -> Result<(), CommandError> {
-        let config = &self.loaded.config;
+        let config = &self.run.loaded.config;
         let started = Instant::now();
         let stored = self.start.as_ref().map(|from| from.rollback_history().clone());
         let (mut rollback_history, mut done) = (stored.unwrap_or_default(), 0);
@@ -219,43 +223,43 @@ impl Session<'_> {
     /// To the end, or as far as it comes.
     fn attempt(
         &self,
-        Signals { stop, starting, .. }: &Signals,
+        signals: &Signals,
         traced: &mut Result<(), CommandError>,
         rollback_history: &RollbackHistory,
     ) -> Result<(Outcome, Watch), CommandError> {
-        let config = &self.loaded.config;
+        let config = &self.run.loaded.config;
         let directory = self.dir.held().check().map_err(|e| self.moved(&e))?;
-        let metrics = MetricsWriter::open(directory, self.done());
-        let metrics = metrics.map_err(|e| CommandError::new(code::IO, e))?;
+        let metrics = MetricsWriter::open(directory, self.done()).fail_with(code::IO)?;
         let events = config.train.tensorboard.then(|| Events::create(directory, self.done()));
-        let metrics = metrics.and(events.transpose().map_err(|e| CommandError::new(code::IO, e))?);
-        let trace = self.args.trace.start();
+        let metrics = metrics.and(events.transpose().fail_with(code::IO)?);
         let options = RunOptions {
-            trace: trace.clone(),
-            bind: true,
-            stop: Arc::clone(stop),
-            watcher: Some(self.args.watcher(starting)),
             weights: Some(Arc::clone(self.dir.held())),
             checkpoints: Some(self.dir.folder().clone()),
-            copies_states: Some(self.looked.copies_states),
             pretrained: self.pretrained.clone(),
-            processes: self.team.processes(),
             resume: self.start.clone(),
             rollback_history: Some(rollback_history.clone()),
             // Other settings deserve as many steps as any.
             skipped_in_a_row: self.dir.forked_from().map(|_| 0),
-            stuck: Some(StuckHandler { after: Duration::from_secs(10), call: end_without }),
-            ..RunOptions::default()
+            ..self.run.options(self.args, self.team, signals)
         };
-        let progress = Progress::on_stderr(self.args.quiet);
         let own = self.start.as_ref().filter(|_| self.source().is_none());
-        let saved = own.map(|from| from.step());
-        let mut watch = Watch::new(metrics, progress, Arc::clone(stop), saved);
-        let outcome = train(config, self.built, self.data, &options, &mut |message| {
+        let mut watch = Watch {
+            metrics,
+            progress: Progress::on_stderr(self.args.quiet),
+            stop: Arc::clone(&signals.stop),
+            last: None,
+            saved: own.map(|from| from.step()),
+            not_saved: None,
+            held_out: None,
+            train_seconds: 0.0,
+            ahead: [0; 3],
+            verified: [0; 2],
+        };
+        let outcome = train(config, &self.run.built, &self.run.data, &options, &mut |message| {
             watch.hear(self, message);
         });
         watch.progress.finish();
-        *traced = self.args.trace.write(trace.as_deref());
+        *traced = self.args.trace.write(options.trace.as_deref());
         Ok((outcome.map_err(|e| self.failed(&e))?, watch))
     }
 
@@ -282,19 +286,14 @@ impl Session<'_> {
     }
 
     fn introduce(&self) {
-        let config = &self.loaded.config;
+        let config = &self.run.loaded.config;
         let (m, p) = (&config.model, &config.parallel);
         self.say(&format!(
-            "run     {}\nmodel   {} parameters: {}, hidden {}, {}, {}, vocabulary {}\n\
+            "run     {}\nmodel   {}\n\
              layout  TP {} x DP {}{} on {}, {:?}; optimizer on {:?}, update {} by {}\n\
              batch   {} x {} in {} per rank\ndata    {}",
             self.dir.shown(),
-            count(self.built.decoder.shape().parameters() as f64),
-            counted(m.layers, "layer"),
-            m.hidden,
-            counted(m.heads, "head"),
-            counted(m.seq_len, "token"),
-            m.vocab,
+            model_words(m, self.run.built.decoder.shape().parameters() as f64),
             p.tensor,
             p.data,
             if p.sequence { ", sequence parallel" } else { "" },
@@ -305,13 +304,13 @@ impl Session<'_> {
             SimdPath::current(),
             config.batch.global,
             counted(m.seq_len, "token"),
-            counted(self.built.micro_batches, "micro-batch"),
-            self.data.describe() + &epochs::words(config, self.data),
+            counted(self.run.built.micro_batches, "micro-batch"),
+            self.run.data.describe() + &epochs::words(config, &self.run.data),
         ));
         if let Some(words) = self.team.words(config) {
             self.say(&words);
         }
-        if let Some(words) = &self.looked.words {
+        if let Some(words) = &self.run.looked.words {
             self.say(words);
         }
         if !config.train.saves() {
@@ -324,19 +323,17 @@ impl Session<'_> {
 
     /// `4 virtual GPUs`
     fn gpus(&self) -> String {
-        let config = &self.loaded.config;
+        let config = &self.run.loaded.config;
         let ranks = config.world_size();
         if config.device != DeviceConfig::Cuda {
             return counted(ranks, "virtual GPU");
         }
-        let machine = &self.built.machine;
+        let machine = &self.run.built.machine;
         let all = &machine.cuda().gpus;
         let name = all.first().map_or("GPU", |gpu| gpu.name.as_str());
-        match all.len() {
-            n if n < machine.ranks(config) => {
-                format!("{n} x {name}, shared by {}", counted(ranks, "rank"))
-            }
-            _ => format!("{ranks} x {name}"),
+        match machine.ranks(config) > all.len() {
+            true => format!("{} x {name}, shared by {}", all.len(), counted(ranks, "rank")),
+            false => format!("{ranks} x {name}"),
         }
     }
 

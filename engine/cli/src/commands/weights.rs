@@ -1,9 +1,6 @@
 //! The folder of `model.from`: its weights, and what of it `train` refuses, which other commands find as well.
 
-use super::ConfigArgs;
-use super::checkpoint::unusable;
-use super::data;
-use super::exit::{CommandError, code};
+use super::{CommandError, ConfigArgs, code, data};
 use ::data::model_files::ModelFiles;
 use checkpoint::hugging_face::{Folder, PretrainedWeights};
 use config::{Config, ConfigError, DeviceConfig, LoadedConfig, Trouble, ValidKeys, Weights};
@@ -22,8 +19,7 @@ pub(super) fn pretrained(
     gpt: &Decoder,
 ) -> Result<Option<Arc<PretrainedWeights>>, CommandError> {
     let Some(folder) = opened(config)? else { return Ok(None) };
-    let weights = PretrainedWeights::new(folder, gpt).map_err(unusable)?;
-    Ok(Some(Arc::new(weights)))
+    Ok(Some(Arc::new(PretrainedWeights::new(folder, gpt)?)))
 }
 
 fn opened(config: &Config) -> Result<Option<Folder>, CommandError> {
@@ -35,7 +31,7 @@ fn opened(config: &Config) -> Result<Option<Folder>, CommandError> {
         let why = "it names a file, and weights stand beside it: name the folder, or set `model.weights=Random`";
         return Err(CommandError::new(code::CONFIG, why));
     }
-    Folder::open(Path::new(from)).map(Some).map_err(unusable)
+    Ok(Some(Folder::open(Path::new(from))?))
 }
 
 /// Why `train` would refuse the folder; nothing of a described box, on which nothing trains. Of a config that is not
@@ -48,7 +44,7 @@ pub(super) fn refusal(config: &Config, valid: bool) -> Option<CommandError> {
                 .map(drop),
             false => opened(config).map(drop),
         }?;
-        ModelFiles::open(Path::new(from)).map(drop).map_err(unusable)
+        Ok(ModelFiles::open(Path::new(from)).map(drop)?)
     };
     let trains = !matches!(config.device, DeviceConfig::Sim { .. });
     trains.then(look)?.err()
@@ -70,8 +66,8 @@ pub(super) fn load(
         let asked = starts && valid.has(&["model.from", "model.weights", "device"]);
         let refused = asked.then(|| refusal(config, valid.is_all())).flatten();
         let Some(refused) = refused else { return more(config, valid) };
-        of_folder.set(Some(refused.code()));
-        let mut all = vec![("model.from", refused.message().to_owned(), String::new())];
+        of_folder.set(Some(refused.code));
+        let mut all = vec![("model.from", refused.message, String::new())];
         // With a tokenizer of that folder nothing is read.
         let (from, tokenizer) = (&config.model.from, &config.data.tokenizer);
         if !from.iter().zip(tokenizer).any(|(from, of)| Path::new(of).starts_with(from)) {

@@ -1,10 +1,10 @@
 //! The device that generates: the cores of this machine as one virtual GPU, or one of its GPUs.
 
 use super::GenerateError;
+use crate::single_rank::{ALONE, inline, on_gpu};
 use config::{Config, ParallelConfig};
-use device::cpu::{self, CpuOptions, Lanes};
-use device::cuda::{self, Collectives, CudaOptions, Peers, WIDEST_HEAD};
-use device::{Arena, Communicator, Device, Dtype, HostPlace, HostWork, Plan, Rank};
+use device::cuda::{self, CudaOptions, Peers, WIDEST_HEAD};
+use device::{Arena, Communicator, Device, Dtype, HostPlace, HostWork, Plan, cpu};
 use engine::run::devices::kernel_team;
 use layout::LocalMachine;
 use layout::build::scratch_floats;
@@ -14,8 +14,6 @@ use std::time::Duration;
 use tensor_parallel::DecoderShape;
 use topology::{available_memory, format_bytes};
 
-/// The only rank.
-const ALONE: Rank = Rank { tp: 0, tp_size: 1, dp: 0, dp_size: 1 };
 /// The first compute capability with bf16 products.
 const BF16_SINCE: u32 = 80;
 
@@ -56,13 +54,7 @@ fn open_on_cores(
     if needed > free {
         return Err(GenerateError::Memory { needed, free });
     }
-    let options = CpuOptions {
-        lanes: Lanes::Inline,
-        memory_limit: u64::MAX,
-        host: HostPlace::default(),
-        scratch,
-        work: HostWork { team, ..HostWork::default() },
-    };
+    let options = inline(HostPlace::default(), scratch, team);
     Ok(cpu::open(ALONE, &Arc::new(plan), &world(), &options)?)
 }
 
@@ -98,16 +90,11 @@ fn open_on_gpu(
         Err(why) => tracing::warn!("the GPU's free memory is not known: {why}"),
     }
     tracing::info!("on GPU {}, {}: {}", gpu.ordinal, gpu.name, format_bytes(needed));
+    // A forward pass needs no scratch.
     let options = CudaOptions {
-        gpu: Some(gpu.ordinal),
-        host: HostPlace::default(),
-        peers: Arc::new(Peers::new(1)),
-        collectives: Collectives::Auto,
-        // A forward pass needs none.
-        scratch: 0,
         work: HostWork { team: kernel_team(machine.cores(), None), ..HostWork::default() },
         programs: offload::PROGRAMS,
-        warm_up: Arc::default(),
+        ..on_gpu(Some(gpu.ordinal), HostPlace::default(), &Arc::new(Peers::new(1)))
     };
     Ok(cuda::open(ALONE, &Arc::new(plan), &world(), &options)?)
 }

@@ -9,15 +9,6 @@ use layout::build::{dtype, shape};
 use std::ops::Range;
 use tensor_parallel::{CheckpointHome, Decoder, DecoderShape, KvCache, NewTokens, Recompute};
 
-/// How much a model computes at once.
-#[derive(Clone, Copy)]
-pub(super) struct ModelSize {
-    /// Most tokens that the model sees of a sample.
-    pub(super) context: usize,
-    /// Number of samples.
-    pub(super) samples: usize,
-}
-
 /// All tokens of a sample so far: one or more.
 #[derive(Clone, Copy)]
 pub(super) struct SampleTokens<'a> {
@@ -40,14 +31,14 @@ pub(super) struct Model {
 }
 
 impl Model {
-    /// Opens the model for several samples at once.
+    /// Opens the model for several samples at once, of which it sees at most `context` tokens.
     pub(super) fn open(
         config: &Config,
         from: &ModelSource<'_>,
-        size: ModelSize,
+        context: usize,
+        samples: usize,
     ) -> Result<Self, GenerateError> {
         let ModelSource { weights: trained, device: on, machine, precision, .. } = *from;
-        let ModelSize { context, samples } = size;
         // The positions of a folder are read whole.
         let learned = config.model.family == Family::Gpt2;
         let whole = learned && matches!(trained, WeightSource::Folder(_));
@@ -172,7 +163,7 @@ mod tests {
         let config = load_str(&ron, "a.ron", Path::new("."), &[]).unwrap().config;
         let machine = LocalMachine::default();
         let from = ModelSource::on_cores(WeightSource::Folder(&folder), None, &machine);
-        Model::open(&config, &from, ModelSize { context: 12, samples }).unwrap()
+        Model::open(&config, &from, 12, samples).unwrap()
     }
 
     /// Of 61 tokens.

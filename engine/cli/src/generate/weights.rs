@@ -8,6 +8,7 @@ use device::{Device, Tensor, ViewMut};
 use layout::segment_runs::SegmentRuns;
 use safetensors::tensor::Metadata;
 use std::fs::File;
+use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
@@ -89,7 +90,21 @@ pub(super) fn load(dev: &Device, decoder: &Decoder, path: &Path) -> Result<(), G
     let unreadable = |source| GenerateError::Read { path: path.to_owned(), source };
     let wrong = |problem: String| GenerateError::Weights { path: path.to_owned(), problem };
     let file = File::open(path).map_err(unreadable)?;
-    let (header, metadata) = header(&file).map_err(unreadable)?.map_err(wrong)?;
+    let read = |bytes: &mut [u8], at: u64| {
+        file.read_exact_at(bytes, at).map_err(|e| match e.kind() {
+            ErrorKind::UnexpectedEof => wrong("it is cut off".into()),
+            _ => unreadable(e),
+        })
+    };
+    let mut length = [0; 8];
+    read(&mut length, 0)?;
+    let length = u64::from_le_bytes(length);
+    if length > LONGEST_HEADER {
+        return Err(wrong("not a safetensors file".into()));
+    }
+    let mut header = vec![0; length as usize];
+    read(&mut header, 8)?;
+    let metadata: Metadata = serde_json::from_slice(&header).map_err(|e| wrong(e.to_string()))?;
     let place = |param: &Param| {
         let name = &param.name;
         let info =
@@ -104,17 +119,13 @@ pub(super) fn load(dev: &Device, decoder: &Decoder, path: &Path) -> Result<(), G
             let found = format!("{:?} {:?}", info.dtype, info.shape);
             return Err(wrong(format!("`{name}` is {found}, not F32 [{rows}, {cols}]")));
         }
-        Ok(header + info.data_offsets.0 as u64)
+        Ok(8 + length + info.data_offsets.0 as u64)
     };
     let params = decoder.segments().iter().flat_map(|layout| &layout.params);
     let places: Vec<u64> = params.map(place).collect::<Result<_, _>>()?;
     set_all(dev, decoder, &|tensor, first, values| {
         let mut bytes = vec![0; 4 * values.len()];
-        let read = file.read_exact_at(&mut bytes, places[tensor] + 4 * first as u64);
-        read.map_err(|e| match e.kind() {
-            std::io::ErrorKind::UnexpectedEof => wrong("it is cut off".into()),
-            _ => unreadable(e),
-        })?;
+        read(&mut bytes, places[tensor] + 4 * first as u64)?;
         let numbers = bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b));
         values.iter_mut().zip(numbers).for_each(|(value, x)| *value = x);
         Ok(())
@@ -142,36 +153,8 @@ pub(super) fn load_checkpoint(
     let numbers: Vec<usize> = params.map(number).collect::<Result<_, _>>()?;
     let reader = from.reader();
     set_all(dev, decoder, &|tensor, first, values| {
-        let read = reader.read(
-            TensorState::parameter(numbers[tensor]),
-            first..first + values.len(),
-            values,
-        );
+        let state = TensorState::parameter(numbers[tensor]);
+        let read = reader.read(state, first..first + values.len(), values);
         read.map_err(|e| wrong(e.to_string()))
     })
-}
-
-/// The offset of the data in a safetensors file, and the place of each tensor.
-fn header(file: &File) -> std::io::Result<Result<(u64, Metadata), String>> {
-    let mut length = [0; 8];
-    if let Err(e) = file.read_exact_at(&mut length, 0) {
-        return cut_off(e);
-    }
-    let length = u64::from_le_bytes(length);
-    if length > LONGEST_HEADER {
-        return Ok(Err("not a safetensors file".into()));
-    }
-    let end = 8 + length;
-    let mut bytes = vec![0; end as usize];
-    if let Err(e) = file.read_exact_at(&mut bytes, 0) {
-        return cut_off(e);
-    }
-    let parsed = serde_json::from_slice(&bytes[8..]).map_err(|e| e.to_string());
-    Ok(parsed.map(|metadata| (end, metadata)))
-}
-
-/// A file that ends too early is invalid (the inner error); a file that cannot be read is the outer error.
-fn cut_off<T>(error: std::io::Error) -> std::io::Result<Result<T, String>> {
-    let wrong = error.kind() == std::io::ErrorKind::UnexpectedEof;
-    if wrong { Ok(Err("it is cut off".into())) } else { Err(error) }
 }

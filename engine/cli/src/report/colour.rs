@@ -2,7 +2,6 @@
 
 use anstream::{AutoStream, ColorChoice, stream::RawStream};
 use clap::builder::styling::{AnsiColor, Style};
-use std::io;
 use std::ops::Range;
 
 /// Whether a stream is a terminal that shows colours, and NO_COLOR does not forbid them. A dumb terminal shows none, also where
@@ -12,14 +11,9 @@ pub(crate) fn wanted(stream: &impl RawStream) -> bool {
     !dumb && AutoStream::choice(stream) != ColorChoice::Never
 }
 
-/// A text for stderr.
-pub(crate) fn on_stderr(text: &str) -> String {
-    if wanted(&io::stderr()) { painted(text) } else { text.to_owned() }
-}
-
-/// A text for stdout.
-pub(crate) fn on_stdout(text: &str) -> String {
-    if wanted(&io::stdout()) { painted(text) } else { text.to_owned() }
+/// A text for a stream.
+pub(crate) fn on(stream: &impl RawStream, text: &str) -> String {
+    if wanted(stream) { painted(text) } else { text.to_owned() }
 }
 
 const GOOD: Style = AnsiColor::Green.on_default();

@@ -150,22 +150,14 @@ impl Curves {
 
     /// Skipped steps in a row, as first and last.
     pub(crate) fn skipped(&self) -> Vec<(u64, u64)> {
-        let mut ranges: Vec<(u64, u64)> = Vec::new();
-        for step in self.steps.iter().filter(|step| step.skipped) {
-            match ranges.last_mut() {
-                Some((_, last)) if *last + 1 == step.step => *last = step.step,
-                _ => ranges.push((step.step, step.step)),
-            }
-        }
-        ranges
+        ranges(self.steps.iter().filter(|step| step.skipped).map(|step| step.step))
     }
 
     /// Steps whose updates ahead of the decision were committed, made again, and not tried; none where the run makes none.
     pub(crate) fn ahead(&self) -> Option<[usize; 3]> {
+        use SpeculationOutcome::{Committed, No, Redone};
         let of = |what| self.steps.iter().filter(|step| step.ahead == Some(what)).count();
-        let all =
-            [SpeculationOutcome::Committed, SpeculationOutcome::Redone, SpeculationOutcome::No]
-                .map(of);
+        let all = [Committed, Redone, No].map(of);
         (all != [0; 3]).then_some(all)
     }
 
@@ -174,6 +166,18 @@ impl Curves {
         let finite = self.evals.iter().filter_map(|eval| Some((eval.step, eval.loss?)));
         finite.min_by(|a, b| a.1.total_cmp(&b.1))
     }
+}
+
+/// Numbers in a row, as first and last.
+pub(crate) fn ranges(numbers: impl Iterator<Item = u64>) -> Vec<(u64, u64)> {
+    let mut ranges: Vec<(u64, u64)> = Vec::new();
+    for number in numbers {
+        match ranges.last_mut() {
+            Some((_, last)) if *last + 1 == number => *last = number,
+            _ => ranges.push((number, number)),
+        }
+    }
+    ranges
 }
 
 /// Columns of the table as CSV.
@@ -208,24 +212,25 @@ pub(crate) fn csv(runs: &[Curves]) -> String {
         };
         for step in &run.steps {
             eval_rows(&mut out, step.step);
-            let [loss, norm, lr, scale, seconds, speed, device, host] = [
-                step.loss,
-                step.grad_norm,
-                step.lr,
-                step.loss_scale,
-                step.step_seconds,
-                step.tokens_per_second,
-                step.device_memory,
-                step.host_memory,
-            ]
-            .map(shown);
-            let ahead = step.ahead.map_or("", SpeculationOutcome::name);
-            let (targets, documents) = (shown(step.targets), shown(step.documents));
-            let (padding, verified) = (shown(step.padding), shown(step.verified));
-            let Step { step, tokens, skipped, .. } = step;
-            out.push_str(&format!(
-                "{name},step,{step},{tokens},{loss},{norm},{lr},{scale},{seconds},{speed},{skipped},{device},{host},{ahead},{targets},{documents},{padding},{verified}\n"
-            ));
+            let cells = [
+                step.step.to_string(),
+                step.tokens.to_string(),
+                shown(step.loss),
+                shown(step.grad_norm),
+                shown(step.lr),
+                shown(step.loss_scale),
+                shown(step.step_seconds),
+                shown(step.tokens_per_second),
+                step.skipped.to_string(),
+                shown(step.device_memory),
+                shown(step.host_memory),
+                shown(step.ahead.map(SpeculationOutcome::name)),
+                shown(step.targets),
+                shown(step.documents),
+                shown(step.padding),
+                shown(step.verified),
+            ];
+            out.push_str(&format!("{name},step,{}\n", cells.join(",")));
         }
         eval_rows(&mut out, u64::MAX);
     }

@@ -7,7 +7,7 @@ use engine::metrics::median;
 use engine::run::Difference;
 use std::collections::BTreeSet;
 use std::fmt::Write;
-use topology::format_bytes;
+use topology::{counted, format_bytes};
 
 /// How every such page begins.
 pub(crate) const BEGINNING: &str = "<!doctype html>\n<!-- onebox report -->\n";
@@ -90,10 +90,7 @@ fn loss(value: f64) -> String {
 fn summary(runs: &[Curves]) -> String {
     let rows = runs.iter().enumerate().map(|(index, run)| {
         let last = run.steps.last().copied().unwrap_or_default();
-        let of = run
-            .config
-            .as_ref()
-            .map_or_else(String::new, |loaded| format!("/{}", loaded.config.train.steps));
+        let of = run.config.as_ref().map(|loaded| format!("/{}", loaded.config.train.steps));
         let seconds: f64 = run.steps.iter().filter_map(|step| step.step_seconds).sum();
         let most = |of: StepCurve| run.steps.iter().filter_map(of).max_by(f64::total_cmp);
         let bytes = |value: Option<f64>| or_dash(value.map(|bytes| format_bytes(bytes as u64)));
@@ -102,7 +99,7 @@ fn summary(runs: &[Curves]) -> String {
         vec![
             named(index, run),
             if run.end.is_some() { "done" } else { "not done" }.into(),
-            format!("{}{of}", last.step),
+            format!("{}{}", last.step, of.unwrap_or_default()),
             short(last.tokens as f64),
             or_dash(last.loss.map(loss)),
             or_dash(run.evals.last().and_then(|eval| eval.loss).map(loss)),
@@ -154,16 +151,16 @@ fn differences(runs: &[Curves]) -> String {
         let found = origins.into_iter().find(|(name, ..)| name == key);
         found.map_or_else(|| "-".to_owned(), |(_, value, _)| value.clone())
     };
-    let rows: Vec<Vec<String>> = keys
-        .into_iter()
-        .map(|key| (key, configs.iter().map(|config| value(config, key)).collect::<Vec<_>>()))
-        .filter(|(key, values)| *key != "name" && values.windows(2).any(|pair| pair[0] != pair[1]))
-        .map(|(key, values)| {
+    let mut rows: Vec<Vec<String>> = Vec::new();
+    for key in keys.into_iter().filter(|key| *key != "name") {
+        let values: Vec<String> = configs.iter().map(|config| value(config, key)).collect();
+        if values.windows(2).any(|pair| pair[0] != pair[1]) {
             let cells = values.iter().map(|value| escape(value));
-            std::iter::once(format!("<code>{}</code>", escape(key))).chain(cells).collect()
-        })
-        .collect();
-    if runs.len() < 2 || rows.is_empty() {
+            let key = format!("<code>{}</code>", escape(key));
+            rows.push(std::iter::once(key).chain(cells).collect());
+        }
+    }
+    if rows.is_empty() {
         return String::new();
     }
     let named: Vec<String> =
@@ -179,12 +176,9 @@ fn thinned(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
     }
     let stretch = points.len().div_ceil(POINTS / 2);
     let ends = |part: &[(f64, f64)]| {
-        let finite = |part: &[(f64, f64)]| {
-            part.iter().copied().filter(|point| point.1.is_finite()).collect::<Vec<_>>()
-        };
+        let finite = part.iter().copied().filter(|point| point.1.is_finite());
         let by = |a: &(f64, f64), b: &(f64, f64)| a.1.total_cmp(&b.1);
-        let (least, most) =
-            (finite(part).into_iter().min_by(by), finite(part).into_iter().max_by(by));
+        let (least, most) = (finite.clone().min_by(by), finite.max_by(by));
         let mut kept: Vec<(f64, f64)> = least.into_iter().chain(most).collect();
         kept.sort_by(|a, b| a.0.total_cmp(&b.0));
         kept.dedup();
@@ -227,15 +221,10 @@ fn plots(runs: &[Curves]) -> String {
     ];
     let mut out = String::new();
     for (title, unit, mut series) in all {
-        let numbers = || {
-            series
-                .iter()
-                .flat_map(|series| &series.points)
-                .map(|point| point.1)
-                .filter(|y| y.is_finite())
-        };
+        let numbers = series.iter().flat_map(|series| &series.points).map(|point| point.1);
+        let numbers = numbers.filter(|y| y.is_finite());
         let (least, most) =
-            (numbers().fold(f64::INFINITY, f64::min), numbers().fold(0.0, f64::max));
+            (numbers.clone().fold(f64::INFINITY, f64::min), numbers.fold(0.0, f64::max));
         // Nothing is known, or there is no loss scaling.
         if least > most || title == "Loss scale" && most <= 1.0 {
             continue;
@@ -246,10 +235,9 @@ fn plots(runs: &[Curves]) -> String {
                 .into_iter()
                 .find(|(bytes, _)| most >= f64::from(*bytes))
                 .unwrap_or((1 << 10, "KiB"));
-            series
-                .iter_mut()
-                .flat_map(|series| &mut series.points)
-                .for_each(|point| point.1 /= f64::from(bytes));
+            for point in series.iter_mut().flat_map(|series| &mut series.points) {
+                point.1 /= f64::from(bytes);
+            }
             unit = name.into();
         }
         // One value that is out of all proportion would leave a flat line of the others.
@@ -284,21 +272,15 @@ fn events(runs: &[Curves]) -> String {
             };
             found.push((*first, words));
         }
-        found.extend(
-            run.not_saved
-                .iter()
-                .take(ROWS)
-                .map(|(step, why)| (*step, format!("checkpoint NOT SAVED: {why}"))),
-        );
-        found.extend(run.differs.iter().take(ROWS).map(|(step, places)| {
-            (*step, format!("ran twice and DIFFERS: {}", Difference::all(places)))
-        }));
-        let broken = run.steps.iter().filter(|step| step.loss.is_none());
-        found.extend(
-            broken
-                .take(1)
-                .map(|step| (step.step, "the loss is not finite, for the first time".to_owned())),
-        );
+        for (step, why) in run.not_saved.iter().take(ROWS) {
+            found.push((*step, format!("checkpoint NOT SAVED: {why}")));
+        }
+        for (step, places) in run.differs.iter().take(ROWS) {
+            found.push((*step, format!("ran twice and DIFFERS: {}", Difference::all(places))));
+        }
+        if let Some(broken) = run.steps.iter().find(|step| step.loss.is_none()) {
+            found.push((broken.step, "the loss is not finite, for the first time".to_owned()));
+        }
         found.sort();
         let counts = [skipped.len(), run.not_saved.len(), run.differs.len()];
         let more: usize = counts.iter().map(|count| count.saturating_sub(ROWS)).sum();
@@ -307,10 +289,8 @@ fn events(runs: &[Curves]) -> String {
             found.push((last, format!("{more} more of these")));
         }
         if run.damaged > 0 {
-            found.push((
-                last,
-                format!("{} of its metrics cannot be read", topology::counted(run.damaged, "line")),
-            ));
+            let lines = counted(run.damaged, "line");
+            found.push((last, format!("{lines} of its metrics cannot be read")));
         }
         if let Some((step, hash)) = &run.end {
             found.push((*step, format!("done; state {hash}")));

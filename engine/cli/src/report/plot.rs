@@ -143,15 +143,9 @@ impl Axis {
             ticks.sort_by(f64::total_cmp);
             ticks.dedup();
             if !own || ticks.len() > most {
-                let powers = (least.log10().floor() as i32..=largest.log10().ceil() as i32)
-                    .map(|p| 10f64.powi(p));
-                let all: Vec<f64> =
-                    powers.flat_map(|power| [1.0, 2.0, 5.0].map(|n| n * power)).collect();
-                ticks = all
-                    .iter()
-                    .copied()
-                    .filter(|&tick| (least * 0.6..=largest * 1.7).contains(&tick))
-                    .collect();
+                let powers = least.log10().floor() as i32..=largest.log10().ceil() as i32;
+                let all = powers.flat_map(|p| [1.0, 2.0, 5.0].map(|n| n * 10f64.powi(p)));
+                ticks = all.filter(|tick| (least * 0.6..=largest * 1.7).contains(tick)).collect();
                 if ticks.len() > most {
                     ticks.retain(|tick| tick.log10().fract() == 0.0);
                 }
@@ -243,29 +237,18 @@ impl Plot<'_> {
         let all: Vec<(f64, f64)> =
             self.series.iter().flat_map(|series| finite(&series.points)).collect();
         let (xs, ys): (Vec<f64>, Vec<f64>) = all.into_iter().unzip();
-        let bars = self.look == PlotStyle::Bars;
-        let across = match bars {
-            true => Axis::places(self.places.len()),
-            false => Axis::of(
-                &xs,
-                AxisStyle {
-                    log: self.log[0],
-                    labels_values: self.look == PlotStyle::Dots,
-                    from_zero: false,
-                },
-                self.width as usize / 60,
-            ),
+        let dots = self.look == PlotStyle::Dots;
+        let style = AxisStyle { log: self.log[0], labels_values: dots, from_zero: false };
+        let across = match self.look {
+            PlotStyle::Bars => Axis::places(self.places.len()),
+            _ => Axis::of(&xs, style, self.width as usize / 60),
         };
         let up = AxisStyle { log: self.log[1], labels_values: false, from_zero: self.from_zero };
         let up = Axis::of(&ys, up, 6);
-        let (lines, x_labels) = match bars {
-            true => (
-                self.places.iter().map(|place| place.split('|').count()).max().unwrap_or(1) as i32,
-                0,
-            ),
-            false => (1, across.ticks.len()),
-        };
-        let (floor, y_labels, places) = (up.ends.start, up.ticks.len(), across.ends.end);
+        let lines = self.places.iter().map(|place| place.split('|').count());
+        let lines = lines.max().unwrap_or(1) as i32;
+        let (x_labels, y_labels) = (across.ticks.len(), up.ticks.len());
+        let (floor, places) = (up.ends.start, across.ends.end);
         let named = i32::from(!self.x.is_empty());
         let mut chart = ChartBuilder::on(&below)
             .margin_right(18 * FINE)
@@ -290,28 +273,20 @@ impl Plot<'_> {
         let (corner, (wide, tall)) = (area.get_base_pixel(), area.dim_in_pixel());
         let at = |x: i32, y: i32| (corner.0 + x, corner.1 + y);
         let wide = wide as i32;
-        let words = Text::new(
-            self.x.to_owned(),
-            at(wide / 2, tall as i32 + (8 + LINE * lines) * FINE),
-            letters(TEXT - 1, &GREY, centred),
-        );
-        root.draw(&words)?;
-        if bars {
-            for (index, place) in self.places.iter().enumerate() {
-                let middle = (wide as f64 * (index as f64 + 0.5) / places) as i32;
-                for (line, words) in (0..).zip(place.split('|')) {
-                    let spot = at(middle, tall as i32 + (7 + LINE * line) * FINE);
-                    root.draw(&Text::new(
-                        words.to_owned(),
-                        spot,
-                        letters(TEXT - 1, &INK, centred),
-                    ))?;
-                }
+        let spot = at(wide / 2, tall as i32 + (8 + LINE * lines) * FINE);
+        let style = letters(TEXT - 1, &GREY, centred);
+        root.draw(&Text::new(self.x.to_owned(), spot, style))?;
+        for (index, place) in self.places.iter().enumerate() {
+            let middle = (wide as f64 * (index as f64 + 0.5) / places) as i32;
+            for (line, words) in (0..).zip(place.split('|')) {
+                let spot = at(middle, tall as i32 + (7 + LINE * line) * FINE);
+                let style = letters(TEXT - 1, &INK, centred);
+                root.draw(&Text::new(words.to_owned(), spot, style))?;
             }
         }
         // A line that the others should reach is above them.
         let below = self.series.iter().any(|series| series.ideal);
-        let mut values = Values { below, floor: corner.1 + tall as i32, points: Vec::new() };
+        let mut values: Vec<Value> = Vec::new();
         let groups = self.series.len().max(1) as f64;
         // What the others are compared with lies beneath them.
         let mut order: Vec<usize> = (0..self.series.len()).collect();
@@ -329,44 +304,34 @@ impl Plot<'_> {
                         let bar = [(begin, floor), (begin + 0.74 / groups, y)];
                         chart.draw_series([Rectangle::new(bar, colour.filled())])?;
                         let end = chart.backend_coord(&(begin + 0.37 / groups, y));
-                        values.points.push((end, y, INK));
+                        values.push((end, y, INK));
                     }
                 }
                 PlotStyle::Curves | PlotStyle::Dots => {
                     for part in series.points.split(|(x, y)| !(x.is_finite() && y.is_finite())) {
-                        match series.ideal {
-                            true => {
-                                let dashes = DashedLineSeries::new(
-                                    part.iter().copied(),
-                                    6 * FINE,
-                                    5 * FINE,
-                                    line,
-                                );
-                                chart.draw_series(dashes)?
-                            }
-                            false => {
-                                chart.draw_series(LineSeries::new(part.iter().copied(), line))?
-                            }
-                        };
+                        let points = part.iter().copied();
+                        if series.ideal {
+                            let dashes = DashedLineSeries::new(points, 6 * FINE, 5 * FINE, line);
+                            chart.draw_series(dashes)?;
+                        } else {
+                            chart.draw_series(LineSeries::new(points, line))?;
+                        }
                         // One point alone is no line.
                         if let ([point], PlotStyle::Curves) = (part, self.look) {
                             chart.draw_series([Circle::new(*point, 2 * FINE, colour.filled())])?;
                         }
                     }
-                    if self.look == PlotStyle::Dots && !series.ideal {
+                    if dots && !series.ideal {
                         for point in points {
-                            chart.draw_series([Circle::new(
-                                point,
-                                7 * FINE / 2,
-                                colour.filled(),
-                            )])?;
-                            values.points.push((chart.backend_coord(&point), point.1, colour));
+                            let dot = Circle::new(point, 7 * FINE / 2, colour.filled());
+                            chart.draw_series([dot])?;
+                            values.push((chart.backend_coord(&point), point.1, colour));
                         }
                     }
                 }
             }
         }
-        values.draw(root, self.look == PlotStyle::Dots)
+        draw_values(root, &values, below, corner.1 + tall as i32, dots)
     }
 
     /// The names of the series in their colours, where there are several; returns where the plot begins.
@@ -384,65 +349,59 @@ impl Plot<'_> {
             let square = [((x) * FINE, (y - 6) * FINE), ((x + 11) * FINE, (y + 5) * FINE)];
             root.draw(&Rectangle::new(square, colour.filled()))?;
             let left = Pos::new(HPos::Left, VPos::Center);
-            root.draw(&Text::new(
-                series.name.clone(),
-                ((x + 16) * FINE, y * FINE),
-                letters(TEXT, &INK, left),
-            ))?;
+            let spot = ((x + 16) * FINE, y * FINE);
+            root.draw(&Text::new(series.name.clone(), spot, letters(TEXT, &INK, left)))?;
             x += wide;
         }
         Ok(y + 24)
     }
 }
 
-/// Values above or below their points, where nothing else is.
-struct Values {
-    /// Where they rather stand.
-    below: bool,
-    /// The lower end of the plot.
-    floor: i32,
-    /// Middle and upper or lower end of each point, its value and colour.
-    points: Vec<((i32, i32), f64, RGBColor)>,
-}
+/// A value above or below its point: this one's middle and upper or lower end, the value, and its colour.
+type Value = ((i32, i32), f64, RGBColor);
 
-impl Values {
-    fn draw<'a>(self, root: &Area<'a>, dots: bool) -> DrawResult<'a> {
-        // Left, right, top, bottom.
-        let mut taken: Vec<[i32; 4]> = Vec::new();
-        let far = 5 * FINE;
-        if dots {
-            taken.extend(
-                self.points.iter().map(|((x, y), ..)| [x - far, x + far, y - far + 1, y + far - 1]),
-            );
-        }
-        for ((x, y), value, colour) in self.points {
-            let (text, size) = (short(value), TEXT - 2);
-            let (wide, tall) = (width_of(&text, size) * FINE / 2, size * FINE);
-            let places = [
-                [x - wide, x + wide, y - far - tall, y - far],
-                [x - wide, x + wide, y + far, y + far + tall],
-            ];
-            let order = if self.below { [1, 0] } else { [0, 1] };
-            // Below the end of a bar is the bar.
-            let places = order.iter().take(if dots { 2 } else { 1 }).map(|&side| places[side]);
-            let free = |place: &[i32; 4]| {
-                let meets = |other: &[i32; 4]| {
-                    place[0] < other[1]
-                        && other[0] < place[1]
-                        && place[2] < other[3]
-                        && other[2] < place[3]
-                };
-                place[3] <= self.floor && !taken.iter().any(meets)
-            };
-            if let Some(place) = places.clone().find(free) {
-                taken.push(place);
-                let at = Pos::new(HPos::Center, VPos::Center);
-                let middle = (x, (place[2] + place[3]) / 2);
-                root.draw(&Text::new(text, middle, letters(size, &colour, at)))?;
-            }
-        }
-        Ok(())
+/// Draws values where nothing else is, and rather `below`. `floor`: the lower end of the plot.
+fn draw_values<'a>(
+    root: &Area<'a>,
+    points: &[Value],
+    below: bool,
+    floor: i32,
+    dots: bool,
+) -> DrawResult<'a> {
+    // Left, right, top, bottom.
+    let mut taken: Vec<[i32; 4]> = Vec::new();
+    let far = 5 * FINE;
+    if dots {
+        taken
+            .extend(points.iter().map(|((x, y), ..)| [x - far, x + far, y - far + 1, y + far - 1]));
     }
+    for &((x, y), value, colour) in points {
+        let (text, size) = (short(value), TEXT - 2);
+        let (wide, tall) = (width_of(&text, size) * FINE / 2, size * FINE);
+        let places = [
+            [x - wide, x + wide, y - far - tall, y - far],
+            [x - wide, x + wide, y + far, y + far + tall],
+        ];
+        let order = if below { [1, 0] } else { [0, 1] };
+        // Below the end of a bar is the bar.
+        let places = order.iter().take(if dots { 2 } else { 1 }).map(|&side| places[side]);
+        let free = |place: &[i32; 4]| {
+            let meets = |other: &[i32; 4]| {
+                place[0] < other[1]
+                    && other[0] < place[1]
+                    && place[2] < other[3]
+                    && other[2] < place[3]
+            };
+            place[3] <= floor && !taken.iter().any(meets)
+        };
+        if let Some(place) = places.clone().find(free) {
+            taken.push(place);
+            let at = Pos::new(HPos::Center, VPos::Center);
+            let middle = (x, (place[2] + place[3]) / 2);
+            root.draw(&Text::new(text, middle, letters(size, &colour, at)))?;
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -6,8 +6,7 @@ use std::fmt;
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-use crate::report::colour;
-use crate::report::stderr;
+use crate::report::{colour, stderr};
 
 /// Steps that are always shown, counted from where this process starts.
 const FIRST_STEPS: u64 = 3;
@@ -47,15 +46,10 @@ pub struct StepLine {
     pub eta_seconds: f64,
 }
 
-/// One line; the fields are always there, in this order, "-" where there is no value:
+/// One line with as many fields as `width` columns hold; the fields are always there, in this order, "-" where there is no value:
 /// `step   120/400  loss 2.4312  norm 0.83  lr 1.9e-3  scale 65536  12.3 ktok/s
 /// 8.1 GFLOP/s (model)  mem 41.2/256 MiB  overlap 63%  skipped 0  eta 0:42`. Of a run that updates ahead of the decision,
 /// `ahead 110 committed 7 redone 3 not tried` stands before `eta`.
-pub fn format_line(line: &StepLine) -> String {
-    fitted(line, usize::MAX)
-}
-
-/// The same with as many fields as `width` columns hold.
 fn fitted(line: &StepLine, width: usize) -> String {
     let fields = fields(line);
     let up_to = |most: u8| {
@@ -126,6 +120,7 @@ pub(crate) fn on_terminal() -> bool {
 }
 
 /// The progress of a run on stderr.
+#[derive(Default)]
 pub struct Progress {
     /// None shows nothing.
     lines: Option<Box<dyn Write + Send>>,
@@ -151,26 +146,14 @@ impl Progress {
     /// Of a run. `quiet` shows nothing but warnings.
     pub fn on_stderr(quiet: bool) -> Self {
         if quiet {
-            return Self::new(None);
+            return Self::default();
         }
         Self { on_terminal: on_terminal(), ..Self::to_writer(Box::new(stderr::Queue)) }
     }
 
     /// Plain lines to `writer`, which gets one write per line.
     pub fn to_writer(writer: Box<dyn Write + Send>) -> Self {
-        Self::new(Some(writer))
-    }
-
-    const fn new(lines: Option<Box<dyn Write + Send>>) -> Self {
-        Self {
-            lines,
-            on_terminal: false,
-            reported: 0,
-            shown: None,
-            pending: None,
-            evaluated: None,
-            drawn: None,
-        }
+        Self { lines: Some(writer), ..Self::default() }
     }
 
     /// After every step. A line is shown for the first steps, the last one, a newly skipped
@@ -217,7 +200,7 @@ impl Progress {
 
     /// What nobody must miss: a line that is shown with `quiet` as well.
     pub fn warn(&mut self, text: &str) {
-        let text = colour::on_stderr(text);
+        let text = colour::on(&io::stderr(), text);
         match self.lines {
             None => write_line(&mut stderr::Queue, &text),
             Some(_) => self.message(&text),
@@ -246,9 +229,8 @@ impl Progress {
         }
         if self.on_terminal {
             let line = *line;
-            self.draw(ProgressCount { done: line.step, of: line.steps }, now, move |width| {
-                fitted(&line, width)
-            });
+            let steps = ProgressCount { done: line.step, of: line.steps };
+            self.draw(steps, now, move |width| fitted(&line, width));
         }
     }
 
@@ -334,10 +316,9 @@ pub(crate) fn clock(seconds: f64) -> String {
     }
     let seconds = seconds.round() as u64;
     let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
-    if hours > 0 {
-        format!("{hours}:{minutes:02}:{seconds:02}")
-    } else {
-        format!("{minutes}:{seconds:02}")
+    match hours {
+        0 => format!("{minutes}:{seconds:02}"),
+        _ => format!("{hours}:{minutes:02}:{seconds:02}"),
     }
 }
 
@@ -382,6 +363,10 @@ mod tests {
         let step =
             |line: &String| line.split(['/', ' ']).find_map(|word| word.parse().ok()).unwrap();
         log.0.lock().unwrap().iter().map(step).collect()
+    }
+
+    fn format_line(line: &StepLine) -> String {
+        fitted(line, usize::MAX)
     }
 
     fn plain() -> (Progress, Log) {

@@ -18,7 +18,9 @@ pub(crate) struct TerminalProgress;
 
 impl data::Progress for TerminalProgress {
     fn begin(&self, what: &'static str, bytes: u64) -> Box<dyn data::Reading> {
-        Box::new(ReadProgress::new(what, bytes))
+        let (done, drawn) = (AtomicU64::new(0), AtomicU64::new(0));
+        let next = on_terminal().then(|| AtomicU64::new(FIRST.as_millis() as u64));
+        Box::new(ReadProgress { what, of: bytes, done, began: Instant::now(), next, drawn })
     }
 }
 
@@ -32,20 +34,6 @@ struct ReadProgress {
     /// Milliseconds after the beginning from which it is drawn again; none where nobody looks.
     next: Option<AtomicU64>,
     drawn: AtomicU64,
-}
-
-impl ReadProgress {
-    fn new(what: &'static str, of: u64) -> Self {
-        let shown = on_terminal();
-        Self {
-            what,
-            of,
-            done: AtomicU64::new(0),
-            began: Instant::now(),
-            next: shown.then(|| AtomicU64::new(FIRST.as_millis() as u64)),
-            drawn: AtomicU64::new(0),
-        }
-    }
 }
 
 impl data::Reading for ReadProgress {

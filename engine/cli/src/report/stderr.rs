@@ -4,7 +4,7 @@
 //! On a terminal a status may stand below all that is written. The cursor waits at its first column, so that one order
 //! erases it all, whatever rows a terminal that was made narrower has broken it into.
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender};
+use crossbeam_channel::{RecvTimeoutError, SendTimeoutError, Sender};
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -49,17 +49,33 @@ pub(crate) fn by_thread(told: &Arc<AtomicBool>) {
     let _ = THREAD.get_or_init(|| {
         let (jobs, queue) = crossbeam_channel::bounded(ROOM);
         let started = std::thread::Builder::new().name("stderr".into());
-        started.spawn(move || write_all(&queue)).ok()?;
+        started.spawn(move || queue.into_iter().for_each(Job::run)).ok()?;
         Some(Thread::new(jobs, Arc::clone(told)))
     });
 }
 
-fn write_all(queue: &Receiver<Job>) {
-    for job in queue {
-        match job {
-            Job::Bytes(bytes) => write(&bytes),
-            Job::Status(status) => show(status),
-            Job::Flush(answer) => drop(answer.send(())),
+impl Job {
+    fn run(self) {
+        match self {
+            Self::Bytes(bytes) => write(&bytes),
+            Self::Status(status) => show(status),
+            Self::Flush(answer) => drop(answer.send(())),
+        }
+    }
+
+    /// Soon. Dropped where too much waits for the reader.
+    fn offer(self) {
+        match THREAD.get() {
+            Some(Some(thread)) => thread.offer(self),
+            _ => self.run(),
+        }
+    }
+
+    /// Soon, and never dropped.
+    fn put(self) {
+        match THREAD.get() {
+            Some(Some(thread)) => thread.put(self),
+            _ => self.run(),
         }
     }
 }
@@ -107,10 +123,7 @@ pub(crate) fn width() -> usize {
 
 /// Shows a status soon, for the one before. Dropped where too much waits for the reader.
 pub(crate) fn status(status: Status) {
-    match THREAD.get() {
-        Some(Some(thread)) => drop(thread.jobs.try_send(Job::Status(Some(status)))),
-        _ => show(Some(status)),
-    }
+    Job::Status(Some(status)).offer();
 }
 
 /// Draws the status again, as for another width.
@@ -120,10 +133,7 @@ pub(crate) fn redraw() {
 
 /// No status from now on.
 pub(crate) fn clear() {
-    match THREAD.get() {
-        Some(Some(thread)) => thread.put(Job::Status(None)),
-        _ => show(None),
-    }
+    Job::Status(None).put();
 }
 
 /// The same before the process ends at once: the reader is hardly waited for.
@@ -131,28 +141,21 @@ pub(crate) fn leave() {
     LEAVES.store(true, Ordering::SeqCst);
     if let Some(Some(thread)) = THREAD.get() {
         let (answer, answered) = crossbeam_channel::bounded(1);
-        drop(thread.jobs.try_send(Job::Status(None)));
-        thread.offer(thread.lost().into_bytes());
-        drop(thread.jobs.try_send(Job::Flush(answer)));
+        thread.offer(Job::Status(None));
+        thread.offer(Job::Bytes(thread.lost().into_bytes()));
+        thread.offer(Job::Flush(answer));
         let _ = answered.recv_timeout(LOOK_UP);
     }
 }
 
 /// Writes soon. Dropped where too much waits for the reader.
 pub(crate) fn offer(bytes: Vec<u8>) {
-    match THREAD.get() {
-        Some(Some(thread)) => thread.offer(bytes),
-        _ => write(&bytes),
-    }
+    Job::Bytes(bytes).offer();
 }
 
 /// Writes a line, and returns when it has gone out with all before it.
 pub(crate) fn line(text: &str) {
-    let bytes = format!("{text}\n").into_bytes();
-    match THREAD.get() {
-        Some(Some(thread)) => thread.put(Job::Bytes(bytes)),
-        _ => write(&bytes),
-    }
+    Job::Bytes(format!("{text}\n").into_bytes()).put();
     flush();
 }
 
@@ -178,8 +181,8 @@ pub(crate) fn flush() {
 }
 
 impl Thread {
-    fn offer(&self, bytes: Vec<u8>) {
-        drop(self.jobs.try_send(Job::Bytes(bytes)));
+    fn offer(&self, job: Job) {
+        drop(self.jobs.try_send(job));
     }
 
     fn put(&self, job: Job) {
@@ -297,7 +300,7 @@ mod tests {
     fn a_reader_that_stalls_is_waited_for_only_once_and_by_nobody_who_trains() {
         let (jobs, unread) = crossbeam_channel::bounded(1);
         let stuck = Thread::new(jobs, Arc::new(AtomicBool::new(true)));
-        (0..3).for_each(|_| stuck.offer(b"progress".to_vec()));
+        (0..3).for_each(|_| stuck.offer(Job::Bytes(b"progress".to_vec())));
         assert!(!stuck.gave_up.load(Ordering::Relaxed), "nobody waited");
         let since = Instant::now();
         stuck.put(Job::Bytes(b"last words".to_vec()));

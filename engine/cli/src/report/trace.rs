@@ -1,7 +1,6 @@
 //! Chrome traces, which Perfetto and chrome://tracing open: one process per rank, one track per lane.
 
-use device::{LANES, Lane};
-use device::{Span, Trace};
+use device::{LANES, Lane, Span, Trace};
 use files::output::Output;
 use predict::sim::Timeline;
 use std::fs::File;

@@ -1,13 +1,10 @@
 //! `onebox bench adam`, `gemm` and `collective`: what the cores and the memory of this machine do.
 
-use super::super::exit::{CommandError, code};
-use super::super::{SimdArg, say};
-use super::shown;
+use super::super::{CommandError, Failable, SimdArg, code, print_as, say};
 use crate::bench::{self, Collective, Product, Row, cases};
 use serde::Serialize;
 use std::fmt::Write as _;
-use topology::cores;
-use topology::counted;
+use topology::{cores, counted};
 
 #[derive(Debug, clap::Args)]
 pub(in crate::commands) struct AdamArgs {
@@ -68,10 +65,6 @@ fn above(shares: impl IntoIterator<Item = f64>) -> &'static str {
      buffers that caches hold, both vary. Measure again with the machine idle, and with more data\n"
 }
 
-fn failed(error: device::Error) -> CommandError {
-    CommandError::new(code::RANK, error)
-}
-
 fn threads(asked: Option<u16>) -> usize {
     asked.map_or_else(cores, usize::from)
 }
@@ -84,34 +77,27 @@ pub(super) fn adam(args: &AdamArgs) -> Result<(), CommandError> {
     for in_turn in cases.chunk_by(|a, b| (a.threads, a.small_pages) == (b.threads, b.small_pages)) {
         for case in in_turn {
             let pages = if case.small_pages { "4 KiB" } else { "2 MiB" };
-            let state = case.state_name();
-            let (path, threads) = (case.path, case.threads);
-            let threads = counted(threads, "thread");
+            let (path, state) = (case.path, case.state_name());
+            let threads = counted(case.threads, "thread");
             say(&format!("measuring: {path}, {state}, {threads}, pages of {pages}"));
         }
-        rows.extend(bench::adam(in_turn, params, usize::from(args.rounds)).map_err(failed)?);
+        rows.extend(bench::adam(in_turn, params, usize::from(args.rounds)).fail_with(code::RANK)?);
     }
     let rows = Rows { rows };
-    shown(args.json, &rows, || adam_text(&rows.rows))
+    print_as(args.json, &rows, || adam_text(&rows.rows))
 }
 
 fn adam_text(rows: &[Row]) -> String {
     let mut out = String::from(
         "path      state       threads  page KiB  bytes/param    Mparam/s      GB/s   ceiling   share\n",
     );
-    for r in rows {
+    for row in rows {
+        let Row { path, state, threads, page_kib, bytes_per_param, gb_per_s, .. } = row;
+        let (params, share) = (row.params_per_s / 1e6, 100.0 * row.share_of_ceiling);
+        let ceiling = row.ceiling_gb_per_s;
         let _ = writeln!(
             out,
-            "{:<9} {:<11} {:>7} {:>9} {:>12} {:>11.1} {:>9.2} {:>9.2} {:>6.1}%",
-            r.path,
-            r.state,
-            r.threads,
-            r.page_kib,
-            r.bytes_per_param,
-            r.params_per_s / 1e6,
-            r.gb_per_s,
-            r.ceiling_gb_per_s,
-            100.0 * r.share_of_ceiling
+            "{path:<9} {state:<11} {threads:>7} {page_kib:>9} {bytes_per_param:>12} {params:>11.1} {gb_per_s:>9.2} {ceiling:>9.2} {share:>6.1}%"
         );
     }
     out + "ceiling: the same loads and stores without arithmetic, in turn with the update; medians; rows of the same\n\
@@ -120,24 +106,17 @@ fn adam_text(rows: &[Row]) -> String {
 }
 
 pub(super) fn gemm(args: &GemmArgs) -> Result<(), CommandError> {
-    let rows = Rows { rows: bench::products(threads(args.threads)).map_err(failed)? };
-    shown(args.json, &rows, || gemm_text(&rows.rows))
+    let rows = Rows { rows: bench::products(threads(args.threads)).fail_with(code::RANK)? };
+    print_as(args.json, &rows, || gemm_text(&rows.rows))
 }
 
 fn gemm_text(rows: &[Product]) -> String {
     let mut out = String::from("type      m      k      n  threads  GFLOP/s  ceiling   share\n");
-    for r in rows {
+    for Product { m, n, k, dtype, threads, gflops, ceiling_gflops, share_of_ceiling } in rows {
+        let share = 100.0 * share_of_ceiling;
         let _ = writeln!(
             out,
-            "{:<5} {:>5} {:>6} {:>6} {:>8} {:>8.1} {:>8.1} {:>6.1}%",
-            r.dtype,
-            r.m,
-            r.k,
-            r.n,
-            r.threads,
-            r.gflops,
-            r.ceiling_gflops,
-            100.0 * r.share_of_ceiling
+            "{dtype:<5} {m:>5} {k:>6} {n:>6} {threads:>8} {gflops:>8.1} {ceiling_gflops:>8.1} {share:>6.1}%"
         );
     }
     let remark = above(rows.iter().map(|r| r.share_of_ceiling));
@@ -147,23 +126,18 @@ fn gemm_text(rows: &[Product]) -> String {
 
 pub(super) fn collective(args: &CollectiveArgs) -> Result<(), CommandError> {
     let bytes = u64::from(args.mib) << 20;
-    let rows = bench::collectives(usize::from(args.ranks), bytes).map_err(failed)?;
-    let rows = Rows { rows };
-    shown(args.json, &rows, || collective_text(&rows.rows))
+    let rows = bench::collectives(usize::from(args.ranks), bytes);
+    let rows = Rows { rows: rows.fail_with(code::RANK)? };
+    print_as(args.json, &rows, || collective_text(&rows.rows))
 }
 
 fn collective_text(rows: &[Collective]) -> String {
     let mut out = String::from("op              ranks       MiB      GB/s    memcpy   share\n");
-    for r in rows {
+    for Collective { op, ranks, bytes, gb_per_s, memcpy_gb_per_s, share_of_memcpy } in rows {
+        let (mib, share) = (bytes >> 20, 100.0 * share_of_memcpy);
         let _ = writeln!(
             out,
-            "{:<15} {:>5} {:>9} {:>9.2} {:>9.2} {:>6.1}%",
-            r.op,
-            r.ranks,
-            r.bytes >> 20,
-            r.gb_per_s,
-            r.memcpy_gb_per_s,
-            100.0 * r.share_of_memcpy
+            "{op:<15} {ranks:>5} {mib:>9} {gb_per_s:>9.2} {memcpy_gb_per_s:>9.2} {share:>6.1}%"
         );
     }
     let remark = above(rows.iter().map(|r| r.share_of_memcpy));

@@ -1,8 +1,7 @@
 //! `onebox checkpoint diff`.
 
-use super::super::exit::{CommandError, code};
-use super::super::{print, print_json};
-use super::{failed, open};
+use super::super::{CommandError, code, print_as, resume::listed};
+use super::open;
 use checkpoint::inspect::{Distance, STATE_NAMES, config_differences, differences_of, distances};
 use checkpoint::{Checkpoint, Difference};
 use config::{LoadedConfig, ResumeEffect};
@@ -12,14 +11,10 @@ use std::path::Path;
 
 pub(super) fn run([a, b]: [&Path; 2], as_json: bool) -> Result<(), CommandError> {
     let (a, b) = (open(a)?, open(b)?);
-    let configs = config_differences(&a, &b).map_err(failed)?;
+    let configs = config_differences(&a, &b)?;
     let mut all = Vec::new();
-    distances(&a, &b, &mut |distance| all.push(distance)).map_err(failed)?;
-    if as_json {
-        print_json(&in_json(&a, &b, &configs, &all))?;
-    } else {
-        print(&in_words(&a, &b, &configs, &all))?;
-    }
+    distances(&a, &b, &mut |distance| all.push(distance))?;
+    print_as(as_json, &in_json(&a, &b, &configs, &all), || in_words(&a, &b, &configs, &all))?;
     match is_equal(&all) {
         true => Ok(()),
         false => Err(CommandError::silent(code::DIFFERS)),
@@ -33,22 +28,13 @@ pub(super) fn only_layout(stored: &LoadedConfig, now: &LoadedConfig) -> Result<(
     if other.is_empty() {
         return Ok(());
     }
-    let lines: String = other.iter().map(|d| format!("\n  {d}")).collect();
+    let lines = listed(other);
     let why = format!("that is more than another layout; leave out what changes{lines}");
     Err(CommandError::new(code::CONFIG, why))
 }
 
 fn is_equal(all: &[Distance]) -> bool {
     all.iter().all(|d| d.states == Ok([None; 4]))
-}
-
-const fn name(kind: ResumeEffect) -> &'static str {
-    match kind {
-        ResumeEffect::Harmless => "harmless",
-        ResumeEffect::Placement => "placement",
-        ResumeEffect::Layout => "layout",
-        ResumeEffect::Experiment => "experiment",
-    }
 }
 
 fn in_words(a: &Checkpoint, b: &Checkpoint, configs: &[Difference], all: &[Distance]) -> String {
@@ -94,7 +80,7 @@ fn in_words(a: &Checkpoint, b: &Checkpoint, configs: &[Difference], all: &[Dista
 
 fn in_json(a: &Checkpoint, b: &Checkpoint, configs: &[Difference], all: &[Distance]) -> Value {
     let side = |c: &Checkpoint| json!({ "path": c.path(), "step": c.step() });
-    let config = |d: &Difference| json!({ "key": d.key, "a": d.values[0], "b": d.values[1], "kind": name(d.effect) });
+    let config = |d: &Difference| json!({ "key": d.key, "a": d.values[0], "b": d.values[1], "kind": d.effect });
     let tensor = |d: &Distance| match &d.states {
         Err(why) => json!({ "name": d.name, "problem": why }),
         // What is not finite is null, as in metrics.

@@ -1,9 +1,10 @@
 //! `onebox checkpoint export` and `import`: models of Hugging Face's transformers.
 
 use super::super::data::ReadOptions;
-use super::super::exit::{CommandError, code};
-use super::super::{ConfigArgs, data, quoted, say};
-use super::{NewRun, failed, open, rewrite_failed, run_of};
+use super::super::{
+    CommandError, ConfigArgs, check_built, code, data, quoted_path, say, set_arguments,
+};
+use super::{NewRun, open, run_of};
 use ::data::Tokenizer;
 use ::data::model_files::{ModelFileError, ModelFiles};
 use checkpoint::hugging_face::{
@@ -72,12 +73,12 @@ pub(super) fn exported(args: &ExportArgs, machine: &LocalMachine) -> Result<(), 
         Dtype::Bf16 => Numbers::Bf16,
     };
     let from = open(&args.path)?;
-    let config = Summary::read(from.path()).and_then(|s| s.config()).map_err(failed)?.config;
+    let config = Summary::read(from.path()).and_then(|s| s.config())?.config;
     let built = lay_out(&config, machine);
-    from.check_model(&built.decoder).map_err(failed)?;
+    from.check_model(&built.decoder)?;
     let tokenizer = data::tokenizer_of(run_of(&from), &config)?;
     let tokenizer = tokenizer.as_ref().map(Tokenizer::bytes);
-    let beside = ModelFiles::of_run(run_of(&from)).map_err(unusable)?;
+    let beside = ModelFiles::of_run(run_of(&from))?;
     let source = ModelExport {
         checkpoint: &from,
         config: &config,
@@ -110,30 +111,26 @@ pub(super) fn exported(args: &ExportArgs, machine: &LocalMachine) -> Result<(), 
 pub(super) fn imported(args: &ImportArgs, machine: &LocalMachine) -> Result<(), CommandError> {
     let loaded = args.config.load(machine)?;
     let config = &loaded.config;
-    if let Some(not_built) = config.not_built(&loaded.origins, || machine.missing_gpus()) {
-        return Err(CommandError::new(code::CONFIG, not_built));
-    }
-    let folder = Folder::open(&args.folder).map_err(unusable)?;
+    check_built(&loaded, machine)?;
+    let folder = Folder::open(&args.folder)?;
     refuse_bytes(&args.folder, &loaded)?;
     let built = lay_out(config, machine);
-    folder.check_model(&config.model, &built.decoder).map_err(unusable)?;
+    folder.check_model(&config.model, &built.decoder)?;
     let tokenizer = data::tokenizer(config)?;
     let opened = data::open(config, tokenizer.as_ref(), ReadOptions::default())?;
-    let beside = ModelFiles::open(&args.folder).map_err(unusable)?;
+    let beside = ModelFiles::open(&args.folder)?;
     let beside = data::fitting(beside, &args.folder, config, tokenizer.as_ref());
     let new = NewRun::create(&args.out, config, tokenizer.as_ref(), beside)?;
-    let sealed = import(&folder, config, &built, &opened, new.folder()).map_err(unusable)?;
+    let sealed = import(&folder, config, &built, &opened, new.folder())?;
     let written = new.finish(sealed)?;
     let (config, sets) = args.config.again(&args.out);
-    let sets = sets.iter().map(|set| format!(" --set {}", quoted(set)));
-    let path_quoted = |path: &Path| quoted(&path.display().to_string());
     say(&format!(
         "{}: the weights of {}, with moments of zero; train them:\n  onebox train {} --run-dir {} --resume{}",
         written.display(),
         folder.path().display(),
-        path_quoted(&config),
-        path_quoted(&args.out),
-        sets.collect::<String>()
+        quoted_path(&config),
+        quoted_path(&args.out),
+        set_arguments(sets)
     ));
     Ok(())
 }
@@ -160,18 +157,24 @@ fn refuse_bytes(
     }
 }
 
-pub(in crate::commands) fn unusable(error: impl Into<FolderError>) -> CommandError {
-    let error = error.into();
-    let code = match error {
-        FolderError::File(ModelFileError::Read { ref source, .. })
-            if source.kind() == ErrorKind::NotFound =>
-        {
-            code::DATA
-        }
-        FolderError::File(ModelFileError::Read { .. }) | FolderError::Write { .. } => code::IO,
-        FolderError::File(ModelFileError::Refused { .. }) => code::DATA,
-        FolderError::OtherModel { .. } => code::CONFIG,
-        FolderError::Rewrite(error) => return rewrite_failed(error),
-    };
-    CommandError::new(code, error)
+impl From<FolderError> for CommandError {
+    fn from(error: FolderError) -> Self {
+        let code = match error {
+            FolderError::File(error) => return error.into(),
+            FolderError::Write { .. } => code::IO,
+            FolderError::OtherModel { .. } => code::CONFIG,
+            FolderError::Rewrite(error) => return error.into(),
+        };
+        Self::new(code, error)
+    }
+}
+
+impl From<ModelFileError> for CommandError {
+    fn from(error: ModelFileError) -> Self {
+        let code = match &error {
+            ModelFileError::Read { source, .. } if source.kind() != ErrorKind::NotFound => code::IO,
+            ModelFileError::Read { .. } | ModelFileError::Refused { .. } => code::DATA,
+        };
+        Self::new(code, error)
+    }
 }

@@ -2,12 +2,10 @@
 
 mod diff;
 mod exchange;
-pub(super) use exchange::unusable;
 mod reshard;
 mod show;
 
-use super::exit::{CommandError, code};
-use super::{print, print_json, say, train};
+use super::{CommandError, Failable, code, print, print_json, say};
 use checkpoint::inspect::{checkpoints_of, open_newest, verify};
 use checkpoint::rewrite::{RewriteError, SealedCheckpoint};
 use checkpoint::{Checkpoint, CheckpointError, RunFolder};
@@ -27,21 +25,9 @@ use topology::counted;
 #[derive(Debug, Subcommand)]
 pub(super) enum CheckpointVerb {
     /// What it holds: steps, model, layout, every tensor; of a run the newest. Its manifest is checked, not its data
-    Show {
-        /// Checkpoint, or run directory
-        path: PathBuf,
-        /// One JSON document
-        #[arg(long)]
-        json: bool,
-    },
+    Show(InspectionArgs),
     /// Compare every byte with the hashes of what was written; of a run every checkpoint (exit code 82 if one is broken, 74 if one cannot be read)
-    Verify {
-        /// Checkpoint, or run directory
-        path: PathBuf,
-        /// One JSON document
-        #[arg(long)]
-        json: bool,
-    },
+    Verify(InspectionArgs),
     /// Compare configs, and every tensor of all states (exit code 1 if a bit of them differs)
     Diff {
         /// Checkpoint, or run directory
@@ -60,10 +46,20 @@ pub(super) enum CheckpointVerb {
     Import(exchange::ImportArgs),
 }
 
+/// Which checkpoint is looked at.
+#[derive(Debug, clap::Args)]
+pub(super) struct InspectionArgs {
+    /// Checkpoint, or run directory
+    path: PathBuf,
+    /// One JSON document
+    #[arg(long)]
+    json: bool,
+}
+
 pub(super) fn run(verb: &CheckpointVerb, machine: &LocalMachine) -> Result<(), CommandError> {
     match verb {
-        CheckpointVerb::Show { path, json } => show::run(path, *json),
-        CheckpointVerb::Verify { path, json } => verified(path, *json),
+        CheckpointVerb::Show(args) => show::run(args),
+        CheckpointVerb::Verify(args) => verified(args),
         CheckpointVerb::Diff { a, b, json } => diff::run([a, b], *json),
         CheckpointVerb::Reshard(args) => reshard::run(args, machine),
         CheckpointVerb::Export(args) => exchange::exported(args, machine),
@@ -71,16 +67,16 @@ pub(super) fn run(verb: &CheckpointVerb, machine: &LocalMachine) -> Result<(), C
     }
 }
 
-fn verified(path: &Path, as_json: bool) -> Result<(), CommandError> {
+fn verified(InspectionArgs { path, json }: &InspectionArgs) -> Result<(), CommandError> {
     let (mut broken, mut unread, mut told) = (0, 0, Vec::new());
-    let all = checkpoints_of(path).map_err(failed)?;
+    let all = checkpoints_of(path)?;
     for checkpoint in &all {
         let problems = verify(checkpoint);
         let unreadable = problems.iter().filter(|why| why.is_of_the_system()).count();
         broken += usize::from(unreadable < problems.len());
         unread += usize::from(unreadable > 0 && unreadable == problems.len());
         match &problems[..] {
-            _ if as_json => {
+            _ if *json => {
                 let why: Vec<String> = problems.iter().map(ToString::to_string).collect();
                 told.push(json!({ "path": checkpoint, "whole": why.is_empty(), "problems": why }));
             }
@@ -88,27 +84,26 @@ fn verified(path: &Path, as_json: bool) -> Result<(), CommandError> {
             _ => problems.iter().try_for_each(|problem| print(&format!("{problem}\n")))?,
         }
     }
-    if as_json {
+    if *json {
         print_json(&json!({ "checkpoints": told, "broken": broken, "not_read": unread }))?;
     }
     let of = counted(all.len(), "checkpoint");
+    let unusable =
+        || CommandError::new(code::CHECKPOINT, format!("{broken} of {of} cannot be used"));
     // What could not be read may be whole.
     let not_read =
         format!("{unread} of {of} could not be read, which says nothing of what is in it");
     match (broken, unread) {
         (0, 0) => Ok(()),
         (0, _) => Err(CommandError::new(code::IO, not_read)),
-        (_, 0) => {
-            Err(CommandError::new(code::CHECKPOINT, format!("{broken} of {of} cannot be used")))
-        }
-        _ => Err(CommandError::new(code::CHECKPOINT, format!("{broken} of {of} cannot be used"))
-            .and(&not_read)),
+        (_, 0) => Err(unusable()),
+        _ => Err(unusable().and(&not_read)),
     }
 }
 
 /// The newest whole one of what `path` names; what is broken is said.
 fn open(path: &Path) -> Result<Checkpoint, CommandError> {
-    let (found, broken) = open_newest(path).map_err(failed)?;
+    let (found, broken) = open_newest(path)?;
     broken.iter().for_each(|why| say(&format!("warning: {why}")));
     Ok(found)
 }
@@ -136,7 +131,7 @@ impl NewRun {
     ) -> Result<Self, CommandError> {
         let mut files = vec![(CONFIG, config.to_ron().into_bytes())];
         files.extend(tokenizer.map(|tokenizer| (TOKENIZER, tokenizer.bytes().to_owned())));
-        let dir = RunDir::create_whole(out, &files).map_err(train::refused)?;
+        let dir = RunDir::create_whole(out, &files)?;
         Ok(Self { dir, files, beside })
     }
 
@@ -147,28 +142,35 @@ impl NewRun {
 
     fn finish(self, checkpoint: SealedCheckpoint) -> Result<PathBuf, CommandError> {
         for (name, bytes) in &self.files {
-            self.dir.write_atomically(name, bytes).map_err(|e| CommandError::new(code::IO, e))?;
+            self.dir.write_atomically(name, bytes).fail_with(code::IO)?;
         }
-        self.dir.keep(self.beside.files()).map_err(train::refused)?;
-        checkpoint.publish().map_err(rewrite_failed)
+        self.dir.keep(self.beside.files())?;
+        Ok(checkpoint.publish()?)
     }
 }
 
-fn failed(error: CheckpointError) -> CommandError {
-    let code = match &error {
-        CheckpointError::Io { source, .. } if source.kind() == ErrorKind::NotFound => code::DATA,
-        CheckpointError::Io { .. } => code::IO,
-        CheckpointError::Broken { .. } => code::CHECKPOINT,
-        CheckpointError::OtherModel { .. } => code::CONFIG,
-    };
-    CommandError::new(code, error)
+impl From<CheckpointError> for CommandError {
+    fn from(error: CheckpointError) -> Self {
+        let code = match &error {
+            CheckpointError::Io { source, .. } if source.kind() == ErrorKind::NotFound => {
+                code::DATA
+            }
+            CheckpointError::Io { .. } => code::IO,
+            CheckpointError::Broken { .. } => code::CHECKPOINT,
+            CheckpointError::OtherModel { .. } => code::CONFIG,
+        };
+        Self::new(code, error)
+    }
 }
 
-fn rewrite_failed(error: RewriteError) -> CommandError {
-    match error {
-        RewriteError::Read(error) => failed(error),
-        RewriteError::Write { .. } => CommandError::new(code::IO, error),
-        RewriteError::Source(_) => CommandError::new(code::DATA, error),
-        RewriteError::Unequal { .. } => CommandError::new(code::INTERNAL, error),
+impl From<RewriteError> for CommandError {
+    fn from(error: RewriteError) -> Self {
+        let code = match error {
+            RewriteError::Read(error) => return error.into(),
+            RewriteError::Write { .. } => code::IO,
+            RewriteError::Source(_) => code::DATA,
+            RewriteError::Unequal { .. } => code::INTERNAL,
+        };
+        Self::new(code, error)
     }
 }

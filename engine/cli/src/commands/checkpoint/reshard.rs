@@ -1,8 +1,7 @@
 //! `onebox checkpoint reshard`.
 
-use super::super::exit::{CommandError, code};
-use super::super::{data, say};
-use super::{NewRun, failed, open, rewrite_failed, run_of, unusable};
+use super::super::{CommandError, Failable, code, data, say};
+use super::{NewRun, open, run_of};
 use ::data::model_files::ModelFiles;
 use checkpoint::inspect::Summary;
 use checkpoint::rewrite::reshard;
@@ -31,14 +30,14 @@ pub(in crate::commands) struct ReshardArgs {
 
 pub(super) fn run(args: &ReshardArgs, machine: &LocalMachine) -> Result<(), CommandError> {
     let from = open(&args.path)?;
-    let stored = Summary::read(from.path()).and_then(|s| s.config()).map_err(failed)?;
+    let stored = Summary::read(from.path()).and_then(|s| s.config())?;
     let now = moved(&stored.config, from.config(), args)?;
     super::diff::only_layout(&stored, &now)?;
     let built = lay_out(&now.config, machine);
     let tokenizer = data::tokenizer_of(run_of(&from), &now.config)?;
-    let beside = ModelFiles::of_run(run_of(&from)).map_err(unusable)?;
+    let beside = ModelFiles::of_run(run_of(&from))?;
     let new = NewRun::create(&args.out, &now.config, tokenizer.as_ref(), beside)?;
-    let sealed = reshard(&from, &now.config, &built, new.folder()).map_err(rewrite_failed)?;
+    let sealed = reshard(&from, &now.config, &built, new.folder())?;
     let written = new.finish(sealed)?;
     say(&format!(
         "{}: TP {} x DP {}, every tensor bit-equal to {}\n\
@@ -59,5 +58,5 @@ fn moved(stored: &Config, ron: &str, args: &ReshardArgs) -> Result<LoadedConfig,
         sets.push(format!("device.count={}", args.tp.saturating_mul(args.dp)));
     }
     sets.extend(args.sets.iter().cloned());
-    load_stored(ron, &sets).map_err(|e| CommandError::new(code::CONFIG, e))
+    load_stored(ron, &sets).fail_with(code::CONFIG)
 }

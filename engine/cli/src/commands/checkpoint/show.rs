@@ -1,19 +1,18 @@
 //! `onebox checkpoint show`.
 
-use super::super::check::count;
-use super::super::exit::CommandError;
-use super::super::{print, print_json};
-use super::failed;
+use super::super::check::model_words;
+use super::super::{CommandError, print, print_json};
+use super::InspectionArgs;
+use crate::report::curves;
 use checkpoint::inspect::{Summary, TensorSummary, checkpoints_of};
 use std::fmt::Write;
-use std::path::Path;
 use topology::{counted, format_bytes};
 
-pub(super) fn run(path: &Path, json: bool) -> Result<(), CommandError> {
-    let all = checkpoints_of(path).map_err(failed)?;
-    let newest = all.last().map_or(path, |newest| newest.as_path());
-    let summary = Summary::read(newest).map_err(failed)?;
-    if json {
+pub(super) fn run(InspectionArgs { path, json }: &InspectionArgs) -> Result<(), CommandError> {
+    let all = checkpoints_of(path)?;
+    let newest = all.last().unwrap_or(path);
+    let summary = Summary::read(newest)?;
+    if *json {
         return print_json(&summary.json());
     }
     let others: Vec<String> = all[..all.len().saturating_sub(1)]
@@ -24,42 +23,27 @@ pub(super) fn run(path: &Path, json: bool) -> Result<(), CommandError> {
 }
 
 fn text(summary: &Summary, others: &[String]) -> Result<String, CommandError> {
-    let config = summary.config().map_err(failed)?.config;
+    let config = summary.config()?.config;
     let (m, p) = (&config.model, &config.parallel);
     let tensors = summary.tensors();
     let parameters: usize = tensors.iter().map(|t| t.elements).sum();
+    let (bytes, files) = (format_bytes(summary.bytes()), counted(summary.num_files(), "file"));
+    let (tensor, data, precision) = (p.tensor, p.data, config.precision);
     let mut lines = vec![("checkpoint", summary.path().display().to_string())];
     if !others.is_empty() {
         lines.push(("others", format!("{} of this run", others.join(", "))));
     }
     lines.extend(summary.lines());
-    lines.push((
-        "states",
-        format!(
-            "{} in {}: fp32 parameters and Adam's two moments",
-            format_bytes(summary.bytes()),
-            counted(summary.num_files(), "file")
+    lines.extend([
+        ("states", format!("{bytes} in {files}: fp32 parameters and Adam's two moments")),
+        ("model", model_words(m, parameters as f64)),
+        (
+            "layout",
+            format!(
+                "written by TP {tensor} x DP {data}, {precision:?}; any layout can go on from it"
+            ),
         ),
-    ));
-    lines.push((
-        "model",
-        format!(
-            "{} parameters: {}, hidden {}, {}, {}, vocabulary {}",
-            count(parameters as f64),
-            counted(m.layers, "layer"),
-            m.hidden,
-            counted(m.heads, "head"),
-            counted(m.seq_len, "token"),
-            m.vocab
-        ),
-    ));
-    lines.push((
-        "layout",
-        format!(
-            "written by TP {} x DP {}, {:?}; any layout can go on from it",
-            p.tensor, p.data, config.precision
-        ),
-    ));
+    ]);
     let mut text = String::new();
     for (what, words) in lines {
         // Writing to a String cannot fail.
@@ -82,18 +66,12 @@ fn table(tensors: &[TensorSummary]) -> String {
 
 /// `0-3, 6`
 fn ranges(numbers: &[usize]) -> String {
-    let mut runs: Vec<(usize, usize)> = Vec::new();
-    for number in numbers {
-        match runs.last_mut() {
-            Some((_, last)) if *last + 1 == *number => *last = *number,
-            _ => runs.push((*number, *number)),
-        }
-    }
-    let run = |(first, last): &(usize, usize)| match last - first {
+    let range = |(first, last): (u64, u64)| match last - first {
         0 => first.to_string(),
         _ => format!("{first}-{last}"),
     };
-    runs.iter().map(run).collect::<Vec<_>>().join(", ")
+    let all = curves::ranges(numbers.iter().map(|number| *number as u64));
+    all.into_iter().map(range).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]

@@ -1,10 +1,9 @@
 //! `onebox plan --model`: whether a model of transformers can be trained on a box, how, and how fast.
 
-use super::super::exit::{CommandError, code};
 use super::super::largest::of_states;
 use super::super::search::FitFailure;
-use super::super::simulate::{failed, seconds};
-use super::super::{ConfigArgs, print, print_json, search};
+use super::super::simulate::seconds;
+use super::super::{CommandError, ConfigArgs, code, fit_result, print, print_json, search};
 use super::PlanArgs;
 use crate::report::progress::si;
 use config::{Config, ConfigError, Family, Further, LoadedConfig, Origin, load_str_and_look};
@@ -62,7 +61,8 @@ pub(super) fn run(
 ) -> Result<(), CommandError> {
     if args.search && !args.json {
         // Layouts are told by their differences from a config of the model, which recomputes nothing.
-        let plain: &[&str] = if is_given(args, "recompute") { &[] } else { &["recompute=None"] };
+        let is_given = args.sets.iter().any(|set| key(set) == "recompute");
+        let plain: &[&str] = if is_given { &[] } else { &["recompute=None"] };
         let loaded = load(args, model, plain)?;
         return search::run(&loaded, machine, Some(gpus(args, &loaded)?), false);
     }
@@ -70,7 +70,7 @@ pub(super) fn run(
     // The config is not the user's own: its single rank is no layout that was asked for.
     let gpus = Some(gpus(args, &loaded)?);
     search::say_begun();
-    let found = search_layouts(&loaded, machine, gpus).map_err(failed)?;
+    let found = search_layouts(&loaded, machine, gpus)?;
     let config = &loaded.config;
     let best = found.layouts.first();
     let complete = |chosen: &[String]| settings(config, &args.sets, chosen);
@@ -79,8 +79,8 @@ pub(super) fn run(
             faster(&loaded, machine, gpus, best.tokens_per_second)?
         }
         _ => None,
-    }
-    .map(|FasterLayout { tokens_per_second, sets }| FasterLayout {
+    };
+    let bf16_moments = bf16_moments.map(|Layout { tokens_per_second, sets, .. }| FasterLayout {
         tokens_per_second,
         sets: complete(&sets),
     });
@@ -114,16 +114,11 @@ pub(super) fn run(
             let _ = writeln!(out, "\nno: {why}");
         }
         if let Some(no) = &no {
-            does_not_fit(&mut out, config, no);
+            let _ = writeln!(out, "\nno: {}", no.lines(config).join("\n  "));
         }
         print(&out)?;
     }
-    if best.is_some() { Ok(()) } else { Err(CommandError::silent(code::DOES_NOT_FIT)) }
-}
-
-/// Whether the user gives the key `name` a value.
-fn is_given(args: &PlanArgs, name: &str) -> bool {
-    args.sets.iter().any(|set| key(set) == name)
+    fit_result(best.is_some())
 }
 
 /// Whether the host's memory decides the layout, which fewer bytes of states may make faster.
@@ -138,16 +133,15 @@ fn faster(
     machine: &LocalMachine,
     gpus: Option<usize>,
     rate: f64,
-) -> Result<Option<FasterLayout>, CommandError> {
-    let found = search_bf16_moments(loaded, machine, gpus).map_err(failed)?;
+) -> Result<Option<Layout>, CommandError> {
+    let found = search_bf16_moments(loaded, machine, gpus)?;
     let best = found.and_then(|found| found.layouts.into_iter().next());
-    let best = best.filter(|best| best.tokens_per_second > WORTH * rate);
-    Ok(best.map(|best| FasterLayout { tokens_per_second: best.tokens_per_second, sets: best.sets }))
+    Ok(best.filter(|best| best.tokens_per_second > WORTH * rate))
 }
 
 /// The GPUs to use: as many as the arguments say, or all of the box.
 fn gpus(args: &PlanArgs, loaded: &LoadedConfig) -> Result<usize, CommandError> {
-    let box_ = described(&loaded.config).map_err(failed)?;
+    let box_ = described(&loaded.config)?;
     Ok(args.gpus.map_or(box_.gpus, usize::from))
 }
 
@@ -267,23 +261,11 @@ fn fits(
     }
     if let Some(tokens) = tokens {
         let days = tokens as f64 / best.tokens_per_second / 86_400.0;
-        let time = if days >= 1.0 {
-            format!("{days:.1} days")
-        } else {
-            format!("{:.1} hours", 24.0 * days)
+        let time = match days >= 1.0 {
+            true => format!("{days:.1} days"),
+            false => format!("{:.1} hours", 24.0 * days),
         };
         let _ = writeln!(out, "  {tokens} tokens in {time}");
     }
     let _ = writeln!(out, "  with a config of this model: {}", arguments(sets));
-}
-
-fn does_not_fit(out: &mut String, config: &Config, no: &FitFailure) {
-    let lines = no.lacking.iter().flat_map(|lacking| lacking.lines(config, false));
-    let remedies = no.remedies.iter();
-    let remedies = remedies.map(|remedy| format!("it would fit with {}", arguments(&remedy.sets)));
-    let mut lines = remedies.chain(lines);
-    let _ = writeln!(out, "\nno: {}", lines.next().unwrap_or_default());
-    for line in lines {
-        let _ = writeln!(out, "  {line}");
-    }
 }

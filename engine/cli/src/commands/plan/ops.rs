@@ -2,8 +2,7 @@
 //! large models have millions of them.
 
 use super::defect;
-use crate::commands::exit::{CommandError, code};
-use crate::commands::seen;
+use crate::commands::{CommandError, Failable, code, seen};
 use crate::report::progress::si;
 use config::Config;
 use files::path_text::lines;
@@ -30,8 +29,7 @@ pub(super) fn run(
     let out = BufWriter::with_capacity(1 << 16, stdout());
     let mut sink = Sink { out, json, listed: 0, written: Ok(()) };
     let (tensor, data) = (config.parallel.tensor, config.parallel.data);
-    let name =
-        serde_json::to_string(&config.name).map_err(|e| CommandError::new(code::INTERNAL, e))?;
+    let name = serde_json::to_string(&config.name).fail_with(code::INTERNAL)?;
     sink.written = match json {
         true => write!(
             sink.out,

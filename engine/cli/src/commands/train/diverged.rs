@@ -21,7 +21,7 @@ impl Session<'_> {
         watch: &Watch,
         (from, to): (u64, u64),
     ) -> String {
-        let config = &self.loaded.config;
+        let config = &self.run.loaded.config;
         let (advice, scale) = match config.precision {
             Precision::Fp16 => {
                 let scale = watch.last.map_or(f64::NAN, |last| last.loss_scale);
@@ -62,7 +62,7 @@ impl Session<'_> {
             Ok(text) => text,
             Err(why) => return unknown(&self.dir.held().called(METRICS), why),
         };
-        let guess = (self.loaded.config.model.vocab as f64).ln();
+        let guess = (self.run.loaded.config.model.vocab as f64).ln();
         let ruin = Ruin::of(&losses(&text), guess);
         let last = ruin.map_or(u64::MAX, Ruin::last_good);
         let source = self.source().filter(|_| self.done() <= last);

@@ -2,17 +2,15 @@
 
 use super::Session;
 use super::watch::Watch;
-use crate::commands::exit::{CommandError, code};
-use crate::commands::{quoted, say};
+use crate::commands::{CommandError, ConfigArgs, code, quoted, quoted_path, say, set_arguments};
 use crate::generate::{
     ModelSource, Piece, Sampling, StopCondition, WeightSource, default_prompt, generate,
 };
 use crate::report::progress::{clock, si};
 use checkpoint::inspect::open_newest;
-use config::{Config, DataFormat, DeviceConfig, Further, load_and_look};
+use config::{DataFormat, DeviceConfig};
 use engine::run::Outcome;
-use files::names::CHECKPOINTS;
-use files::names::{CONFIG, METRICS, WEIGHTS};
+use files::names::{CHECKPOINTS, CONFIG, METRICS, WEIGHTS};
 use std::fmt::Display;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,12 +27,13 @@ impl Session<'_> {
         let weights = self.dir.held().called(WEIGHTS);
         let owed = watch.not_saved.as_ref().filter(|(step, _)| *step == outcome.step);
         let owed = owed.map(|(step, why)| self.unsaved(watch, *step, why));
+        let lost = |why: String| match &owed {
+            Some(owed) => CommandError::new(code::NOT_SAVED, format!("{owed}\n{why}")),
+            None => CommandError::new(code::IO, why),
+        };
         if let Some(problem) = &outcome.weights_problem {
-            let why = format!("the weights are not written to {}: {problem}", weights.display());
-            return Err(match owed {
-                Some(owed) => CommandError::new(code::NOT_SAVED, format!("{owed}\n{why}")),
-                None => CommandError::new(code::IO, why),
-            });
+            let weights = weights.display();
+            return Err(lost(format!("the weights are not written to {weights}: {problem}")));
         }
         let skipped = watch.last.map_or(0, |last| last.skipped_total);
         // Of a run that was interrupted nobody knows what the next steps would have been.
@@ -53,11 +52,7 @@ impl Session<'_> {
         }
         if watch.metrics.dropped() > 0 {
             let (lines, path) = (watch.metrics.dropped(), self.dir.held().called(METRICS));
-            let why = format!("{lines} lines are missing in {}", path.display());
-            return Err(match owed {
-                Some(owed) => CommandError::new(code::NOT_SAVED, format!("{owed}\n{why}")),
-                None => CommandError::new(code::IO, why),
-            });
+            return Err(lost(format!("{lines} lines are missing in {}", path.display())));
         }
         if outcome.complete || watch.last.is_some() {
             self.summary(outcome, watch, seconds);
@@ -113,7 +108,7 @@ impl Session<'_> {
     }
 
     fn summary(&self, outcome: &Outcome, watch: &Watch, seconds: f64) {
-        let config = &self.loaded.config;
+        let config = &self.run.loaded.config;
         let trained = outcome.step - self.done();
         let tokens = trained as f64 * (config.batch.global * config.model.seq_len) as f64;
         let unit = self.unit();
@@ -161,13 +156,13 @@ impl Session<'_> {
     }
 
     const fn unit(&self) -> &'static str {
-        let bytes = self.loaded.config.data.format.is_bytes() && self.tokenizer.is_none();
+        let bytes = self.run.loaded.config.data.format.is_bytes() && self.run.tokenizer.is_none();
         if bytes { "nats per byte" } else { "nats per token" }
     }
 
     /// A text from the new model. The run is a good one even if there is none.
     fn sample(&self, weights: bool, stop: &AtomicBool) {
-        let config = &self.loaded.config;
+        let config = &self.run.loaded.config;
         if self.args.quiet || config.sample.tokens == 0 {
             return;
         }
@@ -182,12 +177,11 @@ impl Session<'_> {
             echo: true,
             special: false,
         };
-        let prompt = default_prompt(config, self.tokenizer, &config.sample.prompt);
-        let prompts = [prompt];
+        let tokenizer = self.run.tokenizer.as_ref();
+        let prompt = default_prompt(config, tokenizer, &config.sample.prompt);
         let none =
             |why: &dyn Display| say(&format!("\nno sample: {why} (see `sample` in the config)"));
-        let newest = (!weights).then(|| open_newest(&place)).transpose();
-        let newest = match newest {
+        let newest = match (!weights).then(|| open_newest(&place)).transpose() {
             Ok(newest) => newest.map(|(checkpoint, _)| checkpoint),
             Err(why) => return none(&why),
         };
@@ -201,9 +195,8 @@ impl Session<'_> {
             }
             !stop.load(Ordering::Relaxed)
         };
-        let from = ModelSource::on_cores(trained, self.tokenizer, &self.built.machine);
-        let drawn = generate(config, &from, &prompts, &sampling, &mut emit);
-        if let Err(why) = drawn {
+        let from = ModelSource::on_cores(trained, tokenizer, &self.run.built.machine);
+        if let Err(why) = generate(config, &from, &[prompt], &sampling, &mut emit) {
             return none(&why);
         }
         let text = String::from_utf8_lossy(&text);
@@ -212,16 +205,16 @@ impl Session<'_> {
 
     /// Whether the model learns to answer, in chats that come as they are or prepared.
     fn is_of_chats(&self) -> bool {
-        let prepared = self.data.has_masks() && self.tokenizer.is_some();
-        prepared || self.loaded.config.data.format == DataFormat::Chat
+        let prepared = self.run.data.has_masks() && self.run.tokenizer.is_some();
+        prepared || self.run.loaded.config.data.format == DataFormat::Chat
     }
 
     /// Three commands that work as they stand.
     fn next_commands(&self) {
         let program = quoted(&std::env::args().next().unwrap_or_else(|| "onebox".into()));
         let Some(place) = self.dir.held().place() else { return };
-        let dir = quoted(&place.display().to_string());
-        let sample = &self.loaded.config.sample.prompt;
+        let dir = quoted_path(&place);
+        let sample = &self.run.loaded.config.sample.prompt;
         let prompt = match sample.trim() {
             "" if self.is_of_chats() => " --chat --prompt 'Hello'".into(),
             "" => String::new(),
@@ -229,10 +222,7 @@ impl Session<'_> {
         };
         let mut lines = vec![format!("{program} generate {dir}{prompt} --temperature 0.5")];
         let (file, given) = self.args.config.again(&place);
-        let path = quoted(&file.display().to_string());
-        let arguments = |sets: &[String]| -> String {
-            sets.iter().map(|set| format!(" --set {}", quoted(set))).collect()
-        };
+        let path = quoted_path(&file);
         if let Some(more) = self.other_layout(&file, given) {
             // Each key once.
             let key = |set: &String| set.split('=').next().unwrap_or_default().trim().to_owned();
@@ -240,28 +230,27 @@ impl Session<'_> {
             let mut sets = given.to_vec();
             sets.retain(|set| !new.contains(&key(set)));
             sets.extend(more);
-            lines.push(format!("{program} train {path}{}", arguments(&sets)));
+            lines.push(format!("{program} train {path}{}", set_arguments(&sets)));
         }
-        lines.push(format!("{program} plan {path}{}", arguments(given)));
+        lines.push(format!("{program} plan {path}{}", set_arguments(given)));
         self.say(&format!("\nnext, try:\n  {}", lines.join("\n  ")));
     }
 
     /// What to set for another grid of ranks that this config allows.
     fn other_layout(&self, file: &Path, given: &[String]) -> Option<Vec<String>> {
-        let parallel = &self.loaded.config.parallel;
-        let world = self.loaded.config.world_size();
+        let parallel = &self.run.loaded.config.parallel;
+        let world = self.run.loaded.config.world_size();
         let grids = [(1, world), (world, 1), (2, 2), (2, 1), (1, 2)];
         let other = grids.into_iter().filter(|grid| *grid != (parallel.tensor, parallel.data));
-        let of_machine = |config: &Config| self.built.machine.broken(config);
-        let further = Further { of_machine: &of_machine, ..Further::NONE };
         other.into_iter().find_map(|(tensor, data)| {
             let mut more =
                 vec![format!("parallel.tensor={tensor}"), format!("parallel.data={data}")];
-            if matches!(self.loaded.config.device, DeviceConfig::Cpu { .. }) {
+            if matches!(self.run.loaded.config.device, DeviceConfig::Cpu { .. }) {
                 more.push(format!("device.count={}", tensor * data));
             }
-            load_and_look(file, &[given, &more[..]].concat(), &further).ok()?;
-            Some(more)
+            let sets = [given, &more[..]].concat();
+            let config = ConfigArgs { config: file.to_owned(), sets };
+            config.load(&self.run.built.machine).ok().map(|_| more)
         })
     }
 }

@@ -1,27 +1,22 @@
 //! `onebox train` in a process whose ranks are not the first: it writes its shares of checkpoints, and says nothing.
 
-use super::prepared::MemoryDecision;
-use super::{TrainArgs, code_of, end_without};
+use super::prepared::PreparedRun;
+use super::{TrainArgs, code_of};
 use crate::commands::exit::{CommandError, code};
 use crate::commands::processes::Team;
 use crate::commands::resume::unusable;
 use crate::commands::signals::Signals;
 use crate::commands::weights::pretrained;
-use checkpoint::rollback::RollbackHistory;
 use checkpoint::{Checkpoint, CheckpointError, RunFolder, open_named, open_step};
-use config::LoadedConfig;
-use data::Dataset;
-use engine::run::{RunOptions, StuckHandler, train};
+use engine::run::{RunOptions, train};
 use engine::run_dir::RunDir;
 use files::directory::Directory;
 use files::held::LockedRunDir;
 use files::names::LOCK;
-use layout::build::RankLayout;
 use serde::{Deserialize, Serialize};
 use std::io::{self, ErrorKind, Read};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Where a run starts, as process 0 tells the others.
 #[derive(Serialize, Deserialize)]
@@ -72,35 +67,44 @@ impl RollbackTarget {
 /// Everything that such a process has before the first step.
 pub(super) struct Follower<'a> {
     pub(super) args: &'a TrainArgs,
-    pub(super) loaded: &'a LoadedConfig,
-    pub(super) built: &'a RankLayout,
-    pub(super) data: &'a Arc<Dataset>,
-    pub(super) looked: &'a MemoryDecision,
+    pub(super) run: &'a PreparedRun,
     pub(super) team: &'a Team,
 }
 
 impl Follower<'_> {
-    pub(super) fn run(&self, signals: &Signals) -> Result<(), CommandError> {
+    pub(super) fn follow(&self, signals: &Signals) -> Result<(), CommandError> {
         let start: Start = self.team.first("start", None)?;
         let opened = self.open(&start);
-        let (run, first) = self.team.all("ready", opened, |_| Vec::new())?;
-        let (folder, mut from) = (RunFolder::of(&run), first.clone());
-        let mut rollback_history =
-            from.as_ref().map(|from| from.rollback_history().clone()).unwrap_or_default();
+        let (dir, first) = self.team.all("ready", opened, |_| Vec::new())?;
+        let (folder, mut from) = (RunFolder::of(&dir), first.clone());
+        let stored = from.as_ref().map(|from| from.rollback_history().clone());
+        let mut rollback_history = stored.unwrap_or_default();
         loop {
-            let mut options = self.options(&start, signals, from.clone(), &rollback_history)?;
-            (options.weights, options.checkpoints) = (Some(Arc::clone(&run)), Some(folder.clone()));
-            let ran = train(&self.loaded.config, self.built, self.data, &options, &mut |_| {});
-            ran.map_err(|error| CommandError::new(code_of(&error), error))?;
+            let PreparedRun { loaded, built, data, .. } = self.run;
+            let pretrained = match from {
+                None => pretrained(&loaded.config, &built.decoder)?,
+                Some(_) => None,
+            };
+            let options = RunOptions {
+                weights: Some(Arc::clone(&dir)),
+                checkpoints: Some(folder.clone()),
+                pretrained,
+                resume: from.clone(),
+                rollback_history: Some(rollback_history.clone()),
+                skipped_in_a_row: start.fork.then_some(0),
+                ..self.run.options(self.args, self.team, signals)
+            };
+            train(&loaded.config, built, data, &options, &mut |_| {})
+                .map_err(|error| CommandError::new(code_of(&error), error))?;
             let next: Option<RollbackTarget> = self.team.first("next", None)?;
             from = match next {
                 None => return Ok(()),
                 Some(RollbackTarget::Start) => first.clone(),
                 Some(RollbackTarget::Own(step)) => Some(Arc::new(earlier(&folder, step)?)),
             };
-            rollback_history = from.as_ref().map_or(rollback_history.clone(), |from| {
-                rollback_history.with_rollback(from.step())
-            });
+            if let Some(from) = &from {
+                rollback_history = rollback_history.with_rollback(from.step());
+            }
         }
     }
 
@@ -120,40 +124,11 @@ impl Follower<'_> {
             Ok(_) => "another file".to_owned(),
             Err(error) => error.to_string(),
         };
-        Err(CommandError::new(
-            code::NO_RUN_DIR,
-            format!(
-                "{}: its lock is not that of process 0 ({why}): the run directory must be on a file system that all nodes share",
-                start.dir.display()
-            ),
-        ))
-    }
-
-    fn options(
-        &self,
-        start: &Start,
-        signals: &Signals,
-        from: Option<Arc<Checkpoint>>,
-        rollback_history: &RollbackHistory,
-    ) -> Result<RunOptions, CommandError> {
-        let pretrained = match from {
-            None => pretrained(&self.loaded.config, &self.built.decoder)?,
-            Some(_) => None,
-        };
-        Ok(RunOptions {
-            processes: self.team.processes(),
-            bind: true,
-            stop: Arc::clone(&signals.stop),
-            watcher: Some(self.args.watcher(&signals.starting)),
-            copies_states: Some(self.looked.copies_states),
-            pretrained,
-            resume: from,
-            rollback_history: Some(rollback_history.clone()),
-            skipped_in_a_row: start.fork.then_some(0),
-            stuck: Some(StuckHandler { after: Duration::from_secs(10), call: end_without }),
-            trace: self.args.trace.start(),
-            ..RunOptions::default()
-        })
+        let why = format!(
+            "{}: its lock is not that of process 0 ({why}): the run directory must be on a file system that all nodes share",
+            start.dir.display()
+        );
+        Err(CommandError::new(code::NO_RUN_DIR, why))
     }
 }
 

@@ -1,12 +1,10 @@
 //! What `onebox train` has and looks at before the first step.
 
-use super::{TrainArgs, epochs, refused};
-use crate::commands::checkpoint::unusable;
+use super::{TrainArgs, epochs};
 use crate::commands::data::ReadOptions;
-use crate::commands::exit::{CommandError, code};
 use crate::commands::processes::Team;
 use crate::commands::weights::{self, pretrained};
-use crate::commands::{data, plan, print, resume, say, simulate};
+use crate::commands::{CommandError, check_built, code, data, plan, print, resume, say};
 use ::data::model_files::ModelFiles;
 use ::data::{Dataset, Tokenizer, takes_from};
 use checkpoint::hugging_face::PretrainedWeights;
@@ -14,8 +12,7 @@ use checkpoint::{Checkpoint, RunFolder, newest_name, sizes};
 use config::{Config, DataFormat, LoadedConfig};
 use engine::run_dir::{RunDir, RunDirError, RunMode};
 use files::names::{CHECKPOINTS, FORKED, KEPT, RUNS, WEIGHTS};
-use layout::build::RankLayout;
-use layout::build::lay_out;
+use layout::build::{RankLayout, lay_out};
 use predict::choose;
 use predict::plan::{Disk, memory_report};
 use std::path::{Path, PathBuf};
@@ -39,10 +36,8 @@ pub(super) fn prepare(args: &TrainArgs, team: &Team) -> Result<Option<PreparedRu
     let loaded = weights::load(&args.config, machine, starts_anew(args), &|_, _| Vec::new());
     let loaded = loaded.map_err(|(code, errors)| CommandError::new(code, errors))?;
     let (mut loaded, early) = epochs::as_steps(args, loaded)?;
-    choose(&mut loaded, machine).map_err(simulate::failed)?;
-    if let Some(not_built) = loaded.config.not_built(&loaded.origins, || machine.missing_gpus()) {
-        return Err(CommandError::new(code::CONFIG, not_built));
-    }
+    choose(&mut loaded, machine)?;
+    check_built(&loaded, machine)?;
     team.check(&loaded.config)?;
     let mode = match (args.resume, args.fork, args.overwrite) {
         (true, ..) => RunMode::Resume,
@@ -64,7 +59,7 @@ pub(super) fn prepare(args: &TrainArgs, team: &Team) -> Result<Option<PreparedRu
     if let Some(path) = args.run_dir.as_ref().filter(|_| mode != RunMode::Fork)
         && let Some(key) = takes_from(&loaded.config.data, path)
     {
-        return Err(refused(RunDirError::AmongData { path: path.clone(), key }));
+        return Err(RunDirError::AmongData { path: path.clone(), key }.into());
     }
     // Before the data is read: it is part of what must fit.
     let looked = check_memory(&loaded, &built, args.dry_run)?;
@@ -95,8 +90,7 @@ impl PreparedRun {
         check_disk(loaded, built, args.run_dir.as_deref(), mode)?;
         let create = || {
             let dir = RunDir::create(args.run_dir.as_deref(), &loaded.config.name, mode);
-            let kept = dir.and_then(|dir| dir.keep(self.beside.files()).map(|()| dir));
-            kept.map_err(refused)
+            dir.and_then(|dir| dir.keep(self.beside.files()).map(|()| dir))
         };
         let tokenizer = self.tokenizer.as_ref();
         let start = |from: &Path, own: Option<&RunFolder>| {
@@ -105,7 +99,7 @@ impl PreparedRun {
         Ok(match mode {
             RunMode::Fork => {
                 // A fork that is refused leaves no directory.
-                let source = RunDir::source(args.run_dir.as_deref()).map_err(refused)?;
+                let source = RunDir::source(args.run_dir.as_deref())?;
                 let start = start(&source, None)?;
                 let dir = create()?;
                 start.iter().try_for_each(|start| resume::note_source(&dir, start))?;
@@ -115,10 +109,10 @@ impl PreparedRun {
                 let dir = create()?;
                 let start = match &args.run_dir {
                     Some(path) => start(path, Some(dir.folder()))?,
-                    None => return Err(refused(RunDirError::NeedsDirectory(mode))),
+                    None => return Err(RunDirError::NeedsDirectory(mode).into()),
                 };
                 // They are another model's than the one that is trained now.
-                dir.remove(WEIGHTS).map_err(refused)?;
+                dir.remove(WEIGHTS)?;
                 let pretrained = match start {
                     // The first start of a run.
                     None => pretrained(&loaded.config, &built.decoder)?,
@@ -201,7 +195,7 @@ fn beside(
             _ => return Ok(ModelFiles::default()),
         },
     };
-    Ok(data::fitting(beside.map_err(unusable)?, from, config, tokenizer))
+    Ok(data::fitting(beside?, from, config, tokenizer))
 }
 
 /// Refuses a run whose first checkpoint, or whose weights where it saves none, find no room; warns where not all of it does.

@@ -1,8 +1,7 @@
 //! Taking a run back by itself when its steps come to nothing.
 
-use super::{Session, refused};
-use crate::commands::exit::{CommandError, code};
-use crate::commands::say;
+use super::Session;
+use crate::commands::{CommandError, code, say};
 use checkpoint::{self, Checkpoint};
 use engine::run::Outcome;
 use files::names::WEIGHTS;
@@ -43,7 +42,7 @@ impl Session<'_> {
         self.dir.held().check().map_err(|error| self.moved(&error))?;
         let later = folder.map_or(Ok(()), |folder| checkpoint::remove_after(&folder, found.step()));
         later.map_err(|e| failed(&e))?;
-        self.dir.remove(WEIGHTS).map_err(refused)?;
+        self.dir.remove(WEIGHTS)?;
         let first = outcome.not_finite.as_ref();
         let first = first.map_or_else(String::new, |name| format!(", the first in `{name}`"));
         say(&format!(

@@ -29,28 +29,8 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    pub(super) const fn new(
-        metrics: MetricsWriter,
-        progress: Progress,
-        stop: Arc<AtomicBool>,
-        saved: Option<u64>,
-    ) -> Self {
-        Self {
-            metrics,
-            progress,
-            stop,
-            last: None,
-            saved,
-            not_saved: None,
-            held_out: None,
-            train_seconds: 0.0,
-            ahead: [0; 3],
-            verified: [0; 2],
-        }
-    }
-
     pub(super) fn hear(&mut self, session: &Session<'_>, message: Message) {
-        let config = &session.loaded.config;
+        let config = &session.run.loaded.config;
         match message {
             Message::Step(step) => self.step(session, &step),
             Message::Eval { step, loss, whole, sets } => {
@@ -89,12 +69,12 @@ impl Watch {
     }
 
     fn step(&mut self, session: &Session<'_>, step: &StepReport) {
-        let config = &session.loaded.config;
+        let config = &session.run.loaded.config;
         let tokens = (config.batch.global * config.model.seq_len) as u64;
         let tokens_per_second = tokens as f64 / step.seconds.max(1e-9);
         self.train_seconds += step.seconds;
         self.last = Some(*step);
-        let device_memory = device_bytes(config, &session.built.plan);
+        let device_memory = device_bytes(config, &session.run.built.plan);
         let speculates = update_mode(config) == UpdateMode::Speculative;
         if speculates {
             self.ahead[step.ahead as usize] += 1;
@@ -112,7 +92,7 @@ impl Watch {
             skipped_total: step.skipped_total,
             device_memory,
             host_memory: topology::resident_memory(),
-            targets: session.data.is_uneven().then_some(step.targets),
+            targets: session.run.data.is_uneven().then_some(step.targets),
             documents: step.contents.map(|held| held.documents),
             padding: step.contents.map(|held| held.padding),
             verified: step.verified,
@@ -122,11 +102,11 @@ impl Watch {
             self.verified[1] += u64::from(!same);
         }
         self.metrics.step_ahead(&metrics, speculates.then_some(step.ahead));
-        let shape = session.built.decoder.shape();
+        let shape = session.run.built.decoder.shape();
         let activity = step.activity;
         let overlap = activity.overlapped_seconds.map(|o| o / activity.host_seconds.max(1e-9));
         let left = config.train.steps.saturating_sub(step.step) as f64;
-        let limit = layout::build::device_limit(config, session.built).unwrap_or(u64::MAX);
+        let limit = layout::build::device_limit(config, &session.run.built).unwrap_or(u64::MAX);
         self.progress.step(&StepLine {
             step: step.step,
             steps: config.train.steps,

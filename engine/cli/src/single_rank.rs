@@ -1,0 +1,33 @@
+//! How devices are opened that are no run's: for measurements, and to generate.
+
+use device::cpu::{CpuOptions, Lanes, ScratchFloats};
+use device::cuda::{Collectives, CudaOptions, Peers};
+use device::{HostPlace, HostWork, Rank, ThreadTeam};
+use std::sync::Arc;
+
+/// The only rank.
+pub(crate) const ALONE: Rank = Rank { tp: 0, tp_size: 1, dp: 0, dp_size: 1 };
+
+/// Of a virtual GPU whose kernels run on `team`, one after another.
+pub(crate) fn inline(
+    host: HostPlace,
+    scratch: ScratchFloats,
+    team: Option<Arc<ThreadTeam>>,
+) -> CpuOptions {
+    let work = HostWork { team, ..HostWork::default() };
+    CpuOptions { lanes: Lanes::Inline, memory_limit: u64::MAX, host, scratch, work }
+}
+
+/// Of a GPU that needs no scratch and no programs besides the kernels.
+pub(crate) fn on_gpu(gpu: Option<usize>, host: HostPlace, peers: &Arc<Peers>) -> CudaOptions {
+    CudaOptions {
+        gpu,
+        host,
+        peers: Arc::clone(peers),
+        collectives: Collectives::Auto,
+        scratch: 0,
+        work: HostWork::default(),
+        programs: &[],
+        warm_up: Arc::default(),
+    }
+}
