@@ -260,11 +260,6 @@ impl Manifest {
         }
     }
 
-    /// What there was to train on, as text.
-    pub(crate) fn seen(&self) -> String {
-        format!("{:?}", self.data)
-    }
-
     /// An update waits for the next step.
     pub(crate) const fn has_late_update(&self) -> bool {
         self.control.late.is_some()

@@ -348,7 +348,7 @@ mod tests {
         // Rank by rank every tensor would come up again in each file.
         assert!(asked.is_sorted(), "{asked:?}");
         let written = Checkpoint::open(&path, 0).unwrap();
-        for (tensor, of) in written.tensors().iter().enumerate() {
+        for (tensor, of) in written.summary().tensors().iter().enumerate() {
             let right = |i: usize| (tensor * 300_000 + i) as f32;
             // In pieces that end within blocks: the largest tensor has several of them in each file.
             for (step, reader) in [(of.elements, written.reader()), (50_001, written.reader())] {
@@ -384,7 +384,7 @@ mod tests {
         let sealed = start(&config, &built, &data, &into, source).unwrap();
         let path = sealed.publish().unwrap();
         let written = Checkpoint::open(&path, 0).unwrap();
-        let tensors = written.tensors();
+        let tensors = written.summary().tensors();
         let (tensor, of) =
             tensors.iter().enumerate().max_by_key(|(_, of)| (of.elements, of.files.len())).unwrap();
         assert_eq!(of.files.len(), 16, "{}", of.name);

@@ -64,12 +64,11 @@ impl UnfinishedCheckpoint {
     ) -> io::Result<Self> {
         of(folder.path(), clean(&folder))?;
         of(folder.path(), make_room(&folder))?;
-        let (unfinished, path) = (unfinished(step), folder.called(&unfinished(step)));
-        of(&path, folder.make(&unfinished))?;
-        let opened = of(&path, folder.folder(&unfinished));
+        let unfinished = unfinished(step);
+        of(&folder.called(&unfinished), folder.make(&unfinished))?;
         // The error is the one to tell.
-        let opened = opened.inspect_err(|_| drop(folder.remove(&unfinished)))?;
-        Ok(Self { step, folder, unfinished: Arc::new(opened) })
+        let begun = Self::begun(Arc::clone(&folder), step);
+        begun.inspect_err(|_| drop(folder.remove(&unfinished)))
     }
 
     /// That of `step`, which another process has begun in `folder`.

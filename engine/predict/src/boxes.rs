@@ -4,8 +4,10 @@ use crate::sim::{Era2020, Gpu, Hardware, MeasuredMachine, Rates, Seat};
 use config::{BoxConfig, Config, MeasuredConfig};
 use layout::placement::{kernel_threads, request};
 use std::collections::BTreeMap;
-use topology::{HostBytes, Machine, Needs, Placement, RankPlace, Request, Sockets};
-use topology::{far_staging, far_words, format_bytes, in_parts};
+use topology::{
+    HostBytes, Machine, Needs, Placement, RankPlace, Request, Sockets, far_staging, far_words,
+    format_bytes, in_parts,
+};
 
 /// A box that cannot be simulated.
 #[derive(Debug, thiserror::Error)]

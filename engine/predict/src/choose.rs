@@ -3,10 +3,9 @@
 use super::plan::{checkpoint_copy, fits};
 use super::search::{AHEAD, Brief, WORTH_AHEAD, largest};
 use super::simulate::{SimulateError, described};
-use config::in_line;
 use config::{
     Config, DeviceConfig, LoadedConfig, Origin, ParameterPlace, Placement, SpeculatedFraction,
-    UpdateMode,
+    UpdateMode, in_line,
 };
 use device::Arena;
 use layout::LocalMachine;

@@ -9,9 +9,8 @@ mod step;
 pub use disk::Disk;
 pub use fill::filled;
 pub use ops::{Op, TouchedRange, list};
-pub use step::ops_of_step;
 use step::step;
-pub use step::{LaneTotals, Step};
+pub use step::{LaneTotals, Step, ops_of_step};
 
 use crate::boxes;
 use config::{BoxConfig, Config, DeviceConfig};

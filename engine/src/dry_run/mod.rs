@@ -7,17 +7,15 @@ pub use count::{
     IDLE, alike, count, first_rank, play as play_steps, typical_step, with_micro_batches,
     with_steps,
 };
-use data::Corpus;
+use data::{Corpus, Dataset};
 
 use crate::TIMEOUT;
 use crate::trainer::trainer;
 use checkpoint::rollback::RollbackHistory;
 use config::Config;
-use data::Dataset;
 use device::cuda::{self, Collectives, CudaOptions, Peers};
 use device::warm::{self, DistinctOps};
-use device::{Communicator, HostPlace, HostWork};
-use device::{Device, Error, Rank};
+use device::{Communicator, Device, Error, HostPlace, HostWork, Rank};
 use layout::build::{RankLayout, op_scratch};
 use std::sync::Arc;
 

@@ -128,7 +128,7 @@ pub(super) fn load_checkpoint(
     from: &Checkpoint,
 ) -> Result<(), GenerateError> {
     let wrong = |problem: String| GenerateError::Weights { path: from.path().to_owned(), problem };
-    let tensors = from.tensors();
+    let tensors = from.summary().tensors();
     let number = |param: &Param| {
         let (rows, cols) = param.global;
         let fits = |t: &TensorSummary| {

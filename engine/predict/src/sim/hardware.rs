@@ -3,8 +3,7 @@
 
 pub(super) mod era;
 
-use device::Group;
-use device::Rank;
+use device::{Group, Rank};
 use era::Era2020;
 
 /// GPUs of one kind.

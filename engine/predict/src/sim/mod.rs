@@ -21,10 +21,7 @@ pub use timeline::{SimulatedOp, Timeline};
 
 use classes::{Classes, GroupUser, Users};
 use cost::{Demand, Resources};
-use device::Group;
-use device::LANES;
-use device::Lane;
-use device::Rank;
+use device::{Group, LANES, Lane, Rank};
 use solve::{Problem, kind_number, solve};
 
 /// The box has fewer seats than the grid has ranks.

@@ -4,8 +4,7 @@ use super::classes::{Classes, KINDS, Load, Users};
 use super::program::{Node, Program, Ticks};
 use super::share::{Flow, Scratch, share};
 use super::submit::{self, Gate, QueueLimit, Release, ReleaseCause, Submitter};
-use device::Group;
-use device::LANES;
+use device::{Group, LANES};
 
 /// An op in progress.
 struct RunningOp {

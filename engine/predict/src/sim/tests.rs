@@ -1,8 +1,7 @@
 use super::*;
-use device::Cargo;
 use device::{
-    Arena, Dtype, HostContext, HostOp, HostTask, Lane, Mode, Op, Plan, Pool, Reduction, Tensor,
-    random,
+    Arena, Cargo, Dtype, HostContext, HostOp, HostTask, Lane, Mode, Op, Plan, Pool, Reduction,
+    Tensor, random,
 };
 use std::sync::Arc;
 

@@ -3,8 +3,8 @@
 use super::super::exit::{CommandError, code};
 use super::super::{print, print_json};
 use super::{failed, open};
-use checkpoint::inspect::{Distance, STATE_NAMES, config_differences, differences_of, distances};
-use checkpoint::{Checkpoint, Difference};
+use checkpoint::inspect::{Distance, STATE_NAMES, distances};
+use checkpoint::{Checkpoint, Difference, differences_of};
 use config::{LoadedConfig, ResumeEffect};
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -12,7 +12,7 @@ use std::path::Path;
 
 pub(super) fn run([a, b]: [&Path; 2], as_json: bool) -> Result<(), CommandError> {
     let (a, b) = (open(a)?, open(b)?);
-    let configs = config_differences(&a, &b).map_err(failed)?;
+    let configs = a.summary().differences_from(b.summary()).map_err(failed)?;
     let mut all = Vec::new();
     distances(&a, &b, &mut |distance| all.push(distance)).map_err(failed)?;
     if as_json {

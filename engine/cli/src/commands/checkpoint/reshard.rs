@@ -4,7 +4,6 @@ use super::super::exit::{CommandError, code};
 use super::super::{data, say};
 use super::{NewRun, failed, open, rewrite_failed, run_of, unusable};
 use ::data::model_files::ModelFiles;
-use checkpoint::inspect::Summary;
 use checkpoint::rewrite::reshard;
 use config::{Config, DeviceConfig, LoadedConfig, load_stored};
 use layout::LocalMachine;
@@ -31,7 +30,7 @@ pub(in crate::commands) struct ReshardArgs {
 
 pub(super) fn run(args: &ReshardArgs, machine: &LocalMachine) -> Result<(), CommandError> {
     let from = open(&args.path)?;
-    let stored = Summary::read(from.path()).and_then(|s| s.config()).map_err(failed)?;
+    let stored = from.summary().config().map_err(failed)?;
     let now = moved(&stored.config, from.config(), args)?;
     super::diff::only_layout(&stored, &now)?;
     let built = lay_out(&now.config, machine);

@@ -5,9 +5,9 @@ use crate::sim::cost::GroupSpread;
 use crate::sim::{Hardware, Program, play, record, simulate};
 use device::cpu::{self, CpuOptions, Lanes, ScratchFloats};
 use device::{
-    Arena, Dtype, Group, HostPlace, HostWork, Lane, Op, Plan, Processes, Rank, Reduction,
+    Arena, Communicator, Dtype, Group, HostPlace, HostWork, Lane, Op, Plan, Processes, Rank,
+    Reduction, Tensor, Wire,
 };
-use device::{Communicator, Tensor, Wire};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
