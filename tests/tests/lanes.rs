@@ -17,7 +17,7 @@ fn played(config: &str, global: &str, sets: &[&str]) -> Timeline {
 }
 
 fn on(config: &Config, hardware: &Hardware) -> Timeline {
-    let program = record(config, &lay_out(config)).unwrap();
+    let program = record(config, &lay_out(config), true).unwrap();
     sim::simulate(program, hardware, (config.parallel.tensor, config.parallel.data)).unwrap()
 }
 

@@ -70,8 +70,8 @@ fn found(given: &Config, machine: &LocalMachine) -> Result<Choice, SimulateError
         return Ok(choosing.by_memory());
     }
     match choosing.by_time() {
-        // The grid is larger than the box: the caller says so.
-        Err(SimulateError::Seats(_) | SimulateError::Box(_)) => Ok(choosing.by_memory()),
+        // The grid does not go with the box: the caller says so.
+        Err(SimulateError::Box(_)) => Ok(choosing.by_memory()),
         found => found,
     }
 }

@@ -118,7 +118,7 @@ pub struct Buffer {
     /// Its kind.
     pub pool: &'static str,
     /// `f16`, `bf16`, `f32`, `f64`, `i32`
-    pub dtype: &'static str,
+    pub dtype: String,
     /// Rows and columns.
     pub shape: (usize, usize),
     /// First byte.
@@ -263,17 +263,8 @@ fn memory(what: &str, built: &RankLayout, arena: Arena) -> Memory {
     }
 }
 
-const fn dtype_name(dtype: Dtype) -> &'static str {
-    match dtype {
-        Dtype::F16 => "f16",
-        Dtype::Bf16 => "bf16",
-        Dtype::F32 => "f32",
-        Dtype::F64 => "f64",
-        Dtype::I32 => "i32",
-        Dtype::U16 => "u16",
-        Dtype::E4m3 => "e4m3",
-        Dtype::E5m2 => "e5m2",
-    }
+fn dtype_name(dtype: Dtype) -> String {
+    format!("{dtype:?}").to_lowercase()
 }
 
 /// Whether every memory holds what it must, as in [`memory_report`].

@@ -5,7 +5,7 @@ use super::plan::{fits, limited};
 use super::search::{layouts, words};
 use super::variants::{States, variants};
 use config::{Config, DeviceConfig, LoadedConfig};
-use engine::memory::{MemoryUse, is_gpu};
+use engine::memory::{GPU, MemoryUse};
 use layout::LocalMachine;
 use layout::build::{RankLayout, device_bytes, device_limit, lay_out, reserved_bytes};
 use rayon::prelude::*;
@@ -225,7 +225,7 @@ fn of_machine(loaded: &LoadedConfig, layouts: Vec<&Layout>) -> Option<Shortage> 
     let looked = |layout: &&'_ Layout| {
         let all = limited(&layout.config, &layout.built).into_iter().filter(over);
         all.map(|(name, bytes, there)| {
-            let memory = if is_gpu(&name) { Memory::Gpu } else { Memory::Host };
+            let memory = if name == GPU { Memory::Gpu } else { Memory::Host };
             MemoryShortage { memory, there, enough: up_to_hundredths(bytes), nodes: 1 }
         })
         .collect::<Vec<_>>()

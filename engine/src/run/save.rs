@@ -101,21 +101,11 @@ impl SaveJob {
 }
 
 /// Why a rank's file is not there: the run's end, or only the checkpoint's.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
 enum SaveFailure {
-    Device(Error),
-    Io(io::Error),
-}
-
-impl From<Error> for SaveFailure {
-    fn from(error: Error) -> Self {
-        Self::Device(error)
-    }
-}
-
-impl From<io::Error> for SaveFailure {
-    fn from(error: io::Error) -> Self {
-        Self::Io(error)
-    }
+    Device(#[from] Error),
+    Io(#[from] io::Error),
 }
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -192,7 +182,7 @@ impl Saver {
         })?;
         // On this rank's cores, so that it comes from their node's memory.
         room.resize(wanted, 1);
-        *lock(&copies[rank.index()]) = Snapshot { pieces, late: false, bytes: room };
+        *lock(&copies[rank.index()]) = Snapshot { pieces, bytes: room };
         Ok(())
     }
 
@@ -228,18 +218,16 @@ impl Saver {
             self.finish(listener);
         }
         self.passes(rank.index(), FaultPoint::Saving, step);
-        let side = optimizer.state_buffer(dev)?;
+        let (side, late) = (optimizer.state_buffer(dev)?, optimizer.has_delayed_update());
+        let pieces = pieces(gpt, &|segment| optimizer.owned(segment, side), rank);
         match &self.copies {
             Some(copies) => {
                 barrier(dev, meeting)?;
-                let pieces = pieces(gpt, &|segment| optimizer.owned(segment, side), rank);
-                lock(&copies[rank.index()]).take(dev, pieces, optimizer.has_delayed_update())?;
+                lock(&copies[rank.index()]).take(dev, pieces)?;
             }
             None => {
                 if first {
-                    world.held_up(|| {
-                        self.begin(step, optimizer.has_delayed_update(), skipped_in_a_row);
-                    });
+                    world.held_up(|| self.begin(step, late, skipped_in_a_row));
                 }
                 barrier(dev, meeting)?;
                 if self.is_well_everywhere(rank, world)? {
@@ -248,8 +236,6 @@ impl Saver {
                         true => Err(io::Error::other("the run has failed").into()),
                         false => Ok(read(dev, part, to)?),
                     };
-                    let pieces = pieces(gpt, &|segment| optimizer.owned(segment, side), rank);
-                    let late = optimizer.has_delayed_update();
                     self.passes(rank.index(), FaultPoint::Writing, step);
                     let file = || self.write(rank.index(), &pieces, late, step, &mut fill);
                     world.held_up(file)?;
@@ -264,7 +250,6 @@ impl Saver {
         }
         let mut words = [0.0; control::WORDS];
         dev.read(optimizer.control(), &mut words)?;
-        let late = optimizer.has_delayed_update();
         let job = SaveJob { step, skipped_in_a_row, words, late, started, waited: None };
         match (&self.copies, listener.sender) {
             (Some(_), Some(sender)) => {
@@ -314,16 +299,25 @@ impl Saver {
         step: u64,
         fill: &mut Fill<'_, SaveFailure>,
     ) -> Result<(), Error> {
-        let written = self.growing(step).map_err(SaveFailure::Io).and_then(|growing| {
-            let folder = growing.directory();
-            write_file(number, &self.base, pieces, late, folder, &self.under_way, fill)
-        });
-        match written {
+        match self.write_file(number, pieces, late, step, fill) {
             Ok(file) => self.wrote(number, Ok(file)),
             Err(SaveFailure::Io(error)) => self.wrote(number, Err(error)),
             Err(SaveFailure::Device(error)) => return Err(error),
         }
         Ok(())
+    }
+
+    pub(super) fn write_file<E: From<io::Error>>(
+        &self,
+        number: usize,
+        pieces: &Pieces,
+        late: bool,
+        step: u64,
+        fill: &mut Fill<'_, E>,
+    ) -> Result<RankRecord, E> {
+        let growing = self.growing(step)?;
+        let folder = growing.directory();
+        write_file(number, &self.base, pieces, late, folder, &self.under_way, fill)
     }
 
     pub(super) fn wrote(&self, number: usize, written: io::Result<RankRecord>) {

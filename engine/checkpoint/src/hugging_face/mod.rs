@@ -13,7 +13,7 @@ pub use write::{ExportError, ModelExport, Numbers, export};
 
 use crate::RunFolder;
 use crate::rewrite::{RewriteError, SealedCheckpoint, TensorSource, start};
-use config::{Config, ModelConfig};
+use config::Config;
 use data::Dataset;
 use data::model_files::ModelFileError;
 use layout::build::RankLayout;

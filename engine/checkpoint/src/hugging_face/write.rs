@@ -195,7 +195,7 @@ fn fill(
     let files = parts(&tensors, model.max_file_bytes, numbers.width());
     let total: u64 = tensors.iter().map(|t| numbers.width() * t.elements as u64).sum();
     let mut names = Vec::new();
-    let mut map = serde_json::Map::new();
+    let mut map = Map::new();
     for (number, part) in files.iter().enumerate() {
         let name = match files.len() {
             1 => WHOLE.to_owned(),

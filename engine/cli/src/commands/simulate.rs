@@ -133,7 +133,6 @@ pub(super) fn failed(error: SimulateError) -> CommandError {
         SimulateError::Step(_) => code::INTERNAL,
         SimulateError::NoBox(_)
         | SimulateError::Box(_)
-        | SimulateError::Seats(_)
         | SimulateError::TooFewGpus { .. }
         | SimulateError::NothingAhead { .. } => code::CONFIG,
     };
