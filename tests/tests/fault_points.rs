@@ -325,7 +325,7 @@ fn a_stuck_rank_is_given_up_after_the_save_and_a_stuck_save_at_all() {
         fails(rank, at, step);
     };
     let watcher = Some(Watcher::new(hangs));
-    let options = RunOptions { watcher, stuck, stuck_save: soon, ..RunOptions::default() };
+    let options = RunOptions { watcher, stuck, stuck_save: Some(soon), ..RunOptions::default() };
     let (outcome, ..) = run(&[WRITERS[1]], tempfile::tempdir().unwrap().path(), options);
     assert_eq!(outcome.unwrap_err().rank, 2);
     assert_eq!(WITHOUT.load(Ordering::SeqCst), 0, "only the save was stuck");

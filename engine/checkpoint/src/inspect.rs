@@ -13,19 +13,6 @@ use topology::counted;
 /// Elements read of a tensor at once.
 const BLOCK: usize = 1 << 16;
 
-/// A tensor of a checkpoint.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TensorSummary {
-    /// `h.0.attn.qkv.weight`
-    pub name: String,
-    /// Rows and columns; a vector has one column.
-    pub shape: [usize; 2],
-    /// Numbers of the files that hold parts of it.
-    pub files: Vec<usize>,
-    /// Of one of its three states.
-    pub elements: usize,
-}
-
 /// How far a tensor is from another checkpoint's.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Distance {
@@ -120,14 +107,8 @@ impl Summary {
     }
 
     /// In the order of the model.
-    pub fn tensors(&self) -> Vec<TensorSummary> {
-        let summary = |tensor: &TensorEntry| {
-            let mut files: Vec<usize> = tensor.ranges.iter().map(|range| range.file).collect();
-            files.dedup();
-            let (name, shape) = (tensor.name.clone(), tensor.shape);
-            TensorSummary { name, shape, files, elements: tensor.num_elements() }
-        };
-        self.manifest.tensors.iter().map(summary).collect()
+    pub fn tensors(&self) -> &[TensorEntry] {
+        &self.manifest.tensors
     }
 
     /// Steps, tokens, data and decisions as lines: (what, in words).
@@ -145,12 +126,12 @@ impl Summary {
         let file = |(number, file): (usize, &FileEntry)| json!({ "name": file_name(number), "bytes": file.bytes });
         let Manifest { step, tokens, onebox, format, control, data, config, files, .. } =
             &self.manifest;
-        let tensor = |t: TensorSummary| json!({ "name": t.name, "shape": t.shape, "elements": t.elements, "files": t.files });
+        let tensor = |t: &TensorEntry| json!({ "name": t.name, "shape": t.shape, "elements": t.num_elements(), "files": t.files() });
         json!({
             "path": self.path, "step": step, "tokens": tokens, "format": format, "onebox": onebox,
             "bytes": self.bytes(), "control": control, "data": data, "config": config,
             "files": files.iter().enumerate().map(file).collect::<Vec<_>>(),
-            "tensors": self.tensors().into_iter().map(tensor).collect::<Vec<_>>(),
+            "tensors": self.tensors().iter().map(tensor).collect::<Vec<_>>(),
         })
     }
 }

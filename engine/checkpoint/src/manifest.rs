@@ -131,8 +131,10 @@ pub(crate) struct FileEntry {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TensorEntry {
-    pub(crate) name: String,
-    pub(crate) shape: [usize; 2],
+    /// `h.0.attn.qkv.weight`
+    pub name: String,
+    /// Rows and columns; a vector has one column.
+    pub shape: [usize; 2],
     /// By file, in the order in which they stand there.
     pub(crate) ranges: Vec<RangeEntry>,
 }
@@ -345,6 +347,13 @@ impl TensorEntry {
     /// Number of elements of the whole tensor.
     pub const fn num_elements(&self) -> usize {
         self.shape[0] * self.shape[1]
+    }
+
+    /// Numbers of the files that hold parts of it.
+    pub fn files(&self) -> Vec<usize> {
+        let mut files: Vec<usize> = self.ranges.iter().map(|range| range.file).collect();
+        files.dedup();
+        files
     }
 }
 

@@ -4,7 +4,7 @@ use crate::local_ranks::LocalProcesses;
 use device::Processes;
 use device::cuda::{Probe, probe};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use topology::Machine;
 
 /// This machine, made once by a program and passed to whatever asks for it; a clone is the same one. Each part is looked at
@@ -20,7 +20,7 @@ pub(crate) struct Parts {
     topology: OnceLock<Option<Machine>>,
     cores: OnceLock<usize>,
     /// By TP and DP degree of the ranks here: the GPU of each rank.
-    rank_gpus: Mutex<BTreeMap<(usize, usize), Vec<usize>>>,
+    pub(crate) rank_gpus: Mutex<BTreeMap<(usize, usize), Vec<usize>>>,
 }
 
 impl LocalMachine {
@@ -49,16 +49,6 @@ impl LocalMachine {
     /// Hardware threads that the process may use.
     pub fn cores(&self) -> usize {
         *self.0.cores.get_or_init(topology::cores)
-    }
-
-    /// What `place` says of a TP x DP grid of ranks here, by rank; it is called once for each grid.
-    pub(crate) fn known_gpus(
-        &self,
-        grid: (usize, usize),
-        place: impl FnOnce() -> Vec<usize>,
-    ) -> Vec<usize> {
-        let mut known = self.0.rank_gpus.lock().unwrap_or_else(PoisonError::into_inner);
-        known.entry(grid).or_insert_with(place).clone()
     }
 }
 

@@ -1,6 +1,6 @@
 //! What `Auto` of `offload.update` and `offload.speculated_fraction` stands for, and why. No bit depends on it.
 
-use super::plan::{checkpoint_copy, fits};
+use super::plan::{decided, fits};
 use super::search::{AHEAD, Brief, WORTH_AHEAD, largest};
 use super::simulate::{SimulateError, described};
 use config::{
@@ -138,7 +138,7 @@ impl<'a> ConfigChoices<'a> {
     fn holds(&self, share: f32) -> bool {
         let config = self.ahead(share);
         let built = self.lay_out(&config);
-        let copies = |config, built| checkpoint_copy(config, built) > 0;
+        let copies = |config, built| decided(config, built).copy > 0;
         built.machine.is_sound(&config)
             && fits(&config, &built)
             && copies(&config, &built) == copies(&self.exact, &self.built)

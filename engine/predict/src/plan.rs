@@ -156,11 +156,7 @@ pub fn memory_report(config: &Config, built: &RankLayout) -> Report {
     let mut host_per_rank = memory("host, per rank", built, Arena::Pinned);
     let memories = decided(config, built);
     let copy = memories.copy;
-    if copy > 0 {
-        host_per_rank.bytes += copy;
-        host_per_rank.pools.push(Pool { name: "checkpoint copy", bytes: copy });
-        host_per_rank.pools.sort_by_key(|pool| std::cmp::Reverse(pool.bytes));
-    }
+    host_per_rank.add("checkpoint copy", copy);
     let host = built.host_bytes(config);
     let planned = (host.staging + host.states + copy) * built.machine.ranks(config) as u64;
     let saving = memory::saving(config, built, &memories);
@@ -211,11 +207,7 @@ fn gpu(config: &Config, built: &RankLayout) -> Memory {
     let limit = device_limit(config, built);
     let mut gpu = Memory { limit, reserved, beside, ..memory(&what, built, Arena::Device) };
     let whole = device_bytes(config, &built.plan);
-    if whole > gpu.bytes {
-        gpu.pools.push(Pool { name: "kernels and products", bytes: whole - gpu.bytes });
-        gpu.pools.sort_by_key(|pool| std::cmp::Reverse(pool.bytes));
-        gpu.bytes = whole;
-    }
+    gpu.add("kernels and products", whole.saturating_sub(gpu.bytes));
     gpu
 }
 
@@ -237,6 +229,15 @@ fn beside_on_gpu(config: &Config, built: &RankLayout) -> Vec<Pool> {
 fn not_checked(config: &Config, built: &RankLayout) -> Option<String> {
     let cuda = config.device == DeviceConfig::Cuda;
     cuda.then(|| built.machine.memory_budget(config, &built.plan).err()).flatten()
+}
+
+impl Memory {
+    /// Counts bytes besides, if there are any.
+    fn add(&mut self, name: &'static str, bytes: u64) {
+        self.bytes += bytes;
+        self.pools.extend((bytes > 0).then_some(Pool { name, bytes }));
+        self.pools.sort_by_key(|pool| std::cmp::Reverse(pool.bytes));
+    }
 }
 
 fn memory(what: &str, built: &RankLayout, arena: Arena) -> Memory {
@@ -278,7 +279,7 @@ pub fn limited(config: &Config, built: &RankLayout) -> Vec<MemoryUse> {
 }
 
 /// The memories that a run takes, on its box or on this machine.
-fn decided(config: &Config, built: &RankLayout) -> Memories {
+pub(crate) fn decided(config: &Config, built: &RankLayout) -> Memories {
     let nodes = |copy| match &config.device {
         DeviceConfig::Sim { box_, .. } => {
             let (nodes, placed) = of_box(config, box_, built.host_bytes(config), copy);
@@ -287,11 +288,6 @@ fn decided(config: &Config, built: &RankLayout) -> Memories {
         DeviceConfig::Cpu { .. } | DeviceConfig::Cuda => of_this_machine(config, built, copy),
     };
     memory::decided(config, built, &nodes)
-}
-
-/// Bytes of host memory in which each rank keeps a copy of its states while it is written.
-pub(crate) fn checkpoint_copy(config: &Config, built: &RankLayout) -> u64 {
-    decided(config, built).copy
 }
 
 /// The nodes of a described box, with `copy` bytes more for each rank.

@@ -9,6 +9,7 @@ mod remote;
 
 use self::background::Snapshot;
 use self::pace::Pace;
+use crate::TIMEOUT;
 use crate::run::barrier::barrier;
 use crate::run::messages::{ChannelItem, Listener, Message, flush};
 use crate::run::{FaultPoint, RunOptions, Watcher};
@@ -59,6 +60,7 @@ pub(crate) struct Saver {
     watcher: Option<Watcher>,
 }
 
+#[derive(Default)]
 struct SaveState {
     /// What is being written; none where it could not be begun.
     growing: Option<UnfinishedCheckpoint>,
@@ -136,7 +138,7 @@ impl Saver {
         // What threads beside the ranks write in several processes, nobody would bring together.
         let spread = options.processes.as_ref().is_some_and(|processes| processes.count() > 1);
         let copies = !spread && options.copies_states.unwrap_or_else(decide);
-        let pace = Pace::new(train, options.checkpoint_pause);
+        let pace = Pace::new(train, options.checkpoint_pause.unwrap_or(TIMEOUT));
         let files = ranks.clone().map(|_| None).collect();
         Some(Arc::new(Self {
             folder: folder.clone(),
@@ -147,13 +149,7 @@ impl Saver {
             base,
             most_states: crate::memory::saved_states(config),
             copies: copies.then(|| ranks.map(|_| Mutex::default()).collect()),
-            shared: Mutex::new(SaveState {
-                growing: None,
-                problem: None,
-                full: false,
-                files,
-                good,
-            }),
+            shared: Mutex::new(SaveState { files, good, ..SaveState::default() }),
             writing: Mutex::new(None),
             under_way: Arc::default(),
             cores: places.ranks.iter().map(|place| place.cpus.clone()).collect(),

@@ -182,11 +182,11 @@ fn trained(
             lanes: if is_serial { Lanes::Inline } else { phase.lanes },
             watcher,
             stop,
-            timeout: Duration::from_secs(120),
+            timeout: Some(Duration::from_secs(120)),
             checkpoints: Some(RunFolder::at(folder).unwrap()),
             resume: from.0.take().map(Arc::new),
             rollback_history: from.1.clone(),
-            checkpoint_pause: Duration::ZERO,
+            checkpoint_pause: Some(Duration::ZERO),
             ..RunOptions::default()
         };
         let ran = train(&config, &built, &excerpt(), &options, &mut |m| match m {

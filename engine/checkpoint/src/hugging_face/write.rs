@@ -3,7 +3,7 @@
 use super::folder::Folder;
 use super::names::Names;
 use super::{CONFIG, FolderError, INDEX, WHOLE, config_json, transposed};
-use crate::inspect::TensorSummary;
+use crate::manifest::TensorEntry;
 use crate::{Checkpoint, CheckpointError, TensorState, header};
 use config::Config;
 use data::model_files::ModelFiles;
@@ -192,8 +192,8 @@ fn fill(
 ) -> Result<Vec<String>, ExportError> {
     let ModelExport { config, tokenizer, beside, numbers, .. } = *model;
     let tensors = model.checkpoint.summary().tensors();
-    let files = parts(&tensors, model.max_file_bytes, numbers.width());
-    let total: u64 = tensors.iter().map(|t| numbers.width() * t.elements as u64).sum();
+    let files = parts(tensors, model.max_file_bytes, numbers.width());
+    let total: u64 = tensors.iter().map(|t| numbers.width() * t.num_elements() as u64).sum();
     let mut names = Vec::new();
     let mut map = Map::new();
     for (number, part) in files.iter().enumerate() {
@@ -227,11 +227,11 @@ fn fill(
 }
 
 /// Runs of tensors that fit into files of `most` bytes, or are one tensor.
-fn parts(tensors: &[TensorSummary], most: u64, width: u64) -> Vec<std::ops::Range<usize>> {
+fn parts(tensors: &[TensorEntry], most: u64, width: u64) -> Vec<std::ops::Range<usize>> {
     let mut parts: Vec<std::ops::Range<usize>> = Vec::new();
     let mut bytes = 0;
     for (i, tensor) in tensors.iter().enumerate() {
-        let more = width * tensor.elements as u64;
+        let more = width * tensor.num_elements() as u64;
         match parts.last_mut() {
             Some(part) if bytes + more <= most => {
                 part.end = i + 1;
@@ -250,12 +250,12 @@ fn write_part(
     model: &ModelExport<'_>,
     spelled: Names,
     first: usize,
-    tensors: &[TensorSummary],
+    tensors: &[TensorEntry],
     path: &Path,
 ) -> Result<(), ExportError> {
     let numbers = model.numbers;
     let failed = cannot_write(path);
-    let shape = |tensor: &TensorSummary| {
+    let shape = |tensor: &TensorEntry| {
         let [rows, columns] = tensor.shape;
         let shape = match spelled.foreign(&tensor.name).1 {
             _ if columns == 1 => vec![rows],
@@ -289,10 +289,10 @@ fn write_part(
 fn parameter(
     from: &Checkpoint,
     index: usize,
-    tensor: &TensorSummary,
+    tensor: &TensorEntry,
 ) -> Result<Vec<f32>, CheckpointError> {
-    let mut values = vec![0.0; tensor.elements];
-    from.reader().read(TensorState::parameter(index), 0..tensor.elements, &mut values)?;
+    let mut values = vec![0.0; tensor.num_elements()];
+    from.reader().read(TensorState::parameter(index), 0..tensor.num_elements(), &mut values)?;
     Ok(values)
 }
 
@@ -341,11 +341,10 @@ mod tests {
 
     #[test]
     fn a_file_is_full_or_has_one_tensor() {
-        let tensor = |elements: usize| TensorSummary {
+        let tensor = |elements: usize| TensorEntry {
             name: String::new(),
             shape: [elements, 1],
-            files: Vec::new(),
-            elements,
+            ranges: Vec::new(),
         };
         let tensors = [3, 2, 9, 1, 1, 1, 5].map(tensor);
         assert_eq!(parts(&tensors, 20, 4), [0..2, 2..3, 3..6, 6..7]);

@@ -81,14 +81,14 @@ pub(super) fn with_choices(
         }
         open.sort_by(|a, b| a.least.total_cmp(&b.least));
         let wave: Vec<OpenCandidate> = open.drain(..open.len().min(WAVE)).collect();
-        let brief = |OpenCandidate { candidate: c, most, .. }| {
-            Ok((Brief::of(&c.config, &c.built)?, c, most))
+        let worth = |OpenCandidate { candidate: c, most, .. }| {
+            let brief = Brief::of(&c.config, &c.built)?;
+            Ok((brief.seconds <= most).then_some((brief, c)))
         };
-        let tried: Vec<(Brief, Candidate, f64)> =
-            wave.into_par_iter().map(brief).collect::<Result<_, SimulateError>>()?;
+        let tried: Vec<Option<ScreenedCandidate>> =
+            wave.into_par_iter().map(worth).collect::<Result<_, SimulateError>>()?;
         from = screened.len();
-        let worth = tried.into_iter().filter(|(brief, _, most)| brief.seconds <= *most);
-        screened.extend(worth.map(|(brief, c, _)| (brief, c)));
+        screened.extend(tried.into_iter().flatten());
         slowest = slowest_told(&screened);
     }
 }

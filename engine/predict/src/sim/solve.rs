@@ -266,20 +266,15 @@ impl<'a> Solver<'a> {
     }
 
     fn finish(&mut self, owner: Owner, start: f64) {
-        match owner {
-            Owner::Ranks { class, queue } => {
-                self.end_op(class, queue, start);
-                self.go_on(class);
-            }
-            Owner::Groups { class, queue } => {
-                let members = &self.problem.classes.members[class];
-                for &rank in members {
-                    self.end_op(rank, queue, start);
-                }
-                for &rank in members {
-                    self.go_on(rank);
-                }
-            }
+        let (members, queue) = match &owner {
+            Owner::Ranks { class, queue } => (std::slice::from_ref(class), *queue),
+            Owner::Groups { class, queue } => (&self.problem.classes.members[*class][..], *queue),
+        };
+        for &rank in members {
+            self.end_op(rank, queue, start);
+        }
+        for &rank in members {
+            self.go_on(rank);
         }
     }
 

@@ -5,7 +5,8 @@ use super::super::exit::CommandError;
 use super::super::{print, print_json};
 use super::failed;
 use checkpoint::Summary;
-use checkpoint::inspect::{TensorSummary, checkpoints_of};
+use checkpoint::inspect::checkpoints_of;
+use checkpoint::manifest::TensorEntry;
 use std::fmt::Write;
 use std::path::Path;
 use topology::{counted, format_bytes};
@@ -28,7 +29,7 @@ fn text(summary: &Summary, others: &[String]) -> Result<String, CommandError> {
     let config = summary.config().map_err(failed)?.config;
     let (m, p) = (&config.model, &config.parallel);
     let tensors = summary.tensors();
-    let parameters: usize = tensors.iter().map(|t| t.elements).sum();
+    let parameters: usize = tensors.iter().map(TensorEntry::num_elements).sum();
     let mut lines = vec![("checkpoint", summary.path().display().to_string())];
     if !others.is_empty() {
         lines.push(("others", format!("{} of this run", others.join(", "))));
@@ -66,17 +67,19 @@ fn text(summary: &Summary, others: &[String]) -> Result<String, CommandError> {
         // Writing to a String cannot fail.
         let _ = writeln!(text, "{what:<12}{words}");
     }
-    text += &table(&tensors);
+    text += &table(tensors);
     Ok(text)
 }
 
-fn table(tensors: &[TensorSummary]) -> String {
+fn table(tensors: &[TensorEntry]) -> String {
     let widest = tensors.iter().map(|t| t.name.len()).max().unwrap_or(0).max("TENSOR".len());
     let mut text =
         format!("\n{:widest$}  {:>14}  {:>14}  FILES\n", "TENSOR", "SHAPE", "PARAMETERS");
-    for TensorSummary { name, shape: [rows, columns], files, elements } in tensors {
+    for tensor in tensors {
+        let TensorEntry { name, shape: [rows, columns], .. } = tensor;
+        let (elements, files) = (tensor.num_elements(), tensor.files());
         let shape = if *columns == 1 { rows.to_string() } else { format!("{rows} x {columns}") };
-        let _ = writeln!(text, "{name:widest$}  {shape:>14}  {elements:>14}  {}", ranges(files));
+        let _ = writeln!(text, "{name:widest$}  {shape:>14}  {elements:>14}  {}", ranges(&files));
     }
     text
 }
