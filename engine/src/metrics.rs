@@ -204,7 +204,7 @@ impl MetricsWriter {
 
     /// Lines that could not be written.
     pub fn dropped(&self) -> u64 {
-        self.lines.dropped()
+        self.lines.dropped
     }
 
     fn write(&mut self, line: &Line<'_>) {

@@ -305,7 +305,7 @@ impl Ranks<'_> {
             trainer(self.config, self.layout, self.data, &self.rollback_history, rank);
         self.reach(rank, FaultPoint::Opened, 0);
         if let Some(saver) = &self.saver {
-            saver.open(&dev, &trainer.optimizer, &self.layout.decoder)?;
+            saver.open(&dev, &trainer)?;
         }
         dev.write(self.layout.barrier, &|_| 0.0)?;
         let states = debug_span!("load").in_scope(|| self.load_states(&dev, &mut trainer));
@@ -463,8 +463,7 @@ impl Ranks<'_> {
         let Some(saver) = &self.saver else { return Ok(()) };
         let _saving = debug_span!("save", step = after.step).entered();
         self.world.wait_longer(self.memory_allowance());
-        let (gpt, meeting) = (&self.layout.decoder, self.layout.barrier);
-        saver.save(dev, &trainer.optimizer, gpt, meeting, after, listener)?;
+        saver.save(dev, trainer, self.layout.barrier, after, listener)?;
         // A rank that comes later finds the others in their next step.
         self.world.wait_longer(Duration::ZERO);
         Ok(())

@@ -79,7 +79,7 @@ pub struct Manifest {
     /// What there was to train on.
     pub(crate) data: DataIdentity,
     /// The resolved config, RON.
-    pub(crate) config: String,
+    pub config: String,
     /// By number.
     pub(crate) files: Vec<FileEntry>,
     /// In the order of the model.

@@ -5,7 +5,6 @@ use super::header::{self, Entry};
 use super::manifest::{self, Hash, LONGEST, MANIFEST, Manifest};
 use super::span::Span;
 use super::{CheckpointError, file_name, unreadable};
-use crate::rollback::RollbackHistory;
 use files::directory::Directory;
 use files::regular_file::open_at;
 use offload::control;
@@ -86,7 +85,8 @@ impl Checkpoint {
         &self.summary
     }
 
-    pub(super) const fn manifest(&self) -> &Manifest {
+    /// Its manifest.
+    pub const fn manifest(&self) -> &Manifest {
         &self.summary.manifest
     }
 
@@ -98,21 +98,6 @@ impl Checkpoint {
     /// Steps that are done.
     pub const fn step(&self) -> u64 {
         self.manifest().step
-    }
-
-    /// So many steps up to its own were skipped.
-    pub const fn skipped_in_a_row(&self) -> u64 {
-        self.manifest().skipped_in_a_row
-    }
-
-    /// Where its run was taken back and went another way.
-    pub const fn rollback_history(&self) -> &RollbackHistory {
-        &self.manifest().rollback_history
-    }
-
-    /// The resolved config of the run that wrote it, in RON.
-    pub fn config(&self) -> &str {
-        &self.manifest().config
     }
 
     /// Whether it has the hash of the tokens that it was trained on; earlier versions wrote none.

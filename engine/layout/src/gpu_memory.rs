@@ -5,6 +5,7 @@ use crate::placement::{place_on, round_robin};
 use config::Config;
 use device::Plan;
 use device::cuda::{connected, look, page_tables};
+use std::collections::BTreeSet;
 use std::sync::PoisonError;
 use topology::Request;
 
@@ -46,9 +47,7 @@ impl LocalMachine {
             return Err(missing);
         }
         let gpus = self.rank_gpus(self.grid(config));
-        let mut distinct = gpus.clone();
-        distinct.sort_unstable();
-        distinct.dedup();
+        let distinct: BTreeSet<usize> = gpus.iter().copied().collect();
         let one = |gpu: usize| {
             let ranks = gpus.iter().filter(|other| **other == gpu).count() as u64;
             self.of_gpu((gpu, ranks), config, plan)

@@ -11,6 +11,7 @@ use device::Arena;
 use layout::LocalMachine;
 use layout::build::{RankLayout, lay_out};
 use rayon::prelude::*;
+use std::collections::BTreeSet;
 use topology::format_bytes;
 
 /// A smaller share is as good if its step is longer by at most this share.
@@ -260,12 +261,14 @@ impl<'a> ConfigChoices<'a> {
         }
         let most = largest(AHEAD, |parts| parts == 0 || self.holds(share_of(parts)));
         let enough = (overlapped.waited_share() * AHEAD as f64).ceil() as usize;
-        let mut parts = vec![enough.clamp(1, AHEAD), (enough + AHEAD.div_ceil(5)).min(AHEAD), most];
-        parts.iter_mut().for_each(|parts| *parts = (*parts).min(most));
-        parts.retain(|parts| *parts > 0);
-        parts.sort_unstable();
-        parts.dedup();
-        parts.into_iter().map(share_of).filter(|share| self.moves(*share)).collect()
+        let parts = [enough.clamp(1, AHEAD), (enough + AHEAD.div_ceil(5)).min(AHEAD), most];
+        let parts = parts.into_iter().map(|parts| parts.min(most)).filter(|parts| *parts > 0);
+        parts
+            .collect::<BTreeSet<_>>()
+            .into_iter()
+            .map(share_of)
+            .filter(|share| self.moves(*share))
+            .collect()
     }
 }
 

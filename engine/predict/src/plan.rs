@@ -281,25 +281,17 @@ pub fn limited(config: &Config, built: &RankLayout) -> Vec<MemoryUse> {
 /// The memories that a run takes, on its box or on this machine.
 pub(crate) fn decided(config: &Config, built: &RankLayout) -> Memories {
     let nodes = |copy| match &config.device {
-        DeviceConfig::Sim { box_, .. } => {
-            let (nodes, placed) = of_box(config, box_, built.host_bytes(config), copy);
-            HostNodes { nodes, placed, whole: None }
-        }
+        DeviceConfig::Sim { box_, .. } => of_box(config, box_, built.host_bytes(config), copy),
         DeviceConfig::Cpu { .. } | DeviceConfig::Cuda => of_this_machine(config, built, copy),
     };
     memory::decided(config, built, &nodes)
 }
 
 /// The nodes of a described box, with `copy` bytes more for each rank.
-fn of_box(
-    config: &Config,
-    box_: &BoxConfig,
-    host: HostBytes,
-    copy: u64,
-) -> (Vec<Node>, Vec<String>) {
+fn of_box(config: &Config, box_: &BoxConfig, host: HostBytes, copy: u64) -> HostNodes {
     // A checked config has a place on its box. The copy is where the states are, and changes no seat.
     let Ok(layout) = boxes::layout(config, box_, host) else {
-        return (Vec::new(), Vec::new());
+        return HostNodes::default();
     };
     let ranks = &layout.seats;
     let with_copy = |(rank, of): (usize, &BTreeMap<usize, u64>)| {
@@ -315,7 +307,7 @@ fn of_box(
     if let Some(machine) = box_.machine.as_ref().filter(|m| m.numa_nodes.len() == nodes.len()) {
         nodes.iter_mut().zip(&machine.numa_nodes).for_each(|(node, of)| node.node = of.id);
     }
-    (nodes, layout.reasons)
+    HostNodes { nodes, placed: layout.reasons, whole: None }
 }
 
 fn binding(memories: &[MemoryUse], is_virtual: bool) -> Binding {

@@ -12,6 +12,7 @@ use layout::LocalMachine;
 use layout::build::{lay_out, shape};
 use rayon::prelude::*;
 use serde::Serialize;
+use std::collections::BTreeSet;
 use topology::available_memory;
 
 /// Remedies that are named.
@@ -86,12 +87,8 @@ pub fn remedies(loaded: &LoadedConfig, machine: &LocalMachine, gpus: Option<usiz
         });
     }
     // One for each choice of settings; others of the same settings where these are few.
-    let mut named: Vec<Vec<usize>> = Vec::new();
-    let mut first = |(settings, _): &(Vec<usize>, Remedy)| {
-        let first = !named.contains(settings);
-        named.push(settings.clone());
-        first
-    };
+    let mut named = BTreeSet::new();
+    let mut first = |(settings, _): &(Vec<usize>, Remedy)| named.insert(settings.clone());
     let numbered = remedies.into_iter().enumerate();
     let (first, further): (Vec<_>, Vec<_>) = numbered.partition(|(_, remedy)| first(remedy));
     let mut told: Vec<_> = first.into_iter().chain(further).take(NAMED).collect();

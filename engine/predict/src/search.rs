@@ -217,9 +217,8 @@ fn search_form(
     }
     let all = enumerate(form, machine, world);
     let enumerated = all.len();
-    let all: Vec<(usize, Config)> = all.into_iter().enumerate().collect();
-    let laid_out = |(number, config): (usize, Config)| laid_out(given, &config, machine, number);
-    let fitting: Vec<Candidate> = all.into_par_iter().filter_map(laid_out).collect();
+    let laid_out = |(number, config): (usize, &Config)| laid_out(given, config, machine, number);
+    let fitting: Vec<Candidate> = all.par_iter().enumerate().filter_map(laid_out).collect();
     let of_these = fitting.len();
     let no_layout = (enumerated == 0).then(|| no_layout(given, machine, world));
     // Who names a number of GPUs wants no layout of another.

@@ -10,6 +10,7 @@ use layout::LocalMachine;
 use layout::build::{RankLayout, device_bytes, device_limit, lay_out, reserved_bytes};
 use rayon::prelude::*;
 use serde::Serialize;
+use std::collections::BTreeSet;
 use tensor_parallel::Ring;
 use topology::up_to_hundredths;
 
@@ -49,7 +50,7 @@ pub struct MemoryShortage {
 }
 
 /// A kind of memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Memory {
     /// Of each GPU.
@@ -238,13 +239,8 @@ fn of_machine(loaded: &LoadedConfig, layouts: Vec<&Layout>) -> Option<Shortage> 
     let (layout, mut short) = all.min_by(|a, b| factor(&a.1).total_cmp(&factor(&b.1)))?;
     // Of nodes and of all of them together the one that lacks most.
     short.sort_by_key(|s| std::cmp::Reverse(s.enough - s.there));
-    let mut seen = Vec::new();
-    short.retain(|s| {
-        !seen.contains(&s.memory) && {
-            seen.push(s.memory);
-            true
-        }
-    });
+    let mut seen = BTreeSet::new();
+    short.retain(|s| seen.insert(s.memory));
     (!short.is_empty()).then(|| told(loaded, layout, short))
 }
 

@@ -254,15 +254,14 @@ pub fn hardware(config: &Config, host: HostBytes) -> Result<Hardware, SimulateEr
 /// # Errors
 /// No box, or one that says too little.
 pub fn described(config: &Config) -> Result<&BoxConfig, SimulateError> {
-    let box_ = match &config.device {
-        DeviceConfig::Sim { box_, .. } => box_,
-        DeviceConfig::Cpu { .. } => {
-            return Err(SimulateError::NoBox("virtual GPUs of this machine"));
+    match &config.device {
+        DeviceConfig::Sim { box_, .. } => {
+            boxes::check_rates(box_)?;
+            Ok(box_)
         }
-        DeviceConfig::Cuda => return Err(SimulateError::NoBox("GPUs of this machine")),
-    };
-    boxes::check_rates(box_)?;
-    Ok(box_)
+        DeviceConfig::Cpu { .. } => Err(SimulateError::NoBox("virtual GPUs of this machine")),
+        DeviceConfig::Cuda => Err(SimulateError::NoBox("GPUs of this machine")),
+    }
 }
 
 /// What every rank submits in a few steps; with the checks of its ops or without.

@@ -81,12 +81,12 @@ pub struct RunOptions {
 
 impl RunOptions {
     pub(crate) fn rollback_history(&self) -> RollbackHistory {
-        let stored = || self.resume.as_ref().map(|from| from.rollback_history().clone());
+        let stored = || self.resume.as_ref().map(|from| from.manifest().rollback_history.clone());
         self.rollback_history.clone().or_else(stored).unwrap_or_default()
     }
 
     pub(crate) fn skipped_in_a_row(&self) -> u64 {
-        let stored = || self.resume.as_ref().map_or(0, |from| from.skipped_in_a_row());
+        let stored = || self.resume.as_ref().map_or(0, |from| from.manifest().skipped_in_a_row);
         self.skipped_in_a_row.unwrap_or_else(stored)
     }
 }

@@ -13,6 +13,7 @@ use crate::TIMEOUT;
 use crate::run::barrier::barrier;
 use crate::run::messages::{ChannelItem, Listener, Message, flush};
 use crate::run::{FaultPoint, RunOptions, Watcher};
+use crate::step::Trainer;
 use checkpoint::RunFolder;
 use checkpoint::disk_space::{checkpoint_bytes, is_full, make_room};
 use checkpoint::folder::{clean, hint, retain_from};
@@ -28,12 +29,11 @@ use device::{Arena, Device, Error, Tensor};
 use files::directory::Directory;
 use layout::build::RankLayout;
 use layout::placement::Places;
-use offload::{BufferIndex, Optimizer, State, control};
+use offload::{BufferIndex, State, control};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use tensor_parallel::Decoder;
 
 /// Elements read from a device at once.
 const BLOCK: usize = 1 << 14;
@@ -161,15 +161,11 @@ impl Saver {
     ///
     /// # Errors
     /// [`Error::HostMemory`]
-    pub(crate) fn open(
-        &self,
-        dev: &Device,
-        optimizer: &Optimizer,
-        gpt: &Decoder,
-    ) -> Result<(), Error> {
+    pub(crate) fn open(&self, dev: &Device, trainer: &Trainer) -> Result<(), Error> {
         let Some(copies) = &self.copies else { return Ok(()) };
         let rank = dev.rank();
-        let pieces = pieces(gpt, &|segment| optimizer.owned(segment, BufferIndex::FIRST), rank);
+        let owned = |segment| trainer.optimizer.owned(segment, BufferIndex::FIRST);
+        let pieces = pieces(&trainer.decoder, &owned, rank);
         let (mut room, wanted) = (Vec::new(), bytes(&pieces) / 3 * self.most_states);
         room.try_reserve_exact(wanted).map_err(|_| Error::HostMemory {
             rank: rank.index(),
@@ -200,13 +196,13 @@ impl Saver {
     pub(crate) fn save(
         self: &Arc<Self>,
         dev: &Device,
-        optimizer: &Optimizer,
-        gpt: &Decoder,
+        trainer: &Trainer,
         meeting: Tensor,
         SavePoint { step, skipped_in_a_row }: SavePoint,
         listener: Listener<'_>,
     ) -> Result<(), Error> {
         let started = Instant::now();
+        let optimizer = &trainer.optimizer;
         let (rank, world) = (dev.rank(), listener.world);
         let first = rank.index() == 0;
         dev.sync_all()?;
@@ -215,7 +211,7 @@ impl Saver {
         }
         self.passes(rank.index(), FaultPoint::Saving, step);
         let (side, late) = (optimizer.state_buffer(dev)?, optimizer.has_delayed_update());
-        let pieces = pieces(gpt, &|segment| optimizer.owned(segment, side), rank);
+        let pieces = pieces(&trainer.decoder, &|segment| optimizer.owned(segment, side), rank);
         match &self.copies {
             Some(copies) => {
                 barrier(dev, meeting)?;

@@ -236,8 +236,8 @@ fn all(model: &Sets, phases: &[Phase], folder: &Path, is_serial: bool) -> Vec<Ru
         let (next, rollback_history) = phase.next;
         let path = here.join(format!("step-{next:08}"));
         let checkpoint = Checkpoint::open(&path, next).unwrap();
-        let rollback_history =
-            rollback_history.then(|| checkpoint.rollback_history().clone().with_rollback(next));
+        let rollback_history = rollback_history
+            .then(|| checkpoint.manifest().rollback_history.clone().with_rollback(next));
         from = (Some(checkpoint), rollback_history);
     }
     all

@@ -31,7 +31,7 @@ pub(in crate::commands) struct ReshardArgs {
 pub(super) fn run(args: &ReshardArgs, machine: &LocalMachine) -> Result<(), CommandError> {
     let from = open(&args.path)?;
     let stored = from.summary().config().map_err(failed)?;
-    let now = moved(&stored.config, from.config(), args)?;
+    let now = moved(&stored.config, &from.manifest().config, args)?;
     super::diff::only_layout(&stored, &now)?;
     let built = lay_out(&now.config, machine);
     let tokenizer = data::tokenizer_of(run_of(&from), &now.config)?;

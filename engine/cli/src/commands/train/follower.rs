@@ -86,7 +86,7 @@ impl Follower<'_> {
         let (run, first) = self.team.all("ready", opened, |_| Vec::new())?;
         let (folder, mut from) = (RunFolder::of(&run), first.clone());
         let mut rollback_history =
-            from.as_ref().map(|from| from.rollback_history().clone()).unwrap_or_default();
+            from.as_ref().map(|from| from.manifest().rollback_history.clone()).unwrap_or_default();
         loop {
             let mut options = self.options(&start, signals, from.clone(), &rollback_history)?;
             (options.weights, options.checkpoints) = (Some(Arc::clone(&run)), Some(folder.clone()));
