@@ -1,6 +1,5 @@
 //! The machine that the program runs on: what it has, and which ranks of a run it takes.
 
-use crate::local_ranks::LocalProcesses;
 use device::Processes;
 use device::cuda::{Probe, probe};
 use std::collections::BTreeMap;
@@ -21,6 +20,21 @@ pub(crate) struct Parts {
     cores: OnceLock<usize>,
     /// By TP and DP degree of the ranks here: the GPU of each rank.
     pub(crate) rank_gpus: Mutex<BTreeMap<(usize, usize), Vec<usize>>>,
+}
+
+/// The processes of a run, and which of them are on this machine.
+#[derive(Debug)]
+pub(crate) struct LocalProcesses {
+    pub(crate) count: usize,
+    /// In order.
+    pub(crate) on_node: Vec<usize>,
+}
+
+impl Default for LocalProcesses {
+    /// One process has all ranks.
+    fn default() -> Self {
+        Self { count: 1, on_node: vec![0] }
+    }
 }
 
 impl LocalMachine {

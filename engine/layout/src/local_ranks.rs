@@ -1,22 +1,7 @@
 //! Which ranks of a run this machine has, where a launcher has started several processes for it.
 
-use crate::LocalMachine;
+use crate::local_machine::{LocalMachine, LocalProcesses};
 use config::Config;
-
-/// The processes of a run, and which of them are on this machine.
-#[derive(Debug)]
-pub(crate) struct LocalProcesses {
-    pub(crate) count: usize,
-    /// In order.
-    pub(crate) on_node: Vec<usize>,
-}
-
-impl Default for LocalProcesses {
-    /// One process has all ranks.
-    fn default() -> Self {
-        Self { count: 1, on_node: vec![0] }
-    }
-}
 
 impl LocalMachine {
     /// Whether ranks of the run are in several processes.
