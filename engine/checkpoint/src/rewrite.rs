@@ -390,9 +390,9 @@ mod tests {
         let (tensor, of) = tensors
             .iter()
             .enumerate()
-            .max_by_key(|(_, of)| (of.num_elements(), of.files.len()))
+            .max_by_key(|(_, of)| (of.num_elements(), of.files().len()))
             .unwrap();
-        assert_eq!(of.files.len(), 16, "{}", of.name);
+        assert_eq!(of.files().len(), 16, "{}", of.name);
         let read = || -> usize {
             let io = std::fs::read_to_string("/proc/thread-self/io").unwrap();
             io.lines().find_map(|line| line.strip_prefix("rchar: ")).unwrap().parse().unwrap()

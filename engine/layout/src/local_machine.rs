@@ -15,9 +15,9 @@ pub struct LocalMachine(pub(crate) Arc<Parts>);
 #[derive(Debug, Default)]
 pub(crate) struct Parts {
     pub(crate) processes: LocalProcesses,
-    cuda: OnceLock<Probe>,
-    topology: OnceLock<Option<Machine>>,
-    cores: OnceLock<usize>,
+    pub(crate) cuda: OnceLock<Probe>,
+    pub(crate) topology: OnceLock<Option<Machine>>,
+    pub(crate) cores: OnceLock<usize>,
     /// By TP and DP degree of the ranks here: the GPU of each rank.
     pub(crate) rank_gpus: Mutex<BTreeMap<(usize, usize), Vec<usize>>>,
 }

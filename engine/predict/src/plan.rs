@@ -270,12 +270,7 @@ fn dtype_name(dtype: Dtype) -> String {
 
 /// Whether every memory holds what it must, as in [`memory_report`].
 pub fn fits(config: &Config, built: &RankLayout) -> bool {
-    all_fit(&limited(config, built))
-}
-
-/// Every memory that has a limit.
-pub fn limited(config: &Config, built: &RankLayout) -> Vec<MemoryUse> {
-    decided(config, built).limited
+    all_fit(&decided(config, built).limited)
 }
 
 /// The memories that a run takes, on its box or on this machine.
@@ -383,7 +378,7 @@ mod tests {
         ] {
             let (config, described) = nps4(sets);
             let host = lay_out(&config, &LocalMachine::default()).host_bytes(&config);
-            let (nodes, _) = of_box(&config, &described, host, 0);
+            let HostNodes { nodes, .. } = of_box(&config, &described, host, 0);
             // The same machine as a process finds it that runs on it, with as much memory free.
             let mut machine = Machine::clone(described.machine.as_ref().unwrap());
             machine.live = true;

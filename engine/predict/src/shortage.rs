@@ -1,7 +1,7 @@
 //! Which memory is short where no layout of a model fits, and how much of it would be enough.
 
 use super::changes;
-use super::plan::{fits, limited};
+use super::plan::{decided, fits};
 use super::search::{layouts, words};
 use super::variants::{States, variants};
 use config::{Config, DeviceConfig, LoadedConfig};
@@ -224,7 +224,7 @@ fn least(low: u64, most: u64, holds: impl Fn(u64) -> bool) -> Option<u64> {
 fn of_machine(loaded: &LoadedConfig, layouts: Vec<&Layout>) -> Option<Shortage> {
     let over = |(_, bytes, there): &MemoryUse| bytes > there;
     let looked = |layout: &&'_ Layout| {
-        let all = limited(&layout.config, &layout.built).into_iter().filter(over);
+        let all = decided(&layout.config, &layout.built).limited.into_iter().filter(over);
         all.map(|(name, bytes, there)| {
             let memory = if name == GPU { Memory::Gpu } else { Memory::Host };
             MemoryShortage { memory, there, enough: up_to_hundredths(bytes), nodes: 1 }

@@ -144,7 +144,9 @@ impl<'a> Solver<'a> {
             self.set_speeds(&mut scratch);
             let seconds = |r: &RunningOp| r.left / r.speed;
             let step = self.running.iter().map(seconds).fold(f64::INFINITY, f64::min);
-            let wake = self.next_wake();
+            // The submission of the next op that waits for nothing else.
+            let wakes = self.players.iter().flat_map(|player| player.wakes);
+            let wake = wakes.fold(f64::INFINITY, f64::min);
             if step.is_infinite() && wake.is_infinite() {
                 let over =
                     |player: &Player| (0..LANES).all(|q| player.next[q] == self.queues[q].len());
@@ -177,12 +179,6 @@ impl<'a> Solver<'a> {
         for (owner, start) in over {
             self.finish(owner, start);
         }
-    }
-
-    /// The time of submission of the next op that waits only for its submission.
-    fn next_wake(&self) -> f64 {
-        let wakes = self.players.iter().flat_map(|player| player.wakes);
-        wakes.fold(f64::INFINITY, f64::min)
     }
 
     fn wake(&mut self) {
