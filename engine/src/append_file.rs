@@ -23,7 +23,7 @@ pub(crate) struct AppendFile {
     /// Bytes of the whole pieces; what follows them after a failed write is cut off.
     length: u64,
     pub(crate) torn: bool,
-    dropped: u64,
+    pub(crate) dropped: u64,
 }
 
 impl AppendFile {
@@ -50,11 +50,6 @@ impl AppendFile {
         if let Err(error) = self.file.sync_all() {
             tracing::warn!("cannot sync {}: {error}", self.path.display());
         }
-    }
-
-    /// Pieces that could not be written.
-    pub(crate) const fn dropped(&self) -> u64 {
-        self.dropped
     }
 
     fn try_write(&mut self, piece: &[u8]) -> io::Result<()> {

@@ -152,13 +152,8 @@ impl MetricsWriter {
         Self { events, ..self }
     }
 
-    /// Appends a step.
-    pub fn step(&mut self, step: &StepMetrics) {
-        self.step_ahead(step, None);
-    }
-
     /// Appends a step, and what became of its updates ahead of the decision, where the run has any.
-    pub fn step_ahead(&mut self, step: &StepMetrics, ahead: Option<SpeculationOutcome>) {
+    pub fn step(&mut self, step: &StepMetrics, ahead: Option<SpeculationOutcome>) {
         let ahead = ahead.map(|ahead| match ahead {
             SpeculationOutcome::None => "no",
             SpeculationOutcome::Committed => "committed",
@@ -209,7 +204,7 @@ impl MetricsWriter {
 
     /// Lines that could not be written.
     pub fn dropped(&self) -> u64 {
-        self.lines.dropped()
+        self.lines.dropped
     }
 
     fn write(&mut self, line: &Line<'_>) {
@@ -347,7 +342,7 @@ mod tests {
     fn lines_have_the_keys_of_the_contract_in_order_and_short_floats() {
         let (_folder, path) = file();
         let mut metrics = open(&path, 0).unwrap();
-        metrics.step(&step(1));
+        metrics.step(&step(1), None);
         metrics.eval(1, 2.5, true, &[]);
         metrics.checkpoint_failed(1, "no space");
         metrics.differs(1, &[Difference { rank: 2, place: "the loss".into() }]);
@@ -379,7 +374,7 @@ mod tests {
             loss_scale: f32::NAN,
             ..step(1)
         };
-        metrics.step(&broken);
+        metrics.step(&broken, None);
         metrics.eval(1, f64::NAN, false, &[]);
         let text = fs::read_to_string(path).unwrap();
         assert!(text.contains(r#""loss":null,"grad_norm":null,"loss_scale":null,"lr":"#), "{text}");
@@ -392,7 +387,7 @@ mod tests {
     #[test]
     fn a_full_disk_drops_lines_with_one_warning_and_never_fails() {
         let mut metrics = open(Path::new("/dev/full"), 0).unwrap();
-        let log = warnings(|| (1..=3).for_each(|i| metrics.step(&step(i))));
+        let log = warnings(|| (1..=3).for_each(|i| metrics.step(&step(i), None)));
         assert_eq!(metrics.dropped(), 3);
         assert_eq!(log.matches("WARN").count(), 1, "{log}");
         assert!(log.contains("/dev/full"), "{log}");
@@ -418,14 +413,14 @@ mod tests {
     fn resuming_keeps_the_lines_up_to_the_checkpoint_and_drops_the_rest() {
         let (_folder, path) = file();
         let mut metrics = open(&path, 0).unwrap();
-        metrics.step(&step(1));
+        metrics.step(&step(1), None);
         metrics.eval(1, 2.75, true, &[]);
-        metrics.step(&step(2));
+        metrics.step(&step(2), None);
         // On its way while the run went on.
         metrics.checkpoint_failed(1, "no space");
         let until_two = fs::read(&path).unwrap();
         metrics.eval(2, 2.5, true, &[]);
-        metrics.step(&step(3));
+        metrics.step(&step(3), None);
         metrics.end(3, "00");
         let all = fs::read(&path).unwrap();
         // Torn anywhere after step 2, the file is as it was then.
@@ -446,7 +441,7 @@ mod tests {
     fn a_damaged_line_costs_no_other_and_leaves_a_copy() {
         let (folder, path) = file();
         let mut metrics = open(&path, 0).unwrap();
-        (1..=5).for_each(|number| metrics.step(&step(number)));
+        (1..=5).for_each(|number| metrics.step(&step(number), None));
         let copy = folder.path().join(DAMAGED);
         open(&path, 5).unwrap();
         assert!(!copy.exists());

@@ -17,6 +17,7 @@ pub mod stop;
 mod value_runs;
 mod verification;
 
+use crate::TIMEOUT;
 use crate::run::barrier::barrier;
 use crate::run::export::{ExportSummary, GatherContext, StateGatherer};
 pub use crate::run::fault_point::{FaultPoint, Watcher};
@@ -125,14 +126,15 @@ pub fn train(
     let rollback_history = Arc::new(options.rollback_history());
     let places = layout.machine.places(config, layout.host_bytes(config), options.bind);
     let host_queue_capacity = host_queue_capacity(config, layout, options.lanes)?;
+    let timeout = options.timeout.unwrap_or(TIMEOUT);
     let ranks = Ranks {
         config,
         layout,
         data,
         options,
         world: match options.processes.as_ref().filter(|processes| processes.count() > 1) {
-            Some(processes) => Communicator::across(processes, tp, dp, options.timeout),
-            None => Communicator::new(tp, dp, options.timeout),
+            Some(processes) => Communicator::across(processes, tp, dp, timeout),
+            None => Communicator::new(tp, dp, timeout),
         },
         peers: Arc::new(Peers::new(tp * dp)),
         stop: StopSignal::new(Arc::clone(&options.stop)),
@@ -213,7 +215,10 @@ impl Watchdog<'_> {
             (self.progress, self.since) = (progress, None);
         }
         // A rank may wait for the checkpoint, and it is worth the wait even if no rank is left.
-        let patience = if progress.is_some() { self.ranks.options.stuck_save } else { stuck.after };
+        let patience = match progress {
+            Some(_) => self.ranks.options.stuck_save.unwrap_or(TIMEOUT),
+            None => stuck.after,
+        };
         if self.since.get_or_insert_with(Instant::now).elapsed() < patience {
             return;
         }
@@ -300,7 +305,7 @@ impl Ranks<'_> {
             trainer(self.config, self.layout, self.data, &self.rollback_history, rank);
         self.reach(rank, FaultPoint::Opened, 0);
         if let Some(saver) = &self.saver {
-            saver.open(&dev, &trainer.optimizer, &self.layout.decoder)?;
+            saver.open(&dev, &trainer)?;
         }
         dev.write(self.layout.barrier, &|_| 0.0)?;
         let states = debug_span!("load").in_scope(|| self.load_states(&dev, &mut trainer));
@@ -458,8 +463,7 @@ impl Ranks<'_> {
         let Some(saver) = &self.saver else { return Ok(()) };
         let _saving = debug_span!("save", step = after.step).entered();
         self.world.wait_longer(self.memory_allowance());
-        let (gpt, meeting) = (&self.layout.decoder, self.layout.barrier);
-        saver.save(dev, &trainer.optimizer, gpt, meeting, after, listener)?;
+        saver.save(dev, trainer, self.layout.barrier, after, listener)?;
         // A rank that comes later finds the others in their next step.
         self.world.wait_longer(Duration::ZERO);
         Ok(())

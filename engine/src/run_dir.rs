@@ -317,16 +317,10 @@ fn no_checkpoint(dir: &Path) -> Result<(), RunDirError> {
 
 /// Whether `name` in `dir` is a file of just these `bytes`.
 fn is(dir: &Directory, name: &str, bytes: &[u8]) -> bool {
-    let read = || {
-        let mut file = dir.read(name)?;
-        let length = file.metadata()?.len();
-        let mut found = Vec::new();
-        if length == bytes.len() as u64 {
-            file.read_to_end(&mut found)?;
-        }
-        Ok::<_, io::Error>(length == bytes.len() as u64 && found == bytes)
-    };
-    read().unwrap_or(false)
+    let mut found = Vec::new();
+    let read =
+        dir.read(name).and_then(|file| file.take(bytes.len() as u64 + 1).read_to_end(&mut found));
+    read.is_ok() && found == bytes
 }
 
 /// Makes the first of `path` (`suffix` 1), `path-2`, `path-3`, .. that does not exist.

@@ -44,8 +44,8 @@ impl Events {
         let file = created.map_err(|source| MetricsError { path: path.clone(), source })?;
         let mut events = Self(AppendFile::new(file, &path, 0));
         let now = now();
-        events.0.write(&record(&version(now)));
-        events.0.write(&record(&session(now, last_step + 1)));
+        events.0.write(&record(&event(now, 0, &VERSION)));
+        events.0.write(&record(&event(now, last_step + 1, &SESSION)));
         Ok(events)
     }
 
@@ -92,8 +92,19 @@ fn bytes(into: &mut Vec<u8>, field: u64, value: &[u8]) {
     into.extend(value);
 }
 
-/// `Event.wall_time` and `Event.step`.
-fn event(wall_time: f64, step: u64) -> Vec<u8> {
+/// `Event.file_version`, the first event of a file.
+const VERSION: Content<'_> = Content { field: 3, bytes: b"brain.Event:2" };
+/// `Event.session_log`, whose `status` is `START`: its step and all that follow come now.
+const SESSION: Content<'_> = Content { field: 7, bytes: &[0x08, 1] };
+
+/// What an event says.
+struct Content<'a> {
+    field: u64,
+    bytes: &'a [u8],
+}
+
+/// `Event.wall_time` and `Event.step`, and the content.
+fn event(wall_time: f64, step: u64, content: &Content<'_>) -> Vec<u8> {
     let mut event = Vec::new();
     key(&mut event, 1, Wire::Fixed64);
     event.extend(wall_time.to_le_bytes());
@@ -101,20 +112,7 @@ fn event(wall_time: f64, step: u64) -> Vec<u8> {
         key(&mut event, 2, Wire::Varint);
         varint(&mut event, step);
     }
-    event
-}
-
-/// `Event.file_version`, the first event of a file.
-fn version(wall_time: f64) -> Vec<u8> {
-    let mut event = event(wall_time, 0);
-    bytes(&mut event, 3, b"brain.Event:2");
-    event
-}
-
-/// `Event.session_log`, whose `status` is `START`: `step` and all that follow come now.
-fn session(wall_time: f64, step: u64) -> Vec<u8> {
-    let mut event = event(wall_time, step);
-    bytes(&mut event, 7, &[0x08, 1]);
+    bytes(&mut event, content.field, content.bytes);
     event
 }
 
@@ -128,9 +126,7 @@ fn scalars(wall_time: f64, step: u64, curves: &[(&str, f32)]) -> Vec<u8> {
         value.extend(number.to_le_bytes());
         bytes(&mut summary, 1, &value);
     }
-    let mut event = event(wall_time, step);
-    bytes(&mut event, 5, &summary);
-    event
+    event(wall_time, step, &Content { field: 5, bytes: &summary })
 }
 
 /// A record of TensorFlow's files: length and message, a checksum behind each.
@@ -160,17 +156,17 @@ mod tests {
     #[test]
     fn records_are_the_bytes_that_tensorboard_writes() {
         for (event, expected) in [
-            (version(1.5), VERSION),
-            (session(1.5, 300), SESSION),
+            (event(1.5, 0, &VERSION), OF_VERSION),
+            (event(1.5, 300, &SESSION), OF_SESSION),
             (scalars(1.5, 300, &[("loss/train", 2.5), ("loss/eval", f32::NAN)]), SCALARS),
         ] {
             assert_eq!(hex(&record(&event)), expected);
         }
     }
 
-    const VERSION: &str =
+    const OF_VERSION: &str =
         "1800000000000000a37f4b2209000000000000f83f1a0d627261696e2e4576656e743a322a28646c";
-    const SESSION: &str = "100000000000000095fbfe1809000000000000f83f10ac023a020801713b788a";
+    const OF_SESSION: &str = "100000000000000095fbfe1809000000000000f83f10ac023a020801713b788a";
     const SCALARS: &str = "33000000000000000ca7205609000000000000f83f10ac022a250a110a0a6c6f73732f747261696e15000020400a100a096c6f73732f6576616c150000c07fada9dd30";
 
     #[test]

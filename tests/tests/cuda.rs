@@ -182,14 +182,14 @@ fn lost_case() {
 }
 
 fn hanging_case() {
-    let options = RunOptions { timeout: DEADLINE, ..RunOptions::default() };
+    let options = RunOptions { timeout: Some(DEADLINE), ..RunOptions::default() };
     let error = failed(&on_cuda(tiny(GRID)), &options);
     assert!(matches!(error.error, Error::Gpu { .. } | Error::Timeout { .. }), "{error}");
 }
 
 /// Before the first step.
 fn hanging_at_first_case() {
-    let options = RunOptions { timeout: DEADLINE, ..RunOptions::default() };
+    let options = RunOptions { timeout: Some(DEADLINE), ..RunOptions::default() };
     let error = failed(&on_cuda(tiny(GRID)), &options).to_string();
     assert!(error.contains("first collectives have not ended in 3 s"), "{error}");
 }
@@ -209,7 +209,7 @@ fn stopped_case() {
 
 /// The GPU of rank 1 is busy with something that takes longer than the deadline: it is named by the others.
 fn missing_case() {
-    let options = RunOptions { timeout: DEADLINE, ..RunOptions::default() };
+    let options = RunOptions { timeout: Some(DEADLINE), ..RunOptions::default() };
     let error = failed(&on_cuda(tiny(GRID)), &options);
     let Error::Timeout { rank, missing, seconds, .. } = &error.error else { panic!("{error}") };
     assert!(*rank != 1 && missing == &[1] && *seconds == 3, "{error}");

@@ -224,7 +224,8 @@ fn what_fails_in_one_process_ends_all_with_the_rank_and_its_error() {
 fn a_rank_that_does_not_come_is_named_across_processes() {
     let sets = with(BASE, TP2_DP2);
     let stall_at = Some((3, Lane::Compute, 20, Duration::from_secs(8)));
-    let options = RunOptions { stall_at, timeout: Duration::from_secs(1), ..RunOptions::default() };
+    let options =
+        RunOptions { stall_at, timeout: Some(Duration::from_secs(1)), ..RunOptions::default() };
     // Rank 2 in its process waits for it; those of the other process wait for both, and blame neither at once.
     for ended in across(2, &sets, &options) {
         let error = ended.unwrap_err().to_string();

@@ -75,7 +75,7 @@ fn a_run_that_comes_to_nothing_ends_at_the_same_step_from_wherever_it_goes_on() 
     for step in 1..4 {
         let again = tempfile::tempdir().unwrap();
         let from = open(folder.path(), step);
-        assert_eq!(from.skipped_in_a_row(), step);
+        assert_eq!(from.manifest().skipped_in_a_row, step);
         let resumed = run(&sets, 1, again.path(), Some(from));
         assert_goes_on_as(&straight, &resumed, step, &format!("after step {step}"));
     }
@@ -93,10 +93,10 @@ fn a_run_that_is_taken_back_goes_another_way_and_whoever_goes_on_follows() {
         assert_ne!(report.loss.to_bits(), straight.steps[step].loss.to_bits(), "step {step}");
     }
     let stored = open(folders[1].path(), 9);
-    assert_eq!(stored.rollback_history(), &way);
+    assert_eq!(stored.manifest().rollback_history, way);
     let resumed = run(&sets, 1, folders[2].path(), Some(stored));
     assert_goes_on_as(&taken_back, &resumed, 9, "after a rollback");
-    assert_eq!(open(folders[2].path(), 11).rollback_history(), &way);
+    assert_eq!(open(folders[2].path(), 11).manifest().rollback_history, way);
 }
 
 #[test]

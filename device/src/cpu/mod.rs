@@ -25,9 +25,10 @@ use std::thread::JoinHandle;
 use workers::Workers;
 
 /// How lanes run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Lanes {
     /// Each op runs inside `submit`. Program order is one of the orders that the events allow.
+    #[default]
     Inline,
     /// One thread per lane. A random delay, seeded by rank and lane, precedes each op.
     Threads {

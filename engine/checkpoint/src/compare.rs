@@ -1,12 +1,12 @@
 //! The config of a checkpoint against the one that goes on from it: what each key that differs means for the run.
 
 use super::manifest::DataIdentity;
-use super::{Checkpoint, CheckpointError};
+use super::read::broken;
+use super::{CheckpointError, Summary};
 use config::{Key, LoadedConfig, ResumeEffect, UpdateMode, keys, load_stored};
 use data::Dataset;
 use layout::build::update_mode;
 use std::fmt;
-use std::path::Path;
 
 /// A key whose values differ.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,43 +34,47 @@ fn delayed(loaded: &LoadedConfig) -> Option<u64> {
     }
 }
 
-/// The differences between the run that wrote `checkpoint` and the one that `now` and `data` describe.
-///
-/// # Errors
-/// [`CheckpointError::Broken`] when the stored config cannot be read.
-pub fn differences(
-    checkpoint: &Checkpoint,
-    now: &LoadedConfig,
-    data: &Dataset,
-) -> Result<Vec<Difference>, CheckpointError> {
-    let stored = stored_config(checkpoint.path(), checkpoint.config())?;
-    Ok(between(
-        RunInputs { config: &stored, data: &checkpoint.manifest().data },
-        RunInputs { config: now, data: &DataIdentity::of(data) },
-    ))
+impl Summary {
+    /// The config of the run that wrote it. Keys of another version are ignored with a warning.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Broken`] when this version cannot read it.
+    pub fn config(&self) -> Result<LoadedConfig, CheckpointError> {
+        let stored = load_stored(&self.manifest.config, &[]);
+        let stored = stored.map_err(|error| broken(&self.path, error.to_string()))?;
+        stored.warn_of_ignored(&self.path);
+        Ok(stored)
+    }
+
+    /// What differs for a run that `now` and `data` describe.
+    ///
+    /// # Errors
+    /// As [`config`](Self::config).
+    pub fn differences(
+        &self,
+        now: &LoadedConfig,
+        data: &Dataset,
+    ) -> Result<Vec<Difference>, CheckpointError> {
+        Ok(between([&self.config()?, now], [&self.manifest.data, &DataIdentity::of(data)]))
+    }
+
+    /// What differs in another checkpoint.
+    ///
+    /// # Errors
+    /// As [`config`](Self::config), of either.
+    pub fn differences_from(&self, other: &Self) -> Result<Vec<Difference>, CheckpointError> {
+        let data = [&self.manifest.data, &other.manifest.data];
+        Ok(between([&self.config()?, &other.config()?], data))
+    }
 }
 
-/// The config that a checkpoint holds. Keys of another version are ignored with a warning.
-pub(super) fn stored_config(path: &Path, ron: &str) -> Result<LoadedConfig, CheckpointError> {
-    let stored = load_stored(ron, &[]).map_err(|error| CheckpointError::Broken {
-        path: path.to_owned(),
-        problem: error.to_string(),
-    })?;
-    stored.warn_of_ignored(path);
-    Ok(stored)
+/// Differences of two configs of runs on the same data.
+pub fn differences_of(stored: &LoadedConfig, now: &LoadedConfig) -> Vec<Difference> {
+    between([stored, now], [&DataIdentity::default(); 2])
 }
 
-/// The config of a run, and the data that it is trained on.
-#[derive(Clone, Copy)]
-pub(super) struct RunInputs<'a> {
-    pub(super) config: &'a LoadedConfig,
-    pub(super) data: &'a DataIdentity,
-}
-
-/// The differences between two runs, and between the data that they are trained on.
-pub(super) fn between(was: RunInputs<'_>, is: RunInputs<'_>) -> Vec<Difference> {
-    let RunInputs { config: stored, data: seen } = was;
-    let RunInputs { config: now, data: sees } = is;
+/// The differences between the configs of two runs, and between the data that they are trained on.
+fn between([stored, now]: [&LoadedConfig; 2], [seen, sees]: [&DataIdentity; 2]) -> Vec<Difference> {
     let scaled = |loaded: &LoadedConfig| loaded.config.precision == config::Precision::Fp16;
     let idle = !scaled(stored) && !scaled(now);
     let find = |all: &LoadedConfig, key: &str| {
@@ -122,6 +126,7 @@ pub(super) fn between(was: RunInputs<'_>, is: RunInputs<'_>) -> Vec<Difference> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::Path;
 
     /// Documents that are all shorter than a sample have the same tokens and hashes however they are packed.
     #[test]
@@ -143,11 +148,7 @@ mod tests {
         };
         let kinds = |set: &str| {
             let (stored, now) = (of("train.seed=1"), of(set));
-            let found = between(
-                RunInputs { config: &stored, data: &seen },
-                RunInputs { config: &now, data: &seen },
-            )
-            .into_iter();
+            let found = between([&stored, &now], [&seen, &seen]).into_iter();
             let data = found.filter(|difference| difference.key.starts_with("data."));
             data.map(|difference| (difference.key, difference.effect)).collect::<Vec<_>>()
         };

@@ -2,8 +2,7 @@
 
 use super::{Checkpoint, CheckpointError, unreadable};
 use files::directory::Directory;
-use files::names::CHECKPOINTS;
-use files::names::{checkpoint_name, entries, step_of};
+use files::names::{CHECKPOINTS, checkpoint_name, entries, step_of};
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};

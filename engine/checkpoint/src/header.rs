@@ -2,6 +2,7 @@
 //! like a path, and data that no tensor or several tensors have.
 
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
+use serde_json::{Map, Value, json};
 use std::fmt;
 
 /// Bytes of a header; more is an attack, or no safetensors file.
@@ -62,11 +63,30 @@ pub fn encode(entries: &[Entry]) -> Vec<u8> {
         at = end;
     }
     json += "}";
+    framed(json)
+}
+
+/// A file's header with these other keys, of tensors of one type, `width` bytes each number: names and shapes, as their data
+/// stands.
+pub fn of_shapes(
+    mut all: Map<String, Value>,
+    dtype: &str,
+    width: u64,
+    tensors: impl IntoIterator<Item = (String, Vec<usize>)>,
+) -> Vec<u8> {
+    let mut at = 0;
+    for (name, shape) in tensors {
+        let end = at + width * shape.iter().product::<usize>() as u64;
+        all.insert(name, json!({ "dtype": dtype, "shape": shape, "data_offsets": [at, end] }));
+        at = end;
+    }
+    framed(Value::Object(all).to_string())
+}
+
+fn framed(json: String) -> Vec<u8> {
     let mut json = json.into_bytes();
     json.resize(json.len().next_multiple_of(8), b' ');
-    let mut bytes = (json.len() as u64).to_le_bytes().to_vec();
-    bytes.extend(json);
-    bytes
+    [(json.len() as u64).to_le_bytes().to_vec(), json].concat()
 }
 
 /// Bytes of the whole header of a file of `file` bytes that starts with `first`.

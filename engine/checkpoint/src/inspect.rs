@@ -1,14 +1,10 @@
 //! What a checkpoint holds, read without its data: for `onebox checkpoint`, not for training.
 
-use super::compare::{RunInputs, between, stored_config};
-use super::manifest::{DataIdentity, MANIFEST, Manifest, STATES};
-use super::read::{check_cover, check_files, manifest_in, opened};
-use super::{Checkpoint, CheckpointError, Difference, TensorState, file_name, newest, unreadable};
-use config::LoadedConfig;
-use data::Dataset;
+use super::manifest::{FileEntry, MANIFEST, Manifest, STATES, TensorEntry};
+use super::read::{check_files, opened};
+use super::{Checkpoint, CheckpointError, Summary, TensorState, file_name, newest, unreadable};
 use files::directory::Directory;
-use files::names::CHECKPOINTS;
-use files::names::{entries, step_of};
+use files::names::{CHECKPOINTS, entries, step_of};
 use serde_json::{Value, json};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -16,26 +12,6 @@ use topology::counted;
 
 /// Elements read of a tensor at once.
 const BLOCK: usize = 1 << 16;
-
-/// A checkpoint by its manifest alone, whose own hash is all that was checked.
-#[derive(Debug)]
-pub struct Summary {
-    path: PathBuf,
-    manifest: Manifest,
-}
-
-/// A tensor of a checkpoint.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TensorSummary {
-    /// `h.0.attn.qkv.weight`
-    pub name: String,
-    /// Rows and columns; a vector has one column.
-    pub shape: [usize; 2],
-    /// Numbers of the files that hold parts of it.
-    pub files: Vec<usize>,
-    /// Of one of its three states.
-    pub elements: usize,
-}
 
 /// How far a tensor is from another checkpoint's.
 #[derive(Clone, Debug, PartialEq)]
@@ -82,7 +58,7 @@ pub fn open_newest(path: &Path) -> Result<(Checkpoint, Vec<CheckpointError>), Ch
         && one == path
     {
         let folder = opened(path)?;
-        let step = manifest_in(&folder, step_in_name(path))?.step;
+        let step = Summary::within(&folder, step_in_name(path))?.manifest.step;
         return Checkpoint::within(&folder, step).map(|found| (found, Vec::new()));
     }
     let newest_path = all.pop().unwrap_or_else(|| path.to_owned());
@@ -104,34 +80,11 @@ fn step_in_name(path: &Path) -> Option<u64> {
 /// Every file of the checkpoint `path` that is not what was written; none when all of it is.
 pub fn verify(path: &Path) -> Vec<CheckpointError> {
     let checked = opened(path).and_then(|folder| {
-        let manifest = manifest_in(&folder, step_in_name(path))?;
-        let files = check_files(&folder, &manifest).into_iter();
-        Ok((files.filter_map(Result::err).collect::<Vec<_>>(), manifest))
+        let summary = Summary::within(&folder, step_in_name(path))?;
+        let files = check_files(&folder, &summary.manifest).into_iter().filter_map(Result::err);
+        Ok(files.chain(summary.check_cover().err()).collect())
     });
-    match checked {
-        Err(error) => vec![error],
-        Ok((mut problems, manifest)) => {
-            problems.extend(check_cover(path, &manifest).err());
-            problems
-        }
-    }
-}
-
-impl Checkpoint {
-    /// In the order of the model.
-    pub fn tensors(&self) -> Vec<TensorSummary> {
-        tensors(self.manifest())
-    }
-}
-
-fn tensors(manifest: &Manifest) -> Vec<TensorSummary> {
-    let summary = |tensor: &super::manifest::TensorEntry| {
-        let mut files: Vec<usize> = tensor.ranges.iter().map(|range| range.file).collect();
-        files.dedup();
-        let (name, shape) = (tensor.name.clone(), tensor.shape);
-        TensorSummary { name, shape, files, elements: tensor.num_elements() }
-    };
-    manifest.tensors.iter().map(summary).collect()
+    checked.unwrap_or_else(|error| vec![error])
 }
 
 impl Summary {
@@ -140,36 +93,7 @@ impl Summary {
     /// # Errors
     /// As [`Checkpoint::open`] for a manifest.
     pub fn read(path: &Path) -> Result<Self, CheckpointError> {
-        let manifest = manifest_in(&opened(path)?, step_in_name(path))?;
-        Ok(Self { path: path.to_owned(), manifest })
-    }
-
-    /// Its directory.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// The config of the run that wrote it.
-    ///
-    /// # Errors
-    /// [`CheckpointError::Broken`] when this version cannot read it.
-    pub fn config(&self) -> Result<LoadedConfig, CheckpointError> {
-        stored_config(&self.path, &self.manifest.config)
-    }
-
-    /// What differs for a run that `now` and `data` describe.
-    ///
-    /// # Errors
-    /// As [`config`](Self::config).
-    pub fn differences(
-        &self,
-        now: &LoadedConfig,
-        data: &Dataset,
-    ) -> Result<Vec<Difference>, CheckpointError> {
-        Ok(between(
-            RunInputs { config: &self.config()?, data: &self.manifest.data },
-            RunInputs { config: now, data: &DataIdentity::of(data) },
-        ))
+        Self::within(&opened(path)?, step_in_name(path))
     }
 
     /// Bytes of all its files but the manifest.
@@ -183,8 +107,8 @@ impl Summary {
     }
 
     /// In the order of the model.
-    pub fn tensors(&self) -> Vec<TensorSummary> {
-        tensors(&self.manifest)
+    pub fn tensors(&self) -> &[TensorEntry] {
+        &self.manifest.tensors
     }
 
     /// Steps, tokens, data and decisions as lines: (what, in words).
@@ -199,39 +123,17 @@ impl Summary {
 
     /// All of it but the hashes.
     pub fn json(&self) -> Value {
-        let file = |(number, file): (usize, &super::manifest::FileEntry)| json!({ "name": file_name(number), "bytes": file.bytes });
+        let file = |(number, file): (usize, &FileEntry)| json!({ "name": file_name(number), "bytes": file.bytes });
         let Manifest { step, tokens, onebox, format, control, data, config, files, .. } =
             &self.manifest;
-        let tensor = |t: TensorSummary| json!({ "name": t.name, "shape": t.shape, "elements": t.elements, "files": t.files });
+        let tensor = |t: &TensorEntry| json!({ "name": t.name, "shape": t.shape, "elements": t.num_elements(), "files": t.files() });
         json!({
             "path": self.path, "step": step, "tokens": tokens, "format": format, "onebox": onebox,
             "bytes": self.bytes(), "control": control, "data": data, "config": config,
             "files": files.iter().enumerate().map(file).collect::<Vec<_>>(),
-            "tensors": self.tensors().into_iter().map(tensor).collect::<Vec<_>>(),
+            "tensors": self.tensors().iter().map(tensor).collect::<Vec<_>>(),
         })
     }
-}
-
-/// Differences of the configs and the data of two checkpoints.
-///
-/// # Errors
-/// [`CheckpointError::Broken`] when this version cannot read one of the configs.
-pub fn config_differences(
-    a: &Checkpoint,
-    b: &Checkpoint,
-) -> Result<Vec<Difference>, CheckpointError> {
-    let of = |c: &Checkpoint| stored_config(c.path(), c.config());
-    let (stored, now) = (of(a)?, of(b)?);
-    Ok(between(
-        RunInputs { config: &stored, data: &a.manifest().data },
-        RunInputs { config: &now, data: &b.manifest().data },
-    ))
-}
-
-/// Differences of two configs of runs on the same data.
-pub fn differences_of(stored: &LoadedConfig, now: &LoadedConfig) -> Vec<Difference> {
-    let seen = DataIdentity::default();
-    between(RunInputs { config: stored, data: &seen }, RunInputs { config: now, data: &seen })
 }
 
 /// Each tensor of either checkpoint in turn, all states compared.

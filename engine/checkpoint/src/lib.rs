@@ -20,14 +20,13 @@ pub mod save_progress;
 mod span;
 pub mod write;
 
-pub use compare::{Difference, differences};
+pub use compare::{Difference, differences_of};
 pub use disk_space::room;
-pub use folder::newest;
 pub use folder::{
-    gone, newest_name, newest_step_until, newest_until, open_named, open_step, remove_after,
-    remove_all, set_aside, sizes,
+    gone, newest, newest_name, newest_step_until, newest_until, open_named, open_step,
+    remove_after, remove_all, set_aside, sizes,
 };
-pub use read::{Checkpoint, CheckpointReader, TensorState};
+pub use read::{Checkpoint, CheckpointReader, Summary, TensorState};
 pub use run_folder::RunFolder;
 
 use rustix::io::Errno;
@@ -79,7 +78,7 @@ fn unreadable(path: &Path) -> impl FnOnce(io::Error) -> CheckpointError {
 
 /// What all processes of a run have in common: hashes of the config and of the data.
 pub fn identity(config: &config::Config, data: &data::Dataset) -> [(&'static str, String); 2] {
-    let seen = manifest::Manifest::new(config, data).seen();
+    let seen = format!("{:?}", manifest::DataIdentity::of(data));
     let of = |text: &str| format!("{:016x}", xxhash_rust::xxh3::xxh3_64(text.as_bytes()));
     [("the config", of(&config.to_ron())), ("the data", of(&seen))]
 }

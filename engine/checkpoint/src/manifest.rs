@@ -79,7 +79,7 @@ pub struct Manifest {
     /// What there was to train on.
     pub(crate) data: DataIdentity,
     /// The resolved config, RON.
-    pub(crate) config: String,
+    pub config: String,
     /// By number.
     pub(crate) files: Vec<FileEntry>,
     /// In the order of the model.
@@ -131,8 +131,10 @@ pub(crate) struct FileEntry {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TensorEntry {
-    pub(crate) name: String,
-    pub(crate) shape: [usize; 2],
+    /// `h.0.attn.qkv.weight`
+    pub name: String,
+    /// Rows and columns; a vector has one column.
+    pub shape: [usize; 2],
     /// By file, in the order in which they stand there.
     pub(crate) ranges: Vec<RangeEntry>,
 }
@@ -260,11 +262,6 @@ impl Manifest {
         }
     }
 
-    /// What there was to train on, as text.
-    pub(crate) fn seen(&self) -> String {
-        format!("{:?}", self.data)
-    }
-
     /// An update waits for the next step.
     pub(crate) const fn has_late_update(&self) -> bool {
         self.control.late.is_some()
@@ -350,6 +347,13 @@ impl TensorEntry {
     /// Number of elements of the whole tensor.
     pub const fn num_elements(&self) -> usize {
         self.shape[0] * self.shape[1]
+    }
+
+    /// Numbers of the files that hold parts of it.
+    pub fn files(&self) -> Vec<usize> {
+        let mut files: Vec<usize> = self.ranges.iter().map(|range| range.file).collect();
+        files.dedup();
+        files
     }
 }
 

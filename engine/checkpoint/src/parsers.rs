@@ -2,7 +2,7 @@
 //! soon and with little memory, whatever it is given; a config is read by [`load_str`](config::load_str).
 
 use crate::header as own;
-use crate::hugging_face;
+use crate::hugging_face::{config_json, folder};
 use crate::manifest::Manifest;
 use config::ModelConfig;
 
@@ -51,10 +51,10 @@ pub fn manifest(json: &[u8]) -> Result<bool, String> {
 /// # Errors
 /// What is wrong with it.
 pub fn index(json: &[u8]) -> Result<(), String> {
-    hugging_face::check_index(json)
+    folder::index(json).map(drop)
 }
 
 /// `config.json` of a folder of transformers; the number of keys that differ, are wrong or missing.
 pub fn config_json(json: &[u8], model: &ModelConfig) -> usize {
-    hugging_face::count_mismatches(json, model)
+    config_json::mismatches(json, model).len()
 }

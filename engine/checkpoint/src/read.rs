@@ -5,7 +5,6 @@ use super::header::{self, Entry};
 use super::manifest::{self, Hash, LONGEST, MANIFEST, Manifest};
 use super::span::Span;
 use super::{CheckpointError, file_name, unreadable};
-use crate::rollback::RollbackHistory;
 use files::directory::Directory;
 use files::regular_file::open_at;
 use offload::control;
@@ -24,11 +23,17 @@ use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 /// Bytes read at once.
 const BLOCK: usize = 1 << 18;
 
+/// A checkpoint by its manifest alone, whose own hash is all that was checked.
+#[derive(Debug)]
+pub struct Summary {
+    pub(super) path: PathBuf,
+    pub(super) manifest: Manifest,
+}
+
 /// A checkpoint that is whole, held open.
 #[derive(Debug)]
 pub struct Checkpoint {
-    path: PathBuf,
-    manifest: Manifest,
+    summary: Summary,
     files: Vec<HashedFile>,
     /// By tensor.
     placed: Vec<Vec<RangePlace>>,
@@ -63,49 +68,41 @@ impl Checkpoint {
 
     /// The same of a directory that is open.
     pub(super) fn within(folder: &Directory, step: u64) -> Result<Self, CheckpointError> {
-        let (path, manifest) = (folder.path(), manifest_in(folder, Some(step))?);
-        let checked = check_files(folder, &manifest).into_iter().collect::<Result<Vec<_>, _>>()?;
-        check_cover(path, &manifest)?;
+        let summary = Summary::within(folder, Some(step))?;
+        let checked = check_files(folder, &summary.manifest).into_iter();
+        let checked = checked.collect::<Result<Vec<_>, _>>()?;
+        summary.check_cover()?;
         let (files, places): (Vec<HashedFile>, Vec<_>) = checked.into_iter().unzip();
-        let mut placed = vec![Vec::new(); manifest.tensors.len()];
+        let mut placed = vec![Vec::new(); summary.manifest.tensors.len()];
         for (tensor, place) in places.into_iter().flatten() {
             placed[tensor].push(place);
         }
-        Ok(Self { path: path.to_owned(), manifest, files, placed })
+        Ok(Self { summary, files, placed })
     }
 
-    pub(super) const fn manifest(&self) -> &Manifest {
-        &self.manifest
+    /// What its manifest says of it.
+    pub const fn summary(&self) -> &Summary {
+        &self.summary
+    }
+
+    /// Its manifest.
+    pub const fn manifest(&self) -> &Manifest {
+        &self.summary.manifest
     }
 
     /// Its directory.
     pub fn path(&self) -> &Path {
-        &self.path
+        &self.summary.path
     }
 
     /// Steps that are done.
     pub const fn step(&self) -> u64 {
-        self.manifest.step
-    }
-
-    /// So many steps up to its own were skipped.
-    pub const fn skipped_in_a_row(&self) -> u64 {
-        self.manifest.skipped_in_a_row
-    }
-
-    /// Where its run was taken back and went another way.
-    pub const fn rollback_history(&self) -> &RollbackHistory {
-        &self.manifest.rollback_history
-    }
-
-    /// The resolved config of the run that wrote it, in RON.
-    pub fn config(&self) -> &str {
-        &self.manifest.config
+        self.manifest().step
     }
 
     /// Whether it has the hash of the tokens that it was trained on; earlier versions wrote none.
     pub fn knows_its_data(&self) -> bool {
-        self.manifest.data.hashes().is_some()
+        self.manifest().data.hashes().is_some()
     }
 
     /// Whether it has the tensors of `gpt`.
@@ -113,8 +110,8 @@ impl Checkpoint {
     /// # Errors
     /// [`CheckpointError::OtherModel`] with the first tensor that differs.
     pub fn check_model(&self, gpt: &Decoder) -> Result<(), CheckpointError> {
-        let other = |problem| CheckpointError::OtherModel { path: self.path.clone(), problem };
-        let mut stored = self.manifest.tensors.iter();
+        let other = |problem| CheckpointError::OtherModel { path: self.path().to_owned(), problem };
+        let mut stored = self.manifest().tensors.iter();
         for param in gpt.segments().iter().flat_map(|s| &s.params) {
             let Param { name, global: (rows, columns), .. } = param;
             let Some(tensor) = stored.next() else { return Err(other(format!("no `{name}`"))) };
@@ -129,12 +126,12 @@ impl Checkpoint {
 
     /// The update of its step waits for the next one: its gradient is the fourth state.
     pub const fn has_late_update(&self) -> bool {
-        self.manifest.has_late_update()
+        self.manifest().has_late_update()
     }
 
     /// The control block after its step, for a run that starts from `initial` and scales its loss or not.
     pub fn control(&self, initial: &[f64; control::WORDS], scaled: bool) -> [f64; control::WORDS] {
-        self.manifest.control.words(self.step(), scaled, initial)
+        self.manifest().control.words(self.step(), scaled, initial)
     }
 
     /// For the elements of its tensors.
@@ -241,7 +238,7 @@ impl CheckpointReader<'_> {
         let old = if recent.len() < keep { None } else { recent.pop_front() };
         let mut bytes = old.map(|(.., bytes)| bytes).unwrap_or_default();
         bytes.resize(BLOCK.min(4 * place.span.len() - number * BLOCK), 0);
-        let path = || self.from.path.join(file_name(place.file));
+        let path = || self.from.path().join(file_name(place.file));
         let HashedFile { file, blocks } = &self.from.files[place.file];
         file.read_exact_at(&mut bytes, at).map_err(|error| unreadable(&path())(error))?;
         if xxh3_64(&bytes) != blocks[place.first[state] + number] {
@@ -260,42 +257,34 @@ pub(super) fn opened(path: &Path) -> Result<Directory, CheckpointError> {
     Directory::itself(path).map_err(unreadable(path))
 }
 
-/// What the directory of a checkpoint says of itself; of another step than `step` it is broken.
-pub(super) fn manifest_in(
-    folder: &Directory,
-    step: Option<u64>,
-) -> Result<Manifest, CheckpointError> {
-    let at = folder.called(MANIFEST);
-    let bytes = read_manifest(folder).map_err(unreadable(&at))?;
-    let manifest = Manifest::decode(&bytes).map_err(|problem| broken(&at, problem))?;
-    match step {
-        Some(step) if step != manifest.step => {
-            Err(broken(&at, format!("it is of step {}", manifest.step)))
+impl Summary {
+    /// What the directory of a checkpoint says of itself; of another step than `step` it is broken.
+    pub(super) fn within(folder: &Directory, step: Option<u64>) -> Result<Self, CheckpointError> {
+        let (path, at) = (folder.path().to_owned(), folder.called(MANIFEST));
+        let bytes = read_manifest(folder).map_err(unreadable(&at))?;
+        let manifest = Manifest::decode(&bytes).map_err(|problem| broken(&at, problem))?;
+        match step {
+            Some(step) if step != manifest.step => {
+                Err(broken(&at, format!("it is of step {}", manifest.step)))
+            }
+            _ => Ok(Self { path, manifest }),
         }
-        _ => Ok(manifest),
+    }
+
+    /// Its directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Every element is in one of the files.
+    pub(super) fn check_cover(&self) -> Result<(), CheckpointError> {
+        let covered = self.manifest.check_cover();
+        covered.map_err(|problem| broken(&self.path.join(MANIFEST), problem))
     }
 }
 
 /// Each file, and where its ranges stand, by tensor.
 type CheckedFile = (HashedFile, Vec<(usize, RangePlace)>);
-
-/// Why a file is refused: by what is in it, or by the system.
-enum Problem {
-    Broken(String),
-    Io(io::Error),
-}
-
-impl From<String> for Problem {
-    fn from(problem: String) -> Self {
-        Self::Broken(problem)
-    }
-}
-
-impl From<io::Error> for Problem {
-    fn from(error: io::Error) -> Self {
-        Self::Io(error)
-    }
-}
 
 /// Every byte of every file against the manifest: what is wrong with each, in the order of their numbers.
 pub(super) fn check_files(
@@ -305,25 +294,16 @@ pub(super) fn check_files(
     let numbers: Vec<usize> = (0..manifest.files.len()).collect();
     let checked = numbers.par_iter().map(|&number| {
         let name = file_name(number);
-        let (path, open) =
-            (folder.called(&name), open_at(folder, Path::new(&name), OFlags::empty()));
-        let file = open.map_err(unreadable(&path))?;
+        let path = folder.called(&name);
+        let file = open_at(folder, Path::new(&name), OFlags::empty()).map_err(unreadable(&path))?;
         let mut blocks = Vec::new();
-        match check_file(&file, &mut blocks, number, manifest) {
-            Ok(placed) => Ok((HashedFile { file, blocks }, placed)),
-            Err(Problem::Broken(problem)) => Err(broken(&path, problem)),
-            Err(Problem::Io(error)) => Err(unreadable(&path)(error)),
-        }
+        let placed = check_file(&path, &file, &mut blocks, number, manifest)?;
+        Ok((HashedFile { file, blocks }, placed))
     });
     checked.collect()
 }
 
-/// Every element of every tensor is there once.
-pub(super) fn check_cover(path: &Path, manifest: &Manifest) -> Result<(), CheckpointError> {
-    manifest.check_cover().map_err(|problem| broken(&path.join(MANIFEST), problem))
-}
-
-fn broken(path: &Path, problem: String) -> CheckpointError {
+pub(super) fn broken(path: &Path, problem: String) -> CheckpointError {
     CheckpointError::Broken { path: path.to_owned(), problem }
 }
 
@@ -338,14 +318,17 @@ fn read_manifest(folder: &Directory) -> io::Result<Vec<u8>> {
 
 /// Compares a whole file with what the manifest says; where each of its ranges stands, by tensor.
 fn check_file(
+    path: &Path,
     file: &File,
     blocks: &mut Vec<u64>,
     number: usize,
     manifest: &Manifest,
-) -> Result<Vec<(usize, RangePlace)>, Problem> {
+) -> Result<Vec<(usize, RangePlace)>, CheckpointError> {
+    let broken = |problem| broken(path, problem);
     let said = &manifest.files[number];
-    let header = check_header(file, said)?;
-    let mut entries = header::decode_vectors(&header, said.bytes)?.into_iter();
+    let header = check_header(path, file, said)?;
+    let entries = header::decode_vectors(&header, said.bytes).map_err(broken)?;
+    let mut entries = entries.into_iter();
     let mut found = Vec::new();
     let mut at = header.len() as u64;
     for (index, tensor) in manifest.tensors.iter().enumerate() {
@@ -365,35 +348,43 @@ fn check_file(
             let expected = Entry { name: format!("{}.{label}", tensor.name), len };
             if entries.next().as_ref() != Some(&expected) {
                 let why = format!("`{}` is not where the manifest has it", expected.name);
-                return Err(why.into());
+                return Err(broken(why));
             }
             for (range, (_, placed)) in ranges.iter().zip(&mut found[first..]) {
                 (placed.at[state], placed.first[state]) = (at, blocks.len());
                 let bytes = 4 * range.span.len() as u64;
-                if hash(file, at..at + bytes, blocks)? != range.hash[state] {
-                    return Err(format!("`{}` is not what was written", expected.name).into());
+                if hash(file, at..at + bytes, blocks).map_err(unreadable(path))?
+                    != range.hash[state]
+                {
+                    return Err(broken(format!("`{}` is not what was written", expected.name)));
                 }
                 at += bytes;
             }
         }
     }
     match entries.next() {
-        Some(more) => Err(format!("`{}` is not in the manifest", more.name).into()),
+        Some(more) => Err(broken(format!("`{}` is not in the manifest", more.name))),
         None => Ok(found),
     }
 }
 
-fn check_header(file: &File, said: &manifest::FileEntry) -> Result<Vec<u8>, Problem> {
-    let bytes = file.metadata()?.len();
+fn check_header(
+    path: &Path,
+    file: &File,
+    said: &manifest::FileEntry,
+) -> Result<Vec<u8>, CheckpointError> {
+    let bytes = file.metadata().map_err(unreadable(path))?.len();
     if bytes != said.bytes {
-        return Err(format!("it has {bytes} bytes, and was written with {}", said.bytes).into());
+        let why = format!("it has {bytes} bytes, and was written with {}", said.bytes);
+        return Err(broken(path, why));
     }
     let mut first = [0; 8];
-    file.read_exact_at(&mut first, 0)?;
-    let mut header = vec![0; header::length(first, bytes)?];
-    file.read_exact_at(&mut header, 0)?;
+    file.read_exact_at(&mut first, 0).map_err(unreadable(path))?;
+    let length = header::length(first, bytes).map_err(|why| broken(path, why))?;
+    let mut header = vec![0; length];
+    file.read_exact_at(&mut header, 0).map_err(unreadable(path))?;
     if Hash::of(&header) != said.header {
-        return Err("its header is not what was written".to_owned().into());
+        return Err(broken(path, "its header is not what was written".into()));
     }
     Ok(header)
 }

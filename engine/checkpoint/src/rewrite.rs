@@ -348,12 +348,14 @@ mod tests {
         // Rank by rank every tensor would come up again in each file.
         assert!(asked.is_sorted(), "{asked:?}");
         let written = Checkpoint::open(&path, 0).unwrap();
-        for (tensor, of) in written.tensors().iter().enumerate() {
+        for (tensor, of) in written.summary().tensors().iter().enumerate() {
             let right = |i: usize| (tensor * 300_000 + i) as f32;
             // In pieces that end within blocks: the largest tensor has several of them in each file.
-            for (step, reader) in [(of.elements, written.reader()), (50_001, written.reader())] {
-                for from in (0..of.elements).step_by(step) {
-                    let wanted = from..(from + step).min(of.elements);
+            for (step, reader) in
+                [(of.num_elements(), written.reader()), (50_001, written.reader())]
+            {
+                for from in (0..of.num_elements()).step_by(step) {
+                    let wanted = from..(from + step).min(of.num_elements());
                     let mut values = vec![0.0; wanted.len()];
                     reader
                         .read(TensorState::parameter(tensor), wanted.clone(), &mut values)
@@ -384,21 +386,24 @@ mod tests {
         let sealed = start(&config, &built, &data, &into, source).unwrap();
         let path = sealed.publish().unwrap();
         let written = Checkpoint::open(&path, 0).unwrap();
-        let tensors = written.tensors();
-        let (tensor, of) =
-            tensors.iter().enumerate().max_by_key(|(_, of)| (of.elements, of.files.len())).unwrap();
-        assert_eq!(of.files.len(), 16, "{}", of.name);
+        let tensors = written.summary().tensors();
+        let (tensor, of) = tensors
+            .iter()
+            .enumerate()
+            .max_by_key(|(_, of)| (of.num_elements(), of.files().len()))
+            .unwrap();
+        assert_eq!(of.files().len(), 16, "{}", of.name);
         let read = || -> usize {
             let io = std::fs::read_to_string("/proc/thread-self/io").unwrap();
             io.lines().find_map(|line| line.strip_prefix("rchar: ")).unwrap().parse().unwrap()
         };
         let (before, reader, mut values) = (read(), written.reader(), vec![0.0; 4096]);
-        for from in (0..of.elements).step_by(values.len()) {
+        for from in (0..of.num_elements()).step_by(values.len()) {
             reader
                 .read(TensorState::parameter(tensor), from..from + values.len(), &mut values)
                 .unwrap();
         }
-        let bytes = 4 * of.elements;
+        let bytes = 4 * of.num_elements();
         let read = read() - before;
         assert!(
             (bytes..2 * bytes).contains(&read),

@@ -64,12 +64,11 @@ impl UnfinishedCheckpoint {
     ) -> io::Result<Self> {
         of(folder.path(), clean(&folder))?;
         of(folder.path(), make_room(&folder))?;
-        let (unfinished, path) = (unfinished(step), folder.called(&unfinished(step)));
-        of(&path, folder.make(&unfinished))?;
-        let opened = of(&path, folder.folder(&unfinished));
+        let unfinished = unfinished(step);
+        of(&folder.called(&unfinished), folder.make(&unfinished))?;
         // The error is the one to tell.
-        let opened = opened.inspect_err(|_| drop(folder.remove(&unfinished)))?;
-        Ok(Self { step, folder, unfinished: Arc::new(opened) })
+        let begun = Self::begun(Arc::clone(&folder), step);
+        begun.inspect_err(|_| drop(folder.remove(&unfinished)))
     }
 
     /// That of `step`, which another process has begun in `folder`.
@@ -247,9 +246,8 @@ pub fn write_file<E: From<io::Error>>(
         let mut hashes: Vec<Vec<Hash>> = vec![Vec::new(); pieces.len()];
         for state in 0..states.len() {
             for (piece, hashes) in pieces.iter().zip(&mut hashes) {
-                let mut hasher = Hasher { inner: Xxh3Default::new(), spent: &mut hashing };
-                write_state(piece.states[state], &path, &mut file, fill, &mut hasher)?;
-                hashes.push(Hash::end(&hasher.inner));
+                let state = piece.states[state];
+                hashes.push(write_state(state, &path, &mut file, fill, &mut hashing)?);
             }
         }
         for (piece, hash) in pieces.iter().zip(hashes) {
@@ -289,34 +287,23 @@ impl Write for TrackedFile<'_> {
     }
 }
 
-/// A checksum that knows its cost.
-struct Hasher<'a> {
-    inner: Xxh3Default,
-    spent: &'a mut Duration,
-}
-
-impl Hasher<'_> {
-    fn update(&mut self, bytes: &[u8]) {
-        let began = Instant::now();
-        self.inner.update(bytes);
-        *self.spent += began.elapsed();
-    }
-}
-
 fn write_state<E: From<io::Error>>(
     state: State,
     path: &Path,
     file: &mut impl Write,
     fill: &mut Fill<'_, E>,
-    hasher: &mut Hasher<'_>,
-) -> Result<(), E> {
+    hashing: &mut Duration,
+) -> Result<Hash, E> {
+    let mut hasher = Xxh3Default::new();
     let mut bytes = vec![0; BLOCK.min(4 * state.len())];
     for from in (0..state.len()).step_by(BLOCK / 4) {
         let part = state.slice(from..(from + BLOCK / 4).min(state.len()));
         let filled = &mut bytes[..4 * part.len()];
         fill(part, filled)?;
+        let began = Instant::now();
         hasher.update(filled);
+        *hashing += began.elapsed();
         of(path, file.write_all(filled))?;
     }
-    Ok(())
+    Ok(Hash::end(&hasher))
 }

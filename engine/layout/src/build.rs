@@ -3,9 +3,11 @@
 use crate::LocalMachine;
 use crate::batches::BatchLayout;
 use crate::placement::kernel_threads;
-use config::{self, Accumulate, BoxConfig, Config, DeviceConfig, Family, ModelConfig};
-use config::{Master, Moments, OptimizerConfig, OptimizerKind, Transfer, UpdateMode};
-use config::{Packing, ParameterPlace, Placement, Precision, Recompute};
+use config::{
+    self, Accumulate, BoxConfig, Config, DeviceConfig, Family, Master, ModelConfig, Moments,
+    OptimizerConfig, OptimizerKind, Packing, ParameterPlace, Placement, Precision, Recompute,
+    Transfer, UpdateMode,
+};
 use device::cpu::ScratchFloats;
 use device::{Arena, Dtype, Group, Plan, Tensor, cuda};
 use offload::{
@@ -13,10 +15,9 @@ use offload::{
     Storage, chunk_elements,
 };
 use std::sync::Arc;
-use tensor_parallel::head_rows;
 use tensor_parallel::{
     Architecture, CheckpointHome, Decoder, DecoderShape, Positions, Ring, Rope, RopeScaling,
-    SegmentRole,
+    SegmentRole, head_rows,
 };
 use topology::HostBytes;
 
@@ -254,46 +255,12 @@ pub const fn reserved_bytes(described: &BoxConfig) -> u64 {
 /// they are, and so how many threads they have: then everything is laid out again, with theirs.
 pub fn lay_out(config: &Config, machine: &LocalMachine) -> RankLayout {
     let near = kernel_scratch(config, machine, HostBytes::default());
-    let layout = with_fitting_threads(config, machine, near);
+    let layout = LayoutBuilder { config, machine, scratch: near }.with_fitting_threads();
     let scratch = kernel_scratch(config, machine, layout.host_bytes(config));
     if scratch.threads == near.threads {
         layout
     } else {
-        with_fitting_threads(config, machine, scratch)
-    }
-}
-
-/// With fewer kernel threads where the scratch of so many does not fit into the GPU: a machine of many cores takes what one of
-/// few cores takes. Where the config says how many, that is so.
-fn with_fitting_threads(
-    config: &Config,
-    machine: &LocalMachine,
-    mut scratch: KernelScratch,
-) -> RankLayout {
-    let said = matches!(config.device, DeviceConfig::Cpu { threads: Some(_), .. });
-    loop {
-        let layout = with_parameter_place(config, machine, scratch);
-        if said || scratch.threads < 2 {
-            return layout;
-        }
-        let limit = device_limit(config, &layout).unwrap_or(u64::MAX);
-        let over = device_bytes(config, &layout.plan).saturating_sub(limit);
-        if over == 0 {
-            return layout;
-        }
-        let each = scratch.floats.bytes(2) - scratch.floats.bytes(1);
-        scratch.threads = scratch.threads.saturating_sub(over.div_ceil(each) as usize).max(1);
-    }
-}
-
-fn with_parameter_place(
-    config: &Config,
-    machine: &LocalMachine,
-    scratch: KernelScratch,
-) -> RankLayout {
-    match config.offload.parameters {
-        ParameterPlace::Device => with_accumulation(config, machine, scratch, Ring::NONE),
-        ParameterPlace::Host => with_ring(config, machine, scratch),
+        LayoutBuilder { config, machine, scratch }.with_fitting_threads()
     }
 }
 
@@ -302,130 +269,143 @@ fn fits(config: &Config, layout: &RankLayout) -> bool {
     limit.is_some_and(|limit| device_bytes(config, &layout.plan) <= limit)
 }
 
-/// Parameters that come up for each use: in a ring of as many blocks as fit, at most three, beside as many resident blocks as fit,
-/// unless the config says how many.
-fn with_ring(config: &Config, machine: &LocalMachine, scratch: KernelScratch) -> RankLayout {
-    let layers = config.model.layers;
-    let with = |slots, resident| {
-        with_accumulation(config, machine, scratch, Ring { buffers: slots, resident })
-    };
-    let least = config.offload.resident_blocks.unwrap_or(0);
-    let mut layout = with(config.offload.ring.unwrap_or(3), least);
-    if config.offload.ring.is_none() && !fits(config, &layout) {
-        layout = with(2, least);
-    }
-    let slots = layout.decoder.shape().ring.buffers;
-    let Some(limit) = device_limit(config, &layout) else { return layout };
-    if config.offload.resident_blocks.is_some() {
-        return layout;
-    }
-    let left = limit.saturating_sub(device_bytes(config, &layout.plan));
-    let block = layout.decoder.params(layout.decoder.segment(SegmentRole::Block(0))).bytes();
-    let mut resident = layers.min((left / block) as usize);
-    while resident > 0 {
-        let more = with(slots, resident);
-        if fits(config, &more) {
-            layout = more;
-            break;
-        }
-        resident -= 1;
-    }
-    layout
+/// What a layout is built from.
+#[derive(Clone, Copy)]
+struct LayoutBuilder<'a> {
+    config: &'a Config,
+    machine: &'a LocalMachine,
+    scratch: KernelScratch,
 }
 
-/// Micro-batches are summed where the config says, or where there is room.
-fn with_accumulation(
-    config: &Config,
-    machine: &LocalMachine,
-    scratch: KernelScratch,
-    ring: Ring,
-) -> RankLayout {
-    let micro_batches = micro_batches(config);
-    let with = |sum| plan_layout(config, machine, (micro_batches, sum), scratch, ring);
-    if micro_batches == 1 {
-        return with(GradAccumulation::None);
-    }
-    let together = ring != Ring::NONE && vertical_width(config) == micro_batches;
-    if together && config.offload.accumulate != Accumulate::Host {
-        return with(GradAccumulation::Shared);
-    }
-    if config.offload.optimizer == Placement::Device {
-        return with(GradAccumulation::Device);
-    }
-    if config.offload.transfer == Transfer::Blocking {
-        return with(GradAccumulation::Host);
-    }
-    match config.offload.accumulate {
-        Accumulate::Device => with(GradAccumulation::Device),
-        Accumulate::Host => with(GradAccumulation::Host),
-        Accumulate::Auto => {
-            let on_device = with(GradAccumulation::Device);
-            if fits(config, &on_device) { on_device } else { with(GradAccumulation::Host) }
+impl LayoutBuilder<'_> {
+    /// With fewer kernel threads where the scratch of so many does not fit into the GPU: a machine of many cores takes what one
+    /// of few cores takes. Where the config says how many, that is so.
+    fn with_fitting_threads(mut self) -> RankLayout {
+        let config = self.config;
+        let said = matches!(config.device, DeviceConfig::Cpu { threads: Some(_), .. });
+        loop {
+            let layout = match config.offload.parameters {
+                ParameterPlace::Device => self.with_accumulation(Ring::NONE),
+                ParameterPlace::Host => self.with_ring(),
+            };
+            if said || self.scratch.threads < 2 {
+                return layout;
+            }
+            let limit = device_limit(config, &layout).unwrap_or(u64::MAX);
+            let over = device_bytes(config, &layout.plan).saturating_sub(limit);
+            if over == 0 {
+                return layout;
+            }
+            let KernelScratch { floats, threads } = &mut self.scratch;
+            let each = floats.bytes(2) - floats.bytes(1);
+            *threads = threads.saturating_sub(over.div_ceil(each) as usize).max(1);
         }
     }
-}
 
-fn plan_layout(
-    config: &Config,
-    machine: &LocalMachine,
-    (micro_batches, sum): (usize, GradAccumulation),
-    scratch: KernelScratch,
-    ring: Ring,
-) -> RankLayout {
-    let (shape, mut plan) = (DecoderShape { ring, ..shape(config) }, Plan::default());
-    let sets = if ring == Ring::NONE { 1 } else { vertical_width(config) };
-    let chunk = chunk_elements(Decoder::longest_segment(&shape));
-    let decoder = Decoder::plan(&mut plan, &shape, chunk * config.parallel.data);
-    let spec_of = |part| {
-        let segment = decoder.segment(part);
-        let layout = &decoder.segments()[segment];
-        SegmentSpec {
-            name: layout.name.clone(),
-            params: decoder.params(segment),
-            len: layout.len,
-            decayed: layout.decayed,
-            bucket: match part {
-                // The output layer begins what the embedding completes, far behind.
-                SegmentRole::Embedding if config.model.tied && sets > 1 => {
-                    BucketSharing::PerSlot(sets)
+    /// Parameters that come up for each use: in a ring of as many blocks as fit, at most three, beside as many resident blocks as
+    /// fit, unless the config says how many.
+    fn with_ring(self) -> RankLayout {
+        let config = self.config;
+        let with = |buffers, resident| self.with_accumulation(Ring { buffers, resident });
+        let said = config.offload.resident_blocks;
+        let least = said.unwrap_or(0);
+        let mut layout = with(config.offload.ring.unwrap_or(3), least);
+        if config.offload.ring.is_none() && !fits(config, &layout) {
+            layout = with(2, least);
+        }
+        let slots = layout.decoder.shape().ring.buffers;
+        let limit = device_limit(config, &layout).filter(|_| said.is_none());
+        let Some(limit) = limit else { return layout };
+        let left = limit.saturating_sub(device_bytes(config, &layout.plan));
+        let block = layout.decoder.params(layout.decoder.segment(SegmentRole::Block(0))).bytes();
+        let most = config.model.layers.min((left / block) as usize);
+        let fitting = (1..=most).rev().map(|resident| with(slots, resident));
+        let mut fitting = fitting.filter(|more| fits(config, more));
+        fitting.next().unwrap_or(layout)
+    }
+
+    /// Micro-batches are summed where the config says, or where there is room.
+    fn with_accumulation(self, ring: Ring) -> RankLayout {
+        let (config, offload) = (self.config, &self.config.offload);
+        let micro_batches = micro_batches(config);
+        let together = ring != Ring::NONE && vertical_width(config) == micro_batches;
+        let sum = match offload.accumulate {
+            _ if micro_batches == 1 => GradAccumulation::None,
+            Accumulate::Auto | Accumulate::Device if together => GradAccumulation::Shared,
+            _ if offload.optimizer == Placement::Device => GradAccumulation::Device,
+            _ if offload.transfer == Transfer::Blocking => GradAccumulation::Host,
+            Accumulate::Device => GradAccumulation::Device,
+            Accumulate::Host => GradAccumulation::Host,
+            Accumulate::Auto => {
+                let on_device = self.plan_layout(GradAccumulation::Device, ring);
+                if fits(config, &on_device) {
+                    return on_device;
                 }
-                _ if config.offload.keep_gradients => BucketSharing::Own,
-                SegmentRole::Block(_) => BucketSharing::Alternating,
-                SegmentRole::FinalNorm => BucketSharing::Own,
-                // All blocks go backward, or forward, between the two.
-                SegmentRole::Embedding | SegmentRole::Head => BucketSharing::Shared,
-            },
-            param_buffer: decoder.param_buffer(segment),
-        }
-    };
-    let segments: Vec<SegmentSpec> = decoder.segment_roles().map(spec_of).collect();
-    let layout =
-        OptimizerLayout::plan(&mut plan, &spec(config, micro_batches, sum), chunk, &segments);
-    let packs = config.data.packing == Packing::Documents;
-    let batches = BatchLayout::plan(&mut plan, shape.tokens(), packs, vertical_width(config));
-    let mut small =
-        |arena, name, len| plan.tensor((arena, "batches and losses"), name, Dtype::F64, (1, len));
-    let losses = [
-        small(Arena::Device, "losses", micro_batches + 1),
-        small(Arena::Pinned, "losses_host", micro_batches + 1),
-    ];
-    let meeting = small(Arena::Pinned, "meeting", 1);
-    if scratch.threads > 0 {
-        let shape = (1, scratch.floats.bytes(scratch.threads).div_ceil(4) as usize);
-        plan.tensor((Arena::Device, "kernel scratch"), "kernel scratch", Dtype::F32, shape);
+                GradAccumulation::Host
+            }
+        };
+        self.plan_layout(sum, ring)
     }
-    let (plan, layout) = (Arc::new(plan), Arc::new(layout));
-    RankLayout {
-        plan,
-        decoder,
-        optimizer: layout,
-        batches,
-        losses,
-        barrier: meeting,
-        micro_batches,
-        accumulation: sum,
-        scratch,
-        machine: machine.clone(),
+
+    fn plan_layout(self, sum: GradAccumulation, ring: Ring) -> RankLayout {
+        let Self { config, machine, scratch } = self;
+        let micro_batches = micro_batches(config);
+        let (shape, mut plan) = (DecoderShape { ring, ..shape(config) }, Plan::default());
+        let sets = if ring == Ring::NONE { 1 } else { vertical_width(config) };
+        let chunk = chunk_elements(Decoder::longest_segment(&shape));
+        let decoder = Decoder::plan(&mut plan, &shape, chunk * config.parallel.data);
+        let spec_of = |part| {
+            let segment = decoder.segment(part);
+            let layout = &decoder.segments()[segment];
+            SegmentSpec {
+                name: layout.name.clone(),
+                params: decoder.params(segment),
+                len: layout.len,
+                decayed: layout.decayed,
+                bucket: match part {
+                    // The output layer begins what the embedding completes, far behind.
+                    SegmentRole::Embedding if config.model.tied && sets > 1 => {
+                        BucketSharing::PerSlot(sets)
+                    }
+                    _ if config.offload.keep_gradients => BucketSharing::Own,
+                    SegmentRole::Block(_) => BucketSharing::Alternating,
+                    SegmentRole::FinalNorm => BucketSharing::Own,
+                    // All blocks go backward, or forward, between the two.
+                    SegmentRole::Embedding | SegmentRole::Head => BucketSharing::Shared,
+                },
+                param_buffer: decoder.param_buffer(segment),
+            }
+        };
+        let segments: Vec<SegmentSpec> = decoder.segment_roles().map(spec_of).collect();
+        let layout =
+            OptimizerLayout::plan(&mut plan, &spec(config, micro_batches, sum), chunk, &segments);
+        let packs = config.data.packing == Packing::Documents;
+        let batches = BatchLayout::plan(&mut plan, shape.tokens(), packs, vertical_width(config));
+        let mut small = |arena, name, len| {
+            plan.tensor((arena, "batches and losses"), name, Dtype::F64, (1, len))
+        };
+        let losses = [
+            small(Arena::Device, "losses", micro_batches + 1),
+            small(Arena::Pinned, "losses_host", micro_batches + 1),
+        ];
+        let meeting = small(Arena::Pinned, "meeting", 1);
+        if scratch.threads > 0 {
+            let shape = (1, scratch.floats.bytes(scratch.threads).div_ceil(4) as usize);
+            plan.tensor((Arena::Device, "kernel scratch"), "kernel scratch", Dtype::F32, shape);
+        }
+        let (plan, layout) = (Arc::new(plan), Arc::new(layout));
+        RankLayout {
+            plan,
+            decoder,
+            optimizer: layout,
+            batches,
+            losses,
+            barrier: meeting,
+            micro_batches,
+            accumulation: sum,
+            scratch,
+            machine: machine.clone(),
+        }
     }
 }
 
@@ -495,7 +475,8 @@ mod tests {
                     threads,
                     ..kernel_scratch(&config, &machine, HostBytes::default())
                 };
-                let layout = with_fitting_threads(&config, &machine, scratch);
+                let builder = LayoutBuilder { config: &config, machine: &machine, scratch };
+                let layout = builder.with_fitting_threads();
                 let bytes = device_bytes(&config, &layout.plan);
                 let limit = device_limit(&config, &layout).unwrap();
                 assert!(bytes <= limit, "{threads} threads: {bytes} of {limit}");

@@ -5,6 +5,8 @@ use crate::placement::{place_on, round_robin};
 use config::Config;
 use device::Plan;
 use device::cuda::{connected, look, page_tables};
+use std::collections::BTreeSet;
+use std::sync::PoisonError;
 use topology::Request;
 
 /// What a communicator of NCCL takes at most, where no run has measured it yet; on a small GPU a 16th of its memory.
@@ -25,13 +27,15 @@ pub struct MemoryBudget {
 impl LocalMachine {
     /// By rank, the driver's number of the GPU that it takes.
     pub fn rank_gpus(&self, (tp, dp): (usize, usize)) -> Vec<usize> {
-        self.known_gpus((tp, dp), || {
+        let mut known = self.0.rank_gpus.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = || {
             let all: Vec<_> = self.cuda().gpus.iter().map(|gpu| gpu.pci).collect();
             let request = Request { tp, dp, ..Request::default() };
             let machine = self.topology();
             let placed = machine.and_then(|machine| place_on(machine, &request, &all).ok());
             placed.map_or_else(|| round_robin(all.len(), tp * dp), |(_, gpus)| gpus)
-        })
+        };
+        known.entry((tp, dp)).or_insert_with(place).clone()
     }
 
     /// The least room that any rank of `config` has with `plan`, on the GPUs that its placement takes.
@@ -43,9 +47,7 @@ impl LocalMachine {
             return Err(missing);
         }
         let gpus = self.rank_gpus(self.grid(config));
-        let mut distinct = gpus.clone();
-        distinct.sort_unstable();
-        distinct.dedup();
+        let distinct: BTreeSet<usize> = gpus.iter().copied().collect();
         let one = |gpu: usize| {
             let ranks = gpus.iter().filter(|other| **other == gpu).count() as u64;
             self.of_gpu((gpu, ranks), config, plan)

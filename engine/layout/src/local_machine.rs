@@ -1,33 +1,47 @@
 //! The machine that the program runs on: what it has, and which ranks of a run it takes.
 
-use crate::local_ranks::LocalProcesses;
-use config::Config;
 use device::Processes;
 use device::cuda::{Probe, probe};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use topology::Machine;
 
 /// This machine, made once by a program and passed to whatever asks for it; a clone is the same one. Each part is looked at
 /// when it is first asked for, which takes up to seconds, and never again: ask before threads are bound, because a bound
 /// thread sees fewer cores.
 #[derive(Clone, Debug, Default)]
-pub struct LocalMachine(Arc<Parts>);
+pub struct LocalMachine(pub(crate) Arc<Parts>);
 
 #[derive(Debug, Default)]
-struct Parts {
-    processes: LocalProcesses,
-    cuda: OnceLock<Probe>,
-    topology: OnceLock<Option<Machine>>,
-    cores: OnceLock<usize>,
+pub(crate) struct Parts {
+    pub(crate) processes: LocalProcesses,
+    pub(crate) cuda: OnceLock<Probe>,
+    pub(crate) topology: OnceLock<Option<Machine>>,
+    pub(crate) cores: OnceLock<usize>,
     /// By TP and DP degree of the ranks here: the GPU of each rank.
-    rank_gpus: Mutex<BTreeMap<(usize, usize), Vec<usize>>>,
+    pub(crate) rank_gpus: Mutex<BTreeMap<(usize, usize), Vec<usize>>>,
+}
+
+/// The processes of a run, and which of them are on this machine.
+#[derive(Debug)]
+pub(crate) struct LocalProcesses {
+    pub(crate) count: usize,
+    /// In order.
+    pub(crate) on_node: Vec<usize>,
+}
+
+impl Default for LocalProcesses {
+    /// One process has all ranks.
+    fn default() -> Self {
+        Self { count: 1, on_node: vec![0] }
+    }
 }
 
 impl LocalMachine {
     /// The machine of a process to whom a launcher has given a part of the run's ranks.
     pub fn of_processes(processes: &Processes) -> Self {
-        let processes = LocalProcesses::new(processes.count(), processes.on_this_node());
+        let processes =
+            LocalProcesses { count: processes.count(), on_node: processes.on_this_node() };
         Self(Arc::new(Parts { processes, ..Parts::default() }))
     }
 
@@ -49,47 +63,6 @@ impl LocalMachine {
     /// Hardware threads that the process may use.
     pub fn cores(&self) -> usize {
         *self.0.cores.get_or_init(topology::cores)
-    }
-
-    /// Whether ranks of the run are in several processes.
-    pub fn is_spread(&self) -> bool {
-        self.0.processes.all() > 1
-    }
-
-    /// Number of processes of the run on this machine.
-    pub fn processes(&self) -> usize {
-        self.0.processes.here()
-    }
-
-    /// The most members that a group of consecutive ranks `step` apart, `size` of them, has in other processes than one of them.
-    pub fn remote_members(&self, config: &Config, step: usize, size: usize) -> usize {
-        self.0.processes.remote_members(config.world_size(), step, size)
-    }
-
-    /// TP and DP degree of the ranks on this machine.
-    pub fn grid(&self, config: &Config) -> (usize, usize) {
-        self.0.processes.grid(config.parallel.tensor, config.parallel.data)
-    }
-
-    /// Number of ranks on this machine.
-    pub fn ranks(&self, config: &Config) -> usize {
-        let (tensor, data) = self.grid(config);
-        tensor * data
-    }
-
-    /// The number of `rank` among those on this machine; `None` where another one has it.
-    pub fn number(&self, config: &Config, rank: usize) -> Option<usize> {
-        self.0.processes.number(config.world_size(), rank)
-    }
-
-    /// What `place` says of a TP x DP grid of ranks here, by rank; it is called once for each grid.
-    pub(crate) fn known_gpus(
-        &self,
-        grid: (usize, usize),
-        place: impl FnOnce() -> Vec<usize>,
-    ) -> Vec<usize> {
-        let mut known = self.0.rank_gpus.lock().unwrap_or_else(PoisonError::into_inner);
-        known.entry(grid).or_insert_with(place).clone()
     }
 }
 

@@ -1,39 +1,23 @@
 //! Which ranks of a run this machine has, where a launcher has started several processes for it.
 
-/// The processes of a run, and which of them are on this machine.
-#[derive(Debug)]
-pub(crate) struct LocalProcesses {
-    processes: usize,
-    /// In order.
-    on_node: Vec<usize>,
-}
+use crate::local_machine::{LocalMachine, LocalProcesses};
+use config::Config;
 
-impl Default for LocalProcesses {
-    /// One process has all ranks.
-    fn default() -> Self {
-        Self::new(1, vec![0])
-    }
-}
-
-impl LocalProcesses {
-    /// `on_node` of so many are here.
-    pub(crate) const fn new(processes: usize, on_node: Vec<usize>) -> Self {
-        Self { processes, on_node }
+impl LocalMachine {
+    /// Whether ranks of the run are in several processes.
+    pub fn is_spread(&self) -> bool {
+        self.0.processes.count > 1
     }
 
-    /// Number of processes of the run.
-    pub(crate) const fn all(&self) -> usize {
-        self.processes
+    /// Number of processes of the run on this machine.
+    pub fn processes(&self) -> usize {
+        self.0.processes.on_node.len()
     }
 
-    /// Number of those on this machine.
-    pub(crate) const fn here(&self) -> usize {
-        self.on_node.len()
-    }
-
-    /// The most members that a group of ranks `step` apart, `size` of them, has in other processes than one of them.
-    pub(crate) fn remote_members(&self, world_size: usize, step: usize, size: usize) -> usize {
-        let home = |rank: usize| rank / (world_size / self.processes);
+    /// The most members that a group of consecutive ranks `step` apart, `size` of them, has in other processes than one of them.
+    pub fn remote_members(&self, config: &Config, step: usize, size: usize) -> usize {
+        let world_size = config.world_size();
+        let home = |rank: usize| rank / (world_size / self.0.processes.count);
         let of = |rank: usize| {
             let first = rank / (step * size) * step * size + rank % step;
             (0..size).filter(|i| home(first + i * step) != home(rank)).count()
@@ -41,16 +25,22 @@ impl LocalProcesses {
         (0..world_size).map(of).max().unwrap_or(0)
     }
 
-    /// TP and DP degree of the ranks on this machine, of a run of so many.
-    pub(crate) fn grid(&self, tensor: usize, data: usize) -> (usize, usize) {
-        let ranks = tensor * data / self.processes * self.on_node.len();
+    /// TP and DP degree of the ranks on this machine.
+    pub fn grid(&self, config: &Config) -> (usize, usize) {
+        let (tensor, ranks) = (config.parallel.tensor, self.ranks(config));
         if ranks.is_multiple_of(tensor) { (tensor, ranks / tensor) } else { (ranks, 1) }
     }
 
+    /// Number of ranks on this machine.
+    pub fn ranks(&self, config: &Config) -> usize {
+        config.world_size() / self.0.processes.count * self.processes()
+    }
+
     /// The number of `rank` among those on this machine; `None` where another one has it.
-    pub(crate) fn number(&self, world_size: usize, rank: usize) -> Option<usize> {
-        let each = world_size / self.processes;
-        let place = self.on_node.iter().position(|process| *process == rank / each)?;
+    pub fn number(&self, config: &Config, rank: usize) -> Option<usize> {
+        let LocalProcesses { count, on_node } = &self.0.processes;
+        let each = config.world_size() / count;
+        let place = on_node.iter().position(|process| *process == rank / each)?;
         Some(place * each + rank % each)
     }
 }
@@ -58,27 +48,43 @@ impl LocalProcesses {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::local_machine::Parts;
+    use std::path::Path;
+    use std::sync::Arc;
+
+    /// A machine that has these processes of so many.
+    fn share(count: usize, on_node: &[usize]) -> LocalMachine {
+        let processes = LocalProcesses { count, on_node: on_node.to_vec() };
+        LocalMachine(Arc::new(Parts { processes, ..Parts::default() }))
+    }
+
+    fn of_ranks(tensor: usize, data: usize) -> Config {
+        let ron = format!(
+            r#"(model: (layers: 1, hidden: 32, heads: 8, seq_len: 16), device: Cpu(count: {}),
+            parallel: (tensor: {tensor}, data: {data}),
+            batch: (micro: 1), data: (train: "unused"), train: (steps: 1))"#,
+            tensor * data
+        );
+        config::load_str(&ron, "a.ron", Path::new("."), &[]).unwrap().config
+    }
 
     #[test]
     fn ranks_are_dealt_in_order_however_processes_are_dealt_to_machines() {
-        let share = |on_node: &[usize]| LocalProcesses { processes: 4, on_node: on_node.to_vec() };
-        assert_eq!(share(&[0, 1, 2, 3]).grid(2, 4), (2, 4));
-        assert_eq!(share(&[2, 3]).grid(2, 4), (2, 2));
-        assert_eq!(share(&[1]).grid(8, 1), (2, 1));
+        let (eight, narrow) = (of_ranks(2, 4), of_ranks(8, 1));
+        assert_eq!(share(4, &[0, 1, 2, 3]).grid(&eight), (2, 4));
+        assert_eq!(share(4, &[2, 3]).grid(&eight), (2, 2));
+        assert_eq!(share(4, &[1]).grid(&narrow), (2, 1));
         // TP 2 x DP 4 by four processes; TP 8 by four, and TP 2 x DP 3 by two, whose third rank has its partner elsewhere.
-        assert_eq!(
-            [(1, 2), (2, 4)].map(|(step, size)| share(&[0]).remote_members(8, step, size)),
-            [0, 3]
-        );
-        assert_eq!(share(&[0]).remote_members(8, 1, 8), 6);
-        let two = LocalProcesses { processes: 2, on_node: vec![0] };
-        assert_eq!([(1, 2), (2, 3)].map(|(step, size)| two.remote_members(6, step, size)), [1, 2]);
-        let numbers = |share: LocalProcesses| {
-            (0..8).map(move |rank| share.number(8, rank)).collect::<Vec<_>>()
-        };
+        let remote = |(step, size)| share(4, &[0]).remote_members(&eight, step, size);
+        assert_eq!([(1, 2), (2, 4)].map(remote), [0, 3]);
+        assert_eq!(share(4, &[0]).remote_members(&narrow, 1, 8), 6);
+        let remote = |(step, size)| share(2, &[0]).remote_members(&of_ranks(2, 3), step, size);
+        assert_eq!([(1, 2), (2, 3)].map(remote), [1, 2]);
+        let numbers =
+            |share: LocalMachine| (0..8).map(|rank| share.number(&eight, rank)).collect::<Vec<_>>();
         let two = [None, None, None, None, Some(0), Some(1), Some(2), Some(3)];
-        assert_eq!(numbers(share(&[2, 3])), two);
+        assert_eq!(numbers(share(4, &[2, 3])), two);
         let in_turn = [Some(0), Some(1), None, None, Some(2), Some(3), None, None];
-        assert_eq!(numbers(share(&[0, 2])), in_turn);
+        assert_eq!(numbers(share(4, &[0, 2])), in_turn);
     }
 }

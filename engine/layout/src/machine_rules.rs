@@ -18,7 +18,9 @@ impl LocalMachine {
             config.precision.refusal(&format!("GPU {}, {},", gpu.ordinal, gpu.name), gpu.sm)
         });
         let values = vec![("parallel.data", "ranks of the run".into()), ("device", "GPUs".into())];
-        let crowded = self.crowded(config);
+        let crowded = (!all.is_empty())
+            .then(|| queues(self.ranks(config).div_ceil(all.len()), all.len(), connections()));
+        let crowded = crowded.flatten();
         let crowded = crowded.map(|(message, help)| Violation { message, help, values });
         refusal.into_iter().chain(crowded).collect()
     }
@@ -32,14 +34,5 @@ impl LocalMachine {
     pub fn first_broken(&self, config: &Config) -> Option<String> {
         let of_machine = || self.broken(config).into_iter().next().map(|one| one.message);
         config.first_broken().or_else(of_machine)
-    }
-
-    /// Why the hardware queues of the GPUs cannot order the streams of all ranks, and what helps.
-    fn crowded(&self, config: &Config) -> Option<(String, String)> {
-        let gpus = self.cuda().gpus.len();
-        if config.device != DeviceConfig::Cuda || gpus == 0 {
-            return None;
-        }
-        queues(self.ranks(config).div_ceil(gpus), gpus, connections())
     }
 }

@@ -7,15 +7,18 @@ use tensor_parallel::{Decoder, Param};
 #[derive(Debug)]
 pub struct SegmentRuns<T> {
     /// By segment, sorted by place.
-    by_segment: Vec<Vec<SegmentRun<T>>>,
+    pub by_segment: Vec<Vec<SegmentRun<T>>>,
 }
 
+/// One of them.
 #[derive(Debug)]
-struct SegmentRun<T> {
-    flat: Range<usize>,
+pub struct SegmentRun<T> {
+    /// Place in the segment.
+    pub flat: Range<usize>,
     /// Index in the whole tensor of the run's first element.
-    global: usize,
-    source: T,
+    pub global: usize,
+    /// Where its values come from.
+    pub source: T,
 }
 
 impl<T: Clone> SegmentRuns<T> {

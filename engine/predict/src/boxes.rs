@@ -4,8 +4,10 @@ use crate::sim::{Era2020, Gpu, Hardware, MeasuredMachine, Rates, Seat};
 use config::{BoxConfig, Config, MeasuredConfig};
 use layout::placement::{kernel_threads, request};
 use std::collections::BTreeMap;
-use topology::{HostBytes, Machine, Needs, Placement, RankPlace, Request, Sockets};
-use topology::{far_staging, far_words, format_bytes, in_parts};
+use topology::{
+    HostBytes, Machine, Needs, Placement, RankPlace, Request, Sockets, far_staging, far_words,
+    format_bytes, in_parts,
+};
 
 /// A box that cannot be simulated.
 #[derive(Debug, thiserror::Error)]
@@ -274,34 +276,30 @@ fn apart(b: &BoxConfig, ranks: usize, request: &Request) -> Layout {
 /// More machines like the first.
 fn repeat(h: &mut Layout, machines: usize) {
     let (links, nodes, ranks) = (h.links.len(), h.nodes, h.seats.len());
-    for machine in 1..machines {
-        let alike = |seat: &Seat| Seat {
-            machine,
-            links: seat.links.iter().map(|link| link + machine * links).collect(),
-            staging: seat
-                .staging
-                .iter()
-                .map(|(node, share)| (node + machine * nodes, *share))
-                .collect(),
-            states: seat.states.iter().map(|node| node + machine * nodes).collect(),
-            cores: seat.cores,
-        };
-        let more: Vec<Seat> = h.seats[..ranks].iter().map(alike).collect();
-        h.seats.extend(more);
-        let beyond = |of: &BTreeMap<usize, u64>| {
-            of.iter().map(|(node, bytes)| (node + machine * nodes, *bytes)).collect()
-        };
-        let more: Vec<BTreeMap<usize, u64>> = h.bytes[..ranks].iter().map(beyond).collect();
-        h.bytes.extend(more);
-    }
+    let alike = |machine: usize, seat: &Seat| Seat {
+        machine,
+        links: seat.links.iter().map(|link| link + machine * links).collect(),
+        staging: seat
+            .staging
+            .iter()
+            .map(|(node, share)| (node + machine * nodes, *share))
+            .collect(),
+        states: seat.states.iter().map(|node| node + machine * nodes).collect(),
+        cores: seat.cores,
+    };
+    let beyond = |machine: usize, of: &BTreeMap<usize, u64>| {
+        of.iter().map(|(node, bytes)| (node + machine * nodes, *bytes)).collect()
+    };
+    let all = 0..ranks * machines;
+    h.seats = all.clone().map(|rank| alike(rank / ranks, &h.seats[rank % ranks])).collect();
+    h.bytes = all.clone().map(|rank| beyond(rank / ranks, &h.bytes[rank % ranks])).collect();
     h.links = h.links.repeat(machines);
     h.nodes = nodes * machines;
     let of_one = std::mem::take(&mut h.nvlink);
     let inside = |a: usize, b: usize| {
         if a / ranks == b / ranks { of_one[a % ranks][b % ranks] } else { 0.0 }
     };
-    let all = ranks * machines;
-    h.nvlink = (0..all).map(|a| (0..all).map(|b| inside(a, b)).collect()).collect();
+    h.nvlink = all.clone().map(|a| all.clone().map(|b| inside(a, b)).collect()).collect();
 }
 
 fn virtual_gpus(config: &Config, m: &MeasuredConfig) -> MeasuredMachine {

@@ -55,11 +55,8 @@ const THREADED: CalibrationShape = CalibrationShape { hidden: 256, seq_len: 128,
 
 /// Why a machine cannot be measured.
 #[derive(Debug, thiserror::Error)]
-pub enum CalibrateError {
-    /// A calibration run.
-    #[error("a calibration run failed: {0}")]
-    Run(String),
-}
+#[error("a calibration run failed: {0}")]
+pub struct CalibrateError(String);
 
 /// An op as it was timed: the median of its times.
 #[derive(Clone, Copy, Debug)]
@@ -135,15 +132,15 @@ fn calibration(
         RECORDED_STEPS + 1,
     );
     let loaded = load_str(&ron, "calibration", Path::new("."), &[]);
-    loaded.map(|loaded| loaded.config).map_err(|e| CalibrateError::Run(e.to_string()))
+    loaded.map(|loaded| loaded.config).map_err(|e| CalibrateError(e.to_string()))
 }
 
 /// Runs `config` and matches the spans of each rank with what it submitted: lanes run inline, in that order. The program
 /// has steps alone, so meetings of ranks between steps are left out.
 fn time(config: &Config, machine: &LocalMachine) -> Result<Vec<OpTiming>, CalibrateError> {
-    let failed = |why: &dyn std::fmt::Display| CalibrateError::Run(why.to_string());
+    let failed = |why: &dyn std::fmt::Display| CalibrateError(why.to_string());
     let built = lay_out(config, machine);
-    let program = record(config, &built).map_err(|e| failed(&e))?;
+    let program = record(config, &built, true).map_err(|e| failed(&e))?;
     let trace = Arc::new(Trace::default());
     let options =
         RunOptions { trace: Some(Arc::clone(&trace)), bind: true, ..RunOptions::default() };

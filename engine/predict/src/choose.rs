@@ -1,17 +1,17 @@
 //! What `Auto` of `offload.update` and `offload.speculated_fraction` stands for, and why. No bit depends on it.
 
-use super::plan::{checkpoint_copy, fits};
+use super::plan::{decided, fits};
 use super::search::{AHEAD, Brief, WORTH_AHEAD, largest};
 use super::simulate::{SimulateError, described};
-use config::in_line;
 use config::{
     Config, DeviceConfig, LoadedConfig, Origin, ParameterPlace, Placement, SpeculatedFraction,
-    UpdateMode,
+    UpdateMode, in_line,
 };
 use device::Arena;
 use layout::LocalMachine;
 use layout::build::{RankLayout, lay_out};
 use rayon::prelude::*;
+use std::collections::BTreeSet;
 use topology::format_bytes;
 
 /// A smaller share is as good if its step is longer by at most this share.
@@ -71,8 +71,8 @@ fn found(given: &Config, machine: &LocalMachine) -> Result<Choice, SimulateError
         return Ok(choosing.by_memory());
     }
     match choosing.by_time() {
-        // The grid is larger than the box: the caller says so.
-        Err(SimulateError::Seats(_) | SimulateError::Box(_)) => Ok(choosing.by_memory()),
+        // The grid does not go with the box: the caller says so.
+        Err(SimulateError::Box(_)) => Ok(choosing.by_memory()),
         found => found,
     }
 }
@@ -139,7 +139,7 @@ impl<'a> ConfigChoices<'a> {
     fn holds(&self, share: f32) -> bool {
         let config = self.ahead(share);
         let built = self.lay_out(&config);
-        let copies = |config, built| checkpoint_copy(config, built) > 0;
+        let copies = |config, built| decided(config, built).copy > 0;
         built.machine.is_sound(&config)
             && fits(&config, &built)
             && copies(&config, &built) == copies(&self.exact, &self.built)
@@ -261,12 +261,14 @@ impl<'a> ConfigChoices<'a> {
         }
         let most = largest(AHEAD, |parts| parts == 0 || self.holds(share_of(parts)));
         let enough = (overlapped.waited_share() * AHEAD as f64).ceil() as usize;
-        let mut parts = vec![enough.clamp(1, AHEAD), (enough + AHEAD.div_ceil(5)).min(AHEAD), most];
-        parts.iter_mut().for_each(|parts| *parts = (*parts).min(most));
-        parts.retain(|parts| *parts > 0);
-        parts.sort_unstable();
-        parts.dedup();
-        parts.into_iter().map(share_of).filter(|share| self.moves(*share)).collect()
+        let parts = [enough.clamp(1, AHEAD), (enough + AHEAD.div_ceil(5)).min(AHEAD), most];
+        let parts = parts.into_iter().map(|parts| parts.min(most)).filter(|parts| *parts > 0);
+        parts
+            .collect::<BTreeSet<_>>()
+            .into_iter()
+            .map(share_of)
+            .filter(|share| self.moves(*share))
+            .collect()
     }
 }
 

@@ -9,9 +9,8 @@ mod step;
 pub use disk::Disk;
 pub use fill::filled;
 pub use ops::{Op, TouchedRange, list};
-pub use step::ops_of_step;
 use step::step;
-pub use step::{LaneTotals, Step};
+pub use step::{LaneTotals, Step, ops_of_step};
 
 use crate::boxes;
 use config::{BoxConfig, Config, DeviceConfig};
@@ -119,7 +118,7 @@ pub struct Buffer {
     /// Its kind.
     pub pool: &'static str,
     /// `f16`, `bf16`, `f32`, `f64`, `i32`
-    pub dtype: &'static str,
+    pub dtype: String,
     /// Rows and columns.
     pub shape: (usize, usize),
     /// First byte.
@@ -157,11 +156,7 @@ pub fn memory_report(config: &Config, built: &RankLayout) -> Report {
     let mut host_per_rank = memory("host, per rank", built, Arena::Pinned);
     let memories = decided(config, built);
     let copy = memories.copy;
-    if copy > 0 {
-        host_per_rank.bytes += copy;
-        host_per_rank.pools.push(Pool { name: "checkpoint copy", bytes: copy });
-        host_per_rank.pools.sort_by_key(|pool| std::cmp::Reverse(pool.bytes));
-    }
+    host_per_rank.add("checkpoint copy", copy);
     let host = built.host_bytes(config);
     let planned = (host.staging + host.states + copy) * built.machine.ranks(config) as u64;
     let saving = memory::saving(config, built, &memories);
@@ -212,11 +207,7 @@ fn gpu(config: &Config, built: &RankLayout) -> Memory {
     let limit = device_limit(config, built);
     let mut gpu = Memory { limit, reserved, beside, ..memory(&what, built, Arena::Device) };
     let whole = device_bytes(config, &built.plan);
-    if whole > gpu.bytes {
-        gpu.pools.push(Pool { name: "kernels and products", bytes: whole - gpu.bytes });
-        gpu.pools.sort_by_key(|pool| std::cmp::Reverse(pool.bytes));
-        gpu.bytes = whole;
-    }
+    gpu.add("kernels and products", whole.saturating_sub(gpu.bytes));
     gpu
 }
 
@@ -238,6 +229,15 @@ fn beside_on_gpu(config: &Config, built: &RankLayout) -> Vec<Pool> {
 fn not_checked(config: &Config, built: &RankLayout) -> Option<String> {
     let cuda = config.device == DeviceConfig::Cuda;
     cuda.then(|| built.machine.memory_budget(config, &built.plan).err()).flatten()
+}
+
+impl Memory {
+    /// Counts bytes besides, if there are any.
+    fn add(&mut self, name: &'static str, bytes: u64) {
+        self.bytes += bytes;
+        self.pools.extend((bytes > 0).then_some(Pool { name, bytes }));
+        self.pools.sort_by_key(|pool| std::cmp::Reverse(pool.bytes));
+    }
 }
 
 fn memory(what: &str, built: &RankLayout, arena: Arena) -> Memory {
@@ -264,56 +264,29 @@ fn memory(what: &str, built: &RankLayout, arena: Arena) -> Memory {
     }
 }
 
-const fn dtype_name(dtype: Dtype) -> &'static str {
-    match dtype {
-        Dtype::F16 => "f16",
-        Dtype::Bf16 => "bf16",
-        Dtype::F32 => "f32",
-        Dtype::F64 => "f64",
-        Dtype::I32 => "i32",
-        Dtype::U16 => "u16",
-        Dtype::E4m3 => "e4m3",
-        Dtype::E5m2 => "e5m2",
-    }
+fn dtype_name(dtype: Dtype) -> String {
+    format!("{dtype:?}").to_lowercase()
 }
 
 /// Whether every memory holds what it must, as in [`memory_report`].
 pub fn fits(config: &Config, built: &RankLayout) -> bool {
-    all_fit(&limited(config, built))
-}
-
-/// Every memory that has a limit.
-pub fn limited(config: &Config, built: &RankLayout) -> Vec<MemoryUse> {
-    decided(config, built).limited
+    all_fit(&decided(config, built).limited)
 }
 
 /// The memories that a run takes, on its box or on this machine.
-fn decided(config: &Config, built: &RankLayout) -> Memories {
+pub(crate) fn decided(config: &Config, built: &RankLayout) -> Memories {
     let nodes = |copy| match &config.device {
-        DeviceConfig::Sim { box_, .. } => {
-            let (nodes, placed) = of_box(config, box_, built.host_bytes(config), copy);
-            HostNodes { nodes, placed, whole: None }
-        }
+        DeviceConfig::Sim { box_, .. } => of_box(config, box_, built.host_bytes(config), copy),
         DeviceConfig::Cpu { .. } | DeviceConfig::Cuda => of_this_machine(config, built, copy),
     };
     memory::decided(config, built, &nodes)
 }
 
-/// Bytes of host memory in which each rank keeps a copy of its states while it is written.
-pub(crate) fn checkpoint_copy(config: &Config, built: &RankLayout) -> u64 {
-    decided(config, built).copy
-}
-
 /// The nodes of a described box, with `copy` bytes more for each rank.
-fn of_box(
-    config: &Config,
-    box_: &BoxConfig,
-    host: HostBytes,
-    copy: u64,
-) -> (Vec<Node>, Vec<String>) {
+fn of_box(config: &Config, box_: &BoxConfig, host: HostBytes, copy: u64) -> HostNodes {
     // A checked config has a place on its box. The copy is where the states are, and changes no seat.
     let Ok(layout) = boxes::layout(config, box_, host) else {
-        return (Vec::new(), Vec::new());
+        return HostNodes::default();
     };
     let ranks = &layout.seats;
     let with_copy = |(rank, of): (usize, &BTreeMap<usize, u64>)| {
@@ -329,7 +302,7 @@ fn of_box(
     if let Some(machine) = box_.machine.as_ref().filter(|m| m.numa_nodes.len() == nodes.len()) {
         nodes.iter_mut().zip(&machine.numa_nodes).for_each(|(node, of)| node.node = of.id);
     }
-    (nodes, layout.reasons)
+    HostNodes { nodes, placed: layout.reasons, whole: None }
 }
 
 fn binding(memories: &[MemoryUse], is_virtual: bool) -> Binding {
@@ -405,7 +378,7 @@ mod tests {
         ] {
             let (config, described) = nps4(sets);
             let host = lay_out(&config, &LocalMachine::default()).host_bytes(&config);
-            let (nodes, _) = of_box(&config, &described, host, 0);
+            let HostNodes { nodes, .. } = of_box(&config, &described, host, 0);
             // The same machine as a process finds it that runs on it, with as much memory free.
             let mut machine = Machine::clone(described.machine.as_ref().unwrap());
             machine.live = true;

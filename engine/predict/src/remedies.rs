@@ -12,6 +12,7 @@ use layout::LocalMachine;
 use layout::build::{lay_out, shape};
 use rayon::prelude::*;
 use serde::Serialize;
+use std::collections::BTreeSet;
 use topology::available_memory;
 
 /// Remedies that are named.
@@ -72,31 +73,22 @@ pub fn remedies(loaded: &LoadedConfig, machine: &LocalMachine, gpus: Option<usiz
     let unfit = Unfit { given, gpus, machine };
     let all = unfit.with_layouts(unfit.fitting());
     let before = predicted(given, machine);
-    let remedies: Vec<(Vec<usize>, Remedy)> = if let Some(before) = before {
-        let timed = |(settings, config): &FittingConfig| {
-            let slower = predicted(config, machine).map(|seconds| seconds / before);
-            (settings.clone(), Remedy { sets: changes::sets(loaded, config), slower })
-        };
-        let mut timed: Vec<_> = all[..all.len().min(SIMULATED)].par_iter().map(timed).collect();
+    let told = |(settings, config): &FittingConfig| {
+        let slower = before.and_then(|before| Some(predicted(config, machine)? / before));
+        (settings.clone(), Remedy { sets: changes::sets(loaded, config), slower })
+    };
+    let most = before.map_or(all.len(), |_| SIMULATED);
+    let mut remedies: Vec<(Vec<usize>, Remedy)> = all.par_iter().take(most).map(told).collect();
+    if before.is_some() {
         let time = |remedy: &Remedy| remedy.slower.unwrap_or(f64::INFINITY);
         let other = |settings: &[usize]| settings.contains(&OTHER_RESULTS);
-        timed.sort_by(|(a, x), (b, y)| {
+        remedies.sort_by(|(a, x), (b, y)| {
             other(a).cmp(&other(b)).then_with(|| time(x).total_cmp(&time(y)))
         });
-        timed
-    } else {
-        let untimed = |(settings, config): &FittingConfig| {
-            (settings.clone(), Remedy { sets: changes::sets(loaded, config), slower: None })
-        };
-        all.iter().map(untimed).collect()
-    };
+    }
     // One for each choice of settings; others of the same settings where these are few.
-    let mut named: Vec<Vec<usize>> = Vec::new();
-    let mut first = |(settings, _): &(Vec<usize>, Remedy)| {
-        let first = !named.contains(settings);
-        named.push(settings.clone());
-        first
-    };
+    let mut named = BTreeSet::new();
+    let mut first = |(settings, _): &(Vec<usize>, Remedy)| named.insert(settings.clone());
     let numbered = remedies.into_iter().enumerate();
     let (first, further): (Vec<_>, Vec<_>) = numbered.partition(|(_, remedy)| first(remedy));
     let mut told: Vec<_> = first.into_iter().chain(further).take(NAMED).collect();

@@ -217,9 +217,8 @@ fn search_form(
     }
     let all = enumerate(form, machine, world);
     let enumerated = all.len();
-    let all: Vec<(usize, Config)> = all.into_iter().enumerate().collect();
-    let laid_out = |(number, config): (usize, Config)| laid_out(given, &config, machine, number);
-    let fitting: Vec<Candidate> = all.into_par_iter().filter_map(laid_out).collect();
+    let laid_out = |(number, config): (usize, &Config)| laid_out(given, config, machine, number);
+    let fitting: Vec<Candidate> = all.par_iter().enumerate().filter_map(laid_out).collect();
     let of_these = fitting.len();
     let no_layout = (enumerated == 0).then(|| no_layout(given, machine, world));
     // Who names a number of GPUs wants no layout of another.
@@ -322,22 +321,21 @@ fn laid_out(
         let stays = built.decoder.shape().ring.resident == config.model.layers;
         !stays && fits(config, &built)
     };
-    let config = std::iter::once(config.clone()).chain(in_groups(config)).find(fits)?;
+    let config = in_groups(config).into_iter().find(fits)?;
     Some(worded(given, config, machine, number))
 }
 
 /// Every layout that a search looks at, with parameters on the host in every size of groups.
 pub fn layouts(config: &Config, machine: &LocalMachine, world: usize) -> Vec<Config> {
-    let in_all = |config: Config| std::iter::once(config.clone()).chain(in_groups(&config));
-    let all = enumerate(config, machine, world).into_iter().flat_map(in_all);
-    all.filter(|config| machine.is_sound(config)).collect()
+    let all = enumerate(config, machine, world);
+    all.iter().flat_map(in_groups).filter(|config| machine.is_sound(config)).collect()
 }
 
-/// `config` with fewer and fewer micro-batches together, where parameters are on the host and all go together.
+/// `config`, and then with fewer and fewer micro-batches together, where parameters are on the host and all go together.
 fn in_groups(config: &Config) -> Vec<Config> {
     let OffloadConfig { parameters, first_forward, .. } = &config.offload;
     if *parameters == ParameterPlace::Device || *first_forward != ALL_TOGETHER {
-        return Vec::new();
+        return vec![config.clone()];
     }
     let fewer = divisors(micro_batches(config)).into_iter().rev().skip(1);
     let with = |together| {
@@ -345,7 +343,7 @@ fn in_groups(config: &Config) -> Vec<Config> {
         config.offload.first_forward = together;
         config
     };
-    fewer.map(with).collect()
+    std::iter::once(config.clone()).chain(fewer.map(with)).collect()
 }
 
 /// `config` with its handles, in the words of `given` where these mean the same.

@@ -1,15 +1,16 @@
 //! Which memory is short where no layout of a model fits, and how much of it would be enough.
 
 use super::changes;
-use super::plan::{fits, limited};
+use super::plan::{decided, fits};
 use super::search::{layouts, words};
 use super::variants::{States, variants};
 use config::{Config, DeviceConfig, LoadedConfig};
-use engine::memory::{MemoryUse, is_gpu};
+use engine::memory::{GPU, MemoryUse};
 use layout::LocalMachine;
 use layout::build::{RankLayout, device_bytes, device_limit, lay_out, reserved_bytes};
 use rayon::prelude::*;
 use serde::Serialize;
+use std::collections::BTreeSet;
 use tensor_parallel::Ring;
 use topology::up_to_hundredths;
 
@@ -49,7 +50,7 @@ pub struct MemoryShortage {
 }
 
 /// A kind of memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Memory {
     /// Of each GPU.
@@ -223,9 +224,9 @@ fn least(low: u64, most: u64, holds: impl Fn(u64) -> bool) -> Option<u64> {
 fn of_machine(loaded: &LoadedConfig, layouts: Vec<&Layout>) -> Option<Shortage> {
     let over = |(_, bytes, there): &MemoryUse| bytes > there;
     let looked = |layout: &&'_ Layout| {
-        let all = limited(&layout.config, &layout.built).into_iter().filter(over);
+        let all = decided(&layout.config, &layout.built).limited.into_iter().filter(over);
         all.map(|(name, bytes, there)| {
-            let memory = if is_gpu(&name) { Memory::Gpu } else { Memory::Host };
+            let memory = if name == GPU { Memory::Gpu } else { Memory::Host };
             MemoryShortage { memory, there, enough: up_to_hundredths(bytes), nodes: 1 }
         })
         .collect::<Vec<_>>()
@@ -238,13 +239,8 @@ fn of_machine(loaded: &LoadedConfig, layouts: Vec<&Layout>) -> Option<Shortage> 
     let (layout, mut short) = all.min_by(|a, b| factor(&a.1).total_cmp(&factor(&b.1)))?;
     // Of nodes and of all of them together the one that lacks most.
     short.sort_by_key(|s| std::cmp::Reverse(s.enough - s.there));
-    let mut seen = Vec::new();
-    short.retain(|s| {
-        !seen.contains(&s.memory) && {
-            seen.push(s.memory);
-            true
-        }
-    });
+    let mut seen = BTreeSet::new();
+    short.retain(|s| seen.insert(s.memory));
     (!short.is_empty()).then(|| told(loaded, layout, short))
 }
 

@@ -4,8 +4,8 @@ use crate::boxes::{self, BoxError};
 use crate::plan::Report;
 use crate::sim::{self, Hardware, Program, SimulatedOp, Timeline, WorkKind};
 use config::{BoxConfig, Config, DeviceConfig, UpdateMode};
-use device::{Lane, Rank};
-use engine::dry_run::play_steps;
+use device::Lane;
+use engine::dry_run::{first_rank, play_steps};
 use layout::build::{RankLayout, shape, update_mode};
 use offload::SpeculationOutcome;
 use serde::Serialize;
@@ -26,9 +26,6 @@ pub enum SimulateError {
     /// The box.
     #[error(transparent)]
     Box(#[from] BoxError),
-    /// The grid is larger than the box.
-    #[error(transparent)]
-    Seats(#[from] sim::TooFewSeats),
     /// More GPUs are asked for than the box has.
     #[error("--gpus {asked}: the box `{box_name}` has {}", counted(.has, "GPU"))]
     TooFewGpus {
@@ -186,24 +183,12 @@ pub fn groups(parts: &[CriticalPathPart]) -> Vec<(&'static str, f64)> {
     groups
 }
 
-/// Plays a step of `config` on its box.
+/// Plays a step of `config` on its box, whose updates ahead of the decision, if there are any, stand.
 ///
 /// # Errors
-/// No box, or one that says too little; a grid that is larger.
+/// No box, or one that says too little.
 pub fn simulate(config: &Config, built: &RankLayout) -> Result<Timeline, SimulateError> {
-    simulate_as(config, built, SpeculationOutcome::Committed)
-}
-
-/// [`simulate`], with what becomes of updates ahead of the decision, if there are any.
-///
-/// # Errors
-/// As [`simulate`].
-pub fn simulate_as(
-    config: &Config,
-    built: &RankLayout,
-    ahead: SpeculationOutcome,
-) -> Result<Timeline, SimulateError> {
-    play(config, built, true, ahead)
+    play(config, built, true, SpeculationOutcome::Committed)
 }
 
 /// [`simulate`] without the checks of the step's ops: for layouts that compete, of which `simulate` and `train` check the one that is taken.
@@ -225,14 +210,14 @@ fn play(
 ) -> Result<Timeline, SimulateError> {
     // First: where there is no box, a step may be too long to record.
     let hardware = hardware(config, built.host_bytes(config))?;
-    let mut program = record_as(config, built, checked)?;
+    let mut program = record(config, built, checked)?;
     match ahead {
         SpeculationOutcome::None => program.leave_out("ahead_tile"),
         SpeculationOutcome::Committed => program.leave_out("settle_tile"),
         SpeculationOutcome::Redone => {}
     }
     let (tp, dp) = (config.parallel.tensor, config.parallel.data);
-    Ok(sim::simulate(program, &hardware, (tp, dp))?)
+    Ok(sim::simulate(program, &hardware, tp, dp, true))
 }
 
 /// Seconds of a mean step of which the share `clipped` is clipped or skipped; `committed` is the time of one that is not.
@@ -250,9 +235,9 @@ pub fn mean_step(
         return Ok(committed);
     }
     if clipped >= offload::MAX_CLIP_RATE {
-        return Ok(simulate_as(config, built, SpeculationOutcome::None)?.step_seconds());
+        return Ok(play(config, built, true, SpeculationOutcome::None)?.step_seconds());
     }
-    let redone = simulate_as(config, built, SpeculationOutcome::Redone)?.step_seconds();
+    let redone = play(config, built, true, SpeculationOutcome::Redone)?.step_seconds();
     Ok((1.0 - clipped) * committed + clipped * redone)
 }
 
@@ -269,30 +254,26 @@ pub fn hardware(config: &Config, host: HostBytes) -> Result<Hardware, SimulateEr
 /// # Errors
 /// No box, or one that says too little.
 pub fn described(config: &Config) -> Result<&BoxConfig, SimulateError> {
-    let box_ = match &config.device {
-        DeviceConfig::Sim { box_, .. } => box_,
-        DeviceConfig::Cpu { .. } => {
-            return Err(SimulateError::NoBox("virtual GPUs of this machine"));
+    match &config.device {
+        DeviceConfig::Sim { box_, .. } => {
+            boxes::check_rates(box_)?;
+            Ok(box_)
         }
-        DeviceConfig::Cuda => return Err(SimulateError::NoBox("GPUs of this machine")),
-    };
-    boxes::check_rates(box_)?;
-    Ok(box_)
+        DeviceConfig::Cpu { .. } => Err(SimulateError::NoBox("virtual GPUs of this machine")),
+        DeviceConfig::Cuda => Err(SimulateError::NoBox("GPUs of this machine")),
+    }
 }
 
-/// What every rank submits in a few steps.
+/// What every rank submits in a few steps; with the checks of its ops or without.
 ///
 /// # Errors
 /// The step's own checks.
-pub fn record(config: &Config, built: &RankLayout) -> Result<Program, device::Error> {
-    record_as(config, built, true)
-}
-
-/// [`record`], with the hazard check or without.
-fn record_as(config: &Config, built: &RankLayout, checked: bool) -> Result<Program, device::Error> {
-    let (tensor, data) = (config.parallel.tensor, config.parallel.data);
-    let rank = Rank { tp: 0, tp_size: tensor, dp: 0, dp_size: data };
-    sim::record_as(rank, &built.plan, checked, |dev| {
+pub fn record(
+    config: &Config,
+    built: &RankLayout,
+    checked: bool,
+) -> Result<Program, device::Error> {
+    sim::record(first_rank(config), &built.plan, checked, |dev| {
         play_steps(config, built, dev, RECORDED_STEPS, &mut || ())
     })
 }

@@ -1,5 +1,6 @@
 //! Steps without data on a device that runs nothing: what they are counted by, and how few of them say it for many.
 
+use crate::step::Trainer;
 use crate::trainer::trainer;
 use config::{Accumulate, Config, UpdateMode};
 use data::{Corpus, Dataset};
@@ -31,6 +32,20 @@ pub fn first_rank(config: &Config) -> Rank {
     Rank { tp: 0, tp_size: tensor, dp: 0, dp_size: data }
 }
 
+/// A trainer of blank states that has no data, and has asked for its first batch.
+pub(super) fn blank_trainer(
+    config: &Config,
+    built: &RankLayout,
+    dev: &Device,
+) -> Result<Trainer, Error> {
+    let no_tokens = Arc::new(Dataset::from(Corpus::none(config.model.seq_len)));
+    let mut trainer = trainer(config, built, &no_tokens, &Arc::default(), dev.rank());
+    built.decoder.write_constants(dev)?;
+    trainer.optimizer.init_blank(dev)?;
+    trainer.loader.prefetch(dev);
+    Ok(trainer)
+}
+
 /// So many steps like most, without data, on a device that runs nothing; `begins` is called before each but the first.
 pub fn play(
     config: &Config,
@@ -39,12 +54,8 @@ pub fn play(
     steps: u64,
     begins: &mut dyn FnMut(),
 ) -> Result<(), Error> {
-    let no_tokens = Arc::new(Dataset::from(Corpus::none(config.model.seq_len)));
     let config = &with_steps(config, steps);
-    let mut trainer = trainer(config, built, &no_tokens, &Arc::default(), dev.rank());
-    built.decoder.write_constants(dev)?;
-    trainer.optimizer.init_blank(dev)?;
-    trainer.loader.prefetch(dev);
+    let mut trainer = blank_trainer(config, built, dev)?;
     let first = typical_step(config);
     for step in first..first + steps {
         if step > first {

@@ -7,17 +7,12 @@ pub use count::{
     IDLE, alike, count, first_rank, play as play_steps, typical_step, with_micro_batches,
     with_steps,
 };
-use data::Corpus;
 
 use crate::TIMEOUT;
-use crate::trainer::trainer;
-use checkpoint::rollback::RollbackHistory;
 use config::Config;
-use data::Dataset;
 use device::cuda::{self, Collectives, CudaOptions, Peers};
 use device::warm::{self, DistinctOps};
-use device::{Communicator, HostPlace, HostWork};
-use device::{Device, Error, Rank};
+use device::{Communicator, Device, Error, HostPlace, HostWork, Rank};
 use layout::build::{RankLayout, op_scratch};
 use std::sync::Arc;
 
@@ -54,12 +49,7 @@ fn play(
     steps: impl Iterator<Item = u64>,
     passed: &dyn Fn(u64),
 ) -> Result<(), Error> {
-    let data = Arc::new(Dataset::from(Corpus::none(config.model.seq_len)));
-    let rollback_history: Arc<RollbackHistory> = Arc::default();
-    let mut trainer = trainer(config, built, &data, &rollback_history, dev.rank());
-    built.decoder.write_constants(dev)?;
-    trainer.optimizer.init_blank(dev)?;
-    trainer.loader.prefetch(dev);
+    let mut trainer = count::blank_trainer(config, built, dev)?;
     dev.sync_all()?;
     passed(0);
     for step in steps {

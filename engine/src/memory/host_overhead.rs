@@ -6,8 +6,7 @@
 //! above its plan, and sometimes under one of 8.6 MiB.
 
 use super::windows::window_bytes;
-use config::Config;
-use config::DeviceConfig;
+use config::{Config, DeviceConfig};
 use device::{Arena, message_bytes};
 use layout::build::RankLayout;
 

@@ -55,11 +55,6 @@ impl Memories {
 /// The name of a GPU's memory among those that have a limit.
 pub const GPU: &str = "gpu";
 
-/// Whether this is the name of a GPU's memory.
-pub fn is_gpu(name: &str) -> bool {
-    name == GPU
-}
-
 /// Whether none has more than its limit.
 pub fn all_fit(memories: &[MemoryUse]) -> bool {
     memories.iter().all(|(_, bytes, limit)| bytes <= limit)

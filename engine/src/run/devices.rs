@@ -3,10 +3,9 @@
 use crate::dry_run::distinct;
 use crate::run::{FaultPoint, Ranks, RunOptions};
 use config::DeviceConfig;
-use device::HostWork;
 use device::cpu::{self, CpuOptions};
 use device::cuda::{self, CudaOptions};
-use device::{Device, Error, Rank, ThreadTeam};
+use device::{Device, Error, HostWork, Rank, ThreadTeam};
 use layout::build::{KernelScratch, op_scratch};
 use layout::placement::kernel_threads;
 use std::sync::Arc;

@@ -7,11 +7,11 @@ use crate::run::barrier::barrier;
 use crate::run::options::RunOptions;
 use crate::run::value_runs::ValueRuns;
 use checkpoint::room;
-use device::Communicator;
-use device::{Device, Error, Rank, Tensor};
+use device::{Communicator, Device, Error, Rank, Tensor};
 use files::held::LockedRunDir;
 use files::names::{UNFINISHED, WEIGHTS};
 use offload::Optimizer;
+use serde_json::Map;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::ops::Range;
@@ -417,20 +417,10 @@ fn bytes(segments: &[SegmentLayout]) -> u64 {
 
 /// The safetensors header of all parameters, in the order in which they are written.
 fn header(segments: &[SegmentLayout]) -> Vec<u8> {
-    let mut entries = serde_json::Map::new();
-    let mut at = 0;
-    for param in segments.iter().flat_map(|s| &s.params) {
-        let end = at + 4 * param.global_len() as u64;
+    let shape = |param: &Param| {
         let (rows, cols) = param.global;
-        let shape = if cols == 1 { vec![rows] } else { vec![rows, cols] };
-        let entry =
-            serde_json::json!({ "dtype": "F32", "shape": shape, "data_offsets": [at, end] });
-        entries.insert(param.name.clone(), entry);
-        at = end;
-    }
-    let mut json = serde_json::Value::Object(entries).to_string().into_bytes();
-    json.resize(json.len().next_multiple_of(8), b' ');
-    let mut bytes = (json.len() as u64).to_le_bytes().to_vec();
-    bytes.extend(json);
-    bytes
+        (param.name.clone(), if cols == 1 { vec![rows] } else { vec![rows, cols] })
+    };
+    let params = segments.iter().flat_map(|s| &s.params);
+    checkpoint::header::of_shapes(Map::new(), "F32", 4, params.map(shape))
 }

@@ -2,8 +2,7 @@
 
 use crate::dry_run::{count, with_micro_batches};
 use crate::run::RunError;
-use config::Config;
-use config::DeviceConfig;
+use config::{Config, DeviceConfig};
 
 use device::Lane;
 use device::cpu::Lanes;

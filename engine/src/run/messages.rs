@@ -1,8 +1,7 @@
 //! The messages of a run, and their channel to the calling thread.
 
 use crate::train::batch::StepContents;
-use device::Activity;
-use device::Communicator;
+use device::{Activity, Communicator};
 use offload::SpeculationOutcome;
 use serde::{Deserialize, Serialize};
 use std::fmt;

@@ -1,17 +1,14 @@
 //! What a caller may ask of a run besides its config; most of it is for tests.
 
-use crate::TIMEOUT;
 use crate::run::RunError;
 use crate::run::fault_point::Watcher;
 use crate::train::initial_states::Weights;
 use checkpoint::hugging_face::PretrainedWeights;
 use checkpoint::rollback::RollbackHistory;
 use checkpoint::{Checkpoint, RunFolder};
-use device::Lane;
-use device::Processes;
-use device::Trace;
 use device::cpu::Lanes;
 use device::cuda::Collectives;
+use device::{Lane, Processes, Trace};
 use files::held::LockedRunDir;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -27,7 +24,7 @@ pub struct StuckHandler {
 }
 
 /// What a caller may ask of a run besides its config.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct RunOptions {
     /// How the lanes of virtual GPUs run.
     pub lanes: Lanes,
@@ -58,15 +55,15 @@ pub struct RunOptions {
     /// When true, every rank ends after the step that is running, or the batch of an evaluation; before the first step as
     /// soon as each rank hears of it.
     pub stop: Arc<AtomicBool>,
-    /// A collective that a rank does not reach in this time is an error.
-    pub timeout: Duration,
+    /// A collective that a rank does not reach in this time is an error; `None`: in ten minutes.
+    pub timeout: Option<Duration>,
     /// Called if the run has failed and the thread of a rank does not end: it waits for something that never comes, and only the
     /// end of the process helps.
     pub stuck: Option<StuckHandler>,
-    /// The time before that call if a checkpoint is being written and makes no progress.
-    pub stuck_save: Duration,
-    /// Least time between checkpoints by `train.checkpoint_overhead`, and before the first.
-    pub checkpoint_pause: Duration,
+    /// The time before that call if a checkpoint is being written and makes no progress; `None`: ten minutes.
+    pub stuck_save: Option<Duration>,
+    /// Least time between checkpoints by `train.checkpoint_overhead`, and before the first; `None`: ten minutes.
+    pub checkpoint_pause: Option<Duration>,
     /// The directory into which the weights are written, if any; `train.weights` says when.
     pub weights: Option<Arc<LockedRunDir>>,
     /// Where checkpoints go, if anywhere.
@@ -84,43 +81,12 @@ pub struct RunOptions {
 
 impl RunOptions {
     pub(crate) fn rollback_history(&self) -> RollbackHistory {
-        let stored = || self.resume.as_ref().map(|from| from.rollback_history().clone());
+        let stored = || self.resume.as_ref().map(|from| from.manifest().rollback_history.clone());
         self.rollback_history.clone().or_else(stored).unwrap_or_default()
     }
 
     pub(crate) fn skipped_in_a_row(&self) -> u64 {
-        let stored = || self.resume.as_ref().map_or(0, |from| from.skipped_in_a_row());
+        let stored = || self.resume.as_ref().map_or(0, |from| from.manifest().skipped_in_a_row);
         self.skipped_in_a_row.unwrap_or_else(stored)
-    }
-}
-
-impl Default for RunOptions {
-    fn default() -> Self {
-        Self {
-            lanes: Lanes::Inline,
-            collectives: Collectives::Auto,
-            trace: None,
-            slow: None,
-            panic_at: None,
-            stall_at: None,
-            leave_at: None,
-            change_at: None,
-            watcher: None,
-            initial: None,
-            pretrained: None,
-            processes: None,
-            bind: false,
-            stop: Arc::default(),
-            timeout: TIMEOUT,
-            stuck: None,
-            stuck_save: Duration::from_secs(600),
-            checkpoint_pause: Duration::from_secs(600),
-            weights: None,
-            checkpoints: None,
-            copies_states: None,
-            resume: None,
-            rollback_history: None,
-            skipped_in_a_row: None,
-        }
     }
 }

@@ -9,9 +9,11 @@ mod remote;
 
 use self::background::Snapshot;
 use self::pace::Pace;
+use crate::TIMEOUT;
 use crate::run::barrier::barrier;
 use crate::run::messages::{ChannelItem, Listener, Message, flush};
 use crate::run::{FaultPoint, RunOptions, Watcher};
+use crate::step::Trainer;
 use checkpoint::RunFolder;
 use checkpoint::disk_space::{checkpoint_bytes, is_full, make_room};
 use checkpoint::folder::{clean, hint, retain_from};
@@ -27,12 +29,11 @@ use device::{Arena, Device, Error, Tensor};
 use files::directory::Directory;
 use layout::build::RankLayout;
 use layout::placement::Places;
-use offload::{BufferIndex, Optimizer, State, control};
+use offload::{BufferIndex, State, control};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use tensor_parallel::Decoder;
 
 /// Elements read from a device at once.
 const BLOCK: usize = 1 << 14;
@@ -59,6 +60,7 @@ pub(crate) struct Saver {
     watcher: Option<Watcher>,
 }
 
+#[derive(Default)]
 struct SaveState {
     /// What is being written; none where it could not be begun.
     growing: Option<UnfinishedCheckpoint>,
@@ -101,21 +103,11 @@ impl SaveJob {
 }
 
 /// Why a rank's file is not there: the run's end, or only the checkpoint's.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
 enum SaveFailure {
-    Device(Error),
-    Io(io::Error),
-}
-
-impl From<Error> for SaveFailure {
-    fn from(error: Error) -> Self {
-        Self::Device(error)
-    }
-}
-
-impl From<io::Error> for SaveFailure {
-    fn from(error: io::Error) -> Self {
-        Self::Io(error)
-    }
+    Device(#[from] Error),
+    Io(#[from] io::Error),
 }
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -146,7 +138,7 @@ impl Saver {
         // What threads beside the ranks write in several processes, nobody would bring together.
         let spread = options.processes.as_ref().is_some_and(|processes| processes.count() > 1);
         let copies = !spread && options.copies_states.unwrap_or_else(decide);
-        let pace = Pace::new(train, options.checkpoint_pause);
+        let pace = Pace::new(train, options.checkpoint_pause.unwrap_or(TIMEOUT));
         let files = ranks.clone().map(|_| None).collect();
         Some(Arc::new(Self {
             folder: folder.clone(),
@@ -157,13 +149,7 @@ impl Saver {
             base,
             most_states: crate::memory::saved_states(config),
             copies: copies.then(|| ranks.map(|_| Mutex::default()).collect()),
-            shared: Mutex::new(SaveState {
-                growing: None,
-                problem: None,
-                full: false,
-                files,
-                good,
-            }),
+            shared: Mutex::new(SaveState { files, good, ..SaveState::default() }),
             writing: Mutex::new(None),
             under_way: Arc::default(),
             cores: places.ranks.iter().map(|place| place.cpus.clone()).collect(),
@@ -175,15 +161,11 @@ impl Saver {
     ///
     /// # Errors
     /// [`Error::HostMemory`]
-    pub(crate) fn open(
-        &self,
-        dev: &Device,
-        optimizer: &Optimizer,
-        gpt: &Decoder,
-    ) -> Result<(), Error> {
+    pub(crate) fn open(&self, dev: &Device, trainer: &Trainer) -> Result<(), Error> {
         let Some(copies) = &self.copies else { return Ok(()) };
         let rank = dev.rank();
-        let pieces = pieces(gpt, &|segment| optimizer.owned(segment, BufferIndex::FIRST), rank);
+        let owned = |segment| trainer.optimizer.owned(segment, BufferIndex::FIRST);
+        let pieces = pieces(&trainer.decoder, &owned, rank);
         let (mut room, wanted) = (Vec::new(), bytes(&pieces) / 3 * self.most_states);
         room.try_reserve_exact(wanted).map_err(|_| Error::HostMemory {
             rank: rank.index(),
@@ -192,7 +174,7 @@ impl Saver {
         })?;
         // On this rank's cores, so that it comes from their node's memory.
         room.resize(wanted, 1);
-        *lock(&copies[rank.index()]) = Snapshot { pieces, late: false, bytes: room };
+        *lock(&copies[rank.index()]) = Snapshot { pieces, bytes: room };
         Ok(())
     }
 
@@ -214,13 +196,13 @@ impl Saver {
     pub(crate) fn save(
         self: &Arc<Self>,
         dev: &Device,
-        optimizer: &Optimizer,
-        gpt: &Decoder,
+        trainer: &Trainer,
         meeting: Tensor,
         SavePoint { step, skipped_in_a_row }: SavePoint,
         listener: Listener<'_>,
     ) -> Result<(), Error> {
         let started = Instant::now();
+        let optimizer = &trainer.optimizer;
         let (rank, world) = (dev.rank(), listener.world);
         let first = rank.index() == 0;
         dev.sync_all()?;
@@ -228,18 +210,16 @@ impl Saver {
             self.finish(listener);
         }
         self.passes(rank.index(), FaultPoint::Saving, step);
-        let side = optimizer.state_buffer(dev)?;
+        let (side, late) = (optimizer.state_buffer(dev)?, optimizer.has_delayed_update());
+        let pieces = pieces(&trainer.decoder, &|segment| optimizer.owned(segment, side), rank);
         match &self.copies {
             Some(copies) => {
                 barrier(dev, meeting)?;
-                let pieces = pieces(gpt, &|segment| optimizer.owned(segment, side), rank);
-                lock(&copies[rank.index()]).take(dev, pieces, optimizer.has_delayed_update())?;
+                lock(&copies[rank.index()]).take(dev, pieces)?;
             }
             None => {
                 if first {
-                    world.held_up(|| {
-                        self.begin(step, optimizer.has_delayed_update(), skipped_in_a_row);
-                    });
+                    world.held_up(|| self.begin(step, late, skipped_in_a_row));
                 }
                 barrier(dev, meeting)?;
                 if self.is_well_everywhere(rank, world)? {
@@ -248,8 +228,6 @@ impl Saver {
                         true => Err(io::Error::other("the run has failed").into()),
                         false => Ok(read(dev, part, to)?),
                     };
-                    let pieces = pieces(gpt, &|segment| optimizer.owned(segment, side), rank);
-                    let late = optimizer.has_delayed_update();
                     self.passes(rank.index(), FaultPoint::Writing, step);
                     let file = || self.write(rank.index(), &pieces, late, step, &mut fill);
                     world.held_up(file)?;
@@ -264,7 +242,6 @@ impl Saver {
         }
         let mut words = [0.0; control::WORDS];
         dev.read(optimizer.control(), &mut words)?;
-        let late = optimizer.has_delayed_update();
         let job = SaveJob { step, skipped_in_a_row, words, late, started, waited: None };
         match (&self.copies, listener.sender) {
             (Some(_), Some(sender)) => {
@@ -314,16 +291,25 @@ impl Saver {
         step: u64,
         fill: &mut Fill<'_, SaveFailure>,
     ) -> Result<(), Error> {
-        let written = self.growing(step).map_err(SaveFailure::Io).and_then(|growing| {
-            let folder = growing.directory();
-            write_file(number, &self.base, pieces, late, folder, &self.under_way, fill)
-        });
-        match written {
+        match self.write_file(number, pieces, late, step, fill) {
             Ok(file) => self.wrote(number, Ok(file)),
             Err(SaveFailure::Io(error)) => self.wrote(number, Err(error)),
             Err(SaveFailure::Device(error)) => return Err(error),
         }
         Ok(())
+    }
+
+    pub(super) fn write_file<E: From<io::Error>>(
+        &self,
+        number: usize,
+        pieces: &Pieces,
+        late: bool,
+        step: u64,
+        fill: &mut Fill<'_, E>,
+    ) -> Result<RankRecord, E> {
+        let growing = self.growing(step)?;
+        let folder = growing.directory();
+        write_file(number, &self.base, pieces, late, folder, &self.under_way, fill)
     }
 
     pub(super) fn wrote(&self, number: usize, written: io::Result<RankRecord>) {

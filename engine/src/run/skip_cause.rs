@@ -2,7 +2,7 @@
 
 use crate::run::Ranks;
 use device::{Device, Error};
-use offload::Optimizer;
+use offload::{NonFiniteGradient, Optimizer};
 use std::cmp::Reverse;
 
 /// The first gradient of a skipped step that is not finite.
@@ -22,20 +22,19 @@ impl Ranks<'_> {
         step: u64,
     ) -> Result<(), Error> {
         let found = optimizer.first_not_finite(dev)?;
-        if let Some(offload::NonFiniteGradient { segment, element }) = found {
-            self.note_skip_cause(step, segment, element);
-        }
+        let found = found.map(|NonFiniteGradient { segment, element }| [segment, element]);
+        let mut all = vec![found];
         if self.world.has_remote_ranks() {
-            let found =
-                found.map_or_else(Vec::new, |offload::NonFiniteGradient { segment, element }| {
-                    [(segment as u64).to_le_bytes(), (element as u64).to_le_bytes()].concat()
-                });
-            for (_, found) in self.world.gather_remote(dev.rank(), "not finite", &found)? {
-                if let ([segment, element], []) = found.as_chunks() {
-                    let [segment, element] = [segment, element].map(|x| u64::from_le_bytes(*x));
-                    self.note_skip_cause(step, segment as usize, element as usize);
-                }
-            }
+            let found = serde_json::json!(found).to_string();
+            let remote = self.world.gather_remote(dev.rank(), "not finite", found.as_bytes())?;
+            all.extend(
+                remote
+                    .iter()
+                    .filter_map(|(_, found)| serde_json::from_slice::<Option<_>>(found).ok()),
+            );
+        }
+        for [segment, element] in all.into_iter().flatten() {
+            self.note_skip_cause(step, segment, element);
         }
         Ok(())
     }

@@ -5,12 +5,12 @@ use checkpoint::{Checkpoint, CheckpointError, CheckpointReader, TensorState};
 use config::{Config, Moments};
 use device::numerics::normals;
 use device::{Rank, random};
-use layout::segment_runs::SegmentRuns;
+use layout::segment_runs::{SegmentRun, SegmentRuns};
 use offload::{NoiseRun, StatePosition};
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;
-use tensor_parallel::{Decoder, Init};
+use tensor_parallel::{Decoder, Init, Param};
 
 /// Whole tensors by global name, row-major.
 pub type Weights = BTreeMap<String, Arc<[f32]>>;
@@ -62,24 +62,18 @@ impl InitialParameters {
 /// For each segment, the keys of the random bits that round bf16 moments stochastically, by tensor and index in the whole tensor;
 /// none for fp32 moments.
 pub(crate) fn noise(config: &Config, decoder: &Decoder, rank: Rank) -> Vec<Arc<[NoiseRun]>> {
+    if config.offload.moments != Moments::Bf16 {
+        return decoder.segments().iter().map(|_| Arc::default()).collect();
+    }
     let seed = random::key_of_name(config.train.seed, "moments");
-    let segment = |layout: &tensor_parallel::SegmentLayout| {
-        let runs = |param: &tensor_parallel::Param| {
-            let (stream, start) = (random::key_of_name(seed, &param.name), param.range.start);
-            let run = move |run: tensor_parallel::Run| NoiseRun {
-                flat: start + run.local.start..start + run.local.end,
-                stream,
-                global: run.global as u64,
-            };
-            param.runs(rank.tp, rank.tp_size).into_iter().map(run)
-        };
-        let rounded = config.offload.moments == Moments::Bf16;
-        let params = layout.params.iter().filter(|_| rounded);
-        let mut runs: Vec<NoiseRun> = params.flat_map(runs).collect();
-        runs.sort_by_key(|run| run.flat.start);
-        runs.into()
+    let stream = |_, param: &Param| random::key_of_name(seed, &param.name);
+    let runs = SegmentRuns::new(decoder, (rank.tp, rank.tp_size), stream);
+    let noise = |SegmentRun { flat, global, source: stream }| NoiseRun {
+        flat,
+        stream,
+        global: global as u64,
     };
-    decoder.segments().iter().map(segment).collect()
+    runs.by_segment.into_iter().map(|runs| runs.into_iter().map(noise).collect()).collect()
 }
 
 /// The states of a checkpoint, cut for the flat segments of a rank.

@@ -8,13 +8,10 @@ use config::{ScheduleConfig, ScheduleKind};
 use std::f64::consts::PI;
 
 /// The learning rate of a run by step.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct LearningRateSchedule {
-    kind: ScheduleKind,
+    config: ScheduleConfig,
     peak: f64,
-    min: f64,
-    warmup_steps: u64,
-    decay_steps: u64,
 }
 
 /// Steps that `InverseSqrt` uses instead of a warm-up if there is none.
@@ -23,35 +20,30 @@ const TIMESCALE: u64 = 10_000;
 impl LearningRateSchedule {
     /// `lr` is the peak (`optimizer.lr`).
     pub fn new(config: &ScheduleConfig, lr: f32) -> Self {
-        Self {
-            kind: config.kind,
-            peak: f64::from(lr),
-            min: f64::from(config.min_lr),
-            warmup_steps: config.warmup_steps,
-            decay_steps: config.decay_steps,
-        }
+        Self { config: config.clone(), peak: f64::from(lr) }
     }
 
     /// The rate of `step`; the first step is 1. `step / warmup_steps` of the peak up to
     /// `warmup_steps`, where the peak is reached exactly; a curve that decays is exactly the minimum
     /// from `decay_steps` on. Both survive a cast to f32 unchanged.
     pub fn lr(&self, step: u64) -> f64 {
-        if step < self.warmup_steps {
-            return self.peak * step as f64 / self.warmup_steps as f64;
+        let ScheduleConfig { kind, warmup_steps, min_lr, .. } = self.config;
+        if step < warmup_steps {
+            return self.peak * step as f64 / warmup_steps as f64;
         }
-        match self.kind {
+        match kind {
             ScheduleKind::Constant => self.peak,
-            ScheduleKind::Cosine => self.decay(self.warmup_steps, step, cosine),
-            ScheduleKind::Linear => self.decay(self.warmup_steps, step, |done| 1.0 - done),
+            ScheduleKind::Cosine => self.decay(warmup_steps, step, cosine),
+            ScheduleKind::Linear => self.decay(warmup_steps, step, |done| 1.0 - done),
             ScheduleKind::Wsd { stable_until } => self.decay(stable_until, step, cosine),
             ScheduleKind::InverseSqrt => {
-                let (scale, shift) = match self.warmup_steps {
+                let (scale, shift) = match warmup_steps {
                     0 => (TIMESCALE, TIMESCALE),
                     warmup => (warmup, 0),
                 };
                 // A sum of f64: a step may be as large as any number.
                 let root = (scale as f64 / (step as f64 + shift as f64)).sqrt();
-                (self.peak * root).max(self.min)
+                (self.peak * root).max(f64::from(min_lr))
             }
         }
     }
@@ -62,11 +54,12 @@ impl LearningRateSchedule {
         if step <= from {
             return self.peak;
         }
-        if step >= self.decay_steps {
-            return self.min;
+        let (decay_steps, min) = (self.config.decay_steps, f64::from(self.config.min_lr));
+        if step >= decay_steps {
+            return min;
         }
-        let done = (step - from) as f64 / (self.decay_steps - from) as f64;
-        self.min + (self.peak - self.min) * share(done)
+        let done = (step - from) as f64 / (decay_steps - from) as f64;
+        min + (self.peak - min) * share(done)
     }
 }
 

@@ -122,7 +122,7 @@ pub(super) fn threads_are_bound() {
 
 /// Four ranks on one GPU that has few queues: each queue runs what was enqueued first, whosever it is.
 pub(super) fn ranks_share_hardware_queues() {
-    let options = RunOptions { timeout: Duration::from_secs(20), ..RunOptions::default() };
+    let options = RunOptions { timeout: Some(Duration::from_secs(20)), ..RunOptions::default() };
     let sets = ["train.steps=4", "model.layers=1", "batch.global=4"];
     let config = on_cuda(tiny(&[GRID, &sets[..]].concat()));
     let ran = try_run(&config, &options).unwrap_or_else(|e| panic!("{e}"));

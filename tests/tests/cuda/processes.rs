@@ -49,7 +49,7 @@ pub(super) fn have_the_bits_of_one() {
 
 /// The GPU of rank 2 is busy for longer than the deadline: ranks of the other process name it, and not rank 3, which waits, too.
 pub(super) fn name_the_rank_that_does_not_come() {
-    let options = RunOptions { timeout: DEADLINE, ..RunOptions::default() };
+    let options = RunOptions { timeout: Some(DEADLINE), ..RunOptions::default() };
     for ended in by_two(DP4, &options) {
         let error = ended.err().unwrap();
         println!("{error}");

@@ -46,7 +46,7 @@ pub(super) fn run_by(
         checkpoints: Some(RunFolder::at(&folder.join("checkpoints")).unwrap()),
         resume: resume.map(Arc::new),
         rollback_history,
-        checkpoint_pause: PAUSE,
+        checkpoint_pause: Some(PAUSE),
         ..RunOptions::default()
     };
     let (mut steps, mut evals, mut saved) = (BTreeMap::new(), BTreeMap::new(), Vec::new());

@@ -182,11 +182,11 @@ fn trained(
             lanes: if is_serial { Lanes::Inline } else { phase.lanes },
             watcher,
             stop,
-            timeout: Duration::from_secs(120),
+            timeout: Some(Duration::from_secs(120)),
             checkpoints: Some(RunFolder::at(folder).unwrap()),
             resume: from.0.take().map(Arc::new),
             rollback_history: from.1.clone(),
-            checkpoint_pause: Duration::ZERO,
+            checkpoint_pause: Some(Duration::ZERO),
             ..RunOptions::default()
         };
         let ran = train(&config, &built, &excerpt(), &options, &mut |m| match m {
@@ -236,8 +236,8 @@ fn all(model: &Sets, phases: &[Phase], folder: &Path, is_serial: bool) -> Vec<Ru
         let (next, rollback_history) = phase.next;
         let path = here.join(format!("step-{next:08}"));
         let checkpoint = Checkpoint::open(&path, next).unwrap();
-        let rollback_history =
-            rollback_history.then(|| checkpoint.rollback_history().clone().with_rollback(next));
+        let rollback_history = rollback_history
+            .then(|| checkpoint.manifest().rollback_history.clone().with_rollback(next));
         from = (Some(checkpoint), rollback_history);
     }
     all

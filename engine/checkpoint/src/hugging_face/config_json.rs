@@ -195,7 +195,7 @@ fn gpt2(model: &ModelConfig, dtype: &str) -> Value {
 }
 
 /// What of a `config.json` is not the model of `model`, each with the remedy, where there is one.
-pub(super) fn mismatches(bytes: &[u8], model: &ModelConfig) -> Vec<String> {
+pub(crate) fn mismatches(bytes: &[u8], model: &ModelConfig) -> Vec<String> {
     let theirs = match folder_model(bytes) {
         Ok(described) => described.model,
         Err(refused) => return refused.wrong,

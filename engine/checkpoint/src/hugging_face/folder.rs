@@ -10,9 +10,10 @@ use data::model_files::{check_pointer, unreadable};
 use files::json::Object;
 use files::regular_file::open_at;
 use half::{bf16, f16};
-use rayon::iter::{IndexedParallelIterator, IntoParallelIterator};
-use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
-use rayon::slice::{ParallelSlice, ParallelSliceMut};
+use rayon::iter::{
+    IndexedParallelIterator, IntoParallelIterator, IntoParallelRefIterator, ParallelIterator,
+};
+use rayon::slice::ParallelSliceMut;
 use rustix::fs::{CWD, OFlags};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -39,7 +40,7 @@ const GATHER: &str = "ZeRO-3 and FSDP save such parts for each rank: gather the 
 pub struct Folder {
     path: PathBuf,
     config: Vec<u8>,
-    files: Vec<(String, File)>,
+    files: Vec<(PathBuf, File)>,
     /// By their names without the prefix.
     tensors: BTreeMap<String, ForeignTensor>,
     /// Tensors that only the index has, and the file that it says.
@@ -47,7 +48,7 @@ pub struct Folder {
 }
 
 /// A tensor of the folder.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct ForeignTensor {
     /// Number of the file.
     file: usize,
@@ -57,8 +58,7 @@ struct ForeignTensor {
 /// Where a parameter of ours stands.
 #[derive(Clone, Debug)]
 pub(super) struct TensorPlace {
-    file: usize,
-    foreign: TensorEntry,
+    foreign: ForeignTensor,
     /// Of ours.
     shape: (usize, usize),
     /// It stands there transposed.
@@ -117,25 +117,28 @@ impl Folder {
     /// Refuses tensors that are parts of what a model has.
     fn check_whole(&self) -> Result<(), FolderError> {
         let all = || self.tensors.values();
-        if let Some(ForeignTensor { file, entry: foreign }) =
-            all().find(|of| is_of_an_adapter(&of.entry.name))
-        {
+        if let Some(foreign) = all().find(|of| is_of_an_adapter(&of.entry.name)) {
             let why = format!(
                 "`{}` is of a PEFT adapter (such as LoRA) that is not merged into the weights: merge it where it was trained, \
                  with `model.{MERGE}.save_pretrained(..)`",
-                foreign.name
+                foreign.entry.name
             );
-            return Err(FolderError::refused(&self.path.join(&self.files[*file].0), why));
+            return Err(self.refused(foreign, why));
         }
         let empty: Vec<_> = all().filter(|of| of.entry.shape.contains(&0)).collect();
-        let Some(ForeignTensor { file, entry: foreign }) = empty.first() else { return Ok(()) };
+        let Some(foreign) = empty.first() else { return Ok(()) };
         let (count, has) = match empty.len() - 1 {
             0 => (String::new(), "has"),
             more => (format!(" and {more} more"), "have"),
         };
-        let TensorEntry { name, shape, .. } = foreign;
+        let TensorEntry { name, shape, .. } = &foreign.entry;
         let why = format!("`{name}`{count} {has} no elements ({shape:?}). {GATHER}");
-        Err(FolderError::refused(&self.path.join(&self.files[*file].0), why))
+        Err(self.refused(foreign, why))
+    }
+
+    /// Names the file of a tensor.
+    fn refused(&self, foreign: &ForeignTensor, why: String) -> FolderError {
+        FolderError::refused(&self.files[foreign.file].0, why)
     }
 
     /// Takes a file in, whose tensors must be where the index has them.
@@ -171,7 +174,7 @@ impl Folder {
                 return Err(refused(format!("`{name}` and `{other}` are one tensor, twice")));
             }
         }
-        self.files.push((name, file));
+        self.files.push((path, file));
         Ok(())
     }
 
@@ -217,9 +220,9 @@ impl Folder {
             self.tensors.iter().filter(|(name, _)| is_strange(name)).map(|(_, of)| of).collect();
         let place = |param: &&Param| self.place(names, tied, param, &strange);
         let places = params.iter().map(place).collect::<Result<Vec<_>, _>>()?;
-        if let Some(ForeignTensor { file, entry: foreign }) = strange.first() {
-            let why = format!("`{}` is no tensor of this model", foreign.name);
-            return Err(FolderError::refused(&self.path.join(&self.files[*file].0), why));
+        if let Some(foreign) = strange.first() {
+            let why = format!("`{}` is no tensor of this model", foreign.entry.name);
+            return Err(self.refused(foreign, why));
         }
         if tied {
             self.check_head(&names.table())?;
@@ -237,8 +240,7 @@ impl Folder {
     ) -> Result<TensorPlace, FolderError> {
         let ((theirs, turned), shape) = (names.foreign(&param.name), param.global);
         let other = || self.tensors.get(HEAD).filter(|_| tied && theirs == names.table());
-        let Some(ForeignTensor { file, entry: foreign }) = self.tensors.get(&theirs).or_else(other)
-        else {
+        let Some(foreign) = self.tensors.get(&theirs).or_else(other) else {
             return Err(FolderError::refused(&self.path, missing(&theirs, strange)));
         };
         let wanted = match shape {
@@ -246,20 +248,19 @@ impl Folder {
             (rows, columns) if turned => vec![columns, rows],
             (rows, columns) => vec![rows, columns],
         };
-        let TensorEntry { name, dtype, shape: found, .. } = foreign;
+        let TensorEntry { name, dtype, shape: found, .. } = &foreign.entry;
         // Of positions the first ones: shorter samples have no others.
         let fits = match found[..] {
             [rows, columns] if param.name == "wpe" => columns == shape.1 && rows >= shape.0,
             _ => *found == wanted,
         };
         if !fits || !["F32", "F16", "BF16"].contains(&dtype.as_str()) {
-            let path = self.path.join(&self.files[*file].0);
-            let flat = if found.len() == 1 && wanted.len() == 2 { GATHER } else { "" };
             let why = format!("`{name}` is {dtype} {found:?}, not F32, F16 or BF16 {wanted:?}");
-            let why = if flat.is_empty() { why } else { format!("{why}. {flat}") };
-            return Err(FolderError::refused(&path, why));
+            let is_flat = found.len() == 1 && wanted.len() == 2;
+            let why = if is_flat { format!("{why}. {GATHER}") } else { why };
+            return Err(self.refused(foreign, why));
         }
-        Ok(TensorPlace { file: *file, foreign: foreign.clone(), shape, turned })
+        Ok(TensorPlace { foreign: foreign.clone(), shape, turned })
     }
 
     /// The output's weights, where they stand beside the embedding, must be it, bit for bit.
@@ -271,42 +272,47 @@ impl Folder {
         if form(head) == form(table) && self.is_same(head, table)? {
             return Ok(());
         }
-        let path = self.path.join(&self.files[head.file].0);
         let why =
             format!("`{}` is not the embedding, which config.json says it is", head.entry.name);
-        Err(FolderError::refused(&path, why))
+        Err(self.refused(head, why))
     }
 
     /// Whether two tensors of one form have the same bytes.
     fn is_same(&self, one: &ForeignTensor, other: &ForeignTensor) -> Result<bool, FolderError> {
         let bytes = one.entry.shape.iter().product::<usize>() * one.entry.width() as usize;
         let part = |of: &ForeignTensor, first: usize| {
-            let (name, file) = &self.files[of.file];
             let mut part = vec![0; AT_ONCE.min(bytes - first)];
-            let read = file.read_exact_at(&mut part, of.entry.at + first as u64);
-            read.map(|()| part).map_err(|e| cut_off(&self.path.join(name), e))
+            self.read_bytes(of, first, &mut part).map(|()| part)
         };
         let parts = (0..bytes.div_ceil(AT_ONCE)).into_par_iter().map(|i| i * AT_ONCE);
         let same = parts.map(|first| Ok(part(one, first)? == part(other, first)?));
         same.try_reduce(|| true, |a, b| Ok(a && b))
     }
 
-    /// The first elements of a tensor.
-    fn bytes(
+    /// Reads bytes of a tensor from its byte `first` on.
+    fn read_bytes(
         &self,
-        file: usize,
-        foreign: &TensorEntry,
-        len: usize,
-    ) -> Result<Vec<u8>, FolderError> {
-        let (name, file) = &self.files[file];
-        let mut bytes = vec![0; len * foreign.width() as usize];
-        let path = self.path.join(name);
-        let part = |(i, part): (usize, &mut [u8])| {
-            file.read_exact_at(part, foreign.at + (i * AT_ONCE) as u64)
-        };
-        let read = bytes.par_chunks_mut(AT_ONCE).enumerate().try_for_each(part);
-        read.map_err(|e| cut_off(&path, e))?;
-        Ok(bytes)
+        foreign: &ForeignTensor,
+        first: usize,
+        bytes: &mut [u8],
+    ) -> Result<(), FolderError> {
+        let (path, file) = &self.files[foreign.file];
+        let read = file.read_exact_at(bytes, foreign.entry.at + first as u64);
+        read.map_err(|e| cut_off(path, e))
+    }
+
+    /// Elements of a tensor, as they stand there, from element `first` on.
+    fn read_elements(
+        &self,
+        foreign: &ForeignTensor,
+        first: usize,
+        out: &mut [f32],
+    ) -> Result<(), FolderError> {
+        let each = foreign.entry.width() as usize;
+        let mut bytes = vec![0; out.len() * each];
+        self.read_bytes(foreign, first * each, &mut bytes)?;
+        widen(&foreign.entry.dtype, &bytes, out);
+        Ok(())
     }
 
     /// A part of a parameter that stands there as it does here: from element `first` on.
@@ -319,12 +325,7 @@ impl Folder {
         first: usize,
         out: &mut [f32],
     ) -> Result<(), FolderError> {
-        let (name, file) = &self.files[place.file];
-        let each = place.foreign.width();
-        let mut bytes = vec![0; out.len() * each as usize];
-        let read = file.read_exact_at(&mut bytes, place.foreign.at + first as u64 * each);
-        read.map_err(|e| cut_off(&self.path.join(name), e))?;
-        widen(&place.foreign.dtype, &bytes, out);
+        self.read_elements(&place.foreign, first, out)?;
         self.check_finite(place, out)
     }
 
@@ -332,8 +333,7 @@ impl Folder {
         let Some(x) = values.par_iter().with_min_len(1 << 14).find_first(|x| !x.is_finite()) else {
             return Ok(());
         };
-        let path = self.path.join(&self.files[place.file].0);
-        Err(FolderError::refused(&path, format!("`{}` has a {x}", place.foreign.name)))
+        Err(self.refused(&place.foreign, format!("`{}` has a {x}", place.foreign.entry.name)))
     }
 
     /// A whole parameter, (rows, columns) row-major; on all cores.
@@ -342,11 +342,10 @@ impl Folder {
     /// What cannot be read, and numbers that are not finite.
     pub(super) fn read(&self, place: &TensorPlace) -> Result<Vec<f32>, FolderError> {
         let (rows, columns) = place.shape;
-        let bytes = self.bytes(place.file, &place.foreign, rows * columns)?;
-        let each = place.foreign.width() as usize;
-        let mut values = vec![0.0; bytes.len() / each];
-        let parts = values.par_chunks_mut(AT_ONCE / 4).zip(bytes.par_chunks(AT_ONCE / 4 * each));
-        parts.for_each(|(values, bytes)| widen(&place.foreign.dtype, bytes, values));
+        let mut values = vec![0.0; rows * columns];
+        let parts = values.par_chunks_mut(AT_ONCE / 4).enumerate();
+        let read = |(i, part)| self.read_elements(&place.foreign, i * (AT_ONCE / 4), part);
+        parts.try_for_each(read)?;
         self.check_finite(place, &values)?;
         Ok(if place.turned { transposed(&values, (columns, rows)) } else { values })
     }
@@ -388,7 +387,7 @@ fn widen_by<const N: usize>(bytes: &[u8], out: &mut [f32], number: impl Fn([u8; 
 }
 
 /// Which file each tensor is in.
-pub(super) fn index(bytes: &[u8]) -> Result<BTreeMap<String, String>, String> {
+pub(crate) fn index(bytes: &[u8]) -> Result<BTreeMap<String, String>, String> {
     #[derive(serde::Deserialize)]
     #[serde(deny_unknown_fields)]
     struct Index {

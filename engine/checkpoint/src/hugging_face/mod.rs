@@ -1,8 +1,8 @@
 //! Models as Hugging Face's transformers keeps them: a folder with `config.json` and safetensors files. Training starts
 //! from one (`model.from`); `onebox checkpoint` exports to it and imports from it. Nothing of such a folder is trusted, and nothing of another model is bent into shape.
 
-mod config_json;
-mod folder;
+pub(crate) mod config_json;
+pub(crate) mod folder;
 mod names;
 mod weights;
 mod write;
@@ -13,7 +13,7 @@ pub use write::{ExportError, ModelExport, Numbers, export};
 
 use crate::RunFolder;
 use crate::rewrite::{RewriteError, SealedCheckpoint, TensorSource, start};
-use config::{Config, ModelConfig};
+use config::Config;
 use data::Dataset;
 use data::model_files::ModelFileError;
 use layout::build::RankLayout;
@@ -79,14 +79,6 @@ impl FolderError {
     fn refused(path: &Path, problem: impl Into<String>) -> Self {
         ModelFileError::refused(path, problem).into()
     }
-}
-
-pub(crate) fn check_index(json: &[u8]) -> Result<(), String> {
-    folder::index(json).map(drop)
-}
-
-pub(crate) fn count_mismatches(json: &[u8], model: &ModelConfig) -> usize {
-    config_json::mismatches(json, model).len()
 }
 
 /// (columns, rows) row-major, of `values` that are (rows, columns) row-major.

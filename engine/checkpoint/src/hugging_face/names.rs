@@ -40,14 +40,6 @@ impl Names {
         if parts.joined_qkv { Self::Gpt2 } else { Self::Llama }
     }
 
-    /// Where the tensors of the model stand under the language model's own.
-    pub(super) const fn prefix(self) -> &'static str {
-        match self {
-            Self::Gpt2 => "transformer.",
-            Self::Llama => "model.",
-        }
-    }
-
     /// The name of the token table there.
     pub(super) fn table(self) -> String {
         self.foreign("wte").0
@@ -78,9 +70,10 @@ impl Names {
 
     /// The name as `*ForCausalLM` has it.
     pub(super) fn whole(self, name: &str) -> String {
-        match self.foreign(name).0 {
-            head if head == HEAD => head,
-            theirs => format!("{}{theirs}", self.prefix()),
+        match (self.foreign(name).0, self) {
+            (head, _) if head == HEAD => head,
+            (theirs, Self::Gpt2) => format!("transformer.{theirs}"),
+            (theirs, Self::Llama) => format!("model.{theirs}"),
         }
     }
 

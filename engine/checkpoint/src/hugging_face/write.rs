@@ -3,8 +3,8 @@
 use super::folder::Folder;
 use super::names::Names;
 use super::{CONFIG, FolderError, INDEX, WHOLE, config_json, transposed};
-use crate::inspect::TensorSummary;
-use crate::{Checkpoint, CheckpointError, TensorState};
+use crate::manifest::TensorEntry;
+use crate::{Checkpoint, CheckpointError, TensorState, header};
 use config::Config;
 use data::model_files::ModelFiles;
 use files::durable::sync_folder;
@@ -12,7 +12,7 @@ use files::names::{FILES, LOCK, TOKENIZER};
 use files::regular_file;
 use half::bf16;
 use layout::build::RankLayout;
-use serde_json::json;
+use serde_json::{Map, json};
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, BufWriter, Write};
@@ -80,11 +80,9 @@ impl Numbers {
         }
     }
 
+    /// A number of 16 bits is the upper half of the one of 32 bits that it stands for.
     fn write(self, x: f32, bytes: &mut Vec<u8>) {
-        match self {
-            Self::F32 => bytes.extend(x.to_le_bytes()),
-            Self::Bf16 => bytes.extend(bf16::from_f32(x).to_le_bytes()),
-        }
+        bytes.extend(&self.kept(x).to_le_bytes()[4 - self.width() as usize..]);
     }
 }
 
@@ -193,11 +191,11 @@ fn fill(
     folder: &Path,
 ) -> Result<Vec<String>, ExportError> {
     let ModelExport { config, tokenizer, beside, numbers, .. } = *model;
-    let tensors = model.checkpoint.tensors();
-    let files = parts(&tensors, model.max_file_bytes, numbers.width());
-    let total: u64 = tensors.iter().map(|t| numbers.width() * t.elements as u64).sum();
+    let tensors = model.checkpoint.summary().tensors();
+    let files = parts(tensors, model.max_file_bytes, numbers.width());
+    let total: u64 = tensors.iter().map(|t| numbers.width() * t.num_elements() as u64).sum();
     let mut names = Vec::new();
-    let mut map = serde_json::Map::new();
+    let mut map = Map::new();
     for (number, part) in files.iter().enumerate() {
         let name = match files.len() {
             1 => WHOLE.to_owned(),
@@ -229,11 +227,11 @@ fn fill(
 }
 
 /// Runs of tensors that fit into files of `most` bytes, or are one tensor.
-fn parts(tensors: &[TensorSummary], most: u64, width: u64) -> Vec<std::ops::Range<usize>> {
+fn parts(tensors: &[TensorEntry], most: u64, width: u64) -> Vec<std::ops::Range<usize>> {
     let mut parts: Vec<std::ops::Range<usize>> = Vec::new();
     let mut bytes = 0;
     for (i, tensor) in tensors.iter().enumerate() {
-        let more = width * tensor.elements as u64;
+        let more = width * tensor.num_elements() as u64;
         match parts.last_mut() {
             Some(part) if bytes + more <= most => {
                 part.end = i + 1;
@@ -252,34 +250,32 @@ fn write_part(
     model: &ModelExport<'_>,
     spelled: Names,
     first: usize,
-    tensors: &[TensorSummary],
+    tensors: &[TensorEntry],
     path: &Path,
 ) -> Result<(), ExportError> {
     let numbers = model.numbers;
     let failed = cannot_write(path);
-    let mut header = serde_json::Map::new();
-    header.insert("__metadata__".into(), json!({ "format": "pt" }));
-    let mut at = 0;
-    for tensor in tensors {
-        let end = at + numbers.width() * tensor.elements as u64;
+    let shape = |tensor: &TensorEntry| {
         let [rows, columns] = tensor.shape;
         let shape = match spelled.foreign(&tensor.name).1 {
             _ if columns == 1 => vec![rows],
             true => vec![columns, rows],
             false => vec![rows, columns],
         };
-        let entry = json!({ "dtype": numbers.name(), "shape": shape, "data_offsets": [at, end] });
-        header.insert(spelled.whole(&tensor.name), entry);
-        at = end;
-    }
-    let mut json = serde_json::Value::Object(header).to_string().into_bytes();
-    json.resize(json.len().next_multiple_of(8), b' ');
+        (spelled.whole(&tensor.name), shape)
+    };
+    let torch = Map::from_iter([("__metadata__".into(), json!({ "format": "pt" }))]);
+    let shapes = tensors.iter().map(shape);
+    let header = header::of_shapes(torch, numbers.name(), numbers.width(), shapes);
     let file = File::create_new(path).map_err(&failed)?;
     let mut file = BufWriter::with_capacity(1 << 20, file);
-    file.write_all(&(json.len() as u64).to_le_bytes()).map_err(&failed)?;
-    file.write_all(&json).map_err(&failed)?;
+    file.write_all(&header).map_err(&failed)?;
     for (index, tensor) in (first..).zip(tensors) {
-        for part in parameter(model.checkpoint, spelled, index, tensor)?.chunks(1 << 12) {
+        let mut values = parameter(model.checkpoint, index, tensor)?;
+        if spelled.foreign(&tensor.name).1 {
+            values = transposed(&values, (tensor.shape[0], tensor.shape[1]));
+        }
+        for part in values.chunks(1 << 12) {
             let mut bytes = Vec::with_capacity(4 * part.len());
             part.iter().for_each(|x| numbers.write(*x, &mut bytes));
             file.write_all(&bytes).map_err(&failed)?;
@@ -289,17 +285,15 @@ fn write_part(
     Ok(())
 }
 
-/// As it stands there.
+/// As it stands here.
 fn parameter(
     from: &Checkpoint,
-    spelled: Names,
     index: usize,
-    tensor: &TensorSummary,
+    tensor: &TensorEntry,
 ) -> Result<Vec<f32>, CheckpointError> {
-    let mut values = vec![0.0; tensor.elements];
-    from.reader().read(TensorState::parameter(index), 0..tensor.elements, &mut values)?;
-    let [rows, columns] = tensor.shape;
-    Ok(if spelled.foreign(&tensor.name).1 { transposed(&values, (rows, columns)) } else { values })
+    let mut values = vec![0.0; tensor.num_elements()];
+    from.reader().read(TensorState::parameter(index), 0..tensor.num_elements(), &mut values)?;
+    Ok(values)
 }
 
 /// The folder as an import would read it.
@@ -311,10 +305,8 @@ fn read_back(
 ) -> Result<(), ExportError> {
     let written = Folder::open(folder)?;
     let places = written.places(&built.decoder)?;
-    for (index, (tensor, place)) in from.tensors().iter().zip(&places).enumerate() {
-        let mut values = vec![0.0; tensor.elements];
-        from.reader().read(TensorState::parameter(index), 0..tensor.elements, &mut values)?;
-        let is = written.read(place)?;
+    for (index, (tensor, place)) in from.summary().tensors().iter().zip(&places).enumerate() {
+        let (values, is) = (parameter(from, index, tensor)?, written.read(place)?);
         if !values.iter().map(|x| numbers.kept(*x).to_bits()).eq(is.iter().map(|x| x.to_bits())) {
             let (path, tensor) = (folder.to_owned(), tensor.name.clone());
             return Err(ExportError::Unequal { path, tensor });
@@ -349,11 +341,10 @@ mod tests {
 
     #[test]
     fn a_file_is_full_or_has_one_tensor() {
-        let tensor = |elements: usize| TensorSummary {
+        let tensor = |elements: usize| TensorEntry {
             name: String::new(),
             shape: [elements, 1],
-            files: Vec::new(),
-            elements,
+            ranges: Vec::new(),
         };
         let tensors = [3, 2, 9, 1, 1, 1, 5].map(tensor);
         assert_eq!(parts(&tensors, 20, 4), [0..2, 2..3, 3..6, 6..7]);

@@ -9,7 +9,7 @@ use crate::generate::{
 use ::data::chat::{Chat, Template, message, stop_tokens};
 use ::data::model_files::ModelFiles;
 use checkpoint::Checkpoint;
-use checkpoint::inspect::{Summary, open_newest};
+use checkpoint::inspect::open_newest;
 use config::{Config, DeviceConfig, LoadedConfig, Precision, load_of_run, load_str};
 use files::names::{CONFIG, KEPT, TOKENIZER, WEIGHTS};
 use layout::LocalMachine;
@@ -189,7 +189,7 @@ pub(super) fn run(args: &GenerateArgs, machine: &LocalMachine) -> Result<(), Com
     } else {
         let found =
             newest(args, &format!("is not a run directory (it has no {CONFIG}; see runs/)"))?;
-        let stored = Summary::read(found.path()).and_then(|summary| summary.config());
+        let stored = found.summary().config();
         (stored.fail_with(code::CHECKPOINT)?, Some(found))
     };
     let run = match &checkpoint {

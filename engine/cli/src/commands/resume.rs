@@ -2,10 +2,9 @@
 
 use super::{CommandError, Failable, code, data, say};
 use ::data::{Dataset, Tokenizer};
-use checkpoint::inspect::{Summary, differences_of};
 use checkpoint::{
-    self, Checkpoint, CheckpointError, Difference, RunFolder, differences, gone, newest_until,
-    open_named, set_aside,
+    self, Checkpoint, CheckpointError, Difference, RunFolder, Summary, differences_of, gone,
+    newest_until, open_named, set_aside,
 };
 use config::{LoadedConfig, ResumeEffect, Weights, load_of_run};
 use engine::run_dir::{RunDir, RunMode};
@@ -78,7 +77,7 @@ pub(super) fn start(
         return Err(CommandError::new(code::CHECKPOINT, why));
     };
     why.iter().for_each(|why| say(&format!("warning: {why}")));
-    let mut all = differences(&found, loaded, data).map_err(failed)?;
+    let mut all = found.summary().differences(loaded, data).map_err(failed)?;
     all.extend(other_tokenizer(from, tokenizer)?);
     permitted(&all, mode, CHECKPOINT)?;
     if !found.knows_its_data() {

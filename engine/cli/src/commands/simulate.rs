@@ -127,7 +127,6 @@ impl From<SimulateError> for CommandError {
             SimulateError::Step(_) => code::INTERNAL,
             SimulateError::NoBox(_)
             | SimulateError::Box(_)
-            | SimulateError::Seats(_)
             | SimulateError::TooFewGpus { .. }
             | SimulateError::NothingAhead { .. } => code::CONFIG,
         };

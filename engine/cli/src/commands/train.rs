@@ -198,7 +198,7 @@ impl Session<'_> {
     ) -> Result<(), CommandError> {
         let config = &self.run.loaded.config;
         let started = Instant::now();
-        let stored = self.start.as_ref().map(|from| from.rollback_history().clone());
+        let stored = self.start.as_ref().map(|from| from.manifest().rollback_history.clone());
         let (mut rollback_history, mut done) = (stored.unwrap_or_default(), 0);
         loop {
             let (outcome, mut watch) = self.attempt(signals, traced, &rollback_history)?;

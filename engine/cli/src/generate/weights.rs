@@ -2,7 +2,7 @@
 
 use super::GenerateError;
 use checkpoint::hugging_face::{Folder, PretrainedWeights};
-use checkpoint::inspect::TensorSummary;
+use checkpoint::manifest::TensorEntry;
 use checkpoint::{Checkpoint, TensorState};
 use device::{Device, Tensor, ViewMut};
 use layout::segment_runs::SegmentRuns;
@@ -139,10 +139,10 @@ pub(super) fn load_checkpoint(
     from: &Checkpoint,
 ) -> Result<(), GenerateError> {
     let wrong = |problem: String| GenerateError::Weights { path: from.path().to_owned(), problem };
-    let tensors = from.tensors();
+    let tensors = from.summary().tensors();
     let number = |param: &Param| {
         let (rows, cols) = param.global;
-        let fits = |t: &TensorSummary| {
+        let fits = |t: &TensorEntry| {
             let more = param.name == "wpe" && t.shape[0] > rows;
             t.name == param.name && t.shape[1] == cols && (t.shape[0] == rows || more)
         };

@@ -4,8 +4,7 @@
 use checkpoint::disk_space::{checkpoint_bytes, free};
 use config::{Config, DeviceConfig, WeightsPolicy};
 use engine::memory::saved_states;
-use files::names::CHECKPOINTS;
-use files::names::FILES;
+use files::names::{CHECKPOINTS, FILES};
 use serde::Serialize;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,7 @@
 //! How full a memory is, in words.
 
 use config::Config;
-use engine::memory::{MemoryUse, is_gpu, is_virtual};
+use engine::memory::{GPU, MemoryUse, is_virtual};
 use topology::format_bytes;
 
 /// Share of a memory above which a plan warns: nothing else may take the rest while a run lasts.
@@ -21,7 +21,7 @@ pub fn filled(used: u64, total: u64) -> String {
 /// takes of it.
 pub(super) fn warnings(config: &Config, limited: &[MemoryUse]) -> Vec<String> {
     let full = |of_gpu: bool| {
-        let these = limited.iter().filter(|(name, ..)| is_gpu(name) == of_gpu);
+        let these = limited.iter().filter(|(name, ..)| (name == GPU) == of_gpu);
         let shares = these.map(|(_, used, total)| percent(*used, *total));
         let most = shares.fold(0.0, f64::max);
         (most > 100.0 * NEARLY_FULL).then_some(most)

@@ -39,9 +39,9 @@ pub struct TouchedRange {
     /// The planned buffer.
     pub name: String,
     /// `read`, `write` or `update`: read and written in place.
-    pub mode: &'static str,
+    pub mode: String,
     /// `f16`, `bf16`, `f32`, `f64`, `i32`
-    pub dtype: &'static str,
+    pub dtype: String,
     /// Rows and columns.
     pub shape: (usize, usize),
 }
@@ -73,11 +73,7 @@ fn op(listed: ListedOp, before: u64) -> Op {
     let number = |n: u64| n as i64 - before as i64;
     let touched = |(mode, name, t): (Mode, String, device::Tensor)| TouchedRange {
         name,
-        mode: match mode {
-            Mode::Read => "read",
-            Mode::Write => "write",
-            Mode::Update => "update",
-        },
+        mode: format!("{mode:?}").to_lowercase(),
         dtype: dtype_name(t.dtype()),
         shape: t.shape(),
     };

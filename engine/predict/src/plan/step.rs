@@ -4,8 +4,7 @@ use config::Config;
 use device::recorder::Totals;
 use device::{Error, Lane};
 use engine::dry_run::{alike, count, with_micro_batches};
-use layout::build::lay_out;
-use layout::build::{RankLayout, shape};
+use layout::build::{RankLayout, lay_out, shape};
 use serde::Serialize;
 
 /// What a rank does in one optimizer step, as counted.

@@ -9,6 +9,7 @@ use layout::LocalMachine;
 use layout::build::{RankLayout, lay_out, update_mode, vertical_width};
 use offload::GradAccumulation;
 use rayon::prelude::*;
+use std::collections::BTreeSet;
 
 /// Shares of the optimizer are whole multiples of one over this.
 const PARTS: usize = 1000;
@@ -81,14 +82,14 @@ pub(super) fn with_choices(
         }
         open.sort_by(|a, b| a.least.total_cmp(&b.least));
         let wave: Vec<OpenCandidate> = open.drain(..open.len().min(WAVE)).collect();
-        let brief = |OpenCandidate { candidate: c, most, .. }| {
-            Ok((Brief::of(&c.config, &c.built)?, c, most))
+        let worth = |OpenCandidate { candidate: c, most, .. }| {
+            let brief = Brief::of(&c.config, &c.built)?;
+            Ok((brief.seconds <= most).then_some((brief, c)))
         };
-        let tried: Vec<(Brief, Candidate, f64)> =
-            wave.into_par_iter().map(brief).collect::<Result<_, SimulateError>>()?;
+        let tried: Vec<Option<ScreenedCandidate>> =
+            wave.into_par_iter().map(worth).collect::<Result<_, SimulateError>>()?;
         from = screened.len();
-        let worth = tried.into_iter().filter(|(brief, _, most)| brief.seconds <= *most);
-        screened.extend(worth.map(|(brief, c, _)| (brief, c)));
+        screened.extend(tried.into_iter().flatten());
         slowest = slowest_told(&screened);
     }
 }
@@ -105,16 +106,9 @@ fn slowest_told(screened: &[ScreenedCandidate]) -> f64 {
     let mut sorted: Vec<(f64, usize)> =
         screened.iter().map(|(brief, c)| (brief.seconds, c.number)).collect();
     sorted.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let mut numbers: Vec<usize> = Vec::new();
-    for (seconds, number) in sorted {
-        if !numbers.contains(&number) {
-            numbers.push(number);
-        }
-        if numbers.len() == TOLD {
-            return seconds;
-        }
-    }
-    f64::INFINITY
+    let mut seen = BTreeSet::new();
+    sorted.retain(|(_, number)| seen.insert(*number));
+    sorted.get(TOLD - 1).map_or(f64::INFINITY, |(seconds, _)| *seconds)
 }
 
 /// Choices that may gain on `plain`, where that waits for the host: enough first forward passes together to hide the update
@@ -149,15 +143,12 @@ fn choices(given: &Config, plain: &Candidate, brief: &Brief) -> Vec<OpenCandidat
         }
     };
     let together = together(&config, &plain.built, brief);
-    let mut numbers = vec![1, together];
-    numbers.dedup();
-    for together in numbers {
+    for together in BTreeSet::from([1, together]) {
         let left = brief.exposed - (together - 1) as f64 * brief.forward;
         let with_share = |parts| with(&config, together, parts);
         let most = largest(PARTS, |parts| parts == 0 || holds(&with_share(parts), machine));
         let enough = (left / waited * PARTS as f64).ceil().max(0.0) as usize;
-        let mut shares = vec![0, enough.min(most), most];
-        shares.dedup();
+        let mut shares = BTreeSet::from([0, enough.min(most), most]);
         // All of it is a place of its own.
         shares.retain(|parts| *parts < ALMOST_ALL);
         let worth = WORTH_AHEAD * brief.seconds;
@@ -185,10 +176,7 @@ fn choices(given: &Config, plain: &Candidate, brief: &Brief) -> Vec<OpenCandidat
 fn shares_ahead(waited: f64, holds: impl Fn(usize) -> bool) -> Vec<usize> {
     let most = largest(AHEAD, |parts| parts == 0 || holds(parts));
     let enough = (waited * AHEAD as f64).ceil().max(0.0) as usize;
-    let mut shares = vec![enough.min(most), most];
-    shares.dedup();
-    shares.retain(|parts| *parts > 0);
-    shares
+    BTreeSet::from([enough.min(most), most]).into_iter().filter(|parts| *parts > 0).collect()
 }
 
 fn ahead(config: &Config, parts: usize) -> Config {

@@ -7,7 +7,7 @@
 
 use super::cost::Demand;
 use super::share::Side;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The use of resources by ranks and groups.
 #[derive(Debug)]
@@ -98,9 +98,8 @@ impl Classes {
         let mut members = vec![Vec::new(); count(&of_group)];
         let mut groups_of = vec![[usize::MAX; KINDS]; count(&of_rank)];
         for (group, &class) in users.groups.iter().zip(&of_group) {
-            members[class] = group.members.iter().map(|&m| of_rank[m]).collect();
-            members[class].sort_unstable();
-            members[class].dedup();
+            let distinct: BTreeSet<usize> = group.members.iter().map(|&m| of_rank[m]).collect();
+            members[class] = distinct.into_iter().collect();
             for &rank in &members[class] {
                 groups_of[rank][group.kind] = class;
             }

@@ -3,9 +3,9 @@
 
 pub(super) mod era;
 
-use device::Group;
-use device::Rank;
+use device::{Group, Rank};
 use era::Era2020;
+use std::collections::BTreeMap;
 
 /// GPUs of one kind.
 #[derive(Clone, Debug, PartialEq)]
@@ -116,14 +116,10 @@ impl Hardware {
             Group::Dp => rank.tp,
             Group::World => 0,
         };
-        let mut groups: Vec<Vec<usize>> = Vec::new();
+        let mut groups: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
         for rank in ranks {
-            let key = key(rank);
-            if groups.len() <= key {
-                groups.resize(key + 1, Vec::new());
-            }
-            groups[key].push(rank.index());
+            groups.entry(key(rank)).or_default().push(rank.index());
         }
-        groups
+        groups.into_values().collect()
     }
 }

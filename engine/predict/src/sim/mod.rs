@@ -16,51 +16,25 @@ mod timeline;
 pub use cost::{CHANNEL_SHARE, LINK_SHARE, MEMORY_SHARE, NVLINK_SHARE, WIDE_SHARE};
 pub use hardware::era::Era2020;
 pub use hardware::{Gpu, Hardware, MeasuredMachine, Rates, Seat};
-pub use program::{Program, Work, WorkKind, record, record_as};
+pub use program::{Program, Work, WorkKind, record};
 pub use timeline::{SimulatedOp, Timeline};
 
 use classes::{Classes, GroupUser, Users};
 use cost::{Demand, Resources};
-use device::Group;
-use device::LANES;
-use device::Lane;
-use device::Rank;
+use device::{Group, LANES, Lane, Rank};
 use solve::{Problem, kind_number, solve};
 
-/// The box has fewer seats than the grid has ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{} on {}", topology::counted(.ranks, "rank"), topology::counted(.seats, "GPU"))]
-pub struct TooFewSeats {
-    /// Number of ranks of the grid.
-    pub ranks: usize,
-    /// Number of seats of the box.
-    pub seats: usize,
-}
-
-/// Simulates `program` on every rank of a TP x DP grid.
-///
-/// # Errors
-/// The box has too few seats.
+/// Simulates `program` on every rank of a TP x DP grid, which has seats on the box. Ranks that do the same are simulated once;
+/// without `merge`, every rank is by itself.
 pub fn simulate(
-    program: Program,
-    hardware: &Hardware,
-    (tp, dp): (usize, usize),
-) -> Result<Timeline, TooFewSeats> {
-    play(program, hardware, tp, dp, true)
-}
-
-/// [`simulate`]; without `merge`, every rank is simulated by itself.
-fn play(
     program: Program,
     hardware: &Hardware,
     tp: usize,
     dp: usize,
     merge: bool,
-) -> Result<Timeline, TooFewSeats> {
+) -> Timeline {
     let (ranks, seats) = (tp * dp, hardware.seats.len());
-    if seats < ranks {
-        return Err(TooFewSeats { ranks, seats });
-    }
+    assert!(ranks <= seats, "a box is laid out for its grid: {ranks} ranks on {seats} GPUs");
     let users = users(&program, hardware, tp, dp);
     let classes = Classes::new(&users, merge);
     let queues = queues(hardware, tp, dp);
@@ -69,7 +43,7 @@ fn play(
     let meetings = (0..classes.members.len()).map(meeting).collect();
     let problem = Problem { program: &program, users: &users, classes: &classes, queues, submits };
     let solved = solve(problem);
-    Ok(Timeline::new(program, classes, meetings, solved.0, solved.1, queues))
+    Timeline::new(program, classes, meetings, solved.0, solved.1, queues)
 }
 
 /// The queue of a rank for each lane. Virtual GPUs run inline. With NCCL both communication lanes

@@ -273,23 +273,12 @@ struct Recorder {
 const TOLD_CALLS: u16 = 2;
 
 /// Runs `submit` on a recording device, and returns the recorded program. `submit` begins each step
-/// with [`Device::begin_step`] and waits for its end.
-///
-/// # Errors
-/// An error of the device's own checks, or of `submit`.
-pub fn record(
-    rank: Rank,
-    plan: &Arc<Plan>,
-    submit: impl FnOnce(&Device) -> Result<(), Error>,
-) -> Result<Program, Error> {
-    record_as(rank, plan, true, submit)
-}
-
-/// [`record`]; ranges, overlaps and hazards of ops that are not `checked` are not looked at, which saves half of the time.
+/// with [`Device::begin_step`] and waits for its end. Ranges, overlaps and hazards of ops that are not `checked` are not looked at,
+/// which saves half of the time.
 ///
 /// # Errors
 /// An error of `submit`, and where ops are checked of the device's own checks.
-pub fn record_as(
+pub fn record(
     rank: Rank,
     plan: &Arc<Plan>,
     checked: bool,

@@ -4,8 +4,7 @@ use super::classes::{Classes, KINDS, Load, Users};
 use super::program::{Node, Program, Ticks};
 use super::share::{Flow, Scratch, share};
 use super::submit::{self, Gate, QueueLimit, Release, ReleaseCause, Submitter};
-use device::Group;
-use device::LANES;
+use device::{Group, LANES};
 
 /// An op in progress.
 struct RunningOp {
@@ -145,7 +144,9 @@ impl<'a> Solver<'a> {
             self.set_speeds(&mut scratch);
             let seconds = |r: &RunningOp| r.left / r.speed;
             let step = self.running.iter().map(seconds).fold(f64::INFINITY, f64::min);
-            let wake = self.next_wake();
+            // The submission of the next op that waits for nothing else.
+            let wakes = self.players.iter().flat_map(|player| player.wakes);
+            let wake = wakes.fold(f64::INFINITY, f64::min);
             if step.is_infinite() && wake.is_infinite() {
                 let over =
                     |player: &Player| (0..LANES).all(|q| player.next[q] == self.queues[q].len());
@@ -178,12 +179,6 @@ impl<'a> Solver<'a> {
         for (owner, start) in over {
             self.finish(owner, start);
         }
-    }
-
-    /// The time of submission of the next op that waits only for its submission.
-    fn next_wake(&self) -> f64 {
-        let wakes = self.players.iter().flat_map(|player| player.wakes);
-        wakes.fold(f64::INFINITY, f64::min)
     }
 
     fn wake(&mut self) {
@@ -267,20 +262,15 @@ impl<'a> Solver<'a> {
     }
 
     fn finish(&mut self, owner: Owner, start: f64) {
-        match owner {
-            Owner::Ranks { class, queue } => {
-                self.end_op(class, queue, start);
-                self.go_on(class);
-            }
-            Owner::Groups { class, queue } => {
-                let members = &self.problem.classes.members[class];
-                for &rank in members {
-                    self.end_op(rank, queue, start);
-                }
-                for &rank in members {
-                    self.go_on(rank);
-                }
-            }
+        let (members, queue) = match &owner {
+            Owner::Ranks { class, queue } => (std::slice::from_ref(class), *queue),
+            Owner::Groups { class, queue } => (&self.problem.classes.members[*class][..], *queue),
+        };
+        for &rank in members {
+            self.end_op(rank, queue, start);
+        }
+        for &rank in members {
+            self.go_on(rank);
         }
     }
 

@@ -4,8 +4,7 @@ use super::classes::Classes;
 use super::program::{Program, Ticks, Work};
 use super::solve::{Span, kind_number};
 use super::submit::{self, Release, ReleaseCause};
-use device::LANES;
-use device::Lane;
+use device::{LANES, Lane};
 use std::collections::BTreeMap;
 
 /// One op on the virtual clock.

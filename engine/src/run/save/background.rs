@@ -4,10 +4,9 @@
 use super::{SaveJob, Saver, lock, read};
 use crate::run::FaultPoint;
 use crate::run::messages::{ChannelItem, Message};
-use checkpoint::write::{Pieces, in_order, write_file};
+use checkpoint::write::{Pieces, in_order};
 use crossbeam_channel::Sender;
-use device::Communicator;
-use device::{Device, Error};
+use device::{Communicator, Device, Error};
 use offload::State;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,14 +17,13 @@ use std::time::Duration;
 #[derive(Default)]
 pub(super) struct Snapshot {
     pub(super) pieces: Pieces,
-    pub(super) late: bool,
     pub(super) bytes: Vec<u8>,
 }
 
 impl Snapshot {
     /// The states as they are now: `pieces`, with the gradient of a late update or without.
-    pub(super) fn take(&mut self, dev: &Device, pieces: Pieces, late: bool) -> Result<(), Error> {
-        (self.pieces, self.late) = (pieces, late);
+    pub(super) fn take(&mut self, dev: &Device, pieces: Pieces) -> Result<(), Error> {
+        self.pieces = pieces;
         let mut rest = &mut self.bytes[..];
         in_order(&self.pieces, &mut |state| {
             let (to, after) = std::mem::take(&mut rest).split_at_mut(4 * state.len());
@@ -88,26 +86,24 @@ impl Saver {
                 let write = move || {
                     device::panics::watch_this_thread();
                     self.bind(number);
-                    self.write_copy(number, step);
+                    self.write_copy(number, late, step);
                 };
                 if let Err(error) = std::thread::Builder::new().spawn_scoped(scope, write) {
                     tracing::warn!("no thread to write the file of rank {number}: {error}");
-                    self.write_copy(number, step);
+                    self.write_copy(number, late, step);
                 }
             }
         });
     }
 
-    fn write_copy(&self, number: usize, step: u64) {
+    fn write_copy(&self, number: usize, late: bool, step: u64) {
         let Some(copy) = self.copies.as_ref().and_then(|copies| copies.get(number)) else { return };
         let write = || {
             self.passes(number, FaultPoint::Writing, step);
-            let Snapshot { pieces, late, bytes } = &*lock(copy);
+            let Snapshot { pieces, bytes } = &*lock(copy);
             let mut rest = &bytes[..];
             let mut fill = |_: State, to: &mut [u8]| io::Read::read_exact(&mut rest, to);
-            let growing = self.growing(step)?;
-            let folder = growing.directory();
-            write_file(number, &self.base, pieces, *late, folder, &self.under_way, &mut fill)
+            self.write_file(number, pieces, late, step, &mut fill)
         };
         match catch_unwind(AssertUnwindSafe(write)) {
             Ok(written) => self.wrote(number, written),

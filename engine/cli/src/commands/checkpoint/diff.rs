@@ -2,8 +2,8 @@
 
 use super::super::{CommandError, code, print_as, resume::listed};
 use super::open;
-use checkpoint::inspect::{Distance, STATE_NAMES, config_differences, differences_of, distances};
-use checkpoint::{Checkpoint, Difference};
+use checkpoint::inspect::{Distance, STATE_NAMES, distances};
+use checkpoint::{Checkpoint, Difference, differences_of};
 use config::{LoadedConfig, ResumeEffect};
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -11,7 +11,7 @@ use std::path::Path;
 
 pub(super) fn run([a, b]: [&Path; 2], as_json: bool) -> Result<(), CommandError> {
     let (a, b) = (open(a)?, open(b)?);
-    let configs = config_differences(&a, &b)?;
+    let configs = a.summary().differences_from(b.summary())?;
     let mut all = Vec::new();
     distances(&a, &b, &mut |distance| all.push(distance))?;
     print_as(as_json, &in_json(&a, &b, &configs, &all), || in_words(&a, &b, &configs, &all))?;

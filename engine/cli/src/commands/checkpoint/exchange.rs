@@ -10,7 +10,6 @@ use ::data::model_files::{ModelFileError, ModelFiles};
 use checkpoint::hugging_face::{
     ExportError, Folder, FolderError, ModelExport, Numbers, export, import,
 };
-use checkpoint::inspect::Summary;
 use config::tokenizers::tokenizer_file;
 use config::{LoadedConfig, Origin};
 use files::path_text::PathText;
@@ -73,7 +72,7 @@ pub(super) fn exported(args: &ExportArgs, machine: &LocalMachine) -> Result<(), 
         Dtype::Bf16 => Numbers::Bf16,
     };
     let from = open(&args.path)?;
-    let config = Summary::read(from.path()).and_then(|s| s.config())?.config;
+    let config = from.summary().config()?.config;
     let built = lay_out(&config, machine);
     from.check_model(&built.decoder)?;
     let tokenizer = data::tokenizer_of(run_of(&from), &config)?;

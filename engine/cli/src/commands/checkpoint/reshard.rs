@@ -3,7 +3,6 @@
 use super::super::{CommandError, Failable, code, data, say};
 use super::{NewRun, open, run_of};
 use ::data::model_files::ModelFiles;
-use checkpoint::inspect::Summary;
 use checkpoint::rewrite::reshard;
 use config::{Config, DeviceConfig, LoadedConfig, load_stored};
 use layout::LocalMachine;
@@ -30,8 +29,8 @@ pub(in crate::commands) struct ReshardArgs {
 
 pub(super) fn run(args: &ReshardArgs, machine: &LocalMachine) -> Result<(), CommandError> {
     let from = open(&args.path)?;
-    let stored = Summary::read(from.path()).and_then(|s| s.config())?;
-    let now = moved(&stored.config, from.config(), args)?;
+    let stored = from.summary().config()?;
+    let now = moved(&stored.config, &from.manifest().config, args)?;
     super::diff::only_layout(&stored, &now)?;
     let built = lay_out(&now.config, machine);
     let tokenizer = data::tokenizer_of(run_of(&from), &now.config)?;

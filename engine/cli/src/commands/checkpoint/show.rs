@@ -4,7 +4,9 @@ use super::super::check::model_words;
 use super::super::{CommandError, print, print_json};
 use super::InspectionArgs;
 use crate::report::curves;
-use checkpoint::inspect::{Summary, TensorSummary, checkpoints_of};
+use checkpoint::Summary;
+use checkpoint::inspect::checkpoints_of;
+use checkpoint::manifest::TensorEntry;
 use std::fmt::Write;
 use topology::{counted, format_bytes};
 
@@ -26,7 +28,7 @@ fn text(summary: &Summary, others: &[String]) -> Result<String, CommandError> {
     let config = summary.config()?.config;
     let (m, p) = (&config.model, &config.parallel);
     let tensors = summary.tensors();
-    let parameters: usize = tensors.iter().map(|t| t.elements).sum();
+    let parameters: usize = tensors.iter().map(TensorEntry::num_elements).sum();
     let (bytes, files) = (format_bytes(summary.bytes()), counted(summary.num_files(), "file"));
     let (tensor, data, precision) = (p.tensor, p.data, config.precision);
     let mut lines = vec![("checkpoint", summary.path().display().to_string())];
@@ -49,17 +51,19 @@ fn text(summary: &Summary, others: &[String]) -> Result<String, CommandError> {
         // Writing to a String cannot fail.
         let _ = writeln!(text, "{what:<12}{words}");
     }
-    text += &table(&tensors);
+    text += &table(tensors);
     Ok(text)
 }
 
-fn table(tensors: &[TensorSummary]) -> String {
+fn table(tensors: &[TensorEntry]) -> String {
     let widest = tensors.iter().map(|t| t.name.len()).max().unwrap_or(0).max("TENSOR".len());
     let mut text =
         format!("\n{:widest$}  {:>14}  {:>14}  FILES\n", "TENSOR", "SHAPE", "PARAMETERS");
-    for TensorSummary { name, shape: [rows, columns], files, elements } in tensors {
+    for tensor in tensors {
+        let TensorEntry { name, shape: [rows, columns], .. } = tensor;
+        let (elements, files) = (tensor.num_elements(), tensor.files());
         let shape = if *columns == 1 { rows.to_string() } else { format!("{rows} x {columns}") };
-        let _ = writeln!(text, "{name:widest$}  {shape:>14}  {elements:>14}  {}", ranges(files));
+        let _ = writeln!(text, "{name:widest$}  {shape:>14}  {elements:>14}  {}", ranges(&files));
     }
     text
 }

@@ -77,7 +77,7 @@ impl Follower<'_> {
         let opened = self.open(&start);
         let (dir, first) = self.team.all("ready", opened, |_| Vec::new())?;
         let (folder, mut from) = (RunFolder::of(&dir), first.clone());
-        let stored = from.as_ref().map(|from| from.rollback_history().clone());
+        let stored = from.as_ref().map(|from| from.manifest().rollback_history.clone());
         let mut rollback_history = stored.unwrap_or_default();
         loop {
             let PreparedRun { loaded, built, data, .. } = self.run;

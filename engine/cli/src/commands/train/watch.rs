@@ -101,7 +101,7 @@ impl Watch {
             self.verified[0] += 1;
             self.verified[1] += u64::from(!same);
         }
-        self.metrics.step_ahead(&metrics, speculates.then_some(step.ahead));
+        self.metrics.step(&metrics, speculates.then_some(step.ahead));
         let shape = session.run.built.decoder.shape();
         let activity = step.activity;
         let overlap = activity.overlapped_seconds.map(|o| o / activity.host_seconds.max(1e-9));

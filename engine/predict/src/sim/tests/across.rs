@@ -1,13 +1,13 @@
 //! Groups with ranks in several boxes.
 
-use super::{near, pair, rank_of, tensors};
+use super::{near, pair, rank_of, record, tensors};
 use crate::sim::cost::GroupSpread;
-use crate::sim::{Hardware, Program, play, record, simulate};
+use crate::sim::{Hardware, Program, simulate};
 use device::cpu::{self, CpuOptions, Lanes, ScratchFloats};
 use device::{
-    Arena, Dtype, Group, HostPlace, HostWork, Lane, Op, Plan, Processes, Rank, Reduction,
+    Arena, Communicator, Dtype, Group, HostPlace, HostWork, Lane, Op, Plan, Processes, Rank,
+    Reduction, Tensor, Wire,
 };
-use device::{Communicator, Tensor, Wire};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
@@ -55,7 +55,7 @@ fn a_group_of_several_boxes_pays_for_hops_and_letters() {
     let (way, each) = (48e-6, 2.7e-6);
     // By group: the gather's time, its letters, those of the host's sum.
     let times = |hardware: &Hardware, grid, group| {
-        let timeline = simulate(gather_and_sum(grid, group), hardware, grid).unwrap();
+        let timeline = simulate(gather_and_sum(grid, group), hardware, grid.0, grid.1, true);
         let spent: Vec<f64> = timeline.played(0).map(|p| p.end - p.start).collect();
         // The check of an op each, and three calls for the collective.
         let meeting = timeline.submitting(0).0 - 2.0 * 1e-6 - 3.0 * 2.8e-6;
@@ -84,8 +84,7 @@ fn a_group_of_several_boxes_pays_for_hops_and_letters() {
 #[test]
 fn ranks_of_several_boxes_that_are_alike_may_be_played_once() {
     let program = || gather_and_sum((2, 4), Group::Dp);
-    let [merged, apart] =
-        [true, false].map(|merge| play(program(), &boxes(4), 2, 4, merge).unwrap());
+    let [merged, apart] = [true, false].map(|merge| simulate(program(), &boxes(4), 2, 4, merge));
     assert_eq!((merged.classes(), apart.classes()), (1, 8));
     near(merged.step_seconds(), apart.step_seconds());
 }

@@ -1,7 +1,7 @@
 //! The time of attention.
 
-use super::{near, pair, rank_of};
-use crate::sim::{Hardware, record, simulate};
+use super::{near, pair, rank_of, record};
+use crate::sim::{Hardware, simulate};
 use device::{Arena, Dtype, Lane, Op, Plan};
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ fn seconds_of_attention(
     });
     let mut hardware = pair();
     set(&mut hardware);
-    let timeline = simulate(program.unwrap(), &hardware, (1, 1)).unwrap();
+    let timeline = simulate(program.unwrap(), &hardware, 1, 1, true);
     let spans: Vec<f64> = timeline.played(0).map(|p| p.end - p.start).collect();
     [spans[0], spans[1]]
 }

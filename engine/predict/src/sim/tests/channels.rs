@@ -23,7 +23,7 @@ fn beside_cores(lane: Lane) -> f64 {
     let seat = Seat { cores: 10.0, ..pair().seats[0].clone() };
     let hardware =
         Hardware { seats: vec![seat; 4], dp_size: 4, nvlink: vec![vec![0.0; 4]; 4], ..pair() };
-    play(program, &hardware, 1, 4, true).unwrap().busy(0, lane)
+    simulate(program, &hardware, 1, 4, true).busy(0, lane)
 }
 
 #[test]
