@@ -96,13 +96,6 @@ impl CopyPath {
         Self { lane, updates: Vec::new(), parts }
     }
 
-    /// Puts a host task before each part, as the update of a run is.
-    fn after_updates(mut self) -> Self {
-        let update = |(src, _): &(Tensor, Tensor)| HostOp::new(TileUpdate(src.slice(0..1)));
-        self.updates = self.parts.iter().map(update).collect();
-        self
-    }
-
     /// Queues the copies. They still run on return; `Device::sync_all` waits for them.
     fn start(&self, dev: &Device) {
         let submit = |task: &Arc<HostOp>| {
@@ -151,7 +144,10 @@ pub fn copies(
     let [tile, piece] = [tile, PIECE_BYTES].map(|bytes| ((bytes / 4) as usize).min(n));
     let all_up = CopyPath::new(Lane::H2d, below, above, n);
     let all_down = CopyPath::new(Lane::D2h, above2, below2, n);
-    let tiles = CopyPath::new(Lane::H2d, below, above, tile).after_updates();
+    let mut tiles = CopyPath::new(Lane::H2d, below, above, tile);
+    // As the update of a run is.
+    let update = |(src, _): &(Tensor, Tensor)| HostOp::new(TileUpdate(src.slice(0..1)));
+    tiles.updates = tiles.parts.iter().map(update).collect();
     let pieces = CopyPath::new(Lane::D2h, above2, below2, piece);
     let (up, down, both) = (rate(&[&all_up])?, rate(&[&all_down])?, rate(&[&all_up, &all_down])?);
     let (tiles_up, pieces_down) = (rate(&[&tiles])?, rate(&[&pieces])?);

@@ -2,8 +2,8 @@
 
 use super::check::count;
 use super::exit::{CommandError, code};
-use super::largest::ShortageReport;
 use super::processes::{SILENCE, Team};
+use super::search::FitFailure;
 use super::{BoxArg, ConfigArgs, fit_result, of_ops, print, print_json, say, search, weights};
 use crate::report::progress::si;
 use config::{Config, DeviceConfig, LoadedConfig};
@@ -14,7 +14,7 @@ use layout::build::{RankLayout, lay_out};
 use predict::changes::arguments;
 use predict::choose;
 use predict::plan::{Buffer, Disk, Memory, Report, report};
-use predict::remedies::{Remedy, remedies};
+use predict::remedies::Remedy;
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -311,9 +311,9 @@ fn verdict(loaded: &LoadedConfig, machine: &LocalMachine, report: &Report) -> St
         return warnings.chain(["it fits\n".to_owned()]).collect();
     }
     let mut out = String::from("it does not fit\n");
-    let remedies = remedies(loaded, machine, None);
-    if remedies.is_empty() {
-        for line in ShortageReport::of(loaded, machine, None).lines(&loaded.config, true) {
+    let FitFailure { remedies, lacking } = FitFailure::new(loaded, machine, None);
+    if let Some(lacking) = lacking {
+        for line in lacking.lines(&loaded.config, true) {
             let _ = writeln!(out, "{line}");
         }
         return out + virtual_gpus(&loaded.config);
@@ -356,23 +356,17 @@ struct Document<'a> {
     /// What a run takes of its disk.
     disk: Disk,
     /// What would make it fit, if it does not.
-    remedies: Vec<Remedy>,
-    /// If nothing would.
     #[serde(flatten)]
-    lacking: Option<ShortageReport>,
+    no: FitFailure,
 }
 
 impl<'a> Document<'a> {
     fn of(loaded: &'a LoadedConfig, machine: &LocalMachine, report: &'a Report) -> Self {
-        let remedies = if report.fits { Vec::new() } else { remedies(loaded, machine, None) };
-        let nothing = !report.fits && remedies.is_empty();
-        let lacking = nothing.then(|| ShortageReport::of(loaded, machine, None));
-        Self {
-            report,
-            chosen: loaded.chosen.as_deref(),
-            disk: disk(&loaded.config, report),
-            remedies,
-            lacking,
-        }
+        let no = match report.fits {
+            true => FitFailure::default(),
+            false => FitFailure::new(loaded, machine, None),
+        };
+        let (chosen, disk) = (loaded.chosen.as_deref(), disk(&loaded.config, report));
+        Self { report, chosen, disk, no }
     }
 }

@@ -171,15 +171,12 @@ impl Team {
         own: Option<T>,
     ) -> Result<T, CommandError> {
         let Some(processes) = &self.processes else {
-            return own
-                .ok_or_else(|| CommandError::new(code::INTERNAL, "a process alone is the first"));
+            return own.ok_or("a process alone is the first").fail_with(code::INTERNAL);
         };
         let own: Vec<T> = own.into_iter().collect();
         let all = self.exchange::<Vec<T>>(processes, what, &own)?;
         let first = all.into_iter().next().and_then(|first| first.into_iter().next());
-        first.ok_or_else(|| {
-            CommandError::new(code::INTERNAL, "process 0 tells what the others ask for")
-        })
+        first.ok_or("process 0 tells what the others ask for").fail_with(code::INTERNAL)
     }
 
     /// The facts that must be the same in all processes: program and instructions, and for a config on real GPUs these and their libraries.
@@ -260,8 +257,7 @@ fn differs(
 
 #[cfg(feature = "mpi")]
 fn join(_: usize, silence: Duration) -> Result<Option<Arc<Processes>>, CommandError> {
-    let joined = device::mpi::join(silence);
-    joined.map(Some).fail_with(code::RANK)
+    device::mpi::join(silence).map(Some).fail_with(code::RANK)
 }
 
 #[cfg(not(feature = "mpi"))]

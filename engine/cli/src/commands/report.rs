@@ -6,7 +6,6 @@ use crate::report::page::{BEGINNING, page};
 use files::names::METRICS;
 use files::output::Output;
 use files::path_text::PathText;
-use std::ffi::OsStr;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -84,12 +83,9 @@ fn unread(dir: &Path, error: &std::io::Error) -> CommandError {
 fn names(runs: &[PathBuf]) -> Vec<String> {
     let real = |run: &PathBuf| run.canonicalize().unwrap_or_else(|_| run.clone());
     let whole = |run: &PathBuf| run.to_string_lossy().into_owned();
-    let last: Vec<String> = runs
-        .iter()
-        .map(|run| {
-            real(run).file_name().map(OsStr::to_string_lossy).map_or_else(|| whole(run), Into::into)
-        })
-        .collect();
+    let name = |run: &PathBuf| Some(real(run).file_name()?.to_string_lossy().into_owned());
+    let last = runs.iter().map(|run| name(run).unwrap_or_else(|| whole(run)));
+    let last: Vec<String> = last.collect();
     let twice = (1..last.len()).any(|i| last[..i].contains(&last[i]));
     if twice { runs.iter().map(whole).collect() } else { last }
 }

@@ -24,8 +24,8 @@ struct Document<'a> {
     no: Option<FitFailure>,
 }
 
-/// Why nothing fits.
-#[derive(Serialize)]
+/// Why nothing fits; the default says nothing.
+#[derive(Default, Serialize)]
 pub(super) struct FitFailure {
     /// What would make it fit all the same: a value that the config gives another.
     pub(super) remedies: Vec<Remedy>,
@@ -62,9 +62,14 @@ impl FitFailure {
         }
         // The ranks of the config may be too many for the box.
         let gpus = gpus.or((!machine.is_sound(&loaded.config)).then_some(found.gpus));
+        Some(Self::new(loaded, machine, gpus))
+    }
+
+    /// Where nothing fits.
+    pub(super) fn new(loaded: &LoadedConfig, machine: &LocalMachine, gpus: Option<usize>) -> Self {
         let remedies = remedies(loaded, machine, gpus);
         let lacking = remedies.is_empty().then(|| ShortageReport::of(loaded, machine, gpus));
-        Some(Self { remedies, lacking })
+        Self { remedies, lacking }
     }
 }
 

@@ -136,11 +136,9 @@ impl From<SimulateError> for CommandError {
 
 fn text(config: &Config, told: &SimulationReport) -> String {
     let mut out = String::new();
-    let _ = writeln!(
-        out,
-        "{}: simulated on {}, TP {} x DP {}, not measured\n",
-        told.name, told.box_name, told.tensor, told.data
-    );
+    let SimulationReport { name, box_name, tensor, data, .. } = told;
+    let _ =
+        writeln!(out, "{name}: simulated on {box_name}, TP {tensor} x DP {data}, not measured\n");
     let _ = writeln!(
         out,
         "a step of {} takes {}: {}tok/s\n\

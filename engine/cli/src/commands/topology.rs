@@ -59,19 +59,18 @@ enum Format {
 }
 
 pub(super) fn run(args: &TopologyArgs) -> Result<(), CommandError> {
-    let unusable = |e| CommandError::new(code::DATA, e);
     let live = args.xml.is_none() && args.synthetic.is_none();
     let root = args.sysroot.clone().or_else(|| live.then(|| PathBuf::from("/")));
     let machine = match (&args.xml, &args.synthetic) {
         (Some(file), _) => Machine::from_xml_file(file).map_err(|e| match e {
-            topology::Error::Read { .. } => unusable(e),
-            e => CommandError::new(code::DATA, format!("{}: {e}", file.display())),
-        })?,
-        (_, Some(text)) => Machine::from_synthetic(text).map_err(unusable)?,
-        _ => {
-            Machine::discover_under(root.as_deref().unwrap_or(Path::new("/"))).map_err(unusable)?
-        }
+            topology::Error::Read { .. } => e.to_string(),
+            e => format!("{}: {e}", file.display()),
+        }),
+        (_, Some(text)) => Machine::from_synthetic(text).map_err(|e| e.to_string()),
+        _ => Machine::discover_under(root.as_deref().unwrap_or(Path::new("/")))
+            .map_err(|e| e.to_string()),
     };
+    let machine = machine.fail_with(code::DATA)?;
     let variable = |name| std::env::var(name).ok().filter(|_| live);
     let environment = Environment {
         root: root.filter(|_| live),

@@ -307,10 +307,7 @@ impl Session<'_> {
             counted(self.run.built.micro_batches, "micro-batch"),
             self.run.data.describe() + &epochs::words(config, &self.run.data),
         ));
-        if let Some(words) = self.team.words(config) {
-            self.say(&words);
-        }
-        if let Some(words) = &self.run.looked.words {
+        for words in self.team.words(config).iter().chain(&self.run.looked.words) {
             self.say(words);
         }
         if !config.train.saves() {

@@ -26,24 +26,12 @@ pub enum ComputeDevice {
     Gpu,
 }
 
-/// Opens a device with the memory of `plan`, or refuses with the bytes that are needed and free.
-pub(super) fn open(
-    config: &Config,
-    plan: Plan,
-    shape: &DecoderShape,
-    (on, machine): (ComputeDevice, &LocalMachine),
-) -> Result<Device, GenerateError> {
-    match on {
-        ComputeDevice::Cores => open_on_cores(plan, shape, machine),
-        ComputeDevice::Gpu => open_on_gpu(config, plan, shape, machine),
-    }
-}
-
 fn world() -> Arc<Communicator> {
     Communicator::new(1, 1, Duration::from_secs(60))
 }
 
-fn open_on_cores(
+/// Opens a device with the memory of `plan`, or refuses with the bytes that are needed and free.
+pub(super) fn open_on_cores(
     plan: Plan,
     shape: &DecoderShape,
     machine: &LocalMachine,
@@ -58,7 +46,8 @@ fn open_on_cores(
     Ok(cpu::open(ALONE, &Arc::new(plan), &world(), &options)?)
 }
 
-fn open_on_gpu(
+/// The same on a GPU.
+pub(super) fn open_on_gpu(
     config: &Config,
     plan: Plan,
     shape: &DecoderShape,

@@ -1,6 +1,6 @@
 //! A model that reads tokens and predicts the next: the weights of a run, a checkpoint or a folder, on the cores or a GPU.
 
-use super::compute_device::open;
+use super::compute_device::{ComputeDevice, open_on_cores, open_on_gpu};
 use super::weights::{load, load_checkpoint, load_folder};
 use super::{GenerateError, ModelSource, WeightSource};
 use config::{Config, Family};
@@ -66,7 +66,10 @@ impl Model {
         let cache = KvCache::plan(&mut plan, &shape, samples);
         let at = (Arena::Device, "batches");
         let tokens = plan.tensor(at, "tokens", Dtype::I32, (1, context));
-        let dev = open(config, plan, &shape, (on, machine))?;
+        let dev = match on {
+            ComputeDevice::Cores => open_on_cores(plan, &shape, machine),
+            ComputeDevice::Gpu => open_on_gpu(config, plan, &shape, machine),
+        }?;
         decoder.write_constants(&dev)?;
         match trained {
             WeightSource::Weights(path) => load(&dev, &decoder, path)?,

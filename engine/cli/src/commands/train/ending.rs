@@ -113,11 +113,10 @@ impl Session<'_> {
         let tokens = trained as f64 * (config.batch.global * config.model.seq_len) as f64;
         let unit = self.unit();
         let loss = watch.last.map_or(f64::NAN, |last| last.loss);
-        let part =
-            |whole| if whole { "the whole held-out part" } else { "a part of what is held out" };
-        let held_out = watch
-            .held_out
-            .map_or(String::new(), |(loss, whole)| format!(", {loss:.4} over {}", part(whole)));
+        let held_out = watch.held_out.map_or_else(String::new, |(loss, whole)| {
+            let part = if whole { "the whole held-out part" } else { "a part of what is held out" };
+            format!(", {loss:.4} over {part}")
+        });
         let steps = counted(config.train.steps, "step");
         let ended = match outcome.complete {
             true => format!("done    {steps}"),
