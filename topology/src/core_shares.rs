@@ -38,11 +38,10 @@ struct UsableCore<'a> {
 /// Seats of one home split each of their nodes evenly, so that all are equally fast.
 pub(crate) fn deal(machine: &Machine, seats: &[Option<u32>], all_sockets: bool) -> CoreShares {
     let nodes = usable(machine);
+    let shares = vec![CoreShare::default(); seats.len()];
+    let mut dealt = CoreShares { shares, ..CoreShares::default() };
     if nodes.is_empty() {
-        return CoreShares {
-            shares: vec![CoreShare::default(); seats.len()],
-            ..CoreShares::default()
-        };
+        return dealt;
     }
     let homes = homes(machine, &nodes, seats);
     let mut groups: BTreeMap<u32, Group> = BTreeMap::new();
@@ -50,7 +49,6 @@ pub(crate) fn deal(machine: &Machine, seats: &[Option<u32>], all_sockets: bool) 
         let group = groups.entry(*home).or_insert_with(|| Group::at(*home, &nodes));
         group.seats.push(seat);
     }
-    let mut idle = Vec::new();
     for node in nodes.keys().filter(|node| !homes.contains(node)) {
         match nearest_home(machine, &groups, *node, all_sockets) {
             Some(home) => {
@@ -58,11 +56,9 @@ pub(crate) fn deal(machine: &Machine, seats: &[Option<u32>], all_sockets: bool) 
                 group.nodes.push(*node);
                 group.cores += nodes[node].len();
             }
-            None => idle.push(*node),
+            None => dealt.idle.push(*node),
         }
     }
-    let mut dealt =
-        CoreShares { shares: vec![CoreShare::default(); seats.len()], idle, shared: false };
     for (home, group) in &groups {
         dealt.shared |= share_out(*home, group, &nodes, &mut dealt.shares);
     }

@@ -64,10 +64,13 @@ fn all_ids() -> BTreeSet<String> {
     for file in ["warnings.rs", "place.rs", "kinds.rs"] {
         let text = std::fs::read_to_string(folder().join("src").join(file)).unwrap();
         let lines: Vec<&str> = text.lines().map(str::trim).collect();
-        for pair in lines.windows(2).filter(|pair| {
-            pair[1].starts_with("Severity::") || pair[1].starts_with("severity: Severity::")
-        }) {
-            let id = pair[0].trim_start_matches("id: ").trim_end_matches(',').trim_matches('"');
+        for pair in lines.windows(2) {
+            let id = match (pair[0], pair[1].trim_start_matches("severity: ")) {
+                ("self.info(" | "self.warn(", id) => id,
+                (id, severity) if severity.starts_with("Severity::") => id,
+                _ => continue,
+            };
+            let id = id.trim_start_matches("id: ").trim_end_matches(',').trim_matches('"');
             ids.insert(id.to_owned());
         }
     }

@@ -5,7 +5,6 @@ use super::{
     Accumulate, Config, DeviceConfig, Placement, Recompute, ScheduleConfig, ScheduleKind, Transfer,
     UpdateMode, WeightsPolicy,
 };
-use super::{states, streaming};
 use topology::counted;
 
 /// Most samples of a step, also of a product that nobody wrote down.
@@ -40,15 +39,15 @@ const fn rules<'a>() -> [Rule<'a>; 38] {
         Computed(Checks::least_rate),
         Computed(Checks::loss_scale),
         Clashes(TRANSFERS),
-        Clashes(states::PRECISION),
+        Clashes(Checks::PRECISION),
         Computed(Checks::fp8_sizes),
-        Clashes(states::PLACES),
+        Clashes(Checks::PLACES),
         Computed(Checks::checkpoints),
         Clashes(SPLIT_TWICE),
         Computed(Checks::checkpoint_sets),
-        Clashes(streaming::OF_NOTHING),
+        Clashes(Checks::OF_NOTHING),
         Computed(Checks::blocks_of_model),
-        Clashes(streaming::PARAMETERS),
+        Clashes(Checks::PARAMETERS),
         Computed(Checks::byte_tokens),
         Computed(Checks::rows_without_tokenizer),
         Computed(Checks::steps_and_epochs),

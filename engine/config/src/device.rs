@@ -41,13 +41,6 @@ fn size<S: Serializer>(bytes: &u64, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(&format_bytes(*bytes))
 }
 
-impl DeviceConfig {
-    /// As many virtual GPUs as ranks.
-    pub(super) const fn for_ranks(count: usize) -> Self {
-        Self::Cpu { count, memory: 2 << 30, threads: None }
-    }
-}
-
 impl Section<'_, '_> {
     /// The key `box`, a word of Rust.
     fn box_path(&mut self, key: Declaration) -> PathBuf {

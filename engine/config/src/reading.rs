@@ -18,17 +18,15 @@ pub use bytes::{format_bytes, parse_bytes};
 pub(super) use key::Declaration;
 pub use key::Key;
 pub(super) use reader::ConfigReader;
+pub(super) use report::{Complaint, ParseResult, Spot, short};
 pub use report::{ConfigError, Problem, Violation};
-pub(super) use report::{Spot, short};
 pub(super) use section::{Choice, KeyDefault, Section};
 pub use set::BOX;
 pub(super) use source::{ConfigSource, SourceKind, Span};
 pub(super) use sources::Entries;
 pub(super) use suggest::nearest;
 pub(super) use tree::{Node, NodeKind};
-pub(super) use value::{
-    Complaint, Interval, Item, ParseResult, float_text, grouped, name_of, quoted,
-};
+pub(super) use value::{Interval, Item, float_text, grouped, name_of, quoted};
 
 use fields::absolute;
 use reader::UnknownKey;

@@ -20,7 +20,7 @@ section! {
         parallel: ParallelConfig = section(ParallelConfig::read);
 
         let world = parallel.tensor * parallel.data;
-        let usual = DeviceConfig::for_ranks(world);
+        let usual = DeviceConfig::Cpu { count: world, memory: 2 << 30, threads: None };
         /// What the ranks run on: virtual GPUs on this machine, NVIDIA GPUs, or a described box (for `plan` and `simulate`).
         device: DeviceConfig = choice_with(
             KeyDefault::Derived(usual, "virtual GPUs on this machine", &[]), world

@@ -14,43 +14,46 @@ fn streams(config: &Config) -> bool {
 
 const ON_GPUS: (&str, &str) = ("offload.parameters", "on the GPUs");
 
-pub(super) const OF_NOTHING: &[Clash] = &[
-    Clash {
-        has: |c| c.offload.ring.is_some() && !streams(c),
-        message: "all parameters stay on the GPUs",
-        help: "set `offload.parameters` to `Host`, or leave `offload.ring` out",
-        values: &[("offload.ring", "of parameters that come up for each use"), ON_GPUS],
-    },
-    Clash {
-        has: |c| c.offload.resident_blocks.is_some() && !streams(c),
-        message: "all parameters stay on the GPUs",
-        help: "set `offload.parameters` to `Host`, or leave `offload.resident_blocks` out",
-        values: &[("offload.resident_blocks", "of parameters that come up for each use"), ON_GPUS],
-    },
-];
-
-pub(super) const PARAMETERS: &[Clash] = &[
-    Clash {
-        has: |c| streams(c) && c.offload.optimizer != Placement::Host,
-        message: "parameters come up from where the host updates them, and the GPUs update some of these",
-        help: "set `offload.optimizer` to `Host`, or `offload.parameters` to `Device`",
-        values: &[UP, ("offload.optimizer", "updates on the GPUs")],
-    },
-    Clash {
-        has: |c| streams(c) && matches!(c.offload.update, UpdateMode::Delayed { .. }),
-        message: "a late update overwrites the host's parameters while the step still brings the older ones up",
-        help: "set `offload.update` to `Overlapped`, `Speculative` or `Serial`, or `offload.parameters` to `Device`",
-        values: &[UP, ("offload.update", "runs one step late")],
-    },
-    Clash {
-        has: |c| streams(c) && c.offload.transfer == Transfer::Blocking,
-        message: "`Blocking` sends parameters up once, behind the whole update",
-        help: "leave `offload.transfer` out, or set `offload.parameters` to `Device`",
-        values: &[UP, ("offload.transfer", "as DeepSpeed in 2020")],
-    },
-];
-
 impl Checks<'_> {
+    pub(super) const OF_NOTHING: &'static [Clash] = &[
+        Clash {
+            has: |c| c.offload.ring.is_some() && !streams(c),
+            message: "all parameters stay on the GPUs",
+            help: "set `offload.parameters` to `Host`, or leave `offload.ring` out",
+            values: &[("offload.ring", "of parameters that come up for each use"), ON_GPUS],
+        },
+        Clash {
+            has: |c| c.offload.resident_blocks.is_some() && !streams(c),
+            message: "all parameters stay on the GPUs",
+            help: "set `offload.parameters` to `Host`, or leave `offload.resident_blocks` out",
+            values: &[
+                ("offload.resident_blocks", "of parameters that come up for each use"),
+                ON_GPUS,
+            ],
+        },
+    ];
+
+    pub(super) const PARAMETERS: &'static [Clash] = &[
+        Clash {
+            has: |c| streams(c) && c.offload.optimizer != Placement::Host,
+            message: "parameters come up from where the host updates them, and the GPUs update some of these",
+            help: "set `offload.optimizer` to `Host`, or `offload.parameters` to `Device`",
+            values: &[UP, ("offload.optimizer", "updates on the GPUs")],
+        },
+        Clash {
+            has: |c| streams(c) && matches!(c.offload.update, UpdateMode::Delayed { .. }),
+            message: "a late update overwrites the host's parameters while the step still brings the older ones up",
+            help: "set `offload.update` to `Overlapped`, `Speculative` or `Serial`, or `offload.parameters` to `Device`",
+            values: &[UP, ("offload.update", "runs one step late")],
+        },
+        Clash {
+            has: |c| streams(c) && c.offload.transfer == Transfer::Blocking,
+            message: "`Blocking` sends parameters up once, behind the whole update",
+            help: "leave `offload.transfer` out, or set `offload.parameters` to `Device`",
+            values: &[UP, ("offload.transfer", "as DeepSpeed in 2020")],
+        },
+    ];
+
     /// More blocks than the model has.
     pub(super) fn blocks_of_model(&self) -> Option<Violation> {
         let (offload, layers) = (&self.config.offload, self.config.model.layers);

@@ -27,9 +27,8 @@ pub(crate) fn complete(machine: &mut Machine, root: &Path) {
         node.free_bytes = node_free(root, node.id).map(|free| free.min(available));
     }
     let known: Vec<u32> = machine.numa_nodes.iter().map(|node| node.id).collect();
-    for index in 0..machine.pci.len() {
-        let Some(address) = machine.pci[index].address else { continue };
-        let node = &mut machine.pci[index];
+    for node in &mut machine.pci {
+        let Some(address) = node.address else { continue };
         let link = link(root, address);
         if link != Link::default() {
             node.link = link;

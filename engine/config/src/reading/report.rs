@@ -6,13 +6,21 @@ use std::fmt;
 
 use topology::counted;
 
-use super::{Complaint, ConfigSource, SourceKind, Span};
+use super::{ConfigSource, SourceKind, Span};
 
 /// Errors shown in full; a file of nonsense should not fill the screen.
 pub(crate) const SHOWN: usize = 50;
 
 /// Columns of a source line that are shown around an error.
 const WIDTH: usize = 100;
+
+/// What is wrong with a value, and the remedy.
+pub(crate) struct Complaint {
+    pub(crate) message: String,
+    pub(crate) help: String,
+}
+
+pub(crate) type ParseResult<T> = Result<T, Complaint>;
 
 /// Everything that is wrong with a configuration. `Display` prints all of it.
 #[derive(Debug)]

@@ -139,7 +139,9 @@ impl<'n> Section<'_, 'n> {
         };
         match parse(self.reader, &field.value) {
             Ok(value) => {
-                let origin = self.origin(field);
+                let place = field.value.place;
+                let line = self.reader.file(place).map(|source| source.spot(place).line);
+                let origin = line.map_or(Origin::Set, |line| Origin::File { line });
                 self.reader.origins.push((path, show(&value), origin));
                 value
             }
@@ -214,12 +216,6 @@ impl<'n> Section<'_, 'n> {
             },
             spots: vec![Spot::At(self.group.at, String::new())],
         });
-    }
-
-    fn origin(&self, field: &Field) -> Origin {
-        let place = field.value.place;
-        let line = self.reader.file(place).map(|source| source.spot(place).line);
-        line.map_or(Origin::Set, |line| Origin::File { line })
     }
 
     /// `key: (...)`.

@@ -27,10 +27,9 @@ pub(crate) fn apply(reader: &mut ConfigReader, root: &mut Node, sets: &[String])
         let source =
             ConfigSource { kind: SourceKind::Set, name: "--set".into(), text: set.clone() };
         let index = reader.add(source.clone());
-        let merged = assignment(&source, index).and_then(|(mut target, value)| {
-            reader.report_duplicates(&value, target.key);
-            let segments: Vec<&str> = target.key.split('.').collect();
-            target.descend(root, &segments, value)
+        let merged = assignment(&source, index).and_then(|Assignment { key, place, value }| {
+            reader.report_duplicates(&value, key);
+            put(root, key, place, value)
         });
         if let Err(problem) = merged {
             reader.problems.push(problem);
@@ -56,7 +55,13 @@ fn on_box(reader: &mut ConfigReader, root: &mut Node, source: ConfigSource) {
 }
 
 /// Both sides of the `=`.
-fn assignment(source: &ConfigSource, index: usize) -> Result<(Target<'_>, Node), Problem> {
+struct Assignment<'a> {
+    key: &'a str,
+    place: Span,
+    value: Node,
+}
+
+fn assignment(source: &ConfigSource, index: usize) -> Result<Assignment<'_>, Problem> {
     let text = source.text.as_str();
     let everything = Span { source: index, start: 0, end: text.len() };
     let Some((left, _)) = text.split_once('=') else {
@@ -74,7 +79,7 @@ fn assignment(source: &ConfigSource, index: usize) -> Result<(Target<'_>, Node),
         return Err(Problem::at(key, key_place, complaint));
     }
     let value = value(source, index, key, left.len() + 1)?;
-    Ok((Target { key, key_place, at: start }, value))
+    Ok(Assignment { key, place: key_place, value })
 }
 
 /// Whether a text is a list of data sets, and not a glob that begins with a bracket.
@@ -109,44 +114,26 @@ fn value(source: &ConfigSource, index: usize, key: &str, start: usize) -> Result
     })
 }
 
-/// The key of one `--set`, on the way down.
-struct Target<'a> {
-    key: &'a str,
-    key_place: Span,
-    /// Where the segment that comes next starts.
-    at: usize,
-}
-
-impl Target<'_> {
-    fn descend(&mut self, node: &mut Node, path: &[&str], value: Node) -> Result<(), Problem> {
-        let Some((segment, rest)) = path.split_first() else {
-            merge(node, value);
+/// Puts a value where `key`, which stands at `key_place`, leads to.
+fn put(root: &mut Node, key: &str, key_place: Span, value: Node) -> Result<(), Problem> {
+    let (mut node, mut start) = (root, key_place.start);
+    for segment in key.split('.') {
+        let place = Span { start, end: start + segment.len(), ..key_place };
+        let Some(fields) = fields_of(node) else {
+            let up = key.get(..start.saturating_sub(key_place.start + 1)).unwrap_or_default();
+            let message = format!("`{up}` is a single value: it has no key `{segment}`");
+            let help = format!("write {}", suggest::ticked(&[&format!("--set {up}=...")]));
+            return Err(Problem::at(key, place, Complaint { message, help }));
+        };
+        let field = field_of(fields, segment, place, start == key_place.start);
+        if place.end == key_place.end && !value.is_group() {
+            *field = Field { key: segment.into(), key_place: place, value };
             return Ok(());
-        };
-        let place = Span { start: self.at, end: self.at + segment.len(), ..self.key_place };
-        let top = self.at == self.key_place.start;
-        self.at = place.end + 1;
-        let field = match fields_of(node) {
-            Some(fields) => field_of(fields, segment, place, top),
-            None => return Err(self.no_section(place, segment)),
-        };
-        match field {
-            Some(field) if rest.is_empty() && !value.is_group() => {
-                *field = Field { key: (*segment).into(), key_place: place, value };
-                Ok(())
-            }
-            Some(field) => self.descend(&mut field.value, rest, value),
-            None => Ok(()),
         }
+        (node, start) = (&mut field.value, place.end + 1);
     }
-
-    fn no_section(&self, place: Span, segment: &str) -> Problem {
-        let up = self.key.get(..place.start.saturating_sub(self.key_place.start + 1));
-        let up = up.unwrap_or_default();
-        let message = format!("`{up}` is a single value: it has no key `{segment}`");
-        let help = format!("write {}", suggest::ticked(&[&format!("--set {up}=...")]));
-        Problem::at(self.key, place, Complaint { message, help })
-    }
+    merge(node, value);
+    Ok(())
 }
 
 /// The fields below a node. A variant without fields gets some: whether it may have them, and
@@ -165,18 +152,15 @@ fn fields_of(node: &mut Node) -> Option<&mut Vec<Field>> {
 }
 
 /// The field `key`, made when there is none. Below a device that nobody named it is `Cpu`'s.
-fn field_of<'a>(
-    fields: &'a mut Vec<Field>,
-    key: &str,
-    place: Span,
-    top: bool,
-) -> Option<&'a mut Field> {
-    if !fields.iter().any(|field| field.key == key) {
+fn field_of<'a>(fields: &'a mut Vec<Field>, key: &str, place: Span, top: bool) -> &'a mut Field {
+    let found = fields.iter().position(|field| field.key == key);
+    if found.is_none() {
         let name = (top && key == "device").then(|| "Cpu".to_string());
         let value = Node { place, kind: NodeKind::Struct { name, fields: Vec::new() } };
         fields.push(Field { key: key.into(), key_place: place, value });
     }
-    fields.iter_mut().find(|field| field.key == key)
+    let at = found.unwrap_or(fields.len() - 1);
+    &mut fields[at]
 }
 
 /// Puts `value` over `node`: a group of keys goes in key by key, anything else replaces it.

@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
-use super::{NodeKind, format_bytes, meant, parse_bytes, short, ticked};
+use super::{Complaint, NodeKind, ParseResult, format_bytes, meant, parse_bytes, short, ticked};
 
 /// A value as it stands in a text.
 #[derive(Clone, Copy)]
@@ -11,14 +11,6 @@ pub(crate) struct Item<'a> {
     pub(crate) text: &'a str,
     pub(crate) kind: &'a NodeKind,
 }
-
-/// What is wrong with a value, and the remedy.
-pub(crate) struct Complaint {
-    pub(crate) message: String,
-    pub(crate) help: String,
-}
-
-pub(crate) type ParseResult<T> = Result<T, Complaint>;
 
 /// An interval of numbers; each end belongs to it or does not.
 #[derive(Clone, Copy)]
