@@ -25,8 +25,8 @@ use device::numerics::SimdPath;
 use device::numerics::lanes::{self, Kernel, Lanes, SupportedPath, WIDEST};
 use device::{View, ViewMut};
 use elements::{
-    F16, F16Mut, Halves, Source, Target, WordState, Words, WordsMut, aligned, wide, wide_mut,
-    wide_state, words, words_mut,
+    F16, F16Mut, Halves, Master, Source, Target, WordState, Words, WordsMut, aligned, wide,
+    wide_mut, wide_state, words, words_mut,
 };
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
@@ -232,28 +232,18 @@ impl Update<'_> {
                 step.on(self.grad, halves, moments, n);
             }
             (ViewMut::F32(master), ViewMut::Bf16(param)) => {
-                let param = words_mut::<L>(param.reinterpret_cast_mut(), n);
-                let master =
-                    elements::Master(wide_state(old_master, master, n), WordsMut(param, streams));
+                let param = WordsMut(words_mut::<L>(param.reinterpret_cast_mut(), n), streams);
+                let master = Master(wide_state(old_master, master, n), param);
                 step.on(self.grad, master, moments, n);
             }
             (ViewMut::F32(master), ViewMut::F16(param)) => {
                 let param = F16Mut(path, param.reinterpret_cast_mut(), streams);
-                step.on(
-                    self.grad,
-                    elements::Master(wide_state(old_master, master, n), param),
-                    moments,
-                    n,
-                );
+                let master = Master(wide_state(old_master, master, n), param);
+                step.on(self.grad, master, moments, n);
             }
             (ViewMut::F32(master), ViewMut::F32(param)) => {
-                let param = wide_mut::<L>(param, n);
-                step.on(
-                    self.grad,
-                    elements::Master(wide_state(old_master, master, n), param),
-                    moments,
-                    n,
-                );
+                let master = Master(wide_state(old_master, master, n), wide_mut::<L>(param, n));
+                step.on(self.grad, master, moments, n);
             }
             _ => {}
         }

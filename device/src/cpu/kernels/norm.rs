@@ -34,6 +34,7 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
 }
 
 /// What the forward pass computes with: x (rows, cols), gain and bias (cols).
+#[derive(Clone, Copy)]
 struct Terms {
     x: Tensor,
     gain: Tensor,
