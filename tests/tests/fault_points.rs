@@ -219,7 +219,8 @@ fn a_rank_that_stalls_is_named_by_those_that_wait_for_it() {
             }
         };
         let watcher = Some(Watcher::new(fault));
-        let options = RunOptions { watcher, timeout, stuck, ..RunOptions::default() };
+        let options =
+            RunOptions { watcher, timeout: Some(timeout), stuck, ..RunOptions::default() };
         let (outcome, saved, _) = run(&[], folder.path(), options);
         missing(&outcome.unwrap_err(), culprit, &what);
         assert_eq!(STUCK.load(Ordering::SeqCst), culprit, "{what}: it had not ended");
@@ -232,7 +233,7 @@ fn a_rank_that_stalls_is_named_by_those_that_wait_for_it() {
         let (what, culprit) = (format!("a stall on {lane:?}"), culprit % RANKS);
         let folder = tempfile::tempdir().unwrap();
         let stall_at = Some((culprit, lane, 2, 3 * timeout));
-        let options = RunOptions { stall_at, timeout, ..RunOptions::default() };
+        let options = RunOptions { stall_at, timeout: Some(timeout), ..RunOptions::default() };
         let (outcome, saved, _) = run(&[], folder.path(), options);
         missing(&outcome.unwrap_err(), culprit, &what);
         intact(folder.path(), &saved, &what);

@@ -67,7 +67,7 @@ fn a_listener_slower_than_the_deadline_does_not_fail_the_ranks() {
     let config = tiny(&["parallel.data=2", "train.steps=400", "schedule.decay_steps=400"]);
     let timeout = Duration::from_secs(4);
     let mut steps = 0;
-    let options = RunOptions { timeout, ..RunOptions::default() };
+    let options = RunOptions { timeout: Some(timeout), ..RunOptions::default() };
     let outcome = train(&config, &lay_out(&config), &text(), &options, &mut |message| {
         if matches!(message, Message::Step(_)) {
             steps += 1;

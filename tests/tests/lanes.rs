@@ -18,7 +18,7 @@ fn played(config: &str, global: &str, sets: &[&str]) -> Timeline {
 
 fn on(config: &Config, hardware: &Hardware) -> Timeline {
     let program = record(config, &lay_out(config), true).unwrap();
-    sim::simulate(program, hardware, (config.parallel.tensor, config.parallel.data)).unwrap()
+    sim::simulate(program, hardware, config.parallel.tensor, config.parallel.data, true)
 }
 
 fn described(config: &str, global: &str, sets: &[&str]) -> (Config, Hardware) {
