@@ -23,7 +23,7 @@ pub fn full() -> bool {
 /// Every lane a thread, and each op held back by up to so many microseconds.
 pub fn with_delays(chaos_us: u64) -> RunOptions {
     let (lanes, timeout) = (Lanes::Threads { chaos_us }, Some(Duration::from_secs(120)));
-    RunOptions { lanes, timeout, ..RunOptions::default() }
+    RunOptions { lanes, timeout: Some(timeout), ..RunOptions::default() }
 }
 
 /// `base` and then `more`; of a key that is set twice the last value counts.

@@ -171,7 +171,7 @@ fn partitioned_checkpoints_change_no_bit() {
     let whole = run_sets(&with(&base, &["recompute=Block"]));
     let timeout = Some(Duration::from_secs(120));
     for lanes in [Lanes::Inline, Lanes::Threads { chaos_us: 40 }] {
-        let options = RunOptions { lanes, timeout, ..RunOptions::default() };
+        let options = RunOptions { lanes, timeout: Some(timeout), ..RunOptions::default() };
         assert_same_bits(&whole, &run_with(&with(&base, &on), &options), &format!("{lanes:?}"));
     }
 }

@@ -67,8 +67,8 @@ impl UnfinishedCheckpoint {
         let unfinished = unfinished(step);
         of(&folder.called(&unfinished), folder.make(&unfinished))?;
         // The error is the one to tell.
-        let begun = Self::begun(Arc::clone(&folder), step);
-        begun.inspect_err(|_| drop(folder.remove(&unfinished)))
+        let within = Arc::clone(&folder);
+        Self::begun(folder, step).inspect_err(|_| drop(within.remove(&unfinished)))
     }
 
     /// That of `step`, which another process has begun in `folder`.

@@ -106,7 +106,7 @@ impl Folder {
             absent: Vec::new(),
         };
         for name in names {
-            found.add(&folder, name, &index)?;
+            found.add(&folder, &name, &index)?;
         }
         found.check_whole()?;
         let absent = |(name, _): &(String, String)| !found.tensors.contains_key(&bare(name));
@@ -145,12 +145,12 @@ impl Folder {
     fn add(
         &mut self,
         folder: &File,
-        name: String,
+        name: &str,
         index: &BTreeMap<String, String>,
     ) -> Result<(), FolderError> {
-        let path = self.path.join(&name);
+        let path = self.path.join(name);
         let refused = |why: String| FolderError::refused(&path, why);
-        let file = open_at(folder, Path::new(&name), OFlags::empty());
+        let file = open_at(folder, Path::new(name), OFlags::empty());
         let file = file.map_err(|e| unreadable(&path, e))?;
         let bytes = file.metadata().map_err(|e| unreadable(&path, e))?.len();
         if bytes < POINTER {
@@ -163,7 +163,7 @@ impl Folder {
         let mut header = vec![0; length(first, bytes).map_err(refused)?];
         file.read_exact_at(&mut header, 0).map_err(|e| cut_off(&path, e))?;
         for foreign in header::decode(&header, bytes).map_err(refused)? {
-            if !index.is_empty() && index.get(&foreign.name) != Some(&name) {
+            if !index.is_empty() && index.get(&foreign.name).is_none_or(|file| file != name) {
                 let why = format!("`{}` is in it, which {INDEX} does not say", foreign.name);
                 return Err(refused(why));
             }
