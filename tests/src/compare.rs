@@ -22,7 +22,7 @@ pub fn full() -> bool {
 
 /// Every lane a thread, and each op held back by up to so many microseconds.
 pub fn with_delays(chaos_us: u64) -> RunOptions {
-    let (lanes, timeout) = (Lanes::Threads { chaos_us }, Some(Duration::from_secs(120)));
+    let (lanes, timeout) = (Lanes::Threads { chaos_us }, Duration::from_secs(120));
     RunOptions { lanes, timeout: Some(timeout), ..RunOptions::default() }
 }
 

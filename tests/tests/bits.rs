@@ -169,7 +169,7 @@ fn partitioned_checkpoints_change_no_bit() {
     }
     let base = with(BASE, &[two, "parallel.data=2", "model.layers=4", "batch.micro=2"]);
     let whole = run_sets(&with(&base, &["recompute=Block"]));
-    let timeout = Some(Duration::from_secs(120));
+    let timeout = Duration::from_secs(120);
     for lanes in [Lanes::Inline, Lanes::Threads { chaos_us: 40 }] {
         let options = RunOptions { lanes, timeout: Some(timeout), ..RunOptions::default() };
         assert_same_bits(&whole, &run_with(&with(&base, &on), &options), &format!("{lanes:?}"));
