@@ -2,10 +2,7 @@
 
 use std::{cell::RefCell, ffi::c_int, sync::Arc};
 
-use super::{
-    collective::Collective,
-    world::{Comm, Message},
-};
+use super::{collective::Collective, world::Comm};
 use crate::stream::Stream;
 
 /// A call that a group holds back.
@@ -13,7 +10,6 @@ pub(super) enum DeferredCall {
     /// Waits until all ranks of the communicator have come.
     Join(Arc<Comm>),
     Collective(Arc<Comm>, Arc<Stream>, Collective),
-    Message(Arc<Comm>, Arc<Stream>, Message),
 }
 
 #[derive(Default)]
@@ -49,26 +45,12 @@ pub(super) fn defer_or_run(call: DeferredCall) -> Result<(), c_int> {
     call.map_or(Ok(()), |call| run(vec![call]))
 }
 
-/// The messages of one rank become one job, so that a send and a receive do not wait in line.
 fn run(calls: Vec<DeferredCall>) -> Result<(), c_int> {
-    let mut messages: Vec<(Arc<Comm>, Arc<Stream>, Vec<Message>)> = Vec::new();
     for call in calls {
         match call {
             DeferredCall::Join(comm) => comm.wait_for_ranks(),
             DeferredCall::Collective(comm, stream, collective) => comm.start(&stream, collective),
-            DeferredCall::Message(comm, stream, message) => {
-                let found = messages
-                    .iter_mut()
-                    .find(|(c, s, _)| Arc::ptr_eq(c, &comm) && Arc::ptr_eq(s, &stream));
-                match found {
-                    Some((_, _, list)) => list.push(message),
-                    None => messages.push((comm, stream, vec![message])),
-                }
-            }
         }
-    }
-    for (comm, stream, list) in messages {
-        comm.exchange(&stream, list);
     }
     Ok(())
 }

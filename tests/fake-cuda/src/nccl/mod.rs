@@ -21,12 +21,11 @@ use crate::{
     handles::Handles,
     machine::{context_device, current_context, machine, stream},
     overhead::{self, LoadedCode},
-    sync::complain,
 };
 use collective::{Collective, CollectiveKind};
 use group::{DeferredCall, defer_or_run};
 use reduce::{Element, Reduction};
-use world::{Comm, Message, World};
+use world::{Comm, World};
 
 const SUCCESS: c_int = 0;
 const UNHANDLED_CUDA_ERROR: c_int = 1;
@@ -279,56 +278,6 @@ collectives! {
         Call { kind: CollectiveKind::Broadcast, send, recv, count, data_type, op: 0, root };
     ncclBcast(buffer: *mut c_void, count: usize, data_type: c_int, root: c_int) =
         Call { kind: CollectiveKind::Broadcast, send: buffer, recv: buffer, count, data_type, op: 0, root };
-}
-
-fn message(
-    address: usize,
-    count: usize,
-    data_type: c_int,
-    peer: c_int,
-    sends: bool,
-    handles: [*mut c_void; 2],
-) -> Result<(), c_int> {
-    let comm = comm(handles[0])?;
-    let stream = stream(handles[1]).map_err(|_| UNHANDLED_CUDA_ERROR)?;
-    let element = Element::new(data_type).ok_or(INVALID_ARGUMENT)?;
-    let peer = usize::try_from(peer).ok().filter(|&peer| peer < comm.world.ranks);
-    let peer = peer.ok_or(INVALID_ARGUMENT)?;
-    if stream.device != comm.device {
-        return Err(INVALID_USAGE);
-    }
-    if comm.world.is_away() {
-        complain("NCCL: messages between processes are not pretended here");
-        return Err(INVALID_USAGE);
-    }
-    STATS.collectives.add(1);
-    STATS.collective_bytes.add((count * element.bytes()) as u64);
-    let message = Message { address, bytes: count * element.bytes(), peer, sends };
-    defer_or_run(DeferredCall::Message(comm, stream, message))
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn ncclSend(
-    buffer: *const c_void,
-    count: usize,
-    data_type: c_int,
-    peer: c_int,
-    comm: *mut c_void,
-    stream: *mut c_void,
-) -> c_int {
-    status(message(buffer as usize, count, data_type, peer, true, [comm, stream]))
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn ncclRecv(
-    buffer: *mut c_void,
-    count: usize,
-    data_type: c_int,
-    peer: c_int,
-    comm: *mut c_void,
-    stream: *mut c_void,
-) -> c_int {
-    status(message(buffer as usize, count, data_type, peer, false, [comm, stream]))
 }
 
 #[unsafe(no_mangle)]

@@ -4,7 +4,7 @@
 #![expect(unsafe_code, reason = "collectives move data between addresses that were checked")]
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::HashMap,
     ffi::c_int,
     sync::{
         Arc, Condvar, LazyLock, Mutex,
@@ -21,7 +21,6 @@ use super::{
 use crate::{
     call::CallResult,
     config::config,
-    driver::memory::check_accessible,
     failure::fails_at,
     health::Health,
     machine::machine,
@@ -29,15 +28,6 @@ use crate::{
     stream::Stream,
     sync::{complain, lock, wait_briefly},
 };
-
-/// One end of a point-to-point transfer.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Message {
-    pub(super) address: usize,
-    pub(super) bytes: usize,
-    pub(super) peer: usize,
-    pub(super) sends: bool,
-}
 
 #[derive(Debug, Default)]
 struct Round {
@@ -47,20 +37,11 @@ struct Round {
     hangs: bool,
 }
 
-#[derive(Debug)]
-struct SentMessage {
-    address: usize,
-    bytes: usize,
-    taken: Arc<AtomicBool>,
-}
-
 #[derive(Debug, Default)]
 struct Meeting {
     /// Process and device of each rank that has joined.
     joined: HashMap<usize, (u64, usize)>,
     rounds: HashMap<u64, Round>,
-    /// Messages by (from, to), oldest first.
-    sent: HashMap<(usize, usize), VecDeque<SentMessage>>,
     error: c_int,
 }
 
@@ -83,11 +64,6 @@ impl World {
         let new = || Arc::new(Self { ranks, away, meeting, changed });
         let world = lock(&WORLDS).entry(id).or_insert_with(new).clone();
         if world.ranks == ranks { Ok(world) } else { Err(INVALID_ARGUMENT) }
-    }
-
-    /// Whether another process has it.
-    pub(super) fn is_away(&self) -> bool {
-        self.away.is_some()
     }
 
     /// Adds a rank on a device of a process.
@@ -332,69 +308,6 @@ impl Comm {
             world.await_round(sequence, &gives_up);
             Ok(())
         });
-    }
-
-    /// Enqueues messages that wait for each other's peers together.
-    pub(super) fn exchange(self: &Arc<Self>, stream: &Stream, messages: Vec<Message>) {
-        self.enqueue(stream, move |comm, health| {
-            for message in &messages {
-                check_accessible("message", message.address, message.bytes)?;
-            }
-            let sends = messages.iter().filter(|message| message.sends);
-            let taken: Vec<Arc<AtomicBool>> = sends.map(|message| comm.send(message)).collect();
-            for message in messages.iter().filter(|message| !message.sends) {
-                if !comm.receive(message, health) {
-                    return Ok(());
-                }
-            }
-            let mut meeting = lock(&comm.world.meeting);
-            while !taken.iter().all(|taken| taken.load(SeqCst)) && !comm.gives_up(health) {
-                meeting = wait_briefly(&comm.world.changed, meeting);
-            }
-            Ok(())
-        });
-    }
-
-    fn send(&self, message: &Message) -> Arc<AtomicBool> {
-        let taken = Arc::new(AtomicBool::new(false));
-        let sent =
-            SentMessage { address: message.address, bytes: message.bytes, taken: taken.clone() };
-        let mut meeting = lock(&self.world.meeting);
-        meeting.sent.entry((self.rank, message.peer)).or_default().push_back(sent);
-        self.world.changed.notify_all();
-        taken
-    }
-
-    /// False when the wait was given up, or the sizes differ.
-    fn receive(&self, message: &Message, health: &Health) -> bool {
-        let mut meeting = lock(&self.world.meeting);
-        loop {
-            let queue = meeting.sent.entry((message.peer, self.rank)).or_default();
-            if let Some(sent) = queue.front() {
-                if sent.bytes == message.bytes {
-                    // SAFETY: both ranges were checked by their ranks' jobs, which still wait.
-                    unsafe {
-                        let from = sent.address as *const u8;
-                        std::ptr::copy(from, message.address as *mut u8, sent.bytes);
-                    }
-                    sent.taken.store(true, SeqCst);
-                    queue.pop_front();
-                    self.world.changed.notify_all();
-                    return true;
-                }
-                let text = format!(
-                    "NCCL: rank {} receives {} bytes, rank {} sends {}",
-                    self.rank, message.bytes, message.peer, sent.bytes
-                );
-                if meeting.error == SUCCESS {
-                    self.world.fail(&mut meeting, INVALID_USAGE, &text);
-                }
-            }
-            if self.gives_up(health) {
-                return false;
-            }
-            meeting = wait_briefly(&self.world.changed, meeting);
-        }
     }
 }
 
