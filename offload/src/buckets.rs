@@ -3,12 +3,12 @@
 use crate::spec::{BucketSharing, GradAccumulation, OptimizerSpec, SegmentSpec};
 use device::{Arena, Dtype, Plan, Tensor};
 
-/// A buffer of the gradients of a segment; see [`BucketSharing`].
+/// A buffer of the gradients of a segment, or of their sums over micro-batches; see [`BucketSharing`].
 #[derive(Clone, Copy, Debug)]
 pub struct Bucket {
     /// Its memory, of which a segment takes the first elements.
     pub tensor: Tensor,
-    /// Its number among all buckets.
+    /// Its number among all buckets, or among all sums.
     pub(crate) number: usize,
 }
 

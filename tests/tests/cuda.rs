@@ -31,7 +31,7 @@ mod processes;
 
 const CASE: &str = "ONEBOX_CUDA_CASE";
 /// A case that takes longer hangs; with every size and layout, one that takes ten times as long.
-const WATCHDOG: Duration = Duration::from_secs(900);
+const WATCHDOG: Duration = Duration::from_secs(480);
 
 /// Of a rank that waits for another: longer than a busy machine holds up one that is well.
 const DEADLINE: Duration = Duration::from_secs(3);

@@ -162,6 +162,7 @@ fn data_type(dtype: Dtype) -> ncclDataType_t {
         Dtype::E4m3 | Dtype::E5m2 => ncclDataType_t::ncclUint8,
     }
 }
+
 /// One rank's end of a group. The rank's thread enqueues, and a watchdog may abort.
 #[derive(Debug)]
 pub(super) struct NcclCommunicator {

@@ -71,7 +71,7 @@ impl UnfinishedCheckpoint {
         Self::begun(folder, step).inspect_err(|_| drop(within.remove(&unfinished)))
     }
 
-    /// That of `step`, which another process has begun in `folder`.
+    /// That of `step` in `folder`, whose directory has been made, here or by another process.
     pub fn begun(folder: Arc<Directory>, step: u64) -> io::Result<Self> {
         let unfinished = unfinished(step);
         let opened = of(&folder.called(&unfinished), folder.folder(&unfinished))?;

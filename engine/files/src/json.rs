@@ -98,9 +98,10 @@ impl Json {
     /// # Errors
     /// Where it is no JSON, as `serde_json` says it.
     pub fn read(text: &str) -> Result<Self, String> {
-        let read = serde_json::from_str(text).and_then(|raw| value(raw, DEEPEST));
-        // Of the whole text it says where something is wrong.
-        read.map_err(|e| serde_json::from_str::<Value>(text).err().unwrap_or(e).to_string())
+        // The first reading says what is wrong, also in a value that a later one of the same key replaces, and how deep a
+        // value may be.
+        let read = serde_json::from_str::<Value>(text).and_then(|_| serde_json::from_str(text));
+        read.and_then(value).map_err(|e| e.to_string())
     }
 
     /// How many values it has in it, itself included, and the bytes of their texts.
@@ -118,26 +119,19 @@ impl Json {
     }
 }
 
-/// How many arrays and objects may be inside one another, as `serde_json` has it.
-const DEEPEST: usize = 127;
-
-/// The value of a text that is JSON, below which there may be `left` levels more. `serde_json` reads an integer beyond 64 bits
-/// as a float, and loses its digits.
-fn value(raw: &RawValue, left: usize) -> serde_json::Result<Json> {
+/// The value of a text that `serde_json` has read. It reads an integer beyond 64 bits as a float, and loses its digits. Each
+/// array and object that a value stands in reads its text once more.
+fn value(raw: &RawValue) -> serde_json::Result<Json> {
     let text = raw.get();
-    let below = || left.checked_sub(1).ok_or_else(|| Error::custom("it is too deep"));
     Ok(match text.as_bytes()[0] {
         b'{' => {
-            let (mut fields, left) = (Map::new(), below()?);
-            for (key, raw) in serde_json::from_str::<IndexMap<String, &RawValue>>(text)? {
-                fields.insert(key, value(raw, left)?);
-            }
-            Json::Object(fields)
+            let fields: IndexMap<String, &RawValue> = serde_json::from_str(text)?;
+            let fields = fields.into_iter().map(|(key, raw)| Ok((key, value(raw)?)));
+            Json::Object(fields.collect::<serde_json::Result<_>>()?)
         }
         b'[' => {
-            let (values, left): (Vec<&RawValue>, _) = (serde_json::from_str(text)?, below()?);
-            let values = values.into_iter().map(|raw| value(raw, left));
-            Json::Array(values.collect::<Result<_, _>>()?)
+            let values: Vec<&RawValue> = serde_json::from_str(text)?;
+            Json::Array(values.into_iter().map(value).collect::<serde_json::Result<_>>()?)
         }
         b'"' => Json::String(serde_json::from_str(text)?),
         b'n' => Json::Null,
@@ -193,6 +187,11 @@ mod tests {
         for text in
             ["", "{", "[1,]", "{'a': 1}", "[1e999]", r#"["\ud800"]"#, "[01]", "[NaN]", "1 2"]
         {
+            assert!(Json::read(text).is_err(), "{text}");
+        }
+        // Beyond every float, and values that a later one replaces.
+        let digits = "1".repeat(400);
+        for text in [&digits, r#"{"a": 1e999, "a": 1}"#, r#"{"a": "\ud800", "a": 1}"#] {
             assert!(Json::read(text).is_err(), "{text}");
         }
         let deep = |levels: usize| "[".repeat(levels) + &"]".repeat(levels);

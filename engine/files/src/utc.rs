@@ -16,7 +16,7 @@ impl Utc {
         Self::of(SystemTime::now())
     }
 
-    /// A time; an earlier one is the first second of 1970.
+    /// A time; one before 1970 or beyond the year 9999 is the first second of 1970.
     pub fn of(time: SystemTime) -> Self {
         let first = Timestamp::UNIX_EPOCH;
         Self(Timestamp::try_from(time).map_or(first, |time| time.max(first)))

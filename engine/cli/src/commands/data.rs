@@ -147,7 +147,7 @@ pub(super) struct ReadOptions {
     pub(super) dry: bool,
     /// No progress is shown.
     pub(super) quiet: bool,
-    /// Files are compared with each other before they are read.
+    /// Prepared tokens are compared with the hashes beside them.
     pub(super) compares: bool,
     /// Each row that is left out is named as it is found.
     pub(super) names_all: bool,

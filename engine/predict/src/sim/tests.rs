@@ -289,7 +289,7 @@ fn eight() -> Hardware {
 
 #[test]
 #[should_panic(expected = "4 ranks on 2 GPUs")]
-fn a_grid_that_is_larger_than_the_box_is_refused() {
+fn a_grid_that_is_larger_than_the_box_is_no_layout() {
     simulate(random_program(0), &pair(), 2, 2, true);
 }
 
