@@ -208,7 +208,7 @@ impl GpuOpener<'_> {
         Ok((context, count))
     }
 
-    /// Checks that so many bytes of the plan and beside it are free; returns all free ones.
+    /// Checks that `bytes`, of the plan and beside it, are free on the GPU. Returns the number of its free bytes.
     fn check(&self, context: &Context, bytes: u64) -> Result<u64, Error> {
         let free = context.memory().map_err(|e| self.problem(context.ordinal, "free memory", e))?.0;
         let fits = bytes <= free;

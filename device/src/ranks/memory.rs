@@ -163,6 +163,22 @@ impl Memory {
     }
 }
 
+/// `$part!(variant, type)` for the variant of a view that has elements of `$dtype`.
+macro_rules! by_type {
+    ($dtype:expr, $part:ident) => {
+        match $dtype {
+            Dtype::F16 => $part!(F16, f16),
+            Dtype::Bf16 => $part!(Bf16, bf16),
+            Dtype::F32 => $part!(F32, f32),
+            Dtype::F64 => $part!(F64, f64),
+            Dtype::I32 => $part!(I32, i32),
+            Dtype::U16 => $part!(U16, u16),
+            Dtype::E4m3 => $part!(E4m3, E4m3),
+            Dtype::E5m2 => $part!(E5m2, E5m2),
+        }
+    };
+}
+
 /// The `n` elements at `at`, of a type of which every bit pattern is a value.
 ///
 /// # Safety
@@ -174,16 +190,7 @@ unsafe fn view<'a>(at: *const u8, dtype: Dtype, n: usize) -> View<'a> {
             View::$variant(unsafe { std::slice::from_raw_parts(at.cast::<$t>(), n) })
         };
     }
-    match dtype {
-        Dtype::F16 => part!(F16, f16),
-        Dtype::Bf16 => part!(Bf16, bf16),
-        Dtype::F32 => part!(F32, f32),
-        Dtype::F64 => part!(F64, f64),
-        Dtype::I32 => part!(I32, i32),
-        Dtype::U16 => part!(U16, u16),
-        Dtype::E4m3 => part!(E4m3, E4m3),
-        Dtype::E5m2 => part!(E5m2, E5m2),
-    }
+    by_type!(dtype, part)
 }
 
 /// As [`view`].
@@ -197,16 +204,7 @@ unsafe fn view_mut<'a>(at: *mut u8, dtype: Dtype, n: usize) -> ViewMut<'a> {
             ViewMut::$variant(unsafe { std::slice::from_raw_parts_mut(at.cast::<$t>(), n) })
         };
     }
-    match dtype {
-        Dtype::F16 => part!(F16, f16),
-        Dtype::Bf16 => part!(Bf16, bf16),
-        Dtype::F32 => part!(F32, f32),
-        Dtype::F64 => part!(F64, f64),
-        Dtype::I32 => part!(I32, i32),
-        Dtype::U16 => part!(U16, u16),
-        Dtype::E4m3 => part!(E4m3, E4m3),
-        Dtype::E5m2 => part!(E5m2, E5m2),
-    }
+    by_type!(dtype, part)
 }
 
 /// Elements outside of a plan's memory: from another process, or on their way to or from a GPU.

@@ -46,7 +46,7 @@ impl Summary {
         Ok(stored)
     }
 
-    /// What differs for a run that `now` and `data` describe.
+    /// The differences between this run and one with the config `now` and the data `data`.
     ///
     /// # Errors
     /// As [`config`](Self::config).
@@ -58,7 +58,7 @@ impl Summary {
         Ok(between([&self.config()?, now], [&self.manifest.data, &DataIdentity::of(data)]))
     }
 
-    /// What differs in another checkpoint.
+    /// The differences between this checkpoint and `other`.
     ///
     /// # Errors
     /// As [`config`](Self::config), of either.

@@ -80,7 +80,7 @@ impl Checkpoint {
         Ok(Self { summary, files, placed })
     }
 
-    /// What its manifest says of it.
+    /// The summary of its manifest.
     pub const fn summary(&self) -> &Summary {
         &self.summary
     }
@@ -258,7 +258,7 @@ pub(super) fn opened(path: &Path) -> Result<Directory, CheckpointError> {
 }
 
 impl Summary {
-    /// What the directory of a checkpoint says of itself; of another step than `step` it is broken.
+    /// Reads the summary from the directory of a checkpoint. A checkpoint of another step than `step` is broken.
     pub(super) fn within(folder: &Directory, step: Option<u64>) -> Result<Self, CheckpointError> {
         let (path, at) = (folder.path().to_owned(), folder.called(MANIFEST));
         let bytes = read_manifest(folder).map_err(unreadable(&at))?;

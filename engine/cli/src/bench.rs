@@ -128,7 +128,7 @@ fn fastest(work: impl FnMut() -> Result<(), Error>) -> Result<f64, Error> {
     Ok(rounds(REPEATS, work)?.into_iter().fold(f64::INFINITY, f64::min))
 }
 
-/// What `work` gives in a thread of each of several ranks at once.
+/// Runs `work` for all ranks at once, each in a thread of its own. Returns their results, or the error of the lowest rank that fails.
 fn all_at_once<T: Send>(
     world: &Communicator,
     ranks: usize,
@@ -198,8 +198,8 @@ fn product_of_shape(
     Ok(2.0 * (m * n * k) as f64 * count as f64 / seconds / 1e12)
 }
 
-/// Measures `count` steps of `config`, each of which has so many FLOPs of the model, without recomputation; `ceiling_tflops`:
-/// what a large product of the same type reaches. Spans of ops are noted in `trace`. Nothing is written or evaluated.
+/// Measures `count` steps of `config`. `model_flops` are the FLOPs of a step without recomputation, `ceiling_tflops` is the
+/// speed of a large product of the same type. The spans of ops are noted in `trace`. It writes no files and evaluates nothing.
 ///
 /// # Errors
 /// As [`train`].

@@ -182,7 +182,7 @@ impl Count {
         Self { key, number: number as u64, thing }
     }
 
-    /// That so many things have to be dealt evenly to so many `parts`.
+    /// Breaks a rule unless `parts` divides this count.
     pub(super) fn split_over(self, parts: Self) -> Option<Violation> {
         let (total, part) = (self.number, parts.number);
         if part == 0 || total.is_multiple_of(part) {
@@ -210,7 +210,7 @@ pub(super) struct Checks<'a> {
 }
 
 impl<'a> Checks<'a> {
-    /// What breaks each rule that does not hold.
+    /// The violations of all rules, in the order of the rules.
     fn broken(&self) -> impl Iterator<Item = Violation> {
         rules::<'a>().into_iter().flat_map(|rule| match rule {
             Rule::Computed(rule) => rule(self).into_iter().collect::<Vec<_>>(),

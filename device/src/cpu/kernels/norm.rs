@@ -33,7 +33,7 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
     }
 }
 
-/// What the forward pass computes with: x (rows, cols), gain and bias (cols).
+/// Inputs of the forward pass: x (rows, cols), gain and bias (cols).
 #[derive(Clone, Copy)]
 struct Terms {
     x: Tensor,

@@ -167,10 +167,10 @@ impl Collective<'_> {
         self.shared.world.send(self.shared.rank, self.op.lane, self.of.group, to, bytes);
     }
 
-    /// Rounds in which all parts go. One at least, in which the group compares its ops.
+    /// Number of rounds in which all parts are sent: at least one, in which the group compares its ops.
     fn rounds(&self, part: &dyn Fn(usize) -> Tensor) -> usize {
-        let longest = (0..self.size()).map(|i| part(i).len()).max().unwrap_or(0);
-        longest.div_ceil(self.each()).max(1)
+        let each = self.each();
+        (0..self.size()).map(|i| part(i).len().div_ceil(each)).fold(1, usize::max)
     }
 
     /// Elements of a round: all of them where no data leaves the process.

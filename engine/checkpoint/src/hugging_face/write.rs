@@ -93,11 +93,11 @@ pub struct ModelExport<'a> {
     pub checkpoint: &'a Checkpoint,
     /// The config of the run that wrote the checkpoint.
     pub config: &'a Config,
-    /// What is laid out by that config.
+    /// The layout of that config.
     pub built: &'a RankLayout,
     /// The bytes of `tokenizer.json`, if the run has one.
     pub tokenizer: Option<&'a [u8]>,
-    /// What the run has kept of the folder that its model is from.
+    /// Files that the run has kept from the folder of its model.
     pub beside: &'a ModelFiles,
     /// How parameters are written.
     pub numbers: Numbers,

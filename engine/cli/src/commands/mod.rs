@@ -264,7 +264,7 @@ fn check_built(loaded: &LoadedConfig, machine: &LocalMachine) -> Result<(), Comm
     not_built.map_or(Ok(()), Err).fail_with(code::CONFIG)
 }
 
-/// A model that does not fit is told by the exit code.
+/// Ends the command with the exit code [`code::DOES_NOT_FIT`] if the model does not fit.
 fn fit_result(fits: bool) -> Result<(), CommandError> {
     if fits { Ok(()) } else { Err(CommandError::silent(code::DOES_NOT_FIT)) }
 }

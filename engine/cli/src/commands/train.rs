@@ -143,7 +143,7 @@ impl PreparedRun {
         Session { args, run: self, dir: &dir, pretrained, start, team }.train(signals)
     }
 
-    /// What the engine is told in every process.
+    /// The options of the engine that are the same in every process.
     fn options(&self, args: &TrainArgs, team: &Team, signals: &Signals) -> RunOptions {
         RunOptions {
             trace: args.trace.start(),
