@@ -174,3 +174,29 @@ fn rows_that_take_too_many_steps_are_given_up_or_all_named() {
     let rows = folder.read("chats.jsonl").lines().count();
     assert_eq!(told.matches("takes more steps than a template may").count(), rows + 1, "{told}");
 }
+
+/// A chat template that prints a list as JSON has all of its texts, and more.
+#[test]
+fn a_list_that_the_template_prints_is_refused() {
+    let folder = with_chats();
+    let template = "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' }}\
+        {{- m.content if m.content is string else m.content | tojson }}{{- '<|im_end|>\n' }}{%- endfor %}\
+        {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}";
+    put_model(&folder, template);
+    let check = |texts: &[&str]| {
+        let parts: Vec<_> =
+            texts.iter().map(|text| json!({ "type": "text", "text": text })).collect();
+        let row = json!({ "messages": [
+            { "role": "user", "content": parts },
+            { "role": "assistant", "content": "c" },
+        ] });
+        fs::write(folder.path("lists.jsonl"), format!("{row}\n").repeat(3)).unwrap();
+        let sets = ["--set", "model.from=\"model/\"", "--set", "data.train=\"lists.jsonl\""];
+        folder.onebox(&[&["data", "check", "chat.ron"], &sets[..]].concat())
+    };
+    let told = check(&["a", "b"]).refused(66, &[]).stderr;
+    let why = "the `content` of message 1 is a list, which the chat template does not read";
+    assert!(told.contains(why), "{told}");
+    // A list of one text is that text.
+    check(&["a"]).ok();
+}
