@@ -19,6 +19,9 @@
 //!    its kinds of ops;
 //! 9. `error`: all errors.
 
+// Files are opened, created, read and renamed by the crate `files`.
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 pub mod cpu;
 pub mod cuda;
 mod error;

@@ -2,6 +2,9 @@
 //!
 //! Start with `step.rs`: one training step in program order.
 
+// Files are opened, created, read and renamed by the crate `files`.
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 mod append_file;
 pub mod dry_run;
 pub mod memory;

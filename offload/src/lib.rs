@@ -36,6 +36,9 @@
 //! 5. `schedule`, `start`: the learning rate that the loop gives; initial and restored states;
 //! 6. `blocking`: transfers as DeepSpeed had them in 2020, to compare with.
 
+// Files are opened, created, read and renamed by the crate `files`.
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 mod adam;
 mod blocking;
 mod buckets;

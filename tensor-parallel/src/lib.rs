@@ -20,6 +20,9 @@
 //! 7. `activation_checkpoints`: the inputs of blocks that recomputation keeps, and where.
 //! 8. `kv_cache`: keys and values of the tokens before, for generation.
 
+// Files are opened, created, read and renamed by the crate `files`.
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 mod activation_checkpoints;
 mod attention;
 mod block;

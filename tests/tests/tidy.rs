@@ -60,7 +60,7 @@ fn code(source: &str) -> &str {
 type Rule = fn(&str, &str) -> Option<String>;
 
 /// The rules of single files of Rust, tests and all, each with a file that breaks it.
-const RULES: [(Rule, &str, &[&str]); 5] = [
+const RULES: [(Rule, &str, &[&str]); 6] = [
     (words_of_others, "topology/src/planted.rs", &["#[cfg(test)]\nmod tests {\n// a transformer"]),
     (
         unsafe_outside_its_fence,
@@ -70,6 +70,7 @@ const RULES: [(Rule, &str, &[&str]); 5] = [
     (too_long, "engine/src/planted.rs", &["#[cfg(test)]\nmod tests {\n", "LINES"]),
     (yields, "device/src/planted.rs", &["fn f() { std::thread::yield", "_now() }"]),
     (goes_by_path, "engine/src/run/save/planted.rs", &["fn f() { std::fs", "::rename(a, b) }"]),
+    (opens_files_itself, "planted/src/lib.rs", &["pub mod planted;"]),
 ];
 
 #[test]
@@ -199,6 +200,14 @@ fn yields(name: &str, source: &str) -> Option<String> {
     let found = source.contains(&word) && of_a_step.iter().any(|folder| name.starts_with(folder));
     (found && !asks)
         .then(|| format!("{name} yields its core, where it could look for a while and sleep"))
+}
+
+/// Every library but those of tests and `files` itself has the lint that keeps files to the crate `files`.
+fn opens_files_itself(name: &str, source: &str) -> Option<String> {
+    const LINT: &str = "#![cfg_attr(not(test), deny(clippy::disallowed_methods))]";
+    let is_lib = name.ends_with("src/lib.rs");
+    let exempt = name.starts_with("tests/") || name == "engine/files/src/lib.rs";
+    (is_lib && !exempt && !source.contains(LINT)).then(|| format!("{name} has no line `{LINT}`"))
 }
 
 /// What works in the directory of a run asks for it (`Held::check`) and names files in it: its path may lead to another run.

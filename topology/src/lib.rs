@@ -24,6 +24,9 @@
 //! 6. `bind`, `arena`: bind threads and memory;
 //! 7. `warnings`, [`report`]: findings about a box, and how it is shown.
 
+// Files are opened, created, read and renamed by the crate `files`.
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 mod arena;
 mod bind;
 mod core_shares;

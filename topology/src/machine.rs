@@ -7,6 +7,8 @@ pub(crate) mod nvlink;
 pub(crate) mod sysfs;
 
 use std::ffi::OsStr;
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 use std::sync::PoisonError;
 
@@ -120,6 +122,9 @@ pub struct Gpu {
     pub numa_node: Option<u32>,
 }
 
+/// Bytes of an export of hwloc; that of the largest machines has a tenth.
+const LONGEST_XML: u64 = 64 << 20;
+
 impl Machine {
     /// Describes the machine on which this process runs.
     ///
@@ -152,13 +157,21 @@ impl Machine {
     }
 
     /// [`Machine::from_xml`] of a file.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the crate is below `files`: kind and limit are here"
+    )]
     pub fn from_xml_file(path: &Path) -> Result<Self, Error> {
         let unreadable = |source| Error::Read { path: path.to_owned(), source };
         // Reading a pipe would block, and a device such as /dev/zero has no end.
         if !std::fs::metadata(path).map_err(unreadable)?.is_file() {
             return guard::refuse("it is no regular file; write the export into one");
         }
-        let bytes = std::fs::read(path).map_err(unreadable)?;
+        let (mut bytes, file) = (Vec::new(), File::open(path).map_err(unreadable)?);
+        file.take(LONGEST_XML + 1).read_to_end(&mut bytes).map_err(unreadable)?;
+        if bytes.len() as u64 > LONGEST_XML {
+            return guard::refuse("it has more than 64 MiB, which no export of hwloc has");
+        }
         String::from_utf8(bytes)
             .or_else(|_| guard::refuse("it is not UTF-8 text"))
             .and_then(|text| Self::from_xml(&text))

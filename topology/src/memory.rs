@@ -1,6 +1,7 @@
 //! The machine's memory, and the part of it that this process may still take.
 
-use std::fs;
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 /// Bytes of host memory that can be allocated now: the kernel's `MemAvailable`, or less where a
@@ -25,9 +26,19 @@ pub(crate) fn total_memory_under(root: &Path) -> Option<u64> {
     figure(&root.join("proc/meminfo"), "MemTotal:")
 }
 
+/// Text of a file of the kernel, in proc or sys; none if it is not there.
+#[expect(clippy::disallowed_methods, reason = "the crate is below `files`: the limit is here")]
+pub(crate) fn kernel_text(file: &Path) -> Option<String> {
+    /// Bytes; a machine of a thousand cores has a tenth.
+    const LONGEST: u64 = 32 << 20;
+    let mut text = String::new();
+    File::open(file).ok()?.take(LONGEST).read_to_string(&mut text).ok()?;
+    Some(text)
+}
+
 /// One figure of a file of the kernel in bytes, from lines like `MemTotal:       24684084 kB`.
 fn figure(file: &Path, key: &str) -> Option<u64> {
-    let text = fs::read_to_string(file).ok()?;
+    let text = kernel_text(file)?;
     let line = text.lines().find_map(|line| line.strip_prefix(key))?;
     let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
     kib.checked_mul(1024)
@@ -57,7 +68,7 @@ const V1: CgroupFiles = CgroupFiles {
 /// Bytes left under the strictest limit of this process's cgroups; `None` without a limit.
 fn cgroup_headroom(root: &Path) -> Option<u64> {
     // Lines are `0::/path` (version 2) or `4:memory:/path` (version 1); both may be present.
-    let text = fs::read_to_string(root.join("proc/self/cgroup")).ok()?;
+    let text = kernel_text(&root.join("proc/self/cgroup"))?;
     let of_line = |line: &str| {
         let (_, rest) = line.split_once(':')?;
         let (controllers, path) = rest.split_once(':')?;
@@ -83,7 +94,7 @@ fn headroom_up_from(root: &Path, path: &str, files: &CgroupFiles) -> Option<u64>
 
 /// Bytes left in one cgroup; `None` without a limit (version 2 writes `max`).
 fn headroom_in(group: &Path, files: &CgroupFiles) -> Option<u64> {
-    let read = |name| fs::read_to_string(group.join(name)).ok();
+    let read = |name| kernel_text(&group.join(name));
     let limit: u64 = read(files.limit)?.trim().parse().ok()?;
     let usage: u64 = read(files.usage).and_then(|text| text.trim().parse().ok()).unwrap_or(0);
     let stat = read("memory.stat").unwrap_or_default();
@@ -99,6 +110,7 @@ pub(crate) mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use super::*;
+    use std::fs;
 
     /// A folder that stands for `/` with its `/proc` and `/sys`. Drop removes it.
     pub(crate) struct Tree(PathBuf);

@@ -68,7 +68,12 @@ fn is_our_own(owner: u32, mode: u32) -> bool {
 
 /// Reads a file that ends with the hash of its contents. A file without its hash, or of another
 /// user, is not used.
+#[expect(clippy::disallowed_methods, reason = "the cache of kernels is below the crate `files`")]
 pub(super) fn read(path: &Path) -> Option<Vec<u8>> {
+    // To open a pipe would wait for its writer.
+    if !std::fs::symlink_metadata(path).ok()?.is_file() {
+        return None;
+    }
     let mut file = File::open(path).ok()?;
     let about = file.metadata().ok()?;
     if !about.is_file() || !is_our_own(about.uid(), about.mode()) {
@@ -82,6 +87,7 @@ pub(super) fn read(path: &Path) -> Option<Vec<u8>> {
 }
 
 /// Writes under another name first, so that a reader sees the whole file or none.
+#[expect(clippy::disallowed_methods, reason = "the cache of kernels is below the crate `files`")]
 pub(super) fn write(path: &Path, cubin: &[u8]) -> std::io::Result<()> {
     if let Some(folder) = path.parent() {
         DirBuilder::new().recursive(true).mode(0o700).create(folder)?;

@@ -3,6 +3,7 @@
 use super::{Checkpoint, CheckpointError, unreadable};
 use files::directory::Directory;
 use files::names::{CHECKPOINTS, checkpoint_name, entries, step_of};
+use files::{input, regular_file};
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -94,7 +95,8 @@ pub fn gone(folder: &Path) -> Option<String> {
     {
         return Some(format!("it is a link to {}, which is not there", to.display()));
     }
-    let latest = fs::read_to_string(folder.join(LATEST)).ok()?;
+    let latest = regular_file::read(&folder.join(LATEST)).ok()?;
+    let latest = String::from_utf8(input::whole(latest, 1 << 10).ok()?).ok()?;
     Some(format!("{LATEST} names {}, which is not there", latest.trim().escape_debug()))
 }
 

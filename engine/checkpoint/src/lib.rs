@@ -4,6 +4,9 @@
 //! Invariant: a directory named `step-N` is whole and on the disk. It grows as `step-N.tmp` and is renamed when
 //! every byte is there; it leaves as `step-N.old`.
 
+// Files are opened, created, read and renamed by the crate `files`.
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 mod compare;
 pub mod disk_space;
 pub mod folder;

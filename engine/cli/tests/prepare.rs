@@ -4,6 +4,8 @@
 #![allow(clippy::allow_attributes, reason = "the line above")]
 
 mod common;
+#[path = "prepare/links.rs"]
+mod links;
 #[path = "prepare/lists.rs"]
 mod lists;
 

@@ -282,3 +282,30 @@ fn a_trace_that_cannot_be_written_hides_nothing_of_how_a_run_ends() {
     assert!(!done.stderr.contains("warning"), "{}", done.stderr);
     assert_eq!(folder.metrics("run").last().unwrap()["kind"], "end");
 }
+
+/// What a user, a config or a folder names. A config and a prompt may come out of a pipe: `<(command)` of a shell is one.
+#[test]
+fn no_pipe_is_waited_for() {
+    let folder = Folder::new();
+    folder.train("run", &["-q"]).ok();
+    folder.shell("mkdir model && mkfifo model/config.json pipe.ron && rm run/weights.safetensors && mkfifo run/weights.safetensors").ok();
+    let no_file = "it is not a regular file";
+    folder
+        .onebox(&["plan", "--model", "model", "--box", "dgx2"])
+        .refused(78, &["model/config.json", no_file]);
+    let of_folder = ["config", "check", "tiny.ron", "--set", "model=(from: \"model\")"];
+    folder.onebox(&of_folder).refused(78, &["model/config.json", no_file]);
+    folder.onebox(&["plan", "tiny.ron", "--box", "pipe.ron"]).refused(78, &["pipe.ron", no_file]);
+    folder
+        .onebox(&["plan", "tiny.ron", "--box", "pip.ron"])
+        .refused(78, &["there is no such file"]);
+    folder
+        .onebox(&["generate", "run", "--prompt", "a"])
+        .refused(74, &["weights.safetensors", no_file]);
+    let onebox = env!("CARGO_BIN_EXE_onebox");
+    let line =
+        format!("exec {onebox} config check <(cat tiny.ron) --set 'data.train=\"text.txt\"'");
+    let mut command = Command::new("bash");
+    command.args(["-c", &line]).current_dir(folder.path(""));
+    Folder::done(command).ok();
+}

@@ -1,8 +1,9 @@
 //! Text files that a config consists of, and what a name that is none of them was meant to be.
 
 use super::reading::{Complaint, nearest, short};
+use files::input::{self, NotAFile};
 use std::fs::File;
-use std::io::{ErrorKind, Read};
+use std::io::{self, ErrorKind, Read};
 use std::path::Path;
 
 /// Larger than any config; a bound on the work that a wrong file can cause.
@@ -14,17 +15,26 @@ fn complaint(message: String, help: &str) -> Complaint {
 
 /// The text of a file, or why there is none.
 pub(super) fn read(path: &Path) -> Result<String, Complaint> {
+    utf8(opened(path, input::open)?)
+}
+
+/// The same of a file or a pipe, whose writer this waits for.
+pub(super) fn read_stream(path: &Path) -> Result<String, Complaint> {
+    utf8(opened(path, input::stream)?)
+}
+
+fn opened(path: &Path, open: fn(&Path) -> io::Result<File>) -> Result<File, Complaint> {
     if path.is_dir() {
         return Err(complaint("it is a directory".into(), &folder_help(path)));
     }
-    let file = File::open(path).map_err(|error| {
+    open(path).map_err(|error| {
         let help = match error.kind() {
             ErrorKind::NotFound => missing_help(path),
+            _ if NotAFile::is(&error) => "write the text into a file, and name that".into(),
             _ => "check the file and its permissions".into(),
         };
         complaint(error.to_string(), &help)
-    })?;
-    utf8(file)
+    })
 }
 
 /// All of a text.
@@ -84,8 +94,8 @@ fn in_folder(dir: &Path, names: &[String]) -> String {
 }
 
 /// Names of the first files of `dir` that end so, in order.
-pub(super) fn ron_files(dir: &Path) -> std::io::Result<Vec<String>> {
-    let file = |entry: std::io::Result<std::fs::DirEntry>| {
+pub(super) fn ron_files(dir: &Path) -> io::Result<Vec<String>> {
+    let file = |entry: io::Result<std::fs::DirEntry>| {
         let path = entry.ok()?.path();
         let name = path.file_name()?.to_str()?.to_owned();
         (name.ends_with(".ron") && !path.is_dir()).then_some(name)

@@ -1,8 +1,9 @@
 //! The box that `--box` names: a file, or the name of one among the boxes beside a config, or of one that the program holds.
 
 use super::bundled;
-use super::file::ron_files;
+use super::file::{LARGEST, ron_files};
 use super::reading::{nearest, short};
+use files::input;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
@@ -60,6 +61,6 @@ pub fn find_box(named: &Path, config: &Path) -> Result<PathBuf, String> {
 fn boxes(folder: &Path) -> Vec<String> {
     let mut names = ron_files(folder).unwrap_or_default();
     let describes = |text: String| text.contains("gpu_memory:") || text.contains("node_memory:");
-    names.retain(|name| std::fs::read_to_string(folder.join(name)).is_ok_and(describes));
+    names.retain(|name| input::text(&folder.join(name), LARGEST).is_ok_and(describes));
     names
 }

@@ -4,6 +4,9 @@
 //! `schema` says what each key may be, `checks` what several may be together. `reading` knows no key: it keeps the
 //! place of every value, and prints what is wrong there.
 
+// Files are opened, created, read and renamed by the crate `files`.
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 mod box_schema;
 pub mod bundled;
 mod checks;

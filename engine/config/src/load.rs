@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::checks::MachineRules;
-use super::file::{read, utf8};
+use super::file::{read_stream, utf8};
 use super::parse::{A_CONFIG, parse, stem};
 use super::reading::{Complaint, ConfigError, ConfigReader, Node, Violation, set};
 use super::{Config, LoadedConfig, checks, model_folder, schema};
@@ -79,7 +79,7 @@ fn load_file(
 ) -> Result<LoadedConfig, ConfigError> {
     let stdin = path == Path::new("-");
     let name = if stdin { "stdin".to_owned() } else { path.display().to_string() };
-    let text = if stdin { utf8(std::io::stdin().lock()) } else { read(path) };
+    let text = if stdin { utf8(std::io::stdin().lock()) } else { read_stream(path) };
     let text = text.map_err(|unreadable| {
         let Complaint { message, help } = unreadable;
         ConfigError::plain(&name, format!("cannot read the config `{name}`: {message}"), help)

@@ -1,16 +1,20 @@
 //! Small files in the user's cache folder: JSON, and the hash of it behind it. A damaged file is made again.
 
 use super::token_part;
+use files::{input, regular_file};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
-use std::{fs, io};
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
+
+/// Bytes of such a file; a larger one is not kept.
+const LARGEST: u64 = 64 << 20;
 
 /// The content of a file; none if it is not there, or damaged.
 pub(super) fn read<T: DeserializeOwned>(path: &Path) -> Option<T> {
-    let bytes = fs::read(path).ok()?;
+    let bytes = regular_file::read(path).and_then(|file| input::whole(file, LARGEST)).ok()?;
     let json = bytes.split_last_chunk().filter(|(json, hash)| hash_of(json) == **hash);
     let content = json.and_then(|(json, _)| serde_json::from_slice(json).ok());
     if content.is_none() {
@@ -22,6 +26,9 @@ pub(super) fn read<T: DeserializeOwned>(path: &Path) -> Option<T> {
 pub(super) fn write<T: Serialize>(path: &Path, content: &T) -> io::Result<()> {
     let mut bytes = serde_json::to_vec(content)?;
     bytes.extend(hash_of(&bytes));
+    if bytes.len() as u64 > LARGEST {
+        return Err(io::ErrorKind::FileTooLarge.into());
+    }
     token_part::write(path, &unfinished_name(path), &[bytes]).map(drop)
 }
 

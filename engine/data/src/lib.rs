@@ -1,6 +1,9 @@
 //! The tokens of a run: those of its files one behind another, of which the end is held out, and the windows of them that
 //! become batches (B, T). `run` opens it before step 1; the batch filling of each step reads from it.
 
+// Files are opened, created, read and renamed by the crate `files`.
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 use std::collections::HashSet;
 use std::fmt;
 use std::path::{Path, PathBuf};

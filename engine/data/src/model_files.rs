@@ -4,12 +4,13 @@
 use super::Tokenizer;
 use config::DataConfig;
 use config::transformers::pointer;
+use files::directory::Directory;
 use files::names::{FILES, KEPT, TOKENIZER};
 use files::regular_file::open_at;
 use rustix::fs::{CWD, OFlags};
-use std::fs::File;
 use std::io::ErrorKind::{NotADirectory, NotFound};
 use std::io::{self, Read};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 /// Bytes of all files together.
@@ -66,7 +67,7 @@ impl ModelFiles {
         let path = if path.is_dir() { path } else { path.parent().unwrap_or(path) };
         // ModelFiles a file in the working directory.
         let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
-        let folder = File::open(path).map_err(|e| unreadable(path, e))?;
+        let folder = Directory::open(path).map_err(|e| unreadable(path, e))?;
         Self::read(&folder, path)
     }
 
@@ -83,11 +84,11 @@ impl ModelFiles {
         }
     }
 
-    fn read(folder: &File, path: &Path) -> Result<Self, ModelFileError> {
+    fn read(folder: impl AsFd, path: &Path) -> Result<Self, ModelFileError> {
         let (mut files, mut left) = (Vec::new(), MOST);
         for name in FILES {
             let at = path.join(name);
-            let file = match open_at(folder, Path::new(name), OFlags::empty()) {
+            let file = match open_at(&folder, Path::new(name), OFlags::empty()) {
                 Err(error) if error.kind() == NotFound => continue,
                 file => file.map_err(|e| unreadable(&at, e))?,
             };

@@ -18,8 +18,10 @@ use super::token_cache::Cache;
 use super::token_part::{self, TokenPart, hex};
 use super::{RowSource, Tokenizer, mask};
 use config::DataFormat;
-use files::durable::sync_folder;
+use files::durable::{rename, sync_folder};
+use files::names::is_there;
 use files::path_text::PathText;
+use files::regular_file;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, BufReader, Seek, SeekFrom};
@@ -133,7 +135,7 @@ impl Preparation<'_> {
         for NamedText { folder, .. } in all {
             let made = partial(&folder);
             if made.exists() || !folder.exists() {
-                fs::rename(made, &folder).map_err(unwritten(&folder))?;
+                rename(&made, &folder).map_err(unwritten(&folder))?;
             }
             train.push(folder);
         }
@@ -162,14 +164,14 @@ impl Preparation<'_> {
 
     fn lock(&self) -> Result<File, PrepareError> {
         let there = fs::read_dir(self.out).map_or(0, Iterator::count);
-        if there > 0 && !self.out.join(LOCK).exists() {
+        if there > 0 && !is_there(&self.out.join(LOCK)) {
             let why =
                 "the folder is not empty, and `data prepare` did not make it; name another one";
             return Err(refused(self.out, why));
         }
         fs::create_dir_all(self.out).map_err(unwritten(self.out))?;
         let path = self.out.join(LOCK);
-        let lock = File::create(&path).map_err(unwritten(&path))?;
+        let lock = regular_file::open_or_create(&path).map_err(unwritten(&path))?;
         let held = "another process prepares data in it; wait for that, or name another folder";
         lock.try_lock().map_err(|_| refused(self.out, held))?;
         Ok(lock)
@@ -264,6 +266,13 @@ impl Preparation<'_> {
         let reading = self.progress.begin("comparing parts", written.map(|file| file.bytes).sum());
         for (NamedText { folder, files, .. }, parts) in all.iter().zip(parts) {
             let partial = partial(folder);
+            let is_link =
+                |place: &&Path| fs::symlink_metadata(place).is_ok_and(|place| place.is_symlink());
+            if let Some(link) = [folder.as_path(), &partial].into_iter().find(is_link) {
+                let why = "it is a symbolic link, and parts are written into no folder behind one; put the folder itself there, or name \
+                     another OUT";
+                return Err(refused(link, why));
+            }
             if folder.exists() && partial.exists() {
                 let (partial, list) = (PathText(&partial), PathText(&list));
                 let why = format!(
@@ -294,7 +303,7 @@ impl Preparation<'_> {
                         "{folder}: {list} does not name all of its files: they are made again"
                     );
                 }
-                fs::rename(folder, &partial).map_err(unwritten(folder))?;
+                rename(folder, &partial).map_err(unwritten(folder))?;
             }
             let place = if folder.exists() { folder } else { &partial };
             for path in others(place, parts).map_err(unwritten(place))? {
@@ -311,6 +320,12 @@ impl Preparation<'_> {
     fn save(&self, manifest: &Manifest) -> Result<(), PrepareError> {
         let path = self.out.join(MANIFEST);
         let json = serde_json::to_vec(manifest).map_err(io::Error::from);
+        let json = json.and_then(|json| match json.len() as u64 > prepared::LARGEST {
+            true => Err(io::Error::other(
+                "the list of parts is too long: prepare fewer or larger files",
+            )),
+            false => Ok(json),
+        });
         json.and_then(|json| token_part::write(&path, &unfinished(&path), &[json]))
             .map(drop)
             .map_err(unwritten(&path))

@@ -4,11 +4,12 @@ use super::bad_rows::BadRows;
 use super::chunks::TextPosition;
 use super::problem::{Failure, Problem, at};
 use super::token_part::{FileFault, FileRecord};
+use files::input;
 use files::path_text::PathText;
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -16,12 +17,21 @@ use std::path::{Path, PathBuf};
 pub(super) const MANIFEST: &str = "prepared.json";
 /// The format of the list. Formats 1 and 2 have no hashes: runs do not read them.
 pub(super) const VERSION: u32 = 3;
+/// Bytes of the list: of 50 thousand parts or 100 thousand files of text.
+pub(super) const LARGEST: u64 = 32 << 20;
 /// Characters of two values that an error names.
 const LONGEST: usize = 200;
 /// Behind the name of the folder of a data set that is not finished.
 const PARTIAL: &str = "partial";
 /// The beginning of the name of a folder of tokens to train on.
 const TRAIN: &str = "train";
+
+/// What every format has.
+#[derive(Deserialize)]
+struct Header {
+    #[serde(default)]
+    version: Value,
+}
 
 /// The list of finished parts.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -45,17 +55,22 @@ pub(super) struct Manifest {
 impl Manifest {
     /// The list at `path`. If it has another format, it has only its version; none if nobody, or another tool, wrote one.
     pub(super) fn open(path: &Path) -> Result<Option<Self>, Problem> {
-        let bytes = match fs::read(path) {
+        let bytes = match input::bytes(path, LARGEST) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             read => read.map_err(Problem::Unreadable)?,
         };
         let damaged = |error: serde_json::Error| Problem::BadList(error.to_string());
-        let json: Value = serde_json::from_slice(&bytes).map_err(damaged)?;
-        let version = json.get("version").and_then(Value::as_u64);
+        // Of an object alone: a list would be one field after the other.
+        let is_object = bytes.trim_ascii_start().starts_with(b"{");
+        let version = match is_object {
+            true => serde_json::from_slice(&bytes).map(|Header { version }| version.as_u64()),
+            false => serde_json::from_slice(&bytes).map(|IgnoredAny| None),
+        };
+        let version = version.map_err(damaged)?;
         match version.map(|version| u32::try_from(version).unwrap_or(u32::MAX)) {
             None => Ok(None),
             Some(version) if version != VERSION => Ok(Some(Self { version, ..Self::default() })),
-            Some(_) => serde_json::from_value(json).map(Some).map_err(damaged),
+            Some(_) => serde_json::from_slice(&bytes).map(Some).map_err(damaged),
         }
     }
 

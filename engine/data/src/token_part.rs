@@ -8,10 +8,10 @@ use super::megatron::{self, Index};
 use super::open::open_regular;
 use super::problem::Problem;
 use super::store::{TokenFile, widened};
-use files::durable::sync_folder;
+use files::durable;
 use files::path_text::PathText;
 use serde::{Deserialize, Serialize};
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::Xxh3Default;
@@ -116,7 +116,7 @@ pub(super) fn write(path: &Path, unfinished: &Path, parts: &[Vec<u8>]) -> io::Re
     fs::create_dir_all(folder)?;
     let (mut hash, mut length) = (Xxh3Default::new(), 0);
     let mut fill = || {
-        let mut file = File::create(unfinished)?;
+        let mut file = durable::create(unfinished)?;
         for bytes in parts {
             file.write_all(bytes)?;
             hash.update(bytes);
@@ -124,12 +124,12 @@ pub(super) fn write(path: &Path, unfinished: &Path, parts: &[Vec<u8>]) -> io::Re
         }
         file.sync_all()
     };
-    let done = fill().and_then(|()| fs::rename(unfinished, path));
+    let done = fill().and_then(|()| durable::rename(unfinished, path));
     if done.is_err() {
         // The first error is the one to report.
         drop(fs::remove_file(unfinished));
     }
-    done.and_then(|()| sync_folder(folder))?;
+    done?;
     let name = name.to_string_lossy().into_owned();
     Ok(FileRecord { name, bytes: length, hash: hex(hash.digest128()) })
 }

@@ -1,9 +1,11 @@
 //! Files that a user names for onebox to write: a slip names a config or a text there, so only what onebox wrote as the
 //! same is replaced.
 
-use rustix::fs::{Access, access};
-use std::fs::{self, File};
+use super::input;
+use rustix::fs::{Access, OFlags, access, fcntl_getfl, fcntl_setfl};
+use std::fs::{self, File, OpenOptions};
 use std::io::{Error, Read, Result};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 /// What is written.
@@ -30,7 +32,7 @@ impl Output {
             return Ok(());
         }
         let mut head = Vec::new();
-        File::open(path)?.take(self.beginning.len() as u64).read_to_end(&mut head)?;
+        input::open(path)?.take(self.beginning.len() as u64).read_to_end(&mut head)?;
         if head == self.beginning.as_bytes() {
             return Ok(());
         }
@@ -38,6 +40,21 @@ impl Output {
         Err(Error::other(format!(
             "it is there and is no {what} that onebox wrote, so it is not replaced; give another name, or remove it"
         )))
+    }
+
+    /// The file, empty, or what `path` leads to if that is no file.
+    ///
+    /// # Errors
+    /// As [`may_replace`](Self::may_replace); a pipe that nobody reads.
+    pub fn create(&self, path: &Path) -> Result<File> {
+        self.may_replace(path)?;
+        // Who opens a pipe waits for its reader otherwise.
+        let flags = OFlags::NONBLOCK.bits().cast_signed();
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(true).custom_flags(flags);
+        let file = options.open(path)?;
+        fcntl_setfl(&file, fcntl_getfl(&file)?.difference(OFlags::NONBLOCK))?;
+        Ok(file)
     }
 
     /// The same before the work whose result goes there, and that it can be written.

@@ -9,7 +9,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// Opens a file that is no link, pipe, socket or directory; never waits for one.
-pub fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     checked(options.custom_flags(flags.bits().cast_signed()).open(path))
 }
@@ -29,8 +29,19 @@ pub(super) fn checked(opened: io::Result<File>) -> io::Result<File> {
 }
 
 /// Opens it for reading.
+///
+/// # Errors
+/// Of the file system; if it is no such file.
 pub fn read(path: &Path) -> io::Result<File> {
     open(path, OpenOptions::new().read(true))
+}
+
+/// Opens it for writing, with what is in it; it is created if it is not there.
+///
+/// # Errors
+/// As [`read`].
+pub fn open_or_create(path: &Path) -> io::Result<File> {
+    open(path, OpenOptions::new().write(true).create(true).truncate(false))
 }
 
 /// A regular file or a directory itself, never what a link leads to, nor a pipe that nobody writes to.
@@ -77,7 +88,7 @@ mod tests {
         options.read(true).append(true).create(true);
         for (path, why) in [(&link, "symbolic link"), (&pipe, "no file")] {
             assert!(open(path, &mut options).unwrap_err().to_string().contains(why));
-            assert!(read(path).is_err());
+            assert!(read(path).is_err() && open_or_create(path).is_err());
         }
         let for_writing = open(&pipe, OpenOptions::new().write(true)).unwrap_err();
         assert!(for_writing.to_string().contains("a pipe"), "{for_writing}");

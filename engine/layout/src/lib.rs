@@ -1,5 +1,8 @@
 //! From a config to the plan of a rank, and the machine on which it runs.
 
+// Files are opened, created, read and renamed by the crate `files`.
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 pub mod batches;
 pub mod build;
 pub mod gpu_memory;

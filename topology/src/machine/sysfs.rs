@@ -1,10 +1,9 @@
 //! Facts from Linux beside hwloc: memory, both ends of links, the driver's names. Every path is
 //! below a root that tests set. A missing file leaves its fact unknown.
 
-use std::fs;
 use std::path::Path;
 
-use crate::memory::{available_memory_under, total_memory_under};
+use crate::memory::{available_memory_under, kernel_text, total_memory_under};
 use crate::pci::generation_of;
 use crate::{Link, Machine, PciAddress};
 
@@ -17,7 +16,7 @@ pub(crate) fn complete(machine: &mut Machine, root: &Path) {
             only.memory_bytes = total;
         }
     }
-    let cpu = fs::read_to_string(root.join("proc/cpuinfo")).unwrap_or_default();
+    let cpu = kernel_text(&root.join("proc/cpuinfo")).unwrap_or_default();
     let flags = cpu.lines().find(|line| line.starts_with("flags")).unwrap_or_default();
     machine.virtual_machine |= flags.split_whitespace().any(|flag| flag == "hypervisor");
     let available = available_memory_under(root);
@@ -39,7 +38,7 @@ pub(crate) fn complete(machine: &mut Machine, root: &Path) {
     for gpu in &mut machine.gpus {
         gpu.numa_node = machine.pci[gpu.node].numa_node;
         let path = root.join(format!("proc/driver/nvidia/gpus/{}/information", gpu.pci));
-        let text = fs::read_to_string(path).unwrap_or_default();
+        let text = kernel_text(&path).unwrap_or_default();
         let told = |key: &str| {
             let line = text.lines().find_map(|line| line.strip_prefix(key))?;
             let value = line.trim_start_matches(':').trim();
@@ -53,7 +52,7 @@ pub(crate) fn complete(machine: &mut Machine, root: &Path) {
 /// One file of a PCI device, trimmed.
 fn read(root: &Path, address: PciAddress, name: &str) -> Option<String> {
     let folder = root.join("sys/bus/pci/devices").join(address.to_string());
-    fs::read_to_string(folder.join(name)).ok().map(|text| text.trim().to_owned())
+    kernel_text(&folder.join(name)).map(|text| text.trim().to_owned())
 }
 
 fn link(root: &Path, address: PciAddress) -> Link {
@@ -72,7 +71,7 @@ fn link(root: &Path, address: PciAddress) -> Link {
 /// nodes: free memory, file pages and droppable caches, less the kernel's own reserve.
 fn node_free(root: &Path, id: u32) -> Option<u64> {
     let path = root.join(format!("sys/devices/system/node/node{id}/meminfo"));
-    let text = fs::read_to_string(path).ok()?;
+    let text = kernel_text(&path)?;
     let kib = |key: &str| {
         let line = text.lines().find(|line| line.contains(key))?;
         line.split_whitespace().nth(3)?.parse::<u64>().ok()
@@ -86,7 +85,7 @@ fn node_free(root: &Path, id: u32) -> Option<u64> {
 /// The kernel's reserve of a node in bytes: the sum of the high watermarks of its zones, below
 /// which the kernel reclaims.
 fn node_reserve(root: &Path, id: u32) -> u64 {
-    let text = fs::read_to_string(root.join("proc/zoneinfo")).unwrap_or_default();
+    let text = kernel_text(&root.join("proc/zoneinfo")).unwrap_or_default();
     let (own, mut inside, mut pages) = (format!("Node {id},"), false, 0u64);
     for line in text.lines() {
         inside = if line.starts_with("Node ") { line.starts_with(&own) } else { inside };
@@ -114,7 +113,7 @@ pub(crate) struct Settings {
 
 /// Reads the settings under `root`.
 pub(crate) fn settings(root: &Path) -> Settings {
-    let text = |path: &str| fs::read_to_string(root.join(path)).ok();
+    let text = |path: &str| kernel_text(&root.join(path));
     let on = |path: &str| text(path).is_some_and(|text| text.trim() != "0");
     let huge_pages = text("sys/kernel/mm/transparent_hugepage/enabled").and_then(|text| {
         let (_, rest) = text.split_once('[')?;

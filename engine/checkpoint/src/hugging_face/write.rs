@@ -7,14 +7,14 @@ use crate::manifest::TensorEntry;
 use crate::{Checkpoint, CheckpointError, TensorState, header};
 use config::Config;
 use data::model_files::ModelFiles;
-use files::durable::sync_folder;
+use files::durable::{create_new, rename, sync_folder};
 use files::names::{FILES, LOCK, TOKENIZER};
 use files::regular_file;
 use half::bf16;
 use layout::build::RankLayout;
 use serde_json::{Map, json};
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, File, TryLockError};
 use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -126,8 +126,7 @@ pub fn export(model: &ModelExport<'_>, out: &Path) -> Result<Vec<String>, Export
         .and_then(|files| read_back(checkpoint, built, &unfinished, numbers).map(|()| files))
         .and_then(|files| {
             let named = sync_folder(&unfinished)
-                .and_then(|()| fs::rename(&unfinished, out))
-                .and_then(|()| out.parent().map_or(Ok(()), sync_folder))
+                .and_then(|()| rename(&unfinished, out))
                 .and_then(|()| fs::remove_file(out.join(LOCK)));
             named.map(|()| files).map_err(|e| cannot_write(out)(e).into())
         });
@@ -158,9 +157,7 @@ fn begin(unfinished: &Path) -> Result<File, ExportError> {
         return Err(foreign());
     }
     let path = unfinished.join(LOCK);
-    let mut options = OpenOptions::new();
-    let lock = regular_file::open(&path, options.write(true).create(true).truncate(false));
-    let lock = lock.map_err(cannot_write(&path))?;
+    let lock = regular_file::open_or_create(&path).map_err(cannot_write(&path))?;
     match lock.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => return Err(ExportError::InUse(unfinished.to_owned())),
@@ -267,7 +264,7 @@ fn write_part(
     let torch = Map::from_iter([("__metadata__".into(), json!({ "format": "pt" }))]);
     let shapes = tensors.iter().map(shape);
     let header = header::of_shapes(torch, numbers.name(), numbers.width(), shapes);
-    let file = File::create_new(path).map_err(&failed)?;
+    let file = create_new(path).map_err(&failed)?;
     let mut file = BufWriter::with_capacity(1 << 20, file);
     file.write_all(&header).map_err(&failed)?;
     for (index, tensor) in (first..).zip(tensors) {
@@ -323,7 +320,7 @@ fn write_small(
 ) -> Result<(), FolderError> {
     let path = folder.join(name);
     let write = || {
-        let mut file = File::create_new(&path)?;
+        let mut file = create_new(&path)?;
         file.write_all(bytes)?;
         file.sync_all()
     };

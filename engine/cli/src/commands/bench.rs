@@ -4,7 +4,7 @@ use super::data::{self, ReadOptions};
 use super::train::check_memory;
 use super::{
     CommandError, ConfigArgs, Failable, check_built, code, may_write, plan, print_as, say,
-    unwritten,
+    unwritten, write_output,
 };
 
 mod host;
@@ -101,13 +101,12 @@ fn save_box(path: &Path, machine: &LocalMachine, on_cores: bool) -> Result<(), C
     let on_gpus = !on_cores && machine.cuda().has_driver();
     // A box of either kind gives way to another.
     let kinds = [calibrate::OUTPUT, BOX_OF_GPUS];
-    if kinds.iter().all(|kind| kind.check(path).is_err()) {
-        may_write(calibrate::OUTPUT, path)?;
-    }
+    let kind = kinds.into_iter().find(|kind| kind.check(path).is_ok()).unwrap_or(calibrate::OUTPUT);
+    may_write(kind, path)?;
     let mut tell = |what: &str| say(&format!("measuring: {what}"));
     let ron =
         if on_gpus { box_of_gpus(machine, &mut tell)? } else { box_of_cores(machine, &mut tell)? };
-    std::fs::write(path, ron).map_err(|e| unwritten(path, &e))?;
+    write_output(kind, path, &ron)?;
     let path = path.display();
     say(&format!("{path}: written\nnext: onebox simulate configs/quickstart.ron --box {path}"));
     Ok(())

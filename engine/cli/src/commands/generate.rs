@@ -11,10 +11,10 @@ use ::data::model_files::ModelFiles;
 use checkpoint::Checkpoint;
 use checkpoint::inspect::open_newest;
 use config::{Config, DeviceConfig, LoadedConfig, Precision, load_of_run, load_str};
+use files::input;
 use files::names::{CONFIG, KEPT, TOKENIZER, WEIGHTS};
 use layout::LocalMachine;
-use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use topology::format_bytes;
 
@@ -109,19 +109,20 @@ const PYTHON: [(&str, &str); 3] = [("True", "true"), ("False", "false"), ("None"
 const LONGEST_PROMPT: u64 = 64 << 20;
 
 fn prompt_in(path: &Path) -> Result<String, CommandError> {
-    let (mut bytes, most) = (Vec::new(), LONGEST_PROMPT);
-    let done = match path == Path::new("-") {
-        true => std::io::stdin().lock().take(most + 1).read_to_end(&mut bytes),
-        false => File::open(path).and_then(|file| file.take(most + 1).read_to_end(&mut bytes)),
+    let most = LONGEST_PROMPT;
+    let read = match path == Path::new("-") {
+        true => input::whole(std::io::stdin().lock(), most),
+        false => input::stream(path).and_then(|file| input::whole(file, most)),
     };
     let of = format!("--prompt-file {}", path.display());
-    let done = done.map_err(|e| format!("{of}: it cannot be read: {e}"));
-    let read = done.fail_with(code::IO)?;
-    if read as u64 > most {
-        let why =
-            format!("{of}: it has more than {}, and no model reads as much", format_bytes(most));
-        return Err(CommandError::new(code::DATA, why));
-    }
+    let bytes = match read {
+        Err(error) if error.kind() == ErrorKind::FileTooLarge => {
+            let most = format_bytes(most);
+            let why = format!("{of}: it has more than {most}, and no model reads as much");
+            return Err(CommandError::new(code::DATA, why));
+        }
+        read => read.map_err(|e| format!("{of}: it cannot be read: {e}")).fail_with(code::IO)?,
+    };
     let text = String::from_utf8(bytes);
     let text = text.map_err(|e| format!("{of}: it is not UTF-8: {}", e.utf8_error()));
     let mut text = text.fail_with(code::DATA)?;

@@ -274,6 +274,12 @@ fn may_write(output: Output, path: &Path) -> Result<(), CommandError> {
     output.check(path).map_err(|e| unwritten(path, &e))
 }
 
+/// Writes the result of a command.
+fn write_output(output: Output, path: &Path, text: &str) -> Result<(), CommandError> {
+    let written = output.create(path).and_then(|mut file| file.write_all(text.as_bytes()));
+    written.map_err(|e| unwritten(path, &e))
+}
+
 fn unwritten(path: &Path, error: &std::io::Error) -> CommandError {
     CommandError::new(code::IO, format!("cannot write {}: {error}", path.display()))
 }

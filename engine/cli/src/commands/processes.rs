@@ -5,9 +5,11 @@ use config::{CheckpointWriter, Config, DeviceConfig};
 use device::Processes;
 use device::cuda::LibraryInfo;
 use device::numerics::SimdPath;
+use files::input;
 use layout::LocalMachine;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 use topology::counted;
@@ -181,7 +183,10 @@ impl Team {
 
     /// The facts that must be the same in all processes: program and instructions, and for a config on real GPUs these and their libraries.
     pub(super) fn facts(&self, config: Option<&Config>) -> Vec<(String, String)> {
-        let program = std::fs::read("/proc/self/exe").map_or(0, |bytes| xxh3_64(&bytes));
+        /// Bytes.
+        const LARGEST: u64 = 1 << 32;
+        let program =
+            input::bytes(Path::new("/proc/self/exe"), LARGEST).map_or(0, |bytes| xxh3_64(&bytes));
         let program = format!("{} ({program:016x})", files::VERSION);
         let path = SimdPath::current().to_string();
         let mut all = vec![("the program", program), ("the instructions", path)];

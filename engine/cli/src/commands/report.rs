@@ -1,6 +1,6 @@
 //! `onebox report`: the curves of runs, on a page or as CSV.
 
-use super::{CommandError, code, may_write, print, say, unwritten};
+use super::{CommandError, code, may_write, print, say, write_output};
 use crate::report::curves::{CSV, Curves, csv};
 use crate::report::page::{BEGINNING, page};
 use files::names::METRICS;
@@ -43,11 +43,11 @@ pub(super) fn run(args: &ReportArgs) -> Result<(), CommandError> {
         |(dir, name): (&PathBuf, String)| Curves::read(dir, name).map_err(|e| unread(dir, &e));
     let runs = args.runs.iter().zip(names).map(read).collect::<Result<Vec<_>, _>>()?;
     if let Some(path) = &args.output {
-        std::fs::write(path, page(&runs, files::VERSION)).map_err(|e| unwritten(path, &e))?;
+        write_output(PAGE, path, &page(&runs, files::VERSION))?;
         say(&format!("wrote {}", PathText(path)));
     }
     match (&args.csv, table) {
-        (_, Some(path)) => std::fs::write(path, csv(&runs)).map_err(|e| unwritten(path, &e)),
+        (_, Some(path)) => write_output(TABLE, path, &csv(&runs)),
         (Some(_), None) => print(&csv(&runs)),
         (None, _) => Ok(()),
     }

@@ -10,6 +10,7 @@ use config::{LoadedConfig, ResumeEffect, Weights, load_of_run};
 use engine::run_dir::{RunDir, RunMode};
 use files::directory::Directory;
 use files::names::{CHECKPOINTS, CONFIG, FORKED, METRICS, TOKENIZER, WEIGHTS};
+use files::{input, regular_file};
 use layout::build::RankLayout;
 use std::ffi::OsStr;
 use std::io::ErrorKind;
@@ -136,7 +137,9 @@ fn still_its_own(
 /// What the fork in `dir` starts from; none of a run that is no fork.
 fn fork_source(dir: &Path) -> Result<Option<Checkpoint>, CommandError> {
     let path = dir.join(FORKED);
-    let source = match std::fs::read(&path) {
+    /// Bytes of a path.
+    const LONGEST: u64 = 1 << 16;
+    let source = match regular_file::read(&path).and_then(|file| input::whole(file, LONGEST)) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         read => read.map_err(|error| unread(&path, &error))?,
     };
@@ -250,8 +253,14 @@ fn other_tokenizer(
 ) -> Result<Option<Difference>, CommandError> {
     let path = from.join(TOKENIZER);
     let (Some(now), true) = (now, path.exists()) else { return Ok(None) };
-    let was = std::fs::read(&path).map_err(|error| unread(&path, &error))?;
-    let values = [was.len(), now.bytes().len()].map(|bytes| format_bytes(bytes as u64));
+    let was = regular_file::read(&path).and_then(|file| {
+        let bytes = file.metadata()?.len();
+        // Of another length, it is another one.
+        let has_length = bytes == now.bytes().len() as u64;
+        Ok((bytes, if has_length { input::whole(file, bytes)? } else { Vec::new() }))
+    });
+    let (bytes, was) = was.map_err(|error| unread(&path, &error))?;
+    let values = [bytes, now.bytes().len() as u64].map(format_bytes);
     let key = format!("data.tokenizer (not {} any more)", path.display());
     let differs = was != now.bytes();
     Ok(differs.then_some(Difference { key, values, effect: ResumeEffect::Experiment }))

@@ -9,10 +9,12 @@
 use super::exit::code;
 use crate::report::progress::announce;
 use crate::report::stderr;
+use files::input;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH, SIGXCPU, SIGXFSZ};
 use signal_hook::iterator::Signals as Heard;
 use signal_hook::low_level::signal_name;
 use std::io;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -60,7 +62,8 @@ pub(super) fn hear() -> Signals {
     stderr::by_thread(&told);
     // Caught, so that a write over the limit of a file's size is an error, not the end.
     let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());
-    let ignored = ignored(&std::fs::read_to_string("/proc/self/status").unwrap_or_default());
+    let ignored =
+        ignored(&input::text(Path::new("/proc/self/status"), 1 << 20).unwrap_or_default());
     let heard = HEARD.into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0);
     let saves = Arc::new(AtomicBool::new(true));
     let signals = Signals { stop, starting, saves };

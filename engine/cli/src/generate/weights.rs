@@ -5,9 +5,9 @@ use checkpoint::hugging_face::{Folder, PretrainedWeights};
 use checkpoint::manifest::TensorEntry;
 use checkpoint::{Checkpoint, TensorState};
 use device::{Device, Tensor, ViewMut};
+use files::input;
 use layout::segment_runs::SegmentRuns;
 use safetensors::tensor::Metadata;
-use std::fs::File;
 use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -89,7 +89,7 @@ fn set_all(dev: &Device, decoder: &Decoder, read: &TensorReader<'_>) -> Result<(
 pub(super) fn load(dev: &Device, decoder: &Decoder, path: &Path) -> Result<(), GenerateError> {
     let unreadable = |source| GenerateError::Read { path: path.to_owned(), source };
     let wrong = |problem: String| GenerateError::Weights { path: path.to_owned(), problem };
-    let file = File::open(path).map_err(unreadable)?;
+    let file = input::open(path).map_err(unreadable)?;
     let read = |bytes: &mut [u8], at: u64| {
         file.read_exact_at(bytes, at).map_err(|e| match e.kind() {
             ErrorKind::UnexpectedEof => wrong("it is cut off".into()),

@@ -42,8 +42,7 @@ impl Writer {
     /// # Errors
     /// Of the file system; of every function here.
     pub fn create(path: &Path) -> Result<Self> {
-        OUTPUT.may_replace(path)?;
-        let mut file = BufWriter::new(File::create(path)?);
+        let mut file = BufWriter::new(OUTPUT.create(path)?);
         writeln!(file, "{BEGINNING}")?;
         Ok(Self { file, first: true })
     }

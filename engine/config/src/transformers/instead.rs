@@ -1,5 +1,6 @@
 //! What a folder, or a file of it, is instead of a model in safetensors files, and what makes such a model of it.
 
+use files::input;
 use files::names::is_there;
 use files::path_text::quoted;
 use std::fmt;
@@ -158,7 +159,7 @@ fn start_of(path: &Path) -> Option<Vec<u8>> {
     if !short.is_file() || short.len() >= POINTER {
         return None;
     }
-    std::fs::read(path).ok()
+    input::bytes(path, POINTER).ok()
 }
 
 fn save_again(from: &str, new: &str) -> String {

@@ -1,0 +1,139 @@
+//! Files that are read because a user, or another file, names them. Links are followed: the name is meant to lead to the file. Only
+//! [`stream`] waits for a pipe, and what is read whole has a limit.
+
+use super::regular_file::other;
+use rustix::fs::OFlags;
+use std::fs::{File, OpenOptions};
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+/// The regular file to which `path` leads; never waits.
+///
+/// # Errors
+/// Of the file system; [`NotAFile`] in it if a directory, a pipe, a socket or a device has the name.
+pub fn open(path: &Path) -> io::Result<File> {
+    let flags = OFlags::NONBLOCK.bits().cast_signed();
+    let file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {
+        // A socket has no other error.
+        Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NXIO.raw_os_error()) => {
+            return Err(NotAFile.into());
+        }
+        opened => opened?,
+    };
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(NotAFile.into()),
+    }
+}
+
+/// Something else than a regular file has the name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NotAFile;
+
+impl std::fmt::Display for NotAFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("it is not a regular file")
+    }
+}
+
+impl std::error::Error for NotAFile {}
+
+impl From<NotAFile> for io::Error {
+    fn from(error: NotAFile) -> Self {
+        Self::other(error)
+    }
+}
+
+impl NotAFile {
+    /// Whether `error` says this.
+    pub fn is(error: &io::Error) -> bool {
+        error.get_ref().is_some_and(|inner| inner.is::<Self>())
+    }
+}
+
+/// What `path` leads to, also a pipe, whose writer it waits for: `<(command)` of a shell is one.
+///
+/// # Errors
+/// Of the file system.
+pub fn stream(path: &Path) -> io::Result<File> {
+    File::open(path)
+}
+
+/// All bytes of a regular file, `most` at most.
+///
+/// # Errors
+/// As [`open`]; of the kind `FileTooLarge` if the file has more.
+pub fn bytes(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    let file = open(path)?;
+    if file.metadata()?.len() > most {
+        return Err(too_large(most));
+    }
+    // It may grow meanwhile.
+    whole(file, most)
+}
+
+/// All bytes of `from`, `most` at most.
+///
+/// # Errors
+/// Of reading; of the kind `FileTooLarge` if there are more.
+pub fn whole(from: impl Read, most: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    from.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > most {
+        return Err(too_large(most));
+    }
+    Ok(bytes)
+}
+
+fn too_large(most: u64) -> io::Error {
+    let why = format!("it has more than {most} bytes, which no such file has");
+    io::Error::new(ErrorKind::FileTooLarge, why)
+}
+
+/// The same as text.
+///
+/// # Errors
+/// As [`bytes`]; if the file is not UTF-8.
+pub fn text(path: &Path, most: u64) -> io::Result<String> {
+    let text = String::from_utf8(bytes(path, most)?);
+    text.map_err(|error| other(&format!("it is not UTF-8: {}", error.utf8_error())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::symlink;
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn only_a_file_within_the_limit_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        fs::write(at("file"), "four").unwrap();
+        symlink("file", at("link")).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(at("pipe")).status().unwrap().success());
+        let _socket = UnixListener::bind(at("socket")).unwrap();
+        symlink("pipe", at("link to a pipe")).unwrap();
+        symlink("/dev/zero", at("zeros")).unwrap();
+        fs::create_dir(at("folder")).unwrap();
+        for name in ["file", "link"] {
+            assert_eq!(bytes(&at(name), 4).unwrap(), b"four");
+            let error = text(&at(name), 3).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::FileTooLarge);
+            assert!(error.to_string().contains("more than 3 bytes"), "{error}");
+        }
+        for name in ["pipe", "link to a pipe", "socket", "zeros", "folder"] {
+            let error = bytes(&at(name), 4).unwrap_err();
+            assert!(NotAFile::is(&error), "{name}: {error}");
+        }
+        let missing = bytes(&at("missing"), 4).unwrap_err();
+        assert!(missing.kind() == ErrorKind::NotFound && !NotAFile::is(&missing));
+        // A file without end.
+        File::create(at("holes")).unwrap().set_len(1 << 40).unwrap();
+        assert_eq!(bytes(&at("holes"), 4).unwrap_err().kind(), ErrorKind::FileTooLarge);
+        fs::write(at("file"), [0xff]).unwrap();
+        assert!(text(&at("file"), 4).unwrap_err().to_string().contains("UTF-8"));
+    }
+}
