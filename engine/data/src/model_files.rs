@@ -220,7 +220,7 @@ mod tests {
         );
         refused("vocab.json", "not a regular file");
         fs::remove_file(at("vocab.json")).unwrap();
-        File::create(at("tokenizer.model")).unwrap().set_len(2 << 30).unwrap();
+        fs::File::create(at("tokenizer.model")).unwrap().set_len(2 << 30).unwrap();
         refused("tokenizer.model", "it has 2.00 GiB, and what a run keeps");
     }
 }

@@ -2,15 +2,16 @@
 
 use super::cache_file::hash_of_parts;
 use super::listed_tokens::{FILES, ListedToken, listed};
-use super::open::open_regular;
+use super::open::unopened;
 use super::split_points::Cuts;
 use super::untrusted::{check_growth, guarded, with_places};
 use super::{Problem, text_model, untrusted};
 use config::tokenizers::unread_tokenizers;
 use config::transformers::pointer;
+use files::input;
 use std::collections::BTreeSet;
 use std::fmt;
-use std::io::Read;
+use std::io::ErrorKind;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -366,9 +367,13 @@ impl FullTokenizer {
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, Problem> {
-    let (file, mut bytes) = (open_regular(path)?, Vec::new());
-    file.take(LONGEST + 1).read_to_end(&mut bytes).map_err(Problem::Unreadable)?;
-    Ok(bytes)
+    input::bytes(path, LONGEST).map_err(|error| match error.kind() {
+        ErrorKind::FileTooLarge => {
+            let longest = topology::format_bytes(LONGEST);
+            Problem::NoTokenizer(format!("it is longer than {longest}"))
+        }
+        _ => unopened(error),
+    })
 }
 
 /// The tokenizer of a file, without truncation and padding.
