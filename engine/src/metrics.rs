@@ -7,10 +7,11 @@ pub use crate::append_file::MetricsError;
 use crate::run::Difference;
 use crate::tensorboard::Events;
 use files::directory::Directory;
+use files::input;
 use files::names::{DAMAGED, METRICS};
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 
 use offload::SpeculationOutcome;
 use rustix::fs::OFlags;
@@ -111,6 +112,9 @@ struct LineHeader {
     kind: String,
     step: u64,
 }
+
+/// Bytes of the metrics of ten million steps.
+pub const LONGEST_METRICS: u64 = 4 << 30;
 
 /// The writer of `metrics.jsonl`.
 #[derive(Debug)]
@@ -253,9 +257,8 @@ pub fn finished_step(text: &[u8]) -> Option<u64> {
 }
 
 /// Bytes of the lines up to `last_step` in `file`. Where a line among all is damaged, a copy of them is kept.
-fn keep(mut file: &File, dir: &Directory, last_step: u64) -> io::Result<u64> {
-    let mut text = Vec::new();
-    file.read_to_end(&mut text)?;
+fn keep(file: &File, dir: &Directory, last_step: u64) -> io::Result<u64> {
+    let text = input::rest(file, LONGEST_METRICS)?;
     let damaged =
         whole_lines(&text).position(|line| serde_json::from_slice::<LineHeader>(line).is_err());
     if let Some(number) = damaged {

@@ -7,7 +7,7 @@
 use rustix::fs::OFlags;
 use std::fmt;
 use std::fs::{self, TryLockError};
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Display, Path, PathBuf};
 use std::sync::Arc;
 
@@ -18,6 +18,7 @@ use checkpoint::{RunFolder, remove_all};
 use files::directory::Directory;
 use files::durable::sync_folder;
 use files::held::LockedRunDir;
+use files::input;
 use files::names::{
     CHECKPOINTS, CONFIG, DAMAGED, FORKED, LOCK, METRICS, RUNS, TOKENIZER, UNFINISHED, WEIGHTS, any,
     any_of, has_run, holds_run, is_there, resolved,
@@ -145,8 +146,7 @@ impl RunDir {
         let mut file = files::regular_file::read(&dir.join(METRICS)).ok()?;
         let length = file.metadata().ok()?.len();
         file.seek(SeekFrom::Start(length.saturating_sub(TAIL))).ok()?;
-        let mut tail = Vec::new();
-        file.take(TAIL).read_to_end(&mut tail).ok()?;
+        let tail = input::beginning(file, TAIL).ok()?;
         finished_step(&tail)
     }
 
@@ -254,7 +254,7 @@ impl RunDir {
             Ok(()) => {}
             Err(TryLockError::Error(source)) => return Err(cannot("lock", &path)(source)),
             Err(TryLockError::WouldBlock) => {
-                let text = io::read_to_string(&file).ok();
+                let text = input::beginning(&file, 64).ok().and_then(|t| String::from_utf8(t).ok());
                 let pid = text.and_then(|text| text.trim().parse().ok());
                 return Err(RunDirError::InUse { path, pid });
             }
@@ -317,10 +317,8 @@ fn no_checkpoint(dir: &Path) -> Result<(), RunDirError> {
 
 /// Whether `name` in `dir` is a file of just these `bytes`.
 fn is(dir: &Directory, name: &str, bytes: &[u8]) -> bool {
-    let mut found = Vec::new();
-    let read =
-        dir.read(name).and_then(|file| file.take(bytes.len() as u64 + 1).read_to_end(&mut found));
-    read.is_ok() && found == bytes
+    let most = bytes.len() as u64 + 1;
+    dir.read(name).and_then(|file| input::beginning(file, most)).is_ok_and(|found| found == bytes)
 }
 
 /// Makes the first of `path` (`suffix` 1), `path-2`, `path-3`, .. that does not exist.

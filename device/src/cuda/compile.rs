@@ -66,6 +66,9 @@ fn is_our_own(owner: u32, mode: u32) -> bool {
     user.is_ok_and(|user| user == owner) && mode & 0o022 == 0
 }
 
+/// Bytes of a file of kernels; a longer one lacks its hash at the end of these.
+const LARGEST_CUBIN: u64 = 256 << 20;
+
 /// Reads a file that ends with the hash of its contents. A file without its hash, or of another
 /// user, is not used.
 #[expect(clippy::disallowed_methods, reason = "the cache of kernels is below the crate `files`")]
@@ -74,14 +77,14 @@ pub(super) fn read(path: &Path) -> Option<Vec<u8>> {
     if !std::fs::symlink_metadata(path).ok()?.is_file() {
         return None;
     }
-    let mut file = File::open(path).ok()?;
+    let file = File::open(path).ok()?;
     let about = file.metadata().ok()?;
     if !about.is_file() || !is_our_own(about.uid(), about.mode()) {
         tracing::warn!("{}: not used, others than you may write it", path.display());
         return None;
     }
     let mut bytes = Vec::new();
-    file.read_to_end(&mut bytes).ok()?;
+    file.take(LARGEST_CUBIN).read_to_end(&mut bytes).ok()?;
     let hash = bytes.split_off(bytes.len().checked_sub(16)?);
     (hash == xxh3_128(&bytes).to_le_bytes()).then_some(bytes)
 }

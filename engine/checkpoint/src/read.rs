@@ -6,13 +6,14 @@ use super::manifest::{self, Hash, LONGEST, MANIFEST, Manifest};
 use super::span::Span;
 use super::{CheckpointError, file_name, unreadable};
 use files::directory::Directory;
+use files::input;
 use files::regular_file::open_at;
 use offload::control;
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 use rustix::fs::OFlags;
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -309,11 +310,12 @@ pub(super) fn broken(path: &Path, problem: String) -> CheckpointError {
 
 fn read_manifest(folder: &Directory) -> io::Result<Vec<u8>> {
     let file = open_at(folder, Path::new(MANIFEST), OFlags::empty())?;
-    if file.metadata()?.len() > LONGEST {
-        return Err(io::Error::other(format!("longer than {}", topology::format_bytes(LONGEST))));
-    }
-    let mut bytes = Vec::new();
-    file.take(LONGEST).read_to_end(&mut bytes).map(|_| bytes)
+    input::rest(&file, LONGEST).map_err(|error| match error.kind() {
+        io::ErrorKind::FileTooLarge => {
+            io::Error::other(format!("longer than {}", topology::format_bytes(LONGEST)))
+        }
+        _ => error,
+    })
 }
 
 /// Compares a whole file with what the manifest says; where each of its ranges stands, by tensor.

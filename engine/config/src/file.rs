@@ -39,17 +39,13 @@ fn opened(path: &Path, open: fn(&Path) -> io::Result<File>) -> Result<File, Comp
 
 /// All of a text.
 pub(super) fn utf8(from: impl Read) -> Result<String, Complaint> {
-    let mut bytes = Vec::new();
-    from.take(LARGEST + 1)
-        .read_to_end(&mut bytes)
-        .map_err(|error| complaint(error.to_string(), "check the file and its permissions"))?;
-    if bytes.len() as u64 > LARGEST {
-        let help = "a config is a few kilobytes of RON: is this the right file?";
-        return Err(complaint(
-            format!("it is larger than {}", topology::format_bytes(LARGEST)),
-            help,
-        ));
-    }
+    let bytes = input::whole(from, LARGEST).map_err(|error| match error.kind() {
+        ErrorKind::FileTooLarge => {
+            let help = "a config is a few kilobytes of RON: is this the right file?";
+            complaint(format!("it is larger than {}", topology::format_bytes(LARGEST)), help)
+        }
+        _ => complaint(error.to_string(), "check the file and its permissions"),
+    })?;
     String::from_utf8(bytes).map_err(|error| {
         let at = error.utf8_error().valid_up_to();
         let line = error.as_bytes().iter().take(at).filter(|byte| **byte == b'\n').count() + 1;

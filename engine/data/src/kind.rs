@@ -2,8 +2,9 @@
 //! most of them.
 
 use config::DataFormat;
+use files::input;
 use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::path::Path;
 
 /// First bytes that are looked at.
@@ -100,9 +101,7 @@ const KINDS: [KindRow; 14] = [
 
 /// The first bytes of a file.
 pub(super) fn head(file: &mut File) -> io::Result<Vec<u8>> {
-    let mut head = Vec::new();
-    file.take(HEAD as u64).read_to_end(&mut head)?;
-    Ok(head)
+    input::beginning(file, HEAD as u64)
 }
 
 /// What stands against taking a file of this name and beginning as what `format` says it is.

@@ -5,11 +5,12 @@ use super::Tokenizer;
 use config::DataConfig;
 use config::transformers::pointer;
 use files::directory::Directory;
+use files::input;
 use files::names::{FILES, KEPT, TOKENIZER};
 use files::regular_file::open_at;
 use rustix::fs::{CWD, OFlags};
+use std::io;
 use std::io::ErrorKind::{NotADirectory, NotFound};
-use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
@@ -96,7 +97,7 @@ impl ModelFiles {
             let more = file.metadata().map_err(|e| unreadable(&at, e))?.len();
             if more <= left {
                 // One byte more shows a file that grows.
-                file.take(left + 1).read_to_end(&mut bytes).map_err(|e| unreadable(&at, e))?;
+                bytes = input::beginning(file, left + 1).map_err(|e| unreadable(&at, e))?;
             }
             let read = more.max(bytes.len() as u64);
             left = left.checked_sub(read).ok_or_else(|| {

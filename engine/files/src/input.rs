@@ -65,7 +65,14 @@ pub fn stream(path: &Path) -> io::Result<File> {
 /// # Errors
 /// As [`open`]; of the kind `FileTooLarge` if the file has more.
 pub fn bytes(path: &Path, most: u64) -> io::Result<Vec<u8>> {
-    let file = open(path)?;
+    rest(&open(path)?, most)
+}
+
+/// All bytes of an open file from its position on, in a file of `most` bytes at most.
+///
+/// # Errors
+/// Of reading; of the kind `FileTooLarge` if the file has more.
+pub fn rest(file: &File, most: u64) -> io::Result<Vec<u8>> {
     if file.metadata()?.len() > most {
         return Err(too_large(most));
     }
@@ -73,13 +80,22 @@ pub fn bytes(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     whole(file, most)
 }
 
+/// The first bytes of `from`, `most` at most; more may follow.
+///
+/// # Errors
+/// Of reading.
+pub fn beginning(from: impl Read, most: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    from.take(most).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
 /// All bytes of `from`, `most` at most.
 ///
 /// # Errors
 /// Of reading; of the kind `FileTooLarge` if there are more.
 pub fn whole(from: impl Read, most: u64) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    from.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
+    let bytes = beginning(from, most.saturating_add(1))?;
     if bytes.len() as u64 > most {
         return Err(too_large(most));
     }

@@ -7,6 +7,7 @@ use crate::header::{self, TensorEntry, length};
 use config::ModelConfig;
 use config::transformers::{MERGE, POINTER, adapter, other_form};
 use data::model_files::{check_pointer, unreadable};
+use files::input;
 use files::json::Object;
 use files::regular_file::open_at;
 use half::{bf16, f16};
@@ -18,7 +19,7 @@ use rustix::fs::{CWD, OFlags};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use tensor_parallel::{Decoder, Param};
@@ -423,14 +424,13 @@ fn small(folder: &File, path: &Path, name: &str) -> Result<Vec<u8>, FolderError>
     let at = path.join(name);
     let file = open_at(folder, Path::new(name), OFlags::empty());
     let file = file.map_err(|e| unreadable(&at, e))?;
-    if file.metadata().map_err(|e| unreadable(&at, e))?.len() > LONGEST {
-        return Err(FolderError::refused(
-            &at,
-            format!("it is longer than {}", topology::format_bytes(LONGEST)),
-        ));
-    }
-    let mut bytes = Vec::new();
-    file.take(LONGEST).read_to_end(&mut bytes).map_err(|e| unreadable(&at, e))?;
+    let bytes = input::rest(&file, LONGEST).map_err(|error| match error.kind() {
+        io::ErrorKind::FileTooLarge => {
+            let why = format!("it is longer than {}", topology::format_bytes(LONGEST));
+            FolderError::refused(&at, why)
+        }
+        _ => unreadable(&at, error).into(),
+    })?;
     check_pointer(&at, &bytes)?;
     Ok(bytes)
 }

@@ -2,7 +2,7 @@
 
 use super::{CommandError, Failable, code, print};
 use crate::report::plot::{Plot, PlotStyle, Series};
-use std::io::Read;
+use files::input;
 
 /// Draw lines `series<TAB>place<TAB>value` of the standard input as SVG.
 #[derive(Debug, clap::Args)]
@@ -34,9 +34,12 @@ enum LookArg {
 }
 
 pub(super) fn run(args: &PlotArgs) -> Result<(), CommandError> {
-    let mut text = String::new();
-    let read = std::io::stdin().read_to_string(&mut text);
-    read.map_err(|e| CommandError::new(code::IO, format!("cannot read the standard input: {e}")))?;
+    /// Bytes of lines to draw: of a million.
+    const LONGEST: u64 = 256 << 20;
+    let read = input::whole(std::io::stdin().lock(), LONGEST);
+    let text = read.and_then(|bytes| String::from_utf8(bytes).map_err(std::io::Error::other));
+    let text = text
+        .map_err(|e| CommandError::new(code::IO, format!("cannot read the standard input: {e}")))?;
     let svg = draw(args, &text).fail_with(code::CONFIG)?;
     print(&svg)
 }

@@ -5,7 +5,7 @@ use super::{BoxArg, ConfigArgs, fit_result, may_write, of_ops, print, print_json
 use crate::report::progress::si;
 use crate::report::trace;
 use config::{Config, UpdateMode};
-use engine::metrics::median_step;
+use engine::metrics::{LONGEST_METRICS, median_step};
 use files::names::METRICS;
 use files::{input, regular_file};
 use layout::LocalMachine;
@@ -106,14 +106,11 @@ fn check_length(config: &Config, built: &RankLayout) -> Result<(), CommandError>
     Err(CommandError::new(code::CONFIG, why))
 }
 
-/// Bytes of the metrics of ten million steps.
-const LONGEST_METRICS: u64 = 4 << 30;
-
 /// Seconds of a typical step of a run.
 fn measured(run: &Path) -> Result<f64, CommandError> {
     let path = run.join(METRICS);
     let failed = |why: String| CommandError::new(code::DATA, format!("{}: {why}", path.display()));
-    let file = regular_file::read(&path).and_then(|file| input::whole(file, LONGEST_METRICS));
+    let file = regular_file::read(&path).and_then(|file| input::rest(&file, LONGEST_METRICS));
     let text = file.and_then(|bytes| String::from_utf8(bytes).map_err(std::io::Error::other));
     let text = text.map_err(|e| failed(e.to_string()))?;
     median_step(&text).ok_or_else(|| failed("no step after the second is in it".into()))

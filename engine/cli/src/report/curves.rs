@@ -3,7 +3,7 @@
 use config::{LoadedConfig, load_stored};
 use engine::run::Difference;
 use files::names::{CONFIG, METRICS};
-use files::regular_file;
+use files::{input, regular_file};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader, Read};
@@ -131,7 +131,9 @@ impl Curves {
             }
         }
         // Without a config there are curves all the same.
-        let config = regular_file::read(&dir.join(CONFIG)).and_then(io::read_to_string).ok();
+        let config =
+            regular_file::read(&dir.join(CONFIG)).and_then(|file| input::rest(&file, LONGEST));
+        let config = config.ok().and_then(|bytes| String::from_utf8(bytes).ok());
         curves.config = config.and_then(|ron| load_stored(&ron, &[]).ok()).map(Box::new);
         Ok(curves)
     }

@@ -4,11 +4,12 @@ use super::Session;
 use super::watch::Watch;
 use checkpoint;
 use config::Precision;
-use engine::metrics::losses;
+use engine::metrics::{LONGEST_METRICS, losses};
 use engine::run::Outcome;
+use files::input;
 use files::names::METRICS;
 use std::fmt;
-use std::io::{self, Read};
+use std::io;
 use std::path::Path;
 
 /// Losses above the worst of a sane model by this factor are those of ruined states.
@@ -53,11 +54,7 @@ impl Session<'_> {
             let path = path.display();
             format!("; which checkpoints are good is not known: {path} cannot be read: {why}")
         };
-        let read = || {
-            let mut text = Vec::new();
-            self.dir.held().check()?.read(METRICS)?.read_to_end(&mut text)?;
-            Ok(text)
-        };
+        let read = || input::rest(&self.dir.held().check()?.read(METRICS)?, LONGEST_METRICS);
         let text = match read() {
             Ok(text) => text,
             Err(why) => return unknown(&self.dir.held().called(METRICS), why),

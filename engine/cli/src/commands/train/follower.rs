@@ -12,9 +12,10 @@ use engine::run::{RunOptions, train};
 use engine::run_dir::RunDir;
 use files::directory::Directory;
 use files::held::LockedRunDir;
+use files::input;
 use files::names::LOCK;
 use serde::{Deserialize, Serialize};
-use std::io::{self, ErrorKind, Read};
+use std::io::{self, ErrorKind};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -44,9 +45,8 @@ impl Start {
 }
 
 fn lock_of(dir: &Directory) -> io::Result<String> {
-    let mut text = String::new();
-    dir.read(LOCK)?.take(64).read_to_string(&mut text)?;
-    Ok(text)
+    let text = input::beginning(dir.read(LOCK)?, 64)?;
+    String::from_utf8(text).map_err(io::Error::other)
 }
 
 /// The checkpoint to which a run is taken back.
