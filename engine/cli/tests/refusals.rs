@@ -308,4 +308,12 @@ fn no_pipe_is_waited_for() {
     let mut command = Command::new("bash");
     command.args(["-c", &line]).current_dir(folder.path(""));
     Folder::done(command).ok();
+    // It is read once: what a run proposes at its end is of the run's own config.
+    folder.shell("mkfifo once.ron").ok();
+    let (from, to) = (folder.path("tiny.ron"), folder.path("once.ron"));
+    let writer = std::thread::spawn(move || std::fs::copy(from, to).unwrap());
+    let sets = ["-q", "--run-dir", "piped"];
+    let done = folder.onebox(&[&["train", "once.ron"], &sets[..]].concat()).ok();
+    writer.join().unwrap();
+    assert!(!done.stdout.contains("once.ron"), "{}", done.stdout);
 }

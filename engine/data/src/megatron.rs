@@ -122,11 +122,13 @@ impl Index {
     /// The index beside a file of tokens, whose own length is looked at.
     pub(super) fn beside(tokens: &TokenFile) -> Result<Self, Problem> {
         let path = path_of(&tokens.path);
+        let bad =
+            |fault: Problem| Problem::BadIndex { index: path.clone(), fault: fault.to_string() };
         let file = open_regular(&path).map_err(|problem| match problem {
             Problem::Missing => Problem::NoIndex { index: path.clone() },
-            other => other,
+            other => bad(other),
         })?;
-        let file = TokenFile::new(&path, file).map_err(Problem::Unreadable)?;
+        let file = TokenFile::new(&path, file).map_err(|e| bad(Problem::Unreadable(e)))?;
         let index = Self::read(file)
             .map_err(|fault| Problem::BadIndex { index: path.clone(), fault: fault.to_string() })?;
         match index.dtype.width {

@@ -73,11 +73,17 @@ pub fn bytes(path: &Path, most: u64) -> io::Result<Vec<u8>> {
 /// # Errors
 /// Of reading; of the kind `FileTooLarge` if the file has more.
 pub fn rest(file: &File, most: u64) -> io::Result<Vec<u8>> {
-    if file.metadata()?.len() > most {
-        return Err(too_large(most));
-    }
+    check_length(file, most)?;
     // It may grow meanwhile.
     whole(file, most)
+}
+
+/// That an open file has `most` bytes at most.
+///
+/// # Errors
+/// Of the kind `FileTooLarge` if it has more.
+pub fn check_length(file: &File, most: u64) -> io::Result<()> {
+    if file.metadata()?.len() > most { Err(too_large(most)) } else { Ok(()) }
 }
 
 /// The first bytes of `from`, `most` at most; more may follow.

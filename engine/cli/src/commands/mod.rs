@@ -137,11 +137,12 @@ impl ConfigArgs {
         }
     }
 
-    /// What gives this config again, now that `run` has it too. The standard input is read only once: for it, the run's.
+    /// The file and the sets that give this config again, now that `run` has it too: those of the run if this config came from the standard
+    /// input or a pipe, which are read only once.
     fn again(&self, run: &Path) -> (PathBuf, &[String]) {
-        match self.config == Path::new("-") {
-            true => (run.join(CONFIG), &[]),
-            false => (self.config.clone(), &self.sets),
+        match self.config != Path::new("-") && self.config.is_file() {
+            true => (self.config.clone(), &self.sets),
+            false => (run.join(CONFIG), &[]),
         }
     }
 

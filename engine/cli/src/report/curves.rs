@@ -1,6 +1,7 @@
 //! What runs have written of their steps, read back for a report.
 
 use config::{LoadedConfig, load_stored};
+use engine::metrics::LONGEST_METRICS;
 use engine::run::Difference;
 use files::names::{CONFIG, METRICS};
 use files::{input, regular_file};
@@ -113,7 +114,9 @@ impl Curves {
     /// Of the file system.
     pub(crate) fn read(dir: &Path, name: String) -> io::Result<Self> {
         let mut curves = Self { name, ..Self::default() };
-        let mut file = BufReader::new(regular_file::read(&dir.join(METRICS))?);
+        let file = regular_file::read(&dir.join(METRICS))?;
+        input::check_length(&file, LONGEST_METRICS)?;
+        let mut file = BufReader::new(file);
         let mut line = Vec::new();
         let mut rest_of_long = false;
         loop {
