@@ -228,9 +228,10 @@ impl Session<'_> {
         rollback_history: &RollbackHistory,
     ) -> Result<(Outcome, Watch), CommandError> {
         let config = &self.run.loaded.config;
-        let directory = self.dir.held().check().map_err(|e| self.moved(&e))?;
-        let metrics = MetricsWriter::open(directory, self.done()).fail_with(code::IO)?;
-        let events = config.train.tensorboard.then(|| Events::create(directory, self.done()));
+        let held = self.dir.held();
+        held.check().map_err(|e| self.moved(&e))?;
+        let metrics = MetricsWriter::open(held, self.done()).fail_with(code::IO)?;
+        let events = config.train.tensorboard.then(|| Events::create(held, self.done()));
         let metrics = metrics.and(events.transpose().fail_with(code::IO)?);
         let options = RunOptions {
             weights: Some(Arc::clone(self.dir.held())),
