@@ -1,9 +1,20 @@
 //! A file that a run appends to and never waits for: training does not stop for a full disk. The first failure is warned
 //! of, pieces that are lost are counted, and later ones are tried again.
+//!
+//! Before each piece the writer asks whether its file still has its name in the run's directory. A file that was removed is
+//! written again from the one that is open; one that was replaced or cut off is gone on with, and what is lost is said.
 
+use files::held::LockedRunDir;
+use rustix::fs::OFlags;
 use std::fs::File;
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Bytes that are copied or compared at once.
+const BLOCK: usize = 1 << 16;
 
 /// The file cannot be opened.
 #[derive(Debug, thiserror::Error)]
@@ -15,50 +26,254 @@ pub struct MetricsError {
     pub source: io::Error,
 }
 
+/// What the file consists of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pieces {
+    /// Lines: behind half a line a newline begins the next one.
+    Lines,
+    /// Records: behind half a record no reader finds the next one.
+    Records,
+}
+
 /// Gets whole pieces; one write for each.
 #[derive(Debug)]
 pub(crate) struct AppendFile {
+    run: Arc<LockedRunDir>,
+    name: String,
     pub(crate) file: File,
-    path: PathBuf,
+    pieces: Pieces,
     /// Bytes of the whole pieces; what follows them after a failed write is cut off.
     length: u64,
     pub(crate) torn: bool,
     pub(crate) dropped: u64,
+    /// Half a line that is not ours stands before the next one.
+    is_behind_half: bool,
+    /// Of records: earlier ones are not there any more, and later ones belong into another file.
+    is_over: bool,
+    /// The last failure that was warned of.
+    told: String,
 }
 
 impl AppendFile {
-    /// `file` is open to append, and is `length` bytes long.
-    pub(crate) fn new(file: File, path: &Path, length: u64) -> Self {
-        Self { file, path: path.to_owned(), length, torn: false, dropped: 0 }
+    /// `file` is `name` in the directory of `run`, open to read and to append, and is `length` bytes long.
+    pub(crate) fn new(
+        run: &Arc<LockedRunDir>,
+        name: &str,
+        pieces: Pieces,
+        file: File,
+        length: u64,
+    ) -> Self {
+        Self {
+            run: Arc::clone(run),
+            name: name.to_owned(),
+            file,
+            pieces,
+            length,
+            torn: false,
+            dropped: 0,
+            is_behind_half: false,
+            is_over: false,
+            told: String::new(),
+        }
     }
 
     pub(crate) fn write(&mut self, piece: &[u8]) {
         if let Err(error) = self.try_write(piece) {
-            self.torn = true;
-            if self.dropped == 0 {
-                let path = self.path.display();
-                tracing::warn!(
-                    "cannot write {path}: {error}; training goes on without these lines"
-                );
-            }
-            self.dropped += 1;
+            self.fail(&error);
         }
+    }
+
+    /// A piece is lost.
+    pub(crate) fn fail(&mut self, error: &io::Error) {
+        self.dropped += 1;
+        self.warn("write", error);
     }
 
     /// Everything is on the disk on return; where it cannot be, that is warned of.
-    pub(crate) fn sync(&self) {
-        if let Err(error) = self.file.sync_all() {
-            tracing::warn!("cannot sync {}: {error}", self.path.display());
+    pub(crate) fn sync(&mut self) {
+        if let Err(error) = self.look().and_then(|()| self.file.sync_all()) {
+            self.warn("sync", &error);
         }
     }
 
-    fn try_write(&mut self, piece: &[u8]) -> io::Result<()> {
-        if self.torn {
-            self.file.set_len(self.length)?;
-            self.torn = false;
+    /// Whether the next piece belongs into another file.
+    pub(crate) fn is_over(&mut self) -> bool {
+        // Who writes the next piece hears of it.
+        drop(self.look());
+        self.is_over
+    }
+
+    /// The same failure again is no news.
+    fn warn(&mut self, action: &str, error: &io::Error) {
+        let error = error.to_string();
+        if self.told != error {
+            let (path, what) = (self.path(), self.what());
+            tracing::warn!(
+                "cannot {action} {path}: {error}; training goes on without these {what}"
+            );
+            self.told = error;
         }
-        self.file.write_all(piece)?;
-        self.length += piece.len() as u64;
-        self.file.flush()
+    }
+
+    const fn what(&self) -> &'static str {
+        match self.pieces {
+            Pieces::Lines => "lines",
+            Pieces::Records => "events",
+        }
+    }
+
+    fn path(&self) -> String {
+        self.run.called(&self.name).display().to_string()
+    }
+
+    fn try_write(&mut self, piece: &[u8]) -> io::Result<()> {
+        self.look()?;
+        if self.torn && self.file.metadata()?.is_file() {
+            self.file.set_len(self.length)?;
+        }
+        let newline: &[u8] = if self.is_behind_half { b"\n" } else { b"" };
+        let bytes = [newline, piece].concat();
+        self.torn = true;
+        self.file.write_all(&bytes)?;
+        self.file.flush()?;
+        (self.torn, self.is_behind_half) = (false, false);
+        self.length += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// Whether the file still has its name and its bytes; goes on with what there is, and says what happened.
+    fn look(&mut self) -> io::Result<()> {
+        if self.run.is_taken() {
+            return Err(io::Error::other("another process has locked the run's directory"));
+        }
+        match self.run.holds(&self.name, &self.file) {
+            // Where that is not known, the open file is as good as before.
+            Ok(Some(true)) | Err(_) => self.look_at_its_length(),
+            Ok(Some(false)) => self.take_another(),
+            Ok(None) => self.make_again(),
+        }
+    }
+
+    fn look_at_its_length(&mut self) -> io::Result<()> {
+        let (found, was) = (self.file.metadata()?, self.length);
+        if !found.is_file() || found.len() >= was {
+            return Ok(());
+        }
+        self.go_on_after(found.len())?;
+        tracing::warn!(
+            "{}: it was cut off under the run, from {was} to {} bytes: what stood behind is lost; {}",
+            self.path(),
+            found.len(),
+            self.later()
+        );
+        Ok(())
+    }
+
+    /// The name is gone: the open file has all of it.
+    fn make_again(&mut self) -> io::Result<()> {
+        self.look_at_its_length()?;
+        let directory = self.run.check()?;
+        let file = directory.open_or_create(&self.name, OFlags::EXCL | OFlags::APPEND)?;
+        let written = copied(&self.file, &file, 0..self.length);
+        let written = written.and_then(|()| file.sync_all()).and_then(|()| directory.sync());
+        if let Err(error) = written {
+            // The first error is the one to tell. It is tried again with the next piece.
+            drop(directory.remove_file(&self.name));
+            return Err(error);
+        }
+        (self.file, self.torn) = (file, false);
+        tracing::warn!(
+            "{}: it was removed under the run; it is written again, and none of its {} is lost",
+            self.path(),
+            self.what()
+        );
+        Ok(())
+    }
+
+    /// Another file has the name.
+    fn take_another(&mut self) -> io::Result<()> {
+        self.look_at_its_length()?;
+        let file = self.run.check()?.open_or_create(&self.name, OFlags::APPEND)?;
+        let found = file.metadata()?;
+        if !found.is_file() {
+            return Err(io::Error::other("it is no file"));
+        }
+        let (there, was) = (found.len(), self.length);
+        let same = is_same(&self.file, &file, there.min(was))?;
+        if same && let Err(error) = copied(&self.file, &file, there..was) {
+            // As it was found, to be tried again.
+            drop(file.set_len(there));
+            return Err(error);
+        }
+        (self.file, self.torn) = (file, false);
+        if same {
+            self.length = there.max(was);
+            tracing::warn!(
+                "{}: it was replaced under the run; what the new file lacked is written into it, and none of its {} is lost",
+                self.path(),
+                self.what()
+            );
+            return Ok(());
+        }
+        self.go_on_after(there)?;
+        tracing::warn!(
+            "{}: it was replaced under the run by a file with other contents, which stay; what it lacks of the {} before is \
+             lost; {}",
+            self.path(),
+            self.what(),
+            self.later()
+        );
+        Ok(())
+    }
+
+    /// The file has `length` bytes, perhaps with half a piece at their end.
+    fn go_on_after(&mut self, length: u64) -> io::Result<()> {
+        let mut last = [b'\n'];
+        if length > 0 {
+            self.file.read_exact_at(&mut last, length - 1)?;
+        }
+        (self.length, self.torn) = (length, false);
+        self.is_behind_half = self.pieces == Pieces::Lines && last != [b'\n'];
+        self.is_over = self.pieces == Pieces::Records;
+        Ok(())
+    }
+
+    const fn later(&self) -> &'static str {
+        match self.pieces {
+            Pieces::Lines => "later lines follow",
+            Pieces::Records => "later events go into a file of their own",
+        }
     }
 }
+
+/// Appends bytes of `from` to `to`.
+fn copied(from: &File, mut to: &File, range: Range<u64>) -> io::Result<()> {
+    let mut block = vec![0; BLOCK];
+    let mut at = range.start;
+    while at < range.end {
+        let part = &mut block[..BLOCK.min((range.end - at) as usize)];
+        from.read_exact_at(part, at)?;
+        to.write_all(part)?;
+        at += part.len() as u64;
+    }
+    Ok(())
+}
+
+/// Whether two files have the same first bytes.
+fn is_same(one: &File, other: &File, bytes: u64) -> io::Result<bool> {
+    let (mut a, mut b) = (vec![0; BLOCK], vec![0; BLOCK]);
+    let mut at = 0;
+    while at < bytes {
+        let part = BLOCK.min((bytes - at) as usize);
+        one.read_exact_at(&mut a[..part], at)?;
+        other.read_exact_at(&mut b[..part], at)?;
+        if a[..part] != b[..part] {
+            return Ok(false);
+        }
+        at += part as u64;
+    }
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests;

@@ -2,16 +2,20 @@
 //!
 //! A line goes out in one write (`Appended`). Where the run has event files for TensorBoard, these get the same.
 
-use crate::append_file::AppendFile;
 pub use crate::append_file::MetricsError;
+use crate::append_file::{AppendFile, Pieces};
 use crate::run::Difference;
 use crate::tensorboard::Events;
 use files::directory::Directory;
+use files::held::LockedRunDir;
 use files::input;
 use files::names::{DAMAGED, METRICS};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Write};
+use std::sync::Arc;
+
+mod gaps;
 
 use offload::SpeculationOutcome;
 use rustix::fs::OFlags;
@@ -126,18 +130,18 @@ pub struct MetricsWriter {
 impl MetricsWriter {
     /// Opens the file to append after `last_step`: 0 for a new run, the checkpoint's step for a
     /// resumed one. Lines of later steps, which will be trained again, an evaluation after
-    /// `last_step`, which will be done again, an `end` and a torn last line are removed.
+    /// `last_step`, which will be done again, an `end` and a torn last line are removed. Steps that have no line are said.
     ///
     /// # Errors
     /// [`MetricsError`] if the file cannot be read or written.
-    pub fn open(dir: &Directory, last_step: u64) -> Result<Self, MetricsError> {
-        Self::named(dir, METRICS, last_step)
+    pub fn open(run: &Arc<LockedRunDir>, last_step: u64) -> Result<Self, MetricsError> {
+        Self::named(run, METRICS, last_step)
     }
 
-    fn named(dir: &Directory, name: &str, last_step: u64) -> Result<Self, MetricsError> {
-        let path = dir.called(name);
-        let failed = |source| MetricsError { path: path.clone(), source };
+    fn named(run: &Arc<LockedRunDir>, name: &str, last_step: u64) -> Result<Self, MetricsError> {
+        let failed = |source| MetricsError { path: run.called(name), source };
         let open = || {
+            let dir = run.check()?;
             let file = dir.open_or_create(name, OFlags::APPEND)?;
             let length = if last_step == 0 { 0 } else { keep(&file, dir, last_step)? };
             if file.metadata()?.len() > length {
@@ -148,7 +152,7 @@ impl MetricsWriter {
             Ok((file, length))
         };
         let (file, length) = open().map_err(failed)?;
-        Ok(Self { lines: AppendFile::new(file, &path, length), events: None })
+        Ok(Self { lines: AppendFile::new(run, name, Pieces::Lines, file, length), events: None })
     }
 
     /// Steps and evaluations go to `events`, too.
@@ -201,7 +205,7 @@ impl MetricsWriter {
     /// All lines are on the disk on return; where they cannot be, that is warned of.
     pub fn sync(&mut self) {
         self.lines.sync();
-        if let Some(events) = &self.events {
+        if let Some(events) = &mut self.events {
             events.sync();
         }
     }
@@ -256,7 +260,8 @@ pub fn finished_step(text: &[u8]) -> Option<u64> {
     (written.kind == "end").then_some(written.step)
 }
 
-/// Bytes of the lines up to `last_step` in `file`. Where a line among all is damaged, a copy of them is kept.
+/// Bytes of the lines up to `last_step` in `file`. Where a line among all is damaged, a copy of them is kept; steps that have
+/// no line are said.
 fn keep(file: &File, dir: &Directory, last_step: u64) -> io::Result<u64> {
     let text = input::rest(file, LONGEST_METRICS)?;
     let damaged =
@@ -269,7 +274,12 @@ fn keep(file: &File, dir: &Directory, last_step: u64) -> io::Result<u64> {
             "{path}: line {number} is damaged; it stays, and a copy of all lines is in {copy}"
         );
     }
-    Ok(kept(&text, last_step) as u64)
+    let kept = kept(&text, last_step);
+    if let Some(gaps) = gaps::words(&text[..kept], gaps::forked_at(dir), last_step) {
+        let path = dir.called(METRICS);
+        tracing::warn!("{}: {gaps}; the run goes on after step {last_step}", path.display());
+    }
+    Ok(kept as u64)
 }
 
 /// Bytes before the first line of a step after `last_step`. A line that cannot be read belongs to those before it.
@@ -295,7 +305,6 @@ mod tests {
     use super::*;
     use std::fs;
     use std::path::{Path, PathBuf};
-    use std::sync::Arc;
 
     fn step(step: u64) -> StepMetrics {
         StepMetrics {
@@ -328,8 +337,8 @@ mod tests {
     /// The file `path`, and not that of a run.
     fn open(path: &Path, last_step: u64) -> Result<MetricsWriter, MetricsError> {
         let failed = |source| MetricsError { path: path.to_owned(), source };
-        let dir = Directory::open(path.parent().unwrap()).map_err(failed)?;
-        MetricsWriter::named(&dir, path.file_name().unwrap().to_str().unwrap(), last_step)
+        let run = LockedRunDir::unlocked(path.parent().unwrap()).map_err(failed)?;
+        MetricsWriter::named(&run, path.file_name().unwrap().to_str().unwrap(), last_step)
     }
 
     /// What `write` warns of.

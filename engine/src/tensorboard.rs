@@ -4,9 +4,12 @@
 //! never an earlier one again. It begins with a session: at that, TensorBoard forgets the later steps of earlier files, which
 //! are trained again. What a crash tears at the end of a file ends that file for its reader.
 
-use crate::append_file::{AppendFile, MetricsError};
+use crate::append_file::{AppendFile, MetricsError, Pieces};
 use files::directory::Directory;
+use files::held::LockedRunDir;
+use rustix::fs::OFlags;
 use std::ffi::OsString;
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Before the number of a file's name, in which TensorBoard looks for `tfevents`.
@@ -26,37 +29,47 @@ pub fn files(dir: &Directory) -> Vec<(u64, String)> {
 
 /// The writer of a start's file.
 #[derive(Debug)]
-pub struct Events(AppendFile);
+pub struct Events {
+    run: Arc<LockedRunDir>,
+    file: AppendFile,
+}
 
 impl Events {
-    /// A new file in `dir`, for the steps after `last_step`.
+    /// A new file in the directory of `run`, for the steps after `last_step`.
     ///
     /// # Errors
     /// [`MetricsError`] if it cannot be created.
-    pub fn create(dir: &Directory, last_step: u64) -> Result<Self, MetricsError> {
+    pub fn create(run: &Arc<LockedRunDir>, last_step: u64) -> Result<Self, MetricsError> {
+        let name = |number: u64| format!("{BEFORE}{number:010}{BEHIND}");
+        let failed =
+            |number| move |source| MetricsError { path: run.called(&name(number)), source };
+        let dir = run.check().map_err(failed(1))?;
         let number = files(dir).iter().map(|(number, _)| number + 1).max().unwrap_or(1);
-        let name = format!("{BEFORE}{number:010}{BEHIND}");
-        let path = dir.called(&name);
-        let created = dir.create_new(&name).and_then(|file| {
-            dir.sync()?;
-            Ok(file)
-        });
-        let file = created.map_err(|source| MetricsError { path: path.clone(), source })?;
-        let mut events = Self(AppendFile::new(file, &path, 0));
+        // It is read where it must be written again.
+        let created = dir.open_or_create(&name(number), OFlags::EXCL | OFlags::APPEND);
+        let created = created.and_then(|file| dir.sync().map(|()| file));
+        let file = created.map_err(failed(number))?;
+        let mut file = AppendFile::new(run, &name(number), Pieces::Records, file, 0);
         let now = now();
-        events.0.write(&record(&event(now, 0, &VERSION)));
-        events.0.write(&record(&event(now, last_step + 1, &SESSION)));
-        Ok(events)
+        file.write(&record(&event(now, 0, &VERSION)));
+        file.write(&record(&event(now, last_step + 1, &SESSION)));
+        Ok(Self { run: Arc::clone(run), file })
     }
 
     /// A point of each curve, after `step`.
     pub(crate) fn scalars(&mut self, step: u64, curves: &[(&str, f32)]) {
-        self.0.write(&record(&scalars(now(), step, curves)));
+        if self.file.is_over() {
+            match Self::create(&self.run, step) {
+                Ok(next) => *self = next,
+                Err(error) => return self.file.fail(&error.source),
+            }
+        }
+        self.file.write(&record(&scalars(now(), step, curves)));
     }
 
     /// Everything is on the disk on return; where it cannot be, that is warned of.
-    pub(crate) fn sync(&self) {
-        self.0.sync();
+    pub(crate) fn sync(&mut self) {
+        self.file.sync();
     }
 }
 
@@ -172,12 +185,13 @@ mod tests {
     #[test]
     fn each_start_has_a_file_of_its_own_behind_those_before() {
         let folder = tempfile::tempdir().unwrap();
-        let dir = Directory::open(folder.path()).unwrap();
+        let run = LockedRunDir::unlocked(folder.path()).unwrap();
+        let dir = run.check().unwrap();
         dir.create_new("events.out.tfevents.1.theirs").unwrap();
         for last_step in [0, 0, 7] {
-            Events::create(&dir, last_step).unwrap();
+            Events::create(&run, last_step).unwrap();
         }
-        let mut files = files(&dir);
+        let mut files = files(dir);
         files.sort();
         let expected = (1..=3).map(|n| (n, format!("events.out.tfevents.000000000{n}.onebox")));
         assert_eq!(files, expected.collect::<Vec<_>>());

@@ -10,6 +10,10 @@ use std::path::{Path, PathBuf};
 
 /// A hint for people and scripts, never read: the name of the newest checkpoint.
 const LATEST: &str = "latest";
+/// Where it grows.
+const GROWING: &str = ".latest.tmp";
+/// Bytes of the longest hint that is read.
+const LONGEST: u64 = 1 << 10;
 
 /// What a checkpoint's name gets that is set aside, and a number where there are several of it.
 const BROKEN: &str = ".broken";
@@ -96,7 +100,7 @@ pub fn gone(folder: &Path) -> Option<String> {
         return Some(format!("it is a link to {}, which is not there", to.display()));
     }
     let latest = regular_file::read(&folder.join(LATEST)).ok()?;
-    let latest = String::from_utf8(input::whole(latest, 1 << 10).ok()?).ok()?;
+    let latest = String::from_utf8(input::beginning(latest, LONGEST).ok()?).ok()?;
     Some(format!("{LATEST} names {}, which is not there", latest.trim().escape_debug()))
 }
 
@@ -148,7 +152,7 @@ pub fn remove_all(run: &Directory) -> io::Result<()> {
             folder.remove(&name)?;
         }
     }
-    let hints = [LATEST, ".latest.tmp"].map(|name| folder.remove_file(name));
+    let hints = [LATEST, GROWING].map(|name| folder.remove_file(name));
     // What else is in the folder stays.
     drop((hints, run.remove_empty(CHECKPOINTS)));
     Ok(())
@@ -171,7 +175,13 @@ pub fn retain_from(folder: &Directory, oldest: u64) -> io::Result<()> {
 pub fn remove_after(folder: &Directory, newest: u64) -> io::Result<()> {
     remove_those(folder, |step| step > newest)?;
     // It may be another run's.
-    if folder.has(&checkpoint_name(newest)) { hint(folder, newest) } else { Ok(()) }
+    if folder.has(&checkpoint_name(newest))
+        && let Err(error) = hint(folder, newest)
+    {
+        // Nobody needs it.
+        tracing::warn!("{error}");
+    }
+    Ok(())
 }
 
 /// Each loses its name first, and that on the disk, so that none is ever half there.
@@ -189,12 +199,22 @@ pub(crate) fn remove_those(folder: &Directory, goes: impl Fn(u64) -> bool) -> io
 }
 
 /// Writes the hint anew, whole or not at all.
+///
+/// # Errors
+/// With its path.
 pub fn hint(folder: &Directory, step: u64) -> io::Result<()> {
-    let temporary = ".latest.tmp";
-    let mut file = folder.create(temporary)?;
-    writeln!(file, "{}", checkpoint_name(step))?;
-    file.sync_all()?;
-    folder.rename(temporary, LATEST)
+    let write = || {
+        let mut file = folder.create(GROWING)?;
+        writeln!(file, "{}", checkpoint_name(step))?;
+        file.sync_all()?;
+        folder.rename(GROWING, LATEST)
+    };
+    write().map_err(|error| {
+        // The first error is the one to tell.
+        drop(folder.remove_file(GROWING));
+        let at = folder.called(LATEST);
+        io::Error::new(error.kind(), format!("cannot write {}: {error}", at.display()))
+    })
 }
 
 #[cfg(test)]

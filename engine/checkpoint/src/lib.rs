@@ -32,6 +32,7 @@ pub use folder::{
 pub use read::{Checkpoint, CheckpointReader, Summary, TensorState};
 pub use run_folder::RunFolder;
 
+use files::regular_file::is_other_kind;
 use rustix::io::Errno;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -40,7 +41,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
     /// It is not there, or cannot be read.
-    #[error("cannot read {}: {source}", path.display())]
+    #[error("cannot read {}: {}", path.display(), in_words(source))]
     Io {
         /// A file or directory.
         path: PathBuf,
@@ -66,12 +67,24 @@ pub enum CheckpointError {
 }
 
 impl CheckpointError {
-    /// The system could not read it just now, which says nothing of what was written: a bad disk, too many open files, a
-    /// share that is away. What is not there, or is no file, was written otherwise.
+    /// It could not be read just now, which says nothing of what was written: a bad disk, too many open files, a share that
+    /// is away; a link or a pipe in its place. What is not there, and a file that has the name of a folder, was written
+    /// otherwise.
     pub fn is_of_the_system(&self) -> bool {
         let Self::Io { source, .. } = self else { return false };
-        let content = [Errno::NOENT, Errno::NOTDIR, Errno::LOOP].map(Errno::raw_os_error);
-        source.raw_os_error().is_some_and(|code| !content.contains(&code))
+        let content = [Errno::NOENT, Errno::NOTDIR].map(Errno::raw_os_error);
+        is_other_kind(source) || source.raw_os_error().is_some_and(|code| !content.contains(&code))
+    }
+}
+
+/// Of a link the system says that there are too many.
+fn in_words(source: &io::Error) -> String {
+    match Errno::from_io_error(source) {
+        Some(Errno::LOOP) => {
+            "it is a symbolic link, which onebox does not follow here: put the file itself in its place"
+                .to_owned()
+        }
+        _ => source.to_string(),
     }
 }
 

@@ -6,15 +6,25 @@ use files::held::LockedRunDir;
 use files::names::CHECKPOINTS;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Where a run saves: as long as its directory is the one that it holds, and the folder in it the one that it found or made.
 #[derive(Clone, Debug)]
 pub struct RunFolder {
     run: Arc<LockedRunDir>,
     name: String,
+    found: Arc<Mutex<FoundFolder>>,
+}
+
+/// What the name of the folder has led to.
+#[derive(Debug, Default)]
+struct FoundFolder {
     /// Since the run first needed it.
-    found: Arc<Mutex<Option<Arc<Directory>>>>,
+    folder: Option<Arc<Directory>>,
+    /// The run has found a folder or made one, and be it one that was removed since.
+    is_known: bool,
+    /// What the name said, where it was a link.
+    link: Option<PathBuf>,
 }
 
 impl RunFolder {
@@ -50,25 +60,44 @@ impl RunFolder {
     /// The run's directory, or the folder in it, is not the one that the run has held; of the file system.
     pub fn find(&self) -> io::Result<Option<Arc<Directory>>> {
         let run = self.run.check()?;
-        let opened = run.leads_to(&self.name);
-        let mut found = self.found.lock().unwrap_or_else(|e| e.into_inner());
+        let (link, opened) = (run.link(&self.name), run.leads_to(&self.name));
+        let link = of(&self.path(), link)?;
+        let mut found = self.found();
         // A folder that was removed is made again.
-        if found.as_ref().map_or(Ok(false), |known| known.is_removed())? {
-            *found = None;
+        if found.folder.as_ref().map_or(Ok(false), |known| known.is_removed())? {
+            found.folder = None;
         }
         let moved = |why| of(&self.path(), Err(io::Error::other(why)));
         let here = match opened {
-            Err(error) if error.kind() == io::ErrorKind::NotFound && found.is_some() => {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && found.folder.is_some() => {
                 return moved("the folder of the run's checkpoints was moved");
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             opened => of(&self.path(), opened)?,
         };
-        match &*found {
-            Some(known) if known.is(&here)? => Ok(Some(Arc::clone(known))),
-            Some(_) => moved("another folder is in the place of the run's: it was moved"),
-            None => Ok(Some(Arc::clone(found.insert(Arc::new(here))))),
+        let is_same = found.folder.as_ref().map(|known| known.is(&here)).transpose()?;
+        let is_other_link = found.is_known && link.is_some() && link != found.link;
+        match is_same {
+            Some(false) => {
+                return moved("another folder is in the place of the run's: it was moved");
+            }
+            None if is_other_link => {
+                return moved(
+                    "a link is in the place of the folder of the run's checkpoints, which was removed",
+                );
+            }
+            Some(true) if is_other_link => tracing::warn!(
+                "{}: it is a symbolic link now; it leads to the folder that it replaces, so the run goes on saving there",
+                self.path().display()
+            ),
+            _ => {}
         }
+        (found.link, found.is_known) = (link, true);
+        Ok(Some(Arc::clone(found.folder.get_or_insert_with(|| Arc::new(here)))))
+    }
+
+    fn found(&self) -> MutexGuard<'_, FoundFolder> {
+        self.found.lock().unwrap_or_else(|e| e.into_inner())
     }
 
     /// The folder, made where it is not there.
@@ -84,7 +113,8 @@ impl RunFolder {
         let made = run.make(&self.name).and_then(|()| run.folder(&self.name));
         let folder = Arc::new(of(&self.path(), made)?);
         of(run.path(), run.sync())?;
-        *self.found.lock().unwrap_or_else(|e| e.into_inner()) = Some(Arc::clone(&folder));
+        *self.found() =
+            FoundFolder { folder: Some(Arc::clone(&folder)), is_known: true, link: None };
         Ok(folder)
     }
 

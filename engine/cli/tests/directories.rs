@@ -4,6 +4,8 @@
 #![allow(clippy::allow_attributes, reason = "the line above")]
 
 mod common;
+#[path = "directories/kept_open.rs"]
+mod kept_open;
 #[path = "directories/replaced.rs"]
 mod replaced;
 

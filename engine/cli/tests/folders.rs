@@ -97,6 +97,30 @@ fn weights_are_looked_for_where_they_are_read() {
     assert!(!plan.stderr.contains(note), "{}", plan.stderr);
 }
 
+/// The weights are read before anything is written.
+#[test]
+fn a_number_that_is_none_is_named_and_leaves_no_run() {
+    for (name, tensor) in
+        [("gpt2", "transformer.h.0.attn.c_attn.weight"), ("chat", "model.norm.weight")]
+    {
+        let folder = model(name);
+        let mut text = String::new();
+        change(&folder, |all| {
+            let found = all.iter_mut().find(|t| t.0 == tensor).unwrap();
+            let end = found.2.len();
+            found.2[end - 4..].copy_from_slice(&[0xff; 4]);
+            text = format!("`{tensor}` has a NaN");
+        });
+        for more in [&[][..], &["--resume"], &["--overwrite"], &["--dry-run"]] {
+            let args = ["train", "a.ron", "-q", "--run-dir", "run"];
+            folder.onebox(&[&args, more].concat()).refused(66, &[&text]);
+            assert!(!folder.path("run").exists(), "{more:?}");
+        }
+        folder.onebox(&["train", "a.ron", "-q"]).refused(66, &[&text]);
+        assert!(!folder.path("runs").exists());
+    }
+}
+
 /// The first positions of a GPT-2 are those of a model that has no others.
 #[test]
 fn a_gpt2_for_shorter_samples_has_the_first_positions() {

@@ -1,9 +1,11 @@
 //! A directory that is held open. Names in it are names in the directory that was opened: who moves it, or puts another one
 //! or a link in its place, changes nothing of what is done here.
 
-use super::regular_file::{Identity, checked, identity};
+use super::path_text::PathText;
+use super::regular_file::{Identity, OtherKind, checked, identity};
 use rustix::fs::{
-    AtFlags, CWD, Dir, Mode, OFlags, StatVfs, fstatvfs, mkdirat, openat, renameat, statat, unlinkat,
+    AtFlags, CWD, Dir, Mode, OFlags, StatVfs, fstatvfs, mkdirat, openat, readlinkat, renameat,
+    statat, unlinkat,
 };
 use rustix::io::Errno;
 use std::ffi::{OsStr, OsString};
@@ -59,8 +61,19 @@ impl Directory {
         more: OFlags,
     ) -> io::Result<Self> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NONBLOCK | OFlags::CLOEXEC | more;
-        let file = File::from(openat(folder, name, flags, Mode::empty())?);
-        Ok(Self { file, path })
+        match openat(folder, name, flags, Mode::empty()) {
+            Ok(file) => Ok(Self { file: File::from(file), path }),
+            Err(error) => Err(match link_at(folder, name) {
+                Ok(Some(to)) if more.contains(OFlags::NOFOLLOW) => {
+                    let why = format!(
+                        "it is a symbolic link to {}, which onebox does not follow here: put the directory itself in its place",
+                        PathText(&to)
+                    );
+                    OtherKind::error(error.kind(), why)
+                }
+                _ => error.into(),
+            }),
+        }
     }
 
     /// What it was called when it was opened, for messages.
@@ -82,6 +95,25 @@ impl Directory {
     pub(super) fn identity_of(&self, name: &str) -> io::Result<Identity> {
         let found = statat(self, in_it(name), AtFlags::SYMLINK_NOFOLLOW)?;
         Ok((found.st_dev, found.st_ino))
+    }
+
+    /// Whether `name` in it is the open `file`; none where nothing has the name.
+    ///
+    /// # Errors
+    /// Of the file system.
+    pub fn holds(&self, name: &str, file: &File) -> io::Result<Option<bool>> {
+        match self.identity_of(name) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            found => Ok(Some(found? == identity(&file.metadata()?))),
+        }
+    }
+
+    /// What the link `name` in it says; none where that is no link, or not there.
+    ///
+    /// # Errors
+    /// Of the file system.
+    pub fn link(&self, name: &str) -> io::Result<Option<PathBuf>> {
+        link_at(self.as_fd(), in_it(name))
     }
 
     /// Where it is now, as the system knows it; none where that is not known.
@@ -200,6 +232,14 @@ impl Directory {
     }
 }
 
+fn link_at(folder: BorrowedFd<'_>, name: &Path) -> io::Result<Option<PathBuf>> {
+    match readlinkat(folder, name, Vec::new()) {
+        Ok(to) => Ok(Some(OsString::from_vec(to.into_bytes()).into())),
+        Err(Errno::INVAL | Errno::NOENT) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
 /// Bytes of a file system that are free for who is not root.
 pub const fn available(disk: &StatVfs) -> u64 {
     disk.f_bavail.saturating_mul(disk.f_frsize)
@@ -216,6 +256,7 @@ fn in_it(name: &str) -> &Path {
 
 #[cfg(test)]
 mod tests {
+    use super::super::regular_file::is_other_kind;
     use super::*;
     use std::fs;
     use std::io::{Read, Write};
@@ -242,7 +283,16 @@ mod tests {
         for checkpoints in [held.folder("checkpoints"), held.leads_to("link")] {
             checkpoints.unwrap().create("f").unwrap();
         }
-        assert!(held.folder("link").is_err() && held.has("link"));
+        let refused = held.folder("link").unwrap_err();
+        assert!(is_other_kind(&refused), "{refused}");
+        assert!(refused.to_string().contains("a symbolic link to checkpoints, which"), "{refused}");
+        assert_eq!(refused.kind(), io::ErrorKind::NotADirectory);
+        assert_eq!(held.link("link").unwrap(), Some("checkpoints".into()));
+        assert!(held.link("a").unwrap().is_none() && held.link("nothing").unwrap().is_none());
+        let file = held.read("d").unwrap();
+        for (name, holds) in [("d", Some(true)), ("a", Some(false)), ("nothing", None)] {
+            assert_eq!(held.holds(name, &file).unwrap(), holds);
+        }
         let mut text = String::new();
         held.read("d").unwrap().read_to_string(&mut text).unwrap();
         assert_eq!(

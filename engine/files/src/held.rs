@@ -87,6 +87,22 @@ impl LockedRunDir {
         Ok(&self.directory)
     }
 
+    /// Whether another process has its lock by now.
+    pub fn is_taken(&self) -> bool {
+        let Some(lock) = &self.lock else { return false };
+        let lock = lock.lock().unwrap_or_else(|e| e.into_inner());
+        let is_ours = |found| lock.metadata().is_ok_and(|lock| identity(&lock) == found);
+        self.directory.identity_of(LOCK).is_ok_and(|found| !is_ours(found))
+    }
+
+    /// Whether `name` in the directory, wherever that is now, is the open `file`; none where nothing has the name.
+    ///
+    /// # Errors
+    /// Of the file system.
+    pub fn holds(&self, name: &str, file: &File) -> io::Result<Option<bool>> {
+        self.directory.holds(name, file)
+    }
+
     /// Whether this process still has the lock of the directory, wherever that is now. A lock that was removed is taken again.
     ///
     /// # Errors
@@ -155,5 +171,6 @@ mod tests {
         fs::remove_file(run.join(LOCK)).unwrap();
         fs::write(run.join(LOCK), "").unwrap();
         assert!(other.check().unwrap_err().to_string().contains("another process"));
+        assert!(other.is_taken() && !held.is_taken());
     }
 }

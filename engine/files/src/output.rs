@@ -51,8 +51,12 @@ impl Output {
         // Who opens a pipe waits for its reader otherwise.
         let flags = OFlags::NONBLOCK.bits().cast_signed();
         let mut options = OpenOptions::new();
-        options.write(true).create(true).truncate(true).custom_flags(flags);
+        // What follows after somebody has cut the file off stands at its end.
+        options.append(true).create(true).custom_flags(flags);
         let file = options.open(path)?;
+        if file.metadata()?.is_file() {
+            file.set_len(0)?;
+        }
         fcntl_setfl(&file, fcntl_getfl(&file)?.difference(OFlags::NONBLOCK))?;
         Ok(file)
     }

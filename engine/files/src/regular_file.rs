@@ -2,6 +2,8 @@
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
+use std::error::Error;
+use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
@@ -49,9 +51,42 @@ pub fn open_at(folder: impl std::os::fd::AsFd, name: &Path, more: OFlags) -> io:
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC | more;
     let file = File::from(rustix::fs::openat(folder, name, flags, Mode::empty())?);
     if !more.contains(OFlags::DIRECTORY) && !file.metadata()?.is_file() {
-        return Err(io::Error::other("not a regular file"));
+        return Err(OtherKind::error(io::ErrorKind::Other, "not a regular file"));
     }
     Ok(file)
+}
+
+/// Something else has the name of a file or a directory: a link, a pipe, a socket.
+#[derive(Debug)]
+pub(super) struct OtherKind(String);
+
+impl OtherKind {
+    pub(super) fn error(kind: io::ErrorKind, why: impl Into<String>) -> io::Error {
+        io::Error::new(kind, Self(why.into()))
+    }
+}
+
+impl fmt::Display for OtherKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Error for OtherKind {}
+
+/// Whether the name had something else than a file or a directory: a link, a pipe, a socket. Such an error says nothing of
+/// what was written under the name.
+pub fn is_other_kind(error: &io::Error) -> bool {
+    let is_link = Errno::from_io_error(error) == Some(Errno::LOOP);
+    is_link || error.get_ref().is_some_and(|inner| inner.is::<OtherKind>())
+}
+
+/// Whether `path` leads to the open `file`.
+///
+/// # Errors
+/// Nothing is there; of the file system.
+pub fn leads_to(path: &Path, file: &File) -> io::Result<bool> {
+    Ok(identity(&fs::metadata(path)?) == identity(&file.metadata()?))
 }
 
 pub(super) fn other(why: &str) -> io::Error {

@@ -72,6 +72,8 @@ struct SaveState {
     files: Vec<Option<RankRecord>>,
     /// Known to be whole: the one that the run went on from, and those that it saved.
     good: Vec<u64>,
+    /// What was told last of old checkpoints that stay and of the hint.
+    untidy: String,
 }
 
 /// When states are saved.
@@ -395,6 +397,16 @@ impl Saver {
         self.verdict(job, hashing)
     }
 
+    /// What stays as it was is the same after each save, and is told once.
+    fn warn_untidy(&self, error: &io::Error) {
+        let error = error.to_string();
+        let told = &mut lock(&self.shared).untidy;
+        if *told != error {
+            tracing::warn!("{}: cannot tidy up: {error}", self.folder.path().display());
+            *told = error;
+        }
+    }
+
     /// A run that is taken back needs one from before the steps that are skipped.
     const fn needs_all(&self, skipped_in_a_row: u64) -> bool {
         self.takes_back && skipped_in_a_row > 0
@@ -429,7 +441,7 @@ impl Saver {
             hint(&folder, step)
         });
         if let Err(error) = tidied {
-            tracing::warn!("{}: cannot tidy up: {error}", self.folder.path().display());
+            self.warn_untidy(&error);
         }
         let seconds = job.started.elapsed();
         Message::Saved {

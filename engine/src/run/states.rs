@@ -9,6 +9,9 @@ use config::Precision;
 use device::{Device, Error};
 use offload::StatePosition;
 
+/// Name of the op that reads the weights of a folder.
+pub const LOAD: &str = "load";
+
 impl Ranks<'_> {
     /// Loads the states before the first step. Returns the number of steps that they contain; None if a stop was requested before
     /// all ranks had their states.
@@ -99,7 +102,7 @@ impl Ranks<'_> {
         let rank = dev.rank();
         let failed = |error: FolderError| Error::Task {
             rank: rank.index(),
-            op: "load",
+            op: LOAD,
             site: std::panic::Location::caller(),
             problem: error.to_string(),
         };

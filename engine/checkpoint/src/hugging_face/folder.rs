@@ -26,6 +26,8 @@ use tensor_parallel::{Decoder, Param};
 
 /// Bytes that a thread reads at once.
 const AT_ONCE: usize = 8 << 20;
+/// Elements that a thread checks at once.
+const CHECKED: usize = 1 << 18;
 /// Bytes of the longest JSON file that is read.
 const LONGEST: u64 = 64 << 20;
 /// Most files of an index.
@@ -335,6 +337,18 @@ impl Folder {
             return Ok(());
         };
         Err(self.refused(&place.foreign, format!("`{}` has a {x}", place.foreign.entry.name)))
+    }
+
+    /// Reads a parameter, and keeps nothing of it.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub(super) fn check(&self, place: &TensorPlace) -> Result<(), FolderError> {
+        let all = place.shape.0 * place.shape.1;
+        let parts = (0..all.div_ceil(CHECKED)).into_par_iter().map(|i| i * CHECKED);
+        parts
+            .map(|first| self.read_part(place, first, &mut vec![0.0; CHECKED.min(all - first)]))
+            .reduce(|| Ok(()), Result::and)
     }
 
     /// A whole parameter, (rows, columns) row-major; on all cores.

@@ -26,6 +26,14 @@ impl PretrainedWeights {
         Ok(Self { folder, places })
     }
 
+    /// Reads all of it once, so that what is no number is found before a run begins.
+    ///
+    /// # Errors
+    /// A file that cannot be read, and the first tensor with a number that is not finite.
+    pub fn check(&self) -> Result<(), FolderError> {
+        self.places.iter().try_for_each(|place| self.folder.check(place))
+    }
+
     /// The part of a rank of `gpt`.
     pub fn of_rank(&self, gpt: &Decoder, rank: Rank) -> RankWeights<'_> {
         let runs = SegmentRuns::new(gpt, (rank.tp, rank.tp_size), |number, _| number);

@@ -120,19 +120,22 @@ pub fn export(model: &ModelExport<'_>, out: &Path) -> Result<Vec<String>, Export
     if let Some(parent) = out.parent().filter(|parent| !parent.as_os_str().is_empty()) {
         fs::create_dir_all(parent).map_err(cannot_write(parent))?;
     }
-    let _lock = begin(&unfinished)?;
+    let lock = begin(&unfinished)?;
     let names = Names::of(&built.decoder.shape().architecture);
     let done = fill(model, names, &unfinished)
         .and_then(|files| read_back(checkpoint, built, &unfinished, numbers).map(|()| files))
         .and_then(|files| {
             let named = sync_folder(&unfinished)
+                .and_then(|()| match is_held(&lock, &unfinished) {
+                    true => Ok(()),
+                    false => Err(io::Error::other("another folder is in its place")),
+                })
                 .and_then(|()| rename(&unfinished, out))
                 .and_then(|()| fs::remove_file(out.join(LOCK)));
             named.map(|()| files).map_err(|e| cannot_write(out)(e).into())
         });
     if done.is_err() {
-        // The first error is the one to tell.
-        drop(fs::remove_dir_all(&unfinished));
+        give_up(&unfinished, &lock);
     }
     done
 }
@@ -164,8 +167,7 @@ fn begin(unfinished: &Path) -> Result<File, ExportError> {
         Err(TryLockError::Error(source)) => return Err(cannot_write(&path)(source).into()),
     }
     // Who held it may have given the folder its name meanwhile.
-    let (held, here) = (lock.metadata().map_err(&failed)?, fs::symlink_metadata(&path));
-    if !here.is_ok_and(|here| (here.dev(), here.ino()) == (held.dev(), held.ino())) {
+    if !is_held(&lock, unfinished) {
         return Err(ExportError::InUse(unfinished.to_owned()));
     }
     for name in left.iter().filter(|name| *name != LOCK) {
@@ -173,6 +175,23 @@ fn begin(unfinished: &Path) -> Result<File, ExportError> {
         fs::remove_file(&path).map_err(cannot_write(&path))?;
     }
     Ok(lock)
+}
+
+/// Removes what was written, unless another folder is in its place by now.
+fn give_up(unfinished: &Path, lock: &File) {
+    if is_held(lock, unfinished) {
+        // The first error is the one to tell.
+        drop(fs::remove_dir_all(unfinished));
+    }
+}
+
+/// Whether the lock in `unfinished` is this one: else the folder is another's.
+fn is_held(lock: &File, unfinished: &Path) -> bool {
+    let here = fs::symlink_metadata(unfinished.join(LOCK));
+    let is_same = |held: fs::Metadata, here: fs::Metadata| {
+        (here.dev(), here.ino()) == (held.dev(), held.ino())
+    };
+    lock.metadata().is_ok_and(|held| here.is_ok_and(|here| is_same(held, here)))
 }
 
 /// Whether an export writes a file of this name.
@@ -335,6 +354,19 @@ fn cannot_write(path: &Path) -> impl Fn(io::Error) -> FolderError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_export_that_fails_removes_no_other_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let [unfinished, moved] = ["new.unfinished", "moved"].map(|name| folder.path().join(name));
+        let lock = begin(&unfinished).unwrap();
+        fs::rename(&unfinished, &moved).unwrap();
+        let other = begin(&unfinished).unwrap();
+        give_up(&unfinished, &lock);
+        assert!(unfinished.join(LOCK).exists() && moved.join(LOCK).exists());
+        give_up(&unfinished, &other);
+        assert!(!unfinished.exists());
+    }
 
     #[test]
     fn a_file_is_full_or_has_one_tensor() {

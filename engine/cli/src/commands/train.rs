@@ -28,6 +28,7 @@ use device::ErrorKind;
 use device::numerics::SimdPath;
 use engine::metrics::MetricsWriter;
 use engine::run::ReadFailure;
+use engine::run::states::LOAD;
 use engine::run::{FaultPoint, Outcome, RunError, RunOptions, StuckHandler, Watcher, train};
 use engine::run_dir::{RunDir, RunDirError};
 use engine::tensorboard::Events;
@@ -106,6 +107,7 @@ pub(super) fn run(args: &TrainArgs) -> Result<(), CommandError> {
     let ended = ended.and_then(|prepared| match (prepared, signals) {
         (None, _) => Ok(()),
         (Some(prepared), None) => {
+            prepared.weights_of_a_first_step(args)?;
             say(&format!("data: {}", prepared.data.describe()));
             say("dry run: everything is in order; nothing was written");
             Ok(())
@@ -228,9 +230,10 @@ impl Session<'_> {
         rollback_history: &RollbackHistory,
     ) -> Result<(Outcome, Watch), CommandError> {
         let config = &self.run.loaded.config;
-        let directory = self.dir.held().check().map_err(|e| self.moved(&e))?;
-        let metrics = MetricsWriter::open(directory, self.done()).fail_with(code::IO)?;
-        let events = config.train.tensorboard.then(|| Events::create(directory, self.done()));
+        let held = self.dir.held();
+        held.check().map_err(|e| self.moved(&e))?;
+        let metrics = MetricsWriter::open(held, self.done()).fail_with(code::IO)?;
+        let events = config.train.tensorboard.then(|| Events::create(held, self.done()));
         let metrics = metrics.and(events.transpose().fail_with(code::IO)?);
         let options = RunOptions {
             weights: Some(Arc::clone(self.dir.held())),
@@ -350,8 +353,8 @@ fn code_of(error: &RunError) -> u8 {
         ErrorKind::HostMemory => code::HOST_MEMORY,
         ErrorKind::Bug => code::INTERNAL,
         ErrorKind::NoCuda => code::CONFIG,
-        // A file of the data was changed under the run.
-        ErrorKind::Task(FILL) => code::DATA,
+        // A file of the data, or of the model that it starts from, was changed under the run.
+        ErrorKind::Task(FILL | LOAD) => code::DATA,
         ErrorKind::Task(_) | ErrorKind::Rank => code::RANK,
     };
     match error.read_failure {

@@ -340,7 +340,7 @@ fn values(runs: &[Curves]) -> String {
 mod tests {
     use super::*;
     use engine::metrics::MetricsWriter;
-    use files::directory::Directory;
+    use files::held::LockedRunDir;
 
     #[test]
     fn a_peak_among_a_million_steps_is_drawn() {
@@ -356,7 +356,8 @@ mod tests {
     #[test]
     fn a_step_that_differs_is_written_and_is_an_event() {
         let folder = tempfile::tempdir().unwrap();
-        let mut metrics = MetricsWriter::open(&Directory::open(folder.path()).unwrap(), 0).unwrap();
+        let run = LockedRunDir::unlocked(folder.path()).unwrap();
+        let mut metrics = MetricsWriter::open(&run, 0).unwrap();
         let places = [(2, "the loss"), (3, "the gradient of `a.b`")];
         let places = places.map(|(rank, place)| Difference { rank, place: place.into() });
         metrics.differs(4, &places);

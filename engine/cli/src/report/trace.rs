@@ -2,10 +2,11 @@
 
 use device::{LANES, Lane, Span, Trace};
 use files::output::Output;
+use files::regular_file::leads_to;
 use predict::sim::Timeline;
 use std::fs::File;
-use std::io::{BufWriter, Result, Write};
-use std::path::Path;
+use std::io::{BufWriter, Error, Result, Write};
+use std::path::{Path, PathBuf};
 
 /// Most events of a simulated trace; of more, one rank of each kind is written.
 const MOST: usize = 2_000_000;
@@ -32,7 +33,9 @@ pub struct Event {
 /// Writes a trace, rank by rank.
 #[derive(Debug)]
 pub struct Writer {
+    path: PathBuf,
     file: BufWriter<File>,
+    bytes: u64,
     first: bool,
 }
 
@@ -42,15 +45,22 @@ impl Writer {
     /// # Errors
     /// Of the file system; of every function here.
     pub fn create(path: &Path) -> Result<Self> {
-        let mut file = BufWriter::new(OUTPUT.create(path)?);
-        writeln!(file, "{BEGINNING}")?;
-        Ok(Self { file, first: true })
+        let file = BufWriter::new(OUTPUT.create(path)?);
+        let mut trace = Self { path: path.to_owned(), file, bytes: 0, first: true };
+        trace.write(BEGINNING)?;
+        trace.write("\n")?;
+        Ok(trace)
+    }
+
+    fn write(&mut self, text: &str) -> Result<()> {
+        self.bytes += text.len() as u64;
+        self.file.write_all(text.as_bytes())
     }
 
     fn line(&mut self, text: &str) -> Result<()> {
         let comma = if std::mem::take(&mut self.first) { "" } else { ",\n" };
-        self.file.write_all(comma.as_bytes())?;
-        self.file.write_all(text.as_bytes())
+        self.write(comma)?;
+        self.write(text)
     }
 
     /// All ops of a rank.
@@ -75,9 +85,21 @@ impl Writer {
     }
 
     /// Ends the file.
+    ///
+    /// # Errors
+    /// Also where the file is not what was written: something else has its name by now, or a part of it is gone.
     pub fn finish(mut self) -> Result<()> {
-        self.file.write_all(b"\n]}\n")?;
-        self.file.flush()
+        self.write("\n]}\n")?;
+        self.file.flush()?;
+        let file = self.file.get_ref();
+        if !leads_to(&self.path, file).unwrap_or(false) {
+            return Err(Error::other("it was removed or replaced while it was written"));
+        }
+        let found = file.metadata()?;
+        match found.is_file() && found.len() != self.bytes {
+            true => Err(Error::other("it was changed while it was written")),
+            false => Ok(()),
+        }
     }
 }
 
@@ -131,4 +153,46 @@ pub fn simulated(path: &Path, timeline: &Timeline, ranks: usize) -> Result<Strin
     } else {
         format!("rank {chosen:?}, one of each kind (all {ranks} would be too many events),")
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn a_trace_whose_file_is_removed_replaced_or_cut_off_is_not_taken_as_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("trace.json");
+        let write = |meanwhile: &dyn Fn()| {
+            let mut trace = Writer::create(&path).unwrap();
+            let event =
+                |_| Event { name: "x", lane: Lane::Compute, start: 0.0, end: 1.0, bytes: None };
+            // More than waits in memory.
+            trace.rank(0, (0..1000).map(event)).unwrap();
+            meanwhile();
+            trace.finish().map_err(|why| why.to_string())
+        };
+        write(&|| {}).unwrap();
+        let whole = fs::read(&path).unwrap();
+        // Another trace is replaced.
+        write(&|| {}).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), whole);
+        let gone = "it was removed or replaced while it was written";
+        assert_eq!(write(&|| fs::remove_file(&path).unwrap()).unwrap_err(), gone);
+        let replace = || {
+            fs::write(folder.path().join("theirs"), "theirs").unwrap();
+            fs::rename(folder.path().join("theirs"), &path).unwrap();
+        };
+        assert_eq!(write(&replace).unwrap_err(), gone);
+        assert_eq!(fs::read(&path).unwrap(), b"theirs");
+        fs::remove_file(&path).unwrap();
+        let cut = || File::options().write(true).open(&path).unwrap().set_len(9).unwrap();
+        assert_eq!(write(&cut).unwrap_err(), "it was changed while it was written");
+        // What is no file is written into, and a link that the user names is followed.
+        fs::remove_file(&path).unwrap();
+        symlink("/dev/null", &path).unwrap();
+        write(&|| {}).unwrap();
+    }
 }

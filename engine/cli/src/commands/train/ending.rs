@@ -52,7 +52,8 @@ impl Session<'_> {
         }
         if watch.metrics.dropped() > 0 {
             let (lines, path) = (watch.metrics.dropped(), self.dir.held().called(METRICS));
-            return Err(lost(format!("{lines} lines are missing in {}", path.display())));
+            let lines = counted(lines, "line");
+            return Err(lost(format!("{}: {lines} could not be written", path.display())));
         }
         if outcome.complete || watch.last.is_some() {
             self.summary(outcome, watch, seconds);

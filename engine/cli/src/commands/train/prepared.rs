@@ -106,6 +106,7 @@ impl PreparedRun {
                 (dir, start, None)
             }
             RunMode::Resume => {
+                let first = self.weights_of_a_first_step(args)?;
                 let dir = create()?;
                 let start = match &args.run_dir {
                     Some(path) => start(path, Some(dir.folder()))?,
@@ -113,19 +114,36 @@ impl PreparedRun {
                 };
                 // They are another model's than the one that is trained now.
                 dir.remove(WEIGHTS)?;
-                let pretrained = match start {
-                    // The first start of a run.
-                    None => pretrained(&loaded.config, &built.decoder)?,
-                    Some(_) => None,
+                let pretrained = match (&start, first) {
+                    (Some(_), _) => None,
+                    (None, None) => pretrained(&loaded.config, &built.decoder)?,
+                    (None, first) => first,
                 };
                 (dir, start, pretrained)
             }
             RunMode::Fresh | RunMode::Overwrite => {
-                // A folder that is refused leaves no directory.
-                let pretrained = pretrained(&loaded.config, &built.decoder)?;
-                (create()?, None, pretrained)
+                let first = self.weights_of_a_first_step(args)?;
+                (create()?, None, first)
             }
         })
+    }
+}
+
+impl PreparedRun {
+    /// The weights of a folder that a run starts from which has no step yet, all of them read once: a folder that is refused
+    /// leaves no directory.
+    pub(super) fn weights_of_a_first_step(
+        &self,
+        args: &TrainArgs,
+    ) -> Result<Option<Arc<PretrainedWeights>>, CommandError> {
+        if !starts_anew(args) {
+            return Ok(None);
+        }
+        let found = pretrained(&self.loaded.config, &self.built.decoder)?;
+        if let Some(found) = &found {
+            found.check()?;
+        }
+        Ok(found)
     }
 }
 
