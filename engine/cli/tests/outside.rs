@@ -117,6 +117,7 @@ const DOCUMENTS: [(&str, &[(i32, &str)]); 20] = [
         ],
     ),
     ("config show", &[(0, "config show tiny.ron --json --set train.seed=3")]),
+    ("data cache", &[(0, "data cache --json")]),
     ("data check", &[(0, "data check tiny.ron --json")]),
     ("data show", &[(0, "data show tiny.ron --json"), (0, "data show chat.ron --json")]),
     ("generate", &[(0, "generate run --prompt the --tokens 4 --json")]),

@@ -67,14 +67,13 @@ impl TokenPart {
         (self.tokens.iter().map(Vec::len).sum::<usize>() / self.width) as u64
     }
 
-    /// Writes the tokens to `path`, and what belongs beside them; of documents the mask, too, if they need one.
+    /// Has `write` write the tokens to `path`, and what belongs beside them; of documents the mask, too, if they need one.
     pub(super) fn write(
         &self,
         path: &Path,
         has_mask: bool,
-        unfinished: &dyn Fn(&Path) -> PathBuf,
+        write: &dyn Fn(&Path, &[Vec<u8>]) -> io::Result<FileRecord>,
     ) -> io::Result<Vec<FileRecord>> {
-        let write = |path: &Path, bytes: &[Vec<u8>]| write(path, &unfinished(path), bytes);
         let mut files = vec![write(path, &self.tokens)?];
         if let Some(DocumentTable { lengths, targets, counted }) = &self.documents {
             let index = megatron::written(lengths.iter().copied(), self.width);
@@ -114,24 +113,27 @@ pub(super) fn write(path: &Path, unfinished: &Path, parts: &[Vec<u8>]) -> io::Re
         return Err(ErrorKind::InvalidInput.into());
     };
     fs::create_dir_all(folder)?;
-    let (mut hash, mut length) = (Xxh3Default::new(), 0);
-    let mut fill = || {
-        let mut file = File::create(unfinished)?;
-        for bytes in parts {
-            file.write_all(bytes)?;
-            hash.update(bytes);
-            length += bytes.len() as u64;
-        }
-        file.sync_all()
-    };
-    let done = fill().and_then(|()| fs::rename(unfinished, path));
+    let filled = File::create(unfinished).and_then(|file| fill(file, parts));
+    let done = filled.and_then(|record| fs::rename(unfinished, path).map(|()| record));
     if done.is_err() {
         // The first error is the one to report.
         drop(fs::remove_file(unfinished));
     }
-    done.and_then(|()| sync_folder(folder))?;
-    let name = name.to_string_lossy().into_owned();
-    Ok(FileRecord { name, bytes: length, hash: hex(hash.digest128()) })
+    let record = done?;
+    sync_folder(folder)?;
+    Ok(FileRecord { name: name.to_string_lossy().into_owned(), ..record })
+}
+
+/// Writes these bytes into a new file, which is on the disk then; the record has no name yet.
+pub(super) fn fill(mut file: File, parts: &[Vec<u8>]) -> io::Result<FileRecord> {
+    let (mut hash, mut length) = (Xxh3Default::new(), 0);
+    for bytes in parts {
+        file.write_all(bytes)?;
+        hash.update(bytes);
+        length += bytes.len() as u64;
+    }
+    file.sync_all()?;
+    Ok(FileRecord { name: String::new(), bytes: length, hash: hex(hash.digest128()) })
 }
 
 /// A file as it was written.
