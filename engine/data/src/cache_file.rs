@@ -3,13 +3,14 @@
 
 use super::open::open_regular;
 use super::token_part::{self, FileRecord};
+use super::use_list::process_name;
 use files::directory::Directory;
 use files::private;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::io::{self, ErrorKind, Read};
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 use xxhash_rust::xxh3::Xxh3Default;
 
 /// The content of a file; none if it is not there, damaged, or another one's. `is_use`: the file is marked as used now.
@@ -76,17 +77,6 @@ fn seal_of(path: &Path, json: &[u8]) -> [u8; 16] {
 fn unfinished_name(name: &str) -> String {
     let stem = name.split('.').next().unwrap_or(name);
     format!("{stem}.{}.tmp", process_name())
-}
-
-/// A name that no other process has, nor this one at another time.
-pub(super) fn process_name() -> String {
-    let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos());
-    format!("{}-{time}", std::process::id())
-}
-
-pub(super) fn is_process_name(name: &str) -> bool {
-    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    name.split_once('-').is_some_and(|(id, time)| is_number(id) && is_number(time))
 }
 
 pub(super) fn warn_damaged(path: &Path) {

@@ -3,9 +3,8 @@
 //! A part is all files under one name: what is used together is removed together. Files with other names than onebox gives are not
 //! counted and never removed, and neither are parts from which a process reads.
 
-use super::cache_file::is_process_name;
 use super::token_cache::Cache;
-use super::use_list::{locked_to_remove, parts_in_use};
+use super::use_list::{is_process_name, locked_to_remove, parts_in_use};
 use files::directory::Directory;
 use files::path_text::PathText;
 use rustix::fs::{AtFlags, FileType, StatVfs, statat, statvfs};

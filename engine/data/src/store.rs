@@ -17,7 +17,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{PoisonError, RwLock};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 use xxhash_rust::xxh3::Xxh3Default;
 
 /// Most files that stay open in a process. Each further one is opened for each read.
@@ -42,7 +42,7 @@ pub(super) struct Stamp {
     /// Time of its last change, in seconds and nanoseconds since 1970. Programs that copy files set it as they like.
     modified: (i64, i64),
     /// Time of the last change of the file or of what the system knows of it. Nobody sets it.
-    changed: (i64, i64),
+    pub(super) changed: (i64, i64),
 }
 
 impl Stamp {
@@ -71,20 +71,6 @@ impl Stamp {
     fn is_touched(&self, before: &Self) -> bool {
         let of = |stamp: &Self| (stamp.device, stamp.inode, stamp.bytes);
         self != before && of(self) == of(before)
-    }
-
-    /// How long before `now` the file was changed.
-    pub(super) fn age(&self, now: SystemTime) -> Duration {
-        let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let changed = u64::try_from(self.changed.0).map_or(Duration::ZERO, Duration::from_secs);
-        since.saturating_sub(changed)
-    }
-
-    /// Whether the file was changed so long before `now` that another change has another time.
-    pub(super) fn is_settled(&self, now: SystemTime) -> bool {
-        /// Clocks of file systems tick more often than this.
-        const TICK: Duration = Duration::from_secs(1);
-        self.age(now) > 2 * TICK
     }
 
     /// What has become of the file, in words.
@@ -465,6 +451,7 @@ mod tests {
     use super::super::data_files::tests::folder;
     use super::*;
     use std::fs;
+    use std::time::Duration;
     use tempfile::TempDir;
 
     fn store(folder: &TempDir, width: usize, names: &[String]) -> Store {

@@ -3,7 +3,6 @@
 //! A process writes the names of these parts into a file of its own, which it holds locked: whoever removes parts reads the names from
 //! all files that are locked. Who may write nothing holds the folder itself locked. What ends takes its locks with it.
 
-use super::cache_file::{is_process_name, process_name};
 use files::directory::Directory;
 use files::private;
 use rustix::fs::{FlockOperation, flock};
@@ -14,7 +13,7 @@ use std::io::ErrorKind::WouldBlock;
 use std::io::{self, Read, Write};
 use std::path::Path;
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Behind the name of a process.
 const KIND: &str = ".use";
@@ -39,7 +38,7 @@ impl UseList {
             return Ok(Self { folder: locked(folder, FlockOperation::LockShared)?, file: None });
         }
         let _adding = locked(folder, FlockOperation::LockShared)?;
-        let (folder, name) = (Directory::open(folder)?, process_name() + KIND);
+        let (folder, name) = (private::folder(folder)?, process_name() + KIND);
         let file = private::create_new(&folder, &name)?;
         let list = Self { folder, file: Some((name, file)) };
         list.file.as_ref().map_or(Ok(()), |(_, file)| file.lock())?;
@@ -107,6 +106,17 @@ pub(super) fn parts_in_use(folder: &Directory, removes: bool) -> io::Result<BTre
 
 fn is_list(name: &str) -> bool {
     name.strip_suffix(KIND).is_some_and(is_process_name)
+}
+
+/// A name that no other process has, nor this one at another time.
+pub(super) fn process_name() -> String {
+    let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos());
+    format!("{}-{time}", std::process::id())
+}
+
+pub(super) fn is_process_name(name: &str) -> bool {
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    name.split_once('-').is_some_and(|(id, time)| is_number(id) && is_number(time))
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use super::store::{Stamp, TokenFile};
 use rustix::fs::fstatfs;
 use std::fs::{self, File};
 use std::io;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 /// Within this time pages are written to the disk, and within ten times of what the system waits for.
 const WRITTEN: Duration = Duration::from_hours(1);
@@ -64,6 +64,22 @@ impl WriteWatch {
             Ok(Stamp::of(&opened.metadata()?) == file.stamp)
         };
         file.with_opened(look).unwrap_or(false)
+    }
+}
+
+impl Stamp {
+    /// How long before `now` the file was changed.
+    pub(super) fn age(&self, now: SystemTime) -> Duration {
+        let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let changed = u64::try_from(self.changed.0).map_or(Duration::ZERO, Duration::from_secs);
+        since.saturating_sub(changed)
+    }
+
+    /// Whether the file was changed so long before `now` that another change has another time.
+    pub(super) fn is_settled(&self, now: SystemTime) -> bool {
+        /// Clocks of file systems tick more often than this.
+        const TICK: Duration = Duration::from_secs(1);
+        self.age(now) > 2 * TICK
     }
 }
 

@@ -26,7 +26,7 @@ pub(super) fn run(args: &CacheArgs) -> Result<(), CommandError> {
     let failed = |error: std::io::Error| {
         let why = match error.kind() {
             ErrorKind::WouldBlock => {
-                "a command that leaves no trace reads from it now, such as `train --dry-run`: try again when it has ended".to_owned()
+                "a command reads from it now that begins, or that leaves no trace as `train --dry-run`: try again later".to_owned()
             }
             _ => error.to_string(),
         };
