@@ -41,6 +41,9 @@ struct DocumentTable {
     counted: Vec<bool>,
 }
 
+/// Writes a file of these bytes, one piece behind another.
+pub(super) type FileWriter<'a> = dyn Fn(&Path, &[Vec<u8>]) -> io::Result<FileRecord> + 'a;
+
 impl TokenPart {
     /// The tokens of a text.
     pub(super) const fn of_text(tokens: Vec<Vec<u8>>, width: usize) -> Self {
@@ -72,7 +75,7 @@ impl TokenPart {
         &self,
         path: &Path,
         has_mask: bool,
-        write: &dyn Fn(&Path, &[Vec<u8>]) -> io::Result<FileRecord>,
+        write: &FileWriter<'_>,
     ) -> io::Result<Vec<FileRecord>> {
         let mut files = vec![write(path, &self.tokens)?];
         if let Some(DocumentTable { lengths, targets, counted }) = &self.documents {
