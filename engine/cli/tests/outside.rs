@@ -93,7 +93,7 @@ fn keys_of_configs_and_boxes() {
 }
 
 /// Commands that print JSON by what they print, each with its exit code.
-const DOCUMENTS: [(&str, &[(i32, &str)]); 20] = [
+const DOCUMENTS: [(&str, &[(i32, &str)]); 21] = [
     ("bench adam", &[(0, "bench adam --params 1000 --rounds 1 --threads 1 --json")]),
     ("bench collective", &[(0, "bench collective --mib 1 --json")]),
     ("bench copy", &[(0, "bench copy --mib 1 --tile-mib 1 --json")]),
@@ -117,6 +117,7 @@ const DOCUMENTS: [(&str, &[(i32, &str)]); 20] = [
         ],
     ),
     ("config show", &[(0, "config show tiny.ron --json --set train.seed=3")]),
+    ("data cache", &[(0, "data cache --json")]),
     ("data check", &[(0, "data check tiny.ron --json")]),
     ("data show", &[(0, "data show tiny.ron --json"), (0, "data show chat.ron --json")]),
     ("generate", &[(0, "generate run --prompt the --tokens 4 --json")]),

@@ -73,7 +73,8 @@ fn a_run_learns_tokens_keeps_them_and_writes_text() {
     let bytes = all.iter().map(|path| std::fs::metadata(path).unwrap().len()).sum();
     let bytes = topology::format_bytes(bytes);
     let looked = onebox(&folder, &["doctor"]).stdout;
-    assert!(looked.contains(&format!("data cache    {bytes} in 2 files in ")), "{looked}");
+    assert!(looked.contains(&format!("data cache    {bytes} of at most ")), "{looked}");
+    assert!(looked.contains(" in 1 part in "), "{looked}");
     let good = std::fs::read(&all[0]).unwrap();
     let mut bad = good.clone();
     bad[40] ^= 1;
@@ -90,6 +91,91 @@ fn a_run_learns_tokens_keeps_them_and_writes_text() {
     let import = ["checkpoint", "import", "hf", "new", "tiny.ron"];
     onebox(&folder, &[&import, &sets[..]].concat()).ok();
     assert_eq!(drawn("new"), text);
+}
+
+#[test]
+fn the_cache_has_a_limit_and_is_shown_and_emptied() {
+    let folder = folder();
+    let limited = |args: &[&str], limit: &str| {
+        let mut command = folder.command(args);
+        command.env("XDG_CACHE_HOME", folder.path("cache")).env("ONEBOX_CACHE_LIMIT", limit);
+        Folder::done(command)
+    };
+    let check = |name: &str, limit: &str| {
+        std::fs::write(folder.path(name), format!("{name} ") + &folder.read("text.txt")).unwrap();
+        let train = format!("data.train={name:?}");
+        let sets: Vec<&str> = SETS[..2].iter().flat_map(|set| ["--set", *set]).collect();
+        let start = ["data", "check", "tiny.ron", "--set", &train];
+        limited(&start.into_iter().chain(sets).collect::<Vec<_>>(), limit)
+    };
+    let shown = |more: &[&str]| {
+        let args = [&["data", "cache", "--json"], more].concat();
+        let said = onebox(&folder, &args).ok().stdout;
+        let json: serde_json::Value = serde_json::from_str(&said).unwrap();
+        let keys = ["parts", "bytes", "parts_removed", "bytes_removed", "parts_in_use"];
+        keys.map(|key| json[key].as_u64().unwrap())
+    };
+    assert_eq!(shown(&[]), [0; 5]);
+    assert!(!folder.path("cache").exists());
+    for name in ["a.txt", "b.txt", "c.txt"] {
+        check(name, "").ok();
+    }
+    let bytes = kept(&folder).iter().map(|path| std::fs::metadata(path).unwrap().len()).sum();
+    let [parts, told, ..] = shown(&[]);
+    assert_eq!((parts, told), (3, bytes));
+    // The first one is used last.
+    let pause = || std::thread::sleep(std::time::Duration::from_millis(1100));
+    let small = format!("{}B", bytes - 1);
+    pause();
+    assert!(!check("a.txt", &small).ok().stderr.contains("limit"));
+    assert_eq!(shown(&[])[0], 2);
+    assert!(!check("a.txt", &small).ok().stderr.contains("limit"));
+    pause();
+    let said = check("d.txt", "1kB").ok().stderr;
+    assert!(said.contains("its limit is ") && said.contains("ONEBOX_CACHE_LIMIT"), "{said}");
+    assert_eq!(shown(&[])[0], 1, "what the command itself has used stays");
+    check("a.txt", "much").refused(78, &["ONEBOX_CACHE_LIMIT", "much"]);
+    let text = onebox(&folder, &["data", "cache"]).ok().stdout;
+    assert!(text.contains("cache/onebox/tokens: ") && text.contains("; its limit is "), "{text}");
+    let [_, left, ..] = shown(&[]);
+    std::fs::write(folder.path("cache/onebox/tokens/mine.bin"), "mine").unwrap();
+    assert_eq!(shown(&["--clear"]), [0, 0, 1, left, 0]);
+    assert_eq!(kept(&folder).len(), 1, "{:?}", kept(&folder));
+    let text = onebox(&folder, &["data", "cache", "--clear"]).ok().stdout;
+    assert!(text.starts_with("removed: 0 B in 0 parts\n"), "{text}");
+    let mut without = folder.command(&["data", "cache"]);
+    without.env_remove("XDG_CACHE_HOME").env_remove("HOME");
+    Folder::done(without).refused(78, &["there is no cache folder", "XDG_CACHE_HOME"]);
+}
+
+/// Their files are sealed without their names.
+#[test]
+fn parts_of_an_earlier_version_are_not_looked_at_and_go_with_the_others() {
+    let folder = folder();
+    let cache = folder.path("cache/onebox/tokens");
+    std::fs::create_dir_all(&cache).unwrap();
+    let fixture = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/token-cache-3");
+    for entry in std::fs::read_dir(fixture).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), cache.join(entry.file_name())).unwrap();
+    }
+    let before = kept(&folder);
+    let text = "the box holds a model that is too large for one card\n".repeat(40);
+    std::fs::write(folder.path("text.txt"), text).unwrap();
+    let sets: Vec<&str> = SETS[..2].iter().flat_map(|set| ["--set", *set]).collect();
+    let check = || {
+        let args = [&["data", "check", "tiny.ron"], &sets[..]].concat();
+        let done = onebox(&folder, &args).ok();
+        assert!(!done.stderr.contains("made again"), "{}", done.stderr);
+        done.stdout
+    };
+    let said = check();
+    assert!(said.contains("aac7a50375aefd0cac1bc59dfde8e499 to train"), "{said}");
+    let after = kept(&folder);
+    assert!(after.len() == 4 && before.iter().all(|path| after.contains(path)), "{after:?}");
+    assert_eq!(check(), said);
+    let cleared = onebox(&folder, &["data", "cache", "--clear"]).ok().stdout;
+    assert!(cleared.contains(" in 2 parts\n") && kept(&folder).is_empty(), "{cleared}");
 }
 
 #[test]

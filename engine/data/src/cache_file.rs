@@ -1,35 +1,65 @@
-//! Small files in the user's cache folder: JSON, and the hash of it behind it. A damaged file is made again.
+//! Files in the user's cache folder, which only the user may read. Small ones are JSON, and behind it the hash of their name and of the
+//! JSON: a file under another's name is none of them. A damaged file is made again.
 
-use super::token_part;
-use files::{input, regular_file};
+use super::token_part::{self, FileRecord};
+use super::use_list::process_name;
+use files::directory::Directory;
+use files::{input, private, regular_file};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use std::io;
-use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
-use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
+use std::io::{self, ErrorKind};
+use std::path::Path;
+use std::time::SystemTime;
+use xxhash_rust::xxh3::Xxh3Default;
 
 /// Bytes of such a file; a larger one is not kept.
 const LARGEST: u64 = 64 << 20;
 
-/// The content of a file; none if it is not there, or damaged.
-pub(super) fn read<T: DeserializeOwned>(path: &Path) -> Option<T> {
-    let bytes = regular_file::read(path).and_then(|file| input::whole(file, LARGEST)).ok()?;
-    let json = bytes.split_last_chunk().filter(|(json, hash)| hash_of(json) == **hash);
+/// The content of a file; none if it is not there, damaged, or another one's. `is_use`: the file is marked as used now.
+pub(super) fn read<T: DeserializeOwned>(path: &Path, is_use: bool) -> Option<T> {
+    let file = regular_file::read(path).ok()?;
+    let bytes = input::rest(&file, LARGEST).ok()?;
+    let json = bytes.split_last_chunk().filter(|(json, seal)| seal_of(path, json) == **seal);
     let content = json.and_then(|(json, _)| serde_json::from_slice(json).ok());
     if content.is_none() {
         warn_damaged(path);
+    } else if is_use {
+        // A file of another user keeps its time: nothing depends on it but which one is removed first.
+        drop(file.set_modified(SystemTime::now()));
     }
     content
 }
 
 pub(super) fn write<T: Serialize>(path: &Path, content: &T) -> io::Result<()> {
     let mut bytes = serde_json::to_vec(content)?;
-    bytes.extend(hash_of(&bytes));
+    bytes.extend(seal_of(path, &bytes));
     if bytes.len() as u64 > LARGEST {
-        return Err(io::ErrorKind::FileTooLarge.into());
+        return Err(ErrorKind::FileTooLarge.into());
     }
-    token_part::write(path, &unfinished_name(path), &[bytes]).map(drop)
+    write_bytes(path, &[bytes]).map(drop)
+}
+
+/// Writes a file that has its name once it is on the disk. The folder is made.
+pub(super) fn write_bytes(path: &Path, parts: &[Vec<u8>]) -> io::Result<FileRecord> {
+    let (Some(folder), Some(name)) = (path.parent(), path.file_name().and_then(|n| n.to_str()))
+    else {
+        return Err(ErrorKind::InvalidInput.into());
+    };
+    let folder = private::folder(folder)?;
+    let unfinished = unfinished_name(name);
+    let written = write_in(&folder, &unfinished, parts)
+        .and_then(|record| folder.rename(&unfinished, name).map(|()| record));
+    if written.is_err() {
+        // The first error is the one to report.
+        drop(folder.remove_file(&unfinished));
+    }
+    let record = written?;
+    folder.sync()?;
+    Ok(FileRecord { name: name.to_owned(), ..record })
+}
+
+fn write_in(folder: &Directory, name: &str, parts: &[Vec<u8>]) -> io::Result<FileRecord> {
+    token_part::fill(private::create_new(folder, name)?, parts)
 }
 
 /// xxh3, 128 bits, of parts, each with its length in front of it.
@@ -42,14 +72,16 @@ pub(super) fn hash_of_parts<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> u1
     hash.digest128()
 }
 
-fn hash_of(json: &[u8]) -> [u8; 16] {
-    xxh3_128(json).to_le_bytes()
+/// Of the file's name, which follows from all that the content is made of, and of the content.
+fn seal_of(path: &Path, json: &[u8]) -> [u8; 16] {
+    let name = path.file_name().unwrap_or_default().as_encoded_bytes();
+    hash_of_parts([name, json]).to_le_bytes()
 }
 
 /// A name for a file before it is whole. Two runs at once write the same bytes, and the later file stays.
-pub(super) fn unfinished_name(path: &Path) -> PathBuf {
-    let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos());
-    path.with_extension(format!("{}-{time}.tmp", std::process::id()))
+fn unfinished_name(name: &str) -> String {
+    let stem = name.split('.').next().unwrap_or(name);
+    format!("{stem}.{}.tmp", process_name())
 }
 
 pub(super) fn warn_damaged(path: &Path) {

@@ -10,22 +10,24 @@ use super::progress::{Progress, Silence};
 use super::store::{ReadError, Stamp, Store, TokenFile, failure, largest, widened};
 use super::token_cache::Cache;
 use super::utf8::{self, Utf8Error};
+use super::write_watch::WriteWatch;
 use super::{Corpus, cache_file};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf, absolute};
-use std::time::SystemTime;
 use topology::cores;
 use xxhash_rust::xxh3::Xxh3Default;
 
 /// The version of what a pass over all tokens finds, in the hash of each.
-const SET: &[u8] = b"onebox checked 3";
+const SET: &[u8] = b"onebox checked 4";
 /// The version of the lists of files that are text.
-const TEXTS: &[u8] = b"onebox texts  3\n";
+const TEXTS: &[u8] = b"onebox texts  4\n";
 /// The work that is done again where what was found cannot be kept.
 const AGAIN: &str = "the data will be checked again";
 /// Bytes that are checked faster than a file of the cache folder is written.
 const WORTH_KEEPING: u64 = 16 << 20;
+/// Bytes of a text that are worth to be written to the disk before they are checked, if they were not: shorter ones are soon checked again.
+const WORTH_WRITING: u64 = 64 << 10;
 /// Tokens that a thread looks at together for one that is too large.
 const BLOCK: usize = 1 << 20;
 
@@ -86,7 +88,7 @@ impl Corpus {
     }
 
     fn findings(&self, checks: Checks<'_>) -> Result<DataFindings, Failure> {
-        let (now, store, parts) = (SystemTime::now(), &self.store, self.parts());
+        let (store, parts) = (&self.store, self.parts());
         let bytes = (parts.iter().map(TokenRanges::len).sum::<usize>() * store.width) as u64;
         let folder = checks.cache.folder.as_ref().filter(|_| bytes >= WORTH_KEEPING);
         let files = store.files().filter(|_| folder.is_some()).map(|mut files| {
@@ -97,9 +99,12 @@ impl Corpus {
             let name = format!("{:032x}.checked", self.name_of_findings(files));
             Some(folder?.join(name))
         });
-        if let Some(found) = kept.as_deref().and_then(cache_file::read) {
+        if let Some(found) = kept.as_deref().and_then(|path| checks.cache.read(path)) {
             return Ok(found);
         }
+        let files = files.filter(|_| !checks.cache.read_only);
+        let mut watch = WriteWatch::new(0);
+        let is_covered = files.is_some_and(|files| files.iter().all(|file| watch.covers(file)));
         for (segment, index) in self.indexes.iter().enumerate() {
             let Some(file) = store.file(segment) else { unreachable!("an index has a file") };
             index.check(file).map_err(at(&file.path))?;
@@ -117,8 +122,7 @@ impl Corpus {
         drop(reading);
         let beside: Result<_, _> = self.files_beside().map(|file| file.hash(&|_| ())).collect();
         let found = DataFindings { identity, segments, beside: beside.map_err(failure)? };
-        let settled = |files: &Vec<&TokenFile>| files.iter().all(|file| file.stamp.is_settled(now));
-        if files.as_ref().is_some_and(settled) {
+        if is_covered {
             checks.cache.keep(kept.as_deref(), AGAIN, |path| cache_file::write(path, &found));
         }
         Ok(found)
@@ -184,6 +188,7 @@ pub(super) struct TextVerdicts<'a> {
     path: Option<PathBuf>,
     known: HashMap<Stamp, Option<Utf8Error>>,
     found: Vec<(Stamp, Option<Utf8Error>)>,
+    watch: WriteWatch,
     /// Bytes that had to be looked at.
     looked_at: u64,
 }
@@ -197,35 +202,43 @@ impl<'a> TextVerdicts<'a> {
         hash.update(absolute.as_os_str().as_encoded_bytes());
         let name = format!("{:032x}.texts", hash.digest128());
         let path = checks.cache.folder.as_ref().map(|folder| folder.join(name));
-        let kept: Option<Vec<_>> = path.as_deref().and_then(cache_file::read);
+        let kept: Option<Vec<_>> = path.as_deref().and_then(|path| checks.cache.read(path));
         let known = kept.into_iter().flatten().collect();
-        Self { checks, path, known, found: Vec::new(), looked_at: 0 }
+        Self {
+            checks,
+            path,
+            known,
+            found: Vec::new(),
+            watch: WriteWatch::new(WORTH_WRITING),
+            looked_at: 0,
+        }
     }
 
     /// Where a file ceases to be text.
     pub(super) fn fault(&mut self, file: &TokenFile) -> Result<Option<Utf8Error>, ReadError> {
         let stamp = file.stamp;
-        let fault = match self.known.get(&stamp) {
-            Some(fault) => *fault,
-            None => {
-                self.looked_at += stamp.bytes;
-                let reading = self.checks.progress.begin("checking text", stamp.bytes);
-                utf8::fault(stamp.bytes, |at, out| file.read(at, out), |bytes| reading.add(bytes))?
-            }
-        };
-        self.found.push((stamp, fault));
+        if let Some(fault) = self.known.get(&stamp) {
+            self.found.push((stamp, *fault));
+            return Ok(*fault);
+        }
+        let keeps = self.path.is_some() && !self.checks.cache.read_only;
+        let is_covered = keeps && self.watch.covers(file);
+        self.looked_at += stamp.bytes;
+        let reading = self.checks.progress.begin("checking text", stamp.bytes);
+        let read = |at, out: &mut [u8]| file.read(at, out);
+        let fault = utf8::fault(stamp.bytes, read, |bytes| reading.add(bytes))?;
+        if is_covered {
+            self.found.push((stamp, fault));
+        }
         Ok(fault)
     }
 
     /// Keeps what was found.
-    pub(super) fn keep(self, began: SystemTime) {
+    pub(super) fn keep(self) {
         if self.looked_at < WORTH_KEEPING {
             return;
         }
-        let settled: Vec<_> =
-            self.found.iter().filter(|(stamp, _)| stamp.is_settled(began)).collect();
-        self.checks
-            .cache
-            .keep(self.path.as_deref(), AGAIN, |path| cache_file::write(path, &settled));
+        let found = &self.found;
+        self.checks.cache.keep(self.path.as_deref(), AGAIN, |path| cache_file::write(path, found));
     }
 }

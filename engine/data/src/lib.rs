@@ -17,6 +17,7 @@ use config::{DataConfig, DataFormat, DataOrder, Packing};
 
 mod bad_rows;
 mod cache_file;
+mod cache_folder;
 pub mod chat;
 mod checks;
 mod chunks;
@@ -58,8 +59,11 @@ mod token_cache;
 pub mod token_part;
 mod tokenizer;
 mod untrusted;
+mod use_list;
 mod utf8;
+mod write_watch;
 
+pub use cache_folder::{CacheRemoval, CacheUsage, PartCount};
 pub use checks::Checks;
 use checks::DataFindings;
 pub use chunks::ChunkSizes;

@@ -16,6 +16,7 @@ use super::store::{TokenFile, failure};
 use super::text_source::text_files;
 use super::token_cache::Cache;
 use super::token_part::{self, TokenPart, hex};
+use super::write_watch::WriteWatch;
 use super::{RowSource, Tokenizer, mask};
 use config::DataFormat;
 use files::durable::{rename, sync_folder};
@@ -26,7 +27,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, BufReader, Seek, SeekFrom};
 use std::path::{Path, PathBuf, absolute};
-use std::time::SystemTime;
 use xxhash_rust::xxh3::xxh3_128;
 
 /// Held while something is being written. Runs have a `.lock`: their folders are no place for tokens.
@@ -192,16 +192,17 @@ impl Preparation<'_> {
         known: &[SourceText],
     ) -> Result<Vec<SourceText>, Failure> {
         let bytes = named.files.iter().map(|file| file.stamp.bytes).sum();
-        let (now, reading) = (SystemTime::now(), self.progress.begin("reading text", bytes));
+        let reading = self.progress.begin("reading text", bytes);
+        let mut watch = WriteWatch::new(0);
         let text = |(i, file): (usize, &TokenFile)| {
             let (path, of) =
                 (absolute(&file.path).unwrap_or_else(|_| file.path.clone()), file.stamp);
-            let stamp = of.is_settled(now).then(|| hex(xxh3_128(&of.to_bytes())));
-            let known = known.get(i).filter(|known| stamp.is_some() && known.stamp == stamp);
-            let hash = match known {
-                Some(known) => known.hash.clone(),
-                None => hex(file.hash(&|bytes| reading.add(bytes)).map_err(failure)?),
-            };
+            let stamp = Some(hex(xxh3_128(&of.to_bytes())));
+            if let Some(known) = known.get(i).filter(|known| known.stamp == stamp) {
+                return Ok(SourceText { path, bytes: of.bytes, hash: known.hash.clone(), stamp });
+            }
+            let stamp = stamp.filter(|_| watch.covers(file));
+            let hash = hex(file.hash(&|bytes| reading.add(bytes)).map_err(failure)?);
             Ok(SourceText { path, bytes: of.bytes, hash, stamp })
         };
         named.files.iter().enumerate().map(text).collect()
@@ -362,7 +363,9 @@ impl Preparation<'_> {
             let (tokens, mut part) = part.map_err(in_key(named.key))?;
             let part_name = mask::name_of_part(manifest.parts[i].len(), self.has_masks());
             let path = into.join(part_name);
-            let files = tokens.write(&path, self.has_masks(), &unfinished);
+            let files = tokens.write(&path, self.has_masks(), &|path, bytes| {
+                token_part::write(path, &unfinished(path), bytes)
+            });
             part.files = files.map_err(unwritten(&path))?;
             manifest.parts[i].push(part);
             self.save(manifest)?;

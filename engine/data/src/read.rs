@@ -17,7 +17,6 @@ use files::path_text::PathText;
 use std::fs::File;
 use std::io::Seek;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
 
 /// What else can be done with a named file that is no text.
 const TAKE_BYTES: &str = "set data.format: Bytes to train on its bytes as they are";
@@ -177,7 +176,7 @@ impl Corpus {
     ) -> Result<Vec<PathBuf>, Failure> {
         let (files, mut source) = named(text, format, true)?;
         let or_else = (*format == DataFormat::Auto).then_some(TAKE_BYTES);
-        let (began, mut texts) = (SystemTime::now(), TextVerdicts::of(text, checks));
+        let mut texts = TextVerdicts::of(text, checks);
         let before = self.store.num_tokens();
         let mut said = BadRows::of_documents(checks.names_all);
         for path in &files {
@@ -198,7 +197,7 @@ impl Corpus {
             self.num_files += usize::from(bytes > 0);
             self.store.push_file(file);
         }
-        texts.keep(began);
+        texts.keep();
         let taken = ((self.store.num_tokens() - before) * self.store.width) as u64;
         self.left_out.append(source.end(Path::new(text), taken)?);
         if self.documents.is_some() {

@@ -1,11 +1,12 @@
-//! Files whose time of change is another one while they are in use, as `touch` or a copy back into place leaves them: they are read
-//! through again, and a run goes on where they hold the same bytes.
+//! Files whose time of change is another one while they are in use, as `touch`, another link or a copy back into place leaves them: they
+//! are read through again, and a run goes on where they hold the same bytes.
 
 use super::identity::{self, TokenRanges};
 use super::mask::Mask;
-use super::store::{ReadError, TokenFile};
+use super::store::{ReadError, Stamp, TokenFile};
 use super::{Corpus, Documents};
 use files::path_text::PathText;
+use std::fs::File;
 use std::sync::PoisonError;
 use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime};
@@ -50,7 +51,14 @@ impl Corpus {
                 return Err(unread);
             }
             let now = SystemTime::now();
-            if touched.iter().all(|(_, _, stamp)| stamp.is_settled(now)) {
+            let is_same = |(_, file, stamp): &(usize, &TokenFile, Stamp)| {
+                // From here on a program that has it mapped changes its time. Where that cannot be, the time has to do.
+                drop(file.with_opened(File::sync_data));
+                file.touched() == Some(*stamp)
+            };
+            if touched.iter().all(|(_, _, stamp)| stamp.is_settled(now))
+                && touched.iter().all(is_same)
+            {
                 break touched;
             }
             sleep(LOOK);
@@ -121,8 +129,8 @@ mod tests {
     };
     use super::*;
     use config::{DataFormat, Packing};
-    use std::fs::{self, File};
-    use std::os::unix::fs::FileExt;
+    use std::fs;
+    use std::os::unix::fs::{FileExt, PermissionsExt};
     use std::path::Path;
     use tempfile::TempDir;
 
@@ -214,6 +222,41 @@ mod tests {
             for how in [PACKED, bytes(DataFormat::Megatron), bytes(DataFormat::U16)] {
                 scope.spawn(|| each(how));
             }
+        });
+    }
+
+    #[test]
+    fn a_file_with_another_link_or_name_is_read_on_and_one_whose_time_was_put_back_is_not() {
+        let put_back = |path: &Path| {
+            let before = fs::metadata(path).unwrap().modified().unwrap();
+            change(path, 5);
+            File::options().write(true).open(path).unwrap().set_modified(before).unwrap();
+        };
+        let each = |change: &(dyn Fn(&Path) + Sync), goes_on: bool| {
+            let folder = files();
+            let data = open(&folder, PACKED);
+            let before = whole(&data).unwrap();
+            let path = folder.path().join("t/b.bin");
+            change(&path);
+            let read = whole(&data);
+            assert_eq!(read.is_ok_and(|read| read == before), goes_on);
+            assert_eq!(*data.read_again.read().unwrap(), u64::from(goes_on));
+        };
+        let link = |path: &Path| fs::hard_link(path, path.with_extension("link")).unwrap();
+        let mode = |path: &Path| {
+            fs::set_permissions(path, fs::Permissions::from_mode(0o440)).unwrap();
+        };
+        let gone = |path: &Path| fs::remove_file(path).unwrap();
+        let replaced = |path: &Path| {
+            fs::write(path.with_extension("new"), [2; 1200]).unwrap();
+            fs::rename(path.with_extension("new"), path).unwrap();
+        };
+        let same_bytes: [&(dyn Fn(&Path) + Sync); 4] = [&link, &mode, &gone, &replaced];
+        std::thread::scope(|scope| {
+            for change in same_bytes {
+                scope.spawn(move || each(change, true));
+            }
+            scope.spawn(|| each(&put_back, false));
         });
     }
 

@@ -3,13 +3,13 @@
 
 use super::document::Document;
 use super::ignored_keys::IgnoredKeys;
-use super::token_cache::{self, Cache, PartRecord};
+use super::token_cache::{Cache, PartRecord};
 use super::token_part::{self, TokenPart};
 use std::path::Path;
 use xxhash_rust::xxh3::Xxh3Default;
 
 /// The version of parts of rows, in the hash of each.
-const VERSION: &[u8] = b"onebox rows 3  \n";
+const VERSION: &[u8] = b"onebox rows 4  \n";
 /// Bytes of rows that are worth files.
 const WORTH: usize = 32 << 10;
 /// Bytes of a token in the files.
@@ -29,7 +29,8 @@ impl Cache {
         let bytes: usize = rows.iter().map(|row| row.map_or(0, str::len)).sum();
         let name = || format!("{:032x}.json", name(maker, rows));
         let path = self.folder.as_ref().filter(|_| bytes >= WORTH).map(|f| f.join(name()));
-        let found = path.as_deref().and_then(read).filter(|all| all.len() == rows.len());
+        let found =
+            path.as_deref().and_then(|path| self.rows(path)).filter(|all| all.len() == rows.len());
         if let Some(found) = found {
             return found;
         }
@@ -51,22 +52,22 @@ impl Cache {
         }
         made
     }
-}
 
-/// The rows of a part whose list is at `path`, in their order.
-fn read(path: &Path) -> Option<Vec<RowResult>> {
-    let (mut record, tokens) = token_cache::open(path)?;
-    let mut documents = token_part::documents(&tokens).ok()?.into_iter();
-    let mut all = Vec::new();
-    loop {
-        let row = all.len();
-        all.push(match (record.problems.remove(&row), record.unread.remove(&row)) {
-            (Some(why), _) => Err(why),
-            (None, unread) => match documents.next() {
-                Some(document) => Ok((document, unread.unwrap_or_default())),
-                None => return Some(all),
-            },
-        });
+    /// The rows of a part whose list is at `path`, in their order.
+    fn rows(&self, path: &Path) -> Option<Vec<RowResult>> {
+        let (mut record, tokens) = self.open(path)?;
+        let mut documents = token_part::documents(&tokens).ok()?.into_iter();
+        let mut all = Vec::new();
+        loop {
+            let row = all.len();
+            all.push(match (record.problems.remove(&row), record.unread.remove(&row)) {
+                (Some(why), _) => Err(why),
+                (None, unread) => match documents.next() {
+                    Some(document) => Ok((document, unread.unwrap_or_default())),
+                    None => return Some(all),
+                },
+            });
+        }
     }
 }
 

@@ -2,19 +2,22 @@
 //! memory depends on their size. Those that onebox makes of text are in memory.
 //!
 //! Invariant: a read gives the tokens that were checked, or an error. After each read the file must be the same one, of the
-//! same length and time of change, as when the run opened it, or as when it was found to hold the same bytes at another time.
+//! same length and with the same times of change, as when the run opened it, or as when it was found to hold the same bytes at another time.
 
 use super::open::open_regular;
 use super::problem::{Failure, Problem};
+use super::use_list::UseList;
+use files::directory::Directory;
 use files::path_text::PathText;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, Metadata};
+use std::io;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{PoisonError, RwLock};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 use xxhash_rust::xxh3::Xxh3Default;
 
 /// Most files that stay open in a process. Each further one is opened for each read.
@@ -39,7 +42,7 @@ pub(super) struct Stamp {
     /// Time of its last change, in seconds and nanoseconds since 1970. Programs that copy files set it as they like.
     modified: (i64, i64),
     /// Time of the last change of the file or of what the system knows of it. Nobody sets it.
-    changed: (i64, i64),
+    pub(super) changed: (i64, i64),
 }
 
 impl Stamp {
@@ -63,24 +66,11 @@ impl Stamp {
         bytes
     }
 
-    /// Whether it is the same file of the same length with another time of change.
+    /// Whether it is the same file of the same length with another time of change. Another link, owner or mode changes the second
+    /// time alone, and so does who writes and sets the first one back: these look alike.
     fn is_touched(&self, before: &Self) -> bool {
-        !self.is_as(before) && self.is_as(&Self { modified: self.modified, ..*before })
-    }
-
-    /// Whether the file is as it was. A run goes on when the file gets another link or owner, which changes the second time.
-    fn is_as(&self, before: &Self) -> bool {
-        let of = |stamp: &Self| (stamp.device, stamp.inode, stamp.bytes, stamp.modified);
-        of(self) == of(before)
-    }
-
-    /// Whether the file was changed so long before `now` that another change has another time.
-    pub(super) fn is_settled(&self, now: SystemTime) -> bool {
-        /// Clocks of file systems tick more often than this.
-        const TICK: Duration = Duration::from_secs(1);
-        let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let changed = u64::try_from(self.changed.0).map_or(Duration::ZERO, Duration::from_secs);
-        since.checked_sub(changed).is_some_and(|age| age > 2 * TICK)
+        let of = |stamp: &Self| (stamp.device, stamp.inode, stamp.bytes);
+        self != before && of(self) == of(before)
     }
 
     /// What has become of the file, in words.
@@ -91,7 +81,10 @@ impl Stamp {
         if self.bytes != now.bytes {
             return format!("it has {} bytes now, and had {}", now.bytes, self.bytes);
         }
-        "it was written to".into()
+        if self.modified != now.modified {
+            return "it was written to".into();
+        }
+        "it was written to, or has another link, owner or mode".into()
     }
 }
 
@@ -144,7 +137,9 @@ impl Drop for OpenFile {
 #[derive(Debug)]
 pub(super) struct TokenFile {
     pub(super) path: PathBuf,
-    /// When it was opened.
+    /// A moment before it was looked at.
+    pub(super) opened: SystemTime,
+    /// What it was when it was opened.
     pub(super) stamp: Stamp,
     /// What it must be now: as when it was opened, or as when it was found to hold the same bytes.
     believed: RwLock<Stamp>,
@@ -153,10 +148,22 @@ pub(super) struct TokenFile {
 }
 
 impl TokenFile {
-    pub(super) fn new(path: &Path, file: File) -> std::io::Result<Self> {
+    pub(super) fn new(path: &Path, file: File) -> io::Result<Self> {
+        let (path, opened) = (path.to_owned(), SystemTime::now());
         let stamp = Stamp::of(&file.metadata()?);
         let believed = RwLock::new(stamp);
-        Ok(Self { path: path.to_owned(), stamp, believed, file: OpenFile::new(file) })
+        Ok(Self { path, opened, stamp, believed, file: OpenFile::new(file) })
+    }
+
+    /// What `look` says of the file, which is opened if it is not.
+    pub(super) fn with_opened<T>(
+        &self,
+        look: impl FnOnce(&File) -> io::Result<T>,
+    ) -> io::Result<T> {
+        match &self.file {
+            Some(OpenFile(file)) => look(file),
+            None => look(&open_regular(&self.path).map_err(|e| io::Error::other(e.to_string()))?),
+        }
     }
 
     /// What it is now, where nothing but its time of change is another one.
@@ -208,7 +215,7 @@ impl TokenFile {
         // After the read: what was read is what was there before a change.
         let now = file.metadata().map(|metadata| Stamp::of(&metadata));
         match now {
-            Ok(now) if now.is_as(&self.believed()) => {
+            Ok(now) if now == self.believed() => {
                 read.map_err(|e| self.unread(offset, e.to_string()))
             }
             Ok(now) => Err(self.unread(offset, self.stamp.change(&now))),
@@ -248,12 +255,29 @@ pub(super) struct Store {
     /// Bytes of a token: 1, 2 or 4.
     pub(super) width: usize,
     segments: Vec<Segment>,
+    /// The parts of the cache folder from which it reads.
+    uses: Option<UseList>,
 }
 
 impl Store {
     /// Without tokens.
     pub(super) const fn new(width: usize) -> Self {
-        Self { width, segments: Vec::new() }
+        Self { width, segments: Vec::new(), uses: None }
+    }
+
+    /// From now on nobody removes this part of the cache folder, while this is there; nobody removes any until the result is dropped.
+    /// `read_only`: nothing is written for that.
+    pub(super) fn hold(
+        &mut self,
+        folder: &Path,
+        part: &str,
+        read_only: bool,
+    ) -> io::Result<Option<Directory>> {
+        let list = match self.uses.take() {
+            Some(list) => list,
+            None => UseList::new(folder, read_only)?,
+        };
+        self.uses.insert(list).add(part)
     }
 
     /// Of all segments.
@@ -427,6 +451,7 @@ mod tests {
     use super::super::data_files::tests::folder;
     use super::*;
     use std::fs;
+    use std::time::Duration;
     use tempfile::TempDir;
 
     fn store(folder: &TempDir, width: usize, names: &[String]) -> Store {
@@ -531,13 +556,20 @@ mod tests {
             assert_eq!(why(&shrink), "it has 21 bytes now, and had 100");
             assert_eq!(why(&rewrite), "it was written to");
         }
-        // The open file is the old one still.
         let gone = |path: &Path| fs::remove_file(path).unwrap();
-        // Another link or another mode is no other content.
         let link = |path: &Path| fs::hard_link(path, path.with_extension("link")).unwrap();
-        assert_eq!(changed(true, link).unwrap(), [257, 257]);
-        assert_eq!(changed(true, replace).unwrap(), [257, 257]);
-        assert_eq!(changed(true, gone).unwrap(), [257, 257]);
+        let put_back = |path: &Path| {
+            let file = File::options().write(true).open(path).unwrap();
+            let before = file.metadata().unwrap().modified().unwrap();
+            file.write_all_at(&[2; 100], 0).unwrap();
+            file.set_modified(before).unwrap();
+        };
+        // Nobody can say which of these left the bytes as they were: they are compared.
+        for change in [&link as &dyn Fn(&Path), &replace, &gone, &put_back] {
+            let why = changed(true, change).unwrap_err().why;
+            assert_eq!(why, "it was written to, or has another link, owner or mode");
+        }
+        assert_eq!(changed(false, put_back).unwrap_err().why, changed(true, link).unwrap_err().why);
         let unread = changed(false, replace).unwrap_err();
         assert!(
             unread.to_string().contains("t.bin: cannot read the tokens at byte 20: another file"),

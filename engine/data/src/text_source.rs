@@ -11,7 +11,6 @@ use super::tokenizer::Tokenizer;
 use super::{Corpus, CorpusSplit, DataError};
 use config::DataFormat;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
 
 /// How texts become tokens.
 #[derive(Debug)]
@@ -37,13 +36,13 @@ pub(super) fn text_files(
     checks: Checks<'_>,
 ) -> Result<(Vec<PathBuf>, Vec<TokenFile>, SourceFiles), Failure> {
     let (paths, mut source) = named(text, format, true)?;
-    let (began, mut known) = (SystemTime::now(), checks::TextVerdicts::of(text, checks));
+    let mut known = checks::TextVerdicts::of(text, checks);
     let mut files = Vec::new();
     for path in &paths {
         let file = source.open(path, Some("leave it out"), &mut known).map_err(at(path))?;
         files.extend(file.filter(|file| file.stamp.bytes > 0).map(TokenFile::closed));
     }
-    known.keep(began);
+    known.keep();
     Ok((paths, files, source))
 }
 

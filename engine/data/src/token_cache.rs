@@ -6,13 +6,14 @@ use super::problem::Failure;
 use super::store::{Store, TokenFile};
 use super::token_part::{FileRecord, TokenPart};
 use crate::cache_file;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
 /// The version of parts of text, in the hash of each.
-const VERSION: &[u8] = b"onebox tokens 3\n";
+const VERSION: &[u8] = b"onebox tokens 4\n";
 
 /// Where tokens are kept.
 #[derive(Clone, Debug, Default)]
@@ -53,25 +54,53 @@ impl Cache {
         add: &(dyn Fn(u64) + Sync),
     ) -> Result<(), Failure> {
         let path = self.folder.as_ref().map(|folder| folder.join(name(texts, part)));
-        if let Some((_, file)) = path.as_deref().and_then(open) {
+        let path = path.as_deref();
+        if let Some(file) = path.and_then(|path| self.open_for(store, path)) {
             add(part.bytes);
             store.push_file(file);
             return Ok(());
         }
         let made = texts.encode(part, add)?;
-        self.keep_part(path.as_deref(), &made, PartRecord::default());
-        match path.as_deref().and_then(open) {
-            Some((_, file)) => store.push_file(file),
+        self.keep_part(path, &made, PartRecord::default());
+        match path.and_then(|path| self.open_for(store, path)) {
+            Some(file) => store.push_file(file),
             None => made.tokens.iter().for_each(|tokens| store.push_bytes(tokens)),
         }
         Ok(())
     }
 
+    /// The tokens of the part whose list is at `path`: while `store` is there, nobody removes them to make room.
+    fn open_for(&self, store: &mut Store, path: &Path) -> Option<TokenFile> {
+        let (folder, part) = (path.parent()?, path.file_stem()?.to_str()?);
+        let held = path.exists().then(|| store.hold(folder, part, self.read_only))?;
+        if let Err(error) = &held {
+            tracing::debug!("{}: {error}; other runs may remove its parts", folder.display());
+        }
+        self.open(path).map(|(_, file)| file)
+    }
+
+    /// The content of a file of the folder, which is used now.
+    pub(super) fn read<T: DeserializeOwned>(&self, path: &Path) -> Option<T> {
+        cache_file::read(path, !self.read_only)
+    }
+
+    /// The part whose list is at `path`, and its tokens. None if it is not there, or damaged: then it is made again.
+    pub(super) fn open(&self, path: &Path) -> Option<(PartRecord, TokenFile)> {
+        let record: PartRecord = self.read(path)?;
+        let folder = path.parent()?;
+        let mut files = record.files.iter().map(|file| file.open(folder, &|_| ()));
+        let tokens = files.next()?.and_then(|tokens| {
+            files.try_for_each(|file| file.map(drop))?;
+            Ok(tokens)
+        });
+        let tokens = tokens.map_err(|fault| cache_file::warn_damaged(&fault.path)).ok()?;
+        Some((record, tokens))
+    }
+
     /// Keeps a part whose list is at `path`, if there is a path and files may be put there; warns if it cannot.
     pub(super) fn keep_part(&self, path: Option<&Path>, part: &TokenPart, record: PartRecord) {
         self.keep(path, "the tokens will be made again", |path| {
-            let files =
-                part.write(&path.with_extension("bin"), true, &cache_file::unfinished_name)?;
+            let files = part.write(&path.with_extension("bin"), true, &cache_file::write_bytes)?;
             cache_file::write(path, &PartRecord { files, ..record })
         });
     }
@@ -99,19 +128,6 @@ fn name(texts: &TextChunks<'_>, part: &TextChunk<'_>) -> String {
     format!("{:032x}.json", cache_file::hash_of_parts(makers.into_iter().chain(all)))
 }
 
-/// The part whose list is at `path`, and its tokens. None if it is not there, or damaged: then it is made again.
-pub(super) fn open(path: &Path) -> Option<(PartRecord, TokenFile)> {
-    let record: PartRecord = cache_file::read(path)?;
-    let folder = path.parent()?;
-    let mut files = record.files.iter().map(|file| file.open(folder, &|_| ()));
-    let tokens = files.next()?.and_then(|tokens| {
-        files.try_for_each(|file| file.map(drop))?;
-        Ok(tokens)
-    });
-    let tokens = tokens.map_err(|fault| cache_file::warn_damaged(&fault.path)).ok()?;
-    Some((record, tokens))
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::Tokenizer;
@@ -131,8 +147,8 @@ mod tests {
         all
     }
 
-    /// The tokens of files with these texts.
-    fn tokens(cache: &Cache, texts: &[&str], part: u64) -> Vec<u32> {
+    /// The tokens of files with these texts, where they stand.
+    fn store(cache: &Cache, texts: &[&str], part: u64) -> Store {
         let folder = tempfile::tempdir().unwrap();
         let file = |(i, text): (usize, &&str)| {
             let path = folder.path().join(i.to_string());
@@ -149,7 +165,11 @@ mod tests {
             cache.add_part(&mut store, &texts, &part, &|_| ()).unwrap();
             from = part.next;
         }
-        let mut all = Vec::new();
+        store
+    }
+
+    fn tokens(cache: &Cache, texts: &[&str], part: u64) -> Vec<u32> {
+        let (store, mut all) = (store(cache, texts, part), Vec::new());
         store.each(0..store.num_tokens(), |_, token| all.push(token)).unwrap();
         all
     }
@@ -172,14 +192,14 @@ mod tests {
         cache.keep_part(Some(list), &other, PartRecord::default());
         assert_eq!(tokens(&cache, &texts, 1 << 20), [7, 8]);
         [file, list].iter().zip(&good).for_each(|(path, good)| fs::write(path, good).unwrap());
-        assert!(open(list).is_some());
+        assert!(cache.open(list).is_some());
         for (path, good) in [file, list].into_iter().zip(&good) {
             for at in 0..good.len() {
                 let mut bytes = good.clone();
                 bytes[at] ^= 4;
                 for bad in [&bytes[..], &good[..at]] {
                     fs::write(path, bad).unwrap();
-                    assert!(open(list).is_none(), "byte {at} of {}", path.display());
+                    assert!(cache.open(list).is_none(), "byte {at} of {}", path.display());
                 }
             }
             assert_eq!(tokens(&cache, &texts, 1 << 20), whole(&texts));
@@ -189,6 +209,91 @@ mod tests {
         // Another cut of the same bytes is another file.
         tokens(&cache, &["the box", " holds the model"], 1 << 20);
         assert_eq!(files(&folder.path().join("a/b")).len(), 4);
+    }
+
+    #[test]
+    fn a_part_under_the_name_of_another_is_made_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache { folder: Some(folder.path().to_owned()), read_only: false };
+        let texts = ["the box holds", " the model"];
+        let names = texts.map(|text| {
+            let before = files(folder.path());
+            assert_eq!(tokens(&cache, &[text], 1 << 20), whole(&[text]));
+            let new: Vec<_> =
+                files(folder.path()).into_iter().filter(|path| !before.contains(path)).collect();
+            new
+        });
+        let good = names.each_ref().map(|names| fs::read(&names[0]).unwrap());
+        for (a, b) in names[0].iter().zip(&names[1]) {
+            let third = folder.path().join("third");
+            for (from, to) in [(a, &third), (b, a), (&third, b)] {
+                fs::rename(from, to).unwrap();
+            }
+        }
+        for text in texts {
+            assert_eq!(tokens(&cache, &[text], 1 << 20), whole(&[text]));
+        }
+        assert_eq!(names.map(|names| fs::read(&names[0]).unwrap()), good);
+    }
+
+    #[test]
+    fn others_cannot_read_what_is_kept() {
+        use std::os::unix::fs::PermissionsExt;
+        let parent = tempfile::tempdir().unwrap();
+        let folder = parent.path().join("a/b");
+        let rights = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        let cache = Cache { folder: Some(folder.clone()), read_only: false };
+        tokens(&cache, &["the box"], 1 << 20);
+        let all = files(&folder);
+        assert_eq!(all.iter().map(|path| rights(path)).collect::<Vec<_>>(), [0o600; 2]);
+        assert_eq!(rights(&folder), 0o700);
+        // As an earlier version left it. Who writes nothing changes nothing.
+        fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
+        tokens(&Cache { read_only: true, ..cache.clone() }, &["the model"], 1 << 20);
+        assert_eq!(rights(&folder), 0o755);
+        tokens(&cache, &["the model"], 1 << 20);
+        assert_eq!(rights(&folder), 0o700);
+    }
+
+    #[test]
+    fn parts_stay_while_a_store_reads_them_and_the_time_of_use_decides_later() {
+        use std::time::{Duration, SystemTime};
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache { folder: Some(folder.path().to_owned()), read_only: false };
+        let texts = ["the box holds", " the model"];
+        for text in texts {
+            tokens(&cache, &[text], 1 << 20);
+        }
+        let old = SystemTime::now() - Duration::from_secs(1000);
+        let age = || {
+            for path in files(folder.path()) {
+                File::open(path).unwrap().set_modified(old).unwrap();
+            }
+        };
+        age();
+        let store = store(&cache, &[texts[0]], 1 << 20);
+        // Used now, and in use: also if that was long ago.
+        let later = SystemTime::now() + Duration::from_secs(50);
+        age();
+        assert_eq!(cache.usage().unwrap().in_use.parts, 1);
+        cache.make_room(0, later);
+        assert_eq!(
+            files(folder.path()).len(),
+            3,
+            "two files of the part, and the list of the store"
+        );
+        assert_eq!(tokens(&cache, &[texts[0]], 1 << 20), whole(&[texts[0]]));
+        drop(store);
+        assert_eq!(files(folder.path()).len(), 2);
+        tokens(&cache, &[texts[1]], 1 << 20);
+        age();
+        tokens(&cache, &[texts[0]], 1 << 20);
+        cache.make_room(cache.usage().unwrap().all.bytes - 1, later);
+        let left = cache.usage().unwrap().all;
+        assert_eq!(left.parts, 1);
+        let before = files(folder.path());
+        tokens(&cache, &[texts[0]], 1 << 20);
+        assert_eq!(files(folder.path()), before, "the part that was used last is there");
     }
 
     #[test]

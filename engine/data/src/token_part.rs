@@ -11,7 +11,7 @@ use super::store::{TokenFile, widened};
 use files::durable;
 use files::path_text::PathText;
 use serde::{Deserialize, Serialize};
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::Xxh3Default;
@@ -41,6 +41,9 @@ struct DocumentTable {
     counted: Vec<bool>,
 }
 
+/// Writes a file of these bytes, one piece behind another.
+pub(super) type FileWriter<'a> = dyn Fn(&Path, &[Vec<u8>]) -> io::Result<FileRecord> + 'a;
+
 impl TokenPart {
     /// The tokens of a text.
     pub(super) const fn of_text(tokens: Vec<Vec<u8>>, width: usize) -> Self {
@@ -67,14 +70,13 @@ impl TokenPart {
         (self.tokens.iter().map(Vec::len).sum::<usize>() / self.width) as u64
     }
 
-    /// Writes the tokens to `path`, and what belongs beside them; of documents the mask, too, if they need one.
+    /// Has `write` write the tokens to `path`, and what belongs beside them; of documents the mask, too, if they need one.
     pub(super) fn write(
         &self,
         path: &Path,
         has_mask: bool,
-        unfinished: &dyn Fn(&Path) -> PathBuf,
+        write: &FileWriter<'_>,
     ) -> io::Result<Vec<FileRecord>> {
-        let write = |path: &Path, bytes: &[Vec<u8>]| write(path, &unfinished(path), bytes);
         let mut files = vec![write(path, &self.tokens)?];
         if let Some(DocumentTable { lengths, targets, counted }) = &self.documents {
             let index = megatron::written(lengths.iter().copied(), self.width);
@@ -114,24 +116,26 @@ pub(super) fn write(path: &Path, unfinished: &Path, parts: &[Vec<u8>]) -> io::Re
         return Err(ErrorKind::InvalidInput.into());
     };
     fs::create_dir_all(folder)?;
-    let (mut hash, mut length) = (Xxh3Default::new(), 0);
-    let mut fill = || {
-        let mut file = durable::create(unfinished)?;
-        for bytes in parts {
-            file.write_all(bytes)?;
-            hash.update(bytes);
-            length += bytes.len() as u64;
-        }
-        file.sync_all()
-    };
-    let done = fill().and_then(|()| durable::rename(unfinished, path));
+    let filled = durable::create(unfinished).and_then(|file| fill(file, parts));
+    let done = filled.and_then(|record| durable::rename(unfinished, path).map(|()| record));
     if done.is_err() {
         // The first error is the one to report.
         drop(fs::remove_file(unfinished));
     }
-    done?;
     let name = name.to_string_lossy().into_owned();
-    Ok(FileRecord { name, bytes: length, hash: hex(hash.digest128()) })
+    Ok(FileRecord { name, ..done? })
+}
+
+/// Writes these bytes into a new file, which is on the disk then; the record has no name yet.
+pub(super) fn fill(mut file: File, parts: &[Vec<u8>]) -> io::Result<FileRecord> {
+    let (mut hash, mut length) = (Xxh3Default::new(), 0);
+    for bytes in parts {
+        file.write_all(bytes)?;
+        hash.update(bytes);
+        length += bytes.len() as u64;
+    }
+    file.sync_all()?;
+    Ok(FileRecord { name: String::new(), bytes: length, hash: hex(hash.digest128()) })
 }
 
 /// A file as it was written.

@@ -9,6 +9,7 @@ pub mod json;
 pub mod names;
 pub mod output;
 pub mod path_text;
+pub mod private;
 pub mod regular_file;
 pub mod utc;
 

@@ -2,8 +2,10 @@
 
 use super::{LineHeader, whole_lines};
 use files::directory::Directory;
+use files::input;
 use files::names::{FORKED, step_of};
-use std::io::Read;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 /// Ranges that a message names.
@@ -13,10 +15,11 @@ const LONGEST: u64 = 1 << 13;
 
 /// The step that a fork in `dir` starts from; 0 of a run that is no fork. Earlier steps are in the metrics of its source.
 pub(super) fn forked_at(dir: &Directory) -> u64 {
-    let mut path = String::new();
-    let read = dir.read(FORKED).and_then(|file| file.take(LONGEST).read_to_string(&mut path));
-    let name = read.ok().and_then(|_| Path::new(&path).file_name()?.to_str());
-    name.and_then(|name| step_of(name, &[""])).unwrap_or(0)
+    let step = || {
+        let path = input::whole(dir.read(FORKED).ok()?, LONGEST).ok()?;
+        step_of(Path::new(OsStr::from_bytes(&path)).file_name()?.to_str()?, &[""])
+    };
+    step().unwrap_or(0)
 }
 
 /// The steps after `first`, up to `last`, of which `text` has no line, in words; none where it has all.

@@ -16,6 +16,7 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 /// What `data.tokenizer` names.
 pub(super) fn tokenizer(config: &Config) -> Result<Option<Tokenizer>, CommandError> {
@@ -117,13 +118,17 @@ pub(super) fn look(config: &Config) -> Result<(), CommandError> {
     DataInspection::at(config, false).map(drop).fail_with(code::DATA)
 }
 
-/// Opens and checks all of it.
+/// Opens and checks all of it. What the cache folder has above its limit then goes.
 pub(super) fn open(
     config: &Config,
     tokenizer: Option<&Tokenizer>,
     options: ReadOptions,
 ) -> Result<Arc<Dataset>, CommandError> {
-    read(config, tokenizer, options).map(Arc::new).fail_with(code::DATA)
+    let (cache, began) = (Cache::of_user(options.dry), SystemTime::now());
+    let limit = cache.limit().fail_with(code::CONFIG)?;
+    let data = read(config, tokenizer, options).map(Arc::new).fail_with(code::DATA)?;
+    cache.make_room(limit, began);
+    Ok(data)
 }
 
 /// The tokenizer and all of the data, for a command that needs nothing before them.

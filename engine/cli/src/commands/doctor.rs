@@ -1,14 +1,13 @@
 //! `onebox doctor`: what this machine can train on, and what would help where it cannot.
 
 use super::{CommandError, code, print_as};
-use data::Cache;
+use data::{Cache, PartCount};
 use device::cuda::{GpuInfo, GpuMemory, GpuOverhead, LibraryInfo, Probe, free_memory, look};
 use layout::LocalMachine;
 use layout::hardware_queues::few_queues;
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 use serde_json::json;
-use std::fs::{self, Metadata};
 use topology::{Machine, available_memory, cores, counted, format_bytes};
 
 /// Below it not even the quickstart trains.
@@ -98,6 +97,7 @@ fn report(findings: &[Finding], probe: &Probe) -> String {
 }
 
 const HOST_MEMORY: &str = "host memory";
+const DATA_CACHE: &str = "data cache";
 
 fn cuda(probe: &Probe) -> Vec<Finding> {
     let driver = match &probe.driver {
@@ -194,14 +194,21 @@ fn host(probe: &Probe, machine: Result<&Machine, &topology::Error>) -> Vec<Findi
 
 /// Says how many bytes the folder of tokens has, and how to empty it; none where there is no such folder.
 fn cache() -> Option<Finding> {
-    let folder = Cache::of_user(true).folder?;
-    let files = fs::read_dir(&folder).ok()?.filter_map(|entry| entry.ok()?.metadata().ok());
-    let lengths: Vec<u64> = files.filter(Metadata::is_file).map(|file| file.len()).collect();
-    let (bytes, path) = (format_bytes(lengths.iter().sum()), folder.display());
-    let text = format!("{bytes} in {} in {path}", counted(lengths.len(), "file"));
-    Some(Finding::new(Verdict::Ok, "data cache", text).remedy(
-        "it grows with each text and tokenizer: to empty it, delete the folder while no run reads data; runs make again what they need",
-    ))
+    let cache = Cache::of_user(true);
+    let folder = cache.folder.as_deref().filter(|folder| folder.is_dir())?;
+    let path = folder.display();
+    let found =
+        cache.limit().and_then(|limit| Ok((limit, cache.usage().map_err(|e| e.to_string())?)));
+    let finding = match found {
+        Ok((limit, usage)) => {
+            let PartCount { parts, bytes } = usage.all;
+            let (bytes, parts) = (format_bytes(bytes), counted(parts, "part"));
+            let text = format!("{bytes} of at most {} in {parts} in {path}", format_bytes(limit));
+            Finding::new(Verdict::Ok, DATA_CACHE, text)
+        }
+        Err(why) => Finding::new(Verdict::Warn, DATA_CACHE, format!("{path}: {why}")),
+    };
+    Some(finding.remedy("to empty it: onebox data cache --clear; runs make again what they need"))
 }
 
 /// Drivers pin memory themselves; some containers count it all the same.

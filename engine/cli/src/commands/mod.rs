@@ -2,6 +2,7 @@
 
 mod bench;
 mod boxes;
+mod cache;
 mod check;
 mod checkpoint;
 mod data;
@@ -99,6 +100,8 @@ enum Verb {
 
 #[derive(Debug, Subcommand)]
 enum DataVerb {
+    /// What the cache folder has of texts that were read; empty it
+    Cache(cache::CacheArgs),
     /// Read all of it, and say what it has
     Check(samples::DataCheckArgs),
     /// Make tokens of text once, into files that runs read where they stand
@@ -241,6 +244,7 @@ pub fn run(words: impl IntoIterator<Item = OsString>, watcher: Option<Watcher>) 
         Verb::Bench(args) => bench::run(&args, machine),
         Verb::Generate(args) => generate::run(&args, machine),
         Verb::Checkpoint(verb) => checkpoint::run(&verb, machine),
+        Verb::Data(DataVerb::Cache(args)) => cache::run(&args),
         Verb::Data(DataVerb::Check(args)) => samples::check(&args, machine),
         Verb::Data(DataVerb::Prepare(args)) => prepare::run(&args, machine),
         Verb::Data(DataVerb::Show(args)) => samples::run(&args, machine),

@@ -42,7 +42,21 @@ pub(crate) struct Folder(tempfile::TempDir);
 
 impl Folder {
     pub(crate) fn new() -> Self {
-        let folder = Self(tempfile::tempdir().unwrap());
+        Self::of(tempfile::tempdir().unwrap())
+    }
+
+    /// On the disk of the build: /tmp may be in memory, where a file may change without another time.
+    pub(crate) fn on_disk() -> Self {
+        Self::of(tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap())
+    }
+
+    /// In memory, if this machine has such a file system.
+    pub(crate) fn in_memory() -> Option<Self> {
+        tempfile::tempdir_in("/dev/shm").ok().map(Self::of)
+    }
+
+    fn of(folder: tempfile::TempDir) -> Self {
+        let folder = Self(folder);
         std::fs::write(folder.path("tiny.ron"), TINY).unwrap();
         let words = ["the box ", "holds a model ", "that is too large ", "for one card.\n"];
         let text: String = (0..800).map(|i| words[(i * 7 + i / 5) % words.len()]).collect();

@@ -1,0 +1,356 @@
+//! The user's cache folder as a whole: how much it holds, which parts go where it holds more than it may, and how it is emptied.
+//!
+//! A part is all files under one name: what is used together is removed together. Files with other names than onebox gives are not
+//! counted and never removed, and neither are parts from which a process reads.
+
+use super::token_cache::Cache;
+use super::use_list::{is_process_name, locked_to_remove, parts_in_use};
+use files::directory::Directory;
+use files::path_text::PathText;
+use rustix::fs::{AtFlags, FileType, StatVfs, statat, statvfs};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::io::ErrorKind::{NotADirectory, NotFound, WouldBlock};
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+use topology::{counted, format_bytes, parse_bytes};
+
+/// The variable that sets the limit.
+pub(super) const VARIABLE: &str = "ONEBOX_CACHE_LIMIT";
+/// Without it the folder may have one of so many bytes of its disk.
+const SHARE: u64 = 10;
+/// A file that nobody has written to for so long is left by a process that has ended.
+const ABANDONED: Duration = Duration::from_hours(1);
+/// Clocks of file systems tick more often than this.
+const TICK: Duration = Duration::from_secs(1);
+
+/// How much parts hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PartCount {
+    /// How many there are.
+    pub parts: usize,
+    /// Of all their files.
+    pub bytes: u64,
+}
+
+impl PartCount {
+    fn of<'a>(parts: impl Iterator<Item = &'a CachePart>) -> Self {
+        parts.fold(Self::default(), |Self { parts, bytes }, part| Self {
+            parts: parts + 1,
+            bytes: bytes + part.bytes,
+        })
+    }
+}
+
+/// What the folder holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CacheUsage {
+    /// All parts.
+    pub all: PartCount,
+    /// Those from which processes read.
+    pub in_use: PartCount,
+}
+
+/// What became of the parts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CacheRemoval {
+    /// Those that went.
+    pub removed: PartCount,
+    /// Those that are there still.
+    pub left: PartCount,
+}
+
+/// The files of one name.
+#[derive(Debug)]
+struct CachePart {
+    name: String,
+    files: Vec<String>,
+    bytes: u64,
+    /// When it was last used.
+    used: SystemTime,
+    /// A process writes it, or did so when it ended.
+    is_unfinished: bool,
+}
+
+impl Cache {
+    /// How many bytes the folder may have.
+    ///
+    /// # Errors
+    /// If the environment asks for something that is no number of bytes; if the disk is not known.
+    pub fn limit(&self) -> Result<u64, String> {
+        let asked = std::env::var_os(VARIABLE).filter(|asked| !asked.is_empty());
+        if let Some(asked) = asked {
+            let text = asked.to_string_lossy();
+            return parse_bytes(&text).map_err(|why| format!("{VARIABLE}: {why}"));
+        }
+        let Some(folder) = &self.folder else { return Ok(0) };
+        // A folder that is not there yet will be on the disk of the one above it.
+        let disk = folder.ancestors().find_map(|folder| statvfs(folder).ok());
+        let bytes = |disk: StatVfs| disk.f_blocks.saturating_mul(disk.f_frsize);
+        disk.map(|disk| bytes(disk) / SHARE)
+            .ok_or_else(|| format!("{}: the size of its disk is not known", PathText(folder)))
+    }
+
+    /// What the folder holds: nothing where it is not there.
+    ///
+    /// # Errors
+    /// Of the file system.
+    pub fn usage(&self) -> io::Result<CacheUsage> {
+        let Some(folder) = self.there()? else { return Ok(CacheUsage::default()) };
+        let (parts, in_use) = (parts(&folder)?, parts_in_use(&folder, false)?);
+        let used = parts.iter().filter(|part| in_use.contains(&part.name));
+        Ok(CacheUsage { all: PartCount::of(parts.iter()), in_use: PartCount::of(used) })
+    }
+
+    /// Removes all parts from which no process reads.
+    ///
+    /// # Errors
+    /// Of the file system; while a command that writes nothing reads from the folder.
+    pub fn clear(&self) -> io::Result<CacheRemoval> {
+        match &self.folder {
+            Some(path) if self.there()?.is_some() => remove(path, &|_, _| true),
+            _ => Ok(CacheRemoval::default()),
+        }
+    }
+
+    /// Removes the parts that were used longest ago until the folder has at most `limit` bytes. Parts that were used since `began` stay.
+    pub fn make_room(&self, limit: u64, began: SystemTime) {
+        let Some(path) = self.folder.as_deref().filter(|_| !self.read_only) else { return };
+        let began = began.checked_sub(TICK).unwrap_or(began);
+        let ended = remove(path, &|part, bytes| bytes > limit && part.used < began);
+        let (path, limit_text) = (PathText(path), format_bytes(limit));
+        let CacheRemoval { removed, left } = match ended {
+            Ok(removal) => removal,
+            // There is none, or a later run makes room, when nobody reads from it without a trace.
+            Err(error) if matches!(error.kind(), NotFound | NotADirectory | WouldBlock) => return,
+            Err(error) => {
+                tracing::warn!("{path}: {error}; it may have more than {limit_text}");
+                return;
+            }
+        };
+        if removed.parts > 0 {
+            let (bytes, parts) = (format_bytes(removed.bytes), counted(removed.parts, "part"));
+            tracing::info!("{path}: {parts} ({bytes}) went, which were used longest ago");
+        }
+        if left.bytes > limit {
+            let bytes = format_bytes(left.bytes);
+            tracing::warn!(
+                "{path}: runs use {bytes} there, and its limit is {limit_text}: later runs may make tokens again; {VARIABLE} sets the limit"
+            );
+        }
+    }
+
+    /// The folder, if it is there.
+    fn there(&self) -> io::Result<Option<Directory>> {
+        let opened = self.folder.as_deref().map(Directory::open).transpose();
+        match opened {
+            Err(error) if error.kind() == NotFound => Ok(None),
+            opened => opened,
+        }
+    }
+}
+
+/// Removes parts from the folder. Asks `goes` of each that nobody uses, those first that were used longest ago, with the bytes that all
+/// parts have by then.
+fn remove(path: &Path, goes: &dyn Fn(&CachePart, u64) -> bool) -> io::Result<CacheRemoval> {
+    let folder = locked_to_remove(path)?;
+    let in_use = parts_in_use(&folder, true)?;
+    let mut all = parts(&folder)?;
+    all.sort_by_key(|part| part.used);
+    let now = SystemTime::now();
+    let (mut removed, mut left) = (PartCount::default(), PartCount::of(all.iter()));
+    for part in all.iter().filter(|part| !in_use.contains(&part.name)) {
+        let age = now.duration_since(part.used).unwrap_or_default();
+        let is_written = part.is_unfinished && age < ABANDONED;
+        if !is_written && goes(part, left.bytes) {
+            part.files.iter().try_for_each(|file| folder.remove_file(file))?;
+            removed = PartCount { parts: removed.parts + 1, bytes: removed.bytes + part.bytes };
+            left = PartCount { parts: left.parts - 1, bytes: left.bytes - part.bytes };
+        }
+    }
+    Ok(CacheRemoval { removed, left })
+}
+
+/// The parts in a folder. Of a file that goes meanwhile nothing is known any more.
+fn parts(folder: &Directory) -> io::Result<Vec<CachePart>> {
+    let mut parts: BTreeMap<String, CachePart> = BTreeMap::new();
+    // A list comes before the tokens: a part without its list is none.
+    let names: BTreeSet<_> = folder.names()?.into_iter().collect();
+    for file in names.iter().filter_map(|name| name.to_str()) {
+        let Some(name) = part_of(file) else { continue };
+        let Ok(found) = statat(folder, file, AtFlags::SYMLINK_NOFOLLOW) else { continue };
+        if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
+            continue;
+        }
+        let since =
+            Duration::new(found.st_mtime.max(0).cast_unsigned(), found.st_mtime_nsec as u32);
+        let (bytes, used) = (found.st_size.cast_unsigned(), SystemTime::UNIX_EPOCH + since);
+        let is_unfinished = name == file;
+        let part = parts.entry(name.to_owned()).or_insert_with(|| CachePart {
+            name: name.to_owned(),
+            files: Vec::new(),
+            bytes: 0,
+            used,
+            is_unfinished,
+        });
+        part.files.push(file.to_owned());
+        part.bytes += bytes;
+        part.used = part.used.max(used);
+    }
+    let mut parts: Vec<_> = parts.into_values().collect();
+    let is_data = |file: &String| !file.ends_with(LIST);
+    parts.iter_mut().for_each(|part| part.files.sort_by_key(is_data));
+    Ok(parts)
+}
+
+/// The end of the name of a list.
+const LIST: &str = ".json";
+/// Ends of the names of the other files. Those of earlier versions had no end.
+const OTHERS: [&str; 6] = [".bin", ".idx", ".mask", ".checked", ".texts", ""];
+
+/// The part to which a file of this name belongs: a file that is not whole is one by itself. None of a file that onebox did not write.
+fn part_of(file: &str) -> Option<&str> {
+    let (name, kind) = file.split_at_checked(32)?;
+    let is_hash = name.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte));
+    let unfinished = kind.strip_prefix('.').and_then(|kind| kind.strip_suffix(".tmp"));
+    match () {
+        () if !is_hash => None,
+        () if kind == LIST || OTHERS.contains(&kind) => Some(name),
+        () => unfinished.is_some_and(is_process_name).then_some(file),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::use_list::UseList;
+    use super::*;
+    use std::fs::{self, File};
+    use std::os::unix::fs::symlink;
+    use tempfile::TempDir;
+
+    fn name(i: u8) -> String {
+        format!("{i:032x}")
+    }
+
+    fn write(path: &Path, bytes: usize, age: u64) {
+        fs::write(path, vec![0; bytes]).unwrap();
+        let used = SystemTime::now() - Duration::from_secs(age);
+        File::open(path).unwrap().set_modified(used).unwrap();
+    }
+
+    /// A folder with six parts of 100 bytes. The first was used longest ago.
+    fn folder() -> (TempDir, Cache) {
+        let folder = tempfile::tempdir().unwrap();
+        for i in 0..6u8 {
+            let at = |kind: &str| folder.path().join(name(i) + kind);
+            let age = 1000 - 100 * u64::from(i);
+            match i {
+                5 => write(&at(".checked"), 100, age),
+                _ => {
+                    write(&at(".json"), 10, age);
+                    write(&at(".bin"), 60, 5000);
+                    write(&at(".idx"), 20, 5000);
+                    write(&at(".mask"), 10, 5000);
+                }
+            }
+        }
+        let cache = Cache { folder: Some(folder.path().to_owned()), read_only: false };
+        (folder, cache)
+    }
+
+    fn names(folder: &TempDir) -> BTreeSet<String> {
+        let all = fs::read_dir(folder.path()).unwrap();
+        all.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    }
+
+    /// Which of the six parts are there, all of each.
+    fn there(folder: &TempDir) -> Vec<u8> {
+        let all = names(folder);
+        let files = |i: u8| all.iter().filter(|file| file.starts_with(&name(i))).count();
+        let there = (0..6u8).filter(|i| files(*i) > 0);
+        there.inspect(|i| assert_eq!(files(*i), if *i == 5 { 1 } else { 4 })).collect()
+    }
+
+    #[test]
+    fn parts_that_were_used_longest_ago_make_room() {
+        let (folder, cache) = folder();
+        let now = SystemTime::now();
+        cache.make_room(600, now);
+        Cache { read_only: true, ..cache.clone() }.make_room(0, now);
+        assert_eq!(there(&folder), [0, 1, 2, 3, 4, 5]);
+        cache.make_room(599, now);
+        assert_eq!(there(&folder), [1, 2, 3, 4, 5]);
+        cache.make_room(250, now);
+        assert_eq!(there(&folder), [4, 5]);
+        // What the run has used since it began stays, be the limit what it may.
+        cache.make_room(0, now - Duration::from_secs(550));
+        assert_eq!(there(&folder), [5]);
+        cache.make_room(0, now - Duration::from_secs(550));
+        assert_eq!(there(&folder), [5]);
+    }
+
+    #[test]
+    fn parts_in_use_stay_and_go_when_nobody_uses_them() {
+        let (folder, cache) = folder();
+        let mut list = UseList::new(folder.path(), false).unwrap();
+        drop(list.add(&name(0)).unwrap());
+        drop(list.add(&name(3)).unwrap());
+        cache.make_room(0, SystemTime::now());
+        assert_eq!(there(&folder), [0, 3]);
+        let two = PartCount { parts: 2, bytes: 200 };
+        assert_eq!(cache.usage().unwrap(), CacheUsage { all: two, in_use: two });
+        let stays = CacheRemoval { removed: PartCount::default(), left: two };
+        assert_eq!(cache.clear().unwrap(), stays);
+        drop(list);
+        // A dry run leaves no trace, and keeps all.
+        let quiet = UseList::new(folder.path(), true).unwrap();
+        cache.make_room(0, SystemTime::now());
+        assert_eq!(cache.clear().unwrap_err().kind(), WouldBlock);
+        assert_eq!(there(&folder), [0, 3]);
+        drop(quiet);
+        let goes = CacheRemoval { removed: two, left: PartCount::default() };
+        assert_eq!(cache.clear().unwrap(), goes);
+        assert!(names(&folder).is_empty());
+        assert_eq!(cache.usage().unwrap(), CacheUsage::default());
+    }
+
+    #[test]
+    fn what_onebox_did_not_write_is_neither_counted_nor_removed() {
+        let (folder, cache) = folder();
+        let strange = [
+            "notes.bin",
+            "tokens.json",
+            "my.use",
+            "0123456789abcdef0123456789abcdeg.bin",
+            "0123456789abcdef0123456789abcdef.txt",
+            "0123456789abcdef0123456789abcdef.mine.tmp",
+            "0123456789ABCDEF0123456789abcdef.bin",
+            "0123456789abcdef",
+        ];
+        for file in strange {
+            write(&folder.path().join(file), 1000, 9000);
+        }
+        let (link, within) = (name(9) + ".bin", name(8) + ".bin");
+        symlink(folder.path().join("notes.bin"), folder.path().join(&link)).unwrap();
+        fs::create_dir(folder.path().join(&within)).unwrap();
+        // A file that is being written, and one that was left.
+        let unfinished = |time: u8| format!("{}.7-{time}.tmp", name(7));
+        write(&folder.path().join(unfinished(1)), 5, 0);
+        write(&folder.path().join(unfinished(2)), 5, 4000);
+        let all = PartCount { parts: 8, bytes: 610 };
+        assert_eq!(cache.usage().unwrap().all, all);
+        cache.make_room(0, SystemTime::now());
+        let left = names(&folder);
+        let mut expected: BTreeSet<_> = strange.map(str::to_owned).into();
+        expected.extend([link, within, unfinished(1)]);
+        assert_eq!(left, expected);
+        assert_eq!(cache.clear().unwrap().left, PartCount { parts: 1, bytes: 5 });
+        assert_eq!(names(&folder), expected);
+        // A folder that is not there is empty.
+        let none = Cache { folder: Some(folder.path().join("none")), read_only: false };
+        assert_eq!(none.usage().unwrap(), CacheUsage::default());
+        assert_eq!(none.clear().unwrap(), CacheRemoval::default());
+        none.make_room(0, SystemTime::now());
+        assert!(none.limit().unwrap() > 0);
+    }
+}

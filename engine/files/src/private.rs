@@ -1,0 +1,74 @@
+//! Folders and files that hold a user's text: nobody but their owner may read them.
+
+use super::directory::Directory;
+use super::regular_file::open_at;
+use rustix::fs::{Mode, OFlags, fchmod, fstat, openat};
+use std::fs::{DirBuilder, File};
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::Path;
+
+/// What others than the owner may do.
+const OTHERS: u32 = 0o077;
+
+/// The folder at `path`, which is made where it is not there. One of this user that others may enter is closed to them.
+///
+/// # Errors
+/// Of the file system.
+pub fn folder(path: &Path) -> io::Result<Directory> {
+    DirBuilder::new().recursive(true).mode(0o777 & !OTHERS).create(path)?;
+    let folder = Directory::open(path)?;
+    let found = fstat(&folder)?;
+    let is_ours = found.st_uid == rustix::process::geteuid().as_raw();
+    if is_ours && found.st_mode & OTHERS != 0 {
+        let narrow = Mode::from_raw_mode(found.st_mode & 0o7777 & !OTHERS);
+        if let Err(error) = fchmod(&folder, narrow) {
+            tracing::warn!("{}: others may enter it: {error}", path.display());
+        }
+    }
+    Ok(folder)
+}
+
+/// A new file `name` in a folder.
+///
+/// # Errors
+/// Of the file system; if something has the name.
+pub fn create_new(folder: &Directory, name: &str) -> io::Result<File> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(File::from(openat(folder, name, flags, Mode::from_raw_mode(0o666 & !OTHERS))?))
+}
+
+/// The regular file `name` in a folder, for reading; a link is refused.
+///
+/// # Errors
+/// Of the file system.
+pub fn read(folder: &Directory, name: &str) -> io::Result<File> {
+    open_at(folder, Path::new(name), OFlags::empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn rights(path: &Path) -> u32 {
+        fs::metadata(path).unwrap().permissions().mode() & 0o7777
+    }
+
+    #[test]
+    fn others_neither_enter_the_folder_nor_read_its_files() {
+        let parent = tempfile::tempdir().unwrap();
+        let path = parent.path().join("a/b");
+        let made = folder(&path).unwrap();
+        create_new(&made, "new").unwrap();
+        assert_eq!([rights(&path), rights(&path.join("new"))], [0o700, 0o600]);
+        assert!(create_new(&made, "new").is_err());
+        // As an earlier version left it.
+        for wide in [0o755, 0o2770] {
+            fs::set_permissions(&path, fs::Permissions::from_mode(wide)).unwrap();
+            folder(&path).unwrap();
+            assert_eq!(rights(&path), wide & 0o2700);
+        }
+    }
+}
