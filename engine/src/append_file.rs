@@ -1,13 +1,14 @@
 //! A file that a run appends to and never waits for: training does not stop for a full disk. The first failure is warned
 //! of, pieces that are lost are counted, and later ones are tried again.
 
+use files::path_text::ShownPath;
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 /// The file cannot be opened.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot write {}: {source}", path.display())]
+#[error("cannot write {}: {source}", path.shown())]
 pub struct MetricsError {
     /// The file.
     pub path: PathBuf,
@@ -36,7 +37,7 @@ impl AppendFile {
         if let Err(error) = self.try_write(piece) {
             self.torn = true;
             if self.dropped == 0 {
-                let path = self.path.display();
+                let path = self.path.shown();
                 tracing::warn!(
                     "cannot write {path}: {error}; training goes on without these lines"
                 );
@@ -48,7 +49,7 @@ impl AppendFile {
     /// Everything is on the disk on return; where it cannot be, that is warned of.
     pub(crate) fn sync(&self) {
         if let Err(error) = self.file.sync_all() {
-            tracing::warn!("cannot sync {}: {error}", self.path.display());
+            tracing::warn!("cannot sync {}: {error}", self.path.shown());
         }
     }
 

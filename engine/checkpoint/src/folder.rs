@@ -2,7 +2,9 @@
 
 use super::{Checkpoint, CheckpointError, unreadable};
 use files::directory::Directory;
+use files::foreign_text::foreign;
 use files::names::{CHECKPOINTS, checkpoint_name, entries, step_of};
+use files::path_text::ShownPath;
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -92,10 +94,10 @@ pub fn gone(folder: &Path) -> Option<String> {
     if let Ok(to) = fs::read_link(folder)
         && !folder.exists()
     {
-        return Some(format!("it is a link to {}, which is not there", to.display()));
+        return Some(format!("it is a link to {}, which is not there", to.shown()));
     }
     let latest = fs::read_to_string(folder.join(LATEST)).ok()?;
-    Some(format!("{LATEST} names {}, which is not there", latest.trim().escape_debug()))
+    Some(format!("{LATEST} names {}, which is not there", foreign(latest.trim())))
 }
 
 /// Bytes of the files of each checkpoint in `folder`, oldest first; what cannot be looked at counts as nothing.

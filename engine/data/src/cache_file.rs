@@ -1,6 +1,7 @@
 //! Small files in the user's cache folder: JSON, and the hash of it behind it. A damaged file is made again.
 
 use super::token_part;
+use files::path_text::ShownPath;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::path::{Path, PathBuf};
@@ -46,5 +47,5 @@ pub(super) fn unfinished_name(path: &Path) -> PathBuf {
 }
 
 pub(super) fn warn_damaged(path: &Path) {
-    tracing::warn!("{}: not what was written; it is made again", path.display());
+    tracing::warn!("{}: not what was written; it is made again", path.shown());
 }

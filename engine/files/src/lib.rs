@@ -2,12 +2,14 @@
 
 pub mod directory;
 pub mod durable;
+pub mod foreign_text;
 pub mod held;
 pub mod json;
 pub mod names;
 pub mod output;
 pub mod path_text;
 pub mod regular_file;
+pub mod shell;
 pub mod utc;
 
 /// The version of onebox, with the commit that a release is built from where that is known.

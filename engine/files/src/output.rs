@@ -1,6 +1,7 @@
 //! Files that a user names for onebox to write: a slip names a config or a text there, so only what onebox wrote as the
 //! same is replaced.
 
+use super::path_text::ShownPath;
 use rustix::fs::{Access, access};
 use std::fs::{self, File};
 use std::io::{Error, Read, Result};
@@ -53,7 +54,7 @@ impl Output {
         let folder = folder.unwrap_or(Path::new("."));
         match folder.is_dir() {
             true => Ok(access(folder, Access::WRITE_OK)?),
-            false => Err(Error::other(format!("there is no directory {}", folder.display()))),
+            false => Err(Error::other(format!("there is no directory {}", folder.shown()))),
         }
     }
 }

@@ -27,6 +27,7 @@ use crossbeam_channel::Sender;
 use data::Dataset;
 use device::{Arena, Device, Error, Tensor};
 use files::directory::Directory;
+use files::path_text::ShownPath;
 use layout::build::RankLayout;
 use layout::placement::Places;
 use offload::{BufferIndex, State, control};
@@ -325,7 +326,7 @@ impl Saver {
             return Ok(growing.clone());
         }
         let folder = self.folder.find()?;
-        let gone = || io::Error::other(format!("{} is gone", self.folder.path().display()));
+        let gone = || io::Error::other(format!("{} is gone", self.folder.path().shown()));
         UnfinishedCheckpoint::begun(folder.ok_or_else(gone)?, step)
     }
 
@@ -429,7 +430,7 @@ impl Saver {
             hint(&folder, step)
         });
         if let Err(error) = tidied {
-            tracing::warn!("{}: cannot tidy up: {error}", self.folder.path().display());
+            tracing::warn!("{}: cannot tidy up: {error}", self.folder.path().shown());
         }
         let seconds = job.started.elapsed();
         Message::Saved {

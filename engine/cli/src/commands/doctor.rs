@@ -3,6 +3,7 @@
 use super::{CommandError, code, print_as};
 use data::Cache;
 use device::cuda::{GpuInfo, GpuMemory, GpuOverhead, LibraryInfo, Probe, free_memory, look};
+use files::path_text::ShownPath;
 use layout::LocalMachine;
 use layout::hardware_queues::few_queues;
 use rustix::process::{Resource, getrlimit};
@@ -197,7 +198,7 @@ fn cache() -> Option<Finding> {
     let folder = Cache::of_user(true).folder?;
     let files = fs::read_dir(&folder).ok()?.filter_map(|entry| entry.ok()?.metadata().ok());
     let lengths: Vec<u64> = files.filter(Metadata::is_file).map(|file| file.len()).collect();
-    let (bytes, path) = (format_bytes(lengths.iter().sum()), folder.display());
+    let (bytes, path) = (format_bytes(lengths.iter().sum()), folder.shown());
     let text = format!("{bytes} in {} in {path}", counted(lengths.len(), "file"));
     Some(Finding::new(Verdict::Ok, "data cache", text).remedy(
         "it grows with each text and tokenizer: to empty it, delete the folder while no run reads data; runs make again what they need",

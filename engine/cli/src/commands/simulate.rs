@@ -7,6 +7,7 @@ use crate::report::trace;
 use config::{Config, UpdateMode};
 use engine::metrics::median_step;
 use files::names::METRICS;
+use files::path_text::ShownPath;
 use layout::LocalMachine;
 use layout::build::{RankLayout, lay_out, update_mode};
 use predict::plan::{memory_report, ops_of_step};
@@ -57,7 +58,7 @@ pub(super) fn run(args: &SimulateArgs, machine: &LocalMachine) -> Result<(), Com
     if let Some(path) = &args.trace {
         let written = trace::simulated(path, &timeline, config.world_size());
         let ranks = written.map_err(|e| unwritten(path, &e))?;
-        say(&format!("trace of {ranks} written to {}", path.display()));
+        say(&format!("trace of {ranks} written to {}", path.shown()));
     }
     if !args.no_schedules {
         told.schedules = schedules(config, machine, told.step_seconds, args.clipped)?;
@@ -108,7 +109,7 @@ fn check_length(config: &Config, built: &RankLayout) -> Result<(), CommandError>
 /// Seconds of a typical step of a run.
 fn measured(run: &Path) -> Result<f64, CommandError> {
     let path = run.join(METRICS);
-    let failed = |why: String| CommandError::new(code::DATA, format!("{}: {why}", path.display()));
+    let failed = |why: String| CommandError::new(code::DATA, format!("{}: {why}", path.shown()));
     let text = std::fs::read_to_string(&path).map_err(|e| failed(e.to_string()))?;
     median_step(&text).ok_or_else(|| failed("no step after the second is in it".into()))
 }

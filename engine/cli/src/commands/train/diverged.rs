@@ -7,6 +7,7 @@ use config::Precision;
 use engine::metrics::losses;
 use engine::run::Outcome;
 use files::names::METRICS;
+use files::path_text::ShownPath;
 use std::fmt;
 use std::io::{self, Read};
 use std::path::Path;
@@ -50,7 +51,7 @@ impl Session<'_> {
     /// From which states to try again. `skipped`: the first of the steps that ended the run; `saved`: the newest checkpoint.
     fn way_back(&self, skipped: u64, saved: Option<u64>) -> String {
         let unknown = |path: &Path, why: io::Error| {
-            let path = path.display();
+            let path = path.shown();
             format!("; which checkpoints are good is not known: {path} cannot be read: {why}")
         };
         let read = || {
@@ -87,10 +88,10 @@ impl Session<'_> {
             (_, Some(good), _, Some(ruin)) => format!(
                 "; {ruin}: move the checkpoints after step {good} out of {}, and --fork starts from that of step {good} \
                  with other settings",
-                folder.display()
+                folder.shown()
             ),
             (_, None, Some(source), _) => {
-                let source = source.display();
+                let source = source.shown();
                 format!("; it started from {source}, and --fork of that run tries other settings")
             }
             (Some(_), None, None, Some(ruin)) => {
