@@ -102,9 +102,9 @@ mod tests {
 
     /// Where the log is kept.
     #[derive(Clone, Default)]
-    struct Kept(Arc<Mutex<Vec<u8>>>);
+    struct LogBuffer(Arc<Mutex<Vec<u8>>>);
 
-    impl io::Write for Kept {
+    impl io::Write for LogBuffer {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.0.lock().unwrap().extend_from_slice(bytes);
             Ok(bytes.len())
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn no_line_inside_of_a_line_of_the_log_begins_another() {
-        let kept = Kept::default();
+        let kept = LogBuffer::default();
         let to = kept.clone();
         let log = tracing_subscriber::fmt()
             .with_writer(move || to.clone())
@@ -131,7 +131,8 @@ mod tests {
             tracing::warn!(rank = 3, name = "a\nb", "d");
         });
         let said = String::from_utf8(kept.0.lock().unwrap().clone()).unwrap();
-        let wanted = " WARN a\n  | error: b\n  |  WARN c\\u001b[2J\n WARN d rank=3 name=\"a\\nb\"\n";
+        let wanted =
+            " WARN a\n  | error: b\n  |  WARN c\\u001b[2J\n WARN d rank=3 name=\"a\\nb\"\n";
         assert_eq!(said, wanted);
     }
 
