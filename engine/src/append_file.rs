@@ -5,6 +5,7 @@
 //! written again from the one that is open; one that was replaced or cut off is gone on with, and what is lost is said.
 
 use files::held::LockedRunDir;
+use files::path_text::ShownPath;
 use rustix::fs::OFlags;
 use std::fs::File;
 use std::io::{self, Write};
@@ -18,7 +19,7 @@ const BLOCK: usize = 1 << 16;
 
 /// The file cannot be opened.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot write {}: {source}", path.display())]
+#[error("cannot write {}: {source}", path.shown())]
 pub struct MetricsError {
     /// The file.
     pub path: PathBuf,

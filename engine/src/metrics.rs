@@ -10,6 +10,7 @@ use files::directory::Directory;
 use files::held::LockedRunDir;
 use files::input;
 use files::names::{DAMAGED, METRICS};
+use files::path_text::ShownPath;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Write};
@@ -269,7 +270,7 @@ fn keep(file: &File, dir: &Directory, last_step: u64) -> io::Result<u64> {
     if let Some(number) = damaged {
         dir.create(DAMAGED)?.write_all(&text)?;
         let (path, copy) = (dir.called(METRICS), dir.called(DAMAGED));
-        let (path, number, copy) = (path.display(), number + 1, copy.display());
+        let (path, number, copy) = (path.shown(), number + 1, copy.shown());
         tracing::warn!(
             "{path}: line {number} is damaged; it stays, and a copy of all lines is in {copy}"
         );

@@ -8,7 +8,7 @@ use rustix::fs::OFlags;
 use std::fmt;
 use std::fs::{self, TryLockError};
 use std::io::{self, Seek, SeekFrom, Write};
-use std::path::{Display, Path, PathBuf};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::metrics::finished_step;
@@ -23,6 +23,7 @@ use files::names::{
     CHECKPOINTS, CONFIG, DAMAGED, FORKED, LOCK, METRICS, RUNS, TOKENIZER, UNFINISHED, WEIGHTS, any,
     any_of, has_run, holds_run, is_there, resolved,
 };
+use files::path_text::PathText;
 use files::utc::Utc;
 
 mod error;
@@ -117,7 +118,7 @@ impl RunDir {
     }
 
     /// What it was called when the run opened it, for messages.
-    pub fn shown(&self) -> Display<'_> {
+    pub fn shown(&self) -> PathText<'_> {
         self.held.shown()
     }
 

@@ -5,6 +5,7 @@ use super::read::broken;
 use super::{CheckpointError, Summary};
 use config::{Key, LoadedConfig, ResumeEffect, UpdateMode, keys, load_stored};
 use data::Dataset;
+use files::foreign_text::foreign;
 use layout::build::update_mode;
 use std::fmt;
 
@@ -21,7 +22,7 @@ pub struct Difference {
 
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [was, is] = &self.values;
+        let [was, is] = self.values.each_ref().map(foreign);
         write!(f, "{:<26} {was} -> {is}", self.key)
     }
 }

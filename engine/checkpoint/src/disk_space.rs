@@ -4,6 +4,7 @@
 use super::folder::remove_those;
 use files::directory::{Directory, available};
 use files::names::entries;
+use files::path_text::ShownPath;
 use std::io::{self, ErrorKind};
 use std::path::Path;
 
@@ -55,7 +56,7 @@ pub fn make_room(
         }
         let spare = newest.map_or(Ok(None), |newest| spare(folder, newest))?;
         let (Some(spare), Some(newest)) = (spare, newest) else { return fits };
-        let shown = folder.path().display();
+        let shown = folder.path().shown();
         tracing::warn!(
             "{shown}: no room for another checkpoint: that of step {spare} is removed before the next is written; that \
              of step {newest} stays"

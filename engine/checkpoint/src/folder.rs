@@ -2,7 +2,9 @@
 
 use super::{Checkpoint, CheckpointError, unreadable};
 use files::directory::Directory;
+use files::foreign_text::foreign;
 use files::names::{CHECKPOINTS, checkpoint_name, entries, step_of};
+use files::path_text::ShownPath;
 use files::{input, regular_file};
 use std::fs;
 use std::io::{self, Write};
@@ -97,11 +99,11 @@ pub fn gone(folder: &Path) -> Option<String> {
     if let Ok(to) = fs::read_link(folder)
         && !folder.exists()
     {
-        return Some(format!("it is a link to {}, which is not there", to.display()));
+        return Some(format!("it is a link to {}, which is not there", to.shown()));
     }
     let latest = regular_file::read(&folder.join(LATEST)).ok()?;
     let latest = String::from_utf8(input::beginning(latest, LONGEST).ok()?).ok()?;
-    Some(format!("{LATEST} names {}, which is not there", latest.trim().escape_debug()))
+    Some(format!("{LATEST} names {}, which is not there", foreign(latest.trim())))
 }
 
 /// Bytes of the files of each checkpoint in `folder`, oldest first; what cannot be looked at counts as nothing.

@@ -1,6 +1,7 @@
 //! Headers of safetensors files, read strictly. What the format's own reader lets pass is refused here: a name twice, a name
 //! like a path, and data that no tensor or several tensors have.
 
+use files::foreign_text::{foreign, reason};
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::{Map, Value, json};
 use std::fmt;
@@ -127,7 +128,7 @@ pub(crate) fn decode_vectors(header: &[u8], file: u64) -> Result<Vec<Entry>, Str
 
 fn parse(header: &[u8]) -> Result<RawHeader, String> {
     let json = header.get(8..).ok_or("it is too short")?;
-    serde_json::from_slice(json).map_err(|e| format!("its header: {e}"))
+    serde_json::from_slice(json).map_err(|e| format!("its header: {}", reason(e)))
 }
 
 fn tensors(raw: RawHeader, header: usize, file: u64) -> Result<Vec<TensorEntry>, String> {
@@ -135,7 +136,7 @@ fn tensors(raw: RawHeader, header: usize, file: u64) -> Result<Vec<TensorEntry>,
     let data = file.checked_sub(header).ok_or("it is too short")?;
     let mut found = Vec::new();
     for (name, fields) in raw.tensors {
-        let shape = fields.shape().map_err(|why| format!("`{}`: {why}", name.escape_debug()))?;
+        let shape = fields.shape().map_err(|why| format!("`{}`: {why}", foreign(&name)))?;
         let Fields { dtype, data_offsets: [from, to], .. } = fields;
         found.push(([from, to], TensorEntry { name, dtype, shape, at: header }));
     }
@@ -143,7 +144,7 @@ fn tensors(raw: RawHeader, header: usize, file: u64) -> Result<Vec<TensorEntry>,
     let mut at = 0;
     for ([from, to], tensor) in &mut found {
         if *from != at {
-            let name = tensor.name.escape_debug();
+            let name = foreign(&tensor.name);
             let what = if *from < at { "overlaps another" } else { "has a hole before it" };
             return Err(format!("`{name}` at bytes {from}..{to} of the data {what}"));
         }
@@ -177,7 +178,7 @@ impl Fields {
     /// The shape, if it fits the type and the range.
     fn shape(&self) -> Result<Vec<usize>, String> {
         let Self { dtype, shape, data_offsets: [from, to] } = self;
-        let width = width(dtype).ok_or_else(|| format!("its type is {}", dtype.escape_debug()))?;
+        let width = width(dtype).ok_or_else(|| format!("its type is {}", foreign(dtype)))?;
         if shape.len() > MOST_DIMENSIONS {
             return Err(format!("it has {} dimensions", shape.len()));
         }
@@ -218,11 +219,9 @@ impl<'de> Visitor<'de> for HeaderVisitor {
         let mut seen = std::collections::BTreeSet::new();
         let mut raw = RawHeader::default();
         while let Some(name) = map.next_key::<String>()? {
-            let shown = name.escape_debug();
+            let shown = foreign(&name);
             if !is_name(&name) {
-                return Err(serde::de::Error::custom(format!(
-                    "`{shown:.300}` is no tensor's name"
-                )));
+                return Err(serde::de::Error::custom(format!("`{shown}` is no tensor's name")));
             }
             if !seen.insert(name.clone()) {
                 return Err(serde::de::Error::custom(format!("`{shown}` stands there twice")));

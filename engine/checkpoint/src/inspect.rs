@@ -4,6 +4,7 @@ use super::manifest::{FileEntry, MANIFEST, Manifest, STATES, TensorEntry};
 use super::read::{check_files, opened};
 use super::{Checkpoint, CheckpointError, Summary, TensorState, file_name, newest, unreadable};
 use files::directory::Directory;
+use files::foreign_text::foreign;
 use files::names::{CHECKPOINTS, entries, step_of};
 use serde_json::{Value, json};
 use std::io;
@@ -116,7 +117,7 @@ impl Summary {
         let Manifest { step, tokens, onebox, format, control, data, .. } = &self.manifest;
         vec![
             ("step", format!("{step}, trained on {}; {control}", counted(tokens, "token"))),
-            ("written by", format!("onebox {}, format {format}", onebox.escape_debug())),
+            ("written by", format!("onebox {}, format {format}", foreign(onebox))),
             ("data", data.to_string()),
         ]
     }

@@ -25,6 +25,7 @@ pub mod write;
 
 pub use compare::{Difference, differences_of};
 pub use disk_space::room;
+use files::path_text::ShownPath;
 pub use folder::{
     gone, newest, newest_name, newest_step_until, newest_until, open_named, open_step,
     remove_after, remove_all, set_aside, sizes,
@@ -41,7 +42,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
     /// It is not there, or cannot be read.
-    #[error("cannot read {}: {}", path.display(), in_words(source))]
+    #[error("cannot read {}: {}", path.shown(), in_words(source))]
     Io {
         /// A file or directory.
         path: PathBuf,
@@ -49,7 +50,7 @@ pub enum CheckpointError {
         source: io::Error,
     },
     /// It is not what was written.
-    #[error("{} is broken: {problem}", path.display())]
+    #[error("{} is broken: {problem}", path.shown())]
     Broken {
         /// The file.
         path: PathBuf,
@@ -57,7 +58,7 @@ pub enum CheckpointError {
         problem: String,
     },
     /// It is sound and of another model.
-    #[error("{} is of another model: {problem}", path.display())]
+    #[error("{} is of another model: {problem}", path.shown())]
     OtherModel {
         /// The checkpoint.
         path: PathBuf,

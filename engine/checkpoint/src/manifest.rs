@@ -6,6 +6,7 @@ use super::span::{Span, cover};
 use crate::rollback::RollbackHistory;
 use config::{Config, Precision};
 use data::{Dataset, Identity};
+use files::foreign_text::{foreign, reason};
 use offload::control;
 use serde::{Deserialize, Serialize};
 use topology::counted;
@@ -289,16 +290,16 @@ impl Manifest {
         if hash != format!("\n{}\n", Hash::of(json).0).as_bytes() {
             return Err("it does not have the hash that it ends with".into());
         }
-        let version: Version = serde_json::from_slice(json).map_err(|e| e.to_string())?;
+        let version: Version = serde_json::from_slice(json).map_err(|e| reason(e).to_string())?;
         if version.format != FORMAT {
             let Version { format, onebox } = version;
             return Err(format!(
                 "it has format {format}, written by onebox {}; this is onebox {}, which reads format {FORMAT}",
-                onebox.escape_debug(),
+                foreign(onebox),
                 env!("CARGO_PKG_VERSION")
             ));
         }
-        let manifest: Self = serde_json::from_slice(json).map_err(|e| e.to_string())?;
+        let manifest: Self = serde_json::from_slice(json).map_err(|e| reason(e).to_string())?;
         manifest.check().map(|()| manifest)
     }
 
@@ -309,9 +310,9 @@ impl Manifest {
         }
         let mut seen = std::collections::BTreeSet::new();
         for tensor in &self.tensors {
-            let name = tensor.name.escape_debug();
+            let name = foreign(&tensor.name);
             if !is_name(&tensor.name) || !seen.insert(&tensor.name) {
-                return Err(format!("`{name:.300}` is no tensor's name, or stands there twice"));
+                return Err(format!("`{name}` is no tensor's name, or stands there twice"));
             }
             let len = tensor.shape[0].checked_mul(tensor.shape[1]);
             let len = len.filter(|len| (1..1 << 56).contains(len));

@@ -13,6 +13,7 @@ use config::Config;
 use data::Dataset;
 use device::Rank;
 use files::directory::Directory;
+use files::path_text::ShownPath;
 use layout::build::RankLayout;
 use rayon::iter::{IntoParallelIterator, ParallelBridge, ParallelIterator};
 use std::fs::File;
@@ -33,7 +34,7 @@ pub enum RewriteError {
     #[error(transparent)]
     Read(#[from] CheckpointError),
     /// The disk.
-    #[error("cannot write {}: {source}", path.display())]
+    #[error("cannot write {}: {source}", path.shown())]
     Write {
         /// A file or a folder.
         path: PathBuf,
@@ -44,7 +45,7 @@ pub enum RewriteError {
     #[error("{0}")]
     Source(String),
     /// A defect.
-    #[error("{} was written and reads otherwise: {problem}", path.display())]
+    #[error("{} was written and reads otherwise: {problem}", path.shown())]
     Unequal {
         /// The new one.
         path: PathBuf,

@@ -4,6 +4,7 @@ use super::Checkpoint;
 use files::directory::Directory;
 use files::held::LockedRunDir;
 use files::names::CHECKPOINTS;
+use files::path_text::ShownPath;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -137,5 +138,5 @@ impl RunFolder {
 
 /// The error says which file it is about.
 pub(super) fn of<T>(path: &Path, result: io::Result<T>) -> io::Result<T> {
-    result.map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
+    result.map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.shown())))
 }

@@ -13,6 +13,7 @@ use config::{Config, Precision};
 use data::{Decoder, Tokenizer};
 use device::cuda::WIDEST_HEAD;
 use device::random;
+use files::path_text::ShownPath;
 use layout::LocalMachine;
 use model::{Model, SampleTokens};
 pub use sampling::{Sampling, StopCondition};
@@ -31,9 +32,9 @@ const TOGETHER: usize = 16;
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say what variants and fields are")]
 pub enum GenerateError {
-    #[error("cannot read {}: {source}", path.display())]
+    #[error("cannot read {}: {source}", path.shown())]
     Read { path: PathBuf, source: std::io::Error },
-    #[error("{} is not the model of its config: {problem}", path.display())]
+    #[error("{} is not the model of its config: {problem}", path.shown())]
     Weights { path: PathBuf, problem: String },
     #[error("--prompt {0}: {1}")]
     Prompt(String, String),

@@ -2,6 +2,7 @@
 
 pub(crate) mod colour;
 pub(crate) mod curves;
+pub(crate) mod message;
 pub(crate) mod page;
 pub(crate) mod plot;
 pub mod progress;

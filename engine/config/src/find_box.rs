@@ -3,9 +3,14 @@
 use super::bundled;
 use super::file::{LARGEST, ron_files};
 use super::reading::{nearest, short};
+use files::foreign_text::ForeignText;
 use files::input;
+use files::shell::quoted_path;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+
+/// Characters of the list of all names.
+const LONGEST: usize = 2000;
 
 /// The file of the box `named` for `config`.
 ///
@@ -35,8 +40,11 @@ pub fn find_box(named: &Path, config: &Path) -> Result<PathBuf, String> {
         let names: BTreeSet<String> = bundled.chain(own).collect();
         let near = nearest(&wanted.to_string(), names.iter().map(String::as_str));
         let help = match near.first() {
-            Some(name) => format!("did you mean `--box {name}`?"),
-            None => format!("there are: {}", Vec::from_iter(names).join(", ")),
+            Some(name) => format!("did you mean `--box {}`?", quoted_path(Path::new(name))),
+            None => format!(
+                "there are: {}",
+                ForeignText::new(Vec::from_iter(names).join(", "), LONGEST)
+            ),
         };
         return Err(format!("--box {wanted}: there is no such file, and no such box; {help}"));
     }
@@ -45,7 +53,7 @@ pub fn find_box(named: &Path, config: &Path) -> Result<PathBuf, String> {
     let file = named.file_name().map(|name| name.to_string_lossy().into_owned());
     let near = nearest(&file.unwrap_or_default(), names.iter().map(String::as_str));
     let help = match (near.first(), &names[..]) {
-        (Some(name), _) => format!("did you mean `--box {}`?", folder.join(name).display()),
+        (Some(name), _) => format!("did you mean `--box {}`?", quoted_path(&folder.join(name))),
         (None, []) => {
             let stem = named.file_stem().unwrap_or_default().to_string_lossy();
             let near = nearest(&stem, bundled::BOXES.iter().map(|(name, _)| *name));

@@ -7,6 +7,8 @@ use super::file::{read_stream, utf8};
 use super::parse::{A_CONFIG, parse, stem};
 use super::reading::{Complaint, ConfigError, ConfigReader, Node, Violation, set};
 use super::{Config, LoadedConfig, checks, model_folder, schema};
+use files::foreign_text::foreign;
+use files::path_text::PathText;
 
 /// Reads the config at `path`, or from the standard input where that is `-`, applies the `--set` arguments, and checks everything.
 ///
@@ -144,12 +146,13 @@ impl LoadedConfig {
     pub fn warn_of_ignored(&self, path: &Path) {
         let all = self.ignored.len();
         if all > 0 {
-            let keys = self.ignored[..all.min(NAMED)].join("`, `");
+            let keys = self.ignored[..all.min(NAMED)].iter().map(|key| foreign(key).to_string());
+            let keys = keys.collect::<Vec<_>>().join("`, `");
             let more =
                 if all > NAMED { format!(" and {} more", all - NAMED) } else { String::new() };
             tracing::warn!(
                 "{}: its config has `{keys}`{more}, which onebox {} does not know: ignored",
-                path.display(),
+                PathText(path),
                 env!("CARGO_PKG_VERSION")
             );
         }

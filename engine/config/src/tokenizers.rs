@@ -2,6 +2,7 @@
 
 use super::transformers::{beside, python};
 use files::names::TOKENIZER;
+use files::shell::python_text;
 use std::path::Path;
 
 /// Files of a tokenizer that onebox does not read.
@@ -29,7 +30,9 @@ pub fn unread_tokenizers(folder: &Path) -> String {
     let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
     let (from, new) = (folder.display().to_string(), beside(folder, "tokenizer"));
     let line = python(&format!(
-        "from transformers import AutoTokenizer as A; A.from_pretrained({from:?}).save_pretrained({new:?})"
+        "from transformers import AutoTokenizer as A; A.from_pretrained({}).save_pretrained({})",
+        python_text(&from),
+        python_text(&new)
     ));
     format!(
         "onebox does not read its {name}; make a tokenizer.json of it with `{line}`, and set `data.tokenizer` to that folder"

@@ -11,6 +11,7 @@ pub use self::instead::{
 pub use self::keys::SPECIAL;
 use self::keys::{Keys, Number};
 use super::{Family, ModelConfig, RopeConfig, RopeScaling, Weights, in_line};
+use files::foreign_text::{foreign, reason};
 use files::json::{Object, shown};
 use serde_json::{Value, json};
 use std::ops::RangeInclusive;
@@ -91,7 +92,7 @@ pub fn folder_model(bytes: &[u8]) -> Result<FolderModel, Refusal> {
     }
     let found = match serde_json::from_slice::<Object<Value>>(bytes) {
         Ok(Object(found)) => found,
-        Err(e) => return Err(Refusal::because(e.to_string(), MEND)),
+        Err(e) => return Err(Refusal::because(reason(e).to_string(), MEND)),
     };
     let kind = kinds::built(&found)?;
     if let Some(codes) = found.get("quantization_config").filter(|codes| !codes.is_null()) {
@@ -318,8 +319,11 @@ fn llama(keys: &mut Keys, kind: &str) -> FolderModel {
         .iter()
         .filter(|(key, value)| !known(key) && !value.is_null() && **value != json!(false))
         .map(|(key, value)| {
-            let key = key.escape_debug();
-            format!("`{key:.100}` is {}, and onebox does not know what it changes: if nothing, take it out", shown(value))
+            format!(
+                "`{}` is {}, and onebox does not know what it changes: if nothing, take it out",
+                foreign(key),
+                shown(value)
+            )
         })
         .collect();
     keys.wrong.extend(strange);
@@ -390,10 +394,9 @@ fn rope(keys: &mut Keys) -> RopeConfig {
     inner.fixed("partial_rotary_factor", &[json!(1.0), json!(1)], "whole heads are rotated here");
     let strange: Vec<String> =
         inner.found.keys().filter(|key| !inner.asked.contains(&key.as_str())).cloned().collect();
-    inner.wrong.extend(strange.iter().map(|key| {
-        let key = key.escape_debug();
-        format!("`{key:.100}` is nothing that onebox computes")
-    }));
+    inner.wrong.extend(
+        strange.iter().map(|key| format!("`{}` is nothing that onebox computes", foreign(key))),
+    );
     keys.wrong.extend(inner.wrong.iter().map(|wrong| format!("`{name}`: {wrong}")));
     match theta.as_f64().filter(|theta| (1.0..=1e12).contains(theta)) {
         Some(theta) => RopeConfig { theta: theta as f32, scaling },
@@ -429,9 +432,10 @@ fn rope_scaling(inner: &mut Keys) -> RopeScaling {
             RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_seq_len }
         }
         other => {
-            let other = other.map_or_else(|| "no name".to_owned(), |name| format!("{name:?}"));
+            let other =
+                other.map_or_else(|| "no name".to_owned(), |name| format!("\"{}\"", foreign(name)));
             let why = "default, linear and llama3 are built here";
-            inner.wrong.push(format!("`rope_type` is {other:.100}: {why}"));
+            inner.wrong.push(format!("`rope_type` is {other}: {why}"));
             // What it would need besides says no more.
             inner.found.clear();
             RopeScaling::None

@@ -2,6 +2,7 @@
 
 use super::ignored_keys::IgnoredKeyCounts;
 use super::origins::RowLocation;
+use files::foreign_text::{ForeignText, foreign};
 use files::path_text::PathText;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -14,6 +15,8 @@ const MOST_LEFT_OUT: f64 = 0.05;
 const BY_CHANCE: f64 = 0.01;
 /// Reasons that a message shows, and rows of each.
 const SHOWN: usize = 3;
+/// Characters of a reason.
+const LONGEST: usize = 1000;
 /// So many rows at the beginning, none of which can be used, are enough.
 pub(super) const FIRST_ROWS: usize = 100;
 /// So many are enough if the chat template takes too many steps for each: every one takes all the time that a row may take.
@@ -171,8 +174,11 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { why, rows, first } = self;
         let (place, others) = first.split_first().map_or(("", &[][..]), |(p, o)| (p.as_str(), o));
+        // A list of prepared parts may have any.
+        let (place, why) = (foreign(place), ForeignText::new(why, LONGEST));
         write!(f, "{place}: {why}")?;
-        match (others, rows - first.len()) {
+        let others: Vec<String> = others.iter().map(|place| foreign(place).to_string()).collect();
+        match (&others[..], rows.saturating_sub(first.len())) {
             ([], _) => Ok(()),
             (others, 0) => write!(f, ", also {}", others.join(", ")),
             (others, more) => write!(f, ", also {} and {more} more", others.join(", ")),

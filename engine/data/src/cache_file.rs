@@ -4,6 +4,7 @@
 use super::token_part::{self, FileRecord};
 use super::use_list::process_name;
 use files::directory::Directory;
+use files::path_text::ShownPath;
 use files::{input, private, regular_file};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -85,5 +86,5 @@ fn unfinished_name(name: &str) -> String {
 }
 
 pub(super) fn warn_damaged(path: &Path) {
-    tracing::warn!("{}: not what was written; it is made again", path.display());
+    tracing::warn!("{}: not what was written; it is made again", path.shown());
 }

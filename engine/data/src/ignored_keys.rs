@@ -1,5 +1,6 @@
 //! Parts of rows that no model sees.
 
+use files::foreign_text::foreign;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use topology::counted;
@@ -77,7 +78,9 @@ impl IgnoredKeyCounts {
                     0 => String::new(),
                     more => format!(" and {}", counted(more, "other key")),
                 };
-                let keys = keys[..keys.len().min(SHOWN)].join(", ");
+                // A list of prepared parts may have any.
+                let keys = keys[..keys.len().min(SHOWN)].iter().map(|key| foreign(key).to_string());
+                let keys = keys.collect::<Vec<_>>().join(", ");
                 parts.push(format!("{} {keys}{more}{place}, which nothing reads", rows(count)));
             }
         }

@@ -42,6 +42,7 @@ mod order;
 mod origins;
 mod pack;
 mod prepare;
+mod prepare_command;
 mod prepared;
 mod problem;
 pub mod progress;

@@ -1,5 +1,6 @@
 //! The tokens that the files beside a tokenizer.json list, in the order in which transformers 5 adds them to its own.
 
+use files::foreign_text::foreign;
 use files::json::{Json, Map};
 use indexmap::IndexMap;
 use std::collections::{BTreeMap, HashSet};
@@ -191,7 +192,10 @@ fn of_object(fields: &Map, special: Option<bool>) -> Result<AddedToken, String> 
     let flag = |key: &str| match fields.get(key) {
         None | Some(Json::Null) => Ok(None),
         Some(Json::Bool(value)) => Ok(Some(*value)),
-        Some(_) => Err(format!("of the text {content:?} has a `{key}` that is no truth value")),
+        Some(_) => Err(format!(
+            "of the text \"{}\" has a `{key}` that is no truth value",
+            foreign(content)
+        )),
     };
     let special = special.or(flag("special")?).unwrap_or(false);
     Ok(AddedToken::from(content, special)
@@ -208,7 +212,7 @@ fn take_named_extra(
 ) -> Result<(), String> {
     let Some(Json::Object(extra)) = settings.get(EXTRA) else { return Ok(()) };
     for (key, value) in extra {
-        let one = one(value).map_err(|why| format!("{EXTRA}: `{key}` {why}"))?;
+        let one = one(value).map_err(|why| format!("{EXTRA}: `{}` {why}", foreign(key)))?;
         own_names.extend(one.map(|one| (key.clone(), one)));
     }
     settings.shift_remove(EXTRA);
@@ -218,9 +222,13 @@ fn take_named_extra(
 fn of_decoder(decoder: &Json) -> Result<BTreeMap<u32, AddedToken>, String> {
     let Json::Object(decoder) = decoder else { return Err("it is no object".into()) };
     let one = |(key, value): (&String, &Json)| {
-        let number = key.parse::<u32>().map_err(|_| format!("`{key}` is no number of a token"))?;
-        let Json::Object(fields) = value else { return Err(format!("`{key}` is no object")) };
-        let token = of_object(fields, None).map_err(|why| format!("`{key}` {why}"))?;
+        let number = key
+            .parse::<u32>()
+            .map_err(|_| format!("`{}` is no number of a token", foreign(key)))?;
+        let Json::Object(fields) = value else {
+            return Err(format!("`{}` is no object", foreign(key)));
+        };
+        let token = of_object(fields, None).map_err(|why| format!("`{}` {why}", foreign(key)))?;
         Ok((number, token))
     };
     decoder.iter().map(one).collect()
@@ -274,10 +282,11 @@ fn of_added(
     let special: HashSet<String> = texts.collect();
     for (text, number) in added {
         let Json::Number(number) = number else {
-            return Err(format!("`{text}` has no number"));
+            return Err(format!("`{}` has no number", foreign(text)));
         };
         let number = number.as_u64().and_then(|number| u32::try_from(number).ok());
-        let number = number.ok_or_else(|| format!("`{text}` has no number of a token"))?;
+        let number =
+            number.ok_or_else(|| format!("`{}` has no number of a token", foreign(text)))?;
         numbered.insert(number, AddedToken::from(text.as_str(), special.contains(text)));
     }
     Ok(())

@@ -5,8 +5,10 @@ use super::Tokenizer;
 use config::DataConfig;
 use config::transformers::pointer;
 use files::directory::Directory;
+use files::foreign_text::foreign;
 use files::input;
 use files::names::{FILES, KEPT, TOKENIZER};
+use files::path_text::ShownPath;
 use files::regular_file::open_at;
 use rustix::fs::{CWD, OFlags};
 use std::io;
@@ -26,9 +28,9 @@ const TEMPLATE: &str = ".jinja";
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say what variants and fields are")]
 pub enum ModelFileError {
-    #[error("cannot read {}: {source}{}", path.display(), local(path, source))]
+    #[error("cannot read {}: {source}{}", path.shown(), local(path, source))]
     Read { path: PathBuf, source: io::Error },
-    #[error("{} cannot be used: {problem}", path.display())]
+    #[error("{} cannot be used: {problem}", path.shown())]
     Refused { path: PathBuf, problem: String },
 }
 
@@ -135,7 +137,7 @@ impl ModelFiles {
             0 => String::new(),
             more => format!(" and {more} more"),
         };
-        let names = all[..named].join("`, `");
+        let names = foreign(all[..named].join("`, `"));
         (!all.is_empty()).then(|| {
             format!(
                 "onebox takes the default chat template alone: of {TEMPLATES} it neither uses nor keeps `{names}`{more}"

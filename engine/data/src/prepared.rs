@@ -2,10 +2,13 @@
 
 use super::bad_rows::BadRows;
 use super::chunks::TextPosition;
+use super::prepare_command::PrepareCommand;
 use super::problem::{Failure, Problem, at};
 use super::token_part::{FileFault, FileRecord};
+use files::foreign_text::{foreign, reason};
 use files::input;
 use files::path_text::PathText;
+use files::shell::quoted_path;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -59,7 +62,7 @@ impl Manifest {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             read => read.map_err(Problem::Unreadable)?,
         };
-        let damaged = |error: serde_json::Error| Problem::BadList(error.to_string());
+        let damaged = |error: serde_json::Error| Problem::BadList(reason(error).to_string());
         // Of an object alone: a list would be one field after the other.
         let is_object = bytes.trim_ascii_start().starts_with(b"{");
         let version = match is_object {
@@ -82,7 +85,7 @@ impl Manifest {
     /// Why parts of `before` are none of this one, if they are not.
     pub(super) fn differs(&self, before: &Self) -> Option<String> {
         if self.folders != before.folders {
-            let [is, was] = [self, before].map(|of| of.folders.join(", "));
+            let [is, was] = [self, before].map(|of| foreign(of.folders.join(", ")));
             return Some(format!("it is of other data sets: {was} then, and {is} now"));
         }
         let keys: BTreeSet<_> = self.makers.keys().chain(before.makers.keys()).collect();
@@ -91,8 +94,8 @@ impl Manifest {
                 [self, before].map(|of| of.makers.get(key).map_or("none", String::as_str));
             if is != was {
                 let values = format!(": {was} then, and {is} now");
-                let values = if values.len() > LONGEST { "" } else { &values };
-                return Some(format!("it is of another {key}{values}"));
+                let values = if values.len() > LONGEST { String::new() } else { values };
+                return Some(format!("it is of another {}{}", foreign(key), foreign(values)));
             }
         }
         let mut texts = self.texts.iter().zip(&before.texts);
@@ -115,7 +118,7 @@ fn other_text(is: &[SourceText], was: &[SourceText]) -> Option<String> {
             is.bytes,
             is.hash,
             was.bytes,
-            was.hash
+            foreign(&was.hash)
         ));
     }
     match (is_new.first(), is_gone.first()) {
@@ -215,9 +218,16 @@ impl PreparedFolder {
     pub(super) fn failure(&self, fault: FileFault) -> Failure {
         let (all, list) = (PathText(self.all()), &self.manifest);
         let is_there = list.out.canonicalize().is_ok_and(|out| out == self.all());
-        let remedy = match list.command.as_str() {
-            command if is_there && !command.is_empty() => format!("make them again: {command}"),
-            _ => format!("delete the folder {all} and prepare the text again"),
+        let again = match list.command.is_empty() || !is_there {
+            true => None,
+            false => Some(PrepareCommand::read(&list.command).map_or_else(
+                || format!("onebox data prepare CONFIG {}", quoted_path(self.all())),
+                |command| command.text(self.all()),
+            )),
+        };
+        let remedy = match again {
+            Some(command) => format!("make them again: {command}"),
+            None => format!("delete the folder {all} and prepare the text again"),
         };
         let remedy = format!("copy all files of {all} again, or {remedy}");
         let words = fault.words(&self.path);

@@ -4,7 +4,9 @@ use super::bad_rows::BadRows;
 use super::skipped_files::SkippedFiles;
 use super::utf8::Utf8Error;
 use config::DataFormat;
+use files::foreign_text::foreign;
 use files::path_text::PathText;
+use files::shell::quoted_path;
 use std::io;
 use std::path::{Path, PathBuf, absolute};
 use topology::format_bytes;
@@ -81,7 +83,7 @@ pub enum Problem {
     NewerList { version: u32, known: u32 },
     #[error(
         "an older onebox wrote it, in format {version} without hashes; make the tokens again: rm -r {0} && onebox data prepare CONFIG {0}",
-        PathText(all)
+        quoted_path(all)
     )]
     OlderList { version: u32, all: PathBuf },
     #[error(
@@ -179,14 +181,16 @@ pub enum Problem {
     #[error("the files beside it list tokens that it does not take: {0}")]
     BadListed(String),
     #[error(
-        "its largest token is {largest} ({text:?}), but model.vocab is {vocab}; set model.vocab to {} or more{}",
+        "its largest token is {largest} (\"{}\"), but model.vocab is {vocab}; set model.vocab to {} or more{}",
+        foreign(text),
         largest + 1,
         if *listed { ", or take that token out of tokenizer_config.json, which lists it beside the tokenizer.json" } else { "" }
     )]
     TokenizerVocab { largest: u32, text: String, vocab: usize, listed: bool },
     #[error(
-        "tokenizer_config.json names {text:?} as eos_token, which ends a text, and the tokenizer has no such token: name one that it \
-         has, or add it with transformers (add_special_tokens, save_pretrained)"
+        "tokenizer_config.json names \"{}\" as eos_token, which ends a text, and the tokenizer has no such token: name one that it \
+         has, or add it with transformers (add_special_tokens, save_pretrained)",
+        foreign(text)
     )]
     NoEnd { text: String },
     #[error("{fault}; or {or_else}")]

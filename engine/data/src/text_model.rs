@@ -2,6 +2,7 @@
 //! and a tokenizer.json has them among the pieces that a text may come to.
 
 use super::untrusted::guarded;
+use files::foreign_text::reason;
 use serde_json::Value;
 use std::collections::HashMap;
 use tokenizers::{Model as _, ModelWrapper};
@@ -31,10 +32,10 @@ pub(super) fn model(inner: &tokenizers::Tokenizer) -> Result<Option<ModelWrapper
     if pieces.is_empty() {
         return Ok(None);
     }
-    let mut file = serde_json::to_value(model).map_err(|e| e.to_string())?;
+    let mut file = serde_json::to_value(model).map_err(|e| reason(e).to_string())?;
     rename(&mut file, &pieces);
     let changed = guarded("over its model", || serde_json::from_value(file))?;
-    changed.map(Some).map_err(|e| format!("its model without control tokens: {e}"))
+    changed.map(Some).map_err(|e| format!("its model without control tokens: {}", reason(e)))
 }
 
 /// Gives pieces of a model other texts, and takes out the merges that make them or take them.

@@ -6,6 +6,7 @@ use super::problem::Failure;
 use super::store::{Store, TokenFile};
 use super::token_part::{FileRecord, TokenPart};
 use crate::cache_file;
+use files::path_text::ShownPath;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -115,7 +116,7 @@ impl Cache {
         if let Some(path) = path.filter(|_| !self.read_only)
             && let Err(error) = write(path)
         {
-            tracing::warn!("{}: {error}; {again} next time", path.display());
+            tracing::warn!("{}: {error}; {again} next time", path.shown());
         }
     }
 }

@@ -9,6 +9,7 @@ use super::open::open_regular;
 use super::problem::Problem;
 use super::store::{TokenFile, widened};
 use files::durable;
+use files::foreign_text::foreign;
 use files::path_text::PathText;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
@@ -161,7 +162,7 @@ pub(super) struct FileFault {
 impl FileFault {
     /// What the file is, and what this list says.
     pub(super) fn words(&self, list: &Path) -> String {
-        format!("{}, and {} says {}", self.is, PathText(list), self.was)
+        format!("{}, and {} says {}", self.is, PathText(list), foreign(&self.was))
     }
 }
 

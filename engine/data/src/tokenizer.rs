@@ -8,6 +8,7 @@ use super::untrusted::{check_growth, guarded, with_places};
 use super::{Problem, text_model, untrusted};
 use config::tokenizers::unread_tokenizers;
 use config::transformers::pointer;
+use files::foreign_text::{foreign, reason};
 use files::input;
 use std::collections::BTreeSet;
 use std::fmt;
@@ -313,7 +314,7 @@ impl FullTokenizer {
             return Err(wrong(instead.to_string()));
         }
         let file: serde_json::Value =
-            serde_json::from_slice(&bytes).map_err(|e| wrong(e.to_string()))?;
+            serde_json::from_slice(&bytes).map_err(|e| wrong(reason(e).to_string()))?;
         if file["model"]["dropout"].as_f64().is_some_and(|p| p > 0.0) {
             return Err(wrong(
                 "its model.dropout is not 0, so that each time gives other tokens".into(),
@@ -339,7 +340,7 @@ impl FullTokenizer {
         let tokens = all.iter().map(|(_, token)| token.clone()).collect::<Vec<_>>();
         let add = || self.inner.add_tokens(tokens);
         let added = guarded("over the tokens that files beside it list", add);
-        let added = added.and_then(|added| added.map_err(|e| e.to_string()));
+        let added = added.and_then(|added| added.map_err(|e| reason(e).to_string()));
         added.map_err(Problem::BadListed)?;
         for (number, token) in all {
             let (text, given) = (&token.content, self.inner.token_to_id(&token.content));
@@ -347,7 +348,8 @@ impl FullTokenizer {
                 && *number != given
             {
                 tracing::warn!(
-                    "a file beside tokenizer.json lists {text:?} as token {number}, and it is {given}, as in transformers"
+                    "a file beside tokenizer.json lists \"{}\" as token {number}, and it is {given}, as in transformers",
+                    foreign(text)
                 );
             }
         }
@@ -379,9 +381,9 @@ fn read(path: &Path) -> Result<Vec<u8>, Problem> {
 /// The tokenizer of a file, without truncation and padding.
 fn load(bytes: &[u8]) -> Result<tokenizers::Tokenizer, String> {
     let made = guarded("over the file", || tokenizers::Tokenizer::from_bytes(bytes))?;
-    let mut inner = made.map_err(|e| e.to_string())?;
+    let mut inner = made.map_err(|e| reason(e).to_string())?;
     inner.with_padding(None);
-    inner.with_truncation(None).map_err(|e| e.to_string())?;
+    inner.with_truncation(None).map_err(|e| reason(e).to_string())?;
     Ok(inner)
 }
 

@@ -2,6 +2,7 @@
 //! without bound. Here both are bounded before any data goes through it.
 
 use device::panics::quietly;
+use files::foreign_text::reason;
 use serde_json::Value;
 use std::any::Any;
 use std::ops::Range;
@@ -33,7 +34,7 @@ pub(super) fn guarded<T>(what: &str, f: impl FnOnce() -> T) -> Result<T, String>
     let text = |panic: Box<dyn Any + Send>| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-        format!("the tokenizer library fails {what}: {}", text.unwrap_or("no message"))
+        format!("the tokenizer library fails {what}: {}", reason(text.unwrap_or("no message")))
     };
     quietly(|| catch_unwind(AssertUnwindSafe(f))).map_err(text)
 }
@@ -104,7 +105,7 @@ pub(super) fn with_places(
     encoded: tokenizers::Result<Encoding>,
     text: &str,
 ) -> Result<Vec<(u32, Range<usize>)>, String> {
-    let encoded = encoded.map_err(|e| e.to_string())?;
+    let encoded = encoded.map_err(|e| reason(e).to_string())?;
     check_growth(encoded.len(), text)?;
     let places = encoded.get_offsets().iter().map(|(start, end)| *start..*end);
     Ok(encoded.get_ids().iter().copied().zip(places).collect())

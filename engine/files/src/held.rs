@@ -2,10 +2,11 @@
 
 use super::directory::Directory;
 use super::names::LOCK;
+use super::path_text::PathText;
 use super::regular_file::{identity, other};
 use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind, Write};
-use std::path::{Display, Path, PathBuf};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 /// A run's directory, held by its lock; free for others when it is dropped. Whoever works in it asks [`check`](Self::check)
@@ -48,8 +49,8 @@ impl LockedRunDir {
     }
 
     /// What it was called when the run opened it, for messages.
-    pub fn shown(&self) -> Display<'_> {
-        self.directory.path().display()
+    pub fn shown(&self) -> PathText<'_> {
+        PathText(self.directory.path())
     }
 
     /// What `name` in it was called then, for messages.

@@ -1,5 +1,6 @@
 //! JSON of others: objects in which no key stands twice, and values that keep the order of keys.
 
+use super::foreign_text::{foreign, reason};
 use indexmap::IndexMap;
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
 use serde::ser::{Serialize, Serializer};
@@ -27,10 +28,10 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for Object<T> {
 
     fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<Self, A::Error> {
         while let Some((key, value)) = map.next_entry::<String, T>()? {
-            let shown = key.escape_debug().to_string();
-            if self.0.insert(key, value).is_some() {
-                return Err(A::Error::custom(format!("`{shown:.200}` stands there twice")));
+            if self.0.contains_key(&key) {
+                return Err(A::Error::custom(format!("`{}` stands there twice", foreign(key))));
             }
+            self.0.insert(key, value);
         }
         Ok(self)
     }
@@ -40,8 +41,8 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for Object<T> {
 pub fn shown(value: &impl Serialize) -> String {
     let text = serde_json::to_string(value).unwrap_or_default();
     match text.char_indices().nth(60) {
-        Some((end, _)) => format!("{}..", &text[..end]),
-        None => text,
+        Some((end, _)) => format!("{}..", foreign(&text[..end])),
+        None => foreign(text).to_string(),
     }
 }
 
@@ -101,7 +102,7 @@ impl Json {
         // The first reading says what is wrong, also in a value that a later one of the same key replaces, and how deep a
         // value may be.
         let read = serde_json::from_str::<Value>(text).and_then(|_| serde_json::from_str(text));
-        read.and_then(value).map_err(|e| e.to_string())
+        read.and_then(value).map_err(|e| reason(e).to_string())
     }
 
     /// How many values it has in it, itself included, and the bytes of their texts.

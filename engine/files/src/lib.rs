@@ -3,6 +3,7 @@
 
 pub mod directory;
 pub mod durable;
+pub mod foreign_text;
 pub mod held;
 pub mod input;
 pub mod json;
@@ -11,6 +12,7 @@ pub mod output;
 pub mod path_text;
 pub mod private;
 pub mod regular_file;
+pub mod shell;
 pub mod utc;
 
 /// The version of onebox, with the commit that a release is built from where that is known.

@@ -2,6 +2,7 @@
 //! same is replaced.
 
 use super::input;
+use super::path_text::ShownPath;
 use rustix::fs::{Access, OFlags, access, fcntl_getfl, fcntl_setfl};
 use std::fs::{self, File, OpenOptions};
 use std::io::{Error, Read, Result};
@@ -74,7 +75,7 @@ impl Output {
         let folder = folder.unwrap_or(Path::new("."));
         match folder.is_dir() {
             true => Ok(access(folder, Access::WRITE_OK)?),
-            false => Err(Error::other(format!("there is no directory {}", folder.display()))),
+            false => Err(Error::other(format!("there is no directory {}", folder.shown()))),
         }
     }
 }

@@ -5,10 +5,10 @@ use std::fmt;
 use std::path::Path;
 
 /// Whether a terminal would obey it, or hide or turn around what stands beside it.
-const fn acts(c: char) -> bool {
+pub(super) const fn acts(c: char) -> bool {
     c.is_ascii_control()
         || matches!(c, '\u{80}'..='\u{9f}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}')
-        || matches!(c, '\u{2066}'..='\u{2069}' | '\u{feff}')
+        || matches!(c, '\u{61c}' | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}')
 }
 
 /// Such characters as `\u202e`, which is what they are in JSON too. All of them are below U+10000.
@@ -23,13 +23,35 @@ fn escape(f: &mut impl fmt::Write, text: &str, kept: &[char]) -> fmt::Result {
     Ok(())
 }
 
+/// Characters of the longest path: no system opens a longer one, and a list may have anything.
+const LONGEST: usize = 4096;
+
 /// A path for messages, on one line.
 #[derive(Clone, Copy, Debug)]
 pub struct PathText<'a>(pub &'a Path);
 
 impl fmt::Display for PathText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        escape(f, &self.0.to_string_lossy(), &[])
+        let text = self.0.to_string_lossy();
+        match text.char_indices().nth(LONGEST) {
+            None => escape(f, &text, &[]),
+            Some((end, _)) => {
+                escape(f, &text[..end], &[])?;
+                write!(f, ".. ({} more characters)", text[end..].chars().count())
+            }
+        }
+    }
+}
+
+/// A path that messages name.
+pub trait ShownPath {
+    /// On one line, whatever the names in it are.
+    fn shown(&self) -> PathText<'_>;
+}
+
+impl ShownPath for Path {
+    fn shown(&self) -> PathText<'_> {
+        PathText(self)
     }
 }
 
@@ -39,15 +61,6 @@ pub fn lines(text: &str) -> String {
     // Writing to a String cannot fail.
     let _ = escape(&mut out, text, &['\n', '\t']);
     out
-}
-
-/// For a POSIX shell.
-pub fn quoted(text: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "_-./=:,+@%".contains(c);
-    if !text.is_empty() && text.chars().all(plain) {
-        return text.to_owned();
-    }
-    format!("'{}'", text.replace('\'', r"'\''"))
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use config::{ALL_TOGETHER, Accumulate, Config, DeviceConfig, LoadedConfig, Origin};
 use config::{ParameterPlace, Placement, Recompute, format_bytes, in_line};
 use device::Arena;
+use files::shell::quoted;
 use layout::LocalMachine;
 use layout::build::{RankLayout, lay_out};
 use std::collections::BTreeSet;
@@ -112,7 +113,6 @@ pub const fn keep_parameters(config: &mut Config) {
 
 /// `--set a=1 --set 'b=C(d: 2)'`, for a shell.
 pub fn arguments(sets: &[String]) -> String {
-    let quoted = |set: &String| if set.contains(' ') { format!("'{set}'") } else { set.clone() };
     let all: Vec<String> = sets.iter().map(|set| format!("--set {}", quoted(set))).collect();
     all.join(" ")
 }
@@ -165,6 +165,12 @@ pub const PLACES: [(Placement, Accumulate); 3] = [
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn settings_are_words_of_a_shell() {
+        let sets = ["a=1", "b=Some(2)", "c=\"it's\""].map(str::to_owned);
+        assert_eq!(arguments(&sets), r#"--set a=1 --set 'b=Some(2)' --set 'c="it'\''s"'"#);
+    }
 
     #[test]
     fn divisors_are_all_there_in_order() {

@@ -27,6 +27,7 @@ use crossbeam_channel::Sender;
 use data::Dataset;
 use device::{Arena, Device, Error, Tensor};
 use files::directory::Directory;
+use files::path_text::ShownPath;
 use layout::build::RankLayout;
 use layout::placement::Places;
 use offload::{BufferIndex, State, control};
@@ -327,7 +328,7 @@ impl Saver {
             return Ok(growing.clone());
         }
         let folder = self.folder.find()?;
-        let gone = || io::Error::other(format!("{} is gone", self.folder.path().display()));
+        let gone = || io::Error::other(format!("{} is gone", self.folder.path().shown()));
         UnfinishedCheckpoint::begun(folder.ok_or_else(gone)?, step)
     }
 

@@ -2,6 +2,7 @@
 
 use super::RunMode;
 use files::names::{CONFIG, METRICS};
+use files::path_text::ShownPath;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -11,30 +12,30 @@ use std::path::{Path, PathBuf};
 pub enum RunDirError {
     #[error(
         "{} already holds a run; give --resume to go on with it, --fork to start from it in a new \
-         directory, --overwrite to remove it, or another --run-dir", .0.display()
+         directory, --overwrite to remove it, or another --run-dir", .0.shown()
     )]
     HoldsRun(PathBuf),
     #[error(
         "{} has a {CONFIG} and no {METRICS}: that is no run of onebox, and nothing was removed; give \
-         another --run-dir", .0.display()
+         another --run-dir", .0.shown()
     )]
     NotOurs(PathBuf),
-    #[error("{} already holds a run, and nothing was replaced; give another directory", .0.display())]
+    #[error("{} already holds a run, and nothing was replaced; give another directory", .0.shown())]
     Taken(PathBuf),
     #[error(
         "{} is there and is not what would be written, and nothing was replaced; remove it, or give \
-         another directory", .0.display()
+         another directory", .0.shown()
     )]
     Differs(PathBuf),
-    #[error("{} is no file of onebox, and nothing was removed; move it away, or give another --run-dir", .0.display())]
+    #[error("{} is no file of onebox, and nothing was removed; move it away, or give another --run-dir", .0.shown())]
     Strange(PathBuf),
-    #[error("{} holds no run ({METRICS} or {CONFIG}) for --fork to start from", .0.display())]
+    #[error("{} holds no run ({METRICS} or {CONFIG}) for --fork to start from", .0.shown())]
     NothingToFork(PathBuf),
     #[error("{0} needs --run-dir: it names the run to start from")]
     NeedsDirectory(RunMode),
     #[error(
         "{} is in use by another onebox{}; wait for it, or give another directory",
-        path.display(), of(*pid)
+        path.shown(), of(*pid)
     )]
     InUse { path: PathBuf, pid: Option<u32> },
     #[error(
@@ -43,23 +44,23 @@ pub enum RunDirError {
     BadName(String),
     #[error(
         "{} is {what}, not a place for the files of a run; give a directory of its own, such as {}",
-        path.display(), path.join("run").display()
+        path.shown(), path.join("run").shown()
     )]
     Unfit { path: PathBuf, what: &'static str },
-    #[error("{} is not a directory; give another one", .0.display())]
+    #[error("{} is not a directory; give another one", .0.shown())]
     NotADirectory(PathBuf),
-    #[error("{} is {what} of the run {}: name {}", path.display(), run.display(), run.display())]
+    #[error("{} is {what} of the run {}: name {}", path.shown(), run.shown(), run.shown())]
     AmongCheckpoints { path: PathBuf, what: &'static str, run: PathBuf },
     #[error(
         "{} is where {key} takes its files from: what a run writes there would become its data; give another --run-dir",
-        path.display()
+        path.shown()
     )]
     AmongData { path: PathBuf, key: &'static str },
-    #[error("{} is a checkpoint, not a run: name the directory of a run, or a new one", .0.display())]
+    #[error("{} is a checkpoint, not a run: name the directory of a run, or a new one", .0.shown())]
     Checkpoint(PathBuf),
     #[error(
         "cannot {action} {}: {source}; check permissions and free space, or give another directory",
-        path.display()
+        path.shown()
     )]
     Io { action: &'static str, path: PathBuf, source: io::Error },
 }

@@ -2,6 +2,7 @@
 #![no_main]
 
 use config::load_str;
+use files::foreign_text::is_line;
 use std::path::Path;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
@@ -10,7 +11,14 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     if text.contains("Sim") {
         return;
     }
-    let Ok(loaded) = load_str(text, "fuzz.ron", Path::new("/"), &[]) else { return };
+    let loaded = match load_str(text, "fuzz.ron", Path::new("/"), &[]) {
+        Ok(loaded) => loaded,
+        Err(why) => {
+            let why = why.to_string();
+            assert!(why.len() < 1 << 20 && why.lines().all(is_line), "{why}");
+            return;
+        }
+    };
     let again = load_str(&loaded.config.to_ron(), "again.ron", Path::new("/"), &[]);
     assert_eq!(again.map(|again| again.config).ok(), Some(loaded.config));
 });

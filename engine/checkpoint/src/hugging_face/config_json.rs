@@ -3,6 +3,7 @@
 use config::transformers::{COMPARED, ComparedKey, FolderModel, SPECIAL, WINDOW, folder_model};
 use config::{Family, ModelConfig, RopeScaling};
 use files::json::Object;
+use files::shell::quoted;
 use layout::build::decimal;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -206,7 +207,8 @@ pub(crate) fn mismatches(bytes: &[u8], model: &ModelConfig) -> Vec<String> {
         // What a class always has is no key of the file.
         let of_class = named == "model_type" && key != "model.family";
         let named = if of_class { format!("{key} of its class") } else { format!("`{named}`") };
-        (is != ours).then(|| format!("{named} is {is}, and {key} is {ours}: --set {key}={is}"))
+        let set = || quoted(&format!("{key}={is}"));
+        (is != ours).then(|| format!("{named} is {is}, and {key} is {ours}: --set {}", set()))
     };
     COMPARED.into_iter().filter_map(differs).collect()
 }

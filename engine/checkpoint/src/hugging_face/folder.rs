@@ -7,6 +7,7 @@ use crate::header::{self, TensorEntry, length};
 use config::ModelConfig;
 use config::transformers::{MERGE, POINTER, adapter, other_form};
 use data::model_files::{check_pointer, unreadable};
+use files::foreign_text::{foreign, reason};
 use files::input;
 use files::json::Object;
 use files::regular_file::open_at;
@@ -216,7 +217,7 @@ impl Folder {
         let alias = |bare: &str| tied && (bare == HEAD || bare == names.table());
         let needed = |bare: &String| known.contains(bare) && !alias(bare) || is_strange(bare);
         if let Some((name, file)) = self.absent.iter().find(|(name, _)| needed(&bare(name))) {
-            let why = format!("`{name}` is not in `{file}`");
+            let why = format!("`{}` is not in `{file}`", foreign(name));
             return Err(FolderError::refused(&self.path.join(INDEX), why));
         }
         let strange: Vec<_> =
@@ -411,7 +412,7 @@ pub(crate) fn index(bytes: &[u8]) -> Result<BTreeMap<String, String>, String> {
         weight_map: Object<String>,
     }
     let Index { weight_map: Object(map), .. } =
-        serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
+        serde_json::from_slice(bytes).map_err(|e| reason(e).to_string())?;
     let plain = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
     let is_file = |name: &str| {
         name.ends_with(".safetensors")
@@ -420,10 +421,8 @@ pub(crate) fn index(bytes: &[u8]) -> Result<BTreeMap<String, String>, String> {
             && name.chars().all(plain)
     };
     if let Some((tensor, file)) = map.iter().find(|(_, file)| !is_file(file)) {
-        let (tensor, file) = (tensor.escape_debug(), file.escape_debug());
-        return Err(format!(
-            "`{tensor:.200}` is in `{file:.200}`, which is no file of this folder"
-        ));
+        let (tensor, file) = (foreign(tensor), foreign(file));
+        return Err(format!("`{tensor}` is in `{file}`, which is no file of this folder"));
     }
     let files: BTreeSet<&String> = map.values().collect();
     match (map.is_empty(), files.len()) {
@@ -476,6 +475,7 @@ mod tests {
             "x\\n.safetensors",
             "",
             &format!("{}.safetensors", "x".repeat(300)),
+            &format!("{}.safetensors", "x".repeat(5000)),
         ] {
             let why = index(of(file).as_bytes()).unwrap_err();
             assert!(why.contains("no file of this folder"), "{file}: {why}");

@@ -7,6 +7,7 @@ mod names;
 mod weights;
 mod write;
 
+use files::path_text::ShownPath;
 pub use folder::Folder;
 pub use weights::PretrainedWeights;
 pub use write::{ExportError, ModelExport, Numbers, export};
@@ -34,16 +35,23 @@ const INDEX: &str = "model.safetensors.index.json";
 pub enum FolderError {
     #[error(transparent)]
     File(#[from] ModelFileError),
-    #[error("cannot write {}: {source}", path.display())]
+    #[error("cannot write {}: {source}", path.shown())]
     Write { path: PathBuf, source: io::Error },
-    #[error("{} is not the model to import:{}", path.display(), lines(problems))]
+    #[error("{} is not the model to import:{}", path.shown(), lines(problems))]
     OtherModel { path: PathBuf, problems: Vec<String> },
     #[error(transparent)]
     Rewrite(#[from] RewriteError),
 }
 
+/// Problems that a message shows; a file of nonsense has very many.
+const SHOWN: usize = 50;
+
 fn lines(problems: &[String]) -> String {
-    problems.iter().map(|line| format!("\n  {line}")).collect()
+    let some = problems.iter().take(SHOWN).map(|line| format!("\n  {line}")).collect();
+    match problems.len().saturating_sub(SHOWN) {
+        0 => some,
+        more => some + &format!("\n  and {more} more"),
+    }
 }
 
 /// Writes the weights of `folder` into the folder `run` of a run's checkpoints, as one of step 0 with moments of zero.

@@ -9,6 +9,7 @@ use config::Config;
 use data::model_files::ModelFiles;
 use files::durable::{create_new, rename, sync_folder};
 use files::names::{FILES, LOCK, TOKENIZER};
+use files::path_text::ShownPath;
 use files::regular_file;
 use half::bf16;
 use layout::build::RankLayout;
@@ -27,16 +28,16 @@ pub enum ExportError {
     From(#[from] CheckpointError),
     #[error(transparent)]
     To(#[from] FolderError),
-    #[error("{} exists; give another folder", .0.display())]
+    #[error("{} exists; give another folder", .0.shown())]
     Exists(PathBuf),
     #[error(
         "{} is not what an export left that was interrupted, and nothing was removed; remove it, or \
-         give another folder", .0.display()
+         give another folder", .0.shown()
     )]
     NotOurs(PathBuf),
-    #[error("another onebox is writing {}; wait for it, or give another folder", .0.display())]
+    #[error("another onebox is writing {}; wait for it, or give another folder", .0.shown())]
     InUse(PathBuf),
-    #[error("`{tensor}` was written to {} and reads otherwise", path.display())]
+    #[error("`{tensor}` was written to {} and reads otherwise", path.shown())]
     Unequal { path: PathBuf, tensor: String },
 }
 

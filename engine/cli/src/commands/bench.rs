@@ -15,6 +15,8 @@ use crate::bench::{
 use crate::report::progress::si;
 use crate::report::trace;
 use device::Trace;
+use files::path_text::PathText;
+use files::shell::quoted_path;
 use layout::LocalMachine;
 use layout::build::{dtype, lay_out};
 use predict::calibrate::{measure, to_ron};
@@ -107,8 +109,11 @@ fn save_box(path: &Path, machine: &LocalMachine, on_cores: bool) -> Result<(), C
     let ron =
         if on_gpus { box_of_gpus(machine, &mut tell)? } else { box_of_cores(machine, &mut tell)? };
     write_output(kind, path, &ron)?;
-    let path = path.display();
-    say(&format!("{path}: written\nnext: onebox simulate configs/quickstart.ron --box {path}"));
+    say(&format!(
+        "{}: written\nnext: onebox simulate configs/quickstart.ron --box {}",
+        PathText(path),
+        quoted_path(path)
+    ));
     Ok(())
 }
 

@@ -11,7 +11,7 @@ use data::{
     RowSource, Rows, SampleSettings, SourceCorpora, TextSource, Tokenizer,
 };
 use files::names::TOKENIZER;
-use files::path_text::PathText;
+use files::path_text::{PathText, ShownPath};
 use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
@@ -40,7 +40,7 @@ pub(super) fn tokenizer_of(run: &Path, config: &Config) -> Result<Option<Tokeniz
         Err(error) if error.kind() == ErrorKind::NotFound => "is not there".to_owned(),
         Err(error) => format!("cannot be read ({error})"),
     };
-    let (copy, named) = (copy.display(), PathText(Path::new(named)));
+    let (copy, named) = (copy.shown(), PathText(Path::new(named)));
     let why = format!(
         "data.tokenizer: {copy} {what}, and the config of a run opens no file outside of it: to trust it, copy {named} there"
     );
@@ -68,7 +68,7 @@ pub(super) fn fitting(
 }
 
 fn not_opened(path: &Path, problem: &Problem) -> CommandError {
-    CommandError::new(code::DATA, format!("data.tokenizer: {}: {problem}", path.display()))
+    CommandError::new(code::DATA, format!("data.tokenizer: {}: {problem}", path.shown()))
 }
 
 /// Keys of what is read.

@@ -3,6 +3,7 @@
 use super::{CommandError, code, print_as};
 use data::{Cache, PartCount};
 use device::cuda::{GpuInfo, GpuMemory, GpuOverhead, LibraryInfo, Probe, free_memory, look};
+use files::path_text::ShownPath;
 use layout::LocalMachine;
 use layout::hardware_queues::few_queues;
 use rustix::process::{Resource, getrlimit};
@@ -196,7 +197,7 @@ fn host(probe: &Probe, machine: Result<&Machine, &topology::Error>) -> Vec<Findi
 fn cache() -> Option<Finding> {
     let cache = Cache::of_user(true);
     let folder = cache.folder.as_deref().filter(|folder| folder.is_dir())?;
-    let path = folder.display();
+    let path = folder.shown();
     let found =
         cache.limit().and_then(|limit| Ok((limit, cache.usage().map_err(|e| e.to_string())?)));
     let finding = match found {

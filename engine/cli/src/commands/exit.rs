@@ -79,8 +79,11 @@ impl CommandError {
     /// Says it; returns the exit code.
     pub(super) fn report(&self) -> u8 {
         if !self.message.is_empty() {
-            let prefix = if self.message.starts_with("error") { "" } else { "error: " };
-            super::say(&format!("{prefix}{}", self.message));
+            match self.message.starts_with("error") {
+                // A list of the errors of a config.
+                true => super::say_report(&self.message),
+                false => super::say(&format!("error: {}", self.message)),
+            }
         }
         self.code
     }

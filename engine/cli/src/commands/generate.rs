@@ -13,6 +13,7 @@ use checkpoint::inspect::open_newest;
 use config::{Config, DeviceConfig, LoadedConfig, Precision, load_of_run, load_str};
 use files::input;
 use files::names::{CONFIG, KEPT, TOKENIZER, WEIGHTS};
+use files::path_text::ShownPath;
 use layout::LocalMachine;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -114,7 +115,7 @@ fn prompt_in(path: &Path) -> Result<String, CommandError> {
         true => input::whole(std::io::stdin().lock(), most),
         false => input::stream(path).and_then(|file| input::whole(file, most)),
     };
-    let of = format!("--prompt-file {}", path.display());
+    let of = format!("--prompt-file {}", path.shown());
     let bytes = match read {
         Err(error) if error.kind() == ErrorKind::FileTooLarge => {
             let most = format_bytes(most);
@@ -135,11 +136,10 @@ fn prompt_in(path: &Path) -> Result<String, CommandError> {
 /// For a run that has not ended: what it would go on from.
 fn newest(args: &GenerateArgs, lacks: &str) -> Result<Checkpoint, CommandError> {
     let found = open_newest(&args.run);
-    let found =
-        found.map_err(|e| format!("{} {lacks}, and no checkpoint: {e}", args.run.display()));
+    let found = found.map_err(|e| format!("{} {lacks}, and no checkpoint: {e}", args.run.shown()));
     let (found, broken) = found.fail_with(code::DATA)?;
     broken.iter().for_each(|why| say(&format!("warning: {why}")));
-    say(&format!("{}: the parameters after step {}", found.path().display(), found.step()));
+    say(&format!("{}: the parameters after step {}", found.path().shown(), found.step()));
     Ok(found)
 }
 
@@ -160,14 +160,14 @@ fn probability(text: &str) -> Result<f64, String> {
 /// The config of a folder of transformers.
 fn config_of(folder: &Path) -> Result<LoadedConfig, CommandError> {
     let absolute = folder.canonicalize();
-    let absolute = absolute.map_err(|e| format!("cannot read {}: {e}", folder.display()));
+    let absolute = absolute.map_err(|e| format!("cannot read {}: {e}", folder.shown()));
     let absolute = absolute.fail_with(code::DATA)?;
     let format = if folder.join(TOKENIZER).is_file() { "Auto" } else { "U32" };
     let text = format!(
         "(model: (from: {:?}), data: (format: {format}), train: (steps: 1))",
         absolute.display().to_string()
     );
-    load_str(&text, &folder.display().to_string(), Path::new(""), &[]).fail_with(code::CONFIG)
+    load_str(&text, &folder.shown().to_string(), Path::new(""), &[]).fail_with(code::CONFIG)
 }
 
 pub(super) fn run(args: &GenerateArgs, machine: &LocalMachine) -> Result<(), CommandError> {
@@ -186,7 +186,7 @@ pub(super) fn run(args: &GenerateArgs, machine: &LocalMachine) -> Result<(), Com
         let checkpoint = if weights.exists() { None } else { Some(newest(args, &lacks)?) };
         (loaded, checkpoint)
     } else if config.symlink_metadata().is_ok() {
-        return Err(CommandError::new(code::DATA, format!("{} is not a file", config.display())));
+        return Err(CommandError::new(code::DATA, format!("{} is not a file", config.shown())));
     } else {
         let found =
             newest(args, &format!("is not a run directory (it has no {CONFIG}; see runs/)"))?;
@@ -217,7 +217,7 @@ struct LoadedModel<'a> {
 impl LoadedModel<'_> {
     /// Why a file that came with the model cannot be used.
     fn unusable(&self, why: &str) -> CommandError {
-        CommandError::new(code::DATA, format!("{}: {why}", self.place.display()))
+        CommandError::new(code::DATA, format!("{}: {why}", self.place.shown()))
     }
 }
 
@@ -293,7 +293,7 @@ fn texts_of(
     let template = Template::of(&from.beside).and_then(|t| t.with(&args.template_var));
     let template = template.map_err(|why| from.unusable(&why))?;
     if let Some(left_out) = from.beside.left_out() {
-        say(&format!("note: {}: {left_out}", from.place.display()));
+        say(&format!("note: {}: {left_out}", from.place.shown()));
     }
     let text = |prompt: &String| {
         let system = args.system.iter().map(|text| message("system", text));

@@ -3,6 +3,7 @@
 use super::{Cli, CommandError, Failable, code, seen};
 use clap::{Command, CommandFactory};
 use clap_complete::Shell;
+use files::path_text::ShownPath;
 use std::fmt::Write as _;
 use std::path::Path;
 
@@ -49,6 +50,6 @@ pub(super) fn completions(shell: Shell) -> Result<(), CommandError> {
 pub(super) fn manual(dir: &Path) -> Result<(), CommandError> {
     let written =
         std::fs::create_dir_all(dir).and_then(|()| clap_mangen::generate_to(Cli::command(), dir));
-    let failed = |e| format!("cannot write manual pages to {}: {e}", dir.display());
+    let failed = |e| format!("cannot write manual pages to {}: {e}", dir.shown());
     written.map_err(failed).fail_with(code::IO)
 }

@@ -1,13 +1,15 @@
 //! Messages of the program about itself, to stderr: warnings, and on request what it does and how long it takes.
 
+use crate::report::message;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, ValueEnum};
-use files::path_text::lines;
+use files::foreign_text::foreign;
 use std::ffi::OsStr;
 use std::fmt;
 use std::time::Instant;
+use tracing_subscriber::field::MakeExt;
 use tracing_subscriber::filter::LevelFilter;
-use tracing_subscriber::fmt::format::{FmtSpan, Writer};
+use tracing_subscriber::fmt::format::{FmtSpan, Writer, debug_fn};
 use tracing_subscriber::fmt::time::FormatTime;
 
 /// Names a level for every command.
@@ -51,14 +53,14 @@ impl LogArgs {
         Level::from_str(&text, true).map_err(|_| {
             let all = Level::value_variants().iter().filter_map(ValueEnum::to_possible_value);
             let all: Vec<String> = all.map(|level| level.get_name().to_owned()).collect();
-            format!("{VARIABLE} is `{text}`; it takes {}", all.join(", "))
+            format!("{VARIABLE} is `{}`; it takes {}", foreign(text), all.join(", "))
         })
     }
 
     pub(super) fn start(&self) {
-        let level = self.level(std::env::var_os(VARIABLE).as_deref()).unwrap_or_else(|why| {
-            super::Cli::command().error(ErrorKind::InvalidValue, lines(&why)).exit()
-        });
+        let level = self
+            .level(std::env::var_os(VARIABLE).as_deref())
+            .unwrap_or_else(|why| super::Cli::command().error(ErrorKind::InvalidValue, why).exit());
         let filter = match level {
             Level::Error => LevelFilter::ERROR,
             Level::Warn => LevelFilter::WARN,
@@ -70,6 +72,7 @@ impl LogArgs {
             .with_writer(crate::report::stderr::Log)
             .with_ansi(crate::report::colour::wanted(&std::io::stderr()))
             .with_target(false)
+            .fmt_fields(debug_fn(message::field).delimited(" "))
             .with_max_level(filter)
             // A log that cannot be written, on a full disk, must not end a run: no panic about it either.
             .log_internal_errors(false);

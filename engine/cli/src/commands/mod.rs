@@ -28,7 +28,7 @@ mod trace;
 mod train;
 mod weights;
 
-use crate::report::colour;
+use crate::report::{colour, message};
 use clap::{Args, FromArgMatches, Parser, Subcommand};
 use config::{BOX, Config, Further, LoadedConfig, find_box, load_and_look};
 use device::numerics::SimdPath;
@@ -36,7 +36,8 @@ use engine::run::Watcher;
 use exit::{CommandError, Failable, code};
 use files::names::CONFIG;
 use files::output::Output;
-use files::path_text::{lines, quoted};
+use files::path_text::{ShownPath, lines};
+use files::shell::{quoted, quoted_path};
 use layout::LocalMachine;
 use std::ffi::OsString;
 use std::io::Write;
@@ -133,11 +134,7 @@ struct ConfigArgs {
 impl ConfigArgs {
     /// As messages say it.
     fn name(&self) -> String {
-        if self.config == Path::new("-") {
-            "stdin".into()
-        } else {
-            self.config.display().to_string()
-        }
+        if self.config == Path::new("-") { "stdin".into() } else { self.config.shown().to_string() }
     }
 
     /// The file and the sets that give this config again, now that `run` has it too: those of the run if this config came from the standard
@@ -286,12 +283,7 @@ fn write_output(output: Output, path: &Path, text: &str) -> Result<(), CommandEr
 }
 
 fn unwritten(path: &Path, error: &std::io::Error) -> CommandError {
-    CommandError::new(code::IO, format!("cannot write {}: {error}", path.display()))
-}
-
-/// A path, for a shell.
-fn quoted_path(path: &Path) -> String {
-    quoted(&path.display().to_string())
+    CommandError::new(code::IO, format!("cannot write {}: {error}", path.shown()))
 }
 
 /// ` --set a=1 --set b=2`, for a shell.
@@ -337,10 +329,21 @@ fn seen(written: std::io::Result<()>) -> Result<bool, CommandError> {
     }
 }
 
-/// To stderr, as a line, with nothing in it that acts on a terminal.
+/// A message to stderr.
 fn say(text: &str) {
-    if processes::holds_back(text) {
-        return;
+    if !processes::holds_back(text) {
+        say_now(&message::message(text));
     }
-    crate::report::stderr::line(&colour::on(&std::io::stderr(), &lines(text)));
+}
+
+/// Several messages or a table to stderr, in which texts of others stand on their own lines.
+fn say_report(text: &str) {
+    if !processes::holds_back(text) {
+        say_now(&message::report(text));
+    }
+}
+
+/// To stderr, whatever the process holds back.
+fn say_now(text: &str) {
+    crate::report::stderr::line(&colour::on(&std::io::stderr(), text));
 }

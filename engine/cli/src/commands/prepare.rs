@@ -9,6 +9,7 @@ use ::data::{Cache, ChunkSizes, Preparation, PrepareError, PreparedData, RowSour
 use clap::ValueHint;
 use config::{Config, DataOrder, Packing, Source, Sources};
 use files::names::resolved;
+use files::path_text::ShownPath;
 use layout::LocalMachine;
 use std::path::{Path, PathBuf, absolute};
 use topology::{counted, format_bytes};
@@ -113,7 +114,7 @@ fn refuse(config: &Config, out: &Path) -> Result<(), CommandError> {
             let mut named = data.train.paths().chain(data.validation.paths());
             let among = takes_from(data, out).is_some() || named.any(inside);
             match among {
-                true => format!("{}: it is in a folder of the data; name another one", out.display()),
+                true => format!("{}: it is in a folder of the data; name another one", out.shown()),
                 false => return Ok(()),
             }
         }
@@ -153,7 +154,7 @@ fn words(config: &Config, prepared: &PreparedData, out: &Path) -> String {
     }
     format!(
         "{}: {tokens} tokens of {files}, {text} of text, in {parts}{before}\nA config trains on them with these two lines:\n    data: ({}),\n    model: (.., vocab: {}),\n",
-        out.display(),
+        out.shown(),
         keys.join(", "),
         config.model.vocab,
     )

@@ -1,6 +1,7 @@
 //! The processes that a launcher has started for one run: they agree before it starts, and end with one exit code.
 
 use super::exit::{CommandError, Failable, code};
+use crate::report::message::message;
 use config::{CheckpointWriter, Config, DeviceConfig};
 use device::Processes;
 use device::cuda::LibraryInfo;
@@ -230,13 +231,13 @@ impl Team {
         }
         let lost = !self.is_first() && processes.is_lost(0);
         if let (Err(failed), true) = (&ended, lost) {
-            crate::report::stderr::line(&format!("error: {}", failed.message));
+            super::say_now(&message(&format!("error: {}", failed.message)));
         }
         crate::report::stderr::flush();
         let left = processes.part(own);
         if let Some(why) = left.as_ref().filter(|_| own == 0) {
             own = code::RANK;
-            crate::report::stderr::line(&format!("error: {why}"));
+            super::say_now(&message(&format!("error: {why}")));
         }
         processes.close(left.map(|_| own));
         if own == 0 { Ok(()) } else { Err(CommandError::silent(own)) }

@@ -6,6 +6,7 @@ use crate::report::page::{BEGINNING, page};
 use files::names::METRICS;
 use files::output::Output;
 use files::path_text::PathText;
+use files::shell::quoted_path;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -57,8 +58,9 @@ pub(super) fn run(args: &ReportArgs) -> Result<(), CommandError> {
 fn no_run(table: Option<&Path>) -> CommandError {
     let why = match table {
         Some(path) => format!(
-            "no run is named: `--csv {path}` writes to a file called {path}. For a run called {path} say `onebox report {path} --csv`",
-            path = PathText(path)
+            "no run is named: `--csv {quoted}` writes to a file called {path}. For a run called {path} say `onebox report {quoted} --csv`",
+            path = PathText(path),
+            quoted = quoted_path(path)
         ),
         None => "no run is named: say `onebox report RUN --csv`".into(),
     };

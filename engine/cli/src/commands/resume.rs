@@ -10,6 +10,7 @@ use config::{LoadedConfig, ResumeEffect, Weights, load_of_run};
 use engine::run_dir::{RunDir, RunMode};
 use files::directory::Directory;
 use files::names::{CHECKPOINTS, CONFIG, FORKED, METRICS, TOKENIZER, WEIGHTS};
+use files::path_text::ShownPath;
 use files::{input, regular_file};
 use layout::build::RankLayout;
 use std::ffi::OsStr;
@@ -64,14 +65,14 @@ pub(super) fn start(
             let why = format!(
                 "{}: the run finished at step {step} without a checkpoint, so nothing can go on from there; \
                  --overwrite starts it anew",
-                from.display()
+                from.shown()
             );
             return Err(CommandError::new(code::CHECKPOINT, why));
         }
         if why.is_empty() {
             may_start_over(from, mode)?;
             still_pretrained(from, loaded)?;
-            say(&format!("{}: no complete checkpoint there; starting at step 1", from.display()));
+            say(&format!("{}: no complete checkpoint there; starting at step 1", from.shown()));
             return Ok(None);
         }
         let why = format!("no checkpoint can be used:\n  {}", why.join("\n  "));
@@ -85,7 +86,7 @@ pub(super) fn start(
         say(&format!(
             "{}: it has no hash of its data, as an earlier version wrote it: path and number of tokens were compared, \
              what the files hold was not",
-            found.path().display()
+            found.path().shown()
         ));
     }
     found.check_model(&built.decoder).map_err(failed)?;
@@ -93,7 +94,7 @@ pub(super) fn start(
     if done > steps {
         let why = format!(
             "{}: its {done} steps are more than train.steps, which is {steps}; set that to {done} or more",
-            found.path().display()
+            found.path().shown()
         );
         return Err(CommandError::new(code::CONFIG, why));
     }
@@ -101,12 +102,12 @@ pub(super) fn start(
         for (name, _) in &broken {
             let path = folder.called(name);
             let to = set_aside(folder, name).map_err(|error| {
-                CommandError::new(code::IO, format!("cannot set {} aside: {error}", path.display()))
+                CommandError::new(code::IO, format!("cannot set {} aside: {error}", path.shown()))
             })?;
-            say(&format!("it is set aside as {}", folder.called(&to).display()));
+            say(&format!("it is set aside as {}", folder.called(&to).shown()));
         }
     }
-    say(&format!("{}: going on after step {}", found.path().display(), found.step()));
+    say(&format!("{}: going on after step {}", found.path().shown(), found.step()));
     Ok(Some(Arc::new(found)))
 }
 
@@ -124,7 +125,7 @@ fn still_its_own(
     tokenizer: Option<&Tokenizer>,
 ) -> Result<(), CommandError> {
     let Some(stored) = config_of(dir) else {
-        let dir = dir.display();
+        let dir = dir.shown();
         say(&format!("{dir}: its config cannot be read, so this one was not compared with it"));
         return Ok(());
     };
@@ -151,7 +152,7 @@ fn fork_source(dir: &Path) -> Result<Option<Checkpoint>, CommandError> {
         };
         error.and(&format!(
             "{} is a fork of that checkpoint, and has none of its own yet: bring it back, or fork another run",
-            dir.display()
+            dir.shown()
         ))
     });
     opened.map(Some)
@@ -167,14 +168,14 @@ fn nothing_gone(from: &Path, mode: RunMode) -> Result<(), CommandError> {
         (steps && saves && !folder.exists()).then(|| format!("{why} {METRICS} holds steps"))
     };
     let Some(gone) = gone(&folder).or_else(made) else { return Ok(()) };
-    let why = format!("{}: no checkpoint is there, but {gone}", folder.display());
+    let why = format!("{}: no checkpoint is there, but {gone}", folder.shown());
     Err(not_anew(&why, "bring the checkpoints back", mode))
 }
 
 /// Refuses to begin at step 1 where there was more.
 fn may_start_over(from: &Path, mode: RunMode) -> Result<(), CommandError> {
     nothing_gone(from, mode)?;
-    let from_here = from.display();
+    let from_here = from.shown();
     if mode == RunMode::Fork {
         let why = format!("{from_here}: no checkpoint to start from");
         return Err(not_anew(&why, "train without --fork", mode));
@@ -196,7 +197,7 @@ fn still_pretrained(from: &Path, now: &LoadedConfig) -> Result<(), CommandError>
     let why = format!(
         "{}: no checkpoint is there, so the run starts at step 1, from the weights of {folder}, and model.from is None; set it \
          to the folder, or give --overwrite to start from random weights",
-        from.display()
+        from.shown()
     );
     Err(CommandError::new(code::CONFIG, why))
 }
@@ -209,7 +210,7 @@ fn not_anew(why: &str, remedy: &str, mode: RunMode) -> CommandError {
 /// A run that has finished at `step`, of which no more steps are asked: says what differs from it. Its data is read only
 /// where other data is named.
 pub(super) fn finished(dir: &Path, step: u64, loaded: &LoadedConfig) -> Result<(), CommandError> {
-    let nothing = format!("{}: finished at step {step}; nothing to do", dir.display());
+    let nothing = format!("{}: finished at step {step}; nothing to do", dir.shown());
     let saved = checkpoint::newest_name(&dir.join(CHECKPOINTS));
     let saved = saved.and_then(|path| Summary::read(&path).ok());
     let stored = match &saved {
@@ -261,7 +262,7 @@ fn other_tokenizer(
     });
     let (bytes, was) = was.map_err(|error| unread(&path, &error))?;
     let values = [bytes, now.bytes().len() as u64].map(format_bytes);
-    let key = format!("data.tokenizer (not {} any more)", path.display());
+    let key = format!("data.tokenizer (not {} any more)", path.shown());
     let differs = was != now.bytes();
     Ok(differs.then_some(Difference { key, values, effect: ResumeEffect::Experiment }))
 }
@@ -284,7 +285,7 @@ pub(super) fn unusable(error: CheckpointError) -> CommandError {
 }
 
 fn unread(path: &Path, error: &std::io::Error) -> CommandError {
-    CommandError::new(code::IO, format!("cannot read {}: {error}", path.display()))
+    CommandError::new(code::IO, format!("cannot read {}: {error}", path.shown()))
 }
 
 /// A line of each.

@@ -7,6 +7,7 @@ use crate::report::trace;
 use config::{Config, UpdateMode};
 use engine::metrics::{LONGEST_METRICS, median_step};
 use files::names::METRICS;
+use files::path_text::ShownPath;
 use files::{input, regular_file};
 use layout::LocalMachine;
 use layout::build::{RankLayout, lay_out, update_mode};
@@ -58,7 +59,7 @@ pub(super) fn run(args: &SimulateArgs, machine: &LocalMachine) -> Result<(), Com
     if let Some(path) = &args.trace {
         let written = trace::simulated(path, &timeline, config.world_size());
         let ranks = written.map_err(|e| unwritten(path, &e))?;
-        say(&format!("trace of {ranks} written to {}", path.display()));
+        say(&format!("trace of {ranks} written to {}", path.shown()));
     }
     if !args.no_schedules {
         told.schedules = schedules(config, machine, told.step_seconds, args.clipped)?;
@@ -109,7 +110,7 @@ fn check_length(config: &Config, built: &RankLayout) -> Result<(), CommandError>
 /// Seconds of a typical step of a run.
 fn measured(run: &Path) -> Result<f64, CommandError> {
     let path = run.join(METRICS);
-    let failed = |why: String| CommandError::new(code::DATA, format!("{}: {why}", path.display()));
+    let failed = |why: String| CommandError::new(code::DATA, format!("{}: {why}", path.shown()));
     let file = regular_file::read(&path).and_then(|file| input::rest(&file, LONGEST_METRICS));
     let text = file.and_then(|bytes| String::from_utf8(bytes).map_err(std::io::Error::other));
     let text = text.map_err(|e| failed(e.to_string()))?;

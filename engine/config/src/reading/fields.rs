@@ -4,6 +4,8 @@ use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::path::Path;
 
+use files::foreign_text::foreign;
+
 use super::{
     Complaint, ConfigReader, Declaration, Interval, KeyDefault, Node, NodeKind, ParseResult,
     Section, SourceKind, float_text, format_bytes, grouped, quoted,
@@ -106,7 +108,7 @@ impl Section<'_, '_> {
             |reader, node| {
                 let text = reader.item(node).string()?;
                 let wrong = |why: &str| Complaint {
-                    message: format!("{why}, found {}", quoted(&text)),
+                    message: format!("{why}, found {}", foreign(quoted(&text))),
                     help: "choose another text".into(),
                 };
                 check(&text).map_err(wrong)?;
@@ -185,7 +187,7 @@ fn some_text<T>(show: impl Fn(&T) -> String) -> impl Fn(&Option<T>) -> String {
 pub(super) fn absolute(reader: &ConfigReader, node: &Node) -> ParseResult<String> {
     let text = reader.item(node).string()?;
     let complain = |why: &str| Complaint {
-        message: format!("{why}, found {}", quoted(&text)),
+        message: format!("{why}, found {}", foreign(quoted(&text))),
         help: "write the path of a file, a directory or a glob".into(),
     };
     if text.is_empty() || text.contains('\0') {

@@ -4,6 +4,7 @@
 
 use std::fmt;
 
+use files::foreign_text::ForeignText;
 use topology::counted;
 
 use super::{ConfigSource, SourceKind, Span};
@@ -158,7 +159,7 @@ fn render_problem(
         Some((end, _)) => format!("{}...: ", &problem.key[..end]),
         None => format!("{}: ", problem.key),
     };
-    writeln!(out, "error: {}{}", clean(&key), clean(&problem.message))?;
+    writeln!(out, "error: {}{}", clean(&key), sentence(&problem.message))?;
     let (mut spots, mut notes) = (Vec::new(), Vec::new());
     for spot in &problem.spots {
         match spot {
@@ -170,12 +171,12 @@ fn render_problem(
     render_spots(out, &mut spots, sources, gutter)?;
     let pad = " ".repeat(gutter);
     for note in notes {
-        writeln!(out, "{pad} = note: {}", clean(note))?;
+        writeln!(out, "{pad} = note: {}", sentence(note))?;
     }
     if problem.help.is_empty() {
         return Ok(());
     }
-    writeln!(out, "{pad} = help: {}", clean(&problem.help))
+    writeln!(out, "{pad} = help: {}", sentence(&problem.help))
 }
 
 /// The lines of all spots: the source of the first leads, its lines in order; then the others.
@@ -263,6 +264,13 @@ fn clean(text: &str) -> String {
         c => c,
     };
     text.chars().map(printable).collect()
+}
+
+/// A message, which may quote paths and commands with paths as a whole.
+fn sentence(text: &str) -> String {
+    /// Characters of the longest one.
+    const LONGEST: usize = 10_000;
+    ForeignText::new(clean(text), LONGEST).to_string()
 }
 
 /// A value quoted in a message: one line, at most 40 characters.

@@ -7,6 +7,7 @@ use super::{
     Section, absolute, quoted,
 };
 use crate::{Source, Sources, in_line};
+use files::foreign_text::foreign;
 
 /// Most data sets of a list.
 const MOST: usize = 256;
@@ -79,7 +80,7 @@ fn sources(reader: &ConfigReader, node: &Node, entries: Entries) -> ParseResult<
             let mut names = BTreeSet::new();
             let mut all_names = all.iter().filter_map(|source| source.name.as_ref());
             if let Some(name) = all_names.find(|name| !names.insert(*name)) {
-                let message = format!("two data sets are called {}", quoted(name));
+                let message = format!("two data sets are called {}", foreign(quoted(name)));
                 return Err(Complaint { message, help: "give each a name of its own".into() });
             }
             match <[Source; 1]>::try_from(all) {
@@ -109,7 +110,7 @@ fn source(reader: &ConfigReader, node: &Node, entries: Entries) -> ParseResult<S
             key if !entries.keys().contains(&key) => {
                 let known: Vec<_> = entries.keys().iter().map(|key| format!("`{key}`")).collect();
                 let known = known.join(" and ");
-                let key = quoted(key);
+                let key = foreign(quoted(key));
                 return Err(complain(format!("an entry has no key {key}; it has {known}")));
             }
             "path" => source.path = absolute(reader, &field.value)?,
@@ -129,7 +130,10 @@ fn source(reader: &ConfigReader, node: &Node, entries: Entries) -> ParseResult<S
     let is_bad =
         |name: &String| name.is_empty() || name.len() > LONGEST || name.contains(char::is_control);
     if let Some(name) = source.name.as_ref().filter(|name| is_bad(name)) {
-        return Err(complain(format!("{} is no name of 1 to {LONGEST} bytes", quoted(name))));
+        return Err(complain(format!(
+            "{} is no name of 1 to {LONGEST} bytes",
+            foreign(quoted(name))
+        )));
     }
     Ok(source)
 }

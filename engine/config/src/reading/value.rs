@@ -4,6 +4,7 @@ use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use super::{Complaint, NodeKind, ParseResult, format_bytes, meant, parse_bytes, short, ticked};
+use files::foreign_text::foreign;
 
 /// A value as it stands in a text.
 #[derive(Clone, Copy)]
@@ -169,7 +170,7 @@ impl Item<'_> {
 
     /// A string, in quotes unless it comes from the command line.
     pub(crate) fn string(&self) -> ParseResult<String> {
-        let help = |text: &str| format!("write it in quotes: {}", quoted(text));
+        let help = |text: &str| format!("write it in quotes: {}", foreign(quoted(text)));
         match self.kind {
             NodeKind::Bare => Ok(self.text.into()),
             NodeKind::Text => ron::from_str(self.text).map_err(|error| Complaint {

@@ -1,8 +1,9 @@
 //! What a folder, or a file of it, is instead of a model in safetensors files, and what makes such a model of it.
 
+use files::foreign_text::foreign;
 use files::input;
 use files::names::is_there;
-use files::path_text::quoted;
+use files::shell::{python_text, quoted};
 use std::fmt;
 use std::path::Path;
 
@@ -43,8 +44,9 @@ pub fn adapter(folder: &Path) -> Option<FolderContent> {
     let new = beside(folder, "merged");
     let merged = python(&format!(
         "from peft import AutoPeftModelForCausalLM; \
-         AutoPeftModelForCausalLM.from_pretrained({:?}).{MERGE}.save_pretrained({new:?})",
-        folder.display().to_string()
+         AutoPeftModelForCausalLM.from_pretrained({}).{MERGE}.save_pretrained({})",
+        python_text(&folder.to_string_lossy()),
+        python_text(&new)
     ));
     Some(FolderContent {
         what: format!("`{name}` is of a PEFT adapter (such as LoRA), which is no whole model"),
@@ -96,12 +98,15 @@ const FORMS: [Form; 7] = [
                 .is_some_and(|rest| rest.ends_with(".bin") || rest.ends_with(".bin.index.json"))
         },
         what: "is a pickle of PyTorch, which onebox does not read",
-        remedy: |folder, _, new| save_again(&format!("{folder:?}"), new),
+        remedy: |folder, _, new| save_again(&python_text(folder), new),
     },
     Form {
         shows: |name| name.ends_with(".gguf"),
         what: "is for llama.cpp, and onebox does not read it",
-        remedy: |folder, name, new| save_again(&format!("{folder:?}, gguf_file={name:?}"), new),
+        remedy: |folder, name, new| {
+            let from = format!("{}, gguf_file={}", python_text(folder), python_text(name));
+            save_again(&from, new)
+        },
     },
     Form {
         shows: |name| name.starts_with("consolidated."),
@@ -129,7 +134,8 @@ const FORMS: [Form; 7] = [
         what: "is a pickle of PyTorch, which onebox does not read",
         remedy: |_, _, new| {
             format!(
-                "load it into its model in Python, and save that with `model.save_pretrained({new:?})`"
+                "load it into its model in Python, and save that with `model.save_pretrained({})`",
+                python_text(new)
             )
         },
     },
@@ -150,7 +156,7 @@ pub fn other_form(folder: &Path) -> Option<FolderContent> {
     if let Some(pointer) = start_of(&folder.join(name)).and_then(|bytes| pointer(&bytes)) {
         remedy = format!("{pointer}; then {remedy}");
     }
-    Some(FolderContent { what: format!("`{}` {}", name.escape_debug(), form.what), remedy })
+    Some(FolderContent { what: format!("`{}` {}", foreign(name), form.what), remedy })
 }
 
 /// The bytes of a file, if they may be a pointer.
@@ -164,7 +170,8 @@ fn start_of(path: &Path) -> Option<Vec<u8>> {
 
 fn save_again(from: &str, new: &str) -> String {
     let line = python(&format!(
-        "from transformers import AutoModelForCausalLM; AutoModelForCausalLM.from_pretrained({from}).save_pretrained({new:?})"
+        "from transformers import AutoModelForCausalLM; AutoModelForCausalLM.from_pretrained({from}).save_pretrained({})",
+        python_text(new)
     ));
     format!(
         "make safetensors files of it with `{line}`, copy the tokenizer's files there, and name that folder"

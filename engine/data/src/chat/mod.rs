@@ -28,7 +28,8 @@ mod value;
 
 use crate::bad_rows::TOO_LONG;
 use crate::model_files::ModelFiles;
-use files::json::Json as Message;
+use files::foreign_text::{ForeignText, foreign, reason};
+use files::json::{Json as Message, shown};
 use files::utc::Utc;
 use minijinja::{Environment, ErrorKind, Value, context};
 use rewrite::{RewrittenTemplate, rewritten};
@@ -169,7 +170,7 @@ impl Template {
                 others.sort_unstable();
                 let others = match &others[..] {
                     [] => "it has no variables of its own".to_owned(),
-                    some => format!("it has `{}`", some.join("`, `")),
+                    some => format!("it has `{}`", foreign(some.join("`, `"))),
                 };
                 return Err(format!("its chat template has no variable `{name}`; {others}"));
             }
@@ -267,9 +268,8 @@ fn steps(chat: Chat<'_>) -> u64 {
 
 fn does_not_run(why: &dyn fmt::Display) -> String {
     const LETTERS: usize = 600;
-    let why = format!("{why:#}");
-    let shown = why.char_indices().nth(LETTERS).map_or(&why[..], |(end, _)| &why[..end]);
-    format!("its chat template does not run: {shown}")
+    let why = ForeignText::new(format_args!("{why:#}"), LETTERS).to_string();
+    format!("its chat template does not run: {why}")
 }
 
 /// The template that is meant where a file has several.
@@ -311,7 +311,7 @@ fn tokens(settings: &Json, map: &Json) -> BTreeMap<&'static str, String> {
 /// A file of JSON; null where there is none.
 fn object(beside: &ModelFiles, name: &str) -> Result<Json, String> {
     let Some(bytes) = beside.get(name) else { return Ok(Json::Null) };
-    serde_json::from_slice(bytes).map_err(|e| format!("{name}: {e}"))
+    serde_json::from_slice(bytes).map_err(|e| format!("{name}: {}", reason(e)))
 }
 
 /// Tokens at which an answer ends, by the settings of generation or else of the model.
@@ -321,8 +321,9 @@ fn object(beside: &ModelFiles, name: &str) -> Result<Json, String> {
 pub fn stop_tokens(beside: &ModelFiles) -> Result<Vec<i32>, String> {
     for name in ["generation_config.json", "config.json"] {
         let settings = object(beside, name)?;
-        let wrong =
-            || format!("{name}: `eos_token_id` is {}, not a token", settings["eos_token_id"]);
+        let wrong = || {
+            format!("{name}: `eos_token_id` is {}, not a token", shown(&settings["eos_token_id"]))
+        };
         let token =
             |json: &Json| json.as_i64().and_then(|n| i32::try_from(n).ok()).ok_or_else(wrong);
         match &settings["eos_token_id"] {

@@ -22,7 +22,8 @@ pub(super) fn check(parts: &[Json]) -> Result<(), String> {
             (Some("text"), Some(Json::String(_))) => {}
             (Some(other), _) if other != "text" => {
                 return Err(format!(
-                    "part {number} of `content` is of the type `{other}`, and onebox trains on texts alone: remove it"
+                    "part {number} of `content` is of the type {}, and onebox trains on texts alone: remove it",
+                    name_of(other)
                 ));
             }
             _ => {

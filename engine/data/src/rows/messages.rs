@@ -2,7 +2,7 @@
 
 use super::reader::ChatReader;
 use super::talk::THOUGHTS;
-use super::{calls, contents, has, has_role, kind_of, learned};
+use super::{calls, contents, has, has_role, kind_of, learned, name_of};
 use files::json::{Json, Map};
 
 /// Roles of those that share conversations, by their key `from`.
@@ -78,8 +78,9 @@ pub(super) fn read(turn: Json, reader: &ChatReader<'_>) -> Result<(Json, bool), 
     let learns = word.as_ref().is_none_or(|word| word.learns);
     match word {
         Some(word) if learns && !has_role(&message, "assistant") => Err(format!(
-            "it has {}, and onebox learns what the assistant says, not the role `{role}`: remove this key",
-            word.shown
+            "it has {}, and onebox learns what the assistant says, not the role {}: remove this key",
+            word.shown,
+            name_of(&role)
         )),
         _ => Ok((message, learns)),
     }

@@ -32,6 +32,7 @@ use super::tokenizer::Tokenizer;
 use crate::chat::{ANSWER, Template};
 use config::ControlTokens;
 use control::Control;
+use files::foreign_text::foreign;
 use files::json::{Json, Map, shown};
 use forms::{Form, form};
 use reader::ChatReader;
@@ -190,8 +191,10 @@ impl<'a> Rows<'a> {
                     self.plain_text(text)?;
                     self.ended(text, 0..text.len())?
                 }
-                Some(other) => return Err(format!("`{field}` is {}, not a text", kind_of(other))),
-                None => return Err(format!("it has no `{field}`{}", has(&row))),
+                Some(other) => {
+                    return Err(format!("`{}` is {}, not a text", foreign(field), kind_of(other)));
+                }
+                None => return Err(format!("it has no `{}`{}", foreign(field), has(&row))),
             },
             RowContent::Chat { reader, system } => {
                 match form(reader, row, system.as_deref(), &mut unread)? {
@@ -263,9 +266,9 @@ impl<'a> Rows<'a> {
             let mut signs = text[found.clone()].char_indices().filter(|(_, c)| !c.is_whitespace());
             let first = signs.next().filter(|_| found.start != before);
             let Some((at, first)) = first else {
-                let found = &text[found];
+                let found = foreign(&text[found]);
                 return Err(format!(
-                    "the tokenizer makes a control token of its text {found:?}, and no cut hinders it: change the text"
+                    "the tokenizer makes a control token of its text \"{found}\", and no cut hinders it: change the text"
                 ));
             };
             text.insert(found.start + at + first.len_utf8(), CUT);

@@ -5,6 +5,7 @@ use super::open;
 use checkpoint::inspect::{Distance, STATE_NAMES, distances};
 use checkpoint::{Checkpoint, Difference, differences_of};
 use config::{LoadedConfig, ResumeEffect};
+use files::path_text::ShownPath;
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::path::Path;
@@ -38,8 +39,8 @@ fn is_equal(all: &[Distance]) -> bool {
 }
 
 fn in_words(a: &Checkpoint, b: &Checkpoint, configs: &[Difference], all: &[Distance]) -> String {
-    let mut text = format!("a  {}, step {}\n", a.path().display(), a.step());
-    let _ = writeln!(text, "b  {}, step {}\n", b.path().display(), b.step());
+    let mut text = format!("a  {}, step {}\n", a.path().shown(), a.step());
+    let _ = writeln!(text, "b  {}, step {}\n", b.path().shown(), b.step());
     if configs.is_empty() {
         text += "the configs are the same\n";
     }

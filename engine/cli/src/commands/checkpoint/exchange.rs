@@ -12,7 +12,7 @@ use checkpoint::hugging_face::{
 };
 use config::tokenizers::tokenizer_file;
 use config::{LoadedConfig, Origin};
-use files::path_text::PathText;
+use files::path_text::{PathText, ShownPath};
 use layout::LocalMachine;
 use layout::build::lay_out;
 use std::io::ErrorKind;
@@ -99,7 +99,7 @@ pub(super) fn exported(args: &ExportArgs, machine: &LocalMachine) -> Result<(), 
     })?;
     say(&format!(
         "{}: the {} parameters after step {}, read back bit for bit: {}",
-        args.out.display(),
+        args.out.shown(),
         if numbers == Numbers::F32 { "fp32" } else { "bf16" },
         from.step(),
         files.join(", ")
@@ -125,8 +125,8 @@ pub(super) fn imported(args: &ImportArgs, machine: &LocalMachine) -> Result<(), 
     let (config, sets) = args.config.again(&args.out);
     say(&format!(
         "{}: the weights of {}, with moments of zero; train them:\n  onebox train {} --run-dir {} --resume{}",
-        written.display(),
-        folder.path().display(),
+        written.shown(),
+        folder.path().shown(),
         quoted_path(&config),
         quoted_path(&args.out),
         set_arguments(sets)

@@ -15,6 +15,7 @@ use data::Tokenizer;
 use data::model_files::ModelFiles;
 use engine::run_dir::RunDir;
 use files::names::{CONFIG, TOKENIZER};
+use files::path_text::ShownPath;
 use layout::LocalMachine;
 use serde_json::json;
 use std::io::ErrorKind;
@@ -80,7 +81,7 @@ fn verified(InspectionArgs { path, json }: &InspectionArgs) -> Result<(), Comman
                 let why: Vec<String> = problems.iter().map(ToString::to_string).collect();
                 told.push(json!({ "path": checkpoint, "whole": why.is_empty(), "problems": why }));
             }
-            [] => print(&format!("{}: whole\n", checkpoint.display()))?,
+            [] => print(&format!("{}: whole\n", checkpoint.shown()))?,
             _ => problems.iter().try_for_each(|problem| print(&format!("{problem}\n")))?,
         }
     }

@@ -5,6 +5,7 @@ use super::{NewRun, open, run_of};
 use ::data::model_files::ModelFiles;
 use checkpoint::rewrite::reshard;
 use config::{Config, DeviceConfig, LoadedConfig, load_stored};
+use files::path_text::ShownPath;
 use layout::LocalMachine;
 use layout::build::lay_out;
 use std::path::PathBuf;
@@ -41,10 +42,10 @@ pub(super) fn run(args: &ReshardArgs, machine: &LocalMachine) -> Result<(), Comm
     say(&format!(
         "{}: TP {} x DP {}, every tensor bit-equal to {}\n\
          training needs no such thing: any layout goes on from any checkpoint; here each rank finds its part in one file",
-        written.display(),
+        written.shown(),
         args.tp,
         args.dp,
-        from.path().display()
+        from.path().shown()
     ));
     Ok(())
 }

@@ -7,6 +7,7 @@ use crate::report::curves;
 use checkpoint::Summary;
 use checkpoint::inspect::checkpoints_of;
 use checkpoint::manifest::TensorEntry;
+use files::path_text::ShownPath;
 use std::fmt::Write;
 use topology::{counted, format_bytes};
 
@@ -31,7 +32,7 @@ fn text(summary: &Summary, others: &[String]) -> Result<String, CommandError> {
     let parameters: usize = tensors.iter().map(TensorEntry::num_elements).sum();
     let (bytes, files) = (format_bytes(summary.bytes()), counted(summary.num_files(), "file"));
     let (tensor, data, precision) = (p.tensor, p.data, config.precision);
-    let mut lines = vec![("checkpoint", summary.path().display().to_string())];
+    let mut lines = vec![("checkpoint", summary.path().shown().to_string())];
     if !others.is_empty() {
         lines.push(("others", format!("{} of this run", others.join(", "))));
     }

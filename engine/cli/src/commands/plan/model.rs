@@ -7,6 +7,7 @@ use super::super::{CommandError, ConfigArgs, code, fit_result, print, print_json
 use super::PlanArgs;
 use crate::report::progress::si;
 use config::{Config, ConfigError, Family, Further, LoadedConfig, Origin, load_str_and_look};
+use files::path_text::ShownPath;
 use layout::LocalMachine;
 use predict::States;
 use predict::changes::arguments;
@@ -153,7 +154,7 @@ fn load(args: &PlanArgs, model: &Path, more: &[&str]) -> Result<LoadedConfig, Co
     }
     let absolute = model.canonicalize().map_err(|e| {
         let help = "nothing is downloaded: name a folder on this machine, or its config.json";
-        CommandError::new(code::CONFIG, format!("cannot read {}: {e}; {help}", model.display()))
+        CommandError::new(code::CONFIG, format!("cannot read {}: {e}; {help}", model.shown()))
     })?;
     let name = match absolute.is_dir() {
         true => absolute.file_name(),

@@ -8,6 +8,7 @@ use engine::metrics::{LONGEST_METRICS, losses};
 use engine::run::Outcome;
 use files::input;
 use files::names::METRICS;
+use files::path_text::ShownPath;
 use std::fmt;
 use std::io;
 use std::path::Path;
@@ -51,7 +52,7 @@ impl Session<'_> {
     /// From which states to try again. `skipped`: the first of the steps that ended the run; `saved`: the newest checkpoint.
     fn way_back(&self, skipped: u64, saved: Option<u64>) -> String {
         let unknown = |path: &Path, why: io::Error| {
-            let path = path.display();
+            let path = path.shown();
             format!("; which checkpoints are good is not known: {path} cannot be read: {why}")
         };
         let read = || input::rest(&self.dir.held().check()?.read(METRICS)?, LONGEST_METRICS);
@@ -84,10 +85,10 @@ impl Session<'_> {
             (_, Some(good), _, Some(ruin)) => format!(
                 "; {ruin}: move the checkpoints after step {good} out of {}, and --fork starts from that of step {good} \
                  with other settings",
-                folder.display()
+                folder.shown()
             ),
             (_, None, Some(source), _) => {
-                let source = source.display();
+                let source = source.shown();
                 format!("; it started from {source}, and --fork of that run tries other settings")
             }
             (Some(_), None, None, Some(ruin)) => {

@@ -11,6 +11,7 @@ use checkpoint::inspect::open_newest;
 use config::{DataFormat, DeviceConfig};
 use engine::run::Outcome;
 use files::names::{CHECKPOINTS, CONFIG, METRICS, WEIGHTS};
+use files::path_text::ShownPath;
 use std::fmt::Display;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,7 +33,7 @@ impl Session<'_> {
             None => CommandError::new(code::IO, why),
         };
         if let Some(problem) = &outcome.weights_problem {
-            let weights = weights.display();
+            let weights = weights.shown();
             return Err(lost(format!("the weights are not written to {weights}: {problem}")));
         }
         let skipped = watch.last.map_or(0, |last| last.skipped_total);
@@ -53,7 +54,7 @@ impl Session<'_> {
         if watch.metrics.dropped() > 0 {
             let (lines, path) = (watch.metrics.dropped(), self.dir.held().called(METRICS));
             let lines = counted(lines, "line");
-            return Err(lost(format!("{}: {lines} could not be written", path.display())));
+            return Err(lost(format!("{}: {lines} could not be written", path.shown())));
         }
         if outcome.complete || watch.last.is_some() {
             self.summary(outcome, watch, seconds);
@@ -76,13 +77,13 @@ impl Session<'_> {
             (None, _) => "where its checkpoints are is not known".into(),
             (Some(place), Some(saved)) => {
                 let folder = place.join(CHECKPOINTS);
-                format!("in {} the newest that is whole is of step {saved}", folder.display())
+                format!("in {} the newest that is whole is of step {saved}", folder.shown())
             }
             (Some(place), None) => {
                 let again = self.source().map_or_else(String::new, |source| {
-                    format!("; --resume starts again from {}", source.display())
+                    format!("; --resume starts again from {}", source.shown())
                 });
-                format!("in {} there is none before it{again}", place.join(CHECKPOINTS).display())
+                format!("in {} there is none before it{again}", place.join(CHECKPOINTS).shown())
             }
         };
         format!(
@@ -94,7 +95,7 @@ impl Session<'_> {
     fn interrupted(&self, outcome: &Outcome, saved: Option<u64>) -> String {
         let weights = self.dir.held().called(WEIGHTS);
         let weights = match outcome.weights_written {
-            true => format!("; its weights are in {}", weights.display()),
+            true => format!("; its weights are in {}", weights.shown()),
             false => String::new(),
         };
         let source = self.source().map(|_| self.done());
@@ -129,7 +130,7 @@ impl Session<'_> {
         };
         let weights = if outcome.weights_written { format!(", {WEIGHTS}") } else { String::new() };
         let files = self.dir.held().place().map_or_else(String::new, |place| {
-            format!("\nfiles   {}: {METRICS}, {CONFIG}{weights}", place.display())
+            format!("\nfiles   {}: {METRICS}, {CONFIG}{weights}", place.shown())
         });
         let skipped = watch.last.map_or(0, |last| last.skipped_total);
         let ahead = match watch.ahead {

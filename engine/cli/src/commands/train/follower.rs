@@ -14,6 +14,7 @@ use files::directory::Directory;
 use files::held::LockedRunDir;
 use files::input;
 use files::names::LOCK;
+use files::path_text::ShownPath;
 use serde::{Deserialize, Serialize};
 use std::io::{self, ErrorKind};
 use std::path::PathBuf;
@@ -126,7 +127,7 @@ impl Follower<'_> {
         };
         let why = format!(
             "{}: its lock is not that of process 0 ({why}): the run directory must be on a file system that all nodes share",
-            start.dir.display()
+            start.dir.shown()
         );
         Err(CommandError::new(code::NO_RUN_DIR, why))
     }

@@ -4,7 +4,8 @@ use super::{TrainArgs, epochs};
 use crate::commands::data::ReadOptions;
 use crate::commands::processes::Team;
 use crate::commands::weights::{self, pretrained};
-use crate::commands::{CommandError, check_built, code, data, plan, print, resume, say};
+use crate::commands::{CommandError, check_built, code, data, plan, print};
+use crate::commands::{resume, say, say_report};
 use ::data::model_files::ModelFiles;
 use ::data::{Dataset, Tokenizer, takes_from};
 use checkpoint::hugging_face::PretrainedWeights;
@@ -162,7 +163,7 @@ pub(in crate::commands) fn check_memory(
     if show {
         print(&plan::text(loaded, &built.machine, &report))?;
     } else if !report.fits {
-        say(&plan::refusal(loaded, &built.machine, &report));
+        say_report(&plan::refusal(loaded, &built.machine, &report));
     }
     let over = |limit: Option<u64>, bytes| limit.is_some_and(|limit| bytes > limit);
     if over(report.gpu.limit, report.gpu.bytes) {

@@ -5,6 +5,7 @@ use crate::commands::{CommandError, code, say};
 use checkpoint::{self, Checkpoint};
 use engine::run::Outcome;
 use files::names::WEIGHTS;
+use files::path_text::ShownPath;
 use std::fmt::Display;
 use std::io;
 use std::sync::Arc;
@@ -23,7 +24,7 @@ impl Session<'_> {
         self.dir.held().check().map_err(|error| self.moved(&error))?;
         let failed = |error: &dyn Display| {
             let folder = self.dir.folder().path();
-            let why = format!("{}: the run cannot be taken back: {error}", folder.display());
+            let why = format!("{}: the run cannot be taken back: {error}", folder.shown());
             CommandError::new(code::IO, why)
         };
         let folder = self.dir.folder().find().map_err(|e| self.moved(&e))?;
@@ -58,7 +59,7 @@ impl Session<'_> {
     pub(super) fn moved(&self, why: &io::Error) -> CommandError {
         let place = self.dir.held().place();
         let place =
-            place.map_or_else(String::new, |place| format!("; it is {} now", place.display()));
+            place.map_or_else(String::new, |place| format!("; it is {} now", place.shown()));
         CommandError::new(code::NOT_SAVED, format!("{}: {why}{place}", self.dir.shown()))
     }
 }

@@ -1,0 +1,153 @@
+//! Messages where they leave the program. Texts of others are escaped where a message quotes them; here every message is
+//! bounded, and no line inside of one looks as if it began another.
+
+use files::foreign_text::LONGEST_LINE;
+use files::path_text::lines;
+use std::fmt;
+use tracing::field::Field;
+use tracing_subscriber::fmt::format::Writer;
+
+/// Bytes of the longest message. The longest that onebox makes by itself has fifty errors of a config.
+const LONGEST: usize = 128 << 10;
+/// In front of a line that would look like another message.
+const INSIDE: &str = "  | ";
+/// Words at the beginning of a line of onebox, or of its log.
+const BEGINNINGS: [&str; 8] =
+    ["error", "warning", "warn ", "info ", "debug ", "trace ", "note:", "fail "];
+
+/// One message. Only its first line may begin as one.
+pub(crate) fn message(text: &str) -> String {
+    bounded(text, |number, line| number > 0 && looks_begun(line))
+}
+
+/// Several messages or a table, in whose words nothing of others stands but what was escaped there.
+pub(crate) fn report(text: &str) -> String {
+    bounded(text, |_, _| false)
+}
+
+/// A value in the log.
+pub(crate) fn field(to: &mut Writer<'_>, field: &Field, value: &dyn fmt::Debug) -> fmt::Result {
+    let value = message(&format!("{value:?}"));
+    match field.name() {
+        "message" => write!(to, "{value}"),
+        name => write!(to, "{name}={value}"),
+    }
+}
+
+/// Whether a line could be taken for the beginning of a message: one of onebox's words, or the log's seconds.
+fn looks_begun(line: &str) -> bool {
+    let line = line.trim_start();
+    let is_word =
+        |word: &&str| line.get(..word.len()).is_some_and(|l| l.eq_ignore_ascii_case(word));
+    let seconds = line.split(' ').next().and_then(|first| first.split_once('.'));
+    let are_digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    BEGINNINGS.iter().any(is_word) || seconds.is_some_and(|(a, b)| are_digits(a) && are_digits(b))
+}
+
+fn bounded(text: &str, is_inside: impl Fn(usize, &str) -> bool) -> String {
+    let mut out = String::new();
+    let text = lines(text);
+    for (number, line) in text.split('\n').enumerate() {
+        if out.len() > LONGEST {
+            let more = text.split('\n').count() - number;
+            out += &format!("\n  .. ({more} more lines)");
+            break;
+        }
+        if number > 0 {
+            out.push('\n');
+        }
+        if is_inside(number, line) {
+            out += INSIDE;
+        }
+        let end = line.floor_char_boundary(LONGEST_LINE);
+        out += &line[..end];
+        if end < line.len() {
+            out += &format!(".. ({} more bytes)", line.len() - end);
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io;
+    use std::sync::{Arc, Mutex};
+    use tracing_subscriber::field::MakeExt;
+    use tracing_subscriber::fmt::format::debug_fn;
+
+    #[test]
+    fn no_line_inside_of_a_message_begins_another() {
+        let forged = [
+            "error: a",
+            " WARN a",
+            "ERROR a",
+            "\twarning: a",
+            "Error [a]",
+            "note: a",
+            "  0.000123 INFO a",
+            "fail  a",
+        ];
+        for line in forged {
+            let said = message(&format!("error: x\n{line}\n  and more"));
+            assert_eq!(said, format!("error: x\n  | {line}\n  and more"));
+            assert_eq!(message(line), line);
+        }
+        let own =
+            "error: x:\n  a -> b\nset them back\n 3 | model: 1.5 2\nrun     a\n\nnext, try:\n  b\n";
+        assert_eq!(message(own), own);
+        let list = "error: a\n --> b\n\nerror: c\n";
+        assert_eq!(report(list), list);
+    }
+
+    /// Where the log is kept.
+    #[derive(Clone, Default)]
+    struct LogBuffer(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for LogBuffer {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn no_line_inside_of_a_line_of_the_log_begins_another() {
+        let kept = LogBuffer::default();
+        let to = kept.clone();
+        let log = tracing_subscriber::fmt()
+            .with_writer(move || to.clone())
+            .with_ansi(false)
+            .with_target(false)
+            .without_time()
+            .fmt_fields(debug_fn(field).delimited(" "))
+            .finish();
+        tracing::subscriber::with_default(log, || {
+            tracing::warn!("{}", "a\nerror: b\n WARN c\u{1b}[2J");
+            tracing::warn!(rank = 3, name = "a\nb", "d");
+        });
+        let said = String::from_utf8(kept.0.lock().unwrap().clone()).unwrap();
+        let wanted =
+            " WARN a\n  | error: b\n  |  WARN c\\u001b[2J\n WARN d rank=3 name=\"a\\nb\"\n";
+        assert_eq!(said, wanted);
+    }
+
+    #[test]
+    fn a_message_is_bounded() {
+        let said = message(&format!("a {}\nb", "漢".repeat(1_000_000)));
+        let (first, last) = said.split_once('\n').unwrap();
+        assert!(first.len() < LONGEST_LINE + 30 && last == "b", "{first}");
+        assert!(first.ends_with("漢.. (2983620 more bytes)"), "{first}");
+        for text in ["a\n".repeat(1_000_000), format!("{}\n", "b".repeat(100_000)).repeat(100)] {
+            for said in [message(&text), report(&text)] {
+                assert!(said.len() < LONGEST + 2 * LONGEST_LINE, "{}", said.len());
+                assert!(said.ends_with(" more lines)"), "{said}");
+            }
+        }
+        assert_eq!(message("a\u{1b}[2J\rb\n\tc"), "a\\u001b[2J\\u000db\n\tc");
+    }
+}
