@@ -171,7 +171,7 @@ fn tokens(seq_len: usize) -> Arc<Dataset> {
 
 #[test]
 fn what_config_check_takes_is_planned_and_trained_however_narrow() {
-    const WANTED: usize = 150;
+    const WANTED: usize = 100;
     let data: Vec<Arc<Dataset>> = (1..=4).map(tokens).collect();
     let mut narrow = 0;
     for (config, sets) in (0..).filter_map(|i| picked(random::key(11, i))).take(WANTED) {

@@ -1,6 +1,7 @@
 //! What is known before a run: memory by [`plan`], time by [`simulate`], and the layouts that [`search`] compares. Each
 //! sends the very step through a device that only counts or keeps a virtual clock.
 
+mod bound;
 pub mod boxes;
 pub mod calibrate;
 pub mod changes;
