@@ -3,6 +3,7 @@
 use super::bad_rows::BadRows;
 use super::chunks::TextPosition;
 use super::problem::{Failure, Problem, at};
+use super::rows::{CHAT_RULES, CHAT_TEMPLATE};
 use super::token_part::{FileFault, FileRecord};
 use files::path_text::PathText;
 use serde::{Deserialize, Serialize};
@@ -62,6 +63,14 @@ impl Manifest {
     /// Finished ones of all data sets.
     pub(super) fn num_parts(&self) -> usize {
         self.parts.iter().map(Vec::len).sum()
+    }
+
+    /// Whether both are of chats, which another version of onebox made by other rules: the hash of the same template is then another
+    /// one, too.
+    pub(super) fn has_other_rules(&self, before: &Self) -> bool {
+        let both = |key| [self, before].map(|of| of.makers.get(key));
+        let [rules, others] = both(CHAT_RULES);
+        both(CHAT_TEMPLATE).iter().all(Option::is_some) && rules != others
     }
 
     /// Why parts of `before` are none of this one, if they are not.
