@@ -149,23 +149,20 @@ pub(crate) struct ParamDeclarations {
 impl ParamDeclarations {
     /// Declares a matrix that is cut over the ranks as `split` says.
     pub(crate) fn add(&mut self, name: &str, global: (usize, usize), split: Split, init: Init) {
-        self.push(name, global, self.local(global, split), split, init);
+        let (rows, columns) = global;
+        let local = match split {
+            Split::Replicated => global,
+            Split::Rows | Split::ThreeRows => (rows.div_ceil(self.t), columns),
+            Split::SharedRows { ranks } => (rows * ranks / self.t, columns),
+            Split::Columns => (rows, columns / self.t),
+        };
+        self.push(name, global, local, split, init);
     }
 
     /// Declares a vector of so many elements that is cut over the ranks as `split` says.
     pub(crate) fn add_vector(&mut self, name: &str, elements: usize, split: Split, init: Init) {
-        let global = (elements, 1);
-        self.push(name, global, self.local(global, split), split, init).is_vector = true;
-    }
-
-    /// (rows, columns) of a rank's part.
-    const fn local(&self, global: (usize, usize), split: Split) -> (usize, usize) {
-        match split {
-            Split::Replicated => global,
-            Split::Rows | Split::ThreeRows => (global.0.div_ceil(self.t), global.1),
-            Split::SharedRows { ranks } => (global.0 * ranks / self.t, global.1),
-            Split::Columns => (global.0, global.1 / self.t),
-        }
+        self.add(name, (elements, 1), split, init);
+        self.params.last_mut().into_iter().for_each(|param| param.is_vector = true);
     }
 
     /// Declares a vocabulary-parallel table; the part of a rank is padded to `local_rows`.
@@ -186,10 +183,10 @@ impl ParamDeclarations {
         local: (usize, usize),
         split: Split,
         init: Init,
-    ) -> &mut Param {
+    ) {
         let (name, range) = (format!("{}{name}", self.prefix), 0..0);
         let param = Param { name, is_vector: false, global, local, split, init, range };
-        self.params.push_mut(param)
+        self.params.push(param);
     }
 }
 
@@ -284,7 +281,7 @@ impl FlatBuffer<'_> {
             assert!(adjacent, "{}: {parts:?} stand one after the other", self.layout.name);
             (rows, range.end) = (rows + param.local.0, param.range.end);
         }
-        self.shaped(range, (!first.is_vector).then_some((rows, first.local.1)))
+        self.shaped(range, rows, first)
     }
 
     /// A tensor that is a part of the model by itself.
@@ -307,13 +304,13 @@ impl FlatBuffer<'_> {
     }
 
     fn cut(&self, param: &Param) -> Tensor {
-        self.shaped(param.range.clone(), (!param.is_vector).then_some(param.local))
+        self.shaped(param.range.clone(), param.local.0, param)
     }
 
-    /// A matrix of (rows, columns), however few; a vector is one row.
-    fn shaped(&self, range: Range<usize>, matrix: Option<(usize, usize)>) -> Tensor {
+    /// So many rows of columns like those of `like`, however few; a vector is one row.
+    fn shaped(&self, range: Range<usize>, rows: usize, like: &Param) -> Tensor {
         let t = self.flat.slice(range);
-        matrix.map_or(t, |(rows, columns)| t.reshape(rows, columns))
+        if like.is_vector { t } else { t.reshape(rows, like.local.1) }
     }
 }
 
