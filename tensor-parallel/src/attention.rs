@@ -90,7 +90,7 @@ impl Attention {
         if architecture.joined_qkv {
             params.add("attn.qkv.weight", (3 * q, c), Split::ThreeRows, shape.weight_init());
             if architecture.qkv_bias {
-                params.add("attn.qkv.bias", (3 * q, 1), Split::ThreeRows, zero);
+                params.add_vector("attn.qkv.bias", 3 * q, Split::ThreeRows, zero);
             }
         } else {
             let kv_split = match shape.kv_replicas() {
@@ -103,16 +103,16 @@ impl Attention {
                 params.add(&format!("{name}.weight"), (rows, c), split, shape.weight_init());
             }
             for (name, (rows, split)) in separate().filter(|_| architecture.qkv_bias) {
-                params.add(&format!("{name}.bias"), (rows, 1), split, zero);
+                params.add_vector(&format!("{name}.bias"), rows, split, zero);
             }
         }
         for name in GAINS.into_iter().filter(|_| architecture.qk_norm) {
             let one = Init::Constant(1.0);
-            params.add(&format!("{name}.weight"), (d, 1), Split::Replicated, one);
+            params.add_vector(&format!("{name}.weight"), d, Split::Replicated, one);
         }
         params.add("attn.proj.weight", (c, q), Split::Columns, shape.residual_init());
         if architecture.proj_bias {
-            params.add("attn.proj.bias", (c, 1), Split::Replicated, zero);
+            params.add_vector("attn.proj.bias", c, Split::Replicated, zero);
         }
     }
 

@@ -62,9 +62,9 @@ impl Mlp {
             params.add("mlp.proj.weight", (c, f), Split::Columns, shape.residual_init());
         } else {
             params.add("mlp.fc.weight", (f, c), Split::Rows, shape.weight_init());
-            params.add("mlp.fc.bias", (f, 1), Split::Rows, zero);
+            params.add_vector("mlp.fc.bias", f, Split::Rows, zero);
             params.add("mlp.proj.weight", (c, f), Split::Columns, shape.residual_init());
-            params.add("mlp.proj.bias", (c, 1), Split::Replicated, zero);
+            params.add_vector("mlp.proj.bias", c, Split::Replicated, zero);
         }
     }
 

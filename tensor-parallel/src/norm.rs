@@ -59,10 +59,10 @@ impl NormActivations {
 impl Norm {
     /// Declares gain and bias of (C) each, as `name.weight` and `name.bias`.
     pub(crate) fn declare(params: &mut ParamDeclarations, name: &str, shape: &DecoderShape) {
-        let (size, split) = ((shape.hidden, 1), Split::Replicated);
-        params.add(&format!("{name}.weight"), size, split, Init::Constant(1.0));
+        let (elements, split) = (shape.hidden, Split::Replicated);
+        params.add_vector(&format!("{name}.weight"), elements, split, Init::Constant(1.0));
         if !shape.architecture.rms_norm {
-            params.add(&format!("{name}.bias"), size, split, Init::Constant(0.0));
+            params.add_vector(&format!("{name}.bias"), elements, split, Init::Constant(0.0));
         }
     }
 

@@ -40,6 +40,8 @@ pub enum Init {
 pub struct Param {
     /// Global name: `h.3.attn.qkv.weight`.
     pub name: String,
+    /// It has one dimension, like biases and gains, and stands here as one column. A matrix of one column is none.
+    pub is_vector: bool,
     /// (rows, columns) of the whole tensor, without padding.
     pub global: (usize, usize),
     /// (rows, columns) of a rank's part, padding included.
@@ -106,9 +108,10 @@ impl Param {
         (1..t).any(|tp| !self.is_owner(tp))
     }
 
-    /// It has rows and columns: matrices take weight decay, vectors do not.
-    const fn is_matrix(&self) -> bool {
-        self.global.1 > 1
+    /// Lengths of the global tensor's dimensions, as files have them.
+    pub fn dimensions(&self) -> Vec<usize> {
+        let (rows, columns) = self.global;
+        if self.is_vector { vec![rows] } else { vec![rows, columns] }
     }
 
     /// Elements of the global tensor.
@@ -144,15 +147,22 @@ pub(crate) struct ParamDeclarations {
 }
 
 impl ParamDeclarations {
-    /// Declares a tensor that is cut over the ranks as `split` says.
+    /// Declares a matrix that is cut over the ranks as `split` says.
     pub(crate) fn add(&mut self, name: &str, global: (usize, usize), split: Split, init: Init) {
+        let (rows, columns) = global;
         let local = match split {
             Split::Replicated => global,
-            Split::Rows | Split::ThreeRows => (global.0.div_ceil(self.t), global.1),
-            Split::SharedRows { ranks } => (global.0 * ranks / self.t, global.1),
-            Split::Columns => (global.0, global.1 / self.t),
+            Split::Rows | Split::ThreeRows => (rows.div_ceil(self.t), columns),
+            Split::SharedRows { ranks } => (rows * ranks / self.t, columns),
+            Split::Columns => (rows, columns / self.t),
         };
         self.push(name, global, local, split, init);
+    }
+
+    /// Declares a vector of so many elements that is cut over the ranks as `split` says.
+    pub(crate) fn add_vector(&mut self, name: &str, elements: usize, split: Split, init: Init) {
+        self.add(name, (elements, 1), split, init);
+        self.params.last_mut().into_iter().for_each(|param| param.is_vector = true);
     }
 
     /// Declares a vocabulary-parallel table; the part of a rank is padded to `local_rows`.
@@ -174,8 +184,9 @@ impl ParamDeclarations {
         split: Split,
         init: Init,
     ) {
-        let name = format!("{}{name}", self.prefix);
-        self.params.push(Param { name, global, local, split, init, range: 0..0 });
+        let (name, range) = (format!("{}{name}", self.prefix), 0..0);
+        let param = Param { name, is_vector: false, global, local, split, init, range };
+        self.params.push(param);
     }
 }
 
@@ -193,16 +204,16 @@ impl SegmentLayout {
         declare(&mut declared);
         let ParamDeclarations { prefix, mut params, .. } = declared;
         // Stable: what is declared first stands first among its like.
-        params.sort_by_key(|param| match (param.split, param.is_matrix()) {
+        params.sort_by_key(|param| match (param.split, param.is_vector) {
             (Split::Replicated, _) => 2,
-            (_, false) => 1,
-            (_, true) => 0,
+            (_, true) => 1,
+            (_, false) => 0,
         });
         let mut layout = Self { name, prefix, params, decayed: 0, sharded: 0, len: 0, padded: 0 };
         for param in &mut layout.params {
             param.range = layout.len..layout.len + param.local.0 * param.local.1;
             layout.len = param.range.end;
-            if param.is_matrix() {
+            if !param.is_vector {
                 assert_eq!(
                     layout.decayed, param.range.start,
                     "{}: matrices come first",
@@ -270,7 +281,7 @@ impl FlatBuffer<'_> {
             assert!(adjacent, "{}: {parts:?} stand one after the other", self.layout.name);
             (rows, range.end) = (rows + param.local.0, param.range.end);
         }
-        self.shaped(range, rows, first.local.1)
+        self.shaped(range, rows, first)
     }
 
     /// A tensor that is a part of the model by itself.
@@ -293,13 +304,13 @@ impl FlatBuffer<'_> {
     }
 
     fn cut(&self, param: &Param) -> Tensor {
-        self.shaped(param.range.clone(), param.local.0, param.local.1)
+        self.shaped(param.range.clone(), param.local.0, param)
     }
 
-    /// A vector is one row.
-    fn shaped(&self, range: Range<usize>, rows: usize, columns: usize) -> Tensor {
+    /// So many rows of columns like those of `like`, however few; a vector is one row.
+    fn shaped(&self, range: Range<usize>, rows: usize, like: &Param) -> Tensor {
         let t = self.flat.slice(range);
-        if columns > 1 { t.reshape(rows, columns) } else { t }
+        if like.is_vector { t } else { t.reshape(rows, like.local.1) }
     }
 }
 
@@ -326,14 +337,18 @@ mod tests {
     fn the_parts_of_all_ranks_are_the_whole() {
         for t in [1, 2, 4] {
             let segment = SegmentLayout::new("s".into(), "s.".into(), t, 64, |p| {
-                p.add("norm.gain", (8, 1), Split::Replicated, Init::Constant(1.0));
-                p.add("qkv.bias", (3 * 16, 1), Split::ThreeRows, Init::Constant(0.0));
+                p.add_vector("norm.gain", 8, Split::Replicated, Init::Constant(1.0));
+                p.add_vector("qkv.bias", 3 * 16, Split::ThreeRows, Init::Constant(0.0));
                 p.add("qkv.weight", (3 * 16, 8), Split::ThreeRows, Init::Normal(0.02));
                 p.add("proj", (8, 16), Split::Columns, Init::Normal(0.02));
+                p.add("narrow", (8, t), Split::Columns, Init::Normal(0.02));
                 p.add_padded("wte", (61, 8), 61usize.div_ceil(8 * t) * 8, Init::Normal(0.02));
             });
             let names: Vec<&str> = segment.params.iter().map(|p| p.name.as_str()).collect();
-            assert_eq!(names, ["s.qkv.weight", "s.proj", "s.wte", "s.qkv.bias", "s.norm.gain"]);
+            assert_eq!(
+                names,
+                ["s.qkv.weight", "s.proj", "s.narrow", "s.wte", "s.qkv.bias", "s.norm.gain"]
+            );
             let flat = Plan::default().tensor(
                 (Arena::Device, "test"),
                 "flat",
@@ -342,6 +357,11 @@ mod tests {
             );
             assert_eq!(segment.of(flat).get("qkv", "weight").shape(), (3 * 16 / t, 8));
             assert_eq!(segment.of(flat).get("qkv", "bias").shape(), (1, 3 * 16 / t));
+            // A matrix of one column is a matrix: it is decayed and has two dimensions.
+            assert_eq!(segment.of(flat).whole("narrow").shape(), (8, 1));
+            assert_eq!(segment.params[2].dimensions(), [8, t]);
+            assert_eq!(segment.params[4].dimensions(), [3 * 16]);
+            assert_eq!(segment.decayed, segment.params[3].range.end);
             assert_eq!(
                 segment.of(flat).whole("proj").range(),
                 flat.slice(segment.params[1].range.clone()).range()

@@ -73,6 +73,40 @@ fn a_model_goes_out_and_comes_back_with_the_same_bits() {
     folder.onebox(&args).refused(73, &["hf exists"]);
 }
 
+/// Matrices of one row and one column stay matrices, for transformers and in the run's own weights.
+#[test]
+fn a_model_of_one_column_goes_out_with_the_shapes_of_its_matrices() {
+    let folder = Folder::new();
+    let narrow = ["model.hidden=1", "model.heads=1", "model.ffn_hidden=1", "model.layers=1"];
+    let narrow = sets(&[&narrow[..], &["parallel.tensor=1", "parallel.data=4"]].concat());
+    folder.train("run", &[&["-q"], &narrow[..]].concat()).ok();
+    folder.onebox(&["checkpoint", "export", "run", "hf", "--to", "safetensors"]).ok();
+    let shape = |file: &str, name: &str| {
+        let bytes = std::fs::read(folder.path(file)).unwrap();
+        let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let header: Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+        header[name]["shape"].to_string()
+    };
+    for (own, theirs, shape_of_both) in [
+        ("wte", "wte.weight", "[256,1]"),
+        ("wpe", "wpe.weight", "[16,1]"),
+        ("h.0.mlp.fc.weight", "h.0.mlp.c_fc.weight", "[1,1]"),
+        ("h.0.mlp.fc.bias", "h.0.mlp.c_fc.bias", "[1]"),
+        ("h.0.ln_1.weight", "h.0.ln_1.weight", "[1]"),
+    ] {
+        assert_eq!(shape("run/weights.safetensors", own), shape_of_both, "{own}");
+        let theirs = format!("transformer.{theirs}");
+        assert_eq!(shape("hf/model.safetensors", &theirs), shape_of_both, "{theirs}");
+    }
+    assert_eq!(shape("run/weights.safetensors", "h.0.attn.qkv.weight"), "[3,1]");
+    assert_eq!(shape("hf/model.safetensors", "transformer.h.0.attn.c_attn.weight"), "[1,3]");
+    import(&folder, "hf", "new", &narrow).ok();
+    let drawn = |run: &str| {
+        folder.onebox(&["generate", run, "--prompt", "the ", "--tokens", "4"]).ok().stdout
+    };
+    assert_eq!(drawn("run"), drawn("new"));
+}
+
 #[test]
 fn a_model_that_is_not_the_configs_is_refused_key_by_key() {
     let folder = Folder::new();

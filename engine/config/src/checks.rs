@@ -18,7 +18,7 @@ enum Rule<'a> {
 }
 
 /// What must hold between keys.
-const fn rules<'a>() -> [Rule<'a>; 38] {
+const fn rules<'a>() -> [Rule<'a>; 39] {
     use Rule::{Clashes, Computed};
     [
         Computed(Checks::heads_over_ranks),
@@ -43,6 +43,7 @@ const fn rules<'a>() -> [Rule<'a>; 38] {
         Computed(Checks::fp8_sizes),
         Clashes(Checks::PLACES),
         Computed(Checks::checkpoints),
+        Computed(Checks::shares_over_ranks),
         Clashes(SPLIT_TWICE),
         Computed(Checks::checkpoint_sets),
         Clashes(Checks::OF_NOTHING),

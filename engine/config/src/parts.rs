@@ -2,7 +2,7 @@
 
 use super::checks::{Checks, Count};
 use super::reading::Violation;
-use super::{DeviceConfig, Family, RopeScaling};
+use super::{Config, DeviceConfig, Family, RopeScaling};
 use device::cuda::WIDEST_HEAD;
 use topology::counted;
 
@@ -115,6 +115,39 @@ impl Checks<'_> {
             return None;
         }
         Count::new("model.hidden", m.hidden, "hidden channel").split_over(self.heads())
+    }
+
+    /// Each rank keeps its share of a block's input, unless the ranks split the tokens already. One block keeps nothing.
+    pub(super) fn shares_over_ranks(&self) -> Option<Violation> {
+        let Config { parallel, model, batch, partition_checkpoints, host_checkpoints, .. } =
+            self.config;
+        let key = match (partition_checkpoints, host_checkpoints) {
+            (true, _) => "partition_checkpoints",
+            (_, true) => "host_checkpoints",
+            (false, false) => return None,
+        };
+        let ranks = parallel.tensor.max(1) as u128;
+        let factors = [batch.micro, model.seq_len, model.hidden];
+        let elements: u128 = factors.iter().map(|factor| *factor as u128).product();
+        if parallel.sequence || model.layers < 2 || elements.is_multiple_of(ranks) {
+            return None;
+        }
+        let [micro, seq_len, hidden] = factors;
+        let (inputs, parts) = (counted(hidden, "channel"), counted(parallel.tensor, "rank"));
+        Some(Violation {
+            message: format!(
+                "micro {micro} x seq_len {seq_len} x hidden {hidden} = {elements} elements of a block's input have no equal \
+                 shares for {ranks} tensor-parallel ranks"
+            ),
+            help: format!("make one of the three a multiple of {ranks}, or leave `{key}` out"),
+            values: vec![
+                ("model.hidden", inputs),
+                ("model.seq_len", counted(seq_len, "token")),
+                ("batch.micro", counted(micro, "sample")),
+                ("parallel.tensor", parts),
+                (key, "each rank keeps its share".into()),
+            ],
+        })
     }
 
     pub(super) fn ffn_over_ranks(&self) -> Option<Violation> {

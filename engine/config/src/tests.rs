@@ -6,6 +6,7 @@ use super::*;
 
 mod refusals;
 mod robustness;
+mod shares;
 
 /// The least that a config has to say.
 pub(super) const LEAST: &str =

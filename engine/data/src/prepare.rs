@@ -211,6 +211,11 @@ impl Preparation<'_> {
     /// That of an earlier start, as far as its parts are what was written.
     fn manifest(&self, all: &[NamedText<'_>]) -> Result<Manifest, PrepareError> {
         let path = self.out.join(MANIFEST);
+        let of_another = |why: String| {
+            let (out, command) = (PathText(self.out), self.command);
+            let again = format!("delete the folder {out} and make it again: {command}");
+            refused(&path, format!("{why}; name another folder, or {again}"))
+        };
         let refused = |why: String| {
             let out = PathText(self.out);
             refused(&path, format!("{why}; name another folder, or delete the folder {out}"))
@@ -228,7 +233,7 @@ impl Preparation<'_> {
             let why = format!(
                 "another onebox wrote it, in format {version}, and this one writes format {VERSION}"
             );
-            return Err(refused(why));
+            return Err(of_another(why));
         }
         let known = there.as_ref().map_or(&[][..], |there| &there.texts);
         let texts = all.iter().enumerate().map(|(i, named)| {
@@ -246,6 +251,10 @@ impl Preparation<'_> {
             parts: all.iter().map(|_| Vec::new()).collect(),
         };
         if let Some(there) = there {
+            if new.has_other_rules(&there) {
+                let why = "another onebox made it, with other rules for chats than this one has";
+                return Err(of_another(why.into()));
+            }
             if let Some(why) = new.differs(&there) {
                 return Err(refused(why));
             }

@@ -4,6 +4,7 @@ use super::bad_rows::BadRows;
 use super::chunks::TextPosition;
 use super::prepare_command::PrepareCommand;
 use super::problem::{Failure, Problem, at};
+use super::rows::{CHAT_RULES, CHAT_TEMPLATE};
 use super::token_part::{FileFault, FileRecord};
 use files::foreign_text::{foreign, reason};
 use files::input;
@@ -80,6 +81,14 @@ impl Manifest {
     /// Finished ones of all data sets.
     pub(super) fn num_parts(&self) -> usize {
         self.parts.iter().map(Vec::len).sum()
+    }
+
+    /// Whether both are of chats, which another version of onebox made by other rules: the hash of the same template is then another
+    /// one, too.
+    pub(super) fn has_other_rules(&self, before: &Self) -> bool {
+        let both = |key| [self, before].map(|of| of.makers.get(key));
+        let [rules, others] = both(CHAT_RULES);
+        both(CHAT_TEMPLATE).iter().all(Option::is_some) && rules != others
     }
 
     /// Why parts of `before` are none of this one, if they are not.

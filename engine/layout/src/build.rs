@@ -271,13 +271,24 @@ fn fits(config: &Config, layout: &RankLayout) -> bool {
 
 /// What a layout is built from.
 #[derive(Clone, Copy)]
-struct LayoutBuilder<'a> {
+pub(crate) struct LayoutBuilder<'a> {
     config: &'a Config,
     machine: &'a LocalMachine,
     scratch: KernelScratch,
 }
 
-impl LayoutBuilder<'_> {
+impl<'a> LayoutBuilder<'a> {
+    /// With as few kernel threads as a layout may have.
+    pub(crate) fn of_least_threads(config: &'a Config, machine: &'a LocalMachine) -> Self {
+        let threads = match &config.device {
+            DeviceConfig::Cpu { threads, .. } => threads.unwrap_or(1),
+            DeviceConfig::Sim { box_, .. } => usize::from(box_.measured.is_some()),
+            DeviceConfig::Cuda => 0,
+        };
+        let floats = if threads > 0 { scratch_floats(&shape(config)) } else { Default::default() };
+        Self { config, machine, scratch: KernelScratch { floats, threads } }
+    }
+
     /// With fewer kernel threads where the scratch of so many does not fit into the GPU: a machine of many cores takes what one
     /// of few cores takes. Where the config says how many, that is so.
     fn with_fitting_threads(mut self) -> RankLayout {
@@ -326,28 +337,33 @@ impl LayoutBuilder<'_> {
 
     /// Micro-batches are summed where the config says, or where there is room.
     fn with_accumulation(self, ring: Ring) -> RankLayout {
+        match self.accumulations(ring)[..] {
+            [first, otherwise] => {
+                let layout = self.plan_layout(first, ring);
+                if fits(self.config, &layout) { layout } else { self.plan_layout(otherwise, ring) }
+            }
+            [sum] => self.plan_layout(sum, ring),
+            _ => unreachable!("sums are in one place, or in either of two"),
+        }
+    }
+
+    /// Where micro-batches may be summed, the first choice first.
+    pub(crate) fn accumulations(self, ring: Ring) -> Vec<GradAccumulation> {
         let (config, offload) = (self.config, &self.config.offload);
         let micro_batches = micro_batches(config);
         let together = ring != Ring::NONE && vertical_width(config) == micro_batches;
-        let sum = match offload.accumulate {
+        vec![match offload.accumulate {
             _ if micro_batches == 1 => GradAccumulation::None,
             Accumulate::Auto | Accumulate::Device if together => GradAccumulation::Shared,
             _ if offload.optimizer == Placement::Device => GradAccumulation::Device,
             _ if offload.transfer == Transfer::Blocking => GradAccumulation::Host,
             Accumulate::Device => GradAccumulation::Device,
             Accumulate::Host => GradAccumulation::Host,
-            Accumulate::Auto => {
-                let on_device = self.plan_layout(GradAccumulation::Device, ring);
-                if fits(config, &on_device) {
-                    return on_device;
-                }
-                GradAccumulation::Host
-            }
-        };
-        self.plan_layout(sum, ring)
+            Accumulate::Auto => return vec![GradAccumulation::Device, GradAccumulation::Host],
+        }]
     }
 
-    fn plan_layout(self, sum: GradAccumulation, ring: Ring) -> RankLayout {
+    pub(crate) fn plan_layout(self, sum: GradAccumulation, ring: Ring) -> RankLayout {
         let Self { config, machine, scratch } = self;
         let micro_batches = micro_batches(config);
         let (shape, mut plan) = (DecoderShape { ring, ..shape(config) }, Plan::default());

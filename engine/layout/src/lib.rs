@@ -7,6 +7,7 @@ pub mod batches;
 pub mod build;
 pub mod gpu_memory;
 pub mod hardware_queues;
+pub mod least;
 mod local_machine;
 mod local_ranks;
 mod machine_rules;

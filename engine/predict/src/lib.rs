@@ -4,6 +4,7 @@
 // Files are opened, created, read and renamed by the crate `files`.
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
+mod bound;
 pub mod boxes;
 pub mod calibrate;
 pub mod changes;

@@ -1,5 +1,6 @@
 //! What would make a config fit: single changes and pairs of them, each laid out before it is named.
 
+use crate::bound::Bound;
 use crate::changes::{self, CHECKPOINTS, PLACES, divisors, grids};
 use crate::plan::fits;
 use crate::search::{Brief, layouts};
@@ -17,6 +18,9 @@ use topology::available_memory;
 
 /// Remedies that are named.
 const NAMED: usize = 3;
+
+/// Pairs of changes that are tried at once.
+const AT_ONCE: usize = 64;
 
 /// Remedies whose step is simulated, those with fewest changes first.
 const SIMULATED: usize = 16;
@@ -63,16 +67,16 @@ struct Unfit<'a> {
     given: &'a Config,
     /// Whatever fits takes so many.
     gpus: Option<usize>,
-    machine: &'a LocalMachine,
+    bound: &'a Bound<'a>,
 }
 
 /// The nearest changes that keep the model and the batch, and fit: with least predicted slowdown where the config
 /// names a box that can be simulated, else with fewest changes. With `gpus` all of them use so many.
 pub fn remedies(loaded: &LoadedConfig, machine: &LocalMachine, gpus: Option<usize>) -> Vec<Remedy> {
     let Some(given) = &on_gpus(&loaded.config, machine, gpus) else { return Vec::new() };
-    let unfit = Unfit { given, gpus, machine };
+    let unfit = Unfit { given, gpus, bound: &Bound::of(machine) };
     let all = unfit.with_layouts(unfit.fitting());
-    let before = predicted(given, machine);
+    let before = if all.is_empty() { None } else { predicted(given, machine) };
     let told = |(settings, config): &FittingConfig| {
         let slower = before.and_then(|before| Some(predicted(config, machine)? / before));
         (settings.clone(), Remedy { sets: changes::sets(loaded, config), slower })
@@ -114,7 +118,8 @@ impl Unfit<'_> {
 
     /// Layouts that fit, in the first of the forms of states in which some do; those with fewest changes first.
     fn whole_layouts(self, forms: &[States]) -> Vec<FittingConfig> {
-        let Self { given, gpus, machine } = self;
+        let Self { given, gpus, bound } = self;
+        let machine = bound.machine();
         for (states, config) in all_variants(given) {
             if !forms.contains(&states) {
                 continue;
@@ -123,7 +128,7 @@ impl Unfit<'_> {
             let all: Vec<Config> =
                 worlds.flat_map(|world| layouts(&config, machine, world)).collect();
             let fit = |mut config: Config| {
-                let built = changes::widen(&mut config, machine);
+                let built = bound.widened(&mut config)?;
                 (machine.is_sound(&config) && fits(&config, &built)).then_some(config)
             };
             let mut found: Vec<Config> = all.into_par_iter().filter_map(fit).collect();
@@ -137,29 +142,67 @@ impl Unfit<'_> {
         Vec::new()
     }
 
-    /// Single changes that fit, then pairs, of which neither half fits by itself.
+    /// Single changes that fit, then pairs, of which neither half fits by itself. Where no box tells times, the first ones are named: no
+    /// others are looked for.
     fn fitting(self) -> Vec<FittingConfig> {
         let changes = self.changes();
         let mut found: Vec<FittingConfig> =
             changes.iter().filter_map(|one| self.fit(&[one])).collect();
         let alone: Vec<Config> = found.iter().map(|(_, config)| config.clone()).collect();
-        let pairs: Vec<[&SettingChange; 2]> = changes
-            .iter()
-            .enumerate()
-            .flat_map(|(i, a)| changes[i + 1..].iter().map(move |b| [a, b]))
-            .filter(|[a, b]| a.0 != b.0 && a.0 != VIRTUAL_MEMORY)
-            .collect();
         let fits_alone =
             |change: &SettingChange| self.changed(&[change]).is_some_and(|c| alone.contains(&c));
-        let pairs = pairs.par_iter().filter(|pair| !pair.iter().any(|change| fits_alone(change)));
-        found.extend(pairs.filter_map(|pair| self.fit(pair)).collect::<Vec<_>>());
+        let others = changes.iter().filter(|one| self.pairs_up(one) && !fits_alone(one));
+        let others: Vec<&SettingChange> = others.collect();
+        let pairs = pairs(&others);
+        for some in pairs.chunks(AT_ONCE) {
+            if self.are_enough(&found) {
+                break;
+            }
+            found.extend(some.par_iter().filter_map(|pair| self.fit(pair)).collect::<Vec<_>>());
+        }
         found
     }
 
+    /// Whether more would not be named.
+    fn are_enough(self, found: &[FittingConfig]) -> bool {
+        let choices: BTreeSet<&Vec<usize>> = found.iter().map(|(settings, _)| settings).collect();
+        let is_timed = matches!(self.given.device, DeviceConfig::Sim { .. });
+        let same = choices.iter().any(|settings| !settings.contains(&OTHER_RESULTS));
+        !is_timed && same && choices.len() >= NAMED
+    }
+
+    /// The first of those that fit and have the same results.
+    fn first_fitting(self) -> Option<Config> {
+        let changes = self.changes();
+        let same: Vec<&SettingChange> =
+            changes.iter().filter(|(setting, _)| *setting != OTHER_RESULTS).collect();
+        let alone = same.iter().find_map(|one| self.fit(&[*one]));
+        let others: Vec<&SettingChange> =
+            same.iter().copied().filter(|one| self.pairs_up(one)).collect();
+        let pair = || pairs(&others).par_iter().find_map_first(|pair| self.fit(pair));
+        alone.or_else(pair).map(|(_, config)| config)
+    }
+
+    /// Whether it is a change that can be one of two: the memory of virtual GPUs is changed by itself.
+    fn pairs_up(self, (setting, change): &SettingChange) -> bool {
+        let mut config = self.given.clone();
+        *setting != VIRTUAL_MEMORY && {
+            change(&mut config);
+            config != *self.given
+        }
+    }
+
     fn fit(self, changes: &[&SettingChange]) -> Option<FittingConfig> {
+        let settings: Vec<usize> = changes.iter().map(|(setting, _)| *setting).collect();
+        // How large virtual GPUs must be is laid out.
+        if settings == [VIRTUAL_MEMORY] {
+            let mut config = self.given.clone();
+            let built = self.bound.widened(&mut config)?;
+            let sound = config != *self.given && self.bound.machine().is_sound(&config);
+            return (sound && fits(&config, &built)).then_some((settings, config));
+        }
         let config = self.changed(changes)?;
-        let settings = changes.iter().map(|(setting, _)| *setting).collect();
-        fits(&config, &lay_out(&config, self.machine)).then_some((settings, config))
+        self.bound.fits(&config).then_some((settings, config))
     }
 
     /// `given` after `changes`, if that is another config and a sound one.
@@ -170,15 +213,15 @@ impl Unfit<'_> {
         // One rank has no share of its own: `recompute: Block` alone does the same.
         let idle = config.partition_checkpoints && config.parallel.tensor == 1;
         let idle = idle && !given.partition_checkpoints;
-        (!idle && config != *given && self.machine.is_sound(&config)).then_some(config)
+        (!idle && config != *given && self.bound.machine().is_sound(&config)).then_some(config)
     }
 
     /// Everything that can be changed, those changes first that cost least as a rule.
     fn changes(self) -> Vec<SettingChange> {
-        let Self { given, gpus, machine } = self;
+        let Self { given, gpus, bound } = self;
         let mut all: Vec<SettingChange> = Vec::new();
         if matches!(given.device, DeviceConfig::Cpu { .. }) {
-            let machine = machine.clone();
+            let machine = bound.machine().clone();
             all.push((VIRTUAL_MEMORY, Box::new(move |c| drop(changes::widen(c, &machine)))));
         }
         all.push((0, Box::new(|c| c.parallel.sequence = c.parallel.tensor > 1)));
@@ -222,6 +265,16 @@ impl Unfit<'_> {
         all.push((OTHER_RESULTS, Box::new(|c| c.offload.moments = Moments::Bf16)));
         all
     }
+}
+
+/// Pairs of changes of two settings, in the order of the changes.
+fn pairs<'a>(changes: &[&'a SettingChange]) -> Vec<[&'a SettingChange; 2]> {
+    let behind = |(i, a): (usize, &&'a SettingChange)| {
+        let a = *a;
+        changes[i + 1..].iter().map(move |b| [a, *b]).collect::<Vec<_>>()
+    };
+    let all = changes.iter().enumerate().flat_map(behind);
+    all.filter(|[a, b]| a.0 != b.0).collect()
 }
 
 /// Whether host and GPUs together have 6 bytes for each parameter: the least that its states take, wherever they are.
@@ -277,6 +330,7 @@ pub fn largest(
 ) -> Option<LargestModel> {
     let given =
         on_gpus(&loaded.config, machine, gpus).filter(|config| config.model.from.is_none())?;
+    let bound = &Bound::of(machine);
     let with = |layers: usize| -> Option<Config> {
         let mut config = given.clone();
         config.model.layers = layers;
@@ -284,15 +338,10 @@ pub fn largest(
         for blocks in [ring, resident_blocks] {
             *blocks = blocks.filter(|blocks| *blocks <= layers);
         }
-        if machine.is_sound(&config) && fits(&config, &lay_out(&config, machine)) {
+        if machine.is_sound(&config) && bound.fits(&config) {
             return Some(config);
         }
-        let same = |(settings, _): &FittingConfig| !settings.contains(&OTHER_RESULTS);
-        Unfit { given: &config, gpus, machine }
-            .fitting()
-            .into_iter()
-            .find(same)
-            .map(|(_, config)| config)
+        Unfit { given: &config, gpus, bound }.first_fitting()
     };
     let mut best = with(1)?;
     let (mut least, mut too_many) = (1, loaded.config.model.layers);
@@ -311,17 +360,107 @@ pub fn largest(
 mod tests {
     use super::*;
 
+    fn loaded(name: &str, sets: &[&str]) -> LoadedConfig {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs");
+        let sets: Vec<String> = sets.iter().map(ToString::to_string).collect();
+        config::load(&folder.join(name), &sets).unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    /// What does not fit is seen by its least memory, whatever it is that is too large: nothing of it is laid out.
+    #[test]
+    fn of_a_model_that_is_far_too_large_nothing_is_laid_out() {
+        let machine = LocalMachine::default();
+        let wide = ["model.hidden=65536", "model.heads=256", "model.layers=10000"];
+        for (name, sets) in [
+            ("quickstart.ron", &wide[..]),
+            ("quickstart.ron", &["model.hidden=131072", "model.heads=1024", "model.layers=4000"]),
+            (
+                "quickstart.ron",
+                &["model.vocab=16777216", "model.hidden=1000000", "model.heads=1000"],
+            ),
+            ("quickstart.ron", &["model.seq_len=1048576", "model.hidden=1000000", "model.heads=8"]),
+            ("h100-1.3b.ron", &["model.layers=10000", "model.hidden=65536", "model.heads=512"]),
+        ] {
+            let given = &loaded(name, sets).config;
+            let bound = &Bound::of(&machine);
+            let unfit = Unfit { given, gpus: None, bound };
+            assert!(unfit.fitting().is_empty() && unfit.first_fitting().is_none(), "{sets:?}");
+            let whole = [States::Given, States::SplitMaster, States::Bf16Moments];
+            assert!(unfit.whole_layouts(&whole).is_empty(), "{sets:?}");
+            assert_eq!(bound.laid_out(), 0, "{name} {sets:?}");
+        }
+        // Of very many micro-batches most are seen so, too.
+        let many = ["batch.micro=1000000", "batch.global=1000000", "parallel.data=1"];
+        let many = [&many[..], &["parallel.tensor=1", "device.count=1"]].concat();
+        let given = &loaded("quickstart.ron", &many).config;
+        let bound = &Bound::of(&machine);
+        let unfit = Unfit { given, gpus: None, bound };
+        let fitting = unfit.fitting().len();
+        let tried = unfit.changes().len();
+        assert!(fitting > 0 && tried > 50, "{fitting} of {tried}");
+        assert!(bound.laid_out() < fitting + tried, "{} for {fitting}", bound.laid_out());
+    }
+
+    /// The bound decides what is laid out, and never what is found.
+    #[test]
+    fn what_is_found_is_what_laying_out_every_change_finds() {
+        let machine = LocalMachine::default();
+        let small = ["batch.micro=64", "batch.global=128", "device.memory=\"48MiB\""];
+        let ahead =
+            ["offload.update=Speculative", "offload.optimizer=Host", "device.memory=\"24MiB\""];
+        let in_two = ["offload.optimizer=Split(device_fraction: 0.5)", "device.memory=\"16MiB\""];
+        let few = "model.layers=6";
+        let mut all = 0;
+        for (name, sets) in [
+            ("quickstart.ron", &small[..]),
+            ("quickstart.ron", &ahead),
+            ("quickstart.ron", &in_two),
+            ("quickstart.ron", &["device.memory=\"8MiB\""]),
+            ("small-text-llama.ron", &["device.memory=\"20MiB\"", "model.layers=9"]),
+            ("qwen3-14b-one-gpu.ron", &[few, "offload.ring=6", "model.hidden=40960"]),
+            ("h100-1.3b.ron", &[few, "model.hidden=32768", "model.heads=256"]),
+        ] {
+            let given = &loaded(name, sets).config;
+            let bound = &Bound::of(&machine);
+            let unfit = Unfit { given, gpus: None, bound };
+            let changes = unfit.changes();
+            let fits_all = |changes: &[&SettingChange]| {
+                let config = unfit.changed(changes)?;
+                let settings: Vec<usize> = changes.iter().map(|(setting, _)| *setting).collect();
+                fits(&config, &lay_out(&config, &machine)).then_some((settings, config))
+            };
+            let mut wanted: Vec<FittingConfig> =
+                changes.iter().filter_map(|one| fits_all(&[one])).collect();
+            let alone: Vec<Config> = wanted.iter().map(|(_, config)| config.clone()).collect();
+            let others: Vec<&SettingChange> =
+                changes.iter().filter(|(setting, _)| *setting != VIRTUAL_MEMORY).collect();
+            let fits_alone =
+                |one: &SettingChange| unfit.changed(&[one]).is_some_and(|c| alone.contains(&c));
+            for pair in pairs(&others) {
+                if !pair.iter().any(|one| fits_alone(one)) {
+                    wanted.extend(fits_all(&pair));
+                }
+            }
+            all += wanted.len();
+            let found = unfit.fitting();
+            assert!(wanted.starts_with(&found), "{name} {sets:?}: {} found", wanted.len());
+            assert!(found == wanted || unfit.are_enough(&found), "{name} {sets:?}");
+            let same = |(settings, _): &&FittingConfig| !settings.contains(&OTHER_RESULTS);
+            let first = wanted.iter().find(same).map(|(_, config)| config.clone());
+            assert!(unfit.first_fitting() == first, "{name} {sets:?}");
+        }
+        assert!(all > 10, "{all}");
+    }
+
     #[test]
     fn remedies_on_some_gpus_take_just_these() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/dgx2-70b.ron");
-        let loaded = config::load(path.as_ref(), &[]);
-        let config = loaded.unwrap_or_else(|e| panic!("{e}")).config;
+        let config = loaded("dgx2-70b.ron", &[]).config;
         // 3 divides neither the width of a micro-batch's rows nor the batch of 512 samples: without `sequence` TP 3 is left.
         let machine = LocalMachine::default();
         for gpus in [3, 8, 16] {
             let on = on_gpus(&config, &machine, Some(gpus)).unwrap();
             assert_eq!(on.world_size(), gpus);
-            let unfit = Unfit { given: &on, gpus: Some(gpus), machine: &machine };
+            let unfit = Unfit { given: &on, gpus: Some(gpus), bound: &Bound::of(&machine) };
             let all = unfit.changes();
             let all: Vec<Config> = all.iter().filter_map(|one| unfit.changed(&[one])).collect();
             let other = all.iter().any(|config| config.parallel != on.parallel);

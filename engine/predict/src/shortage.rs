@@ -1,16 +1,19 @@
 //! Which memory is short where no layout of a model fits, and how much of it would be enough.
 
+use super::bound::{Bound, of_host};
 use super::changes;
 use super::plan::{decided, fits};
 use super::search::{layouts, words};
 use super::variants::{States, variants};
-use config::{Config, DeviceConfig, LoadedConfig};
+use config::{BoxConfig, Config, DeviceConfig, LoadedConfig};
 use engine::memory::{GPU, MemoryUse};
 use layout::LocalMachine;
-use layout::build::{RankLayout, device_bytes, device_limit, lay_out, reserved_bytes};
+use layout::build::{RankLayout, device_bytes, device_limit, reserved_bytes};
+use layout::least::{LeastBytes, least_bytes};
 use rayon::prelude::*;
 use serde::Serialize;
 use std::collections::BTreeSet;
+use std::sync::OnceLock;
 use tensor_parallel::Ring;
 use topology::up_to_hundredths;
 
@@ -59,15 +62,30 @@ pub enum Memory {
     Host,
 }
 
-/// A layout that does not fit.
+/// A layout that does not fit, laid out.
 struct Layout {
-    states: States,
     config: Config,
     built: RankLayout,
     /// Bytes that each GPU must have, if it has fewer.
     gpu: Option<u64>,
     /// Bytes of a NUMA node, at least.
     host: u64,
+}
+
+/// A layout that does not fit. Nobody lays it out unless its least memory says that it may be the nearest.
+struct Candidate {
+    /// Among all: of several that are equally near the first is told.
+    number: usize,
+    states: States,
+    config: Config,
+    least: LeastBytes,
+    layout: OnceLock<Option<Layout>>,
+}
+
+/// All of them, on one machine or box.
+struct Candidates<'a> {
+    bound: Bound<'a>,
+    all: Vec<Candidate>,
 }
 
 /// What the layouts of `loaded` on `gpus` GPUs, or on all of its box, are short of, as long as none fits: in any form of states, and
@@ -77,13 +95,10 @@ pub fn shortages(
     machine: &LocalMachine,
     gpus: Option<usize>,
 ) -> Vec<Shortage> {
-    let all = unfit(loaded, machine, gpus);
-    let shortage = |most: States| {
-        let layouts = all.iter().filter(|layout| layout.states <= most).collect();
-        match &loaded.config.device {
-            DeviceConfig::Sim { .. } => of_box(loaded, layouts),
-            DeviceConfig::Cpu { .. } | DeviceConfig::Cuda => of_machine(loaded, layouts),
-        }
+    let candidates = Candidates::of(loaded, machine, gpus);
+    let shortage = |most: States| match &loaded.config.device {
+        DeviceConfig::Sim { box_, .. } => candidates.of_box(loaded, box_, most),
+        DeviceConfig::Cpu { .. } | DeviceConfig::Cuda => candidates.of_machine(loaded, most),
     };
     let (given, split) = (shortage(States::Given), shortage(States::SplitMaster));
     let short = |of: &Option<Shortage>| of.as_ref().map(|shortage| shortage.short.clone());
@@ -93,109 +108,217 @@ pub fn shortages(
     least.into_iter().chain(exact).collect()
 }
 
-/// Every layout with what it takes.
-fn unfit(loaded: &LoadedConfig, machine: &LocalMachine, gpus: Option<usize>) -> Vec<Layout> {
-    let world = gpus.unwrap_or_else(|| changes::all_gpus(&loaded.config));
-    let all = variants(loaded).into_iter();
-    let all = all.flat_map(|(states, config)| {
-        layouts(&config, machine, world).into_iter().map(move |config| (states, config))
-    });
-    // On this machine the smallest micro-batch takes least, and nobody asks for the last hundredth.
-    let described = matches!(loaded.config.device, DeviceConfig::Sim { .. });
-    let least = |(_, config): &(States, Config)| described || config.batch.micro == 1;
-    let all: Vec<(States, Config)> = all.filter(least).collect();
-    let look = |(states, mut config): (States, Config)| {
-        // Virtual GPUs have what the config gives them: the host's memory is what bounds them.
-        let built = changes::widen(&mut config, machine);
-        let all_stay = built.decoder.shape().ring.resident == config.model.layers;
-        let streams = built.decoder.shape().ring != Ring::NONE;
-        let bytes = device_bytes(&config, &built.plan);
-        let limit = device_limit(&config, &built).unwrap_or(u64::MAX);
-        let beside = match &config.device {
-            DeviceConfig::Sim { box_, .. } => reserved_bytes(box_),
-            DeviceConfig::Cpu { .. } | DeviceConfig::Cuda => 0,
+impl Candidate {
+    /// Lays it out, once. None if all its blocks stay: another layout is the same without parameters on the host.
+    fn layout(&self, bound: &Bound<'_>) -> Option<&Layout> {
+        let lay_out = || {
+            let mut config = self.config.clone();
+            // Virtual GPUs have what the config gives them: the host's memory is what bounds them.
+            let built = bound.count(|| changes::widen(&mut config, bound.machine()));
+            let all_stay = built.decoder.shape().ring.resident == config.model.layers;
+            let streams = built.decoder.shape().ring != Ring::NONE;
+            let bytes = device_bytes(&config, &built.plan);
+            let limit = device_limit(&config, &built).unwrap_or(u64::MAX);
+            let gpu = (bytes > limit).then_some(bytes + beside(&config));
+            let host = built.host_bytes(&config);
+            let host = least_of_node(&config, host.staging + host.states);
+            (!(streams && all_stay)).then_some(Layout { config, built, gpu, host })
         };
-        let gpu = (bytes > limit).then_some(bytes + beside);
-        let host = least_of_node(&config, &built);
-        // All blocks stay: another layout is the same without parameters on the host.
-        (!(streams && all_stay)).then_some(Layout { states, config, built, gpu, host })
-    };
-    all.into_par_iter().filter_map(look).collect()
+        self.layout.get_or_init(lay_out).as_ref()
+    }
+
+    /// Bytes of each GPU, at least.
+    fn gpu(&self) -> u64 {
+        self.least.device + beside(&self.config)
+    }
+
+    /// Bytes that some node has at least.
+    fn host(&self) -> u64 {
+        least_of_node(&self.config, of_host(&self.config, &self.least))
+    }
 }
 
-/// Bytes that some node has at least, if the ranks' memory is dealt evenly.
-fn least_of_node(config: &Config, built: &RankLayout) -> u64 {
+/// What a described GPU needs beside the plan.
+fn beside(config: &Config) -> u64 {
+    match &config.device {
+        DeviceConfig::Sim { box_, .. } => reserved_bytes(box_),
+        DeviceConfig::Cpu { .. } | DeviceConfig::Cuda => 0,
+    }
+}
+
+/// Bytes that some node has at least, if the ranks' memory, `of_rank` each, is dealt evenly.
+fn least_of_node(config: &Config, of_rank: u64) -> u64 {
     let DeviceConfig::Sim { box_, .. } = &config.device else { return 0 };
-    let host = built.host_bytes(config);
-    let all = (host.staging + host.states) * config.world_size() as u64;
+    let all = of_rank * config.world_size() as u64;
     all.div_ceil((box_.numa_nodes * box_.machines) as u64)
 }
 
-/// The nearest on a described box: the memory that has to grow by the smaller factor.
-fn of_box(loaded: &LoadedConfig, layouts: Vec<&Layout>) -> Option<Shortage> {
-    let DeviceConfig::Sim { box_, .. } = &loaded.config.device else { return None };
-    let (gpu, node) = (box_.gpu_memory, box_.node_memory);
-    let (on_gpu, beyond): (Vec<&Layout>, Vec<&Layout>) =
-        layouts.into_iter().partition(|layout| layout.gpu.is_none());
-    let nodes = box_.numa_nodes * box_.machines;
-    let of_host = |enough| MemoryShortage { memory: Memory::Host, there: node, enough, nodes };
-    let of_gpu = |enough| MemoryShortage { memory: Memory::Gpu, there: gpu, enough, nodes: 1 };
-    let host = least_host(on_gpu, gpu).map(|(layout, enough)| (layout, vec![of_host(enough)]));
-    let here = beyond.par_iter().copied().filter(|layout| holds(layout, MOST, node)).collect();
-    let more = least_gpu(here, node).map(|(layout, enough)| (layout, vec![of_gpu(enough)]));
-    let both = || {
-        let (_, most) = least_gpu(beyond.clone(), MOST)?;
-        let held = beyond.iter().copied().filter(|l| l.gpu.is_some_and(|bytes| bytes <= most));
-        let (layout, enough) = least_host(held.collect(), most)?;
-        Some((layout, vec![of_gpu(most), of_host(enough)]))
-    };
-    let factor = |short: &[MemoryShortage]| short[0].enough as f64 / short[0].there as f64;
-    let nearest = [host, more].into_iter().flatten();
-    let nearest = nearest.min_by(|a, b| factor(&a.1).total_cmp(&factor(&b.1)));
-    let (layout, short) = nearest.or_else(both)?;
-    Some(told(loaded, layout, short))
-}
+/// A candidate that holds with a memory: how much of it is enough, and how much it takes at least as it is laid out.
+type EnoughMemory<'c> = (u64, u64, &'c Candidate, &'c Layout);
 
-/// The layout that fits GPUs of `gpu` bytes with the least memory of the nodes, and that memory.
-fn least_host(layouts: Vec<&Layout>, gpu: u64) -> Option<(&Layout, u64)> {
-    let layouts = layouts.into_iter().map(|layout| (layout.host, layout)).collect();
-    least_of(layouts, |layout, node| holds(layout, gpu, node))
-}
-
-/// The layout that fits nodes of `node` bytes with the least memory of each GPU, and that memory.
-fn least_gpu(layouts: Vec<&Layout>, node: u64) -> Option<(&Layout, u64)> {
-    let layouts = layouts.into_iter().filter_map(|layout| Some((layout.gpu?, layout))).collect();
-    least_of(layouts, |layout, gpu| holds(layout, gpu, node))
-}
-
-/// The layout that `holds` with the least amount, and that amount; each takes so much at least.
-fn least_of(
-    mut layouts: Vec<(u64, &Layout)>,
-    holds: impl Fn(&Layout, u64) -> bool,
-) -> Option<(&Layout, u64)> {
-    layouts.sort_by_key(|(low, _)| *low);
-    let mut best: Option<(&Layout, u64)> = None;
-    for (low, layout) in layouts {
-        let most = best.map_or(MOST, |(_, bytes)| bytes - 1);
-        // What holds with more than the best so far is not looked at.
-        if low <= most && (best.is_none() || holds(layout, most)) {
-            let found = least(low, most, |bytes| holds(layout, bytes));
-            best = found.map(|bytes| (layout, bytes)).or(best);
-        }
+impl<'a> Candidates<'a> {
+    fn of(loaded: &LoadedConfig, machine: &'a LocalMachine, gpus: Option<usize>) -> Self {
+        let world = gpus.unwrap_or_else(|| changes::all_gpus(&loaded.config));
+        let all = variants(loaded).into_iter();
+        let all = all.flat_map(|(states, config)| {
+            layouts(&config, machine, world).into_iter().map(move |config| (states, config))
+        });
+        // On this machine the smallest micro-batch takes least, and nobody asks for the last hundredth.
+        let described = matches!(loaded.config.device, DeviceConfig::Sim { .. });
+        let least = |(_, config): &(States, Config)| described || config.batch.micro == 1;
+        let all: Vec<(States, Config)> = all.filter(least).collect();
+        let candidate = |(number, (states, config)): (usize, (States, Config))| {
+            let least = least_bytes(&config, machine);
+            Candidate { number, states, config, least, layout: OnceLock::new() }
+        };
+        let all = all.into_par_iter().enumerate().map(candidate).collect();
+        Self { bound: Bound::of(machine), all }
     }
-    best
+
+    /// Those in a form of states up to `most`.
+    fn up_to(&self, most: States) -> impl Iterator<Item = &Candidate> {
+        self.all.iter().filter(move |candidate| candidate.states <= most)
+    }
+
+    /// The nearest on a described box: the memory that has to grow by the smaller factor.
+    fn of_box(&self, loaded: &LoadedConfig, box_: &BoxConfig, most: States) -> Option<Shortage> {
+        let (gpu, node) = (box_.gpu_memory, box_.node_memory);
+        let nodes = box_.numa_nodes * box_.machines;
+        let of_host = |enough| MemoryShortage { memory: Memory::Host, there: node, enough, nodes };
+        let of_gpu = |enough| MemoryShortage { memory: Memory::Gpu, there: gpu, enough, nodes: 1 };
+        let host = self.least_host(most, gpu, true);
+        let host = host.map(|(enough, _, of, layout)| ((of.states, layout), vec![of_host(enough)]));
+        let more = self.least_gpu(most, node);
+        let more = more.map(|(enough, _, of, layout)| ((of.states, layout), vec![of_gpu(enough)]));
+        let both = || {
+            let (larger, ..) = self.least_gpu(most, MOST)?;
+            let (enough, _, of, layout) = self.least_host(most, larger, false)?;
+            Some(((of.states, layout), vec![of_gpu(larger), of_host(enough)]))
+        };
+        let factor = |short: &[MemoryShortage]| short[0].enough as f64 / short[0].there as f64;
+        let nearest = [host, more].into_iter().flatten();
+        let nearest = nearest.min_by(|a, b| factor(&a.1).total_cmp(&factor(&b.1)));
+        let ((states, layout), short) = nearest.or_else(both)?;
+        Some(told(loaded, states, layout, short))
+    }
+
+    /// The layout that fits GPUs of `gpu` bytes with the least memory of the nodes, and that memory. `there`: the GPUs have so much.
+    fn least_host(&self, most: States, gpu: u64, there: bool) -> Option<EnoughMemory<'_>> {
+        let may = self.up_to(most).filter(|candidate| candidate.gpu() <= gpu);
+        let may = may.map(|candidate| (candidate.host(), candidate)).collect();
+        self.least_of(
+            may,
+            |layout| layout.host,
+            |candidate, layout, node| {
+                if there {
+                    return layout.gpu.is_none()
+                        && fits(&with_memory(layout, gpu, node), &layout.built);
+                }
+                layout.gpu.is_some() && self.holds(candidate, gpu, node)
+            },
+        )
+    }
+
+    /// The layout that fits nodes of `node` bytes with the least memory of each GPU, and that memory.
+    fn least_gpu(&self, most: States, node: u64) -> Option<EnoughMemory<'_>> {
+        let may = self.up_to(most).filter(|candidate| candidate.host() <= node);
+        let may = may.map(|candidate| (candidate.gpu(), candidate)).collect();
+        let bytes = |layout: &Layout| layout.gpu.unwrap_or(0);
+        self.least_of(may, bytes, |candidate, layout, gpu| {
+            layout.gpu.is_some() && self.holds(candidate, gpu, node)
+        })
+    }
+
+    /// The layout that `holds` with the least amount, and that amount; each takes so much at least. Of several the one that takes
+    /// least as it is laid out.
+    fn least_of<'c>(
+        &'c self,
+        mut may: Vec<(u64, &'c Candidate)>,
+        bytes: impl Fn(&Layout) -> u64,
+        holds: impl Fn(&Candidate, &Layout, u64) -> bool,
+    ) -> Option<EnoughMemory<'c>> {
+        may.sort_by_key(|(low, _)| *low);
+        let mut best: Option<EnoughMemory<'c>> = None;
+        for (low, candidate) in may {
+            let most = best.map_or(MOST, |(enough, ..)| enough);
+            // What holds with more than the best so far is not looked at.
+            if low > most {
+                break;
+            }
+            let Some(layout) = candidate.layout(&self.bound) else { continue };
+            if bytes(layout) > most || !holds(candidate, layout, most) {
+                continue;
+            }
+            let low = low.max(bytes(layout));
+            let Some(enough) = least(low, most, |bytes| holds(candidate, layout, bytes)) else {
+                continue;
+            };
+            let exact = bytes(layout);
+            let is_less = |(least, of, first, _): EnoughMemory<'c>| {
+                (enough, exact, candidate.number) < (least, of, first.number)
+            };
+            if best.is_none_or(is_less) {
+                best = Some((enough, exact, candidate, layout));
+            }
+        }
+        best
+    }
+
+    /// Whether `candidate` fits a box whose GPUs and nodes have so many bytes.
+    fn holds(&self, candidate: &Candidate, gpu: u64, node: u64) -> bool {
+        let layout = candidate.layout(&self.bound);
+        layout.is_some_and(|layout| self.bound.fits(&with_memory(layout, gpu, node)))
+    }
+
+    /// The nearest on this machine, whose memory is what it is: the memory that has to grow by the smallest factor.
+    fn of_machine(&self, loaded: &LoadedConfig, most: States) -> Option<Shortage> {
+        let least = |of: &'_ Candidate| self.bound.least_factor(&of.config, &of.least);
+        let mut may: Vec<(f64, &Candidate)> = self.up_to(most).map(|of| (least(of), of)).collect();
+        may.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let mut best: Option<(f64, &Candidate, Vec<MemoryShortage>)> = None;
+        for (least, candidate) in may {
+            if best.as_ref().is_some_and(|(factor, ..)| *factor < least) {
+                break;
+            }
+            let Some(layout) = candidate.layout(&self.bound) else { continue };
+            let short = lacking(layout);
+            let factors = short.iter().map(|s| s.enough as f64 / s.there.max(1) as f64);
+            let factor = factors.fold(0.0, f64::max);
+            let is_nearer = |(nearest, first, _): &(f64, &Candidate, Vec<MemoryShortage>)| {
+                (factor, candidate.number) < (*nearest, first.number)
+            };
+            if best.as_ref().is_none_or(is_nearer) {
+                best = Some((factor, candidate, short));
+            }
+        }
+        let (_, candidate, mut short) = best?;
+        // Of nodes and of all of them together the one that lacks most.
+        short.sort_by_key(|s| std::cmp::Reverse(s.enough - s.there));
+        let mut seen = BTreeSet::new();
+        short.retain(|s| seen.insert(s.memory));
+        let layout = candidate.layout(&self.bound)?;
+        (!short.is_empty()).then(|| told(loaded, candidate.states, layout, short))
+    }
 }
 
-/// Whether `layout` fits a box whose GPUs and nodes have so many bytes.
-fn holds(layout: &Layout, gpu: u64, node: u64) -> bool {
+/// What this machine lacks for a layout.
+fn lacking(layout: &Layout) -> Vec<MemoryShortage> {
+    let all = decided(&layout.config, &layout.built).limited.into_iter();
+    let over = all.filter(|(_, bytes, there): &MemoryUse| bytes > there);
+    let short = over.map(|(name, bytes, there)| {
+        let memory = if name == GPU { Memory::Gpu } else { Memory::Host };
+        MemoryShortage { memory, there, enough: up_to_hundredths(bytes), nodes: 1 }
+    });
+    short.collect()
+}
+
+/// The config of `layout` on a box whose GPUs and nodes have so many bytes.
+fn with_memory(layout: &Layout, gpu: u64, node: u64) -> Config {
     let mut config = layout.config.clone();
     if let DeviceConfig::Sim { box_, .. } = &mut config.device {
         **box_ = box_.with_memory(gpu, node);
     }
-    let is_same = layout.gpu.is_none();
-    let built =
-        if is_same { layout.built.clone() } else { lay_out(&config, &layout.built.machine) };
-    fits(&config, &built)
+    config
 }
 
 /// The least amount from `low` up to `most` that is written without rounding and `holds`, where all above it do.
@@ -220,35 +343,16 @@ fn least(low: u64, most: u64, holds: impl Fn(u64) -> bool) -> Option<u64> {
     Some(enough)
 }
 
-/// The nearest on this machine, whose memory is what it is.
-fn of_machine(loaded: &LoadedConfig, layouts: Vec<&Layout>) -> Option<Shortage> {
-    let over = |(_, bytes, there): &MemoryUse| bytes > there;
-    let looked = |layout: &&'_ Layout| {
-        let all = decided(&layout.config, &layout.built).limited.into_iter().filter(over);
-        all.map(|(name, bytes, there)| {
-            let memory = if name == GPU { Memory::Gpu } else { Memory::Host };
-            MemoryShortage { memory, there, enough: up_to_hundredths(bytes), nodes: 1 }
-        })
-        .collect::<Vec<_>>()
-    };
-    let factor = |short: &[MemoryShortage]| {
-        let factors = short.iter().map(|s| s.enough as f64 / s.there.max(1) as f64);
-        factors.fold(0.0, f64::max)
-    };
-    let all = layouts.into_iter().map(|layout| (layout, looked(&layout)));
-    let (layout, mut short) = all.min_by(|a, b| factor(&a.1).total_cmp(&factor(&b.1)))?;
-    // Of nodes and of all of them together the one that lacks most.
-    short.sort_by_key(|s| std::cmp::Reverse(s.enough - s.there));
-    let mut seen = BTreeSet::new();
-    short.retain(|s| seen.insert(s.memory));
-    (!short.is_empty()).then(|| told(loaded, layout, short))
-}
-
-fn told(loaded: &LoadedConfig, layout: &Layout, short: Vec<MemoryShortage>) -> Shortage {
-    let Layout { states, config, built, .. } = layout;
+fn told(
+    loaded: &LoadedConfig,
+    states: States,
+    layout: &Layout,
+    short: Vec<MemoryShortage>,
+) -> Shortage {
+    let Layout { config, built, .. } = layout;
     Shortage {
         short,
-        states: *states,
+        states,
         tensor: config.parallel.tensor,
         data: config.parallel.data,
         micro: config.batch.micro,
@@ -260,6 +364,42 @@ fn told(loaded: &LoadedConfig, layout: &Layout, short: Vec<MemoryShortage>) -> S
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A described box that is far too small, and a model of very many blocks.
+    #[test]
+    fn what_a_box_is_short_of_is_found_by_laying_out_few() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/dgx2-70b.ron");
+        let sets = ["model.layers=1000", "batch.global=16"].map(str::to_owned);
+        let loaded = config::load(path.as_ref(), &sets).unwrap_or_else(|e| panic!("{e}"));
+        let DeviceConfig::Sim { box_, .. } = &loaded.config.device else { panic!("no box") };
+        let machine = LocalMachine::default();
+        let all = Candidates::of(&loaded, &machine, None);
+        let short = all.of_box(&loaded, box_, States::Bf16Moments);
+        assert!(short.is_some_and(|shortage| !shortage.short.is_empty()));
+        let (few, of) = (all.bound.laid_out(), all.all.len());
+        assert!(few * 5 < of, "{few} of {of}");
+    }
+
+    /// Of a model that no machine holds the nearest layout is found, and few others are laid out.
+    #[test]
+    fn the_nearest_of_all_layouts_is_found_by_laying_out_few() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/quickstart.ron");
+        let sets = ["model.hidden=131072", "model.heads=1024", "model.layers=40"];
+        let sets = sets.map(str::to_owned);
+        let loaded = config::load(path.as_ref(), &sets).unwrap_or_else(|e| panic!("{e}"));
+        let machine = LocalMachine::default();
+        let all = Candidates::of(&loaded, &machine, None);
+        let nearest = all.of_machine(&loaded, States::Bf16Moments);
+        let nearest = nearest.unwrap_or_else(|| panic!("it fits")).short;
+        let (few, of) = (all.bound.laid_out(), all.all.len());
+        assert!(of > 40 && few * 4 < of, "{few} of {of}");
+        // What is there changes a little from look to look.
+        let most = |short: &[MemoryShortage]| short.iter().map(|s| s.enough).max().unwrap_or(0);
+        let limit = most(&nearest) as f64 * 0.98;
+        let layouts = all.all.iter().filter_map(|candidate| candidate.layout(&all.bound));
+        let enough: Vec<u64> = layouts.map(|layout| most(&lacking(layout))).collect();
+        assert!(enough.iter().all(|enough| *enough as f64 >= limit), "{nearest:?}: {enough:?}");
+    }
 
     #[test]
     fn the_least_amount_is_found_and_written_without_rounding() {

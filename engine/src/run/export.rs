@@ -417,10 +417,7 @@ fn bytes(segments: &[SegmentLayout]) -> u64 {
 
 /// The safetensors header of all parameters, in the order in which they are written.
 fn header(segments: &[SegmentLayout]) -> Vec<u8> {
-    let shape = |param: &Param| {
-        let (rows, cols) = param.global;
-        (param.name.clone(), if cols == 1 { vec![rows] } else { vec![rows, cols] })
-    };
+    let shape = |param: &Param| (param.name.clone(), param.dimensions());
     let params = segments.iter().flat_map(|s| &s.params);
     checkpoint::header::of_shapes(Map::new(), "F32", 4, params.map(shape))
 }

@@ -247,11 +247,10 @@ impl Folder {
         let Some(foreign) = self.tensors.get(&theirs).or_else(other) else {
             return Err(FolderError::refused(&self.path, missing(&theirs, strange)));
         };
-        let wanted = match shape {
-            (rows, 1) => vec![rows],
-            (rows, columns) if turned => vec![columns, rows],
-            (rows, columns) => vec![rows, columns],
-        };
+        let mut wanted = param.dimensions();
+        if turned {
+            wanted.reverse();
+        }
         let TensorEntry { name, dtype, shape: found, .. } = &foreign.entry;
         // Of positions the first ones: shorter samples have no others.
         let fits = match found[..] {

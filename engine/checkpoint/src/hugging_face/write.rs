@@ -19,6 +19,7 @@ use std::fs::{self, File, TryLockError};
 use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use tensor_parallel::Param;
 
 /// Why nothing was exported.
 #[derive(Debug, thiserror::Error)]
@@ -272,17 +273,17 @@ fn write_part(
 ) -> Result<(), ExportError> {
     let numbers = model.numbers;
     let failed = cannot_write(path);
-    let shape = |tensor: &TensorEntry| {
-        let [rows, columns] = tensor.shape;
-        let shape = match spelled.foreign(&tensor.name).1 {
-            _ if columns == 1 => vec![rows],
-            true => vec![columns, rows],
-            false => vec![rows, columns],
-        };
-        (spelled.whole(&tensor.name), shape)
+    let shape = |param: &Param| {
+        let mut shape = param.dimensions();
+        if spelled.foreign(&param.name).1 {
+            shape.reverse();
+        }
+        (spelled.whole(&param.name), shape)
     };
     let torch = Map::from_iter([("__metadata__".into(), json!({ "format": "pt" }))]);
-    let shapes = tensors.iter().map(shape);
+    // The tensors of a checkpoint are the parameters of its model, in their order.
+    let params = model.built.decoder.segments().iter().flat_map(|s| &s.params);
+    let shapes = params.skip(first).take(tensors.len()).map(shape);
     let header = header::of_shapes(torch, numbers.name(), numbers.width(), shapes);
     let file = create_new(path).map_err(&failed)?;
     let mut file = BufWriter::with_capacity(1 << 20, file);

@@ -111,8 +111,8 @@ pub(super) fn load(dev: &Device, decoder: &Decoder, path: &Path) -> Result<(), G
             metadata.info(name).ok_or_else(|| wrong(format!("it has no tensor `{name}`")))?;
         let (rows, cols) = param.global;
         let fits = match info.shape[..] {
-            [r] => r == rows && cols == 1,
-            [r, c] => c == cols && (r == rows || (r > rows && name == "wpe")),
+            [r] => param.is_vector && r == rows,
+            [r, c] => !param.is_vector && c == cols && (r == rows || (r > rows && name == "wpe")),
             _ => false,
         };
         if !fits || info.dtype != safetensors::Dtype::F32 {

@@ -8,7 +8,7 @@ fn spoiled(sets: &[&str]) -> ConfigError {
     loaded(LEAST, sets).expect_err(&format!("{sets:?} should be refused"))
 }
 
-fn refuses(sets: &[&str], key: &str, parts: &[&str]) {
+pub(super) fn refuses(sets: &[&str], key: &str, parts: &[&str]) {
     let error = spoiled(sets);
     let [problem] = error.errors() else { panic!("one error expected:\n{error}") };
     assert_eq!(problem.key, key, "{error}");

@@ -51,6 +51,10 @@ const LETTERS: Range<char> = '\u{FDD5}'..MARKS.end;
 
 /// Number of the rules by which a chat becomes tokens and targets. Tokens by other rules are made again.
 const RULES: u32 = 2;
+/// Its name among what documents follow from.
+pub(super) const CHAT_RULES: &str = "rules for chats";
+/// That of the template.
+pub(super) const CHAT_TEMPLATE: &str = "chat template";
 
 /// The content of rows.
 #[derive(Debug)]
@@ -140,10 +144,10 @@ impl<'a> Rows<'a> {
         match &self.kind {
             RowContent::Text(field) => makers.push(("field of a text", format!("{field:?}"))),
             RowContent::Chat { reader, system } => makers.extend([
-                ("rules for chats", RULES.to_string()),
+                (CHAT_RULES, RULES.to_string()),
                 ("data.system", format!("{:?}", system.as_deref().unwrap_or_default())),
                 (
-                    "chat template",
+                    CHAT_TEMPLATE,
                     format!("xxh3-128 {:032x}", xxh3_128(reader.template.identity().as_bytes())),
                 ),
             ]),
