@@ -95,7 +95,7 @@ const INPUTS: [Input; 33] = [
         takes: Takes::Endless,
         ..input(
             "rows.jsonl",
-            "train tiny.ron -q --run-dir new --set data.train=\"rows.jsonl\" --set data.format=Jsonl(text:\"text\")",
+            "train tiny.ron -q --run-dir new --set data.train=\"rows.jsonl\" --set data.format=Jsonl(text:\"text\") --set data.tokenizer=\"tokenizer.json\" --set model.vocab=300",
         )
     },
     Input { takes: Takes::Endless, ..input("chats.jsonl", "train chat.ron -q --run-dir new") },
@@ -197,6 +197,8 @@ fn one(folder: &Folder, input: &Input, plant: Plant, findings: &mut Findings) {
     let case = format!("{plant:?} as {file} of `onebox {line}`");
     let before = tree(&folder.path(file));
     let name = Path::new(file).file_name().unwrap().to_str().unwrap();
+    // Without its config.json a folder is no model, and is named itself.
+    let name = if line.starts_with("generate chat") { "chat" } else { name };
     let is_fed = takes == Takes::Pipes && plant == Plant::Pipe;
     let is_endless = takes == Takes::Endless && plant == Plant::Sparse;
     let ending = if is_fed {
@@ -217,7 +219,7 @@ fn one(folder: &Folder, input: &Input, plant: Plant, findings: &mut Findings) {
         || matches!(plant, Plant::Foreign | Plant::OtherKind);
     if works && ending.code != 0 {
         findings.blame(&case, "does not work", &ending);
-    } else if !works && !may_work && !ending.is_refusal_of(name) {
+    } else if !works && !may_work && !ending.is_hung && !ending.is_refusal_of(name) {
         findings.blame(&case, "is not refused by name", &ending);
     }
     if plant == Plant::OtherKind && ending.code != 0 && !ending.stderr.contains(name) {
@@ -250,7 +252,7 @@ fn what_a_user_names_may_be_a_link_and_is_read_to_a_bound() {
         }
     }
     let all = INPUTS.iter().flat_map(|input| Plant::ALL.map(|plant| (input, plant))).collect();
-    for (input, plant) in sample(all, 40) {
+    for (input, plant) in sample(all, 25) {
         one(&folder, input, plant, &mut findings);
     }
     findings.end();

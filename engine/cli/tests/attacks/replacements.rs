@@ -124,7 +124,7 @@ fn what_is_replaced_beside_a_run_costs_nobody_anything_in_silence() {
     let folder = Folder::new();
     other_run(&folder);
     let mut findings = Findings::new("replacements beside a run");
-    for (line, word) in sample(LINES.to_vec(), 4) {
+    for (line, word) in sample(LINES.to_vec(), 3) {
         one(&folder, line, word, &mut findings);
     }
     findings.end();
