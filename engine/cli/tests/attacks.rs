@@ -30,7 +30,7 @@ mod replacements;
 mod runs;
 
 use common::Folder;
-use program::Ending;
+use program::ProgramEnd;
 use std::time::Duration;
 
 /// What a program may hold in memory, in bytes.
@@ -40,9 +40,10 @@ fn full() -> bool {
     std::env::var_os("ONEBOX_FULL").is_some_and(|value| value == "1")
 }
 
-/// Every n-th of them where the run is not a full one.
+/// Every n-th of them where the run is not a full one, so that each plant has its turn.
 fn sample<T>(all: Vec<T>, most: usize) -> Vec<T> {
     let stride = if full() { 1 } else { all.len().div_ceil(most).max(1) };
+    let stride = stride + usize::from(stride.is_multiple_of(plants::Plant::ALL.len()));
     all.into_iter().step_by(stride).collect()
 }
 
@@ -74,7 +75,7 @@ impl Findings {
     }
 
     /// What holds for every program: it ended in time and memory, as it documents.
-    fn look_at(&mut self, case: &str, ending: &Ending) {
+    fn look_at(&mut self, case: &str, ending: &ProgramEnd) {
         self.tried += 1;
         println!("{case}: {ending}");
         if ending.time > self.slowest.0 {
@@ -92,12 +93,12 @@ impl Findings {
     }
 
     /// As [`add`](Self::add), with how the program ended.
-    fn blame(&mut self, case: &str, fault: &str, ending: &Ending) {
+    fn blame(&mut self, case: &str, fault: &str, ending: &ProgramEnd) {
         self.add(case, &format!("{fault}: {ending}"));
     }
 
     /// What is lost or changed of others.
-    fn harm(&mut self, case: &str, harm: &[String], ending: &Ending) {
+    fn harm(&mut self, case: &str, harm: &[String], ending: &ProgramEnd) {
         if !harm.is_empty() {
             let first = &harm[..harm.len().min(4)];
             self.blame(case, &format!("HARMS {}: {first:?}", harm.len()), ending);
@@ -128,7 +129,7 @@ fn words(line: &str) -> Vec<&str> {
 
 impl Folder {
     /// What becomes of `onebox` with the words of this line, with a cache of its own.
-    fn attempt(&self, line: &str) -> Ending {
+    fn attempt(&self, line: &str) -> ProgramEnd {
         program::ending(self.attacked(line), program::PATIENCE)
     }
 

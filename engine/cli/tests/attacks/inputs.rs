@@ -1,7 +1,7 @@
 //! Files that a user names for onebox to read.
 
 use super::common::{TINY, with_chats};
-use super::plants::{Plant, Planted, tree, with_rights};
+use super::plants::{Plant, Trap, tree, with_rights};
 use super::program::{PATIENCE, ending, stopped_after};
 use super::{Findings, Folder, full, sample};
 use std::fs;
@@ -180,7 +180,7 @@ fn index(tokens: u32) -> Vec<u8> {
 }
 
 /// Fills a pipe with what was there, as a shell does for `<(cat ..)`.
-fn fed(folder: &Folder, line: &str, file: &str) -> super::Ending {
+fn fed(folder: &Folder, line: &str, file: &str) -> super::ProgramEnd {
     let (from, to) = (folder.path("theirs/original"), folder.path(file));
     let writer = std::thread::spawn(move || fs::write(to, fs::read(from).unwrap()));
     let ending = folder.attempt(line);
@@ -193,7 +193,7 @@ fn fed(folder: &Folder, line: &str, file: &str) -> super::Ending {
 
 fn one(folder: &Folder, input: &Input, plant: Plant, findings: &mut Findings) {
     let Input { file, line, takes } = *input;
-    let Some(planted) = Planted::new(folder, file, plant) else { return };
+    let Some(planted) = Trap::new(folder, file, plant) else { return };
     let case = format!("{plant:?} as {file} of `onebox {line}`");
     let before = tree(&folder.path(file));
     let name = Path::new(file).file_name().unwrap().to_str().unwrap();

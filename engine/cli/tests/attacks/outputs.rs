@@ -1,6 +1,6 @@
 //! Files and folders that a user names for onebox to write.
 
-use super::plants::{Plant, Planted, remove};
+use super::plants::{Plant, Trap, remove};
 use super::{Findings, Folder, full, sample};
 
 /// What a command writes, and whether it is a folder.
@@ -43,7 +43,7 @@ fn one(folder: &Folder, output: &Output, plant: Plant, findings: &mut Findings) 
         remove(&folder.path(name));
         return;
     }
-    let planted = Planted::new(folder, name, plant).unwrap();
+    let planted = Trap::new(folder, name, plant).unwrap();
     let case = format!("{plant:?} as {name} of `onebox {line}`");
     let measures = line.starts_with("bench");
     let ending = match measures {

@@ -111,7 +111,7 @@ pub(crate) fn remove(path: &Path) {
 }
 
 /// Something planted at a path, and what belongs to others beside it.
-pub(crate) struct Planted {
+pub(crate) struct Trap {
     path: PathBuf,
     theirs: PathBuf,
     /// What others have, before the attack.
@@ -122,7 +122,7 @@ pub(crate) struct Planted {
     _socket: Option<UnixListener>,
 }
 
-impl Planted {
+impl Trap {
     /// Plants it at a name in `folder`, if the name is fit for it.
     pub(crate) fn new(folder: &Folder, name: &str, plant: Plant) -> Option<Self> {
         let (path, theirs) = (folder.path(name), folder.path("theirs"));

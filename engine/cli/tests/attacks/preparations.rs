@@ -1,7 +1,7 @@
 //! Folders of `onebox data prepare`, and the cache: nothing in them is a link, and nothing that somebody plants is written through,
 //! waited for or read without a bound.
 
-use super::plants::{Plant, Planted, Tree, differences, remove, tree, with_rights};
+use super::plants::{Plant, Trap, Tree, differences, remove, tree, with_rights};
 use super::program::{PATIENCE, ending};
 use super::{Findings, Folder, sample};
 use std::fs;
@@ -63,7 +63,7 @@ fn prepared(folder: &Folder, file: &str, plant: Plant, whole: &Tree, findings: &
             fs::create_dir(folder.path("made/train.partial")).unwrap();
         }
     }
-    let Some(planted) = Planted::new(folder, &format!("made/{file}"), plant) else { return };
+    let Some(planted) = Trap::new(folder, &format!("made/{file}"), plant) else { return };
     let case = format!("{plant:?} as made/{file} of `onebox {PREPARE}`");
     let first = ending(with_rights(folder.attacked(PREPARE), plant), PATIENCE);
     findings.look_at(&case, &first);
@@ -135,7 +135,7 @@ fn runs_on_prepared_data_with_plants_in_it_are_refused_or_are_the_same_run() {
         cases.extend(Plant::ALL.map(|plant| (file, plant, &check)));
     }
     for (file, plant, line) in sample(cases, 7) {
-        let Some(planted) = Planted::new(&folder, &format!("made/{file}"), plant) else { continue };
+        let Some(planted) = Trap::new(&folder, &format!("made/{file}"), plant) else { continue };
         let case = format!("{plant:?} as made/{file} of `onebox {line}`");
         let ending = ending(with_rights(folder.attacked(line), plant), PATIENCE);
         findings.look_at(&case, &ending);
@@ -163,7 +163,7 @@ fn nothing_planted_in_the_cache_is_written_through_or_waited_for() {
     let folder = super::inputs::material();
     let mut findings = Findings::new("cache");
     // Enough rows to be kept.
-    fs::write(folder.path("chats.jsonl"), folder.read("chats.jsonl").repeat(9)).unwrap();
+    fs::write(folder.path("chats.jsonl"), folder.read("chats.jsonl").repeat(6)).unwrap();
     let text = "train tiny.ron -q --run-dir new --set data.tokenizer=\"tokenizer.json\" --set model.vocab=300";
     // Files that are just written may change, so that nothing of them is kept.
     folder.shell("find . -type f | xargs touch -d 2020-01-01").ok();
@@ -183,11 +183,11 @@ fn nothing_planted_in_the_cache_is_written_through_or_waited_for() {
         for name in &names {
             cases.extend(Plant::ALL.map(|plant| (name, plant)));
         }
-        for (name, plant) in sample(cases, 7) {
+        for (name, plant) in sample(cases, 5) {
             remove(&folder.path("cache"));
             folder.shell("cp -a whole cache").ok();
             let path = if name.is_empty() { "cache".into() } else { format!("cache/{name}") };
-            let Some(planted) = Planted::new(&folder, &path, plant) else { continue };
+            let Some(planted) = Trap::new(&folder, &path, plant) else { continue };
             let case = format!("{plant:?} as {path} of `onebox {line}`");
             let ending = ending(with_rights(folder.attacked(line), plant), PATIENCE);
             findings.look_at(&case, &ending);

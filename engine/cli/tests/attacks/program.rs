@@ -32,7 +32,7 @@ const BUGS: [&str; 5] = [
 ];
 
 /// How a program ended.
-pub(crate) struct Ending {
+pub(crate) struct ProgramEnd {
     /// The exit code; of a signal 128 and its number, as a shell has it.
     pub(crate) code: i32,
     pub(crate) stdout: String,
@@ -46,7 +46,7 @@ pub(crate) struct Ending {
     is_stopped: bool,
 }
 
-impl fmt::Display for Ending {
+impl fmt::Display for ProgramEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (seconds, memory) = (self.time.as_secs_f64(), self.memory >> 20);
         let said: String = self.stderr.chars().take(300).collect();
@@ -54,7 +54,7 @@ impl fmt::Display for Ending {
     }
 }
 
-impl Ending {
+impl ProgramEnd {
     /// What no program may do.
     pub(crate) fn faults(&self) -> Vec<String> {
         let mut faults = Vec::new();
@@ -148,7 +148,7 @@ impl Program {
     }
 
     /// Waits for its end; kills it behind `patience`, or where it takes the machine's memory.
-    pub(crate) fn end(mut self, patience: Duration) -> Ending {
+    pub(crate) fn end(mut self, patience: Duration) -> ProgramEnd {
         let since = Instant::now();
         let mut is_hung = false;
         while !self.has_ended() {
@@ -167,7 +167,7 @@ impl Program {
         let code = status.code().or(status.signal().map(|signal| 128 + signal));
         let [stdout, stderr] =
             self.texts.map(|text| text.recv_timeout(Duration::from_secs(10)).unwrap_or_default());
-        Ending {
+        ProgramEnd {
             code: code.unwrap(),
             stdout,
             stderr,
@@ -180,12 +180,12 @@ impl Program {
 }
 
 /// Runs a program to its end, for so long.
-pub(crate) fn ending(command: Command, patience: Duration) -> Ending {
+pub(crate) fn ending(command: Command, patience: Duration) -> ProgramEnd {
     Program::start(command).end(patience)
 }
 
 /// Runs a program, and tells it to stop where it has not ended before.
-pub(crate) fn stopped_after(command: Command, after: Duration) -> Ending {
+pub(crate) fn stopped_after(command: Command, after: Duration) -> ProgramEnd {
     let mut program = Program::start(command);
     program.wait_for(|| false, after);
     program.signal(Signal::TERM);

@@ -1,6 +1,6 @@
 //! Files of a run: none of them is a link, and none that somebody plants is written through, waited for or read without a bound.
 
-use super::plants::{Plant, Planted, differences, remove, tree, with_rights};
+use super::plants::{Plant, Trap, differences, remove, tree, with_rights};
 use super::program::{PATIENCE, ending};
 use super::{Findings, Folder, full, sample};
 use std::fs;
@@ -89,7 +89,7 @@ fn resumed(
     findings: &mut Findings,
 ) {
     renew(folder);
-    let Some(planted) = Planted::new(folder, &format!("run/{file}"), plant) else { return };
+    let Some(planted) = Trap::new(folder, &format!("run/{file}"), plant) else { return };
     let case = format!("{plant:?} as {file} of a run that is resumed");
     let line = train("run", 6, "--resume");
     let first = ending(with_rights(folder.attacked(&line), plant), PATIENCE);
@@ -119,7 +119,7 @@ fn resumed(
 
 /// A command that reads a run with a plant in it.
 fn read(folder: &Folder, line: &str, file: &str, plant: Plant, findings: &mut Findings) {
-    let Some(planted) = Planted::new(folder, &format!("run/{file}"), plant) else { return };
+    let Some(planted) = Trap::new(folder, &format!("run/{file}"), plant) else { return };
     let case = format!("{plant:?} as run/{file} of `onebox {line}`");
     let before = tree(&folder.path("run"));
     let read = ending(with_rights(folder.attacked(line), plant), PATIENCE);
@@ -196,7 +196,7 @@ fn what_is_no_directory_is_no_place_for_a_run() {
             if !full() && how != "--overwrite" {
                 continue;
             }
-            let planted = Planted::new(&folder, "run", plant).unwrap();
+            let planted = Trap::new(&folder, "run", plant).unwrap();
             let case = format!("{plant:?} as the directory of a run, {how}");
             let ending = folder.attempt(&train("run", 2, how));
             findings.look_at(&case, &ending);
