@@ -163,7 +163,7 @@ fn nothing_planted_in_the_cache_is_written_through_or_waited_for() {
     let folder = super::inputs::material();
     let mut findings = Findings::new("cache");
     // Enough rows to be kept.
-    fs::write(folder.path("chats.jsonl"), folder.read("chats.jsonl").repeat(6)).unwrap();
+    fs::write(folder.path("chats.jsonl"), folder.read("chats.jsonl").repeat(9)).unwrap();
     let text = "train tiny.ron -q --run-dir new --set data.tokenizer=\"tokenizer.json\" --set model.vocab=300";
     // Files that are just written may change, so that nothing of them is kept.
     folder.shell("find . -type f | xargs touch -d 2020-01-01").ok();
