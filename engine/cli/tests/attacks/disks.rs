@@ -17,9 +17,11 @@ fn mounter() -> Result<Command, String> {
     let how = if root { "-m" } else { "-rm" };
     let mut tried = Command::new("unshare");
     tried.args([how, "sh", "-c", "mount -t tmpfs -o size=64k tmpfs /tmp"]);
-    let output = tried.output().map_err(|error| format!("unshare: {error}"))?;
+    let output =
+        tried.output().map_err(|error| format!("no unshare (package util-linux): {error}"))?;
     if !output.status.success() {
-        return Err(String::from_utf8_lossy(&output.stderr).trim().to_owned());
+        let why = String::from_utf8_lossy(&output.stderr);
+        return Err(format!("this system mounts no tmpfs: {}", why.trim()));
     }
     let mut command = Command::new("unshare");
     command.args([how, "sh", "-c"]);
@@ -44,7 +46,7 @@ tail -n 1 disk/run/metrics.jsonl
 #[test]
 fn a_run_on_a_disk_that_is_full_goes_on_where_it_gets_room() {
     if let Err(why) = mounter() {
-        skip(&format!("small disks: this system mounts no tmpfs: {why}"));
+        skip("small disks", &why);
         return;
     }
     let folder = super::Folder::new();
@@ -82,8 +84,8 @@ fn a_run_on_a_disk_that_is_full_goes_on_where_it_gets_room() {
 /// The disk gets full while the run goes, by what others write.
 #[test]
 fn a_disk_that_others_fill_costs_checkpoints_and_no_run() {
-    if mounter().is_err() {
-        skip("a disk that others fill: this system mounts no tmpfs");
+    if let Err(why) = mounter() {
+        skip("a disk that others fill", &why);
         return;
     }
     let folder = super::Folder::new();
