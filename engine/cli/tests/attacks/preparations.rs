@@ -121,7 +121,8 @@ fn runs_on_prepared_data_with_plants_in_it_are_refused_or_are_the_same_run() {
     files.sort();
     assert_eq!(files.len(), 4, "{files:?}");
     renew(&folder);
-    let sets = "--set data.train=\"made/train\" --set data.format=U16";
+    let sets =
+        "--set data.train=\"made/train\" --set data.format=Megatron --set data.packing=Documents";
     let train = format!("train chat.ron -q --run-dir new {sets}");
     let check = format!("data check chat.ron {sets}");
     let straight = folder.attempt(&train);
