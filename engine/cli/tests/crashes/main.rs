@@ -1,5 +1,6 @@
 //! Crashes while a checkpoint is saved: the process killed at every system call, power lost at every one, and every
-//! call refused once. Needs strace; without it nothing is checked, which is said, and is a failure where CI=true.
+//! call refused once. Needs strace; without it nothing of that is checked, which is said, and is a failure where CI=true. Runs of all
+//! modes and preparations of data are killed at random moments, too.
 //!
 //! A quick sample by default; all of it with ONEBOX_FULL=1.
 
@@ -11,6 +12,8 @@ mod commands;
 #[path = "../common/mod.rs"]
 mod common;
 mod disk;
+mod modes;
+mod preparations;
 mod trace;
 
 use checkpoint::{Checkpoint, newest};

@@ -1,0 +1,233 @@
+//! What somebody puts where onebox expects a file of its own or of the user.
+
+use super::Folder;
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// What is planted. That which was there moves to `theirs`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Plant {
+    /// A link to what was there.
+    Link,
+    /// A link to a file or a folder of somebody else with other contents.
+    Foreign,
+    /// A link to a name that nothing has.
+    Dangling,
+    /// A link to itself.
+    Loop,
+    /// A named pipe that nobody writes to.
+    Pipe,
+    Socket,
+    /// A directory, or in the place of one a file.
+    OtherKind,
+    /// A link to /dev/zero, which never ends.
+    Zero,
+    /// A link to /dev/full, which takes nothing.
+    Full,
+    /// A file of a terabyte that takes no room.
+    Sparse,
+    /// What was there, without the right to read it.
+    Unreadable,
+}
+
+impl Plant {
+    pub(crate) const ALL: [Self; 11] = [
+        Self::Link,
+        Self::Foreign,
+        Self::Dangling,
+        Self::Loop,
+        Self::Pipe,
+        Self::Socket,
+        Self::OtherKind,
+        Self::Zero,
+        Self::Full,
+        Self::Sparse,
+        Self::Unreadable,
+    ];
+}
+
+pub(crate) const TERABYTE: u64 = 1 << 40;
+
+/// What is in a folder: a word for its kind, and its contents or where it leads.
+pub(crate) type Tree = BTreeMap<PathBuf, (String, Vec<u8>)>;
+
+/// All below `path`, or `path` itself, without following links.
+pub(crate) fn tree(path: &Path) -> Tree {
+    let mut found = Tree::new();
+    add(path, Path::new(""), &mut found);
+    found
+}
+
+fn add(path: &Path, name: &Path, found: &mut Tree) {
+    let Ok(metadata) = fs::symlink_metadata(path) else { return };
+    let kind = metadata.file_type();
+    let mode = metadata.permissions().mode();
+    let of = |word: &str| format!("{word} {mode:o}");
+    let entry = if kind.is_symlink() {
+        ("link".to_owned(), fs::read_link(path).unwrap().into_os_string().into_encoded_bytes())
+    } else if kind.is_dir() {
+        for entry in fs::read_dir(path).unwrap().map(Result::unwrap) {
+            add(&entry.path(), &name.join(entry.file_name()), found);
+        }
+        (of("folder"), Vec::new())
+    } else if kind.is_file() && metadata.len() < TERABYTE {
+        (of("file"), fs::read(path).unwrap())
+    } else if kind.is_file() {
+        (of("terabyte"), metadata.len().to_le_bytes().to_vec())
+    } else if kind.is_fifo() {
+        (of("pipe"), Vec::new())
+    } else {
+        (of("other"), Vec::new())
+    };
+    found.insert(name.to_owned(), entry);
+}
+
+/// Names that differ between two trees.
+pub(crate) fn differences(before: &Tree, after: &Tree) -> Vec<String> {
+    let names = before.keys().chain(after.keys().filter(|name| !before.contains_key(*name)));
+    let differs = names.filter(|name| before.get(*name) != after.get(*name));
+    let words = |name: &PathBuf| {
+        let state = match (before.get(name), after.get(name)) {
+            (None, _) => "is new",
+            (_, None) => "is gone",
+            _ => "is changed",
+        };
+        format!("{} {state}", name.display())
+    };
+    differs.map(words).collect()
+}
+
+/// Removes whatever has the name.
+pub(crate) fn remove(path: &Path) {
+    match fs::symlink_metadata(path) {
+        Ok(metadata) if metadata.is_dir() => fs::remove_dir_all(path).unwrap(),
+        Ok(_) => fs::remove_file(path).unwrap(),
+        Err(_) => {}
+    }
+}
+
+/// Something planted at a path, and what belongs to others beside it.
+pub(crate) struct Trap {
+    path: PathBuf,
+    theirs: PathBuf,
+    /// What others have, before the attack.
+    before: Tree,
+    plant: Plant,
+    had: bool,
+    /// Keeps a socket there.
+    _socket: Option<UnixListener>,
+}
+
+impl Trap {
+    /// Plants it at a name in `folder`, if the name is fit for it.
+    pub(crate) fn new(folder: &Folder, name: &str, plant: Plant) -> Option<Self> {
+        let (path, theirs) = (folder.path(name), folder.path("theirs"));
+        remove(&theirs);
+        fs::create_dir_all(theirs.join("folder")).unwrap();
+        fs::write(theirs.join("file"), "theirs, and nobody else's\n").unwrap();
+        fs::write(theirs.join("folder/step-00000004"), "theirs").unwrap();
+        let metadata = fs::symlink_metadata(&path).ok();
+        let (had, is_folder) =
+            (metadata.is_some(), metadata.as_ref().is_some_and(fs::Metadata::is_dir));
+        let needs_original = matches!(plant, Plant::Link | Plant::Unreadable);
+        if needs_original && (!had || plant == Plant::Unreadable && is_folder) {
+            return None;
+        }
+        let original = theirs.join("original");
+        if plant == Plant::Unreadable {
+            fs::copy(&path, &original).unwrap();
+        } else if had {
+            fs::rename(&path, &original).unwrap();
+        }
+        let mut socket = None;
+        match plant {
+            Plant::Link => symlink(&original, &path).unwrap(),
+            Plant::Foreign if is_folder => symlink(theirs.join("folder"), &path).unwrap(),
+            Plant::Foreign => symlink(theirs.join("file"), &path).unwrap(),
+            Plant::Dangling => symlink(theirs.join("new"), &path).unwrap(),
+            Plant::Loop => symlink(path.file_name().unwrap(), &path).unwrap(),
+            Plant::Pipe => {
+                assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
+            }
+            Plant::Socket => {
+                // The path of a socket is short.
+                let near = folder.path("socket");
+                socket = Some(UnixListener::bind(&near).unwrap());
+                fs::rename(&near, &path).unwrap();
+            }
+            Plant::OtherKind if is_folder => fs::write(&path, "no folder").unwrap(),
+            Plant::OtherKind => fs::create_dir(&path).unwrap(),
+            Plant::Zero => symlink("/dev/zero", &path).unwrap(),
+            Plant::Full => symlink("/dev/full", &path).unwrap(),
+            Plant::Sparse => File::create(&path).unwrap().set_len(TERABYTE).unwrap(),
+            Plant::Unreadable => {
+                fs::set_permissions(&path, fs::Permissions::from_mode(0o000)).unwrap();
+            }
+        }
+        let before = tree(&theirs);
+        Some(Self { path, theirs, before, plant, had, _socket: socket })
+    }
+
+    /// What of others is not as it was.
+    pub(crate) fn harm(&self) -> Vec<String> {
+        differences(&self.before, &tree(&self.theirs))
+    }
+
+    /// Whether what was planted is there as it was.
+    pub(crate) fn is_there(&self) -> bool {
+        let Ok(metadata) = fs::symlink_metadata(&self.path) else { return false };
+        let kind = metadata.file_type();
+        match self.plant {
+            Plant::Link
+            | Plant::Foreign
+            | Plant::Dangling
+            | Plant::Loop
+            | Plant::Zero
+            | Plant::Full => kind.is_symlink(),
+            Plant::Pipe => kind.is_fifo(),
+            Plant::Socket => kind.is_socket(),
+            Plant::OtherKind => true,
+            Plant::Sparse => metadata.len() == TERABYTE,
+            Plant::Unreadable => metadata.permissions().mode() & 0o777 == 0,
+        }
+    }
+
+    /// Puts back what was there, if the plant is still there.
+    pub(crate) fn undo(self) {
+        let original = self.theirs.join("original");
+        if self.plant == Plant::Unreadable {
+            if self.path.exists() {
+                fs::set_permissions(&self.path, fs::Permissions::from_mode(0o644)).unwrap();
+            }
+        } else if self.is_there() {
+            remove(&self.path);
+            if self.had {
+                fs::rename(original, &self.path).unwrap();
+            }
+        }
+        remove(&self.theirs);
+    }
+}
+
+/// A command whose root reads no more than another user.
+pub(crate) fn without_roots_rights(command: &Command) -> Command {
+    let rights = "-dac_override,-dac_read_search";
+    let mut without = Command::new("setpriv");
+    without.args([format!("--bounding-set={rights}"), format!("--inh-caps={rights}")]);
+    without.arg(command.get_program()).args(command.get_args());
+    without.current_dir(command.get_current_dir().unwrap());
+    for (key, value) in command.get_envs() {
+        without.env(key, value.unwrap());
+    }
+    without
+}
+
+/// The command for a case: who may read everything gives that up where a right is missing.
+pub(crate) fn with_rights(command: Command, plant: Plant) -> Command {
+    let is_root = rustix::process::geteuid().is_root();
+    if is_root && plant == Plant::Unreadable { without_roots_rights(&command) } else { command }
+}
