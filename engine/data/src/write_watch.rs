@@ -93,6 +93,7 @@ impl Stamp {
 mod tests {
     use super::*;
     use rustix::fs::statfs;
+    use std::fs;
     use std::path::Path;
 
     fn open(path: &Path) -> TokenFile {
