@@ -8,7 +8,7 @@ use files::path_text::ShownPath;
 use files::{input, private, regular_file};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Read};
 use std::path::Path;
 use std::time::SystemTime;
 use xxhash_rust::xxh3::Xxh3Default;
@@ -40,7 +40,8 @@ pub(super) fn write<T: Serialize>(path: &Path, content: &T) -> io::Result<()> {
     write_bytes(path, &[bytes]).map(drop)
 }
 
-/// Writes a file that has its name once it is on the disk. The folder is made.
+/// Writes a file that has its name once it is on the disk. The folder is made. A file of the same bytes that has the name stays:
+/// another process may be reading it, and a file that loses its name gets another time of change.
 pub(super) fn write_bytes(path: &Path, parts: &[Vec<u8>]) -> io::Result<FileRecord> {
     let (Some(folder), Some(name)) = (path.parent(), path.file_name().and_then(|n| n.to_str()))
     else {
@@ -49,7 +50,7 @@ pub(super) fn write_bytes(path: &Path, parts: &[Vec<u8>]) -> io::Result<FileReco
     let folder = private::folder(folder)?;
     let unfinished = unfinished_name(name);
     let written = write_in(&folder, &unfinished, parts)
-        .and_then(|record| folder.rename(&unfinished, name).map(|()| record));
+        .and_then(|record| name_whole(&folder, &unfinished, name, parts).map(|()| record));
     if written.is_err() {
         // The first error is the one to report.
         drop(folder.remove_file(&unfinished));
@@ -57,6 +58,41 @@ pub(super) fn write_bytes(path: &Path, parts: &[Vec<u8>]) -> io::Result<FileReco
     let record = written?;
     folder.sync()?;
     Ok(FileRecord { name: name.to_owned(), ..record })
+}
+
+/// Gives the file `unfinished`, which has the bytes of `parts`, its name.
+fn name_whole(
+    folder: &Directory,
+    unfinished: &str,
+    name: &str,
+    parts: &[Vec<u8>],
+) -> io::Result<()> {
+    match folder.rename_new(unfinished, name) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+            match has_bytes(folder, name, parts) {
+                true => folder.remove_file(unfinished),
+                false => folder.rename(unfinished, name),
+            }
+        }
+        renamed => renamed,
+    }
+}
+
+/// Whether the file has the bytes of `parts`, and no others.
+fn has_bytes(folder: &Directory, name: &str, parts: &[Vec<u8>]) -> bool {
+    let same = || {
+        let mut file = folder.read(name)?;
+        let mut block = vec![0; 1 << 16];
+        for piece in parts.iter().flat_map(|part| part.chunks(1 << 16)) {
+            let read = &mut block[..piece.len()];
+            file.read_exact(read)?;
+            if read != piece {
+                return Ok(false);
+            }
+        }
+        Ok::<_, io::Error>(file.read(&mut block)? == 0)
+    };
+    same().unwrap_or(false)
 }
 
 fn write_in(folder: &Directory, name: &str, parts: &[Vec<u8>]) -> io::Result<FileRecord> {
@@ -79,7 +115,7 @@ fn seal_of(path: &Path, json: &[u8]) -> [u8; 16] {
     hash_of_parts([name, json]).to_le_bytes()
 }
 
-/// A name for a file before it is whole. Two runs at once write the same bytes, and the later file stays.
+/// A name for a file before it is whole. Two runs at once write the same bytes, and the first file stays.
 fn unfinished_name(name: &str) -> String {
     let stem = name.split('.').next().unwrap_or(name);
     format!("{stem}.{}.tmp", process_name())
@@ -87,4 +123,29 @@ fn unfinished_name(name: &str) -> String {
 
 pub(super) fn warn_damaged(path: &Path) {
     tracing::warn!("{}: not what was written; it is made again", path.shown());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::MetadataExt;
+
+    #[test]
+    fn a_file_of_the_same_bytes_stays_and_another_one_is_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.bin");
+        let write = |bytes: &[u8]| {
+            write_bytes(&path, &[bytes.to_vec(), b"end".to_vec()]).unwrap();
+            assert_eq!(fs::read(&path).unwrap(), [bytes, b"end"].concat());
+            assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+            let found = fs::metadata(&path).unwrap();
+            (found.ino(), found.ctime_nsec())
+        };
+        let first = write(b"first");
+        assert_eq!(write(b"first"), first);
+        for other in [&b"First"[..], b"first and more", b"fir", b""] {
+            assert_ne!(write(other), first);
+        }
+    }
 }

@@ -8,6 +8,7 @@ use super::rows::{CHAT_RULES, CHAT_TEMPLATE};
 use super::token_part::{FileFault, FileRecord};
 use files::foreign_text::{foreign, reason};
 use files::input;
+use files::names::is_there;
 use files::path_text::PathText;
 use files::shell::quoted_path;
 use serde::de::IgnoredAny;
@@ -60,7 +61,10 @@ impl Manifest {
     /// The list at `path`. If it has another format, it has only its version; none if nobody, or another tool, wrote one.
     pub(super) fn open(path: &Path) -> Result<Option<Self>, Problem> {
         let bytes = match input::bytes(path, LARGEST) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            // A link that leads nowhere is a list that is gone.
+            Err(error) if error.kind() == ErrorKind::NotFound && !is_there(path) => {
+                return Ok(None);
+            }
             read => read.map_err(Problem::Unreadable)?,
         };
         let damaged = |error: serde_json::Error| Problem::BadList(reason(error).to_string());

@@ -4,8 +4,8 @@
 use super::path_text::PathText;
 use super::regular_file::{Identity, OtherKind, checked, identity};
 use rustix::fs::{
-    AtFlags, CWD, Dir, Mode, OFlags, StatVfs, fstatvfs, mkdirat, openat, readlinkat, renameat,
-    statat, unlinkat,
+    AtFlags, CWD, Dir, Mode, OFlags, RenameFlags, StatVfs, fstatvfs, mkdirat, openat, readlinkat,
+    renameat, renameat_with, statat, unlinkat,
 };
 use rustix::io::Errno;
 use std::ffi::{OsStr, OsString};
@@ -189,6 +189,21 @@ impl Directory {
     /// Gives what is called `from` the name `to`.
     pub fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         Ok(renameat(self, in_it(from), self, in_it(to))?)
+    }
+
+    /// Gives what is called `from` the name `to`, which nothing has.
+    ///
+    /// # Errors
+    /// Of the kind `AlreadyExists` if anything has it.
+    pub fn rename_new(&self, from: &str, to: &str) -> io::Result<()> {
+        match renameat_with(self, in_it(from), self, in_it(to), RenameFlags::NOREPLACE) {
+            // A file system that cannot ask and rename at once.
+            Err(Errno::INVAL | Errno::NOSYS) if self.has(to) => {
+                Err(io::ErrorKind::AlreadyExists.into())
+            }
+            Err(Errno::INVAL | Errno::NOSYS) => self.rename(from, to),
+            renamed => Ok(renamed?),
+        }
     }
 
     /// Removes a file or a link, if it is there.

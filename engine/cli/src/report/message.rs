@@ -15,6 +15,9 @@ const INSIDE: &str = "  | ";
 const BEGINNINGS: [&str; 8] =
     ["error", "warning", "warn ", "info ", "debug ", "trace ", "note:", "fail "];
 
+/// What the log says of a span.
+const SPAN_EVENTS: [&str; 4] = ["new", "enter", "exit", "close"];
+
 /// One message. Only its first line may begin as one.
 pub(crate) fn message(text: &str) -> String {
     bounded(text, |number, line| number > 0 && looks_begun(line))
@@ -29,7 +32,12 @@ pub(crate) fn report(text: &str) -> String {
 pub(crate) fn field(to: &mut Writer<'_>, field: &Field, value: &dyn fmt::Debug) -> fmt::Result {
     let value = message(&format!("{value:?}"));
     match field.name() {
-        "message" => write!(to, "{value}"),
+        "message" => {
+            // The word of a span's event is a text, and `Debug` puts quotes around it.
+            let word = value.strip_prefix('"').and_then(|value| value.strip_suffix('"'));
+            let word = word.filter(|word| SPAN_EVENTS.contains(word));
+            write!(to, "{}", word.unwrap_or(&value))
+        }
         name => write!(to, "{name}={value}"),
     }
 }
