@@ -243,8 +243,11 @@ fn goes_by_path(name: &str, source: &str) -> Option<String> {
 fn what_the_documents_name_exists() {
     let all: String = sources().into_iter().map(|(_, source)| source).collect();
     let words: BTreeSet<&str> = all.split(|c: char| !c.is_alphanumeric() && c != '_').collect();
-    for document in ["ARCHITECTURE.md", "README.md"] {
-        let text = read(&root().join(document));
+    let pages = files(&root().join("docs/internals"), &[".md"]);
+    assert!(pages.len() > 5, "{pages:?}");
+    for document in ["ARCHITECTURE.md", "README.md"].map(PathBuf::from).into_iter().chain(pages) {
+        let text = read(&root().join(&document));
+        let document = document.display();
         for quoted in text.split('`').skip(1).step_by(2) {
             if quoted.contains('/')
                 && !quoted.contains(' ')
