@@ -124,7 +124,7 @@ impl AppendFile {
     }
 
     fn path(&self) -> String {
-        self.run.called(&self.name).display().to_string()
+        self.run.called(&self.name).shown().to_string()
     }
 
     fn try_write(&mut self, piece: &[u8]) -> io::Result<()> {

@@ -278,7 +278,7 @@ fn keep(file: &File, dir: &Directory, last_step: u64) -> io::Result<u64> {
     let kept = kept(&text, last_step);
     if let Some(gaps) = gaps::words(&text[..kept], gaps::forked_at(dir), last_step) {
         let path = dir.called(METRICS);
-        tracing::warn!("{}: {gaps}; the run goes on after step {last_step}", path.display());
+        tracing::warn!("{}: {gaps}; the run goes on after step {last_step}", path.shown());
     }
     Ok(kept as u64)
 }

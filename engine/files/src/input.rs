@@ -1,7 +1,7 @@
 //! Files that are read because a user, or another file, names them. Links are followed: the name is meant to lead to the file. Only
 //! [`stream`] waits for a pipe, and what is read whole has a limit.
 
-use super::regular_file::other;
+use super::regular_file::{self, other};
 use rustix::fs::OFlags;
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Read};
@@ -66,6 +66,14 @@ pub fn stream(path: &Path) -> io::Result<File> {
 /// As [`open`]; of the kind `FileTooLarge` if the file has more.
 pub fn bytes(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     rest(&open(path)?, most)
+}
+
+/// All bytes of a file that onebox wrote, `most` at most; no link is followed.
+///
+/// # Errors
+/// As [`regular_file::read`]; of the kind `FileTooLarge` if the file has more.
+pub fn own_bytes(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    rest(&regular_file::read(path)?, most)
 }
 
 /// All bytes of an open file from its position on, in a file of `most` bytes at most.

@@ -403,7 +403,7 @@ impl Saver {
         let error = error.to_string();
         let told = &mut lock(&self.shared).untidy;
         if *told != error {
-            tracing::warn!("{}: cannot tidy up: {error}", self.folder.path().display());
+            tracing::warn!("{}: cannot tidy up: {error}", self.folder.path().shown());
             *told = error;
         }
     }

@@ -140,7 +140,7 @@ fn fork_source(dir: &Path) -> Result<Option<Checkpoint>, CommandError> {
     let path = dir.join(FORKED);
     /// Bytes of a path.
     const LONGEST: u64 = 1 << 16;
-    let source = match regular_file::read(&path).and_then(|file| input::whole(file, LONGEST)) {
+    let source = match input::own_bytes(&path, LONGEST) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         read => read.map_err(|error| unread(&path, &error))?,
     };

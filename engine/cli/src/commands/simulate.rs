@@ -6,9 +6,9 @@ use crate::report::progress::si;
 use crate::report::trace;
 use config::{Config, UpdateMode};
 use engine::metrics::{LONGEST_METRICS, median_step};
+use files::input;
 use files::names::METRICS;
 use files::path_text::ShownPath;
-use files::{input, regular_file};
 use layout::LocalMachine;
 use layout::build::{RankLayout, lay_out, update_mode};
 use predict::plan::{memory_report, ops_of_step};
@@ -111,8 +111,8 @@ fn check_length(config: &Config, built: &RankLayout) -> Result<(), CommandError>
 fn measured(run: &Path) -> Result<f64, CommandError> {
     let path = run.join(METRICS);
     let failed = |why: String| CommandError::new(code::DATA, format!("{}: {why}", path.shown()));
-    let file = regular_file::read(&path).and_then(|file| input::rest(&file, LONGEST_METRICS));
-    let text = file.and_then(|bytes| String::from_utf8(bytes).map_err(std::io::Error::other));
+    let bytes = input::own_bytes(&path, LONGEST_METRICS);
+    let text = bytes.and_then(|bytes| String::from_utf8(bytes).map_err(std::io::Error::other));
     let text = text.map_err(|e| failed(e.to_string()))?;
     median_step(&text).ok_or_else(|| failed("no step after the second is in it".into()))
 }

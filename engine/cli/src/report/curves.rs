@@ -134,8 +134,7 @@ impl Curves {
             }
         }
         // Without a config there are curves all the same.
-        let config =
-            regular_file::read(&dir.join(CONFIG)).and_then(|file| input::rest(&file, LONGEST));
+        let config = input::own_bytes(&dir.join(CONFIG), LONGEST);
         let config = config.ok().and_then(|bytes| String::from_utf8(bytes).ok());
         curves.config = config.and_then(|ron| load_stored(&ron, &[]).ok()).map(Box::new);
         Ok(curves)
