@@ -177,7 +177,7 @@ class Check(First):
         return self.tests("cuda", 120, "collectives_are")
 
     def fixture(self):
-        return self.tests("parity", 200, "ten_", ONEBOX_PARITY_ON_GPUS="1", ONEBOX_FULL="0" if self.fake else "1")
+        return self.tests("equivalence", 200, "parity::ten_", ONEBOX_PARITY_ON_GPUS="1", ONEBOX_FULL="0" if self.fake else "1")
 
     def layouts(self):
         """TP x DP against the cpu backend; on one GPU where there is but one."""

@@ -3,8 +3,9 @@
 use house::circles::{Modules, Uses, circles};
 use house::lines::LineCount;
 use house::names::{definitions, files_by_name, is_no_noun};
+use house::prose::{self, ProseCount};
 use house::tuples::functions;
-use house::workspace::{self, Crate};
+use house::workspace::{self, Crate, Source};
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write;
@@ -17,7 +18,8 @@ fn main() -> ExitCode {
         arguments.iter().partition(|argument| argument.starts_with("--"));
     let folder = folders.first().map_or(".", |folder| folder.as_str());
     let has = |option: &str| options.iter().any(|given| *given == option);
-    match text(Path::new(folder), has("--names"), has("--tuples")) {
+    let lists = Lists { names: has("--names"), tuples: has("--tuples"), prose: has("--prose") };
+    match text(Path::new(folder), lists) {
         Ok(text) => write(&mut std::io::stdout(), &text, ExitCode::SUCCESS),
         Err(error) => {
             write(&mut std::io::stderr(), &format!("house: {error}\n"), ExitCode::FAILURE)
@@ -34,8 +36,16 @@ fn write(to: &mut dyn Write, text: &str, code: ExitCode) -> ExitCode {
     }
 }
 
-/// The figures of the workspace in `folder`, and the lists that are asked for.
-fn text(folder: &Path, names: bool, tuples: bool) -> Result<String, String> {
+/// The lists that follow the figures.
+#[derive(Clone, Copy)]
+struct Lists {
+    names: bool,
+    tuples: bool,
+    prose: bool,
+}
+
+/// The figures of the workspace in `folder`, and the lists.
+fn text(folder: &Path, lists: Lists) -> Result<String, String> {
     let crates = workspace::read(folder)?;
     let mut text = figures(folder, &crates)?;
     for (name, circle) in in_circles(&crates, Modules::module_uses) {
@@ -44,7 +54,7 @@ fn text(folder: &Path, names: bool, tuples: bool) -> Result<String, String> {
     for (name, circle) in in_circles(&crates, Modules::room_uses) {
         text.push_str(&format!("\na circle of rooms in {name}: {}\n", circle.join(", ")));
     }
-    if names {
+    if lists.names {
         text.push_str("\ntype names that are no nouns:\n");
         text.extend(no_nouns(&crates).iter().map(|(place, name)| format!("{place} {name}\n")));
         text.push_str("\nnames that more than three files of a crate define:\n");
@@ -57,10 +67,16 @@ fn text(folder: &Path, names: bool, tuples: bool) -> Result<String, String> {
             text.extend(files.map(line));
         }
     }
-    if tuples {
+    if lists.tuples {
         text.push_str("\nfunctions with an anonymous tuple argument, and their number of these:\n");
         for (place, name, tuples) in with_tuples(&crates) {
             text.push_str(&format!("{place} {name} {tuples}\n"));
+        }
+    }
+    if lists.prose {
+        text.push_str("\ndocumentation comments with a marked phrase:\n");
+        for (place, phrases) in crates.iter().flat_map(prose::marked) {
+            text.push_str(&format!("{place} {}\n", phrases.join(", ")));
         }
     }
     Ok(text)
@@ -99,12 +115,37 @@ fn figures(folder: &Path, crates: &[Crate]) -> Result<String, String> {
         Err(error) => error.to_string(),
     };
     line("lines of engine/src/step.rs", count("engine/src/step.rs", |text| text.lines().count()));
+    let step = crates.iter().flat_map(|one| one.sources.iter().map(move |source| (one, source)));
+    let step = step.filter(|(one, source)| one.path_of(source) == "engine/src/step.rs");
+    let comments = ProseCount::new(step.map(|(_, source)| source));
+    let value = format!("{} of {} ({:.1} %)", comments.marked, comments.all, comments.percent());
+    line("marked documentation comments of it", value);
+    line("targets of integration tests", targets(crates).to_string());
     line("steps to add a config key", count("CONTRIBUTING.md", key_steps));
-    text.push_str("\ncrate              without tests   of it code\n");
+    text.push_str("\ncrate              without tests   of it code   doc comments     marked\n");
     for (one, count) in by_size {
-        text.push_str(&format!("{:<20} {:>11} {:>12}\n", one.name, count.all, count.code));
+        let comments = ProseCount::new(&one.sources);
+        text.push_str(&format!(
+            "{:<20} {:>11} {:>12} {:>14} {:>8.1} %\n",
+            one.name,
+            count.all,
+            count.code,
+            comments.all,
+            comments.percent()
+        ));
     }
     Ok(text)
+}
+
+/// Number of programs that cargo builds of the folders `tests` of crates.
+fn targets(crates: &[Crate]) -> usize {
+    let is_target = |source: &&Source| match source.path.strip_prefix("tests/") {
+        Some(path) => {
+            !path.contains('/') || (path.matches('/').count() == 1 && path.ends_with("/main.rs"))
+        }
+        None => false,
+    };
+    crates.iter().map(|one| one.sources.iter().filter(is_target).count()).sum()
 }
 
 /// The circles of every crate, each with the name of the crate.

@@ -1,0 +1,263 @@
+//! The described boxes: each can be planned and simulated, small and large, and agrees with its topology.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
+#![allow(clippy::allow_attributes, reason = "the line above")]
+
+use crate::common::Folder;
+use config::load_box;
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// All boxes of the repository.
+fn boxes() -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(root().join("configs/boxes")).unwrap();
+    let mut boxes: Vec<PathBuf> = entries.map(|e| e.unwrap().path()).collect();
+    boxes.retain(|path| path.extension().is_some_and(|e| e == "ron"));
+    boxes.sort();
+    assert!(boxes.len() >= 9, "{boxes:?}");
+    boxes
+}
+
+/// The arguments of `onebox VERB ...` in the comment at the top of `path`.
+fn example(path: &Path, verb: &str) -> Vec<String> {
+    let text = std::fs::read_to_string(path).unwrap();
+    let comment = text.lines().take_while(|line| line.starts_with("//"));
+    let comment: String = comment.map(|line| line.trim_start_matches("//")).collect();
+    let comment = comment.replace('\\', " ");
+    let start = format!("onebox {verb} ");
+    let (_, rest) = comment.split_once(&start).unwrap_or_else(|| panic!("{}", path.display()));
+    rest.split_whitespace().take_while(|word| *word != "onebox").map(str::to_owned).collect()
+}
+
+/// The document of `onebox VERB ARGUMENTS --json`, run at the root of the repository.
+fn json(folder: &Folder, verb: &str, arguments: &[String]) -> Value {
+    let mut command = folder.command(&[verb]);
+    command.args(arguments).arg("--json").current_dir(root());
+    let done = command.output().unwrap();
+    let (out, error) =
+        (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
+    assert!(done.status.success(), "{verb} {arguments:?}: {out}{error}");
+    serde_json::from_str(&out).unwrap()
+}
+
+/// What `plan` counts is what `simulate` plays: the same memory, ops and moved bytes.
+fn agree(folder: &Folder, arguments: &[String]) {
+    let (plan, told) = (json(folder, "plan", arguments), json(folder, "simulate", arguments));
+    let name = format!("{arguments:?}");
+    assert_eq!(plan["gpu"]["bytes"], told["gpu_bytes"], "{name}");
+    assert_eq!(plan["host_per_rank"]["bytes"], told["host_bytes_per_rank"], "{name}");
+    assert_eq!((&told["simulated"], &told["fits"]), (&true.into(), &true.into()), "{name}");
+    let (planned, played) = (&plan["step"]["lanes"], &told["lanes"]);
+    for (planned, played) in planned.as_array().unwrap().iter().zip(played.as_array().unwrap()) {
+        assert_eq!(
+            (&planned["lane"], &planned["ops"]),
+            (&played["lane"], &played["ops"]),
+            "{name}"
+        );
+        // On other lanes the plan counts some ops by their length and the simulation by their accesses.
+        if ["H2d", "D2h"].contains(&planned["lane"].as_str().unwrap()) {
+            assert_eq!(planned["bytes"], played["bytes"], "{name}: {planned}");
+        }
+    }
+    let hosts: u64 =
+        plan["nodes"].as_array().unwrap().iter().map(|n| n["bytes"].as_u64().unwrap()).sum();
+    let ranks = plan["tensor"].as_u64().unwrap() * plan["data"].as_u64().unwrap();
+    assert_eq!(hosts, ranks * plan["host_per_rank"]["bytes"].as_u64().unwrap(), "{name}");
+}
+
+#[test]
+fn a_box_is_taken_by_its_name_where_there_is_no_file_of_it() {
+    let folder = Folder::new();
+    let sets = ["precision=Fp16", "parallel.tensor=2", "parallel.data=4"];
+    let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", *set]).collect();
+    for verb in [&["plan"][..], &["plan", "--search"], &["simulate", "--no-schedules"]] {
+        let on = [verb, &["tiny.ron", "--box", "dgx1v"], &sets].concat();
+        let said = folder.onebox(&on).ok().stdout;
+        assert!(said.contains("DGX-1V"), "{verb:?}: {said}");
+    }
+    let device = "device=Sim(box: \"dgx1v\")";
+    let on = [&["config", "show", "tiny.ron", "--set", device][..], &sets].concat();
+    let shown = folder.onebox(&on).ok().stdout;
+    assert!(shown.contains("\"dgx1v\""), "{shown}");
+    let wrong = folder.onebox(&["plan", "tiny.ron", "--set", "device=Sim(box: \"dgx1\")"]);
+    wrong.refused(78, &["did you mean the box `dgx1v`?", "onebox boxes"]);
+    let wrong = folder.onebox(&["plan", "tiny.ron", "--box", "h100-128"]);
+    wrong.refused(78, &["no such box", "did you mean `--box h100-128gib`?"]);
+    folder
+        .onebox(&["plan", "tiny.ron", "--box", "cray"])
+        .refused(78, &["there are: desktop-2x3090, "]);
+    for path in ["dgx2.ron", "boxes/dgx2"] {
+        folder.onebox(&["plan", "tiny.ron", "--box", path]).refused(78, &["mean `--box dgx2`?"]);
+    }
+    // A file comes first.
+    std::fs::write(folder.path("dgx1v"), "(gpus: 1)").unwrap();
+    folder.onebox(&["plan", "tiny.ron", "--box", "dgx1v"]).refused(78, &["gpu_memory"]);
+    folder.onebox(&["plan", "tiny.ron", "--set", device]).refused(78, &["gpu_memory", "dgx1v:1"]);
+}
+
+#[test]
+fn boxes_are_listed_and_the_page_has_the_same_table() {
+    let folder = Folder::new();
+    let listed = folder.onebox(&["boxes"]).ok().stdout;
+    let all: Value =
+        serde_json::from_str(&folder.onebox(&["boxes", "--json"]).ok().stdout).unwrap();
+    let all = all.as_array().unwrap();
+    assert_eq!(all.len(), boxes().len());
+    for listed_box in all {
+        let name = listed_box["name"].as_str().unwrap();
+        assert!(listed.lines().any(|line| line.starts_with(&format!("{name} "))), "{name}");
+        let path = root().join(format!("configs/boxes/{name}.ron"));
+        let described = load_box(&path).unwrap_or_else(|e| panic!("{e}"));
+        let number = |key: &str| listed_box[key].as_f64().unwrap();
+        assert_eq!(number("gpus"), described.gpus as f64);
+        assert_eq!(number("gpu_memory_bytes"), described.gpu_memory as f64);
+        let host = described.node_memory * described.numa_nodes as u64;
+        assert_eq!(number("host_memory_bytes"), host as f64);
+        assert!(listed_box["link_gb_per_s"][0].as_f64().unwrap() > 1.0, "{name}");
+    }
+    let nvlink = |name: &str| {
+        let found = all.iter().find(|listed| listed["name"] == name).unwrap();
+        (found["nvlink_gb_per_s"].as_f64().unwrap(), found["nvlink_joins_all"] == true)
+    };
+    assert_eq!(nvlink("dgx-b200"), (900.0, true));
+    assert_eq!(nvlink("dgx1v"), (50.0, false));
+    assert_eq!(nvlink("workstation-4x4090"), (0.0, false));
+    let table = folder.onebox(&["boxes", "--markdown"]).ok().stdout;
+    let page = std::fs::read_to_string(root().join("docs/simulator.md")).unwrap();
+    assert!(page.contains(&table), "put it in docs/simulator.md: onebox boxes --markdown");
+}
+
+#[test]
+fn every_box_says_what_its_topology_says() {
+    for path in boxes() {
+        let described = load_box(&path).unwrap_or_else(|e| panic!("{e}"));
+        let Some(machine) = &described.machine else {
+            assert!(described.host.cores > 0 && described.host.link_gb_per_s > 0.0);
+            continue;
+        };
+        assert_eq!(described.gpus, machine.gpus.len() * described.machines, "{}", path.display());
+        assert_eq!(described.numa_nodes, machine.numa_nodes.len());
+        for node in &machine.numa_nodes {
+            // What is left to a program is a little less than there is.
+            let (left, there) = (described.node_memory as f64, node.memory_bytes as f64);
+            assert!((0.94..1.002).contains(&(left / there)), "{}: {left} {there}", path.display());
+        }
+    }
+}
+
+#[test]
+fn the_example_of_every_box_is_simulated_and_agrees_with_the_plan() {
+    let folder = Folder::new();
+    for path in boxes() {
+        let arguments = example(&path, "simulate");
+        let own = path.file_name().unwrap().to_string_lossy().into_owned();
+        let named = arguments.iter().any(|a| a.ends_with(&own)) || own == "dgx2.ron";
+        assert!(named, "{own}: {arguments:?}");
+        // As it stands it fits; a few of its micro-batches tell as much as all.
+        let plan = json(&folder, "plan", &arguments);
+        let number = |value: &Value| value.as_u64().unwrap();
+        let samples = number(&plan["step"]["tokens"]) / 1024;
+        let few = number(&plan["micro_batches"]).min(5);
+        let few = samples / number(&plan["micro_batches"]) * few;
+        let sets = ["--set".to_owned(), format!("batch.global={few}")];
+        agree(&folder, &[arguments, sets.into()].concat());
+    }
+}
+
+#[test]
+fn every_box_simulates_a_small_model_on_all_its_gpus() {
+    let folder = Folder::new();
+    for path in boxes() {
+        let described = load_box(&path).unwrap_or_else(|e| panic!("{e}"));
+        let gpus = described.gpus;
+        let precision = if described.gpu.sm < 80 { "Fp16" } else { "Bf16" };
+        let device = format!("device=Sim(box: {:?})", path.display().to_string());
+        let tensor = if gpus > 1 { 2 } else { 1 };
+        let sets = [
+            device,
+            format!("precision={precision}"),
+            format!("parallel.tensor={tensor}"),
+            format!("parallel.data={}", gpus / tensor),
+            format!("batch.global={}", 2 * gpus),
+            "batch.micro=1".to_owned(),
+        ];
+        let sets = sets.into_iter().flat_map(|set| ["--set".to_owned(), set]);
+        let config = folder.path("tiny.ron").display().to_string();
+        agree(&folder, &std::iter::once(config).chain(sets).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn with_nps4_all_eight_nodes_hold_states_and_those_with_gpus_the_staging() {
+    let folder = Folder::new();
+    let arguments = example(&root().join("configs/boxes/dgx-a100.ron"), "simulate");
+    let plan = json(&folder, "plan", &arguments);
+    let nodes = plan["nodes"].as_array().unwrap();
+    let bytes: Vec<u64> = nodes.iter().map(|n| n["bytes"].as_u64().unwrap()).collect();
+    assert_eq!(bytes.len(), 8);
+    let pools = plan["host_per_rank"]["pools"].as_array().unwrap();
+    let is_staging = |pool: &&Value| pool["name"].as_str().unwrap().ends_with("staging");
+    let staging = pools.iter().filter(is_staging).map(|p| p["bytes"].as_u64().unwrap());
+    // Two GPUs at every odd node, whose states are half there and half on the node before it.
+    let staging: u64 = staging.sum();
+    let states = plan["host_per_rank"]["bytes"].as_u64().unwrap() - staging;
+    assert!(staging > 0 && states > staging);
+    for (node, bytes) in bytes.iter().enumerate() {
+        let wanted = states + if node % 2 == 1 { 2 * staging } else { 0 };
+        // Pools hold the padding between buffers too.
+        assert!(bytes.abs_diff(wanted) < 1 << 20, "node {node}: {} {wanted}", bytes);
+    }
+}
+
+#[test]
+fn a_box_that_contradicts_its_topology_is_refused_with_both_figures() {
+    let folder = Folder::new();
+    let xml = root().join("configs/boxes/topologies/dgx1v.xml").canonicalize().unwrap();
+    let write = |topology: &Path, keys: &str| {
+        let topology = format!("{:?}", topology.display().to_string());
+        let text = format!(
+            "(topology: {topology}, gpu_memory: \"32GiB\", node_memory: \"256GiB\", {keys})"
+        );
+        std::fs::write(folder.path("box.ron"), text).unwrap();
+    };
+    let plan = || folder.onebox(&["plan", "tiny.ron", "--set", "device=Sim(box: \"box.ron\")"]);
+    write(&xml, "");
+    plan().ok();
+    write(&xml, "gpus: 7");
+    plan().refused(78, &["gpus", "7 GPUs, but the topology has 8", "dgx1v.xml"]);
+    write(&xml, "machines: 2, gpus: 8");
+    plan().refused(78, &["8 GPUs, but the topology has 16 (2 machines of 8)"]);
+    write(&xml, "numa_nodes: 8");
+    plan().refused(78, &["numa_nodes", "8 NUMA nodes, but the topology has 2"]);
+    write(Path::new("/absent.xml"), "");
+    plan().refused(78, &["topology", "/absent.xml"]);
+    write(&xml, "machines: 2");
+    let grid = ["parallel.tensor=4", "parallel.data=3", "batch.micro=1", "batch.global=12"];
+    let grid: Vec<&str> = grid.iter().flat_map(|set| ["--set", set]).collect();
+    let set = ["plan", "tiny.ron", "--set", "device=Sim(box: \"box.ron\")"];
+    folder.onebox(&[&set[..], &grid].concat()).refused(78, &["do not fill machines of 8"]);
+}
+
+#[test]
+fn a_box_without_what_a_simulation_needs_is_refused_by_key() {
+    let folder = Folder::new();
+    let text = std::fs::read_to_string(root().join("configs/boxes/dgx-h100.ron")).unwrap();
+    for (line, key) in [("sm: 90,", "gpu.sm"), ("processors: 132,", "gpu.processors")] {
+        assert!(text.contains(line), "{line}");
+        for instead in ["", &line.replace("90", "0").replace("132", "0")] {
+            let topologies = text.replace("topologies/", &format!("{}/", topologies()));
+            std::fs::write(folder.path("box.ron"), topologies.replace(line, instead)).unwrap();
+            let said = format!("does not say `{key}` (0: not known), which a simulation needs");
+            folder.onebox(&["simulate", "tiny.ron", "--box", "box.ron"]).refused(78, &[&said]);
+        }
+    }
+}
+
+/// The folder of the boxes' topologies.
+fn topologies() -> String {
+    root().join("configs/boxes/topologies").display().to_string()
+}

@@ -1,0 +1,126 @@
+//! `offload.update: Auto` and `offload.speculated_fraction: Auto` as a user meets them.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
+#![allow(clippy::allow_attributes, reason = "the line above")]
+
+use crate::common::Folder;
+use serde_json::Value;
+use std::path::Path;
+
+const AUTO: [&str; 2] = ["--set", "offload.update=Auto"];
+
+fn config(name: &str) -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs").join(name).display().to_string()
+}
+
+/// 70B on a DGX-2, with a batch and more.
+fn of_70b(folder: &Folder, verb: &str, batch: usize, more: &[&str]) -> Value {
+    let (path, batch) = (config("dgx2-70b.ron"), format!("batch.global={batch}"));
+    let args = [&[verb, &path, "--json", "--set", &batch], more].concat();
+    let done = folder.onebox(&args);
+    serde_json::from_str(&done.stdout).unwrap_or_else(|e| panic!("{e}: {}", done.stdout))
+}
+
+/// The share in a sentence about `Auto`.
+fn share(told: &Value) -> String {
+    let why = told["chosen"].as_str().unwrap();
+    let rest = why.strip_prefix("offload.update: Auto is Speculative with a share of ").unwrap();
+    let (share, rest) = rest.split_once(':').unwrap();
+    assert!(rest.contains("(simulated)") && rest.contains("more of the host's memory"), "{why}");
+    share.to_owned()
+}
+
+#[test]
+fn on_a_described_box_the_update_is_chosen_by_time() {
+    let folder = Folder::new();
+    let alone =
+        |more: &[&str]| of_70b(&folder, "simulate", 16, &[&["--no-schedules"], more].concat());
+    let seconds = |told: &Value| told["step_seconds"].as_f64().unwrap();
+    let auto = alone(&AUTO);
+    let ahead = |share: &str| {
+        let share = format!("offload.speculated_fraction={share}");
+        alone(&["--set", "offload.update=Speculative", "--set", &share])
+    };
+    let chosen = ahead(&share(&auto));
+    assert_eq!((seconds(&auto), &auto["fits"]), (seconds(&chosen), &chosen["fits"]));
+    assert!(auto["fits"] == true && seconds(&auto) < 0.9 * seconds(&alone(&[])));
+    // More memory would gain next to nothing.
+    assert!(seconds(&auto) < 1.06 * seconds(&ahead("1")));
+    assert_eq!(alone(&[])["chosen"], Value::Null);
+}
+
+#[test]
+fn the_share_is_no_larger_than_what_fits() {
+    let folder = Folder::new();
+    let share_of = |told: &Value| share(told).parse::<f64>().unwrap();
+    let [few, many] = [16, 32].map(|batch| of_70b(&folder, "plan", batch, &AUTO));
+    assert!(few["fits"] == true && many["fits"] == true);
+    assert!(share_of(&many) < share_of(&few), "sums of two micro-batches take host memory");
+    let next = format!("offload.speculated_fraction={}", share_of(&many) + 0.05);
+    let (path, ahead) = (config("dgx2-70b.ron"), "offload.update=Speculative");
+    let sets = ["--set", "batch.global=32", "--set", ahead, "--set", &next];
+    assert_ne!(folder.onebox(&[&["plan", &path], &sets[..]].concat()).code, 0, "more would fit");
+}
+
+#[test]
+fn where_nothing_is_gained_the_update_stays_overlapped_and_its_memory_free() {
+    let folder = Folder::new();
+    let plain = of_70b(&folder, "plan", 512, &[]);
+    let told = of_70b(&folder, "plan", 512, &AUTO);
+    let why = told["chosen"].as_str().unwrap();
+    let begins = "offload.update: Auto is Overlapped: Speculative gains less than 1 %: ";
+    assert!(why.starts_with(begins), "{why}");
+    assert_eq!(told["host_per_rank"]["bytes"], plain["host_per_rank"]["bytes"]);
+    // The last of many backward passes is too short, whatever the box.
+    let told = of_70b(&folder, "plan", 512, &[&AUTO[..], &["--set", "batch.micro=1"]].concat());
+    let why = told["chosen"].as_str().unwrap();
+    assert!(why.contains("at most 0.3 % of a step of 256 micro-batches"), "{why}");
+}
+
+#[test]
+fn a_run_says_and_keeps_what_auto_stands_for() {
+    let folder = Folder::new();
+    let auto = folder.train("auto", &AUTO).ok();
+    let why = "offload.update: Auto is Overlapped: virtual GPUs compute on the cores that update";
+    assert!(
+        auto.stderr.contains(why) && auto.stderr.contains("update Overlapped by"),
+        "{}",
+        auto.stderr
+    );
+    assert!(folder.read("auto/config.ron").contains("update: Overlapped,"));
+    let ahead = folder.train("ahead", &["--set", "offload.update=Speculative"]).ok();
+    let why = "offload.speculated_fraction: Auto is 0.5: no described box says what it gains";
+    assert!(ahead.stderr.contains(why), "{}", ahead.stderr);
+    let kept = folder.read("ahead/config.ron");
+    assert!(
+        kept.contains("update: Speculative,") && kept.contains("speculated_fraction: 0.5,"),
+        "{kept}"
+    );
+    assert!(ahead.stderr.contains(" not tried  eta "), "{}", ahead.stderr);
+    assert!(!auto.stderr.contains("not tried"), "{}", auto.stderr);
+    assert_eq!(folder.hash("ahead"), folder.hash("auto"));
+    // The written config is the same run, and nothing is left to choose.
+    let again = folder.onebox(&["train", "ahead/config.ron", "--run-dir", "again"]).ok();
+    assert!(!again.stderr.contains("Auto is"), "{}", again.stderr);
+    assert_eq!(folder.hash("again"), folder.hash("ahead"));
+}
+
+#[test]
+fn a_run_goes_on_and_forks_where_auto_chooses_otherwise() {
+    let folder = Folder::new();
+    let both = ["-q", "--set", "schedule.decay_steps=6", "--set", "train.checkpoint_every=2"];
+    let ahead = ["--set", "offload.update=Speculative"];
+    let six = ["--set", "train.steps=6"];
+    folder.train("whole", &[&both[..], &six].concat()).ok();
+    folder.train("run", &[&both[..], &ahead].concat()).ok();
+    let fork = folder.train("run", &[&["--fork"], &both[1..], &six, &AUTO].concat()).ok();
+    let told: Vec<&str> = fork.stderr.lines().take(3).collect();
+    assert!(told[1].ends_with("Speculative -> Overlapped"), "{told:?}");
+    assert!(!told[2].contains("speculated_fraction"), "{told:?}");
+    folder.train("run", &[&["--resume"], &both[..], &six, &AUTO].concat()).ok();
+    assert_eq!(folder.hash("run"), folder.hash("whole"));
+    // A share that nothing reads is no difference.
+    let idle = ["--set", "offload.speculated_fraction=0.3", "--set", "train.steps=8"];
+    let done = folder.train("whole", &[&["--resume"], &both[1..], &idle].concat()).ok();
+    assert!(!done.stderr.contains("same experiment"), "{}", done.stderr);
+}

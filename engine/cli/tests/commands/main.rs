@@ -1,0 +1,16 @@
+//! What each command prints, refuses and returns, at a terminal and in a pipe.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod answers;
+mod boxes;
+mod choosing;
+mod golden;
+mod gpu_check;
+mod install;
+mod messages;
+mod outside;
+mod pages;
+mod terminal;
+mod threads;

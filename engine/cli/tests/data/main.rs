@@ -1,0 +1,12 @@
+//! Data from rows, chats, tokenizers and token files to samples.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod chats;
+mod data;
+mod exchange;
+mod prepare;
+mod samples;
+mod token_files;
+mod tokenizers;

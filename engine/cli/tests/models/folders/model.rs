@@ -1,0 +1,85 @@
+//! A small folder of transformers, and changes of it.
+
+use crate::common::Folder;
+use serde_json::{Map, Value, json};
+use std::fs;
+use std::path::Path;
+
+/// Copies a fixture to `m`, beside `a.ron`, which trains it on a file of tokens.
+pub(super) fn model(name: &str) -> Folder {
+    let folder = Folder::new();
+    let fixture = format!("{}/../../tests/fixtures/hf-{name}-tiny", env!("CARGO_MANIFEST_DIR"));
+    folder.shell(&format!("cp -r {fixture} m && rm -f m/expected.safetensors")).ok();
+    let tokens: Vec<u8> = (0..4000u32).flat_map(|i| [(i * i % 61) as u8, 0]).collect();
+    fs::write(folder.path("t.u16"), tokens).unwrap();
+    fs::write(
+        folder.path("a.ron"),
+        "(model: (from: \"m\", seq_len: 8), data: (train: \"t.u16\", format: U16), device: Cpu(threads: 1),
+          precision: Fp32, batch: (micro: 1, global: 2), train: (steps: 1))",
+    )
+    .unwrap();
+    folder
+}
+
+/// The tensors of a safetensors file: names, what its header has of each, bytes.
+pub(super) type Tensors = Vec<(String, Value, Vec<u8>)>;
+
+pub(super) fn tensors(path: &Path) -> Tensors {
+    let bytes = fs::read(path).unwrap();
+    let start = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: Map<String, Value> = serde_json::from_slice(&bytes[8..start]).unwrap();
+    let tensor = |(name, of): (String, Value)| {
+        let [from, to] = [0, 1].map(|i| of["data_offsets"][i].as_u64().map(|at| at as usize));
+        let data = bytes[start..][from?..to?].to_vec();
+        Some((name, of, data))
+    };
+    header.into_iter().filter_map(tensor).collect()
+}
+
+pub(super) fn write(path: &Path, all: &Tensors) {
+    let (mut header, mut data) = (Map::new(), Vec::new());
+    for (name, of, bytes) in all {
+        let from = data.len();
+        data.extend(bytes);
+        let mut of = of.clone();
+        of["data_offsets"] = json!([from, data.len()]);
+        header.insert(name.clone(), of);
+    }
+    let header = Value::Object(header).to_string();
+    let length = (header.len() as u64).to_le_bytes();
+    fs::write(path, [&length[..], header.as_bytes(), &data].concat()).unwrap();
+}
+
+/// Changes the tensors of `m`.
+pub(super) fn change(folder: &Folder, how: impl FnOnce(&mut Tensors)) {
+    let path = folder.path("m/model.safetensors");
+    let mut all = tensors(&path);
+    how(&mut all);
+    write(&path, &all);
+}
+
+pub(super) fn rename(folder: &Folder, how: impl Fn(&str) -> String) {
+    change(folder, |all| all.iter_mut().for_each(|tensor| tensor.0 = how(&tensor.0)));
+}
+
+/// Cuts `m` into two files, and has the index name `more` as well.
+pub(super) fn cut(folder: &Folder, more: &[&str]) {
+    let whole = folder.path("m/model.safetensors");
+    let (mut map, mut all) = (Map::new(), tensors(&whole));
+    let rest = all.split_off(all.len() / 2);
+    for (part, number) in [all, rest].iter().zip(1..) {
+        let name = format!("model-0000{number}-of-00002.safetensors");
+        map.extend(part.iter().map(|tensor| (tensor.0.clone(), json!(name))));
+        map.extend(more.iter().map(|tensor| ((*tensor).to_owned(), json!(name))));
+        write(&folder.path("m").join(name), part);
+    }
+    fs::remove_file(whole).unwrap();
+    let index = json!({ "metadata": {}, "weight_map": map });
+    fs::write(folder.path("m/model.safetensors.index.json"), index.to_string()).unwrap();
+}
+
+pub(super) fn set(folder: &Folder, key: &str, value: Value) {
+    let mut config: Value = serde_json::from_str(&folder.read("m/config.json")).unwrap();
+    config[key] = value;
+    fs::write(folder.path("m/config.json"), config.to_string()).unwrap();
+}

@@ -1,0 +1,9 @@
+//! Folders of pretrained models, and generation.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod folders;
+mod generation;
+mod generation_on_gpus;
+mod models;

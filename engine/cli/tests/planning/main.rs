@@ -1,0 +1,11 @@
+//! Memory plans, remedies, the search of layouts and simulated steps.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod experiments;
+mod fitting;
+mod plans;
+mod remedies;
+mod search;
+mod simulations;

@@ -1,0 +1,13 @@
+//! The stand-ins for the CUDA driver, cuBLASLt and NCCL, called as cudarc calls the libraries.
+
+#[path = "../common/mod.rs"]
+mod common;
+#[path = "../common/ranks.rs"]
+mod ranks;
+
+mod beside;
+mod blaslt;
+mod driver;
+mod failures;
+mod nccl;
+mod processes;

@@ -1,0 +1,395 @@
+//! The Llama family against transformers and PyTorch in float64: what tests/fixtures/make_llama_fixture.py wrote gives the same
+//! logits, loss, gradients and ten losses on every layout, and goes back as it came.
+#![allow(missing_docs, reason = "a test")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
+#![allow(clippy::print_stdout, reason = "figures for --nocapture")]
+#![allow(clippy::allow_attributes, reason = "the lines above")]
+
+mod packed;
+
+use checkpoint::hugging_face::{Folder, ModelExport, Numbers, PretrainedWeights, export};
+use checkpoint::{Checkpoint, RunFolder};
+use config::Config;
+use data::model_files::ModelFiles;
+use data::{Corpus, Dataset, Document};
+use engine::run::{Message, RunOptions, train};
+use files::held::LockedRunDir;
+use layout::build::shape;
+use onebox::generate::{ModelSource, WeightSource, next_logits};
+use safetensors::SafeTensors;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tensor_parallel::DecoderShape;
+use tests::pass::{Fixture, PassInputs, PassResult, pass, widened, worst};
+use tests::{config, dataset_of_windows, lay_out};
+
+/// Samples, tokens of one, vocabulary of the fixtures.
+const B: usize = 6;
+const T: usize = 12;
+/// Samples of a step of documents, and the seed of their order.
+const MASKED_B: usize = 24;
+const SEED: u64 = 7;
+const V: usize = 61;
+
+const MODELS: [&str; 5] = ["llama3", "llama-linear", "mistral", "qwen2", "qwen3"];
+
+/// (tensor, data, sequence)
+const LAYOUTS: [(usize, usize, bool); 7] = [
+    (1, 1, false),
+    (2, 1, false),
+    (2, 1, true),
+    (1, 3, false),
+    (2, 2, true),
+    // Three ranks share each head of keys and values.
+    (6, 1, false),
+    (6, 2, true),
+];
+
+fn folder(model: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("fixtures/hf-{model}-tiny"))
+}
+
+/// What transformers calls a tensor of ours.
+fn theirs(ours: &str) -> String {
+    let name = match ours {
+        "wte" => return "model.embed_tokens.weight".into(),
+        "head" => return "lm_head.weight".into(),
+        "ln_f.weight" => return "model.norm.weight".into(),
+        _ => ours.replacen("h.", "model.layers.", 1),
+    };
+    let name = name.replace("ln_1", "input_layernorm").replace("ln_2", "post_attention_layernorm");
+    let name = name.replace("mlp.proj", "mlp.down").replace("attn.proj", "attn.o");
+    let mut parts: Vec<String> = name.split('.').map(str::to_owned).collect();
+    if parts[3] == "attn" {
+        parts[3] = "self_attn".into();
+    }
+    if ["q", "k", "v", "o", "gate", "up", "down"].contains(&parts[4].as_str()) {
+        parts[4] += "_proj";
+    }
+    parts.join(".")
+}
+
+/// The tensors of all safetensors files of a folder.
+fn load(model: &str) -> Fixture {
+    let mut all = Fixture::default();
+    for entry in std::fs::read_dir(folder(model)).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|e| e == "safetensors") {
+            all.add(&std::fs::read(path).unwrap());
+        }
+    }
+    all
+}
+
+fn fp32(model: &str, sets: &[String], seed: u64) -> Config {
+    let from = folder(model);
+    let ron = format!(
+        "(model: (from: {from:?}, seq_len: {T}), precision: Fp32,
+          optimizer: (lr: 1e-2, beta2: 0.95, weight_decay: 0.1, clip: 1.0), schedule: (kind: Constant),
+          offload: (tile_elements: 1024), device: Cpu(threads: 1), batch: (global: {B}),
+          data: (train: \"unused\", format: U16, order: Random), train: (steps: 10, seed: {seed}, checkpoint_every: 10))"
+    );
+    config(&ron, sets)
+}
+
+fn pretrained(model: &str) -> Arc<PretrainedWeights> {
+    let from = Folder::open(&folder(model)).unwrap_or_else(|e| panic!("{e}"));
+    let gpt = lay_out(&fp32(model, &[], 0)).decoder;
+    Arc::new(PretrainedWeights::new(from, &gpt).unwrap_or_else(|e| panic!("{e}")))
+}
+
+fn grid((tp, dp, sequence): (usize, usize, bool)) -> Vec<String> {
+    vec![
+        format!("parallel.tensor={tp}"),
+        format!("parallel.data={dp}"),
+        format!("parallel.sequence={sequence}"),
+        format!("batch.micro={}", B / dp),
+        format!("device.count={}", tp * dp),
+    ]
+}
+
+#[test]
+fn logits_loss_and_every_gradient_are_those_of_transformers_on_every_layout() {
+    for model in MODELS {
+        let fixture = load(model);
+        // With recomputation the logits go through the tokens in runs, the last of them shorter.
+        let ways = |l| [(l, "None", 1000), (l, "Selective", 1000), (l, "Block", 7)];
+        for (layout, more, head_rows) in LAYOUTS.into_iter().flat_map(ways) {
+            let mut sets = grid(layout);
+            sets.push(format!("recompute={more}"));
+            let config = fp32(model, &sets, 0);
+            let shape = DecoderShape { head_rows, ..shape(&config) };
+            let given = PassInputs {
+                tokens: fixture.get("tokens"),
+                targets: fixture.get("targets"),
+                starts: None,
+                param: &|name| fixture.get(&theirs(name)),
+            };
+            let PassResult { logits, loss, grads } = pass(&shape, layout.1, &given);
+            let apart = worst(&logits, fixture.get("logits"));
+            assert!(apart < 1e-5, "{model} {sets:?}: logits are {apart:e} apart");
+            let apart = (loss - fixture.get("loss")[0]).abs();
+            assert!(apart < 1e-6, "{model} {sets:?}: the loss is {apart:e} off");
+            let known = fixture.0.keys().filter(|name| name.starts_with("grad.")).count();
+            assert_eq!(grads.len(), known, "{model}");
+            for (name, grad) in &grads {
+                let want = fixture.get(&format!("grad.{}", theirs(name)));
+                let size = want.iter().fold(0.0f64, |most, x| most.max(x.abs()));
+                let (apart, most) = (worst(grad, want), 5e-6 * size);
+                assert!(apart < most, "{model} {sets:?}: {name} is {apart:e} apart of {size:e}");
+            }
+        }
+    }
+}
+
+/// Trains from a folder: losses and norms of the steps are these.
+fn assert_steps(
+    config: &Config,
+    (from, data): (&Arc<PretrainedWeights>, &Arc<Dataset>),
+    [want_losses, want_norms]: [&[f64]; 2],
+    run: &str,
+) {
+    let options = RunOptions { pretrained: Some(Arc::clone(from)), ..RunOptions::default() };
+    let (mut losses, mut norms) = (Vec::new(), Vec::new());
+    let outcome = train(config, &lay_out(config), data, &options, &mut |message| {
+        if let Message::Step(step) = message {
+            losses.push(step.loss);
+            norms.push(step.grad_norm);
+        }
+    });
+    outcome.unwrap();
+    let (apart, of_norms) = (worst(&losses, want_losses), worst(&norms, want_norms));
+    println!("{run}: losses {apart:.1e}, norms {of_norms:.1e} apart");
+    assert!(apart < 2e-5 && of_norms < 2e-5, "{run}: {apart:e} {of_norms:e}");
+}
+
+#[test]
+fn ten_adamw_steps_from_a_folder_are_those_of_pytorch_on_every_layout() {
+    for model in MODELS {
+        let fixture = load(model);
+        let from = pretrained(model);
+        let mut all: Vec<Vec<String>> = LAYOUTS.map(grid).into();
+        for more in ["offload.accumulate=Host", "offload.optimizer=Device", "host_checkpoints=true"]
+        {
+            let sets = ["batch.micro=2", "recompute=Block", "parallel.tensor=2", more];
+            all.push(sets.map(str::to_owned).into());
+        }
+        if std::env::var_os(ON_GPUS).is_some() {
+            // One GPU, TP 2 x DP 2 with sequence parallelism, and TP 6.
+            all = [LAYOUTS[0], LAYOUTS[4], LAYOUTS[5]].map(grid).into();
+            for sets in &mut all {
+                sets.pop();
+                sets.push("device=Cuda".into());
+            }
+        }
+        for sets in all {
+            let run = tempfile::tempdir().unwrap();
+            let windows: Vec<&[f64]> = fixture.get("train.tokens").chunks(T + 1).collect();
+            let (seed, data) = dataset_of_windows(&windows, B, V, run.path());
+            let config = fp32(model, &sets, seed);
+            let want = ["losses", "norms"].map(|of| fixture.get(&format!("train.{of}")));
+            assert_steps(&config, (&from, &data), want, &format!("{model} {sets:?}"));
+        }
+    }
+}
+
+/// Documents with targets that do not count, each a sample: the loss is the mean over the targets of the global batch,
+/// whatever ranks and micro-batches have of them.
+#[test]
+fn ten_adamw_steps_on_masked_documents_are_those_of_pytorch_on_every_layout() {
+    for model in MODELS {
+        let (fixture, from) = (load(model), pretrained(model));
+        let counted = fixture.get("masked.train.targets").chunks(T);
+        let documents: Vec<Document> = fixture
+            .get("masked.train.tokens")
+            .chunks(T + 1)
+            .zip(counted)
+            .map(|(tokens, targets)| Document {
+                tokens: tokens.iter().map(|token| *token as u32).collect(),
+                counted: [false].into_iter().chain(targets.iter().map(|t| *t >= 0.0)).collect(),
+            })
+            .collect();
+        let none = documents.iter().filter(|document| !document.counted.contains(&true)).count();
+        assert!(none > 5, "{model}: some samples have no target");
+        // Sample n of the run is document n.
+        let held_out = [documents[0].clone()];
+        let data = Corpus::of_documents(&documents, &held_out, T, false);
+        let mut in_place = documents.clone();
+        for (n, document) in documents.iter().enumerate() {
+            in_place[data.shuffled(SEED, n as u64)] = document.clone();
+        }
+        let data = Arc::new(Dataset::from(Corpus::of_documents(&in_place, &held_out, T, false)));
+        for (layout, micro) in LAYOUTS.into_iter().zip([2, 4].into_iter().cycle()) {
+            let mut sets = grid(layout);
+            sets.retain(|set| !set.starts_with("batch.micro"));
+            sets.extend([format!("batch.micro={micro}"), format!("batch.global={MASKED_B}")]);
+            sets.push("data.order=Shuffled".into());
+            let config = fp32(model, &sets, SEED);
+            let want = ["losses", "norms"].map(|of| fixture.get(&format!("masked.train.{of}")));
+            assert_steps(&config, (&from, &data), want, &format!("{model} {sets:?}"));
+        }
+    }
+}
+
+/// Set: trains on GPUs.
+const ON_GPUS: &str = "ONEBOX_PARITY_ON_GPUS";
+
+/// The steps once more, in a child process under the fake driver. (On a machine with a GPU, scripts/gpu-check sets the
+/// variable itself.)
+#[test]
+fn steps_on_gpus_are_those_of_pytorch() {
+    if std::env::var_os(ON_GPUS).is_some() {
+        return;
+    }
+    let cache = tempfile::tempdir().unwrap();
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    let names = [
+        "llama::ten_adamw_steps_from_a_folder_are_those_of_pytorch_on_every_layout",
+        "llama::packed::ten_adamw_steps_on_packed_documents_are_those_of_pytorch_on_every_layout",
+    ];
+    command.args(names).args(["--exact", "--nocapture"]).env(ON_GPUS, "1");
+    command.env("LD_LIBRARY_PATH", fake_cuda::library_folder());
+    command.env("XDG_CACHE_HOME", cache.path()).env("FAKECUDA_DEVICES", "4");
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let passed = output.status.success() && said.contains("2 passed");
+    assert!(passed, "{said}{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn the_next_token_of_a_folder_is_that_of_transformers() {
+    for model in MODELS {
+        let fixture = load(model);
+        let config = fp32(model, &[], 0);
+        let folder = folder(model);
+        let mut tokens: Vec<String> = fixture.get("prompt").iter().map(f64::to_string).collect();
+        // As long as a sample is.
+        for want in &fixture.get("greedy")[..T - 5] {
+            let from = ModelSource::on_cores(WeightSource::Folder(&folder), None, tests::machine());
+            let logits = next_logits(&config, &from, &tokens.join(" ")).unwrap();
+            let best = (0..V).max_by(|a, b| logits[*a].total_cmp(&logits[*b])).unwrap();
+            assert_eq!(best, *want as usize, "{model} after {tokens:?}");
+            tokens.push(best.to_string());
+        }
+    }
+}
+
+/// The weights after ten steps, as a file.
+fn weights(model: &str, sets: &[&str]) -> Vec<u8> {
+    let run = tempfile::tempdir().unwrap();
+    let fixture = load(model);
+    let windows: Vec<&[f64]> = fixture.get("train.tokens").chunks(T + 1).collect();
+    let (seed, data) = dataset_of_windows(&windows, B, V, run.path());
+    let sets: Vec<String> = sets.iter().map(ToString::to_string).collect();
+    let config = fp32(model, &sets, seed);
+    let path = run.path().join("weights.safetensors");
+    let options = RunOptions {
+        pretrained: Some(pretrained(model)),
+        weights: Some(LockedRunDir::unlocked(run.path()).unwrap()),
+        ..RunOptions::default()
+    };
+    train(&config, &lay_out(&config), &data, &options, &mut |_| ()).unwrap();
+    std::fs::read(path).unwrap()
+}
+
+#[test]
+fn when_and_where_the_update_runs_changes_no_bit() {
+    for model in ["qwen3", "qwen2"] {
+        let some = |mode, more: &[&str]| {
+            let base = ["batch.micro=2", "recompute=Block", mode, "parallel.tensor=2"];
+            weights(model, &[&base, more].concat())
+        };
+        let overlapped = some("offload.update=Overlapped", &[]);
+        assert_eq!(some("offload.update=Serial", &[]), overlapped);
+        for more in ["offload.first_forward=3", "offload.lookahead=4", "host_checkpoints=true"] {
+            assert_eq!(some("offload.update=Overlapped", &[more]), overlapped, "{model} {more}");
+        }
+        for more in ["offload.optimizer=Device", "offload.bucket_elements=1024"] {
+            assert_eq!(some("offload.update=Overlapped", &[more]), overlapped, "{model} {more}");
+        }
+        // A late update replaces what was last read first, the output projection among it.
+        let delayed = "offload.update=Delayed(after_step: 2)";
+        let late = some(delayed, &[]);
+        assert_ne!(late, overlapped);
+        for more in ["offload.lookahead=4", "offload.tile_elements=1024", "host_checkpoints=true"] {
+            assert_eq!(some(delayed, &[more]), late, "{model} {more}");
+        }
+    }
+}
+
+#[test]
+fn a_folder_goes_back_as_it_came() {
+    for model in MODELS {
+        let run = tempfile::tempdir().unwrap();
+        let fixture = load(model);
+        let windows: Vec<&[f64]> = fixture.get("train.tokens").chunks(T + 1).collect();
+        let (seed, data) = dataset_of_windows(&windows, B, V, run.path());
+        let sets = [grid((2, 2, false)), vec!["optimizer.lr=1e-30".into()]].concat();
+        let config = fp32(model, &sets, seed);
+        let options = RunOptions {
+            pretrained: Some(pretrained(model)),
+            checkpoints: Some(RunFolder::at(&run.path().join("checkpoints")).unwrap()),
+            ..RunOptions::default()
+        };
+        let built = lay_out(&config);
+        train(&config, &built, &data, &options, &mut |_| ()).unwrap();
+        let path = run.path().join("checkpoints/step-00000010");
+        let checkpoint = Checkpoint::open(&path, 10).unwrap();
+        let out = run.path().join("out");
+        let exported = ModelExport {
+            checkpoint: &checkpoint,
+            config: &config,
+            built: &built,
+            tokenizer: None,
+            beside: &ModelFiles::default(),
+            numbers: Numbers::F32,
+            max_file_bytes: u64::MAX,
+        };
+        export(&exported, &out).unwrap_or_else(|e| panic!("{e}"));
+        let bytes = std::fs::read(out.join("model.safetensors")).unwrap();
+        let mut ours = Fixture::default();
+        ours.add(&bytes);
+        for (name, values) in &ours.0 {
+            assert!(values == fixture.get(name), "{model}: {name}");
+        }
+        // In bf16 each number is the nearest: what was bf16 before stays as it is.
+        let half = run.path().join("half");
+        let exported = ModelExport { numbers: Numbers::Bf16, max_file_bytes: 40_000, ..exported };
+        export(&exported, &half).unwrap_or_else(|e| panic!("{e}"));
+        for entry in std::fs::read_dir(&half).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_none_or(|e| e != "safetensors") {
+                continue;
+            }
+            let bytes = std::fs::read(path).unwrap();
+            for (name, t) in SafeTensors::deserialize(&bytes).unwrap().tensors() {
+                assert_eq!(t.dtype(), safetensors::Dtype::BF16);
+                let rounded = |x: &f64| f64::from(half::bf16::from_f32(*x as f32));
+                let want: Vec<f64> = fixture.get(&name).iter().map(rounded).collect();
+                assert!(widened(&t) == want, "{model}: {name}");
+            }
+        }
+        // The exported folder describes the same model.
+        let again = config::load_str(
+            "(model: (from: \"out\"), data: (train: \"x\", format: U16), train: (steps: 1))",
+            "a.ron",
+            run.path(),
+            &[],
+        );
+        let again = again.unwrap_or_else(|e| panic!("{e}")).config.model;
+        let kept = |m: &config::ModelConfig| {
+            (
+                m.layers,
+                m.hidden,
+                m.heads,
+                m.kv_heads,
+                m.head_dim,
+                m.ffn_hidden,
+                m.rope,
+                m.tied,
+                m.qk_norm,
+            )
+        };
+        assert_eq!(kept(&again), kept(&config.model), "{model}");
+    }
+}

@@ -1,0 +1,7 @@
+//! When parameters are updated, and the memory that holds the states.
+
+mod delayed;
+mod lanes;
+mod memory;
+mod overlap;
+mod speculative;

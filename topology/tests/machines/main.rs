@@ -1,0 +1,5 @@
+//! Descriptions of machines: boxes, cores and their warnings.
+
+mod boxes;
+mod cores;
+mod warnings;
