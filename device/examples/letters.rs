@@ -1,6 +1,7 @@
-//! Times letters between the processes of a run, which the simulator takes its figures from (`src/sim/cost/across.rs`), and
-//! collectives of four virtual GPUs that are dealt to the processes:
-//! `cargo build --release -p device --features mpi --example letters`, then `mpirun -n 2 target/release/examples/letters`.
+//! Times messages between the processes of a run, and collectives of four virtual GPUs that are
+//! divided among the processes. The simulator's figures are from here
+//! (`engine/predict/src/sim/cost/across.rs`): `cargo build --release -p device --features mpi
+//! --example letters`, then `mpirun -n 2 target/release/examples/letters`.
 #![allow(clippy::print_stdout, clippy::unwrap_used, reason = "an example shows what it found")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
 
@@ -25,7 +26,7 @@ fn main() -> Result<(), String> {
             median(count, || drop(processes.exchange("word", vec![0; bytes])))
         };
         let (way, mib) = (word(301, 0), word(31, MIB));
-        // The thread for MPI sends these letters and takes as many.
+        // The MPI thread sends these messages and receives as many.
         let many = median(5, || {
             (0..5_000).for_each(|_| processes.beat());
             drop(processes.exchange("end", Vec::new()));
@@ -56,7 +57,7 @@ fn median(count: usize, mut work: impl FnMut()) -> f64 {
     all[count / 2]
 }
 
-/// The times of collectives of 16 MiB and of 8 bytes, as rank 0 sees them.
+/// The times of collectives of 16 MiB and of 8 bytes, measured on rank 0.
 fn collectives(processes: &Arc<Processes>) -> String {
     let mut plan = Plan::default();
     let large = plan.tensor((Arena::Device, "example"), "large", Dtype::Bf16, (1, ELEMENTS));

@@ -1,4 +1,4 @@
-//! Computes one product on a virtual GPU, and shows that a forgotten wait is refused. Run it with
+//! Computes one matmul on a virtual GPU, and shows that a forgotten wait is refused. Run it with
 //! `cargo run -p device --example one_product`.
 #![allow(clippy::print_stdout, reason = "an example shows what it found")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 fn main() -> Result<(), Error> {
-    // The plan gives every byte its place before anything is allocated.
+    // The plan assigns every byte before memory is allocated.
     let mut plan = Plan::default();
     let mut tensor = |arena, name, shape| plan.tensor((arena, "example"), name, Dtype::F32, shape);
     let a = tensor(Arena::Device, "a", (2, 3));
@@ -36,7 +36,7 @@ fn main() -> Result<(), Error> {
     dev.read(c, &mut values)?;
     println!("a b = {values:?}");
 
-    // The copy is on another lane, and no event orders it after the second product.
+    // The copy is on another lane, and no event orders it after the second matmul.
     dev.submit(Lane::Compute, Op::product(a, b, c));
     dev.submit(Lane::D2h, Op::Copy { src: c, dst: below });
     if let Err(refused) = dev.sync_all() {

@@ -6,20 +6,20 @@ use std::panic::Location;
 /// The source line that submitted an op.
 pub type Site = &'static Location<'static>;
 
-/// Why a rank stopped.
+/// The reason why a rank stopped.
 #[derive(Clone, Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages name the fields")]
 pub enum Error {
     /// The shapes, types or lane of an op do not fit.
     #[error("{op} at {site}: {problem}")]
     Op { op: &'static str, site: Site, problem: String },
-    /// A handle is outside the plan.
+    /// A tensor is outside the plan.
     #[error("{op} at {site}: bytes {start}..{end} of `{tensor}` lie outside what was planned")]
     OutOfPlan { op: &'static str, site: Site, tensor: String, start: u64, end: u64 },
     /// Two operands of one op share bytes, and the op writes one of them.
     #[error("{op} at {site}: `{first}` and `{second}` overlap")]
     Overlap { op: &'static str, site: Site, first: String, second: String },
-    /// Two ops touch the same bytes and no event orders them.
+    /// Two ops access the same bytes, and no event orders them.
     #[error(transparent)]
     Hazard(#[from] Box<Hazard>),
     /// The plan does not fit the memory limit.
@@ -28,7 +28,7 @@ pub enum Error {
     /// The machine refused host memory.
     #[error("this machine does not give {} for the {arena} memory of rank {rank}", topology::format_bytes(*wanted))]
     HostMemory { rank: usize, arena: Arena, wanted: u64 },
-    /// The machine starts no more threads.
+    /// The machine refused to start a thread.
     #[error(
         "no thread for {whom}: {problem}; raise the limit of processes (`ulimit -u`, or the container's)"
     )]
@@ -51,8 +51,7 @@ pub enum Error {
     /// The rank's thread returned or panicked before `finish`.
     #[error("the thread of rank {rank} ended in step {step}: {why}")]
     RankDied { rank: usize, step: u64, why: String },
-    /// Copies of a parameter differ between the ranks of a tensor-parallel group, but should be
-    /// equal.
+    /// Copies of a parameter differ between the ranks of a TP group, but must be equal.
     #[error("rank {rank}: its copy of `{param}` differs from that of the group's first rank")]
     Replica { rank: usize, param: String },
     /// An event belongs to another device.
@@ -67,13 +66,13 @@ pub enum Error {
     /// There is no GPU to train on.
     #[error("CUDA cannot be used here: {problem}")]
     NoCuda { problem: String },
-    /// The run is over, and data can no longer be read.
+    /// The backend holds no data.
     #[error("this backend holds no data")]
     NoData,
     /// A rank of another process failed.
     #[error(transparent)]
     Remote(Box<RemoteFailure>),
-    /// A process has gone, or is stopped, or cannot be reached.
+    /// A process has sent nothing for too long: it has crashed, is stopped, or cannot be reached.
     #[error("no sign of life for {seconds} s from process {process} on {node}, which has {ranks}")]
     Silent { process: usize, node: String, ranks: String, seconds: u64 },
     /// A process ended before the run.
@@ -89,28 +88,28 @@ pub enum Error {
 pub struct RemoteFailure {
     /// Number of the process.
     pub process: usize,
-    /// Name of its machine.
+    /// Name of the process's machine.
     pub node: String,
     /// The kind of the failure.
     pub kind: ErrorKind,
-    /// In words.
+    /// The failure in words.
     pub cause: String,
 }
 
 /// The kinds of failures that a caller treats differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
-    /// A rank, or a process.
+    /// A rank or a process failed.
     Rank,
     /// The memory of a GPU is too small.
     DeviceMemory,
     /// The machine's memory is too small.
     HostMemory,
-    /// The program is wrong.
+    /// The program has a bug.
     Bug,
     /// There is no GPU.
     NoCuda,
-    /// The host task or kernel of this name.
+    /// The host task or kernel of this name failed.
     Task(&'static str),
 }
 
@@ -138,7 +137,7 @@ impl ErrorKind {
     const PLAIN: [Self; 5] =
         [Self::Rank, Self::DeviceMemory, Self::HostMemory, Self::Bug, Self::NoCuda];
 
-    /// Its number, and the name of its task.
+    /// The number of the kind, and the name of its task.
     pub(crate) fn parts(self) -> (u8, &'static str) {
         let number = Self::PLAIN.iter().position(|plain| *plain == self);
         let number = number.unwrap_or(Self::PLAIN.len());
@@ -152,25 +151,25 @@ impl ErrorKind {
     }
 }
 
-/// Two ops touch the same bytes and no event orders them.
+/// Two ops access the same bytes, and no event orders them.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{op} on {lane} at {site} {what} `{tensor}` bytes {start}..{end}: {problem}")]
 pub struct Hazard {
     /// The later op.
     pub op: &'static str,
-    /// Its lane, or `main` for the rank's own thread.
+    /// Lane of the later op, or `main` for the rank's own thread.
     pub lane: String,
-    /// The line that submitted it.
+    /// Source line that submitted the later op.
     pub site: Site,
-    /// `reads` or `overwrites`.
+    /// What the later op does: `reads` or `overwrites`.
     pub what: &'static str,
-    /// Name in the plan.
+    /// Name of the tensor in the plan.
     pub tensor: String,
-    /// First byte in the arena.
+    /// First byte of the range in the arena.
     pub start: u64,
-    /// Byte after the last one.
+    /// Byte after the range.
     pub end: u64,
-    /// The earlier op, and the line that submitted it.
+    /// The earlier access, its op, and the line that submitted the op.
     pub problem: String,
 }
 
@@ -185,8 +184,7 @@ pub struct OutOfMemory {
     pub wanted: u64,
     /// Bytes that are available.
     pub limit: u64,
-    /// Bytes of the limit that were already taken at the first tensor that did not fit, and that
-    /// tensor's name.
+    /// Bytes used before the first tensor that did not fit, and that tensor's name.
     pub free_at: (u64, String),
     /// Bytes by pool, largest first.
     pub pools: Vec<(&'static str, u64)>,

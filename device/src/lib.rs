@@ -3,20 +3,19 @@
 //! **Operations are data, memory belongs to the plan.** A [`Tensor`] is an address in a planned
 //! arena; an [`Op`] names tensors; [`Device::submit`] puts ops on [`Lane`]s, [`Event`]s order
 //! lanes, and a hazard check refuses unordered ops. An executor runs the ops of a [`Device`]:
-//! [`cpu`] has virtual GPUs with real arithmetic, [`cuda`] real ones.
+//! [`cpu`] has virtual GPUs with real arithmetic, [`cuda`] has real GPUs.
 //!
 //! Read in this order:
 //!
 //! 1. `tensor`: tensors, and the [`Plan`] that lays them out;
-//! 2. `op`: the operations, lanes and events, tasks of other crates; `op/access.rs` names the ranges of each op,
-//!    `op/check.rs` checks its shapes;
+//! 2. `op`: the operations, lanes and events, tasks of other crates; `op/access.rs` names the
+//!    ranges of each op, `op/check.rs` checks its shapes;
 //! 3. `submit`: [`Device`] and its executors, the hazard check;
-//! 4. `threads`: kernel threads; `ranks`: how rank threads meet, their memory and queues;
-//! 5. [`cpu`]: an executor with its kernels, the reference for every other one;
+//! 4. `threads`: kernel threads; `ranks`: the rendezvous of rank threads, their memory and queues;
+//! 5. [`cpu`]: an executor with its kernels, the reference for all other executors;
 //! 6. [`numerics`], [`random`]: arithmetic that is the same everywhere;
 //! 7. [`cuda`]: streams, launches, NCCL; the kernels are in `cuda/kernels`;
-//! 8. [`sim`]: the same program on a virtual clock; [`recorder`] only counts it, [`warm`] collects
-//!    its kinds of ops;
+//! 8. [`recorder`], [`warm`]: count, list or collect ops (the simulator is in `engine/predict`);
 //! 9. `error`: all errors.
 
 // Files are opened, created, read and renamed by the crate `files`.

@@ -11,7 +11,7 @@ pub const fn key(seed: u64, word: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// A key from a name.
+/// Mixes a name into a key.
 pub fn key_of_name(seed: u64, name: &str) -> u64 {
     name.bytes().fold(key(seed, name.len() as u64), |k, byte| key(k, u64::from(byte)))
 }
@@ -22,7 +22,7 @@ pub const fn bits(stream: u64, index: u64) -> u64 {
     key(stream, index)
 }
 
-/// Uniform in [0, 1), 53 bits.
+/// Uniform number in [0, 1) with 53 random bits.
 #[inline(always)]
 pub const fn uniform(stream: u64, index: u64) -> f64 {
     (bits(stream, index) >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
@@ -33,14 +33,14 @@ pub const fn below(stream: u64, index: u64, bound: u64) -> u64 {
     ((bits(stream, index) as u128 * bound as u128) >> 64) as u64
 }
 
-/// Standard normal by Box and Muller.
+/// Standard normal number, by the method of Box and Muller.
 pub fn normal(stream: u64, index: u64) -> f64 {
     let radius = (-2.0 * (1.0 - uniform(stream, 2 * index)).ln()).sqrt();
     radius * (core::f64::consts::TAU * uniform(stream, 2 * index + 1)).cos()
 }
 
-/// 32 random bits for dropout. It uses 32-bit arithmetic only, so that it vectorises and a GPU
-/// computes the same.
+/// 32 random bits for dropout. With 32-bit arithmetic only, loops vectorise and a GPU computes the
+/// same bits.
 #[inline(always)]
 pub const fn bits32(stream: u64, index: u64) -> u32 {
     let mut z = (index as u32) ^ (stream as u32);
@@ -54,12 +54,12 @@ pub const fn bits32(stream: u64, index: u64) -> u32 {
 /// Multipliers of [`halves`].
 pub const HALVES: [u32; 2] = [0x297a_2d39, 0x735a_2d97];
 
-/// 16 random bits each, in the lower and the upper half, for elements 2 * `pair` and 2 * `pair` + 1
-/// of 16-bit storage. The caller mixes the bits of the pair's index above 32 into the stream. Each
-/// step has its own stream, so from step to step the bits of one element are as random as the
-/// streams. Two multiplications separate the elements of one step: over 32 x 32 cells for two
-/// elements less than 130 apart, the shares were 2.3 % off (rms, 2^22 elements), where chance alone
-/// is 2.2 %. Elements 2^28 and more apart are less independent.
+/// 16 random bits for each of two elements of 16-bit storage: element 2 * `pair` has the lower
+/// half, and 2 * `pair` + 1 the upper half. The caller mixes the bits of the pair's index above 32
+/// into the stream. Each step has its own stream, so the bits of one element in different steps are
+/// as random as the streams. Two multiplications separate the elements of one step: over 32 x 32
+/// cells for two elements less than 130 apart, the shares were 2.3 % off (rms, 2^22 elements);
+/// chance alone gives 2.2 %. Elements that are 2^28 or more apart are less independent.
 #[inline(always)]
 pub const fn halves(stream: u64, pair: u32) -> u32 {
     let z = pair.wrapping_add(stream as u32).wrapping_mul(HALVES[0]);

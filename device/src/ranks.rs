@@ -1,10 +1,9 @@
-//! The rank threads of a process, on every backend: how they meet, the state that their lanes
-//! share.
+//! The rank threads of a process on every backend: their rendezvous and their lanes' state.
 //!
-//! `communicator`: ranks meet for collectives, and learn of failures; `rendezvous`: one place where they meet. `processes`:
-//! the processes of a run, which `mpi` joins; `remote`: the ranks of the others; `wire`: the messages between them.
-//! `rank_state`: a rank's lanes. `memory`: its arenas.
-//! `queue`: jobs of a lane. `trace`: times of ops. `patience`: times of waiting.
+//! `communicator`: collectives between ranks, and reports of failures; `rendezvous`: one rendezvous
+//! of a group. `processes`: the processes of a run; `mpi`: their connection by MPI; `remote`: ranks
+//! of other processes; `wire`: messages between processes. `rank_state`: a rank's lanes; `memory`:
+//! its arenas; `queue`: a lane's jobs. `trace`: times of ops. `patience`: times of waiting.
 
 pub(crate) mod communicator;
 pub(crate) mod memory;

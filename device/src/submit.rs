@@ -1,9 +1,8 @@
-//! The way of ops to a backend: lanes and events order them, the hazard check admits them, an
-//! executor runs them.
+//! The submission of ops: events order them, the hazard check admits them, an executor runs them.
 //!
-//! `device`: the handle of a rank, and the interface of a backend. `hazard`: the check. `bulk`: large
-//! reads and writes between steps. [`recorder`]: an executor that only counts or lists ops. [`warm`]: one op of each
-//! kind, before step 1.
+//! `device`: the handle of a rank, and the interface of a backend. `hazard`: the check. `bulk`:
+//! large reads and writes between steps. [`recorder`]: an executor that only counts or lists ops.
+//! [`warm`]: the distinct ops of a program, which run before step 1.
 
 pub(crate) mod bulk;
 pub(crate) mod device;

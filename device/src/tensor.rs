@@ -1,8 +1,8 @@
-//! Handles, and the plan that lays them out.
+//! Tensors, and the plan that lays them out in memory.
 //!
 //! A [`Tensor`] is an address, not memory: `Copy`, no lifetime, no reference count. The device owns
-//! the memory behind it for the whole run, so an op in a queue cannot outlive its operands. A
-//! [`Plan`] lays out every byte before step 1; a step creates and frees nothing.
+//! the memory for the whole run, so an op in a queue cannot outlive its operands. A [`Plan`] lays
+//! out every byte before step 1; a step allocates and frees nothing.
 
 use std::fmt;
 use std::ops::Range;
@@ -20,11 +20,11 @@ pub enum Dtype {
     F64,
     /// Tokens.
     I32,
-    /// Lower halves of fp32 values whose upper halves are bf16; on the host.
+    /// Lower halves of fp32 values, on the host. Their upper halves are bf16.
     U16,
-    /// 8 bits with 3 of mantissa: values and weights of scaled products.
+    /// fp8 with 3 bits of mantissa, for values and weights of scaled matmuls.
     E4m3,
-    /// 8 bits with 2 of mantissa: gradients of scaled products.
+    /// fp8 with 2 bits of mantissa, for gradients in scaled matmuls.
     E5m2,
 }
 
@@ -33,12 +33,12 @@ impl Dtype {
     pub(crate) const ALL: [Self; 8] =
         [Self::F16, Self::Bf16, Self::F32, Self::F64, Self::I32, Self::U16, Self::E4m3, Self::E5m2];
 
-    /// Whether kernels compute with its elements: F16, Bf16 or F32.
+    /// Whether kernels compute with elements of this type: F16, Bf16 or F32.
     pub const fn is_value(self) -> bool {
         matches!(self, Self::F16 | Self::Bf16 | Self::F32)
     }
 
-    /// Whether it has 8 bits.
+    /// Whether the type is an fp8 format.
     pub(crate) const fn is_fp8(self) -> bool {
         matches!(self, Self::E4m3 | Self::E5m2)
     }
@@ -54,7 +54,7 @@ impl Dtype {
     }
 }
 
-/// The two memories of a rank. The memory of a range decides which lanes may touch it.
+/// The two memories of a rank. The memory of a range decides which lanes may access it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Arena {
     /// The GPU's memory.
@@ -68,8 +68,8 @@ impl Arena {
     pub const ALL: [Self; 2] = [Self::Device, Self::Pinned];
 }
 
-/// A typed, shaped range of an arena, row-major. A flat range is one row. [`Plan::tensor`] makes
-/// it.
+/// A typed, shaped, row-major range of an arena. A flat range is one row. [`Plan::tensor`] makes
+/// one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tensor {
     pub(crate) entry: u32,
@@ -82,7 +82,7 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// A tensor without elements, of no plan.
+    /// A tensor without elements that belongs to no plan.
     pub(crate) const NONE: Self = Self {
         entry: u32::MAX,
         arena: Arena::Device,
@@ -103,28 +103,28 @@ impl Tensor {
         self.rows * self.cols
     }
 
-    /// Whether it has no elements.
+    /// Whether the tensor has no elements.
     pub const fn is_empty(self) -> bool {
         self.len() == 0
     }
 
-    /// Whether both have a byte in common.
+    /// Whether the two tensors share a byte.
     pub(crate) fn overlaps(self, other: Self) -> bool {
         let (a, b) = (self.range(), other.range());
         self.arena == other.arena && a.start < b.end && b.start < a.end
     }
 
-    /// The arena that holds it.
+    /// The arena that holds the tensor.
     pub const fn arena(self) -> Arena {
         self.arena
     }
 
-    /// The storage type of its elements.
+    /// The storage type of the elements.
     pub const fn dtype(self) -> Dtype {
         self.dtype
     }
 
-    /// Whether it is a transposed view.
+    /// Whether the tensor is a transposed view.
     pub const fn is_transposed(self) -> bool {
         self.transposed
     }
@@ -134,17 +134,17 @@ impl Tensor {
         self.len() as u64 * self.dtype.bytes()
     }
 
-    /// The bytes of the arena that it covers.
+    /// The range of bytes in the arena that the tensor covers.
     pub const fn range(self) -> Range<u64> {
         self.start..self.start + self.bytes()
     }
 
-    /// The transposed view. Only a GEMM reads one.
+    /// The transposed view of the tensor. Only matmuls read transposed views.
     pub const fn t(self) -> Self {
         Self { transposed: !self.transposed, ..self }
     }
 
-    /// Elements `range` as one row. Never panics: `submit` refuses a range outside the planned one.
+    /// Elements `range` as one row. Never panics: `submit` refuses a range outside the plan.
     pub const fn slice(self, range: Range<usize>) -> Self {
         let start = self.start + range.start as u64 * self.dtype.bytes();
         let cols = range.end.saturating_sub(range.start);
@@ -157,7 +157,7 @@ impl Tensor {
         Self { start, rows: range.end.saturating_sub(range.start), transposed: false, ..self }
     }
 
-    /// Part `index` of `count` equal runs of rows. A single row is cut by its elements.
+    /// Part `index` of `count` equal runs of rows. A single row is divided by elements.
     pub const fn shard(self, index: usize, count: usize) -> Self {
         if self.rows == 1 {
             let n = self.cols / count;
@@ -168,14 +168,14 @@ impl Tensor {
         }
     }
 
-    /// All of the handle, for another process with the same plan.
+    /// The tensor as numbers, for another process with the same plan.
     pub(crate) const fn words(self) -> [u64; 5] {
         let kinds = (self.arena as u64) | (self.dtype as u64) << 8 | (self.transposed as u64) << 16;
         let (rows, cols) = (self.rows as u64, self.cols as u64);
         [self.entry as u64, kinds, self.start, rows, cols]
     }
 
-    /// The handle that another process's words are; `None` if they are none.
+    /// The tensor from another process's numbers. `None` if they are invalid.
     pub(crate) fn from_words([entry, kinds, start, rows, cols]: [u64; 5]) -> Option<Self> {
         let [arena, dtype, transposed, ..] = kinds.to_le_bytes();
         let arena = Arena::ALL.into_iter().find(|known| *known as u8 == arena)?;
@@ -201,9 +201,9 @@ impl Tensor {
 /// host and GPU use host memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Pool {
-    /// `parameters`, `activations`, ...
+    /// Name of the pool, such as `parameters` or `activations`.
     pub name: &'static str,
-    /// How copies use it.
+    /// How copies use the pool's host memory.
     pub copies: Copies,
     /// The data that copies carry.
     pub cargo: Cargo,
@@ -212,19 +212,18 @@ pub struct Pool {
 /// How copies between host and GPU use host memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Copies {
-    /// They read or write it, so a driver has to pin it.
+    /// Copies read or write the memory, so a driver must pin it.
     Touch,
-    /// They read or write it in bulk, and nothing else uses it for long. It belongs on the GPU's
-    /// own NUMA node.
+    /// Copies use the memory in bulk, and other uses are short. It belongs on the GPU's NUMA node.
     Stage,
-    /// They never touch it. Only the host uses it.
+    /// Copies never access the memory. Only the host uses it.
     Avoid,
 }
 
-/// The data that a copy between host and GPU carries, as far as its speed depends on it.
+/// The kind of data in a copy between host and GPU. The copy's speed may depend on the kind.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 pub enum Cargo {
-    /// Inputs of blocks, kept on the host.
+    /// Activation checkpoints: inputs of blocks that are kept on the host.
     Checkpoint,
     /// Gradients, and their sums on the way back.
     Gradient,
@@ -234,7 +233,7 @@ pub enum Cargo {
 }
 
 impl Pool {
-    /// A pool that copies may touch.
+    /// A pool that copies may access.
     pub const fn new(name: &'static str) -> Self {
         Self { name, copies: Copies::Touch, cargo: Cargo::Other }
     }
@@ -244,7 +243,7 @@ impl Pool {
         Self { copies: Copies::Stage, ..Self::new(name) }
     }
 
-    /// A pool that copies never touch.
+    /// A pool that copies never access.
     pub const fn of_the_host(name: &'static str) -> Self {
         Self { copies: Copies::Avoid, ..Self::new(name) }
     }
@@ -264,43 +263,41 @@ impl From<&'static str> for Pool {
 /// One named range of a plan.
 #[derive(Clone, Debug)]
 pub struct Entry {
-    /// Its name, unique in its arena by convention: `block.3.params`.
+    /// Name of the range, such as `block.3.params`. By convention it is unique in its arena.
     pub name: String,
-    /// Its pool.
+    /// Pool of the range.
     pub pool: Pool,
-    /// Its arena.
+    /// Arena of the range.
     pub arena: Arena,
-    /// Its bytes in the arena.
+    /// Bytes of the range in the arena.
     pub range: Range<u64>,
-    /// Its storage type.
+    /// Storage type of the elements.
     pub dtype: Dtype,
     /// Rows and columns.
     pub shape: (usize, usize),
 }
 
 impl Entry {
-    /// Whether copies between host and GPU read or write this host memory in bulk, and nothing else
-    /// uses it for long.
+    /// Whether the range is host memory of [`Copies::Stage`], which copies use in bulk.
     pub fn is_staging(&self) -> bool {
         self.arena == Arena::Pinned && self.pool.copies == Copies::Stage
     }
 
-    /// Whether copies between host and GPU read or write this host memory, so that a driver has to
-    /// pin it.
+    /// Whether the range is host memory that copies use, so that a driver must pin it.
     pub fn is_copied(&self) -> bool {
         self.arena == Arena::Pinned && self.pool.copies != Copies::Avoid
     }
 }
 
-/// The layout of every byte of a rank, made before step 1. All ranks share one plan: a handle is
-/// valid on each.
+/// The layout of every byte of a rank, computed before step 1. All ranks share one plan, so a
+/// tensor is valid on each rank.
 #[derive(Clone, Default, Debug)]
 pub struct Plan {
     entries: Vec<Entry>,
     top: [u64; 2],
 }
 
-/// Alignment of tensors in bytes. It covers a cache line and a GPU's widest load.
+/// Alignment of tensors in bytes. It is a multiple of a cache line and of a GPU's widest load.
 const ALIGNMENT: u64 = 256;
 
 impl Plan {

@@ -1,6 +1,6 @@
-//! Threads, whatever they work for.
+//! Threads, independent of their work.
 //!
-//! `thread_team`: threads that help with kernels. `spin_wait`: how threads wait for each other. `panics`: records of panics.
+//! `thread_team`: helpers of kernels. `spin_wait`: waits of threads. `panics`: records of panics.
 
 pub mod panics;
 pub(crate) mod spin_wait;

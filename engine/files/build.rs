@@ -1,4 +1,4 @@
-//! The commit that a release is built from, for `onebox --version`; none where there is no git.
+//! The commit of a release build, for `onebox --version`; none without a git repository.
 
 use std::path::Path;
 use std::process::Command;
@@ -12,11 +12,11 @@ fn main() {
 
 fn commit() -> Option<String> {
     let git = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.git");
-    // Other builds would be made anew after each commit.
+    // Only a release depends on the commit: other builds would run again after each commit.
     if std::env::var("PROFILE").as_deref() != Ok("release") || !git.exists() {
         return None;
     }
-    // It gets a line with each commit, checkout and reset.
+    // Git appends a line to this file at each commit, checkout and reset.
     println!("cargo::rerun-if-changed={}", git.join("logs/HEAD").display());
     let output = Command::new("git").args(["rev-parse", "--short", "HEAD"]).output().ok()?;
     let commit = String::from_utf8(output.stdout).ok().filter(|_| output.status.success());

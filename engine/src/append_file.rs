@@ -1,8 +1,9 @@
-//! A file that a run appends to and never waits for: training does not stop for a full disk. The first failure is warned
-//! of, pieces that are lost are counted, and later ones are tried again.
+//! A file that a run appends to. A full disk does not stop training: the writer warns of the first
+//! failure, counts the lost pieces, and tries to write later pieces.
 //!
-//! Before each piece the writer asks whether its file still has its name in the run's directory. A file that was removed is
-//! written again from the one that is open; one that was replaced or cut off is gone on with, and what is lost is said.
+//! Before each piece the writer checks that its file still has its name in the run's directory. A
+//! file that was removed is written again from the open file. After a replacement or a truncation,
+//! the writer continues with the new contents, and warns of lost pieces.
 
 use files::held::LockedRunDir;
 use files::path_text::ShownPath;
@@ -14,49 +15,50 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Bytes that are copied or compared at once.
+/// Number of bytes that are copied or compared at a time.
 const BLOCK: usize = 1 << 16;
 
-/// The file cannot be opened.
+/// Error of a file that cannot be opened.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write {}: {source}", path.shown())]
 pub struct MetricsError {
-    /// The file.
+    /// Path of the file.
     pub path: PathBuf,
-    /// What the system says.
+    /// Error of the system.
     pub source: io::Error,
 }
 
-/// What the file consists of.
+/// Kind of the pieces of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pieces {
-    /// Lines: behind half a line a newline begins the next one.
+    /// Lines: after an incomplete line, a newline begins the next line.
     Lines,
-    /// Records: behind half a record no reader finds the next one.
+    /// Records: after an incomplete record, a reader finds no other record.
     Records,
 }
 
-/// Gets whole pieces; one write for each.
+/// Writer that appends each piece with one write.
 #[derive(Debug)]
 pub(crate) struct AppendFile {
     run: Arc<LockedRunDir>,
     name: String,
     pub(crate) file: File,
     pieces: Pieces,
-    /// Bytes of the whole pieces; what follows them after a failed write is cut off.
+    /// Bytes of the complete pieces. Bytes after them, from a failed write, are cut off.
     length: u64,
     pub(crate) torn: bool,
     pub(crate) dropped: u64,
-    /// Half a line that is not ours stands before the next one.
+    /// Whether the next line needs a newline before it: the file ends with an incomplete line.
     is_behind_half: bool,
-    /// Of records: earlier ones are not there any more, and later ones belong into another file.
+    /// Whether earlier records are lost, so that later records belong into another file.
     is_over: bool,
-    /// The last failure that was warned of.
+    /// Last failure that the writer warned of.
     told: String,
 }
 
 impl AppendFile {
-    /// `file` is `name` in the directory of `run`, open to read and to append, and is `length` bytes long.
+    /// Makes the writer of `file`, which is `name` in the directory of `run`, is open to read and
+    /// to append, and has `length` bytes.
     pub(crate) fn new(
         run: &Arc<LockedRunDir>,
         name: &str,
@@ -84,13 +86,13 @@ impl AppendFile {
         }
     }
 
-    /// A piece is lost.
+    /// Counts a lost piece, and warns of the error.
     pub(crate) fn fail(&mut self, error: &io::Error) {
         self.dropped += 1;
         self.warn("write", error);
     }
 
-    /// Everything is on the disk on return; where it cannot be, that is warned of.
+    /// Syncs the file to the disk. A failure is a warning.
     pub(crate) fn sync(&mut self) {
         if let Err(error) = self.look().and_then(|()| self.file.sync_all()) {
             self.warn("sync", &error);
@@ -99,12 +101,12 @@ impl AppendFile {
 
     /// Whether the next piece belongs into another file.
     pub(crate) fn is_over(&mut self) -> bool {
-        // Who writes the next piece hears of it.
+        // The write of the next piece reports an error.
         drop(self.look());
         self.is_over
     }
 
-    /// The same failure again is no news.
+    /// Warns of a failure, unless the last warning was the same.
     fn warn(&mut self, action: &str, error: &io::Error) {
         let error = error.to_string();
         if self.told != error {
@@ -142,13 +144,14 @@ impl AppendFile {
         Ok(())
     }
 
-    /// Whether the file still has its name and its bytes; goes on with what there is, and says what happened.
+    /// Checks that the file still has its name and its bytes. Otherwise restores the file, or
+    /// continues with the file under its name, and warns.
     fn look(&mut self) -> io::Result<()> {
         if self.run.is_taken() {
             return Err(io::Error::other("another process has locked the run's directory"));
         }
         match self.run.holds(&self.name, &self.file) {
-            // Where that is not known, the open file is as good as before.
+            // If the system does not answer, the writer keeps the open file.
             Ok(Some(true)) | Err(_) => self.look_at_its_length(),
             Ok(Some(false)) => self.take_another(),
             Ok(None) => self.make_again(),
@@ -170,7 +173,7 @@ impl AppendFile {
         Ok(())
     }
 
-    /// The name is gone: the open file has all of it.
+    /// Creates the removed file again, with all bytes of the open file.
     fn make_again(&mut self) -> io::Result<()> {
         self.look_at_its_length()?;
         let directory = self.run.check()?;
@@ -178,7 +181,7 @@ impl AppendFile {
         let written = copied(&self.file, &file, 0..self.length);
         let written = written.and_then(|()| file.sync_all()).and_then(|()| directory.sync());
         if let Err(error) = written {
-            // The first error is the one to tell. It is tried again with the next piece.
+            // The first error is reported. The next piece tries again.
             drop(directory.remove_file(&self.name));
             return Err(error);
         }
@@ -191,7 +194,7 @@ impl AppendFile {
         Ok(())
     }
 
-    /// Another file has the name.
+    /// Continues with another file that has the name now.
     fn take_another(&mut self) -> io::Result<()> {
         self.look_at_its_length()?;
         let file = self.run.check()?.open_or_create(&self.name, OFlags::APPEND)?;
@@ -202,7 +205,7 @@ impl AppendFile {
         let (there, was) = (found.len(), self.length);
         let same = is_same(&self.file, &file, there.min(was))?;
         if same && let Err(error) = copied(&self.file, &file, there..was) {
-            // As it was found, to be tried again.
+            // The file gets its old length back. The next piece tries again.
             drop(file.set_len(there));
             return Err(error);
         }
@@ -227,7 +230,7 @@ impl AppendFile {
         Ok(())
     }
 
-    /// The file has `length` bytes, perhaps with half a piece at their end.
+    /// Continues after the `length` bytes of the file, which may end with an incomplete piece.
     fn go_on_after(&mut self, length: u64) -> io::Result<()> {
         let mut last = [b'\n'];
         if length > 0 {
@@ -247,7 +250,7 @@ impl AppendFile {
     }
 }
 
-/// Appends bytes of `from` to `to`.
+/// Appends the bytes in `range` of `from` to `to`.
 fn copied(from: &File, mut to: &File, range: Range<u64>) -> io::Result<()> {
     let mut block = vec![0; BLOCK];
     let mut at = range.start;
@@ -260,7 +263,7 @@ fn copied(from: &File, mut to: &File, range: Range<u64>) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether two files have the same first bytes.
+/// Whether the first `bytes` bytes of two files are equal.
 fn is_same(one: &File, other: &File, bytes: u64) -> io::Result<bool> {
     let (mut a, mut b) = (vec![0; BLOCK], vec![0; BLOCK]);
     let mut at = 0;

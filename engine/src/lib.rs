@@ -1,8 +1,8 @@
-//! The training loop: one step in program order, the ranks that walk it, what they save and write.
+//! The training loop: one step in program order, the threads of the ranks, and the files of a run.
 //!
 //! Start with `step.rs`: one training step in program order.
 
-// Files are opened, created, read and renamed by the crate `files`.
+// The crate `files` opens, creates, reads and renames all files.
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
 mod append_file;
@@ -18,5 +18,5 @@ mod trainer;
 
 use std::time::Duration;
 
-/// Time that a rank waits for others by default, before the run fails.
+/// Default time that a rank waits for other ranks before the run fails.
 const TIMEOUT: Duration = Duration::from_secs(600);

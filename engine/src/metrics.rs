@@ -1,6 +1,7 @@
-//! `metrics.jsonl`: one JSON object per line, written after each step by `run`.
+//! `metrics.jsonl`: one JSON object per line, with one line after each step.
 //!
-//! A line goes out in one write (`Appended`). Where the run has event files for TensorBoard, these get the same.
+//! Each line is one write of an `AppendFile`. If the run has event files for TensorBoard, its steps
+//! and evaluations also go there.
 
 pub use crate::append_file::MetricsError;
 use crate::append_file::{AppendFile, Pieces};
@@ -22,49 +23,50 @@ use offload::SpeculationOutcome;
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
-/// A finished optimizer step. Keys of its line, in this order; non-finite values print as null.
+/// Metrics of a finished optimizer step: the keys of its line, in this order. A value that is not
+/// finite becomes null.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct StepMetrics {
-    /// From 1.
+    /// Number of the step, from 1.
     pub step: u64,
-    /// Mean over the global batch, nats per token.
+    /// Mean loss over the global batch, in nats per token.
     pub loss: f64,
     /// Global norm of the unscaled gradient before clipping.
     pub grad_norm: f64,
-    /// The scale that this step used; 1 without scaling.
+    /// Loss scale that this step used; 1 without scaling.
     pub loss_scale: f32,
-    /// The rate that this step used.
+    /// Learning rate that this step used.
     pub lr: f32,
-    /// Wall time.
+    /// Wall time of the step in seconds.
     pub step_seconds: f64,
-    /// Over all ranks.
+    /// Tokens per second over all ranks.
     pub tokens_per_second: f64,
-    /// Whether the update was left out because a gradient was not finite.
+    /// Whether the update was skipped because a gradient was not finite.
     pub skipped: bool,
     /// Tokens trained on since step 1.
     pub tokens: u64,
-    /// Skipped steps since step 1.
+    /// Number of skipped steps since step 1.
     pub skipped_total: u64,
-    /// Bytes that the fullest device holds, as planned.
+    /// Planned bytes of memory on the fullest device.
     pub device_memory: u64,
-    /// Bytes of this process in host memory, as the kernel counts them.
+    /// Bytes of host memory of this process, as the kernel counts them.
     pub host_memory: u64,
-    /// Targets of the step that its loss counts, where samples differ in how many they have.
+    /// Number of trained targets in the step; missing if all samples have the same number.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub targets: Option<u64>,
-    /// Documents of the step, where samples are no windows.
+    /// Number of documents in the step; missing if samples are windows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub documents: Option<u64>,
-    /// Share of the step's tokens that are padding, 0 to 1, where samples are no windows.
+    /// Share of padding in the step's tokens, 0 to 1; missing if samples are windows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub padding: Option<f64>,
-    /// Whether two runs of the step's passes have given the same bits, where the step ran twice.
+    /// Whether two runs of the step's passes gave the same bits; missing if the step ran once.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub verified: Option<bool>,
 }
 
 impl StepMetrics {
-    /// By the names that TensorBoard shows; those before a slash are groups.
+    /// Values by their names in TensorBoard. The part of a name before the slash is its group.
     fn curves(&self) -> [(&'static str, f32); 9] {
         [
             ("loss/train", self.loss as f32),
@@ -111,14 +113,14 @@ enum Line<'a> {
     },
 }
 
-/// What is read back of a line.
+/// Keys of a line that are read back.
 #[derive(Deserialize)]
 struct LineHeader {
     kind: String,
     step: u64,
 }
 
-/// Bytes of the metrics of ten million steps.
+/// Largest size in bytes of a metrics file that is read: ten million steps.
 pub const LONGEST_METRICS: u64 = 4 << 30;
 
 /// The writer of `metrics.jsonl`.
@@ -130,8 +132,8 @@ pub struct MetricsWriter {
 
 impl MetricsWriter {
     /// Opens the file to append after `last_step`: 0 for a new run, the checkpoint's step for a
-    /// resumed one. Lines of later steps, which will be trained again, an evaluation after
-    /// `last_step`, which will be done again, an `end` and a torn last line are removed. Steps that have no line are said.
+    /// resumed run. Removes the lines of later steps and an evaluation after `last_step`, since the
+    /// run repeats them. Also removes an `end` and a torn last line. Warns of steps without a line.
     ///
     /// # Errors
     /// [`MetricsError`] if the file cannot be read or written.
@@ -148,7 +150,7 @@ impl MetricsWriter {
             if file.metadata()?.len() > length {
                 file.set_len(length)?;
             }
-            // Its name too: a checkpoint that is on the disk has the lines of its steps beside it.
+            // Also syncs the file's name: a checkpoint on the disk needs the lines of its steps.
             dir.sync()?;
             Ok((file, length))
         };
@@ -156,12 +158,12 @@ impl MetricsWriter {
         Ok(Self { lines: AppendFile::new(run, name, Pieces::Lines, file, length), events: None })
     }
 
-    /// Steps and evaluations go to `events`, too.
+    /// Also writes steps and evaluations to `events`.
     pub fn and(self, events: Option<Events>) -> Self {
         Self { events, ..self }
     }
 
-    /// Appends a step, and what became of its updates ahead of the decision, where the run has any.
+    /// Appends a step, and the outcome of its speculative updates if the run has them.
     pub fn step(&mut self, step: &StepMetrics, ahead: Option<SpeculationOutcome>) {
         let ahead = ahead.map(|ahead| match ahead {
             SpeculationOutcome::None => "no",
@@ -174,8 +176,9 @@ impl MetricsWriter {
         }
     }
 
-    /// Appends an evaluation after `step`; `loss` is the mean over the evaluated tokens, `whole`: these are all that are held
-    /// out. `sets` has the mean of each data set, where there are several.
+    /// Appends an evaluation after `step`. `loss`: mean over the evaluated tokens. `whole`: the
+    /// evaluated tokens are the whole validation set. `sets`: mean of each data set, if there are
+    /// several.
     pub fn eval(&mut self, step: u64, loss: f64, whole: bool, sets: &[(String, f64)]) {
         let by_name = sets.iter().map(|(name, loss)| (name.as_str(), *loss)).collect();
         self.write(&Line::Eval { step, loss, whole, sets: by_name });
@@ -192,7 +195,7 @@ impl MetricsWriter {
         self.write(&Line::CheckpointFailed { step, error });
     }
 
-    /// Appends that two runs of a step's passes have given other bits, and where each of some ranks has seen it.
+    /// Appends that two runs of a step's passes gave different bits, and where.
     pub fn differs(&mut self, step: u64, places: &[Difference]) {
         self.write(&Line::Differs { step, places });
     }
@@ -203,7 +206,7 @@ impl MetricsWriter {
         self.sync();
     }
 
-    /// All lines are on the disk on return; where they cannot be, that is warned of.
+    /// Syncs all lines to the disk. A failure is a warning.
     pub fn sync(&mut self) {
         self.lines.sync();
         if let Some(events) = &mut self.events {
@@ -211,7 +214,7 @@ impl MetricsWriter {
         }
     }
 
-    /// Lines that could not be written.
+    /// Number of lines that could not be written.
     pub fn dropped(&self) -> u64 {
         self.lines.dropped
     }
@@ -224,7 +227,8 @@ impl MetricsWriter {
     }
 }
 
-/// Seconds of the median step in a `metrics.jsonl`; the first two warm up and do not count. `None`: there are no others.
+/// Seconds of the median step in a `metrics.jsonl`. The first two steps are a warm-up and do not
+/// count. `None` if there is no other step.
 pub fn median_step(text: &str) -> Option<f64> {
     let step = |line: &str| {
         let line: serde_json::Value = serde_json::from_str(line).ok()?;
@@ -234,7 +238,7 @@ pub fn median_step(text: &str) -> Option<f64> {
     median(text.lines().filter_map(step))
 }
 
-/// Step and loss of every whole line of a step; the loss is NaN where it was not finite.
+/// Step and loss of every complete line of a step. The loss is NaN if it was not finite.
 pub fn losses(text: &[u8]) -> Vec<(u64, f64)> {
     #[derive(Deserialize)]
     struct Loss {
@@ -247,22 +251,22 @@ pub fn losses(text: &[u8]) -> Vec<(u64, f64)> {
     steps.map(|line| (line.step, line.loss.unwrap_or(f64::NAN))).collect()
 }
 
-/// The middle one; of an even number the upper.
+/// Median of `values`; the upper of two middle values.
 pub fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     let mut sorted: Vec<f64> = values.into_iter().collect();
     sorted.sort_by(f64::total_cmp);
     sorted.get(sorted.len() / 2).copied()
 }
 
-/// The step of the `end` line if it is the last whole line.
+/// Step of the `end` line, if this is the last complete line.
 pub fn finished_step(text: &[u8]) -> Option<u64> {
     let last = whole_lines(text).last()?;
     let written: LineHeader = serde_json::from_slice(last).ok()?;
     (written.kind == "end").then_some(written.step)
 }
 
-/// Bytes of the lines up to `last_step` in `file`. Where a line among all is damaged, a copy of them is kept; steps that have
-/// no line are said.
+/// Bytes of the lines up to `last_step` in `file`. If any line is damaged, keeps a copy of all
+/// lines. Warns of steps without a line.
 fn keep(file: &File, dir: &Directory, last_step: u64) -> io::Result<u64> {
     let text = input::rest(file, LONGEST_METRICS)?;
     let damaged =
@@ -283,7 +287,8 @@ fn keep(file: &File, dir: &Directory, last_step: u64) -> io::Result<u64> {
     Ok(kept as u64)
 }
 
-/// Bytes before the first line of a step after `last_step`. A line that cannot be read belongs to those before it.
+/// Bytes before the first line of a step after `last_step`. An unreadable line counts as an earlier
+/// line.
 fn kept(text: &[u8], last_step: u64) -> usize {
     let stays = |line: &&[u8]| {
         let written = serde_json::from_slice::<LineHeader>(line);
@@ -296,7 +301,7 @@ fn kept(text: &[u8], last_step: u64) -> usize {
     whole_lines(text).take_while(stays).map(<[u8]>::len).sum()
 }
 
-/// Lines with their newline; a last one without is torn.
+/// Complete lines of `text` with their newlines. A last line without a newline is left out.
 fn whole_lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
     text.split_inclusive(|&byte| byte == b'\n').filter(|line| line.ends_with(b"\n"))
 }
@@ -328,21 +333,21 @@ mod tests {
         }
     }
 
-    /// A file in a folder of its own.
+    /// A path in a new folder.
     fn file() -> (tempfile::TempDir, PathBuf) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
         (folder, path)
     }
 
-    /// The file `path`, and not that of a run.
+    /// Opens the file `path` in a folder that is not locked.
     fn open(path: &Path, last_step: u64) -> Result<MetricsWriter, MetricsError> {
         let failed = |source| MetricsError { path: path.to_owned(), source };
         let run = LockedRunDir::unlocked(path.parent().unwrap()).map_err(failed)?;
         MetricsWriter::named(&run, path.file_name().unwrap().to_str().unwrap(), last_step)
     }
 
-    /// What `write` warns of.
+    /// Warnings of `write`.
     fn warnings(write: impl FnOnce()) -> String {
         let (_folder, path) = file();
         let log = Arc::new(File::create(&path).unwrap());
@@ -412,7 +417,7 @@ mod tests {
         let mut metrics = open(&path, 0).unwrap();
         metrics.eval(1, 2.5, true, &[]);
         (&metrics.lines.file).write_all(b"{\"kind\":\"ev").unwrap();
-        metrics.lines.torn = true; // as after a failed write
+        metrics.lines.torn = true; // the state after a failed write
         metrics.eval(3, 2.25, true, &[]);
         let text = fs::read_to_string(path).unwrap();
         let lines = [(1, 2.5), (3, 2.25)].map(|(step, loss)| {
@@ -429,14 +434,14 @@ mod tests {
         metrics.step(&step(1), None);
         metrics.eval(1, 2.75, true, &[]);
         metrics.step(&step(2), None);
-        // On its way while the run went on.
+        // The save of step 1 fails after step 2: it runs in the background.
         metrics.checkpoint_failed(1, "no space");
         let until_two = fs::read(&path).unwrap();
         metrics.eval(2, 2.5, true, &[]);
         metrics.step(&step(3), None);
         metrics.end(3, "00");
         let all = fs::read(&path).unwrap();
-        // Torn anywhere after step 2, the file is as it was then.
+        // A file that is torn anywhere after step 2 is restored to its state at step 2.
         for length in until_two.len()..=all.len() {
             fs::write(&path, &all[..length]).unwrap();
             open(&path, 2).unwrap();

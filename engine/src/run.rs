@@ -1,5 +1,5 @@
-//! The rank threads of a run: one per GPU, each with its device and its part of the model, all walking the same
-//! program. What they have to say goes to the calling thread as plain messages.
+//! The rank threads of a run: one thread per GPU, each with its device and its part of the model.
+//! All threads run the same program. Rank 0 sends messages to the calling thread.
 
 pub mod barrier;
 pub mod devices;
@@ -49,13 +49,13 @@ use std::time::{Duration, Instant};
 use topology::HostBytes;
 use tracing::{debug_span, info_span};
 
-/// How far a rank has come.
+/// Progress of a rank.
 struct RunProgress {
-    /// The last step that is done.
+    /// Last finished step.
     step: u64,
-    /// The run was asked to stop: no step follows.
+    /// Whether a stop was requested: no step follows.
     stopped: bool,
-    /// Too many steps in a row were skipped: no step follows.
+    /// Whether too many steps in a row were skipped: no step follows.
     diverged: bool,
 }
 
@@ -65,41 +65,41 @@ impl RunProgress {
     }
 }
 
-/// What all rank threads share.
+/// State that all rank threads share.
 pub(crate) struct Ranks<'a> {
     pub(crate) config: &'a Config,
     pub(crate) layout: &'a RankLayout,
     pub(crate) data: &'a Arc<Dataset>,
     pub(crate) options: &'a RunOptions,
     pub(crate) world: Arc<Communicator>,
-    /// The connections between the ranks on real GPUs.
+    /// Connections between the ranks on real GPUs.
     pub(crate) peers: Arc<Peers>,
     pub(crate) places: Places,
     pub(crate) stop: StopSignal,
-    /// Whether a checkpoint holds the states that an interrupted run ends with.
+    /// Whether a checkpoint holds the last states of an interrupted run.
     checkpointed: AtomicBool,
     /// Whether the last evaluation is done.
     pub(crate) evaluated: AtomicBool,
     skip_cause: Mutex<SkipCause>,
-    /// The differences between the two runs of a step that ranks of this process have seen.
+    /// Differences between the two runs of a step, as seen by ranks of this process.
     differences: Mutex<Vec<Difference>>,
     pub(crate) read_failure: Mutex<Option<ReadFailure>>,
-    /// The first of the steps that were skipped until the run ended; 0: none.
+    /// First of the skipped steps in a row that ended the run; 0 if the run has not diverged.
     diverged_from: AtomicU64,
     gatherer: StateGatherer,
     saver: Option<Arc<Saver>>,
-    /// Ops that the queue of the Host lane holds at most.
+    /// Largest number of ops in the queue of the Host lane.
     pub(crate) host_queue_capacity: usize,
     rollback_history: Arc<RollbackHistory>,
 }
 
-/// How a rank talks with the rest of the run between steps.
+/// A rank's link to the rest of the run between steps.
 pub(crate) struct ControlLink<'a> {
     pub(crate) vote: StopVote<'a>,
     pub(crate) listener: Listener<'a>,
 }
 
-/// The thread of a rank of this process, or why it could not be started.
+/// Thread of a rank of this process, or the error that prevented its start.
 struct RankThread<'scope> {
     rank: Rank,
     handle: Result<ScopedJoinHandle<'scope, Result<u64, Error>>, Error>,
@@ -111,10 +111,11 @@ impl RankThread<'_> {
     }
 }
 
-/// Trains on the GPUs of the config. `tell` gets rank 0's messages, on the calling thread, while the ranks work.
+/// Trains on the GPUs of the config. Calls `tell` with the messages of rank 0, on the calling
+/// thread, while the ranks work.
 ///
 /// # Errors
-/// The first failure, with the rank and step where it happened.
+/// The first failure, with its rank and its step.
 pub fn train(
     config: &Config,
     layout: &RankLayout,
@@ -154,7 +155,7 @@ pub fn train(
         host_queue_capacity,
     };
     ranks.world.wait_longer(ranks.memory_allowance());
-    // Bounded: a full channel holds rank 0 up, a bounded one allocates nothing when it is sent to.
+    // A bounded channel allocates no memory in a send. A full channel holds up rank 0.
     let (sender, receiver) = crossbeam_channel::bounded(256);
     let results = std::thread::scope(|scope| {
         let spawn = |rank: Rank| {
@@ -166,7 +167,7 @@ pub fn train(
         let here = Rank::all(tp, dp).filter(|rank| ranks.world.has(*rank));
         let threads: Vec<_> = here.map(|rank| RankThread { rank, handle: spawn(rank) }).collect();
         drop(sender);
-        // By value: should `tell` panic, rank 0 must not wait for who no longer listens.
+        // If `tell` panics, the guard stops the run: rank 0 must not wait for the receiver.
         let _stop = PanicGuard(&options.stop);
         let mut watchdog = Watchdog { ranks: &ranks, since: None, progress: None };
         loop {
@@ -191,18 +192,18 @@ pub fn train(
     outcome(results, ranks, config.train.steps)
 }
 
-/// Bytes per second of the slowest memory or disk that counts as working.
+/// Speed of the slowest memory or disk that counts as working, in bytes per second.
 const SLOWEST: f64 = 6.4e7;
 
-/// Time between two looks of the calling thread at a run that sends no message.
+/// Interval at which the calling thread checks a run that sends no message.
 const POLL: Duration = Duration::from_millis(200);
 
-/// Finds out that a failed run does not end.
+/// Detects a failed run that does not end.
 struct Watchdog<'a> {
     ranks: &'a Ranks<'a>,
-    /// When the failure was first seen, or the checkpoint that is being written last moved.
+    /// Time of the failure, or of the last progress of the checkpoint that is being written.
     since: Option<Instant>,
-    /// How far that checkpoint was.
+    /// Last progress of the checkpoint that is being written, if any.
     progress: Option<u64>,
 }
 
@@ -214,7 +215,7 @@ impl Watchdog<'_> {
         if progress != self.progress {
             (self.progress, self.since) = (progress, None);
         }
-        // A rank may wait for the checkpoint, and it is worth the wait even if no rank is left.
+        // A rank may wait for the checkpoint, which is worth the wait even if all ranks have ended.
         let patience = match progress {
             Some(_) => self.ranks.options.stuck_save.unwrap_or(TIMEOUT),
             None => stuck.after,
@@ -234,7 +235,7 @@ impl Watchdog<'_> {
     }
 }
 
-/// Ends the run when the listener panics.
+/// Guard that requests a stop of the run if the listener panics.
 struct PanicGuard<'a>(&'a AtomicBool);
 
 impl Drop for PanicGuard<'_> {
@@ -256,7 +257,7 @@ fn outcome(
         all[*rank] = result.as_ref().err().cloned();
     }
     if let Some((rank, step, error)) = ranks.world.failure() {
-        // That a rank returned early is known to the others; why, it knows itself.
+        // The other ranks know that a rank returned early. Only the rank itself knows why.
         let own = all[rank].get_or_insert_with(|| error.clone()).clone();
         let died = |error: &Error| matches!(error, Error::RankDied { .. });
         let error = if died(&error) && !died(&own) { own } else { error };
@@ -341,7 +342,8 @@ impl Ranks<'_> {
         Ok(reached.step)
     }
 
-    /// Runs every step after `done`, with the saves and evaluations between steps. None: this rank leaves, as a test asked it to.
+    /// Runs every step after `done`, with the saves and evaluations between steps. `None` if this
+    /// rank ends early because a test requested it.
     fn run_steps(
         &self,
         dev: &Device,
@@ -352,7 +354,7 @@ impl Ranks<'_> {
         let steps = self.config.train.steps;
         let mut reached =
             RunProgress { step: done, stopped: link.vote.ends_here()?, diverged: false };
-        // An evaluation that is cut short ends the run; the run that resumes does it again.
+        // A stop during an evaluation ends the run. The resumed run repeats the evaluation.
         if !reached.stopped && self.is_eval_due(done) {
             reached.stopped = !self.evaluate(dev, trainer, done, link)?;
         }
@@ -387,7 +389,7 @@ impl Ranks<'_> {
                 last_good = step;
             }
             link.listener.tell(Message::Step(report));
-            // The same on all ranks.
+            // The result is the same on all ranks.
             let diverged = step - last_good >= self.config.train.stop_after_skipped;
             if diverged {
                 self.diverged_from.store(last_good + 1, Ordering::SeqCst);
@@ -395,7 +397,7 @@ impl Ranks<'_> {
             let due = self.saver.as_ref().is_some_and(|saver| saver.is_due(step));
             let (stopped, due) = link.vote.after_step(due)?;
             reached = RunProgress { step, stopped, diverged };
-            // First the states: an evaluation changes nothing.
+            // The save comes first: an evaluation does not change the states.
             let after = SavePoint { step, skipped_in_a_row: step - last_good };
             if due || !reached.goes_on() || step == steps {
                 self.save(dev, trainer, after, link.listener)?;
@@ -411,10 +413,12 @@ impl Ranks<'_> {
         Ok(Some(reached))
     }
 
-    /// Whether the ranks gather the states at the end (`Some`), and whether they then write the weights. All ranks call it.
+    /// Decides whether the ranks gather the states at the end (`Some`), and whether they then write
+    /// the weights. All ranks call it.
     ///
-    /// A run that ends by itself leaves a hash of all states. After an interrupt that would take minutes for a large model, so the
-    /// ranks gather only for the weights: if `train.weights` asks for them, or if nothing else holds the states.
+    /// A run that is not interrupted always hashes all states. After an interrupt a hash would take
+    /// minutes for a large model. The ranks then gather only to write the weights: if
+    /// `train.weights` says so, or if no checkpoint holds the states.
     fn gather_mode(
         &self,
         dev: &Device,
@@ -427,7 +431,7 @@ impl Ranks<'_> {
         if !reached.stopped {
             return Ok(Some(file));
         }
-        // The states that it started from still exist.
+        // The states that the run started from still exist.
         if !file || reached.step == done {
             return Ok(None);
         }
@@ -445,7 +449,8 @@ impl Ranks<'_> {
         Ok((!self.checkpointed.load(Ordering::SeqCst)).then_some(true))
     }
 
-    /// Time beyond the deadline that a rank may take to touch its memory for the first time, or to read or write its states.
+    /// Extra time for a rank, after the deadline, to touch its memory first, or to read or write
+    /// its states.
     fn memory_allowance(&self) -> Duration {
         let HostBytes { staging, states } = self.layout.host_bytes(self.config);
         let device = self.layout.plan.bytes(Arena::Device);
@@ -464,7 +469,7 @@ impl Ranks<'_> {
         let _saving = debug_span!("save", step = after.step).entered();
         self.world.wait_longer(self.memory_allowance());
         saver.save(dev, trainer, self.layout.barrier, after, listener)?;
-        // A rank that comes later finds the others in their next step.
+        // A late rank meets the others in their next step, which has the normal deadline.
         self.world.wait_longer(Duration::ZERO);
         Ok(())
     }

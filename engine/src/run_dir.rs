@@ -1,8 +1,8 @@
-//! The directory of a run: found or made, locked, and written durably. `train` opens it before
-//! anything else and holds it to the end.
+//! The directory of a run: opened or created, locked, and written durably. `train` opens it first.
 //!
-//! Invariant: who holds a [`RunDir`] is its only writer; the lock goes with the process, also by
-//! `kill -9`. It works in the directory that it has locked, and in no other that has its path later.
+//! Invariant: the process that holds a [`RunDir`] is its only writer. The lock ends with the
+//! process, also after `kill -9`. All writes go to the locked directory, and none to another
+//! directory that gets its path later.
 
 use rustix::fs::OFlags;
 use std::fmt;
@@ -31,7 +31,7 @@ pub mod kept;
 pub use error::RunDirError;
 use error::cannot;
 
-/// All that onebox writes into a run directory, and that `Overwrite` removes.
+/// Files that onebox writes into a run directory, and that `Overwrite` removes.
 const WRITTEN: [&str; 10] = [
     FORKED,
     ".forked-from.tmp",
@@ -44,19 +44,19 @@ const WRITTEN: [&str; 10] = [
     ".config.ron.tmp",
     ".tokenizer.json.tmp",
 ];
-/// More than the last line of a metrics file.
+/// Bytes at the end of a metrics file that contain its last line.
 const TAIL: u64 = 64 << 10;
 
 /// What to do with a directory that holds a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunMode {
-    /// Refuse it.
+    /// Refuse the directory.
     Fresh,
-    /// Go on with it; a directory without a run becomes a new one.
+    /// Continue the run; a directory without a run becomes a new run.
     Resume,
-    /// Leave it alone, and make a new directory beside it.
+    /// Leave the run unchanged, and make a new directory next to it.
     Fork,
-    /// Remove what onebox wrote into it.
+    /// Remove the files that onebox wrote into the directory.
     Overwrite,
 }
 
@@ -71,7 +71,7 @@ impl fmt::Display for RunMode {
     }
 }
 
-/// A run directory, locked while this lives.
+/// A run directory, locked while this value lives.
 #[derive(Debug)]
 pub struct RunDir {
     forked_from: Option<PathBuf>,
@@ -80,12 +80,12 @@ pub struct RunDir {
 }
 
 impl RunDir {
-    /// Makes or opens the directory and locks it. Without `dir` it is a new `runs/NAME-TIME` (UTC)
-    /// below the working directory; a fork of `DIR` is a new `DIR-2` (or -3, ..).
+    /// Opens or creates the directory, and locks it. Without `dir`, it is a new `runs/NAME-TIME`
+    /// (UTC) below the working directory. A fork of `DIR` is a new `DIR-2` (or -3, ..).
     ///
     /// # Errors
-    /// [`RunDirError`] if `mode` does not allow what is there, another process has it, or it cannot
-    /// be written.
+    /// [`RunDirError`] if `mode` does not allow the contents of the directory, another process has
+    /// locked it, or it cannot be written.
     pub fn create(dir: Option<&Path>, name: &str, mode: RunMode) -> Result<Self, RunDirError> {
         dir.map_or(Ok(()), no_checkpoint)?;
         match (dir, mode) {
@@ -96,12 +96,13 @@ impl RunDir {
         }
     }
 
-    /// Makes or opens the directory of a run that is written whole, and locks it: `files` first, then its only checkpoint.
-    /// Without a checkpoint it is what such a process left when it died, and is no obstacle; nothing of others is replaced.
+    /// Opens or creates the directory of a run that is written as a whole, and locks it: `files`
+    /// first, then its only checkpoint. Some of these files without a checkpoint are the remains of
+    /// a process that died, and are accepted. No other contents are replaced.
     ///
     /// # Errors
-    /// [`RunDirError`] if a run is in it, or one of the files with other contents, another process has it, or it cannot
-    /// be written.
+    /// [`RunDirError`] if the directory has a run, or one of the files with other contents, if
+    /// another process has locked it, or if it cannot be written.
     pub fn create_whole(dir: &Path, files: &[(&str, Vec<u8>)]) -> Result<Self, RunDirError> {
         no_checkpoint(dir)?;
         let run = Self::lock_at(dir)?;
@@ -117,32 +118,32 @@ impl RunDir {
         Ok(run)
     }
 
-    /// What it was called when the run opened it, for messages.
+    /// Path of the directory when the run opened it, for messages.
     pub fn shown(&self) -> PathText<'_> {
         self.held.shown()
     }
 
-    /// The directory, as long as it is this run's.
+    /// The locked directory.
     pub fn held(&self) -> &Arc<LockedRunDir> {
         &self.held
     }
 
-    /// The folder of its checkpoints.
+    /// Folder of the run's checkpoints.
     pub fn folder(&self) -> &RunFolder {
         &self.folder
     }
 
-    /// The directory itself, for an `action` on the file `name` in it.
+    /// The directory, if it still belongs to this run. An error names `action` and the file `name`.
     fn own(&self, action: &'static str, name: &str) -> Result<&Directory, RunDirError> {
         self.held.check().map_err(cannot(action, &self.held.called(name)))
     }
 
-    /// The run that this one starts from.
+    /// Directory of the run that a fork starts from.
     pub fn forked_from(&self) -> Option<&Path> {
         self.forked_from.as_deref()
     }
 
-    /// The last step of the run in `dir`, if that has finished.
+    /// Last step of the run in `dir`, if the run has finished.
     pub fn finished_in(dir: &Path) -> Option<u64> {
         let mut file = files::regular_file::read(&dir.join(METRICS)).ok()?;
         let length = file.metadata().ok()?.len();
@@ -151,23 +152,23 @@ impl RunDir {
         finished_step(&tail)
     }
 
-    /// Makes the folder of its checkpoints, so that a folder that is missing later was taken away.
+    /// Makes the folder of the run's checkpoints. A folder that is missing later was removed.
     ///
     /// # Errors
     /// [`RunDirError::Io`]
     pub fn make_folder(&self) -> Result<(), RunDirError> {
         match self.folder.make() {
-            // Something else is in its place: each save says so.
+            // Another file has the name of the folder: each save reports it.
             Err(error) if error.kind() == io::ErrorKind::NotADirectory => Ok(()),
             made => made.map(drop).map_err(cannot("create", &self.folder.path())),
         }
     }
 
-    /// Replaces the file `name` in one step: whatever happens, it has its old or its new content,
-    /// and on return the new one is on the disk.
+    /// Replaces the file `name` in one step. At any time the file has its old or its new content;
+    /// on return the new content is on the disk.
     ///
     /// # Errors
-    /// [`RunDirError::Io`]; the old content is then still there.
+    /// [`RunDirError::Io`]; the file then has its old content.
     pub fn write_atomically(&self, name: &str, bytes: &[u8]) -> Result<(), RunDirError> {
         let (directory, temporary) = (self.own("write", name)?, format!(".{name}.tmp"));
         let write = || {
@@ -178,13 +179,13 @@ impl RunDir {
             directory.sync()
         };
         write().map_err(|source| {
-            // The first error is the one to tell.
+            // The first error is reported.
             let _ = directory.remove_file(&temporary);
             cannot("write", &directory.called(name))(source)
         })
     }
 
-    /// The directory `dir`, made where it is not there.
+    /// Locks the directory `dir`, and creates it if it is missing.
     fn lock_at(dir: &Path) -> Result<Self, RunDirError> {
         if fs::metadata(dir).is_ok_and(|metadata| !metadata.is_dir()) {
             return Err(RunDirError::NotADirectory(dir.to_owned()));
@@ -219,10 +220,11 @@ impl RunDir {
         Ok(run)
     }
 
-    /// The run in `dir` that a fork starts from, without links, trailing slashes and dots: a suffix may follow.
+    /// Path of the run in `dir` that a fork starts from, without links, trailing slashes and dots,
+    /// so that a suffix can follow.
     ///
     /// # Errors
-    /// [`RunDirError`] where there is none.
+    /// [`RunDirError`] if `dir` has no run.
     pub fn source(dir: Option<&Path>) -> Result<PathBuf, RunDirError> {
         let dir = dir.ok_or(RunDirError::NeedsDirectory(RunMode::Fork))?;
         no_checkpoint(dir)?;
@@ -262,8 +264,8 @@ impl RunDir {
         }
         let named = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
         named.map_err(cannot("write", &lock))?;
-        // So that the directory and `runs` survive a power cut too; where a parent cannot be read
-        // or synced, the run need not stop.
+        // The sync lets the directory and `runs` survive a power cut. An error does not stop the
+        // run.
         for parent in
             path.ancestors().skip(1).take(2).filter(|parent| !parent.as_os_str().is_empty())
         {
@@ -273,7 +275,7 @@ impl RunDir {
         Ok(Self { forked_from, folder: RunFolder::of(&held), held })
     }
 
-    /// Removes the file `name`, or the link; nothing when it is not there.
+    /// Removes the file or link `name`, if it exists.
     ///
     /// # Errors
     /// [`RunDirError::Io`]
@@ -283,7 +285,7 @@ impl RunDir {
     }
 }
 
-/// What `dir` is, where nobody means to have a run.
+/// Description of `dir` if it is an unlikely place for a run: the root or the home directory.
 fn unfit(dir: &Path) -> Option<&'static str> {
     let dir = dir.canonicalize().ok()?;
     let home = std::env::home_dir().and_then(|home| home.canonicalize().ok());
@@ -293,7 +295,7 @@ fn unfit(dir: &Path) -> Option<&'static str> {
     }
 }
 
-/// Refuses a checkpoint, and a place among those of a run, which come and go.
+/// Refuses a checkpoint, and any place in the folder of a run's checkpoints, which the run removes.
 fn no_checkpoint(dir: &Path) -> Result<(), RunDirError> {
     let is_checkpoint = is_there(&dir.join(MANIFEST));
     let real = resolved(dir);
@@ -310,19 +312,19 @@ fn no_checkpoint(dir: &Path) -> Result<(), RunDirError> {
         false if folder == real => "the folder of checkpoints",
         false => "in the folder of checkpoints",
     };
-    // As it was named, where that can be.
+    // The run's path as the caller wrote it, if `dir` contains it.
     let named = dir.ancestors().find(|up| up.canonicalize().is_ok_and(|up| up == run));
     let run = named.unwrap_or(run).to_owned();
     Err(RunDirError::AmongCheckpoints { path: dir.to_owned(), what, run })
 }
 
-/// Whether `name` in `dir` is a file of just these `bytes`.
+/// Whether the file `name` in `dir` has exactly these `bytes`.
 fn is(dir: &Directory, name: &str, bytes: &[u8]) -> bool {
     let most = bytes.len() as u64 + 1;
     dir.read(name).and_then(|file| input::beginning(file, most)).is_ok_and(|found| found == bytes)
 }
 
-/// Makes the first of `path` (`suffix` 1), `path-2`, `path-3`, .. that does not exist.
+/// Creates the first of `path` (`suffix` 1), `path-2`, `path-3`, .. that does not exist.
 fn create_beside(path: &Path, mut suffix: usize) -> Result<PathBuf, RunDirError> {
     loop {
         let mut name = path.as_os_str().to_owned();

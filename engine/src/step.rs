@@ -1,12 +1,14 @@
-//! One training step in program order: tokens to loss, back through the layers, gradients to the host, and the update. Read this
-//! file first. `step/prefetch.rs` sends parameters up, `step/group.rs` groups micro-batches, `step/delayed.rs` delays the update.
+//! One training step of a rank, in program order: tokens to loss, backward pass, gradients to the
+//! host, update. Read this file first. `step/prefetch.rs` sends parameters to the device,
+//! `step/group.rs` groups micro-batches, and `step/delayed.rs` delays the update.
 //!
-//! Nothing here waits for the device. A method puts ops into the queues of six lanes and returns while they run; events order them.
-//! "Compute waits for e" means: what is queued on Compute from now on runs after event e. So [`Trainer::train_step`] returns while
-//! the update runs, and the next forward pass waits for it segment by segment. The same calls train on virtual GPUs and real ones.
+//! No method here waits for the device. A method queues ops on six lanes and returns while they
+//! run; events order them. "Compute waits for e" means that every op that is queued on Compute from
+//! then on runs after event e. [`Trainer::train_step`] returns while the update runs, and the
+//! next forward pass waits for it segment by segment. Virtual and real GPUs get the same calls.
 //!
-//! Segments are parts of the parameters: 0 the embedding, 1..=L the blocks, L + 1 the final norm, and L + 2 the output projection
-//! if it is not tied to the embedding.
+//! A segment is a part of the parameters: 0 is the embedding, 1..=L are the blocks, L+1 is the
+//! final norm, and L+2 is the output projection if it is not tied to the embedding.
 
 mod delayed;
 pub(crate) mod group;
@@ -23,7 +25,7 @@ use std::ops::Range;
 use tensor_parallel::SegmentRole::{Block, Embedding, FinalNorm, Head};
 use tensor_parallel::{Decoder, HeadBuckets, LossTensors};
 
-/// Everything that one rank trains with.
+/// Model, optimizer, data loader and schedule of one rank.
 #[derive(Debug)]
 pub(crate) struct Trainer {
     pub(crate) decoder: Decoder,
@@ -31,19 +33,19 @@ pub(crate) struct Trainer {
     pub(crate) loader: Loader,
     pub(crate) samples: Samples,
     pub(crate) schedule: ExecutionSchedule,
-    /// The micro-batches that go through the blocks together, by slot.
+    /// Micro-batches that pass through the blocks together, by slot.
     group: Vec<Microbatch>,
-    /// Another group of the step follows.
+    /// Whether another group of the step follows.
     group_follows: bool,
-    /// Passes of the step's micro-batches through a block, forward or backward, that are queued.
+    /// Number of queued passes of a micro-batch through a block in this step, forward or backward.
     block_passes: usize,
-    /// Segments whose delayed update is queued on the host.
+    /// Number of segments whose delayed update is queued on the host.
     delayed_segments: usize,
-    /// The step runs as a trial: nothing of its update begins.
+    /// Whether the step runs as a trial, which begins no part of its update.
     is_trial: bool,
-    /// F64 on the device: the loss of each micro-batch, then of an evaluation.
+    /// Losses on the device (F64): one per micro-batch, and the last one for an evaluation.
     losses: Tensor,
-    /// The same on the host, summed over the data-parallel ranks: whole after `losses_on_host`.
+    /// Losses on the host, summed over the data-parallel ranks. Complete after `losses_on_host`.
     pub(crate) losses_host: Tensor,
     losses_on_host: Event,
 }
@@ -74,8 +76,9 @@ impl Trainer {
         }
     }
 
-    /// Queues step `step` (from 1). Still running on return: all of it. After the event the host has the losses and the decision
-    /// (norm, clip, skip). The update runs on: the next step, or [`Device::sync_all`], waits for it.
+    /// Queues training step `step` (from 1): forward, backward, decision and update. After the
+    /// returned event the host has the losses and the decision (norm, clip, skip). The update may
+    /// still run then; the next step, or [`Device::sync_all`], waits for it.
     pub(crate) fn train_step(&mut self, dev: &Device, step: u64) -> Event {
         self.forward_backward(dev, step);
         self.optimizer.finish_delayed();
@@ -88,8 +91,8 @@ impl Trainer {
         decided
     }
 
-    /// Queues the update of `step`, or delays it: the next step then queues it. After an overflow that changes nothing, since a
-    /// skipped update leaves the parameters that the next step reads anyway. Nothing is finished on return; the next step waits for
+    /// Queues the update of `step`, or delays it: the next step then queues it. A skipped step
+    /// needs no special case, since its update changes no parameter. The next step waits for
     /// [`params_ready`](Optimizer::params_ready) of each segment.
     pub(crate) fn start_update(&mut self, dev: &Device, step: u64) {
         match self.schedule.update {
@@ -98,9 +101,9 @@ impl Trainer {
         }
     }
 
-    /// Queues step `step` forward and backward without its update, so that a second run can be compared with it; the step itself
-    /// must follow. Still running on return: all of it. After [`Device::sync_all`] the host has the losses and the
-    /// [sums of squares](Optimizer::squares).
+    /// Queues the forward and backward passes of `step` without its update, for a comparison with a
+    /// second run. The step itself must follow. After [`Device::sync_all`] the host has the losses
+    /// and the [sums of squares](Optimizer::squares) of the gradient.
     pub(crate) fn try_step(&mut self, dev: &Device, step: u64) {
         self.is_trial = true;
         self.forward_backward(dev, step);
@@ -110,8 +113,8 @@ impl Trainer {
         self.loader.prefetch(dev);
     }
 
-    /// Queues all micro-batches forward and backward, group by group. Nothing is finished on return; the losses are on the host
-    /// after `losses_on_host`, and [`Optimizer::decide`] waits for the gradients.
+    /// Queues the forward and backward passes of all micro-batches, group by group. The losses are
+    /// on the host after `losses_on_host`; [`Optimizer::decide`] waits for the gradients.
     fn forward_backward(&mut self, dev: &Device, step: u64) {
         let micro_batches = self.samples.split.micro_batches;
         let mut first = 0;
@@ -128,7 +131,7 @@ impl Trainer {
         self.fetch_losses(dev, 0..micro_batches);
     }
 
-    /// Takes the batches of the micro-batches `numbers`, which become the group. Compute waits for their copies.
+    /// Makes the micro-batches `numbers` the group. Compute waits for the copies of their batches.
     fn load_group(&mut self, dev: &Device, step: u64, numbers: Range<usize>) {
         self.group.clear();
         self.group_follows = numbers.end < self.samples.split.micro_batches;
@@ -138,9 +141,9 @@ impl Trainer {
         }
     }
 
-    /// Queues the group forward, from the tokens to the output of the last block. Compute waits for the parameters of each segment
-    /// right before it reads them; the update of later segments runs on meanwhile. Nothing is finished on return; what is queued on
-    /// Compute from now on reads the result.
+    /// Queues the forward pass of the group, from the tokens to the output of the last block.
+    /// Compute waits for the parameters of a segment right before it reads them, while later
+    /// segments are still updated. Ops that are queued on Compute from then on read the output.
     fn forward(&mut self, dev: &Device) {
         self.await_params(dev, self.decoder.segment(Embedding));
         for microbatch in &self.group {
@@ -162,9 +165,10 @@ impl Trainer {
         }
     }
 
-    /// Queues the backward pass of the micro-batches in `slots`: head, blocks from the last to the first, embedding. The gradients
-    /// of a block begin their route, reduce-scatter and then to the host, before the block below begins. With the last micro-batch
-    /// of a step its updates begin. Nothing is finished on return; [`Optimizer::decide`] waits for the gradients.
+    /// Queues the backward pass of the micro-batches in `slots`: head, blocks from last to first,
+    /// embedding. The gradients of a block start their way to the host (reduce-scatter, then copy)
+    /// before the block below begins. The last backward pass of a step also starts updates: see
+    /// [`update_head`](Self::update_head). [`Optimizer::decide`] waits for the gradients.
     fn backward(&mut self, dev: &Device, step: u64, slots: Range<usize>) {
         let done = self.group[slots.end - 1].number + 1;
         let ends_step = !self.is_trial && done == self.samples.split.micro_batches;
@@ -194,11 +198,11 @@ impl Trainer {
         }
     }
 
-    /// Queues the head of a micro-batch forward and backward, down to the gradient of the last block's output. Nothing is finished
-    /// on return; the gradients of the head and the final norm are on their route to the host.
+    /// Queues the head of a micro-batch forward and backward, down to the gradient of the last
+    /// block's output. [`Optimizer::decide`] waits for the gradients of head and final norm.
     fn loss_backward(&mut self, dev: &Device, slot: usize) {
-        self.loader.prefetch(dev); // after the parameters on H2d, which are needed first
-        dev.wait(Compute, self.losses_on_host); // the last step's, before they are overwritten
+        self.loader.prefetch(dev); // on H2d after the parameters, which are needed first
+        dev.wait(Compute, self.losses_on_host); // the losses of the last step are copied first
         let Microbatch { number, context, batch, .. } = self.group[slot];
         let [norm, table] = [FinalNorm, self.decoder.head()].map(|role| self.decoder.segment(role));
         let head = self.optimizer.bucket(dev, table, slot);
@@ -216,22 +220,23 @@ impl Trainer {
         }
     }
 
-    /// Queues the backward pass of the embedding, and frees the batch of a micro-batch. Nothing is finished on return; the gradient
-    /// of the embedding is on its route to the host.
+    /// Queues the backward pass of the embedding, and frees the batch of a micro-batch.
+    /// [`Optimizer::decide`] waits for the gradient.
     fn embed_backward(&mut self, dev: &Device, slot: usize) {
         let Microbatch { number, context, batch, tied_bucket, .. } = self.group[slot];
         let segment = self.decoder.segment(Embedding);
-        self.loader.prefetch(dev); // each micro-batch of a vertical group makes room for one more
+        self.loader.prefetch(dev); // a finished micro-batch of a group frees a slot
         let bucket = tied_bucket.unwrap_or_else(|| self.optimizer.bucket(dev, segment, slot));
         self.decoder.embed_backward(dev, &context, &batch.tensors, bucket.tensor);
         self.optimizer.reduce(dev, segment, bucket, number);
         self.loader.release(dev, &batch);
     }
 
-    /// Begins the updates that run under the last backward pass, with the segments that the head reads. A speculative update
-    /// (SuperOffload, arXiv 2509.21271) goes by a predicted decision, which [`Optimizer::decide`] validates; a delayed update
-    /// publishes its parameters, since the head was their last reader. Nothing is finished on
-    /// return; the next step waits for [`params_ready`](Optimizer::params_ready) of each segment.
+    /// Begins the updates that run during the last backward pass, with the segments that the head
+    /// reads. A speculative update (SuperOffload, arXiv 2509.21271) uses a predicted decision,
+    /// which [`Optimizer::decide`] validates. A delayed update sends its parameters to the device,
+    /// since the head was their last reader. The next step waits for
+    /// [`params_ready`](Optimizer::params_ready) of each segment.
     fn update_head(&mut self, dev: &Device, step: u64) {
         let roles = [Embedding, FinalNorm, self.decoder.head()];
         let [embedding, norm, head] = roles.map(|role| self.decoder.segment(role));
@@ -247,8 +252,8 @@ impl Trainer {
         self.publish_delayed(dev, norm);
     }
 
-    /// Queues a micro-batch of an evaluation. After the event its loss, summed over tokens and data-parallel ranks, is in the last
-    /// element of `losses_host`.
+    /// Queues the forward pass of an evaluation's micro-batch. After the returned event, the last
+    /// element of `losses_host` is its loss, summed over tokens and data-parallel ranks.
     pub(crate) fn evaluate(&mut self, dev: &Device, batch: EvalBatch) -> Event {
         let batch = self.loader.take_evaluation(dev, batch);
         let last = self.samples.split.micro_batches;
@@ -265,8 +270,8 @@ impl Trainer {
         self.losses_on_host
     }
 
-    /// Queues the copy of losses to the host, and their sum over the data-parallel ranks in rank order. Nothing is finished on
-    /// return; wait for `losses_on_host`.
+    /// Queues the copy of losses to the host, and their sum over the data-parallel ranks in rank
+    /// order. Wait for `losses_on_host`.
     fn fetch_losses(&mut self, dev: &Device, range: Range<usize>) {
         let (src, dst) = (self.losses.slice(range.clone()), self.losses_host.slice(range));
         dev.follow(D2h, Compute);

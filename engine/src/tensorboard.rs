@@ -1,8 +1,10 @@
-//! Event files for TensorBoard: records of lengths, checksums and protobuf messages (`Event` in TensorFlow's event.proto).
+//! Event files for TensorBoard: records with a length, checksums and a protobuf message (`Event` in
+//! TensorFlow's event.proto).
 //!
-//! Each start of a run writes a file of its own, numbered, since TensorBoard reads files in the order of their names and
-//! never an earlier one again. It begins with a session: at that, TensorBoard forgets the later steps of earlier files, which
-//! are trained again. What a crash tears at the end of a file ends that file for its reader.
+//! Each start of a run writes a new numbered file: TensorBoard reads files in the order of their
+//! names, and never reads an earlier file again. A file begins with a session event. TensorBoard
+//! then forgets later steps of earlier files, which the run trains again. A reader stops at a
+//! record that a crash has torn.
 
 use crate::append_file::{AppendFile, MetricsError, Pieces};
 use files::directory::Directory;
@@ -12,12 +14,12 @@ use std::ffi::OsString;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Before the number of a file's name, in which TensorBoard looks for `tfevents`.
+/// Prefix of a file's name, before the number. TensorBoard looks for names with `tfevents`.
 const BEFORE: &str = "events.out.tfevents.";
-/// Behind it.
+/// Suffix of a file's name, after the number.
 const BEHIND: &str = ".onebox";
 
-/// The event files in `dir`, with their numbers, in no order.
+/// Event files in `dir` with their numbers, in no order.
 pub fn files(dir: &Directory) -> Vec<(u64, String)> {
     let numbered = |name: OsString| {
         let name = name.into_string().ok()?;
@@ -27,7 +29,7 @@ pub fn files(dir: &Directory) -> Vec<(u64, String)> {
     dir.names().unwrap_or_default().into_iter().filter_map(numbered).collect()
 }
 
-/// The writer of a start's file.
+/// Writer of the event file of one start of a run.
 #[derive(Debug)]
 pub struct Events {
     run: Arc<LockedRunDir>,
@@ -35,17 +37,17 @@ pub struct Events {
 }
 
 impl Events {
-    /// A new file in the directory of `run`, for the steps after `last_step`.
+    /// Creates a new file in the directory of `run`, for the steps after `last_step`.
     ///
     /// # Errors
-    /// [`MetricsError`] if it cannot be created.
+    /// [`MetricsError`] if the file cannot be created.
     pub fn create(run: &Arc<LockedRunDir>, last_step: u64) -> Result<Self, MetricsError> {
         let name = |number: u64| format!("{BEFORE}{number:010}{BEHIND}");
         let failed =
             |number| move |source| MetricsError { path: run.called(&name(number)), source };
         let dir = run.check().map_err(failed(1))?;
         let number = files(dir).iter().map(|(number, _)| number + 1).max().unwrap_or(1);
-        // It is read where it must be written again.
+        // The file can be read too: if it is removed, the writer copies it from the open file.
         let created = dir.open_or_create(&name(number), OFlags::EXCL | OFlags::APPEND);
         let created = created.and_then(|file| dir.sync().map(|()| file));
         let file = created.map_err(failed(number))?;
@@ -56,7 +58,7 @@ impl Events {
         Ok(Self { run: Arc::clone(run), file })
     }
 
-    /// A point of each curve, after `step`.
+    /// Appends a point to each curve, after `step`.
     pub(crate) fn scalars(&mut self, step: u64, curves: &[(&str, f32)]) {
         if self.file.is_over() {
             match Self::create(&self.run, step) {
@@ -67,7 +69,7 @@ impl Events {
         self.file.write(&record(&scalars(now(), step, curves)));
     }
 
-    /// Everything is on the disk on return; where it cannot be, that is warned of.
+    /// Syncs the file to the disk. A failure is a warning.
     pub(crate) fn sync(&mut self) {
         self.file.sync();
     }
@@ -78,7 +80,7 @@ fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
 
-/// Of protobuf: how a field's value is written.
+/// Wire type of a protobuf field.
 #[derive(Clone, Copy)]
 enum Wire {
     Varint = 0,
@@ -107,16 +109,16 @@ fn bytes(into: &mut Vec<u8>, field: u64, value: &[u8]) {
 
 /// `Event.file_version`, the first event of a file.
 const VERSION: Content<'_> = Content { field: 3, bytes: b"brain.Event:2" };
-/// `Event.session_log`, whose `status` is `START`: its step and all that follow come now.
+/// `Event.session_log` with the `status` `START`: its step and all later steps are new.
 const SESSION: Content<'_> = Content { field: 7, bytes: &[0x08, 1] };
 
-/// What an event says.
+/// Content of an event: a protobuf field and its bytes.
 struct Content<'a> {
     field: u64,
     bytes: &'a [u8],
 }
 
-/// `Event.wall_time` and `Event.step`, and the content.
+/// Encodes an event: `Event.wall_time`, `Event.step` and the content.
 fn event(wall_time: f64, step: u64, content: &Content<'_>) -> Vec<u8> {
     let mut event = Vec::new();
     key(&mut event, 1, Wire::Fixed64);
@@ -129,7 +131,7 @@ fn event(wall_time: f64, step: u64, content: &Content<'_>) -> Vec<u8> {
     event
 }
 
-/// `Event.summary` with a `Value` of a `tag` and a `simple_value` for each curve.
+/// Encodes `Event.summary`, with a `Value` (a `tag` and a `simple_value`) for each curve.
 fn scalars(wall_time: f64, step: u64, curves: &[(&str, f32)]) -> Vec<u8> {
     let mut summary = Vec::new();
     for (tag, number) in curves {
@@ -142,7 +144,7 @@ fn scalars(wall_time: f64, step: u64, curves: &[(&str, f32)]) -> Vec<u8> {
     event(wall_time, step, &Content { field: 5, bytes: &summary })
 }
 
-/// A record of TensorFlow's files: length and message, a checksum behind each.
+/// Encodes a record of TensorFlow's files: length and message, each with a checksum after it.
 fn record(message: &[u8]) -> Vec<u8> {
     let length = (message.len() as u64).to_le_bytes();
     let mut record = length.to_vec();
@@ -165,7 +167,8 @@ mod tests {
         bytes.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// What tensorboard 2.21 writes: `RecordWriter` of tensorboard/summary/writer, of events of its own event.proto.
+    /// Expected bytes from tensorboard 2.21: `RecordWriter` of tensorboard/summary/writer writes
+    /// events of its own event.proto.
     #[test]
     fn records_are_the_bytes_that_tensorboard_writes() {
         for (event, expected) in [

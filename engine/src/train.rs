@@ -1,4 +1,4 @@
-//! The parts of a rank's training: its layout, initial weights, batches, and learning rate.
+//! The parts of a rank's training: its initial states, batches, and learning rate.
 
 pub mod batch;
 pub mod initial_states;

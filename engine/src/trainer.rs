@@ -11,7 +11,7 @@ use layout::build::RankLayout;
 use offload::{Optimizer, StepSchedule};
 use std::sync::Arc;
 
-/// What the optimizer asks the training loop for, in each step.
+/// Inputs of the optimizer for each step: the learning rate and the weight of the loss.
 #[derive(Debug)]
 struct StepInputs {
     schedule: LearningRateSchedule,
@@ -27,7 +27,7 @@ impl StepSchedule for StepInputs {
     }
 }
 
-/// Makes everything that `rank` trains with.
+/// Makes the trainer of `rank`.
 pub(crate) fn trainer(
     config: &Config,
     layout: &RankLayout,

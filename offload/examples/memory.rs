@@ -1,4 +1,5 @@
-//! What a million parameters take of a GPU and of the host, with the optimizer on either: `cargo run -p offload --example memory`.
+//! Prints the memory of one million parameters on a GPU and on the host, with the optimizer on
+//! either: `cargo run -p offload --example memory`.
 #![allow(clippy::print_stdout, reason = "an example shows what it found")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
 

@@ -1,5 +1,6 @@
-//! The update as tasks: of one tile on the host, and of a piece on the device. Unscale, clip, weight decay, AdamW and the new
-//! 16-bit parameter are one pass over memory: 28 bytes per parameter with 16-bit gradients and fp32 states.
+//! The update as tasks: of one tile on the host, and of a piece on the device. Unscaling, clipping,
+//! weight decay, AdamW and the new 16-bit parameter are one pass over memory. The pass moves 28
+//! bytes per parameter with 16-bit gradients and fp32 states.
 
 use crate::control;
 use crate::update::{Noise, OutOfPlaceUpdate, Rule, TileNoise, Update, traffic, update};
@@ -12,7 +13,7 @@ use std::sync::{Mutex, PoisonError};
 /// Elements of each part into which a tile is cut for the rank's worker threads.
 const UNIT: usize = 1 << 14;
 
-/// A run of owned parameters.
+/// The update of a run of owned parameters.
 #[derive(Clone, Debug)]
 pub struct AdamTile {
     /// The update rule.
@@ -21,17 +22,17 @@ pub struct AdamTile {
     pub control: Tensor,
     /// The summed gradients.
     pub grad: Tensor,
-    /// The masters in fp32, or in `U16` the lower halves of those whose upper halves are `param`.
+    /// Masters in fp32; or, as `U16`, the lower halves of masters whose upper halves are `param`.
     pub master: Tensor,
     /// The first moments, in fp32 or bf16.
     pub momentum: Tensor,
     /// The second moments, in the type of the first ones.
     pub variance: Tensor,
-    /// The new parameters: where the device copies them from, or on the device itself.
+    /// New parameters: the staging buffer of the upload, or the parameters on the device.
     pub param: Tensor,
-    /// Number of leading elements that take weight decay.
+    /// Number of leading elements with weight decay.
     pub decayed: usize,
-    /// The random bits by which moments of bf16 are rounded.
+    /// Random bits for the stochastic rounding of bf16 moments.
     pub noise: TileNoise,
 }
 
@@ -62,11 +63,11 @@ impl HostTask for AdamTile {
     }
 }
 
-/// The kernels of tasks, for a device on CUDA.
+/// CUDA source of the kernels of this crate's tasks.
 pub const PROGRAMS: &[Program] =
     &[Program { name: "update.cu", source: include_str!("kernels/update.cu") }];
 
-/// The update of states that live on the device, in fp32: the same pass, by a kernel on a real GPU.
+/// The update of fp32 states on the device: the same pass, by a kernel on a real GPU.
 #[derive(Debug)]
 pub struct DeviceUpdate(
     /// All of its tensors are on the device.
@@ -81,7 +82,7 @@ impl HostTask for DeviceUpdate {
         self.0.accesses(visit);
     }
     fn run(&self, _: u64, host: &mut HostContext<'_>) -> Result<(), String> {
-        // This core reads the parameters next.
+        // The same core reads the parameters next.
         self.0.parallel_for_each(host, false, update)
     }
 }
@@ -126,10 +127,10 @@ impl DeviceTask for DeviceUpdate {
     }
 }
 
-/// The loads and stores of a tile without its arithmetic, to see how long it would take at least.
+/// The loads and stores of a tile without its arithmetic, to measure a lower bound of its time.
 #[derive(Debug)]
 pub struct TrafficTile(
-    /// The tile, whose states are nonsense afterwards.
+    /// The tile; its states are nonsense after a run.
     pub AdamTile,
 );
 
@@ -160,7 +161,8 @@ impl AdamTile {
         parallel_for(host, Update { streams, ..whole }, work)
     }
 
-    /// Its update by the words of a control block, of states in the arrays of masters, first moments and second moments.
+    /// The update by the words of a control block, with the given arrays of masters, first moments
+    /// and second moments.
     pub(crate) fn whole<'a, 'host: 'a>(
         &'a self,
         words: &'a [f64],
@@ -181,7 +183,7 @@ impl AdamTile {
     }
 }
 
-/// Gives the rank's kernel threads pieces of an update.
+/// Distributes pieces of an update over the rank's kernel threads.
 pub(crate) fn parallel_for<T: Divisible>(
     host: &HostContext<'_>,
     whole: T,
@@ -190,19 +192,19 @@ pub(crate) fn parallel_for<T: Divisible>(
     let outcome = Mutex::new(Ok(()));
     host.parallel_for(whole, &|piece| {
         if let Err(problem) = work(piece) {
-            // Of several, any: what is wrong is the tile's types, so it is the same.
+            // Any of several errors will do: all have the same cause, the tile's types.
             *outcome.lock().unwrap_or_else(PoisonError::into_inner) = Err(problem);
         }
     });
     outcome.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Parameters of a tile from which on its stores go past the caches.
+/// Smallest number of parameters of a tile whose stores bypass the caches.
 const STREAMED: usize = 1 << 18;
 
 type UpdateFn = fn(Update<'_>) -> Result<(), String>;
 
-/// Elementwise, so the cut changes no bit.
+/// The update is elementwise, so the cut changes no bit.
 impl Divisible for Update<'_> {
     fn units(&self) -> usize {
         self.grad.len().div_ceil(UNIT)
@@ -212,7 +214,7 @@ impl Divisible for Update<'_> {
     }
 }
 
-/// Elementwise, too.
+/// The update is elementwise, so the cut changes no bit.
 impl Divisible for OutOfPlaceUpdate<'_> {
     fn units(&self) -> usize {
         self.update.units()
@@ -238,7 +240,7 @@ mod tests {
     const N: usize = 70_001;
     const RULE: Rule = Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
 
-    /// Numbers in -1..1 that bf16 holds.
+    /// Values in -1..1 that bf16 represents exactly.
     fn noise(seed: u64) -> Vec<f32> {
         (0..N as u64).map(|i| random::below(seed, i, 255) as f32 / 128.0 - 0.992_187_5).collect()
     }
@@ -252,7 +254,8 @@ mod tests {
         words
     }
 
-    /// A virtual GPU with `threads` kernel threads, and an update of all its tensors: gradients of bf16, states of `states`.
+    /// A virtual GPU with `threads` kernel threads, and an update of its tensors: bf16 gradients,
+    /// states of type `states`.
     fn open(threads: usize, states: Dtype, words: usize) -> (Device, AdamTile) {
         let mut plan = Plan::default();
         let mut tensor = |name, dtype, n| plan.tensor((Arena::Device, "test"), name, dtype, (1, n));

@@ -1,18 +1,19 @@
-//! Buffers of gradients on the device that segments share: buckets, and sums of micro-batches.
+//! Device buffers of gradients that segments share: buckets, and sums over micro-batches.
 
 use crate::spec::{BucketSharing, GradAccumulation, OptimizerSpec, SegmentSpec};
 use device::{Arena, Dtype, Plan, Tensor};
 
-/// A buffer of the gradients of a segment, or of their sums over micro-batches; see [`BucketSharing`].
+/// A buffer for the gradients of a segment, or for their sums over micro-batches; see
+/// [`BucketSharing`].
 #[derive(Clone, Copy, Debug)]
 pub struct Bucket {
-    /// Its memory, of which a segment takes the first elements.
+    /// Memory of the bucket; a segment uses its first elements.
     pub tensor: Tensor,
-    /// Its number among all buckets, or among all sums.
+    /// Number of the bucket among all buckets, or among all sums.
     pub(crate) number: usize,
 }
 
-/// Plans the buckets of every segment, and says how many there are.
+/// Plans the buckets of every segment. Returns them and the number of distinct buckets.
 pub(crate) fn plan_buckets(plan: &mut Plan, segments: &[SegmentSpec]) -> (Vec<Vec<Bucket>>, usize) {
     let storage = segments.first().map_or(Dtype::F32, |s| s.params.dtype());
     let mut num_buckets = 0;
@@ -42,7 +43,8 @@ pub(crate) fn plan_buckets(plan: &mut Plan, segments: &[SegmentSpec]) -> (Vec<Ve
     (buckets, num_buckets)
 }
 
-/// Plans the sums of micro-batches that segments share, as they share buckets, and says how many there are.
+/// Plans the sums over micro-batches, which segments share as they share buckets. Returns them and
+/// the number of distinct sums.
 pub(crate) fn plan_sums(
     plan: &mut Plan,
     spec: &OptimizerSpec,

@@ -1,10 +1,10 @@
-//! The memory of the optimizer, planned once for all ranks, and the cut of every segment into pieces, shards
-//! and tiles.
+//! The memory of the optimizer, planned once for all ranks, and the cut of every segment into
+//! pieces, shards and tiles.
 //!
-//! A segment of n elements is reduced in pieces (buckets). Of each piece rank d of D owns the d-th part; what a
-//! rank owns of a segment lies together in its host arrays, n / D elements. Norms are partial sums over fixed
-//! chunks of the segment's flat index, so piece and tile boundaries are multiples of the chunk, and neither
-//! changes a bit.
+//! A segment of n elements is reduced in pieces. Rank d of D owns the d-th part of each piece. A
+//! rank's n / D elements of a segment are contiguous in its host arrays. Norms are partial sums
+//! over fixed chunks of the segment's flat index. Piece and tile boundaries are multiples of the
+//! chunk, so no cut changes a bit.
 
 use crate::buckets::{Bucket, plan_buckets, plan_sums};
 use crate::control;
@@ -17,47 +17,46 @@ use std::ops::Range;
 /// A run of a segment that this rank owns.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OwnedRun {
-    /// Its first element in the segment's flat buffer.
+    /// First element of the run in the segment's flat buffer.
     pub start: usize,
     /// The masters, the first moments and the second moments.
     pub states: [State; 3],
-    /// The gradient of the update that waits, where one does.
+    /// Gradient of the delayed update, if an update is delayed.
     pub delayed_gradient: Option<State>,
 }
 
-/// Which arrays hold what a rank owns.
+/// The arrays that hold the current states and the delayed gradient of a rank.
 #[derive(Clone, Copy)]
 pub(crate) struct ActiveBuffers {
-    /// The number of the arrays of states: [`control::STATE_BUFFER`].
+    /// Number of the arrays of states: [`control::STATE_BUFFER`].
     pub(crate) states: usize,
-    /// The gradient buffer whose update is delayed, where one is.
+    /// Gradient buffer of the delayed update, if an update is delayed.
     pub(crate) delayed: Option<usize>,
 }
 
-/// Elements of one partial sum of the norm: a power of two, from the longest segment (unpadded), so that
-/// about a thousand make a segment. A function of the segments alone, not of data-parallel
-/// ranks or buckets.
+/// Elements of one partial sum of the norm: a power of two, so that the longest segment (without
+/// padding) has about a thousand sums. It does not depend on data-parallel ranks or buckets.
 pub fn chunk_elements(longest_segment: usize) -> usize {
     (longest_segment / 1024).next_power_of_two().clamp(64, 65_536)
 }
 
-/// One piece of a segment, reduced and gathered by itself.
+/// One piece of a segment; each piece has its own reduce-scatter and all-gather.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Piece {
-    /// Its first element in the segment's flat buffer.
+    /// First element of the piece in the segment's flat buffer.
     pub(crate) start: usize,
-    /// Number of its elements on all ranks together.
+    /// Number of elements of the piece on all ranks together.
     pub(crate) len: usize,
-    /// The number of its store among [`Segment::stores`].
+    /// Index of the piece's store in [`Segment::stores`].
     pub(crate) store: usize,
 }
 
-/// The place of the chunks of a segment.
+/// The positions of a segment's chunks.
 #[derive(Clone, Debug)]
 pub(crate) struct Chunks {
-    /// Their range among a rank's partial sums.
+    /// Range of the chunks among a rank's partial sums.
     pub(crate) own: Range<usize>,
-    /// Their range among all ranks' partial sums.
+    /// Range of the chunks among all ranks' partial sums.
     pub(crate) all: Range<usize>,
 }
 
@@ -66,17 +65,17 @@ pub(crate) struct Chunks {
 pub(crate) struct Segment {
     pub(crate) spec: SegmentSpec,
     pub(crate) pieces: Vec<Piece>,
-    /// Its buckets: several where micro-batches or segments take turns.
+    /// Buckets of the segment: several if micro-batches or segments alternate between buckets.
     pub(crate) buckets: Vec<Bucket>,
-    /// The buffer of its sums, where segments share some.
+    /// Buffer of the segment's sums, if segments share such buffers.
     pub(crate) sum: Option<Bucket>,
-    /// The store of the device, then that of the host; a place without elements has no store.
+    /// The store on the device, then the store on the host; a place without elements has no store.
     pub(crate) stores: Vec<Store>,
-    /// The place of this segment's chunks.
+    /// Positions of the segment's chunks.
     pub(crate) chunks: Chunks,
 }
 
-/// Handles of everything the optimizer owns: the same on every rank.
+/// Handles of all memory that the optimizer owns: the same on every rank.
 #[derive(Clone, Debug)]
 pub struct OptimizerLayout {
     pub(crate) spec: OptimizerSpec,
@@ -88,31 +87,31 @@ pub struct OptimizerLayout {
     pub(crate) num_sums: usize,
     /// Number of buffers that parameters share.
     pub(crate) num_param_buffers: usize,
-    /// A piece in fp32 on the device while it is summed, where the ranks' sums are fp32 and the gradients are not.
+    /// Buffer of one piece in fp32 on the device, if the ranks sum 16-bit gradients in fp32.
     pub(crate) summed: Option<Tensor>,
-    /// Sums of squares of this rank's first chunks, in F64 on the device: those that the host does not make.
+    /// Sums of squares of this rank's first chunks, in F64 on the device; the host sums the others.
     pub(crate) device_partials: Option<Tensor>,
     /// Sums of squares of all chunks of this rank, in F64 on the host.
     pub(crate) partials: Tensor,
     /// Sums of squares of every rank's chunks in index order, in F64 on the host.
     pub(crate) all_partials: Tensor,
-    /// The sum of all squares, one F64 on the host.
+    /// Sum of all squares, one F64 on the host.
     pub(crate) norm: Tensor,
     /// The [control block](crate::control) on the host.
     pub(crate) control: Tensor,
-    /// Its copy on the device.
+    /// Copy of the control block on the device.
     pub(crate) device_control: Tensor,
-    /// The control block that updates ahead of the decision predict.
+    /// Predicted control block that speculative updates read.
     pub(crate) predicted: Option<Tensor>,
 }
 
-/// Cuts a range into as few pieces as allowed, all multiples of `unit`.
+/// Cuts a range into pieces of at most `most` elements, or one `unit`; all are multiples of `unit`.
 fn pieces(range: Range<usize>, most: usize, unit: usize, store: usize) -> Vec<Piece> {
     let (step, end) = ((most / unit).max(1) * unit, range.end);
     range.step_by(step).map(|start| Piece { start, len: step.min(end - start), store }).collect()
 }
 
-/// Says for each segment how many leading elements are updated on the device: multiples of `unit`.
+/// Number of leading elements that the device updates, for each segment: multiples of `unit`.
 fn cuts(segments: &[SegmentSpec], fraction: f64, unit: usize) -> Vec<usize> {
     let total: usize = segments.iter().map(|s| s.params.len() / unit).sum();
     let mut left = (fraction * total as f64).round() as usize;
@@ -124,7 +123,8 @@ fn cuts(segments: &[SegmentSpec], fraction: f64, unit: usize) -> Vec<usize> {
     segments.iter().map(cut).collect()
 }
 
-/// Finds the first of the last segments that have at most the share `fraction` of all elements behind the first segment.
+/// Finds the first of the segments that are updated speculatively: the last segments that together
+/// have at most the share `fraction` of all elements after segment 0.
 fn first_speculative(segments: &[SegmentSpec], fraction: f64) -> usize {
     let len = |s: &SegmentSpec| s.params.len() as f64;
     let behind = segments.get(1..).unwrap_or_default();
@@ -162,7 +162,7 @@ impl BlockingBuffers {
     }
 }
 
-/// Plans a buffer for one piece in fp32, where the ranks' sums are made in it.
+/// Plans the fp32 buffer in which the ranks sum one piece, if they sum 16-bit gradients in fp32.
 fn plan_summed(plan: &mut Plan, spec: &OptimizerSpec, segments: &[Segment]) -> Option<Tensor> {
     let is_wide = segments.iter().all(|s| s.spec.params.dtype() == Dtype::F32);
     if !spec.reduce_fp32 || spec.dp_size == 1 || is_wide {
@@ -209,7 +209,7 @@ impl OptimizerLayout {
                 if range.is_empty() {
                     continue;
                 }
-                // A segment in two places has its names twice.
+                // A segment with two stores needs two names.
                 let is_split = on_device && cut < s.params.len();
                 let name = if is_split { format!("{}.on_device", s.name) } else { s.name.clone() };
                 let (len, dtype) = (range.len() / spec.dp_size, s.params.dtype());
@@ -255,7 +255,7 @@ impl OptimizerLayout {
         }
     }
 
-    /// Gives the same memory to steps of another number of micro-batches, for who plays a step without data.
+    /// The same layout with another number of micro-batches, for dry runs.
     #[must_use]
     pub fn with_micro_batches(&self, micro_batches: usize) -> Self {
         Self { spec: OptimizerSpec { micro_batches, ..self.spec.clone() }, ..self.clone() }
@@ -266,7 +266,8 @@ impl OptimizerLayout {
         self.spec.dp_size
     }
 
-    /// Whether any parameter is updated ahead of the decision: the last segment may be larger than the share.
+    /// Whether any parameter is updated speculatively. Even the last segment may be larger than the
+    /// configured share.
     pub const fn is_speculative(&self) -> bool {
         self.predicted.is_some()
     }
@@ -277,7 +278,7 @@ impl OptimizerLayout {
         stores.map(|store| store.master.len() as u64).sum()
     }
 
-    /// Lists what rank `dp` owns of a segment, in order, with the first arrays of its states.
+    /// Lists the runs of a segment that rank `dp` owns, in order, with the states' first arrays.
     pub fn owned(&self, segment: usize, dp: usize) -> Vec<OwnedRun> {
         self.owned_on(segment, dp, ActiveBuffers { states: 0, delayed: None })
     }
@@ -317,7 +318,7 @@ impl OptimizerLayout {
         words
     }
 
-    /// The loss scale by which the running step's backward pass multiplies: one F64 on the device.
+    /// Loss scale of the running step's backward pass: one F64 on the device.
     pub(crate) const fn device_loss_scale(&self) -> Tensor {
         self.device_control.slice(control::LOSS_SCALE..control::LOSS_SCALE + 1)
     }

@@ -1,11 +1,11 @@
-//! Where gradients are not finite, looked for after a step that was skipped for it, and where those of two passes differ: by each
-//! rank in what it owns.
+//! Finds gradients that are not finite after a skipped step, and chunks in which two passes differ.
+//! Each rank checks the elements that it owns.
 
 use crate::Optimizer;
 use device::{Device, Error};
 use std::ops::Range;
 
-/// Elements that are read at once.
+/// Number of elements in one read.
 const BLOCK: usize = 1 << 12;
 
 /// The place of a gradient that is not finite.
@@ -18,8 +18,8 @@ pub struct NonFiniteGradient {
 }
 
 impl Optimizer {
-    /// The sums of squares of the chunks of the gradient that this rank owns, which are on the host: those of a step that is decided, or
-    /// behind [`copy_squares_down`](Self::copy_squares_down).
+    /// Sums of squares of this rank's chunks of the gradient, read from the host. They are valid
+    /// after a step's decision, or after [`copy_squares_down`](Self::copy_squares_down).
     ///
     /// # Errors
     /// As [`Device::read`].
@@ -29,7 +29,7 @@ impl Optimizer {
         Ok(squares)
     }
 
-    /// The elements of chunk number `chunk` of [`squares`](Self::squares): the segment, and the range in its flat buffer.
+    /// Segment and flat range of chunk `chunk` of [`squares`](Self::squares).
     pub fn chunk(&self, chunk: usize) -> (usize, Range<usize>) {
         let works = self.work.iter().enumerate();
         let mut pieces = works.flat_map(|(s, work)| work.pieces.iter().map(move |p| (s, p)));
@@ -41,8 +41,8 @@ impl Optimizer {
         (segment, from..(from + len).min(start + piece.owned.len()))
     }
 
-    /// Finds, in what this rank owns, the last segment in which a gradient of the decided step is not finite, which the
-    /// backward pass came to first, and the first such element of it.
+    /// Finds the first non-finite gradient of the decided step in the last affected segment, among
+    /// this rank's elements. The backward pass computes the last segment first.
     ///
     /// # Errors
     /// As [`Device::read`].
@@ -51,7 +51,7 @@ impl Optimizer {
         let squares = self.squares(dev)?;
         for (segment, (s, work)) in layout.segments.iter().zip(&self.work).enumerate().rev() {
             for piece in &work.pieces {
-                // Where the update reads them.
+                // The buffer that the update reads.
                 let gradient = s.stores[piece.store].gradient(side);
                 let all = piece.owned.clone();
                 for (number, chunk) in piece.chunks.clone().enumerate() {

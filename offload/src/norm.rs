@@ -1,6 +1,6 @@
-//! One norm over all ranks, and the step's decision: update or skip, by how much to clip, the next loss scale.
-//! All of it is host work that leaves data behind; the rank's thread never waits for it and the program is the
-//! same either way.
+//! One norm over all ranks, and the step's decision: update or skip, the clipping factor, the next
+//! loss scale. Host tasks compute both and write them to memory. The rank's thread never waits for
+//! them, and the program of a step does not depend on the decision.
 
 use crate::control;
 use crate::schedule::Rates;
@@ -10,27 +10,28 @@ use device::{Divisible, HostContext, HostTask, Mode, Tensor, View};
 
 type Visit<'a> = &'a mut dyn FnMut(Mode, Tensor);
 
-/// Weight of a step in the share of recent steps that were clipped or skipped.
+/// Weight of the newest step in [`control::CLIP_RATE`].
 const NEWEST: f64 = 0.125;
 
-/// Dynamic loss scale as Megatron-LM has it: doubled after `window` good steps in a row, halved by overflow number `hysteresis` since
-/// it last doubled and by each further one, never below `floor`. Good steps between overflows do not begin the count anew.
+/// Dynamic loss scale as in Megatron-LM. It doubles after `window` good steps in a row. It halves
+/// at overflow number `hysteresis` since the last doubling and at each later overflow, never below
+/// `floor`. Good steps between overflows do not restart the count of overflows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LossScale {
-    /// The scale at the first step.
+    /// Loss scale at the first step.
     pub initial: f64,
-    /// Number of good steps that double it.
+    /// Number of good steps in a row after which the scale doubles.
     pub window: u64,
-    /// The first overflow that halves it, counted from the last time that it doubled.
+    /// Number of the first overflow that halves the scale, counted from the last doubling.
     pub hysteresis: u32,
-    /// The smallest scale.
+    /// Smallest loss scale.
     pub floor: f64,
 }
 
-/// No scale grows beyond this.
+/// Largest loss scale.
 const LARGEST_SCALE: f64 = 16_777_216.0;
 
-/// Which of a step's micro-batches an accumulation serves.
+/// Position of a micro-batch in its step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum MicrobatchPosition {
     First,
@@ -38,7 +39,8 @@ pub(crate) enum MicrobatchPosition {
     Last,
 }
 
-/// sum = grad, or += grad; after the last micro-batch also the sums of squares of the result, chunk by chunk.
+/// Host task that computes sum = grad, or sum += grad. After the last micro-batch it also computes
+/// the sums of squares of the result, chunk by chunk.
 #[derive(Debug)]
 pub(crate) struct AccumulateTask {
     pub(crate) grad: Tensor,
@@ -76,7 +78,7 @@ impl HostTask for AccumulateTask {
     }
 }
 
-/// The part of one thread: whole chunks.
+/// The part of one thread: a whole number of chunks.
 struct AccumulationSlice<'a> {
     grad: View<'a>,
     sum: &'a mut [f32],
@@ -102,7 +104,7 @@ impl Divisible for AccumulationSlice<'_> {
     fn units(&self) -> usize {
         self.sum.len().div_ceil(self.chunk)
     }
-    /// At the ends of chunks, so that the cut changes no bit.
+    /// Cuts at the end of a chunk, so that the cut changes no bit.
     fn cut(self, units: usize) -> (Self, Self) {
         let AccumulationSlice { grad, sum, partials, counted, chunk } = self;
         let (n, mid) = (sum.len(), units * chunk);
@@ -116,21 +118,22 @@ impl Divisible for AccumulationSlice<'_> {
     }
 }
 
-/// A rank's partial sums in their places among all ranks'; zero elsewhere, for a sum over the ranks.
+/// Copies a rank's partial sums to their positions among all ranks' sums. The other positions
+/// become 0, for an all-reduce.
 #[derive(Debug)]
 pub(crate) struct SpreadPartials {
     pub(crate) own: Tensor,
     pub(crate) all: Tensor,
-    /// Which of the rank's partial sums go where.
+    /// Runs of partial sums and their positions.
     pub(crate) runs: Vec<PartialsRun>,
 }
 
-/// Partial sums that lie together, both in a rank's own and among all ranks'.
+/// Partial sums that are contiguous both among a rank's sums and among all ranks' sums.
 #[derive(Debug)]
 pub(crate) struct PartialsRun {
-    /// The first one's index among the rank's own.
+    /// Index of the first sum among the rank's sums.
     pub(crate) own: usize,
-    /// The first one's index among all.
+    /// Index of the first sum among all ranks' sums.
     pub(crate) all: usize,
     /// Number of partial sums.
     pub(crate) len: usize,
@@ -176,7 +179,7 @@ impl HostTask for FoldPartials {
     }
 }
 
-/// From the global sum of squares to the control block. `arg` is the step.
+/// Computes the control block from the global sum of squares. `arg` is the step.
 #[derive(Debug)]
 pub(crate) struct DecideTask {
     pub(crate) norm: Tensor,
@@ -184,7 +187,8 @@ pub(crate) struct DecideTask {
     pub(crate) rates: Rates,
     pub(crate) clip: Option<f64>,
     pub(crate) loss_scale: Option<LossScale>,
-    /// The block of [`PredictDecision`](crate::speculation::PredictDecision), where segments are updated ahead of the decision.
+    /// Predicted block of [`PredictDecision`](crate::speculation::PredictDecision), if segments are
+    /// updated speculatively.
     pub(crate) predicted: Option<Tensor>,
 }
 
@@ -254,7 +258,8 @@ impl LossScale {
 mod tests {
     use super::*;
 
-    /// As Megatron-LM's DynamicGradScaler does it: good steps between overflows give nothing back, a scale that doubles does.
+    /// The rule of Megatron-LM's DynamicGradScaler: only a doubling restores the hysteresis, good
+    /// steps alone do not.
     #[test]
     fn overflows_are_counted_from_the_last_time_that_the_scale_doubled() {
         let rule = LossScale { initial: 1024.0, window: 6, hysteresis: 3, floor: 1.0 };

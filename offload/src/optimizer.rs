@@ -1,4 +1,4 @@
-//! The optimizer of one rank: what it submits, and what it waits for.
+//! The optimizer of one rank: the ops that it submits, and the events that it waits for.
 
 use crate::buckets::Bucket;
 use crate::control;
@@ -17,7 +17,7 @@ use device::{Device, Error, Event, Group, HostOp, Op, Rank, Reduction, Tensor};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Which of the two arrays of a state holds it; see [`control::STATE_BUFFER`].
+/// Number of the array that holds a state, of two arrays; see [`control::STATE_BUFFER`].
 #[derive(Clone, Copy, Debug)]
 pub struct BufferIndex(usize);
 
@@ -34,29 +34,30 @@ pub struct Optimizer {
     pub(crate) work: Vec<SegmentWork>,
     spread: Arc<HostOp>,
     fold: Arc<HostOp>,
-    /// Where updates run ahead of the decision.
+    /// Task that predicts the decision, if updates are speculative.
     predict: Option<Arc<HostOp>>,
     decide: Arc<HostOp>,
-    /// For each bucket, by its number, the event behind which its former contents have gone.
+    /// For each bucket, by its number, the event after which the bucket may be overwritten.
     bucket_free: Vec<Event>,
-    /// How many buckets were given out of those that take turns.
+    /// Number of alternating buckets that were handed out.
     turn: usize,
-    /// The same for each buffer of sums that segments share.
+    /// For each buffer of sums that segments share, the event after which it may be overwritten.
     sum_free: Vec<Event>,
-    /// The segment whose parameters each shared buffer has, or will have.
+    /// For each shared parameter buffer, the segment whose parameters it has, or will have.
     pub(crate) holders: Vec<Option<usize>>,
-    /// The event behind which the decision of the last step is on the device.
+    /// Event after which the decision of the last step is on the device.
     control_on_device: Event,
-    /// The number of the gradient buffer that the running step fills.
+    /// Number of the gradient buffer that the running step fills.
     pub(crate) gradient_buffer: usize,
-    /// The gradient buffer of the last step, where its update is delayed.
+    /// Gradient buffer of the last step, if its update is delayed.
     pub(crate) delayed: Option<usize>,
 }
 
 impl Optimizer {
-    /// Makes the optimizer of `rank`. `counted` says for each segment which elements count in this rank's part of the
-    /// norm (parameters that other ranks of the norm's group hold too count on one of them). `noise` has the runs of
-    /// each segment, for moments that are rounded by chance.
+    /// Makes the optimizer of `rank`. `counted` has, for each segment, the elements that count in
+    /// this rank's part of the norm. A parameter that several ranks of the norm's group hold counts
+    /// on one of them. `noise` has the [`NoiseRun`]s of each segment, for moments with stochastic
+    /// rounding.
     pub fn new(
         layout: &Arc<OptimizerLayout>,
         rank: Rank,
@@ -110,8 +111,8 @@ impl Optimizer {
         }
     }
 
-    /// Gives out a bucket for the gradients of `segment`, of the micro-batch in `slot` of those that go backward together; Compute waits
-    /// until its former contents have gone.
+    /// Hands out a bucket for the gradients of `segment`. `slot` is the micro-batch's number among
+    /// the micro-batches that run backward together. Compute waits for the bucket's last reader.
     pub fn bucket(&mut self, dev: &Device, segment: usize, slot: usize) -> Bucket {
         let Segment { spec, buckets, .. } = &self.layout.segments[segment];
         let turn = match spec.bucket {
@@ -126,9 +127,9 @@ impl Optimizer {
         Bucket { tensor: tensor.slice(0..spec.params.len()), number }
     }
 
-    /// Starts the way of a full bucket: reduce-scatter over the data-parallel ranks, then this rank's shard to
-    /// where it is summed or staged. `micro` counts from 0. Nothing is finished on return; the bucket is free
-    /// again when [`bucket`](Self::bucket) gives it out. Where transfers block, Compute waits for all of it.
+    /// Starts to reduce a full bucket: reduce-scatter over the data-parallel ranks, then this
+    /// rank's shard goes to its sum or to staging. `micro` counts from 0. The work is only queued
+    /// on return; [`bucket`](Self::bucket) waits for it. With blocking transfers, Compute waits.
     pub fn reduce(&mut self, dev: &Device, segment: usize, bucket: Bucket, micro: usize) {
         let layout = Arc::clone(&self.layout);
         let (s, Bucket { tensor: bucket, number }) = (&layout.segments[segment], bucket);
@@ -138,7 +139,7 @@ impl Optimizer {
         dev.follow(DpComm, Compute);
         let sum = s.sum.map(|sum| sum.number);
         if let Some(sum) = sum.filter(|_| micro == 0) {
-            // The sum of the segment before is on its way down.
+            // The sum of the previous segment is still on its way down.
             dev.wait(DpComm, self.sum_free[sum]);
         }
         let work = &self.work[segment];
@@ -151,13 +152,13 @@ impl Optimizer {
             reduced.send(&s.stores[piece.store]);
         }
         if layout.spec.host_adds() {
-            // Only now: pieces do not wait for each other's sums.
+            // Recorded after the loop, so that pieces do not wait for each other's sums.
             self.work[segment].staging_free = [dev.record(Host); 2];
         }
         if let Some(sum) = sum {
             self.sum_free[sum] = dev.record(D2h);
         }
-        // What stays on the device comes first, so the last store decides.
+        // The store on the device comes first, so the last store decides.
         let goes_down = s.stores.last().is_some_and(Store::reads_bucket_down);
         let freed = dev.record(if goes_down { D2h } else { DpComm });
         if layout.spec.transfer == Transfer::Blocking {
@@ -166,7 +167,7 @@ impl Optimizer {
         self.bucket_free[number] = freed;
     }
 
-    /// Sums a piece over the data-parallel ranks, on DpComm. Returns this rank's part, which has the sum.
+    /// Sums a piece over the data-parallel ranks, on DpComm. Returns this rank's part of the sum.
     fn sum_over_ranks(&self, dev: &Device, piece: Tensor) -> Tensor {
         let own = |t: Tensor| t.shard(self.rank.dp, self.rank.dp_size);
         let sum = |x| dev.submit(DpComm, Op::ReduceScatter { x, group: Group::Dp });
@@ -181,12 +182,14 @@ impl Optimizer {
         own(piece)
     }
 
-    /// Makes one norm over all ranks after the last micro-batch, and leaves the decision in memory on host and device.
-    /// Behind the event the host's control block holds the decision of `step`.
+    /// Computes one norm over all ranks after the last micro-batch, and writes the decision to
+    /// memory on host and device. After the returned event the host's control block holds the
+    /// decision of `step`.
     pub fn decide(&mut self, dev: &Device, step: u64) -> Event {
         let layout = &self.layout;
         if let Some(all) = layout.device_partials {
-            // Those of segments that are updated ahead are down: the last segments, none of which is on the device alone.
+            // The sums of squares of speculative segments are on the host already. These segments
+            // are the last, and each has a part on the host.
             let ahead = self.work.iter().position(|w| w.norm_guard.is_some());
             let down = ahead.filter(|_| !layout.spec.host_adds());
             let end = down.map_or(all.len(), |first| layout.segments[first].chunks.own.start);
@@ -205,21 +208,21 @@ impl Optimizer {
         dev.submit_host(&self.decide, step);
         let decided = dev.record(Host);
         dev.wait(H2d, decided);
-        dev.follow(H2d, Compute); // the backward pass has read the old scale, and the parameters that `publish` replaces
+        dev.follow(H2d, Compute); // after backward, which reads the old scale and parameters
         dev.submit(H2d, Op::Copy { src: layout.control, dst: layout.device_control });
         self.control_on_device = dev.record(H2d);
         decided
     }
 
-    /// Queues the way of the gradient's sums of squares to the host, behind the last micro-batch's [`reduce`](Self::reduce), for
-    /// [`squares`](Self::squares).
+    /// Queues the copy of the gradient's sums of squares to the host, after the last micro-batch's
+    /// [`reduce`](Self::reduce), for [`squares`](Self::squares).
     pub fn copy_squares_down(&self, dev: &Device) {
         if let Some(all) = self.layout.device_partials {
             self.copy_partials_down(dev, 0..all.len());
         }
     }
 
-    /// Copies sums of squares that the device has made down to the host.
+    /// Copies sums of squares from the device to the host.
     fn copy_partials_down(&self, dev: &Device, range: Range<usize>) {
         let Some(all) = self.layout.device_partials.filter(|_| !range.is_empty()) else { return };
         let (src, dst) = (all.slice(range.clone()), self.layout.partials.slice(range));
@@ -227,17 +230,18 @@ impl Optimizer {
         dev.submit(D2h, Op::Copy { src, dst });
     }
 
-    /// Predicts the decision of `step`, before the first [`update_speculatively`](Self::update_speculatively) of the step. Does nothing where no
-    /// update runs ahead.
+    /// Predicts the decision of `step`, before the first
+    /// [`update_speculatively`](Self::update_speculatively) of the step. Does nothing if no update
+    /// is speculative.
     pub fn predict_decision(&self, dev: &Device, step: u64) {
         if let Some(predict) = &self.predict {
             dev.submit_host(predict, step);
         }
     }
 
-    /// Queues the update of what this rank owns of `segment` by the predicted decision, behind its last micro-batch's
-    /// [`reduce`](Self::reduce). [`update`](Self::update) must follow, behind the decision. Does nothing where the
-    /// segment is not updated ahead.
+    /// Queues the speculative update of this rank's part of `segment` by the predicted decision,
+    /// after its last micro-batch's [`reduce`](Self::reduce). [`update`](Self::update) must follow
+    /// after the decision. Does nothing if the segment is not updated speculatively.
     pub fn update_speculatively(&mut self, dev: &Device, segment: usize) {
         let Some(norm_guard) = &self.work[segment].norm_guard else { return };
         if !self.layout.spec.host_adds() {
@@ -246,7 +250,7 @@ impl Optimizer {
         }
         dev.submit_host(norm_guard, 0);
         let w = &self.work[segment];
-        // What was there before may still be on its way up.
+        // The previous parameters may still be on their way up.
         dev.wait(Host, w.uploaded);
         for tile in w.pieces.iter().flat_map(PieceWork::tiles) {
             if let Some(ahead) = &tile.speculate {
@@ -255,25 +259,25 @@ impl Optimizer {
         }
     }
 
-    /// Leaves the update that was just decided for later: the next step fills the other gradient buffer meanwhile.
-    /// Before that one is decided, [`update_on_host`](Self::update_on_host) and then
+    /// Delays the update of the last decided step; meanwhile the next step fills the other gradient
+    /// buffer. Before the next step's decision, [`update_on_host`](Self::update_on_host) and then
     /// [`update_on_device`](Self::update_on_device) of every segment must follow.
     pub fn delay_update(&mut self) {
         self.delayed = Some(self.gradient_buffer);
         self.gradient_buffer ^= 1;
     }
 
-    /// Whether an update waits.
+    /// Whether an update is delayed.
     pub const fn has_delayed_update(&self) -> bool {
         self.delayed.is_some()
     }
 
-    /// Notes that no update waits any more: all of it is queued.
+    /// Ends the delay, after the whole delayed update is queued.
     pub fn finish_delayed(&mut self) {
         self.delayed = None;
     }
 
-    /// Queues the update of what this rank owns of `segment`. [`publish`](Self::publish) must follow.
+    /// Queues the update of this rank's part of `segment`. [`publish`](Self::publish) must follow.
     pub fn update(&mut self, dev: &Device, segment: usize) {
         self.update_on_host(dev, segment);
         self.update_on_device(dev, segment);
@@ -283,7 +287,7 @@ impl Optimizer {
     pub fn update_on_host(&mut self, dev: &Device, segment: usize) {
         let buffer = self.delayed.unwrap_or(self.gradient_buffer);
         let w = &mut self.work[segment];
-        // What was there before may still be on its way up.
+        // The previous parameters may still be on their way up.
         dev.wait(Host, w.uploaded);
         for tile in w.pieces.iter_mut().flat_map(PieceWork::tiles_mut) {
             dev.submit_host(&tile.adam[buffer], 0);
@@ -295,7 +299,8 @@ impl Optimizer {
         w.unpublished = true;
     }
 
-    /// Queues the part of [`update`](Self::update) that runs on the device: Compute must be done with its parameters.
+    /// Queues the part of [`update`](Self::update) that runs on the device. Compute must have
+    /// finished with the segment's parameters.
     pub fn update_on_device(&mut self, dev: &Device, segment: usize) {
         let buffer = self.delayed.unwrap_or(self.gradient_buffer);
         let w = &mut self.work[segment];
@@ -310,9 +315,9 @@ impl Optimizer {
         w.unpublished = true;
     }
 
-    /// Sends what `update` made up to the device, tile by tile as it is done, and to the other ranks. No earlier
-    /// than needed: a lane is a queue, and what stands behind a copy that waits for Adam waits too. Does
-    /// nothing when there is nothing new.
+    /// Sends updated parameters to the device, tile by tile as the update finishes them, and to the
+    /// other ranks. Call it no earlier than needed: a copy that waits for Adam blocks all later ops
+    /// on its lane. Does nothing if the segment has no new update.
     pub fn publish(&mut self, dev: &Device, segment: usize) {
         assert!(self.param_buffer(segment).is_none(), "parameters that do not stay are fetched");
         if std::mem::take(&mut self.work[segment].unpublished) {
@@ -321,13 +326,14 @@ impl Optimizer {
         }
     }
 
-    /// Whether [`publish`](Self::publish) of a segment has nothing new.
+    /// Whether [`publish`](Self::publish) of a segment has no new update to send.
     pub fn is_published(&self, segment: usize) -> bool {
         !self.work[segment].unpublished
     }
 
-    /// Publishes every segment that stays on the device at the end of a step, as [`publish`](Self::publish) does. Where transfers block, nothing goes up
-    /// before the whole update, and nothing to other ranks before all is up.
+    /// Publishes every segment that stays on the device at the end of a step, as
+    /// [`publish`](Self::publish) does. With blocking transfers, uploads wait for the whole update,
+    /// and gathers wait for all uploads.
     pub fn publish_all(&mut self, dev: &Device) {
         let segments = 0..self.work.len();
         if self.layout.spec.transfer == Transfer::Streamed {
@@ -344,7 +350,7 @@ impl Optimizer {
         segments.for_each(|segment| self.work[segment].unpublished = false);
     }
 
-    /// The number of the buffer that the parameters of `segment` share with others, where they do not stay on the device.
+    /// Number of the buffer that the parameters of `segment` share, if they do not stay.
     pub fn param_buffer(&self, segment: usize) -> Option<usize> {
         self.layout.segments[segment].spec.param_buffer
     }
@@ -354,9 +360,10 @@ impl Optimizer {
         self.holders[buffer]
     }
 
-    /// Starts to bring the parameters of a segment up into the buffer that it shares with others, piece by piece as an update makes
-    /// them, behind all that Compute has been given: nothing of it may read what the buffer has later. Does nothing where they
-    /// are there already. [`all_gather`](Self::all_gather) must follow.
+    /// Starts the upload of a segment's parameters into their shared buffer, piece by piece as the
+    /// update finishes them. The upload waits for all queued ops of Compute, which may read the old
+    /// contents. Does nothing if the buffer already has these parameters.
+    /// [`all_gather`](Self::all_gather) must follow.
     pub fn fetch_shard(&mut self, dev: &Device, segment: usize) {
         let Some(buffer) = self.param_buffer(segment) else { unreachable!("its parameters stay") };
         let is_new = std::mem::take(&mut self.work[segment].unpublished);
@@ -371,20 +378,21 @@ impl Optimizer {
         }
     }
 
-    /// Gathers what [`fetch_shard`](Self::fetch_shard) brings up from all ranks. DpComm waits for it: what stands behind it there waits, too.
+    /// Gathers the parameters that [`fetch_shard`](Self::fetch_shard) uploads from all ranks.
+    /// DpComm waits for the upload, and all later ops on DpComm wait too.
     pub fn all_gather(&mut self, dev: &Device, segment: usize) {
         if std::mem::take(&mut self.work[segment].is_partial) {
             self.gather(dev, segment);
         }
     }
 
-    /// Copies what this rank's host has updated up to the device.
+    /// Copies the parameters that this rank's host has updated up to the device.
     fn upload(&mut self, dev: &Device, segment: usize) {
         let (s, w) = (&self.layout.segments[segment], &mut self.work[segment]);
         for piece in &w.pieces {
             let Some(up) = s.stores[piece.store].staging() else { continue };
             if s.spec.param_buffer.is_some() {
-                // Ahead of its use by whole blocks: fewer copies are worth more than an early first one.
+                // The prefetch runs blocks early: fewer copies matter more than an early first one.
                 if let Some(last) = piece.tiles().last() {
                     dev.wait(H2d, last.updated);
                 }
@@ -403,13 +411,13 @@ impl Optimizer {
         w.uploaded = dev.record(H2d);
     }
 
-    /// Gathers the parameters from all ranks, behind all that has been queued to go up.
+    /// Gathers the parameters from all ranks, after all queued uploads.
     fn gather(&mut self, dev: &Device, segment: usize) {
         let (s, w) = (&self.layout.segments[segment], &mut self.work[segment]);
         let is_any = |on_host| s.stores.iter().any(|store| store.is_on_host() == on_host);
         let (here, host) = (is_any(false), is_any(true));
         if self.rank.dp_size == 1 {
-            // Compute itself updates what is here.
+            // Compute itself updates the parameters on the device.
             w.params_ready = dev.record(if host { H2d } else { Compute });
             return;
         }
@@ -417,7 +425,7 @@ impl Optimizer {
             dev.follow(DpComm, Compute);
         }
         if s.spec.param_buffer.is_some() {
-            // Segments behind it are on their way up, too.
+            // H2d also has the copies of later segments.
             dev.wait(DpComm, w.uploaded);
         } else if host {
             dev.follow(DpComm, H2d);
@@ -429,27 +437,28 @@ impl Optimizer {
         w.params_ready = dev.record(DpComm);
     }
 
-    /// The event behind which the parameters of the last update are whole on the device.
+    /// Event after which the parameters of the last update are complete on the device.
     pub fn params_ready(&self, segment: usize) -> Event {
         self.work[segment].params_ready
     }
 
-    /// The loss scale of the coming backward pass: one F64 on the device.
+    /// Loss scale of the coming backward pass: one F64 on the device.
     pub fn loss_scale(&self) -> Tensor {
         self.layout.device_loss_scale()
     }
 
-    /// The decisions of the last step, on the host; see [`control`](crate::control).
+    /// Decisions of the last step, on the host; see [`control`](crate::control).
     pub fn control(&self) -> Tensor {
         self.layout.control
     }
 
-    /// The event behind which [`loss_scale`](Self::loss_scale) holds the coming step's.
+    /// Event after which [`loss_scale`](Self::loss_scale) holds the coming step's scale.
     pub const fn loss_scale_ready(&self) -> Event {
         self.control_on_device
     }
 
-    /// Finds out which arrays hold the states after the last step, for [`owned`](Self::owned). All lanes are done with it.
+    /// Reads which arrays hold the states after the last step, for [`owned`](Self::owned). All
+    /// lanes must have finished that step.
     ///
     /// # Errors
     /// As [`Device::read`].
@@ -462,7 +471,7 @@ impl Optimizer {
         Ok(BufferIndex(usize::from(buffer[0] != 0.0)))
     }
 
-    /// Lists what this rank owns of a segment, in order.
+    /// Lists the runs of a segment that this rank owns, in order.
     pub fn owned(&self, segment: usize, BufferIndex(states): BufferIndex) -> Vec<OwnedRun> {
         self.layout.owned_on(segment, self.rank.dp, ActiveBuffers { states, delayed: self.delayed })
     }

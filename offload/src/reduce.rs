@@ -1,4 +1,5 @@
-//! The route of a piece's gradient from the sum over the ranks to where its update reads it: a function for each placement.
+//! The route of a piece's gradient from the reduce-scatter to the buffer that the update reads, one
+//! function per placement.
 
 use crate::blocking::{add_sum, keep_sum, widen};
 use crate::layout::OptimizerLayout;
@@ -8,23 +9,23 @@ use crate::work::PieceWork;
 use device::Lane::{D2h, DpComm, Host};
 use device::{Device, Event, Op, Tensor};
 
-/// One piece of a micro-batch's gradient, which has been summed over the ranks.
+/// One piece of a micro-batch's gradient, already summed over the ranks.
 pub(crate) struct ReducedPiece<'a> {
     pub(crate) dev: &'a Device,
     pub(crate) layout: &'a OptimizerLayout,
     pub(crate) piece: &'a PieceWork,
     /// This rank's part of the piece, in the bucket.
     pub(crate) own: Tensor,
-    /// The number of the gradient buffer that the step fills.
+    /// Number of the gradient buffer that the step fills.
     pub(crate) buffer: usize,
-    /// The number of the micro-batch, counted from 0.
+    /// Number of the micro-batch, counted from 0.
     pub(crate) micro: usize,
-    /// The event behind which the host has read what came down last.
+    /// Event after which the host has read the previous contents of the staging buffer.
     pub(crate) staging_free: Event,
 }
 
 impl ReducedPiece<'_> {
-    /// Submits what brings the piece to where the update of `store` reads it.
+    /// Submits the ops that bring the piece to the buffer that the update of `store` reads.
     pub(crate) fn send(&self, store: &Store) {
         match store.site {
             UpdateSite::Device { gradient, summed } => {
@@ -71,7 +72,7 @@ impl ReducedPiece<'_> {
         }
     }
 
-    /// The tasks of the host also make the sums of squares.
+    /// Copies the piece down and adds it on the host, which also computes the sums of squares.
     fn sum_on_host(&self, down: Tensor) {
         self.copy_down(self.own, down);
         self.dev.follow(Host, D2h);
@@ -112,12 +113,12 @@ impl ReducedPiece<'_> {
         self.micro + 1 == self.layout.spec.micro_batches
     }
 
-    /// Cuts the piece's part out of one of its store's arrays.
+    /// Cuts the piece's elements out of an array of the piece's store.
     fn part(&self, array: Tensor) -> Tensor {
         array.slice(self.piece.owned.clone())
     }
 
-    /// Adds `own` to `sum` in fp32; the first micro-batch begins it.
+    /// Adds `own` to `sum` in fp32; the first micro-batch overwrites `sum`.
     fn add(&self, sum: Tensor) {
         let op = match self.micro {
             0 => Op::Cast { x: self.own, y: sum },
@@ -126,7 +127,7 @@ impl ReducedPiece<'_> {
         self.dev.submit(DpComm, op);
     }
 
-    /// Makes the sums of squares of the step's gradient `x`, chunk by chunk.
+    /// Computes the sums of squares of the step's gradient `x`, chunk by chunk.
     fn squares(&self, x: Tensor) {
         let Some(partials) = self.layout.device_partials else {
             unreachable!(
@@ -138,7 +139,7 @@ impl ReducedPiece<'_> {
         self.dev.submit(DpComm, Op::ChunkSquares { x, partials, chunk, counted });
     }
 
-    /// Copies what DpComm has made to the piece's part of `down`, once the host has read what was there.
+    /// Copies a result of DpComm to the piece's part of `down`, after `staging_free`.
     fn copy_down(&self, src: Tensor, down: Tensor) {
         self.dev.follow(D2h, DpComm);
         self.dev.wait(D2h, self.staging_free);

@@ -1,29 +1,32 @@
-//! What the loop gives each step: pure functions of the step, counted from 1 (skipped steps count), and the words that follow.
+//! The learning rate and gradient weight that the loop provides for each step, and the control
+//! words that depend on them. Steps count from 1, skipped steps included.
 
 use crate::control;
 use crate::update::Rule;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-/// The learning rate of a step, and the weight of its gradient.
+/// The learning rate of a step, and the weight of its gradient: pure functions of the step.
 pub trait StepSchedule: Send + Sync + Debug {
-    /// The learning rate at `step`.
+    /// Learning rate at `step`.
     fn learning_rate(&self, step: u64) -> f64;
-    /// Factor of the mean gradient of `step` over its ranks and micro-batches: 1 where all of their tokens count alike.
+    /// Factor of the mean gradient of `step` over its ranks and micro-batches: 1 if all of their
+    /// tokens have the same weight.
     fn weight(&self, step: u64) -> f64;
 }
 
-/// Where the words come from that an update reads, but for clipping.
+/// Computes the control words that an update reads, except for the clipping.
 #[derive(Clone, Debug)]
 pub(crate) struct Rates {
     pub(crate) rule: Rule,
-    /// Summed gradients are this many times the mean over ranks and micro-batches.
+    /// Ratio of a summed gradient to the mean over ranks and micro-batches.
     pub(crate) summands: f64,
     pub(crate) given: Arc<dyn StepSchedule>,
 }
 
 impl Rates {
-    /// Factor of a summed gradient of `step` that is not clipped: unscaling, and the mean over ranks and micro-batches.
+    /// Factor of a summed gradient of `step` without clipping: unscaling, and the mean over ranks
+    /// and micro-batches.
     pub(crate) fn unit(&self, words: &[f64], step: u64) -> f64 {
         self.given.weight(step) / (words[control::LOSS_SCALE] * self.summands)
     }

@@ -8,57 +8,61 @@ use device::{Group, Tensor};
 /// The place of the fp32 sums of gradients over micro-batches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GradAccumulation {
-    /// Nowhere: there is one micro-batch, whose shard is the gradient.
+    /// No sums: the step has one micro-batch, whose shard is the gradient.
     None,
-    /// On the device, where it takes 4 bytes per owned parameter; the sum comes down once.
+    /// On the device, with 4 bytes per owned parameter; the sum is copied down once.
     Device,
-    /// On the device, in buffers that segments share as they share buckets: all micro-batches of a step go backward through a
-    /// segment before the next one.
+    /// On the device, in buffers that segments share as they share buckets. All micro-batches of a
+    /// step run backward through a segment before the next segment.
     Shared,
-    /// On the host, where it takes 4 bytes per owned parameter; every micro-batch comes down. With `Blocking` the sum is in
-    /// the storage type, and also goes up.
+    /// On the host, with 4 bytes per owned parameter; the shard of every micro-batch is copied
+    /// down. With `Blocking` the sum has the storage type, and is also copied up.
     Host,
 }
 
-/// The way of gradients and parameters between device and host.
+/// How gradients and parameters cross between device and host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Transfer {
-    /// Shards go down as soon as they are reduced, parameters go up tile by tile as they are updated.
+    /// Shards go down when they are reduced. Tiles of parameters go up when they are updated.
     Streamed,
-    /// As DeepSpeed did in 2020, to compare with (its `stage2.py` of that time): Compute waits until a segment's
-    /// gradients are on the host, each micro-batch takes their sum up, adds on the device and takes it down again, in
-    /// the storage type, the last one as fp32, and parameters go up after the whole update. The same results
-    /// where the storage type is fp32 or there is one micro-batch; not its extra passes over host memory.
+    /// The transfers of DeepSpeed in 2020 (its `stage2.py` of that time), for comparison. Compute
+    /// waits until a segment's gradients are on the host. Each micro-batch copies the sum up, adds
+    /// on the device and copies the sum down, in the storage type and the last time as fp32.
+    /// Parameters go up after the whole update. The results are the same if the storage type is
+    /// fp32 or the step has one micro-batch. DeepSpeed's extra passes over host memory are omitted.
     Blocking,
 }
 
-/// Which bucket the gradients of a segment go through.
+/// How a segment's gradients share buckets with other segments.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BucketSharing {
-    /// One of its own.
+    /// The segment has its own bucket.
     Own,
-    /// Two buckets take turns among all such segments: one fills while the other is reduced.
+    /// All such segments alternate between two buckets: one fills while the other is reduced.
     Alternating,
     /// All such segments share one bucket, since long work lies between them.
     Shared,
-    /// One for each of as many micro-batches as go backward together: each is begun long before it is complete.
+    /// The segment has this many buckets, one for each micro-batch that runs backward at the same
+    /// time. Each bucket starts to fill long before it is complete.
     PerSlot(usize),
 }
 
-/// A segment, as the optimizer sees it.
+/// A segment of parameters for the optimizer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SegmentSpec {
-    /// Its name in plans and errors.
+    /// Name of the segment in plans and errors.
     pub name: String,
-    /// Its flat parameters on the device; the length is a multiple of dp_size x [`chunk_elements`](crate::chunk_elements).
+    /// Flat parameters on the device; the length is a multiple of dp_size x
+    /// [`chunk_elements`](crate::chunk_elements).
     pub params: Tensor,
     /// Number of leading elements in use; the rest is padding.
     pub len: usize,
-    /// Number of leading elements that take weight decay.
+    /// Number of leading elements with weight decay.
     pub decayed: usize,
-    /// Which bucket its gradients go through.
+    /// Sharing of the bucket for the segment's gradients.
     pub bucket: BucketSharing,
-    /// The number of the buffer that `params` shares with those of other segments, where they are there for their uses only.
+    /// Number of the buffer that `params` shares with other segments, if the parameters are on the
+    /// device only during their uses.
     pub param_buffer: Option<usize>,
 }
 
@@ -67,46 +71,47 @@ pub struct SegmentSpec {
 pub struct OptimizerSpec {
     /// The update rule.
     pub rule: Rule,
-    /// The share of the parameters, 0 to 1, whose states and update are on the device: the first ones in the order of the
-    /// forward pass. The others' are on the host.
+    /// Share of the parameters, 0 to 1, whose states and update are on the device: the first in the
+    /// order of the forward pass. The other states are on the host.
     pub device_fraction: f64,
-    /// Whether an update may wait until the next step's gradients are there, so that both steps' need room.
+    /// Whether an update may be delayed until the next step's gradients exist; the gradients of
+    /// both steps then need memory.
     pub delayed: bool,
-    /// The share of the parameters behind the first segment, 0 to 1, that may be updated ahead of the decision: whole segments,
-    /// the last ones, whose gradients are complete first.
+    /// Share of the parameters after segment 0, 0 to 1, that may be updated speculatively: whole
+    /// segments from the end, whose gradients are complete first.
     pub speculative_fraction: f64,
-    /// The place of sums over micro-batches.
+    /// Place of the sums over micro-batches.
     pub accumulation: GradAccumulation,
-    /// The way between device and host: `Blocking` goes with all states on the host, without sums on the device and
-    /// without delayed updates.
+    /// Transfers between device and host. `Blocking` needs all states on the host, no sums on the
+    /// device and no delayed updates.
     pub transfer: Transfer,
-    /// Storage of states on the host; on the device they are fp32.
+    /// Storage of states on the host; states on the device are fp32.
     pub storage: Storage,
     /// Number of micro-batches of a step.
     pub micro_batches: usize,
     /// Number of data-parallel ranks.
     pub dp_size: usize,
-    /// Whether gradients cross between the data-parallel ranks as fp32, so that their sum is rounded once.
+    /// Whether the data-parallel ranks sum gradients in fp32, so that the sum is rounded once.
     pub reduce_fp32: bool,
-    /// The ranks that hold other parts of the same model, whose norms are added up.
+    /// The ranks that hold other parts of the same model; the norm is summed over this group.
     pub norm_group: Group,
-    /// The largest norm of a gradient, where it is bounded.
+    /// Largest norm of a gradient, if gradients are clipped.
     pub clip: Option<f64>,
-    /// The rule of the loss scale, where there is one.
+    /// Rule of the loss scale, if the step has one.
     pub loss_scale: Option<LossScale>,
-    /// The most elements that a piece has.
+    /// Largest number of elements of a piece.
     pub bucket_elements: usize,
-    /// The most elements that a tile has.
+    /// Largest number of elements of a tile.
     pub tile_elements: usize,
 }
 
 impl OptimizerSpec {
-    /// Whether the host's cores add micro-batches up; else they come down as one gradient.
+    /// Whether the host's cores add the micro-batches; otherwise one gradient is copied down.
     pub(crate) fn host_adds(&self) -> bool {
         self.accumulation == GradAccumulation::Host && self.transfer == Transfer::Streamed
     }
 
-    /// Asserts that `Blocking` comes with what it can do.
+    /// Asserts that the settings can be combined.
     pub(crate) fn check(&self) {
         let delayed = self.delayed || self.speculative_fraction > 0.0;
         let host_alone = self.device_fraction == 0.0

@@ -1,9 +1,12 @@
-//! Updates ahead of the decision: while the last micro-batch goes backward, a segment whose gradient is complete is updated as
-//! if neither clipping nor a skip followed. The new states go to a second array, so the old ones stay. Behind the decision each
-//! tile is validated: where it was the predicted one nothing is left to do; else the tile is updated again, from the old
-//! states, or its parameters are put back. The results are those of an update behind the decision, bit for bit.
+//! Speculative updates: during the backward pass of the last micro-batch, a segment with a complete
+//! gradient is updated as if the step were neither clipped nor skipped. The new states go to a
+//! second array, so the old states stay. After the decision each tile is validated. If the decision
+//! is the predicted one, the tile is finished. Otherwise the tile is updated again from the old
+//! states, or its parameters are restored. The results are those of an update after the decision,
+//! bit for bit.
 //!
-//! SuperOffload (arXiv 2509.21271) speculates as well, and undoes an update by its algebraic inverse, which rounds.
+//! SuperOffload (arXiv 2509.21271) speculates as well, and undoes an update by its algebraic
+//! inverse, which rounds.
 
 use crate::adam::{AdamTile, parallel_for};
 use crate::control::{
@@ -17,20 +20,20 @@ use crate::update::{
 use device::{HostContext, HostTask, Mode, Tensor, ViewMut};
 use std::ops::Range;
 
-/// What became of the updates of a step ahead of its decision.
+/// Outcome of a step's speculative updates.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SpeculationOutcome {
-    /// No update ran ahead of the decision.
+    /// No speculative update ran.
     None,
-    /// The decision was the predicted one, so the updates stand.
+    /// The decision was the predicted one, so the updates are valid.
     Committed,
-    /// The decision was another one: such updates, where the step made any before its sums of squares stopped them, are made again, or
-    /// dropped where the step is skipped.
+    /// The decision was not the predicted one. Speculative updates of the step, if any ran, are
+    /// redone, or dropped if the step is skipped.
     Redone,
 }
 
 impl SpeculationOutcome {
-    /// Reads it from the [control block](crate::control) of the step.
+    /// Reads the outcome from the [control block](crate::control) of the step.
     pub fn of(words: &[f64; control::WORDS]) -> Self {
         match words[SPECULATION] {
             COMMITTED => Self::Committed,
@@ -40,16 +43,17 @@ impl SpeculationOutcome {
     }
 }
 
-/// Share of the recent steps that were clipped or skipped from which on no segment is updated ahead of the decision.
+/// Speculative updates stop at this share of clipped or skipped steps among recent steps.
 pub const MAX_CLIP_RATE: f64 = 0.5;
 
-/// Leaves in a block of its own the words that the decision will have if the gradient is neither clipped nor skipped. Their
-/// factor is 0 where recent steps were clipped too often. `arg` is the step.
+/// Writes the words of the decision that holds if the gradient is neither clipped nor skipped. The
+/// factor is 0 if recent steps were clipped too often. `arg` is the step.
 #[derive(Debug)]
 pub(crate) struct PredictDecision {
-    /// The [control block](crate::control) of the step before.
+    /// The [control block](crate::control) of the previous step.
     pub(crate) control: Tensor,
-    /// The predicted words. `STATE_BUFFER` is that of the old states, `NORM` the sum of squares so far.
+    /// Predicted words; `STATE_BUFFER` is the old states' number, `NORM` the partial sum of
+    /// squares.
     pub(crate) predicted: Tensor,
     pub(crate) rates: Rates,
 }
@@ -77,7 +81,8 @@ impl HostTask for PredictDecision {
     }
 }
 
-/// Sets the words of a decision about updates ahead of it. `as_predicted`: the gradient is neither clipped nor skipped.
+/// Compares a decision with the prediction and sets its words `SPECULATION` and `STATE_BUFFER`.
+/// `as_predicted`: the gradient is neither clipped nor skipped.
 pub(crate) fn validate(words: &mut [f64], predicted: &[f64], as_predicted: bool) {
     words[SPECULATION] = match predicted[SPECULATION] {
         NOT_SPECULATED => NOT_SPECULATED,
@@ -89,15 +94,16 @@ pub(crate) fn validate(words: &mut [f64], predicted: &[f64], as_predicted: bool)
     }
 }
 
-/// Adds a segment's sums of squares to those before. Where they alone show that the step will be clipped or skipped, nothing
-/// more is updated ahead of the decision. This rank's sums only: what it finds changes no result.
+/// Adds a segment's sums of squares to the sums of the earlier segments. If this rank's sums
+/// already show that the step will be clipped or skipped, speculation stops. Stopping changes no
+/// result, so the sums of other ranks are not needed.
 #[derive(Debug)]
 pub(crate) struct NormGuard {
     /// See [`PredictDecision::predicted`].
     pub(crate) predicted: Tensor,
     /// The segment's partial sums of squares on this rank.
     pub(crate) partials: Tensor,
-    /// The largest norm of a gradient, where it is bounded.
+    /// Largest norm of a gradient, if gradients are clipped.
     pub(crate) clip: Option<f64>,
 }
 
@@ -120,35 +126,35 @@ impl HostTask for NormGuard {
     }
 }
 
-/// The second arrays of the states of a store or of a tile, and what an update ahead of the decision needs besides.
+/// Second arrays of the states of a store or of a tile, and other data of speculative updates.
 #[derive(Clone, Debug)]
 pub struct SpeculationBuffers {
-    /// The masters, the first moments and the second moments, of side 1.
+    /// Masters, first moments and second moments, with the array number 1.
     pub states: [Tensor; 3],
-    /// The upper halves of split masters before the update.
+    /// Upper halves of split masters before the update.
     pub upper: Option<Tensor>,
-    /// The factor by which a tile was updated ahead of the decision, or 0: one F64 of a tile, and of a store one for each chunk,
-    /// since tiles begin with chunks.
+    /// Factor of a tile's speculative update, or 0 if it did not run: one F64 for a tile. A store
+    /// has one F64 per chunk, since each tile begins with a chunk.
     pub factor: Tensor,
-    /// The predicted [control block](crate::control); its `STATE_BUFFER` is that of the old states.
+    /// Predicted [control block](crate::control); `STATE_BUFFER` is the old states' number.
     pub predicted: Tensor,
 }
 
-/// When a tile with second arrays is updated.
+/// When a tile with second arrays is updated, relative to the decision.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Phase {
-    /// Ahead of the decision, by the predicted words.
+    /// Before the decision, by the predicted words.
     Speculate,
-    /// Behind the decision, where no update ahead of it stands.
+    /// After the decision, if no speculative update of the tile is valid.
     Validate,
 }
 
-/// The update of a tile from one side of its states to the other.
+/// The update of a tile from one array of its states to the other.
 #[derive(Clone, Debug)]
 pub struct SpeculativeTile {
     /// The tile with the first arrays of its states.
     pub tile: AdamTile,
-    /// The second arrays.
+    /// Second arrays of the states.
     pub buffers: SpeculationBuffers,
     /// When the update runs.
     pub phase: Phase,
@@ -161,7 +167,7 @@ impl HostTask for SpeculativeTile {
             Phase::Validate => "settle_tile",
         }
     }
-    /// Everything that may be touched, whatever the words say.
+    /// All tensors that the task may access, whatever the control words are.
     fn accesses(&self, visit: &mut dyn FnMut(Mode, Tensor)) {
         let Self { tile, buffers, phase } = self;
         visit(Mode::Read, buffers.predicted);
@@ -179,7 +185,7 @@ impl HostTask for SpeculativeTile {
             }
         }
     }
-    /// Those of the update in place, and of the upper halves that are kept or brought back.
+    /// Bytes of the update in place, and of the upper halves that are saved or restored.
     fn bytes(&self, _: u64) -> u64 {
         let mut bytes = self.buffers.upper.map_or(0, Tensor::bytes);
         let each = |mode| if mode == Mode::Update { 2 } else { 1 };
@@ -202,7 +208,7 @@ impl HostTask for SpeculativeTile {
             Phase::Validate => {
                 let words = host.read_as::<f64>(self.tile.control)?;
                 let factor = host.read_as::<f64>(self.buffers.factor)?[0];
-                // Of a skipped step the factor is 0.
+                // The factor of a skipped step is 0.
                 if factor == words[FACTOR] {
                     return Ok(());
                 }
@@ -217,19 +223,19 @@ impl HostTask for SpeculativeTile {
     }
 }
 
-/// What an update does with the kept upper halves of split masters.
+/// What an update does with the saved upper halves of split masters.
 #[derive(Clone, Copy)]
 enum UpperHalfAction {
-    /// It keeps those that it changes.
+    /// Saves the upper halves before the update changes them.
     Keep,
-    /// It brings them back first: an update ahead of the decision has changed the parameters.
+    /// Restores them first: a speculative update has changed the parameters.
     Restore,
-    /// Nothing: nobody reads them any more.
+    /// Ignores them: the parameters are unchanged.
     Leave,
 }
 
 impl SpeculativeTile {
-    /// The update by `words`; `old` is the number of the arrays with the old states.
+    /// Makes the update by `words`; `old` is the number of the arrays with the old states.
     fn out_of_place<'a, 'host: 'a>(
         &'a self,
         words: &'a [f64],
@@ -252,10 +258,10 @@ impl SpeculativeTile {
     }
 }
 
-/// The loads and stores of an update ahead of the decision without its arithmetic, to see how long it would take at least.
+/// The loads and stores of a speculative update without arithmetic: a lower bound of its time.
 #[derive(Debug)]
 pub struct SpeculativeTraffic(
-    /// The tile, whose states are nonsense afterwards.
+    /// The tile; its states are nonsense after a run.
     pub SpeculativeTile,
 );
 
@@ -279,7 +285,7 @@ impl HostTask for SpeculativeTraffic {
 }
 
 impl SpeculationBuffers {
-    /// Cuts the elements `owned` of a tile out of a store's arrays; word number `chunk` of the factors is the tile's.
+    /// Cuts the elements `owned` of a tile, and its factor at `chunk`, out of a store's arrays.
     #[must_use]
     pub fn tile(&self, owned: &Range<usize>, chunk: usize) -> Self {
         Self {
@@ -290,7 +296,7 @@ impl SpeculationBuffers {
         }
     }
 
-    /// The arrays that an update may leave as they are.
+    /// The second arrays, which an update may leave unwritten.
     pub(crate) fn own_arrays(&self) -> impl Iterator<Item = Tensor> {
         self.states.into_iter().chain(self.upper)
     }
@@ -318,7 +324,8 @@ mod tests {
         }
     }
 
-    /// The predicted factor and what is done ahead at all: before the first segment, and behind the sums of each.
+    /// Returns the predicted factors, before the first segment and after each segment's sums, and
+    /// the word `SPECULATION`.
     fn predicted(clipped: f64, clip: Option<f64>, sums: &[f64]) -> (Vec<f64>, f64) {
         let mut plan = Plan::default();
         let mut words = |name, n| plan.tensor((Arena::Pinned, "test"), name, Dtype::F64, (1, n));
@@ -357,7 +364,7 @@ mod tests {
         (factors, words[SPECULATION])
     }
 
-    /// The factor is 2 / 4.
+    /// The factor without clipping is 2 / 4: weight 2, loss scale 4.
     #[test]
     fn nothing_more_is_updated_ahead_once_the_sums_of_a_rank_show_a_clipped_or_skipped_step() {
         let ran = |clip, sums: &[f64]| predicted(0.0, clip, sums).0;

@@ -8,32 +8,33 @@ use device::{Device, Error, Tensor};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Elements that a kernel thread brings in at once.
+/// Elements that a kernel thread writes in one call.
 const BLOCK: usize = 1 << 16;
 
-/// Whether the caller wants to stop. Asked often, so that minutes of initial values can be left.
+/// Returns whether to stop. It is called often, since initial values may take minutes.
 pub type StopCheck<'a> = dyn Fn() -> bool + Sync + 'a;
 
-/// The place where a run of a state begins.
+/// Position of the first element of a run of a state.
 #[derive(Clone, Copy, Debug)]
 pub struct StatePosition {
-    /// The segment's number.
+    /// Number of the segment.
     pub segment: usize,
-    /// The state's number in [`OwnedRun::states`](crate::OwnedRun::states); 3 is the gradient of an update that waits.
+    /// Number of the state in [`OwnedRun::states`](crate::OwnedRun::states); 3: the delayed
+    /// gradient.
     pub state: usize,
-    /// The run's first element in the segment's flat buffer.
+    /// First element of the run in the segment's flat buffer.
     pub first: usize,
 }
 
-/// Sets a run of a state. All kernel threads of a rank ask for runs at the same time.
+/// Fills a run of a state. All kernel threads of a rank call it at the same time.
 pub type StateSource<'a> = dyn Fn(StatePosition, &mut [f32]) -> Result<(), Error> + Sync + 'a;
 
-/// Sets parameters before the first step: (segment, first element in its flat buffer, values).
+/// Fills parameters before the first step: (segment, first element in its flat buffer, values).
 pub type ParameterSource<'a> = dyn Fn(usize, usize, &mut [f32]) + Sync + 'a;
 
 impl Optimizer {
-    /// Sets the states before step 1: the moments are zero. It returns false where `should_stop` said so, and the states are
-    /// not whole.
+    /// Sets the states before step 1; the moments are zero. Returns false if `should_stop` returned
+    /// true; the states are then incomplete.
     ///
     /// # Errors
     /// As [`Device::write`].
@@ -54,7 +55,7 @@ impl Optimizer {
         self.restore(dev, &words, false, &fill, should_stop)
     }
 
-    /// Sets all states to zero, piece by piece: for devices that hold no data, where no value is ever asked for.
+    /// Sets all states to zero, piece by piece, for devices without data.
     ///
     /// # Errors
     /// As [`Device::write`].
@@ -79,7 +80,8 @@ impl Optimizer {
         dev.write(layout.device_control, &|i| words[i])
     }
 
-    /// Brings in the second arrays of states: an update ahead of the decision leaves them unwritten where it stops.
+    /// Writes zeros to the second arrays, since a speculative update may stop before it writes
+    /// them.
     fn blank_speculation(&self, dev: &Device) -> Result<(), Error> {
         let stores = self.layout.segments.iter().flat_map(|s| &s.stores);
         let buffers: Vec<&SpeculationBuffers> =
@@ -102,12 +104,13 @@ impl Optimizer {
         self.layout.initial_control()
     }
 
-    /// Sets states and control block as if an update had just left them; the first forward pass publishes the
-    /// parameters, cast from the fp32 ones, like any other. With `delayed` it also sets the gradient of a last update, which the
-    /// caller queues or [delays](Self::delay_update). It returns false where `should_stop` said so, and the states are not whole.
+    /// Sets states and control block as an update leaves them. The first forward pass publishes the
+    /// parameters, cast from the fp32 masters. With `delayed` it also sets the gradient of a last
+    /// update, which the caller queues or [delays](Self::delay_update). Returns false if
+    /// `should_stop` returned true; the states are then incomplete.
     ///
     /// # Errors
-    /// As [`Device::write`], and those of `fill`.
+    /// As [`Device::write`], and the errors of `fill`.
     pub fn restore(
         &mut self,
         dev: &Device,
@@ -159,7 +162,7 @@ impl Optimizer {
         let mut words = *words;
         words[control::STATE_BUFFER] = 0.0;
         if let Some(predicted) = layout.predicted {
-            // A delayed update is one that nothing was done of ahead of its decision.
+            // A delayed update from a checkpoint has no speculative part.
             dev.write(predicted, &|i| words[i])?;
             words[control::STATE_BUFFER] =
                 f64::from(u8::from(delayed && words[control::SKIP] == 0.0));

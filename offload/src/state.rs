@@ -4,15 +4,15 @@ use crate::update::halves::{as_bf16_parameter, from_halves, lower_half};
 use device::{Device, Dtype, Error, Tensor, ViewMut};
 use std::ops::Range;
 
-/// Elements that are converted at a time.
+/// Number of elements that are converted at a time.
 const BLOCK: usize = 1024;
 
-/// Storage of states.
+/// Storage types of the states.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Storage {
     /// The storage type of momentum and variance: `F32`, or `Bf16` with stochastic rounding.
     pub moments: Dtype,
-    /// Whether masters are kept as the bf16 parameters and 16 bits more each: the same numbers, bit for bit.
+    /// Whether a master is stored as its bf16 parameter and 16 further bits, without loss.
     pub split_master: bool,
 }
 
@@ -22,11 +22,11 @@ impl Default for Storage {
     }
 }
 
-/// A state of a run of parameters.
+/// One state (masters or a moment) of a run of parameters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct State {
     tensor: Tensor,
-    /// The upper halves, where `tensor` holds the lower ones.
+    /// Upper halves, if `tensor` holds the lower halves.
     upper: Option<Tensor>,
 }
 
@@ -44,12 +44,12 @@ impl State {
         self.tensor.len()
     }
 
-    /// Whether it has no elements.
+    /// Whether the state has no elements.
     pub const fn is_empty(&self) -> bool {
         self.tensor.is_empty()
     }
 
-    /// Cuts the elements `range` out of it.
+    /// The elements `range` of the state.
     #[must_use]
     pub fn slice(&self, range: Range<usize>) -> Self {
         Self {
@@ -58,7 +58,7 @@ impl State {
         }
     }
 
-    /// Reads its values.
+    /// Reads the values of the state.
     ///
     /// # Errors
     /// As [`Device::read`].
@@ -75,13 +75,14 @@ impl State {
         Ok(())
     }
 
-    /// The tensors in which it is kept.
+    /// The tensors that store the state.
     pub(crate) fn tensors(&self) -> Vec<Tensor> {
         std::iter::once(self.tensor).chain(self.upper).collect()
     }
 
-    /// Sets elements `at..` of views of [`tensors`](Self::tensors), and of the parameter behind them if it is there, which is
-    /// kept as `parameter`: the view does not tell, since what a GPU holds is staged in fp32.
+    /// Writes elements `at..` to views of [`tensors`](Self::tensors), and to views of the parameter
+    /// after them, if any. `parameter` is the parameter's type: its view may be fp32, since data
+    /// for a GPU is staged in fp32.
     pub(crate) fn store(
         &self,
         views: &mut [ViewMut<'_>],
@@ -113,7 +114,8 @@ impl State {
         }
     }
 
-    /// Gives `work` runs of the values, on all of the rank's kernel threads: the first one's index, and some.
+    /// Passes runs of the values to `work`, on all kernel threads of the rank: the index of the
+    /// first value, and the values.
     ///
     /// # Errors
     /// As [`Device::read`].

@@ -1,4 +1,4 @@
-//! A rank's arrays for the elements that are updated at one place: states, and gradients and parameters on their ways.
+//! A rank's arrays for the elements with one update site: states, staged gradients and parameters.
 
 use crate::buckets::Bucket;
 use crate::spec::{GradAccumulation, OptimizerSpec};
@@ -10,104 +10,107 @@ use device::{Arena, Cargo, Dtype, Plan, Pool, Tensor};
 const STATES: Pool = Pool::of_the_host("optimizer states");
 /// The pool of fp32 sums of gradients over micro-batches.
 const SUMS: Pool = Pool::of_the_host("gradient sums");
-/// The pool of sums that go back to the device, where the next micro-batch's gradient is added.
+/// The pool of sums that go back to the device, which adds the next micro-batch's gradient.
 const SUMS_TO_ADD: Pool = Pool::new("gradient sums to add").carrying(Cargo::Gradient);
-/// The pool of a rank's shards of gradients, where the optimizer is on the device.
+/// The pool of a rank's shards of gradients, if the optimizer is on the device.
 const SHARDS: Pool = Pool::new("gradient shards");
-/// The pool of gradients on their way down.
+/// The pool of gradients on their way to the host.
 const GRADIENT_STAGING: Pool = Pool::staging("gradient staging").carrying(Cargo::Gradient);
-/// The pool of parameters on their way up.
+/// The pool of parameters on their way to the device.
 const PARAMETER_STAGING: Pool = Pool::staging("parameter staging");
 
-/// The arrays for the elements of a segment that are updated at one place. Each array has one element for each of them.
+/// Arrays for the elements of a segment with one update site, each with one entry per element.
 #[derive(Clone, Debug)]
 pub(crate) struct Store {
-    /// The place of the update, and the way of gradients to it.
+    /// Place of the update, and the route of gradients to it.
     pub(crate) site: UpdateSite,
-    /// The masters: in fp32, or the lower halves of what `UpdateSite::Host` stages the upper ones of.
+    /// Masters in fp32, or their lower halves; `UpdateSite::Host` then stages the upper halves.
     pub(crate) master: Tensor,
     /// The first moments.
     pub(crate) momentum: Tensor,
     /// The second moments.
     pub(crate) variance: Tensor,
-    /// The second arrays, where updates run ahead of the decision.
+    /// Second arrays of the states, if updates are speculative.
     pub(crate) speculation: Option<SpeculationBuffers>,
 }
 
-/// What an update reads, by the gradient buffer of the step that makes it: two arrays where updates are delayed, else the same one twice.
+/// The gradients that an update reads, by gradient buffer: two arrays if updates are delayed, else
+/// the same array twice.
 pub(crate) type DoubleBuffer = [Tensor; 2];
 
-/// Where states and update are.
+/// Place of states and update.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum UpdateSite {
     /// On the device, partitioned over the data-parallel ranks (ZeRO-2). The states are fp32.
     Device {
-        /// The sum of all micro-batches in fp32 where it is `summed`, else the only one in the storage type.
+        /// Sum of all micro-batches in fp32 if `summed`; else the gradient of the only micro-batch
+        /// in the storage type.
         gradient: DoubleBuffer,
         /// Whether a step has several micro-batches.
         summed: bool,
     },
-    /// In host memory, with the update on its cores.
+    /// In host memory; the host's cores run the update.
     Host {
-        /// How gradients come down.
+        /// Route of the gradients to the host.
         route: GradientRoute,
-        /// The new parameters in the storage type, before they go up.
+        /// New parameters in the storage type, before they go up.
         up: Tensor,
     },
 }
 
-/// The route of the micro-batches of a step down to the host, as one gradient. `down` is host memory for copies.
+/// Route of a step's micro-batches to the host, as one gradient. Copies write the host memory
+/// `down`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum GradientRoute {
-    /// The only micro-batch comes down in the storage type.
+    /// The only micro-batch is copied down in the storage type.
     Direct {
-        /// The gradient.
+        /// Gradient in the storage type.
         down: DoubleBuffer,
     },
-    /// The device adds micro-batches up in fp32, and the sum comes down.
+    /// The device adds micro-batches in fp32, and the sum is copied down.
     SumOnDevice {
-        /// The sum so far, on the device.
+        /// Partial sum on the device.
         sum: Tensor,
-        /// The gradient, in fp32.
+        /// Gradient in fp32.
         down: DoubleBuffer,
     },
-    /// Each micro-batch comes down in the storage type, and the host adds it.
+    /// Each micro-batch is copied down in the storage type, and the host adds it.
     SumOnHost {
-        /// One micro-batch.
+        /// Gradient of one micro-batch.
         down: Tensor,
-        /// The gradient, in fp32, on the host.
+        /// Gradient in fp32 on the host.
         sum: DoubleBuffer,
     },
     /// Transfers block: see [`Transfer::Blocking`](crate::Transfer::Blocking).
     Blocking {
-        /// The sum of the micro-batches, where a step has several.
+        /// Sum of the micro-batches, if a step has several.
         partial_sum: Option<PartialSum>,
-        /// A piece in fp32 before it goes down, on the device: one buffer for all pieces.
+        /// Buffer of one piece in fp32 on the device before it goes down; all pieces share it.
         wide: Tensor,
-        /// The gradient, in fp32.
+        /// Gradient in fp32.
         down: Tensor,
     },
 }
 
-/// A sum of micro-batches in the storage type that the host keeps and the device adds to.
+/// A sum of micro-batches in the storage type: the host stores it, and the device adds to it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PartialSum {
-    /// The sum so far, on the host.
+    /// Partial sum on the host.
     pub(crate) sum: Tensor,
-    /// A piece of it that has come up to the device: one buffer for all pieces.
+    /// Copy of one piece of the sum on the device; all pieces share this buffer.
     pub(crate) incoming: Tensor,
 }
 
-/// The buffers through which every piece goes where transfers block.
+/// Device buffers for one piece, which all pieces share with blocking transfers.
 #[derive(Clone, Copy)]
 pub(crate) struct BlockingBuffers {
     /// See [`GradientRoute::Blocking`].
     pub(crate) wide: Tensor,
-    /// See [`PartialSum`], where micro-batches are summed.
+    /// See [`PartialSum`]; present if a step has several micro-batches.
     pub(crate) incoming: Option<Tensor>,
 }
 
-/// The arrays of a store, while they are planned.
+/// Plans the arrays of one store.
 pub(crate) struct StorePlanner<'a> {
     pub(crate) plan: &'a mut Plan,
     pub(crate) spec: &'a OptimizerSpec,
@@ -126,7 +129,7 @@ impl StorePlanner<'_> {
         self.plan.tensor((arena, pool), format!("{}.{what}", self.name), dtype, (1, self.len))
     }
 
-    /// Plans what an update reads, once for each gradient buffer.
+    /// Plans the gradient that an update reads, once for each gradient buffer.
     fn double_buffer(
         &mut self,
         arena: Arena,
@@ -149,7 +152,7 @@ impl StorePlanner<'_> {
         Store { site: place, master, momentum, variance, speculation: None }
     }
 
-    /// `predicted`: the predicted words, where updates of this segment run ahead of the decision.
+    /// Plans the arrays on the host. `predicted`: the predicted words, if updates are speculative.
     pub(crate) fn on_host(
         mut self,
         blocking: Option<BlockingBuffers>,
@@ -234,7 +237,7 @@ impl Store {
         self.staging().is_some()
     }
 
-    /// The host's new parameters before they go up.
+    /// The host's new parameters before they go up; None for a store on the device.
     pub(crate) const fn staging(&self) -> Option<Tensor> {
         match self.site {
             UpdateSite::Host { up, .. } => Some(up),
@@ -242,7 +245,7 @@ impl Store {
         }
     }
 
-    /// Whether copies down read the bucket itself; else it is free as soon as DpComm is done with it.
+    /// Whether copies down read the bucket itself; otherwise it is free after DpComm.
     pub(crate) const fn reads_bucket_down(&self) -> bool {
         match self.site {
             UpdateSite::Device { .. }
@@ -255,7 +258,8 @@ impl Store {
         }
     }
 
-    /// The masters, the first moments and the second moments; `buffer` is [`control::STATE_BUFFER`](crate::control::STATE_BUFFER).
+    /// Masters, first moments and second moments in arrays number `buffer`, see
+    /// [`control::STATE_BUFFER`](crate::control::STATE_BUFFER).
     pub(crate) fn states(&self, buffer: usize) -> [State; 3] {
         let [master, momentum, variance] = match &self.speculation {
             Some(buffers) if buffer == 1 => buffers.states,
@@ -268,7 +272,7 @@ impl Store {
         [master, State::whole(momentum), State::whole(variance)]
     }
 
-    /// The gradients that the update of the step of gradient buffer `buffer` reads.
+    /// The gradients that the update reads after a step that fills gradient buffer `buffer`.
     pub(crate) const fn gradient(&self, buffer: usize) -> Tensor {
         match self.site {
             UpdateSite::Device { gradient, .. } => gradient[buffer],

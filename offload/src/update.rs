@@ -1,4 +1,4 @@
-//! The update rule: unscale, clip, weight decay, AdamW and the new parameter in one pass over memory.
+//! The update rule: unscale, clip, weight decay, AdamW and the new parameter in one memory pass.
 
 #[cfg(test)]
 mod accuracy;
@@ -35,40 +35,41 @@ use padded::{PAD, PaddedRun};
 use rules::{AdamW, Scalars, Sgd, keep};
 use std::ops::Range;
 
-/// One update of a run of parameters. When the step is skipped only `param` is written, from the master.
+/// One update of a run of parameters. A skipped step only writes `param`, from the master.
 #[derive(Debug)]
 pub(crate) struct Update<'a> {
-    /// The rule.
+    /// The update rule.
     pub(crate) rule: Rule,
-    /// See [`control`](crate::control).
+    /// The control block, see [`control`](crate::control).
     pub(crate) control: &'a [f64],
     /// Summed and scaled gradients.
     pub(crate) grad: View<'a>,
-    /// The states; of those in [`old`](Self::old) the new ones. The masters are in fp32, or lower halves of it: then the upper ones
-    /// are the bf16 parameters, which are read too, and the sums are the same, bit for bit. The first and second moments are
-    /// in fp32, or in bf16, rounded by [`Noise`].
+    /// Masters and moments; the new states if [`old`](Self::old) has the old ones. Masters are
+    /// fp32, or the lower halves of fp32 masters. The upper halves are then the bf16 parameters,
+    /// which the update also reads; the results have the same bits. Moments are fp32, or bf16 with
+    /// stochastic rounding by [`Noise`].
     pub(crate) states: [ViewMut<'a>; 3],
-    /// The masters, the first moments and the second moments before the update, where it leaves them as they are.
+    /// Masters, first and second moments before the update, if it does not overwrite them.
     pub(crate) old: Option<[View<'a>; 3]>,
-    /// The parameters, rounded: bf16 to nearest with ties away from zero, else ties to even.
+    /// Parameters, rounded to nearest: bf16 with ties away from zero, others with ties to even.
     pub(crate) param: ViewMut<'a>,
-    /// So many leading elements take weight decay; all where there are fewer.
+    /// Number of leading elements with weight decay; a larger number means all elements.
     pub(crate) decayed: usize,
-    /// For moments of 16 bits.
+    /// Random bits for 16-bit moments.
     pub(crate) noise: Noise<'a>,
-    /// The parameters are next read from memory, not by this core: stores pass by the caches.
+    /// Whether stores bypass the caches, since another reader than this core is next.
     pub(crate) streams: bool,
 }
 
-/// Does it, by the instructions that this process uses.
+/// Applies the update with the process's SIMD path.
 ///
 /// # Errors
-/// Storage types that do not go together.
+/// Storage types or lengths that do not match.
 pub(crate) fn update(update: Update<'_>) -> Result<(), String> {
     update_on(SimdPath::current(), update)
 }
 
-/// [`update`] by `path`.
+/// Applies the [`update`] with the SIMD path `path`.
 fn update_on(path: SimdPath, mut update: Update<'_>) -> Result<(), String> {
     update.check()?;
     lanes::run(path, &mut update);
@@ -76,7 +77,7 @@ fn update_on(path: SimdPath, mut update: Update<'_>) -> Result<(), String> {
 }
 
 impl<'a> Update<'a> {
-    /// Two updates, parted at element `mid`.
+    /// Two updates, split at element `mid`.
     #[inline(always)]
     pub(crate) fn split_at(self, mid: usize) -> (Self, Self) {
         let Self { rule, control, grad, states, old, param, decayed, noise, streams } = self;
@@ -137,13 +138,13 @@ impl<'a> Update<'a> {
         Update { states, param: self.param.reborrow(), ..*self }
     }
 
-    /// Elements `range`.
+    /// The update of the elements `range`.
     #[inline(always)]
     fn part(&mut self, range: Range<usize>) -> Update<'_> {
         self.reborrow().split_at(range.end).0.split_at(range.start).1
     }
 
-    /// 16-bit elements begin where words may.
+    /// Whether all 16-bit elements begin at a multiple of 4 bytes.
     fn is_aligned(&self) -> bool {
         let states = self.views().into_iter().chain(self.old.into_iter().flatten());
         states.chain([self.param.as_view(), self.grad]).all(aligned)
@@ -154,7 +155,8 @@ impl<'a> Update<'a> {
         self.states.each_ref().map(ViewMut::as_view)
     }
 
-    /// From `at` on, what has weight decay or has none, and random bits that follow each other.
+    /// The stretch of alike elements that begins at `at`: all with weight decay or all without, and
+    /// with consecutive random bits. Returns the random bits and the end of the stretch.
     fn stretch(&self, step: u64, at: usize) -> (Draw, usize) {
         let (draw, len) = match self.states[1] {
             ViewMut::Bf16(_) => self.noise.draw(step, at),
@@ -179,7 +181,7 @@ impl Kernel for Update<'_> {
             let direct = aligned && draw.lead() == 0 && at.is_multiple_of(WIDEST) && whole > 0;
             let len = match (direct, aligned) {
                 (true, _) => whole,
-                // Up to where vectors can begin.
+                // A run up to the next position at which vectors can begin.
                 (_, true) => (end - at).min(WIDEST - at % WIDEST),
                 _ => (end - at).min(PAD - draw.lead()),
             };
@@ -201,7 +203,7 @@ impl Kernel for Update<'_> {
     }
 }
 
-/// The rule, and what it needs besides gradients, states and parameters.
+/// The rule and the constants of a step.
 #[derive(Clone, Copy)]
 struct Step<L> {
     lanes: L,
@@ -212,11 +214,11 @@ struct Step<L> {
     draw: Draw,
 }
 
-/// A moment before the update, where that is elsewhere, and its array.
+/// The old moment, if it has its own array, and the array of the new moment.
 type Moment<'a, 'b> = (Option<View<'a>>, &'a mut ViewMut<'b>);
 
 impl Update<'_> {
-    /// Whole vectors, which have weight decay or have none.
+    /// Updates whole vectors, all with weight decay or all without.
     #[inline(always)]
     fn vectors<L: Lanes>(mut self, step: Step<L>) {
         let (n, streams, path) = (self.grad.len() / L::PAIR, self.streams, step.path);

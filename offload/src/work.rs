@@ -14,15 +14,15 @@ use std::sync::Arc;
 /// This rank's work on one piece of a segment.
 #[derive(Debug)]
 pub(crate) struct PieceWork {
-    /// The elements of the piece in a flat buffer of the segment.
+    /// Elements of the piece in a flat buffer of the segment.
     pub(crate) flat: Range<usize>,
-    /// The number of its store among [`Segment::stores`].
+    /// Index of the piece's store in [`Segment::stores`].
     pub(crate) store: usize,
     /// This rank's elements of the piece in that store's arrays.
     pub(crate) owned: Range<usize>,
-    /// The piece's chunks among this rank's partial sums.
+    /// Chunks of the piece among this rank's partial sums.
     pub(crate) chunks: Range<usize>,
-    /// Which elements of `owned` count in the norm.
+    /// The elements of `owned` that count in the norm.
     pub(crate) counted: CountedRange,
     tasks: Tasks,
 }
@@ -31,43 +31,46 @@ pub(crate) struct PieceWork {
 #[derive(Debug)]
 enum Tasks {
     OnHost(Vec<Tile>),
-    /// One for each gradient buffer.
+    /// One task for each gradient buffer.
     OnDevice([Arc<DeviceOp>; 2]),
 }
 
-/// A run of elements that the host updates at once.
+/// A run of elements that one host task updates.
 #[derive(Debug)]
 pub(crate) struct Tile {
-    /// Its elements in the store's arrays.
+    /// Elements of the tile in the store's arrays.
     pub(crate) owned: Range<usize>,
-    /// Its first element in the segment's flat buffer.
+    /// First element of the tile in the segment's flat buffer.
     pub(crate) start: usize,
-    /// The tasks that add micro-batches up, where the host does, by gradient buffer and by [`MicrobatchPosition`].
+    /// Tasks that add micro-batches on the host, by gradient buffer and by [`MicrobatchPosition`].
+    /// None if the host does not add.
     pub(crate) accumulate: Option<[[Arc<HostOp>; 3]; 2]>,
-    /// The update for each gradient buffer, or what is left to do where the tile is updated ahead of the decision.
+    /// Update task for each gradient buffer. If the tile is updated speculatively, the task
+    /// validates that update.
     pub(crate) adam: [Arc<HostOp>; 2],
-    /// The update ahead of the decision, where there is one.
+    /// Speculative update of the tile, if the segment is updated speculatively.
     pub(crate) speculate: Option<Arc<HostOp>>,
-    /// The event behind which the new parameters are in staging.
+    /// Event after which the new parameters are in staging.
     pub(crate) updated: Event,
 }
 
 /// The state of a segment within a step.
 #[derive(Debug)]
 pub(crate) struct SegmentWork {
-    /// Its pieces, in the order in which they are reduced.
+    /// Pieces of the segment, in the order of their reductions.
     pub(crate) pieces: Vec<PieceWork>,
-    /// Adds up its sums of squares, where it is updated ahead of the decision.
+    /// Task that checks the segment's norm against the clip limit. Present if the segment is
+    /// updated speculatively.
     pub(crate) norm_guard: Option<Arc<HostOp>>,
-    /// Whether an update is queued that `publish` has not sent out.
+    /// Whether an update is queued that `publish` has not sent yet.
     pub(crate) unpublished: bool,
-    /// Whether this rank's part is in a shared buffer, or on its way there, and the other ranks' parts are not.
+    /// Whether the shared buffer has, or will have, this rank's part before the all-gather.
     pub(crate) is_partial: bool,
-    /// For each gradient buffer, the event behind which the host has read what came down last.
+    /// For each gradient buffer, the event after which the host has read the staged gradients.
     pub(crate) staging_free: [Event; 2],
-    /// The event behind which the parameters in staging have gone up.
+    /// Event after which the parameters in staging have gone up.
     pub(crate) uploaded: Event,
-    /// The event behind which the parameters of the last update are whole on the device.
+    /// Event after which the parameters of the last update are complete on the device.
     pub(crate) params_ready: Event,
 }
 
@@ -77,7 +80,7 @@ impl PieceWork {
         self.flat.start + rank.dp * self.owned.len()
     }
 
-    /// The tiles of what the host updates; the device updates without tiles.
+    /// Tiles of a piece that the host updates; a piece on the device has no tiles.
     pub(crate) fn tiles(&self) -> &[Tile] {
         match &self.tasks {
             Tasks::OnHost(tiles) => tiles,
@@ -85,7 +88,7 @@ impl PieceWork {
         }
     }
 
-    /// [`tiles`](Self::tiles), to note their events.
+    /// Mutable [`tiles`](Self::tiles), for their events.
     pub(crate) fn tiles_mut(&mut self) -> &mut [Tile] {
         match &mut self.tasks {
             Tasks::OnHost(tiles) => tiles,
@@ -93,7 +96,7 @@ impl PieceWork {
         }
     }
 
-    /// The update for each gradient buffer, where the device does it.
+    /// Update task for each gradient buffer, if the device updates the piece.
     pub(crate) const fn update_on_device(&self) -> Option<&[Arc<DeviceOp>; 2]> {
         match &self.tasks {
             Tasks::OnHost(_) => None,
@@ -102,14 +105,14 @@ impl PieceWork {
     }
 }
 
-/// Inputs of the work of a rank on a segment, besides the layout.
+/// Inputs of a rank's work on a segment, besides the layout.
 #[derive(Clone, Copy)]
 pub(crate) struct SegmentInputs<'a> {
-    /// The rank among the data-parallel ranks.
+    /// Data-parallel rank.
     pub(crate) dp: usize,
-    /// Which elements of the segment count in this rank's norm.
+    /// The elements of the segment that count in this rank's norm.
     pub(crate) counted: CountedRange,
-    /// The runs of the segment, for moments that are rounded by chance.
+    /// [`NoiseRun`]s of the segment, for moments with stochastic rounding.
     pub(crate) noise: &'a Arc<[NoiseRun]>,
 }
 
@@ -120,11 +123,11 @@ struct OwnedSlice<'a> {
     s: &'a Segment,
     store: &'a Store,
     share: SegmentInputs<'a>,
-    /// Its first element in the segment's flat buffer.
+    /// First element of the slice in the segment's flat buffer.
     start: usize,
-    /// Its first chunk among this rank's partial sums.
+    /// First chunk of the slice among this rank's partial sums.
     chunk: usize,
-    /// Its elements in the store's arrays.
+    /// Elements of the slice in the store's arrays.
     owned: Range<usize>,
 }
 
@@ -175,22 +178,22 @@ pub(crate) fn segment_work(
 }
 
 impl OwnedSlice<'_> {
-    /// The range of its chunks among this rank's partial sums.
+    /// Range of the slice's chunks among this rank's partial sums.
     fn chunks(&self) -> Range<usize> {
         self.chunk..self.chunk + self.owned.len() / self.layout.chunk
     }
 
-    /// Counts its elements among the first `prefix` of the segment.
+    /// Number of the slice's elements among the first `prefix` elements of the segment.
     fn within(&self, prefix: usize) -> usize {
         prefix.saturating_sub(self.start).min(self.owned.len())
     }
 
-    /// Cuts its elements out of one of the store's arrays.
+    /// The slice's elements of `array`, one of the store's arrays.
     fn of(&self, array: Tensor) -> Tensor {
         array.slice(self.owned.clone())
     }
 
-    /// Cuts it into tiles, with their tasks.
+    /// Cuts the slice into tiles with their tasks.
     fn tiles(&self, route: GradientRoute, up: Tensor) -> Vec<Tile> {
         let chunk = self.layout.chunk;
         let size = (self.layout.spec.tile_elements / chunk).max(1) * chunk;
@@ -225,7 +228,7 @@ impl OwnedSlice<'_> {
         Tile { start, accumulate, adam, speculate: ahead, updated, owned: self.owned }
     }
 
-    /// Makes the tasks that add micro-batches up, by gradient buffer and by position.
+    /// Makes the tasks that add micro-batches, by gradient buffer and by position.
     fn accumulate(&self, down: Tensor, sums: DoubleBuffer) -> [[Arc<HostOp>; 3]; 2] {
         sums.map(|sum| {
             [MicrobatchPosition::First, MicrobatchPosition::Middle, MicrobatchPosition::Last].map(
@@ -250,7 +253,7 @@ impl OwnedSlice<'_> {
         update.map(|tile| DeviceOp::new(DeviceUpdate(tile)))
     }
 
-    /// Says what is updated, for each gradient buffer.
+    /// Makes the update of the slice, for each gradient buffer.
     fn update(&self, control: Tensor, param: Tensor, noise: &TileNoise) -> [AdamTile; 2] {
         [0, 1].map(|buffer| AdamTile {
             rule: self.layout.spec.rule,
@@ -266,7 +269,7 @@ impl OwnedSlice<'_> {
     }
 }
 
-/// Says where this rank's chunks stand among all ranks' chunks.
+/// Maps this rank's chunks to their positions among all ranks' chunks.
 pub(crate) fn spread_runs(
     layout: &OptimizerLayout,
     dp: usize,

@@ -1,4 +1,5 @@
-//! Which part of each parameter of a small GPT the second of two ranks holds: `cargo run -p tensor-parallel --example shards`.
+//! Prints the parts of a small GPT's parameters on the second of two ranks: `cargo run -p
+//! tensor-parallel --example shards`.
 #![allow(clippy::print_stdout, reason = "an example shows what it found")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
 

@@ -1,15 +1,17 @@
-//! The inputs of the blocks, which the backward pass runs them from again: every one whole on the device, or each
-//! rank's share of it (as ZeRO-R partitions activations, arXiv 1910.02054, section 6.1), there or on the host.
+//! The inputs of the blocks, from which the backward pass recomputes. Either each input is complete
+//! on the device, or each rank keeps a share on the device or on the host (as ZeRO-R partitions
+//! activations, arXiv 1910.02054, section 6.1).
 //!
-//! Where they are not kept whole, two whole buffers take turns as input and output of the blocks. Each rank keeps its
-//! share of an input before it is overwritten; the backward pass makes it whole again, one block ahead, while the block
-//! above is at work. The last two inputs are still whole when the backward pass comes to them, and are not kept.
+//! With shares, two complete buffers alternate as input and output of the blocks. Each rank saves
+//! its share of an input before the input is overwritten. The backward pass restores it one block
+//! early, while the block above runs. The last two inputs are still complete when the backward pass
+//! starts, and are not saved.
 
 use crate::shape::{CheckpointHome, DecoderShape, Recompute};
 use device::Lane::{Compute, D2h, H2d, TpComm};
 use device::{Arena, Cargo, Device, Event, Group, Op, Plan, Pool, Tensor};
 
-/// Inputs of blocks on their way down and up, and between.
+/// Pool of block inputs on the host, and on their way down and up.
 const STAGING: Pool = Pool::staging("checkpoint staging").carrying(Cargo::Checkpoint);
 
 /// Handles of x[0] to x[L]: the input of block l, and of the final norm.
@@ -17,9 +19,9 @@ const STAGING: Pool = Pool::staging("checkpoint staging").carrying(Cargo::Checkp
 pub(crate) struct ActivationCheckpoints {
     /// (rows, C) each: x[l] is in `whole[l % whole.len()]`.
     whole: Vec<Tensor>,
-    /// (1, rows C / parts) each: this rank's share of x[0] to x[L - 2]. Empty where all are whole.
+    /// (1, rows C / parts) each: this rank's share of x[0] to x[L - 2]. Empty without shares.
     shares: Vec<Tensor>,
-    /// Ranks that an input is dealt to.
+    /// Number of ranks that share an input.
     parts: usize,
     home: CheckpointHome,
 }
@@ -56,13 +58,13 @@ impl ActivationCheckpoints {
         Self { whole, shares: (0..kept).map(share).collect(), parts, home }
     }
 
-    /// (rows, C): x[l], while it is whole.
+    /// (rows, C): x[l], while it is complete.
     pub(crate) fn input(&self, l: usize) -> Tensor {
         self.whole[l % self.whole.len()]
     }
 
-    /// Forward, before block l, which reads x[l]: keeps this rank's share. The block overwrites x[l - 1]; where that goes
-    /// to the host, Compute waits for its copy.
+    /// Forward, before block l reads x[l]: saves this rank's share. The block overwrites x[l - 1],
+    /// so Compute first waits for the copy of x[l - 1] to the host, if any.
     pub(crate) fn save(&self, dev: &Device, l: usize) {
         if self.shares.is_empty() {
             return;
@@ -82,8 +84,8 @@ impl ActivationCheckpoints {
         }
     }
 
-    /// Backward, before block l: Compute waits until x[l] is whole again, which it is at `ready`. Then x[l - 1] starts to become
-    /// whole, and is so at the event.
+    /// Backward, before block l: Compute waits for `ready`, after which x[l] is complete. Then
+    /// starts to restore x[l - 1], which is complete at the returned event.
     pub(crate) fn restore(&self, dev: &Device, l: usize, ready: Event) -> Event {
         assert!(self.home != CheckpointHome::None, "a backward pass needs what was kept");
         if self.home == CheckpointHome::HostBlocking {
@@ -94,8 +96,9 @@ impl ActivationCheckpoints {
         l.checked_sub(1).map_or_else(Event::default, |below| self.make_whole(dev, below))
     }
 
-    /// Makes x[l] whole from the ranks' shares, where they were kept, once the block that used the buffer before is over; it is
-    /// whole at the event. That waits for nothing but the block above, so a sum that queues behind it on TpComm does not wait long.
+    /// Restores x[l] from the saved shares after the last block that uses the buffer; x[l] is
+    /// complete at the returned event. The gather waits for no other block, so a later sum on
+    /// TpComm does not wait long.
     fn make_whole(&self, dev: &Device, l: usize) -> Event {
         let Some(&share) = self.shares.get(l) else { return Event::default() };
         let lane = if self.home == CheckpointHome::Device { TpComm } else { H2d };
@@ -112,7 +115,8 @@ impl ActivationCheckpoints {
         dev.record(lane)
     }
 
-    /// Elements, not rows: the hidden channels divide by the ranks, tokens need not.
+    /// x[l] as one row of elements: the number of hidden channels is a multiple of the ranks, the
+    /// number of tokens need not be.
     fn flat(&self, l: usize) -> Tensor {
         let x = self.input(l);
         x.reshape(1, x.len())

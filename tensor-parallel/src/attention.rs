@@ -1,5 +1,6 @@
-//! Causal self-attention with the heads split over the ranks: a column-parallel projection to q, k and v, rotary
-//! positions where the model has them, attention over this rank's heads, a row-parallel projection back.
+//! Causal self-attention with the heads split over the ranks: a column-parallel projection to q, k
+//! and v, rotary positions if the model has them, attention over this rank's heads, a row-parallel
+//! projection back.
 
 use crate::branch::{Branch, Scratch};
 use crate::linear::{Fp8Linear, Fp8Operands, Linear};
@@ -21,7 +22,7 @@ pub(crate) struct AttentionActivations {
     proj: Option<Fp8Linear>,
 }
 
-/// Parameters, or their gradients.
+/// Parameters of attention, or their gradients.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Attention {
     qkv_weight: Tensor,                   // ((H + 2 K) D/t, C)
@@ -36,9 +37,9 @@ pub(crate) struct Attention {
 pub(crate) struct AttentionContext {
     pub(crate) heads: Heads,
     pub(crate) dropout: Dropout,
-    /// Cosines and sines, where positions are rotary.
+    /// Cosines and sines, if positions are rotary.
     pub(crate) table: Option<Tensor>,
-    /// (B T), where samples hold several documents: the starts of their rows.
+    /// (B T), the document start of every row, if samples hold several documents.
     pub(crate) starts: Option<Tensor>,
 }
 
@@ -62,7 +63,7 @@ impl AttentionActivations {
         Self { qkv, raw, out, lse, input, proj }
     }
 
-    /// Some rows of it, as those of one sample, of this rank's `heads` heads.
+    /// The activations of `rows`, which belong to one sample, with this rank's `heads` heads.
     pub(crate) fn of(self, rows: Range<usize>, heads: usize) -> Self {
         let Self { qkv, raw, out, lse, .. } = self;
         Self {
@@ -75,15 +76,16 @@ impl AttentionActivations {
     }
 }
 
-/// q, k and v, where they are tensors of their own.
+/// Names of q, k and v, if they are separate tensors.
 const SEPARATE_QKV: [&str; 3] = ["attn.q", "attn.k", "attn.v"];
-/// Keys and values. Ranks share them where ranks outnumber their heads.
+/// Names of keys and values, which ranks share if there are more ranks than key and value heads.
 const SHARED: [&str; 2] = ["attn.k", "attn.v"];
-/// The gains of the norm of q's and k's heads.
+/// Names of the gains of the norm of q's and k's heads.
 const GAINS: [&str; 2] = ["attn.q_norm", "attn.k_norm"];
 
 impl Attention {
-    /// Declares its parameters behind `attn.`. A rank's runs of q, k and v stand together, so that one product has all.
+    /// Declares the parameters with the prefix `attn.`. A rank's rows of q, k and v are adjacent,
+    /// so that one matmul computes all three.
     pub(crate) fn declare(params: &mut ParamDeclarations, shape: &DecoderShape) {
         let (c, d, zero) = (shape.hidden, shape.head_dim, Init::Constant(0.0));
         let (q, kv, architecture) = (shape.heads * d, shape.kv_heads * d, &shape.architecture);
@@ -134,9 +136,10 @@ impl Attention {
         }
     }
 
-    /// Starts the sum of gradients of keys' and values' weights over the ranks that share them: each has those by its own
-    /// queries. Every rank's stand in rows of their own heads among zeros, so that the sum over all ranks is that over those
-    /// which share. For Compute to wait for.
+    /// Starts the sum of the key and value gradients over the ranks that share a head; each rank
+    /// has the gradients of its own queries. Each rank writes the row of its head and zeros to the
+    /// other rows, so an all-reduce over all ranks sums each head separately. Compute must wait for
+    /// the returned event.
     #[track_caller]
     pub(crate) fn start_sum_of_shared(
         flat: FlatBuffer<'_>,
@@ -166,8 +169,8 @@ impl Attention {
         dev.record(TpComm)
     }
 
-    /// Gradients of the gains of q's and k's heads are those of this rank's heads: adds up all ranks'. Where a sum of all
-    /// replicated gradients follows anyway, it does that.
+    /// Sums the gradients of the q and k gains over the ranks, since each rank has the gradients of
+    /// its own heads. With sequence parallelism the sum of all replicated gradients includes them.
     pub(crate) fn sum_gains(flat: FlatBuffer<'_>, dev: &Device, shape: &DecoderShape) {
         if shape.architecture.qk_norm && !shape.sequence {
             sum_over_ranks(dev, flat.joined(&GAINS, "weight"), Reduction::Sum);
@@ -180,7 +183,7 @@ impl Attention {
         Some(HeadNorm { q_gain, k_gain, raw, epsilon })
     }
 
-    /// normed (B T, C) -> attention over this rank's heads, in `saved`.
+    /// Computes normed (B T, C) -> attention over this rank's heads, in `saved`.
     pub(crate) fn heads_forward(
         &self,
         dev: &Device,
@@ -196,7 +199,7 @@ impl Attention {
         dev.submit(Compute, Op::Attention { qkv, out, lse, heads, starts, dropout });
     }
 
-    /// normed (rows, C) -> q, k and v, in `saved`.
+    /// Computes normed (rows, C) -> q, k and v, in `saved`.
     #[track_caller]
     pub(crate) fn project(&self, dev: &Device, normed: Tensor, saved: AttentionActivations) {
         let linear = self.input(saved);
@@ -212,7 +215,7 @@ impl Attention {
         Linear { weight: self.proj_weight, fp8: saved.proj }
     }
 
-    /// q and k of `saved` turn by their positions, where those are rotary.
+    /// Rotates q and k of `saved` by their positions, if positions are rotary.
     #[track_caller]
     pub(crate) fn rotate(
         &self,
@@ -227,15 +230,16 @@ impl Attention {
         }
     }
 
-    /// The row-parallel projection: `partial` (B T, C), to be summed over the ranks.
+    /// Computes the row-parallel projection: `partial` (B T, C), to be summed over the ranks.
     pub(crate) fn proj_forward(&self, dev: &Device, saved: AttentionActivations, partial: Tensor) {
         let linear = self.proj(saved);
         linear.observe(dev, saved.out);
         linear.forward(dev, saved.out, partial, Epilogue::None, None);
     }
 
-    /// From `branch.d_sum` (B T, C), the gradient of the summed projection, to `branch.d_normed` (B T, C),
-    /// whose sum over the ranks runs beside the weight gradients and is over when Compute goes on.
+    /// Computes `branch.d_normed` (B T, C) from `branch.d_sum` (B T, C), the gradient of the summed
+    /// projection. The sum of `branch.d_normed` over the ranks runs during the weight gradients;
+    /// Compute waits for it at the end.
     pub(crate) fn backward(
         &self,
         dev: &Device,

@@ -1,7 +1,9 @@
-//! A pre-norm transformer block:  h = x + dropout(attention(norm(x))),  y = h + dropout(mlp(norm(h))).
+//! A pre-norm transformer block:
+//! h = x + dropout(attention(norm(x))),  y = h + dropout(mlp(norm(h))).
 //!
-//! Two branches of one form: norm, column-parallel, row-parallel, sum over the ranks, bias + dropout + add.
-//! GPT-2's block and Llama's are different parts in this one form: layer norm or RMSNorm, learned or rotary positions, GELU or a gate.
+//! Both branches have one form: norm, column-parallel linear, row-parallel linear, sum over the
+//! ranks, bias + dropout + add. GPT-2's and Llama's blocks differ in the parts: layer norm or
+//! RMSNorm, learned or rotary positions, GELU or a gate.
 
 use crate::attention::{Attention, AttentionActivations, AttentionContext};
 use crate::branch::{Branch, Scratch};
@@ -22,8 +24,8 @@ pub(crate) struct BlockParams {
     mlp: Mlp,
 }
 
-/// Activations of a block, for its backward pass. All blocks share one set with [`Recompute::Block`], and a part of it with
-/// [`Recompute::Selective`].
+/// Activations of a block, for its backward pass. All blocks share one set with
+/// [`Recompute::Block`], and a part of the set with [`Recompute::Selective`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlockActivations {
     norm_1: NormActivations,
@@ -38,7 +40,7 @@ const ATTENTION_WEIGHTS: u64 = 0;
 const ATTENTION_OUTPUT: u64 = 1;
 const MLP_OUTPUT: u64 = 2;
 
-/// The parameters of a block: its parts declare them, in the order of the forward pass.
+/// Layout of a block's parameters, which its parts declare in the order of the forward pass.
 pub(crate) fn layout(shape: &DecoderShape, layer: usize, align: usize) -> SegmentLayout {
     let (name, prefix) = (format!("block.{layer}"), format!("h.{layer}."));
     SegmentLayout::new(name, prefix, shape.tp_size, align, |params| {
@@ -50,7 +52,7 @@ pub(crate) fn layout(shape: &DecoderShape, layer: usize, align: usize) -> Segmen
 }
 
 impl BlockParams {
-    /// Cuts a flat buffer as [`layout`] lays it out.
+    /// Cuts a flat buffer with the layout of [`layout`].
     pub(crate) fn cut(flat: FlatBuffer<'_>, shape: &DecoderShape) -> Self {
         Self {
             norm_1: Norm::cut(flat, "ln_1", shape),
@@ -88,7 +90,7 @@ impl BlockActivations {
         }
     }
 
-    /// The first `rows` rows.
+    /// The first `rows` rows of every activation.
     fn first(self, rows: usize, shape: &DecoderShape) -> Self {
         Self {
             norm_1: self.norm_1.first(rows),
@@ -100,7 +102,7 @@ impl BlockActivations {
     }
 }
 
-/// One block: handles only.
+/// Handles of one block.
 #[derive(Clone, Debug)]
 pub(crate) struct Block {
     pub(crate) layer: usize,
@@ -108,12 +110,12 @@ pub(crate) struct Block {
     pub(crate) params: BlockParams,
     pub(crate) saved: BlockActivations,
     pub(crate) scratch: Scratch,
-    /// Cosines and sines, where positions are rotary.
+    /// Cosines and sines, if positions are rotary.
     pub(crate) table: Option<Tensor>,
 }
 
 impl Block {
-    /// x (rows, C) -> y (rows, C). Whole at `record(Compute)`.
+    /// Computes x (rows, C) -> y (rows, C). y is complete at `record(Compute)`.
     pub(crate) fn forward(
         &self,
         dev: &Device,
@@ -131,7 +133,7 @@ impl Block {
         dev.submit(Compute, Op::BiasDropoutAdd { x: summed, bias, residual, y, dropout });
     }
 
-    /// Everything that the backward pass needs: all but the MLP's last linear.
+    /// Computes everything that the backward pass needs: all but the MLP's last linear.
     fn forward_to_mlp(
         &self,
         dev: &Device,
@@ -153,7 +155,7 @@ impl Block {
         p.mlp.inner_forward(dev, shape, s.norm_2.normed, s.mlp);
     }
 
-    /// x (rows, C) of new tokens -> y (rows, C), on a rank that is alone. Nothing is dropped.
+    /// Computes x (rows, C) of new tokens -> y (rows, C), without dropout. Needs `tp_size` 1.
     pub(crate) fn extend(
         &self,
         dev: &Device,
@@ -177,8 +179,8 @@ impl Block {
         dev.submit(Compute, Op::BiasDropoutAdd { x: partial, bias, residual: h, y, dropout });
     }
 
-    /// d (rows, C): the gradient of y becomes that of x, in place. Writes `grads`, the block's flat bucket.
-    /// Both are whole at `record(Compute)`.
+    /// Computes the gradient of x from the gradient of y, in place in `d` (rows, C). Writes the
+    /// block's flat `bucket`. Both are complete at `record(Compute)`.
     pub(crate) fn backward(
         &self,
         dev: &Device,
@@ -214,9 +216,9 @@ impl Block {
         region.sum_replicated_grads(dev, self.layout.replicated(bucket));
     }
 
-    /// Backward through dropout, bias and sum of a branch: `d` (rows, C) itself where nothing changes it,
-    /// else a gathered copy. The branch's norm runs again if its output is not kept; its gather runs beside the products that
-    /// do not need it.
+    /// Backward through dropout, bias and sum of a branch. The gradient of the sum is `d` (rows, C)
+    /// itself if nothing changes it, else a gathered copy. If the norm's output is not kept, the
+    /// norm runs again; its gather runs during matmuls that do not need it.
     fn enter_branch(
         &self,
         dev: &Device,
@@ -253,7 +255,7 @@ impl Block {
         pass.dropout(shape, self.layer as u64 + 1, site, pass.first_row(dev, shape))
     }
 
-    /// Attention sees all tokens of its samples, whatever the region.
+    /// Settings of attention, which always sees all tokens of its samples.
     fn heads(
         &self,
         dev: &Device,

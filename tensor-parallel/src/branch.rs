@@ -5,43 +5,45 @@ use crate::region::Region;
 use crate::shape::{DecoderShape, Recompute};
 use device::{Arena, Event, Plan, Tensor};
 
-/// Transients of one block at a time, shared by all.
+/// Transients of one block at a time; all blocks share them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scratch {
-    /// (B T, C): partial sums of a row-parallel linear, then of a column-parallel one's input gradient.
+    /// (B T, C): partial sums of a row-parallel linear, then of the input gradient of a
+    /// column-parallel linear.
     pub(crate) partial: Tensor,
-    /// (B T, C): gradient of a branch's sum, where it is not the running gradient itself.
+    /// (B T, C): gradient of a branch's sum, if it is not the running gradient itself.
     pub(crate) d_branch: Option<Tensor>,
     pub(crate) d_attention: Tensor, // (B T, H D/t)
     pub(crate) d_qkv: Tensor,       // (B T, (H + 2 K) D/t)
     pub(crate) d_inner: Tensor,     // (B T, F/t)
-    /// (K, 2 D (C + 1)): every rank's gradients of keys' and values' weights and biases, where ranks share these.
+    /// (K, 2 D (C + 1)): gradients of all ranks' key and value weights and biases, if ranks share
+    /// key and value heads.
     pub(crate) d_shared: Option<Tensor>,
-    /// With [`Recompute::Selective`], what all blocks share because each computes it again.
+    /// Outputs that each block recomputes with [`Recompute::Selective`]; all blocks share them.
     pub(crate) recomputed: Option<RecomputedOutputs>,
-    /// Operands of products in fp8.
+    /// Operands of fp8 matmuls.
     pub(crate) fp8: Option<Fp8Operands>,
 }
 
-/// Outputs that the backward pass computes again.
+/// Outputs that the backward pass recomputes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RecomputedOutputs {
-    /// (B T, C): of every norm.
+    /// (B T, C): output of every norm.
     pub(crate) normed: Tensor,
-    /// (B T, F/t): of the MLP's activation.
+    /// (B T, F/t): output of the MLP's activation.
     pub(crate) act: Tensor,
 }
 
-/// Gradients on their way through one branch, backward.
+/// Gradients of one branch in the backward pass.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Branch {
     pub(crate) region: Region,
-    /// (B T, C): the normed input, whole on every rank once `whole` has passed.
+    /// (B T, C): normed input, complete on every rank after the event `whole`.
     pub(crate) normed: Tensor,
     pub(crate) whole: Event,
-    /// (B T, C): gradient of the summed output, whole on every rank.
+    /// (B T, C): gradient of the summed output, complete on every rank.
     pub(crate) d_sum: Tensor,
-    /// (B T, C): gradient of the normed input; this rank's rows are whole when the branch returns.
+    /// (B T, C): gradient of the normed input; this rank's rows are complete at the branch's end.
     pub(crate) d_normed: Tensor,
     pub(crate) scratch: Scratch,
 }

@@ -1,7 +1,8 @@
 //! The whole model: handles of every parameter and activation, and one call per part and direction.
 //!
-//! Segments: 0 the embedding, 1..=L the blocks, L + 1 the final norm, L + 2 the output projection where it is a table of
-//! its own. The caller walks them and decides what happens between; see the engine's step.
+//! Segments: 0 is the embedding, 1..=L are the blocks, L + 1 is the final norm, L + 2 is the output
+//! projection if it is not the token table. The caller runs them in order, with its own work in
+//! between; see the engine's step.
 
 use crate::activation_checkpoints::ActivationCheckpoints;
 use crate::block::{self, Block, BlockActivations, BlockParams};
@@ -21,7 +22,7 @@ pub struct Decoder {
     shape: DecoderShape,
     segments: Vec<SegmentLayout>,
     params: Vec<Tensor>,
-    /// By segment: the number of the buffer that others use, too.
+    /// For each segment that is not resident, the number of the buffer that it shares with others.
     param_buffers: Vec<Option<usize>>,
     embedding: Embedding,
     blocks: Vec<Block>,
@@ -33,23 +34,23 @@ pub struct Decoder {
     rotary: Option<RotaryTable>,
     scratch: Scratch,
     x: Vec<ActivationCheckpoints>, // by slot, (rows, C): input of block l; x[L] the final norm's
-    d_x: Vec<Tensor>, // by slot that goes backward together, (rows, C): the running gradient
+    d_x: Vec<Tensor>,              // by slot of one backward group, (rows, C): the running gradient
 }
 
-/// A segment of the parameters by what it is for.
+/// The purpose of a segment of the parameters.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SegmentRole {
-    /// The token table, which is the output projection too where the two are tied, and learned positions.
+    /// The token table and learned positions. A tied token table is the output projection too.
     Embedding,
-    /// A block, from 0.
+    /// A block, counted from 0.
     Block(usize),
     /// The norm before the output projection.
     FinalNorm,
-    /// The output projection, where it is a table of its own.
+    /// The output projection, if it is not the token table.
     Head,
 }
 
-/// Gradients that the loss's backward pass writes, or begins: flat buckets of their segments.
+/// Gradients that the backward pass of the loss writes, or starts: flat buckets of their segments.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadBuckets {
     /// The bucket of [`SegmentRole::FinalNorm`].
@@ -58,12 +59,13 @@ pub struct HeadBuckets {
     pub head: Tensor,
 }
 
-/// The final norm in the names of its parameters.
+/// Name of the final norm in its parameters' names.
 const FINAL_NORM: &str = "ln_f";
-/// The output projection that is a table of its own.
+/// Name of the output projection, if it is not the token table.
 const HEAD: &str = "head";
 
-/// Layouts of all segments in the order of the forward pass, which is that of their numbers; flat lengths are multiples of `align`.
+/// Layouts of all segments in the order of the forward pass and of their numbers; flat lengths are
+/// multiples of `align`.
 fn layouts(shape: &DecoderShape, align: usize) -> Vec<SegmentLayout> {
     let t = shape.tp_size;
     let mut all = vec![embedding::layout(shape, align)];
@@ -80,7 +82,7 @@ fn layouts(shape: &DecoderShape, align: usize) -> Vec<SegmentLayout> {
     all
 }
 
-/// The number of a segment.
+/// Number of a segment.
 const fn number(shape: &DecoderShape, role: SegmentRole) -> usize {
     match role {
         SegmentRole::Embedding => 0,
@@ -90,8 +92,9 @@ const fn number(shape: &DecoderShape, role: SegmentRole) -> usize {
     }
 }
 
-/// By segment: the number of the buffer on the device that it shares with others, where it is not resident. A tied embedding is:
-/// nothing else is read at the end of a forward pass and at the beginning of the next.
+/// For each segment, the number of the device buffer that it shares with other segments, if it is
+/// not resident. A tied embedding is resident: the end of a forward pass and the start of the next
+/// forward pass both read it.
 fn param_buffers(shape: &DecoderShape) -> Vec<Option<usize>> {
     let Ring { buffers: slots, .. } = shape.ring;
     let streamed = |layer: &usize| !shape.ring.is_resident(*layer, shape.layers);
@@ -108,7 +111,7 @@ fn param_buffers(shape: &DecoderShape) -> Vec<Option<usize>> {
     all
 }
 
-/// Plans the parameters of all segments: a tensor for each that is resident, and one for each buffer.
+/// Plans the parameters: a tensor for each resident segment, and one for each shared buffer.
 fn plan_params(
     plan: &mut Plan,
     shape: &DecoderShape,
@@ -138,9 +141,9 @@ fn plan_params(
 }
 
 impl DecoderShape {
-    /// Parameters, without padding.
+    /// Number of parameters, without padding.
     pub fn parameters(&self) -> u64 {
-        // All blocks are alike.
+        // All blocks have the same number of parameters.
         let one = Self { layers: self.layers.min(1), ..self.clone() };
         let count = |s: &SegmentLayout| s.params.iter().map(|p| p.global_len() as u64).sum::<u64>();
         let segments = layouts(&one, 1);
@@ -158,7 +161,7 @@ impl DecoderShape {
 impl Decoder {
     /// Elements of the longest segment of a rank, without padding.
     pub fn longest_segment(shape: &DecoderShape) -> usize {
-        // All blocks are alike.
+        // All blocks have the same length.
         let one = DecoderShape { layers: shape.layers.min(1), ..shape.clone() };
         layouts(&one, 1).iter().map(|s| s.len).max().unwrap_or(0)
     }
@@ -220,17 +223,17 @@ impl Decoder {
         }
     }
 
-    /// The shapes that it was planned with.
+    /// The shape of the planned model.
     pub const fn shape(&self) -> &DecoderShape {
         &self.shape
     }
 
-    /// The number of a segment, which is its place in the forward pass.
+    /// Number of a segment, which is its position in the forward pass.
     pub const fn segment(&self, role: SegmentRole) -> usize {
         number(&self.shape, role)
     }
 
-    /// The purpose of each segment, in the order of their numbers.
+    /// Purposes of the segments, in the order of their numbers.
     pub fn segment_roles(&self) -> impl Iterator<Item = SegmentRole> {
         let blocks = (0..self.shape.layers).map(SegmentRole::Block);
         let own_head = (!self.shape.architecture.tied).then_some(SegmentRole::Head);
@@ -240,17 +243,17 @@ impl Decoder {
             .chain(own_head)
     }
 
-    /// The segment that holds the output projection: the embedding, or one of its own.
+    /// The segment that holds the output projection: the embedding, or a segment of its own.
     pub const fn head(&self) -> SegmentRole {
         self.shape.head()
     }
 
-    /// Segments of the parameters.
+    /// Number of parameter segments.
     pub const fn num_segments(&self) -> usize {
         self.segments.len()
     }
 
-    /// Puts what never changes on the device, once, before the first pass.
+    /// Writes constant tensors to the device, once, before the first pass.
     ///
     /// # Errors
     /// As [`Device::write`].
@@ -258,28 +261,28 @@ impl Decoder {
         self.rotary.iter().try_for_each(|rotary| rotary.write(dev))
     }
 
-    /// Layouts by segment.
+    /// Layouts of the segments, in the order of their numbers.
     pub fn segments(&self) -> &[SegmentLayout] {
         &self.segments
     }
 
-    /// The number of the buffer that a segment shares with others, where its parameters are not resident.
+    /// Number of the buffer that a segment shares with others, if it is not resident.
     pub fn param_buffer(&self, segment: usize) -> Option<usize> {
         self.param_buffers[segment]
     }
 
-    /// The flat parameters of a segment, while they are there.
+    /// Flat parameters of a segment, while they are on the device.
     pub fn params(&self, segment: usize) -> Tensor {
         self.params[segment]
     }
 
-    /// Tokens to the first block's input. Reads the embedding.
+    /// Computes the first block's input from tokens. Reads the embedding.
     pub fn embed(&self, dev: &Device, pass: &MicrobatchContext, batch: &BatchTensors) {
         let (x, partial) = (self.x[pass.slot].input(0), self.scratch.partial);
         self.embedding.forward(dev, &self.shape, pass, batch, x, partial);
     }
 
-    /// Block `layer`: its input to that of the next. Reads the block's segment.
+    /// Computes block `layer`, from its input to the next block's input. Reads the block's segment.
     pub fn block_forward(&self, dev: &Device, pass: &MicrobatchContext, layer: usize) {
         if pass.training {
             self.x[pass.slot].save(dev, layer);
@@ -288,15 +291,16 @@ impl Decoder {
         self.blocks[layer].forward(dev, &self.shape, pass, x, y);
     }
 
-    /// Final norm, and logits of some rows, which [`logits`](Self::logits) has then. Reads the final norm and the
-    /// [`head`](Self::head).
+    /// Computes the final norm, and the logits of `rows` in [`logits`](Self::logits). Reads the
+    /// final norm and the [`head`](Self::head).
     pub fn project(&self, dev: &Device, pass: &MicrobatchContext, rows: std::ops::Range<usize>) {
         self.normalize(dev, pass);
         self.head.project(dev, self.final_saved.normed.rows(rows), self.table);
     }
 
-    /// New tokens of some samples, of which `cache` has the earlier ones: `tokens` (1, rows), those of one sample side by side,
-    /// in the order of `new`. On a rank that is alone. Behind it [`project_new`](Self::project_new) has their logits.
+    /// Runs new tokens of some samples; `cache` has the earlier tokens. `tokens` (1, rows) has the
+    /// tokens of each sample side by side, in the order of `new`. Needs `tp_size` 1.
+    /// [`project_new`](Self::project_new) then computes logits.
     pub fn extend(&self, dev: &Device, cache: &KvCache, new: &[NewTokens], tokens: Tensor) {
         let (shape, rows) = (&self.shape, tokens.len());
         assert!(shape.tp_size == 1 && rows == new.iter().map(|new| new.count).sum::<usize>());
@@ -310,17 +314,18 @@ impl Decoder {
         self.final_norm.forward(dev, shape.region(), x(shape.layers), saved);
     }
 
-    /// Logits of the tokens behind some rows of the last [`extend`](Self::extend), which [`logits`](Self::logits) has then.
+    /// Computes in [`logits`](Self::logits) the next-token logits of `rows` of the last
+    /// [`extend`](Self::extend).
     pub fn project_new(&self, dev: &Device, rows: std::ops::Range<usize>) {
         self.head.project(dev, self.final_saved.normed.rows(rows), self.table);
     }
 
-    /// (run, V/t): this rank's columns.
+    /// Logits (run, V/t) of this rank's columns.
     pub const fn logits(&self) -> Tensor {
         self.head.logits
     }
 
-    /// The running gradient of a pass: slots that go backward one behind the other have one together.
+    /// Running gradient of a pass. Slots that run backward one after the other share one buffer.
     fn d_x(&self, pass: &MicrobatchContext) -> Tensor {
         self.d_x[pass.slot % self.d_x.len()]
     }
@@ -330,15 +335,17 @@ impl Decoder {
         self.final_norm.forward(dev, self.shape.region(), x, self.final_saved);
     }
 
-    /// loss (1) F64: the sum over the micro-batch's tokens. Reads the final norm and the [`head`](Self::head).
+    /// Computes loss (1) F64: the sum over the micro-batch's tokens. Reads the final norm and the
+    /// [`head`](Self::head).
     pub fn loss(&self, dev: &Device, pass: &MicrobatchContext, batch: &BatchTensors, loss: Tensor) {
         self.normalize(dev, pass);
         let inputs = HeadInputs { normed: self.final_saved.normed, table: self.table };
         self.head.loss(dev, &self.shape, inputs, batch, loss);
     }
 
-    /// [`loss`](Self::loss), and from it back to the last block's output. Of a tied embedding's bucket the token table's part
-    /// is written, and completed by [`embed_backward`](Self::embed_backward).
+    /// Computes the [`loss`](Self::loss), and its gradient back to the last block's output. In the
+    /// bucket of a tied embedding it writes the token table's part, which
+    /// [`embed_backward`](Self::embed_backward) completes.
     pub fn loss_backward(
         &self,
         dev: &Device,
@@ -367,8 +374,9 @@ impl Decoder {
         region.sum_replicated_grads(dev, layout.replicated(buckets.final_norm));
     }
 
-    /// Block `layer` backward; `bucket` is that of its segment, whole at `record(Compute)`. Reads the block's segment. `input` is
-    /// the event behind which the block's input is there, which becomes that of the block below: its input comes back meanwhile.
+    /// Runs block `layer` backward. Writes the block's `bucket`, complete at `record(Compute)`.
+    /// Reads the block's segment. `input` is the event after which the block's input is complete.
+    /// On return it is the event of the block below, whose input is restored in the meantime.
     pub fn block_backward(
         &self,
         dev: &Device,
@@ -382,7 +390,7 @@ impl Decoder {
         self.blocks[layer].backward(dev, &self.shape, pass, x, self.d_x(pass), bucket);
     }
 
-    /// The embedding backward; `bucket` is that of its segment, whole at `record(Compute)`.
+    /// Runs the embedding backward. Writes the embedding's `bucket`, complete at `record(Compute)`.
     pub fn embed_backward(
         &self,
         dev: &Device,

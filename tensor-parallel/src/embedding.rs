@@ -1,4 +1,4 @@
-//! Vocabulary-parallel token embedding, plus learned positions where the model has them.
+//! Vocabulary-parallel token embedding, plus learned positions if the model has them.
 
 use crate::kv_cache::{self, NewTokens};
 use crate::params::{FlatBuffer, SegmentLayout, Split};
@@ -20,11 +20,11 @@ pub(crate) struct Embedding {
 pub(crate) struct OutputGradient {
     /// (rows, C): this rank's rows.
     pub(crate) rows: Tensor,
-    /// (B T, C): the buffer in which those of all ranks are gathered, where tokens are split over the ranks.
+    /// (B T, C): buffer for the gathered rows of all ranks, if tokens are split over the ranks.
     pub(crate) whole: Option<Tensor>,
 }
 
-/// The parameters of the embedding.
+/// Layout of the embedding's parameters.
 pub(crate) fn layout(shape: &DecoderShape, align: usize) -> SegmentLayout {
     SegmentLayout::new("embedding".into(), String::new(), shape.tp_size, align, |params| {
         let (c, init) = (shape.hidden, shape.weight_init());
@@ -41,7 +41,7 @@ impl Embedding {
         Self { tokens: flat.whole("wte"), positions: learned.then(|| flat.whole("wpe")) }
     }
 
-    /// tokens (B T) -> x (rows, C); `partial` (B T, C) is a transient.
+    /// Computes tokens (B T) -> x (rows, C); `partial` (B T, C) is a transient.
     pub(crate) fn forward(
         &self,
         dev: &Device,
@@ -69,7 +69,7 @@ impl Embedding {
         }
     }
 
-    /// tokens (1, rows) of new tokens -> x (rows, C), on a rank that is alone.
+    /// Computes new tokens (1, rows) -> x (rows, C). Needs `tp_size` 1.
     pub(crate) fn extend(
         &self,
         dev: &Device,
@@ -87,8 +87,8 @@ impl Embedding {
         }
     }
 
-    /// From `d`, whose rows dropout changes in place, to `grads`: a tied token table's is added to what the
-    /// output projection left there; all else is written.
+    /// Computes `grads` from `d`, whose rows dropout changes in place. The gradient of a tied token
+    /// table is added to the output projection's gradient; other gradients are overwritten.
     pub(crate) fn backward(
         &self,
         dev: &Device,
@@ -124,7 +124,7 @@ impl Embedding {
         dev.submit(Compute, Op::EmbeddingBackward { tokens, order, d_y, shard, d_table });
     }
 
-    /// Place in its sample of this rank's first row, and the starts of its rows' documents.
+    /// Position of this rank's first row in its sample, and document starts of its rows.
     fn first_position(
         dev: &Device,
         shape: &DecoderShape,

@@ -1,4 +1,4 @@
-//! Keys and values of the tokens that a model has read (the KV cache): generation computes each new token alone.
+//! The KV cache: keys and values of earlier tokens, so that generation computes only new tokens.
 
 use crate::attention::{Attention, AttentionActivations, AttentionContext};
 use crate::shape::DecoderShape;
@@ -8,27 +8,28 @@ use std::ops::Range;
 /// Keys and values of some samples, on one rank.
 #[derive(Clone, Debug)]
 pub struct KvCache {
-    /// By layer, (S T, 2 K D): rows of a sample lie together, in each the keys of all heads and then the values.
+    /// For each layer, (S T, 2 K D): rows of a sample are contiguous; a row has the keys of all
+    /// heads, then the values.
     layers: Vec<Tensor>,
-    /// S
+    /// S: number of samples.
     samples: usize,
-    /// T: tokens that a sample may have.
+    /// T: maximum number of tokens of a sample.
     context: usize,
 }
 
-/// New tokens of a sample, which stand side by side in a batch.
+/// New tokens of a sample, adjacent in a batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NewTokens {
-    /// The number of the sample in the cache.
+    /// Number of the sample in the cache.
     pub sample: usize,
-    /// The position of the first new token, which is the number of tokens that the sample had.
+    /// Position of the first new token: the number of tokens that the sample already had.
     pub first: usize,
     /// Number of new tokens.
     pub count: usize,
 }
 
 impl KvCache {
-    /// Plans room for the tokens of `samples` samples of the model's `seq_len`.
+    /// Plans a cache for `samples` samples of `seq_len` tokens.
     pub fn plan(plan: &mut Plan, shape: &DecoderShape, samples: usize) -> Self {
         let (at, context) = ((Arena::Device, "keys and values"), shape.seq_len);
         let size = (samples * context, 2 * shape.kv_per_rank() * shape.head_dim);
@@ -36,7 +37,7 @@ impl KvCache {
         Self { layers: (0..shape.layers).map(&mut layer).collect(), samples, context }
     }
 
-    /// Rows of a layer: positions of a sample.
+    /// Rows of a layer for some positions of a sample.
     fn rows(&self, layer: usize, sample: usize, positions: Range<usize>) -> Tensor {
         assert!(sample < self.samples && positions.end <= self.context, "the cache holds them");
         let at = sample * self.context;
@@ -59,13 +60,13 @@ pub(crate) fn rows(new: &[NewTokens]) -> impl Iterator<Item = (NewTokens, Range<
 pub(crate) struct Extension<'a> {
     pub(crate) cache: &'a KvCache,
     pub(crate) new: &'a [NewTokens],
-    /// Cosines and sines, where positions are rotary.
+    /// Cosines and sines, if positions are rotary.
     pub(crate) table: Option<Tensor>,
 }
 
 impl Attention {
-    /// normed (rows, C) of new tokens -> attention over them and what `cache` holds, in `saved`; their keys and values are
-    /// then in the cache, too.
+    /// Computes normed (rows, C) of new tokens -> attention over them and the cached tokens, in
+    /// `saved`. Adds the new keys and values to the cache.
     pub(crate) fn extend(
         &self,
         dev: &Device,

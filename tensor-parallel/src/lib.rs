@@ -1,24 +1,26 @@
-//! A decoder (GPT-2, Llama and their like) cut over the tensor-parallel ranks as in Megatron-LM (arXiv 1909.08053, section 3), forward and
-//! backward side by side.
+//! A decoder (GPT-2, Llama and similar models) split over the tensor-parallel ranks as in
+//! Megatron-LM (arXiv 1909.08053, section 3), with the forward and backward pass of each part.
 //!
-//! Layers take a [`device::Device`] and handles; they submit ops and return. There is no graph: the backward
-//! pass is written out. Nothing here knows what is done with the gradients.
+//! Layers get a [`device::Device`] and handles; they submit ops and return. There is no graph: the
+//! backward pass is written by hand. This crate does not depend on the use of the gradients.
 //!
-//! Letters: B samples of a micro-batch, T tokens of a sample, C hidden, H heads, K heads of keys and values, D elements of a
-//! head, F inner width of the MLP,
-//! V padded vocabulary, L layers, t ranks of the tensor-parallel group. `rows` = B T, or B T / t where sequence
-//! parallelism (arXiv 2205.05198) splits the tokens.
+//! Letters: B samples of a micro-batch, T tokens of a sample, C hidden, H heads, K heads of keys
+//! and values, D elements of a head, F inner width of the MLP, V padded vocabulary, L layers, t
+//! ranks of the tensor-parallel group. `rows` = B T, or B T / t if sequence parallelism (arXiv
+//! 2205.05198) splits the tokens.
 //!
 //! Read in this order:
 //!
-//! 1. `shape`: the sizes of a model and of a pass; `params`: how parameters are laid out and split;
-//! 2. `decoder`: the whole model, called by the step segment by segment;
-//! 3. `block`: attention and MLP between norms, forward and backward; `branch` is what its two halves share;
-//! 4. `attention`, `rotary`, `mlp`, `norm`: the parts of a block; `linear`: the products of its weights;
-//! 5. `region`: where the ranks meet inside a layer;
-//! 6. `embedding`, `loss`: both ends, split over the vocabulary;
-//! 7. `activation_checkpoints`: the inputs of blocks that recomputation keeps, and where.
-//! 8. `kv_cache`: keys and values of the tokens before, for generation.
+//! 1. `shape`: the sizes of a model and of a pass; `params`: layout and split of parameters;
+//! 2. `decoder`: the whole model, which the step calls segment by segment;
+//! 3. `block`: attention and MLP between norms, forward and backward; `branch`: buffers of both
+//!    halves;
+//! 4. `attention`, `rotary`, `mlp`, `norm`: the parts of a block; `linear`: the matmuls with its
+//!    weights;
+//! 5. `region`: the collectives inside a layer;
+//! 6. `embedding`, `loss`: the first and the last layer, split over the vocabulary;
+//! 7. `activation_checkpoints`: saved inputs of blocks for recomputation, and their place;
+//! 8. `kv_cache`: keys and values of earlier tokens, for generation.
 
 // Files are opened, created, read and renamed by the crate `files`.
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]

@@ -1,10 +1,11 @@
-//! The three products of a linear: forward, and those of its gradients with respect to input and weight. In the model's type,
-//! or in fp8 by current scaling for each tensor: E4M3 for inputs and weights, E5M2 for gradients (arXiv 2209.05433).
+//! The three matmuls of a linear: forward, input gradient and weight gradient. They use the model's
+//! type, or fp8 with current scaling per tensor: E4M3 for inputs and weights, E5M2 for gradients
+//! (arXiv 2209.05433).
 
 use crate::shape::DecoderShape;
 use device::{Arena, Device, Dtype, Epilogue, Lane::Compute, MAXIMA, Op, Plan, Tensor};
 
-/// Operands of products in fp8, on their way: all linears share them.
+/// Transient operands of fp8 matmuls; all linears share them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fp8Operands {
     input: Tensor,       // E4m3, (B T) by the widest input; also transposed
@@ -15,7 +16,7 @@ pub(crate) struct Fp8Operands {
     scales: [Tensor; 3], // F32, of input, weight, gradient
 }
 
-/// Tensors for products of one linear in fp8: largest magnitudes from the forward pass on, and the shared operands.
+/// Tensors of a linear's fp8 matmuls: largest magnitudes of the forward pass, and shared operands.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fp8Linear {
     input: Tensor,
@@ -23,7 +24,7 @@ pub(crate) struct Fp8Linear {
     operands: Fp8Operands,
 }
 
-/// A linear, y = x weight' (+ bias), and how its products are computed.
+/// A linear, y = x weight' (+ bias), and the operands of its fp8 matmuls, if any.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Linear {
     pub(crate) weight: Tensor, // (n, k)
@@ -31,7 +32,7 @@ pub(crate) struct Linear {
 }
 
 impl Fp8Operands {
-    /// Plans the operands, if the model has such products.
+    /// Plans the operands, if the model has fp8 matmuls.
     pub(crate) fn plan(plan: &mut Plan, shape: &DecoderShape) -> Option<Self> {
         if !shape.fp8 {
             return None;
@@ -54,7 +55,7 @@ impl Fp8Operands {
         })
     }
 
-    /// Plans a linear's largest magnitudes.
+    /// Plans the largest magnitudes of a linear's input and weight.
     pub(crate) fn linear(self, plan: &mut Plan, name: &str) -> Fp8Linear {
         let [input, weight] = ["input", "weight"].map(|of| {
             let name = format!("{name}.{of}_maxima");
@@ -65,7 +66,7 @@ impl Fp8Operands {
 }
 
 impl Fp8Linear {
-    /// x as fp8 in the shared operand `to`, as it lies or transposed.
+    /// Rounds x to fp8 in the shared operand `to`; `turn` transposes it.
     fn round(
         dev: &Device,
         x: Tensor,
@@ -84,7 +85,7 @@ impl Fp8Linear {
 }
 
 impl Linear {
-    /// Finds the largest magnitudes of the input x and of the weight. The other calls use them.
+    /// Computes the largest magnitudes of the input x and of the weight, which the other calls use.
     #[track_caller]
     pub(crate) fn observe(self, dev: &Device, x: Tensor) {
         if let Some(Fp8Linear { input, weight, .. }) = self.fp8 {
@@ -93,7 +94,8 @@ impl Linear {
         }
     }
 
-    /// y (m, n) = x (m, k) weight' + bias, of an [observed](Self::observe) x, then the epilogue.
+    /// Computes y (m, n) = x (m, k) weight' + bias of an [observed](Self::observe) x, and the
+    /// epilogue.
     #[track_caller]
     pub(crate) fn forward(
         self,
@@ -115,7 +117,7 @@ impl Linear {
         follow(dev, epilogue, x, y);
     }
 
-    /// d_x (m, k) = d (m, n) weight, then the epilogue.
+    /// Computes d_x (m, k) = d (m, n) weight, then the epilogue.
     #[track_caller]
     pub(crate) fn input_gradient(self, dev: &Device, d: Tensor, d_x: Tensor, epilogue: Epilogue) {
         let Some(Fp8Linear { weight, operands: fp8, .. }) = self.fp8 else {
@@ -125,7 +127,7 @@ impl Linear {
         let ((m, n), [_, of_weight, of_d]) = (d.shape(), fp8.scales);
         let a = fp8.gradient.slice(0..m * n).reshape(m, n);
         let turned = Some(fp8.turned.slice(0..m * n).reshape(n, m));
-        // The transposed copy waits for the product of the weight's gradient.
+        // The transposed copy is for the weight gradient's matmul.
         let maxima = fp8.maxima;
         dev.submit(Compute, Op::Maxima { x: d, maxima });
         dev.submit(Compute, Op::Quantize { x: d, maxima, y: Some(a), turned, scale: of_d });
@@ -134,8 +136,8 @@ impl Linear {
         follow(dev, epilogue, d, d_x);
     }
 
-    /// d_weight (n, k) = d' x, and `d_bias` (n) the sums of d's columns. After the [`input_gradient`](Self::input_gradient) of the
-    /// same d, and before that of another.
+    /// Computes d_weight (n, k) = d' x, and `d_bias` (n), the sums of d's columns. Call it after
+    /// [`input_gradient`](Self::input_gradient) of the same d, before that of another d.
     #[track_caller]
     pub(crate) fn weight_gradient(
         self,
@@ -158,7 +160,7 @@ impl Linear {
     }
 }
 
-/// Products of fp8 have no epilogue: it follows as an op of its own, on values as they were before.
+/// Runs the epilogue of an fp8 matmul as a separate op, on operands before their rounding to fp8.
 #[track_caller]
 fn follow(dev: &Device, epilogue: Epilogue, a: Tensor, c: Tensor) {
     epilogue.apart(a, c).into_iter().for_each(|op| dev.submit(Compute, op));

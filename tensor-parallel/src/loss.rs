@@ -1,35 +1,36 @@
-//! Vocabulary-parallel output projection and cross-entropy: the logits are never gathered, three numbers per
-//! token are (arXiv 1909.08053, section 3). Both go through the tokens in runs, so that one run's logits are in memory: of a
-//! vocabulary of 128 thousand those of all tokens are the largest tensor there is.
+//! Vocabulary-parallel output projection and cross-entropy. The ranks never gather logits, only
+//! three numbers per token (arXiv 1909.08053, section 3). Both directions process the tokens in
+//! runs, and only one run's logits are in memory. With a vocabulary of 128 thousand, the logits of
+//! all tokens would be the largest tensor.
 
 use crate::region::sum_over_ranks;
 use crate::shape::{BatchTensors, DecoderShape};
 use device::{Arena, Device, Dtype, Epilogue, Lane::Compute, Op, Plan, Reduction, Tensor};
 use std::ops::Range;
 
-/// Activations of the output layer, of one run of tokens.
+/// Activations of the output layer for one run of tokens.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Head {
-    /// (run, V/t); becomes its own gradient.
+    /// (run, V/t) logits; the backward pass replaces them by their gradient.
     pub(crate) logits: Tensor,
     max: Tensor,  // (run)
     sums: Tensor, // (2, run)
-    loss: Tensor, // (1) F64: of a run behind the first
+    loss: Tensor, // (1) F64: loss of a run after the first run
 }
 
-/// Inputs of the output layer, or their gradients: the normed input (B T, C) and the table (V/t, C).
+/// Inputs of the output layer, or their gradients: normed input (B T, C) and table (V/t, C).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HeadInputs {
     pub(crate) normed: Tensor,
     pub(crate) table: Tensor,
 }
 
-/// What the output layer's backward pass starts from, one F64 on the device each.
+/// Inputs of the output layer's backward pass, one F64 on the device each.
 #[derive(Clone, Copy, Debug)]
 pub struct LossTensors {
-    /// Where the loss goes: the sum over the micro-batch's tokens.
+    /// Output of the loss: the sum over the micro-batch's tokens.
     pub loss: Tensor,
-    /// The loss scale, by which gradients are multiplied.
+    /// Loss scale, a factor of all gradients.
     pub scale: Tensor,
 }
 
@@ -45,26 +46,26 @@ impl Head {
         }
     }
 
-    /// The runs of tokens.
+    /// Runs of tokens, at most `head_rows` each.
     fn runs(shape: &DecoderShape) -> impl Iterator<Item = Range<usize>> {
         let (tokens, rows) = (shape.tokens(), shape.head_rows);
         (0..tokens).step_by(rows).map(move |start| start..(start + rows).min(tokens))
     }
 
-    /// For a run of `rows` tokens.
+    /// The activations for a run of `rows` tokens.
     fn of(self, rows: usize) -> Self {
         let logits = self.logits.rows(0..rows);
         let (max, sums) = (self.max.slice(0..rows), self.sums.slice(0..2 * rows).reshape(2, rows));
         Self { logits, max, sums, ..self }
     }
 
-    /// normed (run, C), table (V/t, C) -> logits of this rank's columns.
+    /// Computes the logits of this rank's columns from normed (run, C) and table (V/t, C).
     pub(crate) fn project(&self, dev: &Device, normed: Tensor, table: Tensor) {
         let logits = self.logits.rows(0..normed.shape().0);
         dev.submit(Compute, Op::product(normed, table.t(), logits));
     }
 
-    /// loss (1) F64 = sum over the micro-batch's tokens, the same on every rank.
+    /// Computes loss (1) F64, the sum over the micro-batch's tokens, the same on every rank.
     pub(crate) fn loss(
         &self,
         dev: &Device,
@@ -80,8 +81,9 @@ impl Head {
         }
     }
 
-    /// [`loss`](Self::loss), and the gradients of its mean over the micro-batch's tokens, times `loss.scale`: those of
-    /// `inputs` are written; that of the normed input is this rank's, to be summed over the ranks.
+    /// Computes the [`loss`](Self::loss), and the gradients of its mean over the micro-batch's
+    /// tokens, times `loss.scale`. Writes `grads`; the gradient of the normed input is this rank's
+    /// part, to be summed over the ranks.
     pub(crate) fn loss_and_gradients(
         &self,
         dev: &Device,
@@ -107,7 +109,7 @@ impl Head {
         }
     }
 
-    /// The loss of a run is added to that of the runs before it.
+    /// Computes the loss of a run and adds it to the loss of the earlier runs.
     fn forward(
         &self,
         dev: &Device,
@@ -129,7 +131,7 @@ impl Head {
         dev.submit(Compute, Op::Add { x: self.loss, into: loss });
     }
 
-    /// The logits become their gradient.
+    /// Replaces the logits by their gradient.
     fn backward(&self, dev: &Device, shape: &DecoderShape, targets: Tensor, scale: Tensor) {
         let Self { logits, max, sums, .. } = *self;
         let (shard, factor) = (shape.vocab_shard(dev), 1.0 / shape.tokens() as f32);

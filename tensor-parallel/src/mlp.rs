@@ -16,7 +16,7 @@ pub(crate) struct MlpActivations {
     proj: Option<Fp8Linear>,
 }
 
-/// Parameters, or their gradients.
+/// Parameters of the MLP, or their gradients.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mlp {
     fc_weight: Tensor,       // (F/t, C); with a gate (2F/t, C): gate, then up
@@ -46,14 +46,15 @@ impl MlpActivations {
         Self { pre, act, fc, proj }
     }
 
-    /// The first `rows` rows.
+    /// The first `rows` rows of the activations.
     pub(crate) fn first(self, rows: usize) -> Self {
         Self { pre: self.pre.rows(0..rows), act: self.act.rows(0..rows), ..self }
     }
 }
 
 impl Mlp {
-    /// Declares its parameters behind `mlp.`. A rank's runs of gate and up stand together, so that one product has both.
+    /// Declares the parameters with the prefix `mlp.`. A rank's rows of gate and up are adjacent,
+    /// so that one matmul computes both.
     pub(crate) fn declare(params: &mut ParamDeclarations, shape: &DecoderShape) {
         let (c, f, zero) = (shape.hidden, shape.ffn_hidden, Init::Constant(0.0));
         if shape.architecture.swiglu {
@@ -82,7 +83,7 @@ impl Mlp {
         }
     }
 
-    /// normed (B T, C) -> activations of this rank's columns, in `saved`.
+    /// Computes normed (B T, C) -> activations of this rank's columns, in `saved`.
     pub(crate) fn inner_forward(
         &self,
         dev: &Device,
@@ -109,13 +110,14 @@ impl Mlp {
         Linear { weight: self.proj_weight, fp8: saved.proj }
     }
 
-    /// The row-parallel linear: `partial` (B T, C), to be summed over the ranks.
+    /// Computes the row-parallel linear: `partial` (B T, C), to be summed over the ranks.
     pub(crate) fn proj_forward(&self, dev: &Device, saved: MlpActivations, partial: Tensor) {
         self.proj(saved).forward(dev, saved.act, partial, Epilogue::None, None);
     }
 
-    /// From `branch.d_sum` (B T, C), the gradient of the summed output, to `branch.d_normed` (B T, C), whose
-    /// sum over the ranks runs beside the weight gradients and is over when Compute goes on.
+    /// Computes `branch.d_normed` (B T, C) from `branch.d_sum` (B T, C), the gradient of the summed
+    /// output. The sum of `branch.d_normed` over the ranks runs during the weight gradients;
+    /// Compute waits for it at the end.
     pub(crate) fn backward(
         &self,
         dev: &Device,

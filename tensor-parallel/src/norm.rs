@@ -9,9 +9,9 @@ use device::{Arena, Device, Dtype, Event, Lane::Compute, Op, Plan, Tensor};
 /// Results of a norm, for its backward pass.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NormActivations {
-    /// (B T, C): the normed input, whole on every rank.
+    /// (B T, C): normed input, complete on every rank.
     pub(crate) normed: Tensor,
-    /// (rows, 2); of RMSNorm (rows)
+    /// (rows, 2): statistics of the rows; (rows, 1) for RMSNorm.
     stats: Tensor,
 }
 
@@ -27,13 +27,13 @@ pub(crate) struct Norm {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AppliedNorm {
     pub(crate) norm: Norm,
-    /// (rows, C): its input.
+    /// (rows, C): input of the norm.
     pub(crate) x: Tensor,
     pub(crate) saved: NormActivations,
 }
 
 impl NormActivations {
-    /// With `recomputed` all norms share its output, since the backward pass computes it again.
+    /// Plans the results. With `recomputed` all norms share the output, which backward recomputes.
     pub(crate) fn plan(
         plan: &mut Plan,
         name: &str,
@@ -50,14 +50,14 @@ impl NormActivations {
         }
     }
 
-    /// The first `rows` rows.
+    /// The first `rows` rows of the results.
     pub(crate) fn first(self, rows: usize) -> Self {
         Self { normed: self.normed.rows(0..rows), stats: self.stats.rows(0..rows) }
     }
 }
 
 impl Norm {
-    /// Declares gain and bias of (C) each, as `name.weight` and `name.bias`.
+    /// Declares a gain and a bias (C), as `name.weight` and `name.bias`.
     pub(crate) fn declare(params: &mut ParamDeclarations, name: &str, shape: &DecoderShape) {
         let (elements, split) = (shape.hidden, Split::Replicated);
         params.add_vector(&format!("{name}.weight"), elements, split, Init::Constant(1.0));
@@ -72,12 +72,13 @@ impl Norm {
         Self { gain: flat.get(name, "weight"), bias, epsilon }
     }
 
-    /// x (rows, C) -> `saved.normed` (B T, C), gathered. Whole at `record(Compute)`.
+    /// Computes x (rows, C) -> `saved.normed` (B T, C), gathered. It is complete at
+    /// `record(Compute)`.
     pub(crate) fn forward(&self, dev: &Device, region: Region, x: Tensor, saved: NormActivations) {
         dev.wait(Compute, self.start_forward(dev, region, x, saved));
     }
 
-    /// [`forward`](Self::forward), whole at the event.
+    /// Starts [`forward`](Self::forward); the output is complete at the returned event.
     pub(crate) fn start_forward(
         &self,
         dev: &Device,
@@ -97,13 +98,13 @@ impl Norm {
 }
 
 impl AppliedNorm {
-    /// [`Norm::start_forward`] once more.
+    /// Repeats [`Norm::start_forward`] for the backward pass.
     pub(crate) fn start_forward(&self, dev: &Device, region: Region) -> Event {
         self.norm.start_forward(dev, region, self.x, self.saved)
     }
 
-    /// d_x (rows, C) = (add ? d_x : 0) + gradient of x, from `d_normed` (rows, C), already summed over the
-    /// ranks. Writes `grads` from this rank's tokens.
+    /// Computes d_x (rows, C) = (add ? d_x : 0) + gradient of x, from `d_normed` (rows, C), already
+    /// summed over the ranks. Writes `grads` from this rank's tokens.
     pub(crate) fn backward(
         &self,
         dev: &Device,

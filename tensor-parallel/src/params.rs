@@ -1,23 +1,25 @@
 //! The layout of a segment's flat buffer: the place of each part of each global tensor.
 //!
-//! A segment (the embedding, one block, the final norm) is one flat run of parameters, and its gradients
-//! another of the same layout. Order: sharded matrices, then other sharded parameters, then replicated ones;
-//! so "decayed" and "counted once" are prefixes.
+//! A segment (the embedding, one block, the final norm) is one flat run of parameters; its
+//! gradients have the same layout. The order is: sharded matrices, then other sharded parameters,
+//! then replicated parameters. So the elements with weight decay are a prefix, and the elements
+//! that a rank counts are a prefix with at most one hole.
 
 use device::Tensor;
 use device::numerics::CountedRange;
 use std::ops::Range;
 
-/// The cut of a global (rows, columns) tensor over t ranks.
+/// The split of a global (rows, columns) tensor over t ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Split {
-    /// Every rank holds all of it.
+    /// Every rank holds the whole tensor.
     Replicated,
     /// Rank i holds the i-th run of rows (column-parallel weights and biases, the vocabulary).
     Rows,
-    /// As `Rows`, but `ranks` neighbours hold the same run (keys and values, where ranks outnumber their heads).
+    /// As `Rows`, but `ranks` neighbouring ranks hold the same run (keys and values, if there are
+    /// more ranks than key and value heads).
     SharedRows {
-        /// Ranks that hold the same rows.
+        /// Number of ranks that hold the same rows.
         ranks: usize,
     },
     /// The rows are three groups (q, k, v); rank i holds the i-th run of each.
@@ -29,42 +31,43 @@ pub enum Split {
 /// The initial values of a parameter.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Init {
-    /// Normal with this standard deviation.
+    /// Normally distributed with this standard deviation.
     Normal(f64),
-    /// All the same.
+    /// All elements have this value.
     Constant(f64),
 }
 
 /// One parameter of a segment.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Param {
-    /// Global name: `h.3.attn.qkv.weight`.
+    /// Global name, for example `h.3.attn.qkv.weight`.
     pub name: String,
-    /// It has one dimension, like biases and gains, and stands here as one column. A matrix of one column is none.
+    /// Whether the parameter has one dimension, as biases and gains do. Its `global` and `local`
+    /// then have one column. A matrix with one column is not a vector.
     pub is_vector: bool,
     /// (rows, columns) of the whole tensor, without padding.
     pub global: (usize, usize),
     /// (rows, columns) of a rank's part, padding included.
     pub local: (usize, usize),
-    /// Its cut over the ranks.
+    /// Split over the ranks.
     pub split: Split,
-    /// Its initial values.
+    /// Initial values.
     pub init: Init,
-    /// Elements of the segment's flat buffer.
+    /// Elements in the segment's flat buffer.
     pub range: Range<usize>,
 }
 
 /// A run of elements that is contiguous both in a rank's part and in the global tensor.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Run {
-    /// Elements of the rank's part of the parameter.
+    /// Elements in the rank's part of the parameter.
     pub local: Range<usize>,
-    /// Index of the first in the global tensor.
+    /// Index of the first element in the global tensor.
     pub global: usize,
 }
 
 impl Param {
-    /// The parts of the global tensor that rank `tp` of `t` holds; padding is in none.
+    /// The runs of the global tensor that rank `tp` of `t` holds; no run contains padding.
     pub fn runs(&self, tp: usize, t: usize) -> Vec<Run> {
         let ((rows, cols), (local_rows, local_cols)) = (self.global, self.local);
         let block = |local_start: usize, first_row: usize, num_rows: usize| {
@@ -93,8 +96,8 @@ impl Param {
         runs
     }
 
-    /// Whether rank `tp` is the first rank that holds its part. The first one counts the part in norms, and writes it to
-    /// files.
+    /// Whether rank `tp` is the first rank that holds its part. This rank counts the part in norms,
+    /// and writes it to files.
     pub const fn is_owner(&self, tp: usize) -> bool {
         match self.split {
             Split::Rows | Split::ThreeRows | Split::Columns => true,
@@ -108,13 +111,13 @@ impl Param {
         (1..t).any(|tp| !self.is_owner(tp))
     }
 
-    /// Lengths of the global tensor's dimensions, as files have them.
+    /// Lengths of the global tensor's dimensions, as in files.
     pub fn dimensions(&self) -> Vec<usize> {
         let (rows, columns) = self.global;
         if self.is_vector { vec![rows] } else { vec![rows, columns] }
     }
 
-    /// Elements of the global tensor.
+    /// Number of elements of the global tensor.
     pub const fn global_len(&self) -> usize {
         self.global.0 * self.global.1
     }
@@ -123,23 +126,23 @@ impl Param {
 /// The layout of one segment, the same on every rank.
 #[derive(Clone, PartialEq, Debug)]
 pub struct SegmentLayout {
-    /// `embedding`, `block.3`, `final_norm`.
+    /// Name of the segment: `embedding`, `block.3`, `final_norm`.
     pub name: String,
-    /// Prefix of the names of its parameters: `h.3.`.
+    /// Prefix of the parameters' names: `h.3.`.
     prefix: String,
-    /// In order of their ranges, without gaps.
+    /// Parameters in the order of their ranges, without gaps.
     pub params: Vec<Param>,
-    /// Leading elements that take weight decay (matrices).
+    /// Number of leading elements with weight decay (matrices).
     pub decayed: usize,
-    /// Leading elements that are cut over the ranks; the rest is replicated.
+    /// Number of leading elements that are split over the ranks; the rest is replicated.
     pub sharded: usize,
-    /// Elements with parameters.
+    /// Number of elements with parameters.
     pub len: usize,
-    /// Length of the flat buffer.
+    /// Length of the flat buffer in elements.
     pub padded: usize,
 }
 
-/// The parameters of a segment while its parts declare them, in the order in which a reader would.
+/// The parameters of a segment, in the order of their declaration.
 pub(crate) struct ParamDeclarations {
     t: usize,
     prefix: String,
@@ -147,7 +150,7 @@ pub(crate) struct ParamDeclarations {
 }
 
 impl ParamDeclarations {
-    /// Declares a matrix that is cut over the ranks as `split` says.
+    /// Declares a matrix with the split `split` over the ranks.
     pub(crate) fn add(&mut self, name: &str, global: (usize, usize), split: Split, init: Init) {
         let (rows, columns) = global;
         let local = match split {
@@ -159,7 +162,7 @@ impl ParamDeclarations {
         self.push(name, global, local, split, init);
     }
 
-    /// Declares a vector of so many elements that is cut over the ranks as `split` says.
+    /// Declares a vector of `elements` elements with the split `split` over the ranks.
     pub(crate) fn add_vector(&mut self, name: &str, elements: usize, split: Split, init: Init) {
         self.add(name, (elements, 1), split, init);
         self.params.last_mut().into_iter().for_each(|param| param.is_vector = true);
@@ -191,8 +194,8 @@ impl ParamDeclarations {
 }
 
 impl SegmentLayout {
-    /// Lays out what `declare` declares, each name behind `prefix`; a rank has one of `t` parts, and the flat length is a
-    /// multiple of `align`.
+    /// Lays out the parameters that `declare` declares, with `prefix` before each name. A rank has
+    /// one of `t` parts, and the flat length is a multiple of `align`.
     pub(crate) fn new(
         name: String,
         prefix: String,
@@ -203,7 +206,7 @@ impl SegmentLayout {
         let mut declared = ParamDeclarations { t, prefix, params: Vec::new() };
         declare(&mut declared);
         let ParamDeclarations { prefix, mut params, .. } = declared;
-        // Stable: what is declared first stands first among its like.
+        // A stable sort keeps the order of declaration within each kind.
         params.sort_by_key(|param| match (param.split, param.is_vector) {
             (Split::Replicated, _) => 2,
             (_, true) => 1,
@@ -229,7 +232,8 @@ impl SegmentLayout {
         layout
     }
 
-    /// The elements of the flat buffer that count on rank `tp`: of those that several ranks hold, the first one's.
+    /// The elements of the flat buffer that rank `tp` counts. If several ranks hold an element,
+    /// only the first rank counts it.
     pub fn counted(&self, tp: usize) -> CountedRange {
         let mut counted = CountedRange::first(self.len);
         let others: Vec<&Range<usize>> =
@@ -247,7 +251,7 @@ impl SegmentLayout {
         counted
     }
 
-    /// A flat buffer of this layout, to cut parameters or gradients out of by their names.
+    /// A flat buffer with this layout, to cut out parameters or gradients by name.
     pub(crate) const fn of(&self, flat: Tensor) -> FlatBuffer<'_> {
         FlatBuffer { layout: self, flat }
     }
@@ -266,12 +270,12 @@ pub(crate) struct FlatBuffer<'a> {
 }
 
 impl FlatBuffer<'_> {
-    /// A tensor by its name: that of the part of the model, and its own behind a dot. (local rows, local columns), or one row.
+    /// The tensor with the name `part.own`: (local rows, local columns); a vector is one row.
     pub(crate) fn get(self, part: &str, own: &str) -> Tensor {
         self.cut(self.param_of(part, own))
     }
 
-    /// Tensors of several parts that were declared one after the other, as one: their rows together.
+    /// The tensors of several parts as one tensor with all their rows. The parts must be adjacent.
     pub(crate) fn joined(self, parts: &[&str], own: &str) -> Tensor {
         let first = self.param_of(parts[0], own);
         let (mut rows, mut range) = (0, first.range.start..first.range.start);
@@ -284,18 +288,19 @@ impl FlatBuffer<'_> {
         self.shaped(range, rows, first)
     }
 
-    /// A tensor that is a part of the model by itself.
+    /// The tensor with the name `name`, without a part.
     pub(crate) fn whole(self, name: &str) -> Tensor {
         self.cut(self.param(name, |of_segment| of_segment == name))
     }
 
-    /// The parameter `own` of a part of the model.
+    /// The parameter with the name `part.own`.
     fn param_of(&self, part: &str, own: &str) -> &Param {
         let behind = |name: &str| Some(name.strip_prefix(part)?.strip_prefix('.')? == own);
         self.param(part, |name| behind(name) == Some(true))
     }
 
-    /// The parameter whose name behind the segment's prefix `is` picks. A step asks for it, so nothing is allocated.
+    /// The parameter whose name after the segment's prefix satisfies `is`. Does not allocate, since
+    /// every step calls it.
     fn param(&self, whose: &str, is: impl Fn(&str) -> bool) -> &Param {
         let picked = |param: &&Param| param.name.strip_prefix(&self.layout.prefix).is_some_and(&is);
         self.layout.params.iter().find(picked).unwrap_or_else(|| {
@@ -307,7 +312,7 @@ impl FlatBuffer<'_> {
         self.shaped(param.range.clone(), param.local.0, param)
     }
 
-    /// So many rows of columns like those of `like`, however few; a vector is one row.
+    /// Shapes `range` as `rows` rows with the columns of `like`; a vector is one row.
     fn shaped(&self, range: Range<usize>, rows: usize, like: &Param) -> Tensor {
         let t = self.flat.slice(range);
         if like.is_vector { t } else { t.reshape(rows, like.local.1) }
@@ -319,7 +324,7 @@ mod tests {
     use super::*;
     use device::{Arena, Dtype, Plan};
 
-    /// Every rank's runs together cover the global tensor exactly once.
+    /// Asserts that all ranks' runs together cover the global tensor exactly once.
     fn covers(param: &Param, t: usize) {
         let mut seen = vec![0; param.global_len()];
         for tp in 0..t {
@@ -357,7 +362,7 @@ mod tests {
             );
             assert_eq!(segment.of(flat).get("qkv", "weight").shape(), (3 * 16 / t, 8));
             assert_eq!(segment.of(flat).get("qkv", "bias").shape(), (1, 3 * 16 / t));
-            // A matrix of one column is a matrix: it is decayed and has two dimensions.
+            // A matrix with one column still has weight decay and two dimensions.
             assert_eq!(segment.of(flat).whole("narrow").shape(), (8, 1));
             assert_eq!(segment.params[2].dimensions(), [8, t]);
             assert_eq!(segment.params[4].dimensions(), [3 * 16]);

@@ -1,16 +1,17 @@
-//! The conjugate regions f and g: where tensor-parallel ranks meet.
+//! The conjugate regions f and g: the collectives of the tensor-parallel ranks.
 //!
-//! A column-parallel linear needs its whole input and a row-parallel one leaves partial sums. Plain: f is the
-//! identity forward and an all-reduce backward, g the reverse. With sequence parallelism the tokens between
-//! the two are split over the ranks: f gathers forward and reduce-scatters backward, g the reverse.
-//! All collectives are on `TpComm`, in place.
+//! A column-parallel linear needs its complete input, and a row-parallel linear computes partial
+//! sums. Without sequence parallelism, f is the identity forward and an all-reduce backward, and g
+//! is the reverse. With sequence parallelism the tokens between the two linears are split over the
+//! ranks: f gathers forward and reduce-scatters backward, and g is the reverse. All collectives are
+//! on `TpComm`, in place.
 
 use device::{Arena, Device, Event, Group, Lane, Op, Reduction, Tensor};
 
 /// The split of tokens between the linears.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Region {
-    /// Each rank holds its share of the tokens.
+    /// Whether each rank has only its share of the tokens (sequence parallelism).
     pub(crate) sequence: bool,
 }
 
@@ -19,36 +20,37 @@ impl Region {
         dev.rank().tp_size == 1
     }
 
-    /// This rank's rows of a (B T, n) buffer: all, or its share.
+    /// This rank's rows of a (B T, n) buffer: all rows, or its share.
     pub(crate) fn rows(self, dev: &Device, full: Tensor) -> Tensor {
         let rank = dev.rank();
         if self.sequence { full.shard(rank.tp, rank.tp_size) } else { full }
     }
 
-    /// The gradient of a row-parallel linear's bias, where a rank is alone: it then goes with that of the weight. Ranks of a
-    /// group sum it by one kernel, since all keep the bias and must keep the same bits.
+    /// `d_bias` of a row-parallel linear if `tp_size` is 1: the weight gradient's matmul then
+    /// computes it. In a larger group every rank holds the bias and needs the same bits, so a
+    /// separate kernel sums it.
     pub(crate) fn with_weight(dev: &Device, d_bias: Option<Tensor>) -> Option<Tensor> {
         d_bias.filter(|_| Self::alone(dev))
     }
 
-    /// The same gradient where [`with_weight`](Self::with_weight) leaves it.
+    /// `d_bias` if [`with_weight`](Self::with_weight) returns none: for a separate kernel.
     pub(crate) fn apart(dev: &Device, d_bias: Option<Tensor>) -> Option<Tensor> {
         d_bias.filter(|_| !Self::alone(dev))
     }
 
-    /// Global number of this rank's first row, when the buffer's first row has number `first`.
+    /// Global number of this rank's first row, if the buffer's first row has number `first`.
     pub(crate) fn first_row(self, dev: &Device, first: u64, rows: usize) -> u64 {
         if self.sequence { first + (dev.rank().tp * rows) as u64 } else { first }
     }
 
-    /// f forward, g backward: every rank has put its [`rows`](Self::rows) into `full`; afterwards `full` is
-    /// whole on all. Compute waits for it.
+    /// f forward, g backward: gathers the [`rows`](Self::rows) that every rank has written into
+    /// `full`. Compute waits for the complete `full`.
     #[track_caller]
     pub(crate) fn gather(self, dev: &Device, full: Tensor) {
         dev.wait(Lane::Compute, self.start_gather(dev, full));
     }
 
-    /// [`gather`](Self::gather), which is over at the event.
+    /// Starts a [`gather`](Self::gather), which has finished at the returned event.
     #[track_caller]
     pub(crate) fn start_gather(self, dev: &Device, full: Tensor) -> Event {
         if !self.sequence || Self::alone(dev) {
@@ -59,8 +61,9 @@ impl Region {
         dev.record(Lane::TpComm)
     }
 
-    /// Starts g forward, f backward: sums the ranks' partial `full` (B T, n), in place. When the event has
-    /// passed this rank's [`rows`](Self::rows) are the sum. For Compute to wait for; where a rank is alone it made the sum.
+    /// Starts g forward, f backward: sums the ranks' partial `full` (B T, n), in place. After the
+    /// returned event this rank's [`rows`](Self::rows) are the sum; Compute must wait for the
+    /// event. With `tp_size` 1, `full` is the sum already.
     #[track_caller]
     pub(crate) fn start_sum(self, dev: &Device, full: Tensor) -> Event {
         if Self::alone(dev) {
@@ -76,7 +79,7 @@ impl Region {
         dev.record(Lane::TpComm)
     }
 
-    /// [`start_sum`](Self::start_sum), and Compute waits for it. Returns this rank's rows.
+    /// Runs [`start_sum`](Self::start_sum), and Compute waits for it. Returns this rank's rows.
     #[track_caller]
     pub(crate) fn sum(self, dev: &Device, full: Tensor) -> Tensor {
         let summed = self.start_sum(dev, full);
@@ -84,8 +87,8 @@ impl Region {
         self.rows(dev, full)
     }
 
-    /// Where each rank saw only its own tokens, the gradients of replicated parameters are partial sums:
-    /// adds them up. Compute waits for it.
+    /// Sums the gradients of replicated parameters over the ranks, if each rank saw only its own
+    /// tokens. Compute waits for the sum.
     #[track_caller]
     pub(crate) fn sum_replicated_grads(self, dev: &Device, grads: Tensor) {
         if self.sequence {
@@ -94,7 +97,7 @@ impl Region {
     }
 }
 
-/// All-reduce over the tensor-parallel ranks; Compute waits for it.
+/// Runs an all-reduce over the tensor-parallel ranks; Compute waits for it.
 #[track_caller]
 pub(crate) fn sum_over_ranks(dev: &Device, x: Tensor, reduce: Reduction) {
     debug_assert!(x.arena() == Arena::Device);

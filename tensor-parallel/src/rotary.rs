@@ -1,4 +1,4 @@
-//! Rotary positions: the angles by which halves of heads turn, one table for all layers.
+//! Rotary positions: rotation angles of the halves of heads, one table for all layers.
 
 use device::{Arena, Device, Dtype, Error, Plan, Tensor};
 
@@ -7,35 +7,36 @@ use device::{Arena, Device, Dtype, Error, Plan, Tensor};
 pub struct Rope {
     /// Base of the frequencies.
     pub theta: f64,
-    /// Scaling of the frequencies for contexts longer than those of the first training.
+    /// Scaling of the frequencies for contexts longer than in pretraining.
     pub scaling: RopeScaling,
 }
 
 /// Scaling of the frequencies of rotary positions.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum RopeScaling {
-    /// They are not.
+    /// No scaling.
     None,
-    /// All by one factor (arXiv 2306.15595).
+    /// One factor for all frequencies (arXiv 2306.15595).
     Linear {
-        /// Divides every frequency.
+        /// Divisor of every frequency.
         factor: f64,
     },
-    /// Low ones by a factor, high ones not at all, those between by a part (Llama 3.1).
+    /// A factor for low frequencies, none for high ones, interpolated in between (Llama 3.1).
     Llama3 {
-        /// Divides low frequencies.
+        /// Divisor of low frequencies.
         factor: f64,
-        /// Frequencies of fewer turns than this within `original_seq_len` are low.
+        /// Frequencies with fewer turns than this within `original_seq_len` are low.
         low_freq_factor: f64,
-        /// Frequencies of more turns than this are high.
+        /// Frequencies with more turns than this are high.
         high_freq_factor: f64,
-        /// Tokens of the contexts of the first training.
+        /// Context length of the pretraining in tokens.
         original_seq_len: usize,
     },
 }
 
 impl Rope {
-    /// Radians per position of the D/2 pairs of a head of `dim`, as fp32: pretrained models saw these.
+    /// Radians per position of the D/2 pairs of a head of `dim`, rounded to fp32 as in the training
+    /// of published models.
     fn frequencies(&self, dim: usize) -> Vec<f32> {
         let frequency = |pair: usize| {
             let plain = self.theta.powf(-2.0 * pair as f64 / dim as f64);
@@ -76,7 +77,7 @@ impl RotaryTable {
         Self { rope, head_dim, table }
     }
 
-    /// Puts the table on the device, once.
+    /// Writes the table to the device, once.
     pub(crate) fn write(&self, dev: &Device) -> Result<(), Error> {
         let (dim, frequencies) = (self.head_dim, self.rope.frequencies(self.head_dim));
         dev.write(self.table, &|i| {
@@ -101,7 +102,7 @@ mod tests {
         };
         let plain = Rope { theta: 500_000.0, scaling: RopeScaling::None }.frequencies(128);
         let scaled = Rope { theta: 500_000.0, scaling }.frequencies(128);
-        // One turn in 8192 tokens is 7.67e-4 radians a token; four are 3.07e-3.
+        // One turn in 8192 tokens is 7.67e-4 radians per token; four turns are 3.07e-3.
         for (plain, scaled) in plain.into_iter().zip(scaled) {
             if plain > 3.07e-3 {
                 assert_eq!(plain, scaled);

@@ -1,72 +1,74 @@
-//! The shape of a model, cut over the ranks of a group, and what changes from one micro-batch to the next.
+//! The shape of a model, split over the ranks of a group, and the settings of a micro-batch.
 
 use crate::params::Init;
 use crate::region::Region;
 use crate::rotary::Rope;
 use device::{Device, Dropout, Dtype, Heads, Tensor, VocabShard, random};
 
-/// The activations that a block computes again in the backward pass and does not keep.
+/// The activations that a block recomputes in the backward pass instead of keeping them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Recompute {
-    /// Nothing.
+    /// No activations.
     None,
-    /// The outputs of norms and of the MLP's activation: large, and little work. Attention never keeps its scores, the other
-    /// tensor of this kind (arXiv 2205.05198, section 5).
+    /// The outputs of norms and of the MLP's activation: they are large and cheap. Attention never
+    /// keeps its scores, which are also large and cheap (arXiv 2205.05198, section 5).
     Selective,
-    /// The whole block from its input, but for the MLP's last linear.
+    /// All activations of the block from its input, except the MLP's last linear.
     Block,
 }
 
-/// The place of the blocks' inputs until the backward pass needs them.
+/// Place of the blocks' inputs until the backward pass needs them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CheckpointHome {
     /// On the device.
     Device,
-    /// In host memory; copied down under the next block, and up under the block above.
+    /// In host memory; copied down during the next block, and up during backward of the block
+    /// above.
     Host,
-    /// In host memory, and Compute waits for every copy: as DeepSpeed's checkpoints on the CPU did, to compare with.
+    /// As `Host`, but Compute waits for every copy, as in DeepSpeed's CPU checkpointing, to
+    /// compare.
     HostBlocking,
-    /// Nowhere: no backward pass follows.
+    /// Not kept: no backward pass follows.
     None,
 }
 
-/// The way in which a token's position enters.
+/// How the model uses a token's position.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Positions {
-    /// A learned row for each is added to the embedding.
+    /// A learned row per position is added to the embedding.
     Learned,
-    /// Queries and keys turn by it.
+    /// Queries and keys are rotated by their position.
     Rotary(Rope),
 }
 
-/// The parts of which a decoder is made: GPT-2 is one choice of these, Llama another.
+/// The choice of a decoder's parts, for example GPT-2 or Llama.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Architecture {
-    /// RMSNorm with a gain; else layer norm with gain and bias.
+    /// Whether norms are RMSNorm with a gain; otherwise layer norm with gain and bias.
     pub rms_norm: bool,
-    /// Added to the variance, or to the mean square, by every norm.
+    /// Epsilon of every norm, added to the variance or to the mean square.
     pub norm_epsilon: f64,
-    /// The way in which a token's position enters.
+    /// How the model uses a token's position.
     pub positions: Positions,
-    /// The weights of q, k and v are one tensor in checkpoints, with as many heads each.
+    /// Whether q, k and v are one tensor in checkpoints, with the same number of heads each.
     pub joined_qkv: bool,
-    /// The projections to q, k and v have biases.
+    /// Whether the projections to q, k and v have biases.
     pub qkv_bias: bool,
-    /// The projection back from the heads has a bias.
+    /// Whether the projection back from the heads has a bias.
     pub proj_bias: bool,
-    /// Each head of q and k is normed before it is rotated.
+    /// Whether each head of q and k is normed before its rotation.
     pub qk_norm: bool,
-    /// The MLP is gated, SwiGLU without biases; else GELU with biases.
+    /// Whether the MLP is SwiGLU without biases; otherwise GELU with biases.
     pub swiglu: bool,
-    /// The output projection is the token table.
+    /// Whether the output projection is the token table.
     pub tied: bool,
-    /// Initial weights whose output is added to the residual stream are smaller, by the square root of the number of such
-    /// additions (GPT-2, section 2.3).
+    /// Whether initial weights of layers that add to the residual stream are divided by the square
+    /// root of the number of additions (GPT-2, section 2.3).
     pub scaled_residuals: bool,
 }
 
 impl Architecture {
-    /// The parts of GPT-2.
+    /// The architecture of GPT-2.
     pub const GPT2: Self = Self {
         rms_norm: false,
         norm_epsilon: 1e-5,
@@ -81,65 +83,68 @@ impl Architecture {
     };
 }
 
-/// Everything that decides shapes.
+/// All settings that determine tensor shapes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderShape {
-    /// Which parts.
+    /// Choice of the model's parts.
     pub architecture: Architecture,
-    /// L
+    /// L: number of blocks.
     pub layers: usize,
-    /// C
+    /// C: hidden channels.
     pub hidden: usize,
-    /// H, of all ranks; a multiple of `tp_size` and of `kv_heads`.
+    /// H: heads of all ranks; a multiple of `tp_size` and of `kv_heads`.
     pub heads: usize,
-    /// K: heads of keys and values, of all ranks; a multiple or a divisor of `tp_size`.
+    /// K: heads of keys and values of all ranks; a multiple or a divisor of `tp_size`.
     pub kv_heads: usize,
     /// D: elements of a head; even with rotary positions.
     pub head_dim: usize,
-    /// T
+    /// T: tokens of a sample.
     pub seq_len: usize,
-    /// Tokens, without padding.
+    /// Number of tokens in the vocabulary, without padding.
     pub vocab: usize,
-    /// F
+    /// F: inner width of the MLP.
     pub ffn_hidden: usize,
-    /// B
+    /// B: samples of a micro-batch.
     pub micro_batch: usize,
-    /// t
+    /// t: number of tensor-parallel ranks.
     pub tp_size: usize,
-    /// Tokens outside the linears are split over the ranks.
+    /// Whether tokens outside the linears are split over the ranks (sequence parallelism).
     pub sequence: bool,
-    /// The activations that blocks compute again in the backward pass.
+    /// The activations that blocks recompute in the backward pass.
     pub recompute: Recompute,
-    /// Each rank keeps its share of a block's input. Needs [`Recompute::Block`], and no `sequence`, which splits the input too.
+    /// Whether each rank keeps only its share of a block's input. Needs [`Recompute::Block`]
+    /// without `sequence`, which also splits the input.
     pub partition_checkpoints: bool,
-    /// The place of that input. On the host each rank keeps its share anyway. Needs [`Recompute::Block`].
+    /// Place of the blocks' inputs. On the host each rank always keeps only its share. Needs
+    /// [`Recompute::Block`].
     pub checkpoint_home: CheckpointHome,
-    /// Micro-batches whose inputs of the blocks are kept at once; more than one with [`Recompute::Block`] only.
+    /// Number of micro-batches with saved block inputs at the same time; more than one only with
+    /// [`Recompute::Block`].
     pub checkpoint_slots: usize,
-    /// Which parameters are on the device between their uses.
+    /// The parameters that stay on the device between their uses.
     pub ring: Ring,
-    /// Tokens whose logits are in memory at once.
+    /// Number of tokens with logits in memory at the same time.
     pub head_rows: usize,
     /// Type of parameters, activations and gradients.
     pub dtype: Dtype,
-    /// The products of blocks have operands of fp8; `dtype` is 16 bits.
+    /// Whether the matmuls of blocks have fp8 operands; `dtype` must then have 16 bits.
     pub fp8: bool,
     /// Type of sums over the ranks.
     pub partial_dtype: Dtype,
-    /// Probability of dropping.
+    /// Dropout probability.
     pub dropout: f32,
     /// Standard deviation of the initial weights.
     pub init_std: f64,
 }
 
-/// Which parameters are on the device between their uses. Of those that are not, the host has the parameters, and the caller
-/// brings them up ahead of each use.
+/// The parameters that stay on the device between their uses. The host has the other parameters,
+/// and the caller prefetches them before each use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ring {
-    /// Buffers in which the blocks that are not resident take turns, at least 2; the token table and an output projection of its
-    /// own share one more. 0: all parameters are resident.
+    /// Number of buffers that non-resident blocks use in turn: at least 2, or 0 if all parameters
+    /// are resident. The token table and a separate output projection share one more buffer.
     pub buffers: usize,
-    /// Blocks that are resident, spread evenly over all.
+    /// Number of resident blocks, spread evenly over all blocks.
     pub resident: usize,
 }
 
@@ -147,24 +152,24 @@ impl Ring {
     /// All parameters are resident.
     pub const NONE: Self = Self { buffers: 0, resident: 0 };
 
-    /// Whether block `layer` of so many is resident.
+    /// Whether block `layer` of `layers` blocks is resident.
     pub const fn is_resident(self, layer: usize, layers: usize) -> bool {
         self.buffers == 0 || (layer + 1) * self.resident / layers > layer * self.resident / layers
     }
 }
 
-/// Most elements of the logits of all ranks: 1 GiB in 16 bits.
+/// Largest number of elements of all ranks' logits: 1 GiB in 16 bits.
 const MOST_LOGITS: usize = 1 << 29;
 
-/// Tokens whose logits are in memory at once, for a vocabulary of `vocab`: a function of that alone, since gradients are
-/// rounded once for each run of so many.
+/// Number of tokens with logits in memory at the same time, for a vocabulary of `vocab`. It depends
+/// only on `vocab`, since gradients are rounded once for each run of this length.
 pub const fn head_rows(vocab: usize) -> usize {
     let rows = MOST_LOGITS / vocab / 128 * 128;
     if rows < 128 { 128 } else { rows }
 }
 
 impl DecoderShape {
-    /// Micro-batches that go backward through each block together.
+    /// Number of micro-batches that run backward through each block together.
     pub(crate) const fn backward_slots(&self) -> usize {
         if self.ring.buffers > 0 { self.checkpoint_slots } else { 1 }
     }
@@ -174,19 +179,20 @@ impl DecoderShape {
         Init::Normal(self.init_std)
     }
 
-    /// Initial values of weights whose output is added to the residual stream.
+    /// Initial values of weights that add to the residual stream.
     pub(crate) fn residual_init(&self) -> Init {
         let additions =
             if self.architecture.scaled_residuals { 2.0 * self.layers as f64 } else { 1.0 };
         Init::Normal(self.init_std / additions.sqrt())
     }
 
-    /// Ranks that hold the same head of keys and values; 1 where heads are not fewer than ranks.
+    /// Number of ranks that hold the same head of keys and values; 1 if the heads are at least as
+    /// many as the ranks.
     pub(crate) const fn kv_replicas(&self) -> usize {
         if self.tp_size > self.kv_heads { self.tp_size / self.kv_heads } else { 1 }
     }
 
-    /// K/t, or 1 where ranks share heads: a rank's heads of keys and values.
+    /// K/t, or 1 if ranks share heads: a rank's heads of keys and values.
     pub(crate) const fn kv_per_rank(&self) -> usize {
         self.kv_heads * self.kv_replicas() / self.tp_size
     }
@@ -201,24 +207,25 @@ impl DecoderShape {
         self.heads * self.head_dim / self.tp_size
     }
 
-    /// Columns of a rank's first product of the MLP: F/t, twice that with a gate.
+    /// Columns of a rank's first matmul of the MLP: F/t, or 2 F/t with a gate.
     pub(crate) const fn inner_width(&self) -> usize {
         let one = self.ffn_hidden / self.tp_size;
         if self.architecture.swiglu { 2 * one } else { one }
     }
 
-    /// The name of the MLP's activation.
+    /// Name of the MLP's activation.
     pub(crate) const fn activation(&self) -> &'static str {
         if self.architecture.swiglu { "swiglu" } else { "gelu" }
     }
 
-    /// Columns of the widest tensor whose rows are summed, on one rank of any number.
+    /// Columns of the widest tensor with row sums. Computed for `tp_size` 1, so it does not depend
+    /// on the number of ranks.
     pub fn widest_sum(&self) -> usize {
         let one = Self { tp_size: 1, ..self.clone() };
         one.qkv_width().max(one.inner_width()).max(one.hidden)
     }
 
-    /// B T
+    /// B T: tokens of a micro-batch.
     pub const fn tokens(&self) -> usize {
         self.micro_batch * self.seq_len
     }
@@ -228,13 +235,13 @@ impl DecoderShape {
         if self.sequence { self.tokens() / self.tp_size } else { self.tokens() }
     }
 
-    /// V/t: a multiple of 8, so that matrix units run full.
+    /// V/t: a multiple of 8, so that tensor cores are fully used.
     pub const fn vocab_per_rank(&self) -> usize {
         self.vocab.div_ceil(8 * self.tp_size) * 8
     }
 
-    /// Operations of one token, forward and backward, without recomputation: 6 per parameter of the linears,
-    /// plus attention's causal products.
+    /// FLOPs per token, forward and backward, without recomputation: 6 per parameter of the
+    /// linears, plus attention's causal matmuls.
     pub const fn model_flops_per_token(&self) -> f64 {
         let (c, d, l) = (self.hidden as f64, self.head_dim as f64, self.layers as f64);
         let (q, kv) = (self.heads as f64 * d, self.kv_heads as f64 * d);
@@ -265,13 +272,15 @@ impl DecoderShape {
 pub struct MicrobatchContext {
     /// Key of this step's dropout; unused when `training` is false.
     pub dropout_key: u64,
-    /// (sample of the step) times T, of the micro-batch's first sample.
+    /// Number of the micro-batch's first token in the step: the number of its first sample times T.
     pub first_token: u64,
-    /// Dropout works.
+    /// Whether dropout is on and block inputs are saved for a backward pass.
     pub training: bool,
-    /// (B T) I32 on the device, where samples hold several documents: the place in its sample where each token's document starts.
+    /// (B T) I32 on the device: the position in the sample at which each token's document starts.
+    /// Present if samples hold several documents.
     pub starts: Option<Tensor>,
-    /// The slot of its group in which the inputs of its blocks are kept, below [`DecoderShape::checkpoint_slots`].
+    /// Slot of the saved block inputs in the micro-batch's group, less than
+    /// [`DecoderShape::checkpoint_slots`].
     pub slot: usize,
 }
 
@@ -295,9 +304,9 @@ impl MicrobatchContext {
 /// A micro-batch on the device, (B T) I32 each.
 #[derive(Clone, Copy, Debug)]
 pub struct BatchTensors {
-    /// Inputs.
+    /// Input tokens.
     pub tokens: Tensor,
-    /// The next token, or negative: not counted.
+    /// Next tokens; a negative target is not counted.
     pub targets: Tensor,
     /// Positions in `tokens`, sorted by token (stable).
     pub order: Tensor,

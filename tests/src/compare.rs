@@ -1,4 +1,4 @@
-//! Runs compared: bit for bit, or within what another order of sums in fp32 explains.
+//! Compares runs: bit for bit, or within the error of another order of sums in fp32.
 
 use crate::{RunRecord, dataset, lay_out, prose, tiny, try_run_on};
 use config::{Config, DataFormat};
@@ -15,26 +15,26 @@ use std::time::Duration;
 /// fp32 parameters by global name.
 pub type Weights = BTreeMap<String, Vec<f32>>;
 
-/// Every size and layout (`make test-full`), not the quick selection.
+/// Whether tests run every size and layout (`make test-full`), not the quick selection.
 pub fn full() -> bool {
     std::env::var_os("ONEBOX_FULL").is_some_and(|value| value == "1")
 }
 
-/// Every lane a thread, and each op held back by up to so many microseconds.
+/// Options with a thread per lane, which delays each op by up to `chaos_us` microseconds.
 pub fn with_delays(chaos_us: u64) -> RunOptions {
     let (lanes, timeout) = (Lanes::Threads { chaos_us }, Duration::from_secs(120));
     RunOptions { lanes, timeout: Some(timeout), ..RunOptions::default() }
 }
 
-/// `base` and then `more`; of a key that is set twice the last value counts.
+/// The settings `base`, then `more`. If a key is set twice, the last value counts.
 pub fn with<'a>(base: &[&'a str], more: &[&'a str]) -> Vec<&'a str> {
     [base, more].concat()
 }
 
-/// A short text: the evaluation of all of its held-out part takes less time than the training does.
+/// A short text: the evaluation of its whole validation set is faster than the training.
 ///
 /// # Panics
-/// When it cannot be written.
+/// If the file cannot be written.
 pub fn excerpt() -> Arc<Dataset> {
     static EXCERPT: OnceLock<Arc<Dataset>> = OnceLock::new();
     Arc::clone(EXCERPT.get_or_init(|| {
@@ -45,10 +45,11 @@ pub fn excerpt() -> Arc<Dataset> {
     }))
 }
 
-/// All files of a checkpoint but the config and the hash in its manifest, and those of these words of its control block that it has.
+/// Contents of all files of a checkpoint, by file name. Of the manifest only the first line,
+/// without the config.
 ///
 /// # Panics
-/// When it cannot be read.
+/// If the checkpoint cannot be read.
 pub fn contents(checkpoint: &Path) -> BTreeMap<String, Vec<u8>> {
     let entries =
         std::fs::read_dir(checkpoint).expect("a checkpoint").map(|entry| entry.expect("an entry"));
@@ -66,10 +67,10 @@ pub fn contents(checkpoint: &Path) -> BTreeMap<String, Vec<u8>> {
     entries.map(content).collect()
 }
 
-/// A training part of one window, so that every sample of every step is the same.
+/// A data set with one training window, so that every sample of every step is the same.
 ///
 /// # Panics
-/// When it cannot be written.
+/// If the files cannot be written.
 pub fn one_window() -> Arc<Dataset> {
     let folder = tempfile::tempdir().expect("a folder");
     let file = |name: &str, text: &str| {
@@ -86,33 +87,33 @@ pub fn one_window() -> Arc<Dataset> {
 /// Trains [`tiny`] on [`excerpt`].
 ///
 /// # Panics
-/// When the run fails.
+/// If the run fails.
 pub fn run_with(sets: &[&str], options: &RunOptions) -> RunRecord {
     let config = tiny(sets);
     let ran = try_run_on(&excerpt(), &config, &lay_out(&config), options);
     ran.unwrap_or_else(|e| panic!("{sets:?}: {e}"))
 }
 
-/// [`run_with`] inline lanes.
+/// Runs [`run_with`] with inline lanes.
 ///
 /// # Panics
-/// As there.
+/// As [`run_with`].
 pub fn run_sets(sets: &[&str]) -> RunRecord {
     run_with(sets, &RunOptions::default())
 }
 
-/// Trains on `data` with inline lanes; also the parameters at the end.
+/// Trains on `data` with inline lanes. Also returns the final parameters.
 ///
 /// # Panics
-/// When the run fails or its weights cannot be read.
+/// If the run fails or its weights cannot be read.
 pub fn run_with_weights(data: &Arc<Dataset>, config: &Config) -> (RunRecord, Weights) {
     run_for_weights(data, config, &RunOptions::default())
 }
 
-/// [`run_with_weights`] as `options` say.
+/// Runs [`run_with_weights`] with `options`.
 ///
 /// # Panics
-/// As there.
+/// As [`run_with_weights`].
 pub fn run_for_weights(
     data: &Arc<Dataset>,
     config: &Config,
@@ -134,10 +135,10 @@ pub fn run_for_weights(
     (ran, file.tensors().into_iter().map(tensor).collect())
 }
 
-/// [`run_with_weights`] of [`tiny`] on [`excerpt`].
+/// Runs [`run_with_weights`] for [`tiny`] on [`excerpt`].
 ///
 /// # Panics
-/// As there.
+/// As [`run_with_weights`].
 pub fn tiny_with_weights(sets: &[&str]) -> (RunRecord, Weights) {
     run_with_weights(&excerpt(), &tiny(sets))
 }
@@ -145,7 +146,7 @@ pub fn tiny_with_weights(sets: &[&str]) -> (RunRecord, Weights) {
 /// Norm of a - b.
 ///
 /// # Panics
-/// When they are not of the same model.
+/// If the weights belong to different models.
 pub fn distance(a: &Weights, b: &Weights) -> f64 {
     assert!(a.keys().eq(b.keys()));
     let squares = a.iter().zip(b.values()).flat_map(|((name, x), y)| {
@@ -155,10 +156,10 @@ pub fn distance(a: &Weights, b: &Weights) -> f64 {
     squares.sum::<f64>().sqrt()
 }
 
-/// Losses, norms, evaluations and final states are the same bits.
+/// Asserts that losses, norms, evaluations and final states have the same bits.
 ///
 /// # Panics
-/// When they are not; says where they part.
+/// If they do not; the message names the first difference.
 pub fn assert_same_bits(base: &RunRecord, other: &RunRecord, what: &str) {
     for (a, b) in base.steps.iter().zip(&other.steps) {
         let step = a.step;
@@ -169,10 +170,10 @@ pub fn assert_same_bits(base: &RunRecord, other: &RunRecord, what: &str) {
     assert_eq!(base.bits(), other.bits(), "{what}");
 }
 
-/// Each of `variants`, set on top of `base`, runs to the bits of `base`.
+/// Asserts that each of `variants`, set on top of `base`, trains to the bits of `base`.
 ///
 /// # Panics
-/// When one does not.
+/// If one variant does not.
 pub fn assert_no_bit_changes(base: &[&str], variants: &[&[&str]]) {
     let reference = run_sets(base);
     assert!(reference.steps.iter().all(|s| s.loss.is_finite()), "{base:?}");
@@ -182,48 +183,49 @@ pub fn assert_no_bit_changes(base: &[&str], variants: &[&[&str]]) {
     }
 }
 
-/// How far two runs are, or may be, apart.
+/// Distance of two runs, or its limit.
 #[derive(Clone, Copy, Debug)]
 pub struct RunDistance {
-    /// Losses and evaluations: absolute, in nats.
+    /// Distance of losses and evaluations: absolute, in nats.
     pub loss: f64,
-    /// Gradient norms: relative.
+    /// Distance of gradient norms: relative.
     pub norm: f64,
-    /// Final parameters: norm of the difference, relative to how far the run moved them.
+    /// Norm of the difference of the final parameters, relative to their change in the reference
+    /// run.
     pub weights: f64,
 }
 
 impl RunDistance {
-    /// A NaN is never within a limit.
+    /// Whether no distance exceeds its limit; a NaN always does.
     fn is_within(self, limit: Self) -> bool {
         self.loss <= limit.loss && self.norm <= limit.norm && self.weights <= limit.weights
     }
 }
 
-/// The largest; NaN if any is (`f64::max` would drop it).
+/// The largest value, or NaN if any value is NaN (`f64::max` would drop it).
 fn worst(all: impl Iterator<Item = f64>) -> f64 {
     all.fold(0.0, |worst: f64, x| if x > worst || x.is_nan() { x } else { worst })
 }
 
-/// A run that others are held against.
+/// A run to which other runs are compared.
 #[derive(Debug)]
 pub struct Reference {
     ran: RunRecord,
     weights: Weights,
-    /// How far training moved the parameters.
+    /// Distance that training moved the parameters.
     moved: f64,
 }
 
 impl Reference {
-    /// Trains `sets`.
+    /// Trains with `sets`.
     ///
     /// # Panics
-    /// When that fails, or nothing moves.
+    /// If the run fails, or if it does not move the parameters.
     pub fn new(sets: &[&str]) -> Self {
         Self::on(&excerpt(), sets)
     }
 
-    /// Trains `sets` on `data`.
+    /// Trains with `sets` on `data`.
     ///
     /// # Panics
     /// As [`new`](Self::new).
@@ -234,23 +236,23 @@ impl Reference {
         Self { ran, weights, moved }
     }
 
-    /// What was reported.
+    /// The reports of the reference run.
     pub const fn ran(&self) -> &RunRecord {
         &self.ran
     }
 
-    /// `sets` trains to the same within `limit`.
+    /// Asserts that a run with `sets` stays within `limit` of the reference.
     ///
     /// # Panics
-    /// When it does not.
+    /// If it does not.
     pub fn assert_near(&self, sets: &[&str], limit: RunDistance) {
         self.assert_ran_near(&format!("{sets:?}"), &tiny_with_weights(sets), limit);
     }
 
-    /// A run was the same within `limit`.
+    /// Asserts that a finished run is within `limit` of the reference.
     ///
     /// # Panics
-    /// When it was not.
+    /// If it is not.
     #[expect(clippy::print_stdout, reason = "shown with --nocapture, to see how tight limits are")]
     pub fn assert_ran_near(
         &self,
@@ -274,15 +276,16 @@ impl Reference {
     }
 }
 
-/// What a run with `sets` starts from: one step whose update is too small to change any fp32.
+/// Initial weights of a run with `sets`, from one step whose update is too small to change any
+/// fp32.
 ///
 /// # Panics
-/// When that run fails.
+/// If that run fails.
 pub fn initial_weights(sets: &[&str]) -> Weights {
     tiny_with_weights(&with(sets, &STANDSTILL)).1
 }
 
-/// Sets for a step that changes no parameter: its update is below the smallest fp32. (What is 0 may become -0.)
+/// Settings of a step whose update is below the smallest fp32. (A parameter 0 may become -0.)
 pub const STANDSTILL: [&str; 7] = [
     "optimizer.kind=Sgd",
     "optimizer.lr=1e-44",

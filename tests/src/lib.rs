@@ -1,4 +1,4 @@
-//! What the end-to-end tests share: tiny configs, a text, and runs on virtual GPUs.
+//! Helpers of the end-to-end tests: tiny configs, texts, and runs on virtual GPUs.
 #![allow(clippy::expect_used, clippy::panic, reason = "helpers of tests")]
 #![allow(clippy::allow_attributes, reason = "the lines above")]
 
@@ -14,18 +14,18 @@ use std::sync::{Arc, OnceLock};
 pub mod compare;
 pub mod pass;
 
-/// This machine, which all tests of a program share: a look at it takes time.
+/// This machine, discovered once for all tests of a program, since discovery is slow.
 pub fn machine() -> &'static LocalMachine {
     static MACHINE: OnceLock<LocalMachine> = OnceLock::new();
     MACHINE.get_or_init(LocalMachine::default)
 }
 
-/// `config`, laid out for this machine.
+/// The layout of `config` on this machine.
 pub fn lay_out(config: &Config) -> RankLayout {
     layout::build::lay_out(config, machine())
 }
 
-/// A model of three blocks that trains in milliseconds. Odd sizes on purpose.
+/// Config of a model with three blocks that trains in milliseconds. Its sizes are odd on purpose.
 pub const TINY: &str = r#"(
     device: Cpu(count: 1, memory: "64MiB", threads: 1),
     model: (layers: 3, hidden: 32, heads: 4, seq_len: 16, init_std: 0.08),
@@ -38,10 +38,10 @@ pub const TINY: &str = r#"(
     train: (steps: 6, seed: 7),
 )"#;
 
-/// `TINY` with `--set` arguments; the device count follows tensor x data.
+/// `TINY` with `--set` arguments; the device count is tensor x data.
 ///
 /// # Panics
-/// When a setting is refused.
+/// If a setting is refused.
 pub fn tiny(sets: &[&str]) -> Config {
     let number = |key: &str| {
         let found = sets.iter().rev().find_map(|s| s.strip_prefix(key)?.strip_prefix('='));
@@ -56,12 +56,12 @@ pub fn tiny(sets: &[&str]) -> Config {
 /// A config from RON and `--set` arguments.
 ///
 /// # Panics
-/// When it is refused.
+/// If the config is refused.
 pub fn config(ron: &str, sets: &[String]) -> Config {
     load_str(ron, "test.ron", Path::new("."), sets).unwrap_or_else(|e| panic!("{e}")).config
 }
 
-/// Some English-like bytes to learn.
+/// A data set of English-like text.
 pub fn text() -> Arc<Dataset> {
     static TEXT: OnceLock<Arc<Dataset>> = OnceLock::new();
     Arc::clone(TEXT.get_or_init(|| {
@@ -72,7 +72,7 @@ pub fn text() -> Arc<Dataset> {
     }))
 }
 
-/// A text whose held-out part is four windows, for models that are slow to evaluate.
+/// A text with a validation set of four windows, for models that are slow to evaluate.
 pub fn short_text() -> Arc<Dataset> {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("text.txt");
@@ -80,21 +80,22 @@ pub fn short_text() -> Arc<Dataset> {
     dataset(&file.display().to_string(), 16)
 }
 
-/// Any file as a data set.
+/// The data set of any file.
 ///
 /// # Panics
-/// When it is refused.
+/// If the file is refused.
 pub fn dataset(path: &str, seq_len: usize) -> Arc<Dataset> {
     let format = config::DataFormat::Bytes;
     let corpus = Corpus::open(path, None, format, 0.1, 256, seq_len);
     Arc::new(corpus.unwrap_or_else(|e| panic!("{e}")).into())
 }
 
-/// Windows of tokens, inputs and one more, as the samples of the steps of a run whose global batch is `batch`: a file that is zero
-/// but where the sampler will look, with `data.order: Random`. Returns the seed of that run; `folder` gets the files.
+/// A data set whose samples in a run with global batch `batch` are `windows`, each with the inputs
+/// and one more token. The file has zeros except at the positions that the sampler reads with
+/// `data.order: Random`. Returns the seed of that run; `folder` gets the files.
 ///
 /// # Panics
-/// When there is no such seed.
+/// If no seed keeps the windows apart.
 pub fn dataset_of_windows(
     windows: &[&[f64]],
     batch: usize,
@@ -151,14 +152,14 @@ pub fn prose(bytes: usize) -> String {
     text
 }
 
-/// A run on virtual GPUs, as far as tests compare it.
+/// Results of a run on virtual GPUs that tests compare.
 #[derive(Clone, Debug)]
 pub struct RunRecord {
-    /// Every step.
+    /// Reports of all steps.
     pub steps: Vec<StepReport>,
-    /// (step, loss)
+    /// Evaluations: (step, loss).
     pub evals: Vec<(u64, f64)>,
-    /// Its end.
+    /// Outcome of the run.
     pub outcome: Outcome,
 }
 
@@ -171,7 +172,7 @@ impl RunRecord {
     }
 }
 
-/// Trains, or tells why not.
+/// Trains on [`text`], or returns the error.
 ///
 /// # Errors
 /// As [`train`].
@@ -179,7 +180,7 @@ pub fn try_run(config: &Config, options: &RunOptions) -> Result<RunRecord, Box<R
     try_run_built(config, &lay_out(config), options)
 }
 
-/// [`try_run`] of something built already.
+/// Runs [`try_run`] with a finished layout.
 ///
 /// # Errors
 /// As [`train`].
@@ -191,7 +192,7 @@ pub fn try_run_built(
     try_run_on(&text(), config, built, options)
 }
 
-/// [`try_run_built`] with a data set of its own.
+/// Runs [`try_run_built`] on the data set `data`.
 ///
 /// # Errors
 /// As [`train`].
@@ -214,23 +215,23 @@ pub fn try_run_on(
     Ok(RunRecord { steps, evals, outcome })
 }
 
-/// Trains.
+/// Trains on [`text`].
 ///
 /// # Panics
-/// When the run fails.
+/// If the run fails.
 pub fn run(config: &Config, options: &RunOptions) -> RunRecord {
     try_run(config, options).unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// Trains with inline lanes.
+/// Trains [`tiny`] on [`text`] with inline lanes.
 ///
 /// # Panics
-/// When the run fails.
+/// If the run fails.
 pub fn run_inline(sets: &[&str]) -> RunRecord {
     run(&tiny(sets), &RunOptions::default())
 }
 
-/// A learning rate of 0.1 and a weight of 1 in each step.
+/// A schedule with learning rate 0.1 and weight 1 in each step.
 #[derive(Debug)]
 pub struct Constant;
 

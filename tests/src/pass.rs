@@ -1,4 +1,4 @@
-//! One pass of a model, forward and backward, put together from the ranks of a grid; and fixtures to compare it with.
+//! One forward and backward pass of a model, assembled from all ranks, and fixtures for it.
 
 use device::cpu::{self, CpuOptions, Lanes, ScratchFloats};
 use device::{
@@ -13,7 +13,7 @@ use tensor_parallel::{
     SegmentLayout, SegmentRole, Split,
 };
 
-/// Tensors by name, widened.
+/// Tensors by name, converted to f64.
 #[derive(Debug, Default)]
 pub struct Fixture(pub BTreeMap<String, Vec<f64>>);
 
@@ -21,7 +21,7 @@ impl Fixture {
     /// Adds the tensors of a safetensors file.
     ///
     /// # Panics
-    /// If `bytes` are none.
+    /// If `bytes` are no safetensors file.
     pub fn add(&mut self, bytes: &[u8]) {
         let file = SafeTensors::deserialize(bytes).expect("a fixture is a safetensors file");
         self.0.extend(file.tensors().iter().map(|(name, t)| (name.clone(), widened(t))));
@@ -30,16 +30,16 @@ impl Fixture {
     /// The values of a tensor.
     ///
     /// # Panics
-    /// If there is none of that name.
+    /// If the fixture has no tensor of that name.
     pub fn get(&self, name: &str) -> &[f64] {
         self.0.get(name).unwrap_or_else(|| panic!("the fixture has no {name}"))
     }
 }
 
-/// The numbers of a tensor.
+/// The values of a tensor as f64.
 ///
 /// # Panics
-/// If fixtures have none of its type.
+/// If the tensor has a type that no fixture has.
 pub fn widened(t: &safetensors::tensor::TensorView<'_>) -> Vec<f64> {
     fn each<const N: usize>(data: &[u8], number: impl Fn([u8; N]) -> f64) -> Vec<f64> {
         data.as_chunks().0.iter().map(|b| number(*b)).collect()
@@ -55,25 +55,25 @@ pub fn widened(t: &safetensors::tensor::TensorView<'_>) -> Vec<f64> {
     }
 }
 
-/// The largest difference; infinite where `got` is not finite.
+/// The largest difference; infinite if a value of `got` is not finite.
 ///
 /// # Panics
-/// If one is longer than the other.
+/// If the lengths differ.
 pub fn worst(got: &[f64], want: &[f64]) -> f64 {
     assert_eq!(got.len(), want.len());
     let apart = |(g, w): (&f64, &f64)| if g.is_finite() { (g - w).abs() } else { f64::INFINITY };
     got.iter().zip(want).map(apart).fold(0.0, f64::max)
 }
 
-/// What every rank is given, of all samples: tokens and targets (B T), and the model's parameters by their names.
+/// Inputs of a pass, for all samples and ranks: tokens and targets (B T), and parameters by name.
 pub struct PassInputs<'a> {
-    /// Inputs.
+    /// Input tokens.
     pub tokens: &'a [f64],
-    /// The next tokens.
+    /// Next tokens.
     pub targets: &'a [f64],
-    /// Where the document of each starts in its sample; None: a sample is one document.
+    /// Position in the sample where each token's document starts. `None`: one document per sample.
     pub starts: Option<&'a [f64]>,
-    /// A whole parameter.
+    /// Returns the values of a whole parameter by name.
     pub param: &'a (dyn Fn(&str) -> &'a [f64] + Sync),
 }
 
@@ -83,14 +83,14 @@ impl std::fmt::Debug for PassInputs<'_> {
     }
 }
 
-/// What a pass gives.
+/// Results of a pass.
 #[derive(Debug)]
 pub struct PassResult {
-    /// (B T, V)
+    /// Logits (B T, V).
     pub logits: Vec<f64>,
-    /// Mean over all tokens.
+    /// Mean loss over all tokens.
     pub loss: f64,
-    /// Whole tensors by name: the mean over data-parallel ranks.
+    /// Gradients of whole tensors by name: the mean over data-parallel ranks.
     pub grads: BTreeMap<String, Vec<f64>>,
 }
 
@@ -105,7 +105,7 @@ struct Handles {
     scale: Tensor,
 }
 
-/// What a rank reads back: its logits, its loss, and its gradient of each segment.
+/// Results of one rank: its logits, its loss, and its gradient of each segment.
 struct RankResult {
     rank: Rank,
     logits: Vec<f64>,
@@ -113,10 +113,10 @@ struct RankResult {
     buckets: Vec<Vec<f64>>,
 }
 
-/// A pass of the model of `shape`, in fp32, on `dp` replicas.
+/// Runs a pass of the model of `shape`, in fp32, on `dp` replicas.
 ///
 /// # Panics
-/// When a rank fails.
+/// If a rank fails.
 pub fn pass(shape: &DecoderShape, dp: usize, given: &PassInputs<'_>) -> PassResult {
     let handles = Handles::plan(shape);
     let world = Communicator::new(shape.tp_size, dp, Duration::from_secs(60));
@@ -225,7 +225,7 @@ impl Handles {
         let mut logits = vec![f64::NAN; dp * tokens * vocab];
         let mut grads = BTreeMap::new();
         for RankResult { rank, logits: local, buckets, .. } in parts {
-            // A rank may hold padding alone.
+            // A rank may hold only padding.
             let first = (rank.tp * columns).min(vocab);
             for (r, row) in local.chunks(columns).enumerate() {
                 let real = &row[..(vocab - first).min(columns)];

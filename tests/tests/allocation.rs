@@ -1,4 +1,4 @@
-//! What a step allocates: nothing, on no thread. And what a plan holds: 16-bit tensors in 16 bits.
+//! A step allocates no memory, on any thread. A plan holds 16-bit tensors in 16 bits.
 #![allow(missing_docs, reason = "a test")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "helpers of tests")]
 #![allow(clippy::print_stdout, reason = "figures for --nocapture")]

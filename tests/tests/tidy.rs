@@ -1,4 +1,5 @@
-//! The repository keeps its own rules: edges between crates, fences around unsafe code, sizes, names.
+//! The repository keeps its own rules: dependencies between crates, limits of unsafe code, sizes,
+//! names.
 
 #![allow(clippy::expect_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]

@@ -54,7 +54,7 @@ pub struct Part {
     pub nodes: Vec<u32>,
 }
 
-/// Where the pages of an arena are, and how they came there.
+/// The placement of an arena's pages.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ArenaReport {
     /// Mapped bytes.
@@ -68,7 +68,7 @@ pub struct ArenaReport {
     pub not_bound: Option<String>,
     /// Whether the kernel accepted the request for huge pages.
     pub huge_pages: bool,
-    /// The CPUs whose threads brought the pages in. Empty if pages come in at their first use.
+    /// The CPUs whose threads touched the pages first. Empty if pages come in at their first use.
     pub touched_by: Vec<u32>,
     /// Number of sampled pages by node.
     pub found: BTreeMap<u32, usize>,
@@ -126,7 +126,7 @@ impl Arena {
         Self::with_parts(bytes, nodes, cpus, &[])
     }
 
-    /// [`Arena::new`] with `parts` on nodes of their own. Parts do not overlap. Where the kernel
+    /// [`Arena::new`] with `parts` on nodes of their own. Parts do not overlap. If the kernel
     /// refuses to bind, the parts are on the nodes of the rest.
     ///
     /// # Errors
@@ -163,8 +163,8 @@ impl Arena {
         Self::with_small_pages(bytes, 0)
     }
 
-    /// Reserves `bytes` of address space, of which the caller touches few. The kernel sets no
-    /// memory aside, and one word touched does not bring in 2 MiB.
+    /// Reserves `bytes` of address space for a caller that touches few of them. The kernel sets no
+    /// memory aside, and the first touch of a word does not bring in 2 MiB.
     ///
     /// # Errors
     /// As [`Arena::new`].
@@ -179,7 +179,7 @@ impl Arena {
         Ok(arena)
     }
 
-    /// Memory that nobody has touched.
+    /// Maps memory without touching it.
     fn map(bytes: usize, flags: i32) -> io::Result<Self> {
         let mapped = bytes.max(1).checked_next_multiple_of(HUGE);
         let mapped = mapped.ok_or(io::ErrorKind::OutOfMemory)?;
@@ -220,7 +220,7 @@ impl Arena {
         self.bytes == 0
     }
 
-    /// Where the pages are, as far as the kernel reports it.
+    /// The placement of the pages, as the kernel reports it.
     pub fn report(&self) -> &ArenaReport {
         &self.report
     }
@@ -317,7 +317,7 @@ impl Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        // SAFETY: mapped in `new` with this length, and nothing that borrows the arena is left.
+        // SAFETY: mapped in `new` with this length, and no borrow of the arena is left.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.mapped) };
     }
 }
@@ -370,7 +370,7 @@ fn map_aligned(bytes: usize, flags: i32) -> io::Result<NonNull<u8>> {
         unsafe { libc::munmap(at.cast(), before) };
     }
     if room - before - bytes > 0 {
-        // SAFETY: the part behind the end, likewise.
+        // SAFETY: the part after the end, likewise.
         unsafe { libc::munmap(start.wrapping_add(bytes).cast(), room - before - bytes) };
     }
     NonNull::new(start).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
@@ -445,7 +445,8 @@ mod tests {
     }
 
     /// Forbids this thread, and the threads that it starts, to bind memory or to query its node.
-    /// Docker's default profile does the same to a process without CAP_SYS_NICE. False where the
+    /// Docker's default profile does the same to a process without CAP_SYS_NICE. Returns false if
+    /// the
     /// kernel has no such filters.
     fn forbid_binding() -> bool {
         const LOAD_NUMBER: (u16, u32) = (0x20, 0);

@@ -1,10 +1,10 @@
-//! Binding of threads and memory. Only the live machine can do it.
+//! Binding of threads and memory, on the live machine only.
 //!
-//! A rank thread binds itself before it allocates: Linux puts a page on the node of the thread that first touches it,
-//! and threads inherit the binding of the thread that starts them.
+//! A rank thread binds itself before it allocates: Linux puts a page on the node of the thread that
+//! first touches it, and threads inherit the binding of the thread that starts them.
 //!
-//! Of `hwloc2` it uses only calls that were read and found sound: `Topology::new`, `support`, `set_cpubind`,
-//! `get_cpubind`, and owned bitmaps. `hwloc_ext` declares the missing ones.
+//! This file uses only `hwloc2` calls that were read and found sound: `Topology::new`, `support`,
+//! `set_cpubind`, `get_cpubind`, and owned bitmaps. `hwloc_ext` declares the missing functions.
 
 use std::io;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -14,11 +14,11 @@ use hwloc2::{CpuBindError, CpuBindFlags, CpuSet, Topology};
 use crate::hwloc_ext::{Handle, Input};
 use crate::{Error, ascending, format_cpu_list, hwloc_ext};
 
-/// Hardware threads that this process may use, cgroup limits counted; 1 where that is unknown. For pools of threads and for
-/// measurements; how a run is laid out is decided by the cores of its own description of the machine.
+/// Number of hardware threads that this process may use, within its cgroup; 1 if unknown. It is for
+/// thread pools and measurements; the layout of a run uses the cores of its machine description.
 ///
-/// One value for the process, because nobody can ask again: the system answers with what the asking thread is bound to, and only
-/// before any thread is bound is that the whole process. So the first answer stands for all.
+/// The first answer is kept for the whole process: the system reports the binding of the calling
+/// thread, which is the binding of the process only before any thread is bound.
 pub fn cores() -> usize {
     static CORES: OnceLock<usize> = OnceLock::new();
     *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))

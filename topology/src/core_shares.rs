@@ -1,4 +1,4 @@
-//! Deals the cores of a box to seats: every core once, whole caches where the numbers allow.
+//! Deals the cores of a box to seats: every core once, whole caches if the numbers allow.
 
 use std::collections::{BTreeMap, HashSet};
 use std::iter;
@@ -108,7 +108,7 @@ fn homes(
         }
         let crowd = |node: &u32| {
             let seats = load.get(node).copied().unwrap_or(0);
-            // In thousandths. Large nodes take more of the seats whose own node has no cores.
+            // In thousandths. A large node gets more of the seats without cores on their own node.
             seats * 1000 / nodes[node].len().max(1)
         };
         let far = |node: &u32| seat.map_or(0, |from| machine.distance(from, *node));
@@ -190,8 +190,8 @@ fn by_kind<'a, 'm>(cores: &'a [UsableCore<'m>]) -> Vec<Vec<&'a UsableCore<'m>>> 
     kinds.into_values().collect()
 }
 
-/// Indexes that cut a row of so many cores into a part for each seat: equal ones, and a core more for seats that `have` the
-/// fewest so far.
+/// Indexes that cut a row of `cores` cores into one part per seat. The parts are equal; the
+/// remaining cores go to the seats that `have` the fewest cores.
 fn even_bounds(cores: usize, have: &[usize]) -> Vec<usize> {
     let (each, more) = (cores / have.len(), cores % have.len());
     let mut seats: Vec<usize> = (0..have.len()).collect();

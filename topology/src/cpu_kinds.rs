@@ -1,5 +1,6 @@
-//! The kinds of cores that hwloc tells apart, such as fast and frugal ones. hwloc has them from 2.4 on: the functions are
-//! looked up in the library that the process has loaded, and with an older one all cores are alike.
+//! The kinds of cores that hwloc distinguishes, such as fast and efficient cores. hwloc has them
+//! since 2.4: the functions are looked up in the loaded library. With an older library all cores
+//! are alike.
 #![expect(unsafe_code, reason = "calls functions of hwloc that an older library lacks")]
 
 use std::ffi::{c_int, c_uint, c_ulong, c_void};
@@ -22,10 +23,10 @@ type KindQuery = unsafe extern "C" fn(
     c_ulong,
 ) -> c_int;
 
-/// The kinds of a topology, in hwloc's order; none where it does not tell.
+/// The kinds of a topology, in hwloc's order; empty if hwloc reports none.
 ///
 /// # Safety
-/// `topology` is a loaded topology, which lives as long as this call.
+/// `topology` is a loaded topology that lives during this call.
 pub(crate) unsafe fn of(topology: *mut c_void) -> Vec<RawCpuKind> {
     let library = Library::this();
     // SAFETY: hwloc/cpukinds.h declares it so in each 2.x that has it.

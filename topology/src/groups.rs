@@ -10,9 +10,9 @@ const MOST_CANDIDATES: u64 = 50_000;
 struct Cost {
     /// MB/s of NVLink between the two members with the slowest connection, negated.
     nvlink: i64,
-    /// The worst path and the sum over all pairs, where some pair has no NVLink.
+    /// The worst path and the sum over all pairs, if some pair has no NVLink.
     pcie: (Path, usize),
-    /// MB/s of the slowest chosen GPU while all chosen GPUs copy, negated. Counts only where GPUs
+    /// MB/s of the slowest chosen GPU while all chosen GPUs copy, negated. Counts only if GPUs
     /// stay idle.
     host: i64,
     /// Number of NUMA nodes.
@@ -26,7 +26,7 @@ struct Cost {
 ///
 /// Members should reach each other by NVLink; without NVLink by the same switch, then on the same
 /// node. Among equal groups the best one stays on one node and spreads its members over uplinks.
-/// Where GPUs stay idle, the GPUs that copy fastest together are taken. `tp * dp` is at most the
+/// If GPUs stay idle, the GPUs that copy fastest together are chosen. `tp * dp` is at most the
 /// number of `gpus`.
 pub(crate) fn choose(machine: &Machine, gpus: &[usize], tp: usize, dp: usize) -> Vec<Vec<usize>> {
     let links = Links::of(machine);
@@ -61,7 +61,7 @@ fn best_group(
             best = Some((cost, group.to_vec()));
         }
     };
-    // Where all GPUs are used, some group contains the first one: it begins a group.
+    // If all GPUs are used, some group contains the first one: it begins a group.
     let fixed = usize::from(all);
     let mut group = left[..fixed].to_vec();
     combine(&left[fixed..], tp - fixed, &mut group, &mut consider);

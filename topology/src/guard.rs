@@ -89,7 +89,7 @@ pub(crate) fn check_synthetic(text: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// That a text describes no box.
+/// Returns the error that a text describes no box.
 pub(crate) fn refuse<T>(why: impl Into<String>) -> Result<T, Error> {
     Err(Error::NotABox { why: why.into() })
 }

@@ -222,7 +222,7 @@ impl Handle {
                 // SAFETY: the text is NUL-terminated, `size` counts the NUL, and hwloc copies what it keeps.
                 must(unsafe { hwloc_topology_set_xmlbuffer(t, text.as_ptr(), size) })?;
             }
-            // SAFETY: the description is NUL-terminated and parsed at once.
+            // SAFETY: the description is NUL-terminated and parsed before the call returns.
             Input::Synthetic(s) => must(unsafe { hwloc_topology_set_synthetic(t, s.as_ptr()) })?,
         }
         // SAFETY: as above; nothing was loaded before.
@@ -230,8 +230,8 @@ impl Handle {
         Ok(handle)
     }
 
-    /// Whether it describes the machine on which this process runs. Binding through the topology of
-    /// another box would do nothing and report success.
+    /// Whether the topology describes the machine on which this process runs. Binding through the
+    /// topology of another box would do nothing and report success.
     pub(crate) fn is_this_machine(&self) -> bool {
         // SAFETY: the topology is loaded.
         (unsafe { hwloc_topology_is_thissystem(self.0.as_ptr()) }) == 1
@@ -352,7 +352,7 @@ impl Handle {
         }
     }
 
-    /// A named matrix between objects; `None` where the box has no such matrix.
+    /// A named matrix between objects; `None` if the box has no such matrix.
     fn distances(
         &self,
         name: &CStr,
@@ -371,7 +371,7 @@ impl Handle {
         let objects = objects.iter().map(|at| index_of.get(at).copied()).collect();
         // SAFETY: hwloc keeps a square of values there.
         let values = unsafe { std::slice::from_raw_parts(distances.values, n * n) }.to_vec();
-        // SAFETY: it was returned by the call above and is not used any more.
+        // SAFETY: the call above returned it, and there is no later use.
         unsafe { hwloc_distances_release(t, found) };
         Some(RawDistances { objects, values })
     }

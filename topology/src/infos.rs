@@ -10,13 +10,13 @@ pub(crate) struct Info {
     value: *const c_char,
 }
 
-/// Names and values.
+/// Names and values from `at`.
 ///
 /// # Safety
-/// There are `count` entries at `at`, which do not change meanwhile.
+/// `at` points to `count` entries, which do not change during the call.
 pub(crate) unsafe fn infos(at: *const Info, count: c_uint) -> Vec<(String, String)> {
     let of = |i: usize| {
-        // SAFETY: the caller has so many entries there.
+        // SAFETY: the caller guarantees `count` entries.
         let info = unsafe { at.wrapping_add(i).as_ref() }?;
         Some((text(info.name)?, text(info.value)?))
     };

@@ -1,16 +1,16 @@
-//! Kinds of cores, in words, and what a placement makes of them.
+//! Kinds of cores in words, and warnings about them.
 
 use crate::{Core, CoreKind, Machine, Severity, Warning, ascending, counted, format_cpu_list};
 
 impl CoreKind {
-    /// `IntelAtom`, or a number where it has no name.
+    /// Name of the kind, such as `IntelAtom`; without a name `kind` and its number.
     fn word(&self, index: usize) -> String {
         self.name.clone().unwrap_or_else(|| format!("kind {}", index + 1))
     }
 }
 
 impl Machine {
-    /// The kinds of its cores, the fastest first; none where all cores are alike.
+    /// The kinds of the box's cores as text, the fastest first; `None` if all cores are alike.
     pub fn kinds_of_cores(&self) -> Option<String> {
         if self.core_kinds.len() < 2 {
             return None;
@@ -25,7 +25,7 @@ impl Machine {
         Some(all.join(", "))
     }
 
-    /// Number of cores of each kind among those with these CPUs, the fastest first.
+    /// Number of cores of each kind among the cores with these CPUs, the fastest kind first.
     fn kinds_of(&self, cpus: &[u32]) -> Vec<usize> {
         let mut counts = vec![0; self.core_kinds.len()];
         let of = |cpu: &u32| self.cores.iter().find(|core: &&Core| core.cpus.contains(cpu));
@@ -36,7 +36,7 @@ impl Machine {
     }
 }
 
-/// Says which ranks have other kinds of cores than others. `ranks`: a CPU of each core, by rank.
+/// Warns if ranks have different kinds of cores. `ranks`: a CPU of each core, by rank.
 pub(crate) fn unlike_ranks<'a>(
     machine: &Machine,
     ranks: impl Iterator<Item = &'a [u32]>,
@@ -72,7 +72,7 @@ pub(crate) fn unlike_ranks<'a>(
     })
 }
 
-/// Says which cores have no memory next to them, and where they count.
+/// Warns about cores without memory next to them, and names the node that they use.
 pub(crate) fn cores_without_memory(machine: &Machine) -> Option<Warning> {
     let is_apart = |core: &&Core| {
         let node = machine.numa_node(core.numa_node);

@@ -3,10 +3,10 @@
 //!
 //! [`Machine::discover`] describes this machine once, at start-up, and [`Machine::from_xml`]
 //! describes another box. [`place`] gives each rank its share; each rank thread then binds itself
-//! before it allocates, so that its memory is on its own node. Only this machine is bound on: a [`Machine`]
-//! cannot bind.
+//! before it allocates, so that its memory is on its own node. Binding always uses this machine: a
+//! [`Machine`] cannot bind.
 //!
-//! The crate reaches hwloc through the `hwloc2` crate where that is sound: `bind.rs` binds
+//! The crate reaches hwloc through the `hwloc2` crate if `hwloc2` is sound there: `bind.rs` binds
 //! threads. `hwloc2` cannot load XML, list NUMA nodes (it panics, Ichbinjoe/hwloc2-rs#3), see PCI
 //! or bind memory, and some of its safe functions are unsound (`TopologyObject::name`, `Display for
 //! TopologyObject`, `cpuset`, `nodeset`, `cache_attributes`). `hwloc_ext.rs` therefore declares the
@@ -15,14 +15,17 @@
 //! Read in this order:
 //!
 //! 1. `machine`: a box as plain data; [`units`]: bytes and speeds as text;
-//! 2. `machine/`: builds the description; `hwloc_ext`, `cpu_kinds`, `pci`, `nvml` are its sources, and
+//! 2. `machine/`: builds the description; `hwloc_ext`, `cpu_kinds`, `pci`, `nvml` are its sources,
+//!    and
 //!    `raw` holds hwloc's objects;
 //! 3. `guard`, `trial`: a description from outside is checked, then loaded in a child process;
-//! 4. `paths`: links and the bandwidth that a shared link leaves; `memory`: the memory that may be
+//! 4. `paths`: links and the bandwidth of a shared link; `memory`: the memory that may be
 //!    allocated;
-//! 5. `place`: the place of each rank; `groups` chooses GPUs, `core_shares` cores, `spread` the nodes of staging that is too much for one;
+//! 5. `place`: the place of each rank; `groups` chooses GPUs, `core_shares` cores, `spread` the
+//!    nodes of
+//!    staging that one node cannot hold;
 //! 6. `bind`, `arena`: bind threads and memory;
-//! 7. `warnings`, [`report`]: findings about a box, and how it is shown.
+//! 7. `warnings`, [`report`]: findings about a box, and reports.
 
 // Files are opened, created, read and renamed by the crate `files`.
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]

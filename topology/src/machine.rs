@@ -22,7 +22,7 @@ use crate::{Error, PciAddress, PciNode, guard, hwloc_ext, nvml, trial};
 pub struct Machine {
     /// The product's name, if the firmware reports one.
     pub name: Option<String>,
-    /// Whether it is a virtual machine, whose hypervisor decides what it shows.
+    /// Whether the box is a virtual machine, so that a hypervisor decides what is visible.
     #[serde(default)]
     pub virtual_machine: bool,
     /// The processor's name.
@@ -35,7 +35,7 @@ pub struct Machine {
     /// The physical cores, neighbours in caches next to each other, including those that a cgroup
     /// denies.
     pub cores: Vec<Core>,
-    /// The kinds of cores, the fastest first; empty where they are all alike, or nothing is known of their speeds.
+    /// The kinds of cores, the fastest first; empty if all are alike or their speeds are unknown.
     #[serde(default)]
     pub core_kinds: Vec<CoreKind>,
     /// The CPUs that this process may use (its cgroup and its inherited binding), ascending.
@@ -50,12 +50,12 @@ pub struct Machine {
     pub has_io: bool,
     /// The GPUs in the order of their PCI addresses.
     pub gpus: Vec<Gpu>,
-    /// MB/s of NVLink between two GPUs, links through switches included; empty where unknown.
+    /// MB/s of NVLink between two GPUs, links through switches included; empty if unknown.
     pub nvlink: Vec<Vec<u64>>,
     /// Why NVLink is unknown, or unknown for some GPUs.
     pub nvlink_unknown: Option<String>,
-    /// Bytes that may still be allocated: the kernel's figure, or less where a cgroup's limit
-    /// leaves less. `None` for a box from a file.
+    /// Bytes that may still be allocated: the kernel's figure, or less under a cgroup's limit.
+    /// `None` for a box from a file.
     pub available_memory: Option<u64>,
 }
 
@@ -68,12 +68,12 @@ pub struct NumaNode {
     pub cpus: Vec<u32>,
     /// Bytes of memory of the node.
     pub memory_bytes: u64,
-    /// Bytes that this process may still take: free memory and memory that can be dropped, and no
-    /// more than its cgroups leave. `None` for a box from a file.
+    /// Bytes that this process may still allocate: free and droppable memory, within the limits of
+    /// its cgroups. `None` for a box from a file.
     pub free_bytes: Option<u64>,
     /// Number of the socket.
     pub package: Option<u32>,
-    /// Distances to each of [`Machine::numa_nodes`], 10 for itself; empty where unknown.
+    /// Distances to each of [`Machine::numa_nodes`], 10 for itself; empty if unknown.
     pub distances: Vec<u64>,
 }
 
@@ -88,19 +88,20 @@ pub struct Core {
     pub package: Option<u32>,
     /// Number of the last-level cache. Cores that share it have the same number.
     pub l3: Option<u32>,
-    /// Index in [`Machine::core_kinds`]; `None` where all cores are alike, or nothing is known.
+    /// Index in [`Machine::core_kinds`]; `None` if all cores are alike or their kinds are unknown.
     #[serde(default)]
     pub kind: Option<usize>,
 }
 
-/// Cores that are alike, where a box has several kinds.
+/// One kind of cores, if a box has several kinds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CoreKind {
     /// Its name, such as `IntelAtom`, if there is one.
     pub name: Option<String>,
-    /// Highest frequency in MHz, or a relative speed where the box tells that alone.
+    /// Highest frequency in MHz. If the box does not report it: the base frequency in MHz, or a
+    /// relative capacity.
     pub speed: Option<u64>,
-    /// Their logical CPUs, ascending.
+    /// Logical CPUs of these cores, ascending.
     pub cpus: Vec<u32>,
 }
 
@@ -122,7 +123,7 @@ pub struct Gpu {
     pub numa_node: Option<u32>,
 }
 
-/// Bytes of an export of hwloc; that of the largest machines has a tenth.
+/// Largest size of an hwloc export in bytes. An export of the largest machines has a tenth of it.
 const LONGEST_XML: u64 = 64 << 20;
 
 impl Machine {
@@ -193,13 +194,13 @@ impl Machine {
         self.numa_nodes.iter().find(|node| node.id == id)
     }
 
-    /// The cores of which this process may use a CPU.
+    /// The cores with at least one CPU that this process may use.
     pub(crate) fn allowed_cores(&self) -> impl Iterator<Item = &Core> {
         let allowed = |cpu: &u32| self.allowed_cpus.binary_search(cpu).is_ok();
         self.cores.iter().filter(move |core| core.cpus.iter().any(allowed))
     }
 
-    /// The relative latency from one node to another, 10 within a node. Where the box reports none,
+    /// The relative latency from one node to another, 10 within a node. If the box reports none,
     /// nodes of one socket count as nearer.
     pub fn distance(&self, from: u32, to: u32) -> u64 {
         let index = |id| self.numa_nodes.iter().position(|node| node.id == id);
@@ -216,7 +217,7 @@ impl Machine {
     }
 }
 
-/// Builds a box that is not this machine. hwloc must survive it in a child process first.
+/// Builds a box that is not this machine. A child process loads it first, since hwloc may crash.
 fn elsewhere(input: Input<'_>) -> Result<Machine, Error> {
     hwloc_ext::check_library()?;
     trial::survive(|| {

@@ -1,12 +1,12 @@
-//! The machine's memory, and the part of it that this process may still take.
+//! The machine's memory, and the part of it that this process may still allocate.
 
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// Bytes of host memory that can be allocated now: the kernel's `MemAvailable`, or less where a
-/// cgroup's limit leaves less. File pages without recent use can be dropped and do not count
-/// against the limit. [`u64::MAX`] where the kernel reports nothing.
+/// Bytes of host memory that can be allocated now: the kernel's `MemAvailable`, or less under a
+/// cgroup's limit. File pages without recent use can be dropped and do not count
+/// against the limit. [`u64::MAX`] if the kernel reports nothing.
 pub fn available_memory() -> u64 {
     available_memory_under(Path::new("/"))
 }
@@ -16,7 +16,7 @@ pub(crate) fn available_memory_under(root: &Path) -> u64 {
     machine.min(cgroup_headroom(root).unwrap_or(u64::MAX))
 }
 
-/// Bytes of this process that are in memory now. 0 where the kernel reports nothing.
+/// Resident memory of this process in bytes; 0 if the kernel reports nothing.
 pub fn resident_memory() -> u64 {
     figure(Path::new("/proc/self/status"), "VmRSS:").unwrap_or(0)
 }
@@ -26,17 +26,17 @@ pub(crate) fn total_memory_under(root: &Path) -> Option<u64> {
     figure(&root.join("proc/meminfo"), "MemTotal:")
 }
 
-/// Text of a file of the kernel, in proc or sys; none if it is not there.
+/// Text of a kernel file in proc or sys; `None` if it cannot be read.
 #[expect(clippy::disallowed_methods, reason = "the crate is below `files`: the limit is here")]
 pub(crate) fn kernel_text(file: &Path) -> Option<String> {
-    /// Bytes; a machine of a thousand cores has a tenth.
+    /// Largest number of bytes to read; a machine with a thousand cores has files of a tenth of it.
     const LONGEST: u64 = 32 << 20;
     let mut text = String::new();
     File::open(file).ok()?.take(LONGEST).read_to_string(&mut text).ok()?;
     Some(text)
 }
 
-/// One figure of a file of the kernel in bytes, from lines like `MemTotal:       24684084 kB`.
+/// One figure of a kernel file in bytes, from a line like `MemTotal:       24684084 kB`.
 fn figure(file: &Path, key: &str) -> Option<u64> {
     let text = kernel_text(file)?;
     let line = text.lines().find_map(|line| line.strip_prefix(key))?;
@@ -82,7 +82,7 @@ fn cgroup_headroom(root: &Path) -> Option<u64> {
     text.lines().filter_map(of_line).min()
 }
 
-/// Bytes left under the strictest limit of the cgroup `path` and of those above it, whose limits
+/// Bytes left under the strictest limit of the cgroup `path` and of its parents, whose limits
 /// hold as well. In a container `path` may be the host's and not exist; the mount's root is then
 /// the container's own cgroup.
 fn headroom_up_from(root: &Path, path: &str, files: &CgroupFiles) -> Option<u64> {

@@ -1,6 +1,6 @@
 //! NVIDIA's management library, which knows NVLink and each GPU's UUID on a live box.
 //!
-//! The library comes with the driver, so it is loaded by name at run time. Where it is absent or
+//! The library comes with the driver, so it is loaded by name at run time. If it is absent or
 //! refuses, the report says why and nothing fails. GPUs are found by PCI address, since the library
 //! also numbers GPUs that `CUDA_VISIBLE_DEVICES` hides.
 #![expect(unsafe_code, reason = "loads a C library by name and calls it")]
@@ -15,7 +15,7 @@ use crate::PciAddress;
 /// The library's file name.
 pub(crate) const NAME: &str = "libnvidia-ml.so.1";
 
-/// Upper bound on the links of a GPU: `NVML_NVLINK_MAX_LINKS`, and room.
+/// Upper bound on the links of a GPU: more than `NVML_NVLINK_MAX_LINKS`.
 const MOST_LINKS: c_uint = 64;
 const SUCCESS: c_int = 0;
 const ENABLED: c_uint = 1;
@@ -70,8 +70,8 @@ struct Functions<'l> {
     remote_type: Option<Symbol<'l, LinkQuery<c_uint>>>,
 }
 
-/// The answer of `library` about each of `gpus`; `None` for a GPU that it does not show. An error
-/// is the reason, in words.
+/// Queries `library` about each of `gpus`; `None` for a GPU that it does not report. The error
+/// is the reason in words.
 pub(crate) fn ask(library: &OsStr, gpus: &[PciAddress]) -> Result<Vec<Option<NvmlGpu>>, String> {
     // SAFETY: the driver's library has no initialisers that expect anything of the process.
     let loaded = unsafe { Library::new(library) };

@@ -46,7 +46,7 @@ impl fmt::Display for Path {
 pub struct Hop {
     /// The lower end, an index into [`Machine::pci`]. Everything below it shares the link.
     pub below: usize,
-    /// GB/s each way when both ends run at their full speed, where known.
+    /// GB/s each way at full speed of both ends; at present speed if full speed is unknown.
     pub gb_per_s: f64,
 }
 
@@ -81,8 +81,8 @@ impl Machine {
         self.virtual_machine && self.gpus.len() > 1 && (0..self.gpus.len()).all(alone)
     }
 
-    /// GB/s of the best GPU of the same model, where this GPU alone gets clearly less from the
-    /// host.
+    /// GB/s of the fastest GPU of the same model, if this GPU gets less than 90 % of it from the
+    /// host. Each GPU copies alone.
     pub fn outdone_by(&self, gpu: usize) -> Option<f64> {
         let model = self.gpus[gpu].device_id;
         let peers = (0..self.gpus.len()).filter(|peer| self.gpus[*peer].device_id == model);
@@ -112,7 +112,7 @@ impl Machine {
     }
 
     /// GB/s each way between the GPU and the host while the GPUs `copying` copy as well, by PCIe's
-    /// limits alone; `None` where no link is known.
+    /// limits alone; `None` if no link is known.
     pub fn host_gb_per_s(&self, gpu: usize, copying: &[usize]) -> Option<f64> {
         let below =
             |node: usize, other: usize| self.way_up(self.gpus[other].node).any(|at| at == node);
@@ -180,7 +180,7 @@ impl Machine {
 }
 
 /// GB/s of a link. Each end reports the speed it is built for, and the lower one counts. A file
-/// gives only the present speed, and the ends should agree; where they differ, a hypervisor made
+/// gives only the present speed, and the ends should agree. If they differ, a hypervisor made
 /// one up or it was read at another moment, and the higher one counts.
 fn ceiling(lower: Link, upper: Link) -> Option<f64> {
     let ends = [lower, upper].into_iter();

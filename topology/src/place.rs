@@ -70,7 +70,7 @@ pub struct RankPlace {
     pub gpu: Option<PciAddress>,
     /// The [`NumaNode::id`](crate::NumaNode::id) of its staging buffers, which its GPU reads and writes.
     pub numa_node: u32,
-    /// Nodes and bytes of the part of its staging buffers that `numa_node` does not hold; mostly none.
+    /// Nodes and bytes of the staging buffers that `numa_node` does not hold; usually empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub far_staging: Vec<(u32, u64)>,
     /// The nodes of its optimizer states: those of its cores. Never empty.
@@ -82,16 +82,16 @@ pub struct RankPlace {
     /// The logical CPUs of the rank's cores, ascending, siblings included. Empty only if this
     /// process may use no core of the machine.
     pub cpus: Vec<u32>,
-    /// Reasons for the place, where they are not plain.
+    /// Reasons for the place, if they are not obvious.
     pub reasons: Vec<String>,
 }
 
-/// Bytes of host memory that a rank takes.
+/// Host memory of a rank in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct HostBytes {
-    /// Bytes next to its GPU.
+    /// Bytes of staging, next to its GPU.
     pub staging: u64,
-    /// Bytes where its cores are.
+    /// Bytes of states, on the nodes of its cores.
     pub states: u64,
 }
 
@@ -103,7 +103,7 @@ impl RankPlace {
             .collect()
     }
 
-    /// Bytes of a rank's memory on each node: `staging` on the rank's own node but for
+    /// Bytes of a rank's memory on each node: `staging` on the rank's own node except
     /// [`far_staging`](Self::far_staging), `states` in equal parts on the nodes of the cores that
     /// touch them first.
     pub fn bytes_by_node(
@@ -216,7 +216,7 @@ pub fn place(machine: &Machine, request: &Request) -> Result<Placement, Error> {
     Ok(placement)
 }
 
-/// Moves staging away from nodes that do not hold it, to other nodes of their ranks.
+/// Moves staging away from nodes that cannot hold it, to other nodes of their ranks.
 fn spread_staging(machine: &Machine, request: &Request, placement: &mut Placement) {
     let host = HostBytes { staging: request.staging_bytes, states: request.state_bytes };
     let needs = |place: &RankPlace| Needs {
@@ -238,7 +238,7 @@ fn spread_staging(machine: &Machine, request: &Request, placement: &mut Placemen
     }
 }
 
-/// Says that `bytes` of the staging of the ranks next to `node` lie elsewhere.
+/// Text that `bytes` of the staging of the ranks next to `node` lie on other nodes.
 pub fn far_words(node: u32, bytes: u64) -> String {
     format!(
         "node {node} does not hold all staging of its GPUs: {} of it lie on other nodes of their ranks, and its copies \
@@ -393,7 +393,7 @@ fn needed(machine: &Machine, request: &Request, ranks: &[RankPlace]) -> BTreeMap
     sums(ranks.iter().flat_map(|place| place.bytes_by_node(machine, host)))
 }
 
-/// Says of each node that has fewer bytes than are `needed` there.
+/// Texts about the nodes with fewer bytes than are `needed` there.
 fn short_nodes(machine: &Machine, needed: &BTreeMap<u32, u64>) -> Vec<String> {
     let short = |(id, bytes): (&u32, &u64)| {
         let (there, word) = room(machine.numa_node(*id)?);
@@ -403,7 +403,7 @@ fn short_nodes(machine: &Machine, needed: &BTreeMap<u32, u64>) -> Vec<String> {
     needed.iter().filter_map(short).collect()
 }
 
-/// The bytes that a node has for ranks, and a word for which bytes these are.
+/// Bytes of a node for ranks, free or (if unknown) all, and the word for which of the two.
 fn room(node: &NumaNode) -> (u64, &'static str) {
     node.free_bytes.map_or((node.memory_bytes, "there"), |free| (free, "free"))
 }

@@ -5,7 +5,7 @@ use crate::PciAddress;
 /// hwloc's description of a box.
 #[derive(Debug, Default)]
 pub(crate) struct RawBox {
-    /// Parents stand before their children.
+    /// Objects of the box, parents before their children.
     pub(crate) objects: Vec<RawObject>,
     pub(crate) allowed_cpus: Vec<u32>,
     pub(crate) allowed_nodes: Vec<u32>,
@@ -13,12 +13,12 @@ pub(crate) struct RawBox {
     pub(crate) numa_distances: Option<RawDistances>,
     /// MB/s between GPUs, and between GPUs and switches or CPUs.
     pub(crate) nvlink: Option<RawDistances>,
-    /// In hwloc's order; empty where it does not tell.
+    /// Kinds of CPUs in hwloc's order; empty if hwloc reports none.
     pub(crate) cpu_kinds: Vec<RawCpuKind>,
 }
 
 impl RawBox {
-    /// An object and those above it.
+    /// An object and its ancestors.
     pub(crate) fn way_up(&self, index: usize) -> impl Iterator<Item = usize> {
         std::iter::successors(Some(index), |at| self.objects[*at].parent)
     }
@@ -48,9 +48,9 @@ pub(crate) struct RawObject {
     /// Index into [`RawBox::objects`].
     pub(crate) parent: Option<usize>,
     pub(crate) os_index: Option<u32>,
-    /// Empty for I/O objects.
+    /// CPUs of the object; empty for I/O objects.
     pub(crate) cpus: Vec<u32>,
-    /// Empty for I/O objects.
+    /// NUMA nodes of the object; empty for I/O objects.
     pub(crate) nodes: Vec<u32>,
     /// Bytes of a NUMA node's memory.
     pub(crate) memory: u64,
@@ -65,7 +65,7 @@ pub(crate) struct RawPci {
     pub(crate) class: u16,
     pub(crate) vendor_id: u16,
     pub(crate) device_id: u16,
-    /// GB/s of the link at the time of the export; 0 where unknown.
+    /// GB/s of the link at the time of the export; 0 if unknown.
     pub(crate) gb_per_s: f32,
 }
 
@@ -78,11 +78,11 @@ pub(crate) struct RawDistances {
     pub(crate) values: Vec<u64>,
 }
 
-/// CPUs that are alike.
+/// One kind of CPUs.
 #[derive(Debug)]
 pub(crate) struct RawCpuKind {
     pub(crate) cpus: Vec<u32>,
-    /// Grows with the speed; negative where unknown.
+    /// Relative efficiency, which grows with the speed; negative if unknown.
     pub(crate) efficiency: i32,
     pub(crate) infos: Vec<(String, String)>,
 }

@@ -1,22 +1,22 @@
-//! Staging that the node next to a GPU does not hold: a part of it lies on the rank's other nodes.
+//! Staging that the node next to a GPU cannot hold: a part of it lies on the rank's other nodes.
 
 use std::collections::BTreeMap;
 
-/// One part in this many of a node stays free where its ranks' staging moves away.
+/// This fraction of a node (1 / SPARE) stays free if staging of its ranks moves away.
 const SPARE: u64 = 32;
 
-/// The host memory of one rank whose staging all lies next to its GPU.
+/// The host memory of one rank, with all staging next to its GPU.
 #[derive(Clone, Debug)]
 pub struct Needs<N> {
     /// The node next to its GPU.
     pub home: N,
-    /// The other nodes of its states.
+    /// The other nodes of the rank's states.
     pub others: Vec<N>,
-    /// Its bytes by node.
+    /// Bytes of the rank by node.
     pub bytes: BTreeMap<N, u64>,
 }
 
-/// Deals `bytes` to `to` in parts that differ by at most one byte.
+/// Splits `bytes` over the nodes `to`, in parts that differ by at most one byte.
 pub fn in_parts<N: Copy>(bytes: u64, to: &[N]) -> Vec<(N, u64)> {
     let parts = to.len() as u64;
     let part = |(index, node): (u64, &N)| (*node, bytes / parts + u64::from(index < bytes % parts));
@@ -33,9 +33,9 @@ pub(crate) fn sums<N: Ord>(parts: impl IntoIterator<Item = (N, u64)>) -> BTreeMa
     sums
 }
 
-/// By rank: the nodes and the bytes of the part of its `staging` bytes that the node next to its GPU
-/// does not hold; mostly none. `there` says how many bytes a node has. Ranks of a node move equal
-/// parts, each in equal parts to its other nodes, whether these hold them or not.
+/// For each rank, the nodes and bytes of the part of its `staging` bytes that the node next to its
+/// GPU cannot hold; usually empty. `there` returns the bytes of a node. Ranks of a node move equal
+/// parts, each in equal parts to its other nodes, even if these cannot hold them.
 pub fn far_staging<N: Copy + Ord>(
     staging: u64,
     ranks: &[Needs<N>],
@@ -65,15 +65,16 @@ mod tests {
 
     #[test]
     fn what_a_node_does_not_hold_moves_to_the_other_nodes_of_its_ranks() {
-        // 400 of staging and 400 of states on two nodes of 512 each: 600 are wanted on the first.
+        // 400 of staging and 400 of states on two nodes of 512 each: the first node needs 600.
         let one = [rank(0, &[1], &[(0, 600), (1, 200)])];
         assert_eq!(far_staging(400, &one, |_| 512), [[(1, 600 - 496)]]);
         assert_eq!(far_staging(400, &one, |_| 600), [[]]);
         assert_eq!(far_staging(0, &one, |_| 512), [[]]);
-        // All of it moves where that is not enough, and nothing where there is no other node.
+        // All staging moves if less is not enough. No staging moves if there is no other node.
         assert_eq!(far_staging(400, &one, |_| 64), [[(1, 400)]]);
         assert_eq!(far_staging(400, &[rank(0, &[], &[(0, 600)])], |_| 512), [[]; 1]);
-        // Two ranks share what is too much, on two further nodes each. A third one on another node stays.
+        // Two ranks share the excess, on two further nodes each. A third on another node is
+        // unchanged.
         let two = rank(0, &[1, 2], &[(0, 400), (1, 100), (2, 100)]);
         let all = [two.clone(), two, rank(3, &[1], &[(3, 400)])];
         let part = vec![(1, 76), (2, 76)];

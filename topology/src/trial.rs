@@ -29,7 +29,7 @@ pub(crate) fn survive(load: impl FnOnce()) -> Result<(), Error> {
             // SAFETY: sets a timer of the child alone.
             unsafe { libc::alarm(LONGEST) };
             let _ = catch_unwind(AssertUnwindSafe(load));
-            // SAFETY: ends the child at once, without destructors that belong to the parent.
+            // SAFETY: ends the child immediately, without destructors that belong to the parent.
             unsafe { libc::_exit(0) }
         }
         // Without a child there is no trial. The reason for the failed fork will show elsewhere.

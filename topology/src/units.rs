@@ -43,7 +43,7 @@ pub fn format_bytes(bytes: u64) -> String {
     text
 }
 
-/// The least amount from `bytes` on that [`format_bytes`] writes without rounding it up.
+/// The smallest amount of at least `bytes` that [`format_bytes`] does not round up.
 pub fn up_to_hundredths(bytes: u64) -> u64 {
     let mut up = bytes;
     for (_, unit) in UNITS.iter().filter(|(name, _)| name.ends_with("iB")) {

@@ -1,4 +1,4 @@
-//! Finds what wastes a box's bandwidth, and says what to do about it.
+//! Finds problems that waste a box's bandwidth, and their remedies.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -157,7 +157,7 @@ impl WarningList {
         self.ends_differ(machine);
     }
 
-    /// A file reports no maximum, but cards of one model should run alike.
+    /// Warns about GPUs slower than others of their model, since a file reports no maximum speed.
     fn slower_than_peers(&mut self, machine: &Machine) {
         for (index, gpu) in machine.gpus.iter().enumerate() {
             let own = machine.host_gb_per_s_alone(index);
@@ -175,7 +175,7 @@ impl WarningList {
         }
     }
 
-    /// Exports read both ends of a link at one moment, so the ends should agree.
+    /// Reports links whose ends have different speeds in an export, which reads both at one moment.
     fn ends_differ(&mut self, machine: &Machine) {
         let odd = |gpu: &&crate::Gpu| {
             let own = &machine.pci[gpu.node];
@@ -335,7 +335,7 @@ impl WarningList {
     }
 }
 
-/// `8 GPUs (0000:b7:00.0 ...)`
+/// Text for several GPUs: `8 GPUs (0000:b7:00.0 ...)`.
 fn first_of(gpus: &[String]) -> String {
     let more = if gpus.len() > 1 { " ..." } else { "" };
     format!("{} ({}{more})", counted(gpus.len(), "GPU"), gpus[0])

@@ -37,7 +37,7 @@ pub enum Lanes {
     },
 }
 
-/// How a virtual GPU is opened.
+/// Options for opening a virtual GPU.
 #[derive(Clone, Debug)]
 pub struct CpuOptions {
     /// How lanes run.
@@ -52,10 +52,10 @@ pub struct CpuOptions {
     pub work: HostWork,
 }
 
-/// A virtual GPU for `rank`.
+/// Opens a virtual GPU for `rank`.
 ///
 /// # Errors
-/// The plan does not fit the limit, or this machine's memory. The peers learn of it.
+/// The plan does not fit the limit or this machine's memory. The peers are informed of the error.
 pub fn open(
     rank: Rank,
     plan: &Arc<Plan>,

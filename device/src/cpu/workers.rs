@@ -1,5 +1,4 @@
-//! The threads that compute a kernel, the calling thread alone or with a team, and the scratch of
-//! each.
+//! The threads that compute a kernel (the calling thread, alone or with a team) and their scratch.
 //!
 //! Work is cut into several runs of units per thread. A unit (a row, a head, a block of elements)
 //! is computed the same way on every thread, so the number of threads changes no bit.
@@ -10,13 +9,13 @@ use crate::{Divisible, ThreadTeam, View, ViewMut};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Queries that attention takes at a time.
+/// Number of queries that attention processes at a time.
 pub(super) const QUERY_ROWS: usize = 32;
-/// Blocks of rows with a sum each, for sums over rows. The same thread may have worked on a block's
-/// rows before, so that they are in its own caches. Results depend on the number of blocks, so it
-/// is equal on every machine.
+/// Number of blocks in sums over rows; each block has a partial sum. The thread that sums a block
+/// may have its rows in its caches from an earlier kernel. Results depend on the number of blocks,
+/// so it is equal on every machine.
 const ROW_BLOCKS: usize = 16;
-/// Elements below which waking other threads does not pay.
+/// Number of elements below which waking other threads saves no time.
 const PARALLEL_ELEMENTS: usize = 1 << 15;
 
 /// Scratch of kernels, in f32.
@@ -37,24 +36,24 @@ impl ScratchFloats {
         Self { each, sums: ROW_BLOCKS * widest.max(2 * hidden).max(2 * head_dim) }
     }
 
-    /// Bytes for `threads` kernel threads, including the packing buffers of matrix products.
+    /// Bytes for `threads` kernel threads, including the packing buffers of matmuls.
     pub const fn bytes(self, threads: usize) -> u64 {
         let each = 4 * self.each + gemm::Scratch::bytes();
         (threads * each + 4 * self.sums) as u64
     }
 }
 
-/// Elements for two blocks of scores, d_q, d_k and d_v of a head, and a number per token.
+/// f32 scratch of attention: two blocks of scores, a head's d_q, d_k and d_v, a number per token.
 pub(super) const fn attention_floats(seq_len: usize, head_dim: usize) -> usize {
     2 * QUERY_ROWS * seq_len + 3 * seq_len * head_dim + seq_len
 }
 
-/// Elements for a head, its norm and a gain.
+/// Scratch of rotary positions in f32 elements: a head, its norm and a gain.
 pub(super) const fn rotary_floats(head_dim: usize) -> usize {
     3 * head_dim
 }
 
-/// Elements for gain, bias, and two rows.
+/// Scratch of a norm in f32 elements: gain, bias and two rows.
 pub(super) const fn norm_floats(hidden: usize) -> usize {
     4 * hidden
 }
@@ -63,9 +62,9 @@ pub(super) const fn norm_floats(hidden: usize) -> usize {
 #[derive(Debug)]
 pub(crate) struct Workers {
     team: Option<Arc<ThreadTeam>>,
-    /// Scratch by thread.
+    /// Scratch of each thread.
     scratch: Vec<Mutex<Scratch>>,
-    /// Sums by block of rows.
+    /// Partial sums of each block of rows.
     sums: Mutex<Vec<f32>>,
 }
 
@@ -77,8 +76,8 @@ pub(super) struct Scratch {
 }
 
 impl Workers {
-    /// Kernels run on `team` together with the calling thread. Without a team, or with a team of
-    /// one thread, they run on the calling thread alone.
+    /// Workers that run kernels on `team` together with the calling thread. Without a team, or with
+    /// a team of one thread, kernels run on the calling thread alone.
     pub(crate) fn new(team: Option<Arc<ThreadTeam>>, floats: ScratchFloats) -> Self {
         let team = team.filter(|team| team.threads() > 1);
         let threads = team.as_ref().map_or(1, |team| team.threads());
@@ -102,7 +101,7 @@ impl Workers {
         self.scratch[thread].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Computes `product`.
+    /// Computes a matmul.
     pub(super) fn multiply(&self, product: Gemm<'_>) {
         match &self.team {
             Some(team) if product.is_worth_sharing() => {
@@ -125,9 +124,9 @@ impl Workers {
         });
     }
 
-    /// Sums `rows` rows of `width` numbers, or of numbers computed from each row. `f` writes the
-    /// sums over a block of rows, and gets the block's part of `out` and scratch. `done` gets the
-    /// sums over all blocks, added in order. `elements` is the amount of work.
+    /// Sums over `rows` rows of `width` numbers, which may be computed from each row. `f` writes
+    /// the sums over a block of rows, and gets the block's part of `out` and scratch. `done` gets
+    /// the sums over all blocks, added in order. `elements` is the amount of work.
     pub(super) fn sum_rows<P: Parts>(
         &self,
         rows: usize,
@@ -209,7 +208,7 @@ pub(super) trait Parts: Send + Sized {
     fn part(self, units: usize) -> (Self, Self);
 }
 
-/// Output that is not cut; the threads share it by other means.
+/// Output that is not cut, since the threads share it by other means.
 impl Parts for () {
     fn part(self, _: usize) -> (Self, Self) {
         ((), ())

@@ -1,4 +1,4 @@
-//! [`Op::Gemm`](crate::Op::Gemm) by cuBLASLt: fp32 sums, no TF32. The algorithm of a shape is
+//! [`Op::Gemm`](crate::Op::Gemm) by cuBLASLt: fp32 sums, no TF32. The algorithm for a shape is
 //! looked up once.
 
 use super::blaslt::{Addresses, Handle, MatmulShape, Operand, Product, Step};
@@ -8,11 +8,11 @@ use crate::{Dtype, Epilogue, FP8_SINCE, Tensor};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Bytes of workspace of products, besides their operands, on any GPU. With less, the library may
-/// not split a long sum over the cores that a product of few blocks leaves idle.
+/// Bytes of workspace for matmuls, in addition to their operands, on any GPU. With less, the
+/// library may be unable to split a long sum of a matmul with few blocks over the idle cores.
 pub(super) const WORKSPACE: u64 = 32 << 20;
 
-/// Rows and columns of the products that load the library's code; `PART` is the size of an operand
+/// Rows and columns of the matmuls that load the library's code. `PART` is the size of an operand
 /// in bytes.
 const SIDE: usize = 64;
 const PART: u64 = (SIDE * SIDE * 4) as u64;
@@ -21,8 +21,8 @@ const fn square(dtype: Dtype, transposed: bool) -> Operand {
     Operand { dtype, rows: SIDE, cols: SIDE, transposed, align: 256 }
 }
 
-/// A shape of each kind of product: by type, transposition, bias, sums that stay in fp32, and
-/// epilogues. bf16 exists from sm_80 on, fp8 from sm_89 on.
+/// A shape of each kind of matmul: by type, transposition, bias, fp32 output, and epilogue. bf16
+/// exists from sm_80 on, fp8 from sm_89 on.
 fn kinds(sm: u32) -> Vec<MatmulShape> {
     let types = [Dtype::F32, Dtype::F16, Dtype::Bf16];
     let mut all = Vec::new();
@@ -32,7 +32,7 @@ fn kinds(sm: u32) -> Vec<MatmulShape> {
             for (d, bias) in [(dtype, None), (dtype, Some(dtype)), (Dtype::F32, None)] {
                 all.push(MatmulShape { a, b, d: square(d, false), bias, step: Step::None });
             }
-            // Those of a forward pass, of its gradient, and of a weight's gradient.
+            // Epilogues of the forward pass, the input's gradient and the weight's gradient.
             let step = match turned {
                 _ if dtype == Dtype::F32 => continue,
                 (true, false) => Step::Gelu,
@@ -50,7 +50,7 @@ fn kinds(sm: u32) -> Vec<MatmulShape> {
     all
 }
 
-/// Those of fp8: forward, and of gradients with respect to inputs and to weights.
+/// A shape of each kind of fp8 matmul: forward, gradient of inputs, gradient of weights.
 fn kinds_of_fp8() -> impl Iterator<Item = MatmulShape> {
     use Dtype::{Bf16, E4m3, E5m2, F32};
     let kinds = [
@@ -72,13 +72,13 @@ fn kinds_of_fp8() -> impl Iterator<Item = MatmulShape> {
 #[derive(Debug)]
 pub(super) struct Blas {
     // Declared first, so that it is destroyed before the handle.
-    /// None: the library has no algorithm.
+    /// Matmuls by shape. `None`: the library has no algorithm for the shape.
     products: HashMap<MatmulShape, Option<Product>>,
     handle: Handle,
     workspace: Workspace,
 }
 
-/// Memory of a GPU that products use besides their operands.
+/// Memory of a GPU that matmuls use in addition to their operands.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Workspace {
     pub(super) address: u64,
@@ -91,8 +91,8 @@ impl Gemm {
         self.bias.is_some_and(|bias| bias.dtype() == self.c.dtype())
     }
 
-    /// The epilogue as a step of the library and its tensor. NVIDIA's reference asks for a matrix beside the
-    /// result with rows of whole 16 bytes; it describes the steps for results of 16 bits.
+    /// The epilogue as a step of the library, and its tensor. NVIDIA's reference requires rows of
+    /// whole 16 bytes in the auxiliary matrix, and describes the steps for results of 16 bits.
     fn step(&self, at: &dyn Fn(Tensor) -> u64) -> Option<(Step, Tensor)> {
         let (step, beside) = match self.epilogue {
             Epilogue::None => return None,
@@ -109,18 +109,18 @@ impl Gemm {
 }
 
 impl Blas {
-    /// Makes it on the bound context, without a workspace.
+    /// Opens the library on the bound context, without a workspace.
     pub(super) fn new() -> Result<Self, String> {
         let (products, workspace) = (HashMap::with_capacity(256), Workspace::default());
         Ok(Self { products, handle: Handle::new()?, workspace })
     }
 
-    /// Gives products the workspace.
+    /// Sets the workspace of later matmuls.
     pub(super) const fn use_workspace(&mut self, workspace: Workspace) {
         self.workspace = workspace;
     }
 
-    /// Runs a small product of each kind once, so that the library loads its code.
+    /// Runs a small matmul of each kind once, so that the library loads its code.
     pub(super) fn load(
         &mut self,
         context: &Arc<Context>,
@@ -142,16 +142,15 @@ impl Blas {
         Ok(stream.synchronize()?)
     }
 
-    /// Enqueues a product, its bias if it [takes](Gemm::takes_bias) one, and its epilogue if the
-    /// library has one for its shape. Returns whether the epilogue is done.
+    /// Enqueues a matmul, its bias if the library [adds it](Gemm::takes_bias), and its epilogue if
+    /// the library has one for the shape. Returns whether the epilogue is done.
     pub(super) fn gemm(
         &mut self,
         stream: &Stream,
         gemm: &Gemm,
         at: &dyn Fn(Tensor) -> u64,
     ) -> Result<bool, String> {
-        // The library stores matrices by columns, so it computes the transposed product: c' = b'
-        // a'.
+        // The library stores matrices by columns, so it computes the transposed matmul: c' = b' a'.
         let bias = gemm.bias.filter(|_| gemm.takes_bias());
         let plain = Addresses {
             a: at(gemm.b),
@@ -172,7 +171,7 @@ impl Blas {
         if let Some((step, beside)) = gemm.step(at) {
             let (bias, addresses) = match step {
                 Step::None => (shape.bias, plain),
-                // The library's result is gelu, and the product stands beside it.
+                // The library's result is gelu, and its auxiliary matrix is the matmul.
                 Step::Gelu => {
                     (shape.bias, Addresses { d: at(beside), aux: Some(plain.d), ..plain })
                 }
@@ -192,7 +191,7 @@ impl Blas {
         Err("cuBLASLt has no algorithm for this product".into())
     }
 
-    /// Enqueues a product of the library, if it has an algorithm for it.
+    /// Enqueues a matmul and returns true, if the library has an algorithm for its shape.
     fn run(&mut self, stream: &Stream, shape: MatmulShape, at: Addresses) -> Result<bool, String> {
         let product = match self.products.get(&shape) {
             Some(product) => product,
@@ -208,8 +207,8 @@ impl Blas {
     }
 }
 
-/// The result of a product with a bias. cuBLASLt's search takes alignments of matrices only, so a lower alignment of the bias
-/// stands for the result's.
+/// The result of a matmul with a bias. cuBLASLt's search accepts alignments of matrices only, so a
+/// lower alignment of the bias replaces that of the result.
 fn operand_beside(t: Tensor, at: u64, bias: Option<u64>) -> Operand {
     let whole = operand(t, at);
     // An algorithm loads 16 bytes at most.
@@ -217,7 +216,7 @@ fn operand_beside(t: Tensor, at: u64, bias: Option<u64>) -> Operand {
     Operand { align: low.map_or(whole.align, |align| whole.align.min(align)), ..whole }
 }
 
-/// Of an address, at most 256 bytes.
+/// Alignment of an address in bytes, at most 256.
 const fn alignment(at: u64) -> u32 {
     let zeros = at.trailing_zeros();
     1 << if zeros < 8 { zeros } else { 8 }

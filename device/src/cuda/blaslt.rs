@@ -1,4 +1,4 @@
-//! cuBLASLt as one safe type: a product with its algorithm, and the call that enqueues it.
+//! cuBLASLt as one safe type: a matmul with its algorithm, and the call that enqueues it.
 #![expect(unsafe_code, reason = "cuBLASLt's C interface")]
 
 use super::driver::Stream;
@@ -14,7 +14,7 @@ pub(super) fn is_present() -> bool {
 
 /// The library's version, such as 120403 for 12.4.3.
 pub(super) fn version() -> usize {
-    // SAFETY: takes nothing.
+    // SAFETY: the function has no arguments.
     unsafe { sys::cublasLtGetVersion() }
 }
 
@@ -51,7 +51,7 @@ impl Drop for Handle {
     }
 }
 
-/// A stored matrix of a product in the library's order, columns first. A row-major (rows, cols)
+/// A stored matrix of a matmul in the library's order, columns first. A row-major (rows, cols)
 /// matrix is a columns-first (cols, rows) matrix.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Operand {
@@ -63,27 +63,27 @@ pub(super) struct Operand {
     pub(super) align: u32,
 }
 
-/// A step of the library behind a product. The matrix beside it has the columns of d one behind another.
+/// A step of the library after a matmul. Its auxiliary matrix stores the columns of d without gaps.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) enum Step {
     None,
-    /// Stores d beside it, then d = gelu(d).
+    /// Stores d in the auxiliary matrix, then d = gelu(d).
     Gelu,
-    /// d = d gelu'(matrix beside it).
+    /// d = d gelu'(auxiliary matrix).
     GeluBackward,
-    /// Writes the sums of b's columns where a bias stands.
+    /// Writes the sums of b's columns to the address of the bias.
     SumsOfB,
 }
 
 impl Step {
-    /// Whether there is a matrix beside the product: only then may the library be given one.
+    /// Whether the step has an auxiliary matrix. Only then may the library get its address.
     pub(super) const fn has_aux(self) -> bool {
         matches!(self, Self::Gelu | Self::GeluBackward)
     }
 }
 
-/// The properties that decide the best algorithm: d = a b (+ bias of d's rows), then the step. fp8
-/// operands have scales.
+/// The properties of a matmul that decide the best algorithm: d = a b (+ bias of d's rows), then
+/// the step. fp8 operands have scales.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct MatmulShape {
     pub(super) a: Operand,
@@ -100,7 +100,7 @@ impl MatmulShape {
     }
 }
 
-/// Addresses of a product's operands.
+/// Addresses of a matmul's operands.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Addresses {
     pub(super) a: u64,
@@ -109,9 +109,9 @@ pub(super) struct Addresses {
     pub(super) bias: Option<u64>,
     /// Scales of a and b, (1) F32 each on the device.
     pub(super) scales: Option<[u64; 2]>,
-    /// The matrix beside the product, of d's type.
+    /// The auxiliary matrix of the step, of d's type.
     pub(super) aux: Option<u64>,
-    /// Whether the product is added to the old values at `d`.
+    /// Whether the result is added to the old values at `d`.
     pub(super) add: bool,
 }
 
@@ -202,8 +202,8 @@ fn data_type(dtype: Dtype) -> Result<cudaDataType_t, String> {
 }
 
 impl Product {
-    /// Looks for an algorithm that needs at most `workspace` bytes; None if the library has none. `at`
-    /// has example addresses.
+    /// Looks for an algorithm that needs at most `workspace` bytes. `None` if the library has no
+    /// such algorithm. `at` has example addresses.
     pub(super) fn new(
         handle: &Handle,
         shape: &MatmulShape,
@@ -214,7 +214,7 @@ impl Product {
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
         let mut raw = std::ptr::null_mut();
         let scale = cudaDataType_t::CUDA_R_32F;
-        // Not the 19 bits of TF32: fp32 means fp32.
+        // Uses full fp32, not the 19 bits of TF32.
         call!(cublasLtMatmulDescCreate(&raw mut raw, CUBLAS_COMPUTE_32F, scale))?;
         let description = Description(raw);
         let transposed = |operand: &Operand| i32::from(operand.transposed);
@@ -224,7 +224,7 @@ impl Product {
         // The search depends on alignments.
         description.set_addresses(at)?;
         if shape.is_fp8() {
-            // Sums go to fp32 registers at intervals. Without that Hopper keeps about 14 bits throughout.
+            // Moves sums to fp32 registers at intervals; otherwise Hopper keeps about 14 bits.
             description.set(Attribute::CUBLASLT_MATMUL_DESC_FAST_ACCUM, &0i8)?;
         }
         if shape.step.has_aux() {
@@ -237,7 +237,7 @@ impl Product {
         }
         let (a, b, d) = (Layout::new(&shape.a)?, Layout::new(&shape.b)?, Layout::new(&shape.d)?);
         let preference = preference(shape, workspace)?;
-        // The library fills it. All zeros is a valid value of every field.
+        // The library fills this struct. Zero is a valid value of every field.
         let mut found = sys::cublasLtMatmulHeuristicResult_t {
             algo: sys::cublasLtMatmulAlgo_t { data: [0; 8] },
             workspaceSize: 0,
@@ -246,7 +246,7 @@ impl Product {
             reserved: [0; 4],
         };
         let mut count = 0;
-        // SAFETY: all of it lives, and the library writes one result.
+        // SAFETY: all arguments are alive, and the library writes one result.
         let status = unsafe {
             sys::cublasLtMatmulAlgoGetHeuristic(
                 handle.0,
@@ -273,7 +273,7 @@ impl Product {
         Ok(Some(Self { description, a, b, d, algorithm, workspace }))
     }
 
-    /// Enqueues the product.
+    /// Enqueues the matmul.
     pub(super) fn run(
         &self,
         handle: &Handle,
@@ -327,11 +327,11 @@ fn preference(shape: &MatmulShape, workspace: usize) -> Result<Preference, Strin
     };
     let bytes = (&raw const workspace).cast();
     set(Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, bytes, size_of::<usize>())?;
-    // Partial sums of a product split along k stay in fp32 and are added in a fixed order.
+    // Partial sums of a matmul that is split along k stay in fp32 and are added in a fixed order.
     let scheme = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
     let bytes = (&raw const scheme).cast();
     set(Attribute::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, bytes, 4)?;
-    // By default it assumes 256; tensors inside a segment may be aligned to less.
+    // The library's default is 256 bytes, but tensors inside a segment may be aligned to less.
     for (attribute, align) in [
         (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, shape.a.align),
         (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, shape.b.align),

@@ -1,10 +1,11 @@
 //! Collectives between ranks on GPUs, by NCCL or by kernels that read the other ranks' memory.
 //!
-//! Ranks are threads of this process, and with NCCL also of others. They meet before they enqueue a collective, and the
-//! meeting compares their ops as on the cpu backend. After it each rank continues by itself. A full
-//! queue of launches would keep its peer from enqueuing the kernel that the collective waits for,
-//! so a rank sleeps before it fills a queue (`pace.rs`). In-process collectives meet again in
-//! between and at the end, because ranks read each other's memory.
+//! Ranks are threads of this process, and with NCCL also threads of other processes. They meet
+//! before they enqueue a collective, and the meeting compares their ops as on the cpu backend. Then
+//! each rank continues independently. A full queue of launches would keep a peer from enqueuing the
+//! kernel that the collective waits for, so a rank sleeps before it fills a queue (`pace.rs`). The
+//! ranks of an in-process collective meet again between its phases and at its end, since they read
+//! each other's memory.
 
 use super::driver::{Context, DeviceMemory, Event, Failure, Stream};
 use super::launch::DeviceElements;
@@ -23,18 +24,18 @@ use std::panic::Location;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The way of data between ranks.
+/// The transport of data between ranks.
 #[derive(Debug)]
 pub(super) enum Transport {
-    /// By peers' addresses. Sums are in rank order, in fp32, rounded once, with the bits of the cpu
-    /// backend.
+    /// Kernels that read peers' memory. Sums have the bits of the cpu backend: in rank order, in
+    /// fp32, rounded once.
     InProcess,
-    /// By the communicators of groups with several ranks: TP, DP.
+    /// NCCL communicators of the groups with several ranks: TP, DP.
     Nccl(NcclCommunicators, Watchdog),
 }
 
-/// Phases of an in-process collective: the stream has reached it; its part is combined; it has all
-/// parts.
+/// Phases of an in-process collective: the rank's stream has reached the collective; the rank's
+/// part is combined; the rank has all parts.
 const COME: usize = 0;
 const COMBINED: usize = 1;
 const GATHERED: usize = 2;
@@ -66,7 +67,7 @@ pub(super) fn connect(
     Ok(communicators)
 }
 
-/// The id of a group, which its first rank makes. Ranks of other processes get it with a letter.
+/// The NCCL id of a group, which its first rank creates and sends to other processes.
 fn meet_for_id(
     rank: Rank,
     world: &Communicator,
@@ -125,15 +126,15 @@ pub(super) fn warm_up(
         Ok(false) => given_up(rank, world),
         Err(problem) => failed(problem),
     };
-    // Before any call that may block: the first error is the reported one.
+    // Precedes any call that may block, since the first error is reported.
     world.fail(rank, 0, &error);
-    // Kernels of these collectives spin, and their memory cannot be freed before they end.
+    // The collectives' kernels spin, and their memory cannot be freed before they end.
     abort_all(communicators.iter().flatten());
     Err(error)
 }
 
-/// Waits for the collectives before `ended`. False: another rank has failed. An error: NCCL failed
-/// or they take too long.
+/// Waits for the collectives before `ended`. Returns false if another rank has failed, and an error
+/// if NCCL fails or the wait takes too long.
 fn await_all(
     world: &Communicator,
     communicators: &NcclCommunicators,
@@ -157,9 +158,8 @@ fn await_all(
     Ok(true)
 }
 
-/// Makes a communicator in a thread of its own. The library blocks until the last rank has come,
-/// and never learns that a rank has failed; a failure leaves the thread behind. `None` if another
-/// rank has failed.
+/// Creates a communicator in a separate thread. The library blocks until all ranks have called it,
+/// even after a failure, so the thread may stay blocked. `None` if another rank has failed.
 fn communicator(
     rank: Rank,
     world: &Communicator,
@@ -191,7 +191,7 @@ fn communicator(
     }
 }
 
-/// Time between looks at the other ranks.
+/// Time between two checks for failed ranks.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// The error of a rank that stops because another rank has failed.
@@ -245,8 +245,8 @@ impl Gpu {
 
 /// One in-process collective on one rank.
 ///
-/// An event is recorded again only after a later meeting of the same group and lane. Peers come to
-/// that meeting only after they have waited for the last record.
+/// An event is recorded again only after a later meeting of the same group and lane. Peers enter
+/// that meeting only after they have enqueued their waits for the last record.
 struct Exchange<'a> {
     gpu: &'a Gpu,
     op: &'a AdmittedOp,
@@ -281,7 +281,7 @@ impl Exchange<'_> {
         self.meet(GATHERED)
     }
 
-    /// Waits, on this stream, until the streams of all ranks have reached `phase`.
+    /// Makes this stream wait until the streams of all ranks have reached `phase`.
     fn meet(&self, phase: usize) -> Result<(), Error> {
         let (lane, group) = (self.op.lane as usize, self.of.group);
         let own = self.gpu.peer.event(lane, group, phase);

@@ -66,14 +66,14 @@ fn is_our_own(owner: u32, mode: u32) -> bool {
     user.is_ok_and(|user| user == owner) && mode & 0o022 == 0
 }
 
-/// Bytes of a file of kernels; a longer one lacks its hash at the end of these.
+/// Largest number of bytes read from a file of kernels. A longer file fails the check of its hash.
 const LARGEST_CUBIN: u64 = 256 << 20;
 
 /// Reads a file that ends with the hash of its contents. A file without its hash, or of another
 /// user, is not used.
 #[expect(clippy::disallowed_methods, reason = "the cache of kernels is below the crate `files`")]
 pub(super) fn read(path: &Path) -> Option<Vec<u8>> {
-    // To open a pipe would wait for its writer.
+    // Opening a pipe would block until a process writes to it.
     if !std::fs::symlink_metadata(path).ok()?.is_file() {
         return None;
     }
@@ -89,7 +89,8 @@ pub(super) fn read(path: &Path) -> Option<Vec<u8>> {
     (hash == xxh3_128(&bytes).to_le_bytes()).then_some(bytes)
 }
 
-/// Writes under another name first, so that a reader sees the whole file or none.
+/// Writes a file with the hash of its contents. It writes under another name first, so that a
+/// reader sees the whole file or none.
 #[expect(clippy::disallowed_methods, reason = "the cache of kernels is below the crate `files`")]
 pub(super) fn write(path: &Path, cubin: &[u8]) -> std::io::Result<()> {
     if let Some(folder) = path.parent() {
@@ -108,7 +109,7 @@ pub(super) fn write(path: &Path, cubin: &[u8]) -> std::io::Result<()> {
 #[derive(Debug)]
 pub(super) struct Kernels {
     modules: Vec<Module>,
-    /// The functions, each with the dynamic shared memory that it may have, in bytes.
+    /// The functions by name, each with its limit of dynamic shared memory in bytes.
     functions: HashMap<&'static str, (Function, u32)>,
 }
 

@@ -1,10 +1,10 @@
 //! The CUDA driver as safe types: contexts, streams, events, memory, modules. cudarc loads the
-//! library and knows its signatures. Its event tracking is not used, since the hazard check already
-//! orders everything.
+//! library and declares its functions. Its event tracking is unused, since the hazard check already
+//! orders all ops.
 //!
-//! Invariant behind every `unsafe` here: the constructors below make the handles, the type that
-//! uses a handle keeps it, and its `Drop` alone destroys it. Addresses of memory lie in arenas that
-//! live as long as the streams that use them (see `memory.rs`).
+//! Invariant for every `unsafe` in this file: the constructors below make the handles, the type
+//! that uses a handle keeps it, and its `Drop` alone destroys it. Addresses of memory lie in arenas
+//! that live as long as the streams that use them (see `memory.rs`).
 #![expect(unsafe_code, reason = "the driver's C interface")]
 
 use cudarc::driver::sys::{self, CUdevice_attribute, CUfunction_attribute, CUresult};
@@ -70,11 +70,11 @@ pub(super) fn is_present() -> bool {
     unsafe { sys::is_culib_present() }
 }
 
-/// Starts the driver; later calls do nothing. The driver reads its settings here.
+/// Starts the driver, which reads its settings from environment variables. Later calls do nothing.
 pub(super) fn init() -> Result<(), Failure> {
     static SETTINGS: Once = Once::new();
     SETTINGS.call_once(|| {
-        // Kernels are loaded before a collective is in flight, and no two streams share a hardware
+        // Kernels are loaded before a collective is in flight, and each stream has its own hardware
         // queue.
         for (key, value) in
             [("CUDA_MODULE_LOADING", "EAGER"), ("CUDA_DEVICE_MAX_CONNECTIONS", "32")]
@@ -159,14 +159,13 @@ pub(super) struct Context {
     raw: sys::CUcontext,
 }
 
-// SAFETY: a context may be made current on any thread, on several at once.
+// SAFETY: a context may be current on any thread, and on several threads at the same time.
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
 
 impl Context {
-    /// The context of a GPU, the same one for all callers. It lives until the process ends, since
-    /// making one takes a while.
+    /// The context of a GPU, shared by all callers until the process ends, since creation is slow.
     pub(super) fn of(ordinal: usize) -> Result<Arc<Self>, Failure> {
         static ALL: Mutex<Vec<Arc<Context>>> = Mutex::new(Vec::new());
         let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
@@ -180,12 +179,12 @@ impl Context {
         Ok(context)
     }
 
-    /// From here on the calling thread's driver calls use this GPU.
+    /// Makes later driver calls of the calling thread use this GPU.
     pub(super) fn bind(&self) -> Result<(), Failure> {
         call!(cuCtxSetCurrent(self.raw))
     }
 
-    /// Free and total bytes.
+    /// Free and total bytes of the GPU's memory.
     pub(super) fn memory(&self) -> Result<(u64, u64), Failure> {
         self.bind()?;
         let (mut free, mut total) = (0, 0);
@@ -193,8 +192,8 @@ impl Context {
         Ok((free as u64, total as u64))
     }
 
-    /// Lets kernels of this GPU access the memory of `peer`. False if the machine does not support
-    /// it.
+    /// Gives this GPU's kernels access to the memory of `peer`, and returns whether the machine
+    /// can.
     pub(super) fn reach(&self, peer: &Self) -> Result<bool, Failure> {
         if self.ordinal == peer.ordinal {
             return Ok(true);
@@ -230,7 +229,7 @@ pub(super) struct Stream {
 }
 
 impl Stream {
-    /// Makes a stream. `urgent`: the GPU prefers its kernels to those of other streams.
+    /// Creates a stream. The GPU prefers the kernels of an `urgent` stream.
     pub(super) fn new(context: &Arc<Context>, urgent: bool) -> Result<Self, Failure> {
         let (least, greatest) = context.priorities()?;
         let (mut raw, priority) = (std::ptr::null_mut(), if urgent { greatest } else { least });
@@ -239,8 +238,8 @@ impl Stream {
         Ok(Self { context: Arc::clone(context), raw, entries: Cell::new(0) })
     }
 
-    /// The handle, for libraries that enqueue by themselves. They enqueue four entries at most: a
-    /// product and its sum, or a collective and the events around it.
+    /// The handle, for libraries that enqueue work. A library enqueues at most four entries: a
+    /// matmul and its sum, or a collective and the events around it.
     pub(super) fn raw(&self) -> sys::CUstream {
         self.count(4);
         self.raw
@@ -270,20 +269,20 @@ impl Stream {
         call!(cuEventRecord(event.0, self.raw))
     }
 
-    /// Later work starts after the last record of `event` so far.
+    /// Makes later work start after the last record of `event` so far.
     pub(super) fn wait(&self, event: &Event) -> Result<(), Failure> {
         self.count(1);
         call!(cuStreamWaitEvent(self.raw, event.0, 0))
     }
 
-    /// Later work starts when the host has set `word` to `value` or more.
+    /// Makes later work start when the host has set `word` to `value` or more.
     pub(super) fn wait_word(&self, word: &Word, value: u32) -> Result<(), Failure> {
         let flags = sys::CUstreamWaitValue_flags_enum::CU_STREAM_WAIT_VALUE_GEQ as u32;
         self.count(1);
         call!(cuStreamWaitValue32_v2(self.raw, word.device(), value, flags))
     }
 
-    /// Makes the stream set `word` when it gets here.
+    /// Makes the stream set `word` when it reaches this point.
     pub(super) fn write_word(&self, word: &Word, value: u32) -> Result<(), Failure> {
         self.count(1);
         call!(cuStreamWriteValue32_v2(self.raw, word.device(), value, 0))
@@ -317,13 +316,13 @@ impl Stream {
         call!(cuMemcpyDtoHAsync_v2(dst as *mut _, src, bytes as usize, self.raw))
     }
 
-    /// Copies `bytes` to the GPU and returns when they are there.
+    /// Copies `bytes` to the GPU and returns after the copy.
     pub(super) fn upload(&self, bytes: &[u8], dst: u64) -> Result<(), Failure> {
         self.copy_up(bytes.as_ptr() as u64, dst, bytes.len() as u64)?;
         self.synchronize()
     }
 
-    /// Copies `bytes` from the GPU and returns when they are here.
+    /// Copies `bytes` from the GPU and returns after the copy.
     pub(super) fn download(&self, src: u64, bytes: &mut [u8]) -> Result<(), Failure> {
         self.copy_down(src, bytes.as_mut_ptr() as u64, bytes.len() as u64)?;
         self.synchronize()
@@ -365,7 +364,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // A failure here is ignored, since nothing is left to lose.
+        // A failure is ignored, since the stream is not used again.
         let _ = self.context.bind().and_then(|()| call!(cuStreamDestroy_v2(self.raw)));
     }
 }

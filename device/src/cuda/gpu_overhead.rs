@@ -1,7 +1,7 @@
-//! Bytes on a GPU beside the plans of its ranks. Kernels, cuBLASLt's code, streams and events are
-//! made for one look and measured by the driver's free bytes, until two looks in a row agree.
-//! NCCL's buffers are measured once a run has connected. The cache folder keeps the figures under
-//! the GPU's model and the versions of driver and libraries.
+//! Bytes on a GPU outside the plans of its ranks. A measurement loads kernels and cuBLASLt's code,
+//! creates streams and events, and compares the driver's free bytes. It is repeated at later starts
+//! until two in a row agree. NCCL's buffers are measured after a run has connected. The cache
+//! folder keeps the figures by the GPU's model and the versions of driver and libraries.
 
 use super::blas::Blas;
 use super::compile::{Kernels, cache_folder, read, write};
@@ -20,14 +20,14 @@ use xxhash_rust::xxh3::xxh3_128;
 /// Streams of a rank: one for each lane on a stream, and one of its own.
 pub const STREAMS_PER_RANK: usize = STREAMS + 1;
 
-/// Bytes on a GPU beside the plans of its ranks.
+/// Bytes on a GPU outside the plans of its ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GpuOverhead {
-    /// cuBLASLt's code for products of every type, once for all ranks.
+    /// Bytes of cuBLASLt's code for matmuls of every type, once for all ranks.
     pub products: u64,
-    /// onebox's kernels, for each rank.
+    /// Bytes of onebox's kernels, for each rank.
     pub kernels: u64,
-    /// Streams and events, for each rank.
+    /// Bytes of streams and events, for each rank.
     pub streams: u64,
 }
 
@@ -36,14 +36,14 @@ pub struct GpuOverhead {
 pub struct GpuMemory {
     /// Total bytes.
     pub total: u64,
-    /// Free bytes with a bare context on it.
+    /// Free bytes after the creation of a context.
     pub free: u64,
-    /// Bytes that a rank takes of these beside its plan.
+    /// Bytes of the free memory that are needed in addition to plans.
     pub overhead: GpuOverhead,
 }
 
-/// Looks at a GPU once per process. It makes a context, and loads and measures everything without
-/// figures in the cache, including the kernels of `programs`.
+/// Measures a GPU once per process. It creates a context. If the cache has no confirmed figures, it
+/// loads and measures everything, including the kernels of `programs`.
 ///
 /// # Errors
 /// An error of the driver or of a library.
@@ -85,14 +85,14 @@ fn find(ordinal: usize, programs: &[Program]) -> Result<GpuMemory, String> {
     Ok(GpuMemory { total, free, overhead: GpuOverhead { products, kernels, streams } })
 }
 
-/// Bytes that NCCL takes of this GPU for a grid of TP x DP ranks, all communicators together: the
-/// largest figure of all runs.
+/// Bytes of this GPU that NCCL needs for a grid of TP x DP ranks, all communicators together. It is
+/// the largest figure of all runs.
 pub fn connected(ordinal: usize, grid: (usize, usize)) -> Option<u64> {
     let path = file(ordinal, &grid_text(grid.0, grid.1)).ok().flatten()?;
     figures(&path).map(|([bytes, ..], _)| bytes)
 }
 
-/// Notes the figure that a run has measured.
+/// Stores the NCCL figure that a run has measured, if it is the largest so far.
 pub(super) fn note_connected(ordinal: usize, grid: (usize, usize), bytes: u64) {
     let Ok(Some(path)) = file(ordinal, &grid_text(grid.0, grid.1)) else { return };
     // A small model uses fewer algorithms than a large one, which must still fit.
@@ -114,14 +114,13 @@ fn grid_text(tp: usize, dp: usize) -> String {
     format!("nccl {tp} x {dp}")
 }
 
-/// Makes everything that a rank makes, on an idle GPU, and returns the bytes that products, kernels
-/// and streams take.
+/// Loads and creates everything that a rank needs, on an idle GPU. Returns the bytes of cuBLASLt's
+/// code, of kernels, and of streams with events.
 fn measure(context: &Arc<Context>, programs: &[Program]) -> Result<[u64; 3], String> {
     let sm = driver::device_sm(context.ordinal)?;
     let own = Stream::new(context, false)?;
     let free = || context.memory().map(|(free, _)| free);
-    // The smallest allocations use the rest of a larger one, so one small allocation comes before
-    // the measurement.
+    // Precedes the measurement, since small allocations share a larger block.
     let small = DeviceMemory::new(context, 1)?;
     let start = free()?;
     let kernels = Kernels::load(sm, programs).map_err(|e| format!("kernels: {e}"))?;
@@ -154,11 +153,10 @@ fn file(ordinal: usize, what: &str) -> Result<Option<PathBuf>, String> {
     Ok(Some(folder.join(format!("beside-{:032x}.txt", xxh3_128(key.as_bytes())))))
 }
 
-/// Bytes, and the number of looks in a row that found them.
+/// Bytes, and the number of measurements in a row that found them.
 type Figures = ([u64; 3], u64);
 
-/// Number of equal looks that show an idle GPU: no other process took or freed memory during a
-/// look.
+/// Number of equal measurements that show that no other process changed the GPU's memory.
 const AGREED: u64 = 2;
 
 fn figures(path: &Path) -> Option<Figures> {

@@ -12,7 +12,7 @@ const REMEMBERED: usize = 1024;
 #[derive(Debug)]
 pub(super) struct History {
     ops: Mutex<Vec<[Option<Entry>; LANES]>>,
-    /// Progress by stream.
+    /// Progress of each stream.
     passed: Vec<StreamProgress>,
 }
 
@@ -47,7 +47,7 @@ impl History {
         ops[tick as usize % REMEMBERED][lane].filter(|entry| entry.tick == tick)
     }
 
-    /// The place of `failure`, which a call about op `tick` of `lane` returned.
+    /// The place of `failure`, which a call for op `tick` of `lane` returned.
     pub(super) fn place(&self, lane: Lane, tick: u64, failure: &Failure) -> ErrorPlace {
         let found = self.find(lane as usize, tick);
         let (op, site) = found.map_or(("an op", None), |entry| (entry.op, Some(entry.site)));

@@ -1,6 +1,6 @@
 //! The Host lane of a rank on a GPU: one thread with a queue of two steps' work. It runs the work
-//! of the cpu backend's Host lane on the pinned arena. Streams learn of its progress from a pinned
-//! word, and it learns of theirs from events.
+//! of the cpu backend's Host lane on the pinned arena. Streams wait for the thread by a pinned
+//! word, and the thread waits for streams by events.
 
 use super::driver::{Context, Event, Word};
 use super::history::{ErrorPlace, History};
@@ -14,14 +14,14 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-/// An op, and the marks that it waits for, by lane.
+/// An op, and for each lane the mark that the op waits for.
 #[derive(Debug)]
 pub(super) struct HostJob {
     pub(super) op: AdmittedOp,
     pub(super) after: [Option<(u64, Arc<Event>)>; STREAMS],
 }
 
-/// The state of the thread.
+/// State of the Host lane's thread.
 pub(super) struct HostLane {
     pub(super) shared: Arc<RankState>,
     pub(super) context: Arc<Context>,
@@ -63,8 +63,7 @@ impl HostLane {
         }
     }
 
-    /// Copies inside the host's memory, on this thread alone. The lane runs copies besides host
-    /// tasks and collectives; no step has any.
+    /// Copies inside the host's memory, on this thread alone. No step has these copies.
     fn copy(&self, op: &Op) -> Result<(), String> {
         let Op::Copy { src, dst } = *op else {
             return Err("the Host lane of a GPU has no such kernel".into());
@@ -73,7 +72,7 @@ impl HostLane {
         Ok(())
     }
 
-    /// Binds this thread to the cores of the kernels. The rank's thread has a core of its own.
+    /// Binds this thread to the cores of the host kernels. The rank's thread has a core of its own.
     fn bind(&self, team: Option<&ThreadTeam>) {
         if let Some(team) = team {
             team.bind_caller();
@@ -90,8 +89,8 @@ impl HostLane {
     fn await_streams(&self, op: &AdmittedOp, after: &[Option<(u64, Arc<Event>)>; STREAMS]) {
         for (lane, mark) in Lane::ALL.into_iter().zip(after) {
             let Some((tick, event)) = mark else { continue };
-            // It also waits after another rank's failure: unfinished work may still touch the
-            // memory of this op.
+            // Waits also after another rank's failure: unfinished work may still access this op's
+            // memory.
             if let Err(failure) = event.synchronize() {
                 let ErrorPlace { op: name, site, problem } =
                     self.history.place(lane, *tick, &failure);

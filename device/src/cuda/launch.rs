@@ -1,5 +1,5 @@
-//! The kernels of an [`Op`]: names, grids and arguments, as data. It calls no CUDA function, so the
-//! tests make the same launches on an emulator. Each kernel computes the same as [`crate::cpu`].
+//! The kernels of an [`Op`]: names, grids and arguments, as data. This file calls no CUDA function,
+//! so tests run the same launches on an emulator. Each kernel computes the same as [`crate::cpu`].
 
 use crate::op::{Dropout, Family, HeadNorm, Heads, Op, Reduction, VocabShard};
 use crate::random::keep_threshold;
@@ -14,9 +14,9 @@ mod rotary;
 /// everything that kernels may use.
 #[derive(Clone, Copy, Debug)]
 pub struct Program {
-    /// The name of its file, for messages and for the cache.
+    /// The name of the program's file, for messages and for the cache.
     pub name: &'static str,
-    /// The contents of the file. Names of kernels are unique among all programs of a device.
+    /// The program's source code. Names of kernels are unique among all programs of a device.
     pub source: &'static str,
 }
 
@@ -45,8 +45,7 @@ macro_rules! program {
     };
 }
 
-/// The kernels of ops. Kernels of tasks come from
-/// [`CudaOptions::programs`](super::CudaOptions::programs).
+/// The kernels of ops. Tasks have [`CudaOptions::programs`](super::CudaOptions::programs).
 pub const PROGRAMS: &[Program] = &[
     program!("attention.cu"),
     program!("attention_mma.cu"),
@@ -58,8 +57,7 @@ pub const PROGRAMS: &[Program] = &[
     program!("rotary.cu"),
 ];
 
-/// Options of NVRTC besides the architecture. Without fmad only explicit fma is fused, as on the
-/// cpu backend.
+/// Options of NVRTC, without the architecture. As on the cpu backend, only explicit fma is fused.
 pub const OPTIONS: &[&str] =
     &["--std=c++17", "--fmad=false", "--device-as-default-execution-space"];
 
@@ -101,7 +99,7 @@ impl Args {
 /// One kernel launch.
 #[derive(Clone, Copy, Debug)]
 pub struct Launch {
-    /// Its name in the source.
+    /// Name of the kernel in the source.
     pub kernel: &'static str,
     /// Number of blocks by dimension.
     pub grid: [u32; 3],
@@ -109,13 +107,13 @@ pub struct Launch {
     pub block: u32,
     /// Bytes of dynamic shared memory.
     pub shared_bytes: u32,
-    /// Arguments.
+    /// Arguments of the kernel.
     pub args: Args,
 }
 
-/// Largest number of blocks. Blocks stride over further work.
+/// Largest number of blocks. If there is more work, each block strides over it.
 const MAX_BLOCKS: usize = 1 << 16;
-/// Elements that a thread takes at a time.
+/// Number of elements that a thread processes at a time.
 const RUN: usize = 8;
 
 impl Launch {
@@ -123,24 +121,24 @@ impl Launch {
         Self { kernel, grid: grid.map(|x| x as u32), block, shared_bytes: 0, args }
     }
 
-    /// Threads over `n` units.
+    /// A launch with one thread per unit of `n` units, up to [`MAX_BLOCKS`] blocks.
     fn flat(kernel: &'static str, n: usize, args: Args) -> Self {
         let blocks = n.div_ceil(256).min(MAX_BLOCKS);
         Self::new(kernel, [blocks, 1, 1], 256, args)
     }
 
-    /// One block per row, with up to `most` threads, each with runs of columns.
+    /// A launch with one block of up to `most` threads per row; a thread processes runs of columns.
     fn by_rows(kernel: &'static str, rows: usize, cols: usize, most: usize, args: Args) -> Self {
         let threads = cols.div_ceil(RUN).next_multiple_of(32).clamp(32, most);
         Self::new(kernel, [rows.min(1 << 20), 1, 1], threads as u32, args)
     }
 
-    /// One block of 1024 threads per 32 columns.
+    /// A launch with one block of 1024 threads per 32 columns.
     fn by_columns(kernel: &'static str, cols: usize, args: Args) -> Self {
         Self::new(kernel, [cols.div_ceil(32), 1, 1], 1024, args)
     }
 
-    /// One block per row and 256 columns.
+    /// A launch with one block per row and 256 columns.
     fn by_tiles(kernel: &'static str, rows: usize, cols: usize, args: Args) -> Self {
         let threads = cols.next_multiple_of(32).clamp(32, 256);
         Self::new(kernel, [rows, cols.div_ceil(threads), 1], threads as u32, args)
@@ -155,7 +153,7 @@ const MAX_LAUNCHES: usize = 3;
 pub struct Launches([Option<Launch>; MAX_LAUNCHES]);
 
 impl Launches {
-    /// Each of them.
+    /// Iterates over the launches.
     pub fn iter(&self) -> impl Iterator<Item = &Launch> {
         self.0.iter().flatten()
     }
@@ -172,11 +170,11 @@ impl Launches {
 /// Elements in the memory of a device.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceElements {
-    /// Address of the first one.
+    /// Address of the first element.
     pub at: u64,
     /// Number of elements.
     pub len: usize,
-    /// Their type.
+    /// Type of the elements.
     pub dtype: Dtype,
 }
 
@@ -193,7 +191,7 @@ impl Launcher<'_> {
         tensors.iter().fold(Args::default(), |args, t| args.with(&[(self.at)(*t)]))
     }
 
-    /// Address of a tensor that there may be; 0 without.
+    /// Address of an optional tensor; 0 for `None`.
     fn at_or_null(&self, tensor: Option<Tensor>) -> u64 {
         tensor.map_or(0, |t| (self.at)(t))
     }
@@ -218,7 +216,7 @@ impl Launcher<'_> {
     }
 }
 
-/// A storage type in the form that `type_of` in the prelude reads.
+/// Number of a storage type, as `type_of` in the prelude reads it.
 const fn type_number(dtype: Dtype) -> u64 {
     match dtype {
         Dtype::F16 => 0,
@@ -232,7 +230,7 @@ const fn type_number(dtype: Dtype) -> u64 {
     }
 }
 
-/// Storage types, 4 bits per tensor.
+/// Numbers of the tensors' storage types, 4 bits per tensor.
 fn types(tensors: &[Tensor]) -> u64 {
     tensors.iter().rev().fold(0, |all, t| all << 4 | type_number(t.dtype()))
 }
@@ -257,7 +255,7 @@ pub use attention::WIDEST_HEAD;
 pub(crate) use dense::norm_scratch_bytes;
 pub(crate) use rotary::rotary_scratch_bytes;
 
-/// Scratch of `op` in bytes.
+/// Bytes of scratch that `op` needs.
 pub const fn scratch_bytes(op: &Op) -> u64 {
     match op {
         Op::AttentionBackward { lse, .. } => lse.bytes(),
@@ -274,7 +272,7 @@ pub const fn scratch_bytes(op: &Op) -> u64 {
 /// address of [`scratch_bytes`]; `sm` is the compute capability, 70 to 90.
 ///
 /// # Errors
-/// A tensor has a type that the op does not take, a size has no kernel, or the op has no kernel.
+/// A tensor has a type that the op does not accept, a size has no kernel, or the op has no kernel.
 pub fn launches(
     op: &Op,
     at: &dyn Fn(Tensor) -> u64,
@@ -302,12 +300,11 @@ fn no_kernel(op: &Op) -> Result<(), String> {
     Err(format!("{} is not a kernel", op.name()))
 }
 
-/// The launch that sets `into` to the combination, in rank order, of the parts at `peers`, which have the same length; none
-/// without elements.
-/// `into` may be one of them.
+/// The launch that sets `into` to the combination of the parts at `peers`, in rank order. All parts
+/// have the length of `into`, which may be one of them. `None` without elements.
 ///
 /// # Errors
-/// No ranks, too many ranks, or a type that cannot be summed.
+/// There are no ranks or too many ranks, or the type cannot be summed.
 pub fn combine_peers(
     into: DeviceElements,
     peers: &[u64],
@@ -335,7 +332,8 @@ pub fn combine_peers(
     Ok((n > 0).then_some(launch))
 }
 
-/// The launch of c (rows, cols) += bias (cols), for a product whose library adds no bias; none without elements.
+/// The launch of c (rows, cols) += bias (cols), if the library adds no bias. `None` without
+/// elements.
 ///
 /// # Errors
 /// The tensors do not hold values.

@@ -1,8 +1,8 @@
 //! Points of a rank's streams that other lanes wait for, and the waits that each lane already has.
 //!
-//! A mark is a CUDA event from a ring of its lane, made before step 1. If a mark has been used
-//! again, a lane that waits for its tick waits for the oldest later mark. This is later than
-//! necessary but never makes a cycle, because every marked op was submitted before.
+//! A mark is a CUDA event from its lane's ring, which is created before step 1. If the event of a
+//! mark has been reused, a lane that waits for its tick waits for the oldest later mark. This wait
+//! ends later than necessary but never forms a cycle, because every marked op was submitted before.
 
 use super::driver::{Event, Failure};
 use crate::op::lane::{Clock, join};
@@ -20,16 +20,15 @@ const RING: usize = 1024;
 pub(super) struct Mark {
     pub(super) tick: u64,
     pub(super) event: Arc<Event>,
-    /// The ops of all lanes that were finished when the stream came here.
+    /// The ops of all lanes that have finished when the stream reaches the mark.
     clock: Clock,
-    /// The op of the Host lane that waits for it, if any. Until that op has run, the mark is not
-    /// recorded again.
+    /// The Host lane's op that waits for the mark, or 0. Until it has run, the event is not reused.
     host_tick: u64,
 }
 
 #[derive(Debug)]
 struct Ring {
-    /// In order of ticks.
+    /// Recorded marks in order of ticks.
     recorded: VecDeque<Mark>,
     unused: Vec<Arc<Event>>,
 }
@@ -37,8 +36,7 @@ struct Ring {
 #[derive(Debug)]
 pub(super) struct Marks {
     rings: Vec<Ring>,
-    /// For each lane, the ops that are finished when its next op starts, by the waits of its stream
-    /// so far.
+    /// For each lane, the ops that its stream's waits so far order before its next op.
     told: [Clock; LANES],
     /// The ops that the rank's thread has seen finish.
     finished: Clock,
@@ -48,7 +46,7 @@ pub(super) struct Marks {
 #[derive(Debug)]
 pub(super) enum PendingWait {
     Event(Arc<Event>),
-    /// The number of the Host lane's op.
+    /// The number of an op of the Host lane.
     Host(u64),
 }
 
@@ -63,8 +61,8 @@ impl Marks {
         Ok(Self { rings, told: [[0; LANES]; LANES], finished: [0; LANES] })
     }
 
-    /// An event to record after op `tick` of a stream; `None` if there is one already. `host_done`
-    /// waits until the Host lane has finished an op.
+    /// An event to record after op `tick` of a stream. `None` if that op already has a mark.
+    /// `host_done` waits until the Host lane has finished an op.
     pub(super) fn mark(
         &mut self,
         lane: Lane,
@@ -97,8 +95,8 @@ impl Marks {
         recorded.get_mut(at)
     }
 
-    /// Makes `lane`, a stream, wait for all of `clock`, the clock of an event on lane `first`. It
-    /// visits the waits that the lane lacks. `host` is the number of ops that the Host lane has
+    /// Makes `lane`, a stream, wait for all of `clock`, the clock of an event on lane `first`.
+    /// Calls `visit` for each missing wait. `host` is the number of ops that the Host lane has
     /// finished.
     pub(super) fn wait(
         &mut self,
@@ -150,7 +148,7 @@ impl Marks {
         })
     }
 
-    /// Notes that the rank's thread has seen op `tick` finish.
+    /// Records that the rank's thread has seen op `tick` finish.
     pub(super) fn finish(&mut self, lane: Lane, tick: u64) {
         let finished = &mut self.finished[lane as usize];
         *finished = tick.max(*finished);

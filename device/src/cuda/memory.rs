@@ -1,4 +1,4 @@
-//! The memory of a rank on a GPU, and the parts of it that the other ranks of the process access.
+//! The memory of a rank on a GPU, and the table through which other ranks of the process access it.
 
 use super::driver::{Context, DeviceMemory, Event, Failure, HostMapping, Registration};
 use super::nccl;
@@ -8,14 +8,15 @@ use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, OnceLock};
 
-/// Bytes of host memory that are pinned at once. Drivers refuse some sizes, and pieces show the
+/// Largest number of bytes that one call pins. Drivers refuse some sizes, and pieces show the
 /// progress of pinning.
 pub(super) const PIECE: u64 = 1 << 30;
 
 /// Bytes of a page, the unit of pinning.
 pub(super) const PAGE: u64 = 4096;
 
-/// The pages of the host arena that copies between host and GPU touch, in order, as ranges of bytes.
+/// The pages of the host arena that copies between host and GPU access, in order, as ranges of
+/// bytes.
 pub(super) fn copied(plan: &Plan) -> Vec<Range<u64>> {
     let mut runs: Vec<Range<u64>> = Vec::new();
     for entry in plan.entries().iter().filter(|entry| entry.is_copied() && !entry.range.is_empty())
@@ -31,7 +32,7 @@ pub(super) fn copied(plan: &Plan) -> Vec<Range<u64>> {
 }
 
 /// Bytes of host memory that a driver pins for a rank of `plan`: the pages that copies between host
-/// and GPU touch, and the page of the words by which lanes wait for each other.
+/// and GPU access, and the page of the words by which lanes wait for each other.
 pub fn pinned_bytes(plan: &Plan) -> u64 {
     PAGE + copied(plan).iter().map(|run| run.end - run.start).sum::<u64>()
 }
@@ -42,7 +43,7 @@ pub fn page_tables(plan: &Plan) -> u64 {
     pinned_bytes(plan) / PAGE * 8
 }
 
-/// Splits a range of the host arena where pinned pieces end: at multiples of [`PIECE`].
+/// Splits a range of the host arena at the ends of pinned pieces, which are multiples of [`PIECE`].
 pub(super) fn pieces<E>(
     range: Range<u64>,
     visit: &mut dyn FnMut(Range<u64>) -> Result<(), E>,
@@ -56,7 +57,7 @@ pub(super) fn pieces<E>(
     Ok(())
 }
 
-/// The layout of data after the plan's bytes, in one allocation.
+/// Offsets of the data after the plan's bytes, in one allocation.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arrangement {
     pub(super) scratch: u64,
@@ -72,7 +73,7 @@ impl Arrangement {
     }
 }
 
-/// Meetings of ranks in a collective.
+/// Number of meetings of the ranks in an in-process collective.
 pub(super) const PHASES: usize = 3;
 
 /// Events of a rank for its in-process collectives.
@@ -84,11 +85,11 @@ pub(super) const EVENTS: usize = LANES * 3 * PHASES;
 pub(crate) struct Peer {
     pub(super) context: Arc<Context>,
     pub(super) device: DeviceMemory,
-    /// By lane, group and phase of an in-process collective.
+    /// Events by lane, group and phase of an in-process collective.
     events: Vec<Event>,
     /// Number of collectives that this rank's streams have started, by group: TP, DP.
     pub(super) started: [AtomicU64; 2],
-    // It is declared before the memory, which it must not outlive.
+    // Declared before `host`, the memory that the registration must not outlive.
     _pinned: Registration,
     /// Pinned ranges of the host arena, in bytes.
     copied: Vec<Range<u64>>,
@@ -122,7 +123,7 @@ impl Peer {
         })
     }
 
-    /// Whether copies may touch a tensor of the host arena.
+    /// Whether copies may access a tensor of the host arena.
     pub(super) fn is_pinned(&self, t: Tensor) -> bool {
         let range = t.range();
         let before = self.copied.partition_point(|run| run.start <= range.start);
@@ -146,7 +147,7 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // The last owner may be another thread than the rank's.
+        // The last owner may be on a thread other than the rank's.
         let _ = self.context.bind();
     }
 }
@@ -155,12 +156,12 @@ impl Drop for Peer {
 #[derive(Debug)]
 struct GroupId {
     group: Group,
-    /// The index of its first rank.
+    /// The index of the group's first rank.
     first: usize,
     id: nccl::Id,
 }
 
-/// The table in which the ranks of a run on GPUs find each other.
+/// Table of the ranks of a run on GPUs, by which they find each other's memory.
 #[derive(Debug)]
 pub struct Peers {
     by_rank: Vec<OnceLock<Arc<Peer>>>,

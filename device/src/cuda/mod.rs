@@ -1,9 +1,9 @@
-//! Real GPUs: lanes are CUDA streams (the Host lane is a thread), and ranks are dealt to GPUs in
+//! Real GPUs: lanes are CUDA streams (the Host lane is a thread). Ranks are assigned to GPUs in
 //! turn.
 //!
 //! `submit` enqueues ops, which run later. A stream waits for another lane's stream by an event,
 //! and for the Host lane by a pinned word; the Host lane waits for streams by events. [`open`]
-//! makes all of these and all memory: a step allocates nothing.
+//! creates all streams and events and all memory: a step allocates nothing.
 
 mod blas;
 mod blaslt;
@@ -33,7 +33,7 @@ pub use memory::{page_tables, pinned_bytes};
 pub use open::{Collectives, CudaOptions, open};
 pub use probe::{GpuInfo, LibraryInfo, Probe, free_memory, probe};
 
-/// For tests that run the kernels on an emulator.
+/// Items for tests that run the kernels on an emulator.
 #[doc(hidden)]
 pub mod testing {
     pub use super::compile::cubins;
@@ -71,8 +71,7 @@ use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use timeline::Timeline;
 
-/// Bytes of a GPU that a rank takes: those of `plan`, then `scratch` for kernels and the workspace
-/// of products.
+/// Bytes of a GPU for a rank: `plan`, `scratch` for kernels, and the workspace of matmuls.
 pub fn device_bytes(plan: &Plan, scratch: u64) -> u64 {
     Arrangement::new(plan, scratch, WORKSPACE).bytes
 }
@@ -82,7 +81,7 @@ pub const fn gains_scratch(dim: usize) -> u64 {
     launch::rotary_scratch_bytes(dim)
 }
 
-/// Bytes of scratch for the gradients of a norm over `shape` (rows, columns): of its gain, and its bias if it has one.
+/// Bytes of scratch for the gradients of a norm's gain and bias. `shape`: (rows, columns).
 pub const fn norm_scratch(shape: (usize, usize), has_bias: bool) -> u64 {
     launch::norm_scratch_bytes(shape, if has_bias { 2 } else { 1 })
 }
@@ -100,23 +99,23 @@ struct Gpu {
     sm: u32,
     /// Address and bytes of the kernels' scratch.
     scratch: (u64, u64),
-    // Kernels and products are dropped before the streams of their context, and streams before the
+    // Kernels and matmuls are dropped before the streams of their context, and streams before the
     // words that they write.
     kernels: RefCell<Kernels>,
     blas: RefCell<Blas>,
     transport: Transport,
     timeline: Option<Timeline>,
-    /// By lane. The last one is the rank's own, for `read` and `write`.
+    /// Streams by lane. The last stream is the rank's own, for `read` and `write`.
     streams: Vec<Rc<Stream>>,
     words: Words,
     marks: RefCell<Marks>,
-    /// By lane. Lanes that share a stream use the pace of the first of them.
+    /// Paces by lane. Lanes that share a stream use the pace of the first of these lanes.
     paces: RefCell<Vec<Pace>>,
     progress: RefCell<Progress>,
     history: Arc<History>,
     /// The clock that the next op of the Host lane waits for.
     host_after: Cell<Clock>,
-    /// The number of the Host lane's last op that other ranks take part in.
+    /// The number of the Host lane's last op in which other ranks participate.
     host_met: Cell<u64>,
     queue: Arc<Queue<HostJob>>,
     thread: Option<JoinHandle<()>>,
@@ -157,7 +156,7 @@ impl Gpu {
         }
     }
 
-    /// The error for an `op` that failed for another reason than a driver call.
+    /// The error for an `op` that failed for a reason other than a driver call.
     fn refused(&self, op: &AdmittedOp, problem: &str) -> Error {
         let (rank, gpu) = (self.rank().index(), self.context.ordinal);
         Error::Gpu { rank, gpu, op: op.op.name(), site: op.site, problem: problem.into() }
@@ -253,7 +252,7 @@ impl Gpu {
         })
     }
 
-    /// Records an event after op `tick` of a stream, unless one exists.
+    /// Records an event after op `tick` of a stream, unless the op already has a mark.
     fn mark(&self, lane: Lane, tick: u64) -> Result<(), Failure> {
         let host_done = |tick| self.host.wait_done(Lane::Host as usize, tick);
         let Some(event) = self.marks.borrow_mut().mark(lane, tick, &host_done) else {
@@ -267,7 +266,7 @@ impl Gpu {
         let stream = self.stream(lane);
         let host_done = self.host.done(Lane::Host);
         let source = (event.lane as usize, &event.clock);
-        // Collectives inside a layer end soon.
+        // Waits for collectives inside a layer are short, so they are not shown.
         let shows = lane == Lane::Compute && source.0 != Lane::TpComm as usize;
         let mut waits = false;
         self.marks.borrow_mut().wait(lane, source.0, source.1, host_done, &mut |until| {
@@ -285,16 +284,16 @@ impl Gpu {
         if waits { self.progress.borrow_mut().tell(lane, stream, false) } else { Ok(()) }
     }
 
-    /// Ranks that share a GPU may share its hardware queues. An entry after a wait for op `tick` of
-    /// the Host lane may be needed by another rank to reach a meeting before that op. This waits
-    /// until such meetings are over.
+    /// Ranks that share a GPU may share its hardware queues. An entry behind a wait for op `tick`
+    /// of the Host lane can then block another rank before a meeting that precedes that op.
+    /// Therefore this function waits until these meetings are over.
     fn await_peers(&self, tick: u64) {
         if matches!(self.transport, Transport::InProcess) {
             self.host.wait_done(Lane::Host as usize, self.host_met.get().min(tick));
         }
     }
 
-    /// Sleeps while the stream of `lane` is far behind.
+    /// Sleeps while the stream of `lane` is many entries behind the rank's thread.
     fn keep_pace(&self, lane: Lane) -> Result<(), Failure> {
         let stream = &self.streams[lane as usize];
         let first = self.streams.iter().position(|s| Rc::ptr_eq(s, stream));
@@ -302,7 +301,7 @@ impl Gpu {
         if kept { self.progress.borrow_mut().tell(lane, stream, false) } else { Ok(()) }
     }
 
-    /// Makes each stream report its end, before the rank's thread waits.
+    /// Makes each stream report the end of its work, before the rank's thread waits.
     fn tell_ends(&self) -> Result<(), Failure> {
         let mut progress = self.progress.borrow_mut();
         for &lane in &Lane::ALL[..STREAMS] {
@@ -313,7 +312,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// Blocks until op `tick` of a stream is over.
+    /// Blocks until op `tick` of a stream has finished.
     fn await_stream(&self, lane: Lane, tick: u64) -> Result<(), Failure> {
         let found = self.marks.borrow_mut().find(lane as usize, tick).map(|m| Arc::clone(&m.event));
         let Some(event) = found else { return Ok(()) };
@@ -323,7 +322,7 @@ impl Gpu {
     }
 
     /// Runs each op once on its stream, since the first launch loads the code of a kernel or
-    /// product. Nothing else runs yet, and the results are discarded.
+    /// matmul. Nothing else runs yet, and the results are discarded.
     fn warm_up(&self, ops: &[AdmittedOp]) -> Result<(), Error> {
         for op in ops {
             match op.op.collective() {
@@ -370,7 +369,7 @@ impl Executor for Gpu {
             self.queue.push(HostJob { op, after });
             return;
         }
-        // After a failure of any rank nothing more is started; work in progress ends.
+        // After a failure of any rank, no more ops start; work in progress ends.
         if self.host.world.failed() {
             return;
         }
@@ -475,8 +474,7 @@ impl Drop for Gpu {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
-        // `peers` keeps the memory longer than this. Events, words and the library's workspace end
-        // here.
+        // `peers` keeps the memory longer. Events, words and the library's workspace end here.
         let _ = self.context.bind();
         for stream in &self.streams {
             let _ = stream.synchronize();
@@ -487,7 +485,7 @@ impl Drop for Gpu {
     }
 }
 
-/// Elements of a sum that loads its kernel.
+/// Number of elements of the sum that loads its kernel.
 const WARM_SUM: usize = 256;
 
 const _: () = assert!(HOST_WORD < LANES);

@@ -1,5 +1,5 @@
 //! NCCL as safe types. This file loads the library itself: cudarc does not look for `libnccl.so.2`,
-//! the only name that packages install, and does not give out the handle that a watchdog needs to
+//! the only name that packages install, and does not expose the handle that a watchdog needs for an
 //! abort.
 #![expect(unsafe_code, reason = "NCCL's C interface")]
 
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 /// Names of the library, in the order of attempts.
 pub const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 
-/// Codes are numbers here, since a newer library may return a code that the binding does not know.
+/// Return code. A newer library may return numbers that an enum of the binding does not have.
 type Code = c_int;
 type Buffer = *const c_void;
 type BufferMut = *mut c_void;
@@ -110,7 +110,7 @@ fn check(functions: &Functions, call: &str, code: Code) -> Result<(), String> {
     if code == 0 {
         return Ok(());
     }
-    // SAFETY: takes any number.
+    // SAFETY: the function accepts any number.
     let text = unsafe { (functions.get_error_string)(code) };
     if text.is_null() {
         return Err(format!("NCCL {call}: code {code}"));
@@ -144,7 +144,7 @@ pub(super) fn id_bytes(id: &Id) -> Vec<u8> {
     id.internal.iter().map(|byte| *byte as u8).collect()
 }
 
-/// The id of these bytes; `None` if it is cut.
+/// The id with these bytes. `None` if their number is wrong.
 pub(super) fn id_from(bytes: &[u8]) -> Option<Id> {
     let internal: Vec<c_char> = bytes.iter().map(|byte| *byte as c_char).collect();
     internal.try_into().ok().map(|internal| Id { internal })
@@ -152,7 +152,7 @@ pub(super) fn id_from(bytes: &[u8]) -> Option<Id> {
 
 fn data_type(dtype: Dtype) -> ncclDataType_t {
     match dtype {
-        // Halves are only moved, never summed.
+        // U16 halves are only moved, never summed.
         Dtype::F16 | Dtype::U16 => ncclDataType_t::ncclFloat16,
         Dtype::Bf16 => ncclDataType_t::ncclBfloat16,
         Dtype::F32 => ncclDataType_t::ncclFloat32,
@@ -175,7 +175,7 @@ pub(super) struct NcclCommunicator {
 }
 
 impl NcclCommunicator {
-    /// Makes a communicator. Blocks until all ranks of the group have come.
+    /// Creates a communicator. Blocks until all ranks of the group have called it.
     pub(super) fn new(id: Id, me: usize, size: usize) -> Result<Self, String> {
         let mut raw: ncclComm_t = std::ptr::null_mut();
         call!(comm_init_rank(&raw mut raw, size as c_int, id, me as c_int))?;
@@ -187,8 +187,8 @@ impl NcclCommunicator {
         if raw.is_null() { Err("the communicator was aborted".into()) } else { Ok(raw.cast()) }
     }
 
-    /// Returns an error if the communicator has failed. It does not wait for a call in which the
-    /// rank's thread is.
+    /// Returns an error if the communicator has failed. If the rank's thread is inside a call,
+    /// returns `Ok` without a check.
     pub(super) fn check(&self) -> Result<(), String> {
         let Ok(_inside) = self.busy.try_lock() else { return Ok(()) };
         let (mut state, comm) = (0, self.raw()?);
@@ -200,8 +200,8 @@ impl NcclCommunicator {
         self.busy.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends the collectives in progress; nothing can be enqueued any more. A call in which the
-    /// rank's thread is has two seconds to return, since it may be the very call that hangs.
+    /// Ends the collectives in progress; afterwards nothing can be enqueued. Waits at most two
+    /// seconds for a running call of the rank's thread, since that call may be the one that hangs.
     pub(super) fn abort(&self) {
         let started = Instant::now();
         let mut inside = self.busy.try_lock();
@@ -216,7 +216,8 @@ impl NcclCommunicator {
         }
     }
 
-    /// Enqueues a collective on `stream`. It works in place. Where ranks have parts, their number divides the buffer's length.
+    /// Enqueues a collective on `stream`. It works in place. If each rank has a part, the number of
+    /// ranks divides the buffer's length.
     pub(super) fn run(
         &self,
         kind: CollectiveKind,

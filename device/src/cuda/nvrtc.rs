@@ -1,4 +1,4 @@
-//! NVRTC as safe functions: CUDA C in, a cubin for one architecture out.
+//! NVRTC as safe functions: they compile CUDA C to a cubin for one architecture.
 #![expect(unsafe_code, reason = "NVRTC's C interface")]
 
 use cudarc::nvrtc::sys::{self, nvrtcResult};
@@ -12,7 +12,7 @@ pub(super) fn is_present() -> bool {
 
 macro_rules! call {
     ($f:ident ( $($arg:expr),* $(,)? )) => {
-        // SAFETY: the program is alive, out-pointers are to locals or buffers of the length asked for.
+        // SAFETY: the program is alive; out-pointers are to locals or buffers of sufficient length.
         check(stringify!($f), unsafe { sys::$f($($arg),*) })
     };
 }

@@ -26,7 +26,7 @@ use std::fmt::Display;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// The way of data between ranks.
+/// The transport of data between ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Collectives {
     /// NCCL if it is found and each rank has its own GPU, else in-process.
@@ -36,16 +36,16 @@ pub enum Collectives {
     InProcess,
 }
 
-/// How a GPU is opened.
+/// Options for opening a GPU.
 #[derive(Clone, Debug)]
 pub struct CudaOptions {
-    /// The driver's number of the rank's GPU; `None`: rank mod GPUs.
+    /// The driver's number of the rank's GPU. `None`: the rank's index modulo the number of GPUs.
     pub gpu: Option<usize>,
     /// Place of the host memory.
     pub host: HostPlace,
-    /// The table in which the ranks of the run find each other; all ranks share it.
+    /// The table by which the ranks of the run find each other; all ranks share it.
     pub peers: Arc<Peers>,
-    /// The way of data between ranks.
+    /// The transport of data between ranks.
     pub collectives: Collectives,
     /// Largest scratch of an op in bytes, see [`device_bytes`](super::device_bytes).
     pub scratch: u64,
@@ -58,11 +58,11 @@ pub struct CudaOptions {
     pub warm_up: Arc<DistinctOps>,
 }
 
-/// Opens a GPU for `rank`; several ranks may share it. Returns when all ranks have opened theirs.
+/// Opens a GPU for `rank`; ranks may share a GPU. Returns when all ranks have opened their GPUs.
 ///
 /// # Errors
-/// There is no GPU, or the plan does not fit its free memory or this machine's. The peers learn of
-/// it.
+/// There is no GPU, or the plan does not fit the free memory of the GPU or of this machine. The
+/// peers are informed of the error.
 ///
 /// # Panics
 /// If `options.peers` or `rank` belongs to a run of another size than `world`.
@@ -101,8 +101,8 @@ impl GpuOpener<'_> {
         let sm = driver::device_sm(gpu).map_err(made)?;
         let arrangement = Arrangement::new(self.plan, self.options.scratch, WORKSPACE);
         let own = Rc::new(Stream::new(&context, false).map_err(made)?);
-        // Allocations beside the plan come first, so that a shortage appears as the plan's own
-        // error, with figures.
+        // Allocations outside the plan come first, so that a shortage is reported as the error of a
+        // plan that does not fit, with figures.
         self.check(&context, arrangement.bytes)?;
         let short = |error: Error| self.shortage(&context, arrangement.bytes, error);
         let pinning = |e: Failure| self.problem(gpu, "pinning host memory", e);
@@ -208,15 +208,15 @@ impl GpuOpener<'_> {
         Ok((context, count))
     }
 
-    /// Checks that `bytes`, of the plan and beside it, are free on the GPU. Returns the number of its free bytes.
+    /// Checks that `bytes` (plan and other memory) are free on the GPU. Returns the free bytes.
     fn check(&self, context: &Context, bytes: u64) -> Result<u64, Error> {
         let free = context.memory().map_err(|e| self.problem(context.ordinal, "free memory", e))?.0;
         let fits = bytes <= free;
         if fits { Ok(free) } else { Err(out_of_memory(self.rank, self.plan, bytes, free)) }
     }
 
-    /// Turns a driver's or library's lack of memory for allocations beside the plan into the error
-    /// that the plan does not fit.
+    /// Turns an out-of-memory error of the driver or a library for allocations outside the plan
+    /// into the error of a plan that does not fit.
     fn shortage(&self, context: &Context, bytes: u64, error: Error) -> Error {
         let text = error.to_string();
         let short = ["OUT_OF_MEMORY", "ALLOC_FAILED"].iter().any(|code| text.contains(code));
@@ -236,7 +236,7 @@ impl GpuOpener<'_> {
         let (gpu, free) = (context.ordinal, self.check(context, bytes)?);
         let memory = DeviceMemory::new(context, bytes).map_err(|e| {
             if e.is_out_of_memory() {
-                // Another process may have taken memory meanwhile.
+                // Another process may have allocated memory since the check.
                 let free = context.memory().map_or(free, |(free, _)| free);
                 out_of_memory(self.rank, self.plan, bytes, free)
             } else {
@@ -282,7 +282,7 @@ impl GpuOpener<'_> {
         Ok(None)
     }
 
-    /// Connects, and measures the memory that this takes.
+    /// Connects the communicators, and measures the memory that they use.
     fn connected(
         &self,
         context: &Arc<Context>,
@@ -301,7 +301,7 @@ impl GpuOpener<'_> {
         Ok(communicators)
     }
 
-    /// Makes the transport. Returns when all ranks have their memory.
+    /// Creates the transport. Returns when all ranks have their memory.
     fn transport(
         &self,
         host: &Arc<RankState>,
@@ -320,7 +320,7 @@ impl GpuOpener<'_> {
         Ok(Transport::InProcess)
     }
 
-    /// Lets kernels read the memory of all ranks of this rank's groups.
+    /// Gives kernels access to the memory of all ranks of this rank's groups.
     fn reach_peers(&self, context: &Context) -> Result<(), Error> {
         for group in [Group::Tp, Group::Dp] {
             for i in 0..self.rank.within(group).1 {
@@ -341,7 +341,8 @@ impl GpuOpener<'_> {
     }
 }
 
-/// The streams by lane, then the rank's own. The GPU prefers lanes that others wait for.
+/// The streams by lane, then the rank's own stream. The GPU prefers all lanes to Compute, since
+/// other lanes and ranks wait for them.
 fn streams(
     context: &Arc<Context>,
     own: Rc<Stream>,
@@ -350,9 +351,9 @@ fn streams(
 ) -> Result<Vec<Rc<Stream>>, Failure> {
     let mut streams: Vec<Rc<Stream>> = Vec::with_capacity(STREAMS + 1);
     for lane in &Lane::ALL[..STREAMS] {
-        // NCCL does not promise that two communicators make progress side by side on one GPU. On
-        // one stream their collectives run in the order of the program, which all ranks share, and
-        // each waits only for earlier ones.
+        // NCCL does not promise that two communicators make progress at the same time on one GPU.
+        // On one stream their collectives run in the order of the program, which all ranks share,
+        // and each waits only for earlier ones.
         let shared = *lane == Lane::DpComm
             && communicators.is_some()
             && rank.tp_size > 1

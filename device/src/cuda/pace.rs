@@ -1,10 +1,10 @@
 //! Limits how far a rank's thread runs ahead of a stream. A GPU's queue of launches holds some
 //! 1,000 entries. A thread that enqueues one more spins inside the driver and keeps other threads
-//! of the process from enqueuing, or from querying events. The thread therefore sleeps before that,
-//! on an event recorded every 64 entries.
+//! of the process from enqueuing, or from querying events. The thread therefore sleeps before the
+//! queue is full, on an event recorded every 64 entries.
 //!
-//! It never sleeps forever. A stream waits only for earlier ops, on this rank and, for collectives,
-//! on the peers; these submit the same program and sleep only for the same reason.
+//! The sleep always ends. A stream waits only for earlier ops on this rank and, for collectives, on
+//! the peers. The peers submit the same program and sleep only for the same reason.
 
 use super::driver::{Event, Failure, Stream};
 
@@ -34,7 +34,7 @@ impl Pace {
         Ok(Self { milestones, passed: 0, next: STRIDE })
     }
 
-    /// Makes room before an entry is enqueued. True if this set a milestone.
+    /// Waits for room in the queue before an entry is enqueued. Returns whether it set a milestone.
     pub(super) fn keep(&mut self, stream: &Stream) -> Result<bool, Failure> {
         if stream.entries() < self.next {
             return Ok(false);

@@ -1,4 +1,4 @@
-//! Finds the parts of CUDA on this machine. It runs before anything uses them, and never panics.
+//! Finds the parts of CUDA on this machine. It runs before other code uses CUDA, and never panics.
 
 use super::driver::{self, Context};
 use super::{blaslt, nccl, nvrtc};
@@ -12,41 +12,42 @@ const OLDEST_DRIVER: i32 = 12_000;
 /// A GPU as the driver describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuInfo {
-    /// The driver's number.
+    /// The driver's number of the GPU.
     pub ordinal: usize,
-    /// Its product name.
+    /// The GPU's product name.
     pub name: String,
     /// Compute capability: 70 for V100, 90 for H100.
     pub sm: u32,
     /// Number of multiprocessors.
     pub processors: u32,
-    /// Total bytes.
+    /// Total bytes of the GPU's memory.
     pub memory: u64,
-    /// Its PCI address, if the driver reports it.
+    /// The GPU's PCI address, if the driver reports it.
     pub pci: Option<PciAddress>,
 }
 
 /// A library and its version, or the failed search for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LibraryInfo {
-    /// Its name, such as `NCCL`.
+    /// Name of the library, such as `NCCL`.
     pub name: &'static str,
-    /// Its version if it was found, else the names that were tried.
+    /// The library's version if it was found, otherwise the names that were tried.
     pub version: Result<String, String>,
-    /// Whether GPUs need it.
+    /// Whether training on GPUs needs the library.
     pub required: bool,
 }
 
 /// The parts of CUDA on this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Probe {
-    /// CUDA version of the driver, such as 12.4, or the reason why there is none.
+    /// CUDA version of the driver, such as 12.4, or the reason why the driver does not work.
     pub driver: Result<String, String>,
     /// GPUs in the driver's order, which `CUDA_VISIBLE_DEVICES` changes.
     pub gpus: Vec<GpuInfo>,
     /// NVRTC, cuBLASLt, NCCL.
     pub libraries: Vec<LibraryInfo>,
-    /// Compute capabilities for which NVRTC compiles; `None` if it does not say, as before CUDA 11.2.
+    /// Compute capabilities for which NVRTC compiles. `None` if it reports none, as before CUDA
+    /// 11.2.
     pub architectures: Option<Vec<u32>>,
 }
 
@@ -92,7 +93,7 @@ impl Probe {
         let is_unknown = |gpu: &&GpuInfo| {
             self.architectures.as_ref().is_some_and(|known| !known.contains(&gpu.sm))
         };
-        // The newest, whose compiler knows the others; of several the first.
+        // The newest unknown GPU (the first of equals): a compiler for it also knows older GPUs.
         let unknown = self.gpus.iter().rev().filter(is_unknown).max_by_key(|gpu| gpu.sm);
         let one = |library: &LibraryInfo| {
             let version = library.version.as_ref().ok()?;
@@ -129,7 +130,7 @@ impl Probe {
 const NVRTC: &str = "NVRTC";
 const NCCL: &str = "NCCL";
 
-/// The first CUDA versions that compile for an architecture, by release notes of CUDA.
+/// The first CUDA version that compiles for each architecture, according to CUDA's release notes.
 const SINCE: [(u32, &str); 9] = [
     (86, "11.1"),
     (87, "11.4"),
@@ -142,7 +143,7 @@ const SINCE: [(u32, &str); 9] = [
     (121, "12.9"),
 ];
 
-/// Which NVRTC compiles for `sm`.
+/// The remedy text: the NVRTC version that compiles for `sm`.
 fn compiler_for(sm: u32) -> String {
     match SINCE.iter().find(|(known, _)| *known == sm) {
         Some((_, version)) => format!("install NVRTC {version} or newer"),
@@ -154,13 +155,13 @@ fn compiler_for(sm: u32) -> String {
 const WITHOUT_VOLTA: i32 = 13;
 const TURING: u32 = 75;
 
-/// The major version of `12.9` or `12.9.0`.
+/// The major version number, such as 12 of `12.9` or `12.9.0`.
 fn major(version: &str) -> Option<i32> {
     version.split('.').next()?.parse().ok()
 }
 
-/// Looks for the driver, GPUs and libraries. Call it before other threads start: unless they are
-/// set, it sets two environment variables that the driver reads when it starts.
+/// Looks for the driver, GPUs and libraries. Call it before other threads start: it sets two
+/// environment variables that the driver reads at its start, if they are not set.
 pub fn probe() -> Probe {
     let asked = guarded(driver_version).and_then(|version| {
         let all = guarded(gpus).map_err(|why| format!("the driver does not list its GPUs: {why}"));
@@ -181,7 +182,7 @@ pub fn probe() -> Probe {
     Probe { driver, gpus, libraries, architectures }
 }
 
-/// Free bytes of a GPU with a context on it, which takes some itself.
+/// Free bytes of a GPU after the creation of a context, which also needs memory.
 ///
 /// # Errors
 /// The driver's error.
@@ -192,7 +193,7 @@ pub fn free_memory(ordinal: usize) -> Result<u64, String> {
     })
 }
 
-/// Turns a panic of cudarc into an error; it panics where a library or a symbol is missing.
+/// Turns a panic of cudarc into an error: cudarc panics if a library or a symbol is missing.
 pub(super) fn guarded<T>(ask: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     panics::quietly(|| catch_unwind(AssertUnwindSafe(ask)))
         .unwrap_or_else(|_| Err("a library lacks a function that is needed: it is too old".into()))
@@ -253,7 +254,7 @@ fn nccl_version() -> Result<String, String> {
     Ok(dotted(version as usize))
 }
 
-/// A version as text: 22403 is 2.24.3.
+/// A version number as text, such as `2.24.3` for 22403.
 fn dotted(version: usize) -> String {
     format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
 }

@@ -1,6 +1,6 @@
 //! The progress of a rank's streams, read from pinned words without a call of the driver. Messages,
 //! traces and the display of the overlap between Host lane and Compute use it. A stream writes its
-//! word at milestones, where the rank's thread waits, and around long waits.
+//! word at milestones, before the rank's thread waits, and around long waits.
 
 use super::driver::{Failure, Stream, Word};
 use super::marks::STREAMS;
@@ -11,12 +11,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Bit of a word: the stream waits for another lane. The other bits are the low part of a tick.
 const WAITS: u32 = 1;
 
-/// The progress as the rank's thread keeps it.
+/// The rank thread's record of the progress.
 #[derive(Debug)]
 pub(super) struct Progress {
-    /// By lane.
+    /// Progress of each lane's stream.
     streams: Vec<StreamProgress>,
-    /// By lane: the tick in the word after all enqueued entries have run.
+    /// For each lane, the tick that the word will have after all enqueued entries.
     told: [u64; STREAMS],
 }
 
@@ -30,9 +30,9 @@ pub(super) struct StreamProgress {
 /// The known state of a stream at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct StreamSnapshot {
-    /// Its last op that is known to be over, as the low 31 bits of its number.
+    /// The stream's last op that is known to have finished, as the low 31 bits of its number.
     pub(super) tick: u64,
-    /// Whether it has work and is in no long wait.
+    /// Whether the stream has work and is in no long wait.
     pub(super) busy: bool,
 }
 
@@ -55,12 +55,12 @@ impl Progress {
         self.streams[lane as usize].clone()
     }
 
-    /// Notes that op `tick` of `lane` is enqueued.
+    /// Records that op `tick` of `lane` is enqueued.
     pub(super) fn submit(&self, lane: Lane, tick: u64) {
         self.streams[lane as usize].submitted.store(tick, Ordering::Relaxed);
     }
 
-    /// Makes the stream of `lane` write its progress when it comes here.
+    /// Makes the stream of `lane` write its progress when it reaches this point.
     pub(super) fn tell(&mut self, lane: Lane, stream: &Stream, waits: bool) -> Result<(), Failure> {
         let StreamProgress { word, submitted } = &self.streams[lane as usize];
         let tick = submitted.load(Ordering::Relaxed);
@@ -68,7 +68,7 @@ impl Progress {
         stream.write_word(word, (tick as u32) << 1 | if waits { WAITS } else { 0 })
     }
 
-    /// Whether the word says, or will say, that all ops of `lane` are over.
+    /// Whether the word shows, or will show, that all ops of `lane` have finished.
     pub(super) fn is_told(&self, lane: Lane) -> bool {
         let submitted = self.streams[lane as usize].submitted.load(Ordering::Relaxed);
         self.told[lane as usize] == submitted

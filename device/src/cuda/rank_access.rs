@@ -10,8 +10,7 @@ use crate::{Arena, Error, Tensor, ViewMut};
 const OWN_BYTES: usize = 1 << 20;
 
 impl Gpu {
-    /// Converts the result of a driver call of the rank's own thread, made while nothing in the
-    /// lanes conflicts.
+    /// Converts the result of a driver call of the rank's own thread, with which no op conflicts.
     pub(super) fn own<T>(&self, call: &str, done: Result<T, Failure>) -> Result<T, Error> {
         let (rank, gpu) = (self.rank().index(), self.context.ordinal);
         done.map_err(|e| Error::GpuSetup { rank, gpu, problem: format!("{call}: {e}") })
@@ -30,7 +29,8 @@ impl Gpu {
         Ok(())
     }
 
-    /// Sets a tensor of either arena. `set` gets a part of it and the index of the part's first element.
+    /// Sets a tensor of either arena. `set` gets parts of it, with the index of their first
+    /// element.
     pub(super) fn write_own(
         &self,
         t: Tensor,

@@ -1,5 +1,5 @@
 //! Times of the ops of streams, for a trace: a pair of events around each op of the traced steps.
-//! The events are made on demand, so only steps without a trace allocate nothing.
+//! The events are created on demand, so traced steps allocate memory.
 
 use super::driver::{Failure, Stream, TimedEvent};
 use crate::ranks::rank_state::RankState;
@@ -11,13 +11,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// The beginning of a traced step on the GPU. The driver loses more microseconds the longer two
-/// events are apart, so an op is timed from here, and this event from the traced step before.
+/// The beginning of a traced step on the GPU. The driver's times are less exact for events that are
+/// farther apart. An op is therefore timed from its step's anchor, and an anchor from the previous
+/// anchor.
 #[derive(Debug)]
 struct Anchor {
     step: u64,
     event: TimedEvent,
-    /// Its time on the trace's clock, in seconds.
+    /// Time of the anchor on the trace's clock, in seconds.
     at: f64,
 }
 
@@ -57,7 +58,7 @@ impl Timeline {
         Some(Self { trace, stream, newest: RefCell::default(), ran: RefCell::default() })
     }
 
-    /// The anchor of `step`, made with its first op.
+    /// The anchor of `step`, created for the step's first op.
     fn anchor(&self, step: u64) -> Result<Rc<Anchor>, Failure> {
         let mut newest = self.newest.borrow_mut();
         if let Some(anchor) = newest.as_ref().filter(|anchor| anchor.step == step) {
@@ -66,7 +67,7 @@ impl Timeline {
         let event = TimedEvent::record(&self.stream)?;
         self.stream.synchronize()?;
         let at = match newest.as_ref() {
-            // It uses the GPU's clock again; otherwise the spans of two steps could overlap.
+            // Uses the GPU's clock again, since otherwise the spans of two steps could overlap.
             Some(before) => before.at + event.since(&before.event)?,
             None => self.trace.now().as_secs_f64(),
         };
@@ -97,7 +98,7 @@ impl Timeline {
         Ok(())
     }
 
-    /// Writes the spans to the trace, after all streams have ended.
+    /// Adds the spans to the trace, after all streams have finished.
     pub(super) fn finish(&self, shared: &RankState) {
         let rank = shared.rank.index();
         for ran in self.ran.take() {

@@ -1,6 +1,6 @@
-//! Watches collectives. A collective of NCCL that never ends causes no error: its kernel spins. One
-//! thread per rank looks at the started collectives, ends the run with the name of the missing
-//! rank, and aborts.
+//! Watches collectives. An NCCL collective that never ends causes no error: its kernel spins. One
+//! thread per rank checks the started collectives. If one takes too long, the thread ends the run
+//! with the name of the missing rank and aborts.
 
 use super::driver::{Context, Event, Failure, Stream};
 use super::memory::Peers;
@@ -16,17 +16,17 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Collectives under watch at once, far more than a rank's thread enqueues ahead. Further ones stay
-/// unwatched until some have ended.
+/// Largest number of collectives under watch, far more than a rank's thread enqueues ahead. Further
+/// collectives are not watched.
 pub(super) const WATCHED: usize = 256;
 /// With this many unused pairs of events, `ends` wakes the thread to remove ended collectives.
 /// Otherwise only the clock wakes it.
 const FEW: usize = WATCHED / 4;
-/// Time between looks.
+/// Time between two checks.
 const LOOK: Duration = Duration::from_millis(50);
 /// Longest wait for an abort. A slower abort continues in its own thread.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Time in which collectives may end by themselves after another rank has failed.
+/// Time in which collectives may still finish after another rank has failed.
 const GRACE: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Debug)]
@@ -34,12 +34,12 @@ struct Entry {
     op: &'static str,
     site: Site,
     group: Group,
-    /// Its number among the group's collectives.
+    /// Number of the collective among the group's collectives.
     number: u64,
     events: Arc<Events>,
     /// Whether both events are recorded.
     enqueued: bool,
-    /// Its start on the watching thread's clock.
+    /// Start of the collective on the watching thread's clock.
     started: Option<Duration>,
 }
 
@@ -52,8 +52,7 @@ struct Events {
 
 #[derive(Debug)]
 struct State {
-    /// By group. A group uses one stream, so its collectives end in this order, and each starts
-    /// after the one before has ended.
+    /// Watched collectives by group, in order: a group uses one stream, so they run one by one.
     under_way: [VecDeque<Entry>; 2],
     unused: Vec<Arc<Events>>,
     /// Number of enqueued collectives by group.
@@ -214,8 +213,8 @@ impl Watch {
         }
     }
 
-    /// Removes ended collectives and notes started ones. It queries the driver without the lock, so
-    /// that the thread that enqueues collectives does not wait.
+    /// Removes finished collectives and records the starts of others. It queries the driver without
+    /// the lock, so that the thread that enqueues collectives does not wait.
     fn look(&self, now: Duration) -> Result<(), Failure> {
         let mut held_up = false;
         for group in 0..2 {
@@ -243,8 +242,8 @@ impl Watch {
         Ok(())
     }
 
-    /// The first collective of a group in progress, if its events are recorded. Only this thread
-    /// removes any.
+    /// The first watched collective of a group, if its events are recorded. Only this thread
+    /// removes it.
     fn first(&self, group: usize) -> Option<Entry> {
         self.lock().under_way[group].front().filter(|entry| entry.enqueued).cloned()
     }

@@ -1,5 +1,4 @@
-//! Benchmarks of the machine's limits, for comparison: passes over memory, and fused multiply-adds
-//! without memory.
+//! Benchmarks of the machine's limits: passes over memory, and fused multiply-adds in registers.
 
 use super::lanes::{self, Kernel, Lanes, SupportedPath, prefetch, stream_vector};
 use super::path::SimdPath;
@@ -19,7 +18,7 @@ pub enum Pass {
     Change,
 }
 
-/// Makes `pass` over the whole vectors of `from` and of `to`, as fast as this machine can.
+/// Runs `pass` over the whole vectors of `from` and of `to`, with this process's SIMD path.
 pub fn sweep(pass: Pass, from: &[f32], to: &mut [f32]) {
     lanes::run(SimdPath::current(), &mut Sweep(pass, from, to));
 }
@@ -62,7 +61,7 @@ impl Kernel for Sweep<'_> {
 /// Number of independent chains of operations: enough to hide the latency of one operation.
 const CHAINS: usize = 12;
 
-/// Does `rounds` rounds of fused multiply-adds in registers, with the widest vectors of this
+/// Runs `rounds` rounds of fused multiply-adds in registers, with the widest vectors of this
 /// machine. Returns the number of floating-point operations.
 pub fn multiply_add(rounds: usize) -> f64 {
     struct Chains(usize);

@@ -1,12 +1,11 @@
 //! Floating-point numbers of 8 bits (arXiv 2209.05433), rounded to nearest with ties to even.
 
-/// Sign, 4 bits of exponent, 3 of mantissa; largest value 448, no infinities. For values and
-/// weights.
+/// fp8 for values and weights: 4 bits of exponent, 3 of mantissa; at most 448, no infinities.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 #[repr(transparent)]
 pub struct E4m3(pub u8);
 
-/// Sign, 5 bits of exponent, 2 of mantissa; largest value 57344. For gradients.
+/// fp8 for gradients: 5 bits of exponent, 2 of mantissa; at most 57344.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 #[repr(transparent)]
 pub struct E5m2(pub u8);
@@ -26,8 +25,8 @@ const E5M2: Layout = Layout { mantissa: 2, bias: 15, largest: 0x7b };
 const NAN: u8 = 0x7f;
 
 impl Layout {
-    /// The code of `x`. Values beyond the largest one become the largest one, as the conversion
-    /// instruction with `satfinite` makes them.
+    /// The code of `x`. Values beyond the largest value become the largest value, as in the GPU's
+    /// conversion instruction with `satfinite`.
     #[inline(always)]
     const fn encode(&self, x: f32) -> u8 {
         let sign = (x.to_bits() >> 24) as u8 & 0x80;
@@ -52,7 +51,7 @@ impl Layout {
     const fn decode(&self, code: u8) -> f32 {
         let (sign, code) = (((code & 0x80) as u32) << 24, (code & 0x7f) as u32);
         if code > self.largest as u32 {
-            // E5M2 has infinities one above the largest value.
+            // The code of infinity in E5M2 follows the code of the largest value.
             let is_infinite = self.mantissa == 2 && code == self.largest as u32 + 1;
             return f32::from_bits(sign | if is_infinite { 0x7f80_0000 } else { 0x7fc0_0000 });
         }
@@ -84,13 +83,13 @@ macro_rules! format {
             /// The largest finite value.
             pub const MAX: f32 = $layout.decode($layout.largest);
 
-            /// Rounds `x`. Values beyond the largest one become the largest one; NaN stays NaN.
+            /// Rounds `x`. Values beyond the largest value become the largest value; NaN stays NaN.
             #[inline(always)]
             pub const fn from_f32(x: f32) -> Self {
                 Self($layout.encode(x))
             }
 
-            /// Its value, exactly.
+            /// The exact value of the number.
             #[inline(always)]
             pub const fn to_f32(self) -> f32 {
                 const VALUES: [f32; 256] = $layout.values();
@@ -102,11 +101,11 @@ macro_rules! format {
 format!(E4m3, E4M3);
 format!(E5m2, E5M2);
 
-/// The scale of a tensor whose largest magnitude is `maximum`, in a format whose largest value is
-/// `largest`: the least power of two such that `maximum / scale` does not exceed `largest`, at least
-/// 2^-126. A tensor of zeros has 1. A tensor with a value that is not finite has NaN, and so does
-/// every product of it. Division by a power of two is exact, so that the order of scaling and
-/// summing changes no bit.
+/// The scale of a tensor with the largest magnitude `maximum`, in a format with the largest value
+/// `largest`. It is the least power of two for which `maximum / scale` does not exceed `largest`,
+/// but at least 2^-126. A tensor of zeros has the scale 1. If a value is not finite, the scale is
+/// NaN, and so are all matmuls of the tensor. Division by a power of two is exact, so that the
+/// order of scaling and summing changes no bit.
 pub const fn scale(maximum: f32, largest: f32) -> f32 {
     if !maximum.is_finite() {
         return f32::NAN;
@@ -135,7 +134,7 @@ mod tests {
         if sign == 1 { -value } else { value }
     }
 
-    /// The code whose value is nearest to `x`, and of two the even one.
+    /// The code with the value nearest to `x`; of two codes, the even one.
     fn nearest(x: f64, values: &[f64]) -> u8 {
         let distance = |code: &u8| (values[usize::from(*code)] - x.abs()).abs();
         let codes = 0..values.len() as u8;
@@ -166,7 +165,7 @@ mod tests {
     fn rounding_takes_the_nearest_value_and_of_two_the_even_one() {
         let e4m3: Vec<f64> = (0..=0x7e).map(|code| by_formula(code, 3, 7)).collect();
         let e5m2: Vec<f64> = (0..=0x7b).map(|code| by_formula(code, 2, 15)).collect();
-        // Each sign, exponent and upper part of the mantissa, and what decides a tie.
+        // Each sign, exponent and upper part of the mantissa, with low bits around a tie.
         for high in 0..=u16::MAX {
             for low in [0u32, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {
                 let x = f32::from_bits(u32::from(high) << 16 | low);

@@ -1,6 +1,5 @@
-//! Pairs of vectors, one of even elements and one of odd ones. A 32-bit word holds two 16-bit
-//! elements: with pairs of vectors, widening and narrowing take a shift and a mask instead of
-//! shuffles.
+//! Pairs of vectors: one vector of even elements and one of odd elements. A 32-bit word holds two
+//! 16-bit elements, so pairs are widened and narrowed with a shift and a mask instead of shuffles.
 
 use super::path::{InlinedClosure, SimdPath};
 use super::{round, simd};
@@ -11,18 +10,18 @@ pub use super::simd::{prefetch, stream, stream_vector};
 const _: () =
     assert!(cfg!(target_endian = "little"), "the even element is the lower half of a word");
 
-/// Most elements of two vectors.
+/// Largest number of elements in two vectors.
 pub const WIDEST: usize = 32;
 
-/// Operations of a path for loops over pairs of vectors, besides [`Simd`].
+/// Operations of a path for loops over pairs of vectors, in addition to [`Simd`].
 pub trait Lanes: Simd {
     /// Number of elements in two vectors.
     const PAIR: usize = 2 * Self::F32_LANES;
-    /// Splits two vectors in memory order into one of even elements and one of odd ones.
+    /// Splits two vectors in memory order into vectors of even and of odd elements.
     fn unzip(self, pair: [Self::f32s; 2]) -> [Self::f32s; 2];
     /// Reverses [`unzip`](Self::unzip).
     fn zip(self, pair: [Self::f32s; 2]) -> [Self::f32s; 2];
-    /// Combines the lower halves of `lower`'s words with the upper halves of `upper`'s.
+    /// Combines the lower halves of `lower`'s words with the upper halves of `upper`'s words.
     #[inline(always)]
     fn halves(self, lower: Self::u32s, upper: Self::u32s) -> Self::u32s {
         let mask = self.splat_u32s(0xffff_0000);
@@ -51,13 +50,13 @@ impl SupportedPath {
 /// A loop that is compiled for every path.
 pub trait Kernel {
     /// Runs the loop. Mark it and the functions it calls `#[inline(always)]`, and use no closures:
-    /// these would be compiled for the oldest machine.
+    /// closures would be compiled for the oldest machine.
     fn run<L: Lanes>(&mut self, lanes: L, path: SupportedPath);
 }
 
-/// Runs `kernel` compiled for `path`, or for [`SimdPath::Portable`] where this machine lacks its
-/// instructions. It keeps denormal numbers. A thread that learns of the end of this call sees all
-/// [`stream`]ed data.
+/// Runs `kernel` compiled for `path`, or for [`SimdPath::Portable`] if this machine lacks its
+/// instructions. Denormal numbers are kept. A thread that synchronizes with the end of this call
+/// sees all [`stream`]ed data.
 pub fn run(path: SimdPath, kernel: &mut impl Kernel) {
     simd::keep_denormals();
     run_by(path, kernel);

@@ -1,8 +1,8 @@
-//! Arithmetic that host and device share bit for bit: sums, sums of squares, initial values. It
-//! also offers vectors of several widths to loops of other crates, and typed views of storage.
+//! Arithmetic that host and device share bit for bit: sums, sums of squares, initial values. Also
+//! vectors of several widths for loops of other crates, and typed views of storage.
 //!
-//! Everything is elementwise with explicit fma, IEEE square root and division, or an fp64 sum in a
-//! fixed order. Neither threads, tiles nor SIMD width change a bit.
+//! All operations are elementwise with explicit fma, IEEE square root and division, or fp64 sums in
+//! a fixed order. Neither threads, tiles nor SIMD width change a bit.
 
 mod bounds;
 mod fp8;

@@ -1,18 +1,18 @@
 //! Normal numbers in bulk, with the same bits as [`random::normal`], which calls the C library's
-//! logarithm and cosine for each number. Here both are vectorised series. For one number in some
-//! ten thousand the error of the series could change the rounding to fp32; the C library computes
-//! that number.
+//! logarithm and cosine for each number. Here both are vectorised series. If the error of the
+//! series could change the rounding to fp32, about once in ten thousand numbers, the C library
+//! computes the number.
 
 use super::SimdPath;
 use crate::random;
 use std::f64::consts::{LN_2, SQRT_2, TAU};
 
-/// Numbers computed side by side.
+/// Number of values that are computed together.
 const BLOCK: usize = 32;
 /// Upper bound on the error of radius * cosine, relative to the radius and including the C
 /// library's own error. It is some hundred times the error that a test finds.
 const ERROR: f64 = 1.0 / (1u64 << 42) as f64;
-/// Adding and subtracting it rounds a small number to a whole number.
+/// Adding and then subtracting this constant rounds a small number to a whole number.
 const WHOLE: f64 = 1.5 * (1u64 << 52) as f64;
 
 /// 1 / 21, 1 / 19 to 1: coefficients of artanh z / z in powers of z^2, highest power first.
@@ -62,7 +62,7 @@ fn rounded(stream: u64, index: u64, deviation: f64) -> (f32, bool) {
     let (radius, product) = product(stream, index);
     let error = radius * ERROR;
     let [low, high] = [product - error, product + error].map(|x| (deviation * x) as f32);
-    // At radius 0 the sign of zero is the C library's.
+    // At radius 0, the C library decides the sign of zero.
     (low, (low.to_bits() == high.to_bits()) & (radius > 0.0))
 }
 
@@ -88,7 +88,7 @@ fn minus_two_ln(x: f64) -> f64 {
     -2.0 * (f64::from(k as i32) * LN_2 + 2.0 * z * sum)
 }
 
-/// The cosine of `turns` full turns, from 0 to 1.
+/// The cosine of `turns` full turns, for `turns` from 0 to 1.
 #[inline(always)]
 fn cos_of_turns(turns: f64) -> f64 {
     let halves = (2.0 * turns + WHOLE) - WHOLE;
@@ -120,7 +120,7 @@ mod tests {
         }
     }
 
-    /// Tests against a hundredth of the assumed error, also where the series are worst.
+    /// Tests against a hundredth of the assumed error, also at the worst arguments.
     #[test]
     fn the_series_are_far_nearer_than_they_have_to_be() {
         for index in 0..300_000 {

@@ -1,5 +1,4 @@
-//! The SIMD instructions of vector loops. The path is chosen at run time, and every path gives the
-//! same bits.
+//! The SIMD path of vector loops. It is chosen at run time, and every path gives the same bits.
 
 use pulp::{Simd, WithSimd};
 use std::fmt;
@@ -15,12 +14,12 @@ pub enum SimdPath {
     Avx2,
     /// Instructions of every 64-bit ARM.
     Neon,
-    /// Instructions of every machine of the target. Without a fused multiply-add, the C library
-    /// computes it.
+    /// Instructions of every machine of the target. Without an fma instruction, the C library
+    /// computes fma.
     Portable,
 }
 
-/// The chosen path: 0 for none yet, else 1 + its index in `ALL`.
+/// The chosen path: 0 before a choice, otherwise 1 + its index in `ALL`.
 static CHOSEN: AtomicU8 = AtomicU8::new(0);
 
 /// A closure that pulp compiles for its vectors. It is `FnMut`, since rustc wraps an `FnOnce` in a
@@ -39,7 +38,7 @@ impl SimdPath {
     /// All paths, the best one first.
     pub const ALL: [Self; 4] = [Self::Avx512, Self::Avx2, Self::Neon, Self::Portable];
 
-    /// Its name on the command line.
+    /// The path's name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Avx512 => "avx512",
@@ -49,7 +48,7 @@ impl SimdPath {
         }
     }
 
-    /// Whether this machine has its instructions.
+    /// Whether this machine has the path's instructions.
     pub fn is_available(self) -> bool {
         match self {
             #[cfg(target_arch = "x86_64")]
@@ -70,7 +69,7 @@ impl SimdPath {
         Self::ALL.into_iter().filter(|path| path.is_available()).collect()
     }
 
-    /// The path of all kernels: the one from [`choose`](Self::choose), else the best one.
+    /// The path of all kernels: the one set by [`choose`](Self::choose), otherwise the best.
     pub fn current() -> Self {
         let chosen = CHOSEN.load(Ordering::Relaxed);
         match chosen.checked_sub(1).and_then(|i| Self::ALL.get(usize::from(i))) {
@@ -91,10 +90,10 @@ impl SimdPath {
         CHOSEN.store(place as u8 + 1, Ordering::Relaxed);
     }
 
-    /// Makes it the path of all threads from now on. No result depends on it.
+    /// Makes this path the path of all threads. No result depends on it.
     ///
     /// # Errors
-    /// This machine lacks its instructions.
+    /// This machine lacks the path's instructions.
     pub fn choose(self) -> Result<(), String> {
         if self.is_available() {
             self.store();

@@ -1,4 +1,4 @@
-//! Conversion between fp16 and fp32. It has no branches, so that it vectorises.
+//! Conversion between fp16 and fp32 without branches, so that loops vectorise.
 
 use super::path::SimdPath;
 use super::simd;
@@ -14,7 +14,7 @@ const fn widen_f16(half: u16) -> f32 {
     let sign = (half as u32 & 0x8000) << 16;
     let magnitude = (half as u32 & 0x7fff) << 13;
     let special = magnitude | INFINITY | if magnitude > 0x0f80_0000 { 0x40_0000 } else { 0 };
-    // Times 2^112 for the other bias. Numbers below the normal range come out right too.
+    // Multiplies by 2^112 for the other bias, also below the normal range.
     let scaled = (f32::from_bits(magnitude) * f32::from_bits(0x7780_0000)).to_bits();
     f32::from_bits(sign | if magnitude >= 0x0f80_0000 { special } else { scaled })
 }
@@ -27,14 +27,14 @@ pub(crate) const fn round_f16(x: f32) -> u16 {
     let nan = 0x7e00 | ((magnitude >> 13) & 0x3ff);
     let tie = (magnitude >> 13) & 1;
     let normal = magnitude.wrapping_add(0xfff + tie).wrapping_sub(112 << 23) >> 13;
-    // 0.5 ends at the bit of the smallest half, so that the sum rounds correctly.
+    // The last bit of 0.5 has the value of the smallest half, so the sum rounds correctly.
     let small = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0x3f00_0000);
     let finite = if magnitude < 0x3880_0000 { small } else { normal };
     let number = if magnitude >= 0x477f_f000 { 0x7c00 } else { finite };
     (sign | if magnitude > INFINITY { nan } else { number }) as u16
 }
 
-/// [`View::load`] compiled for `path`.
+/// Does the work of [`View::load`], compiled for `path`.
 #[inline(always)]
 pub(super) fn load(path: SimdPath, view: View<'_>, at: usize, out: &mut [f32]) {
     match view {

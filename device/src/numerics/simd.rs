@@ -12,8 +12,8 @@ use std::ops::Range;
 #[cfg(target_arch = "x86_64")]
 pub(super) const LINE: usize = 32;
 
-/// Copies whole cache lines past the caches where the architecture can and `to` is aligned to 16
-/// bytes; copies the rest as usual. [`lanes::run`](super::lanes::run) ends with the fence that
+/// Copies whole cache lines past the caches if the architecture supports it and `to` is aligned to
+/// 16 bytes; copies the rest as usual. [`lanes::run`](super::lanes::run) ends with the fence that
 /// other threads need to see the data.
 #[inline(always)]
 pub fn stream(from: &[u16], to: &mut [u16]) {
@@ -43,8 +43,8 @@ fn stream_8(from: &[u16], to: &mut [u16]) {
 /// Distance of prefetching, in elements.
 const AHEAD: usize = 768;
 
-/// Prefetches the memory some way behind `x`, which holds `elements` elements: cores by themselves
-/// prefetch too little.
+/// Prefetches the memory `AHEAD` elements after `x`, which holds `elements` elements. The hardware
+/// alone prefetches too little.
 #[inline(always)]
 pub fn prefetch<T>(x: &T, elements: usize) {
     if size_of::<T>() >= 32 {
@@ -53,8 +53,7 @@ pub fn prefetch<T>(x: &T, elements: usize) {
     }
 }
 
-/// Prefetches elements `range` of `x`; the range may go past the end. It is a hint and changes no
-/// result.
+/// Prefetches elements `range` of `x`; the range may exceed the end. It is only a hint.
 #[inline(always)]
 pub(crate) fn ask<T>(x: &[T], range: Range<usize>) {
     #[cfg(target_arch = "x86_64")]
@@ -78,8 +77,8 @@ pub fn stream_vector<L: Lanes>(_: L, from: L::u32s, to: &mut L::u32s) {
         && (&raw const *to).addr().is_multiple_of(64)
     {
         use std::arch::x86_64::{_mm512_loadu_si512, _mm512_stream_si512};
-        // SAFETY: 64 bytes; only AVX-512 has vectors of that width, and its `L` exists only where
-        // the machine has AVX-512.
+        // SAFETY: 64 bytes; only AVX-512 has vectors of that width, and its `L` exists only if the
+        // machine has AVX-512.
         let line = unsafe { _mm512_loadu_si512(line.as_ptr().cast()) };
         // SAFETY: 64 bytes, aligned to 64 (checked above).
         unsafe { _mm512_stream_si512((&raw mut *to).cast(), line) };
@@ -88,8 +87,7 @@ pub fn stream_vector<L: Lanes>(_: L, from: L::u32s, to: &mut L::u32s) {
     stream(bytemuck::cast_slice(&[from]), bytemuck::cast_slice_mut(std::slice::from_mut(to)));
 }
 
-/// Widens IEEE halves with the instructions of `path`. Returns the number of widened elements; the
-/// rest stays.
+/// Widens IEEE halves with the instructions of `path`. Returns the number of widened elements.
 #[inline(always)]
 pub(super) fn widen_f16(path: SimdPath, from: &[u16], to: &mut [f32]) -> usize {
     #[cfg(target_arch = "x86_64")]
@@ -114,8 +112,7 @@ pub(super) fn widen_f16(path: SimdPath, from: &[u16], to: &mut [f32]) -> usize {
     0
 }
 
-/// Rounds to IEEE halves with the instructions of `path`. Returns the number of rounded elements;
-/// the rest stays.
+/// Rounds to IEEE halves with the instructions of `path`. Returns the number of rounded elements.
 #[inline(always)]
 pub(super) fn round_f16(path: SimdPath, from: &[f32], to: &mut [u16]) -> usize {
     #[cfg(target_arch = "x86_64")]
@@ -144,12 +141,12 @@ pub(super) fn round_f16(path: SimdPath, from: &[f32], to: &mut [u16]) -> usize {
 mod f16c {
     use std::arch::x86_64::*;
 
-    /// Nearest, ties to even.
+    /// Rounding mode: to nearest, ties to even.
     const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT;
 
     #[inline(always)]
     pub(super) fn widen_16(from: &[u16; 16], to: &mut [f32; 16]) {
-        // SAFETY: 32 bytes; only under `SimdPath::Avx512`, which `is_available` has found on this machine.
+        // SAFETY: 32 bytes; only under `SimdPath::Avx512`, which `is_available` has found here.
         let halves = unsafe { _mm256_loadu_si256(from.as_ptr().cast()) };
         // SAFETY: as above.
         let wide = unsafe { _mm512_cvtph_ps(halves) };
@@ -159,7 +156,7 @@ mod f16c {
 
     #[inline(always)]
     pub(super) fn widen_8(from: &[u16; 8], to: &mut [f32; 8]) {
-        // SAFETY: 16 bytes; only under `SimdPath::Avx2`, which `is_available` has found on this machine.
+        // SAFETY: 16 bytes; only under `SimdPath::Avx2`, which `is_available` has found here.
         let halves = unsafe { _mm_loadu_si128(from.as_ptr().cast()) };
         // SAFETY: as above.
         let wide = unsafe { _mm256_cvtph_ps(halves) };
@@ -169,7 +166,7 @@ mod f16c {
 
     #[inline(always)]
     pub(super) fn round_16(from: &[f32; 16], to: &mut [u16; 16]) {
-        // SAFETY: 64 bytes; only under `SimdPath::Avx512`, which `is_available` has found on this machine.
+        // SAFETY: 64 bytes; only under `SimdPath::Avx512`, which `is_available` has found here.
         let wide = unsafe { _mm512_loadu_ps(from.as_ptr()) };
         // SAFETY: as above.
         let halves = unsafe { _mm512_cvtps_ph::<NEAREST>(wide) };
@@ -179,7 +176,7 @@ mod f16c {
 
     #[inline(always)]
     pub(super) fn round_8(from: &[f32; 8], to: &mut [u16; 8]) {
-        // SAFETY: 32 bytes; only under `SimdPath::Avx2`, which `is_available` has found on this machine.
+        // SAFETY: 32 bytes; only under `SimdPath::Avx2`, which `is_available` has found here.
         let wide = unsafe { _mm256_loadu_ps(from.as_ptr()) };
         // SAFETY: as above.
         let halves = unsafe { _mm256_cvtps_ph::<NEAREST>(wide) };
@@ -191,7 +188,7 @@ mod f16c {
 #[cfg(target_arch = "x86_64")]
 use f16c::{round_8, round_16, widen_8, widen_16};
 
-/// Makes the data of [`stream`] visible to other threads like data of usual stores.
+/// Orders the stores of [`stream`] before later stores, as usual stores are.
 #[inline(always)]
 pub(super) fn streamed() {
     #[cfg(target_arch = "x86_64")]
@@ -248,9 +245,9 @@ const fn control_register() -> u64 {
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 const fn set_control_register(_: u64) {}
 
-/// Keeps numbers below the normal range, as IEEE 754 does, on every path and every GPU. A thread
-/// may start with another setting, from a library or from its parent thread. This is undone once;
-/// setting it again later breaks this program.
+/// Makes this thread keep numbers below the normal range, as IEEE 754 requires and GPU kernels do.
+/// A thread may start with another setting, from a library or its parent thread. It is corrected
+/// once; if it is changed again, this function panics.
 pub(super) fn keep_denormals() {
     thread_local!(static SET: Cell<bool> = const { Cell::new(false) });
     if !SET.replace(true) {

@@ -5,7 +5,7 @@ use super::{round, simd};
 use crate::{BLOCK, View};
 use std::ops::Range;
 
-/// The elements that a sum counts: those before `end` and outside `hole`.
+/// The elements that a sum counts: all elements before `end` and outside `hole`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CountedRange {
     /// Index after the last counted element.
@@ -33,12 +33,12 @@ impl CountedRange {
 const SUM_LANES: usize = 16;
 
 /// Sum of squares in fp64, in an order that depends on the length alone: element i goes to lane i
-/// mod 16, and the lanes are added in order. It is not finite if any element is not.
+/// mod 16, and the lanes are added in order. The sum is not finite if an element is not finite.
 pub fn sum_of_squares(x: View<'_>) -> f64 {
     sum_of_squares_on(SimdPath::current(), x, 0..0)
 }
 
-/// [`sum_of_squares`] on `path`, with zeros in place of the elements in `hole`.
+/// Computes [`sum_of_squares`] on `path`, with zeros in place of the elements in `hole`.
 pub(super) fn sum_of_squares_on(path: SimdPath, x: View<'_>, hole: Range<usize>) -> f64 {
     simd::keep_denormals();
     path.run(
@@ -89,12 +89,12 @@ pub fn chunk_squares(x: View<'_>, partials: &mut [f64], chunk: usize, counted: C
     }
 }
 
-/// into = x, or into += x, in fp32.
+/// Sets into = x if `first`, otherwise into += x, in fp32.
 pub fn accumulate(x: View<'_>, into: &mut [f32], first: bool) {
     accumulate_on(SimdPath::current(), x, into, first);
 }
 
-/// [`accumulate`] on `path`.
+/// Runs [`accumulate`] on `path`.
 pub(super) fn accumulate_on(path: SimdPath, x: View<'_>, into: &mut [f32], first: bool) {
     simd::keep_denormals();
     path.run(
@@ -121,7 +121,7 @@ fn add(path: SimdPath, x: View<'_>, into: &mut [f32], first: bool) {
     }
 }
 
-/// [`accumulate`], then [`chunk_squares`] of the result, chunk by chunk while each is in the cache.
+/// Runs [`accumulate`] and then [`chunk_squares`], chunk by chunk while each is in the cache.
 pub fn accumulate_chunks(
     x: View<'_>,
     into: &mut [f32],

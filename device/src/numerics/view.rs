@@ -1,10 +1,10 @@
-//! Typed views of untyped storage. Storage types meet arithmetic only here: kernels are written
-//! once, on f32 blocks.
+//! Typed views of untyped storage. Only this file connects storage types with arithmetic: kernels
+//! are written once, on f32 blocks.
 
 use super::{E4m3, E5m2, ask};
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 
-/// Elements that a kernel widens, computes and rounds at a time. They fit in the first-level cache.
+/// Elements that a kernel widens, computes and rounds at a time. They fit the first-level cache.
 pub const BLOCK: usize = 256;
 
 /// A storage type that a host task can request by name.
@@ -114,7 +114,7 @@ impl<'a> View<'a> {
         for_each_type!(self, Self, s => s.len())
     }
 
-    /// Whether it has no elements.
+    /// Whether the view has no elements.
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -129,7 +129,7 @@ impl<'a> View<'a> {
         rewrap!(self, View => View, s => &s[range])
     }
 
-    /// Prefetches elements `range`, which are needed soon. The range may go past the end.
+    /// Prefetches elements `range`. The range may exceed the end.
     #[inline(always)]
     pub(crate) fn ask(&self, range: std::ops::Range<usize>) {
         match self {
@@ -158,7 +158,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Widens all elements to fp64, which holds each exactly.
+    /// Widens all elements to fp64, which is exact.
     pub(crate) fn widen(&self, out: &mut [f64]) {
         match self {
             View::F64(exact) => out.copy_from_slice(exact),
@@ -194,7 +194,7 @@ impl<'a> ViewMut<'a> {
         for_each_type!(self, Self, s => s.len())
     }
 
-    /// Whether it has no elements.
+    /// Whether the view has no elements.
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -204,7 +204,7 @@ impl<'a> ViewMut<'a> {
         T::of_mut(self)
     }
 
-    /// A view for reading the elements, as long as this one lives.
+    /// Turns the view into a view for reading.
     pub const fn into_view(self) -> View<'a> {
         rewrap!(self, ViewMut => View, s => s)
     }

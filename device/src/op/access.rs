@@ -2,19 +2,19 @@
 
 use crate::{Epilogue, HeadNorm, Op, Tensor};
 
-/// How an op touches a range.
+/// How an op accesses a range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mode {
-    /// The op only reads it.
+    /// The op only reads the range.
     Read,
     /// The op writes every byte; the old contents do not matter.
     Write,
-    /// The op reads it and writes it in place.
+    /// The op reads the range and writes it in place.
     Update,
 }
 
 impl Op {
-    /// Calls `visit` with every range that the op touches, and with the mode.
+    /// Calls `visit` with the mode and the range of every access of the op.
     pub fn accesses(&self, visit: &mut dyn FnMut(Mode, Tensor)) {
         use Mode::{Read, Update, Write};
         let mut all = |list: &[(Mode, Tensor)]| list.iter().for_each(|&(mode, t)| visit(mode, t));
@@ -118,7 +118,7 @@ impl Op {
             Self::LastColumns { x, y } => all(&[(Read, x), (Write, y)]),
             Self::Copy { src, dst } => all(&[(Read, src), (Write, dst)]),
             Self::AllReduce { x, .. } | Self::ReduceScatter { x, .. } => all(&[(Update, x)]),
-            // Ordered like an update; but the parts from peers may hold arbitrary data before.
+            // The mode is `Write`, since the parts of peers may be unwritten before the op.
             Self::AllGather { x, .. } | Self::Broadcast { x, .. } => all(&[(Write, x)]),
             Self::Host { ref task, .. } => all(task.accesses()),
             Self::Task { ref task } => all(task.accesses()),

@@ -1,10 +1,10 @@
-//! Checks an op by itself: its lane, shapes and types.
+//! Checks an op independently of other ops: its lane, shapes and types.
 
 use crate::op::{MAXIMA, Product};
 use crate::{Arena, Dtype, HeadNorm, Heads, Lane, Op, Tensor};
 
 impl Op {
-    /// The lanes that take this op.
+    /// The lanes that accept this op.
     fn lanes(&self) -> &'static [Lane] {
         use Lane::{Compute, D2h, DpComm, H2d, Host, TpComm};
         match self {
@@ -26,7 +26,7 @@ impl Op {
         }
     }
 
-    /// Checks shapes, types and lane of the op by itself.
+    /// Checks the op's shapes, types and lane.
     pub(crate) fn check(&self, lane: Lane) -> Result<(), String> {
         if !self.lanes().contains(&lane) {
             return Err(format!("{} belongs on {:?}, not on {lane:?}", self.name(), self.lanes()));
@@ -204,7 +204,8 @@ impl Product {
         self.scales.map_or(Ok(()), |scales| self.check_scaled(scales))
     }
 
-    /// cuBLASLt has products of fp8 along k alone, of sizes and addresses in multiples of 16.
+    /// Checks an fp8 matmul: cuBLASLt needs operands along k, and sizes and addresses divisible by
+    /// 16.
     fn check_scaled(self, scales: [Tensor; 2]) -> Result<(), String> {
         let Self { a, b, c, bias, .. } = self;
         let ((m, k), (_, n)) = (a.shape(), b.shape());
@@ -225,7 +226,7 @@ impl Product {
     }
 }
 
-/// One start for each row.
+/// Checks that `starts` has one I32 element per row.
 fn check_starts(starts: Option<Tensor>, rows: Tensor) -> Result<(), String> {
     match starts {
         Some(t) => one_of(t, Dtype::I32, rows.shape().0),

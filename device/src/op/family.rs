@@ -1,8 +1,8 @@
-//! The families of ops: which file of kernels computes an op.
+//! The families of ops, by the file of kernels that computes an op.
 
 use super::Op;
 
-/// The ops that one file of kernels computes, on the cpu and on CUDA alike.
+/// A family of ops: one file of kernels computes them, on the cpu as on CUDA.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Family {
     Product,
@@ -15,9 +15,9 @@ pub(crate) enum Family {
     Loss,
     Elementwise,
     Squares,
-    /// Copies, collectives and tasks of the host: they have no kernel.
+    /// Copies, collectives and host tasks, which have no kernel.
     Transfer,
-    /// A task of another crate, which brings its kernel.
+    /// A task of another crate, which supplies its own kernel.
     Task,
 }
 

@@ -3,9 +3,9 @@
 /// A sequence of ops. Ops on one lane run in the order of submission. Ops on different lanes run at
 /// the same time unless an event orders them.
 ///
-/// There are two communication lanes, so that a tensor-parallel collective never queues behind one
-/// that waits for the host. An executor may map both to one queue while the submission order allows
-/// it.
+/// There are two communication lanes, so that a tensor-parallel collective never queues behind a
+/// collective that waits for the host. An executor may map both lanes to one queue if the order of
+/// submission allows it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Lane {
     /// Kernels.
@@ -41,15 +41,15 @@ pub fn join(into: &mut Clock, other: &Clock) {
     }
 }
 
-/// A point on a lane, with all ops that are finished once the lane has passed it. It is plain data:
-/// copy it, store it, wait for it on any number of lanes. Every lane has already passed the default
-/// event.
+/// A point on a lane, with all ops that are finished when the lane has passed it. An event is plain
+/// data: copy it, store it, wait for it on any number of lanes. The default event has passed on
+/// every lane.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Event {
     /// Number of the lane.
     pub lane: u8,
     pub(crate) device: u32,
-    /// For each lane, the number of its ops that are finished then.
+    /// For each lane, the number of its ops that are finished when the event has passed.
     pub clock: Clock,
 }
 

@@ -1,5 +1,5 @@
 //! Operations as data. The ranges that an op reads and writes decide its hazards, its bytes, its
-//! cost and its trace. [`Op::accesses`] is the one place that names them.
+//! cost and its trace. Only [`Op::accesses`] names these ranges.
 
 mod access;
 mod check;
@@ -30,7 +30,7 @@ pub enum Group {
 /// How a collective combines values.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Reduction {
-    /// In rank order, in fp32 (fp64 for F64), rounded once.
+    /// Sum in rank order, in fp32 (fp64 for F64), rounded once.
     Sum,
     /// Elementwise maximum.
     Max,
@@ -40,21 +40,21 @@ pub enum Reduction {
 /// an element, so that it does not depend on ranks or micro-batches.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Dropout {
-    /// Probability of dropping, in [0, 1). At 0 the op leaves values unchanged.
+    /// Probability of dropping, in [0, 1). If it is 0, the op leaves values unchanged.
     pub p: f32,
     /// Key from seed, step, layer and site ([`crate::random::key`]).
     pub key: u64,
-    /// Global index of the tensor's first row: sample of the step times tokens, plus position.
+    /// Global index of the tensor's first row: sample of the step times T, plus position.
     pub first_row: u64,
 }
 
 impl Dropout {
-    /// Nothing is dropped.
+    /// Dropout that drops no element.
     pub const NONE: Self = Self { p: 0.0, key: 0, first_row: 0 };
 }
 
-/// Shape of an attention op. `qkv` is (B T, (H + 2 K) D): q with its H heads side by side, then k
-/// and v with K heads each. Each run of H / K heads of queries shares a head of keys and values
+/// Shape of an attention op. A row of `qkv` (B T, (H + 2 K) D) has H heads of q, then K heads of k
+/// and K heads of v. Each run of H / K heads of queries shares a head of keys and values
 /// (grouped-query attention, arXiv 2305.13245).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Heads {
@@ -71,7 +71,7 @@ pub struct Heads {
 }
 
 impl Heads {
-    /// D: elements of a head, from the columns of `qkv`.
+    /// D: number of elements of a head, from the number of columns of `qkv`.
     pub const fn dim(&self, columns: usize) -> usize {
         columns / (self.count + 2 * self.kv_count)
     }
@@ -90,9 +90,9 @@ pub struct HeadNorm {
     pub q_gain: Tensor,
     /// Gain of k (D).
     pub k_gain: Tensor,
-    /// Unnormed q and k (B T, (H + K) D).
+    /// q and k before the norm (B T, (H + K) D).
     pub raw: Tensor,
-    /// Added to the mean square.
+    /// Constant that is added to the mean square.
     pub epsilon: f32,
 }
 
@@ -110,14 +110,14 @@ pub struct HeadNormGrads {
 pub struct VocabShard {
     /// Global number of the first column.
     pub first: usize,
-    /// Number of columns of real tokens. The other columns are padding and take no part.
+    /// Number of columns of real tokens. The other columns are padding and are ignored.
     pub valid: usize,
 }
 
-/// Compute capability of the first GPUs with products of fp8.
+/// Compute capability of the first GPUs with fp8 matmuls.
 pub const FP8_SINCE: u32 = 89;
 
-/// Runs of a tensor whose largest magnitudes [`Op::Maxima`] takes apart: a GPU's blocks take one each.
+/// Number of runs into which [`Op::Maxima`] divides a tensor; each block of a GPU reads one run.
 pub const MAXIMA: usize = 256;
 
 /// Elements of each run of a tensor of `len` elements; the last runs may be shorter or empty.
@@ -125,24 +125,24 @@ pub(crate) const fn run_of_maxima(len: usize) -> usize {
     len.div_ceil(MAXIMA).next_multiple_of(8)
 }
 
-/// A step of a product beside its result. A GPU whose library has products with that step spares a
-/// pass over memory; elsewhere [`apart`](Self::apart) follows the product.
+/// An additional step of a matmul. If the GPU's library has the step, it saves a pass over memory.
+/// Otherwise the op of [`apart`](Self::apart) follows the matmul.
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[expect(missing_docs, reason = "each variant's formula names its fields")]
 pub enum Epilogue {
-    /// Nothing.
+    /// No additional step.
     None,
     /// y (m, n) = gelu(c).
     Gelu { y: Tensor },
     /// c = c gelu'(x (m, n)).
     GeluBackward { x: Tensor },
-    /// sums (m) = sums of the rows of a, a transposed view: where a product makes the gradient of a
-    /// weight, they are that of its bias.
+    /// sums (m) = sums of the rows of a, a transposed view. If the matmul computes the gradient of
+    /// a weight, they are the gradient of its bias.
     RowSums { sums: Tensor },
 }
 
 impl Epilogue {
-    /// The sums of rows, where something takes them.
+    /// The epilogue that writes row sums to `sums`, or no epilogue if it is `None`.
     pub const fn row_sums(sums: Option<Tensor>) -> Self {
         match sums {
             Some(sums) => Self::RowSums { sums },
@@ -150,7 +150,7 @@ impl Epilogue {
         }
     }
 
-    /// The op that does the same behind the product of `a` that made `c`.
+    /// The op that does the epilogue's work after a matmul with operand `a` and result `c`.
     pub const fn apart(self, a: Tensor, c: Tensor) -> Option<Op> {
         match self {
             Self::None => None,
@@ -161,7 +161,7 @@ impl Epilogue {
     }
 }
 
-/// A product of an op: [`Op::Gemm`] or [`Op::ScaledGemm`].
+/// The matmul of an op: [`Op::Gemm`] or [`Op::ScaledGemm`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Product {
     pub(crate) a: Tensor,
@@ -170,13 +170,13 @@ pub(crate) struct Product {
     pub(crate) bias: Option<Tensor>,
     /// Scales of a and b.
     pub(crate) scales: Option<[Tensor; 2]>,
-    /// Whether the product is added to the old c.
+    /// Whether the result is added to the old c.
     pub(crate) add: bool,
     pub(crate) epilogue: Epilogue,
 }
 
 impl Product {
-    /// The product of an op, if it is one.
+    /// The matmul of `op`, if the op is a matmul.
     pub(crate) const fn of(op: &Op) -> Option<Self> {
         match *op {
             Op::Gemm { a, b, c, bias, add, epilogue } => {
@@ -194,18 +194,18 @@ impl Product {
 /// A kind of collective.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum CollectiveKind {
-    /// Combines whole buffers.
+    /// Combines whole buffers on every rank.
     AllReduce(Reduction),
-    /// Combines buffers into parts.
+    /// Sums buffers into one part per rank.
     ReduceScatter,
-    /// Collects parts.
+    /// Collects the parts of all ranks.
     AllGather,
-    /// Copies from one rank.
+    /// Copies the buffer of one rank to all ranks.
     Broadcast { root: usize },
 }
 
 impl CollectiveKind {
-    /// Number on which the ranks of a collective must agree, beside its name.
+    /// Number on which the ranks of a collective must agree, in addition to the op's name.
     pub(crate) const fn detail(self) -> usize {
         match self {
             Self::AllReduce(reduce) => reduce as usize,
@@ -224,27 +224,30 @@ pub(crate) struct CollectiveOp {
 }
 
 /// The operations of lanes. Shapes are (rows, columns); B samples, T tokens each, C hidden.
-/// `starts` (rows) I32, for samples of several documents: the place in its sample where the document
-/// of each row starts. Positions count from there, and a row sees no other document. None: a sample
-/// is one document.
+/// `starts` (rows) I32 is for samples of several documents: the start of each row's document in its
+/// sample. Positions count from this start, and a row sees no other document. `None`: a sample is
+/// one document.
 #[derive(Clone, Debug)]
 #[expect(missing_docs, reason = "each variant's formula names its fields")]
 pub enum Op {
     /// c (m, n) = (add ? c : 0) + a (m, k) b (k, n) + bias (n); fp32 inside, one rounding. Then the
     /// epilogue.
     Gemm { a: Tensor, b: Tensor, c: Tensor, bias: Option<Tensor>, add: bool, epilogue: Epilogue },
-    /// c (m, n) = scales[0] scales[1] a (m, k) b (k, n) + bias (n), of fp8 operands that lie along k: b is a transposed view. At
-    /// most one of them is E5m2. Each scale is (1) F32. fp32 inside (tensor cores keep fewer bits in parts of a sum), one rounding.
+    /// c (m, n) = scales[0] scales[1] a (m, k) b (k, n) + bias (n). The operands are fp8 and lie
+    /// along k, so b is a transposed view. At most one operand is E5m2. Each scale is (1) F32. fp32
+    /// inside (tensor cores keep fewer bits in parts of a sum), one rounding.
     ScaledGemm { a: Tensor, b: Tensor, c: Tensor, bias: Option<Tensor>, scales: [Tensor; 2] },
-    /// maxima ([`MAXIMA`]) F32 = the largest magnitude of each of as many runs of x; NaN where a value is not finite.
+    /// maxima ([`MAXIMA`]) F32 = the largest magnitude in each of [`MAXIMA`] runs of x; NaN or
+    /// infinity if a value of the run is not finite.
     Maxima { x: Tensor, maxima: Tensor },
-    /// scale (1) F32 = [`numerics::fp8_scale`](crate::numerics::fp8_scale) of the largest of `maxima`; y (m, n) = x (m, n) /
-    /// scale, and `turned` (n, m) = the same transposed, in one fp8 format.
+    /// scale (1) F32 = [`numerics::fp8_scale`](crate::numerics::fp8_scale) of the largest of
+    /// `maxima`; y (m, n) = x (m, n) / scale, and `turned` (n, m) = the same transposed, in one fp8
+    /// format.
     Quantize { x: Tensor, maxima: Tensor, y: Option<Tensor>, turned: Option<Tensor>, scale: Tensor },
-    /// y (B T, C) = rows of the table (V/tp, C); zero where another rank has the token, or the
-    /// token is negative.
+    /// y (B T, C) = rows of the table (V/tp, C). A row is zero if another rank has its token, or if
+    /// the token is negative.
     Embedding { tokens: Tensor, table: Tensor, shard: VocabShard, y: Tensor },
-    /// d_table += sums of the rows of d_y by token. `order` lists token positions sorted by token (stable).
+    /// d_table += sums of the rows of d_y by token. `order`: positions sorted by token (stable).
     EmbeddingBackward {
         tokens: Tensor,
         order: Tensor,
@@ -252,11 +255,12 @@ pub enum Op {
         shard: VocabShard,
         d_table: Tensor,
     },
-    /// x (rows, C) += table (T, C) row (first_row + r) mod T, less its start.
+    /// x (rows, C) += row (first_row + r) mod T of the table (T, C), minus the row's start.
     AddPositions { x: Tensor, table: Tensor, first_row: usize, starts: Option<Tensor> },
     /// d_table (T, C) = sums of d_y (rows, C) by position; positions without a row become zero.
     PositionsBackward { d_y: Tensor, first_row: usize, starts: Option<Tensor>, d_table: Tensor },
-    /// y = (x - mean) / sqrt(variance + epsilon) gain + bias by row; stats (rows, 2) F32 = mean, 1/deviation.
+    /// y = (x - mean) / sqrt(variance + epsilon) gain + bias by row; stats (rows, 2) F32 = mean,
+    /// 1/deviation.
     LayerNorm { x: Tensor, gain: Tensor, bias: Tensor, y: Tensor, stats: Tensor, epsilon: f32 },
     /// d_x = (add ? d_x : 0) + the gradient with respect to x; overwrites d_gain and d_bias.
     LayerNormBackward {
@@ -269,7 +273,8 @@ pub enum Op {
         d_gain: Tensor,
         d_bias: Tensor,
     },
-    /// y = x / sqrt(mean(x^2) + epsilon) gain by row; stats (rows) F32 = 1/root (RMSNorm, arXiv 1910.07467).
+    /// y = x / sqrt(mean(x^2) + epsilon) gain by row; stats (rows) F32 = 1/root (RMSNorm, arXiv
+    /// 1910.07467).
     RmsNorm { x: Tensor, gain: Tensor, y: Tensor, stats: Tensor, epsilon: f32 },
     /// d_x = (add ? d_x : 0) + the gradient with respect to x; overwrites d_gain.
     RmsNormBackward {
@@ -281,10 +286,10 @@ pub enum Op {
         add: bool,
         d_gain: Tensor,
     },
-    /// Rotates each head of q and k by its position, after the norm if there is one. With x1 and x2
-    /// the halves of a head and a = angles of the position: (x1, x2) = (x1 cos a - x2 sin a, x2 cos
-    /// a + x1 sin a), in place (arXiv 2104.09864). `table` (T, D) F32 = cosines of D/2 angles, then
-    /// their sines. Row r of `qkv` has position r mod T, less its start.
+    /// Applies `norm`, if any, to each head of q and k, and rotates it by its position, in place
+    /// (arXiv 2104.09864). With x1 and x2 the halves of a head and a = angles of the position: (x1,
+    /// x2) = (x1 cos a - x2 sin a, x2 cos a + x1 sin a). `table` (T, D) F32 = cosines of D/2
+    /// angles, then their sines. Row r of `qkv` has position r mod T, minus its start.
     Rotary {
         qkv: Tensor,
         table: Tensor,
@@ -301,9 +306,10 @@ pub enum Op {
         starts: Option<Tensor>,
         norm: Option<(HeadNorm, HeadNormGrads)>,
     },
-    /// y (rows, F) = silu(gate) up, where x (rows, 2 F) = gate, then up; silu(z) = z / (1 + e^-z) (arXiv 2002.05202).
+    /// y (rows, F) = silu(gate) up, where x (rows, 2 F) = gate, then up; silu(z) = z / (1 + e^-z)
+    /// (arXiv 2002.05202).
     SwiGlu { x: Tensor, y: Tensor },
-    /// Replaces x (rows, 2 F) by its own gradient, from d (rows, F).
+    /// Replaces x (rows, 2 F) by its gradient, computed from d (rows, F).
     SwiGluBackward { x: Tensor, d: Tensor },
     /// y = gelu(x), tanh form.
     Gelu { x: Tensor, y: Tensor },
@@ -332,10 +338,11 @@ pub enum Op {
         starts: Option<Tensor>,
         dropout: Dropout,
     },
-    /// out (1, H D) = softmax(q k' / sqrt(D)) v of one new token, whose queries are q (1, H D): `cache` (n, 2 K D) has the
-    /// keys of K heads of all tokens that it sees, itself the last, and their values behind.
+    /// out (1, H D) = softmax(q k' / sqrt(D)) v of one new token with queries q (1, H D). Each row
+    /// of the KV cache `cache` (n, 2 K D) has the keys and then the values of K heads of one token.
+    /// The last row is the new token's.
     CachedAttention { q: Tensor, cache: Tensor, out: Tensor, heads: Heads },
-    /// y (n, w) = the last w columns of x (n, m): of tokens' queries, keys and values those that are kept.
+    /// y (n, w) = the last w columns of x (n, m): keys and values for the KV cache.
     LastColumns { x: Tensor, y: Tensor },
     /// y = residual + dropout(x + bias).
     BiasDropoutAdd {
@@ -349,7 +356,8 @@ pub enum Op {
     Dropout { x: Tensor, y: Tensor, dropout: Dropout },
     /// y (rows) F32 = maximum over the valid columns of x (rows, V/tp).
     RowMax { x: Tensor, y: Tensor, shard: VocabShard },
-    /// sums (2, rows) F32 = [sum of exp(logit - max), logit of the target - max or 0 if another rank's].
+    /// sums (2, rows) F32 = [sum of exp(logit - max), logit of the target - max (0 if another rank
+    /// has it)].
     CrossEntropyStats {
         logits: Tensor,
         max: Tensor,
@@ -378,15 +386,15 @@ pub enum Op {
     /// x = 0.
     Zero { x: Tensor },
     /// partials (chunks) F64 = sum of squares, in fp64, of each run of `chunk` elements of x. Only
-    /// the elements in `counted` count. A sum is not finite if any of them is not.
+    /// the elements in `counted` count. A sum is not finite if one of its elements is not finite.
     ChunkSquares { x: Tensor, partials: Tensor, chunk: usize, counted: CountedRange },
     /// Copies between the arenas, or inside the device.
     Copy { src: Tensor, dst: Tensor },
     /// Every rank's x becomes the combination of all x.
     AllReduce { x: Tensor, group: Group, reduce: Reduction },
-    /// In place: rank i ends with the sum in `x.shard(i, n)`; the other parts are undefined.
+    /// In place: rank i gets the sum in `x.shard(i, n)`; the other parts are undefined.
     ReduceScatter { x: Tensor, group: Group },
-    /// In place: rank i gives `x.shard(i, n)`; all ranks end with all parts.
+    /// In place: rank i contributes `x.shard(i, n)`, and all ranks get all parts.
     AllGather { x: Tensor, group: Group },
     /// Every rank's x becomes the x of the group's rank `root`.
     Broadcast { x: Tensor, group: Group, root: usize },
@@ -459,8 +467,8 @@ impl Op {
             Self::Gemm { a, b, .. } | Self::ScaledGemm { a, b, .. } => {
                 2.0 * a.len() as f64 * b.shape().1 as f64
             }
-            // Causal: half of the square, as if a sample were one document. The forward pass has scores and values; the backward pass
-            // has five products of that size.
+            // Causal: half of the square; a sample counts as one document. The forward pass has two
+            // matmuls of that size, and the backward pass has five.
             Self::Attention { out, heads, .. } => 2.0 * out.len() as f64 * heads.seq_len as f64,
             Self::AttentionBackward { out, heads, .. } => {
                 5.0 * out.len() as f64 * heads.seq_len as f64
@@ -471,7 +479,7 @@ impl Op {
         }
     }
 
-    /// The op as a collective, if it is one.
+    /// The op as a collective. `None` if it is another op.
     pub(crate) const fn collective(&self) -> Option<CollectiveOp> {
         let (x, group, kind) = match *self {
             Self::AllReduce { x, group, reduce } => (x, group, CollectiveKind::AllReduce(reduce)),

@@ -4,34 +4,36 @@ use crate::{Divisible, Element, Mode, Tensor, ThreadTeam, View, ViewMut};
 use std::fmt::Debug;
 use std::sync::Arc;
 
-/// A piece of host work as data. It declares the ranges that it touches. Its hazards and its cost
-/// follow from them, and [`run`](Self::run) gets no other ranges.
+/// A piece of host work as data. The task declares the ranges that it accesses. The ranges decide
+/// its hazards and its cost, and [`run`](Self::run) gets no other ranges.
 ///
-/// It is submitted as a [`HostOp`].
+/// A host task is submitted as a [`HostOp`].
 pub trait HostTask: Send + Sync + Debug {
     /// The task's name in errors and traces.
     fn name(&self) -> &'static str;
-    /// Calls `visit` with every range that the task touches. [`HostOp::new`] calls it once.
+    /// Calls `visit` with every range that the task accesses. [`HostOp::new`] calls it once.
     fn accesses(&self, visit: &mut dyn FnMut(Mode, Tensor));
     /// Number of floating-point operations, for the simulator.
     fn flops(&self) -> f64 {
         0.0
     }
-    /// Number of bytes that it moves; `declared` are those of its ranges, for tasks that touch all of them.
+    /// Number of bytes that the task moves. `declared` is the number for a task that accesses all
+    /// its declared ranges in full.
     fn bytes(&self, declared: u64) -> u64 {
         declared
     }
-    /// Does the work. Every path writes each range declared as `Write` in full.
+    /// Does the work. Every execution writes each range declared as `Write` in full.
     ///
     /// # Errors
-    /// Any text. It ends the run on all ranks, with the task's name and the line that submitted it.
+    /// Any text. An error ends the run on all ranks, with the task's name and the line that
+    /// submitted it.
     fn run(&self, arg: u64, host: &mut HostContext<'_>) -> Result<(), String>;
 }
 
 /// A task, and its declarations at the time of construction. The hazard check and the task's views
 /// use the same declarations, so no task can access unchecked memory.
 ///
-/// It is made with the plan and submitted by reference count, so that a step allocates nothing.
+/// A `HostOp` is created with the plan and submitted by reference count: a step allocates nothing.
 #[derive(Debug)]
 pub struct HostOp {
     task: Box<dyn HostTask>,
@@ -39,7 +41,7 @@ pub struct HostOp {
 }
 
 impl HostOp {
-    /// Makes an op of `task` and asks for its accesses.
+    /// Makes an op of `task`, with the accesses that the task declares now.
     pub fn new(task: impl HostTask + 'static) -> Arc<Self> {
         Arc::new(Self::of(task))
     }
@@ -50,22 +52,22 @@ impl HostOp {
         Self { task: Box::new(task), accesses: accesses.into() }
     }
 
-    /// See [`HostTask::name`].
+    /// The task's [`HostTask::name`].
     pub fn name(&self) -> &'static str {
         self.task.name()
     }
 
-    /// Every range that the task touches.
+    /// Every range that the task accesses.
     pub fn accesses(&self) -> &[(Mode, Tensor)] {
         &self.accesses
     }
 
-    /// See [`HostTask::flops`].
+    /// The task's [`HostTask::flops`].
     pub fn flops(&self) -> f64 {
         self.task.flops()
     }
 
-    /// See [`HostTask::bytes`].
+    /// The task's [`HostTask::bytes`].
     pub fn bytes(&self, declared: u64) -> u64 {
         self.task.bytes(declared)
     }
@@ -75,12 +77,12 @@ impl HostOp {
     }
 }
 
-/// A task for a GPU. A virtual GPU runs it as the Host lane would, a real GPU launches
+/// A task for a GPU. A virtual GPU runs it like a host task, and a real GPU launches
 /// [`kernel`](Self::kernel).
 ///
-/// It is submitted as a [`DeviceOp`].
+/// A device task is submitted as a [`DeviceOp`].
 pub trait DeviceTask: HostTask {
-    /// Whether the sizes and storage types of its tensors fit together.
+    /// Checks that the sizes and storage types of the task's tensors fit together.
     ///
     /// # Errors
     /// Any text. Submitting the op fails with it.
@@ -90,13 +92,13 @@ pub trait DeviceTask: HostTask {
     fn kernel(&self) -> KernelCall;
 }
 
-/// A launch of a kernel. Its threads take runs of 8 elements in turn, as `first_run` and `next_run`
-/// of `cuda/kernels/prelude.cuh` deal them.
+/// A launch of a kernel. Its threads process runs of 8 elements, which `first_run` and `next_run`
+/// of `cuda/kernels/prelude.cuh` distribute.
 #[derive(Clone, Debug)]
 pub struct KernelCall {
     /// The name of a `KERNEL(256)` in one of the device's [programs](crate::cuda::Program).
     pub name: &'static str,
-    /// Number of elements that the threads share. With 0 nothing is launched.
+    /// Number of elements that the threads share. If it is 0, no kernel is launched.
     pub elements: usize,
     /// The kernel's parameters, in order.
     pub args: Vec<KernelArg>,
@@ -124,23 +126,23 @@ pub struct DeviceOp {
 }
 
 impl DeviceOp {
-    /// Makes an op of `task`, and asks for its accesses, its check and its kernel.
+    /// Makes an op of `task`, with the task's present accesses, check and kernel.
     pub fn new(task: impl DeviceTask + 'static) -> Arc<Self> {
         let (fits, kernel) = (task.check(), task.kernel());
         Arc::new(Self { on_cpus: HostOp::of(task), fits, kernel })
     }
 
-    /// See [`HostTask::name`].
+    /// The task's [`HostTask::name`].
     pub fn name(&self) -> &'static str {
         self.on_cpus.name()
     }
 
-    /// Every range that the task touches.
+    /// Every range that the task accesses.
     pub fn accesses(&self) -> &[(Mode, Tensor)] {
         self.on_cpus.accesses()
     }
 
-    /// See [`HostTask::flops`].
+    /// The task's [`HostTask::flops`].
     pub fn flops(&self) -> f64 {
         self.on_cpus.flops()
     }
@@ -192,7 +194,7 @@ impl<'a> HostContext<'a> {
     /// A view of a range declared as `Read`.
     ///
     /// # Errors
-    /// The task did not declare it.
+    /// The task did not declare the range as `Read`.
     pub fn read(&mut self, t: Tensor) -> Result<View<'a>, String> {
         let found = self.declared.iter().flatten().find_map(|d| match d {
             Slot::Read(have, view) if *have == t => Some(*view),
@@ -201,11 +203,10 @@ impl<'a> HostContext<'a> {
         found.ok_or_else(|| format!("{t:?} is not declared as read"))
     }
 
-    /// A view of a range declared as `Write` or `Update`. Each can be taken once; together they are
-    /// disjoint.
+    /// A view of a range declared as `Write` or `Update`; each view only once. Views are disjoint.
     ///
     /// # Errors
-    /// The task did not declare it, or has already taken it.
+    /// The task did not declare the range as `Write` or `Update`, or has already obtained its view.
     pub fn write(&mut self, t: Tensor) -> Result<ViewMut<'a>, String> {
         let found = self.declared.iter_mut().flatten().find_map(|d| match d {
             Slot::Write(have, view) if *have == t => view.take(),
@@ -214,18 +215,18 @@ impl<'a> HostContext<'a> {
         found.ok_or_else(|| format!("{t:?} is not declared as written, or is taken"))
     }
 
-    /// [`read`](Self::read) as a slice of `T`.
+    /// The view of [`read`](Self::read) as a slice of `T`.
     ///
     /// # Errors
-    /// As `read`; also for another storage type.
+    /// The errors of `read`, and another storage type.
     pub fn read_as<T: Element>(&mut self, t: Tensor) -> Result<&'a [T], String> {
         self.read(t)?.as_slice().ok_or_else(|| format!("{t:?} has another type"))
     }
 
-    /// [`write`](Self::write) as a slice of `T`.
+    /// The view of [`write`](Self::write) as a slice of `T`.
     ///
     /// # Errors
-    /// As `write`; also for another storage type.
+    /// The errors of `write`, and another storage type.
     pub fn write_as<T: Element>(&mut self, t: Tensor) -> Result<&'a mut [T], String> {
         self.write(t)?.into_slice().ok_or_else(|| format!("{t:?} has another type"))
     }

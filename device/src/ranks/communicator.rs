@@ -1,5 +1,5 @@
-//! Rendezvous of rank threads: collectives, and news of a failed rank. `remote`: ranks in other
-//! processes.
+//! Rendezvous of rank threads for collectives, and the report of a failed rank to all ranks.
+//! `remote` handles ranks in other processes.
 
 mod remote;
 
@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-/// The ranks of one run: threads of this process, and of others.
+/// The ranks of one run: threads of this process and of other processes.
 #[derive(Debug)]
 pub struct Communicator {
     failed: AtomicBool,
@@ -26,32 +26,32 @@ pub struct Communicator {
     tp: Vec<Vec<Rendezvous>>,
     dp: Vec<Vec<Rendezvous>>,
     all: Vec<Rendezvous>,
-    /// Of the ranks' own threads, beside all lanes.
+    /// Rendezvous of the ranks' own threads, separate from all lanes.
     pub(crate) own: Rendezvous,
     timeout: Duration,
     /// Milliseconds added to the timeout during large reads and writes.
     more: AtomicU64,
-    /// By rank: its GPU waits in a collective for another rank, which causes its delay.
+    /// Per rank: whether its GPU waits in a collective for another rank, which causes the delay.
     gpus_held_up: Vec<AtomicBool>,
-    /// Number of ranks that something outside the run holds up. The others' deadlines stand still
-    /// meanwhile.
+    /// Number of ranks that wait for something outside the run. While it is above 0, deadlines
+    /// stand still.
     held_up: AtomicUsize,
     /// The last step that a rank of this process has begun.
     pub(crate) step: AtomicU64,
-    /// Time that a rank looks for the others before it sleeps.
+    /// Time for which a rank polls for the other ranks before it sleeps.
     pause: Duration,
     /// Ranks in other processes.
     pub(crate) remote: Option<RemoteRanks>,
 }
 
-/// Interval at which a waiting thread looks up. A much longer pause means that a signal or a
-/// debugger stopped the whole process, and no rank is to blame for it.
+/// Longest sleep of a waiting thread between two checks. A much longer pause means that a signal or
+/// a debugger stopped the whole process, and no rank is to blame for it.
 const LOOK_UP: Duration = Duration::from_secs(1);
 
 /// Extra time before a timeout blames ranks that are held up themselves.
 pub(crate) const DOUBT: Duration = Duration::from_secs(2);
 
-/// A rendezvous that has taken place. Its arrivals can be read until the next rendezvous at the same place.
+/// A completed rendezvous. Its arrivals can be read until the next rendezvous at the same place.
 pub(crate) struct CompletedRendezvous<'a> {
     pub(crate) world: &'a Communicator,
     pub(crate) rendezvous: &'a Rendezvous,
@@ -66,8 +66,8 @@ impl Communicator {
         Arc::new(Self::of(tp_size, dp_size, timeout, None))
     }
 
-    /// The same, with the ranks dealt to `processes` in order. All of them call it at the same
-    /// point of the program.
+    /// A grid of ranks that is divided among `processes` in order. All processes call this function
+    /// at the same point of the program.
     pub fn across(
         processes: &Arc<Processes>,
         tp_size: usize,
@@ -121,7 +121,7 @@ impl Communicator {
         world
     }
 
-    /// Time that a thread of a rank looks for another one's step before it sleeps.
+    /// Time for which a rank's thread polls for another thread's progress before it sleeps.
     pub(crate) const fn pause(&self) -> Duration {
         self.pause
     }
@@ -157,11 +157,11 @@ impl Communicator {
         self.tp.iter().chain(&self.dp).flatten().chain(&self.all).chain([&self.own])
     }
 
-    /// All ranks tell each other a number, on their own threads and in the same order: what each
-    /// told, by rank.
+    /// Exchanges one number between all ranks, and returns the numbers by rank. The ranks call it
+    /// on their own threads and in the same order.
     ///
     /// # Errors
-    /// A rank has failed, or does not come.
+    /// A rank has failed, or does not enter before the timeout.
     #[track_caller]
     pub fn agree(&self, rank: Rank, what: &'static str, told: u64) -> Result<Vec<u64>, Error> {
         let (site, tensor) = (Location::caller(), Tensor::NONE);
@@ -182,15 +182,14 @@ impl Communicator {
         self.timeout + Duration::from_millis(self.more.load(Ordering::Relaxed))
     }
 
-    /// From here on a rank waits this much longer for the others, which allocate, read or write
-    /// large data.
+    /// Sets the time that is added to the timeout while ranks allocate, read or write large data.
     pub fn wait_longer(&self, more: Duration) {
         let millis = u64::try_from(more.as_millis()).unwrap_or(u64::MAX);
         self.more.store(millis, Ordering::Relaxed);
     }
 
-    /// Blocks until all ranks have entered. It is called outside of steps, where it meets no
-    /// collective of the Compute lane.
+    /// Blocks until all ranks have called it. Callers are outside of steps, without a running
+    /// collective.
     #[track_caller]
     pub(crate) fn gather(&self, rank: Rank, op: &'static str) -> Result<(), Error> {
         let arrival =
@@ -203,14 +202,14 @@ impl Communicator {
         self.memories.len()
     }
 
-    /// Lets peers read this rank's memory inside collectives, to the end of the run.
+    /// Gives peers access to this rank's memory inside collectives until the end of the run.
     pub(crate) fn join(&self, rank: Rank, memory: &Arc<Memory>) {
         // A rank opens one device. A second device would meet no peer.
         let _ = self.memories[rank.index()].set(Arc::clone(memory));
     }
 
-    /// Runs `wait`, which depends on something outside the run. No rank's deadline passes
-    /// meanwhile.
+    /// Runs `wait`, which depends on something outside the run. Meanwhile no rank's deadline
+    /// passes.
     pub fn held_up<R>(&self, wait: impl FnOnce() -> R) -> R {
         self.held_up.fetch_add(1, Ordering::SeqCst);
         let result = wait();
@@ -239,7 +238,7 @@ impl Communicator {
         self.failed.load(Ordering::Acquire)
     }
 
-    /// Keeps the first failure, wakes every rank that waits in a rendezvous, and tells the other
+    /// Keeps the first failure, wakes every rank that waits in a rendezvous, and informs the other
     /// processes.
     pub(crate) fn fail(&self, rank: Rank, step: u64, error: &Error) {
         if self.note_failure(rank.index(), step, error)
@@ -249,7 +248,7 @@ impl Communicator {
         }
     }
 
-    /// The same, and tells nobody. True: it is the first.
+    /// Does the work of `fail` in this process only. Returns whether this failure is the first.
     pub(crate) fn note_failure(&self, rank: usize, step: u64, error: &Error) -> bool {
         let is_first = {
             let mut first = lock(&self.first);
@@ -306,7 +305,7 @@ impl Communicator {
         let mut slots = lock(&rendezvous.slots);
         let generation = slots.generation;
         rendezvous.put(&mut slots, me, generation, arrival.into());
-        // A message may arrive, and want the lock of the slots, before this thread goes on.
+        // Releases the lock, since the handler of a message that arrives now needs it.
         drop(slots);
         if let Some(remote) = &self.remote {
             remote.send_arrival(rendezvous, me, generation, arrival.into());
@@ -325,7 +324,7 @@ impl Communicator {
     ) -> Result<(), Error> {
         spin_for(self.pause, || rendezvous.has_turned(generation).then_some(()));
         let mut slots = lock(&rendezvous.slots);
-        // Reads the timeout at each look, since it may have been prolonged.
+        // Reads the timeout in every iteration, since `wait_longer` may have changed it.
         let mut waited = Duration::ZERO;
         while slots.generation == generation {
             self.check(rank)?;
@@ -334,8 +333,8 @@ impl Communicator {
                 let absent = slots.absent(rendezvous);
                 drop(slots);
                 let missing = self.culprits(absent);
-                // A rank whose GPU waits for another rank has a watchdog, which names that rank. And
-                // another process knows better for which of its ranks the others wait.
+                // A rank whose GPU waits for another rank has a watchdog, which names that other
+                // rank. A process knows best which of its own ranks causes a delay.
                 let excused =
                     |rank: &usize| self.is_gpu_held_up(*rank) || self.is_remote_rank(*rank);
                 let excused = missing.iter().all(excused);
@@ -362,8 +361,8 @@ impl Communicator {
         self.remote.as_ref().is_some_and(home)
     }
 
-    /// The ranks to blame for the absence of `missing`. A rank that waits in another rendezvous itself
-    /// passes the blame to the ranks that are absent there.
+    /// The ranks to blame for the absence of `missing`. A missing rank that waits in another
+    /// rendezvous passes the blame to the ranks that are absent there.
     fn culprits(&self, missing: Vec<usize>) -> Vec<usize> {
         let mut waits: Vec<(Vec<usize>, Vec<usize>)> = Vec::new();
         for rendezvous in self.all_rendezvous() {
@@ -387,7 +386,7 @@ impl Communicator {
             });
         }
         found.sort_unstable();
-        // All of them wait for each other, so the ranks missing here are to blame.
+        // All missing ranks wait for each other, so the ranks missing here are to blame.
         if found.is_empty() { missing } else { found }
     }
 }
@@ -404,7 +403,7 @@ impl<'a> CompletedRendezvous<'a> {
         }
     }
 
-    /// The value that each member told.
+    /// The payload of each member's arrival.
     fn payloads(&self) -> Vec<u64> {
         let slots = lock(&self.rendezvous.slots);
         let records = slots.records(self.generation);
@@ -457,7 +456,7 @@ mod tests {
         assert_eq!(missing(at(0, 1), Group::Dp), [at(1, 1).index()]);
     }
 
-    /// That rank's own watchdog may need a little longer to name the other rank.
+    /// The watchdog of the rank whose GPU waits may need a little longer to name the other rank.
     #[test]
     fn a_rank_whose_gpu_waits_for_another_is_blamed_last() {
         let world = Communicator::new(2, 1, Duration::from_millis(1));

@@ -13,20 +13,19 @@ use pulp::bytemuck::{cast_slice, cast_slice_mut};
 const PAGE: usize = 4096;
 const HUGE_PAGE: u64 = 2 << 20;
 
-/// Place of a rank's host arena. By default its first user decides the node.
+/// Place of a rank's host arena. By default, the thread that first touches a page decides its node.
 #[derive(Clone, Debug, Default)]
 pub struct HostPlace {
     /// NUMA nodes of the arena.
     pub nodes: Vec<u32>,
-    /// NUMA nodes of the memory that the GPU copies to or from, each with the bytes that it takes
-    /// at most: they are filled in this order.
+    /// NUMA nodes of the staging buffers, which the GPU copies to or from, each with its capacity
+    /// in bytes. They are filled in this order.
     pub staging: Vec<(u32, u64)>,
-    /// CPUs of the threads that use the memory later. They also bring it in.
+    /// CPUs of the threads that use the memory later. Their threads also touch its pages first.
     pub cpus: Vec<u32>,
     /// Uses pages of 4 KiB on any node, for comparison.
     pub small_pages: bool,
-    /// Reserves only addresses, in any amount: pages come in at their first use, and the run uses
-    /// few of them.
+    /// Reserves only addresses, in any amount. Pages are allocated at first use; the run uses few.
     pub untouched: bool,
 }
 
@@ -54,8 +53,8 @@ impl HostPlace {
         topology::Arena::with_parts(bytes, &self.nodes, &self.cpus, &self.parts(plan))
     }
 
-    /// The plan's staging buffers with their nodes. A buffer lies on two nodes where the first of
-    /// them is full.
+    /// The plan's staging buffers with their nodes. A buffer lies on two nodes if it does not fit
+    /// into the rest of the first.
     fn parts(&self, plan: &Plan) -> Vec<topology::Part> {
         let mut parts: Vec<topology::Part> = Vec::new();
         let is_all = matches!(self.staging[..], [(only, _)] if self.nodes == [only]);
@@ -87,15 +86,15 @@ impl HostPlace {
 /// The memory of one rank, accessed through handles.
 #[derive(Debug)]
 pub(crate) struct Memory {
-    /// The virtual GPU's own memory, and the host's on its nodes; a real GPU's driver pins the
-    /// latter.
+    /// The virtual GPU's memory, and the host memory on its NUMA nodes. A real GPU's driver pins
+    /// the latter.
     arenas: [topology::Arena; 2],
 }
 
-// SAFETY: the bytes are reached only through `view` and `view_mut`, whose callers run an `AdmittedOp` or
-// stand between the rendezvous of a collective that one declared. Admitted ops that conflict are ordered by
-// lanes and events (hazard.rs), and the executor keeps that order with acquire/release counters; so no two
-// threads touch the same bytes at once unless both read.
+// SAFETY: the bytes are reached only through `view` and `view_mut`, whose callers run an
+// `AdmittedOp` or stand between the rendezvous of a collective that one declared. Admitted ops that
+// conflict are ordered by lanes and events (hazard.rs), and the executor keeps that order with
+// acquire/release counters; so no two threads touch the same bytes at once unless both read.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
@@ -104,7 +103,7 @@ impl Memory {
     /// Zeroed arenas of the plan's sizes.
     ///
     /// # Errors
-    /// The arena and its bytes, if the machine refuses them.
+    /// Returns the arena and its bytes if the machine refuses them.
     pub(crate) fn new(plan: &Plan, host: &HostPlace) -> Result<Self, (Arena, u64)> {
         Self::of(plan, host, plan.bytes(Arena::Device), plan.bytes(Arena::Pinned))
     }
@@ -113,7 +112,7 @@ impl Memory {
     /// multiples of a huge page.
     ///
     /// # Errors
-    /// As `new`.
+    /// Returns the errors of `new`.
     pub(crate) fn pinned(plan: &Plan, host: &HostPlace) -> Result<Self, (Arena, u64)> {
         let bytes = plan.bytes(Arena::Pinned).max(1).next_multiple_of(HUGE_PAGE);
         Self::of(plan, host, 0, bytes)
@@ -145,8 +144,8 @@ impl Memory {
 
     /// A view for reading a range of the running op, or a peer's range inside a collective.
     pub(crate) fn view(&self, t: Tensor) -> View<'_> {
-        // SAFETY: in bounds (`at`), aligned (plans align to 256, slices step by whole elements), and no
-        // one writes it meanwhile (see `Send`).
+        // SAFETY: in bounds (`at`), aligned (plans align to 256, slices step by whole elements),
+        // and no one writes it meanwhile (see `Send`).
         unsafe { view(self.at(t), t.dtype(), t.len()) }
     }
 
@@ -179,10 +178,10 @@ macro_rules! by_type {
     };
 }
 
-/// The `n` elements at `at`, of a type of which every bit pattern is a value.
+/// The `n` elements at `at`. Every bit pattern is a value of their type.
 ///
 /// # Safety
-/// They are there, aligned, and no one writes them as long as the view lives.
+/// The elements exist, are aligned, and are not written while the view lives.
 unsafe fn view<'a>(at: *const u8, dtype: Dtype, n: usize) -> View<'a> {
     macro_rules! part {
         ($variant:ident, $t:ty) => {
@@ -193,10 +192,10 @@ unsafe fn view<'a>(at: *const u8, dtype: Dtype, n: usize) -> View<'a> {
     by_type!(dtype, part)
 }
 
-/// As [`view`].
+/// The `n` elements at `at`, for writing.
 ///
 /// # Safety
-/// As for `view`; and no one else reads them meanwhile.
+/// The conditions of [`view`] hold, and nothing else reads the elements while the view lives.
 unsafe fn view_mut<'a>(at: *mut u8, dtype: Dtype, n: usize) -> ViewMut<'a> {
     macro_rules! part {
         ($variant:ident, $t:ty) => {
@@ -332,7 +331,7 @@ mod tests {
         assert_eq!(parts(place(&[0, 1], &far)), all);
         let near = [(0, 4, vec![0]), (12, 16, vec![0])];
         assert_eq!(parts(place(&[0, 1], &[(0, u64::MAX)])), near);
-        // Where all is on the node of the staging, or nobody says where it is, no part is by itself.
+        // There are no parts if the whole arena is on the staging node or no node is named.
         assert_eq!(parts(place(&[0], &[(0, u64::MAX)])), []);
         assert_eq!(parts(HostPlace::default()), []);
     }

@@ -1,7 +1,7 @@
-//! Processes that MPI has started: one thread of each makes all calls of MPI.
+//! Wire between processes that MPI has started. One thread of each process makes all MPI calls.
 //!
-//! No thread waits inside MPI for a process that is stopped: a large message is sent beside looking
-//! for others, and [`Processes::watch`] has a thread of its own.
+//! No thread waits inside MPI for a process that is stopped: the thread receives other messages
+//! while it sends a large one, and [`Processes::watch`] runs on a thread of its own.
 
 use super::processes::{LOOK, Processes, Wire};
 use mpi::Threading;
@@ -15,35 +15,36 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel}
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Messages have one tag: MPI keeps the order of messages of one tag.
+/// Tag of all messages: MPI keeps the order of messages with the same tag.
 const TAG: i32 = 7;
 
-/// How long a thread that has something to do looks again at once.
+/// Time after the last message for which the MPI thread polls without sleeping.
 const EAGER: Duration = Duration::from_millis(2);
 
-/// Starting is slower than saying that one lives, by this factor.
+/// Limit for joining, as a multiple of the limit for silence: a start is slower than a heartbeat.
 const JOINING: u32 = 10;
 
 /// A request to the thread that calls MPI.
 #[derive(Debug)]
 enum MpiRequest {
     Send(usize, Vec<u8>),
-    /// The end: in order, or by ending all processes with this exit code.
+    /// Ends MPI in order, or aborts all processes with this exit code.
     Close(Option<u8>, Sender<()>),
 }
 
 #[derive(Debug)]
 struct Mpi {
     jobs: Mutex<Sender<MpiRequest>>,
-    /// These overtake others.
+    /// Messages that overtake those of `jobs`.
     urgent: Mutex<Sender<(usize, Vec<u8>)>>,
-    /// How long the others may take to close, too.
+    /// Longest time without a heartbeat, and longest wait for an orderly end of MPI.
     silence: Duration,
 }
 
 impl Wire for Mpi {
     fn send(&self, to: usize, bytes: Vec<u8>, urgent: bool) {
-        // Behind the end nobody hears any more.
+        // The result is ignored: sending fails only after the end, when no process needs the
+        // message.
         if urgent {
             let _ = self.urgent.lock().unwrap_or_else(PoisonError::into_inner).send((to, bytes));
         } else {
@@ -66,11 +67,11 @@ impl Wire for Mpi {
     }
 }
 
-/// Joins the processes that MPI has started together with this one. One that says nothing for
-/// `silence` has failed; so have all if one of them does not join for ten times as long.
+/// Joins the processes that MPI has started together with this process. A process that sends
+/// nothing for `silence` has failed. All have failed if not all join within ten times `silence`.
 ///
 /// # Errors
-/// MPI, or the machine, cannot start what this needs, or not all processes join.
+/// MPI or a thread cannot start, or not all processes join in time.
 pub fn join(silence: Duration) -> Result<Arc<Processes>, String> {
     let (jobs, job) = channel();
     let (urgent, hurried) = channel();
@@ -126,12 +127,12 @@ fn serve(
     let _ = closed.send(());
 }
 
-/// Ends MPI, as dropping the universe does.
+/// Finalizes MPI by dropping the universe.
 fn finalize(universe: Universe) {
     drop(universe);
 }
 
-/// The names of all machines.
+/// The name of the machine of each process.
 fn nodes(world: &SimpleCommunicator, count: usize) -> Vec<String> {
     use mpi::collective::CommunicatorCollectives;
     const LONGEST: usize = 256;
@@ -147,19 +148,19 @@ fn nodes(world: &SimpleCommunicator, count: usize) -> Vec<String> {
     all.chunks(LONGEST).map(text).collect()
 }
 
-/// Messages on their way, both ways.
+/// The MPI thread's state, for receiving and sending messages.
 struct Mailbox<'a> {
     world: SimpleCommunicator,
     processes: Arc<Processes>,
     hurried: &'a Receiver<(usize, Vec<u8>)>,
-    /// When this process last said that it lives.
+    /// Time of this process's last heartbeat.
     beat: Instant,
-    /// When it last had something to do.
+    /// Time of the last message that this process sent or received.
     active: Instant,
 }
 
 impl Mailbox<'_> {
-    /// Until the end, which it returns.
+    /// Sends and receives messages until a request to close; returns that request's fields.
     fn serve(&mut self, jobs: &Receiver<MpiRequest>) -> (Option<u8>, Sender<()>) {
         loop {
             self.look(None);
@@ -181,7 +182,7 @@ impl Mailbox<'_> {
         }
     }
 
-    /// How long this thread may sleep before it looks for messages again.
+    /// Time that this thread may sleep before it polls for messages again.
     fn pause(&self) -> Duration {
         match self.active.elapsed() {
             idle if idle < EAGER => Duration::ZERO,
@@ -190,8 +191,8 @@ impl Mailbox<'_> {
         }
     }
 
-    /// Takes the messages that have come, and sends those that cannot wait, but none to `busy`, to
-    /// which another one is on its way.
+    /// Handles the messages that have arrived, and sends heartbeats and urgent messages. Drops
+    /// urgent messages to `busy`, the process to which a send is in progress.
     fn look(&mut self, busy: Option<usize>) {
         while let Some((message, status)) =
             self.world.any_process().immediate_matched_probe_with_tag(TAG)
@@ -211,7 +212,7 @@ impl Mailbox<'_> {
         }
     }
 
-    /// Sends a message, and looks for others until it is gone.
+    /// Sends a message, and receives other messages until it is sent.
     fn send(&mut self, to: usize, bytes: &[u8]) {
         self.active = Instant::now();
         request::scope(|scope| {

@@ -1,9 +1,9 @@
-//! Measures how long a thread has waited, if it looks at least once a second.
+//! Measures how long a thread has waited, if it polls at least once a second.
 
 use std::time::{Duration, Instant};
 
-/// Longest pause between two looks that counts. A longer pause means that a signal or a debugger
-/// stopped the whole process, and no other rank could use it.
+/// Longest counted pause between two polls. A longer pause means that a signal or a debugger
+/// stopped the whole process, so no other rank could use the time either.
 const PAUSE: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
@@ -17,7 +17,7 @@ impl Patience {
         Self { last: Instant::now(), waited: Duration::ZERO }
     }
 
-    /// Time waited so far. The thread calls it at each look.
+    /// Time waited so far. The thread calls this function at each poll.
     pub(crate) fn waited(&mut self) -> Duration {
         self.at(Instant::now())
     }

@@ -1,7 +1,7 @@
-//! The processes of a run, each with ranks of its own, and what they tell each other.
+//! The processes of a run, each with ranks of its own, and their messages.
 //!
 //! Messages between two processes arrive in the order in which one thread sent them. Each process
-//! says several times a second that it lives. One that says nothing for long has failed.
+//! sends a heartbeat several times a second. A process that is silent for too long has failed.
 
 use super::patience::Patience;
 use super::wire::Message;
@@ -11,38 +11,38 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-/// The way of messages to other processes.
+/// A transport for messages to other processes.
 pub trait Wire: Send + Sync + std::fmt::Debug {
-    /// Sends `bytes` to process `to`; returns at once. Messages of one thread to one process keep
-    /// their order. `urgent`: it may overtake others.
+    /// Sends `bytes` to process `to` and returns immediately. Messages of one thread to one process
+    /// keep their order, but an `urgent` message may overtake others.
     fn send(&self, to: usize, bytes: Vec<u8>, urgent: bool);
 
-    /// Closes the wire: in order, with all others, or by ending all processes with this exit code.
+    /// Closes the wire: in order, with all processes, or by aborting all with exit code `abort`.
     fn close(&self, abort: Option<u8>);
 }
 
-/// A world, as the processes know it.
+/// A world's handler of messages and of lost processes.
 pub(crate) trait MessageHandler: Send + Sync + std::fmt::Debug {
-    /// Takes a message of process `from`, which is to this world.
+    /// Handles a message to this world from process `from`.
     fn hear(&self, from: usize, bytes: Vec<u8>);
 
-    /// Ends the run because `process` is lost: it was silent for `silent` seconds, or it has ended (`None`).
+    /// Ends the run since `process` is lost: silent for `silent` seconds, or ended (`None`).
     fn lose(&self, process: usize, silent: Option<u64>);
 
-    /// Something outside the run holds a rank of this process up.
+    /// Whether a rank of this process waits for something outside the run.
     fn is_held_up(&self) -> bool;
 
     /// The ranks of this process whose GPUs wait in a collective.
     fn gpus_held_up(&self) -> Vec<u64>;
 
-    /// The ranks of process `from` whose GPUs do.
+    /// Sets `gpus`, the ranks of process `from` whose GPUs wait in a collective.
     fn hold_gpus_up(&self, from: usize, gpus: &[u64]);
 }
 
-/// A process that is lost: since how many seconds it was silent, or `None` if it has ended.
+/// A lost process, with the seconds of its silence, or `None` if it has ended.
 type Loss = (usize, Option<u64>);
 
-/// The processes of a run, as one of them sees them.
+/// The processes of a run, from the view of one process.
 #[derive(Debug)]
 pub struct Processes {
     me: usize,
@@ -51,9 +51,9 @@ pub struct Processes {
     silence: Duration,
     table: Mutex<CommunicatorTable>,
     turned: Condvar,
-    /// By process: messages that came from it.
+    /// Per process: number of messages received from it.
     heard: Vec<AtomicU64>,
-    /// By process: something outside the run holds one of its ranks up.
+    /// Per process: whether one of its ranks waits for something outside the run.
     held_up: Vec<AtomicBool>,
 }
 
@@ -63,16 +63,16 @@ struct CommunicatorTable {
     world: Option<Weak<dyn MessageHandler>>,
     /// Number of worlds that this process has made.
     worlds: u64,
-    /// Messages to a world that this process has not made yet, or whose earlier messages are being
-    /// handed out: sender and bytes.
+    /// Sender and bytes of messages to a world that does not exist yet in this process, or that
+    /// still gets its earlier messages.
     early: VecDeque<(usize, Vec<u8>)>,
-    /// No such messages are left.
+    /// Whether `early` has no message to the present world.
     caught_up: bool,
     /// Number of exchanges that this process has begun.
     turns: u64,
-    /// By turn and sender: what it is about, and its bytes.
+    /// By turn and sender: the subject and the bytes of a contribution.
     contributions: HashMap<(u64, usize), (String, Vec<u8>)>,
-    /// By process: the exit code with which it has ended.
+    /// Exit codes of the processes that have ended.
     gone: HashMap<usize, u8>,
     lost: Option<Loss>,
 }
@@ -83,15 +83,15 @@ impl CommunicatorTable {
     }
 }
 
-/// Interval at which a process looks whether the others live.
+/// Interval of a process's heartbeats, and of its checks that the others live.
 pub(crate) const LOOK: Duration = Duration::from_millis(200);
 
-/// How long a process that ends waits for the others, after a failure.
+/// Time that an ending process waits for the other processes after a failure.
 const FAREWELL: Duration = Duration::from_secs(10);
 
 impl Processes {
-    /// Process `me` of as many as there are `nodes`, which are the names of their machines. One that
-    /// says nothing for `silence` has failed.
+    /// The processes of a run, as process `me`. `nodes` has the machine name of each process. A
+    /// process that sends nothing for `silence` has failed.
     pub fn new(me: usize, nodes: Vec<String>, wire: Box<dyn Wire>, silence: Duration) -> Arc<Self> {
         let count = nodes.len();
         Arc::new(Self {
@@ -127,13 +127,13 @@ impl Processes {
         (0..self.count()).filter(here).collect()
     }
 
-    /// The ranks of `process`, of `world_size` that are dealt in order.
+    /// The ranks of `process`, if `world_size` ranks are divided among the processes in order.
     pub const fn ranks(&self, process: usize, world_size: usize) -> Range<usize> {
         let each = world_size / self.count();
         process * each..(process + 1) * each
     }
 
-    /// `process 1 on node7`
+    /// The process's name in messages, such as `process 1 on node7`.
     pub fn name(&self, process: usize) -> String {
         format!("process {process} on {}", self.nodes[process])
     }
@@ -147,7 +147,7 @@ impl Processes {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Something outside the run holds a rank of another process up.
+    /// Whether a rank of another process waits for something outside the run.
     pub(crate) fn any_held_up(&self) -> bool {
         self.held_up.iter().any(|held_up| held_up.load(Ordering::Relaxed))
     }
@@ -157,12 +157,12 @@ impl Processes {
         self.wire.send(to, message.encode(), urgent);
     }
 
-    /// To all others.
+    /// Sends a message to all other processes.
     pub(crate) fn send_all(&self, message: &Message<'_>) {
         self.others().for_each(|to| self.send(to, message));
     }
 
-    /// Tells all others that this process lives. The wire calls it several times a second.
+    /// Sends a heartbeat to all other processes. The wire calls it several times a second.
     pub fn beat(&self) {
         let world = self.table().world();
         let held_up = world.as_ref().is_some_and(|world| world.is_held_up());
@@ -170,7 +170,8 @@ impl Processes {
         self.send_all(&Message::Heartbeat { held_up, gpus });
     }
 
-    /// Takes the messages of a new world; all processes make theirs in the same order. Its number.
+    /// Makes `world` the receiver of messages, and returns its number. All processes enter their
+    /// worlds in the same order.
     pub(crate) fn enter(&self, world: &Arc<dyn MessageHandler>) -> u64 {
         let mut rooms = self.table();
         rooms.world = Some(Arc::downgrade(world));
@@ -179,7 +180,7 @@ impl Processes {
         rooms.worlds
     }
 
-    /// Hands the messages out that came before the world was made.
+    /// Gives the world the messages that arrived before it existed.
     pub(crate) fn catch_up(&self, world: &dyn MessageHandler) {
         loop {
             let mut rooms = self.table();
@@ -196,7 +197,7 @@ impl Processes {
         }
     }
 
-    /// Takes a message of process `from`. The wire calls it.
+    /// Handles a message from process `from`. The wire calls it.
     pub fn hear(&self, from: usize, bytes: Vec<u8>) {
         self.heard[from].fetch_add(1, Ordering::Relaxed);
         let Some(message) = Message::decode(&bytes) else {
@@ -229,7 +230,8 @@ impl Processes {
         }
     }
 
-    /// The world of this number, for a message; `None` where the message waits for it, or comes late.
+    /// The world of this number, for a message. `None` if the world does not accept messages yet,
+    /// so that the message is kept, or if the world has ended.
     fn world_of(&self, number: u64, from: usize, bytes: &[u8]) -> Option<Arc<dyn MessageHandler>> {
         let mut rooms = self.table();
         if number > rooms.worlds || (number == rooms.worlds && !rooms.caught_up) {
@@ -239,11 +241,11 @@ impl Processes {
         rooms.world().filter(|_| number == rooms.worlds)
     }
 
-    /// Tells all processes `bytes` about `what`, and returns what each of them tells. All call it
-    /// in the same order, one thread of each.
+    /// Sends `bytes` about `what` to all processes, and returns the bytes of each process. All
+    /// processes call it in the same order, each on one thread.
     ///
     /// # Errors
-    /// A process is lost or asks for something else; the text says which.
+    /// A process is lost or calls it with another `what`; the text says which.
     pub fn exchange(&self, what: &str, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>, String> {
         let turn = {
             let mut rooms = self.table();
@@ -285,7 +287,8 @@ impl Processes {
         }
     }
 
-    /// Waits for the end of process 0, which says how all end: its exit code, or `None` if it is lost.
+    /// Waits for the end of process 0 and returns its exit code, with which all processes end.
+    /// `None` if process 0 is lost.
     pub fn await_first(&self) -> Option<u8> {
         let mut rooms = self.table();
         loop {
@@ -299,19 +302,19 @@ impl Processes {
         }
     }
 
-    /// Whether `process` gives no sign of life, or has ended before the run.
+    /// Whether `process` has been silent for too long, or has ended before the run.
     pub fn is_lost(&self, process: usize) -> bool {
         self.table().lost.is_some_and(|(lost, _)| lost == process)
     }
 
-    /// The exit code of a process that has ended; the first such one's.
+    /// The exit code of the lowest-numbered process that has ended.
     pub fn ended(&self) -> Option<u8> {
         let rooms = self.table();
         let first = rooms.gone.iter().min_by_key(|(process, _)| **process);
         first.map(|(_, code)| *code)
     }
 
-    /// Watches over the others until one is lost, or all have ended, or `ended`. A thread of the
+    /// Watches the other processes until one of them is lost or `ended` is set. A thread of the
     /// wire runs it.
     pub fn watch(&self, ended: &AtomicBool) {
         let mut silent: Vec<(u64, Duration)> = vec![(0, Duration::ZERO); self.count()];
@@ -329,7 +332,7 @@ impl Processes {
             }
             let gone: Vec<usize> = self.table().gone.keys().copied().collect();
             let living = self.others().filter(|other| !gone.contains(other));
-            // The first to be silent: others may be silent only because they wait for it.
+            // The longest silent process: others may be silent only because they wait for it.
             let worst = living.max_by_key(|other| silent[*other].1);
             if let Some(worst) = worst.filter(|worst| silent[*worst].1 >= self.silence) {
                 return self.lose((worst, Some(silent[worst].1.as_secs())));
@@ -351,8 +354,8 @@ impl Processes {
         }
     }
 
-    /// Tells the others that this process ends with this exit code, and waits until they end, too.
-    /// Returns who does not end, in words; [`close`](Self::close) must end it then.
+    /// Sends this process's exit code to the others, and waits until they end too. If a process
+    /// does not end, returns a text that names it, and [`close`](Self::close) must then abort.
     pub fn part(&self, code: u8) -> Option<String> {
         self.send_all(&Message::Exit { code });
         let mut patience = Patience::new();
@@ -361,7 +364,7 @@ impl Processes {
             let mut left = self.others().filter(|other| !rooms.gone.contains_key(other));
             let next = left.next()?;
             if let Some(lost) = rooms.lost {
-                // The others are to say how they end, too.
+                // Waits for the exit codes of the remaining processes too.
                 let only = left.all(|other| other == lost.0) && next == lost.0;
                 if only || patience.waited() >= FAREWELL {
                     return Some(self.loss(lost));
@@ -375,13 +378,14 @@ impl Processes {
         }
     }
 
-    /// Closes the wire behind [`part`](Self::part): in order, or by ending all processes with this exit code.
+    /// Closes the wire after [`part`](Self::part): in order, or by aborting all with this exit
+    /// code.
     pub fn close(&self, abort: Option<u8>) {
         self.wire.close(abort);
     }
 }
 
-/// Processes that are threads of this one, for tests: messages arrive as they are sent.
+/// Wire between threads that act as processes, for tests. A message arrives inside `send`.
 #[derive(Debug)]
 struct ThreadWire {
     me: usize,
@@ -400,7 +404,7 @@ impl Wire for ThreadWire {
 }
 
 impl Processes {
-    /// `count` processes that are threads of this one, for tests.
+    /// `count` processes that are threads of this process, for tests.
     pub fn in_threads(count: usize) -> Vec<Arc<Self>> {
         let all = Arc::new(Mutex::new(Vec::new()));
         let nodes: Vec<String> = (0..count).map(|node| format!("node{node}")).collect();

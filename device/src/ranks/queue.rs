@@ -1,12 +1,12 @@
-//! A lane's queue. It allocates all its memory at the start, since a step allocates nothing; a
-//! channel would allocate as it sends, and at a thread's first wait.
+//! A lane's queue. It allocates all its memory at the start, since a step allocates nothing. A
+//! channel would allocate when it sends, and at a thread's first wait.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard};
 
-/// Least number of jobs that a lane holds before [`Queue::push`] waits. That wait ends, since an op
-/// waits only for earlier ones, including its peers' ops. But while a thread waits there it submits
-/// nothing to other lanes either, so the Host lane's queue holds its work of two steps
+/// Least number of jobs that a lane holds before [`Queue::push`] waits. The wait ends, since an op
+/// waits only for earlier ops of this rank and its peers. But a thread that waits submits nothing
+/// to other lanes either, so the Host lane's queue holds its work of two steps
 /// ([`HostWork::jobs`](super::HostWork::jobs)).
 const LEAST: usize = 1024;
 
@@ -42,8 +42,8 @@ impl<T> Queue<T> {
         self.turned.notify_one();
     }
 
-    /// Takes the next job and blocks until there is one; `None` once the queue is closed and empty.
-    /// Only the lane's thread calls it.
+    /// Removes the next job, and blocks until there is a job. `None` if the queue is closed and
+    /// empty. Only the lane's thread calls it.
     pub(crate) fn pop(&self) -> Option<T> {
         let mut state = self.lock();
         while state.jobs.is_empty() && !state.closed {
@@ -58,7 +58,7 @@ impl<T> Queue<T> {
         job
     }
 
-    /// Closes the queue: no job follows.
+    /// Closes the queue; no job is pushed afterwards.
     pub(crate) fn close(&self) {
         self.lock().closed = true;
         self.turned.notify_one();

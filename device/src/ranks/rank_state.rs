@@ -1,4 +1,4 @@
-//! State that the lanes of a rank share, on virtual GPUs and on the Host lane of a real one:
+//! State that the lanes of a rank share, on virtual GPUs and on the Host lane of a real GPU:
 //! memory, the progress of each lane, and the execution of host work and collectives.
 
 pub(crate) mod collectives;
@@ -15,31 +15,32 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 /// Settings of lanes that run on the host: all lanes of a virtual GPU, and the Host lane of a real
-/// one.
+/// GPU.
 #[derive(Clone, Debug, Default)]
 pub struct HostWork {
-    /// Kernel threads besides the lane's own. With `None`, kernels run on the lane's thread.
-    pub team: Option<Arc<ThreadTeam>>,
-    /// CPUs of a real GPU's Host lane without a team. If empty, it runs on any CPU of its rank's
+    /// Kernel threads in addition to the lane's thread. If `None`, kernels run on the lane's
     /// thread.
+    pub team: Option<Arc<ThreadTeam>>,
+    /// CPUs of a real GPU's Host lane without a team. If empty, the lane runs on any CPU of its
+    /// rank's thread.
     pub cpus: Vec<u32>,
-    /// Number of ops of the Host lane that can be queued before their submitter waits; some 1,000
-    /// at least.
+    /// Number of Host lane ops that fit the queue before the submitting thread waits. If it is
+    /// below 1,024, 1,024 ops fit.
     pub jobs: usize,
-    /// Skips tasks, and writes nothing before step 1. It serves the accounting of a stand-in
-    /// driver, whose addresses have no memory behind them.
+    /// Skips tasks, and writes nothing before step 1. A stand-in driver uses it to account for
+    /// memory, since its addresses have no memory.
     pub rehearsal: bool,
     /// Destination of the spans of ops.
     pub trace: Option<Arc<Trace>>,
-    /// Ops of this name take this multiple of their time (for tests of overlap).
+    /// Ops with this name last this multiple of their time (for tests of overlap).
     pub slow: Option<(&'static str, u32)>,
     /// The kernel of this op panics (for tests of faults): rank, lane, tick from 1.
     pub panic_at: Option<(usize, Lane, u64)>,
-    /// This op takes this long (likewise).
+    /// This op is delayed (for tests of faults): rank, lane, tick from 1, time.
     pub stall_at: Option<(usize, Lane, u64, Duration)>,
 }
 
-/// State that the lanes of a rank share. The Host lane of a real GPU has one too.
+/// State that the lanes of a rank share. The Host lane of a real GPU also has a `RankState`.
 pub(crate) struct RankState {
     pub(crate) rank: Rank,
     pub(crate) memory: Arc<Memory>,
@@ -56,8 +57,7 @@ pub(crate) struct RankState {
 }
 
 impl RankState {
-    /// Joins the world. Peers can read `memory` from here on. `threads`: lanes have threads of
-    /// their own.
+    /// Joins the world; peers can then read `memory`. `threads`: whether lanes have own threads.
     pub(crate) fn new(
         rank: Rank,
         memory: Arc<Memory>,
@@ -87,8 +87,8 @@ impl RankState {
         self.work.team.as_deref().filter(|team| team.threads() > 1)
     }
 
-    /// Runs an op on this thread: host tasks and collectives itself, other ops with `compute`,
-    /// which may return an error. After a failure of any rank, ops are counted but not run, so that
+    /// Runs an op on this thread. Ops other than host tasks and collectives run in `compute`, which
+    /// may return an error. After a failure of any rank, ops are counted but not run, so that
     /// queues drain, waiting threads wake, and no rank hangs.
     pub(crate) fn run(&self, op: &AdmittedOp, compute: &dyn Fn(&Op) -> Result<(), String>) {
         if !self.world.failed() {
@@ -181,7 +181,7 @@ impl RankState {
         }
     }
 
-    /// Notes that ops of `lane` up to `tick` are over, for a lane that runs elsewhere.
+    /// Records that ops of `lane` up to `tick` have finished, for a lane that runs elsewhere.
     pub(crate) fn note_done(&self, lane: Lane, tick: u64) {
         self.done[lane as usize].fetch_max(tick, Ordering::SeqCst);
     }

@@ -1,7 +1,7 @@
-//! The arrivals and the data of ranks in other processes. Both arrive as messages, the data ahead of the arrivals.
+//! The arrivals and the data of ranks in other processes. Both are messages, data first.
 //!
-//! A rank sends its data first and then comes to the rendezvous, and messages between two processes
-//! keep their order. So when a rendezvous has taken place, the data of all its members is here.
+//! A rank sends its data before it enters the rendezvous, and messages between two processes keep
+//! their order. When a rendezvous is complete, the data of all its members has therefore arrived.
 
 use super::processes::{MessageHandler, Processes};
 use super::rendezvous::{ArrivalRecord, Rendezvous, lock};
@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 #[derive(Debug)]
 pub(crate) struct RemoteRanks {
     pub(crate) processes: Arc<Processes>,
-    /// Of the world, the same in all processes.
+    /// Number of the world, the same in all processes.
     number: OnceLock<u64>,
     inbox: Mutex<HashMap<Route, VecDeque<Parcel>>>,
 }
@@ -38,19 +38,19 @@ impl RemoteRanks {
         Self { processes: Arc::clone(processes), number, inbox }
     }
 
-    /// Takes messages from here on, and gives them to `world`.
+    /// Begins to receive messages, and passes them to `world`.
     pub(crate) fn enter(&self, world: &Arc<dyn MessageHandler>) {
         let number = self.processes.enter(world);
         self.number.get_or_init(|| number);
         self.processes.catch_up(&**world);
     }
 
-    /// Data for another rank has come.
+    /// Stores data that has arrived from another process.
     pub(crate) fn take_in(&self, way: Route, message: Vec<u8>) {
         lock(&self.inbox).entry(way).or_default().push_back(Parcel(message));
     }
 
-    /// The first data that has come this way.
+    /// Removes the oldest data that has arrived on this route.
     pub(crate) fn take_out(&self, way: Route) -> Parcel {
         let parcel = lock(&self.inbox).get_mut(&way).and_then(VecDeque::pop_front);
         let Some(parcel) = parcel else {
@@ -68,7 +68,7 @@ impl RemoteRanks {
         rank / (world_size / self.processes.count())
     }
 
-    /// Tells the other processes of a rendezvous that a member has come.
+    /// Informs the other processes of a rendezvous that a member has entered.
     pub(crate) fn send_arrival(
         &self,
         rendezvous: &Rendezvous,

@@ -1,4 +1,4 @@
-//! A rendezvous of ranks: slots in which each of them leaves what it has come for.
+//! A rendezvous of ranks: each rank writes a record of its op into a slot.
 
 use crate::Tensor;
 use crate::error::Site;
@@ -14,11 +14,11 @@ pub(crate) struct Arrival {
     pub(crate) tensor: Tensor,
     /// Other values that must agree: the reduction, the root.
     pub(crate) detail: usize,
-    /// A value of the rank for the others. Values need not agree.
+    /// A value for the other ranks. The values of the ranks may differ.
     pub(crate) payload: u64,
 }
 
-/// The record of an arrival in a slot, from whatever process.
+/// The record of an arrival in a slot. The rank may be in any process.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ArrivalRecord {
     pub(crate) op: &'static str,
@@ -49,9 +49,9 @@ impl From<Arrival> for ArrivalRecord {
     }
 }
 
-/// Records of the last rendezvous, of the present one, and of the next one, to which members in other
-/// processes may come early. A rank can come to rendezvous g + 2 only after all ranks have entered
-/// g + 1, and a rank that enters g + 1 no longer reads the records of g.
+/// Records of the last rendezvous, of the present one, and of the next one, which members in other
+/// processes may enter early. A rank can enter rendezvous g+2 only after all ranks have entered
+/// g+1, and a rank that enters g+1 no longer reads the records of g.
 #[derive(Debug)]
 pub(crate) struct Slots {
     pub(crate) generation: u64,
@@ -61,14 +61,14 @@ pub(crate) struct Slots {
 
 #[derive(Debug)]
 pub(crate) struct Rendezvous {
-    /// The same in all processes.
+    /// Number of the rendezvous, the same in all processes.
     pub(crate) id: u64,
-    /// Rank indexes.
+    /// Indexes of the member ranks.
     pub(crate) members: Vec<usize>,
     /// Other processes that have members.
     pub(crate) remote_processes: Vec<usize>,
     pub(crate) slots: Mutex<Slots>,
-    /// That of the slots, for a thread that looks without their lock.
+    /// Copy of the slots' generation, for a thread that polls without their lock.
     generation: AtomicU64,
     pub(crate) turned: Condvar,
 }
@@ -78,8 +78,8 @@ impl Slots {
         Self { generation: 0, counts: [0; 3], records: [(); 3].map(|()| vec![None; members]) }
     }
 
-    /// A member has come to rendezvous `generation`, the present one or the next. True: now all have
-    /// come to the present one.
+    /// Records that a member has entered rendezvous `generation`, the present one or the next.
+    /// Returns whether the present one is now complete.
     fn put(&mut self, member: usize, generation: u64, record: ArrivalRecord) -> bool {
         assert!(generation.wrapping_sub(self.generation) < 2, "nobody is further ahead");
         let slot = (generation % 3) as usize;
@@ -95,7 +95,7 @@ impl Slots {
         all
     }
 
-    /// Absent members of a rendezvous that has begun; all members of one that has not, in which no
+    /// Absent members of the present rendezvous. All members are absent if it has not begun and no
     /// rank waits.
     pub(crate) fn absent(&self, rendezvous: &Rendezvous) -> Vec<usize> {
         let slot = (self.generation % 3) as usize;
@@ -119,12 +119,12 @@ impl Rendezvous {
         Self { id, members, remote_processes: elsewhere, slots, generation, turned: Condvar::new() }
     }
 
-    /// A member in another process has come.
+    /// Records that a member in another process has entered.
     pub(crate) fn hear(&self, member: usize, generation: u64, record: ArrivalRecord) {
         self.put(&mut lock(&self.slots), member, generation, record);
     }
 
-    /// A member has come to rendezvous `generation`; the last one wakes the others.
+    /// Records that a member has entered rendezvous `generation`. The last member wakes the others.
     pub(crate) fn put(
         &self,
         slots: &mut Slots,
@@ -138,7 +138,7 @@ impl Rendezvous {
         }
     }
 
-    /// Whether all have come to rendezvous `generation`, without the lock of the slots.
+    /// Whether all members have entered rendezvous `generation`. Does not lock the slots.
     pub(crate) fn has_turned(&self, generation: u64) -> bool {
         self.generation.load(Ordering::Acquire) != generation
     }

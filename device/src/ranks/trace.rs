@@ -1,4 +1,4 @@
-//! Observations of lanes for tests and displays: times of ops, overlap, and random delays.
+//! Times and overlap of lanes' ops, for tests and displays. Random delays, for tests.
 
 use crate::{Activity, AdmittedOp, Lane, Mode, Plan, Rank};
 use std::ops::RangeInclusive;
@@ -10,17 +10,17 @@ use std::time::{Duration, Instant};
 pub struct Span {
     /// Index of the rank.
     pub rank: usize,
-    /// Its lane.
+    /// Lane of the op.
     pub lane: Lane,
     /// Name of the op.
     pub name: &'static str,
-    /// Name of the first range that it wrote.
+    /// Name of the first range that the op wrote.
     pub wrote: String,
     /// Start, since the trace began.
     pub start: Duration,
     /// End, since the trace began.
     pub end: Duration,
-    /// Number of finished Compute ops at its start, as far as this lane knew.
+    /// Number of Compute ops that this lane knew to be finished when the op started.
     pub computed: u64,
 }
 
@@ -165,7 +165,7 @@ impl Meter {
     }
 }
 
-/// Seeded delays before ops. They let tests see other interleavings.
+/// Seeded random delays before ops, so that tests see other interleavings.
 pub(crate) struct Chaos {
     state: u64,
     limit_us: u64,

@@ -1,5 +1,5 @@
-//! Messages between the processes of a run, and their bytes: little-endian numbers, and texts
-//! behind their length.
+//! Messages between processes, and their bytes: little-endian numbers, and texts after their
+//! lengths.
 
 use super::rendezvous::{ArrivalRecord, SourceLine};
 use crate::{ErrorKind, Tensor};
@@ -9,18 +9,18 @@ use std::sync::{Mutex, PoisonError};
 /// A message from one process to another.
 #[derive(Debug)]
 pub(crate) enum Message<'a> {
-    /// It lives. `held_up`: something outside the run holds one of its ranks up. `gpus`: ranks whose
-    /// GPUs wait in a collective.
+    /// The process lives. `held_up`: whether one of its ranks waits for something outside the run.
+    /// `gpus`: ranks whose GPUs wait in a collective.
     Heartbeat { held_up: bool, gpus: Vec<u64> },
-    /// A rank has come to a rendezvous.
+    /// A rank has entered a rendezvous.
     Arrival { world: u64, rendezvous: u64, member: usize, generation: u64, record: ArrivalRecord },
-    /// Data of a rank for another, which it takes behind its next rendezvous.
+    /// Data of a rank for another rank, which reads them after its next rendezvous.
     Data { world: u64, rendezvous: u64, from: usize, to: usize, bytes: &'a [u8] },
     /// A rank has failed.
     Failed { world: u64, rank: usize, step: u64, kind: ErrorKind, cause: &'a str },
     /// A contribution to exchange number `turn`, to which all processes contribute.
     Contribution { turn: u64, what: &'a str, bytes: &'a [u8] },
-    /// It ends with this exit code, and says nothing more.
+    /// The process ends with this exit code. This message is its last.
     Exit { code: u8 },
 }
 
@@ -59,7 +59,7 @@ impl<'a> Message<'a> {
         out.0
     }
 
-    /// The message that `bytes` are; `None` if they are none.
+    /// The message in `bytes`. `None` if they are not a message.
     pub(crate) fn decode(bytes: &'a [u8]) -> Option<Self> {
         let mut from = WireReader(bytes);
         Some(match from.byte()? {
@@ -107,7 +107,8 @@ impl<'a> Message<'a> {
     }
 }
 
-/// Names of operations and files, which another process has in its program, too.
+/// A static copy of the name of an operation or a file. Their number is bounded, since all
+/// processes run the same program.
 fn known(text: &str) -> &'static str {
     static KNOWN: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
     let mut all = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);

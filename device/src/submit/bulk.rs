@@ -1,5 +1,6 @@
 //! Large reads and writes between steps, by the rank's own thread and its kernel threads. They set
-//! states before the first step and read them after the last, and states are as large as the model.
+//! optimizer states before the first step and read them after the last. States are as large as the
+//! model.
 
 use crate::{Device, Divisible, Error, Tensor, View, ViewMut};
 use std::panic::Location;
@@ -7,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 /// Least number of elements per thread.
 const UNIT: usize = 1024;
-/// Elements that are staged at once, for a tensor outside the CPU's memory.
+/// Number of elements that are staged at a time, for a tensor that the CPU cannot access.
 const STAGED: usize = 1 << 20;
 
 /// Elements `first..first + len` of tensors of equal length.
@@ -49,11 +50,11 @@ impl<V: Cut + Send> Divisible for Runs<V> {
 impl Device {
     /// Calls `work` on runs of `tensors` with the index of the first element and a view of each
     /// tensor; `work` sets every view. The tensors have equal length and do not overlap. The rank's
-    /// kernel threads work side by side, so the cuts between runs differ from machine to machine.
+    /// kernel threads work in parallel, so the cuts between runs differ from machine to machine.
     /// Tensors on a GPU are staged in fp32, a part at a time.
     ///
     /// # Errors
-    /// As [`Device::write`], and the first error of `work`.
+    /// The errors of [`Device::write`], and the first error of `work`.
     ///
     /// # Panics
     /// If `work` uses this device.
@@ -99,11 +100,11 @@ impl Device {
         Ok(())
     }
 
-    /// Calls `work` on runs of `tensors` of equal length with the index of the first element and a
-    /// view of each; otherwise as [`write_runs`](Self::write_runs).
+    /// Calls `work` on runs of `tensors` of equal length, with the index of the first element and a
+    /// view of each tensor. The rest is as in [`write_runs`](Self::write_runs).
     ///
     /// # Errors
-    /// As [`Device::read`].
+    /// The errors of [`Device::read`].
     ///
     /// # Panics
     /// If `work` uses this device.
@@ -138,7 +139,7 @@ impl Device {
         Ok(())
     }
 
-    /// The tensors' length, after a check that the rank's thread may touch each of them.
+    /// Checks that the rank's thread may access each tensor, and returns their length.
     fn admit_runs(
         &self,
         tensors: &[Tensor],

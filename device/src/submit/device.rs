@@ -1,5 +1,4 @@
-//! The [`Device`] of a rank's thread. It checks, numbers and orders every op, then gives it to an
-//! executor.
+//! The [`Device`] of a rank's thread. It checks and orders every op and passes it to an executor.
 
 use crate::error::Site;
 use crate::op::lane::{Clock, join};
@@ -15,18 +14,18 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// A place in the grid of ranks. Tensor-parallel neighbours are adjacent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rank {
-    /// 0..tp_size
+    /// Index in the TP group, in `0..tp_size`.
     pub tp: usize,
     /// TP degree.
     pub tp_size: usize,
-    /// 0..dp_size
+    /// Index in the DP group, in `0..dp_size`.
     pub dp: usize,
     /// DP degree.
     pub dp_size: usize,
 }
 
 impl Rank {
-    /// dp * tp_size + tp
+    /// The rank's index in the grid: `dp * tp_size + tp`.
     pub const fn index(self) -> usize {
         self.dp * self.tp_size + self.tp
     }
@@ -36,7 +35,7 @@ impl Rank {
         self.tp_size * self.dp_size
     }
 
-    /// Its index in its group, and the number of ranks in the group.
+    /// The rank's index in its group, and the number of ranks in the group.
     pub const fn within(self, group: Group) -> (usize, usize) {
         match group {
             Group::Tp => (self.tp, self.tp_size),
@@ -45,7 +44,7 @@ impl Rank {
         }
     }
 
-    /// Index of member `i` of its group.
+    /// The grid index of member `i` of the rank's group.
     pub const fn member(self, group: Group, i: usize) -> usize {
         match group {
             Group::Tp => Self { tp: i, ..self }.index(),
@@ -68,81 +67,80 @@ pub struct AdmittedOp {
     /// The op that the executor runs.
     pub op: Op,
     pub(crate) site: Site,
-    /// The lane that it runs on.
+    /// The lane that the op runs on.
     pub lane: Lane,
     /// The op's number on its lane, from 1.
     pub(crate) tick: u64,
 }
 
-/// Sums over a backend's work.
+/// Totals of a backend's work.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Activity {
     /// Seconds in which the Host lane worked.
     pub host_seconds: f64,
-    /// Seconds in which the Host lane and Compute worked at the same time; `None` where lanes run
-    /// one after another.
+    /// Seconds in which the Host lane and Compute worked at the same time. `None` if lanes run
+    /// inline.
     pub overlapped_seconds: Option<f64>,
 }
 
-/// The interface of a backend: it takes work, and lets the rank's own thread access data between
-/// steps.
+/// The interface of a backend: it executes ops, and gives the rank's thread access between steps.
 pub trait Executor {
     /// Queues (or runs) the op after everything on its lane.
     fn submit(&self, op: AdmittedOp);
-    /// Marks the point after op `tick` of `lane`, where the backend needs a mark of its own.
+    /// Marks the point after op `tick` of `lane`, if the backend needs a mark of its own.
     fn record(&self, _lane: Lane, _tick: u64) {}
-    /// Later ops of `lane` start after everything in the event's clock. The last op of the event's
-    /// lane is not enough: that lane may itself have been made to wait since.
+    /// Makes later ops of `lane` start after all ops in the event's clock. A wait for the last op
+    /// of the event's lane is not enough: the lane may have got more waits since.
     fn wait(&self, lane: Lane, event: &Event);
     /// Blocks the caller until op `tick` of `lane` is finished, or the run has failed.
     fn sync(&self, lane: Lane, tick: u64) -> Result<(), Error>;
-    /// Whether it holds data. Without, values that are written are never asked for.
+    /// Whether the backend holds data. Otherwise callers need not compute values to write.
     fn holds_data(&self) -> bool {
         true
     }
-    /// Whether ops pass the hazard check. One that runs no op may do without.
+    /// Whether ops pass the hazard check. An executor that runs no op may skip the check.
     fn is_checked(&self) -> bool {
         true
     }
-    /// A view of `t`, if the CPU can access it. Nothing in the lanes conflicts while the caller
-    /// holds it.
+    /// A view of `t`, if the CPU can access its memory. No op conflicts while the caller holds it.
     fn in_memory(&self, _t: Tensor) -> Option<View<'_>> {
         None
     }
-    /// A writable view of `t`, while nothing in the lanes conflicts. The caller forms one view of a
-    /// range at a time.
+    /// A writable view of `t`, if the CPU can access its memory. No op in the lanes conflicts with
+    /// the view, and the caller forms one view of a range at a time.
     fn in_memory_mut(&self, _t: Tensor) -> Option<ViewMut<'_>> {
         None
     }
-    /// The rank's kernel threads, if it has more than its own.
+    /// The rank's kernel threads, if it has any in addition to its own thread.
     fn team(&self) -> Option<&ThreadTeam> {
         None
     }
-    /// Reads a tensor that is not [`in_memory`](Self::in_memory). Nothing in the lanes conflicts.
+    /// Reads a tensor that is not [`in_memory`](Self::in_memory). No op in the lanes conflicts.
     fn read(&self, _t: Tensor, _out: &mut [f64]) -> Result<(), Error> {
         Err(Error::NoData)
     }
-    /// Writes a tensor that is not [`in_memory`](Self::in_memory). Nothing in the lanes conflicts.
+    /// Writes a tensor that is not [`in_memory`](Self::in_memory). No op in the lanes conflicts.
     fn write(&self, t: Tensor, value: &dyn Fn(usize) -> f64) -> Result<(), Error>;
-    /// [`write`](Self::write) of fp32 values.
+    /// Writes fp32 values as [`write`](Self::write) does.
     fn write_f32(&self, t: Tensor, values: &[f32]) -> Result<(), Error> {
         self.write(t, &|i| f64::from(values[i]))
     }
-    /// Tells the peers that this rank submits nothing more, and why.
+    /// Informs the peers that this rank submits no more ops, and why.
     fn fail(&self, step: u64, error: &Error);
-    /// Notes the step for the lanes' error messages.
+    /// Stores the step for the lanes' error messages.
     fn begin_step(&self, _step: u64) {}
     /// Leaves the run in order.
     fn finish(&self);
-    /// See [`Activity`].
+    /// The backend's [`Activity`].
     fn activity(&self) -> Activity {
         Activity::default()
     }
 }
 
-/// One rank's GPU: real, virtual or simulated. It stays on the rank's thread.
+/// One rank's GPU: real, virtual or simulated. A `Device` stays on the rank's thread.
 pub struct Device {
-    /// Events of another device are refused, since they say nothing about this device's lanes.
+    /// Number of the device. Events of other devices are refused, since their clocks count other
+    /// ops.
     id: u32,
     rank: Rank,
     plan: Arc<Plan>,
@@ -164,15 +162,15 @@ struct State {
     clocks: [Clock; LANES],
     /// The ops that the rank's own thread has seen finish.
     main: Clock,
-    /// None: ranges, overlaps and hazards of ops are not checked.
+    /// State of the hazard check. `None`: ranges, overlaps and hazards of ops are not checked.
     hazards: Option<Hazards>,
-    /// The first error. From then on `submit` does nothing and `sync` returns it.
+    /// The first error. After it, `submit` does nothing and `sync` returns the error.
     error: Option<Error>,
     accesses: Vec<(Mode, Tensor)>,
 }
 
 impl Device {
-    /// A device of `rank`, whose memory is laid out by `plan`, on which `executor` runs what the hazard check accepts.
+    /// A device of `rank` with the memory layout `plan`. `executor` runs the admitted ops.
     pub fn new(rank: Rank, plan: Arc<Plan>, executor: Box<dyn Executor>) -> Self {
         static NEXT_ID: AtomicU32 = AtomicU32::new(1);
         let state = State {
@@ -204,7 +202,7 @@ impl Device {
         &self.plan
     }
 
-    /// Submits an op; this is the only way to start work. It returns at once; where lanes run
+    /// Submits an op; this is the only way to start work. It returns immediately, but if lanes run
     /// inline, it returns when the op has run. An error here or later in the lane is kept, and the
     /// next blocking call returns it. Ops after an error do not run.
     #[track_caller]
@@ -291,8 +289,7 @@ impl Device {
         if let Some(error) = &state.error {
             return Err(error.clone());
         }
-        // Waits for all lanes of the clock: the event's own lane may have been made to wait and
-        // have run nothing since.
+        // Waits for all lanes of the clock: the event's lane may have got waits since its last op.
         for (lane, tick) in Lane::ALL.into_iter().zip(event.clock) {
             let pending = tick > state.main[lane as usize] || lane as u8 == event.lane;
             if pending && let Err(error) = self.executor.sync(lane, tick) {
@@ -307,7 +304,7 @@ impl Device {
     /// Blocks until all submitted ops of every lane have finished.
     ///
     /// # Errors
-    /// As `sync`.
+    /// The errors of `sync`.
     #[track_caller]
     pub fn sync_all(&self) -> Result<(), Error> {
         Lane::ALL.into_iter().try_for_each(|lane| self.sync(self.record(lane)))
@@ -317,7 +314,7 @@ impl Device {
     /// with an event after its last write; the hazard check enforces it.
     ///
     /// # Errors
-    /// As `sync`; also for a missing `sync`, and for a backend without data.
+    /// The errors of `sync`. Also a missing `sync`, and a backend without data.
     #[track_caller]
     pub fn read(&self, t: Tensor, out: &mut [f64]) -> Result<(), Error> {
         self.look(t, out.len(), Location::caller())?;
@@ -328,11 +325,11 @@ impl Device {
         Ok(())
     }
 
-    /// Like [`read`](Self::read), but as fp32, rounded where fp32 is not exact. Host memory is read
-    /// at full speed.
+    /// Copies `t` to `out` as fp32, rounded if fp32 is not exact; otherwise like
+    /// [`read`](Self::read). Reads host memory at full speed.
     ///
     /// # Errors
-    /// As `read`.
+    /// The errors of `read`.
     #[track_caller]
     pub fn read_f32(&self, t: Tensor, out: &mut [f32]) -> Result<(), Error> {
         self.look(t, out.len(), Location::caller())?;
@@ -363,7 +360,7 @@ impl Device {
     /// accesses.
     ///
     /// # Errors
-    /// As `read`.
+    /// The errors of `read`.
     #[track_caller]
     pub fn write(&self, t: Tensor, value: &dyn Fn(usize) -> f64) -> Result<(), Error> {
         self.touch(Mode::Write, t, Location::caller())?;
@@ -374,7 +371,7 @@ impl Device {
         &*self.executor
     }
 
-    /// Borrows the state. No op can be submitted meanwhile.
+    /// Borrows the state. No op can be submitted while the borrow lives.
     pub(crate) fn lock(&self) -> impl Sized {
         self.state.borrow_mut()
     }
@@ -398,17 +395,17 @@ impl Device {
         self.executor.activity()
     }
 
-    /// From here on errors name `step`.
+    /// Sets the step that later errors name.
     pub fn begin_step(&self, step: u64) {
         self.step.set(step);
         self.executor.begin_step(step);
     }
 
-    /// Waits for everything and leaves the run in order. A device dropped without it counts as
-    /// dead, and its peers learn of it.
+    /// Waits for all ops and leaves the run in order. A device that is dropped without `finish`
+    /// counts as failed, and its peers are informed.
     ///
     /// # Errors
-    /// As `sync`.
+    /// The errors of `sync`.
     pub fn finish(mut self) -> Result<(), Error> {
         self.sync_all()?;
         self.finished = true;

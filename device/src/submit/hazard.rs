@@ -1,10 +1,10 @@
-//! The hazard check: no op is admitted unless events order it after every earlier op that it conflicts with.
+//! The hazard check: events must order an op after every earlier op that conflicts with it.
 //!
 //! A shadow of both arenas keeps, for each range, its last write and the last read of every lane;
-//! `Device` keeps a vector clock per lane. One thread submits all ops of a rank, so the check runs
-//! on that thread, and on the program rather than on the timing: an accepted program is ordered in
-//! every execution. The check is always on, and the views that `cpu` forms of raw memory are sound
-//! because of it.
+//! `Device` keeps a vector clock per lane. One thread submits all ops of a rank, and the check runs
+//! on that thread. It depends on the program and not on the timing: an accepted program is ordered
+//! in every execution. The check is always on; it makes the views that `cpu` forms of raw memory
+//! sound.
 
 use crate::error::{Hazard, Site};
 use crate::op::lane::Clock;
@@ -45,7 +45,7 @@ pub(crate) struct Submission<'a> {
 #[derive(Clone, Copy)]
 enum Fault {
     NeverWritten,
-    /// An op of this lane and tick has it, and nothing orders both.
+    /// The op of this lane and tick is in `state`, and no event orders the two ops.
     Unordered {
         state: &'static str,
         lane: usize,
@@ -59,7 +59,7 @@ impl Hazards {
         Self { shadow: Default::default(), ops: std::array::from_fn(|_| ring()) }
     }
 
-    /// Notes an admitted op, so that a later error can name it.
+    /// Stores an admitted op, so that a later error can name it.
     pub(crate) fn remember(&mut self, s: &Submission<'_>) {
         if let Some(lane) = s.lane {
             let slot = s.clock[lane as usize] as usize % REMEMBERED;
@@ -67,7 +67,7 @@ impl Hazards {
         }
     }
 
-    /// Checks one access and enters it. After an error the device submits nothing more, so a partly
+    /// Checks one access and enters it. After an error the device submits no more ops, so a partly
     /// entered op does no harm.
     pub(crate) fn access(
         &mut self,
@@ -125,7 +125,7 @@ impl Hazards {
     }
 }
 
-/// Enters an access to several known ranges, or to unknown ones.
+/// Enters an access to several known ranges or to unknown ranges.
 fn enter_pieces(
     map: &mut BTreeMap<u64, Segment>,
     s: &Submission<'_>,
@@ -177,8 +177,8 @@ fn enter(segment: &mut Segment, s: &Submission<'_>, mode: Mode) -> Option<Fault>
     None
 }
 
-/// Makes `at` a boundary. Boundaries come from the plan's tensors, shards and tiles. Their number
-/// is bounded, and after a step of each kind no new ones appear.
+/// Makes `at` a boundary between ranges. Boundaries are those of the plan's tensors, shards and
+/// tiles, so their number is bounded. After a step of each kind, no new boundary appears.
 fn split(map: &mut BTreeMap<u64, Segment>, at: u64) {
     if let Some((&start, segment)) = map.range_mut(..at).next_back()
         && start < at

@@ -21,7 +21,7 @@ pub struct Totals {
     pub flops: f64,
 }
 
-/// An executor that runs nothing. It shows each op.
+/// An executor that runs nothing and passes each op to a function.
 pub(super) struct Onlooker<F>(pub(super) F);
 
 impl<F: Fn(AdmittedOp)> Executor for Onlooker<F> {
@@ -39,7 +39,8 @@ impl<F: Fn(AdmittedOp)> Executor for Onlooker<F> {
     fn finish(&self) {}
 }
 
-/// A device that only counts. The totals grow while it is used. Ops named `idle` count as ops that move no bytes.
+/// A device that only counts ops, and its totals, which grow while it is used. Ops named `idle`
+/// count as ops that move no bytes.
 pub fn open(rank: Rank, plan: &Arc<Plan>, idle: &'static str) -> (Device, Rc<RefCell<Totals>>) {
     let totals = Rc::new(RefCell::new(Totals::default()));
     let counted = Rc::clone(&totals);
@@ -60,21 +61,21 @@ fn moved(op: &Op) -> u64 {
 /// An op of a program, for a listing.
 #[derive(Clone, Debug)]
 pub struct ListedOp {
-    /// Its number in the program, from 1, over all lanes.
+    /// Number of the op in the program, from 1, over all lanes.
     pub number: u64,
-    /// The line that submitted it.
+    /// Source line that submitted the op.
     pub site: Site,
-    /// Its lane.
+    /// Lane of the op.
     pub lane: Lane,
-    /// Its name in errors and traces.
+    /// Name of the op in errors and traces.
     pub name: &'static str,
-    /// The ranges that it touches, with their names in the plan.
+    /// Ranges that the op accesses, with their names in the plan.
     pub tensors: Vec<(Mode, String, Tensor)>,
     /// Bytes that cross a link or a memory bus.
     pub bytes: u64,
     /// Multiply-adds times two of the dense work.
     pub flops: f64,
-    /// Numbers of other lanes' ops that its lane has waited for since the lane's previous op.
+    /// Numbers of other lanes' ops that the lane has waited for since its previous op.
     pub waits: Vec<u64>,
 }
 
@@ -86,11 +87,11 @@ struct Listing {
     plan: Arc<Plan>,
     tell: Listener,
     count: u64,
-    /// By lane and tick: the op's number.
+    /// Numbers of the ops by lane and tick.
     numbers: [Vec<u64>; LANES],
-    /// By lane: the clock that it has waited for.
+    /// The clock that each lane has waited for.
     known: [Clock; LANES],
-    /// By lane: numbers of the ops that its next op waits for.
+    /// Numbers of the ops that each lane's next op waits for.
     waits: [Vec<u64>; LANES],
 }
 
@@ -129,7 +130,7 @@ impl Executor for Lister {
         });
     }
 
-    /// The op that the event marks stands for all ops that it waited for itself.
+    /// Lists the op that the event marks, which stands for all ops that it waited for.
     fn wait(&self, lane: Lane, event: &Event) {
         let listing = &mut *self.0.borrow_mut();
         let known = &mut listing.known[lane as usize];

@@ -1,5 +1,4 @@
-//! The distinct operations of a program. A GPU runs each of them once before step 1, so that
-//! nothing is loaded later.
+//! The distinct ops of a program. A GPU runs each once before step 1, so nothing is loaded later.
 
 use crate::op::{CollectiveKind, CollectiveOp};
 use crate::submit::recorder::Onlooker;
@@ -20,7 +19,7 @@ pub(crate) struct Call {
     pub(crate) len: usize,
 }
 
-/// The kinds of work of a program, each kind once: products and kernels by shapes, types and
+/// The kinds of work of a program, each kind once: matmuls and kernels by shapes, types and
 /// alignment, collectives by group, kind, type and length.
 #[derive(Debug, Default)]
 pub struct DistinctOps {
@@ -62,7 +61,7 @@ fn call(op: &Op) -> Option<Call> {
     Some(Call { group, kind, dtype: x.dtype(), len: x.len() })
 }
 
-/// A device that runs nothing and notes the distinct ops, except those of the Host lane.
+/// A device that runs nothing and collects the distinct ops of all lanes but the Host lane.
 pub fn open(rank: Rank, plan: &Arc<Plan>) -> (Device, Rc<RefCell<DistinctOps>>) {
     let distinct = Rc::new(RefCell::new(DistinctOps::default()));
     let noted = Rc::clone(&distinct);

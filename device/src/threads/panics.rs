@@ -1,4 +1,4 @@
-//! Turns panics of rank and lane threads into errors that name the place.
+//! Turns panics of rank and lane threads into errors that name the place of the panic.
 
 use std::cell::RefCell;
 use std::panic::PanicHookInfo;
@@ -8,8 +8,8 @@ thread_local! {
     static WATCHED: RefCell<Option<Option<String>>> = const { RefCell::new(None) };
 }
 
-/// From here on a panic of this thread is noted instead of printed. The thread that joins it
-/// reports the panic.
+/// Records later panics of this thread instead of printing them. The thread that joins it reports
+/// them.
 pub fn watch_this_thread() {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {

@@ -1,15 +1,15 @@
-//! How a thread waits for what another one is about to do: it looks for a moment, and then it sleeps. It never yields its
-//! core instead. A thread that yields loses its turn: on a busy machine each look then waits for all other processes. A
-//! thread that sleeps is woken as soon as a core is free.
+//! Waiting of a thread for another thread: it polls for a moment and then sleeps. It never yields
+//! its core. A thread that yields loses its turn, so on a busy machine each poll would wait for all
+//! other processes. A sleeping thread is woken as soon as a core is free.
 
 use std::time::{Duration, Instant};
 
-/// Looks between two glances at the clock.
+/// Number of polls between two reads of the clock.
 const LOOKS: usize = 64;
-/// Waking a sleeping thread takes as long.
+/// Time for which a thread polls for a rank. Waking a sleeping thread needs about the same time.
 const MOMENT: Duration = Duration::from_micros(20);
 
-/// Calls `find` for a `moment`, at least [`LOOKS`] times, until it returns something; `None` if it never does.
+/// Calls `find` until it returns a value, for a `moment` and at least [`LOOKS`] times; then `None`.
 pub(crate) fn spin_for<T>(moment: Duration, mut find: impl FnMut() -> Option<T>) -> Option<T> {
     let began = Instant::now();
     loop {
@@ -26,14 +26,14 @@ pub(crate) fn spin_for<T>(moment: Duration, mut find: impl FnMut() -> Option<T>)
     }
 }
 
-/// The time that each of `threads` threads looks before it sleeps: a `moment` if each has a core. Otherwise none, since the thread
-/// that it waits for may need its core.
+/// The time for which each of `threads` threads polls before it sleeps: `moment` if each thread has
+/// a core. Otherwise it is zero, since the awaited thread may need the core.
 pub(crate) fn pause(threads: usize, moment: Duration) -> Duration {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     if threads <= cores { moment } else { Duration::ZERO }
 }
 
-/// The same for threads that wait for ranks.
+/// The [`pause`] of `ranks` threads that wait for each other.
 pub(crate) fn pause_of_ranks(ranks: usize) -> Duration {
     pause(ranks, MOMENT)
 }

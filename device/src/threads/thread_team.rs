@@ -1,6 +1,6 @@
 //! Threads that help another thread with short work. The kernels of a step follow each other within
-//! microseconds, and waking a sleeping thread takes tens of them. Helpers therefore look for work
-//! for a while before they sleep, and the caller does not wait for a helper that has not begun.
+//! microseconds, and waking a sleeping thread needs tens of microseconds. Helpers therefore poll
+//! for work before they sleep, and the caller waits only for helpers that have begun.
 #![expect(unsafe_code, reason = "helpers run a closure that lives on the stack of whom they help")]
 
 use super::spin_wait::{pause, spin_for};
@@ -13,12 +13,12 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Time that a helper looks for work before it sleeps: longer than the pause between two kernels.
+/// Time for which a helper polls before it sleeps: longer than the pause between two kernels.
 const LOOK_FOR: Duration = Duration::from_micros(300);
-/// Time between two looks whether helpers have started.
+/// Time between two checks whether helpers have started.
 const STARTING: Duration = Duration::from_micros(50);
 
-/// Helpers of each caller of [`ThreadTeam::run`].
+/// A team of threads that help the callers of [`ThreadTeam::run`].
 pub struct ThreadTeam {
     shared: Arc<TeamState>,
     helpers: Vec<JoinHandle<()>>,
@@ -48,7 +48,7 @@ struct TeamState {
     sleepers: AtomicUsize,
     mutex: Mutex<()>,
     turned: Condvar,
-    /// The caller sleeps until no helper is at work.
+    /// Whether the caller sleeps until no helper is at work.
     waits: AtomicBool,
     rested: Condvar,
     bound: AtomicUsize,
@@ -65,13 +65,14 @@ impl std::fmt::Debug for Job {
     }
 }
 
-// SAFETY: `job` is written only by the thread that holds `ThreadTeam::busy`, while `OPEN` is not set and no helper is at
-// work; helpers read it only after they have counted themselves in under `OPEN`.
+// SAFETY: `job` is written only by the thread that holds `ThreadTeam::busy`, while `OPEN` is not
+// set and no helper is at work; helpers read it only after they have counted themselves in under
+// `OPEN`.
 unsafe impl Sync for TeamState {}
 
 impl ThreadTeam {
-    /// Starts a team of `threads`, including the caller of `run`. Each other thread calls `bind`
-    /// first, and has returned from it when this function returns.
+    /// Starts a team of `threads`, including the caller of `run`. Each other thread first calls
+    /// `bind`, and this function returns after all these calls have returned.
     ///
     /// # Errors
     /// A thread cannot be started.
@@ -99,13 +100,13 @@ impl ThreadTeam {
             let help = move || {
                 bind();
                 shared.bound.fetch_add(1, Ordering::SeqCst);
-                // As its cores are bound now.
+                // Computes the pause after `bind`, which changes the number of available cores.
                 shared.help(index, pause(threads, LOOK_FOR));
             };
             let helper = std::thread::Builder::new().name(name.clone()).spawn(help)?;
             team.helpers.push(helper);
         }
-        // Binding takes time and memory; waiting for it here keeps both out of a later step.
+        // Binding needs time and memory. Waiting for it here keeps both out of a later step.
         let is_bound = || team.shared.bound.load(Ordering::SeqCst) == team.helpers.len();
         while !is_bound() && !team.helpers.iter().any(JoinHandle::is_finished) {
             std::thread::sleep(STARTING);
@@ -113,7 +114,7 @@ impl ThreadTeam {
         Ok(team)
     }
 
-    /// Binds the calling thread as each helper is bound.
+    /// Calls `bind` on the calling thread, so that it is bound like the helpers.
     pub fn bind_caller(&self) {
         (self.bind)();
     }
@@ -124,12 +125,11 @@ impl ThreadTeam {
     }
 
     /// Runs `work(0)` here and, on helpers that are free in time, `work(1)` and so on, once each.
-    /// Returns after all begun calls have ended. `work` divides the job among the threads that take
-    /// part, and the caller alone must be able to complete it.
+    /// Returns after all begun calls have ended. `work` divides the job among the threads that call
+    /// it, and `work(0)` alone must be able to complete the job.
     ///
-    /// While the team helps another thread, or already helps this one, only `work(0)` runs, however
-    /// long it takes. Two calls can therefore run `work(0)` at once, but only one can run each
-    /// other number.
+    /// If the team already helps another thread or this thread, only `work(0)` runs. Two calls can
+    /// therefore run `work(0)` at the same time, but only one call can run each other number.
     ///
     /// # Panics
     /// If `work` panics on any thread.
@@ -141,9 +141,9 @@ impl ThreadTeam {
         };
         let shared = &*self.shared;
         *shared.panic.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        // SAFETY: the lifetime is dropped; `OpenJob` closes the job and waits for the helpers in it before `work` goes.
+        // SAFETY: the lifetime is erased; `OpenJob` closes the job and waits for its helpers first.
         let job = Job(unsafe { std::mem::transmute::<Work<'_>, Work<'static>>(work) });
-        // SAFETY: see `Sync`: the last job is closed and nobody is at work in it.
+        // SAFETY: see `Sync`: the last job is closed, and no helper is at work in it.
         unsafe { *shared.job.get() = Some(job) };
         let open = OpenJob(shared);
         shared.state.fetch_add(JOB | OPEN, Ordering::SeqCst);
@@ -160,10 +160,10 @@ impl ThreadTeam {
         }
     }
 
-    /// Calls `work` with a thread's number on runs of `whole` until nothing is left, on all threads
-    /// that take part. Each thread begins with its own part, the same one each time, since its
-    /// caches may hold that part. It then takes runs from the others' parts: cores differ in speed,
-    /// and not all are free.
+    /// Divides `whole` into runs, and calls `work` with the thread's number and a run on all
+    /// participating threads. Each thread begins with its own part, which is the same in every
+    /// call, since its caches may hold it. It then works on the other threads' parts: cores differ
+    /// in speed, and not all are free.
     pub fn parallel_for<T: Divisible>(&self, whole: T, work: &(impl Fn(usize, T) + Sync)) {
         let threads = self.threads().min(SLOTS);
         let least = whole.units().div_ceil(threads * LEAST).max(1);
@@ -197,12 +197,12 @@ impl ThreadTeam {
     }
 }
 
-/// A run takes the rest of a part divided by this number: runs are large first and small near the
+/// Divisor of a part's rest that gives the next run. Runs are large at first and small near the
 /// end, so that no thread waits long for the others.
 const SHARE: usize = 4;
-/// A run is at least a whole part divided by this number, except for the last run.
+/// Divisor of a whole part that gives the least size of a run, except for the last run.
 const LEAST: usize = 16;
-/// Largest number of parts that [`ThreadTeam::parallel_for`] deals out at first.
+/// Largest number of parts of [`ThreadTeam::parallel_for`], one per thread.
 const SLOTS: usize = 64;
 
 /// Work that can be cut into units.
@@ -283,7 +283,7 @@ impl TeamState {
         }
     }
 
-    /// Waits for an open job other than the `last` one and returns its state; `None` when the team
+    /// Waits for an open job other than job `last` and returns its state; `None` when the team
     /// ends.
     fn look(&self, last: u64, looks_for: Duration) -> Option<u64> {
         let is_new = |state: u64| state & OPEN > 0 && state / JOB != last;
@@ -299,8 +299,7 @@ impl TeamState {
             self.sleepers.fetch_add(1, Ordering::SeqCst);
             let ended = self.ended.load(Ordering::SeqCst);
             if !ended && !is_new(self.state.load(Ordering::SeqCst)) {
-                // A woken helper looks for a while again: this job may be over by then, but the
-                // next one follows soon.
+                // A woken helper polls again: this job may be over, but the next one follows soon.
                 drop(self.turned.wait(guard).unwrap_or_else(PoisonError::into_inner));
             }
             self.sleepers.fetch_sub(1, Ordering::SeqCst);

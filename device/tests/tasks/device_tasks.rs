@@ -1,5 +1,4 @@
-//! A GPU task of another crate is admitted like any op, and a virtual GPU runs it on its declared
-//! ranges.
+//! Tests that a GPU task of another crate is admitted like any op, and runs on its declared ranges.
 #![allow(missing_docs, reason = "a test")]
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 #![allow(clippy::allow_attributes, reason = "the lines above")]
@@ -11,7 +10,7 @@ use device::{Communicator, HostPlace, HostWork, KernelCall, Lane, Mode, Op, Plan
 use std::sync::Arc;
 use std::time::Duration;
 
-/// y = 2 x
+/// Task that computes y = 2 x.
 #[derive(Debug)]
 struct DoubleTask {
     x: Tensor,
@@ -50,7 +49,7 @@ impl DeviceTask for DoubleTask {
     }
 }
 
-/// Opens a virtual GPU with two tensors of `n` elements, and a longer one.
+/// Opens a virtual GPU with two tensors of `n` elements and a longer tensor.
 fn open(n: usize, lanes: Lanes) -> (Device, [Tensor; 3]) {
     let mut plan = Plan::default();
     let at = (Arena::Device, "test");

@@ -1,6 +1,6 @@
-//! Compares the hazard check with an oracle that knows nothing of clocks: it stores the program as
-//! a graph and computes reachability. The programs are random over few overlapping ranges; both
-//! must refuse the same programs, at the same op.
+//! Compares the hazard check with an oracle without clocks: the oracle stores the program as a
+//! graph and computes reachability. The programs are random, over few overlapping ranges. Both must
+//! refuse the same programs, at the same op.
 #![allow(missing_docs, reason = "a test")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "helpers of tests")]
 #![allow(clippy::print_stdout, reason = "figures for --nocapture")]
@@ -21,7 +21,7 @@ const PROGRAMS: u64 = 12_000;
 struct Draw {
     stream: u64,
     index: u64,
-    /// The program's care: in `care` of `CARE` cases it waits for a lane before it acts.
+    /// Number of cases, of `CARE`, in which the program waits for a lane before it acts.
     care: u64,
 }
 
@@ -50,15 +50,14 @@ enum Verdict {
     Fine,
     /// The op's own operands share bytes.
     Overlap,
-    /// No event orders the op after a conflicting one, or the op reads memory that nothing wrote.
+    /// No event orders the op after a conflicting op, or the op reads unwritten memory.
     Hazard,
 }
 
 /// The refused action, and the reason.
 type Refusal = Option<(u64, Verdict)>;
 
-/// The program as a graph. Its nodes are ops, waits (they change what a lane knows), syncs, and
-/// accesses of the rank's own thread.
+/// The program as a graph. Its nodes are ops, waits, syncs, and accesses of the rank's own thread.
 #[derive(Default)]
 struct Graph {
     before: Vec<Vec<usize>>,
@@ -84,7 +83,7 @@ impl Graph {
         self.main = Some(self.node(&[self.main, event]));
     }
 
-    /// An op knows everything that the rank's thread knew at its submission.
+    /// Adds an op, which follows its lane and all that the rank's thread has waited for.
     fn op(&mut self, lane: Lane, accesses: &[(Mode, Tensor)]) -> Verdict {
         let node = self.node(&[self.last[lane as usize], self.main]);
         self.last[lane as usize] = Some(node);
@@ -140,7 +139,7 @@ fn conflict(mode_a: Mode, a: Tensor, mode_b: Mode, b: Tensor) -> bool {
     shared && (mode_a != Mode::Read || mode_b != Mode::Read)
 }
 
-/// An op for the lane, and its accesses written out by hand.
+/// An op for the lane, and a handwritten list of its accesses.
 fn op(draw: &mut Draw, lane: Lane, [device, pinned]: [Tensor; 2]) -> (Op, Vec<(Mode, Tensor)>) {
     let len = 1 + draw.below(4);
     let (from, to) = match lane {
@@ -150,7 +149,7 @@ fn op(draw: &mut Draw, lane: Lane, [device, pinned]: [Tensor; 2]) -> (Op, Vec<(M
         Lane::Compute | Lane::TpComm | Lane::DpComm => (device, device),
     };
     let (x, mut y) = (draw.run(from, len), draw.run(to, len));
-    // Overlapping operands end a program, so only few draws keep them.
+    // Overlapping operands end a program, so few draws keep them.
     while conflict(Mode::Write, x, Mode::Write, y) && draw.below(32) > 0 {
         y = draw.run(to, len);
     }
@@ -163,7 +162,7 @@ fn op(draw: &mut Draw, lane: Lane, [device, pinned]: [Tensor; 2]) -> (Op, Vec<(M
     }
 }
 
-/// The device's verdict. An error stays, so the test asks after every action.
+/// The device's verdict. The device keeps its first error, so the test checks after every action.
 fn asked(result: Result<(), Error>) -> Verdict {
     match result {
         // The recorder has no data: a read with this error was admitted.
@@ -174,7 +173,7 @@ fn asked(result: Result<(), Error>) -> Verdict {
     }
 }
 
-/// One action on both, and both verdicts.
+/// Performs one action on the device and the oracle, and returns both verdicts.
 fn act(
     draw: &mut Draw,
     dev: &Device,
@@ -200,7 +199,7 @@ fn act(
             events.push((dev.record(lane), graph.last[lane as usize]));
             silent
         }
-        // Mostly the newest event, as in programs; sometimes an old one.
+        // Waits mostly for the newest event, as programs do, and sometimes for an old event.
         choice @ 11..16 if !events.is_empty() => {
             let oldest = draw.below(events.len() as u64) as usize;
             let (event, node) = if choice < 14 { events[events.len() - 1] } else { events[oldest] };
@@ -214,7 +213,7 @@ fn act(
             (asked(dev.sync(event)), Verdict::Fine)
         }
         17 => {
-            // A fence lets a program grow long.
+            // A fence orders all lanes, so that programs can become long.
             let ends = Lane::ALL.map(|l| (l, graph.last[l as usize]));
             dev.fence();
             let join = graph.node(&ends.map(|(_, node)| node));

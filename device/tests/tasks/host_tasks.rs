@@ -1,5 +1,5 @@
-//! A host task gets the ranges that it declared when its op was made, whatever it would declare
-//! later.
+//! Tests that a host task gets the ranges that it declared when its op was created, and not ranges
+//! that it would declare later.
 #![allow(missing_docs, reason = "a test")]
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 #![allow(clippy::allow_attributes, reason = "the lines above")]
@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// Declares the first range at the first call, the second range ever after. Writes the range number
-/// `arg`.
+/// Task that declares the first range at the first call, and the second range at later calls. It
+/// writes the range number `arg`.
 #[derive(Debug)]
 struct FickleTask {
     ranges: [Tensor; 2],

@@ -1,4 +1,4 @@
-//! The config of a checkpoint against the one that goes on from it: what each key that differs means for the run.
+//! Compares a checkpoint's config with that of the resuming run: the effect of each changed key.
 
 use super::manifest::DataIdentity;
 use super::read::broken;
@@ -9,12 +9,12 @@ use files::foreign_text::foreign;
 use layout::build::update_mode;
 use std::fmt;
 
-/// A key whose values differ.
+/// A config key whose values differ.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
-    /// Dotted, of the config.
+    /// Dotted name of the key.
     pub key: String,
-    /// (in the checkpoint, now), in RON.
+    /// The values in RON: (in the checkpoint, now).
     pub values: [String; 2],
     /// The effect of the change on `--resume`.
     pub effect: ResumeEffect,
@@ -27,7 +27,7 @@ impl fmt::Display for Difference {
     }
 }
 
-/// From which update on, if from any, they are one step late.
+/// First step with delayed updates; `None` if no update is delayed.
 fn delayed(loaded: &LoadedConfig) -> Option<u64> {
     match update_mode(&loaded.config) {
         UpdateMode::Delayed { after_step } => Some(after_step),
@@ -36,10 +36,10 @@ fn delayed(loaded: &LoadedConfig) -> Option<u64> {
 }
 
 impl Summary {
-    /// The config of the run that wrote it. Keys of another version are ignored with a warning.
+    /// The config of the run that wrote the checkpoint. Warns of unknown keys of another version.
     ///
     /// # Errors
-    /// [`CheckpointError::Broken`] when this version cannot read it.
+    /// [`CheckpointError::Broken`] if this version cannot read the config.
     pub fn config(&self) -> Result<LoadedConfig, CheckpointError> {
         let stored = load_stored(&self.manifest.config, &[]);
         let stored = stored.map_err(|error| broken(&self.path, error.to_string()))?;
@@ -47,10 +47,10 @@ impl Summary {
         Ok(stored)
     }
 
-    /// The differences between this run and one with the config `now` and the data `data`.
+    /// The differences between the checkpoint's run and a run with the config `now` and `data`.
     ///
     /// # Errors
-    /// As [`config`](Self::config).
+    /// As for [`config`](Self::config).
     pub fn differences(
         &self,
         now: &LoadedConfig,
@@ -62,19 +62,19 @@ impl Summary {
     /// The differences between this checkpoint and `other`.
     ///
     /// # Errors
-    /// As [`config`](Self::config), of either.
+    /// As for [`config`](Self::config), for either checkpoint.
     pub fn differences_from(&self, other: &Self) -> Result<Vec<Difference>, CheckpointError> {
         let data = [&self.manifest.data, &other.manifest.data];
         Ok(between([&self.config()?, &other.config()?], data))
     }
 }
 
-/// Differences of two configs of runs on the same data.
+/// The differences between the configs of two runs on the same data.
 pub fn differences_of(stored: &LoadedConfig, now: &LoadedConfig) -> Vec<Difference> {
     between([stored, now], [&DataIdentity::default(); 2])
 }
 
-/// The differences between the configs of two runs, and between the data that they are trained on.
+/// The differences between the configs and the training data of two runs.
 fn between([stored, now]: [&LoadedConfig; 2], [seen, sees]: [&DataIdentity; 2]) -> Vec<Difference> {
     let scaled = |loaded: &LoadedConfig| loaded.config.precision == config::Precision::Fp16;
     let idle = !scaled(stored) && !scaled(now);
@@ -90,12 +90,12 @@ fn between([stored, now]: [&LoadedConfig; 2], [seen, sees]: [&DataIdentity; 2]) 
     keys.retain(|key| !(idle && key.starts_with("loss_scale.")));
     let speculates = [stored, now].map(|all| update_mode(&all.config) == UpdateMode::Speculative);
     keys.retain(|key| speculates == [true, true] || *key != "offload.speculated_fraction");
-    // Where the tokens are known, it does not matter which files they came from.
+    // If the hashes of the tokens are equal, the names of the files do not matter.
     let same = seen.is_same(sees);
     let known_same = same && seen.hashes().and(sees.hashes()).is_some();
     let difference = |key: &String| {
         let values = [find(stored, key), find(now, key)];
-        // Earlier versions called `Bytes` what is `Auto` now.
+        // `Auto` was called `Bytes` in earlier versions.
         let text = |value: &String| ["Auto", "Bytes"].contains(&value.as_str());
         let differs = values[0] != values[1] && !(key == "data.format" && values.iter().all(text));
         let declared = || {
@@ -103,14 +103,14 @@ fn between([stored, now]: [&LoadedConfig; 2], [seen, sees]: [&DataIdentity; 2]) 
             let effect = declared.and_then(|key| key.resume);
             effect.unwrap_or_else(|| unreachable!("a test knows the effect of `{key}`"))
         };
-        // These two say which tokens make a sample, and in which step.
+        // These two keys decide which tokens form a sample, and in which step the sample is used.
         let deals = ["data.order", "data.packing"].contains(&&**key);
         let names_tokens = key.starts_with("data.") && !deals;
         let effect = if known_same && names_tokens { ResumeEffect::Harmless } else { declared() };
         differs.then(|| Difference { key: key.clone(), effect, values })
     };
     let mut found: Vec<Difference> = keys.into_iter().filter_map(difference).collect();
-    // Delayed updates are other mathematics, from another step on too.
+    // Delayed updates change the mathematics; so does a change of their first step.
     if delayed(stored) != delayed(now) {
         let decides = |key: &str| key.starts_with("offload.update") || key == "offload.optimizer";
         let those = found.iter_mut().filter(|difference| decides(&difference.key));
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
     use std::path::Path;
 
-    /// Documents that are all shorter than a sample have the same tokens and hashes however they are packed.
+    /// If every document is shorter than a sample, each packing has the same tokens and hashes.
     #[test]
     fn the_same_tokens_in_other_samples_are_another_experiment() {
         let hash = "0123456789abcdef0123456789abcdef";
@@ -165,7 +165,7 @@ mod tests {
         for key in keys().into_iter().filter(|key| !key.is_section()) {
             let effect = key.resume;
             assert!(effect.is_some(), "declare what a change of {} means for --resume", key.name);
-            // Variants may have keys of one name.
+            // Variants may have keys of the same name.
             let before = effects.insert(key.name.clone(), effect);
             assert!(before.is_none_or(|before| before == effect), "{}", key.name);
         }

@@ -1,5 +1,5 @@
-//! Room on the disk for the next checkpoint. Where there is none beside those that are kept, older ones go first; the
-//! newest whole one stays until the next is whole.
+//! Disk space for the next checkpoint. If too little is free, older checkpoints are removed first.
+//! The newest complete checkpoint stays until the next one is complete.
 
 use super::folder::remove_those;
 use files::directory::{Directory, available};
@@ -8,17 +8,17 @@ use files::path_text::ShownPath;
 use std::io::{self, ErrorKind};
 use std::path::Path;
 
-/// Bytes that are free in the file system of `folder` for who is not root.
+/// Free bytes in the file system of `folder` for users other than root.
 pub fn free(folder: &Path) -> io::Result<u64> {
     Ok(available(&rustix::fs::statvfs(folder)?))
 }
 
-/// What a checkpoint of `states` bytes takes, headers and manifest generously counted.
+/// Bytes of a checkpoint with `states` bytes of states: 10 % more, for headers and manifest.
 pub const fn checkpoint_bytes(states: u64) -> u64 {
     states.saturating_add(states.div_ceil(10))
 }
 
-/// An error when fewer than `bytes` are free.
+/// Returns an error if fewer than `bytes` are free.
 pub fn room(folder: &Directory, bytes: u64) -> io::Result<()> {
     enough(folder.free()?, bytes)
 }
@@ -32,16 +32,16 @@ fn enough(free: u64, bytes: u64) -> io::Result<()> {
     Err(io::Error::new(ErrorKind::StorageFull, why))
 }
 
-/// The disk has refused bytes, whatever it says is free.
+/// Whether the disk has refused bytes, even if it reports free space.
 pub fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
 }
 
-/// Makes room for `bytes` in `folder`: removes the oldest checkpoints before step `newest` as long as there is too
-/// little, and one of them in any case where the last save found the disk `full`.
+/// Makes room for `bytes` in `folder`. Removes the oldest checkpoints before step `newest` until
+/// enough is free. If the last save found the disk `full`, it removes at least one.
 ///
 /// # Errors
-/// There is too little, and nothing to remove; or it cannot be removed.
+/// Too little is free and no checkpoint may be removed, or the removal fails.
 pub fn make_room(
     folder: &Directory,
     newest: Option<u64>,
@@ -66,7 +66,7 @@ pub fn make_room(
     }
 }
 
-/// The oldest checkpoint before step `newest`, which is whole.
+/// The oldest checkpoint before step `newest`; the one of `newest` is complete and stays.
 fn spare(folder: &Directory, newest: u64) -> io::Result<Option<u64>> {
     let oldest = entries(folder, &[""])?.into_iter().next();
     Ok(oldest.map(|(step, _)| step).filter(|step| *step < newest))
@@ -76,7 +76,7 @@ fn spare(folder: &Directory, newest: u64) -> io::Result<Option<u64>> {
 mod tests {
     use super::*;
 
-    /// Checkpoints of these steps, 100 bytes each on a disk of `size`.
+    /// A folder with checkpoints of these steps, 100 bytes each, on a disk of `size` bytes.
     fn on_disk(
         size: u64,
         steps: &[u64],
@@ -110,7 +110,7 @@ mod tests {
         let why = make_room(&folder, Some(6), false, 260, &free).unwrap_err();
         assert!(why.to_string().contains("no space") && is_full(&why), "{why}");
         assert_eq!(left(&folder), [6]);
-        // Nothing is known to be whole: a new run in a folder that is not its own.
+        // No checkpoint is known to be complete: a new run in a folder of another run.
         make_room(&folder, None, false, 260, &free).unwrap_err();
         assert_eq!(left(&folder), [6]);
     }

@@ -1,4 +1,4 @@
-//! The directory that holds the checkpoints of a run: what is in it, in which order, and what goes.
+//! The directory that holds the checkpoints of a run: listing, opening, renaming and removing them.
 
 use super::{Checkpoint, CheckpointError, unreadable};
 use files::directory::Directory;
@@ -10,24 +10,24 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// A hint for people and scripts, never read: the name of the newest checkpoint.
+/// File with the name of the newest checkpoint: a hint for people and scripts, not for resumes.
 const LATEST: &str = "latest";
-/// Where it grows.
+/// Temporary name of the hint file.
 const GROWING: &str = ".latest.tmp";
-/// Bytes of the longest hint that is read.
+/// Longest hint that is read, in bytes.
 const LONGEST: u64 = 1 << 10;
 
-/// What a checkpoint's name gets that is set aside, and a number where there are several of it.
+/// Suffix for the name of a broken checkpoint; a number follows if the name exists already.
 const BROKEN: &str = ".broken";
 
-/// The name of a checkpoint that cannot be used, and why.
+/// The name of a checkpoint that cannot be used, and the reason.
 pub type BrokenCheckpoint = (String, CheckpointError);
 
-/// The newest checkpoint in `folder` that is whole, every byte of it checked, and why each newer one is not.
+/// The newest complete checkpoint in `folder` after a check of every byte, and the reasons why
+/// newer checkpoints are unusable. A folder that does not exist holds no checkpoints.
 ///
 /// # Errors
-/// [`CheckpointError::Io`] when the folder or a checkpoint cannot be read, which is no sign that it is broken; a folder that
-/// does not exist holds none.
+/// [`CheckpointError::Io`] if the folder or a checkpoint cannot be read; it may still be sound.
 pub fn newest(
     folder: &Path,
 ) -> Result<(Option<Checkpoint>, Vec<BrokenCheckpoint>), CheckpointError> {
@@ -37,10 +37,10 @@ pub fn newest(
     }
 }
 
-/// [`newest`] of those that hold at most `last` steps.
+/// Like [`newest`], but only among the checkpoints of at most `last` steps.
 ///
 /// # Errors
-/// As `newest`.
+/// As for [`newest`].
 pub fn newest_until(
     folder: &Directory,
     last: u64,
@@ -60,7 +60,7 @@ pub fn newest_until(
 /// Opens the checkpoint of `step` in `folder`.
 ///
 /// # Errors
-/// As [`Checkpoint::open`].
+/// As for [`Checkpoint::open`].
 pub fn open_step(folder: &Directory, step: u64) -> Result<Checkpoint, CheckpointError> {
     open_in(folder, step, &checkpoint_name(step))
 }
@@ -70,13 +70,13 @@ fn open_in(folder: &Directory, step: u64, name: &str) -> Result<Checkpoint, Chec
     Checkpoint::within(&opened, step)
 }
 
-/// The newest checkpoint in `folder` by its name, which is all that is looked at.
+/// Path of the newest checkpoint in `folder`, by name only; its content is not checked.
 pub fn newest_name(folder: &Path) -> Option<PathBuf> {
     let (_, name) = entries(&Directory::open(folder).ok()?, &[""]).ok()?.pop()?;
     Some(folder.join(name))
 }
 
-/// The newest step of at most `last` that a checkpoint in `folder` has by its name.
+/// The newest step of at most `last` among the names of the checkpoints in `folder`.
 ///
 /// # Errors
 /// The folder cannot be read.
@@ -84,17 +84,17 @@ pub fn newest_step_until(folder: &Directory, last: u64) -> io::Result<Option<u64
     Ok(entries(folder, &[""])?.into_iter().map(|(step, _)| step).filter(|step| *step <= last).max())
 }
 
-/// Opens the checkpoint `path`, whose name says its step.
+/// Opens the checkpoint `path`, whose name contains its step.
 ///
 /// # Errors
-/// As [`Checkpoint::open`].
+/// As for [`Checkpoint::open`].
 pub fn open_named(path: &Path) -> Result<Checkpoint, CheckpointError> {
     let file = path.file_name().map(|file| file.to_string_lossy()).unwrap_or_default();
     let step = step_of(&file, &[""]).ok_or_else(|| io::Error::other("no name of a checkpoint"));
     Checkpoint::open(path, step.map_err(unreadable(path))?)
 }
 
-/// What must have been in `folder`, where no checkpoint is, and is gone; none where nothing speaks for it.
+/// A sign that a folder without checkpoints once had some: a dangling link or the hint file.
 pub fn gone(folder: &Path) -> Option<String> {
     if let Ok(to) = fs::read_link(folder)
         && !folder.exists()
@@ -106,7 +106,7 @@ pub fn gone(folder: &Path) -> Option<String> {
     Some(format!("{LATEST} names {}, which is not there", foreign(latest.trim())))
 }
 
-/// Bytes of the files of each checkpoint in `folder`, oldest first; what cannot be looked at counts as nothing.
+/// Bytes of each checkpoint in `folder`, oldest first; an unreadable part counts as 0 bytes.
 pub fn sizes(folder: &Path) -> Vec<u64> {
     let size = |path: PathBuf| {
         let files = fs::read_dir(path).into_iter().flatten().flatten();
@@ -116,10 +116,10 @@ pub fn sizes(folder: &Path) -> Vec<u64> {
     found.unwrap_or_default().into_iter().map(|(_, name)| size(folder.join(name))).collect()
 }
 
-/// Gives a broken checkpoint another name, so that a new one can take its place.
+/// Renames a broken checkpoint so that a new one can have its name, and returns the new name.
 ///
 /// # Errors
-/// Those of the rename.
+/// The rename fails, or no free name is left.
 pub fn set_aside(folder: &Directory, name: &str) -> io::Result<String> {
     let named = |i: u32| match i {
         1 => format!("{name}{BROKEN}"),
@@ -130,7 +130,7 @@ pub fn set_aside(folder: &Directory, name: &str) -> io::Result<String> {
     folder.rename(name, &free).map(|()| free)
 }
 
-/// Whether [`set_aside`] gave this name.
+/// Whether [`set_aside`] created the name `file`.
 fn is_set_aside(file: &str) -> bool {
     let Some((bare, number)) = file.split_once(BROKEN) else { return false };
     let number = number.strip_prefix('-').map_or(number.is_empty(), |number| {
@@ -139,11 +139,11 @@ fn is_set_aside(file: &str) -> bool {
     number && step_of(bare, &[""]).is_some()
 }
 
-/// Removes every checkpoint of the run directory `run`, whole or not, also those that were set aside, and their folder if
-/// nothing else is in it.
+/// Removes every checkpoint of the run directory `run`: complete, unfinished and set aside. Also
+/// removes their folder if it is empty then.
 ///
 /// # Errors
-/// The first that cannot be removed.
+/// The first checkpoint that cannot be removed.
 pub fn remove_all(run: &Directory) -> io::Result<()> {
     let folder = match run.leads_to(CHECKPOINTS) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -155,12 +155,12 @@ pub fn remove_all(run: &Directory) -> io::Result<()> {
         }
     }
     let hints = [LATEST, GROWING].map(|name| folder.remove_file(name));
-    // What else is in the folder stays.
+    // The folder stays if it holds other files.
     drop((hints, run.remove_empty(CHECKPOINTS)));
     Ok(())
 }
 
-/// Removes what a process that died left half written or half removed.
+/// Removes the checkpoints that a dead process left half written or half removed.
 pub fn clean(folder: &Directory) -> io::Result<()> {
     entries(folder, &[".tmp", ".old"])?.iter().try_for_each(|(_, name)| folder.remove(name))
 }
@@ -173,20 +173,21 @@ pub fn retain_from(folder: &Directory, oldest: u64) -> io::Result<()> {
 /// Removes the checkpoints after `newest`.
 ///
 /// # Errors
-/// The first that cannot be removed.
+/// The first checkpoint that cannot be removed.
 pub fn remove_after(folder: &Directory, newest: u64) -> io::Result<()> {
     remove_those(folder, |step| step > newest)?;
-    // It may be another run's.
+    // The folder may belong to another run.
     if folder.has(&checkpoint_name(newest))
         && let Err(error) = hint(folder, newest)
     {
-        // Nobody needs it.
+        // The hint is optional, so a failed write is only a warning.
         tracing::warn!("{error}");
     }
     Ok(())
 }
 
-/// Each loses its name first, and that on the disk, so that none is ever half there.
+/// Removes the checkpoints whose step satisfies `goes`. Each is renamed first and the renames are
+/// synced, so a crash leaves no partial checkpoint under its final name.
 pub(crate) fn remove_those(folder: &Directory, goes: impl Fn(u64) -> bool) -> io::Result<()> {
     let mut gone = Vec::new();
     for (_, name) in entries(folder, &[""])?.into_iter().filter(|(step, _)| goes(*step)) {
@@ -200,10 +201,10 @@ pub(crate) fn remove_those(folder: &Directory, goes: impl Fn(u64) -> bool) -> io
     gone.iter().try_for_each(|old| folder.remove(old))
 }
 
-/// Writes the hint anew, whole or not at all.
+/// Replaces the hint file atomically.
 ///
 /// # Errors
-/// With its path.
+/// The file cannot be written; the error contains its path.
 pub fn hint(folder: &Directory, step: u64) -> io::Result<()> {
     let write = || {
         let mut file = folder.create(GROWING)?;
@@ -212,7 +213,7 @@ pub fn hint(folder: &Directory, step: u64) -> io::Result<()> {
         folder.rename(GROWING, LATEST)
     };
     write().map_err(|error| {
-        // The first error is the one to tell.
+        // Ignore errors of the cleanup: the first error is the useful one.
         drop(folder.remove_file(GROWING));
         let at = folder.called(LATEST);
         io::Error::new(error.kind(), format!("cannot write {}: {error}", at.display()))

@@ -1,26 +1,26 @@
-//! Headers of safetensors files, read strictly. What the format's own reader lets pass is refused here: a name twice, a name
-//! like a path, and data that no tensor or several tensors have.
+//! Headers of safetensors files, read strictly. Unlike the format's own reader, this one refuses a
+//! duplicate name, a name like a path, and data that belongs to no tensor or to several.
 
 use files::foreign_text::{foreign, reason};
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::{Map, Value, json};
 use std::fmt;
 
-/// Bytes of a header; more is an attack, or no safetensors file.
+/// Longest header that is read, in bytes; a longer one is an attack or belongs to another format.
 const LONGEST: u64 = 16 << 20;
 const LONGEST_NAME: usize = 256;
 
-/// Most dimensions of a tensor.
+/// Largest number of dimensions of a tensor.
 const MOST_DIMENSIONS: usize = 8;
 
-/// A tensor in a file.
+/// A tensor in a file of any program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TensorEntry {
     pub(crate) name: String,
     /// Type of an element, such as `F32`.
     pub(crate) dtype: String,
     pub(crate) shape: Vec<usize>,
-    /// First byte in the file.
+    /// Offset of the first byte of the tensor in the file.
     pub(crate) at: u64,
 }
 
@@ -31,7 +31,7 @@ impl TensorEntry {
     }
 }
 
-/// Bytes of an element of a type.
+/// Bytes of an element of type `dtype`; `None` for an unknown type.
 fn width(dtype: &str) -> Option<u64> {
     match dtype {
         "BOOL" | "U8" | "I8" => Some(1),
@@ -42,21 +42,21 @@ fn width(dtype: &str) -> Option<u64> {
     }
 }
 
-/// An F32 tensor of one dimension.
+/// An F32 tensor of one dimension, as onebox writes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     pub(crate) name: String,
     pub(crate) len: usize,
 }
 
-/// A file's header: length, JSON, spaces up to a multiple of 8.
+/// Encodes a header: length, JSON, and spaces up to a multiple of 8.
 pub fn encode(entries: &[Entry]) -> Vec<u8> {
     let mut at = 0;
     let mut json = String::from("{");
     for (i, entry) in entries.iter().enumerate() {
         let end = at + 4 * entry.len;
         let comma = if i == 0 { "" } else { "," };
-        // Names hold nothing that JSON would escape: see `is_name`.
+        // Names contain no character that JSON escapes: see `is_name`.
         json += &format!(
             "{comma}\"{}\":{{\"dtype\":\"F32\",\"shape\":[{}],\"data_offsets\":[{at},{end}]}}",
             entry.name, entry.len
@@ -67,8 +67,8 @@ pub fn encode(entries: &[Entry]) -> Vec<u8> {
     framed(json)
 }
 
-/// A file's header with these other keys, of tensors of one type, `width` bytes each number: names and shapes, as their data
-/// stands.
+/// Encodes a header with the keys of `all` and with tensors of one type, `width` bytes per number.
+/// The tensors are names and shapes in the order of their data.
 pub fn of_shapes(
     mut all: Map<String, Value>,
     dtype: &str,
@@ -90,7 +90,7 @@ fn framed(json: String) -> Vec<u8> {
     [(json.len() as u64).to_le_bytes().to_vec(), json].concat()
 }
 
-/// Bytes of the whole header of a file of `file` bytes that starts with `first`.
+/// Bytes of the whole header of a file of `file` bytes; `first` are the first 8 bytes of the file.
 pub fn length(first: [u8; 8], file: u64) -> Result<usize, String> {
     let json = u64::from_le_bytes(first);
     match json.checked_add(8) {
@@ -102,18 +102,18 @@ pub fn length(first: [u8; 8], file: u64) -> Result<usize, String> {
     }
 }
 
-/// The tensors of a file of `file` bytes, in the order of their bytes. They fill the data, and none overlaps another.
+/// The tensors of a file of `file` bytes, in file order. They must fill the data without overlap.
 ///
 /// # Errors
-/// What is wrong with the header.
+/// The fault in the header.
 pub(crate) fn decode(header: &[u8], file: u64) -> Result<Vec<TensorEntry>, String> {
     tensors(parse(header)?, header.len(), file)
 }
 
-/// The tensors of a file that a rank wrote, as [`encode`] takes them.
+/// The tensors of a rank's file, as given to [`encode`].
 ///
 /// # Errors
-/// What is wrong with the header, or is not as onebox writes it.
+/// The fault in the header, or a difference from the headers of onebox.
 pub(crate) fn decode_vectors(header: &[u8], file: u64) -> Result<Vec<Entry>, String> {
     let raw = parse(header)?;
     if raw.metadata.is_some() {
@@ -157,7 +157,7 @@ fn tensors(raw: RawHeader, header: usize, file: u64) -> Result<Vec<TensorEntry>,
     Ok(found.into_iter().map(|(_, tensor)| tensor).collect())
 }
 
-/// Letters, digits, `_`, `-`, and single dots between them: nothing that could lead anywhere as a path, or out of JSON.
+/// Whether a name has only letters, digits, `_`, `-` and single dots: safe in a path and in JSON.
 pub(super) fn is_name(name: &str) -> bool {
     let word = |w: &str| {
         !w.is_empty() && w.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-')
@@ -165,7 +165,7 @@ pub(super) fn is_name(name: &str) -> bool {
     name.len() <= LONGEST_NAME && name.split('.').all(word)
 }
 
-/// The entry of a tensor in a header, unchecked.
+/// The entry of a tensor in a header, before any check.
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Fields {
@@ -175,7 +175,7 @@ struct Fields {
 }
 
 impl Fields {
-    /// The shape, if it fits the type and the range.
+    /// The shape, if its bytes equal the length of the range.
     fn shape(&self) -> Result<Vec<usize>, String> {
         let Self { dtype, shape, data_offsets: [from, to] } = self;
         let width = width(dtype).ok_or_else(|| format!("its type is {}", foreign(dtype)))?;
@@ -192,11 +192,11 @@ impl Fields {
     }
 }
 
-/// In the order of the text; a name twice, or one that is none, is an error.
+/// Content of a header in the order of the text. A duplicate or invalid name is an error.
 #[derive(Default)]
 struct RawHeader {
     tensors: Vec<(String, Fields)>,
-    /// Texts that say nothing of tensors.
+    /// The free texts of `__metadata__`.
     metadata: Option<std::collections::BTreeMap<String, String>>,
 }
 
@@ -345,7 +345,8 @@ mod tests {
         assert_eq!((found[1].at, &found[1].shape[..]), (start + 4, &[2, 3][..]));
     }
 
-    /// As the format's own reader has them; whether a model may have such tensors is not for a header to say.
+    /// The format's own reader accepts empty tensors too; a model, and not a header, may refuse
+    /// them.
     #[test]
     fn empty_tensors_stand_between_others() {
         let json = format!(

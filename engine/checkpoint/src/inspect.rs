@@ -1,4 +1,4 @@
-//! What a checkpoint holds, read without its data: for `onebox checkpoint`, not for training.
+//! Listing, verification and comparison for `onebox checkpoint`; training does not use them.
 
 use super::manifest::{FileEntry, MANIFEST, Manifest, STATES, TensorEntry};
 use super::read::{check_files, opened};
@@ -11,26 +11,28 @@ use std::io;
 use std::path::{Path, PathBuf};
 use topology::counted;
 
-/// Elements read of a tensor at once.
+/// Elements of a tensor per read.
 const BLOCK: usize = 1 << 16;
 
-/// How far a tensor is from another checkpoint's.
+/// Distance between a tensor in one checkpoint and the tensor of the same name in another.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Distance {
-    /// Its name.
+    /// Name of the tensor.
     pub name: String,
-    /// Largest absolute difference of each state, in the order of [`STATE_NAMES`] (the last where an update waits), or none when all bits are equal; `NaN` where
-    /// one of the numbers is not finite. `Err`: only one of the checkpoints has it, or the shapes differ.
+    /// Largest absolute difference of each state, in the order of [`STATE_NAMES`]; the last state
+    /// exists only with a delayed update. `None` means equal bits, `NaN` a difference that is not a
+    /// number. `Err`: only one checkpoint has the tensor or a delayed update, or the shapes differ.
     pub states: Result<[Option<f64>; 4], String>,
 }
 
-/// Names of the states.
+/// Names of the states of a tensor.
 pub const STATE_NAMES: [&str; 4] = STATES;
 
-/// The checkpoints that `path` names, oldest first: itself, or those of a run directory or of its checkpoints folder.
+/// The checkpoints that `path` names, oldest first: `path` itself, or those of a run directory or a
+/// checkpoint folder.
 ///
 /// # Errors
-/// [`CheckpointError::Io`] when it is none of these or holds none.
+/// [`CheckpointError::Io`] if `path` is none of them or contains no checkpoint.
 pub fn checkpoints_of(path: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
     let is_there = |path: &Path| std::fs::symlink_metadata(path);
     if is_there(&path.join(MANIFEST)).is_ok() {
@@ -49,10 +51,11 @@ pub fn checkpoints_of(path: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
     Ok(found.into_iter().map(|(_, name)| folder.join(name)).collect())
 }
 
-/// The newest whole checkpoint that `path` names, every byte of it checked, and why newer ones are not.
+/// The newest complete checkpoint that `path` names, all bytes checked, and the faults of newer
+/// ones.
 ///
 /// # Errors
-/// That of the only or newest one when none is whole.
+/// If no checkpoint is complete: the error of the newest one.
 pub fn open_newest(path: &Path) -> Result<(Checkpoint, Vec<CheckpointError>), CheckpointError> {
     let mut all = checkpoints_of(path)?;
     if let [one] = &all[..]
@@ -72,13 +75,13 @@ pub fn open_newest(path: &Path) -> Result<(Checkpoint, Vec<CheckpointError>), Ch
     }
 }
 
-/// The step that a folder's name says; a copy may be called anything else.
+/// The step in a folder's name; a copy of a checkpoint may have any other name.
 fn step_in_name(path: &Path) -> Option<u64> {
     let name = path.file_name()?.to_str()?;
     step_of(name, &[""])
 }
 
-/// Every file of the checkpoint `path` that is not what was written; none when all of it is.
+/// Checks every byte of the checkpoint `path`; returns an error for each damaged file.
 pub fn verify(path: &Path) -> Vec<CheckpointError> {
     let checked = opened(path).and_then(|folder| {
         let summary = Summary::within(&folder, step_in_name(path))?;
@@ -92,27 +95,27 @@ impl Summary {
     /// Reads the manifest of the checkpoint `path`.
     ///
     /// # Errors
-    /// As [`Checkpoint::open`] for a manifest.
+    /// As for [`Checkpoint::open`], but only for the manifest.
     pub fn read(path: &Path) -> Result<Self, CheckpointError> {
         Self::within(&opened(path)?, step_in_name(path))
     }
 
-    /// Bytes of all its files but the manifest.
+    /// Bytes of all files except the manifest.
     pub fn bytes(&self) -> u64 {
         self.manifest.files.iter().map(|file| file.bytes).sum()
     }
 
-    /// Files of ranks.
+    /// Number of ranks' files.
     pub const fn num_files(&self) -> usize {
         self.manifest.files.len()
     }
 
-    /// In the order of the model.
+    /// The tensors, in the order of the model.
     pub fn tensors(&self) -> &[TensorEntry] {
         &self.manifest.tensors
     }
 
-    /// Steps, tokens, data and decisions as lines: (what, in words).
+    /// Steps, tokens, data and decisions as lines: (label, text).
     pub fn lines(&self) -> Vec<(&'static str, String)> {
         let Manifest { step, tokens, onebox, format, control, data, .. } = &self.manifest;
         vec![
@@ -122,7 +125,7 @@ impl Summary {
         ]
     }
 
-    /// All of it but the hashes.
+    /// The manifest as JSON, without the hashes of files and ranges.
     pub fn json(&self) -> Value {
         let file = |(number, file): (usize, &FileEntry)| json!({ "name": file_name(number), "bytes": file.bytes });
         let Manifest { step, tokens, onebox, format, control, data, config, files, .. } =
@@ -137,10 +140,10 @@ impl Summary {
     }
 }
 
-/// Each tensor of either checkpoint in turn, all states compared.
+/// Compares all states of each tensor of both checkpoints, and passes each result to `tell`.
 ///
 /// # Errors
-/// With the file that cannot be read.
+/// The file that cannot be read.
 pub fn distances(
     a: &Checkpoint,
     b: &Checkpoint,
@@ -176,7 +179,7 @@ pub fn distances(
     Ok(())
 }
 
-/// Largest absolute difference of a state; none when every bit is equal.
+/// Largest absolute difference of a state; `None` if all bits are equal.
 fn apart_by(
     a: &Checkpoint,
     in_a: TensorState,

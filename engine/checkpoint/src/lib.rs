@@ -1,10 +1,11 @@
-//! Checkpoints: `RUN/checkpoints/step-00000120/`, a safetensors file of each rank's fp32 states and a `MANIFEST` that
-//! says which elements of which whole tensors they are. Nothing in it knows the layout of ranks, so any other can go on.
+//! Checkpoints: `RUN/checkpoints/step-00000120/` with a safetensors file of each rank's fp32 states
+//! and a `MANIFEST`. The manifest says which elements of which whole tensors are in each file. So
+//! the format is independent of the ranks' layout, and a run with any other layout can resume.
 //!
-//! Invariant: a directory named `step-N` is whole and on the disk. It grows as `step-N.tmp` and is renamed when
-//! every byte is there; it leaves as `step-N.old`.
+//! Invariant: a directory named `step-N` is complete and durable. It is written as `step-N.tmp` and
+//! renamed when every byte is on the disk. Before removal it is renamed to `step-N.old`.
 
-// Files are opened, created, read and renamed by the crate `files`.
+// The crate `files` opens, creates, reads and renames files.
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
 mod compare;
@@ -38,29 +39,29 @@ use rustix::io::Errno;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Why a checkpoint cannot be used.
+/// Reasons why a checkpoint cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
-    /// It is not there, or cannot be read.
+    /// The checkpoint does not exist or cannot be read.
     #[error("cannot read {}: {}", path.shown(), in_words(source))]
     Io {
-        /// A file or directory.
+        /// The file or directory that cannot be read.
         path: PathBuf,
-        /// What the system says.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// It is not what was written.
+    /// The content differs from what was written.
     #[error("{} is broken: {problem}", path.shown())]
     Broken {
-        /// The file.
+        /// The damaged file.
         path: PathBuf,
-        /// With the tensor, where it is one's.
+        /// The damage, with the name of the tensor if it is in one.
         problem: String,
     },
-    /// It is sound and of another model.
+    /// The checkpoint is sound but belongs to another model.
     #[error("{} is of another model: {problem}", path.shown())]
     OtherModel {
-        /// The checkpoint.
+        /// The directory of the checkpoint.
         path: PathBuf,
         /// The first tensor that differs.
         problem: String,
@@ -68,9 +69,9 @@ pub enum CheckpointError {
 }
 
 impl CheckpointError {
-    /// It could not be read just now, which says nothing of what was written: a bad disk, too many open files, a share that
-    /// is away; a link or a pipe in its place. What is not there, and a file that has the name of a folder, was written
-    /// otherwise.
+    /// Whether the error comes from the system, so that the content may still be sound: a bad disk,
+    /// too many open files, an unreachable share, a link or a pipe in place of a file. A missing
+    /// file, or a file in place of a directory, is a fault of the content.
     pub fn is_of_the_system(&self) -> bool {
         let Self::Io { source, .. } = self else { return false };
         let content = [Errno::NOENT, Errno::NOTDIR].map(Errno::raw_os_error);
@@ -78,7 +79,7 @@ impl CheckpointError {
     }
 }
 
-/// Of a link the system says that there are too many.
+/// The error as text. It explains a symbolic link, for which the system reports "too many links".
 fn in_words(source: &io::Error) -> String {
     match Errno::from_io_error(source) {
         Some(Errno::LOOP) => {
@@ -93,14 +94,14 @@ fn unreadable(path: &Path) -> impl FnOnce(io::Error) -> CheckpointError {
     move |source| CheckpointError::Io { path: path.to_owned(), source }
 }
 
-/// What all processes of a run have in common: hashes of the config and of the data.
+/// Hashes of the config and of the data, with names. They must be equal in all processes of a run.
 pub fn identity(config: &config::Config, data: &data::Dataset) -> [(&'static str, String); 2] {
     let seen = format!("{:?}", manifest::DataIdentity::of(data));
     let of = |text: &str| format!("{:016x}", xxhash_rust::xxh3::xxh3_64(text.as_bytes()));
     [("the config", of(&config.to_ron())), ("the data", of(&seen))]
 }
 
-/// Name of a rank's file.
+/// Name of the file of rank `number`.
 fn file_name(number: usize) -> String {
     format!("rank-{number:05}.safetensors")
 }

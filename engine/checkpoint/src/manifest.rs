@@ -1,5 +1,5 @@
-//! What a checkpoint says of itself: one line of JSON and the hash of that line. It names no files: those are
-//! numbered, so that nothing in it can lead out of the directory.
+//! The manifest of a checkpoint: one line of JSON and the hash of that line. Files have numbers
+//! instead of names, so that no path in a manifest can lead out of the directory.
 
 use super::header::is_name;
 use super::span::{Span, cover};
@@ -12,18 +12,18 @@ use serde::{Deserialize, Serialize};
 use topology::counted;
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
 
-/// Of this version.
+/// Format version that this onebox writes and reads.
 pub(crate) const FORMAT: u32 = 1;
-/// Its name in the directory of a checkpoint.
+/// Name of the manifest file in the directory of a checkpoint.
 pub const MANIFEST: &str = "MANIFEST";
-/// Bytes; more is no manifest of ours.
+/// Longest manifest that is read, in bytes.
 pub const LONGEST: u64 = 256 << 20;
-/// Of a hash in hexadecimal.
+/// Digits of a hash in hexadecimal.
 const DIGITS: usize = 32;
-/// Entries of a file are called TENSOR.STATE, in the order of [`offload::OwnedRun::states`]; the last is there where an update
-/// waits for the next step.
+/// Names of the states, in the order of [`offload::OwnedRun::states`]. A file's entries are named
+/// TENSOR.STATE. The gradient is stored only if the update is delayed to the next step.
 pub const STATES: [&str; 4] = ["master", "momentum", "variance", "gradient"];
-/// What a decision leaves for its update.
+/// Words of the control block that a delayed update reads: its decision.
 const DECISION: [usize; 5] = [
     control::SKIP,
     control::FACTOR,
@@ -32,12 +32,12 @@ const DECISION: [usize; 5] = [
     control::VARIANCE_CORRECTION,
 ];
 
-/// What is saved of every tensor, with the gradient of a `late` update or without.
+/// The states that are saved of every tensor; `late` adds the gradient of a delayed update.
 pub fn states(late: bool) -> &'static [&'static str] {
     &STATES[..3 + usize::from(late)]
 }
 
-/// xxh3, 128 bits, in lower-case hexadecimal.
+/// A 128-bit xxh3 hash in lower-case hexadecimal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hash(String);
 
@@ -50,63 +50,63 @@ impl Hash {
         Self(format!("{:032x}", hasher.digest128()))
     }
 
-    /// Enough of it to tell two apart by eye. It may come from a file that somebody made up.
+    /// The first digits, to compare hashes by eye. Other characters of a forged file are removed.
     fn short(&self) -> String {
         self.0.chars().filter(char::is_ascii_hexdigit).take(8).collect()
     }
 }
 
-/// All of it.
+/// The content of a manifest.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
-    /// Of the directory.
+    /// Version of the checkpoint format.
     pub(crate) format: u32,
-    /// Version of the program that wrote it.
+    /// Version of the program that wrote the checkpoint.
     pub(crate) onebox: String,
-    /// Steps that are done. Samples, dropout and the learning rate of the next ones are functions of the seed,
-    /// the config and this number.
+    /// Number of finished steps. The samples, the dropout and the learning rate of later steps are
+    /// functions of the seed, the config and this number.
     pub step: u64,
-    /// Tokens trained on.
+    /// Number of trained tokens.
     pub tokens: u64,
-    /// Where samples are not those of the seed alone.
+    /// The run's rollbacks, which determine the samples together with the seed.
     #[serde(default, rename = "detours", skip_serializing_if = "RollbackHistory::is_empty")]
     pub rollback_history: RollbackHistory,
-    /// So many steps up to this one were skipped.
+    /// Number of steps skipped in a row, up to and including this step.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub skipped_in_a_row: u64,
-    /// What is not a function of the step.
+    /// The part of the control block that is not a function of the step.
     pub control: Control,
-    /// What there was to train on.
+    /// Identity of the training data.
     pub(crate) data: DataIdentity,
-    /// The resolved config, RON.
+    /// The resolved config, in RON.
     pub config: String,
-    /// By number.
+    /// The ranks' files, by number.
     pub(crate) files: Vec<FileEntry>,
-    /// In the order of the model.
+    /// The tensors, in the order of the model.
     pub tensors: Vec<TensorEntry>,
 }
 
-/// The decisions' memory: see [`offload::control`].
+/// The state of the decisions: see [`offload::control`].
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Control {
-    /// A loss scale is at work.
+    /// Whether the run uses a loss scale.
     pub scaled: bool,
     applied: u64,
     skipped: u64,
     loss_scale: f64,
     good_steps: u64,
     hysteresis_left: i64,
-    /// The decision for an update that waits for the next step, as bits of F64.
+    /// The decision for an update that is delayed to the next step, as bits of F64.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     late: Option<[u64; 5]>,
-    /// The share of recent steps that were clipped or skipped, as bits of F64, where it is not 0.
+    /// The fraction of recent steps that were clipped or skipped, as bits of F64; `None` means 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     clipped: Option<u64>,
 }
 
-/// A data set: its size, and the hashes of its tokens, which manifests of earlier versions lack.
+/// Size of a data set and hashes of its tokens, which manifests of earlier versions lack.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct DataIdentity {
@@ -118,40 +118,40 @@ pub(crate) struct DataIdentity {
     held_out_hash: Option<Hash>,
 }
 
-/// A file of a rank that wrote.
+/// The file of one rank.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct FileEntry {
-    /// All of it.
+    /// Size of the whole file, in bytes.
     pub(crate) bytes: u64,
-    /// Of its header.
+    /// Hash of the header.
     pub(crate) header: Hash,
 }
 
-/// A whole tensor.
+/// A whole tensor and the ranges that store it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TensorEntry {
-    /// `h.0.attn.qkv.weight`
+    /// Name of the tensor, such as `h.0.attn.qkv.weight`.
     pub name: String,
     /// Rows and columns; a vector has one column.
     pub shape: [usize; 2],
-    /// By file, in the order in which they stand there.
+    /// The stored ranges, by file, in the order within the file.
     pub(crate) ranges: Vec<RangeEntry>,
 }
 
-/// A part of a tensor in a file, in each of its states.
+/// A range of a tensor in a file, with a hash for each state.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RangeEntry {
     pub(crate) file: usize,
     pub(crate) span: Span,
-    /// By state.
+    /// Hash of the range, for each state.
     pub(crate) hash: Vec<Hash>,
 }
 
 impl Control {
-    /// `late`: the update of this decision waits.
+    /// Reads the control block `words`. `late` says whether the update of this decision is delayed.
     pub fn of(words: &[f64; control::WORDS], scaled: bool, late: bool) -> Self {
         Self {
             late: late.then(|| DECISION.map(|word| words[word].to_bits())),
@@ -166,8 +166,9 @@ impl Control {
         }
     }
 
-    /// The control block after `step`. What is not in it is set by the next decision before it is read; its loss
-    /// scale is that of `initial` where only one of the runs is `scaled`.
+    /// The control block after `step`: the stored words, and for the others those of `initial`,
+    /// which the next decision sets before they are read. The loss scale is that of `initial` if
+    /// only one of the two runs is `scaled`.
     pub(crate) fn words(
         &self,
         step: u64,
@@ -211,14 +212,14 @@ impl DataIdentity {
         }
     }
 
-    /// The hashes of both parts, where they are known.
+    /// Hashes of the training set and the validation set, if both are known.
     pub(crate) fn hashes(&self) -> Option<[&Hash; 2]> {
         Some([self.train_hash.as_ref()?, self.held_out_hash.as_ref()?])
     }
 
-    /// By all that both know.
+    /// Whether both identify the same data: by hashes, or by sizes if one of them has no hashes.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
-        // Files have tokens of documents that are left out, too, which are in no hash.
+        // Token counts include skipped documents, which no hash covers, so hashes have priority.
         let same = match self.hashes().zip(other.hashes()) {
             Some((one, other)) => one == other,
             None => self.tokens == other.tokens,
@@ -242,7 +243,7 @@ const fn is_zero(n: &u64) -> bool {
 }
 
 impl Manifest {
-    /// Without tensors and files.
+    /// A manifest of step 0, without tensors and files.
     pub fn new(config: &Config, data: &Dataset) -> Self {
         Self {
             format: FORMAT,
@@ -263,12 +264,12 @@ impl Manifest {
         }
     }
 
-    /// An update waits for the next step.
+    /// Whether an update is delayed to the next step.
     pub(crate) const fn has_late_update(&self) -> bool {
         self.control.late.is_some()
     }
 
-    /// Of every tensor.
+    /// Names of the states of every tensor.
     pub(crate) fn states(&self) -> &'static [&'static str] {
         states(self.has_late_update())
     }
@@ -277,13 +278,13 @@ impl Manifest {
         Ok(Self::seal(&serde_json::to_vec(self)?))
     }
 
-    /// With the hash that it ends with.
+    /// Appends the hash that ends a manifest.
     pub(crate) fn seal(json: &[u8]) -> Vec<u8> {
         let Hash(hash) = Hash::of(json);
         [json, format!("\n{hash}\n").as_bytes()].concat()
     }
 
-    /// Reads it, when it is whole and all that it says is possible by itself.
+    /// Parses a manifest, and checks its hash and the consistency of its values.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, String> {
         let split = bytes.len().checked_sub(DIGITS + 2).ok_or("it is cut short")?;
         let (json, hash) = bytes.split_at(split);
@@ -335,8 +336,8 @@ impl Manifest {
         Ok(())
     }
 
-    /// Every element of every tensor stands in one range. Takes memory for each run, so only when the files that
-    /// hold them are there.
+    /// Checks that every element of every tensor is in exactly one range. The check uses memory for
+    /// each run, so call it only after the files with these elements were found.
     pub(crate) fn check_cover(&self) -> Result<(), String> {
         let whole = |t: &&TensorEntry| !cover(t.ranges.iter().map(|r| &r.span), t.num_elements());
         let broken = self.tensors.iter().find(whole);
@@ -350,7 +351,7 @@ impl TensorEntry {
         self.shape[0] * self.shape[1]
     }
 
-    /// Numbers of the files that hold parts of it.
+    /// Numbers of the files that hold parts of the tensor.
     pub fn files(&self) -> Vec<usize> {
         let mut files: Vec<usize> = self.ranges.iter().map(|range| range.file).collect();
         files.dedup();
@@ -358,7 +359,7 @@ impl TensorEntry {
     }
 }
 
-/// Enough of any version to name it.
+/// The fields that name the version of a manifest of any format.
 #[derive(Deserialize)]
 struct Version {
     format: u32,

@@ -1,15 +1,16 @@
-//! What reads bytes that others wrote, one function each, for tests and fuzzers that change them at random. Each must return,
-//! soon and with little memory, whatever it is given; a config is read by [`load_str`](config::load_str).
+//! Parsers of untrusted bytes, one function each, for tests and fuzzers. Each must return quickly
+//! and with little memory for any input. [`load_str`](config::load_str) parses configs.
 
 use crate::header as own;
 use crate::hugging_face::{config_json, folder};
 use crate::manifest::Manifest;
 use config::ModelConfig;
 
-/// A rank's safetensors file, as far as its header: what is accepted is written as it was read.
+/// Parses the header of a rank's safetensors file. Returns whether encoding it again gives an equal
+/// header, and whether the data fills the file.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The fault in the header.
 pub fn checkpoint_header(file: &[u8]) -> Result<bool, String> {
     let entries = own::decode_vectors(header_of(file)?, file.len() as u64)?;
     let again = own::encode(&entries);
@@ -18,10 +19,10 @@ pub fn checkpoint_header(file: &[u8]) -> Result<bool, String> {
     Ok(decoded == entries && header_of(file)?.len() + data == file.len())
 }
 
-/// A safetensors file of others: what is accepted fills it.
+/// Parses another program's safetensors file; returns whether header and tensors fill the file.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The fault in the header.
 pub fn foreign_header(file: &[u8]) -> Result<bool, String> {
     let header = header_of(file)?;
     let tensors = own::decode(header, file.len() as u64)?;
@@ -35,10 +36,11 @@ fn header_of(file: &[u8]) -> Result<&[u8], String> {
     file.get(..bytes).ok_or_else(|| "it is too short".into())
 }
 
-/// A manifest, sealed here so that more than its hash is read: what is accepted is written as it was read.
+/// Parses a manifest. It is sealed here, so that random changes get past the hash check. Returns
+/// whether encoding it again gives the same bytes.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The fault in the manifest.
 pub fn manifest(json: &[u8]) -> Result<bool, String> {
     let manifest = Manifest::decode(&Manifest::seal(json))?;
     let again = manifest.encode().map_err(|e| e.to_string())?;
@@ -46,15 +48,15 @@ pub fn manifest(json: &[u8]) -> Result<bool, String> {
     Ok(decoded == again)
 }
 
-/// The index of a folder of transformers.
+/// Parses the index of a transformers folder.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The fault in the index.
 pub fn index(json: &[u8]) -> Result<(), String> {
     folder::index(json).map(drop)
 }
 
-/// `config.json` of a folder of transformers; the number of keys that differ, are wrong or missing.
+/// Number of keys of a transformers `config.json` that are wrong, missing or not those of `model`.
 pub fn config_json(json: &[u8], model: &ModelConfig) -> usize {
     config_json::mismatches(json, model).len()
 }

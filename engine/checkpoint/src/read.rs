@@ -1,5 +1,4 @@
-//! Loading. Opening a checkpoint reads all of it once and checks every byte; what follows are reads of the ranges
-//! that somebody asks for, out of the files that were checked.
+//! Loading. Opening a checkpoint checks every byte once; later reads of ranges use the open files.
 
 use super::header::{self, Entry};
 use super::manifest::{self, Hash, LONGEST, MANIFEST, Manifest};
@@ -21,53 +20,53 @@ use std::sync::Mutex;
 use tensor_parallel::{Decoder, Param};
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 
-/// Bytes read at once.
+/// Bytes of a block, the unit of reads and of hashes in memory.
 const BLOCK: usize = 1 << 18;
 
-/// A checkpoint by its manifest alone, whose own hash is all that was checked.
+/// A checkpoint known only by its manifest; only the manifest's own hash was checked.
 #[derive(Debug)]
 pub struct Summary {
     pub(super) path: PathBuf,
     pub(super) manifest: Manifest,
 }
 
-/// A checkpoint that is whole, held open.
+/// A complete checkpoint with open files.
 #[derive(Debug)]
 pub struct Checkpoint {
     summary: Summary,
     files: Vec<HashedFile>,
-    /// By tensor.
+    /// The ranges of each tensor.
     placed: Vec<Vec<RangePlace>>,
 }
 
-/// A file that was checked, and the hashes of the blocks that were read for that: what is used later is compared with them.
+/// A checked file and the hashes of its blocks. Later reads compare each block with its hash.
 #[derive(Debug)]
 pub(super) struct HashedFile {
     file: File,
     blocks: Vec<u64>,
 }
 
-/// Where a range stands in its file.
+/// The place of a range in its file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RangePlace {
     file: usize,
     span: Span,
-    /// First byte of each state.
+    /// First byte of the range in the file, for each state.
     at: [u64; 4],
-    /// Number of the first block of each state.
+    /// Number of the first block of the range, for each state.
     first: [usize; 4],
 }
 
 impl Checkpoint {
-    /// Opens the directory `path`, which is called after `step`, and checks all of it.
+    /// Opens the directory `path`, whose name must be that of `step`, and checks all of it.
     ///
     /// # Errors
-    /// [`CheckpointError`] with the file and the tensor that is not what was written.
+    /// [`CheckpointError`] with the file and the tensor that differ from what was written.
     pub fn open(path: &Path, step: u64) -> Result<Self, CheckpointError> {
         Self::within(&opened(path)?, step)
     }
 
-    /// The same of a directory that is open.
+    /// Like [`open`](Self::open), for an open directory.
     pub(super) fn within(folder: &Directory, step: u64) -> Result<Self, CheckpointError> {
         let summary = Summary::within(folder, Some(step))?;
         let checked = check_files(folder, &summary.manifest).into_iter();
@@ -81,32 +80,32 @@ impl Checkpoint {
         Ok(Self { summary, files, placed })
     }
 
-    /// The summary of its manifest.
+    /// The summary of the checkpoint.
     pub const fn summary(&self) -> &Summary {
         &self.summary
     }
 
-    /// Its manifest.
+    /// The manifest of the checkpoint.
     pub const fn manifest(&self) -> &Manifest {
         &self.summary.manifest
     }
 
-    /// Its directory.
+    /// The directory of the checkpoint.
     pub fn path(&self) -> &Path {
         &self.summary.path
     }
 
-    /// Steps that are done.
+    /// Number of finished steps.
     pub const fn step(&self) -> u64 {
         self.manifest().step
     }
 
-    /// Whether it has the hash of the tokens that it was trained on; earlier versions wrote none.
+    /// Whether the checkpoint has hashes of its training data; earlier versions wrote none.
     pub fn knows_its_data(&self) -> bool {
         self.manifest().data.hashes().is_some()
     }
 
-    /// Whether it has the tensors of `gpt`.
+    /// Checks that the checkpoint has the tensors of `gpt`, in the same order.
     ///
     /// # Errors
     /// [`CheckpointError::OtherModel`] with the first tensor that differs.
@@ -125,30 +124,31 @@ impl Checkpoint {
         stored.next().map_or(Ok(()), |more| Err(other(format!("`{}` besides", more.name))))
     }
 
-    /// The update of its step waits for the next one: its gradient is the fourth state.
+    /// Whether the update of the step is delayed; then the gradient is the fourth state.
     pub const fn has_late_update(&self) -> bool {
         self.manifest().has_late_update()
     }
 
-    /// The control block after its step, for a run that starts from `initial` and scales its loss or not.
+    /// The control block for a resuming run with the initial block `initial`. `scaled` says whether
+    /// that run uses a loss scale.
     pub fn control(&self, initial: &[f64; control::WORDS], scaled: bool) -> [f64; control::WORDS] {
         self.manifest().control.words(self.step(), scaled, initial)
     }
 
-    /// For the elements of its tensors.
+    /// A reader for the elements of the tensors.
     pub const fn reader(&self) -> CheckpointReader<'_> {
         CheckpointReader { from: self, recent: Mutex::new(Vec::new()) }
     }
 }
 
-/// Blocks that a thread of a [`CheckpointReader`] keeps at least; it keeps two for each file in which the wanted elements stand, since
-/// the next ones stand there too.
+/// Least number of blocks that a thread of a [`CheckpointReader`] keeps. It keeps two blocks for
+/// each range with wanted elements, because the next wanted elements are in the same blocks.
 const RECENT: usize = 8;
 
-/// A block of a file: the file's number, its first byte, what is in it.
+/// A block of a file: the number of the file, the offset of its first byte, and its bytes.
 type Block = (usize, u64, Vec<u8>);
 
-/// A state of a tensor, by its number in the checkpoint's list of tensors and the number of the state.
+/// A state of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorState {
     /// Number of the tensor in the order of the model.
@@ -158,25 +158,25 @@ pub struct TensorState {
 }
 
 impl TensorState {
-    /// The parameter itself.
+    /// The parameter of the tensor number `tensor`.
     pub const fn parameter(tensor: usize) -> Self {
         Self { tensor, state: 0 }
     }
 }
 
-/// Reads elements of a checkpoint, each block compared with what was there when all of it was checked.
+/// Reads elements of a checkpoint, and compares each block with its hash from the check at opening.
 #[derive(Debug)]
 pub struct CheckpointReader<'a> {
     from: &'a Checkpoint,
-    /// By threads that do not read just now; of the blocks the newest is the last.
+    /// Block caches of idle threads. Within a cache the newest block is the last.
     recent: Mutex<Vec<VecDeque<Block>>>,
 }
 
 impl CheckpointReader<'_> {
-    /// Elements `wanted` of a state of a tensor.
+    /// Reads the elements `wanted` of a state of a tensor into `out`.
     ///
     /// # Errors
-    /// With the file that cannot be read, or that has changed.
+    /// The file that cannot be read, or that has changed since the check.
     pub fn read(
         &self,
         which: TensorState,
@@ -220,7 +220,7 @@ impl CheckpointReader<'_> {
         Ok(())
     }
 
-    /// Gives `take` a block of a range, by its number there; `keep` blocks stay in `recent`.
+    /// Passes block `number` of a range to `take`. `recent` keeps at most `keep` blocks.
     fn block(
         &self,
         recent: &mut VecDeque<Block>,
@@ -253,13 +253,14 @@ impl CheckpointReader<'_> {
     }
 }
 
-/// The directory `path` of a checkpoint.
+/// Opens the directory `path` of a checkpoint; a symbolic link is refused.
 pub(super) fn opened(path: &Path) -> Result<Directory, CheckpointError> {
     Directory::itself(path).map_err(unreadable(path))
 }
 
 impl Summary {
-    /// Reads the summary from the directory of a checkpoint. A checkpoint of another step than `step` is broken.
+    /// Reads the summary from the directory of a checkpoint. If `step` is given and the manifest
+    /// has another step, the checkpoint is broken.
     pub(super) fn within(folder: &Directory, step: Option<u64>) -> Result<Self, CheckpointError> {
         let (path, at) = (folder.path().to_owned(), folder.called(MANIFEST));
         let bytes = read_manifest(folder).map_err(unreadable(&at))?;
@@ -272,22 +273,22 @@ impl Summary {
         }
     }
 
-    /// Its directory.
+    /// The directory of the checkpoint.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Every element is in one of the files.
+    /// Checks that the files hold every element of every tensor.
     pub(super) fn check_cover(&self) -> Result<(), CheckpointError> {
         let covered = self.manifest.check_cover();
         covered.map_err(|problem| broken(&self.path.join(MANIFEST), problem))
     }
 }
 
-/// Each file, and where its ranges stand, by tensor.
+/// A checked file, and its ranges with the number of their tensor.
 type CheckedFile = (HashedFile, Vec<(usize, RangePlace)>);
 
-/// Every byte of every file against the manifest: what is wrong with each, in the order of their numbers.
+/// Compares every byte of every file with the manifest; one result per file, in order.
 pub(super) fn check_files(
     folder: &Directory,
     manifest: &Manifest,
@@ -318,7 +319,7 @@ fn read_manifest(folder: &Directory) -> io::Result<Vec<u8>> {
     })
 }
 
-/// Compares a whole file with what the manifest says; where each of its ranges stands, by tensor.
+/// Compares a whole file with the manifest; returns its ranges with the number of their tensor.
 fn check_file(
     path: &Path,
     file: &File,
@@ -391,7 +392,7 @@ fn check_header(
     Ok(header)
 }
 
-/// The hash of a range; those of its blocks are added to `blocks`.
+/// Hash of a byte range of a file; appends the hashes of its blocks to `blocks`.
 fn hash(file: &File, range: Range<u64>, blocks: &mut Vec<u64>) -> io::Result<Hash> {
     let mut hasher = Xxh3Default::new();
     let mut block = vec![0; BLOCK.min((range.end - range.start) as usize)];

@@ -1,5 +1,5 @@
-//! Checkpoints that no run writes: one laid out anew for other ranks, or one of imported weights. The files are, byte for
-//! byte, those that the ranks of such a run would write.
+//! Checkpoints that are not written by a run: resharded for other ranks, or created from imported
+//! weights. Their files are byte for byte those that the ranks of a run would write.
 
 use super::disk_space::{checkpoint_bytes, room};
 use super::header::{Entry, encode};
@@ -24,53 +24,54 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use xxhash_rust::xxh3::Xxh3Default;
 
-/// Elements read at once.
+/// Elements per read.
 const BLOCK: usize = 1 << 16;
 
-/// Why a checkpoint was not rewritten.
+/// Reasons why a checkpoint was not rewritten.
 #[derive(Debug, thiserror::Error)]
 pub enum RewriteError {
-    /// What it is made of.
+    /// The source checkpoint cannot be used.
     #[error(transparent)]
     Read(#[from] CheckpointError),
-    /// The disk.
+    /// The new checkpoint cannot be written.
     #[error("cannot write {}: {source}", path.shown())]
     Write {
-        /// A file or a folder.
+        /// The file or folder that cannot be written.
         path: PathBuf,
-        /// What the system says.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// What it is made of, where that is no checkpoint.
+    /// A source that is not a checkpoint cannot be used.
     #[error("{0}")]
     Source(String),
-    /// A defect.
+    /// The new checkpoint differs from its source: a defect of onebox.
     #[error("{} was written and reads otherwise: {problem}", path.shown())]
     Unequal {
-        /// The new one.
+        /// The new checkpoint.
         path: PathBuf,
         /// The first tensor that differs.
         problem: String,
     },
 }
 
-/// Elements of a state of a tensor.
+/// Reads a range of elements of a state of a tensor into a buffer.
 pub type Values<'a> =
     dyn Fn(TensorState, Range<usize>, &mut [f32]) -> Result<(), RewriteError> + Sync + 'a;
 
-/// What a checkpoint is made of.
+/// The source of the tensors of a new checkpoint.
 #[derive(Clone, Copy)]
 #[expect(missing_debug_implementations, reason = "it has two functions")]
 pub struct TensorSource<'a> {
-    /// Brings in a tensor, by its number in the order of the model. It is called between the pieces of work that all cores
-    /// share, so it may use all cores itself.
+    /// Loads a tensor, by its number in the model. It may use all cores: no other work runs then.
     pub(crate) begin: &'a dyn Fn(usize) -> Result<(), RewriteError>,
-    /// Elements of the tensor that was begun last. All cores ask, so it waits for none of them.
+    /// Reads elements of the loaded tensor. All cores call it, so it must not wait for another
+    /// core.
     pub(crate) values: &'a Values<'a>,
 }
 
-/// A checkpoint that is whole, on the disk and checked, and has its name only when everything beside it is there too: so a
-/// run directory without one is what a killed command left, and the command may begin again. Gone where it gets no name.
+/// A complete, durable and checked checkpoint without its final name. It gets the name after all
+/// other files of the run directory exist; so after a killed command the directory has no
+/// checkpoint, and the command can be repeated. Dropping it without a name removes it.
 #[derive(Debug)]
 pub struct SealedCheckpoint {
     folder: RunFolder,
@@ -78,7 +79,7 @@ pub struct SealedCheckpoint {
 }
 
 impl SealedCheckpoint {
-    /// Gives it its name.
+    /// Renames the checkpoint to its final name and returns its path.
     ///
     /// # Errors
     /// [`RewriteError::Write`]
@@ -91,15 +92,15 @@ impl SealedCheckpoint {
 
 impl Drop for SealedCheckpoint {
     fn drop(&mut self) {
-        // Not there when it has its name; and whatever went wrong before is the error to tell.
+        // After `publish` there is nothing to remove. An earlier error is the one to report.
         drop(self.growing.remove());
     }
 }
 
-/// Writes `from` as the ranks of `config` would, into the `folder` of a run; every bit of it is compared afterwards.
+/// Writes `from` as the ranks of `config` would, into `folder`, and compares every bit afterwards.
 ///
 /// # Errors
-/// [`RewriteError`]; nothing named like a checkpoint is left then.
+/// [`RewriteError`]; then no file or folder with the name of a checkpoint is left.
 pub fn reshard(
     from: &Checkpoint,
     config: &Config,
@@ -130,10 +131,10 @@ pub fn reshard(
     }
 }
 
-/// Writes parameters before the first step, with moments of zero, into the `folder` of a run.
+/// Writes parameters as a checkpoint of step 0, with zero moments, into `folder`.
 ///
 /// # Errors
-/// As [`reshard`].
+/// As for [`reshard`].
 pub fn start(
     config: &Config,
     built: &RankLayout,
@@ -156,7 +157,7 @@ pub fn start(
     Ok(sealed)
 }
 
-/// All files, then the manifest, under another name than its own.
+/// Writes all files, then the manifest, under a temporary name.
 fn write(
     mut manifest: Manifest,
     built: &RankLayout,
@@ -177,8 +178,8 @@ fn write(
     Ok(sealed)
 }
 
-/// Of every rank, in order. Tensor by tensor, so that what they come from is read once, and on all cores: every state of every
-/// rank's part of a tensor is work of its own.
+/// Writes the files of all ranks. It proceeds tensor by tensor, so that the source is read once.
+/// Every state of every rank's part of a tensor is a separate task, so that all cores work.
 fn write_files(
     manifest: &Manifest,
     built: &RankLayout,
@@ -197,16 +198,16 @@ fn write_files(
     files.into_par_iter().map(|file| file.close().map(Some)).collect()
 }
 
-/// What one rank would write.
+/// The file of one rank.
 struct RankFile {
     path: PathBuf,
     file: File,
     rank: usize,
     header: Vec<u8>,
-    /// By tensor, and how many of them are written.
+    /// The pieces of each tensor; `done` counts the tensors that are written.
     all: Pieces,
     done: usize,
-    /// Bytes that are written.
+    /// Bytes written so far.
     at: u64,
     ranges: Vec<(usize, RangeEntry)>,
 }
@@ -232,12 +233,12 @@ impl RankFile {
         Ok(Self { path, file, rank, header, all, done: 0, at, ranges: Vec::new() })
     }
 
-    /// The tensor that is to be written now.
+    /// The next tensor to write.
     fn next(&self) -> Option<usize> {
         self.all.get(self.done).map(|(tensor, _)| *tensor)
     }
 
-    /// All states of the rank's part of a tensor.
+    /// Writes all states of the rank's part of the next tensor.
     fn write(&mut self, states: usize, values: &Values<'_>) -> Result<(), RewriteError> {
         let (tensor, pieces) = &self.all[self.done];
         let bytes: u64 = pieces.iter().map(|piece| 4 * piece.span.len() as u64).sum();
@@ -261,7 +262,7 @@ impl RankFile {
         Ok(())
     }
 
-    /// A state of a piece, at byte `at`.
+    /// Writes a state of a piece from byte `at` on; returns its hash.
     fn write_piece(
         &self,
         which: TensorState,
@@ -286,7 +287,7 @@ impl RankFile {
                 bytes.resize(start + 4 * block.len(), 0);
                 let places = bytes[start..].chunks_exact_mut(4);
                 places.zip(&block).for_each(|(b, x)| b.copy_from_slice(&x.to_le_bytes()));
-                // Short runs together.
+                // Short runs share a write.
                 if bytes.len() >= 4 * BLOCK {
                     put(&mut bytes)?;
                 }
@@ -330,7 +331,7 @@ mod tests {
         let asked = Mutex::new(Vec::new());
         let begun = Mutex::new(None);
         let begin = |tensor| {
-            // Whoever waits here for all cores may be given a piece of work that asks for values.
+            // A thread that waits here for all cores could receive a task that reads values.
             assert!(rayon::current_thread_index().is_none(), "begun by one of the cores that ask");
             *begun.lock().unwrap_or_else(PoisonError::into_inner) = Some(tensor);
             Ok(())
@@ -346,12 +347,12 @@ mod tests {
         let sealed = start(&config, &built, &data, &into, source).unwrap();
         let path = sealed.publish().unwrap();
         let asked = asked.into_inner().unwrap();
-        // Rank by rank every tensor would come up again in each file.
+        // If the order were rank by rank, every tensor would be loaded again for each file.
         assert!(asked.is_sorted(), "{asked:?}");
         let written = Checkpoint::open(&path, 0).unwrap();
         for (tensor, of) in written.summary().tensors().iter().enumerate() {
             let right = |i: usize| (tensor * 300_000 + i) as f32;
-            // In pieces that end within blocks: the largest tensor has several of them in each file.
+            // Pieces that end within blocks; the largest tensor has several blocks in each file.
             for (step, reader) in
                 [(of.num_elements(), written.reader()), (50_001, written.reader())]
             {
@@ -367,7 +368,7 @@ mod tests {
         }
     }
 
-    /// Rows of a row-parallel weight lie in the files of all tensor-parallel ranks, a piece of each in every one.
+    /// Each row of a row-parallel weight has a piece in the file of every tensor-parallel rank.
     #[test]
     fn what_lies_in_many_files_is_not_read_again_for_each_row() {
         const RON: &str = "(device: Cpu(count: 16, memory: \"64MiB\"), \

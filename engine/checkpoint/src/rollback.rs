@@ -1,15 +1,15 @@
-//! Rollback: a diverged run restarts from an earlier checkpoint and draws other samples from there, since the same ones would lead
-//! to the same end. Checkpoints store these steps, so that a run that resumes draws the same samples.
+//! Rollback: a diverged run restarts from an earlier checkpoint and draws other samples, since the
+//! same samples would make it diverge again. Checkpoints store the rollbacks for later resumes.
 
 use serde::{Deserialize, Serialize};
 
-/// The steps to which a run was rolled back, in the order in which it happened.
+/// The steps to which a run was rolled back, in the order of the rollbacks.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct RollbackHistory(Vec<u64>);
 
 impl RollbackHistory {
-    /// This history and one more rollback, to the state after `step`.
+    /// This history plus a rollback to the state after `step`.
     #[must_use]
     pub fn with_rollback(&self, step: u64) -> Self {
         Self(self.0.iter().copied().chain([step]).collect())
@@ -20,7 +20,7 @@ impl RollbackHistory {
         self.0.is_empty()
     }
 
-    /// The seed of the samples of `step` in a run with the seed `seed`.
+    /// Seed for the samples of `step` in a run with the seed `seed`.
     pub fn seed(&self, seed: u64, step: u64) -> u64 {
         let before = self.0.iter().filter(|after| step > **after).count();
         (0..before as u64).fold(seed, device::random::key)

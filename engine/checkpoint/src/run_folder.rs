@@ -1,4 +1,4 @@
-//! The folder of a run's checkpoints, as the run holds it.
+//! The checkpoint folder of a run, with checks that it was not moved or replaced.
 
 use super::Checkpoint;
 use files::directory::Directory;
@@ -9,7 +9,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// Where a run saves: as long as its directory is the one that it holds, and the folder in it the one that it found or made.
+/// Handle of a run's checkpoint folder. It is valid while the run directory is the locked one and
+/// the folder in it is the one that the run found or created.
 #[derive(Clone, Debug)]
 pub struct RunFolder {
     run: Arc<LockedRunDir>,
@@ -17,27 +18,27 @@ pub struct RunFolder {
     found: Arc<Mutex<FoundFolder>>,
 }
 
-/// What the name of the folder has led to.
+/// The folder that the name referred to at the last look.
 #[derive(Debug, Default)]
 struct FoundFolder {
-    /// Since the run first needed it.
+    /// The open folder; `None` until the run needs it.
     folder: Option<Arc<Directory>>,
-    /// The run has found a folder or made one, and be it one that was removed since.
+    /// Whether the run has found or created a folder, even if that folder was removed later.
     is_known: bool,
-    /// What the name said, where it was a link.
+    /// Target of the link, if the name was a symbolic link.
     link: Option<PathBuf>,
 }
 
 impl RunFolder {
-    /// The folder of checkpoints in the directory of a run.
+    /// The checkpoint folder in the directory of the run `run`.
     pub fn of(run: &Arc<LockedRunDir>) -> Self {
         Self { run: Arc::clone(run), name: CHECKPOINTS.to_owned(), found: Arc::default() }
     }
 
-    /// The folder `path`, which need not be there, in a directory that nobody has locked.
+    /// The folder `path`, which need not exist, in a directory without a lock.
     ///
     /// # Errors
-    /// That directory cannot be opened.
+    /// The parent directory cannot be opened.
     pub fn at(path: &Path) -> io::Result<Self> {
         let parts = path.parent().zip(path.file_name().and_then(|name| name.to_str()));
         let (run, name) = parts.ok_or_else(|| io::Error::other("it names no folder"))?;
@@ -45,26 +46,26 @@ impl RunFolder {
         Ok(Self { run, name: name.to_owned(), found: Arc::default() })
     }
 
-    /// What it is called, for messages.
+    /// Path of the folder, for messages.
     pub fn path(&self) -> PathBuf {
         self.run.called(&self.name)
     }
 
-    /// Whether `checkpoint` was opened in it.
+    /// Whether `checkpoint` was opened in this folder.
     pub fn has(&self, checkpoint: &Checkpoint) -> bool {
         checkpoint.path().parent() == Some(&self.path())
     }
 
-    /// The folder, where it is there.
+    /// Opens the folder, if it exists.
     ///
     /// # Errors
-    /// The run's directory, or the folder in it, is not the one that the run has held; of the file system.
+    /// The run directory or the folder was replaced since it was opened, or the file system fails.
     pub fn find(&self) -> io::Result<Option<Arc<Directory>>> {
         let run = self.run.check()?;
         let (link, opened) = (run.link(&self.name), run.leads_to(&self.name));
         let link = of(&self.path(), link)?;
         let mut found = self.found();
-        // A folder that was removed is made again.
+        // If the folder was removed, forget it: the run may create another.
         if found.folder.as_ref().map_or(Ok(false), |known| known.is_removed())? {
             found.folder = None;
         }
@@ -101,15 +102,15 @@ impl RunFolder {
         self.found.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// The folder, made where it is not there.
+    /// Opens the folder, and creates it if it is missing.
     ///
     /// # Errors
-    /// As [`find`](Self::find).
+    /// As for [`find`](Self::find).
     pub fn make(&self) -> io::Result<Arc<Directory>> {
         if let Some(folder) = self.find()? {
             return Ok(folder);
         }
-        // In the run's directory, which is not made again where somebody has moved it.
+        // Create it in the run directory, which is not recreated if a user has moved it.
         let run = self.run.check()?;
         let made = run.make(&self.name).and_then(|()| run.folder(&self.name));
         let folder = Arc::new(of(&self.path(), made)?);
@@ -119,7 +120,7 @@ impl RunFolder {
         Ok(folder)
     }
 
-    /// Whether this process still has the lock of the run's directory, wherever that is now.
+    /// Whether this process still holds the lock of the run directory, even if it was moved.
     ///
     /// # Errors
     /// Another process has it.
@@ -130,13 +131,13 @@ impl RunFolder {
     /// Makes the names in the run's directory durable.
     ///
     /// # Errors
-    /// As [`find`](Self::find).
+    /// As for [`find`](Self::find).
     pub(crate) fn sync_run(&self) -> io::Result<()> {
         self.run.check()?.sync()
     }
 }
 
-/// The error says which file it is about.
+/// Adds the path to the message of an error.
 pub(super) fn of<T>(path: &Path, result: io::Result<T>) -> io::Result<T> {
     result.map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.shown())))
 }

@@ -1,33 +1,33 @@
-//! Whether a checkpoint is being written, and that it moves: a run that has failed waits for it as long as it does.
+//! Progress of checkpoint writes: a failed run waits for a write as long as the write advances.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// Of the checkpoints of a run.
+/// Progress of all checkpoint writes of a run.
 #[derive(Debug, Default)]
 pub struct SaveProgress {
     writers: AtomicUsize,
-    /// Grows with every block that is written and every file that is synced.
+    /// Counter that grows with every block written and every file synced.
     moved: AtomicU64,
 }
 
-/// While this lives, a checkpoint that can become whole is being written.
+/// Guard that counts as one running checkpoint write until it is dropped.
 #[derive(Debug)]
 pub struct SaveGuard(Arc<SaveProgress>);
 
 impl SaveProgress {
-    /// A checkpoint is being written from now on.
+    /// Registers a checkpoint write, which lasts until the guard is dropped.
     pub fn begin(self: &Arc<Self>) -> SaveGuard {
         self.writers.fetch_add(1, Ordering::SeqCst);
         SaveGuard(Arc::clone(self))
     }
 
-    /// A part of it is done.
+    /// Records that a part of a write is done.
     pub(crate) fn moves(&self) {
         self.moved.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A number that grows while a checkpoint is being written; `None` when none is.
+    /// A counter that grows during a checkpoint write; `None` if no write is running.
     pub fn progress(&self) -> Option<u64> {
         (self.writers.load(Ordering::SeqCst) > 0).then(|| self.moved.load(Ordering::Relaxed))
     }

@@ -1,9 +1,10 @@
-//! Runs of a tensor at even distances: what a rank holds of a tensor is a few of these, however it is cut.
+//! Spans: equally spaced runs of elements. A few spans describe any rank's part of a tensor.
 
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
-/// `count` runs of `run` elements, the first at `start`, one every `stride`. Indices are into the whole tensor.
+/// `count` runs of `run` elements: the first starts at `start`, the next ones follow every `stride`
+/// elements. Indices are into the whole tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Span {
@@ -18,7 +19,7 @@ impl Span {
         self.run * self.count
     }
 
-    /// It makes sense, and lies in a tensor of `whole` elements. Only then may anything else be asked of it.
+    /// Whether the span is valid in a tensor of `whole` elements; other methods require it.
     pub(crate) fn is_within(&self, whole: usize) -> bool {
         let apart = self.run > 0 && self.count > 0 && self.stride >= self.run;
         let last = (self.count.saturating_sub(1)).checked_mul(self.stride);
@@ -26,13 +27,13 @@ impl Span {
         apart && end.is_some_and(|end| end <= whole)
     }
 
-    /// In the order in which they are stored.
+    /// The runs, in the order in which they are stored.
     pub(crate) fn runs(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         let Self { start, run, stride, count } = *self;
         (0..count).map(move |i| start + i * stride..start + i * stride + run)
     }
 
-    /// What it has of `wanted`: (index in the span, index in `wanted`, elements).
+    /// Parts of the span in `wanted`: (index in the span, index in `wanted`, elements).
     pub(crate) fn overlap(
         &self,
         wanted: Range<usize>,
@@ -47,7 +48,7 @@ impl Span {
         })
     }
 
-    /// Takes a run in if it goes on evenly.
+    /// Appends a run if it has the same length and distance as the others; returns whether it did.
     fn extend(&mut self, run: &Range<usize>) -> bool {
         let last = self.start + (self.count - 1) * self.stride;
         if run.len() != self.run || run.start < last + self.run {
@@ -62,7 +63,7 @@ impl Span {
     }
 }
 
-/// Runs in the order of a rank's own elements, as few spans in the same order.
+/// Joins runs, in the order of a rank's own elements, into a few spans in the same order.
 pub(crate) fn spans(runs: impl IntoIterator<Item = Range<usize>>) -> Vec<Span> {
     let mut spans: Vec<Span> = Vec::new();
     for run in runs {
@@ -73,7 +74,7 @@ pub(crate) fn spans(runs: impl IntoIterator<Item = Range<usize>>) -> Vec<Span> {
     spans
 }
 
-/// Whether `spans` are a tensor of `whole` elements, each of them once.
+/// Whether `spans` contain each element of a tensor of `whole` elements exactly once.
 pub(crate) fn cover<'a>(spans: impl Iterator<Item = &'a Span> + Clone, whole: usize) -> bool {
     let mut sum = 0usize;
     for span in spans.clone() {
@@ -82,7 +83,7 @@ pub(crate) fn cover<'a>(spans: impl Iterator<Item = &'a Span> + Clone, whole: us
         }
         sum = sum.saturating_add(span.len());
     }
-    // As many elements as the tensor has, so their list is no longer than that.
+    // Here the number of elements is right, so the list of runs has at most `whole` entries.
     let mut runs: Vec<Range<usize>> = Vec::new();
     if sum == whole {
         runs.extend(spans.flat_map(Span::runs));
@@ -97,7 +98,7 @@ mod tests {
 
     #[test]
     fn runs_become_few_spans_and_come_back() {
-        // The end of a row, whole rows of a column cut, the start of one.
+        // The end of a row, whole rows of a column split, the start of a row.
         let runs = [7..8, 12..16, 20..24, 28..32, 36..37];
         let all = spans(runs.clone());
         assert_eq!(all.len(), 3, "{all:?}");

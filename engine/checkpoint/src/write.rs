@@ -1,5 +1,5 @@
-//! What goes to the disk: a file of each rank's states, the manifest, and the names. Nothing here is told to anyone,
-//! and whatever fails, the checkpoints that are there stay as they are.
+//! Writes a checkpoint: a file with each rank's states, the manifest, and the final name. A failure
+//! leaves the existing checkpoints unchanged. This module logs nothing.
 
 use super::file_name;
 use super::folder::clean;
@@ -20,43 +20,43 @@ use std::time::{Duration, Instant};
 use tensor_parallel::Decoder;
 use xxhash_rust::xxh3::Xxh3Default;
 
-/// Bytes of states that are handled at once.
+/// Bytes of states per write.
 const BLOCK: usize = 1 << 16;
-/// Bytes of a file that may wait for the disk: so that a slow one shows that it moves.
+/// Largest number of unsynced bytes of a file: a slow disk then still shows progress.
 const UNSYNCED: usize = 1 << 30;
 
-/// What a rank wrote.
+/// Record of a rank's file, for the manifest.
 #[derive(serde::Serialize, serde::Deserialize, Debug)]
 pub struct RankRecord {
     pub(crate) entry: FileEntry,
-    /// (tensor, its range)
+    /// The stored ranges: (number of the tensor, range).
     pub(crate) ranges: Vec<(usize, RangeEntry)>,
-    /// Of its time, that went into checksums.
+    /// Time spent on checksums.
     pub hashing: Duration,
 }
 
-/// A part of a tensor that a rank owns in one run.
+/// A part of a tensor that a rank owns as one run of memory.
 #[derive(Debug)]
 pub struct Piece {
-    /// And the gradient of an update that waits.
+    /// The states, with the gradient if an update is delayed.
     states: Vec<State>,
     pub(crate) span: Span,
 }
 
-/// By tensor, in the order of the model.
+/// Pieces of each tensor, by the tensor's number, in the order of the model.
 pub type Pieces = Vec<(usize, Vec<Piece>)>;
 
-/// A checkpoint that grows: an empty directory at first, which gets its name when all of it is on the disk.
+/// An unfinished checkpoint: a directory that gets its final name when every byte is durable.
 #[derive(Clone, Debug)]
 pub struct UnfinishedCheckpoint {
     step: u64,
-    /// In which it gets its name.
+    /// The checkpoint folder of the run.
     pub folder: Arc<Directory>,
     unfinished: Arc<Directory>,
 }
 
 impl UnfinishedCheckpoint {
-    /// The checkpoint of `step`, after `make_room` has found that there is enough.
+    /// Creates the checkpoint of `step`, after a cleanup and after `make_room` succeeds.
     pub fn begin(
         folder: Arc<Directory>,
         step: u64,
@@ -66,53 +66,54 @@ impl UnfinishedCheckpoint {
         of(folder.path(), make_room(&folder))?;
         let unfinished = unfinished(step);
         of(&folder.called(&unfinished), folder.make(&unfinished))?;
-        // The error is the one to tell.
+        // Ignore errors of the removal: the first error is the useful one.
         let within = Arc::clone(&folder);
         Self::begun(folder, step).inspect_err(|_| drop(within.remove(&unfinished)))
     }
 
-    /// That of `step` in `folder`, whose directory has been made, here or by another process.
+    /// Opens the unfinished checkpoint of `step` in `folder`, created by this or another process.
     pub fn begun(folder: Arc<Directory>, step: u64) -> io::Result<Self> {
         let unfinished = unfinished(step);
         let opened = of(&folder.called(&unfinished), folder.folder(&unfinished))?;
         Ok(Self { step, folder, unfinished: Arc::new(opened) })
     }
 
-    /// Where its files go.
+    /// Directory for the files.
     pub fn directory(&self) -> &Directory {
         &self.unfinished
     }
 
-    /// What it will be called, for messages.
+    /// Path with the final name, for messages.
     pub(crate) fn path(&self) -> PathBuf {
         self.folder.called(&checkpoint_name(self.step))
     }
 
-    /// The manifest of what ranks wrote into it, then its name, all of it on the disk.
+    /// Writes the manifest of the ranks' files, then gives the checkpoint its final name; both
+    /// durable.
     pub fn publish(&self, manifest: Manifest, files: Vec<Option<RankRecord>>) -> io::Result<()> {
         seal(&self.unfinished, manifest, files)?;
         self.name()
     }
 
-    /// Gives it its name, which is on the disk then.
+    /// Renames the directory to its final name and makes the rename durable.
     pub(crate) fn name(&self) -> io::Result<()> {
         let named = self.folder.rename(&unfinished(self.step), &checkpoint_name(self.step));
         of(self.unfinished.path(), named)?;
         of(self.folder.path(), self.folder.sync())
     }
 
-    /// Removes it, where it has no name yet.
+    /// Removes the directory, if it has no final name yet.
     pub(crate) fn remove(&self) -> io::Result<()> {
         self.folder.remove(&unfinished(self.step))
     }
 }
 
-/// What the checkpoint of `step` is called until it is whole.
+/// Name of the directory of `step` until the checkpoint is complete.
 fn unfinished(step: u64) -> String {
     checkpoint_name(step) + ".tmp"
 }
 
-/// The manifest of what ranks wrote into `unfinished`, all of it on the disk.
+/// Writes the manifest of the ranks' files in `unfinished`, and makes it durable.
 pub fn seal(
     unfinished: &Directory,
     mut manifest: Manifest,
@@ -146,7 +147,7 @@ pub fn tensors(gpt: &Decoder) -> Vec<TensorEntry> {
     gpt.segments().iter().flat_map(|s| &s.params).map(tensor).collect()
 }
 
-/// What the header of a rank's file says.
+/// Entries of the header of a rank's file.
 pub(crate) fn piece_entries(
     tensors: &[TensorEntry],
     states: &[&str],
@@ -160,7 +161,8 @@ pub(crate) fn piece_entries(
     pieces.iter().flat_map(entry).collect()
 }
 
-/// What `rank` writes, by tensor. Of what several tensor-parallel ranks hold the first one's copy is taken.
+/// The pieces that `rank` writes, by tensor. If several tensor-parallel ranks hold the same
+/// elements, only the first of them writes them.
 pub fn pieces(gpt: &Decoder, owned: &dyn Fn(usize) -> Vec<OwnedRun>, rank: Rank) -> Pieces {
     let mut all = Vec::new();
     let mut tensor = 0;
@@ -172,7 +174,7 @@ pub fn pieces(gpt: &Decoder, owned: &dyn Fn(usize) -> Vec<OwnedRun>, rank: Rank)
             let runs = if owner { param.runs(rank.tp, rank.tp_size) } else { Vec::new() };
             for owned in &owned {
                 let end = owned.start + owned.states[0].len();
-                // In the segment's flat buffer, and where that is in the whole tensor.
+                // Start in the segment's flat buffer, and range in the whole tensor.
                 let inside = runs.iter().filter_map(|run| {
                     let at = param.range.start + run.local.start;
                     let (from, to) = (at.max(owned.start), (at + run.local.len()).min(end));
@@ -202,10 +204,10 @@ pub fn bytes(pieces: &Pieces) -> usize {
     pieces.iter().flat_map(|(_, pieces)| pieces).map(|p| 4 * p.states.len() * p.span.len()).sum()
 }
 
-/// Hands all states of `pieces` to `take` in the order in which they stand in the file.
+/// Passes all states of `pieces` to `take`, in the order of the file.
 ///
 /// # Errors
-/// Those of `take`.
+/// The errors of `take`.
 pub fn in_order<E>(pieces: &Pieces, take: &mut dyn FnMut(State) -> Result<(), E>) -> Result<(), E> {
     for (_, pieces) in pieces {
         for state in 0..pieces.first().map_or(0, |piece| piece.states.len()) {
@@ -215,14 +217,14 @@ pub fn in_order<E>(pieces: &Pieces, take: &mut dyn FnMut(State) -> Result<(), E>
     Ok(())
 }
 
-/// Where a rank's file gets its states from: the next bytes, of this part of a state.
+/// Source of a rank's states: writes the bytes of the given part of a state into the buffer.
 pub type Fill<'a, E> = dyn FnMut(State, &mut [u8]) -> Result<(), E> + 'a;
 
-/// Writes the file of rank `number` into `folder` and onto the disk. `late`: the update of the step waits, so the gradient is a
-/// state too. Hashes are of what `fill` gave.
+/// Writes the file of rank `number` into `folder` and syncs it. If the update is delayed (`late`),
+/// the gradient is a state too. The hashes are those of the bytes that `fill` gave.
 ///
 /// # Errors
-/// Those of the disk, with the file's name, and those of `fill`.
+/// The errors of the disk, with the name of the file, and those of `fill`.
 pub fn write_file<E: From<io::Error>>(
     number: usize,
     base: &Manifest,
@@ -262,7 +264,7 @@ pub fn write_file<E: From<io::Error>>(
     Ok(RankRecord { entry, ranges, hashing })
 }
 
-/// A file that says that it moves, and lets no more than [`UNSYNCED`] bytes wait for the disk.
+/// A file that reports its progress and keeps at most [`UNSYNCED`] bytes unsynced.
 struct TrackedFile<'a> {
     file: BufWriter<File>,
     under_way: &'a SaveProgress,

@@ -1,5 +1,5 @@
-//! Measures this machine: copies between host and GPU, matmuls, the update on the host, training steps. Each figure comes with a
-//! ceiling that is measured here too, or known of the link.
+//! Benchmarks of this machine: host-GPU copies, matmuls, the update on the host, and training
+//! steps. Each result has a ceiling that is measured here or known from the link.
 
 mod adam;
 mod box_text;
@@ -37,7 +37,7 @@ use std::time::{Duration, Instant};
 /// Times of training steps.
 #[derive(Clone, Debug, Serialize)]
 pub struct StepTimes {
-    /// Number of measured steps; the first step is not one.
+    /// Number of measured steps, without the first step of the run.
     pub steps: usize,
     /// Seconds of the median step.
     pub seconds: f64,
@@ -45,13 +45,13 @@ pub struct StepTimes {
     pub least_seconds: f64,
     /// Tokens per second in the median step.
     pub tokens_per_second: f64,
-    /// FLOPs of the model, without recomputation, in the median step; 10^12 per second and GPU.
+    /// Model FLOPs per second and GPU in the median step, without recomputation, in 10^12.
     pub tflops_per_gpu: f64,
-    /// FLOPs of a large product of the same type on this machine; 10^12 per second.
+    /// Speed of a large matmul of the same type on this machine, in 10^12 FLOPs per second.
     pub ceiling_tflops: f64,
     /// Seconds of work of the Host lane in a step.
     pub host_seconds: f64,
-    /// The part of `host_seconds` while Compute was idle; `None` if lanes run one after another.
+    /// Seconds of `host_seconds` while Compute was idle; `None` if lanes run one after another.
     pub exposed_seconds: Option<f64>,
     /// Loss of the last step.
     pub loss: f64,
@@ -61,7 +61,8 @@ pub struct StepTimes {
 const PATIENCE: Duration = Duration::from_secs(600);
 const REPEATS: usize = 5;
 
-/// Where the only rank runs, as in a run: its GPU by the driver's number, its host memory, and the GB/s of the link between both.
+/// Placement of the single rank, chosen as in a run: the driver's number of its GPU, its host
+/// memory, and the GB/s of the link between both.
 #[derive(Default)]
 struct BenchPlace {
     gpu: Option<usize>,
@@ -69,7 +70,7 @@ struct BenchPlace {
     link: Option<f64>,
 }
 
-/// The place of the only rank; the default if the machine cannot be examined.
+/// Placement of the single rank; the default if the machine cannot be examined.
 fn place(local: &LocalMachine) -> BenchPlace {
     let place = || {
         let machine = local.topology()?;
@@ -84,7 +85,7 @@ fn place(local: &LocalMachine) -> BenchPlace {
     place().unwrap_or_default()
 }
 
-/// Opens a device with the only rank.
+/// Opens a device for the single rank.
 fn open(plan: Plan, on_cuda: bool, place: &BenchPlace) -> Result<Device, Error> {
     let (world, plan) = (Communicator::new(1, 1, PATIENCE), Arc::new(plan));
     if on_cuda {
@@ -110,14 +111,14 @@ fn open_on_host(
     cpu::open(ALONE, &Arc::new(plan), &world, &inline(host, cpu::ScratchFloats::default(), team))
 }
 
-/// Seconds of `work`.
+/// Runs `work` and returns its duration in seconds.
 fn timed(work: impl FnOnce() -> Result<(), Error>) -> Result<f64, Error> {
     let started = Instant::now();
     work()?;
     Ok(started.elapsed().as_secs_f64())
 }
 
-/// Seconds of each of `count` rounds, after one that is not counted.
+/// Seconds of each of `count` rounds, after one round that is not timed.
 fn rounds(count: usize, mut work: impl FnMut() -> Result<(), Error>) -> Result<Vec<f64>, Error> {
     work()?;
     (0..count).map(|_| timed(&mut work)).collect()
@@ -128,7 +129,8 @@ fn fastest(work: impl FnMut() -> Result<(), Error>) -> Result<f64, Error> {
     Ok(rounds(REPEATS, work)?.into_iter().fold(f64::INFINITY, f64::min))
 }
 
-/// Runs `work` for all ranks at once, each in a thread of its own. Returns their results, or the error of the lowest rank that fails.
+/// Runs `work` for all ranks at the same time, each in its own thread. Returns their results, or
+/// the error of the lowest rank that fails.
 fn all_at_once<T: Send>(
     world: &Communicator,
     ranks: usize,
@@ -161,19 +163,19 @@ fn memcpy(bytes: usize) -> f64 {
 const PRODUCT_ON_CPU: usize = 512;
 const PRODUCT_ON_CUDA: usize = 4096;
 
-/// 10^12 operations a second of square products.
+/// Speed of square matmuls, in 10^12 operations per second.
 ///
 /// # Errors
-/// There is no GPU, or no memory.
+/// There is no GPU or not enough memory.
 pub fn product(on_cuda: bool, dtype: Dtype) -> Result<f64, Error> {
-    // A GPU with less memory than any real one is the stand-in.
+    // The stand-in driver reports less memory than any real GPU has.
     let large = on_cuda && cuda::free_memory(0).is_ok_and(|bytes| bytes > 1 << 30);
     let (n, count) = if large { (PRODUCT_ON_CUDA, 10) } else { (PRODUCT_ON_CPU, 1) };
     let shape = MatmulShape { m: n, k: n, n };
     product_of_shape(on_cuda, dtype, shape, count, &BenchPlace::default())
 }
 
-/// 10^12 operations a second of `count` products of `shape`, one after another.
+/// Speed of `count` successive matmuls of `shape`, in 10^12 operations per second.
 fn product_of_shape(
     on_cuda: bool,
     dtype: Dtype,
@@ -198,11 +200,11 @@ fn product_of_shape(
     Ok(2.0 * (m * n * k) as f64 * count as f64 / seconds / 1e12)
 }
 
-/// Measures `count` steps of `config`. `model_flops` are the FLOPs of a step without recomputation, `ceiling_tflops` is the
-/// speed of a large product of the same type. The spans of ops are noted in `trace`. It writes no files and evaluates nothing.
+/// Measures `count` steps of `config`, without files and evaluations. `model_flops`: FLOPs of a
+/// step without recomputation. `ceiling_tflops`: speed of a large matmul. `trace` records op spans.
 ///
 /// # Errors
-/// As [`train`].
+/// Same as [`train`].
 pub fn steps(
     config: &Config,
     layout: &RankLayout,
@@ -213,7 +215,7 @@ pub fn steps(
     trace: Option<Arc<device::Trace>>,
 ) -> Result<StepTimes, RunError> {
     let mut config = config.clone();
-    // More steps than are measured: an evaluation follows the last step of a run.
+    // The run gets more steps than are measured, since an evaluation follows its last step.
     config.train.steps = count as u64 + 4;
     config.train.eval_every = 0;
     let options = RunOptions { bind: true, trace, ..RunOptions::default() };
@@ -248,7 +250,7 @@ pub fn steps(
     })
 }
 
-/// The median; `NaN` of no values.
+/// Median of the values; `NaN` if there are none.
 fn median(of: &[f64]) -> f64 {
     metrics::median(of.iter().copied()).unwrap_or(f64::NAN)
 }

@@ -1,5 +1,6 @@
-//! Generates text with a trained model: the weights of a run, a checkpoint or a folder of transformers, on the cores or on one GPU.
-//! A KV cache holds the keys and values of earlier tokens, so that each new token costs one row of every product.
+//! Generates text with a trained model: the weights of a run, a checkpoint or a folder of
+//! transformers, on the cores or on one GPU. A KV cache holds the keys and values of earlier
+//! tokens, so that each new token costs one row of every matmul.
 
 mod compute_device;
 mod model;
@@ -23,12 +24,12 @@ use topology::format_bytes;
 
 /// Word that keys the random numbers of sampling under its seed.
 const SAMPLE_STREAM: u64 = 0x7361_6d70;
-/// Characters of a prompt that a message shows.
+/// Maximum characters of a prompt in a message.
 const SHOWN: usize = 60;
-/// Prompts whose next tokens are computed together.
+/// Number of prompts whose next tokens are computed together.
 const TOGETHER: usize = 16;
 
-/// Why no text is generated.
+/// Reason why no text is generated.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say what variants and fields are")]
 pub enum GenerateError {
@@ -67,10 +68,10 @@ pub enum GenerateError {
     Folder(#[from] FolderError),
 }
 
-/// Where the weights of a model are.
+/// Source of a model's weights.
 #[derive(Clone, Copy, Debug)]
 pub enum WeightSource<'a> {
-    /// The file that a run leaves.
+    /// The file that a run writes at its end.
     Weights(&'a Path),
     /// The fp32 parameters of a checkpoint.
     Checkpoint(&'a Checkpoint),
@@ -81,13 +82,13 @@ pub enum WeightSource<'a> {
 /// A model: its weights, its tokenizer, and the device that computes it.
 #[derive(Clone, Copy, Debug)]
 pub struct ModelSource<'a> {
-    /// The weights.
+    /// Source of the weights.
     pub weights: WeightSource<'a>,
-    /// The tokenizer; `None`: bytes are tokens, or the prompt is token numbers.
+    /// Tokenizer; without it, bytes are tokens, or the prompt is token numbers.
     pub tokenizer: Option<&'a Tokenizer>,
-    /// The cores, or a GPU.
+    /// Device that computes: the cores or a GPU.
     pub device: ComputeDevice,
-    /// The machine that has them.
+    /// Machine of the device.
     pub machine: &'a LocalMachine,
     /// Type of weights, activations, keys and values. Sums are fp32.
     pub precision: Precision,
@@ -110,7 +111,7 @@ impl<'a> ModelSource<'a> {
     }
 }
 
-/// Why a text ends.
+/// Reason why a text ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum End {
@@ -118,14 +119,14 @@ pub enum End {
     StopToken,
     /// A stop text occurred.
     StopText,
-    /// It has the number of tokens that was asked for.
+    /// The text has the requested number of tokens.
     Length,
 }
 
 /// A piece of output about one text.
 #[derive(Clone, Copy, Debug)]
 pub enum Piece<'a> {
-    /// The prompt, decoded from its tokens without the special ones around it.
+    /// The prompt, decoded from its tokens without the special tokens around it.
     Prompt(&'a [u8]),
     /// The next part of the text.
     Text(&'a [u8]),
@@ -138,7 +139,7 @@ struct Text<'a> {
     tokens: Vec<i32>,
     /// Number of tokens of the prompt.
     prompt: usize,
-    /// The tokens of the prompt, without the special ones that the tokenizer puts around it.
+    /// Tokens of the prompt, without the special tokens that the tokenizer puts around it.
     own: Vec<i32>,
     written: TokenWriter<'a>,
     tail: Tail,
@@ -147,14 +148,14 @@ struct Text<'a> {
 
 /// Turns tokens into text.
 pub(crate) enum TokenWriter<'a> {
-    /// With a tokenizer.
+    /// Decodes with a tokenizer.
     Text(Decoder<'a>),
     Bytes,
     Numbers,
 }
 
 impl<'a> TokenWriter<'a> {
-    /// Without a tokenizer tokens are bytes where `is_text`.
+    /// Without a tokenizer, tokens are bytes if `is_text`, and numbers otherwise.
     pub(crate) fn new(tokenizer: Option<&'a Tokenizer>, is_text: bool) -> Self {
         match tokenizer {
             Some(tokenizer) => Self::Text(tokenizer.decoder()),
@@ -163,7 +164,7 @@ impl<'a> TokenWriter<'a> {
         }
     }
 
-    /// The text that `token` adds.
+    /// Returns the text that `token` adds.
     pub(crate) fn push(&mut self, token: i32) -> Vec<u8> {
         match self {
             Self::Text(decoder) => decoder.push(token as u32).into_bytes(),
@@ -172,7 +173,7 @@ impl<'a> TokenWriter<'a> {
         }
     }
 
-    /// The text that is left at the end.
+    /// Returns the text that is left at the end.
     pub(crate) fn rest(&mut self) -> Vec<u8> {
         match self {
             Self::Text(decoder) => decoder.rest().into_bytes(),
@@ -181,11 +182,12 @@ impl<'a> TokenWriter<'a> {
     }
 }
 
-/// Draws tokens after each prompt, and gives each piece of output to `emit`, with the number of its prompt. Ends early if `emit`
-/// returns false. A text does not depend on the other prompts.
+/// Draws tokens after each prompt, and gives each piece of output to `emit`, with the number of its
+/// prompt. Ends early if `emit` returns false. A text does not depend on the other prompts.
 ///
 /// # Errors
-/// Weights that cannot be read, or do not fit the config or the memory; no GPU, or a GPU that fails; a prompt without tokens.
+/// The weights cannot be read, or do not fit the config or the memory. The GPU is missing or fails.
+/// A prompt has no tokens.
 pub fn generate(
     config: &Config,
     from: &ModelSource<'_>,
@@ -224,7 +226,7 @@ pub fn generate(
     Ok(())
 }
 
-/// Extends texts together. Tokens from `known` on are never drawn. False if `emit` returned false.
+/// Extends texts. Tokens from `known` on are never drawn. Returns false if `emit` returns false.
 fn extend_texts(
     model: &mut Model,
     texts: &mut [Text<'_>],
@@ -263,7 +265,7 @@ fn extend_texts(
 }
 
 impl Text<'_> {
-    /// Adds `token`, or ends the text. False if `emit` returned false.
+    /// Adds `token`, or ends the text. Returns false if `emit` returns false.
     fn take(
         &mut self,
         token: i32,
@@ -281,7 +283,7 @@ impl Text<'_> {
 
     fn end(&mut self, how: End, emit: &mut dyn FnMut(Piece<'_>) -> bool) -> bool {
         self.over = true;
-        // After a stop text nothing is left.
+        // After a stop text, no text is left.
         let (mut rest, _) = self.tail.push(&self.written.rest());
         rest.extend(self.tail.rest());
         (rest.is_empty() || emit(Piece::Text(&rest)))
@@ -289,11 +291,11 @@ impl Text<'_> {
     }
 }
 
-/// Logits of the token after a prompt, one for each of the vocabulary. The prompt for a folder gets the special tokens that
-/// its tokenizer puts around a text.
+/// Logits of the token after a prompt, one per token of the vocabulary. With a folder, the prompt
+/// gets the special tokens that the tokenizer puts around a text.
 ///
 /// # Errors
-/// As [`generate`].
+/// Same as [`generate`].
 pub fn next_logits(
     config: &Config,
     from: &ModelSource<'_>,
@@ -325,7 +327,7 @@ fn excerpt(text: &str) -> String {
     }
 }
 
-/// Tokens of a prompt.
+/// Converts a prompt to tokens.
 fn tokens_of(
     config: &Config,
     tokenizer: Option<&Tokenizer>,
@@ -358,7 +360,7 @@ fn tokens_of(
     if tokens.is_empty() {
         return Err(refuse("it is empty; give at least one character".into()));
     }
-    // Such a token has no embedding.
+    // A token outside of the vocabulary has no embedding.
     if let Some(token) = tokens.iter().find(|token| **token as usize >= vocab) {
         return Err(refuse(format!(
             "its token {token} is not one of the model, which has {vocab}: the tokenizer is another model's"

@@ -1,6 +1,6 @@
-//! The program `onebox`: its commands, measurements, generation, and what it shows.
+//! The program `onebox`: its commands, measurements, text generation and output.
 
-// Files are opened, created, read and renamed by the crate `files`.
+// Only the crate `files` opens, creates, reads and renames files.
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
 pub mod bench;

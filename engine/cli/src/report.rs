@@ -1,4 +1,4 @@
-//! What a run shows and writes while it goes on: metrics, progress, traces.
+//! Output of the program: progress, messages, reports, plots and traces.
 
 pub(crate) mod colour;
 pub(crate) mod curves;

@@ -1,4 +1,4 @@
-//! How devices are opened that are no run's: for measurements, and to generate.
+//! Options of devices that belong to no run: for measurements, and to generate.
 
 use device::cpu::{CpuOptions, Lanes, ScratchFloats};
 use device::cuda::{Collectives, CudaOptions, Peers};
@@ -8,7 +8,7 @@ use std::sync::Arc;
 /// The only rank.
 pub(crate) const ALONE: Rank = Rank { tp: 0, tp_size: 1, dp: 0, dp_size: 1 };
 
-/// Of a virtual GPU whose kernels run on `team`, one after another.
+/// Options of a virtual GPU whose kernels run on `team`, one after another.
 pub(crate) fn inline(
     host: HostPlace,
     scratch: ScratchFloats,
@@ -18,7 +18,7 @@ pub(crate) fn inline(
     CpuOptions { lanes: Lanes::Inline, memory_limit: u64::MAX, host, scratch, work }
 }
 
-/// Of a GPU that needs no scratch and no programs besides the kernels.
+/// Options of a GPU that needs no scratch and no programs besides the kernels.
 pub(crate) fn on_gpu(gpu: Option<usize>, host: HostPlace, peers: &Arc<Peers>) -> CudaOptions {
     CudaOptions {
         gpu,

@@ -1,10 +1,10 @@
-//! Runs of several processes that mpirun starts: the results of one process, one verdict, and an end of all when one is lost.
+//! Runs of several processes under mpirun: results of one process, one verdict, one common end.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
 
 mod common;
 
-/// What a build without MPI says to a launcher.
+/// A build without MPI refuses a launcher.
 #[cfg(not(feature = "mpi"))]
 #[test]
 fn a_build_without_mpi_refuses_to_be_one_of_several() {

@@ -1,4 +1,4 @@
-//! The description of a box.
+//! Keys of the description of a box.
 
 use super::declare::section;
 use super::era::Fact;
@@ -10,25 +10,27 @@ use topology::{Machine, counted};
 
 section! {
     /// A described box (`configs/boxes/*.ron`): `(name: "DGX-2", gpus: 16, gpu_memory: "31.7GiB",
-    /// numa_nodes: 2, node_memory: "755GiB", ..)`. `plan` needs no more; `simulate` needs the rates. A rate of 0 is
-    /// not known.
+    /// numa_nodes: 2, node_memory: "755GiB", ..)`. `plan` needs only these keys; `simulate` also
+    /// needs the rates. A rate of 0 is unknown.
     #[derive(Clone, Debug, Default, PartialEq)]
     pub struct BoxConfig, read(s, stem: &str) {
-        /// Name of the box, for messages.
+        /// Name of the box in messages.
         name: String = text(KeyDefault::Derived(stem.into(), "the file's name", &[]), |_| Ok(()));
-        /// The hwloc XML of one machine: it says who shares links, cores and nodes. Without it every GPU has a link of
-        /// its own.
+        /// Path of the hwloc XML of one machine, which shows what shares links, cores and NUMA
+        /// nodes. None: every GPU has its own link.
         topology: Option<String> = path(KeyDefault::Default(None));
 
         let described = machine::read(s, topology.as_deref());
         /// Number of equal machines.
         machines: usize = uint(1..=1024, KeyDefault::Default(1));
-        /// GPUs of all machines together. A topology says it by itself.
+        /// Number of GPUs of all machines together. If `topology` is set, the topology gives this
+        /// number.
         gpus: usize = counted(TopologyNumber {
             what: "GPU", most: 4096, or: KeyDefault::Required("gpus: 16"), machines,
             per_machine: described.as_ref().map(|m| m.gpus.len()),
         });
-        /// NUMA nodes of a machine. Without a topology GPUs are dealt to them evenly, in order.
+        /// Number of NUMA nodes of each machine. If `topology` is set, the topology gives this
+        /// number. Otherwise the GPUs are dealt to the nodes evenly and in order.
         numa_nodes: usize = counted(TopologyNumber {
             what: "NUMA node", most: 1024, or: KeyDefault::Default(1), machines: 1,
             per_machine: described.as_ref().map(|m| m.numa_nodes.len()),
@@ -37,18 +39,19 @@ section! {
         gpu_memory: u64 = bytes(1 << 50, KeyDefault::Required("gpu_memory: \"31.7GiB\""));
         /// Usable memory of each NUMA node.
         node_memory: u64 = bytes(1 << 50, KeyDefault::Required("node_memory: \"755GiB\""));
-        /// The machine that the XML describes.
+        /// Machine that the XML of `topology` describes.
         machine: Option<Arc<Machine>> = not_a_key(described.map(|machine| machine::with_node_memory(machine, node_memory)));
-        /// GB/s each way between a machine and the others.
+        /// Rate between a machine and all other machines, in GB/s each way. 0: unknown.
         network_gb_per_s: f32 = rate();
-        /// Rates of each GPU. 0: not known.
+        /// Rates of each GPU. 0: unknown.
         gpu: GpuConfig = section(|s| {
             s.removed("fused_attention", "`sm` says which kernels attention has, and what they take follows from these");
             GpuConfig::read(s)
         });
-        /// Rates of the host. 0: not known.
+        /// Rates of the host. 0: unknown.
         host: HostConfig = section(HostConfig::read);
-        /// What the cores of a machine reach as virtual GPUs, as `onebox bench --save-box` writes it.
+        /// Measured rates of the cores of a machine as virtual GPUs; `onebox bench --save-box`
+        /// writes them.
         measured: Option<MeasuredConfig> = section(|s| {
             let measured = MeasuredConfig::read(s);
             (measured.cores > 0).then_some(measured)
@@ -60,23 +63,26 @@ section! {
     /// Rates of a GPU.
     #[derive(Clone, Debug, Default, PartialEq)]
     pub struct GpuConfig, read(s) {
-        /// TFLOPS of large 16-bit matrix products with fp32 sums, sustained, as published measurements have it.
+        /// Sustained TFLOPS of large 16-bit matmuls with fp32 sums, from published measurements. 0:
+        /// unknown.
         gemm_tflops: f32 = rate();
-        /// TFLOPS of fp32 arithmetic, from the data sheet.
+        /// TFLOPS of fp32 arithmetic on a GPU, from the data sheet. 0: unknown.
         fp32_tflops: f32 = rate();
-        /// GB/s of the GPU's memory, from the data sheet.
+        /// Bandwidth of the GPU's memory in GB/s, from the data sheet. 0: unknown.
         memory_gb_per_s: f32 = rate();
-        /// GB/s each way between two GPUs of a machine, as NVLink. 0: what goes between them takes the links to the
-        /// host. Used without `topology`.
+        /// Rate between two GPUs of a machine in GB/s each way, such as NVLink. 0: GPUs reach each
+        /// other over the links to the host. Used only without `topology`.
         peer_gb_per_s: f32 = rate();
-        /// Multiprocessors.
+        /// Number of multiprocessors of a GPU. 0: unknown.
         processors: usize = uint_or_unknown(4..=1_000);
-        /// Compute capability: 70 for V100, 90 for H100. It says what kernels attention has, so a simulation needs it.
-        /// 0: not known.
+        /// Compute capability of a GPU: 70 for V100, 90 for H100. It decides which attention
+        /// kernels exist, so a simulation needs it. 0: unknown.
         sm: u32 = uint_or_unknown(70..=200);
-        /// Software as the authors of ZeRO-Offload had it in 2020, to compare with.
+        /// Whether to simulate the software of 2020 that the authors of ZeRO-Offload had, for
+        /// comparison.
         as_of_2020: bool = flag(KeyDefault::Default(false));
-        /// What of the software of 2020 is left out, to see what it changes.
+        /// Properties of the software of 2020 that are left out, to see their effect: words of
+        /// `scores`, `heads`, `small_kernels`, `pageable`, `one_copier`, `adam_rate`, `unscaling`.
         as_of_2020_without: Vec<Fact> = facts();
     }
 }
@@ -85,24 +91,26 @@ section! {
     /// Rates of a host.
     #[derive(Clone, Debug, Default, PartialEq)]
     pub struct HostConfig, read(s) {
-        /// GB/s of the memory channels of each node, from the data sheet.
+        /// Bandwidth of the memory channels of each NUMA node in GB/s, from the data sheet. 0:
+        /// unknown.
         node_gb_per_s: f32 = rate();
-        /// GB/s that one core reads and writes.
+        /// Rate at which one core reads and writes memory, in GB/s. 0: unknown.
         core_gb_per_s: f32 = rate();
-        /// Cores of a machine. Used without `topology`.
+        /// Number of cores of a machine. 0: unknown. Used only without `topology`.
         cores: usize = uint(0..=100_000, KeyDefault::Default(0));
-        /// GB/s each way of each GPU's link. Used without `topology`.
+        /// Rate of each GPU's link to the host, in GB/s each way. 0: unknown. Used only without
+        /// `topology`.
         link_gb_per_s: f32 = rate();
     }
 }
 
 impl Section<'_, '_> {
-    /// A rate that may be unknown.
+    /// Reads a rate; 0 is unknown.
     fn rate(&mut self, key: Declaration) -> f32 {
         self.float(key, Interval::closed(0.0, 1e6), KeyDefault::Default(0.0))
     }
 
-    /// What of 2020 is left out: `"pageable scores"`.
+    /// Reads the properties of the software of 2020 that are left out: `"pageable scores"`.
     fn facts(&mut self, key: Declaration) -> Vec<Fact> {
         let known = |text: &str| {
             let all = text.split_whitespace().all(|name| Fact::named(name).is_some());
@@ -114,38 +122,38 @@ impl Section<'_, '_> {
         names.split_whitespace().filter_map(Fact::named).collect()
     }
 
-    /// The arithmetic of a core, and the bytes that it takes beside that.
+    /// Reads the two rates of an op on one core: its arithmetic, and its operands.
     fn flops_and_bytes(&mut self, flops: &'static str, bytes: &'static str) -> [f32; 2] {
         let flops = Declaration::new(flops, "GFLOPS of one core.");
         let bytes = Declaration::new(bytes, "GB/s of the operands, after the arithmetic.");
         [flops, bytes].map(|key| self.rate(key))
     }
 
-    /// A rate of each op of [`MEASURED_OPS`].
+    /// Reads a rate for each op of [`MEASURED_OPS`].
     fn ops(&mut self, key: &'static str, doc: &'static str) -> [f32; MEASURED_OPS.len()] {
         self.section(Declaration::new(key, doc), |s| {
             MEASURED_OPS.map(|name| s.rate(Declaration::new(name, "GB/s of this op.")))
         })
     }
 
-    /// A field of the struct that follows from keys, and is none.
+    /// Returns the value of a field that follows from keys and is not a key.
     fn not_a_key<T>(&mut self, _: Declaration, value: T) -> T {
         value
     }
 }
 
 impl BoxConfig {
-    /// The same box with other memory in each GPU and on each node.
+    /// Returns the box with other memory in each GPU and on each node.
     pub fn with_memory(&self, gpu_memory: u64, node_memory: u64) -> Self {
         let machine = self.machine.clone();
         let machine = machine.map(|machine| machine::with_node_memory(machine, node_memory));
         Self { gpu_memory, node_memory, machine, ..self.clone() }
     }
 
-    /// Ranks of each machine under a grid: all of them, where one machine has the GPUs.
+    /// Number of ranks of each machine under a grid; all ranks if one machine has enough GPUs.
     ///
     /// # Errors
-    /// In words, why the grid and the machines do not go together.
+    /// The grid does not fit the machines; the text says why.
     pub fn ranks_per_machine(&self, grid: &ParallelConfig) -> Result<usize, String> {
         let (tensor, data) = (grid.tensor, grid.data);
         let (world, of_one) = (tensor * data, self.gpus / self.machines);
@@ -170,41 +178,42 @@ impl BoxConfig {
 }
 
 section! {
-    /// What cores reach as virtual GPUs, one core while the others work too.
+    /// Measured rates of cores as virtual GPUs: rates of one core while the other cores work, too.
     #[derive(Clone, Debug, Default, PartialEq)]
     pub struct MeasuredConfig, read(s) {
-        /// Cores. 0: nothing was measured.
+        /// Number of cores of the measured machine. 0: not measured.
         cores: usize = uint(0..=100_000, KeyDefault::Default(0));
 
         let of_16 = s.flops_and_bytes("gemm_gflops_16", "gemm_gb_per_s_16");
         let of_32 = s.flops_and_bytes("gemm_gflops_32", "gemm_gb_per_s_32");
-        /// Matrix products, 16-bit and 32-bit storage: GFLOPS, and GB/s of their operands, one after the other.
+        /// Matmuls with 16-bit and 32-bit storage: GFLOPS, and then GB/s of the operands. Both
+        /// times add up.
         gemm: [[f32; 2]; 2] = not_a_key([of_16, of_32]);
 
         let forward = s.flops_and_bytes("attention_gflops", "attention_gb_per_s");
         let backward = s.flops_and_bytes("attention_backward_gflops", "attention_backward_gb_per_s");
-        /// Attention, forward and backward: likewise.
+        /// Attention, forward and backward, with the same two rates.
         attention: [[f32; 2]; 2] = not_a_key([forward, backward]);
 
         let of_16 = s.ops("gb_per_s_16", "Ops on 16-bit storage. 0: not measured.");
         let of_32 = s.ops("gb_per_s_32", "Ops on 32-bit storage. 0: not measured.");
         let pairs = of_16.into_iter().zip(of_32).map(|(a, b)| [a, b]);
-        /// GB/s by op, 16-bit and 32-bit storage; 0: not measured.
+        /// GB/s of each op, with 16-bit and 32-bit storage; 0: not measured.
         ops_gb_per_s: Vec<(&'static str, [f32; 2])> = not_a_key(MEASURED_OPS.into_iter().zip(pairs).collect());
-        /// Microseconds until the threads of a rank share an op.
+        /// Microseconds until the kernel threads of a rank have started to share an op.
         thread_us: f32 = rate();
-        /// What each further core adds to the first core of a rank.
+        /// Rate that each further core adds to a rank, as a share of the first core's rate.
         thread_share: f32 = float(Interval::closed(0.0, 1.0), KeyDefault::Default(1.0));
-        /// GB/s of an op that is not listed.
+        /// Rate of an op without its own rate, in GB/s.
         other_gb_per_s: f32 = rate();
-        /// Microseconds that any op takes.
+        /// Microseconds that each op needs in addition to its work.
         op_us: f32 = rate();
-        /// Microseconds until ranks have met.
+        /// Microseconds until the ranks of a collective have met.
         meeting_us: f32 = rate();
     }
 }
 
-/// Ops of virtual GPUs whose speed `bench --save-box` measures.
+/// Ops of virtual GPUs that `bench --save-box` measures.
 pub const MEASURED_OPS: [&str; 29] = [
     "layer_norm",
     "layer_norm_backward",

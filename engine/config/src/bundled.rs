@@ -1,4 +1,4 @@
-//! The boxes that the program holds, so that their names are enough where there is no checkout of the repository.
+//! Boxes inside the program, so that their names work without a checkout of the repository.
 
 use super::reading::nearest;
 use std::path::Path;
@@ -10,14 +10,14 @@ macro_rules! files {
     };
 }
 
-/// In the order in which they are listed: small boxes first.
+/// Bundled boxes in the order of `onebox boxes`: small boxes first.
 pub const BOXES: &[(&str, &str)] = files!("", ".ron":
     "v100-32gb" "desktop-2x3090" "desktop-4090" "workstation-4x4090" "workstation-4x4090-512gib" "desktop-5090"
     "workstation-4xa6000" "h100-128gib" "h100-256gib" "h100-512gib" "h100-1tib" "h200-256gib" "dgx1v" "dgx2" "dgx2-x8"
     "dgx-a100" "dgx-h100" "dgx-h200" "dgx-b200"
 );
 
-/// Those that the boxes name.
+/// Topologies that the bundled boxes name.
 const TOPOLOGIES: &[(&str, &str)] = files!("topologies/", ".xml":
     "desktop-2x3090" "workstation-tr-4xA6000" "dgx1v" "dgx2" "dgx-a100-nps4" "dgx-h100" "dgx-b200"
 );
@@ -26,17 +26,18 @@ fn find(among: &[(&str, &'static str)], name: &str) -> Option<&'static str> {
     among.iter().find(|(known, _)| *known == name).map(|(_, text)| *text)
 }
 
-/// The description of the box `name`.
+/// Description of the box `name`.
 pub(super) fn text(name: &str) -> Option<&'static str> {
     find(BOXES, name)
 }
 
-/// The topology that a bundled box calls so: a path is absolute everywhere else.
+/// Topology with this path in a bundled box. The path of any other topology is absolute.
 pub(super) fn topology(path: &str) -> Option<&'static str> {
     find(TOPOLOGIES, path.strip_prefix("topologies/")?.strip_suffix(".xml")?)
 }
 
-/// Which box the end of `path` could be meant to name, where it is no name of a file.
+/// Hint at the bundled box with a name like the end of `path`. A path with an extension gets no
+/// hint.
 pub(super) fn near(path: &str) -> Option<String> {
     let name = Path::new(path).file_name()?.to_str()?;
     let near = nearest(name, BOXES.iter().map(|(name, _)| *name));

@@ -1,4 +1,4 @@
-//! Rules between keys. Each error shows every value that takes part, and the arithmetic.
+//! Rules between keys. Each error shows every value of the rule, and the arithmetic.
 
 use super::reading::{ConfigReader, Violation, float_text};
 use super::{
@@ -7,17 +7,17 @@ use super::{
 };
 use topology::counted;
 
-/// Most samples of a step, also of a product that nobody wrote down.
+/// Most samples of a step, also if they are the product of keys.
 const MOST_SAMPLES: u64 = 1 << 31;
 
 /// A rule between keys.
 enum Rule<'a> {
     Computed(fn(&Checks<'a>) -> Option<Violation>),
-    /// That values of keys do not go together: each of these.
+    /// Combinations of values that are refused.
     Clashes(&'static [Clash]),
 }
 
-/// What must hold between keys.
+/// All rules between keys.
 const fn rules<'a>() -> [Rule<'a>; 39] {
     use Rule::{Clashes, Computed};
     [
@@ -63,8 +63,8 @@ const fn rules<'a>() -> [Rule<'a>; 39] {
     ]
 }
 
-/// Applies every rule whose values are valid by themselves, and those of the machine. A stored config was trained: the rules of
-/// its GPUs held.
+/// Applies every rule whose values are valid, and the rules of the machine. A stored config was
+/// trained and kept the rules of its GPUs, so these do not apply to it.
 pub(super) fn all(reader: &mut ConfigReader, config: &Config, of_machine: &MachineRules<'_>) {
     let checks = Checks { config, searched: reader.searched };
     let of_gpus = match reader.stored {
@@ -79,28 +79,28 @@ pub(super) fn all(reader: &mut ConfigReader, config: &Config, of_machine: &Machi
 }
 
 impl Config {
-    /// Whether a config that was changed in place keeps every rule between keys.
+    /// Whether the config keeps every rule between keys, for a config that was changed in place.
     pub fn is_sound(&self) -> bool {
         self.first_broken().is_none()
     }
 
-    /// The message of the first rule that does not hold.
+    /// Message of the first rule that the config breaks.
     pub fn first_broken(&self) -> Option<String> {
         let checks = Checks { config: self, searched: false };
         checks.broken().next().or_else(|| checks.precision()).map(|broken| broken.message)
     }
 }
 
-/// The rules that a config breaks on the machine that loads it: who loads it to train there gives them.
+/// Finds the rules that a config breaks on the machine that trains it.
 pub type MachineRules<'a> = dyn Fn(&Config) -> Vec<Violation> + 'a;
 
-/// Values of keys that do not go together.
+/// A combination of values that is refused.
 pub(super) struct Clash {
-    /// Whether a config has them.
+    /// Whether a config has these values.
     pub(super) has: fn(&Config) -> bool,
     pub(super) message: &'static str,
     pub(super) help: &'static str,
-    /// The keys, each with what its value means here; the one to blame first.
+    /// The keys, each with the meaning of its value here. The key to blame is first.
     pub(super) values: &'static [(&'static str, &'static str)],
 }
 
@@ -169,12 +169,12 @@ const NOTHING_LEFT: &[Clash] = &[Clash {
     values: &[("train.weights", "writes no weights")],
 }];
 
-/// The value of a key.
+/// Value of a key that is a count.
 #[derive(Clone, Copy)]
 pub(super) struct Count {
     pub(super) key: &'static str,
     pub(super) number: u64,
-    /// One of what it counts.
+    /// Singular of the counted thing: `head`.
     pub(super) thing: &'static str,
 }
 
@@ -183,7 +183,7 @@ impl Count {
         Self { key, number: number as u64, thing }
     }
 
-    /// Breaks a rule unless `parts` divides this count.
+    /// Returns a violation unless `parts` divides this count.
     pub(super) fn split_over(self, parts: Self) -> Option<Violation> {
         let (total, part) = (self.number, parts.number);
         if part == 0 || total.is_multiple_of(part) {
@@ -206,7 +206,7 @@ impl Count {
 
 pub(super) struct Checks<'a> {
     pub(super) config: &'a Config,
-    /// A search finds other ranks for the box.
+    /// Whether a search of layouts finds other ranks for the box.
     pub(super) searched: bool,
 }
 
@@ -397,19 +397,19 @@ impl<'a> Checks<'a> {
     }
 }
 
-/// `30 = 3 x 8 + 6`
+/// Division with its remainder: `30 = 3 x 8 + 6`.
 fn remainder(total: u64, part: u64) -> String {
     format!("{total} = {} x {part} + {}", total / part, total % part)
 }
 
-/// The multiples of `part` on both sides of `total`.
+/// Multiples of `part` on both sides of `total`, in words.
 fn nearest_multiples(total: u64, part: u64) -> String {
     let below = total / part * part;
     let both = [below, below + part];
     either(if below == 0 { &both[1..] } else { &both })
 }
 
-/// The divisors of `total` on both sides of `part`.
+/// Divisors of `total` on both sides of `part`.
 fn nearest_divisors(total: u64, part: u64) -> Vec<u64> {
     let divides = |n: &u64| total.is_multiple_of(*n);
     let below = (1..part.min(total + 1)).rev().find(divides);

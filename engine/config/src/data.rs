@@ -1,4 +1,4 @@
-//! Where tokens come from.
+//! Keys of the data: files, their format, and the samples.
 
 use super::declare::{choice, section};
 use super::reading::{Entries, Interval, KeyDefault};
@@ -6,85 +6,93 @@ use super::sources::Sources;
 use serde::Serialize;
 
 section! {
-    /// Where tokens come from.
+    /// Files of the data, their format, and the samples.
     #[derive(Clone, Debug, PartialEq, Serialize)]
     pub struct DataConfig, read(s, beside_model: Option<String>) {
-        /// File, directory or glob to train on, or several with their shares of the samples. Relative to the config
-        /// file; in `--set` to the working directory. `train` needs it, `plan` does not.
+        /// Training data: a file, a directory or a glob, or a list of several with their shares of
+        /// the samples. A path is relative to the config file, or in `--set` to the working
+        /// directory. `onebox train` needs this key; `onebox plan` does not.
         #[serde(skip_serializing_if = "Sources::is_empty")]
         train: Sources = sources(Entries::Weighed), resume: Experiment;
-        /// The same for evaluations; each of several has a loss of its own. None: the last `validation_fraction` of `train`.
+        /// Validation set: a file, a directory or a glob, or a list of several, each with its own
+        /// loss. None: the last `data.validation_fraction` of the training data.
         validation: Sources = sources(Entries::Named), resume: Experiment;
-        /// `Auto`: text, and a file that seems to be something else is refused. `Bytes`: files of any kind. `U16`,
-        /// `U32`: little-endian token files. `Megatron`: a `.bin` with its `.idx` beside it, by either name or by what
-        /// the names have in common. `Jsonl`: JSON lines with a text each. `Chat`: JSON lines with `messages` each, or
-        /// `prompt` and `completion`; only answers count.
+        /// Format of the data files. `Auto`: text; a file that seems to be something else is
+        /// refused. `Bytes`: files of any kind. `U16`, `U32`: little-endian token files.
+        /// `Megatron`: a `.bin` file with its `.idx` file, named by either file or by their common
+        /// part. `Jsonl`: JSON lines with a text in each. `Chat`: JSON lines with `messages`, or
+        /// `prompt` and `completion`, in each; only answers are targets.
         format: DataFormat = choice(KeyDefault::Default(DataFormat::Auto)), resume: Experiment;
-        /// A `tokenizer.json` for text, or the folder of one. None: a byte is a token. With `format` `U16`, `U32` and
-        /// `Megatron` the one that made the tokens, which the run keeps for `generate`, `export` and `data show`. With
-        /// `model.from` the one of its folder where this is left out; where that has none, text is refused for its
-        /// weights unless the `None` is written.
+        /// Path of a `tokenizer.json`, or of its folder, that makes tokens of text. None: a byte is
+        /// a token. With `data.format` `U16`, `U32` and `Megatron` it is the tokenizer that made
+        /// the tokens; the run keeps it for `generate`, `export` and `data show`. If the key is
+        /// left out, the folder of `model.from` gives its tokenizer. If that folder has none,
+        /// onebox refuses to train its weights on bytes, unless the config says `None`.
         tokenizer: Option<String> = path(tokenizer(beside_model)), resume: Experiment;
-        /// Share of `train` that is held out where there is no `validation`.
+        /// Share of `data.train` that is the validation set if `data.validation` is None.
         validation_fraction: f32 = float(Interval::above(0.0, 0.5), KeyDefault::Default(0.1)), resume: Experiment;
-        /// The sample. `Windows`: `model.seq_len` tokens of all documents side by side. `Documents`: documents of
-        /// `Jsonl`, `Chat` or `Megatron` side by side, each of which sees itself alone. `None`: one of them, and
-        /// padding behind it.
+        /// Contents of a sample. `Windows`: `model.seq_len` tokens of the joined documents.
+        /// `Documents`: several documents of `Jsonl`, `Chat` or `Megatron`, each of which attends
+        /// only to itself, then padding. `None`: one document, then padding.
         packing: Packing = choice(match format {
             DataFormat::Chat => KeyDefault::Derived(Packing::None, "chats are samples", &["data.format"]),
             _ => KeyDefault::Default(Packing::Windows),
         }), resume: Experiment;
-        /// With `packing: Documents` and `None`, a document of more than `model.seq_len` + 1 tokens is cut there.
-        /// `false`: it is left out, and counted; one of `Jsonl` or `Megatron` with `packing: Documents` is divided.
+        /// Whether a document of more than `model.seq_len` + 1 tokens is cut to this length, with
+        /// `data.packing` `Documents` or `None`. `false`: it is left out, and counted; but
+        /// `packing: Documents` divides it if the format is `Jsonl` or `Megatron`.
         truncate: bool = flag(KeyDefault::Default(false)), resume: Experiment;
-        /// With `Chat`, the first message of each chat that has none of the system. Empty: none.
+        /// First message of each chat without a system message, with `data.format: Chat`. Empty: no
+        /// message.
         system: String = text(KeyDefault::Default(String::new()), |_| Ok(())), resume: Experiment;
-        /// What the text of a control token, such as `<|im_end|>`, is in the texts of `Jsonl`, and in `prompt` and
-        /// `completion` of `Chat` where these are texts. `Text`: text, which controls nothing. `Parsed`: the token, for
-        /// chats that a template has rendered; a text that ends with a control token gets no other end. Messages of
-        /// `Chat` are always text; files of plain text are always parsed.
+        /// Meaning of the text of a control token, such as `<|im_end|>`, in texts of `Jsonl`, and
+        /// in a `prompt` and `completion` of `Chat` that are texts. `Text`: the text controls
+        /// nothing. `Parsed`: the text is the token, for chats that a template has rendered; a text
+        /// that ends with a control token gets no other end. Messages of `Chat` are always text;
+        /// files of plain text are always parsed.
         control_tokens: ControlTokens = choice(KeyDefault::Default(ControlTokens::Text)), resume: Experiment;
 
-        // Versions without the key knew nothing else.
+        // Versions without this key had only `Random`.
         let usual = if s.reader.stored { DataOrder::Random } else { DataOrder::Shuffled };
-        /// `Shuffled`: epochs, each of which has every window of `model.seq_len` tokens once. `Random`: each sample
-        /// starts anywhere.
+        /// Order of the samples. `Shuffled`: epochs; each epoch has every window of `model.seq_len`
+        /// tokens once. `Random`: each sample starts at a random token.
         order: DataOrder = choice(KeyDefault::Default(usual)), resume: Experiment;
     }
 }
 
-/// The default of `data.tokenizer`.
+/// Default of `data.tokenizer`.
 fn tokenizer(beside_model: Option<String>) -> KeyDefault<Option<String>> {
     let found = |path| KeyDefault::Derived(Some(path), "beside config.json", &["model.from"]);
     beside_model.map_or(KeyDefault::Default(None), found)
 }
 
 choice! {
-    /// How bytes of the files become tokens.
+    /// Format of the data files: how their bytes become tokens.
     #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
     pub enum DataFormat {
-        /// Text, one token per byte or what `tokenizer` makes of it. A file that seems to be something else is refused.
+        /// Text: a token is a byte, or a token of `tokenizer`. A file that seems to be something
+        /// else is refused.
         Auto,
-        /// The same for files of any kind.
+        /// As `Auto`, for files of any kind.
         Bytes,
         /// Little-endian 16-bit tokens.
         U16,
         /// Little-endian 32-bit tokens.
         U32,
-        /// Token files of Megatron, each with its index beside it, which says what the tokens are.
+        /// Token files of Megatron, each with an index file that gives the type of the tokens.
         Megatron,
-        /// JSON lines: each is an object with a text.
+        /// JSON lines: each line is an object with a text.
         Jsonl["(text: \"text\")"] {
-            /// The key of the text in a row.
+            /// Key of the text in each object of the JSON lines.
             text: String = text(KeyDefault::Default("text".into()), |_| Ok(()));
         },
-        /// JSON lines: each is a chat, of which only the assistant's answers count.
+        /// JSON lines: each line is a chat, and only the assistant's answers are targets.
         Chat,
     }
 }
 
 impl DataFormat {
-    /// Whether files hold text, or bytes taken as such, and not tokens.
+    /// Whether a file holds one text, or plain bytes, and not tokens.
     pub const fn is_bytes(&self) -> bool {
         matches!(self, Self::Auto | Self::Bytes)
     }
@@ -99,12 +107,12 @@ impl DataFormat {
         self.is_rows() || matches!(self, Self::Megatron)
     }
 
-    /// Whether a file or a row holds a text that a tokenizer can take.
+    /// Whether a file or a row holds text for a tokenizer.
     pub const fn is_text(&self) -> bool {
         self.is_bytes() || self.is_rows()
     }
 
-    /// Bytes of a token in the files; with a tokenizer, of a piece of text. None: an index says it.
+    /// Bytes of a token in the files; 1 for text. None: the index of the files has the number.
     pub const fn width(&self) -> Option<usize> {
         match self {
             Self::Auto | Self::Bytes | Self::Jsonl { .. } | Self::Chat => Some(1),
@@ -116,36 +124,36 @@ impl DataFormat {
 }
 
 choice! {
-    /// The kind of a sample.
+    /// Contents of a sample.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
     pub enum Packing {
-        /// A window of `seq_len` tokens of all documents side by side.
+        /// A window of `seq_len` tokens of the joined documents.
         Windows,
-        /// Documents side by side, each of which sees itself alone, and padding behind them.
+        /// Several documents, each of which attends only to itself, then padding.
         Documents,
-        /// A document, and padding behind it.
+        /// One document, then padding.
         None,
     }
 }
 
 choice! {
-    /// What the text of a control token is in a text that no chat template makes.
+    /// Meaning of the text of a control token in a text that no chat template makes.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
     pub enum ControlTokens {
-        /// Text, which controls nothing.
+        /// The text controls nothing.
         Text,
-        /// The token.
+        /// The text is the control token.
         Parsed,
     }
 }
 
 choice! {
-    /// In which order a run takes its samples.
+    /// Order of the samples of a run.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
     pub enum DataOrder {
-        /// Epochs: each has every window of `seq_len` tokens once, in an order of its own.
+        /// Epochs: each epoch has every window of `seq_len` tokens once, in its own order.
         Shuffled,
-        /// Every sample starts anywhere, as chance has it.
+        /// Every sample starts at a random token.
         Random,
     }
 }

@@ -1,4 +1,4 @@
-//! Rules between keys of the data, and between them and the model.
+//! Rules between the keys of the data, and between the data and the model.
 
 use super::checks::Checks;
 use super::model_folder::tokenizer_remedy;
@@ -24,7 +24,7 @@ impl Checks<'_> {
 
     pub(super) fn rows_without_tokenizer(&self) -> Option<Violation> {
         let data = &self.config.data;
-        // A folder that is refused is not asked for its tokenizer.
+        // For a refused folder, a missing tokenizer is not reported.
         let folder = self.config.model.from.as_ref();
         let folder = folder.map(|_| ("model.from", "without a tokenizer.json".into()));
         let values = [

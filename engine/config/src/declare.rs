@@ -1,4 +1,5 @@
-//! How a key of a config is declared, once: documentation, type, range, default, and the effect of a change on `--resume`.
+//! Macros that declare a key of a config once: documentation, type, range, default, and the effect
+//! of a change on `--resume`.
 
 /// Declares a section: a struct with a field for each key, and a function that reads the keys in this order.
 /// The declaration of a key consists of
@@ -47,9 +48,9 @@ macro_rules! section {
     };
 }
 
-/// Declares an enum whose variants are the values of a key. A variant with keys of its own shows an example of them in
-/// brackets. These keys are declared as in a section; without a [`ResumeEffect`](super::ResumeEffect) they have
-/// that of the key that holds the enum.
+/// Declares an enum with the values of a key as its variants. A variant with its own keys shows an
+/// example of them in brackets. These keys are declared as in a section. Without a
+/// [`ResumeEffect`](super::ResumeEffect) they have the effect of the key that holds the enum.
 macro_rules! choice {
     (
         $(#[$attribute:meta])*
@@ -118,7 +119,7 @@ macro_rules! choice {
     };
 }
 
-/// What is said of a key, without its value.
+/// Declaration of a key, without its value.
 macro_rules! declaration {
     ($key:ident, $($doc:literal)+ $(, $effect:ident)?) => {
         $crate::reading::Declaration::new(stringify!($key), concat!($($doc),+))
@@ -126,7 +127,7 @@ macro_rules! declaration {
     };
 }
 
-/// The type of a choice's context.
+/// Type of a choice's context.
 macro_rules! context {
     () => {
         ()

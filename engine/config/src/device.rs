@@ -1,4 +1,4 @@
-//! What the ranks run on.
+//! Devices of the ranks.
 
 use super::declare::choice;
 use super::reading::{Declaration, KeyDefault, Section, format_bytes};
@@ -7,29 +7,32 @@ use serde::{Serialize, Serializer};
 use std::path::{Path, PathBuf};
 
 choice! {
-    /// `Cpu(count: 4, memory: "512MiB")`, `Cuda`, `Sim(box: "boxes/dgx2.ron")`.
+    /// Devices: `Cpu(count: 4, memory: "512MiB")`, `Cuda`, `Sim(box: "boxes/dgx2.ron")`.
     #[derive(Clone, Debug, PartialEq, Serialize)]
     pub enum DeviceConfig, read(world: usize) {
         /// Virtual GPUs on this machine.
         Cpu["(count: 4, memory: \"512MiB\")"] {
-            /// Virtual GPUs, one for each rank.
+            /// Number of virtual GPUs, one for each rank.
             count: usize = uint(1..=4096 * 4096, KeyDefault::Derived(
                 world, "tensor x data", &["parallel.tensor", "parallel.data"]
             ));
-            /// Memory that each virtual GPU may hold.
+            /// Size of the memory of each virtual GPU.
             #[serde(serialize_with = "size")]
             memory: u64 = bytes(1 << 60, KeyDefault::Default(2 << 30)), resume: Placement;
-            /// Kernel threads of each virtual GPU. None: the cores of this machine divided by `count`, at least 1.
+            /// Number of kernel threads of each virtual GPU. None: the cores of this machine
+            /// divided by `device.count`, at most the cores of the rank's placement, and at least
+            /// 1.
             threads: Option<usize> = uint_or_none(1..=4096), resume: Placement;
         },
         /// Real GPUs.
         Cuda,
         /// A described box.
         Sim["(box: \"boxes/dgx2.ron\")"] {
-            /// File that describes the box, or the name of one that `onebox boxes` lists, such as `h100-128gib`.
+            /// File that describes the box, or the name of a box that `onebox boxes` lists, such as
+            /// `h100-128gib`.
             #[serde(rename = "box")]
             path: PathBuf = box_path();
-            /// The description as read.
+            /// Description of the box, read from `path`.
             #[serde(skip)]
             box_: Box<BoxConfig> = box_at(&path);
         },
@@ -42,14 +45,14 @@ fn size<S: Serializer>(bytes: &u64, serializer: S) -> Result<S::Ok, S::Error> {
 }
 
 impl Section<'_, '_> {
-    /// The key `box`, a word of Rust.
+    /// Reads the key `box`. The field has another name, because `box` is a word of Rust.
     fn box_path(&mut self, key: Declaration) -> PathBuf {
         let key = Declaration { name: "box", ..key };
         let or = KeyDefault::Required("box: \"boxes/dgx2.ron\"");
         self.path_or_name(key, or, |name| bundled::text(name).is_some()).into()
     }
 
-    /// The box there; it is no key.
+    /// Reads the description of the box at `path`. The field is not a key.
     fn box_at(&mut self, _: Declaration, path: &Path) -> Box<BoxConfig> {
         Box::new(load_box::box_of(self.reader, "device.box", &path.to_string_lossy()))
     }

@@ -1,21 +1,21 @@
-//! Differences of the software of 2020 that a box can leave out.
+//! Properties of the software of 2020 that a box can leave out.
 
 /// A property of the software of 2020.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fact {
     /// Every operation on the scores was a separate kernel.
     Scores,
-    /// Copies cut the heads out.
+    /// Separate copies cut out the heads.
     Heads,
     /// Bias, dropout, residual and the loss were several kernels each.
     SmallKernels,
     /// Checkpoints on the host were in unpinned memory.
     Pageable,
-    /// One rank of a data-parallel group at a time copied gradients.
+    /// Only one rank of a data-parallel group copied gradients at a time.
     OneCopier,
-    /// CPU-Adam reached less of the memory channels.
+    /// CPU-Adam used a smaller share of the memory channels' bandwidth.
     AdamRate,
-    /// A pass of the host unscaled the gradients.
+    /// A separate pass on the host unscaled the gradients.
     Unscaling,
 }
 

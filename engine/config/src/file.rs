@@ -1,4 +1,4 @@
-//! Text files that a config consists of, and what a name that is none of them was meant to be.
+//! Reads the text files of a config, and suggests names for a file that does not exist.
 
 use super::reading::{Complaint, nearest, short};
 use files::input::{self, NotAFile};
@@ -6,19 +6,19 @@ use std::fs::File;
 use std::io::{self, ErrorKind, Read};
 use std::path::Path;
 
-/// Larger than any config; a bound on the work that a wrong file can cause.
+/// Most bytes of a config, which bounds the work that a wrong file can cause.
 pub(super) const LARGEST: u64 = 1 << 20;
 
 fn complaint(message: String, help: &str) -> Complaint {
     Complaint { message, help: help.into() }
 }
 
-/// The text of a file, or why there is none.
+/// Reads the text of a file. The error says why it cannot be read.
 pub(super) fn read(path: &Path) -> Result<String, Complaint> {
     utf8(opened(path, input::open)?)
 }
 
-/// The same of a file or a pipe, whose writer this waits for.
+/// As [`read`], for a file or a pipe; waits for the writer of a pipe.
 pub(super) fn read_stream(path: &Path) -> Result<String, Complaint> {
     utf8(opened(path, input::stream)?)
 }
@@ -37,7 +37,7 @@ fn opened(path: &Path, open: fn(&Path) -> io::Result<File>) -> Result<File, Comp
     })
 }
 
-/// All of a text.
+/// Reads a whole text in UTF-8.
 pub(super) fn utf8(from: impl Read) -> Result<String, Complaint> {
     let bytes = input::whole(from, LARGEST).map_err(|error| match error.kind() {
         ErrorKind::FileTooLarge => {
@@ -53,7 +53,7 @@ pub(super) fn utf8(from: impl Read) -> Result<String, Complaint> {
     })
 }
 
-/// For a file that is not there: the nearest name that is.
+/// Help for a missing file: the existing file with the nearest name.
 fn missing_help(path: &Path) -> String {
     let wanted = path.file_name().map(|name| name.to_string_lossy().into_owned());
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -64,7 +64,7 @@ fn missing_help(path: &Path) -> String {
         }
         Err(error) => return format!("the directory `{}` cannot be read: {error}", dir.display()),
     };
-    // A link that leads nowhere has the very name.
+    // A broken link has exactly this name.
     let others = names.iter().filter(|name| wanted.as_ref() != Some(name));
     let near = nearest(wanted.as_deref().unwrap_or_default(), others.map(String::as_str));
     match near.first() {
@@ -73,7 +73,7 @@ fn missing_help(path: &Path) -> String {
     }
 }
 
-/// For a directory: what of it could be meant.
+/// Help for a path that is a directory: the configs in it.
 fn folder_help(dir: &Path) -> String {
     match ron_files(dir) {
         Ok(names) => format!("name a file; {}", in_folder(dir, &names)),
@@ -89,7 +89,7 @@ fn in_folder(dir: &Path, names: &[String]) -> String {
     }
 }
 
-/// Names of the first files of `dir` that end so, in order.
+/// Sorted names of the `.ron` files among the first 1000 entries of `dir`.
 pub(super) fn ron_files(dir: &Path) -> io::Result<Vec<String>> {
     let file = |entry: io::Result<std::fs::DirEntry>| {
         let path = entry.ok()?.path();

@@ -1,4 +1,5 @@
-//! The box that `--box` names: a file, or the name of one among the boxes beside a config, or of one that the program holds.
+//! Finds the box that `--box` names: a file, or the name of a box near the config or of a bundled
+//! box.
 
 use super::bundled;
 use super::file::{LARGEST, ron_files};
@@ -9,13 +10,13 @@ use files::shell::quoted_path;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// Characters of the list of all names.
+/// Most characters of the list of all names.
 const LONGEST: usize = 2000;
 
-/// The file of the box `named` for `config`.
+/// Path of the box `named` for `config`, or the name of a bundled box.
 ///
 /// # Errors
-/// That there is none, and what could be meant.
+/// There is no such box; the text suggests boxes.
 pub fn find_box(named: &Path, config: &Path) -> Result<PathBuf, String> {
     // A folder may have the name of a box by chance.
     let is_there = named.symlink_metadata().is_ok();

@@ -1,10 +1,10 @@
-//! Every key that a config or a box may have, as the reader itself asks for it: what `onebox config keys` prints and
-//! `docs/config.md` is made of.
+//! Lists every key of a config or a box, from the code that reads it. `onebox config keys` and
+//! `docs/config.md` show this list.
 
 use super::reading::{ConfigReader, Key, Node, Section};
 use super::{BoxConfig, Config};
 
-/// Every key of a config, in reading order, a section before the keys in it.
+/// Every key of a config, in reading order. A section is before its keys.
 pub fn keys() -> Vec<Key> {
     described(|s| drop(Config::read(s, "")))
 }

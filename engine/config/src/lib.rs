@@ -1,10 +1,10 @@
-//! The configuration of a run, checked: whoever holds a [`Config`] holds one that makes sense.
+//! Configuration of a run. Every [`Config`] that is loaded here is checked and valid.
 //!
-//! [`load()`] reads RON, applies `--set` overrides, and reports every error at once with its place:
-//! `schema` says what each key may be, `checks` what several may be together. `reading` knows no key: it keeps the
-//! place of every value, and prints what is wrong there.
+//! [`load()`] reads RON, applies `--set` overrides, and reports all errors together, each with its
+//! place. `schema` defines what each key may be, and `checks` which values exclude each other.
+//! `reading` knows no key: it keeps the place of every value, and prints the errors there.
 
-// Files are opened, created, read and renamed by the crate `files`.
+// Only the crate `files` opens, creates, reads and renames files.
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
 mod box_schema;
@@ -74,36 +74,40 @@ pub use topology::Sockets;
 pub use train::{CheckpointWriter, SampleConfig, TrainConfig, WeightsPolicy};
 pub use write::in_line;
 
-/// Most steps of any kind: 10^12.
+/// Largest number of steps of a key: 10^12.
 const STEPS: u64 = 1_000_000_000_000;
 
-/// A checked config, and where each of its values came from.
+/// A checked config, and the origin of each value.
 #[derive(Clone, Debug)]
 pub struct LoadedConfig {
-    /// The config.
+    /// Checked config.
     pub config: Config,
-    /// Every dotted key, its value in RON, and its origin, in reading order.
+    /// Every dotted key with its value in RON and its origin, in the order of the sections of
+    /// [`Config::to_ron`].
     pub origins: Vec<(String, String, Origin)>,
-    /// The text of the file, without a byte order mark.
+    /// Text of the file, without a byte order mark.
     pub source: String,
-    /// Keys of a stored config that this version does not know, dotted. Any other config with such keys is refused.
+    /// Dotted keys of a stored config that this version does not know. In any other config an
+    /// unknown key is an error.
     pub ignored: Vec<String>,
-    /// What stands for `Auto` of `offload.update`, and why, once [`choose`](predict::choose) has looked: a sentence.
+    /// Sentence about the choice for `Auto` of `offload.update`, and its reason. `None` before
+    /// `predict::choose` decides.
     pub chosen: Option<String>,
 }
 
-/// Where a value came from.
+/// Origin of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// Left out.
+    /// The key is left out.
     Default,
-    /// The config file.
+    /// The value is in the config file.
     File {
-        /// 1-based.
+        /// Line number, from 1.
         line: usize,
     },
-    /// A `--set` argument.
+    /// The value is in a `--set` argument.
     Set,
-    /// Left out, and computed from other values; how, such as "micro x data".
+    /// The key is left out, and its value computed from other values. The text says how, such as
+    /// "micro x data".
     Derived(String),
 }

@@ -1,15 +1,16 @@
-//! Sizes so large that products of them would not fit in 64 bits; refused among the `checks`.
+//! Upper limits of sizes, so that their products fit into 64 bits. `checks` applies these rules.
 
 use super::DeviceConfig;
 use super::checks::Checks;
 use super::reading::{Violation, grouped};
 use topology::counted;
 
-/// Most parameters of a model: 2^50. Sums over them, in bytes, stay far below 2^64.
+/// Most parameters of a model: 2^50. Sums of bytes over them stay far below 2^64.
 const MOST_PARAMETERS: u128 = 1 << 50;
 
-/// Most elements of an activation, and most tokens of a run.
+/// Most elements of an activation.
 const MOST_ELEMENTS: u128 = 1 << 50;
+/// Most tokens of a run.
 const MOST_TOKENS: u128 = 1 << 62;
 
 /// Most bytes of all virtual GPUs.
@@ -34,7 +35,8 @@ impl Checks<'_> {
         let [l, c, t, v, f] =
             [m.layers, m.hidden, m.seq_len, m.vocab, m.ffn_hidden].map(|n| n as u128);
         let [h, k, d] = [m.heads, m.kv_heads, m.head_dim].map(|n| n as u128);
-        // Of a gated MLP with a norm of heads, biases and an output projection of its own: no family has more.
+        // Upper bound for all families: a gated MLP, norms of heads, biases and an untied output
+        // projection.
         let block = 2 * (h + k) * d * c + 3 * c * f + 9 * c + (h + 2 * k + 2) * d + f;
         let total = (2 * v + t) * c + l * block + 2 * c;
         (total > MOST_PARAMETERS).then(|| Violation {

@@ -1,4 +1,4 @@
-//! From a file and `--set` arguments to a checked [`Config`](super::Config).
+//! Loads a checked [`Config`](super::Config) from a file and `--set` arguments.
 
 use std::path::Path;
 
@@ -10,18 +10,20 @@ use super::{Config, LoadedConfig, checks, model_folder, schema};
 use files::foreign_text::foreign;
 use files::path_text::PathText;
 
-/// Reads the config at `path`, or from the standard input where that is `-`, applies the `--set` arguments, and checks everything.
+/// Reads the config at `path` (`-` is the standard input), applies the `--set` arguments, and
+/// checks everything.
 ///
-/// All errors come out together. Relative paths in the file are relative to it, those in `sets`
-/// to the working directory; both come out absolute.
+/// Returns all errors together. Relative paths in the file are relative to it, and relative paths
+/// in `sets` to the working directory. Both become absolute.
 pub fn load(path: &Path, sets: &[String]) -> Result<LoadedConfig, ConfigError> {
     load_and_look(path, sets, &Further::NONE)
 }
 
-/// Further trouble with a config, found outside of it: of each key what is wrong with its value, and what to do.
+/// Finds errors of a config for a caller outside of this crate. Each error has a key, a message and
+/// a remedy.
 pub type Trouble<'a> = dyn Fn(&Config, &ValidKeys<'_>) -> Vec<(&'static str, String, String)> + 'a;
 
-/// What of a config is valid: keys that are not hold stand-ins.
+/// Valid keys of a config; all other keys hold stand-ins.
 #[expect(missing_debug_implementations, reason = "it is lent for two questions")]
 pub struct ValidKeys<'a> {
     reader: &'a ConfigReader,
@@ -29,20 +31,21 @@ pub struct ValidKeys<'a> {
     of_machine: &'a MachineRules<'a>,
 }
 
-/// What a config is checked for besides its own rules.
+/// Checks of a config in addition to its own rules.
 #[derive(Clone, Copy)]
 #[expect(missing_debug_implementations, reason = "it has two functions")]
 pub struct Further<'a> {
-    /// Trouble that the caller finds.
+    /// Finds the errors that the caller knows.
     pub trouble: &'a Trouble<'a>,
-    /// Rules of the machine that trains.
+    /// Finds broken rules of the machine that trains.
     pub of_machine: &'a MachineRules<'a>,
-    /// For a search of layouts: ranks of the file's own that its box has no room for are no error.
+    /// Whether a search of layouts chooses the ranks. Then the box may be too small for the ranks
+    /// of the file.
     pub searched: bool,
 }
 
 impl Further<'_> {
-    /// Nothing.
+    /// No further checks.
     pub const NONE: Self =
         Further { trouble: &|_, _| Vec::new(), of_machine: &|_| Vec::new(), searched: false };
 }
@@ -53,7 +56,7 @@ impl ValidKeys<'_> {
         self.reader.ok(keys)
     }
 
-    /// Whether nothing is wrong with the config, rules between keys included.
+    /// Whether the config has no errors, including broken rules between keys.
     pub fn is_all(&self) -> bool {
         self.reader.problems.is_empty()
             && self.config.is_sound()
@@ -61,7 +64,7 @@ impl ValidKeys<'_> {
     }
 }
 
-/// [`load`], with what is found `further` among the errors.
+/// [`load`], with the errors of `further`.
 ///
 /// # Errors
 /// As [`load`].
@@ -90,8 +93,8 @@ fn load_file(
     read_all(reader, &text, &name, dir, sets, further)
 }
 
-/// [`load`] for a text that was read already; messages call it `name`, and its relative paths are
-/// relative to `base_dir`.
+/// [`load`] for a text in memory. Messages call it `name`, and its relative paths are relative to
+/// `base_dir`.
 pub fn load_str(
     text: &str,
     name: &str,
@@ -101,7 +104,7 @@ pub fn load_str(
     load_str_and_look(text, name, base_dir, sets, &Further::NONE)
 }
 
-/// [`load_str`], with what is found `further` among the errors.
+/// [`load_str`], with the errors of `further`.
 ///
 /// # Errors
 /// As [`load`].
@@ -115,15 +118,15 @@ pub fn load_str_and_look(
     read_all(ConfigReader::default(), text, name, base_dir, sets, further)
 }
 
-/// The config that a checkpoint holds. It may be of another version or made up: keys that this version does not know are
-/// ignored, and no file that it names is opened.
+/// Loads the config of a checkpoint, which may be of another version or forged. Keys that this
+/// version does not know are ignored, and no file that it names is opened.
 pub fn load_stored(text: &str, sets: &[String]) -> Result<LoadedConfig, ConfigError> {
     let reader = ConfigReader { stored: true, ..ConfigReader::default() };
     read_all(reader, text, "the checkpoint's config", Path::new("/"), sets, &Further::NONE)
 }
 
-/// The config that a run has written, for who looks at what it trained. As with a checkpoint's, unknown keys are ignored,
-/// with a warning, and no file that it names is opened: of a box only the name is there.
+/// Loads the config of a run, for commands that inspect the run. Unknown keys are ignored with a
+/// warning, and no file that it names is opened. Of a box only the name is known.
 ///
 /// # Errors
 /// As [`load`].
@@ -138,11 +141,11 @@ pub fn load_of_run(path: &Path) -> Result<LoadedConfig, ConfigError> {
     Ok(loaded)
 }
 
-/// Unknown keys that are named; there may be very many.
+/// Most unknown keys that the warning names; a config may have very many.
 const NAMED: usize = 10;
 
 impl LoadedConfig {
-    /// Says which keys of a stored config, of `path`, this version does not know.
+    /// Warns of the keys of a stored config, of `path`, that this version does not know.
     pub fn warn_of_ignored(&self, path: &Path) {
         let all = self.ignored.len();
         if all > 0 {
@@ -175,7 +178,7 @@ fn read_all(
     reader.report_duplicates(&tree, "");
     set::apply(&mut reader, &mut tree, sets);
     if !parsed {
-        // What the file holds is unknown: more errors would be noise.
+        // The content of the file is unknown, so further errors would be noise.
         return Err(reader.into_error(name));
     }
     let config = reader.read(&tree, "a config", |s| Config::read(s, &stem(name)));
@@ -184,7 +187,7 @@ fn read_all(
     for (key, message, help) in found {
         reader.refuse(Violation { message, help, values: vec![(key, String::new())] });
         if key == "model.from" {
-            // Rules say nothing of what such a folder lacks.
+            // The rules then do not also report what the folder lacks.
             reader.mark_bad(key);
         }
     }

@@ -1,4 +1,4 @@
-//! From the file of a box to its description.
+//! Loads the description of a box from its file.
 
 use super::file::read;
 use super::parse::{A_BOX, parse, stem};
@@ -6,7 +6,8 @@ use super::reading::{Complaint, ConfigError, ConfigReader};
 use super::{BoxConfig, bundled};
 use std::path::Path;
 
-/// Reads the description of a box: a file such as `configs/boxes/dgx2.ron`, or a bundled one by its name.
+/// Reads the description of a box from a file such as `configs/boxes/dgx2.ron`, or of a bundled box
+/// by its name.
 pub fn load_box(path: &Path) -> Result<BoxConfig, ConfigError> {
     let mut reader = ConfigReader::default();
     let described = box_of(&mut reader, "", &path.display().to_string());
@@ -16,11 +17,11 @@ pub fn load_box(path: &Path) -> Result<BoxConfig, ConfigError> {
     Err(reader.into_error(&path.display().to_string()))
 }
 
-/// The box in the file at `path`, which is the value of `key`. Errors of the file are added to
-/// the reader's, and the places of its keys stand below `key`.
+/// Reads the box in the file at `path`, which is the value of `key`. Errors of the file are added
+/// to the reader, and the places of its keys are stored below `key`.
 pub(super) fn box_of(reader: &mut ConfigReader, key: &str, path: &str) -> BoxConfig {
     let (mut inner, gpus) = (ConfigReader::default(), format!("{key}.gpus"));
-    // Stands in for a box that cannot be read.
+    // Stand-in for a box that cannot be read.
     let mut described = BoxConfig { machines: 1, ..BoxConfig::default() };
     if reader.stored && !reader.boxless && reader.ok(&[key]) {
         reader.report_box(key, path);

@@ -1,4 +1,4 @@
-//! What the topology of a described box says, against what its file says.
+//! Reads the topology of a described box, and the numbers that the box file must share with it.
 
 use super::bundled;
 use super::reading::{Complaint, Declaration, KeyDefault, Section, Violation};
@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use topology::{Machine, counted};
 
-/// The machine in the XML of `topology`, if there is one; errors of the XML are reported.
+/// Machine in the XML of `topology`, if the box has a topology. Errors of the XML are reported.
 pub(super) fn read(s: &mut Section<'_, '_>, path: Option<&str>) -> Option<Arc<Machine>> {
     let path = path?;
     let machine = match bundled::topology(path) {
@@ -25,7 +25,7 @@ pub(super) fn read(s: &mut Section<'_, '_>, path: Option<&str>) -> Option<Arc<Ma
     None
 }
 
-/// The machine with what its description says of each node's memory, where the node has some.
+/// Machine with the memory of the box file on each node that has memory.
 pub(super) fn with_node_memory(machine: Arc<Machine>, node_memory: u64) -> Arc<Machine> {
     let mut machine = Arc::unwrap_or_clone(machine);
     for node in machine.numa_nodes.iter_mut().filter(|node| node.memory_bytes > 0) {
@@ -34,21 +34,21 @@ pub(super) fn with_node_memory(machine: Arc<Machine>, node_memory: u64) -> Arc<M
     Arc::new(machine)
 }
 
-/// A number that the topology tells too.
+/// A number of the box that a topology gives, too.
 pub(super) struct TopologyNumber {
-    /// `GPU`
+    /// Singular of the counted thing: `GPU`.
     pub(super) what: &'static str,
     pub(super) most: u64,
-    /// Without a topology.
+    /// Default without a topology.
     pub(super) or: KeyDefault<usize>,
-    /// Machines alike, where the number is of all of them.
+    /// Number of equal machines that the number covers.
     pub(super) machines: usize,
-    /// As the topology has it of each machine.
+    /// Number that the topology gives for each machine.
     pub(super) per_machine: Option<usize>,
 }
 
 impl Section<'_, '_> {
-    /// Reads a number that the topology tells too.
+    /// Reads a number that a topology gives too, and refuses a different number.
     pub(super) fn counted(&mut self, key: Declaration, number: TopologyNumber) -> usize {
         let TopologyNumber { what, most, or, machines, per_machine: of_one } = number;
         if !self.reader.ok(&["topology"]) {

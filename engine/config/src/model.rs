@@ -1,4 +1,4 @@
-//! The network, as a config describes it.
+//! Keys of the network.
 
 use super::declare::{choice, section};
 use super::reading::{Interval, KeyDefault, Section};
@@ -8,76 +8,87 @@ section! {
     /// The network: a pre-norm decoder.
     #[derive(Clone, Debug, PartialEq, Serialize)]
     pub struct ModelConfig, read(s, in_folder: impl FnOnce(&mut Section<'_, '_>, Option<&str>) -> Option<ModelConfig>) {
-        /// Folder of a model of transformers (Llama, Mistral, Qwen2, Qwen3, GPT-2), or its config.json. It decides the
-        /// keys of `model`, and its weights are where training starts. Keys that are given beside it must not
-        /// contradict it; `seq_len` may be smaller.
+        /// Folder of a transformers model (Llama, Mistral, Qwen2, Qwen3, GPT-2), or its
+        /// config.json. The folder decides the keys of `model`, and training starts from its
+        /// weights. Other keys of `model` must not contradict the folder, but `model.seq_len` may
+        /// be smaller. None: there is no folder.
         from: Option<String> = path(KeyDefault::Default(None)), resume: Harmless;
-        /// What training with `from` starts from: the folder's weights, or random ones in its shape.
+        /// Initial weights of a run with `model.from`. `Pretrained`: the folder's weights.
+        /// `Random`: random weights in the folder's shape.
         weights: Weights = choice(KeyDefault::Default(Weights::Pretrained)), resume: Harmless;
 
         let folder = in_folder(s, from.as_deref());
         let of = folder.as_ref();
-        /// Its parts. `Gpt2`: layer norm, learned positions, GELU (tanh form), biases, a tied embedding. `Llama` (also
-        /// Mistral, Qwen2, Qwen3): RMSNorm, rotary positions, SwiGLU, shared heads of keys and values.
+        /// Parts of the network. `Gpt2`: layer norm, learned positions, GELU (tanh form), biases, a
+        /// tied embedding. `Llama` (also Mistral, Qwen2, Qwen3): RMSNorm, rotary positions, SwiGLU,
+        /// shared heads of keys and values.
         family: Family = choice(KeyDefault::Default(Family::Gpt2).unless(of.map(|m| m.family))), resume: Experiment;
 
         let gpt2 = family == Family::Gpt2;
-        /// Blocks.
+        /// Number of blocks.
         layers: usize = uint(1..=10_000, KeyDefault::Required("layers: 12").unless(of.map(|m| m.layers))), resume: Experiment;
         /// Width of the residual stream.
         hidden: usize = uint(1..=1_000_000, KeyDefault::Required("hidden: 768").unless(of.map(|m| m.hidden))), resume: Experiment;
-        /// Attention heads; a multiple of `parallel.tensor`.
+        /// Number of attention heads; a multiple of `parallel.tensor`.
         heads: usize = uint(1..=65_536, KeyDefault::Required("heads: 12").unless(of.map(|m| m.heads))), resume: Experiment;
 
         let one_each = KeyDefault::Derived(heads, "heads", &["model.heads"]);
-        /// Heads of keys and values, each shared by heads / kv_heads heads of queries (grouped-query attention). A
-        /// multiple of `parallel.tensor`, or a divisor of it: then ranks share heads. With `family: Llama`.
+        /// Number of heads of keys and values, each shared by heads / kv_heads heads of queries
+        /// (grouped-query attention). It is a multiple of `parallel.tensor`, or divides it; then
+        /// ranks share heads. A number other than `model.heads` needs `model.family: Llama`.
         kv_heads: usize = uint(1..=65_536, one_each.unless(of.map(|m| m.kv_heads))), resume: Experiment;
 
         let quotient = KeyDefault::Derived(hidden / heads.max(1), "hidden / heads", &["model.hidden", "model.heads"]);
-        /// Elements of a head; even with rotary positions. Other than hidden / heads with `family: Llama`.
+        /// Number of elements of a head; even with rotary positions. A number other than hidden /
+        /// heads needs `model.family: Llama`.
         head_dim: usize = uint(1..=65_536, quotient.unless(of.map(|m| m.head_dim))), resume: Experiment;
-        /// Tokens of a sample.
+        /// Number of tokens of a sample.
         seq_len: usize = uint(
             1..=MOST_POSITIONS, KeyDefault::Required("seq_len: 1024").unless(of.map(|m| m.seq_len))
         ), resume: Experiment;
-        /// Tokens of the vocabulary, without padding. 256 is one for each byte.
+        /// Number of tokens of the vocabulary, without padding. 256 is one token for each byte.
         vocab: usize = uint(2..=16_777_216, KeyDefault::Default(256).unless(of.map(|m| m.vocab))), resume: Experiment;
-        /// Inner width of the feed-forward part; a multiple of `parallel.tensor`. Of `Llama` 8/3 x hidden, up to a
-        /// multiple of 64, where it is left out.
+        /// Inner width of the MLP; a multiple of `parallel.tensor`. The default of `Llama` is 8/3 x
+        /// hidden, rounded up to a multiple of 64.
         ffn_hidden: usize = uint(
             1..=4_000_000, inner_width(family, hidden).unless(of.map(|m| m.ffn_hidden))
         ), resume: Experiment;
-        /// Probability of dropping, at the embedding, the attention weights and both residual branches.
+        /// Probability of dropout at the embedding, the attention weights and both residual
+        /// branches.
         dropout: f32 = float(Interval::below(0.0, 1.0), KeyDefault::Default(0.0)), resume: Experiment;
-        /// Standard deviation of the initial weights. Residual projections of a GPT-2 divide it by sqrt(2 layers).
+        /// Standard deviation of the initial weights. A GPT-2 divides it by sqrt(2 layers) for the
+        /// residual projections.
         init_std: f32 = float(
             Interval::closed(0.0, 10.0), KeyDefault::Default(0.02).unless(of.map(|m| m.init_std))
         ), resume: Experiment;
-        /// Added to the variance, or to the mean square, by norms.
+        /// Number that norms add to the variance or to the mean square.
         norm_eps: f32 = float(
             Interval::closed(0.0, 1.0), KeyDefault::Default(1e-5).unless(of.map(|m| m.norm_eps))
         ), resume: Experiment;
-        /// Rotary positions. With `family: Llama`.
+        /// Rotary positions, for `model.family: Llama`.
         rope: RopeConfig = section(|s| RopeConfig::read(s, of.map(|m| m.rope)));
-        /// The output projection is the token table. A GPT-2's always is; of `Llama` false where it is left out.
+        /// Whether the output projection is the token table. Always `true` for a GPT-2, and by
+        /// default `false` for `Llama`.
         tied: bool = flag(KeyDefault::Default(gpt2).unless(of.map(|m| m.tied))), resume: Experiment;
-        /// The projections to queries, keys and values have biases (Qwen2). A GPT-2's always have.
+        /// Whether the projections to queries, keys and values have biases (Qwen2). Always `true`
+        /// for a GPT-2, and by default `false` for `Llama`.
         qkv_bias: bool = flag(KeyDefault::Default(gpt2).unless(of.map(|m| m.qkv_bias))), resume: Experiment;
-        /// The projection back from the heads has a bias. A GPT-2's always has.
+        /// Whether the projection of the attention's output has a bias. Always `true` for a GPT-2,
+        /// and by default `false` for `Llama`.
         proj_bias: bool = flag(KeyDefault::Default(gpt2).unless(of.map(|m| m.proj_bias))), resume: Experiment;
-        /// Each head of queries and keys passes an RMSNorm before it is rotated (Qwen3). With `family: Llama`.
+        /// Whether each head of queries and keys passes an RMSNorm before the rotation (Qwen3).
+        /// Only with `model.family: Llama`.
         qk_norm: bool = flag(KeyDefault::Default(false).unless(of.map(|m| m.qk_norm))), resume: Experiment;
     }
 }
 
 choice! {
-    /// Where parameters of a model of transformers start.
+    /// Initial parameters of a run with `model.from`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
     pub enum Weights {
-        /// As its folder has them.
+        /// The weights in the folder.
         Pretrained,
-        /// At random, in its shape.
+        /// Random weights in the folder's shape.
         Random,
     }
 }
@@ -88,7 +99,8 @@ choice! {
     pub enum Family {
         /// Layer norm, learned positions, GELU (tanh form), biases, a tied embedding.
         Gpt2,
-        /// RMSNorm, rotary positions, SwiGLU, heads of keys and values that are shared: Llama, Mistral, Qwen2, Qwen3.
+        /// RMSNorm, rotary positions, SwiGLU, shared heads of keys and values: Llama, Mistral,
+        /// Qwen2, Qwen3.
         Llama,
     }
 }
@@ -97,11 +109,13 @@ section! {
     /// Rotary positions.
     #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
     pub struct RopeConfig, read(s, folder: Option<RopeConfig>) {
-        /// Base of the frequencies.
+        /// Base of the frequencies of rotary positions.
         theta: f32 = float(
             Interval::closed(1.0, 1e12), KeyDefault::Default(10_000.0).unless(folder.map(|r| r.theta))
         ), resume: Experiment;
-        /// How frequencies are lowered for contexts longer than those of the first training.
+        /// How the frequencies of rotary positions are lowered, for contexts longer than in the
+        /// model's first training. `None`: not at all. `Linear`: all by one factor. `Llama3`: as
+        /// Llama 3.1 does.
         scaling: RopeScaling = choice_with(
             KeyDefault::Default(RopeScaling::None).unless(folder.map(|r| r.scaling)), folder.map(|r| Factors::of(r.scaling))
         ), resume: Experiment;
@@ -109,37 +123,39 @@ section! {
 }
 
 choice! {
-    /// How frequencies of rotary positions are lowered.
+    /// How the frequencies of rotary positions are lowered.
     #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
     pub enum RopeScaling, read(folder: Option<Factors>) {
-        /// They are not.
+        /// The frequencies stay unchanged.
         None,
-        /// All by one factor.
+        /// One factor divides all frequencies.
         Linear["(factor: 4.0)"] {
-            /// Divides every frequency.
+            /// Factor that divides every frequency of rotary positions.
             factor: f32 = float(FACTOR, KeyDefault::Required("factor: 4.0").unless(folder.map(|f| f.factor)));
         },
-        /// As Llama 3.1 does.
+        /// The scaling of Llama 3.1.
         Llama3["(factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_seq_len: 8192)"] {
-            /// Divides low frequencies.
+            /// Factor that divides the low frequencies of rotary positions.
             factor: f32 = float(FACTOR, KeyDefault::Required("factor: 8.0").unless(folder.map(|f| f.factor)));
-            /// Frequencies of fewer turns than this in `original_seq_len` tokens are low.
+            /// Number of turns in `original_seq_len` tokens below which a frequency of rotary
+            /// positions is low.
             low_freq_factor: f32 = float(FACTOR, KeyDefault::Default(1.0).unless(folder.map(|f| f.low)));
-            /// Frequencies of more turns than this are high, and stay.
+            /// Number of turns in `original_seq_len` tokens above which a frequency of rotary
+            /// positions stays unchanged.
             high_freq_factor: f32 = float(FACTOR, KeyDefault::Default(4.0).unless(folder.map(|f| f.high)));
-            /// Tokens of the contexts of the first training.
+            /// Number of tokens of the contexts in the model's first training.
             original_seq_len: usize = uint(1..=MOST_POSITIONS, KeyDefault::Default(8192).unless(folder.map(|f| f.seq_len)));
         },
     }
 }
 
-/// Most tokens of a sample.
+/// Largest number of tokens of a sample.
 const MOST_POSITIONS: u64 = 16_777_216;
 
-/// What may divide a frequency.
+/// Allowed factors of a frequency.
 const FACTOR: Interval = Interval::closed(0.01, 1e6);
 
-/// Defaults of the keys of any scaling beside a folder.
+/// Defaults for the keys of each scaling, from the folder of `model.from`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Factors {
     factor: f32,
@@ -166,7 +182,7 @@ impl Factors {
     }
 }
 
-/// The default of `model.ffn_hidden`.
+/// Default of `model.ffn_hidden`.
 fn inner_width(family: Family, hidden: usize) -> KeyDefault<usize> {
     let (width, how) = match family {
         Family::Gpt2 => (4 * hidden, "4 x hidden"),

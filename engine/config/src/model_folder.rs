@@ -1,4 +1,4 @@
-//! What the folder of `model.from` says.
+//! Reads the folder that `model.from` names.
 
 use super::file::read;
 use super::reading::{Complaint, ConfigReader, Problem};
@@ -8,7 +8,8 @@ use crate::tokenizers::unread_tokenizers;
 use files::names::is_there;
 use std::path::{Path, PathBuf};
 
-/// The model that a folder of transformers describes, or its `config.json`. Of a stored config no file is opened.
+/// Reads the model of a folder of transformers, or of its `config.json`. A stored config opens no
+/// file.
 pub(super) fn of_folder(reader: &mut ConfigReader, key: &str, path: &str) -> Option<FolderModel> {
     if reader.stored || !reader.ok(&[key]) {
         return None;
@@ -44,7 +45,7 @@ pub(super) fn of_folder(reader: &mut ConfigReader, key: &str, path: &str) -> Opt
     }
 }
 
-/// What a folder is whose `config.json` is not there.
+/// Recognizes the content of a folder without `config.json`.
 fn other_content(path: &Path, file: &Path) -> Option<FolderContent> {
     if is_there(file) || !path.is_dir() {
         return None;
@@ -52,14 +53,15 @@ fn other_content(path: &Path, file: &Path) -> Option<FolderContent> {
     transformers::adapter(path).or_else(|| transformers::other_form(path))
 }
 
-/// The tokenizer in the folder of a model, where there is one.
+/// Path of the `tokenizer.json` in the folder of a model, if it exists.
 pub(super) fn tokenizer_of_folder(reader: &ConfigReader, model: &ModelConfig) -> Option<String> {
     let from = model.from.as_ref().filter(|_| !reader.stored && reader.ok(&["model.from"]))?;
     let tokenizer = folder_of(from).join("tokenizer.json");
     tokenizer.is_file().then(|| tokenizer.to_string_lossy().into_owned())
 }
 
-/// Refuses to train weights of a folder that has no tokenizer.json on bytes, unless the config says that bytes are its tokens.
+/// Refuses to train a folder's weights on bytes if the folder has no tokenizer.json, unless the
+/// config says that bytes are its tokens.
 pub(super) fn refuse_bytes(reader: &mut ConfigReader, model: &ModelConfig, data: &DataConfig) {
     const KEY: &str = "data.tokenizer";
     let is_said = reader.places.contains_key(KEY);
@@ -82,7 +84,7 @@ pub(super) fn refuse_bytes(reader: &mut ConfigReader, model: &ModelConfig, data:
     reader.problems.push(Problem { key: KEY.into(), message, help, spots });
 }
 
-/// What a config may do where rows of text have no tokenizer.
+/// Remedy for rows of text without a tokenizer.
 pub(super) fn tokenizer_remedy(model: &ModelConfig) -> String {
     match &model.from {
         Some(from) => {
@@ -93,7 +95,7 @@ pub(super) fn tokenizer_remedy(model: &ModelConfig) -> String {
     }
 }
 
-/// The folder that `model.from` names, by itself or by its config.json.
+/// Folder of `model.from`, which names the folder or its config.json.
 fn folder_of(from: &str) -> PathBuf {
     let path = Path::new(from);
     if path.is_dir() { path.into() } else { path.parent().unwrap_or(path).into() }
@@ -105,12 +107,12 @@ mod tests {
     use std::fs;
     use std::path::Path;
 
-    /// A config with a folder that has weights and, of a tokenizer, the file `tokenizer`.
+    /// Loads a config with a folder of weights in which `tokenizer` is the only tokenizer file.
     fn with(tokenizer: &str, sets: &[&str]) -> Result<(), String> {
         with_data("data: (train: \"t.txt\"), ", tokenizer, sets)
     }
 
-    /// The same with another section.
+    /// As [`with`], with another section `data`.
     fn with_data(data: &str, tokenizer: &str, sets: &[&str]) -> Result<(), String> {
         let folder = tempfile::tempdir().unwrap();
         let fixture =
@@ -145,7 +147,7 @@ mod tests {
                 with("tokenizer.model", &[&format, consent]).unwrap();
             }
         }
-        // Tokens of files were made before, and a plan needs no data.
+        // Token files exist already, and a plan needs no data.
         with("tokenizer.model", &["data.format=U16"]).unwrap();
         with_data("", "tokenizer.model", &[]).unwrap();
     }

@@ -1,4 +1,5 @@
-//! The section `model`. A folder of transformers decides those of its keys that are left out, and none may contradict it.
+//! Reads the section `model`. A folder of transformers gives the keys that the config leaves out,
+//! and no key may contradict it.
 
 use super::reading::{Section, Violation};
 use super::transformers::{COMPARED, ComparedKey, FolderModel};
@@ -8,7 +9,7 @@ use super::{ModelConfig, Origin, model_folder, transformers};
 pub(super) fn model(s: &mut Section<'_, '_>) -> ModelConfig {
     let mut folder = None;
     let model = ModelConfig::read(s, |s, from| {
-        // What cannot be read is reported; nothing more is asked for then.
+        // A bad `model.from` is already reported, and the stand-in prevents further errors.
         folder = match from {
             _ if !s.reader.ok(&["model.from"]) => Some(transformers::none()),
             Some(path) => model_folder::of_folder(s.reader, "model.from", path),
@@ -22,12 +23,12 @@ pub(super) fn model(s: &mut Section<'_, '_>) -> ModelConfig {
     model
 }
 
-/// Reports keys that are given beside a folder and say otherwise than it.
+/// Reports keys of the config that contradict the folder.
 fn contradictions(s: &mut Section<'_, '_>, model: &ModelConfig, from: &str, folder: &FolderModel) {
     let their = &folder.model;
     let differing = COMPARED.into_iter().filter_map(|ComparedKey { key, value, .. }| {
         let (ours, theirs) = (value(model), value(their));
-        // Shorter samples are those of the same model.
+        // The model is the same with shorter samples.
         if key == "model.seq_len" {
             let most = format!("at most {theirs} ({})", folder.positions);
             return (model.seq_len > their.seq_len).then_some((key, ours, most));
@@ -35,7 +36,7 @@ fn contradictions(s: &mut Section<'_, '_>, model: &ModelConfig, from: &str, fold
         (ours != theirs).then_some((key, ours, theirs))
     });
     for (key, ours, theirs) in differing {
-        // What is bad by itself is reported already.
+        // An invalid key is already reported.
         let given = s.reader.origins.iter().any(|(name, _, origin)| {
             name.starts_with(key) && !matches!(origin, Origin::Default | Origin::Derived(_))
         });

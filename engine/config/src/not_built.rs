@@ -1,14 +1,14 @@
-//! What a config may name and `train` cannot do on this machine.
+//! Finds what a valid config names and `train` cannot do on this machine.
 
 use super::reading::{ConfigError, Problem, Spot};
 use super::{Config, DeviceConfig, Origin};
 
 impl Config {
-    /// What this config asks for and `train` cannot do, all of it, or `None`.
+    /// Error about everything in this config that `train` cannot do; `None` if `train` can run it.
     ///
-    /// `plan` and `config check` accept such a config; `train` refuses it, since it never does
-    /// something else than it was asked for. `origins` are those of [`Loaded`](super::Loaded).
-    /// `missing`: why this machine has no real GPUs that onebox can use, asked where the config wants some.
+    /// `plan` and `config check` accept such a config. `train` refuses it, because `train` only
+    /// does what the config says. `origins` are those of [`LoadedConfig`](super::LoadedConfig).
+    /// `missing` returns why this machine has no usable GPUs; it is called only for `device: Cuda`.
     pub fn not_built(
         &self,
         origins: &[(String, String, Origin)],
@@ -26,7 +26,7 @@ impl Config {
                  virtual GPUs with `--set 'device=Cpu(count: N)'`",
             ),
         };
-        // Where the value was written.
+        // The place of the value in the user's input.
         let origin = origins.iter().find(|(name, ..)| name == "device").map(|(.., origin)| origin);
         let spots = match origin {
             Some(Origin::File { line }) => {

@@ -1,80 +1,94 @@
-//! Where the optimizer is and when it runs.
+//! Keys of the offload: where the optimizer is, and when it runs.
 
 use super::declare::{choice, section};
 use super::reading::{Choice, Declaration, Interval, KeyDefault, Section};
 use serde::Serialize;
 use topology::Sockets;
 
-/// Default of [`OffloadConfig::tile_elements`]: 4 MiB of 16-bit parameters, so that starting a copy takes little of its
-/// time.
+/// Default of [`OffloadConfig::tile_elements`]: 4 MiB of 16-bit parameters, so that the start of a
+/// copy is a small part of its time.
 pub const TILE_ELEMENTS: usize = 1 << 21;
 
 /// Default of [`OffloadConfig::bucket_elements`].
 pub const BUCKET_ELEMENTS: usize = 50_000_000;
 
-/// `offload.first_forward` for all micro-batches of any step.
+/// Value of `offload.first_forward` that means all micro-batches of any step.
 pub const ALL_TOGETHER: usize = 4096;
 
 section! {
-    /// ZeRO-Offload.
+    /// Keys of ZeRO-Offload.
     #[derive(Clone, Debug, PartialEq, Serialize)]
     pub struct OffloadConfig, read(s) {
-        /// Where the optimizer states and the update are.
+        /// Where the optimizer keeps its states and runs the update. `Host`: on the host. `Device`:
+        /// on the GPUs, partitioned over the data-parallel ranks. `Split`: a share on the GPUs, all
+        /// else on the host.
         optimizer: Placement = choice(KeyDefault::Default(Placement::Host)), resume: Placement;
-        /// Where parameters are between their uses. `Host`: on the host, from where those of each block come up ahead
-        /// of each use, so that a model may be larger than the GPUs' memory; the same bits. It needs the optimizer on
-        /// the host.
+        /// Where the 16-bit parameters are between their uses. `Device`: on the GPUs. `Host`: on
+        /// the host. The parameters of each block are then prefetched to the GPU before each use,
+        /// so a model may be larger than GPU memory; the bits are the same. `Host` needs
+        /// `offload.optimizer: Host`.
         parameters: ParameterPlace = choice(KeyDefault::Default(ParameterPlace::Device)), resume: Placement;
-        /// With `parameters: Host`: blocks whose parameters a GPU holds at once, besides the resident ones. None: 3, or
-        /// 2 where 3 do not fit.
+        /// Number of blocks whose parameters a GPU holds in a ring of buffers, besides the resident
+        /// blocks. Only with `offload.parameters: Host`. None: 3, or 2 if 3 do not fit.
         ring: Option<usize> = uint_or_none(2..=64), resume: Placement;
-        /// With `parameters: Host`: blocks whose parameters stay on the GPU all the same, spread evenly. None: as many
-        /// as fit.
+        /// Number of blocks whose parameters stay on the GPU, spread evenly over the model. Only
+        /// with `offload.parameters: Host`. None: as many as fit.
         resident_blocks: Option<usize> = uint_or_none(0..=10_000), resume: Placement;
-        /// When the update runs. `Overlapped` and `Speculative` give the bits of `Serial`; `Speculative` begins during
-        /// the backward pass, and takes more memory; with `Delayed` each step computes on parameters of one step
-        /// earlier. `Auto` is `Speculative` where that fits and gains, else `Overlapped`; `plan`, `simulate` and
-        /// `train` say why.
+        /// When the update runs. `Serial`: before the next step. `Overlapped`: during the next
+        /// forward pass. `Speculative`: begins during the backward pass, and needs more host
+        /// memory. `Delayed`: during the whole next step, which computes on parameters of one step
+        /// earlier. All modes but `Delayed` give the same bits. `Auto`: `Speculative` if it fits
+        /// and saves time, else `Overlapped`; `plan`, `simulate` and `train` print the reason.
         update: UpdateMode = choice(KeyDefault::Default(UpdateMode::Overlapped)), resume: Placement;
-        /// Share of the parameters behind the embedding whose update `Speculative` begins during the backward pass,
-        /// rounded down to whole segments, the last ones: first an output projection of its own, then the final norm
-        /// and the last blocks. Their states take their bytes in host memory twice. `Auto`: on a described box the
-        /// share of the fastest simulated step, elsewhere at most 0.5, as far as it fits.
+        /// Share of the parameters after the embedding that `offload.update: Speculative` updates
+        /// during the backward pass. It is rounded down to whole segments, from the last segment
+        /// on: an untied output projection, the final norm, the last blocks. Their states use host
+        /// memory twice. `Auto`: on a described box the smallest share with almost the fastest
+        /// simulated step, elsewhere 0.5, or less if 0.5 does not fit.
         speculated_fraction: SpeculatedFraction = speculated(), resume: Placement;
-        /// How gradients and parameters cross PCIe. `Blocking` is what DeepSpeed did in 2020, to compare with; it needs
-        /// `update: Serial` and the optimizer on the host.
+        /// How gradients and parameters cross PCIe. `Streamed`: each 16-bit shard as soon as it is
+        /// ready. `Blocking`: as in DeepSpeed in 2020, for comparison; it needs `offload.update:
+        /// Serial` and `offload.optimizer: Host`.
         transfer: Transfer = choice(KeyDefault::Default(Transfer::Streamed)), resume: Layout;
-        /// Where gradients of several micro-batches are summed, in fp32: on the GPU (4/DP bytes for each parameter) or
-        /// on the host (4 bytes for each owned parameter). `Auto`: on the GPU where the plan fits.
+        /// Where gradients of several micro-batches are summed in fp32. `Device`: on the GPU, 4/DP
+        /// bytes for each parameter. `Host`: on the host, 4 bytes for each parameter that a rank
+        /// owns. `Auto`: on the GPU if the plan fits, else on the host.
         accumulate: Accumulate = choice(KeyDefault::Default(Accumulate::Auto)), resume: Placement;
-        /// How the moments of AdamW are kept in host memory. `Bf16` takes 2 bytes for each and rounds up or down by
-        /// chance: close to fp32, not equal. Only with the whole optimizer on the host.
+        /// Storage of the AdamW moments in host memory. `Fp32`: 4 bytes for each moment. `Bf16`: 2
+        /// bytes, with stochastic rounding: close to fp32, not equal. `Bf16` needs
+        /// `offload.optimizer: Host`.
         moments: Moments = choice(KeyDefault::Default(Moments::Fp32)), resume: Layout;
-        /// How fp32 parameters are kept in host memory. `Split` keeps the bf16 parameter and the 2 bytes that make it
-        /// fp32: the same bits in 2 bytes less. It needs `precision: Bf16` or `Fp8`, and some of the optimizer on the
-        /// host.
+        /// Storage of the fp32 parameters in host memory. `Fp32`: 4 bytes besides the 16-bit
+        /// parameter. `Split`: the bf16 parameter and the 2 bytes that complete it to fp32; the
+        /// same bits in 2 bytes less. `Split` needs `precision: Bf16` or `Fp8`, and at least a part
+        /// of the optimizer on the host.
         master: Master = choice(KeyDefault::Default(Master::Fp32)), resume: Placement;
-        /// Most elements of a gradient bucket before it is reduced in pieces.
+        /// Largest number of elements of a gradient bucket that is reduced in one piece. A longer
+        /// bucket is reduced in several pieces.
         bucket_elements: usize = uint(1024..=1 << 40, KeyDefault::Default(BUCKET_ELEMENTS)), resume: Placement;
-        /// Most elements of a tile of the update on the host, whose parameters go up in one copy: 2 bytes each, with
-        /// `precision: Fp32` 4.
+        /// Largest number of elements of a tile of the host's update. The parameters of a tile go
+        /// to the GPU in one copy: 2 bytes for each element, or 4 with `precision: Fp32`.
         tile_elements: usize = uint(1024..=1 << 40, KeyDefault::Default(TILE_ELEMENTS)), resume: Placement;
-        /// Segments by which uploads of parameters run ahead of the forward pass.
+        /// Number of segments by which parameter uploads run before the forward pass.
         lookahead: usize = uint(1..=64, KeyDefault::Default(1)), resume: Placement;
-        /// Every block has a gradient buffer of its own, as in PyTorch, to compare with. Otherwise two take turns.
+        /// Whether every block has its own gradient buffer, as in PyTorch, for comparison.
+        /// Otherwise the blocks use two buffers in turn.
         keep_gradients: bool = flag(KeyDefault::Default(false)), resume: Placement;
-        /// Micro-batches whose first forward pass goes through each block together, so that an exact update hides
-        /// behind all of them. It takes a set of block inputs for each, and `recompute: Block`. With `parameters: Host`
-        /// all passes of a step go so, forward and backward, in groups of so many: parameters cross PCIe twice for each
-        /// group.
+        /// Number of micro-batches whose first forward pass goes through each block together, so
+        /// that an exact update overlaps with all of them. Each micro-batch needs a set of block
+        /// inputs; more than one micro-batch needs `recompute: Block`. With `offload.parameters:
+        /// Host` all forward and backward passes run in groups of this size, and parameters cross
+        /// PCIe twice for each group.
         first_forward: usize = uint(1..=ALL_TOGETHER as u64, together(parameters)), resume: Placement;
-        /// Sockets whose cores and memory a rank uses: its own (`Near`), or `All`. `Auto`: its own, and all where its
-        /// own do not hold its states and another socket has no rank.
+        /// Sockets whose cores and memory a rank uses. `Near`: the rank's own socket. `All`: also
+        /// the sockets without ranks. `Auto`: the own socket, or all sockets if the own socket's
+        /// memory cannot hold the rank's states and another socket has no rank.
         sockets: Sockets = choice(KeyDefault::Default(Sockets::Auto)), resume: Placement;
     }
 }
 
-/// All micro-batches where parameters cross PCIe for each group of them.
+/// Default of `offload.first_forward`. With parameters on the host it is all micro-batches, because
+/// parameters cross PCIe for each group.
 const fn together(parameters: ParameterPlace) -> KeyDefault<usize> {
     match parameters {
         ParameterPlace::Device => KeyDefault::Default(1),
@@ -87,52 +101,57 @@ const fn together(parameters: ParameterPlace) -> KeyDefault<usize> {
 }
 
 choice! {
-    /// Where the optimizer is.
+    /// Place of the optimizer.
     #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
     pub enum Placement {
-        /// States and step on the host.
+        /// States and update on the host.
         Host,
-        /// States and step on the device, partitioned over DP: no offload.
+        /// States and update on the device, partitioned over DP: no offload.
         Device,
-        /// States and step of the parameters that the forward pass needs first on the device, of the others on the host.
+        /// States and update on the device for the parameters that the forward pass needs first, on
+        /// the host for all others.
         Split["(device_fraction: 0.2)"] {
-            /// Share of the parameters whose states are on the GPUs, rounded to what every rank can own alike.
+            /// Share of the parameters whose optimizer states are on the GPUs, rounded so that
+            /// every rank owns the same number.
             device_fraction: f32 = float(Interval::closed(0.0, 1.0), KeyDefault::Required("device_fraction: 0.2"));
         },
     }
 }
 
 choice! {
-    /// Where the 16-bit parameters are between their uses.
+    /// Place of the 16-bit parameters between their uses.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
     pub enum ParameterPlace {
-        /// On the device, all of them.
+        /// The parameters are on the device.
         Device,
-        /// On the host, from where each block's come up for each use; the same bits.
+        /// The parameters are on the host, and each block's parameters are prefetched for each use;
+        /// the same bits.
         Host,
     }
 }
 
 choice! {
-    /// How the moments of AdamW are kept in host memory.
+    /// Storage of the AdamW moments in host memory.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
     pub enum Moments {
-        /// 4 bytes each.
+        /// 4 bytes for each moment.
         Fp32,
-        /// 2 bytes each, rounded up or down by chance so that the mean is right: close to fp32, not equal. The random bits
-        /// are those of seed, step, tensor and index, in every layout. Only with the whole optimizer on the host.
+        /// 2 bytes for each moment, with stochastic rounding: the mean is right, and values are
+        /// close to fp32, not equal. The random bits depend on seed, step, tensor and index, and
+        /// are the same in every layout. Only with the whole optimizer on the host.
         Bf16,
     }
 }
 
 choice! {
-    /// How master weights are kept in host memory.
+    /// Storage of the master weights in host memory.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
     pub enum Master {
-        /// 4 bytes each, besides the 16-bit parameter.
+        /// 4 bytes for each weight, besides the 16-bit parameter.
         Fp32,
-        /// The bf16 parameter and the 2 bytes that make it the fp32 master: the same bits, 2 bytes less. Needs
-        /// `precision: Bf16` or `Fp8`, and some of the optimizer on the host.
+        /// The bf16 parameter and the 2 bytes that complete it to the fp32 master: the same bits, 2
+        /// bytes less. Needs `precision: Bf16` or `Fp8`, and at least a part of the optimizer on
+        /// the host.
         Split,
     }
 }
@@ -141,43 +160,42 @@ choice! {
     /// When the update runs.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
     pub enum UpdateMode {
-        /// All of it before the next step.
+        /// The whole update runs before the next step.
         Serial,
-        /// Layer by layer under the next forward; the same bits as `Serial`.
+        /// The update runs layer by layer during the next forward pass; the same bits as `Serial`.
         Overlapped,
-        /// Segments are updated during the last backward pass of a step as if neither clipping nor a skip followed,
-        /// into second arrays of
-        /// the states, and again behind the decision where one did; the same bits as `Serial`.
-        /// Idle where `optimizer` is `Device`: there it is `Overlapped`.
+        /// Segments are updated during the last backward pass of a step, as if the step is neither
+        /// clipped nor skipped, into second arrays of the states. If the step is clipped or
+        /// skipped, they are updated again after the decision. The bits are those of `Serial`. With
+        /// `optimizer: Device` this mode is `Overlapped`.
         Speculative,
-        /// The update of step k runs under the whole of step k + 1, which computes on the parameters of step k - 1. Not
-        /// exact:
-        /// steps up to `after_step` are, the next one is stale. Idle where `optimizer` is `Device`: there it is
-        /// `Overlapped`.
+        /// The update of step k runs during the whole step k + 1, which computes on the parameters
+        /// of step k - 1. This is not exact: steps up to `after_step` are exact, and the next step
+        /// is stale. With `optimizer: Device` this mode is `Overlapped`.
         Delayed["(after_step: 40)"] {
-            /// The update of this step is the first delayed one.
+            /// Number of the optimizer step whose update is the first delayed update.
             after_step: u64 = uint(0..=super::STEPS, KeyDefault::Required("after_step: 40"));
         },
-        /// `Speculative` or `Overlapped`, as [`choose`](predict::choose) finds; `Overlapped` before it has looked.
+        /// `Speculative` or `Overlapped`, as `predict::choose` decides; `Overlapped` before that.
         Auto,
     }
 }
 
-/// Share of the parameters that `Speculative` updates ahead of the decision.
+/// Share of the parameters that `Speculative` updates before the decision on the step.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub enum SpeculatedFraction {
-    /// As [`choose`](predict::choose) finds.
+    /// The share that `predict::choose` finds.
     Auto,
-    /// In [0, 1].
+    /// A share from 0 to 1.
     #[serde(untagged)]
     Share(f32),
 }
 
 impl SpeculatedFraction {
-    /// Where nothing else is known.
+    /// Share that is used if no better share is known.
     pub const USUAL: f32 = 0.5;
 
-    /// The share: [`USUAL`](Self::USUAL) before anyone has chosen.
+    /// Returns the share; [`USUAL`](Self::USUAL) for `Auto`.
     pub const fn share(self) -> f32 {
         match self {
             Self::Auto => Self::USUAL,
@@ -197,24 +215,25 @@ choice! {
     /// How gradients and parameters cross PCIe.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
     pub enum Transfer {
-        /// 16-bit shards as they are ready.
+        /// Each 16-bit shard crosses as soon as it is ready.
         Streamed,
-        /// As DeepSpeed in 2020, to compare with: fp32 gradients down with every micro-batch (and the sum up), the
-        /// backward pass waits for them block by block, parameters go up after the whole update. Needs
-        /// `update: Serial` and the optimizer on the host.
+        /// The scheme of DeepSpeed in 2020, for comparison. The sum of gradients goes down with
+        /// every micro-batch, the last time as fp32, and up again for the next micro-batch. The
+        /// backward pass waits for these copies block by block. Parameters go up after the whole
+        /// update. Needs `update: Serial` and the optimizer on the host.
         Blocking,
     }
 }
 
 choice! {
-    /// Where gradients of several micro-batches are summed, in fp32.
+    /// Place where gradients of several micro-batches are summed in fp32.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
     pub enum Accumulate {
-        /// The device when the plan fits it.
+        /// The device if the plan fits it, else the host.
         Auto,
-        /// 4/DP bytes per parameter of device memory.
+        /// The device: 4/DP bytes of device memory for each parameter.
         Device,
-        /// 4 bytes per owned parameter of host memory.
+        /// The host: 4 bytes of host memory for each parameter that a rank owns.
         Host,
     }
 }

@@ -1,4 +1,4 @@
-//! The update rule, its learning rate, and its loss scale.
+//! Keys of the update rule, its learning rate and its loss scale.
 
 use super::declare::{choice, section};
 use super::reading::{Interval, KeyDefault};
@@ -6,7 +6,7 @@ use super::{STEPS, TrainConfig};
 use serde::Serialize;
 
 section! {
-    /// The update rule.
+    /// Keys of the update rule.
     #[derive(Clone, Debug, PartialEq, Serialize)]
     pub struct OptimizerConfig, read(s) {
         /// AdamW (arXiv 1711.05101), or plain gradient descent with decoupled weight decay.
@@ -17,41 +17,45 @@ section! {
         beta1: f32 = float(Interval::below(0.0, 1.0), KeyDefault::Default(0.9)), resume: Experiment;
         /// Decay of the second moment.
         beta2: f32 = float(Interval::below(0.0, 1.0), KeyDefault::Default(0.95)), resume: Experiment;
-        /// Added to the root of the second moment.
+        /// Number that is added to the square root of the second moment.
         eps: f32 = float(Interval::above(0.0, 1.0), KeyDefault::Default(1e-8)), resume: Experiment;
         /// Decoupled weight decay, on matrices only.
         weight_decay: f32 = float(Interval::closed(0.0, 10.0), KeyDefault::Default(0.1)), resume: Experiment;
-        /// Global gradient norm above which gradients are scaled down. None: never.
+        /// Global gradient norm above which gradients are scaled down. None: no clipping.
         clip: Option<f32> = float_or_none(Interval::above(0.0, 1e9), KeyDefault::Default(Some(1.0))), resume: Experiment;
     }
 }
 
 choice! {
-    /// The update rule's kind.
+    /// Kind of the update rule.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
     pub enum OptimizerKind {
-        /// Decoupled weight decay (arXiv 1711.05101).
+        /// Adam with decoupled weight decay (arXiv 1711.05101).
         AdamW,
-        /// p -= lr * g, with decoupled weight decay. For tests: it does not hide the gradient's scale.
+        /// p -= lr * g, with decoupled weight decay. For tests: the gradient's scale stays visible.
         Sgd,
     }
 }
 
 section! {
-    /// Linear warm-up, then the kind's curve.
+    /// Learning rate over the steps: a linear warm-up, then the curve of `kind`.
     #[derive(Clone, Debug, PartialEq, Serialize)]
     pub struct ScheduleConfig, read(s, optimizer: &OptimizerConfig, train: &TrainConfig) {
-        /// Steps from 0 to the peak; at most `decay_steps`.
+        /// Number of warm-up steps, in which the learning rate rises linearly from 0 to the peak.
+        /// At most `schedule.decay_steps`.
         warmup_steps: u64 = uint(0..=STEPS, KeyDefault::Default(0)), resume: Experiment;
-        /// Step that reaches the minimum. It may exceed `train.steps`. `Constant` and `InverseSqrt` do not use it.
+        /// Step at which the learning rate reaches its minimum. It may exceed `train.steps`.
+        /// `Constant` and `InverseSqrt` do not use it.
         decay_steps: u64 = uint(1..=STEPS, KeyDefault::Derived(train.steps, "train.steps", &["train.steps"])), resume: Experiment;
 
         let until = (decay_steps - decay_steps / 10).max(warmup_steps);
-        /// Curve after the warm-up. `Wsd` (warm-up, stable, decay) stays at the peak and then falls as `Cosine` does.
-        /// `InverseSqrt` is the peak times the root of `warmup_steps` / step; without a warm-up, of 10_000 / (10_000 +
-        /// step).
+        /// Curve of the learning rate after the warm-up. `Cosine` and `Linear` fall to
+        /// `schedule.min_lr`. `Constant` stays at the peak. `Wsd` (warm-up, stable, decay) stays at
+        /// the peak and then falls as `Cosine` does. `InverseSqrt` is the peak times the square
+        /// root of `warmup_steps` / step; without a warm-up, of 10_000 / (10_000 + step).
         kind: ScheduleKind = choice_with(KeyDefault::Default(ScheduleKind::Cosine), until), resume: Experiment;
-        /// Least learning rate after the warm-up; at most `optimizer.lr`. `Constant` does not use it.
+        /// Smallest learning rate after the warm-up; at most `optimizer.lr`. `Constant` does not
+        /// use it.
         min_lr: f32 = float(
             Interval::closed(0.0, 10.0), KeyDefault::Derived(tenth(optimizer.lr), "lr / 10", &["optimizer.lr"])
         ), resume: Experiment;
@@ -59,49 +63,51 @@ section! {
 }
 
 choice! {
-    /// What follows the warm-up.
+    /// Curve of the learning rate after the warm-up.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
     pub enum ScheduleKind, read(until: u64) {
-        /// Cosine to `min_lr`.
+        /// A cosine from the peak to `min_lr`.
         Cosine,
-        /// The peak throughout.
+        /// A constant at the peak.
         Constant,
-        /// A straight line to `min_lr`.
+        /// A straight line from the peak to `min_lr`.
         Linear,
-        /// Warm-up, stable, decay: the peak, and then a cosine to `min_lr`.
+        /// Warm-up, stable, decay: a constant at the peak, then a cosine to `min_lr`.
         Wsd["(stable_until: 900)"] {
-            /// Last step at the peak; from `warmup_steps` to `decay_steps`.
+            /// Last step at the peak learning rate; from `schedule.warmup_steps` to
+            /// `schedule.decay_steps`.
             stable_until: u64 = uint(0..=STEPS, KeyDefault::Derived(
                 until,
                 "9/10 of decay_steps, or warmup_steps where that is more",
                 &["schedule.decay_steps", "schedule.warmup_steps"],
             ));
         },
-        /// The peak times the root of `warmup_steps` / step, never below `min_lr`.
+        /// The peak times the square root of `warmup_steps` / step, never below `min_lr`.
         InverseSqrt,
     }
 }
 
-/// A tenth of the number that was written, so that 6e-4 gives 6e-5 and not 6.0000002e-5.
+/// A tenth of the decimal number in the config: 6e-4 gives 6e-5, not 6.0000002e-5.
 fn tenth(rate: f32) -> f32 {
     rate.to_string().parse::<f64>().map_or(rate / 10.0, |exact| (exact / 10.0) as f32)
 }
 
-/// Of a loss scale.
+/// Allowed values of a loss scale.
 const SCALE: Interval = Interval::above(0.0, 16_777_216.0);
 
 section! {
     /// Dynamic loss scale of `Fp16`.
     #[derive(Clone, Debug, PartialEq, Serialize)]
     pub struct LossScaleConfig, read(s) {
-        /// Scale at step 1: a power of two, at least `floor`.
+        /// Loss scale at step 1: a power of two, at least `loss_scale.floor`.
         initial: f32 = float(SCALE, KeyDefault::Default(65536.0)), resume: Experiment;
-        /// Good steps before the scale doubles.
+        /// Number of steps in a row without an overflow before the loss scale doubles.
         window: u64 = uint(1..=STEPS, KeyDefault::Default(1000)), resume: Experiment;
-        /// The overflow that halves the scale, counted from the last time that it doubled; every further one halves it,
-        /// too, until it doubles again. Good steps between overflows do not begin the count anew.
+        /// Number of overflows after which the loss scale is halved, counted since it last doubled.
+        /// Every further overflow also halves it, until it doubles again. Good steps between
+        /// overflows do not reset the count.
         hysteresis: u32 = uint(1..=1000, KeyDefault::Default(2)), resume: Experiment;
-        /// The scale never falls below it.
+        /// Smallest loss scale; overflows do not lower it further.
         floor: f32 = float(SCALE, KeyDefault::Default(1.0)), resume: Experiment;
     }
 }

@@ -1,39 +1,43 @@
-//! How the network is cut over the ranks, and the samples of a step dealt to them.
+//! Keys that split the network and the samples of a step over the ranks.
 
 use super::declare::section;
 use super::reading::KeyDefault;
 use serde::Serialize;
 
 section! {
-    /// The rank grid.
+    /// Grid of the ranks.
     #[derive(Clone, Debug, PartialEq, Serialize)]
     pub struct ParallelConfig, read(s) {
-        /// TP degree: GPUs that share one replica of the model.
+        /// Tensor-parallel (TP) degree: number of GPUs that share one replica of the model.
         tensor: usize = uint(1..=4096, KeyDefault::Default(1)), resume: Layout;
-        /// DP degree: replicas of the model.
+        /// Data-parallel (DP) degree: number of replicas of the model.
         data: usize = uint(1..=4096, KeyDefault::Default(1)), resume: Layout;
-        /// Sequence parallelism: norms, dropout and residuals are split by tokens over TP.
+        /// Whether norms, dropout and residuals are split by tokens over the TP ranks (sequence
+        /// parallelism).
         sequence: bool = flag(KeyDefault::Default(false)), resume: Layout;
-        /// Sums over ranks exchange 32-bit numbers: TP's partial sums, and gradients over DP, whose sum is rounded
-        /// once. NCCL otherwise rounds 16-bit sums at each hop; in-process sums are fp32 in any case. With DP it takes
-        /// 4 bytes for each element of the longest bucket.
+        /// Whether sums over ranks exchange 32-bit numbers: partial sums of TP, and gradients over
+        /// DP, whose sum is rounded once. Otherwise NCCL rounds 16-bit sums at each hop; in-process
+        /// sums are fp32 in any case. With DP it needs 4 bytes of GPU memory for each element of
+        /// the longest gradient piece.
         reduce_fp32: bool = flag(KeyDefault::Default(false)), resume: Layout;
-        /// Under `mpirun` or `srun`: a TP group may have ranks in several processes, whose sums inside layers then go
-        /// through the network. Without it the ranks of a process must be whole TP groups.
+        /// Whether a TP group may have ranks in several processes, under `mpirun` or `srun`; its
+        /// sums inside layers then cross the network. `false`: the ranks of a process must be whole
+        /// TP groups.
         tensor_across_nodes: bool = flag(KeyDefault::Default(false)), resume: Layout;
     }
 }
 
-/// Samples of any kind: 2^31.
+/// Largest number of samples of a key: 2^31.
 const SAMPLES: u64 = 1 << 31;
 
 section! {
-    /// Batch sizes in samples of `seq_len` tokens.
+    /// Batch sizes in samples of `model.seq_len` tokens.
     #[derive(Clone, Debug, PartialEq, Serialize)]
     pub struct BatchConfig, read(s, parallel: &ParallelConfig) {
-        /// Samples of a rank in one pass.
+        /// Number of samples of a rank in one pass: the micro-batch size.
         micro: usize = uint(1..=SAMPLES, KeyDefault::Default(1)), resume: Layout;
-        /// Samples of an optimizer step over all ranks; a multiple of micro x data.
+        /// Number of samples of an optimizer step over all ranks; a multiple of `batch.micro` x
+        /// `parallel.data`.
         global: usize = uint(1..=SAMPLES, KeyDefault::Derived(
             micro * parallel.data, "micro x data", &["batch.micro", "parallel.data"]
         )), resume: Experiment;

@@ -1,4 +1,4 @@
-//! From a text to its tree; help for syntax errors, and for a text of another kind.
+//! Parses a text into its tree. Helps with syntax errors, and with files of another kind.
 
 use super::file::LARGEST;
 use super::reading::{
@@ -6,19 +6,19 @@ use super::reading::{
 };
 use std::path::{Path, PathBuf};
 
-/// What a file is to hold, and what to do with one that holds something else that onebox reads.
+/// Expected kind of a file, and help for a file of the other kind.
 pub(super) struct FileKind {
-    /// `a config`
+    /// Name of this kind, such as `a config`.
     what: &'static str,
-    /// Keys of which every such file has one.
+    /// Keys of this kind; every file of this kind has one of them.
     own: &'static [&'static str],
-    /// Those of the other kind of file.
+    /// Keys of the other kind.
     others: &'static [&'static str],
-    /// What that other kind is.
+    /// Name of the other kind.
     other: &'static str,
-    /// Where that belongs.
+    /// Remedy for a file of the other kind.
     help: &'static str,
-    /// Where the XML of a topology belongs.
+    /// Remedy for the XML of a topology.
     xml_help: &'static str,
 }
 
@@ -45,7 +45,7 @@ pub(super) const A_BOX: FileKind = FileKind {
 };
 
 impl FileKind {
-    /// Whether a text that was parsed to `root` is of the other kind.
+    /// Whether the text with the tree `root` is of the other kind.
     fn refuses(&self, root: &Node) -> bool {
         let NodeKind::Struct { fields, .. } = &root.kind else { return false };
         let has = |keys: &[&str]| fields.iter().any(|field| keys.contains(&field.key.as_str()));
@@ -53,13 +53,14 @@ impl FileKind {
     }
 }
 
-/// An export of hwloc, or another XML.
+/// Whether a text is XML, such as an export of hwloc.
 fn is_xml(text: &str) -> bool {
     let text = text.trim_start();
     ["<?xml", "<!DOCTYPE", "<topology"].iter().any(|start| text.starts_with(start))
 }
 
-/// Adds a file's text and parses it; a syntax error is reported, and a file of another kind.
+/// Adds a file's text to the reader and parses it. Reports a syntax error, or a file of another
+/// kind.
 pub(super) fn parse(
     reader: &mut ConfigReader,
     text: &str,
@@ -100,7 +101,7 @@ pub(super) fn parse(
     }
 }
 
-/// What usually lies behind a message of the RON parser.
+/// Help for the usual cause of a message of the RON parser.
 fn syntax_help(text: &str, error: &tree::SyntaxError) -> String {
     let message = error.message.as_str();
     let first = text.trim_start().chars().next();
@@ -133,7 +134,7 @@ fn syntax_help(text: &str, error: &tree::SyntaxError) -> String {
     help.into()
 }
 
-/// Another format that people write configs in, told by the first line that is no comment.
+/// Name of another config format, recognized by the first line that is no comment.
 fn other_format(text: &str) -> Option<&'static str> {
     let lines = text.lines().map(str::trim);
     let line = lines.filter(|line| !line.is_empty()).find(|line| !line.starts_with(['#', '/']))?;
@@ -156,7 +157,7 @@ fn other_format(text: &str) -> Option<&'static str> {
     }
 }
 
-/// The name of a file without its ending, which names what does not name itself.
+/// Name of a file without its extension; the default name of a config or a box.
 pub(super) fn stem(name: &str) -> String {
     let stem = Path::new(name).file_stem().map(|stem| stem.to_string_lossy().into_owned());
     let stem = stem.filter(|stem| !stem.is_empty()).unwrap_or_else(|| "run".into());

@@ -1,4 +1,4 @@
-//! What the parts of a model must be; refused among the `checks`.
+//! Rules about the parts of a model, which `checks` applies.
 
 use super::checks::{Checks, Count};
 use super::reading::Violation;
@@ -29,7 +29,8 @@ impl Checks<'_> {
         self.heads().split_over(self.kv_heads()?)
     }
 
-    /// Heads of keys and values are dealt to the ranks, or ranks to the heads.
+    /// Requires that each rank has equally many heads of keys and values, or each such head equally
+    /// many ranks.
     pub(super) fn kv_heads_over_ranks(&self) -> Option<Violation> {
         let (heads, ranks) = (self.kv_heads()?, self.ranks());
         if ranks.number > heads.number {
@@ -38,7 +39,7 @@ impl Checks<'_> {
         heads.split_over(ranks)
     }
 
-    /// What only a family of other parts can have.
+    /// Refuses settings that a GPT-2 cannot have.
     pub(super) fn parts_of_gpt2(&self) -> Option<Violation> {
         let m = &self.config.model;
         let other = [
@@ -70,7 +71,7 @@ impl Checks<'_> {
         })
     }
 
-    /// GPUs have no kernels for wider ones.
+    /// Refuses heads for which GPUs have no kernels.
     pub(super) fn widest_head(&self) -> Option<Violation> {
         let head_dim = self.config.model.head_dim;
         let on_gpus = match &self.config.device {
@@ -108,7 +109,8 @@ impl Checks<'_> {
         })
     }
 
-    /// A GPT-2's heads are the hidden channels.
+    /// Requires that all heads together have as many elements as there are hidden channels. A
+    /// `Llama` with its own `head_dim` is an exception.
     pub(super) fn hidden_over_heads(&self) -> Option<Violation> {
         let m = &self.config.model;
         if m.family == Family::Llama && m.head_dim != m.hidden / m.heads.max(1) {
@@ -117,7 +119,8 @@ impl Checks<'_> {
         Count::new("model.hidden", m.hidden, "hidden channel").split_over(self.heads())
     }
 
-    /// Each rank keeps its share of a block's input, unless the ranks split the tokens already. One block keeps nothing.
+    /// Requires that the ranks can split a block's input into equal shares. Sequence parallelism
+    /// splits the input already, and a model of one block keeps no input.
     pub(super) fn shares_over_ranks(&self) -> Option<Violation> {
         let Config { parallel, model, batch, partition_checkpoints, host_checkpoints, .. } =
             self.config;

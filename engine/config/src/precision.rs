@@ -1,17 +1,19 @@
-//! Types of values and of products; refused among the `checks` where GPUs or shapes have no such products.
+//! Rules about precisions: GPUs and shapes must have matmuls of the precision. `checks` applies
+//! these rules.
 
 use super::checks::Checks;
 use super::reading::Violation;
 use super::{DeviceConfig, Precision};
 
-/// The first compute capability with bf16 products.
+/// First compute capability with bf16 matmuls.
 const BF16_SINCE: u32 = 80;
 
-/// cuBLASLt has fp8 products of sizes in multiples of this.
+/// Sizes of fp8 matmuls in cuBLASLt are multiples of this number.
 const FP8_MULTIPLE: usize = 16;
 
 impl Precision {
-    /// That `gpu`, which has this compute capability, cannot train in it; 0 is an unknown one.
+    /// Violation if `gpu`, which has compute capability `sm`, cannot train in this precision. 0 is
+    /// an unknown capability and no violation.
     pub fn refusal(self, gpu: &str, sm: u32) -> Option<Violation> {
         let (since, products, instead) = match self {
             Self::Bf16 => {
@@ -31,7 +33,7 @@ impl Precision {
 }
 
 impl Checks<'_> {
-    /// Of a described box.
+    /// Checks the precision on the GPUs of a described box.
     pub(super) fn precision(&self) -> Option<Violation> {
         let DeviceConfig::Sim { box_, .. } = &self.config.device else { return None };
         self.config.precision.refusal(&format!("each GPU of `{}`", box_.name), box_.gpu.sm)

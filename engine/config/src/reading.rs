@@ -1,5 +1,5 @@
-//! A text of RON with the place of every value, read key by key; every error at once, each shown at its place. It knows
-//! no key of a config: those stand in `schema`.
+//! Reads RON key by key and keeps the place of every value. Reports all errors together, each at
+//! its place. This module knows no key of a config; `schema` has the keys.
 
 mod bytes;
 mod fields;

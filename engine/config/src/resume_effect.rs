@@ -1,23 +1,25 @@
-//! What a change of a key means for a run that is resumed.
+//! Effect of a changed key on a run that is resumed.
 
 use serde::Serialize;
 
-/// How far a change of a key reaches.
+/// Effect of a changed key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ResumeEffect {
-    /// Nothing that training computes changes.
+    /// The results of training stay the same.
     Harmless,
-    /// The same mathematics in the same order: parts of a step run elsewhere or at another time.
+    /// The same mathematics in the same order: parts of a step run in another place or at another
+    /// time.
     Placement,
-    /// The same mathematics: sums may add in another order, or numbers be stored otherwise.
+    /// The same mathematics, but sums may add in another order, or numbers be stored in another
+    /// form.
     Layout,
-    /// Another experiment.
+    /// The run becomes another experiment.
     Experiment,
 }
 
 impl ResumeEffect {
-    /// The meaning in words, for a person.
+    /// Text about the effect, for users.
     pub const fn words(self) -> &'static str {
         match self {
             Self::Harmless => "of no consequence for what is computed",

@@ -1,4 +1,4 @@
-//! A whole config.
+//! Keys of a whole config.
 
 use super::declare::{choice, section};
 use super::reading::KeyDefault;
@@ -11,69 +11,73 @@ use serde::Serialize;
 use serde::ser::{SerializeStruct, Serializer};
 
 section! {
-    /// A whole run.
+    /// Config of a whole run.
     #[derive(Clone, Debug, PartialEq)]
     pub struct Config, read(s, stem: &str) {
-        /// Name of the run, a part of its directory's name.
+        /// Name of the run; a part of the name of its directory.
         name: String = text(KeyDefault::Derived(stem.into(), "the file's name", &[]), run_name), resume: Harmless;
         /// How the network is split over the GPUs.
         parallel: ParallelConfig = section(ParallelConfig::read);
 
         let world = parallel.tensor * parallel.data;
         let usual = DeviceConfig::Cpu { count: world, memory: 2 << 30, threads: None };
-        /// What the ranks run on: virtual GPUs on this machine, NVIDIA GPUs, or a described box (for `plan` and `simulate`).
+        /// Devices of the ranks: virtual GPUs on this machine, NVIDIA GPUs, or a described box (for
+        /// `plan` and `simulate`).
         device: DeviceConfig = choice_with(
             KeyDefault::Derived(usual, "virtual GPUs on this machine", &[]), world
         ), resume: Layout;
         /// The network: a pre-norm decoder.
         model: ModelConfig = section(model_schema::model);
-        /// Storage type of parameters, activations and gradients on the GPU. Sums are fp32. `Fp16` has a dynamic loss
-        /// scale. `Fp8` stores bf16, and rounds the operands of the blocks' products to 8 bits: E4M3 for inputs and
-        /// weights, E5M2 for gradients, scaled by the largest magnitude of each tensor; from sm_89 on.
+        /// Storage type of parameters, activations and gradients on the GPU. Sums are fp32. `Fp16`
+        /// has a dynamic loss scale. `Fp8` stores bf16, and rounds the operands of the blocks'
+        /// matmuls to 8 bits: E4M3 for inputs and weights, E5M2 for gradients, scaled by the
+        /// largest magnitude of each tensor. `Fp8` needs sm_89 or newer.
         precision: Precision = choice(KeyDefault::Default(Precision::Bf16)), resume: Layout;
-        /// Dynamic loss scale. With `precision: Fp16` only.
+        /// Dynamic loss scale, used only with `precision: Fp16`.
         loss_scale: LossScaleConfig = section(LossScaleConfig::read);
         /// Where the optimizer is and when it runs (ZeRO-Offload).
         offload: OffloadConfig = section(OffloadConfig::read);
-        /// The update rule.
+        /// Update rule of the optimizer.
         optimizer: OptimizerConfig = section(OptimizerConfig::read);
-        /// Length of the run, evaluations, checkpoints, seed.
+        /// Length of the run, evaluations, checkpoints and seed.
         train: TrainConfig = section(|s| TrainConfig::read(s, loss_scale.hysteresis));
-        /// Learning rate over the steps: linear warm-up, then the kind's curve.
+        /// Learning rate over the steps: a linear warm-up, then the curve of `schedule.kind`.
         schedule: ScheduleConfig = section(|s| ScheduleConfig::read(s, &optimizer, &train));
         /// Batch sizes in samples of `model.seq_len` tokens.
         batch: BatchConfig = section(|s| BatchConfig::read(s, &parallel));
-        /// What is computed again in the backward pass instead of being kept: nothing; with `Selective` the outputs of
-        /// norms and of the MLP's activation, which saves about a third of the activations and costs up to 5 % of the
-        /// time; with `Block` the whole block from its input, which costs about a quarter of the time.
+        /// What the backward pass recomputes instead of keeping it (activation checkpointing).
+        /// `None`: nothing. `Selective`: the outputs of norms and of the MLP's activation, which
+        /// saves about a third of the activations and costs up to 5 % of the time. `Block`: the
+        /// whole block from its input, which costs about a quarter of the time.
         recompute: Recompute = choice(KeyDefault::Default(Recompute::None)), resume: Placement;
-        /// Each TP rank keeps its share of the inputs that `recompute: Block` keeps, and gathers them for the backward
-        /// pass. Not with `parallel.sequence`, which splits them already; idle with `parallel.tensor: 1`.
+        /// Whether each TP rank keeps only its share of the inputs that `recompute: Block` keeps,
+        /// and gathers them for the backward pass. Not allowed with `parallel.sequence`, which
+        /// splits them already; without effect with `parallel.tensor: 1`.
         partition_checkpoints: bool = flag(KeyDefault::Default(false)), resume: Placement;
-        /// The inputs that `recompute: Block` keeps go to host memory, each TP rank's share of them, and come back for
-        /// the backward pass.
+        /// Whether the inputs that `recompute: Block` keeps go to host memory and return for the
+        /// backward pass. Each TP rank copies its share of them.
         host_checkpoints: bool = flag(KeyDefault::Default(false)), resume: Placement;
-        /// Text or tokens.
+        /// Data of the run: text or tokens.
         data: DataConfig = section(|s| {
             let tokenizer = model_folder::tokenizer_of_folder(s.reader, &model);
             DataConfig::read(s, tokenizer)
         });
-        /// The text that a run writes after its last step.
+        /// Text that a run generates after its last step.
         sample: SampleConfig = section(SampleConfig::read);
     }
 }
 
-/// The name becomes a part of a directory's name.
+/// Checks that a name can be a part of a directory's name.
 fn run_name(name: &str) -> Result<(), &'static str> {
     let bad = |c: char| c == '/' || c.is_control();
-    // With its time and a number it is the name of a directory, of which 255 bytes are allowed.
+    // The directory's name adds a time and a number, and has at most 255 bytes.
     if name.is_empty() || name == "." || name == ".." || name.len() > 230 || name.contains(bad) {
         return Err("must be a name for a directory (at most 230 bytes, without `/`)");
     }
     Ok(())
 }
 
-/// Says in which order people want to see the keys at the top, and writes them in it.
+/// Defines the order of the top-level keys for readers, and writes a config in this order.
 macro_rules! order {
     ($($key:ident)+) => {
         const ORDER: &[&str] = &[$(stringify!($key)),+];
@@ -94,20 +98,20 @@ order! {
     host_checkpoints data train sample
 }
 
-/// Where the dotted key `key` stands among the others.
+/// Position of the dotted key `key` in this order.
 pub(super) fn rank(key: &str) -> usize {
     let top = key.split('.').next().unwrap_or_default();
     ORDER.iter().position(|name| *name == top).unwrap_or(ORDER.len())
 }
 
 impl Config {
-    /// Ranks of a run.
+    /// Number of ranks of a run.
     pub const fn world_size(&self) -> usize {
         self.parallel.tensor * self.parallel.data
     }
 
     /// Every key with its value, one per line, in RON. Paths are absolute, so that the text means
-    /// the same wherever it is put; only `data.train` is left out where there is none.
+    /// the same in every folder. Only an empty `data.train` is left out.
     pub fn to_ron(&self) -> String {
         write::lines(self)
     }
@@ -117,32 +121,33 @@ choice! {
     /// 16-bit storage with fp32 arithmetic, or all fp32.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
     pub enum Precision {
-        /// `Bf16`, but for the products of blocks, whose operands are rounded to 8 bits with a scale for each tensor.
+        /// As `Bf16`, but the operands of the blocks' matmuls are rounded to 8 bits with a scale
+        /// for each tensor.
         Fp8,
-        /// IEEE half with dynamic loss scale.
+        /// IEEE half precision with a dynamic loss scale.
         Fp16,
-        /// bfloat16.
+        /// bfloat16 storage.
         Bf16,
-        /// 32-bit.
+        /// 32-bit storage.
         Fp32,
     }
 }
 
 choice! {
-    /// Activation recomputation.
+    /// What the backward pass recomputes (activation checkpointing).
     #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
     pub enum Recompute {
-        /// Everything is kept.
+        /// Nothing: every activation is kept.
         None,
-        /// The outputs of norms and of the MLP's activation are computed again in the backward pass.
+        /// The outputs of norms and of the MLP's activation.
         Selective,
-        /// Each block keeps its input and is run again in the backward pass.
+        /// The whole block: each block keeps only its input.
         Block,
     }
 }
 
 impl Recompute {
-    /// The activations that blocks keep, in words.
+    /// Text for messages about the activations that blocks keep.
     pub(crate) const fn kept(self) -> &'static str {
         match self {
             Self::None => "every activation is kept",

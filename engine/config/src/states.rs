@@ -1,4 +1,4 @@
-//! Where states may be kept in fewer bytes; refused among the `checks`.
+//! Rules about states in fewer bytes, which `checks` applies.
 
 use super::checks::{Checks, Clash};
 use super::{Master, Moments, OptimizerKind, Placement, Precision};
@@ -26,7 +26,8 @@ impl Checks<'_> {
             help: "set `offload.optimizer` to `Host`, or leave `offload.moments` out",
             values: &[("offload.moments", "fewer bytes"), ON_DEVICE],
         },
-        // With the optimizer in two places masters may differ in bytes, for they are the same numbers; moments may not.
+        // A split optimizer may store masters in different bytes, because the numbers are the same;
+        // moments must be stored alike.
         Clash {
             has: |c| {
                 let (master, moments) = (c.offload.master, c.offload.moments);

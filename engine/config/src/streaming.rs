@@ -1,5 +1,5 @@
-//! Settings that do not go with parameters on the host, or with micro-batches that go through each block together; refused
-//! among the `checks`.
+//! Rules about parameters on the host, and about micro-batches that go through each block together.
+//! `checks` applies these rules.
 
 use super::checks::{Checks, Clash};
 use super::reading::Violation;
@@ -54,7 +54,7 @@ impl Checks<'_> {
         },
     ];
 
-    /// More blocks than the model has.
+    /// Refuses more blocks than the model has.
     pub(super) fn blocks_of_model(&self) -> Option<Violation> {
         let (offload, layers) = (&self.config.offload, self.config.model.layers);
         let given = [
@@ -78,7 +78,7 @@ impl Checks<'_> {
         })
     }
 
-    /// Micro-batches that go through a block together need checkpoints.
+    /// Requires activation checkpoints if micro-batches go through a block together.
     pub(super) fn checkpoint_sets(&self) -> Option<Violation> {
         let (together, batch) = (self.config.offload.first_forward, &self.config.batch);
         let of_step = batch.global / (batch.micro * self.config.parallel.data).max(1);

@@ -1,4 +1,4 @@
-//! What a config may say, and that everything said comes back.
+//! Tests of what a config may contain, and that a written config reads back unchanged.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ mod refusals;
 mod robustness;
 mod shares;
 
-/// The least that a config has to say.
+/// The smallest valid config.
 pub(super) const LEAST: &str =
     "(model: (layers: 2, hidden: 32, heads: 4, seq_len: 16), train: (steps: 10))";
 
@@ -45,7 +45,7 @@ pub(super) fn config(text: &str, sets: &[&str]) -> Config {
     loaded(text, sets).unwrap_or_else(|error| panic!("{error}")).config
 }
 
-/// `configs/` beside the crate; elsewhere `ONEBOX_CONFIGS` names it.
+/// Folder `configs/` of the repository; `ONEBOX_CONFIGS` names it elsewhere.
 fn shipped_folder() -> PathBuf {
     let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs");
     let named = std::env::var_os("ONEBOX_CONFIGS").map(PathBuf::from);
@@ -115,7 +115,7 @@ fn a_stable_schedule_decays_over_its_last_tenth() {
     assert_eq!(kind(&["schedule.kind=Wsd"]), ScheduleKind::Wsd { stable_until: 9 });
     let longer = ["schedule.kind=Wsd", "schedule.decay_steps=2000"];
     assert_eq!(kind(&longer), ScheduleKind::Wsd { stable_until: 1800 });
-    // The warm-up takes more than the rest leaves.
+    // The warm-up ends after the default of `stable_until`.
     for warmup in [9, 10] {
         let steps = format!("schedule.warmup_steps={warmup}");
         assert_eq!(
@@ -127,7 +127,8 @@ fn a_stable_schedule_decays_over_its_last_tenth() {
     assert_eq!(kind(&set), ScheduleKind::Wsd { stable_until: 3 });
 }
 
-/// As `offload` moves the scale: one overflow, `hysteresis` - 1 that it bears, and so on down to 1.
+/// As in `offload`: `hysteresis` - 1 overflows change nothing, and each further one halves the
+/// scale.
 #[test]
 fn a_run_ends_some_steps_after_its_loss_scale_can_fall_no_further() {
     for hysteresis in [1, 2, 5] {
@@ -171,7 +172,7 @@ fn a_config_of_every_shape_is_read_and_round_trips() {
     assert_eq!(config.sample.prompt, "tab\t é \"q\" \\ \n");
     let text = config.to_ron();
     assert_eq!(tests::config(&text, &[]), config, "{text}");
-    // What cannot stand beside the rest.
+    // Settings that exclude settings of `RICH`.
     let sets = ["recompute=Block", "partition_checkpoints=true", "host_checkpoints=true"];
     let sets = [&sets[..], &["offload.transfer=Blocking", "offload.update=Serial"]].concat();
     let other = tests::config(LEAST, &sets);
@@ -194,7 +195,7 @@ fn origins_name_every_key_of_the_written_config_in_its_order() {
     }
 }
 
-/// Every dotted key of a text, sections left out.
+/// Every dotted key of a text, without sections.
 fn loaded_keys(text: &str) -> Vec<String> {
     fn walk(node: &reading::tree::Node, path: &str, keys: &mut Vec<String>) {
         if !node.is_group() {
@@ -222,7 +223,7 @@ fn set_wins_over_the_file_and_the_last_set_wins() {
     let sets = ["train.steps=20", " model.layers = 3 ", "train.steps=30"];
     let config = config(LEAST, &sets);
     assert_eq!((config.train.steps, config.model.layers), (30, 3));
-    // A value that is replaced may be wrong.
+    // A value that `--set` replaces may be invalid.
     let wrong = LEAST.replace("steps: 10", "steps: \"x\"");
     assert_eq!(tests::config(&wrong, &["train.steps=5"]).train.steps, 5);
 }
@@ -264,7 +265,7 @@ fn data_sets_are_a_path_or_a_list_and_come_back() {
     assert_eq!(of(&config.data.validation), validation);
     let again = tests::config(&config.to_ron(), &[]);
     assert_eq!(again.data, config.data);
-    // One has all samples, whatever its weight.
+    // A single data set has all samples, with any weight.
     let one = tests::config(LEAST, &["data.train=[(path: \"/a\", weight: 0.1)]"]);
     assert_eq!(one.data.train, Sources::one("/a".into()));
     for (set, said) in [
@@ -325,7 +326,8 @@ fn every_update_mode_and_placement_is_built() {
     assert_eq!(loaded.config.not_built(&loaded.origins, || None).map(|e| e.to_string()), None);
 }
 
-/// The list of keys is what the reader asks for; here its defaults are given to it, and its names compared with what it read.
+/// Sets each key of the list to its default, and compares the names with those of the keys that
+/// were read.
 #[test]
 fn every_key_is_listed_once_with_its_default() {
     let all = keys();
@@ -341,7 +343,7 @@ fn every_key_is_listed_once_with_its_default() {
             (Some(how), Origin::Derived(derived)) => assert_eq!(how, derived, "{}", key.name),
             (Some(default), _) => {
                 assert_eq!(default, value, "{}", key.name);
-                // No path, and so not to be given as one.
+                // An empty `data.train` is no path, so `--set` refuses it.
                 let set = format!("{}={default}", key.name);
                 let unset = key.name == "data.train";
                 assert!(unset || config(LEAST, &[&set]) == least.config, "{set}");

@@ -1,4 +1,4 @@
-//! The files of a tokenizer in a folder of transformers, and what to do where the one that onebox reads is none of them.
+//! Tokenizer files in a folder of transformers, and the remedy if onebox reads none of them.
 
 use super::transformers::{beside, python};
 use files::names::TOKENIZER;
@@ -16,12 +16,12 @@ const UNREAD: [&str; 7] = [
     "vocab.txt",
 ];
 
-/// A file of a tokenizer in a folder: the one that onebox reads, or another one.
+/// Tokenizer file in a folder: the file that onebox reads, or else another one.
 pub fn tokenizer_file(folder: &Path) -> Option<&'static str> {
     [TOKENIZER].into_iter().chain(UNREAD).find(|name| folder.join(name).is_file())
 }
 
-/// What to do where a folder has no tokenizer.json.
+/// Remedy for a folder without tokenizer.json.
 pub fn unread_tokenizers(folder: &Path) -> String {
     let there = UNREAD.iter().find(|name| folder.join(name).is_file());
     let Some(name) = there else {

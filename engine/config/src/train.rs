@@ -1,72 +1,88 @@
-//! Length of a run, its evaluations and checkpoints, and what it writes at its end.
+//! Keys for the length of a run, its evaluations, its checkpoints, and its files at the end.
 
 use super::STEPS;
 use super::declare::{choice, section};
 use super::reading::{Interval, KeyDefault};
 use serde::Serialize;
 
-/// Steps of a run of epochs whose data nobody has read: what needs the number reads it.
+/// Stand-in for the number of steps if `train.epochs` decides it. Code that needs the number reads
+/// the data first.
 pub(super) const UNREAD_STEPS: u64 = 1_000_000;
 
-/// Share of its time that training waits for checkpoints where the config says nothing of them.
+/// Default share of training time for waiting, if the config has no key for the times of
+/// checkpoints.
 const OVERHEAD: f32 = 0.01;
 
 section! {
-    /// Length and rhythm of a run.
+    /// Length of a run, and times of its evaluations and checkpoints.
     #[derive(Clone, Debug, PartialEq, Serialize)]
     pub struct TrainConfig, read(s, hysteresis: u32) {
-        /// Number of times that the run takes every sample, instead of `steps`. The number of steps follows from it,
-        /// rounded up, when the data is read.
+        /// Number of times that the run trains on every sample; it replaces `train.steps`. onebox
+        /// computes the number of steps, rounded up, when it reads the data. None: `train.steps` is
+        /// the length of the run.
         epochs: Option<f32> = float_or_none(Interval::above(0.0, 1e6), KeyDefault::Default(None)), resume: Harmless;
-        /// Optimizer steps.
+        /// Number of optimizer steps of the run.
         steps: u64 = uint(1..=STEPS, steps(epochs)), resume: Harmless;
-        /// Steps between evaluations. 0: only after the last step.
+        /// Number of optimizer steps between evaluations on the validation set. 0: only after the
+        /// last step.
         eval_every: u64 = uint(0..=STEPS, KeyDefault::Default(0)), resume: Harmless;
-        /// Most global batches of an evaluation. 0: all. None: 8 between steps, and 600 after the last step.
+        /// Largest number of global batches of an evaluation. 0: no limit. None: 8 between steps,
+        /// and 600 after the last step.
         eval_batches: Option<usize> = uint_or_none(0..=STEPS), resume: Harmless;
-        /// Write the curves into event files for TensorBoard, too, in the run's directory.
+        /// Whether the run also writes its curves into event files for TensorBoard, in the run's
+        /// directory.
         tensorboard: bool = flag(KeyDefault::Default(false)), resume: Harmless;
-        /// Steps between checkpoints. 0: not by steps. A run that saves any checkpoint also saves one at its end.
+        /// Number of optimizer steps between checkpoints. 0: no checkpoints by steps. A run that
+        /// saves any checkpoint also saves one at its end.
         checkpoint_every: u64 = uint(0..=STEPS, KeyDefault::Default(0)), resume: Harmless;
-        /// Minutes between checkpoints. None: not by the clock.
+        /// Minutes of training between checkpoints. None: no checkpoints by time.
         checkpoint_minutes: Option<f32> = float_or_none(Interval::above(0.0, 1e6), KeyDefault::Default(None)), resume: Harmless;
 
         let rhythm = checkpoint_every > 0 || checkpoint_minutes.is_some();
-        /// Share of its time that training may wait for checkpoints, as the last one made it wait; they are at least
-        /// ten minutes apart. None: not by this. With none of the three keys the run leaves no checkpoint.
+        /// Share of the training time that may be spent waiting for checkpoints; the wait for the
+        /// last checkpoint sets the time of the next. These checkpoints are at least ten minutes
+        /// apart. None: no checkpoints by this key. If `train.checkpoint_every` and
+        /// `train.checkpoint_minutes` are off, too, the run saves no checkpoints.
         checkpoint_overhead: Option<f32> = float_or_none(Interval::above(0.0, 1.0), KeyDefault::Derived(
             (!rhythm).then_some(OVERHEAD),
             "0.01 where neither checkpoint_every nor checkpoint_minutes is given",
             &["train.checkpoint_every", "train.checkpoint_minutes"],
         )), resume: Harmless;
-        /// `Background`: ranks copy their states, 12 bytes for each parameter, and go on. `Foreground`: ranks wait for
-        /// the disk. `Auto`: in the background where the copy fits the host's memory.
+        /// How checkpoints are written. `Background`: each rank copies its states, 12 bytes for
+        /// each parameter, and training continues during the write. `Foreground`: training waits
+        /// for the disk. `Auto`: `Background` if the run is one process and the copy fits into host
+        /// memory, else `Foreground`.
         checkpoint_writer: CheckpointWriter = choice(KeyDefault::Default(CheckpointWriter::Auto)), resume: Harmless;
-        /// Number of newest checkpoints that stay.
+        /// Number of newest checkpoints to keep.
         checkpoint_keep: usize = uint(1..=1_000_000, KeyDefault::Default(2)), resume: Harmless;
-        /// When a run writes `weights.safetensors`, its fp32 parameters: when it is done (and at an interrupt where no
-        /// checkpoint holds the states), at every end, or never.
+        /// When the run writes its fp32 parameters to `weights.safetensors`. `Complete`: at the end
+        /// of training, and at an interrupt only if no checkpoint holds the states. `Always`: at
+        /// the end of training and at every interrupt. `Never`: at no time.
         weights: WeightsPolicy = choice(KeyDefault::Default(WeightsPolicy::Complete)), resume: Harmless;
 
-        // The first overflow that halves a loss scale of 2^24, 23 more until it is 1, and a margin.
+        // Overflow number `hysteresis` halves a loss scale of 2^24, 23 more lower it to 1; 28 are a
+        // margin.
         let hopeless = u64::from(hysteresis) + 23 + 28;
-        /// Skipped steps in a row that end the run. The default is the `hysteresis` + 23 overflows in which a loss
-        /// scale falls from 2^24 to 1, and 28 more.
+        /// Number of skipped steps in a row after which the run ends. The default is the
+        /// `loss_scale.hysteresis` + 23 overflows that lower a loss scale from 2^24 to 1, and 28
+        /// more.
         stop_after_skipped: u64 = uint(
             1..=STEPS, KeyDefault::Derived(hopeless, "hysteresis + 51", &["loss_scale.hysteresis"])
         ), resume: Harmless;
-        /// Steps between those whose forward and backward passes run twice, to see whether the bits are the same. A
-        /// difference means faulty hardware: the run names rank and tensor, and goes on. 0: never.
+        /// Number of steps from one verified step to the next. A verified step runs its forward and
+        /// backward passes twice and compares the bits. A difference means faulty hardware: the run
+        /// names the rank and the tensor, and continues. 0: never.
         verify_every: u64 = uint(0..=STEPS, KeyDefault::Default(0)), resume: Harmless;
-        /// Times that the run goes back to the newest checkpoint from before such steps, and on from there with other
-        /// samples, before it ends.
+        /// Number of times that the run may go back after `train.stop_after_skipped` skipped steps
+        /// in a row, instead of ending. It continues from the newest checkpoint before the skipped
+        /// steps, with other samples.
         rollbacks: u64 = uint(0..=1_000_000, KeyDefault::Default(0)), resume: Harmless;
-        /// Seed of weights, samples and dropout.
+        /// Seed of the random numbers for initial weights, samples and dropout.
         seed: u64 = uint(0..=u64::MAX, KeyDefault::Default(1337)), resume: Experiment;
     }
 }
 
-/// The default of `train.steps`.
+/// Default of `train.steps`.
 const fn steps(epochs: Option<f32>) -> KeyDefault<u64> {
     match epochs {
         None => KeyDefault::Required("steps: 1000"),
@@ -79,7 +95,7 @@ const fn steps(epochs: Option<f32>) -> KeyDefault<u64> {
 }
 
 impl TrainConfig {
-    /// Whether the run leaves checkpoints.
+    /// Whether the run saves checkpoints.
     pub const fn saves(&self) -> bool {
         self.checkpoint_every > 0
             || self.checkpoint_minutes.is_some()
@@ -88,12 +104,13 @@ impl TrainConfig {
 }
 
 choice! {
-    /// Whether training goes on while a checkpoint is written.
+    /// Whether training continues while a checkpoint is written.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
     pub enum CheckpointWriter {
-        /// In the background where the copy of the states fits the host's memory.
+        /// `Background` if the run is one process and the copy of the states fits into host memory,
+        /// else `Foreground`.
         Auto,
-        /// Ranks copy their states, 12 bytes per parameter, and go on.
+        /// Ranks copy their states, 12 bytes for each parameter, and training continues.
         Background,
         /// Ranks write their states and wait for the disk.
         Foreground,
@@ -101,27 +118,27 @@ choice! {
 }
 
 choice! {
-    /// When a run writes `weights.safetensors`, its fp32 parameters.
+    /// When a run writes its fp32 parameters to `weights.safetensors`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
     pub enum WeightsPolicy {
-        /// When it is done; at an interrupt only where no checkpoint holds the states.
+        /// At the end of training; at an interrupt only if no checkpoint holds the states.
         Complete,
-        /// At every end, also at an interrupt.
+        /// At the end of training and at every interrupt.
         Always,
-        /// At no end: `generate` and `checkpoint export` read the newest checkpoint.
+        /// Never: `generate` and `checkpoint export` read the newest checkpoint.
         Never,
     }
 }
 
 section! {
-    /// The text sampled after the last step.
+    /// Text that a run generates after its last step.
     #[derive(Clone, Debug, PartialEq, Serialize)]
     pub struct SampleConfig, read(s) {
-        /// Start of the text.
+        /// Start of the text that the run generates after its last step.
         prompt: String = text(KeyDefault::Default("\n".into()), nonempty), resume: Harmless;
-        /// Tokens to draw. 0: none.
+        /// Number of tokens that the run generates after its last step. 0: no text.
         tokens: usize = uint(0..=1_000_000, KeyDefault::Default(0)), resume: Harmless;
-        /// Temperature of the draw. 0: always the likeliest token.
+        /// Sampling temperature of the generated text. 0: always the most likely token.
         temperature: f32 = float(Interval::closed(0.0, 10.0), KeyDefault::Default(0.8)), resume: Harmless;
     }
 }

@@ -1,5 +1,6 @@
-//! `config.json` of a folder of transformers: the model that it describes, or every key of it that onebox does not compute.
-//! Versions 4 and 5 of transformers write positions differently; both are read.
+//! Reads the `config.json` of a folder of transformers: the model, or every key with a meaning that
+//! onebox does not compute. Versions 4 and 5 of transformers write positions differently; both are
+//! read.
 
 mod instead;
 mod keys;
@@ -16,27 +17,27 @@ use files::json::{Object, shown};
 use serde_json::{Value, json};
 use std::ops::RangeInclusive;
 
-/// A model as its folder has it.
+/// Model that a folder describes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FolderModel {
-    /// All of it; `seq_len` is the most that it was made for.
+    /// Config of the model; `seq_len` is the longest sample that the model supports.
     pub model: ModelConfig,
-    /// What decides `seq_len`.
+    /// Key of the `config.json` that decides `seq_len`.
     pub(crate) positions: &'static str,
 }
 
 /// A key of `model` that a `config.json` decides.
 #[derive(Clone, Copy, Debug)]
 pub struct ComparedKey {
-    /// What a `config.json` calls it, that of a GPT-2 and that of a Llama.
+    /// Names of the key in the `config.json` of a GPT-2 and of a Llama.
     pub names: [&'static str; 2],
-    /// `model.layers`
+    /// Dotted key of the config, such as `model.layers`.
     pub key: &'static str,
-    /// Its value, as one writes it.
+    /// Value of the key, as a config writes it.
     pub value: fn(&ModelConfig) -> String,
 }
 
-/// Everything that a `config.json` decides.
+/// All keys that a `config.json` decides.
 pub const COMPARED: [ComparedKey; 15] = {
     const fn row(
         names: [&'static str; 2],
@@ -64,25 +65,25 @@ pub const COMPARED: [ComparedKey; 15] = {
     ]
 };
 
-/// Why a `config.json` describes no model of onebox.
+/// Reasons why onebox cannot use a `config.json`.
 #[derive(Debug)]
 pub struct Refusal {
-    /// One line for each key that is missing, impossible, or means what onebox does not compute.
+    /// One line for each key that is missing, impossible, or that onebox does not compute.
     pub wrong: Vec<String>,
     pub(crate) remedy: String,
 }
 
 impl Refusal {
-    /// For one reason, of which others would be consequences.
+    /// Refusal for a single reason; other reasons would only be its consequences.
     fn because(wrong: String, remedy: impl Into<String>) -> Self {
         Self { wrong: vec![wrong], remedy: remedy.into() }
     }
 }
 
-/// What to do about a key.
+/// Remedy for a wrong key.
 const MEND: &str = "mend the file, or use another model";
 
-/// Reads `config.json`.
+/// Reads the model from the bytes of a `config.json`.
 ///
 /// # Errors
 /// [`Refusal`].
@@ -122,7 +123,7 @@ pub fn folder_model(bytes: &[u8]) -> Result<FolderModel, Refusal> {
     }
 }
 
-/// In the place of a model that cannot be read: nobody gets it.
+/// Stand-in for a model that cannot be read; no caller receives it.
 pub(crate) const fn none() -> FolderModel {
     let model = ModelConfig {
         from: None,
@@ -155,7 +156,7 @@ const TOKENS: RangeInclusive<u64> = 1..=16_777_216;
 const VOCAB: RangeInclusive<u64> = 2..=16_777_216;
 const INNER: RangeInclusive<u64> = 1..=4_000_000;
 
-/// Rotary positions of a model that has none.
+/// Rotary positions in the config of a model without them.
 const NO_ROPE: RopeConfig = RopeConfig { theta: 10_000.0, scaling: RopeScaling::None };
 
 fn gpt2(keys: &mut Keys) -> FolderModel {
@@ -207,7 +208,7 @@ fn gpt2(keys: &mut Keys) -> FolderModel {
     FolderModel { model, positions: "n_positions" }
 }
 
-/// Keys that say nothing of what a model computes in training.
+/// Keys that do not change what a model computes in training.
 const HARMLESS: [&str; 27] = [
     "cache_implementation",
     "chunk_size_feed_forward",
@@ -241,7 +242,7 @@ const HARMLESS: [&str; 27] = [
 fn llama(keys: &mut Keys, kind: &str) -> FolderModel {
     let heads = keys.whole("num_attention_heads", HEADS);
     let hidden = keys.whole("hidden_size", HIDDEN);
-    // Of a Qwen3 the class knows another default than the quotient; nobody leaves it out.
+    // The Qwen3 class has another default than this quotient, but no Qwen3 leaves out the key.
     let head_dim = match kind {
         "qwen3" => keys.whole("head_dim", HEADS),
         _ => keys.whole_or("head_dim", HEADS, Some(hidden / heads)),
@@ -334,10 +335,11 @@ fn llama(keys: &mut Keys, kind: &str) -> FolderModel {
     FolderModel { model, positions }
 }
 
-/// Tokens on which a class with a window looks back where its `config.json` does not say it.
+/// Default attention window in tokens, if a class has a window and its `config.json` gives no
+/// number.
 pub const WINDOW: usize = 4096;
 
-/// Tokens that attention looks back on, where that may be fewer than a sample has.
+/// Attention window in tokens; `None` if attention reads all tokens of a sample.
 fn window(keys: &mut Keys, kind: &str) -> Option<usize> {
     let qwen = kind.starts_with("qwen");
     let used = !qwen || keys.flag("use_sliding_window", false);
@@ -350,13 +352,13 @@ fn window(keys: &mut Keys, kind: &str) -> Option<usize> {
         }
     }
     keys.asked.extend(["max_window_layers", "sliding_window"]);
-    // Where the key is not there its class has a window; null is none.
+    // Without the key its class has a window; null means no window.
     let none = keys.found.get("sliding_window").is_some_and(Value::is_null);
     let windowed = used && !none && (kind == "mistral" || qwen);
     windowed.then(|| keys.whole_or("sliding_window", TOKENS, Some(WINDOW)))
 }
 
-/// Both forms: `rope_parameters` of version 5, `rope_theta` and `rope_scaling` of version 4.
+/// Reads both forms: `rope_parameters` of version 5, `rope_theta` and `rope_scaling` of version 4.
 fn rope(keys: &mut Keys) -> RopeConfig {
     keys.fixed("partial_rotary_factor", &[json!(1.0), json!(1)], "whole heads are rotated here");
     let theta = keys.get("rope_theta");
@@ -436,7 +438,7 @@ fn rope_scaling(inner: &mut Keys) -> RopeScaling {
                 other.map_or_else(|| "no name".to_owned(), |name| format!("\"{}\"", foreign(name)));
             let why = "default, linear and llama3 are built here";
             inner.wrong.push(format!("`rope_type` is {other}: {why}"));
-            // What it would need besides says no more.
+            // Errors about further keys of an unknown type would be noise.
             inner.found.clear();
             RopeScaling::None
         }

@@ -1,4 +1,4 @@
-//! Rows of a data set that are not taken, and why.
+//! Rows of a data set that are left out or changed, and the reasons.
 
 use super::ignored_keys::IgnoredKeyCounts;
 use super::origins::RowLocation;
@@ -9,54 +9,55 @@ use std::fmt;
 use std::path::Path;
 use topology::counted;
 
-/// Share of the rows that may be left out.
+/// Largest fraction of the rows that may be left out.
 const MOST_LEFT_OUT: f64 = 0.05;
-/// Share of the rows that may have texts of control tokens by chance.
+/// Fraction of the rows that may contain texts of control tokens by chance.
 const BY_CHANCE: f64 = 0.01;
-/// Reasons that a message shows, and rows of each.
+/// Largest number of reasons in a message, and of example rows per reason.
 const SHOWN: usize = 3;
-/// Characters of a reason.
+/// Longest reason in a message, in characters.
 const LONGEST: usize = 1000;
-/// So many rows at the beginning, none of which can be used, are enough.
+/// Reading stops if none of this many first rows can be used.
 pub(super) const FIRST_ROWS: usize = 100;
-/// So many are enough if the chat template takes too many steps for each: every one takes all the time that a row may take.
+/// Reading stops after this many rows if the chat template exceeds its step limit for each, since
+/// each uses the whole time limit of a row.
 pub(super) const SLOW_ROWS: usize = 4;
 
-/// Why a row is left out if the chat template takes too many steps for it.
+/// Reason for leaving out a row whose chat template runs too many steps.
 pub(crate) const TOO_LONG: &str = "it takes more steps than a template may for this chat";
 
-/// Rows that are no samples.
+/// Counts of the rows that are left out or changed.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct BadRows {
     pub(super) rows: usize,
     pub(super) bad: usize,
-    /// With more tokens than a sample.
+    /// Rows with more tokens than a sample; they are left out.
     pub(super) long: usize,
-    /// Tokens of the longest.
+    /// Tokens of the longest row left out.
     pub(super) longest: usize,
-    /// Cut to a sample.
+    /// Rows cut to the length of a sample.
     pub(super) cut: usize,
-    /// Divided into several samples.
+    /// Rows divided into several samples.
     pub(super) divided: usize,
-    /// With fewer tokens than an input and a target.
+    /// Rows with fewer than 2 tokens, an input and a target.
     #[serde(default)]
     pub(super) short: usize,
-    /// With texts of control tokens that control nothing.
+    /// Rows with texts of control tokens that are treated as plain text.
     #[serde(default)]
     pub(super) rendered: usize,
-    /// What nothing reads of those that are taken.
+    /// Keys and thoughts of the used rows that the model does not see.
     #[serde(default)]
     pub(super) unread: IgnoredKeyCounts,
-    /// The first reasons why some cannot be used.
+    /// The first reasons why rows cannot be used.
     #[serde(default)]
     reasons: Vec<Reason>,
-    /// The others are not read, since none of these can be used.
+    /// Whether reading stopped early because none of the first rows can be used.
     #[serde(skip)]
     given_up: bool,
-    /// They are the documents of an index.
+    /// Whether the rows are the documents of an index.
     #[serde(skip)]
     of_index: bool,
-    /// Each is named as it is found.
+    /// Whether each row left out is logged immediately.
     #[serde(skip)]
     all: bool,
     #[serde(skip)]
@@ -64,18 +65,18 @@ pub struct BadRows {
 }
 
 impl BadRows {
-    /// None yet, of rows. With `all` each is named as it is found, besides the first ones in the end. If they are brief, what nothing
-    /// reads is not said.
+    /// No rows yet. With `all`, each row left out is logged immediately, and the first ones again
+    /// at the end. With `is_brief`, ignored keys are not reported.
     pub(super) fn of_rows(all: bool, is_brief: bool) -> Self {
         Self { all, is_brief, ..Self::default() }
     }
 
-    /// None yet, of the documents of an index.
+    /// No documents of an index yet.
     pub(super) fn of_documents(all: bool) -> Self {
         Self { of_index: true, all, ..Self::default() }
     }
 
-    /// Notes one that cannot be used.
+    /// Counts a row that cannot be used.
     pub(super) fn add(&mut self, at: RowLocation<'_>, why: &str) {
         self.bad += 1;
         self.name(at, why);
@@ -96,7 +97,7 @@ impl BadRows {
         }
     }
 
-    /// Gives up, if so many rows are read, none of them can be used, and not every one is to be named.
+    /// Decides whether to stop reading: enough rows are read, none can be used, and `all` is off.
     pub(super) fn give_up(&mut self) -> bool {
         let is_slow = |reason: &Reason| reason.why.contains(TOO_LONG);
         let are_slow = self.rows >= SLOW_ROWS && self.reasons.iter().all(is_slow);
@@ -105,14 +106,14 @@ impl BadRows {
         self.given_up
     }
 
-    /// Notes one with more tokens than a sample, which is left out.
+    /// Counts a row with more tokens than a sample, which is left out.
     pub(super) fn add_long(&mut self, at: RowLocation<'_>, tokens: usize) {
         self.longest = self.longest.max(tokens);
         self.long += 1;
         self.name(at, &format!("it has {tokens} tokens, more than a sample"));
     }
 
-    /// Notes one with fewer tokens than an input and a target.
+    /// Counts a row with fewer than 2 tokens.
     pub(super) fn add_short(&mut self, at: RowLocation<'_>) {
         self.short += 1;
         self.name(at, "it has fewer than 2 tokens");
@@ -124,23 +125,24 @@ impl BadRows {
         }
     }
 
-    /// Whether more are left out than a user can have meant. Short ones lose no target.
+    /// Whether more rows are left out than allowed, or all. Short rows do not count for the limit,
+    /// since they have no target.
     pub(super) fn are_too_many(&self) -> bool {
         let out = self.bad + self.long;
         out as f64 > MOST_LEFT_OUT * self.rows as f64 || out + self.short == self.rows
     }
 
-    /// Whether anything is to be said.
+    /// Whether there is anything to report.
     pub(super) fn are_some(&self) -> bool {
         self.bad + self.long + self.cut + self.divided + self.short > 0 || self.look_rendered()
     }
 
-    /// Whether so many have texts of control tokens that a template may have made them.
+    /// Whether so many rows have texts of control tokens that a template probably wrote them.
     fn look_rendered(&self) -> bool {
         self.rendered as f64 > BY_CHANCE * self.rows as f64
     }
 
-    /// What nothing reads of those that are taken, if it is to be said.
+    /// Report of the ignored parts of the used rows; `None` if there is nothing to report.
     pub(super) fn unread(&self) -> Option<String> {
         let is_said = !self.is_brief && self.unread.are_some();
         is_said.then(|| self.unread.words(self.rows))
@@ -150,23 +152,23 @@ impl BadRows {
         if self.of_index { "document" } else { "row" }
     }
 
-    /// What a number of one counts.
+    /// Word before the number of a row in messages.
     const fn place(&self) -> &'static str {
         if self.of_index { "document" } else { "line" }
     }
 
-    /// The plural name of the things that may be left out.
+    /// The plural noun for the rows.
     pub(super) fn nouns(&self) -> String {
         format!("{}s", self.noun())
     }
 }
 
-/// Why rows cannot be used.
+/// A reason why rows cannot be used.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Reason {
     why: String,
     rows: usize,
-    /// The places of the first ones.
+    /// Places of the first rows with this reason.
     first: Vec<String>,
 }
 
@@ -174,7 +176,7 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { why, rows, first } = self;
         let (place, others) = first.split_first().map_or(("", &[][..]), |(p, o)| (p.as_str(), o));
-        // A list of prepared parts may have any.
+        // The list of a prepared part is untrusted and may contain any text.
         let (place, why) = (foreign(place), ForeignText::new(why, LONGEST));
         write!(f, "{place}: {why}")?;
         let others: Vec<String> = others.iter().map(|place| foreign(place).to_string()).collect();

@@ -1,5 +1,6 @@
-//! Files in the user's cache folder, which only the user may read. Small ones are JSON, and behind it the hash of their name and of the
-//! JSON: a file under another's name is none of them. A damaged file is made again.
+//! Files in the user's cache folder, which only the user may read. A small file is JSON followed by
+//! the hash of its name and of the JSON, so a file under another name is invalid. A damaged file is
+//! rebuilt.
 
 use super::token_part::{self, FileRecord};
 use super::use_list::process_name;
@@ -13,10 +14,10 @@ use std::path::Path;
 use std::time::SystemTime;
 use xxhash_rust::xxh3::Xxh3Default;
 
-/// Bytes of such a file; a larger one is not kept.
+/// Largest small file, in bytes; larger content is not cached.
 const LARGEST: u64 = 64 << 20;
 
-/// The content of a file; none if it is not there, damaged, or another one's. `is_use`: the file is marked as used now.
+/// The content of a file; `None` if missing, damaged or renamed. `is_use` marks it as used now.
 pub(super) fn read<T: DeserializeOwned>(path: &Path, is_use: bool) -> Option<T> {
     let file = regular_file::read(path).ok()?;
     let bytes = input::rest(&file, LARGEST).ok()?;
@@ -25,7 +26,7 @@ pub(super) fn read<T: DeserializeOwned>(path: &Path, is_use: bool) -> Option<T> 
     if content.is_none() {
         warn_damaged(path);
     } else if is_use {
-        // A file of another user keeps its time: nothing depends on it but which one is removed first.
+        // Another user's file keeps its time, which only decides which parts are removed first.
         drop(file.set_modified(SystemTime::now()));
     }
     content
@@ -40,8 +41,8 @@ pub(super) fn write<T: Serialize>(path: &Path, content: &T) -> io::Result<()> {
     write_bytes(path, &[bytes]).map(drop)
 }
 
-/// Writes a file that has its name once it is on the disk. The folder is made. A file of the same bytes that has the name stays:
-/// another process may be reading it, and a file that loses its name gets another time of change.
+/// Writes a file that gets its name after a sync, and creates the folder. An existing file with the
+/// same bytes stays: another process may be reading it, and replacing it would change its times.
 pub(super) fn write_bytes(path: &Path, parts: &[Vec<u8>]) -> io::Result<FileRecord> {
     let (Some(folder), Some(name)) = (path.parent(), path.file_name().and_then(|n| n.to_str()))
     else {
@@ -60,7 +61,7 @@ pub(super) fn write_bytes(path: &Path, parts: &[Vec<u8>]) -> io::Result<FileReco
     Ok(FileRecord { name: name.to_owned(), ..record })
 }
 
-/// Gives the file `unfinished`, which has the bytes of `parts`, its name.
+/// Renames the file `unfinished`, which has the bytes of `parts`, to its final name.
 fn name_whole(
     folder: &Directory,
     unfinished: &str,
@@ -78,7 +79,7 @@ fn name_whole(
     }
 }
 
-/// Whether the file has the bytes of `parts`, and no others.
+/// Whether the file has exactly the bytes of `parts`.
 fn has_bytes(folder: &Directory, name: &str, parts: &[Vec<u8>]) -> bool {
     let same = || {
         let mut file = folder.read(name)?;
@@ -99,7 +100,7 @@ fn write_in(folder: &Directory, name: &str, parts: &[Vec<u8>]) -> io::Result<Fil
     token_part::fill(private::create_new(folder, name)?, parts)
 }
 
-/// xxh3, 128 bits, of parts, each with its length in front of it.
+/// 128-bit xxh3 hash of `parts`, each preceded by its length.
 pub(super) fn hash_of_parts<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> u128 {
     let mut hash = Xxh3Default::new();
     for part in parts {
@@ -109,13 +110,13 @@ pub(super) fn hash_of_parts<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> u1
     hash.digest128()
 }
 
-/// Of the file's name, which follows from all that the content is made of, and of the content.
+/// Hash of the content and of the file's name, which is derived from the content's sources.
 fn seal_of(path: &Path, json: &[u8]) -> [u8; 16] {
     let name = path.file_name().unwrap_or_default().as_encoded_bytes();
     hash_of_parts([name, json]).to_le_bytes()
 }
 
-/// A name for a file before it is whole. Two runs at once write the same bytes, and the first file stays.
+/// A name for an unfinished file. Of two simultaneous writes of the same bytes the first stays.
 fn unfinished_name(name: &str) -> String {
     let stem = name.split('.').next().unwrap_or(name);
     format!("{stem}.{}.tmp", process_name())

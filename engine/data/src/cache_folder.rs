@@ -1,7 +1,8 @@
-//! The user's cache folder as a whole: how much it holds, which parts go where it holds more than it may, and how it is emptied.
+//! The user's cache folder as a whole: its size, its limit, and the removal of parts.
 //!
-//! A part is all files under one name: what is used together is removed together. Files with other names than onebox gives are not
-//! counted and never removed, and neither are parts from which a process reads.
+//! A part is all files with the same name stem, which are used and removed together. Files with
+//! names that onebox does not create are neither counted nor removed. Parts that a process is
+//! reading are never removed.
 
 use super::token_cache::Cache;
 use super::use_list::{is_process_name, locked_to_remove, parts_in_use};
@@ -15,21 +16,21 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 use topology::{counted, format_bytes, parse_bytes};
 
-/// The variable that sets the limit.
+/// The environment variable that sets the size limit.
 pub(super) const VARIABLE: &str = "ONEBOX_CACHE_LIMIT";
-/// Without it the folder may have one of so many bytes of its disk.
+/// Default limit: the disk's size divided by this number.
 const SHARE: u64 = 10;
-/// A file that nobody has written to for so long is left by a process that has ended.
+/// An unfinished file without a write for this long belongs to a dead process.
 const ABANDONED: Duration = Duration::from_hours(1);
-/// Clocks of file systems tick more often than this.
+/// Upper bound of the clock tick of file systems.
 const TICK: Duration = Duration::from_secs(1);
 
-/// How much parts hold.
+/// Number and size of parts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PartCount {
-    /// How many there are.
+    /// Number of parts.
     pub parts: usize,
-    /// Of all their files.
+    /// Bytes of all their files.
     pub bytes: u64,
 }
 
@@ -42,41 +43,41 @@ impl PartCount {
     }
 }
 
-/// What the folder holds.
+/// Content of the cache folder.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheUsage {
-    /// All parts.
+    /// All parts in the folder.
     pub all: PartCount,
-    /// Those from which processes read.
+    /// Parts that processes are reading.
     pub in_use: PartCount,
 }
 
-/// What became of the parts.
+/// Result of a removal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheRemoval {
-    /// Those that went.
+    /// The removed parts.
     pub removed: PartCount,
-    /// Those that are there still.
+    /// The remaining parts.
     pub left: PartCount,
 }
 
-/// The files of one name.
+/// A part: the files with the same name stem.
 #[derive(Debug)]
 struct CachePart {
     name: String,
     files: Vec<String>,
     bytes: u64,
-    /// When it was last used.
+    /// Time of the last use.
     used: SystemTime,
-    /// A process writes it, or did so when it ended.
+    /// Whether the part is a file that is being written, or that a dead process left.
     is_unfinished: bool,
 }
 
 impl Cache {
-    /// How many bytes the folder may have.
+    /// Largest size of the folder, in bytes.
     ///
     /// # Errors
-    /// If the environment asks for something that is no number of bytes; if the disk is not known.
+    /// The environment variable is not a number of bytes, or the size of the disk is unknown.
     pub fn limit(&self) -> Result<u64, String> {
         let asked = std::env::var_os(VARIABLE).filter(|asked| !asked.is_empty());
         if let Some(asked) = asked {
@@ -84,17 +85,17 @@ impl Cache {
             return parse_bytes(&text).map_err(|why| format!("{VARIABLE}: {why}"));
         }
         let Some(folder) = &self.folder else { return Ok(0) };
-        // A folder that is not there yet will be on the disk of the one above it.
+        // A missing folder will be created on the disk of its nearest existing parent.
         let disk = folder.ancestors().find_map(|folder| statvfs(folder).ok());
         let bytes = |disk: StatVfs| disk.f_blocks.saturating_mul(disk.f_frsize);
         disk.map(|disk| bytes(disk) / SHARE)
             .ok_or_else(|| format!("{}: the size of its disk is not known", PathText(folder)))
     }
 
-    /// What the folder holds: nothing where it is not there.
+    /// Content of the folder; a missing folder is empty.
     ///
     /// # Errors
-    /// Of the file system.
+    /// An error of the file system.
     pub fn usage(&self) -> io::Result<CacheUsage> {
         let Some(folder) = self.there()? else { return Ok(CacheUsage::default()) };
         let (parts, in_use) = (parts(&folder)?, parts_in_use(&folder, false)?);
@@ -102,10 +103,10 @@ impl Cache {
         Ok(CacheUsage { all: PartCount::of(parts.iter()), in_use: PartCount::of(used) })
     }
 
-    /// Removes all parts from which no process reads.
+    /// Removes all parts that no process is reading.
     ///
     /// # Errors
-    /// Of the file system; while a command that writes nothing reads from the folder.
+    /// An error of the file system, or a read-only command is using the folder.
     pub fn clear(&self) -> io::Result<CacheRemoval> {
         match &self.folder {
             Some(path) if self.there()?.is_some() => remove(path, &|_, _| true),
@@ -113,7 +114,8 @@ impl Cache {
         }
     }
 
-    /// Removes the parts that were used longest ago until the folder has at most `limit` bytes. Parts that were used since `began` stay.
+    /// Removes the least recently used parts down to `limit` bytes, but no parts used after
+    /// `began`.
     pub fn make_room(&self, limit: u64, began: SystemTime) {
         let Some(path) = self.folder.as_deref().filter(|_| !self.read_only) else { return };
         let began = began.checked_sub(TICK).unwrap_or(began);
@@ -121,7 +123,7 @@ impl Cache {
         let (path, limit_text) = (PathText(path), format_bytes(limit));
         let CacheRemoval { removed, left } = match ended {
             Ok(removal) => removal,
-            // There is none, or a later run makes room, when nobody reads from it without a trace.
+            // The folder is missing, or a read-only command uses it and a later run makes room.
             Err(error) if matches!(error.kind(), NotFound | NotADirectory | WouldBlock) => return,
             Err(error) => {
                 tracing::warn!("{path}: {error}; it may have more than {limit_text}");
@@ -140,7 +142,7 @@ impl Cache {
         }
     }
 
-    /// The folder, if it is there.
+    /// Opens the folder, if it exists.
     fn there(&self) -> io::Result<Option<Directory>> {
         let opened = self.folder.as_deref().map(Directory::open).transpose();
         match opened {
@@ -150,8 +152,8 @@ impl Cache {
     }
 }
 
-/// Removes parts from the folder. Asks `goes` of each that nobody uses, those first that were used longest ago, with the bytes that all
-/// parts have by then.
+/// Removes parts that no process uses, the least recently used first. `goes` decides about each
+/// part; it gets the part and the current total size in bytes.
 fn remove(path: &Path, goes: &dyn Fn(&CachePart, u64) -> bool) -> io::Result<CacheRemoval> {
     let folder = locked_to_remove(path)?;
     let in_use = parts_in_use(&folder, true)?;
@@ -171,10 +173,9 @@ fn remove(path: &Path, goes: &dyn Fn(&CachePart, u64) -> bool) -> io::Result<Cac
     Ok(CacheRemoval { removed, left })
 }
 
-/// The parts in a folder. Of a file that goes meanwhile nothing is known any more.
+/// The parts in a folder, without files that disappear during the call.
 fn parts(folder: &Directory) -> io::Result<Vec<CachePart>> {
     let mut parts: BTreeMap<String, CachePart> = BTreeMap::new();
-    // A list comes before the tokens: a part without its list is none.
     let names: BTreeSet<_> = folder.names()?.into_iter().collect();
     for file in names.iter().filter_map(|name| name.to_str()) {
         let Some(name) = part_of(file) else { continue };
@@ -198,17 +199,18 @@ fn parts(folder: &Directory) -> io::Result<Vec<CachePart>> {
         part.used = part.used.max(used);
     }
     let mut parts: Vec<_> = parts.into_values().collect();
+    // The list is removed first: a part without a list is ignored.
     let is_data = |file: &String| !file.ends_with(LIST);
     parts.iter_mut().for_each(|part| part.files.sort_by_key(is_data));
     Ok(parts)
 }
 
-/// The end of the name of a list.
+/// Suffix of a list.
 const LIST: &str = ".json";
-/// Ends of the names of the other files. Those of earlier versions had no end.
+/// Suffixes of the other files. Files of earlier versions have no suffix.
 const OTHERS: [&str; 6] = [".bin", ".idx", ".mask", ".checked", ".texts", ""];
 
-/// The part to which a file of this name belongs: a file that is not whole is one by itself. None of a file that onebox did not write.
+/// The part of a file; an unfinished file is its own part. `None` for names not of onebox.
 fn part_of(file: &str) -> Option<&str> {
     let (name, kind) = file.split_at_checked(32)?;
     let is_hash = name.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte));
@@ -238,7 +240,7 @@ mod tests {
         File::open(path).unwrap().set_modified(used).unwrap();
     }
 
-    /// A folder with six parts of 100 bytes. The first was used longest ago.
+    /// A folder with six parts of 100 bytes; the first part is the least recently used.
     fn folder() -> (TempDir, Cache) {
         let folder = tempfile::tempdir().unwrap();
         for i in 0..6u8 {
@@ -263,7 +265,7 @@ mod tests {
         all.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
     }
 
-    /// Which of the six parts are there, all of each.
+    /// Numbers of the existing parts; asserts that each part is complete.
     fn there(folder: &TempDir) -> Vec<u8> {
         let all = names(folder);
         let files = |i: u8| all.iter().filter(|file| file.starts_with(&name(i))).count();
@@ -282,7 +284,7 @@ mod tests {
         assert_eq!(there(&folder), [1, 2, 3, 4, 5]);
         cache.make_room(250, now);
         assert_eq!(there(&folder), [4, 5]);
-        // What the run has used since it began stays, be the limit what it may.
+        // Parts that the run has used since its start stay, even above the limit.
         cache.make_room(0, now - Duration::from_secs(550));
         assert_eq!(there(&folder), [5]);
         cache.make_room(0, now - Duration::from_secs(550));
@@ -302,7 +304,7 @@ mod tests {
         let stays = CacheRemoval { removed: PartCount::default(), left: two };
         assert_eq!(cache.clear().unwrap(), stays);
         drop(list);
-        // A dry run leaves no trace, and keeps all.
+        // A dry run writes nothing, and its lock keeps all parts.
         let quiet = UseList::new(folder.path(), true).unwrap();
         cache.make_room(0, SystemTime::now());
         assert_eq!(cache.clear().unwrap_err().kind(), WouldBlock);
@@ -333,7 +335,7 @@ mod tests {
         let (link, within) = (name(9) + ".bin", name(8) + ".bin");
         symlink(folder.path().join("notes.bin"), folder.path().join(&link)).unwrap();
         fs::create_dir(folder.path().join(&within)).unwrap();
-        // A file that is being written, and one that was left.
+        // A file that is being written, and a file that a dead process left.
         let unfinished = |time: u8| format!("{}.7-{time}.tmp", name(7));
         write(&folder.path().join(unfinished(1)), 5, 0);
         write(&folder.path().join(unfinished(2)), 5, 4000);
@@ -346,7 +348,7 @@ mod tests {
         assert_eq!(left, expected);
         assert_eq!(cache.clear().unwrap().left, PartCount { parts: 1, bytes: 5 });
         assert_eq!(names(&folder), expected);
-        // A folder that is not there is empty.
+        // A missing folder is empty.
         let none = Cache { folder: Some(folder.path().join("none")), read_only: false };
         assert_eq!(none.usage().unwrap(), CacheUsage::default());
         assert_eq!(none.clear().unwrap(), CacheRemoval::default());

@@ -1,5 +1,5 @@
-//! What onebox has found in files of tokens and text, kept in the user's cache folder, so that a file is read through
-//! once. It is believed of a file with the same [`Stamp`].
+//! Results of checks of token and text files, kept in the user's cache folder so that each file is
+//! read once. A result is valid as long as the file has the same [`Stamp`].
 
 use super::cores::map_groups;
 use super::documents::Documents;
@@ -18,54 +18,55 @@ use std::path::{Path, PathBuf, absolute};
 use topology::cores;
 use xxhash_rust::xxh3::Xxh3Default;
 
-/// The version of what a pass over all tokens finds, in the hash of each.
+/// Version of the results of a pass over all tokens; part of each hash.
 const SET: &[u8] = b"onebox checked 4";
-/// The version of the lists of files that are text.
+/// Version of the lists of text files.
 const TEXTS: &[u8] = b"onebox texts  4\n";
-/// The work that is done again where what was found cannot be kept.
+/// The work that is repeated if a result cannot be kept.
 const AGAIN: &str = "the data will be checked again";
-/// Bytes that are checked faster than a file of the cache folder is written.
+/// Least bytes of data for which results are kept: checking less is faster than writing a file.
 const WORTH_KEEPING: u64 = 16 << 20;
-/// Bytes of a text that are worth to be written to the disk before they are checked, if they were not: shorter ones are soon checked again.
+/// Smallest text file, in bytes, that is synced before a check so that its result can be kept;
+/// shorter files are quickly checked again.
 const WORTH_WRITING: u64 = 64 << 10;
-/// Tokens that a thread looks at together for one that is too large.
+/// Tokens per thread and task in the search for a token that is too large.
 const BLOCK: usize = 1 << 20;
 
-/// How files are checked.
+/// Settings of the checks.
 #[derive(Clone, Copy, Debug)]
 pub struct Checks<'a> {
-    /// Where what was found is kept.
+    /// The cache for the results.
     pub cache: &'a Cache,
-    /// Tokens are below it.
+    /// Vocabulary size: every token must be smaller.
     pub vocab: usize,
-    /// Hears how far it has come.
+    /// Receiver of the progress.
     pub progress: &'a dyn Progress,
-    /// Each document of an index that is left out is named as it is found.
+    /// Whether each document of an index that is left out is logged immediately.
     pub names_all: bool,
 }
 
-/// Of a pass over all tokens.
+/// Results of a pass over all tokens.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct DataFindings {
     pub(super) identity: Identity,
     pub(super) segments: Vec<SegmentSummary>,
-    /// Hashes of the files beside those of the tokens: indexes, then masks.
+    /// Hashes of the indexes, then of the masks.
     pub(super) beside: Vec<u128>,
 }
 
-/// Nowhere.
+/// A cache without a folder.
 static NO_CACHE: Cache = Cache { folder: None, read_only: true };
 
 impl Checks<'_> {
-    /// Keeps nothing, shows nothing, takes any token.
+    /// Checks that keep nothing, show nothing and accept any token.
     pub(super) const fn none() -> Self {
         Self { cache: &NO_CACHE, vocab: usize::MAX, progress: &Silence, names_all: false }
     }
 }
 
 impl Corpus {
-    /// Looks at all tokens. Refuses those that are not below the vocabulary, and has larger ones than there are now refused from
-    /// now on.
+    /// Checks all tokens. Returns an error for a token outside of the vocabulary. Later reads
+    /// refuse tokens above the largest token found now.
     pub(super) fn pass(&mut self, checks: Checks<'_>) -> Result<(), Failure> {
         self.found = self.findings(checks)?;
         let (store, vocab) = (&mut self.store, checks.vocab);
@@ -128,13 +129,13 @@ impl Corpus {
         Ok(found)
     }
 
-    /// By everything that a pass over the files depends on.
+    /// Hash of all inputs of a pass over the files.
     fn name_of_findings(&self, files: &[&TokenFile]) -> u128 {
         let mut hash = Xxh3Default::new();
         hash.update(SET);
         let numbers = [self.store.width as u64, self.split as u64];
         hash.update(&numbers.map(u64::to_le_bytes).concat());
-        // The index and these say which documents there are.
+        // The index and these two values decide which documents exist.
         if let Some(Documents { room, split, .. }) = &self.documents {
             hash.update(format!("{:?}", (room, split)).as_bytes());
         }
@@ -149,7 +150,7 @@ impl Corpus {
     }
 }
 
-/// Which token of a segment is the first that is not below `vocab`, and the token.
+/// The first token of a segment that is not below `vocab`: its place in words, and the token.
 fn first_unknown(store: &Store, segment: usize, vocab: usize) -> Result<(String, u32), ReadError> {
     let first = store.start(segment);
     let tokens = store.len(segment);
@@ -182,19 +183,19 @@ fn path_of(store: &Store, segment: usize) -> &Path {
     store.file(segment).map_or(Path::new(""), |file| &file.path)
 }
 
-/// Which files of a name in the config are text.
+/// For each file of a config entry, whether it is text.
 pub(super) struct TextVerdicts<'a> {
     checks: Checks<'a>,
     path: Option<PathBuf>,
     known: HashMap<Stamp, Option<Utf8Error>>,
     found: Vec<(Stamp, Option<Utf8Error>)>,
     watch: WriteWatch,
-    /// Bytes that had to be looked at.
+    /// Bytes that were actually checked.
     looked_at: u64,
 }
 
 impl<'a> TextVerdicts<'a> {
-    /// Of the files that `named` stands for.
+    /// Loads the known results for the files of the config entry `named`.
     pub(super) fn of(named: &str, checks: Checks<'a>) -> Self {
         let mut hash = Xxh3Default::new();
         hash.update(TEXTS);
@@ -214,7 +215,7 @@ impl<'a> TextVerdicts<'a> {
         }
     }
 
-    /// Where a file ceases to be text.
+    /// The first fault that makes `file` not text; `None` for text.
     pub(super) fn fault(&mut self, file: &TokenFile) -> Result<Option<Utf8Error>, ReadError> {
         let stamp = file.stamp;
         if let Some(fault) = self.known.get(&stamp) {
@@ -233,7 +234,7 @@ impl<'a> TextVerdicts<'a> {
         Ok(fault)
     }
 
-    /// Keeps what was found.
+    /// Keeps the results in the cache.
     pub(super) fn keep(self) {
         if self.looked_at < WORTH_KEEPING {
             return;

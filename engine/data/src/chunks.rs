@@ -1,5 +1,5 @@
-//! Text files in parts: some text of one file after another, cut where the tokens stay those of whole files. A part is cut into
-//! pieces, of which all cores make tokens.
+//! Text files in parts: each part is text of consecutive files, cut at places that do not change
+//! the tokens. All cores tokenize the pieces of a part in parallel.
 
 use super::cores;
 use super::problem::{Failure, Problem, at};
@@ -10,59 +10,60 @@ use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Pieces whose tokens stand in one place, most: the allocator has room for many small ones only far apart.
+/// Largest number of pieces per task. The tokens of a task share a buffer, since the allocator
+/// scatters many small buffers over the memory.
 const SEVERAL: usize = 128;
-/// Such places for each core, at least, if there are pieces enough.
+/// Least number of tasks per core, if there are enough pieces.
 const SHARES: usize = 4;
-/// Bytes of a word that is worth remembering.
+/// Longest word that is remembered, in bytes.
 const WORD: usize = 32;
-/// Words that a core remembers: some 20 MiB.
+/// Words that a core remembers: about 20 MiB.
 const WORDS: usize = 1 << 17;
-/// Bytes behind a cut that must be known.
+/// Bytes after a cut that must be known to decide about the cut.
 const BEHIND: u64 = 8;
 
-/// Where the text of the next part begins.
+/// Place where the text of the next part begins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct TextPosition {
     pub(super) file: usize,
     pub(super) offset: u64,
-    /// Lines before it in the file, where files have rows.
+    /// Lines before the place in the file, for files of rows.
     pub(super) lines: u64,
 }
 
-/// How text files are divided.
+/// Text files to divide, with their tokenizer.
 #[derive(Debug)]
 pub(super) struct TextChunks<'a> {
     pub(super) files: &'a [TokenFile],
     pub(super) tokenizer: &'a Tokenizer,
     sizes: ChunkSizes,
-    /// Those that no core uses now.
+    /// Word memories that no core uses now.
     memos: Mutex<Vec<Memo>>,
 }
 
-/// Bytes of text.
+/// Sizes of parts and pieces, in bytes of text.
 #[derive(Clone, Copy, Debug)]
 pub struct ChunkSizes {
-    /// After which a part ends.
+    /// A part ends after this many bytes.
     pub part: u64,
-    /// That a core makes tokens of at a time.
+    /// Bytes that a core tokenizes per call.
     pub piece: usize,
-    /// That can be without a place to cut them. A tokenizer takes some 240 times as much memory for a moment.
+    /// Longest text without a place to cut. A tokenizer temporarily uses 240 times this memory.
     pub most: u64,
 }
 
 impl Default for ChunkSizes {
     fn default() -> Self {
-        // What a tokenizer takes for a piece stays in caches.
+        // The tokenizer's data for a piece of 16 KiB stays in the CPU caches.
         Self { part: 64 << 20, piece: 16 << 10, most: 256 << 20 }
     }
 }
 
-/// Text of one file after another.
+/// A part: consecutive texts of files.
 #[derive(Debug)]
 pub(super) struct TextChunk<'a> {
     pub(super) texts: Vec<(&'a TokenFile, String)>,
-    /// Bytes of the files that it stands for.
+    /// Bytes of the files that the part covers.
     pub(super) bytes: u64,
     pub(super) next: TextPosition,
 }
@@ -76,7 +77,7 @@ impl<'a> TextChunks<'a> {
         Self { files, tokenizer, sizes, memos: Mutex::new(Vec::new()) }
     }
 
-    /// The part that begins at a place. It does not depend on what stands behind it.
+    /// Reads the part that begins at `from`. The part does not depend on the text after it.
     pub(super) fn read(&self, from: TextPosition) -> Result<TextChunk<'a>, Failure> {
         let mut text = TextChunk { texts: Vec::new(), bytes: 0, next: from };
         while text.next.file < self.files.len() && text.bytes < self.sizes.part {
@@ -93,7 +94,8 @@ impl<'a> TextChunks<'a> {
         Ok(text)
     }
 
-    /// The text of a file from `start` on, to the last cut in `most` bytes if there is one, and where the next text begins.
+    /// Reads text of a file from `start` on, up to the last cut within `most` bytes if one exists;
+    /// returns the text and the start of the next text.
     fn some(&self, file: &TokenFile, start: u64, most: u64) -> Result<(String, u64), Failure> {
         let ChunkSizes { most: longest, .. } = self.sizes;
         let bytes = file.stamp.bytes - start;
@@ -125,7 +127,7 @@ impl<'a> TextChunks<'a> {
         }
     }
 
-    /// The tokens of a part, in the order of the text. `add`: adds bytes of text that are done.
+    /// The tokens of a part, in text order. `add` receives the bytes of text that are done.
     pub(super) fn encode(
         &self,
         part: &TextChunk<'_>,
@@ -166,12 +168,12 @@ fn lock(memos: &Mutex<Vec<Memo>>) -> MutexGuard<'_, Vec<Memo>> {
     memos.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Tokens of texts between two places to cut, mostly a word. Most of a text are words that were seen before.
+/// Tokens of known texts between two cuts, mostly words, which occur repeatedly in a text.
 #[derive(Debug, Default)]
 struct Memo(HashMap<String, Box<[u32]>>);
 
 impl Memo {
-    /// Calls `push` with the tokens of a text, some after others.
+    /// Passes the tokens of a text to `push`, in several calls.
     fn encode(
         &mut self,
         tokenizer: &Tokenizer,
@@ -197,7 +199,7 @@ impl Memo {
     }
 }
 
-/// Whole characters of a file from `start` on, of at most so many bytes.
+/// At most `bytes` bytes of a file from `start` on, without an incomplete last character.
 fn text(file: &TokenFile, start: u64, bytes: u64) -> Result<String, Failure> {
     let mut some = vec![0; bytes as usize];
     file.read(start, &mut some).map_err(failure)?;
@@ -230,7 +232,7 @@ mod tests {
         Tokenizer::open(folder.path()).unwrap()
     }
 
-    /// The tokens of a file of this text, and how many parts it has.
+    /// The tokens of a file with this text, and the number of its parts.
     fn parts(
         tokenizer: &Tokenizer,
         text: &str,

@@ -1,25 +1,25 @@
-//! Work on parts of the data, on all cores that this process may use.
+//! Parallel work on parts of the data, on all cores available to the process.
 
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{Builder, scope};
 use topology::cores;
 
-/// Bytes of text that are tokenized at a time, if no file is longer.
+/// Bytes of text that are tokenized at the same time, unless one file is longer.
 const TEXT_AT_ONCE: u64 = 64 << 20;
 
-/// Texts that are tokenized at a time, where the longest has `longest` bytes.
+/// Number of texts that are tokenized at the same time; the longest has `longest` bytes.
 pub fn texts_at_once(longest: u64) -> usize {
     (TEXT_AT_ONCE / longest.max(1)).clamp(1, cores() as u64) as usize
 }
 
-/// `f(0)..f(count - 1)`, in this order, by all cores. The calling thread works too, and where the system gives no more threads it
-/// works alone.
+/// The results of `f(0)..f(count - 1)` in this order, computed on all cores. The calling thread
+/// works too; if no other thread can be started, it works alone.
 pub(super) fn map<T: Send>(count: usize, f: impl Fn(usize) -> T + Sync) -> Vec<T> {
     map_by(usize::MAX, count, f)
 }
 
-/// The same one group of `group` after the other, as far as they are asked for.
+/// Like [`map`], but lazily in groups of `group` calls.
 pub(super) fn map_groups<T: Send>(
     group: usize,
     count: usize,
@@ -29,7 +29,7 @@ pub(super) fn map_groups<T: Send>(
     firsts.flat_map(move |first| map(group.min(count - first), |i| f(first + i)))
 }
 
-/// The same by at most `threads` threads.
+/// Like [`map`], but with at most `threads` threads.
 pub(super) fn map_by<T: Send>(
     threads: usize,
     count: usize,

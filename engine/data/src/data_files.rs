@@ -1,4 +1,4 @@
-//! Files by name: what a file, a directory or a glob in the config stands for.
+//! The files that a config entry stands for: a file, a directory or a glob.
 
 use std::collections::BTreeSet;
 use std::fs::{self, FileType};
@@ -9,18 +9,18 @@ use super::Problem;
 use super::problem::{Failure, at};
 use files::names::{CONFIG, METRICS, is_run, resolved};
 
-/// Build products and earlier runs.
+/// Folders of build products and earlier runs.
 const SKIPPED_FOLDERS: [&str; 3] = ["target", "runs", "node_modules"];
 const WILDCARDS: [char; 3] = ['*', '?', '['];
 
-/// What a text in the config stands for.
+/// The files that a config entry stands for.
 #[derive(Default)]
 pub(super) struct NamedFiles {
-    /// Sorted by path.
+    /// The files, sorted by path.
     pub(super) files: Vec<PathBuf>,
-    /// It names a directory.
+    /// Whether the entry names a directory.
     pub(super) from_directory: bool,
-    /// Directories of runs that were passed over: what a run writes is not its data, nor a later one's.
+    /// Skipped run directories: the output of a run is not data for it or for a later run.
     pub(super) runs: BTreeSet<PathBuf>,
 }
 
@@ -55,13 +55,13 @@ pub(super) fn find_files(text: &str) -> Result<NamedFiles, Failure> {
     Err(at(path)(problem))
 }
 
-/// Megatron names a token file and its index by what their names have in common.
+/// The problem of an entry that is the prefix of a Megatron data set with another `data.format`.
 fn prefix(text: &str) -> Option<Problem> {
     let tokens = PathBuf::from(format!("{text}.bin"));
     tokens.is_file().then_some(Problem::Prefix { tokens })
 }
 
-/// A file to train on and one to hold out, by their names, in one folder.
+/// A training file and a validation file in the same folder, found by their names.
 pub(super) fn held_out_among(files: &[PathBuf]) -> Option<(PathBuf, PathBuf)> {
     const HELD_OUT: [&str; 6] = ["val", "valid", "validation", "test", "dev", "eval"];
     const DATA: [&str; 2] = ["bin", "txt"];
@@ -78,7 +78,7 @@ pub(super) fn held_out_among(files: &[PathBuf]) -> Option<(PathBuf, PathBuf)> {
     })
 }
 
-/// Adds the files of a directory. Links are not followed.
+/// Adds the files of a directory. Does not follow links.
 fn walk(directory: &Path, found: &mut NamedFiles) -> Result<(), Failure> {
     for (path, name, kind) in list(directory)? {
         if kind.is_dir() && enters(&name) {
@@ -94,7 +94,7 @@ fn walk(directory: &Path, found: &mut NamedFiles) -> Result<(), Failure> {
 }
 
 /// Adds the files below `base` that match the components of a pattern. As in a shell, a wildcard
-/// leaves hidden names out and follows links; `**` is any number of the folders that `walk` enters.
+/// skips hidden names and follows links. `**` matches any number of the folders that `walk` enters.
 fn glob(base: &Path, pattern: &[&str], found: &mut NamedFiles) -> Result<(), Failure> {
     let Some((&part, rest)) = pattern.split_first() else {
         if base.is_file() {
@@ -128,7 +128,7 @@ fn glob(base: &Path, pattern: &[&str], found: &mut NamedFiles) -> Result<(), Fai
     Ok(())
 }
 
-/// Whether what is written into `directory` would be among the files that `text` names.
+/// Whether a file that a run writes into `directory` would be among the files that `text` names.
 pub(super) fn takes_from(text: &str, directory: &Path) -> bool {
     let is = |path: &Path| resolved(path) == resolved(directory);
     if Path::new(text).is_dir() {
@@ -146,7 +146,7 @@ fn enters(folder: &str) -> bool {
     !folder.starts_with('.') && !SKIPPED_FOLDERS.contains(&folder)
 }
 
-/// Path, name and kind of each entry; the empty path is the working directory.
+/// Path, name and kind of each entry of a directory; the empty path is the working directory.
 fn list(directory: &Path) -> Result<Vec<(PathBuf, String, FileType)>, Failure> {
     let readable = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
     let entries = fs::read_dir(readable).and_then(|entries| {
@@ -160,13 +160,13 @@ fn list(directory: &Path) -> Result<Vec<(PathBuf, String, FileType)>, Failure> {
     entries.map_err(|error| at(directory)(Problem::Unreadable(error)))
 }
 
-/// Whether a name matches one component of a pattern: `*`, `?`, `[..]`. Only the last `*` is ever
-/// reconsidered, so many of them cost no exponential time.
+/// Whether a name matches one component of a pattern with `*`, `?` and `[..]`. Backtracking is
+/// limited to the last `*`, so many `*` do not cost exponential time.
 fn matches(pattern: &str, name: &str) -> bool {
     let pattern: Vec<char> = pattern.chars().collect();
     let name: Vec<char> = name.chars().collect();
     let (mut i, mut j) = (0, 0);
-    let mut star = None; // the pattern after the last `*`, and what that `*` has taken so far
+    let mut star = None; // (pattern index after the last `*`, end of its match in `name`)
     while j < name.len() {
         if pattern.get(i) == Some(&'*') {
             i += 1;
@@ -183,7 +183,7 @@ fn matches(pattern: &str, name: &str) -> bool {
     pattern[i..].iter().all(|&c| c == '*')
 }
 
-/// How many characters of the pattern the one character of the name uses up; `None`: no match.
+/// Number of pattern characters that match the character `c` of the name; `None` if none match.
 fn matches_one(pattern: &[char], c: char) -> Option<usize> {
     let literal = || (pattern.first() == Some(&c)).then_some(1);
     match pattern {
@@ -191,7 +191,7 @@ fn matches_one(pattern: &[char], c: char) -> Option<usize> {
         ['[', class @ ..] => {
             let negated = usize::from(class.first() == Some(&'!'));
             let set = &class[negated..];
-            // A `]` that comes first belongs to the set; without an end the `[` is itself.
+            // A `]` in the first place belongs to the set; a `[` without an end is a literal.
             let Some(end) = set.iter().skip(1).position(|&c| c == ']') else { return literal() };
             let (mut set, mut found) = (&set[..=end], false);
             while let [first, rest @ ..] = set {
@@ -228,7 +228,7 @@ pub(super) mod tests {
         folder.path().join(name).to_str().unwrap().to_owned()
     }
 
-    /// Names below `folder` that a text names.
+    /// Names of the files below `folder` that a pattern matches.
     fn found(folder: &TempDir, pattern: &str) -> Vec<String> {
         let files = find_files(&path(folder, pattern)).unwrap().files;
         let name =
@@ -295,7 +295,7 @@ pub(super) mod tests {
             assert!(matches(pattern, yes), "{pattern} {yes}");
             assert!(!matches(pattern, no) || no.is_empty(), "{pattern} {no}");
         }
-        // Many stars that almost match do not take exponential time.
+        // Many stars that almost match do not cost exponential time.
         assert!(!matches(&"a*".repeat(40), &"a".repeat(39)));
     }
 }

@@ -1,7 +1,8 @@
-//! The data of a run: corpora that take turns by their weights, and corpora that are held out, each with a loss of its own.
+//! The data of a run: training corpora, mixed by weight, and validation corpora with separate
+//! losses.
 //!
-//! Invariant: sample i of step k is a function of (seed, k, i) only, never of rank or layout, so a resumed or re-sharded run
-//! needs no replay.
+//! Invariant: sample i of step k is a function of (seed, k, i) only, not of the rank or the layout.
+//! So a resumed or resharded run needs no replay.
 
 use super::mixing::SourceMix;
 use super::{Corpus, Identity, behind, warn_of_overlap};
@@ -12,14 +13,14 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_128;
 
-/// Word that keys the order of each corpus but the first under the seed of a run.
+/// Key under the run's seed for the order of each corpus but the first.
 const OF_CORPUS: u64 = 0x636f_7270;
 
-/// What a run trains on, and what it is evaluated on.
+/// The training data and the validation data of a run.
 #[derive(Debug)]
 pub struct Dataset {
     corpora: Vec<NamedCorpus>,
-    /// How many of them are to train; the others are held out.
+    /// Number of training corpora, which come first; the others are for validation only.
     to_train: usize,
     turns: SourceMix,
 }
@@ -31,28 +32,29 @@ struct NamedCorpus {
     corpus: Corpus,
 }
 
-/// Corpora, each with its source in the config.
+/// Corpora and their sources in the config.
 #[derive(Debug)]
 pub struct SourceCorpora<'a> {
-    /// In the order of the sources.
+    /// The corpora, in the order of the sources.
     pub corpora: Vec<Corpus>,
-    /// Where each is from, with its weight.
+    /// The source of each corpus, with its weight.
     pub sources: &'a [Source],
 }
 
 /// A sample of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample<'a> {
-    /// None if the run trains on one corpus.
+    /// Name of the corpus; `None` if the run trains on a single corpus.
     pub corpus_name: Option<&'a String>,
-    /// The corpus that has it.
+    /// The corpus of the sample.
     pub corpus: &'a Corpus,
-    /// Number of the sample among the documents of its corpus, or of the first token of its window.
+    /// Number of the sample among its corpus' document samples, or of the first token of its
+    /// window.
     pub place: usize,
 }
 
 impl From<Corpus> for Dataset {
-    /// One corpus that has both parts.
+    /// A data set of one corpus with training and validation parts.
     fn from(corpus: Corpus) -> Self {
         let corpora = vec![NamedCorpus { name: String::new(), corpus }];
         Self { corpora, to_train: 1, turns: SourceMix::new(&[1.0]) }
@@ -60,11 +62,11 @@ impl From<Corpus> for Dataset {
 }
 
 impl Dataset {
-    /// Corpora to train, with the weights of their sources; and those that are held out, or none where each of the others has
-    /// a held-out part of its own.
+    /// Combines training corpora, with the weights of their sources, and validation corpora.
+    /// Without validation corpora, each training corpus must have a validation part of its own.
     ///
     /// # Panics
-    /// If there is nothing to train, or a corpus without its source.
+    /// If there is no training corpus, or a corpus has no source.
     pub fn of_corpora(to_train: SourceCorpora<'_>, held_out: SourceCorpora<'_>) -> Self {
         let weights: Vec<f32> = to_train.sources.iter().map(|source| source.weight).collect();
         let count = to_train.corpora.len();
@@ -83,7 +85,7 @@ impl Dataset {
         &self.corpora[..self.to_train]
     }
 
-    /// The held-out corpora: those that are nothing else, or the held-out parts of all.
+    /// The corpora to evaluate on: the validation corpora, or the validation parts of all corpora.
     fn held_out(&self) -> &[NamedCorpus] {
         match &self.corpora[self.to_train..] {
             [] => &self.corpora,
@@ -91,7 +93,8 @@ impl Dataset {
         }
     }
 
-    /// The sample of a run with this number, counted from 0 over all its steps of `per_step` samples, in this order.
+    /// Sample `number` of a run in the order `order`, counted from 0 over steps of `per_step`
+    /// samples.
     pub fn sample(&self, order: DataOrder, seed: u64, number: u64, per_step: u64) -> Sample<'_> {
         let (index, of_corpus) = self.turns.of(number);
         let key = |index| random::key(random::key(seed, OF_CORPUS), index);
@@ -102,60 +105,61 @@ impl Dataset {
         Sample { corpus_name: (self.to_train > 1).then_some(name), corpus, place }
     }
 
-    /// How many samples all corpora have to train.
+    /// Number of training samples of all corpora.
     pub fn num_train_samples(&self) -> usize {
         self.trained().iter().map(|named| named.corpus.num_train_samples()).sum()
     }
 
-    /// By corpus: its name, its samples, and how many of so many samples of a run are of it.
+    /// For each training corpus: its name, its number of samples, and its part of `samples`
+    /// samples.
     pub fn shares(&self, samples: f64) -> impl Iterator<Item = (&str, usize, f64)> {
         self.trained().iter().enumerate().map(move |(index, NamedCorpus { name, corpus })| {
             (name.as_str(), corpus.num_train_samples(), samples * self.turns.share(index))
         })
     }
 
-    /// Whether it is told of in several lines.
+    /// Whether the report about the data has several lines.
     pub const fn is_several(&self) -> bool {
         self.corpora.len() > 1
     }
 
-    /// Whether samples differ in how many targets count.
+    /// Whether samples differ in the number of targets that count.
     pub fn is_uneven(&self) -> bool {
         self.trained().iter().any(|named| named.corpus.documents.is_some())
     }
 
-    /// Whether a sample may hold several documents, each of which sees itself alone.
+    /// Whether a sample may hold several documents that do not attend to each other.
     pub fn is_packed(&self) -> bool {
         self.trained().iter().any(|named| named.corpus.packs)
     }
 
-    /// Whether files say of each token whether it counts, as those of prepared chats do.
+    /// Whether mask files say which tokens count, as for prepared chats.
     pub fn has_masks(&self) -> bool {
         let masked = |corpus: &Corpus| corpus.documents.as_ref().is_some_and(|d| d.are_in_files());
         self.trained().iter().any(|named| masked(&named.corpus))
     }
 
-    /// The held-out corpora with their names, each of which has a loss of its own.
+    /// The validation corpora with their names; each has a loss of its own.
     pub fn evaluations(&self) -> impl Iterator<Item = (&str, &Corpus)> {
         self.held_out().iter().map(|named| (named.name.as_str(), &named.corpus))
     }
 
-    /// A held-out corpus.
+    /// A validation corpus.
     pub fn evaluation(&self, index: usize) -> &Corpus {
         &self.held_out()[index].corpus
     }
 
-    /// Windows of all held-out corpora.
+    /// Number of windows of all validation corpora.
     pub fn num_eval_windows(&self) -> usize {
         self.evaluations().map(|(_, corpus)| corpus.num_eval_windows()).sum()
     }
 
-    /// Tokens of all corpora.
+    /// Number of tokens of all corpora.
     pub fn num_tokens(&self) -> usize {
         self.corpora.iter().map(|named| named.corpus.num_tokens()).sum()
     }
 
-    /// What the tokens are, whatever files they stand in. That of several corpora has their shares, too.
+    /// Hashes of the tokens, independent of the files. For several corpora they include the shares.
     pub fn identity(&self) -> Identity {
         if let [one] = &*self.corpora {
             return one.corpus.identity();
@@ -192,7 +196,7 @@ fn files(corpora: &[Corpus]) -> impl Iterator<Item = &PathBuf> {
     corpora.iter().flat_map(|corpus| &corpus.files)
 }
 
-/// Says which files are trained on and held out all the same.
+/// Warns of files that are used both for training and for validation.
 fn warn_of_files(to_train: &[Corpus], held_out: &[Corpus]) {
     if !held_out.is_empty() {
         return warn_of_overlap(files(to_train), files(held_out));
@@ -208,12 +212,12 @@ fn warn_of_files(to_train: &[Corpus], held_out: &[Corpus]) {
     }
 }
 
-/// Names that are given, or those of files; whole paths where files have the same name, and numbers where paths are the same.
+/// Names of the sources: given or file names, whole paths if not unique, numbers if still equal.
 fn names(sources: &[Source]) -> Vec<String> {
     let all = |of: &dyn Fn(&Source) -> Option<String>| -> Vec<String> {
         let name = |source: &Source| {
             let name = source.name.clone().or_else(|| of(source));
-            // Nothing in a name may act on a terminal.
+            // `PathText` escapes characters that could act on a terminal.
             PathText(Path::new(name.as_ref().unwrap_or(&source.path))).to_string()
         };
         sources.iter().map(name).collect()

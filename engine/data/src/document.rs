@@ -1,10 +1,10 @@
-//! A row as a model sees it.
+//! A document: the tokens of a row as the model sees them.
 
-/// A row as a model sees it.
+/// The tokens of a row and the targets among them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Document {
-    /// The tokens.
+    /// The tokens of the document.
     pub tokens: Vec<u32>,
-    /// By token: whether the loss counts it as a target. Never the first.
+    /// For each token, whether the loss counts it as a target. The first token is never a target.
     pub counted: Vec<bool>,
 }

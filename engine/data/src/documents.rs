@@ -1,4 +1,4 @@
-//! Documents that samples are made of: pieces of the tokens, wherever those stand, with what of them counts.
+//! Documents that samples are made of: ranges of tokens, and which tokens count as targets.
 
 use super::bad_rows::BadRows;
 use super::identity::TokenRanges;
@@ -9,28 +9,29 @@ use super::store::ReadError;
 use std::ops::Range;
 use xxhash_rust::xxh3::Xxh3Default;
 
-/// The treatment of a document with more tokens than a sample has room for.
+/// Treatment of a document with more tokens than fit into a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LongDocument {
-    /// Documents of as many tokens as a sample takes. Each begins with the last token of the one before, so that every target
-    /// counts once.
+    /// The document is divided into documents of at most a sample's length. Each begins with the
+    /// last token of the previous document, so that every target counts once.
     Divided,
-    /// Its first tokens.
+    /// The first tokens are used, the rest is dropped.
     Cut,
-    /// Nothing.
+    /// The document is left out.
     LeftOut,
 }
 
-/// The documents that a sample has room for.
+/// Size of the documents that fit into a sample.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SampleCapacity {
-    /// Tokens of the longest.
+    /// Tokens of the longest document that fits.
     pub(super) most: usize,
     pub(super) long: LongDocument,
 }
 
 impl SampleCapacity {
-    /// Of samples of `seq_len` targets. `truncate` cuts a longer document, `divides` divides it where it is not cut.
+    /// A capacity for samples of `seq_len` targets. Longer documents are cut with `truncate`, else
+    /// divided with `divides`, else left out.
     pub(super) const fn new(seq_len: usize, truncate: bool, divides: bool) -> Self {
         let long = match (truncate, divides) {
             (true, _) => LongDocument::Cut,
@@ -41,7 +42,7 @@ impl SampleCapacity {
         Self { most: seq_len + 1, long }
     }
 
-    /// The number of tokens that are taken of a document of `tokens`; none where the document is left out.
+    /// Number of tokens used of a document of `tokens` tokens; `None` if the document is left out.
     pub(super) fn taken(&self, tokens: usize) -> Option<usize> {
         match self.long {
             _ if tokens <= self.most => Some(tokens),
@@ -51,7 +52,7 @@ impl SampleCapacity {
         }
     }
 
-    /// Notes the treatment of a document of `tokens`, where these are more than there is room for.
+    /// Counts a document of `tokens` tokens in `said` if it is too long.
     pub(super) fn note(&self, tokens: usize, at: RowLocation<'_>, said: &mut BadRows) {
         match self.long {
             _ if tokens <= self.most => {}
@@ -65,42 +66,42 @@ impl SampleCapacity {
 /// The tokens that count as targets.
 #[derive(Debug)]
 enum Targets {
-    /// All but the first of each document.
+    /// All tokens but the first of each document.
     All,
-    /// By token: whether it counts, unless it is the first of a document.
+    /// A flag for each token. The first token of a document never counts.
     Some(Vec<bool>),
-    /// Those that masks beside the files of the tokens say.
+    /// The tokens that the masks next to the token files mark.
     InFiles(Vec<Mask>),
 }
 
-/// Bytes of a mask that are held at once to look at all of it.
+/// Bytes of a mask in memory while all of it is checked.
 const BLOCK: usize = 64 << 10;
 
-/// Documents that are samples, or that several together are.
+/// Documents that become samples, alone or several in a sample.
 #[derive(Debug)]
 pub(super) struct Documents {
     pub(super) room: SampleCapacity,
-    /// Where each starts in the tokens.
+    /// First token of each document.
     starts: Vec<usize>,
-    /// Tokens of each.
+    /// Number of tokens of each document.
     lengths: Vec<u32>,
     targets: Targets,
-    /// How many of each count, unless all do.
+    /// Number of targets of each document, unless all tokens count.
     counts: Vec<u32>,
     origins: Origins,
-    /// How many are to train.
+    /// Number of training documents, which come first.
     pub(super) split: usize,
-    /// Where several share a sample: the samples, and how many of them are to train.
+    /// Packed samples and the number of training samples among them; `None` without packing.
     packed: Option<(PackedSamples, usize)>,
 }
 
 impl Documents {
-    /// None yet, of whose tokens all count but the first.
+    /// No documents yet; all tokens but the first of each will count.
     pub(super) fn that_count(room: SampleCapacity) -> Self {
         Self::new(room, Targets::All)
     }
 
-    /// None yet, each of which comes with what of it counts.
+    /// No documents yet; each will come with its own flags.
     pub(super) fn that_say(room: SampleCapacity) -> Self {
         Self::new(room, Targets::Some(Vec::new()))
     }
@@ -118,13 +119,13 @@ impl Documents {
         }
     }
 
-    /// Adds a document that is these tokens, all of which count.
+    /// Adds the document with these tokens; all of them count.
     pub(super) fn push(&mut self, tokens: Range<usize>) {
         assert!(matches!(self.targets, Targets::All), "it says what counts");
         self.push_parts(tokens);
     }
 
-    /// Adds a document behind all tokens that there are, of which these count.
+    /// Adds a document after the existing tokens, with a flag for each of its tokens.
     pub(super) fn push_counted(&mut self, document: &[bool]) {
         let Targets::Some(counted) = &mut self.targets else { unreachable!("all tokens count") };
         let before = counted.len();
@@ -136,8 +137,9 @@ impl Documents {
         }
     }
 
-    /// From now on each document comes with how many of its tokens count, and its file with a mask. One that is too long is not
-    /// divided: an answer without its question teaches nothing.
+    /// Switches to masks: each further document comes with the number of its targets, and each file
+    /// with a mask. Long documents are not divided then, since an answer without its question is
+    /// useless for training.
     pub(super) fn say_in_files(&mut self) {
         assert!(self.len() == 0, "documents are there already");
         self.targets = Targets::InFiles(Vec::new());
@@ -146,12 +148,12 @@ impl Documents {
         }
     }
 
-    /// Whether masks say what counts.
+    /// Whether masks in files say which tokens count.
     pub(super) const fn are_in_files(&self) -> bool {
         matches!(self.targets, Targets::InFiles(_))
     }
 
-    /// The masks; none where nothing else says what counts.
+    /// The masks; empty without mask files.
     pub(super) fn masks(&self) -> &[Mask] {
         match &self.targets {
             Targets::InFiles(masks) => masks,
@@ -159,7 +161,7 @@ impl Documents {
         }
     }
 
-    /// Adds a document that is these tokens, of which so many count as its mask says.
+    /// Adds the document with these tokens, `count` of which count by its mask.
     pub(super) fn push_masked(&mut self, tokens: Range<usize>, count: u32) {
         assert!(self.are_in_files(), "a mask says it");
         let parts = self.push_parts(tokens);
@@ -173,7 +175,7 @@ impl Documents {
         masks.push(mask);
     }
 
-    /// Adds a document, divided where it is too long, and returns its parts.
+    /// Adds a document, divided if it is too long, and returns the numbers of its parts.
     fn push_parts(&mut self, tokens: Range<usize>) -> Range<usize> {
         let before = self.len();
         // The last token of a part is the first of the next.
@@ -188,8 +190,8 @@ impl Documents {
         self.starts.len()
     }
 
-    /// Makes the first `to_train` documents those to train; `packs` puts documents together in samples, those to train and the
-    /// others apart.
+    /// Declares the first `to_train` documents as training documents. `packs` packs documents into
+    /// samples, separately for training and validation.
     pub(super) fn hold_out(&mut self, to_train: usize, packs: bool) {
         self.split = to_train;
         if !packs {
@@ -206,19 +208,18 @@ impl Documents {
         self.packed = Some((packed, samples));
     }
 
-    /// Notes where the documents behind the first `before` are from.
+    /// Records the origin of the documents from number `before` on.
     pub(super) fn came_from(&mut self, before: usize, at: RowLocation<'_>) {
         (before..self.len()).for_each(|document| self.origins.note(document, at));
     }
 
-    /// The origins of the documents of a sample, where these are known.
+    /// The origins of the documents of a sample, if known.
     pub(super) fn origins(&self, sample: usize) -> Vec<Option<Origin>> {
         let is_line = matches!(self.targets, Targets::Some(_));
         self.of_sample(sample).map(|document| self.origins.of(document, is_line)).collect()
     }
 
-    /// Where to cut so that no document has parts on both sides: at `at`, or at the nearest place that leaves a document on each
-    /// side. None where there is no such place.
+    /// The cut nearest to `at`, if any, that splits no divided document and has some on both sides.
     pub(super) fn whole_cut(&self, at: usize) -> Option<usize> {
         let continues = |next: usize| self.starts[next] < self.tokens(next - 1).end;
         let before = (1..=at.min(self.len() - 1)).rev().find(|next| !continues(*next));
@@ -227,7 +228,7 @@ impl Documents {
         before.into_iter().chain(behind).min_by_key(far)
     }
 
-    /// Whether several share a sample.
+    /// Whether samples hold several documents.
     pub(super) const fn is_packed(&self) -> bool {
         self.packed.is_some()
     }
@@ -237,12 +238,12 @@ impl Documents {
         self.packed.as_ref().map_or(self.len(), |(packed, _)| packed.len())
     }
 
-    /// How many of them are to train.
+    /// Number of training samples.
     pub(super) fn samples_to_train(&self) -> usize {
         self.packed.as_ref().map_or(self.split, |(_, to_train)| *to_train)
     }
 
-    /// The documents of a sample, one behind another; none behind the last.
+    /// The documents of a sample, in order; empty after the last sample.
     pub(super) fn of_sample(&self, sample: usize) -> impl Iterator<Item = usize> {
         let there = sample < self.samples();
         let packed = self.packed.as_ref().filter(|_| there).map(|(packed, _)| packed.of(sample));
@@ -256,15 +257,15 @@ impl Documents {
         start..start + self.lengths[document] as usize
     }
 
-    /// Tokens of all of them; one that ends a document and begins the next counts for both.
+    /// Tokens of all documents; a token that ends a document and begins the next counts twice.
     pub(super) fn num_tokens(&self) -> usize {
         self.lengths.iter().map(|length| *length as usize).sum()
     }
 
-    /// Calls `each` with the number in a document of each of its tokens that is no target.
+    /// Calls `each` with the index within the document of each token that is not a target.
     ///
     /// # Errors
-    /// If a mask cannot be read.
+    /// A mask cannot be read.
     pub(super) fn not_counted(
         &self,
         document: usize,
@@ -286,7 +287,7 @@ impl Documents {
         Ok(())
     }
 
-    /// Targets of some samples that count.
+    /// Number of targets of `samples`.
     pub(super) fn targets(&self, samples: Range<usize>) -> u64 {
         let of = |document: usize| match &self.targets {
             Targets::All => self.lengths[document] - 1,
@@ -296,13 +297,14 @@ impl Documents {
         samples.flat_map(of).sum()
     }
 
-    /// How many documents a sample holds, and how many of its places they fill: the last token of each is a target alone.
+    /// Number of documents of a sample and of places filled; a document's last token is only a
+    /// target.
     pub(super) fn held(&self, sample: usize) -> (u64, u64) {
         let filled = |document: usize| u64::from(self.lengths[document]) - 1;
         self.of_sample(sample).fold((0, 0), |(n, all), document| (n + 1, all + filled(document)))
     }
 
-    /// The tokens of those to train, and of those that are held out.
+    /// Token ranges of the training documents and of the validation documents.
     pub(super) fn parts(&self) -> [TokenRanges; 2] {
         [0..self.split, self.split..self.len()].map(|part| {
             let mut pieces = TokenRanges::default();
@@ -311,10 +313,10 @@ impl Documents {
         })
     }
 
-    /// Hashes of where documents end in each part, and which of their tokens count.
+    /// For each part, a hash of the ends of its documents and of the tokens that count.
     ///
     /// # Errors
-    /// If a mask cannot be read, or contradicts itself.
+    /// A mask cannot be read, or contradicts itself.
     pub(super) fn hashes(&self) -> Result<[u128; 2], ReadError> {
         let held_out = self.hash(self.split..self.len());
         Ok([self.hash(0..self.split)?, held_out?])
@@ -352,7 +354,7 @@ mod tests {
     #[test]
     fn a_cut_leaves_documents_whole_and_both_sides_one() {
         let mut documents = Documents::that_count(SampleCapacity::new(4, false, true));
-        // 1, 5 and 1 parts.
+        // The documents have 1, 5 and 1 parts.
         [0..3, 3..24, 24..27].into_iter().for_each(|tokens| documents.push(tokens));
         assert_eq!(documents.len(), 7);
         let cuts: Vec<_> = (0..=7).map(|at| documents.whole_cut(at)).collect();

@@ -1,18 +1,18 @@
-//! Samples as batches take them: tokens are read from where they stand.
+//! Fills samples into batches; the tokens are read from their files.
 
 use super::mask::MaskBits;
 use super::{Corpus, Document, Documents, Origin, ReadError};
 use std::ops::Range;
 
-/// Bytes of a mask that are read at once, on the stack: a step allocates nothing.
+/// Bytes of a mask per read, on the stack: a step allocates no memory.
 const BITS: usize = 1 << 10;
 
 impl Corpus {
-    /// Fills `inputs` (T) and `targets` (T), the next tokens, of the sample at `place` (from [`sample`](Self::sample) or
-    /// [`shuffled`](Self::shuffled)). Targets that do not count are -1.
+    /// Fills `inputs` (T) and `targets` (T), the next tokens, of the sample at `place` (from
+    /// [`sample`](Self::sample) or [`shuffled`](Self::shuffled)). Targets that do not count are -1.
     ///
     /// # Errors
-    /// If a file is not any more what it was when it was opened, or cannot be read.
+    /// A file has changed since it was opened, or cannot be read.
     pub fn fill_train(
         &self,
         place: usize,
@@ -25,11 +25,12 @@ impl Corpus {
         })
     }
 
-    /// Fills `inputs` (T) and `targets` (T) of an evaluation window. Past the end of the held-out
-    /// part, so all over for `window >= num_eval_windows()`, inputs are 0 and targets -1: ignored.
+    /// Fills `inputs` (T) and `targets` (T) of an evaluation window. After the end of the
+    /// validation part, so everywhere for `window >= num_eval_windows()`, inputs are 0 and targets
+    /// -1: ignored.
     ///
     /// # Errors
-    /// As [`fill_train`](Self::fill_train).
+    /// As for [`fill_train`](Self::fill_train).
     pub fn fill_eval(
         &self,
         window: usize,
@@ -48,8 +49,8 @@ impl Corpus {
         })
     }
 
-    /// Fills `starts` (T): for each token of the sample at `place` the place in the sample where its document starts. Padding is a
-    /// document of its own.
+    /// Fills `starts` (T): for each token of the sample at `place`, the position in the sample at
+    /// which its document starts. Padding is a document of its own.
     pub fn fill_starts(&self, place: usize, starts: &mut [i32]) {
         let mut at = 0;
         for document in self.documents.iter().flat_map(|d| d.of_sample(place).map(|i| d.tokens(i)))
@@ -61,17 +62,17 @@ impl Corpus {
         starts[at..].fill(at as i32);
     }
 
-    /// The same for an evaluation window.
+    /// Like [`fill_starts`](Self::fill_starts), for an evaluation window.
     pub fn fill_eval_starts(&self, window: usize, starts: &mut [i32]) {
         let first = self.documents.as_ref().map_or(0, Documents::samples_to_train);
         self.fill_starts(first.saturating_add(window), starts);
     }
 
-    /// The documents of the sample at `place` of the training part, or its window, without padding: the tokens, the last of which
-    /// is only a target, and which of them count as targets.
+    /// The documents of the sample at `place` of the training part, or its window, without padding:
+    /// the tokens and which of them count. The last token is only a target.
     ///
     /// # Errors
-    /// As [`fill_train`](Self::fill_train).
+    /// As for [`fill_train`](Self::fill_train).
     pub fn documents(&self, place: usize) -> Result<Vec<Document>, ReadError> {
         let whole = |tokens: Range<usize>| {
             let mut counted = vec![true; tokens.len()];
@@ -96,16 +97,16 @@ impl Corpus {
         })
     }
 
-    /// For each of [`documents`](Self::documents) its file and its place there, where these are known: not of windows.
+    /// File and place of each of [`documents`](Self::documents), if known; unknown for windows.
     pub fn origins(&self, place: usize) -> Vec<Option<Origin>> {
         self.documents.as_ref().map_or_else(|| vec![None], |documents| documents.origins(place))
     }
 
-    /// Where documents begin in the window at `place`, as the index of its file says it; the first begins at 0. Without an index
-    /// a window counts as one, and so does a sample of documents.
+    /// Starts of documents in the window at `place`, according to the index of its file; the first
+    /// is 0. Without an index, and for a sample of documents, the result is only 0.
     ///
     /// # Errors
-    /// As [`fill_train`](Self::fill_train).
+    /// As for [`fill_train`](Self::fill_train).
     pub fn starts_in_window(&self, place: usize) -> Result<Vec<usize>, ReadError> {
         if self.indexes.is_empty() || self.documents.is_some() {
             return Ok(vec![0]);
@@ -125,7 +126,7 @@ impl Corpus {
         })
     }
 
-    /// The documents of a sample, then padding; past the last sample nothing else.
+    /// Fills the documents of a sample, then padding. A sample after the last one is only padding.
     fn fill_documents(
         &self,
         documents: &Documents,
@@ -141,7 +142,7 @@ impl Corpus {
             let (own_targets, of_targets) = targets.split_at_mut(tokens.len() - 1);
             self.fill(tokens.start, tokens.end, own, own_targets)?;
             documents.not_counted(document, &mut bits, |token| {
-                // The first is no target.
+                // The first token is not a target.
                 if let Some(target) = token.checked_sub(1) {
                     own_targets[target] = -1;
                 }
@@ -151,7 +152,8 @@ impl Corpus {
         self.fill(0, 0, inputs, targets)
     }
 
-    /// Pairs of tokens in `start..end`, then padding. Tokens are below `vocab`, which fits an i32.
+    /// Fills pairs of tokens in `start..end`, then padding. Tokens are below `vocab`, so they fit
+    /// i32.
     fn fill(
         &self,
         start: usize,

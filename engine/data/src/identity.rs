@@ -1,4 +1,4 @@
-//! What makes two data sets the same one: the hash of their tokens, not the files in which they stand.
+//! Identity of a data set: the hash of its tokens, independent of the files.
 
 use super::cores;
 use super::store::{ReadError, Store, largest};
@@ -6,32 +6,32 @@ use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
 
-/// Tokens of a chunk. The hash is one over the hashes of all chunks, so this number is part of it.
+/// Tokens of a chunk. The identity is a hash of all chunk hashes, so it depends on this number.
 const CHUNK: usize = 1 << 16;
-/// Tokens that are read and widened at once.
+/// Tokens per read.
 const BLOCK: usize = 1 << 13;
-/// Chunks whose hashes are held at once.
+/// Chunks whose hashes are in memory at the same time.
 const TOGETHER: usize = 1 << 12;
 
-/// xxh3, 128 bits, of the tokens as 32-bit numbers. How many bytes a token has in its file, and how files are cut, do
-/// not matter.
+/// 128-bit xxh3 hashes of the tokens as 32-bit numbers. They do not depend on the bytes per token
+/// in a file, or on the division into files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
-    /// Of the training part.
+    /// Hash of the training part.
     pub train: u128,
-    /// Of the held-out part.
+    /// Hash of the validation part.
     pub held_out: u128,
 }
 
 impl Identity {
-    /// The same tokens with a hash of more about each part.
+    /// Combines the hashes with another hash of each part.
     pub(super) fn and(self, [train, held_out]: [u128; 2]) -> Self {
         let both = |hashes: [u128; 2]| xxh3_128(hashes.map(u128::to_le_bytes).as_flattened());
         Self { train: both([self.train, train]), held_out: both([self.held_out, held_out]) }
     }
 
-    /// Of the tokens to train and of those that are held out, and what is found in each segment. Runs on all cores, in bounded
-    /// memory. `read`: adds bytes that were read.
+    /// Identity of the training and validation tokens, and a summary of each segment. Runs on all
+    /// cores, in bounded memory. `read` receives the number of bytes that were read.
     pub(super) fn and_segments(
         store: &Store,
         [train, held_out]: &[TokenRanges; 2],
@@ -44,15 +44,15 @@ impl Identity {
     }
 }
 
-/// What a pass finds in a segment.
+/// Result of a pass over a segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SegmentSummary {
     pub(super) largest: u32,
-    /// The sum of the hashes of its parts in all chunks, each with its place: that of other tokens is another one.
+    /// Sum of the hashes of the segment's parts in all chunks, each with its place.
     pub(super) sum: u128,
 }
 
-/// The sum of a segment by itself.
+/// The sum of a single segment.
 pub(super) fn sum(
     store: &Store,
     parts: &[TokenRanges; 2],
@@ -65,11 +65,11 @@ pub(super) fn sum(
     Ok(found[segment].sum)
 }
 
-/// Ranges of the tokens of a store, one behind another.
+/// Ranges of the tokens of a store, in order.
 #[derive(Debug, Default)]
 pub(super) struct TokenRanges {
     ranges: Vec<Range<usize>>,
-    /// How many tokens the ranges up to each have.
+    /// Number of tokens up to the end of each range.
     ends: Vec<usize>,
 }
 
@@ -80,7 +80,7 @@ impl TokenRanges {
         one
     }
 
-    /// Adds a range. Ranges that stand side by side become one.
+    /// Adds a range. Adjacent ranges are merged.
     pub(super) fn push(&mut self, range: Range<usize>) {
         let end = self.len() + range.len();
         match (self.ranges.last_mut(), self.ends.last_mut()) {
@@ -94,12 +94,12 @@ impl TokenRanges {
         }
     }
 
-    /// Tokens of all ranges.
+    /// Number of tokens of all ranges.
     pub(super) fn len(&self) -> usize {
         self.ends.last().copied().unwrap_or(0)
     }
 
-    /// Where some of their tokens, counted over all ranges, stand in the store.
+    /// The ranges in the store of `tokens`, which are counted over all ranges.
     fn of(&self, tokens: Range<usize>) -> impl Iterator<Item = Range<usize>> {
         let first = self.ends.partition_point(|end| *end <= tokens.start);
         let all = self.ranges[first..].iter().zip(&self.ends[first..]);
@@ -113,7 +113,7 @@ impl TokenRanges {
     }
 }
 
-/// The hash of some tokens, those of other segments than `only` left out. Adds to what is found in each segment.
+/// Hash of the tokens, or of those in segment `only`. Updates the summary of each segment.
 fn hash(
     store: &Store,
     tokens: &TokenRanges,
@@ -142,7 +142,7 @@ fn hash(
     Ok(all.digest128())
 }
 
-/// The hash of a chunk, and what is found in its part of each segment.
+/// Hash of a chunk, and the summary of its part of each segment.
 type ChunkHash = ([u8; 16], Vec<(usize, SegmentSummary)>);
 
 fn of_chunk(
@@ -172,7 +172,7 @@ fn of_chunk(
     Ok((hasher.digest128().to_le_bytes(), parts))
 }
 
-/// Tokens of 1 or 2 bytes in 4 bytes each.
+/// Widens tokens of 1 or 2 bytes to 4 bytes.
 fn widen<'a>(bytes: &[u8], width: usize, wide: &'a mut [u8]) -> &'a [u8] {
     let wide = &mut wide[..4 * bytes.len().div_euclid(width)];
     let out = wide.as_chunks_mut::<4>().0.iter_mut();
@@ -221,19 +221,19 @@ mod tests {
         other.swap(split, split + 1);
         let other = of(&other, 2, split);
         assert!(other.train == first.train && other.held_out != first.held_out);
-        // Whole chunks in another order.
+        // The same chunks in another order.
         let two: Vec<u32> = (0..2 * CHUNK as u32).map(|i| i / CHUNK as u32).collect();
         let turned: Vec<u32> = two.iter().rev().copied().collect();
         assert_ne!(of(&two, 1, two.len()), of(&turned, 1, two.len()));
         assert_ne!(of(&tokens, 1, split), of(&tokens, 1, split - 1));
-        // The definition: whoever changes it makes all checkpoints strangers to their data.
+        // The definition of the hash: after a change of it, no checkpoint matches its data.
         let small = of(&[1, 2, 3, 300], 2, 3);
         let wide = xxh3_128(&stored(&[1, 2, 3], 4)).to_le_bytes();
         assert_eq!(small.train, xxh3_128(&wide));
         let wide = xxh3_128(&stored(&[300], 4)).to_le_bytes();
         assert_eq!(small.held_out, xxh3_128(&wide));
     }
-    /// The tokens of pieces hash as if they stood one behind another, whatever lies between them.
+    /// Tokens of ranges hash like consecutive tokens, whatever is between the ranges.
     #[test]
     fn pieces_are_the_tokens_that_they_name() {
         let tokens: Vec<u32> = (0..3 * CHUNK as u32).map(|i| i.wrapping_mul(31) % 250).collect();

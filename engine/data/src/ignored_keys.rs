@@ -1,23 +1,23 @@
-//! Parts of rows that no model sees.
+//! Parts of rows that the model does not see.
 
 use files::foreign_text::foreign;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use topology::counted;
 
-/// Names of keys that are counted, each by itself.
+/// Largest number of keys that are counted separately.
 const MOST: usize = 64;
-/// Names that a message shows.
+/// Largest number of names in a message.
 const SHOWN: usize = 8;
 
-/// Those of one row.
+/// The ignored parts of one row.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct IgnoredKeys {
-    /// Keys of the row, as messages show them.
+    /// Ignored keys of the row, as shown in messages.
     pub(super) keys: BTreeSet<String>,
-    /// Keys of its messages.
+    /// Ignored keys of its messages.
     pub(super) of_messages: BTreeSet<String>,
-    /// Thoughts of an earlier answer.
+    /// Whether the row has thoughts in an earlier answer.
     pub(super) thoughts: bool,
 }
 
@@ -28,19 +28,19 @@ impl IgnoredKeys {
     }
 }
 
-/// Rows with such parts, of all rows of a data set.
+/// Numbers of rows with ignored parts in a data set.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct IgnoredKeyCounts {
-    /// By key.
+    /// Number of rows for each key.
     keys: BTreeMap<String, usize>,
     of_messages: BTreeMap<String, usize>,
-    /// Rows with further keys, in the place of which names would be data.
+    /// Number of rows with keys beyond the limit, which is reached if a data set uses data as keys.
     others: usize,
     thoughts: usize,
 }
 
 impl IgnoredKeyCounts {
-    /// Counts those of a row.
+    /// Adds the ignored parts of a row.
     pub(super) fn add(&mut self, row: &IgnoredKeys) {
         let mut has_others = false;
         let all = [(&mut self.keys, &row.keys), (&mut self.of_messages, &row.of_messages)];
@@ -58,17 +58,17 @@ impl IgnoredKeyCounts {
         self.thoughts += usize::from(row.thoughts);
     }
 
-    /// Whether anything is to be said.
+    /// Whether there is anything to report.
     pub(super) fn are_some(&self) -> bool {
         *self != Self::default()
     }
 
-    /// What these rows have, `of` so many.
+    /// The report, for a data set of `of` rows.
     pub(super) fn words(&self, of: usize) -> String {
         let rows = |n: usize| format!("{n} of {} have", counted(of, "row"));
         let mut parts = Vec::new();
         for (counts, place) in [(&self.keys, ""), (&self.of_messages, " in messages")] {
-            // Keys that as many rows have stand side by side.
+            // Keys with the same number of rows share a phrase.
             let mut by_count = BTreeMap::<usize, Vec<&str>>::new();
             for (key, count) in counts {
                 by_count.entry(*count).or_default().push(key);
@@ -78,7 +78,7 @@ impl IgnoredKeyCounts {
                     0 => String::new(),
                     more => format!(" and {}", counted(more, "other key")),
                 };
-                // A list of prepared parts may have any.
+                // The list of a prepared part is untrusted and may contain any key.
                 let keys = keys[..keys.len().min(SHOWN)].iter().map(|key| foreign(key).to_string());
                 let keys = keys.collect::<Vec<_>>().join(", ");
                 parts.push(format!("{} {keys}{more}{place}, which nothing reads", rows(count)));

@@ -1,5 +1,5 @@
-//! Facts of the data without a look at its tokens: whether the files are there, what they seem to hold, how long they are, and
-//! whether files that onebox has written still have the bytes that it wrote.
+//! Facts about the data without its tokens: whether the files exist, what they seem to hold, and
+//! their sizes. Also compares files that onebox has written with their hashes.
 
 use super::megatron::Index;
 use super::open::open_regular;
@@ -12,25 +12,25 @@ use config::{Config, DataConfig, Packing};
 use std::fs::File;
 use std::path::Path;
 
-/// The files of both parts.
+/// Facts about the training and validation files.
 #[derive(Clone, Debug, Default)]
 pub struct DataInspection {
-    /// Bytes that will be read; of a directory also those of files that turn out to be no UTF-8.
+    /// Bytes to read; for a directory this includes files that later turn out not to be UTF-8.
     pub bytes: u64,
-    /// Tokens of files of tokens.
+    /// Number of tokens in token files.
     pub tokens: usize,
-    /// Documents of files of tokens, where samples are no windows.
+    /// Number of documents in token files, if samples are not windows.
     pub documents: u64,
-    /// A mask beside such a file says what counts.
+    /// Whether a mask next to a token file says which tokens count.
     pub is_masked: bool,
-    /// Bytes of the longest file.
+    /// Size of the longest file, in bytes.
     pub longest: u64,
-    /// The beginning of the first file that is text.
+    /// The beginning of the first text file.
     pub sample: String,
 }
 
 impl DataInspection {
-    /// Opens every file and reads its beginning. `warn`: says what `Corpus::open` would warn of.
+    /// Opens every file and reads its beginning. `warn` logs the warnings of `Corpus::open`.
     pub fn at(config: &Config, warn: bool) -> Result<Self, DataError> {
         let (data, mut look) = (&config.data, Self::default());
         if data.train.is_empty() {
@@ -56,7 +56,7 @@ impl DataInspection {
         Ok(look)
     }
 
-    /// Compares all bytes of prepared tokens with the hashes that were written.
+    /// Compares all bytes of prepared tokens with their recorded hashes.
     pub fn compare(data: &DataConfig, progress: &dyn Progress) -> Result<(), DataError> {
         for (key, text) in super::named(data).filter(|_| !data.format.is_text()) {
             let (files, source) = named(text, &data.format, false).map_err(in_key(key))?;

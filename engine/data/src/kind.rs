@@ -1,5 +1,5 @@
-//! What a file seems to hold, by its first bytes and by its name: bytes of anything can be trained on, and nobody wants
-//! most of them.
+//! Guesses what a file holds from its first bytes and its name. Training on any bytes is possible,
+//! but most kinds of files are a mistake of the user.
 
 use config::DataFormat;
 use files::input;
@@ -7,15 +7,15 @@ use std::fs::File;
 use std::io;
 use std::path::Path;
 
-/// First bytes that are looked at.
+/// Number of first bytes that are examined.
 const HEAD: usize = 64 << 10;
 
-/// Something that is not plain text.
+/// A kind of file that is not plain text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FileKind {
-    /// Completes "it is".
+    /// Description; it completes "it is".
     pub(super) what: &'static str,
-    /// What to do to train on it.
+    /// Remedy: how to train on such a file.
     pub(super) remedy: &'static str,
 }
 
@@ -33,7 +33,7 @@ const LISTS: FileKind = FileKind {
     what: "JSON lines with a list in each, not an object",
     remedy: "make an object of each, with jq -c '{messages: .}'",
 };
-/// ModelFiles files of rows in a directory.
+/// A file in a directory of rows whose name is not that of JSON lines.
 pub(super) const NO_ROWS: FileKind =
     FileKind { what: "no JSON lines, by its name", remedy: "call it .jsonl, or name it by a glob" };
 const GZIP: FileKind = FileKind { what: "compressed (gzip)", remedy: "unpack it, with gunzip" };
@@ -65,21 +65,21 @@ const UTF16: FileKind = FileKind {
     what: "UTF-16 text, not UTF-8",
     remedy: "convert it, with iconv -f UTF-16 -t UTF-8",
 };
-/// A picture, a program, and so on.
+/// A file with zero bytes, such as a picture or a program.
 pub(super) const BINARY: FileKind = FileKind {
     what: "not text: it has zero bytes",
     remedy: "name text, or set data.format: U16 or U32 for a file of tokens",
 };
-/// What may be found only behind the first bytes.
+/// A fault that may be only after the first bytes.
 pub(super) const NOT_UTF8: FileKind =
     FileKind { what: "not UTF-8", remedy: "convert it, with iconv -t UTF-8" };
-/// What is found only at the end.
+/// A fault that is found only at the end.
 pub(super) const TEXT_CUT: FileKind = FileKind {
     what: "text that ends inside a character",
     remedy: "get the whole file, or cut it before that character",
 };
 
-/// First bytes of a kind, with which no text and no token file begins, endings of names, and the kind.
+/// First bytes of a kind, with which no text or token file begins; name extensions; the kind.
 type KindRow = (&'static [&'static [u8]], &'static [&'static str], FileKind);
 
 const KINDS: [KindRow; 14] = [
@@ -104,7 +104,7 @@ pub(super) fn head(file: &mut File) -> io::Result<Vec<u8>> {
     input::beginning(file, HEAD as u64)
 }
 
-/// What stands against taking a file of this name and beginning as what `format` says it is.
+/// The kind of a file if its name or beginning contradicts `format`.
 pub(super) fn of(path: &Path, head: &[u8], format: &DataFormat) -> Option<FileKind> {
     let kind = by_head(head).or_else(|| by_name(path));
     if format.is_bytes() {
@@ -116,22 +116,22 @@ pub(super) fn of(path: &Path, head: &[u8], format: &DataFormat) -> Option<FileKi
         let array = || head.trim_ascii_start().starts_with(b"[").then(kind_of_array);
         return kind.filter(|kind| ![JSON_LINES, JSON].contains(kind)).or_else(array);
     }
-    // Two bytes that mark UTF-16 may be a token.
+    // The two bytes that mark UTF-16 may be a token.
     kind.filter(|kind| ![TOKENS, UTF16].contains(kind))
 }
 
-/// What a file beside token files holds, if that may be tokens too.
+/// The kind of a file next to token files, if it cannot be a token file itself.
 pub(super) fn of_tokens_elsewhere(path: &Path) -> Option<FileKind> {
     by_name(path).filter(|kind| ![TOKENS, INDEX, JSON, JSON_LINES].contains(kind))
 }
 
-/// Whether it begins as UTF-8 without zero bytes; the last character may be cut.
+/// Whether `head` begins as UTF-8 without zero bytes; the last character may be incomplete.
 pub(super) fn is_text(head: &[u8]) -> bool {
     let cut = |e: std::str::Utf8Error| e.error_len().is_none();
     !head.contains(&0) && str::from_utf8(head).map_or_else(cut, |_| true)
 }
 
-/// Whether its name says that a file holds JSON lines.
+/// Whether the name of a file is that of JSON lines.
 pub(super) fn is_named_as_rows(path: &Path) -> bool {
     by_name(path).is_some_and(|kind| [JSON_LINES, JSON].contains(&kind))
 }
@@ -146,7 +146,7 @@ fn by_name(path: &Path) -> Option<FileKind> {
     KINDS.iter().find(|(_, names, _)| names.contains(&extension.as_str())).map(|(.., kind)| *kind)
 }
 
-/// Whether the first line is a JSON list, which another line follows or which is a chat itself.
+/// Whether the first line is a JSON list that is a chat itself, or that another list follows.
 fn has_list_in_line(head: &[u8]) -> bool {
     let mut lines = head.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii);
     let mut next = || lines.find(|line| !line.is_empty());
@@ -158,7 +158,7 @@ fn has_list_in_line(head: &[u8]) -> bool {
     next().is_some_and(|line| line.starts_with(b"[")) || list.first().is_some_and(is_message)
 }
 
-/// Whether the first two lines are each a JSON object.
+/// Whether each of the first two lines is a JSON object.
 fn is_json_lines(head: &[u8]) -> bool {
     let is_object = |line: &[u8]| {
         line.starts_with(b"{") && serde_json::from_slice::<serde::de::IgnoredAny>(line).is_ok()

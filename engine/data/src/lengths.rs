@@ -1,15 +1,15 @@
-//! The parts of the tokens, and whether each has a window.
+//! The split of the tokens into parts, and the check that each part has a window.
 
 use super::CorpusSplit;
 use super::problem::{DataError, Problem, at, in_key};
 use std::path::Path;
 
-/// How many of so many tokens are to train when a fraction is held out, rounded to a whole token.
+/// Training tokens (or documents) out of `tokens`, without the fraction `held_out`; rounded.
 pub(super) fn to_train(tokens: usize, held_out: f32) -> usize {
     tokens - (tokens as f64 * f64::from(held_out)).round() as usize
 }
 
-/// Whether each part that there is, of `total` tokens `..split` and `split..`, has a window of `seq_len` and the token after it.
+/// Checks that each existing part, `..split` and `split..total`, has at least `seq_len + 1` tokens.
 pub(super) fn check(
     parts: CorpusSplit<'_>,
     split: usize,

@@ -1,7 +1,8 @@
-//! The tokens of a run: those of its files one behind another, of which the end is held out, and the windows of them that
-//! become batches (B, T). `run` opens it before step 1; the batch filling of each step reads from it.
+//! The tokens of a run: those of its files in order, with a validation part at the end, and the
+//! windows of tokens that become batches (B, T). `run` opens the data before step 1; the batch
+//! filling of each step reads from it.
 
-// Files are opened, created, read and renamed by the crate `files`.
+// The crate `files` opens, creates, reads and renames files.
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
 use std::collections::HashSet;
@@ -89,81 +90,81 @@ pub use token_cache::Cache;
 pub use tokenizer::{Decoder, Tokenizer};
 pub use utf8::Utf8Error;
 
-/// The key of the data that would take what a run writes into `directory`.
+/// The data key whose files would include the output of a run in `directory`.
 pub fn takes_from(data: &DataConfig, directory: &Path) -> Option<&'static str> {
     let takes = |text| data_files::takes_from(text, directory);
     named(data).find(|(_, text)| takes(text)).map(|(key, _)| key)
 }
 
-/// What the data names, each with its key.
+/// The entries of the data config, each with its key.
 fn named(data: &DataConfig) -> impl Iterator<Item = (&'static str, &str)> {
     let all = [("data.train", &data.train), ("data.validation", &data.validation)];
     all.into_iter().flat_map(|(key, sources)| sources.paths().map(move |text| (key, text)))
 }
 
-/// Word that keys the data stream under the seed of a run.
+/// Key of the data stream under the seed of a run.
 const DATA_STREAM: u64 = 0x6461_7461;
 
-/// Percent of a sample that are no padding, below which a remedy is named.
+/// Percent of non-padding in a sample, below which the report names a remedy.
 const HALF_FULL: f64 = 50.0;
 
-/// Appends the tokens of what a text names, and returns the files.
+/// Function that appends the tokens of a config entry and returns the files.
 type SourceReader<'a> = dyn FnMut(&mut Corpus, &str) -> Result<Vec<PathBuf>, Failure> + 'a;
 
-/// What a corpus is made of.
+/// The sources of a corpus.
 #[derive(Clone, Copy, Debug)]
 pub enum CorpusSplit<'a> {
-    /// Names of what to train on, and of what to hold out.
+    /// Config entries for training and for validation.
     Both(&'a str, &'a str),
-    /// A name, of which this share is held out: the last tokens or documents.
+    /// A config entry and the fraction of it that is for validation: the last tokens or documents.
     Cut(&'a str, f32),
-    /// A name of what to train on; nothing is held out.
+    /// A config entry for training only.
     Train(&'a str),
-    /// A name of what to hold out; there is nothing to train on.
+    /// A config entry for validation only.
     HeldOut(&'a str),
 }
 
-/// How files of tokens become samples.
+/// Settings for the samples of token files.
 #[derive(Clone, Copy, Debug)]
 pub struct SampleSettings<'a> {
-    /// Of the files.
+    /// Format of the files.
     pub format: &'a DataFormat,
-    /// The kind of a sample.
+    /// Kind of the samples.
     pub packing: Packing,
-    /// A document that is too long for a sample is cut, and not left out or divided.
+    /// Whether a document that is too long for a sample is cut, instead of left out or divided.
     pub truncate: bool,
 }
 
-/// Tokens: `..split` to train, `split..` held out.
+/// Tokens: `..split` for training, `split..` for validation.
 pub struct Corpus {
     store: Store,
     split: usize,
     seq_len: usize,
     num_files: usize,
     left_out: SkippedFiles,
-    /// Bytes of the text that a tokenizer made these tokens of.
+    /// Bytes of the tokenized text; `None` without a tokenizer.
     text: Option<usize>,
-    /// Where samples are made of documents.
+    /// The documents, if samples consist of documents.
     documents: Option<Documents>,
-    /// Of each segment of the tokens, where its file has one.
+    /// The index of each segment, if its file has one.
     indexes: Vec<Index>,
-    /// Several of them share a sample.
+    /// Whether samples hold several documents.
     packs: bool,
     found: DataFindings,
-    /// How often files that somebody has touched were read through again. Whoever reads tokens holds it.
+    /// Number of times that touched files were read again. Readers of tokens hold the lock.
     read_again: RwLock<u64>,
-    /// Of all parts.
+    /// The files of all parts.
     files: Vec<PathBuf>,
 }
 
 impl Corpus {
-    /// Opens all files and checks their tokens, which stay in the files. What `train` and `validation` name is taken as a
-    /// file or a directory if it exists, else as a glob. Without `validation` the last
-    /// `validation_fraction` of the tokens, rounded to a whole one, is held out.
+    /// Opens all files and checks their tokens, which stay in the files. `train` and `validation`
+    /// name a file or a directory if it exists, else a glob. Without `validation` the last
+    /// `validation_fraction` of the tokens, rounded to a whole token, is for validation.
     ///
     /// # Errors
-    /// [`DataError`] if a name gives no tokens, a token is not below `vocab`, or a part has fewer
-    /// than `seq_len + 1`.
+    /// [`DataError`] if an entry has no tokens, a token is not below `vocab`, or a part has at most
+    /// `seq_len` tokens.
     #[expect(clippy::needless_pass_by_value, reason = "most callers name a format")]
     pub fn open(
         train: &str,
@@ -182,7 +183,7 @@ impl Corpus {
         Self::open_checked(parts, with, checks, seq_len)
     }
 
-    /// [`open`](Self::open), where what a check finds is kept for the next time.
+    /// Like [`open`](Self::open), but keeps the results of checks for the next time.
     pub fn open_checked(
         parts: CorpusSplit<'_>,
         with: SampleSettings<'_>,
@@ -193,14 +194,14 @@ impl Corpus {
         let packs = packing == Packing::Documents;
         let documents = Documents::that_count(SampleCapacity::new(seq_len, truncate, packs));
         let documents = (packing != Packing::Windows).then_some(documents);
-        // An index beside the first file says it otherwise.
+        // A Megatron index next to the first file changes the width.
         let width = format.width().unwrap_or(1);
         let mut data = Self { documents, packs, ..Self::of_width(width, seq_len) };
         data.fill_parts(parts, checks, &mut |data, text| data.read(text, format, checks))?;
         Ok(data)
     }
 
-    /// Reads all parts, and cuts where one name is of both.
+    /// Reads all parts, and splits an entry that is for both training and validation.
     fn fill_parts(
         &mut self,
         parts: CorpusSplit<'_>,
@@ -244,7 +245,7 @@ impl Corpus {
         }
     }
 
-    /// Appends the tokens of a document, which is in one sample if documents are.
+    /// Appends the tokens of a document; it is a separate document if samples consist of documents.
     fn append(&mut self, document: &Document) {
         if let Some(documents) = &mut self.documents {
             documents.push_counted(&document.counted);
@@ -257,11 +258,11 @@ impl Corpus {
         self.store.push_bytes(&bytes);
     }
 
-    /// Documents that are known, of at most `seq_len` + 1 tokens, each in a sample of its own or packed; as many tokens count as
-    /// its `counted` say.
+    /// A corpus of given documents of at most `seq_len` + 1 tokens, each in a sample of its own or
+    /// packed. Their `counted` flags say which tokens count.
     ///
     /// # Panics
-    /// If a document is longer, or if a part has none.
+    /// If a document is longer, or a part has no document.
     pub fn of_documents(
         train: &[Document],
         held_out: &[Document],
@@ -283,12 +284,12 @@ impl Corpus {
         data
     }
 
-    /// No tokens: for a step that is counted, not run.
+    /// A corpus without tokens, for a step that is counted and not run.
     pub fn none(seq_len: usize) -> Self {
         Self::of_width(1, seq_len)
     }
 
-    /// No tokens yet, each of which will have so many bytes.
+    /// A corpus without tokens yet, for tokens of `width` bytes.
     fn of_width(width: usize, seq_len: usize) -> Self {
         Self {
             store: Store::new(width),
@@ -306,7 +307,7 @@ impl Corpus {
         }
     }
 
-    /// Bytes without meaning, a window of them held out: for a step that is timed.
+    /// A corpus of random bytes with a window for validation, for timed steps.
     pub fn noise(seq_len: usize) -> Self {
         let windows = 4;
         let byte = |i: u64| random::below(0, i, 256) as u8;
@@ -317,8 +318,9 @@ impl Corpus {
         data
     }
 
-    /// The place of sample `index` of the global batch of `step`, by chance: a sample of documents, or the start of a window, uniform over
-    /// all that leave `seq_len + 1` tokens of the training part.
+    /// The random place of sample `index` of the global batch of `step`: the number of a document
+    /// sample, or the start of a window. Window starts are uniform over all that leave `seq_len +
+    /// 1` tokens of the training part.
     pub fn sample(&self, seed: u64, step: u64, index: u64) -> usize {
         let stream = random::key(random::key(seed, DATA_STREAM), step);
         let windows = || self.split - self.seq_len;
@@ -326,7 +328,8 @@ impl Corpus {
         random::below(stream, index, places as u64) as usize
     }
 
-    /// The place of sample `number` of a run, counted from 0 over all its steps of `per_step` samples, in this order.
+    /// The place of sample `number` of a run in the order `order`, counted from 0 over all its
+    /// steps of `per_step` samples.
     pub(crate) fn place(&self, order: DataOrder, seed: u64, number: u64, per_step: u64) -> usize {
         match order {
             DataOrder::Random => self.sample(seed, 1 + number / per_step, number % per_step),
@@ -334,37 +337,39 @@ impl Corpus {
         }
     }
 
-    /// How many samples an epoch has: those of documents, or windows of `seq_len` targets, of which fewer than `seq_len` tokens at the end
-    /// of the training part are in none.
+    /// Number of samples of an epoch: document samples, or windows of `seq_len` targets. Fewer than
+    /// `seq_len` tokens at the end of the training part are in no window.
     pub fn num_train_samples(&self) -> usize {
         let windows = || (self.split - 1) / self.seq_len;
         self.documents.as_ref().map_or_else(windows, Documents::samples_to_train)
     }
 
-    /// The place of sample `number` of a run, counted from 0 over all its steps, if each epoch takes every sample once.
+    /// The place of sample `number` of a run, counted from 0, if each epoch uses every sample once.
     pub fn shuffled(&self, seed: u64, number: u64) -> usize {
         let sample = order::shuffled(seed, number, self.num_train_samples() as u64) as usize;
         if self.documents.is_some() { sample } else { sample * self.seq_len }
     }
 
-    /// How many targets of the sample at `place` count.
+    /// Number of targets of the sample at `place` that count.
     pub fn targets(&self, place: usize) -> u64 {
         self.documents.as_ref().map_or(self.seq_len as u64, |d| d.targets(place..place + 1))
     }
 
-    /// How many documents the sample at `place` holds, and how many of its `seq_len` places are no padding; of windows nothing.
+    /// Documents in the sample at `place`, and non-padding places of its `seq_len`; `None` for
+    /// windows.
     pub fn held(&self, place: usize) -> Option<(u64, u64)> {
         self.documents.as_ref().map(|documents| documents.held(place))
     }
 
-    /// How many windows of `seq_len` targets cover the held-out part, or how many samples its documents are.
+    /// Number of windows of `seq_len` targets that cover the validation part, or of its samples.
     pub fn num_eval_windows(&self) -> usize {
         let tokens = self.num_tokens() - self.split;
         let windows = || (tokens - 1).div_ceil(self.seq_len);
         self.documents.as_ref().map_or_else(windows, |d| d.samples() - d.samples_to_train())
     }
 
-    /// Targets of the first `windows` windows together. Those of all are every held-out token but the first, once.
+    /// Number of targets of the first `windows` validation windows. All windows together have every
+    /// validation token but the first as a target, once.
     pub fn num_eval_targets(&self, windows: u64) -> u64 {
         match &self.documents {
             Some(d) => {
@@ -386,7 +391,7 @@ impl Corpus {
         let files = counted(files, "file");
         let bytes = format_bytes(bytes as u64);
         let of_index = self.indexes.iter().map(Index::num_documents).sum::<u64>();
-        // Of a corpus that has one part, the other is not spoken of.
+        // For a corpus with one part, the other part is not mentioned.
         let parts = |to_train, held_out| match (to_train, held_out) {
             (to_train, 0) => format!("{to_train} to train"),
             (0, held_out) => format!("{held_out} held out"),
@@ -429,12 +434,12 @@ impl Corpus {
         text + &self.left_out.brief()
     }
 
-    /// What the tokens are, whatever files they stand in.
+    /// Hashes of the tokens, independent of the files.
     pub const fn identity(&self) -> Identity {
         self.found.identity
     }
 
-    /// Both parts.
+    /// Number of tokens of both parts.
     pub(crate) fn num_tokens(&self) -> usize {
         self.store.num_tokens()
     }
@@ -446,7 +451,7 @@ impl fmt::Debug for Corpus {
     }
 }
 
-/// The file behind a name, whatever links lead there.
+/// The real path of a file, after all links.
 fn behind(file: &Path) -> Option<PathBuf> {
     file.canonicalize().ok()
 }

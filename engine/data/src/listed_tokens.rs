@@ -1,4 +1,4 @@
-//! The tokens that the files beside a tokenizer.json list, in the order in which transformers 5 adds them to its own.
+//! Tokens listed by the files next to a tokenizer.json, in the order of transformers 5.
 
 use files::foreign_text::foreign;
 use files::json::{Json, Map};
@@ -6,29 +6,29 @@ use indexmap::IndexMap;
 use std::collections::{BTreeMap, HashSet};
 use tokenizers::AddedToken;
 
-/// The settings of a tokenizer.
+/// File with the settings of a tokenizer.
 const SETTINGS: &str = "tokenizer_config.json";
-/// Special tokens by their names, in older folders.
+/// File with special tokens by name, in older folders.
 const MAP: &str = "special_tokens_map.json";
-/// Numbers of tokens, in older folders.
+/// File with the numbers of added tokens, in older folders.
 const ADDED: &str = "added_tokens.json";
-/// All of these files.
+/// The names of all three files.
 pub(super) const FILES: [&str; 3] = [SETTINGS, MAP, ADDED];
 
-/// Names that every tokenizer may have, in the order of their tokens.
+/// Names of special tokens that every tokenizer may have, in the order of their tokens.
 const NAMES: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
-/// The key of all tokens with their numbers. Where it is there, the older files do not count.
+/// Key of all tokens with their numbers. If it exists, the older files are ignored.
 const DECODER: &str = "added_tokens_decoder";
-/// The key of special tokens without names, or with names of their own.
+/// Key of special tokens without names, or with names of their own.
 const EXTRA: &str = "extra_special_tokens";
-/// Its older name.
+/// Older name of [`EXTRA`].
 const ADDITIONAL: &str = "additional_special_tokens";
 
-/// A token, and the number under which it is listed.
+/// A token and its listed number.
 pub(super) type ListedToken = (Option<u32>, AddedToken);
 
-/// A token as it is named: a text alone says nothing of its flags.
+/// A token in a file: a bare text has no flags.
 #[derive(Clone, Debug, PartialEq)]
 enum TokenName {
     Text(String),
@@ -51,11 +51,11 @@ impl TokenName {
     }
 }
 
-/// All that are listed, in the order in which they get their numbers, those of the tokenizer.json itself (`own`) among them. `read`
-/// gives the files of [`FILES`] that are there.
+/// All listed tokens in the order of their numbering, including the tokens of the tokenizer.json
+/// (`own`). `read` returns a file of [`FILES`] if it exists.
 ///
 /// # Errors
-/// A file that is no JSON, or that has something else in the place of a token.
+/// A file is not JSON, or has another value in place of a token.
 pub(super) fn listed(
     read: &dyn Fn(&str) -> Option<Vec<u8>>,
     own: &BTreeMap<u32, AddedToken>,
@@ -76,7 +76,7 @@ pub(super) fn listed(
         settings.shift_remove(ADDITIONAL);
         settings.insert(EXTRA.into(), additional);
     }
-    // Those of names of its own stand behind those of the usual names.
+    // Tokens with own names come after those with the usual names.
     let mut own_names = IndexMap::new();
     settings.retain(|key, value| match value {
         Json::String(text) if is_own_name(key) => {
@@ -111,7 +111,7 @@ pub(super) fn listed(
         let known = by_text.get(one.text()).map(|token| TokenName::Token((*token).clone()));
         named.push(known.unwrap_or(one));
     }
-    // A name that stands twice keeps its first place.
+    // A duplicate name keeps its first place.
     let mut others = IndexMap::new();
     for (key, value) in &settings {
         if is_own_name(key)
@@ -127,7 +127,7 @@ pub(super) fn listed(
     Ok(in_order(numbered, &named, extra, own))
 }
 
-/// Numbered tokens, and behind them those of names and the others that neither these nor the tokenizer have.
+/// Numbered tokens, then named and extra tokens that neither they nor the tokenizer contain.
 fn in_order(
     numbered: BTreeMap<u32, AddedToken>,
     named: &[TokenName],
@@ -152,12 +152,12 @@ fn in_order(
     .collect()
 }
 
-/// Whether a key names a token, and none of those that every tokenizer may have.
+/// Whether a key names a token and is not one of [`NAMES`].
 fn is_own_name(key: &str) -> bool {
     key.ends_with("_token") && !NAMES.contains(&key)
 }
 
-/// Whether Python takes a value for true.
+/// Whether Python treats a value as true.
 fn holds_some(value: &Json) -> bool {
     match value {
         Json::Array(values) => !values.is_empty(),
@@ -169,12 +169,12 @@ fn holds_some(value: &Json) -> bool {
     }
 }
 
-/// Whether an object says that it is a token.
+/// Whether an object declares itself a token.
 fn is_typed(value: &Json) -> bool {
     value.get("__type").and_then(Json::as_str) == Some("AddedToken")
 }
 
-/// A token by a text or by an object; none of null.
+/// The token of a text or an object; `None` for null.
 fn one(value: &Json) -> Result<Option<TokenName>, String> {
     match value {
         Json::Null => Ok(None),
@@ -184,7 +184,7 @@ fn one(value: &Json) -> Result<Option<TokenName>, String> {
     }
 }
 
-/// The token of an object, whose flags are false where it does not have them.
+/// The token of an object; missing flags are false.
 fn of_object(fields: &Map, special: Option<bool>) -> Result<AddedToken, String> {
     let Some(content) = fields.get("content").and_then(Json::as_str) else {
         return Err("is an object without a `content`".into());
@@ -205,7 +205,7 @@ fn of_object(fields: &Map, special: Option<bool>) -> Result<AddedToken, String> 
         .normalized(flag("normalized")?.unwrap_or(!special)))
 }
 
-/// Takes extra tokens that have names.
+/// Moves the extra tokens that have names to `own_names`.
 fn take_named_extra(
     settings: &mut Map,
     own_names: &mut IndexMap<String, TokenName>,
@@ -234,7 +234,7 @@ fn of_decoder(decoder: &Json) -> Result<BTreeMap<u32, AddedToken>, String> {
     decoder.iter().map(one).collect()
 }
 
-/// Puts the map of special tokens over the settings.
+/// Merges the map of special tokens into the settings; the map has priority.
 fn merge_map(settings: &mut Map, map: Map) {
     for (key, mut value) in map {
         match &mut value {
@@ -260,13 +260,13 @@ fn merge_map(settings: &mut Map, map: Map) {
     }
 }
 
-/// Says in an object of the map that it is a token, and a special one.
+/// Marks an object of the map as a token, and as a special one.
 fn typed(fields: &mut Map) {
     fields.insert("__type".into(), Json::String("AddedToken".into()));
     fields.insert("special".into(), Json::Bool(true));
 }
 
-/// Adds the tokens of the older file: those that have a name are special.
+/// Adds the tokens of the older file; tokens with a name are special.
 fn of_added(
     added: &Map,
     settings: &Map,
@@ -277,7 +277,7 @@ fn of_added(
         Some(Json::Array(extra)) => extra.as_slice(),
         _ => &[],
     };
-    // What is no token among them is refused where it is read.
+    // Values that are not tokens are refused where they are read.
     let texts = named.chain(extra).filter_map(|value| Some(one(value).ok()??.text().to_owned()));
     let special: HashSet<String> = texts.collect();
     for (text, number) in added {
@@ -292,7 +292,7 @@ fn of_added(
     Ok(())
 }
 
-/// Special tokens without names.
+/// The special tokens without names.
 fn extra(settings: &Map) -> Result<Vec<TokenName>, String> {
     let token = |value| one(value).map_err(|why| format!("{EXTRA}: one {why}")).transpose();
     match settings.get(EXTRA) {
@@ -327,7 +327,7 @@ mod tests {
         all
     }
 
-    /// What transformers makes of folders (make_listed_fixture.py).
+    /// The results of transformers for the same folders (make_listed_fixture.py).
     #[test]
     fn tokens_that_files_beside_a_tokenizer_list_are_those_of_transformers() {
         let text = include_str!("../../../tests/fixtures/listed-tokens.json");
@@ -348,7 +348,8 @@ mod tests {
             assert_eq!(Value::Object(added_of(&tokenizer)), case["tokens"], "{name}");
             let get = |name: &str| beside.iter().find(|file| file.0 == name).map(|file| &*file.1);
             assert!(tokenizer.is_of(&bytes, get), "{name}");
-            // What a run keeps is the same tokenizer by itself, and it is another one than the file where tokens are added.
+            // The tokenizer kept by a run needs no other files; added tokens make its file another
+            // one.
             let kept = Tokenizer::from_bytes(tokenizer.bytes().to_vec()).unwrap();
             assert_eq!(kept.bytes(), tokenizer.bytes());
             assert!(kept.is_of(&bytes, get), "{name}");

@@ -1,8 +1,8 @@
-//! The mask (.mask) that `onebox data prepare` writes beside a file of tokens of chats: it says which tokens count as targets.
+//! The mask (.mask) next to a token file of prepared chats: which tokens count as targets.
 //!
-//! It has a magic, the number of tokens and that of documents, 8 bytes each; for each document how many of its tokens count, 4
-//! bytes; for each token a bit, the lowest first; and for each block of all this a hash, 8 bytes. A run reads the bits of a sample
-//! from the file, as it reads the tokens.
+//! Layout: a magic; the numbers of tokens and of documents, 8 bytes each; the number of targets of
+//! each document, 4 bytes; a bit for each token, lowest first; an 8-byte hash of each block of all
+//! the bytes before. A run reads the bits of a sample from the file, like the tokens.
 
 use super::megatron::{FormatFault, Index};
 use super::open::open_regular;
@@ -13,34 +13,34 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// At the start of each file.
+/// First bytes of each mask.
 const MAGIC: &[u8; 16] = b"onebox targets 1";
-/// Bytes before the counts of documents.
+/// Bytes before the targets of documents.
 const HEAD: u64 = 32;
-/// Bytes that have a hash together.
+/// Bytes that share a hash.
 const BLOCK: u64 = 64 << 10;
-/// Behind the number in the name of a part of chats.
+/// Suffix of the number in the name of a part of chats.
 const CHAT: &str = ".chat";
 /// Bytes of a hash.
 const HASH: u64 = 8;
 
-/// The mask of a token file.
+/// Path of the mask of a token file.
 pub(super) fn path_of(tokens: &Path) -> PathBuf {
     tokens.with_extension("mask")
 }
 
-/// Bytes of all but the hashes.
+/// Bytes of a mask without the hashes.
 const fn content(tokens: u64, documents: u64) -> u64 {
     HEAD + 4 * documents + tokens.div_ceil(8)
 }
 
-/// Bytes of the mask of so many tokens and documents.
+/// Bytes of the whole mask of this many tokens and documents.
 pub(super) const fn length(tokens: u64, documents: u64) -> u64 {
     let content = content(tokens, documents);
     content + HASH * content.div_ceil(BLOCK)
 }
 
-/// The mask of documents, of which so many tokens count each, and of tokens, each of which counts or does not.
+/// Encodes a mask from the number of targets of each document and a flag for each token.
 pub(super) fn written(counts: &[u32], counted: &[bool]) -> Vec<u8> {
     let mut bytes = MAGIC.to_vec();
     bytes.extend([counted.len(), counts.len()].map(|n| (n as u64).to_le_bytes()).as_flattened());
@@ -55,19 +55,20 @@ pub(super) fn written(counts: &[u32], counted: &[bool]) -> Vec<u8> {
     bytes
 }
 
-/// The name of part `part` of a data set. The order of names is that of parts. The name of chats says that a mask stands beside it.
+/// File name of part `part`; names sort like parts. The name of a chat part shows that it has a
+/// mask.
 pub(super) fn name_of_part(part: usize, is_masked: bool) -> String {
     let chat = if is_masked { CHAT } else { "" };
     format!("{part:06}{chat}.bin")
 }
 
-/// Whether a file has the name of one of a part, whole or not.
+/// Whether the name of a file is that of a part, finished or not.
 pub(super) fn is_of_part(path: &Path) -> bool {
     let number = path.file_name().and_then(|name| name.to_str()?.split('.').next());
     number.is_some_and(|n| n.len() == 6 && n.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-/// Refuses a part of chats whose mask is lost: all tokens would count, those of prompts too.
+/// Refuses a part of chats without its mask: all tokens would count, including those of prompts.
 pub(super) fn check_there(tokens: &Path) -> Result<(), Problem> {
     let stem = tokens.file_stem().and_then(|stem| stem.to_str());
     let number = stem.and_then(|stem| stem.strip_suffix(CHAT));
@@ -76,7 +77,7 @@ pub(super) fn check_there(tokens: &Path) -> Result<(), Problem> {
     (!is_part || mask.exists()).then_some(()).ok_or(Problem::LostMask { mask })
 }
 
-/// Refuses samples that would not look at the mask beside a file of tokens.
+/// Refuses samples that would ignore the mask next to a token file.
 pub(super) fn check_use(
     tokens: &Path,
     format: &DataFormat,
@@ -87,36 +88,36 @@ pub(super) fn check_use(
     (looks || format.is_text() || !mask.exists()).then_some(()).ok_or(Problem::UnusedMask { mask })
 }
 
-/// Bits of a mask that were read, for the next look at them.
+/// Buffer of mask bits, kept for the next look.
 #[derive(Debug)]
 pub(super) struct MaskBits<'a> {
     bytes: &'a mut [u8],
-    /// Of the mask with this number.
+    /// Number of the mask that the bits belong to.
     mask: usize,
-    /// Which of its bytes of bits are held.
+    /// Range of the bytes of bits that are in the buffer.
     held: Range<u64>,
 }
 
 impl<'a> MaskBits<'a> {
-    /// None yet; `bytes` has room for some.
+    /// An empty buffer that uses the memory of `bytes`.
     pub(super) const fn new(bytes: &'a mut [u8]) -> Self {
         Self { bytes, mask: 0, held: 0..0 }
     }
 }
 
-/// An opened mask.
+/// An open mask.
 #[derive(Debug)]
 pub(super) struct Mask {
     pub(super) file: TokenFile,
-    /// Which token of all is the first of the file of tokens.
+    /// Number of the file's first token among all tokens.
     start: usize,
     tokens: u64,
     documents: u64,
 }
 
 impl Mask {
-    /// The mask beside a file of tokens with this index, whose first token is token `start` of all; none where there is none. Its
-    /// head and its length are compared with both.
+    /// Opens the mask next to a token file with this index, and checks head and length; `None`
+    /// without a mask. `start` is the number of the file's first token among all tokens.
     pub(super) fn beside(
         tokens: &TokenFile,
         index: &Index,
@@ -168,7 +169,7 @@ impl Mask {
         Ok(())
     }
 
-    /// Compares all of it with its hashes, in bounded memory.
+    /// Compares the whole mask with its hashes, in bounded memory.
     pub(super) fn check(&self) -> Result<(), Problem> {
         self.check_hashes().map_err(|fault| self.bad(&fault))
     }
@@ -189,12 +190,12 @@ impl Mask {
         Ok(())
     }
 
-    /// The fault of the mask as a problem of the data.
+    /// Converts a fault of the mask into a problem of the data.
     pub(super) fn bad(&self, fault: &FormatFault) -> Problem {
         Problem::BadMask { mask: self.file.path.clone(), fault: fault.to_string() }
     }
 
-    /// How many tokens of each of some documents count.
+    /// Number of targets of each of `documents`.
     pub(super) fn counts(&self, documents: Range<u64>) -> Result<Vec<u32>, Problem> {
         let mut bytes = vec![0; 4 * (documents.end - documents.start) as usize];
         let read = self.file.read(HEAD + 4 * documents.start, &mut bytes);
@@ -202,14 +203,15 @@ impl Mask {
         Ok(bytes.as_chunks().0.iter().map(|count| u32::from_le_bytes(*count)).collect())
     }
 
-    /// How many of these tokens of the file count.
+    /// Number of targets among `tokens` of the file.
     pub(super) fn count(&self, tokens: Range<usize>) -> Result<u32, Problem> {
         let (mut bytes, mut count) = ([0; 1 << 10], tokens.len() as u32);
         let read = self.not_counted(tokens, &mut MaskBits::new(&mut bytes), |_| count -= 1);
         read.map(|()| count).map_err(|unread| self.bad(&unread.into()))
     }
 
-    /// Calls `each` with the number among these tokens of the file of each one that does not count. The bits are of this mask.
+    /// Calls `each` with the index within `tokens`, tokens of the file, of each token that does not
+    /// count. `bits` must belong to this mask.
     pub(super) fn not_counted(
         &self,
         tokens: Range<usize>,
@@ -234,8 +236,8 @@ impl Mask {
     }
 }
 
-/// Calls `each` with the number among these tokens, all of one file, of each one that does not count. `masks`: one for each segment
-/// of the tokens.
+/// Calls `each` with the index within `tokens`, all of one file, of each token that does not count.
+/// There is one mask per segment.
 pub(super) fn not_counted(
     masks: &[Mask],
     tokens: Range<usize>,
@@ -250,7 +252,7 @@ pub(super) fn not_counted(
     mask.not_counted(tokens.start - mask.start..tokens.end - mask.start, bits, each)
 }
 
-/// That the document at token `at` of all has other targets than its mask says in its head.
+/// Error for the document at token `at` whose bits and head disagree about the number of targets.
 pub(super) fn contradiction(masks: &[Mask], at: usize, bits: u32, count: u32) -> ReadError {
     let number = masks.partition_point(|mask| mask.start <= at) - 1;
     let Mask { file, start, documents, .. } = &masks[number];
@@ -271,7 +273,7 @@ mod tests {
 
     const LENGTHS: [usize; 6] = [7, 2, 9, 30, 8, 11];
 
-    /// Whether each token counts; never the first of a document.
+    /// For each token, whether it counts; never the first token of a document.
     fn counted(seed: u64) -> Vec<Vec<bool>> {
         let counts = |d: usize, i: usize| i > 0 && random::below(seed, (d * 99 + i) as u64, 3) > 0;
         let document = |(d, length): (usize, &usize)| {
@@ -287,7 +289,7 @@ mod tests {
         written(&documents.iter().map(count).collect::<Vec<_>>(), &documents.concat())
     }
 
-    /// Two files with these masks.
+    /// Two token files with these masks.
     fn files(masks: [Option<&[u8]>; 2]) -> TempDir {
         let tokens: Vec<u8> = (0..LENGTHS.iter().sum::<usize>()).map(|i| i as u8).collect();
         let tokens: Vec<u8> = tokens.iter().flat_map(|token| [*token, 0]).collect();
@@ -340,7 +342,7 @@ mod tests {
             let count = filled.iter().filter(|counts| **counts).count() as u64;
             assert_eq!(data.targets(place), count);
         }
-        // Too long ones are left out or cut, never divided.
+        // Documents that are too long are left out or cut, never divided.
         for packing in [Packing::None, Packing::Documents] {
             let long = open(&folder, (DataFormat::Megatron, packing), (12, false)).unwrap_err();
             let said = long.to_string();
@@ -391,7 +393,7 @@ mod tests {
         }
         let said = refused(&[&other[..], &[0]].concat());
         assert!(said.contains(&format!("at byte {}: the file has", other.len())), "{said}");
-        // Whole, but with another number of targets than its bits have.
+        // A complete mask with another number of targets than its bits have.
         let count = |document: &Vec<bool>| document.len() as u32 - 1;
         let documents = counted(2);
         let counts: Vec<u32> = documents.iter().map(count).collect();
@@ -400,7 +402,7 @@ mod tests {
             said.contains("1.mask: cannot read it from byte 56 on: the document has"),
             "{said}"
         );
-        // A block behind the first one.
+        // A fault in a block after the first.
         let large = written(&[1; 40_000], &[true; 80_000]);
         let mask = |bytes: &[u8]| {
             let folder = folder(&[("m", bytes)]);

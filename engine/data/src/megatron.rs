@@ -1,5 +1,6 @@
-//! The index (.idx) that Megatron writes beside a file of tokens (.bin): their type, and where sequences and documents begin.
-//! `MMIDIDX` is that of its mapped data sets, `TNTIDX` that of older ones, which fairseq writes without documents.
+//! The index (.idx) that Megatron writes next to a token file (.bin): the type of the tokens, and
+//! the starts of sequences and documents. `MMIDIDX` marks mapped data sets; `TNTIDX` marks older
+//! ones, which fairseq writes without documents.
 
 use super::open::open_regular;
 use super::problem::Problem;
@@ -11,16 +12,16 @@ use std::path::{Path, PathBuf};
 
 const MAPPED: &[u8; 9] = b"MMIDIDX\0\0";
 const OLD: &[u8; 8] = b"TNTIDX\0\0";
-/// Numbers of an index that are read at once.
+/// Numbers of an index per read.
 pub(super) const BLOCK: u64 = 1 << 16;
 
-/// The type of tokens.
+/// Type of the tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Dtype {
     pub(super) name: &'static str,
-    /// Bytes of a token, where onebox reads the type.
+    /// Bytes of a token; `None` for types that onebox does not read.
     pub(super) width: Option<usize>,
-    /// Tokens are below it.
+    /// Exclusive upper bound of the tokens.
     pub(super) end: usize,
 }
 
@@ -41,12 +42,12 @@ impl Dtype {
     }
 }
 
-/// The index of a token file.
+/// Path of the index of a token file.
 pub(super) fn path_of(tokens: &Path) -> PathBuf {
     tokens.with_extension("idx")
 }
 
-/// The type that an index beside a file of tokens states; none without an index. Only the head of the index is looked at.
+/// The token type in the head of the index next to a token file; `None` without an index.
 pub(super) fn dtype_of(tokens: &Path) -> Option<Dtype> {
     let mut head = [0; 24];
     open_regular(&path_of(tokens)).ok()?.read_exact_at(&mut head[..18], 0).ok()?;
@@ -57,7 +58,7 @@ pub(super) fn dtype_of(tokens: &Path) -> Option<Dtype> {
     Some(Dtype::of(u64::from_le_bytes(*code)))
 }
 
-/// The index of documents of `lengths` tokens, each of one sequence, as Megatron writes it. Tokens have 2 or 4 bytes.
+/// Encodes an index like Megatron, with one sequence per document; tokens have 2 or 4 bytes.
 pub(super) fn written(lengths: impl Iterator<Item = usize> + Clone, width: usize) -> Vec<u8> {
     let count = lengths.clone().count() as u64;
     let code = if width == 2 { 8 } else { 4 };
@@ -74,7 +75,7 @@ pub(super) fn written(lengths: impl Iterator<Item = usize> + Clone, width: usize
     bytes
 }
 
-/// Numbers side by side in an index.
+/// Consecutive numbers in an index.
 #[derive(Clone, Copy, Debug)]
 struct Column {
     at: u64,
@@ -82,7 +83,7 @@ struct Column {
     width: u64,
 }
 
-/// What is wrong with an index, and where.
+/// A fault of an index or a mask, and its offset in bytes.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct FormatFault {
     pub(super) offset: u64,
@@ -101,25 +102,27 @@ impl From<ReadError> for FormatFault {
     }
 }
 
-/// An opened index.
+/// An open index.
 #[derive(Debug)]
 pub(super) struct Index {
     pub(super) file: TokenFile,
     pub(super) dtype: Dtype,
     sequences: u64,
-    /// Tokens of each sequence.
+    /// Number of tokens of each sequence.
     sizes: Column,
-    /// Where each sequence begins, in units of so many bytes.
+    /// Start of each sequence: the number of its first token times `unit`.
     starts: Column,
     unit: u64,
-    /// Of old ones: where the dimensions of each sequence begin among all. A sequence of tokens has one.
+    /// Old indexes only: start of each sequence's dimensions among all; a sequence of tokens has
+    /// one.
     dimensions: Option<Column>,
-    /// The number of the first sequence of each document, and that of all sequences; none where each sequence is a document.
+    /// First sequence of each document, then the number of sequences; with the length of this list.
+    /// `None` if each sequence is a document.
     documents: Option<(Column, u64)>,
 }
 
 impl Index {
-    /// The index beside a file of tokens, whose own length is looked at.
+    /// Opens the index next to a token file and checks the length of the index.
     pub(super) fn beside(tokens: &TokenFile) -> Result<Self, Problem> {
         let path = path_of(&tokens.path);
         let bad =
@@ -132,7 +135,7 @@ impl Index {
         let index = Self::read(file)
             .map_err(|fault| Problem::BadIndex { index: path.clone(), fault: fault.to_string() })?;
         match index.dtype.width {
-            // It is read seldom, and there may be thousands.
+            // The index is rarely read, and there may be thousands, so do not keep it open.
             Some(_) => Ok(Self { file: index.file.closed(), ..index }),
             None => Err(Problem::StrangeTokens { index: path, dtype: index.dtype.name }),
         }
@@ -228,12 +231,12 @@ impl Index {
         width
     }
 
-    /// How many documents there are.
+    /// Number of documents.
     pub(super) fn num_documents(&self) -> u64 {
         self.documents.map_or(self.sequences, |(_, count)| count.saturating_sub(1))
     }
 
-    /// Compares all sequences and documents with each other and with the file of tokens, in bounded memory.
+    /// Checks the consistency of all sequences, documents and the token file, in bounded memory.
     pub(super) fn check(&self, tokens: &TokenFile) -> Result<(), Problem> {
         let sum = self.check_sequences().map_err(|fault| self.bad(&fault))?;
         self.check_documents().map_err(|fault| self.bad(&fault))?;
@@ -245,12 +248,12 @@ impl Index {
         Ok(())
     }
 
-    /// The fault of the index as a problem of the data.
+    /// Converts a fault of the index into a problem of the data.
     pub(super) fn bad(&self, fault: &FormatFault) -> Problem {
         Problem::BadIndex { index: self.file.path.clone(), fault: fault.to_string() }
     }
 
-    /// The tokens of all sequences.
+    /// Checks the sequences; returns their number of tokens.
     fn check_sequences(&self) -> Result<u64, FormatFault> {
         let mut sum = 0u64;
         for first in (0..self.sequences).step_by(BLOCK as usize) {
@@ -282,7 +285,7 @@ impl Index {
         self.check_old(sum).map(|()| sum)
     }
 
-    /// What only old indexes have: the end of the last sequence, and dimensions.
+    /// Checks fields of old indexes only: the end of the last sequence, and the dimensions.
     fn check_old(&self, sum: u64) -> Result<(), FormatFault> {
         let Some(dimensions) = self.dimensions else { return Ok(()) };
         let end = self.numbers(self.starts, self.sequences..self.sequences + 1)?[0];
@@ -346,7 +349,7 @@ impl Index {
         })
     }
 
-    /// How many tokens stand before the end of each of some documents. The index is checked.
+    /// Number of tokens before the end of each of `documents`. The index must be checked.
     pub(super) fn ends(&self, documents: Range<u64>) -> Result<Vec<usize>, ReadError> {
         let ends = documents.start + 1..documents.end + 1;
         let sequences = match self.documents {
@@ -358,7 +361,7 @@ impl Index {
         sequences.into_iter().map(|sequence| starts.of(sequence as u64)).collect()
     }
 
-    /// The ends of documents that lie inside of these tokens.
+    /// Ends of documents inside `tokens`.
     pub(super) fn ends_inside(&self, tokens: &Range<usize>) -> Result<Vec<usize>, ReadError> {
         let (mut low, mut high) = (0, self.num_documents());
         while low < high {
@@ -368,7 +371,7 @@ impl Index {
                 false => low = middle + 1,
             }
         }
-        // Twice as many at a time until they lie behind: at most twice as many as there are.
+        // The block doubles until an end is outside, so this reads at most twice the needed ends.
         let (mut inside, mut some) = (Vec::new(), 1);
         while low < self.num_documents() && inside.last().is_none_or(|end| *end < tokens.end) {
             let block = low..self.num_documents().min(low + some);
@@ -381,17 +384,17 @@ impl Index {
     }
 }
 
-/// Where sequences begin, asked in their order.
+/// Reader of sequence starts, which must be requested in increasing order.
 struct SequenceStarts<'a> {
     index: &'a Index,
-    /// Of those that are asked for.
+    /// End of the range of sequences that will be requested.
     end: u64,
     first: u64,
     held: Vec<i64>,
 }
 
 impl SequenceStarts<'_> {
-    /// The tokens before a sequence, or before the end of all.
+    /// Number of tokens before a sequence, or before the end of all sequences.
     fn of(&mut self, sequence: u64) -> Result<usize, ReadError> {
         let Index { sequences, starts, sizes, unit, .. } = self.index;
         if sequence == *sequences {

@@ -1,20 +1,20 @@
-//! Whose turn a sample is, where a run has several data sets: by their weights, exactly in every period and nearly so in
-//! every stretch of one. It is a function of the sample's number alone, so a resumed run needs no replay.
+//! Mixes several data sets by their weights: exactly in every period, almost exactly in parts of a
+//! period. A sample's data set depends only on its number, so a resumed run needs no replay.
 
-/// Samples of a period, a power of two: weights are rounded to as many parts.
+/// Samples of a period, a power of two; weights are rounded to multiples of 1 / PERIOD.
 const PERIOD: usize = 4096;
 
-/// The turns of a period.
+/// The order of the data sets in a period.
 #[derive(Clone, Debug)]
 pub(super) struct SourceMix {
-    /// By place in the period: the data set, and how many samples of the period it has had before.
+    /// For each place in the period: the data set, and its number of earlier samples in the period.
     turns: Vec<(u16, u16)>,
-    /// By data set: its samples of a period.
+    /// Samples of a period for each data set.
     counts: Vec<u64>,
 }
 
 impl SourceMix {
-    /// For data sets of these weights, which are above 0.
+    /// A mix of data sets with these weights, which must be positive.
     pub(super) fn new(weights: &[f32]) -> Self {
         let counts = shares(weights);
         let ends: Vec<usize> = counts
@@ -25,7 +25,7 @@ impl SourceMix {
             })
             .collect();
         let mut had = vec![0; counts.len()];
-        // Bits in reverse order: any stretch of places comes to points that lie evenly (van der Corput).
+        // Reversed bits spread any run of places evenly over the period (van der Corput sequence).
         let reversed = |place: usize| place.reverse_bits() >> (usize::BITS - PERIOD.ilog2());
         let turn = |place| {
             let set = ends.partition_point(|end| *end <= reversed(place));
@@ -35,7 +35,7 @@ impl SourceMix {
         Self { turns: (0..PERIOD).map(turn).collect(), counts }
     }
 
-    /// The data set of sample `number` of a run, and the number of the sample among those of its set.
+    /// The data set of sample `number` of a run, and the sample's number within the data set.
     pub(super) fn of(&self, number: u64) -> (usize, u64) {
         let (period, place) = (number / PERIOD as u64, number % PERIOD as u64);
         let (set, had) = self.turns[place as usize];
@@ -43,13 +43,13 @@ impl SourceMix {
         (set, period * self.counts[set] + u64::from(had))
     }
 
-    /// The share of a data set.
+    /// Fraction of the samples that come from a data set.
     pub(super) fn share(&self, set: usize) -> f64 {
         self.counts[set] as f64 / PERIOD as f64
     }
 }
 
-/// Samples of a period for each weight: by largest remainder, and at least one.
+/// Samples of a period for each weight, by the largest remainder, and at least one.
 fn shares(weights: &[f32]) -> Vec<u64> {
     assert!((1..=PERIOD / 2).contains(&weights.len()), "{} data sets", weights.len());
     let all: f64 = weights.iter().map(|weight| f64::from(*weight)).sum();
@@ -61,7 +61,7 @@ fn shares(weights: &[f32]) -> Vec<u64> {
         let few = given(&counts) < PERIOD as u64;
         let by_need = |a: &usize, b: &usize| lacks(*a, &counts).total_cmp(&lacks(*b, &counts));
         let all = 0..counts.len();
-        // A data set of little weight keeps its one sample.
+        // A data set with a small weight keeps its single sample.
         let changed = match few {
             true => all.max_by(by_need),
             false => all.filter(|i| counts[*i] > 1).min_by(by_need),

@@ -1,5 +1,5 @@
-//! What stands beside the weights in a folder of transformers: the tokenizer's files, the chat template, the settings of
-//! generation. A run keeps them, and an export writes them as they came.
+//! The files next to the weights in a transformers folder: the tokenizer's files, the chat
+//! template, the generation settings. A run keeps them, and an export writes them unchanged.
 
 use super::Tokenizer;
 use config::DataConfig;
@@ -16,15 +16,15 @@ use std::io::ErrorKind::{NotADirectory, NotFound};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-/// Bytes of all files together.
+/// Largest total size of the files, in bytes.
 const MOST: u64 = 256 << 20;
 
-/// The folder of templates that a model has besides its default one.
+/// Folder with the additional chat templates of a model.
 const TEMPLATES: &str = "additional_chat_templates";
-/// How their files end.
+/// Extension of the template files.
 const TEMPLATE: &str = ".jinja";
 
-/// Why a file of a model cannot be read.
+/// Reasons why a file of a model cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say what variants and fields are")]
 pub enum ModelFileError {
@@ -35,13 +35,13 @@ pub enum ModelFileError {
 }
 
 impl ModelFileError {
-    /// That the file at `path` cannot be used.
+    /// Error: the file at `path` cannot be used.
     pub fn refused(path: &Path, problem: impl Into<String>) -> Self {
         Self::Refused { path: path.to_owned(), problem: problem.into() }
     }
 }
 
-/// For the name of a model in the place of a folder.
+/// Hint for a path that is probably the name of a model instead of a folder.
 fn local(path: &Path, error: &io::Error) -> &'static str {
     let inside =
         path.parent().is_some_and(|folder| !folder.as_os_str().is_empty() && folder.is_dir());
@@ -53,31 +53,31 @@ fn local(path: &Path, error: &io::Error) -> &'static str {
     }
 }
 
-/// The files, each as it was.
+/// The files of a model, unchanged.
 #[derive(Debug, Default)]
 pub struct ModelFiles {
     files: Vec<(&'static str, Vec<u8>)>,
-    /// Names of further chat templates, which onebox neither uses nor keeps.
+    /// Names of additional chat templates, which onebox neither uses nor keeps.
     templates: Vec<String>,
 }
 
 impl ModelFiles {
-    /// Those of the folder `path`, or of the folder in which the file `path` is.
+    /// Reads the files of the folder `path`, or of the folder that contains the file `path`.
     ///
     /// # Errors
-    /// A link or another thing that is no file, what cannot be read, and more bytes than such files have.
+    /// A file is a link or not a regular file, cannot be read, or the files exceed the size limit.
     pub fn open(path: &Path) -> Result<Self, ModelFileError> {
         let path = if path.is_dir() { path } else { path.parent().unwrap_or(path) };
-        // ModelFiles a file in the working directory.
+        // An empty parent means a file in the working directory.
         let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
         let folder = Directory::open(path).map_err(|e| unreadable(path, e))?;
         Self::read(&folder, path)
     }
 
-    /// Those that the run in `run` has kept; none where it has kept none.
+    /// Reads the files that the run in `run` has kept; there may be none.
     ///
     /// # Errors
-    /// As [`open`](Self::open).
+    /// As for [`open`](Self::open).
     pub fn of_run(run: &Path) -> Result<Self, ModelFileError> {
         let path = run.join(KEPT);
         match open_at(CWD, &path, OFlags::DIRECTORY) {
@@ -98,7 +98,7 @@ impl ModelFiles {
             let mut bytes = Vec::new();
             let more = file.metadata().map_err(|e| unreadable(&at, e))?.len();
             if more <= left {
-                // One byte more shows a file that grows.
+                // The additional byte reveals a growing file.
                 bytes = input::beginning(file, left + 1).map_err(|e| unreadable(&at, e))?;
             }
             let read = more.max(bytes.len() as u64);
@@ -128,9 +128,9 @@ impl ModelFiles {
         Ok(Self { files, templates })
     }
 
-    /// That further chat templates of the folder are left out, where it has some.
+    /// Warning that additional chat templates are ignored, if the folder has some.
     pub fn left_out(&self) -> Option<String> {
-        /// Names that are listed.
+        /// Largest number of names in the warning.
         const NAMED: usize = 8;
         let (all, named) = (&self.templates, self.templates.len().min(NAMED));
         let more = match all.len() - named {
@@ -145,7 +145,7 @@ impl ModelFiles {
         })
     }
 
-    /// Why none of them belongs to a run whose tokens come from `data` and `tokenizer`.
+    /// The reason why the files do not fit a run with this `data` and `tokenizer`, if there is one.
     pub fn foreign(
         &self,
         data: &DataConfig,
@@ -160,14 +160,14 @@ impl ModelFiles {
         }
     }
 
-    /// Without the model that the folder is of.
+    /// The files without `config.json`, which describes the model.
     #[must_use]
     pub fn without_model(mut self) -> Self {
         self.files.retain(|(name, _)| *name != "config.json");
         self
     }
 
-    /// Names and contents.
+    /// Names and contents of the files.
     pub fn files(&self) -> &[(&'static str, Vec<u8>)] {
         &self.files
     }
@@ -178,12 +178,12 @@ impl ModelFiles {
     }
 }
 
-/// Refuses what Git LFS has not fetched.
+/// Refuses a Git LFS pointer, which stands for a file that was not downloaded.
 pub fn check_pointer(path: &Path, bytes: &[u8]) -> Result<(), ModelFileError> {
     pointer(bytes).map_or(Ok(()), |instead| Err(ModelFileError::refused(path, instead.to_string())))
 }
 
-/// That the file at `path` cannot be read because of `source`, with the remedy for a link.
+/// Error: the file at `path` cannot be read because of `source`; for a link, with the remedy.
 pub fn unreadable(path: &Path, source: io::Error) -> ModelFileError {
     if source.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()) {
         let why = "it is a link, and links are not followed: copy the folder with `cp -rL`";

@@ -1,4 +1,4 @@
-//! Opening what a user names, without waiting for it.
+//! Opens files that a user names, without blocking.
 
 use super::problem::Problem;
 use files::input::{self, NotAFile};
@@ -6,12 +6,12 @@ use std::fs::File;
 use std::io;
 use std::path::Path;
 
-/// Opens a regular file for reading, and nothing else: to open a pipe would wait for a writer.
+/// Opens a regular file for reading, and refuses others: opening a pipe would wait for a writer.
 pub(super) fn open_regular(path: &Path) -> Result<File, Problem> {
     input::open(path).map_err(unopened)
 }
 
-/// Why a file is not opened.
+/// The problem for an error of opening a file.
 pub(super) fn unopened(error: io::Error) -> Problem {
     match error.kind() {
         io::ErrorKind::NotFound => Problem::Missing,

@@ -1,22 +1,22 @@
-//! The order of samples: epochs without replacement. A sample's place is a function of the seed and of its number in the
-//! run, so a resumed run needs no replay.
+//! The order of samples: epochs without replacement. The place of a sample is a function of the
+//! seed and the sample's number in the run, so a resumed run needs no replay.
 
 use device::random;
 
-/// Word that keys the order of samples under the seed of a run.
+/// Key of the order of samples under the seed of a run.
 const ORDER: u64 = 0x6f72_6465;
 /// Rounds of the permutation.
 const ROUNDS: u64 = 12;
 
-/// The element that sample `number` of a run takes, of `count` elements: every epoch has each element once.
+/// The element, out of `count`, for sample `number` of a run: every epoch uses each element once.
 pub(crate) fn shuffled(seed: u64, number: u64, count: u64) -> u64 {
     assert!(count > 0, "an epoch has samples");
     let epoch = random::key(random::key(seed, ORDER), number / count);
     permuted(epoch, number % count, count)
 }
 
-/// A permutation of `0..count`: a Feistel network over the next power of 4, followed until it is back below `count` (Black and
-/// Rogaway, Ciphers with Arbitrary Finite Domains, 2002).
+/// A permutation of `0..count`: a Feistel network over the next power of 4, repeated until the
+/// result is below `count` (Black and Rogaway, Ciphers with Arbitrary Finite Domains, 2002).
 fn permuted(key: u64, index: u64, count: u64) -> u64 {
     let half = (u64::BITS - (count - 1).leading_zeros()).div_ceil(2).max(1);
     let mask = (1 << half) - 1;

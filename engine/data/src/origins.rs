@@ -1,4 +1,4 @@
-//! Where documents came from: the line of their file, or their number in its index.
+//! Origins of documents: the line in their file, or their number in its index.
 
 use files::path_text::PathText;
 use std::fmt;
@@ -13,7 +13,7 @@ pub struct Origin {
 }
 
 impl Origin {
-    /// Names the file as it is called in `folder`, where it is below.
+    /// Makes the path of the file relative to `folder`, if the file is in it.
     pub fn seen_from(self, folder: &Path) -> Self {
         let file = self.file.strip_prefix(folder).map_or(self.file.clone(), PathBuf::from);
         Self { file, ..self }
@@ -38,25 +38,25 @@ pub(super) struct RowLocation<'a> {
     pub(super) number: u64,
 }
 
-/// The origins of documents in order. Those that follow each other in a file take no memory.
+/// The origins of documents, in order. Consecutive documents of a file share one entry.
 #[derive(Debug, Default)]
 pub(super) struct Origins {
     files: Vec<PathBuf>,
     runs: Vec<DocumentRun>,
 }
 
-/// Documents that follow each other in a file.
+/// Consecutive documents of a file.
 #[derive(Debug)]
 struct DocumentRun {
-    /// The number of the first among all documents.
+    /// Number of the first document of the run among all documents.
     document: usize,
     file: usize,
-    /// Of the first in its file.
+    /// Number of the first document of the run in its file.
     number: u64,
 }
 
 impl Origins {
-    /// Notes where document `document`, behind all others, is from.
+    /// Records the origin of `document`, which comes after all others.
     pub(super) fn note(&mut self, document: usize, at: RowLocation<'_>) {
         let number = at.number;
         if self.files.last().is_none_or(|last| last != at.file) {
@@ -71,7 +71,7 @@ impl Origins {
         }
     }
 
-    /// The origin of a document; `is_line`: its number is that of a line.
+    /// The origin of a document. `is_line` says whether its number is that of a line.
     pub(super) fn of(&self, document: usize, is_line: bool) -> Option<Origin> {
         let behind = self.runs.partition_point(|run| run.document <= document);
         let run = self.runs.get(behind.checked_sub(1)?)?;

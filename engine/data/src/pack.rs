@@ -1,32 +1,32 @@
-//! Whole documents side by side in samples: best fit within some open samples, so that it is one pass over the lengths.
+//! Packs whole documents into samples: best fit among some open samples, in one pass.
 //!
-//! A run that is resumed packs anew: whoever changes the rule here gives running runs other samples.
+//! A resumed run packs again, so a change of this rule changes the samples of existing runs.
 
 use std::ops::Range;
 
-/// Samples that are open at once.
+/// Largest number of open samples.
 const OPEN: usize = 256;
 
 /// The documents of each sample.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PackedSamples {
-    /// Those of all samples, one sample after another.
+    /// The documents of all samples, in the order of the samples.
     documents: Vec<u32>,
-    /// Where those of each sample end.
+    /// End of each sample in `documents`.
     ends: Vec<usize>,
 }
 
-/// A sample that still has room.
+/// A sample with free space.
 struct OpenSample {
     documents: Vec<u32>,
-    /// Targets that it still takes.
+    /// Number of targets that still fit.
     room: usize,
 }
 
 impl PackedSamples {
-    /// Appends samples of at most `room` targets for the documents of a range, by how many targets each has room for. Each goes
-    /// where it leaves the least room, of equals into the oldest; where it fits nowhere, the fullest sample is closed for a new
-    /// one.
+    /// Appends samples of at most `room` targets for a range of documents; `length` returns the
+    /// targets of a document. A document goes into the sample that it fills best, the oldest of
+    /// equal ones. If it fits into no sample, the fullest sample is closed and a new one opened.
     pub(super) fn append(
         &mut self,
         documents: Range<usize>,
@@ -102,7 +102,7 @@ mod tests {
                 |sample: &Vec<u32>| sample.iter().map(|i| lengths[*i as usize]).sum::<usize>();
             assert!(samples.iter().all(|sample| (1..=room).contains(&full(sample))));
             assert!(samples.iter().all(|sample| sample.is_sorted()));
-            // Lengths spread evenly leave little room.
+            // Evenly distributed lengths leave little free space.
             let least = lengths.iter().sum::<usize>().div_ceil(room);
             assert!(samples.len() * 100 <= least * 103, "{} samples for {least}", samples.len());
         }

@@ -1,8 +1,8 @@
-//! Text that becomes files of tokens once (`onebox data prepare`), in bounded memory. Runs then read the tokens where they stand.
+//! Writes token files from text once (`onebox data prepare`), in bounded memory, for later runs.
 //!
-//! The tokens are those that a run makes of the same text. They go into parts. A part is on the disk before the manifest names
-//! it, and the folder of all parts gets its name after the last one, so that what is done stays after an interrupt and nobody
-//! trains on a half.
+//! The tokens are the same as those that a run makes of the same text. They are written in parts. A
+//! part is synced before the manifest names it, and the folder of all parts gets its name after the
+//! last part. So finished parts survive an interrupt, and no run trains on unfinished data.
 
 use super::bad_rows::BadRows;
 use super::checks::Checks;
@@ -29,56 +29,56 @@ use std::io::{self, BufReader, Seek, SeekFrom};
 use std::path::{Path, PathBuf, absolute};
 use xxhash_rust::xxh3::xxh3_128;
 
-/// Held while something is being written. Runs have a `.lock`: their folders are no place for tokens.
+/// Lock file of a preparation. A run's lock is `.lock`, so run directories are refused.
 const LOCK: &str = ".prepare.lock";
 
-/// Text to prepare.
+/// Text to prepare, and the settings.
 #[derive(Debug)]
 pub struct Preparation<'a> {
-    /// What `data.train` names.
+    /// The entries of `data.train`.
     pub train: Vec<&'a str>,
-    /// Those of `data.validation`.
+    /// The entries of `data.validation`.
     pub held_out: Vec<&'a str>,
     /// The format of the text.
     pub format: &'a DataFormat,
-    /// Makes the tokens.
+    /// The tokenizer for the text.
     pub tokenizer: &'a Tokenizer,
-    /// Makes tokens of JSON lines; none where files are text.
+    /// The source of documents from JSON lines; `None` if the files are plain text.
     pub rows: Option<RowSource<'a>>,
-    /// Where it is kept which files are text.
+    /// Cache of the results of text checks.
     pub cache: &'a Cache,
-    /// The folder of the tokens.
+    /// Output folder for the tokens.
     pub out: &'a Path,
-    /// Does all of it again, for a shell.
+    /// Shell command that repeats the preparation.
     pub command: &'a str,
-    /// Bytes of text of a part and of a piece.
+    /// Sizes of parts and pieces, in bytes of text.
     pub sizes: ChunkSizes,
-    /// Hears how far it has come.
+    /// Receiver of the progress.
     pub progress: &'a dyn Progress,
 }
 
-/// What stands in the folder.
+/// Content of the output folder.
 #[derive(Debug)]
 pub struct PreparedData {
-    /// The folders of tokens to train on.
+    /// The folders of training tokens.
     pub train: Vec<PathBuf>,
-    /// The folders of held-out tokens.
+    /// The folders of validation tokens.
     pub held_out: Vec<PathBuf>,
     /// Number of tokens.
     pub tokens: u64,
-    /// Number of files of text.
+    /// Number of text files.
     pub files: usize,
     /// Bytes of text.
     pub text: u64,
     /// Number of parts.
     pub parts: usize,
-    /// Parts that an earlier start had made.
+    /// Number of parts that an earlier call had finished.
     pub before: usize,
     /// `U16` or `U32`.
     pub format: DataFormat,
 }
 
-/// Why nothing, or only a part, was prepared.
+/// Reasons why the preparation failed or stopped early.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say what variants and fields are")]
 pub enum PrepareError {
@@ -90,20 +90,21 @@ pub enum PrepareError {
     Refused { path: PathBuf, why: String },
 }
 
-/// The files of a name in the config.
+/// The files of a config entry.
 struct NamedText<'a> {
     key: &'static str,
     text: &'a str,
-    /// Of its tokens.
+    /// Folder for the tokens of the entry.
     folder: PathBuf,
     files: Vec<TokenFile>,
 }
 
 impl Preparation<'_> {
-    /// Makes all parts that are not there yet. Calls `kept` with the number of finished parts, which stay whatever happens.
+    /// Creates all missing parts. Calls `kept` with the number of finished parts, which always
+    /// stay.
     ///
     /// # Errors
-    /// [`PrepareError`]. Finished parts stay.
+    /// [`PrepareError`]; finished parts stay.
     pub fn run(&self, kept: &dyn Fn(usize)) -> Result<PreparedData, PrepareError> {
         let mut all = Vec::new();
         for (key, texts) in [("data.train", &self.train), ("data.validation", &self.held_out)] {
@@ -148,12 +149,12 @@ impl Preparation<'_> {
         Ok(PreparedData { train, held_out, tokens, files, text, parts, before, format })
     }
 
-    /// Whether not all tokens count.
+    /// Whether some tokens do not count as targets.
     fn has_masks(&self) -> bool {
         *self.format == DataFormat::Chat
     }
 
-    /// The files of a name that hold text or rows, closed.
+    /// The files of a config entry that hold text or rows, closed.
     fn files(&self, text: &str) -> Result<Vec<TokenFile>, Failure> {
         let checks = Checks { cache: self.cache, progress: self.progress, ..Checks::none() };
         let (_, files, source) = text_files(text, self.format, checks)?;
@@ -177,7 +178,7 @@ impl Preparation<'_> {
         Ok(lock)
     }
 
-    /// The values beside the text that decide the tokens, by name.
+    /// The settings that decide the tokens of a text, by name.
     fn makers(&self) -> BTreeMap<String, String> {
         let tokenizer = format!("xxh3-128 {}", hex(xxh3_128(self.tokenizer.bytes())));
         let rows = self.rows.as_ref().map_or_else(Vec::new, |with| with.rows.makers());
@@ -185,7 +186,8 @@ impl Preparation<'_> {
         all.map(|(name, value)| (name.to_owned(), value)).collect()
     }
 
-    /// The text of a name. `known`: as it was before.
+    /// Paths, sizes and hashes of an entry's text files. The hash is that of `known` if the stamps
+    /// are equal.
     fn texts(
         &self,
         named: &NamedText<'_>,
@@ -208,7 +210,7 @@ impl Preparation<'_> {
         named.files.iter().enumerate().map(text).collect()
     }
 
-    /// That of an earlier start, as far as its parts are what was written.
+    /// The manifest of an earlier call with its undamaged parts, or a new one.
     fn manifest(&self, all: &[NamedText<'_>]) -> Result<Manifest, PrepareError> {
         let path = self.out.join(MANIFEST);
         let of_another = |why: String| {
@@ -264,8 +266,9 @@ impl Preparation<'_> {
         Ok(new)
     }
 
-    /// Keeps the parts before the first one whose files are not what was written, and no other files of parts. A folder has its name
-    /// only with all parts: nobody trains on a half.
+    /// Keeps the parts before the first one whose files differ from the list, and removes other
+    /// files of parts. Only a folder with all parts has its final name, so no run trains on
+    /// unfinished data.
     fn keep_whole(
         &self,
         all: &[NamedText<'_>],
@@ -341,7 +344,7 @@ impl Preparation<'_> {
             .map_err(unwritten(&path))
     }
 
-    /// Makes the parts of a name that are not there yet.
+    /// Creates the missing parts of a config entry.
     fn fill(
         &self,
         manifest: &mut Manifest,
@@ -382,7 +385,7 @@ impl Preparation<'_> {
         }
     }
 
-    /// The tokens of some text, by all cores, and the part without its files.
+    /// Tokenizes the next text on all cores. Returns the tokens, and the part without its files.
     fn of_texts(
         &self,
         files: &[TokenFile],
@@ -398,7 +401,7 @@ impl Preparation<'_> {
         Ok((made, part))
     }
 
-    /// The tokens of some rows, and the part without its files.
+    /// Tokenizes the next part of the rows. Returns the tokens, and the part without its files.
     fn of_rows(
         &self,
         files: &[TokenFile],
@@ -407,7 +410,7 @@ impl Preparation<'_> {
         with: &RowSource<'_>,
         reading: &dyn Reading,
     ) -> Result<(TokenPart, PreparedPart), Failure> {
-        // The folder is for samples of any length: a run cuts or divides.
+        // The folder is for samples of any length: a run cuts or divides documents.
         let mut made = TokenPart::of_documents(self.tokenizer.token_bytes());
         let (mut next, mut text) = (from, 0);
         while next.file < files.len() && text < self.sizes.part {
@@ -426,7 +429,7 @@ impl Preparation<'_> {
                 text += offset - next.offset;
                 next = TextPosition { offset, lines: number, ..next };
             }
-            // What was read is of the file that the manifest knows.
+            // A read of 0 bytes checks that the file still has the stamp of the manifest.
             file.read(0, &mut []).map_err(failure)?;
             if !more {
                 next = TextPosition { file: next.file + 1, ..TextPosition::default() };
@@ -445,7 +448,7 @@ fn unwritten(path: &Path) -> impl FnOnce(io::Error) -> PrepareError {
     |error| PrepareError::Write { path: path.to_owned(), error }
 }
 
-/// The files of a folder, if it is there, but for those of these parts.
+/// The files of a folder, if it exists, without the files of `parts`.
 fn others(folder: &Path, parts: &[PreparedPart]) -> io::Result<Vec<PathBuf>> {
     if !folder.exists() {
         return Ok(Vec::new());
@@ -458,7 +461,7 @@ fn others(folder: &Path, parts: &[PreparedPart]) -> io::Result<Vec<PathBuf>> {
     Ok(others.map(fs::DirEntry::path).collect())
 }
 
-/// The name of a file before it is whole. Nobody else writes in the folder.
+/// Temporary name of a file. No other process writes in the folder.
 fn unfinished(path: &Path) -> PathBuf {
     path.with_extension("tmp")
 }

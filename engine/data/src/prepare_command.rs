@@ -1,22 +1,22 @@
-//! The command that makes a prepared folder again.
+//! The command that recreates a prepared folder.
 
 use files::shell::{quoted, quoted_path, words};
 use std::path::Path;
 
-/// Bytes of the longest command that a message shows: a command that is cut would do something else.
+/// Longest command in a message, in bytes. A truncated command would do something else.
 const LONGEST: usize = 10 << 10;
 
-/// `onebox data prepare`, as far as a list of prepared parts says how it was given. The list may come from elsewhere: of its
-/// text no word is printed that is not a path or a setting of such a command.
+/// An `onebox data prepare` command from the list of prepared parts. The list is untrusted, so only
+/// paths and settings of this command are printed from it.
 pub(super) struct PrepareCommand {
-    /// Paths in the settings are relative to it.
+    /// Folder that paths in the settings are relative to.
     folder: Option<String>,
     config: String,
     sets: Vec<String>,
 }
 
 impl PrepareCommand {
-    /// Reads the command of a list; none if it is anything else.
+    /// Parses the command of a list; `None` for any other text.
     pub(super) fn read(text: &str) -> Option<Self> {
         let words = words(text)?;
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
@@ -38,7 +38,7 @@ impl PrepareCommand {
         command.filter(|command| command.text(Path::new("")).len() <= LONGEST)
     }
 
-    /// For a shell, into the folder `out`.
+    /// The command for a shell, with the output folder `out`.
     pub(super) fn text(&self, out: &Path) -> String {
         let folder = self.folder.as_ref().map(|folder| format!("cd {} && ", quoted(folder)));
         let sets: String = self.sets.iter().map(|set| format!(" --set {}", quoted(set))).collect();
@@ -61,7 +61,7 @@ mod tests {
         let command = format!("cd '/it'\\''s' && onebox data prepare /c.ron {sets} /x");
         let quoted = command.replace(" /x", " '/made here'");
         assert_eq!(again(&command), Some(quoted));
-        // As onebox quoted a line break at first, and as it does now.
+        // A line break as onebox quoted it in early versions, and as it does now.
         for config in ["'/a\nb'", "\"$(printf '/a\\012b')\""] {
             let text = again(&format!("onebox data prepare {config} /x")).unwrap();
             assert_eq!(text, "onebox data prepare \"$(printf '/a\\012b')\" '/made here'");

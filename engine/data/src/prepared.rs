@@ -1,4 +1,4 @@
-//! The folders that `onebox data prepare` makes, the list of what stands in them, and those of them that a run may not take.
+//! Folders from `onebox data prepare`: their list, and the checks before a run uses them.
 
 use super::bad_rows::BadRows;
 use super::chunks::TextPosition;
@@ -18,20 +18,20 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-/// The name of the list of finished parts, in the folder of all data sets.
+/// Name of the list of finished parts, which is in the parent folder of the data sets.
 pub(super) const MANIFEST: &str = "prepared.json";
-/// The format of the list. Formats 1 and 2 have no hashes: runs do not read them.
+/// Format version of the list. Formats 1 and 2 have no hashes, so runs do not read them.
 pub(super) const VERSION: u32 = 3;
-/// Bytes of the list: of 50 thousand parts or 100 thousand files of text.
+/// Largest list, in bytes: enough for 50 thousand parts or 100 thousand text files.
 pub(super) const LARGEST: u64 = 32 << 20;
-/// Characters of two values that an error names.
+/// Most bytes of two differing values in an error; longer values are omitted.
 const LONGEST: usize = 200;
-/// Behind the name of the folder of a data set that is not finished.
+/// Extension of the folder of an unfinished data set.
 const PARTIAL: &str = "partial";
-/// The beginning of the name of a folder of tokens to train on.
+/// Prefix of the names of folders with training tokens.
 const TRAIN: &str = "train";
 
-/// What every format has.
+/// The field that every format of the list has.
 #[derive(Deserialize)]
 struct Header {
     #[serde(default)]
@@ -42,33 +42,35 @@ struct Header {
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Manifest {
     pub(super) version: u32,
-    /// Makes all of it again; empty where no command does.
+    /// Shell command that recreates everything; empty if there is none.
     pub(super) command: String,
-    /// The folder of all that it makes; a copy elsewhere has another one. The first lists of this format have none.
+    /// Output folder of the command, which a copied list still names. The first lists of this
+    /// format have no such field.
     #[serde(default)]
     pub(super) out: PathBuf,
-    /// The values beside the text that decide the tokens, by name.
+    /// The settings that decide the tokens of a text, by name.
     pub(super) makers: BTreeMap<String, String>,
-    /// The name of the folder of each data set.
+    /// Name of the folder of each data set.
     pub(super) folders: Vec<String>,
-    /// The text of each data set.
+    /// The text files of each data set.
     pub(super) texts: Vec<Vec<SourceText>>,
-    /// Those of each data set.
+    /// The finished parts of each data set.
     pub(super) parts: Vec<Vec<PreparedPart>>,
 }
 
 impl Manifest {
-    /// The list at `path`. If it has another format, it has only its version; none if nobody, or another tool, wrote one.
+    /// Reads the list at `path`. A list of another format is returned with its version only. `None`
+    /// if the file is missing or was written by another tool.
     pub(super) fn open(path: &Path) -> Result<Option<Self>, Problem> {
         let bytes = match input::bytes(path, LARGEST) {
-            // A link that leads nowhere is a list that is gone.
+            // A dangling link means that the list is gone.
             Err(error) if error.kind() == ErrorKind::NotFound && !is_there(path) => {
                 return Ok(None);
             }
             read => read.map_err(Problem::Unreadable)?,
         };
         let damaged = |error: serde_json::Error| Problem::BadList(reason(error).to_string());
-        // Of an object alone: a list would be one field after the other.
+        // Accept only an object: serde would fill the fields from a JSON list in order.
         let is_object = bytes.trim_ascii_start().starts_with(b"{");
         let version = match is_object {
             true => serde_json::from_slice(&bytes).map(|Header { version }| version.as_u64()),
@@ -82,20 +84,20 @@ impl Manifest {
         }
     }
 
-    /// Finished ones of all data sets.
+    /// Number of finished parts of all data sets.
     pub(super) fn num_parts(&self) -> usize {
         self.parts.iter().map(Vec::len).sum()
     }
 
-    /// Whether both are of chats, which another version of onebox made by other rules: the hash of the same template is then another
-    /// one, too.
+    /// Whether both lists are of chats and another version of onebox used other chat rules for
+    /// `before`. In that case the hash of the same template differs too.
     pub(super) fn has_other_rules(&self, before: &Self) -> bool {
         let both = |key| [self, before].map(|of| of.makers.get(key));
         let [rules, others] = both(CHAT_RULES);
         both(CHAT_TEMPLATE).iter().all(Option::is_some) && rules != others
     }
 
-    /// Why parts of `before` are none of this one, if they are not.
+    /// The reason why parts of `before` do not fit this list; `None` if they fit.
     pub(super) fn differs(&self, before: &Self) -> Option<String> {
         if self.folders != before.folders {
             let [is, was] = [self, before].map(|of| foreign(of.folders.join(", ")));
@@ -118,7 +120,7 @@ impl Manifest {
     }
 }
 
-/// How the files of a text are other ones. They are known by their bytes, in their order.
+/// The difference between the files of two texts. Files are compared by their bytes, in order.
 fn other_text(is: &[SourceText], was: &[SourceText]) -> Option<String> {
     let name = |text: &SourceText| PathText(&text.path).to_string();
     let (is_new, is_gone) = (without(is, was), without(was, is));
@@ -146,7 +148,7 @@ fn other_text(is: &[SourceText], was: &[SourceText]) -> Option<String> {
     }
 }
 
-/// Those of `all` whose bytes are not, or not as often, among `others`.
+/// The files of `all` whose bytes are missing, or occur less often, in `others`.
 fn without<'a>(all: &'a [SourceText], others: &[SourceText]) -> Vec<&'a SourceText> {
     let mut left = BTreeMap::<_, usize>::new();
     for text in others {
@@ -162,15 +164,15 @@ fn without<'a>(all: &'a [SourceText], others: &[SourceText]) -> Vec<&'a SourceTe
     all.iter().filter(|text| is_other(text)).collect()
 }
 
-/// A file of text that tokens were made of.
+/// A text file that was tokenized.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct SourceText {
     pub(super) path: PathBuf,
-    /// Length.
+    /// Length in bytes.
     pub(super) bytes: u64,
-    /// xxh3, 128 bits, of all its bytes.
+    /// 128-bit xxh3 hash of all bytes.
     pub(super) hash: String,
-    /// The stamp of the file system, which a write changes; none where a change could go unnoticed.
+    /// Hash of the file's stamp, which changes with each write; `None` if a change could be missed.
     pub(super) stamp: Option<String>,
 }
 
@@ -178,26 +180,26 @@ pub(super) struct SourceText {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct PreparedPart {
     pub(super) tokens: u64,
-    /// The tokens, and of rows their index and their mask beside them.
+    /// The token file; for rows also the index, and for chats the mask.
     pub(super) files: Vec<FileRecord>,
-    /// Bytes of its text.
+    /// Bytes of the part's text.
     pub(super) text: u64,
     pub(super) next: TextPosition,
-    /// Rows of this part and of those before it.
+    /// Counts of bad rows in this part and the earlier ones.
     pub(super) rows: BadRows,
 }
 
-/// What the list says of one of the folders that it names.
+/// A folder that a list names.
 pub(super) struct PreparedFolder {
     pub(super) manifest: Manifest,
     /// The path of the list.
     pub(super) path: PathBuf,
-    /// The number of the folder.
+    /// Number of the folder in the list.
     number: usize,
 }
 
 impl PreparedFolder {
-    /// Of a folder of tokens; none where it was not prepared.
+    /// The list entry of a token folder; `None` if the folder was not prepared.
     pub(super) fn of(folder: &Path) -> Result<Option<Self>, Failure> {
         let Ok(real) = folder.canonicalize() else { return Ok(None) };
         let (Some(all), Some(name)) = (real.parent(), real.file_name().and_then(|n| n.to_str()))
@@ -217,17 +219,17 @@ impl PreparedFolder {
         Ok(number.map(|number| Self { manifest, path, number }))
     }
 
-    /// The files of tokens.
+    /// The token files of the folder.
     fn tokens(&self) -> impl Iterator<Item = &FileRecord> {
         self.manifest.parts[self.number].iter().filter_map(|part| part.files.first())
     }
 
-    /// The folder of all data sets.
+    /// The parent folder of all data sets.
     fn all(&self) -> &Path {
         self.path.parent().unwrap_or(&self.path)
     }
 
-    /// The fault of a file as a failure.
+    /// Converts the fault of a file into an error with a remedy.
     pub(super) fn failure(&self, fault: FileFault) -> Failure {
         let (all, list) = (PathText(self.all()), &self.manifest);
         let is_there = list.out.canonicalize().is_ok_and(|out| out == self.all());
@@ -247,7 +249,7 @@ impl PreparedFolder {
         (fault.path, Problem::OtherPart { fault: words, remedy })
     }
 
-    /// Refuses files of tokens in this folder that the list does not name.
+    /// Refuses token files in this folder that the list does not name.
     fn check_names(&self, folder: &Path, files: &[PathBuf]) -> Result<(), Failure> {
         let known: BTreeSet<_> = self.tokens().map(|file| Path::new(&file.name)).collect();
         let is_other = |file: &&PathBuf| {
@@ -258,12 +260,12 @@ impl PreparedFolder {
     }
 }
 
-/// Whether a directory gives this file where files hold tokens.
+/// Whether a file of a directory is a token file by its name.
 pub(super) fn is_tokens(file: &Path) -> bool {
     file.extension().is_some_and(|e| e == "bin")
 }
 
-/// A file of tokens that this list does not name.
+/// The problem of a token file that the list does not name.
 pub(super) fn unnamed(list: &Path) -> Problem {
     let all = PathText(list.parent().unwrap_or(list));
     Problem::OtherPart {
@@ -272,12 +274,12 @@ pub(super) fn unnamed(list: &Path) -> Problem {
     }
 }
 
-/// Where the parts of a data set stand before the last one is done.
+/// Folder of the parts of a data set until the last part is finished.
 pub(super) fn partial(folder: &Path) -> PathBuf {
     folder.with_extension(PARTIAL)
 }
 
-/// The folders of files of tokens, and `text` if it is one itself.
+/// The folders of the token files, and `text` itself if it is a directory.
 pub(super) fn folders<'a>(
     text: &'a str,
     files: &'a [PathBuf],
@@ -288,8 +290,9 @@ pub(super) fn folders<'a>(
     folders.chain(from_directory.then(|| Path::new(text))).collect()
 }
 
-/// Refuses files of tokens of a data set that is not finished; the folder `text` if it has several data sets: a run would train on
-/// held-out ones; and a folder of which a part is not there, or is longer or shorter than it was written, or that has more files of tokens.
+/// Refuses unfinished data sets; a folder with several data sets, since a run would train on
+/// validation tokens; and a folder in which a part is missing or has another length, or which has
+/// unlisted token files.
 pub(super) fn check(text: &str, files: &[PathBuf], from_directory: bool) -> Result<(), Failure> {
     let folders = folders(text, files, from_directory);
     let is_half = |folder: &&&Path| folder.extension().is_some_and(|e| e == PARTIAL);
@@ -313,7 +316,7 @@ pub(super) fn check(text: &str, files: &[PathBuf], from_directory: bool) -> Resu
     Err(at(&all)(Problem::AllPrepared { train, held_out }))
 }
 
-/// Compares the lengths of all parts in a folder with those that were written, and the names of its files.
+/// Compares the lengths of all parts in a folder, and the names of its files, with the list.
 fn check_folder(folder: &Path, files: &[PathBuf]) -> Result<(), Failure> {
     let Some(listed) = PreparedFolder::of(folder)? else { return Ok(()) };
     let checked = listed.tokens().try_for_each(|part| part.check_length(folder));
@@ -321,7 +324,7 @@ fn check_folder(folder: &Path, files: &[PathBuf]) -> Result<(), Failure> {
     listed.check_names(folder, files)
 }
 
-/// Compares all bytes of the tokens in a folder with the hashes that were written. `add`: adds bytes that were read.
+/// Compares all tokens in a folder with the hashes of the list. `add` receives the bytes read.
 pub(super) fn check_bytes(folder: &Path, add: &dyn Fn(u64)) -> Result<(), Failure> {
     let Some(listed) = PreparedFolder::of(folder)? else { return Ok(()) };
     let checked = listed.tokens().try_for_each(|part| part.open(folder, add).map(drop));

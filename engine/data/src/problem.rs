@@ -1,4 +1,4 @@
-//! Why a run has no tokens, in words that name the key, the file and the remedy.
+//! Reasons why the data cannot be used; the messages contain the key, the file and the remedy.
 
 use super::bad_rows::BadRows;
 use super::skipped_files::SkippedFiles;
@@ -11,19 +11,19 @@ use std::io;
 use std::path::{Path, PathBuf, absolute};
 use topology::format_bytes;
 
-/// Why a run has no tokens.
+/// An error of the data: key, path and problem.
 #[derive(Debug, thiserror::Error)]
 #[error("{key}: {}: {problem}", PathText(path))]
 pub struct DataError {
     /// The config key to change.
     pub key: &'static str,
-    /// What was tried, absolute.
+    /// The file, directory or glob, as an absolute path.
     pub path: PathBuf,
-    /// What is wrong with it, and the remedy.
+    /// The fault and its remedy.
     pub problem: Problem,
 }
 
-/// What is wrong with a path of the data.
+/// A fault of a file, directory or config entry.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say what variants and fields are")]
 pub enum Problem {
@@ -216,20 +216,20 @@ pub enum Problem {
     },
 }
 
-/// Several as a list in a sentence.
+/// The folders as a list in a sentence.
 fn folders(all: &[PathBuf]) -> String {
     all.iter().map(|folder| PathText(folder).to_string()).collect::<Vec<_>>().join(" and ")
 }
 
-/// A problem, where it is.
+/// A problem and its path.
 pub(super) type Failure = (PathBuf, Problem);
 
-/// The failure as one of this config key.
+/// Adds the config key to a failure.
 pub(super) fn in_key(key: &'static str) -> impl FnOnce(Failure) -> DataError {
     move |(path, problem)| DataError { key, path: absolute(&path).unwrap_or(path), problem }
 }
 
-/// Says what of the rows of this name is left out, changed or not read; refuses them where too many are left out.
+/// Reports rows that are left out, changed or partly ignored; fails if too many are left out.
 pub(super) fn settle(named: &Path, rows: BadRows) -> Result<(), Failure> {
     if rows.are_too_many() {
         return Err(at(named)(Problem::BadRows { rows: Box::new(rows) }));
@@ -243,7 +243,7 @@ pub(super) fn settle(named: &Path, rows: BadRows) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The problem, at this path.
+/// Adds the path to a problem.
 pub(super) fn at(path: &Path) -> impl FnOnce(Problem) -> Failure {
     |problem| (path.to_owned(), problem)
 }

@@ -1,20 +1,20 @@
-//! How far a look through long files has come, for whoever shows it.
+//! Progress of long reads, for a display.
 
 use std::fmt;
 
-/// Who hears of looks through long files.
+/// Receiver of the progress of long reads.
 pub trait Progress: fmt::Debug + Sync {
-    /// A look at so many bytes begins; `what` is being done, such as `checking data`.
+    /// A read of `bytes` bytes begins; `what` is the work, such as `checking data`.
     fn begin(&self, what: &'static str, bytes: u64) -> Box<dyn Reading>;
 }
 
-/// One look, from its beginning to its end, at which it is dropped. Several threads add to it.
+/// Progress of one read, which ends when the value is dropped. Several threads add to it.
 pub trait Reading: fmt::Debug + Sync {
-    /// So many more bytes are done.
+    /// Adds `bytes` finished bytes.
     fn add(&self, bytes: u64);
 }
 
-/// Nobody hears of it.
+/// A receiver that ignores all progress.
 #[derive(Clone, Copy, Debug)]
 pub struct Silence;
 

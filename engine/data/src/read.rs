@@ -1,4 +1,4 @@
-//! The files that a text in the config names, opened.
+//! Opens the files of a config entry.
 
 use super::bad_rows::BadRows;
 use super::checks::{Checks, TextVerdicts};
@@ -18,32 +18,32 @@ use std::fs::File;
 use std::io::Seek;
 use std::path::{Path, PathBuf};
 
-/// What else can be done with a named file that is no text.
+/// Alternative remedy for a named file that is not text.
 const TAKE_BYTES: &str = "set data.format: Bytes to train on its bytes as they are";
 
-/// How files are taken.
+/// State and settings for opening the files of a config entry.
 pub(super) struct SourceFiles {
     pub(super) format: DataFormat,
     pub(super) from_directory: bool,
     pub(super) left_out: SkippedFiles,
-    /// Says what it finds strange and takes all the same.
+    /// Whether files with a strange kind are reported before they are used.
     warns: bool,
 }
 
-/// Why a file of this kind is not taken as `format`.
+/// The problem of a file whose kind does not fit `format`.
 const fn refusal(kind: FileKind, format: &DataFormat) -> Problem {
     const INSIST: &str = "; or set data.format: Bytes to train on its bytes as they are";
     let FileKind { what, remedy } = kind;
     Problem::Foreign { what, remedy, insist: if format.is_bytes() { INSIST } else { "" } }
 }
 
-/// The files that `text` names, and how they are taken.
+/// The files that `text` names, and the settings for opening them.
 pub(super) fn named(
     text: &str,
     format: &DataFormat,
     warns: bool,
 ) -> Result<(Vec<PathBuf>, SourceFiles), Failure> {
-    // Megatron calls both files by what their names have in common.
+    // Megatron names both files by their common prefix.
     let tokens = format!("{text}.bin");
     let by_prefix = *format == DataFormat::Megatron
         && !Path::new(text).exists()
@@ -67,7 +67,7 @@ pub(super) fn named(
 }
 
 impl SourceFiles {
-    /// Whether a file is taken; notes it where a directory has it and it is not.
+    /// Whether a file is used. Records an unused file of a directory.
     pub(super) fn takes(&mut self, path: &Path, file: &mut File) -> Result<bool, Problem> {
         let tokens = !self.format.is_text();
         let bytes = file.metadata().map_err(Problem::Unreadable)?.len();
@@ -90,7 +90,7 @@ impl SourceFiles {
             }
             return Ok(true);
         };
-        // Who writes `Bytes` into a config wants bytes, be they what they may; a directory still gives only text.
+        // `Bytes` in the config accepts any named file; a directory still provides only text.
         let insisted = self.format == DataFormat::Bytes;
         if self.from_directory && !(insisted && kind::is_text(&head)) {
             self.left_out.add(path, bytes, kind);
@@ -106,7 +106,7 @@ impl SourceFiles {
         Ok(true)
     }
 
-    /// Looks at what a name came to: `taken` bytes, and what was left out.
+    /// Checks the total of an entry: `taken` used bytes, and the files that were left out.
     pub(super) fn end(self, named: &Path, taken: u64) -> Result<SkippedFiles, Failure> {
         if taken == 0 {
             return Err(at(named)(match self.from_directory {
@@ -124,7 +124,7 @@ impl SourceFiles {
         Ok(self.left_out)
     }
 
-    /// Compares the format with what a Megatron index says.
+    /// Compares the format with the Megatron index, if one exists.
     fn check_index(&self, path: &Path) -> Result<(), Problem> {
         let Some(Dtype { name, width, .. }) = megatron::dtype_of(path) else { return Ok(()) };
         if self.format == DataFormat::Megatron || width.is_some() && width == self.format.width() {
@@ -138,7 +138,7 @@ impl SourceFiles {
         Err(Problem::OtherTokens { index, dtype: name, format, remedy })
     }
 
-    /// Opens a file, or leaves it out. Where a named one must be text, `or_else` says what can be done with another.
+    /// Opens a file, or skips it. `or_else` is the other remedy if a named file must be text.
     pub(super) fn open(
         &mut self,
         path: &Path,
@@ -206,7 +206,7 @@ impl Corpus {
         Ok(files)
     }
 
-    /// Opens the index of a file of tokens, which says how many bytes each has.
+    /// Opens the index of a token file, which contains the width of the tokens.
     fn read_index(&mut self, file: &TokenFile, said: &mut BadRows) -> Result<(), Problem> {
         let index = Index::beside(file)?;
         let (width, before) = (index.width(), self.store.width);
@@ -215,7 +215,7 @@ impl Corpus {
             _ if width != before => return Err(Problem::OtherWidth { width, before }),
             _ => {}
         }
-        // A file without tokens is no segment, and one that is cut off inside of a token is none that could be read.
+        // An empty file is not a segment. A file cut off inside a token is refused later.
         if file.stamp.bytes == 0 || !file.stamp.bytes.is_multiple_of(width as u64) {
             return index.check(file);
         }
@@ -228,7 +228,7 @@ impl Corpus {
         Ok(())
     }
 
-    /// Opens the mask of a file of tokens. All files of a data set have one, or none has.
+    /// Opens the mask of a token file. Either all files of a data set have a mask, or none has.
     fn mask_beside(&mut self, file: &TokenFile, index: &Index) -> Result<Option<Mask>, Problem> {
         let Some(documents) = &mut self.documents else { unreachable!("samples are windows") };
         let mask = Mask::beside(file, index, self.store.num_tokens())?;
@@ -243,7 +243,7 @@ impl Corpus {
         Ok(mask)
     }
 
-    /// Adds the documents of an index, whose tokens stand behind all that there are. Where there is a mask, it says what counts.
+    /// Adds the documents of an index, after all existing tokens; the mask says which tokens count.
     fn read_documents(
         &mut self,
         index: &Index,

@@ -1,5 +1,6 @@
-//! Files whose time of change is another one while they are in use, as `touch`, another link or a copy back into place leaves them: they
-//! are read through again, and a run goes on where they hold the same bytes.
+//! Revalidation of files whose change time changes while they are in use, for example after
+//! `touch`, a new link, or a copy back into place. They are read again, and the run continues if
+//! the bytes are the same.
 
 use super::identity::{self, TokenRanges};
 use super::mask::Mask;
@@ -11,14 +12,14 @@ use std::sync::PoisonError;
 use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime};
 
-/// How long to wait for a time of change that lies so far back that another change has another one.
+/// Longest wait for change times old enough that another change would get another time.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Between two looks.
+/// Time between two looks.
 const LOOK: Duration = Duration::from_millis(100);
 
 impl Corpus {
-    /// What `read` comes to. Where it fails because of files that have nothing but another time of change, these are read through
-    /// and `read` is called again.
+    /// Calls `read`. If files with only a new change time make it fail, rereads them and tries
+    /// again.
     pub(super) fn retry_if_touched<T>(
         &self,
         mut read: impl FnMut() -> Result<T, ReadError>,
@@ -35,7 +36,8 @@ impl Corpus {
         }
     }
 
-    /// Reads the touched files through while nobody else reads. `before`: how often that was done before the read that failed.
+    /// Rereads the touched files while no other thread reads. `before` is the number of such passes
+    /// when the failed read began.
     fn read_again(&self, before: u64, unread: ReadError) -> Result<(), ReadError> {
         let mut times = self.read_again.write().unwrap_or_else(PoisonError::into_inner);
         if *times > before {
@@ -52,7 +54,8 @@ impl Corpus {
             }
             let now = SystemTime::now();
             let is_same = |(_, file, stamp): &(usize, &TokenFile, Stamp)| {
-                // From here on a program that has it mapped changes its time. Where that cannot be, the time has to do.
+                // After the sync, a program that has the file mapped changes its time with the next
+                // write. If the sync fails, rely on the time.
                 drop(file.with_opened(File::sync_data));
                 file.touched() == Some(*stamp)
             };
@@ -81,7 +84,7 @@ impl Corpus {
         Ok(())
     }
 
-    /// Whether a file holds what it held when it was opened: its segment, or all of a file beside them.
+    /// Whether a file has its original content: its segment, or all bytes of an index or mask.
     fn is_same(&self, number: usize, file: &TokenFile) -> Result<bool, ReadError> {
         Ok(match number.checked_sub(self.store.num_segments()) {
             None => {
@@ -92,25 +95,25 @@ impl Corpus {
         })
     }
 
-    /// All files from which tokens, documents and targets are read, with their numbers: first those of segments.
+    /// All files of tokens, indexes and masks with their numbers; the files of segments come first.
     fn files_in_use(&self) -> impl Iterator<Item = (usize, &TokenFile)> {
         let segments = (0..self.store.num_segments()).map(|segment| self.store.file(segment));
         let all = segments.chain(self.files_beside().map(Some)).enumerate();
         all.filter_map(|(number, file)| Some((number, file?)))
     }
 
-    /// The masks of all files, if they have some.
+    /// The masks of all files; empty without masks.
     pub(super) fn masks(&self) -> &[Mask] {
         self.documents.as_ref().map_or(&[], Documents::masks)
     }
 
-    /// The files beside those of the tokens: indexes, then masks.
+    /// The indexes and then the masks.
     pub(super) fn files_beside(&self) -> impl Iterator<Item = &TokenFile> {
         let indexes = self.indexes.iter().map(|index| &index.file);
         indexes.chain(self.masks().iter().map(|mask| &mask.file))
     }
 
-    /// The tokens to train, and those that are held out.
+    /// The training tokens and the validation tokens.
     pub(super) fn parts(&self) -> [TokenRanges; 2] {
         match &self.documents {
             Some(documents) => documents.parts(),
@@ -134,7 +137,7 @@ mod tests {
     use std::path::Path;
     use tempfile::TempDir;
 
-    /// Files of tokens, with documents and masks.
+    /// Token files with documents and masks.
     fn files() -> TempDir {
         let tokens: Vec<u8> = (0..600u16).flat_map(|i| (i % 200).to_le_bytes()).collect();
         let index = megatron::written([20; 30].into_iter(), 2);
@@ -157,7 +160,7 @@ mod tests {
 
     const PACKED: (DataFormat, Packing) = (DataFormat::Megatron, Packing::Documents);
 
-    /// All tokens, targets and starts of documents.
+    /// All tokens, targets and document starts.
     fn whole(data: &Corpus) -> Result<Vec<i32>, ReadError> {
         let (mut all, mut targets, mut inputs) = (Vec::new(), [0; 40], [0; 40]);
         for place in 0..data.num_train_samples() {
@@ -205,12 +208,12 @@ mod tests {
                 }
             });
             assert_eq!(*data.read_again.read().unwrap(), 1, "once for all files and threads");
-            // A thread whose read failed at the same time may read again, too.
+            // A thread whose read failed at the same time may call `read_again` too.
             let (_, file) = data.files_in_use().next().unwrap();
             assert_eq!(data.read_again(0, file.unread(0, "it was written to".into())), Ok(()));
             let now = SystemTime::now();
             assert!(data.files_in_use().all(|(_, file)| file.believed().is_settled(now)));
-            // What was believed is asked for from now on.
+            // From now on the file must have the accepted stamp.
             change(&folder.path().join("t/a.bin"), 5);
             let Err(unread) = whole(&data) else { panic!("a byte is another one") };
             assert!(
@@ -271,7 +274,7 @@ mod tests {
             change(&at_path(name), at);
             let Err(unread) = whole(&data) else { panic!("a byte is another one") };
             assert_eq!((&unread.path, &*unread.why), (&at_path(name), "it was written to"));
-            // As it was, it is as good as ever.
+            // With its original bytes the file is accepted again.
             change(&at_path(name), at);
             assert!(whole(&data).unwrap() == before);
         };

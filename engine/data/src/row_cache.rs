@@ -1,5 +1,5 @@
-//! The documents of rows in the user's cache folder: those of some rows that follow each other are a part, under the hash of the rows and of
-//! everything else that the documents follow from.
+//! Documents of rows in the user's cache folder. Consecutive rows form a part, named by the hash of
+//! the rows and of all other inputs of the documents.
 
 use super::document::Document;
 use super::ignored_keys::IgnoredKeys;
@@ -8,18 +8,18 @@ use super::token_part::{self, TokenPart};
 use std::path::Path;
 use xxhash_rust::xxh3::Xxh3Default;
 
-/// The version of parts of rows, in the hash of each.
+/// Version of parts of rows; part of each hash.
 const VERSION: &[u8] = b"onebox rows 4  \n";
-/// Bytes of rows that are worth files.
+/// Least bytes of rows that are cached.
 const WORTH: usize = 32 << 10;
 /// Bytes of a token in the files.
 const WIDTH: usize = 4;
 
-/// The document of a row and what it does not have of the row, or why the row has none.
+/// The document of a row and the ignored keys, or the reason why the row has no document.
 pub(super) type RowResult = Result<(Document, IgnoredKeys), String>;
 
 impl Cache {
-    /// The results of `rows`: kept under the hash of them and of `maker`, or what `make` returns.
+    /// The results of `rows`: cached under the hash of the rows and of `maker`, or from `make`.
     pub(super) fn documents(
         &self,
         maker: u128,
@@ -53,7 +53,7 @@ impl Cache {
         made
     }
 
-    /// The rows of a part whose list is at `path`, in their order.
+    /// The rows of the part with its list at `path`, in order.
     fn rows(&self, path: &Path) -> Option<Vec<RowResult>> {
         let (mut record, tokens) = self.open(path)?;
         let mut documents = token_part::documents(&tokens).ok()?.into_iter();
@@ -74,7 +74,7 @@ impl Cache {
 fn name(maker: u128, rows: &[Result<&str, &str>]) -> u128 {
     let mut hash = Xxh3Default::new();
     hash.update(VERSION);
-    // Another version may make other tokens of them.
+    // Another version of onebox may make other tokens.
     hash.update(files::VERSION.as_bytes());
     hash.update(&maker.to_le_bytes());
     for row in rows {
@@ -117,7 +117,7 @@ mod tests {
             assert_eq!(cache.documents(7, &rows, make), made);
         }
         assert_eq!(times.get(), 1);
-        // Another maker, other rows, a text in the place of an error.
+        // Another maker, other rows, a text in place of an error.
         cache.documents(8, &rows, make);
         cache.documents(7, &[rows[0], rows[2], rows[1]], make);
         cache.documents(7, &[rows[0], Ok("too long"), rows[2]], make);
@@ -125,11 +125,11 @@ mod tests {
         let files = || std::fs::read_dir(folder.path().join("c")).unwrap().count();
         // A list, the tokens, their index and their mask.
         assert_eq!(files(), 16);
-        // Few rows are worth no file, and a folder that is read alone gets none.
+        // A few rows are not cached, and a read-only folder gets no files.
         cache.documents(7, &rows[..2], make);
         Cache { read_only: true, ..cache.clone() }.documents(9, &rows, make);
         assert_eq!((times.get(), files()), (6, 16));
-        // A file that is not whole is made again, and so is one that has gone.
+        // An incomplete file is rebuilt, and so is a missing one.
         for kind in ["json", "bin", "idx", "mask"] {
             for entry in std::fs::read_dir(folder.path().join("c")).unwrap() {
                 let path = entry.unwrap().path();

@@ -1,4 +1,4 @@
-//! A data set of rows: files of JSON lines through a tokenizer and, for chats, the model's template.
+//! A data set of JSON lines, tokenized with a tokenizer and, for chats, the model's template.
 
 use super::bad_rows::{BadRows, FIRST_ROWS, SLOW_ROWS};
 use super::checks::Checks;
@@ -16,40 +16,41 @@ use config::{DataFormat, Packing};
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
-/// Rows whose tokens are made at once.
+/// Rows that are tokenized in parallel.
 const AT_ONCE: usize = 4096;
-/// Their bytes, unless one row has more.
+/// Largest total size of these rows in bytes, unless a single row is larger.
 pub const BYTES_AT_ONCE: usize = 16 << 20;
 
-/// How rows become tokens.
+/// Settings for reading rows.
 #[derive(Debug)]
 pub struct RowSource<'a> {
     /// The maker of documents.
     pub rows: &'a Rows<'a>,
-    /// The name of the tokenizer's file, for messages.
+    /// Path of the tokenizer's file, for messages.
     pub tokenizer: &'a Path,
     /// `Jsonl` or `Chat`.
     pub format: &'a DataFormat,
-    /// The kind of a sample.
+    /// Kind of the samples.
     pub packing: Packing,
-    /// A document that is too long for a sample is cut, and not left out or divided.
+    /// Whether a document that is too long for a sample is cut, instead of left out or divided.
     pub truncate: bool,
-    /// Each row that is left out is named as it is found.
+    /// Whether each row left out is logged immediately.
     pub names_all: bool,
-    /// What nothing reads of rows is not said: another command says it.
+    /// Whether ignored keys are not reported, because another command reports them.
     pub is_brief: bool,
-    /// Where documents are kept.
+    /// The cache for the documents.
     pub cache: &'a Cache,
 }
 
 impl RowSource<'_> {
-    /// For the documents of samples of `seq_len` targets.
+    /// Size limits for the documents of samples of `seq_len` targets.
     fn room(&self, seq_len: usize) -> SampleCapacity {
         let divides = self.packing == Packing::Documents && *self.format != DataFormat::Chat;
         SampleCapacity::new(seq_len, self.truncate, divides)
     }
 
-    /// Calls `push` with the document of each of the next rows and the number of its line. False: there was no row.
+    /// Calls `push` with document and line number of each of the next rows; false if there was
+    /// none.
     pub(super) fn read_some(
         &self,
         path: &Path,
@@ -58,7 +59,7 @@ impl RowSource<'_> {
         push: &mut dyn FnMut(Document, u64, &mut BadRows),
     ) -> Result<bool, Problem> {
         let (mut rows, mut bytes) = (Vec::new(), 0);
-        // The first ones alone, in case that none of all can be used.
+        // The first rows are read separately, in case that none can be used.
         let at_once = if bad.rows < FIRST_ROWS { FIRST_ROWS - bad.rows } else { AT_ONCE };
         while rows.len() < at_once && bytes < BYTES_AT_ONCE {
             let Some((number, row)) = lines.next().map_err(Problem::Unreadable)? else { break };
@@ -97,10 +98,10 @@ impl RowSource<'_> {
 }
 
 impl Corpus {
-    /// [`open`](Self::open), where files hold JSON lines.
+    /// Like [`open`](Self::open), for files of JSON lines.
     ///
     /// # Errors
-    /// As there, and where more rows than a few are no samples.
+    /// As for `open`, or too many rows cannot be samples.
     pub fn open_rows(
         parts: CorpusSplit<'_>,
         with: &RowSource<'_>,
@@ -147,7 +148,7 @@ impl Corpus {
         Ok(files)
     }
 
-    /// Appends the document of a row, if it is a sample.
+    /// Appends the document of a row, if it fits into a sample.
     fn push_row(&mut self, mut document: Document, at: RowLocation<'_>, bad: &mut BadRows) {
         if let Some(Documents { room, .. }) = &self.documents {
             let tokens = document.tokens.len();

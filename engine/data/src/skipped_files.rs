@@ -1,4 +1,4 @@
-//! Files of a directory that are not taken. A directory is named by a wish, not by its files, so what it loses is said.
+//! Unused files of a directory. The user does not name them one by one, so onebox reports them.
 
 use super::kind::{BINARY, FileKind};
 use files::path_text::PathText;
@@ -7,18 +7,18 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use topology::{counted, format_bytes};
 
-/// What was left out, and why.
+/// Summary of the files left out.
 #[derive(Clone, Debug, Default)]
 pub struct SkippedFiles {
-    /// Files that may hold data.
+    /// Number of files left out that may hold data.
     pub files: usize,
-    /// Their bytes.
+    /// Bytes of these files.
     pub bytes: u64,
-    /// The largest of them.
+    /// The largest of these files.
     pub(super) largest: Option<(PathBuf, u64, FileKind)>,
-    /// Others: pictures, programs and so on.
+    /// Number of other files: pictures, programs and so on.
     pub binary: usize,
-    /// Directories of runs of onebox.
+    /// Skipped run directories of onebox.
     pub runs: BTreeSet<PathBuf>,
 }
 
@@ -44,7 +44,7 @@ impl SkippedFiles {
         self.largest = both.max_by_key(|(_, bytes, _)| *bytes);
     }
 
-    /// For the line that describes a data set; empty when nothing was left out.
+    /// Text for the description of a data set; empty if all files are used.
     pub(super) fn brief(&self) -> String {
         let mut text = String::new();
         if self.files > 0 {

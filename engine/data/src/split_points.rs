@@ -1,15 +1,16 @@
-//! Places where a text can be cut so that the tokens of the pieces, one behind another, are those of the whole.
+//! Places where a text can be cut without changing its tokens.
 //!
-//! A tokenizer takes the texts of its added tokens out of a text, normalizes the rest, divides it into words, and makes tokens of
-//! each word by itself. A place is safe if none of these steps sees both of its sides at once. Two kinds of places are, with the
-//! tokenizers whose steps this file knows:
+//! A tokenizer removes the texts of its added tokens, normalizes the rest, divides it into words,
+//! and tokenizes each word separately. A place is safe if none of these steps sees both of its
+//! sides. This file knows two kinds of safe places for known tokenizer steps:
 //!
-//! - *in front of a blank behind a character that is no white space*: no word of GPT-2, Llama 3, Qwen and the like has a blank
-//!   behind such a character, and their only look ahead, `\s+(?!\S)`, stands behind white space. `Metaspace` begins a word with
-//!   each blank. A BPE of SentencePiece that has no words joins the two sides only if a token of its vocabulary has such a
-//!   character in front of a blank.
-//! - *behind a line feed that stands behind no white space and in front of a letter or digit*: the line feed ends a word of its
-//!   own or of the punctuation before it. Texts without blanks have these.
+//! - *before a blank that follows a character other than white space*: no word of GPT-2, Llama 3,
+//!   Qwen and similar has a blank after such a character. Their only look-ahead, `\s+(?!\S)`,
+//!   follows white space. `Metaspace` begins a word with each blank. A SentencePiece BPE without
+//!   words joins the two sides only if a token of its vocabulary has such a character before a
+//!   blank.
+//! - *after a line feed that follows no white space and precedes a letter or digit*: the line feed
+//!   ends a word of its own or of the punctuation before it. Texts without blanks have such places.
 
 use serde_json::Value as Json;
 use std::collections::HashSet;
@@ -18,8 +19,8 @@ use std::ops::Range;
 /// The character that SentencePiece writes for a blank.
 const META: char = '\u{2581}';
 
-/// Parts between the `|` of patterns of words. In each of them a blank stands at the beginning or behind white space, nothing but
-/// `/`, `\r` and `\n` stands behind a line feed, and none looks back.
+/// Known alternatives in the patterns of words. In each, a blank is at the beginning or after white
+/// space; only `/`, `\r` and `\n` follow a line feed; and there is no look-behind.
 const WORDS: [&str; 27] = [
     "'s",
     "'t",
@@ -49,31 +50,32 @@ const WORDS: [&str; 27] = [
     "\\s*[\\r\\n]+",
     "[\u{4e00}-\u{9fa5}\u{3040}-\u{309f}\u{30a0}-\u{30ff}]+",
 ];
-/// Parts of white space. The second is behind the first, so that a line feed alone is a word at the end of a piece too.
+/// Alternatives for white space, in this order, so that a line feed at a piece's end is a word.
 const SPACES: [&str; 2] = ["\\s+(?!\\S)", "\\s+"];
 
-/// Where a tokenizer lets a text be cut.
+/// The places where a tokenizer allows a cut.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Cuts {
-    /// Characters that join a blank behind them.
+    /// Characters that may be joined with a blank after them.
     join_blank: HashSet<char>,
-    /// Characters of which a model without words makes a token each. It may leave out another one, and join what stands around.
+    /// Characters with a token of their own, for a model without words. Such a model may drop any
+    /// other character and join its neighbors.
     known: Option<HashSet<char>>,
-    /// Characters at which an added token begins.
+    /// First characters of added tokens.
     begin: HashSet<char>,
-    /// Only ASCII characters are known to stay as they are.
+    /// Whether only ASCII characters are known to stay the same in the normalizer.
     ascii: bool,
-    /// A line feed ends a word.
+    /// Whether a line feed ends a word.
     lines: bool,
-    /// The tokenizer writes a blank in front of each piece: that of the cut is left out.
+    /// Whether the tokenizer writes a blank before each piece; then the blank of a cut is removed.
     writes_blank: bool,
 }
 
 impl Cuts {
-    /// Those of a tokenizer.json.
+    /// The cuts of a tokenizer.json.
     ///
     /// # Errors
-    /// Why none is known, in words that complete "because".
+    /// The reason why no cut is known, in words that complete "because".
     pub(super) fn of(file: &Json) -> Result<Self, String> {
         let mut cuts = Self::default();
         let blanks = cuts.normalizer(&file["normalizer"])?;
@@ -82,12 +84,12 @@ impl Cuts {
         Ok(cuts)
     }
 
-    /// Whether a normalizer writes [`META`] for blanks.
+    /// Checks the normalizers; returns whether they write [`META`] for blanks.
     fn normalizer(&mut self, part: &Json) -> Result<bool, String> {
         let mut blanks = false;
         for part in flat(part, "normalizers") {
             match part["type"].as_str() {
-                // It joins nothing to a blank, a line feed, or an ASCII letter or digit before them.
+                // NFC joins no blank, line feed, ASCII letter or digit to the character before it.
                 Some("NFC") => self.ascii = true,
                 Some("Prepend") if part["prepend"] == META.to_string() && !blanks => {
                     self.writes_blank = true;
@@ -106,13 +108,14 @@ impl Cuts {
         }
     }
 
-    /// How words are divided.
+    /// Checks how the pre-tokenizers divide a text into words.
     fn words(&mut self, part: &Json, mut blanks: bool, model: &Json) -> Result<(), String> {
         let (mut divided, mut lines) = (false, true);
         for part in flat(part, "pretokenizers") {
             match part["type"].as_str() {
                 Some("ByteLevel") if !blanks => {
-                    // A piece that begins with a blank gets no other one; a line does.
+                    // The prefix blank is only added to a piece without one, such as a piece that
+                    // begins a line.
                     lines &= part["add_prefix_space"] == false;
                     divided |= part["use_regex"] != false;
                 }
@@ -123,7 +126,7 @@ impl Cuts {
                     };
                     divided |= alternatives(pattern).any(|one| one == SPACES[1]);
                 }
-                // There is no blank any more.
+                // At this point no blank is left.
                 Some("Split") if blanks && part["pattern"]["String"] == " " => {}
                 Some("Metaspace") if !blanks && part["replacement"] == META.to_string() => {
                     blanks = true;
@@ -140,7 +143,7 @@ impl Cuts {
         }
     }
 
-    /// A BPE without words joins what a token of its vocabulary has side by side.
+    /// A BPE without words can only join characters that are adjacent in a token of its vocabulary.
     fn vocabulary(&mut self, model: &Json) -> Result<(), String> {
         let none = |key: &str| model[key].as_str().is_none_or(str::is_empty);
         let whole = none("continuing_subword_prefix") && none("end_of_word_suffix");
@@ -187,13 +190,13 @@ impl Cuts {
             self.lines &= !text.contains('\n');
             ascii &= text.is_ascii();
         }
-        // A normalizer may change what these begin and end with.
+        // A normalizer may change the first and last characters of non-ASCII tokens.
         self.ascii &= !ascii;
         Ok(())
     }
 
-    /// Whether `text` can be cut at `at`: what a cut there leaves out. The piece in front of it ends at its start, and the next
-    /// one begins at its end.
+    /// The cut at byte `at` of `text`, if it is safe. The first piece ends at the start of the
+    /// returned range, and the next piece begins at its end.
     fn at(&self, text: &str, at: usize) -> Option<Range<usize>> {
         let bytes = text.as_bytes();
         let is_stable = |c: char| !c.is_whitespace() && (!self.ascii || c.is_ascii());
@@ -222,7 +225,7 @@ impl Cuts {
         (!before.is_whitespace()).then_some(at..at)
     }
 
-    /// The last cut up to `most` bytes or the first one behind them; none where there is none.
+    /// The last cut up to byte `most`, or else the first one after it; `None` if there is no cut.
     pub(super) fn near(&self, text: &str, most: usize) -> Option<Range<usize>> {
         let most = most.min(text.len().saturating_sub(1));
         let mut before = (1..=most).rev();
@@ -231,7 +234,7 @@ impl Cuts {
             .or_else(|| (most + 1..text.len()).find_map(|at| self.at(text, at)))
     }
 
-    /// Pieces of about `size` bytes.
+    /// Divides a text into pieces of about `size` bytes.
     pub(super) fn pieces<'a>(&self, text: &'a str, size: usize) -> Vec<&'a str> {
         let (mut pieces, mut left) = (Vec::new(), text);
         while left.len() > size
@@ -245,7 +248,7 @@ impl Cuts {
     }
 }
 
-/// The parts of a sequence, in a row.
+/// The parts of a nested sequence as a flat list.
 fn flat<'a>(part: &'a Json, key: &str) -> Vec<&'a Json> {
     match part[key].as_array() {
         _ if part.is_null() => Vec::new(),
@@ -258,7 +261,7 @@ fn unknown(what: &str, kind: Option<&str>) -> String {
     format!("its {what} {} is none of those that are known", kind.unwrap_or("without a type"))
 }
 
-/// Whether a `Split` makes words of known parts, and keeps all of the text.
+/// Whether a `Split` consists of known alternatives and keeps the whole text.
 fn is_known(split: &Json) -> bool {
     let Some(pattern) = split["pattern"]["Regex"].as_str() else { return false };
     let keeps = match split["behavior"].as_str() {
@@ -310,7 +313,7 @@ mod tests {
     const O200K: &str = "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
     const DEEPSEEK: &str = "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\\r\\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
 
-    /// Parts of random texts: letters that compose, marks, digits, white space of all kinds, and an added token.
+    /// Parts of random texts: composing letters, marks, digits, white space, and an added token.
     const SIGNS: [&str; 25] = [
         "a",
         "S",
@@ -339,14 +342,15 @@ mod tests {
         "\u{436}",
     ];
 
-    /// As GPT-2 writes a byte.
+    /// The character that GPT-2 writes for a byte.
     fn written(byte: u8) -> char {
         let is_itself = |b: u8| matches!(b, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
         let before = (0..byte).filter(|b| !is_itself(*b)).count() as u32;
         char::from_u32(if is_itself(byte) { byte.into() } else { 256 + before }).unwrap()
     }
 
-    /// A model that merges every two of these signs, and many further ones: a word that is divided elsewhere has other tokens.
+    /// A model that merges every pair of these signs and many more, so a wrong cut changes the
+    /// tokens.
     fn model(signs: &[String], joins: impl Fn(&str, &str) -> bool) -> Json {
         let mut vocab: BTreeMap<String, usize> = BTreeMap::new();
         let mut add = |token: &str| {
@@ -368,7 +372,7 @@ mod tests {
                 merges.push([one.clone(), other.clone()]);
             }
         }
-        // Which pair goes first is by chance, too.
+        // The priority of the pairs is random too.
         let pairs = signs.len() * signs.len();
         let many = pairs.min(merged.len());
         merges[..many]
@@ -393,7 +397,7 @@ mod tests {
         json!({ "type": "Sequence", "pretokenizers": parts })
     }
 
-    /// Every text in pieces of every size has the tokens of the whole.
+    /// Asserts that every text has the same tokens whole and in pieces of every size.
     fn pieces_are_the_whole(name: &str, file: &Json, at_least: usize) {
         let path = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(path.path(), file.to_string()).unwrap();
@@ -457,7 +461,7 @@ mod tests {
 
     #[test]
     fn pieces_of_any_text_have_the_tokens_of_the_whole_where_blanks_are_written() {
-        // No vocabulary has the crab and the Russian letter.
+        // No vocabulary contains the crab or the Russian letter.
         let signs = SIGNS.concat().replace(' ', "\u{2581}").replace(['\u{1f980}', '\u{436}'], "");
         let mut signs: Vec<String> = signs.chars().map(String::from).collect();
         signs.sort();

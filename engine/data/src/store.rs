@@ -1,8 +1,9 @@
-//! Tokens where they stand. Those of token files stay in the files and are read by position, so that neither start nor
-//! memory depends on their size. Those that onebox makes of text are in memory.
+//! Storage of the tokens. Tokens of files stay in the files and are read by position, so that
+//! start-up time and memory do not depend on their size. Tokens of rows, and of text without a
+//! cache, are in memory.
 //!
-//! Invariant: a read gives the tokens that were checked, or an error. After each read the file must be the same one, of the
-//! same length and with the same times of change, as when the run opened it, or as when it was found to hold the same bytes at another time.
+//! Invariant: a read returns the checked tokens or an error. After each read the file must still be
+//! the same, with the length and change times of its opening or of a successful revalidation.
 
 use super::open::open_regular;
 use super::problem::{Failure, Problem};
@@ -20,28 +21,29 @@ use std::sync::{PoisonError, RwLock};
 use std::time::SystemTime;
 use xxhash_rust::xxh3::Xxh3Default;
 
-/// Most files that stay open in a process. Each further one is opened for each read.
+/// Largest number of files that stay open in a process. Other files are opened for each read.
 const MOST_OPEN: usize = 256;
-/// How many are.
+/// Number of files that are open now.
 static OPEN: AtomicUsize = AtomicUsize::new(0);
-/// Bytes that are read at once into tokens, on the stack: a step allocates nothing.
+/// Bytes per read of tokens, on the stack: a step allocates no memory.
 const AT_ONCE: usize = 16 << 10;
-/// Bytes that are hashed at once.
+/// Bytes per read for a hash.
 const BLOCK: usize = 1 << 20;
 
 /// Bytes of a [`Stamp`].
 const STAMP: usize = 56;
 
-/// Tells a file from others, and from itself before a change.
+/// Identity of a file and its version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(super) struct Stamp {
     device: u64,
     inode: u64,
-    /// Length.
+    /// Length in bytes.
     pub(super) bytes: u64,
-    /// Time of its last change, in seconds and nanoseconds since 1970. Programs that copy files set it as they like.
+    /// Time of the last write, in seconds and nanoseconds since 1970. Programs can set it.
     modified: (i64, i64),
-    /// Time of the last change of the file or of what the system knows of it. Nobody sets it.
+    /// Time of the last change of the file or its metadata, in the same units. No program can set
+    /// it.
     pub(super) changed: (i64, i64),
 }
 
@@ -56,7 +58,7 @@ impl Stamp {
         }
     }
 
-    /// For a hash and for a file.
+    /// The stamp as bytes, for hashes and files.
     pub(super) fn to_bytes(self) -> [u8; STAMP] {
         let ((a, b), (c, d)) = (self.modified, self.changed);
         let [a, b, c, d] = [a, b, c, d].map(i64::cast_unsigned);
@@ -66,14 +68,14 @@ impl Stamp {
         bytes
     }
 
-    /// Whether it is the same file of the same length with another time of change. Another link, owner or mode changes the second
-    /// time alone, and so does who writes and sets the first one back: these look alike.
+    /// Whether the file and its length are the same, but a time differs. Another link, owner or
+    /// mode changes only the second time. A write with the first time set back looks the same.
     fn is_touched(&self, before: &Self) -> bool {
         let of = |stamp: &Self| (stamp.device, stamp.inode, stamp.bytes);
         self != before && of(self) == of(before)
     }
 
-    /// What has become of the file, in words.
+    /// The change of the file, as text.
     fn change(&self, now: &Self) -> String {
         if (self.device, self.inode) != (now.device, now.inode) {
             return "another file has taken its place".into();
@@ -88,7 +90,7 @@ impl Stamp {
     }
 }
 
-/// Tokens that a run opened and cannot read.
+/// Error: the run cannot read tokens of a file that it opened.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{}: cannot read the tokens at byte {offset}: {why}; bring the file back as it was and resume, or start again with the \
@@ -98,13 +100,13 @@ impl Stamp {
 pub struct ReadError {
     /// The file.
     pub path: PathBuf,
-    /// Where the read begins in it.
+    /// Offset of the failed read in the file, in bytes.
     pub offset: u64,
-    /// What has happened.
+    /// The reason, as text.
     pub why: String,
 }
 
-/// The same while the data is opened.
+/// Converts a read error during the opening of the data.
 pub(super) fn failure(unread: ReadError) -> Failure {
     (unread.path.clone(), unread.into())
 }
@@ -115,12 +117,12 @@ impl From<ReadError> for Problem {
     }
 }
 
-/// A file that stays open.
+/// A file that stays open and counts towards the limit.
 #[derive(Debug)]
 struct OpenFile(File);
 
 impl OpenFile {
-    /// None where too many files are open.
+    /// Counts the file as open; `None` if the limit is reached.
     fn new(file: File) -> Option<Self> {
         let more = |open: usize| (open < MOST_OPEN).then_some(open + 1);
         OPEN.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok().map(|_| Self(file))
@@ -133,17 +135,17 @@ impl Drop for OpenFile {
     }
 }
 
-/// A file that was opened, and what it was then.
+/// A file with its stamp.
 #[derive(Debug)]
 pub(super) struct TokenFile {
     pub(super) path: PathBuf,
-    /// A moment before it was looked at.
+    /// Time just before the stamp was read.
     pub(super) opened: SystemTime,
-    /// What it was when it was opened.
+    /// Stamp at the time of the opening.
     pub(super) stamp: Stamp,
-    /// What it must be now: as when it was opened, or as when it was found to hold the same bytes.
+    /// Stamp that the file must have now: the first one, or that of a successful revalidation.
     believed: RwLock<Stamp>,
-    /// None where too many files are open.
+    /// The open file; `None` if too many files are open.
     file: Option<OpenFile>,
 }
 
@@ -155,7 +157,7 @@ impl TokenFile {
         Ok(Self { path, opened, stamp, believed, file: OpenFile::new(file) })
     }
 
-    /// What `look` says of the file, which is opened if it is not.
+    /// Calls `look` with the file, which is opened if necessary.
     pub(super) fn with_opened<T>(
         &self,
         look: impl FnOnce(&File) -> io::Result<T>,
@@ -166,7 +168,7 @@ impl TokenFile {
         }
     }
 
-    /// What it is now, where nothing but its time of change is another one.
+    /// The new stamp, if only a time of the file has changed.
     pub(super) fn touched(&self) -> Option<Stamp> {
         let metadata = match &self.file {
             Some(OpenFile(file)) => file.metadata(),
@@ -180,13 +182,13 @@ impl TokenFile {
         *self.believed.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on it must be this; returns what it had to be before.
+    /// Sets the stamp that the file must have; returns the previous one.
     pub(super) fn believe(&self, stamp: Stamp) -> Stamp {
         let mut believed = self.believed.write().unwrap_or_else(PoisonError::into_inner);
         std::mem::replace(&mut believed, stamp)
     }
 
-    /// xxh3, 128 bits, of all its bytes. `add`: adds bytes that were read.
+    /// 128-bit xxh3 hash of all bytes. `add` receives the number of bytes that were read.
     pub(super) fn hash(&self, add: &dyn Fn(u64)) -> Result<u128, ReadError> {
         let (mut hash, mut block) = (Xxh3Default::new(), vec![0; BLOCK]);
         for offset in (0..self.stamp.bytes).step_by(BLOCK) {
@@ -212,7 +214,7 @@ impl TokenFile {
             }
         };
         let read = file.read_exact_at(out, offset);
-        // After the read: what was read is what was there before a change.
+        // After the read: an unchanged stamp proves that the bytes are from before any change.
         let now = file.metadata().map(|metadata| Stamp::of(&metadata));
         match now {
             Ok(now) if now == self.believed() => {
@@ -223,7 +225,7 @@ impl TokenFile {
         }
     }
 
-    /// The same, opened for each read.
+    /// The same file, but opened for each read.
     pub(super) fn closed(self) -> Self {
         Self { file: None, ..self }
     }
@@ -239,13 +241,13 @@ enum SegmentData {
     Memory(Vec<u8>),
 }
 
-/// Tokens that stand in one place.
+/// A contiguous range of tokens, in a file or in memory.
 #[derive(Debug)]
 struct Segment {
-    /// Where they end among all tokens.
+    /// End of the segment among all tokens.
     end: usize,
     place: SegmentData,
-    /// No token is larger, as a check has found.
+    /// Largest token, found by a check.
     most: u32,
 }
 
@@ -255,18 +257,18 @@ pub(super) struct Store {
     /// Bytes of a token: 1, 2 or 4.
     pub(super) width: usize,
     segments: Vec<Segment>,
-    /// The parts of the cache folder from which it reads.
+    /// List that protects the parts of the cache folder that the store reads.
     uses: Option<UseList>,
 }
 
 impl Store {
-    /// Without tokens.
+    /// A store without tokens.
     pub(super) const fn new(width: usize) -> Self {
         Self { width, segments: Vec::new(), uses: None }
     }
 
-    /// From now on nobody removes this part of the cache folder, while this is there; nobody removes any until the result is dropped.
-    /// `read_only`: nothing is written for that.
+    /// Protects a part of the cache folder from removal while this store exists. No part is removed
+    /// until the result is dropped. With `read_only`, no file is written.
     pub(super) fn hold(
         &mut self,
         folder: &Path,
@@ -280,7 +282,7 @@ impl Store {
         self.uses.insert(list).add(part)
     }
 
-    /// Of all segments.
+    /// Number of tokens of all segments.
     pub(super) fn num_tokens(&self) -> usize {
         self.segments.last().map_or(0, |segment| segment.end)
     }
@@ -289,7 +291,7 @@ impl Store {
         self.segments.len()
     }
 
-    /// The file of each segment; none where one is in memory.
+    /// The file of each segment; `None` if a segment is in memory.
     pub(super) fn files(&self) -> Option<Vec<&TokenFile>> {
         self.segments.iter().map(Segment::file).collect()
     }
@@ -299,17 +301,17 @@ impl Store {
         self.segments[segment].file()
     }
 
-    /// How many tokens a segment has.
+    /// Number of tokens of a segment.
     pub(super) fn len(&self, segment: usize) -> usize {
         self.segments[segment].end - self.start(segment)
     }
 
-    /// Where a segment begins among all tokens.
+    /// Number of the segment's first token among all tokens.
     pub(super) fn start(&self, segment: usize) -> usize {
         segment.checked_sub(1).map_or(0, |before| self.segments[before].end)
     }
 
-    /// Adds the tokens of a file, a whole number of them.
+    /// Adds the tokens of a file, which must hold a whole number of them.
     pub(super) fn push_file(&mut self, file: TokenFile) {
         let length = file.stamp.bytes as usize;
         assert!(length.is_multiple_of(self.width), "a file has whole tokens");
@@ -337,14 +339,15 @@ impl Store {
         }
     }
 
-    /// From now on a larger token in a segment is an error. `most`: by segment, as a check has found them.
+    /// Sets the largest token of each segment, found by a check; reading a larger token is an
+    /// error.
     pub(super) fn bound(&mut self, most: &[u32]) {
         for (segment, most) in self.segments.iter_mut().zip(most) {
             segment.most = *most;
         }
     }
 
-    /// The segments of some tokens, each with its part of them.
+    /// The segments of `tokens`, each with its part of them.
     pub(super) fn parts(
         &self,
         tokens: Range<usize>,
@@ -375,7 +378,7 @@ impl Store {
         }
     }
 
-    /// Calls `each` with the number of each of these tokens among them, and with the token.
+    /// Calls `each` with each of `tokens` and its index within them.
     pub(super) fn each(
         &self,
         tokens: Range<usize>,
@@ -402,7 +405,7 @@ impl Store {
         Ok(())
     }
 
-    /// Whether a token from `start` on in a segment may be so large.
+    /// Checks that `token`, read from `start` on in a segment, is not above the bound.
     fn check(&self, segment: usize, start: usize, token: u32) -> Result<(), ReadError> {
         let Segment { most, place, .. } = &self.segments[segment];
         if token <= *most {
@@ -459,7 +462,7 @@ mod tests {
         for name in names {
             let path = folder.path().join(name);
             let file = TokenFile::new(&path, File::open(&path).unwrap()).unwrap();
-            // Tests beside this one share the limit.
+            // Other tests in the same process share the limit.
             let closes = store.num_segments() >= 20;
             store.push_file(if closes { file.closed() } else { file });
         }
@@ -517,7 +520,7 @@ mod tests {
         }
     }
 
-    /// `change` is made to a file under a run, which keeps it open or opens it anew.
+    /// Applies `change` to a file in use, which a run keeps open or opens for each read.
     fn changed(kept: bool, change: impl Fn(&Path)) -> Result<Vec<u32>, ReadError> {
         let folder = folder(&[("t.bin", &[1; 100])]);
         let mut store = store(&folder, 2, &["t.bin".into()]);
@@ -564,7 +567,7 @@ mod tests {
             file.write_all_at(&[2; 100], 0).unwrap();
             file.set_modified(before).unwrap();
         };
-        // Nobody can say which of these left the bytes as they were: they are compared.
+        // These changes may or may not have changed the bytes, so the bytes are compared.
         for change in [&link as &dyn Fn(&Path), &replace, &gone, &put_back] {
             let why = changed(true, change).unwrap_err().why;
             assert_eq!(why, "it was written to, or has another link, owner or mode");

@@ -1,11 +1,11 @@
-//! Tokens in the order of the files, checked, parted, drawn.
+//! Tokens in the order of the files: checks, splits, samples.
 
 use super::data_files::tests::{TREE, folder, path};
 use super::*;
 use std::fs::{self, File};
 use std::os::unix::fs::{PermissionsExt, symlink};
 
-/// `train` of bytes in windows of 4, a quarter held out.
+/// Opens `train` as bytes in windows of 4; a quarter is for validation.
 fn open(train: &str) -> Result<Corpus, DataError> {
     Corpus::open(train, None, DataFormat::Bytes, 0.25, 256, 4)
 }
@@ -50,7 +50,8 @@ fn a_directory_leaves_out_what_is_no_text_and_a_named_file_may_be_binary() {
     let message = error(open(&path(&folder, "")));
     assert!(message.contains("1 file is left out") && message.contains("not UTF-8"), "{message}");
     assert_eq!(open(&path(&folder, "binary.txt")).unwrap().bytes(), binary);
-    // Text that is longer than what is looked at first, with a character across that end, and text no longer.
+    // A text longer than the examined head, with a character across its end, and a text with a late
+    // fault.
     let long = [&b"x".repeat((64 << 10) - 1), "é and more".as_bytes()].concat();
     fs::write(folder.path().join("text.json"), &long).unwrap();
     let data = open(&path(&folder, "")).unwrap();
@@ -108,12 +109,12 @@ fn a_file_without_read_permission_is_an_error_also_inside_a_directory() {
     println!("{REFUSED}");
 }
 
-/// Set for a test whose root has given up its rights.
+/// Set for a test whose root user has dropped its privileges.
 const ROOTLESS: &str = "ONEBOX_TEST_WITHOUT_ROOTS_RIGHTS";
-/// What a test says that the system has refused something.
+/// Output of a test if the system has refused an access.
 const REFUSED: &str = "the system refused it";
 
-/// Runs a test of this module in a child process whose root reads no more than another user.
+/// Runs a test of this module in a child process whose root reads no more than a normal user.
 fn without_roots_rights(test: &str) {
     let rights = "-dac_override,-dac_read_search";
     let child = std::process::Command::new("setpriv")

@@ -1,5 +1,5 @@
-//! The model of a tokenizer for texts of others, in which no control token is a piece: SentencePiece keeps control symbols apart,
-//! and a tokenizer.json has them among the pieces that a text may come to.
+//! The tokenizer's model for untrusted texts, without pieces of control tokens. SentencePiece keeps
+//! control symbols separate, but a tokenizer.json has them among the pieces of plain text.
 
 use super::untrusted::guarded;
 use files::foreign_text::reason;
@@ -7,16 +7,17 @@ use serde_json::Value;
 use std::collections::HashMap;
 use tokenizers::{Model as _, ModelWrapper};
 
-/// Begins what stands in the place of a control token. It is no character of a text.
+/// Prefix of the replacements of control tokens: a Unicode noncharacter, which no text has.
 const STAND_IN: char = '\u{FDEF}';
 
-/// The model of `inner` without pieces of control tokens, where a text of theirs comes to one.
+/// The model of `inner` without pieces of control tokens; `None` if no plain text gives such a
+/// piece.
 ///
 /// # Errors
-/// What the library says to the changed model.
+/// The library's error for the changed model.
 pub(super) fn model(inner: &tokenizers::Tokenizer) -> Result<Option<ModelWrapper>, String> {
     let model = inner.get_model();
-    // Where bytes stand in for no letter, and nothing for an unknown one, a letter has its piece alone.
+    // A BPE without byte fallback encodes a letter only by its own piece, so that piece stays.
     let keeps_letters = matches!(model, ModelWrapper::BPE(bpe) if !bpe.byte_fallback);
     let mut pieces = HashMap::new();
     for token in inner.get_added_tokens_decoder().into_values().filter(|token| token.special) {
@@ -38,7 +39,7 @@ pub(super) fn model(inner: &tokenizers::Tokenizer) -> Result<Option<ModelWrapper
     changed.map(Some).map_err(|e| format!("its model without control tokens: {}", reason(e)))
 }
 
-/// Gives pieces of a model other texts, and takes out the merges that make them or take them.
+/// Renames pieces of a model, and removes the merges that create or use them.
 fn rename(file: &mut Value, pieces: &HashMap<String, String>) {
     match &mut file["vocab"] {
         Value::Object(vocab) => {
@@ -76,14 +77,14 @@ mod tests {
     use super::super::rows::Rows;
     use serde_json::{Value, json};
 
-    /// The end of a text is token 1, and a piece of the model.
+    /// A tokenizer with token 1, `</s>`, as the end of a text and as a piece of the model.
     fn tokenizer(model: &Value, words: &Value, normalizer: &Value) -> Tokenizer {
         let end = json!({ "id": 1, "content": "</s>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true });
         let file = json!({ "version": "1.0", "added_tokens": [end], "normalizer": normalizer, "pre_tokenizer": words, "model": model });
         Tokenizer::from_bytes(file.to_string().into_bytes()).unwrap()
     }
 
-    /// The tokens of texts, without that of their end.
+    /// The tokens of texts, without the token of their end.
     fn tokens(tokenizer: &Tokenizer, texts: &[&str]) -> Vec<Vec<u32>> {
         let rows = Rows::of_texts(tokenizer, "text", Some("</s>"));
         let of = |text: &&str| {
@@ -100,7 +101,7 @@ mod tests {
 
     const TEXTS: [&str; 3] = ["is </s> a", "</s>", "a</s></s>a"];
 
-    /// Tokens are those of the library where the control token has another text.
+    /// The tokens equal those of the library with another text for the control token.
     #[test]
     fn a_text_like_a_control_token_comes_to_no_piece_of_it() {
         let letters = ["▁", "<", "/", "s", ">", "a", "y", "i"];
@@ -138,10 +139,10 @@ mod tests {
             let tokenizer = tokenizer(model, &words, &Value::Null);
             assert!(tokenizer.has_control_pieces());
             assert_eq!(tokens(&tokenizer, &TEXTS), expected, "{model}");
-            // A template's own control.
+            // A control token that a template writes.
             assert_eq!(tokenizer.encode("</s>").unwrap(), [1], "{model}");
         }
-        // Nobody comes to a piece that no merge makes.
+        // No text produces a piece that no merge creates.
         let apart =
             tokenizer(&bpe(false, json!([["<", "/"], ["s", ">"]])), &Value::Null, &Value::Null);
         assert!(!apart.has_control_pieces());

@@ -1,4 +1,4 @@
-//! A data set of text through a tokenizer.
+//! A data set of plain text that a tokenizer converts to tokens.
 
 use super::checks::{self, Checks};
 use super::chunks::{ChunkSizes, TextChunks, TextPosition};
@@ -12,24 +12,24 @@ use super::{Corpus, CorpusSplit, DataError};
 use config::DataFormat;
 use std::path::{Path, PathBuf};
 
-/// How texts become tokens.
+/// Settings for tokenizing text.
 #[derive(Debug)]
 pub struct TextSource<'a> {
     /// The tokenizer.
     pub tokenizer: &'a Tokenizer,
-    /// What its file is called, for messages.
+    /// Path of the tokenizer's file, for messages.
     pub path: &'a Path,
-    /// Where tokens are kept.
+    /// The cache for the tokens.
     pub cache: &'a Cache,
-    /// `Auto`, or `Bytes` for who insists on files that seem to be no text.
+    /// `Auto`, or `Bytes` to use also files that seem not to be text.
     pub format: DataFormat,
-    /// How text is divided.
+    /// Sizes of parts and pieces.
     pub sizes: ChunkSizes,
-    /// Progress is not shown.
+    /// Receiver of the progress.
     pub progress: &'a dyn Progress,
 }
 
-/// The files of a name: all of them, those that hold text or rows, closed, and how they are taken.
+/// The files of an entry: all paths, the closed text or row files, and the settings of opening.
 pub(super) fn text_files(
     text: &str,
     format: &DataFormat,
@@ -47,10 +47,10 @@ pub(super) fn text_files(
 }
 
 impl Corpus {
-    /// [`open`](Self::open), where files are text and tokens what the tokenizer makes of each.
+    /// Like [`open`](Self::open), for text files and the tokens of each by the tokenizer.
     ///
     /// # Errors
-    /// As there, and for a tokenizer with tokens that `vocab` has not, or text that is not UTF-8.
+    /// As for `open`; or the tokenizer has tokens outside of `vocab`, or a text is not UTF-8.
     pub fn open_text(
         parts: CorpusSplit<'_>,
         with: &TextSource<'_>,
@@ -85,14 +85,14 @@ impl Corpus {
         }
         drop(reading);
         self.num_files += files.len();
-        // Text may come to no tokens at all.
+        // A text may have no tokens.
         let taken = if self.store.num_tokens() == before { 0 } else { bytes };
         self.left_out.append(source.end(Path::new(text), taken)?);
         self.text = self.text.map(|all| all + bytes as usize);
         Ok(paths)
     }
 
-    /// Bytes of text for each token, both parts together; none where bytes are tokens, or files hold them.
+    /// Bytes of text per token, over both parts; `None` if bytes are tokens or files hold tokens.
     pub fn bytes_per_token(&self) -> Option<f64> {
         self.text.map(|bytes| bytes as f64 / self.num_tokens() as f64)
     }
@@ -130,7 +130,7 @@ mod tests {
             ("d.md", b"caf\xc3"),
         ]);
         let data = open(&path(&folder, ""), 300).unwrap();
-        // `the box` at the start of a file, after a blank: not one text.
+        // `the box` begins a file, or follows a blank: the two files are not one text.
         let both = open(&path(&folder, "[ab].txt"), 300).unwrap();
         assert_eq!(data.bytes(), both.bytes());
         let first = open(&path(&folder, "a.txt"), 300).unwrap();

@@ -1,4 +1,5 @@
-//! The tokens of texts and of rows in the user's cache folder, each part under the hash of what it is made of. A damaged part is made again.
+//! Tokens of texts and of rows in the user's cache folder. Each part is named by the hash of its
+//! inputs. A damaged part is rebuilt.
 
 use super::chunks::{TextChunk, TextChunks};
 use super::ignored_keys::IgnoredKeys;
@@ -13,25 +14,25 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The version of parts of text, in the hash of each.
+/// Version of parts of text; part of each hash.
 const VERSION: &[u8] = b"onebox tokens 4\n";
 
-/// Where tokens are kept.
+/// The user's cache for tokens.
 #[derive(Clone, Debug, Default)]
 pub struct Cache {
-    /// None: nowhere.
+    /// The cache folder; `None` without a cache.
     pub folder: Option<PathBuf>,
-    /// What is not there is not put there.
+    /// Whether the folder is only read: no part is written or marked as used.
     pub read_only: bool,
 }
 
-/// The list of a part. It is written last: without it, the files of the part are none.
+/// The list of a part. It is written last; without it the other files of the part are ignored.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct PartRecord {
     files: Vec<FileRecord>,
-    /// By number among the rows of the part: why a row has no document.
+    /// Reasons why rows of the part have no document, by row number.
     pub(super) problems: BTreeMap<usize, String>,
-    /// By number: what a document does not have of its row.
+    /// Ignored keys of rows, by row number.
     pub(super) unread: BTreeMap<usize, IgnoredKeys>,
 }
 
@@ -45,8 +46,8 @@ impl Cache {
         Self { folder: folder.map(|cache| cache.join("onebox/tokens")), read_only }
     }
 
-    /// Adds the tokens of a part of texts to `store`: they stay in a file of the folder, or in memory where that cannot be. `add`:
-    /// adds bytes of text that are done.
+    /// Adds the tokens of a part of texts to `store`. They stay in a file of the folder, or in
+    /// memory if the folder is not usable. `add` receives the bytes of text that are done.
     pub(super) fn add_part(
         &self,
         store: &mut Store,
@@ -70,7 +71,7 @@ impl Cache {
         Ok(())
     }
 
-    /// The tokens of the part whose list is at `path`: while `store` is there, nobody removes them to make room.
+    /// The tokens of the part with its list at `path`; `store` protects them from removal.
     fn open_for(&self, store: &mut Store, path: &Path) -> Option<TokenFile> {
         let (folder, part) = (path.parent()?, path.file_stem()?.to_str()?);
         let held = path.exists().then(|| store.hold(folder, part, self.read_only))?;
@@ -80,12 +81,13 @@ impl Cache {
         self.open(path).map(|(_, file)| file)
     }
 
-    /// The content of a file of the folder, which is used now.
+    /// The content of a file of the folder. Marks the file as used, unless `read_only`.
     pub(super) fn read<T: DeserializeOwned>(&self, path: &Path) -> Option<T> {
         cache_file::read(path, !self.read_only)
     }
 
-    /// The part whose list is at `path`, and its tokens. None if it is not there, or damaged: then it is made again.
+    /// The part with its list at `path`, and its tokens. `None` if missing or damaged: then
+    /// rebuilt.
     pub(super) fn open(&self, path: &Path) -> Option<(PartRecord, TokenFile)> {
         let record: PartRecord = self.read(path)?;
         let folder = path.parent()?;
@@ -98,7 +100,7 @@ impl Cache {
         Some((record, tokens))
     }
 
-    /// Keeps a part whose list is at `path`, if there is a path and files may be put there; warns if it cannot.
+    /// Writes a part with its list at `path`, if possible; logs a warning on failure.
     pub(super) fn keep_part(&self, path: Option<&Path>, part: &TokenPart, record: PartRecord) {
         self.keep(path, "the tokens will be made again", |path| {
             let files = part.write(&path.with_extension("bin"), true, &cache_file::write_bytes)?;
@@ -106,7 +108,8 @@ impl Cache {
         });
     }
 
-    /// Writes what is kept at `path`, if there is a path and files may be put there; warns if it cannot, with the work that is done again.
+    /// Calls `write` with `path`, if there is a path and the cache is writable. On failure, logs a
+    /// warning with the work that is repeated.
     pub(super) fn keep(
         &self,
         path: Option<&Path>,
@@ -121,7 +124,7 @@ impl Cache {
     }
 }
 
-/// The name of the list of a part: by everything that the tokens follow from, and how many bytes each has.
+/// Name of the list of a part: the hash of all inputs of the tokens and of their width.
 fn name(texts: &TextChunks<'_>, part: &TextChunk<'_>) -> String {
     let width = texts.tokenizer.token_bytes() as u8;
     let all = part.texts.iter().map(|(_, text)| text.as_bytes());
@@ -148,7 +151,7 @@ mod tests {
         all
     }
 
-    /// The tokens of files with these texts, where they stand.
+    /// The store of files with these texts.
     fn store(cache: &Cache, texts: &[&str], part: u64) -> Store {
         let folder = tempfile::tempdir().unwrap();
         let file = |(i, text): (usize, &&str)| {
@@ -188,7 +191,7 @@ mod tests {
         let all = files(&folder.path().join("a/b"));
         let [file, list] = &all[..] else { panic!("{all:?}") };
         let good = [file, list].map(|path| fs::read(path).unwrap());
-        // It is what is read: other tokens with their list are believed.
+        // The cache is really read: other tokens with a valid list are accepted.
         let other = TokenPart::of_text(vec![[7u16, 8].map(u16::to_le_bytes).concat()], 2);
         cache.keep_part(Some(list), &other, PartRecord::default());
         assert_eq!(tokens(&cache, &texts, 1 << 20), [7, 8]);
@@ -207,7 +210,7 @@ mod tests {
             assert_eq!(&fs::read(path).unwrap(), good);
         }
         assert_eq!(files(&folder.path().join("a/b")), all);
-        // Another cut of the same bytes is another file.
+        // Another division of the same bytes is another file.
         tokens(&cache, &["the box", " holds the model"], 1 << 20);
         assert_eq!(files(&folder.path().join("a/b")).len(), 4);
     }
@@ -248,7 +251,7 @@ mod tests {
         let all = files(&folder);
         assert_eq!(all.iter().map(|path| rights(path)).collect::<Vec<_>>(), [0o600; 2]);
         assert_eq!(rights(&folder), 0o700);
-        // As an earlier version left it. Who writes nothing changes nothing.
+        // Permissions left by an earlier version. A read-only cache changes nothing.
         fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
         tokens(&Cache { read_only: true, ..cache.clone() }, &["the model"], 1 << 20);
         assert_eq!(rights(&folder), 0o755);
@@ -273,7 +276,7 @@ mod tests {
         };
         age();
         let store = store(&cache, &[texts[0]], 1 << 20);
-        // Used now, and in use: also if that was long ago.
+        // A part in use counts as such even if its last use was long ago.
         let later = SystemTime::now() + Duration::from_secs(50);
         age();
         assert_eq!(cache.usage().unwrap().in_use.parts, 1);
@@ -306,7 +309,7 @@ mod tests {
         assert_eq!(tokens(&cache, &[&text], 300), whole(&[&text]));
         let before = files(&folder.path().join("c"));
         assert!(before.len() > 5, "{before:?}");
-        // As a start that was interrupted left it: the list is written last.
+        // State after an interrupted start: the list is written last.
         fs::remove_file(before[0].with_extension("json")).unwrap();
         let longer = text.clone() + "and it goes on";
         assert_eq!(tokens(&cache, &[&longer], 300), whole(&[&longer]));

@@ -1,6 +1,7 @@
-//! The files of tokens that onebox writes: each part of a text or of rows, in the user's cache folder and in the folders of `onebox
-//! data prepare`. The tokens (.bin) are little-endian, with 2 or 4 bytes each. Beside those of rows, the index of Megatron (.idx) says
-//! where each document begins, and a mask (.mask) which tokens the loss counts. A list has the length and the hash of each file.
+//! Token files that onebox writes: the parts of a text or of rows, in the user's cache folder and
+//! in the folders of `onebox data prepare`. Tokens (.bin) are little-endian with 2 or 4 bytes. For
+//! rows, a Megatron index (.idx) has the start of each document, and a mask (.mask) the tokens that
+//! the loss counts. A list has the length and the hash of each file.
 
 use super::document::Document;
 use super::mask::{self, Mask, MaskBits};
@@ -17,7 +18,7 @@ use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::Xxh3Default;
 
-/// Bytes of a mask that are read at once.
+/// Bytes of a mask per read.
 const BITS: usize = 64 << 10;
 
 /// A part in memory.
@@ -25,33 +26,33 @@ const BITS: usize = 64 << 10;
 pub(super) struct TokenPart {
     /// Bytes of a token.
     width: usize,
-    /// All tokens, in pieces.
+    /// All tokens, in several buffers.
     pub(super) tokens: Vec<Vec<u8>>,
-    /// None of a text: it has no documents.
+    /// The documents; `None` for a part of a text.
     documents: Option<DocumentTable>,
 }
 
 /// The documents of a part.
 #[derive(Debug, Default)]
 struct DocumentTable {
-    /// Tokens of each.
+    /// Number of tokens of each document.
     lengths: Vec<usize>,
-    /// Targets of each.
+    /// Number of targets of each document.
     targets: Vec<u32>,
-    /// By token: whether the loss counts it.
+    /// For each token, whether the loss counts it.
     counted: Vec<bool>,
 }
 
-/// Writes a file of these bytes, one piece behind another.
+/// Function that writes a file from consecutive buffers.
 pub(super) type FileWriter<'a> = dyn Fn(&Path, &[Vec<u8>]) -> io::Result<FileRecord> + 'a;
 
 impl TokenPart {
-    /// The tokens of a text.
+    /// A part of a text with these tokens.
     pub(super) const fn of_text(tokens: Vec<Vec<u8>>, width: usize) -> Self {
         Self { width, tokens, documents: None }
     }
 
-    /// A part without documents yet.
+    /// A part for documents, without documents yet.
     pub(super) fn of_documents(width: usize) -> Self {
         Self { width, tokens: vec![Vec::new()], documents: Some(DocumentTable::default()) }
     }
@@ -71,7 +72,7 @@ impl TokenPart {
         (self.tokens.iter().map(Vec::len).sum::<usize>() / self.width) as u64
     }
 
-    /// Has `write` write the tokens to `path`, and what belongs beside them; of documents the mask, too, if they need one.
+    /// Writes the tokens to `path`; for documents also the index, and with `has_mask` the mask.
     pub(super) fn write(
         &self,
         path: &Path,
@@ -111,7 +112,7 @@ pub(super) fn documents(file: &TokenFile) -> Result<Vec<Document>, Problem> {
     Ok(documents.collect())
 }
 
-/// Writes a file that has its name once it is on the disk. The folder is made.
+/// Writes a file that gets its name after a sync, and creates its folder.
 pub(super) fn write(path: &Path, unfinished: &Path, parts: &[Vec<u8>]) -> io::Result<FileRecord> {
     let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(ErrorKind::InvalidInput.into());
@@ -127,7 +128,7 @@ pub(super) fn write(path: &Path, unfinished: &Path, parts: &[Vec<u8>]) -> io::Re
     Ok(FileRecord { name, ..done? })
 }
 
-/// Writes these bytes into a new file, which is on the disk then; the record has no name yet.
+/// Writes and syncs the content of a new file; the returned record has no name yet.
 pub(super) fn fill(mut file: File, parts: &[Vec<u8>]) -> io::Result<FileRecord> {
     let (mut hash, mut length) = (Xxh3Default::new(), 0);
     for bytes in parts {
@@ -139,13 +140,13 @@ pub(super) fn fill(mut file: File, parts: &[Vec<u8>]) -> io::Result<FileRecord> 
     Ok(FileRecord { name: String::new(), bytes: length, hash: hex(hash.digest128()) })
 }
 
-/// A file as it was written.
+/// Record of a written file.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct FileRecord {
     pub(super) name: String,
-    /// Length.
+    /// Length in bytes.
     pub(super) bytes: u64,
-    /// xxh3, 128 bits, of all its bytes.
+    /// 128-bit xxh3 hash of all bytes.
     pub(super) hash: String,
 }
 
@@ -153,21 +154,21 @@ pub(super) struct FileRecord {
 #[derive(Debug)]
 pub(super) struct FileFault {
     pub(super) path: PathBuf,
-    /// The file, in words.
+    /// The state of the file, as text.
     is: String,
-    /// The record, in words.
+    /// The value in the record, as text.
     was: String,
 }
 
 impl FileFault {
-    /// What the file is, and what this list says.
+    /// The difference as text; `list` is the path of the list with the record.
     pub(super) fn words(&self, list: &Path) -> String {
         format!("{}, and {} says {}", self.is, PathText(list), foreign(&self.was))
     }
 }
 
 impl FileRecord {
-    /// Compares the length of the file in this folder.
+    /// Compares the length of the file in `folder` with the record.
     pub(super) fn check_length(&self, folder: &Path) -> Result<(), FileFault> {
         let path = folder.join(&self.name);
         let is = match fs::metadata(&path) {
@@ -179,7 +180,7 @@ impl FileRecord {
         Err(FileFault { path, is, was: format!("{} bytes", self.bytes) })
     }
 
-    /// Opens the file in this folder, and compares all of it. `add`: adds bytes that were read.
+    /// Opens the file in `folder` and checks its hash. `add` receives the number of bytes read.
     pub(super) fn open(&self, folder: &Path, add: &dyn Fn(u64)) -> Result<TokenFile, FileFault> {
         self.check_length(folder)?;
         let path = folder.join(&self.name);
@@ -195,7 +196,7 @@ impl FileRecord {
     }
 }
 
-/// A hash as lists have it.
+/// A hash in the notation of the lists.
 pub(super) fn hex(hash: u128) -> String {
     format!("{hash:032x}")
 }

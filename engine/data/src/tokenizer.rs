@@ -1,4 +1,4 @@
-//! `tokenizer.json`, as Hugging Face's tokenizers write it: text to tokens and back.
+//! `tokenizer.json` of Hugging Face's tokenizers: converts text to tokens and back.
 
 use super::cache_file::hash_of_parts;
 use super::listed_tokens::{FILES, ListedToken, listed};
@@ -18,26 +18,26 @@ use std::path::Path;
 use std::sync::Arc;
 use tokenizers::{Model as _, ModelWrapper, OffsetReferential, OffsetType, PreTokenizer as _};
 
-/// Bytes of a file; more is none.
+/// Longest tokenizer.json that is read, in bytes.
 const LONGEST: u64 = 256 << 20;
 
-/// Tokens that may wait for the end of a character. It has four bytes at most: more are no text, and to look at all of them with
-/// each token takes the square of their number.
+/// Largest number of tokens that wait for the end of a character. A character has at most 4 bytes,
+/// so more tokens are not text, and decoding them all with each token costs quadratic time.
 const HELD: usize = 16;
 
-/// Read, and found to be a function of the text alone.
+/// A tokenizer whose tokens are a function of the text alone.
 pub struct Tokenizer {
     inner: Arc<tokenizers::Tokenizer>,
     bytes: Vec<u8>,
-    /// Of the files that it was read from.
+    /// Hash of the files from which it was read.
     sources: u128,
-    /// Tokens that only files beside it list.
+    /// Tokens that only other files of the folder list.
     listed: BTreeSet<u32>,
     vocab: usize,
     cuts: Result<Cuts, String>,
-    /// For texts of others, where a control token is a piece of its model.
+    /// The model for untrusted texts; present if a control token is a piece of the model.
     plain: Option<ModelWrapper>,
-    /// It finds control tokens in a text that it has normalized.
+    /// Whether it finds control tokens in normalized text.
     normalizes: bool,
 }
 
@@ -45,11 +45,13 @@ pub struct Tokenizer {
 type Files = [(&'static str, Vec<u8>)];
 
 impl Tokenizer {
-    /// Reads `path`, a tokenizer.json or the folder of one, and the tokens that files beside it list, as transformers does. Truncation
-    /// and padding, which it may ask for, are left out: a text is a text.
+    /// Reads `path`, a tokenizer.json or its folder, and the tokens that the other files of the
+    /// folder list, as transformers does. Truncation and padding of the file are ignored, so a text
+    /// is always encoded whole.
     ///
     /// # Errors
-    /// [`Problem`] when it cannot be read, is none, draws lots (BPE dropout), or is more than the library can bear.
+    /// [`Problem`] if the file is unreadable, no tokenizer, random (BPE dropout) or above the
+    /// limits for the library.
     pub fn open(path: &Path) -> Result<Self, Problem> {
         let folder = if path.is_dir() { path } else { path.parent().unwrap_or(path) };
         let bytes = match path.is_dir() {
@@ -70,10 +72,10 @@ impl Tokenizer {
         Self::from_files(bytes, &beside)
     }
 
-    /// Reads the file that a run keeps, which needs no other one.
+    /// Reads the file that a run keeps, which needs no other files.
     ///
     /// # Errors
-    /// As [`open`](Self::open).
+    /// As for [`open`](Self::open).
     pub fn open_kept(path: &Path) -> Result<Self, Problem> {
         Self::from_files(read(path)?, &[])
     }
@@ -103,7 +105,8 @@ impl Tokenizer {
         Ok(Self { inner, bytes, sources, listed, vocab, cuts, plain, normalizes })
     }
 
-    /// Whether it is the tokenizer of a tokenizer.json with these bytes, and of the files that `beside` gives by their names.
+    /// Whether this is the tokenizer of `file`, a tokenizer.json, and of the files that `beside`
+    /// returns by name.
     pub(crate) fn is_of<'a>(&self, file: &[u8], beside: impl Fn(&str) -> Option<&'a [u8]>) -> bool {
         let beside = FILES.map(|name| beside(name).map(|bytes| (name, bytes.to_vec())));
         let beside: Vec<_> = beside.into_iter().flatten().collect();
@@ -112,10 +115,10 @@ impl Tokenizer {
                 .is_ok_and(|whole| whole.bytes == self.bytes)
     }
 
-    /// Refuses a model that has fewer tokens.
+    /// Checks that all tokens are below `vocab`.
     ///
     /// # Errors
-    /// [`Problem`] names the largest token.
+    /// [`Problem`] with the largest token.
     pub fn fits(&self, vocab: usize) -> Result<(), Problem> {
         if self.vocab <= vocab {
             return Ok(());
@@ -126,12 +129,12 @@ impl Tokenizer {
         Err(Problem::TokenizerVocab { largest, text, vocab, listed })
     }
 
-    /// The file, with the tokens that files beside it list.
+    /// The bytes of the tokenizer.json, including the tokens from the other files.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// One more than its largest token.
+    /// The largest token plus 1.
     pub const fn vocab(&self) -> usize {
         self.vocab
     }
@@ -141,7 +144,7 @@ impl Tokenizer {
         if self.vocab <= 1 << 16 { 2 } else { 4 }
     }
 
-    /// Where a text can be cut, or why no place is known.
+    /// The places where a text can be cut, or the reason why none is known.
     pub(super) const fn cuts(&self) -> Result<&Cuts, &String> {
         self.cuts.as_ref()
     }
@@ -151,26 +154,26 @@ impl Tokenizer {
         self.cuts.is_ok()
     }
 
-    /// The tokens of a text, without any that the tokenizer would put around it.
+    /// The tokens of a text, without special tokens around it.
     ///
     /// # Errors
-    /// What the tokenizer says.
+    /// The error of the tokenizer library.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, String> {
         self.encode_with(text, false)
     }
 
-    /// Tokens of a prompt, with the special ones that the tokenizer puts around a text, such as that of its beginning.
+    /// Tokens of a prompt, with the special tokens that the tokenizer adds, such as a begin token.
     ///
     /// # Errors
-    /// As [`encode`](Self::encode).
+    /// As for [`encode`](Self::encode).
     pub fn encode_prompt(&self, text: &str) -> Result<Vec<u32>, String> {
         self.encode_with(text, true)
     }
 
-    /// The tokens of a text, unless they are more than any text has; `special`: with those that the tokenizer puts around it.
+    /// The tokens of a text; with `special`, includes the tokens that the tokenizer puts around it.
     ///
     /// # Errors
-    /// What the tokenizer says.
+    /// The error of the tokenizer library, or more tokens than a text can have.
     fn encode_with(&self, text: &str, special: bool) -> Result<Vec<u32>, String> {
         let encoded = guarded("over the text", || self.inner.encode_fast(text, special))?;
         let tokens = encoded.map_err(|e| e.to_string())?.get_ids().to_vec();
@@ -178,7 +181,7 @@ impl Tokenizer {
         Ok(tokens)
     }
 
-    /// The same with the bytes of the text that each token stands for.
+    /// Tokens of a text, each with its range of bytes in the text.
     pub(super) fn encode_with_places(
         &self,
         text: &str,
@@ -187,8 +190,9 @@ impl Tokenizer {
         with_places(guarded("over the text", || self.inner.encode(text, special))?, text)
     }
 
-    /// The same of a text in which `cut` stands inside the texts of control tokens that are to be like any other, and other
-    /// characters stand for those of one letter, which `letter` gives. The places are those of the text as it is given.
+    /// Like [`encode_with_places`](Self::encode_with_places), for a text with plain control texts:
+    /// `cut` is inside of them and gets removed; `letter` gives the original of a replaced
+    /// one-letter control text. Byte ranges refer to `text` as given.
     pub(super) fn encode_cut(
         &self,
         text: &str,
@@ -198,7 +202,7 @@ impl Tokenizer {
     ) -> Result<Vec<(u32, Range<usize>)>, String> {
         let inner = &self.inner;
         let model = self.plain.as_ref().unwrap_or_else(|| inner.get_model());
-        // As `encode` of the library does it, but for the cuts.
+        // Same steps as `encode` of the library, but with the cuts.
         let encode = || {
             let added = inner.get_added_vocabulary();
             let mut parts = added.extract_and_normalize(inner.get_normalizer(), text);
@@ -217,7 +221,7 @@ impl Tokenizer {
         with_places(guarded("over the text", encode)?, text)
     }
 
-    /// The tokens of a text whose control tokens control, and those that the tokenizer puts around it.
+    /// Tokens of a text with active control tokens, separate from those that the tokenizer adds.
     pub(super) fn encode_around(&self, text: &str) -> Result<TokenSpans, String> {
         let encoded = guarded("over the text", || self.inner.encode(text, true))?;
         let encoded = encoded.map_err(|e| e.to_string())?;
@@ -231,7 +235,7 @@ impl Tokenizer {
         Ok(TokenSpans { front, text, behind })
     }
 
-    /// The first control token of a text that is there once it is normalized.
+    /// The first control token that the tokenizer finds in the text after normalization.
     pub(super) fn normalized_control(&self, text: &str) -> Result<Option<Range<usize>>, String> {
         if !self.normalizes {
             return Ok(None);
@@ -250,12 +254,12 @@ impl Tokenizer {
         guarded("over the text", find)
     }
 
-    /// Whether a control token is a piece of its model, to which a text may come.
+    /// Whether a control token is a piece of the model that a plain text can produce.
     pub(super) const fn has_control_pieces(&self) -> bool {
         self.plain.is_some()
     }
 
-    /// The texts of its control tokens.
+    /// The texts of the control tokens.
     pub(super) fn control(&self) -> Vec<String> {
         let added = self.inner.get_added_tokens_decoder().into_values();
         let control = added.filter(|token| token.special && !token.content.is_empty());
@@ -264,43 +268,43 @@ impl Tokenizer {
         control
     }
 
-    /// The token that stands for all of a text, if one does.
+    /// The token for the whole text, if one exists.
     pub(super) fn token(&self, text: &str) -> Option<u32> {
         self.inner.token_to_id(text)
     }
 
-    /// Whether a token is a control token, such as the end of a turn, and no text that looks like one.
+    /// Whether a token is a control token, such as the end of a turn, and not text like one.
     pub fn is_control(&self, token: u32) -> bool {
         let added = self.inner.get_added_vocabulary().get_added_tokens_decoder();
         added.get(&token).is_some_and(|added| added.special)
     }
 
-    /// The text of a token by itself.
+    /// The text of a single token.
     #[cfg(test)]
     pub(super) fn text_of(&self, token: u32) -> String {
         let mut decoder = self.decoder();
         decoder.push(token) + &decoder.rest()
     }
 
-    /// Text of one token after another.
+    /// A decoder for tokens that arrive one by one.
     pub fn decoder(&self) -> Decoder<'_> {
         Decoder { inner: &self.inner, tokens: Vec::new(), told: 0 }
     }
 }
 
-/// A token, with the bytes of the text that it stands for; those that the tokenizer puts around a text are told apart.
+/// Tokens of a text with byte ranges, separate from those that the tokenizer adds around it.
 pub(super) struct TokenSpans {
     pub(super) front: Vec<u32>,
     pub(super) text: Vec<(u32, Range<usize>)>,
     pub(super) behind: Vec<u32>,
 }
 
-/// A tokenizer.json with the tokens that files beside it list.
+/// A tokenizer.json with the tokens that the other files list.
 struct FullTokenizer {
     inner: tokenizers::Tokenizer,
     file: serde_json::Value,
     bytes: Vec<u8>,
-    /// Those that it does not have itself.
+    /// Tokens that tokenizer.json itself does not have.
     listed: BTreeSet<u32>,
 }
 
@@ -334,7 +338,7 @@ impl FullTokenizer {
         }
     }
 
-    /// With these tokens, which get their numbers as transformers gives them.
+    /// Adds the tokens `all`, with the numbers that transformers gives them.
     fn with(mut self, all: &[ListedToken]) -> Result<Self, Problem> {
         let own: BTreeSet<u32> = self.inner.get_added_tokens_decoder().into_keys().collect();
         let tokens = all.iter().map(|(_, token)| token.clone()).collect::<Vec<_>>();
@@ -387,31 +391,31 @@ fn load(bytes: &[u8]) -> Result<tokenizers::Tokenizer, String> {
     Ok(inner)
 }
 
-/// xxh3, 128 bits, of a tokenizer.json and of the files beside it.
+/// 128-bit xxh3 hash of a tokenizer.json and the other files.
 fn sources(file: &[u8], beside: &Files) -> u128 {
     let beside = beside.iter().flat_map(|(name, bytes)| [name.as_bytes(), bytes.as_slice()]);
     hash_of_parts([file].into_iter().chain(beside))
 }
 
-/// Makes text of tokens that come one by one. A token by itself may be a part of a character, and its text may depend on the
-/// tokens before it.
+/// Converts tokens that arrive one by one into text. A single token may be a part of a character,
+/// and its text may depend on the tokens before it.
 #[derive(Debug)]
 pub struct Decoder<'a> {
     inner: &'a tokenizers::Tokenizer,
-    /// Those of the last piece of text, and those behind it.
+    /// Tokens of the last returned text, followed by newer tokens.
     tokens: Vec<u32>,
-    /// How many are of the last piece.
+    /// Number of tokens of the last returned text.
     told: usize,
 }
 
 impl Decoder<'_> {
-    /// How the text goes on with `token`: whole characters, as soon as they are. What the library cannot decode is U+FFFD.
+    /// Adds `token`; returns the new complete characters. Undecodable bytes become U+FFFD.
     pub fn push(&mut self, token: u32) -> String {
         self.tokens.push(token);
         self.piece(false)
     }
 
-    /// How the text ends: each part of a character that never became whole is U+FFFD.
+    /// Ends the text; each incomplete character becomes U+FFFD.
     pub fn rest(&mut self) -> String {
         self.piece(true)
     }
@@ -425,7 +429,8 @@ impl Decoder<'_> {
             self.told = 0;
             return char::REPLACEMENT_CHARACTER.into();
         };
-        // Some decoders change what stood before, such as whole characters beside one that is not: then the new ones count alone.
+        // Some decoders change earlier text next to an incomplete character; then the new tokens
+        // count.
         let piece = all.strip_prefix(&before).unwrap_or(&alone);
         let incomplete = piece.is_empty() || piece.ends_with(char::REPLACEMENT_CHARACTER);
         if incomplete && !last && new.len() < HELD {

@@ -1,5 +1,5 @@
-//! A tokenizer.json may come from anywhere, and the library that reads it panics over some, or takes memory and time
-//! without bound. Here both are bounded before any data goes through it.
+//! A tokenizer.json may come from an untrusted source, and the library panics on some files or uses
+//! unbounded memory and time. This module bounds both before the tokenizer gets any data.
 
 use device::panics::quietly;
 use files::foreign_text::reason;
@@ -13,23 +13,23 @@ use std::thread;
 use std::time::Duration;
 use tokenizers::{Encoding, NormalizedString, Normalizer};
 
-/// Bytes that a normalizer or pre-tokenizer may make of one. Real ones make four at most.
+/// Most bytes that a normalizer or pre-tokenizer may make of one byte; usual is at most four.
 const MOST_GROWTH: f64 = 64.0;
-/// Bytes that it may put in front of a text.
+/// Largest number of bytes that a normalizer or pre-tokenizer may add before a text.
 const MOST_ADDED: f64 = 4096.0;
-/// Parts of its sequences. Real ones have some ten.
+/// Largest number of parts in sequences. Real tokenizers have about ten.
 const MOST_PARTS: usize = 512;
-/// Tokens of a byte of text, beside [`MOST_ADDED`].
+/// Largest number of tokens per byte of text, plus [`MOST_ADDED`].
 const MOST_TOKENS: usize = 16;
-/// What is encoded before the data: all of the ASCII that texts have, and characters of 2, 3 and 4 bytes.
+/// Text encoded before the data: usual ASCII characters, and some of 2, 3 and 4 bytes.
 const SAMPLE: &str = "The box holds 2 models, (each) \"too large\" for one card: a[0] = {x} + y; 100% of #7!\n\
     \t~`@$^&*_-|\\<>?/'. Én français, 漢字かな, 한국어, русский, عربي 🦀\r\n\n    def f(self):\u{a0}return None\n";
-/// Bytes of samples, each by itself, shortest first.
+/// Lengths of the samples in characters, shortest first; each is encoded separately.
 const LENGTHS: [usize; 3] = [1, 128, 8 << 10];
-/// Time that the samples may take together.
+/// Time limit for all samples together.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// `f`, with a panic as an error.
+/// Calls `f` and returns a panic as an error.
 pub(super) fn guarded<T>(what: &str, f: impl FnOnce() -> T) -> Result<T, String> {
     let text = |panic: Box<dyn Any + Send>| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
@@ -39,7 +39,7 @@ pub(super) fn guarded<T>(what: &str, f: impl FnOnce() -> T) -> Result<T, String>
     quietly(|| catch_unwind(AssertUnwindSafe(f))).map_err(text)
 }
 
-/// How much longer a text may become.
+/// Upper bound of the growth of a text.
 #[derive(Clone, Copy)]
 struct Growth {
     factor: f64,
@@ -59,7 +59,7 @@ impl Growth {
     }
 }
 
-/// Of a normalizer, a pre-tokenizer or a decoder.
+/// Growth by a normalizer, a pre-tokenizer or a decoder.
 fn growth(part: &Value) -> Growth {
     let length = |text: &Value| text.as_str().map_or(0.0, |text| text.len() as f64);
     let sequence = ["normalizers", "pretokenizers", "decoders"].map(|key| part[key].as_array());
@@ -70,7 +70,7 @@ fn growth(part: &Value) -> Growth {
             ((length(&part["content"]) / replaced).max(1.0), 0.0)
         }
         Some("Prepend") => (1.0, length(&part["prepend"])),
-        // A byte becomes a character of two, and a blank may stand before each word.
+        // A byte becomes a character of two bytes, and a blank may precede each word.
         Some("ByteLevel") => (3.0, 1.0),
         Some("Metaspace") => (4.0, 4.0),
         _ => (1.0, 0.0),
@@ -79,7 +79,7 @@ fn growth(part: &Value) -> Growth {
     inside.fold(Growth { factor, added, parts }, Growth::then)
 }
 
-/// Looks at what a tokenizer.json asks for before the library does it.
+/// Checks the growth bounds of a tokenizer.json before the library uses it.
 pub(super) fn check(file: &Value) -> Result<(), String> {
     for (what, parts) in [
         ("normalizer and pre_tokenizer", &["normalizer", "pre_tokenizer"][..]),
@@ -119,14 +119,14 @@ pub(super) fn check_growth(tokens: usize, text: &str) -> Result<(), String> {
     }
 }
 
-/// Encodes samples on a thread of its own, at most for [`PATIENCE`]. A thread that does not end is left behind: nobody can
-/// stop it, and the process ends soon.
+/// Encodes the samples on a separate thread, for at most [`PATIENCE`]. A thread that exceeds the
+/// limit is abandoned: it cannot be stopped, and the process ends soon.
 pub(super) fn try_out(inner: &Arc<tokenizers::Tokenizer>) -> Result<(), String> {
     let tokenizer = Arc::clone(inner);
     within(PATIENCE, move || samples(&tokenizer))
 }
 
-/// What `tries` comes to, on a thread where there can be one, unless it takes longer.
+/// Runs `tries` on a new thread, or here if none can start; exceeding `patience` is an error.
 pub(super) fn within(
     patience: Duration,
     tries: impl Fn() -> Result<(), String> + Clone + Send + 'static,
@@ -134,7 +134,7 @@ pub(super) fn within(
     let (sender, receiver) = mpsc::channel();
     let on_thread = tries.clone();
     let tried = thread::Builder::new().spawn(move || {
-        // Nobody listens any more where it took too long.
+        // After a timeout the receiver is gone.
         let _ = sender.send(on_thread());
     });
     if tried.is_err() {
@@ -160,7 +160,8 @@ fn samples(inner: &tokenizers::Tokenizer) -> Result<(), String> {
                 return Err(format!("its normalizer makes {length} bytes of {}", text.len()));
             }
         }
-        // That it has no token for a character of the sample says nothing of the data; only whether it ends counts.
+        // An encoding error is ignored: a missing token for a character of the sample does not
+        // matter for the data. The call must only end.
         let encoded = guarded("over a sample", || inner.encode_fast(text.as_str(), false))?;
         let tokens = encoded.map_or(0, |encoded| encoded.len());
         check_growth(tokens, &text)?;

@@ -1,7 +1,8 @@
-//! Which parts of the cache folder a data set reads from while it is there: nobody removes them meanwhile.
+//! List of the cache parts that a data set reads, which protects them from removal.
 //!
-//! A process writes the names of these parts into a file of its own, which it holds locked: whoever removes parts reads the names from
-//! all files that are locked. Who may write nothing holds the folder itself locked. What ends takes its locks with it.
+//! Each process writes the names of its parts into a file of its own and holds a lock on that file.
+//! A process that removes parts reads all locked lists first. A read-only process locks the folder
+//! itself instead. The system releases the locks of a process when it ends.
 
 use files::directory::Directory;
 use files::{input, private};
@@ -15,24 +16,24 @@ use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Behind the name of a process.
+/// Suffix of a list; the name of the process comes first.
 const KIND: &str = ".use";
-/// How long who removes parts waits for those who add some to their lists.
+/// How long a removal waits for processes that are adding to their lists.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Between two looks.
+/// Time between two attempts.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Parts that stay for as long as this is there.
+/// The list of one process; its parts are protected until it is dropped.
 #[derive(Debug)]
 pub(super) struct UseList {
-    /// Locked where there is no file.
+    /// The folder; locked if there is no file.
     folder: Directory,
-    /// The name of the file, and the file.
+    /// The name of the list file, and the file.
     file: Option<(String, File)>,
 }
 
 impl UseList {
-    /// Without parts yet. `read_only`: nothing is written.
+    /// A list without parts. With `read_only`, no file is written.
     pub(super) fn new(folder: &Path, read_only: bool) -> io::Result<Self> {
         if read_only {
             return Ok(Self { folder: locked(folder, FlockOperation::LockShared)?, file: None });
@@ -45,7 +46,7 @@ impl UseList {
         Ok(list)
     }
 
-    /// Adds a part; nobody removes parts until the result is dropped: the part can be opened meanwhile.
+    /// Adds a part. Until the result is dropped no part is removed, so the part can be opened.
     pub(super) fn add(&mut self, part: &str) -> io::Result<Option<Directory>> {
         let Some((_, file)) = &mut self.file else { return Ok(None) };
         let adding = locked(self.folder.path(), FlockOperation::LockShared)?;
@@ -57,13 +58,13 @@ impl UseList {
 impl Drop for UseList {
     fn drop(&mut self) {
         if let Some((name, _)) = &self.file {
-            // Without its lock it counts no more.
+            // Without its lock the list is no longer valid.
             drop(self.folder.remove_file(name));
         }
     }
 }
 
-/// The folder, locked until it is dropped; without a lock in a file system that has none for folders.
+/// Opens the folder and locks it until dropped; not locked if the file system cannot.
 fn locked(folder: &Path, how: FlockOperation) -> io::Result<Directory> {
     let folder = Directory::open(folder)?;
     match flock(&folder, how) {
@@ -72,22 +73,23 @@ fn locked(folder: &Path, how: FlockOperation) -> io::Result<Directory> {
     }
 }
 
-/// The folder for who removes parts from it, until it is dropped. Fails with `WouldBlock` while a command that writes nothing reads from it.
+/// Locks the folder for a removal, until dropped. `WouldBlock` while a read-only command uses it.
 pub(super) fn locked_to_remove(folder: &Path) -> io::Result<Directory> {
     let since = Instant::now();
     loop {
         match locked(folder, FlockOperation::NonBlockingLockExclusive) {
-            // Who adds a part to a list holds the folder for a moment.
+            // A process that adds to its list holds the lock only briefly.
             Err(error) if error.kind() == WouldBlock && since.elapsed() < PATIENCE => sleep(LOOK),
             ended => return ended,
         }
     }
 }
 
-/// Bytes of a list: of two million parts.
+/// Longest list in bytes: about two million parts.
 const LONGEST: u64 = 64 << 20;
 
-/// The parts that processes read from. `removes`: the lists of processes that have ended are removed; who does it has the folder locked.
+/// The parts that processes read. `removes` also deletes the lists of dead processes; the caller
+/// must have locked the folder.
 pub(super) fn parts_in_use(folder: &Directory, removes: bool) -> io::Result<BTreeSet<String>> {
     let mut parts = BTreeSet::new();
     for name in folder.names()? {
@@ -111,7 +113,7 @@ fn is_list(name: &str) -> bool {
     name.strip_suffix(KIND).is_some_and(is_process_name)
 }
 
-/// A name that no other process has, nor this one at another time.
+/// A name that is unique among processes and over time.
 pub(super) fn process_name() -> String {
     let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos());
     format!("{}-{time}", std::process::id())
@@ -135,13 +137,13 @@ mod tests {
         let in_use = |removes| Vec::from_iter(parts_in_use(&folder, removes).unwrap());
         let mut list = UseList::new(path, false).unwrap();
         let adding = list.add("b").unwrap();
-        // What is added now may be opened before anything is removed.
+        // A part that is being added may be opened before any removal.
         assert_eq!(locked_to_remove(path).unwrap_err().kind(), WouldBlock);
         drop(adding);
         drop(list.add("a").unwrap());
         let mut other = UseList::new(path, false).unwrap();
         drop(other.add("c").unwrap());
-        // Of a process that was killed, and a file of somebody else.
+        // The list of a killed process, and a file of another program.
         fs::write(path.join("7-7.use"), "d\n").unwrap();
         fs::write(path.join("my.use"), "e\n").unwrap();
         assert_eq!(in_use(false), ["a", "b", "c"]);
@@ -149,7 +151,7 @@ mod tests {
         assert_eq!(in_use(true), ["c"]);
         drop(other);
         assert_eq!(fs::read_dir(path).unwrap().count(), 1);
-        // Who writes nothing keeps all parts.
+        // A read-only process protects all parts.
         let quiet = UseList::new(path, true).unwrap();
         assert_eq!(locked_to_remove(path).unwrap_err().kind(), WouldBlock);
         drop(UseList::new(path, false).unwrap());

@@ -1,4 +1,4 @@
-//! Whether a file is text. A long file that is none is refused soon after its first bad byte.
+//! Checks whether a file is UTF-8 text; the search ends soon after the first bad byte.
 
 use super::cores;
 use super::kind::{FileKind, NOT_UTF8, TEXT_CUT};
@@ -6,32 +6,32 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::ops::Range;
 
-/// Bytes that a thread looks at together.
+/// Bytes of a block, which one thread checks.
 const BLOCK: usize = 1 << 20;
-/// Blocks that are looked at before the search may end.
+/// Number of blocks that are checked before the search can end.
 const TOGETHER: usize = 256;
 /// Bytes of the longest character.
 const LONGEST: usize = 4;
 
-/// Why bytes are no text, and the offset where they cease to be it.
+/// The reason why bytes are not text, with its offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Utf8Error {
-    /// This byte begins no character.
+    /// A byte that does not begin a character.
     BadByte {
-        /// Bytes of text before it.
+        /// Number of valid bytes before it.
         offset: u64,
         /// The byte.
         byte: u8,
     },
-    /// The bytes end inside the character that begins there.
+    /// The bytes end inside of a character.
     Cut {
-        /// Bytes of text before it.
+        /// Offset of that character.
         offset: u64,
     },
 }
 
 impl Utf8Error {
-    /// The same without the place.
+    /// The kind of file that the error shows.
     pub(super) const fn kind(self) -> FileKind {
         match self {
             Self::BadByte { .. } => NOT_UTF8,
@@ -54,8 +54,8 @@ impl fmt::Display for Utf8Error {
     }
 }
 
-/// The first place where `bytes` bytes cease to be text, found by all cores. `read` fills a slice with those from an offset on;
-/// `looked_at` adds the bytes of a block.
+/// The first fault in `bytes` bytes, found on all cores. `read` fills a slice with the bytes from
+/// an offset on; `looked_at` receives the length of each checked block.
 pub(super) fn fault<E: Send>(
     bytes: u64,
     read: impl Fn(u64, &mut [u8]) -> Result<(), E> + Sync,
@@ -74,9 +74,9 @@ pub(super) fn fault<E: Send>(
     found.find_map(Result::transpose).transpose()
 }
 
-/// The first fault of the characters that begin in a block of so many bytes. `text` goes on behind the block.
+/// The first fault of characters that begin in `block`; `text` continues after the block.
 fn in_block(text: &[u8], block: Range<usize>, bytes: usize) -> Option<Utf8Error> {
-    // The block before has the rest of a character that began in it.
+    // Skip the rest of a character that began in the previous block.
     let rest_of_one = |from: usize| {
         let rest = text[from..].iter().take(LONGEST - 1);
         rest.take_while(|byte| **byte & 0xc0 == 0x80).count()
@@ -99,7 +99,7 @@ mod tests {
     use std::convert::Infallible;
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    /// The fault of a text with so many zeros behind it, and how many bytes were looked at.
+    /// The fault of a text followed by `zeros` zeros, and the number of checked bytes.
     fn found(text: &[u8], zeros: u64) -> (Option<Utf8Error>, u64) {
         let looked_at = AtomicU64::new(0);
         let read = |offset: u64, out: &mut [u8]| {
@@ -113,7 +113,7 @@ mod tests {
         (fault, looked_at.into_inner())
     }
 
-    /// As the standard library finds it in one piece.
+    /// The result of the standard library for the whole text.
     fn expected(text: &[u8]) -> Option<Utf8Error> {
         let e = str::from_utf8(text).err()?;
         let offset = e.valid_up_to() as u64;

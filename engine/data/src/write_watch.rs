@@ -1,9 +1,9 @@
-//! Whether each write to a file from now on changes its [`Stamp`]: only then what was found in the file is kept under the stamp.
-//!
-//! Two kinds of writes change no time. A write within a tick of the clock after another one gets the same time. A program that has the
-//! file mapped changes its times with the first write to a page, and not with further ones until the system has written the page to
-//! the disk, half a minute later by default. So the last change must lie some seconds back, and pages that may wait for the disk since then are
-//! written. File systems in memory write nothing to a disk.
+//! Checks whether every later write to a file changes its [`Stamp`]. Only then are findings kept.
+//! Two kinds of writes do not change a time. A write within a clock tick after another write gets
+//! the same time. A program that has the file mapped changes the times only with its first write to
+//! a page, until the system has written that page to the disk: half a minute later by default. So
+//! the last change must be some seconds old, and pages that may still wait are synced. File systems
+//! in memory never write pages, so they are excluded.
 
 use super::store::{Stamp, TokenFile};
 use files::input;
@@ -13,26 +13,26 @@ use std::io;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-/// Within this time pages are written to the disk, and within ten times of what the system waits for.
+/// Least age at which pages count as written; at least ten times the system's delay.
 const WRITTEN: Duration = Duration::from_hours(1);
-/// Most files that are written to the disk: each may take some milliseconds, also where there is nothing to write.
+/// Largest number of files that are synced: a sync may take milliseconds even without changes.
 const MOST: usize = 256;
-/// tmpfs and ramfs.
+/// Magic numbers of tmpfs and ramfs.
 const IN_MEMORY: [i64; 2] = [0x0102_1994, 0x8584_58f6];
 
-/// What is looked at before files are read whose findings are to be kept.
+/// State of the checks before files are read.
 #[derive(Debug)]
 pub(super) struct WriteWatch {
-    /// How many files may yet be written to the disk.
+    /// Number of files that may still be synced.
     left: usize,
-    /// Bytes of a file that is worth it.
+    /// Smallest file that is synced, in bytes.
     least: u64,
-    /// Pages that have waited for so long are on the disk; none where they may wait forever.
+    /// Age at which all pages are on the disk; `None` if pages may wait forever.
     written: Option<Duration>,
 }
 
 impl WriteWatch {
-    /// As this system writes pages. A file of fewer than `least` bytes waits until it has written them.
+    /// Uses this system's write-back settings. Files of fewer than `least` bytes are not synced.
     pub(super) fn new(least: u64) -> Self {
         let hundredths = |name: &str| -> Option<u64> {
             input::text(Path::new(&format!("/proc/sys/vm/{name}_centisecs")), 64)
@@ -42,13 +42,13 @@ impl WriteWatch {
                 .ok()
         };
         let (every, after) = (hundredths("dirty_writeback"), hundredths("dirty_expire"));
-        // At 0 nothing is written by itself.
+        // With 0 the system does not write pages periodically.
         let waits = every.filter(|every| *every > 0).zip(after).map(|(every, after)| every + after);
         let written = waits.map(|waits| WRITTEN.max(Duration::from_millis(100 * waits)));
         Self { left: MOST, least, written }
     }
 
-    /// Whether each write to the file from now on shows in its stamp, which is still as when the file was opened.
+    /// Whether every later write changes the stamp, which must still be that of the opening.
     pub(super) fn covers(&mut self, file: &TokenFile) -> bool {
         if !file.stamp.is_settled(file.opened) {
             return false;
@@ -74,16 +74,16 @@ impl WriteWatch {
 }
 
 impl Stamp {
-    /// How long before `now` the file was changed.
+    /// Time between the last change of the file and `now`.
     pub(super) fn age(&self, now: SystemTime) -> Duration {
         let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let changed = u64::try_from(self.changed.0).map_or(Duration::ZERO, Duration::from_secs);
         since.saturating_sub(changed)
     }
 
-    /// Whether the file was changed so long before `now` that another change has another time.
+    /// Whether the last change is old enough that another change gets another time.
     pub(super) fn is_settled(&self, now: SystemTime) -> bool {
-        /// Clocks of file systems tick more often than this.
+        /// Upper bound of the clock tick of file systems.
         const TICK: Duration = Duration::from_secs(1);
         self.age(now) > 2 * TICK
     }
@@ -121,7 +121,7 @@ mod tests {
             assert!(!WriteWatch::new(101).covers(&open(&path)), "it is too short to be written");
             watch.left = 0;
             assert!(!watch.covers(&open(&path)), "too many were written");
-            // What was changed long ago needs not to be written.
+            // A file that was changed long ago needs no sync.
             watch.written = Some(Duration::from_secs(1));
             assert_eq!(watch.covers(&open(&path)), on_disk);
             let before = open(&path);

@@ -1,5 +1,5 @@
-//! A directory that is held open. Names in it are names in the directory that was opened: who moves it, or puts another one
-//! or a link in its place, changes nothing of what is done here.
+//! An open directory. Its methods resolve names in the opened directory, even if it was moved or if
+//! another directory or a link is now in its place.
 
 use super::path_text::PathText;
 use super::regular_file::{Identity, OtherKind, checked, identity};
@@ -16,11 +16,11 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 
-/// A directory that is held open.
+/// An open directory.
 #[derive(Debug)]
 pub struct Directory {
     file: File,
-    /// What it was called when it was opened.
+    /// Path at the time of opening.
     path: PathBuf,
 }
 
@@ -31,25 +31,25 @@ impl AsFd for Directory {
 }
 
 impl Directory {
-    /// The directory to which `path` leads.
+    /// Opens the directory to which `path` leads; links are followed.
     ///
     /// # Errors
-    /// Of the file system.
+    /// Returns the error of the file system.
     pub fn open(path: &Path) -> io::Result<Self> {
         Self::opened(CWD, path, path.to_owned(), OFlags::empty())
     }
 
-    /// The directory `path` itself; a link is refused.
+    /// Opens the directory `path` itself. A symbolic link is refused.
     pub fn itself(path: &Path) -> io::Result<Self> {
         Self::opened(CWD, path, path.to_owned(), OFlags::NOFOLLOW)
     }
 
-    /// The directory `name` in it; a link is refused.
+    /// Opens the subdirectory `name`. A symbolic link is refused.
     pub fn folder(&self, name: &str) -> io::Result<Self> {
         Self::opened(self.as_fd(), in_it(name), self.called(name), OFlags::NOFOLLOW)
     }
 
-    /// The directory to which `name` in it leads.
+    /// Opens the directory to which `name` in this directory leads; a link is followed.
     pub fn leads_to(&self, name: &str) -> io::Result<Self> {
         Self::opened(self.as_fd(), in_it(name), self.called(name), OFlags::empty())
     }
@@ -76,31 +76,31 @@ impl Directory {
         }
     }
 
-    /// What it was called when it was opened, for messages.
+    /// Path at the time of opening, for messages.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What `name` in it is called, for messages.
+    /// Path of the entry `name` at the time of opening, for messages.
     pub fn called(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }
 
-    /// Which directory it is.
+    /// Device and inode number of the directory.
     pub(super) fn identity(&self) -> io::Result<Identity> {
         Ok(identity(&self.file.metadata()?))
     }
 
-    /// Which file `name` in it is; a link itself.
+    /// Device and inode number of the entry `name`. A link is not followed.
     pub(super) fn identity_of(&self, name: &str) -> io::Result<Identity> {
         let found = statat(self, in_it(name), AtFlags::SYMLINK_NOFOLLOW)?;
         Ok((found.st_dev, found.st_ino))
     }
 
-    /// Whether `name` in it is the open `file`; none where nothing has the name.
+    /// Whether the entry `name` is the open `file`; `None` if no entry has the name.
     ///
     /// # Errors
-    /// Of the file system.
+    /// Returns the error of the file system.
     pub fn holds(&self, name: &str, file: &File) -> io::Result<Option<bool>> {
         match self.identity_of(name) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -108,36 +108,36 @@ impl Directory {
         }
     }
 
-    /// What the link `name` in it says; none where that is no link, or not there.
+    /// Target of the symbolic link `name`; `None` if the entry is no link or is missing.
     ///
     /// # Errors
-    /// Of the file system.
+    /// Returns the error of the file system.
     pub fn link(&self, name: &str) -> io::Result<Option<PathBuf>> {
         link_at(self.as_fd(), in_it(name))
     }
 
-    /// Where it is now, as the system knows it; none where that is not known.
+    /// Current path of the directory, from the kernel; `None` if it is unknown.
     pub(super) fn place(&self) -> Option<PathBuf> {
         super::regular_file::name_of(&self.file).ok()
     }
 
-    /// Whether it is the one that `other` is.
+    /// Whether `other` is the same directory.
     ///
     /// # Errors
-    /// Of the file system.
+    /// Returns the error of the file system.
     pub fn is(&self, other: &Self) -> io::Result<bool> {
         Ok(self.identity()? == other.identity()?)
     }
 
-    /// Whether it was removed.
+    /// Whether the directory was removed.
     ///
     /// # Errors
-    /// Of the file system.
+    /// Returns the error of the file system.
     pub fn is_removed(&self) -> io::Result<bool> {
         Ok(self.file.metadata()?.nlink() == 0)
     }
 
-    /// The names in it, in no order.
+    /// Names of the entries, in no order.
     pub fn names(&self) -> io::Result<Vec<OsString>> {
         let mut names = Vec::new();
         for entry in Dir::read_from(&self.file)? {
@@ -149,27 +149,27 @@ impl Directory {
         Ok(names)
     }
 
-    /// Whether anything has the name, also a link that leads nowhere.
+    /// Whether an entry has the name. A link that leads nowhere counts too.
     pub fn has(&self, name: &str) -> bool {
         statat(self, in_it(name), AtFlags::SYMLINK_NOFOLLOW).is_ok()
     }
 
-    /// Opens the file `name` for reading; see [`own::open`](super::own::open).
+    /// Opens the file `name` for reading; see [`regular_file::read`](super::regular_file::read).
     pub fn read(&self, name: &str) -> io::Result<File> {
         self.file(name, OFlags::RDONLY)
     }
 
-    /// Opens the file `name`, which is made where it is not there.
+    /// Opens the file `name` for reading and writing, and creates it if it is missing.
     pub fn open_or_create(&self, name: &str, more: OFlags) -> io::Result<File> {
         self.file(name, OFlags::RDWR | OFlags::CREATE | more)
     }
 
-    /// A new file.
+    /// Creates the file `name`, which must not exist yet.
     pub fn create_new(&self, name: &str) -> io::Result<File> {
         self.file(name, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL)
     }
 
-    /// A new file in the place of whatever has the name; what a link leads to stays as it is.
+    /// Creates the file `name` and replaces a file or link of this name, but not a link's target.
     pub fn create(&self, name: &str) -> io::Result<File> {
         self.remove_file(name)?;
         self.create_new(name)
@@ -181,23 +181,23 @@ impl Directory {
         checked(opened.map(File::from).map_err(io::Error::from))
     }
 
-    /// A new directory.
+    /// Creates the subdirectory `name`.
     pub fn make(&self, name: &str) -> io::Result<()> {
         Ok(mkdirat(self, in_it(name), Mode::from_raw_mode(0o777))?)
     }
 
-    /// Gives what is called `from` the name `to`.
+    /// Renames the entry `from` to `to`.
     pub fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         Ok(renameat(self, in_it(from), self, in_it(to))?)
     }
 
-    /// Gives what is called `from` the name `to`, which nothing has.
+    /// Renames the entry `from` to `to`, which must not exist yet.
     ///
     /// # Errors
-    /// Of the kind `AlreadyExists` if anything has it.
+    /// Returns an error of the kind `AlreadyExists` if an entry has the name `to`.
     pub fn rename_new(&self, from: &str, to: &str) -> io::Result<()> {
         match renameat_with(self, in_it(from), self, in_it(to), RenameFlags::NOREPLACE) {
-            // A file system that cannot ask and rename at once.
+            // This file system cannot check and rename in one call.
             Err(Errno::INVAL | Errno::NOSYS) if self.has(to) => {
                 Err(io::ErrorKind::AlreadyExists.into())
             }
@@ -206,7 +206,7 @@ impl Directory {
         }
     }
 
-    /// Removes a file or a link, if it is there.
+    /// Removes the file or link `name`, if it exists.
     pub fn remove_file(&self, name: &str) -> io::Result<()> {
         match unlinkat(self, in_it(name), AtFlags::empty()) {
             Err(Errno::NOENT) => Ok(()),
@@ -214,12 +214,12 @@ impl Directory {
         }
     }
 
-    /// Removes a directory in which nothing is.
+    /// Removes the empty subdirectory `name`.
     pub fn remove_empty(&self, name: &str) -> io::Result<()> {
         Ok(unlinkat(self, in_it(name), AtFlags::REMOVEDIR)?)
     }
 
-    /// Removes a directory with all in it; a file or a link itself, not what it leads to.
+    /// Removes the entry `name`: a directory with its contents, a file or a link (not its target).
     pub fn remove(&self, name: &str) -> io::Result<()> {
         self.remove_any(in_it(name).as_os_str())
     }
@@ -236,12 +236,12 @@ impl Directory {
         }
     }
 
-    /// Makes the names in it durable.
+    /// Makes the names in the directory durable.
     pub fn sync(&self) -> io::Result<()> {
         self.file.sync_all()
     }
 
-    /// Bytes that are free in its file system for who is not root.
+    /// Free bytes of the directory's file system for users other than root.
     pub fn free(&self) -> io::Result<u64> {
         Ok(available(&fstatvfs(self)?))
     }
@@ -255,12 +255,12 @@ fn link_at(folder: BorrowedFd<'_>, name: &Path) -> io::Result<Option<PathBuf>> {
     }
 }
 
-/// Bytes of a file system that are free for who is not root.
+/// Free bytes of a file system for users other than root.
 pub const fn available(disk: &StatVfs) -> u64 {
     disk.f_bavail.saturating_mul(disk.f_frsize)
 }
 
-/// A name in a directory: with a path the system would leave it.
+/// Checks that `name` is one name and no path: a path would leave the directory.
 fn in_it(name: &str) -> &Path {
     let path = Path::new(name);
     let mut parts = path.components();

@@ -1,30 +1,30 @@
-//! Files and names that are on the disk on return.
+//! Creates, removes and renames files, and makes names durable.
 
 use std::fs::{self, File};
 use std::io;
 use std::path::Path;
 
-/// A new file in the place of whatever has the name; what a link leads to stays as it is.
+/// Creates a file and replaces a file or link of this name. The target of a link is not changed.
 ///
 /// # Errors
-/// Of the file system; a directory is not replaced.
+/// Returns the error of the file system. A directory is not replaced.
 pub fn create(path: &Path) -> io::Result<File> {
     remove(path)?;
     create_new(path)
 }
 
-/// A new file.
+/// Creates a file, which must not exist yet.
 ///
 /// # Errors
-/// Of the file system; of the kind `AlreadyExists` if anything has the name, also a link that leads nowhere.
+/// Returns the error of the file system: `AlreadyExists` also for a link that leads nowhere.
 pub fn create_new(path: &Path) -> io::Result<File> {
     File::create_new(path)
 }
 
-/// Removes a file or a link, if it is there.
+/// Removes a file or a link, if it exists.
 ///
 /// # Errors
-/// Of the file system; a directory is not removed.
+/// Returns the error of the file system. A directory is not removed.
 pub fn remove(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -32,19 +32,19 @@ pub fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Gives a file or folder another name in the same file system, and makes that durable. A file that has the name is replaced.
+/// Renames a file or folder in one file system, replaces a file `to`, and makes the name durable.
 ///
 /// # Errors
-/// Of the file system.
+/// Returns the error of the file system.
 pub fn rename(from: &Path, to: &Path) -> io::Result<()> {
     fs::rename(from, to)?;
     to.parent().map_or(Ok(()), sync_folder)
 }
 
-/// Makes the names in a folder durable: those of files that were created, renamed or removed in it.
+/// Makes the names in a folder durable: those of files that were created, renamed or removed there.
 ///
 /// # Errors
-/// Of the file system.
+/// Returns the error of the file system.
 pub fn sync_folder(folder: &Path) -> io::Result<()> {
     let here = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
     File::open(here)?.sync_all()

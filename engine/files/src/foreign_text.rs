@@ -1,17 +1,17 @@
-//! Text that others chose, such as keys, names and what libraries say of them, in messages: one line of bounded length, with
-//! nothing in it that acts on a terminal.
+//! Foreign text in messages: keys and names that others chose, and errors of libraries. It becomes
+//! one line of bounded length, without characters that control a terminal.
 
 use super::path_text::acts;
 use std::fmt::{self, Display, Write};
 
 /// Characters of a name or a value that a message shows.
 const LONGEST: usize = 200;
-/// The same of what a library says, which may quote what it has read.
+/// Characters of a library's error that a message shows. The error may quote foreign text.
 const LONGEST_REASON: usize = 400;
-/// Bytes of the longest line of a message. Two paths and words around them are shorter.
+/// Bytes of the longest line of a message. A line with two paths is shorter.
 pub const LONGEST_LINE: usize = 16 << 10;
 
-/// What others wrote, for messages: its beginning on one line, and how much more there is.
+/// Foreign text for messages: its beginning on one line, and the number of characters left out.
 #[derive(Clone, Copy, Debug)]
 pub struct ForeignText<T> {
     text: T,
@@ -19,18 +19,18 @@ pub struct ForeignText<T> {
 }
 
 impl<T: Display> ForeignText<T> {
-    /// At most so many characters of it.
+    /// Shows at most `longest` characters of `text`.
     pub const fn new(text: T, longest: usize) -> Self {
         Self { text, longest }
     }
 }
 
-/// A name, a key or a value of others.
+/// A foreign name, key or value.
 pub const fn foreign<T: Display>(text: T) -> ForeignText<T> {
     ForeignText::new(text, LONGEST)
 }
 
-/// Why a library could not read what others wrote.
+/// A library's reason for not reading foreign text.
 pub const fn reason<T: Display>(text: T) -> ForeignText<T> {
     ForeignText::new(text, LONGEST_REASON)
 }
@@ -47,7 +47,7 @@ impl<T: Display> Display for ForeignText<T> {
     }
 }
 
-/// Writes what fits, and counts the rest.
+/// Writer that passes on the text that fits and counts the rest.
 struct Line<'a, 'b> {
     to: &'a mut fmt::Formatter<'b>,
     left: usize,
@@ -73,7 +73,7 @@ impl Write for Line<'_, '_> {
     }
 }
 
-/// A character as a message shows it.
+/// A character in the form that a message shows.
 fn shown(c: char) -> String {
     match c {
         '\n' => "\\n".into(),
@@ -84,7 +84,7 @@ fn shown(c: char) -> String {
     }
 }
 
-/// Whether this can stand in a message as a part of its line: tests and fuzzers ask it of every reason that a parser gives.
+/// Whether a message line may contain `text`. Tests and fuzzers check each parser error with this.
 pub fn is_line(text: &str) -> bool {
     text.len() <= LONGEST_LINE && !text.chars().any(acts)
 }
@@ -102,7 +102,7 @@ mod tests {
         assert_eq!(of(&whole), whole);
         assert_eq!(of(&format!("{whole}x")), format!("{whole}.. (1 more character)"));
         assert_eq!(of(&format!("{whole}{whole}")), format!("{whole}.. (200 more characters)"));
-        // An escape is cut as a whole, and what follows it is not shown either.
+        // An escape is cut as a whole, and the characters after it are not shown.
         let text = format!("{}\u{1b}a", "x".repeat(LONGEST - 1));
         assert_eq!(of(&text), format!("{}.. (2 more characters)", "x".repeat(LONGEST - 1)));
         for text in ["\n".repeat(100_000), "\u{202e}".repeat(100_000), "A".repeat(10_000_000)] {
@@ -112,7 +112,7 @@ mod tests {
         }
     }
 
-    /// A format's own precision does not do it.
+    /// The precision of a format string does not cut the text.
     #[test]
     fn what_comes_in_pieces_is_cut_as_a_whole() {
         let text = "a".repeat(500);

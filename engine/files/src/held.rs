@@ -1,4 +1,4 @@
-//! The directory of a run, as long as it is the one that the run locked.
+//! The locked directory of a run, and checks that the lock and the path are still the run's.
 
 use super::directory::Directory;
 use super::names::LOCK;
@@ -9,56 +9,56 @@ use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-/// A run's directory, held by its lock; free for others when it is dropped. Whoever works in it asks [`check`](Self::check)
-/// for it, and then by names in it: its path may lead to another run meanwhile.
+/// A run's directory with its lock; dropping it frees the lock. The path may later lead to another
+/// run: callers use names in the [`Directory`] that [`check`](Self::check) returns.
 #[derive(Debug)]
 pub struct LockedRunDir {
     directory: Directory,
-    /// None where another process of the same run has it.
+    /// The lock file; `None` if another process of the same run holds the lock.
     lock: Option<Mutex<File>>,
 }
 
 impl Drop for LockedRunDir {
-    /// Closing the file is not enough: a process that this one is just starting has a copy of the descriptor until it runs its
-    /// own program.
+    /// Closing the file does not free the lock: a child process has a copy of the descriptor until
+    /// its `exec`.
     fn drop(&mut self) {
         if let Some(lock) = &mut self.lock {
-            // Where it fails, the end of the descriptor does the same.
+            // If this fails, closing the descriptor frees the lock.
             let _ = lock.get_mut().unwrap_or_else(|e| e.into_inner()).unlock();
         }
     }
 }
 
 impl LockedRunDir {
-    /// `lock` is the locked file in it.
+    /// Builds the directory from an open directory and its lock file, which is locked.
     pub fn new(directory: Directory, lock: File) -> Self {
         Self { directory, lock: Some(Mutex::new(lock)) }
     }
 
-    /// The directory `path`, which nobody has locked.
+    /// Opens the directory `path` without a lock.
     ///
     /// # Errors
-    /// It cannot be opened.
+    /// Returns an error if the directory cannot be opened.
     pub fn unlocked(path: &Path) -> io::Result<Arc<Self>> {
         Ok(Self::by_another(Directory::open(path)?))
     }
 
-    /// Without a lock: another process of the same run has that.
+    /// A directory without a lock, because another process of the same run holds it.
     pub fn by_another(directory: Directory) -> Arc<Self> {
         Arc::new(Self { directory, lock: None })
     }
 
-    /// What it was called when the run opened it, for messages.
+    /// Path of the directory when the run opened it, for messages.
     pub fn shown(&self) -> PathText<'_> {
         PathText(self.directory.path())
     }
 
-    /// What `name` in it was called then, for messages.
+    /// Path of the entry `name` when the run opened the directory, for messages.
     pub fn called(&self, name: &str) -> PathBuf {
         self.directory.called(name)
     }
 
-    /// Where the directory is now; none where that is not known, as when it was removed.
+    /// Current path of the directory; `None` if it is unknown, for example after removal.
     pub fn place(&self) -> Option<PathBuf> {
         let directory = self.directory.identity().ok()?;
         let is =
@@ -70,11 +70,12 @@ impl LockedRunDir {
         self.directory.place().filter(|place| is(place))
     }
 
-    /// The directory, if its path still leads to it and this process still has its lock. A lock that was removed is taken
-    /// again.
+    /// Returns the directory after checking its path and its lock. A removed lock file is created
+    /// and locked again.
     ///
     /// # Errors
-    /// The directory was removed or moved, or another process has its lock.
+    /// Returns an error if the directory was removed or moved, or if another process holds its
+    /// lock.
     pub fn check(&self) -> io::Result<&Directory> {
         let gone = |error: io::Error| match error.kind() {
             ErrorKind::NotFound => other("the run's directory is gone: it was removed or moved"),
@@ -88,7 +89,7 @@ impl LockedRunDir {
         Ok(&self.directory)
     }
 
-    /// Whether another process has its lock by now.
+    /// Whether another process has replaced the lock file.
     pub fn is_taken(&self) -> bool {
         let Some(lock) = &self.lock else { return false };
         let lock = lock.lock().unwrap_or_else(|e| e.into_inner());
@@ -96,18 +97,20 @@ impl LockedRunDir {
         self.directory.identity_of(LOCK).is_ok_and(|found| !is_ours(found))
     }
 
-    /// Whether `name` in the directory, wherever that is now, is the open `file`; none where nothing has the name.
+    /// Whether the entry `name` of the directory, which may have moved, is the open `file`; `None`
+    /// if it is missing.
     ///
     /// # Errors
-    /// Of the file system.
+    /// Returns the error of the file system.
     pub fn holds(&self, name: &str, file: &File) -> io::Result<Option<bool>> {
         self.directory.holds(name, file)
     }
 
-    /// Whether this process still has the lock of the directory, wherever that is now. A lock that was removed is taken again.
+    /// Checks the lock of the directory, which may have moved. A removed lock file is created and
+    /// locked again.
     ///
     /// # Errors
-    /// Another process has it.
+    /// Returns an error if another process holds the lock.
     pub fn check_lock(&self) -> io::Result<()> {
         let Some(lock) = &self.lock else { return Ok(()) };
         let mut lock = lock.lock().unwrap_or_else(|e| e.into_inner());
@@ -122,7 +125,7 @@ impl LockedRunDir {
     }
 }
 
-/// Locks `file` and writes this process into it.
+/// Locks `file` and writes the id of this process into it.
 fn take(mut file: File) -> io::Result<File> {
     file.try_lock().map_err(|error| match error {
         TryLockError::Error(error) => error,
@@ -160,7 +163,7 @@ mod tests {
         };
         let held = make();
         held.check().unwrap();
-        // A lock that is gone is taken again, and then nobody else gets it.
+        // A removed lock is locked again, and then no other process can lock it.
         fs::remove_file(run.join(LOCK)).unwrap();
         held.check().unwrap();
         assert!(File::open(run.join(LOCK)).unwrap().try_lock().is_err());

@@ -1,5 +1,5 @@
-//! Files that are read because a user, or another file, names them. Links are followed: the name is meant to lead to the file. Only
-//! [`stream`] waits for a pipe, and what is read whole has a limit.
+//! Input files that a user or another file names. Links are followed, because the name is meant to
+//! lead to the file. Only [`stream`] waits for a pipe. Reading a whole file has a limit in bytes.
 
 use super::regular_file::{self, other};
 use rustix::fs::OFlags;
@@ -8,14 +8,14 @@ use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// The regular file to which `path` leads; never waits.
+/// Opens the regular file to which `path` leads. It never waits.
 ///
 /// # Errors
-/// Of the file system; [`NotAFile`] in it if a directory, a pipe, a socket or a device has the name.
+/// Returns the error of the file system, or [`NotAFile`] for a directory, pipe, socket or device.
 pub fn open(path: &Path) -> io::Result<File> {
     let flags = OFlags::NONBLOCK.bits().cast_signed();
     let file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {
-        // A socket has no other error.
+        // Only opening a socket fails with this error.
         Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NXIO.raw_os_error()) => {
             return Err(NotAFile.into());
         }
@@ -27,7 +27,7 @@ pub fn open(path: &Path) -> io::Result<File> {
     }
 }
 
-/// Something else than a regular file has the name.
+/// Error of a path that leads to something other than a regular file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotAFile;
 
@@ -46,68 +46,68 @@ impl From<NotAFile> for io::Error {
 }
 
 impl NotAFile {
-    /// Whether `error` says this.
+    /// Whether `error` contains [`NotAFile`].
     pub fn is(error: &io::Error) -> bool {
         error.get_ref().is_some_and(|inner| inner.is::<Self>())
     }
 }
 
-/// What `path` leads to, also a pipe, whose writer it waits for: `<(command)` of a shell is one.
+/// Opens a file or a pipe, such as `<(command)` of a shell, and waits for the pipe's writer.
 ///
 /// # Errors
-/// Of the file system.
+/// Returns the error of the file system.
 pub fn stream(path: &Path) -> io::Result<File> {
     File::open(path)
 }
 
-/// All bytes of a regular file, `most` at most.
+/// All bytes of a regular file, at most `most`.
 ///
 /// # Errors
-/// As [`open`]; of the kind `FileTooLarge` if the file has more.
+/// Returns the errors of [`open`], or the kind `FileTooLarge` if the file is larger.
 pub fn bytes(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     rest(&open(path)?, most)
 }
 
-/// All bytes of a file that onebox wrote, `most` at most; no link is followed.
+/// All bytes of a file that onebox wrote, at most `most`. Links are not followed.
 ///
 /// # Errors
-/// As [`regular_file::read`]; of the kind `FileTooLarge` if the file has more.
+/// Returns the errors of [`regular_file::read`], or the kind `FileTooLarge` if the file is larger.
 pub fn own_bytes(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     rest(&regular_file::read(path)?, most)
 }
 
-/// All bytes of an open file from its position on, in a file of `most` bytes at most.
+/// All bytes of an open file after its position. The whole file has at most `most` bytes.
 ///
 /// # Errors
-/// Of reading; of the kind `FileTooLarge` if the file has more.
+/// Returns the error of reading, or the kind `FileTooLarge` if the file is larger than `most`.
 pub fn rest(file: &File, most: u64) -> io::Result<Vec<u8>> {
     check_length(file, most)?;
-    // It may grow meanwhile.
+    // The file may grow after the check.
     whole(file, most)
 }
 
-/// That an open file has `most` bytes at most.
+/// Checks that an open file has at most `most` bytes.
 ///
 /// # Errors
-/// Of the kind `FileTooLarge` if it has more.
+/// Returns the kind `FileTooLarge` if the file is larger.
 pub fn check_length(file: &File, most: u64) -> io::Result<()> {
     if file.metadata()?.len() > most { Err(too_large(most)) } else { Ok(()) }
 }
 
-/// The first bytes of `from`, `most` at most; more may follow.
+/// The first bytes of `from`, at most `most`. Further bytes may follow.
 ///
 /// # Errors
-/// Of reading.
+/// Returns the error of reading.
 pub fn beginning(from: impl Read, most: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     from.take(most).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
-/// All bytes of `from`, `most` at most.
+/// All bytes of `from`, at most `most`.
 ///
 /// # Errors
-/// Of reading; of the kind `FileTooLarge` if there are more.
+/// Returns the error of reading, or the kind `FileTooLarge` if `from` has more than `most` bytes.
 pub fn whole(from: impl Read, most: u64) -> io::Result<Vec<u8>> {
     let bytes = beginning(from, most.saturating_add(1))?;
     if bytes.len() as u64 > most {
@@ -121,10 +121,10 @@ fn too_large(most: u64) -> io::Error {
     io::Error::new(ErrorKind::FileTooLarge, why)
 }
 
-/// The same as text.
+/// The whole text of a regular UTF-8 file, at most `most` bytes.
 ///
 /// # Errors
-/// As [`bytes`]; if the file is not UTF-8.
+/// Returns the errors of [`bytes`], or an error if the file is not UTF-8.
 pub fn text(path: &Path, most: u64) -> io::Result<String> {
     let text = String::from_utf8(bytes(path, most)?);
     text.map_err(|error| other(&format!("it is not UTF-8: {}", error.utf8_error())))
@@ -160,7 +160,7 @@ mod tests {
         }
         let missing = bytes(&at("missing"), 4).unwrap_err();
         assert!(missing.kind() == ErrorKind::NotFound && !NotAFile::is(&missing));
-        // A file without end.
+        // An endless file.
         File::create(at("holes")).unwrap().set_len(1 << 40).unwrap();
         assert_eq!(bytes(&at("holes"), 4).unwrap_err().kind(), ErrorKind::FileTooLarge);
         fs::write(at("file"), [0xff]).unwrap();

@@ -1,4 +1,4 @@
-//! JSON of others: objects in which no key stands twice, and values that keep the order of keys.
+//! JSON of others: objects without duplicate keys, and values that keep the order of keys.
 
 use super::foreign_text::{foreign, reason};
 use indexmap::IndexMap;
@@ -8,7 +8,7 @@ use serde_json::{Number, Value, value::RawValue};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// An object in which no key stands twice.
+/// An object without duplicate keys. Reading a duplicate key is an error.
 #[derive(Debug)]
 pub struct Object<T>(pub BTreeMap<String, T>);
 
@@ -18,7 +18,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
     }
 }
 
-/// It takes in what it is read from.
+/// The visitor adds the entries to itself.
 impl<'de, T: Deserialize<'de>> Visitor<'de> for Object<T> {
     type Value = Self;
 
@@ -37,7 +37,7 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for Object<T> {
     }
 }
 
-/// A value, as far as a line shows it.
+/// A value in the form that a message line shows: at most 60 characters of its JSON.
 pub fn shown(value: &impl Serialize) -> String {
     let text = serde_json::to_string(value).unwrap_or_default();
     match text.char_indices().nth(60) {
@@ -46,7 +46,7 @@ pub fn shown(value: &impl Serialize) -> String {
     }
 }
 
-/// A value whose objects keep the order of their keys: a chat template prints it, as Python does.
+/// A value with the keys of objects in the given order, which a chat template prints.
 #[derive(Clone, Debug, PartialEq)]
 #[expect(missing_docs, reason = "the variants are the types of JSON")]
 pub enum Json {
@@ -60,10 +60,10 @@ pub enum Json {
     Object(Map),
 }
 
-/// An object. Of a key that stands twice, it has the first place and the last value, as a dict of Python does.
+/// An object. As in Python, a duplicate key has the place of the first and the value of the last.
 pub type Map = IndexMap<String, Json>;
 
-/// Integers beyond 64 bits come out as texts: serde has no such number.
+/// An integer beyond 64 bits is written as a string, because serde has no number type for it.
 impl Serialize for Json {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         match self {
@@ -78,7 +78,7 @@ impl Serialize for Json {
 }
 
 impl Json {
-    /// The value of a key. None where this is no object, or has no such key.
+    /// The value of a key; `None` if this is no object or has no such key.
     pub fn get(&self, key: &str) -> Option<&Self> {
         match self {
             Self::Object(fields) => fields.get(key),
@@ -86,7 +86,7 @@ impl Json {
         }
     }
 
-    /// The text of a string.
+    /// The text of a string; `None` if this is no string.
     pub fn as_str(&self) -> Option<&str> {
         match self {
             Self::String(text) => Some(text),
@@ -94,18 +94,18 @@ impl Json {
         }
     }
 
-    /// The value that a text is.
+    /// Parses `text`.
     ///
     /// # Errors
-    /// Where it is no JSON, as `serde_json` says it.
+    /// Returns the message of `serde_json` if the text is no JSON.
     pub fn read(text: &str) -> Result<Self, String> {
-        // The first reading says what is wrong, also in a value that a later one of the same key replaces, and how deep a
-        // value may be.
+        // The first parse finds every error, also in a value that a later duplicate key replaces,
+        // and limits the depth of values.
         let read = serde_json::from_str::<Value>(text).and_then(|_| serde_json::from_str(text));
         read.and_then(value).map_err(|e| reason(e).to_string())
     }
 
-    /// How many values it has in it, itself included, and the bytes of their texts.
+    /// Number of values, nested values included, and the bytes of their texts.
     pub fn size(&self) -> (usize, usize) {
         let sum = |(a, b): (usize, usize), (c, d): (usize, usize)| (a + c, b + d);
         match self {
@@ -120,8 +120,8 @@ impl Json {
     }
 }
 
-/// The value of a text that `serde_json` has read. It reads an integer beyond 64 bits as a float, and loses its digits. Each
-/// array and object that a value stands in reads its text once more.
+/// Converts a text that `serde_json` has checked. `serde_json` itself makes a float of an integer
+/// beyond 64 bits. Every array or object around a value parses the value's text once more.
 fn value(raw: &RawValue) -> serde_json::Result<Json> {
     let text = raw.get();
     Ok(match text.as_bytes()[0] {
@@ -137,7 +137,7 @@ fn value(raw: &RawValue) -> serde_json::Result<Json> {
         b'"' => Json::String(serde_json::from_str(text)?),
         b'n' => Json::Null,
         b't' | b'f' => Json::Bool(text == "true"),
-        // In Python an integer has no sign of its own where it is 0.
+        // An integer 0 of Python has no sign.
         _ if text == "-0" => Json::Number(0.into()),
         _ if text.contains(['.', 'e', 'E']) => {
             let number = text.parse().ok().and_then(Number::from_f64);
@@ -157,7 +157,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// As `serde_json` shows it.
+    /// The value of `serde_json` for `json`.
     fn shown(json: &Json) -> Value {
         match json {
             Json::Null => Value::Null,
@@ -190,7 +190,7 @@ mod tests {
         {
             assert!(Json::read(text).is_err(), "{text}");
         }
-        // Beyond every float, and values that a later one replaces.
+        // Numbers beyond every float, and values that a later duplicate key replaces.
         let digits = "1".repeat(400);
         for text in [&digits, r#"{"a": 1e999, "a": 1}"#, r#"{"a": "\ud800", "a": 1}"#] {
             assert!(Json::read(text).is_err(), "{text}");

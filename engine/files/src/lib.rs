@@ -1,5 +1,5 @@
-//! Files: how they are opened, written and named. Every other crate opens, creates, reads and renames files through this one; the lint
-//! `disallowed-methods` refuses other ways.
+//! Opening, writing and naming of files. Every other crate opens, creates, reads and renames files
+//! through this crate; the lint `disallowed-methods` refuses other ways.
 
 pub mod directory;
 pub mod durable;
@@ -15,5 +15,5 @@ pub mod regular_file;
 pub mod shell;
 pub mod utc;
 
-/// The version of onebox, with the commit that a release is built from where that is known.
+/// Version of onebox, with the commit of a release build if the commit is known.
 pub const VERSION: &str = env!("ONEBOX_VERSION");

@@ -1,4 +1,4 @@
-//! The names of a run's files, and how the directory of a run is told from others.
+//! Names of a run's files, and checks whether a directory belongs to a run.
 
 use super::directory::Directory;
 use std::ffi::OsString;
@@ -6,30 +6,30 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Where runs go that are told no directory.
+/// Folder of runs whose directory is not given.
 pub const RUNS: &str = "runs";
 /// The resolved config of the run.
 pub const CONFIG: &str = "config.ron";
-/// What the run has trained.
+/// The trained weights.
 pub const WEIGHTS: &str = "weights.safetensors";
-/// The checkpoint that a fork starts from, until it has one of its own.
+/// The checkpoint from which a fork starts, until the fork has its own checkpoint.
 pub const FORKED: &str = "forked-from";
-/// What made tokens of its text.
+/// The tokenizer of the run's text.
 pub const TOKENIZER: &str = "tokenizer.json";
-/// The name under which weights grow, beside their own.
+/// Temporary name of the weights file while it is written, in the same folder.
 pub const UNFINISHED: &str = ".weights.safetensors.tmp";
-/// A line for each step, evaluation and end.
+/// File with a line for each step, evaluation and end.
 pub const METRICS: &str = "metrics.jsonl";
 
-/// A copy of a metrics file with a damaged line, beside it.
+/// A copy of a metrics file with a damaged line, in the same folder.
 pub const DAMAGED: &str = "metrics.jsonl.damaged";
 
-/// The lock of a run's directory.
+/// The lock file of a run's directory.
 pub const LOCK: &str = ".lock";
 
-/// Of the folder of `model.from`, what a run keeps, in a folder of this name.
+/// Folder in the run's directory for files that the run copies from the folder of `model.from`.
 pub const KEPT: &str = "model.from";
-/// The files in it, where they are there. Of `config.json` an export takes the special tokens; the rest of it onebox writes itself.
+/// The copied files, if they exist. An export takes only special tokens from this `config.json`.
 pub const FILES: [&str; 12] = [
     "config.json",
     TOKENIZER,
@@ -45,22 +45,22 @@ pub const FILES: [&str; 12] = [
     "tekken.json",
 ];
 
-/// The folder of checkpoints in the directory of a run.
+/// The folder of checkpoints in a run's directory.
 pub const CHECKPOINTS: &str = "checkpoints";
 
-/// `step-00000120`
+/// The name of a checkpoint, for example `step-00000120`.
 pub fn checkpoint_name(step: u64) -> String {
     format!("step-{step:08}")
 }
 
-/// The step that a name says, when it is [`checkpoint_name`] with one of `endings`.
+/// The step in a file name that is [`checkpoint_name`] with one of `endings`.
 pub fn step_of(file: &str, endings: &[&str]) -> Option<u64> {
     let bare = endings.iter().find_map(|ending| file.strip_suffix(ending))?;
     let step = bare.strip_prefix("step-")?.parse().ok()?;
     (checkpoint_name(step) == bare).then_some(step)
 }
 
-/// Steps and names of what is called as a checkpoint with one of `endings`, oldest first; other names are not ours.
+/// Steps and names of the entries named [`checkpoint_name`] and one of `endings`, oldest first.
 pub fn entries(folder: &Directory, endings: &[&str]) -> io::Result<Vec<(u64, String)>> {
     let named = |name: OsString| {
         let name = name.into_string().ok()?;
@@ -71,7 +71,7 @@ pub fn entries(folder: &Directory, endings: &[&str]) -> io::Result<Vec<(u64, Str
     Ok(found)
 }
 
-/// Whether `folder` holds checkpoints, whole or broken.
+/// Whether `folder` holds checkpoints, complete or broken.
 pub fn any(folder: &Path) -> bool {
     Directory::open(folder).is_ok_and(|folder| any_in(&folder))
 }
@@ -80,12 +80,12 @@ fn any_in(folder: &Directory) -> bool {
     entries(folder, &[""]).is_ok_and(|all| !all.is_empty())
 }
 
-/// Whether the run directory `run` holds checkpoints, whole or broken.
+/// Whether the run directory `run` holds checkpoints, complete or broken.
 pub fn any_of(run: &Directory) -> bool {
     run.leads_to(CHECKPOINTS).is_ok_and(|folder| any_in(&folder))
 }
 
-/// Where `path` leads, also when its end is not there yet.
+/// Absolute path to which `path` leads. Its last parts need not exist.
 pub fn resolved(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let real = path.ancestors().find_map(|up| {
@@ -95,7 +95,7 @@ pub fn resolved(path: &Path) -> PathBuf {
     real.unwrap_or(path)
 }
 
-/// Whether a run of onebox was locked in `dir`, by which its directory is told from any with files of such names.
+/// Whether `dir` is a run's directory: it has files of a run and also the lock file.
 pub fn is_run(dir: &Path) -> bool {
     is_there(&dir.join(LOCK)) && holds_run(dir)
 }
@@ -110,7 +110,7 @@ pub fn has_run(dir: &Directory) -> bool {
     [METRICS, CONFIG].iter().any(|name| dir.has(name)) || any_of(dir)
 }
 
-/// A link that leads nowhere is there, too.
+/// Whether `path` exists. A link that leads nowhere counts too.
 pub fn is_there(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok()
 }

@@ -1,5 +1,5 @@
-//! Files that a user names for onebox to write: a slip names a config or a text there, so only what onebox wrote as the
-//! same is replaced.
+//! Output files that a user names. A user may name a config or a text by mistake, so onebox
+//! replaces only an output of the same kind that it wrote itself.
 
 use super::input;
 use super::path_text::ShownPath;
@@ -9,21 +9,21 @@ use std::io::{Error, Read, Result};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// What is written.
+/// A kind of output.
 #[derive(Clone, Copy, Debug)]
 pub struct Output {
-    /// One word for it.
+    /// Noun for the output, one word for messages.
     pub what: &'static str,
-    /// How every such file begins.
+    /// First characters of every output of this kind.
     pub beginning: &'static str,
 }
 
 impl Output {
-    /// That `path` is no file, an empty one or such an output. What is neither a file nor a directory, as `/dev/null`, is
-    /// written into.
+    /// Checks that `path` is missing, an empty file, or an output of this kind. Devices such as
+    /// `/dev/null` and pipes are accepted too.
     ///
     /// # Errors
-    /// With the remedy; of the file system.
+    /// Returns an error with the remedy, or the error of the file system.
     pub fn may_replace(&self, path: &Path) -> Result<()> {
         let Ok(found) = fs::metadata(path) else { return Ok(()) };
         if found.is_dir() {
@@ -43,16 +43,17 @@ impl Output {
         )))
     }
 
-    /// The file, empty, or what `path` leads to if that is no file.
+    /// Creates or empties the file; a path to something else, such as a pipe, is only opened.
     ///
     /// # Errors
-    /// As [`may_replace`](Self::may_replace); a pipe that nobody reads.
+    /// Returns the errors of [`may_replace`](Self::may_replace), or an error for a pipe without a
+    /// reader.
     pub fn create(&self, path: &Path) -> Result<File> {
         self.may_replace(path)?;
-        // Who opens a pipe waits for its reader otherwise.
+        // Without this flag, opening a pipe waits for its reader.
         let flags = OFlags::NONBLOCK.bits().cast_signed();
         let mut options = OpenOptions::new();
-        // What follows after somebody has cut the file off stands at its end.
+        // If another process truncates the file, later writes go to its new end.
         options.append(true).create(true).custom_flags(flags);
         let file = options.open(path)?;
         if file.metadata()?.is_file() {
@@ -62,10 +63,11 @@ impl Output {
         Ok(file)
     }
 
-    /// The same before the work whose result goes there, and that it can be written.
+    /// Checks that [`create`](Self::create) can write `path`, before a command begins its work.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the errors of [`may_replace`](Self::may_replace), or an error if `path` is not
+    /// writable.
     pub fn check(&self, path: &Path) -> Result<()> {
         self.may_replace(path)?;
         if path.exists() {

@@ -1,17 +1,17 @@
-//! Names that others chose, such as those of files, on their way to a terminal: what would act there instead of being
-//! shown is written out.
+//! Names that others chose, such as file names, for output on a terminal. Characters that control
+//! the terminal are escaped.
 
 use std::fmt;
 use std::path::Path;
 
-/// Whether a terminal would obey it, or hide or turn around what stands beside it.
+/// Whether the character controls a terminal, or hides or reverses the text next to the character.
 pub(super) const fn acts(c: char) -> bool {
     c.is_ascii_control()
         || matches!(c, '\u{80}'..='\u{9f}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}')
         || matches!(c, '\u{61c}' | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}')
 }
 
-/// Such characters as `\u202e`, which is what they are in JSON too. All of them are below U+10000.
+/// Escapes control characters in the form `\u202e`, as JSON does. All are below U+10000.
 fn escape(f: &mut impl fmt::Write, text: &str, kept: &[char]) -> fmt::Result {
     for c in text.chars() {
         if acts(c) && !kept.contains(&c) {
@@ -23,7 +23,7 @@ fn escape(f: &mut impl fmt::Write, text: &str, kept: &[char]) -> fmt::Result {
     Ok(())
 }
 
-/// Characters of the longest path: no system opens a longer one, and a list may have anything.
+/// Characters of the longest path that a system opens. A list of files may contain a longer path.
 const LONGEST: usize = 4096;
 
 /// A path for messages, on one line.
@@ -45,7 +45,7 @@ impl fmt::Display for PathText<'_> {
 
 /// A path that messages name.
 pub trait ShownPath {
-    /// On one line, whatever the names in it are.
+    /// The path on one line, with control characters escaped.
     fn shown(&self) -> PathText<'_>;
 }
 
@@ -55,7 +55,7 @@ impl ShownPath for Path {
     }
 }
 
-/// A text of several lines, as messages and reports are.
+/// Escapes a text of several lines, for example a message or a report.
 pub fn lines(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     // Writing to a String cannot fail.
@@ -73,7 +73,7 @@ mod tests {
         let shown = PathText(Path::new(name)).to_string();
         assert_eq!(shown, "a\\u001b]0;x\\u0007\\u202e\\u009b31m\\u000a\\u2067é 漢\\u0009");
         assert_eq!(lines("one\n\ttwo\r\u{1b}[0m"), "one\n\ttwo\\u000d\\u001b[0m");
-        // In JSON it stays the same text.
+        // In JSON the escaped text has the same value.
         let json = serde_json::json!({ "name": name }).to_string();
         let back: serde_json::Value = serde_json::from_str(&lines(&json)).unwrap();
         assert_eq!(back["name"], name);

@@ -1,4 +1,4 @@
-//! Folders and files that hold a user's text: nobody but their owner may read them.
+//! Folders and files that hold a user's text: only their owner may read them.
 
 use super::directory::Directory;
 use super::regular_file::open_at;
@@ -8,13 +8,13 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
-/// What others than the owner may do.
+/// Permission bits of users other than the owner.
 const OTHERS: u32 = 0o077;
 
-/// The folder at `path`, which is made where it is not there. One of this user that others may enter is closed to them.
+/// Opens the folder at `path` or creates it. If this user owns the folder, others lose access.
 ///
 /// # Errors
-/// Of the file system.
+/// Returns the error of the file system.
 pub fn folder(path: &Path) -> io::Result<Directory> {
     DirBuilder::new().recursive(true).mode(0o777 & !OTHERS).create(path)?;
     let folder = Directory::open(path)?;
@@ -29,19 +29,19 @@ pub fn folder(path: &Path) -> io::Result<Directory> {
     Ok(folder)
 }
 
-/// A new file `name` in a folder.
+/// Creates the file `name` in a folder.
 ///
 /// # Errors
-/// Of the file system; if something has the name.
+/// Returns the error of the file system, also if the name exists.
 pub fn create_new(folder: &Directory, name: &str) -> io::Result<File> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     Ok(File::from(openat(folder, name, flags, Mode::from_raw_mode(0o666 & !OTHERS))?))
 }
 
-/// The regular file `name` in a folder, for reading; a link is refused.
+/// Opens the regular file `name` in a folder for reading. A link is refused.
 ///
 /// # Errors
-/// Of the file system.
+/// Returns the error of the file system.
 pub fn read(folder: &Directory, name: &str) -> io::Result<File> {
     open_at(folder, Path::new(name), OFlags::empty())
 }
@@ -64,7 +64,7 @@ mod tests {
         create_new(&made, "new").unwrap();
         assert_eq!([rights(&path), rights(&path.join("new"))], [0o700, 0o600]);
         assert!(create_new(&made, "new").is_err());
-        // As an earlier version left it.
+        // Permissions that an earlier version left.
         for wide in [0o755, 0o2770] {
             fs::set_permissions(&path, fs::Permissions::from_mode(wide)).unwrap();
             folder(&path).unwrap();

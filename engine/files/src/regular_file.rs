@@ -1,4 +1,4 @@
-//! The files of a run, opened so that nothing else under their names is followed, overwritten or waited for.
+//! Opens the files of a run; never follows a link, writes to another kind of file, or waits.
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -10,13 +10,13 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// Opens a file that is no link, pipe, socket or directory; never waits for one.
+/// Opens a file. Links, pipes, sockets and directories are refused; it never waits.
 fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     checked(options.custom_flags(flags.bits().cast_signed()).open(path))
 }
 
-/// What was opened with these flags, where it is such a file.
+/// Returns the opened file unless it is a pipe, socket or directory, and gives errors a reason.
 pub(super) fn checked(opened: io::Result<File>) -> io::Result<File> {
     let file = opened.map_err(|error| match Errno::from_io_error(&error) {
         Some(Errno::LOOP) => other("it is a symbolic link, which onebox does not follow here"),
@@ -30,23 +30,23 @@ pub(super) fn checked(opened: io::Result<File>) -> io::Result<File> {
     }
 }
 
-/// Opens it for reading.
+/// Opens a file for reading.
 ///
 /// # Errors
-/// Of the file system; if it is no such file.
+/// Returns the error of the file system, or an error for a link, pipe, socket or directory.
 pub fn read(path: &Path) -> io::Result<File> {
     open(path, OpenOptions::new().read(true))
 }
 
-/// Opens it for writing, with what is in it; it is created if it is not there.
+/// Opens a file for writing and keeps its contents; creates it if it is missing.
 ///
 /// # Errors
-/// As [`read`].
+/// Returns the errors of [`read`].
 pub fn open_or_create(path: &Path) -> io::Result<File> {
     open(path, OpenOptions::new().write(true).create(true).truncate(false))
 }
 
-/// A regular file or a directory itself, never what a link leads to, nor a pipe that nobody writes to.
+/// Opens a regular file or a directory for reading. A link is not followed; a pipe is not awaited.
 pub fn open_at(folder: impl std::os::fd::AsFd, name: &Path, more: OFlags) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC | more;
     let file = File::from(rustix::fs::openat(folder, name, flags, Mode::empty())?);
@@ -56,7 +56,7 @@ pub fn open_at(folder: impl std::os::fd::AsFd, name: &Path, more: OFlags) -> io:
     Ok(file)
 }
 
-/// Something else has the name of a file or a directory: a link, a pipe, a socket.
+/// Error of a name that is not a file or a directory but a link, a pipe or a socket.
 #[derive(Debug)]
 pub(super) struct OtherKind(String);
 
@@ -74,8 +74,8 @@ impl fmt::Display for OtherKind {
 
 impl Error for OtherKind {}
 
-/// Whether the name had something else than a file or a directory: a link, a pipe, a socket. Such an error says nothing of
-/// what was written under the name.
+/// Whether the name was not a file or a directory but a link, a pipe or a socket. Such an error
+/// does not mean that the contents are damaged.
 pub fn is_other_kind(error: &io::Error) -> bool {
     let is_link = Errno::from_io_error(error) == Some(Errno::LOOP);
     is_link || error.get_ref().is_some_and(|inner| inner.is::<OtherKind>())
@@ -84,7 +84,7 @@ pub fn is_other_kind(error: &io::Error) -> bool {
 /// Whether `path` leads to the open `file`.
 ///
 /// # Errors
-/// Nothing is there; of the file system.
+/// Returns the error of the file system, also if `path` leads nowhere.
 pub fn leads_to(path: &Path, file: &File) -> io::Result<bool> {
     Ok(identity(&fs::metadata(path)?) == identity(&file.metadata()?))
 }
@@ -93,14 +93,14 @@ pub(super) fn other(why: &str) -> io::Error {
     io::Error::other(why.to_owned())
 }
 
-/// Which file or directory it is.
+/// Identity of a file or directory: device and inode number.
 pub(super) type Identity = (u64, u64);
 
 pub(super) fn identity(metadata: &fs::Metadata) -> Identity {
     (metadata.dev(), metadata.ino())
 }
 
-/// What an open file is called now, as the system knows it.
+/// Current path of an open file, from the kernel.
 pub(super) fn name_of(file: &File) -> io::Result<PathBuf> {
     fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }

@@ -1,17 +1,17 @@
-//! Commands that messages print: their words are quoted here, so that a line works as it stands in a POSIX shell, whatever
-//! the names in it are.
+//! Quotes the words of commands that messages print, so that the line works in a POSIX shell,
+//! whatever names it contains.
 
 use super::path_text::acts;
 use std::fmt::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// A word of a command.
+/// Quotes a word of a command.
 pub fn quoted(text: &str) -> String {
     word(text.as_bytes())
 }
 
-/// A path as a word of a command, which no program takes for an option.
+/// Quotes a path as a word of a command. No program mistakes the word for an option.
 pub fn quoted_path(path: &Path) -> String {
     match path.as_os_str().as_bytes() {
         option if option.starts_with(b"-") => word(&[b"./", option].concat()),
@@ -22,18 +22,18 @@ pub fn quoted_path(path: &Path) -> String {
 fn word(bytes: &[u8]) -> String {
     let plain = |b: &u8| b.is_ascii_alphanumeric() || b"_-./=:,+@%".contains(b);
     match str::from_utf8(bytes) {
-        // zsh looks for a program behind `=`.
+        // zsh expands `=` and a name to the path of a program.
         Ok(text) if !text.is_empty() && !text.starts_with('=') && bytes.iter().all(plain) => {
             text.to_owned()
         }
         Ok(text) if !text.chars().any(acts) => format!("'{}'", text.replace('\'', r"'\''")),
-        // The shell takes line breaks at the end out of what a command prints. Not every shell knows `$'`.
+        // Command substitution drops final line breaks. Not every shell supports `$'`.
         _ if bytes.ends_with(b"\n") => format!("$'{}'", escaped(bytes)),
         _ => format!("\"$(printf '{}')\"", escaped(bytes)),
     }
 }
 
-/// Plain characters, and the other bytes as printf and `$'` read them.
+/// Writes special characters and invalid bytes as octal escapes, which printf and `$'` read.
 fn escaped(bytes: &[u8]) -> String {
     let mut out = String::new();
     for chunk in bytes.utf8_chunks() {
@@ -57,7 +57,7 @@ fn octal(bytes: &[u8], out: &mut String) {
     }
 }
 
-/// The words of a command whose words were quoted so, with `&&` as one of them; none if a shell would do anything else with it.
+/// The words of a command that this module quoted, `&&` included; `None` for any other syntax.
 pub fn words(command: &str) -> Option<Vec<String>> {
     let (mut words, mut word) = (Vec::new(), None::<String>);
     let mut rest = command.chars();
@@ -86,7 +86,7 @@ pub fn words(command: &str) -> Option<Vec<String>> {
     Some(words)
 }
 
-/// The text that printf makes of octal escapes.
+/// The text that printf prints for octal escapes.
 fn unescaped(text: &str) -> Option<String> {
     let mut parts = text.split('\\');
     let mut bytes = parts.next()?.as_bytes().to_vec();
@@ -121,7 +121,7 @@ mod tests {
     use std::ffi::OsStr;
     use std::process::Command;
 
-    /// Names that a shell, a program or a terminal could take for something else.
+    /// Names that a shell, a program or a terminal could misread.
     const NASTY: [&str; 16] = [
         "plain/name-1.txt",
         "",
@@ -173,7 +173,7 @@ mod tests {
             let line = format!("a {} && b", quoted(name));
             assert_eq!(words(&line).unwrap(), ["a", name, "&&", "b"], "{line}");
         }
-        // As onebox quoted them at first.
+        // The form in which an early version of onebox quoted words.
         assert_eq!(words("'a\nb' c").unwrap(), ["a\nb", "c"]);
         for line in [
             "a; b",

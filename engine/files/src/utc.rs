@@ -1,12 +1,12 @@
-//! A time as date and hour in UTC.
+//! A time as date and time of day in UTC.
 
 use jiff::Timestamp;
 use std::time::SystemTime;
 
-/// Letters of the directives of C's `strftime` that name a date or a time of day.
+/// Letters of the directives of C's `strftime` for a date or a time of day.
 const DIRECTIVES: &str = "%YymdeBbhAaHIMSpFT";
 
-/// A second from 1970 on.
+/// A time in UTC, not before 1970.
 #[derive(Clone, Copy, Debug)]
 pub struct Utc(Timestamp);
 
@@ -16,21 +16,21 @@ impl Utc {
         Self::of(SystemTime::now())
     }
 
-    /// A time; one before 1970 or beyond the year 9999 is the first second of 1970.
+    /// Converts a time. A time before 1970 or after the year 9999 becomes the first second of 1970.
     pub fn of(time: SystemTime) -> Self {
         let first = Timestamp::UNIX_EPOCH;
         Self(Timestamp::try_from(time).map_or(first, |time| time.max(first)))
     }
 
-    /// `YYYYmmdd-HHMMSS`.
+    /// The time as `YYYYmmdd-HHMMSS`.
     pub fn name(&self) -> String {
         self.0.strftime("%Y%m%d-%H%M%S").to_string()
     }
 
-    /// A text with directives of C's `strftime`: those that name a date or a time of day, in English.
+    /// Formats the time with directives of C's `strftime` for a date or a time of day, in English.
     ///
     /// # Errors
-    /// The directive that is none of them.
+    /// Returns a message with the first unknown directive.
     pub fn format(&self, format: &str) -> Result<String, String> {
         let (mut out, mut left) = (String::new(), format.chars());
         while let Some(c) = left.next() {
@@ -39,7 +39,7 @@ impl Utc {
                 continue;
             }
             let mut directive = left.next();
-            // As glibc has it.
+            // `%-` omits leading zeros, as in glibc.
             let unpadded = directive == Some('-');
             if unpadded {
                 directive = left.next();
@@ -92,7 +92,7 @@ mod tests {
         }
     }
 
-    /// With what `datetime.strftime` of Python makes of them.
+    /// The expected texts come from `datetime.strftime` of Python.
     #[test]
     fn directives_are_those_of_python() {
         let all = "%A %a %B %b %h %d %-d %m %-m %y %e|%F %T %H %-H %I %-I %M %S %p %%";

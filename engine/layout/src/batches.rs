@@ -1,20 +1,21 @@
-//! Memory of the batches of a rank.
+//! Memory for the batches of a rank.
 
 use device::{Arena, Dtype, Plan, Tensor};
 
-/// Handles of the batches, the same on every rank: (3, B T) I32 each: tokens, targets, order; and a fourth row where samples hold several
-/// documents: their starts. Those for training take turns,
-/// the last is an evaluation's.
+/// Tensor handles of the batches, the same on every rank. Each tensor is I32 of shape (3, B T):
+/// tokens, targets, order. If samples hold several documents, a fourth row has the starts of the
+/// documents. Training batches use the slots in turn; the last slot is for evaluations.
 #[derive(Clone, Debug)]
 pub struct BatchLayout {
-    /// In pinned memory.
+    /// Slots in pinned host memory.
     pub host: Vec<Tensor>,
-    /// On the device.
+    /// Slots on the device.
     pub device: Vec<Tensor>,
 }
 
 impl BatchLayout {
-    /// With room for `at_once` training batches and the next one.
+    /// Lays out slots for `at_once` training batches, the next training batch and an evaluation
+    /// batch.
     pub(crate) fn plan(plan: &mut Plan, tokens: usize, packs: bool, at_once: usize) -> Self {
         let rows = if packs { 4 } else { 3 };
         let mut slots = |arena, name: &str| {

@@ -1,4 +1,4 @@
-//! From a config to handles: every byte of a rank, laid out once, the same for all ranks.
+//! Lays out every byte of a rank, once and before the run. The layout is the same for all ranks.
 
 use crate::LocalMachine;
 use crate::batches::BatchLayout;
@@ -21,34 +21,35 @@ use tensor_parallel::{
 };
 use topology::HostBytes;
 
-/// The model, the optimizer and their memory.
+/// Layout of a rank: model, optimizer, batches, and the memory of every tensor.
 #[derive(Clone, Debug)]
 pub struct RankLayout {
-    /// Every tensor by name.
+    /// Memory plan with every tensor by name.
     pub plan: Arc<Plan>,
-    /// The model's handles.
+    /// Tensor handles of the model.
     pub decoder: Decoder,
-    /// The optimizer's.
+    /// Tensor handles of the optimizer.
     pub optimizer: Arc<OptimizerLayout>,
-    /// The batches'.
+    /// Tensor handles of the batches.
     pub batches: BatchLayout,
-    /// F64 (micro-batches + 1) on the device and on the host: sums of losses, the last one an evaluation's.
+    /// Sums of losses on the device and on the host, F64 (micro-batches + 1). The last sum is for
+    /// evaluations.
     pub losses: [Tensor; 2],
-    /// F64 (1), host: where ranks meet outside a step.
+    /// Barrier of the ranks outside of a step: F64 (1) on the host.
     pub barrier: Tensor,
-    /// Micro-batches of a step.
+    /// Number of micro-batches of a step.
     pub micro_batches: usize,
-    /// Where micro-batches are summed.
+    /// Way to sum the gradients of the micro-batches.
     pub accumulation: GradAccumulation,
-    /// What kernels need besides.
+    /// Scratch memory of the kernels.
     pub scratch: KernelScratch,
-    /// The machine for which it is laid out.
+    /// Machine of this layout.
     pub machine: LocalMachine,
 }
 
 impl RankLayout {
-    /// Bytes of host memory that the plan takes for a rank: staging, which is next to its GPU, and all else, which is where the
-    /// rank's cores are. Virtual GPUs are host memory too.
+    /// Bytes of host memory that the plan needs for a rank: staging lies next to its GPU, and all
+    /// other memory lies next to its cores. The memory of virtual GPUs is host memory too.
     pub fn host_bytes(&self, config: &Config) -> HostBytes {
         let pinned = self.plan.entries().iter().filter(|e| e.arena == Arena::Pinned);
         let staging: u64 =
@@ -63,16 +64,16 @@ impl RankLayout {
     }
 }
 
-/// What kernels need besides their operands.
+/// Scratch memory of kernels, besides their operands.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct KernelScratch {
-    /// How much.
+    /// Numbers of scratch elements.
     pub floats: ScratchFloats,
-    /// Kernel threads of a rank.
+    /// Number of kernel threads of a rank; 0 on real GPUs.
     pub threads: usize,
 }
 
-/// The model's shapes under a config.
+/// Shapes of the model under a config.
 pub fn shape(config: &Config) -> DecoderShape {
     let (m, dtype) = (&config.model, dtype(config.precision));
     DecoderShape {
@@ -110,7 +111,7 @@ pub fn shape(config: &Config) -> DecoderShape {
     }
 }
 
-/// What a model is made of.
+/// Architecture of the decoder that a config describes.
 fn architecture(m: &ModelConfig) -> Architecture {
     let norm_epsilon = decimal(m.norm_eps);
     match m.family {
@@ -146,12 +147,13 @@ fn architecture(m: &ModelConfig) -> Architecture {
     }
 }
 
-/// The number that a person wrote, which f32 holds the nearest of.
+/// Converts an f32 to the decimal number that the config has. The f32 holds only the nearest
+/// number.
 pub fn decimal(x: f32) -> f64 {
     x.to_string().parse().unwrap_or_else(|e| unreachable!("{x} is not a number: {e}"))
 }
 
-/// Storage of a precision.
+/// Storage type of a precision.
 pub const fn dtype(precision: Precision) -> Dtype {
     match precision {
         Precision::Fp16 => Dtype::F16,
@@ -160,7 +162,8 @@ pub const fn dtype(precision: Precision) -> Dtype {
     }
 }
 
-/// Scratch of the cpu backend's kernels; none elsewhere. Of ranks that take (staging, states) of host memory.
+/// Scratch memory of the cpu backend's kernels; empty on other devices. Each rank needs `host`
+/// bytes of host memory.
 fn kernel_scratch(config: &Config, machine: &LocalMachine, host: HostBytes) -> KernelScratch {
     let threads = match &config.device {
         DeviceConfig::Cpu { threads, .. } => {
@@ -176,12 +179,13 @@ fn kernel_scratch(config: &Config, machine: &LocalMachine, host: HostBytes) -> K
     KernelScratch { floats, threads }
 }
 
-/// Scratch of the cpu backend's kernels.
+/// Numbers of scratch elements that the cpu backend's kernels need.
 pub fn scratch_floats(shape: &DecoderShape) -> ScratchFloats {
     ScratchFloats::new(shape.seq_len, shape.head_dim, shape.hidden, shape.widest_sum())
 }
 
-/// Bytes of each GPU that `plan` takes: on real ones with what kernels and products need behind it.
+/// Bytes of each GPU that `plan` needs. On real GPUs this includes the scratch of kernels and
+/// matmuls.
 pub fn device_bytes(config: &Config, plan: &Plan) -> u64 {
     match config.device {
         DeviceConfig::Cuda => cuda::device_bytes(plan, op_scratch(config)),
@@ -189,8 +193,9 @@ pub fn device_bytes(config: &Config, plan: &Plan) -> u64 {
     }
 }
 
-/// Most bytes of a GPU that one op of `config` needs besides its operands: the backward pass of the attention has a number
-/// for each row of each head, that of a norm sums of the gains' and biases' gradients.
+/// Largest scratch memory of an op of `config` on a GPU, in bytes, besides its operands. The
+/// backward pass of attention needs one number for each row of each head. The backward pass of a
+/// norm needs sums for the gradients of its gains and biases.
 pub fn op_scratch(config: &Config) -> u64 {
     let shape = shape(config);
     let attention = (shape.tokens() * shape.heads / shape.tp_size) as u64 * Dtype::F32.bytes();
@@ -199,7 +204,7 @@ pub fn op_scratch(config: &Config) -> u64 {
     attention.max(gains).max(norms)
 }
 
-/// Bytes that a GPU of `config` may hold, where that is known before it is opened.
+/// Most bytes that a GPU of `config` can hold; `None` if the real GPUs cannot be examined.
 pub fn device_limit(config: &Config, layout: &RankLayout) -> Option<u64> {
     match &config.device {
         DeviceConfig::Cpu { memory, .. } => Some(*memory),
@@ -213,18 +218,19 @@ pub fn device_limit(config: &Config, layout: &RankLayout) -> Option<u64> {
     }
 }
 
-/// Micro-batches whose first forward pass goes through each block together.
+/// Number of micro-batches that go through each block together in the first forward pass.
 pub fn vertical_width(config: &Config) -> usize {
     config.offload.first_forward.min(micro_batches(config))
 }
 
-/// Micro-batches of a step.
+/// Number of micro-batches of a step.
 pub const fn micro_batches(config: &Config) -> usize {
     config.batch.global / (config.batch.micro * config.parallel.data)
 }
 
-/// When the update runs; on the device right after it was decided, whatever `offload.update` says. `Auto` that nobody has
-/// chosen for is `Overlapped`, which needs no more memory.
+/// Update mode of a run. With the optimizer on the device the update runs directly after the
+/// decision, so `Delayed` and `Speculative` become `Overlapped`. An unresolved `Auto` also becomes
+/// `Overlapped`, which needs no more memory.
 pub fn update_mode(config: &Config) -> UpdateMode {
     match (config.offload.optimizer, config.offload.update) {
         (_, UpdateMode::Auto) => UpdateMode::Overlapped,
@@ -235,7 +241,7 @@ pub fn update_mode(config: &Config) -> UpdateMode {
     }
 }
 
-/// Share of the parameters behind the embedding that are updated ahead of the decision.
+/// Share of the parameters after the embedding that are updated before the decision.
 pub fn speculated_share(config: &Config) -> f32 {
     match update_mode(config) {
         UpdateMode::Speculative => config.offload.speculated_fraction.share(),
@@ -244,15 +250,18 @@ pub fn speculated_share(config: &Config) -> f32 {
     }
 }
 
-/// What a CUDA context and NCCL take of a described GPU before the first tensor; of a virtual one, nothing.
+/// Bytes of a described GPU that a CUDA context and NCCL use before the first tensor; 0 on a
+/// virtual GPU.
 pub const fn reserved_bytes(described: &BoxConfig) -> u64 {
     if described.measured.is_some() { 0 } else { 3 << 29 }
 }
 
-/// Lays everything out for `machine`. `accumulate: Auto` sums on the device when that fits its limit.
+/// Lays out all memory of a rank on `machine`. `accumulate: Auto` sums on the device if the plan
+/// then fits the device's limit.
 ///
-/// Kernel threads are counted here, on a thread that is not bound. How much memory ranks take can decide on how many sockets
-/// they are, and so how many threads they have: then everything is laid out again, with theirs.
+/// The calling thread must not be bound to cores, because this function counts kernel threads. The
+/// ranks' memory can decide on how many sockets they are, and so how many threads they have. If
+/// this changes the number of threads, everything is laid out again.
 pub fn lay_out(config: &Config, machine: &LocalMachine) -> RankLayout {
     let near = kernel_scratch(config, machine, HostBytes::default());
     let layout = LayoutBuilder { config, machine, scratch: near }.with_fitting_threads();
@@ -269,7 +278,7 @@ fn fits(config: &Config, layout: &RankLayout) -> bool {
     limit.is_some_and(|limit| device_bytes(config, &layout.plan) <= limit)
 }
 
-/// What a layout is built from.
+/// Inputs of a layout.
 #[derive(Clone, Copy)]
 pub(crate) struct LayoutBuilder<'a> {
     config: &'a Config,
@@ -278,7 +287,7 @@ pub(crate) struct LayoutBuilder<'a> {
 }
 
 impl<'a> LayoutBuilder<'a> {
-    /// With as few kernel threads as a layout may have.
+    /// Returns a builder with the least number of kernel threads that a layout may have.
     pub(crate) fn of_least_threads(config: &'a Config, machine: &'a LocalMachine) -> Self {
         let threads = match &config.device {
             DeviceConfig::Cpu { threads, .. } => threads.unwrap_or(1),
@@ -289,8 +298,9 @@ impl<'a> LayoutBuilder<'a> {
         Self { config, machine, scratch: KernelScratch { floats, threads } }
     }
 
-    /// With fewer kernel threads where the scratch of so many does not fit into the GPU: a machine of many cores takes what one
-    /// of few cores takes. Where the config says how many, that is so.
+    /// Builds a layout with fewer kernel threads if their scratch memory does not fit into the GPU.
+    /// A machine with many cores therefore trains what a machine with few cores trains. A number of
+    /// threads in the config stays unchanged.
     fn with_fitting_threads(mut self) -> RankLayout {
         let config = self.config;
         let said = matches!(config.device, DeviceConfig::Cpu { threads: Some(_), .. });
@@ -313,8 +323,9 @@ impl<'a> LayoutBuilder<'a> {
         }
     }
 
-    /// Parameters that come up for each use: in a ring of as many blocks as fit, at most three, beside as many resident blocks as
-    /// fit, unless the config says how many.
+    /// Builds a layout with parameters on the host. The ring holds as many blocks as fit, at most
+    /// three, and as many resident blocks as fit stay on the GPU. Numbers in the config replace
+    /// both.
     fn with_ring(self) -> RankLayout {
         let config = self.config;
         let with = |buffers, resident| self.with_accumulation(Ring { buffers, resident });
@@ -335,7 +346,8 @@ impl<'a> LayoutBuilder<'a> {
         fitting.next().unwrap_or(layout)
     }
 
-    /// Micro-batches are summed where the config says, or where there is room.
+    /// Builds a layout that sums micro-batches in the first way of
+    /// [`accumulations`](Self::accumulations) if it fits, else in the second way.
     fn with_accumulation(self, ring: Ring) -> RankLayout {
         match self.accumulations(ring)[..] {
             [first, otherwise] => {
@@ -347,7 +359,7 @@ impl<'a> LayoutBuilder<'a> {
         }
     }
 
-    /// Where micro-batches may be summed, the first choice first.
+    /// Ways to sum micro-batches that the config allows, the preferred way first.
     pub(crate) fn accumulations(self, ring: Ring) -> Vec<GradAccumulation> {
         let (config, offload) = (self.config, &self.config.offload);
         let micro_batches = micro_batches(config);
@@ -379,14 +391,15 @@ impl<'a> LayoutBuilder<'a> {
                 len: layout.len,
                 decayed: layout.decayed,
                 bucket: match part {
-                    // The output layer begins what the embedding completes, far behind.
+                    // The output layer begins this gradient, and the embedding completes it much
+                    // later.
                     SegmentRole::Embedding if config.model.tied && sets > 1 => {
                         BucketSharing::PerSlot(sets)
                     }
                     _ if config.offload.keep_gradients => BucketSharing::Own,
                     SegmentRole::Block(_) => BucketSharing::Alternating,
                     SegmentRole::FinalNorm => BucketSharing::Own,
-                    // All blocks go backward, or forward, between the two.
+                    // Between two uses of this bucket all blocks go backward, or forward.
                     SegmentRole::Embedding | SegmentRole::Head => BucketSharing::Shared,
                 },
                 param_buffer: decoder.param_buffer(segment),
@@ -477,7 +490,7 @@ mod tests {
     use super::*;
     use std::path::Path;
 
-    /// The quick start on one rank, and on as many as it has.
+    /// Lays out the quickstart config on one rank, and on its own number of ranks.
     #[test]
     fn the_quick_start_fits_on_machines_of_any_number_of_cores() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -500,7 +513,7 @@ mod tests {
             };
             assert_eq!([1, 2, 64].map(|threads| of(threads).0), [1, 2, 64]);
             let [(few, _), (most, left), (more, _)] = [128, 256, 4096].map(of);
-            // All that there is room for, and what is said is done.
+            // The layout uses all room on the GPU, and keeps a number of threads of the config.
             let each = kernel_scratch(&config, &machine, HostBytes::default()).floats;
             let each = each.bytes(2) - each.bytes(1);
             assert!(few <= most && most == more && left < 2 * each, "{few} {most} {more} {left}");

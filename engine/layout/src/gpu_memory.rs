@@ -1,4 +1,4 @@
-//! What a rank may hold on a real GPU.
+//! Memory budget of a rank on a real GPU.
 
 use crate::LocalMachine;
 use crate::placement::{place_on, round_robin};
@@ -9,23 +9,25 @@ use std::collections::BTreeSet;
 use std::sync::PoisonError;
 use topology::Request;
 
-/// What a communicator of NCCL takes at most, where no run has measured it yet; on a small GPU a 16th of its memory.
+/// Most bytes that an NCCL communicator uses, if no run has measured it. On a small GPU the bound
+/// is a 16th of the GPU's memory.
 const COMMUNICATOR: u64 = 1 << 30;
 
-/// What allocations lose by being rounded, and what kernels take at their first launch, for each rank.
+/// Bytes for each rank that allocations lose by rounding and that kernels use at their first
+/// launch.
 const ROUNDING: u64 = 16 << 20;
 
-/// Bytes of a GPU: what a rank's plan may take, and what is kept back from it.
+/// Bytes of a GPU that the plan of a rank may use, and bytes that are kept back.
 #[derive(Clone, Debug)]
 pub struct MemoryBudget {
-    /// For the plan.
+    /// Most bytes that the plan may use.
     pub limit: u64,
-    /// What lies beside it, with how that is known.
+    /// Uses of GPU memory besides the plan. The text also says how the number of bytes is known.
     pub overheads: Vec<(&'static str, u64)>,
 }
 
 impl LocalMachine {
-    /// By rank, the driver's number of the GPU that it takes.
+    /// GPU of each rank, as the driver's number, in the order of the ranks.
     pub fn rank_gpus(&self, (tp, dp): (usize, usize)) -> Vec<usize> {
         let mut known = self.0.rank_gpus.lock().unwrap_or_else(PoisonError::into_inner);
         let place = || {
@@ -38,10 +40,10 @@ impl LocalMachine {
         known.entry((tp, dp)).or_insert_with(place).clone()
     }
 
-    /// The least room that any rank of `config` has with `plan`, on the GPUs that its placement takes.
+    /// Budget of the rank of `config` with the least room for `plan`, on the GPUs of its placement.
     ///
     /// # Errors
-    /// Why that is not known: there are no GPUs, or one cannot be looked at.
+    /// The machine has no GPUs, or a GPU cannot be examined. The text says why.
     pub fn memory_budget(&self, config: &Config, plan: &Plan) -> Result<MemoryBudget, String> {
         if let Some(missing) = self.missing_gpus() {
             return Err(missing);
@@ -76,7 +78,7 @@ impl LocalMachine {
         Ok(MemoryBudget { limit: (found.free / ranks).saturating_sub(sum), overheads: beside })
     }
 
-    /// NCCL's part, where a run would use it.
+    /// Name and bytes of NCCL's memory; `None` if a run would not use NCCL.
     fn nccl(&self, (gpu, memory): (usize, u64), config: &Config) -> Option<(&'static str, u64)> {
         let (tp, dp) = (config.parallel.tensor, config.parallel.data);
         let cuda = self.cuda();

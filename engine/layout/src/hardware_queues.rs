@@ -1,25 +1,25 @@
-//! Whether the hardware queues of GPUs order the streams of all ranks.
+//! Checks that the hardware queues of GPUs can order the streams of all ranks.
 
 use device::cuda::STREAMS_PER_RANK;
 use topology::counted;
 
-/// Queues of a GPU's hardware. Streams that share one wait for each other.
+/// Number of hardware queues of a GPU. Streams that share a queue wait for each other.
 const HARDWARE_QUEUES: usize = 32;
 
-/// How many of them a process may use: read by the driver when it starts.
+/// Environment variable with the number of queues of a process; the driver reads it at its start.
 const CONNECTIONS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
 
-/// Hardware queues that the environment grants this process.
+/// Number of hardware queues that the environment grants to this process.
 pub fn connections() -> usize {
-    /// What the driver takes where nothing is said.
+    /// Number that the driver uses if the variable holds no number.
     const DEFAULT: usize = 8;
     let Some(text) = std::env::var_os(CONNECTIONS) else { return HARDWARE_QUEUES };
     let number = text.to_str().and_then(|text| text.trim().parse().ok());
     number.unwrap_or(DEFAULT).clamp(1, HARDWARE_QUEUES)
 }
 
-/// Why the hardware queues of `gpus` GPUs cannot order the streams of `ranks` on each, and what helps. Their process may use so
-/// many queues.
+/// Error and remedy if the hardware queues of `gpus` GPUs cannot order the streams of `ranks` ranks
+/// on each GPU. The process may use `granted` queues.
 pub(crate) fn queues(ranks: usize, gpus: usize, granted: usize) -> Option<(String, String)> {
     let streams = ranks * STREAMS_PER_RANK;
     if ranks < 2 || streams <= granted {
@@ -41,7 +41,7 @@ pub(crate) fn queues(ranks: usize, gpus: usize, granted: usize) -> Option<(Strin
     Some((message, format!("unset {CONNECTIONS}, or set it to {HARDWARE_QUEUES}")))
 }
 
-/// That one rank's copies wait for its products, where the environment grants too few queues.
+/// Warning that copies wait for matmuls, if the environment grants too few queues for one rank.
 pub fn few_queues() -> Option<String> {
     let granted = connections();
     (granted < 8).then(|| {

@@ -1,5 +1,5 @@
-//! The least memory that any layout of a config takes, in a time that does not depend on how many blocks the model has: two models of
-//! a few blocks are laid out, and each further block takes what the last one of these did.
+//! Least memory of all layouts of a config. The time does not depend on the number of blocks: two
+//! models of a few blocks are laid out, and each further block counts like the last one.
 
 use crate::LocalMachine;
 use crate::build::{LayoutBuilder, RankLayout, device_limit};
@@ -7,26 +7,27 @@ use config::{Config, DeviceConfig, ParameterPlace, Placement, Transfer, UpdateMo
 use device::Arena;
 use tensor_parallel::Ring;
 
-/// Bytes of a rank: no layout takes fewer.
+/// Lower bounds of the bytes of a rank: no layout needs fewer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeastBytes {
-    /// Of the GPU.
+    /// Least bytes of the GPU.
     pub device: u64,
-    /// Of the host.
+    /// Least bytes of the host.
     pub pinned: u64,
-    /// Of both together.
+    /// Least bytes of the GPU and the host together.
     pub both: u64,
-    /// Bytes that the GPU may hold at most, where that is known.
+    /// Most bytes that the GPU can hold; `None` if unknown.
     pub limit: Option<u64>,
 }
 
-/// Bytes of an arena by which the share of a block may be rounded up: three words for each of its parts stand among those of all blocks.
+/// Most bytes by which alignment can raise the share of a block in an arena: three tensors hold
+/// words for the parts of all blocks, and each tensor is rounded up.
 const ROUNDING: u64 = 3 * 256;
 
-/// Numbers of blocks that a ring has where the config leaves it open, at least.
+/// Least number of blocks in a ring, if the config gives no number.
 const LEAST_RING: usize = 2;
 
-/// What `config` takes at least, whatever is chosen for it.
+/// Least memory that `config` needs, over all choices that the config leaves open.
 pub fn least_bytes(config: &Config, machine: &LocalMachine) -> LeastBytes {
     let all: Vec<LeastBytes> =
         forms(config).iter().flat_map(|form| of_form(form, config, machine)).collect();
@@ -39,13 +40,15 @@ pub fn least_bytes(config: &Config, machine: &LocalMachine) -> LeastBytes {
     }
 }
 
-/// The optimizer in one place: what it takes in two is between the two. Nothing is updated ahead, which only takes more.
+/// Configs with the optimizer in one place and the least memory. A split optimizer needs an amount
+/// between both places. A speculative update becomes `Overlapped`, which never needs more.
 fn forms(config: &Config) -> Vec<Config> {
     let mut form = config.clone();
     if form.offload.update == UpdateMode::Speculative {
         form.offload.update = UpdateMode::Overlapped;
     }
-    // Pieces of buckets cost time here, and memory only where one of them has a buffer.
+    // Many pieces would slow this function down. They change memory only if a piece has its own
+    // buffer.
     if form.offload.transfer == Transfer::Streamed && !form.parallel.reduce_fp32 {
         form.offload.bucket_elements = usize::MAX / 2;
     }
@@ -61,7 +64,7 @@ fn forms(config: &Config) -> Vec<Config> {
     places.iter().map(placed).collect()
 }
 
-/// The least of each way to sum micro-batches that `config` leaves open.
+/// Least memory of each way to sum micro-batches that `config` leaves open.
 fn of_form(form: &Config, config: &Config, machine: &LocalMachine) -> Vec<LeastBytes> {
     let ring = match form.offload.parameters {
         ParameterPlace::Device => Ring::NONE,
@@ -96,7 +99,8 @@ fn of_form(form: &Config, config: &Config, machine: &LocalMachine) -> Vec<LeastB
     sums.into_iter().map(of_sum).collect()
 }
 
-/// Of real GPUs the limit of `layout`, which has fewer page tables: those of more blocks lower it.
+/// Most bytes that a GPU can hold. On real GPUs this is the limit of `layout`, which has few
+/// blocks: the page tables of more blocks lower the limit.
 fn limit(config: &Config, layout: &RankLayout) -> Option<u64> {
     match &config.device {
         DeviceConfig::Cpu { memory, .. } => Some(*memory),
@@ -115,7 +119,7 @@ mod tests {
         config::load(&folder.join(name), &sets).ok().map(|loaded| loaded.config)
     }
 
-    /// Never more than what is laid out, and near it where nothing is left open.
+    /// The least memory never exceeds a layout. It is close if the config decides everything.
     #[test]
     fn no_layout_takes_less() {
         let machine = LocalMachine::default();

@@ -1,6 +1,6 @@
-//! From a config to the plan of a rank, and the machine on which it runs.
+//! Turns a config into the memory plan of a rank, and describes the machine of the run.
 
-// Files are opened, created, read and renamed by the crate `files`.
+// Only the crate `files` opens, creates, reads and renames files.
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
 pub mod batches;

@@ -1,4 +1,4 @@
-//! The machine that the program runs on: what it has, and which ranks of a run it takes.
+//! Machine on which the program runs: its hardware, and its share of the ranks of a run.
 
 use device::Processes;
 use device::cuda::{Probe, probe};
@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock};
 use topology::Machine;
 
-/// This machine, made once by a program and passed to whatever asks for it; a clone is the same one. Each part is looked at
-/// when it is first asked for, which takes up to seconds, and never again: ask before threads are bound, because a bound
-/// thread sees fewer cores.
+/// This machine. A program creates one value and passes it on; clones share its data. Each part is
+/// examined at its first use, which can last seconds, and not again. Use every part before threads
+/// are bound, because a bound thread sees fewer cores.
 #[derive(Clone, Debug, Default)]
 pub struct LocalMachine(pub(crate) Arc<Parts>);
 
@@ -18,49 +18,49 @@ pub(crate) struct Parts {
     pub(crate) cuda: OnceLock<Probe>,
     pub(crate) topology: OnceLock<Option<Machine>>,
     pub(crate) cores: OnceLock<usize>,
-    /// By TP and DP degree of the ranks here: the GPU of each rank.
+    /// GPU of each rank on this machine, by the TP and DP degree of these ranks.
     pub(crate) rank_gpus: Mutex<BTreeMap<(usize, usize), Vec<usize>>>,
 }
 
-/// The processes of a run, and which of them are on this machine.
+/// Processes of a run, and the processes on this machine.
 #[derive(Debug)]
 pub(crate) struct LocalProcesses {
     pub(crate) count: usize,
-    /// In order.
+    /// Numbers of the processes on this machine, in ascending order.
     pub(crate) on_node: Vec<usize>,
 }
 
 impl Default for LocalProcesses {
-    /// One process has all ranks.
+    /// One process that has all ranks.
     fn default() -> Self {
         Self { count: 1, on_node: vec![0] }
     }
 }
 
 impl LocalMachine {
-    /// The machine of a process to whom a launcher has given a part of the run's ranks.
+    /// Machine of a process to which a launcher has given a part of the run's ranks.
     pub fn of_processes(processes: &Processes) -> Self {
         let processes =
             LocalProcesses { count: processes.count(), on_node: processes.on_this_node() };
         Self(Arc::new(Parts { processes, ..Parts::default() }))
     }
 
-    /// What CUDA finds: driver, GPUs, libraries.
+    /// Driver, GPUs and libraries that CUDA finds.
     pub fn cuda(&self) -> &Probe {
         self.0.cuda.get_or_init(probe)
     }
 
-    /// Why `device: Cuda` cannot be had here; `None` where it can.
+    /// Reason why `device: Cuda` cannot be used here; `None` if it can.
     pub fn missing_gpus(&self) -> Option<String> {
         self.cuda().missing()
     }
 
-    /// NUMA nodes, cores, GPUs and the links between them; `None` where they cannot be looked at.
+    /// NUMA nodes, cores, GPUs and their links; `None` if they cannot be examined.
     pub fn topology(&self) -> Option<&Machine> {
         self.0.topology.get_or_init(|| Machine::discover().ok()).as_ref()
     }
 
-    /// Hardware threads that the process may use.
+    /// Number of hardware threads that the process may use.
     pub fn cores(&self) -> usize {
         *self.0.cores.get_or_init(topology::cores)
     }
@@ -72,7 +72,7 @@ mod tests {
     use device::cuda::GpuInfo;
     use std::path::Path;
 
-    /// A DGX-1 of which CUDA shows the GPUs on these buses.
+    /// A DGX-1 on which CUDA shows only the GPUs on these buses.
     fn dgx1(buses: &[u8]) -> LocalMachine {
         let boxes = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/boxes/topologies");
         let machine = Machine::from_xml_file(&boxes.join("dgx1v.xml")).unwrap();

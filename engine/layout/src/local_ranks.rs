@@ -1,10 +1,10 @@
-//! Which ranks of a run this machine has, where a launcher has started several processes for it.
+//! Ranks of a run on this machine, if a launcher has started several processes.
 
 use crate::local_machine::{LocalMachine, LocalProcesses};
 use config::Config;
 
 impl LocalMachine {
-    /// Whether ranks of the run are in several processes.
+    /// Whether the run has several processes.
     pub fn is_spread(&self) -> bool {
         self.0.processes.count > 1
     }
@@ -14,7 +14,8 @@ impl LocalMachine {
         self.0.processes.on_node.len()
     }
 
-    /// The most members that a group of consecutive ranks `step` apart, `size` of them, has in other processes than one of them.
+    /// Largest number of members that a group has in other processes than one of its members. A
+    /// group has `size` ranks, which are `step` apart.
     pub fn remote_members(&self, config: &Config, step: usize, size: usize) -> usize {
         let world_size = config.world_size();
         let home = |rank: usize| rank / (world_size / self.0.processes.count);
@@ -36,7 +37,7 @@ impl LocalMachine {
         config.world_size() / self.0.processes.count * self.processes()
     }
 
-    /// The number of `rank` among those on this machine; `None` where another one has it.
+    /// Number of `rank` among the ranks on this machine; `None` if `rank` is on another machine.
     pub fn number(&self, config: &Config, rank: usize) -> Option<usize> {
         let LocalProcesses { count, on_node } = &self.0.processes;
         let each = config.world_size() / count;
@@ -52,7 +53,7 @@ mod tests {
     use std::path::Path;
     use std::sync::Arc;
 
-    /// A machine that has these processes of so many.
+    /// A machine with the processes `on_node` of the run's `count` processes.
     fn share(count: usize, on_node: &[usize]) -> LocalMachine {
         let processes = LocalProcesses { count, on_node: on_node.to_vec() };
         LocalMachine(Arc::new(Parts { processes, ..Parts::default() }))
@@ -74,7 +75,8 @@ mod tests {
         assert_eq!(share(4, &[0, 1, 2, 3]).grid(&eight), (2, 4));
         assert_eq!(share(4, &[2, 3]).grid(&eight), (2, 2));
         assert_eq!(share(4, &[1]).grid(&narrow), (2, 1));
-        // TP 2 x DP 4 by four processes; TP 8 by four, and TP 2 x DP 3 by two, whose third rank has its partner elsewhere.
+        // TP 2 x DP 4 and TP 8 on four processes. Then TP 2 x DP 3 on two: the third rank's TP
+        // partner is in the other process.
         let remote = |(step, size)| share(4, &[0]).remote_members(&eight, step, size);
         assert_eq!([(1, 2), (2, 4)].map(remote), [0, 3]);
         assert_eq!(share(4, &[0]).remote_members(&narrow, 1, 8), 6);

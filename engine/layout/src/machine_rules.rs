@@ -1,5 +1,5 @@
-//! The rules of this machine's GPUs: whether they compute in the precision of a config, and whether their hardware queues order
-//! the streams of all ranks.
+//! Rules of this machine's GPUs: they compute in the precision of the config, and their hardware
+//! queues order the streams of all ranks.
 
 use crate::LocalMachine;
 use crate::hardware_queues::{connections, queues};
@@ -25,12 +25,12 @@ impl LocalMachine {
         refusal.into_iter().chain(crowded).collect()
     }
 
-    /// Whether `config` keeps every rule, those of this machine's GPUs included.
+    /// Whether `config` keeps every rule, including the rules of this machine's GPUs.
     pub fn is_sound(&self, config: &Config) -> bool {
         self.first_broken(config).is_none()
     }
 
-    /// The message of the first rule that `config` breaks, those of this machine's GPUs included.
+    /// Message of the first rule that `config` breaks, including the rules of this machine's GPUs.
     pub fn first_broken(&self, config: &Config) -> Option<String> {
         let of_machine = || self.broken(config).into_iter().next().map(|one| one.message);
         config.first_broken().or_else(of_machine)

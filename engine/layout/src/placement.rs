@@ -1,16 +1,18 @@
-//! Where the ranks of a run go on this machine.
+//! Placement of the ranks of a run on this machine.
 
 use crate::LocalMachine;
 use crate::hardware_queues::few_queues;
 use config::{Config, DeviceConfig};
 use topology::{HostBytes, Machine, PciAddress, Placement, RankPlace, Request, Seats, place};
 
-/// Kernel threads of each of `ranks` that share `cpus`, where a rank has `placed` of them; none has fewer than its own.
+/// Number of kernel threads of each of `ranks` ranks that share `cpus` CPUs, at least 1. If a rank
+/// is placed on `placed` CPUs, it has at most as many threads.
 pub fn kernel_threads(cpus: usize, ranks: usize, placed: Option<usize>) -> usize {
     (cpus / ranks).min(placed.unwrap_or(usize::MAX)).max(1)
 }
 
-/// What is to be placed of `config`, each of whose ranks takes `host`, where one machine has them all.
+/// Request to place all ranks of `config` on one machine. Each rank needs `host` bytes of host
+/// memory.
 pub fn request(config: &Config, host: HostBytes) -> Request {
     Request {
         tp: config.parallel.tensor,
@@ -22,17 +24,18 @@ pub fn request(config: &Config, host: HostBytes) -> Request {
     }
 }
 
-/// The places of all ranks.
+/// Places of all ranks.
 #[derive(Debug, Default)]
 pub struct Places {
-    /// By rank; empty where threads and memory are not to be bound, or cannot be.
+    /// Place of each rank of the run; empty if threads and memory are not bound.
     pub ranks: Vec<RankPlace>,
-    /// By rank of this machine: the driver's number of its GPU; empty without GPUs.
+    /// GPU of each rank on this machine, as the driver's number; empty without GPUs.
     pub gpus: Vec<usize>,
 }
 
 impl LocalMachine {
-    /// Kernel threads of each virtual GPU of this machine, on which a rank takes `host`.
+    /// Number of kernel threads of each virtual GPU of this machine. Each rank needs `host` bytes
+    /// of host memory.
     pub(crate) fn virtual_threads(&self, config: &Config, host: HostBytes) -> usize {
         let wanted = Request { seats: Seats::Virtual, ..self.request(config, host) };
         let placed = self.topology().and_then(|machine| place(machine, &wanted).ok());
@@ -40,13 +43,15 @@ impl LocalMachine {
         kernel_threads(self.cores(), self.ranks(config), least.filter(|cpus| *cpus > 0))
     }
 
-    /// What is to be placed on this machine for `config`, each of whose ranks takes `host`.
+    /// Request to place the ranks of `config` that are on this machine. Each rank needs `host`
+    /// bytes of host memory.
     pub fn request(&self, config: &Config, host: HostBytes) -> Request {
         let (tp, dp) = self.grid(config);
         Request { tp, dp, ..request(config, host) }
     }
 
-    /// Places the ranks, each of which takes `host`, and says where.
+    /// Places the ranks, and logs the reasons. Each rank needs `host` bytes of host memory. Without
+    /// `bind`, this function only chooses GPUs.
     pub fn places(&self, config: &Config, host: HostBytes, bind: bool) -> Places {
         let (gpus, world_size) = (self.gpus(config), self.ranks(config));
         if let Some(few) = few_queues().filter(|_| !gpus.is_empty()) {
@@ -66,7 +71,7 @@ impl LocalMachine {
                 let cpus = machine.allowed_cpus.len();
                 places.gpus = gpus;
                 placement.reasons.iter().for_each(|reason| tracing::info!("{reason}"));
-                // More ranks than CPUs are better off with a scheduler that moves them.
+                // If there are more ranks than CPUs, the scheduler should move the ranks.
                 if cpus < world_size {
                     tracing::info!("more ranks than CPUs: threads and memory are not bound");
                     return places;
@@ -75,7 +80,8 @@ impl LocalMachine {
                     tracing::info!("{place}");
                     place.reasons.iter().for_each(|reason| tracing::info!("  {reason}"));
                 }
-                // By rank of the run; no thread of this process asks for the places of others.
+                // Index: rank of the run. No thread of this process reads the places of other
+                // ranks.
                 let place = |rank| placement.ranks[self.number(config, rank).unwrap_or(0)].clone();
                 places.ranks = (0..config.world_size()).map(place).collect();
             }
@@ -83,7 +89,7 @@ impl LocalMachine {
         places
     }
 
-    /// Where CUDA says its GPUs are, by its numbers; none for a run without.
+    /// PCI addresses of the GPUs, by CUDA's numbers; empty if the run uses no real GPUs.
     pub fn gpus(&self, config: &Config) -> Vec<Option<PciAddress>> {
         match config.device {
             DeviceConfig::Cuda => self.cuda().gpus.iter().map(|gpu| gpu.pci).collect(),
@@ -92,8 +98,9 @@ impl LocalMachine {
     }
 }
 
-/// The placement of the ranks of `request` on `machine`, and the number of each rank's GPU among `gpus`. GPUs that the machine
-/// does not show are dealt in turn, and their ranks placed as those of virtual GPUs.
+/// Places the ranks of `request` on `machine`. Returns the placement and the number of each rank's
+/// GPU among `gpus`. If the machine does not show a GPU, ranks use the GPUs in turn and are placed
+/// like ranks of virtual GPUs.
 pub fn place_on(
     machine: &Machine,
     request: &Request,
@@ -118,7 +125,7 @@ pub fn place_on(
     Ok((placement, numbers.unwrap_or_else(|| round_robin(gpus.len(), ranks))))
 }
 
-/// Rank i on GPU i mod their number.
+/// GPU of each rank: rank i has GPU i mod `gpus`.
 pub fn round_robin(gpus: usize, world_size: usize) -> Vec<usize> {
     if gpus == 0 { Vec::new() } else { (0..world_size).map(|rank| rank % gpus).collect() }
 }
@@ -146,7 +153,7 @@ mod tests {
     fn every_rank_has_its_part_of_all_cpus_whoever_asks() {
         let of = |ranks| kernel_threads(64, ranks, None);
         assert_eq!([1, 3, 4, 8, 64, 100].map(of), [64, 21, 16, 8, 1, 1]);
-        // Two sockets of 32, and ranks on the first alone; cores that ranks share.
+        // Two sockets of 32 CPUs with a rank only on the first socket; then ranks that share CPUs.
         assert_eq!([kernel_threads(64, 1, Some(32)), kernel_threads(2, 2, Some(2))], [32, 1]);
         let all = cores();
         let first = topology::current_binding().unwrap()[0];
@@ -160,7 +167,8 @@ mod tests {
 
     #[test]
     fn ranks_get_the_gpus_that_are_joined_best_by_cudas_numbers() {
-        // Pairs of two NVLinks, on an uplink each; CUDA counts backwards here.
+        // Two NVLinks join the GPUs of a pair, and each pair has its own uplink. CUDA counts
+        // backwards here.
         let gpus = at(&[0x8a, 0x89, 0x86, 0x85, 0x0b, 0x0a, 0x07, 0x06]);
         let (placement, numbers) = place_on(&dgx1(), &ranks(2, 4), &gpus).unwrap();
         assert_eq!(numbers, [7, 4, 6, 5, 3, 0, 2, 1]);

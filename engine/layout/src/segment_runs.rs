@@ -1,29 +1,30 @@
-//! Which part of which whole tensor stands where in a rank's flat segments.
+//! Maps the elements of a rank's flat segments to elements of whole tensors.
 
 use std::ops::Range;
 use tensor_parallel::{Decoder, Param};
 
-/// Runs of flat elements that are contiguous in their whole tensors, too. Elements in no run are padding.
+/// Runs of flat elements that are contiguous in their whole tensors, too. Elements outside of all
+/// runs are padding.
 #[derive(Debug)]
 pub struct SegmentRuns<T> {
-    /// By segment, sorted by place.
+    /// Runs of each segment, sorted by place in the segment.
     pub by_segment: Vec<Vec<SegmentRun<T>>>,
 }
 
-/// One of them.
+/// A run of flat elements.
 #[derive(Debug)]
 pub struct SegmentRun<T> {
-    /// Place in the segment.
+    /// Range of the run's elements in the segment.
     pub flat: Range<usize>,
-    /// Index in the whole tensor of the run's first element.
+    /// Index of the run's first element in the whole tensor.
     pub global: usize,
-    /// Where its values come from.
+    /// Source of the run's values.
     pub source: T,
 }
 
 impl<T: Clone> SegmentRuns<T> {
-    /// Those of rank `tp` of `tp_size`. `source`: where the values of a parameter come from; parameters are counted over all
-    /// segments.
+    /// Runs of rank `tp` of `tp_size` ranks. `source` returns the source of a parameter's values.
+    /// Its first argument is the number of the parameter over all segments.
     pub fn new(
         decoder: &Decoder,
         (tp, tp_size): (usize, usize),
@@ -46,8 +47,9 @@ impl<T: Clone> SegmentRuns<T> {
         Self { by_segment: by_segment.collect() }
     }
 
-    /// Sets `values`, the elements from `first` on of a segment's flat buffer: padding to 0, all else by `fill` (source, index
-    /// in the whole tensor of the first value, values).
+    /// Sets `values`, the elements of a segment's flat buffer from element `first` on. Padding
+    /// becomes 0. All other values are set by `fill` (source, index in the whole tensor of the
+    /// first value, values).
     pub fn fill<E>(
         &self,
         segment: usize,

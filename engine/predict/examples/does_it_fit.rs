@@ -1,4 +1,4 @@
-//! Whether a config fits its box, from another program: `cargo run -p engine --example does_it_fit [CONFIG]`.
+//! Checks whether a config fits: `cargo run -p predict --example does_it_fit [CONFIG]`.
 #![allow(clippy::print_stdout, reason = "an example shows what it found")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
 

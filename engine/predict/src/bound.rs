@@ -1,4 +1,4 @@
-//! What cannot fit, from the least memory that any layout of a config takes: nobody lays it out.
+//! Rejects configs by a lower bound of their memory, without building the layout.
 
 use crate::changes;
 use crate::plan::fits;
@@ -9,13 +9,13 @@ use layout::least::{LeastBytes, least_bytes};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use topology::{available_memory, up_to_hundredths};
 
-/// The host's memory and what is tried on it.
+/// Memory limits of the machine, and the number of layouts built.
 #[derive(Debug)]
 pub(crate) struct Bound<'a> {
     machine: &'a LocalMachine,
-    /// Of this machine, looked at once.
+    /// Bytes of available memory of this machine, read once.
     available: u64,
-    /// Configs that were laid out.
+    /// Number of layouts built.
     laid_out: AtomicUsize,
 }
 
@@ -28,14 +28,14 @@ impl<'a> Bound<'a> {
         self.machine
     }
 
-    /// Whether `config` fits; it is laid out only if it may.
+    /// Whether `config` fits. The layout is built only if the lower bound of its memory fits.
     pub(crate) fn fits(&self, config: &Config) -> bool {
         let least = least_bytes(config, self.machine);
         let may = self.host_may_hold(config, &least) && gpus_may_hold(&least);
         may && fits(config, &self.count(|| lay_out(config, self.machine)))
     }
 
-    /// The layout of `config`, whose virtual GPUs get as much memory as it needs; none if it cannot fit then either.
+    /// Builds the layout with enough memory for virtual GPUs; `None` if the bound does not fit.
     pub(crate) fn widened(&self, config: &mut Config) -> Option<RankLayout> {
         let least = least_bytes(config, self.machine);
         let is_wide = matches!(config.device, DeviceConfig::Cpu { .. });
@@ -43,13 +43,13 @@ impl<'a> Bound<'a> {
         may.then(|| self.count(|| changes::widen(config, self.machine)))
     }
 
-    /// What is laid out here counts.
+    /// Counts a layout and builds it.
     pub(crate) fn count<T>(&self, lay_out: impl FnOnce() -> T) -> T {
         self.laid_out.fetch_add(1, Ordering::Relaxed);
         lay_out()
     }
 
-    /// How many times as large the host's memory or a GPU's would have to be at least; 0 where both may be large enough.
+    /// Least factor by which a memory must grow, the host's or a GPU's; 0 if both may fit.
     pub(crate) fn least_factor(&self, config: &Config, least: &LeastBytes) -> f64 {
         let gpu = match &config.device {
             DeviceConfig::Cpu { .. } => None,
@@ -63,7 +63,7 @@ impl<'a> Bound<'a> {
         over.map(factor).fold(0.0, f64::max)
     }
 
-    /// Configs that were laid out.
+    /// Number of layouts built.
     #[cfg(test)]
     pub(crate) fn laid_out(&self) -> usize {
         self.laid_out.load(Ordering::Relaxed)
@@ -74,7 +74,7 @@ impl<'a> Bound<'a> {
         bytes <= has
     }
 
-    /// Bytes that the host has to hold at least, and how many it has.
+    /// Bytes of host memory: the lower bound of the config's need, and the bytes of the host.
     fn host(&self, config: &Config, least: &LeastBytes) -> (u64, u64) {
         let (ranks, has) = match &config.device {
             DeviceConfig::Cpu { .. } | DeviceConfig::Cuda => {
@@ -93,7 +93,7 @@ fn gpus_may_hold(least: &LeastBytes) -> bool {
     least.limit.is_none_or(|limit| least.device <= limit)
 }
 
-/// Bytes of the host that a rank takes at least: virtual GPUs are a part of it.
+/// Least bytes of host memory of a rank, including a virtual GPU's memory.
 pub(crate) fn of_host(config: &Config, least: &LeastBytes) -> u64 {
     let is_virtual = match &config.device {
         DeviceConfig::Cpu { .. } => true,

@@ -1,4 +1,4 @@
-//! From a described box to what the simulator plays on: who sits where, which links and nodes they share.
+//! Converts a described box to the simulator's hardware: ranks' places, shared links and nodes.
 
 use crate::sim::{Era2020, Gpu, Hardware, MeasuredMachine, Rates, Seat};
 use config::{BoxConfig, Config, MeasuredConfig};
@@ -9,62 +9,62 @@ use topology::{
     format_bytes, in_parts,
 };
 
-/// A box that cannot be simulated.
+/// Error of a box that cannot be simulated.
 #[derive(Debug, thiserror::Error)]
 pub enum BoxError {
-    /// A rate that the simulator needs.
+    /// The box lacks a rate that the simulator needs.
     #[error(
         "the box `{name}` does not say `{key}` (0: not known), which a simulation needs: see the boxes that `onebox boxes` lists, or measure \
          this machine with `onebox bench --save-box FILE`"
     )]
     Unknown {
-        /// Of the box.
+        /// Name of the box.
         name: String,
-        /// Of its description.
+        /// Key of the missing rate in the description.
         key: &'static str,
     },
-    /// Its topology has no place for the ranks.
+    /// The topology of the box has no place for the ranks.
     #[error("the topology of the box `{name}`: {source}")]
     Topology {
-        /// Of the box.
+        /// Name of the box.
         name: String,
-        /// Why.
+        /// Reason for the failure.
         source: topology::Error,
     },
-    /// Ranks and machines do not go together.
+    /// The number of ranks does not fit the number of machines.
     #[error("the box `{name}`: {why}")]
     Machines {
-        /// Of the box.
+        /// Name of the box.
         name: String,
-        /// What is wrong.
+        /// Reason for the failure.
         why: String,
     },
 }
 
-/// Giga.
+/// Factor of giga, 10^9.
 const G: f64 = 1e9;
 
-/// Who sits where, whatever the rates.
+/// Places of the ranks; independent of rates.
 #[derive(Clone, Debug)]
 pub struct Layout {
-    /// By rank.
+    /// Places by rank.
     pub seats: Vec<Seat>,
-    /// NUMA nodes of all machines.
+    /// Number of NUMA nodes of all machines.
     pub nodes: usize,
-    /// PCIe links: bytes each way.
+    /// PCIe links: bytes per second each way.
     links: Vec<f64>,
-    /// Bytes between two ranks' GPUs by NVLink.
+    /// NVLink bytes per second between the GPUs of two ranks.
     nvlink: Vec<Vec<f64>>,
     /// Bytes of host memory of each rank's plan, by node.
     pub bytes: Vec<BTreeMap<usize, u64>>,
-    /// What ranks do with sockets that none is on.
+    /// Sentences on how ranks use the sockets without ranks.
     pub reasons: Vec<String>,
 }
 
-/// The hardware under the ranks of `config`, on `described`; each takes (staging, states) of host memory.
+/// Hardware of the ranks of `config` on a box. `host` has the bytes of host memory of a rank.
 ///
 /// # Errors
-/// A rate that is missing; as [`layout`].
+/// Returns an error if a rate is missing, and the errors of [`layout`].
 pub fn hardware(
     config: &Config,
     described: &BoxConfig,
@@ -82,17 +82,17 @@ pub fn hardware(
         network: f64::from(described.network_gb_per_s) * G,
         seats,
         dp_size: config.parallel.data,
-        // PyTorch has a stream for each communicator.
+        // PyTorch uses one stream for each communicator.
         one_communication_stream: !described.gpu.as_of_2020,
         measured,
     })
 }
 
-/// The seats of the ranks of `config` on `described`: as the topology places them, else dealt evenly. Each takes
-/// (staging, states) of host memory.
+/// Places of the ranks of `config` on the box `described`: by its topology, or dealt evenly without
+/// a topology. `host` has the bytes of host memory of a rank.
 ///
 /// # Errors
-/// Ranks and machines that do not go together.
+/// Returns an error if the number of ranks does not fit the number of machines.
 pub fn layout(config: &Config, described: &BoxConfig, host: HostBytes) -> Result<Layout, BoxError> {
     let refuse = |why| BoxError::Machines { name: described.name.clone(), why };
     let per_machine = described.ranks_per_machine(&config.parallel).map_err(refuse)?;
@@ -104,10 +104,10 @@ pub fn layout(config: &Config, described: &BoxConfig, host: HostBytes) -> Result
     Ok(one)
 }
 
-/// Whether `b` says what a simulation needs; what was measured does.
+/// Checks that `b` has all rates that a simulation needs. A measured box has them.
 ///
 /// # Errors
-/// The first rate that is missing.
+/// Returns the first missing rate.
 pub fn check_rates(b: &BoxConfig) -> Result<(), BoxError> {
     if b.measured.is_some() {
         return Ok(());
@@ -142,7 +142,7 @@ fn gpu(b: &BoxConfig) -> Gpu {
     }
 }
 
-/// Seats as `topology` places ranks.
+/// Places of the ranks by the crate `topology`.
 fn placed(
     config: &Config,
     b: &BoxConfig,
@@ -202,7 +202,7 @@ fn placed(
     })
 }
 
-/// The nodes of `staging` bytes with the share of each: `far` on others than `home`.
+/// Nodes of `staging` bytes with their fractions: the parts in `far`, and the rest on `home`.
 fn shares(home: usize, far: &[(usize, u64)], staging: u64) -> Vec<(usize, f64)> {
     let share = |(node, bytes): &(usize, u64)| (*node, *bytes as f64 / staging as f64);
     let far: Vec<(usize, f64)> = far.iter().map(share).collect();
@@ -210,8 +210,8 @@ fn shares(home: usize, far: &[(usize, u64)], staging: u64) -> Vec<(usize, f64)> 
     std::iter::once((home, near)).chain(far).collect()
 }
 
-/// Seats of a box without a topology: a link for each GPU, cores and nodes dealt evenly. Nodes without a rank are sockets
-/// without one.
+/// Places on a box without a topology: one link for each GPU, and cores and nodes dealt evenly. A
+/// node without a rank counts as a socket without ranks.
 fn apart(b: &BoxConfig, ranks: usize, request: &Request) -> Layout {
     let node = |rank: usize| rank * b.numa_nodes / ranks.max(1);
     let (staging, states) = (request.staging_bytes, request.state_bytes);
@@ -253,7 +253,7 @@ fn apart(b: &BoxConfig, ranks: usize, request: &Request) -> Layout {
         _ => Vec::new(),
     };
     reasons.extend(moved.into_iter().map(|(node, bytes)| far_words(node as u32, bytes)));
-    // With fewer ranks than nodes, a node's cores are one rank's.
+    // If there are fewer ranks than nodes, a rank has the cores of a whole node.
     let seat = |rank: usize| Seat {
         machine: 0,
         links: vec![rank],
@@ -273,7 +273,7 @@ fn apart(b: &BoxConfig, ranks: usize, request: &Request) -> Layout {
     }
 }
 
-/// More machines like the first.
+/// Repeats the first machine until there are `machines` machines.
 fn repeat(h: &mut Layout, machines: usize) {
     let (links, nodes, ranks) = (h.links.len(), h.nodes, h.seats.len());
     let alike = |machine: usize, seat: &Seat| Seat {
@@ -309,12 +309,12 @@ fn virtual_gpus(config: &Config, m: &MeasuredConfig) -> MeasuredMachine {
         flops: f64::from(flops) * G,
         bytes: f64::from(bytes) * G,
     };
-    // Of an op that was seen in one width only, the other is taken to be as fast.
+    // An op measured in one width only has the same speed in the other width.
     let known = m.ops_gb_per_s.iter().filter_map(|&(name, [a, b])| {
         let either = |x: f32, y: f32| if x > 0.0 { x } else { y };
         (a > 0.0 || b > 0.0).then(|| (name.to_owned(), pair([either(a, b), either(b, a)])))
     });
-    // Updates ahead of the decision are taken to be as fast as those behind it.
+    // Speculative updates have the speed of other updates.
     let updates = |(name, rates): (String, [f64; 2])| {
         let also = ["ahead_tile", "settle_tile"].map(|also| (also.to_owned(), rates));
         let is_update = name == "adam_tile";

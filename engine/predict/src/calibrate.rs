@@ -1,5 +1,5 @@
-//! How fast this machine's cores are as virtual GPUs: real steps are timed op by op, and each op's time is explained
-//! by what it does. The result is a box, on which `onebox simulate` predicts the `cpu` backend.
+//! Measures this machine's cores as virtual GPUs. It times real steps op by op and fits rates to
+//! the times. The result is a box, on which `onebox simulate` predicts the `cpu` backend.
 
 use crate::sim::Work;
 use crate::sim::WorkKind;
@@ -16,13 +16,13 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Of every box that is written here.
+/// Beginning of every measured box file.
 const BEGINNING: &str =
     "// The cores of one machine as virtual GPUs, measured by `onebox bench --save-box`.";
-/// The description of a box as a file.
+/// The output kind of a box file.
 pub const OUTPUT: Output = Output { what: "box", beginning: BEGINNING };
 
-/// The model, batch and ranks of a calibration run.
+/// The model size and the ranks of a calibration run.
 #[derive(Clone, Copy)]
 struct CalibrationShape {
     hidden: usize,
@@ -34,7 +34,7 @@ struct CalibrationShape {
 /// Samples of each micro-batch of a calibration run.
 const MICRO: usize = 4;
 
-/// The shapes of each family.
+/// Calibration shapes of each model family.
 const SHAPES: [(Family, &[CalibrationShape]); 2] = [
     (
         Family::Gpt2,
@@ -48,28 +48,28 @@ const SHAPES: [(Family, &[CalibrationShape]); 2] = [
     (Family::Llama, &[SHORT, THREADED]),
 ];
 
-/// A shape of both families.
+/// The shape that both families use.
 const SHORT: CalibrationShape = CalibrationShape { hidden: 128, seq_len: 128, tp: 1, dp: 2 };
-/// The shape that is timed on all cores of one rank too.
+/// The shape that is also timed with one rank on all cores.
 const THREADED: CalibrationShape = CalibrationShape { hidden: 256, seq_len: 128, tp: 1, dp: 2 };
 
-/// Why a machine cannot be measured.
+/// Error of a failed calibration run.
 #[derive(Debug, thiserror::Error)]
 #[error("a calibration run failed: {0}")]
 pub struct CalibrateError(String);
 
-/// An op as it was timed: the median of its times.
+/// An op with its typical measured seconds: the median, but the first quartile of a collective.
 #[derive(Clone, Copy, Debug)]
 struct OpTiming {
     work: Work,
     seconds: f64,
 }
 
-/// Times steps of several shapes in both storage widths, as many ranks at once as there are cores, if that is two or
-/// more. Takes some seconds. `tell` is told what runs.
+/// Times steps of several shapes in both storage widths, with two ranks of one thread each. Runs
+/// for some seconds; `tell` receives the name of each run.
 ///
 /// # Errors
-/// A run that fails.
+/// Returns an error if a run fails.
 pub fn measure(
     machine: &LocalMachine,
     tell: &mut dyn FnMut(&str),
@@ -93,8 +93,8 @@ pub fn measure(
     Ok(MeasuredConfig { thread_us, thread_share, ..explain(&timed, cores) })
 }
 
-/// Microseconds until a rank's threads share an op, and how much each further core adds: from the same ops done by one
-/// core and by all.
+/// Microseconds until a rank's threads share an op, and the share of a core that each further
+/// thread adds. Both come from the same ops on one core and on all cores.
 fn threads(one: &[OpTiming], all: &[OpTiming], threads: usize) -> (f32, f32) {
     let same = |t: &OpTiming| {
         let alone = one.iter().find(|o| o.work == t.work && o.seconds > 1e-5)?;
@@ -118,7 +118,7 @@ fn calibration(
     let heads = hidden / 32;
     let parts = match family {
         Family::Gpt2 => "dropout: 0.1".to_owned(),
-        // Heads of queries share keys and values.
+        // Several heads of queries share keys and values.
         Family::Llama => format!("family: Llama, kv_heads: {}, qk_norm: true", heads / 2),
     };
     let ron = format!(
@@ -135,8 +135,8 @@ fn calibration(
     loaded.map(|loaded| loaded.config).map_err(|e| CalibrateError(e.to_string()))
 }
 
-/// Runs `config` and matches the spans of each rank with what it submitted: lanes run inline, in that order. The program
-/// has steps alone, so meetings of ranks between steps are left out.
+/// Runs `config` and matches the spans of each rank with its recorded ops, which run inline in this
+/// order. Meetings between steps are not recorded, so their spans are dropped.
 fn time(config: &Config, machine: &LocalMachine) -> Result<Vec<OpTiming>, CalibrateError> {
     let failed = |why: &dyn std::fmt::Display| CalibrateError(why.to_string());
     let built = lay_out(config, machine);
@@ -162,7 +162,7 @@ fn time(config: &Config, machine: &LocalMachine) -> Result<Vec<OpTiming>, Calibr
     }
     let typical = |(work, mut seconds): (Work, Vec<f64>)| {
         seconds.sort_by(f64::total_cmp);
-        // Who comes first to a meeting waits; who comes last does not.
+        // The first rank at a meeting waits; the last rank does not.
         let at = if work.kind.is_collective() { seconds.len() / 4 } else { seconds.len() / 2 };
         OpTiming { work, seconds: seconds[at] }
     };
@@ -219,8 +219,8 @@ fn explain(timed: &[OpTiming], cores: usize) -> MeasuredConfig {
     }
 }
 
-/// The time of a product's epilogue, under the name of the op that does the same apart: all but the time of the product by
-/// `rates`.
+/// The time of a matmul's epilogue, under the name of the separate op: the time of the op minus
+/// that of the matmul at `rates`.
 fn epilogue(t: &OpTiming, rates: &[[f32; 2]; 2]) -> Option<OpTiming> {
     let (name, bytes) = t.work.apart?;
     let [flops, moved] = rates[usize::from(t.work.wide)].map(|rate| 1e9 * f64::from(rate));
@@ -230,12 +230,12 @@ fn epilogue(t: &OpTiming, rates: &[[f32; 2]; 2]) -> Option<OpTiming> {
     Some(OpTiming { work, seconds: left(t.seconds, product) })
 }
 
-/// Seconds without a part of them, at least a hundredth: on a busy machine the part may have taken less than was thought.
+/// Seconds minus a part, at least 1 % of them: on a busy machine the part may be overestimated.
 fn left(seconds: f64, part: f64) -> f64 {
     (seconds - part).max(0.01 * seconds)
 }
 
-/// Bytes as the simulator counts them for one of two ranks that work side by side.
+/// Bytes as the simulator counts them for one of two parallel ranks.
 fn payload(work: &Work) -> f64 {
     match work.kind {
         WorkKind::Collective { rounds, .. } => f64::from(rounds) * work.bytes as f64,
@@ -243,8 +243,8 @@ fn payload(work: &Work) -> f64 {
     }
 }
 
-/// Least squares of the relative error of seconds = flops / a + bytes / b. Samples are [flops, bytes, seconds]; [a, b],
-/// 0 where it explains nothing.
+/// Fits seconds = flops / a + bytes / b by least squares of the relative error. Samples are [flops,
+/// bytes, seconds]. Returns [a, b], with 0 for a term that explains nothing.
 fn two_rates(samples: &[[f64; 3]]) -> [f64; 2] {
     let (mut ff, mut fb, mut bb, mut f1, mut b1) = (0.0, 0.0, 0.0, 0.0, 0.0);
     for [flops, bytes, seconds] in samples {
@@ -264,7 +264,7 @@ fn two_rates(samples: &[[f64; 3]]) -> [f64; 2] {
     }
 }
 
-/// The box file.
+/// The text of the box file.
 pub fn to_ron(
     measured: &MeasuredConfig,
     gpus: usize,
@@ -318,7 +318,7 @@ mod tests {
         let sample = |flops: f64, bytes: f64| [flops, bytes, flops / 2e9 + bytes / 5e8];
         let [a, b] = two_rates(&[sample(1e6, 1e3), sample(2e6, 1e5), sample(1e5, 3e4)]);
         assert!((a / 2e9 - 1.0).abs() < 1e-6 && (b / 5e8 - 1.0).abs() < 1e-6, "{a} {b}");
-        // What bytes explain wholly leaves no rate of arithmetic.
+        // If bytes explain the whole time, there is no rate of arithmetic.
         let [a, b] = two_rates(&[[1e6, 1e6, 1e-3], [1e3, 2e6, 2e-3], [1e6, 3e6, 3e-3]]);
         assert!(a == 0.0 || a > 1e12, "{a}");
         assert!((b / 1e9 - 1.0).abs() < 1e-3, "{b}");

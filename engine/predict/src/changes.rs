@@ -1,4 +1,4 @@
-//! Changes to a config that keep its model, batch and results, and the `--set` arguments that make them.
+//! Changes of a config that keep its model and batch, and the `--set` arguments for these changes.
 
 use config::{ALL_TOGETHER, Accumulate, Config, DeviceConfig, LoadedConfig, Origin};
 use config::{ParameterPlace, Placement, Recompute, format_bytes, in_line};
@@ -8,10 +8,10 @@ use layout::LocalMachine;
 use layout::build::{RankLayout, lay_out};
 use std::collections::BTreeSet;
 
-/// A setting that a search may change, and its value in RON.
+/// Key of a setting that a search may change, and a function that prints its value in RON.
 type Setting = (&'static str, fn(&Config) -> String);
 
-/// Every one of them.
+/// All settings that a search may change.
 const SETTINGS: [Setting; 19] = [
     ("parallel.tensor", |c| in_line(&c.parallel.tensor)),
     ("parallel.data", |c| in_line(&c.parallel.data)),
@@ -37,7 +37,7 @@ const SETTINGS: [Setting; 19] = [
     }),
 ];
 
-/// Names and new values of the settings that differ.
+/// Keys and new values of the settings that differ.
 fn changed_settings(given: &Config, changed: &Config) -> Vec<(&'static str, String)> {
     let differ = |(key, value): &Setting| {
         let (was, is) = (value(given), value(changed));
@@ -46,14 +46,14 @@ fn changed_settings(given: &Config, changed: &Config) -> Vec<(&'static str, Stri
     SETTINGS.iter().filter_map(differ).collect()
 }
 
-/// What makes `loaded` the config `changed`, as `key=value`. Values that would follow from a changed one, such as the
-/// global batch where the file leaves it out, are held.
+/// The `key=value` settings that turn `loaded` into `changed`. A derived value that would change
+/// too, such as the global batch, is set to its value in `changed`.
 pub fn sets(loaded: &LoadedConfig, changed: &Config) -> Vec<String> {
     let given = &loaded.config;
     let streams = |c: &Config| c.offload.parameters == ParameterPlace::Host;
     let differ = changed_settings(given, changed).into_iter();
     let mut sets: Vec<String> = differ.map(|(key, is)| format!("{key}={is}")).collect();
-    // It follows from the place of the parameters, where the config does not say it.
+    // If the config does not set this key, its default depends on the place of the parameters.
     if streams(given) != streams(changed) && !is_given(loaded, "offload.first_forward") {
         let together = changed.offload.first_forward;
         sets.retain(|set| !set.starts_with("offload.first_forward="));
@@ -86,7 +86,7 @@ fn origin<'a>(loaded: &'a LoadedConfig, key: &str) -> Option<&'a Origin> {
     loaded.origins.iter().find(|(name, ..)| name == key).map(|(.., origin)| origin)
 }
 
-/// Puts parameters on the host, with what goes best with that.
+/// Puts the parameters on the host, with the other settings that suit this.
 pub fn stream_parameters(config: &mut Config) {
     let offload = &mut config.offload;
     (offload.parameters, offload.optimizer) = (ParameterPlace::Host, Placement::Host);
@@ -94,7 +94,7 @@ pub fn stream_parameters(config: &mut Config) {
     (config.recompute, config.host_checkpoints) = (Recompute::Block, true);
 }
 
-/// The handles of `config` on `machine`, whose virtual GPUs are given the memory that these need, in whole MiB, where they have less.
+/// Builds the layout of `config` and raises the memory of virtual GPUs to its need, in whole MiB.
 pub(super) fn widen(config: &mut Config, machine: &LocalMachine) -> RankLayout {
     const MIB: u64 = 1 << 20;
     let built = lay_out(config, machine);
@@ -111,13 +111,13 @@ pub const fn keep_parameters(config: &mut Config) {
     (config.offload.ring, config.offload.resident_blocks) = (None, None);
 }
 
-/// `--set a=1 --set 'b=C(d: 2)'`, for a shell.
+/// Shell arguments such as `--set a=1 --set 'b=C(d: 2)'`.
 pub fn arguments(sets: &[String]) -> String {
     let all: Vec<String> = sets.iter().map(|set| format!("--set {}", quoted(set))).collect();
     all.join(" ")
 }
 
-/// How many settings differ; a TP x DP grid is one.
+/// Number of settings that differ. The TP x DP grid counts as one setting.
 pub fn count(given: &Config, changed: &Config) -> usize {
     let keys = changed_settings(given, changed).into_iter().map(|(key, _)| match key {
         "parallel.data" => "parallel.tensor",
@@ -126,7 +126,7 @@ pub fn count(given: &Config, changed: &Config) -> usize {
     keys.collect::<BTreeSet<_>>().len()
 }
 
-/// All GPUs of a described box, else as many as the config takes.
+/// Number of GPUs of a described box; otherwise the number that the config uses.
 pub(super) fn all_gpus(config: &Config) -> usize {
     match &config.device {
         DeviceConfig::Sim { box_, .. } => box_.gpus,
@@ -134,12 +134,12 @@ pub(super) fn all_gpus(config: &Config) -> usize {
     }
 }
 
-/// Every TP x DP grid of `world` ranks.
+/// All TP x DP grids of `world` ranks.
 pub fn grids(world: usize) -> Vec<(usize, usize)> {
     divisors(world).into_iter().map(|tensor| (tensor, world / tensor)).collect()
 }
 
-/// Divisors in ascending order; none of 0.
+/// Divisors in ascending order. 0 has none.
 pub fn divisors(n: usize) -> Vec<usize> {
     let small: Vec<usize> =
         (1..).take_while(|d| d * d <= n).filter(|d| n.is_multiple_of(*d)).collect();
@@ -147,7 +147,7 @@ pub fn divisors(n: usize) -> Vec<usize> {
     small.iter().copied().chain(large).collect()
 }
 
-/// What of the activations is kept: (recompute, partition_checkpoints).
+/// Choices of activation checkpoints: (recompute, partition_checkpoints).
 pub const CHECKPOINTS: [(Recompute, bool); 4] = [
     (Recompute::None, false),
     (Recompute::Selective, false),
@@ -155,7 +155,7 @@ pub const CHECKPOINTS: [(Recompute, bool); 4] = [
     (Recompute::Block, true),
 ];
 
-/// Where the optimizer and the sums of micro-batches can be.
+/// Choices of the places of the optimizer and of gradient accumulation.
 pub const PLACES: [(Placement, Accumulate); 3] = [
     (Placement::Host, Accumulate::Device),
     (Placement::Host, Accumulate::Host),

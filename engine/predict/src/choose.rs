@@ -1,4 +1,4 @@
-//! What `Auto` of `offload.update` and `offload.speculated_fraction` stands for, and why. No bit depends on it.
+//! Replaces `Auto` of `offload.update` and `offload.speculated_fraction`; changes no result bit.
 
 use super::plan::{decided, fits};
 use super::search::{AHEAD, Brief, WORTH_AHEAD, largest};
@@ -14,19 +14,19 @@ use rayon::prelude::*;
 use std::collections::BTreeSet;
 use topology::format_bytes;
 
-/// A smaller share is as good if its step is longer by at most this share.
+/// Relative increase of the step time up to which a smaller share is as good.
 const AS_GOOD: f64 = 0.005;
 
-/// Largest share of a micro-batch's computing that its backward pass takes: three of four parts with recomputation.
+/// Largest fraction of compute time in the backward pass: 3 of 4 parts with recomputation.
 const BACKWARD: f64 = 0.75;
 
-/// A choice and its reason.
+/// Update mode, speculated share, and the reason.
 type Choice = (UpdateMode, SpeculatedFraction, String);
 
-/// Puts what `Auto` stands for on `machine` into `loaded`, and the reason into [`Loaded::chosen`]. Leaves a config without `Auto` as it is.
+/// Replaces `Auto` in `loaded`, if it has any, and sets [`LoadedConfig::chosen`] to the reason.
 ///
 /// # Errors
-/// A named share that updates nothing ahead, or a step that its own checks refuse.
+/// Returns an error if a given share is below the last segment, or if a check of the step fails.
 pub fn choose(loaded: &mut LoadedConfig, machine: &LocalMachine) -> Result<(), SimulateError> {
     let Some((update, share, why)) = choice(&loaded.config, machine)? else { return Ok(()) };
     let offload = &mut loaded.config.offload;
@@ -43,7 +43,7 @@ pub fn choose(loaded: &mut LoadedConfig, machine: &LocalMachine) -> Result<(), S
     Ok(())
 }
 
-/// What stands for `Auto` in `given` on `machine`; `None` where nothing is open.
+/// Values for `Auto` in `given` on `machine`; `None` if `given` has no `Auto`.
 pub fn choice(given: &Config, machine: &LocalMachine) -> Result<Option<Choice>, SimulateError> {
     let offload = &given.offload;
     let on_device = offload.optimizer == Placement::Device;
@@ -55,7 +55,7 @@ pub fn choice(given: &Config, machine: &LocalMachine) -> Result<Option<Choice>, 
         (UpdateMode::Speculative, SpeculatedFraction::Auto) if !on_device => found(given, machine)?,
         (UpdateMode::Speculative, SpeculatedFraction::Share(share)) if !on_device => {
             let choosing = ConfigChoices::new(given, machine);
-            // With all states on the GPUs no share does.
+            // If all states are on the GPUs, no share updates anything speculatively.
             let is_right = choosing.moves(share) || !choosing.moves(1.0);
             return if is_right { Ok(None) } else { Err(choosing.too_small(share)) };
         }
@@ -64,20 +64,20 @@ pub fn choice(given: &Config, machine: &LocalMachine) -> Result<Option<Choice>, 
     Ok(Some(found))
 }
 
-/// By time on a described box, else by memory.
+/// Chooses by time on a described box, otherwise by memory.
 fn found(given: &Config, machine: &LocalMachine) -> Result<Choice, SimulateError> {
     let choosing = ConfigChoices::new(given, machine);
     if described(given).is_err() {
         return Ok(choosing.by_memory());
     }
     match choosing.by_time() {
-        // The grid does not go with the box: the caller says so.
+        // The grid does not fit the box. The caller reports this.
         Err(SimulateError::Box(_)) => Ok(choosing.by_memory()),
         found => found,
     }
 }
 
-/// Why no update ahead of the decision can shorten a step of `given` by much, where that is known without looking further.
+/// Reason why speculative updates cannot gain much, if this is clear without a simulation.
 fn gains_nothing(given: &Config) -> Option<String> {
     if given.offload.optimizer == Placement::Device {
         return Some("the optimizer is on the GPUs".into());
@@ -85,7 +85,7 @@ fn gains_nothing(given: &Config) -> Option<String> {
     if let DeviceConfig::Cpu { .. } = given.device {
         return Some("virtual GPUs compute on the cores that update".into());
     }
-    // There all micro-batches go backward through a block together.
+    // With parameters on the host, all micro-batches run backward through a block together.
     if given.offload.parameters == ParameterPlace::Host {
         return None;
     }
@@ -99,7 +99,7 @@ fn gains_nothing(given: &Config) -> Option<String> {
     })
 }
 
-/// The choices of a config.
+/// A config with `Auto`, and its layout without speculative updates.
 struct ConfigChoices<'a> {
     given: &'a Config,
     exact: Config,
@@ -113,7 +113,7 @@ impl<'a> ConfigChoices<'a> {
         Self { given, exact, built }
     }
 
-    /// The share that the config asks for, if it asks for one.
+    /// The share in the config, if it is not `Auto`.
     const fn asked(&self) -> Option<f32> {
         match self.given.offload.speculated_fraction {
             SpeculatedFraction::Auto => None,
@@ -121,7 +121,7 @@ impl<'a> ConfigChoices<'a> {
         }
     }
 
-    /// `Speculative` was asked for by name, so it is refused where it does not fit, and not replaced.
+    /// Whether the config names `Speculative`, which is then refused if it does not fit.
     fn must(&self) -> bool {
         self.given.offload.update == UpdateMode::Speculative
     }
@@ -134,8 +134,8 @@ impl<'a> ConfigChoices<'a> {
         with(self.given, UpdateMode::Speculative, SpeculatedFraction::Share(share))
     }
 
-    /// Whether the second arrays of a share fit beside all else, a copy of the states for checkpoints included where there is one
-    /// without them.
+    /// Whether the second arrays of a share fit next to all other data. If the checkpoint copy of
+    /// the states fits without the arrays, it must also fit with them.
     fn holds(&self, share: f32) -> bool {
         let config = self.ahead(share);
         let built = self.lay_out(&config);
@@ -165,12 +165,12 @@ impl<'a> ConfigChoices<'a> {
         (UpdateMode::Speculative, SpeculatedFraction::Share(share), why)
     }
 
-    /// Whether anything is updated ahead with a share: it is less than the last segment otherwise.
+    /// Whether the share updates anything speculatively: it must cover at least the last segment.
     fn moves(&self, share: f32) -> bool {
         self.lay_out(&self.ahead(share)).optimizer.is_speculative()
     }
 
-    /// A named share that is less than the last segment.
+    /// The error of a given share that is smaller than the last segment.
     fn too_small(&self, share: f32) -> SimulateError {
         let least = largest(AHEAD, |parts| !self.moves(share_of(parts))) + 1;
         SimulateError::NothingAhead { share, least: share_of(least) }
@@ -180,7 +180,7 @@ impl<'a> ConfigChoices<'a> {
         self.holds(share) && self.moves(share)
     }
 
-    /// No share both fits and updates anything ahead.
+    /// The choice if no share both fits and updates anything speculatively.
     fn nothing_fits(&self) -> Choice {
         let why = if !fits(&self.exact, &self.built) {
             "the run does not fit without it".to_owned()
@@ -196,7 +196,7 @@ impl<'a> ConfigChoices<'a> {
         }
     }
 
-    /// Where no box says how long a step takes: the usual share, or as much of it as fits.
+    /// The choice without a described box: the usual share, or the largest smaller share that fits.
     fn by_memory(&self) -> Choice {
         let unknown =
             "no described box says what it gains (`onebox plan --search --box BOX` finds it)";
@@ -216,7 +216,7 @@ impl<'a> ConfigChoices<'a> {
         }
     }
 
-    /// On a described box: the smallest share whose simulated step is as good as that of any other.
+    /// The choice on a described box: the smallest share with a simulated step close to the best.
     fn by_time(&self) -> Result<Choice, SimulateError> {
         let overlapped = Brief::of(&self.exact, &self.built)?;
         let waits = overlapped.waits();
@@ -254,7 +254,7 @@ impl<'a> ConfigChoices<'a> {
         })
     }
 
-    /// Shares worth a simulation, the smallest first: what the step waits for, more than that, and all that fits.
+    /// Shares to simulate, ascending: the waited share, a larger one, and the largest that fits.
     fn shares(&self, overlapped: &Brief) -> Vec<f32> {
         if let Some(share) = self.asked() {
             return if self.is_usable(share) { vec![share] } else { Vec::new() };
@@ -287,7 +287,7 @@ mod tests {
     use super::*;
     use config::load_str;
 
-    /// On GPUs that nobody has described.
+    /// The choice on GPUs without a described box.
     fn on_gpus(hidden: usize, sets: &[&str]) -> Choice {
         let ron = format!(
             r#"(device: Cuda, model: (layers: 8, hidden: {hidden}, heads: {}, seq_len: 16), precision: Fp16,
@@ -312,7 +312,7 @@ mod tests {
             choice(&loaded.unwrap_or_else(|e| panic!("{e}")).config, &LocalMachine::default())
                 .map_err(|e| e.to_string())
         };
-        // The output projection is the last segment, 0.6 of what is behind the embedding.
+        // The output projection is the last segment, 0.6 of all parameters after the embedding.
         let small = "offload.speculated_fraction=0.3";
         let refused = asked(small, "train.seed=1").expect_err("nothing is updated ahead");
         let said = "a share of 0.3 takes no whole segment, so `Speculative` would update nothing ahead: set it to 0.";
@@ -334,11 +334,11 @@ mod tests {
         assert!(why.contains("no described box says what it gains"), "{why}");
         let asked = on_gpus(64, &[auto, "offload.speculated_fraction=0.3"]);
         assert_eq!(asked.1, SpeculatedFraction::Share(0.3));
-        // No machine holds it.
+        // No machine has enough memory for this model.
         let (update, _, why) = on_gpus(256_000, &[auto]);
         assert_eq!(update, UpdateMode::Overlapped);
         assert!(why.contains("the run does not fit without it"), "{why}");
-        // By name it is not replaced: the plan refuses it.
+        // If the config names `Speculative`, it is not replaced: the plan refuses it.
         let named = on_gpus(256_000, &["offload.update=Speculative"]);
         assert_eq!((named.0, named.1), (UpdateMode::Speculative, SpeculatedFraction::Share(0.5)));
     }

@@ -1,5 +1,5 @@
-//! What is known before a run: memory by [`plan`], time by [`simulate`], and the layouts that [`search`] compares. Each
-//! sends the very step through a device that only counts or keeps a virtual clock.
+//! Predictions before a run: memory by [`plan`], time by [`simulate`], and layouts by [`search`].
+//! Each runs the real step on a device that only counts ops or keeps a virtual clock.
 
 // Files are opened, created, read and renamed by the crate `files`.
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]

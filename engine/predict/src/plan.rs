@@ -1,5 +1,5 @@
-//! What a config needs of every GPU and every NUMA node, before anything is allocated: the very handles that a
-//! run allocates, and the very step, sent through a device that only counts.
+//! Plans the memory of every GPU and NUMA node before a run allocates anything. It uses the layout
+//! that a run allocates and counts the real step on a device that runs nothing.
 
 mod disk;
 mod fill;
@@ -24,57 +24,57 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use topology::{HostBytes, format_bytes};
 
-/// All that `onebox plan` says.
+/// Report of `onebox plan`.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// Of the run.
+    /// Name of the run.
     pub name: String,
-    /// Every memory that could be looked at holds what it must.
+    /// Whether the plan fits every memory with a known limit.
     #[serde(skip)]
     pub fits: bool,
-    /// Whether it fits; `None` where it may and the GPUs' memory could not be looked at.
+    /// Whether the plan fits; `None` if the GPUs' memory is unknown and all other memories fit.
     #[serde(rename = "fits")]
     pub verdict: Option<bool>,
-    /// Why the GPUs' memory could not be looked at.
+    /// Reason why the GPUs' memory is unknown.
     pub not_checked: Option<String>,
-    /// Of the model, without padding.
+    /// Number of parameters of the model, without padding.
     pub parameters: u64,
     /// TP degree.
     pub tensor: usize,
     /// DP degree.
     pub data: usize,
-    /// Micro-batches of a step.
+    /// Number of micro-batches of a step.
     pub micro_batches: usize,
-    /// `none`, `device` or `host`: where micro-batches are summed.
+    /// Place of gradient accumulation: `none`, `device` or `host`.
     pub accumulate: &'static str,
-    /// Each GPU; all need the same.
+    /// Memory of each GPU. All GPUs need the same.
     pub gpu: Memory,
-    /// Each rank's part of the host's memory.
+    /// Planned host memory of each rank.
     pub host_per_rank: Memory,
-    /// Bytes of the host that the process takes besides the plan of all ranks.
+    /// Bytes of host memory that the process needs in addition to the plans of all ranks.
     pub host_beside: u64,
-    /// Bytes of letters between processes. `host_beside` has them, too.
+    /// Bytes of messages between processes, which `host_beside` includes.
     #[serde(skip_serializing_if = "is_zero")]
     pub letters: u64,
-    /// The host's memory by node.
+    /// Host memory by NUMA node.
     pub nodes: Vec<Node>,
-    /// What the data takes of the host's memory, where it can be looked at.
+    /// Host memory of the data set, if the data set can be read.
     pub data_memory: Option<DataMemory>,
-    /// Why it cannot be looked at: the key, the path and the remedy.
+    /// Reason why the data set cannot be read: the key, the path and the remedy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data_not_counted: Option<String>,
-    /// Why ranks are on these nodes, where that is not plain: sentences.
+    /// Sentences that explain the NUMA nodes of ranks, if the choice is not obvious.
     pub placed: Vec<String>,
-    /// How checkpoints are written, where there are any: a sentence.
+    /// Sentence on how checkpoints are written, if the run saves any.
     pub saving: Option<String>,
-    /// Whether ranks copy their states and go on while these are written.
+    /// Whether ranks copy their states and continue training while the copy is written.
     pub copies_states: bool,
-    /// The memory that is nearest its limit.
+    /// The memory nearest to its limit.
     pub binding: Binding,
-    /// Of each memory that is nearly full, although it fits: a sentence.
+    /// Sentence for each memory that is nearly full.
     pub nearly_full: Vec<String>,
-    /// One optimizer step of rank 0; not counted by [`memory_report`], nor for what does not fit, which may be
-    /// of any size.
+    /// Counts of one optimizer step of rank 0. `None` in [`memory_report`], and for a config that
+    /// does not fit, because its step may be very large.
     pub step: Option<Step>,
 }
 
@@ -85,72 +85,72 @@ const fn is_zero(bytes: &u64) -> bool {
 /// A rank's planned part of a memory.
 #[derive(Clone, Debug, Serialize)]
 pub struct Memory {
-    /// For messages: `virtual GPUs`.
+    /// Name of the memory for messages, for example `virtual GPUs`.
     pub what: String,
     /// Planned bytes.
     pub bytes: u64,
-    /// Bytes that the plan may take, if known.
+    /// Bytes that the plan may use, if known.
     pub limit: Option<u64>,
-    /// Bytes below the label that are kept back for what lies beside the plan.
+    /// Bytes of the memory that are reserved for uses other than the plan.
     pub reserved: u64,
-    /// Of these bytes, what each part takes.
+    /// Reserved bytes by use.
     pub beside: Vec<Pool>,
-    /// Bytes by kind, largest first.
+    /// Planned bytes by kind, largest first.
     pub pools: Vec<Pool>,
-    /// Everything, in order of address.
+    /// All planned tensors, in order of address.
     pub buffers: Vec<Buffer>,
 }
 
 /// Buffers of one kind.
 #[derive(Clone, Debug, Serialize)]
 pub struct Pool {
-    /// `parameters`, `optimizer states`, ...
+    /// Name of the kind: `parameters`, `optimizer states`, ...
     pub name: &'static str,
-    /// Bytes, with the padding between buffers.
+    /// Bytes, including the padding between buffers.
     pub bytes: u64,
 }
 
 /// One planned tensor.
 #[derive(Clone, Debug, Serialize)]
 pub struct Buffer {
-    /// `block.3.params`
+    /// Name of the tensor, for example `block.3.params`.
     pub name: String,
-    /// Its kind.
+    /// Kind of the tensor.
     pub pool: &'static str,
-    /// `f16`, `bf16`, `f32`, `f64`, `i32`
+    /// Element type: `f16`, `bf16`, `f32`, `f64` or `i32`.
     pub dtype: String,
     /// Rows and columns.
     pub shape: (usize, usize),
-    /// First byte.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// Length.
+    /// Length in bytes.
     pub bytes: u64,
 }
 
-/// The memory that is nearest its limit.
+/// The memory nearest to its limit.
 #[derive(Clone, Debug, Serialize)]
 pub struct Binding {
     /// `gpu`, `node 0`, or `host` (all nodes together).
     pub what: String,
     /// Planned bytes.
     pub bytes: u64,
-    /// Its limit.
+    /// Limit in bytes.
     pub limit: u64,
-    /// A sentence.
+    /// Sentence for messages.
     pub words: String,
 }
 
-/// Plans `config`, whose handles are `built`, and counts a step.
+/// Plans `config` with the layout `built` and counts a step.
 ///
 /// # Errors
-/// A step that its own checks refuse; that is a defect of onebox.
+/// Returns an error if the step fails its own checks, which is a defect of onebox.
 pub fn report(config: &Config, built: &RankLayout) -> Result<Report, Error> {
     let mut report = memory_report(config, built);
     report.step = report.fits.then(|| step(config, built)).transpose()?;
     Ok(report)
 }
 
-/// The same without the step, whose counting takes as long as its ops are many.
+/// Plans the memory but counts no step. Counting takes time for each op.
 pub fn memory_report(config: &Config, built: &RankLayout) -> Report {
     let gpu = gpu(config, built);
     let mut host_per_rank = memory("host, per rank", built, Arena::Pinned);
@@ -211,7 +211,7 @@ fn gpu(config: &Config, built: &RankLayout) -> Memory {
     gpu
 }
 
-/// What lies on a GPU beside the plan.
+/// Reserved memory of a GPU by use.
 fn beside_on_gpu(config: &Config, built: &RankLayout) -> Vec<Pool> {
     let parts = match &config.device {
         DeviceConfig::Cpu { .. } => Vec::new(),
@@ -225,14 +225,14 @@ fn beside_on_gpu(config: &Config, built: &RankLayout) -> Vec<Pool> {
     parts.map(|(name, bytes)| Pool { name, bytes }).collect()
 }
 
-/// Why the GPUs' memory is not looked at, where it is not.
+/// Reason why the GPUs' memory is unknown, if it is.
 fn not_checked(config: &Config, built: &RankLayout) -> Option<String> {
     let cuda = config.device == DeviceConfig::Cuda;
     cuda.then(|| built.machine.memory_budget(config, &built.plan).err()).flatten()
 }
 
 impl Memory {
-    /// Counts bytes besides, if there are any.
+    /// Adds bytes of a kind, unless they are 0.
     fn add(&mut self, name: &'static str, bytes: u64) {
         self.bytes += bytes;
         self.pools.extend((bytes > 0).then_some(Pool { name, bytes }));
@@ -268,12 +268,12 @@ fn dtype_name(dtype: Dtype) -> String {
     format!("{dtype:?}").to_lowercase()
 }
 
-/// Whether every memory holds what it must, as in [`memory_report`].
+/// Whether every memory fits, as in [`memory_report`].
 pub fn fits(config: &Config, built: &RankLayout) -> bool {
     all_fit(&decided(config, built).limited)
 }
 
-/// The memories that a run takes, on its box or on this machine.
+/// Memories of a run on its box or on this machine.
 pub(crate) fn decided(config: &Config, built: &RankLayout) -> Memories {
     let nodes = |copy| match &config.device {
         DeviceConfig::Sim { box_, .. } => of_box(config, box_, built.host_bytes(config), copy),
@@ -282,9 +282,9 @@ pub(crate) fn decided(config: &Config, built: &RankLayout) -> Memories {
     memory::decided(config, built, &nodes)
 }
 
-/// The nodes of a described box, with `copy` bytes more for each rank.
+/// Nodes of a described box, with `copy` additional bytes for each rank.
 fn of_box(config: &Config, box_: &BoxConfig, host: HostBytes, copy: u64) -> HostNodes {
-    // A checked config has a place on its box. The copy is where the states are, and changes no seat.
+    // A checked config fits its box. The copy lies with the states and moves no rank.
     let Ok(layout) = boxes::layout(config, box_, host) else {
         return HostNodes::default();
     };
@@ -319,7 +319,7 @@ fn binding(memories: &[MemoryUse], is_virtual: bool) -> Binding {
         let (used, all) = (format_bytes(m.1), format_bytes(m.2));
         format!("{} {used} of {all} ({:.0} %)", name(&m.0), 100.0 * share(m))
     };
-    // Of nodes that are no fuller than another one is told: all are in the table.
+    // Of several nodes, only the fullest is named: the table shows all.
     let mut rest: Vec<&MemoryUse> = sorted[1..].to_vec();
     rest.dedup_by(|a, b| a.0.starts_with("node") && b.0.starts_with("node"));
     let rest: Vec<String> = rest.into_iter().map(of).collect();
@@ -379,7 +379,7 @@ mod tests {
             let (config, described) = nps4(sets);
             let host = lay_out(&config, &LocalMachine::default()).host_bytes(&config);
             let HostNodes { nodes, .. } = of_box(&config, &described, host, 0);
-            // The same machine as a process finds it that runs on it, with as much memory free.
+            // The same machine seen by a process on it, with the same free memory.
             let mut machine = Machine::clone(described.machine.as_ref().unwrap());
             machine.live = true;
             for node in &mut machine.numa_nodes {
@@ -395,7 +395,7 @@ mod tests {
             assert_eq!(live, nodes, "{sets:?}");
             let busy = live.iter().filter(|node| node.bytes > 0).count();
             assert!(busy >= 4, "{sets:?}: {live:?}");
-            // Someone else has most of one node: there it does not fit, and nowhere else.
+            // Another process uses most of one node, so the plan does not fit that node.
             machine.numa_nodes[1].free_bytes = Some(1 << 20);
             let live = of_machine(&machine, &ranks(&machine), host);
             let limited = |n: &Node| (format!("node {}", n.node), n.bytes, n.limit);

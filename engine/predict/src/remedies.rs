@@ -1,4 +1,4 @@
-//! What would make a config fit: single changes and pairs of them, each laid out before it is named.
+//! Finds changes that make a config fit: single changes and pairs, each checked with its layout.
 
 use crate::bound::Bound;
 use crate::changes::{self, CHECKPOINTS, PLACES, divisors, grids};
@@ -16,62 +16,62 @@ use serde::Serialize;
 use std::collections::BTreeSet;
 use topology::available_memory;
 
-/// Remedies that are named.
+/// Number of remedies to report.
 const NAMED: usize = 3;
 
-/// Pairs of changes that are tried at once.
+/// Number of pairs of changes that are tried in parallel.
 const AT_ONCE: usize = 64;
 
-/// Remedies whose step is simulated, those with fewest changes first.
+/// Number of remedies to simulate, those with the fewest changes first.
 const SIMULATED: usize = 16;
 
-/// Shares of the parameters that are updated ahead of the decision, the largest first.
+/// Fractions of the parameters that are updated speculatively, the largest first.
 const SHARES: [f32; 4] = [0.8, 0.6, 0.4, 0.2];
 
 /// A change after which everything fits.
 #[derive(Clone, Debug, Serialize)]
 pub struct Remedy {
-    /// `key=value`, to give with `--set`.
+    /// The `key=value` arguments of `--set`.
     pub sets: Vec<String>,
-    /// How many times longer the step takes, simulated; absent where there is no box to simulate.
+    /// Simulated step time relative to the given config; `None` without a box to simulate.
     pub slower: Option<f64>,
 }
 
 /// The largest model of the same shape that fits.
 #[derive(Clone, Debug, Serialize)]
 pub struct LargestModel {
-    /// Of it.
+    /// Number of layers of the model.
     pub layers: usize,
-    /// Of it.
+    /// Number of parameters of the model.
     pub parameters: u64,
-    /// `key=value`, the layers and what else must change.
+    /// The `key=value` arguments of `--set`: the layers and the other changes.
     pub sets: Vec<String>,
 }
 
-/// A setting that is changed, by number: two changes of the same one are no pair.
+/// Number of a setting, and a change of it. Two changes of one setting are not combined.
 type SettingChange = (usize, Box<dyn Fn(&mut Config) + Sync>);
 
-/// The only setting with other results: where it is changed comes last.
+/// The only setting that changes the results. Its changes come last.
 const OTHER_RESULTS: usize = 11;
-/// The memory of virtual GPUs, by itself: whole layouts have what they need.
+/// The memory of virtual GPUs. It is changed alone; whole layouts already get enough of it.
 const VIRTUAL_MEMORY: usize = 12;
-/// Another layout altogether.
+/// A whole layout.
 const LAYOUT: usize = 13;
 
-/// A changed config that fits: which settings, and how.
+/// Numbers of the changed settings, and the changed config, which fits.
 type FittingConfig = (Vec<usize>, Config);
 
-/// A config that does not fit, and where it is to.
+/// A config that does not fit, and the search for configs that fit.
 #[derive(Clone, Copy)]
 struct Unfit<'a> {
     given: &'a Config,
-    /// Whatever fits takes so many.
+    /// Number of GPUs of every config that may fit, if it is fixed.
     gpus: Option<usize>,
     bound: &'a Bound<'a>,
 }
 
-/// The nearest changes that keep the model and the batch, and fit: with least predicted slowdown where the config
-/// names a box that can be simulated, else with fewest changes. With `gpus` all of them use so many.
+/// The nearest changes that keep the model and batch, and fit. On a box they are sorted by
+/// simulated step time, otherwise by the number of changes. Each uses `gpus` GPUs, if set.
 pub fn remedies(loaded: &LoadedConfig, machine: &LocalMachine, gpus: Option<usize>) -> Vec<Remedy> {
     let Some(given) = &on_gpus(&loaded.config, machine, gpus) else { return Vec::new() };
     let unfit = Unfit { given, gpus, bound: &Bound::of(machine) };
@@ -90,7 +90,7 @@ pub fn remedies(loaded: &LoadedConfig, machine: &LocalMachine, gpus: Option<usiz
             other(a).cmp(&other(b)).then_with(|| time(x).total_cmp(&time(y)))
         });
     }
-    // One for each choice of settings; others of the same settings where these are few.
+    // First one remedy for each set of settings; further ones of the same settings fill the list.
     let mut named = BTreeSet::new();
     let mut first = |(settings, _): &(Vec<usize>, Remedy)| named.insert(settings.clone());
     let numbered = remedies.into_iter().enumerate();
@@ -101,8 +101,8 @@ pub fn remedies(loaded: &LoadedConfig, machine: &LocalMachine, gpus: Option<usiz
 }
 
 impl Unfit<'_> {
-    /// What fits after a change or two, and where none of that has the same results, whole layouts that fit and do; other results come
-    /// last.
+    /// Adds whole layouts with the same results if no change of one or two settings has them. Other
+    /// results come last.
     fn with_layouts(self, changed: Vec<FittingConfig>) -> Vec<FittingConfig> {
         let same = |(settings, _): &FittingConfig| !settings.contains(&OTHER_RESULTS);
         if changed.iter().any(same) || !may_hold_states(self.given) {
@@ -116,7 +116,7 @@ impl Unfit<'_> {
         whole.into_iter().chain(changed).collect()
     }
 
-    /// Layouts that fit, in the first of the forms of states in which some do; those with fewest changes first.
+    /// Layouts that fit, with the first form of states that allows any; the fewest changes first.
     fn whole_layouts(self, forms: &[States]) -> Vec<FittingConfig> {
         let Self { given, gpus, bound } = self;
         let machine = bound.machine();
@@ -142,8 +142,8 @@ impl Unfit<'_> {
         Vec::new()
     }
 
-    /// Single changes that fit, then pairs, of which neither half fits by itself. Where no box tells times, the first ones are named: no
-    /// others are looked for.
+    /// Single changes that fit, then pairs of changes that do not fit alone. Without a box, the
+    /// search stops after enough changes.
     fn fitting(self) -> Vec<FittingConfig> {
         let changes = self.changes();
         let mut found: Vec<FittingConfig> =
@@ -163,7 +163,7 @@ impl Unfit<'_> {
         found
     }
 
-    /// Whether more would not be named.
+    /// Whether `found` suffices. On a box it never does, because all remedies are compared by time.
     fn are_enough(self, found: &[FittingConfig]) -> bool {
         let choices: BTreeSet<&Vec<usize>> = found.iter().map(|(settings, _)| settings).collect();
         let is_timed = matches!(self.given.device, DeviceConfig::Sim { .. });
@@ -171,7 +171,7 @@ impl Unfit<'_> {
         !is_timed && same && choices.len() >= NAMED
     }
 
-    /// The first of those that fit and have the same results.
+    /// The first change or pair with the same results that fits.
     fn first_fitting(self) -> Option<Config> {
         let changes = self.changes();
         let same: Vec<&SettingChange> =
@@ -183,7 +183,7 @@ impl Unfit<'_> {
         alone.or_else(pair).map(|(_, config)| config)
     }
 
-    /// Whether it is a change that can be one of two: the memory of virtual GPUs is changed by itself.
+    /// Whether a pair may contain the change. The memory of virtual GPUs is only changed alone.
     fn pairs_up(self, (setting, change): &SettingChange) -> bool {
         let mut config = self.given.clone();
         *setting != VIRTUAL_MEMORY && {
@@ -194,7 +194,7 @@ impl Unfit<'_> {
 
     fn fit(self, changes: &[&SettingChange]) -> Option<FittingConfig> {
         let settings: Vec<usize> = changes.iter().map(|(setting, _)| *setting).collect();
-        // How large virtual GPUs must be is laid out.
+        // Only the layout shows how much memory virtual GPUs need.
         if settings == [VIRTUAL_MEMORY] {
             let mut config = self.given.clone();
             let built = self.bound.widened(&mut config)?;
@@ -205,18 +205,18 @@ impl Unfit<'_> {
         self.bound.fits(&config).then_some((settings, config))
     }
 
-    /// `given` after `changes`, if that is another config and a sound one.
+    /// `given` after `changes`, if the result is a different and valid config.
     fn changed(self, changes: &[&SettingChange]) -> Option<Config> {
         let given = self.given;
         let mut config = given.clone();
         changes.iter().for_each(|(_, change)| change(&mut config));
-        // One rank has no share of its own: `recompute: Block` alone does the same.
+        // A single rank has nothing to partition: `recompute: Block` alone does the same.
         let idle = config.partition_checkpoints && config.parallel.tensor == 1;
         let idle = idle && !given.partition_checkpoints;
         (!idle && config != *given && self.bound.machine().is_sound(&config)).then_some(config)
     }
 
-    /// Everything that can be changed, those changes first that cost least as a rule.
+    /// All possible changes. Changes that usually cost little come first.
     fn changes(self) -> Vec<SettingChange> {
         let Self { given, gpus, bound } = self;
         let mut all: Vec<SettingChange> = Vec::new();
@@ -233,7 +233,7 @@ impl Unfit<'_> {
         {
             all.push((1, Box::new(move |c| c.offload.first_forward = together)));
         }
-        // The largest first; larger ones than now too, since one pass needs no sums.
+        // The largest first. Larger ones than now count too, since one pass needs no accumulation.
         for micro in divisors(given.batch.global / given.parallel.data).into_iter().rev() {
             all.push((2, Box::new(move |c| c.batch.micro = micro)));
         }
@@ -277,7 +277,7 @@ fn pairs<'a>(changes: &[&'a SettingChange]) -> Vec<[&'a SettingChange; 2]> {
     all.filter(|[a, b]| a.0 != b.0).collect()
 }
 
-/// Whether host and GPUs together have 6 bytes for each parameter: the least that its states take, wherever they are.
+/// Whether host and GPUs together have 6 bytes per parameter, the least bytes of its states.
 fn may_hold_states(config: &Config) -> bool {
     let bytes = match &config.device {
         DeviceConfig::Cpu { .. } => available_memory(),
@@ -295,7 +295,7 @@ fn predicted(config: &Config, machine: &LocalMachine) -> Option<f64> {
     Brief::of(config, &lay_out(config, machine)).ok().map(|brief| brief.seconds)
 }
 
-/// Numbers of ranks: `gpus`, or as now, and all GPUs of a described box.
+/// Numbers of ranks to try: `gpus`, or the current number and all GPUs of a described box.
 fn worlds(given: &Config, gpus: Option<usize>) -> Vec<usize> {
     let now = given.world_size();
     match (&given.device, gpus) {
@@ -305,7 +305,7 @@ fn worlds(given: &Config, gpus: Option<usize>) -> Vec<usize> {
     }
 }
 
-/// `given` on so many GPUs, with the largest TP degree that the model allows, and what of it stands in the way left out.
+/// `given` on `gpus` GPUs with the largest valid TP degree. Settings that prevent this are reset.
 fn on_gpus(given: &Config, machine: &LocalMachine, gpus: Option<usize>) -> Option<Config> {
     let Some(gpus) = gpus.filter(|gpus| *gpus != given.world_size()) else {
         return Some(given.clone());
@@ -321,8 +321,8 @@ fn on_gpus(given: &Config, machine: &LocalMachine, gpus: Option<usize>) -> Optio
     grids(gpus).into_iter().rev().find_map(with)
 }
 
-/// The most layers with which the model fits, as it is laid out now or after a change or two with the same results; `None` where not even
-/// one does, or where a folder gives the model: nobody takes layers out of a trained one. With `gpus` on so many.
+/// The model with the most layers that fits, also after one or two exact changes, on `gpus` GPUs if
+/// set. `None` if one layer does not fit, or if the model is a trained one from a folder.
 pub fn largest(
     loaded: &LoadedConfig,
     machine: &LocalMachine,
@@ -366,7 +366,7 @@ mod tests {
         config::load(&folder.join(name), &sets).unwrap_or_else(|e| panic!("{e}"))
     }
 
-    /// What does not fit is seen by its least memory, whatever it is that is too large: nothing of it is laid out.
+    /// The lower bound of memory rejects a model that does not fit, so no layout is built.
     #[test]
     fn of_a_model_that_is_far_too_large_nothing_is_laid_out() {
         let machine = LocalMachine::default();
@@ -389,7 +389,7 @@ mod tests {
             assert!(unfit.whole_layouts(&whole).is_empty(), "{sets:?}");
             assert_eq!(bound.laid_out(), 0, "{name} {sets:?}");
         }
-        // Of very many micro-batches most are seen so, too.
+        // With very many micro-batches, the bound rejects most changes too.
         let many = ["batch.micro=1000000", "batch.global=1000000", "parallel.data=1"];
         let many = [&many[..], &["parallel.tensor=1", "device.count=1"]].concat();
         let given = &loaded("quickstart.ron", &many).config;
@@ -401,7 +401,7 @@ mod tests {
         assert!(bound.laid_out() < fitting + tried, "{} for {fitting}", bound.laid_out());
     }
 
-    /// The bound decides what is laid out, and never what is found.
+    /// The bound decides which layouts are built and does not change the result.
     #[test]
     fn what_is_found_is_what_laying_out_every_change_finds() {
         let machine = LocalMachine::default();
@@ -455,7 +455,7 @@ mod tests {
     #[test]
     fn remedies_on_some_gpus_take_just_these() {
         let config = loaded("dgx2-70b.ron", &[]).config;
-        // 3 divides neither the width of a micro-batch's rows nor the batch of 512 samples: without `sequence` TP 3 is left.
+        // 3 divides neither the micro-batch's rows nor 512 samples: only TP 3 without `sequence`.
         let machine = LocalMachine::default();
         for gpus in [3, 8, 16] {
             let on = on_gpus(&config, &machine, Some(gpus)).unwrap();

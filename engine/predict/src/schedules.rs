@@ -1,4 +1,4 @@
-//! The step of a config under each update mode, to compare.
+//! Compares the step of a config under each update mode.
 
 use super::choose::choice;
 use super::plan::memory_report;
@@ -7,15 +7,16 @@ use config::{Config, Placement, Transfer, UpdateMode, in_line};
 use layout::LocalMachine;
 use layout::build::{lay_out, speculated_share, update_mode, vertical_width};
 
-/// Micro-batches whose first forward passes go together.
+/// Number of micro-batches that run their first forward pass together.
 const TOGETHER: usize = 8;
 
-/// The step of `config` under each update mode, its own first, which takes `own` seconds, and with several first forward
-/// passes together. The share `clipped` of the steps is clipped or skipped, and the times are means. Where all updates are on the
-/// device there is no other mode. Where transfers block, the others stream.
+/// The step of `config` under each update mode. Its own mode is first, with `own` seconds. One
+/// entry runs several first forward passes together. Times are means if the fraction `clipped` of
+/// the steps is clipped or skipped. If all updates run on the device, only the own mode is
+/// returned. The other entries stream, even if transfers of the config block.
 ///
 /// # Errors
-/// As [`simulate`].
+/// Returns the errors of [`simulate`].
 pub fn schedules(
     config: &Config,
     machine: &LocalMachine,
@@ -63,7 +64,7 @@ pub fn schedules(
     }
     if let Some(mut ahead) = of(UpdateMode::Speculative) {
         match choice(&ahead, machine) {
-            // Its share takes nothing: the step is that of `Overlapped`.
+            // The share updates nothing speculatively: the step is that of `Overlapped`.
             Err(SimulateError::NothingAhead { .. }) => {}
             chosen => {
                 if let Some((_, share, _)) = chosen? {

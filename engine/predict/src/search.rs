@@ -1,6 +1,6 @@
-//! Which layout of a model on its box is the fastest: every grid of its GPUs, micro-batch and place is laid out, what
-//! fits is simulated with a few micro-batches, where that waits for the host it is given less of the optimizer or more to
-//! hide behind, and the best are played in full.
+//! Finds the fastest layout of a model on its box. It builds every grid of GPUs, micro-batch and
+//! place, and simulates the layouts that fit with a few micro-batches. If a layout waits for the
+//! host, choices with less waiting are tried. The best layouts are simulated in full.
 
 mod brief;
 mod choices;
@@ -28,78 +28,78 @@ use serde::Serialize;
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-/// Of layouts that differ in the micro-batch alone, so many of the largest are simulated.
+/// Number of the largest micro-batches to simulate if layouts differ only in the micro-batch.
 const LARGEST: usize = 3;
 
-/// Most layouts that are simulated at all.
+/// Largest number of layouts to simulate.
 const MOST_SIMULATED: usize = 240;
 
-/// Layouts that are played in full.
+/// Number of layouts to simulate in full.
 const IN_FULL: usize = 8;
 
-/// Layouts that are told.
+/// Number of layouts to report.
 const TOLD: usize = 5;
 
-/// What a search found. Times are simulated seconds.
+/// Report of a search. Times are simulated seconds.
 #[derive(Clone, Debug, Serialize)]
 pub struct SearchReport {
-    /// Always true: none of this was measured.
+    /// Always true: nothing in the report was measured.
     pub simulated: bool,
-    /// Of the run.
+    /// Name of the run.
     pub name: String,
-    /// Of the box.
+    /// Name of the box.
     pub box_name: String,
-    /// Of the model.
+    /// Number of parameters of the model.
     pub parameters: u64,
-    /// That were used.
+    /// Number of GPUs used.
     pub gpus: usize,
-    /// How the layouts keep states: other results only where no layout fits without them.
+    /// Form of the states. It changes the results only if no layout fits with the same results.
     pub states: States,
-    /// The config with such states.
+    /// The config with this form of states.
     #[serde(skip)]
     pub config: Config,
-    /// Layouts that the model allows on these GPUs; and the config as it is, where it fits and is none of them.
+    /// Number of layouts that the model allows on these GPUs, plus another given config that fits.
     pub enumerated: usize,
-    /// Why the model allows none, and what would.
+    /// Reason why the model allows no layout, and the remedy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub no_layout: Option<String>,
-    /// Of these, layouts whose every memory holds what it must.
+    /// Number of the enumerated layouts that fit every memory.
     pub fit: usize,
-    /// Of these, layouts that do more work than another that fits: the same with smaller micro-batches, or with
-    /// recomputation that is not needed.
+    /// Number of fitting layouts that do more work than another one: they have smaller
+    /// micro-batches or recompute more than needed.
     pub set_aside: usize,
-    /// Of the rest, layouts that were too many.
+    /// Number of the remaining layouts that were not simulated because there are too many.
     pub left_out: usize,
-    /// Layouts that were simulated with a few micro-batches.
+    /// Number of layouts that were simulated with a few micro-batches.
     pub simulated_briefly: usize,
-    /// Shares of the optimizer and numbers of first forward passes that were simulated so for some of them; of each
-    /// layout the fastest choice counts.
+    /// Number of additional brief simulations of choices (optimizer share, first forward passes,
+    /// speculated share). Only a layout's fastest choice counts.
     pub choices: usize,
-    /// Of both, what was played in full.
+    /// Number of layouts and choices that were simulated in full.
     pub simulated_in_full: usize,
-    /// How far the brief simulations of the layouts that were then played in full were off, at most.
+    /// Largest relative error of the brief simulations, compared with the full ones.
     pub brief_error: f64,
-    /// Where the given config stands, from 1; absent where it does not fit.
+    /// Place of the given config in the ranking; `None` if it does not fit.
     pub given: Option<GivenLayout>,
-    /// The best, the fastest first.
+    /// The best layouts, the fastest first.
     pub layouts: Vec<Layout>,
 }
 
 /// The given config among the layouts.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct GivenLayout {
-    /// 1: nothing is faster.
+    /// Position by speed; 1 is the fastest.
     pub rank: usize,
-    /// Over all GPUs.
+    /// Trained tokens per second over all GPUs.
     pub tokens_per_second: f64,
 }
 
 /// One layout and its step.
 #[derive(Clone, Debug, Serialize)]
 pub struct Layout {
-    /// `key=value`, to give with `--set`; none: the config as it is.
+    /// The `key=value` arguments of `--set`; empty for the given config.
     pub sets: Vec<String>,
-    /// Settings that differ from the config's.
+    /// Number of settings that differ from the given config.
     pub changes: usize,
     /// TP degree.
     pub tensor: usize,
@@ -109,43 +109,43 @@ pub struct Layout {
     pub micro: usize,
     /// Micro-batches of a step.
     pub micro_batches: usize,
-    /// Of the parameters, those whose states and update are on the GPUs.
+    /// Fraction of the parameters with states and update on the GPUs.
     pub device_fraction: f32,
-    /// Micro-batches whose first forward passes go through each block together.
+    /// Number of micro-batches whose first forward passes run together through each block.
     pub first_forward: usize,
-    /// Of the parameters behind the embedding, those that are updated ahead of the decision.
+    /// Fraction of the parameters after the embedding that are updated speculatively.
     pub speculated_fraction: f32,
-    /// In words: recomputation, split, places.
+    /// Description of the recomputation, the split and the places.
     pub words: String,
-    /// Over all GPUs.
+    /// Trained tokens per second over all GPUs.
     pub tokens_per_second: f64,
-    /// One optimizer step.
+    /// Seconds of one optimizer step.
     pub step_seconds: f64,
-    /// Operations as run, recomputation included, per second and GPU, in 10^12.
+    /// Executed operations, including recomputation, per second and GPU, in 10^12.
     pub hardware_tflops_per_gpu: f64,
-    /// Operations of the model alone.
+    /// Operations of the model alone, per second and GPU, in 10^12.
     pub model_tflops_per_gpu: f64,
-    /// Bytes of each GPU.
+    /// Planned bytes of each GPU.
     pub gpu_bytes: u64,
-    /// Bytes that the plan may take of each GPU.
+    /// Bytes of each GPU that the plan may use.
     pub gpu_limit: u64,
-    /// Bytes of each NUMA node.
+    /// Planned bytes of each NUMA node.
     pub node_bytes: Vec<u64>,
-    /// Bytes that each NUMA node has.
+    /// Bytes of memory of each NUMA node.
     pub node_limit: u64,
-    /// Of each memory that is nearly full: a sentence.
+    /// Sentence for each memory that is nearly full.
     pub nearly_full: Vec<String>,
-    /// The step was not played to its end: more micro-batches than are looked at.
+    /// Whether the step is extrapolated because it has too many micro-batches to simulate.
     pub extrapolated: bool,
-    /// What it waits for, in seconds.
+    /// Seconds of the step by the ops that it waits for.
     pub waits: Vec<(&'static str, f64)>,
-    /// Why it is not the first: what it waits for longer, largest first, and much shorter instead; as shares of the
-    /// first one's step.
+    /// Reasons why the layout is slower than the first, as fractions of that step: the largest
+    /// longer waits, then a much shorter wait.
     pub loses_by: Vec<(String, f64)>,
 }
 
 impl Layout {
-    /// Bytes of the NUMA node that holds most.
+    /// Bytes of the fullest NUMA node.
     pub fn fullest_node(&self) -> u64 {
         let most = self.node_bytes.iter().max();
         *most.unwrap_or_else(|| unreachable!("a box has a NUMA node"))
@@ -155,21 +155,21 @@ impl Layout {
 /// A layout that fits.
 #[derive(Clone)]
 struct Candidate {
-    /// Of the layout; choices of one layout share it.
+    /// Number of the layout. Choices of one layout share it.
     number: usize,
     config: Config,
     built: RankLayout,
-    /// Settings that differ from the config's.
+    /// Number of settings that differ from the given config.
     changes: usize,
-    /// It is the config.
+    /// Whether this is the given config.
     given: bool,
 }
 
-/// Searches the layouts of the config's model on `gpus` GPUs of its box, or on all. If none fits, then with states that take less of the
-/// host, unless the config gives their form.
+/// Searches the layouts of the config's model on `gpus` GPUs of its box, or on all of them. If none
+/// fits, it tries smaller forms of states, unless the config sets the form.
 ///
 /// # Errors
-/// No box, or one that says too little.
+/// Returns an error if the config has no box or the box lacks a rate.
 pub fn search(
     loaded: &LoadedConfig,
     machine: &LocalMachine,
@@ -186,10 +186,10 @@ pub fn search(
     Ok(as_given.unwrap_or_else(|| unreachable!("the config as it is comes first")))
 }
 
-/// The fastest layouts with bf16 Adam moments, where the config leaves them open.
+/// Searches the fastest layouts with bf16 Adam moments, if the config does not set the moments.
 ///
 /// # Errors
-/// As [`search`].
+/// Returns the errors of [`search`].
 pub fn search_bf16_moments(
     loaded: &LoadedConfig,
     machine: &LocalMachine,
@@ -199,7 +199,7 @@ pub fn search_bf16_moments(
     form.map(|(states, config)| search_form(loaded, machine, states, &config, gpus)).transpose()
 }
 
-/// The layouts of one form of states, whose config is `form`.
+/// Searches the layouts with one form of states. `form` is the config with this form.
 fn search_form(
     loaded: &LoadedConfig,
     machine: &LocalMachine,
@@ -208,7 +208,7 @@ fn search_form(
     gpus: Option<usize>,
 ) -> Result<SearchReport, SimulateError> {
     let given = &loaded.config;
-    // No box, no search. The ranks of the config may be too many for it.
+    // A search needs a box. The config may have more ranks than the box.
     let box_ = described(given)?;
     let (box_name, of_box) = (box_.name.clone(), box_.gpus);
     let world = gpus.unwrap_or(of_box);
@@ -221,7 +221,7 @@ fn search_form(
     let fitting: Vec<Candidate> = all.par_iter().enumerate().filter_map(laid_out).collect();
     let of_these = fitting.len();
     let no_layout = (enumerated == 0).then(|| no_layout(given, machine, world));
-    // Who names a number of GPUs wants no layout of another.
+    // If the user names a number of GPUs, no layout has another number.
     let fitting = match gpus {
         Some(_) if given.world_size() != world => fitting,
         _ => with_given(given, machine, fitting),
@@ -259,7 +259,7 @@ fn search_form(
     let brief_error = finalists.iter().zip(&played).map(off).fold(0.0, f64::max);
     sort(&mut played, |(layout, _)| (layout.step_seconds, layout.changes));
     let given = played.iter().position(|(_, given)| *given).map(|at| GivenLayout {
-        // Behind the finalists the order is that of the brief simulations.
+        // After the finalists, the order is that of the brief simulations.
         rank: given_at.filter(|at| *at >= IN_FULL).unwrap_or(at) + 1,
         tokens_per_second: played[at].0.tokens_per_second,
     });
@@ -288,7 +288,7 @@ fn search_form(
     })
 }
 
-/// Of each layout the fastest choice, and the config itself; in order.
+/// The fastest choice of each layout, and the given config, in order of time.
 fn fastest_choices(mut screened: Vec<ScreenedCandidate>) -> Vec<ScreenedCandidate> {
     sort(&mut screened, |(brief, c)| (brief.seconds, c.changes));
     let mut seen = BTreeSet::new();
@@ -296,7 +296,7 @@ fn fastest_choices(mut screened: Vec<ScreenedCandidate>) -> Vec<ScreenedCandidat
     screened
 }
 
-/// By time, and where that is the same to five digits by fewer changes; else as before.
+/// Sorts by time to five digits, then by the number of changes. The sort is stable.
 fn sort<T>(all: &mut [T], key: impl Fn(&T) -> (f64, usize)) {
     let digits = |seconds: f64| {
         let unit = 10f64.powf(seconds.max(1e-12).log10().floor() - 4.0);
@@ -308,7 +308,7 @@ fn sort<T>(all: &mut [T], key: impl Fn(&T) -> (f64, usize)) {
     });
 }
 
-/// `config` with its handles, if it fits; with parameters on the host in the largest groups of micro-batches that do.
+/// A candidate of `config`, if it fits, with the largest group of micro-batches that fits.
 fn laid_out(
     given: &Config,
     config: &Config,
@@ -317,7 +317,7 @@ fn laid_out(
 ) -> Option<Candidate> {
     let fits = |config: &Config| {
         let built = lay_out(config, machine);
-        // All blocks stay: it is the same without parameters on the host.
+        // If all blocks stay on the GPU, the layout equals that without parameters on the host.
         let stays = built.decoder.shape().ring.resident == config.model.layers;
         !stays && fits(config, &built)
     };
@@ -325,13 +325,13 @@ fn laid_out(
     Some(worded(given, config, machine, number))
 }
 
-/// Every layout that a search looks at, with parameters on the host in every size of groups.
+/// All layouts of a search, with all group sizes for parameters on the host.
 pub fn layouts(config: &Config, machine: &LocalMachine, world: usize) -> Vec<Config> {
     let all = enumerate(config, machine, world);
     all.iter().flat_map(in_groups).filter(|config| machine.is_sound(config)).collect()
 }
 
-/// `config`, and then with fewer and fewer micro-batches together, where parameters are on the host and all go together.
+/// `config`, and with parameters on the host also smaller and smaller groups of micro-batches.
 fn in_groups(config: &Config) -> Vec<Config> {
     let OffloadConfig { parameters, first_forward, .. } = &config.offload;
     if *parameters == ParameterPlace::Device || *first_forward != ALL_TOGETHER {
@@ -346,7 +346,7 @@ fn in_groups(config: &Config) -> Vec<Config> {
     std::iter::once(config.clone()).chain(fewer.map(with)).collect()
 }
 
-/// `config` with its handles, in the words of `given` where these mean the same.
+/// A candidate of `config`, with the settings of `given` that have the same effect.
 fn worded(given: &Config, mut config: Config, machine: &LocalMachine, number: usize) -> Candidate {
     let mut built = lay_out(&config, machine);
     let mut same = config.clone();
@@ -365,7 +365,7 @@ fn worded(given: &Config, mut config: Config, machine: &LocalMachine, number: us
     Candidate { number, given: config == *given, config, built, changes }
 }
 
-/// `all`, and the config itself where it is of another kind, such as one on fewer GPUs, and fits.
+/// Adds the given config if it fits and is not in `all`, for example because it uses fewer GPUs.
 fn with_given(given: &Config, machine: &LocalMachine, mut all: Vec<Candidate>) -> Vec<Candidate> {
     if !all.iter().any(|c| c.given) && machine.is_sound(given) {
         let built = lay_out(given, machine);
@@ -377,8 +377,8 @@ fn with_given(given: &Config, machine: &LocalMachine, mut all: Vec<Candidate>) -
     all
 }
 
-/// Without layouts that do more work than another that fits, and is the same but for that. The config itself stays. And
-/// what was set aside because it recomputes, with the number of that other one: it leaves more room.
+/// Removes layouts that do more work than a similar one, except the given config. Those that
+/// recompute more leave more room: they are returned with the similar one's number.
 fn without_dominated(all: Vec<Candidate>) -> (Vec<Candidate>, Vec<(Candidate, usize)>) {
     let alike = |a: &Candidate, b: &Candidate| {
         let (x, y) = (&a.config, &b.config);
@@ -386,9 +386,9 @@ fn without_dominated(all: Vec<Candidate>) -> (Vec<Candidate>, Vec<(Candidate, us
             && x.offload.optimizer == y.offload.optimizer
             && x.offload.parameters == y.offload.parameters
     };
-    // All activations, most, whole inputs, shares of inputs: what keeps less works more.
+    // Layouts keep all activations, most, whole inputs, or parts of inputs, with growing work.
     let checkpoints = |c: &Candidate| (c.config.recompute, c.config.partition_checkpoints);
-    // Whether it goes, and for whom.
+    // Whether the candidate is removed, and the number of the layout with less recomputation.
     let dominated = |c: &Candidate| {
         let others = || all.iter().filter(|other| alike(other, c));
         let (micro, sum) = (c.config.batch.micro, c.built.accumulation);
@@ -402,7 +402,7 @@ fn without_dominated(all: Vec<Candidate>) -> (Vec<Candidate>, Vec<(Candidate, us
                 o.built.accumulation == sum || o.built.accumulation == GradAccumulation::None;
             o.config.batch.micro > micro && same && checkpoints(o) == checkpoints(c)
         };
-        // The config itself may be there twice, in its own words and in others.
+        // The given config may appear twice, with its own settings and with equivalent ones.
         let larger: BTreeSet<usize> =
             others().filter(larger).map(|o| o.config.batch.micro).collect();
         if larger.len() >= LARGEST {

@@ -1,4 +1,4 @@
-//! Which memory is short where no layout of a model fits, and how much of it would be enough.
+//! Finds the memory that is too small if no layout of a model fits, and the size that is enough.
 
 use super::bound::{Bound, of_host};
 use super::changes;
@@ -17,15 +17,15 @@ use std::sync::OnceLock;
 use tensor_parallel::Ring;
 use topology::up_to_hundredths;
 
-/// More bytes than a memory of a described box may have.
+/// Upper bound of a memory of a described box, in bytes.
 const MOST: u64 = 1 << 50;
 
-/// What is short in the layout that is closest to fitting.
+/// The missing memory of the layout that is closest to fitting.
 #[derive(Clone, Debug, Serialize)]
 pub struct Shortage {
-    /// One memory, or both where no layout is short of one alone.
+    /// One memory, or both if every layout lacks both.
     pub short: Vec<MemoryShortage>,
-    /// How states are kept there.
+    /// Form of the states in the layout.
     pub states: States,
     /// TP degree.
     pub tensor: usize,
@@ -33,22 +33,22 @@ pub struct Shortage {
     pub data: usize,
     /// Samples of a micro-batch.
     pub micro: usize,
-    /// The layout in words.
+    /// Description of the layout.
     pub words: String,
-    /// `key=value`, the layout that fits with so much.
+    /// The `key=value` settings of the layout, which fits with enough memory.
     pub sets: Vec<String>,
 }
 
-/// A memory that is short.
+/// A memory that is too small.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct MemoryShortage {
-    /// Which.
+    /// Kind of the memory.
     pub memory: Memory,
-    /// Bytes that are there: of each GPU, of each NUMA node of a described box, of this machine.
+    /// Bytes of the memory: of each GPU, of each NUMA node of a described box, or of this machine.
     pub there: u64,
-    /// Bytes with which the layout fits, and with a hundredth of their unit less none does.
+    /// Bytes with which the layout fits. With a hundredth of the printed unit less, no layout fits.
     pub enough: u64,
-    /// NUMA nodes that need as much; 1 for a GPU.
+    /// Number of NUMA nodes that need this memory; 1 for a GPU.
     pub nodes: usize,
 }
 
@@ -56,25 +56,25 @@ pub struct MemoryShortage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Memory {
-    /// Of each GPU.
+    /// Memory of each GPU.
     Gpu,
-    /// Of the host.
+    /// Memory of the host.
     Host,
 }
 
-/// A layout that does not fit, laid out.
+/// A layout that does not fit, after it is built.
 struct Layout {
     config: Config,
     built: RankLayout,
-    /// Bytes that each GPU must have, if it has fewer.
+    /// Bytes that each GPU needs, if it has fewer.
     gpu: Option<u64>,
-    /// Bytes of a NUMA node, at least.
+    /// Least bytes of a NUMA node.
     host: u64,
 }
 
-/// A layout that does not fit. Nobody lays it out unless its least memory says that it may be the nearest.
+/// A layout that does not fit. It is built only if its lower bound may be the nearest.
 struct Candidate {
-    /// Among all: of several that are equally near the first is told.
+    /// Number among all candidates. Of equally near candidates, the first is reported.
     number: usize,
     states: States,
     config: Config,
@@ -82,14 +82,14 @@ struct Candidate {
     layout: OnceLock<Option<Layout>>,
 }
 
-/// All of them, on one machine or box.
+/// All candidates, on one machine or box.
 struct Candidates<'a> {
     bound: Bound<'a>,
     all: Vec<Candidate>,
 }
 
-/// What the layouts of `loaded` on `gpus` GPUs, or on all of its box, are short of, as long as none fits: in any form of states, and
-/// in forms with the same results, if that takes more.
+/// Missing memory of the layouts of `loaded` if none fits, on `gpus` GPUs or all of its box. The
+/// first entry allows any form of states; another follows if forms with the same results need more.
 pub fn shortages(
     loaded: &LoadedConfig,
     machine: &LocalMachine,
@@ -109,11 +109,11 @@ pub fn shortages(
 }
 
 impl Candidate {
-    /// Lays it out, once. None if all its blocks stay: another layout is the same without parameters on the host.
+    /// Builds the layout once. `None` if all blocks stay on the GPU: another layout is the same.
     fn layout(&self, bound: &Bound<'_>) -> Option<&Layout> {
         let lay_out = || {
             let mut config = self.config.clone();
-            // Virtual GPUs have what the config gives them: the host's memory is what bounds them.
+            // Virtual GPUs get the memory that they need; the limit is the host's memory.
             let built = bound.count(|| changes::widen(&mut config, bound.machine()));
             let all_stay = built.decoder.shape().ring.resident == config.model.layers;
             let streams = built.decoder.shape().ring != Ring::NONE;
@@ -127,18 +127,18 @@ impl Candidate {
         self.layout.get_or_init(lay_out).as_ref()
     }
 
-    /// Bytes of each GPU, at least.
+    /// Least bytes of each GPU.
     fn gpu(&self) -> u64 {
         self.least.device + beside(&self.config)
     }
 
-    /// Bytes that some node has at least.
+    /// Least bytes of the fullest node.
     fn host(&self) -> u64 {
         least_of_node(&self.config, of_host(&self.config, &self.least))
     }
 }
 
-/// What a described GPU needs beside the plan.
+/// Bytes of a described GPU that are reserved for uses other than the plan.
 fn beside(config: &Config) -> u64 {
     match &config.device {
         DeviceConfig::Sim { box_, .. } => reserved_bytes(box_),
@@ -146,14 +146,14 @@ fn beside(config: &Config) -> u64 {
     }
 }
 
-/// Bytes that some node has at least, if the ranks' memory, `of_rank` each, is dealt evenly.
+/// Least bytes of the fullest node, if all ranks' memory is dealt evenly, `of_rank` bytes each.
 fn least_of_node(config: &Config, of_rank: u64) -> u64 {
     let DeviceConfig::Sim { box_, .. } = &config.device else { return 0 };
     let all = of_rank * config.world_size() as u64;
     all.div_ceil((box_.numa_nodes * box_.machines) as u64)
 }
 
-/// A candidate that holds with a memory: how much of it is enough, and how much it takes at least as it is laid out.
+/// Bytes that are enough, least bytes of the layout, the candidate, and its layout.
 type EnoughMemory<'c> = (u64, u64, &'c Candidate, &'c Layout);
 
 impl<'a> Candidates<'a> {
@@ -163,7 +163,7 @@ impl<'a> Candidates<'a> {
         let all = all.flat_map(|(states, config)| {
             layouts(&config, machine, world).into_iter().map(move |config| (states, config))
         });
-        // On this machine the smallest micro-batch takes least, and nobody asks for the last hundredth.
+        // On this machine the smallest micro-batch needs the least memory; an estimate is enough.
         let described = matches!(loaded.config.device, DeviceConfig::Sim { .. });
         let least = |(_, config): &(States, Config)| described || config.batch.micro == 1;
         let all: Vec<(States, Config)> = all.filter(least).collect();
@@ -175,12 +175,12 @@ impl<'a> Candidates<'a> {
         Self { bound: Bound::of(machine), all }
     }
 
-    /// Those in a form of states up to `most`.
+    /// The candidates with a form of states up to `most`.
     fn up_to(&self, most: States) -> impl Iterator<Item = &Candidate> {
         self.all.iter().filter(move |candidate| candidate.states <= most)
     }
 
-    /// The nearest on a described box: the memory that has to grow by the smaller factor.
+    /// The nearest layout on a described box: one memory must grow by the smaller factor.
     fn of_box(&self, loaded: &LoadedConfig, box_: &BoxConfig, most: States) -> Option<Shortage> {
         let (gpu, node) = (box_.gpu_memory, box_.node_memory);
         let nodes = box_.numa_nodes * box_.machines;
@@ -202,7 +202,7 @@ impl<'a> Candidates<'a> {
         Some(told(loaded, states, layout, short))
     }
 
-    /// The layout that fits GPUs of `gpu` bytes with the least memory of the nodes, and that memory. `there`: the GPUs have so much.
+    /// The layout with the least node memory on GPUs of `gpu` bytes. `there`: the box has them.
     fn least_host(&self, most: States, gpu: u64, there: bool) -> Option<EnoughMemory<'_>> {
         let may = self.up_to(most).filter(|candidate| candidate.gpu() <= gpu);
         let may = may.map(|candidate| (candidate.host(), candidate)).collect();
@@ -219,7 +219,7 @@ impl<'a> Candidates<'a> {
         )
     }
 
-    /// The layout that fits nodes of `node` bytes with the least memory of each GPU, and that memory.
+    /// The layout that fits nodes of `node` bytes with the least GPU memory, and this memory.
     fn least_gpu(&self, most: States, node: u64) -> Option<EnoughMemory<'_>> {
         let may = self.up_to(most).filter(|candidate| candidate.host() <= node);
         let may = may.map(|candidate| (candidate.gpu(), candidate)).collect();
@@ -229,8 +229,8 @@ impl<'a> Candidates<'a> {
         })
     }
 
-    /// The layout that `holds` with the least amount, and that amount; each takes so much at least. Of several the one that takes
-    /// least as it is laid out.
+    /// The candidate that `holds` with the least bytes, and these bytes. `may` has a lower bound
+    /// for each candidate. Ties are broken by the least bytes of the layout.
     fn least_of<'c>(
         &'c self,
         mut may: Vec<(u64, &'c Candidate)>,
@@ -241,7 +241,7 @@ impl<'a> Candidates<'a> {
         let mut best: Option<EnoughMemory<'c>> = None;
         for (low, candidate) in may {
             let most = best.map_or(MOST, |(enough, ..)| enough);
-            // What holds with more than the best so far is not looked at.
+            // A candidate that needs more than the best one so far is skipped.
             if low > most {
                 break;
             }
@@ -264,13 +264,13 @@ impl<'a> Candidates<'a> {
         best
     }
 
-    /// Whether `candidate` fits a box whose GPUs and nodes have so many bytes.
+    /// Whether `candidate` fits a box with `gpu` bytes per GPU and `node` bytes per node.
     fn holds(&self, candidate: &Candidate, gpu: u64, node: u64) -> bool {
         let layout = candidate.layout(&self.bound);
         layout.is_some_and(|layout| self.bound.fits(&with_memory(layout, gpu, node)))
     }
 
-    /// The nearest on this machine, whose memory is what it is: the memory that has to grow by the smallest factor.
+    /// The layout on this machine with the smallest growth factor of its most lacking memory.
     fn of_machine(&self, loaded: &LoadedConfig, most: States) -> Option<Shortage> {
         let least = |of: &'_ Candidate| self.bound.least_factor(&of.config, &of.least);
         let mut may: Vec<(f64, &Candidate)> = self.up_to(most).map(|of| (least(of), of)).collect();
@@ -292,7 +292,7 @@ impl<'a> Candidates<'a> {
             }
         }
         let (_, candidate, mut short) = best?;
-        // Of nodes and of all of them together the one that lacks most.
+        // Of the nodes and all nodes together, only the one that lacks most is reported.
         short.sort_by_key(|s| std::cmp::Reverse(s.enough - s.there));
         let mut seen = BTreeSet::new();
         short.retain(|s| seen.insert(s.memory));
@@ -301,7 +301,7 @@ impl<'a> Candidates<'a> {
     }
 }
 
-/// What this machine lacks for a layout.
+/// Memories of this machine that are too small for a layout.
 fn lacking(layout: &Layout) -> Vec<MemoryShortage> {
     let all = decided(&layout.config, &layout.built).limited.into_iter();
     let over = all.filter(|(_, bytes, there): &MemoryUse| bytes > there);
@@ -312,7 +312,7 @@ fn lacking(layout: &Layout) -> Vec<MemoryShortage> {
     short.collect()
 }
 
-/// The config of `layout` on a box whose GPUs and nodes have so many bytes.
+/// The config of `layout` on a box with `gpu` bytes per GPU and `node` bytes per node.
 fn with_memory(layout: &Layout, gpu: u64, node: u64) -> Config {
     let mut config = layout.config.clone();
     if let DeviceConfig::Sim { box_, .. } = &mut config.device {
@@ -321,7 +321,7 @@ fn with_memory(layout: &Layout, gpu: u64, node: u64) -> Config {
     config
 }
 
-/// The least amount from `low` up to `most` that is written without rounding and `holds`, where all above it do.
+/// Least amount in `low..=most` that prints without rounding and `holds`, which is monotonic.
 fn least(low: u64, most: u64, holds: impl Fn(u64) -> bool) -> Option<u64> {
     let (mut under, mut enough) = (None, up_to_hundredths(low.max(1)));
     while !holds(enough) {
@@ -365,7 +365,7 @@ fn told(
 mod tests {
     use super::*;
 
-    /// A described box that is far too small, and a model of very many blocks.
+    /// The described box is far too small, and the model has very many blocks.
     #[test]
     fn what_a_box_is_short_of_is_found_by_laying_out_few() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/dgx2-70b.ron");
@@ -380,7 +380,7 @@ mod tests {
         assert!(few * 5 < of, "{few} of {of}");
     }
 
-    /// Of a model that no machine holds the nearest layout is found, and few others are laid out.
+    /// No machine holds the model. The nearest layout is found, and only a few layouts are built.
     #[test]
     fn the_nearest_of_all_layouts_is_found_by_laying_out_few() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/quickstart.ron");
@@ -393,7 +393,7 @@ mod tests {
         let nearest = nearest.unwrap_or_else(|| panic!("it fits")).short;
         let (few, of) = (all.bound.laid_out(), all.all.len());
         assert!(of > 40 && few * 4 < of, "{few} of {of}");
-        // What is there changes a little from look to look.
+        // The available memory changes a little between two reads.
         let most = |short: &[MemoryShortage]| short.iter().map(|s| s.enough).max().unwrap_or(0);
         let limit = most(&nearest) as f64 * 0.98;
         let layouts = all.all.iter().filter_map(|candidate| candidate.layout(&all.bound));

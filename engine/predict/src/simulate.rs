@@ -1,4 +1,4 @@
-//! A step of a config on a described box: the very step, on the simulator's clock.
+//! Simulates a step of a config on a described box: the real step, on the simulator's clock.
 
 use crate::boxes::{self, BoxError};
 use crate::plan::Report;
@@ -11,10 +11,10 @@ use offload::SpeculationOutcome;
 use serde::Serialize;
 use topology::{HostBytes, counted};
 
-/// Steps that are played; the last is looked at.
+/// Number of simulated steps. Reports use the last one.
 pub(crate) const RECORDED_STEPS: u64 = 3;
 
-/// Why there is no simulation.
+/// Reason why a config cannot be simulated.
 #[derive(Debug, thiserror::Error)]
 pub enum SimulateError {
     /// The config names no box.
@@ -23,139 +23,139 @@ pub enum SimulateError {
          measure this machine with `onebox bench --save-box FILE` and say --box FILE"
     )]
     NoBox(&'static str),
-    /// The box.
+    /// The box cannot be simulated.
     #[error(transparent)]
     Box(#[from] BoxError),
-    /// More GPUs are asked for than the box has.
+    /// The requested number of GPUs is larger than that of the box.
     #[error("--gpus {asked}: the box `{box_name}` has {}", counted(.has, "GPU"))]
     TooFewGpus {
-        /// That were asked for.
+        /// Requested number of GPUs.
         asked: usize,
-        /// Of the box.
+        /// Number of GPUs of the box.
         has: usize,
-        /// Of the box.
+        /// Name of the box.
         box_name: String,
     },
-    /// A share that is less than the last segment.
+    /// The speculated share is smaller than the last segment.
     #[error(
         "offload.speculated_fraction: a share of {share} takes no whole segment, so `Speculative` would update nothing ahead: \
          set it to {least} or more, leave it out, or set offload.update to Overlapped"
     )]
     NothingAhead {
-        /// That was asked for.
+        /// Share in the config.
         share: f32,
-        /// That takes a segment.
+        /// Smallest share that covers a segment.
         least: f32,
     },
-    /// The step's own checks.
+    /// The step failed its own checks.
     #[error("the step does not pass its own checks: {0}")]
     Step(#[from] device::Error),
 }
 
-/// All that `onebox simulate` says. Times are simulated seconds.
+/// Report of `onebox simulate`. Times are simulated seconds.
 #[derive(Clone, Debug, Serialize)]
 pub struct SimulationReport {
-    /// Always true: none of this was measured.
+    /// Always true: nothing in the report was measured.
     pub simulated: bool,
-    /// Of the run.
+    /// Name of the run.
     pub name: String,
-    /// Of the box.
+    /// Name of the box.
     pub box_name: String,
     /// TP degree.
     pub tensor: usize,
     /// DP degree.
     pub data: usize,
-    /// One optimizer step.
+    /// Seconds of one optimizer step.
     pub step_seconds: f64,
-    /// Share of the steps that are clipped or skipped, which `step_seconds`, the rates and `schedules` take the mean of; the rest
-    /// tells of a step that is not.
+    /// Fraction of clipped or skipped steps. `step_seconds`, the rates and `schedules` are means
+    /// over all steps; other fields describe a normal step.
     pub clipped: f64,
-    /// A step that is neither clipped nor skipped.
+    /// Seconds of a step that is neither clipped nor skipped.
     pub unclipped_seconds: f64,
-    /// Over all ranks.
+    /// Trained tokens per second over all ranks.
     pub tokens_per_second: f64,
-    /// Operations as run, recomputation included, per second and GPU, in 10^12.
+    /// Executed operations, including recomputation, per second and GPU, in 10^12.
     pub hardware_tflops_per_gpu: f64,
-    /// Operations of the model alone.
+    /// Operations of the model alone, per second and GPU, in 10^12.
     pub model_tflops_per_gpu: f64,
-    /// Those against the rate of large matrix products.
+    /// `model_tflops_per_gpu` relative to the rate of large matmuls.
     pub share_of_gemm_rate: f64,
-    /// By lane of rank 0.
+    /// Use of each lane of rank 0.
     pub lanes: Vec<LaneUse>,
-    /// Share of the host's work and copies beside which Compute worked.
+    /// Fraction of the offload's time in which Compute or a tensor-parallel collective runs too.
     pub overlap: f64,
-    /// In which a rank's thread submits, meetings with its peers included.
+    /// Seconds in which the thread of rank 0 submits ops, including meetings with its peers.
     pub submitting_seconds: f64,
-    /// Calls of the driver in a step.
+    /// Number of driver calls in a step.
     pub driver_calls: u64,
-    /// Collectives of both groups stand in one queue, in the order of the program.
+    /// Whether the collectives of both groups share one queue, in program order.
     pub one_communication_queue: bool,
-    /// What the step waited for, longest first; adds up to the step.
+    /// Seconds of the step by the op that it waited for, longest first. The sum is the step time.
     pub critical_path: Vec<CriticalPathPart>,
-    /// Ranks that behave differently.
+    /// Number of kinds of ranks that behave differently.
     pub kinds_of_ranks: usize,
-    /// Bytes of each GPU, of each rank's host memory.
+    /// Planned bytes of each GPU.
     pub gpu_bytes: u64,
-    /// Of each rank.
+    /// Planned bytes of host memory of each rank.
     pub host_bytes_per_rank: u64,
-    /// Whether it fits the box.
+    /// Whether the plan fits the box.
     pub fits: bool,
-    /// The same step under each update mode, its own first.
+    /// The same step under each update mode, its own mode first.
     pub schedules: Vec<Schedule>,
-    /// What stands for `Auto` of `offload.update`, and why.
+    /// Value of `offload.update: Auto`, and the reason.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub chosen: Option<String>,
-    /// Of a real run: the median of its steps, in seconds.
+    /// Measured median of the steps of a real run, in seconds.
     pub measured: Option<f64>,
 }
 
 /// The step under one update mode.
 #[derive(Clone, Debug, Serialize)]
 pub struct Schedule {
-    /// As `offload.update` has it.
+    /// Update mode as in `offload.update`.
     pub schedule: String,
-    /// Share of the parameters that are updated ahead of the decision, where any are.
+    /// Fraction of the parameters that are updated speculatively, if it is not 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub share: Option<f32>,
-    /// The results are those of `Serial`.
+    /// Whether the results equal those of `Serial`.
     pub exact: bool,
-    /// One optimizer step, simulated.
+    /// Simulated seconds of one optimizer step.
     pub step_seconds: f64,
-    /// Of the config's own step.
+    /// Step time relative to the config's own step.
     pub ratio: f64,
-    /// What the host must hold.
+    /// Planned bytes of host memory of each rank.
     pub host_bytes_per_rank: u64,
-    /// Whether that fits the box.
+    /// Whether the plan fits the box.
     pub fits: bool,
 }
 
-/// A lane's share of the step.
+/// Use of a lane in the step.
 #[derive(Clone, Debug, Serialize)]
 pub struct LaneUse {
-    /// `Compute`, ...
+    /// Name of the lane: `Compute`, ...
     pub lane: String,
-    /// In which it worked.
+    /// Seconds in which the lane works.
     pub seconds: f64,
-    /// Of the step.
+    /// Fraction of the step in which the lane works.
     pub share: f64,
-    /// Copies' and collectives' payload, everything else's accesses.
+    /// Bytes of payload of copies and collectives; bytes that other ops read and write.
     pub bytes: u64,
-    /// Ops.
+    /// Number of ops.
     pub ops: u64,
 }
 
 /// A part of the critical path.
 #[derive(Clone, Debug, Serialize)]
 pub struct CriticalPathPart {
-    /// `Compute`, ...; `Thread`: the rank's own, which submits.
+    /// Lane of the op: `Compute`, ...; `Thread` is the submitting thread of the rank.
     pub lane: String,
-    /// `gemm`, ...
+    /// Name of the op: `gemm`, ...
     pub op: &'static str,
-    /// Of the step.
+    /// Seconds of the step.
     pub seconds: f64,
 }
 
-/// The critical path by what is waited for, in seconds: always the same groups, in the same order.
+/// Seconds of the critical path by group of ops. The groups and their order are fixed.
 pub fn groups(parts: &[CriticalPathPart]) -> Vec<(&'static str, f64)> {
     let group = |part: &CriticalPathPart| match (part.lane.as_str(), part.op) {
         ("Compute", "gemm" | "scaled_gemm") => 0,
@@ -183,18 +183,18 @@ pub fn groups(parts: &[CriticalPathPart]) -> Vec<(&'static str, f64)> {
     groups
 }
 
-/// Plays a step of `config` on its box, whose updates ahead of the decision, if there are any, stand.
+/// Simulates a step of `config` on its box. Its speculative updates are all committed.
 ///
 /// # Errors
-/// No box, or one that says too little.
+/// Returns an error if the config has no box or the box lacks a rate.
 pub fn simulate(config: &Config, built: &RankLayout) -> Result<Timeline, SimulateError> {
     play(config, built, true, SpeculationOutcome::Committed)
 }
 
-/// [`simulate`] without the checks of the step's ops: for layouts that compete, of which `simulate` and `train` check the one that is taken.
+/// [`simulate`] without checks of the ops, for candidates; the chosen one is checked later.
 ///
 /// # Errors
-/// As [`simulate`].
+/// Returns the errors of [`simulate`].
 pub(crate) fn simulate_unchecked(
     config: &Config,
     built: &RankLayout,
@@ -208,7 +208,7 @@ fn play(
     checked: bool,
     ahead: SpeculationOutcome,
 ) -> Result<Timeline, SimulateError> {
-    // First: where there is no box, a step may be too long to record.
+    // Fails early without a box, because the step may be too long to record.
     let hardware = hardware(config, built.host_bytes(config))?;
     let mut program = record(config, built, checked)?;
     match ahead {
@@ -220,11 +220,11 @@ fn play(
     Ok(sim::simulate(program, &hardware, tp, dp, true))
 }
 
-/// Seconds of a mean step of which the share `clipped` is clipped or skipped; `committed` is the time of one that is not.
-/// Where too many are, no update runs ahead of the decision.
+/// Mean seconds of a step if the fraction `clipped` of the steps is clipped or skipped. `committed`
+/// is the time of a normal step. If the fraction is too large, no update is speculative.
 ///
 /// # Errors
-/// As [`simulate`].
+/// Returns the errors of [`simulate`].
 pub fn mean_step(
     config: &Config,
     built: &RankLayout,
@@ -241,18 +241,18 @@ pub fn mean_step(
     Ok((1.0 - clipped) * committed + clipped * redone)
 }
 
-/// What `config` would run on, each rank with (staging, states) of host memory.
+/// Simulated hardware of `config`. `host` has the bytes of host memory of a rank.
 ///
 /// # Errors
-/// No box, or one that says too little.
+/// Returns an error if the config has no box or the box lacks a rate.
 pub fn hardware(config: &Config, host: HostBytes) -> Result<Hardware, SimulateError> {
     Ok(boxes::hardware(config, described(config)?, host)?)
 }
 
-/// The box of `config`, whatever ranks it has.
+/// The box of `config`. The number of ranks is not checked.
 ///
 /// # Errors
-/// No box, or one that says too little.
+/// Returns an error if the config has no box or the box lacks a rate.
 pub fn described(config: &Config) -> Result<&BoxConfig, SimulateError> {
     match &config.device {
         DeviceConfig::Sim { box_, .. } => {
@@ -264,10 +264,10 @@ pub fn described(config: &Config) -> Result<&BoxConfig, SimulateError> {
     }
 }
 
-/// What every rank submits in a few steps; with the checks of its ops or without.
+/// Records the ops of a rank in a few steps, with or without the checks of its ops.
 ///
 /// # Errors
-/// The step's own checks.
+/// Returns an error if the step fails its own checks.
 pub fn record(
     config: &Config,
     built: &RankLayout,
@@ -278,7 +278,7 @@ pub fn record(
     })
 }
 
-/// The timeline in figures; `memory` is the plan's.
+/// Summarizes the timeline. `memory` is the plan's report.
 pub fn summary(config: &Config, memory: &Report, timeline: &Timeline) -> SimulationReport {
     let (begin, end) = timeline.window();
     let seconds = timeline.step_seconds();
@@ -337,7 +337,7 @@ pub fn summary(config: &Config, memory: &Report, timeline: &Timeline) -> Simulat
 }
 
 impl SimulationReport {
-    /// Takes the mean over steps of which the share `clipped` is clipped or skipped: `seconds` long.
+    /// Sets the fraction `clipped` of clipped or skipped steps, and the mean step time `seconds`.
     pub fn clip(&mut self, clipped: f64, seconds: f64) {
         let times = self.step_seconds / seconds;
         for rate in [
@@ -352,12 +352,12 @@ impl SimulationReport {
     }
 }
 
-/// Work of the host and its links: with the reduction and gathering over the data-parallel ranks.
+/// Whether the op runs on the host, its links, or the data-parallel links.
 const fn is_offload(p: &SimulatedOp<'_>) -> bool {
     matches!(p.lane, Lane::Host | Lane::H2d | Lane::D2h | Lane::DpComm)
 }
 
-/// Share of the offload's time in which Compute or a tensor-parallel collective worked too.
+/// Fraction of the offload's time in which Compute or a tensor-parallel collective runs too.
 fn overlap(timeline: &Timeline) -> f64 {
     let alone = timeline.together(0, is_offload, is_offload);
     let hidden = timeline.together(0, is_offload, |p| !is_offload(p));

@@ -1,29 +1,29 @@
-//! The forms of states with which the layouts of a model are tried, those with the same results first.
+//! Forms of optimizer states for which layouts are tried. Forms with unchanged results come first.
 
 use super::changes::is_given;
 use config::{Config, LoadedConfig, Master, Moments, Precision};
 use serde::Serialize;
 
-/// How states are kept.
+/// Form of the optimizer states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum States {
-    /// As the config says.
+    /// The form in the config.
     Given,
-    /// fp32 parameters in two halves: the same results in 2 bytes less for each parameter.
+    /// fp32 parameters in two halves, which saves 2 bytes per parameter and keeps the results.
     SplitMaster,
-    /// With bf16 Adam moments: other results.
+    /// bf16 Adam moments, which change the results.
     Bf16Moments,
 }
 
-/// The config with each form of states: as it is, then what needs fewer bytes on the host and is not given another
-/// value by the config.
+/// The config with each form of states. The config itself is first. Smaller forms follow, unless
+/// the config sets their key.
 pub(super) fn variants(loaded: &LoadedConfig) -> Vec<(States, Config)> {
     let given = |key: &str| is_given(loaded, &format!("offload.{key}"));
     forms(&loaded.config, given("master"), given("moments"))
 }
 
-/// The same, whatever the config gives.
+/// All forms of states, even if the config sets their keys.
 pub(super) fn all_variants(config: &Config) -> Vec<(States, Config)> {
     forms(config, false, false)
 }
@@ -31,7 +31,7 @@ pub(super) fn all_variants(config: &Config) -> Vec<(States, Config)> {
 fn forms(config: &Config, has_master: bool, has_moments: bool) -> Vec<(States, Config)> {
     let mut all = vec![(States::Given, config.clone())];
     let mut smaller = config.clone();
-    // Only a bf16 parameter is a half of its fp32 one.
+    // Only a bf16 parameter is half of its fp32 parameter.
     let splits = matches!(config.precision, Precision::Bf16 | Precision::Fp8);
     if splits && !has_master && config.offload.master == Master::Fp32 {
         smaller.offload.master = Master::Split;

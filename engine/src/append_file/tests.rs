@@ -1,4 +1,4 @@
-//! A file that others remove, replace and cut off under its writer.
+//! Tests of a file that other programs remove, replace or cut off while a run appends to it.
 
 use super::*;
 use crate::metrics::MetricsWriter;
@@ -9,7 +9,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-/// A run's directory that this process has locked.
+/// Directory of a run that this process has locked.
 fn locked(path: &Path) -> Arc<LockedRunDir> {
     let directory = Directory::open(path).unwrap();
     let lock = directory.open_or_create(LOCK, OFlags::empty()).unwrap();
@@ -17,7 +17,7 @@ fn locked(path: &Path) -> Arc<LockedRunDir> {
     Arc::new(LockedRunDir::new(directory, lock))
 }
 
-/// What `work` warns of, a line each.
+/// Warnings of `work`, one per line.
 fn warnings(work: impl FnOnce()) -> Vec<String> {
     let log = tempfile::NamedTempFile::new().unwrap();
     let subscriber =
@@ -26,7 +26,8 @@ fn warnings(work: impl FnOnce()) -> Vec<String> {
     fs::read_to_string(log.path()).unwrap().lines().map(str::to_owned).collect()
 }
 
-/// Lines 1 to 3, then what `meanwhile` does to the file in a run's directory, then lines 4 to 6: the warnings, and what is in it.
+/// Writes lines 1 to 3, calls `meanwhile` with the path of the file in a run's directory, and
+/// writes lines 4 to 6. Returns the warnings, the contents of the file, and the lines lost.
 fn lines_beside(meanwhile: impl Fn(&Path)) -> (Vec<String>, String, u64) {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
@@ -42,7 +43,7 @@ fn lines_beside(meanwhile: impl Fn(&Path)) -> (Vec<String>, String, u64) {
     if let Ok(victim) = fs::read_to_string(run.join("victim")) {
         assert_eq!(victim, "theirs");
     }
-    // A pipe would be waited for.
+    // A read of a pipe would block.
     let text = fs::read_to_string(run.join("kept")).or_else(|_| fs::read_to_string(&path));
     (said, text.unwrap(), metrics.dropped())
 }
@@ -91,13 +92,13 @@ fn what_others_put_there_stays_and_later_lines_follow_it() {
             "{warned:?}"
         );
     }
-    // Cut off in the second line.
+    // The file is cut off in the second line.
     let cut = |path: &Path| File::options().write(true).open(path).unwrap().set_len(60).unwrap();
     let (warned, text, _) = lines_beside(cut);
     assert_eq!(text, format!("{}\n{later}", &lines(1..=3)[..60]));
     let is = "it was cut off under the run, from 147 to 60 bytes: what stood behind is lost";
     assert!(warned.len() == 1 && warned[0].contains(is), "{warned:?}");
-    // And away with it: nothing of that is made up.
+    // The file is cut off and then removed: the lost bytes stay lost.
     let (warned, text, _) = lines_beside(|path| {
         cut(path);
         fs::remove_file(path).unwrap();
@@ -139,7 +140,7 @@ fn neither_links_nor_pipes_are_written_and_nothing_in_a_directory_that_is_anothe
     for (what, why, meanwhile) in cases {
         let check = |path: &Path| {
             meanwhile(path);
-            // Nothing else of it changes.
+            // The directory stays.
             assert!(path.parent().unwrap().is_dir());
         };
         let (warned, text, dropped) = lines_beside(check);
@@ -179,7 +180,7 @@ fn events_whose_file_lost_some_go_on_in_another_file() {
     ] {
         let (before, now) = after(meanwhile);
         assert!(now.len() == 2 && now[0].len() <= 90, "{now:?}");
-        // Version, session and both steps.
+        // The new file has the version, the session and both steps.
         assert!(now[1].len() > before.len() && now[1][..12] == before[..12], "{now:?}");
     }
 }

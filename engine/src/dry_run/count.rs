@@ -1,4 +1,5 @@
-//! Steps without data on a device that runs nothing: what they are counted by, and how few of them say it for many.
+//! Counts the ops of training steps without data, on a device that executes no op. A short run with
+//! few micro-batches stands for a long run.
 
 use crate::step::Trainer;
 use crate::trainer::trainer;
@@ -10,10 +11,10 @@ use layout::build::{RankLayout, update_mode, vertical_width};
 use std::sync::Arc;
 use tensor_parallel::Ring;
 
-/// The task that finds nothing to do in most steps: an update ahead of the decision stands.
+/// Name of the host task that is idle if a speculative update stands, as in most steps.
 pub const IDLE: &str = "settle_tile";
 
-/// The second step: the first has no update to publish.
+/// Counts the ops of the second of two steps. The first step has no update to publish.
 pub fn count(config: &Config, built: &RankLayout) -> Result<Totals, Error> {
     let (dev, totals) = recorder::open(first_rank(config), &built.plan, IDLE);
     let mut before = Totals::default();
@@ -26,13 +27,13 @@ pub fn count(config: &Config, built: &RankLayout) -> Result<Totals, Error> {
     })
 }
 
-/// The rank with the first part of each tensor and of each batch.
+/// Rank that has the first part of each tensor and of each batch.
 pub fn first_rank(config: &Config) -> Rank {
     let (tensor, data) = (config.parallel.tensor, config.parallel.data);
     Rank { tp: 0, tp_size: tensor, dp: 0, dp_size: data }
 }
 
-/// A trainer of blank states that has no data, and has asked for its first batch.
+/// Makes a trainer without data, with blank states. The copy of its first batch is queued.
 pub(super) fn blank_trainer(
     config: &Config,
     built: &RankLayout,
@@ -46,7 +47,8 @@ pub(super) fn blank_trainer(
     Ok(trainer)
 }
 
-/// So many steps like most, without data, on a device that runs nothing; `begins` is called before each but the first.
+/// Runs `steps` typical steps without data, on a device that executes no op. Calls `begins` before
+/// every step but the first.
 pub fn play(
     config: &Config,
     built: &RankLayout,
@@ -68,15 +70,16 @@ pub fn play(
     Ok(())
 }
 
-/// Micro-batches by which steps of `config` grow alike: parameters that live on the host come up for each group of them.
+/// Number of micro-batches after which the ops of a step repeat: a whole group if each group
+/// streams parameters to the device, otherwise 1.
 pub fn alike(config: &Config, built: &RankLayout) -> usize {
     let group = vertical_width(config);
     let in_groups = built.decoder.shape().ring != Ring::NONE && group < built.micro_batches;
     if in_groups { group } else { 1 }
 }
 
-/// `config`, whose handles are `built`, with another number of micro-batches, more than one, summed at the same place, and with the
-/// same parameters on the GPU.
+/// Returns `config`, laid out as `built`, with another number of micro-batches, more than one.
+/// Gradients are summed at the same place, and the same parameters are on the GPU.
 pub fn with_micro_batches(config: &Config, built: &RankLayout, micro_batches: usize) -> Config {
     let mut config = config.clone();
     config.batch.global = micro_batches * config.batch.micro * config.parallel.data;
@@ -93,15 +96,15 @@ pub fn with_micro_batches(config: &Config, built: &RankLayout, micro_batches: us
     config
 }
 
-/// The config of a run of so many steps at least, and one more that the last of them fetches the batch of: a step that is
-/// played of a shorter run finds no batch.
+/// Returns `config` with at least `steps` + 1 training steps. The last step of the dry run fetches
+/// the batch of one more step, so a shorter run would have no batch for it.
 pub fn with_steps(config: &Config, steps: u64) -> Config {
     let mut config = config.clone();
     config.train.steps = config.train.steps.max(steps + 1);
     config
 }
 
-/// A step that, like all behind it, leaves its update as most steps of the run do.
+/// First step that treats its update as most steps of the run do: `after_step` of a delayed update.
 pub fn typical_step(config: &Config) -> u64 {
     match update_mode(config) {
         UpdateMode::Delayed { after_step } => after_step.max(1),

@@ -1,5 +1,5 @@
-//! A step without data: what it asks of a GPU, gathered before a run, and played on a stand-in driver that only
-//! accounts for memory.
+//! Steps without data. A run collects the ops of some steps before it starts, and a stand-in driver
+//! runs steps to account for their memory.
 
 mod count;
 
@@ -16,17 +16,18 @@ use device::{Communicator, Device, Error, HostPlace, HostWork, Rank};
 use layout::build::{RankLayout, op_scratch};
 use std::sync::Arc;
 
-/// Micro-batches in which every kind of op of a step comes: the first ones, one between, the last.
+/// Returns `built` with a few micro-batches that have every kind of op: the first group, one, the
+/// last.
 fn few(built: &RankLayout, config: &Config) -> RankLayout {
     let micro_batches = built.micro_batches.min(layout::build::vertical_width(config) + 2);
     let optimizer = Arc::new(built.optimizer.with_micro_batches(micro_batches));
     RankLayout { micro_batches, optimizer, ..built.clone() }
 }
 
-/// The distinct ops of `rank`'s first steps, at the addresses of `built`.
+/// Collects the distinct ops of `rank`'s first steps, at the addresses of `built`.
 ///
 /// # Errors
-/// A step that its own checks refuse; that is a defect of onebox.
+/// The checks of a step refuse it. This is a defect of onebox.
 pub(crate) fn distinct(
     config: &Config,
     built: &RankLayout,
@@ -35,13 +36,14 @@ pub(crate) fn distinct(
     let built = few(built, config);
     let (dev, distinct) = warm::open(rank, &built.plan);
     let typical = typical_step(config);
-    // The first, and two like all behind them: those between are like the first.
+    // The first step, and two typical steps. The steps between are like the first step.
     let steps = std::iter::once(1).chain(typical.max(2)..=typical + 1);
     play(&with_steps(config, 3), &built, &dev, steps, &|_| {})?;
     Ok(distinct.take())
 }
 
-/// These steps without data; `passed` hears 0 before the first, and the number of each when it is over.
+/// Runs `steps` without data. Calls `passed` with 0 before the first step, and with each finished
+/// step.
 fn play(
     config: &Config,
     built: &RankLayout,
@@ -63,12 +65,14 @@ fn play(
     dev.sync_all()
 }
 
-/// Opens the GPUs of all ranks as a run does and plays `steps` steps on them, without data and without tasks on the host, whose
-/// memory is addresses alone. For the accounting of a stand-in driver: it moves nothing, and real GPUs would work on zeros.
-/// `passed` hears the rank and 0 before the first step, then the rank and the step when one is over.
+/// Opens the GPUs of all ranks as a run does, and runs `steps` steps on them without data. Host
+/// tasks do not run, and host memory has addresses only. A stand-in driver, which moves no data,
+/// accounts for the memory; real GPUs would compute on zeros. Calls `passed` with the rank and 0
+/// before the first step, then with the rank and each finished step.
 ///
 /// # Errors
-/// The first that a rank meets: a plan that does not fit beside what else lies on its GPU.
+/// The first error of a rank, for example if the plan does not fit next to other contents of its
+/// GPU.
 pub fn dry_run(
     config: &Config,
     built: &RankLayout,
@@ -101,7 +105,7 @@ pub fn dry_run(
             started.map_err(|error| world.not_started(rank, &error))
         };
         let threads: Vec<_> = Rank::all(tp, dp).map(spawn).collect();
-        // One that has not started has told the world.
+        // A thread that did not start has reported this to `world`.
         let ended = threads.into_iter().flatten().map(|thread| thread.join());
         let died = |why: String| Error::RankDied { rank: 0, step: 0, why };
         let all: Vec<Result<(), Error>> = ended

@@ -1,5 +1,6 @@
-//! What of the host's memory a run's data takes. Tokens in files stay there. Tokens that are made of text belong to no rank:
-//! they are made before the ranks' memory is there, and lie on whichever nodes have room.
+//! Host memory of a run's data. Tokens in files stay in their files. Tokens that are made from text
+//! belong to no rank: they are made before the ranks allocate memory, and lie on any node with
+//! room.
 
 use config::{Config, DataConfig, DataFormat, DeviceConfig, Packing};
 use data::{BYTES_AT_ONCE, Cache, ChunkSizes, DataInspection, Tokenizer, texts_at_once};
@@ -8,37 +9,38 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use topology::format_bytes;
 
-/// Bytes that a tokenizer takes for each byte of a text while it works on it, and for each token: measured on source code, on
-/// sentences and on random letters, 0.58 to 1 tokens a byte, by the highest memory of the process (150 to 260 a byte).
+/// Bytes that a tokenizer needs for each byte of its text and for each token. Measured by the peak
+/// memory of the process (150 to 260 bytes per byte) on source code, sentences and random letters,
+/// with 0.58 to 1 tokens per byte.
 const PER_BYTE: f64 = 64.0;
 const PER_TOKEN: f64 = 192.0;
 
-/// Bytes of a row that may be among others although none is in their beginning.
+/// Assumed bytes of the longest row, if the beginning of the rows has only shorter rows.
 const LONG_ROW: u64 = 64 << 10;
 
-/// Bytes on the host for all ranks together.
+/// Bytes of host memory for data, once for all ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct DataMemory {
-    /// Of tokens that stay in their files.
+    /// Bytes of tokens that stay in their files.
     pub in_files: u64,
-    /// Of tokens that stay in memory, and of chats which of them count.
+    /// Bytes of tokens that stay in memory, and of the flags that mark trained tokens of chats.
     pub tokens: u64,
-    /// Of where documents begin, how long they are and what of them counts, where samples are no windows.
+    /// Bytes of the starts, lengths and trained targets of documents; 0 if samples are windows.
     pub documents: u64,
-    /// Largest number while they are read: the text that is read at once, its tokens, and what the tokenizer takes; of rows also the
-    /// tokens that stay, twice while their buffer grows.
+    /// Peak bytes while text is read: the text that is read at a time, its tokens, and the memory
+    /// of the tokenizer. For rows, also the tokens that stay, twice while their buffer grows.
     pub reading: u64,
-    /// How many tokens a text comes to was measured on its beginning.
+    /// Whether the number of tokens is estimated from the beginning of the text.
     pub estimated: bool,
 }
 
 impl DataMemory {
-    /// Of the data of `config`; none where there is none to be read, as on a described box.
+    /// Measures the data of `config`. `None` if there is no data to read, as on a described box.
     ///
     /// # Errors
-    /// Why the data cannot be read: the key, the path and the remedy.
+    /// The data cannot be read. The text has the key, the path and the remedy.
     pub fn of(config: &Config) -> Result<Option<Self>, String> {
-        /// Layouts are compared by the thousand, and files do not change for that.
+        /// Results by data config. A search compares thousands of layouts of the same data.
         static KNOWN: Mutex<Vec<(DataConfig, Result<DataMemory, String>)>> = Mutex::new(Vec::new());
         if matches!(config.device, DeviceConfig::Sim { .. }) || config.data.train.is_empty() {
             return Ok(None);
@@ -52,7 +54,7 @@ impl DataMemory {
         found.map(Some)
     }
 
-    /// A sentence.
+    /// Describes the bytes in a sentence.
     pub fn words(&self) -> String {
         let about = if self.estimated { "about " } else { "" };
         let documents = match self.documents {
@@ -101,24 +103,24 @@ fn measured(config: &Config) -> Result<DataMemory, String> {
         let stored = stored + if chats { tokens } else { 0 };
         let longest = look.sample.lines().map(str::len).max().unwrap_or(0) as u64;
         let at_once = look.bytes.min(BYTES_AT_ONCE as u64);
-        // Each token and whether it counts, and both once more as the cache keeps them.
+        // A token (4 bytes) and whether it is trained (1 byte), and the cache's copy of both.
         let made = (at_once as f64 * share) as u64 * 2 * 5;
         let reading = 2 * stored + documents + at_once + made + working(longest.max(LONG_ROW));
         return Ok(DataMemory { in_files: 0, tokens: stored, documents, reading, estimated: true });
     }
     let one = if tokenizer.has_cuts() { piece as u64 } else { look.longest };
-    // A part is read, cut, and its tokens are made and written.
+    // Two copies of a part: the text is read and cut, its tokens are made and written.
     let of_part = part.min(look.bytes) as f64 / look.bytes.max(1) as f64;
     let reading = ((2 * look.bytes + 2 * stored) as f64 * of_part) as u64 + working(one);
-    // Where no folder can keep them they stay in memory.
+    // If no folder can keep the tokens, they stay in memory.
     let kept = Cache::of_user(true).folder.is_some();
     let (in_files, in_memory) = if kept { (stored, 0) } else { (0, stored) };
     let reading = reading + in_memory;
     Ok(DataMemory { in_files, tokens: in_memory, documents: 0, reading, estimated: true })
 }
 
-/// Bytes that are kept of documents: of each where it begins, how long it is and, where some tokens do not count, how many do; where
-/// several share a sample its number, and the end of each sample.
+/// Bytes of the list of documents: start and length of each, and its trained targets if `counts`.
+/// If several documents share a sample, also the number of each, and the end of each sample.
 fn documents(config: &Config, documents: u64, tokens: u64, counts: bool) -> u64 {
     let each = 12 + if counts { 4 } else { 0 };
     match config.data.packing {

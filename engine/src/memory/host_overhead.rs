@@ -1,25 +1,27 @@
-//! What the process takes of the host's memory besides the plan.
+//! Host memory that the process needs in addition to the plan.
 //!
-//! How the figures were got: runs of 1, 4 and 16 ranks with 1, 2 and 8 kernel threads each, whose `RssAnon` of
-//! /proc/PID/status was read every 3 ms, had at most 4.2 MiB more than their plans. A cgroup also counts pages of files that wait
-//! for the disk, and the kernel's own for threads and page tables: a run of one rank was never killed under a limit 10.6 MiB
-//! above its plan, and sometimes under one of 8.6 MiB.
+//! The constants were measured. In runs of 1, 4 and 16 ranks with 1, 2 and 8 kernel threads each,
+//! `RssAnon` in /proc/PID/status, read every 3 ms, was at most 4.2 MiB above the plan. A cgroup
+//! also counts file pages that wait for the disk, and the kernel's pages for threads and page
+//! tables. A run of one rank was never killed at a limit 10.6 MiB above its plan, and sometimes at
+//! 8.6 MiB.
 
 use super::windows::window_bytes;
 use config::{Config, DeviceConfig};
 use device::{Arena, message_bytes};
 use layout::build::RankLayout;
 
-/// Of the process: what its program and libraries write to, lists, files that wait for the disk.
+/// Bytes of a process: data that its program and libraries write, lists, and unwritten file pages.
 const PROCESS: u64 = 8 << 20;
-/// Of each rank: its thread, its lists of operations and pieces.
+/// Bytes of a rank: its thread, and its lists of operations and pieces.
 const RANK: u64 = 1 << 20;
-/// Of each kernel thread: its stack, and the block in which it brings in states.
+/// Bytes of a kernel thread: its stack, and the block through which it loads states.
 const THREAD: u64 = 512 << 10;
-/// A page table has 8 bytes for each page of 4 KiB.
+/// Bytes of memory for each byte of a page table, which has 8 bytes per page of 4 KiB.
 const PAGES_OF_A_TABLE: u64 = 512;
 
-/// Bytes of the host that the processes of this machine take besides the plan, `planned` bytes of their ranks.
+/// Bytes of host memory that the processes of this machine need in addition to the plan. `planned`:
+/// bytes that the plan needs for their ranks.
 pub fn beside(config: &Config, built: &RankLayout, planned: u64) -> u64 {
     let machine = &built.machine;
     let (ranks, processes) = (machine.ranks(config) as u64, machine.processes() as u64);
@@ -29,8 +31,8 @@ pub fn beside(config: &Config, built: &RankLayout, planned: u64) -> u64 {
     of_processes + of_ranks + planned / PAGES_OF_A_TABLE + letters(config, built)
 }
 
-/// Bytes of letters between the processes of virtual GPUs, whose ranks do one collective at a time. On GPUs NCCL moves the data, and
-/// letters have a few numbers.
+/// Bytes of the messages between processes with virtual GPUs; each rank runs one collective at a
+/// time. 0 on real GPUs: NCCL moves the data, and the messages have a few numbers.
 pub fn letters(config: &Config, built: &RankLayout) -> u64 {
     if !matches!(config.device, DeviceConfig::Cpu { .. }) {
         return 0;

@@ -1,4 +1,4 @@
-//! What a run takes of the memories of this machine, and how its checkpoints are written, which depends on that.
+//! Memory that a run needs on this machine, and the writer of checkpoints that this memory allows.
 
 mod data;
 mod host_overhead;
@@ -16,63 +16,63 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use topology::{HostBytes, Machine, NumaNode, Placement, RankPlace};
 
-/// (name, bytes, limit) of a memory.
+/// Name, used bytes and limit in bytes of a memory.
 pub type MemoryUse = (String, u64, u64);
 
-/// A NUMA node's share.
+/// Use of a NUMA node's memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Node {
-    /// Its number.
+    /// Number of the node.
     pub node: u32,
-    /// Whose memory it holds.
+    /// Ranks that have memory on the node.
     pub ranks: Vec<usize>,
-    /// Planned bytes; with the virtual GPUs' own, where there are no real ones.
+    /// Planned bytes, including the memory of virtual GPUs.
     pub bytes: u64,
-    /// Bytes it has; of this machine, those that are free or can be.
+    /// Bytes of the node; on this machine, bytes that are free or can be freed.
     pub limit: u64,
 }
 
-/// What a run takes of every memory, as looked at once.
+/// Use of every memory by a run, from one look at the free memory.
 #[derive(Debug)]
 pub struct Memories {
-    /// Bytes of each rank's copy of its states; 0: none.
+    /// Bytes of each rank's copy of its states; 0 without copies.
     pub copy: u64,
     /// NUMA nodes of the host.
     pub nodes: Vec<Node>,
-    /// Why ranks are there, where that is not plain.
+    /// Reasons for a placement of ranks that is not obvious.
     pub placed: Vec<String>,
-    /// Everything that has a limit.
+    /// Use of each memory that has a limit.
     pub limited: Vec<MemoryUse>,
 }
 
 impl Memories {
-    /// Whether the host's memories hold what they must.
+    /// Whether each memory of the host is large enough.
     pub(crate) fn host_fits(&self) -> bool {
         self.limited.iter().all(|(name, bytes, limit)| name == GPU || bytes <= limit)
     }
 }
 
-/// The name of a GPU's memory among those that have a limit.
+/// Name of a GPU's memory in [`Memories::limited`].
 pub const GPU: &str = "gpu";
 
-/// Whether none has more than its limit.
+/// Whether no memory exceeds its limit.
 pub fn all_fit(memories: &[MemoryUse]) -> bool {
     memories.iter().all(|(_, bytes, limit)| bytes <= limit)
 }
 
-/// The host's memory under the ranks of a run.
+/// Use of the host's memory by the ranks of a run.
 #[derive(Debug, Default)]
 pub struct HostNodes {
     /// NUMA nodes of the host.
     pub nodes: Vec<Node>,
-    /// Why ranks are there, where that is not plain.
+    /// Reasons for a placement of ranks that is not obvious.
     pub placed: Vec<String>,
-    /// Bytes against limit of all nodes together, where that limit is a tighter one.
+    /// Bytes and limit of all nodes together, which may be tighter than the limits of the nodes.
     pub whole: Option<(u64, u64)>,
 }
 
 impl Memories {
-    /// The memories where each rank keeps a copy of `copy` bytes, on `nodes` that count it.
+    /// Use of all memories if each rank keeps a copy of `copy` bytes, which `nodes` includes.
     fn new(config: &Config, built: &RankLayout, copy: u64, nodes: HostNodes) -> Self {
         let HostNodes { nodes, placed, whole } = nodes;
         let gpu = device_bytes(config, &built.plan);
@@ -84,7 +84,8 @@ impl Memories {
     }
 }
 
-/// The nodes of this machine under the ranks, each of which has `copy` bytes more than the plan says for a checkpoint.
+/// Use of this machine's nodes by the ranks. Each rank has a checkpoint copy of `copy` bytes in
+/// addition to the plan.
 pub fn of_this_machine(config: &Config, built: &RankLayout, copy: u64) -> HostNodes {
     let host = built.host_bytes(config);
     let planned = (host.staging + host.states + copy) * built.machine.ranks(config) as u64;
@@ -101,7 +102,8 @@ pub fn of_this_machine(config: &Config, built: &RankLayout, copy: u64) -> HostNo
     HostNodes { nodes: of_machine(machine, &ranks, with_copy), placed: sockets, whole }
 }
 
-/// The nodes of `machine`, with the memory of each rank where its arena has them, against what is free there.
+/// Use of the nodes of `machine`: the memory of each rank is on the nodes of its arena. The limit
+/// of a node is its free memory.
 pub fn of_machine(machine: &Machine, ranks: &[RankPlace], host: HostBytes) -> Vec<Node> {
     let of_rank = |place: &RankPlace| place.bytes_by_node(machine, host);
     let bytes: Vec<BTreeMap<u32, u64>> = ranks.iter().map(of_rank).collect();
@@ -109,7 +111,7 @@ pub fn of_machine(machine: &Machine, ranks: &[RankPlace], host: HostBytes) -> Ve
     by_node(machine.numa_nodes.iter().map(limit), &bytes)
 }
 
-/// Nodes of (number, limit), and what each rank has on them.
+/// Use of the nodes: `limits` has their numbers and limits, `ranks` the bytes of each rank by node.
 pub fn by_node(
     limits: impl Iterator<Item = (u32, u64)>,
     ranks: &[BTreeMap<u32, u64>],
@@ -123,7 +125,7 @@ pub fn by_node(
     limits.map(node).collect()
 }
 
-/// Whether the GPUs are virtual ones, which are memory of the host.
+/// Whether the GPUs are virtual, so that their memory is host memory.
 pub fn is_virtual(config: &Config) -> bool {
     matches!(config.device, DeviceConfig::Cpu { .. })
 }

@@ -1,18 +1,19 @@
-//! What of the host's memory a checkpoint takes while it is written, and in which words that is said.
+//! Host memory that a checkpoint needs while it is written, and its description.
 
 use super::{HostNodes, Memories, of_this_machine};
 use config::{CheckpointWriter, Config, UpdateMode};
 use layout::build::{RankLayout, update_mode};
 use topology::format_bytes;
 
-/// Bytes of host memory in which each rank keeps a copy of its states while it is written; 0 where training waits
-/// instead, or saves nothing.
+/// Bytes of host memory for each rank's copy of its states during a save. 0 if training waits
+/// instead, or saves no checkpoint.
 pub fn checkpoint_copy(config: &Config, built: &RankLayout) -> u64 {
     decided(config, built, &|copy| of_this_machine(config, built, copy)).copy
 }
 
-/// The memories with the copies of states in them, where there are any; `nodes` has the host's with copies of so many bytes. `Auto` is decided here and nowhere else: free memory
-/// changes from look to look.
+/// Use of all memories, with the copies of states if ranks keep them. `nodes` returns the use of
+/// the host for a copy of the given bytes. Only this function decides `Auto`, since the free memory
+/// may change between two calls.
 pub fn decided(config: &Config, built: &RankLayout, nodes: &dyn Fn(u64) -> HostNodes) -> Memories {
     let memories = |copy| Memories::new(config, built, copy, nodes(copy));
     let with = || memories(states(config, built));
@@ -25,18 +26,18 @@ pub fn decided(config: &Config, built: &RankLayout, nodes: &dyn Fn(u64) -> HostN
     auto.unwrap_or_else(|| memories(0))
 }
 
-/// fp32 arrays of what a rank owns in a checkpoint: the states, and the gradient of an update that waits.
+/// Number of fp32 arrays of a rank in a checkpoint: states, and the gradient of a delayed update.
 pub fn saved_states(config: &Config) -> usize {
     let late = matches!(update_mode(config), UpdateMode::Delayed { .. });
     3 + usize::from(late)
 }
 
-/// Bytes of the states of a rank as a checkpoint has them.
+/// Bytes of a rank's states in a checkpoint.
 fn states(config: &Config, built: &RankLayout) -> u64 {
     4 * saved_states(config) as u64 * built.optimizer.owned_elements()
 }
 
-/// How checkpoints are written, where there are any.
+/// Describes how checkpoints are written. `None` if the run saves none.
 pub fn saving(config: &Config, built: &RankLayout, memories: &Memories) -> Option<String> {
     let needed = format_bytes(states(config, built));
     let why = match config.train.checkpoint_writer {

@@ -1,4 +1,4 @@
-//! Steps of which a file of metrics has no line.
+//! Steps without a line in a metrics file.
 
 use super::{LineHeader, whole_lines};
 use files::directory::Directory;
@@ -8,12 +8,13 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// Ranges that a message names.
+/// Number of ranges that a message names.
 const NAMED: usize = 5;
-/// Bytes of the longest path.
+/// Largest length of a path in bytes.
 const LONGEST: u64 = 1 << 13;
 
-/// The step that a fork in `dir` starts from; 0 of a run that is no fork. Earlier steps are in the metrics of its source.
+/// Step that the fork in `dir` starts from; 0 if the run is no fork. The metrics of earlier steps
+/// are in the source of the fork.
 pub(super) fn forked_at(dir: &Directory) -> u64 {
     let step = || {
         let path = input::whole(dir.read(FORKED).ok()?, LONGEST).ok()?;
@@ -22,7 +23,8 @@ pub(super) fn forked_at(dir: &Directory) -> u64 {
     step().unwrap_or(0)
 }
 
-/// The steps after `first`, up to `last`, of which `text` has no line, in words; none where it has all.
+/// Describes the steps after `first`, up to `last`, without a line in `text`; `None` without such
+/// steps.
 pub(super) fn words(text: &[u8], first: u64, last: u64) -> Option<String> {
     let step = |line: &[u8]| {
         let line: LineHeader = serde_json::from_slice(line).ok()?;
@@ -65,12 +67,12 @@ mod tests {
         assert_eq!(said(&lines(1..=9), 0, 9), None);
         assert_eq!(said(&lines(1..=9), 0, 5), None);
         assert_eq!(said("", 0, 0), None);
-        // A fork has those after its start.
+        // A fork has the lines after its start.
         assert_eq!(said(&lines(6..=9), 5, 9), None);
         let gap = said(&lines((1..=2).chain(101..=110)), 0, 110).unwrap();
         assert_eq!(gap, "no line of 98 of 110 steps: 3 to 100");
         assert_eq!(said("", 0, 1).unwrap(), "no line of 1 of 1 steps: 1");
-        // Neither half a line nor another kind of line is one of a step.
+        // Neither an incomplete line nor a line of another kind is the line of a step.
         let other = lines([1]) + "{\"kind\":\"eval\",\"step\":2,\"loss\":1}\n" + &lines([3])[..9];
         assert_eq!(said(&other, 0, 3).unwrap(), "no line of 2 of 3 steps: 2 to 3");
         let odd = said(&lines((1..100).step_by(2)), 0, 100).unwrap();

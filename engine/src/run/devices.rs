@@ -57,8 +57,8 @@ impl Ranks<'_> {
         cuda::open(rank, &self.layout.plan, &self.world, &options)
     }
 
-    /// Binds the calling thread, which queues the work of a real GPU: while it queues steps (`alone`) to a CPU that the update does
-    /// not use, otherwise to all CPUs of its rank.
+    /// Binds the calling thread, which queues the work of a real GPU. While it queues steps
+    /// (`alone`), it runs on a CPU that the update does not use; otherwise on all CPUs of its rank.
     pub(crate) fn bind_driver(&self, place: Option<&RankPlace>, alone: bool) {
         let on_gpu = self.config.device == DeviceConfig::Cuda;
         let Some(place) = place.filter(|_| on_gpu) else { return };
@@ -71,7 +71,7 @@ impl Ranks<'_> {
         }
     }
 
-    /// The thread of a rank reaches `point`: calls the watcher, if a test has set one.
+    /// Calls the watcher, if the run has one: the thread of a rank reaches `point`.
     pub(crate) fn reach(&self, rank: Rank, point: FaultPoint, step: u64) {
         if let Some(watcher) = &self.options.watcher {
             watcher.reach(rank.index(), point, step);
@@ -93,7 +93,8 @@ impl Ranks<'_> {
     }
 }
 
-/// Starts the kernel threads of a rank on its cores; None if its own thread is enough.
+/// Starts the kernel threads of a rank on its cores. `None` if the rank's own thread is enough, or
+/// if the threads cannot start.
 pub fn kernel_team(threads: usize, cpus: Option<Vec<u32>>) -> Option<Arc<ThreadTeam>> {
     if threads < 2 {
         return None;

@@ -1,4 +1,4 @@
-//! Evaluation of the held-out part, by all ranks together.
+//! Evaluation on the validation set, by all ranks together.
 
 use crate::run::fault_point::FaultPoint;
 use crate::run::messages::Message;
@@ -11,15 +11,16 @@ use device::{Device, Error};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Global batches of an evaluation between steps, unless `train.eval_batches` says otherwise.
+/// Default of `train.eval_batches` between steps, in global batches.
 const BETWEEN_STEPS: u64 = 8;
-/// Global batches of the last evaluation, unless `train.eval_batches` says otherwise: they take at most the time of 200 steps.
+/// Default of `train.eval_batches` after the last step, in global batches. They need at most the
+/// time of 200 steps.
 const AFTER_LAST_STEP: u64 = 600;
 
 /// Time between two messages about the progress of an evaluation.
 const REPORT_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Most global batches of an evaluation after `step`.
+/// Largest number of global batches in an evaluation after `step`.
 pub(crate) fn bound(train: &TrainConfig, step: u64) -> u64 {
     let default = if step >= train.steps { AFTER_LAST_STEP } else { BETWEEN_STEPS };
     match train.eval_batches {
@@ -30,7 +31,7 @@ pub(crate) fn bound(train: &TrainConfig, step: u64) -> u64 {
 }
 
 impl Ranks<'_> {
-    /// Whether an evaluation follows `step`. The one after the last step is not counted.
+    /// Whether an evaluation follows `step`. The evaluation after the last step does not count.
     pub(crate) const fn is_eval_due(&self, step: u64) -> bool {
         let train = &self.config.train;
         train.eval_every > 0
@@ -39,8 +40,8 @@ impl Ranks<'_> {
             && step < train.steps
     }
 
-    /// Computes the mean held-out loss of each corpus, over as many batches of it as [`bound`] allows, and reports it. False: the
-    /// run was asked to stop meanwhile.
+    /// Computes the mean validation loss of each corpus, over at most [`bound`] global batches, and
+    /// reports it. False if a stop was requested meanwhile.
     pub(crate) fn evaluate(
         &self,
         dev: &Device,
@@ -51,7 +52,7 @@ impl Ranks<'_> {
         let _evaluating = tracing::debug_span!("evaluate", step).entered();
         self.reach(dev.rank(), FaultPoint::Evaluating, step);
         let per_batch = (self.config.batch.micro * self.config.parallel.data) as u64;
-        // Counted in global batches, so that every layout sees the same windows.
+        // The limit counts global batches, so that every layout uses the same windows.
         let most = bound(&self.config.train, step).saturating_mul(self.layout.micro_batches as u64);
         let batches = |corpus: &Corpus| {
             let all = (corpus.num_eval_windows() as u64).div_ceil(per_batch);

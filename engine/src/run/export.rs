@@ -1,6 +1,6 @@
-//! What a run leaves: a hash of its whole state, and its weights as one safetensors file, in global tensor
-//! order whatever the layout was. Tensors are put together a window at a time, by all kernel threads of all ranks, while one
-//! thread hashes and writes the window before.
+//! Results of a run: a hash of its whole state, and its weights as one safetensors file, both in
+//! global tensor order on every layout. All kernel threads of all ranks fill a window of a tensor,
+//! while one thread hashes and writes the window before.
 
 use crate::memory::windows::{WINDOW, WINDOWS, window_elements};
 use crate::run::barrier::barrier;
@@ -21,25 +21,25 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tensor_parallel::{Decoder, Param, Run, SegmentLayout};
 use xxhash_rust::xxh3::Xxh3Default;
 
-/// Elements of a window that one thread writes at a time.
+/// Number of elements of a window that one thread writes at a time.
 const PART: usize = 1 << 14;
-/// Parameters, first and second moment.
+/// Number of states: the parameters, and their first and second moments.
 const STATES: usize = 3;
 
 /// Hashes the whole state and writes the weights, with the help of all ranks.
 pub(crate) struct StateGatherer {
     segments: Vec<SegmentLayout>,
-    /// The run's directory, which gets the file.
+    /// Directory of the run, for the weights file.
     run: Option<Arc<LockedRunDir>>,
     windows: OnceLock<[Window; WINDOWS]>,
     sink: Mutex<ExportSink>,
 }
 
-/// Receives the windows in order: the hash and the file.
+/// Hash and file that receive the windows in order.
 struct ExportSink {
-    /// The states were put together.
+    /// Whether the states were gathered.
     gathered: bool,
-    /// The weights are on the disk.
+    /// Whether the weights are on the disk.
     written: bool,
     hash: Xxh3Default,
     file: Option<BufWriter<File>>,
@@ -48,11 +48,11 @@ struct ExportSink {
 
 /// The outcome of the export.
 pub(crate) struct ExportSummary {
-    /// Empty where the states were not put together.
+    /// Hash of the states; empty if they were not gathered.
     pub(crate) state_hash: String,
-    /// The weights are on the disk.
+    /// Whether the weights are on the disk.
     pub(crate) written: bool,
-    /// Why the weights are not written.
+    /// Error that prevented the weights file.
     pub(crate) problem: Option<io::Error>,
 }
 
@@ -66,25 +66,25 @@ struct FilledWindow {
     number: usize,
     /// Number of elements.
     len: usize,
-    /// Whether they are parameters, which go into the file; moments are only hashed.
+    /// Whether the elements are parameters, which go into the file. Moments are only hashed.
     is_params: bool,
 }
 
-/// What a rank needs to gather the state.
+/// Everything that a rank needs to gather the state.
 #[derive(Clone, Copy)]
 pub(crate) struct GatherContext<'a> {
     pub(crate) dev: &'a Device,
     pub(crate) world: &'a Communicator,
     pub(crate) optimizer: &'a Optimizer,
-    /// The number in which the ranks' [`barrier`] meets.
+    /// Operand of the ranks' [`barrier`].
     pub(crate) barrier: Tensor,
 }
 
-/// Who hashes the windows on rank 0.
+/// Hasher of the windows on rank 0.
 enum Hasher {
-    /// A thread: the channel of filled windows, and the channel that says that one is hashed.
+    /// A thread, with the channel of filled windows and the channel of freed windows.
     Thread(Sender<FilledWindow>, Receiver<()>),
-    /// The rank itself, if the system refuses a thread.
+    /// The rank's own thread, if the system refuses a thread.
     Inline,
 }
 
@@ -96,8 +96,8 @@ impl StateGatherer {
         Self { segments, run: options.weights.clone(), windows, sink: Mutex::new(sink) }
     }
 
-    /// Hashes all states, and writes the file if `weights`. Every rank calls it after its last step, when all lanes are idle. On
-    /// return the file is complete on rank 0.
+    /// Hashes all states, and writes the file if `weights`. Every rank calls it after its last
+    /// step, when all lanes are idle. On return the file is complete on rank 0.
     pub(crate) fn run(&self, gather: GatherContext<'_>, weights: bool) -> Result<(), Error> {
         if gather.dev.rank().index() > 0 {
             return self.fill_windows(gather, None);
@@ -141,7 +141,8 @@ impl StateGatherer {
                         && let Some(Hasher::Thread(_, freed)) = hasher
                         && world.held_up(|| freed.recv()).is_err()
                     {
-                        // The thread that hashes has panicked, and this one will when it is joined.
+                        // The thread that hashes has panicked. The scope passes its panic on to
+                        // this thread.
                         return Ok(());
                     }
                     meet()?;
@@ -154,7 +155,7 @@ impl StateGatherer {
                     let filled =
                         FilledWindow { number, len: part.range.len(), is_params: state == 0 };
                     match hasher {
-                        // Nobody listens after a panic: see above.
+                        // After a panic the receiver is gone: see above.
                         Some(Hasher::Thread(way, _)) => drop(way.send(filled)),
                         Some(Hasher::Inline) => self.take(&mut self.sink(), &filled),
                         None => {}
@@ -174,8 +175,9 @@ impl StateGatherer {
         self.segments.iter().enumerate().flat_map(of)
     }
 
-    /// Copies this rank's part of a tensor's state into the window, or compares it, if the rank `takes_part`. A tensor that every
-    /// tensor-parallel rank holds must be the same on all. The window is in rank 0's process. All ranks call it.
+    /// Writes this rank's part of a tensor's state into the window, or compares it, if the rank
+    /// `takes_part`. A tensor that every tensor-parallel rank holds must be the same on all of
+    /// them. The window is in rank 0's process. All ranks call it.
     fn contribute(
         &self,
         gather: GatherContext<'_>,
@@ -208,7 +210,8 @@ impl StateGatherer {
         Ok(())
     }
 
-    /// Gives `take` each run that this rank owns of a tensor's state, with its place in the window. False if `take` returned false.
+    /// Calls `take` with each run of a tensor's state that this rank owns, and with its place in
+    /// the window. False if `take` returned false.
     fn give(
         &self,
         gather: GatherContext<'_>,
@@ -240,12 +243,12 @@ impl StateGatherer {
         &self.windows.get_or_init(|| [(); WINDOWS].map(|()| Window::new(len)))[number % WINDOWS]
     }
 
-    /// Hashes and writes windows as they are filled, and frees them.
+    /// Hashes and writes each filled window, then frees it.
     fn take_all(&self, filled: &Receiver<FilledWindow>, free: &Sender<()>) {
         let mut sink = self.sink();
         for window in filled {
             self.take(&mut sink, &window);
-            // After the last windows nobody waits for another one.
+            // After the last windows the receiver may be gone.
             let _ = free.send(());
         }
     }
@@ -284,7 +287,7 @@ impl StateGatherer {
     }
 }
 
-/// What a rank does with its part of a window.
+/// Task of a rank with its part of a window.
 #[derive(Clone, Copy)]
 enum WindowTask {
     Write,
@@ -293,19 +296,19 @@ enum WindowTask {
 
 /// A rank's part of a window.
 struct WindowPart<'a> {
-    /// Of the window, counted over all tensors and states.
+    /// Number of the window, counted over all tensors and states.
     number: usize,
     segment: usize,
     param: &'a Param,
     state: usize,
-    /// Of the rank, which ascend both there and in the whole tensor.
+    /// Runs of the rank, in ascending order both in its part and in the whole tensor.
     runs: &'a [Run],
-    /// Elements of the whole tensor.
+    /// Elements of the whole tensor that the window holds.
     range: Range<usize>,
 }
 
 impl WindowPart<'_> {
-    /// Elements of the segment's flat buffer among which all are that the rank has of it.
+    /// Range of the segment's flat buffer that contains all elements of the window on this rank.
     fn local(&self) -> Range<usize> {
         let end = |run: &Run| run.global + run.local.len();
         let first = self.runs.partition_point(|run| end(run) <= self.range.start);
@@ -319,8 +322,8 @@ impl WindowPart<'_> {
         self.param.range.start + all.start..self.param.range.start + all.end
     }
 
-    /// Gives `work` each run of `values`, the elements from `flat` on of the segment's flat buffer, with its place in the
-    /// window. False: `work` said so.
+    /// Calls `work` with each run of `values` and its place in the window. `values` are the
+    /// elements of the segment's flat buffer from `flat` on. False if `work` returned false.
     fn place(&self, flat: usize, values: &[f32], work: &dyn Fn(usize, &[f32]) -> bool) -> bool {
         let local = flat - self.param.range.start;
         let end = local + values.len();
@@ -343,7 +346,7 @@ impl Window {
         self.parts[index].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes `values` at element `at`, or compares. False: they differ.
+    /// Writes `values` at element `at`, or compares them. False if they differ.
     fn apply(&self, task: WindowTask, mut at: usize, mut values: &[f32]) -> bool {
         let mut same = true;
         while !values.is_empty() {
@@ -362,7 +365,7 @@ impl Window {
         same
     }
 
-    /// Gives `f` the first `len` elements, in order.
+    /// Calls `f` with the first `len` elements, in order.
     fn each(&self, len: usize, mut f: impl FnMut(&[f32])) {
         for from in (0..len).step_by(PART) {
             f(&self.part(from / PART)[..PART.min(len - from)]);
@@ -371,7 +374,7 @@ impl Window {
 }
 
 impl ExportSink {
-    /// The file is on the disk under its own name, or not at all.
+    /// Syncs the file to the disk, then gives it its name. Keeps the error of a failure.
     fn finish(&mut self, run: Option<&LockedRunDir>) {
         self.gathered = true;
         let (Some(mut file), Some(run)) = (self.file.take(), run) else { return };
@@ -409,13 +412,13 @@ impl ExportSink {
     }
 }
 
-/// Of all parameters.
+/// Bytes of all parameters in fp32.
 fn bytes(segments: &[SegmentLayout]) -> u64 {
     let params = segments.iter().flat_map(|s| &s.params);
     params.map(|param| 4 * param.global_len() as u64).sum()
 }
 
-/// The safetensors header of all parameters, in the order in which they are written.
+/// Safetensors header of all parameters, in the order in which they are written.
 fn header(segments: &[SegmentLayout]) -> Vec<u8> {
     let shape = |param: &Param| (param.name.clone(), param.dimensions());
     let params = segments.iter().flat_map(|s| &s.params);

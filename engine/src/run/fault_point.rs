@@ -1,4 +1,4 @@
-//! Points in a run at which tests inject faults, and at which a caller learns that the ranks listen to a stop.
+//! Points in a run at which tests inject faults, and a caller learns that ranks react to a stop.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,25 +6,27 @@ use std::sync::Arc;
 /// A point that the thread of a rank reaches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FaultPoint {
-    /// The device is open; there are no states yet.
+    /// The device is open; it has no states yet.
     Opened,
-    /// The states are there, initial ones or those of a checkpoint.
+    /// The states are loaded: initial states, or the states of a checkpoint.
     Loaded,
-    /// About to submit a step.
+    /// The rank is about to submit a step.
     Step,
     /// A step is decided, and its report is not sent yet.
     Decided,
-    /// All ranks have met to save.
+    /// The rank has done its step, and is about to save its states.
     Saving,
-    /// About to write the rank's file: on its thread, or on the thread that writes its copy.
+    /// The rank's file is about to be written, by the rank's thread or the thread that writes its
+    /// copy.
     Writing,
     /// The rank's states are copied, or its file is written.
     Saved,
-    /// The files of the checkpoint are written, and it has no name yet: on the thread that writes copies, or on rank 0's.
+    /// The files of the checkpoint are written, and the checkpoint has no name yet. The thread that
+    /// writes copies reaches this point, or rank 0's thread.
     Naming,
-    /// About to evaluate.
+    /// The rank is about to evaluate.
     Evaluating,
-    /// About to gather the states at the end.
+    /// The rank is about to gather the states at the end.
     Ending,
 }
 
@@ -44,7 +46,7 @@ impl FaultPoint {
     ];
 }
 
-/// A function that is called with rank, point and step whenever a rank reaches a point.
+/// Function that is called with rank, point and step whenever a rank reaches a point.
 #[derive(Clone)]
 pub struct Watcher(Arc<dyn Fn(usize, FaultPoint, u64) + Send + Sync>);
 
@@ -54,7 +56,7 @@ impl Watcher {
         Self(Arc::new(f))
     }
 
-    /// A rank reaches a point.
+    /// Calls the function: a rank reaches a point.
     pub fn reach(&self, rank: usize, point: FaultPoint, step: u64) {
         (self.0)(rank, point, step);
     }

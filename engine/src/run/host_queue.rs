@@ -1,4 +1,5 @@
-//! Capacity of the Host lane's queue: enough that a thread that queues an update can go on to the next forward pass.
+//! Capacity of the Host lane's queue: a thread can queue an update and continue with the next
+//! forward pass.
 
 use crate::dry_run::{count, with_micro_batches};
 use crate::run::RunError;
@@ -8,14 +9,16 @@ use device::Lane;
 use device::cpu::Lanes;
 use layout::build::{RankLayout, lay_out};
 
-/// Micro-batches that are counted: no rank's thread gets further ahead of its Host lane.
+/// Largest number of micro-batches that are counted. A rank's thread does not lead its Host lane by
+/// more.
 const MOST_AHEAD: usize = 4;
 
-/// Number of ops of the Host lane in two steps, if the lane has a thread. A rank waits for the decision of each step before it
-/// queues the next one, so the queue never holds more: an update that runs, the next step, and its update.
+/// Number of Host-lane ops in two steps; 0 if the lane has no thread. A rank waits for the decision
+/// of a step before it queues the next step. The queue thus holds at most a running update, the
+/// next step, and the update of that step.
 ///
 /// # Errors
-/// The step cannot be counted.
+/// The ops of a step cannot be counted.
 pub(crate) fn host_queue_capacity(
     config: &Config,
     layout: &RankLayout,

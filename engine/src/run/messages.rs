@@ -6,32 +6,32 @@ use offload::SpeculationOutcome;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// The results of a step, the same on all ranks.
+/// Results of a step, the same on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepReport {
-    /// From 1.
+    /// Number of the step, from 1.
     pub step: u64,
-    /// Mean over the targets of the global batch that count, nats per token.
+    /// Mean loss over the trained targets of the global batch, in nats per token.
     pub loss: f64,
-    /// Number of these targets.
+    /// Number of trained targets in the global batch.
     pub targets: u64,
     /// Documents and padding of the samples; `None` if samples are windows of a text.
     pub contents: Option<StepContents>,
     /// Norm of the unscaled mean gradient, before clipping.
     pub grad_norm: f64,
-    /// The loss scale that the backward pass used; 1 without scaling.
+    /// Loss scale that the backward pass used; 1 without scaling.
     pub loss_scale: f64,
-    /// Learning rate.
+    /// Learning rate of the step.
     pub lr: f64,
-    /// A gradient was not finite; nothing was updated.
+    /// Whether the update was skipped because a gradient was not finite.
     pub skipped: bool,
-    /// Skipped steps since the first step.
+    /// Number of skipped steps since the first step.
     pub skipped_total: u64,
-    /// What became of the speculative updates, under `offload.update: Speculative`.
+    /// Outcome of the speculative updates, with `offload.update: Speculative`.
     pub ahead: SpeculationOutcome,
-    /// Whether two runs of the step gave the same bits; `None` if `train.verify_every` did not ask for two.
+    /// Whether two runs of the step gave the same bits; `None` if the step ran once.
     pub verified: Option<bool>,
-    /// Wall time in seconds since the step before ended.
+    /// Wall time in seconds since the end of the previous step.
     pub seconds: f64,
     /// Work of rank 0's lanes since the start.
     pub activity: Activity,
@@ -40,9 +40,9 @@ pub struct StepReport {
 /// A difference between two runs of a step, as one rank saw it.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub struct Difference {
-    /// The rank's number.
+    /// Number of the rank.
     pub rank: usize,
-    /// The tensors of the gradient to which the backward pass came first, or the loss.
+    /// Tensors of the gradient that differ first in the backward pass, or the loss.
     pub place: String,
 }
 
@@ -53,7 +53,7 @@ impl fmt::Display for Difference {
 }
 
 impl Difference {
-    /// All of them in a sentence.
+    /// Lists all `places`, separated by commas.
     pub fn all(places: &[Self]) -> String {
         places.iter().map(Self::to_string).collect::<Vec<_>>().join(", ")
     }
@@ -64,56 +64,57 @@ impl Difference {
 pub enum Message {
     /// A step is decided.
     Step(StepReport),
-    /// Two runs of a step gave different bits; training goes on with the second.
+    /// Two runs of a step gave different bits; training continues with the second run.
     Differs {
-        /// The step. Its report follows.
+        /// Number of the step. The report of the step follows.
         step: u64,
         /// One entry for each rank that saw a difference.
         places: Vec<Difference>,
     },
     /// The next batch of an evaluation is about to begin.
     Evaluating {
-        /// The step it follows.
+        /// Step before the evaluation.
         step: u64,
-        /// Batches that are done.
+        /// Number of finished batches.
         done: u64,
-        /// Batches of all data-parallel ranks, in all.
+        /// Number of all batches; a batch covers all data-parallel ranks.
         batches: u64,
     },
     /// An evaluation after a step.
     Eval {
-        /// The step it follows.
+        /// Step before the evaluation.
         step: u64,
-        /// Held-out loss, nats per token.
+        /// Mean validation loss, in nats per token.
         loss: f64,
-        /// Whether the loss is that of the whole held-out part.
+        /// Whether the loss covers the whole validation set.
         whole: bool,
         /// Name and loss of each data set, if there are several.
         sets: Vec<(String, f64)>,
     },
-    /// The files of a checkpoint are on the disk. It gets its name when the metrics of all earlier messages are on the disk too.
+    /// The files of a checkpoint are on the disk. The checkpoint gets its name when the metrics of
+    /// all earlier messages are on the disk too.
     Saving {
-        /// Steps that the checkpoint holds.
+        /// Number of steps in the checkpoint.
         step: u64,
     },
     /// A checkpoint is on the disk, and has its name.
     Saved {
-        /// Steps that it holds.
+        /// Number of steps in the checkpoint.
         step: u64,
         /// Seconds that training waited.
         waited: f64,
         /// Seconds from the beginning of the save.
         seconds: f64,
-        /// Seconds of these that the slowest rank spent on checksums.
+        /// Seconds of the save that the slowest rank spent on checksums.
         hashing: f64,
-        /// Bytes of states.
+        /// Bytes of the saved states.
         bytes: u64,
     },
-    /// A checkpoint could not be saved; earlier ones exist, and training goes on.
+    /// A checkpoint could not be saved. Earlier checkpoints stay, and training continues.
     NotSaved {
-        /// Steps that it should have held.
+        /// Number of steps in the missing checkpoint.
         step: u64,
-        /// What went wrong, and where.
+        /// Cause and place of the failure.
         why: String,
     },
 }
@@ -121,7 +122,7 @@ pub enum Message {
 /// An item of the channel to the calling thread.
 pub(crate) enum ChannelItem {
     Message(Message),
-    /// Asks for an answer once all earlier messages are handled.
+    /// Request for an answer after all earlier messages are handled.
     Flush(crossbeam_channel::Sender<()>),
 }
 
@@ -133,8 +134,8 @@ pub(crate) struct Listener<'a> {
 }
 
 impl Listener<'_> {
-    /// Sends a message. A run does not end because nobody receives it, nor because the receiver is slow: a terminal may be
-    /// held for hours.
+    /// Sends a message. The run continues if the receiver is gone or slow: a terminal may be paused
+    /// for hours.
     pub(crate) fn tell(&self, message: Message) {
         if let Some(sender) = self.sender
             && let Err(crossbeam_channel::TrySendError::Full(post)) =
@@ -145,7 +146,7 @@ impl Listener<'_> {
     }
 }
 
-/// Returns when all earlier messages are handled, or nobody receives them.
+/// Returns when all earlier messages are handled, or when the receiver is gone.
 pub(crate) fn flush(sender: &crossbeam_channel::Sender<ChannelItem>) {
     let (answer, answered) = crossbeam_channel::bounded(0);
     let _ = sender.send(ChannelItem::Flush(answer));

@@ -1,4 +1,4 @@
-//! What a caller may ask of a run besides its config; most of it is for tests.
+//! Options of a run that are not in its config; most are for tests.
 
 use crate::run::RunError;
 use crate::run::fault_point::Watcher;
@@ -14,68 +14,72 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-/// What happens if a failed run does not end.
+/// Handler of a failed run that does not end.
 #[derive(Clone, Copy, Debug)]
 pub struct StuckHandler {
-    /// Time that the ranks have to end after the failure.
+    /// Time after the failure in which the ranks must end.
     pub after: Duration,
-    /// Called then.
+    /// Function that is called after this time.
     pub call: fn(&RunError),
 }
 
-/// What a caller may ask of a run besides its config.
+/// Options of a run that are not in its config.
 #[derive(Clone, Debug, Default)]
 pub struct RunOptions {
-    /// How the lanes of virtual GPUs run.
+    /// Execution mode of the lanes of virtual GPUs.
     pub lanes: Lanes,
-    /// How real GPUs exchange data.
+    /// Transport of data between real GPUs.
     pub collectives: Collectives,
-    /// Where spans of ops are noted.
+    /// Recorder of the spans of ops.
     pub trace: Option<Arc<Trace>>,
-    /// For tests: see [`device::HostWork::slow`].
+    /// Host task that is slowed down, for tests: see [`device::HostWork::slow`].
     pub slow: Option<(&'static str, u32)>,
-    /// For tests: see [`device::HostWork::panic_at`].
+    /// Op that panics, for tests: see [`device::HostWork::panic_at`].
     pub panic_at: Option<(usize, Lane, u64)>,
-    /// For tests: see [`device::HostWork::stall_at`].
+    /// Op that stalls, for tests: see [`device::HostWork::stall_at`].
     pub stall_at: Option<(usize, Lane, u64, Duration)>,
-    /// For tests: this rank returns before this step.
+    /// Rank, and the step before which it returns, for tests.
     pub leave_at: Option<(usize, u64)>,
-    /// For tests: on this rank a parameter changes between the two runs of this step.
+    /// Rank and step of a parameter change between the two runs of the step, for tests.
     pub change_at: Option<(usize, u64)>,
-    /// Called at each [`crate::run::FaultPoint`].
+    /// Function that is called at each [`crate::run::FaultPoint`].
     pub watcher: Option<Watcher>,
-    /// Parameters by global name; those that it lacks start at random.
+    /// Initial parameters by global name; missing parameters start at random.
     pub initial: Option<Arc<Weights>>,
     /// Weights that training starts from, of the same model.
     pub pretrained: Option<Arc<PretrainedWeights>>,
-    /// The processes over which the ranks are spread in order; `None`: all ranks are threads of this process.
+    /// Processes over which the ranks are spread in order; `None`: all ranks are threads of this
+    /// process.
     pub processes: Option<Arc<Processes>>,
-    /// Bind rank threads to the cores that topology deals them.
+    /// Whether rank threads are bound to the cores that topology deals to them.
     pub bind: bool,
-    /// When true, every rank ends after the step that is running, or the batch of an evaluation; before the first step as
-    /// soon as each rank hears of it.
+    /// Request to stop. If it is true, every rank ends after the running step or batch of an
+    /// evaluation. Before the first step, a rank ends when it reads the request.
     pub stop: Arc<AtomicBool>,
-    /// A collective that a rank does not reach in this time is an error; `None`: in ten minutes.
+    /// Deadline for a rank to reach a collective, after which the run fails; `None`: ten minutes.
     pub timeout: Option<Duration>,
-    /// Called if the run has failed and the thread of a rank does not end: it waits for something that never comes, and only the
-    /// end of the process helps.
+    /// Handler of a failed run in which the thread of a rank does not end. The thread then waits
+    /// for an event that never comes, and only the end of the process helps.
     pub stuck: Option<StuckHandler>,
-    /// The time before that call if a checkpoint is being written and makes no progress; `None`: ten minutes.
+    /// Time before the call of `stuck` if a checkpoint write makes no progress; `None`: ten
+    /// minutes.
     pub stuck_save: Option<Duration>,
-    /// Least time between checkpoints by `train.checkpoint_overhead`, and before the first; `None`: ten minutes.
+    /// Shortest time between checkpoints by `train.checkpoint_overhead`, and before the first one;
+    /// `None`: ten minutes.
     pub checkpoint_pause: Option<Duration>,
-    /// The directory into which the weights are written, if any; `train.weights` says when.
+    /// Directory for the weights, if the run may write them; `train.weights` says when.
     pub weights: Option<Arc<LockedRunDir>>,
-    /// Where checkpoints go, if anywhere.
+    /// Folder for checkpoints, if the run may save them.
     pub checkpoints: Option<RunFolder>,
-    /// Whether ranks copy their states and go on while these are written, as a plan has decided; `None`: decided when the run
-    /// starts.
+    /// Whether ranks copy their states, and continue while the copies are written, as a plan has
+    /// decided; `None`: decided when the run starts.
     pub copies_states: Option<bool>,
     /// The checkpoint that the run resumes from, of the same model.
     pub resume: Option<Arc<Checkpoint>>,
-    /// The steps after which the run was rolled back; `None`: those that the checkpoint knows.
+    /// Steps after which the run was rolled back; `None`: the steps that the checkpoint records.
     pub rollback_history: Option<RollbackHistory>,
-    /// Number of skipped steps in a row before the first step of this run; `None`: the number that the checkpoint knows.
+    /// Number of skipped steps in a row before this run; `None`: the number that the checkpoint
+    /// records.
     pub skipped_in_a_row: Option<u64>,
 }
 

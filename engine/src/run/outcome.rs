@@ -5,21 +5,21 @@ use device::Error;
 /// The end of a run that did not fail.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
-    /// The last step that was done.
+    /// Last finished step.
     pub step: u64,
-    /// Whether that was the last step of the config, and the held-out part was evaluated.
+    /// Whether this was the last step of the config, and the last evaluation is done.
     pub complete: bool,
-    /// xxh3 over fp32 parameters, first and second moments, in global tensor order. Empty if the ranks did not gather the states:
-    /// after an interrupt, unless the weights are written.
+    /// xxh3 over fp32 parameters, first and second moments, in global tensor order. Empty if the
+    /// ranks did not gather the states: after an interrupt, unless the weights are written.
     pub state_hash: String,
     /// Whether the weights are on the disk.
     pub weights_written: bool,
     /// Why the weights are not written, if they should have been.
     pub weights_problem: Option<String>,
-    /// A tensor whose gradient was not finite, if the last step was skipped: of the last block with such a tensor, whose backward
-    /// pass comes first.
+    /// Name of a tensor whose gradient was not finite, if the last step was skipped. The tensor is
+    /// in the last block with such a gradient, because its backward pass comes first.
     pub not_finite: Option<String>,
-    /// The first and the last of the skipped steps in a row that ended the run.
+    /// First and last of the skipped steps in a row that ended the run.
     pub diverged: Option<(u64, u64)>,
 }
 
@@ -29,11 +29,11 @@ pub struct Outcome {
 pub struct RunError {
     /// The rank that failed first.
     pub rank: usize,
-    /// The step; 0: before the first.
+    /// Step of the failure; 0 before the first step.
     pub step: u64,
-    /// The rank's error.
+    /// Error of this rank.
     pub error: Error,
-    /// The error of each rank, by rank.
+    /// Error of each rank, by rank.
     pub all: Vec<Option<Error>>,
     /// Why the checkpoint that the run resumes from could not be read, if that is the cause.
     pub read_failure: Option<ReadFailure>,
@@ -42,8 +42,8 @@ pub struct RunError {
 /// Why a checkpoint that passed its check could not be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadFailure {
-    /// The system refused to read it.
+    /// The system refused to read the checkpoint.
     System,
-    /// It has changed since it was checked.
+    /// The checkpoint has changed since the check.
     Changed,
 }

@@ -1,7 +1,9 @@
-//! Saving. Ranks meet, and what they own is written: at once by themselves, while training waits, or from a copy by
-//! threads of their own, while training goes on. The bytes are the same.
+//! Checkpoints of a run. The ranks meet at a barrier. Then they write the states that they own
+//! while training waits, or they copy the states and background threads write the copies while
+//! training continues. The bytes are the same.
 //!
-//! Invariant: one checkpoint is written at a time. Who wants the next one waits for it, and so does the run's end.
+//! Invariant: one checkpoint is written at a time. The next save and the end of the run wait for
+//! it.
 
 mod background;
 mod pace;
@@ -36,76 +38,76 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Elements read from a device at once.
+/// Number of elements that are read from a device at a time.
 const BLOCK: usize = 1 << 14;
 
-/// The ranks' common work on the checkpoints of a run.
+/// Saver of a run's checkpoints, which all ranks share.
 pub(crate) struct Saver {
     folder: RunFolder,
     pace: Pace,
     keep: usize,
-    /// The run may be: see [`checkpoint::detours`].
+    /// Whether the run may be rolled back: see [`checkpoint::rollback`].
     takes_back: bool,
     tokens_per_step: u64,
-    /// What all checkpoints of this run say, and the tensors without ranges.
+    /// Manifest entries that all checkpoints of this run share, with the tensors without ranges.
     pub(super) base: Manifest,
-    /// Of each tensor.
+    /// Largest number of states of a tensor.
     most_states: usize,
-    /// By rank, where training goes on meanwhile.
+    /// Copies of the ranks' states, by rank, if training continues during a save.
     copies: Option<Vec<Mutex<Snapshot>>>,
     shared: Mutex<SaveState>,
     pub(super) writing: Mutex<Option<JoinHandle<()>>>,
     pub(super) under_way: Arc<SaveProgress>,
-    /// By rank, where its threads are bound: the cores for the thread that writes its copy.
+    /// Cores of each rank, by rank. The thread that writes a rank's copy is bound to them.
     pub(super) cores: Vec<Vec<u32>>,
     watcher: Option<Watcher>,
 }
 
 #[derive(Default)]
 struct SaveState {
-    /// What is being written; none where it could not be begun.
+    /// Checkpoint that is being written; `None` if it could not be begun.
     growing: Option<UnfinishedCheckpoint>,
-    /// Why this one will not be saved.
+    /// Error that prevents this checkpoint.
     problem: Option<String>,
-    /// The disk had no room for the last one.
+    /// Whether the disk had no room for the last checkpoint.
     full: bool,
-    /// By rank.
+    /// Files of the ranks, by rank.
     files: Vec<Option<RankRecord>>,
-    /// Known to be whole: the one that the run went on from, and those that it saved.
+    /// Steps of the complete checkpoints from which the run resumed or which it has saved.
     good: Vec<u64>,
-    /// What was told last of old checkpoints that stay and of the hint.
+    /// Last warning about old checkpoints that stay, and about the hint.
     untidy: String,
 }
 
-/// When states are saved.
+/// Point in a run at which states are saved.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SavePoint {
     pub(crate) step: u64,
-    /// Of the steps up to it.
+    /// Number of skipped steps in a row up to this step.
     pub(crate) skipped_in_a_row: u64,
 }
 
-/// One checkpoint on its way.
+/// A checkpoint that is being saved.
 #[derive(Clone, Copy)]
 pub(super) struct SaveJob {
     pub(super) step: u64,
     pub(super) skipped_in_a_row: u64,
     words: [f64; control::WORDS],
-    /// The update of its step waits.
+    /// Whether the update of the step is delayed.
     pub(super) late: bool,
     started: Instant,
-    /// That training waited; `None`: it still does.
+    /// Time that training waited; `None` if it still waits.
     waited: Option<Duration>,
 }
 
 impl SaveJob {
-    /// With how long training waited; `None`: it still does.
+    /// Returns the job with the time that training waited; `None` if it still waits.
     pub(super) const fn after(self, waited: Option<Duration>) -> Self {
         Self { waited, ..self }
     }
 }
 
-/// Why a rank's file is not there: the run's end, or only the checkpoint's.
+/// Error that prevents a rank's file. `Device` ends the run, `Io` only ends the checkpoint.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 enum SaveFailure {
@@ -118,7 +120,7 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Saver {
-    /// Into `folder`, as often as `train` says. None where it never saves.
+    /// Makes the saver of `folder`, with the intervals of `config.train`. `None` if it never saves.
     pub(crate) fn new(
         config: &Config,
         data: &Dataset,
@@ -138,7 +140,7 @@ impl Saver {
         let good = here.map(|from| from.step()).into_iter().collect();
         let ranks = 0..config.world_size();
         let decide = || crate::memory::checkpoint_copy(config, built) > 0;
-        // What threads beside the ranks write in several processes, nobody would bring together.
+        // In several processes, no rank would collect the files that background threads write.
         let spread = options.processes.as_ref().is_some_and(|processes| processes.count() > 1);
         let copies = !spread && options.copies_states.unwrap_or_else(decide);
         let pace = Pace::new(train, options.checkpoint_pause.unwrap_or(TIMEOUT));
@@ -160,7 +162,7 @@ impl Saver {
         }))
     }
 
-    /// Takes the memory of this rank's copy, where there is one, before the first step.
+    /// Allocates the memory of this rank's copy before the first step, if the ranks keep copies.
     ///
     /// # Errors
     /// [`Error::HostMemory`]
@@ -175,27 +177,27 @@ impl Saver {
             arena: Arena::Pinned,
             wanted: wanted as u64,
         })?;
-        // On this rank's cores, so that it comes from their node's memory.
+        // The fill runs on this rank's cores, so that the memory is on their NUMA node.
         room.resize(wanted, 1);
         *lock(&copies[rank.index()]) = Snapshot { pieces, bytes: room };
         Ok(())
     }
 
-    /// Rank 0 asks before each step whether it is time; what it finds holds for all ranks.
+    /// Checks whether a save is due by time. Rank 0 calls it before each step, for all ranks.
     pub(crate) fn look_at_the_clock(&self, step: u64) {
         self.pace.look_at_the_clock(step, self.progress().is_some());
     }
 
-    /// Whether the states after `step` are to be saved whatever happens.
+    /// Whether a save of the states after `step` is due.
     pub(crate) fn is_due(&self, step: u64) -> bool {
         self.pace.is_due(step)
     }
 
-    /// Saves the states after a step; every rank calls it between steps. What came of it is told, then or later:
-    /// what the disk refuses ends no run.
+    /// Saves the states after a step. Every rank calls it between steps. A message reports the
+    /// result, now or later; an error of the disk does not end the run.
     ///
     /// # Errors
-    /// Those of the device and of the meetings.
+    /// Errors of the device and of the barriers.
     pub(crate) fn save(
         self: &Arc<Self>,
         dev: &Device,
@@ -227,7 +229,7 @@ impl Saver {
                 barrier(dev, meeting)?;
                 if self.is_well_everywhere(rank, world)? {
                     let mut fill = |part: State, to: &mut [u8]| match world.failure().is_some() {
-                        // It cannot become whole any more.
+                        // The checkpoint can no longer become complete.
                         true => Err(io::Error::other("the run has failed").into()),
                         false => Ok(read(dev, part, to)?),
                     };
@@ -261,15 +263,15 @@ impl Saver {
         Ok(())
     }
 
-    /// Returns when nothing is being written; rank 0 calls it.
+    /// Waits until no checkpoint is being written. Rank 0 calls it.
     pub(crate) fn finish(&self, listener: Listener<'_>) {
         if let Some(thread) = lock(&self.writing).take() {
-            // It has told whatever went wrong.
+            // The thread has reported its errors.
             drop(listener.world.held_up(|| thread.join()));
         }
     }
 
-    /// Whether a checkpoint of `step` is on the disk. With nothing being written.
+    /// Whether a checkpoint of `step` is on the disk. Valid while no checkpoint is being written.
     pub(crate) fn holds(&self, step: u64) -> bool {
         lock(&self.shared).good.contains(&step)
     }
@@ -280,12 +282,12 @@ impl Saver {
         }
     }
 
-    /// See [`SaveProgress::progress`].
+    /// Progress of the checkpoint that is being written: see [`SaveProgress::progress`].
     pub(crate) fn progress(&self) -> Option<u64> {
         self.under_way.progress()
     }
 
-    /// This rank's file, straight from its device.
+    /// Writes this rank's file, directly from its device.
     fn write(
         &self,
         number: usize,
@@ -322,7 +324,7 @@ impl Saver {
         }
     }
 
-    /// The checkpoint that grows.
+    /// Unfinished checkpoint of `step`; other processes find it in the folder.
     pub(super) fn growing(&self, step: u64) -> io::Result<UnfinishedCheckpoint> {
         if let Some(growing) = &lock(&self.shared).growing {
             return Ok(growing.clone());
@@ -352,7 +354,7 @@ impl Saver {
         }
     }
 
-    /// Of all states.
+    /// Bytes of all states.
     fn bytes(&self, late: bool) -> u64 {
         let elements: usize = self.base.tensors.iter().map(TensorEntry::num_elements).sum();
         4 * states(late).len() as u64 * elements as u64
@@ -362,7 +364,7 @@ impl Saver {
         lock(&self.shared).problem.is_none()
     }
 
-    /// What the disk says.
+    /// Gives up the checkpoint because of an error of the disk, and notes whether the disk is full.
     fn refuse(&self, error: &io::Error) {
         lock(&self.shared).full |= is_full(error);
         self.give_up(error.to_string());
@@ -372,8 +374,9 @@ impl Saver {
         lock(&self.shared).problem.get_or_insert(why);
     }
 
-    /// With every file there: the manifest, the name, and what is told. All that was told before is on the disk
-    /// when the checkpoint gets its name.
+    /// Completes a checkpoint whose files are written: writes the manifest, gives the checkpoint
+    /// its name, and returns the message. All earlier messages are on the disk before it gets its
+    /// name.
     pub(super) fn conclude(&self, job: &SaveJob, sender: Option<&Sender<ChannelItem>>) -> Message {
         let mut hashing = Duration::ZERO;
         if self.is_well() {
@@ -398,7 +401,7 @@ impl Saver {
         self.verdict(job, hashing)
     }
 
-    /// What stays as it was is the same after each save, and is told once.
+    /// Warns that the folder cannot be tidied, unless the last warning was the same.
     fn warn_untidy(&self, error: &io::Error) {
         let error = error.to_string();
         let told = &mut lock(&self.shared).untidy;
@@ -408,12 +411,13 @@ impl Saver {
         }
     }
 
-    /// A run that is taken back needs one from before the steps that are skipped.
+    /// Whether old checkpoints must stay: a rollback needs one from before the skipped steps.
     const fn needs_all(&self, skipped_in_a_row: u64) -> bool {
         self.takes_back && skipped_in_a_row > 0
     }
 
-    /// What is told, and what follows from it: older ones go, or the unfinished one.
+    /// Returns the message about a checkpoint. After a success removes old checkpoints, after a
+    /// failure removes the unfinished checkpoint.
     fn verdict(&self, job: &SaveJob, hashing: Duration) -> Message {
         let step = job.step;
         let (growing, problem) = {
@@ -421,8 +425,8 @@ impl Saver {
             (shared.growing.take(), shared.problem.take())
         };
         if let Some(why) = problem {
-            // If another process has the lock by now, the unfinished checkpoints are its own. What cannot be removed now is
-            // removed before the next one.
+            // If another process has the lock now, the unfinished checkpoints belong to it. Files
+            // that cannot be removed now are removed before the next checkpoint.
             let own = growing.filter(|_| self.folder.check_lock().is_ok());
             drop(own.map(|growing| clean(&growing.folder)));
             return Message::NotSaved { step, why };
@@ -455,7 +459,7 @@ impl Saver {
     }
 }
 
-/// fp32 of `part`, little-endian.
+/// Reads `part` into `to`, as fp32 in little-endian order.
 pub(super) fn read(dev: &Device, part: State, to: &mut [u8]) -> Result<(), Error> {
     let mut values = [0.0; BLOCK];
     for (from, to) in (0..part.len()).step_by(BLOCK).zip(to.chunks_mut(4 * BLOCK)) {

@@ -9,12 +9,14 @@ use std::cmp::Reverse;
 #[derive(Default)]
 pub(super) struct SkipCause {
     pub(super) step: u64,
-    /// Segment, index within it, and the tensor's name: the first over all ranks, in the order of the backward pass.
+    /// Segment, element within the segment, and name of the tensor: the first over all ranks, in
+    /// the order of the backward pass.
     pub(super) first: Option<(Reverse<usize>, usize, String)>,
 }
 
 impl Ranks<'_> {
-    /// Finds the tensor that caused the skip of `step`, over all ranks, and keeps its name for the outcome.
+    /// Finds the tensor that caused the skip of `step`, over all ranks. Keeps its name for the
+    /// outcome.
     pub(super) fn locate(
         &self,
         dev: &Device,

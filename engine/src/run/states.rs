@@ -1,4 +1,4 @@
-//! The states of a rank before the first step: initial ones, those of a checkpoint, or imported weights.
+//! The states of a rank before the first step: initial, from a checkpoint, or imported weights.
 
 use crate::run::barrier::barrier;
 use crate::run::{Ranks, ReadFailure};
@@ -13,8 +13,8 @@ use offload::StatePosition;
 pub const LOAD: &str = "load";
 
 impl Ranks<'_> {
-    /// Loads the states before the first step. Returns the number of steps that they contain; None if a stop was requested before
-    /// all ranks had their states.
+    /// Loads the states before the first step. Returns the number of steps that they contain;
+    /// `None` if a stop was requested before all ranks had their states.
     pub(crate) fn load_states(
         &self,
         dev: &Device,
@@ -38,7 +38,8 @@ impl Ranks<'_> {
         Ok(Some(self.steps_before()))
     }
 
-    /// Whether a rank of any process says so, if there are several processes. The same answer on all ranks.
+    /// Whether `local` is true on any rank, if there are several processes; otherwise false. The
+    /// answer is the same on all ranks.
     pub(crate) fn is_set_on_any_process(
         &self,
         dev: &Device,
@@ -57,7 +58,7 @@ impl Ranks<'_> {
         self.options.resume.as_ref().map_or(0, |from| from.step())
     }
 
-    /// Loads this rank's states. False: a stop was requested, and the states are incomplete.
+    /// Loads this rank's states. False if a stop was requested and the states are incomplete.
     fn load(&self, dev: &Device, trainer: &mut Trainer) -> Result<bool, Error> {
         let stop_requested = || self.stop.is_requested();
         if let (Some(from), None) = (&self.options.pretrained, &self.options.resume) {
@@ -91,7 +92,7 @@ impl Ranks<'_> {
         trainer.optimizer.restore(dev, &words, from.has_late_update(), &fill, &stop_requested)
     }
 
-    /// Loads the parameters of a folder of transformers; the moments are zero.
+    /// Loads the parameters from a folder of transformers; the moments are zero.
     fn load_pretrained(
         &self,
         dev: &Device,

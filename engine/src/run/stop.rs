@@ -1,8 +1,9 @@
-//! A stop ends all ranks after the same step, or after the same batch of an evaluation.
+//! Stop of a run: all ranks end after the same step, or after the same batch of an evaluation.
 //!
-//! Ranks of one process need no barrier for it. The first rank that has done a step looks whether the run should stop; the others
-//! follow its verdict, whatever they would see. This is exact: no rank can do the next step before all have asked about this one,
-//! since each step and each batch ends in a sum over ranks. Ranks in several processes send each other their votes.
+//! Ranks of one process need no barrier for a stop. The first rank that finishes a step reads the
+//! request, and the other ranks follow its verdict. This is exact: each step and each batch ends
+//! with a sum over ranks, so no rank can finish the next step before all ranks have read the
+//! verdict on this step. Ranks of several processes send each other their votes.
 
 use device::{Communicator, Error, Rank};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,23 +11,23 @@ use std::sync::{Arc, Mutex};
 
 /// The request to stop, which the ranks of a run share.
 pub(crate) struct StopSignal {
-    /// Set by a caller that wants the run to end.
+    /// Request of a caller to end the run.
     requested: Arc<AtomicBool>,
-    /// The last turn with a verdict, from 1, and whether the run ends after it.
+    /// Last turn with a verdict, from 1, and whether the run ends after this turn.
     verdict: Mutex<(u64, bool)>,
-    /// Whether a rank stopped before it had its states.
+    /// Whether a rank stopped before its states were loaded.
     abandoned: AtomicBool,
 }
 
 /// A rank's vote. All ranks vote equally often.
 pub(crate) struct StopVote<'a> {
     stop: &'a StopSignal,
-    /// The world and the rank, if ranks of other processes vote too.
+    /// Communicator and rank, if ranks of other processes vote too.
     spread: Option<(&'a Communicator, Rank)>,
     turn: u64,
 }
 
-/// Bits of a vote that goes to other processes: a stop is requested, and a save is due.
+/// Bits of a vote between processes: a stop is requested, and a save is due.
 const REQUESTED: u64 = 1;
 const DUE: u64 = 2;
 
@@ -45,8 +46,8 @@ impl StopSignal {
         self.requested.load(Ordering::Relaxed)
     }
 
-    /// Notes that a rank stops before it has its states. A barrier of all ranks must follow before
-    /// [`is_abandoned`](Self::is_abandoned).
+    /// Notes that a rank stops before its states are loaded. A barrier of all ranks must follow
+    /// before [`is_abandoned`](Self::is_abandoned).
     pub(crate) fn abandon(&self) {
         self.abandoned.store(true, Ordering::SeqCst);
     }
@@ -66,13 +67,14 @@ impl StopSignal {
 }
 
 impl StopVote<'_> {
-    /// Called after each step and each batch: whether the run ends here. The same answer on all ranks.
+    /// Whether the run ends here, the same on all ranks. All ranks call it after each step and each
+    /// batch.
     pub(crate) fn ends_here(&mut self) -> Result<bool, Error> {
         self.after_step(false).map(|(ends, _)| ends)
     }
 
-    /// Whether the run ends here, and whether to save the states. `due`: this rank wants to save; ranks of other processes do not
-    /// see what rank 0 wants.
+    /// Whether the run ends here, and whether to save the states. `due`: a save is due on this
+    /// rank. Ranks of other processes learn only from the vote that a save is due on rank 0.
     pub(crate) fn after_step(&mut self, due: bool) -> Result<(bool, bool), Error> {
         self.turn += 1;
         let Some((world, rank)) = self.spread else {

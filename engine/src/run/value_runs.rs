@@ -1,4 +1,4 @@
-//! Encodes runs of values for rank 0's process: each with its place and length, little-endian.
+//! Encodes runs of values for rank 0's process: place, length and values, little-endian.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -20,7 +20,7 @@ impl ValueRuns {
         self.0.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives `work` each run of `bytes`. False if `work` returned false.
+    /// Calls `work` with each run of `bytes`. False if `work` returned false.
     pub(super) fn each(mut bytes: &[u8], work: impl Fn(usize, &[f32]) -> bool) -> bool {
         let mut same = true;
         while let Some((head, rest)) = bytes.split_first_chunk::<16>() {

@@ -1,5 +1,5 @@
-//! Steps that run forward and backward twice (`train.verify_every`). The same samples give the same bits on any layout, so a
-//! difference is a fault of a GPU, of memory or of a link, which a loss curve would not show.
+//! Steps that run forward and backward twice (`train.verify_every`). The same samples give the same
+//! bits on any layout. A difference is a fault of a GPU, memory or link that no loss curve shows.
 
 use crate::run::messages::Listener;
 use crate::run::{Difference, Message, Ranks};
@@ -11,7 +11,7 @@ pub(super) struct Trial {
     step: u64,
     /// The loss of each micro-batch.
     losses: Vec<f64>,
-    /// See [`offload::Optimizer::squares`].
+    /// Sums of squares of the gradient: see [`offload::Optimizer::squares`].
     squares: Vec<f64>,
 }
 
@@ -24,7 +24,7 @@ impl Trial {
 }
 
 impl Ranks<'_> {
-    /// Runs `step` forward and backward ahead of the step itself, if it is one that is verified.
+    /// Runs `step` forward and backward before the step itself, if the step is to be verified.
     pub(super) fn run_trial(
         &self,
         dev: &Device,
@@ -47,8 +47,8 @@ impl Ranks<'_> {
         Trial::read(dev, trainer, step).map(Some)
     }
 
-    /// Whether the step has the bits of its trial. Rank 0 answers for all ranks and reports those that differ; any other rank
-    /// answers for itself.
+    /// Whether the step gave the same bits as its trial. Rank 0 answers for all ranks and reports
+    /// the differences; any other rank answers for itself.
     pub(super) fn verify(
         &self,
         dev: &Device,
@@ -58,7 +58,7 @@ impl Ranks<'_> {
     ) -> Result<bool, Error> {
         let rank = dev.rank();
         let found = self.difference(trial, &Trial::read(dev, trainer, trial.step)?, trainer);
-        // An empty text says that nothing differs: no place is empty.
+        // An empty text means that both runs agree: a place is never empty.
         let bytes = found.as_deref().map_or(&[][..], str::as_bytes);
         let differences = || self.differences.lock().unwrap_or_else(|e| e.into_inner());
         differences().extend(found.clone().map(|place| Difference { rank: rank.index(), place }));
@@ -78,8 +78,8 @@ impl Ranks<'_> {
         Ok(same)
     }
 
-    /// Where two runs of a step differ on this rank: the tensors of the last chunk of the gradient that differs, which the backward
-    /// pass computes first, or else the loss.
+    /// Place where two runs of a step differ on this rank: the tensors of the last differing chunk
+    /// of the gradient, which the backward pass computes first, or else the loss.
     fn difference(&self, first: &Trial, second: &Trial, trainer: &Trainer) -> Option<String> {
         let differ = |(a, b): (&f64, &f64)| a.to_bits() != b.to_bits();
         let chunk = first.squares.iter().zip(&second.squares).rposition(differ);

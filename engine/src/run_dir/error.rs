@@ -1,4 +1,4 @@
-//! Why a run has no directory.
+//! Errors of a run directory.
 
 use super::RunMode;
 use files::names::{CONFIG, METRICS};
@@ -6,7 +6,7 @@ use files::path_text::ShownPath;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Why there is no run directory, or why it could not be written.
+/// Error of a run directory that cannot be used or written.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say what variants and fields are")]
 pub enum RunDirError {

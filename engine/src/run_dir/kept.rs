@@ -1,4 +1,4 @@
-//! What a run keeps of the folder that its model is from, in a folder of its own.
+//! Files of the folder `model.from` that a run keeps, in a folder of its own.
 
 use super::error::cannot;
 use super::{RunDir, RunDirError, is};
@@ -7,13 +7,13 @@ use files::names::{FILES, KEPT};
 use std::ffi::OsString;
 use std::io::{self, Write};
 
-/// Where it grows until it is whole.
+/// Name of the folder until it is complete.
 const GROWING: &str = ".model.from.tmp";
 impl RunDir {
-    /// Writes the folder with `files`: all of them, or none.
+    /// Writes the folder with all `files`, or not at all.
     ///
     /// # Errors
-    /// [`RunDirError`] if it is there with other contents, or cannot be written.
+    /// [`RunDirError`] if the folder exists with other contents, or cannot be written.
     pub fn keep(&self, files: &[(&str, Vec<u8>)]) -> Result<(), RunDirError> {
         if files.is_empty() {
             return Ok(());
@@ -42,10 +42,11 @@ impl RunDir {
         write().map_err(cannot("write", &path))
     }
 
-    /// Whether the folder can be removed and written again: what else is in it would stand in the way when the run has gone.
+    /// Checks that the folder can be removed and written again. Another file in it would prevent
+    /// both.
     ///
     /// # Errors
-    /// [`RunDirError::Strange`] names it.
+    /// [`RunDirError::Strange`] names this file.
     pub(super) fn check_kept(&self) -> Result<(), RunDirError> {
         let run = self.own("read", KEPT)?;
         let path = run.called(KEPT);
@@ -61,7 +62,7 @@ impl RunDir {
         }
     }
 
-    /// Removes the folder; what else is in it stays.
+    /// Removes the folder. Other files in it stay.
     pub(super) fn remove_kept(&self) -> Result<(), RunDirError> {
         let run = self.own("remove", KEPT)?;
         [KEPT, GROWING]
@@ -70,7 +71,7 @@ impl RunDir {
     }
 }
 
-/// The folder `name` of a run; none where there is no such folder, but perhaps a file or a link.
+/// Opens the folder `name` of a run. `None` if `name` is no folder, but perhaps a file or a link.
 fn opened(run: &Directory, name: &str) -> io::Result<Option<Directory>> {
     match run.folder(name) {
         Err(error)
@@ -83,7 +84,7 @@ fn opened(run: &Directory, name: &str) -> io::Result<Option<Directory>> {
 }
 
 fn remove(run: &Directory, name: &str) -> io::Result<()> {
-    // Of a link nothing is removed but the link: what it leads to is not the run's.
+    // Of a link, only the link itself is removed: its target does not belong to the run.
     let Some(folder) = opened(run, name)? else { return run.remove_file(name) };
     FILES.iter().try_for_each(|name| folder.remove_file(name))?;
     match run.remove_empty(name) {
@@ -109,7 +110,7 @@ mod tests {
         let files = |text: &str| [(TOKENIZER, text.into()), ("merges.txt", b"b".to_vec())];
         run.keep(&[]).unwrap();
         assert!(!path.join(KEPT).exists());
-        // What a process that was killed left of it.
+        // The remains of a process that was killed.
         fs::create_dir(path.join(GROWING)).unwrap();
         fs::write(path.join(GROWING).join("merges.txt"), "half").unwrap();
         run.keep(&files("a")).unwrap();
@@ -122,7 +123,7 @@ mod tests {
             run.write_atomically(name, b"").unwrap();
         }
         drop(run);
-        // A file of somebody else would be in the way once the run has gone.
+        // A file that onebox did not write would be in the way after the run is removed.
         let notes = path.join(KEPT).join("notes.txt");
         fs::write(&notes, "mine").unwrap();
         let why = RunDir::create(Some(&path), "name", RunMode::Overwrite).unwrap_err().to_string();

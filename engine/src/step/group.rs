@@ -1,5 +1,6 @@
-//! Groups of micro-batches: vertical scheduling (GreedySnake, arXiv 2512.17570). All micro-batches of a group pass through a block
-//! before the next block begins, so its parameters are read once for the group.
+//! Groups of micro-batches: vertical scheduling (GreedySnake, arXiv 2512.17570). All micro-batches
+//! of a group pass through a block before the next block begins. The block's parameters are read
+//! once.
 
 use crate::train::batch::{Batch, BatchSplit};
 use config::UpdateMode;
@@ -8,51 +9,55 @@ use offload::Bucket;
 use std::ops::Range;
 use tensor_parallel::MicrobatchContext;
 
-/// Word that keys dropout under the seed of a run.
+/// Key that derives the dropout stream from the seed of a run ("drop" in ASCII).
 const DROPOUT_STREAM: u64 = 0x6472_6f70;
 
-/// What runs when. It changes no result, except for a delayed update.
+/// Order in which the ops of a step are queued. It changes no result, except with a delayed update.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ExecutionSchedule {
     pub(crate) update: UpdateMode,
-    /// Segments whose parameters go up ahead of the forward pass.
+    /// Number of segments that are prefetched before the forward pass reads them.
     pub(crate) lookahead: usize,
-    /// Micro-batches of a vertical group (`offload.first_forward`).
+    /// Number of micro-batches in a vertical group (`offload.first_forward`).
     pub(crate) vertical_width: usize,
-    /// Every group is vertical, and its backward pass too. Otherwise only the forward pass of the first group is.
+    /// Whether every group is vertical, forward and backward. Otherwise only the forward pass of
+    /// the first group is vertical.
     pub(crate) vertical_backward: bool,
 }
 
 impl ExecutionSchedule {
-    /// Numbers of the micro-batches of the group that begins with number `first`, in a step of `all`.
+    /// Numbers of the micro-batches of the group that begins with `first`, in a step of `all` of
+    /// them.
     pub(super) fn group(self, first: usize, all: usize) -> Range<usize> {
         let is_vertical = first == 0 || self.vertical_backward;
         let width = if is_vertical { self.vertical_width } else { 1 };
         first..all.min(first + width)
     }
 
-    /// Slots of a group of `len` micro-batches, in the order of their backward passes. Slots of one range go backward together.
+    /// Slots of a group of `len` micro-batches, in the order of their backward passes. The slots of
+    /// a range run backward together.
     pub(super) fn backward_order(self, len: usize) -> impl Iterator<Item = Range<usize>> {
         let width = if self.vertical_backward { len } else { 1 };
         (0..len).step_by(width).map(move |slot| slot..slot + width)
     }
 }
 
-/// A micro-batch of the group that is in the model. Its slot, which names its buffers, is its index in the group.
+/// A micro-batch of the current group. Its slot is its index in the group, and selects its buffers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Microbatch {
-    /// Counts the micro-batches of the step, from 0.
+    /// Number of the micro-batch in the step, from 0.
     pub(super) number: usize,
     pub(super) context: MicrobatchContext,
     pub(super) batch: Batch,
-    /// After this event the activation checkpoint of the next block to go backward is on the device.
+    /// Event after which the activation checkpoint of the next block to go backward is on the
+    /// device.
     pub(super) checkpoint_ready: Event,
-    /// The bucket of a tied embedding, into which the head has written its part of the gradient.
+    /// Bucket of a tied embedding, into which the head has written its part of the gradient.
     pub(super) tied_bucket: Option<Bucket>,
 }
 
 impl Microbatch {
-    /// Micro-batch `number` of training step `step`.
+    /// Makes micro-batch `number` of training step `step`.
     pub(super) fn of_step(
         split: &BatchSplit,
         step: u64,
@@ -70,7 +75,7 @@ impl Microbatch {
         Self::new(number, context, batch)
     }
 
-    /// A micro-batch of an evaluation.
+    /// Makes a micro-batch of an evaluation.
     pub(super) fn of_evaluation(number: usize, batch: Batch) -> Self {
         let (training, starts) = (false, batch.starts);
         let context =

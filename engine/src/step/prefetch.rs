@@ -1,20 +1,21 @@
-//! Parameters on their way to the device, ahead of their use.
+//! Prefetch of parameters to the device.
 //!
-//! A resident segment has a buffer of its own; an update makes its parameters new once per step. A streamed segment
-//! (`offload.parameters: Host`) shares a buffer with others, and its parameters go up before each read. A micro-batch group reads in a
-//! fixed order: all segments forward, then the blocks backward. Reads are counted in this order from the beginning of the group.
+//! A resident segment has its own buffer, and its parameters are sent after each update, once per
+//! step. A streamed segment (`offload.parameters: Host`) shares a buffer with other segments, and
+//! its parameters are sent before each read. A micro-batch group reads in a fixed order: all
+//! segments forward, then the blocks backward. The number of a read is its place in this order.
 
 use super::Trainer;
 use device::{Device, Lane::Compute};
 use tensor_parallel::SegmentRole::Block;
 
 impl Trainer {
-    /// Makes Compute wait for the parameters of `segment`, which the forward pass reads next. Later segments are sent up too:
-    /// resident ones up to the lookahead and no further, since a lane is a queue, and a copy that waits for Adam holds up all behind
-    /// it.
+    /// Makes Compute wait for the parameters of `segment`, which the forward pass reads next. Also
+    /// sends later segments: resident segments up to the lookahead and no further. A lane is a
+    /// queue, so a copy that waits for Adam also holds up every later copy.
     ///
-    /// Still running on return: updates, copies and all-gathers of parameters. Work that is queued on Compute from now on runs after
-    /// [`params_ready`](offload::Optimizer::params_ready) of `segment`.
+    /// Updates, copies and all-gathers still run on return. Ops that are queued on Compute from
+    /// then on run after [`params_ready`](offload::Optimizer::params_ready) of `segment`.
     pub(super) fn await_params(&mut self, dev: &Device, segment: usize) {
         let last = self.decoder.num_segments() - 1;
         for ahead in segment..=(segment + self.schedule.lookahead).min(last) {
@@ -27,8 +28,8 @@ impl Trainer {
         dev.wait(Compute, self.optimizer.params_ready(segment));
     }
 
-    /// Makes Compute wait for the parameters of a block that goes backward, if they are streamed. As
-    /// [`await_params`](Self::await_params) otherwise.
+    /// Makes Compute wait for the parameters of a streamed block before its backward pass.
+    /// Prefetches later reads, as [`await_params`](Self::await_params) does.
     pub(super) fn await_params_again(&mut self, dev: &Device, layer: usize) {
         let segment = self.decoder.segment(Block(layer));
         self.prefetch_params(
@@ -40,12 +41,13 @@ impl Trainer {
         }
     }
 
-    /// Prefetches the parameters of read `next` and the reads after it, in their order. Stops before a read whose buffer holds
-    /// parameters that an earlier read needs, and before a resident segment whose update must go up first. The all-gather over the
-    /// data-parallel ranks is queued for two reads only: the shards of later ones are still on their way up.
+    /// Prefetches the parameters of read `next` and of the reads after it, in order. Stops before a
+    /// read whose buffer holds parameters that an earlier read needs, and before a resident segment
+    /// whose update must be sent first. Queues the all-gather over the data-parallel ranks for two
+    /// reads only: the shards of later reads are still being copied.
     ///
-    /// Nothing is finished on return; wait for [`params_ready`](offload::Optimizer::params_ready) of a segment, once its all-gather
-    /// is queued.
+    /// The ops still run on return; wait for [`params_ready`](offload::Optimizer::params_ready) of
+    /// a segment after its all-gather is queued.
     fn prefetch_params(&mut self, dev: &Device, next: usize) {
         let reads = self.decoder.num_segments() + self.decoder.shape().layers;
         let end = if self.group_follows { next + reads } else { reads };
@@ -69,7 +71,8 @@ impl Trainer {
         }
     }
 
-    /// The segment whose parameters read `read` needs. Numbers past the end of the group are reads of the next group.
+    /// Segment that read number `read` needs. Numbers past the end of the group are reads of the
+    /// next group.
     const fn segment_of_read(&self, read: usize) -> usize {
         let (segments, layers) = (self.decoder.num_segments(), self.decoder.shape().layers);
         let read = read % (segments + layers);

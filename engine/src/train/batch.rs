@@ -1,5 +1,5 @@
-//! The data loader: a host task fills a pinned micro-batch, and a copy sends it up, one ahead of the step. The samples of a batch
-//! depend only on the seed, the step and the sample's number.
+//! The data loader. A host task fills a pinned micro-batch, and a copy sends it to the device one
+//! micro-batch before its use. A sample depends only on the seed, the step and its number.
 
 use checkpoint::rollback::RollbackHistory;
 use config::DataOrder;
@@ -24,7 +24,7 @@ pub(crate) struct Loader {
     released: u64,
     /// Number of training micro-batches of the run.
     end: u64,
-    /// Micro-batches of a step.
+    /// Number of micro-batches in a step.
     micro_batches: u64,
     by_group: bool,
     on_device: Vec<Event>,
@@ -35,7 +35,7 @@ pub(crate) struct Loader {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Batch {
     pub(crate) tensors: BatchTensors,
-    /// Where documents start, if samples hold several.
+    /// Position at which the document of each token starts, if samples hold several documents.
     pub(crate) starts: Option<Tensor>,
     slot: usize,
 }
@@ -43,13 +43,13 @@ pub(crate) struct Batch {
 /// A micro-batch of an evaluation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EvalBatch {
-    /// Number of the corpus among the held-out ones.
+    /// Number of the validation corpus.
     pub(crate) corpus: usize,
     /// Number of the micro-batch within the corpus.
     pub(crate) index: u64,
 }
 
-/// How the samples of a step are split over ranks and micro-batches.
+/// Split of the samples of a step over ranks and micro-batches.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BatchSplit {
     pub(crate) seed: u64,
@@ -66,13 +66,13 @@ impl BatchSplit {
         (micro * self.rank.dp_size + self.rank.dp) * self.micro_batch
     }
 
-    /// Samples of a step over all ranks.
+    /// Number of samples in a step, over all ranks.
     const fn samples(&self) -> usize {
         self.micro_batches * self.rank.dp_size * self.micro_batch
     }
 }
 
-/// What the samples of a step contain.
+/// Documents and padding in the samples of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepContents {
     /// Number of documents over all ranks.
@@ -81,7 +81,7 @@ pub struct StepContents {
     pub padding: f64,
 }
 
-/// The samples of a run, by step (from 1) and number within it.
+/// The samples of a run. A sample is named by its step (from 1) and its number in the step.
 #[derive(Clone, Debug)]
 pub(crate) struct Samples {
     pub(crate) data: Arc<Dataset>,
@@ -90,7 +90,7 @@ pub(crate) struct Samples {
 }
 
 impl Samples {
-    /// A sample of a step.
+    /// Sample number `sample` of `step`.
     fn sample(&self, step: u64, sample: usize) -> Sample<'_> {
         let seed = self.rollback_history.seed(self.split.seed, step);
         let samples = self.split.samples() as u64;
@@ -98,7 +98,7 @@ impl Samples {
         self.data.sample(self.split.order, seed, number, samples)
     }
 
-    /// Number of targets of a step that count, over all ranks.
+    /// Number of trained targets in a step, over all ranks.
     pub(crate) fn targets(&self, step: u64) -> u64 {
         let samples = self.split.samples();
         match self.data.is_uneven() {
@@ -110,7 +110,8 @@ impl Samples {
         }
     }
 
-    /// How many documents the samples of a step hold over all ranks, and which share of its tokens is padding; of windows nothing.
+    /// Number of documents in the samples of a step over all ranks, and share of padding tokens.
+    /// `None` if samples are windows of a text.
     pub(crate) fn contents(&self, step: u64) -> Option<StepContents> {
         let all = (0..self.split.samples()).filter(|_| self.data.is_uneven());
         let each = all.filter_map(|i| {
@@ -122,8 +123,8 @@ impl Samples {
         (documents > 0).then(|| StepContents { documents, padding: 1.0 - filled as f64 / tokens })
     }
 
-    /// Tokens of a step divided by the targets that count: the factor that turns a mean over all tokens into the mean over these
-    /// targets. 1 if every token counts.
+    /// Tokens of a step divided by its trained targets: the factor that turns a mean over all
+    /// tokens into the mean over the trained targets. 1 if every token is trained.
     pub(crate) fn weight(&self, step: u64) -> f64 {
         let (tokens, targets) = (self.split.samples() * self.split.seq_len, self.targets(step));
         assert!(targets > 0, "every sample of a file has a target");
@@ -132,7 +133,8 @@ impl Samples {
 }
 
 impl Loader {
-    /// A loader for the training steps `1..=steps`. `by_group`: the step takes its batches in groups that fill all slots.
+    /// Makes a loader for the training steps `1..=steps`. `by_group`: a step uses groups of batches
+    /// that fill all slots.
     pub(crate) fn new(layout: &BatchLayout, samples: &Samples, steps: u64, by_group: bool) -> Self {
         let slots = layout.host.len();
         let task = |slot| {
@@ -164,8 +166,9 @@ impl Loader {
         (self.taken, self.released) = (self.next, self.next);
     }
 
-    /// Sends the training batches that come next to the device: one, or the first group of the next step, as far as slots are free.
-    /// The copies still run on return; [`take`](Self::take) waits for each.
+    /// Sends the next training batches to the device: one batch, or a batch for each free slot at
+    /// the start of a step and with `by_group`. The copies still run on return;
+    /// [`take`](Self::take) waits for each copy.
     pub(crate) fn prefetch(&mut self, dev: &Device) {
         let room = self.slots() - 1;
         let many = self.by_group || self.taken.is_multiple_of(self.micro_batches);
@@ -186,10 +189,10 @@ impl Loader {
         (batch % self.slots()) as usize
     }
 
-    /// Fills the pinned batch (Host) and copies it up (H2d) once Compute has released the slot. Both still run on return; wait for
-    /// `on_device` of the slot.
+    /// Fills the pinned batch of `slot` (Host), and copies it to the device (H2d) after Compute has
+    /// released the slot. Both ops still run on return; wait for `on_device` of the slot.
     fn send(&mut self, dev: &Device, slot: usize, index: u64) {
-        dev.wait(Host, self.on_device[slot]); // the former copy has read the pinned side
+        dev.wait(Host, self.on_device[slot]); // the last copy has read the pinned batch
         dev.submit_host(&self.tasks[slot], index);
         dev.follow(H2d, Host);
         dev.wait(H2d, self.consumed[slot]);
@@ -198,14 +201,14 @@ impl Loader {
         self.on_device[slot] = dev.record(H2d);
     }
 
-    /// Takes the next training batch. Compute waits for it.
+    /// Returns the next training batch. Compute waits for its copy.
     pub(crate) fn take(&mut self, dev: &Device) -> Batch {
         let batch = self.await_slot(dev, self.slot(self.taken));
         self.taken += 1;
         batch
     }
 
-    /// Sends a micro-batch of an evaluation to the device. Compute waits for it.
+    /// Sends a micro-batch of an evaluation to the device. Compute waits for the copy.
     pub(crate) fn take_evaluation(&mut self, dev: &Device, batch: EvalBatch) -> Batch {
         let EvalBatch { corpus, index } = batch;
         let last = self.tasks.len() - 1;
@@ -214,7 +217,7 @@ impl Loader {
         self.await_slot(dev, last)
     }
 
-    /// The batch of a slot. Compute waits for it.
+    /// Returns the batch of a slot. Compute waits for its copy.
     fn await_slot(&self, dev: &Device, slot: usize) -> Batch {
         dev.wait(Compute, self.on_device[slot]);
         let row = |i: usize| {
@@ -226,20 +229,21 @@ impl Loader {
         Batch { tensors, starts, slot }
     }
 
-    /// Frees the slot of `batch` once Compute has done all that is queued so far.
+    /// Frees the slot of `batch` after all ops that are queued on Compute now.
     pub(crate) fn release(&mut self, dev: &Device, batch: &Batch) {
         self.consumed[batch.slot] = dev.record(Compute);
         self.released += u64::from(batch.slot + 1 < self.tasks.len());
     }
 }
 
-/// The task that reads data.
+/// Name of the host task that fills a micro-batch.
 pub const FILL: &str = "fill_batch";
 
-/// An evaluation's micro-batch is one number: the lower bits count it within its corpus, the upper bits are the corpus.
+/// Bit of an evaluation's argument at which the number of the corpus begins. The lower bits are the
+/// number of the micro-batch within the corpus.
 const CORPUS_SHIFT: u32 = 48;
 
-/// Host task that writes one micro-batch, whose number is its argument.
+/// Host task that fills one micro-batch. Its argument is the number of the micro-batch.
 #[derive(Debug)]
 struct BatchFiller {
     target: Tensor,
@@ -283,7 +287,7 @@ impl HostTask for BatchFiller {
             }
         }
         order.iter_mut().enumerate().for_each(|(i, o)| *o = i as i32);
-        // By token, then by position: the order of a stable sort, without its buffer.
+        // Sorted by token, then by position: the order of a stable sort, without its buffer.
         order.sort_unstable_by_key(|&i| (tokens[i as usize], i));
         Ok(())
     }

@@ -1,5 +1,5 @@
-//! Initial weights: a function of the seed, the tensor's name and the element's index in the whole tensor, so
-//! that every layout starts from the same model.
+//! Initial weights: a function of the seed, the tensor's name and the element's index in the whole
+//! tensor, so that every layout starts from the same model.
 
 use checkpoint::{Checkpoint, CheckpointError, CheckpointReader, TensorState};
 use config::{Config, Moments};
@@ -15,12 +15,12 @@ use tensor_parallel::{Decoder, Init, Param};
 /// Whole tensors by global name, row-major.
 pub type Weights = BTreeMap<String, Arc<[f32]>>;
 
-/// How the initial values of a tensor are made.
+/// Source of the initial values of a tensor.
 #[derive(Clone, Debug)]
 struct TensorInit {
     stream: u64,
     init: Init,
-    /// The whole tensor, if a caller gave it.
+    /// Values of the whole tensor, if the caller gives them.
     given: Option<Arc<[f32]>>,
 }
 
@@ -42,7 +42,7 @@ impl InitialParameters {
         }))
     }
 
-    /// Sets `values`, the elements from `first` on of a segment's flat buffer.
+    /// Fills `values` with the initial values of a segment's flat buffer, from element `first` on.
     pub(crate) fn fill(&self, segment: usize, first: usize, values: &mut [f32]) {
         let Ok(()) = self.0.fill(segment, first, values, |source, global, values| {
             match (&source.given, source.init) {
@@ -59,8 +59,8 @@ impl InitialParameters {
     }
 }
 
-/// For each segment, the keys of the random bits that round bf16 moments stochastically, by tensor and index in the whole tensor;
-/// none for fp32 moments.
+/// Keys of the random bits that round bf16 moments stochastically, for each segment. A key depends
+/// on the tensor and the index in the whole tensor. Empty for fp32 moments.
 pub(crate) fn noise(config: &Config, decoder: &Decoder, rank: Rank) -> Vec<Arc<[NoiseRun]>> {
     if config.offload.moments != Moments::Bf16 {
         return decoder.segments().iter().map(|_| Arc::default()).collect();
@@ -76,11 +76,11 @@ pub(crate) fn noise(config: &Config, decoder: &Decoder, rank: Rank) -> Vec<Arc<[
     runs.by_segment.into_iter().map(|runs| runs.into_iter().map(noise).collect()).collect()
 }
 
-/// The states of a checkpoint, cut for the flat segments of a rank.
+/// The states of a checkpoint, read for the flat segments of a rank.
 #[derive(Debug)]
 pub(crate) struct CheckpointStates<'a> {
     from: CheckpointReader<'a>,
-    /// By number of the tensor.
+    /// Runs of each segment, with the number of their tensor.
     runs: SegmentRuns<usize>,
 }
 
@@ -90,7 +90,7 @@ impl<'a> CheckpointStates<'a> {
         Self { from: from.reader(), runs }
     }
 
-    /// Sets `values`, the elements from `first` on of a state of a segment; padding is 0.
+    /// Fills `values` with a state of a segment, from element `first` on. Padding is 0.
     pub(crate) fn fill(
         &self,
         StatePosition { segment, state, first }: StatePosition,
@@ -111,7 +111,7 @@ mod tests {
     use layout::build::lay_out;
     use std::path::Path;
 
-    /// By (stream, global index): how often a rank of `tp_size` has it.
+    /// Number of ranks out of `tp_size` that hold an element, by (stream, global index).
     fn bits(tp_size: usize) -> BTreeMap<(u64, u64), usize> {
         const RON: &str = "(model: (layers: 2, hidden: 32, heads: 4, seq_len: 16, vocab: 257), \
                             offload: (moments: Bf16), data: (train: \"x\"), train: (steps: 1))";
@@ -137,7 +137,7 @@ mod tests {
         assert!(one.values().all(|count| *count == 1));
         let four = bits(4);
         assert!(four.keys().eq(one.keys()));
-        // What every rank holds is rounded alike on each.
+        // An element that every rank holds has the same random bits on each rank.
         assert!(four.values().all(|count| [1, 4].contains(count)));
     }
 }

@@ -1,8 +1,9 @@
-//! Learning rate over steps: a linear warm-up, then the curve of the config. The learning rate is a pure function of the step, so
-//! a resumed run needs no state.
+//! Learning rate over steps: a linear warm-up, then the curve of the config. The learning rate is a
+//! pure function of the step, so a resumed run needs no state.
 //!
-//! The curves are those of transformers' `get_scheduler` (tests/fixtures/make_schedule_fixture.py), one step earlier: its
-//! first step has rate 0 and changes nothing.
+//! The curves are the curves of transformers' `get_scheduler`
+//! (tests/fixtures/make_schedule_fixture.py), one step earlier: the first step of transformers has
+//! rate 0 and changes no parameter.
 
 use config::{ScheduleConfig, ScheduleKind};
 use std::f64::consts::PI;
@@ -14,18 +15,18 @@ pub struct LearningRateSchedule {
     peak: f64,
 }
 
-/// Steps that `InverseSqrt` uses instead of a warm-up if there is none.
+/// Time scale of `InverseSqrt` in steps, if the config has no warm-up.
 const TIMESCALE: u64 = 10_000;
 
 impl LearningRateSchedule {
-    /// `lr` is the peak (`optimizer.lr`).
+    /// Makes the schedule with the peak rate `lr` (`optimizer.lr`).
     pub fn new(config: &ScheduleConfig, lr: f32) -> Self {
         Self { config: config.clone(), peak: f64::from(lr) }
     }
 
-    /// The rate of `step`; the first step is 1. `step / warmup_steps` of the peak up to
-    /// `warmup_steps`, where the peak is reached exactly; a curve that decays is exactly the minimum
-    /// from `decay_steps` on. Both survive a cast to f32 unchanged.
+    /// Learning rate of `step`; the first step is 1. The warm-up has `step / warmup_steps` of the
+    /// peak, and reaches exactly the peak at `warmup_steps`. A curve that decays is exactly the
+    /// minimum from `decay_steps` on. Both values survive a cast to f32 unchanged.
     pub fn lr(&self, step: u64) -> f64 {
         let ScheduleConfig { kind, warmup_steps, min_lr, .. } = self.config;
         if step < warmup_steps {
@@ -41,15 +42,15 @@ impl LearningRateSchedule {
                     0 => (TIMESCALE, TIMESCALE),
                     warmup => (warmup, 0),
                 };
-                // A sum of f64: a step may be as large as any number.
+                // The sum is in f64: a step may be as large as `u64::MAX`.
                 let root = (scale as f64 / (step as f64 + shift as f64)).sqrt();
                 (self.peak * root).max(f64::from(min_lr))
             }
         }
     }
 
-    /// Falls from the peak at step `from` to the minimum at `decay_steps`. `share` maps the part that is done, 0 to 1, to the part
-    /// of the height that is left.
+    /// Rate of a curve that falls from the peak at step `from` to the minimum at `decay_steps`.
+    /// `share` maps the finished part of the decay, 0 to 1, to the remaining part of the height.
     fn decay(&self, from: u64, step: u64, share: impl Fn(f64) -> f64) -> f64 {
         if step <= from {
             return self.peak;
@@ -63,7 +64,7 @@ impl LearningRateSchedule {
     }
 }
 
-/// SGDR (arXiv 1608.03983) without restarts.
+/// Cosine decay of SGDR (arXiv 1608.03983), without restarts.
 fn cosine(done: f64) -> f64 {
     0.5 * (1.0 + (PI * done).cos())
 }
@@ -114,7 +115,7 @@ mod tests {
             let config = ScheduleConfig { kind, warmup_steps, decay_steps, min_lr };
             let schedule = LearningRateSchedule::new(&config, curve.lr);
             assert!(curve.rates.len() > decay_steps as usize);
-            // Theirs begins with the rate of no step.
+            // The curve of transformers begins with the rate of step 0.
             for (step, rate) in (0u64..).zip(curve.rates).skip(1) {
                 let ours = schedule.lr(step);
                 assert!((ours - rate).abs() <= 1e-12 * rate, "{config:?} {step}: {ours} {rate}");

@@ -1,4 +1,4 @@
-//! How far from exact arithmetic a long run ends: the update against the same rule in fp64, over many steps.
+//! Error of the update after many steps, against the same rule in fp64.
 
 use super::halves::{as_bf16_parameter, from_halves, lower_half};
 use super::*;
@@ -6,12 +6,12 @@ use device::random;
 use half::{bf16, f16};
 
 const N: usize = 1000;
-// As fp32 has them: the reference is exact arithmetic, not other numbers.
+// fp32 values, so that the reference differs by its arithmetic only, not by its constants.
 const BETAS: (f64, f64) = (0.9f32 as f64, 0.999f32 as f64);
 const DECAY: f64 = 0.01f32 as f64;
 const LR: f64 = 1e-3;
 
-/// Everything in fp64, from the same gradients.
+/// AdamW in fp64, from the same gradients.
 struct ExactAdam {
     p: Vec<f64>,
     m: Vec<f64>,
@@ -29,14 +29,15 @@ impl ExactAdam {
     }
 }
 
-/// Gradients whose scale drifts over two orders of magnitude, with a part that is steady.
+/// Gradients with a scale that drifts over two orders of magnitude, and with a steady part.
 fn gradient(t: i32, i: usize) -> f64 {
     let scale = 10f64.powf(-3.0 + (f64::from(t) * 0.01).sin());
     let steady = random::normal(11, i as u64);
     scale * (random::normal(random::key(12, t as u64), i as u64) + 0.3 * steady)
 }
 
-/// Scaled gradients of every step as the update gets them, the weights before, and the exact ones after `AT`.
+/// Scaled gradients of every step as the update reads them, the initial weights, and the exact
+/// weights after the steps `AT`.
 struct Reference {
     grads: Vec<Gradients>,
     start: Vec<f32>,
@@ -48,7 +49,7 @@ enum Gradients {
     Bf16(Vec<bf16>),
 }
 
-/// Steps after which the weights are looked at.
+/// Steps after which the weights are compared.
 const AT: [i32; 2] = [100, 1000];
 const SCALE: f64 = 64.0;
 
@@ -78,7 +79,7 @@ impl Reference {
         Self { grads, start, exact: [early, late] }
     }
 
-    /// The rms error of `weights` over the rms of how far the exact ones moved.
+    /// RMS error of `weights`, relative to the RMS distance that the exact weights moved.
     fn error(&self, which: usize, weights: &[f32]) -> f64 {
         let exact = &self.exact[which];
         let squares = |of: &[f32]| -> f64 {
@@ -87,7 +88,7 @@ impl Reference {
         (squares(weights) / squares(&self.start)).sqrt()
     }
 
-    /// By `path`, with `split` masters and `short` moments of bf16: the errors after `AT`.
+    /// Errors after the steps `AT` on `path`, with `split` masters, and bf16 moments if `short`.
     fn errors(&self, path: SimdPath, split: bool, short: bool) -> [f64; 2] {
         let (mut p, mut m, mut v) = (self.start.clone(), vec![0f32; N], vec![0f32; N]);
         let mut low: Vec<u16> = p.iter().map(|x| lower_half(*x)).collect();
@@ -132,7 +133,8 @@ impl Reference {
     }
 }
 
-/// fp32 states and split masters: within 3e-6 of the way that the weights went. bf16 moments: 1.5 %.
+/// Bounds, relative to the distance that the weights moved: 3e-6 with fp32 states or split masters,
+/// 1.5 % with bf16 moments.
 #[test]
 fn after_100_and_1000_steps_the_weights_are_near_those_of_fp64() {
     for half in [true, false] {

@@ -1,50 +1,51 @@
-//! Elements as the update reads and writes them, a pair of vectors at a time: gradients, masters, parameters, moments.
+//! Elements as the update reads and writes them, one pair of vectors at a time: gradients, masters,
+//! parameters, moments.
 
 use device::View;
 use device::numerics::lanes::{Lanes, SupportedPath, WIDEST, prefetch, stream, stream_vector};
 use pulp::bytemuck::{cast_slice, cast_slice_mut};
 
-/// The bits of an fp32 that bf16 keeps; the odd element of a word.
+/// The bits of an fp32 that bf16 keeps; also the odd element of a word.
 const UPPER: u32 = 0xffff_0000;
-/// Half a unit of the last place of a bf16: to nearest, ties away from zero.
+/// Half a unit in the last place of a bf16, to round to nearest with ties away from zero.
 const HALF: u32 = 0x8000;
 
-/// Elements that are read: the even and the odd ones of the `i`-th pair of vectors.
+/// Elements that are read: the even and the odd elements of the `i`-th pair of vectors.
 pub(super) trait Source<L: Lanes> {
     fn get(&self, lanes: L, i: usize) -> [L::f32s; 2];
 }
 
-/// Elements that are written too.
+/// Elements that are read and written.
 pub(super) trait Target<L: Lanes>: Source<L> {
-    /// Kept in 16 bits, by chance.
+    /// Whether the elements have 16 bits and stochastic rounding.
     const DRAWS: bool = false;
-    /// `random`: 16 bits for each element; what is kept in 16 bits is rounded by them.
+    /// Stores a pair. `random` has 16 bits for each element, for stochastic rounding.
     fn put(&mut self, lanes: L, i: usize, x: [L::f32s; 2], random: [L::u32s; 2]);
 }
 
-/// The destination of parameters, which are rounded to nearest.
+/// Parameters that are written, rounded to nearest.
 pub(super) trait Sink<L: Lanes> {
     fn put(&mut self, lanes: L, i: usize, x: [L::f32s; 2]);
 }
 
-/// fp32.
+/// fp32 elements, read only.
 pub(super) struct Floats<'a, L: Lanes>(pub(super) &'a [[L::f32s; 2]]);
-/// fp32, to write.
+/// fp32 elements, write only.
 pub(super) struct FloatsMut<'a, L: Lanes>(pub(super) &'a mut [[L::f32s; 2]]);
-/// bf16.
+/// bf16 elements, read only.
 pub(super) struct Words<'a, L: Lanes>(pub(super) &'a [L::u32s]);
-/// bf16 parameters, to write: past the caches or not.
+/// bf16 parameters, write only; the flag says whether stores bypass the caches.
 pub(super) struct WordsMut<'a, L: Lanes>(pub(super) &'a mut [L::u32s], pub(super) bool);
-/// fp16.
+/// fp16 elements, read only.
 pub(super) struct F16<'a>(pub(super) SupportedPath, pub(super) &'a [u16]);
-/// fp16, to write: past the caches or not.
+/// fp16 parameters, write only; the flag says whether stores bypass the caches.
 pub(super) struct F16Mut<'a>(pub(super) SupportedPath, pub(super) &'a mut [u16], pub(super) bool);
-/// A state in fp32. Where the old one is elsewhere, it stays, and the new one is stored past the caches.
+/// A state in fp32. If the old state has its own array, it stays, and stores bypass the caches.
 pub(super) struct FloatState<'a, L: Lanes> {
     old: Option<&'a [[L::u32s; 2]]>,
     new: &'a mut [[L::u32s; 2]],
 }
-/// A state in bf16, rounded by chance, as [`FloatState`].
+/// A state in bf16 with stochastic rounding; the arrays are as in [`FloatState`].
 pub(super) struct WordState<'a, L: Lanes> {
     pub(super) old: Option<&'a [L::u32s]>,
     pub(super) new: &'a mut [L::u32s],
@@ -54,7 +55,7 @@ pub(super) struct Master<'a, L: Lanes, P>(pub(super) FloatState<'a, L>, pub(supe
 /// The upper and lower halves of masters; see [`split`](super::halves::split).
 pub(super) struct Halves<'a, L: Lanes> {
     pub(super) upper: &'a mut [L::u32s],
-    /// As a [`WordState`].
+    /// Old lower halves, if they have their own array, as in a [`WordState`].
     pub(super) old_lower: Option<&'a [L::u32s]>,
     pub(super) lower: &'a mut [L::u32s],
 }
@@ -71,7 +72,7 @@ pub(super) fn wide_mut<L: Lanes>(x: &mut [f32], n: usize) -> FloatsMut<'_, L> {
     FloatsMut(&mut L::as_mut_simd_f32s(x).0.as_chunks_mut().0[..n])
 }
 
-/// `n` pairs of vectors of a state in fp32, whose old elements are in `old` where they are elsewhere.
+/// `n` pairs of vectors of an fp32 state; `old` is the old state's array, if it has its own.
 #[inline(always)]
 pub(super) fn wide_state<'a, L: Lanes>(
     old: Option<&'a [f32]>,
@@ -84,7 +85,7 @@ pub(super) fn wide_state<'a, L: Lanes>(
     }
 }
 
-/// Stores a vector, past the caches or not.
+/// Stores a vector; `streams` bypasses the caches.
 #[inline(always)]
 fn store<L: Lanes>(l: L, x: L::u32s, to: &mut L::u32s, streams: bool) {
     if streams {
@@ -106,7 +107,7 @@ pub(super) fn words_mut<L: Lanes>(x: &mut [u16], n: usize) -> &mut [L::u32s] {
     &mut L::as_mut_simd_u32s(cast_slice_mut(&mut x[..n * L::PAIR])).0[..n]
 }
 
-/// Whether 16-bit elements begin where a word may.
+/// Whether 16-bit elements begin at a multiple of 4 bytes.
 pub(super) fn aligned(view: View<'_>) -> bool {
     match view {
         View::F16(x) => x.as_ptr().addr().is_multiple_of(4),
@@ -131,7 +132,7 @@ fn down<L: Lanes>(l: L, word: L::u32s) -> L::u32s {
     l.wrapping_dyn_shr_u32s(word, l.splat_u32s(16))
 }
 
-/// Both halves of each word as numbers.
+/// Both halves of each word, as 16-bit numbers.
 #[inline(always)]
 pub(super) fn parts<L: Lanes>(l: L, word: L::u32s) -> [L::u32s; 2] {
     [l.and_u32s(word, l.splat_u32s(!UPPER)), down(l, word)]
@@ -143,20 +144,20 @@ fn uppers<L: Lanes>(l: L, word: L::u32s) -> [L::u32s; 2] {
     [up(l, word), l.and_u32s(word, l.splat_u32s(UPPER))]
 }
 
-/// The upper halves of fp32 bits, of which something is added to first.
+/// Packs the upper halves of fp32 bits into words, after the addition of `add`.
 #[inline(always)]
 fn pack<L: Lanes>(l: L, [even, odd]: [L::u32s; 2], add: [L::u32s; 2]) -> L::u32s {
     let (even, odd) = (l.add_u32s(even, add[0]), l.add_u32s(odd, add[1]));
     l.halves(down(l, even), odd)
 }
 
-/// As [`split`](super::halves::split) does.
+/// Rounds to bf16 as [`split`](super::halves::split) does.
 #[inline(always)]
 fn nearest<L: Lanes>(l: L, x: [L::f32s; 2]) -> L::u32s {
     pack(l, bits(l, x), [half(l, x[0]), half(l, x[1])])
 }
 
-/// What rounds to the nearest bf16; nothing for a NaN, whose upper half is one.
+/// Addend before truncation to the nearest bf16: 0 for a NaN, whose upper half is a NaN too.
 #[inline(always)]
 fn half<L: Lanes>(l: L, x: L::f32s) -> L::u32s {
     l.select_u32s(l.equal_f32s(x, x), l.splat_u32s(HALF), l.splat_u32s(0))
@@ -187,7 +188,7 @@ impl<L: Lanes> Target<L> for WordState<'_, L> {
     const DRAWS: bool = true;
     #[inline(always)]
     fn put(&mut self, l: L, i: usize, x: [L::f32s; 2], random: [L::u32s; 2]) {
-        // An infinity or the NaN of arithmetic stays one, since their lower halves are zeros.
+        // An infinity or the NaN of arithmetic does not change, since its lower half is zero.
         store(l, pack(l, bits(l, x), random), &mut self.new[i], self.old.is_some());
     }
 }
@@ -288,7 +289,8 @@ impl<L: Lanes> Source<L> for Halves<'_, L> {
         let (upper, lower) = (&self.upper[i], &self.old_lower.unwrap_or(self.lower)[i]);
         prefetch(upper, L::PAIR);
         prefetch(lower, L::PAIR);
-        // The upper half is that of the bits plus HALF; of those the lower half is this one with another first bit.
+        // bits + HALF has `upper` as upper half, and `lower` with the top bit flipped as lower
+        // half.
         let half = l.splat_u32s(HALF);
         let lower = l.xor_u32s(*lower, l.splat_u32s(HALF << 16 | HALF));
         let even = l.sub_u32s(l.halves(lower, up(l, *upper)), half);

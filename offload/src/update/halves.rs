@@ -1,9 +1,9 @@
-//! An fp32 parameter as two halves: the nearest bf16, and 16 bits that tell the rest.
+//! An fp32 parameter as two halves: the nearest bf16, and 16 bits for the rest.
 
 const INFINITY: u32 = 0x7f80_0000;
 const MAGNITUDE: u32 = 0x7fff_ffff;
 
-/// The two halves of an fp32 parameter: [`as_bf16_parameter`] and the lower 16 bits.
+/// Splits an fp32 parameter into [`as_bf16_parameter`] and the lower 16 bits.
 #[inline(always)]
 pub(crate) const fn split(x: f32) -> (u16, u16) {
     let bits = x.to_bits();
@@ -21,18 +21,18 @@ pub(crate) const fn join(high: u16, low: u16) -> f32 {
     f32::from_bits(upper | low as u32)
 }
 
-/// `x` as a bf16 parameter, back in fp32: nearest, ties away from zero. With ties to even, 65,537 values would share
-/// some bf16, one more than 16 further bits can tell apart.
+/// `x` as a bf16 parameter, back in fp32: rounded to nearest, ties away from zero. With ties to
+/// even, some bf16 would stand for 65,537 fp32 values, and 16 bits distinguish only 65,536.
 pub(crate) fn as_bf16_parameter(x: f32) -> f32 {
     f32::from_bits(u32::from(split(x).0) << 16)
 }
 
-/// The 16 bits of `x` that [`as_bf16_parameter`] leaves out.
+/// The lower 16 bits of `x`, which [`from_halves`] needs besides [`as_bf16_parameter`].
 pub(crate) const fn lower_half(x: f32) -> u16 {
     split(x).1
 }
 
-/// The fp32 of which `parameter` is [`as_bf16_parameter`] and `lower` the [`lower_half`].
+/// Joins a `parameter` from [`as_bf16_parameter`] and its [`lower_half`] into the fp32 value.
 pub(crate) const fn from_halves(parameter: f32, lower: u16) -> f32 {
     join((parameter.to_bits() >> 16) as u16, lower)
 }

@@ -1,4 +1,4 @@
-//! Random bits by which moments are rounded: those of the element, wherever it lies.
+//! Random bits for the stochastic rounding of moments: functions of the element, not of its place.
 
 use super::elements::parts;
 use device::numerics::lanes::Lanes;
@@ -6,14 +6,14 @@ use device::random;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A run of a flat buffer that lies together in a tensor of the whole model.
+/// A run of a flat buffer that is contiguous in a tensor of the whole model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NoiseRun {
-    /// In the flat buffer.
+    /// Elements of the run in the flat buffer.
     pub flat: Range<usize>,
-    /// By what the tensor's random bits differ from all others'.
+    /// Key of the tensor's random stream, different for each tensor.
     pub stream: u64,
-    /// Index in the whole tensor of the first element.
+    /// Index of the run's first element in the whole tensor.
     pub global: u64,
 }
 
@@ -27,34 +27,36 @@ pub struct TileNoise {
 }
 
 impl TileNoise {
-    /// For moments that are not rounded.
+    /// No random bits, for moments that are not rounded.
     pub fn none() -> Self {
         Self { runs: [].into(), start: 0 }
     }
 }
 
-/// Random bits for moments of 16 bits: functions of tensor, step and index in the whole tensor, and of no layout.
+/// Random bits for 16-bit moments. They depend on the tensor, the step and the index in the whole
+/// tensor, not on the layout.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Noise<'a> {
-    /// In ascending order; what is in none is padding, with gradients of zero.
+    /// Runs in ascending order. An element in no run is padding, with a gradient of zero.
     pub(crate) runs: &'a [NoiseRun],
     /// Index of the first element of the update in the flat buffer.
     pub(crate) start: usize,
 }
 
-/// Elements whose random bits follow each other.
+/// Random bits of elements that are consecutive in a stream.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Draw {
     stream: u64,
-    /// Index in the whole tensor of the first one.
+    /// Index of the first element in the whole tensor.
     global: u64,
 }
 
-/// Pairs of elements share 32 bits; of their index, 32 bits count up.
+/// Upper bits of a pair's index. Two elements share 32 random bits, and the lower 32 bits of the
+/// pair's index count up.
 const UPPER: u64 = !0xffff_ffff;
 
 impl Noise<'_> {
-    /// From element `at` of the update on; and how many elements it is good for.
+    /// The random bits from element `at` of the update on, and the number of their elements.
     pub(super) fn draw(&self, step: u64, at: usize) -> (Draw, usize) {
         let first = self.start + at;
         let run = self.runs.get(self.runs.partition_point(|run| run.flat.end <= first));
@@ -76,12 +78,12 @@ impl Noise<'_> {
 }
 
 impl Draw {
-    /// 1: the first element is the second one of its pair.
+    /// 1 if the first element is the second element of its pair, else 0.
     pub(super) const fn lead(self) -> usize {
         (self.global % 2) as usize
     }
 
-    /// The pairs from the first on, in vectors.
+    /// Generates the random bits from the first pair on, vector by vector.
     #[inline(always)]
     pub(super) fn pairs<L: Lanes>(self, l: L) -> Pairs<L> {
         let mut places = [0; 16];
@@ -96,16 +98,16 @@ impl Draw {
     }
 }
 
-/// The next vector of pairs.
+/// Generator of the random bits of pairs, one vector at a time.
 pub(super) struct Pairs<L: Lanes> {
-    /// With the lower half of the stream.
+    /// Indices of the next pairs, plus the lower half of the stream.
     next: L::u32s,
-    /// Its upper half.
+    /// Upper half of the stream.
     key: u32,
 }
 
 impl<L: Lanes> Pairs<L> {
-    /// 16 random bits of each even element and of each odd one: [`random::halves`] of the pair.
+    /// The next 16 random bits of each even and each odd element: [`random::halves`] of the pair.
     #[inline(always)]
     pub(super) fn next(&mut self, l: L) -> [L::u32s; 2] {
         let z = l.mul_u32s(self.next, l.splat_u32s(random::HALVES[0]));

@@ -1,4 +1,4 @@
-//! An update that leaves the states which it reads as they are: the new ones go to other arrays.
+//! An update that reads the old states and writes the new states to other arrays.
 
 use super::{Rule, Update, update};
 use device::numerics::lanes::stream;
@@ -7,30 +7,31 @@ use half::bf16;
 use half::slice::HalfFloatSliceExt;
 use pulp::bytemuck::{cast_slice, cast_slice_mut};
 
-/// An update that leaves the old states as they are.
+/// An update that does not overwrite the old states.
 #[derive(Debug)]
 pub(crate) struct OutOfPlaceUpdate<'a> {
-    /// The upper halves of split masters.
+    /// Upper halves of split masters.
     pub(crate) upper: UpperHalves<'a>,
     /// The update, with the arrays of the old and the new states.
     pub(crate) update: Update<'a>,
 }
 
-/// What happens to the upper halves of split masters, which are the parameters and have one array alone.
+/// Action for the upper halves of split masters: the parameters, which have only one array.
 #[derive(Debug)]
 pub(crate) enum UpperHalves<'a> {
-    /// Nothing: the masters are whole, or nothing needs those from before.
+    /// Nothing: the masters are not split, or no later update needs the old upper halves.
     Stay,
-    /// They are kept here before the update changes them.
+    /// The update first saves the upper halves here.
     Keep(&'a mut [bf16]),
-    /// They were changed before, and are these.
+    /// An earlier update changed the upper halves; they are first restored from here.
     Restore(&'a [bf16]),
 }
 
-/// Does it. In a skipped step only the parameters are set, to those of the old states; the new ones are nonsense.
+/// Applies the update. A skipped step sets only the parameters, from the old masters; the new
+/// states are nonsense.
 ///
 /// # Errors
-/// As [`update`].
+/// As [`update`]; also if the upper halves do not match or the old states are missing.
 pub(crate) fn update_out_of_place(apart: OutOfPlaceUpdate<'_>) -> Result<(), String> {
     let OutOfPlaceUpdate { mut upper, update: mut new } = apart;
     let n = new.grad.len();
@@ -42,15 +43,15 @@ pub(crate) fn update_out_of_place(apart: OutOfPlaceUpdate<'_>) -> Result<(), Str
     };
     upper.before(&mut new.param);
     if let Rule::Sgd { .. } = new.rule {
-        // It has no moments, and keeps what another rule has left.
+        // SGD has no moments; it keeps the moments of an earlier rule.
         moved(momentum, new.states[1].reborrow());
         moved(variance, new.states[2].reborrow());
     }
     update(new)
 }
 
-/// The loads and stores of [`update_out_of_place`] without its arithmetic, of gradients and parameters of 16 bits. The states are
-/// nonsense afterwards.
+/// The loads and stores of [`update_out_of_place`] without its arithmetic, for 16-bit gradients and
+/// parameters. The states are nonsense after a run.
 pub(crate) fn traffic_out_of_place(apart: OutOfPlaceUpdate<'_>) {
     let OutOfPlaceUpdate { mut upper, update } = apart;
     let Update { grad, states, old, mut param, .. } = update;
@@ -69,7 +70,7 @@ impl OutOfPlaceUpdate<'_> {
 }
 
 impl UpperHalves<'_> {
-    /// Whether there are `n` upper halves or none, and none where the masters are whole.
+    /// Whether the saved upper halves, if any, are `n` and the masters are split.
     fn fits(&self, master: &ViewMut<'_>, n: usize) -> bool {
         match (self, master) {
             (Self::Stay, _) => true,
@@ -79,7 +80,7 @@ impl UpperHalves<'_> {
         }
     }
 
-    /// Keeps or restores the parameters `param`.
+    /// Saves or restores the parameters `param`.
     fn before(&mut self, param: &mut ViewMut<'_>) {
         match (self, param) {
             (Self::Keep(kept), ViewMut::Bf16(param)) => {
@@ -105,7 +106,7 @@ impl UpperHalves<'_> {
     }
 }
 
-/// Copies past the caches.
+/// Copies with stores that bypass the caches.
 fn moved(from: View<'_>, to: ViewMut<'_>) {
     match (from, to) {
         (View::F32(from), ViewMut::F32(to)) => stream(cast_slice(from), cast_slice_mut(to)),
@@ -132,7 +133,7 @@ mod tests {
         (0..n as u64).map(|i| random::below(seed, i, 1 << 20) as f32 / 1e6 + 1e-3).collect()
     }
 
-    /// Elements in front of the arrays: whole lines of memory are stored past the caches, and others not.
+    /// `front` elements precede the arrays: only whole cache lines are stored past the caches.
     #[test]
     fn it_is_the_update_in_place_by_all_instructions_at_any_length_and_place() {
         let mut words = [0.0; control::WORDS];
@@ -158,7 +159,7 @@ mod tests {
                         let ([mut m, mut v], [mut small_m, mut small_v]) =
                             (wide.clone(), narrow.clone());
                         if apart {
-                            // Nothing of the new arrays may be read.
+                            // An update that reads a new array would find NaN.
                             for x in [&mut master, &mut m, &mut v] {
                                 x.fill(f32::NAN);
                             }

@@ -1,14 +1,14 @@
-//! Runs of elements that are no whole vectors, or lie between words: copied to where they are, with others around.
+//! Elements that are not whole aligned vectors are copied to a padded buffer and back.
 
 use super::Update;
 use device::numerics::lanes::WIDEST;
 use device::{View, ViewMut};
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 
-/// Elements that there is room for.
+/// Capacity of the buffer in elements.
 pub(super) const PAD: usize = 256;
 
-/// One field of some elements: gradients, masters, momenta, variances or parameters.
+/// Buffer of one field of the elements: gradients, masters, momenta, variances or parameters.
 #[repr(align(64))]
 struct Field {
     wide: [f32; PAD],
@@ -20,7 +20,7 @@ pub(super) struct PaddedRun {
 }
 
 impl Field {
-    /// Any number may stand around them.
+    /// A buffer of zeros; the padding may have any value.
     const NEW: Self = Self { wide: [0.0; PAD], narrow: [0; PAD] };
 
     fn take(&mut self, from: View<'_>, lead: usize) {
@@ -45,7 +45,7 @@ impl Field {
         }
     }
 
-    /// `len` elements, stored as those of `like` are.
+    /// A view of `len` elements with the storage type of `like`.
     fn view(&mut self, like: View<'_>, len: usize) -> ViewMut<'_> {
         match like {
             View::F16(_) => ViewMut::F16(self.narrow[..len].reinterpret_cast_mut()),
@@ -61,13 +61,13 @@ impl PaddedRun {
         Self { fields: [Field::NEW; 5] }
     }
 
-    /// Copies `part` to behind `lead` others.
+    /// Copies `part` to the buffer, after `lead` elements of padding.
     pub(super) fn take(&mut self, part: &Update<'_>, lead: usize) {
         let views = fields(part);
         self.fields.iter_mut().zip(views).for_each(|(field, view)| field.take(view, lead));
     }
 
-    /// `part` where it was copied to, and what makes it whole vectors.
+    /// The update of the copied `part` with its padding, as whole vectors.
     pub(super) fn whole<'a>(&'a mut self, part: &Update<'a>, lead: usize) -> Update<'a> {
         let len = (lead + part.grad.len()).next_multiple_of(WIDEST);
         let [like_master, like_momentum, like_variance] = part.views();
@@ -82,7 +82,7 @@ impl PaddedRun {
         Update { grad, states, old: None, param, ..*part }
     }
 
-    /// Copies `part` back.
+    /// Copies the new states and parameters back to `part`.
     pub(super) fn give(&self, part: &mut Update<'_>, lead: usize) {
         let [_, states @ .., param] = &self.fields;
         states.iter().zip(&mut part.states).for_each(|(field, state)| field.give(state, lead));
@@ -90,7 +90,7 @@ impl PaddedRun {
     }
 }
 
-/// In the order of [`PaddedRun`].
+/// The fields of `part` in the order of [`PaddedRun`].
 fn fields<'a>(part: &'a Update<'_>) -> [View<'a>; 5] {
     let [master, momentum, variance] = part.old.unwrap_or_else(|| part.views());
     [part.grad, master, momentum, variance, part.param.as_view()]

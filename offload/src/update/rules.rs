@@ -1,32 +1,32 @@
-//! The update rules, by pairs of vectors.
+//! The update rules, for pairs of vectors.
 
 use super::elements::{Source, Target};
 use super::noise::Draw;
 use crate::control;
 use device::numerics::lanes::Lanes;
 
-/// The update rule; what changes from step to step is in the [control block](crate::control).
+/// The update rule; values that change between steps are in the [control block](crate::control).
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Rule {
     /// Adam with decoupled weight decay (arXiv 1711.05101, algorithm 2).
     AdamW {
-        /// Decay of the momentum in a step.
+        /// Decay of the momentum per step.
         beta1: f32,
-        /// Decay of the variance in a step.
+        /// Decay of the variance per step.
         beta2: f32,
-        /// Added to the root of the variance.
+        /// Added to the square root of the variance.
         eps: f32,
-        /// Share of a parameter that a step takes away, times the learning rate.
+        /// Weight decay: a step subtracts `lr * weight_decay * p` from a parameter p.
         weight_decay: f32,
     },
     /// p -= lr g, with decoupled weight decay.
     Sgd {
-        /// Share of a parameter that a step takes away, times the learning rate.
+        /// Weight decay: a step subtracts `lr * weight_decay * p` from a parameter p.
         weight_decay: f32,
     },
 }
 
-/// Words of the control block that one update reads.
+/// Words of the control block for one update.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scalars {
     pub(super) skip: bool,
@@ -48,19 +48,20 @@ impl Scalars {
     }
 }
 
-/// Adam with decoupled weight decay. The constants of a step are drawn together as far as they go:
-/// lr * (m / c1) / (sqrt(v / c2) + eps) = (lr * sqrt(c2) / c1) * m / (sqrt(v) + eps * sqrt(c2)), where c = 1 - beta^t.
+/// Adam with decoupled weight decay. The constants of a step are merged:
+/// lr * (m / c1) / (sqrt(v / c2) + eps) = (lr * sqrt(c2) / c1) * m / (sqrt(v) + eps * sqrt(c2)),
+/// with c = 1 - beta^t.
 #[derive(Clone, Copy)]
 pub(super) struct AdamW {
     beta1: f32,
     beta2: f32,
     /// Factor of a gradient in the momentum.
     gain1: f32,
-    /// And before it is squared for the variance.
+    /// Factor of a gradient before it is squared for the variance.
     gain2: f32,
-    /// Beside the root of the variance as it is stored.
+    /// Epsilon with the bias correction, added to the root of the stored variance.
     eps: f32,
-    /// -lr with both corrections.
+    /// -lr with both bias corrections.
     rate: f32,
     /// -lr * weight decay
     shrink: f32,
@@ -81,7 +82,7 @@ impl AdamW {
         }
     }
 
-    /// `n` pairs of vectors.
+    /// Updates `n` pairs of vectors.
     #[inline(always)]
     pub(super) fn run<L: Lanes, M: Target<L>>(
         self,
@@ -102,7 +103,7 @@ impl AdamW {
             let even = self.step(l, g[0], p[0], [m[0], v[0]]);
             let odd = self.step(l, g[1], p[1], [m[1], v[1]]);
             momentum.put(l, i, [even.1, odd.1], random);
-            // The same bits for both: their errors in m / sqrt(v) then cancel rather than add up.
+            // The same bits for both: their errors in m / sqrt(v) cancel instead of adding up.
             variance.put(l, i, [even.2, odd.2], random);
             master.put(l, i, [even.0, odd.0], random);
         }
@@ -135,7 +136,7 @@ pub(super) struct Sgd {
 }
 
 impl Sgd {
-    /// `n` pairs of vectors.
+    /// Updates `n` pairs of vectors.
     #[inline(always)]
     pub(super) fn run<L: Lanes>(
         self,
@@ -159,7 +160,7 @@ impl Sgd {
     }
 }
 
-/// In a skipped step the parameters are those of the masters.
+/// Keeps the masters of a skipped step, and writes the parameters from them.
 #[inline(always)]
 pub(super) fn keep<L: Lanes>(l: L, mut master: impl Target<L>, n: usize) {
     for i in 0..n {

@@ -118,7 +118,8 @@ fn awkward(seed: u64, n: usize, nonsense: bool) -> Vec<f32> {
     (0..n as u64).map(one).collect()
 }
 
-/// What an update left: master, momentum, variance, parameter. NaN is NaN: which one, no path promises.
+/// Results of an update: master, momentum, variance, parameter. All NaNs become one, since paths
+/// may differ in their NaN.
 fn updated(path: SimdPath, case: &Case) -> [Vec<u32>; 4] {
     let n = case.n;
     let [mut p, mut m, mut v] = [1, 2, 3].map(|seed| awkward(seed, n, case.nonsense));
@@ -209,12 +210,12 @@ fn every_simd_path_leaves_the_bits_of_the_portable_one() {
     }
 }
 
-/// The bf16 below or above `x` in magnitude, by 16 random bits: right on average.
+/// Rounds `x` to the bf16 below or above in magnitude, by 16 random bits. The mean is `x`.
 fn stochastic(x: f32, random: u16) -> bf16 {
     bf16::from_bits((x.to_bits().wrapping_add(u32::from(random)) >> 16) as u16)
 }
 
-/// [`NoiseRun`]s and the random bits of an element, as they are promised.
+/// Random bits of an element, by the specification of [`NoiseRun`].
 fn promised(runs: &[NoiseRun], step: u64, at: usize) -> Option<u16> {
     let run = runs.iter().find(|run| run.flat.contains(&at))?;
     let global = run.global + (at - run.flat.start) as u64;
@@ -227,7 +228,7 @@ fn promised(runs: &[NoiseRun], step: u64, at: usize) -> Option<u16> {
 fn bf16_moments_are_those_of_the_formula_with_the_random_bits_of_their_elements() {
     let n = 1500;
     let run = |flat, stream, global| NoiseRun { flat, stream, global };
-    // Odd and even ends and starts, a gap, and an index whose upper half changes on the way.
+    // Odd and even ends and starts, a gap, and an index whose upper half changes inside a run.
     let runs = [run(0..301, 1, 6), run(301..640, 2, 9), run(700..1500, 3, (1 << 33) - 201)];
     let rule = Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
     let mut words = control(1e-3, 0.25, 3);

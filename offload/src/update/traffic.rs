@@ -1,4 +1,4 @@
-//! The loads and stores of an update without its arithmetic: how fast an update could be at most.
+//! The loads and stores of an update without its arithmetic, to measure a lower bound of its time.
 
 use super::Update;
 use device::numerics::SimdPath;
@@ -7,13 +7,14 @@ use device::{View, ViewMut};
 use half::slice::HalfFloatSliceExt;
 use pulp::bytemuck::{AnyBitPattern, NoUninit, try_cast_slice, try_cast_slice_mut};
 
-/// The memory traffic of [`update`](super::update), with additions for arithmetic. Of whole vectors, with gradients and
-/// parameters of 16 bits. The states are nonsense afterwards.
+/// The memory traffic of [`update`](super::update), with additions instead of its arithmetic. It
+/// needs 16-bit gradients and parameters, and covers whole vectors only. The states are nonsense
+/// after a run.
 pub(crate) fn traffic(update: Update<'_>) {
     lanes::run(SimdPath::current(), &mut Traffic(update));
 }
 
-/// As 32-bit words; a last element of 16 bits that has no neighbour is left out.
+/// `x` as 32-bit words, without an odd last 16-bit element.
 #[inline(always)]
 fn words<T: NoUninit + AnyBitPattern>(x: &[T]) -> &[u32] {
     let whole = x.len() - x.len() % (4 / size_of::<T>());
@@ -62,10 +63,10 @@ impl Kernel for Traffic<'_> {
     }
 }
 
-/// Something that is read and written.
+/// An array that the traffic reads and writes.
 struct TouchedVectors<'a, L: Lanes> {
     vectors: &'a mut [L::u32s],
-    /// Vectors for a pair of them of 16-bit elements.
+    /// Number of vectors of this array per vector of 16-bit elements: 1 or 2.
     each: usize,
 }
 
@@ -103,7 +104,7 @@ mod tests {
     use crate::update::{Noise, Rule};
     use half::bf16;
 
-    /// A tile at the end of a run may have an odd number of elements.
+    /// The last tile of a run may have an odd number of elements.
     #[test]
     fn the_traffic_of_an_odd_tile_is_that_of_its_whole_vectors() {
         let (whole, odd) = (64 * 40, 64 * 40 + 1);

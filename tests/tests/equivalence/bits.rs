@@ -1,5 +1,5 @@
-//! The equivalence matrix, second half: what only moves work in place or time changes no bit of losses, norms,
-//! evaluations and final states.
+//! The equivalence matrix, second half: settings that only move work in place or time change no bit
+//! of losses, norms, evaluations and final states.
 
 use device::cpu::Lanes;
 use engine::run::RunOptions;

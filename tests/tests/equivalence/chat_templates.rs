@@ -1,5 +1,5 @@
-//! Chats by the templates of several families: tokens and targets are those of transformers, which
-//! tests/fixtures/make_chat_fixture.py wrote.
+//! Chats with the templates of several model families: tokens and targets equal those of
+//! transformers, from tests/fixtures/make_chat_fixture.py.
 #![allow(missing_docs, reason = "a test")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the lines above")]

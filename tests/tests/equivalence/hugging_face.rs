@@ -1,5 +1,5 @@
-//! Against transformers and PyTorch: what tests/fixtures/make_hf_fixture.py wrote is imported, and gives the same logits and
-//! the same ten losses.
+//! Comparison with transformers and PyTorch: a model from tests/fixtures/make_hf_fixture.py is
+//! imported, and gives the same logits and the same ten losses.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::print_stdout, reason = "figures for --nocapture")]
 #![allow(clippy::allow_attributes, reason = "the lines above")]

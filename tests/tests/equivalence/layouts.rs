@@ -1,5 +1,5 @@
-//! The equivalence matrix, first half: however a run is cut over ranks and micro-batches, it is the run of one
-//! rank. Where the order of a sum changes, the difference stays within what fp32 explains.
+//! The equivalence matrix, first half: a run on any split over ranks and micro-batches equals the
+//! run of one rank. If the order of a sum changes, the difference stays within the error of fp32.
 
 use tests::compare::{Reference, RunDistance, full, with};
 

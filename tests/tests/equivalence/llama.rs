@@ -1,5 +1,6 @@
-//! The Llama family against transformers and PyTorch in float64: what tests/fixtures/make_llama_fixture.py wrote gives the same
-//! logits, loss, gradients and ten losses on every layout, and goes back as it came.
+//! The Llama family, compared with transformers and PyTorch in float64: models from
+//! tests/fixtures/make_llama_fixture.py give the same logits, loss, gradients and ten losses on
+//! every layout, and are exported unchanged.
 #![allow(missing_docs, reason = "a test")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::print_stdout, reason = "figures for --nocapture")]

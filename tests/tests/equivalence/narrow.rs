@@ -1,5 +1,6 @@
-//! Models of few columns: a matrix of one column, or of one column on each rank, is a matrix all the same. Gradients are those of
-//! central differences on one rank, and those of one rank on several.
+//! Models with few columns: a matrix with one column, in total or on each rank, is still a matrix.
+//! The gradients on one rank equal central differences, and the gradients on several ranks equal
+//! those on one rank.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]

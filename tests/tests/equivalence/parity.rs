@@ -1,4 +1,5 @@
-//! Against PyTorch: what tests/fixtures/make_gpt2_fixture.py wrote, on one rank and on grids of ranks.
+//! Comparison with PyTorch: results from tests/fixtures/make_gpt2_fixture.py, on one rank and on
+//! grids of ranks.
 #![allow(missing_docs, reason = "a test")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "helpers of tests")]
 #![allow(clippy::print_stdout, reason = "figures for --nocapture")]

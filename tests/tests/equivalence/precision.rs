@@ -1,4 +1,4 @@
-//! 16-bit storage: the loss scale and its skipped steps, and how near to fp32 a run stays.
+//! 16-bit storage: the loss scale and its skipped steps, and the distance of a run from fp32.
 
 use engine::run::RunOptions;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What the data-parallel ranks' gradients come to: their sum in fp32, in rank order, rounded once.
+//! The sum of the data-parallel ranks' gradients: in fp32, in rank order, rounded once.
 #![allow(missing_docs, reason = "a test")]
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 #![allow(clippy::allow_attributes, reason = "the lines above")]

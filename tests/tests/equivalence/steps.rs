@@ -1,5 +1,5 @@
-//! Single steps against what the formulas say: all layouts may agree and all be wrong. Gradients are read off
-//! the parameters that one step of SGD leaves.
+//! Single steps, compared with formulas, since all layouts could agree on a wrong result. The tests
+//! compute gradients from the parameters after one step of SGD.
 
 use tests::compare::{
     STANDSTILL, Weights, distance, initial_weights, one_window, run_sets, run_with_weights,

@@ -1,4 +1,5 @@
-//! Parameters on the host: the bits of resident ones, on every layout, whatever a GPU holds of them.
+//! Parameters on the host: the same bits as with resident parameters, on every layout and with any
+//! number of parameters on the GPU.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]

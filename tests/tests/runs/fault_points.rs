@@ -1,5 +1,6 @@
-//! A panic, and a stall, at every place of every rank: all ranks end soon, the right one is named with its place, and
-//! the checkpoints stay whole. A sample of the ops by default, each of them with ONEBOX_FULL=1.
+//! A panic and a stall at every fault point of every rank: all ranks end soon, the error names the
+//! right rank and point, and the checkpoints stay complete. The default run samples the ops;
+//! ONEBOX_FULL=1 tests each op.
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]

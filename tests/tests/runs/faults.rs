@@ -1,4 +1,4 @@
-//! What goes wrong ends every rank soon, with an error that says where.
+//! A fault ends every rank soon, and the error names the place of the fault.
 #![allow(missing_docs, reason = "a test")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "helpers of tests")]
 #![allow(clippy::print_stdout, reason = "figures for --nocapture")]

@@ -1,6 +1,6 @@
-//! Ranks that are dealt to several processes do what the same ranks do in one: the same losses, states and checkpoints, bit
-//! for bit, and what fails in one ends all. The processes are threads here, whose letters arrive at once; `cluster.rs` has
-//! real ones.
+//! Ranks in several processes give the same losses, states and checkpoints as in one process, bit
+//! for bit, and a fault in one process ends all. The processes are threads here, with messages that
+//! arrive immediately; `cluster.rs` has real processes.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
 

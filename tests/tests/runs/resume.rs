@@ -1,4 +1,4 @@
-//! A run that goes on from a checkpoint is the run that was never stopped, bit for bit.
+//! A run that continues from a checkpoint equals the run that never stopped, bit for bit.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]

@@ -1,5 +1,6 @@
-//! What a run does before its first step and after its last: initial weights, states of a checkpoint, the hash of all of
-//! it and the weights' file. All cores of a rank work on that, and no bit depends on how many they are.
+//! The work of a run before its first step and after its last step: initial weights, states of a
+//! checkpoint, the hash of all states, and the file of the weights. All cores of a rank share this
+//! work, and their number changes no bit.
 #![allow(clippy::expect_used, clippy::panic, reason = "helpers of tests")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
 

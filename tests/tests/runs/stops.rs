@@ -1,4 +1,4 @@
-//! A run that is told to stop ends after the step that is running, on all ranks.
+//! A run that receives a stop request ends after the current step, on all ranks.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]

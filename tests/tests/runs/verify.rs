@@ -1,4 +1,5 @@
-//! Steps whose passes run twice (`train.verify_every`): they change nothing, and a fault between the two is told of.
+//! Steps with two passes (`train.verify_every`): the second pass changes no result, and a
+//! difference between the passes is reported.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]

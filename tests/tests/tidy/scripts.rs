@@ -1,4 +1,4 @@
-//! Scripts as somebody meets them who asks what they are for.
+//! The repository's scripts print their help with `--help`, and refuse wrong arguments.
 
 use std::path::Path;
 use std::process::{Command, Stdio};

@@ -1,4 +1,4 @@
-//! Delayed updates: which parameters each step computes on, and that nothing but that is different from an exact update.
+//! Delayed updates: the parameters that each step uses. Nothing else differs from an exact update.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]

@@ -1,4 +1,5 @@
-//! What runs at once while parameters are updated, on the clock of a described box: no scheduler, so exact.
+//! Ops that run during the update of parameters, on the virtual clock of a described box. No
+//! scheduler is involved, so the checks are exact.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]

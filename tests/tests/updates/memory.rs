@@ -1,4 +1,5 @@
-//! The memory limit of a virtual GPU is real, and offloading the optimizer is what it is for.
+//! A virtual GPU enforces its memory limit, and larger models train within the limit if the
+//! optimizer is on the host.
 #![allow(missing_docs, reason = "a test")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "helpers of tests")]
 #![allow(clippy::print_stdout, reason = "figures for --nocapture")]

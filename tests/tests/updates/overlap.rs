@@ -1,4 +1,4 @@
-//! That the update really runs under the next forward pass, from the order of ops in a trace; never from
+//! The update runs during the next forward pass. The tests check the order of ops in a trace, never
 //! durations.
 #![allow(missing_docs, reason = "a test")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "helpers of tests")]

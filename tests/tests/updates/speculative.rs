@@ -1,4 +1,5 @@
-//! Updates ahead of the decision: the bits of `Serial`, whether the decision is the presumed one at every step, at some or at none.
+//! Speculative updates have the bits of `Serial`, whether the decision is the predicted one in
+//! every step, in some steps or in none.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]

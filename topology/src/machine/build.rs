@@ -151,7 +151,7 @@ fn cores(raw: &RawBox, nodes: &[NumaNode], kinds: &[CoreKind]) -> Vec<Core> {
     cores
 }
 
-/// The node of a core: the one with memory and the fewest CPUs, the first of several.
+/// The node of a core: the node with memory and the fewest CPUs, the first of several.
 fn node_of(nodes: &[NumaNode], core: &RawObject) -> Option<u32> {
     let holds = |node: &&NumaNode| core.cpus.iter().any(|cpu| node.cpus.contains(cpu));
     let local = nodes.iter().filter(holds);
@@ -159,8 +159,9 @@ fn node_of(nodes: &[NumaNode], core: &RawObject) -> Option<u32> {
     best.map(|node| node.id)
 }
 
-/// The nodes with memory in the smallest part of the box that has the core and such a node: hwloc drops a node without memory,
-/// and its cores with all of their distances are then only somewhere in their socket.
+/// The nodes with memory in the smallest part of the box that contains the core and has such nodes.
+/// hwloc drops a node without memory; of its cores only the socket is then known, not the
+/// distances.
 fn nearest(raw: &RawBox, core: usize, nodes: &[NumaNode]) -> Vec<u32> {
     let inside = |at: usize| {
         let within = |node: &&NumaNode| {
@@ -172,8 +173,8 @@ fn nearest(raw: &RawBox, core: usize, nodes: &[NumaNode]) -> Vec<u32> {
     raw.way_up(core).map(inside).find(|nodes| !nodes.is_empty()).unwrap_or_default()
 }
 
-/// Deals the cores without a node of their own to the nodes nearest to them, in runs of neighbours and so that these nodes
-/// have equally many cores in the end, where that can be.
+/// Assigns the cores without a node of their own to their nearest nodes, in runs of neighbours. The
+/// nodes then have equally many cores, if possible.
 fn take_in(cores: &mut [Core], strays: &[(usize, Vec<u32>)]) {
     for alike in strays.chunk_by(|(_, a), (_, b)| a == b) {
         let nodes = &alike[0].1;
@@ -195,7 +196,7 @@ fn take_in(cores: &mut [Core], strays: &[(usize, Vec<u32>)]) {
     }
 }
 
-/// The kinds of cores, the fastest first; none where there is one, or nothing tells which is faster.
+/// The kinds of cores, the fastest first; empty if there is one kind, or if their order is unknown.
 fn core_kinds(raw: &RawBox) -> Vec<CoreKind> {
     let told = |kind: &RawCpuKind, key: &str| value_of(&kind.infos, key);
     let speed = |kind: &RawCpuKind| {

@@ -65,7 +65,7 @@ fn square(
 /// MB/s from GPU to GPU, in the order of `gpus` (indexes of raw objects); empty if the box reports
 /// none.
 ///
-/// Where switches join the GPUs, the matrix holds links to the switches' ports.
+/// If switches join the GPUs, the matrix holds links to the switches' ports.
 pub(crate) fn between_gpus(raw: &RawBox, gpus: &[usize]) -> Vec<Vec<u64>> {
     let Some(told) = &raw.nvlink else { return Vec::new() };
     let n = told.objects.len();
@@ -93,7 +93,7 @@ pub(crate) fn between_gpus(raw: &RawBox, gpus: &[usize]) -> Vec<Vec<u64>> {
     square(gpus.len(), direct, to_switches)
 }
 
-/// Number of links with this bandwidth, for `NV#`: at least one where there is any.
+/// Number of links with this bandwidth, for `NV#`: at least one if there is any bandwidth.
 pub(crate) fn links(mb_per_s: u64, device_id: (u16, u16)) -> u64 {
     if mb_per_s == 0 {
         return 0;
@@ -171,7 +171,7 @@ mod tests {
         machine
     }
 
-    /// The answer of the driver's stand-in about it.
+    /// That machine with the answers of the driver's stand-in.
     fn asked(defines: &[&str]) -> Machine {
         let tree = Tree::new();
         let library = tree.root().join("libnvidia-ml.so.1");

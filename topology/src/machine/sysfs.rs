@@ -1,5 +1,6 @@
-//! Facts from Linux beside hwloc: memory, both ends of links, the driver's names. Every path is
-//! below a root that tests set. A missing file leaves its fact unknown.
+//! Facts from Linux that hwloc does not report: memory, both ends of links, the driver's names.
+//! Every
+//! path is below a root that tests set. A missing file leaves its fact unknown.
 
 use std::path::Path;
 
@@ -67,7 +68,7 @@ fn link(root: &Path, address: PciAddress) -> Link {
     )
 }
 
-/// Bytes of a node that may still be taken, counted as the kernel counts `MemAvailable` for all
+/// Bytes of a node that may still be allocated, counted as the kernel counts `MemAvailable` for all
 /// nodes: free memory, file pages and droppable caches, less the kernel's own reserve.
 fn node_free(root: &Path, id: u32) -> Option<u64> {
     let path = root.join(format!("sys/devices/system/node/node{id}/meminfo"));
@@ -101,7 +102,7 @@ fn node_reserve(root: &Path, id: u32) -> u64 {
 /// Kernel settings and process limits that affect the speed of host memory.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Settings {
-    /// Whether the kernel moves pages between nodes by itself.
+    /// Whether the kernel moves pages between nodes automatically.
     pub(crate) numa_balancing: bool,
     /// `always`, `madvise` or `never`.
     pub(crate) huge_pages: Option<String>,

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use super::ReportSubject;
 use crate::Path;
 
-/// One row and one column per GPU: NVLink where known, and below it the path over PCIe alone.
+/// One row and one column per GPU: NVLink if known, and below it the path over PCIe alone.
 pub fn matrix(shown: &ReportSubject<'_>) -> String {
     let machine = shown.machine;
     let n = machine.gpus.len();

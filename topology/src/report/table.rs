@@ -36,7 +36,7 @@ fn nodes(out: &mut String, shown: &ReportSubject<'_>) {
     let _ = writeln!(out, "\nNODE  SOCKET  CORES      MEMORY        FREE  GPUS  CPUS");
     for node in &machine.numa_nodes {
         let cores = machine.cores.iter().filter(|core| core.numa_node == node.id);
-        // Also those that have no memory of their own.
+        // Includes cores without memory of their own.
         let cpus = cores.clone().flat_map(|core| &core.cpus).chain(&node.cpus);
         let cpus = ascending(cpus.copied());
         let cores = cores.count();

@@ -4,9 +4,9 @@ use crate::numerics::view::{round_bf16, widen_bf16};
 use crate::numerics::{E4m3, E5m2, round_f16};
 use half::{bf16, f16};
 
-/// A storage type.
+/// A storage type of matmul operands.
 pub(super) trait Element: Copy {
-    /// `src` as f32. Converted elements are written to `line`.
+    /// Returns `src` as f32. Converted elements are written to `line`.
     #[inline(always)]
     fn as_f32<'a>(src: &'a [Self], line: &'a mut [f32]) -> &'a [f32] {
         let line = &mut line[..src.len()];
@@ -34,7 +34,7 @@ impl Element for f32 {
     }
 }
 
-/// A type whose elements are converted one by one.
+/// Implements `Element` for a type that is converted element by element.
 macro_rules! one_by_one {
     ($t:ty, $widen:expr, $narrow:expr) => {
         impl Element for $t {
@@ -59,7 +59,7 @@ one_by_one!(bf16, widen_bf16, round_bf16);
 one_by_one!(E4m3, E4m3::to_f32, E4m3::from_f32);
 one_by_one!(E5m2, E5m2::to_f32, E5m2::from_f32);
 
-/// Widens exactly and without branches, so that it vectorises. Calls into `half` would not be
+/// Widens exactly and without branches, so that the loop vectorises. Calls into `half` would not be
 /// inlined.
 #[inline(always)]
 fn f16_to_f32(value: f16) -> f32 {
@@ -67,7 +67,7 @@ fn f16_to_f32(value: f16) -> f32 {
     let bits = u32::from(value.to_bits());
     let magnitude = (bits & 0x7fff) << 13;
     let exponent = magnitude & EXPONENT;
-    // The exponent's bias grows by 112; the exponent of infinities and NaN by 112 more.
+    // The bias of the exponent grows by 112, and the exponent of infinities and NaN by 112 more.
     let normal = magnitude + (112 << 23);
     let special = normal + (112 << 23);
     // A subnormal number gets an implicit 1, which is subtracted again.

@@ -1,23 +1,23 @@
-//! Products of few rows with the transpose of a matrix of f32, as when a model writes a token: each vector of the matrix is
-//! read once, transposed in registers, and multiplied there. Packing would take most of the time.
+//! Matmuls of few rows with the transpose of an f32 matrix, as in token generation. Each vector of
+//! the matrix is read once, transposed in registers, and multiplied there. Packing would be slower.
 
 use super::pack::{chunks, transpose};
 use super::{KC, MAX_LANES};
 use crate::numerics::ask;
 use pulp::Simd;
 
-/// Operands of such a product.
+/// Operands of a matmul of few rows.
 #[derive(Clone, Copy)]
 pub(super) struct FewRows<'a> {
     pub(super) k: usize,
-    /// Rows of a, and their distance.
+    /// Rows of a, and the stride between them.
     pub(super) a: (&'a [f32], usize),
-    /// Rows of the transpose of b, and their distance.
+    /// Rows of the transpose of b, and the stride between them.
     pub(super) b: (&'a [f32], usize),
 }
 
 impl FewRows<'_> {
-    /// A vector of columns of `ROWS` rows of the product, from element (row, col) on.
+    /// One vector of columns of `ROWS` rows of the result, from element (row, col) on.
     #[inline(always)]
     pub(super) fn sums<S: Simd, const ROWS: usize>(
         self,
@@ -43,7 +43,7 @@ impl FewRows<'_> {
                         true => S::as_simd_f32s(&b[i][p..p + S::F32_LANES]).0[0],
                         false => simd.partial_load_f32s(&b[i][p..]),
                     };
-                    // Cores prefetch long rows by themselves. Short ones end before.
+                    // The hardware prefetches long rows, but short rows end before it does.
                     if self.k <= KC {
                         ask(b[i], next + p..next + p + 1);
                     }

@@ -1,4 +1,4 @@
-//! The microkernels: a block of c in registers.
+//! The microkernels, which keep a block of c in registers.
 #![expect(unsafe_code, reason = "unchecked loads of a and b")]
 
 use super::VECS;
@@ -13,14 +13,14 @@ pub(super) struct TileOutput<'a, F> {
     pub(super) tile: &'a mut [f32],
     /// Whether the tile already holds sums to add to.
     pub(super) add: bool,
-    /// Factor of the sums, after the last block.
+    /// Factor of the sums, applied after the last block.
     pub(super) scale: f32,
-    /// Two vectors to add to each row, after the last block.
+    /// Two vectors to add to each row after the last block.
     pub(super) bias: Option<&'a [f32]>,
     /// Factor of the old c.
     pub(super) beta: f32,
-    /// After the last block: a row of c in f32, as long as the microkernel's vectors. Without it
-    /// the sums go to the tile.
+    /// Gives a row of c in f32, as long as the microkernel's vectors, after the last block. If
+    /// `None`, the sums are written to the tile.
     pub(super) c: Option<F>,
 }
 
@@ -29,7 +29,7 @@ pub(super) struct TileOutput<'a, F> {
 pub(super) struct TileSize {
     /// Number of rows, a [`height`].
     pub(super) height: usize,
-    /// Two vectors of columns; else one.
+    /// Whether the tile has two vectors of columns; otherwise one.
     pub(super) both: bool,
 }
 
@@ -42,7 +42,7 @@ pub(super) enum Rows<'a> {
     AlongM(&'a [f32], usize),
 }
 
-/// Number of `rows` that the next microkernel takes.
+/// Number of `rows` that the next microkernel computes.
 #[inline(always)]
 pub(super) fn height<S: Simd>(rows: usize) -> usize {
     match rows {
@@ -96,10 +96,10 @@ pub(super) fn kernels<'c, S: Simd>(
     }
 }
 
-/// Computes the sum over p of a (ROWS, kc) b (kc, VECTORS), plus the old tile if `add`, times scale, plus bias.
-/// It adds the result to beta times the rows of c, or writes it to the tile. [`Rows`] gives the
-/// layout of a. Row p of b is at `p` times the given stride, which is the stride of packed panels
-/// unless a lies along m.
+/// Computes the sum over p of a (ROWS, kc) b (kc, VECTORS), plus the old tile if `add`, times
+/// scale, plus bias. Adds the result to beta times the rows of c, or writes it to the tile.
+/// [`Rows`] gives the layout of a. Row p of b is at `p` times the given stride, which is the stride
+/// of packed panels unless a lies along m.
 #[inline(always)]
 fn kernel<
     'c,
@@ -131,8 +131,8 @@ fn kernel<
     macro_rules! fuse {
         ($ahead:expr) => {
             let b = b.wrapping_add($ahead * b_stride).cast::<[S::f32s; VECTORS]>();
-            // SAFETY: a and b are at a step of k from which `ahead` more are below kc: the assertion of b's length covers the
-            // vectors, which are plain numbers, at any address.
+            // SAFETY: a and b are at a step of k from which `ahead` more are below kc: the
+            // assertion of b's length covers the vectors, which are plain numbers, at any address.
             let vectors = unsafe { b.read_unaligned() };
             for (row, sums) in sums.iter_mut().enumerate() {
                 // SAFETY: as above, and row < ROWS: the assertion of a's length covers the element.
@@ -144,7 +144,7 @@ fn kernel<
             }
         };
     }
-    // The order of operations stays; unrolling only removes instructions between them.
+    // Unrolling keeps the order of operations and only removes instructions between them.
     for _ in 0..kc / UNROLL {
         for ahead in 0..UNROLL {
             fuse!(ahead);
@@ -156,7 +156,7 @@ fn kernel<
         (a, b) = (a.wrapping_add(to_step), b.wrapping_add(b_stride));
     }
     let (tile, _) = S::as_mut_simd_f32s(out.tile);
-    // The length is constant; otherwise the sums would stay in memory.
+    // A constant length keeps the sums in registers instead of memory.
     let tile = &mut tile[..ROWS * VECS];
     if out.add {
         for (tile, sums) in tile.chunks_exact(VECS).zip(&mut sums) {
@@ -179,7 +179,7 @@ fn kernel<
             }
         }
     }
-    // The sums are values from here on; otherwise they would stay in memory.
+    // Moving the sums here keeps them in registers instead of memory.
     let Some(c) = out.c else {
         for (tile, sums) in tile.chunks_exact_mut(VECS).zip(sums) {
             for (tile, sum) in tile.iter_mut().zip(sums) {

@@ -1,20 +1,21 @@
-//! Matrix product of the CPU backend: c = scale a b (+ bias) (+ beta c), with a and b in f32, f16,
-//! bf16 or fp8, sums in f32 and one rounding (to nearest, ties to even) to the type of c.
+//! Matmul of the CPU backend: c = scale a b (+ bias) (+ beta c), with a and b in f32, f16, bf16 or
+//! fp8, sums in f32 and one rounding (to nearest, ties to even) to the type of c.
 //!
-//! Every matrix product of a model calls it: forward, input gradient, weight gradient, attention.
-//! The structure is that of BLIS (Van Zee and van de Geijn, 2015): panels of a and b are packed
-//! into caches where necessary, and a block of c stays in registers.
+//! Every matmul of a model calls it: forward, input gradient, weight gradient, attention. The
+//! structure follows BLIS (Van Zee and van de Geijn, 2015): panels of a and b are packed into
+//! caches where necessary, and a block of c stays in registers.
 //!
 //! Invariants:
 //! - Each element of c is the sum, in order, over blocks of [`KC`] of a chain of fused
-//!   multiply-adds that starts at 0, then times the scale, then + bias, then fma(beta, old c). The result depends on k
-//!   alone, never on m, n, the element's position, the number of threads or the width of SIMD
-//!   registers. A product cut into pieces along m or n therefore has the same bits.
-//! - No call allocates: all memory is in [`Scratch`], made once per thread.
+//!   multiply-adds that starts at 0, then times the scale, then + bias, then fma(beta, old c). The
+//!   result depends on k alone, never on m, n, the element's position, the number of threads or the
+//!   width of SIMD registers. A matmul that is cut along m or n therefore has the same bits.
+//! - No call allocates: all memory is in [`Scratch`], which is allocated once per thread.
 //! - beta = 0 never reads c.
 //!
-//! `task.rs` cuts c into panels and walks their blocks, `pack.rs` fills the caches, `kernel.rs` holds the registers,
-//! `few_rows.rs` computes products of few rows without packing, `element.rs` converts storage types.
+//! `task.rs` cuts c into panels and iterates over their blocks, `pack.rs` packs blocks for the
+//! caches, and `kernel.rs` has the microkernels. `few_rows.rs` computes matmuls of few rows without
+//! packing, and `element.rs` converts storage types.
 
 mod element;
 mod few_rows;
@@ -27,45 +28,45 @@ mod tests;
 use crate::{View, ViewMut};
 use pulp::Arch;
 
-/// Terms summed in one chain. The result depends on it, so it is equal on every machine.
+/// Terms in one chain of sums. It is equal on every machine, since results depend on it.
 const KC: usize = 384;
-/// Rows of a packed at a time. With KC they fill a quarter of a small second-level cache.
+/// Rows of a packed at a time. MC x KC elements fill a quarter of a small second-level cache.
 const MC: usize = 192;
-/// Rows of c whose partial sums are stored when k > KC.
+/// Rows of c for which partial sums are stored if k > KC.
 const MT: usize = 768;
-/// Columns of b packed at a time, and columns of c whose partial sums are stored.
+/// Columns of b that are packed at a time, and columns of c for which partial sums are stored.
 const NT: usize = 768;
-/// Rows of a in a packed panel. Microkernels of 12, 8, 4, 2 and 1 rows, or 6, 4, 2 and 1, taken in
+/// Rows of a in a packed panel. Microkernels of 12, 8, 4, 2 and 1 rows, or 6, 4, 2 and 1, used in
 /// this order, never cross the boundary of two panels.
 const A_ROWS: usize = 12;
-/// Distance between packed rows of a that lie along k. It is no power of two, so that rows fall on
+/// Distance between packed rows of a that lie along k. Not a power of two, so that rows fall on
 /// different cache sets.
 const A_STRIDE: usize = KC + 16;
-/// Free steps of k after each packed panel of a and b, so that panels fall on different cache sets.
+/// Unused steps of k after each packed panel, so that panels fall on different cache sets.
 const A_PAD: usize = 4;
 const B_PAD: usize = 1;
-/// Vectors of b, and of c, per microkernel.
+/// Vectors of b and of c per microkernel.
 const VECS: usize = 2;
 /// Columns in the widest panel of b.
 const NR_MAX: usize = VECS * MAX_LANES;
 /// Elements of the widest vector.
 const MAX_LANES: usize = 16;
-/// Distance in elements between addresses on the same set of a first-level cache with at least 8
+/// Number of elements between addresses in the same set of a first-level cache with at least 8
 /// ways.
 const SAME_SET: usize = 1024;
-/// Most rows of a product that packs nothing, as when a model writes a token.
+/// Largest number of rows of a matmul without packing, as in token generation.
 const FEW_ROWS: usize = 8;
-/// Fewest rows for which packing all of b pays.
+/// Smallest number of rows for which packing all of b saves time.
 const PANEL_ROWS: usize = 128;
-/// Panels per thread where b is packed once for all of them, since threads differ in speed.
+/// Panels per thread if they share a packed b: several, since threads differ in speed.
 const RUNS: usize = 4;
-/// Fewest rows of such a panel.
+/// Smallest number of rows of a panel if a thread has several panels.
 const RUN_ROWS: usize = 96;
 /// Cost of packing an element of a, in multiply-adds.
 const PACK_A: usize = 32;
 /// Cost of packing an element of b, in multiply-adds.
 const PACK_B: usize = 16;
-/// Operations below which one thread computes a product: some ten microseconds of a core.
+/// Operations below which one thread computes a matmul: some ten microseconds of a core.
 const SHARED_FLOP: usize = 1_000_000;
 
 const _: () = assert!(MC.is_multiple_of(A_ROWS) && MT.is_multiple_of(MC));
@@ -87,7 +88,7 @@ pub(crate) struct MatrixMut<'a> {
     pub(crate) row_stride: usize,
 }
 
-/// One product: c (m, n) = scale a (m, k) b (k, n) + bias (n) + beta c.
+/// One matmul: c (m, n) = scale a (m, k) b (k, n) + bias (n) + beta c.
 #[derive(Debug)]
 pub(crate) struct Gemm<'a> {
     pub(crate) m: usize,
@@ -98,7 +99,7 @@ pub(crate) struct Gemm<'a> {
     pub(crate) c: MatrixMut<'a>,
     /// Factor of the sums.
     pub(crate) scale: f32,
-    /// Factor of the old c. At 0 the old c is not read.
+    /// Factor of the old c. If it is 0, the old c is not read.
     pub(crate) beta: f32,
     pub(crate) bias: Option<View<'a>>,
 }
@@ -109,7 +110,7 @@ pub(crate) struct Scratch {
     arch: Arch,
     packed: PackedBlocks,
     memory: Vec<f32>,
-    /// Index of the first element at the start of a cache line.
+    /// Index of the first element of `memory` at the start of a cache line.
     start: usize,
 }
 
@@ -124,19 +125,19 @@ impl<'a> Matrix<'a> {
         Self { data, row_stride: 1, col_stride: row_stride }
     }
 
-    /// Whether the matrix, as a left operand, needs no packing: f32 elements need none, unless they
-    /// lie so far apart that the first-level cache holds only a few of them.
+    /// Whether the matrix, as a left operand, needs no packing. f32 elements need packing only if
+    /// they are so far apart that the first-level cache holds few of them.
     fn is_read_in_place(&self) -> bool {
         let apart = match (self.row_stride, self.col_stride) {
             (stride, 1) => !stride.is_multiple_of(SAME_SET),
-            // Hundreds of steps of k follow, each some cache lines after the one before.
+            // Each of hundreds of steps of k is some cache lines after the previous step.
             (1, stride) => stride < SAME_SET && !stride.is_multiple_of(SAME_SET / 4),
             _ => false,
         };
         apart && matches!(self.data, View::F32(_))
     }
 
-    /// Whether the rows of the matrix, as a left operand, lie side by side.
+    /// Whether the matrix, as a left operand, stores its columns contiguously.
     fn is_along_m(&self) -> bool {
         self.row_stride == 1 && self.col_stride != 1
     }
@@ -147,7 +148,7 @@ impl<'a> Matrix<'a> {
     }
 }
 
-/// One past the last index of a (rows, cols) matrix; `None` if it overflows.
+/// One past the last index of a (rows, cols) matrix. `None` if the computation overflows.
 fn reach(rows: usize, row_stride: usize, cols: usize, col_stride: usize) -> Option<usize> {
     if rows == 0 || cols == 0 {
         return Some(0);
@@ -170,7 +171,7 @@ impl Scratch {
         Self { arch: Arch::new(), packed: PackedBlocks::default(), memory, start }
     }
 
-    /// Size of the one allocation in bytes.
+    /// Bytes of the scratch's only allocation.
     pub(crate) const fn bytes() -> usize {
         (A_LEN + B_LEN + C_LEN + LINES_LEN + NT + LINE) * size_of::<f32>()
     }
@@ -198,17 +199,17 @@ struct Parts<'a> {
     packed: &'a mut PackedBlocks,
 }
 
-/// Contents of `b`. Panels of one product that a thread computes one after the other share them.
+/// Contents of the packing buffer `b`. A thread reuses them for successive panels of one matmul.
 #[derive(Clone, Copy, Default, Debug)]
 struct PackedBlocks {
-    /// Number of the product; 0 is no product.
+    /// Number of the matmul; 0 means none.
     product: u64,
     first_col: usize,
-    /// Number of its packed blocks.
+    /// Number of packed blocks.
     blocks: usize,
 }
 
-/// Whether all of b (k, cols) fits, in panels of at most [`NR_MAX`] columns.
+/// Whether all of b (k, cols) fits the packing buffer, in panels of at most [`NR_MAX`] columns.
 const fn has_room(k: usize, cols: usize) -> bool {
     k.div_ceil(KC) * (KC + B_PAD) * cols.next_multiple_of(NR_MAX) <= B_LEN
 }

@@ -6,7 +6,7 @@ use crate::View;
 use core::ops::Range;
 use pulp::Simd;
 
-/// `range` in pieces of `len`; the last piece may be shorter.
+/// Cuts `range` into pieces of `len`; the last piece may be shorter.
 #[inline(always)]
 pub(super) fn chunks(range: Range<usize>, len: usize) -> impl Iterator<Item = Range<usize>> {
     let end = range.end;
@@ -78,7 +78,7 @@ pub(super) fn pack_a(
     }
 }
 
-/// Widens a block of a, in the order that needs no transposition.
+/// Widens a block of a into the order that needs no transposition.
 #[inline(always)]
 fn pack_a_typed<T: Element>(
     data: &[T],
@@ -232,7 +232,7 @@ fn pack_transposed<S: Simd, T: Element>(
     }
 }
 
-/// Transposes the square of the first vectors: halves of blocks of 2, 4, 8 and 16 swap places.
+/// Transposes the square matrix of the first vectors: swaps the halves of blocks of 2, 4, 8 and 16.
 #[inline(always)]
 pub(super) fn transpose<S: Simd>(simd: S, block: &mut [S::f32s; MAX_LANES]) {
     swap_halves::<S, 1>(simd, block);

@@ -18,19 +18,19 @@ use pulp::{Simd, WithSimd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 impl<'a> Gemm<'a> {
-    /// Computes the product on the calling thread.
+    /// Computes the matmul on the calling thread.
     pub(crate) fn serial(self, scratch: &mut Scratch) {
         let (rows, cols) = (0..self.m, 0..self.n);
         // SAFETY: one panel, one thread; the task is not kept.
         unsafe { self.check().run(rows, cols, scratch) };
     }
 
-    /// Whether waking other threads for it pays.
+    /// Whether the matmul is large enough to wake other threads for it.
     pub(crate) fn is_worth_sharing(&self) -> bool {
         2usize.saturating_mul(self.m).saturating_mul(self.n).saturating_mul(self.k) >= SHARED_FLOP
     }
 
-    /// The product as panels that `threads` compute together.
+    /// The matmul as panels that `threads` threads compute together.
     pub(crate) fn panels(self, threads: usize) -> Panels<'a> {
         let size @ (m, n) = (self.m, self.n);
         let task = self.check();
@@ -44,7 +44,7 @@ impl<'a> Gemm<'a> {
         Panels { task, size, grid: (m.div_ceil(rows), n.div_ceil(cols)), panel: (rows, cols) }
     }
 
-    /// Checks every index once, and shares c between threads.
+    /// Checks that all indices are in range, and makes c shareable between threads.
     pub(super) fn check(self) -> Task<'a> {
         let Self { m, n, k, a, b, c, scale, beta, bias } = self;
         a.assert_holds(m, k);
@@ -63,7 +63,7 @@ impl<'a> Gemm<'a> {
     }
 }
 
-/// A product cut into panels of c.
+/// A matmul that is cut into panels of c.
 pub(crate) struct Panels<'a> {
     task: Task<'a>,
     size: (usize, usize),
@@ -78,7 +78,7 @@ impl<'a> Panels<'a> {
     }
 }
 
-/// Panels of a single owner: [`Panels::all`] borrows exclusively, and cutting splits the panels.
+/// Panels with a single owner: [`Panels::all`] borrows exclusively, and a cut splits the panels.
 pub(crate) struct SomePanels<'p, 'a> {
     of: &'p Panels<'a>,
     numbers: Range<usize>,
@@ -101,16 +101,16 @@ impl SomePanels<'_, '_> {
         for panel in self.numbers {
             let (i, j) = (panel % down * rows, panel / down * cols);
             let (rows, cols) = (i.min(*m)..(i + rows).min(*m), j.min(*n)..(j + cols).min(*n));
-            // SAFETY: each panel is in one piece, which this call consumes, and is its own cell of
-            // a grid over c.
+            // SAFETY: each panel is in one `SomePanels`, which this call consumes, and panels are
+            // the disjoint cells of a grid over c.
             unsafe { task.run(rows, cols, scratch) };
         }
     }
 }
 
-/// Parts down and across c, one for each thread: the split with the shortest time. Where a is not
-/// packed and has enough rows, parts are whole rows of c if these take no longer, since other
-/// kernels divide rows too.
+/// Divides c into one part per thread: returns the numbers of parts down and across. Chooses the
+/// split with the shortest time. Among equal splits, it prefers whole rows of c if a is not packed
+/// and parts have enough rows, since other kernels divide rows too.
 pub(super) fn grid(packs_a: bool, m: usize, n: usize, threads: usize) -> (usize, usize) {
     let cost = |down: &usize| {
         let across = threads / down;
@@ -126,7 +126,7 @@ pub(super) fn grid(packs_a: bool, m: usize, n: usize, threads: usize) -> (usize,
     (down, threads / down)
 }
 
-/// The memory of c, shared by the threads that write disjoint panels of it.
+/// The memory of c, shared by threads that write disjoint panels.
 #[derive(Clone, Copy)]
 struct Cells<T> {
     start: *mut T,
@@ -146,9 +146,9 @@ enum AnyCells {
     Bf16(Cells<bf16>),
 }
 
-/// A checked product whose disjoint panels several threads compute.
+/// A checked matmul. Several threads compute its disjoint panels.
 pub(super) struct Task<'a> {
-    /// A unique number if threads compute several panels of it, else 0.
+    /// A unique number if each thread computes several panels of the matmul, otherwise 0.
     product: u64,
     k: usize,
     a: Matrix<'a>,
@@ -162,14 +162,14 @@ pub(super) struct Task<'a> {
 }
 
 // SAFETY: `a`, `b` and `bias` are shared slices and only read; `c` comes from a `&mut` that
-// `Gemm::check` consumed, and `Task::run` asks its callers to keep threads in disjoint panels.
+// `Gemm::check` consumed, and the contract of `Task::run` keeps threads in disjoint panels.
 unsafe impl Sync for Task<'_> {}
 
 impl Task<'_> {
     /// Computes one panel of c.
     ///
     /// # Safety
-    /// No other thread may be running a panel of this task that overlaps this one.
+    /// No other thread may run an overlapping panel of this task at the same time.
     unsafe fn run(&self, rows: Range<usize>, cols: Range<usize>, scratch: &mut Scratch) {
         if !rows.is_empty() && !cols.is_empty() {
             let arch = scratch.arch;
@@ -196,9 +196,9 @@ impl WithSimd for Panel<'_, '_> {
         }
         let k = self.task.k;
         let blocks = k.div_ceil(KC).max(1);
-        // Without partial sums the rows need no cuts.
+        // Without partial sums, the rows need not be cut.
         let tile_rows = if blocks == 1 { self.rows.len() } else { MT };
-        // A panel that few rows of a read stays in the first-level cache.
+        // With few rows of a, packed panels of b stay in the first-level cache.
         let at_once = if self.rows.len() <= FEW_ROWS { NR_MAX } else { NT };
         for cols in chunks(self.cols.clone(), at_once) {
             if let Some(bias) = self.task.bias {
@@ -237,7 +237,7 @@ impl WithSimd for Panel<'_, '_> {
 }
 
 impl<'a> Panel<'a, '_> {
-    /// Computes the panel if it is one of few rows.
+    /// Computes the panel if it has few rows. Returns whether it did.
     #[inline(always)]
     fn is_done_as_few_rows<S: Simd>(&self, simd: S) -> bool {
         let Some(few) = self.few() else { return false };
@@ -246,7 +246,7 @@ impl<'a> Panel<'a, '_> {
             return false;
         }
         for col in cols.clone().step_by(lanes) {
-            // The last vector has columns of the one before, too, and writes the same sums to them.
+            // The last vector overlaps the previous one and repeats its sums there.
             let col = col.min(cols.end - lanes);
             let mut row = rows.start;
             while row < rows.end {
@@ -261,7 +261,7 @@ impl<'a> Panel<'a, '_> {
         true
     }
 
-    /// Its operands, if its rows are few and lie along k, as those of a model's products do.
+    /// The panel's operands, if it has few rows and its operands lie along k, as in models.
     fn few(&self) -> Option<FewRows<'a>> {
         let task = self.task;
         let along_k = task.a.col_stride == 1 && task.b.row_stride == 1;
@@ -305,26 +305,26 @@ impl<'a> Panel<'a, '_> {
 /// A block of b.
 #[derive(Clone, Copy)]
 enum RightBlock<'a> {
-    /// Index of its first element.
+    /// Index of the block's first element in the packing buffer.
     Packed(usize),
-    /// Rows of f32 that are read in place, and their distance.
+    /// Rows of f32 that are read in place, and the stride between them.
     InPlace(&'a [f32], usize),
 }
 
-/// A block of a and one of b.
+/// A block of a and a block of b.
 struct Step<'a> {
     order: Order,
     ks: Range<usize>,
     b: RightBlock<'a>,
-    /// First row of the block of a, in the tile of partial sums.
+    /// First row of the block of a in the tile of partial sums.
     first_row: usize,
     last: bool,
 }
 
 impl<'a> Panel<'a, '_> {
-    /// b and the distance of its rows, if b may be read in place: its rows are whole vectors of f32
-    /// on different cache sets, and too few rows of c read them for packing to pay. A shared
-    /// product has more panels, which all use the packed b.
+    /// b and the stride of its rows, if b is read in place: its rows are whole vectors of f32 on
+    /// different cache sets, and there are too few rows of c for packing to save time. A shared
+    /// matmul has more panels, which all use the packed b.
     fn b_in_place(&self, cols: usize, lanes: usize) -> Option<(&'a [f32], usize)> {
         let Task { product, k, a, b, .. } = self.task;
         let few = *product == 0 && self.rows.len() < PANEL_ROWS && *k > 0;
@@ -393,7 +393,7 @@ impl<'a> Panel<'a, '_> {
             kernels(simd, size, kc, a, b, b_stride, out);
             if last && c.is_none() {
                 let tile = tile.chunks_exact_mut(nr);
-                // Full width is a separate case: a constant length compiles to straight code.
+                // Full width is a separate case, since a constant length compiles to faster code.
                 if width == nr {
                     finish(self.task, at, tile.map(|sums| &mut sums[..nr]));
                 } else {
@@ -428,8 +428,8 @@ impl<T> Cells<T> {
         assert!(at <= self.len && len <= self.len - at);
         // SAFETY: in bounds by the assertion.
         let row = unsafe { self.start.add(at) };
-        // SAFETY: in bounds by the assertion; `Gemm::check` took c by `&mut` and has asserted that its
-        // rows do not overlap, and no other thread has this panel (contract of `Task::run`).
+        // SAFETY: in bounds by the assertion; `Gemm::check` took c by `&mut` and has asserted that
+        // its rows do not overlap, and no other thread has this panel (contract of `Task::run`).
         unsafe { core::slice::from_raw_parts_mut(row, len) }
     }
 }

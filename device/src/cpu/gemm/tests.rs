@@ -7,7 +7,7 @@ use half::{bf16, f16};
 use pulp::Simd;
 use std::sync::Mutex;
 
-/// splitmix64.
+/// Random numbers by splitmix64.
 struct Random(u64);
 
 impl Random {
@@ -81,7 +81,7 @@ impl Data {
 /// Elements, the stride of rows and the stride of columns.
 type Operand = (Data, usize, usize);
 
-/// A random product with its own data.
+/// A random matmul with its own data.
 #[derive(Debug)]
 struct Case {
     size: [usize; 3],
@@ -116,7 +116,7 @@ impl Case {
         Self { size: [m, n, k], a, b, c, beta, bias }
     }
 
-    /// The part of the product that computes these rows and columns of c.
+    /// The part of the matmul that computes these rows and columns of c.
     fn part<'a>(&'a self, c: &'a mut Data, rows: Range<usize>, cols: Range<usize>) -> Gemm<'a> {
         let (a, b) = (&self.a, &self.b);
         let from = |at: usize, empty: bool| if empty { 0 } else { at };
@@ -183,7 +183,7 @@ impl Case {
         }
     }
 
-    /// Asserts that the product leaves elements between the rows of c unchanged.
+    /// Asserts that the matmul leaves elements between the rows of c unchanged.
     fn assert_gaps_kept(&self, c: &Data) {
         for i in 0..self.size[0].saturating_sub(1) {
             for at in i * self.c.1 + self.size[1]..(i + 1) * self.c.1 {
@@ -290,7 +290,7 @@ fn threads_change_no_bit() {
         let scratches: Vec<_> = (0..threads).map(|_| Mutex::new(Scratch::new())).collect();
         let few_panels =
             [[210, 333, 400], [600, 1000, 90], [1, 90_000, 300], [90_000, 1, 300], [30, 31, 32]];
-        // The panels share b: one block of it, two, another product's, and other columns.
+        // The panels share b: one block, two blocks, the b of another matmul, and other columns.
         let runs = [[900, 300, 100], [1100, 70, 500], [1100, 70, 500], [60, 900, 100]];
         for [m, n, k] in few_panels.into_iter().chain(runs) {
             let case = Case::new(&mut r, m, n, k);

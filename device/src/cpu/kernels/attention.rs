@@ -1,8 +1,9 @@
-//! Causal attention, one (sample, head) at a time in blocks of [`LANES`] queries: two products with
-//! a softmax between them. A block touches only the keys from the start of its first query's document up to its end. Scores are stored as (keys,
-//! queries): each query has its lane of the vectors, so one instruction serves a whole block, and
-//! among the operands of products only q' and d_out' are transposed. The backward pass takes the
-//! heads of queries that share keys and values in turn, and adds up their gradients.
+//! Causal attention, one (sample, head) at a time in blocks of [`LANES`] queries: two matmuls with
+//! a softmax between them. A block reads only the keys from the start of its first query's document
+//! to the block's end. Scores are stored as (keys, queries): each query has one lane of the
+//! vectors, so one instruction processes a whole block. Only the operands q' and d_out' of matmuls
+//! are transposed. The backward pass processes the heads of queries that share keys and values one
+//! after another, and sums their gradients.
 
 use super::documents::Starts;
 use super::math::{Mask, dot, exp, read, vectorised};
@@ -56,13 +57,13 @@ struct AttentionShape<'a> {
     heads: Heads,
     starts: Starts<'a>,
     head_dim: usize,
-    /// 1 / sqrt(D)
+    /// Factor of the scores: 1 / sqrt(D).
     scale: f32,
     mask: Option<Mask>,
     first_sample: u64,
-    /// Pairs of sample and head.
+    /// Number of pairs of sample and head.
     units: usize,
-    /// Number of scores, for the decision to wake other threads.
+    /// Number of scores, which decides whether other threads are woken.
     work: usize,
 }
 
@@ -90,12 +91,12 @@ impl<'a> AttentionShape<'a> {
         })
     }
 
-    /// H D, the elements of a row of `out`.
+    /// Elements of a row of `out`: H D.
     const fn width(&self) -> usize {
         self.heads.count * self.head_dim
     }
 
-    /// (H + 2 K) D, the elements of a row of `qkv`.
+    /// Elements of a row of `qkv`: (H + 2 K) D.
     const fn qkv_width(&self) -> usize {
         (self.heads.count + 2 * self.heads.kv_count) * self.head_dim
     }
@@ -139,7 +140,7 @@ impl<'a> Head<'a> {
         Matrix::transposed(tail(self.qkv, self.at_qkv(token, 0)), self.shape.qkv_width())
     }
 
-    /// Index in the dropout mask of a query's weight for key 0.
+    /// Index of a query's weight for key 0 in the dropout mask.
     const fn mask_index(&self, query: usize) -> u64 {
         let heads = self.shape.heads;
         let sample = self.shape.first_sample + (self.unit / heads.count) as u64;
@@ -157,7 +158,7 @@ impl<'a> Head<'a> {
         })
     }
 
-    /// Where the document of a token starts in the sample.
+    /// Start of a token's document in the sample.
     fn start(self, token: usize) -> usize {
         let heads = self.shape.heads;
         self.shape.starts.of(self.unit / heads.count * heads.seq_len + token)
@@ -170,13 +171,13 @@ struct Block {
     first: usize,
     /// Number of queries. Later lanes hold arbitrary values.
     rows: usize,
-    /// The first key, and how many follow from it on.
+    /// The first key.
     from: usize,
     keys: usize,
 }
 
 impl Block {
-    /// Values of `of` for its queries.
+    /// Values of `of` for the block's queries.
     fn lanes<T: Copy + Default>(&self, of: impl Fn(usize) -> T) -> [T; LANES] {
         let mut lanes = [T::default(); LANES];
         let queries = lanes.iter_mut().zip(self.first..self.first + self.rows);
@@ -200,7 +201,7 @@ struct Product<'a> {
 }
 
 impl Product<'_> {
-    /// Only c's `row_stride` may leave gaps between its rows.
+    /// Writes the matmul to c. The rows of c are `row_stride` elements apart.
     fn write(self, c: &mut [f32], row_stride: usize, scratch: &mut gemm::Scratch) {
         let Self { m, n, k, a, b, beta } = self;
         let c = MatrixMut { data: ViewMut::F32(c), row_stride };
@@ -234,14 +235,15 @@ fn forward(head: Head<'_>, scratch: &mut Scratch, results: &Results<'_, &mut [f3
     results.1[head.unit * seq_len..][..seq_len].copy_from_slice(lse);
 }
 
-/// Sets the scores of keys that a query does not see to `x`: behind its own position, and before its document.
+/// Sets the scores of unseen keys to `x`: keys after the query and keys before its document.
 #[inline(always)]
 fn mask_unseen(scores: &mut [[f32; LANES]], head: Head<'_>, block: Block, x: f32) {
     let Block { first, rows, from, .. } = block;
     for (i, row) in scores[first - from..].iter_mut().enumerate() {
         row.iter_mut().take(i).for_each(|score| *score = x);
     }
-    // The last query has the last document. Lanes behind it have no query, and see what the first one sees.
+    // If the last query's document starts at the first key, so do all documents of the block. Lanes
+    // after the last query have no query, and their values do not matter.
     if head.start(first + rows - 1) == from {
         return;
     }
@@ -266,8 +268,8 @@ fn softmax(head: Head<'_>, block: Block, scores: &mut [f32], lse: &mut [f32]) ->
                     *top = if *x > *top { *x } else { *top };
                 }
             }
-            // Partial sums are summed: some 32 + keys / 32 roundings in a row instead of one per
-            // key.
+            // Partial sums reduce the successive roundings from one per key to about 32 + keys /
+            // 32.
             for rows in scores.chunks_mut(LANES) {
                 let mut sum = [0.0; LANES];
                 for row in rows {

@@ -1,4 +1,5 @@
-//! Keys and values are kept, and one new token attends to those before it. There a unit is a head of queries.
+//! Ops of the KV cache: one keeps keys and values, and one computes the attention of a new token. A
+//! unit of attention is a head of queries.
 
 use super::math::{dot, exp, max, read, vectorised};
 use super::{Memory, not_a_kernel, values, values_mut};
@@ -16,7 +17,7 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
     }
 }
 
-/// A unit is a row.
+/// Copies the last columns of each row of x to y. A unit is a row.
 fn keep(m: &impl Memory, workers: &Workers, x: Tensor, y: Tensor) -> Result<(), String> {
     let ((rows, of), (_, width)) = (x.shape(), y.shape());
     let x = values(m, x)?;
@@ -58,22 +59,22 @@ fn attend(
 #[derive(Clone, Copy)]
 struct CacheShape {
     heads: Heads,
-    /// D
+    /// Elements of a head (D).
     dim: usize,
     /// Rows of the cache.
     positions: usize,
-    /// Elements of such a row.
+    /// Elements of a row of the cache.
     width: usize,
 }
 
 impl CacheShape {
-    /// Elements of the key (0) or the value (1) that head `unit` sees at a position.
+    /// Index of the key (0) or the value (1) that head `unit` sees at a position.
     const fn at(self, position: usize, unit: usize, part: usize) -> usize {
         let head = part * self.heads.kv_count + unit / self.heads.group();
         position * self.width + head * self.dim
     }
 
-    /// (D): the values' mean by their weights.
+    /// Output of a head (D): the weighted mean of the values.
     fn attend<'a>(
         self,
         unit: usize,

@@ -1,4 +1,4 @@
-//! The matrix product on the kernel threads, and its epilogue.
+//! The matmul on the kernel threads, and its epilogue.
 
 use super::{Memory, elementwise, not_a_kernel, slice, values, values_mut};
 use crate::Tensor;

@@ -1,19 +1,20 @@
-//! Documents side by side in a sample: where that of each row starts.
+//! The starts of documents in samples of several documents.
 
 use super::{Memory, slice};
 use crate::Tensor;
 
-/// The place in its sample where each row's document starts. Without documents it is 0: a sample is one.
+/// For each row, the start of its document in the sample. It is 0 if a sample is one document.
 #[derive(Clone, Copy)]
 pub(super) struct Starts<'a> {
     starts: Option<&'a [i32]>,
-    /// Place in its sample of the first row.
+    /// Position of the first row in its sample.
     first_row: usize,
     seq_len: usize,
 }
 
 impl<'a> Starts<'a> {
-    /// `starts` (rows) I32 of rows whose first is row `first_row` of samples of `seq_len` rows.
+    /// Checks `starts` (rows) I32. Samples have `seq_len` rows; the first row is row `first_row` of
+    /// all samples.
     pub(super) fn new(
         m: &'a impl Memory,
         starts: Option<Tensor>,
@@ -37,12 +38,12 @@ impl<'a> Starts<'a> {
         (self.first_row + row) % self.seq_len
     }
 
-    /// Where the document of a row starts in its sample.
+    /// Start of a row's document in its sample.
     pub(super) fn of(self, row: usize) -> usize {
         self.starts.map_or(0, |starts| starts[row] as usize)
     }
 
-    /// The place of a row in its document.
+    /// Position of a row in its document.
     pub(super) fn position(self, row: usize) -> usize {
         self.place(row) - self.of(row)
     }
@@ -64,7 +65,7 @@ impl<'a> Starts<'a> {
                 return Some(row);
             }
             row = if here < position {
-                // A document that starts between is there later still.
+                // A document that starts before this row reaches the position only after it.
                 row + (position - here)
             } else {
                 self.end_of_document(row).min(rows)
@@ -73,7 +74,7 @@ impl<'a> Starts<'a> {
         None
     }
 
-    /// The first row behind the document of a row.
+    /// The first row after a row's document.
     fn end_of_document(self, row: usize) -> usize {
         let end_of_sample = row + self.seq_len - self.place(row);
         let Some(starts) = self.starts else { return end_of_sample };

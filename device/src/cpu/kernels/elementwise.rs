@@ -8,7 +8,7 @@ use crate::op::Op;
 use crate::{Dropout, Dtype, View, ViewMut};
 use std::ops::Range;
 
-/// Columns that a sum over rows takes at a time: registers hold one sum for each.
+/// Number of columns that a sum over rows processes at a time. Registers hold one sum per column.
 const COLUMNS: usize = 64;
 
 pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), String> {
@@ -56,7 +56,7 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
     Ok(())
 }
 
-/// Runs `f(index, block of y)` on the blocks of y. `index` is that of the block's first element.
+/// Runs `f(index of the block's first element, block of y)` on the blocks of y.
 fn blocks(workers: &Workers, y: ViewMut<'_>, f: impl Fn(usize, &mut ViewMut<'_>) + Sync) {
     let len = y.len();
     workers.split(len.div_ceil(BLOCK), len, Rows { view: y, each: BLOCK }, &|units, mut y, _| {
@@ -114,7 +114,7 @@ fn each(
     });
 }
 
-/// y = x (y itself if `None`) times the mask from index `index` on.
+/// Sets y to x, or y itself if x is `None`, times the mask from index `index` on.
 fn drop_elements(
     workers: &Workers,
     x: Option<View<'_>>,
@@ -213,7 +213,7 @@ fn add(y: &mut [f32], x: &[f32], bias: &[f32], residual: &[f32], factors: Option
     }
 }
 
-/// y (rows, width) = silu(gate) up. A row of x holds the gate's `width` elements, then those of up.
+/// y (rows, width) = silu(gate) up. A row of x has the gate, then up, of `width` elements each.
 fn swiglu(workers: &Workers, x: View<'_>, y: ViewMut<'_>, rows: usize, width: usize) {
     workers.split(rows, x.len(), Rows { view: y, each: width }, &|rows, mut y, _| {
         vectorised(

@@ -69,14 +69,14 @@ fn out(m: &impl Memory, t: crate::Tensor, cols: usize) -> Result<Rows<'_>, Strin
     Ok(Rows { view: values_mut(m, t)?, each: cols })
 }
 
-/// Tokens whose rows are in this rank's table of `rows` rows.
+/// Range of the tokens with a row in this rank's table of `rows` rows.
 fn owned(shard: VocabShard, rows: usize) -> Range<i64> {
     let first = shard.first as i64;
     first..first + shard.valid.min(rows) as i64
 }
 
-/// y[range] = (add ? y[range] : 0) + the sum, in order, of the given rows of x. These are as long
-/// as the range.
+/// y[range] = (add ? y[range] : 0) + the sum, in order, of the given rows of x, which have its
+/// length.
 fn sum_rows(
     x: View<'_>,
     rows: &(impl Iterator<Item = usize> + Clone),
@@ -106,7 +106,7 @@ fn sum_rows(
     );
 }
 
-/// Positions sorted by their token.
+/// Positions sorted by token.
 #[derive(Clone, Copy)]
 struct SortedPositions<'a> {
     tokens: &'a [i32],
@@ -217,7 +217,7 @@ mod tests {
                 let (tx, tt) =
                     (rig.put(dtype, (rows, cols), &x), rig.put(dtype, (seq_len, cols), &table));
                 let d_table = rig.out(Dtype::F32, (seq_len, cols));
-                // As long as all samples: rows begin inside of one.
+                // The rows begin inside a sample, so the list covers all samples.
                 let documents = match packed {
                     true => starts(5, &[2, 3, 1, 3, 1, 4, 1, 5]),
                     false => vec![0; 20],

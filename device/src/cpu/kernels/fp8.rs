@@ -1,4 +1,4 @@
-//! Largest magnitudes, and values as fp8.
+//! Largest magnitudes, and conversion to fp8.
 
 use super::math::vectorised;
 use super::{Memory, not_a_kernel, slice, slice_mut, values};
@@ -46,7 +46,7 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
     Ok(())
 }
 
-/// The largest magnitude of `x`. Infinity and NaN stand above all numbers, as their bits do.
+/// The largest magnitude of `x`, by its bits: infinity and NaN count as larger than all numbers.
 fn largest(x: View<'_>) -> f32 {
     let (mut block, mut largest) = ([0.0f32; BLOCK], 0);
     vectorised(
@@ -74,7 +74,7 @@ fn divide(x: View<'_>, scale: f32, y: &mut ViewMut<'_>) {
     }
 }
 
-/// Rows of `turned`, each (rows): columns of x (rows, cols) from `first` on, divided by the scale.
+/// Sets the rows of `turned` to columns of x (rows, cols), from `first` on, divided by `scale`.
 fn turn(x: View<'_>, rows: usize, cols: usize, first: usize, scale: f32, turned: &mut ViewMut<'_>) {
     let (end, inverse) = (first + turned.len() / rows, 1.0 / scale);
     let (mut tile, mut line) = ([[0.0; SIDE]; SIDE], [0.0; SIDE]);

@@ -1,5 +1,4 @@
-//! Cross entropy over logits (rows, V/tp). A rank holds some of the columns; padded columns take no
-//! part.
+//! Cross entropy over logits (rows, V/tp), some columns per rank. Padded columns are ignored.
 
 use super::math::{exp, max, read, sum, vectorised};
 use super::{Memory, not_a_kernel, slice, slice_mut, values, values_mut};
@@ -102,7 +101,7 @@ fn column(target: i32, shard: VocabShard, cols: usize) -> Option<usize> {
     (column < shard.valid.min(cols)).then_some(column)
 }
 
-/// y (rows) = logit of the target - max; 0 where another rank has the target.
+/// y (rows) = logit of the target - max, or 0 if another rank has the target.
 fn pick_targets(
     logits: View<'_>,
     cols: usize,
@@ -120,7 +119,7 @@ fn pick_targets(
     }
 }
 
-/// Values that the gradient of one row depends on, besides its logits.
+/// Values on which the gradient of one row depends, in addition to its logits.
 struct Gradient {
     max: f32,
     sum: f32,

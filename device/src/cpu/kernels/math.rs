@@ -6,7 +6,7 @@ use crate::numerics::InlinedClosure;
 use crate::{Dropout, View, ViewMut, random};
 use pulp::Arch;
 
-/// Distance of prefetching, in elements: cores by themselves prefetch too little.
+/// Distance of prefetching, in elements. The hardware alone prefetches too little.
 pub(super) const AHEAD: usize = 512;
 
 /// Accumulators of a sum. Element i goes to accumulator i mod 32, and a binary tree adds them.
@@ -21,16 +21,16 @@ pub(super) fn vectorised<R>(f: impl FnMut() -> R) -> R {
 /// e^x within 2 ulp from x = -87.68 to 88.37; 0 below, +inf above, NaN for NaN.
 ///
 /// x = n ln 2 + r with |r| <= ln 2 / 2; e^r by the polynomial of Cephes `expf`; times 2^n. Results
-/// below the normal range become 0: they would take a core a hundred times as long, and all masked
-/// scores are in that range.
+/// below the normal range become 0: a core would need a hundred times as long for them, and all
+/// masked scores are in that range.
 #[inline(always)]
 pub(super) const fn exp(x: f32) -> f32 {
-    /// Adding it leaves the nearest integer in the low bits.
+    /// 1.5 * 2^23: after its addition, the low bits are the nearest integer.
     const MAGIC: f32 = 12_582_912.0;
     const LN_2_HIGH: f32 = std::f32::consts::LN_2;
     const LN_2_LOW: f32 = -1.904_654_3e-9;
-    // min and max would swallow NaN. Here n is 128, and 2^128 is +inf; or n is -127, and 2^-127
-    // counts as 0.
+    // `min` and `max` would drop NaN. At the limits n is 128 (2^128 is +inf) or -127 (2^-127 counts
+    // as 0).
     let x = if x > 89.0 { 89.0 } else { x };
     let x = if x < -88.0 { -88.0 } else { x };
     let shifted = x.mul_add(std::f32::consts::LOG2_E, MAGIC);
@@ -92,8 +92,8 @@ pub(super) fn read<'a>(view: &View<'a>, at: usize, n: usize, buffer: &'a mut [f3
     }
 }
 
-/// Lets `f` set elements `at..at + n`. f32 elements are set in place, others in `buffer`, from
-/// which they are rounded. With `old`, `f` finds the old values there.
+/// Sets elements `at..at + n` with `f`. `f` writes f32 elements in place; other elements it writes
+/// to `buffer`, and they are then rounded. With `old`, its argument holds the old values.
 #[inline(always)]
 pub(super) fn write(
     view: &mut ViewMut<'_>,
@@ -115,7 +115,7 @@ pub(super) fn write(
     }
 }
 
-/// Combines f(x) over x, first lane by lane, then as a tree.
+/// Combines f(x) over x, first lane by lane, then the lanes as a tree.
 #[inline(always)]
 fn reduce(
     x: &[f32],
@@ -177,7 +177,7 @@ pub(super) fn dot(x: &[f32], y: &[f32]) -> f32 {
     tree(lanes, |a, b| a + b)
 }
 
-/// Dropout's factors.
+/// Factors of dropout.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mask {
     key: u64,
@@ -193,7 +193,7 @@ impl Mask {
         (p > 0.0).then(|| Self { key, threshold, scale: 1.0 / (1.0 - p) })
     }
 
-    /// Factors of elements `index..`: 1 / (1 - p) for kept ones, 0 for dropped ones.
+    /// Sets `out` to the factors of elements `index..`: 1 / (1 - p) if kept, 0 if dropped.
     #[inline(always)]
     pub(super) fn fill(&self, index: u64, out: &mut [f32]) {
         // The indices of one run share their upper half, so the loop uses 32 bits.
@@ -204,7 +204,7 @@ impl Mask {
         self.fill_run(index.wrapping_add(until_carry), second);
     }
 
-    /// Factors of the elements `by` after each of `first`.
+    /// Factors of the elements that are `by` elements after each element of `first`.
     #[inline(always)]
     pub(super) fn across<const N: usize>(&self, first: &[u64; N], by: u32) -> [f32; N] {
         first.map(|first| {

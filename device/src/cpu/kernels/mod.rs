@@ -44,7 +44,7 @@ impl Memory for crate::ranks::memory::Memory {
 /// Computes `op`.
 ///
 /// # Errors
-/// A tensor has a type that the op does not take, the scratch is too small, or the op has no
+/// A tensor has a type that the op does not accept, the scratch is too small, or the op has no
 /// kernel.
 pub(crate) fn run(op: &Op, memory: &impl Memory, workers: &Workers) -> Result<(), String> {
     match op.family() {

@@ -8,7 +8,8 @@ use crate::op::Op;
 use crate::{Tensor, View, ViewMut};
 use std::ops::Range;
 
-/// Statistics of a row, and gradients of parameters, of RMSNorm and of layer norm: 1/root, and mean and 1/deviation.
+/// Number of statistics per row and of parameter gradients. RMSNorm stores 1/root; layer norm
+/// stores mean and 1/deviation.
 const RMS: usize = 1;
 const LAYER: usize = 2;
 
@@ -64,7 +65,7 @@ fn forward<const STATS: usize>(
     Ok(())
 }
 
-/// Sets `d_x` and the gradients of the parameters.
+/// Computes `d_x` and the gradients of the parameters.
 fn backward<const STATS: usize>(
     m: &impl Memory,
     workers: &Workers,
@@ -188,8 +189,8 @@ impl<'a> Inputs<'a> {
 }
 
 /// d_x = (add ? d_x : 0) + (g - mean(g) - n mean(g n)) / deviation, where g = d_y gain and n is the
-/// normalised x; for RMSNorm without mean(g), over the root. Also sums d_y n (d_gain) and, for layer
-/// norm, d_y (d_bias) over the rows in order, one after the other.
+/// normalised x; for RMSNorm without mean(g), and with the root instead of the deviation. Also sums
+/// d_y n (d_gain) and, for layer norm, d_y (d_bias) over the rows in order.
 fn backward_rows<const STATS: usize>(
     inputs: Inputs<'_>,
     d_x: &mut ViewMut<'_>,
@@ -317,7 +318,7 @@ mod tests {
                 if add {
                     d_x.iter_mut().zip(old).for_each(|(d, old)| *d += old);
                 }
-                // With two columns variances come near 0, and gradients are differences of large
+                // With two columns, variances can be near 0, and gradients are differences of large
                 // numbers.
                 let absolute = if cols == 2 { 1e-4 } else { 2e-5 };
                 assert_close(&c.rig.get(c.d_x), &d_x, absolute, ulp);

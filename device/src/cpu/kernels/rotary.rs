@@ -1,5 +1,5 @@
 //! Rotary positions by halves (arXiv 2104.09864; `rotate_half` of transformers), with the norm of
-//! each head of q and k in models that have one. Everything between one load and one store is f32.
+//! each head of q and k if the model has this norm. Arithmetic between load and store is f32.
 
 use super::documents::Starts;
 use super::math::{dot, read, sum, vectorised};
@@ -71,7 +71,7 @@ struct RotaryShape<'a> {
     rows: usize,
     /// Elements of a row of qkv.
     columns: usize,
-    /// D
+    /// Elements of a head (D).
     dim: usize,
 }
 
@@ -91,14 +91,14 @@ impl<'a> RotaryShape<'a> {
         table[self.starts.position(row) * self.dim..][..self.dim].split_at(self.dim / 2)
     }
 
-    /// The heads of q and k: 0 for q or 1 for k, with the head's first element in a row.
+    /// Iterates over the heads of q (0) and k (1), with the index of their first element in a row.
     fn each_head(self) -> impl Iterator<Item = (usize, usize)> {
         let Heads { count, kv_count, .. } = self.heads;
         (0..count + kv_count).map(move |head| (usize::from(head >= count), head * self.dim))
     }
 }
 
-/// Gains of q and k, storage for the unrotated q and k, and epsilon.
+/// Gains of q and k, storage for q and k before the norm, and epsilon.
 type Norm<'a, 'b> = ([View<'a>; 2], &'a mut ViewMut<'b>, f32);
 
 fn rotate(
@@ -144,7 +144,7 @@ fn inverse_root(x: &[f32], epsilon: f32) -> f32 {
     1.0 / sum(x, |x| x * x).mul_add(1.0 / x.len() as f32, epsilon).sqrt()
 }
 
-/// Inputs of a norm's gradient: the gains of q and k, and the unrotated q and k.
+/// Inputs of a norm's gradient: the gains of q and k, and q and k before the norm.
 #[derive(Clone, Copy)]
 struct Inputs<'a> {
     gains: [View<'a>; 2],
@@ -152,14 +152,14 @@ struct Inputs<'a> {
     epsilon: f32,
 }
 
-/// A norm's gradient of some rows.
+/// Inputs and sums of a norm's gradient over some rows.
 struct NormGradient<'a> {
     inputs: Inputs<'a>,
-    /// Of d_q_gain and d_k_gain, D elements each.
+    /// Sums for d_q_gain and d_k_gain, D elements each.
     sums: &'a mut [f32],
 }
 
-/// Adds sums over the rows, and in each row over the heads, to those of `norm`.
+/// Rotates gradients back. Adds the gradients of the gains over these rows to `norm`.
 fn turn_back(
     shape: RotaryShape<'_>,
     table: &[f32],

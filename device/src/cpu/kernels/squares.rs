@@ -1,4 +1,4 @@
-//! Sums of squares by chunk, [`crate::numerics`] on the kernel threads.
+//! Sums of squares by chunk: runs [`crate::numerics`] on the kernel threads.
 
 use super::{Memory, not_a_kernel, slice_mut, values};
 use crate::cpu::workers::{Slice, Workers};

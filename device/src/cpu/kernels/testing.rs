@@ -1,4 +1,4 @@
-//! A toy memory for the kernels' tests: tensors by name, inputs and results in f64.
+//! A simple memory for the kernels' tests, with inputs and results in f64.
 
 use super::{Memory, run};
 use crate::cpu::workers::{ScratchFloats, Workers};
@@ -46,7 +46,7 @@ enum Place<'a> {
     Write(RefCell<Option<ViewMut<'a>>>),
 }
 
-/// The ranges of one op; each written range occurs once.
+/// The memory ranges of one op. Each written range occurs once.
 struct Places<'a>(Vec<Place<'a>>);
 
 impl Memory for Places<'_> {
@@ -62,7 +62,7 @@ impl Memory for Places<'_> {
     }
 }
 
-/// Tensors, and the kernel threads for their ops.
+/// Tensors and the kernel threads for their ops.
 pub(super) struct Rig {
     plan: Plan,
     data: Vec<Data>,
@@ -94,7 +94,7 @@ impl Rig {
         self.plan.tensor((Arena::Device, "test"), "t", dtype, shape)
     }
 
-    /// A tensor for an op to write, filled with nonsense.
+    /// A tensor for an op to write, filled with arbitrary values.
     pub(super) fn out(&mut self, dtype: Dtype, shape: (usize, usize)) -> Tensor {
         self.put(dtype, shape, &vec![77.0; shape.0 * shape.1])
     }
@@ -117,7 +117,7 @@ impl Rig {
         }
     }
 
-    /// Runs an op whose tensors are whole, reshaped or transposed.
+    /// Runs an op. Each of its tensors is a whole, reshaped or transposed tensor.
     pub(super) fn try_run(&mut self, op: &Op) -> Result<(), String> {
         let mut written = vec![false; self.data.len()];
         op.accesses(&mut |mode, t| written[t.entry as usize] |= mode != Mode::Read);
@@ -141,7 +141,7 @@ pub(super) fn noise(seed: u64, n: usize) -> Vec<f64> {
     (0..n as u64).map(|i| random::below(seed, i, 255) as f64 / 128.0 - 0.992_187_5).collect()
 }
 
-/// Asserts |got - want| <= absolute + relative |want| for each element.
+/// Asserts that |got - want| <= absolute + relative |want| for each element.
 #[track_caller]
 pub(super) fn assert_close(got: &[f64], want: &[f64], absolute: f64, relative: f64) {
     assert_eq!(got.len(), want.len());
@@ -173,7 +173,7 @@ pub(super) fn inner(x: &[f64], y: &[f64]) -> f64 {
     x.iter().zip(y).map(|(x, y)| x * y).sum()
 }
 
-/// For each row the place in its sample where its document starts, of documents with these numbers of rows.
+/// The start of each row's document in its sample. `lengths`: number of rows of each document.
 pub(super) fn starts(seq_len: usize, lengths: &[usize]) -> Vec<i32> {
     let mut all: Vec<i32> = Vec::new();
     for length in lengths {

@@ -27,7 +27,7 @@ impl Drop for DeviceMemory {
     }
 }
 
-/// Whether kernels and streams use pinned memory by an address of their own, or only copies use it.
+/// Whether kernels and streams can use pinned memory by a device address, or only copies can.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::cuda) enum HostMapping {
     No,
@@ -47,9 +47,9 @@ impl Registration {
         Self { context: Arc::clone(context), pieces: Vec::new() }
     }
 
-    /// Pins a piece: `bytes` at `start`, which stay allocated longer than this lives. It is not
-    /// pinned for other contexts (`PORTABLE`): each of them would keep page tables for it, and no
-    /// other GPU copies it.
+    /// Pins a piece: `bytes` at `start`, which stay allocated longer than the registration lives.
+    /// The piece is not pinned for other contexts (`PORTABLE`): each of them would keep page tables
+    /// for it, and no other GPU copies it.
     pub(in crate::cuda) fn add(
         &mut self,
         start: u64,
@@ -66,7 +66,7 @@ impl Registration {
         Ok(())
     }
 
-    /// The GPU's address of the piece at the host address `start`. Some drivers take no address
+    /// The GPU's address of the piece at the host address `start`. Some drivers refuse an address
     /// inside a piece.
     fn device_address(start: u64) -> Result<u64, Failure> {
         let mut device = 0;
@@ -84,7 +84,7 @@ impl Drop for Registration {
     }
 }
 
-/// A whole page, so that nothing else is pinned with it.
+/// A whole page, so that no other data is pinned with the words.
 #[derive(Debug)]
 #[repr(align(4096))]
 struct Page([AtomicU32; 1024]);

@@ -5,10 +5,10 @@ use super::{CUresult, Failure, Stream, check, sys};
 use libloading::Library;
 use std::sync::OnceLock;
 
-/// The type in cuda.h.
+/// The function's type in cuda.h.
 type ElapsedTime = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> CUresult;
 
-/// `cuEventElapsedTime`, which every driver has. The bindings know only its successor of CUDA 12.8.
+/// `cuEventElapsedTime` of all drivers. The bindings declare only its successor of CUDA 12.8.
 fn elapsed_time() -> Option<ElapsedTime> {
     static FOUND: OnceLock<Option<(ElapsedTime, Library)>> = OnceLock::new();
     let find = || {
@@ -39,9 +39,9 @@ impl TimedEvent {
         Ok(event)
     }
 
-    /// Seconds from `earlier` to this event; negative if this event was first. Both events have
-    /// passed. The figure is exact to some microseconds if at most a minute lies between them: the
-    /// driver gives milliseconds in 24 bits.
+    /// Seconds from `earlier` to this event; negative if this event was first. Both events must
+    /// have passed. The time is exact to some microseconds if the events are at most a minute
+    /// apart: the driver returns milliseconds in 24 bits.
     pub(in crate::cuda) fn since(&self, earlier: &Self) -> Result<f64, Failure> {
         let mut milliseconds = 0f32;
         const NAME: &str = "cuEventElapsedTime";

@@ -4,7 +4,7 @@ use super::{
     Args, Dropout, Dtype, Heads, Launch, Launcher, Op, RUN, Tensor, is, no_kernel, values,
 };
 
-/// Queries, or keys, per block; forward on tensor cores of Ampere there are twice as many.
+/// Queries or keys per block. Ampere's forward kernels have twice as many queries.
 const TILE: usize = 64;
 
 /// Elements of the widest head that has kernels.
@@ -23,7 +23,8 @@ const AMPERE: [(usize, [&str; 3]); 2] = [
     (128, ["attention_mma_128", "attention_mma_queries_128", "attention_mma_keys_128"]),
 ];
 
-/// Kernels on tensor cores of compute capabilities 7.0 and 7.2, for f16. Later ones are slow at their instruction.
+/// Kernels on tensor cores of compute capabilities 7.0 and 7.2, for f16. Later GPUs run their
+/// instruction slowly.
 const VOLTA: [(usize, [&str; 3]); 2] = [
     (64, ["attention_volta_64", "attention_volta_queries_64", "attention_volta_keys_64"]),
     (128, ["attention_volta_128", "attention_volta_queries_128", "attention_volta_keys_128"]),
@@ -38,14 +39,14 @@ fn on_tensor_cores(sm: u32, dtype: Dtype) -> &'static [(usize, [&'static str; 3]
     }
 }
 
-/// Sizes that the kernels share.
+/// Sizes that all attention kernels use.
 struct AttentionSizes {
     heads: Heads,
-    /// Address of the documents' starts; 0 without documents.
+    /// Address of the documents' starts, or 0 without documents.
     starts: u64,
     head_dim: usize,
     samples: usize,
-    /// Queries of a block, forward.
+    /// Queries per block of the forward kernel.
     queries: usize,
     kernels: [&'static str; 3],
     block: u32,
@@ -54,7 +55,8 @@ struct AttentionSizes {
 }
 
 impl AttentionSizes {
-    /// `tensors` are all tensors of varying type; the first has the shape of `out`.
+    /// The sizes of an op. `tensors`: its tensors of variable type, first one with the shape of
+    /// `out`.
     fn new(tensors: &[Tensor], heads: Heads, starts: u64, sm: u32) -> Result<Self, String> {
         let out = tensors[0];
         let (rows, width) = out.shape();
@@ -69,9 +71,12 @@ impl AttentionSizes {
         let Some(&(most, kernels)) = fits else {
             return Err(format!("heads of {head_dim}; at most {WIDEST_HEAD}"));
         };
-        // Tiles of 64 rows. On Ampere, forward two of queries, and one each for two slabs of keys and of values; backward by
-        // queries the slabs; by keys the slabs, of queries, with three numbers per row, and a tile of values. On Volta slabs have
-        // 16 rows, so that four take a tile; forward no others; by queries a tile of d_out, too.
+        // A tile has 64 rows. On Ampere, the forward kernel holds two tiles of queries, and one
+        // tile each for two slabs of keys and of values. The backward kernel by queries holds only
+        // the slabs. The backward kernel by keys holds slabs of queries, three numbers per row of
+        // the slabs, and a tile of values. On Volta, a slab has 16 rows, so four slabs fill one
+        // tile. The forward kernel holds only slabs, and the backward kernel by queries also holds
+        // a tile of d_out.
         let tile = TILE as u32 * 2 * (most as u32 + 8);
         let (block, queries, shared_bytes) = match mma {
             Some(_) if sm >= 80 => (128, 2 * TILE, [4 * tile, 2 * tile, 3 * tile + 2 * 32 * 12]),
@@ -86,7 +91,7 @@ impl AttentionSizes {
     }
 
     fn launch(&self, kernel: usize, args: Args) -> Launch {
-        // The backward pass by keys takes the heads that share them in turn.
+        // The backward kernel by keys processes the heads that share keys one after another.
         let heads = if kernel == 2 { self.heads.kv_count } else { self.heads.count };
         let rows = if kernel == 0 { self.queries } else { TILE };
         let grid = [self.heads.seq_len.div_ceil(rows), heads, self.samples];
@@ -94,7 +99,7 @@ impl AttentionSizes {
         Launch { shared_bytes: self.shared_bytes[kernel], ..launch }
     }
 
-    /// Adds HEAD_PARAMETERS of the prelude.
+    /// Adds the arguments `HEAD_PARAMETERS` of the prelude.
     fn head(&self, args: Args, dropout: Dropout) -> Args {
         let Heads { count, kv_count, first, total, seq_len } = self.heads;
         let first_sample = dropout.first_row / seq_len as u64;
@@ -157,7 +162,8 @@ impl Launcher<'_> {
         Ok(())
     }
 
-    /// Writes the dot products of the rows of out and d_out to the scratch. A warp computes one.
+    /// Launches the kernel that writes the dot products of the rows of out and d_out to the
+    /// scratch. Each warp computes one dot product.
     fn launch_delta(&mut self, shape: &AttentionSizes, out: Tensor, d_out: Tensor, types: u64) {
         let (heads, tokens) = (shape.heads, out.shape().0);
         let sizes = [heads.count, heads.seq_len, shape.head_dim, tokens].map(|n| n as u64);

@@ -9,7 +9,8 @@ const fn most_shared(sm: u32) -> usize {
     if sm == 75 { 64 << 10 } else { 96 << 10 }
 }
 
-/// Blocks whose sums make the gradients of a norm's gain and bias: 16 rows each, where there are many.
+/// Number of blocks that sum over rows for the gradients of a norm's gain and bias: one per 16
+/// rows, but 128 to 512, and at most one per row.
 const fn norm_parts(rows: usize) -> usize {
     let parts = if rows < 16 * 128 { 128 } else { rows / 16 };
     let parts = if parts < 512 { parts } else { 512 };
@@ -74,7 +75,7 @@ impl Launcher<'_> {
         Ok(())
     }
 
-    /// A kernel on gates and values x (rows, 2 width) and on y (rows, width).
+    /// Launches a kernel on gates and values x (rows, 2 width) and on y (rows, width).
     fn gated(&mut self, kernel: &'static str, x: Tensor, y: Tensor) -> Result<(), String> {
         let (rows, width) = y.shape();
         let args = self.args(&[x, y]).with(&[values(&[x, y])?, rows as u64, width as u64]);
@@ -82,7 +83,7 @@ impl Launcher<'_> {
         Ok(())
     }
 
-    /// A kernel that reads x and writes or updates y, element by element.
+    /// Launches a kernel that reads x and writes or updates y, element by element.
     fn map(&mut self, kernel: &'static str, x: Tensor, y: Tensor) -> Result<(), String> {
         let args = self.args(&[x, y]).with(&[values(&[x, y])?, x.len() as u64]);
         self.launch(Launch::flat(kernel, x.len().div_ceil(RUN), args));
@@ -142,7 +143,7 @@ impl Launcher<'_> {
             Op::LayerNormBackward { x, gain, stats, d_y, d_x, add, d_gain, d_bias } => {
                 let args = self.args(&[x, gain, stats, d_y, d_x]).with(&[self.scratch]);
                 let args = args.with(&[values(&[x, gain, d_y, d_x])?, u64::from(add)]);
-                // Rows too wide for two sums of each column: a kernel of its own sums d_y.
+                // If rows are too wide for two sums per column, a separate kernel sums d_y.
                 let both = norm_shared(x.shape().1, 2) <= most_shared(sm);
                 let grads: &[Tensor] = if both { &[d_gain, d_bias] } else { &[d_gain] };
                 let args = args.with(&[u64::from(both)]);
@@ -156,7 +157,7 @@ impl Launcher<'_> {
         Ok(())
     }
 
-    /// `tensors`: x, parameters, y.
+    /// Launches the forward pass of a norm. `tensors`: x, parameters, y.
     fn norm_forward(
         &mut self,
         kernel: &'static str,
@@ -172,7 +173,7 @@ impl Launcher<'_> {
         Ok(())
     }
 
-    /// The backward pass of a norm, and the sum of its blocks' shares of `grads`.
+    /// Launches the backward pass of a norm, and the sum of its blocks' shares of `grads`.
     fn norm_backward(
         &mut self,
         kernel: &'static str,
@@ -261,8 +262,8 @@ const fn norm_threads(cols: usize) -> usize {
     runs.div_ceil(runs.div_ceil(1024)).next_multiple_of(32)
 }
 
-/// Bytes of shared memory of the backward pass of a norm: `sums` numbers for each column of whole runs, and two for each warp
-/// that a block may have.
+/// Bytes of shared memory of the backward pass of a norm: `sums` numbers for each column of whole
+/// runs, and two for each warp that a block may have.
 const fn norm_shared(cols: usize, sums: usize) -> usize {
     (sums * cols.next_multiple_of(RUN * norm_threads(cols)) + 64) * 4
 }

@@ -6,11 +6,11 @@ use super::{Args, Dtype, HeadNorm, Heads, Launch, Launcher, Op, Tensor, is, no_k
 const THREADS: usize = 256;
 /// Elements of the longest head.
 const LONGEST: usize = 256;
-/// Elements of a head per lane: 8 pairs.
+/// Elements of a head per lane of a warp: 8 pairs.
 const OF_A_LANE: usize = 16;
-/// Largest number of blocks whose sums make the gains' gradients.
+/// Largest number of blocks that write partial sums of the gains' gradients.
 const MOST_PARTS: usize = 1024;
-/// Least number of heads that a team has in turn: a block's sums cost as much as some heads.
+/// Least number of heads per team, since writing a block's sums costs as much as some heads.
 const IN_TURN: usize = 4;
 
 /// Bytes of scratch for the gradients of gains of heads of `dim` elements.
@@ -75,7 +75,7 @@ struct RotaryParams {
     types: u64,
     rows: usize,
     heads: Heads,
-    /// Address of the documents' starts; 0 without documents.
+    /// Address of the documents' starts, or 0 without documents.
     starts: u64,
     dim: usize,
     epsilon: f32,
@@ -119,7 +119,7 @@ impl RotaryParams {
         self.dim.div_ceil(OF_A_LANE).next_power_of_two()
     }
 
-    /// Number of heads of a block at a time.
+    /// Number of heads that a block processes at a time.
     const fn teams(&self) -> usize {
         THREADS / self.lanes()
     }
@@ -131,7 +131,7 @@ impl RotaryParams {
         (each, [self.heads.count, self.heads.kv_count].map(|n| (self.rows * n).div_ceil(each)))
     }
 
-    /// Adds TURNED_PARAMETERS of rotary.cu.
+    /// Adds the arguments `TURNED_PARAMETERS` of rotary.cu.
     fn with(&self, args: Args) -> Args {
         let Heads { count, kv_count, seq_len, .. } = self.heads;
         let sizes = [self.rows, count, kv_count, seq_len, self.dim, self.lanes()];

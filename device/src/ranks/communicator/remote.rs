@@ -1,4 +1,4 @@
-//! Ranks of a world that are in other processes.
+//! Communication with the ranks of a world that are in other processes.
 
 use super::{Communicator, CompletedRendezvous};
 use crate::error::RemoteFailure;
@@ -16,8 +16,8 @@ impl Communicator {
             && !self.rendezvous(rank, Lane::Compute, group).remote_processes.is_empty()
     }
 
-    /// Sends `bytes` to member `to` of the group, which is in another process and takes it behind
-    /// the next rendezvous.
+    /// Sends `bytes` to member `to`, a rank of another process, which reads them after the next
+    /// rendezvous.
     pub(crate) fn send(&self, rank: Rank, lane: Lane, group: Group, to: usize, bytes: &[u8]) {
         let Some(remote) = &self.remote else { unreachable!("all ranks are in this process") };
         let (rendezvous, to) = (self.rendezvous(rank, lane, group).id, rank.member(group, to));
@@ -26,12 +26,12 @@ impl Communicator {
         remote.processes.send(home, &Message::Data { world, rendezvous, from, to, bytes });
     }
 
-    /// Brings `bytes` of the ranks in other processes than rank 0's to rank 0. All ranks call it on
-    /// their own threads and in the same order. On rank 0: the bytes by rank, but of those that
-    /// share its process.
+    /// Collects on rank 0 the `bytes` of all ranks outside rank 0's process. All ranks call it on
+    /// their own threads and in the same order. Rank 0 gets the bytes with the rank's index; the
+    /// other ranks get an empty list.
     ///
     /// # Errors
-    /// A rank has failed, or does not come.
+    /// A rank has failed, or does not enter before the timeout.
     #[track_caller]
     pub fn gather_remote(
         &self,
@@ -55,7 +55,7 @@ impl Communicator {
 }
 
 impl MessageHandler for Communicator {
-    /// Takes a message of process `from`, which is to this world.
+    /// Handles a message to this world from process `from`.
     fn hear(&self, from: usize, bytes: Vec<u8>) {
         let Some(remote) = &self.remote else { return };
         match Message::decode(&bytes) {
@@ -80,7 +80,7 @@ impl MessageHandler for Communicator {
         }
     }
 
-    /// Ends the run because `process` is lost: it was silent for `silent` seconds, or it has ended (`None`).
+    /// Ends the run since `process` is lost: silent for `silent` seconds, or ended (`None`).
     fn lose(&self, process: usize, silent: Option<u64>) {
         let Some(remote) = &self.remote else { return };
         let all = remote.processes.ranks(process, self.num_ranks());

@@ -1,8 +1,9 @@
-//! Collectives between virtual GPUs. Ranks of one process read each other's memory between two rendezvous. Data of other
-//! processes arrives before the rendezvous that it belongs to; large ranges go in rounds, so that only little of them is on its way.
+//! Collectives between virtual GPUs. Ranks of one process read each other's memory between two
+//! rendezvous. Data of other processes arrives before the rendezvous that it belongs to. Large
+//! ranges are sent in rounds, so that few bytes are in transit.
 //!
-//! A peer's op declares its whole range and stays in the collective until the last rendezvous, so the
-//! peer's own hazard check protects the range. Sums are in rank order, in fp32 (fp64 for F64),
+//! A peer's op declares its whole range and stays in the collective until the last rendezvous, so
+//! the peer's own hazard check protects the range. Sums are in rank order, in fp32 (fp64 for F64),
 //! rounded once: every rank ends with the same bits.
 
 use super::RankState;
@@ -15,14 +16,15 @@ use crate::ranks::wire::HEAD;
 use crate::{AdmittedOp, BLOCK, Dtype, Error, Reduction, Tensor, View, ViewMut};
 use std::ops::Range;
 
-/// Bytes that a rank sends another one before both meet.
+/// Bytes that a rank sends to another rank before each rendezvous.
 const ROUND: usize = 1 << 20;
 
-/// Bytes of the host that the messages of a rank's collectives take at most. `largest`: bytes of the largest tensor, of a group of
-/// `size` ranks, `away` of which are in other processes. MPI's own buffers are not among them.
+/// Largest number of host bytes for messages of a rank's collectives, without MPI's buffers.
+/// `largest`: bytes of the largest tensor. The group has `size` ranks, `away` of them in other
+/// processes.
 ///
-/// The messages of two rounds may wait on either side, since a rank may be one rendezvous ahead. Beside them there
-/// is room for two parts that are read from messages.
+/// The messages of two rounds may wait on either side, since a rank may be one rendezvous ahead. In
+/// addition there is room for two parts that are read from messages.
 pub const fn message_bytes(largest: u64, size: u64, away: u64) -> u64 {
     let part = largest.div_ceil(size);
     let part = if part < ROUND as u64 { part } else { ROUND as u64 };
@@ -63,7 +65,7 @@ pub(crate) fn meet<'a>(
     shared.world.meet(shared.rank, op.lane, group, arrival)
 }
 
-/// Refuses a collective of parts whose buffer does not divide by the ranks.
+/// Refuses a reduce-scatter or an all-gather if its buffer does not divide by the number of ranks.
 pub(crate) fn divisible(
     op: &AdmittedOp,
     shared: &RankState,
@@ -79,8 +81,8 @@ pub(crate) fn divisible(
     Err(Error::Task { rank: shared.rank.index(), op: op.op.name(), site: op.site, problem })
 }
 
-/// Sets `mine` to the combination of the same range on every rank: `theirs` has the elements of
-/// member i of `size` at a range of `mine`. Only this rank reads or writes `mine` meanwhile.
+/// Sets `mine` to the combination of the same range on every rank. `theirs` returns the elements of
+/// member i of `size` for a range of `mine`. Only this rank accesses `mine` during the call.
 fn combine<'a>(
     size: usize,
     theirs: impl Fn(usize, Range<usize>) -> View<'a>,
@@ -127,7 +129,7 @@ fn combine<'a>(
     }
 }
 
-/// Part `i` of `count` of all elements of `x`: the last ones may be shorter, or empty.
+/// Part `i` of `count` of all elements of `x`. The last parts may be shorter or empty.
 fn part(x: Tensor, i: usize, count: usize) -> Tensor {
     let each = x.len().div_ceil(count);
     x.reshape(1, x.len()).slice((i * each).min(x.len())..((i + 1) * each).min(x.len()))
@@ -167,13 +169,13 @@ impl Collective<'_> {
         self.shared.world.send(self.shared.rank, self.op.lane, self.of.group, to, bytes);
     }
 
-    /// Number of rounds in which all parts are sent: at least one, in which the group compares its ops.
+    /// Number of rounds that send all parts: at least one, in which the group compares its ops.
     fn rounds(&self, part: &dyn Fn(usize) -> Tensor) -> usize {
         let each = self.each();
         (0..self.size()).map(|i| part(i).len().div_ceil(each)).fold(1, usize::max)
     }
 
-    /// Elements of a round: all of them where no data leaves the process.
+    /// Elements of a round. If no data leaves the process, one round has all elements.
     fn each(&self) -> usize {
         let round = ROUND / self.of.x.dtype().bytes() as usize;
         if self.shared.world.is_remote_group(self.shared.rank, self.of.group) {

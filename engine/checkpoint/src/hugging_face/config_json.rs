@@ -1,4 +1,4 @@
-//! `config.json`: what of it must be so for the model to be the one that onebox computes.
+//! `config.json`: writes it for an export, and checks whether it describes the model of a config.
 
 use config::transformers::{COMPARED, ComparedKey, FolderModel, SPECIAL, WINDOW, folder_model};
 use config::{Family, ModelConfig, RopeScaling};
@@ -8,14 +8,14 @@ use layout::build::decimal;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-/// Bytes of a `config.json`; a longer one has described no model.
+/// Bytes of the longest `config.json` that an export uses; a longer file describes no model.
 const LONGEST: usize = 1 << 20;
 
-/// For a model that onebox has trained. `came`: the `config.json` that it came with, whose class, special tokens and most
-/// positions it keeps.
+/// The `config.json` of a model that onebox has trained. If `came`, the file of the original model,
+/// describes the same model, its class, special tokens and most positions are kept.
 ///
 /// # Errors
-/// Why transformers has no class for it.
+/// The reason why no class of transformers fits the model.
 pub(super) fn text(
     model: &ModelConfig,
     dtype: &str,
@@ -34,7 +34,7 @@ pub(super) fn text(
     Ok(format!("{all:#}\n"))
 }
 
-/// The keys of a `config.json`, if it describes `model`; it may be made for longer samples.
+/// The keys of a `config.json`, if it describes `model` except for the sample length; else empty.
 fn own(bytes: &[u8], model: &ModelConfig) -> BTreeMap<String, Value> {
     let described = Some(bytes).filter(|bytes| bytes.len() <= LONGEST).map(folder_model);
     let same = |theirs: &ModelConfig| {
@@ -49,13 +49,13 @@ fn own(bytes: &[u8], model: &ModelConfig) -> BTreeMap<String, Value> {
     }
 }
 
-/// The class whose blocks have these biases and norms.
+/// Keys of the transformers class that has the model's biases and norms.
 fn llama(m: &ModelConfig, dtype: &str, came: &BTreeMap<String, Value>) -> Result<Value, String> {
     let was_mistral = came.get("model_type").is_some_and(|kind| kind == "mistral");
     let (class, kind) = match (m.qk_norm, m.qkv_bias, m.proj_bias) {
         (true, biased, proj) if biased == proj => ("Qwen3ForCausalLM", "qwen3"),
         (false, true, false) => ("Qwen2ForCausalLM", "qwen2"),
-        // The same mathematics; a Llama of version 5 has heads of hidden / heads.
+        // The same mathematics; in version 5 a Llama's heads always have size hidden / heads.
         (false, false, false) if was_mistral || m.head_dim * m.heads != m.hidden => {
             ("MistralForCausalLM", "mistral")
         }
@@ -99,7 +99,7 @@ fn llama(m: &ModelConfig, dtype: &str, came: &BTreeMap<String, Value>) -> Result
     }
     let mut all = json!({
         "architectures": [class],
-        // There is none of attention weights alone.
+        // onebox has no dropout of attention weights alone.
         "attention_dropout": 0.0,
         "bos_token_id": null,
         "dtype": dtype,
@@ -124,7 +124,7 @@ fn llama(m: &ModelConfig, dtype: &str, came: &BTreeMap<String, Value>) -> Result
     });
     match kind {
         "llama" | "qwen3" => all["attention_bias"] = json!(m.proj_bias),
-        // Its default looks back on fewer tokens than a sample may have.
+        // The default window of the class may be shorter than a sample.
         "mistral" if was_mistral => {
             let window = came.get("sliding_window").cloned();
             all["sliding_window"] = window.unwrap_or_else(|| json!(WINDOW));
@@ -143,7 +143,7 @@ fn llama(m: &ModelConfig, dtype: &str, came: &BTreeMap<String, Value>) -> Result
 }
 
 fn gpt2(model: &ModelConfig, dtype: &str) -> Value {
-    // Without `..`: a new key of the model does not compile until it is said here, or refused.
+    // Without `..`, a new key of the model does not compile until it is written or ignored here.
     let ModelConfig {
         layers,
         hidden,
@@ -178,7 +178,7 @@ fn gpt2(model: &ModelConfig, dtype: &str) -> Value {
         "initializer_range": decimal(*init_std),
         "layer_norm_epsilon": decimal(*norm_eps),
         "model_type": "gpt2",
-        // transformers has it no more; llama.cpp's converter reads the positions here.
+        // transformers no longer has this key; llama.cpp's converter reads the positions here.
         "n_ctx": seq_len,
         "n_embd": hidden,
         "n_head": heads,
@@ -195,7 +195,7 @@ fn gpt2(model: &ModelConfig, dtype: &str) -> Value {
     })
 }
 
-/// What of a `config.json` is not the model of `model`, each with the remedy, where there is one.
+/// The differences between a `config.json` and `model`, each with its remedy if one exists.
 pub(crate) fn mismatches(bytes: &[u8], model: &ModelConfig) -> Vec<String> {
     let theirs = match folder_model(bytes) {
         Ok(described) => described.model,
@@ -204,7 +204,7 @@ pub(crate) fn mismatches(bytes: &[u8], model: &ModelConfig) -> Vec<String> {
     let of = usize::from(theirs.family == Family::Llama);
     let differs = |ComparedKey { names, key, value }: ComparedKey| {
         let (named, is, ours) = (names[of], value(&theirs), value(model));
-        // What a class always has is no key of the file.
+        // A property that the class fixes has no key of its own in the file.
         let of_class = named == "model_type" && key != "model.family";
         let named = if of_class { format!("{key} of its class") } else { format!("`{named}`") };
         let set = || quoted(&format!("{key}={is}"));
@@ -236,7 +236,7 @@ mod tests {
         }
     }
 
-    /// llama.cpp's converter asks for `n_ctx`, which the classes of version 5 write no more.
+    /// llama.cpp's converter reads `n_ctx`, which the classes of version 5 no longer write.
     #[test]
     fn a_gpt2_has_what_clients_read_and_the_numbers_that_were_written() {
         let dropping = ModelConfig { dropout: 0.1, ..model() };
@@ -293,14 +293,14 @@ mod tests {
         assert_eq!(read(Some(&came)), came);
         came.as_object_mut().unwrap().remove("sliding_window");
         assert_eq!(read(Some(&came))["sliding_window"], 4096);
-        // Of another model nothing is taken.
+        // No key of another model is kept.
         came["num_hidden_layers"] = json!(2);
         assert_eq!(read(Some(&came)), read(None));
     }
 
     #[test]
     fn every_key_of_the_model_is_compared() {
-        // The config's alone.
+        // Keys that exist only in the config of onebox.
         let free = ["from", "weights", "dropout", "init_std"];
         let keys = config::keys();
         fn of_model(name: &str) -> Option<&str> {
@@ -316,7 +316,7 @@ mod tests {
     fn every_key_that_differs_is_named() {
         let text = |model: &ModelConfig| text(model, "float32", None).unwrap();
         let mut good: Value = serde_json::from_str(&text(&model())).unwrap();
-        // It contradicts other positions.
+        // `n_ctx` would contradict other positions.
         good.as_object_mut().unwrap().remove("n_ctx");
         for (key, value, said) in [
             ("n_layer", json!(3), "--set model.layers=3"),

@@ -1,4 +1,4 @@
-//! A folder of transformers, opened: every file held, every tensor found, nothing followed out of it.
+//! An open transformers folder: all files are open, all tensors located; no path leads outside.
 
 use super::config_json::mismatches;
 use super::names::{HEAD, Names, bare, is_of_an_adapter};
@@ -25,29 +25,29 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use tensor_parallel::{Decoder, Param};
 
-/// Bytes that a thread reads at once.
+/// Bytes that a thread reads per call.
 const AT_ONCE: usize = 8 << 20;
-/// Elements that a thread checks at once.
+/// Elements that a thread checks per task.
 const CHECKED: usize = 1 << 18;
 /// Bytes of the longest JSON file that is read.
 const LONGEST: u64 = 64 << 20;
-/// Most files of an index.
+/// Largest number of files in an index.
 const MOST_FILES: usize = 10_000;
-/// Names of tensors that a message has.
+/// Largest number of tensor names in a message.
 const NAMED: usize = 3;
-/// Where tensors are that a rank has saved a part of.
+/// Remedy for a folder in which each rank saved its own part of the tensors.
 const GATHER: &str = "ZeRO-3 and FSDP save such parts for each rank: gather the weights, with zero_to_fp32.py in DeepSpeed's checkpoint, or by a \
                       save with stage3_gather_16bit_weights_on_model_save (FSDP: a full state dict)";
 
-/// Opened and checked as far as it goes without its data.
+/// A folder whose headers are read and checked; its data is not read yet.
 #[derive(Debug)]
 pub struct Folder {
     path: PathBuf,
     config: Vec<u8>,
     files: Vec<(PathBuf, File)>,
-    /// By their names without the prefix.
+    /// The tensors, by their names without prefix.
     tensors: BTreeMap<String, ForeignTensor>,
-    /// Tensors that only the index has, and the file that it says.
+    /// Tensors that only the index contains: (name, file in the index).
     absent: Vec<(String, String)>,
 }
 
@@ -59,21 +59,21 @@ struct ForeignTensor {
     entry: TensorEntry,
 }
 
-/// Where a parameter of ours stands.
+/// The place of a parameter of onebox in the folder.
 #[derive(Clone, Debug)]
 pub(super) struct TensorPlace {
     foreign: ForeignTensor,
-    /// Of ours.
+    /// Shape of the parameter in onebox: (rows, columns).
     shape: (usize, usize),
-    /// It stands there transposed.
+    /// Whether the folder stores the tensor transposed.
     pub(super) turned: bool,
 }
 
 impl Folder {
-    /// Opens a folder with `config.json` and `model.safetensors`, or parts of it and their index.
+    /// Opens a folder with `config.json` and `model.safetensors`, or its parts and their index.
     ///
     /// # Errors
-    /// [`FolderError`] with the file, and what in it cannot be.
+    /// [`FolderError`] with the file and its fault.
     pub fn open(path: &Path) -> Result<Self, FolderError> {
         let folder = open_at(CWD, path, OFlags::DIRECTORY).map_err(|e| unreadable(path, e))?;
         if let Some(instead) = adapter(path) {
@@ -118,7 +118,7 @@ impl Folder {
         Ok(found)
     }
 
-    /// Refuses tensors that are parts of what a model has.
+    /// Refuses tensors that are only parts of the model's: adapters, and shards without elements.
     fn check_whole(&self) -> Result<(), FolderError> {
         let all = || self.tensors.values();
         if let Some(foreign) = all().find(|of| is_of_an_adapter(&of.entry.name)) {
@@ -140,12 +140,12 @@ impl Folder {
         Err(self.refused(foreign, why))
     }
 
-    /// Names the file of a tensor.
+    /// An error that names the file of a tensor.
     fn refused(&self, foreign: &ForeignTensor, why: String) -> FolderError {
         FolderError::refused(&self.files[foreign.file].0, why)
     }
 
-    /// Takes a file in, whose tensors must be where the index has them.
+    /// Adds a file, whose tensors must be those that the index places in it.
     fn add(
         &mut self,
         folder: &File,
@@ -182,15 +182,15 @@ impl Folder {
         Ok(())
     }
 
-    /// Where it is.
+    /// Path of the folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether it holds the model that `model` describes, which is `gpt`.
+    /// Checks that the folder holds the model that `model` describes, which is `gpt`.
     ///
     /// # Errors
-    /// [`FolderError::OtherModel`] with every key of `config.json` that differs; a tensor that is not as it must be.
+    /// [`FolderError::OtherModel`] with every differing key of `config.json`, or an unfit tensor.
     pub fn check_model(&self, model: &ModelConfig, gpt: &Decoder) -> Result<(), FolderError> {
         let path = self.path.join(CONFIG);
         let problems = mismatches(&self.config, model);
@@ -200,10 +200,10 @@ impl Folder {
         }
     }
 
-    /// Where each parameter of `gpt` stands, in the order of the model.
+    /// The place of each parameter of `gpt`, in the order of the model.
     ///
     /// # Errors
-    /// One that is not there, of another shape or type, and what is there besides.
+    /// A tensor is missing, has another shape or type, or is no tensor of the model.
     pub(super) fn places(&self, gpt: &Decoder) -> Result<Vec<TensorPlace>, FolderError> {
         let params: Vec<&Param> = gpt.segments().iter().flat_map(|s| &s.params).collect();
         let (names, shape) = (Names::of(&gpt.shape().architecture), gpt.shape());
@@ -234,7 +234,7 @@ impl Folder {
         Ok(places)
     }
 
-    /// Of a tied table either name will do.
+    /// The place of one parameter. A tied table may have either of its two names.
     fn place(
         &self,
         names: Names,
@@ -252,7 +252,7 @@ impl Folder {
             wanted.reverse();
         }
         let TensorEntry { name, dtype, shape: found, .. } = &foreign.entry;
-        // Of positions the first ones: shorter samples have no others.
+        // Shorter samples use only the first positions, so more positions are accepted.
         let fits = match found[..] {
             [rows, columns] if param.name == "wpe" => columns == shape.1 && rows >= shape.0,
             _ => *found == wanted,
@@ -266,7 +266,7 @@ impl Folder {
         Ok(TensorPlace { foreign: foreign.clone(), shape, turned })
     }
 
-    /// The output's weights, where they stand beside the embedding, must be it, bit for bit.
+    /// Checks that the head's weights, if the folder has them, equal the embedding bit for bit.
     fn check_head(&self, table: &str) -> Result<(), FolderError> {
         let (Some(head), Some(table)) = (self.tensors.get(HEAD), self.tensors.get(table)) else {
             return Ok(());
@@ -280,7 +280,7 @@ impl Folder {
         Err(self.refused(head, why))
     }
 
-    /// Whether two tensors of one form have the same bytes.
+    /// Whether two tensors of the same type and shape have the same bytes.
     fn is_same(&self, one: &ForeignTensor, other: &ForeignTensor) -> Result<bool, FolderError> {
         let bytes = one.entry.shape.iter().product::<usize>() * one.entry.width() as usize;
         let part = |of: &ForeignTensor, first: usize| {
@@ -304,7 +304,7 @@ impl Folder {
         read.map_err(|e| cut_off(path, e))
     }
 
-    /// Elements of a tensor, as they stand there, from element `first` on.
+    /// Reads elements of a tensor from element `first` on, in the order of the file.
     fn read_elements(
         &self,
         foreign: &ForeignTensor,
@@ -318,10 +318,10 @@ impl Folder {
         Ok(())
     }
 
-    /// A part of a parameter that stands there as it does here: from element `first` on.
+    /// Reads a part of a parameter that is not stored transposed, from element `first` on.
     ///
     /// # Errors
-    /// As [`read`](Self::read).
+    /// As for [`read`](Self::read).
     pub(super) fn read_part(
         &self,
         place: &TensorPlace,
@@ -339,10 +339,10 @@ impl Folder {
         Err(self.refused(&place.foreign, format!("`{}` has a {x}", place.foreign.entry.name)))
     }
 
-    /// Reads a parameter, and keeps nothing of it.
+    /// Checks that a parameter is readable and finite, without keeping its values.
     ///
     /// # Errors
-    /// As [`read`](Self::read).
+    /// As for [`read`](Self::read).
     pub(super) fn check(&self, place: &TensorPlace) -> Result<(), FolderError> {
         let all = place.shape.0 * place.shape.1;
         let parts = (0..all.div_ceil(CHECKED)).into_par_iter().map(|i| i * CHECKED);
@@ -351,10 +351,10 @@ impl Folder {
             .reduce(|| Ok(()), Result::and)
     }
 
-    /// A whole parameter, (rows, columns) row-major; on all cores.
+    /// Reads a whole parameter, (rows, columns) row-major, on all cores.
     ///
     /// # Errors
-    /// What cannot be read, and numbers that are not finite.
+    /// A file cannot be read, or a number is not finite.
     pub(super) fn read(&self, place: &TensorPlace) -> Result<Vec<f32>, FolderError> {
         let (rows, columns) = place.shape;
         let mut values = vec![0.0; rows * columns];
@@ -366,7 +366,7 @@ impl Folder {
     }
 }
 
-/// What to say of a tensor that is not there.
+/// The error message for a missing tensor.
 fn missing(name: &str, strange: &[&ForeignTensor]) -> String {
     let named: Vec<&str> = strange.iter().take(NAMED).map(|f| f.entry.name.as_str()).collect();
     let named = named.join("`, `");
@@ -388,7 +388,7 @@ const fn are_none(count: usize) -> &'static str {
     if count == 1 { "is no tensor of this model" } else { "are no tensors of this model" }
 }
 
-/// Numbers of a type that [`Folder::place`] accepts, as fp32.
+/// Converts numbers to fp32, from a type that [`Folder::place`] accepts.
 fn widen(dtype: &str, bytes: &[u8], out: &mut [f32]) {
     match dtype {
         "F16" => widen_by(bytes, out, |b| f16::from_le_bytes(b).to_f32()),
@@ -401,7 +401,7 @@ fn widen_by<const N: usize>(bytes: &[u8], out: &mut [f32], number: impl Fn([u8; 
     out.iter_mut().zip(bytes.as_chunks::<N>().0).for_each(|(out, bytes)| *out = number(*bytes));
 }
 
-/// Which file each tensor is in.
+/// The file of each tensor, from the bytes of an index.
 pub(crate) fn index(bytes: &[u8]) -> Result<BTreeMap<String, String>, String> {
     #[derive(serde::Deserialize)]
     #[serde(deny_unknown_fields)]
@@ -431,7 +431,7 @@ pub(crate) fn index(bytes: &[u8]) -> Result<BTreeMap<String, String>, String> {
     }
 }
 
-/// A JSON file of the folder.
+/// Reads a JSON file of the folder.
 fn small(folder: &File, path: &Path, name: &str) -> Result<Vec<u8>, FolderError> {
     let at = path.join(name);
     let file = open_at(folder, Path::new(name), OFlags::empty());
@@ -447,7 +447,7 @@ fn small(folder: &File, path: &Path, name: &str) -> Result<Vec<u8>, FolderError>
     Ok(bytes)
 }
 
-/// A file that ends too soon is no system's fault.
+/// The error of a failed read; a truncated file is refused content, not an error of the system.
 fn cut_off(path: &Path, source: io::Error) -> FolderError {
     match source.kind() {
         io::ErrorKind::UnexpectedEof => FolderError::refused(path, "it is cut off"),

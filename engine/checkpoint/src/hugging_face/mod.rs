@@ -1,5 +1,6 @@
-//! Models as Hugging Face's transformers keeps them: a folder with `config.json` and safetensors files. Training starts
-//! from one (`model.from`); `onebox checkpoint` exports to it and imports from it. Nothing of such a folder is trusted, and nothing of another model is bent into shape.
+//! Models in the format of Hugging Face's transformers: a folder with `config.json` and safetensors
+//! files. Training can start from such a folder (`model.from`); `onebox checkpoint` exports to it
+//! and imports from it. The content is untrusted. A different model is refused and never converted.
 
 pub(crate) mod config_json;
 pub(crate) mod folder;
@@ -29,7 +30,7 @@ const CONFIG: &str = "config.json";
 const WHOLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
-/// Why a folder cannot be read or written.
+/// Reasons why a folder cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say what variants and fields are")]
 pub enum FolderError {
@@ -43,7 +44,7 @@ pub enum FolderError {
     Rewrite(#[from] RewriteError),
 }
 
-/// Problems that a message shows; a file of nonsense has very many.
+/// Largest number of problems in a message; a corrupt file can have very many.
 const SHOWN: usize = 50;
 
 fn lines(problems: &[String]) -> String {
@@ -54,10 +55,11 @@ fn lines(problems: &[String]) -> String {
     }
 }
 
-/// Writes the weights of `folder` into the folder `run` of a run's checkpoints, as one of step 0 with moments of zero.
+/// Writes the weights of `folder` into the checkpoint folder `run`: step 0, with zero moments.
 ///
 /// # Errors
-/// [`FolderError::OtherModel`] with every key of `config.json` that differs; what cannot be read or written.
+/// [`FolderError::OtherModel`] with every key of `config.json` that differs, or a file that cannot
+/// be read or written.
 pub fn import(
     folder: &Folder,
     config: &Config,
@@ -66,10 +68,10 @@ pub fn import(
     run: &RunFolder,
 ) -> Result<SealedCheckpoint, FolderError> {
     let places = folder.places(&built.decoder)?;
-    // The tensor that is being written: the files of all ranks ask for it in many pieces. Nobody asks while it changes.
+    // The current tensor. Files of all ranks read it in many pieces, but never while it changes.
     let now = RwLock::new(Vec::new());
     let begin = |tensor: usize| {
-        // The one before makes room first.
+        // Free the previous tensor before the next is read.
         *now.write().unwrap_or_else(PoisonError::into_inner) = Vec::new();
         let values = folder.read(&places[tensor]);
         let values = values.map_err(|e| RewriteError::Source(e.to_string()))?;
@@ -89,9 +91,9 @@ impl FolderError {
     }
 }
 
-/// (columns, rows) row-major, of `values` that are (rows, columns) row-major.
+/// The transpose of `values`: from (rows, columns) row-major to (columns, rows) row-major.
 fn transposed(values: &[f32], (rows, columns): (usize, usize)) -> Vec<f32> {
-    // Square blocks, so that both sides stay in the cache.
+    // Square blocks keep both sides in the cache.
     const BLOCK: usize = 32;
     let mut out = vec![0.0; values.len()];
     let some = |(block, out): (usize, &mut [f32])| {

@@ -1,20 +1,20 @@
-//! What transformers calls the tensors of a model, and how they stand there.
+//! Names of the tensors in transformers, and whether transformers stores them transposed.
 
 use tensor_parallel::Architecture;
 
-/// The names of a family.
+/// Naming scheme of a model family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Names {
     /// `GPT2LMHeadModel`.
     Gpt2,
-    /// `LlamaForCausalLM`, and Mistral's, Qwen2's and Qwen3's, which name alike.
+    /// `LlamaForCausalLM`, and the classes of Mistral, Qwen2 and Qwen3, which use the same names.
     Llama,
 }
 
-/// The output projection, which stands beside the language model's own tensors.
+/// Name of the output projection, which is outside of the inner model, so it has no prefix.
 pub(super) const HEAD: &str = "lm_head.weight";
 
-/// Parts of names: ours, and theirs.
+/// Parts of names: (onebox, transformers).
 const GPT2: [(&str, &str); 4] = [
     (".attn.qkv.", ".attn.c_attn."),
     (".attn.proj.", ".attn.c_proj."),
@@ -40,13 +40,13 @@ impl Names {
         if parts.joined_qkv { Self::Gpt2 } else { Self::Llama }
     }
 
-    /// The name of the token table there.
+    /// Name of the embedding table in transformers, without the prefix.
     pub(super) fn table(self) -> String {
         self.foreign("wte").0
     }
 
-    /// The name of a tensor there, without the prefix, and whether its matrix stands there transposed: linears of a GPT-2 keep
-    /// (in, out).
+    /// Name of a tensor in transformers, without the prefix, and whether its matrix is stored
+    /// transposed. A GPT-2 stores its linears as (in, out).
     pub(super) fn foreign(self, name: &str) -> (String, bool) {
         let replaced = |names: &[(&str, &str)], name: &str| {
             let found = names.iter().find(|(ours, _)| name.contains(ours));
@@ -68,7 +68,7 @@ impl Names {
         }
     }
 
-    /// The name as `*ForCausalLM` has it.
+    /// Name of a tensor in a `*ForCausalLM` class, with the prefix.
     pub(super) fn whole(self, name: &str) -> String {
         match (self.foreign(name).0, self) {
             (head, _) if head == HEAD => head,
@@ -77,7 +77,7 @@ impl Names {
         }
     }
 
-    /// Whether `name` is of no model's numbers: causal masks and frequencies, which older versions saved with the weights.
+    /// Whether `name` is a causal mask or rotary frequencies, saved by older versions.
     pub(super) fn is_left_over(self, name: &str, layers: usize) -> bool {
         let layer = |start: &str, ending: &str| -> Option<usize> {
             name.strip_prefix(start)?.strip_suffix(ending)?.parse().ok()
@@ -90,12 +90,12 @@ impl Names {
     }
 }
 
-/// Parts of a name that wrappers of PyTorch put in: `torch.compile`, data parallelism, FSDP, recomputation.
+/// Name parts from PyTorch: `torch.compile`, data parallelism, FSDP, activation checkpoints.
 const WRAPPERS: [&str; 4] =
     ["_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"];
 
-/// A name without the prefix of any family, and without wrappers' parts, of which no family has one: those of PyTorch anywhere,
-/// those of PEFT and of a class with the model inside before the rest.
+/// A name without the prefixes of families, PEFT and a class with the model inside, and without
+/// parts of PyTorch wrappers at any place. No family's own names contain these parts.
 pub(super) fn bare(name: &str) -> String {
     let parts: Vec<&str> = name.split('.').filter(|part| !WRAPPERS.contains(part)).collect();
     let mut parts = &parts[..];
@@ -105,7 +105,7 @@ pub(super) fn bare(name: &str) -> String {
     parts.join(".")
 }
 
-/// Whether a tensor is an adapter's, or of a linear that is wrapped in one.
+/// Whether a tensor belongs to an adapter, or to a linear that an adapter wraps.
 pub(super) fn is_of_an_adapter(name: &str) -> bool {
     let is_one =
         |part: &str| ["base_layer", "modules_to_save"].contains(&part) || part.starts_with("lora_");
@@ -164,7 +164,7 @@ mod tests {
             ("module.lm_head.weight", HEAD),
             ("base_model.model.lm_head.weight", HEAD),
             ("module.transformer.wte.weight", "wte.weight"),
-            // Other names stay as they are.
+            // Other names do not change.
             ("student.model.embed_tokens.weight", "student.model.embed_tokens.weight"),
             ("modules.embed_tokens.weight", "modules.embed_tokens.weight"),
         ] {

@@ -1,4 +1,4 @@
-//! Where training starts from: each rank reads the bytes of its own parameters out of a folder, block by block.
+//! Pretrained weights: each rank reads its own parameters from a folder, block by block.
 
 use super::FolderError;
 use super::folder::{Folder, TensorPlace};
@@ -8,54 +8,54 @@ use layout::segment_runs::SegmentRuns;
 use std::sync::{Arc, Mutex, PoisonError};
 use tensor_parallel::Decoder;
 
-/// The weights of a model, in a folder; opened and looked through once for all ranks.
+/// The weights of a model in a folder, opened and checked once for all ranks.
 #[derive(Debug)]
 pub struct PretrainedWeights {
     folder: Folder,
-    /// By number of the tensor.
+    /// Place of each tensor, by its number.
     places: Vec<TensorPlace>,
 }
 
 impl PretrainedWeights {
-    /// Those of `gpt`, in any layout.
+    /// The weights of `gpt`, for any layout of ranks.
     ///
     /// # Errors
-    /// A tensor that is missing, of another shape or type, or of another model.
+    /// A tensor is missing, has another shape or type, or belongs to another model.
     pub fn new(folder: Folder, gpt: &Decoder) -> Result<Self, FolderError> {
         let places = folder.places(gpt)?;
         Ok(Self { folder, places })
     }
 
-    /// Reads all of it once, so that what is no number is found before a run begins.
+    /// Reads all weights once, so that numbers that are not finite are found before the run begins.
     ///
     /// # Errors
-    /// A file that cannot be read, and the first tensor with a number that is not finite.
+    /// A file that cannot be read, or the first tensor with a number that is not finite.
     pub fn check(&self) -> Result<(), FolderError> {
         self.places.iter().try_for_each(|place| self.folder.check(place))
     }
 
-    /// The part of a rank of `gpt`.
+    /// The parameters of `rank` in the layout of `gpt`.
     pub fn of_rank(&self, gpt: &Decoder, rank: Rank) -> RankWeights<'_> {
         let runs = SegmentRuns::new(gpt, (rank.tp, rank.tp_size), |number, _| number);
         RankWeights { from: self, runs, turned: Mutex::default() }
     }
 }
 
-/// The parameters of a rank.
+/// The pretrained parameters of one rank.
 #[derive(Debug)]
 pub struct RankWeights<'a> {
     from: &'a PretrainedWeights,
-    /// By number of the tensor.
+    /// The rank's runs; each has the number of its tensor.
     runs: SegmentRuns<usize>,
-    /// The last tensor that stands there transposed: those are read whole.
+    /// The last tensor that is stored transposed; a transposed tensor is read whole.
     turned: Mutex<Option<(usize, Arc<Vec<f32>>)>>,
 }
 
 impl RankWeights<'_> {
-    /// Sets `values`, the elements from `first` on of a segment's flat buffer; padding is 0.
+    /// Fills `values` with the elements from `first` on of a segment's flat buffer; padding is 0.
     ///
     /// # Errors
-    /// A file that cannot be read, and numbers that are not finite.
+    /// A file cannot be read, or a number is not finite.
     pub fn fill(
         &self,
         segment: usize,
@@ -74,13 +74,13 @@ impl RankWeights<'_> {
         })
     }
 
-    /// A tensor that stands there transposed.
+    /// Reads a whole tensor that is stored transposed.
     fn whole(&self, tensor: usize) -> Result<Arc<Vec<f32>>, FolderError> {
         let mut last = self.turned.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, values)) = last.as_ref().filter(|(number, _)| *number == tensor) {
             return Ok(Arc::clone(values));
         }
-        // The one before makes room first.
+        // Free the previous tensor before the next is read.
         *last = None;
         let values = Arc::new(self.from.folder.read(&self.from.places[tensor])?);
         *last = Some((tensor, Arc::clone(&values)));

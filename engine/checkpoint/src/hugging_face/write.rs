@@ -1,4 +1,4 @@
-//! Export: a new folder, which gets its name when everything in it is on the disk and reads back as it was.
+//! Export: writes a new folder, which gets its name after a sync and a matching read-back.
 
 use super::folder::Folder;
 use super::names::Names;
@@ -21,7 +21,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use tensor_parallel::Param;
 
-/// Why nothing was exported.
+/// Reasons why an export failed.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say what variants and fields are")]
 pub enum ExportError {
@@ -42,10 +42,10 @@ pub enum ExportError {
     Unequal { path: PathBuf, tensor: String },
 }
 
-/// How numbers are written.
+/// Number format of the exported parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Numbers {
-    /// 4 bytes, as they are.
+    /// 4 bytes, unchanged.
     F32,
     /// 2 bytes, rounded to the nearest.
     Bf16,
@@ -66,7 +66,7 @@ impl Numbers {
         }
     }
 
-    /// As torch calls them.
+    /// Name of the type in torch.
     const fn of_torch(self) -> &'static str {
         match self {
             Self::F32 => "float32",
@@ -74,7 +74,7 @@ impl Numbers {
         }
     }
 
-    /// The number that is there afterwards.
+    /// The value of `x` after it is written and read.
     fn kept(self, x: f32) -> f32 {
         match self {
             Self::F32 => x,
@@ -82,16 +82,16 @@ impl Numbers {
         }
     }
 
-    /// A number of 16 bits is the upper half of the one of 32 bits that it stands for.
+    /// Appends a number. The bytes of a BF16 number are the upper half of its fp32 value.
     fn write(self, x: f32, bytes: &mut Vec<u8>) {
         bytes.extend(&self.kept(x).to_le_bytes()[4 - self.width() as usize..]);
     }
 }
 
-/// A model to write for other programs, and how.
+/// A model to export, and its format.
 #[derive(Clone, Copy, Debug)]
 pub struct ModelExport<'a> {
-    /// Its fp32 parameters.
+    /// The checkpoint with the fp32 parameters.
     pub checkpoint: &'a Checkpoint,
     /// The config of the run that wrote the checkpoint.
     pub config: &'a Config,
@@ -99,9 +99,9 @@ pub struct ModelExport<'a> {
     pub built: &'a RankLayout,
     /// The bytes of `tokenizer.json`, if the run has one.
     pub tokenizer: Option<&'a [u8]>,
-    /// Files that the run has kept from the folder of its model.
+    /// Files that the run kept from the folder of its pretrained model.
     pub beside: &'a ModelFiles,
-    /// How parameters are written.
+    /// Number format of the parameters.
     pub numbers: Numbers,
     /// Largest size of a file that holds more than one tensor, in bytes.
     pub max_file_bytes: u64,
@@ -110,7 +110,7 @@ pub struct ModelExport<'a> {
 /// Writes `model` into the new folder `out`; returns the names of all files.
 ///
 /// # Errors
-/// [`ExportError`]; nothing is left under the name then.
+/// [`ExportError`]; then `out` is unchanged.
 pub fn export(model: &ModelExport<'_>, out: &Path) -> Result<Vec<String>, ExportError> {
     let ModelExport { checkpoint, built, numbers, .. } = *model;
     if fs::symlink_metadata(out).is_ok() {
@@ -142,8 +142,9 @@ pub fn export(model: &ModelExport<'_>, out: &Path) -> Result<Vec<String>, Export
     done
 }
 
-/// Makes the folder in which an export grows, or empties what a killed one left. Its lock is its first file and goes when
-/// it has its name: what has none is not ours, and one whose lock is held is another's.
+/// Creates the folder of an unfinished export, or empties the one of a killed export. The lock is
+/// its first file, until the folder has its name. A folder with files but no lock is not ours; a
+/// folder with a held lock belongs to a running export.
 fn begin(unfinished: &Path) -> Result<File, ExportError> {
     let failed = cannot_write(unfinished);
     match fs::create_dir(unfinished) {
@@ -168,7 +169,7 @@ fn begin(unfinished: &Path) -> Result<File, ExportError> {
         Err(TryLockError::WouldBlock) => return Err(ExportError::InUse(unfinished.to_owned())),
         Err(TryLockError::Error(source)) => return Err(cannot_write(&path)(source).into()),
     }
-    // Who held it may have given the folder its name meanwhile.
+    // The previous holder of the lock may have renamed the folder meanwhile.
     if !is_held(&lock, unfinished) {
         return Err(ExportError::InUse(unfinished.to_owned()));
     }
@@ -179,15 +180,15 @@ fn begin(unfinished: &Path) -> Result<File, ExportError> {
     Ok(lock)
 }
 
-/// Removes what was written, unless another folder is in its place by now.
+/// Removes the unfinished folder, unless another folder has taken its place.
 fn give_up(unfinished: &Path, lock: &File) {
     if is_held(lock, unfinished) {
-        // The first error is the one to tell.
+        // Ignore errors of the cleanup: the first error is the useful one.
         drop(fs::remove_dir_all(unfinished));
     }
 }
 
-/// Whether the lock in `unfinished` is this one: else the folder is another's.
+/// Whether `lock` is the lock file in `unfinished`; if not, the folder belongs to another export.
 fn is_held(lock: &File, unfinished: &Path) -> bool {
     let here = fs::symlink_metadata(unfinished.join(LOCK));
     let is_same = |held: fs::Metadata, here: fs::Metadata| {
@@ -196,7 +197,7 @@ fn is_held(lock: &File, unfinished: &Path) -> bool {
     lock.metadata().is_ok_and(|held| here.is_ok_and(|here| is_same(held, here)))
 }
 
-/// Whether an export writes a file of this name.
+/// Whether an export writes files of this name.
 fn is_ours(name: &OsStr) -> bool {
     let part = |name: &str| name.starts_with("model-") && name.ends_with(".safetensors");
     let whole = [LOCK, WHOLE, INDEX];
@@ -244,7 +245,7 @@ fn fill(
     Ok(names)
 }
 
-/// Runs of tensors that fit into files of `most` bytes, or are one tensor.
+/// Ranges of tensors, one per file: each fits into `most` bytes or is a single tensor.
 fn parts(tensors: &[TensorEntry], most: u64, width: u64) -> Vec<std::ops::Range<usize>> {
     let mut parts: Vec<std::ops::Range<usize>> = Vec::new();
     let mut bytes = 0;
@@ -281,7 +282,7 @@ fn write_part(
         (spelled.whole(&param.name), shape)
     };
     let torch = Map::from_iter([("__metadata__".into(), json!({ "format": "pt" }))]);
-    // The tensors of a checkpoint are the parameters of its model, in their order.
+    // A checkpoint's tensors are the parameters of its model, in the same order.
     let params = model.built.decoder.segments().iter().flat_map(|s| &s.params);
     let shapes = params.skip(first).take(tensors.len()).map(shape);
     let header = header::of_shapes(torch, numbers.name(), numbers.width(), shapes);
@@ -303,7 +304,7 @@ fn write_part(
     Ok(())
 }
 
-/// As it stands here.
+/// Reads a whole parameter in the layout of onebox.
 fn parameter(
     from: &Checkpoint,
     index: usize,
@@ -314,7 +315,7 @@ fn parameter(
     Ok(values)
 }
 
-/// The folder as an import would read it.
+/// Reads the folder as an import would, and compares all values with the checkpoint.
 fn read_back(
     from: &Checkpoint,
     built: &RankLayout,

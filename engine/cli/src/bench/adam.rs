@@ -1,5 +1,6 @@
-//! Measures the update on the host alone: the same tasks as in a run, in turn with loops that load and store the same bytes and
-//! compute nothing, and with other states and instructions. Other load on the machine affects all of them alike.
+//! Measures the update on the host alone, with the tasks of a run. It takes turns with loops that
+//! load and store the same bytes without arithmetic, and with other states and instructions. Other
+//! load on the machine therefore affects all of them alike.
 
 use super::node_memory::Node;
 use super::{median, open_on_host, timed};
@@ -15,65 +16,64 @@ use serde::Serialize;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Seconds after which a case ends, even if it has made fewer rounds.
+/// Seconds per case after which the measurement ends, even with fewer rounds than requested.
 const ENOUGH: f64 = 20.0;
 
-/// What to measure.
+/// Settings of one measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
-    /// Instructions.
+    /// SIMD path of the update.
     pub path: SimdPath,
-    /// How states are kept.
+    /// Storage of the optimizer states.
     pub storage: Storage,
-    /// Whether the update is one ahead of the decision, into second arrays of the states.
+    /// Whether the update is speculative and writes second arrays of the states.
     pub ahead: bool,
     /// Number of kernel threads.
     pub threads: usize,
-    /// Pages of 4 KiB instead of 2 MiB.
+    /// Whether pages have 4 KiB instead of 2 MiB.
     pub small_pages: bool,
 }
 
-/// One case, measured.
+/// Result of one case.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// Instructions.
+    /// Name of the SIMD path.
     pub path: &'static str,
-    /// How states are kept.
+    /// Name of the state storage, see [`Case::state_name`].
     pub state: String,
     /// Number of kernel threads.
     pub threads: usize,
-    /// Page size that was asked for, in KiB.
+    /// Requested page size in KiB.
     pub page_kib: u32,
     /// Number of parameters.
     pub params: usize,
-    /// Bytes read and written.
+    /// Bytes read and written per parameter.
     pub bytes_per_param: f64,
-    /// Seconds of all parameters: the sum over tiles of each tile's median.
+    /// Seconds to update all parameters: the sum over tiles of each tile's median.
     pub seconds: f64,
     /// Median seconds of a pass over all tiles. It includes delays of single tiles.
     pub pass_seconds: f64,
-    /// Parameters per second, by `seconds`.
+    /// Parameters per second, from `seconds`.
     pub params_per_s: f64,
-    /// 10^9 bytes per second, by `seconds`.
+    /// 10^9 bytes per second, from `seconds`.
     pub gb_per_s: f64,
     /// 10^9 bytes per second of the same traffic without arithmetic.
     pub ceiling_gb_per_s: f64,
-    /// Time of the traffic over time of the update.
+    /// Time of the traffic alone divided by the time of the update.
     pub share_of_ceiling: f64,
-    /// Rounds behind each median.
+    /// Number of rounds in each median.
     pub rounds: usize,
 }
 
 impl Row {
-    /// 10^9 bytes per second of each thread, by `seconds`.
+    /// 10^9 bytes per second and thread, from `seconds`.
     pub(super) fn gb_per_s_and_thread(&self) -> f64 {
         self.gb_per_s / self.threads as f64
     }
 }
 
 impl Case {
-    /// Name of its states, as `offload.master` and `offload.moments` make them, and whether the update is one ahead of the
-    /// decision.
+    /// Name of the states, from `offload.master` and `offload.moments`; "ahead": speculative.
     pub fn state_name(&self) -> String {
         let Storage { moments, split_master } = self.storage;
         let name = match (split_master, moments) {
@@ -86,8 +86,8 @@ impl Case {
     }
 }
 
-/// Every path with fp32 states; with the best one the other states, updates ahead of the decision, one thread, and small pages.
-/// `states_only`: the states alone.
+/// All SIMD paths with fp32 states. The best path also has the other states, speculative updates,
+/// one thread, and small pages. With `states_only`, only the best path with each kind of state.
 pub fn cases(threads: usize, only: Option<SimdPath>, states_only: bool) -> Vec<Case> {
     let mut paths = only.map_or_else(SimdPath::available, |path| vec![path]);
     if states_only {
@@ -114,26 +114,27 @@ pub fn cases(threads: usize, only: Option<SimdPath>, states_only: bool) -> Vec<C
     cases
 }
 
-/// For each tile the task of its update, and a task with the same traffic without arithmetic.
+/// Two tasks per tile: its update, and the same traffic without arithmetic.
 type Tiles = Vec<[Arc<HostOp>; 2]>;
 
 /// Seconds of a case: of each tile with and without arithmetic, and of each pass over all tiles.
 type Times = ([Vec<Vec<f64>>; 2], Vec<f64>);
 
-/// Updates `params` parameters `most` times, or for some seconds, in each of `cases`, which have the same threads and pages. The
-/// cases take turns at every tile, so that other load on the machine affects all of them alike.
+/// Measures the update of `params` parameters in `cases`, `most` times or for some seconds. All
+/// have the same threads and pages. They take turns at every tile, so other load affects all of
+/// them.
 ///
 /// # Errors
-/// No memory, or a path that this machine lacks.
+/// There is not enough memory, or this machine lacks a SIMD path.
 pub fn adam(cases: &[Case], params: usize, most: usize) -> Result<Vec<Row>, Error> {
     let Some(one) = cases.first() else { return Ok(Vec::new()) };
     adam_on(kernel_team(one.threads, None), &Node::default(), cases, params, most)
 }
 
-/// [`adam`] by `team`, with its memory on `node`.
+/// Runs [`adam`] with `team` and with memory on `node`.
 ///
 /// # Errors
-/// As there.
+/// Same as [`adam`].
 pub(super) fn adam_on(
     team: Option<Arc<ThreadTeam>>,
     node: &Node,
@@ -145,7 +146,7 @@ pub(super) fn adam_on(
     let site = std::panic::Location::caller();
     let refused = |problem| Error::Task { rank: 0, op: "adam_tile", site, problem };
     let (mut plan, mut states): (_, Vec<((Storage, bool), _)>) = (Plan::default(), Vec::new());
-    // Which states are a case's: those of a kind are there once.
+    // Cases of one kind share one set of states.
     let of_case = cases.iter().map(|Case { storage, ahead, .. }| {
         let kind = (*storage, *ahead);
         states.iter().position(|(have, _)| *have == kind).unwrap_or_else(|| {
@@ -167,7 +168,8 @@ pub(super) fn adam_on(
         dev.sync(dev.record(Lane::Host))
     };
     let count = params.div_ceil(TILE);
-    // Cases of the same states share tensors; none finds a tile in the caches that another one has just left there.
+    // Cases with the same states share tensors. At any moment they work on distant tiles, so that
+    // none finds its tile in the caches after another case.
     let at = |turn: usize, nth: usize| (turn + nth * count / (2 * cases.len())) % count;
     let none = || ([vec![Vec::new(); count], vec![Vec::new(); count]], Vec::new());
     let mut times: Vec<Times> = cases.iter().map(|_| none()).collect();
@@ -175,7 +177,7 @@ pub(super) fn adam_on(
     let enough = ENOUGH * cases.len() as f64;
     while rounds <= most && (rounds < 3 || began.elapsed().as_secs_f64() < enough) {
         let mut passes = vec![0.0; cases.len()];
-        // Tile by tile: a machine that is busy with something else holds up few of many.
+        // The cases alternate tile by tile: a delay by other work then affects only a few tiles.
         for turn in 0..count {
             let cases = cases.iter().zip(&mut times).zip(&mut passes).enumerate();
             for (number, ((case, ([update, traffic], _)), pass)) in cases {
@@ -193,7 +195,7 @@ pub(super) fn adam_on(
         rounds += 1;
     }
     dev.finish()?;
-    // Of every tile its median, and of all tiles the sum; without the first round, which brings the memory in.
+    // Sums each tile's median over all tiles, without the first round, which faults the memory in.
     let sum = |all: &[Vec<f64>]| all.iter().map(|tile| median(&tile[1..])).sum::<f64>();
     let rows = cases.iter().zip(&times).map(|(case, ([update, traffic], passes))| {
         row(*case, params, [sum(update), sum(traffic), median(&passes[1..])], rounds - 1)
@@ -203,7 +205,7 @@ pub(super) fn adam_on(
 
 fn row(case: Case, params: usize, [seconds, traffic, pass]: [f64; 3], rounds: usize) -> Row {
     let moments = 4.0 * case.storage.moments.bytes() as f64;
-    // Gradient in; master and parameter in and out, of which the whole one's parameter is only written.
+    // Gradient read; master and parameter read and written; an unsplit parameter only written.
     let kept = if case.ahead && case.storage.split_master { 2.0 } else { 0.0 };
     let bytes_per_param = 2.0 + moments + kept + if case.storage.split_master { 8.0 } else { 10.0 };
     let bytes = bytes_per_param * params as f64;
@@ -224,7 +226,7 @@ fn row(case: Case, params: usize, [seconds, traffic, pass]: [f64; 3], rounds: us
     }
 }
 
-/// All tiles with the control block, and the value that each tensor begins with.
+/// Builds all tiles and the control block, with the initial value of each tensor.
 fn tiles(
     plan: &mut Plan,
     storage: Storage,

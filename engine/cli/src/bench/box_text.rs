@@ -1,4 +1,4 @@
-//! A [`GpuBox`] as a box file: each key stands below what was measured for it, and how.
+//! Text of a [`GpuBox`] as a box file. A comment above each key says what was measured and how.
 
 use super::gpu_box::{ConcurrentRates, GpuBox, Products};
 use super::{MatmulShape, NodeMemory, Row};
@@ -9,15 +9,15 @@ use predict::sim::{CHANNEL_SHARE, LINK_SHARE, MEMORY_SHARE, NVLINK_SHARE, WIDE_S
 use std::fmt::Write as _;
 use topology::{counted, format_bytes};
 
-/// Of every box that is written here.
+/// First words of every box file that this module writes.
 const BEGINNING: &str = "// The GPUs of one machine, measured by `onebox bench --save-box`";
 pub(crate) const OUTPUT: Output = Output { what: "box", beginning: BEGINNING };
 
-/// Columns of a comment.
+/// Maximum columns of a comment.
 const WIDTH: usize = 118;
 
 impl GpuBox {
-    /// The box file. A rate in it times the share that the simulator gives that key is what was measured.
+    /// Returns the box file. A rate times the simulator's share for its key is the measured rate.
     pub fn to_ron(&self) -> String {
         let mut text = Text::default();
         self.head(&mut text);
@@ -130,7 +130,7 @@ impl GpuBox {
         }
     }
 
-    /// GB/s that each GPU copies each way, while all copy.
+    /// GB/s of the slower copy direction of each GPU while all copy, or of one GPU alone.
     fn link(&self) -> f64 {
         let alone = self.copies.up.min(self.copies.down);
         self.together.as_ref().map_or(alone, |ConcurrentRates { up, down, .. }| up.min(*down))
@@ -192,7 +192,7 @@ fn products(of: &Products) -> String {
     )
 }
 
-/// Rounded down, since nothing more fits.
+/// Formats bytes as GiB. The value is rounded down, since a larger size would not fit.
 fn gib(bytes: u64) -> String {
     let hundredths = (u128::from(bytes) * 100) >> 30;
     match hundredths {
@@ -201,7 +201,7 @@ fn gib(bytes: u64) -> String {
     }
 }
 
-/// A file that grows.
+/// Text of a box file under construction.
 #[derive(Default)]
 struct Text {
     out: String,
@@ -217,7 +217,7 @@ impl Text {
         self.line(&format!("{key}: {value},"));
     }
 
-    /// Four digits, however small: a rate of 0 would be one that is not known.
+    /// Writes a rate with at least four digits, however small it is: a rate of 0 means unknown.
     fn rate(&mut self, key: &str, value: f64) {
         let digits = (3 - value.log10().floor() as i32).clamp(0, 12) as usize;
         self.line(&format!("{key}: {value:.digits$},"));
@@ -231,7 +231,7 @@ impl Text {
         self.line("),");
     }
 
-    /// A comment.
+    /// Writes a comment.
     fn say(&mut self, words: &str) {
         let mut line = String::new();
         for word in words.split_whitespace() {
@@ -363,7 +363,7 @@ mod tests {
             "{text}"
         );
         assert!(without.missing().unwrap().contains("GPU 2 is lost"));
-        // What goes over PCIe is no link of its own.
+        // GPUs that exchange data over PCIe have no link of their own.
         let slow = example(Ok(ConcurrentRates { up: 48.0, down: 50.0, sums: 20.0 }));
         let text = slow.to_ron();
         assert_eq!(load(&text).gpu.peer_gb_per_s, 0.0);

@@ -15,48 +15,48 @@ use std::time::Instant;
 
 const ROUNDS: usize = 5;
 
-/// Rounds of fused multiply-adds: some tens of milliseconds.
+/// Rounds of fused multiply-adds; they last some tens of milliseconds.
 const FMA_ROUNDS: usize = 2_000_000;
 
-/// A product, in 10^9 operations a second.
+/// Result of one matmul, in 10^9 operations per second.
 #[derive(Clone, Debug, Serialize)]
 pub struct Product {
-    /// As in [`MatmulShape`].
+    /// Rows of the result.
     pub m: usize,
-    /// See there.
+    /// Columns of the result.
     pub n: usize,
-    /// See there.
+    /// Terms of each sum.
     pub k: usize,
-    /// How operands are stored.
+    /// Type of the stored operands.
     pub dtype: &'static str,
-    /// Of kernels.
+    /// Number of kernel threads.
     pub threads: usize,
-    /// Reached.
+    /// Rate of the matmul.
     pub gflops: f64,
-    /// Of fused multiply-adds in registers, by as many threads, in turn with it.
+    /// Rate of fused multiply-adds in registers by as many threads, in turn with the matmul.
     pub ceiling_gflops: f64,
-    /// One over the other.
+    /// `gflops` divided by `ceiling_gflops`.
     pub share_of_ceiling: f64,
 }
 
-/// A collective within this process, in 10^9 bytes a second.
+/// Result of one collective within this process, in 10^9 bytes per second.
 #[derive(Clone, Debug, Serialize)]
 pub struct Collective {
-    /// Its name.
+    /// Name of the collective.
     pub op: &'static str,
-    /// Virtual GPUs.
+    /// Number of virtual GPUs.
     pub ranks: usize,
-    /// Of each rank's buffer.
+    /// Bytes of each rank's buffer.
     pub bytes: u64,
-    /// Bytes of the buffer over the time.
+    /// Bytes of the buffer divided by the time.
     pub gb_per_s: f64,
-    /// Of a plain copy by one thread.
+    /// Rate of a plain copy by one thread.
     pub memcpy_gb_per_s: f64,
-    /// One over the other.
+    /// `gb_per_s` divided by `memcpy_gb_per_s`.
     pub share_of_memcpy: f64,
 }
 
-/// A product (m, k) by (k, n).
+/// Shape of a matmul (m, k) by (k, n).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MatmulShape {
     /// Rows of the result.
@@ -67,7 +67,7 @@ pub struct MatmulShape {
     pub n: usize,
 }
 
-/// The products of a block of GPT-2 124M on 256 tokens, and of its vocabulary.
+/// Matmuls of a block of GPT-2 124M on 256 tokens, and of its output layer.
 const SHAPES: [MatmulShape; 4] = [
     MatmulShape { m: 256, k: 768, n: 768 },
     MatmulShape { m: 256, k: 768, n: 3072 },
@@ -75,10 +75,10 @@ const SHAPES: [MatmulShape; 4] = [
     MatmulShape { m: 256, k: 768, n: 50_304 },
 ];
 
-/// Products of some shapes by `threads` threads.
+/// Measures matmuls of several shapes with `threads` threads.
 ///
 /// # Errors
-/// No memory.
+/// There is not enough memory.
 pub fn products(threads: usize) -> Result<Vec<Product>, Error> {
     let all = [Dtype::F32, Dtype::Bf16].map(|dtype| SHAPES.map(|shape| (dtype, shape)));
     all.into_iter().flatten().map(|(dtype, shape)| product_of(dtype, shape, threads)).collect()
@@ -91,7 +91,7 @@ fn product_of(dtype: Dtype, shape: MatmulShape, threads: usize) -> Result<Produc
     let [a, b, c] = [("a", (m, k)), ("b", (k, n)), ("c", (m, n))].map(|(name, shape)| {
         plan.tensor((Arena::Device, "of the measurement"), name, dtype, shape)
     });
-    // One team for both: two would be in each other's way.
+    // Both measurements share one team: two teams would compete for the cores.
     let team = kernel_team(threads, None);
     let dev = open_on_host(plan, team.clone(), false, &Node::default())?;
     [a, b].iter().try_for_each(|t| dev.write(*t, &|i| 1.0 / (1 + i % 7) as f64))?;
@@ -113,7 +113,7 @@ fn product_of(dtype: Dtype, shape: MatmulShape, threads: usize) -> Result<Produc
     Ok(Product { m, n, k, dtype: name, threads, gflops, ceiling_gflops, share_of_ceiling })
 }
 
-/// Operations a second.
+/// Operations per second of fused multiply-adds.
 fn multiply_add_rate(team: Option<&ThreadTeam>) -> f64 {
     let (started, done) = (Instant::now(), Mutex::new(0.0));
     let work = |_| {
@@ -124,10 +124,10 @@ fn multiply_add_rate(team: Option<&ThreadTeam>) -> f64 {
     done.into_inner().unwrap_or_else(PoisonError::into_inner) / started.elapsed().as_secs_f64()
 }
 
-/// Collectives of `ranks` virtual GPUs in this process.
+/// Measures collectives of `ranks` virtual GPUs in this process.
 ///
 /// # Errors
-/// No memory.
+/// There is not enough memory.
 pub fn collectives(ranks: usize, bytes: u64) -> Result<Vec<Collective>, Error> {
     let n = ((bytes / 4) as usize).next_multiple_of(ranks);
     let plain = memcpy(4 * n);
@@ -142,7 +142,7 @@ pub fn collectives(ranks: usize, bytes: u64) -> Result<Vec<Collective>, Error> {
     measured.collect()
 }
 
-/// The median time of rank 0.
+/// Median time of rank 0, in seconds.
 fn collective(which: usize, ranks: usize, n: usize) -> Result<f64, Error> {
     let mut plan = Plan::default();
     let x = plan.tensor((Arena::Device, "of the measurement"), "x", Dtype::F32, (1, n));

@@ -1,4 +1,4 @@
-//! Measures copies between host and GPU: each direction in one copy, which is the ceiling, and in the parts of a run.
+//! Measures copies between host and GPU: as one copy (the ceiling), and in the parts of a run.
 
 use super::{BenchPlace, NodeMemory, fastest, memcpy, memory, open, place};
 use config::{BUCKET_ELEMENTS, TILE_ELEMENTS};
@@ -9,59 +9,59 @@ use layout::LocalMachine;
 use serde::Serialize;
 use std::sync::Arc;
 
-/// Bytes of a tile of 16-bit parameters, by default.
+/// Default bytes of a tile of 16-bit parameters.
 pub const TILE_BYTES: u64 = 2 * TILE_ELEMENTS as u64;
 
-/// Bytes of a piece of 16-bit gradients on one data-parallel rank, by default.
+/// Default bytes of a piece of 16-bit gradients on one data-parallel rank.
 const PIECE_BYTES: u64 = 2 * BUCKET_ELEMENTS as u64;
 
-/// Copies of one GPU, in 10^9 bytes a second.
+/// Results for one GPU; rates are in 10^9 bytes per second.
 #[derive(Clone, Debug, Serialize)]
 pub struct Copies {
-    /// `Cuda` or `Cpu`.
+    /// Measured device, `Cuda` or `Cpu`.
     pub device: &'static str,
-    /// Of each direction.
+    /// Bytes of each direction.
     pub bytes: u64,
-    /// Host to GPU.
+    /// Rate from host to GPU.
     pub up: f64,
-    /// GPU to host.
+    /// Rate from GPU to host.
     pub down: f64,
-    /// Both at once, added.
+    /// Sum of both rates while both directions run at the same time.
     pub both: f64,
-    /// `both` as a share of `up` and `down` added.
+    /// `both` divided by the sum of `up` and `down`.
     pub both_share: f64,
-    /// The same bytes in the parts of a run.
+    /// Rates of the same bytes in the parts of a run.
     pub parts: TileCopies,
-    /// Of one direction; `None`: not known.
+    /// Ceiling of one direction; `None` if unknown.
     pub ceiling: Option<f64>,
     /// The meaning of `ceiling`, for a reader.
     pub ceiling_is: &'static str,
-    /// The host's memory, node by node.
+    /// Memory rates of each NUMA node of the host.
     pub memory: Vec<NodeMemory>,
 }
 
-/// Copies in the parts of a run, in 10^9 bytes a second, and as shares of the same directions in one copy each.
+/// Copies in the parts of a run: rates in 10^9 bytes per second, and shares of one copy's rate.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct TileCopies {
-    /// Of a tile of 16-bit parameters, which goes up once the host has updated it.
+    /// Bytes of a tile of 16-bit parameters. A tile goes up as soon as the host has updated it.
     pub tile_bytes: u64,
-    /// Of a piece of 16-bit gradients, which comes down whole.
+    /// Bytes of a piece of 16-bit gradients. A piece comes down whole.
     pub piece_bytes: u64,
-    /// Tiles, host to GPU.
+    /// Rate of tiles from host to GPU.
     pub up: f64,
-    /// `up` as a share of one copy.
+    /// `up` divided by the rate of one copy.
     pub up_share: f64,
-    /// Pieces, GPU to host.
+    /// Rate of pieces from GPU to host.
     pub down: f64,
-    /// `down` as a share of one copy.
+    /// `down` divided by the rate of one copy.
     pub down_share: f64,
-    /// Both at once, added.
+    /// Sum of both rates while both directions run at the same time.
     pub both: f64,
-    /// `both` as a share of one copy of each direction, added.
+    /// `both` divided by the sum of the rates of one copy in each direction.
     pub both_share: f64,
 }
 
-/// A task of the host behind which a tile goes up. It changes one element: the time of the update itself is not measured here.
+/// Host task before the copy of a tile. It changes one element: the update itself is not timed.
 #[derive(Debug)]
 struct TileUpdate(Tensor);
 
@@ -81,7 +81,7 @@ impl HostTask for TileUpdate {
 /// Copies of one direction, cut into parts.
 struct CopyPath {
     lane: Lane,
-    /// A host task before each part, if any.
+    /// Host task before each part; empty if there are none.
     updates: Vec<Arc<HostOp>>,
     /// Source and target of each part.
     parts: Vec<(Tensor, Tensor)>,
@@ -110,15 +110,15 @@ impl CopyPath {
             dev.submit(self.lane, Op::Copy { src, dst });
         }
         if !self.updates.is_empty() {
-            dev.follow(Lane::Host, self.lane); // the next tasks change what goes up here
+            dev.follow(Lane::Host, self.lane); // the next tasks change the sources of these copies
         }
     }
 }
 
-/// Copies of `bytes`, whose parts have at most `tile` bytes upward.
+/// Measures copies of `bytes`. Parts to the GPU have at most `tile` bytes.
 ///
 /// # Errors
-/// There is no GPU, or no memory.
+/// There is no GPU or not enough memory.
 pub fn copies(
     machine: &LocalMachine,
     on_cuda: bool,
@@ -145,7 +145,7 @@ pub fn copies(
     let all_up = CopyPath::new(Lane::H2d, below, above, n);
     let all_down = CopyPath::new(Lane::D2h, above2, below2, n);
     let mut tiles = CopyPath::new(Lane::H2d, below, above, tile);
-    // As the update of a run is.
+    // In a run, the update of a tile precedes its copy too.
     let update = |(src, _): &(Tensor, Tensor)| HostOp::new(TileUpdate(src.slice(0..1)));
     tiles.updates = tiles.parts.iter().map(update).collect();
     let pieces = CopyPath::new(Lane::D2h, above2, below2, piece);

@@ -1,5 +1,5 @@
-//! Measures the GPUs and the host of this machine for a box file: matmuls, GPU memory, copies, all-reduces, host memory, and the
-//! update on the host.
+//! Measures the GPUs and the host of this machine for a box file: matmuls, GPU memory, copies,
+//! all-reduces, host memory, and the update on the host.
 
 use super::adam::adam_on;
 use super::node_memory::{nodes, on_node, one_core};
@@ -16,14 +16,14 @@ use layout::LocalMachine;
 use std::sync::Arc;
 use topology::{Machine, available_memory, format_bytes};
 
-/// The name of each GPU of the stand-in driver begins like this.
+/// Beginning of the names of the stand-in driver's GPUs.
 const STAND_IN: &str = "Fake GPU";
 
 /// The sizes of the measurements.
 #[derive(Clone, Copy, Debug)]
 struct Sizes {
     products: &'static [MatmulShape],
-    /// Products of a round.
+    /// Number of matmuls in a round.
     count: usize,
     /// Bytes of each copy, each all-reduce, and each array on a GPU or a node.
     bytes: u64,
@@ -49,61 +49,61 @@ const LARGE: Sizes = Sizes {
     params: 1 << 26,
 };
 
-/// Bytes of a GPU that [`LARGE`] needs, with the overhead of CUDA.
+/// Bytes of GPU memory that [`LARGE`] needs, with the overhead of CUDA.
 const NEEDED: u64 = 3 << 30;
 
-/// A rate of products and how it was reached.
+/// Best rate of matmuls, with its shape.
 #[derive(Clone, Debug)]
 pub struct Products {
-    /// 10^12 operations a second.
+    /// Rate in 10^12 operations per second.
     pub tflops: f64,
-    /// The fastest shape.
+    /// Fastest shape.
     pub shape: MatmulShape,
-    /// Number of shapes.
+    /// Number of measured shapes.
     pub tried: usize,
-    /// Of operands and results.
+    /// Type of operands and results.
     pub dtype: Dtype,
 }
 
-/// All GPUs at once, in 10^9 bytes a second of each.
+/// Rates of each GPU while all GPUs work at the same time, in 10^9 bytes per second.
 #[derive(Clone, Copy, Debug)]
 pub struct ConcurrentRates {
-    /// Host to GPU.
+    /// Rate from host to GPU.
     pub up: f64,
-    /// GPU to host.
+    /// Rate from GPU to host.
     pub down: f64,
-    /// Sums over all GPUs: bytes that each sends, and as many that it receives.
+    /// Rate at which each GPU sends in sums over all GPUs. It receives at the same rate.
     pub sums: f64,
 }
 
-/// A machine with GPUs of one kind. Rates of bytes are in 10^9 a second.
+/// Measurements of a machine with GPUs of one kind. Byte rates are in 10^9 bytes per second.
 #[derive(Clone, Debug)]
 pub struct GpuBox {
-    /// The first GPU. All are alike.
+    /// Description of the first GPU; all GPUs are alike.
     pub gpu: GpuInfo,
     /// Number of GPUs.
     pub gpus: usize,
     /// Bytes of the GPU with the least memory.
     pub gpu_memory: u64,
-    /// The version of the driver.
+    /// Version of the driver.
     pub driver: String,
-    /// The version of NCCL, or the reason of its absence.
+    /// Version of NCCL, or the reason of its absence.
     pub nccl: Result<String, String>,
-    /// Bytes that a node of the host has free at least.
+    /// Free bytes of the NUMA node with the least free memory.
     pub node_memory: u64,
     /// Cores that this process may use.
     pub cores: usize,
-    /// 16-bit products, and fp32 ones.
+    /// Rates of 16-bit matmuls and of fp32 matmuls.
     pub products: [Products; 2],
-    /// Bytes that a kernel reads and writes on the GPU.
+    /// Rate at which a kernel reads and writes GPU memory.
     pub streamed: f64,
-    /// Of one GPU alone, and the memory of every node.
+    /// Copies of one GPU alone, with the memory rates of every NUMA node.
     pub copies: Copies,
-    /// Where there are several GPUs; else, or where it fails, why not.
+    /// Rates of all GPUs at the same time, or the reason why they are not measured.
     pub together: Result<ConcurrentRates, String>,
-    /// One core's part of its node's memory.
+    /// Memory rates of one core alone.
     pub core: NodeMemory,
-    /// The update on all cores of a node.
+    /// Update on all cores of the node with the slowest cores.
     pub adam: Row,
     /// Bytes of each array and copy.
     pub bytes: u64,
@@ -116,7 +116,7 @@ impl GpuBox {
     }
 }
 
-/// Why there is no box.
+/// Reason why no box was measured.
 #[derive(Debug, thiserror::Error)]
 pub enum GpuBoxError {
     /// There are no GPUs, or they cannot be used.
@@ -124,36 +124,36 @@ pub enum GpuBoxError {
         "the GPUs of this machine cannot be used: {0}; see `onebox doctor`, or measure the cores: --cores"
     )]
     None(String),
-    /// GPUs of several kinds.
+    /// The GPUs are of several kinds.
     #[error(
         "a box has GPUs of one kind, and this machine has {0}: show those of one kind by CUDA_VISIBLE_DEVICES"
     )]
     Mixed(String),
-    /// A GPU on which something else is.
+    /// A GPU has too little free memory.
     #[error(
         "GPU {gpu} has {} free, and the measurement takes {}: end what runs there",
         format_bytes(*free), format_bytes(NEEDED)
     )]
     Full {
-        /// The driver's number.
+        /// Driver's number of the GPU.
         gpu: usize,
-        /// Bytes.
+        /// Free bytes of the GPU.
         free: u64,
     },
-    /// A measurement.
+    /// A measurement failed.
     #[error("{what}: {error}")]
     Failed {
-        /// The measured rate.
+        /// Name of the measured rate.
         what: &'static str,
-        /// Why it ended.
+        /// Error that ended the measurement.
         error: Error,
     },
 }
 
-/// Measures everything, in about a minute. `tell` gets the name of each measurement before it begins.
+/// Measures everything in about a minute. `tell` gets each measurement's name before it begins.
 ///
 /// # Errors
-/// No GPUs of one kind; a GPU that fails, or no memory.
+/// There are no GPUs or GPUs of several kinds, a GPU fails, or there is not enough memory.
 pub fn measure(machine: &LocalMachine, tell: &mut dyn FnMut(&str)) -> Result<GpuBox, GpuBoxError> {
     let probe = machine.cuda();
     if let Some(missing) = probe.missing() {
@@ -206,7 +206,7 @@ pub fn measure(machine: &LocalMachine, tell: &mut dyn FnMut(&str)) -> Result<Gpu
     })
 }
 
-/// Runs one measurement, after `tell` has got its name.
+/// Passes the name of a measurement to `tell` and runs the measurement.
 fn measure_one<T>(
     tell: &mut dyn FnMut(&str),
     what: &'static str,
@@ -216,7 +216,7 @@ fn measure_one<T>(
     work().map_err(|error| GpuBoxError::Failed { what, error })
 }
 
-/// Bytes that a node has free at least.
+/// Free bytes of the NUMA node with the least free memory.
 fn node_memory() -> u64 {
     let Ok(machine) = Machine::discover() else { return available_memory() };
     let nodes = machine.numa_nodes.iter().filter(|node| !node.cpus.is_empty());
@@ -224,7 +224,7 @@ fn node_memory() -> u64 {
     free.min().map_or_else(available_memory, |bytes| bytes.min(available_memory()))
 }
 
-/// The rate of the fastest shape.
+/// Measures all shapes and returns the fastest rate.
 fn products(machine: &LocalMachine, dtype: Dtype, sizes: Sizes) -> Result<Products, Error> {
     let (shape, tried) = (MatmulShape::default(), sizes.products.len());
     let mut best = Products { tflops: 0.0, shape, tried, dtype };
@@ -237,7 +237,7 @@ fn products(machine: &LocalMachine, dtype: Dtype, sizes: Sizes) -> Result<Produc
     Ok(best)
 }
 
-/// 10^9 bytes a second of into += x on GPU 0, with arrays of `bytes`: two reads and one write.
+/// Rate of into += x on the GPU in 10^9 bytes per second: two reads and one write of `bytes`.
 fn memory_rate(machine: &LocalMachine, bytes: u64) -> Result<f64, Error> {
     let mut plan = Plan::default();
     let n = (bytes / 4) as usize;
@@ -254,7 +254,7 @@ fn memory_rate(machine: &LocalMachine, bytes: u64) -> Result<f64, Error> {
     Ok(3.0 * bytes as f64 / seconds / 1e9)
 }
 
-/// The update with fp32 states by the best instructions on all cores of a node, on the node whose cores are the slowest.
+/// Measures the update with fp32 states on all cores of each node; returns the slowest node.
 fn update_rate(params: usize) -> Result<Row, Error> {
     let of = |node| {
         on_node(node, |team| {
@@ -270,16 +270,16 @@ fn update_rate(params: usize) -> Result<Row, Error> {
     Ok(slowest.unwrap_or_else(|| unreachable!("this process runs on a CPU, which is of a node")))
 }
 
-/// A GPU that has too little memory free, and how much that is.
+/// Driver's number and free bytes of the GPU with the least free memory, if that is too little.
 fn full_gpu(gpus: &[GpuInfo]) -> Option<(usize, u64)> {
     let free = gpus.iter().filter_map(|gpu| {
-        // One that cannot be asked says why when it is opened.
+        // A GPU that cannot report its memory fails with a reason when it is opened.
         Some((gpu.ordinal, cuda::free_memory(gpu.ordinal).ok()?))
     });
     free.filter(|(_, free)| *free < NEEDED).min_by_key(|(_, free)| *free)
 }
 
-/// Copies up, copies down and sums of `bytes` on all GPUs at once.
+/// Measures copies up, copies down and sums of `bytes` on all GPUs at the same time.
 fn concurrent_rates(gpus: usize, bytes: u64) -> Result<ConcurrentRates, Error> {
     let mut plan = Plan::default();
     let n = ((bytes / 4) as usize).next_multiple_of(gpus);
@@ -309,7 +309,7 @@ fn concurrent_rates(gpus: usize, bytes: u64) -> Result<ConcurrentRates, Error> {
         Ok(times)
     })?;
     let bytes = 4.0 * n as f64;
-    // The slowest GPU of a round, and the fastest round after the first.
+    // A round lasts as long as its slowest GPU; the fastest round after the first counts.
     let of = |phase: usize| {
         let round = |i: usize| times.iter().map(|of| of[phase][i]).fold(0.0, f64::max);
         bytes / (1..=REPEATS).map(round).fold(f64::INFINITY, f64::min) / 1e9
@@ -318,7 +318,7 @@ fn concurrent_rates(gpus: usize, bytes: u64) -> Result<ConcurrentRates, Error> {
     Ok(ConcurrentRates { up: of(0), down: of(1), sums: sent * of(2) })
 }
 
-/// Seconds of each round of an op, after all ranks have passed the barrier.
+/// Seconds of each round of `op`, measured after all ranks have passed the barrier.
 fn together(dev: &Device, barrier: &Op, lane: Lane, op: &Op) -> Result<Vec<f64>, Error> {
     let round = |_| {
         dev.submit(Lane::DpComm, barrier.clone());

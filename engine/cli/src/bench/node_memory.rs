@@ -12,20 +12,20 @@ use std::io;
 use std::sync::Arc;
 use topology::{Machine, NumaNode, cores};
 
-/// One node, in 10^9 bytes a second of its own cores on its own memory.
+/// Rates of one node's own cores on its own memory, in 10^9 bytes per second.
 #[derive(Clone, Debug, Serialize)]
 pub struct NodeMemory {
-    /// The number that Linux gives it; `None` where the machine cannot be looked at.
+    /// Linux's number of the node; `None` if the machine cannot be examined.
     pub node: Option<u32>,
     /// Number of threads: one for each core of the node that this process may use.
     pub threads: usize,
-    /// Bytes read.
+    /// Rate of bytes read.
     pub read: f64,
-    /// Bytes written, past the caches.
+    /// Rate of bytes written past the caches.
     pub write: f64,
-    /// Bytes read and bytes written, these past the caches.
+    /// Rate of bytes read plus bytes written past the caches.
     pub copy: f64,
-    /// Bytes read and bytes written in place.
+    /// Rate of bytes read plus bytes written in place.
     pub rmw: f64,
 }
 
@@ -71,7 +71,7 @@ impl HostTask for Sweep {
     }
 }
 
-/// One of them may be empty.
+/// Source and target of a pass; either may be empty.
 struct Arrays<'a>(&'a [f32], &'a mut [f32]);
 
 impl Divisible for Arrays<'_> {
@@ -89,7 +89,7 @@ impl Divisible for Arrays<'_> {
 /// A NUMA node. The default stands for a machine that cannot be examined, or for memory anywhere.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Node {
-    /// The number that Linux gives it.
+    /// Linux's number of the node.
     pub(super) id: Option<u32>,
     /// The CPUs of the node that this process may use.
     pub(super) cpus: Vec<u32>,
@@ -106,8 +106,8 @@ pub(super) fn nodes() -> Vec<Node> {
     machine.numa_nodes.iter().map(of).filter(|node| !node.cpus.is_empty()).collect()
 }
 
-/// Runs `work` in a thread on the CPUs of `node`, with kernel threads on all of them. If the system refuses to bind them, they run
-/// anywhere.
+/// Runs `work` in a thread on the CPUs of `node`, with kernel threads on all of these CPUs. If the
+/// system refuses to bind the threads, they run anywhere.
 pub(super) fn on_node<T: Send>(
     node: &Node,
     work: impl FnOnce(Option<Arc<ThreadTeam>>) -> Result<T, Error> + Send,
@@ -116,7 +116,7 @@ pub(super) fn on_node<T: Send>(
     let threads = if cpus.is_empty() { cores() } else { cpus.len() };
     let run = || {
         if !cpus.is_empty() {
-            // The first thread of the team; the others bind themselves.
+            // This is the first thread of the team; the others bind themselves.
             let _ = topology::bind_current_thread(cpus);
         }
         work(kernel_team(threads, id.map(|_| cpus.clone())))
@@ -134,7 +134,7 @@ pub(super) fn on_node<T: Send>(
 /// Measures every node with arrays of `bytes`.
 ///
 /// # Errors
-/// No memory.
+/// There is not enough memory.
 pub fn memory(bytes: u64) -> Result<Vec<NodeMemory>, Error> {
     nodes().iter().map(|node| on_node(node, |team| measure(team, node, bytes))).collect()
 }
@@ -142,7 +142,7 @@ pub fn memory(bytes: u64) -> Result<Vec<NodeMemory>, Error> {
 /// Measures one core of the first node with arrays of `bytes`.
 ///
 /// # Errors
-/// No memory.
+/// There is not enough memory.
 pub(super) fn one_core(bytes: u64) -> Result<NodeMemory, Error> {
     let Some(mut node) = nodes().into_iter().next() else {
         unreachable!("this process runs on a CPU, which is of a node")

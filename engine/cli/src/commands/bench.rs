@@ -1,4 +1,4 @@
-//! `onebox bench`: [`crate::bench`] in words or as JSON, and [`predict::calibrate`] as a box file.
+//! `onebox bench`: [`crate::bench`] as text or JSON, and box files, see [`predict::calibrate`].
 
 use super::data::{self, ReadOptions};
 use super::train::check_memory;
@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use topology::{available_memory, counted, format_bytes};
 
-/// One of both: clap asks for `save_box` where there is no verb.
+/// Arguments of `onebox bench`: a verb, or `--save-box`, which clap requires without a verb.
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 #[command(override_usage = "onebox bench step [OPTIONS] <CONFIG>\n       \
@@ -34,11 +34,11 @@ use topology::{available_memory, counted, format_bytes};
                             onebox bench <adam|gemm|collective> [OPTIONS]\n       \
                             onebox bench --save-box <FILE> [--cores]")]
 pub(super) struct BenchArgs {
-    /// Measure this machine and write a box file, for `onebox simulate --box FILE`: its GPUs and its host, or where it has no GPU
-    /// its cores as virtual GPUs
+    /// Measure this machine and write a box file for `onebox simulate --box FILE`: its GPUs and its
+    /// host. Without a GPU, its cores are measured as virtual GPUs
     #[arg(long, value_name = "FILE", required = true)]
     save_box: Option<PathBuf>,
-    /// Measure the cores as virtual GPUs where there are GPUs too
+    /// Measure the cores as virtual GPUs even if the machine has GPUs
     #[arg(long, requires = "save_box")]
     cores: bool,
     #[command(subcommand)]
@@ -47,15 +47,17 @@ pub(super) struct BenchArgs {
 
 #[derive(Debug, clap::Subcommand)]
 enum BenchVerb {
-    /// Training steps of a config: time, tokens, share of what plain products reach, exposed update
+    /// Measure training steps of a config: time, tokens, share of the speed of plain matmuls,
+    /// exposed update
     Step(StepArgs),
-    /// Copies between the host's memory and a GPU, or a virtual one where there is none; the memory of each NUMA node
+    /// Measure copies between host memory and a GPU, or a virtual GPU if there is none; the memory
+    /// of each NUMA node
     Copy(CopyArgs),
-    /// The update on the host, in turn with the same loads and stores without arithmetic
+    /// Measure the update on the host, in turn with the same loads and stores without arithmetic
     Adam(host::AdamArgs),
-    /// Products of virtual GPUs beside the fused multiply-adds that the cores reach
+    /// Measure matmuls of virtual GPUs, compared with the cores' fused multiply-adds
     Gemm(host::GemmArgs),
-    /// Collectives of virtual GPUs beside a plain copy
+    /// Measure collectives of virtual GPUs, compared with a plain copy
     Collective(host::CollectiveArgs),
 }
 
@@ -63,10 +65,10 @@ enum BenchVerb {
 struct StepArgs {
     #[command(flatten)]
     config: ConfigArgs,
-    /// Steps to measure, after one that is not
+    /// Number of steps to measure, after one step that is not measured
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..))]
     steps: u16,
-    /// Write when each op of the last of them ran as a Chrome trace
+    /// Write a Chrome trace of the ops of the last measured step
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// One JSON document on stdout
@@ -76,10 +78,11 @@ struct StepArgs {
 
 #[derive(Debug, clap::Args)]
 struct CopyArgs {
-    /// MiB of each direction
+    /// MiB to copy in each direction
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
     mib: u32,
-    /// MiB of a tile that goes up behind its update: `offload.tile_elements` times 2 bytes, with `precision: Fp32` 4
+    /// MiB of a tile, which is copied up after its update: 2 bytes times `offload.tile_elements`,
+    /// or 4 bytes with `precision: Fp32`
     #[arg(long, default_value_t = (TILE_BYTES >> 20) as u32, value_parser = clap::value_parser!(u32).range(1..))]
     tile_mib: u32,
     /// One JSON document on stdout
@@ -101,7 +104,7 @@ pub(super) fn run(args: &BenchArgs, machine: &LocalMachine) -> Result<(), Comman
 
 fn save_box(path: &Path, machine: &LocalMachine, on_cores: bool) -> Result<(), CommandError> {
     let on_gpus = !on_cores && machine.cuda().has_driver();
-    // A box of either kind gives way to another.
+    // A box file of one kind may replace a box file of the other kind.
     let kinds = [calibrate::OUTPUT, BOX_OF_GPUS];
     let kind = kinds.into_iter().find(|kind| kind.check(path).is_ok()).unwrap_or(calibrate::OUTPUT);
     may_write(kind, path)?;

@@ -1,4 +1,4 @@
-//! `onebox boxes`: the boxes that the program holds.
+//! `onebox boxes`: lists the box descriptions that the program contains.
 
 use super::{CommandError, Failable, code, print, print_json};
 use config::bundled::BOXES;
@@ -8,38 +8,38 @@ use std::fmt::Write as _;
 use std::path::Path;
 use topology::format_bytes;
 
-/// List the described boxes that `--box NAME` takes.
+/// List the box descriptions that `--box NAME` accepts.
 #[derive(Debug, clap::Args)]
 pub(super) struct BoxesArgs {
     /// One JSON document
     #[arg(long)]
     json: bool,
-    /// The table of docs/simulator.md
+    /// Print the table of docs/simulator.md
     #[arg(long, conflicts_with = "json")]
     markdown: bool,
 }
 
-/// A box in a line. Figures of links are GB/s each way, as the box describes them.
+/// Row of the list for one box. Link rates are GB/s in each direction, as the box describes them.
 #[derive(Serialize)]
 struct BoxRow {
     name: &'static str,
     title: String,
     machines: usize,
-    /// Of all machines.
+    /// Number of GPUs of all machines.
     gpus: usize,
     gpu_memory_bytes: u64,
-    /// Of each machine.
+    /// Bytes of host memory of each machine.
     host_memory_bytes: u64,
     gemm_tflops: f32,
-    /// Of the slowest and the fastest GPU that copies alone.
+    /// Rates of the slowest and the fastest GPU that copies alone.
     link_gb_per_s: [f64; 2],
-    /// Of the slowest GPU while all copy.
+    /// Rate of the slowest GPU while all GPUs copy.
     link_gb_per_s_all: f64,
-    /// Between two GPUs that NVLink joins; 0: none are.
+    /// Fastest NVLink rate between two GPUs; 0 if NVLink joins none.
     nvlink_gb_per_s: f64,
-    /// Whether NVLink joins any two.
+    /// Whether NVLink joins every pair of GPUs.
     nvlink_joins_all: bool,
-    /// Between machines.
+    /// Rate between machines.
     network_gb_per_s: f32,
 }
 
@@ -129,7 +129,7 @@ fn table(all: &[BoxRow]) -> String {
     for row in &rows {
         for (column, text) in row.iter().enumerate() {
             let width = width(column).unwrap_or(0);
-            // Numbers to the right.
+            // Numbers are aligned to the right.
             let _ = match column {
                 2..=5 => write!(out, "{text:>width$}  "),
                 _ => write!(out, "{text:<width$}  "),

@@ -1,4 +1,4 @@
-//! `onebox data cache`: what the user's cache folder has of the texts that were read.
+//! `onebox data cache`: shows or clears the user's cache folder of texts that were read.
 
 use super::{CommandError, Failable, code, print_as};
 use ::data::{Cache, CacheRemoval, CacheUsage, PartCount};
@@ -10,7 +10,8 @@ use topology::{counted, format_bytes};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct CacheArgs {
-    /// Remove all of it, but for what runs read from now; runs make again what they need
+    /// Remove the whole cache except the parts that runs read now; later runs rebuild what they
+    /// need
     #[arg(long)]
     clear: bool,
     /// One JSON document on stdout
@@ -57,7 +58,7 @@ pub(super) fn run(args: &CacheArgs) -> Result<(), CommandError> {
     })
 }
 
-/// What the folder has, and what it may have.
+/// Text about the size of the folder and its limit.
 fn contents(folder: &Path, CacheUsage { all, in_use }: CacheUsage, limit: u64) -> String {
     let in_use = match in_use.parts {
         0 => String::new(),

@@ -16,8 +16,8 @@ pub(super) struct CheckArgs {
     pub(super) json: bool,
 }
 
-/// All errors, or a line that says what the config is, and what of it this version cannot run. Processes of a launcher join
-/// first: what a machine must have follows from the ranks that are dealt to it.
+/// Prints all errors, or a line that describes the config, with the keys that this version cannot
+/// run. Processes of a launcher join first, because a machine's requirements depend on its ranks.
 pub(super) fn check(args: &CheckArgs) -> Result<(), CommandError> {
     let team = Team::join(SILENCE)?;
     let ended = team.all("config", checked(args, &team), |()| team.facts(None));
@@ -99,7 +99,7 @@ fn in_json(errors: &ConfigError) -> Vec<Value> {
     errors.errors().iter().map(error).collect()
 }
 
-/// Every key with its value and origin.
+/// Prints every key with its value and origin.
 pub(super) fn show(args: &CheckArgs, machine: &LocalMachine) -> Result<(), CommandError> {
     let loaded = args.config.load(machine)?;
     if args.json {
@@ -131,7 +131,7 @@ pub(super) fn show(args: &CheckArgs, machine: &LocalMachine) -> Result<(), Comma
     print(&text)
 }
 
-/// `124 M parameters: 12 layers, hidden 768, 12 heads, 1024 tokens, vocabulary 50257`
+/// `124 M parameters: 12 layers, hidden 768, 12 heads, 1024 tokens, vocabulary 50257`.
 pub(super) fn model_words(model: &ModelConfig, parameters: f64) -> String {
     let ModelConfig { layers, hidden, heads, seq_len, vocab, .. } = model;
     format!(
@@ -143,7 +143,7 @@ pub(super) fn model_words(model: &ModelConfig, parameters: f64) -> String {
     )
 }
 
-/// `124 M`, `70.1 B`.
+/// Formats a count with a unit: `124 M`, `70.1 B`.
 pub(super) fn count(n: f64) -> String {
     let (value, unit) = match n {
         n if n >= 1e12 => (n / 1e12, " T"),

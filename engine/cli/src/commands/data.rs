@@ -1,4 +1,4 @@
-//! The data of a config, and what makes tokens of it, opened for a command.
+//! Opens the data of a config and its tokenizer for a command.
 
 use super::{CommandError, Failable, code, say};
 use crate::report::reading::TerminalProgress;
@@ -18,7 +18,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-/// What `data.tokenizer` names.
+/// Opens the tokenizer that `data.tokenizer` names.
 pub(super) fn tokenizer(config: &Config) -> Result<Option<Tokenizer>, CommandError> {
     let open = |path: &String| {
         let path = Path::new(path);
@@ -27,7 +27,7 @@ pub(super) fn tokenizer(config: &Config) -> Result<Option<Tokenizer>, CommandErr
     config.data.tokenizer.as_ref().map(open).transpose()
 }
 
-/// The one that a run was trained with: its own copy. What its stored config names may be any file.
+/// Opens a run's own copy of its tokenizer. The path in the stored config may name any file.
 pub(super) fn tokenizer_of(run: &Path, config: &Config) -> Result<Option<Tokenizer>, CommandError> {
     let Some(named) = &config.data.tokenizer else { return Ok(None) };
     let copy = run.join(TOKENIZER);
@@ -47,7 +47,8 @@ pub(super) fn tokenizer_of(run: &Path, config: &Config) -> Result<Option<Tokeniz
     Err(CommandError::new(code::DATA, why))
 }
 
-/// What a run keeps of `beside`, which stands in the folder `from`: nothing where its tokens are of another kind, which is said.
+/// Returns the files of `beside`, from the folder `from`, that a run keeps. If their tokens are of
+/// another kind, it keeps none, and a note says why.
 pub(super) fn fitting(
     beside: ModelFiles,
     from: &Path,
@@ -71,13 +72,14 @@ fn not_opened(path: &Path, problem: &Problem) -> CommandError {
     CommandError::new(code::DATA, format!("data.tokenizer: {}: {problem}", path.shown()))
 }
 
-/// Keys of what is read.
+/// Config keys that name files to read.
 pub(super) const KEYS: [&str; 3] = ["data.train", "data.validation", "data.tokenizer"];
-/// Most bytes of data that `config check` reads to the end, as a tokenizer too reads text.
+/// Maximum bytes of data that `config check` reads completely: in general, and with a tokenizer.
 const READ_WHOLE: [u64; 2] = [64 << 20, 1 << 20];
 
-/// What keeps `config` from its data, for `config check`: as `train --dry-run` says it, where the data is small; of larger
-/// data files are opened and their beginnings looked at. A described box has none unless it is named.
+/// Problem of `config` with its data, for `config check`, in the words of `train --dry-run`. Small
+/// data is read completely; larger files are opened and their beginnings inspected. A described box
+/// without `data.train` has no data to check.
 pub(super) fn trouble(
     config: &Config,
     ok: &dyn Fn(&[&str]) -> bool,
@@ -87,7 +89,7 @@ pub(super) fn trouble(
     if boxed && config.data.train.is_empty() || !ok(&KEYS) || !ok(&needed) {
         return None;
     }
-    // Rules between keys say of these what is wrong: nothing could be read as they want it.
+    // Rules between keys report these configs; their data cannot be read as requested.
     let DataConfig { format, packing, tokenizer, .. } = &config.data;
     let no_documents = *packing != Packing::Windows && !format.has_documents();
     if no_documents || format.is_rows() && tokenizer.is_none() {
@@ -113,12 +115,12 @@ pub(super) fn trouble(
     look().err().map(told)
 }
 
-/// Looks for what keeps it from being read, before anything is read.
+/// Checks that the data can be read, before any of it is read.
 pub(super) fn look(config: &Config) -> Result<(), CommandError> {
     DataInspection::at(config, false).map(drop).fail_with(code::DATA)
 }
 
-/// Opens and checks all of it. What the cache folder has above its limit then goes.
+/// Opens and checks all data, then shrinks the cache folder to its limit.
 pub(super) fn open(
     config: &Config,
     tokenizer: Option<&Tokenizer>,
@@ -131,7 +133,7 @@ pub(super) fn open(
     Ok(data)
 }
 
-/// The tokenizer and all of the data, for a command that needs nothing before them.
+/// Opens the tokenizer and all data, for a command that needs no work between the two.
 pub(super) fn read_whole(
     config: &Config,
     options: ReadOptions,
@@ -145,22 +147,22 @@ pub(super) fn read_whole(
     Ok((tokenizer, data))
 }
 
-/// How data is read.
+/// Options for reading data.
 #[derive(Clone, Copy, Default)]
 pub(super) struct ReadOptions {
-    /// Nothing is written, not even into the user's cache folder.
+    /// Whether nothing is written, not even into the user's cache folder.
     pub(super) dry: bool,
-    /// No progress is shown.
+    /// Whether progress is hidden.
     pub(super) quiet: bool,
-    /// Prepared tokens are compared with the hashes beside them.
+    /// Whether prepared tokens are compared with their stored hashes.
     pub(super) compares: bool,
-    /// Each row that is left out is named as it is found.
+    /// Whether each omitted row is named when it is found.
     pub(super) names_all: bool,
-    /// What nothing reads of rows is not said.
+    /// Whether unused parts of rows are not reported.
     pub(super) is_brief: bool,
 }
 
-/// Refuses a tokenizer with tokens that the model has not.
+/// Refuses a tokenizer whose tokens exceed the model's vocabulary.
 fn check_vocab(config: &Config, tokenizer: Option<&Tokenizer>) -> Result<(), DataError> {
     let (Some(tokenizer), Some(path)) = (tokenizer, &config.data.tokenizer) else { return Ok(()) };
     let refused = |problem| DataError { key: "data.tokenizer", path: path.into(), problem };
@@ -188,7 +190,7 @@ fn read(
             let with = TextSource { tokenizer, path, cache: &cache, format, sizes, progress };
             every(data, &|parts| Corpus::open_text(parts, &with, model.vocab, model.seq_len))
         }
-        // The tokenizer of files of tokens has made them already.
+        // Files of tokens are tokenized already; only the vocabulary is checked.
         _ => {
             check_vocab(config, tokenizer)?;
             let checks = Checks { cache: &cache, vocab: model.vocab, progress, names_all };
@@ -199,7 +201,7 @@ fn read(
     }
 }
 
-/// Opens all that the config names: one corpus with both parts, or several.
+/// Opens all sources of the config: one corpus with both parts, or several corpora.
 fn every(
     data: &DataConfig,
     open: &dyn Fn(CorpusSplit<'_>) -> Result<Corpus, DataError>,
@@ -226,7 +228,7 @@ fn every(
     ))
 }
 
-/// Calls `then` with what makes tokens of the rows of `data`, by the tokenizer at `path`.
+/// Calls `then` with the token source for the rows of `data`; `path` is the tokenizer's.
 pub(super) fn with_rows<T>(
     data: &DataConfig,
     path: &Path,

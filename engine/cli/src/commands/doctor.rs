@@ -1,4 +1,4 @@
-//! `onebox doctor`: what this machine can train on, and what would help where it cannot.
+//! `onebox doctor`: shows what this machine can train on, and how to fix what is missing.
 
 use super::{CommandError, code, print_as};
 use data::{Cache, PartCount};
@@ -11,13 +11,13 @@ use serde::Serialize;
 use serde_json::json;
 use topology::{Machine, available_memory, cores, counted, format_bytes};
 
-/// Below it not even the quickstart trains.
+/// Bytes of available memory that even the quickstart needs.
 const LEAST_MEMORY: u64 = 256 << 20;
 
-/// Look at what training needs of this machine.
+/// Check what this machine has for training.
 #[derive(Debug, clap::Args)]
 pub(super) struct DoctorArgs {
-    /// GPUs are wanted: fail where there is none too
+    /// Require GPUs: also fail if the machine has none
     #[arg(long)]
     cuda: bool,
     /// One JSON document on stdout
@@ -33,7 +33,7 @@ enum Verdict {
     Fail,
 }
 
-/// One thing looked at.
+/// Result of one check.
 #[derive(Debug, Serialize)]
 struct Finding {
     verdict: Verdict,
@@ -52,12 +52,12 @@ impl Finding {
     }
 }
 
-/// Prints the findings. Whatever fails is told by the exit code.
+/// Prints the findings. A failed check sets the exit code.
 pub(super) fn run(args: &DoctorArgs, local: &LocalMachine) -> Result<(), CommandError> {
     let probe = local.cuda();
     let machine = Machine::discover();
     let mut findings = cuda(probe);
-    // A machine without GPUs lacks nothing, unless it is said to have some.
+    // Missing GPUs are a failure only if the machine is known to have some, or with `--cuda`.
     let has_gpus = probe.has_driver() || machine.as_ref().is_ok_and(|m| !m.gpus.is_empty());
     if !args.cuda && !has_gpus {
         let failed = findings.iter_mut().filter(|f| f.verdict == Verdict::Fail);
@@ -193,7 +193,7 @@ fn host(probe: &Probe, machine: Result<&Machine, &topology::Error>) -> Vec<Findi
     [memory, memlock(probe), nodes].into_iter().chain(cache()).collect()
 }
 
-/// Says how many bytes the folder of tokens has, and how to empty it; none where there is no such folder.
+/// Reports the size of the token cache and how to empty it; `None` if it has no folder.
 fn cache() -> Option<Finding> {
     let cache = Cache::of_user(true);
     let folder = cache.folder.as_deref().filter(|folder| folder.is_dir())?;
@@ -212,7 +212,7 @@ fn cache() -> Option<Finding> {
     Some(finding.remedy("to empty it: onebox data cache --clear; runs make again what they need"))
 }
 
-/// Drivers pin memory themselves; some containers count it all the same.
+/// Reports the memlock limit. Drivers pin memory themselves; some containers count it anyway.
 fn memlock(probe: &Probe) -> Finding {
     match getrlimit(Resource::Memlock).current {
         None => Finding::new(Verdict::Ok, "memlock", "unlimited"),

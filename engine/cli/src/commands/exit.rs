@@ -1,12 +1,12 @@
-//! How the process ends.
+//! Exit codes and errors of commands.
 
 use std::fmt::Display;
 
-/// The numbers, after sysexits.h where it has one.
+/// Exit codes, from sysexits.h if it has a matching code.
 pub(super) mod code {
     pub(crate) const DOES_NOT_FIT: u8 = 1;
     pub(crate) const DIFFERS: u8 = 1;
-    /// Of a machine, by `doctor`.
+    /// `doctor` found a failure on the machine.
     pub(crate) const UNFIT: u8 = 1;
     pub(crate) const USAGE: u8 = 2;
     pub(crate) const DATA: u8 = 66;
@@ -20,9 +20,9 @@ pub(super) mod code {
     pub(crate) const HOST_MEMORY: u8 = 80;
     pub(crate) const DEVICE_MEMORY: u8 = 81;
     pub(crate) const CHECKPOINT: u8 = 82;
-    /// The run ended in order, but for its last checkpoint.
+    /// The run ended in order, but its last checkpoint is not saved.
     pub(crate) const NOT_SAVED: u8 = 83;
-    /// Second Ctrl-C.
+    /// A second Ctrl-C ended the process.
     pub(crate) const ABORTED: u8 = 130;
 }
 
@@ -47,7 +47,7 @@ Exit codes:
   130  interrupted twice, quit at once
   134  aborted, as when the machine gives no memory for something small";
 
-/// Why a command did not do what it was asked for.
+/// Error of a command: its exit code and its message.
 #[derive(Debug)]
 pub(super) struct CommandError {
     pub(super) code: u8,
@@ -59,28 +59,28 @@ impl CommandError {
         Self { code, message: why.to_string() }
     }
 
-    /// With more to say.
+    /// Appends `more` to the message.
     pub(super) fn and(mut self, more: &str) -> Self {
         self.message += "; ";
         self.message += more;
         self
     }
 
-    /// The message was said already.
+    /// An error whose message was printed already.
     pub(super) const fn silent(code: u8) -> Self {
         Self { code, message: String::new() }
     }
 
-    /// Says it of what fails beside something else, whose code it is.
+    /// Prints the message as a warning, if another error sets the exit code.
     pub(super) fn warn(&self) {
         super::say(&format!("warning: {}", self.message));
     }
 
-    /// Says it; returns the exit code.
+    /// Prints the message and returns the exit code.
     pub(super) fn report(&self) -> u8 {
         if !self.message.is_empty() {
             match self.message.starts_with("error") {
-                // A list of the errors of a config.
+                // The message lists the errors of a config.
                 true => super::say_report(&self.message),
                 false => super::say(&format!("error: {}", self.message)),
             }
@@ -89,7 +89,7 @@ impl CommandError {
     }
 }
 
-/// Gives what fails its exit code.
+/// Turns an error into a [`CommandError`] with an exit code.
 pub(super) trait Failable<T> {
     fn fail_with(self, code: u8) -> Result<T, CommandError>;
 }

@@ -1,4 +1,4 @@
-//! `onebox generate`.
+//! `onebox generate`: writes text with a trained model.
 
 use super::checkpoint::run_of;
 use super::{CommandError, Failable, code, data, print, say, seen};
@@ -19,48 +19,52 @@ use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use topology::format_bytes;
 
-/// Draw text from a model that `train` left.
+/// Write text with a trained model.
 #[derive(Debug, clap::Args)]
 pub(super) struct GenerateArgs {
-    /// Run directory, with config.ron and weights.safetensors; a checkpoint; or a folder of transformers
+    /// Run directory with config.ron and weights.safetensors, checkpoint, or folder of transformers
     run: PathBuf,
-    /// Where to compute, if not where the run trained: device=Cpu (the cores), device=Cuda (one GPU). In which type: precision=Fp32, Bf16, Fp16
+    /// Device, if not that of the run: device=Cpu (the cores) or device=Cuda (one GPU). Number
+    /// type: precision=Fp32, Bf16 or Fp16
     #[arg(long, value_name = "KEY=VALUE", value_parser = setting)]
     set: Vec<Setting>,
-    /// Start of the text; token numbers for a model of token files. Given several times: several texts, computed together
+    /// Start of the text; token numbers for a model of token files. Several prompts give several
+    /// texts, which are computed together
     #[arg(long, value_name = "TEXT", default_value = "\n", group = "start")]
     prompt: Vec<String>,
-    /// The same from a file, without the end of its last line; `-`: from the standard input
+    /// File with the start of the text; the end of its last line is left out. `-` is the standard
+    /// input
     #[arg(long, value_name = "FILE", group = "start")]
     prompt_file: Vec<PathBuf>,
-    /// Prompts are what a user says, in the chat template of the model's folder; only the answers are printed
+    /// Use prompts as the user's messages in the model's chat template; print only the answers
     #[arg(long, requires = "start")]
     chat: bool,
-    /// With --chat: what the system says before the user
+    /// With --chat: the system message before the user's message
     #[arg(long, value_name = "TEXT", requires = "chat")]
     system: Option<String>,
-    /// With --chat: a variable of the template, such as enable_thinking=false. VALUE is JSON, or else a text
+    /// With --chat: a variable of the template, such as enable_thinking=false. A VALUE that is not
+    /// JSON is a text
     #[arg(long, value_name = "NAME=VALUE", requires = "chat", value_parser = variable)]
     template_var: Vec<(String, serde_json::Value)>,
-    /// Tokens to draw for each prompt, at most
+    /// Maximum number of tokens to draw for each prompt
     #[arg(long, default_value_t = 200)]
     tokens: usize,
-    /// 0: always the likeliest token
+    /// Sampling temperature; with 0, always the likeliest token
     #[arg(long, default_value_t = 0.8, value_parser = temperature, allow_negative_numbers = true)]
     temperature: f64,
-    /// Draw among so many of the likeliest tokens
+    /// Draw among the N likeliest tokens
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     top_k: Option<u32>,
-    /// Draw among the likeliest tokens that together have this probability
+    /// Draw among the likeliest tokens that together have probability P
     #[arg(long, value_name = "P", default_value_t = 1.0, value_parser = probability, allow_negative_numbers = true)]
     top_p: f64,
-    /// End a text before TEXT. The tokens at which the model's folder ends a text always do
+    /// End a text before TEXT. The end tokens of the model's folder always end a text
     #[arg(long, value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     stop: Vec<String>,
-    /// Print a JSON object for each prompt, in their order, when all are done
+    /// Print a JSON object for each prompt, in the order of the prompts, when all are done
     #[arg(long)]
     json: bool,
-    /// The same seed draws the same text
+    /// Seed of the drawing; the same seed draws the same text
     #[arg(long, default_value_t = 1337)]
     seed: u64,
     /// Print the logits of the token after the prompt, as JSON, and draw nothing
@@ -68,14 +72,14 @@ pub(super) struct GenerateArgs {
     logits: bool,
 }
 
-/// What `--set` changes.
+/// A setting that `--set` changes.
 #[derive(Clone, Copy, Debug)]
 enum Setting {
     Device(ComputeDevice),
     Precision(Precision),
 }
 
-/// The texts of `--set`.
+/// Accepted texts of `--set` with their settings.
 const SETTINGS: [(&str, Setting); 5] = [
     ("device=Cpu", Setting::Device(ComputeDevice::Cores)),
     ("device=Cuda", Setting::Device(ComputeDevice::Gpu)),
@@ -92,10 +96,10 @@ fn setting(text: &str) -> Result<Setting, String> {
     })
 }
 
-/// A variable of a template.
+/// Parses `NAME=VALUE`, a variable of a chat template.
 fn variable(text: &str) -> Result<(String, serde_json::Value), String> {
     let (name, value) = text.split_once('=').ok_or("NAME=VALUE is expected")?;
-    // As texts they would all count as true.
+    // As texts, these values would all count as true.
     if let Some((_, json)) = PYTHON.iter().find(|(python, _)| *python == value) {
         return Err(format!("`{value}` is Python's; write `{json}`"));
     }
@@ -103,10 +107,10 @@ fn variable(text: &str) -> Result<(String, serde_json::Value), String> {
     Ok((name.to_owned(), value))
 }
 
-/// Values of Python, and what JSON writes.
+/// Python's values with their JSON forms.
 const PYTHON: [(&str, &str); 3] = [("True", "true"), ("False", "false"), ("None", "null")];
 
-/// Bytes of a prompt in a file: a hundred times the longest context of a model.
+/// Maximum bytes of a prompt file: a hundred times the longest context of a model.
 const LONGEST_PROMPT: u64 = 64 << 20;
 
 fn prompt_in(path: &Path) -> Result<String, CommandError> {
@@ -127,13 +131,13 @@ fn prompt_in(path: &Path) -> Result<String, CommandError> {
     let text = String::from_utf8(bytes);
     let text = text.map_err(|e| format!("{of}: it is not UTF-8: {}", e.utf8_error()));
     let mut text = text.fail_with(code::DATA)?;
-    // That of a line which an editor ends.
+    // An editor ends the last line; that line end is not part of the prompt.
     let end = text.strip_suffix("\n").map(|text| text.strip_suffix('\r').unwrap_or(text).len());
     text.truncate(end.unwrap_or(text.len()));
     Ok(text)
 }
 
-/// For a run that has not ended: what it would go on from.
+/// Opens the newest complete checkpoint of a run that has not ended.
 fn newest(args: &GenerateArgs, lacks: &str) -> Result<Checkpoint, CommandError> {
     let found = open_newest(&args.run);
     let found = found.map_err(|e| format!("{} {lacks}, and no checkpoint: {e}", args.run.shown()));
@@ -157,7 +161,7 @@ fn probability(text: &str) -> Result<f64, String> {
     }
 }
 
-/// The config of a folder of transformers.
+/// Builds the config for a folder of transformers.
 fn config_of(folder: &Path) -> Result<LoadedConfig, CommandError> {
     let absolute = folder.canonicalize();
     let absolute = absolute.map_err(|e| format!("cannot read {}: {e}", folder.shown()));
@@ -205,29 +209,29 @@ pub(super) fn run(args: &GenerateArgs, machine: &LocalMachine) -> Result<(), Com
     draw(args, &loaded.config, &LoadedModel { model, beside, place })
 }
 
-/// A model, and what came with it.
+/// A model and the files of its folder.
 struct LoadedModel<'a> {
-    /// On the cores in fp32.
+    /// Source of the model, set to the cores and fp32.
     model: ModelSource<'a>,
     beside: ModelFiles,
-    /// The folder that it came from.
+    /// Folder of the files in `beside`.
     place: PathBuf,
 }
 
 impl LoadedModel<'_> {
-    /// Why a file that came with the model cannot be used.
+    /// Error about an unusable file of the model's folder.
     fn unusable(&self, why: &str) -> CommandError {
         CommandError::new(code::DATA, format!("{}: {why}", self.place.shown()))
     }
 }
 
-/// Draws and writes, or writes the logits that are asked for.
+/// Draws and prints the texts, or prints the logits if `--logits` is set.
 fn draw(args: &GenerateArgs, config: &Config, from: &LoadedModel<'_>) -> Result<(), CommandError> {
     let mut model = from.model;
     if config.device == DeviceConfig::Cuda {
         model.device = ComputeDevice::Gpu;
     }
-    // The last one counts.
+    // If a setting occurs twice, the last one counts.
     for setting in &args.set {
         match *setting {
             Setting::Device(on) => model.device = on,
@@ -275,7 +279,7 @@ fn draw(args: &GenerateArgs, config: &Config, from: &LoadedModel<'_>) -> Result<
     Ok(())
 }
 
-/// Prompts as the model reads them.
+/// Converts the prompts to the texts that the model reads.
 fn texts_of(
     args: &GenerateArgs,
     config: &Config,
@@ -303,11 +307,11 @@ fn texts_of(
     prompts.iter().map(text).collect()
 }
 
-/// What is known of each text; those that are shown come in the order of their prompts, each as soon as it is known.
+/// State of all texts. Shown texts are printed in the order of their prompts, as early as possible.
 struct Texts {
     all: Vec<TextProgress>,
     shown: bool,
-    /// The text that is being shown, and how many bytes of it have been.
+    /// Index of the text that is being printed, and the number of its bytes printed so far.
     at: (usize, usize),
     unseen: Option<CommandError>,
 }
@@ -320,7 +324,7 @@ struct TextProgress {
 }
 
 impl Texts {
-    /// Whether to go on.
+    /// Adds a piece to text `i` and prints what is ready. Returns whether to continue.
     fn take(&mut self, i: usize, piece: Piece<'_>) -> bool {
         match piece {
             Piece::Prompt(_) if !self.shown => {}

@@ -1,4 +1,4 @@
-//! What a shell and `man` need to know of onebox, and its help by groups.
+//! Shell completions, manual pages, and help with commands in groups.
 
 use super::{Cli, CommandError, Failable, code, seen};
 use clap::{Command, CommandFactory};
@@ -7,7 +7,7 @@ use files::path_text::ShownPath;
 use std::fmt::Write as _;
 use std::path::Path;
 
-/// Every command stands in one.
+/// Groups of commands in the help; every command is in one group.
 const GROUPS: [(&str, &[&str]); 4] = [
     ("Train", &["train", "report", "generate", "checkpoint"]),
     ("Before a run", &["plan", "simulate", "boxes", "config", "data"]),
@@ -15,10 +15,10 @@ const GROUPS: [(&str, &[&str]); 4] = [
     ("The program", &["plot", "completions", "man", "help"]),
 ];
 
-/// Of help: it fits every terminal, and is easier to read on a wide one.
+/// Maximum columns of the help: 80 columns fit every terminal and are easier to read on a wide one.
 const COLUMNS: usize = 80;
 
-/// The command line, with its commands by groups.
+/// Builds the command line, with grouped commands in its help.
 pub(super) fn command() -> Command {
     let mut command = Cli::command();
     command.build();
@@ -38,7 +38,7 @@ pub(super) fn command() -> Command {
     Cli::command().help_template(template).max_term_width(COLUMNS)
 }
 
-/// To stdout.
+/// Writes shell completions to stdout.
 pub(super) fn completions(shell: Shell) -> Result<(), CommandError> {
     let mut text = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "onebox", &mut text);
@@ -46,7 +46,7 @@ pub(super) fn completions(shell: Shell) -> Result<(), CommandError> {
     seen(std::io::Write::write_all(&mut out, &text)).map(drop)
 }
 
-/// `onebox.1` and a page for each command, `onebox-train.1`, into `dir`.
+/// Writes manual pages into `dir`: `onebox.1`, and one for each command, such as `onebox-train.1`.
 pub(super) fn manual(dir: &Path) -> Result<(), CommandError> {
     let written =
         std::fs::create_dir_all(dir).and_then(|()| clap_mangen::generate_to(Cli::command(), dir));

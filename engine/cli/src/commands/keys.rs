@@ -1,18 +1,18 @@
-//! `onebox config keys`: what a config may say.
+//! `onebox config keys`: lists the keys of a config.
 
 use super::{CommandError, code, print};
 use config::{Key, box_keys, keys};
 use std::fmt::Write as _;
 
-/// List the keys of a config: the values that each takes, its default, its meaning.
+/// List the keys of a config, with their values, defaults and meanings.
 #[derive(Debug, clap::Args)]
 pub(super) struct KeysArgs {
-    /// Only keys that begin so, such as train or offload.update
+    /// List only keys with this beginning, such as train or offload.update
     prefix: Option<String>,
-    /// The keys of the description of a box, such as configs/boxes/dgx2.ron
+    /// List the keys of a box description, such as configs/boxes/dgx2.ron
     #[arg(long = "box")]
     of_box: bool,
-    /// The page docs/config.md: the keys of a config and of a box as tables
+    /// Print the page docs/config.md: tables of the keys of a config and of a box
     #[arg(long, conflicts_with_all = ["prefix", "of_box"])]
     markdown: bool,
 }
@@ -33,7 +33,7 @@ pub(super) fn run(args: &KeysArgs) -> Result<(), CommandError> {
     print(&text)
 }
 
-/// `train.steps: whole number from 1 to ..; required`, and the meaning on the next line.
+/// Text of a key: `train.steps: whole number from 1 to ..; required`, then a line with the meaning.
 fn entry(key: &Key) -> String {
     let of = key.of.map_or(String::new(), |variant| format!(" (of {variant})"));
     let values = key.values.replace('`', "");
@@ -45,7 +45,7 @@ fn entry(key: &Key) -> String {
     format!("{}{of}: {values}{default}\n    {}\n", key.name, key.doc.replace('`', ""))
 }
 
-/// Tables, one for each section.
+/// Text of docs/config.md, with a table for each section.
 fn page() -> String {
     let mut out = String::from(HEADER);
     out += "\n## Keys of a config\n";

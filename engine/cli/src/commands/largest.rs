@@ -1,4 +1,4 @@
-//! The words for a model that no layout makes fit: the memory that is short, and the largest model of its shape.
+//! Messages if a model fits with no layout: the short memory, and the largest model of its shape.
 
 use super::check::count;
 use config::{Config, DeviceConfig, LoadedConfig};
@@ -11,12 +11,12 @@ use serde::Serialize;
 use std::fmt::Write as _;
 use topology::{counted, format_bytes};
 
-/// What is said where nothing fits and no change helps.
+/// Report for the case that no layout fits and no change helps.
 #[derive(Debug, Serialize)]
 pub(super) struct ShortageReport {
-    /// The memory that is short, and how much would be enough: with bf16 Adam moments, and with the same results.
+    /// Memory that is too small, and enough memory: with bf16 Adam moments, and with equal results.
     pub(super) shortages: Vec<Shortage>,
-    /// Of a model whose layers nobody has trained yet.
+    /// Largest model of the same shape that fits; `None` for a trained model from a folder.
     pub(super) largest: Option<LargestModel>,
 }
 
@@ -26,8 +26,8 @@ impl ShortageReport {
         Self { shortages, largest: largest(loaded, machine, gpus) }
     }
 
-    /// In lines: what is short, what would be enough, and the largest model that fits; with what a config must set for that if
-    /// `sets`.
+    /// Lines about the memory that is too small, the amounts that would be enough, and the largest
+    /// model that fits. If `sets`, each amount comes with the settings that it needs.
     pub(super) fn lines(&self, config: &Config, sets: bool) -> Vec<String> {
         let mut lines: Vec<String> =
             self.shortages.first().map(|shortage| short(config, shortage)).into_iter().collect();
@@ -39,7 +39,7 @@ impl ShortageReport {
     }
 }
 
-/// The memory, what the nearest layout needs of it, and what is there.
+/// Describes a memory that is too small: the bytes for the nearest layout, and the available bytes.
 fn short(config: &Config, shortage: &Shortage) -> String {
     let Shortage { short, states, tensor, data, micro, words, .. } = shortage;
     let (names, needs): (Vec<_>, Vec<_>) = short
@@ -70,7 +70,7 @@ fn name(short: &MemoryShortage) -> &'static str {
     }
 }
 
-/// On what each of several has as much.
+/// Words for the GPUs or nodes that each have an amount; empty if there is only one.
 fn each(short: &MemoryShortage, config: &Config) -> String {
     match (short.memory, short.nodes) {
         (Memory::Host, 1) => String::new(),
@@ -82,7 +82,7 @@ fn each(short: &MemoryShortage, config: &Config) -> String {
     }
 }
 
-/// `with 307.34 GiB of host memory: yes`
+/// Line about an amount that is enough: `with 307.34 GiB of host memory: yes`.
 fn enough(config: &Config, shortage: &Shortage, sets: bool) -> String {
     let amount = |short: &MemoryShortage| {
         format!("{} of {}{}", format_bytes(short.enough), name(short), each(short, config))
@@ -112,7 +112,7 @@ fn at_most(config: &Config, largest: Option<&LargestModel>) -> String {
     )
 }
 
-/// What is said of states that are not those of the config; `None` where they are.
+/// Note about states that differ from those of the config; `None` if they are equal.
 pub(super) fn of_states(states: States, config: &Config) -> Option<&'static str> {
     let split = config.offload.master == config::Master::Split;
     match states {

@@ -1,4 +1,4 @@
-//! Messages of the program about itself, to stderr: warnings, and on request what it does and how long it takes.
+//! The program's log on stderr: warnings, and on request its actions and their durations.
 
 use crate::report::message;
 use clap::error::ErrorKind;
@@ -12,20 +12,20 @@ use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::fmt::format::{FmtSpan, Writer, debug_fn};
 use tracing_subscriber::fmt::time::FormatTime;
 
-/// Names a level for every command.
+/// Environment variable with the log level of every command.
 const VARIABLE: &str = "ONEBOX_LOG";
 
-/// How much is said; each level says what those before it say.
+/// Level of detail; each level includes the levels before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub(super) enum Level {
-    /// What ends the run.
+    /// Errors that end the run.
     Error,
-    /// What the user should know: the default.
+    /// Warnings for the user: the default.
     #[default]
     Warn,
-    /// What was decided, and why: placement, collectives.
+    /// Decisions and their reasons: placement, collectives.
     Info,
-    /// The phases of a run, each with its time.
+    /// Phases of a run, each with its time.
     Debug,
     /// Everything.
     Trace,
@@ -33,16 +33,16 @@ pub(super) enum Level {
 
 #[derive(Debug, clap::Args)]
 pub(super) struct LogArgs {
-    /// How much the program says about itself [default: what ONEBOX_LOG says, else warn]
+    /// Level of detail of the program's log [default: the value of ONEBOX_LOG, or else warn]
     #[arg(long, global = true, value_name = "LEVEL")]
     log: Option<Level>,
-    /// The same as --log info; twice: --log debug
+    /// Same as --log info; if given twice, same as --log debug
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     verbose: u8,
 }
 
 impl LogArgs {
-    /// The more detailed of what both options ask for; without either, what ONEBOX_LOG says.
+    /// The more detailed level of both options; without them, the level in ONEBOX_LOG.
     fn level(&self, set: Option<&OsStr>) -> Result<Level, String> {
         let verbose = [None, Some(Level::Info), Some(Level::Debug)];
         let asked = self.log.max(verbose[usize::from(self.verbose.min(2))]);
@@ -74,9 +74,9 @@ impl LogArgs {
             .with_target(false)
             .fmt_fields(debug_fn(message::field).delimited(" "))
             .with_max_level(filter)
-            // A log that cannot be written, on a full disk, must not end a run: no panic about it either.
+            // A log that cannot be written, as on a full disk, must not end or panic a run.
             .log_internal_errors(false);
-        // There is one already only where this is called twice.
+        // A log exists already only if this function is called twice.
         let _ = if level >= Level::Debug {
             log.with_timer(Uptime(Instant::now())).with_span_events(FmtSpan::CLOSE).try_init()
         } else {

@@ -58,22 +58,22 @@ struct Cli {
 enum Verb {
     /// Train a model
     Train(train::TrainArgs),
-    /// Show what a run needs of every memory; find the fastest layout
+    /// Show how much of every memory a run needs; find the fastest layout
     Plan(plan::PlanArgs),
     /// Predict the time of a step on a described box
     Simulate(simulate::SimulateArgs),
     /// Show a box: NUMA nodes, GPUs, links, and the place of each rank
     Topology(topology::TopologyArgs),
-    /// List the described boxes that --box NAME takes
+    /// List the box descriptions that --box NAME accepts
     Boxes(boxes::BoxesArgs),
-    /// Measure this machine: steps, copies, the update, products
+    /// Measure this machine: steps, copies, the update, matmuls
     Bench(bench::BenchArgs),
     /// Write text with a trained model
     Generate(generate::GenerateArgs),
     /// Show, verify, compare, reshard, export and import checkpoints
     #[command(subcommand)]
     Checkpoint(checkpoint::CheckpointVerb),
-    /// Check data; show what a model sees of it
+    /// Check and prepare data; show the samples that a model sees
     #[command(subcommand)]
     Data(DataVerb),
     /// Check this machine: driver, libraries, GPUs, memory
@@ -93,7 +93,7 @@ enum Verb {
     },
     /// Write manual pages into a directory
     Man {
-        /// The directory, which is made where it is not there
+        /// Directory for the pages; it is created if it is missing
         #[arg(value_name = "DIR")]
         dir: PathBuf,
     },
@@ -101,23 +101,23 @@ enum Verb {
 
 #[derive(Debug, Subcommand)]
 enum DataVerb {
-    /// What the cache folder has of texts that were read; empty it
+    /// Show the size of the cache of texts that were read; clear it
     Cache(cache::CacheArgs),
-    /// Read all of it, and say what it has
+    /// Read all data; show the number of its tokens and samples
     Check(samples::DataCheckArgs),
-    /// Make tokens of text once, into files that runs read where they stand
+    /// Tokenize text once, into files that runs read in place
     Prepare(prepare::PrepareArgs),
-    /// A sample: its text, and which of its tokens count as targets
+    /// Show a sample: its text, and which of its tokens are targets
     Show(samples::SamplesArgs),
 }
 
 #[derive(Debug, Subcommand)]
 enum ConfigVerb {
-    /// Every error at once, each with its place
+    /// Show every error of a config, each with its place
     Check(check::CheckArgs),
-    /// Every value, and where it comes from
+    /// Show every value of a config and its origin
     Show(check::CheckArgs),
-    /// Every key that a config may have: values, default, meaning
+    /// List every key of a config: values, default, meaning
     Keys(keys::KeysArgs),
 }
 
@@ -132,13 +132,13 @@ struct ConfigArgs {
 }
 
 impl ConfigArgs {
-    /// As messages say it.
+    /// Name of the config in messages.
     fn name(&self) -> String {
         if self.config == Path::new("-") { "stdin".into() } else { self.config.shown().to_string() }
     }
 
-    /// The file and the sets that give this config again, now that `run` has it too: those of the run if this config came from the standard
-    /// input or a pipe, which are read only once.
+    /// Returns the file and the sets that give this config again, now that `run` has a copy. A pipe
+    /// or the standard input can be read only once: then returns the run's file and no sets.
     fn again(&self, run: &Path) -> (PathBuf, &[String]) {
         match self.config != Path::new("-") && self.config.is_file() {
             true => (self.config.clone(), &self.sets),
@@ -146,7 +146,7 @@ impl ConfigArgs {
         }
     }
 
-    /// The same config with `steps` instead of epochs. The standard input was read already.
+    /// Loads the same config with `steps` instead of epochs. The standard input was read already.
     fn load_with_steps(
         &self,
         loaded: &LoadedConfig,
@@ -158,12 +158,12 @@ impl ConfigArgs {
         config::load_str(&loaded.source, &self.name(), folder, &sets).fail_with(code::CONFIG)
     }
 
-    /// With the rules of this machine's GPUs.
+    /// Loads the config and applies the rules of this machine's GPUs.
     fn load(&self, machine: &LocalMachine) -> Result<LoadedConfig, CommandError> {
         self.load_further(machine, false)
     }
 
-    /// The same for a search of layouts.
+    /// Same as [`load`](Self::load), for a search of layouts.
     fn load_to_search(&self, machine: &LocalMachine) -> Result<LoadedConfig, CommandError> {
         self.load_further(machine, true)
     }
@@ -179,16 +179,17 @@ impl ConfigArgs {
     }
 }
 
-/// A box to look at a config on.
+/// Described box to use a config on.
 #[derive(Debug, Args)]
 struct BoxArg {
-    /// On this described box, whatever the config runs on: a name that `onebox boxes` lists, such as dgx2, or a file
+    /// Use this described box instead of the config's device: a name that `onebox boxes` lists,
+    /// such as dgx2, or a file
     #[arg(long = "box", value_name = "BOX")]
     on: Option<PathBuf>,
 }
 
 impl BoxArg {
-    /// `config` on it.
+    /// Returns `config` with this box as its device.
     fn with(&self, config: &ConfigArgs) -> Result<ConfigArgs, CommandError> {
         let mut config = config.clone();
         if let Some(named) = &self.on {
@@ -199,16 +200,17 @@ impl BoxArg {
     }
 }
 
-/// Which instructions the update is compiled for.
+/// Choice of the CPU instructions of the update.
 #[derive(Clone, Copy, Debug, Args)]
 struct SimdArg {
-    /// CPU instructions for the host optimizer: avx512, avx2, neon, portable [default: the best here]. Results do not change
+    /// CPU instructions for the host optimizer: avx512, avx2, neon, portable [default: the best
+    /// here]. Results do not change
     #[arg(long, value_name = "PATH", value_parser = |name: &str| name.parse::<SimdPath>())]
     simd: Option<SimdPath>,
 }
 
 impl SimdArg {
-    /// For the whole process; refuses what this machine lacks.
+    /// Sets the instructions for the whole process; refuses instructions that this machine lacks.
     fn choose(self) -> Result<Option<SimdPath>, CommandError> {
         if let Some(path) = self.simd {
             path.choose().map_err(|why| format!("--simd: {why}")).fail_with(code::CONFIG)?;
@@ -217,13 +219,13 @@ impl SimdArg {
     }
 }
 
-/// Runs the command that the process was given.
+/// Runs the command in the arguments of the process.
 pub fn main() -> ExitCode {
     ExitCode::from(run(std::env::args_os(), None))
 }
 
-/// Runs the command of `words`, the first of which is the program's name; returns the exit code. `watcher`, for tests: told
-/// where the ranks of `train` are.
+/// Runs the command of `words`, which begin with the program's name; returns the exit code. In
+/// tests, `watcher` observes the ranks of `train`.
 pub fn run(words: impl IntoIterator<Item = OsString>, watcher: Option<Watcher>) -> u8 {
     let matches = install::command().get_matches_from(words);
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
@@ -271,7 +273,7 @@ fn fit_result(fits: bool) -> Result<(), CommandError> {
     if fits { Ok(()) } else { Err(CommandError::silent(code::DOES_NOT_FIT)) }
 }
 
-/// Refuses a file that the result of a command may not replace, or cannot be written to, before the work.
+/// Refuses, before the work, a file that a result may not replace, or that cannot be written.
 fn may_write(output: Output, path: &Path) -> Result<(), CommandError> {
     output.check(path).map_err(|e| unwritten(path, &e))
 }
@@ -286,17 +288,17 @@ fn unwritten(path: &Path, error: &std::io::Error) -> CommandError {
     CommandError::new(code::IO, format!("cannot write {}: {error}", path.shown()))
 }
 
-/// ` --set a=1 --set b=2`, for a shell.
+/// Formats settings as arguments for a shell: ` --set a=1 --set b=2`.
 fn set_arguments(sets: &[String]) -> String {
     sets.iter().map(|set| format!(" --set {}", quoted(set))).collect()
 }
 
-/// `ops`, in a column.
+/// Noun for a number of ops, in a column.
 const fn of_ops(ops: u64) -> &'static str {
     if ops == 1 { "op" } else { "ops" }
 }
 
-/// To stdout, with nothing in it that acts on a terminal. Who closes it early, as `head` does, has seen enough.
+/// Prints to stdout, without control characters. A reader that closes stdout early is no error.
 fn print(text: &str) -> Result<(), CommandError> {
     if processes::holds_back(text) {
         return Ok(());
@@ -306,12 +308,12 @@ fn print(text: &str) -> Result<(), CommandError> {
         .map(drop)
 }
 
-/// One JSON document to stdout.
+/// Prints one JSON document to stdout.
 fn print_json(value: &impl serde::Serialize) -> Result<(), CommandError> {
     print(&(serde_json::to_string_pretty(value).fail_with(code::INTERNAL)? + "\n"))
 }
 
-/// The same, or `text`.
+/// Prints `value` as JSON if `json`, and `text` otherwise.
 fn print_as(
     json: bool,
     value: &impl serde::Serialize,
@@ -320,7 +322,7 @@ fn print_as(
     if json { print_json(value) } else { print(&text()) }
 }
 
-/// Whether what was written to stdout has arrived; false when nobody reads any more.
+/// Whether the written text has arrived at stdout; false if the reader has closed it.
 fn seen(written: std::io::Result<()>) -> Result<bool, CommandError> {
     match written {
         Ok(()) => Ok(true),
@@ -329,21 +331,21 @@ fn seen(written: std::io::Result<()>) -> Result<bool, CommandError> {
     }
 }
 
-/// A message to stderr.
+/// Prints a message to stderr.
 fn say(text: &str) {
     if !processes::holds_back(text) {
         say_now(&message::message(text));
     }
 }
 
-/// Several messages or a table to stderr, in which texts of others stand on their own lines.
+/// Prints several messages or a table to stderr; foreign text in it must be escaped already.
 fn say_report(text: &str) {
     if !processes::holds_back(text) {
         say_now(&message::report(text));
     }
 }
 
-/// To stderr, whatever the process holds back.
+/// Prints to stderr even if this process holds messages back.
 fn say_now(text: &str) {
     crate::report::stderr::line(&colour::on(&std::io::stderr(), text));
 }

@@ -1,4 +1,4 @@
-//! `onebox plan`: the report of [`predict::plan`] in words and tables, or as JSON.
+//! `onebox plan`: prints the report of [`predict::plan`] as text and tables, or as JSON.
 
 use super::check::count;
 use super::exit::{CommandError, code};
@@ -23,7 +23,7 @@ use topology::{counted, format_bytes};
 mod model;
 mod ops;
 
-/// Show what a config needs of every GPU and NUMA node; with --search, which layout is the fastest.
+/// Show the memory that a config needs on each GPU and node; with --search, the fastest layout.
 #[derive(Debug, clap::Args)]
 pub(super) struct PlanArgs {
     /// RON file, such as configs/quickstart.ron; - is the standard input
@@ -34,27 +34,29 @@ pub(super) struct PlanArgs {
     sets: Vec<String>,
     #[command(flatten)]
     on_box: BoxArg,
-    /// No config: whether this model of transformers (its folder, or its config.json) can be trained on --box, how, how fast
+    /// Instead of a config: show whether --box can train this model of transformers (its folder, or
+    /// its config.json), how, and how fast
     #[arg(long, value_name = "FOLDER", conflicts_with_all = ["config", "ops"])]
     model: Option<PathBuf>,
-    /// With --model: say how long training on so many tokens takes
+    /// With --model: show the time for training on N tokens
     #[arg(long, value_name = "N", requires = "model", value_parser = clap::value_parser!(u64).range(1..))]
     tokens: Option<u64>,
     /// One JSON document on stdout, with every buffer
     #[arg(long)]
     json: bool,
-    /// List every op of a step in program order: its number, lane, name, source line, bytes, FLOPs, waits and tensors
+    /// List every op of a step in program order: its number, lane, name, source line, bytes, FLOPs,
+    /// waits and tensors
     #[arg(long, conflicts_with = "search")]
     ops: bool,
     /// Simulate every layout of the model that fits its described box, and show the fastest
     #[arg(long)]
     search: bool,
-    /// With --search or --model: use so many GPUs, not all
+    /// With --search or --model: use N GPUs instead of all
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     gpus: Option<u16>,
 }
 
-/// Processes of a launcher join first: a machine needs memory for the ranks that are dealt to it.
+/// Joins the processes of a launcher first, since a machine needs memory only for its own ranks.
 pub(super) fn run(args: &PlanArgs) -> Result<(), CommandError> {
     let team = Team::join(SILENCE)?;
     let ended = team.all("plan", planned(args, &team), |()| team.facts(None));
@@ -102,7 +104,7 @@ fn planned(args: &PlanArgs, team: &Team) -> Result<(), CommandError> {
     if let Some(refused) = weights::refusal(config, true) {
         say(&format!("note: `onebox train` refuses model.from: {}", refused.message));
     }
-    // What could not be looked at is not said to fit.
+    // A plan whose memory was not checked does not count as fitting.
     fit_result(report.verdict == Some(true))
 }
 
@@ -114,7 +116,7 @@ fn defect(error: &Error) -> CommandError {
     CommandError::new(code::INTERNAL, format!("the step does not pass its own checks: {error}"))
 }
 
-/// The whole report.
+/// Text of the whole report.
 pub(super) fn text(loaded: &LoadedConfig, machine: &LocalMachine, report: &Report) -> String {
     let config = &loaded.config;
     let mut out = String::new();
@@ -144,7 +146,7 @@ pub(super) fn text(loaded: &LoadedConfig, machine: &LocalMachine, report: &Repor
     out
 }
 
-/// Of a run in a directory of its own, below the working directory.
+/// Disk space of a run in a directory of its own, below the working directory.
 fn disk(config: &Config, report: &Report) -> Disk {
     Disk::new(config, report.parameters, Path::new(RUNS))
 }
@@ -156,7 +158,7 @@ fn on_disk(out: &mut String, disk: &Disk) {
     }
 }
 
-/// Why a config is refused: what needs most, the limit, and what would help.
+/// Text about a refused config: the largest need, the limit, and remedies.
 pub(super) fn refusal(loaded: &LoadedConfig, machine: &LocalMachine, report: &Report) -> String {
     let mut out = format!("{}\n", report.binding.words);
     if report.binding.what == "gpu" {
@@ -197,7 +199,7 @@ fn table(out: &mut String, title: &str, memory: &Memory, buffers: bool) {
     }
 }
 
-/// Buffers that differ in a number of their name only, together: `block.{0..68}.params`.
+/// Lines about buffers. Names that differ only in a number share a line: `block.{0..68}.params`.
 fn grouped<'a>(buffers: impl Iterator<Item = &'a Buffer>) -> Vec<String> {
     let mut groups: Vec<(String, Vec<&str>, &Buffer, u64)> = Vec::new();
     for buffer in buffers {
@@ -262,7 +264,7 @@ fn data_memory(out: &mut String, report: &Report) {
     }
 }
 
-/// Says why several micro-batches take more of the host than one, where their sums come down.
+/// Explains why several micro-batches need more host memory if their sums go to the host.
 fn wide_sums(out: &mut String, report: &Report) {
     let has = |memory: &Memory, pool: &str, is_wide: bool| {
         let of_pool = |buffer: &&Buffer| buffer.pool == pool;
@@ -298,7 +300,7 @@ fn step(out: &mut String, report: &Report) {
     }
 }
 
-/// Whether it fits, and if not, what would.
+/// Says whether the config fits, and if not, which changes would make it fit.
 fn verdict(loaded: &LoadedConfig, machine: &LocalMachine, report: &Report) -> String {
     if let (true, Some(why)) = (report.fits, &report.not_checked) {
         return format!(
@@ -334,7 +336,7 @@ fn verdict(loaded: &LoadedConfig, machine: &LocalMachine, report: &Report) -> St
     out + virtual_gpus(&loaded.config)
 }
 
-/// What virtual GPUs are not.
+/// Note about the limits of virtual GPUs; empty for other devices.
 const fn virtual_gpus(config: &Config) -> &'static str {
     match config.device {
         DeviceConfig::Cpu { .. } => {
@@ -345,17 +347,17 @@ const fn virtual_gpus(config: &Config) -> &'static str {
     }
 }
 
-/// The document of `--json`.
+/// Document that `--json` prints.
 #[derive(Serialize)]
 struct Document<'a> {
     #[serde(flatten)]
     report: &'a Report,
-    /// What stands for `Auto` of `offload.update`, and why.
+    /// Update mode that was chosen for `Auto` of `offload.update`, and the reason.
     #[serde(skip_serializing_if = "Option::is_none")]
     chosen: Option<&'a str>,
-    /// What a run takes of its disk.
+    /// Disk space that a run needs.
     disk: Disk,
-    /// What would make it fit, if it does not.
+    /// Changes that would make the config fit, if it does not fit.
     #[serde(flatten)]
     no: FitFailure,
 }

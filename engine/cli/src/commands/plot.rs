@@ -1,4 +1,4 @@
-//! `onebox plot`: the figures of the scripts.
+//! `onebox plot`: draws the figures of the scripts.
 
 use super::{CommandError, Failable, code, print};
 use crate::report::plot::{Plot, PlotStyle, Series};
@@ -10,19 +10,19 @@ pub(super) struct PlotArgs {
     /// Lines over numbers, or bars in groups
     #[arg(value_enum)]
     look: LookArg,
-    /// Words above
+    /// Title above the plot
     #[arg(long, default_value = "")]
     title: String,
-    /// Words below
+    /// Label below the plot
     #[arg(long, default_value = "")]
     x: String,
-    /// Words beside
+    /// Label next to the plot
     #[arg(long, default_value = "")]
     y: String,
-    /// Logarithmic axes, with lines
+    /// Axes that are logarithmic, in a plot of lines
     #[arg(long, value_name = "AXES", value_parser = ["x", "xy"])]
     logarithmic: Option<String>,
-    /// Add the line of the first series, if it were in proportion to x
+    /// Add a line through the first point of the first series, in proportion to x
     #[arg(long)]
     ideal: bool,
 }
@@ -34,7 +34,7 @@ enum LookArg {
 }
 
 pub(super) fn run(args: &PlotArgs) -> Result<(), CommandError> {
-    /// Bytes of lines to draw: of a million.
+    /// Maximum bytes of the input: those of a million lines.
     const LONGEST: u64 = 256 << 20;
     let read = input::whole(std::io::stdin().lock(), LONGEST);
     let text = read.and_then(|bytes| String::from_utf8(bytes).map_err(std::io::Error::other));
@@ -70,7 +70,7 @@ fn draw(args: &PlotArgs, text: &str) -> Result<String, String> {
                 }) as f64
             }
         };
-        // `-` stands for what is not there.
+        // `-` stands for a missing value.
         if value != "-" {
             let y: f64 = value.parse().map_err(|_| bad("the value must be a number, or -"))?;
             if log[0] && x <= 0.0 || log[1] && y <= 0.0 {

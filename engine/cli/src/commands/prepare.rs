@@ -1,4 +1,4 @@
-//! `onebox data prepare`: makes tokens of text once.
+//! `onebox data prepare`: tokenizes text once.
 
 use super::data::ReadOptions;
 use super::{
@@ -18,7 +18,7 @@ use topology::{counted, format_bytes};
 pub(super) struct PrepareArgs {
     #[command(flatten)]
     config: ConfigArgs,
-    /// Folder for the tokens; a started one is gone on with
+    /// Folder for the tokens; an unfinished folder is continued
     #[arg(value_hint = ValueHint::DirPath)]
     out: PathBuf,
 }
@@ -56,7 +56,7 @@ pub(super) fn run(args: &PrepareArgs, machine: &LocalMachine) -> Result<(), Comm
     let prepared = match data.format.is_rows() {
         false => prepare(None),
         true => {
-            // Its tokens are kept in a folder of the user's choice.
+            // No cache is needed, since the tokens go to a folder of the user's choice.
             let (path, cache, how) = (Path::new(path), Cache::default(), ReadOptions::default());
             data::with_rows(data, path, &cache, &tokenizer, how, |rows| prepare(Some(rows)))
                 .fail_with(code::DATA)?
@@ -73,12 +73,12 @@ pub(super) fn run(args: &PrepareArgs, machine: &LocalMachine) -> Result<(), Comm
     print(&words(config, &prepared, &out))
 }
 
-/// The same command from any folder, for a shell; empty where the config was read from stdin.
+/// Shell command that repeats this one from any folder; empty for a config from stdin.
 fn again(ConfigArgs { config, sets }: &ConfigArgs, out: &Path) -> String {
     if config == Path::new("-") {
         return String::new();
     }
-    // Paths in settings are relative to it.
+    // Paths in settings are relative to the working directory.
     let here = std::env::current_dir().ok().filter(|_| !sets.is_empty());
     let here = here.map_or_else(String::new, |here| format!("cd {} && ", quoted_path(&here)));
     let sets = set_arguments(sets);
@@ -86,7 +86,7 @@ fn again(ConfigArgs { config, sets }: &ConfigArgs, out: &Path) -> String {
     format!("{here}onebox data prepare {}{sets} {}", quoted_path(&config), quoted_path(out))
 }
 
-/// The last words of an interrupted preparation that keeps this number of parts.
+/// Last message of an interrupted preparation that keeps `parts` parts.
 fn interrupted(parts: usize) -> String {
     match parts {
         0 => "interrupted before the first part; the same command begins again".into(),
@@ -97,7 +97,7 @@ fn interrupted(parts: usize) -> String {
     }
 }
 
-/// Refuses what has no tokens to be made, or more than tokens.
+/// Refuses data that needs no tokenization, and an output folder inside of the data.
 fn refuse(config: &Config, out: &Path) -> Result<(), CommandError> {
     let data = &config.data;
     let why = match &data.format {
@@ -160,7 +160,7 @@ fn words(config: &Config, prepared: &PreparedData, out: &Path) -> String {
     )
 }
 
-/// These sources in the words of a config, with the folders of their tokens as paths; those to train on are weighted.
+/// Formats sources as in a config, with paths of their tokens. Training sources have weights.
 fn sources(of: &Sources, folders: &[PathBuf], are_weighted: bool) -> String {
     let path = |folder: &PathBuf| format!("{:?}", folder.to_string_lossy());
     if let ([Source { name: None, .. }], [folder]) = (of.0.as_slice(), folders) {

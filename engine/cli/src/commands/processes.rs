@@ -1,4 +1,4 @@
-//! The processes that a launcher has started for one run: they agree before it starts, and end with one exit code.
+//! Processes that a launcher starts for one run: they agree before the run, and end with one code.
 
 use super::exit::{CommandError, Failable, code};
 use crate::report::message::message;
@@ -16,15 +16,15 @@ use std::time::Duration;
 use topology::counted;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// What launchers tell each process: how many there are.
+/// Environment variables of launchers with the number of processes.
 const SIZES: [&str; 2] = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"];
-/// Slurm tells a step with `--mpi=pmix` both.
+/// Environment variables that Slurm sets in a step with `--mpi=pmix`.
 const SLURM: [&str; 2] = ["PMIX_RANK", "SLURM_STEP_NUM_TASKS"];
 
-/// Lines that this process does not say, since process 0 says the same.
+/// Lines that this process does not print, since process 0 prints the same lines.
 static HELD_BACK: OnceLock<Mutex<String>> = OnceLock::new();
 
-/// Whether nobody is to read `text` here, unless this process fails.
+/// Whether this process keeps `text` back. A failure of this process shows the text.
 pub(super) fn holds_back(text: &str) -> bool {
     let Some(held) = HELD_BACK.get() else { return false };
     let mut held = held.lock().unwrap_or_else(PoisonError::into_inner);
@@ -48,7 +48,7 @@ fn launched() -> Option<usize> {
     SIZES.iter().find_map(number).or_else(of_slurm)
 }
 
-/// Why the ranks of `config` cannot be dealt to `count` processes, and the remedy.
+/// Reason why `count` processes cannot share the ranks of `config`, and the remedy.
 fn refusal(config: &Config, count: usize) -> Option<String> {
     let (ranks, tensor) = (config.world_size(), config.parallel.tensor);
     if count < 2 {
@@ -79,27 +79,28 @@ fn refusal(config: &Config, count: usize) -> Option<String> {
     })
 }
 
-/// Seconds without a sign of life after which a process has failed.
+/// Seconds without a sign of life after which a process counts as failed.
 pub(super) const SILENCE: u64 = 60;
 
 /// The processes of a run, or this one alone.
 pub(super) struct Team {
     pub(super) processes: Option<Arc<Processes>>,
-    /// This process's, with the ranks that are dealt to it.
+    /// Machine of this process, with the ranks assigned to this process.
     pub(super) machine: LocalMachine,
 }
 
-/// What a process tells the others of one of its stages.
+/// Result of one stage that a process sends to the others.
 #[derive(Serialize, Deserialize)]
 enum StageResult {
-    /// What must be the same on all: its name and its value.
+    /// Names and values of facts that must be equal in all processes.
     Done(Vec<(String, String)>),
-    /// Exit code and message.
+    /// Exit code and message of a failure.
     Failed(u8, String),
 }
 
 impl Team {
-    /// Joins the processes that were started together. One that gives no sign of life for so many seconds has failed.
+    /// Joins the processes that were started together. A process without a sign of life for
+    /// `silence` seconds counts as failed.
     pub(super) fn join(silence: u64) -> Result<Self, CommandError> {
         let silence = Duration::from_secs(silence);
         let processes = launched().map(|count| join(count, silence)).transpose()?.flatten();
@@ -114,7 +115,7 @@ impl Team {
         self.processes.as_ref().is_none_or(|processes| processes.me() == 0)
     }
 
-    /// `processes 0 to 1 on node a (ranks 0 to 3)`
+    /// Text about the processes: `processes 0 on a (ranks 0 to 3), 1 on b (ranks 4 to 7)`.
     pub(super) fn words(&self, config: &Config) -> Option<String> {
         let processes = self.processes.as_ref()?;
         let of = |process| {
@@ -130,14 +131,14 @@ impl Team {
         Some(format!("processes {}", all.join(", ")))
     }
 
-    /// Refuses a config that so many processes cannot run.
+    /// Refuses a config that this number of processes cannot run.
     pub(super) fn check(&self, config: &Config) -> Result<(), CommandError> {
         let count = self.processes.as_ref().map_or(1, |processes| processes.count());
         refusal(config, count).map_or(Ok(()), |why| Err(CommandError::new(code::CONFIG, why)))
     }
 
-    /// All processes have come through the stage `what`, or all fail as the first one that did not. `facts` must be the same
-    /// on all.
+    /// Waits until all processes have finished the stage `what`. If a process fails, all fail with
+    /// the error of the first failed process. `facts` must be equal in all processes.
     pub(super) fn all<T>(
         &self,
         what: &str,
@@ -167,7 +168,7 @@ impl Team {
         own
     }
 
-    /// What process 0 tells all; the others give `None`.
+    /// Sends the value of process 0 to all processes; the other processes pass `None`.
     pub(super) fn first<T: Serialize + for<'a> Deserialize<'a>>(
         &self,
         what: &str,
@@ -182,9 +183,10 @@ impl Team {
         first.ok_or("process 0 tells what the others ask for").fail_with(code::INTERNAL)
     }
 
-    /// The facts that must be the same in all processes: program and instructions, and for a config on real GPUs these and their libraries.
+    /// Facts that must be equal in all processes: program and SIMD path, and for a config on real
+    /// GPUs also the GPUs and their libraries.
     pub(super) fn facts(&self, config: Option<&Config>) -> Vec<(String, String)> {
-        /// Bytes.
+        /// Maximum bytes of the program's file.
         const LARGEST: u64 = 1 << 32;
         let program =
             input::bytes(Path::new("/proc/self/exe"), LARGEST).map_or(0, |bytes| xxh3_64(&bytes));
@@ -218,7 +220,7 @@ impl Team {
         read.map_err(|_| CommandError::new(code::CONFIG, "another program runs in another process"))
     }
 
-    /// The end of this process. All end with the exit code of process 0, which says why.
+    /// Ends this process. All processes end with the code of process 0, which prints the reason.
     pub(super) fn end(&self, ended: Result<(), CommandError>) -> Result<(), CommandError> {
         let Some(processes) = &self.processes else { return ended };
         let mut own = ended.as_ref().err().map_or(0, |failed| failed.code);

@@ -1,4 +1,4 @@
-//! `onebox report`: the curves of runs, on a page or as CSV.
+//! `onebox report`: shows the curves of runs, on a page or as CSV.
 
 use super::{CommandError, code, may_write, print, say, write_output};
 use crate::report::curves::{CSV, Curves, csv};
@@ -14,13 +14,13 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("to").args(["output", "csv"]).required(true).multiple(true))]
 pub(super) struct ReportArgs {
-    /// Directories of runs, such as runs/mine; they may still train
+    /// Directories of runs, such as runs/mine; the runs may still train
     #[arg(required_unless_present = "csv", value_name = "RUN")]
     runs: Vec<PathBuf>,
-    /// The page: one file that loads nothing
+    /// Page to write: one file that loads nothing else
     #[arg(short, long, value_name = "PAGE.html")]
     output: Option<PathBuf>,
-    /// A row for each step and evaluation, into FILE, or to stdout without FILE or with `-`
+    /// Write a CSV row for each step and evaluation to FILE, or to stdout without FILE or with `-`
     #[arg(long, value_name = "FILE", num_args = 0..=1)]
     csv: Option<Option<PathBuf>>,
 }
@@ -54,7 +54,7 @@ pub(super) fn run(args: &ReportArgs) -> Result<(), CommandError> {
     }
 }
 
-/// `--csv` takes a run behind it for the file.
+/// Error about a missing run: `--csv` uses the run after it as its output file.
 fn no_run(table: Option<&Path>) -> CommandError {
     let why = match table {
         Some(path) => format!(
@@ -81,7 +81,7 @@ fn unread(dir: &Path, error: &std::io::Error) -> CommandError {
     }
 }
 
-/// The last parts of paths; whole paths where two runs would have one name.
+/// Last parts of the paths, or whole paths if two runs would have one name.
 fn names(runs: &[PathBuf]) -> Vec<String> {
     let real = |run: &PathBuf| run.canonicalize().unwrap_or_else(|_| run.clone());
     let whole = |run: &PathBuf| run.to_string_lossy().into_owned();

@@ -1,4 +1,4 @@
-//! What `train --resume` and `--fork` go on from, and whether they may.
+//! Finds the checkpoint for `train --resume` and `--fork`, and checks that the run may continue.
 
 use super::{CommandError, Failable, code, data, say};
 use ::data::{Dataset, Tokenizer};
@@ -20,10 +20,11 @@ use std::path::Path;
 use std::sync::Arc;
 use topology::format_bytes;
 
-/// The newest whole checkpoint of the run, or that which a fork without one of its own starts from; none of a run that was
-/// ended before it had any, which is said. Broken ones that are newer are named, and where the run goes on in its own
-/// directory they are set aside. `from`: the run's directory, of a fork that of its source; `own`: the folder of a run that
-/// is not a new fork.
+/// Returns the newest complete checkpoint of the run, or the source checkpoint of a fork that has
+/// no checkpoint yet. Returns `None`, with a message, for a run that ended before its first
+/// checkpoint. Newer broken checkpoints are named; if the run continues in its own directory, they
+/// are set aside. `from`: directory of the run, or of a new fork's source. `own`: checkpoint folder
+/// of a run that is not a new fork.
 pub(super) fn start(
     from: &Path,
     own: Option<&RunFolder>,
@@ -51,7 +52,7 @@ pub(super) fn start(
     if found.is_none() && broken.is_empty() && mode == RunMode::Resume {
         nothing_gone(from, mode)?;
         found = fork_source(from)?;
-        // Its settings differ from the source's, and are still its own.
+        // The fork's settings may differ from the source's, but not from its own earlier settings.
         if found.is_some() {
             still_its_own(from, loaded, tokenizer)?;
             mode = RunMode::Fork;
@@ -111,14 +112,14 @@ pub(super) fn start(
     Ok(Some(Arc::new(found)))
 }
 
-/// Notes in `dir` what the fork there starts from.
+/// Writes the path of the fork's source checkpoint into `dir`.
 pub(super) fn note_source(dir: &RunDir, source: &Checkpoint) -> Result<(), CommandError> {
     let path = source.path().as_os_str().as_bytes();
     dir.write_atomically(FORKED, path).fail_with(code::IO)
 }
 
-/// Refuses to go on with the fork in `dir`, which has no checkpoint of its own that would know them, with other settings than
-/// it began with.
+/// Refuses to continue the fork in `dir` with other settings than at its start. The fork has no
+/// checkpoint yet that would record the settings.
 fn still_its_own(
     dir: &Path,
     now: &LoadedConfig,
@@ -135,10 +136,10 @@ fn still_its_own(
     permitted(&all, RunMode::Resume, FORK)
 }
 
-/// What the fork in `dir` starts from; none of a run that is no fork.
+/// Opens the source checkpoint of the fork in `dir`; `None` if the run is no fork.
 fn fork_source(dir: &Path) -> Result<Option<Checkpoint>, CommandError> {
     let path = dir.join(FORKED);
-    /// Bytes of a path.
+    /// Maximum bytes of a path.
     const LONGEST: u64 = 1 << 16;
     let source = match input::own_bytes(&path, LONGEST) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
@@ -158,7 +159,7 @@ fn fork_source(dir: &Path) -> Result<Option<Checkpoint>, CommandError> {
     opened.map(Some)
 }
 
-/// Refuses where checkpoints were and are gone or elsewhere: a start at another step would remove the rest.
+/// Refuses a run with missing checkpoints: a start at another step would remove the rest.
 fn nothing_gone(from: &Path, mode: RunMode) -> Result<(), CommandError> {
     let folder = from.join(CHECKPOINTS);
     let made = || {
@@ -172,7 +173,7 @@ fn nothing_gone(from: &Path, mode: RunMode) -> Result<(), CommandError> {
     Err(not_anew(&why, "bring the checkpoints back", mode))
 }
 
-/// Refuses to begin at step 1 where there was more.
+/// Refuses a start at step 1 if the run was further.
 fn may_start_over(from: &Path, mode: RunMode) -> Result<(), CommandError> {
     nothing_gone(from, mode)?;
     let from_here = from.shown();
@@ -189,7 +190,7 @@ fn may_start_over(from: &Path, mode: RunMode) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// Refuses to begin with random weights what was to begin with those of a folder.
+/// Refuses random weights for a run that was started with the weights of a folder.
 fn still_pretrained(from: &Path, now: &LoadedConfig) -> Result<(), CommandError> {
     let stored = config_of(from).map(|loaded| loaded.config.model);
     let folder = stored.filter(|was| was.weights == Weights::Pretrained).and_then(|was| was.from);
@@ -207,8 +208,8 @@ fn not_anew(why: &str, remedy: &str, mode: RunMode) -> CommandError {
     CommandError::new(code::CHECKPOINT, format!("{why}; {remedy}{anew}"))
 }
 
-/// A run that has finished at `step`, of which no more steps are asked: says what differs from it. Its data is read only
-/// where other data is named.
+/// Reports how `loaded` differs from a run that finished at `step`, if no more steps are requested.
+/// The data is read only if other data is named.
 pub(super) fn finished(dir: &Path, step: u64, loaded: &LoadedConfig) -> Result<(), CommandError> {
     let nothing = format!("{}: finished at step {step}; nothing to do", dir.shown());
     let saved = checkpoint::newest_name(&dir.join(CHECKPOINTS));
@@ -241,13 +242,13 @@ pub(super) fn finished(dir: &Path, step: u64, loaded: &LoadedConfig) -> Result<(
     Ok(())
 }
 
-/// The config that a run has written.
+/// Loads the config that a run has written.
 fn config_of(dir: &Path) -> Option<LoadedConfig> {
     let path = Some(dir.join(CONFIG)).filter(|path| path.is_file())?;
     load_of_run(&path).ok()
 }
 
-/// A run keeps a copy of its tokenizer: another content under the same name is another experiment.
+/// Compares the tokenizer with the run's copy: other contents are another experiment.
 fn other_tokenizer(
     from: &Path,
     now: Option<&Tokenizer>,
@@ -256,7 +257,7 @@ fn other_tokenizer(
     let (Some(now), true) = (now, path.exists()) else { return Ok(None) };
     let was = regular_file::read(&path).and_then(|file| {
         let bytes = file.metadata()?.len();
-        // Of another length, it is another one.
+        // A file of another length is another tokenizer.
         let has_length = bytes == now.bytes().len() as u64;
         Ok((bytes, if has_length { input::whole(file, bytes)? } else { Vec::new() }))
     });
@@ -269,13 +270,13 @@ fn other_tokenizer(
 
 fn failed(error: CheckpointError) -> CommandError {
     match error {
-        // The user has named a run: a checkpoint that is not there is no wrong argument.
+        // The user has named a run, so a missing checkpoint is no wrong argument.
         CheckpointError::Io { .. } => CommandError::new(code::IO, error),
         _ => error.into(),
     }
 }
 
-/// The same of the newest checkpoint: one that the system does not read may be as whole as ever.
+/// Error about the newest checkpoint. It may be complete if only the system cannot read it.
 pub(super) fn unusable(error: CheckpointError) -> CommandError {
     if !error.is_of_the_system() {
         return failed(error);
@@ -288,17 +289,17 @@ fn unread(path: &Path, error: &std::io::Error) -> CommandError {
     CommandError::new(code::IO, format!("cannot read {}: {error}", path.shown()))
 }
 
-/// A line of each.
+/// One line for each difference.
 pub(super) fn listed<'a>(all: impl IntoIterator<Item = &'a Difference>) -> String {
     all.into_iter().map(|difference| format!("\n  {difference}")).collect()
 }
 
-/// What is of another experiment, and what else to do than to set it back.
+/// The thing that was trained with other settings, and the alternative to restoring them.
 type ForkAdvice = (&'static str, &'static str);
 const CHECKPOINT: ForkAdvice = ("checkpoint", "give --fork to start from it in a new directory");
 const FORK: ForkAdvice = ("fork", "give --fork with the --run-dir of its source");
 
-/// Says what differs; another experiment is a fork.
+/// Reports the differences. Another experiment is refused unless the run is a fork.
 fn permitted(
     all: &[Difference],
     mode: RunMode,

@@ -1,4 +1,4 @@
-//! `onebox data check` and `onebox data show`: what a model sees of its data.
+//! `onebox data check` and `onebox data show`: check data, and show the samples that a model sees.
 
 use super::check::CheckArgs;
 use super::data::{self, ReadOptions};
@@ -27,12 +27,12 @@ pub(super) struct SamplesArgs {
 pub(super) struct DataCheckArgs {
     #[command(flatten)]
     check: CheckArgs,
-    /// Name every row that is left out, not the first three, as a warning
+    /// Warn about every row that is left out, not only about the first three
     #[arg(long)]
     all: bool,
 }
 
-/// Reads all of the data.
+/// Reads all data, and prints its size and hashes.
 pub(super) fn check(args: &DataCheckArgs, machine: &LocalMachine) -> Result<(), CommandError> {
     let DataCheckArgs { check: CheckArgs { config: args, json }, all } = args;
     let loaded = args.load(machine)?;
@@ -62,7 +62,7 @@ pub(super) fn check(args: &DataCheckArgs, machine: &LocalMachine) -> Result<(), 
     ))
 }
 
-/// How many steps an epoch has, of each data set.
+/// Text about the steps of an epoch, for each data set.
 fn epochs(dataset: &Dataset, global: usize) -> String {
     let samples = dataset.num_train_samples();
     let steps = |samples: usize, share: f64| samples as f64 / (global as f64 * share);
@@ -86,15 +86,15 @@ fn epochs(dataset: &Dataset, global: usize) -> String {
     )
 }
 
-/// Of targets, in a text that has other tokens too, and of control tokens.
+/// Colours of targets, in a text that also has other tokens, and of control tokens.
 const COLOURS: [Style; 2] = [AnsiColor::Green.on_default(), Style::new().invert()];
-/// The same without colours.
+/// Marks of targets and of control tokens, for output without colours.
 const MARKS: [[&str; 2]; 2] = [["[[", "]]"], ["«", "»"]];
 
 pub(super) fn run(args: &SamplesArgs, machine: &LocalMachine) -> Result<(), CommandError> {
     let loaded = args.config.load(machine)?;
     let config = &loaded.config;
-    // Others say what nothing reads.
+    // Other commands report the unused parts of rows.
     let how = ReadOptions { is_brief: true, ..ReadOptions::default() };
     let (tokenizer, dataset) = data::read_whole(config, how)?;
     let (seed, global) = (config.train.seed, config.batch.global as u64);
@@ -110,7 +110,7 @@ pub(super) fn run(args: &SamplesArgs, machine: &LocalMachine) -> Result<(), Comm
     let starts: Vec<usize> = if documents.len() > 1 { starts.collect() } else { in_window };
     let tokens: Vec<u32> = documents.iter().flat_map(|d| d.tokens.clone()).collect();
     let counted: Vec<bool> = documents.iter().flat_map(|d| d.counted.clone()).collect();
-    // Without a working directory files keep their whole names.
+    // Without a working directory, files keep their full names.
     let here = std::env::current_dir().unwrap_or_default();
     let origins =
         corpus.origins(place).into_iter().map(|o| o.map(|o| o.seen_from(&here).to_string()));
@@ -160,18 +160,18 @@ pub(super) fn run(args: &SamplesArgs, machine: &LocalMachine) -> Result<(), Comm
     print(&out)
 }
 
-/// How the tokens of a document are shown.
+/// Style of the tokens of a document.
 #[derive(Clone, Copy)]
 struct TextStyle {
-    /// Without a tokenizer tokens are bytes of text, not numbers.
+    /// Whether tokens without a tokenizer are bytes of text, not numbers.
     is_text: bool,
-    /// All tokens are targets, so none is marked as one.
+    /// Whether all tokens are targets, so that none is marked.
     all: bool,
-    /// Colours are the marks, not brackets.
+    /// Whether colours mark the tokens, not brackets.
     painted: bool,
 }
 
-/// The text of the tokens, or their numbers where nothing makes text of them.
+/// Text of the tokens, or their numbers if they have no text.
 fn text(
     document: &Document,
     tokenizer: Option<&Tokenizer>,
@@ -184,7 +184,7 @@ fn text(
         let is_control = tokenizer.is_some_and(|tokenizer| tokenizer.is_control(*token));
         let next = [*counts && !all, is_control];
         if next != on || is_control {
-            // What is left of a character belongs to the tokens before.
+            // The rest of an incomplete character belongs to the tokens before.
             out += &rest(&mut writer, &mut bytes);
             out += &change(on, next, painted);
             on = next;
@@ -195,7 +195,7 @@ fn text(
     out + &change(on, [false; 2], painted)
 }
 
-/// The marks between two tokens. `from` and `to` say of each whether it is a target, and a control token.
+/// Marks between two tokens; `from` and `to` say for each: is it a target, is it a control token?
 fn change(from: [bool; 2], to: [bool; 2], painted: bool) -> String {
     if painted {
         let end = if from.contains(&true) { format!("{:#}", COLOURS[0]) } else { String::new() };
@@ -212,13 +212,13 @@ fn change(from: [bool; 2], to: [bool; 2], painted: bool) -> String {
     marks.iter().filter(|(here, _)| *here).map(|(_, mark)| *mark).collect()
 }
 
-/// The end of a piece of text.
+/// Text of the last bytes of a piece.
 fn rest(writer: &mut TokenWriter<'_>, bytes: &mut Vec<u8>) -> String {
     bytes.extend(writer.rest());
     shown(&String::from_utf8_lossy(&std::mem::take(bytes)))
 }
 
-/// Without what a terminal would obey.
+/// Escapes the characters that control a terminal.
 fn shown(text: &str) -> String {
     let plain = |c: char| !c.is_control() || c == '\n' || c == '\t';
     let one = |c: char| if plain(c) { c.to_string() } else { c.escape_default().to_string() };

@@ -1,4 +1,4 @@
-//! `onebox plan --search`: what [`predict::search`] found, in words, or as JSON.
+//! `onebox plan --search`: prints the result of [`predict::search`] as text or JSON.
 
 use super::check::count;
 use super::largest::{ShortageReport, of_states};
@@ -15,7 +15,7 @@ use serde::Serialize;
 use std::fmt::Write as _;
 use topology::counted;
 
-/// The document of `--json`.
+/// Document that `--json` prints.
 #[derive(Serialize)]
 struct Document<'a> {
     #[serde(flatten)]
@@ -24,25 +24,25 @@ struct Document<'a> {
     no: Option<FitFailure>,
 }
 
-/// Why nothing fits; the default says nothing.
+/// Reason why no layout fits; the default is empty.
 #[derive(Default, Serialize)]
 pub(super) struct FitFailure {
-    /// What would make it fit all the same: a value that the config gives another.
+    /// Changes of config values that would make it fit.
     pub(super) remedies: Vec<Remedy>,
-    /// If nothing would.
+    /// Report if no change helps.
     #[serde(flatten)]
     pub(super) lacking: Option<ShortageReport>,
 }
 
 impl FitFailure {
-    /// All settings that it names.
+    /// All settings of the remedies and shortages.
     pub(super) fn sets(&mut self) -> impl Iterator<Item = &mut Vec<String>> {
         let short = self.lacking.iter_mut().flat_map(|lacking| &mut lacking.shortages);
         let remedies = self.remedies.iter_mut().map(|remedy| &mut remedy.sets);
         remedies.chain(short.map(|shortage| &mut shortage.sets))
     }
 
-    /// In lines: what would make it fit, or what is short.
+    /// Lines about the changes that would make it fit, or about the memory that is too small.
     pub(super) fn lines(&self, config: &Config) -> Vec<String> {
         let remedies = self.remedies.iter();
         let fits = remedies.map(|remedy| format!("it would fit with {}", arguments(&remedy.sets)));
@@ -50,7 +50,7 @@ impl FitFailure {
         fits.chain(lacking).collect()
     }
 
-    /// `None` where a layout fits, or the model allows none.
+    /// Failure of a search; `None` if a layout fits, or if the model allows no layout.
     pub(super) fn of(
         loaded: &LoadedConfig,
         machine: &LocalMachine,
@@ -65,7 +65,7 @@ impl FitFailure {
         Some(Self::new(loaded, machine, gpus))
     }
 
-    /// Where nothing fits.
+    /// Collects the remedies, or the shortages if there is no remedy.
     pub(super) fn new(loaded: &LoadedConfig, machine: &LocalMachine, gpus: Option<usize>) -> Self {
         let remedies = remedies(loaded, machine, gpus);
         let lacking = remedies.is_empty().then(|| ShortageReport::of(loaded, machine, gpus));
@@ -88,7 +88,7 @@ pub(super) fn run(
     fit_result(!found.layouts.is_empty())
 }
 
-/// Tells who waits at a terminal.
+/// Announces the search to a user at a terminal.
 pub(super) fn say_begun() {
     if on_terminal() {
         say(
@@ -97,7 +97,7 @@ pub(super) fn say_begun() {
     }
 }
 
-/// `asked`: the user names the number of GPUs.
+/// Text of the search result. `asked`: the user has named the number of GPUs.
 fn text(
     loaded: &LoadedConfig,
     found: &SearchReport,
@@ -172,7 +172,7 @@ fn entry(number: usize, layout: &Layout, best: f64) -> String {
         layout.model_tflops_per_gpu,
         memories(layout),
     );
-    // The others have their shares.
+    // Only the best layout shows warnings; the others show how full their memories are.
     for warning in layout.nearly_full.iter().filter(|_| number == 1) {
         let _ = writeln!(out, "   warning: {warning}");
     }
@@ -182,7 +182,7 @@ fn entry(number: usize, layout: &Layout, best: f64) -> String {
     out
 }
 
-/// How full the memories of GPUs and host are.
+/// Text about how full the memories of GPUs and host are.
 pub(super) fn memories(layout: &Layout) -> String {
     let gpu = filled(layout.gpu_bytes, layout.gpu_limit);
     let host = filled(layout.fullest_node(), layout.node_limit);

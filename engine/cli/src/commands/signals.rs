@@ -1,10 +1,10 @@
 //! The signals that end a run, as shells, schedulers and terminals send them.
 //!
-//! `timeout`, a closed terminal and others signal twice within microseconds. So one more signal never ends the process at
-//! once, but for a second Ctrl-C that comes a second or more after the first.
+//! `timeout`, a closed terminal and others signal twice within microseconds. Only a second Ctrl-C,
+//! a second or more after the first, ends the process immediately.
 //!
-//! Before the first step nothing is to be saved, and what is written is written as if power could fail. There the first
-//! signal ends the process, whatever its threads wait for: data, hashes, memory or a driver.
+//! Before the first step there is nothing to save, and files are written as if power could fail:
+//! the first signal then ends the process, even if it waits for data, hashes, memory or a driver.
 
 use super::exit::code;
 use crate::report::progress::announce;
@@ -20,22 +20,22 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// All that ask a run to stop in order: Ctrl-C, `kill`, a closed terminal, Slurm's warnings, a limit of CPU time.
+/// Signals that stop a run: Ctrl-C, `kill`, a closed terminal, Slurm's warnings, a CPU time limit.
 const HEARD: [i32; 6] = [SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU];
-/// A second Ctrl-C counts after so long.
+/// Minimum time between the first Ctrl-C and a second one that counts.
 const APART: Duration = Duration::from_secs(1);
 
-/// How signals reach a run.
+/// State that the signal handler shares with a run.
 #[derive(Clone)]
 pub(super) struct Signals {
-    /// True after the first one that asks the run to stop.
+    /// True after the first signal that stops the run.
     pub(super) stop: Arc<AtomicBool>,
     pub(super) starting: StartupNotice,
-    /// Whether the run saves checkpoints, which is what it does when it stops.
+    /// Whether the run saves checkpoints, also when it stops.
     pub(super) saves: Arc<AtomicBool>,
 }
 
-/// Whether the ranks do not hear yet of a stop, and what is said then of a run that ends.
+/// Message for a signal during startup, when ranks do not react to a stop yet; then `None`.
 #[derive(Clone)]
 pub(super) struct StartupNotice(Arc<Mutex<Option<String>>>);
 
@@ -44,7 +44,7 @@ impl StartupNotice {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Until [`over`](Self::over) a signal ends the process with these words.
+    /// Sets the message with which a signal ends the process until [`over`](Self::over).
     pub(super) fn say(&self, words: String) {
         *self.words() = Some(words);
     }
@@ -54,13 +54,13 @@ impl StartupNotice {
     }
 }
 
-/// Hears signals from now on. What is ignored when the process starts, as under `nohup`, stays ignored.
+/// Handles signals from now on. Signals that are already ignored, as under `nohup`, stay ignored.
 pub(super) fn hear() -> Signals {
     let (stop, told) = (Arc::default(), Arc::default());
     let words = "interrupted before the first step; nothing is lost".to_owned();
     let starting = StartupNotice(Arc::new(Mutex::new(Some(words))));
     stderr::by_thread(&told);
-    // Caught, so that a write over the limit of a file's size is an error, not the end.
+    // With a handler, a write beyond the file size limit is an error, not the end of the process.
     let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());
     let ignored =
         ignored(&input::text(Path::new("/proc/self/status"), 1 << 20).unwrap_or_default());
@@ -73,13 +73,13 @@ pub(super) fn hear() -> Signals {
     signals
 }
 
-/// The set of ignored signals, a bit for each, of a process's status; empty where it does not say.
+/// Reads the set of ignored signals, one bit each, from a process's status; empty if missing.
 fn ignored(status: &str) -> u64 {
     let set = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).unwrap_or(0)
 }
 
-/// `told`: any signal came.
+/// Starts the signal thread. `told` becomes true at any signal but SIGWINCH.
 fn listen(
     heard: impl Iterator<Item = i32>,
     Signals { stop, starting, saves }: Signals,
@@ -88,7 +88,7 @@ fn listen(
     let heard: Vec<_> = heard.chain([SIGWINCH]).collect();
     let (registered, outcome) = channel();
     let hear = move || {
-        // Here, so that without this thread signals do what they do to any process.
+        // Registered in this thread: if the thread cannot start, signals keep their default effect.
         let heard = Heard::new(heard).map_err(|error| drop(registered.send(Err(error))));
         let Ok(mut heard) = heard else { return };
         drop(registered.send(Ok(())));
@@ -99,7 +99,7 @@ fn listen(
                 continue;
             }
             told.store(true, Ordering::SeqCst);
-            // Held to the end: no step begins meanwhile.
+            // The lock is held until the exit, so that no step begins meanwhile.
             if let Some(words) = &*starting.words() {
                 stderr::leave();
                 announce(words);
@@ -119,7 +119,7 @@ fn listen(
     outcome.recv().unwrap_or_else(|_| Err(io::Error::other("its thread has panicked")))
 }
 
-/// Whether `signal` is the Ctrl-C that ends the process at once. `interrupted`: when the first one came.
+/// Whether `signal` is the Ctrl-C that ends the process. `interrupted`: time of the first one.
 fn counts_twice(signal: i32, interrupted: &mut Option<Instant>, now: Instant) -> bool {
     signal == SIGINT && now.saturating_duration_since(*interrupted.get_or_insert(now)) >= APART
 }

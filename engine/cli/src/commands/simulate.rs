@@ -1,4 +1,4 @@
-//! `onebox simulate`: a step on a described box, in words and tables, as JSON, and as a trace.
+//! `onebox simulate`: simulates a step on a described box, and shows it as text, JSON or a trace.
 
 use super::exit::{CommandError, code};
 use super::{BoxArg, ConfigArgs, fit_result, may_write, of_ops, print, print_json, say, unwritten};
@@ -18,10 +18,10 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use topology::{counted, format_bytes};
 
-/// The most ops of a rank's step that are played: about 3 GB of memory, and half a minute.
+/// Maximum ops of a rank's step in a simulation: about 3 GB of memory, and half a minute.
 const MOST_OPS: u64 = 10_000_000;
 
-/// Say how long a step takes on a described box, and what it waits for. Nothing is measured.
+/// Predict the time of a step on a described box, and what the step waits for. Nothing is measured.
 #[derive(Debug, clap::Args)]
 pub(super) struct SimulateArgs {
     #[command(flatten)]
@@ -31,13 +31,14 @@ pub(super) struct SimulateArgs {
     /// One JSON document on stdout
     #[arg(long)]
     json: bool,
-    /// Leave out the other schedules of the step, which take longer than the step itself
+    /// Leave out the other schedules of the step, whose simulation takes longer than the step's
     #[arg(long)]
     no_schedules: bool,
-    /// Set the step time of this run beside the simulated one
+    /// Compare the simulated step time with the step time of this run
     #[arg(long, value_name = "RUN")]
     compare: Option<PathBuf>,
-    /// Share of the steps that are clipped or skipped: under `offload.update: Speculative` these do a part of the update twice
+    /// Share of steps that are clipped or skipped; with `offload.update: Speculative` these steps
+    /// do a part of the update twice
     #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = share)]
     clipped: f64,
     /// Write the last simulated step as a Chrome trace, for Perfetto or chrome://tracing
@@ -84,14 +85,14 @@ pub(super) fn run(args: &SimulateArgs, machine: &LocalMachine) -> Result<(), Com
     fit_result(told.fits)
 }
 
-/// Refuses a step that is too long to play.
+/// Refuses a step with too many ops for a simulation.
 fn check_length(config: &Config, built: &RankLayout) -> Result<(), CommandError> {
     let ops = ops_of_step(config, built).map_err(SimulateError::from)?;
     if ops <= MOST_OPS {
         return Ok(());
     }
     let pass = config.batch.micro * config.parallel.data;
-    // An even number, and far from the bound.
+    // The remedy stays far below the limit.
     let micro_batches = (built.micro_batches as u64 * MOST_OPS / ops / 4).min(64) as usize;
     let remedy = match micro_batches {
         0 => String::new(),
@@ -107,7 +108,7 @@ fn check_length(config: &Config, built: &RankLayout) -> Result<(), CommandError>
     Err(CommandError::new(code::CONFIG, why))
 }
 
-/// Seconds of a typical step of a run.
+/// Median seconds of a step of a run.
 fn measured(run: &Path) -> Result<f64, CommandError> {
     let path = run.join(METRICS);
     let failed = |why: String| CommandError::new(code::DATA, format!("{}: {why}", path.shown()));
@@ -117,7 +118,7 @@ fn measured(run: &Path) -> Result<f64, CommandError> {
     median_step(&text).ok_or_else(|| failed("no step after the second is in it".into()))
 }
 
-/// Reads a share.
+/// Parses a share from 0 to 1.
 fn share(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(share) if (0.0..=1.0).contains(&share) => Ok(share),
@@ -224,7 +225,7 @@ fn text(config: &Config, told: &SimulationReport) -> String {
     out
 }
 
-/// What most of the step is, in a sentence.
+/// Sentence about the parts that take most of the step.
 fn bound(told: &SimulationReport) -> String {
     let parts = groups(&told.critical_path).into_iter();
     let share = parts.map(|(what, seconds)| (what, seconds / told.unclipped_seconds));

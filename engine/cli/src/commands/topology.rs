@@ -1,4 +1,4 @@
-//! `onebox topology`: the box, the placement, what is wrong.
+//! `onebox topology`: shows the box, the placement of ranks, and warnings.
 
 use super::{CommandError, Failable, code, print, print_json};
 use files::path_text::ShownPath;
@@ -10,31 +10,31 @@ use topology::{
     warnings,
 };
 
-/// Show a box and where ranks would go on it.
+/// Show a box and the places of ranks on it.
 #[derive(Debug, clap::Args)]
 pub(super) struct TopologyArgs {
-    /// Another box: an export of `lstopo --whole-io box.xml`, format 2
+    /// Show another box: an export of `lstopo --whole-io box.xml`, format 2
     #[arg(long, value_name = "FILE", group = "box")]
     xml: Option<PathBuf>,
-    /// Another box in hwloc's words, such as "pack:2 numa:1 core:8 pu:2"; without GPUs
+    /// Show another box in hwloc's words, such as "pack:2 numa:1 core:8 pu:2"; without GPUs
     #[arg(long, value_name = "TEXT", group = "box")]
     synthetic: Option<String>,
-    /// How to show it
+    /// Output format
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
-    /// The same as --format json
+    /// Same as --format json
     #[arg(long, conflicts_with = "format")]
     json: bool,
     /// Plan for groups of this many tensor-parallel ranks [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     tp: Option<u16>,
-    /// Plan for this many data-parallel replicas [default: as many as there are GPUs for]
+    /// Plan for this many data-parallel replicas [default: as many as the GPUs allow]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     dp: Option<u16>,
-    /// Optimizer states of each rank, such as 66GiB, compared with what its nodes have
+    /// Optimizer states of each rank, such as 66GiB, to compare with the memory of its nodes
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     states: Option<u64>,
-    /// Staging buffers of each rank, likewise
+    /// Staging buffers of each rank, to compare with the memory of its nodes
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     staging: Option<u64>,
     /// Exit with 1 if there is a warning of severity "error"
@@ -51,7 +51,7 @@ enum Format {
     Table,
     /// The PCI tree
     Tree,
-    /// How GPUs reach each other
+    /// Paths between GPUs
     Matrix,
     /// One JSON document
     Json,
@@ -89,7 +89,7 @@ pub(super) fn run(args: &TopologyArgs) -> Result<(), CommandError> {
         Format::Svg => print(&report::svg(&shown)),
         Format::Json => print_json(&document(&shown)),
     }?;
-    // Most formats do not show them.
+    // Most formats do not show warnings.
     let errors = warnings.iter().filter(|warning| warning.severity == Severity::Error);
     let errors: Vec<&str> = errors.map(|warning| warning.text.as_str()).collect();
     if args.check && !errors.is_empty() {
@@ -98,7 +98,7 @@ pub(super) fn run(args: &TopologyArgs) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// The plan that is asked for; else each GPU by itself; none for a box without GPUs.
+/// Places the requested ranks, or one rank per GPU; `None` without a request and without GPUs.
 fn placed(machine: &Machine, args: &TopologyArgs) -> Result<Option<Placement>, CommandError> {
     let gpus = machine.gpus.len();
     let asked = args.tp.is_some() || args.dp.is_some();
@@ -118,7 +118,7 @@ fn placed(machine: &Machine, args: &TopologyArgs) -> Result<Option<Placement>, C
     place(machine, &request).map(Some).fail_with(code::DOES_NOT_FIT)
 }
 
-/// The contract with other programs: keys may be added, none goes or changes its meaning within a schema.
+/// JSON for other programs. Within a schema, keys may be added, but none is removed or redefined.
 fn document(shown: &ReportSubject<'_>) -> Value {
     let machine = shown.machine;
     let pci = |gpu: &topology::Gpu| gpu.pci.to_string();
@@ -188,7 +188,7 @@ fn rank(place: &RankPlace) -> Value {
     })
 }
 
-/// Three decimals: links are known no better.
+/// Rounds to three decimals; link rates are not known better.
 fn rounded(gb_per_s: f64) -> f64 {
     (gb_per_s * 1000.0).round() / 1000.0
 }

@@ -1,4 +1,4 @@
-//! `train --trace FILE --trace-steps A..B`.
+//! `train --trace FILE --trace-steps A..B`: traces the ops of a run.
 
 use super::{CommandError, code, may_write, say, unwritten};
 use crate::report::trace::{OUTPUT, measured};
@@ -8,10 +8,10 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// When ops of a real run ran.
+/// Options for a trace of a run's ops.
 #[derive(Debug, clap::Args)]
 pub(super) struct TraceArgs {
-    /// Write when each op ran as a Chrome trace, like that of `simulate --trace`
+    /// Write a Chrome trace of the times of all ops, in the format of `simulate --trace`
     #[arg(long, value_name = "FILE", requires = "trace_steps")]
     trace: Option<PathBuf>,
     /// Steps to trace, such as 5..7 (both included)
@@ -19,7 +19,7 @@ pub(super) struct TraceArgs {
     trace_steps: Option<RangeInclusive<u64>>,
 }
 
-/// `A..B`, both included.
+/// Parses `A..B`, both included.
 fn steps(text: &str) -> Result<RangeInclusive<u64>, String> {
     let ends = text.split_once("..").and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
     match ends {
@@ -28,14 +28,14 @@ fn steps(text: &str) -> Result<RangeInclusive<u64>, String> {
     }
 }
 
-/// As they were given.
+/// Formats the steps as in the argument.
 fn words(steps: &RangeInclusive<u64>) -> String {
     format!("{}..{}", steps.start(), steps.end())
 }
 
 impl TraceArgs {
-    /// Refuses what cannot be traced, in a run that ends with step `last`, or written, before the run. It may be written into
-    /// the run's directory, which is made later.
+    /// Refuses, before the run, steps after the run's step `last` and a file that cannot be
+    /// written. The file may be in the run's directory, which is created later.
     pub(super) fn check(&self, run_dir: Option<&Path>, last: u64) -> Result<(), CommandError> {
         let (Some(path), Some(steps)) = (&self.trace, &self.trace_steps) else { return Ok(()) };
         if *steps.start() > last {
@@ -51,18 +51,18 @@ impl TraceArgs {
         may_write(OUTPUT, path)
     }
 
-    /// What the run notes its ops in.
+    /// Creates the recorder of the run's ops, if a trace is requested.
     pub(super) fn start(&self) -> Option<Arc<Trace>> {
         self.trace_steps.clone().map(|steps| Arc::new(Trace::of_steps(steps)))
     }
 
-    /// After the run, whether it ended well or not.
+    /// Writes the trace after the run, even if the run failed.
     pub(super) fn write(&self, trace: Option<&Trace>) -> Result<(), CommandError> {
         let (Some(path), Some(steps), Some(trace)) = (&self.trace, &self.trace_steps, trace) else {
             return Ok(());
         };
         if trace.spans().is_empty() {
-            // It went on after them, or ended before.
+            // The run started after these steps, or ended before them.
             say(&format!(
                 "warning: nothing was traced, and {} was not written: the run came to no step of {}",
                 PathText(path),
@@ -74,7 +74,7 @@ impl TraceArgs {
     }
 }
 
-/// How a run has ended that was traced: a trace that is not written hides none of it.
+/// Result of a traced run: an error of the trace does not hide an error of the run.
 pub(super) fn after(
     ended: Result<(), CommandError>,
     traced: Result<(), CommandError>,

@@ -1,4 +1,4 @@
-//! `onebox train`: what happens before, beside and after the steps.
+//! `onebox train`: the work before, during and after the steps.
 
 mod diverged;
 mod ending;
@@ -47,13 +47,13 @@ use topology::counted;
 pub(super) struct TrainArgs {
     #[command(flatten)]
     pub(super) config: ConfigArgs,
-    /// Where metrics, config and weights go [default: runs/NAME-TIME]
+    /// Directory for metrics, config and weights [default: runs/NAME-TIME]
     #[arg(long)]
     run_dir: Option<PathBuf>,
-    /// Go on with the run in --run-dir
+    /// Continue the run in --run-dir
     #[arg(long, group = "mode")]
     resume: bool,
-    /// Start from the run in --run-dir, in a new directory beside it
+    /// Start from the run in --run-dir, in a new directory next to it
     #[arg(long, group = "mode")]
     fork: bool,
     /// Remove the run in --run-dir first
@@ -66,19 +66,19 @@ pub(super) struct TrainArgs {
     simd: SimdArg,
     #[command(flatten)]
     trace: TraceArgs,
-    /// Under mpirun or srun: a process that gives no sign of life for so long ends the run
+    /// Under mpirun or srun: end the run if a process gives no sign of life for this many seconds
     #[arg(long, value_name = "SECONDS", default_value_t = SILENCE, value_parser = clap::value_parser!(u64).range(2..))]
     silence: u64,
-    /// No progress, no summary
+    /// Show no progress and no summary
     #[arg(short, long)]
     pub(super) quiet: bool,
-    /// For tests: learns where ranks are.
+    /// Observer of the ranks, for tests.
     #[arg(skip)]
     pub(super) watcher: Option<Watcher>,
 }
 
 impl TrainArgs {
-    /// Learns where ranks are. Once they have loaded their states, every rank hears of a stop.
+    /// Observer of the ranks. It ends startup once states are loaded: then all ranks can stop.
     fn watcher(&self, starting: &StartupNotice) -> Watcher {
         let (starting, other) = (starting.clone(), self.watcher.clone());
         Watcher::new(move |rank, place, step| {
@@ -129,7 +129,7 @@ impl From<RunDirError> for CommandError {
 }
 
 impl PreparedRun {
-    /// Makes the directory, and trains.
+    /// Creates the run directory, and trains.
     pub(super) fn run(
         &self,
         args: &TrainArgs,
@@ -146,7 +146,7 @@ impl PreparedRun {
         Session { args, run: self, dir: &dir, pretrained, start, team }.train(signals)
     }
 
-    /// The options of the engine that are the same in every process.
+    /// Options of the engine that are equal in every process.
     fn options(&self, args: &TrainArgs, team: &Team, signals: &Signals) -> RunOptions {
         RunOptions {
             trace: args.trace.start(),
@@ -161,14 +161,14 @@ impl PreparedRun {
     }
 }
 
-/// Everything that a run has before its first step.
+/// Everything that a run needs before its first step.
 pub(super) struct Session<'a> {
     pub(super) args: &'a TrainArgs,
     run: &'a PreparedRun,
     pub(super) dir: &'a RunDir,
-    /// The weights of a folder that a new run starts from.
+    /// Weights of a folder, if a new run starts from them.
     pretrained: Option<Arc<PretrainedWeights>>,
-    /// What it goes on from.
+    /// Checkpoint that the run starts from.
     pub(super) start: Option<Arc<Checkpoint>>,
     team: &'a Team,
 }
@@ -193,7 +193,7 @@ impl Session<'_> {
         trace::after(ended, traced)
     }
 
-    /// Trains, and is taken back as often as it may be. `traced`: whether the trace is written.
+    /// Trains, and rolls back as often as the config allows. `traced`: result of writing the trace.
     fn run_to_end(
         &mut self,
         signals: &Signals,
@@ -223,7 +223,7 @@ impl Session<'_> {
         }
     }
 
-    /// To the end, or as far as it comes.
+    /// Trains once, to the last step, a stop or a divergence.
     fn attempt(
         &self,
         signals: &Signals,
@@ -242,7 +242,7 @@ impl Session<'_> {
             pretrained: self.pretrained.clone(),
             resume: self.start.clone(),
             rollback_history: Some(rollback_history.clone()),
-            // Other settings deserve as many steps as any.
+            // A fork has other settings, so its count of skipped steps starts at 0.
             skipped_in_a_row: self.dir.forked_from().map(|_| 0),
             ..self.run.options(self.args, self.team, signals)
         };
@@ -273,17 +273,17 @@ impl Session<'_> {
         }
     }
 
-    /// Steps that were done before.
+    /// Number of steps before this start.
     pub(super) fn done(&self) -> u64 {
         self.start.as_ref().map_or(0, |checkpoint| checkpoint.step())
     }
 
-    /// Whether the weights of its first step were trained elsewhere: an import is a checkpoint of step 0.
+    /// Whether the initial weights were trained elsewhere; an import is a checkpoint of step 0.
     pub(super) fn imported(&self) -> bool {
         self.pretrained.is_some() || self.start.as_ref().is_some_and(|from| from.step() == 0)
     }
 
-    /// The checkpoint that it goes on from, where that is another run's.
+    /// Path of the checkpoint that the run starts from, if it belongs to another run.
     pub(super) fn source(&self) -> Option<&Path> {
         let others = self.start.as_ref().filter(|from| !self.dir.folder().has(from));
         others.map(|from| from.path())
@@ -322,7 +322,7 @@ impl Session<'_> {
         }
     }
 
-    /// `4 virtual GPUs`
+    /// Text about the GPUs: `4 virtual GPUs`.
     fn gpus(&self) -> String {
         let config = &self.run.loaded.config;
         let ranks = config.world_size();
@@ -354,7 +354,7 @@ fn code_of(error: &RunError) -> u8 {
         ErrorKind::HostMemory => code::HOST_MEMORY,
         ErrorKind::Bug => code::INTERNAL,
         ErrorKind::NoCuda => code::CONFIG,
-        // A file of the data, or of the model that it starts from, was changed under the run.
+        // A file of the data, or of the initial weights, was changed during the run.
         ErrorKind::Task(FILL | LOAD) => code::DATA,
         ErrorKind::Task(_) | ErrorKind::Rank => code::RANK,
     };
@@ -365,7 +365,7 @@ fn code_of(error: &RunError) -> u8 {
     }
 }
 
-/// Ends the process: a rank's thread does not, and nobody could wait for it.
+/// Ends the process if a rank's thread is stuck, since such a thread cannot be joined.
 #[expect(clippy::exit, reason = "threads that are stuck cannot be joined")]
 fn end_without(error: &RunError) {
     let ranks = error.all.iter().enumerate().filter(|(_, error)| error.is_some());

@@ -1,4 +1,4 @@
-//! The folder of `model.from`: its weights, and what of it `train` refuses, which other commands find as well.
+//! The folder of `model.from`: its weights, and the reasons for which `train` refuses it.
 
 use super::{CommandError, ConfigArgs, code, data};
 use ::data::model_files::ModelFiles;
@@ -13,7 +13,7 @@ use std::path::Path;
 use std::sync::Arc;
 use tensor_parallel::Decoder;
 
-/// The weights of the folder, where they are what training starts from.
+/// Weights of the folder, if training starts from them.
 pub(super) fn pretrained(
     config: &Config,
     gpt: &Decoder,
@@ -34,8 +34,8 @@ fn opened(config: &Config) -> Result<Option<Folder>, CommandError> {
     Ok(Some(Folder::open(Path::new(from))?))
 }
 
-/// Why `train` would refuse the folder; nothing of a described box, on which nothing trains. Of a config that is not
-/// `valid` no model can be laid out, so tensors are not compared with it.
+/// Reason why `train` would refuse the folder; `None` for a described box, since it does not train.
+/// If the config is not `valid`, no model can be laid out, so tensors are not compared.
 pub(super) fn refusal(config: &Config, valid: bool) -> Option<CommandError> {
     let from = config.model.from.as_ref()?;
     let look = || {
@@ -50,11 +50,11 @@ pub(super) fn refusal(config: &Config, valid: bool) -> Option<CommandError> {
     trains.then(look)?.err()
 }
 
-/// Loads a config. `starts`: training starts from its folder, so what is refused there is an error of it; `more` finds
-/// further ones.
+/// Loads a config. If training starts from the config's folder (`starts`), a refused folder is an
+/// error. `more` finds further errors.
 ///
 /// # Errors
-/// All of them, and the exit code.
+/// All errors, and the exit code.
 pub(super) fn load(
     args: &ConfigArgs,
     machine: &LocalMachine,
@@ -68,7 +68,7 @@ pub(super) fn load(
         let Some(refused) = refused else { return more(config, valid) };
         of_folder.set(Some(refused.code));
         let mut all = vec![("model.from", refused.message, String::new())];
-        // With a tokenizer of that folder nothing is read.
+        // If the tokenizer is in the refused folder, the data cannot be checked.
         let (from, tokenizer) = (&config.model.from, &config.data.tokenizer);
         if !from.iter().zip(tokenizer).any(|(from, of)| Path::new(of).starts_with(from)) {
             all.extend(more(config, valid));
@@ -78,7 +78,7 @@ pub(super) fn load(
     let of_machine = |config: &Config| machine.broken(config);
     let further = Further { trouble: &look, of_machine: &of_machine, searched: false };
     load_and_look(&args.config, &args.sets, &further).map_err(|errors| {
-        // Only of files that it names: as they are refused without it.
+        // If all errors are about named files, the exit code is that of a refused file.
         let named = |key: &str| key == "model.from" || data::KEYS.contains(&key);
         let of_files = errors.errors().iter().all(|e| e.help.is_empty() && named(&e.key));
         let code = if of_files { of_folder.get().unwrap_or(code::DATA) } else { code::CONFIG };

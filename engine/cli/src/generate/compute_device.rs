@@ -14,10 +14,10 @@ use std::time::Duration;
 use tensor_parallel::DecoderShape;
 use topology::{available_memory, format_bytes};
 
-/// The first compute capability with bf16 products.
+/// First compute capability with bf16 matmuls.
 const BF16_SINCE: u32 = 80;
 
-/// Where a model computes.
+/// Device on which a model computes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ComputeDevice {
     /// All cores of this machine.
@@ -46,7 +46,7 @@ pub(super) fn open_on_cores(
     Ok(cpu::open(ALONE, &Arc::new(plan), &world(), &options)?)
 }
 
-/// The same on a GPU.
+/// Opens a GPU with the memory of `plan`, or refuses with the reason.
 pub(super) fn open_on_gpu(
     config: &Config,
     plan: Plan,
@@ -75,7 +75,7 @@ pub(super) fn open_on_gpu(
             return Err(GenerateError::GpuMemory(problem));
         }
         Ok(_) => {}
-        // Opening it says in figures what is missing.
+        // If memory is missing, opening the device reports the numbers.
         Err(why) => tracing::warn!("the GPU's free memory is not known: {why}"),
     }
     tracing::info!("on GPU {}, {}: {}", gpu.ordinal, gpu.name, format_bytes(needed));
@@ -88,7 +88,8 @@ pub(super) fn open_on_gpu(
     Ok(cuda::open(ALONE, &Arc::new(plan), &world(), &options)?)
 }
 
-/// The message of a GPU without enough memory: bytes of each part of the plan, the free bytes, and remedies.
+/// The message of a GPU without enough memory: bytes of each part of the plan, the free bytes, and
+/// remedies.
 fn refusal(plan: &Plan, dtype: Dtype, gpu: usize, needed: u64, budget: &MemoryBudget) -> String {
     let mut pools = plan.pools(Arena::Device);
     pools.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));

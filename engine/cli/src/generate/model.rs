@@ -1,4 +1,5 @@
-//! A model that reads tokens and predicts the next: the weights of a run, a checkpoint or a folder, on the cores or a GPU.
+//! A model that reads tokens and predicts the next: the weights of a run, a checkpoint or a folder,
+//! on the cores or a GPU.
 
 use super::compute_device::{ComputeDevice, open_on_cores, open_on_gpu};
 use super::weights::{load, load_checkpoint, load_folder};
@@ -12,7 +13,7 @@ use tensor_parallel::{CheckpointHome, Decoder, DecoderShape, KvCache, NewTokens,
 /// All tokens of a sample so far: one or more.
 #[derive(Clone, Copy)]
 pub(super) struct SampleTokens<'a> {
-    /// The sample's number.
+    /// Number of the sample.
     pub(super) sample: usize,
     pub(super) tokens: &'a [i32],
 }
@@ -26,12 +27,12 @@ pub(super) struct Model {
     /// For each sample, the number of tokens in the cache.
     cached: Vec<usize>,
     tokens: Tensor,
-    /// Most tokens that the model sees.
+    /// Maximum number of tokens that the model sees.
     context: usize,
 }
 
 impl Model {
-    /// Opens the model for several samples at once, of which it sees at most `context` tokens.
+    /// Opens the model for several samples. It sees at most `context` tokens of each sample.
     pub(super) fn open(
         config: &Config,
         from: &ModelSource<'_>,
@@ -39,7 +40,7 @@ impl Model {
         samples: usize,
     ) -> Result<Self, GenerateError> {
         let ModelSource { weights: trained, device: on, machine, precision, .. } = *from;
-        // The positions of a folder are read whole.
+        // Learned positions of a folder are read as a whole.
         let learned = config.model.family == Family::Gpt2;
         let whole = learned && matches!(trained, WeightSource::Folder(_));
         let context = if whole { config.model.seq_len } else { context };
@@ -84,8 +85,8 @@ impl Model {
         self.cached.fill(0);
     }
 
-    /// Logits of the next token of each sample, of whose tokens the last [`context`](Self::context) count. A sample that has one
-    /// token more than in the last call costs one row.
+    /// Logits of the next token of each sample; only its last [`context`](Self::context) tokens
+    /// count. A sample that has one token more than in the last call costs one row.
     pub(super) fn next(
         &mut self,
         texts: &[SampleTokens<'_>],
@@ -130,7 +131,7 @@ impl Model {
         Ok(())
     }
 
-    /// Logits of some rows of the last tokens.
+    /// Logits of the given rows of the last tokens.
     fn logits(&self, rows: Range<usize>) -> Result<Vec<Vec<f64>>, GenerateError> {
         let count = rows.len();
         self.decoder.project_new(&self.dev, rows);
@@ -169,7 +170,7 @@ mod tests {
         Model::open(&config, &from, 12, samples).unwrap()
     }
 
-    /// Of 61 tokens.
+    /// A text of 61 different tokens.
     fn text(seed: i32) -> Vec<i32> {
         (0..18).map(|i| (i * i * 7 + 11 * i + 5 * seed) % 61).collect()
     }

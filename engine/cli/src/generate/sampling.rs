@@ -3,31 +3,31 @@
 /// Settings of sampling.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
-    /// Tokens to draw for each prompt, at most.
+    /// Maximum number of tokens to draw for each prompt.
     pub tokens: usize,
-    /// Divides the logits; 0: always the likeliest token.
+    /// Divisor of the logits; with 0, the likeliest token is always drawn.
     pub temperature: f64,
-    /// Draws among this number of the likeliest tokens.
+    /// Number of the likeliest tokens to draw from; `None` for all.
     pub top_k: Option<usize>,
-    /// Draws among the likeliest tokens whose probabilities together reach this; 1: among all (nucleus sampling,
-    /// arXiv 1904.09751).
+    /// Draws from the likeliest tokens whose probabilities together reach this value; with 1, from
+    /// all tokens (nucleus sampling, arXiv 1904.09751).
     pub top_p: f64,
-    /// The same seed draws the same text.
+    /// Seed; the same seed draws the same text.
     pub seed: u64,
-    /// What ends a text earlier.
+    /// Tokens and texts that end a text earlier.
     pub stop: StopCondition,
-    /// The output begins with the prompt; otherwise with the first token after it, as an answer does.
+    /// Whether the output begins with the prompt, and not with the first token after the prompt.
     pub echo: bool,
-    /// Prompts get the special tokens that the tokenizer puts around a text.
+    /// Whether prompts get the special tokens that the tokenizer puts around a text.
     pub special: bool,
 }
 
 /// Tokens and texts that end a text. They are not part of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StopCondition {
-    /// Tokens.
+    /// Stop tokens.
     pub tokens: Vec<i32>,
-    /// Byte strings, which may come from several tokens.
+    /// Stop texts as bytes; a stop text may span several tokens.
     pub texts: Vec<Vec<u8>>,
 }
 
@@ -44,7 +44,8 @@ pub(super) struct Tail {
 }
 
 impl Tail {
-    /// Adds `piece`. Returns the bytes that are certainly part of the text, and whether the text stops after them.
+    /// Adds `piece`. Returns the bytes that are certainly part of the text, and whether the text
+    /// stops after them.
     pub(super) fn push(&mut self, piece: &[u8]) -> (Vec<u8>, bool) {
         self.held.extend_from_slice(piece);
         let found = |stop: &Vec<u8>| self.held.windows(stop.len()).position(|at| at == &stop[..]);
@@ -58,14 +59,14 @@ impl Tail {
         (self.held.drain(..known).collect(), false)
     }
 
-    /// The bytes held back, if nothing follows.
+    /// Returns the bytes that are held back at the end of the text.
     pub(super) fn rest(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.held)
     }
 }
 
-/// Token number by its probability among those that `sampling` allows, softmax(logits / temperature): the first whose
-/// cumulative one exceeds `uniform` (in [0, 1)).
+/// Draws a token with the probabilities softmax(logits / temperature) over the tokens that
+/// `sampling` allows: the first token whose cumulative probability exceeds `uniform` (in [0, 1)).
 pub(super) fn draw(logits: &[f64], sampling: &Sampling, uniform: f64) -> i32 {
     let by_rank = |a: &usize, b: &usize| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b));
     let likeliest = (0..logits.len()).min_by(by_rank);
@@ -92,7 +93,8 @@ pub(super) fn draw(logits: &[f64], sampling: &Sampling, uniform: f64) -> i32 {
         let last = tokens.iter().position(is_enough).unwrap_or(tokens.len() - 1);
         tokens.truncate(last + 1);
     }
-    // In the order of the vocabulary, so that a draw changes as little as possible if other tokens are excluded.
+    // In the order of the vocabulary, so that a draw changes as little as possible if other tokens
+    // are excluded.
     tokens.sort_unstable();
     let mut left = uniform * tokens.iter().map(weight).sum::<f64>();
     for token in tokens {
@@ -147,7 +149,7 @@ mod tests {
         assert_eq!(drawn(&Sampling { top_p: 0.69, ..ALL.clone() }), [1, 3]);
         assert_eq!(drawn(&Sampling { top_p: 0.71, ..ALL.clone() }), [1, 2, 3]);
         assert_eq!(drawn(&Sampling { top_p: 1e-9, ..ALL.clone() }), [1]);
-        // Of two by rank 4 and 3: 0.5 of their sum is less than the first.
+        // The two likeliest weigh 4 and 3: half of their sum is less than the first weight.
         assert_eq!(drawn(&Sampling { top_k: Some(2), top_p: 0.5, ..ALL.clone() }), [1]);
     }
 

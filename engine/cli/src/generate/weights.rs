@@ -1,4 +1,5 @@
-//! Reads the parameters of a model from the weights of a run, a checkpoint or a folder of transformers.
+//! Reads the parameters of a model from the weights of a run, a checkpoint or a folder of
+//! transformers.
 
 use super::GenerateError;
 use checkpoint::hugging_face::{Folder, PretrainedWeights};
@@ -14,15 +15,15 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use tensor_parallel::{Decoder, Param};
 
-/// Most bytes of a header.
+/// Maximum bytes of a header.
 const LONGEST_HEADER: u64 = 1 << 26;
-/// Elements of a parameter that a thread reads at a time.
+/// Elements of a parameter that a thread reads in one go.
 const AT_ONCE: usize = 1 << 20;
 
-/// Sets values, given the index of the first.
+/// Function that sets values, given the index of the first value.
 type ValueSource<'a> = dyn Fn(usize, &mut [f32]) -> Result<(), GenerateError> + Sync + 'a;
 
-/// Sets parameters by `fill`, on all kernel threads.
+/// Sets parameters with `fill`, on all kernel threads.
 fn set(dev: &Device, params: Tensor, fill: &ValueSource<'_>) -> Result<(), GenerateError> {
     let failed = Mutex::new(None);
     dev.write_runs(&[params], &|first, views| {
@@ -35,7 +36,7 @@ fn set(dev: &Device, params: Tensor, fill: &ValueSource<'_>) -> Result<(), Gener
     failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
 }
 
-/// Sets a run of parameters from number `first` on; those of 16 bits are rounded.
+/// Sets a run of parameters from index `first`; 16-bit parameters are rounded.
 fn set_run(
     first: usize,
     view: &mut ViewMut<'_>,
@@ -69,10 +70,10 @@ pub(super) fn load_folder(
     Ok(())
 }
 
-/// Reads elements of a tensor: its number, the index of the first element, and the values to set.
+/// Function that reads elements: the tensor's number, the first element's index, the values to set.
 type TensorReader<'a> = dyn Fn(usize, usize, &mut [f32]) -> Result<(), GenerateError> + Sync + 'a;
 
-/// Sets every parameter of `decoder`. Rows that pad the vocabulary are in no tensor; they are 0.
+/// Sets every parameter of `decoder`. Rows that pad the vocabulary are in no tensor and become 0.
 fn set_all(dev: &Device, decoder: &Decoder, read: &TensorReader<'_>) -> Result<(), GenerateError> {
     let rank = dev.rank();
     let runs = SegmentRuns::new(decoder, (rank.tp, rank.tp_size), |number, _| number);
@@ -85,7 +86,7 @@ fn set_all(dev: &Device, decoder: &Decoder, read: &TensorReader<'_>) -> Result<(
     Ok(())
 }
 
-/// Reads every parameter of `decoder` from a safetensors file. If a tensor has more rows of positions, the first ones count.
+/// Reads all parameters from a safetensors file. Of more rows of positions, the first ones count.
 pub(super) fn load(dev: &Device, decoder: &Decoder, path: &Path) -> Result<(), GenerateError> {
     let unreadable = |source| GenerateError::Read { path: path.to_owned(), source };
     let wrong = |problem: String| GenerateError::Weights { path: path.to_owned(), problem };
@@ -132,7 +133,7 @@ pub(super) fn load(dev: &Device, decoder: &Decoder, path: &Path) -> Result<(), G
     })
 }
 
-/// Reads every parameter of `decoder` from a checkpoint. If the tensor of positions has more rows, the first ones count.
+/// Reads all parameters from a checkpoint. Of more rows of positions, the first ones count.
 pub(super) fn load_checkpoint(
     dev: &Device,
     decoder: &Decoder,

@@ -1,17 +1,17 @@
-//! Colours of what a person reads on a terminal. They repeat what words say.
+//! Colours of text on a terminal. They only repeat the meaning of the words.
 
 use anstream::{AutoStream, ColorChoice, stream::RawStream};
 use clap::builder::styling::{AnsiColor, Style};
 use std::ops::Range;
 
-/// Whether a stream is a terminal that shows colours, and NO_COLOR does not forbid them. A dumb terminal shows none, also where
-/// CI is set, for which anstream assumes colours.
+/// Whether a stream is a terminal that shows colours, and NO_COLOR does not forbid them. A dumb
+/// terminal shows no colours, even if CI is set, for which anstream assumes colours.
 pub(crate) fn wanted(stream: &impl RawStream) -> bool {
     let dumb = std::env::var_os("TERM").is_some_and(|terminal| terminal == "dumb");
     !dumb && AutoStream::choice(stream) != ColorChoice::Never
 }
 
-/// A text for a stream.
+/// Text for a stream, with colours if the stream shows them.
 pub(crate) fn on(stream: &impl RawStream, text: &str) -> String {
     if wanted(stream) { painted(text) } else { text.to_owned() }
 }
@@ -20,7 +20,7 @@ const GOOD: Style = AnsiColor::Green.on_default();
 const DOUBTFUL: Style = AnsiColor::Yellow.on_default().bold();
 const BAD: Style = AnsiColor::Red.on_default().bold();
 
-/// Words at the start of a line that say how a thing stands, and what follows them.
+/// Verdicts at the start of a line, with the text that must follow and the colour.
 const STARTS: [(&str, &str, Style); 9] = [
     ("error:", " ", BAD),
     ("error", " [", BAD),
@@ -33,7 +33,7 @@ const STARTS: [(&str, &str, Style); 9] = [
     ("GPU memory was not checked", ":", DOUBTFUL),
 ];
 
-/// The same at the end of a line, after what stands before them.
+/// Verdicts at the end of a line, with the text that must precede and the colour.
 const ENDS: [(&str, &str, Style); 2] = [("it fits", "", GOOD), ("whole", ": ", GOOD)];
 
 fn painted(text: &str) -> String {
@@ -51,7 +51,7 @@ fn painted(text: &str) -> String {
     out
 }
 
-/// Where a line says how a thing stands.
+/// Range and colour of the verdict in a line.
 fn verdict(line: &str) -> Option<(Range<usize>, Style)> {
     let starts = STARTS.iter().find_map(|(words, then, style)| {
         let begins = line.strip_prefix(words)?.starts_with(then);
@@ -61,7 +61,7 @@ fn verdict(line: &str) -> Option<(Range<usize>, Style)> {
         let end = line.trim_end_matches('\n');
         ENDS.iter().find_map(|(words, first, style)| {
             let before = end.strip_suffix(words)?;
-            // A sentence that ends so is no verdict.
+            // A sentence that ends with the same words is no verdict.
             let alone = if first.is_empty() { before.is_empty() } else { before.ends_with(first) };
             alone.then_some((before.len()..end.len(), *style))
         })

@@ -1,4 +1,4 @@
-//! What runs have written of their steps, read back for a report.
+//! Reads the metrics of runs for a report.
 
 use config::{LoadedConfig, load_stored};
 use engine::metrics::LONGEST_METRICS;
@@ -10,25 +10,25 @@ use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
-/// A run's lines.
+/// Metrics of one run.
 #[derive(Debug, Default)]
 pub(crate) struct Curves {
     pub(crate) name: String,
     pub(crate) steps: Vec<Step>,
     pub(crate) evals: Vec<Eval>,
-    /// Steps whose checkpoint could not be saved, and why.
+    /// Steps whose checkpoint could not be saved, with the reason.
     pub(crate) not_saved: Vec<(u64, String)>,
-    /// Steps that ran twice with other bits, and where each of some ranks has seen it.
+    /// Steps that ran twice with different bits, and the places where some ranks saw a difference.
     pub(crate) differs: Vec<(u64, Vec<Difference>)>,
-    /// The last step and the hash of the states, of a run that is done.
+    /// Last step and hash of the states, if the run is done.
     pub(crate) end: Option<(u64, String)>,
-    /// Whole lines that could not be read.
+    /// Number of complete lines that could not be read.
     pub(crate) damaged: usize,
-    /// The config, where it can be read: it may be another version's.
+    /// Config, if it can be read; another version may have written it.
     pub(crate) config: Option<Box<LoadedConfig>>,
 }
 
-/// A line of a step. What was not finite is none; an earlier version wrote no memory.
+/// Line of a step. A value that was not finite is `None`; earlier versions wrote no memory.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 pub(crate) struct Step {
     pub(crate) step: u64,
@@ -51,7 +51,7 @@ pub(crate) struct Step {
     pub(crate) verified: Option<bool>,
 }
 
-/// What became of the updates of a step ahead of its decision.
+/// Outcome of a step's speculative updates.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum SpeculationOutcome {
@@ -61,7 +61,7 @@ pub(crate) enum SpeculationOutcome {
 }
 
 impl SpeculationOutcome {
-    /// As a line of the metrics has it.
+    /// Name of the outcome in the metrics.
     const fn name(self) -> &'static str {
         match self {
             Self::No => "no",
@@ -71,12 +71,12 @@ impl SpeculationOutcome {
     }
 }
 
-/// A line of an evaluation.
+/// Line of an evaluation.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Eval {
     pub(crate) step: u64,
     pub(crate) loss: Option<f64>,
-    /// By data set, where there are several.
+    /// Loss of each data set, if there are several.
     #[serde(default)]
     pub(crate) sets: BTreeMap<String, Option<f64>>,
 }
@@ -99,19 +99,19 @@ enum Line {
         step: u64,
         state_hash: String,
     },
-    /// Of a later version.
+    /// Line of a later version.
     #[serde(other)]
     Unknown,
 }
 
-/// Most bytes of a line; a longer one is damaged.
+/// Maximum bytes of a line; a longer line is damaged.
 const LONGEST: u64 = 1 << 20;
 
 impl Curves {
-    /// Of the run in `dir`. A last line that is not whole is no line yet: the run may be writing it.
+    /// Reads the run in `dir`. An incomplete last line is ignored: it may still be being written.
     ///
     /// # Errors
-    /// Of the file system.
+    /// Errors of the file system.
     pub(crate) fn read(dir: &Path, name: String) -> io::Result<Self> {
         let mut curves = Self { name, ..Self::default() };
         let file = regular_file::read(&dir.join(METRICS))?;
@@ -128,12 +128,12 @@ impl Curves {
             match std::mem::replace(&mut rest_of_long, !whole) {
                 true => {}
                 false if whole => curves.take(&line),
-                // The next piece tells whether it goes on.
+                // A line of this length is damaged; its other pieces are skipped.
                 false if line.len() as u64 == LONGEST => curves.damaged += 1,
                 false => {}
             }
         }
-        // Without a config there are curves all the same.
+        // Curves are shown even without a config.
         let config = input::own_bytes(&dir.join(CONFIG), LONGEST);
         let config = config.ok().and_then(|bytes| String::from_utf8(bytes).ok());
         curves.config = config.and_then(|ron| load_stored(&ron, &[]).ok()).map(Box::new);
@@ -152,12 +152,13 @@ impl Curves {
         }
     }
 
-    /// Skipped steps in a row, as first and last.
+    /// Ranges of successive skipped steps, as first and last.
     pub(crate) fn skipped(&self) -> Vec<(u64, u64)> {
         ranges(self.steps.iter().filter(|step| step.skipped).map(|step| step.step))
     }
 
-    /// Steps whose updates ahead of the decision were committed, made again, and not tried; none where the run makes none.
+    /// Number of steps by speculative update: committed, redone, not tried; `None` without such
+    /// updates.
     pub(crate) fn ahead(&self) -> Option<[usize; 3]> {
         use SpeculationOutcome::{Committed, No, Redone};
         let of = |what| self.steps.iter().filter(|step| step.ahead == Some(what)).count();
@@ -165,14 +166,14 @@ impl Curves {
         (all != [0; 3]).then_some(all)
     }
 
-    /// The evaluation with the least loss.
+    /// Step and loss of the evaluation with the lowest loss.
     pub(crate) fn best(&self) -> Option<(u64, f64)> {
         let finite = self.evals.iter().filter_map(|eval| Some((eval.step, eval.loss?)));
         finite.min_by(|a, b| a.1.total_cmp(&b.1))
     }
 }
 
-/// Numbers in a row, as first and last.
+/// Ranges of successive numbers, as first and last.
 pub(crate) fn ranges(numbers: impl Iterator<Item = u64>) -> Vec<(u64, u64)> {
     let mut ranges: Vec<(u64, u64)> = Vec::new();
     for number in numbers {
@@ -187,18 +188,18 @@ pub(crate) fn ranges(numbers: impl Iterator<Item = u64>) -> Vec<(u64, u64)> {
 /// Columns of the table as CSV.
 pub(crate) const CSV: &str = "run,kind,step,tokens,loss,grad_norm,lr,loss_scale,step_seconds,tokens_per_second,skipped,device_memory,host_memory,ahead,targets,documents,padding,verified\n";
 
-/// Nothing where there is no value.
+/// Text of a value; empty if there is none.
 fn shown(value: Option<impl ToString>) -> String {
     value.map_or_else(String::new, |value| value.to_string())
 }
 
-/// A row for each step and evaluation; what is not there or not finite is empty.
+/// Returns a row for each step and evaluation; a missing or non-finite value is empty.
 pub(crate) fn csv(runs: &[Curves]) -> String {
     let quoted = |text: &str| match text.contains([',', '"', '\n', '\r']) {
         true => format!("\"{}\"", text.replace('"', "\"\"")),
         false => text.to_owned(),
     };
-    // Behind the loss.
+    // Empty cells after the loss.
     let rest = ",".repeat(CSV.matches(',').count() - 4);
     let mut out = CSV.to_owned();
     for run in runs {

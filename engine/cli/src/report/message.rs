@@ -1,5 +1,5 @@
-//! Messages where they leave the program. Texts of others are escaped where a message quotes them; here every message is
-//! bounded, and no line inside of one looks as if it began another.
+//! Bounds messages before they leave the program, and marks inner lines that look like the
+//! beginning of another message. Foreign texts are escaped when a message quotes them.
 
 use files::foreign_text::LONGEST_LINE;
 use files::path_text::lines;
@@ -7,33 +7,33 @@ use std::fmt;
 use tracing::field::Field;
 use tracing_subscriber::fmt::format::Writer;
 
-/// Bytes of the longest message. The longest that onebox makes by itself has fifty errors of a config.
+/// Maximum bytes of a message. The longest message of onebox itself lists fifty errors of a config.
 const LONGEST: usize = 128 << 10;
-/// In front of a line that would look like another message.
+/// Mark before a line that would look like another message.
 const INSIDE: &str = "  | ";
-/// Words at the beginning of a line of onebox, or of its log.
+/// Words at the beginning of onebox's messages and of log lines.
 const BEGINNINGS: [&str; 8] =
     ["error", "warning", "warn ", "info ", "debug ", "trace ", "note:", "fail "];
 
-/// What the log says of a span.
+/// Words of the log for the events of a span.
 const SPAN_EVENTS: [&str; 4] = ["new", "enter", "exit", "close"];
 
-/// One message. Only its first line may begin as one.
+/// Bounds one message. Only its first line may look like the beginning of a message.
 pub(crate) fn message(text: &str) -> String {
     bounded(text, |number, line| number > 0 && looks_begun(line))
 }
 
-/// Several messages or a table, in whose words nothing of others stands but what was escaped there.
+/// Bounds several messages or a table. Foreign text in them must be escaped already.
 pub(crate) fn report(text: &str) -> String {
     bounded(text, |_, _| false)
 }
 
-/// A value in the log.
+/// Writes a value into the log.
 pub(crate) fn field(to: &mut Writer<'_>, field: &Field, value: &dyn fmt::Debug) -> fmt::Result {
     let value = message(&format!("{value:?}"));
     match field.name() {
         "message" => {
-            // The word of a span's event is a text, and `Debug` puts quotes around it.
+            // The event of a span is a text, and `Debug` puts quotes around it.
             let word = value.strip_prefix('"').and_then(|value| value.strip_suffix('"'));
             let word = word.filter(|word| SPAN_EVENTS.contains(word));
             write!(to, "{}", word.unwrap_or(&value))
@@ -42,7 +42,7 @@ pub(crate) fn field(to: &mut Writer<'_>, field: &Field, value: &dyn fmt::Debug) 
     }
 }
 
-/// Whether a line could be taken for the beginning of a message: one of onebox's words, or the log's seconds.
+/// Whether a line looks like the start of a message: a word of onebox, or the log's seconds.
 fn looks_begun(line: &str) -> bool {
     let line = line.trim_start();
     let is_word =
@@ -108,7 +108,7 @@ mod tests {
         assert_eq!(report(list), list);
     }
 
-    /// Where the log is kept.
+    /// Buffer that keeps the log.
     #[derive(Clone, Default)]
     struct LogBuffer(Arc<Mutex<Vec<u8>>>);
 

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write;
 use topology::{counted, format_bytes};
 
-/// How every such page begins.
+/// Beginning of every page.
 pub(crate) const BEGINNING: &str = "<!doctype html>\n<!-- onebox report -->\n";
 
 const STYLE: &str = "
@@ -24,15 +24,15 @@ i { display: inline-block; width: .75em; height: .75em; border-radius: 2px; marg
 p { max-width: 80ch; } .note { color: #57606a; font-size: .88rem; }
 ";
 
-/// Most points of a curve that are drawn: two for each pixel would be wasted.
+/// Maximum points of a drawn curve: more than two per pixel would be wasted.
 const POINTS: usize = 800;
-/// Most rows of a run in the table of values, and of events of a kind.
+/// Maximum rows of a run in the table of values, and in each kind of event.
 const ROWS: usize = 24;
 
-/// A curve of a step.
+/// Function that reads a curve's value from a step.
 type StepCurve = fn(&Step) -> Option<f64>;
 
-/// The page about `runs`.
+/// Returns the page about `runs`.
 pub(crate) fn page(runs: &[Curves], version: &str) -> String {
     let names: Vec<&str> = runs.iter().map(|run| run.name.as_str()).collect();
     let title = match names[..] {
@@ -58,7 +58,7 @@ pub(crate) fn page(runs: &[Curves], version: &str) -> String {
     out
 }
 
-/// A table; the first cells are text, the others numbers. Cells are HTML.
+/// HTML table. The first `texts` columns are text, the other columns are numbers. Cells are HTML.
 fn table(heads: &[&str], texts: usize, rows: &[Vec<String>]) -> String {
     let mut out = "<div class=\"wide\"><table><thead><tr>".to_owned();
     heads.iter().for_each(|head| out.push_str(&format!("<th>{head}</th>")));
@@ -74,7 +74,7 @@ fn table(heads: &[&str], texts: usize, rows: &[Vec<String>]) -> String {
     out + "</tbody></table></div>\n"
 }
 
-/// A run's name beside its colour.
+/// A run's name after a square in its colour.
 fn named(index: usize, run: &Curves) -> String {
     format!("<i style=\"background:{}\"></i>{}", hex(colour(index)), escape(&run.name))
 }
@@ -129,7 +129,7 @@ fn summary(runs: &[Curves]) -> String {
     ];
     let mut rows: Vec<Vec<String>> = rows.collect();
     let mut heads = heads.to_vec();
-    // A column for runs that make such updates.
+    // The last column is only for runs with speculative updates.
     if runs.iter().all(|run| run.ahead().is_none()) {
         heads.pop();
         rows.iter_mut().for_each(|row| drop(row.pop()));
@@ -137,7 +137,7 @@ fn summary(runs: &[Curves]) -> String {
     table(&heads, 2, &rows)
 }
 
-/// Keys whose values differ between the configs.
+/// Table of keys whose values differ between the configs.
 fn differences(runs: &[Curves]) -> String {
     let configs: Vec<_> = runs.iter().map(|run| run.config.as_deref()).collect();
     let mut keys: Vec<&str> = Vec::new();
@@ -169,7 +169,7 @@ fn differences(runs: &[Curves]) -> String {
     format!("<h2>What differs between the configs</h2>\n{}", table(&heads, heads.len(), &rows))
 }
 
-/// At most [`POINTS`]: of each stretch the least and the largest value, so that no peak is lost.
+/// Reduces points to at most [`POINTS`]. Each stretch keeps its extreme values, so no peak is lost.
 fn thinned(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
     if points.len() <= POINTS {
         return points;
@@ -225,7 +225,7 @@ fn plots(runs: &[Curves]) -> String {
         let numbers = numbers.filter(|y| y.is_finite());
         let (least, most) =
             (numbers.clone().fold(f64::INFINITY, f64::min), numbers.fold(0.0, f64::max));
-        // Nothing is known, or there is no loss scaling.
+        // No value is known, or there is no loss scaling.
         if least > most || title == "Loss scale" && most <= 1.0 {
             continue;
         }
@@ -240,7 +240,7 @@ fn plots(runs: &[Curves]) -> String {
             }
             unit = name.into();
         }
-        // One value that is out of all proportion would leave a flat line of the others.
+        // On a linear axis, one extreme value would flatten all other values.
         let log = least > 0.0 && (most / least > 100.0 || title == "Loss scale");
         let plot = Plot {
             title,
@@ -305,7 +305,7 @@ fn events(runs: &[Curves]) -> String {
     }
 }
 
-/// Some steps of each run in numbers.
+/// Tables of some steps of each run.
 fn values(runs: &[Curves]) -> String {
     let mut out = "<h2>Values</h2>\n".to_owned();
     for (index, run) in runs.iter().enumerate() {

@@ -1,4 +1,5 @@
-//! Plots as SVG, drawn by `plotters` into a text: curves of runs and the figures of the experiments.
+//! Plots as SVG, drawn by `plotters` into a text: curves of runs and the figures of the
+//! experiments.
 
 use plotters::coord::Shift;
 use plotters::coord::ranged1d::{KeyPointHint, NoDefaultFormatting, Ranged, ValueFormatter};
@@ -6,28 +7,28 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 use std::ops::Range;
 
-/// Lines, or bars in groups.
+/// Style of a plot: lines, or bars in groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PlotStyle {
-    /// Of many points.
+    /// Lines of many points.
     Curves,
-    /// Of few, each with a dot and its value.
+    /// Lines of few points, each with a dot and its value.
     Dots,
-    /// Side by side, each with its value. `x` counts places from 0.
+    /// Bars side by side, each with its value. `x` counts places from 0.
     Bars,
 }
 
-/// What has a colour of its own.
+/// Points that share a name and a colour.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Series {
     pub(crate) name: String,
-    /// By x. Where y is not finite a line is interrupted.
+    /// Points by x. A y that is not finite interrupts a line.
     pub(crate) points: Vec<(f64, f64)>,
-    /// Grey and dashed: what the others are compared with.
+    /// Whether the series is the reference of the others; it is grey and dashed.
     pub(crate) ideal: bool,
 }
 
-/// A plot; `width` and `height` in pixels.
+/// A plot; `width` and `height` are in pixels.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plot<'a> {
     pub(crate) title: &'a str,
@@ -36,11 +37,11 @@ pub(crate) struct Plot<'a> {
     pub(crate) width: u32,
     pub(crate) height: u32,
     pub(crate) look: PlotStyle,
-    /// Which axes are logarithmic; every value on them is above 0.
+    /// Whether x and y are logarithmic; all values on a logarithmic axis are above 0.
     pub(crate) log: [bool; 2],
-    /// Whether y begins at 0 where it is not logarithmic.
+    /// Whether a linear y axis begins at 0.
     pub(crate) from_zero: bool,
-    /// Of the places of bars; `|` breaks a line.
+    /// Names of the places of bars; `|` breaks a line.
     pub(crate) places: &'a [String],
     pub(crate) series: &'a [Series],
 }
@@ -49,15 +50,15 @@ type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type DrawResult<'a> =
     Result<(), DrawingAreaErrorKind<<SVGBackend<'a> as DrawingBackend>::ErrorType>>;
 
-/// `plotters` counts in whole pixels: so many of them are one of ours.
+/// Pixels of `plotters` in one pixel of the image, since `plotters` counts in whole pixels.
 const FINE: i32 = 4;
 const FONT: &str = "system-ui, sans-serif";
 const INK: RGBColor = RGBColor(0x24, 0x29, 0x2f);
 const GREY: RGBColor = RGBColor(0x57, 0x60, 0x6a);
 const GRID: RGBColor = RGBColor(0xe3, 0xe6, 0xea);
-/// Of letters.
+/// Size of letters in pixels.
 const TEXT: i32 = 13;
-/// A line of text.
+/// Height of a line of text in pixels.
 const LINE: i32 = 18;
 
 const COLOURS: [RGBColor; 8] = [
@@ -71,26 +72,26 @@ const COLOURS: [RGBColor; 8] = [
     RGBColor(0x4b, 0x55, 0x63),
 ];
 
-/// The colour of series `index`; no two are equal.
+/// Colour of series `index`; all colours differ.
 pub(crate) fn colour(index: usize) -> RGBColor {
     COLOURS.get(index).copied().unwrap_or_else(|| {
-        // Steps of the golden ratio never meet.
+        // Multiples of the golden ratio never repeat.
         let (r, g, b) = HSLColor((index as f64 * 0.618_034).fract(), 0.55, 0.42).rgb();
         RGBColor(r, g, b)
     })
 }
 
-/// `#1f6fb2`
+/// Formats a colour: `#1f6fb2`.
 pub(crate) fn hex(colour: RGBColor) -> String {
     format!("#{:02x}{:02x}{:02x}", colour.0, colour.1, colour.2)
 }
 
-/// Text in HTML and SVG.
+/// Escapes text for HTML and SVG.
 pub(crate) fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
-/// A number with three or four digits that count.
+/// Formats a number with at most four significant digits.
 pub(crate) fn short(value: f64) -> String {
     if !value.is_finite() {
         return "-".into();
@@ -100,7 +101,7 @@ pub(crate) fn short(value: f64) -> String {
     if size != 0.0 && !(1e-3..1e15).contains(&size) {
         return format!("{value:.1e}").replace(".0e", "e");
     }
-    // Four digits are as short as three and a unit.
+    // Four digits are as short as three digits and a unit.
     let fits = |(unit, _): &(f64, &str)| size >= if *unit == 1e3 { 1e4 } else { *unit };
     let (unit, name) = units.into_iter().find(fits).unwrap_or((1.0, ""));
     let scaled = value / unit;
@@ -113,18 +114,18 @@ pub(crate) fn short(value: f64) -> String {
     format!("{text}{name}")
 }
 
-/// How an axis shows its values.
+/// Style of an axis.
 #[derive(Clone, Copy, Default)]
 struct AxisStyle {
-    /// The axis is logarithmic.
+    /// Whether the axis is logarithmic.
     log: bool,
-    /// The values are few, and are the labels of a logarithmic axis.
+    /// Whether the values, if they are few, are the labels of a logarithmic axis.
     labels_values: bool,
-    /// The axis begins at zero.
+    /// Whether the axis begins at zero.
     from_zero: bool,
 }
 
-/// One direction: its ends, and where it has labels.
+/// One axis: its ends, and the positions of its labels.
 struct Axis {
     ends: Range<f64>,
     log: bool,
@@ -132,7 +133,7 @@ struct Axis {
 }
 
 impl Axis {
-    /// That shows all `values`, with at most `most` labels.
+    /// Axis that shows all `values`, with at most `most` labels.
     fn of(values: &[f64], style: AxisStyle, most: usize) -> Self {
         let AxisStyle { log, labels_values: own, from_zero: zero } = style;
         let least = values.iter().copied().fold(f64::INFINITY, f64::min);
@@ -167,7 +168,7 @@ impl Axis {
         Self { ends: first * step..(first + count as f64) * step, log: false, ticks }
     }
 
-    /// The places of bars.
+    /// Axis of the places of bars.
     fn places(count: usize) -> Self {
         Self { ends: 0.0..count.max(1) as f64, log: false, ticks: Vec::new() }
     }
@@ -198,18 +199,18 @@ impl ValueFormatter<f64> for Axis {
     }
 }
 
-/// Letters of a size, placed by `at`.
+/// Style of letters of a size, placed by `at`.
 fn letters(size: i32, colour: &RGBColor, at: Pos) -> TextStyle<'static> {
     (FONT, size * FINE).into_font().color(colour).pos(at)
 }
 
-/// Pixels that a text takes; nobody knows the letters of who reads it.
+/// Estimated width of a text in pixels; the reader's font is unknown.
 fn width_of(text: &str, size: i32) -> i32 {
     text.chars().count() as i32 * size * 11 / 20
 }
 
 impl Plot<'_> {
-    /// The text of the image.
+    /// Returns the text of the image.
     pub(crate) fn svg(&self) -> String {
         let mut text = String::new();
         let size = [self.width, self.height].map(|pixels| pixels * FINE as u32);
@@ -284,11 +285,11 @@ impl Plot<'_> {
                 root.draw(&Text::new(words.to_owned(), spot, style))?;
             }
         }
-        // A line that the others should reach is above them.
+        // An ideal line is above the other lines, so their values are below them.
         let below = self.series.iter().any(|series| series.ideal);
         let mut values: Vec<Value> = Vec::new();
         let groups = self.series.len().max(1) as f64;
-        // What the others are compared with lies beneath them.
+        // An ideal series lies beneath the others.
         let mut order: Vec<usize> = (0..self.series.len()).collect();
         order.sort_by_key(|&index| !self.series[index].ideal);
         for index in order {
@@ -316,7 +317,7 @@ impl Plot<'_> {
                         } else {
                             chart.draw_series(LineSeries::new(points, line))?;
                         }
-                        // One point alone is no line.
+                        // A single point makes no line, so it gets a dot.
                         if let ([point], PlotStyle::Curves) = (part, self.look) {
                             chart.draw_series([Circle::new(*point, 2 * FINE, colour.filled())])?;
                         }
@@ -334,7 +335,7 @@ impl Plot<'_> {
         draw_values(root, &values, below, corner.1 + tall as i32, dots)
     }
 
-    /// The names of the series in their colours, where there are several; returns where the plot begins.
+    /// Draws the names of several series in their colours. Returns the plot's first y in pixels.
     fn legend<'a>(&self, root: &Area<'a>) -> Result<i32, DrawingAreaErrorKind<std::io::Error>> {
         let (mut x, mut y) = (12, 36);
         if self.series.len() < 2 {
@@ -357,10 +358,10 @@ impl Plot<'_> {
     }
 }
 
-/// A value above or below its point: this one's middle and upper or lower end, the value, and its colour.
+/// A value next to its point: the pixel of the point, or of a bar's end, the value, and its colour.
 type Value = ((i32, i32), f64, RGBColor);
 
-/// Draws values where nothing else is, and rather `below`. `floor`: the lower end of the plot.
+/// Draws values at free places, preferably `below` their points. `floor`: lower end of the plot.
 fn draw_values<'a>(
     root: &Area<'a>,
     points: &[Value],
@@ -368,7 +369,7 @@ fn draw_values<'a>(
     floor: i32,
     dots: bool,
 ) -> DrawResult<'a> {
-    // Left, right, top, bottom.
+    // Left, right, top and bottom of the occupied places.
     let mut taken: Vec<[i32; 4]> = Vec::new();
     let far = 5 * FINE;
     if dots {
@@ -383,7 +384,7 @@ fn draw_values<'a>(
             [x - wide, x + wide, y + far, y + far + tall],
         ];
         let order = if below { [1, 0] } else { [0, 1] };
-        // Below the end of a bar is the bar.
+        // The place below the end of a bar is inside of the bar.
         let places = order.iter().take(if dots { 2 } else { 1 }).map(|&side| places[side]);
         let free = |place: &[i32; 4]| {
             let meets = |other: &[i32; 4]| {

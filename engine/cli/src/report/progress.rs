@@ -1,6 +1,6 @@
-//! What a training run shows on stderr: lines that stay the same for `grep`, and on a terminal, where they have only the
-//! fields that fit, a status below them. `run` reports every step; this decides what is shown. It cannot fail: a closed
-//! stderr loses the lines, not the run.
+//! Progress of a training run on stderr: lines that stay the same for `grep`. On a terminal, lines
+//! have only the fields that fit, and a status is below. `run` reports every step; this module
+//! chooses the steps to show. It cannot fail: a closed stderr loses the lines, not the run.
 
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
@@ -8,48 +8,50 @@ use std::time::{Duration, Instant};
 
 use crate::report::{colour, stderr};
 
-/// Steps that are always shown, counted from where this process starts.
+/// Number of steps that are always shown, counted from the start of this process.
 const FIRST_STEPS: u64 = 3;
-/// Between plain lines, after the first steps.
+/// Time between plain lines, after the first steps.
 const INTERVAL: Duration = Duration::from_secs(2);
-/// Between two drawings of the status.
+/// Time between two drawings of the status.
 const REDRAW: Duration = Duration::from_millis(100);
 
 /// The state of a run after a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepLine {
-    /// From 1.
+    /// Number of the step, from 1.
     pub step: u64,
-    /// Of the run.
+    /// Number of steps of the run.
     pub steps: u64,
-    /// Mean over the global batch.
+    /// Mean loss over the global batch.
     pub loss: f32,
-    /// Before clipping.
+    /// Gradient norm before clipping.
     pub grad_norm: f32,
-    /// `None` without loss scaling.
+    /// Loss scale; `None` without loss scaling.
     pub loss_scale: Option<f32>,
     /// Learning rate.
     pub lr: f32,
-    /// Over all ranks.
+    /// Tokens per second over all ranks.
     pub tokens_per_second: f64,
-    /// Model FLOPs: without recomputation, over all ranks.
+    /// Model FLOPs per second over all ranks, without recomputation.
     pub flops_per_second: f64,
-    /// Bytes used and allowed, of the fullest device.
+    /// Bytes used and allowed on the fullest device.
     pub device_memory: (u64, u64),
-    /// Share of the offload traffic and update that computing hid, 0 to 1; `None`: not measured.
+    /// Share of the offload's work that computation hides, 0 to 1; `None` if not measured.
     pub overlap: Option<f64>,
-    /// Skipped steps so far.
+    /// Number of skipped steps so far.
     pub skipped: u64,
-    /// Steps whose updates ahead of the decision were committed, made again, and not tried; `None` where a run makes none.
+    /// Number of steps by speculative update: committed, redone, not tried; `None` without such
+    /// ones.
     pub ahead: Option<[u64; 3]>,
-    /// To the end of the run; not finite when unknown.
+    /// Seconds to the end of the run; not finite if unknown.
     pub eta_seconds: f64,
 }
 
-/// One line with as many fields as `width` columns hold; the fields are always there, in this order, "-" where there is no value:
+/// One line with as many fields as fit into `width` columns. Fields keep this order, and "-" stands
+/// for a missing value:
 /// `step   120/400  loss 2.4312  norm 0.83  lr 1.9e-3  scale 65536  12.3 ktok/s
-/// 8.1 GFLOP/s (model)  mem 41.2/256 MiB  overlap 63%  skipped 0  eta 0:42`. Of a run that updates ahead of the decision,
-/// `ahead 110 committed 7 redone 3 not tried` stands before `eta`.
+/// 8.1 GFLOP/s (model)  mem 41.2/256 MiB  overlap 63%  skipped 0  eta 0:42`.
+/// In a run with speculative updates, `ahead 110 committed 7 redone 3 not tried` precedes `eta`.
 fn fitted(line: &StepLine, width: usize) -> String {
     let fields = fields(line);
     let up_to = |most: u8| {
@@ -61,10 +63,10 @@ fn fitted(line: &StepLine, width: usize) -> String {
     text.unwrap_or_else(|| cut(&up_to(0), width))
 }
 
-/// The rank of the field that goes first where there is no room for all.
+/// Rank of the fields that are left out first if there is no room for all.
 const LAST: u8 = 10;
 
-/// The fields in their order, each with its rank.
+/// Fields in their order, each with its rank.
 fn fields(line: &StepLine) -> Vec<(u8, String)> {
     let (used, limit) = line.device_memory;
     let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
@@ -81,7 +83,7 @@ fn fields(line: &StepLine) -> Vec<(u8, String)> {
         (8, format!("{}FLOP/s (model)", si(line.flops_per_second))),
         (7, format!("mem {}", memory(used, limit))),
         (LAST, format!("overlap {}", or_dash(line.overlap.map(|o| format!("{:.0}%", 100.0 * o))))),
-        // None is no news.
+        // A count of zero is the least important field.
         (if line.skipped == 0 { LAST } else { 3 }, format!("skipped {}", line.skipped)),
     ];
     fields.extend(ahead.map(|text| (LAST, text)));
@@ -93,16 +95,16 @@ pub(crate) fn cut(text: &str, width: usize) -> String {
     text.chars().take(width).collect()
 }
 
-/// How many are done of how many.
+/// Number of finished items, and number of all items.
 #[derive(Clone, Copy, Debug)]
 pub struct ProgressCount {
-    /// So far.
+    /// Number of finished items.
     pub done: u64,
-    /// All.
+    /// Number of all items.
     pub of: u64,
 }
 
-/// What a terminal of `width` columns shows below all lines: `███░░░░░░░  30%  step ...`.
+/// Status that a terminal of `width` columns shows below all lines: `███░░░░░░░  30%  step ...`.
 pub(crate) fn status(steps: ProgressCount, width: usize, rest: impl Fn(usize) -> String) -> String {
     let done = steps.done as f64 / steps.of.max(1) as f64;
     let cells = (width / 8).min(20);
@@ -113,7 +115,7 @@ pub(crate) fn status(steps: ProgressCount, width: usize, rest: impl Fn(usize) ->
     cut(&format!("{bar}{}", rest(left)), width)
 }
 
-/// Whether stderr is a terminal that can move its cursor. Another one gets lines alone.
+/// Whether stderr is a terminal that can move its cursor. Any other stderr gets only lines.
 pub(crate) fn on_terminal() -> bool {
     let dumb = std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb");
     !dumb && io::stderr().is_terminal()
@@ -122,17 +124,17 @@ pub(crate) fn on_terminal() -> bool {
 /// The progress of a run on stderr.
 #[derive(Default)]
 pub struct Progress {
-    /// None shows nothing.
+    /// Output of the lines; `None` shows nothing.
     lines: Option<Box<dyn Write + Send>>,
-    /// They go to a terminal, with a status below them.
+    /// Whether the lines go to a terminal, with a status below them.
     on_terminal: bool,
     reported: u64,
     shown: Option<(Instant, StepLine)>,
     /// The last step, if it was not shown.
     pending: Option<StepLine>,
-    /// When a line said how far an evaluation has come.
+    /// Time of the last line about the progress of an evaluation.
     evaluated: Option<Instant>,
-    /// When the status was drawn.
+    /// Time of the last drawing of the status.
     drawn: Option<Instant>,
 }
 
@@ -143,7 +145,7 @@ impl fmt::Debug for Progress {
 }
 
 impl Progress {
-    /// Of a run. `quiet` shows nothing but warnings.
+    /// Progress of a run. `quiet` shows only warnings.
     pub fn on_stderr(quiet: bool) -> Self {
         if quiet {
             return Self::default();
@@ -151,18 +153,17 @@ impl Progress {
         Self { on_terminal: on_terminal(), ..Self::to_writer(Box::new(stderr::Queue)) }
     }
 
-    /// Plain lines to `writer`, which gets one write per line.
+    /// Progress as plain lines to `writer`, with one write per line.
     pub fn to_writer(writer: Box<dyn Write + Send>) -> Self {
         Self { lines: Some(writer), ..Self::default() }
     }
 
-    /// After every step. A line is shown for the first steps, the last one, a newly skipped
-    /// one, and about every two seconds.
+    /// Reports a step; shows first, last and newly skipped steps, and one about every two seconds.
     pub fn step(&mut self, line: &StepLine) {
         self.step_at(line, Instant::now());
     }
 
-    /// After an evaluation: a line of its own, below the one of its step.
+    /// Reports an evaluation in a line below the line of its step.
     pub fn eval(&mut self, step: u64, steps: u64, loss: f32, whole: bool, sets: &[(String, f64)]) {
         let of = if whole { "" } else { "  over a part" };
         let sets = sets.iter().map(|(name, loss)| format!("  {name} {}", fixed(*loss, 4)));
@@ -170,7 +171,7 @@ impl Progress {
         self.message(&format!("eval {step:>5}/{steps}  loss {}{sets}{of}", fixed(loss.into(), 4)));
     }
 
-    /// During an evaluation after a step.
+    /// Reports the progress of an evaluation after a step.
     pub fn evaluating(&mut self, steps: ProgressCount, batches: ProgressCount) {
         self.evaluating_at(steps, batches, Instant::now());
     }
@@ -188,7 +189,7 @@ impl Progress {
         }
     }
 
-    /// Any other line, between those of steps.
+    /// Shows any other line, between the lines of steps.
     pub fn message(&mut self, text: &str) {
         if let Some(line) = self.pending.take() {
             self.show(&line, Instant::now());
@@ -198,7 +199,7 @@ impl Progress {
         }
     }
 
-    /// What nobody must miss: a line that is shown with `quiet` as well.
+    /// Shows a warning, also with `quiet`.
     pub fn warn(&mut self, text: &str) {
         let text = colour::on(&io::stderr(), text);
         match self.lines {
@@ -207,7 +208,7 @@ impl Progress {
         }
     }
 
-    /// At the end of the run: a last line that was held back is shown, and the status goes.
+    /// Ends the progress: shows a last line that was held back, and removes the status.
     pub fn finish(&mut self) {
         if let Some(line) = self.pending.take() {
             self.show(&line, Instant::now());
@@ -234,7 +235,7 @@ impl Progress {
         }
     }
 
-    /// The status, if the last one was not drawn just now. `rest` is what stands behind its bar.
+    /// Draws the status, unless it was drawn just before. `rest` is the text after the bar.
     fn draw(
         &mut self,
         steps: ProgressCount,
@@ -257,31 +258,31 @@ impl Progress {
     }
 }
 
-/// A line on stderr, from any thread.
+/// Prints a line to stderr, from any thread.
 pub(crate) fn announce(text: &str) {
     stderr::offer(format!("{text}\n").into_bytes());
 }
 
-/// Ignores errors: nobody may be reading any more.
+/// Ignores errors, since the reader may be gone.
 fn write_line(writer: &mut dyn Write, text: &str) {
     let _ = writer.write_all(format!("{text}\n").as_bytes()).and_then(|()| writer.flush());
 }
 
-/// With "nan" and "inf" in small letters.
+/// Formats a number with "nan" and "inf" in small letters.
 fn fixed(value: f64, digits: usize) -> String {
     format!("{value:.digits$}").to_lowercase()
 }
 
-/// Two digits after the point, unless they hide the value.
+/// Formats a norm with two digits after the point, unless they hide the value.
 fn norm(value: f64) -> String {
     let plain = value == 0.0 || (0.01..1e5).contains(&value) || !value.is_finite();
     if plain { fixed(value, 2) } else { format!("{value:.1e}") }
 }
 
-/// `12.3 k`, for a unit to follow.
+/// Formats a number with a prefix: `12.3 k`, for a unit to follow.
 pub(crate) fn si(mut value: f64) -> String {
     for prefix in ["", "k", "M", "G", "T"] {
-        // Not 1000, as which 999.95 would print.
+        // The limit is not 1000, since 999.95 would print as 1000.0.
         if value < 999.95 || !value.is_finite() {
             return format!("{} {prefix}", fixed(value, 1));
         }
@@ -290,7 +291,7 @@ pub(crate) fn si(mut value: f64) -> String {
     format!("{} P", fixed(value, 1))
 }
 
-/// `41.2/256 MiB`, in the unit of the limit; `41.2 MiB/2 GiB` where that would show little.
+/// Formats memory in the limit's unit: `41.2/256 MiB`; `41.2 MiB/2 GiB` if that would show little.
 fn memory(used: u64, limit: u64) -> String {
     let unit = |bytes: u64| match bytes {
         0x4000_0000.. => (30, "GiB"),
@@ -309,7 +310,7 @@ fn memory(used: u64, limit: u64) -> String {
     format!("{} {used_name}/{} {name}", scaled(used, used_shift), scaled(limit, shift))
 }
 
-/// `0:42` or `1:02:03`.
+/// Formats a duration: `0:42` or `1:02:03`.
 pub(crate) fn clock(seconds: f64) -> String {
     if !(0.0..1e9).contains(&seconds) {
         return "-".to_owned();
@@ -343,7 +344,7 @@ mod tests {
         eta_seconds: 42.0,
     };
 
-    /// What was written, by its writes.
+    /// Text of each write.
     #[derive(Clone, Default)]
     struct Log(Arc<Mutex<Vec<String>>>);
 
@@ -358,7 +359,7 @@ mod tests {
         }
     }
 
-    /// Steps in which lines were written.
+    /// Steps whose lines were written.
     fn steps(log: &Log) -> Vec<u64> {
         let step =
             |line: &String| line.split(['/', ' ']).find_map(|word| word.parse().ok()).unwrap();

@@ -1,4 +1,4 @@
-//! How far a look through long files has come: a status on a terminal, nothing elsewhere.
+//! Progress of reading long files: a status on a terminal, no output elsewhere.
 
 use super::progress::{ProgressCount, clock, cut, on_terminal, status};
 use super::stderr;
@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use topology::format_bytes;
 
-/// What is over sooner is not shown.
+/// Minimum duration of a reading that is shown.
 const FIRST: Duration = Duration::from_secs(1);
-/// Between two drawings.
+/// Time between two drawings.
 const REDRAW: Duration = Duration::from_millis(100);
 
-/// Shows how far a look has come on a terminal, if standard error is one.
+/// Shows the progress of a reading, if stderr is a terminal.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TerminalProgress;
 
@@ -24,14 +24,14 @@ impl data::Progress for TerminalProgress {
     }
 }
 
-/// Bytes that threads have read of bytes that there are.
+/// Number of bytes that threads have read, and number of all bytes.
 #[derive(Debug)]
 struct ReadProgress {
     what: &'static str,
     of: u64,
     done: AtomicU64,
     began: Instant,
-    /// Milliseconds after the beginning from which it is drawn again; none where nobody looks.
+    /// Milliseconds since the start at which the next drawing is due; `None` without a terminal.
     next: Option<AtomicU64>,
     drawn: AtomicU64,
 }

@@ -1,8 +1,8 @@
-//! Stderr, written by a thread of its own while a run trains: a reader that stalls holds up neither training nor, once
-//! the run was told to stop, its end.
+//! Stderr, written by its own thread while a run trains. A reader that stalls delays neither
+//! training nor, after a stop, the end of the run.
 //!
-//! On a terminal a status may stand below all that is written. The cursor waits at its first column, so that one order
-//! erases it all, whatever rows a terminal that was made narrower has broken it into.
+//! On a terminal, a status may stand below all other text. The cursor waits at the first column of
+//! the status. One command therefore erases the status, even if a narrower terminal has wrapped it.
 
 use crossbeam_channel::{RecvTimeoutError, SendTimeoutError, Sender};
 use std::io::{self, Write};
@@ -13,38 +13,38 @@ use topology::counted;
 use tracing::{Level, Metadata};
 use tracing_subscriber::fmt::MakeWriter;
 
-/// Pieces that wait for the reader. More are dropped.
+/// Maximum number of pieces that wait for the reader. Further pieces are dropped.
 const ROOM: usize = 256;
-/// A run that was told to stop waits for the reader at most so long.
+/// Maximum time for which a stopped run waits for the reader.
 const GRACE: Duration = Duration::from_secs(3);
-/// A waiting thread looks so often whether the run was told to stop.
+/// Interval at which a waiting thread checks for a stop of the run.
 const LOOK_UP: Duration = Duration::from_millis(50);
 
-/// A status, as a terminal of so many columns shows it.
+/// Function that formats a status for a number of columns.
 pub(crate) type Status = Box<dyn Fn(usize) -> String + Send>;
 
 enum Job {
-    /// Whole lines; none draw the status again.
+    /// Whole lines; without bytes, the status is drawn again.
     Bytes(Vec<u8>),
     Status(Option<Status>),
-    /// To be answered when all before it is written.
+    /// Request for an answer when all earlier jobs are written.
     Flush(Sender<()>),
 }
 
 struct Thread {
     jobs: Sender<Job>,
-    /// The run was told to stop.
+    /// True after a signal that stops the run.
     told: Arc<AtomicBool>,
-    /// The reader did not come in time: nobody waits for it again.
+    /// Whether the reader was too slow, so that no thread waits for it again.
     gave_up: AtomicBool,
-    /// Lines of the log that the reader did not take in time, and that nobody was told of.
+    /// Number of dropped log lines that are not reported yet.
     dropped: AtomicU64,
 }
 
-/// None: no thread could be started, so the caller writes by itself.
+/// Thread that writes stderr; `None` if it could not start, so that callers write themselves.
 static THREAD: OnceLock<Option<Thread>> = OnceLock::new();
 
-/// From now on a thread writes. `told`: the run was told to stop.
+/// Starts the thread that writes from now on. `told` becomes true when a signal stops the run.
 pub(crate) fn by_thread(told: &Arc<AtomicBool>) {
     let _ = THREAD.get_or_init(|| {
         let (jobs, queue) = crossbeam_channel::bounded(ROOM);
@@ -63,7 +63,7 @@ impl Job {
         }
     }
 
-    /// Soon. Dropped where too much waits for the reader.
+    /// Submits the job. It is dropped if too many jobs wait for the reader.
     fn offer(self) {
         match THREAD.get() {
             Some(Some(thread)) => thread.offer(self),
@@ -71,7 +71,7 @@ impl Job {
         }
     }
 
-    /// Soon, and never dropped.
+    /// Submits the job and waits for room. After a stop, it is dropped if the reader is too slow.
     fn put(self) {
         match THREAD.get() {
             Some(Some(thread)) => thread.put(self),
@@ -80,17 +80,17 @@ impl Job {
     }
 }
 
-/// What stands below all that is written.
+/// Status below all other text.
 static STATUS: Mutex<Option<Status>> = Mutex::new(None);
 
-/// From the cursor, in the status's first column, to the end of the screen.
+/// Erases from the cursor, in the status's first column, to the end of the screen.
 const ERASE: &str = "\r\x1b[J";
 
 fn shown() -> MutexGuard<'static, Option<Status>> {
     STATUS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Ignores errors: nobody may be reading any more.
+/// Writes bytes above the status. Ignores errors, since the reader may be gone.
 fn write(bytes: &[u8]) {
     let status = shown();
     let mut all = Vec::new();
@@ -99,14 +99,14 @@ fn write(bytes: &[u8]) {
     }
     all.extend_from_slice(bytes);
     if let Some(status) = &*status {
-        // Cut, not broken, where the terminal has become narrower meanwhile.
+        // If the terminal has become narrower meanwhile, the status is cut and not wrapped.
         all.extend_from_slice(format!("\x1b[?7l{}\x1b[?7h\r", status(width())).as_bytes());
     }
     let mut out = io::stderr().lock();
     let _ = out.write_all(&all).and_then(|()| out.flush());
 }
 
-/// The process ends at once: who draws a status meanwhile draws none.
+/// Whether the process ends immediately, so that no further status is drawn.
 static LEAVES: AtomicBool = AtomicBool::new(false);
 
 fn show(status: Option<Status>) {
@@ -115,13 +115,13 @@ fn show(status: Option<Status>) {
     write(erased.as_bytes());
 }
 
-/// Columns of the terminal.
+/// Columns of the terminal; 80 if unknown.
 pub(crate) fn width() -> usize {
     let size = rustix::termios::tcgetwinsize(io::stderr());
     size.map_or(80, |size| if size.ws_col == 0 { 80 } else { usize::from(size.ws_col) })
 }
 
-/// Shows a status soon, for the one before. Dropped where too much waits for the reader.
+/// Replaces the status. The new status is dropped if too many jobs wait for the reader.
 pub(crate) fn status(status: Status) {
     Job::Status(Some(status)).offer();
 }
@@ -131,12 +131,12 @@ pub(crate) fn redraw() {
     offer(Vec::new());
 }
 
-/// No status from now on.
+/// Removes the status.
 pub(crate) fn clear() {
     Job::Status(None).put();
 }
 
-/// The same before the process ends at once: the reader is hardly waited for.
+/// Removes the status before the process ends immediately, with almost no wait for the reader.
 pub(crate) fn leave() {
     LEAVES.store(true, Ordering::SeqCst);
     if let Some(Some(thread)) = THREAD.get() {
@@ -148,18 +148,18 @@ pub(crate) fn leave() {
     }
 }
 
-/// Writes soon. Dropped where too much waits for the reader.
+/// Writes bytes soon. They are dropped if too many jobs wait for the reader.
 pub(crate) fn offer(bytes: Vec<u8>) {
     Job::Bytes(bytes).offer();
 }
 
-/// Writes a line, and returns when it has gone out with all before it.
+/// Writes a line, and returns when it and all earlier output are written.
 pub(crate) fn line(text: &str) {
     Job::Bytes(format!("{text}\n").into_bytes()).put();
     flush();
 }
 
-/// Says once how many lines of the log were dropped.
+/// Reports once how many lines of the log were dropped.
 pub(crate) fn say_lost() {
     if let Some(Some(thread)) = THREAD.get() {
         let lost = thread.lost();
@@ -169,7 +169,7 @@ pub(crate) fn say_lost() {
     }
 }
 
-/// Returns when all has gone out, or the reader does not come in time.
+/// Returns when all output is written, or if the reader is too slow.
 pub(crate) fn flush() {
     let Some(Some(thread)) = THREAD.get() else { return };
     let (answer, answered) = crossbeam_channel::bounded(1);
@@ -199,7 +199,7 @@ impl Thread {
         });
     }
 
-    /// Tries until it is done. Once the run was told to stop, for as long as is granted.
+    /// Repeats `done` until it returns true. After a stop of the run, it gives up after [`GRACE`].
     fn wait(&self, mut done: impl FnMut() -> bool) {
         let mut since = None;
         while !done() {
@@ -225,7 +225,7 @@ impl Thread {
         }
     }
 
-    /// A line about what was dropped, the first time after it; otherwise nothing.
+    /// Line about the log lines dropped since the last call; empty if there are none.
     fn lost(&self) -> String {
         match self.dropped.swap(0, Ordering::Relaxed) {
             0 => String::new(),
@@ -236,7 +236,7 @@ impl Thread {
     }
 }
 
-/// For lines of progress: what cannot be taken at once is dropped.
+/// Writer for lines of progress. A line that cannot be queued immediately is dropped.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Queue;
 
@@ -251,7 +251,7 @@ impl Write for Queue {
     }
 }
 
-/// For the log.
+/// Writer for the log.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Log;
 
@@ -267,12 +267,12 @@ impl MakeWriter<'_> for Log {
     }
 }
 
-/// How long a line of the log waits for the reader before it is dropped: ranks write it too.
+/// Time that a log line waits for the reader before it is dropped. Ranks write log lines too.
 fn patience(level: Level) -> Duration {
     if level <= Level::WARN { Duration::from_secs(1) } else { Duration::ZERO }
 }
 
-/// For one line of the log.
+/// Writer for one line of the log.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LogLine {
     patience: Duration,

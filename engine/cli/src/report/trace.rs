@@ -1,4 +1,5 @@
-//! Chrome traces, which Perfetto and chrome://tracing open: one process per rank, one track per lane.
+//! Chrome traces, which Perfetto and chrome://tracing open: one process per rank, one track per
+//! lane.
 
 use device::{LANES, Lane, Span, Trace};
 use files::output::Output;
@@ -8,25 +9,25 @@ use std::fs::File;
 use std::io::{BufWriter, Error, Result, Write};
 use std::path::{Path, PathBuf};
 
-/// Most events of a simulated trace; of more, one rank of each kind is written.
+/// Maximum events of a simulated trace. If there are more, one rank of each kind is written.
 const MOST: usize = 2_000_000;
 
-/// Of every trace.
+/// Beginning of every trace.
 const BEGINNING: &str = r#"{"displayTimeUnit":"ms","traceEvents":["#;
 pub(crate) const OUTPUT: Output = Output { what: "trace", beginning: BEGINNING };
 
-/// An op on its lane. Times in seconds.
+/// An op on its lane. Times are in seconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Event {
-    /// Of the op.
+    /// Name of the op.
     pub name: &'static str,
-    /// On which.
+    /// Lane of the op.
     pub lane: Lane,
-    /// Since the trace's zero.
+    /// Start of the op since the trace's zero.
     pub start: f64,
-    /// Since the trace's zero.
+    /// End of the op since the trace's zero.
     pub end: f64,
-    /// That it moved, where that is known.
+    /// Bytes that the op moved, if known.
     pub bytes: Option<u64>,
 }
 
@@ -43,7 +44,7 @@ impl Writer {
     /// Creates the file, or replaces another trace.
     ///
     /// # Errors
-    /// Of the file system; of every function here.
+    /// Errors of the file system, as in every function here.
     pub fn create(path: &Path) -> Result<Self> {
         let file = BufWriter::new(OUTPUT.create(path)?);
         let mut trace = Self { path: path.to_owned(), file, bytes: 0, first: true };
@@ -63,7 +64,7 @@ impl Writer {
         self.write(text)
     }
 
-    /// All ops of a rank.
+    /// Writes all ops of a rank.
     pub fn rank(&mut self, rank: usize, events: impl Iterator<Item = Event>) -> Result<()> {
         self.line(&format!(
             r#"{{"ph":"M","name":"process_name","pid":{rank},"args":{{"name":"rank {rank}"}}}}"#
@@ -87,7 +88,7 @@ impl Writer {
     /// Ends the file.
     ///
     /// # Errors
-    /// Also where the file is not what was written: something else has its name by now, or a part of it is gone.
+    /// The file cannot be written, another file has its name by now, or a part of it is gone.
     pub fn finish(mut self) -> Result<()> {
         self.write("\n]}\n")?;
         self.file.flush()?;
@@ -103,10 +104,10 @@ impl Writer {
     }
 }
 
-/// What was noted of a real run.
+/// Writes the recorded ops of a real run.
 ///
 /// # Errors
-/// Of the file system.
+/// Errors of the file system.
 pub fn measured(path: &Path, trace: &Trace) -> Result<()> {
     let spans = trace.spans();
     let zero = spans.iter().map(|span| span.start).min().unwrap_or_default();
@@ -125,10 +126,10 @@ pub fn measured(path: &Path, trace: &Trace) -> Result<()> {
     writer.finish()
 }
 
-/// The last simulated step; says in words which ranks were written.
+/// Writes the last simulated step. Returns words about the ranks that were written.
 ///
 /// # Errors
-/// Of the file system.
+/// Errors of the file system.
 pub fn simulated(path: &Path, timeline: &Timeline, ranks: usize) -> Result<String> {
     let (begin, end) = timeline.window();
     let mut chosen: Vec<usize> = (0..ranks).collect();
@@ -169,7 +170,7 @@ mod tests {
             let mut trace = Writer::create(&path).unwrap();
             let event =
                 |_| Event { name: "x", lane: Lane::Compute, start: 0.0, end: 1.0, bytes: None };
-            // More than waits in memory.
+            // These are more events than the buffer holds.
             trace.rank(0, (0..1000).map(event)).unwrap();
             meanwhile();
             trace.finish().map_err(|why| why.to_string())
@@ -190,7 +191,7 @@ mod tests {
         fs::remove_file(&path).unwrap();
         let cut = || File::options().write(true).open(&path).unwrap().set_len(9).unwrap();
         assert_eq!(write(&cut).unwrap_err(), "it was changed while it was written");
-        // What is no file is written into, and a link that the user names is followed.
+        // A device is written to directly, and a link that the user names is followed.
         fs::remove_file(&path).unwrap();
         symlink("/dev/null", &path).unwrap();
         write(&|| {}).unwrap();

@@ -1,4 +1,4 @@
-//! A process of a run is killed, stopped or cut off at a place that all of them pass, and the run goes on afterwards.
+//! A process is killed, stopped or cut off at a place that all pass; the run continues later.
 
 use super::launch::{
     ACROSS, NUMBER, assert_gone, assert_killed, assert_silent, assert_whole, files, has_mpirun,
@@ -14,22 +14,22 @@ use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// The name of the link between two machines, on both.
+/// Name of the link between two machines, on both machines.
 pub(crate) const LINK: &str = "wire";
 
-/// A process says this after [`How::Blink`].
+/// Message of a process after [`FaultAction::Blink`].
 pub(crate) const BLINKED: &str = "the link was down for a second";
 
-/// Tells [`a_process`] the words of `onebox`, as JSON.
+/// Variable with the words of `onebox` for [`a_process`], as JSON.
 const WORDS: &str = "ONEBOX_TEST_WORDS";
-/// Tells it the fault.
+/// Variable with the fault for [`a_process`].
 const FAULT: &str = "ONEBOX_TEST_FAULT";
-/// Tells it a folder, into which it writes its id.
+/// Variable with the folder into which [`a_process`] writes its id.
 const IDS: &str = "ONEBOX_TEST_IDS";
 
 pub(crate) const ON_GPUS: &str = "device=Cuda";
 
-/// Seconds after which a stopped process is lost. A process that does not join is lost after ten times as many.
+/// Seconds until a stopped process is lost; a process that does not join has ten times as long.
 const SILENCE: &str = "4";
 const SILENCE_AT_START: &str = "2";
 
@@ -43,12 +43,12 @@ pub(crate) const BASE: &[&str] = &[
     "train.weights=Complete",
 ];
 
-/// Something that happens to a process.
+/// Kind of fault that happens to a process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum FaultAction {
     Kill,
     Stop,
-    /// The link of its machine goes down, and the process goes on.
+    /// The link of its machine goes down, and the process continues.
     Cut,
     /// The link goes down for a second.
     Blink,
@@ -58,8 +58,8 @@ impl FaultAction {
     const ALL: [Self; 4] = [Self::Kill, Self::Stop, Self::Cut, Self::Blink];
 }
 
-/// A fault of process `victim`. It happens when the process passes `place` for the time number `time`, counted from 1; with `None`
-/// before the process joins the others.
+/// A fault of process `victim`. It happens when the process passes `place` for the `time`-th time,
+/// counted from 1. If `place` is `None`, it happens before the process joins the others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Fault {
     pub(crate) how: FaultAction,
@@ -89,7 +89,7 @@ impl Fault {
         }
     }
 
-    /// It happens to this process. A thread that is killed or stopped comes no further.
+    /// Applies the fault to this process. A killed or stopped thread does not continue.
     fn strike(self) {
         let signal = match self.how {
             FaultAction::Kill => Signal::KILL,
@@ -109,16 +109,16 @@ impl Fault {
     }
 }
 
-/// Of this machine.
+/// Sets the link of this machine.
 fn set_link(state: &str) {
     assert!(Command::new("ip").args(["link", "set", LINK, state]).status().unwrap().success());
 }
 
-/// The arguments of this program for [`a_process`].
+/// Arguments of this test program for [`a_process`].
 pub(crate) const A_PROCESS: [&str; 4] =
     ["--exact", "faults::a_process", "--ignored", "--nocapture"];
 
-/// `onebox` with a fault; mpirun starts it.
+/// Runs `onebox` with a fault; mpirun starts this test.
 #[test]
 #[ignore = "a process of the tests below"]
 #[expect(clippy::exit, reason = "the launcher reads the exit code")]
@@ -147,7 +147,7 @@ fn a_process() {
     std::process::exit(onebox::commands::run(words, Some(watcher)).into());
 }
 
-/// A run of `count` processes goes on until the fault, if it comes to that.
+/// Continues a run of `count` processes until the fault, if it occurs.
 pub(crate) fn suffer(
     folder: &Folder,
     count: usize,
@@ -163,7 +163,7 @@ pub(crate) fn suffer(
     suffer_by(command, folder, count, run, set, fault)
 }
 
-/// The same by `command`, which starts `count` times [`A_PROCESS`].
+/// Same as [`suffer`] with `command`, which starts [`A_PROCESS`] `count` times.
 pub(crate) fn suffer_by(
     mut command: Command,
     folder: &Folder,
@@ -188,7 +188,7 @@ pub(crate) fn suffer_by(
     done
 }
 
-/// The run has failed, and the victim is named.
+/// Asserts that the run has failed, and that the victim is named.
 pub(crate) fn assert_named(done: &CommandOutput, fault: Fault) {
     let said = &done.stderr;
     assert!(done.code != 0, "{fault}: {said}");
@@ -209,7 +209,7 @@ pub(crate) fn full() -> bool {
     std::env::var_os("ONEBOX_FULL").is_some()
 }
 
-/// Every place, and the start; of each process, killed and stopped.
+/// Faults at every place and at the start; each process is killed and stopped.
 fn all_faults() -> Vec<Fault> {
     let places = [None].into_iter().chain(FaultPoint::ALL.map(Some));
     let of = |place| {
@@ -220,7 +220,7 @@ fn all_faults() -> Vec<Fault> {
     places.flat_map(of).collect()
 }
 
-/// The same metrics, weights and last checkpoint. How many older ones are there depends on where a run went on.
+/// Asserts equal metrics, weights and last checkpoints; the number of older ones may differ.
 pub(crate) fn assert_same_end(folder: &Folder, one: &str, other: &str, what: &str) {
     let [one, other] = [one, other].map(|run| folder.path(run));
     assert_eq!(metrics(&one), metrics(&other), "{what}");
@@ -245,13 +245,13 @@ pub(crate) fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// One process goes on with a run.
+/// Continues a run with one process.
 fn go_on(folder: &Folder, run: &str, set: &[&str]) {
     let done = train(folder, 0, run, &["-q", "--resume"], set);
     assert_eq!(done.code, 0, "{}", done.stderr);
 }
 
-/// The run `begun` of two steps, and `straight`, which goes on from there without a fault.
+/// Trains the run `begun` of two steps, and `straight`, which continues it without a fault.
 pub(crate) fn begin(folder: &Folder, set: &[&str]) {
     go_on(folder, "begun", &[set, &["train.steps=2"]].concat());
     copy(&folder.path("begun"), &folder.path("straight"));
@@ -289,11 +289,11 @@ fn a_fault_at_any_place_of_any_process_ends_all_and_costs_no_bit() {
     }
 }
 
-/// Numbers of a fixed sequence.
+/// Numbers of a fixed pseudo-random sequence.
 struct Dice(u64);
 
 impl Dice {
-    /// Below `end`.
+    /// A number below `end`.
     fn roll(&mut self, end: usize) -> usize {
         self.0 =
             self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -318,10 +318,10 @@ fn cycles_of_faults_with_other_numbers_of_processes_end_with_the_same_bits() {
         let count = [1, 2, 4][dice.roll(3)];
         let place = places[dice.roll(places.len())];
         let victim = if place == FaultPoint::Naming { 0 } else { dice.roll(count) };
-        // A process that is alone is missed by nobody.
+        // A single process has no partner that could miss it.
         let how =
             if count > 1 && dice.roll(3) == 0 { FaultAction::Stop } else { FaultAction::Kill };
-        // At the start each rank comes by once.
+        // Each rank passes the places of the start only once.
         let once = matches!(place, FaultPoint::Opened | FaultPoint::Loaded);
         let time = if once { 1 } else { 1 + dice.roll(2) };
         let fault = Fault { how, victim, place: Some(place), time };

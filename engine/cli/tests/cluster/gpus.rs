@@ -1,4 +1,4 @@
-//! Ranks on GPUs in several processes, under a stand-in for the driver: NCCL moves the data between them.
+//! Ranks on GPUs in several processes, with a stand-in driver: NCCL moves data between them.
 
 use super::faults::{
     BASE, Fault, FaultAction, ON_GPUS, assert_named, assert_same_end, copy, suffer,
@@ -79,7 +79,7 @@ fn a_process_with_gpus_that_is_killed_or_stopped_ends_all() {
         let set = [&set, &[steps][..]].concat();
         train(&folder, 0, run, &set, &[]).ok();
     };
-    // A process that is killed at once may take the others with it before any checkpoint has its name.
+    // A process that is killed early may end the others before any checkpoint has its name.
     go_on("begun", "train.steps=2");
     copy(&folder.path("begun"), &folder.path("straight"));
     go_on("straight", "train.steps=4");
@@ -95,7 +95,7 @@ fn a_process_with_gpus_that_is_killed_or_stopped_ends_all() {
     }
 }
 
-/// `config check` counts the ranks of its own machine alone. Two processes are on two machines where their names differ.
+/// `config check` counts only the ranks of its machine; other host names are other machines.
 #[test]
 fn streams_are_counted_by_machine() {
     if !has_mpirun() {

@@ -1,4 +1,4 @@
-//! onebox under mpirun, and what its runs leave.
+//! onebox under mpirun, and the files of its runs.
 
 use crate::common::{CommandOutput, Folder};
 use std::collections::BTreeMap;
@@ -12,18 +12,18 @@ pub(crate) const SAVES: &[&str] =
 
 pub(crate) const ACROSS: &str = "parallel.tensor_across_nodes=true";
 
-/// The launcher of the MPI that this test is built with.
+/// Launcher of the MPI library that this test is built with.
 pub(crate) fn mpirun() -> String {
     std::env::var("ONEBOX_MPIRUN").unwrap_or_else(|_| "mpirun".into())
 }
 
-/// Whether it is MPICH's, and not Open MPI's.
+/// Whether the launcher is MPICH's and not Open MPI's.
 pub(crate) fn is_mpich() -> bool {
     let version = Command::new(mpirun()).arg("--version").output().unwrap().stdout;
     String::from_utf8_lossy(&version).contains("HYDRA")
 }
 
-/// A test without a launcher is skipped, and fails where nothing may be missing.
+/// Whether there is a launcher. Without one a test is skipped, or fails in continuous integration.
 pub(crate) fn has_mpirun() -> bool {
     let found = Command::new(mpirun()).arg("--version").output().is_ok();
     assert!(found || std::env::var_os("CI").is_none(), "no {}: scripts/setup mpi", mpirun());
@@ -33,13 +33,13 @@ pub(crate) fn has_mpirun() -> bool {
     found
 }
 
-/// `count` processes of `program`.
+/// Command that starts `count` processes of `program`.
 pub(crate) fn launch(folder: &Folder, count: usize, program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new(mpirun());
     command.args(["-n", &count.to_string()]);
     if !is_mpich() {
         command.args(["--oversubscribe", "--bind-to", "none"]);
-        // As a container's tests run.
+        // Tests in a container run as root.
         command.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
         // Two processes on one machine need no network.
         command.args(["--mca", "btl", "self,vader"]);
@@ -48,7 +48,7 @@ pub(crate) fn launch(folder: &Folder, count: usize, program: impl AsRef<OsStr>) 
     command
 }
 
-/// Where the driver's stand-in is found, with four GPUs for all processes together.
+/// Sets the path of the stand-in driver, with four GPUs for all processes together.
 pub(crate) fn on_gpus(folder: &Folder, command: &mut Command) {
     command.env("LD_LIBRARY_PATH", fake_cuda::library_folder());
     command.env("XDG_CACHE_HOME", folder.path("cache")).env("FAKECUDA_DEVICES", "4");
@@ -56,14 +56,14 @@ pub(crate) fn on_gpus(folder: &Folder, command: &mut Command) {
     command.env("FAKECUDA_BLOCKING", "1").env("FAKECUDA_NCCL_HOPS", "1");
 }
 
-/// `onebox` by `count` processes.
+/// Command that starts `onebox` in `count` processes.
 pub(crate) fn command(folder: &Folder, count: usize, args: &[&str]) -> Command {
     let mut command = launch(folder, count, env!("CARGO_BIN_EXE_onebox"));
     command.args(args);
     command
 }
 
-/// The number of a process, as the launcher tells it.
+/// Variables in which launchers give the number of a process.
 pub(crate) const NUMBER: [&str; 2] = ["OMPI_COMM_WORLD_RANK", "PMI_RANK"];
 
 pub(crate) fn sets(sets: &[&str]) -> Vec<String> {
@@ -98,7 +98,7 @@ pub(crate) fn metrics(run: &Path) -> Vec<String> {
     lines.lines().map(line).collect()
 }
 
-/// Every file of checkpoints and weights, by name.
+/// Contents of every file of checkpoints and weights, by name.
 pub(crate) fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut found = BTreeMap::new();
     for entry in std::fs::read_dir(folder).unwrap().flatten() {
@@ -121,7 +121,7 @@ pub(crate) fn assert_same(folder: &Folder, one: &str, other: &str, what: &str) {
     one.iter().for_each(|(name, bytes)| assert!(*bytes == other[name], "{what}: {name} differs"));
 }
 
-/// None of the processes is left, not even as a stopped one.
+/// Asserts that no process is left, not even a stopped one.
 pub(crate) fn assert_gone<'a>(processes: impl IntoIterator<Item = &'a String>) {
     for id in processes {
         let living = || {
@@ -137,19 +137,19 @@ pub(crate) fn assert_gone<'a>(processes: impl IntoIterator<Item = &'a String>) {
     }
 }
 
-/// The newest checkpoint is whole.
+/// Asserts that the newest checkpoint is complete.
 pub(crate) fn assert_whole(folder: &Folder, run: &str) {
     let verified = folder.onebox(&["checkpoint", "verify", run]);
     assert_eq!(verified.code, 0, "{}", verified.stderr);
 }
 
-/// Open MPI's launcher names the process that was killed.
+/// Asserts that Open MPI's launcher names the killed process.
 pub(crate) fn assert_killed(said: &str, victim: usize) {
     let words = [format!("rank {victim} with"), "Killed".to_owned()];
     words.iter().for_each(|words| assert!(said.contains(words), "no `{words}` in\n{said}"));
 }
 
-/// What the others say of a process that was stopped.
+/// Asserts that the other processes name a stopped process.
 pub(crate) fn assert_silent(said: &str, victim: usize) {
     let words = ["no sign of life for".to_owned(), format!("from process {victim} on ")];
     words.iter().for_each(|words| assert!(said.contains(words), "no `{words}` in\n{said}"));

@@ -1,5 +1,5 @@
-//! A run on two machines, and the link between them drops. The machines are namespaces of this one: each has a name and a
-//! network of its own, and the file system is shared.
+//! A run on two machines whose link drops. The machines are namespaces of this machine: each has
+//! its own name and network, and they share the file system.
 
 use super::faults::{
     A_PROCESS, BASE, BLINKED, Fault, FaultAction, LINK, assert_named, assert_same_end, begin, copy,
@@ -19,17 +19,17 @@ const FAR: usize = 1;
 const NAMES: [&str; 2] = ["near", "far"];
 const ADDRESSES: [&str; 2] = ["10.99.0.1", "10.99.0.2"];
 
-/// Makes `$0` the name of a new machine, which lives until its input ends. Its TCP gives a silent peer up after 13 s instead of 15
-/// minutes: Open MPI's mpirun and daemons wait for that.
+/// Gives a new machine the name `$0`; it lives until its input ends. Its TCP gives up a silent peer
+/// after 13 s instead of 15 minutes, because Open MPI's mpirun and daemons wait for that.
 const MACHINE: &str = "hostname $0 && ip link set lo up && echo 5 >/proc/sys/net/ipv4/tcp_retries2 && echo up && exec cat";
 
 struct Machine {
-    /// It keeps the namespaces.
+    /// The process that keeps the namespaces alive.
     keeper: Child,
     network: PathBuf,
 }
 
-/// The network of a process.
+/// Network namespace of a process.
 fn network_of(id: &str) -> Option<PathBuf> {
     std::fs::read_link(format!("/proc/{id}/ns/net")).ok()
 }
@@ -57,7 +57,7 @@ impl Machine {
         self.keeper.id().to_string()
     }
 
-    /// A command that runs `program` on it.
+    /// Command that runs `program` on this machine.
     fn enter(&self, program: &str) -> Command {
         let mut command = Command::new("nsenter");
         command.args(["--preserve-credentials", "--user", "--net", "--uts", "--target"]);
@@ -71,7 +71,7 @@ impl Machine {
         done.status.success().then_some(()).ok_or_else(why)
     }
 
-    /// The processes on it, but for the one that keeps it.
+    /// Processes on this machine, except its keeper.
     fn processes(&self) -> Vec<String> {
         let all = std::fs::read_dir("/proc").unwrap().flatten();
         let all = all.filter_map(|entry| entry.file_name().into_string().ok());
@@ -81,7 +81,7 @@ impl Machine {
 }
 
 impl Drop for Machine {
-    /// A test that fails leaves processes.
+    /// A failed test may leave processes.
     fn drop(&mut self) {
         let _ =
             Command::new("kill").arg("-9").args(self.processes()).stderr(Stdio::null()).status();
@@ -95,12 +95,12 @@ struct Network {
 }
 
 impl Network {
-    /// A test without it is skipped, and says why; it fails where the tool may not be missing.
+    /// Starts the network, or skips the test with a reason; fails if a required tool is missing.
     fn new() -> Option<Self> {
         match Self::start() {
             Ok(network) => Some(network),
             Err(why) => {
-                // A tool can be installed; a kernel that refuses namespaces stays as it is.
+                // A missing tool can be installed, a kernel without namespaces cannot.
                 let root = rustix::process::geteuid().is_root();
                 let missing = root && std::env::var_os("CI").is_some() && why.starts_with("no ip");
                 assert!(!missing, "{why}");
@@ -113,7 +113,7 @@ impl Network {
     fn start() -> Result<Self, String> {
         let ip = Command::new("ip").arg("-Version").output();
         ip.map_err(|error| format!("no ip (package iproute2): {error}"))?;
-        // Whoever makes a namespace of users is root in it.
+        // A user is root in a user namespace of his own.
         let mut unshare = Command::new("unshare");
         unshare.args(["--user", "--map-root-user"]);
         let near = Machine::start(unshare, NAMES[NEAR])?;
@@ -128,15 +128,15 @@ impl Network {
         Ok(network)
     }
 
-    /// The link is up.
+    /// Sets the link up.
     fn join(&self) -> Result<(), String> {
         self.machines.iter().try_for_each(|machine| machine.ip(&["link", "set", LINK, "up"]))
     }
 
-    /// `program` by one process on each of the machines `on`, in this order; mpirun is on the near one.
+    /// `program` with a process on each of `on`, in this order; mpirun is on the near machine.
     fn launch(&self, folder: &Folder, on: [usize; 2], program: &str, args: &[&str]) -> Command {
         let agent = folder.path("agent");
-        // In place of ssh, which mpirun gives a machine and a line for its shell.
+        // Replaces ssh; mpirun passes it a machine and a shell line.
         let enter = format!("nsenter --net --uts --target {}", self.machines[FAR].id());
         std::fs::write(&agent, format!("#!/bin/sh\nshift\nexec {enter} sh -c \"$*\"\n")).unwrap();
         std::fs::set_permissions(&agent, std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -151,16 +151,16 @@ impl Network {
         command
     }
 
-    /// A run goes on until the fault, if it comes to that.
+    /// Continues a run until the fault, if it occurs.
     fn suffer(&self, folder: &Folder, run: &str, set: &[&str], fault: Fault) -> CommandOutput {
         let program = std::env::current_exe().unwrap();
-        // The victim is far from mpirun.
+        // The victim is not on mpirun's machine.
         let on = if fault.victim == 1 { [NEAR, FAR] } else { [FAR, NEAR] };
         let command = self.launch(folder, on, program.to_str().unwrap(), &A_PROCESS);
         suffer_by(command, folder, 2, run, set, fault)
     }
 
-    /// The run goes on to its end.
+    /// Continues the run to its end.
     fn go_on(&self, folder: &Folder, run: &str, set: &[&str]) {
         let set = sets(set);
         let words = ["train", "tiny.ron", "--run-dir", run, "--resume", "-q"];
@@ -171,7 +171,7 @@ impl Network {
         assert_eq!(done.code, 0, "{}", done.stderr);
     }
 
-    /// No process of the run stays on any machine, nor one of its launcher.
+    /// Asserts that no process of the run or of its launcher is left on any machine.
     fn assert_empty(&self) {
         for machine in &self.machines {
             let mut looks = 0;
@@ -185,7 +185,7 @@ impl Network {
     }
 }
 
-/// Where processes are cut off, and which; in a full test at every place.
+/// Processes and places of the cuts; every place in a full test.
 fn cuts() -> Vec<(usize, FaultPoint)> {
     let all = FaultPoint::ALL.into_iter().enumerate();
     let all = all
@@ -193,7 +193,7 @@ fn cuts() -> Vec<(usize, FaultPoint)> {
     if full() { all.collect() } else { vec![(1, FaultPoint::Saved), (0, FaultPoint::Writing)] }
 }
 
-/// Two machines, and a folder with a run that has begun and its settings.
+/// Two machines, and a folder with a begun run and its settings.
 fn begun() -> Option<(Network, Folder, Vec<&'static str>)> {
     if !has_mpirun() {
         return None;

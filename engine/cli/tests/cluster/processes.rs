@@ -1,4 +1,4 @@
-//! With MPI in the build, and mpirun on the machine.
+//! Tests that need MPI in the build and mpirun on the machine.
 
 use super::launch::{
     ACROSS, NUMBER, SAVES, assert_gone, assert_killed, assert_same, assert_silent, assert_whole,
@@ -96,7 +96,7 @@ fn what_cannot_be_dealt_to_processes_is_refused_once_and_writes_nothing() {
     let done = Folder::done(command(&folder, 4, &check));
     assert_eq!(done.code, 78, "{}", done.stderr);
     assert!(done.stderr.contains("tensor_across_nodes"), "{}", done.stderr);
-    // Other configs in other processes: a file that only the second one's arguments name.
+    // The processes have different configs: only the second one's arguments name this file.
     let mut mixed = command(&folder, 1, &["train", "tiny.ron", "--run-dir", "run"]);
     mixed.args([
         ":",
@@ -114,7 +114,7 @@ fn what_cannot_be_dealt_to_processes_is_refused_once_and_writes_nothing() {
     assert!(done.stderr.contains("has the config"), "{}", done.stderr);
 }
 
-/// The plan has the bytes of letters, for the ranks of this machine.
+/// The plan counts the bytes of letters for the ranks of this machine.
 #[test]
 fn a_plan_counts_the_letters_between_processes() {
     if !has_mpirun() {
@@ -128,7 +128,7 @@ fn a_plan_counts_the_letters_between_processes() {
     let json: serde_json::Value = serde_json::from_str(&plan(2, &["--json"])).unwrap();
     let buffers = json["gpu"]["buffers"].as_array().unwrap();
     let largest = buffers.iter().map(|buffer| buffer["bytes"].as_u64().unwrap()).max().unwrap();
-    // Each of four ranks has one of two data-parallel partners elsewhere.
+    // Each of four ranks has two data-parallel partners, and one of them is in another process.
     assert_eq!(json["letters"], 4 * device::message_bytes(largest, 2, 1));
     assert_eq!(plan(2, &[]).matches("letters between processes take").count(), 1);
     assert!(!plan(1, &[]).contains("letters between processes"));
@@ -156,7 +156,7 @@ fn a_script_trains_the_same_run_by_several_numbers_of_processes() {
     assert!(rows[0][5].len() == 16 && rows[0][5] == rows[1][5], "{csv}");
 }
 
-/// A run that goes on until something happens to it.
+/// A run that continues until something happens to it.
 struct LongRun {
     child: Child,
     lines: Receiver<String>,
@@ -175,7 +175,7 @@ impl LongRun {
         let set: Vec<&str> = set.iter().map(String::as_str).collect();
         let args = [&["train", "tiny.ron", "--run-dir", run, "--silence", "3"], &set[..]].concat();
         let mut child = command(folder, count, &args);
-        // A launcher that gives processes time to save.
+        // A launcher that gives its processes time to save.
         let mut child = child.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let stderr = BufReader::new(child.stderr.take().unwrap());
         let (sender, lines) = channel();
@@ -195,7 +195,7 @@ impl LongRun {
         }
     }
 
-    /// Process ids of onebox, by the number of the process.
+    /// Process ids of onebox, by process number.
     fn processes(&self) -> BTreeMap<usize, String> {
         let of = |id: &str| {
             let children = Command::new("pgrep").args(["-P", id]).output().unwrap().stdout;

@@ -1,10 +1,10 @@
-//! Runs that begin elsewhere than at random weights, and such as are taken back, by several processes as by one.
+//! Runs from given weights, and runs that are rolled back: several processes equal one.
 
 use super::launch::{SAVES, assert_same, command, has_mpirun, metrics, sets, train};
 use crate::common::{CommandOutput, Folder, OVERFLOWING, with_chats};
 use std::collections::BTreeSet;
 
-/// Folders in `folder`.
+/// Names of the folders in `folder`.
 fn runs(folder: &Folder) -> BTreeSet<String> {
     let all = std::fs::read_dir(folder.path("")).unwrap().flatten();
     let folders = all.filter(|entry| entry.path().is_dir());

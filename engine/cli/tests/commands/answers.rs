@@ -1,4 +1,4 @@
-//! What commands take and answer: a config from the standard input, boxes by name, one JSON document, a verdict.
+//! Commands: a config from the standard input, boxes by name, one JSON document, a verdict.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
@@ -69,7 +69,7 @@ fn doctor_fails_where_gpus_are_wanted_and_only_there() {
     let folder = Folder::new();
     let driver = ["libcuda.so.1", "libcuda.so"];
     if driver.iter().any(|name| folder.shell(&format!("ldconfig -p | grep -q {name}")).code == 0) {
-        return; // Here it may succeed either way.
+        return; // here the command may succeed either way
     }
     let said = folder.onebox(&["doctor", "--json"]).ok();
     let said = json(&said);
@@ -114,7 +114,7 @@ fn a_box_is_found_by_its_name_and_named_as_it_was_typed() {
                 .concat(),
         )
     };
-    // No box is there: the config is no candidate.
+    // The box does not exist; the config with a similar name is not suggested.
     let none = on("tinyx.ron", &[]).refused(78, &["--box tinyx.ron: there is no such file"]);
     assert!(!none.stderr.contains("tiny.ron"), "{}", none.stderr);
     std::os::unix::fs::symlink(&boxes, folder.path("boxes")).unwrap();
@@ -130,7 +130,7 @@ fn a_box_is_found_by_its_name_and_named_as_it_was_typed() {
     on("boxes/dgx3.ron", &[]).refused(78, &["did you mean `--box boxes/dgx2.ron`?"]);
     let many = on("v100-32gb", &[]).refused(78, &["the box has 1 GPU"]);
     assert!(!many.stderr.contains("--set device"), "{}", many.stderr);
-    // A file that is no box, in the words that were typed.
+    // A file that is no box is named as it was typed.
     let config = on("tiny.ron", &[]).refused(78, &["is a training config, not a box"]);
     assert!(!config.stderr.contains("Sim(box"), "{}", config.stderr);
     std::fs::create_dir(folder.path("folder.ron")).unwrap();

@@ -1,4 +1,4 @@
-//! The described boxes: each can be planned and simulated, small and large, and agrees with its topology.
+//! The described boxes can be planned and simulated, and match their topologies.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
@@ -12,7 +12,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// All boxes of the repository.
+/// All box files of the repository.
 fn boxes() -> Vec<PathBuf> {
     let entries = std::fs::read_dir(root().join("configs/boxes")).unwrap();
     let mut boxes: Vec<PathBuf> = entries.map(|e| e.unwrap().path()).collect();
@@ -22,7 +22,7 @@ fn boxes() -> Vec<PathBuf> {
     boxes
 }
 
-/// The arguments of `onebox VERB ...` in the comment at the top of `path`.
+/// Arguments of `onebox VERB ...` in the comment at the top of `path`.
 fn example(path: &Path, verb: &str) -> Vec<String> {
     let text = std::fs::read_to_string(path).unwrap();
     let comment = text.lines().take_while(|line| line.starts_with("//"));
@@ -33,7 +33,7 @@ fn example(path: &Path, verb: &str) -> Vec<String> {
     rest.split_whitespace().take_while(|word| *word != "onebox").map(str::to_owned).collect()
 }
 
-/// The document of `onebox VERB ARGUMENTS --json`, run at the root of the repository.
+/// Document of `onebox VERB ARGUMENTS --json`, run at the root of the repository.
 fn json(folder: &Folder, verb: &str, arguments: &[String]) -> Value {
     let mut command = folder.command(&[verb]);
     command.args(arguments).arg("--json").current_dir(root());
@@ -44,7 +44,7 @@ fn json(folder: &Folder, verb: &str, arguments: &[String]) -> Value {
     serde_json::from_str(&out).unwrap()
 }
 
-/// What `plan` counts is what `simulate` plays: the same memory, ops and moved bytes.
+/// `plan` and `simulate` report the same memory, ops and moved bytes.
 fn agree(folder: &Folder, arguments: &[String]) {
     let (plan, told) = (json(folder, "plan", arguments), json(folder, "simulate", arguments));
     let name = format!("{arguments:?}");
@@ -58,7 +58,8 @@ fn agree(folder: &Folder, arguments: &[String]) {
             (&played["lane"], &played["ops"]),
             "{name}"
         );
-        // On other lanes the plan counts some ops by their length and the simulation by their accesses.
+        // On other lanes the plan counts some ops by their length and the simulation by their
+        // accesses.
         if ["H2d", "D2h"].contains(&planned["lane"].as_str().unwrap()) {
             assert_eq!(planned["bytes"], played["bytes"], "{name}: {planned}");
         }
@@ -93,7 +94,7 @@ fn a_box_is_taken_by_its_name_where_there_is_no_file_of_it() {
     for path in ["dgx2.ron", "boxes/dgx2"] {
         folder.onebox(&["plan", "tiny.ron", "--box", path]).refused(78, &["mean `--box dgx2`?"]);
     }
-    // A file comes first.
+    // A file has priority over a box of the same name.
     std::fs::write(folder.path("dgx1v"), "(gpus: 1)").unwrap();
     folder.onebox(&["plan", "tiny.ron", "--box", "dgx1v"]).refused(78, &["gpu_memory"]);
     folder.onebox(&["plan", "tiny.ron", "--set", device]).refused(78, &["gpu_memory", "dgx1v:1"]);
@@ -142,7 +143,7 @@ fn every_box_says_what_its_topology_says() {
         assert_eq!(described.gpus, machine.gpus.len() * described.machines, "{}", path.display());
         assert_eq!(described.numa_nodes, machine.numa_nodes.len());
         for node in &machine.numa_nodes {
-            // What is left to a program is a little less than there is.
+            // A program gets a little less memory than the machine has.
             let (left, there) = (described.node_memory as f64, node.memory_bytes as f64);
             assert!((0.94..1.002).contains(&(left / there)), "{}: {left} {there}", path.display());
         }
@@ -157,7 +158,7 @@ fn the_example_of_every_box_is_simulated_and_agrees_with_the_plan() {
         let own = path.file_name().unwrap().to_string_lossy().into_owned();
         let named = arguments.iter().any(|a| a.ends_with(&own)) || own == "dgx2.ron";
         assert!(named, "{own}: {arguments:?}");
-        // As it stands it fits; a few of its micro-batches tell as much as all.
+        // The example fits without changes; a few of its micro-batches are enough for this check.
         let plan = json(&folder, "plan", &arguments);
         let number = |value: &Value| value.as_u64().unwrap();
         let samples = number(&plan["step"]["tokens"]) / 1024;
@@ -202,13 +203,13 @@ fn with_nps4_all_eight_nodes_hold_states_and_those_with_gpus_the_staging() {
     let pools = plan["host_per_rank"]["pools"].as_array().unwrap();
     let is_staging = |pool: &&Value| pool["name"].as_str().unwrap().ends_with("staging");
     let staging = pools.iter().filter(is_staging).map(|p| p["bytes"].as_u64().unwrap());
-    // Two GPUs at every odd node, whose states are half there and half on the node before it.
+    // Every odd node has two GPUs, with states half on this node and half on the node before.
     let staging: u64 = staging.sum();
     let states = plan["host_per_rank"]["bytes"].as_u64().unwrap() - staging;
     assert!(staging > 0 && states > staging);
     for (node, bytes) in bytes.iter().enumerate() {
         let wanted = states + if node % 2 == 1 { 2 * staging } else { 0 };
-        // Pools hold the padding between buffers too.
+        // Pools also contain the padding between buffers.
         assert!(bytes.abs_diff(wanted) < 1 << 20, "node {node}: {} {wanted}", bytes);
     }
 }
@@ -257,7 +258,7 @@ fn a_box_without_what_a_simulation_needs_is_refused_by_key() {
     }
 }
 
-/// The folder of the boxes' topologies.
+/// Folder of the boxes' topologies.
 fn topologies() -> String {
     root().join("configs/boxes/topologies").display().to_string()
 }

@@ -1,4 +1,4 @@
-//! `offload.update: Auto` and `offload.speculated_fraction: Auto` as a user meets them.
+//! `offload.update: Auto` and `offload.speculated_fraction: Auto` from the view of a user.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
@@ -13,7 +13,7 @@ fn config(name: &str) -> String {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs").join(name).display().to_string()
 }
 
-/// 70B on a DGX-2, with a batch and more.
+/// Result of `verb` for 70B on a DGX-2, with a batch and more settings.
 fn of_70b(folder: &Folder, verb: &str, batch: usize, more: &[&str]) -> Value {
     let (path, batch) = (config("dgx2-70b.ron"), format!("batch.global={batch}"));
     let args = [&[verb, &path, "--json", "--set", &batch], more].concat();
@@ -21,7 +21,7 @@ fn of_70b(folder: &Folder, verb: &str, batch: usize, more: &[&str]) -> Value {
     serde_json::from_str(&done.stdout).unwrap_or_else(|e| panic!("{e}: {}", done.stdout))
 }
 
-/// The share in a sentence about `Auto`.
+/// The share in the sentence about `Auto`.
 fn share(told: &Value) -> String {
     let why = told["chosen"].as_str().unwrap();
     let rest = why.strip_prefix("offload.update: Auto is Speculative with a share of ").unwrap();
@@ -44,7 +44,7 @@ fn on_a_described_box_the_update_is_chosen_by_time() {
     let chosen = ahead(&share(&auto));
     assert_eq!((seconds(&auto), &auto["fits"]), (seconds(&chosen), &chosen["fits"]));
     assert!(auto["fits"] == true && seconds(&auto) < 0.9 * seconds(&alone(&[])));
-    // More memory would gain next to nothing.
+    // A larger share would gain almost no time for its memory.
     assert!(seconds(&auto) < 1.06 * seconds(&ahead("1")));
     assert_eq!(alone(&[])["chosen"], Value::Null);
 }
@@ -71,7 +71,7 @@ fn where_nothing_is_gained_the_update_stays_overlapped_and_its_memory_free() {
     let begins = "offload.update: Auto is Overlapped: Speculative gains less than 1 %: ";
     assert!(why.starts_with(begins), "{why}");
     assert_eq!(told["host_per_rank"]["bytes"], plain["host_per_rank"]["bytes"]);
-    // The last of many backward passes is too short, whatever the box.
+    // The last of many backward passes is too short on any box.
     let told = of_70b(&folder, "plan", 512, &[&AUTO[..], &["--set", "batch.micro=1"]].concat());
     let why = told["chosen"].as_str().unwrap();
     assert!(why.contains("at most 0.3 % of a step of 256 micro-batches"), "{why}");
@@ -99,7 +99,7 @@ fn a_run_says_and_keeps_what_auto_stands_for() {
     assert!(ahead.stderr.contains(" not tried  eta "), "{}", ahead.stderr);
     assert!(!auto.stderr.contains("not tried"), "{}", auto.stderr);
     assert_eq!(folder.hash("ahead"), folder.hash("auto"));
-    // The written config is the same run, and nothing is left to choose.
+    // The written config gives the same run, with all choices already made.
     let again = folder.onebox(&["train", "ahead/config.ron", "--run-dir", "again"]).ok();
     assert!(!again.stderr.contains("Auto is"), "{}", again.stderr);
     assert_eq!(folder.hash("again"), folder.hash("ahead"));
@@ -119,7 +119,7 @@ fn a_run_goes_on_and_forks_where_auto_chooses_otherwise() {
     assert!(!told[2].contains("speculated_fraction"), "{told:?}");
     folder.train("run", &[&["--resume"], &both[..], &six, &AUTO].concat()).ok();
     assert_eq!(folder.hash("run"), folder.hash("whole"));
-    // A share that nothing reads is no difference.
+    // A changed share without an effect is no difference.
     let idle = ["--set", "offload.speculated_fraction=0.3", "--set", "train.steps=8"];
     let done = folder.train("whole", &[&["--resume"], &both[1..], &idle].concat()).ok();
     assert!(!done.stderr.contains("same experiment"), "{}", done.stderr);

@@ -1,5 +1,6 @@
-//! A committed checkpoint of format 1 loads as it was written, on any layout; one of another format is refused with both
-//! versions. ONEBOX_UPDATE=1 writes it anew, with a hash to put below: only for a new format, under a new name.
+//! A committed checkpoint of format 1 loads bit for bit on any layout. A checkpoint of another
+//! format is refused with both versions. ONEBOX_UPDATE=1 rewrites the checkpoint, with a hash to
+//! put below: only for a new format, under a new name.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::print_stdout, reason = "what to put below")]
@@ -16,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 const STEP: u64 = 3;
-/// Of all states after that step, by the run that wrote them.
+/// Hash of all states after that step, in the run that wrote them.
 const STATE_HASH: &str = "e99e70560aa851b1";
 
 const RON: &str = r#"(
@@ -50,7 +51,7 @@ fn data() -> Dataset {
     Corpus::open(file.to_str().unwrap(), None, DataFormat::U16, 0.1, 11, 4).unwrap().into()
 }
 
-/// The hash of all states at the end of a run, which has no steps to do when it starts from the golden one.
+/// Hash of all states at the end of a run. A run from the golden checkpoint has no steps to do.
 fn hash(sets: &[&str], options: &RunOptions) -> String {
     let config = config(sets);
     let mut steps = 0;
@@ -98,7 +99,7 @@ fn another_format_is_refused_with_both_versions() {
     verify().ok();
     let manifest = std::fs::read_to_string(there.join("MANIFEST")).unwrap();
     let json = manifest.lines().next().unwrap();
-    // From a time when the rest is not known either.
+    // Manifests of later versions; in the second one, the other fields are unknown too.
     for later in [
         json.replacen("\"format\":1", "\"format\":2", 1),
         "{\"format\":2,\"onebox\":\"7.0.0\",\"stores\":[]}".to_owned(),

@@ -1,5 +1,5 @@
-//! `gpu-check` under the stand-in for the driver: the steps of its first part that need onebox alone. The programs of the
-//! other steps are tests themselves.
+//! `gpu-check` with the stand-in driver: the steps of its first part that need only onebox. The
+//! programs of the other steps are tests themselves.
 #![allow(missing_docs, reason = "a test")]
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests")]
 #![allow(clippy::allow_attributes, reason = "the lines above")]
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 const STEPS: [&str; 2] = ["sharing", "largest"];
 
-/// A folder as `gpu-pack --dev` makes it, without programs of tests.
+/// A folder like those of `gpu-pack --dev`, without programs of tests.
 fn packed(folder: &Folder) -> PathBuf {
     let here = folder.path("packed");
     std::fs::create_dir_all(&here).unwrap();

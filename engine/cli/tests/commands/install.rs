@@ -41,7 +41,7 @@ fn every_command_is_in_the_help_the_manual_and_the_completions() {
     folder.onebox(&["man", "tiny.ron/man"]).refused(74, &["manual pages", "tiny.ron/man"]);
 }
 
-/// A shell reads them without complaint.
+/// Bash accepts the completions.
 #[test]
 fn bash_takes_its_completions() {
     let folder = Folder::new();

@@ -1,5 +1,5 @@
-//! What others wrote, in messages: it is one line of bounded length, begins no line of its own, and is no command. What
-//! onebox proposes to run works as it stands, whatever the names in it are.
+//! Foreign texts in messages: each is one line of bounded length, begins no line of its own, and is
+//! no command. Commands that onebox proposes work without changes, for any names in them.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
@@ -10,15 +10,15 @@ use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
 
-/// Lines that look as if onebox had written them, and what a terminal obeys.
+/// Lines that look like messages of onebox, and characters that a terminal obeys.
 const FORGED: &str = "a\nerror: forged\n WARN forged\rnote: forged\u{1b}[2Jforged\u{202e}";
 
-/// The same, very long.
+/// The forged lines, followed by a very long text.
 fn hostile() -> String {
     format!("{FORGED}{}", "A".repeat(100_000))
 }
 
-/// How lines of messages begin, but for those of the log; of errors in a config the places and the lines of the config, too.
+/// Beginnings of message lines, except the log's; for configs, also the places and source lines.
 const BEGINNINGS: [&str; 12] = [
     "error: ",
     "warning: ",
@@ -34,7 +34,7 @@ const BEGINNINGS: [&str; 12] = [
     "For more information",
 ];
 
-/// The messages are bounded, and each line is one that onebox has begun. `all`: what must be said.
+/// Asserts that messages are bounded, and that onebox has begun each line. They must contain `all`.
 #[track_caller]
 fn check(what: &str, output: &CommandOutput, all: &[&str]) {
     let CommandOutput { code, stdout, stderr } = output;
@@ -64,7 +64,7 @@ fn put(folder: &Folder, name: &str, content: impl AsRef<[u8]>) {
     fs::write(path, content).unwrap();
 }
 
-/// A folder with the fixture of a model of chats in `m`, and `chat.ron`, which trains it.
+/// A folder with the fixture of a chat model in `m`, and `chat.ron`, which trains it.
 fn with_model() -> Folder {
     let folder = with_chats();
     let fixture = format!("{}/../../tests/fixtures/hf-chat-tiny", env!("CARGO_MANIFEST_DIR"));
@@ -111,7 +111,7 @@ fn rows_of_others_begin_no_line() {
             check(what, &folder.onebox(&[&args, more].concat()), &["bad.jsonl line 61"]);
         }
     }
-    // A key that nothing reads, and a file whose name has line breaks.
+    // A key that no code reads, and a file whose name has line breaks.
     let name = format!("{}.jsonl", FORGED.replace('/', ""));
     let row = json!({ &hostile: 1, "messages": [user, { "role": "assistant", "content": "b" }] });
     put(&folder, &format!("d/{name}"), format!("{row}\n").repeat(20) + "{}\n" + "[");
@@ -222,7 +222,7 @@ fn a_run_of_others_begins_no_line() {
     let (folder, hostile) = (Folder::new(), hostile());
     folder.train("run", &["--set", "train.checkpoint_every=2"]).ok();
     let copy = |to: &str| folder.shell(&format!("rm -rf {to}; cp -r run {to}")).ok();
-    // A manifest ends with the hash of what is before it.
+    // A manifest ends with the hash of the lines before.
     let sealed =
         |json: &str| format!("{json}\n{:032x}\n", xxhash_rust::xxh3::xxh3_128(json.as_bytes()));
     let manifest = folder.read("run/checkpoints/step-00000004/MANIFEST");
@@ -287,7 +287,7 @@ fn a_run_of_others_begins_no_line() {
     }
 }
 
-/// Every command that onebox proposes is one line, and runs as it stands.
+/// Every proposed command is one line, and runs without changes.
 #[test]
 fn proposed_commands_run_as_they_stand_whatever_the_names_are() {
     let whole = Folder::new();
@@ -329,7 +329,7 @@ fn proposed_commands_run_as_they_stand_whatever_the_names_are() {
     let again = again.replace("onebox data", &format!("{program} data"));
     whole.shell(&again).ok();
     run(&check).ok();
-    // A run that is named as an option, where a name is expected.
+    // A run is given to an option that expects a file name.
     let named =
         run(&format!("{program} report --csv 'a b'")).refused(2, &["onebox report 'a b' --csv"]);
     assert_eq!(named.stdout, "");

@@ -1,7 +1,8 @@
-//! What people and programs outside see of onebox, as texts in tests/fixtures/outside: a refactoring changes none of them. What
-//! changes on purpose is written anew with `ONEBOX_UPDATE=1 cargo test -p .. --test outside` and reviewed as a difference.
+//! The view of onebox from outside, as texts in tests/fixtures/outside: a refactoring changes none
+//! of them. Intended changes are written with `ONEBOX_UPDATE=1 cargo test -p .. --test outside`,
+//! and their difference is reviewed.
 //!
-//! Nothing in these texts depends on the machine: documents are of described boxes, or have the same fields on every machine.
+//! No text depends on the machine: documents describe boxes, or have equal fields everywhere.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
 
@@ -25,7 +26,7 @@ fn onebox(folder: &Folder, args: &[&str]) -> CommandOutput {
     Folder::done(command)
 }
 
-/// Runs `onebox` on a GPU of the driver's stand-in, under `variables`.
+/// Runs `onebox` on a GPU of the stand-in driver, with `variables`.
 fn on_gpus(folder: &Folder, args: &[&str], variables: &[(&str, &str)]) -> CommandOutput {
     let mut command = folder.command(args);
     command.env("LD_LIBRARY_PATH", fake_cuda::library_folder()).env("FAKECUDA_BESIDE", "0");
@@ -33,7 +34,7 @@ fn on_gpus(folder: &Folder, args: &[&str], variables: &[(&str, &str)]) -> Comman
     Folder::done(command)
 }
 
-/// Runs `onebox` with the words of a line. `ROOT` is the repository, `~` a space in a word.
+/// Runs `onebox` with the words of a line. `ROOT` is the repository, `~` is a space in a word.
 fn line_of_words(folder: &Folder, line: &str) -> CommandOutput {
     let root = root().display().to_string();
     let word = |word: &str| word.replace("ROOT", &root).replace('~', " ");
@@ -45,7 +46,7 @@ fn sets<'a>(sets: &[&'a str]) -> Vec<&'a str> {
     sets.iter().flat_map(|set| ["--set", *set]).collect()
 }
 
-/// `  name  what it is` below a heading of commands.
+/// Names in the lines `  name  what it is` below a heading of commands.
 fn subcommands(help: &str) -> Vec<&str> {
     let mut listed = false;
     let names = help.lines().filter_map(|line| {
@@ -80,7 +81,7 @@ fn keys_of_configs_and_boxes() {
     let folder = Folder::new();
     let of = |more: &[&str]| {
         let said = onebox(&folder, &[&["config", "keys"], more].concat()).ok().stdout;
-        // What a key means is in docs/config.md.
+        // docs/config.md has the meaning of a key.
         let mut keys: Vec<&str> = said.lines().filter(|line| !line.starts_with(' ')).collect();
         keys.sort_unstable();
         keys.join("\n")
@@ -88,7 +89,7 @@ fn keys_of_configs_and_boxes() {
     compare("keys", &format!("# config\n{}\n\n# box\n{}\n", of(&[]), of(&["--box"])));
 }
 
-/// Commands that print JSON by what they print, each with its exit code.
+/// Commands that print JSON, by their documents; each line has its exit code.
 const DOCUMENTS: [(&str, &[(i32, &str)]); 21] = [
     ("bench adam", &[(0, "bench adam --params 1000 --rounds 1 --threads 1 --json")]),
     ("bench collective", &[(0, "bench collective --mib 1 --json")]),
@@ -158,14 +159,14 @@ const DOCUMENTS: [(&str, &[(i32, &str)]); 21] = [
     ),
 ];
 
-/// A box with 300 MiB beside what libraries take of its GPU.
+/// A box whose GPU has 300 MiB free next to the libraries.
 const FEW: &str = r#"(
     gpus: 1, gpu_memory: "1.8GiB", numa_nodes: 1, node_memory: "10MiB",
     gpu: (gemm_tflops: 10, fp32_tflops: 5, memory_gb_per_s: 100, processors: 20, sm: 80),
     host: (node_gb_per_s: 20, core_gb_per_s: 5, cores: 4, link_gb_per_s: 8),
 )"#;
 
-/// A folder with three runs that differ, a broken checkpoint, a model without weights, and two boxes that are too small.
+/// Three different runs, a broken checkpoint, a model without weights, and two small boxes.
 fn with_runs() -> Folder {
     let folder = with_chats();
     for (run, set) in [
@@ -191,7 +192,7 @@ fn with_runs() -> Folder {
     folder
 }
 
-/// A trace, and the names of the ops and lanes in it.
+/// Checks a trace, and collects the names of its ops and lanes.
 fn trace(text: &str, names: &mut BTreeSet<String>, lanes: &mut BTreeSet<String>) {
     let trace: Value = serde_json::from_str(text).unwrap();
     for event in trace["traceEvents"].as_array().unwrap() {
@@ -214,13 +215,13 @@ fn json_fields_of_every_command() {
             all.entry(name).or_default().add(&done.stdout);
         }
     }
-    // A GPU, and a compiler that knows none of its kind.
+    // A GPU of a kind that the compiler does not know.
     let unfit = [("FAKECUDA_SM", "120"), ("FAKECUDA_NVRTC", "12.6")];
     let doctor = on_gpus(&folder, &["doctor", "--json"], &unfit).refused(1, &[]);
     all.entry("doctor").or_default().add(&doctor.stdout);
     let copy = ["bench", "copy", "--mib", "1", "--tile-mib", "1", "--json"];
     all.entry("bench copy").or_default().add(&on_gpus(&folder, &copy, &[]).ok().stdout);
-    // Of a described box it is null; the rest of this plan depends on the machine.
+    // For a described box this field is null; the rest of this plan depends on the machine.
     let plan = onebox(&folder, &["plan", "tiny.ron", "--json"]).stdout;
     let plan: Value = serde_json::from_str(&plan).unwrap();
     all.entry("plan").or_default().value("data_memory", &plan["data_memory"]);
@@ -238,8 +239,8 @@ fn json_fields_of_every_command() {
     compare("json", &sections.collect::<Vec<_>>().join("\n"));
 }
 
-/// `checkpoint_failed` and `differs` need a fault: a folder of checkpoints that is a file, and hardware that computes wrong. The
-/// latter is in the tests of `metrics.jsonl` itself.
+/// `checkpoint_failed` and `differs` need a fault: a file instead of the folder of checkpoints, and
+/// hardware that computes wrong. The tests of `metrics.jsonl` itself cover the latter.
 #[test]
 fn metrics_fields_of_every_kind_of_line() {
     let folder = with_chats();
@@ -261,8 +262,8 @@ fn metrics_fields_of_every_kind_of_line() {
     compare("metrics", &sections.collect::<Vec<_>>().join("\n"));
 }
 
-/// All that ops can be called, from the sources: no small run has them all. An op, and a task that is one, gives its name beside
-/// what it touches or computes.
+/// All names of ops, from the sources, since no small run has all ops. An op, or a task that is an
+/// op, defines its name next to its accesses or FLOPs.
 fn names_of_ops() -> BTreeSet<String> {
     let all = sources();
     let blocks = all.iter().flat_map(|source| source.split("\nimpl ").skip(1));
@@ -276,7 +277,7 @@ fn names_of_ops() -> BTreeSet<String> {
         if body.contains('"') {
             return quoted(body);
         }
-        // The name of a constant.
+        // The name comes from a constant.
         let constant = format!("const {}: &str = ", body.trim());
         let defined =
             all.iter().find_map(|source| source.split(&constant).nth(1)?.split(';').next());
@@ -326,7 +327,7 @@ fn names_of_ops_and_lanes() {
     compare("ops", &sections.join("\n"));
 }
 
-/// From the sources: a name in quotes, such as `"ONEBOX_LOG"`, in a file that asks for variables or defines the name for one.
+/// From the sources: quoted names like `"ONEBOX_LOG"`, in files that read or define variables.
 #[test]
 fn variables_of_the_environment() {
     let all = sources();

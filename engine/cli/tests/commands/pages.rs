@@ -1,4 +1,4 @@
-//! The page of a worked example: its commands do what it shows.
+//! The page of a worked example: its commands give the output that it shows.
 #![allow(missing_docs, reason = "a test")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the lines above")]
@@ -6,12 +6,12 @@
 use std::path::Path;
 use std::process::Command;
 
-/// Commands of a page, each with the lines that it shows.
+/// Commands of a page, each with the output lines on the page.
 fn commands(page: &str) -> Vec<(String, Vec<String>)> {
     let mut all: Vec<(String, Vec<String>)> = Vec::new();
     let (mut document, mut shown) = (false, false);
     for line in page.lines() {
-        // An empty line may be one that a command prints.
+        // An empty line may belong to the output of a command.
         let Some(line) = line.strip_prefix("    ").or_else(|| line.is_empty().then_some("")) else {
             shown = false;
             continue;

@@ -1,4 +1,4 @@
-//! What a person at a terminal sees, drawn as a terminal draws it.
+//! The view of a person at a terminal, drawn as a terminal draws it.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
@@ -9,13 +9,13 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// The lines of a terminal that breaks them again when its width changes, and where its cursor is.
+/// Lines of a terminal that wraps them again when its width changes, and its cursor.
 struct Screen {
     width: usize,
     lines: Vec<Vec<char>>,
     column: usize,
     wraps: bool,
-    /// A text went beyond the last column and was broken.
+    /// Texts that went beyond the last column and were wrapped.
     broken: Vec<String>,
     bytes: Vec<u8>,
     seen: usize,
@@ -30,7 +30,7 @@ impl Screen {
     fn take(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
         let text = String::from_utf8_lossy(&self.bytes).into_owned();
-        // What may go on is looked at again with the rest.
+        // An incomplete line is read again with the rest.
         let whole = text.rfind('\n').map_or(0, |at| at + 1).max(self.seen);
         let new = text[self.seen..whole].to_owned();
         self.seen = whole;
@@ -40,7 +40,7 @@ impl Screen {
                 '\r' => self.column = self.column.saturating_sub(1) / self.width * self.width,
                 '\n' => self.lines.push(Vec::new()),
                 '\u{1b}' => {
-                    // It ends with its first letter.
+                    // An escape sequence ends with its first letter.
                     let mut order = String::new();
                     for c in rest.by_ref().skip(1) {
                         order.push(c);
@@ -90,7 +90,7 @@ impl Screen {
     }
 }
 
-/// `onebox` on a terminal of its own.
+/// `onebox` on its own terminal.
 struct Terminal {
     child: Child,
     keys: ChildStdin,
@@ -99,7 +99,7 @@ struct Terminal {
 }
 
 impl Terminal {
-    /// The first line says which terminal it is.
+    /// The first line names the terminal.
     fn start(folder: &Folder, width: usize, variables: &[&str], args: &str) -> Self {
         let line = format!(
             "stty cols {width} rows 24; tty; exec env --default-signal {} {} {args}",
@@ -135,7 +135,7 @@ impl Terminal {
         }
     }
 
-    /// Waits for `text` in a line that is not the last, which may still change.
+    /// Waits for `text` in a line before the last line, which may still change.
     fn wait_for_line(&self, text: &str) {
         self.wait_for(text, |screen| screen.text().iter().rev().skip(1).any(|l| l.contains(text)));
     }
@@ -153,7 +153,7 @@ impl Terminal {
         self.keys.write_all(b"\x03").unwrap();
     }
 
-    /// The code, and all lines below the first.
+    /// Exit code, and all lines below the first.
     fn end(mut self) -> (i32, Vec<String>, Screen) {
         let code = self.child.wait().unwrap().code().unwrap();
         self.reader.take().unwrap().join().unwrap();
@@ -169,7 +169,7 @@ impl Drop for Terminal {
     }
 }
 
-/// Whether there is a terminal to try on; says so where there is none, which fails where continuous integration runs.
+/// Whether a terminal can be opened; if not, that is a failure in continuous integration.
 fn has_terminals() -> bool {
     let mut tried = Command::new("script");
     tried.args(["-qec", "tty", "/dev/null"]).stdin(Stdio::null());
@@ -228,7 +228,7 @@ fn a_window_that_changes_loses_and_garbles_no_line() {
     terminal.press_ctrl_c();
     let (code, lines, screen) = terminal.end();
     assert_eq!(code, 75, "{lines:#?}");
-    // The cursor waits where the status begins: a narrower window breaks what stands before it.
+    // The cursor waits at the status's start: a narrower window wraps the text before.
     let after_status = screen.bytes.windows(6).filter(|at| at.starts_with(b"\x1b[?7h"));
     assert!(after_status.clone().count() > 10 && after_status.into_iter().all(|at| at[5] == b'\r'));
     let first = lines.iter().position(|line| line.starts_with("step")).unwrap();
@@ -282,7 +282,7 @@ fn a_terminal_that_cannot_move_its_cursor_gets_the_lines_of_a_pipe() {
     for start in ["step     1/4", "step     4/4", "eval     2/4", "checkpoint of step 4 saved"] {
         assert!(lines.iter().any(|line| line.starts_with(start)), "{start}: {lines:#?}");
     }
-    // A file in the place of their folder.
+    // A file takes the place of the checkpoint folder.
     std::fs::create_dir(folder.path("full")).unwrap();
     std::fs::write(folder.path("full/checkpoints"), "").unwrap();
     let args = "train tiny.ron --run-dir full --set train.checkpoint_every=2";
@@ -317,7 +317,7 @@ fn colours_are_for_terminals_that_want_them_and_hide_nothing() {
         for variable in ["NO_COLOR=1", "TERM=dumb"] {
             let (bytes, plain) = shown(&[variable]);
             assert!(!bytes.contains('\u{1b}'), "{variable}: {bytes:?}");
-            // Numbers of free memory change.
+            // Numbers of free memory vary.
             let letters =
                 |lines: &[String]| lines.concat().replace(|c: char| !c.is_alphabetic(), "");
             assert_eq!(letters(&plain[1..]), letters(&lines[1..]));
@@ -334,7 +334,7 @@ fn a_long_check_of_tokens_shows_how_far_it_is_until_a_ctrl_c() {
         return;
     }
     let folder = Folder::new();
-    // Zeros that take no room, and hours.
+    // A sparse file of zeros that takes hours to read.
     std::fs::File::create(folder.path("tokens.bin")).unwrap().set_len(1 << 42).unwrap();
     let args = "train tiny.ron --run-dir run --set data.train=tokens.bin --set data.format=U16";
     let mut terminal = Terminal::start(&folder, 100, &[], args);

@@ -1,5 +1,5 @@
-//! A machine that gives no more threads, as a container's limit of processes makes one: every command says so, and none
-//! panics or hangs.
+//! A machine that refuses more threads, as a container with a limit of processes does: every
+//! command reports it, and none panics or hangs.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
@@ -7,7 +7,7 @@
 use crate::common::{CommandOutput, Folder, has_strace};
 use std::process::Command;
 
-/// Runs onebox with so many threads that the first one starts; ended with code 124 where it hangs.
+/// Runs onebox with at most `given` threads from its first one; a hang is ended with code 124.
 fn with(folder: &Folder, given: usize, args: &[&str]) -> CommandOutput {
     let inject = format!("inject=clone3,clone:error=EAGAIN:when={}+", given + 1);
     let mut command = Command::new("timeout");

@@ -6,7 +6,7 @@
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
-/// Nothing here takes as long; what hangs is killed, so that the test can say so.
+/// Maximum time of a command. A hanging command is killed, so that the test can report it.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(300);
 
 pub(crate) const TINY: &str = r#"(
@@ -22,7 +22,7 @@ pub(crate) const TINY: &str = r#"(
 )
 "#;
 
-/// Settings with which the gradients of some samples of [`Folder::write_letters`] leave the range of fp16, and those of others do not.
+/// Settings that make some samples of [`Folder::write_letters`] overflow in fp16, but not all.
 pub(crate) const OVERFLOWING: [&str; 11] = [
     "precision=Fp16",
     "data.order=Random",
@@ -37,7 +37,7 @@ pub(crate) const OVERFLOWING: [&str; 11] = [
     "train.stop_after_skipped=1",
 ];
 
-/// A folder with `tiny.ron` and `text.txt`; gone at the end.
+/// A folder with `tiny.ron` and `text.txt`; it is removed at the end.
 pub(crate) struct Folder(tempfile::TempDir);
 
 impl Folder {
@@ -45,12 +45,12 @@ impl Folder {
         Self::of(tempfile::tempdir().unwrap())
     }
 
-    /// On the disk of the build: /tmp may be in memory, where a file may change without another time.
+    /// A folder on the build's disk. In memory, a file may change without a new time.
     pub(crate) fn on_disk() -> Self {
         Self::of(tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap())
     }
 
-    /// In memory, if this machine has such a file system.
+    /// A folder in memory, if this machine has a file system in memory.
     pub(crate) fn in_memory() -> Option<Self> {
         tempfile::tempdir_in("/dev/shm").ok().map(Self::of)
     }
@@ -64,7 +64,7 @@ impl Folder {
         folder
     }
 
-    /// Makes `text.txt` a text of letters that follow no rule.
+    /// Fills `text.txt` with letters that follow no rule.
     pub(crate) fn write_letters(&self) {
         let mut x = 1u32;
         let letter = |_| {
@@ -80,7 +80,7 @@ impl Folder {
     }
 
     pub(crate) fn command(&self, args: &[&str]) -> Command {
-        // Signals that the tests' own caller ignores, as a shell does for what runs beside it, would stay ignored.
+        // A shell makes background jobs ignore signals; `env` restores the default.
         let mut command = Command::new("env");
         command.args(["--default-signal", env!("CARGO_BIN_EXE_onebox")]);
         command.args(args).current_dir(self.0.path()).stdin(Stdio::null());
@@ -91,7 +91,7 @@ impl Folder {
         Self::done(self.command(args))
     }
 
-    /// A line for the shell.
+    /// Runs a line in the shell.
     pub(crate) fn shell(&self, line: &str) -> CommandOutput {
         let mut command = Command::new("sh");
         command.args(["-c", line]).current_dir(self.0.path()).stdin(Stdio::null());
@@ -159,7 +159,7 @@ pub(crate) fn with_chats() -> Folder {
     folder
 }
 
-/// Whether strace can trace here; says so where it cannot, which fails where continuous integration runs.
+/// Whether strace works here. Reports its absence, which is a failure in continuous integration.
 pub(crate) fn has_strace() -> bool {
     let tried = Command::new("strace").args(["-o", "/dev/null", "true"]).output();
     let works = tried.is_ok_and(|output| output.status.success());
@@ -172,7 +172,7 @@ pub(crate) fn has_strace() -> bool {
     works
 }
 
-/// What a process did.
+/// Result of a process.
 #[derive(Debug)]
 pub(crate) struct CommandOutput {
     pub(crate) code: i32,
@@ -187,7 +187,7 @@ impl CommandOutput {
         self
     }
 
-    /// Ended with `code`, and every one of `texts` is in its messages.
+    /// Asserts that the command ended with `code`, and that its messages contain all `texts`.
     #[track_caller]
     pub(crate) fn refused(self, code: i32, texts: &[&str]) -> Self {
         assert_eq!(self.code, code, "{}", self.stderr);

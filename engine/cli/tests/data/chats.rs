@@ -1,4 +1,4 @@
-//! Chats and texts in JSON lines as a user meets them.
+//! Chats and texts in JSON lines, from the view of a user.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
@@ -48,7 +48,7 @@ fn a_model_learns_the_answers_of_chats() {
         let set = format!("data.packing={packing}");
         let dir = format!("held-{packing}");
         folder.onebox(&["train", "chat.ron", "--run-dir", &dir, "--set", &set]).ok();
-        // As they are shown one by one: the last token of a document is a target alone.
+        // Counts as `data show` prints them: the last token of a document is only a target.
         let (mut documents, mut filled) = (0, 0);
         for sample in 0..8 {
             let sample = sample.to_string();
@@ -87,7 +87,7 @@ fn a_run_of_epochs_has_as_many_steps_as_they_need() {
     let ron = folder.read("chat.ron").replace("steps: 4, eval_every: 2", "epochs: 1.5");
     fs::write(folder.path("epochs.ron"), &ron).unwrap();
     let train = |args: &[&str]| folder.onebox(&[&["train", "epochs.ron"], args].concat());
-    // 54 samples, 8 in a step: 81 need 11 steps.
+    // 81 samples of 54 per epoch, 8 per step, need 11 steps.
     let told = train(&["--run-dir", "run"]).ok().stderr;
     assert!(told.contains("done    11 steps"), "{told}");
     let kept = folder.read("run/config.ron");
@@ -101,7 +101,7 @@ fn a_run_of_epochs_has_as_many_steps_as_they_need() {
     train(&["--dry-run", "--set", "schedule.warmup_steps=12"]).refused(78, &["warmup_steps"]);
 }
 
-/// The folder of a tokenizer has the template, too, for a model that comes from nowhere.
+/// A model without a folder gets the template from the folder of its tokenizer.
 #[test]
 fn a_new_model_learns_chats_by_the_template_beside_its_tokenizer() {
     let folder = with_chats();
@@ -121,7 +121,7 @@ fn a_new_model_learns_chats_by_the_template_beside_its_tokenizer() {
     assert!(kept("tokenizer_config.json") && !kept("config.json"));
 }
 
-/// Chats of 54 samples take fewer steps side by side, and a long run resumes inside of an epoch.
+/// Packed chats need fewer steps for 54 samples, and a long run resumes inside of an epoch.
 #[test]
 fn chats_side_by_side_fill_samples_and_resume() {
     let folder = with_chats();
@@ -195,7 +195,7 @@ fn chats_are_tokenized_once_and_anew_with_another_system_prompt() {
     assert_eq!((check(&[]), kept()), (first.clone(), after_first));
     let other = check(&["--set", "data.system=\"a system\""]);
     assert!(other.0 != first.0 && kept() > after_first);
-    // The same rows in other samples.
+    // Other samples use the same rows.
     let packed = check(&["--set", "data.packing=Documents"]);
     assert!(packed.0.contains("% full") && kept() == 2 * after_first, "{}", packed.0);
 }
@@ -224,7 +224,7 @@ fn long_texts_are_divided_and_lose_no_target() {
     assert_eq!(tokens(&told.stdout), tokens(&whole.stdout));
 }
 
-/// Prepares the chats of `chat.ron` into `out`; the line of the config that trains on them.
+/// Prepares the chats of `chat.ron` into `out`, and returns the config line that trains on them.
 fn prepared(folder: &Folder, out: &str, sets: &[&str]) -> String {
     let sets = sets.iter().flat_map(|set| ["--set", set]);
     let all: Vec<&str> = ["data", "prepare", "chat.ron", out].into_iter().chain(sets).collect();
@@ -297,8 +297,7 @@ fn prepared_chats_train_as_the_chats_do_on_any_layout() {
         };
         let whole = run("rows", &of_rows, &[]);
         assert_eq!(run("tokens", &of_tokens, &[]), whole, "{sets:?}");
-        // What the one has begun the other goes on with.
-        // Each is talked to and given back alike.
+        // Both runs give the same answers and exports.
         let talk = |name: &str| {
             let run = format!("{name}-{number}");
             let args = ["generate", &run, "--chat", "--prompt", "what holds?", "--tokens", "4"];
@@ -313,7 +312,7 @@ fn prepared_chats_train_as_the_chats_do_on_any_layout() {
             (onebox(&args, &[]).stdout, exported)
         };
         assert_eq!(talk("tokens"), talk("rows"));
-        // But for the files that documents are from.
+        // Documents are equal except for the names of their files.
         let text = |sets: &[&str]| {
             let text = onebox(&["data", "show", "chat.ron"], sets).stdout;
             text.lines()
@@ -322,6 +321,7 @@ fn prepared_chats_train_as_the_chats_do_on_any_layout() {
                 .collect::<Vec<_>>()
         };
         assert_eq!(text(&of_tokens), text(&of_rows));
+        // Each kind of data continues a run that the other kind has begun.
         let both = [&of_rows, &of_tokens];
         let (first, then) = (both[number % 2], both[(number + 1) % 2]);
         let some = ["schedule.decay_steps=4", "train.checkpoint_every=1"];
@@ -331,7 +331,7 @@ fn prepared_chats_train_as_the_chats_do_on_any_layout() {
     }
 }
 
-/// `--set` before `data` and before each of `more`.
+/// Puts `--set` before `data` and before each of `more`.
 fn with<'a>(data: &'a str, more: &[&'a str]) -> Vec<&'a str> {
     [&[data], more].concat().into_iter().flat_map(|set| ["--set", set]).collect()
 }
@@ -358,7 +358,7 @@ fn a_mask_is_asked_for_and_looked_at() {
     );
     fs::write(&mask, &good[..99]).unwrap();
     check(&[]).refused(66, &["000000.chat.mask is damaged, at byte 99: the file has 99 bytes"]);
-    // A half mask is made again.
+    // An incomplete mask is rebuilt.
     assert!(!prepared(&folder, "made", &[]).is_empty());
     assert_eq!(fs::read(&mask).unwrap(), good);
     let other = ["data", "prepare", "chat.ron", "made", "--set", "data.system=\"another\""];
@@ -385,11 +385,11 @@ fn prepared_chats_without_their_masks_are_refused_wherever_they_are() {
             onebox(&["train", "chat.ron", "--run-dir", "run"], &more).refused(66, &lost);
         }
     }
-    // Who takes the word out of the names means it.
+    // A user who removes the word from the names accepts the files without masks.
     folder.shell("cd bare && mv 000000.chat.bin 0.bin && mv 000000.chat.idx 0.idx").ok();
     let all = onebox(&["data", "check", "chat.ron"], &["data.train=\"bare\""]).ok().stdout;
     assert!(all.contains("60 documents"), "{all}");
-    // As parts of chats were called before.
+    // Parts of chats had this name in earlier versions.
     folder.shell("cp made/train/*.mask bare/0.mask").ok();
     let hashes = |more: &[&str]| {
         let said = onebox(&["data", "check", "chat.ron", "--json"], more).ok().stdout;
@@ -399,7 +399,7 @@ fn prepared_chats_without_their_masks_are_refused_wherever_they_are() {
     assert_eq!(hashes(&["data.train=\"bare\""]), hashes(&[]));
 }
 
-/// Prepared chats bring their tokenizer and its template to a model that comes from nowhere.
+/// A model without a folder gets the tokenizer and template of prepared chats.
 #[test]
 fn a_run_on_prepared_chats_keeps_their_tokenizer_and_template() {
     let folder = with_chats();

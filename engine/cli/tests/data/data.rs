@@ -1,4 +1,4 @@
-//! The data of a run as a user meets it: what is the same data, what is left out, what is no text.
+//! The data of a run for a user: equal data, omitted files, and files that are no text.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
@@ -12,13 +12,13 @@ fn sets<'a>(sets: &[&'a str]) -> Vec<&'a str> {
     sets.iter().flat_map(|set| ["--set", *set]).collect()
 }
 
-/// A run of two steps of `train` that is saved and may go on.
+/// Trains a saved run of two steps on `train`, which may continue.
 fn start(folder: &Folder, run: &str, train: &str) {
     let train = format!("data.train={train:?}");
     folder.train(run, &[&["-q"], &sets(&[&SAVED[..], &[&train]].concat())[..]].concat()).ok();
 }
 
-/// Two more steps.
+/// Trains two more steps.
 fn go_on(folder: &Folder, run: &str, how: &str, train: &str) -> CommandOutput {
     let train = format!("data.train={train:?}");
     let four = ["train.steps=4", "schedule.decay_steps=4", "train.checkpoint_every=2", &train];
@@ -31,7 +31,7 @@ fn other_text_of_equal_length_is_another_experiment() {
     start(&folder, "run", "text.txt");
     let text = folder.read("text.txt");
     let metrics = folder.read("run/metrics.jsonl");
-    // The same bytes in another order, and one changed in the held-out part.
+    // The same bytes in another order, and one changed byte in the validation set.
     let (a, b) = text.split_at(text.len() / 3);
     let mut held_out = text.clone().into_bytes();
     *held_out.last_mut().unwrap() ^= 1;
@@ -69,7 +69,7 @@ fn data_sets_take_turns_by_their_weights_and_each_has_a_loss_of_its_own() {
     for said in ["text: 75.0 % of the samples; 1 file", "numbers: 25.0 % of the samples; 1 file"] {
         assert!(checked.stdout.contains(said), "{}", checked.stdout);
     }
-    // A data set of a share comes round later than one that has every sample.
+    // A data set with a small share needs more steps for an epoch than one with every sample.
     let numbers = |text: &str| -> Vec<f64> {
         let (_, rest) = checked.stdout.split_once(text).unwrap();
         let words = rest.lines().next().unwrap().split([' ', ',']);
@@ -105,7 +105,7 @@ fn data_sets_take_turns_by_their_weights_and_each_has_a_loss_of_its_own() {
     }
     let table = folder.onebox(&["report", "mixed", "--csv"]).ok().stdout;
     assert_eq!(table.matches(",eval/numbers,").count(), 2, "{table}");
-    // The same on other ranks, and when it stops on its way.
+    // Other ranks and an interruption give the same result.
     let ranks = [&mixed[..], &["parallel.tensor=1", "device.count=2"]].concat();
     folder.train("ranks", &sets(&ranks)).ok();
     let losses = |run: &str| -> Vec<f64> {
@@ -143,7 +143,7 @@ fn data_sets_take_turns_by_their_weights_and_each_has_a_loss_of_its_own() {
     assert_eq!(last["sets"]["other"], evaluations("alone").pop().unwrap()["loss"]);
     assert_ne!(last["sets"]["other"], last["sets"]["third"]);
 
-    // A file that is trained on and held out is named, also among several.
+    // A file in both the training and the validation data is named, also among several.
     let of = |train: &str, validation: &str| {
         let sets = [format!("data.train={train}"), format!("data.validation={validation}")];
         let sets = sets.each_ref().map(String::as_str);
@@ -168,7 +168,7 @@ fn data_sets_take_turns_by_their_weights_and_each_has_a_loss_of_its_own() {
         assert_eq!(said.contains("evaluation is not held out"), file.is_some(), "{said}");
         assert!(said.contains(file.unwrap_or("")), "{said}");
     }
-    // The same file twice: each has its loss.
+    // The same file is there twice, each with its own loss.
     let twice = "data.validation=[(path: \"third.txt\"), (path: \"third.txt\")]";
     folder.train("twice", &sets(&[twice, named[1], named[2], named[3]])).ok();
     assert_eq!(evaluations("twice").pop().unwrap()["sets"].as_object().unwrap().len(), 2);
@@ -185,7 +185,7 @@ fn files_that_sort_otherwise_are_other_data_and_another_place_is_not() {
     }
     start(&folder, "run", "one");
     go_on(&folder, "run", "--resume", "two").refused(78, &["data (what the files hold)", "two"]);
-    // Another mount, another cut into files: the same tokens.
+    // Another mount, and another division into files: the tokens are the same.
     fs::create_dir(folder.path("mnt")).unwrap();
     fs::rename(folder.path("one"), folder.path("mnt/one")).unwrap();
     let moved = go_on(&folder, "run", "--resume", "mnt/one").ok().stderr;
@@ -211,7 +211,7 @@ fn a_checkpoint_without_the_hash_of_its_data_is_compared_by_what_it_has() {
     let seal = xxhash_rust::xxh3::xxh3_128(json.as_bytes());
     fs::write(&manifest, format!("{json}\n{seal:032x}\n")).unwrap();
     fs::copy(folder.path("text.txt"), folder.path("copy.txt")).unwrap();
-    // A path is all that it knows of what the files hold.
+    // The checkpoint knows only the path, not the contents of the files.
     go_on(&folder, "run", "--resume", "copy.txt").refused(78, &["data.train", "copy.txt"]);
     let text = folder.read("text.txt");
     fs::write(folder.path("text.txt"), &text[1..]).unwrap();
@@ -221,14 +221,14 @@ fn a_checkpoint_without_the_hash_of_its_data_is_compared_by_what_it_has() {
     assert!(said.contains("has no hash of its data"), "{said}");
 }
 
-/// `--dry-run --quiet` on this `data.train`.
+/// Runs `--dry-run --quiet` on this `data.train`.
 fn dry(folder: &Folder, train: &str, more: &[&str]) -> CommandOutput {
     let train = format!("data.train={train:?}");
     let args = ["--dry-run", "-q", "--set", &train];
     folder.train("run", &[&args[..], &sets(more)].concat())
 }
 
-/// A header or a name of something that is no text, then enough of bytes.
+/// Files with a header or a name of something that is no text, then enough bytes.
 fn foreign() -> Vec<(&'static str, Vec<u8>, &'static str)> {
     let record = b"{\"text\": \"the box holds\"}\n".repeat(100);
     let with = |head: &[u8]| [head, b"the box holds a model ".repeat(50).as_slice()].concat();
@@ -257,7 +257,7 @@ fn what_is_no_text_is_refused_by_name_and_by_content() {
     for (name, content, kind) in foreign() {
         fs::write(folder.path(name), content).unwrap();
         dry(&folder, name, &[]).refused(66, &["data.train", name, kind, "data.format: Bytes"]);
-        // Insisted on.
+        // The user insists on bytes.
         let taken = dry(&folder, name, &["data.format=Bytes"]).ok().stderr;
         assert!(taken.contains(name) && taken.contains("WARN"), "{name}: {taken}");
         let tokenizer = ["data.tokenizer=\"text.txt\""];
@@ -287,7 +287,7 @@ fn a_directory_says_what_it_leaves_out_and_refuses_to_lose_most() {
     put("c/latin.txt", &latin);
     put("c/small.txt", b"\xff\xff");
     put("c/rows.jsonl", b"{}\n");
-    // A picture or a program is not text that is lost.
+    // A picture or a program is no lost text.
     put("c/picture.png", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR");
     let said = dry(&folder, "c", &[]).ok().stderr;
     for text in ["WARN", "3 files", "latin.txt", "1.37 KiB", "not UTF-8", "UTF-8"] {
@@ -297,7 +297,7 @@ fn a_directory_says_what_it_leaves_out_and_refuses_to_lose_most() {
     put("d/latin.txt", &latin);
     let more = ["1.37 KiB", "left out", "latin.txt", "not UTF-8", "800 B"];
     dry(&folder, "d", &[]).refused(66, &more);
-    // Named by itself it is refused, unless its bytes are asked for.
+    // A file that is named itself is refused, unless its bytes are requested.
     let convert = ["latin.txt", "not UTF-8", "iconv", "data.format: Bytes"];
     dry(&folder, "d/latin.txt", &[]).refused(66, &convert);
     dry(&folder, "d/latin.txt", &[]).refused(66, &["byte 0xe9 at offset 3"]);
@@ -332,7 +332,7 @@ fn what_is_held_out_by_its_name_is_not_trained_on() {
 fn megatrons_prefix_and_index_are_understood() {
     let folder = Folder::new();
     fs::write(folder.path("corpus.bin"), [1, 0, 0, 0].repeat(400)).unwrap();
-    // One sequence and one document, of so many tokens.
+    // One sequence and one document, of `tokens` tokens.
     let index = |dtype: u8, tokens: u32| {
         let (head, counts) =
             ([b"MMIDIDX\0\0", &1u64.to_le_bytes()[..], &[dtype]].concat(), [1u64, 2]);
@@ -356,7 +356,7 @@ fn megatrons_prefix_and_index_are_understood() {
         );
         checked.ok();
     }
-    // Numbers of 4 bytes, read as twice as many of 2, would be every other token 0.
+    // Numbers of 4 bytes, read as twice as many of 2 bytes, would make every other token 0.
     let u16 = ["data.format=U16", "model.vocab=300"];
     dry(&folder, "corpus.bin", &u16).refused(66, &["corpus.idx", "int32", "Megatron"]);
     dry(&folder, "corpus.bin", &["data.format=U32"]).ok();
@@ -364,7 +364,7 @@ fn megatrons_prefix_and_index_are_understood() {
     dry(&folder, "corpus.bin", &u16).ok();
     let megatron = ["data.format=Megatron", "model.vocab=300"];
     dry(&folder, "corpus", &megatron).ok();
-    // The file is longer than its index knows.
+    // The file is longer than in its index.
     index(8, 700);
     dry(&folder, "corpus", &megatron).refused(66, &["corpus.idx counts 1400 bytes", "it has 1600"]);
     index(5, 200);
@@ -405,7 +405,7 @@ fn a_finished_run_says_what_differs_and_refuses_another_experiment() {
         }
         assert_eq!(folder.read(&format!("{run}/metrics.jsonl")), metrics);
     }
-    // The same tokens under another name.
+    // The same tokens are under another name.
     fs::rename(folder.path("text.txt"), folder.path("moved.txt")).unwrap();
     let resume = |train: &str| {
         let train = format!("data.train={train:?}");
@@ -415,7 +415,7 @@ fn a_finished_run_says_what_differs_and_refuses_another_experiment() {
     assert!(resume("moved.txt").ok().stderr.contains("moved.txt"));
     fs::write(folder.path("moved.txt"), folder.read("moved.txt").to_uppercase()).unwrap();
     resume("moved.txt").refused(78, &["data (what the files hold)"]);
-    // Nothing is to be read where nothing is to be done.
+    // No data is read if no steps are left.
     folder.train("saved", &["--resume", "--set", "train.checkpoint_every=2"]).ok();
 }
 
@@ -440,13 +440,13 @@ fn config_check_looks_at_the_data_beside_everything_else() {
     for (set, text) in cases {
         let checked = check(set).refused(66, &["error: data.", text, "1 error in tiny.ron"]);
         let dry = folder.train("run", &[&["--dry-run"], &sets(set)[..]].concat());
-        // The same words, after the place.
+        // The words after the place are the same.
         assert!(dry.code == 66 && dry.stderr.contains(text), "{}", dry.stderr);
         assert_eq!(checked.stderr.contains("--set data."), set[0].starts_with("data."), "{set:?}");
     }
     let texts = ["optimizer.lr", "nosuch.txt: no such file", "2 errors in tiny.ron"];
     check(&["optimizer.lr=-1", "data.train=\"nosuch.txt\""]).refused(78, &texts);
-    // A place in the file.
+    // The error has a place in the file.
     let config = common::TINY.replace("text.txt", "nosuch.txt");
     fs::write(folder.path("tiny.ron"), config).unwrap();
     check(&[]).refused(66, &["--> tiny.ron:8:", "data: (train: \"nosuch.txt\")"]);

@@ -1,4 +1,4 @@
-//! `onebox checkpoint export` and `import` as a user meets them, and folders that are not what they say.
+//! `onebox checkpoint export` and `import` for a user, and folders with false contents.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
@@ -12,7 +12,7 @@ fn sets<'a>(sets: &[&'a str]) -> Vec<&'a str> {
     sets.iter().flat_map(|set| ["--set", *set]).collect()
 }
 
-/// A run with a checkpoint of step 4, exported to `hf`.
+/// Trains a run with a checkpoint of step 4, and exports it to `hf`.
 fn exported(folder: &Folder, more: &[&str]) {
     let every = sets(&["train.checkpoint_every=4", "sample.tokens=0"]);
     folder.train("run", &[&["-q"], &every[..]].concat()).ok();
@@ -52,7 +52,7 @@ fn a_model_goes_out_and_comes_back_with_the_same_bits() {
         folder.onebox(&args).ok().stdout
     };
     assert_eq!(drawn("run"), drawn("new"));
-    // The folder without a tokenizer takes the bytes of `the ` as numbers.
+    // Without a tokenizer, the folder needs the bytes of `the ` as numbers.
     let logits = |of: &str, prompt: &str| {
         folder.onebox(&["generate", of, "--prompt", prompt, "--logits"]).ok().stdout
     };
@@ -64,14 +64,14 @@ fn a_model_goes_out_and_comes_back_with_the_same_bits() {
         let steps: Vec<f64> = lines.iter().filter_map(|l| l["loss"].as_f64()).collect();
         [steps[0], steps[steps.len() - 1]]
     });
-    // It begins where the other ended, not where that one began.
+    // The new run begins at the end of the other run, not at its beginning.
     assert!((first[0] - last[1]).abs() < 0.15 && last[0] - first[0] > 0.15, "{first:?} {last:?}");
     import(&folder, "hf", "new", &[]).refused(73, &["already holds a run"]);
     let args = ["checkpoint", "export", "run", "hf", "--to", "safetensors"];
     folder.onebox(&args).refused(73, &["hf exists"]);
 }
 
-/// Matrices of one row and one column stay matrices, for transformers and in the run's own weights.
+/// Matrices with one row or column stay matrices, for transformers and in the run's weights.
 #[test]
 fn a_model_of_one_column_goes_out_with_the_shapes_of_its_matrices() {
     let folder = Folder::new();
@@ -133,13 +133,13 @@ fn a_model_that_is_not_the_configs_is_refused_key_by_key() {
     assert!(!folder.path("new").exists());
 }
 
-/// Gives the embedding another name.
+/// Renames the embedding.
 fn rename(header: &mut Value, name: &str) {
     let fields = header.as_object_mut().unwrap().remove("transformer.wte.weight").unwrap();
     header[name] = fields;
 }
 
-/// A header and its data as a safetensors file.
+/// Writes a header and its data as a safetensors file.
 fn write_tensors(path: &Path, header: &Value, data: &[u8]) {
     let mut json = header.to_string().into_bytes();
     json.resize(json.len().next_multiple_of(8), b' ');
@@ -250,7 +250,7 @@ fn nothing_leads_out_of_a_folder() {
         1,
     );
     with(&twice).refused(66, &["twice"]);
-    // A part that the index does not know all of.
+    // The index does not list all tensors of a part.
     let one: Value = serde_json::from_str(&index).unwrap();
     let mut fewer = one.clone();
     fewer["weight_map"].as_object_mut().unwrap().remove("transformer.ln_f.bias");
@@ -279,7 +279,7 @@ fn export(folder: &Folder, out: &str) -> CommandOutput {
     folder.onebox(&["checkpoint", "export", "run", out, "--to", "safetensors"])
 }
 
-/// Every file below `path` but the lock, with its bytes.
+/// Every file below `path` except the lock, with its bytes.
 fn tree(path: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut found = BTreeMap::new();
     let mut folders = vec![path.to_owned()];
@@ -325,7 +325,7 @@ fn what_a_killed_command_left_is_in_nobodys_way() {
             again(whole).refused(73, &["new already holds a run, and nothing was replaced"]);
             std::fs::remove_dir_all(folder.path("new")).unwrap();
         }
-        // What others wrote stays as it is.
+        // Files of others are unchanged.
         for theirs in ["config.ron", "metrics.jsonl"] {
             folder.shell(&format!("{half} && echo mine > new/{theirs}")).ok();
             let before = tree(&folder.path("new"));
@@ -364,7 +364,7 @@ fn an_interrupted_export_begins_again_and_replaces_nothing_of_others() {
         assert_eq!(folder.shell("find -L new.unfinished elsewhere | sort").stdout, before);
         folder.shell("rm -r new.unfinished").ok();
     }
-    // One that is under way keeps its lock.
+    // An export that still runs keeps its lock.
     folder.shell("cp -r hf new.unfinished && touch new.unfinished/.lock").ok();
     let lock = std::fs::File::open(folder.path("new.unfinished/.lock")).unwrap();
     lock.try_lock().unwrap();

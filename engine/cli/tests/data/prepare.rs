@@ -1,4 +1,4 @@
-//! `onebox data prepare` as a user meets it.
+//! `onebox data prepare` from the view of a user.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
@@ -49,7 +49,7 @@ fn the_lines_that_it_prints_train_as_the_text_does() {
     prepared_as(&folder, &[named, sources, "data.order=Random"], 4);
 }
 
-/// Trains on the text and on what becomes of it, in so many parts.
+/// Trains on the text and on its prepared tokens, in `parts` parts.
 fn prepared_as(folder: &Folder, more: &[&str], parts: usize) {
     let sets = [&TOKENIZER[..], more].concat();
     let made = format!("made-{}", more[0].len());
@@ -59,7 +59,7 @@ fn prepared_as(folder: &Folder, more: &[&str], parts: usize) {
     let [first, _, data, "model: (.., vocab: 300),"] = lines[..] else { panic!("{said}") };
     let end = format!("in {}", topology::counted(parts, "part"));
     assert!(first.ends_with(&end), "{said}");
-    // The lines as they are printed, in a config.
+    // The printed lines are pasted into a config.
     let pasted = common::TINY.replace("data: (train: \"text.txt\"),", data);
     let pasted = pasted.replace("heads: 4,", "heads: 4, vocab: 300,");
     assert!(pasted.contains(data) && pasted.contains("vocab: 300"));
@@ -87,7 +87,7 @@ fn prepared_as(folder: &Folder, more: &[&str], parts: usize) {
     };
     let shown = |of| {
         let shown = told(&["data", "show", "CONFIG", "--sample", "2"], of);
-        // The first line names the data set, headings the files that documents are from.
+        // The first line names the data set, and headings name the files of documents.
         let lines = shown.lines().skip(1).filter(|line| !line.starts_with("----"));
         lines.map(str::to_owned).collect::<Vec<_>>()
     };
@@ -111,7 +111,7 @@ fn prepared_as(folder: &Folder, more: &[&str], parts: usize) {
     assert!(again.contains(&format!("{end}, {parts} of them from before")), "{again}");
 }
 
-/// Held-out data and halves are not trained on by a name that is too short.
+/// A name that is too short must not train on validation data or on an unfinished folder.
 #[test]
 fn the_folder_of_all_data_sets_and_a_half_are_refused() {
     let folder = folder();
@@ -156,7 +156,7 @@ fn an_interrupted_one_says_what_is_kept_and_goes_on() {
         assert!(since.elapsed() < Duration::from_secs(180), "no part in three minutes");
         std::thread::sleep(Duration::from_millis(1));
     }
-    // The part counts a moment after the file is there.
+    // The part counts a moment after its file appears.
     std::thread::sleep(Duration::from_millis(20));
     Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
     let output = child.wait_with_output().unwrap();
@@ -172,7 +172,7 @@ fn an_interrupted_one_says_what_is_kept_and_goes_on() {
     assert!(again.contains("in 2 parts, 1 of them from before"), "{again}");
 }
 
-/// `text.txt` prepared into `made` with held-out data, and the settings of a run on it.
+/// Prepares `text.txt` into `made` with a validation set, and returns the settings of a run on it.
 fn made(folder: &Folder) -> [String; 4] {
     let sets = [&TOKENIZER[..], &["data.validation=\"text.txt\""]].concat();
     onebox(folder, &["data", "prepare", "tiny.ron", "made"], &sets).ok();
@@ -185,7 +185,7 @@ fn made(folder: &Folder) -> [String; 4] {
     ]
 }
 
-/// What `data check` says of these settings.
+/// Output of `data check` with these settings.
 fn checked(folder: &Folder, sets: &[String; 4]) -> CommandOutput {
     onebox(folder, &["data", "check", "tiny.ron"], &sets.each_ref().map(String::as_str))
 }
@@ -250,7 +250,7 @@ fn a_part_that_is_gone_or_has_another_length_is_refused_with_the_command_that_ma
         let gone = gone.map(String::as_str);
         onebox(&folder, &["data", "check", "tiny.ron"], &sets).refused(66, &gone);
     }
-    // The list itself can be cut off.
+    // The list itself may be truncated.
     fs::write(folder.path("made/prepared.json"), "{\"version\": 3, \"pa").unwrap();
     checked(&folder, &sets).refused(66, &["made/prepared.json: it is damaged"]);
 }
@@ -273,7 +273,7 @@ fn a_part_with_another_token_is_found_and_made_again() {
         list.display()
     );
     checked(&folder, &sets).refused(66, &[&format!("{said}{}", again(&folder))]);
-    // The command in the error is one for a shell.
+    // The command in the error is for a shell.
     let command = again(&folder).split_once("again: ").unwrap().1.to_owned();
     let command = command.replace("onebox data", &format!("{} data", env!("CARGO_BIN_EXE_onebox")));
     let done = folder.shell(&command).ok();
@@ -283,7 +283,7 @@ fn a_part_with_another_token_is_found_and_made_again() {
     assert_eq!(checked(&folder, &sets).ok().stdout, before);
 }
 
-/// As onebox wrote them before they had hashes.
+/// The folder is as onebox wrote it before there were hashes.
 #[test]
 fn a_folder_of_an_older_onebox_is_refused_with_the_command_that_makes_it_again() {
     let folder = folder();
@@ -307,7 +307,7 @@ fn a_folder_of_an_older_onebox_is_refused_with_the_command_that_makes_it_again()
     let older =
         "made/prepared.json: another onebox wrote it, in format 1, and this one writes format 3";
     onebox(&folder, &prepare, &TOKENIZER).refused(73, &[older]);
-    // The remedy.
+    // The remedy works.
     let tokens = "--set 'data.tokenizer=\"tokenizer.json\"' --set model.vocab=300 --set 'data.validation=\"text.txt\"'";
     let remedy = remedy.replace("CONFIG", &format!("tiny.ron {tokens}"));
     folder
@@ -336,7 +336,7 @@ fn text_is_known_by_its_bytes_wherever_it_stands_and_whenever_it_was_written() {
     kept("moved");
     folder.shell("mkdir anew; cat pp/a.txt > anew/x.md; cat pp/b.txt > anew/y.md").ok();
     kept("anew");
-    // A file that nobody has written to is not read again; whoever sets its time back has written to it.
+    // An unchanged file is not read again; a file with a reset time counts as changed.
     let settle = || std::thread::sleep(Duration::from_millis(3100));
     settle();
     kept("pp");
@@ -344,7 +344,7 @@ fn text_is_known_by_its_bytes_wherever_it_stands_and_whenever_it_was_written() {
     settle();
     prepare("pp", &[]).refused(73, &["/pp/a.txt has 9920 bytes"]);
     folder.shell("cp moved/a.txt pp").ok();
-    // What is another one is named, with what it was and what it is.
+    // A changed file is named, with its old and its new hash.
     let hash = |name: &str| {
         format!("{:032x}", xxhash_rust::xxh3::xxh3_128(&fs::read(folder.path(name)).unwrap()))
     };

@@ -1,4 +1,4 @@
-//! `onebox data show` and `onebox data check`: where a sample is from, and the rows that are left out.
+//! `onebox data show` and `onebox data check`: the origin of a sample, and the omitted rows.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
@@ -6,7 +6,7 @@
 use crate::common::with_chats;
 use std::fs;
 
-/// Text that looks like a control token stays text, and each document is named with its place in its file.
+/// Text like a control token stays text, and each document is named with its place.
 #[test]
 fn a_sample_shows_control_tokens_and_where_it_is_from() {
     let folder = with_chats();
@@ -65,7 +65,7 @@ fn a_check_names_every_row_that_is_left_out_if_asked() {
     assert!(said.contains("5 of 125 rows cannot be used") && said.contains(rest), "{said}");
     let (code, lines, said) = named(&rows(&good), &["--all"]);
     assert_eq!((code, lines), (0, 5), "{said}");
-    // Too many, and too long.
+    // Too many rows are bad, and too many are long.
     let (code, lines, said) = named(&rows(""), &["--all"]);
     assert!(code == 66 && lines == 0 && said.contains("rows.jsonl line 5: `messages`"), "{said}");
     let long = ["--all", "--set", "model.seq_len=20"];

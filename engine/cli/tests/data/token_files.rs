@@ -1,4 +1,4 @@
-//! Files of tokens that stay where they are: long ones, many, and those that others change.
+//! Token files that are read in place: long, many, and changed by other programs.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
@@ -17,13 +17,13 @@ use xxhash_rust::xxh3::xxh3_128;
 /// Kibibytes of address space that a process gets: half of the file that it reads.
 const ROOM: usize = 1 << 20;
 
-/// A file of zeros that takes no room, with some bytes in it, and with the same time of change as each other such file.
+/// A sparse file of zeros with some other bytes; all such files have the same time of change.
 fn sparse(path: &Path, bytes: u64, parts: &[(u64, &[u8])]) {
     File::create(path).unwrap().set_len(bytes).unwrap();
     write_hidden(path, parts);
 }
 
-/// Writes into a file, and sets its time of change back to what it is after each other such write.
+/// Writes into a file, and resets its time of change to the same fixed value.
 fn write_hidden(path: &Path, parts: &[(u64, &[u8])]) {
     let file = File::options().write(true).open(path).unwrap();
     for (at, bytes) in parts {
@@ -32,12 +32,12 @@ fn write_hidden(path: &Path, parts: &[(u64, &[u8])]) {
     file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000)).unwrap();
 }
 
-/// Until another change of the files has another time.
+/// Waits until a further change of the files gets another time.
 fn settle() {
     sleep(Duration::from_millis(3100));
 }
 
-/// Changes the text of a file of the cache folder, and closes it with the hash of what it has now.
+/// Changes the text of a file in the cache folder, and seals it with the hash of its new contents.
 fn forge(path: &Path, change: impl Fn(&str) -> String) {
     let mut bytes = fs::read(path).unwrap();
     bytes.truncate(bytes.len() - 16);
@@ -50,7 +50,7 @@ fn forge(path: &Path, change: impl Fn(&str) -> String) {
     fs::write(path, forged).unwrap();
 }
 
-/// Flips a bit of the hash of the held-out tokens.
+/// Flips a bit of the hash of the validation tokens.
 fn other_held_out(text: &str) -> String {
     let start = text.find("\"held_out\":").unwrap() + 11;
     let digits = text[start..].find(|c: char| !c.is_ascii_digit()).unwrap();
@@ -58,7 +58,7 @@ fn other_held_out(text: &str) -> String {
     format!("{}{}{}", &text[..start], hash ^ 1, &text[start + digits..])
 }
 
-/// The only file of the cache folder.
+/// The only file in the cache folder.
 fn only(folder: &Folder, cache: &str) -> PathBuf {
     let mut all = fs::read_dir(folder.path(cache).join("onebox/tokens")).unwrap();
     let one = all.next().unwrap().unwrap().path();
@@ -66,7 +66,7 @@ fn only(folder: &Folder, cache: &str) -> PathBuf {
     one
 }
 
-/// `onebox data check` in JSON, with a cache folder of the test's own.
+/// Runs `onebox data check` with JSON output and the test's own cache folder.
 fn check(folder: &Folder, cache: &str, sets: &[&str]) -> CommandOutput {
     let sets: Vec<_> = sets.iter().map(|set| format!("--set '{set}'")).collect();
     let onebox = env!("CARGO_BIN_EXE_onebox");
@@ -81,7 +81,7 @@ fn hashes(done: CommandOutput) -> [String; 2] {
     ["train_hash", "held_out_hash"].map(|key| json[key].as_str().unwrap().to_owned())
 }
 
-/// Files of the cache folder.
+/// Number of files in the cache folder.
 fn kept(folder: &Folder, cache: &str) -> usize {
     fs::read_dir(folder.path(cache).join("onebox/tokens")).map_or(0, Iterator::count)
 }
@@ -98,16 +98,16 @@ fn a_file_of_gigabytes_is_read_through_once_and_is_never_in_memory() {
     settle();
     let first = hashes(check(&folder, "cache", &sets));
     assert_eq!(first, unsettled);
-    // What is in the cache folder is believed: the file is not read through again.
+    // The contents of the cache folder are trusted: the file is not read completely again.
     let known = only(&folder, "cache");
     forge(&known, other_held_out);
     let forged = hashes(check(&folder, "cache", &sets));
     assert!(forged[0] == first[0] && forged[1] != first[1], "{forged:?}");
     forge(&known, other_held_out);
-    // The largest token is known, too, for any vocabulary.
+    // The cache also knows the largest token, for any vocabulary.
     let small = [&sets[..], &["model.vocab=9"]].concat();
     check(&folder, "cache", &small).refused(66, &["token 268435456, at byte 1073741824, is 9,"]);
-    // Whoever changes a file is noticed, also where its time of change says nothing.
+    // A change of a file is noticed, even if its time of change is the same.
     write_hidden(&path, &[(1 << 29, &[8])]);
     let changed = hashes(check(&folder, "cache", &sets));
     assert!(changed[0] != first[0] && changed[1] == first[1], "{changed:?}");
@@ -126,18 +126,18 @@ fn a_cache_that_is_no_folder_costs_only_time() {
     assert!(done.stderr.contains("will be checked again"), "{}", done.stderr);
     let there = hashes(check(&folder, "other", &sets));
     assert_eq!((hashes(done), kept(&folder, "other")), (there.clone(), 1));
-    // What is broken is made again.
+    // A broken entry is rebuilt.
     let entry = fs::read_dir(folder.path("other/onebox/tokens")).unwrap().next().unwrap().unwrap();
     let good = fs::read(entry.path()).unwrap();
     fs::write(entry.path(), &good[1..]).unwrap();
     let again = check(&folder, "other", &sets);
     assert!(again.stderr.contains("it is made again"), "{}", again.stderr);
     assert_eq!(fs::read(entry.path()).unwrap(), good);
-    // Another cut of the same file is other data.
+    // Another split of the same file is other data.
     let other = [&sets[..], &["data.validation_fraction=0.2"]].concat();
     let other = hashes(check(&folder, "other", &other));
     assert!(other[0] != there[0] && other[1] != there[1], "{other:?}");
-    // A dry run leaves no trace.
+    // A dry run writes nothing.
     let all: Vec<_> = sets.iter().flat_map(|set| ["--set", set]).collect();
     let mut dry = folder.command(&[&["train", "tiny.ron", "--dry-run", "-q"], &all[..]].concat());
     dry.env("XDG_CACHE_HOME", folder.path("dry"));
@@ -145,7 +145,7 @@ fn a_cache_that_is_no_folder_costs_only_time() {
     assert!(!folder.path("dry").exists());
 }
 
-/// What a program writes through its memory changes the time of a file only until the first write to the same page is on the disk.
+/// A mapped write changes a file's time only until the first write to its page is on the disk.
 #[test]
 fn what_another_program_writes_through_its_memory_is_noticed_at_the_next_start() {
     for folder in [Some(Folder::on_disk()), Folder::in_memory()].into_iter().flatten() {
@@ -180,7 +180,7 @@ fn which_files_are_text_is_found_once() {
     let cached = fs::read_dir(folder.path("cache/onebox/tokens")).unwrap();
     let texts =
         cached.map(|entry| entry.unwrap().path()).find(|path| path.extension().unwrap() == "texts");
-    // The fault of bad.txt is believed.
+    // The cached fault of bad.txt is trusted.
     let (texts, fault) = (texts.unwrap(), "{\"BadByte\":{\"offset\":100000,\"byte\":255}}");
     let mended = "null ";
     forge(&texts, |text| text.replace(fault, mended));
@@ -192,7 +192,7 @@ fn which_files_are_text_is_found_once() {
     assert_eq!(tokens(check(&folder, "cache", &sets)), 5 * (6 << 20) + 100_001);
 }
 
-/// Trains two steps on it; the hash of the states.
+/// Trains two steps on `train`, and returns the hash of the states.
 fn trained(folder: &Folder, run: &str, train: &str, limit: &str) -> String {
     let onebox = env!("CARGO_BIN_EXE_onebox");
     let line = format!(
@@ -218,11 +218,11 @@ fn many_small_files_train_as_one_and_few_of_them_are_open() {
     let limit = "ulimit -n 400;";
     let many = trained(&folder, "run-many", "\"many\"", limit);
     assert_eq!(many, trained(&folder, "run-one", "\"one.bin\"", ""));
-    // So for all data sets of a run together.
+    // The limit holds for all data sets of a run together.
     let twice = |path: &str| format!("[(path: {path:?}), (name: \"b\", path: {path:?})]");
     let many = trained(&folder, "run-mixed", &twice("many"), limit);
     assert_eq!(many, trained(&folder, "run-mixed-one", &twice("one.bin"), ""));
-    // Nor do the indexes of Megatron's files take more.
+    // The indexes of Megatron's files do not need more either.
     let onebox = env!("CARGO_BIN_EXE_onebox");
     let checked = |set: &str| {
         let set = format!("--set data.format={set} --set model.vocab=500");
@@ -238,7 +238,7 @@ fn many_small_files_train_as_one_and_few_of_them_are_open() {
     assert!(said.contains("500 files") && said.contains("in 3500 documents"), "{said}");
 }
 
-/// Changes of a file under a run, one after another, each when the run has done some steps more.
+/// Changes a file during a run, one change after another, with some steps between.
 fn under_a_run(changes: &[&dyn Fn(&Path)]) -> CommandOutput {
     let folder = Folder::new();
     let path = folder.path("tokens.bin");
@@ -255,7 +255,7 @@ fn under_a_run(changes: &[&dyn Fn(&Path)]) -> CommandOutput {
     let metrics = folder.path("run/metrics.jsonl");
     let steps = || fs::read_to_string(&metrics).map_or(0, |text| text.lines().count());
     for change in changes {
-        // Lines that are written while the file is read through are of steps before.
+        // Lines that are written while the file is read completely belong to steps before.
         let before = steps();
         while steps() < before + 50 {
             let patient = since.elapsed() < Duration::from_secs(180);
@@ -283,7 +283,7 @@ fn a_file_that_is_touched_under_a_run_ends_it_only_where_its_bytes_are_others() 
     let touch = |path: &Path| {
         File::options().write(true).open(path).unwrap().set_modified(SystemTime::now()).unwrap();
     };
-    // In place: a file that is cut first has fewer bytes for a moment, and ends the run.
+    // In place: a truncated file would have fewer bytes for a moment, and end the run.
     let rewrite = |path: &Path| {
         let bytes = fs::read(path).unwrap();
         File::options().write(true).open(path).unwrap().write_all_at(&bytes, 0).unwrap();
@@ -297,7 +297,7 @@ fn a_file_that_is_touched_under_a_run_ends_it_only_where_its_bytes_are_others() 
     };
     let ended = under_a_run(&[&touch, &rewrite, &link, &change]);
     let said = ended.stderr.matches("tokens.bin has another time of change: it is read").count();
-    // Of the last change each rank may say it.
+    // Each rank may report the last change.
     assert!(said >= 4, "{}", ended.stderr);
     ended.refused(66, &["tokens.bin: cannot read the tokens at byte", "it was written to"]);
 }
@@ -333,7 +333,7 @@ fn documents_of_a_gigabyte_are_packed_by_their_index_alone() {
         said["samples"].as_u64().unwrap() + said["held_out_samples"].as_u64().unwrap(),
         2 * documents
     );
-    // What was found is believed: the tokens are not read through again.
+    // The cached result is trusted: the tokens are not read completely again.
     let known = only(&folder, "cache");
     forge(&known, other_held_out);
     let forged = hashes(check(&folder, "cache", &sets));

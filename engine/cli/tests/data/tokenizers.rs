@@ -1,4 +1,4 @@
-//! Text through a tokenizer.json: trained on, drawn, kept, exported.
+//! Text through a tokenizer.json: training, generation, cache, export.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
@@ -13,7 +13,7 @@ const SETS: [&str; 4] = [
     "sample.tokens=20",
 ];
 
-/// With a tokenizer, and a cache folder of its own.
+/// A folder with a tokenizer and its own cache folder.
 fn folder() -> Folder {
     let folder = Folder::new();
     let fixture = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/tokenizer-tiny.json");
@@ -50,7 +50,7 @@ fn a_run_learns_tokens_keeps_them_and_writes_text() {
     let done = train(&folder, "run", &[], &[]).ok();
     let said = &done.stderr;
     assert!(said.contains("nats per token") && said.contains("bytes per token"), "{said}");
-    // The prompt and words made of many tokens, not of numbers.
+    // The prompt and the words consist of tokens, not of numbers.
     let text = said.split("it writes:").nth(1).unwrap();
     assert!(text.trim_start().starts_with("the "), "{text}");
     assert_eq!(folder.read("run/tokenizer.json"), folder.read("tokenizer.json"));
@@ -60,7 +60,7 @@ fn a_run_learns_tokens_keeps_them_and_writes_text() {
     };
     let text = drawn("run");
     assert!(text.starts_with("the box") && text.len() > 30, "{text}");
-    // From its own copy, also where the first one has gone.
+    // The run uses its own copy, even if the original is gone.
     std::fs::rename(folder.path("tokenizer.json"), folder.path("moved.json")).unwrap();
     assert_eq!(drawn("run"), text);
     std::fs::rename(folder.path("moved.json"), folder.path("tokenizer.json")).unwrap();
@@ -121,7 +121,7 @@ fn the_cache_has_a_limit_and_is_shown_and_emptied() {
     let bytes = kept(&folder).iter().map(|path| std::fs::metadata(path).unwrap().len()).sum();
     let [parts, told, ..] = shown(&[]);
     assert_eq!((parts, told), (3, bytes));
-    // The first one is used last.
+    // The first entry is used last.
     let pause = || std::thread::sleep(std::time::Duration::from_millis(1100));
     let small = format!("{}B", bytes - 1);
     pause();
@@ -146,7 +146,7 @@ fn the_cache_has_a_limit_and_is_shown_and_emptied() {
     Folder::done(without).refused(78, &["there is no cache folder", "XDG_CACHE_HOME"]);
 }
 
-/// Their files are sealed without their names.
+/// The seals of that version's files do not cover their names.
 #[test]
 fn parts_of_an_earlier_version_are_not_looked_at_and_go_with_the_others() {
     let folder = folder();
@@ -196,7 +196,7 @@ fn another_tokenizer_under_the_same_name_is_another_experiment() {
     let folder = folder();
     train(&folder, "run", &["-q"], &[]).ok();
     let text = folder.read("tokenizer.json");
-    // The last merge goes: other tokens, as many of them in the vocabulary.
+    // Without the last merge, the tokens differ, but the vocabulary has the same size.
     let mut value: serde_json::Value = serde_json::from_str(&text).unwrap();
     value["model"]["merges"].as_array_mut().unwrap().pop();
     std::fs::write(folder.path("tokenizer.json"), value.to_string()).unwrap();
@@ -232,7 +232,7 @@ fn a_hostile_tokenizer_is_refused_by_name() {
     train(&folder, "run", &[], &[]).refused(66, &["tokenizer.json", "neither a regular file"]);
 }
 
-/// Whoever makes a run or a checkpoint up may name any file in its config.
+/// A forged run or checkpoint may name any file in its config.
 #[test]
 fn a_stored_config_opens_no_tokenizer_outside_of_its_run() {
     let folder = folder();
@@ -285,7 +285,7 @@ fn tokens_that_a_file_beside_the_tokenizer_lists_are_in_data_cache_and_run() {
     assert!(kept(&folder).len() > before.len());
     let more = ["model.vocab=301", "data.train=\"turns.txt\""];
     train(&folder, "run", &[], &more).ok();
-    // The file of the run has them all by itself.
+    // The file of the run has all tokens itself.
     assert!(folder.read("run/tokenizer.json").contains("<|turn|>"));
     assert_eq!(tokens("run/tokenizer.json"), listed);
     let stranger = r#"{"additional_special_tokens": ["the"]}"#;

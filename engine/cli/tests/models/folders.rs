@@ -1,5 +1,5 @@
-//! Folders of transformers as people have them: the same weights under other names, and folders that are no model, each of which
-//! `config check`, `train --dry-run` and `train` refuse in the same words.
+//! Real folders of transformers: the same weights under other names, and folders that are no model.
+//! `config check`, `train --dry-run` and `train` refuse each of the latter in the same words.
 #![allow(missing_docs, reason = "a test")]
 #![allow(clippy::unwrap_used, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the lines above")]
@@ -12,7 +12,7 @@ use model::{change, cut, model, rename, set, tensors, write};
 use serde_json::{Value, json};
 use std::fs;
 
-/// The logits behind a prompt, as they are printed, and the state behind a step.
+/// The printed logits after a prompt, and the state after a step.
 fn results(folder: &Folder) -> (String, String) {
     let prompt = if folder.path("m/tokenizer.json").exists() { "the box" } else { "3 9 40" };
     let said = folder.onebox(&["generate", "m", "--logits", "--prompt", prompt]).ok();
@@ -20,8 +20,8 @@ fn results(folder: &Folder) -> (String, String) {
     (said.stdout, folder.hash("run"))
 }
 
-/// transformers reads a tied table under either name, and an index that names the other one, too. It does not read names with
-/// wrappers, but each tensor of the model is there once.
+/// transformers reads a tied table under either name, even if the index names the other one. It
+/// does not read names with wrappers, but such a folder has each tensor of the model once.
 #[test]
 fn the_same_weights_under_other_names_are_the_same_model() {
     let of_model = |from: &'static str, to: &'static str| {
@@ -69,7 +69,7 @@ fn the_same_weights_under_other_names_are_the_same_model() {
     }
 }
 
-/// A run that goes on from a checkpoint needs the folder's shape alone; a plan needs no weights, and says that there are none.
+/// A resumed run needs only the folder's shape. A plan needs no weights, and names their absence.
 #[test]
 fn weights_are_looked_for_where_they_are_read() {
     let folder = model("chat");
@@ -118,7 +118,7 @@ fn a_number_that_is_none_is_named_and_leaves_no_run() {
     }
 }
 
-/// The first positions of a GPT-2 are those of a model that has no others.
+/// A GPT-2 model for shorter samples has the first positions of the longer model.
 #[test]
 fn a_gpt2_for_shorter_samples_has_the_first_positions() {
     let folder = model("gpt2");
@@ -143,12 +143,12 @@ fn a_gpt2_for_shorter_samples_has_the_first_positions() {
     let resume = ["train", "a.ron", "-q", "--run-dir", "run", "--resume"];
     let on = folder.onebox(&[&resume[..], &more].concat()).ok();
     assert!(on.stderr.contains("going on after step 1"), "{}", on.stderr);
-    // More than there are: refused where the config is read.
+    // More positions than the folder has are refused when the config is read.
     let longer = ["config", "check", "a.ron", "--set", "model.seq_len=17"];
     folder.onebox(&longer).refused(78, &["at most 16 (n_positions)"]);
 }
 
-/// A rank has rows that round the vocabulary up; files have not, wherever the table stands in them.
+/// A rank has extra rows that round the vocabulary up; files do not have these rows.
 #[test]
 fn generate_reads_the_weights_of_any_vocabulary() {
     for (vocab, tied) in [(257, false), (264, false), (301, true)] {

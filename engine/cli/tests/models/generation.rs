@@ -10,7 +10,7 @@ fn fixture(name: &str) -> String {
     format!("{}/../../tests/fixtures/{name}", env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The answers to the prompts among `args`.
+/// Answers to the prompts in `args`.
 fn answers(folder: &Folder, args: &[&str]) -> Vec<Value> {
     let out = folder.onebox(&[&["generate"], args, &["--json"]].concat()).ok().stdout;
     out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
@@ -46,7 +46,8 @@ fn prompts_together_have_the_texts_that_each_has_alone() {
     }
 }
 
-/// The seventeenth begins when others are over. It has one token more than the first of them had when it was looked at last.
+/// The seventeenth prompt begins when others are finished. It has one token more than the first of
+/// them had in its last call.
 #[test]
 fn a_prompt_behind_others_does_not_go_on_from_theirs() {
     let (folder, model) = (Folder::new(), fixture("hf-llama3-tiny"));
@@ -66,7 +67,7 @@ fn a_text_ends_at_what_stops_it() {
     let args = [&chat[..], "--prompt", "what", "--tokens", "40", "--temperature", "0"];
     let whole = answers(&folder, &args);
     let text = whole[0]["text"].as_str().unwrap();
-    // Some characters that it has, as late as they may be.
+    // Two characters of the text, near its middle.
     let (at, _) = text.char_indices().nth(text.chars().count() / 2).unwrap();
     let stop: String = text[at..].chars().take(2).collect();
     let first = text.find(&stop).unwrap();
@@ -74,12 +75,12 @@ fn a_text_ends_at_what_stops_it() {
         answers(&folder, &[&args[..], &["--stop", "nowhere in it", "--stop", &stop]].concat());
     assert_eq!(stopped[0]["text"], text[..first]);
     assert_eq!(stopped[0]["end"], "stop_text");
-    // A folder whose settings name a token that is drawn at once.
+    // A folder whose settings name a token that is drawn early.
     let copy = copied(&folder, &chat);
     let token = &whole[0]["tokens"][3];
     let settings = serde_json::json!({ "eos_token_id": [1, token] });
     std::fs::write(copy.join("generation_config.json"), settings.to_string()).unwrap();
-    // However many tokens were asked for, nothing is left to draw then.
+    // After a stop token no token is drawn, even if many were requested.
     let more = ["--tokens", "9000000000000000000"];
     let args = [&["copy"], &args[1..3], &more, &args[5..]].concat();
     let stopped = answers(&folder, &args);
@@ -171,7 +172,7 @@ fn templates_besides_the_default_one_are_named_and_left_out() {
     assert!(!folder.path("run/model.from/additional_chat_templates").exists());
 }
 
-/// A copy of the folder `from` under the name `copy`.
+/// Copies the folder `from` to the name `copy`.
 fn copied(folder: &Folder, from: &str) -> std::path::PathBuf {
     let copy = folder.path("copy");
     std::fs::create_dir(&copy).unwrap();
@@ -185,7 +186,7 @@ fn copied(folder: &Folder, from: &str) -> std::path::PathBuf {
 #[test]
 fn a_text_has_the_character_that_its_last_token_leaves_incomplete() {
     let (folder, chat) = (Folder::new(), fixture("hf-chat-tiny"));
-    // Weights drawn at random like parts of characters.
+    // Random weights tend to draw parts of characters.
     let args = [&chat[..], "--prompt", "a b", "--temperature", "0", "--tokens"];
     let cut = (1..8).map(|tokens| {
         let found = answers(&folder, &[&args[..], &[&tokens.to_string()]].concat());
@@ -201,7 +202,7 @@ fn a_text_in_json_is_what_is_shown_behind_the_prompt() {
     let (folder, chat) = (Folder::new(), fixture("hf-chat-tiny"));
     let copy = copied(&folder, &chat);
     let text = |one: &Value| one["text"].as_str().unwrap().to_owned();
-    // Of several texts one that begins with a letter.
+    // Finds one of several texts that begins with a letter.
     let args =
         |seed: &'static str| ["copy", "--prompt", "x\u{fffd}", "--tokens", "3", "--seed", seed];
     let letter = |seed| {
@@ -210,7 +211,7 @@ fn a_text_in_json_is_what_is_shown_behind_the_prompt() {
     };
     let seeds = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12", "13", "14"];
     let (seed, letter) = seeds.into_iter().find_map(letter).unwrap();
-    // Where it is the first of all it falls away, as a blank does in Llama 2. Here it is not.
+    // The first letter of all is dropped, as a blank is in Llama 2. Here it is not the first.
     let file = std::fs::read(copy.join("tokenizer.json")).unwrap();
     let mut file: Value = serde_json::from_slice(&file).unwrap();
     let strip = serde_json::json!({ "type": "Strip", "content": letter, "start": 1, "stop": 0 });
@@ -241,7 +242,7 @@ fn what_cannot_be_drawn_is_refused() {
     let plain = fixture("hf-llama3-tiny");
     let args = ["generate", &plain, "--chat", "--prompt", "1"];
     folder.onebox(&args).refused(66, &["--chat needs a model whose text goes through a tokenizer"]);
-    // A model of 61 tokens beside a tokenizer of 303.
+    // A model of 61 tokens with a tokenizer of 303 tokens.
     let other = folder.path("other");
     std::fs::create_dir(&other).unwrap();
     for (from, name) in
@@ -281,13 +282,13 @@ fn logits_and_texts_of_a_folder_begin_with_the_same_special_tokens() {
     let logits = |of: &str, prompt: &str| said(of, prompt, &["--logits"]);
     assert!(logits("copy", "the box") == logits(&chat, "<|im_start|>the box"));
     assert!(logits("copy", "the box") != logits(&chat, "the box"));
-    // They are no part of the text that is shown.
+    // The special tokens are no part of the shown text.
     let text = |of: &str, prompt: &str| said(of, prompt, &["--tokens", "9", "--temperature", "0"]);
     let shown = text("copy", "the box");
     assert!(shown.starts_with("the box"), "{shown}");
     assert_eq!(format!("<|im_start|>{shown}"), text(&chat, "<|im_start|>the box"));
     assert_ne!(shown, text(&chat, "the box"));
-    // They alone are a prompt, too.
+    // The special tokens alone are a prompt, too.
     assert_eq!(format!("<|im_start|>{}", text("copy", "")), text(&chat, "<|im_start|>"));
 }
 
@@ -296,7 +297,7 @@ fn logits_that_are_not_finite_are_no_text() {
     let (folder, chat) = (Folder::new(), fixture("hf-chat-tiny"));
     let weights = copied(&folder, &chat).join("model.safetensors");
     let mut bytes = std::fs::read(&weights).unwrap();
-    // Each weight is 1e18 in bfloat16: products of products are beyond fp32.
+    // Each weight is 1e18 in bfloat16, so that products of products exceed fp32.
     let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
     let huge = 0x5d5e_u16.to_le_bytes();
     bytes[8 + header..].chunks_mut(2).for_each(|weight| weight.copy_from_slice(&huge));

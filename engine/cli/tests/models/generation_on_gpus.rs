@@ -1,4 +1,4 @@
-//! `onebox generate` on a GPU, under a stand-in for the driver, beside the same on the cores.
+//! `onebox generate` on a GPU, with a stand-in for the driver, compared with the cores.
 #![allow(missing_docs, reason = "a test")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the lines above")]
@@ -13,7 +13,7 @@ fn fixture(name: &str) -> String {
     format!("{}/../../tests/fixtures/hf-{name}-tiny", env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Runs `onebox` where the driver's stand-in is found, with `variables`.
+/// Runs `onebox` with the stand-in driver and `variables`.
 fn onebox(folder: &Folder, args: &[&str], variables: &[(&str, &str)]) -> CommandOutput {
     let mut command = folder.command(args);
     command.env("LD_LIBRARY_PATH", fake_cuda::library_folder());
@@ -24,7 +24,7 @@ fn onebox(folder: &Folder, args: &[&str], variables: &[(&str, &str)]) -> Command
     Folder::done(command)
 }
 
-/// What `args` say on the cores, and on a GPU.
+/// Outputs of `args` on the cores and on a GPU.
 fn both(folder: &Folder, args: &[&str]) -> [String; 2] {
     let on_gpu = onebox(folder, &[&["generate"], args, &ON_GPU].concat(), &[]).ok().stdout;
     [folder.onebox(&[&["generate"], args].concat()).ok().stdout, on_gpu]
@@ -35,7 +35,7 @@ fn a_text_from_a_gpu_has_the_tokens_of_the_cores() {
     let folder = Folder::new();
     for name in FOLDERS {
         let model = fixture(name);
-        // The last one goes on behind the model's context: its first tokens fall away.
+        // The last prompt grows beyond the model's context, so its first tokens are dropped.
         let prompts = ["7", "1 2 3 4 5 6", "12 11 10 9 8 7 6 5 4 3 2 1"];
         let model: Vec<&str> =
             [&model[..]].into_iter().chain(prompts.iter().flat_map(|p| ["--prompt", *p])).collect();
@@ -52,7 +52,7 @@ fn a_text_from_a_gpu_has_the_tokens_of_the_cores() {
     assert_eq!(cores, gpu);
 }
 
-/// The most that two rows of logits are apart, by the largest of the first.
+/// Largest difference of two rows of logits, relative to the largest value of the first row.
 fn apart(folder: &Folder, model: &str, prompt: &str, sets: &[&str]) -> f64 {
     let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
     let of = |done: CommandOutput| -> Vec<f64> {
@@ -94,7 +94,7 @@ fn a_run_on_gpus_generates_there_unless_it_is_told_otherwise() {
     onebox(&folder, &args, &lost).refused(76, &["GPU 0", "LAUNCH_FAILED"]);
     let cores = onebox(&folder, &on_cores, &lost).ok().stdout;
     assert_eq!(onebox(&folder, &args, &[]).ok().stdout, cores);
-    // Where there is none, nothing else computes instead.
+    // Without a GPU, no other device computes instead.
     let remedy = ["no GPU computes this here", "--set device=Cpu"];
     folder.onebox(&args).refused(78, &remedy);
     onebox(&folder, &args, &[("FAKECUDA_DEVICES", "0")]).refused(78, &remedy);
@@ -114,7 +114,7 @@ fn what_a_gpu_has_no_room_for_is_refused_with_its_parts() {
     let half = [&args[..], &["--set", "precision=Bf16"]].concat();
     let refused = onebox(&folder, &half, &small("33554432")).refused(81, &parts[..1]);
     assert!(!refused.stderr.contains("precision=Bf16"), "{}", refused.stderr);
-    // Free when asked for, taken when allocated.
+    // The memory is free at the check, but not at the allocation.
     let taken = [("FAKECUDA_FAIL", "alloc:3")];
     onebox(&folder, &args, &taken).refused(81, &["out of device memory", "keys and values"]);
 }

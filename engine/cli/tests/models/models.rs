@@ -5,7 +5,7 @@
 use crate::common::Folder;
 use serde_json::{Value, json};
 
-/// The `config.json` of a Qwen3 of 14.8 billion parameters.
+/// The `config.json` of a Qwen3 with 14.8 billion parameters.
 fn qwen3() -> Value {
     json!({
         "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "attention_bias": false, "head_dim": 128,
@@ -24,7 +24,7 @@ fn with(folder: &Folder, change: impl FnOnce(&mut Value)) {
     std::fs::write(folder.path("Qwen3/config.json"), config.to_string()).unwrap();
 }
 
-/// The path of a bundled box.
+/// Path of a bundled box.
 fn bundled(name: &str) -> String {
     format!("{}/../../configs/boxes/{name}.ron", env!("CARGO_MANIFEST_DIR"))
 }
@@ -48,7 +48,7 @@ fn a_model_is_planned_from_its_config_json_alone() {
     let args =
         ["plan", "--model", "Qwen3/config.json", "--box", &on, "--tokens", "1000000000", "--json"];
     let answer: Value = serde_json::from_str(&folder.onebox(&args).ok().stdout).unwrap();
-    // 2 x 151936 x 5120 of the tables; 40 blocks of q, k, v, o, three linears, two norms and those of heads; the last norm.
+    // Two tables, 40 blocks of q, k, v, o, three linears, four norms, and the last norm.
     let block = 5120 * (128 * (40 + 8 + 8 + 40) + 3 * 17408 + 2) + 2 * 128;
     assert_eq!(answer["parameters"], json!(2u64 * 151_936 * 5120 + 40 * block + 5120));
     assert_eq!(answer["seq_len"], 4096);
@@ -74,7 +74,7 @@ fn a_model_that_fits_in_groups_of_micro_batches_alone_is_found() {
     let sets = sets.iter().flat_map(|set| ["--set", set]);
     let own: Vec<&str> = ["plan", "own.ron"].into_iter().chain(sets).collect();
     assert!(folder.onebox(&own).ok().stdout.contains("it fits"));
-    // States of fp32 fit with parameters on the host alone: bf16 moments are faster.
+    // fp32 states fit only with parameters on the host, so bf16 moments are faster.
     let args = ["plan", "--model", "Qwen3", "--box", "h100-256gib", "--json"];
     let answer: Value = serde_json::from_str(&folder.onebox(&args).ok().stdout).unwrap();
     let rate = |of: &Value| of["tokens_per_second"].as_f64().unwrap();
@@ -108,7 +108,7 @@ fn the_settings_of_an_answer_give_its_step_with_a_config_of_the_model() {
     let folder = Folder::new();
     let model = "(model: (from: \"Qwen3/config.json\", weights: Random), train: (steps: 1))";
     std::fs::write(folder.path("a.ron"), model).unwrap();
-    // Parameters on the GPU with all activations, and on the host.
+    // Parameters on the GPU with all activations, and parameters on the host.
     let cases: [(i32, &str, &str, &[&str]); 3] = [
         (4, "h100-128gib", "no recomputation", &[]),
         (
@@ -204,10 +204,10 @@ fn what_onebox_does_not_compute_is_refused_with_its_key() {
         };
         let done = done.refused(78, &[said, remedy]);
         assert!(!done.stderr.contains('\u{fffd}'), "{}", done.stderr);
-        // A config that nobody wrote is not shown.
+        // A generated config is not shown.
         assert!(!done.stderr.contains("weights: Random"), "{}", done.stderr);
     }
-    // What is right is no error, and each key that is wrong is one.
+    // A correct value is no error, and each wrong key is one error.
     with(&folder, |config| {
         config["attention_dropout"] = json!(0);
         config["eos_token_id"] = json!([151_645, 151_643]);
@@ -269,13 +269,13 @@ fn a_window_that_a_class_has_by_itself_bounds_the_sample() {
         let line = shown.lines().find(|line| line.starts_with("model.seq_len")).unwrap();
         line.split_whitespace().nth(1).unwrap().to_owned()
     };
-    // Its class looks back on 4096 tokens where the key is not there, on all where it is null.
+    // Without the key the class has a window of 4096 tokens; with null it has none.
     assert_eq!(mistral(None), "4096");
     assert_eq!(mistral(Some(json!(1024))), "1024");
     assert_eq!(mistral(Some(Value::Null)), "40960");
 }
 
-/// The model of a fixture in `chat`, and `a.ron`, which trains it for two steps.
+/// Puts the model of a fixture into `chat`, with `a.ron`, which trains it for two steps.
 fn with_chat(folder: &Folder) {
     let fixture = format!("{}/../../tests/fixtures/hf-chat-tiny", env!("CARGO_MANIFEST_DIR"));
     folder.shell(&format!("cp -r {fixture} chat && seq 1 3000 > text.txt")).ok();
@@ -307,7 +307,7 @@ fn a_first_start_with_resume_takes_the_weights_too() {
         folder.metrics(run)[0]["loss"].as_f64().unwrap()
     };
     assert_eq!(first("fresh", &[]), first("resumed", &["--resume"]));
-    // What ends before its first checkpoint starts again from the folder, or not at all.
+    // A run that ends before its first checkpoint starts again from the folder, or is refused.
     for run in ["fresh", "resumed"] {
         for gone in ["checkpoints", "weights.safetensors", "metrics.jsonl"] {
             folder.shell(&format!("rm -r {run}/{gone}")).ok();
@@ -329,7 +329,7 @@ fn export(folder: &Folder, run: &str, out: &str) {
 fn what_stands_beside_the_weights_comes_out_as_it_came() {
     let folder = Folder::new();
     with_chat(&folder);
-    // What onebox never reads is kept as well.
+    // Files that onebox never reads are kept as well.
     let more =
         ["special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "merges.txt"];
     for name in more.iter().chain(&["vocab.json", "tokenizer.model", "README.md"]) {
@@ -363,7 +363,7 @@ fn what_stands_beside_the_weights_comes_out_as_it_came() {
         let config: Value =
             serde_json::from_str(&folder.read(&format!("{out}/config.json"))).unwrap();
         assert_eq!([&config["eos_token_id"], &config["bos_token_id"]], [&json!(301), &Value::Null]);
-        // It was trained on samples of 64.
+        // The model was trained on samples of 64 tokens.
         assert_eq!(config["max_position_embeddings"], 256);
     }
     let ron = "(model: (family: Llama, layers: 2, hidden: 36, heads: 6, kv_heads: 2, head_dim: 6, ffn_hidden: 66, vocab: 307,
@@ -373,7 +373,7 @@ fn what_stands_beside_the_weights_comes_out_as_it_came() {
     folder.onebox(&["checkpoint", "import", "came", "imported", "b.ron"]).ok();
     let kept = |run: &str| folder.shell(&format!("cd {run}/model.from && sha256sum *")).ok().stdout;
     assert_eq!(kept("imported"), kept("run"));
-    // Tokens of another kind: the tokenizer and what goes with it is another model's.
+    // With tokens of another kind, the tokenizer and its files belong to another model.
     let args = ["checkpoint", "import", "came", "bytes", "b.ron"];
     let without = ron.replace(", tokenizer: \"came/tokenizer.json\"", "");
     std::fs::write(folder.path("b.ron"), without).unwrap();
@@ -410,7 +410,7 @@ fn what_is_no_file_of_the_folder_is_refused_before_the_run() {
             .shell("cd chat && rm -rf chat_template.jinja merges.txt vocab.json tokenizer.model")
             .ok();
     }
-    // What a run has kept is not trusted, either.
+    // The files that a run has kept are not trusted, either.
     folder.onebox(&["train", "a.ron", "-q", "--run-dir", "run"]).ok();
     folder.shell("ln -sf /etc/passwd run/model.from/tokenizer_config.json").ok();
     let args = ["checkpoint", "export", "run", "out", "--to", "safetensors"];

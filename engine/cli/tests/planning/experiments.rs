@@ -1,4 +1,4 @@
-//! The experiments in `scripts/` on tiny cases: what they write, and that their pages stand alone.
+//! The experiments in `scripts/` on tiny cases: their output, and pages that load no other files.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
@@ -7,7 +7,7 @@ use crate::common::{CommandOutput, Folder};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// A box of two GPUs that need no topology, and a model for it.
+/// A box of two GPUs without a topology, and a model for it.
 const BOX: &str = r#"(
     gpus: 2, gpu_memory: "2GiB", numa_nodes: 1, node_memory: "4GiB",
     gpu: (gemm_tflops: 10, fp32_tflops: 5, memory_gb_per_s: 100, processors: 20, sm: 80),
@@ -54,7 +54,7 @@ fn number(text: &str) -> f64 {
     text.parse().unwrap_or_else(|_| panic!("`{text}` is not a number"))
 }
 
-/// The page in `out` loads nothing, and says of each table and plot where its numbers come from.
+/// Asserts that the page in `out` loads nothing, and names the origin of each table and plot.
 fn page(folder: &Folder, out: &str, word: &str) -> String {
     let page = folder.read(&format!("{out}/index.html"));
     assert!(page.starts_with("<!doctype html>") && page.ends_with("</body></html>\n"));
@@ -88,7 +88,7 @@ fn the_largest_model_grows_from_data_parallel_to_offload_with_tensor_parallel() 
     assert!(layers[2] < layers[3] && layers[3] < layers[4], "{layers:?}");
     assert!(layers[5] > layers[3], "{layers:?}");
     page(&folder, "out", "simulated");
-    // What it says is what `plan` says: that many layers fit, and no more.
+    // The page agrees with `plan`: this number of layers fits, and no more.
     let commands = folder.read("out/commands.txt");
     let plans: Vec<&str> =
         commands.lines().filter(|line| line.starts_with("onebox plan")).collect();
@@ -107,7 +107,7 @@ fn real_sizes_are_trained_and_the_next_is_refused() {
     let (device, host) = (number(&rows[0][3]), number(&rows[1][3]));
     assert!(device >= 1.0 && host > 2.0 * device, "{device} {host}");
     assert!(!page(&folder, "out", "trained").contains("class=\"tag\""), "nothing is simulated");
-    // A size of nothing is no result.
+    // A size of zero is no result.
     let args = ["--real", "--gpus", "1", "--memory", "2MiB", "--hidden", "64", "--out", "none"];
     let texts = ["data parallel on 1 virtual GPU: not even one layer fits", "--memory than 2MiB"];
     script(&folder, "max-model-size", &args).refused(1, &texts);
@@ -141,7 +141,7 @@ fn speed_over_gpus_and_batches_is_simulated_and_says_so() {
     assert!(seconds("Serial", "8") < seconds("Blocking", "8"), "{batch:?}");
     page(&folder, "batch", "simulated");
 
-    // Parameters on the host have fewer schedules.
+    // With parameters on the host there are fewer schedules.
     let host = "recompute: Block, offload: (parameters: Host), train:";
     std::fs::write(folder.path("host.ron"), MODEL.replace("train:", host)).unwrap();
     script(&folder, "scale-batch", &["host.ron", "--micro-batches", "1 4", "--out", "host"]).ok();
@@ -202,7 +202,7 @@ fn the_experiments_explain_themselves_and_refuse_what_they_cannot_do() {
     script(&folder, "scale-gpus", &both).refused(2, &["leave --gpus out"]);
 }
 
-/// The table in ARCHITECTURE.md and the picture in docs, drawn anew from the program.
+/// The table in ARCHITECTURE.md and the picture in docs must match the program.
 #[test]
 fn the_step_is_drawn_as_it_runs() {
     let folder = Folder::new();

@@ -1,4 +1,4 @@
-//! What `plan` promises of a model that does not fit: every change and every size that it names is tried.
+//! Tries every change and every size that `plan` names for a model that does not fit.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
@@ -6,7 +6,7 @@
 use crate::common::Folder;
 use serde_json::{Value, json};
 
-/// A model of transformers in `model`, a config of it in `from.ron`.
+/// A model of transformers in `model`, and a config of it in `from.ron`.
 fn folder() -> Folder {
     let folder = Folder::new();
     std::fs::create_dir(folder.path("model")).unwrap();
@@ -23,7 +23,7 @@ fn folder() -> Folder {
     folder
 }
 
-/// A box: GPUs and NUMA nodes, memory of each of both.
+/// A box: numbers of GPUs and NUMA nodes, and the memory of each.
 #[derive(Clone, Debug)]
 struct Memories {
     gpus: usize,
@@ -48,7 +48,7 @@ impl Memories {
     }
 }
 
-/// Whether `onebox plan` of these words fits, and what it says.
+/// Whether `onebox plan` with these words fits, and its output.
 fn plan(folder: &Folder, words: &[&str]) -> (bool, String) {
     let words = [&["plan", "--box", "box.ron"], words].concat();
     let done = folder.onebox(&words);
@@ -73,15 +73,15 @@ fn lines<'a>(text: &'a str, start: &str) -> Vec<&'a str> {
     text.lines().filter_map(|line| line.trim_start().strip_prefix(start)).collect()
 }
 
-/// `--set a=1 --set 'b=C(d: 2)'   # notes` as arguments.
+/// Parses `--set a=1 --set 'b=C(d: 2)'   # notes` into arguments.
 fn arguments(line: &str) -> Vec<String> {
     let line = line.split("   #").next().unwrap();
     let sets = line.split("--set ").skip(1).map(|set| set.trim().trim_matches('\''));
     sets.flat_map(|set| ["--set".to_owned(), set.to_owned()]).collect()
 }
 
-/// The sizes of `1.78 GiB of GPU memory and 1.54 GiB of host memory: yes`, each with whether it is a GPU's, and its number in
-/// hundredths with its unit.
+/// The sizes in `1.78 GiB of GPU memory and 1.54 GiB of host memory: yes`: whether a size is that
+/// of a GPU, its number in hundredths, and its unit.
 fn sizes(line: &str) -> Vec<(bool, u64, String)> {
     let (amounts, _) = line.split_once(": yes").unwrap();
     let size = |amount: &str| {
@@ -92,7 +92,7 @@ fn sizes(line: &str) -> Vec<(bool, u64, String)> {
     amounts.split(" and ").map(size).collect()
 }
 
-/// `memories` with the sizes of such a line, and for each of them with a hundredth less of it.
+/// `memories` with the sizes of such a line, and once more for each size with a hundredth less.
 fn enlarged(memories: &Memories, line: &str) -> (Memories, Vec<Memories>) {
     let (sizes, mut enough, mut less) = (sizes(line), memories.clone(), Vec::new());
     let put = |to: &mut Memories, of_gpu: bool, n: u64, unit: &str| {
@@ -110,7 +110,7 @@ fn enlarged(memories: &Memories, line: &str) -> (Memories, Vec<Memories>) {
 
 const ONLY_BF16: &str = "yes, but only with bf16 Adam moments";
 
-/// What `plan` says of a box: whether a layout fits, whether only with bf16 moments, and the lines of what would be enough.
+/// Answer of `plan`: whether a layout fits, whether only with bf16 moments, and enough memory.
 struct PlanAnswer {
     fits: bool,
     bf16: bool,
@@ -118,7 +118,7 @@ struct PlanAnswer {
     of_config: String,
 }
 
-/// Asks in three ways, which agree.
+/// Runs `plan` in three ways, which agree.
 fn asked(folder: &Folder, more: &[&str]) -> PlanAnswer {
     let (fits, said) = plan(folder, &model(more));
     let (found, listed) = plan(folder, &search(more));
@@ -134,7 +134,7 @@ fn asked(folder: &Folder, more: &[&str]) -> PlanAnswer {
     }
     for text in [&said, &listed, &planned] {
         assert!(text.contains("117 M parameters"), "{text}");
-        // A folder's model has the layers that it has.
+        // The model of a folder has a fixed number of layers.
         assert!(!text.contains("layers=") && !text.contains("of this shape"), "{text}");
     }
     let enough = [&said, &listed, &planned].map(|text| {
@@ -191,7 +191,7 @@ fn every_answer_of_plan_agrees_and_what_it_promises_is_so() {
             let (enough, less) = enlarged(&memories, line);
             assert!(less.iter().all(|less| !holds(less)), "{line}: {less:?}");
             assert!(holds(&enough), "{line}: {enough:?}");
-            // The arguments beside it make the config fit there.
+            // The arguments next to this amount make the config fit.
             let behind = lines(&said.of_config, "with ");
             let sets = behind.into_iter().find(|whole| whole.starts_with(line)).map(arguments);
             assert!(plan(&folder, &config(more, &sets.unwrap())).0, "{line}");
@@ -222,7 +222,7 @@ fn a_yes_shows_how_full_memories_are_and_warns_above_95_percent() {
             assert_eq!(said.contains(&format!("warning: {what} is ")), is_full, "{said}");
             warned.push(is_full);
         }
-        // The plan of the config that it names says the same.
+        // The plan of the named config says the same.
         let line = said.lines().find_map(|line| line.split_once("with a config of this model: "));
         let planned = plan(&folder, &config(&[], &arguments(line.unwrap().1)));
         assert!(planned.0, "{}", planned.1);
@@ -241,7 +241,7 @@ fn a_no_in_json_has_the_short_memory_and_what_is_enough() {
         serde_json::from_str(&plan(&folder, &[words, &["--json"]].concat()).1).unwrap()
     };
     let all = [json(&model(&[])), json(&search(&[])), json(&config(&[], &[]))];
-    // q and o, k and v, three linears, two norms and those of heads.
+    // q and o, k and v, three linears, two norms, and the norms of heads.
     let block = 1024 * (2 * 1024 + 2 * 512 + 3 * 3072 + 2) + 2 * 64;
     for answer in &all {
         let short = |of: &Value, at: usize| of["shortages"][at]["short"].clone();

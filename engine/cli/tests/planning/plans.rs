@@ -1,4 +1,4 @@
-//! `onebox plan` and `onebox config` as a user meets them.
+//! `onebox plan` and `onebox config` from the view of a user.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
@@ -27,11 +27,11 @@ fn every_config_of_the_repository_is_right_and_fits() {
     for config in configs() {
         let path = config.display().to_string();
         let checked = folder.onebox(&["config", "check", &path]);
-        // Two of them train on files that everybody brings.
+        // Two of the configs train on files that every user must provide.
         let brought = ["../data/", "no such file", "1 error in"];
         let lacks = checked.code == 66 && brought.iter().all(|text| checked.stderr.contains(text));
         assert!(checked.code == 0 || lacks, "{path}: {}", checked.stderr);
-        // What this machine has free is another matter.
+        // The free memory of this machine does not matter here.
         let described = fs::read_to_string(&config).unwrap().contains("device: Sim(");
         let on_box = if described { &[][..] } else { &["--box", "large.ron"] };
         let done = folder.onebox(&[&["plan", &path], on_box].concat());
@@ -44,10 +44,10 @@ fn every_config_of_the_repository_is_right_and_fits() {
     }
 }
 
-/// This machine has no GPU that could be asked.
+/// Without a GPU to examine, no GPU counts as large enough.
 #[test]
 fn gpus_that_are_not_there_are_not_said_to_be_large_enough() {
-    // A machine with a GPU asks it.
+    // A machine with a GPU would examine it.
     if Path::new("/dev/nvidiactl").exists() {
         return;
     }
@@ -107,7 +107,7 @@ fn seventy_billion_parameters_fit_a_dgx2() {
     assert_eq!(plan["fits"], true);
     let gib = |v: &serde_json::Value| v.as_f64().unwrap() / f64::from(1 << 30);
     assert!(plan["parameters"].as_f64().unwrap() > 70e9);
-    // 2 bytes per parameter of the eighth of the model, and less than 7 GiB beside.
+    // 2 bytes per parameter of an eighth of the model, and less than 7 GiB for the rest.
     let parameters = plan["gpu"]["pools"][0]["bytes"].as_f64().unwrap();
     assert_eq!(plan["gpu"]["pools"][0]["name"], "parameters");
     assert!((parameters / (plan["parameters"].as_f64().unwrap() / 4.0) - 1.0).abs() < 0.01);
@@ -116,7 +116,7 @@ fn seventy_billion_parameters_fit_a_dgx2() {
         assert_eq!(node["ranks"].as_array().unwrap().len(), 8);
         assert!(node["bytes"].as_u64().unwrap() < node["limit"].as_u64().unwrap());
     }
-    // The recomputed blocks are a third more work than the model's own.
+    // Recomputation adds a third to the model's own work.
     let step = &plan["step"];
     let ratio =
         16.0 * step["hardware_flops"].as_f64().unwrap() / step["model_flops"].as_f64().unwrap();
@@ -133,10 +133,10 @@ fn the_copy_that_is_saved_from_is_counted_and_goes_where_it_does_not_fit() {
     let read = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
     let host = |plan: &serde_json::Value| plan["host_per_rank"]["bytes"].as_u64().unwrap();
     let every = "train.checkpoint_every=100";
-    // Where it fits: 12 bytes of each parameter that a rank owns, and a little for padding.
+    // If the copy fits: 12 bytes per parameter that a rank owns, and some padding.
     let none = "train.checkpoint_overhead=None";
     let (without, with) = (plan(&[none]).ok(), plan(&[every]).ok());
-    // By default it saves.
+    // By default a run saves checkpoints.
     let by_default = read(&plan(&[]).ok().stdout);
     assert_eq!(host(&by_default), host(&read(&with.stdout)));
     let (without, with) = (read(&without.stdout), read(&with.stdout));
@@ -145,7 +145,7 @@ fn the_copy_that_is_saved_from_is_counted_and_goes_where_it_does_not_fit() {
     assert!((least..least * 5 / 4).contains(&copy), "{copy}, {least}");
     assert!(without["saving"].is_null());
     assert!(with["saving"].as_str().unwrap().contains("while training goes on"));
-    // Where it does not: the run waits, and says so, unless it was told not to.
+    // If the copy does not fit, the run waits, and says so, unless the config chooses otherwise.
     let large = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/dgx2-70b.ron");
     let report = |sets: &[&str]| {
         let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
@@ -176,7 +176,7 @@ fn a_plan_is_the_sum_of_its_buffers() {
         };
         let buffers = memory["buffers"].as_array().unwrap();
         assert_eq!(sum("pools"), memory["bytes"].as_u64().unwrap());
-        // A copy for checkpoints is one piece.
+        // The copy for checkpoints is one piece.
         let copy = memory["pools"].as_array().unwrap();
         let copy = copy.iter().find(|pool| pool["name"] == "checkpoint copy");
         let copy = copy.map_or(0, |pool| pool["bytes"].as_u64().unwrap());
@@ -245,7 +245,7 @@ fn the_plan_says_why_sums_of_micro_batches_take_four_bytes() {
     };
     let on_device = "offload.accumulate=Device";
     assert!(says(&[on_device]));
-    // The host's own sums are no staging, fp32 is not rounded, and one micro-batch is no sum.
+    // Sums on the host are no staging, fp32 is not rounded, and one micro-batch needs no sum.
     for sets in [
         &["offload.accumulate=Host"][..],
         &[on_device, "precision=Fp32"],
@@ -275,7 +275,7 @@ fn one_gpu_uses_both_sockets_of_a_box_where_its_states_need_them() {
     };
     let small = document(&run("plan", &[]).ok());
     assert_eq!((bytes(&small)[1], &small["placed"]), (0, &serde_json::json!([])));
-    // Some more than a node has.
+    // These states need more than one node has.
     let layers = "model.layers=12";
     let large = document(&run("plan", &[layers]).ok());
     let [near, far] = bytes(&large)[..] else { panic!("{large}") };
@@ -285,7 +285,7 @@ fn one_gpu_uses_both_sockets_of_a_box_where_its_states_need_them() {
     let refused = run("plan", &[layers, "offload.sockets=Near"]);
     assert_eq!((refused.code, &document(&refused)["binding"]["what"]), (1, &"node 0".into()));
     assert!(bytes(&document(&run("plan", &["offload.sockets=All"]).ok()))[1] > 0);
-    // Parameters on the host are staging for the most part: more than the rest of the node next to the GPU.
+    // Parameters on the host are mostly staging: more than the rest of the node next to the GPU.
     let host = ["offload.parameters=Host", "offload.resident_blocks=0", "recompute=Block"];
     let host =
         [&host[..], &["precision=Bf16", "offload.master=Split", "offload.moments=Bf16"]].concat();
@@ -295,7 +295,7 @@ fn one_gpu_uses_both_sockets_of_a_box_where_its_states_need_them() {
     assert!(near <= 2 << 20 && far > near / 2, "{near} {far}");
     let why = large["placed"][0].as_str().unwrap();
     assert!(why.contains("node 0 does not hold all staging of its GPUs"), "{why}");
-    // Twice the cores and channels: an update that nothing hides takes less.
+    // With twice the cores and channels, an update that is not hidden is faster.
     fs::write(folder.path("two.ron"), text.replace("2MiB", "64GiB")).unwrap();
     let seconds = |sockets: &str| {
         let sets = ["offload.update=Serial", "model.hidden=1024", sockets];
@@ -304,7 +304,7 @@ fn one_gpu_uses_both_sockets_of_a_box_where_its_states_need_them() {
     assert!(seconds("offload.sockets=All") < 0.9 * seconds("offload.sockets=Near"));
 }
 
-/// The listing and the totals of `plan` are counted apart; waits name what was submitted before.
+/// The listing and the totals of `plan` are counted separately; waits name earlier ops.
 #[test]
 fn every_op_of_a_step_is_listed_with_its_place_and_what_it_waits_for() {
     let folder = Folder::new();
@@ -340,7 +340,8 @@ fn every_op_of_a_step_is_listed_with_its_place_and_what_it_waits_for() {
         let flops: f64 = ops.iter().map(|op| op["flops"].as_f64().unwrap()).sum();
         let of_plan = plan["step"]["hardware_flops"].as_f64().unwrap();
         assert!((flops / of_plan - 1.0).abs() < 1e-12, "{flops} {of_plan}");
-        // The sum over ranks waits for the product before it; the forward pass for the update of the step before.
+        // The sum over ranks waits for the matmul before it; the forward pass waits for the update
+        // of the step before.
         let sum = ops.iter().find(|op| op["name"] == "all_reduce" && op["lane"] == "TpComm");
         let product =
             sum.unwrap()["waits"].as_array().unwrap().last().unwrap().as_u64().unwrap() as usize;
@@ -366,7 +367,8 @@ fn every_op_of_a_step_is_listed_with_its_place_and_what_it_waits_for() {
     );
 }
 
-/// Starting a copy takes as long as some hundred KB on a link; a tile that waits for its update must not hold much of a step.
+/// The start of a copy costs as much time as some hundred KB on a link, and a tile that waits for
+/// its update must not hold much of a step.
 #[test]
 fn parameters_go_up_in_tiles_of_4_to_8_mib_and_gradients_come_down_in_whole_pieces() {
     let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/h100-1.3b.ron");
@@ -426,12 +428,12 @@ fn the_plan_counts_what_the_data_takes() {
     };
     let json =
         |done: CommandOutput| serde_json::from_str::<serde_json::Value>(&done.stdout).unwrap();
-    // More than any machine has: tokens stay in their files.
+    // The file exceeds the memory of any machine: tokens stay in their files.
     sparse("huge.bin", 8 << 40);
     let huge = plan("huge.bin", &["data.format=U16"]).ok();
     let memory = &json(huge)["data_memory"];
     assert_eq!((&memory["in_files"], &memory["tokens"]), (&(8u64 << 40).into(), &0.into()));
-    // Where 1,000 documents of 8 tokens are.
+    // Positions of 1,000 documents of 8 tokens.
     sparse("corpus.bin", 16_000);
     let words = |of: &mut dyn Iterator<Item = u64>| of.flat_map(u64::to_le_bytes).collect();
     let index: Vec<Vec<u8>> = vec![
@@ -452,7 +454,7 @@ fn the_plan_counts_what_the_data_takes() {
         let memory = json(plan("corpus", &sets).ok());
         assert_eq!(memory["data_memory"]["documents"], bytes, "{packing}");
     }
-    // Text, and what comes out of it.
+    // A text, and the tokens made from it.
     let fixture = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/tokenizer-tiny.json");
     fs::copy(fixture, folder.path("tokenizer.json")).unwrap();
     let text = folder.read("text.txt").len() as u64;
@@ -462,7 +464,7 @@ fn the_plan_counts_what_the_data_takes() {
         ["in_files", "tokens", "reading"].map(|key| memory[key].as_u64().unwrap());
     assert!(kept > 0 && kept < 2 * text && tokens == 0, "{memory}");
     assert!(reading > 2 * text + 2 * kept && reading < 300 * text, "{memory}");
-    // Rows, of which some thousands are made at once.
+    // Rows, of which some thousands are tokenized at the same time.
     let row =
         |i: usize| format!("{{\"text\": \"{}\"}}\n", "a word and another ".repeat(i % 20 + 1));
     let rows: String = (0..200_000).map(row).collect();
@@ -473,11 +475,11 @@ fn the_plan_counts_what_the_data_takes() {
     let [tokens, reading] = ["tokens", "reading"].map(|key| memory[key].as_u64().unwrap());
     let text = rows.len() as u64;
     assert!(tokens > text / 2 && reading > 2 * tokens && reading < 20 * text, "{text}: {memory}");
-    // What no machine holds does not fit: the tokens of rows are in memory.
+    // The tokens of rows are in memory, so data that exceeds every machine does not fit.
     sparse("huge.jsonl", 8 << 40);
     let huge = json(plan("huge.jsonl", &jsonl));
     assert!(huge["fits"] == false && huge["binding"]["what"] == "host", "{huge}");
-    // Where it is not there, the rest is planned, and the plan says so.
+    // Without the data, the rest is planned, and the plan says so.
     let absent = json(plan("absent", &[]).ok());
     assert!(absent["data_memory"].is_null());
     let why = absent["data_not_counted"].as_str().unwrap();

@@ -1,4 +1,4 @@
-//! The remedies that `onebox plan` names where a config does not fit.
+//! The remedies that `onebox plan` names for a config that does not fit.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
@@ -23,14 +23,15 @@ fn what_does_not_fit_is_refused_with_numbers_and_remedies() {
     }
     folder.train("run", &small).refused(81, &["GPU memory does not fit", "too much", "  --set "]);
     assert!(!folder.path("run").exists());
-    // More than any machine has.
+    // The config needs more than any machine has.
     let sets =
         ["model.layers=1000", "model.hidden=65536", "model.heads=64", "device.memory=\"1000TiB\""];
     let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
     folder.train("run", &sets).refused(80, &["out of host memory"]);
 }
 
-/// `plan` names the user's own numbers of blocks where these alone do not fit, and smaller states.
+/// `plan` suggests dropping the user's numbers of blocks if only these do not fit, and suggests
+/// smaller states.
 #[test]
 fn remedies_leave_out_given_blocks_and_take_smaller_states() {
     let folder = Folder::new();

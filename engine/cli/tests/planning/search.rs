@@ -1,4 +1,4 @@
-//! `onebox plan --search`, and what `onebox plan` says of what does not fit.
+//! `onebox plan --search`, and `onebox plan` for configs that do not fit.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
@@ -6,7 +6,7 @@
 use crate::common::Folder;
 use serde_json::Value;
 
-/// Four GPUs of which every one has room for a part of the tiny models below.
+/// Four GPUs; each has memory for a part of the tiny models below.
 const BOX: &str = r#"(
     gpus: 4, gpu_memory: "GPU", numa_nodes: 2, node_memory: "NODE",
     gpu: (gemm_tflops: 0.01, fp32_tflops: 0.005, memory_gb_per_s: 1, processors: 4, sm: 80),
@@ -22,7 +22,7 @@ const CONFIG: &str = r#"(
     train: (steps: 4),
 )"#;
 
-/// A folder with `box.ron` and `tiny.ron` on it. 1.5 GiB of a GPU are CUDA's.
+/// A folder with `box.ron`, and `tiny.ron` for this box. CUDA uses 1.5 GiB of a GPU.
 fn folder(gpu: &str, node: &str) -> Folder {
     let folder = Folder::new();
     let text = BOX.replace("GPU", gpu).replace("NODE", node);
@@ -36,7 +36,7 @@ fn json(folder: &Folder, arguments: &[&str]) -> Value {
     serde_json::from_str(&done.stdout).unwrap()
 }
 
-/// `--set` before each.
+/// Puts `--set` before each setting.
 fn sets(list: &Value) -> Vec<String> {
     let list = list.as_array().unwrap().iter();
     list.flat_map(|set| ["--set".to_owned(), set.as_str().unwrap().to_owned()]).collect()
@@ -57,7 +57,7 @@ fn a_search_finds_what_trying_everything_finds() {
     assert_eq!(number("fit"), number("set_aside") + number("simulated_briefly"));
     let layouts = found["layouts"].as_array().unwrap();
     assert_eq!(layouts.len(), 5);
-    // In order, and each is what `simulate` says of its arguments.
+    // The layouts are in order, and `simulate` agrees with each of them.
     let mut last = 0.0;
     for layout in layouts {
         let seconds = layout["step_seconds"].as_f64().unwrap();
@@ -67,11 +67,11 @@ fn a_search_finds_what_trying_everything_finds() {
         assert!((told["step_seconds"].as_f64().unwrap() / seconds - 1.0).abs() < 1e-12);
         assert_eq!(told["gpu_bytes"], layout["gpu_bytes"]);
     }
-    // Every layout, by hand; shares of the optimizer and first passes together can only be better.
+    // Simulates every layout by hand; optimizer shares and grouped passes can only be faster.
     let (mut best, mut tried) = (f64::INFINITY, 0);
     for (tensor, data) in [(1, 4), (2, 2), (4, 1)] {
         for micro in [1, 2, 4, 8, 16].iter().filter(|micro| 16 % (*micro * data) == 0) {
-            // With parameters on the host, where all blocks stay on the GPUs: none of its own.
+            // This is no layout of its own: parameters on the host, but all blocks on GPUs.
             tried += if tensor > 1 { 2 } else { 1 };
             for recompute in ["None", "Selective", "Block"] {
                 let splits = [(false, false), (true, false), (false, true)];
@@ -106,7 +106,7 @@ fn a_search_finds_what_trying_everything_finds() {
     assert!(first < best * (1.0 + 1e-9), "{first} {best}");
 }
 
-/// Shares of the optimizer on the GPUs, numbers of first forward passes together.
+/// Shares of the optimizer on the GPUs, and numbers of first forward passes that run together.
 fn chosen(found: &Value) -> Vec<(f64, u64)> {
     let layouts = found["layouts"].as_array().unwrap().iter();
     let chosen =
@@ -114,7 +114,7 @@ fn chosen(found: &Value) -> Vec<(f64, u64)> {
     layouts.map(chosen).collect()
 }
 
-/// Whether each layout that was told is what `plan` and `simulate` say of its arguments, and fits.
+/// Asserts that `plan` and `simulate` agree with each listed layout, and that it fits.
 fn is_so(folder: &Folder, config: &str, sets_before: &[&str], found: &Value) {
     for layout in found["layouts"].as_array().unwrap() {
         let sets = sets(&layout["sets"]);
@@ -135,7 +135,7 @@ fn is_so(folder: &Folder, config: &str, sets_before: &[&str], found: &Value) {
 fn an_exposed_update_is_shared_with_the_gpus_as_far_as_it_fits() {
     let folder = Folder::new();
     let config = format!("{}/../../configs/paper/dgx2-10b.ron", env!("CARGO_MANIFEST_DIR"));
-    // Few layers, on GPUs that are smaller in the same measure.
+    // Few layers, on GPUs that are smaller in proportion.
     let small = std::fs::read_to_string(&config).unwrap();
     let box_ = format!("{}/../../configs/boxes/dgx2.ron", env!("CARGO_MANIFEST_DIR"));
     let text = std::fs::read_to_string(&box_).unwrap();
@@ -150,7 +150,7 @@ fn an_exposed_update_is_shared_with_the_gpus_as_far_as_it_fits() {
     let first = &found["layouts"][0];
     let (share, _) = chosen(&found)[0];
     assert!(share > 0.0 && share < 1.0, "{found}");
-    // The layout with all of it on one side is slower, or does not fit; so is all of it, by a share of 1.
+    // The whole optimizer on one side is slower or does not fit, also with a share of 1.
     let seconds = first["step_seconds"].as_f64().unwrap();
     for place in ["Host", "Device", "Split(device_fraction: 1.0)"] {
         let place = format!("offload.optimizer={place}");
@@ -164,7 +164,7 @@ fn an_exposed_update_is_shared_with_the_gpus_as_far_as_it_fits() {
     }
 }
 
-/// A folder whose box has a host that takes its time.
+/// A folder whose box has a slow host.
 fn slow_host(node: &str) -> Folder {
     let folder = folder("1573600KiB", node);
     let slow = BOX.replace("GPU", "1573600KiB").replace("NODE", node);
@@ -188,7 +188,7 @@ fn updates_ahead_of_the_decision_are_found_where_they_gain_and_fit() {
     let [roomy, tight] = [share(&roomy), share(&found("1850KiB", &[]))];
     assert!(tight > 0.0 && tight < roomy, "as much as fits: {tight} of {roomy}");
     assert!(share(&found("1800KiB", &[])) == 0.0);
-    // Whatever the config says itself, it is one choice of all.
+    // The setting of the config itself is one choice of many.
     for given in ["offload.update=Auto", "offload.update=Speculative"] {
         assert_eq!(share(&found("1GiB", &["--set", given])), roomy, "{given}");
     }
@@ -203,7 +203,7 @@ fn a_share_on_the_gpus_and_one_ahead_of_the_decision_are_chosen_together() {
     let first = &found["layouts"][0];
     let number = |key: &str| first[key].as_f64().unwrap();
     assert!(number("device_fraction") > 0.0 && number("speculated_fraction") > 0.0, "{found}");
-    // Neither alone is as fast.
+    // Each choice alone is slower.
     for alone in ["offload.optimizer=Host", "offload.update=Overlapped"] {
         let mut sets = sets(&first["sets"]);
         sets.extend(["--set".to_owned(), alone.to_owned()]);
@@ -215,7 +215,7 @@ fn a_share_on_the_gpus_and_one_ahead_of_the_decision_are_chosen_together() {
 
 #[test]
 fn first_passes_go_together_where_that_hides_an_update() {
-    // Second arrays of the states find no room.
+    // Second arrays of the states do not fit.
     let folder = slow_host("1800KiB");
     let within = |folder: &Folder, more: &[&str]| {
         let found = json(folder, &[&["plan", "tiny.ron", "--search"], more].concat());
@@ -225,7 +225,7 @@ fn first_passes_go_together_where_that_hides_an_update() {
     let of = |more: &[&str]| within(&folder, more);
     let found = of(&[]);
     assert!(chosen(&found)[0].1 > 1, "{found}");
-    // A layout is told once, with the best of its choices.
+    // A layout is listed once, with the best of its choices.
     let layouts = found["layouts"].as_array().unwrap().iter();
     let plain = ["offload.optimizer=Split", "offload.first_forward"];
     let mut told: Vec<Vec<String>> = layouts
@@ -236,18 +236,18 @@ fn first_passes_go_together_where_that_hides_an_update() {
     told.sort();
     told.dedup();
     assert_eq!(told.len(), 5, "{found}");
-    // For a shell, in quotes.
+    // The text is quoted for a shell.
     let text = folder.onebox(&["plan", "tiny.ron", "--search"]).ok().stdout;
     assert!(text.contains("--set 'offload.optimizer=Split(device_fraction: 0."), "{text}");
-    // An update that is late hides behind the whole step anyway.
+    // A delayed update hides behind the whole step anyway.
     let late = within(&slow_host("2000KiB"), &["--set", "offload.update=Delayed(after_step: 1)"]);
     assert!(chosen(&late).iter().all(|(_, together)| *together == 1), "{late}");
-    // What is given is no part of what else is tried.
+    // Given settings are not varied.
     let given = of(&["--set", "offload.first_forward=2", "--set", "batch.micro=2"]);
     assert_eq!(given["layouts"][0]["step_seconds"], found["layouts"][0]["step_seconds"]);
 }
 
-/// Seconds of a step of `tiny.ron`, simulated in this process.
+/// Seconds of a simulated step of `tiny.ron`, in this process.
 fn simulated(folder: &Folder, sets: &[String]) -> f64 {
     let loaded = config::load(&folder.path("tiny.ron"), sets).unwrap();
     let built = layout::build::lay_out(&loaded.config, &layout::LocalMachine::default());
@@ -257,12 +257,12 @@ fn simulated(folder: &Folder, sets: &[String]) -> f64 {
 #[test]
 fn a_search_of_one_gpu_in_one_pass_shows_no_layout_twice() {
     let folder = folder("2GiB", "1GiB");
-    // In a single pass on one GPU nothing but recomputation and the optimizer's place can differ.
+    // In a single pass on one GPU, only recomputation and the optimizer's place can differ.
     let one = ["--set", "parallel.tensor=1", "--set", "parallel.data=1", "--set", "batch.global=1"];
     let found =
         json(&folder, &[&["plan", "tiny.ron", "--search", "--gpus", "1"], &one[..]].concat());
     let layouts = found["layouts"].as_array().unwrap();
-    // One more has its parameters on the host: all of them stay on the GPU, so it is none of its own.
+    // One more has its parameters on the host, but all stay on the GPU: it does not count.
     assert_eq!((found["enumerated"].as_u64(), layouts.len()), (Some(7), 4), "{found}");
     assert_eq!(
         found["given"]["rank"].as_u64().unwrap() as usize,
@@ -283,7 +283,7 @@ fn a_few_micro_batches_tell_of_many() {
     let found = json(&folder, &search);
     let error = found["brief_error"].as_f64().unwrap();
     assert!(error < 0.02, "{error}");
-    // More micro-batches than are played are extrapolated, with the same error at most.
+    // Steps with too many micro-batches are extrapolated, with at most the same error.
     let layouts = found["layouts"].as_array().unwrap();
     for layout in layouts.iter().filter(|layout| layout["extrapolated"] == true) {
         let told = json(&folder, &with(&["simulate", "tiny.ron"], &sets(&layout["sets"])));
@@ -291,7 +291,7 @@ fn a_few_micro_batches_tell_of_many() {
             told["step_seconds"].as_f64().unwrap() / layout["step_seconds"].as_f64().unwrap();
         assert!((ratio - 1.0).abs() < 0.02, "{ratio}");
     }
-    // A config that runs elsewhere is searched on a box too.
+    // A config for another device is searched on a box too.
     let elsewhere = ["--set", "device=Cpu(count: 4)", "--box", "box.ron"];
     assert_eq!(json(&folder, &[&search[..], &elsewhere].concat()), found);
     let text = folder.onebox(&search).ok().stdout;
@@ -299,7 +299,7 @@ fn a_few_micro_batches_tell_of_many() {
     assert!(text.contains("loses by: ") || text.contains("as fast, with more changes"), "{text}");
 }
 
-/// The plan of what does not fit, with its remedies, which are pasted: all of them fit.
+/// Plans a config that does not fit, and asserts that each pasted remedy makes it fit.
 fn remedies_fit(folder: &Folder, arguments: &[&str]) -> Value {
     let json_arguments = [&["plan"], arguments, &["--json"]].concat();
     let done = folder.onebox(&json_arguments);
@@ -329,7 +329,7 @@ fn remedies_for_a_full_gpu_fit_when_pasted() {
     assert_eq!(remedies.len(), 3, "{remedies:?}");
     let slower: Vec<f64> = remedies.iter().map(|r| r["slower"].as_f64().unwrap()).collect();
     assert!(slower.is_sorted(), "{slower:?}");
-    // Where the batch follows from the micro-batch, it is held.
+    // If the batch follows from the micro-batch, the remedies keep the batch.
     let derived = std::fs::read_to_string(folder.path("tiny.ron")).unwrap();
     let derived = derived.replace("micro: 1, global: 16", "micro: 8");
     std::fs::write(folder.path("tiny.ron"), derived).unwrap();
@@ -357,7 +357,7 @@ fn what_nothing_helps_is_told_the_largest_model_that_fits() {
     let sets = sets(&plan["largest"]["sets"]);
     folder.onebox(&with(&["plan", "tiny.ron"], &sets)).ok();
     assert!(!sets.iter().any(|set| set.contains("moments")), "{sets:?}");
-    // One layer more does not fit with the same results, whatever is changed.
+    // One layer more does not fit with the same results under any change.
     let more = format!("model.layers={}", layers + 1);
     let plan = remedies_fit(&folder, &["tiny.ron", "--set", &more]);
     let remedies = plan["remedies"].as_array().unwrap();
@@ -374,13 +374,13 @@ fn a_search_starts_from_the_box_whatever_ranks_the_config_has() {
     let found = json(&folder, &["plan", "many.ron", "--search"]);
     assert_eq!((&found["gpus"], &found["given"]), (&4.into(), &Value::Null));
     is_so(&folder, "many.ron", &[], &found);
-    // The batch is the config's: 16 samples. So the layouts are those that a config with fewer ranks finds.
+    // The batch of 16 samples is fixed, so the layouts equal those of a config with fewer ranks.
     let fewer = json(&folder, &["plan", "tiny.ron", "--search"]);
     let best = |found: &Value| found["layouts"][0]["tokens_per_second"].clone();
     assert_eq!(best(&found), best(&fewer));
     let told = folder.onebox(&["plan", "many.ron", "--search", "--gpus", "2"]).ok().stdout;
     assert!(told.contains("the config as it is takes 16 GPUs"), "{told}");
-    // What the search does not change is judged as ever, and where nothing fits this is told too.
+    // Keys that the search does not vary are checked as usual; a search may find no fit.
     let wrong = ["plan", "many.ron", "--search", "--set", "model.heads=5"];
     folder.onebox(&wrong).refused(78, &["model.heads", "5 heads"]);
     let none =

@@ -1,5 +1,4 @@
-//! `onebox simulate`, traces and measured boxes as a user meets them. No time is asserted: only what must hold whatever
-//! the machine does.
+//! `onebox simulate`, traces and measured boxes for a user; no time is asserted.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
@@ -28,7 +27,7 @@ fn seventy_billion_parameters_on_a_dgx2_are_simulated() {
     assert_eq!(told["kinds_of_ranks"], 1, "all GPUs of a DGX-2 are alike");
     let number = |key: &str| told[key].as_f64().unwrap();
     let step = number("step_seconds");
-    // Data sheet: 125 TFLOPS; the box says 70 for products alone.
+    // The data sheet has 125 TFLOPS; the box has 70 for matmuls alone.
     let hardware = number("hardware_tflops_per_gpu");
     assert!(hardware > 20.0 && hardware < 70.0, "{hardware}");
     assert!(number("model_tflops_per_gpu") < hardware);
@@ -80,7 +79,7 @@ fn the_report_says_what_submits_and_which_queue_collectives_stand_in() {
     }
 }
 
-/// What is left out of 2020 is named in the box; a wrong name is refused with the ones that there are.
+/// The box can name exceptions from `as_of_2020`; a wrong name is refused with the valid names.
 #[test]
 fn a_box_can_leave_out_what_2020_did() {
     let folder = Folder::new();
@@ -103,7 +102,7 @@ fn a_box_can_leave_out_what_2020_did() {
         let without = seconds(&format!("as_of_2020: true, as_of_2020_without: \"{fact}\","));
         assert!(without < all, "{fact}: {without} of {all}");
     }
-    // One rank has no others to wait for.
+    // A single rank has no other ranks to wait for.
     assert_eq!(seconds("as_of_2020: true, as_of_2020_without: \"one_copier\","), all);
     with("as_of_2020: true, as_of_2020_without: \"bus\",")
         .refused(78, &["as_of_2020_without", "one_copier"]);
@@ -125,7 +124,7 @@ fn what_is_simulated_moves_what_the_plan_counts() {
             plan["step"]["lanes"].as_array().unwrap().iter().zip(told["lanes"].as_array().unwrap())
         {
             assert_eq!(planned["ops"], simulated["ops"], "{planned}");
-            // Of copies and of the host both count the same bytes; of collectives the simulator counts the payload.
+            // For copies and the host, both count the same bytes; for collectives, payloads.
             if ["H2d", "D2h"].iter().any(|lane| planned["lane"] == *lane) {
                 assert_eq!(planned["bytes"], simulated["bytes"], "{planned}");
             }
@@ -133,15 +132,14 @@ fn what_is_simulated_moves_what_the_plan_counts() {
     }
 }
 
-/// (start, end, name)
+/// Start and end in microseconds, and name.
 type Event = (f64, f64, String);
 
-/// Events by (process, track), in order of their start.
 #[test]
 fn the_update_of_smaller_states_takes_as_much_less_as_it_moves() {
     let folder = Folder::new();
     let path = config("paper/dgx2-1b.ron");
-    // Split states need bf16 products: the DGX-2's host beside GPUs that have them.
+    // Split states need bf16 matmuls: this box has the DGX-2's host, and GPUs with bf16 matmuls.
     let text = std::fs::read_to_string(config("boxes/dgx2.ron")).unwrap();
     let ampere = text.replace("sm: 70", "sm: 80");
     assert_ne!(text, ampere);
@@ -157,7 +155,7 @@ fn the_update_of_smaller_states_takes_as_much_less_as_it_moves() {
         lanes.iter().find(|lane| lane["lane"] == "Host").unwrap()["seconds"].as_f64().unwrap()
     };
     let whole = seconds("");
-    // The paper's Table 4, on a box with the same memory: 0.22 s.
+    // The paper's Table 4 has 0.22 s, on a box with the same memory.
     assert!(whole < 0.22, "{whole}");
     let (split, moments) = ("offload.master=Split", "offload.moments=Bf16");
     for (options, bytes) in
@@ -169,6 +167,7 @@ fn the_update_of_smaller_states_takes_as_much_less_as_it_moves() {
     }
 }
 
+/// Events of a trace by (process, track), in the order of the file.
 fn tracks(text: &str) -> BTreeMap<(u64, u64), Vec<Event>> {
     let mut tracks: BTreeMap<(u64, u64), Vec<Event>> = BTreeMap::new();
     for event in json(text)["traceEvents"].as_array().unwrap() {
@@ -186,7 +185,7 @@ fn tracks(text: &str) -> BTreeMap<(u64, u64), Vec<Event>> {
 fn a_real_trace_and_a_simulated_one_have_the_same_tracks_and_ops() {
     let folder = Folder::new();
     let steps = ["--trace", "real.json", "--trace-steps", "3..3"];
-    // All updates run inside their step, so that steps begin and end alike.
+    // All updates run inside of their step, so that steps begin and end alike.
     let serial = ["--set", "offload.update=Serial"];
     folder.train("run", &[&steps[..], &serial[..]].concat()).ok();
     std::fs::write(folder.path("box.ron"), ONE_CORE).unwrap();
@@ -196,7 +195,7 @@ fn a_real_trace_and_a_simulated_one_have_the_same_tracks_and_ops() {
     let (real, sim) = (tracks(&folder.read("real.json")), tracks(&folder.read("sim.json")));
     assert_eq!(real.keys().collect::<Vec<_>>(), sim.keys().collect::<Vec<_>>());
     for (track, events) in &sim {
-        // A simulated step lasts from decision to decision, a real one from its first op.
+        // A simulated step lasts from decision to decision, a real step begins with its first op.
         let names = |e: &[Event]| {
             let mut names: Vec<String> = e.iter().map(|e| e.2.clone()).collect();
             names.sort();
@@ -209,7 +208,7 @@ fn a_real_trace_and_a_simulated_one_have_the_same_tracks_and_ops() {
     }
 }
 
-/// A machine whose figures are made up.
+/// A machine with invented figures.
 const ONE_CORE: &str = r#"(
     gpus: 4, gpu_memory: "16MiB", node_memory: "1GiB",
     measured: (cores: 2, gemm_gflops_16: 10, gemm_gflops_32: 10, attention_gflops: 5,
@@ -263,7 +262,7 @@ fn gpus_of_a_box_without_a_topology_reach_each_other_as_it_says() {
         let lane = lanes.iter().find(|lane| lane["lane"] == "TpComm").unwrap();
         lane["seconds"].as_f64().unwrap()
     };
-    // Over links of 10 MB/s, and as fast as NVLink.
+    // Over links of 10 MB/s, and at the speed of NVLink.
     let (links, peers) = (seconds(""), seconds("peer_gb_per_s: 300"));
     assert!(peers > 0.0 && peers < 0.1 * links, "{links} {peers}");
 }
@@ -298,10 +297,10 @@ fn steps_that_a_run_never_comes_to_are_no_empty_trace() {
     let texts = ["--trace-steps 5..7", "the last step of the run is 4 (train.steps)"];
     traced("t.json", "5..7", &[]).refused(78, &texts);
     assert!(!folder.path("run").exists() && !folder.path("t.json").exists());
-    // As far as there are steps.
+    // The trace has the steps that exist.
     traced("t.json", "4..9", &[]).ok();
     assert!(folder.read("t.json").contains("\"ph\":\"X\""));
-    // The run goes on behind them.
+    // The run continues after these steps.
     let more = ["--resume", "--set", "train.steps=6", "--set", "schedule.decay_steps=4"];
     let said = traced("late.json", "1..2", &more).ok().stderr;
     assert!(said.contains("nothing was traced") && said.contains("no step of 1..2"), "{said}");
@@ -320,7 +319,7 @@ fn bench_measures_steps_or_copies_or_writes_a_box() {
     let said: Value = serde_json::from_str(&said).unwrap();
     assert_eq!(said["steps"], 2, "{said}");
     assert_eq!(said["exposed_seconds"], Value::Null, "lanes run inline: {said}");
-    // The third step of a run, the first of which is not measured.
+    // This is the third step of a run; the first step is not measured.
     folder.train("run", &[]).ok();
     let third = folder.metrics("run").into_iter().filter(|line| line["kind"] == "step").nth(2);
     assert_eq!(said["loss"], third.unwrap()["loss"], "{said}");
@@ -337,7 +336,7 @@ fn bench_measures_steps_or_copies_or_writes_a_box() {
     );
     let number = |of: &Value| of.as_f64().unwrap();
     let (up, down) = (number(&said["up"]), number(&said["down"]));
-    // Each beside one copy of the same run, both at once beside both added.
+    // Shares are relative to one copy of the same run, or to the sum of both directions.
     for (share, is) in [
         (&said["both_share"], number(&said["both"]) / (up + down)),
         (&parts["up_share"], number(&parts["up"]) / up),
@@ -403,7 +402,7 @@ fn a_simulation_compares_the_update_modes_and_each_is_what_it_is_alone() {
         assert_eq!(number(s, "step_seconds"), number(&alone, "step_seconds"), "{s}");
         let bytes = "host_bytes_per_rank";
         assert_eq!((&s[bytes], &s["fits"]), (&alone[bytes], &alone["fits"]), "{s}");
-        // As read back from text.
+        // The ratio has the precision of the printed text.
         let ratio = number(s, "step_seconds") / number(&told, "step_seconds");
         assert!((number(s, "ratio") / ratio - 1.0).abs() < 1e-12, "{s}");
     }
@@ -411,12 +410,12 @@ fn a_simulation_compares_the_update_modes_and_each_is_what_it_is_alone() {
     assert!(delayed < overlapped && overlapped < serial, "{schedules:?}");
     let [exact, late] = [0, 2].map(|i| schedules[i]["exact"].as_bool().unwrap());
     assert!(exact && !late);
-    // On the device an update is over at once.
+    // On the device an update has no duration to hide.
     let device = of(&["offload.optimizer=Device", "model.layers=2"]);
     assert_eq!(device["schedules"].as_array().unwrap().len(), 1);
 }
 
-/// Speculative takes second arrays of states: where they do not fit, a smaller share of them does.
+/// Speculative updates need second arrays of states: a smaller share of them may fit.
 #[test]
 fn a_smaller_share_ahead_of_the_decision_is_named_where_the_states_do_not_fit() {
     let folder = Folder::new();
@@ -430,7 +429,7 @@ fn a_smaller_share_ahead_of_the_decision_is_named_where_the_states_do_not_fit() 
     folder.onebox(&args).ok();
 }
 
-/// Simulated: no GPU has run it. What the host gives is what its updates reach in the simulation.
+/// This is simulated; no GPU has run it. The host's rate is the simulated rate of its updates.
 #[test]
 fn the_update_of_a_billion_parameters_hides_behind_the_first_forward_pass_of_an_h100() {
     let folder = Folder::new();
@@ -484,7 +483,7 @@ fn an_exact_update_hides_behind_the_first_forward_of_several_micro_batches() {
     let told = [1, 2, 4].map(|n| of(&format!("offload.first_forward={n}")));
     let step = |told: &Value| told["step_seconds"].as_f64().unwrap();
     assert!(step(&told[2]) < step(&told[1]) && step(&told[1]) < step(&told[0]));
-    // What Compute stands still for is what the host works, less so many forward passes.
+    // Compute idles for the time of the host's work, minus the time of the forward passes.
     let compute = told[0]["lanes"][0]["seconds"].as_f64().unwrap();
     let idle = |i: usize| step(&told[i]) - compute;
     assert!(idle(2) < 0.5 * idle(0), "{:?}", [0, 1, 2].map(idle));

@@ -1,10 +1,10 @@
-//! Files and folders under attack, on the built program: links, pipes, devices, sockets and files of a terabyte in every place
-//! where onebox opens a file; small disks; files and directories that are replaced; limits of the system.
+//! Files and folders under attack: links, pipes, devices, sockets and files of a terabyte at every
+//! place that onebox opens; small disks; replaced files and directories; limits of the system.
 //!
-//! Each case must end in time, in little memory, with a documented exit code and without a panic; what belongs to others keeps
-//! every byte, and a run that was attacked goes on to the end of an undisturbed run. All failures are printed together.
+//! Each case must end in time, in little memory, with a documented exit code and without a panic.
+//! Files of others stay unchanged, and an attacked run continues to the usual end.
 //!
-//! A quick sample by default; all of it with ONEBOX_FULL=1.
+//! By default, a quick sample of the cases runs; with ONEBOX_FULL=1, all cases.
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
@@ -23,28 +23,28 @@ use crate::common::Folder;
 use program::ProgramEnd;
 use std::time::Duration;
 
-/// What a program may hold in memory, in bytes.
+/// Maximum bytes of memory that a program may hold.
 const MEMORY: u64 = 256 << 20;
 
 fn full() -> bool {
     std::env::var_os("ONEBOX_FULL").is_some_and(|value| value == "1")
 }
 
-/// Every n-th of them where the run is not a full one, so that each plant has its turn.
+/// Every n-th case unless the run is a full one; n is chosen so that each plant occurs.
 fn sample<T>(all: Vec<T>, most: usize) -> Vec<T> {
     let stride = if full() { 1 } else { all.len().div_ceil(most).max(1) };
     let stride = stride + usize::from(stride.is_multiple_of(plants::Plant::ALL.len()));
     all.into_iter().step_by(stride).collect()
 }
 
-/// Says loudly that cases are left out; a failure where continuous integration runs and the tool for them is not installed.
+/// Reports that cases are left out. Fails in continuous integration if their tool is not installed.
 fn skip(what: &str, why: &str) {
     let in_ci = std::env::var_os("CI").is_some_and(|value| value == "true");
     assert!(!in_ci || !why.starts_with("no unshare"), "SKIPPED: {what}: {why}");
     println!("SKIPPED: {what}: {why}");
 }
 
-/// All cases of one test, and what is wrong with them.
+/// All cases of one test, with their faults.
 struct Findings {
     title: &'static str,
     tried: usize,
@@ -64,7 +64,7 @@ impl Findings {
         }
     }
 
-    /// What holds for every program: it ended in time and memory, as it documents.
+    /// Checks what holds for every program: it ended in time, in memory and as documented.
     fn look_at(&mut self, case: &str, ending: &ProgramEnd) {
         self.tried += 1;
         println!("{case}: {ending}");
@@ -82,12 +82,12 @@ impl Findings {
         self.faults.push(format!("{case}: {fault}"));
     }
 
-    /// As [`add`](Self::add), with how the program ended.
+    /// Same as [`add`](Self::add), with the end of the program.
     fn blame(&mut self, case: &str, fault: &str, ending: &ProgramEnd) {
         self.add(case, &format!("{fault}: {ending}"));
     }
 
-    /// What is lost or changed of others.
+    /// Reports files of others that are lost or changed.
     fn harm(&mut self, case: &str, harm: &[String], ending: &ProgramEnd) {
         if !harm.is_empty() {
             let first = &harm[..harm.len().min(4)];
@@ -95,7 +95,7 @@ impl Findings {
         }
     }
 
-    /// Prints the table's end, and fails with all faults.
+    /// Prints the end of the table, and fails if there are faults.
     #[track_caller]
     fn end(self) {
         let Self { title, tried, slowest, largest, faults } = self;
@@ -112,13 +112,13 @@ impl Findings {
     }
 }
 
-/// The words of a line, without quotes.
+/// Words of a line, without quotes.
 fn words(line: &str) -> Vec<&str> {
     line.split_whitespace().collect()
 }
 
 impl Folder {
-    /// What becomes of `onebox` with the words of this line, with a cache of its own.
+    /// Runs `onebox` with the words of this line and a cache of its own, and returns its end.
     fn attempt(&self, line: &str) -> ProgramEnd {
         program::ending(self.attacked(line), program::PATIENCE)
     }

@@ -1,8 +1,9 @@
-//! Crashes while a checkpoint is saved: the process killed at every system call, power lost at every one, and every
-//! call refused once. Needs strace; without it nothing of that is checked, which is said, and is a failure where CI=true. Runs of all
-//! modes and preparations of data are killed at random moments, too.
+//! Crashes while a checkpoint is saved: the process is killed at every system call, power is lost
+//! at every call, and every call is refused once. Needs strace; without strace these checks are
+//! skipped with a message, which is a failure if CI=true. Runs of all modes and preparations of
+//! data are also killed at random moments.
 //!
-//! A quick sample by default; all of it with ONEBOX_FULL=1.
+//! By default, a quick sample of the cases runs; with ONEBOX_FULL=1, all cases.
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "a test")]
 #![allow(clippy::integer_division, reason = "a test")]
@@ -23,7 +24,7 @@ use std::path::Path;
 use std::process::Command;
 use trace::Op;
 
-/// Saves every step, the smallest model there is, two data-parallel ranks of two.
+/// The smallest possible model, saved in every step, on two data-parallel groups of two ranks.
 const SETS: [&str; 7] = [
     "model.layers=1",
     "model.hidden=8",
@@ -39,7 +40,7 @@ fn full() -> bool {
 }
 
 impl Folder {
-    /// A training run in `run`, an absolute path, under strace.
+    /// Trains in `run`, an absolute path, under strace.
     fn traced(&self, strace: &[&str], run: &str, more: &[&str]) -> CommandOutput {
         let mut command = Command::new("strace");
         command.args(["-f", "-qq", "-o"]).arg(self.path("strace.log")).args(strace);
@@ -58,7 +59,7 @@ impl Folder {
         self.path(run).display().to_string()
     }
 
-    /// What a run wrote, without what is measured and what could not be saved.
+    /// Metrics and bytes that a run wrote, without measured values and without failures to save.
     fn left(&self, run: &str) -> (Vec<serde_json::Value>, Vec<u8>) {
         let mut lines = self.metrics(run);
         lines.retain(|line| line["kind"] != "checkpoint_failed");
@@ -71,7 +72,7 @@ impl Folder {
     }
 }
 
-/// What a run does to the files of its directory.
+/// Changes that a run makes to the files of its directory.
 fn recorded() -> Vec<Op> {
     let folder = Folder::new();
     let run = folder.absolute("run");
@@ -83,12 +84,12 @@ fn recorded() -> Vec<Op> {
     ops
 }
 
-/// Looks at what power cuts left, each directory of the same contents once.
+/// Checks the states that power cuts left, each directory with the same contents only once.
 #[derive(Default)]
 struct Inspector {
-    /// By a directory's contents: why it is no checkpoint.
+    /// By the contents of a directory: the reason why it is no checkpoint.
     torn: HashMap<u64, Option<String>>,
-    /// States by their contents and what was saved, and what is wrong with them.
+    /// By the contents of a state and the saved step: the fault of the state.
     states: HashMap<u64, Option<String>>,
 }
 
@@ -99,7 +100,7 @@ fn hash(what: impl Hash) -> u64 {
 }
 
 impl Inspector {
-    /// What is wrong with `tree`, when `saved` was the newest that the user was told of.
+    /// Fault of `tree`, if `saved` was the newest step that was reported as saved.
     fn problem(&mut self, tree: &Tree, saved: u64) -> Option<String> {
         let key = hash((tree, saved));
         if let Some(known) = self.states.get(&key) {
@@ -133,7 +134,7 @@ impl Inspector {
     }
 }
 
-/// Why files are no checkpoint, as onebox sees it.
+/// Reason why onebox does not accept files as a checkpoint.
 fn open(step: u64, files: &[(&str, &Vec<u8>)]) -> Option<String> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(format!("step-{step:08}"));
@@ -142,7 +143,7 @@ fn open(step: u64, files: &[(&str, &Vec<u8>)]) -> Option<String> {
     Checkpoint::open(&path, step).err().map(|why| why.to_string())
 }
 
-/// Steps 1, 2, .. that have a line.
+/// Number of steps 1, 2, .. that have a line.
 fn lines_of_steps(metrics: &[u8]) -> u64 {
     let lines = metrics.split_inclusive(|byte| *byte == b'\n').filter(|l| l.ends_with(b"\n"));
     let steps = lines.map_while(|line| {
@@ -152,8 +153,8 @@ fn lines_of_steps(metrics: &[u8]) -> u64 {
     (1..).zip(steps.flatten()).take_while(|(expected, step)| expected == step).count() as u64
 }
 
-/// Loses power after every op, until a problem of kind `until`; the first problem of each kind, and how many states
-/// there were.
+/// Loses power after every op, until a problem of kind `until` occurs. Returns the number of
+/// states, and the first problem of each kind.
 fn lose_power(ops: &[Op], most: usize, until: Option<&str>) -> (usize, BTreeMap<String, String>) {
     let (mut disk, mut saved, mut inspector) = (Disk::new(), 0, Inspector::default());
     let mut problems = BTreeMap::new();
@@ -185,7 +186,7 @@ fn no_power_cut_tears_or_loses_a_checkpoint() {
     assert!(states > 100 && problems.is_empty(), "{problems:#?}");
 }
 
-/// The model must find what it is there to find: planted in a recorded run.
+/// The model must find the faults that it is made for: they are planted in a recorded run.
 #[test]
 fn the_model_of_a_power_cut_finds_planted_faults() {
     if !has_strace() {
@@ -224,15 +225,15 @@ fn the_model_of_a_power_cut_finds_planted_faults() {
     }
 }
 
-/// A call on a path of a save, as strace can be told to change it: of a call on a name in an open directory, that of the
-/// directory.
+/// A call on a path of a save, in the form in which strace can inject a fault. For a name in an
+/// open directory, the path is that of the directory.
 struct Target {
     path: String,
     call: String,
     count: usize,
 }
 
-/// Every path that a run saves to, and every call on it: found by recording one. Names below `run`.
+/// Finds every path of a save and every call on it, by recording a run. Names are below `run`.
 fn targets(folder: &Folder) -> Vec<Target> {
     let run = folder.absolute("recorded");
     let calls = "openat,write,fsync,renameat,renameat2,mkdirat,unlinkat";
@@ -245,7 +246,7 @@ fn targets(folder: &Folder) -> Vec<Target> {
     found.into_iter().map(target).collect()
 }
 
-/// Every n-th of them where the run is not a full one.
+/// Every n-th case unless the run is a full one.
 fn sample<T>(all: Vec<T>, most: usize) -> Vec<T> {
     let stride = if full() { 1 } else { all.len().div_ceil(most).max(1) };
     all.into_iter().step_by(stride).collect()
@@ -295,7 +296,7 @@ fn killed_at_any_system_call_of_a_save_it_goes_on_from_the_newest() {
     assert!(4 * killed > 3 * tried, "{killed} of {tried} were killed");
 }
 
-/// Steps that a run said it has saved.
+/// Steps that a run reported as saved.
 fn saved(stderr: &str) -> Vec<u64> {
     let steps = stderr.split("checkpoint of step ").skip(1).filter_map(|rest| {
         let (step, rest) = rest.split_once(' ')?;
@@ -320,13 +321,13 @@ fn a_run_directory_that_refuses_ends_the_run_before_it_starts() {
     ] {
         let (path, run) = (folder.absolute(name), folder.absolute("run"));
         let (traced, inject) = (format!("trace={call}"), format!("inject={call}:error={error}"));
-        // A name in the open directory.
+        // The name is relative to the open directory.
         let inside = name.strip_prefix("run/").unwrap_or(&path);
         let done = folder.traced(&["-P", inside, "-e", &traced, "-e", &inject], &run, &[]);
         done.refused(74, &[&texts[..], &[&run]].concat());
         let _ = std::fs::remove_dir_all(run);
     }
-    // Later it costs checkpoints, which is said, and no run.
+    // Later faults cost checkpoints, which is reported, but not the run.
     let run = folder.absolute("run");
     let paths = [1, 2, 3, 4].map(|step| format!("{run}/checkpoints/step-{step:08}.tmp"));
     let names = paths.iter().map(|path| path.rsplit('/').next().unwrap());
@@ -361,7 +362,7 @@ fn a_call_that_fails_costs_a_checkpoint_and_nothing_else() {
     let straight = folder.left("straight");
     let mut cases = Vec::new();
     for target in targets(&folder) {
-        // A directory that is opened to be looked at is no part of a save.
+        // An open of a directory only to read it is no part of a save.
         let of_one = target.path.contains("/step-");
         let writes = of_one || target.call != "openat";
         for nth in (1..=target.count).filter(|_| writes) {
@@ -397,7 +398,7 @@ fn a_call_that_fails_costs_a_checkpoint_and_nothing_else() {
                 "{why}"
             );
         }
-        // Of the folder of all of them every save has the n-th call refused.
+        // In the folder of all checkpoints, the n-th call is refused in every save.
         let one = told.len() >= 3 || !name.contains("/step-");
         assert!(one, "{what}: one fault, one checkpoint\n{}", done.stderr);
         let (found, broken) = newest(Path::new(&here).join("checkpoints").as_path()).unwrap();
@@ -410,7 +411,7 @@ fn a_call_that_fails_costs_a_checkpoint_and_nothing_else() {
     assert!(lost > 0, "none of {tried}");
 }
 
-/// Threads that would write the copies: after the ninth that a thread starts the machine gives no more.
+/// A thread can start nine threads; the machine refuses the threads that write the copies.
 #[test]
 fn a_machine_that_gives_no_thread_costs_time_and_no_checkpoint() {
     if !has_strace() {
@@ -427,7 +428,7 @@ fn a_machine_that_gives_no_thread_costs_time_and_no_checkpoint() {
     assert!(folder.left("run") == folder.left("straight"), "{}", done.stderr);
 }
 
-/// What the system says of the disk is changed: so many blocks of 4 KiB are free.
+/// strace changes the report about the disk: this number of blocks of 4 KiB is free.
 #[test]
 fn a_disk_without_room_is_refused_before_the_first_step_and_a_small_one_is_said() {
     if !has_strace() {
@@ -445,7 +446,7 @@ fn a_disk_without_room_is_refused_before_the_first_step_and_a_small_one_is_said(
         let run = folder.absolute(&format!("run-{blocks}"));
         folder.traced(&["-e", "trace=statfs,fstatfs", "-e", &inject], &run, &[])
     };
-    // A checkpoint takes 40 KiB with a tenth more.
+    // A checkpoint needs 40 KiB, and a tenth more.
     train(9).refused(74, &["no room on the disk: a checkpoint takes 39.", "36.00 KiB are free"]);
     assert!(!folder.path("run-9").exists());
     train(900).refused(0, &["checkpoint of step 4 saved"]);
@@ -453,7 +454,7 @@ fn a_disk_without_room_is_refused_before_the_first_step_and_a_small_one_is_said(
     assert!(small.stderr.contains("80.00 KiB are free"), "{}", small.stderr);
 }
 
-/// What cannot be read just now may be as whole as ever.
+/// A checkpoint that cannot be read at the moment may be complete.
 #[test]
 fn a_checkpoint_that_the_system_does_not_read_is_not_set_aside() {
     if !has_strace() {
@@ -469,7 +470,7 @@ fn a_checkpoint_that_the_system_does_not_read_is_not_set_aside() {
     };
     let before = names();
     let file = folder.absolute("run/checkpoints/step-00000003/rank-00002.safetensors");
-    // The header, and states.
+    // The faults hit the header and the states.
     for (call, error, nth) in
         [("pread64", "EIO", 1), ("pread64", "EACCES", 3), ("pread64", "ESTALE", 6)]
     {

@@ -1,5 +1,6 @@
-//! Bytes that others wrote, changed at random: every parser returns, what it accepts means the same when it is written
-//! out and read again, and why it accepts nothing is a part of a line, whatever keys and names the bytes have. A few thousand changes each; with ONEBOX_FULL=1 a minute each. `fuzz/` does it with coverage.
+//! Foreign bytes, changed at random. Every parser returns. An accepted value means the same after
+//! it is written and read again. The reason of a refusal is a part of a line, for any names. Each
+//! parser gets some thousand changes, or a minute with ONEBOX_FULL=1. `fuzz/` uses coverage.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::print_stdout, reason = "figures for --nocapture")]
@@ -17,7 +18,7 @@ use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// What parsers stumble over.
+/// Words that often break parsers.
 const WORDS: [&str; 32] = [
     "0",
     "1",
@@ -57,7 +58,7 @@ fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").join(name)
 }
 
-/// A few changes of `seed`: bits, bytes, words, names that become very long, pieces that go, come twice or trade places.
+/// Some changes of `seed`: bits, bytes, words, long names, and lost, repeated or moved pieces.
 fn changed(seed: &[u8], key: u64) -> Vec<u8> {
     let mut bytes = seed.to_vec();
     let mut drawn = 0;
@@ -78,7 +79,7 @@ fn changed(seed: &[u8], key: u64) -> Vec<u8> {
             4 => drop(bytes.splice(from..to, WORDS[draw(WORDS.len())].bytes())),
             5 => bytes.truncate(from),
             6 => {
-                // A number becomes another.
+                // A number becomes another number.
                 let is_digit = |b: &u8| b.is_ascii_digit();
                 let start = bytes[from..].iter().position(is_digit).map_or(from, |n| from + n);
                 let rest = bytes[start..].iter().take_while(|b| is_digit(b)).count();
@@ -92,7 +93,7 @@ fn changed(seed: &[u8], key: u64) -> Vec<u8> {
     bytes
 }
 
-/// Tries changes of `seed`. `parse` says whether what it accepts holds, or why it does not accept it.
+/// Tries changes of `seed`. `parse` returns whether the value holds, or why it is refused.
 fn survive(name: &str, seed: &[u8], parse: &dyn Fn(&[u8]) -> Result<bool, String>) {
     assert_eq!(parse(seed), Ok(true), "{name}: the seed itself");
     let full = std::env::var_os("ONEBOX_FULL").is_some_and(|v| v == "1");
@@ -116,7 +117,7 @@ fn json_of(file: &[u8]) -> Vec<u8> {
     file[8..8 + u64::from_le_bytes(*file.first_chunk().unwrap()) as usize].to_vec()
 }
 
-/// As a file whose length word is right and whose data is `data` zeros.
+/// A file with the right length word and `data` zeros as its data.
 fn as_file(json: &[u8], data: usize) -> Vec<u8> {
     [&(json.len() as u64).to_le_bytes()[..], json, &vec![0; data]].concat()
 }
@@ -159,7 +160,7 @@ fn what_a_folder_of_transformers_holds_survives() {
     survive("index", map, &|json| index(json).map(|()| true));
 }
 
-/// The first line of what is said of a config. The others stand on their own.
+/// First line of the error about a config; the other lines have their own checks.
 fn refused(why: &str) -> String {
     assert!(why.len() < 128 << 10 && why.lines().all(is_line), "{why}");
     why.lines().next().unwrap_or_default().to_owned()
@@ -206,7 +207,7 @@ fn rows_and_what_stands_beside_a_tokenizer_survive() {
     });
 }
 
-/// A folder of tokens, of which one is not there, so that the remedy is said.
+/// A folder of tokens with a missing file, so that the error names the remedy.
 #[test]
 fn lists_of_prepared_tokens_survive() {
     let folder = tempfile::tempdir().unwrap();
@@ -248,7 +249,7 @@ fn lists_of_prepared_tokens_survive() {
                 assert_eq!(own[..3], ["onebox", "data", "prepare"], "{command}");
                 assert_eq!(own.last().map(Path::new), Some(made.as_path()), "{command}");
             }
-            // The seed itself is what it is.
+            // The unchanged seed gives its known result.
             if changed == seed.as_bytes() {
                 assert_eq!(opened.is_ok(), is_whole, "{opened:?}");
                 return Ok(true);

@@ -1,4 +1,4 @@
-//! Bad input: an error with the key, the value and the remedy, a code that is not 0, and nothing written.
+//! Bad input gives an error with key, value and remedy, a code that is not 0, and no file.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
@@ -86,7 +86,7 @@ fn each_mistake_names_key_value_and_remedy() {
     }
     let cuda = ["train", "tiny.ron", "--run-dir", "run", "--set", "device=Cuda"];
     let mut command = folder.command(&cuda);
-    // A machine with GPUs shows none.
+    // A machine with GPUs hides them here.
     command.env("CUDA_VISIBLE_DEVICES", "");
     Folder::done(command).refused(78, &["`Cuda` cannot be used here", "Cpu(count: N)"]);
     assert!(!folder.path("run").exists());
@@ -95,7 +95,7 @@ fn each_mistake_names_key_value_and_remedy() {
 #[test]
 fn a_config_that_cannot_be_read_is_not_said_to_be_missing() {
     let folder = Folder::new();
-    // Root may read anything, so the file is one that nobody can.
+    // Root may read every file, so this file is a link to itself, which nobody can read.
     std::os::unix::fs::symlink("loop.ron", folder.path("loop.ron")).unwrap();
     std::os::unix::fs::symlink("nowhere", folder.path("tiny2.ron")).unwrap();
     std::fs::create_dir_all(folder.path("folder.ron/empty")).unwrap();
@@ -131,7 +131,7 @@ fn a_file_of_another_kind_is_told_where_it_belongs() {
         let done = folder.onebox(&[&["plan"], *arguments].concat()).refused(78, texts);
         assert!(done.stderr.contains("1 error in"), "{}", done.stderr);
     }
-    // A key of a box in a config is an unknown key, as any other.
+    // A key of a box is an unknown key in a config, like any other.
     let more = ["plan", "tiny.ron", "--set", "gpu_memory=\"2GiB\""];
     folder.onebox(&more).refused(78, &["a config has no key `gpu_memory`"]);
 }
@@ -175,7 +175,7 @@ fn wrong_arguments_and_places_have_codes_of_their_own() {
     folder.train("text.txt/run", &[]).refused(74, &["text.txt/run"]);
 }
 
-/// `onebox` with `args`, and with a disk that is full where the file at `path` is written.
+/// `onebox` with `args`, while the disk is full for the file at `path`.
 fn on_a_full_disk(folder: &Folder, path: &str, args: &[&str]) -> Command {
     let mut command = Command::new("strace");
     command.args(["-f", "-qq", "-o"]).arg(folder.path("strace.log"));
@@ -191,12 +191,12 @@ fn a_full_disk_is_not_a_success() {
         return;
     }
     let folder = Folder::new();
-    // The unfinished weights.
+    // The path is that of the unfinished weights.
     let path = "run/.weights.safetensors.tmp";
     let full = on_a_full_disk(&folder, path, &["train", "tiny.ron", "--run-dir", "run", "-q"]);
     Folder::done(full).refused(74, &["the weights are not written", "No space left"]);
     assert!(!folder.path("run/weights.safetensors").exists());
-    // It is not finished: the next one trains.
+    // The run is not finished, so the next one trains.
     assert!(folder.metrics("run").iter().all(|line| line["kind"] != "end"));
     folder.train("run", &["-q", "--resume"]).ok();
     assert!(folder.path("run/weights.safetensors").exists());
@@ -253,7 +253,7 @@ fn no_output_replaces_what_onebox_did_not_write_as_one() {
     }
     assert_eq!(folder.read("tiny.ron"), tiny);
     assert!(!folder.path("run").exists());
-    // Its own it replaces, and a run may have its trace inside; an empty file is nobody's.
+    // A trace replaces a trace or an empty file, and may be inside of the run.
     std::fs::write(folder.path("empty"), "").unwrap();
     for path in ["run/trace.json", "run/trace.json", "empty"] {
         let traced = ["-q", "--overwrite", "--trace", path, "--trace-steps", "1..2"];
@@ -262,7 +262,7 @@ fn no_output_replaces_what_onebox_did_not_write_as_one() {
     }
 }
 
-/// A file in the place of the folder of checkpoints makes a run end without the one that it owes.
+/// A file in the place of the checkpoint folder makes a run end without its last checkpoint.
 #[test]
 fn a_trace_that_cannot_be_written_hides_nothing_of_how_a_run_ends() {
     let folder = Folder::new();
@@ -275,13 +275,13 @@ fn a_trace_that_cannot_be_written_hides_nothing_of_how_a_run_ends() {
     let warned = format!("warning: {cannot}");
     owing.refused(83, &["the run has ended after step 4, whose checkpoint is NOT SAVED", &warned]);
     assert!(folder.path("owing/weights.safetensors").exists());
-    // Where nothing else is wrong it is what is wrong.
+    // If nothing else fails, the trace is the error.
     let done = folder.train("run", &traced).refused(74, &["done    4 steps", "error: ", cannot]);
     assert!(!done.stderr.contains("warning"), "{}", done.stderr);
     assert_eq!(folder.metrics("run").last().unwrap()["kind"], "end");
 }
 
-/// What a user, a config or a folder names. A config and a prompt may come out of a pipe: `<(command)` of a shell is one.
+/// Pipes that a user, a config or a folder names; a config and a prompt may be pipes.
 #[test]
 fn no_pipe_is_waited_for() {
     let folder = Folder::new();
@@ -306,7 +306,7 @@ fn no_pipe_is_waited_for() {
     let mut command = Command::new("bash");
     command.args(["-c", &line]).current_dir(folder.path(""));
     Folder::done(command).ok();
-    // It is read once: what a run proposes at its end is of the run's own config.
+    // The pipe is read once, so a run's proposals at its end use the run's own config.
     folder.shell("mkfifo once.ron").ok();
     let (from, to) = (folder.path("tiny.ron"), folder.path("once.ron"));
     let writer = std::thread::spawn(move || std::fs::copy(from, to).unwrap());

@@ -1,4 +1,4 @@
-//! `onebox checkpoint`: what it shows, what it finds, and that another layout is the same states.
+//! `onebox checkpoint`: its output, its findings, and equal states in another layout.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
-/// A run that has checkpoints of steps 2 and 4, on a grid of ranks.
+/// Trains a run with checkpoints of steps 2 and 4 on a grid of ranks.
 fn trained(folder: &Folder, run: &str, more: &[&str]) {
     let sets = ["train.checkpoint_every=2", "sample.tokens=0"];
     let sets: Vec<&str> = sets.iter().chain(more).flat_map(|set| ["--set", *set]).collect();
@@ -51,7 +51,7 @@ fn a_checkpoint_is_shown_from_its_manifest() {
     assert_eq!(json["tensors"][0]["shape"], serde_json::json!([256, 32]));
     let elements = |t: &serde_json::Value| t["elements"].as_u64().unwrap();
     let all: u64 = json["tensors"].as_array().unwrap().iter().map(elements).sum();
-    // V C + T C + L (12 C^2 + 13 C) + 2 C
+    // Number of parameters: V C + T C + L (12 C^2 + 13 C) + 2 C.
     assert_eq!(all, 256 * 32 + 16 * 32 + 2 * (12 * 32 * 32 + 13 * 32) + 2 * 32);
     std::fs::create_dir(folder.path("empty")).unwrap();
     folder.onebox(&["checkpoint", "show", "empty"]).refused(66, &["empty", "no checkpoint"]);
@@ -64,7 +64,7 @@ fn verify_names_the_file_and_the_tensor() {
     trained(&folder, "run", &[]);
     let whole = folder.onebox(&["checkpoint", "verify", "run"]).ok().stdout;
     assert_eq!(whole.matches(": whole").count(), 2, "{whole}");
-    // A copy may be called anything, and has the step that it says.
+    // A copy may have any name; its step comes from its contents.
     let copy = "cp -r run/checkpoints/step-00000002 kept";
     folder.shell(copy).ok();
     folder.onebox(&["checkpoint", "verify", "kept"]).ok();
@@ -82,7 +82,7 @@ fn verify_names_the_file_and_the_tensor() {
         assert!(found.stdout.contains("step-00000002: whole"), "{}", found.stdout);
         found.refused(82, &["1 of 2 checkpoints cannot be used"]);
     }
-    // Both are named, not only the first.
+    // Both broken files are named, not only the first one.
     let found = folder.onebox(&["checkpoint", "verify", "run/checkpoints/step-00000004"]);
     assert_eq!(found.stdout.matches("is broken").count(), 2, "{}", found.stdout);
 }
@@ -94,7 +94,7 @@ fn a_file_that_cannot_be_read_is_not_said_to_be_broken() {
     }
     let folder = Folder::new();
     trained(&folder, "run", &[]);
-    // The test may be root, who may read anything: so the system refuses one file.
+    // Root may read every file, so strace makes the system refuse one file.
     let refused = |file: &str| {
         let path = folder.path("run/checkpoints/step-00000004").canonicalize().unwrap().join(file);
         let mut command = Command::new("strace");
@@ -112,11 +112,11 @@ fn a_file_that_cannot_be_read_is_not_said_to_be_broken() {
         assert!(done.stdout.contains(&format!("{file}: Input/output error")), "{}", done.stdout);
         done.refused(74, &["1 of 2 checkpoints could not be read"]);
     }
-    // With another file that is broken, it is: nobody needs to read the rest.
+    // With another broken file, the checkpoint is broken even if the rest is unreadable.
     std::fs::write(folder.path("run/checkpoints/step-00000004/rank-00003.safetensors"), "")
         .unwrap();
     refused("rank-00001.safetensors").refused(82, &["1 of 2 checkpoints cannot be used"]);
-    // A file that is gone is no trouble of the system.
+    // A missing file is no error of the system.
     std::fs::remove_file(folder.path("run/checkpoints/step-00000002/MANIFEST")).unwrap();
     folder.onebox(&["checkpoint", "verify", "run"]).refused(82, &["cannot be used"]);
 }
@@ -206,7 +206,7 @@ fn a_run_goes_on_from_another_layout_as_from_its_own() {
     assert_eq!(folder.hash("run-2"), folder.hash("moved-2"));
 }
 
-/// The newest checkpoint of `run`, with `change` made to the config in its manifest.
+/// Changes the config in the manifest of the newest checkpoint of `run`.
 fn with_config(folder: &Folder, run: &str, change: impl FnOnce(&str) -> String) {
     let path = folder.path(&format!("{run}/checkpoints/step-00000004/MANIFEST"));
     let manifest = std::fs::read_to_string(&path).unwrap();
@@ -221,7 +221,7 @@ fn with_config(folder: &Folder, run: &str, change: impl FnOnce(&str) -> String) 
     std::fs::write(&path, format!("{json}\n{seal:032x}\n")).unwrap();
 }
 
-/// What each command says that reads the config of a checkpoint; one that hangs is ended with code 124.
+/// Checks each command that reads a checkpoint's config; a hang is ended with code 124.
 fn commands_on(folder: &Folder, run: &str, check: impl Fn(CommandOutput)) {
     let train = ["train", "tiny.ron", "--run-dir", run, "--resume", "-q", "--set"];
     let all: [&[&str]; 5] = [
@@ -239,7 +239,7 @@ fn commands_on(folder: &Folder, run: &str, check: impl Fn(CommandOutput)) {
     }
 }
 
-/// Whoever makes a checkpoint up may name any file in its config.
+/// A forged checkpoint may name any file in its config.
 #[test]
 fn a_config_in_a_manifest_opens_no_file() {
     let folder = Folder::new();
@@ -281,13 +281,13 @@ fn a_config_of_another_version_is_read_with_what_is_known_of_it() {
         }
         assert!(!said.contains("another experiment"), "{said}");
     });
-    // What a person asks for is still known or refused.
+    // Settings of the user are still checked.
     let args = ["checkpoint", "reshard", "run", "other", "--tp", "1", "--dp", "1"];
     let more = ["--set", "train.warp_speed=9"];
     folder.onebox(&[&args, &more[..]].concat()).refused(78, &["unknown key", "warp_speed"]);
 }
 
-/// What draws a text needs of a run's config how large its model is and what its tokens are.
+/// Text generation needs only the model size and the kind of tokens from a run's config.
 #[test]
 fn a_text_is_drawn_by_a_config_of_another_version_and_without_its_box() {
     let folder = Folder::new();
@@ -314,7 +314,7 @@ fn a_text_is_drawn_by_a_config_of_another_version_and_without_its_box() {
         for text in ["run/config.ron", "`flux`, `train.warp_speed`, which", "not know: ignored"] {
             assert!(done.stderr.contains(text), "`{text}` is not in:\n{}", done.stderr);
         }
-        // Then from the newest checkpoint.
+        // The text then comes from the newest checkpoint.
         folder.shell(&format!("rm -rf run/{left}")).ok();
     }
 }

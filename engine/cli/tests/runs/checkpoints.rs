@@ -1,4 +1,4 @@
-//! Checkpoints as a user meets them: interrupted, killed, full, broken, of another experiment.
+//! Checkpoints for a user: interrupted, killed, full, broken, or of another experiment.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
@@ -24,7 +24,7 @@ fn checkpoints(folder: &Folder, run: &str) -> Vec<String> {
     names
 }
 
-/// Lines without what depends on time.
+/// Lines of the metrics without the values that depend on time.
 fn timeless(folder: &Folder, run: &str) -> Vec<serde_json::Value> {
     let mut lines = folder.metrics(run);
     for line in &mut lines {
@@ -35,7 +35,7 @@ fn timeless(folder: &Folder, run: &str) -> Vec<serde_json::Value> {
     lines
 }
 
-/// Lines that `run` has written to its metrics.
+/// Number of lines that `run` has written to its metrics.
 fn written(folder: &Folder, run: &str) -> usize {
     let metrics = folder.path(&format!("{run}/metrics.jsonl"));
     std::fs::read_to_string(metrics).map_or(0, |text| text.lines().count())
@@ -49,7 +49,7 @@ fn wait_for_lines(folder: &Folder, run: &str, lines: usize) {
     }
 }
 
-/// A run without end that saves every step, and has trained `steps`.
+/// Starts an endless run that saves every step, and waits until it has trained `steps`.
 fn start(folder: &Folder, run: &str, more: &[&str], steps: usize) -> Child {
     let args = ["train", "tiny.ron", "--run-dir", run, "--set", "train.checkpoint_every=1"];
     let child = folder.command(&[&args, more].concat()).stderr(Stdio::piped()).spawn().unwrap();
@@ -70,7 +70,7 @@ fn an_interrupted_run_is_saved_and_goes_on_as_if_it_had_not_been() {
     assert_eq!(output.status.code(), Some(75), "{stderr}");
     assert!(stderr.contains("saved") && stderr.contains("--resume goes on after"), "{stderr}");
     let done = folder.metrics("run").last().unwrap()["step"].as_u64().unwrap();
-    // Shorter, so that the test ends: the schedule stays.
+    // The run is shortened so that the test ends; the schedule is unchanged.
     let end = format!("train.steps={}", done + 3);
     let rest = sets(&[&end, "schedule.decay_steps=400", "train.checkpoint_every=2"]);
     let resumed = folder.train("run", &[&["--resume"], &rest[..]].concat()).ok();
@@ -85,7 +85,7 @@ fn an_interrupted_run_is_saved_and_goes_on_as_if_it_had_not_been() {
 fn killed_at_any_moment_it_goes_on_to_the_same_end() {
     let folder = Folder::new();
     let cycles = if std::env::var_os("ONEBOX_FULL").is_some_and(|v| v == "1") { 200 } else { 20 };
-    // No machine is fast enough to end this run before its last kill.
+    // This run is too long to end before its last kill on any machine.
     let shared = ["train.eval_every=7", "train.checkpoint_every=1", "schedule.decay_steps=400"];
     let endless = sets(&[&shared[..], &["train.steps=1000000", "sample.tokens=0"]].concat());
     let mut state = 88_172_645_463_325_252_u64;
@@ -93,7 +93,7 @@ fn killed_at_any_moment_it_goes_on_to_the_same_end() {
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
-        // Every fourth run is killed while it starts, the others between and within their steps.
+        // Every fourth run is killed during its start, the others between and within their steps.
         let lines = written(&folder, "run") + usize::try_from(state % 4).unwrap();
         let args = ["train", "tiny.ron", "--run-dir", "run", "--resume", "-q"];
         let command =
@@ -101,14 +101,14 @@ fn killed_at_any_moment_it_goes_on_to_the_same_end() {
         let mut child = command.unwrap();
         wait_for_lines(&folder, "run", lines);
         std::thread::sleep(Duration::from_micros((state >> 8) % 40_000));
-        // `kill` is SIGKILL.
+        // `kill` sends SIGKILL.
         child.kill().unwrap();
         let output = child.wait_with_output().unwrap();
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), None, "{stderr}");
         assert!(!stderr.contains("broken"), "{stderr}");
     }
-    // The last line may be torn by the kill.
+    // The kill may have torn the last line.
     let text = folder.read("run/metrics.jsonl");
     let steps = text.lines().filter_map(|line| serde_json::from_str(line).ok());
     let done = steps.map(|line: serde_json::Value| line["step"].as_u64().unwrap()).max().unwrap();
@@ -126,7 +126,7 @@ fn another_experiment_is_refused_and_another_layout_is_not() {
     let folder = Folder::new();
     let rest = sets(&["train.steps=2", "schedule.decay_steps=4"]);
     folder.train("run", &[&["-q"], &EVERY_2[..], &rest].concat()).ok();
-    // Not its end: as if it had been killed just before.
+    // The end line is removed, as if the run had been killed just before it.
     let metrics = folder.read("run/metrics.jsonl");
     let before_end: String = metrics.lines().take(2).map(|line| line.to_owned() + "\n").collect();
     let unfinish = || std::fs::write(folder.path("run/metrics.jsonl"), &before_end).unwrap();
@@ -147,7 +147,7 @@ fn another_experiment_is_refused_and_another_layout_is_not() {
         assert_eq!(checkpoints(&folder, "run"), ["latest", "step-00000002"]);
     }
     resume("--fork", &["model.hidden=64"]).refused(78, &["of another model", "wte"]);
-    // One that is refused leaves no directory.
+    // A refused run leaves no directory.
     assert!(!folder.path("run-2").exists());
     let fork = resume("--fork", &["optimizer.lr=1e-3"]).ok();
     assert!(fork.stderr.contains("another experiment from here on"), "{}", fork.stderr);
@@ -190,14 +190,15 @@ fn a_finished_run_goes_on_when_it_is_given_more_steps() {
         lines.map(|line| line["loss"].as_f64().unwrap()).collect::<Vec<_>>()
     };
     assert_eq!(steps("run"), steps("straight"));
-    // The schedule follows the steps unless it is set: that is another experiment, and how to keep it is said.
+    // The schedule follows the steps unless it is set. Otherwise it is another experiment, and the
+    // message says how to keep it.
     let args = ["--resume", "--set", "train.steps=9", "--set", "train.checkpoint_every=3"];
     folder.train("run", &args).refused(78, &["add --set schedule.decay_steps=4."]);
 
-    // An unfinished one that has gone further than it is asked to.
+    // An unfinished run has more steps than requested.
     with_two(&folder, "further");
     trained("further", "train.steps=2", &["--resume"]).refused(78, &["its 4 steps", "train.steps"]);
-    // Without a checkpoint, never from the start over what is there.
+    // A run without a checkpoint never starts over on its old files.
     let none = ["--set", "train.checkpoint_overhead=None"];
     let without = folder.train("without", &none).ok();
     assert!(without.stderr.contains("saves no checkpoints"), "{}", without.stderr);
@@ -207,7 +208,7 @@ fn a_finished_run_goes_on_when_it_is_given_more_steps() {
     assert_eq!(folder.read_bytes("without"), weights);
 }
 
-/// A run whose checkpoints of steps 2 and 4 are there and that has not finished.
+/// A run with checkpoints of steps 2 and 4 that has not finished.
 fn with_two(folder: &Folder, run: &str) {
     let set = sets(&["train.steps=4", "train.checkpoint_every=2"]);
     folder.train(run, &[&["-q"], &set[..]].concat()).ok();
@@ -244,7 +245,7 @@ fn a_broken_checkpoint_is_named_and_the_one_before_is_taken() {
     folder.train("straight", &["-q"]).ok();
     assert_eq!(hash(&folder), folder.hash("straight"));
 
-    // None is left: never a silent start from the beginning.
+    // No checkpoint is left: the run never starts from the beginning in silence.
     let other = Folder::new();
     with_two(&other, "run");
     for step in [2, 4] {
@@ -266,7 +267,7 @@ fn a_disk_that_is_full_costs_a_checkpoint_and_no_run() {
             "ulimit -f {blocks}; exec '{program}' train tiny.ron --run-dir {run} --set train.checkpoint_every=2"
         ))
     };
-    // 512 or 1024 bytes each: less than a rank's file, and more than the metrics. The weights do not fit either.
+    // Blocks of 512 or 1024 bytes: less than a rank's file or the weights, more than the metrics.
     let done = line(16, "run");
     assert_eq!(done.code, 83, "{}", done.stderr);
     for text in [
@@ -279,7 +280,7 @@ fn a_disk_that_is_full_costs_a_checkpoint_and_no_run() {
         assert!(done.stderr.contains(text), "`{text}` is not in:\n{}", done.stderr);
     }
     assert!(!done.stderr.contains(" saved:") && checkpoints(&folder, "run").is_empty());
-    // The one that is there stays, and is what the next run goes on from.
+    // The existing checkpoint stays, and the next run continues from it.
     with_two(&folder, "kept");
     let to_six = line(16, "kept --resume --set train.steps=6 --set schedule.decay_steps=4");
     assert_eq!(to_six.code, 83, "{}", to_six.stderr);
@@ -295,21 +296,21 @@ fn too_little_memory_ends_a_run_with_a_code_and_never_a_checkpoint() {
     folder.train("straight", &[&["-q"], &EVERY_2[..]].concat()).ok();
     let program = env!("CARGO_BIN_EXE_onebox");
     let mut codes = std::collections::BTreeSet::new();
-    // KiB of addresses; what fails depends on how they are given out, and is another thing each time.
+    // KiB of address space; the order of allocations varies, and so does the failing one.
     for limit in [30_000, 60_000, 90_000, 140_000, 300_000, 4_000_000] {
         let run = format!("run-{limit}");
         let done = folder.shell(&format!(
             "ulimit -v {limit}; exec '{program}' train tiny.ron --run-dir {run} --set train.checkpoint_every=2"
         ));
-        // A child that is aborted has no code.
+        // A child that is aborted has no exit code.
         let code = if done.code == -1 { 134 } else { done.code };
         codes.insert(code);
         match code {
             0 => continue,
-            // Not even the program came to be.
+            // The program could not even start.
             127 => assert!(done.stderr.contains("loading shared libraries"), "{}", done.stderr),
             76 => assert!(done.stderr.contains("os error"), "{}", done.stderr),
-            // Nor had it a word to say: the kernel ends it while it maps its 30 MB.
+            // The kernel ends the program without a message while it maps its 30 MB.
             134 if done.stderr.is_empty() => assert!(!folder.path(&run).exists()),
             80 | 134 => assert!(done.stderr.contains("memory"), "{}", done.stderr),
             _ => panic!("{code}: {}", done.stderr),
@@ -326,7 +327,7 @@ fn what_is_no_checkpoint_is_never_followed() {
     let folder = Folder::new();
     with_two(&folder, "run");
     let here = folder.path("run/checkpoints");
-    // Strays, and what points elsewhere.
+    // Foreign names, and links to other places.
     for stray in ["step-", "step-7", "step-0000000x", "STEP-00000009", "old-step-00000008"] {
         std::fs::create_dir(here.join(stray)).unwrap();
     }
@@ -348,7 +349,7 @@ fn what_is_no_checkpoint_is_never_followed() {
     assert!(here.join("step-7").exists() && outside.exists());
 }
 
-/// A file in the place of the folder: no checkpoint can be written, which must not be missed.
+/// A file at the place of the folder: no checkpoint can be written, and the user must see that.
 #[test]
 fn a_run_that_ends_without_its_checkpoint_says_so_in_every_mode_and_by_its_exit_code() {
     let folder = Folder::new();
@@ -368,7 +369,7 @@ fn a_run_that_ends_without_its_checkpoint_says_so_in_every_mode_and_by_its_exit_
         assert!(matches!(steps[..], [(2, a), (4, b)] if a == b && a.contains(run)), "{steps:?}");
         assert!(folder.path(&format!("{run}/weights.safetensors")).exists());
     }
-    // Of this one nothing but metrics is left: it has not finished, and goes on when there is a way.
+    // This run leaves only metrics. It is unfinished, and continues when it can write.
     let bare = [&EVERY_2[..], &["--set", "train.weights=Never"]].concat();
     std::fs::create_dir(folder.path("bare")).unwrap();
     std::fs::write(folder.path("bare/checkpoints"), "").unwrap();
@@ -378,13 +379,13 @@ fn a_run_that_ends_without_its_checkpoint_says_so_in_every_mode_and_by_its_exit_
     std::fs::create_dir(folder.path("bare/checkpoints")).unwrap();
     folder.train("bare", &[&["--resume"], &bare[..]].concat()).ok();
     assert_eq!(checkpoints(&folder, "bare"), ["latest", "step-00000002", "step-00000004"]);
-    // One that is made good later costs nothing.
+    // A failure that a later save repairs has no cost.
     std::fs::remove_file(folder.path("quiet/checkpoints")).unwrap();
     folder.train("later", &[&["-q"], &EVERY_2[..]].concat()).ok();
     assert!(!folder.read("later/metrics.jsonl").contains("checkpoint_failed"));
 }
 
-/// A terminal without a cursor shows lines.
+/// A terminal without a cursor shows only lines.
 #[test]
 fn a_dumb_terminal_shows_what_a_pipe_shows() {
     let folder = Folder::new();
@@ -408,20 +409,20 @@ fn where_checkpoints_were_no_run_begins_at_step_1() {
     let metrics = folder.read("run/metrics.jsonl");
     let unfinished: String = metrics.lines().take(2).map(|line| line.to_owned() + "\n").collect();
     std::fs::write(folder.path("run/metrics.jsonl"), &unfinished).unwrap();
-    // On a disk that is not mounted.
+    // The checkpoints are on a disk that is not mounted.
     std::fs::rename(&there, folder.path("elsewhere")).unwrap();
     std::os::unix::fs::symlink(folder.path("absent"), &there).unwrap();
     resume().refused(82, &["a link to", "absent", "bring the checkpoints back", "--overwrite"]);
     std::fs::remove_file(&there).unwrap();
-    // Removed by hand, but for the hint.
+    // The checkpoints were removed by hand, except for the hint.
     std::fs::create_dir(&there).unwrap();
     std::fs::copy(folder.path("elsewhere/latest"), there.join("latest")).unwrap();
     resume().refused(82, &["latest names step-00000002, which is not there"]);
     std::fs::remove_dir_all(&there).unwrap();
-    // Moved away as a whole.
+    // The folder was moved away as a whole.
     resume().refused(82, &["made this folder before its first step", "bring the checkpoints back"]);
     assert_eq!(folder.read("run/metrics.jsonl"), unfinished);
-    // Back again.
+    // The folder is back again.
     std::fs::rename(folder.path("elsewhere"), &there).unwrap();
     resume().ok();
 }
@@ -435,7 +436,7 @@ fn a_fork_without_a_checkpoint_of_its_own_goes_on_from_its_source() {
     let other = sets(&[&other[..], &["schedule.decay_steps=4"]].concat());
     folder.train("run", &[&["--fork", "-q"], &other[..]].concat()).ok();
     let (whole, metrics) = (timeless(&folder, "run-2"), folder.read("run-2/metrics.jsonl"));
-    // As if it had been killed in its last step.
+    // The run looks as if it had been killed in its last step.
     let begun: String = metrics.lines().take(1).map(|line| line.to_owned() + "\n").collect();
     let killed = || {
         std::fs::write(folder.path("run-2/metrics.jsonl"), &begun).unwrap();
@@ -453,7 +454,7 @@ fn a_fork_without_a_checkpoint_of_its_own_goes_on_from_its_source() {
     assert!(done.stderr.contains("going on after step 2"), "{}", done.stderr);
     assert_eq!(timeless(&folder, "run-2"), whole);
     killed();
-    // Its own are elsewhere: then its source is not what it goes on from.
+    // The fork's own checkpoints are elsewhere, so it does not continue from its source.
     let own = folder.path("run-2/checkpoints");
     std::os::unix::fs::symlink(folder.path("absent"), &own).unwrap();
     resume().refused(82, &["a link to", "bring the checkpoints back"]);
@@ -463,13 +464,13 @@ fn a_fork_without_a_checkpoint_of_its_own_goes_on_from_its_source() {
     assert_eq!(folder.read("run-2/metrics.jsonl"), begun);
 }
 
-/// Of a fork the messages name the checkpoint of its source as that, and not as one of its own.
+/// The messages of a fork name its source's checkpoint as such, not as one of its own.
 #[test]
 fn a_fork_that_saves_nothing_does_not_name_the_checkpoint_of_its_source_as_its_own() {
     let folder = Folder::new();
     let rest = sets(&["train.steps=2", "schedule.decay_steps=4"]);
     folder.train("run", &[&["-q"], &EVERY_2[..], &rest].concat()).ok();
-    // Less than a rank's file, and more than the metrics.
+    // The limit is less than a rank's file, and more than the metrics.
     let program = env!("CARGO_BIN_EXE_onebox");
     let done = folder.shell(&format!(
         "ulimit -f 16; exec '{program}' train tiny.ron --run-dir run --fork --set train.checkpoint_every=2"
@@ -489,7 +490,7 @@ fn room_is_looked_for_where_a_link_leads_to() {
     std::os::unix::fs::symlink("/proc", folder.path("run/checkpoints")).unwrap();
     let text = ["no room on the disk of the checkpoints", "0 B are free", "nothing was written"];
     folder.train("run", &EVERY_2).refused(74, &text);
-    // Weights alone go elsewhere.
+    // A run with weights alone does not write there.
     let none = ["--set", "train.checkpoint_overhead=None"];
     folder.train("run", &none).ok();
 }

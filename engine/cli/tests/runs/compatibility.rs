@@ -1,5 +1,6 @@
-//! What onebox of commit 5549319 wrote is read by the onebox of today, which goes on as that one did: its checkpoint, its folders of
-//! prepared data, its cache. tests/fixtures/make_compatibility_fixture.py has made the files.
+//! Today's onebox reads and continues the files that onebox of commit 5549319 wrote: its
+//! checkpoint, its folders of prepared data, its cache.
+//! tests/fixtures/make_compatibility_fixture.py has made the files.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
@@ -15,7 +16,7 @@ fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures")
 }
 
-/// A copy of what that onebox made, with what it made it of.
+/// A copy of the files of that onebox, and of their sources.
 fn made() -> Folder {
     let folder = Folder::new();
     copy(&fixtures().join("made-by-5549319"), &folder.path(""));
@@ -44,7 +45,7 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// A command that is done without a word of damage.
+/// Runs a command that must succeed without a report of damage.
 fn onebox(folder: &Folder, args: &[&str], sets: &[&str]) -> CommandOutput {
     let sets = sets.iter().flat_map(|set| ["--set", *set]);
     let args: Vec<_> = args.iter().copied().chain(sets).collect();
@@ -58,7 +59,7 @@ fn onebox(folder: &Folder, args: &[&str], sets: &[&str]) -> CommandOutput {
     done
 }
 
-/// Trains into `run`, to the state that the run of that name had.
+/// Trains into `run`, to the same state as the old run `name`.
 fn trains_as(folder: &Folder, name: &str, args: &[&str], sets: &[&str]) {
     let run = args[args.len() - 1];
     onebox(folder, &[&["train"], args].concat(), sets);
@@ -76,7 +77,7 @@ fn a_checkpoint_of_5549319_is_verified_exported_and_trained_on() {
     assert_eq!(is, was);
     let args = ["old.ron", "-q", "--resume", "--run-dir", "run"];
     trains_as(&folder, "resumed", &args, &["train.steps=6"]);
-    // The run itself has not changed either.
+    // The original run also ends in the same state.
     trains_as(&folder, "run", &["old.ron", "-q", "--run-dir", "again"], &[]);
 }
 
@@ -95,13 +96,14 @@ fn prepared_folders_of_5549319_are_checked_trained_on_and_kept() {
         onebox(&folder, &["data", "check", config], &sets);
         trains_as(&folder, name, &[config, "-q", "--run-dir", &format!("{name}-run")], &sets);
     }
-    // The copy has other times and another path than the text had.
+    // The copy has other times and another path than the original text.
     let before = parts(&folder.path("prepared-text"));
     let said = onebox(&folder, &["data", "prepare", "old.ron", "prepared-text"], &TOKENS).stdout;
     assert!(said.contains("in 1 part, 1 of them from before"), "{said}");
     assert!(before == parts(&folder.path("prepared-text")));
     trains_as(&folder, "text", &["old.ron", "-q", "--run-dir", "text-again"], &text);
-    // Chats become tokens by other rules since then. The folder stands, and the command that makes it again is named.
+    // The rules for tokens of chats have changed since then. The folder stays, and the message
+    // names the command that rebuilds it.
     let before = parts(&folder.path("prepared-chats"));
     let made = folder.path("prepared-chats");
     let prepare = ["data", "prepare", "chat.ron", "prepared-chats"];
@@ -116,7 +118,7 @@ fn prepared_folders_of_5549319_are_checked_trained_on_and_kept() {
     trains_as(&folder, "chats", &["chat.ron", "-q", "--run-dir", "chats-again"], &chats);
 }
 
-/// The files of a prepared folder's tokens, with their bytes and times.
+/// Files of a prepared folder's tokens, with their bytes and times.
 fn parts(folder: &Path) -> Vec<(PathBuf, Vec<u8>, SystemTime)> {
     let path = |entry: std::io::Result<fs::DirEntry>| entry.unwrap().path();
     let mut all: Vec<_> = fs::read_dir(folder.join("train")).unwrap().map(path).collect();
@@ -135,7 +137,7 @@ fn a_cache_of_5549319_is_read_or_made_again_without_a_word() {
     let rows = ["data.train=\"rows.jsonl\"", "data.format=Jsonl(text: \"text\")"];
     let before = fs::read_dir(folder.path("cache/onebox/tokens")).unwrap().count();
     assert_eq!(before, 2, "the fixture has tokens of a text and of rows");
-    // What the second start finds, the first one has made.
+    // The second start uses the files that the first start has made.
     for start in ["first", "second"] {
         let run = |name: &str| format!("{name}-{start}");
         let sets = [&TOKENS[..], &rows].concat();

@@ -1,11 +1,11 @@
-//! The command line on GPUs, under a stand-in for the driver: what it says and what it ends with.
+//! The command line on GPUs, with a stand-in for the driver: its output and its exit codes.
 #![allow(missing_docs, reason = "a test")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 #![allow(clippy::allow_attributes, reason = "the lines above")]
 
 use crate::common::{self, CommandOutput, Folder};
 
-/// Runs `onebox` where the driver's stand-in is found, with four GPUs and `variables`.
+/// Runs `onebox` with the stand-in driver, four GPUs and `variables`.
 fn onebox(folder: &Folder, args: &[&str], variables: &[(&str, &str)]) -> CommandOutput {
     let mut command = folder.command(args);
     command.env("LD_LIBRARY_PATH", fake_cuda::library_folder());
@@ -30,7 +30,7 @@ fn doctor_lists_gpus_and_libraries() {
         assert!(said.contains(text), "`{text}` is not in:\n{said}");
     }
     assert!(said.contains("this machine trains on its GPUs"), "{said}");
-    // A driver without a GPU is a failure; with none, nobody expects GPUs.
+    // A driver without a GPU is a failure. A machine without a driver is not expected to have GPUs.
     let none = onebox(&folder, &["doctor"], &[("FAKECUDA_DEVICES", "0")]).refused(1, &[]).stdout;
     assert!(none.contains("fail") && none.contains("`device: Cuda` is refused"), "{none}");
 }
@@ -39,7 +39,7 @@ fn doctor_lists_gpus_and_libraries() {
 fn doctor_and_plan_tell_what_lies_beside_a_plan() {
     let folder = Folder::new();
     let said = onebox(&folder, &["doctor"], &[("FAKECUDA_SM", "90")]).ok().stdout;
-    // 357 MiB of code, and 43 kinds of products.
+    // 357 MiB of code, and 43 kinds of matmuls.
     assert!(said.contains("beside a plan: cuBLASLt 400.00 MiB"), "{said}");
     let plan = ["plan", "tiny.ron", "--set", "device=Cuda"];
     let said = onebox(&folder, &plan, &[("FAKECUDA_SM", "90")]).ok().stdout;
@@ -52,13 +52,13 @@ fn doctor_and_plan_tell_what_lies_beside_a_plan() {
     onebox(&folder, &TRAIN, &[("FAKECUDA_SM", "90")]).ok();
     let said = onebox(&folder, &plan, &[("FAKECUDA_SM", "90")]).ok().stdout;
     assert!(said.contains("beside the plan: NCCL, the most that a run has measured"), "{said}");
-    // Another driver may take something else.
+    // Another driver may need another amount.
     let other = [("FAKECUDA_SM", "90"), ("FAKECUDA_DRIVER", "12080")];
     let said = onebox(&folder, &plan, &other).ok().stdout;
     assert!(said.contains("NCCL, at most"), "{said}");
 }
 
-/// Another process took memory of the GPU during the first look.
+/// Another process allocates memory of the GPU during the first measurement.
 #[test]
 fn what_lies_beside_a_plan_is_measured_until_two_looks_agree() {
     let folder = Folder::new();
@@ -120,11 +120,11 @@ fn a_run_on_gpus_writes_what_one_on_virtual_gpus_writes() {
     assert_eq!(gpu.len(), cpu.len());
     for (gpu, cpu) in gpu.iter().zip(&cpu).filter(|(_, cpu)| cpu["loss"].is_number()) {
         let apart = gpu["loss"].as_f64().unwrap() - cpu["loss"].as_f64().unwrap();
-        // Bf16: see the limits of the equivalence matrix.
+        // The limit for bf16 is that of the equivalence matrix.
         assert!(apart.abs() < 3e-3, "{gpu} {cpu}");
     }
     assert!(folder.path("run/weights.safetensors").exists());
-    // What was trained on other GPUs than those of this machine is read all the same.
+    // A run from other GPUs than those of this machine can still be read.
     let old = [("FAKECUDA_SM", "70")];
     onebox(&folder, &["generate", "run", "--tokens", "4"], &old).ok();
     onebox(&folder, &["checkpoint", "show", "run"], &old).ok();
@@ -135,10 +135,10 @@ fn what_does_not_fit_is_refused_before_the_first_step() {
     let small = |bytes| train(&[("FAKECUDA_BESIDE", "0"), ("FAKECUDA_MEMORY", bytes)]);
     let done = small("150000");
     done.refused(81, &["out of GPU memory before the first step: nothing was written"]);
-    // Tensors alone would fit; kernels and products are in the plan as well.
+    // The tensors alone would fit; kernels and matmuls are in the plan as well.
     let done = small("300000");
     done.refused(81, &["nothing was written", "32.01 MiB  kernels and products"]);
-    // Free when asked for, taken when allocated.
+    // The memory is free at the check, but not at the allocation.
     train(&[("FAKECUDA_FAIL", "alloc:1@2")])
         .refused(81, &["out of device memory on rank 2", "by pool"]);
 }
@@ -147,7 +147,7 @@ fn what_does_not_fit_is_refused_before_the_first_step() {
 fn a_failing_gpu_ends_the_run_with_its_name() {
     let lost = train(&[("FAKECUDA_FAIL", "lost:720@3")]);
     lost.refused(76, &["rank 3", "GPU 3", "ILLEGAL_ADDRESS"]);
-    // Fewer than 100 products are made at a look and at the rank's start.
+    // The check and the rank's start make fewer than 100 matmuls.
     train(&[("FAKECUDA_FAIL", "gemm:110@1")]).refused(76, &["rank 1, GPU 1: gemm at "]);
     train(&[("FAKECUDA_FAIL", "kernel:60@2")]).refused(76, &["rank 2", "LAUNCH_FAILED"]);
     train(&[("FAKECUDA_FAIL", "launch:60@0")]).refused(76, &["rank 0, GPU 0", "OUT_OF_RESOURCES"]);
@@ -178,7 +178,7 @@ fn what_a_gpu_needs_and_has_not_is_named() {
 #[test]
 fn bench_measures_gpus() {
     let folder = Folder::new();
-    // On a GPU with more memory the products are large, and the emulator slow.
+    // On a GPU with more memory the matmuls are large, and the emulator is slow.
     let small = [("FAKECUDA_MEMORY", "1073741824"), ("FAKECUDA_BESIDE", "1")];
     let args = ["bench", "step", "tiny.ron", "--set", "device=Cuda", "--steps", "2", "--json"];
     let said = onebox(&folder, &args, &small).ok().stdout;
@@ -190,7 +190,7 @@ fn bench_measures_gpus() {
     assert!(said["parts"]["both_share"].as_f64().is_some_and(|share| share > 0.0), "{said}");
 }
 
-/// Two small GPUs, beside which little lies.
+/// Two small GPUs, with little memory outside of the plan.
 const SMALL: [(&str, &str); 3] =
     [("FAKECUDA_MEMORY", "1073741824"), ("FAKECUDA_BESIDE", "1"), ("FAKECUDA_DEVICES", "2")];
 const SAVE_BOX: [&str; 3] = ["bench", "--save-box", "here.ron"];
@@ -202,7 +202,7 @@ fn the_gpus_and_the_host_are_measured_as_a_box_that_all_predictions_take() {
     assert!(said.contains("the driver is a stand-in without a GPU"), "{said}");
     let text = folder.read("here.ron");
     assert!(text.contains("THE DRIVER IS A STAND-IN WITHOUT A GPU"), "{text}");
-    // Each rate stands below what was measured for it.
+    // Each rate is below the comment about its measurement.
     let lines: Vec<&str> = text.lines().map(str::trim).collect();
     let rates = ["gemm_tflops", "fp32_tflops", "memory_gb_per_s", "link_gb_per_s"];
     for key in rates.iter().chain(&["node_gb_per_s", "core_gb_per_s"]) {
@@ -217,7 +217,7 @@ fn the_gpus_and_the_host_are_measured_as_a_box_that_all_predictions_take() {
     {
         assert!(text.contains(part), "`{part}` is not in\n{text}");
     }
-    // A plan keeps more back for CUDA than such a GPU has.
+    // A plan reserves more memory for CUDA than such a GPU has.
     let larger = text.replace("gpu_memory: \"1.00GiB\"", "gpu_memory: \"8GiB\"");
     assert_ne!(larger, text);
     std::fs::write(folder.path("larger.ron"), larger).unwrap();
@@ -228,7 +228,7 @@ fn the_gpus_and_the_host_are_measured_as_a_box_that_all_predictions_take() {
     let said = folder.onebox(&[&["simulate"], &config[..], &alone, &["--json"]].concat()).ok();
     let said: serde_json::Value = serde_json::from_str(&said.stdout).unwrap();
     assert!(said["step_seconds"].as_f64().unwrap() > 0.0, "{said}");
-    // Boxes of GPUs and of cores give way to each other.
+    // Boxes of GPUs and boxes of cores may replace each other.
     let cores = onebox(&folder, &[&SAVE_BOX[..], &["--cores"]].concat(), &SMALL).ok();
     assert!(!cores.stderr.contains("stand-in") && folder.read("here.ron").contains("gelu: "));
     onebox(&folder, &SAVE_BOX, &SMALL).ok();
@@ -255,13 +255,13 @@ fn what_a_box_of_gpus_lacks_is_said() {
     assert!(!folder.path("here.ron").exists());
 }
 
-/// The checkpoint of step 2 is being written, each fsync taking a while, when a GPU is lost in step 3.
+/// A GPU is lost in step 3, while the checkpoint of step 2 is being written with slow fsyncs.
 #[test]
 fn a_gpu_that_is_lost_beside_a_save_costs_no_checkpoint() {
     if !common::has_strace() {
         return;
     }
-    // Longer than a failed run is waited for, where there is time for that.
+    // If there is time, the delay is longer than the wait for a failed run.
     let full = std::env::var_os("ONEBOX_FULL").is_some_and(|value| value == "1");
     let delay = if full { 4_000_000 } else { 400_000 };
     let folder = Folder::new();

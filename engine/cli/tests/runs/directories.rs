@@ -1,4 +1,4 @@
-//! What happens to a run whose directory is not what it was, or never was fit for one.
+//! Runs whose directory changes, or was never fit for a run.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
@@ -12,10 +12,10 @@ use std::os::unix::fs::symlink;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Nothing here takes as long.
+/// Maximum time of a wait; no command needs as much.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// A run that `meanwhile` is called beside, then ended by SIGTERM. Its code and messages.
+/// Calls `meanwhile` during a run, then ends the run by SIGTERM. Returns its code and messages.
 fn beside(folder: &Folder, meanwhile: impl FnOnce()) -> (Option<i32>, String) {
     let mut command = folder.command(&["train", "tiny.ron", "--run-dir", "run"]);
     for set in [
@@ -61,12 +61,12 @@ fn a_run_whose_directory_is_moved_or_removed_makes_no_other_one() {
     assert!(!folder.path("run").exists(), "{stderr}");
     assert!(stderr.contains("NOT SAVED: the run's directory is gone"), "{stderr}");
     assert!(code.is_some_and(|code| ![0, 75].contains(&code)), "{code:?}: {stderr}");
-    // Where it is now, not where it was.
+    // The message names the present place, not the earlier one.
     let place = format!("in {} the newest that is whole is of step", checkpoints(&folder, "moved"));
     assert!(stderr.contains(&place) && !stderr.contains("in run/"), "{stderr}");
-    // What is whole stays whole.
+    // A complete checkpoint stays complete.
     folder.onebox(&["checkpoint", "verify", "moved"]).ok();
-    // Another run has the place meanwhile.
+    // Another run gets the place meanwhile.
     let (_, stderr) = beside(&folder, || {
         std::fs::rename(folder.path("run"), folder.path("gone")).unwrap();
         let sets = ["--set", "train.steps=2", "--set", "train.checkpoint_overhead=None"];
@@ -81,7 +81,7 @@ fn a_run_whose_directory_is_moved_or_removed_makes_no_other_one() {
     let (_, stderr) = beside(&folder, || {
         let removed = folder.path("removed");
         std::fs::rename(folder.path("run"), &removed).unwrap();
-        // A file that was being written may come up meanwhile.
+        // A file that is being written may appear meanwhile.
         while removed.exists() {
             let _ = std::fs::remove_dir_all(&removed);
         }
@@ -173,7 +173,7 @@ fn no_run_starts_among_the_checkpoints_of_another() {
     for made in ["checkpoints/new", "checkpoints/.lock", "checkpoints/step-00000004/.lock"] {
         assert!(!folder.path("r/a").join(made).exists(), "{made}");
     }
-    // A folder of runs may have the name.
+    // A folder of runs may have the same name.
     folder.train("checkpoints/a", &["-q"]).ok();
 }
 
@@ -192,7 +192,7 @@ fn a_run_inside_of_its_data_goes_on() {
         let done = folder.train(&run, &[&more[..], &saves].concat()).ok();
         assert!(done.stderr.contains("going on after step 2"), "{}", done.stderr);
         assert!(done.stderr.contains(" of onebox left out"), "{}", done.stderr);
-        // A fork goes beside it, and goes on there.
+        // A fork gets a directory next to it, and continues there.
         folder.train(&run, &[&["--fork", "--set", &data], &saves[..]].concat()).ok();
         let more = ["--resume", "--set", &data, "--set", "train.steps=6"];
         let done = folder.train(&format!("{run}-2"), &[&more[..], &saves].concat()).ok();
@@ -204,6 +204,6 @@ fn a_run_inside_of_its_data_goes_on() {
         done.refused(73, &["text/../text", "data.train", "another --run-dir"]);
     }
     assert!(!folder.path("text/.lock").exists());
-    // What is named for itself is no trouble.
+    // Data that is named file by file is accepted.
     folder.train("text", &["-q", "--set", "data.train=\"text/*.txt\""]).ok();
 }

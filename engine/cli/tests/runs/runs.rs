@@ -1,4 +1,4 @@
-//! `onebox train` and `onebox generate` as a user meets them.
+//! `onebox train` and `onebox generate` from the view of a user.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
@@ -29,7 +29,7 @@ fn a_run_leaves_metrics_config_and_weights() {
     }
     assert_eq!(lines[6]["step"], 4);
     assert_eq!(folder.hash("run").len(), 16);
-    // The resolved config is the same run.
+    // The resolved config gives the same run.
     folder.onebox(&["train", "run/config.ron", "--run-dir", "again", "-q"]).ok();
     assert_eq!(folder.hash("again"), folder.hash("run"));
     let names = |run: &str| {
@@ -79,7 +79,7 @@ fn the_suggested_commands_work() {
 fn quiet_says_nothing_and_a_dry_run_writes_nothing() {
     let folder = Folder::new();
     let done = folder.train("quiet", &["--quiet"]).ok();
-    // What is wrong with the machine, such as cores that it may not bind, it does say.
+    // A quiet run still reports faults of the machine, such as cores that it cannot bind.
     let mut said = done.stderr.lines();
     let warns = |line: &str| line.trim_start().starts_with("WARN") || line.starts_with("warning:");
     assert!(done.stdout.is_empty() && said.all(warns), "{}{}", done.stdout, done.stderr);
@@ -169,7 +169,7 @@ fn an_interrupt_ends_the_run_in_order_and_resume_never_starts_over_what_it_left(
         assert!(started.elapsed() < Duration::from_secs(180), "no steps in three minutes");
         std::thread::sleep(Duration::from_millis(10));
     }
-    // Nobody else may have it meanwhile.
+    // No other process may use the directory meanwhile.
     folder.train("run", &["--overwrite"]).refused(73, &["in use by another onebox"]);
     let killed =
         std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status();
@@ -243,7 +243,7 @@ fn a_run_that_diverges_ends_with_advice() {
     assert!(steps.iter().rev().take(100).all(|line| line["skipped"] == true));
 }
 
-/// A rate that grows makes good states first, and then ruins them.
+/// A growing learning rate makes good states first, and then ruins them.
 #[test]
 fn advice_after_a_divergence_leads_to_states_that_are_good() {
     let folder = Folder::new();
@@ -270,7 +270,7 @@ fn advice_after_a_divergence_leads_to_states_that_are_good() {
     assert!(
         told.contains(&format!("move the checkpoints after step {step} out of run/checkpoints,"))
     );
-    // The loss of these states is that of the next step.
+    // The next step shows the loss of these states.
     let loss = |line: &&serde_json::Value| line["step"] == step + 1 && line["kind"] == "step";
     let loss = folder.metrics("run").iter().find(loss).unwrap()["loss"].as_f64().unwrap();
     assert!(loss < 1.1 * 5.56, "{loss} after step {step}");
@@ -285,14 +285,14 @@ fn advice_after_a_divergence_leads_to_states_that_are_good() {
     let forked =
         folder.train("run", &["--fork", "--set", &calm, "--set", "train.eval_every=0"]).ok();
     assert!(forked.stderr.contains(&format!("going on after step {step}\n")), "{}", forked.stderr);
-    // A rate that ruins them at once leaves nothing to propose.
+    // A rate that ruins the states in the first step leaves no checkpoint to propose.
     let once =
         sets(&[&growing[..3], &["train.stop_after_skipped=3", "schedule.kind=Constant"]].concat());
     let few = folder.train("few", &once).refused(79, &["no checkpoint is older"]).stderr;
     assert!(!few.contains("--fork"), "{few}");
 }
 
-/// Some samples make gradients that this loss scale takes out of fp16's range, others do not.
+/// Some samples make gradients that overflow in fp16 with this loss scale, others do not.
 #[test]
 fn a_run_is_taken_back_as_often_as_it_may_be() {
     let folder = Folder::new();
@@ -318,7 +318,7 @@ fn a_run_is_taken_back_as_often_as_it_may_be() {
         steps.map(|line| (line["step"].as_u64(), line["skipped"] == true)).collect();
     let whole: Vec<_> = (1..=40).map(|step| (Some(step), false)).collect();
     assert_eq!(steps, whole);
-    // What the second try came to is what the first came to, and one more.
+    // The second try has the same result as the first, and one rollback more.
     let first =
         |text: &str| text.lines().find(|line| line.contains("taken back")).map(str::to_owned);
     let cut = |line: Option<String>| {

@@ -1,4 +1,4 @@
-//! Runs that are told to stop, as a shell, a scheduler or a terminal tells them.
+//! Runs that shells, schedulers or terminals stop.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
@@ -7,7 +7,7 @@ use crate::common::{self, CommandOutput, Folder};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// A run that would go on for hours.
+/// A run that would continue for hours.
 const LONG: [&str; 6] = [
     "--set",
     "train.steps=1000000",
@@ -45,7 +45,7 @@ fn start(folder: &Folder, run: &str, more: &[&str]) -> RunningProcess {
     RunningProcess::spawn(command.stdout(Stdio::piped()).stderr(Stdio::piped()))
 }
 
-/// Waits until `run` has so many lines of metrics.
+/// Waits until `run` has `lines` lines of metrics.
 fn until(folder: &Folder, run: &str, lines: usize) {
     let path = folder.path(run).join("metrics.jsonl");
     let since = Instant::now();
@@ -60,7 +60,7 @@ fn send(signal: &str, to: &str) {
     assert!(sent.unwrap().success());
 }
 
-/// What became of it; killed where it does not end.
+/// Waits for the end of the process and returns its result; kills it if it does not end.
 fn ended(mut child: RunningProcess) -> CommandOutput {
     let (id, child) = (child.id(), child.0.take().unwrap());
     let (sender, receiver) = std::sync::mpsc::channel();
@@ -102,15 +102,15 @@ fn an_interrupt_is_no_divergence_and_the_summary_does_not_say_done() {
     let lines = folder.metrics("run");
     assert!(lines.iter().all(|line| line["skipped"] == true), "{lines:?}");
     assert!(!done.stderr.contains("done "), "{}", done.stderr);
-    // Its checkpoint holds the states.
+    // The checkpoint contains the states.
     assert!(!folder.path("run/weights.safetensors").exists());
     folder.onebox(&["generate", "run", "--tokens", "4"]).ok();
 }
 
-/// A checkpoint when it ends, and none before.
+/// The run saves a checkpoint at its end, and no other.
 const SAVES: [&str; 2] = ["--set", "train.checkpoint_every=1000000"];
 
-/// The newest checkpoint that it says it saved is there.
+/// Asserts that the checkpoint of the run's last step exists.
 fn saved(folder: &Folder, run: &str, done: &CommandOutput) {
     assert!(done.stderr.contains("--resume goes on after step"), "{}", done.stderr);
     let steps = folder.metrics(run).iter().filter(|line| line["kind"] == "step").count();
@@ -121,7 +121,7 @@ fn saved(folder: &Folder, run: &str, done: &CommandOutput) {
 fn a_signal_that_is_sent_twice_at_once_loses_nothing() {
     use std::os::unix::process::CommandExt;
     let folder = Folder::new();
-    // As `timeout` sends SIGTERM: to the child, then to its group; as a closed terminal sends SIGHUP.
+    // `timeout` sends SIGTERM to the child, then its group. A closed terminal does so with SIGHUP.
     for (run, signals) in [
         ("timeout", ["-TERM", "-TERM"]),
         ("terminal", ["-HUP", "-HUP"]),
@@ -135,7 +135,7 @@ fn a_signal_that_is_sent_twice_at_once_loses_nothing() {
         let id = child.id();
         let line = format!("kill {} {id} && kill {} -{id}", signals[0], signals[1]);
         assert!(Command::new("sh").args(["-c", &line]).status().unwrap().success());
-        // Of two that wait, the kernel chooses the first, so either may be named.
+        // The kernel chooses the order of two pending signals, so either may be named.
         let done = ended(child).refused(75, &["topping after this step and saving"]);
         saved(&folder, run, &done);
     }
@@ -159,14 +159,14 @@ fn a_signal_that_was_ignored_at_the_start_stays_ignored() {
     assert!(!done.stderr.contains("SIGHUP"), "{}", done.stderr);
 }
 
-/// Runs with a stderr that takes a page and is read by nobody: training goes on, and what is asked for happens.
+/// Runs with a full stderr that nobody reads: training continues, and signals have their effect.
 fn stalled(signals: &[(&str, u64)]) -> (Folder, Option<i32>) {
     let folder = Folder::new();
     let (_reader, mut writer) = std::io::pipe().unwrap();
     // A pipe holds 16 pages.
     std::io::Write::write_all(&mut writer, &vec![b' '; 15 * 4096]).unwrap();
     let mut command = folder.command(&["train", "tiny.ron", "--run-dir", "run"]);
-    // Each checkpoint is told in a line.
+    // Each checkpoint writes a line.
     command.args(LONG).args(["--set", "train.checkpoint_every=1"]);
     let mut child = RunningProcess::spawn(command.stdout(Stdio::null()).stderr(writer));
     drop(command);
@@ -198,11 +198,11 @@ fn a_reader_of_stderr_that_stalls_stops_neither_training_nor_its_end() {
 fn a_second_ctrl_c_ends_the_process_at_once() {
     let (folder, code) = stalled(&[("-INT", 0), ("-INT", 1100)]);
     assert_eq!(code, Some(130));
-    // Whatever it was doing.
+    // The lock is free after any end.
     folder.train("run", &["--resume", "--dry-run"]).ok();
 }
 
-/// Waits for what comes within three minutes.
+/// Waits at most three minutes for an event.
 fn wait_for(what: &str, mut came: impl FnMut() -> bool) {
     let since = Instant::now();
     while !came() {
@@ -211,8 +211,8 @@ fn wait_for(what: &str, mut came: impl FnMut() -> bool) {
     }
 }
 
-/// Sends SIGTERM to `onebox train` as soon as it holds `open` open, while one kind of system call, on `path` where that is
-/// given, takes longer than this test waits: no thread that makes one gets on.
+/// Sends SIGTERM to `onebox train` when it holds `open` open. One kind of system call, on `path` if
+/// that is given, lasts longer than this test waits: no thread that makes this call continues.
 fn stuck(
     folder: &Folder,
     (call, path): (&str, Option<&str>),
@@ -221,7 +221,7 @@ fn stuck(
 ) -> CommandOutput {
     let (calls, delay) = (format!("trace={call}"), format!("inject={call}:delay_enter=100000000"));
     let mut command = Command::new("strace");
-    // The process itself is the child, and the tracer is nobody's.
+    // The process itself is the child, and the tracer is detached.
     command.args(["-D", "-f", "-qq", "-o", "/dev/null", "-e", &calls, "-e", &delay]);
     if let Some(path) = path {
         command.arg("-P").arg(folder.path(path));
@@ -235,12 +235,12 @@ fn stuck(
         let fds = std::fs::read_dir(format!("{process}/fd"));
         let all = fds.into_iter().flatten().flatten();
         let mut all = all.filter(|fd| std::fs::read_link(fd.path()).is_ok_and(|to| to == open));
-        // The metrics are looked at before, too: what counts is that they are open to append.
+        // The metrics are also read before. Only a descriptor for appending counts.
         all.any(|fd| !open.ends_with("metrics.jsonl") || appends(&process, &fd.file_name()))
     });
     send("-TERM", &child.id().to_string());
     wait_for("the last words", || folder.read("stderr").contains("interrupted "));
-    // The tracer keeps even the dead to the end of their calls.
+    // The tracer keeps even dead threads until the end of their calls.
     let status = std::fs::read_to_string(format!("{process}/status")).unwrap_or_default();
     let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:"));
     if let Some(tracer) = tracer.map(str::trim).filter(|tracer| *tracer != "0") {
@@ -251,7 +251,7 @@ fn stuck(
     CommandOutput { code: status.code().unwrap_or(-1), stdout: String::new(), stderr }
 }
 
-/// Whether a process has a descriptor open to append, by its flags in octal.
+/// Whether a process has a descriptor open for appending, by its flags in octal.
 fn appends(process: &str, descriptor: &std::ffi::OsStr) -> bool {
     let info = format!("{process}/fdinfo/{}", descriptor.display());
     let info = std::fs::read_to_string(info).unwrap_or_default();
@@ -270,7 +270,7 @@ fn a_signal_is_heard_before_the_first_step_whatever_the_process_waits_for() {
     let done = stuck(&folder, ("read", Some("text.txt")), "text.txt", &[]).refused(75, &[nothing]);
     assert!(done.stderr.starts_with(nothing), "{}", done.stderr);
     assert!(!folder.path("run").exists());
-    // Memory of the ranks, which is asked for behind the metrics.
+    // Memory of the ranks, which is requested after the metrics are open.
     let step_0 = ["interrupted after step 0; nothing is lost: --resume starts at step 1\n"];
     stuck(&folder, ("madvise", None), "run/metrics.jsonl", &[]).refused(75, &step_0);
     let every = ["--set", "train.checkpoint_every=4"];
@@ -281,7 +281,7 @@ fn a_signal_is_heard_before_the_first_step_whatever_the_process_waits_for() {
     hashed.refused(75, &[nothing]);
     let step_4 = ["interrupted after step 4; --resume goes on after step 4\n"];
     stuck(&folder, ("madvise", None), "run/metrics.jsonl", &more).refused(75, &step_4);
-    // Nothing is lost.
+    // No state is lost.
     folder.train("run", &[&more[..], &["-q"]].concat()).ok();
     folder.train("whole", &[&more[1..], &every[..], &["-q"]].concat()).ok();
     assert_eq!(folder.hash("run"), folder.hash("whole"));
@@ -294,7 +294,7 @@ fn without_a_thread_to_hear_it_a_signal_ends_the_process() {
     }
     let folder = Folder::new();
     let mut command = Command::new("strace");
-    // The second thread is the one that would hear.
+    // The second thread is the one that handles signals.
     let refused = "inject=clone3,clone:error=EAGAIN:when=2";
     command.args(["-D", "-qq", "-o", "/dev/null", "-e", "trace=clone3,clone", "-e", refused]);
     command.arg(env!("CARGO_BIN_EXE_onebox")).args(["train", "tiny.ron", "--run-dir", "run"]);

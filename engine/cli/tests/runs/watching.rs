@@ -1,4 +1,4 @@
-//! Curves of runs: the event files that TensorBoard reads, and reports.
+//! Curves of runs: event files for TensorBoard, and reports.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
 
@@ -6,7 +6,7 @@ use crate::common::Folder;
 use std::path::Path;
 use std::process::Command;
 
-/// With event files, and a checkpoint after every second step.
+/// Settings with event files, and a checkpoint after every second step.
 const WATCHED: [&str; 10] = [
     "-q",
     "--set",
@@ -20,7 +20,7 @@ const WATCHED: [&str; 10] = [
     "--set",
 ];
 
-/// The files of a run, by name.
+/// Names of the event files of a run, sorted.
 fn event_files(run: &Path) -> Vec<String> {
     let names = std::fs::read_dir(run).unwrap().map(|entry| entry.unwrap().file_name());
     let mut names: Vec<String> = names.map(|name| name.into_string().unwrap()).collect();
@@ -29,7 +29,7 @@ fn event_files(run: &Path) -> Vec<String> {
     names
 }
 
-/// The payload of every whole record.
+/// The payload of every complete record.
 fn records(path: &Path) -> Vec<Vec<u8>> {
     let bytes = std::fs::read(path).unwrap();
     let (mut at, mut records) = (0, Vec::new());
@@ -42,7 +42,7 @@ fn records(path: &Path) -> Vec<Vec<u8>> {
     records
 }
 
-/// TensorBoard's reader finds the curves of `metrics.jsonl`, where it is installed.
+/// Asserts that TensorBoard's reader, if it is installed, finds the curves of `metrics.jsonl`.
 fn tensorboard_reads(run: &Path) {
     let Some(python) = std::env::var_os("ONEBOX_TENSORBOARD") else {
         let none = "ONEBOX_TENSORBOARD names no Python with tensorboard; scripts/check-tensorboard --fetch installs one";
@@ -62,7 +62,7 @@ fn the_curves_of_a_run_that_crashed_and_went_on_are_whole() {
     folder.train("run", &[&WATCHED[..], &["train.steps=5"]].concat()).ok();
     let run = folder.path("run");
     tensorboard_reads(&run);
-    // As if it had crashed in its fifth step, after the checkpoint of step 2 and before that of step 4.
+    // The run looks like a crash in step 5, after the checkpoint of step 2.
     for step in [4, 5] {
         std::fs::remove_dir_all(run.join(format!("checkpoints/step-{step:08}"))).unwrap();
     }
@@ -112,7 +112,7 @@ fn a_first_loss_that_the_weights_cannot_have_is_warned_of_once() {
     assert_eq!(wide.stderr.matches("warning: the loss of step 1 is").count(), 1, "{}", wide.stderr);
     assert!(wide.stderr.contains("model.init_std (0.9)"), "{}", wide.stderr);
 
-    // Weights that were hardly trained, which then count as a model from elsewhere.
+    // These weights were hardly trained, and then count as a model from elsewhere.
     folder.onebox(&["checkpoint", "export", "usual", "hf", "--to", "safetensors"]).ok();
     let from =
         "(model: (from: \"hf\"), data: (train: \"text.txt\", tokenizer: None), train: (steps: 1))";
@@ -136,7 +136,7 @@ fn two_runs(folder: &Folder) -> [&'static str; 2] {
 fn a_report_is_one_page_that_loads_nothing_and_shows_every_curve_of_every_run() {
     let folder = Folder::new();
     let runs = two_runs(&folder);
-    // One of them is still training, and its last line is not whole.
+    // One run is still training, and its last line is incomplete.
     let metrics = folder.read("wide/metrics.jsonl");
     let begun = metrics.split_inclusive('\n').take(3).collect::<String>() + "{\"kind\":\"st";
     std::fs::write(folder.path("wide/metrics.jsonl"), begun).unwrap();
@@ -167,7 +167,7 @@ fn a_report_is_one_page_that_loads_nothing_and_shows_every_curve_of_every_run() 
     for words in ["optimizer.lr", "2/4", "4/4", "not done", "done; state "] {
         assert!(page.contains(words), "{words}");
     }
-    // A report replaces a report, and nothing else.
+    // A report replaces only another report.
     folder.onebox(&report).ok();
     folder
         .onebox(&["report", "wide", "-o", "tiny.ron"])
@@ -209,7 +209,7 @@ fn a_report_of_nothing_is_refused() {
         .refused(73, &["none: no run is there"]);
     assert!(!folder.path("a.html").exists());
     folder.onebox(&["report", "run"]).refused(2, &["--output <PAGE.html>", "--csv"]);
-    // A run that has only just begun has no curves yet.
+    // A run that has just begun has no curves yet.
     std::fs::write(folder.path("run/metrics.jsonl"), "").unwrap();
     folder.onebox(&["report", "run", "-o", "begun.html"]).ok();
     let begun = folder.read("begun.html");

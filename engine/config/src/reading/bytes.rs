@@ -6,7 +6,7 @@ use topology::units::UNITS;
 /// Reads a size such as `"512MiB"`: a decimal number, then `KiB MiB GiB TiB kB MB GB TB` or `B`.
 ///
 /// Digits may be grouped by `_`, a space may stand before the unit, and a fraction of a byte is
-/// dropped. The error says what is wrong in words that follow "the size".
+/// dropped. The error is a text that continues "the size".
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let trimmed = text.trim();
     let split = trimmed
@@ -46,8 +46,8 @@ fn unit_scale(unit: &str) -> Result<u64, String> {
     })
 }
 
-/// Writes a size so that [`parse_bytes`] reads the same number: in the largest unit that fits if
-/// two decimals are enough there, else in a smaller one without decimals.
+/// Writes a size so that [`parse_bytes`] reads the same number. Uses the largest unit that fits if
+/// two decimals are enough, else a smaller unit without decimals.
 pub fn format_bytes(bytes: u64) -> String {
     let binary = UNITS.iter().rev().filter(|(unit, _)| unit.ends_with("iB"));
     for (index, (unit, scale)) in binary.filter(|(_, scale)| bytes >= *scale).enumerate() {

@@ -1,4 +1,4 @@
-//! The kinds of values that a section holds, each read by one call.
+//! Reads the kinds of values that a section holds, with one method for each kind.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -12,7 +12,7 @@ use super::{
 };
 
 impl Section<'_, '_> {
-    /// A whole number.
+    /// Reads a whole number.
     pub(crate) fn uint<T: TryFrom<u64> + Default + Display>(
         &mut self,
         key: Declaration,
@@ -23,7 +23,7 @@ impl Section<'_, '_> {
         self.leaf(key, or, values, T::to_string, |reader, node| whole(reader, node, &range))
     }
 
-    /// A whole number, or 0 where it is not known.
+    /// Reads a whole number; 0 is unknown.
     pub(crate) fn uint_or_unknown<T: TryFrom<u64> + Default + Display>(
         &mut self,
         key: Declaration,
@@ -39,7 +39,7 @@ impl Section<'_, '_> {
         })
     }
 
-    /// A whole number or `None`.
+    /// Reads a whole number or `None`.
     pub(crate) fn uint_or_none(
         &mut self,
         key: Declaration,
@@ -51,13 +51,13 @@ impl Section<'_, '_> {
         })
     }
 
-    /// A finite number.
+    /// Reads a finite number.
     pub(crate) fn float(&mut self, key: Declaration, within: Interval, or: KeyDefault<f32>) -> f32 {
         let values = format!("number {}", within.words());
         self.leaf(key, or, values, float_text, |reader, node| reader.item(node).float(within))
     }
 
-    /// A finite number or `None`.
+    /// Reads a finite number or `None`.
     pub(crate) fn float_or_none(
         &mut self,
         key: Declaration,
@@ -70,7 +70,7 @@ impl Section<'_, '_> {
         })
     }
 
-    /// A finite number, or none for `Auto`, which is the default.
+    /// Reads a finite number, or `Auto` as `None`; `Auto` is the default.
     pub(crate) fn float_or_auto(&mut self, key: Declaration, within: Interval) -> Option<f32> {
         let values = format!("number {}, or `Auto`", within.words());
         let show = |value: &Option<f32>| value.as_ref().map_or_else(|| "Auto".into(), float_text);
@@ -80,20 +80,20 @@ impl Section<'_, '_> {
         })
     }
 
-    /// `true` or `false`.
+    /// Reads `true` or `false`.
     pub(crate) fn flag(&mut self, key: Declaration, or: KeyDefault<bool>) -> bool {
         let values = "`true` or `false`".into();
         self.leaf(key, or, values, bool::to_string, |reader, node| reader.item(node).bool())
     }
 
-    /// A size in bytes, from 1 KiB to `most`.
+    /// Reads a size in bytes, from 1 KiB to `most`.
     pub(crate) fn bytes(&mut self, key: Declaration, most: u64, or: KeyDefault<u64>) -> u64 {
         let show = |bytes: &u64| quoted(&format_bytes(*bytes));
         let values = format!("size such as `\"512MiB\"`, at most {}", format_bytes(most));
         self.leaf(key, or, values, show, |reader, node| reader.item(node).bytes(&(1 << 10..=most)))
     }
 
-    /// A string that `check` finds nothing wrong with.
+    /// Reads a string that `check` accepts.
     pub(crate) fn text(
         &mut self,
         key: Declaration,
@@ -117,7 +117,7 @@ impl Section<'_, '_> {
         )
     }
 
-    /// A path, or as it stands a name that `is_known`, where no file has it.
+    /// Reads a path. A name that `is_known` stays unchanged, unless there is a file of this name.
     pub(crate) fn path_or_name(
         &mut self,
         key: Declaration,
@@ -137,7 +137,7 @@ impl Section<'_, '_> {
         )
     }
 
-    /// A path or `None`.
+    /// Reads a path or `None`.
     pub(crate) fn path(
         &mut self,
         key: Declaration,
@@ -166,7 +166,7 @@ fn whole<T: TryFrom<u64>>(
     })
 }
 
-/// `None`, `Some(value)` or the plain value.
+/// Parses `None`, `Some(value)` or the plain value.
 fn optional<T>(node: &Node, parse: impl FnOnce(&Node) -> ParseResult<T>) -> ParseResult<Option<T>> {
     match &node.kind {
         NodeKind::Tuple { name: Some(name), items } if name == "Some" => match items.as_slice() {
@@ -178,12 +178,12 @@ fn optional<T>(node: &Node, parse: impl FnOnce(&Node) -> ParseResult<T>) -> Pars
     }
 }
 
-/// RON without `Some`: a config takes the plain value.
+/// Shows an option without `Some`, as a config writes it.
 fn some_text<T>(show: impl Fn(&T) -> String) -> impl Fn(&Option<T>) -> String {
     move |value| value.as_ref().map_or_else(|| "None".into(), &show)
 }
 
-/// A path joined to the directory of its file, or to the working directory from `--set`.
+/// Joins a path to the directory of its file; a path of `--set` to the working directory.
 pub(super) fn absolute(reader: &ConfigReader, node: &Node) -> ParseResult<String> {
     let text = reader.item(node).string()?;
     let complain = |why: &str| Complaint {

@@ -1,49 +1,49 @@
-//! What is said of a key.
+//! Declarations and descriptions of keys.
 
 use crate::ResumeEffect;
 
-/// What is said of a key where it is declared.
+/// Declaration of a key.
 #[derive(Clone, Copy)]
 pub(crate) struct Declaration {
-    /// Its name in its section.
+    /// Name of the key in its section.
     pub(crate) name: &'static str,
-    /// What it means, and its unit.
+    /// Meaning of the key, and its unit.
     pub(crate) doc: &'static str,
-    /// What a change of it means. None: the same as of the choice that has it.
+    /// Effect of a change of the key. None: the effect of the choice that has the key.
     pub(crate) resume: Option<ResumeEffect>,
 }
 
 impl Declaration {
-    /// The key called `name`.
+    /// Declares the key `name`.
     pub(crate) const fn new(name: &'static str, doc: &'static str) -> Self {
         Self { name, doc, resume: None }
     }
 
-    /// The same, with what a change of it means.
+    /// Returns the declaration with the effect of a change.
     pub(crate) const fn resume(self, effect: ResumeEffect) -> Self {
         Self { resume: Some(effect), ..self }
     }
 }
 
-/// A key, and what can be said of it.
+/// Description of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Key {
-    /// Dotted: `model.layers`.
+    /// Dotted name, such as `model.layers`.
     pub name: String,
-    /// The variant that has it: `Cpu`, for `device.count`.
+    /// Variant that has the key: `Cpu` for `device.count`.
     pub of: Option<&'static str>,
-    /// The values that it takes, in words; `a section` of one that holds others.
+    /// Allowed values in words; `a section` if the key holds other keys.
     pub values: String,
-    /// What it is where it is left out, in RON or in words; none of a required key.
+    /// Default in RON or in words; `None` for a required key.
     pub default: Option<String>,
-    /// What it means, and its unit.
+    /// Meaning of the key, and its unit.
     pub doc: &'static str,
-    /// What a change of it means for a run that is resumed; none of a section, and of a box.
+    /// Effect of a change on a run that is resumed; `None` for a section and for a key of a box.
     pub resume: Option<ResumeEffect>,
 }
 
 impl Key {
-    /// Whether it holds other keys.
+    /// Whether the key holds other keys.
     pub fn is_section(&self) -> bool {
         self.values == "a section"
     }

@@ -1,8 +1,8 @@
-//! The account of a reading: every text, every error, every place, every origin.
+//! State of a reading: every text, every error, every place, every origin.
 //!
-//! A value that cannot be read is reported, marked, and replaced by a stand-in, so that reading
-//! goes on and all errors come out together. A stand-in never leaves this module's callers:
-//! a reader with problems yields no configuration.
+//! A value that cannot be read is reported, marked, and replaced by a stand-in. Reading continues,
+//! so that all errors are reported together. A stand-in never leaves the callers of this module: a
+//! reader with problems returns no configuration.
 
 use std::collections::{HashMap, HashSet};
 
@@ -12,7 +12,7 @@ use super::{
 };
 use crate::Origin;
 
-/// Sources, and what is known about the keys read so far.
+/// Texts, and the state of the keys that were read.
 #[derive(Default)]
 pub(crate) struct ConfigReader {
     pub(crate) sources: Vec<ConfigSource>,
@@ -21,22 +21,23 @@ pub(crate) struct ConfigReader {
     pub(crate) places: HashMap<String, Span>,
     pub(crate) known: Vec<String>,
     pub(crate) unknown: Vec<UnknownKey>,
-    /// Errors about missing keys, held back until the unknown ones are known.
+    /// Errors about missing keys, held back until all unknown keys are known.
     pub(crate) missing: Vec<Problem>,
-    /// The text comes from a checkpoint or a run: it may be of another version, of another machine, or made up.
+    /// Whether the text is from a checkpoint or a run. It may be of another version, of another
+    /// machine, or forged.
     pub(crate) stored: bool,
-    /// A box that it names is nobody's concern.
+    /// Whether the box that the text names is not read.
     pub(crate) boxless: bool,
-    /// The ranks are looked for: the box need not hold those of the text.
+    /// Whether a search chooses the ranks. Then the box may be too small for the ranks of the text.
     pub(crate) searched: bool,
-    /// Unknown keys of such a text.
+    /// Unknown keys of a stored text.
     pub(crate) ignored: Vec<String>,
     pub(crate) bad: HashSet<String>,
-    /// Every key that can be read, where that is what is asked for.
+    /// Descriptions of all keys, if they are collected.
     pub(crate) described: Option<Vec<Key>>,
 }
 
-/// A key that nobody asked for.
+/// A key that no section has read.
 pub(crate) struct UnknownKey {
     pub(crate) section: String,
     pub(crate) owner: String,
@@ -51,7 +52,7 @@ impl ConfigReader {
         self.sources.len() - 1
     }
 
-    /// The file in which a place is; none on the command line.
+    /// File of a place; `None` for the command line.
     pub(crate) fn file(&self, place: Span) -> Option<&ConfigSource> {
         let source = self.sources.get(place.source)?;
         matches!(source.kind, SourceKind::File { .. }).then_some(source)
@@ -67,21 +68,22 @@ impl ConfigReader {
         self.problems.push(Problem::at(key, place, complaint));
     }
 
-    /// Reports a rule that does not hold.
+    /// Reports a broken rule.
     pub(crate) fn refuse(&mut self, Violation { message, help, values }: Violation) {
         let key = values.first().map_or("", |(key, _)| key).to_string();
         let spots = values.into_iter().map(|(key, label)| self.spot(key, label)).collect();
         self.problems.push(Problem { key, message, help, spots });
     }
 
-    /// Reports what is wrong with the value of a key, and where that stands.
+    /// Reports an error of a key's value at its place.
     pub(crate) fn refuse_value(&mut self, key: &str, Complaint { message, help }: Complaint) {
         let spot = self.places.get(key).map(|at| Spot::At(*at, String::new()));
         let spots = spot.into_iter().collect();
         self.problems.push(Problem { key: key.into(), message, help, spots });
     }
 
-    /// Reports that a checkpoint's config names a box: opening that file would lead out of the checkpoint.
+    /// Reports that a checkpoint's config names a box. The file of the box is outside of the
+    /// checkpoint and is not opened.
     pub(crate) fn report_box(&mut self, key: &str, path: &str) {
         let message = format!("a checkpoint's config names the box `{}`", short(path));
         let help = "no run on a described box saves checkpoints, so onebox did not write this one: \
@@ -110,12 +112,12 @@ impl ConfigReader {
         !keys.iter().any(|key| self.bad.contains(*key))
     }
 
-    /// Marks a key whose value is not valid.
+    /// Marks a key with an invalid value.
     pub(crate) fn mark_bad(&mut self, key: &str) {
         self.bad.insert(key.into());
     }
 
-    /// The value of `key` as a part of an error: its place, or where its default comes from.
+    /// Shows the value of `key` in an error: its place, or the origin of its default.
     pub(crate) fn spot(&self, key: &str, label: String) -> Spot {
         if let Some(place) = self.places.get(key) {
             return Spot::At(*place, label);
@@ -128,8 +130,9 @@ impl ConfigReader {
         })
     }
 
-    /// Reports unknown keys, and missing ones that no unknown key is a misspelling of. A key whose error will not
-    /// be shown gets no help: looking for what each of very many was meant to be would take long.
+    /// Reports unknown keys. Also reports missing keys, except keys that an unknown key may
+    /// misspell. An error that is not shown gets no help, because the search would be slow for very
+    /// many keys.
     pub(crate) fn report_unknown(&mut self) {
         let mut missing = std::mem::take(&mut self.missing);
         let mut unknown = std::mem::take(&mut self.unknown);
@@ -148,7 +151,7 @@ impl ConfigReader {
         self.problems.append(&mut missing);
     }
 
-    /// Takes the keys of a stored text out of `unknown`, and leaves those of `--set`.
+    /// Moves the keys of a stored text from `unknown` to `ignored`; the keys of `--set` remain.
     fn ignore(&mut self, unknown: &mut Vec<UnknownKey>) {
         if !self.stored {
             return;
@@ -160,13 +163,13 @@ impl ConfigReader {
         self.ignored.extend(ignored.map(name));
     }
 
-    /// All problems as the error of the file `name`.
+    /// Returns all problems as the error of the file `name`.
     pub(crate) fn into_error(mut self, name: &str) -> ConfigError {
         self.problems.sort_by_key(Problem::order);
         ConfigError { name: name.into(), sources: self.sources, problems: self.problems }
     }
 
-    /// Takes over what the reader of another file found; its keys get a prefix.
+    /// Adds the results of another file's reader; its keys get a prefix.
     pub(crate) fn absorb(&mut self, mut other: Self, prefix: &str) {
         let shift = self.sources.len();
         let moved = |place: &Span| Span { source: place.source + shift, ..*place };

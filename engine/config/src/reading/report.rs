@@ -1,6 +1,6 @@
-//! Errors of a configuration: every one with its place, the value found and a remedy.
+//! Errors of a configuration, each with its place, the value found and a remedy.
 //!
-//! The rendering is plain text after the manner of rustc; `Display` is the whole of it.
+//! `Display` writes plain text in the style of rustc.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use topology::counted;
 
 use super::{ConfigSource, SourceKind, Span};
 
-/// Errors shown in full; a file of nonsense should not fill the screen.
+/// Most errors that are shown, so that a file of nonsense does not fill the screen.
 pub(crate) const SHOWN: usize = 50;
 
 /// Columns of a source line that are shown around an error.
@@ -23,7 +23,7 @@ pub(crate) struct Complaint {
 
 pub(crate) type ParseResult<T> = Result<T, Complaint>;
 
-/// Everything that is wrong with a configuration. `Display` prints all of it.
+/// All errors of a configuration. `Display` prints the first 50 of them and the number of the rest.
 #[derive(Debug)]
 pub struct ConfigError {
     pub(crate) name: String,
@@ -36,30 +36,30 @@ pub struct ConfigError {
 pub struct Problem {
     /// The dotted key; empty for errors that concern no key, such as syntax.
     pub key: String,
-    /// What is wrong with the value that was found.
+    /// Description of the error.
     pub message: String,
-    /// What to do about it.
+    /// Remedy for the error.
     pub help: String,
     pub(crate) spots: Vec<Spot>,
 }
 
-/// A rule between keys that does not hold.
+/// A broken rule between keys.
 #[derive(Debug)]
 pub struct Violation {
-    /// What is wrong, with the values and the arithmetic.
+    /// Description of the error, with the values and the arithmetic.
     pub message: String,
-    /// What to do.
+    /// Remedy for the error.
     pub help: String,
-    /// The keys that take part, each with what its value means here; the one to blame first.
+    /// The keys of the rule, each with the meaning of its value here. The key to blame is first.
     pub values: Vec<(&'static str, String)>,
 }
 
-/// A value that takes part in an error.
+/// A value that an error shows.
 #[derive(Clone, Debug)]
 pub(crate) enum Spot {
-    /// It stands in a text.
+    /// The place of the value in a text, and a label.
     At(Span, String),
-    /// It does not (a default): said in words.
+    /// A description of a value that is in no text, such as a default.
     Note(String),
 }
 
@@ -69,7 +69,7 @@ impl ConfigError {
         &self.problems
     }
 
-    /// The text that an error stands in, such as a file, with its line and column.
+    /// Name of the text of an error, such as a file, with line and column.
     pub fn place(&self, problem: &Problem) -> Option<(&str, usize, usize)> {
         let at = problem.place()?;
         let source = self.sources.get(at.source)?;
@@ -77,14 +77,15 @@ impl ConfigError {
         Some((&source.name, spotted.line, spotted.col))
     }
 
-    /// The file that an error counts for: that of its first value, or the config, if the value stands in no file.
+    /// File for which an error counts: the file of its first value, or the config if the value is
+    /// in no file.
     fn file(&self, problem: &Problem) -> &str {
         let first = problem.place().and_then(|at| self.sources.get(at.source));
         let of_file = first.filter(|source| matches!(source.kind, SourceKind::File { .. }));
         of_file.map_or(&self.name, |source| &source.name)
     }
 
-    /// The same without lines of the text `name`, which its user has not written.
+    /// Returns the error without lines of the text `name`, which the user has not written.
     #[must_use]
     pub fn without_text(mut self, name: &str) -> Self {
         let is_own = |spot: &Spot| match spot {
@@ -108,12 +109,12 @@ impl Problem {
         Self { key: key.into(), message, help, spots: vec![Spot::At(place, String::new())] }
     }
 
-    /// Where the error is first of all; errors without a place come first.
+    /// Sort key of an error: its first place. Errors without a place come first.
     pub(crate) fn order(&self) -> (usize, usize) {
         self.place().map_or((0, 0), |at| (at.source + 1, at.start))
     }
 
-    /// The first value that stands in a text.
+    /// Place of the first value that is in a text.
     fn place(&self) -> Option<Span> {
         self.spots.iter().find_map(|spot| match spot {
             Spot::At(place, _) => Some(*place),
@@ -155,7 +156,7 @@ fn render_problem(
 ) -> fmt::Result {
     let key = match problem.key.char_indices().nth(WIDTH) {
         _ if problem.key.is_empty() => String::new(),
-        // No key of a config is so long.
+        // A key of a config is never this long.
         Some((end, _)) => format!("{}...: ", &problem.key[..end]),
         None => format!("{}: ", problem.key),
     };
@@ -179,7 +180,8 @@ fn render_problem(
     writeln!(out, "{pad} = help: {}", sentence(&problem.help))
 }
 
-/// The lines of all spots: the source of the first leads, its lines in order; then the others.
+/// Writes the lines of all spots. The source of the first spot leads, with its lines in order; then
+/// the other sources follow.
 fn render_spots(
     out: &mut fmt::Formatter<'_>,
     spots: &mut [(Span, &str)],
@@ -218,7 +220,7 @@ fn render_spots(
     Ok(())
 }
 
-/// `file:line:col`, or `--set key=value`.
+/// Address of a place: `file:line:col`, or `command line`.
 fn address(source: &ConfigSource, place: Span) -> String {
     match source.kind {
         SourceKind::File { .. } => {
@@ -237,7 +239,8 @@ fn gutter_width(spots: &[(Span, &str)], sources: &[ConfigSource]) -> usize {
     lines.max().map_or(1, |line| line.to_string().len())
 }
 
-/// The part of a line around `within`, safe to print; the column and width of the underline.
+/// Part of a line around `within` that is safe to print, with the column and width of the
+/// underline.
 fn excerpt(line: &str, within: std::ops::Range<usize>) -> (String, usize, usize) {
     let count = |text: Option<&str>| text.unwrap_or_default().chars().count();
     let from = count(line.get(..within.start));
@@ -254,7 +257,7 @@ fn excerpt(line: &str, within: std::ops::Range<usize>) -> (String, usize, usize)
     (format!("{lead}{}{tail}", clean(&piece)), column, width.min(WIDTH + lead.len() - column + 1))
 }
 
-/// One line without control characters, so that a file cannot write to the terminal.
+/// Replaces control characters and line ends, so that a file cannot write to the terminal.
 fn clean(text: &str) -> String {
     let printable = |c: char| match c {
         '\t' => ' ',
@@ -266,9 +269,9 @@ fn clean(text: &str) -> String {
     text.chars().map(printable).collect()
 }
 
-/// A message, which may quote paths and commands with paths as a whole.
+/// Makes a message safe to print; the message may quote whole paths and commands.
 fn sentence(text: &str) -> String {
-    /// Characters of the longest one.
+    /// Most characters of a message.
     const LONGEST: usize = 10_000;
     ForeignText::new(clean(text), LONGEST).to_string()
 }

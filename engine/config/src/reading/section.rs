@@ -1,4 +1,4 @@
-//! One `( ... )` of a tree, read key by key.
+//! Reads one `( ... )` of a tree key by key.
 
 use super::{
     Complaint, ConfigReader, Declaration, Field, Key, Node, NodeKind, ParseResult, Problem, Span,
@@ -6,34 +6,34 @@ use super::{
 };
 use crate::{Origin, ResumeEffect};
 
-/// What a key is when the text leaves it out.
+/// Value of a key that the text leaves out.
 pub(crate) enum KeyDefault<T> {
-    /// An error; an example of the key for the help.
+    /// The key is required; the text is an example for the help.
     Required(&'static str),
     /// A fixed value.
     Default(T),
-    /// Computed, how in words, from these keys.
+    /// A value computed from other keys: the value, the computation in words, and these keys.
     Derived(T, &'static str, &'static [&'static str]),
 }
 
-/// An enum of a config. Its variants may have keys of their own: `Delayed(after_step: 40)`.
+/// Enum of a config. Its variants may have keys: `Delayed(after_step: 40)`.
 pub(crate) trait Choice: Sized {
-    /// What the defaults of a variant's keys follow from.
+    /// Values that the defaults of a variant's keys depend on.
     type Context: Copy;
     /// Each variant, as a config writes it.
     const EXAMPLES: &'static [&'static str];
 
-    /// The variant's name.
+    /// Name of the variant.
     fn name(&self) -> &'static str;
 
-    /// Reads the variant of this name, which is one of the examples'.
+    /// Reads the variant of this name, which is in `EXAMPLES`.
     fn read(variant: &str, section: &mut Section<'_, '_>, context: Self::Context) -> Self;
 }
 
 impl ConfigReader {
-    /// Reads the whole tree as one section; then unknown keys are reported.
+    /// Reads the whole tree as one section, and then reports unknown keys.
     ///
-    /// `owner` says in messages who has the keys at the top: "a config".
+    /// `owner` names the owner of the top-level keys in messages: "a config".
     pub(crate) fn read<T>(
         &mut self,
         root: &Node,
@@ -77,29 +77,29 @@ impl ConfigReader {
 /// One `( ... )` of the tree.
 struct Group<'n> {
     path: String,
-    /// Who has these keys, for messages: "`model`", "`Cpu`".
+    /// Owner of the keys in messages: "`model`", "`Cpu`".
     owner: String,
-    /// Of a choice with keys.
+    /// Variant that has the keys, if they belong to a choice.
     variant: Option<&'static str>,
-    /// The effect of that choice.
+    /// Effect of a change of the choice.
     resume: Option<ResumeEffect>,
     fields: &'n [Field],
-    /// Where a missing key is missing.
+    /// Place that the error of a missing key shows.
     at: Span,
-    /// It was reported itself: its keys are bad without further words.
+    /// Whether this group is already reported. Its keys are then bad without further errors.
     broken: bool,
 }
 
-/// One `( ... )` of the tree, being read.
+/// One `( ... )` of the tree while it is read.
 pub(crate) struct Section<'r, 'n> {
     pub(crate) reader: &'r mut ConfigReader,
     group: Group<'n>,
-    /// Those that were asked for.
+    /// Keys that were read.
     keys: Vec<&'static str>,
 }
 
 impl<'n> Section<'_, 'n> {
-    /// The field called `key`, from now on a known key.
+    /// Returns the field `key`, which becomes a known key.
     fn take(&mut self, key: &'static str) -> (String, Option<&'n Field>) {
         let path = join(&self.group.path, key);
         self.reader.known.push(path.clone());
@@ -114,7 +114,7 @@ impl<'n> Section<'_, 'n> {
         (path, field)
     }
 
-    /// Refuses a key of earlier versions; `why` says what became of it.
+    /// Refuses a key of earlier versions; `why` explains the change.
     pub(crate) fn removed(&mut self, key: &'static str, why: &str) {
         let Some(field) = self.group.fields.iter().find(|field| field.key == key) else { return };
         self.keys.push(key);
@@ -123,7 +123,8 @@ impl<'n> Section<'_, 'n> {
         self.reader.report(&join(&self.group.path, key), field.key_place, complaint);
     }
 
-    /// A single value: in words `values`, read by `parse`, shown by `show`.
+    /// Reads a single value. `values` describes the allowed values, `parse` reads a value, and
+    /// `show` writes it.
     pub(crate) fn leaf<T: Default>(
         &mut self,
         key: Declaration,
@@ -153,7 +154,7 @@ impl<'n> Section<'_, 'n> {
         }
     }
 
-    /// Notes what can be said of a key, where that is asked for.
+    /// Records the description of a key, if descriptions are collected.
     fn describe<T>(
         &mut self,
         path: &str,
@@ -218,7 +219,7 @@ impl<'n> Section<'_, 'n> {
         });
     }
 
-    /// `key: (...)`.
+    /// Reads `key: (...)`.
     pub(crate) fn section<T>(
         &mut self,
         key: Declaration,
@@ -250,7 +251,7 @@ impl<'n> Section<'_, 'n> {
         self.reader.enter(group, inside)
     }
 
-    /// `key: Variant` or `key: Variant(...)`, where keys need no context.
+    /// Reads `key: Variant` or `key: Variant(...)` if the keys need no context.
     pub(crate) fn choice<T: Choice<Context = ()>>(
         &mut self,
         key: Declaration,
@@ -259,7 +260,7 @@ impl<'n> Section<'_, 'n> {
         self.choice_with(key, or, ())
     }
 
-    /// `key: Variant` or `key: Variant(...)`.
+    /// Reads `key: Variant` or `key: Variant(...)`.
     pub(crate) fn choice_with<T: Choice>(
         &mut self,
         key: Declaration,
@@ -302,7 +303,7 @@ impl<'n> Section<'_, 'n> {
         value
     }
 
-    /// Notes the keys that nobody asked for.
+    /// Records the unknown keys of the section.
     fn close(self) {
         if self.group.broken {
             return;
@@ -321,7 +322,7 @@ impl<'n> Section<'_, 'n> {
 }
 
 impl<T> KeyDefault<T> {
-    /// The same, of another type.
+    /// Converts the default to another type.
     pub(crate) fn map<U>(self, f: impl FnOnce(T) -> U) -> KeyDefault<U> {
         match self {
             Self::Required(example) => KeyDefault::Required(example),
@@ -330,7 +331,7 @@ impl<T> KeyDefault<T> {
         }
     }
 
-    /// What a folder's config.json says, if there is one.
+    /// Replaces the default by the value of a folder's config.json, if there is a folder.
     pub(crate) fn unless(self, folder: Option<T>) -> Self {
         folder.map_or(self, |value| Self::Derived(value, "config.json", &["model.from"]))
     }

@@ -1,21 +1,21 @@
-//! `--set key=value`: merged into the tree of the file before anything is read from it.
+//! Merges `--set key=value` into the tree of the file before it is read.
 
 use super::{
     Complaint, ConfigReader, ConfigSource, Field, Node, NodeKind, Problem, SourceKind, Span,
     suggest, tree,
 };
 
-/// Keys whose value is a string: there `--set` takes a text as it stands, without quotes.
+/// Keys with a string value; `--set` accepts their text without quotes.
 const TEXT_KEYS: [&str; 6] =
     ["name", "data.train", "data.validation", "sample.prompt", "device.memory", "device.box"];
 
-/// Deeper than any key.
+/// Most parts of a dotted key; every key has fewer.
 const DEEPEST: usize = 8;
 
-/// Merges every `--set`, in order; what is wrong with one is reported.
+/// Merges every `--set` in order, and reports errors.
 pub(crate) fn apply(reader: &mut ConfigReader, root: &mut Node, sets: &[String]) {
     if !root.is_group() {
-        return; // which the reader says
+        return; // The reader reports it.
     }
     for set in sets {
         if let Some(path) = set.strip_prefix(BOX) {
@@ -37,10 +37,11 @@ pub(crate) fn apply(reader: &mut ConfigReader, root: &mut Node, sets: &[String])
     }
 }
 
-/// What begins the argument that puts a config on a box, in the place of a key: as the command line's `--box FILE`.
+/// Prefix of an argument among the `--set` arguments that puts a config on a box, as `--box FILE`
+/// of the command line does.
 pub const BOX: &str = "--box=";
 
-/// The device is this box, whatever the file says.
+/// Replaces the device of the file by this box.
 fn on_box(reader: &mut ConfigReader, root: &mut Node, source: ConfigSource) {
     let end = source.text.len();
     let place = Span { source: reader.add(source), start: 0, end };
@@ -54,7 +55,7 @@ fn on_box(reader: &mut ConfigReader, root: &mut Node, source: ConfigSource) {
     }
 }
 
-/// Both sides of the `=`.
+/// Both sides of the `=` in an argument.
 struct Assignment<'a> {
     key: &'a str,
     place: Span,
@@ -88,7 +89,7 @@ fn is_list(text: &str) -> bool {
     inside.is_some_and(|inside| inside.is_empty() || inside.starts_with(['(', '"']))
 }
 
-/// The tree right of the `=`.
+/// Parses the tree right of the `=`.
 fn value(source: &ConfigSource, index: usize, key: &str, start: usize) -> Result<Node, Problem> {
     let rest = source.text.get(start..).unwrap_or_default();
     let text = rest.trim();
@@ -114,7 +115,7 @@ fn value(source: &ConfigSource, index: usize, key: &str, start: usize) -> Result
     })
 }
 
-/// Puts a value where `key`, which stands at `key_place`, leads to.
+/// Stores a value at the dotted key `key`, which stands at `key_place`.
 fn put(root: &mut Node, key: &str, key_place: Span, value: Node) -> Result<(), Problem> {
     let (mut node, mut start) = (root, key_place.start);
     for segment in key.split('.') {
@@ -136,8 +137,8 @@ fn put(root: &mut Node, key: &str, key_place: Span, value: Node) -> Result<(), P
     Ok(())
 }
 
-/// The fields below a node. A variant without fields gets some: whether it may have them, and
-/// which, is for the reader to say.
+/// Fields below a node; `None` for a single value. A variant without fields gets an empty list, and
+/// the reader decides which fields are allowed.
 fn fields_of(node: &mut Node) -> Option<&mut Vec<Field>> {
     if let NodeKind::Word(word) = &node.kind
         && word.starts_with(|c: char| c.is_ascii_uppercase())
@@ -151,7 +152,7 @@ fn fields_of(node: &mut Node) -> Option<&mut Vec<Field>> {
     }
 }
 
-/// The field `key`, made when there is none. Below a device that nobody named it is `Cpu`'s.
+/// Returns the field `key`, and adds a missing field. A new `device` is a `Cpu`.
 fn field_of<'a>(fields: &'a mut Vec<Field>, key: &str, place: Span, top: bool) -> &'a mut Field {
     let found = fields.iter().position(|field| field.key == key);
     if found.is_none() {
@@ -163,7 +164,8 @@ fn field_of<'a>(fields: &'a mut Vec<Field>, key: &str, place: Span, top: bool) -
     &mut fields[at]
 }
 
-/// Puts `value` over `node`: a group of keys goes in key by key, anything else replaces it.
+/// Merges `value` into `node`: a group of keys is merged key by key, any other value replaces the
+/// node.
 fn merge(node: &mut Node, value: Node) {
     let NodeKind::Struct { name: None, fields: new } = value.kind else {
         *node = value;

@@ -1,13 +1,14 @@
-//! The texts a configuration is read from, and places in them.
+//! Texts of a configuration, and places in them.
 
 use std::path::PathBuf;
 
-/// Where a text came from.
+/// Origin of a text.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum SourceKind {
-    /// A RON file; `dir` is what its relative paths are relative to, absolute.
+    /// A RON file.
     File {
-        /// Directory of the file; none of a file that the program holds: its relative paths stay as they are.
+        /// Absolute directory of the file, to which its relative paths are relative. `None` for a
+        /// bundled file: its relative paths stay unchanged.
         dir: Option<PathBuf>,
     },
     /// One `--set key=value`; the text is `key=value`.
@@ -16,11 +17,11 @@ pub(crate) enum SourceKind {
     Box,
 }
 
-/// One text.
+/// A text of a configuration.
 #[derive(Clone, Debug)]
 pub(crate) struct ConfigSource {
     pub(crate) kind: SourceKind,
-    /// The file as the user named it; for `--set` the argument.
+    /// File as the user named it, or the option: `--set` or `--box`.
     pub(crate) name: String,
     pub(crate) text: String,
 }
@@ -33,18 +34,18 @@ pub(crate) struct Span {
     pub(crate) end: usize,
 }
 
-/// A place for people: 1-based line and column, and the text of that line.
+/// Place for messages: 1-based line and column, and the text of that line.
 #[derive(Debug)]
 pub(crate) struct LinePlace<'a> {
     pub(crate) line: usize,
     pub(crate) col: usize,
     pub(crate) text: &'a str,
-    /// Byte range of the place within `text`; ends with the line at the latest.
+    /// Byte range of the place within `text`; it ends at the end of the line at the latest.
     pub(crate) within: std::ops::Range<usize>,
 }
 
 impl ConfigSource {
-    /// The text at `place`; empty when `place` is not in here.
+    /// The text at `place`; empty if `place` is outside of it.
     pub(crate) fn at(&self, place: Span) -> &str {
         self.text.get(place.start..place.end).unwrap_or_default()
     }

@@ -1,4 +1,4 @@
-//! Data sets: one path, or a list of entries with a path each.
+//! Reads data sets: one path, or a list of entries with a path each.
 
 use std::collections::BTreeSet;
 
@@ -14,12 +14,12 @@ const MOST: usize = 256;
 /// Most bytes of a name.
 const LONGEST: usize = 64;
 
-/// The keys of an entry besides `path`.
+/// Keys that an entry may have besides `path`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Entries {
-    /// `weight`
+    /// `name` and `weight`.
     Weighed,
-    /// `name`
+    /// `name`.
     Named,
 }
 
@@ -31,7 +31,7 @@ impl Entries {
         }
     }
 
-    /// All of its keys, in order.
+    /// All keys of an entry, in order.
     const fn keys(self) -> &'static [&'static str] {
         match self {
             Self::Weighed => &["name", "path", "weight"],
@@ -45,7 +45,7 @@ impl Entries {
 }
 
 impl Section<'_, '_> {
-    /// A path, a list of entries, or `None`.
+    /// Reads a path or a list of entries; `None` is allowed for entries without weights.
     pub(crate) fn sources(&mut self, key: Declaration, entries: Entries) -> Sources {
         let none = if entries == Entries::Named { ", or `None`" } else { "" };
         let values = format!("path in quotes, or `{}`{none}", entries.example());
@@ -84,7 +84,7 @@ fn sources(reader: &ConfigReader, node: &Node, entries: Entries) -> ParseResult<
                 return Err(Complaint { message, help: "give each a name of its own".into() });
             }
             match <[Source; 1]>::try_from(all) {
-                // Alone it has all samples.
+                // A single data set has all samples.
                 Ok([one]) => Ok(Sources(vec![Source { weight: 1.0, ..one }])),
                 Err(all) => Ok(Sources(all)),
             }

@@ -1,8 +1,8 @@
-//! What a mistyped key or name was meant to be.
+//! Suggests the key or name that a mistyped word was meant to be.
 
 use super::join;
 
-/// What other trainers call it, and what it is here.
+/// Names of keys in other trainers, and the keys here.
 const ALIASES: [(&str, &str); 42] = [
     ("attention_bias", "model.qkv_bias"),
     ("batch_size", "batch.micro"),
@@ -48,7 +48,7 @@ const ALIASES: [(&str, &str); 42] = [
     ("wd", "optimizer.weight_decay"),
 ];
 
-/// What others call a value, in lower case, and what it may be here.
+/// Names of values in other trainers, in lower case, and the values that they may be here.
 const VALUE_ALIASES: [(&str, &[&str]); 15] = [
     ("adam", &["AdamW"]),
     ("bfloat16", &["Bf16"]),
@@ -67,7 +67,8 @@ const VALUE_ALIASES: [(&str, &[&str]); 15] = [
     ("warmup_stable_decay", &["Wsd"]),
 ];
 
-/// Of `names`, those that the value `typed` means: what others call so, else the nearest ones.
+/// Names among `names` that the value `typed` may mean: the same name in other case, names for an
+/// alias, or else the nearest names.
 pub(crate) fn meant<'a>(
     typed: &str,
     names: impl IntoIterator<Item = &'a str> + Clone,
@@ -83,8 +84,8 @@ pub(crate) fn meant<'a>(
     if found.is_empty() { nearest(typed, names) } else { found }
 }
 
-/// The names nearest to `typed`: all at the smallest distance, if that is small enough; else those
-/// that `typed` is the beginning of.
+/// Names nearest to `typed`: all names at the smallest distance, if it is small enough. Otherwise
+/// names that begin with `typed`.
 pub(crate) fn nearest<'a>(
     typed: &str,
     names: impl IntoIterator<Item = &'a str> + Clone,
@@ -97,7 +98,7 @@ pub(crate) fn nearest<'a>(
     let allowed = 1.max(length / 3);
     let distance = |name: &str| match name.to_lowercase() {
         name if name == lower => 0,
-        // At least the difference in length: not worth computing.
+        // The distance is at least the difference in length, and need not be computed.
         name if name.chars().count().abs_diff(length) > allowed => usize::MAX,
         name => strsim::damerau_levenshtein(&lower, &name),
     };
@@ -109,8 +110,8 @@ pub(crate) fn nearest<'a>(
     names.into_iter().filter(shortened).collect()
 }
 
-/// Help for the unknown key `typed` of `section` ("" at the top), which messages call `owner`,
-/// given every dotted key.
+/// Help for the unknown key `typed` of `section` ("" at the top), given every dotted key. Messages
+/// call the section `owner`.
 pub(crate) fn key_help(section: &str, owner: &str, typed: &str, known: &[String]) -> String {
     let here = children(section, known);
     let moved = elsewhere(typed, known);
@@ -139,25 +140,25 @@ pub(crate) fn key_help(section: &str, owner: &str, typed: &str, known: &[String]
     }
 }
 
-/// The dotted keys of `section` that `typed` is a misspelling of.
+/// Dotted keys of `section` that `typed` may misspell.
 pub(crate) fn keys_meant(section: &str, typed: &str, known: &[String]) -> Vec<String> {
     let near = nearest(typed, children(section, known));
     near.into_iter().map(|key| join(section, key)).collect()
 }
 
-/// The keys right below `section`.
+/// Keys directly below `section`.
 fn children<'a>(section: &str, known: &'a [String]) -> Vec<&'a str> {
     let prefix = join(section, "");
     let below = known.iter().filter_map(|key| key.strip_prefix(&prefix));
     below.filter(|rest| !rest.contains('.')).collect()
 }
 
-/// Every dotted key whose last part is `leaf`.
+/// Dotted keys that end with the part `leaf`.
 fn elsewhere<'a>(leaf: &str, known: &'a [String]) -> Vec<&'a str> {
     known.iter().filter(|key| key.rsplit('.').next() == Some(leaf)).map(String::as_str).collect()
 }
 
-/// `` `a`, `b` or `c` ``.
+/// Lists names in words: `` `a`, `b` or `c` ``.
 pub(crate) fn ticked(names: &[&str]) -> String {
     let ticked: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
     match ticked.as_slice() {

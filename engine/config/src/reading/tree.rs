@@ -1,39 +1,39 @@
-//! RON as a tree in which every key and every value knows its place.
+//! RON as a tree in which every key and every value has its place.
 //!
-//! `ron` itself decides what is valid and says what is not; the tree is built from text that
-//! passed, so it only has to find where things start and end.
+//! `ron` itself decides what is valid, and describes errors. The tree is built from valid text, so
+//! the parser only finds where things start and end.
 
 use std::collections::HashMap;
 
 use super::{ConfigSource, Span};
 
-/// A value and where it stands.
+/// A value and its place.
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
     pub(crate) place: Span,
     pub(crate) kind: NodeKind,
 }
 
-/// What a value looks like, before anybody says what it should be.
+/// Form of a value, before its type is known.
 #[derive(Clone, Debug)]
 pub(crate) enum NodeKind {
-    /// A number, `true`, `None`, a variant without fields: the text itself.
+    /// A number, `true`, `None`, or a variant without fields, as text.
     Word(String),
     /// A RON string literal.
     Text,
-    /// Text of a `--set` that is taken as it stands.
+    /// Text of a `--set` that needs no quotes.
     Bare,
-    /// `(key: value, ...)` or `Name(key: value, ...)`.
+    /// A group of keys: `(key: value, ...)` or `Name(key: value, ...)`.
     Struct { name: Option<String>, fields: Vec<Field> },
-    /// `(value, ...)` or `Name(value, ...)`.
+    /// A group of values: `(value, ...)` or `Name(value, ...)`.
     Tuple { name: Option<String>, items: Vec<Node> },
-    /// `[value, ...]`
+    /// A list: `[value, ...]`.
     List(Vec<Node>),
-    /// Nothing that a config has use for, in words.
+    /// A value that no config uses, described in words.
     Other(&'static str),
 }
 
-/// `key: value`.
+/// A key with its value: `key: value`.
 #[derive(Clone, Debug)]
 pub(crate) struct Field {
     pub(crate) key: String,
@@ -41,7 +41,7 @@ pub(crate) struct Field {
     pub(crate) value: Node,
 }
 
-/// Why a text is no RON, and where.
+/// Reason why a text is no RON, and the place.
 #[derive(Debug)]
 pub(crate) struct SyntaxError {
     pub(crate) place: Span,
@@ -59,7 +59,7 @@ pub(crate) fn parse(
         let local = ConfigSource { text: text.to_string(), ..source.clone() };
         let at = |p: ron::error::Position| start + local.offset(p.line, p.col);
         let (from, to) = (at(error.span.start), at(error.span.end));
-        // Not the space before what was not expected.
+        // The place does not include the space before the unexpected characters.
         let rest = source.text.get(from..).unwrap_or_default();
         let from = match error.code {
             ron::Error::TrailingCharacters => from + rest.len() - rest.trim_start().len(),
@@ -76,7 +76,7 @@ pub(crate) fn parse(
 }
 
 impl Node {
-    /// One without keys, standing in for a text that is not there or cannot be parsed.
+    /// Node without keys, a stand-in for a text that is missing or cannot be parsed.
     pub(crate) const fn empty() -> Self {
         let place = Span { source: 0, start: 0, end: 0 };
         Self { place, kind: NodeKind::Struct { name: None, fields: Vec::new() } }
@@ -98,13 +98,13 @@ impl Node {
         }
     }
 
-    /// Whether this is `( key: value, ... )` without a name.
+    /// Whether this node is `( key: value, ... )` without a name.
     pub(crate) fn is_group(&self) -> bool {
         matches!(self.kind, NodeKind::Struct { name: None, .. })
     }
 }
 
-/// `path.key`, or `key` at the top.
+/// Joins a dotted key: `path.key`, or `key` at the top.
 pub(crate) fn join(path: &str, key: &str) -> String {
     if path.is_empty() { key.into() } else { format!("{path}.{key}") }
 }
@@ -130,13 +130,13 @@ impl<'a> Parser<'a> {
         found
     }
 
-    /// Moves behind the next `token`; `None` when there is none.
+    /// Moves after the next `token`; `None` if there is no further one.
     fn past(&mut self, token: &str) -> Option<()> {
         self.at += self.rest().find(token)? + token.len();
         Some(())
     }
 
-    /// Whitespace and comments.
+    /// Skips whitespace and comments.
     fn skip(&mut self) {
         loop {
             let rest = self.rest();
@@ -164,7 +164,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// `#![enable(implicit_some)]` and the like.
+    /// Skips attributes such as `#![enable(implicit_some)]`.
     fn attributes(&mut self) -> Option<()> {
         self.skip();
         while self.eat("#") {
@@ -214,7 +214,7 @@ impl<'a> Parser<'a> {
         self.past("'")
     }
 
-    /// The values between two brackets, keys of a map among them.
+    /// Reads the values between two brackets; the keys of a map are values, too.
     fn items(&mut self, open: &str, close: &str) -> Option<Vec<Node>> {
         self.eat(open);
         let mut items = Vec::new();
@@ -229,7 +229,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// A word, or a name with its fields.
+    /// Reads a word, or a name with its fields.
     fn word_value(&mut self) -> Option<NodeKind> {
         let word = self.word()?.to_string();
         let end = self.at;
@@ -241,7 +241,7 @@ impl<'a> Parser<'a> {
         Some(NodeKind::Word(word))
     }
 
-    /// `"..."`, `r"..."`, `r#"..."#`, `b"..."`, `br"..."`, `'.'`, `b'.'`.
+    /// Reads a literal: `"..."`, `r"..."`, `r#"..."#`, `b"..."`, `br"..."`, `'.'`, `b'.'`.
     fn literal(&mut self) -> Option<NodeKind> {
         let rest = self.rest();
         let (prefix, rest) = rest.split_at(rest.find(|c| !"br#".contains(c))?);
@@ -265,7 +265,7 @@ impl<'a> Parser<'a> {
         })
     }
 
-    /// Anything up to the next separator; `r#` before a name is dropped.
+    /// Reads up to the next separator; drops `r#` before a name.
     fn word(&mut self) -> Option<&'a str> {
         self.eat("r#");
         let rest = self.rest();
@@ -294,7 +294,7 @@ impl<'a> Parser<'a> {
         Some(NodeKind::Struct { name, fields })
     }
 
-    /// `key:`, with its place.
+    /// Reads `key:`, and returns the key with its place.
     fn key(&mut self) -> Option<(String, Span)> {
         let start = self.at;
         let word = self.word()?;
@@ -304,7 +304,7 @@ impl<'a> Parser<'a> {
     }
 }
 
-/// What RON calls whitespace.
+/// Whether RON counts `c` as whitespace.
 fn is_space(c: char) -> bool {
     matches!(c, ' ' | '\n' | '\t' | '\r' | '\x0B' | '\x0C' | '\u{85}')
         || matches!(c, '\u{200E}' | '\u{200F}' | '\u{2028}' | '\u{2029}')

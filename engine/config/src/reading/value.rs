@@ -1,4 +1,4 @@
-//! One value: what it should be, what was found instead, and how to write it.
+//! Reads one value, or describes the expected value, the found value and the remedy.
 
 use std::ops::RangeInclusive;
 use std::str::FromStr;
@@ -6,14 +6,14 @@ use std::str::FromStr;
 use super::{Complaint, NodeKind, ParseResult, format_bytes, meant, parse_bytes, short, ticked};
 use files::foreign_text::foreign;
 
-/// A value as it stands in a text.
+/// A value in a text.
 #[derive(Clone, Copy)]
 pub(crate) struct Item<'a> {
     pub(crate) text: &'a str,
     pub(crate) kind: &'a NodeKind,
 }
 
-/// An interval of numbers; each end belongs to it or does not.
+/// Interval of numbers; each end is open or closed.
 #[derive(Clone, Copy)]
 pub(crate) struct Interval {
     low: f32,
@@ -23,17 +23,17 @@ pub(crate) struct Interval {
 }
 
 impl Interval {
-    /// `[low, high]`
+    /// The interval `[low, high]`.
     pub(crate) const fn closed(low: f32, high: f32) -> Self {
         Self { low, high, low_open: false, high_open: false }
     }
 
-    /// `(low, high]`
+    /// The interval `(low, high]`.
     pub(crate) const fn above(low: f32, high: f32) -> Self {
         Self { low, high, low_open: true, high_open: false }
     }
 
-    /// `[low, high)`
+    /// The interval `[low, high)`.
     pub(crate) const fn below(low: f32, high: f32) -> Self {
         Self { low, high, low_open: false, high_open: true }
     }
@@ -57,7 +57,7 @@ impl Interval {
 }
 
 impl Item<'_> {
-    /// What was found, in words.
+    /// Describes the found value for messages.
     pub(crate) fn found(&self) -> String {
         let text = short(self.text);
         match self.kind {
@@ -81,7 +81,7 @@ impl Item<'_> {
         Err(Complaint { message, help })
     }
 
-    /// Remedy for a number that stands in quotes, in `Some(...)`, or is no number at all.
+    /// Remedy for a number in quotes, a number in `Some(...)`, and a value that is no number.
     fn number_help(&self, fits: impl Fn(&str) -> bool, words: &str) -> String {
         match self.kind {
             NodeKind::Text => match self.string().ok().filter(|text| fits(text)) {
@@ -98,7 +98,7 @@ impl Item<'_> {
         }
     }
 
-    /// A whole number within `range`.
+    /// Reads a whole number within `range`.
     pub(crate) fn uint(&self, range: &RangeInclusive<u64>) -> ParseResult<u64> {
         let words = format!("from {} to {}", grouped(*range.start()), grouped(*range.end()));
         let number = match self.kind {
@@ -131,7 +131,7 @@ impl Item<'_> {
         Err(Complaint { message, help: format!("choose a number {words}") })
     }
 
-    /// A finite number within `interval`, after rounding to 32 bits.
+    /// Reads a finite number within `interval`, after rounding to 32 bits.
     pub(crate) fn float(&self, interval: Interval) -> ParseResult<f32> {
         let words = interval.words();
         let Some(exact) =
@@ -159,7 +159,7 @@ impl Item<'_> {
         self.outside(&format!("a number {words}"), &words)
     }
 
-    /// `true` or `false`.
+    /// Reads `true` or `false`.
     pub(crate) fn bool(&self) -> ParseResult<bool> {
         match (self.kind, self.text) {
             (NodeKind::Word(_), "true") => Ok(true),
@@ -168,7 +168,7 @@ impl Item<'_> {
         }
     }
 
-    /// A string, in quotes unless it comes from the command line.
+    /// Reads a string, which needs quotes unless it is from the command line.
     pub(crate) fn string(&self) -> ParseResult<String> {
         let help = |text: &str| format!("write it in quotes: {}", foreign(quoted(text)));
         match self.kind {
@@ -182,7 +182,7 @@ impl Item<'_> {
         }
     }
 
-    /// A size in bytes.
+    /// Reads a size in bytes.
     pub(crate) fn bytes(&self, range: &RangeInclusive<u64>) -> ParseResult<u64> {
         let words =
             format!("from {} to {}", format_bytes(*range.start()), format_bytes(*range.end()));
@@ -207,7 +207,7 @@ impl Item<'_> {
         }
     }
 
-    /// One of `examples`, such as `Serial` or `Delayed(after_step: 40)`: its index.
+    /// Index of the value among `examples`, such as `Serial` or `Delayed(after_step: 40)`.
     pub(crate) fn variant(&self, examples: &[&'static str]) -> ParseResult<usize> {
         let names = examples.iter().map(|example| name_of(example));
         let typed = match self.kind {
@@ -229,7 +229,7 @@ impl Item<'_> {
         Err(Complaint { message, help })
     }
 
-    /// The help for a variant in quotes, with fields that lack names, or something else.
+    /// Error for a variant in quotes, for fields without names, and for any other value.
     fn no_variant(&self, examples: &[&'static str]) -> ParseResult<usize> {
         let typed = match self.kind {
             NodeKind::Text => self.string().unwrap_or_default(),
@@ -246,17 +246,17 @@ impl Item<'_> {
     }
 }
 
-/// `Delayed` of `Delayed(after_step: 40)`.
+/// Name in an example: `Delayed` of `Delayed(after_step: 40)`.
 pub(crate) fn name_of(example: &'static str) -> &'static str {
     example.split('(').next().unwrap_or(example)
 }
 
-/// The number that a word stands for, rounded once; `NaN` and infinities included.
+/// Parses the number of a word and rounds it once; `NaN` and infinities are numbers, too.
 fn number<T: FromStr>(text: &str) -> Option<T> {
     numeral(text)?.parse().ok()
 }
 
-/// The word in the spelling of Rust's parser: no underscores, no type, no other base.
+/// Spells a number as Rust's parser expects it: without underscores, without type, in decimal.
 fn numeral(text: &str) -> Option<String> {
     let bare = text.strip_suffix("f32").or(text.strip_suffix("f64")).unwrap_or(text);
     let unsigned = bare.trim_start_matches(['+', '-']);
@@ -270,7 +270,7 @@ fn numeral(text: &str) -> Option<String> {
     starts.then(|| bare.replace('_', ""))
 }
 
-/// `10_000`, which RON reads too.
+/// Groups the digits of a number: `10_000`. RON reads this form.
 pub(crate) fn grouped(value: u64) -> String {
     let digits = value.to_string();
     let mut out = String::new();

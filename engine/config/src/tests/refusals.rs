@@ -1,9 +1,9 @@
-//! What is refused, and in which words.
+//! Tests of refused configs, and of their messages.
 
 use super::super::*;
 use super::{LEAST, loaded};
 
-/// The least config, which these arguments spoil.
+/// Error of the smallest config with these arguments, which must make it invalid.
 fn spoiled(sets: &[&str]) -> ConfigError {
     loaded(LEAST, sets).expect_err(&format!("{sets:?} should be refused"))
 }

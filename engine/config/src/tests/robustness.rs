@@ -1,4 +1,4 @@
-//! Typing errors of every key, and texts that nobody would write.
+//! Tests with misspelled keys and with random texts.
 
 use super::super::reading::{ConfigSource, SourceKind, tree};
 use super::{LEAST, RICH, loaded};
@@ -24,7 +24,7 @@ fn fields(text: &str) -> Vec<(String, String, std::ops::Range<usize>)> {
     out
 }
 
-/// Every key that one deleted letter or two swapped neighbours make of `key`.
+/// Misspellings of `key`: one deleted letter, or two swapped neighbours.
 fn misspellings(key: &str) -> Vec<String> {
     let letters: Vec<char> = key.chars().collect();
     let deleted = (0..letters.len()).map(|at| {
@@ -38,7 +38,7 @@ fn misspellings(key: &str) -> Vec<String> {
         typed
     });
     let typed = deleted.chain(swapped).filter(|typed| !typed.is_empty() && *typed != letters);
-    // What starts with a digit is no key, which RON says.
+    // RON refuses a key that starts with a digit.
     typed.map(String::from_iter).filter(|typed| !typed.starts_with(char::is_numeric)).collect()
 }
 
@@ -111,7 +111,7 @@ const PIECES: [&str; 34] = [
     "99999999999999999999",
 ];
 
-/// A text with some bytes cut out and some pieces put in.
+/// A text with some bytes removed and some pieces inserted.
 fn mangled(text: &str, numbers: &mut Numbers) -> String {
     let mut text = text.to_string();
     for _ in 0..=numbers.below(3) {

@@ -1,4 +1,4 @@
-//! What the ranks must be able to share evenly.
+//! Tests of sizes that the ranks must share evenly.
 
 use super::refusals::refuses;
 use super::{LEAST, loaded};

@@ -1,4 +1,5 @@
-//! What a folder, or a file of it, is instead of a model in safetensors files, and what makes such a model of it.
+//! Recognizes folders and files that are not a model in safetensors files, and says how to get such
+//! a model.
 
 use files::foreign_text::foreign;
 use files::input;
@@ -7,7 +8,7 @@ use files::shell::{python_text, quoted};
 use std::fmt;
 use std::path::Path;
 
-/// Another thing than a model, and the remedy.
+/// Content that is not a model, and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FolderContent {
     pub(crate) what: String,
@@ -20,10 +21,10 @@ impl fmt::Display for FolderContent {
     }
 }
 
-/// A file is shorter if it is a pointer of Git LFS.
+/// Bytes of a file; a pointer of Git LFS is shorter.
 pub const POINTER: u64 = 1024;
 
-/// Recognizes the pointer that Git LFS leaves in the place of a file which it has not fetched.
+/// Recognizes the pointer that Git LFS writes in place of a file that it has not fetched.
 pub fn pointer(bytes: &[u8]) -> Option<FolderContent> {
     const STARTS: [&[u8]; 2] =
         [b"version https://git-lfs.github.com/spec/", b"version https://hawser.github.com/spec/"];
@@ -34,10 +35,10 @@ pub fn pointer(bytes: &[u8]) -> Option<FolderContent> {
     })
 }
 
-/// What gives a model whose linears are wrapped the weights of its own again.
+/// Call that merges wrapped linears of a model into its own weights.
 pub const MERGE: &str = "merge_and_unload()";
 
-/// Recognizes an adapter of PEFT, which is a difference to the weights of another folder.
+/// Recognizes an adapter of PEFT, which holds only a difference to the weights of another folder.
 pub fn adapter(folder: &Path) -> Option<FolderContent> {
     let names = ["adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"];
     let name = names.into_iter().find(|name| is_there(&folder.join(name)))?;
@@ -57,17 +58,17 @@ pub fn adapter(folder: &Path) -> Option<FolderContent> {
     })
 }
 
-/// Weights in another form.
+/// A form of weights that onebox does not read.
 struct Form {
-    /// Whether a name in their folder shows it.
+    /// Whether a name in the folder shows this form.
     shows: fn(&str) -> bool,
-    /// What the file or folder of this name is.
+    /// Description of the file or folder with this name.
     what: &'static str,
-    /// What makes safetensors files of them in the folder `new`.
+    /// Text that says how to make safetensors files in the folder `new`.
     remedy: fn(folder: &str, name: &str, new: &str) -> String,
 }
 
-/// In the order in which they decide.
+/// Forms in the order of the search; the first form that fits decides.
 const FORMS: [Form; 7] = [
     Form {
         shows: |name| name == "zero_to_fp32.py" || name.starts_with("global_step"),
@@ -141,9 +142,9 @@ const FORMS: [Form; 7] = [
     },
 ];
 
-/// Recognizes what the weights in a folder without safetensors files of transformers are.
+/// Recognizes the form of the weights in a folder without safetensors files of transformers.
 pub fn other_form(folder: &Path) -> Option<FolderContent> {
-    /// Names that are looked at.
+    /// Most names that are read.
     const MOST: usize = 10_000;
     let listed = std::fs::read_dir(folder).ok()?.take(MOST);
     let names = listed.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
@@ -159,7 +160,7 @@ pub fn other_form(folder: &Path) -> Option<FolderContent> {
     Some(FolderContent { what: format!("`{}` {}", foreign(name), form.what), remedy })
 }
 
-/// The bytes of a file, if they may be a pointer.
+/// Bytes of a file, if it is small enough for a pointer.
 fn start_of(path: &Path) -> Option<Vec<u8>> {
     let short = std::fs::symlink_metadata(path).ok()?;
     if !short.is_file() || short.len() >= POINTER {
@@ -178,12 +179,12 @@ fn save_again(from: &str, new: &str) -> String {
     )
 }
 
-/// A folder of a name that is not taken, in most cases.
+/// Name of a folder next to `folder` that usually does not exist yet.
 pub fn beside(folder: &Path, ending: &str) -> String {
     format!("{}-{ending}", folder.display().to_string().trim_end_matches('/'))
 }
 
-/// A line for the shell.
+/// Shell command that runs Python code.
 pub fn python(code: &str) -> String {
     format!("python -c {}", quoted(code))
 }

@@ -1,4 +1,4 @@
-//! The keys of a `config.json`, read one by one: what is asked for, and what is wrong with it.
+//! Reads the keys of a `config.json` one by one, and collects errors.
 
 use super::VOCAB;
 use files::json::shown;
@@ -6,10 +6,10 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
-/// Keys that say what a special token is.
+/// Keys with the ids of special tokens.
 pub const SPECIAL: [&str; 3] = ["bos_token_id", "eos_token_id", "pad_token_id"];
 
-/// Whether a value of one is a token of `vocab`, or several are.
+/// Whether the value of such a key is a token of `vocab`, or a list of tokens.
 fn is_special(value: &Value, vocab: usize) -> bool {
     match value {
         Value::Array(ids) => ids.iter().all(|id| !id.is_array() && is_special(id, vocab)),
@@ -17,15 +17,15 @@ fn is_special(value: &Value, vocab: usize) -> bool {
     }
 }
 
-/// The keys of a `config.json`, and what is wrong with them.
+/// Keys of a `config.json`, and what is wrong with them.
 pub(super) struct Keys {
     pub(super) found: BTreeMap<String, Value>,
     pub(super) wrong: Vec<String>,
-    /// What is understood.
+    /// Keys that were read.
     pub(super) asked: Vec<&'static str>,
 }
 
-/// The number that a key has.
+/// A key with its number.
 #[derive(Clone, Copy)]
 pub(super) struct Number {
     pub(super) key: &'static str,
@@ -33,13 +33,13 @@ pub(super) struct Number {
 }
 
 impl Keys {
-    /// A key's value; null is as if it were not there.
+    /// Value of a key; `None` if it is missing or null.
     pub(super) fn get(&mut self, key: &'static str) -> Option<Value> {
         self.asked.push(key);
         self.found.get(key).filter(|value| !value.is_null()).cloned()
     }
 
-    /// That `key`, where it is there, has one of these values.
+    /// Requires that `key` is missing, null, or one of the `allowed` values.
     pub(super) fn fixed(&mut self, key: &'static str, allowed: &[Value], why: &str) {
         self.asked.push(key);
         let odd = |value: &&Value| !value.is_null() && !allowed.contains(value);
@@ -54,7 +54,7 @@ impl Keys {
         }
     }
 
-    /// A whole number, `or` where the key is not there.
+    /// Reads a whole number; `or` if the key is missing.
     pub(super) fn whole_or(
         &mut self,
         key: &'static str,
@@ -71,7 +71,7 @@ impl Keys {
             },
         };
         self.wrong.push(format!("`{key}` is {why}"));
-        // Told: nobody gets this value.
+        // The error is recorded, so no caller uses this value.
         1
     }
 
@@ -79,7 +79,7 @@ impl Keys {
         self.whole_or(key, range, None)
     }
 
-    /// A number from `least` on, `or` where the key is not there.
+    /// Reads a number of at least `least`; `or` if the key is missing.
     pub(super) fn number(&mut self, key: &'static str, least: f64, or: f64) -> f32 {
         let value = self.get(key);
         let number = value.as_ref().map_or(Some(or), Value::as_f64);
@@ -93,12 +93,12 @@ impl Keys {
         }
     }
 
-    /// The size of the vocabulary, which has the special tokens.
+    /// Reads the size of the vocabulary, and requires that it holds the special tokens.
     pub(super) fn vocab(&mut self) -> usize {
         let vocab = self.whole("vocab_size", VOCAB);
         for key in SPECIAL {
             let odd = |value: &Value| !is_special(value, vocab);
-            // Of a vocabulary that is no size something was said.
+            // An impossible size is already reported.
             if let Some(value) = self.get(key).filter(odd)
                 && VOCAB.contains(&(vocab as u64))
             {
@@ -111,7 +111,7 @@ impl Keys {
         vocab
     }
 
-    /// That the value of one key divides that of another.
+    /// Requires that the value of `part` divides the value of `whole`.
     pub(super) fn divides(&mut self, part: Number, whole: Number, why: &str) {
         if !whole.value.is_multiple_of(part.value) {
             self.wrong.push(format!(

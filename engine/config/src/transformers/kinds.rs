@@ -1,17 +1,17 @@
-//! The classes that are built here, and what a model of another class is.
+//! Classes of models that onebox supports, and descriptions of other classes.
 
 use super::Refusal;
 use files::json::shown;
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// What `model_type` says of the classes that are built.
+/// Values of `model_type` that onebox supports.
 const BUILT: [&str; 5] = ["gpt2", "llama", "mistral", "qwen2", "qwen3"];
 
-/// The keys of a `config.json`.
+/// Keys of a `config.json`.
 type Keys = BTreeMap<String, Value>;
 
-/// The class of a model, one of those that are built.
+/// Class of a model, if onebox supports it.
 pub(super) fn built(keys: &Keys) -> Result<&'static str, Refusal> {
     let built = BUILT.join(", ");
     let remedy = format!("use a model of {built}: see docs/models.md");
@@ -33,7 +33,8 @@ pub(super) fn built(keys: &Keys) -> Result<&'static str, Refusal> {
     Err(Refusal::because(format!("`model_type` is {}: {what}", shown(kind)), remedy))
 }
 
-/// What a model of the class `kind` is, where its keys show it, and which class that is built here it has inside.
+/// Description of a model of the class `kind`, if its keys show what it is, and the supported class
+/// inside of it.
 fn other(kind: &str, keys: &Keys) -> Option<(&'static str, Option<&'static str>)> {
     let has = |names: &[&str]| names.iter().any(|name| keys.get(*name).is_some_and(counts));
     if let Some(Value::Object(text)) = keys.get("text_config") {
@@ -61,7 +62,7 @@ fn other(kind: &str, keys: &Keys) -> Option<(&'static str, Option<&'static str>)
     (!goes_on).then_some(("it is no model that goes on with a text", None))
 }
 
-/// Whether a key has the part that it names.
+/// Whether the value of a key means that the model has the part of this name.
 fn counts(value: &Value) -> bool {
     match value {
         Value::Bool(is) => *is,

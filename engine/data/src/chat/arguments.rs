@@ -14,7 +14,7 @@ pub(super) struct Arguments {
 }
 
 impl Arguments {
-    /// Of a call of an object, whose names stand behind its places.
+    /// Arguments of a call of an object: the last value may hold the named arguments.
     pub(super) fn of(name: &str, all: &[Value]) -> Result<Self, String> {
         match all.split_last() {
             Some((last, places)) if last.is_kwargs() => {
@@ -64,7 +64,7 @@ impl Arguments {
     }
 }
 
-/// A text, or nothing where it is None or left out.
+/// Text of a value. None: the value is None or missing.
 pub(super) fn text_or_none(value: Option<&Value>) -> Result<Option<&str>, String> {
     match value.map(|value| (value, ValueKind::of(value))) {
         None | Some((_, ValueKind::None)) => Ok(None),
@@ -73,7 +73,7 @@ pub(super) fn text_or_none(value: Option<&Value>) -> Result<Option<&str>, String
     }
 }
 
-/// A whole number.
+/// Integer of a value, or `or_else` if the value is missing.
 pub(super) fn whole(value: Option<&Value>, or_else: i128) -> Result<i128, String> {
     match value.map(|value| (value, ValueKind::of(value))) {
         None => Ok(or_else),
@@ -83,7 +83,7 @@ pub(super) fn whole(value: Option<&Value>, or_else: i128) -> Result<i128, String
     }
 }
 
-/// Whether Python takes it for true.
+/// Whether a value is true in Python. A missing value is false.
 pub(super) fn truth(value: Option<&Value>) -> bool {
     value.is_some_and(Value::is_true)
 }

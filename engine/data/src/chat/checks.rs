@@ -10,7 +10,7 @@ use minijinja::{State, Value};
 /// A test of a value.
 pub(super) type Test = fn(&State<'_, '_>, &Value, &Arguments) -> Result<bool, String>;
 
-/// All of them, by their names.
+/// All tests by name.
 pub(super) const TESTS: [(&str, Test); 35] = [
     ("boolean", |_, of, a| plain(a, matches!(ValueKind::of(of), ValueKind::Bool(_)))),
     ("callable", |_, of, a| {
@@ -85,7 +85,7 @@ fn is_sequence(of: &Value) -> bool {
     }
 }
 
-/// Whether a text has letters, and none of this case.
+/// Whether a text has letters, but no letter of the other case.
 fn is_cased(text: &str, other: fn(char) -> bool) -> bool {
     text.chars().any(|c| c.is_lowercase() || c.is_uppercase()) && !text.chars().any(other)
 }
@@ -124,7 +124,7 @@ fn remainder(of: &Value, arguments: &Arguments) -> Result<bool, String> {
     }
 }
 
-/// `is` of Python, for true, false and None. Other values are refused.
+/// `is` of Python for true, false and None. Two other values are refused.
 fn same(of: &Value, arguments: &Arguments) -> Result<bool, String> {
     let other = one(arguments)?;
     let single = |value: &Value| match ValueKind::of(value) {

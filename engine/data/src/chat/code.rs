@@ -1,17 +1,17 @@
-//! Words of the library, of which expressions are made.
+//! Code of minijinja, from which expressions are built.
 
 use super::source::quoted;
 
-/// Code, or why there is none.
+/// Code, or an error message.
 pub(super) type CodeResult = Result<Code, String>;
 
-/// Levels of an expression: real templates have about ten, and the library reads about 70 on the stack of a thread.
+/// Maximum levels of an expression: real templates have about 10, a thread's stack allows about 70.
 pub(super) const DEEPEST: usize = 40;
 
-/// Operands of one operator, arguments of one call.
+/// Maximum operands of one operator, and maximum arguments of one call.
 const MOST: usize = 500;
 
-/// An expression in the words of the library.
+/// Expression in the syntax of minijinja.
 #[derive(Debug)]
 pub(super) struct Code {
     pub(super) text: String,
@@ -57,7 +57,7 @@ pub(super) fn call(function: &str, arguments: Vec<Code>) -> CodeResult {
     level(format!("{function}({})", texts.join(", ")), below)
 }
 
-/// An integer as Python reads it, in decimal digits.
+/// Converts an integer literal of Python into code with decimal digits.
 pub(super) fn integer(digits: &str) -> Result<String, String> {
     let plain = digits.replace('_', "").to_ascii_lowercase();
     let (radix, plain) = match plain.get(..2) {
@@ -75,7 +75,7 @@ pub(super) fn integer(digits: &str) -> Result<String, String> {
     }
 }
 
-/// A float as Python reads it, without an exponent.
+/// Converts a float literal of Python into digits without an exponent.
 pub(super) fn float(digits: &str) -> Result<String, String> {
     let number: f64 =
         digits.replace('_', "").parse().map_err(|e| format!("`{digits:.60}`: {e}"))?;

@@ -75,7 +75,7 @@ pub(super) fn json(
     Ok(())
 }
 
-/// A value that is a word of JSON, or a number.
+/// Text of a value that is a word or a number in JSON.
 fn word(value: ValueKind<'_>) -> Option<String> {
     Some(match value {
         ValueKind::None => "null".into(),

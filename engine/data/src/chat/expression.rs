@@ -1,19 +1,19 @@
-//! Expressions of Jinja for the library. A call of a function of `operators.rs`, `subscripts.rs` or `methods.rs` stands for each
-//! operator, subscript and method that the library does not compute as Python does.
+//! Rewrites Jinja expressions for minijinja. Functions of `operators.rs`, `subscripts.rs` and
+//! `methods.rs` replace what minijinja computes differently from Python.
 
 use super::code::{
     Code, CodeResult, DEEPEST, call, depth, float, integer, level, one_or, too_deep,
 };
 use super::source::{Token, quoted};
 
-/// The expression in front of the brackets of a call.
+/// Kind of the expression in front of the brackets of a call.
 enum Callee {
     Name,
     Attribute { of: Code, name: String },
     Other,
 }
 
-/// Reads the words of a tag, a word after the other.
+/// Reads the tokens of a tag, one after the other.
 pub(super) struct Words<'t, 'a> {
     left: &'t [Token<'a>],
     nested: usize,
@@ -54,7 +54,7 @@ impl<'t, 'a> Words<'t, 'a> {
         }
     }
 
-    /// The next word, for errors.
+    /// Next token, for error messages.
     pub(super) fn shown(&self) -> String {
         match self.next() {
             None => "the end of the tag".into(),
@@ -75,7 +75,7 @@ impl<'t, 'a> Words<'t, 'a> {
         }
     }
 
-    /// A name that a template may bind or read.
+    /// Reads a name that a template may bind or read.
     pub(super) fn name(&mut self) -> Result<&'a str, String> {
         let found = self.shown();
         match self.take() {
@@ -84,7 +84,7 @@ impl<'t, 'a> Words<'t, 'a> {
         }
     }
 
-    /// Any name, of an attribute, a filter or an argument.
+    /// Reads a name of an attribute, a filter or an argument.
     fn any_name(&mut self) -> Result<&'a str, String> {
         let found = self.shown();
         match self.take() {
@@ -103,7 +103,7 @@ impl<'t, 'a> Words<'t, 'a> {
         found
     }
 
-    /// An expression, or several with commas, which are a tuple.
+    /// Reads an expression, or a tuple of expressions with commas.
     pub(super) fn tuple(&mut self, with_if: bool) -> CodeResult {
         let one = |words: &mut Self| if with_if { words.expression() } else { words.or() };
         let first = one(self)?;
@@ -152,7 +152,7 @@ impl<'t, 'a> Words<'t, 'a> {
         }
         one_or(all, |all| {
             let texts: Vec<&str> = all.iter().map(|one| one.text.as_str()).collect();
-            // The library nests to the left.
+            // minijinja nests these operands to the left.
             level(format!("({})", texts.join(&format!(" {name} "))), depth(&all) + all.len() / 8)
         })
     }
@@ -186,7 +186,7 @@ impl<'t, 'a> Words<'t, 'a> {
         one_or(all, |all| call("__compare", all))
     }
 
-    /// Operands of operators of the same rank, from left to right.
+    /// Reads operands of operators with the same precedence, from left to right.
     fn ranked(
         &mut self,
         function: &str,
@@ -289,7 +289,7 @@ impl<'t, 'a> Words<'t, 'a> {
         Ok((Code::leaf(found), Callee::Other))
     }
 
-    /// What stands between brackets, and commas separate.
+    /// Reads the items between brackets, with commas between them.
     pub(super) fn listed<T>(
         &mut self,
         close: &str,
@@ -308,7 +308,7 @@ impl<'t, 'a> Words<'t, 'a> {
         Ok(items)
     }
 
-    /// A value with its attributes, subscripts and calls.
+    /// Reads a value with its attributes, subscripts and calls.
     fn operand(&mut self) -> CodeResult {
         let (mut found, mut callee) = self.primary()?;
         loop {
@@ -356,7 +356,7 @@ impl<'t, 'a> Words<'t, 'a> {
         call("__slice", parts)
     }
 
-    /// A call. `loop(..)` goes through what it is given as `for` does.
+    /// Reads a call. `loop(..)` iterates over its argument as `for` does.
     fn called(&mut self, found: &Code, callee: Callee) -> CodeResult {
         let mut arguments = self.arguments()?;
         match callee {
@@ -376,7 +376,7 @@ impl<'t, 'a> Words<'t, 'a> {
         }
     }
 
-    /// The arguments of a call, with their names and stars.
+    /// Reads the arguments of a call, with their names and stars.
     fn arguments(&mut self) -> Result<Vec<Code>, String> {
         self.expect("(")?;
         self.listed(")", |words, items| {
@@ -413,7 +413,7 @@ impl<'t, 'a> Words<'t, 'a> {
         }
     }
 
-    /// A filter with its arguments.
+    /// Reads a filter with its arguments.
     pub(super) fn filter(&mut self) -> CodeResult {
         let name = self.any_name()?;
         match self.is_operator("(") {

@@ -14,7 +14,7 @@ use minijinja::{State, Value};
 /// A filter of a value.
 pub(super) type Filter = fn(&State<'_, '_>, &Value, &Arguments) -> ValueResult;
 
-/// All of them, by their names.
+/// All filters by name.
 pub(super) const FILTERS: [(&str, Filter); 46] = [
     ("abs", abs),
     ("batch", batch),
@@ -176,7 +176,7 @@ fn last(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> ValueResult
     }
 }
 
-/// A number that a text is, as Python reads it.
+/// Number in a text, as Python reads it.
 fn read<T: std::str::FromStr>(text: &str) -> Option<T> {
     let text = text.trim_matches(is_blank);
     let bytes = text.as_bytes();
@@ -255,7 +255,7 @@ fn indent(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> ValueResu
     let [width, first, blank] = arguments.bind(["width", "first", "blank"])?;
     let (of, indent) = (text(state, of)?, indentation(state, width.as_ref(), 4)?);
     let (first, blank) = (truth(first.as_ref()), truth(blank.as_ref()));
-    // As Jinja does it: the text ends with one more line, which is lost where lines are joined.
+    // As in Jinja, the text gets one more line end, which the join of the lines removes.
     let ended = of + "\n";
     let lines = lines(state, &ended, false)?;
     pay(state, ended.len() + lines.len().saturating_mul(indent.len()))?;
@@ -273,7 +273,7 @@ fn indent(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> ValueResu
     Ok(Value::from(out))
 }
 
-/// Blanks of this number, or a text.
+/// Indentation: this number of blanks, or a text.
 fn indentation(
     state: &State<'_, '_>,
     width: Option<&Value>,
@@ -348,16 +348,16 @@ fn map(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> ValueResult 
     generated(items)
 }
 
-/// Which filter of `select`, `reject`, `selectattr` and `rejectattr`.
+/// Filter of `select`, `reject`, `selectattr` and `rejectattr`.
 #[derive(Clone, Copy)]
 struct Choice {
-    /// The test is of an attribute of each item, not of the item.
+    /// Whether the test checks an attribute of each item, not the item.
     by_attribute: bool,
-    /// Items that pass the test are kept, not left out.
+    /// Whether the filter keeps the items that pass the test; otherwise it removes them.
     keeps: bool,
 }
 
-/// `select`, `reject`, and the same by an attribute.
+/// `select`, `reject`, `selectattr` and `rejectattr`.
 fn chosen(
     state: &State<'_, '_>,
     of: &Value,
@@ -440,7 +440,7 @@ fn titled(text: &str) -> String {
     out
 }
 
-/// As transformers defines it, with the arguments of `json.dumps`.
+/// `tojson` as transformers defines it, with the arguments of `json.dumps`.
 fn tojson(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> ValueResult {
     let [ascii, indent, separators, sorted] =
         arguments.bind(["ensure_ascii", "indent", "separators", "sort_keys"])?;

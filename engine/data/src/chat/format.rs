@@ -1,4 +1,4 @@
-//! `str.format` of Python, as far as chat templates use it.
+//! `str.format` of Python, with the formats that chat templates use.
 
 use super::arguments::Arguments;
 use super::numbers::Number;
@@ -106,7 +106,7 @@ fn formatted(state: &State<'_, '_>, value: &Value, spec: &str) -> Result<String,
     let how = match align {
         Some('<') => "ljust",
         Some('>') => "rjust",
-        // The odd one stands on the right.
+        // The right side gets one more fill character if their number is odd.
         Some(_) => {
             let more = (width - shown.chars().count() as i128).max(0);
             let left = padded(state, &shown, "rjust", width - (more - more / 2), fill)?;

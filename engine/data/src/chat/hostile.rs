@@ -1,4 +1,4 @@
-//! Templates that would take a machine's memory, stack or time.
+//! Tests with templates that would use up a machine's memory, stack or time.
 
 use super::{Chat, Template, message};
 use files::utc::Utc;
@@ -14,27 +14,27 @@ fn refused(template: &str) -> String {
     }
 }
 
-/// A namespace `n` with this in `n.v`, then this many times `step`, then `last`.
+/// Template with `first` in `n.v` of a namespace, then `step` this many times, then `last`.
 fn looped(first: &str, times: usize, step: &str, last: &str) -> String {
     format!(
         "{{% set n = namespace(v={first}) %}}{{% for i in range({times}) %}}{step}{{% endfor %}}{last}"
     )
 }
 
-/// Each is an error in words, and none ends the process; the steps of a template bound its memory and its time.
+/// Each template gives an error and ends no process; the step limit bounds memory and time.
 #[test]
 fn a_hostile_template_is_an_error() {
     let double = "{% set n.v = n.v ~ n.v %}";
     let nest = "{% set n.v = [n.v] %}";
     let twice = "{% set n.v = [n.v, n.v] %}";
     for template in [
-        // Values in themselves.
+        // Values that contain themselves.
         "{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}".to_owned(),
         "{% set ns = namespace() %}{% set ns.x = [ns] %}{{ ns.x }}".into(),
         "{% set a = namespace() %}{% set b = namespace(a=a) %}{% set a.b = b %}{{ a.b }}".into(),
         "{% set ns = namespace() %}{% macro m() %}{{ ns }}{% endmacro %}{% set ns.m = m %}{{ ns.m }}".into(),
         "{% set ns = namespace() %}{% for x in [1] %}{% set ns.l = loop %}{% endfor %}".into(),
-        // Values that are too deep, or that share so much that they never end.
+        // Values that are too deep, or that never end because they share parts.
         looped("[]", 100_000, nest, "{{ n.v }}"),
         looped("[]", 100_000, nest, ""),
         looped("{}", 100_000, "{% set n.v = {'a': n.v} %}", "{{ n.v | tojson }}"),
@@ -72,7 +72,7 @@ fn a_hostile_template_is_an_error() {
         "{{ 2 ** 1000000000 }}".into(),
         format!("{{% for i in range(100000) %}}{}{{% endfor %}}", "x".repeat(10_000)),
         format!("{{% set w %}}{{% for i in range(100000) %}}{}{{% endfor %}}{{% endset %}}", "x".repeat(10_000)),
-        // Steps without an end.
+        // Endless loops and recursions.
         "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}".into(),
         "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}".into(),
         "{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}".into(),
@@ -100,7 +100,7 @@ fn a_hostile_template_is_an_error() {
         format!("{}{}", "{% for x in y %}".repeat(8_000), "{% endfor %}".repeat(8_000)),
         format!("{}{}", "{% set x %}".repeat(8_000), "{% endset %}".repeat(8_000)),
         "<|im_end|>".repeat(500_000),
-        // Messages without an end.
+        // Error messages that are too long.
         "{{ raise_exception('A' * 10000000) }}".into(),
         format!("{{{{ {} is undefined_ }}}}", "a".repeat(100_000)),
         format!("{{{{ messages.{}() }}}}", "a".repeat(100_000)),
@@ -113,7 +113,7 @@ fn a_hostile_template_is_an_error() {
     }
 }
 
-/// The deepest that is read is also run, on the stack of any thread.
+/// The deepest expression that onebox accepts also runs on the stack of any thread.
 #[test]
 fn the_deepest_expression_is_read_on_the_stack_of_a_thread() {
     let text = |template: &str| {

@@ -1,4 +1,4 @@
-//! The environment of a template: Python's operators, and the filters, tests and functions that transformers has.
+//! Environment of a template: Python's operators, and transformers' filters, tests and functions.
 
 use super::arguments::Arguments;
 use super::marks::{CLOSE, FILTER, OPEN};
@@ -10,7 +10,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Kwargs;
 use minijinja::{Environment, Error, State, Value};
 
-/// Letters of a message that a template raises.
+/// Characters of an error message that a template raises.
 const LETTERS: usize = 300;
 
 /// An environment without a template.
@@ -77,7 +77,7 @@ fn function(
     });
 }
 
-/// A filter or a test as the library calls it.
+/// A filter or a test with the signature that minijinja calls.
 fn of_value<T>(
     name: &'static str,
     run: fn(&State<'_, '_>, &Value, &Arguments) -> Result<T, String>,
@@ -87,7 +87,7 @@ fn of_value<T>(
     }
 }
 
-/// The arguments of a call as an object gets them.
+/// Arguments of a call in the form that an object gets: the named arguments are the last value.
 fn with_names(places: &[Value], names: Kwargs) -> Vec<Value> {
     let mut all = places.to_vec();
     if names.args().next().is_some() {
@@ -96,7 +96,7 @@ fn with_names(places: &[Value], names: Kwargs) -> Vec<Value> {
     all
 }
 
-/// A value that a namespace may hold: none that may hold the namespace.
+/// Refuses a value that a namespace may not hold: it might contain the namespace.
 fn held_by_a_namespace(value: &Value) -> Result<Value, String> {
     match ValueKind::of(value) {
         ValueKind::Other => {

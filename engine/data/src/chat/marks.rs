@@ -1,8 +1,8 @@
-//! Marks around what an assistant says.
+//! Marks around the assistant's text.
 
-/// The mark in front of what an assistant says, where a template tells it. Unicode promises that it is no character of a text.
+/// Mark before the text of a `{% generation %}` block: a noncharacter of Unicode.
 pub(super) const OPEN: char = '\u{FDD0}';
-/// The mark behind it.
+/// Mark after the assistant's text.
 pub(super) const CLOSE: char = '\u{FDD1}';
-/// The filter that writes both, in place of `{% generation %}`.
+/// Filter that writes both marks, in place of `{% generation %}`.
 pub(super) const FILTER: &str = "generation";

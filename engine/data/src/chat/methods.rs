@@ -57,10 +57,10 @@ const OF_TEXTS: [&str; 47] = [
     "upper",
     "zfill",
 ];
-/// Those of `dict`, `list` and `tuple` that change nothing.
+/// Methods of `dict` that change no value; [`OF_LISTS`] has the methods of `list` and `tuple`.
 const OF_DICTS: [&str; 6] = ["copy", "fromkeys", "get", "items", "keys", "values"];
 const OF_LISTS: [&str; 3] = ["copy", "count", "index"];
-/// Those that change a list or a dict, which transformers refuses.
+/// Methods that change a list or a dict; transformers refuses them.
 const CHANGES: [&str; 13] = [
     "append",
     "clear",
@@ -217,7 +217,7 @@ pub(super) fn dict(state: &State<'_, '_>, arguments: &Arguments) -> ValueResult 
     Dict::of(fields)
 }
 
-/// `range(..)`, of at most as many numbers as transformers allows.
+/// `range(..)`, with the same limit of numbers as in transformers.
 pub(super) fn range(state: &State<'_, '_>, arguments: &Arguments) -> ValueResult {
     const MOST: u128 = 100_000;
     let [first, second, step] = arguments.bind(["start", "stop", "step"])?;

@@ -1,5 +1,5 @@
-//! The chat template of a folder of transformers: messages become the text that its model was trained to go on from. Templates
-//! are Jinja as transformers runs it (`apply_chat_template` with `add_generation_prompt`).
+//! Chat template of a transformers folder: turns messages into the text that the model continues.
+//! Templates are Jinja, as in `apply_chat_template` with `add_generation_prompt`.
 
 mod arguments;
 mod checks;
@@ -41,18 +41,18 @@ use std::time::{Duration, UNIX_EPOCH};
 pub use turns::{RenderedChat, Turn};
 use value::{value, value_of_messages};
 
-/// Steps that a template may take, and more for each value and byte of a chat. A step is worth 64 bytes.
+/// Step limit for an empty chat; values and bytes of a chat add steps. A step is worth 64 bytes.
 const STEPS: u64 = 1_000_000;
 const STEPS_OF_A_VALUE: u64 = 500;
 const STEPS_OF_A_BYTE: u64 = 4;
-/// Its name in messages of the library.
+/// Name of the template in messages of minijinja.
 const NAME: &str = "chat_template";
 
-/// Tokens that a template may name, where a folder has them.
+/// Tokens that a template may name, if the folder has them.
 const TOKENS: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
-/// Takes the place of an answer where its surroundings are looked for.
+/// Placeholder of an answer, to find the text around the answer.
 pub(crate) const ANSWER: char = '\u{FDD3}';
 
 /// A message: `role` is `system`, `user` or `assistant`.
@@ -76,39 +76,39 @@ impl<'a> Chat<'a> {
     }
 }
 
-/// Variables that onebox gives a template itself.
+/// Variables that onebox gives to each template.
 const GIVEN: [&str; 4] = ["messages", "add_generation_prompt", "tools", "documents"];
-/// Functions that a template calls; those of operators begin with `__`.
+/// Functions that a template calls, without the functions of operators, which begin with `__`.
 const FUNCTIONS: [&str; 6] =
     ["raise_exception", "strftime_now", "namespace", "range", "dict", "loop"];
 
-/// A chat template, read once.
+/// Chat template, read once.
 #[derive(Debug)]
 pub struct Template {
     env: Environment<'static>,
-    /// As it was given.
+    /// Source of the template, with `\n` at the end of each line.
     source: String,
     tokens: BTreeMap<&'static str, String>,
-    /// Further ones, which count for more than tokens.
+    /// Further variables, which have priority over tokens.
     variables: BTreeMap<String, Message>,
     marks: bool,
     end_of_answers: OnceLock<String>,
 }
 
 impl Template {
-    /// That of the files beside a model's weights.
+    /// Reads the template from the files next to a model's weights.
     ///
     /// # Errors
-    /// Files without a template, and a template that is none.
+    /// Files without a template, and a template that is invalid.
     pub fn of(beside: &ModelFiles) -> Result<Self, String> {
         Self::at(beside, Utc::now())
     }
 
-    /// The same on a fixed day, so that data are the same tokens on every day: templates of Llama 3 name it where they know
-    /// no date.
+    /// Reads the template with a fixed date, so that data give the same tokens on every day:
+    /// templates of Llama 3 write today's date if no date is given.
     ///
     /// # Errors
-    /// As [`of`](Self::of).
+    /// The same errors as [`of`](Self::of).
     pub fn of_data(beside: &ModelFiles) -> Result<Self, String> {
         const JULY_26_2024: Duration = Duration::from_secs(1_721_952_000);
         Self::at(beside, Utc::of(UNIX_EPOCH + JULY_26_2024))
@@ -137,7 +137,7 @@ impl Template {
         now: Utc,
     ) -> Result<Self, String> {
         let mut env = library::environment(now).map_err(|e| does_not_run(&e))?;
-        // As Jinja reads ends of lines.
+        // Jinja reads each end of a line as `\n`.
         let source = template.replace("\r\n", "\n").replace('\r', "\n");
         let RewrittenTemplate { text, marks } =
             rewritten(&source).map_err(|why| does_not_run(&why))?;
@@ -147,10 +147,10 @@ impl Template {
         Ok(Self { env, source, tokens, variables: BTreeMap::new(), marks, end_of_answers })
     }
 
-    /// With these variables, as the keyword arguments of `apply_chat_template`: a switch such as `enable_thinking`.
+    /// Sets variables like keyword arguments of `apply_chat_template`, such as `enable_thinking`.
     ///
     /// # Errors
-    /// One that the template never asks for, or that onebox gives it itself.
+    /// A variable that the template does not use, or that onebox sets itself.
     pub fn with(mut self, variables: &[(String, Json)]) -> Result<Self, String> {
         let template = self.env.get_template(NAME).map_err(|e| does_not_run(&e))?;
         let asked = template.undeclared_variables(false);
@@ -179,30 +179,30 @@ impl Template {
         Ok(self)
     }
 
-    /// Everything that its texts follow from, but for messages and the day.
+    /// All inputs of the template's texts, except the messages and the date.
     pub(crate) fn identity(&self) -> String {
         format!("{}\0{:?}\0{:?}\0{}", self.source, self.tokens, self.variables, self.marks)
     }
 
-    /// The token that ends a text, where the folder names one.
+    /// Token that ends a text, if the folder names this token.
     pub fn end_of_text(&self) -> Option<&str> {
         self.tokens.get("eos_token").map(String::as_str)
     }
 
-    /// Whether the template has blocks `{% generation %}`.
+    /// Whether the template has `{% generation %}` blocks.
     pub const fn has_marks(&self) -> bool {
         self.marks
     }
 
-    /// The token that begins a text, where the folder names one.
+    /// Token that begins a text, if the folder names this token.
     pub(crate) fn beginning_of_text(&self) -> Option<&str> {
         self.tokens.get("bos_token").map(String::as_str)
     }
 
-    /// The text between an answer and the next message, without blanks around it. If it is empty, the token of the next role ends an
-    /// answer.
+    /// Text between an answer and the next message, without blanks around it. If the text is empty,
+    /// the token of the next role ends an answer.
     pub(crate) fn end_of_answers(&self) -> &str {
-        /// Of a template that says nothing of it.
+        /// Result for a template that does not show the end of an answer.
         const UNKNOWN: &str = "?";
         self.end_of_answers.get_or_init(|| {
             let answer = ANSWER.to_string();
@@ -221,7 +221,7 @@ impl Template {
         })
     }
 
-    /// The text of a chat, and of the beginning of an answer if there is to be one.
+    /// Text of a chat. If `answer`, the beginning of an answer follows.
     ///
     /// # Errors
     /// The template refuses the chat, or does not end.
@@ -229,17 +229,17 @@ impl Template {
         Ok(self.rendered(chat, answer)?.text)
     }
 
-    /// The same, with what the template takes for an assistant's, and the place of each message.
+    /// Text of a chat, with the ranges of the assistant's text and of each message.
     ///
     /// # Errors
-    /// As [`text`](Self::text).
+    /// The same errors as [`text`](Self::text).
     pub(crate) fn rendered(&self, chat: Chat<'_>, answer: bool) -> Result<RenderedChat, String> {
         let mut env = self.env.clone();
         env.set_fuel(Some(steps(chat)));
         let chat = context! {
             messages => value_of_messages(chat.messages),
             add_generation_prompt => answer,
-            // Known, and none where a chat has no tools: a template may ask for them.
+            // `tools` is defined also for a chat without tools, because a template may test it.
             tools => chat.tools.map_or_else(|| Value::from(()), value),
             documents => (),
         };
@@ -257,7 +257,7 @@ impl Template {
     }
 }
 
-/// Steps that a template may take for a chat.
+/// Maximum steps of a template for a chat.
 fn steps(chat: Chat<'_>) -> u64 {
     let one = |json: &Message| {
         let (values, bytes) = json.size();
@@ -272,7 +272,7 @@ fn does_not_run(why: &dyn fmt::Display) -> String {
     format!("its chat template does not run: {why}")
 }
 
-/// The template that is meant where a file has several.
+/// Template of a file: its only template, or the template named `default`.
 fn default_of(template: &Json) -> Option<String> {
     fn named(one: &Json) -> Option<&str> {
         one["template"].as_str().filter(|_| one["name"] == "default")
@@ -284,7 +284,7 @@ fn default_of(template: &Json) -> Option<String> {
     }
 }
 
-/// The text of the token that ends a text, where the files beside a tokenizer name one.
+/// Text of the token that ends a text, if the files next to a tokenizer name this token.
 ///
 /// # Errors
 /// A file that is no JSON.
@@ -293,13 +293,13 @@ pub fn end_of_text(beside: &ModelFiles) -> Result<Option<String>, String> {
     Ok(tokens(&settings, &object(beside, "special_tokens_map.json")?).remove("eos_token"))
 }
 
-/// Special tokens by their names. As in transformers, a map of them counts for more than the settings of the tokenizer, unless
-/// these are of the newer kind that lists all added tokens.
+/// Special tokens by name. As in transformers, the map has priority over the tokenizer's settings,
+/// unless the settings are of the newer kind that lists all added tokens.
 fn tokens(settings: &Json, map: &Json) -> BTreeMap<&'static str, String> {
     let places =
         [map, settings].into_iter().skip(usize::from(!settings["added_tokens_decoder"].is_null()));
     let token = |name: &'static str| {
-        // A text, or an object whose `content` it is.
+        // The token is a text, or an object with the text as `content`.
         let text = |from: &Json| {
             from[name].as_str().or_else(|| from[name]["content"].as_str()).map(str::to_owned)
         };
@@ -308,16 +308,16 @@ fn tokens(settings: &Json, map: &Json) -> BTreeMap<&'static str, String> {
     TOKENS.into_iter().filter_map(token).collect()
 }
 
-/// A file of JSON; null where there is none.
+/// JSON value of a file; null if the file is missing.
 fn object(beside: &ModelFiles, name: &str) -> Result<Json, String> {
     let Some(bytes) = beside.get(name) else { return Ok(Json::Null) };
     serde_json::from_slice(bytes).map_err(|e| format!("{name}: {}", reason(e)))
 }
 
-/// Tokens at which an answer ends, by the settings of generation or else of the model.
+/// Tokens at which an answer ends, from the settings of generation, or else of the model.
 ///
 /// # Errors
-/// A file that is no JSON, or has something else there.
+/// A file that is no JSON, or an `eos_token_id` that is no token.
 pub fn stop_tokens(beside: &ModelFiles) -> Result<Vec<i32>, String> {
     for name in ["generation_config.json", "config.json"] {
         let settings = object(beside, name)?;
@@ -340,7 +340,7 @@ mod tests {
     use super::*;
     use std::path::Path;
 
-    /// The chats of tests/fixtures/hf-chat-tiny, with what `apply_chat_template` of transformers makes of them.
+    /// Expected values: `apply_chat_template` of transformers, in tests/fixtures/hf-chat-tiny.
     #[test]
     fn a_chat_is_the_text_that_transformers_makes_of_it() {
         let folder =
@@ -351,7 +351,7 @@ mod tests {
         assert!(chats.len() > 1);
         for one in &chats {
             let messages = one["messages"].as_array().unwrap();
-            // Up to the last answer.
+            // The messages before the last answer.
             let asked: Vec<Message> = messages[..messages.len() - 1]
                 .iter()
                 .map(|one| Message::read(&one.to_string()).unwrap())
@@ -394,7 +394,7 @@ mod tests {
         assert_eq!(*generated, 0..1);
     }
 
-    /// What `apply_chat_template` of transformers writes on that day.
+    /// Expected values: `apply_chat_template` of transformers on this day.
     #[test]
     fn a_template_knows_the_date_and_that_there_are_no_tools() {
         let user = [message("user", "a")];
@@ -403,7 +403,7 @@ mod tests {
             let tokens = BTreeMap::from([("eos_token", "<e>".to_owned())]);
             render(template, (tokens, now), &user)
         };
-        // Llama 3.2 and others.
+        // Date as in templates of Llama 3.2 and others.
         let date = "{% if strftime_now is defined %}{% set date_string = strftime_now('%d %b %Y') %}\
             {% else %}{% set date_string = '26 Jul 2024' %}{% endif %}{{ date_string }}";
         assert_eq!(rendered(date).unwrap(), "21 Nov 2026");
@@ -428,7 +428,7 @@ mod tests {
         }
     }
 
-    /// As `apply_chat_template(messages, enable_thinking=False)` and the like.
+    /// Variables like those in `apply_chat_template(messages, enable_thinking=False)`.
     #[test]
     fn a_template_has_the_variables_that_it_is_given_and_no_others() {
         let text = "{{ bos_token }}{% if enable_thinking is defined and enable_thinking is false %}<none>{% endif %}\
@@ -473,7 +473,7 @@ mod tests {
         assert!(of(Json::Null, &Json::Null).is_empty());
     }
 
-    /// Texts as `apply_chat_template` of transformers writes them. Jinja reads every end of a line as `\n`.
+    /// Expected values: `apply_chat_template` of transformers. Jinja reads all line ends as `\n`.
     #[test]
     fn a_template_with_lines_of_windows_is_that_without() {
         let user = [message("user", "a\r\nb")];

@@ -1,4 +1,4 @@
-//! Arithmetic of Python's numbers, as far as 128 bits go.
+//! Arithmetic of Python's numbers, up to 128 bits.
 
 use super::value::{ValueKind, ValueResult};
 use minijinja::Value;
@@ -21,7 +21,7 @@ impl Number {
         }
     }
 
-    /// As a float, where it is one exactly or rounded once.
+    /// The number as a float, exact or rounded once.
     pub(super) fn float(self) -> f64 {
         match self {
             Self::Int(number) => number as f64,
@@ -65,7 +65,7 @@ pub(super) fn arithmetic(operator: &str, a: Number, b: Number) -> ValueResult {
         "*" => a * b,
         "/" => a / b,
         "**" => return power(a, b),
-        // As Python divides floats.
+        // Division and remainder of floats, as in Python.
         _ => {
             let mut rest = a % b;
             let mut quotient = (a - rest) / b;
@@ -97,7 +97,7 @@ pub(super) fn power(a: f64, b: f64) -> ValueResult {
     Ok(Value::from(found))
 }
 
-/// Quotient and rest, rounded down.
+/// Quotient and remainder of a division that rounds down.
 pub(super) fn floor_divided(a: i128, b: i128) -> Option<(i128, i128)> {
     let (quotient, rest) = (a.checked_div(b)?, a.checked_rem(b)?);
     match rest != 0 && (rest < 0) != (b < 0) {
@@ -115,7 +115,7 @@ pub(super) fn order_of_numbers(a: Number, b: Number) -> Option<Ordering> {
     }
 }
 
-/// An integer beside a float, exactly.
+/// Exact order of an integer and a float. None: the float is NaN.
 pub(super) fn order_of_both(a: i128, b: f64) -> Option<Ordering> {
     if b.is_nan() {
         return None;

@@ -1,4 +1,4 @@
-//! Operators and subscripts of Python. An operator or a type that onebox does not know is an error that names it, never another value.
+//! Operators and literals of Python; an unknown operator or type is an error, never another value.
 
 use super::numbers::{Number, arithmetic, order_of_numbers};
 use super::print::text;
@@ -9,7 +9,7 @@ use std::cmp::Ordering;
 
 pub(super) type Function = fn(&State<'_, '_>, &[Value]) -> ValueResult;
 
-/// The functions that take the place of operators.
+/// Functions that replace operators and literals.
 pub(super) const FUNCTIONS: [(&str, Function); 12] = [
     ("__concat", concat),
     ("__sum", folded),
@@ -57,7 +57,7 @@ pub(super) fn key(value: &Value) -> ValueResult {
         matches!(ValueKind::of(value), Undefined | None | Bool(_) | Int(_) | Float(_) | Text(_))
     };
     let is_key = match ValueKind::of(value) {
-        // A tuple of tuples could take long to compare.
+        // The comparison of nested tuples could be slow.
         List(list) if list.form == Form::Tuple => list.items.iter().all(is_plain),
         _ => is_plain(value),
     };
@@ -67,7 +67,7 @@ pub(super) fn key(value: &Value) -> ValueResult {
     }
 }
 
-/// Operands with operators between them, from left to right.
+/// Applies operators between operands, from left to right.
 fn folded(state: &State<'_, '_>, all: &[Value]) -> ValueResult {
     let mut left = all[0].clone();
     for pair in all[1..].chunks_exact(2) {
@@ -116,7 +116,7 @@ pub(super) fn binary(
     }
 }
 
-/// A text or a list several times. None: there is no such thing.
+/// Repeats a text or a list. None: the values cannot be multiplied.
 fn repeated(
     state: &State<'_, '_>,
     of: ValueKind<'_>,
@@ -157,7 +157,7 @@ fn signed(all: &[Value], negative: bool) -> ValueResult {
     }
 }
 
-/// `a < b <= c`: all of them.
+/// Whether all parts of `a < b <= c` hold.
 fn compared(state: &State<'_, '_>, all: &[Value]) -> ValueResult {
     let mut left = &all[0];
     for pair in all[1..].chunks_exact(2) {
@@ -238,7 +238,7 @@ pub(super) fn equal(state: &State<'_, '_>, left: &Value, right: &Value) -> Resul
     })
 }
 
-/// The order of two values. None: neither is before the other, since one is not a number.
+/// Order of two values. None: one of them is NaN.
 pub(super) fn order(
     state: &State<'_, '_>,
     operator: &str,
@@ -290,7 +290,7 @@ fn contains(state: &State<'_, '_>, all: &Value, one: &Value) -> Result<bool, Str
     }
 }
 
-/// Sorts by a key; equals keep their order.
+/// Sorts by a key; values with equal keys keep their order.
 pub(super) fn sort<T>(
     state: &State<'_, '_>,
     all: &mut [T],

@@ -1,11 +1,11 @@
-//! tests/fixtures/templates.json: what transformers prints for templates.
+//! Tests against tests/fixtures/templates.json, the texts that transformers prints for templates.
 
 use super::{Chat, Message, Template};
 use files::utc::Utc;
 use serde_json::Value as Json;
 use std::collections::BTreeMap;
 
-/// What onebox does not know, or says more exactly: it refuses it, by name.
+/// Templates that transformers accepts and onebox refuses by name.
 const REFUSED: [&str; 9] = [
     "{{ d.rows | map('attr', 'n') | list }}",
     "{{ 1234.5 | round(-2) }}",
@@ -18,7 +18,7 @@ const REFUSED: [&str; 9] = [
     r#"{{ "\ud83d" | length }}"#,
 ];
 
-/// What onebox makes of a template, with the data of the fixture as `d`.
+/// Text that onebox prints for a template, with the data of the fixture as `d`.
 fn made(template: &str, data: &str) -> Result<String, String> {
     let message = format!("{{\"role\": \"user\", \"content\": \"hi\", \"data\": {data}}}");
     let messages = [Message::read(&message).unwrap()];
@@ -26,7 +26,7 @@ fn made(template: &str, data: &str) -> Result<String, String> {
     Template::new(&template, BTreeMap::new(), Utc::now())?.text(Chat::of(&messages), true)
 }
 
-/// A template may be refused that transformers takes, but it never has another text.
+/// onebox may refuse a template that transformers accepts, but never prints another text.
 #[test]
 fn a_template_has_the_text_that_transformers_prints_or_is_refused() {
     let fixture = include_str!("../../../../tests/fixtures/templates.json");

@@ -1,4 +1,4 @@
-//! Texts of values as Python writes them: `str`, `repr` and `json.dumps`.
+//! Texts of values as Python writes them: `str` and `repr`.
 
 use super::source::code_of;
 use super::value::{Form, List, Method, ValueKind, name_of, pay};
@@ -76,7 +76,7 @@ fn unprintable(value: &Value) -> String {
     format!("{} is printed, which onebox does not know", name_of(value))
 }
 
-/// The shortest digits of a float that are it, as Python writes them.
+/// Shortest digits that give the same float, as Python writes them.
 pub(super) fn float(number: f64) -> String {
     if !number.is_finite() {
         return number.to_string().to_lowercase();
@@ -99,7 +99,7 @@ pub(super) fn float(number: f64) -> String {
     }
 }
 
-/// A text in quotes.
+/// Writes a text in quotes.
 fn quote(text: &str, out: &mut String) {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     out.push(quote);
@@ -117,12 +117,12 @@ fn quote(text: &str, out: &mut String) {
     out.push(quote);
 }
 
-/// As `str.isprintable`.
+/// Whether Python prints the character, as `str.isprintable` says.
 pub(super) fn is_printable(c: char) -> bool {
     if c.is_ascii() {
         return matches!(c, ' '..='~');
     }
-    // Rust writes a sign that joins the letter before it as it is only behind a letter.
+    // Rust leaves a combining character unescaped only after a letter.
     let mut pair = [0; 8];
     pair[0] = b'a';
     let bytes = 1 + c.encode_utf8(&mut pair[1..]).len();

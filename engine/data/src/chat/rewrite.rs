@@ -1,32 +1,34 @@
-//! A template of Jinja as the library reads it: its literals have the characters that Python reads, its operators are those of
-//! Python, and `{% generation %}` is a block that the library knows.
+//! Rewrites a Jinja template for minijinja: literals have Python's characters, operators are
+//! Python's, and `{% generation %}` becomes a block that minijinja knows.
 
 use super::expression::Words;
 use super::marks::FILTER;
 use super::source::{Piece, Tag, TagKind, Token, pieces};
 use super::turns::Loops;
 
-/// Bytes of a template: the longest of public ones have about 20 KiB.
+/// Maximum bytes of a template; the longest public templates have about 20 KiB.
 const LONGEST: usize = 256 << 10;
-/// Blocks in blocks; each `elif` is one, too.
+/// Maximum nested blocks; each `elif` counts as a block.
 const DEEPEST: usize = 100;
 
-/// A template for the library.
+/// Template in the syntax of minijinja.
 #[derive(Debug)]
 pub(super) struct RewrittenTemplate {
     pub(super) text: String,
-    /// Whether it has blocks `{% generation %}`.
+    /// Whether the template has `{% generation %}` blocks.
     pub(super) marks: bool,
 }
 
+/// Rewrites a template for minijinja.
+///
 /// # Errors
-/// What Jinja cannot read or onebox does not know, with the line.
+/// Text that Jinja cannot read or onebox does not know, with the line.
 pub(super) fn rewritten(source: &str) -> Result<RewrittenTemplate, String> {
     if source.len() > LONGEST {
         return Err(format!("it has {} bytes, and at most {LONGEST} are read", source.len()));
     }
     let (mut text, mut marks) = (String::with_capacity(2 * source.len()), false);
-    // For each open block, how many the library has in it: an `elif` is an `if` in an `else`.
+    // Nested blocks of minijinja for each open block: an `elif` is an `if` in an `else`.
     let mut open: Vec<usize> = Vec::new();
     let mut loops = Loops::default();
     for piece in pieces(source)? {
@@ -59,7 +61,7 @@ pub(super) fn rewritten(source: &str) -> Result<RewrittenTemplate, String> {
             text.push_str(&tag.with(&words));
             continue;
         };
-        // What happens to blanks behind the tag happens behind the note.
+        // The rule for the blanks after the tag moves to the note.
         let right = std::mem::take(&mut tag.right);
         text.push_str(&tag.with(&words));
         text.push_str(&format!("{{% filter {note} %}}{{% endfilter {right}%}}"));
@@ -67,7 +69,7 @@ pub(super) fn rewritten(source: &str) -> Result<RewrittenTemplate, String> {
     Ok(RewrittenTemplate { text, marks })
 }
 
-/// The words of a tag.
+/// Rewritten words of a tag.
 fn words(tag: &Tag<'_>) -> Result<String, String> {
     let mut words = Words::of(&tag.tokens);
     let written = match (tag.kind, &tag.tokens[..]) {
@@ -108,12 +110,12 @@ fn block(keyword: &str, words: &mut Words<'_, '_>) -> Result<String, String> {
             format!("call{caller} {}", words.expression()?.text)
         }
         "filter" => format!("filter {}", filters(words)?),
-        // Marks what an assistant says, for masks. As a filter it is a block whose blanks go the same way.
+        // A filter block marks the assistant's text for masks, with the same rules for blanks.
         "generation" => format!("filter {FILTER}"),
         "endgeneration" => "endfilter".into(),
         "else" | "endif" | "endfor" | "endset" | "endmacro" | "endcall" | "endfilter"
         | "endwith" | "break" | "continue" => {
-            // Jinja passes over a name behind the end of a macro.
+            // Jinja ignores a name after the end of a macro.
             if matches!(keyword, "endmacro" | "endcall") && words.next().is_some() {
                 words.name()?;
             }
@@ -127,7 +129,7 @@ fn block(keyword: &str, words: &mut Words<'_, '_>) -> Result<String, String> {
     })
 }
 
-/// Names with commas and brackets, and whether one of them is an attribute.
+/// Names with commas and brackets, and whether a name is an attribute.
 fn targets(
     words: &mut Words<'_, '_>,
     until: impl Fn(&Token<'_>) -> bool,
@@ -215,7 +217,7 @@ fn signature(words: &mut Words<'_, '_>) -> Result<String, String> {
 mod tests {
     use super::*;
 
-    /// As Jinja has it: a tag in a comment, in a raw block or in a string is none.
+    /// As in Jinja, a tag in a comment, in a raw block or in a string is no tag.
     #[test]
     fn only_a_block_marks_what_an_assistant_says() {
         for (source, marks) in [

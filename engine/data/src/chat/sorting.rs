@@ -1,4 +1,4 @@
-//! Filters of Jinja that put values in order.
+//! Filters of Jinja that compare values by a sorting key.
 
 use super::arguments::{Arguments, text_or_none, truth};
 use super::operators::{compare, key, sort};
@@ -7,7 +7,7 @@ use super::value::{Form, List, ValueKind, ValueResult, iterated, name_of, pay};
 use indexmap::IndexSet;
 use minijinja::{State, Value};
 
-/// Keys to sort by: with small letters, unless told otherwise.
+/// Sorting key of a value: a text in lower case, unless `as_it_is`.
 pub(super) fn sorting_key(
     state: &State<'_, '_>,
     of: &Value,
@@ -24,12 +24,12 @@ pub(super) fn sorting_key(
     }
 }
 
-/// What a path names in a value, or all of the value.
+/// Part of a value at a path, or the whole value without a path.
 pub(super) fn part(of: &Value, path: Option<&Value>) -> ValueResult {
     path.map_or_else(|| Ok(of.clone()), |path| by_path(of, path))
 }
 
-/// What `a.b.0` names in a value.
+/// Part of a value at a path such as `a.b.0`.
 pub(super) fn by_path(of: &Value, path: &Value) -> ValueResult {
     let mut found = of.clone();
     match ValueKind::of(path) {
@@ -71,7 +71,7 @@ pub(super) fn dictsort(state: &State<'_, '_>, of: &Value, arguments: &Arguments)
     List::of(Form::List, in_order(state, pairs, truth(reverse.as_ref()))?)
 }
 
-/// Sorts by the first of each pair. As Python does, equals keep their order also in reverse.
+/// Sorts by the first values. As in Python, equal keys keep their order also in reverse.
 pub(super) fn in_order(
     state: &State<'_, '_>,
     mut pairs: Vec<(Value, Value)>,
@@ -101,7 +101,7 @@ pub(super) fn sorted(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -
     List::of(Form::List, in_order(state, pairs, truth(reverse.as_ref()))?)
 }
 
-/// Several paths with commas between them.
+/// Paths that are separated by commas.
 pub(super) fn paths(attribute: Option<&Value>) -> Vec<Option<Value>> {
     match attribute.and_then(Value::as_str) {
         Some(text) => text.split(',').map(|path| Some(Value::from(path))).collect(),

@@ -1,9 +1,9 @@
-//! The source of a chat template as Jinja reads it: texts, comments and raw blocks as they stand, and tags with their tokens.
+//! Pieces of a chat template as Jinja reads it: texts, comments and raw blocks, and tags of tokens.
 
 /// A part of a template.
 #[derive(Debug, PartialEq)]
 pub(super) enum Piece<'a> {
-    /// A text, a comment, or a raw block, as it stands.
+    /// A text, a comment or a raw block, unchanged.
     Verbatim(&'a str),
     Tag(Tag<'a>),
 }
@@ -12,14 +12,14 @@ pub(super) enum Piece<'a> {
 #[derive(Debug, PartialEq)]
 pub(super) struct Tag<'a> {
     pub(super) kind: TagKind,
-    /// `-`, `+` or nothing: what happens to blanks in front of it.
+    /// `-`, `+` or an empty text: rule for the blanks before the tag.
     pub(super) left: &'a str,
     pub(super) tokens: Vec<Token<'a>>,
-    /// `-`, `+` or nothing: what happens to blanks behind it.
+    /// `-`, `+` or an empty text: rule for the blanks after the tag.
     pub(super) right: &'a str,
-    /// The line that it begins in, from 1.
+    /// Line in which the tag begins, from 1.
     pub(super) line: usize,
-    /// Ends of lines inside of it.
+    /// Number of line ends inside the tag.
     pub(super) lines: usize,
 }
 
@@ -31,7 +31,7 @@ pub(super) enum TagKind {
 }
 
 impl TagKind {
-    /// What begins such a tag, and what ends it.
+    /// Brackets that begin and end a tag.
     const fn brackets(self) -> [&'static str; 2] {
         match self {
             Self::Print => ["{{", "}}"],
@@ -40,13 +40,13 @@ impl TagKind {
     }
 }
 
-/// A word of an expression.
+/// Token of an expression.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Token<'a> {
     Name(&'a str),
     Integer(&'a str),
     Float(&'a str),
-    /// A string, its escapes read.
+    /// A string with decoded escapes.
     Text(String),
     Operator(&'a str),
 }
@@ -60,7 +60,7 @@ impl Tag<'_> {
         }
     }
 
-    /// Whether an end of this block is to come. `{% set a = b %}` has none.
+    /// Whether the block needs an end tag. `{% set a = b %}` needs none.
     pub(super) fn is_open(&self) -> bool {
         let first = self.tokens.iter().find(
             |token| matches!(token, Token::Operator(o) if !matches!(*o, "," | "." | "(" | ")")),
@@ -68,7 +68,7 @@ impl Tag<'_> {
         self.keyword() != Some("set") || first != Some(&Token::Operator("="))
     }
 
-    /// A tag with other words, which ends in the same line and has the same blanks around it.
+    /// The tag with other words, on the same lines and with the same rules for blanks.
     pub(super) fn with(&self, words: &str) -> String {
         let lines = "\n".repeat(self.lines);
         let [open, close] = self.kind.brackets();
@@ -76,7 +76,7 @@ impl Tag<'_> {
     }
 }
 
-/// A string as a literal of the library, in one line.
+/// The text as a string literal of minijinja, in one line.
 pub(super) fn quoted(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 2);
     out.push('"');
@@ -92,7 +92,7 @@ pub(super) fn quoted(text: &str) -> String {
     out
 }
 
-/// The escape that names a character by its code.
+/// Escape with the code of a character.
 pub(super) fn code_of(c: char) -> String {
     match u32::from(c) {
         code @ 0..=0xff => format!("\\x{code:02x}"),
@@ -101,10 +101,10 @@ pub(super) fn code_of(c: char) -> String {
     }
 }
 
-/// The pieces of a template whose lines end with `\n`.
+/// Pieces of a template. Its lines end with `\n`.
 ///
 /// # Errors
-/// What Jinja cannot read, with the line.
+/// Text that Jinja cannot read, with the line.
 pub(super) fn pieces(source: &str) -> Result<Vec<Piece<'_>>, String> {
     let mut pieces = Vec::new();
     let mut at = 0;
@@ -122,7 +122,7 @@ pub(super) fn pieces(source: &str) -> Result<Vec<Piece<'_>>, String> {
         } else if let Some((begin, end)) = raw_block(&source[open..]).map_err(wrong)? {
             let (begin, body) = source[open..open + end].split_at(begin);
             pieces.push(Piece::Verbatim(begin));
-            // The library drops an end of a line there, and Jinja does not.
+            // minijinja drops a line end after `{% raw %}`, but Jinja keeps it.
             if body.starts_with('\n') && !begin.ends_with("-%}") {
                 pieces.push(Piece::Verbatim("\n"));
             }
@@ -140,7 +140,7 @@ pub(super) fn pieces(source: &str) -> Result<Vec<Piece<'_>>, String> {
     Ok(pieces)
 }
 
-/// Where the next tag or comment begins.
+/// Byte at which the next tag or comment begins.
 fn next_open(source: &str) -> Option<usize> {
     let mut from = 0;
     loop {
@@ -152,12 +152,12 @@ fn next_open(source: &str) -> Option<usize> {
     }
 }
 
-/// The line of a place, from 1.
+/// Line of a byte, from 1.
 fn line_of(source: &str, at: usize) -> usize {
     1 + source[..at].matches('\n').count()
 }
 
-/// Bytes of the tag and of the whole of a raw block that begins here.
+/// Bytes of the first tag and of the whole block, if a raw block begins here.
 fn raw_block(source: &str) -> Result<Option<(usize, usize)>, String> {
     let Some(begin) = lone_keyword(source, "raw") else { return Ok(None) };
     let mut at = begin;
@@ -170,7 +170,7 @@ fn raw_block(source: &str) -> Result<Option<(usize, usize)>, String> {
     Err("a block `{% raw %}` has no `{% endraw %}`".into())
 }
 
-/// Bytes of the tag at the beginning, if it is a block of this word alone.
+/// Bytes of the tag at the beginning, if the tag is a block with this word alone.
 fn lone_keyword(source: &str, word: &str) -> Option<usize> {
     let rest = source.strip_prefix("{%")?;
     let rest = rest.strip_prefix(['-', '+']).unwrap_or(rest).trim_start();
@@ -179,7 +179,7 @@ fn lone_keyword(source: &str, word: &str) -> Option<usize> {
     Some(source.len() - rest.len())
 }
 
-/// The tag that begins at `open`, and where it ends.
+/// Tag that begins at `open`, and the byte after its end.
 fn tag(source: &str, open: usize) -> Result<(Tag<'_>, usize), String> {
     let kind = match source[open..].starts_with("{%") {
         true => TagKind::Block,
@@ -189,7 +189,7 @@ fn tag(source: &str, open: usize) -> Result<(Tag<'_>, usize), String> {
     let mut at = open + 2;
     let left = sign(&source[at..]);
     at += left.len();
-    // Inside of brackets the end of a tag is none: `{{ {'a': {}} }}`.
+    // Inside brackets, `}}` does not end a tag: `{{ {'a': {}} }}`.
     let (mut tokens, mut brackets) = (Vec::new(), Vec::new());
     loop {
         let rest = source[at..].trim_start();
@@ -207,7 +207,7 @@ fn tag(source: &str, open: usize) -> Result<(Tag<'_>, usize), String> {
         let Some(first) = rest.chars().next() else {
             return Err(format!("a tag `{begin}` has no end `{close}`"));
         };
-        // `a.0.1` has no float.
+        // `a.0.1` contains no float.
         let floats = tokens.last() != Some(&Token::Operator("."));
         let (token, bytes) = token(rest, first, floats)?;
         match &token {
@@ -226,12 +226,12 @@ fn tag(source: &str, open: usize) -> Result<(Tag<'_>, usize), String> {
     }
 }
 
-/// `-` or `+` at the beginning, or nothing.
+/// Sign `-` or `+` at the beginning, or an empty text.
 fn sign(source: &str) -> &str {
     &source[..usize::from(source.starts_with(['-', '+']))]
 }
 
-/// The token at the beginning, and its bytes.
+/// Token at the beginning, and its bytes in the source.
 fn token(rest: &str, first: char, floats: bool) -> Result<(Token<'_>, usize), String> {
     if matches!(first, '\'' | '"') {
         let (text, bytes) = text(rest, first)?;
@@ -296,7 +296,7 @@ fn number(rest: &str, floats: bool) -> (usize, bool) {
     (end, end > whole)
 }
 
-/// The string at the beginning, and its bytes with both quotes.
+/// String at the beginning, and its bytes in the source with both quotes.
 fn text(rest: &str, quote: char) -> Result<(String, usize), String> {
     let mut out = String::new();
     let mut chars = rest.char_indices().skip(1);
@@ -318,7 +318,7 @@ fn text(rest: &str, quote: char) -> Result<(String, usize), String> {
     Err("a string has no end".into())
 }
 
-/// Reads an escape as Python does; returns how many letters it has behind the first.
+/// Decodes an escape as Python does. Returns the number of its characters after `first`.
 fn escape(first: char, from: &str, out: &mut String) -> Result<usize, String> {
     let simple = match first {
         '\n' => return Ok(0),
@@ -356,7 +356,7 @@ fn escape(first: char, from: &str, out: &mut String) -> Result<usize, String> {
                 "`\\{name:.100}` names a character, which onebox does not know: write its code, as \\u00e9"
             ));
         }
-        // As Python reads it from bytes: by the code of the character.
+        // As in Python, the result is the escape with the code of the character.
         c if !c.is_ascii() => {
             out.push_str(&code_of(c));
             return Ok(0);
@@ -385,7 +385,7 @@ mod tests {
         pieces(source).unwrap().into_iter().filter_map(of).collect()
     }
 
-    /// What Python 3.12 and Jinja 3.1.6 make of these literals.
+    /// Expected values: Python 3.12 and Jinja 3.1.6.
     #[test]
     fn literals_have_the_characters_that_python_reads() {
         for (literal, text) in [

@@ -5,15 +5,15 @@ use super::print::is_printable;
 use super::value::{Form, List, ValueKind, iterated, name_of, pay};
 use minijinja::{State, Value};
 
-/// Bytes that a part of a text takes in a list.
+/// Bytes of memory for each part of a text in a list.
 const BYTES_OF_A_PART: usize = 48;
 
-/// A blank, as Python strips it.
+/// Whether Python strips the character as a blank.
 pub(super) fn is_blank(c: char) -> bool {
     c.is_whitespace() || matches!(c, '\u{1c}'..='\u{1f}')
 }
 
-/// The method of a text. None: onebox does not know it.
+/// Result of a method of `str`. None: onebox does not know the method.
 pub(super) fn method(
     state: &State<'_, '_>,
     text: &str,
@@ -134,7 +134,7 @@ pub(super) fn method(
     }
 }
 
-/// Methods without arguments.
+/// Result of a method without arguments. None: onebox does not know the method.
 fn simple(text: &str, name: &str) -> Option<Value> {
     let every = |is: fn(char) -> bool| Value::from(!text.is_empty() && text.chars().all(is));
     let cased = || text.chars().any(|c| c.is_lowercase() || c.is_uppercase());
@@ -155,7 +155,7 @@ fn simple(text: &str, name: &str) -> Option<Value> {
         "isspace" => every(is_blank),
         "isascii" => Value::from(text.is_ascii()),
         "isprintable" => Value::from(text.chars().all(is_printable)),
-        // Letters and digits beyond ASCII have finer kinds in Python.
+        // Python has finer kinds of letters and digits beyond ASCII.
         "isalpha" if text.is_ascii() => every(|c| c.is_ascii_alphabetic()),
         "isalnum" if text.is_ascii() => every(|c| c.is_ascii_alphanumeric()),
         "isdigit" | "isdecimal" | "isnumeric" if text.is_ascii() => every(|c| c.is_ascii_digit()),
@@ -163,23 +163,23 @@ fn simple(text: &str, name: &str) -> Option<Value> {
     })
 }
 
-/// The first letter large, the others small.
+/// Text with its first letter in upper case, and its other letters in lower case.
 pub(super) fn capitalized(text: &str) -> String {
     let mut chars = text.chars();
     let first: String = chars.next().map(title_of).unwrap_or_default();
     first + &chars.as_str().to_lowercase()
 }
 
-/// A letter as the first one of a word.
+/// Character in the case of a word's first letter.
 fn title_of(c: char) -> String {
     let mut large = c.to_uppercase();
     let first = large.next().map_or_else(String::new, String::from);
-    // Of letters that are two, such as the German sharp s, only the first becomes large.
+    // If the upper case has two letters, as for the German sharp s, only the first is upper case.
     let rest: String = large.flat_map(char::to_lowercase).collect();
     first + &rest
 }
 
-/// Every letter behind something that is no letter large, the others small.
+/// Text with each first letter of a word in upper case, and all other letters in lower case.
 fn titled(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut inside = false;
@@ -193,7 +193,7 @@ fn titled(text: &str) -> String {
     out
 }
 
-/// Without these characters at its ends, or without blanks.
+/// Text without these characters at its ends, or without blanks at its ends.
 pub(super) fn stripped<'a>(text: &'a str, name: &str, chars: Option<&str>) -> &'a str {
     let is = |c: char| chars.map_or_else(|| is_blank(c), |chars| chars.contains(c));
     let text = if name == "rstrip" { text } else { text.trim_start_matches(is) };
@@ -214,7 +214,7 @@ fn one_text<'a>(value: Option<&'a Value>, arguments: &Arguments) -> Result<&'a s
     }
 }
 
-/// The part of a text from one place to another, and the letters before it. None: there is no such part.
+/// Part between two places, and the number of characters before it. None: start is after end.
 fn window<'a>(
     text: &'a str,
     start: Option<&Value>,
@@ -270,7 +270,7 @@ fn split<'a>(text: &'a str, by: Option<&str>, most: usize, from_right: bool) -> 
     parts
 }
 
-/// The lines of a text, as Python ends them.
+/// Lines of a text, with Python's line ends.
 pub(super) fn lines<'a>(
     state: &State<'_, '_>,
     text: &'a str,
@@ -299,7 +299,7 @@ pub(super) fn lines<'a>(
     Ok(lines)
 }
 
-/// With another text in place of one, at most `count` times unless it is negative.
+/// Text with `new` in place of `old`, at most `count` times; a negative `count` has no limit.
 pub(super) fn replaced(
     state: &State<'_, '_>,
     text: &str,
@@ -313,7 +313,7 @@ pub(super) fn replaced(
     Ok(text.replacen(old, new, found))
 }
 
-/// A text of this width.
+/// Text with fill characters up to this width.
 pub(super) fn padded(
     state: &State<'_, '_>,
     text: &str,
@@ -336,7 +336,7 @@ pub(super) fn padded(
             format!("{}{}{digits}", &text[..text.len() - digits.len()], fills(more))
         }
         _ => {
-            // As CPython shares an odd number of them.
+            // CPython divides an odd number of fill characters in this way.
             let left = more / 2 + (more & usize::try_from(width.max(0)).unwrap_or(0) & 1);
             format!("{}{text}{}", fills(left), fills(more - left))
         }

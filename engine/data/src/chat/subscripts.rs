@@ -6,14 +6,14 @@ use super::operators::{Function, key};
 use super::value::{List, Method, ValueKind, ValueResult, name_of, pay};
 use minijinja::{State, Value};
 
-/// The functions that take their place.
+/// Functions that replace attributes, subscripts and slices.
 pub(super) const FUNCTIONS: [(&str, Function); 3] = [
     ("__attribute", |_, all| attribute(&all[0], &all[1])),
     ("__item", |_, all| item(&all[0], &all[1])),
     ("__slice", slice),
 ];
 
-/// `of.name`: a method of Python's type counts for more than a key.
+/// `of.name`: a method of Python's type has priority over a key.
 pub(super) fn attribute(of: &Value, name: &Value) -> ValueResult {
     let text = name.as_str().unwrap_or_default();
     match ValueKind::of(of) {
@@ -29,7 +29,7 @@ fn method(of: &Value, name: &str) -> Value {
     Value::from_object(Method { of: of.clone(), name: name.to_owned(), call: methods::call })
 }
 
-/// `of[name]`: a key counts for more than a method of Python's type.
+/// `of[name]`: a key has priority over a method of Python's type.
 pub(super) fn item(of: &Value, name: &Value) -> ValueResult {
     let found = match ValueKind::of(of) {
         ValueKind::Undefined => return Err("a subscript of an undefined value".into()),
@@ -51,7 +51,7 @@ pub(super) fn item(of: &Value, name: &Value) -> ValueResult {
     })
 }
 
-/// The place that a number names, from the end if it is negative.
+/// Index of an item; a negative number counts from the end.
 fn place(number: &Value, length: usize) -> Option<usize> {
     let Some(Number::Int(number)) = Number::of(number) else { return None };
     let at = if number < 0 { number + length as i128 } else { number };
@@ -88,7 +88,7 @@ fn slice(state: &State<'_, '_>, all: &[Value]) -> ValueResult {
     }
 }
 
-/// The places of a slice.
+/// Indices of the items in a slice.
 fn places(length: usize, start: Option<i128>, stop: Option<i128>, step: i128) -> Vec<usize> {
     let length = length as i128;
     let (low, high) = if step > 0 { (0, length) } else { (-1, length - 1) };

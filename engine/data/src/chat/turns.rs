@@ -1,5 +1,5 @@
-//! Where each message stands in the text of a chat. Each loop of a template that runs over messages writes a note where the turn
-//! of a message begins, and one behind its last turn. The notes are taken out of the text again.
+//! Ranges of the messages in the text of a chat. A loop over messages writes a note before each
+//! turn and after the last turn; onebox removes the notes from the text.
 
 use super::marks::{CLOSE, OPEN};
 use super::source::{Tag, Token};
@@ -7,38 +7,38 @@ use super::value::Dict;
 use minijinja::{Environment, Value};
 use std::ops::Range;
 
-/// Stands around a note. Unicode promises that it is no character of a text.
+/// Character around a note: a noncharacter of Unicode.
 const NOTE: char = '\u{FDD4}';
-/// The filter that notes where the turn of a message begins.
+/// Filter that notes the beginning of a message's turn.
 const BEGIN: &str = "turn_begins";
-/// The filter that notes where the last turn of a loop ends.
+/// Filter that notes the end of a loop's last turn.
 const END: &str = "turns_end";
 
-/// The text of a chat.
+/// Text of a chat, with the ranges of its parts.
 #[derive(Debug, Default, PartialEq)]
 pub struct RenderedChat {
     pub(crate) text: String,
-    /// The bytes of each block `{% generation %}`.
+    /// Byte range of each `{% generation %}` block.
     pub(crate) generated: Vec<Range<usize>>,
-    /// The stretches of the text that loops over messages write, in the order of the text.
+    /// Ranges of text that loops over messages write, in the order of the text.
     pub(crate) turns: Vec<Turn>,
 }
 
-/// A stretch of text that a loop writes for a message.
+/// Range of text that a loop writes for a message.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Turn {
-    /// The number of the message, from 0.
+    /// Index of the message in the chat, from 0.
     pub(crate) message: usize,
     pub(crate) place: Range<usize>,
 }
 
 impl RenderedChat {
-    /// Reads what a template wrote, with its notes.
+    /// Reads the output of a template, and removes its notes.
     pub(super) fn of(written: &str) -> Self {
         let mut of = Self { text: String::with_capacity(written.len()), ..Self::default() };
-        // Loops that run, outermost first: a number of a loop, and the message of its turn.
+        // Running loops, outermost first: the number of a loop, and the message of its turn.
         let (mut running, mut generated): (Vec<(&str, usize)>, Option<usize>) = (Vec::new(), None);
-        // The loop of the last stretch.
+        // Number of the loop that wrote the last range.
         let mut before = "";
         for (i, part) in written.split(NOTE).enumerate() {
             if i % 2 == 1 {
@@ -74,24 +74,24 @@ impl RenderedChat {
             }
             before = *number;
         }
-        // A loop that looks for something may write blanks.
+        // A loop that only searches the messages may write blanks.
         of.turns.retain(|turn| !of.text[turn.place.clone()].trim().is_empty());
         of
     }
 }
 
-/// Loops of a template, while its tags are read in their order.
+/// Open loops of a template, while its tags are read in order.
 #[derive(Debug, Default)]
 pub(super) struct Loops {
-    /// Of each loop that is open: its number, if it notes turns.
+    /// Number of each open loop. None: the loop notes no turns.
     open: Vec<Option<usize>>,
     many: usize,
-    /// Blocks around the tag whose text goes elsewhere first: into a variable, a macro, a filter. Notes would be seen there.
+    /// Number of open blocks that capture text (variable, macro, filter) and would see notes.
     caught: usize,
 }
 
 impl Loops {
-    /// The block that is to stand right behind this tag, if any: a note.
+    /// Filter that writes a note directly after this tag, if the tag needs a note.
     pub(super) fn note(&mut self, tag: &Tag<'_>) -> Option<String> {
         match tag.keyword()? {
             "for" => {
@@ -116,7 +116,7 @@ impl Loops {
     }
 }
 
-/// The variable of a loop that has one alone.
+/// Variable of a loop that has only one variable.
 fn variable<'a>(tag: &'a Tag<'_>) -> Option<&'a str> {
     match &tag.tokens[..] {
         [_, Token::Name(name), Token::Name("in"), ..] => Some(name),
@@ -124,11 +124,11 @@ fn variable<'a>(tag: &'a Tag<'_>) -> Option<&'a str> {
     }
 }
 
-/// Gives a template the filters that write notes.
+/// Adds the filters that write notes.
 pub(super) fn add_filters(env: &mut Environment<'_>) {
     env.add_filter(BEGIN, |_: &str, number: usize, turn: &Value| {
         let message = turn.downcast_object_ref::<Dict>().and_then(|dict| dict.message);
-        // Something else ends the turn before it, too.
+        // An item that is no message ends the previous turn, too.
         let message = message.map_or_else(String::new, |message| format!(" {message}"));
         format!("{NOTE}{number}{message}{NOTE}")
     });

@@ -1,5 +1,5 @@
-//! Values of a template, as Python has them. Lists and dicts are of onebox: they know how deep they are, so that a template
-//! builds none that is too deep to be read.
+//! Values of a template, as in Python. Lists and dicts of onebox know their depth, so that no
+//! template builds a value that is too deep to read.
 
 use crate::bad_rows::TOO_LONG;
 use files::json::{Json, Map};
@@ -8,22 +8,22 @@ use minijinja::value::{Enumerator, Object, ObjectRepr};
 use minijinja::{ErrorKind, State, Value};
 use std::sync::Arc;
 
-/// A value, or why there is none.
+/// A value, or an error message.
 pub(super) type ValueResult = Result<Value, String>;
 
-/// Levels of a value that a template builds. JSON has at most 128.
+/// Maximum levels of a value that a template builds. JSON has at most 128 levels.
 const DEEPEST: usize = 200;
-/// Bytes of one step of a template.
+/// Bytes that a template may write in one step.
 const BYTES_OF_A_STEP: usize = 64;
 
-/// What a list is in Python.
+/// Type of a sequence in Python.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
     List,
     Tuple,
-    /// `dict.keys()`, `dict.values()`, `dict.items()`, by its name when printed.
+    /// `dict.keys()`, `dict.values()` or `dict.items()`, with the name that Python prints.
     View(&'static str),
-    /// What `map`, `select` and the like return.
+    /// Result of `map`, `select` and similar filters.
     Generator,
     Range,
 }
@@ -42,7 +42,7 @@ impl List {
         Ok(Value::from_object(Self { form, items, depth }))
     }
 
-    /// Whether it has places with numbers.
+    /// Whether the items have indices.
     pub(super) const fn is_sequence(&self) -> bool {
         matches!(self.form, Form::List | Form::Tuple | Form::Range)
     }
@@ -66,12 +66,12 @@ impl Object for List {
     }
 }
 
-/// Values by keys, in the order in which they came.
+/// Values by key, in the order of insertion.
 #[derive(Debug)]
 pub(super) struct Dict {
     pub(super) fields: IndexMap<Value, Value>,
     depth: usize,
-    /// The number of a message in its chat.
+    /// Index of a message in its chat.
     pub(super) message: Option<usize>,
 }
 
@@ -104,7 +104,7 @@ impl Object for Dict {
     }
 }
 
-/// The depth of something that has these in it.
+/// Depth of a value that contains these items.
 fn depth_above<'a>(items: impl Iterator<Item = &'a Value>) -> Result<usize, String> {
     let mut deepest = 0;
     for item in items {
@@ -134,10 +134,10 @@ impl Object for Digits {
     }
 }
 
-/// Calls the method of this name.
+/// Function that calls a method by its name.
 pub(super) type Call = fn(&mut State<'_, '_>, &Value, &str, &[Value]) -> Result<Value, String>;
 
-/// A method of a value that a template does not call at once: in Jinja `a.items` is one, whatever keys `a` has.
+/// Method of a value before its call: `a.items` in Jinja, even if `a` has a key `items`.
 #[derive(Debug)]
 pub(super) struct Method {
     pub(super) of: Value,
@@ -232,12 +232,12 @@ pub(super) fn name_of(value: &Value) -> &'static str {
     }
 }
 
-/// What a template is refused for, as an error of the library.
+/// Error of minijinja with the reason of a refusal.
 pub(super) fn refused(why: String) -> minijinja::Error {
     minijinja::Error::new(ErrorKind::InvalidOperation, why)
 }
 
-/// An integer of any size in decimal digits, with `-` where it is negative.
+/// Integer of any size from decimal digits, with `-` if it is negative.
 pub(super) fn integer(digits: &str) -> Value {
     match digits.parse::<i128>() {
         Ok(number) => Value::from(number),
@@ -245,15 +245,15 @@ pub(super) fn integer(digits: &str) -> Value {
     }
 }
 
-/// Takes the steps for this many bytes before they are written.
+/// Spends the steps for this many bytes, before a template writes them.
 pub(super) fn pay(state: &State<'_, '_>, bytes: usize) -> Result<(), String> {
     state.consume_fuel((1 + bytes / BYTES_OF_A_STEP) as u64).map_err(|_| TOO_LONG.to_owned())
 }
 
-/// What a loop goes through.
+/// Items over which a loop iterates.
 ///
 /// # Errors
-/// A value through which Python has no way.
+/// A value over which Python cannot iterate.
 pub(super) fn iterated(state: &State<'_, '_>, value: &Value) -> Result<Vec<Value>, String> {
     let items: Vec<Value> = match ValueKind::of(value) {
         ValueKind::Undefined => Vec::new(),
@@ -274,7 +274,7 @@ pub(super) fn iterated(state: &State<'_, '_>, value: &Value) -> Result<Vec<Value
     Ok(items)
 }
 
-/// The value that a template gets for one of JSON.
+/// Value that a template gets for a JSON value.
 pub(super) fn value(json: &Json) -> Value {
     match json {
         Json::Null => Value::from(()),
@@ -291,7 +291,7 @@ pub(super) fn value(json: &Json) -> Value {
     }
 }
 
-/// The same for an object, which may be a message of a chat.
+/// Value of a JSON object, which may be a message of a chat.
 fn object(map: &Map, message: Option<usize>) -> Value {
     let (mut fields, mut depth) = (IndexMap::with_capacity(map.len()), 0);
     for (key, one) in map {
@@ -302,7 +302,7 @@ fn object(map: &Map, message: Option<usize>) -> Value {
     Value::from_object(Dict { fields, depth: depth + 1, message })
 }
 
-/// The same for the messages of a chat: each knows its number.
+/// Value of the messages of a chat; each message knows its index.
 pub(super) fn value_of_messages(messages: &[Json]) -> Value {
     let one = |(number, message): (usize, &Json)| match message {
         Json::Object(map) => object(map, Some(number)),

@@ -9,7 +9,7 @@ fn fixture() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/megatron")
 }
 
-/// Sequences of tokens of each document.
+/// Token sequences of each document.
 fn documents() -> Vec<Vec<Vec<u32>>> {
     serde_json::from_slice(&fs::read(fixture().join("documents.json")).unwrap()).unwrap()
 }
@@ -50,11 +50,11 @@ fn tokens_and_documents_are_those_that_megatron_wrote() {
                 );
             }
         }
-        // By each of the names that Megatron's users give it.
+        // Users of Megatron also give the name of the token file.
         let named = open(&path.with_added_extension("bin")).unwrap();
         assert_eq!(named.identity(), data.identity());
     }
-    // fairseq knows sequences alone.
+    // fairseq has sequences, but no documents.
     let data = open(&fixture().join("fairseq-i32")).unwrap();
     let sizes = documents.concat().into_iter().map(|sequence| sequence.len());
     let ends: Vec<usize> = sizes
@@ -104,7 +104,7 @@ fn refused(folder: &TempDir) -> String {
 fn a_damaged_index_is_refused_with_its_name() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("t.idx");
-    // Where the documents begin: they may be other ones.
+    // Byte at which the list of document starts begins; a changed start may be valid.
     for (name, documents) in
         [("mapped-u16", 34 + 12 * 10), ("mapped-i32", 34 + 12 * 10), ("old-u16", 56 + 8 * 32)]
     {
@@ -188,7 +188,7 @@ fn what_is_wrong_is_named_with_its_byte() {
     );
 }
 
-/// Documents of at most `most` tokens, all of which count: a longer one comes to several, or to its beginning.
+/// Documents divided at `most` tokens, or cut if `truncate`; all tokens but the first count.
 fn of_samples(most: usize, truncate: bool) -> Vec<Document> {
     let mut all = Vec::new();
     for document in documents() {
@@ -245,7 +245,7 @@ fn documents_of_an_index_are_samples_as_those_of_rows_are() {
                 assert_eq!(filled(&data), filled(&expected), "{name} {seq_len} {sample}");
             }
         }
-        // Two of seven are too long for samples of one document.
+        // Two of seven documents are too long for samples of one document.
         let with = SampleSettings { format, packing: Packing::None, truncate: false };
         let long = Corpus::open_checked(CorpusSplit::Train(path), with, Checks::none(), 10);
         let said = long.unwrap_err().to_string();
@@ -278,7 +278,7 @@ fn no_document_is_trained_on_and_held_out() {
     }
 }
 
-/// What the system has read for this thread.
+/// Bytes that the system has read for this thread.
 fn bytes_read() -> u64 {
     let io = fs::read_to_string("/proc/thread-self/io").unwrap();
     io.lines().find_map(|line| line.strip_prefix("rchar: ")).unwrap().parse().unwrap()
@@ -306,6 +306,6 @@ fn few_documents_of_many_are_a_small_read() {
     let read = bytes_read() - before;
     assert_eq!(ends, (100_002..100_101).step_by(2).collect::<Vec<_>>());
     println!("{read} bytes");
-    // Twenty steps of a search, and twice the 50 documents, with 16 bytes each; and what the system says of this itself.
+    // Each of 20 search steps and 2 * 50 documents reads 16 bytes; /proc adds its own bytes.
     assert!(read < 4096, "{read} bytes of {}", 20 * count);
 }

@@ -53,7 +53,7 @@ fn prepare(
     .run(&|_| ())
 }
 
-/// The tokens that a run makes of the same text itself.
+/// Tokens of a run that reads the same text itself.
 fn of_text((train, held_out): (&str, Option<&str>), format: &DataFormat) -> Corpus {
     let parts = held_out
         .map_or(CorpusSplit::Cut(train, 0.1), |held_out| CorpusSplit::Both(train, held_out));
@@ -128,7 +128,7 @@ fn prepared_tokens_are_those_that_a_run_makes_of_the_text() {
             let prepared = prepare(parts, &format, &out, part).unwrap();
             let data = of_tokens(&prepared);
             assert_eq!(data.bytes(), expected.bytes());
-            // Checkpoints of one may go on with the other.
+            // Equal identities allow a run to continue on the other data.
             assert_eq!(data.identity(), expected.identity());
             assert_eq!((prepared.before, &prepared.format), (0, &DataFormat::U16));
             let many = usize::from(held_out.is_some()) + 1;
@@ -141,7 +141,7 @@ fn prepared_tokens_are_those_that_a_run_makes_of_the_text() {
 #[test]
 fn an_interrupted_one_goes_on_where_it_was() {
     let folder = texts();
-    // Longer than what is read at once.
+    // The file is longer than one read.
     let row = |i: usize| serde_json::json!({ "text": format!("box {i}") }).to_string();
     let rows: Vec<String> = (0..20_000).map(row).collect();
     fs::write(folder.path().join("rows/a.jsonl"), rows.join("\n")).unwrap();
@@ -150,11 +150,11 @@ fn an_interrupted_one_goes_on_where_it_was() {
     let whole = prepare(parts, &jsonl(), &out, 1500).unwrap();
     let expected = of_tokens(&whole).bytes();
     assert_eq!(expected, of_text(parts, &jsonl()).bytes());
-    // Tokens and their index.
+    // Each part has a token file and an index.
     let train = fs::read_dir(out.join("train")).unwrap().count() / 2;
     assert!(train > 4 && whole.parts > train, "{whole:?}");
     for left in 0..train {
-        // As a kill leaves it: a part is half there, and the folders have not got their names.
+        // State after a kill: one part is incomplete, and the folders have their temporary names.
         for name in ["train", "validation"] {
             fs::rename(out.join(name), out.join(format!("{name}.partial"))).unwrap();
         }
@@ -166,12 +166,12 @@ fn an_interrupted_one_goes_on_where_it_was() {
         assert_eq!(again.before, whole.parts - train + left);
         assert_eq!(of_tokens(&again).bytes(), expected, "{left}");
     }
-    // Nothing is left to be done.
+    // All parts are complete.
     let done = prepare(parts, &jsonl(), &out, 1500).unwrap();
     assert_eq!((done.before, done.parts), (whole.parts, whole.parts));
 }
 
-/// A list from before the last parts, beside all of them.
+/// The manifest is older than the last parts, but all parts exist.
 #[test]
 fn parts_that_an_older_list_does_not_name_are_made_again() {
     let folder = texts();
@@ -188,7 +188,7 @@ fn parts_that_an_older_list_does_not_name_are_made_again() {
         older.parts[0].truncate(left);
         older.parts[1].clear();
         fs::write(&list, serde_json::to_vec(&older).unwrap()).unwrap();
-        // Of another text, and more of it than there is now.
+        // This part has other tokens, and one more part exists than the text needs.
         let other = out.join("train").join(mask::name_of_part(left, false));
         let length = fs::metadata(&other).unwrap().len();
         fs::write(&other, vec![0; length as usize]).unwrap();
@@ -218,7 +218,7 @@ fn other_text_and_other_folders_are_refused() {
     assert!(changed.contains("/train/a.txt has 12 bytes of xxh3-128 "), "{changed}");
     let foreign = refused(&train, &DataFormat::Auto, &folder.path().join("held"));
     assert!(foreign.contains("held: the folder is not empty"), "{foreign}");
-    // As a run has one.
+    // The folder of a run has a lock.
     let run = folder.path().join("run");
     fs::create_dir(&run).unwrap();
     fs::write(run.join(".lock"), "a pid").unwrap();
@@ -228,7 +228,7 @@ fn other_text_and_other_folders_are_refused() {
     let held = File::open(out.join(LOCK)).unwrap();
     held.lock().unwrap();
     assert!(refused(&train, &DataFormat::Auto, &out).contains("another process"));
-    // More bad rows than a few are known only at the end.
+    // The number of bad rows is known only at the end.
     let rows = "{}\n".repeat(9) + "{\"text\": \"a b\"}\n";
     fs::write(folder.path().join("bad.jsonl"), rows).unwrap();
     let bad = refused(&path(&folder, "bad.jsonl"), &jsonl(), &folder.path().join("bad"));
@@ -236,7 +236,7 @@ fn other_text_and_other_folders_are_refused() {
     assert!(!folder.path().join("bad/train").exists(), "nobody trains on it");
 }
 
-/// The masks of chats that were interrupted say what those of chats in one go do.
+/// Interrupted preparation of chats gives the same masks as preparation without interruption.
 #[test]
 fn interrupted_chats_go_on_where_they_were() {
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/hf-chat-tiny");
@@ -293,7 +293,7 @@ fn interrupted_chats_go_on_where_they_were() {
         data.unwrap().identity()
     };
     let whole = run().unwrap();
-    // The last part has nothing but the end of the last file.
+    // The last part contains only the end of the last file.
     assert_eq!((whole.parts, whole.before), (7, 0));
     let of_rows = Corpus::open_rows(CorpusSplit::Cut(&train, 0.1), &rowed(), 307, 40);
     assert_eq!(identity(&whole), of_rows.unwrap().identity());

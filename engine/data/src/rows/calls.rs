@@ -1,10 +1,10 @@
-//! Calls of tools in a message, and how a template takes their arguments.
+//! Calls of tools in a message, and the form of arguments that a template accepts.
 
 use super::reader::{Arguments, ChatReader};
 use super::{kind_of, object};
 use files::json::Json;
 
-/// The calls in the content of a shared conversation: JSON of one, or of a list of them.
+/// Calls in the content of a shared conversation: the JSON of one call, or of a list of calls.
 pub(super) fn of_content(content: Option<&Json>) -> Result<Json, String> {
     let Some(Json::String(text)) = content else {
         return Err("it is a call, and its content is no text with the JSON of one".into());
@@ -17,12 +17,12 @@ pub(super) fn of_content(content: Option<&Json>) -> Result<Json, String> {
     })
 }
 
-/// A list of one call.
+/// List of one call.
 pub(super) fn of_one(function: Json) -> Json {
     Json::Array(vec![of_function(function)])
 }
 
-/// A function in the form of OpenAI, `{"type": "function", "function": ..}`, unless it has that form.
+/// Wraps a function as OpenAI does, `{"type": "function", "function": ..}`, if it is not wrapped.
 pub(super) fn of_function(function: Json) -> Json {
     if function.get("function").is_some() {
         return function;
@@ -30,7 +30,7 @@ pub(super) fn of_function(function: Json) -> Json {
     object([("type", Json::String("function".into())), ("function", function)])
 }
 
-/// Puts the calls of a message behind those of another one.
+/// Appends the calls of `message` to the calls of `to`.
 pub(super) fn append(to: &mut Json, message: Json) {
     let (Json::Object(to), Json::Object(mut message)) = (to, message) else {
         unreachable!("messages are objects")
@@ -41,10 +41,10 @@ pub(super) fn append(to: &mut Json, message: Json) {
     }
 }
 
-/// Checks calls, and gives their arguments the form that the template takes.
+/// Checks calls, and converts their arguments to the form that the template accepts.
 ///
 /// # Errors
-/// A call without a name; arguments that are no object, or that the template does not take.
+/// A call without a name; arguments that are no object, or that the template does not accept.
 pub(super) fn check(calls: &mut Json, reader: &ChatReader<'_>) -> Result<(), String> {
     let Json::Array(calls) = calls else {
         return Err(format!("`tool_calls` is {}, not a list", kind_of(calls)));

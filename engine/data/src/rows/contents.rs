@@ -1,5 +1,5 @@
-//! Contents that are lists of texts, `{"type": "text", "text": ..}`. A list of one text is that text where the chat template does not
-//! read lists. Several texts stay apart: there are as many ways to join them as programs that do.
+//! Contents that are lists of texts, `{"type": "text", "text": ..}`. If a template reads no lists,
+//! a text replaces its list of one. Several texts stay apart: programs join them differently.
 
 use super::talk::Conversation;
 use super::{ANSWER, CUT, has, kind_of, name_of, object};
@@ -8,7 +8,7 @@ use crate::ignored_keys::IgnoredKeys;
 use files::json::{Json, Map};
 use std::collections::HashSet;
 
-/// Refuses parts that are no texts.
+/// Refuses an empty list, and parts that are no texts.
 pub(super) fn check(parts: &[Json]) -> Result<(), String> {
     if parts.is_empty() {
         return Err("`content` is an empty list".into());
@@ -37,12 +37,12 @@ pub(super) fn check(parts: &[Json]) -> Result<(), String> {
     Ok(())
 }
 
-/// A list of one text.
+/// Content that is a list of one text.
 pub(super) fn of_text(text: String) -> Json {
     Json::Array(vec![object([("type", Json::String("text".into())), ("text", Json::String(text))])])
 }
 
-/// Makes texts of lists of one text, if the template does not read lists. Refuses others.
+/// If the template reads no lists: replaces lists of one text by the text, refuses longer lists.
 pub(super) fn fit(
     template: &Template,
     talk: &mut Conversation,
@@ -63,8 +63,8 @@ pub(super) fn fit(
     check_read(template, talk.chat())
 }
 
-/// Refuses a list that the template prints as it is, or of which it leaves a text out that it writes where the content is a
-/// text.
+/// Refuses a list if the template prints it as a list, or omits a text of the list that it would
+/// write from a content that is a text.
 fn check_read(template: &Template, chat: Chat<'_>) -> Result<(), String> {
     let messages = chat.messages;
     let is_list = |one: &Json| matches!(one.get("content"), Some(Json::Array(_)));
@@ -82,7 +82,7 @@ fn check_read(template: &Template, chat: Chat<'_>) -> Result<(), String> {
     };
     match (parts, joined) {
         (Err(_), Ok(_)) => Err(unread(first)),
-        // The template refuses the row, whatever its contents are.
+        // The template refuses the row with any content.
         (Err(_), Err(_)) => Ok(()),
         (Ok(parts), joined) => {
             let wanted = joined.unwrap_or_default();
@@ -95,7 +95,7 @@ fn check_read(template: &Template, chat: Chat<'_>) -> Result<(), String> {
     }
 }
 
-/// The message with another content, if that is a list.
+/// The message with a content from `write`, if its content is a list.
 fn with_content(number: usize, message: &Json, write: fn(usize, &[Json]) -> Json) -> Json {
     let mut other = message.clone();
     if let Json::Object(fields) = &mut other
@@ -107,12 +107,12 @@ fn with_content(number: usize, message: &Json, write: fn(usize, &[Json]) -> Json
     other
 }
 
-/// A text that names a part.
+/// Text that names a part of a content.
 fn name(message: usize, part: usize) -> String {
     format!("{ANSWER}{message}.{part}{ANSWER}")
 }
 
-/// A list whose texts name their parts; each part has one more key, which nobody reads.
+/// Content in which each text names its part. Each part has one more key, which no template reads.
 fn each_part(message: usize, parts: &[Json]) -> Json {
     let part = |(i, part): (usize, &Json)| {
         let Json::Object(fields) = part else { unreachable!("a part is an object") };
@@ -124,7 +124,7 @@ fn each_part(message: usize, parts: &[Json]) -> Json {
     Json::Array(parts.iter().enumerate().map(part).collect())
 }
 
-/// The same texts as one.
+/// The texts of [`each_part`], joined into one text.
 fn all_parts(message: usize, parts: &[Json]) -> Json {
     Json::String((0..parts.len()).map(|i| name(message, i)).collect())
 }

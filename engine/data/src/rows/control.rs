@@ -1,17 +1,17 @@
-//! The texts of control tokens, and where one stands in a text.
+//! Texts of control tokens, and their ranges in a text.
 
 use super::{CUT, LETTERS};
 use std::iter::successors;
 use std::ops::Range;
 
-/// Finds all of them in one pass.
+/// Finds control tokens in a text in one pass.
 #[derive(Debug)]
 pub(super) struct Control {
-    /// The longer ones first.
+    /// Texts of the control tokens, the longest first.
     texts: Vec<String>,
-    /// By byte: whether one begins with it.
+    /// Whether the text of a control token begins with this byte.
     begins: [bool; 256],
-    /// Those of one letter, in which no cut has room: others stand for them.
+    /// Control tokens of one character, too short for a cut; [`LETTERS`] stand for them.
     letters: Vec<char>,
 }
 
@@ -30,7 +30,7 @@ impl Control {
         Self { texts, begins, letters }
     }
 
-    /// Refuses more tokens of one letter than there are characters to stand for them.
+    /// Refuses more control tokens of one character than there are [`LETTERS`].
     pub(super) fn check(&self) -> Result<(), String> {
         let (many, most) = (self.letters.len(), LETTERS.count());
         match many > most {
@@ -41,13 +41,13 @@ impl Control {
         }
     }
 
-    /// The letter for which a character stands, or that character.
+    /// Control token of one character for which `c` stands; otherwise `c`.
     pub(super) fn letter(&self, c: char) -> char {
         let number = LETTERS.clone().position(|other| other == c);
         number.and_then(|number| self.letters.get(number)).copied().unwrap_or(c)
     }
 
-    /// The first one behind `from`.
+    /// Range of the first control token at or after byte `from`.
     pub(super) fn find(&self, text: &str, from: usize) -> Option<Range<usize>> {
         let bytes = text.as_bytes();
         let mut places = (from..bytes.len()).filter(|at| self.begins[usize::from(bytes[*at])]);
@@ -57,13 +57,13 @@ impl Control {
         })
     }
 
-    /// The last one.
+    /// Range of the last control token.
     pub(super) fn last(&self, text: &str) -> Option<Range<usize>> {
         successors(self.find(text, 0), |found| self.find(text, found.end)).last()
     }
 
-    /// The text with a cut behind the first letter of each, also where two of them overlap. Where that letter is one by itself,
-    /// another character stands for it.
+    /// Text with a [`CUT`] after the first character of each control token, also if two overlap. If
+    /// this character is a control token itself, one of [`LETTERS`] replaces it.
     pub(super) fn cut(&self, text: &str) -> Option<String> {
         let (mut out, mut at) = (String::new(), 0);
         while let Some(found) = self.find(text, at) {

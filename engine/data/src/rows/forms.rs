@@ -1,4 +1,4 @@
-//! The forms of a row of chats: where its messages and tools stand, and what else decides what is learned of it.
+//! Forms of a chat row: keys of messages and tools, and keys that decide what the model learns.
 
 use super::messages::{is_call, read, texts};
 use super::reader::ChatReader;
@@ -9,27 +9,27 @@ use crate::ignored_keys::IgnoredKeys;
 use files::json::{Json, Map};
 use std::collections::BTreeSet;
 
-/// What a row comes to.
+/// Content of a chat row.
 pub(super) enum Form {
     Talk(Conversation),
-    /// Two texts, which no template writes.
+    /// Two texts that no template writes.
     Texts {
         prompt: String,
         completion: String,
     },
 }
 
-/// Keys of preferences.
+/// Keys of preference pairs.
 const PREFERENCES: [&str; 5] =
     ["chosen", "rejected", "rejected_response", "rejected_messages", "rejected_conversations"];
-/// Keys that change what a model sees, and that no chat gets here; empty ones say nothing.
+/// Keys that change what a model sees, but that no chat gets here; empty values are allowed.
 const FOREIGN: [&str; 8] =
     ["chat_template_kwargs", "documents", "images", "videos", "audios", "image", "video", "audio"];
-/// Keys that others use for a `prompt`, and for a `completion`.
+/// Keys that other programs use for a `prompt`; [`COMPLETIONS`] are keys for a `completion`.
 const PROMPTS: [&str; 2] = ["question", "query"];
 const COMPLETIONS: [&str; 3] = ["answer", "response", "output"];
 
-/// Reads a row, and notes its keys that nothing reads. `system` is the first message of a chat that has none of the system.
+/// Reads a row, and notes its ignored keys. `system` begins a chat without a system message.
 ///
 /// # Errors
 /// The fault of the row.
@@ -39,7 +39,7 @@ pub(super) fn form(
     system: Option<&str>,
     unread: &mut IgnoredKeys,
 ) -> Result<Form, String> {
-    // As in transformers: what is null is not there.
+    // As in transformers, a null value means that the key is missing.
     row.retain(|_, value| *value != Json::Null);
     check(&mut row)?;
     if let Some(word) = learned::of_row(&mut row)?.filter(|word| !word.learns) {
@@ -92,7 +92,7 @@ pub(super) fn form(
         }
         let learns = i >= asked && super::has_role(&message, "assistant") && learns;
         match messages.last_mut().filter(|_| is_call && after_call && i != asked) {
-            // Calls in a row are one answer.
+            // Consecutive calls are one answer.
             Some(last) => {
                 if learned.last() != Some(&learns) {
                     return Err(wrong(
@@ -118,7 +118,7 @@ pub(super) fn form(
     Ok(Form::Talk(Conversation { messages, tools, learned }))
 }
 
-/// Refuses what onebox cannot learn as it is meant.
+/// Refuses preference pairs, and rows with a [`FOREIGN`] key that has a value.
 fn check(row: &mut Map) -> Result<(), String> {
     if let Some(key) = first_of(row, &PREFERENCES) {
         return Err(format!(
@@ -182,7 +182,7 @@ fn without_messages(row: &Map, completes: bool) -> String {
     format!("it has no `messages`, and no `prompt`{}", has(row))
 }
 
-/// Why nothing of these messages is a target.
+/// Error message for messages without a target.
 fn without_targets(messages: &[Json]) -> String {
     if messages.iter().any(|one| super::has_role(one, "assistant")) {
         return "each of its answers is marked as not to be learned, so that none is a target: leave the row out".into();
@@ -199,7 +199,7 @@ fn without_targets(messages: &[Json]) -> String {
     )
 }
 
-/// The text of the system that stands beside the messages.
+/// Text of the system message, from a key next to the messages.
 fn own_system(row: &mut Map) -> Result<Option<String>, String> {
     let mut own: Option<String> = None;
     for key in ["system", "system_prompt"] {
@@ -218,7 +218,7 @@ fn own_system(row: &mut Map) -> Result<Option<String>, String> {
     Ok(own)
 }
 
-/// Puts the message of the system in front, if there is to be one.
+/// Puts the system message in front, unless the chat has one. The text is `own`, or else `of_all`.
 fn put_system(
     messages: &mut Vec<Json>,
     own: Option<String>,
@@ -243,7 +243,7 @@ fn put_system(
     }
 }
 
-/// The tools of a row, as OpenAI writes them: `tools`, or the older `functions`.
+/// Tools of a row in the form of OpenAI: `tools`, or the older `functions`.
 fn tools(row: &mut Map) -> Result<Option<Json>, String> {
     let mut take = |key| row.shift_remove(key).filter(|value| !is_empty(value));
     let (key, value) = match (take("tools"), take("functions")) {
@@ -272,7 +272,7 @@ fn tools(row: &mut Map) -> Result<Option<Json>, String> {
         if function.get("name").and_then(Json::as_str).is_none() {
             return Err(format!("tool {} of `{key}` has no `name`", i + 1));
         }
-        // Texts of LLaMA-Factory, and `functions`, have the functions alone.
+        // In texts of LLaMA-Factory, and in `functions`, a tool is the function alone.
         if is_text || key == "functions" {
             *tool = calls::of_function(std::mem::replace(tool, Json::Null));
         }

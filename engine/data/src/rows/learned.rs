@@ -6,18 +6,18 @@ use files::json::{Json, Map};
 
 const KEYS: [&str; 5] = ["weight", "train", "training", "loss", "label"];
 
-/// The word of a key.
+/// Decision of a key about a message.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Word {
-    /// As a message shows it, with its value.
+    /// Key and value, as a message to the user shows them.
     pub(super) shown: String,
     pub(super) learns: bool,
 }
 
-/// Takes these keys out of a message.
+/// Removes [`KEYS`] from a message, and returns their decision.
 ///
 /// # Errors
-/// A value that is neither yes nor no, and keys that contradict each other.
+/// A value that is neither yes nor no, keys that contradict each other, and `train_detail`.
 pub(super) fn of_message(fields: &mut Map) -> Result<Option<Word>, String> {
     if let Some(detail) = fields.shift_remove("train_detail")
         && detail != Json::Array(Vec::new())
@@ -29,10 +29,10 @@ pub(super) fn of_message(fields: &mut Map) -> Result<Option<Word>, String> {
     taken(fields, &KEYS)
 }
 
-/// Takes these keys out of a row. A `label` that is neither yes nor no is the class of a text.
+/// Removes [`KEYS`] from a row, and returns their decision. A `label` that names a class stays.
 ///
 /// # Errors
-/// As [`of_message`].
+/// A value that is neither yes nor no, and keys that contradict each other.
 pub(super) fn of_row(row: &mut Map) -> Result<Option<Word>, String> {
     let is_class = row.get("label").is_some_and(|label| of_value(label).is_none());
     taken(row, if is_class { &KEYS[..KEYS.len() - 1] } else { &KEYS })

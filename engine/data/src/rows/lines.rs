@@ -1,11 +1,11 @@
-//! The lines of a file, one after another.
+//! Reader of the lines of a file.
 
 use std::io::{self, BufRead, Read, Seek};
 
-/// Bytes of a row; more is none.
+/// Maximum bytes of a row.
 pub(crate) const LONGEST: usize = 64 << 20;
 
-/// Reads lines, and counts them from 1. Blank ones are left out.
+/// Reads the lines that are not blank. All lines have numbers, from 1.
 #[derive(Debug)]
 pub(crate) struct Lines<R> {
     from: R,
@@ -18,12 +18,12 @@ impl<R: BufRead> Lines<R> {
         Self::after(from, 0)
     }
 
-    /// From the middle of a file, behind so many lines.
+    /// Continues in the middle of a file, after `lines` lines.
     pub(crate) const fn after(from: R, lines: u64) -> Self {
         Self { from, number: lines, line: Vec::new() }
     }
 
-    /// Where the next line begins in the file, and the number of lines before it.
+    /// Byte at which the next line begins in the file, and the number of lines before it.
     pub(crate) fn place(&mut self) -> io::Result<(u64, u64)>
     where
         R: Seek,

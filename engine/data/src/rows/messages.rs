@@ -5,7 +5,7 @@ use super::talk::THOUGHTS;
 use super::{calls, contents, has, has_role, kind_of, learned, name_of};
 use files::json::{Json, Map};
 
-/// Roles of those that share conversations, by their key `from`.
+/// Roles under the key `from` of shared conversations, and their roles in templates.
 const SHARED: [(&str, &str); 5] = [
     ("human", "user"),
     ("gpt", "assistant"),
@@ -13,18 +13,18 @@ const SHARED: [(&str, &str); 5] = [
     ("bing", "assistant"),
     ("bard", "assistant"),
 ];
-/// Roles of a message whose content is JSON of calls.
+/// Roles of a message with JSON of calls as content.
 const CALLS: [&str; 2] = ["function_call", "tool_call"];
-/// Roles of what a tool answers.
+/// Roles of a message with the answer of a tool.
 const ANSWERS: [&str; 2] = ["observation", "tool_response"];
 
-/// Whether a turn is a call by its role alone.
+/// Whether the role alone makes a turn a call.
 pub(super) fn is_call(turn: &Json) -> bool {
     let role = turn.get("role").or_else(|| turn.get("from")).and_then(Json::as_str);
     role.is_some_and(|role| CALLS.contains(&role))
 }
 
-/// Reads a message, and whether it is learned if the assistant says it.
+/// Reads a message, and whether its keys allow the model to learn it.
 ///
 /// # Errors
 /// The fault of the message.
@@ -86,13 +86,13 @@ pub(super) fn read(turn: Json, reader: &ChatReader<'_>) -> Result<(Json, bool), 
     }
 }
 
-/// The same with the names that templates know, without what is null.
+/// Message with the keys that templates know, without null values.
 fn renamed(fields: Map) -> Map {
     let has = |key: &str| fields.get(key).is_some_and(|value| *value != Json::Null);
     let (shares, values) = (!has("role") && has("from"), !has("content") && has("value"));
     let mut renamed = Map::new();
     for (key, value) in fields {
-        // As in transformers: what is null is not there.
+        // As in transformers, a null value means that the key is missing.
         if value == Json::Null {
             continue;
         }
@@ -121,13 +121,13 @@ fn check_content(fields: &Map) -> Result<(), String> {
         Some(Json::String(_)) => Ok(()),
         Some(Json::Array(parts)) => contents::check(parts),
         Some(other) => Err(format!("`content` is {}, not a text", kind_of(other))),
-        // Calls of tools have no content.
+        // A message with calls of tools may lack the content.
         None if fields.contains_key("tool_calls") => Ok(()),
         None => Err(format!("it has no `content`{}", has(fields))),
     }
 }
 
-/// Gives thoughts both names that templates read, as transformers does.
+/// Stores thoughts under both keys that templates read, as transformers does.
 fn name_thoughts(fields: &mut Map) {
     let Some(thoughts) = THOUGHTS.iter().find_map(|name| fields.get(*name)).cloned() else {
         return;
@@ -137,7 +137,7 @@ fn name_thoughts(fields: &mut Map) {
     fields.insert(THOUGHTS[0].into(), thoughts);
 }
 
-/// The texts of a content.
+/// Texts in the content of a message.
 pub(super) fn texts(message: &Json) -> Vec<&str> {
     match message.get("content") {
         Some(Json::String(text)) => vec![text],

@@ -1,5 +1,5 @@
-//! Rows of JSON lines as documents: their tokens, and which of them a model is to learn. The rows of a chat become the text
-//! that the model's template makes of them, and only what the assistant says counts.
+//! Turns rows of JSON lines into documents: tokens, and which tokens are targets.
+//! The template of the model writes the text of a chat. Only the assistant's answers are targets.
 
 mod calls;
 mod contents;
@@ -42,56 +42,56 @@ use talk::Conversation;
 use targets::{Targets, has_role};
 use xxhash_rust::xxh3::xxh3_128;
 
-/// Stands inside the text of a control token where a row has it: that text controls nothing.
+/// Character inserted into the text of a control token in a row, so that the text stays text.
 pub(super) const CUT: char = '\u{FDD2}';
-/// Marks of onebox, which no text has: Unicode promises that they are no characters.
+/// Characters that onebox uses as marks: noncharacters of Unicode, which onebox refuses in rows.
 const MARKS: Range<char> = '\u{FDD0}'..'\u{FDF0}';
-/// Those of them that stand for control tokens of one letter.
+/// Marks that stand for control tokens of one character.
 const LETTERS: Range<char> = '\u{FDD5}'..MARKS.end;
 
-/// Number of the rules by which a chat becomes tokens and targets. Tokens by other rules are made again.
+/// Version of the rules for tokens and targets of a chat. onebox rebuilds tokens of other versions.
 const RULES: u32 = 2;
-/// Its name among what documents follow from.
+/// Name of [`RULES`] among the inputs of a document.
 pub(super) const CHAT_RULES: &str = "rules for chats";
-/// That of the template.
+/// Name of the chat template among the inputs of a document.
 pub(super) const CHAT_TEMPLATE: &str = "chat template";
 
-/// The content of rows.
+/// Form of all rows: a text in a field, or a chat.
 #[derive(Debug)]
 enum RowContent<'a> {
-    /// A text in this field.
+    /// A text in the field of this name.
     Text(String),
-    /// `messages`, or `prompt` and `completion`.
+    /// A chat: `messages`, or `prompt` and `completion`.
     Chat {
         reader: ChatReader<'a>,
-        /// The first message of each chat that has none of the system.
+        /// First message of each chat without a system message.
         system: Option<String>,
     },
 }
 
-/// Makes documents of rows.
+/// Converts rows into documents.
 #[derive(Debug)]
 pub struct Rows<'a> {
     pub(super) tokenizer: &'a Tokenizer,
     control: Control,
-    /// What the texts of control tokens are in texts that no template makes.
+    /// How to read the text of a control token in texts that no template writes.
     in_texts: ControlTokens,
-    /// The token behind each text.
+    /// Token that ends each text.
     end: Option<u32>,
-    /// The text of such a token, which the tokenizer does not have.
+    /// Text of the end token, if the tokenizer does not have this token.
     no_end: Option<String>,
     kind: RowContent<'a>,
     hash: OnceLock<u128>,
 }
 
 impl<'a> Rows<'a> {
-    /// For rows with a text in `field`. `end`: the text of the token that ends a text.
+    /// Converter of rows with a text in `field`. `end` is the text of the token that ends a text.
     pub fn of_texts(tokenizer: &'a Tokenizer, field: &str, end: Option<&str>) -> Self {
         Self::new(tokenizer, end, RowContent::Text(field.into()))
     }
 
-    /// For chats in the words of `template`; `system` is the first message of those that have none of the system, unless it is
-    /// empty.
+    /// Converter of chats that `template` writes. A chat without a system message begins with
+    /// `system`, unless `system` is empty.
     pub fn of_chats(tokenizer: &'a Tokenizer, template: &'a Template, system: &str) -> Self {
         let system = (!system.is_empty()).then(|| system.to_owned());
         Self::new(
@@ -109,21 +109,21 @@ impl<'a> Rows<'a> {
         Self { tokenizer, control, in_texts, end: token, no_end, kind, hash: OnceLock::new() }
     }
 
-    /// With what the texts of control tokens are in texts that no template makes.
+    /// Sets how to read the text of a control token in texts that no template writes.
     #[must_use]
     pub fn with_control_tokens(self, in_texts: ControlTokens) -> Self {
         Self { in_texts, hash: OnceLock::new(), ..self }
     }
 
-    /// Refuses a token that ends a text and that the tokenizer does not have: nothing would end one.
+    /// Checks that the tokenizer has the token that ends a text.
     ///
     /// # Errors
-    /// [`Problem`] names it.
+    /// [`Problem`] names the missing token.
     pub fn check_end(&self) -> Result<(), Problem> {
         self.no_end.clone().map_or(Ok(()), |text| Err(Problem::NoEnd { text }))
     }
 
-    /// xxh3, 128 bits, of everything but the row that a document follows from.
+    /// xxh3 hash, 128 bits, of all inputs of a document except the row.
     pub(super) fn hash(&self) -> u128 {
         *self.hash.get_or_init(|| {
             let kind = match &self.kind {
@@ -137,7 +137,7 @@ impl<'a> Rows<'a> {
         })
     }
 
-    /// What a document follows from beside the row and the tokenizer, by its name.
+    /// Names and values of the inputs of a document, except the row and the tokenizer.
     pub(super) fn makers(&self) -> Vec<(&'static str, String)> {
         let end = self.end.map_or_else(|| "none".into(), |token| token.to_string());
         let mut makers = vec![("token that ends a text", end)];
@@ -152,7 +152,7 @@ impl<'a> Rows<'a> {
                 ),
             ]),
         }
-        // Folders of versions that knew no other have none of these.
+        // Older versions did not have these settings, so their folders lack these entries.
         if self.in_texts == ControlTokens::Parsed {
             makers.push(("data.control_tokens", format!("{:?}", self.in_texts)));
         }
@@ -162,7 +162,7 @@ impl<'a> Rows<'a> {
         makers
     }
 
-    /// The document of a row.
+    /// Converts a row into a document.
     ///
     /// # Errors
     /// The fault of the row, in words that complete "line 3: ".
@@ -170,10 +170,10 @@ impl<'a> Rows<'a> {
         self.read(row).map(|(document, _)| document)
     }
 
-    /// The document of a row, and what of the row it does not have.
+    /// Converts a row into a document, and lists the parts of the row that the document ignores.
     ///
     /// # Errors
-    /// As [`document`](Self::document).
+    /// The same errors as [`document`](Self::document).
     pub(super) fn read(&self, row: &str) -> Result<(Document, IgnoredKeys), String> {
         self.control.check()?;
         let json = Json::read(row).map_err(|why| format!("it is no JSON: {why}"))?;
@@ -218,7 +218,7 @@ impl<'a> Rows<'a> {
         }
     }
 
-    /// The document of a chat.
+    /// Converts a chat into a document.
     fn talk(
         &self,
         reader: &ChatReader<'_>,
@@ -234,7 +234,7 @@ impl<'a> Rows<'a> {
         self.spoken(&text, &counted, false)
     }
 
-    /// Cuts the texts of control tokens in a text that no template makes, if they are texts there.
+    /// Cuts the texts of control tokens in a text that no template writes, unless they are parsed.
     fn plain_text(&self, text: &mut String) -> Result<(), String> {
         match self.in_texts {
             ControlTokens::Text => self.defuse_text(text),
@@ -264,7 +264,7 @@ impl<'a> Rows<'a> {
         if let Some(cut) = self.control.cut(text) {
             *text = cut;
         }
-        // A control token may be there only once the text is normalized.
+        // The tokenizer may create a control token when it normalizes the text.
         let mut before = usize::MAX;
         while let Some(found) = self.tokenizer.normalized_control(text)? {
             let mut signs = text[found.clone()].char_indices().filter(|(_, c)| !c.is_whitespace());
@@ -281,7 +281,7 @@ impl<'a> Rows<'a> {
         Ok(())
     }
 
-    /// A text, of which some bytes count, and the token of its end, which counts too.
+    /// Document of a text and its end token. The bytes `counted` and the end token are targets.
     fn ended(&self, text: &str, counted: Range<usize>) -> Result<Document, String> {
         let whole = counted.start == 0;
         let (mut document, ends) = match self.in_texts {
@@ -289,11 +289,11 @@ impl<'a> Rows<'a> {
             ControlTokens::Parsed => self.parsed(text, counted)?,
         };
         if whole {
-            // A tokenizer's own token in front of a text has no bytes.
+            // The tokenizer's tokens in front of a text have no bytes, so the range misses them.
             document.counted.iter_mut().skip(1).for_each(|counts| *counts = true);
         }
         if let Some(end) = self.end.filter(|_| !ends) {
-            // The tokenizer may put it there itself, at no place in the text.
+            // The tokenizer may have added the end token, without a range in the text.
             if document.tokens.last() != Some(&end) {
                 document.tokens.push(end);
                 document.counted.push(true);
@@ -304,7 +304,7 @@ impl<'a> Rows<'a> {
         Ok(document)
     }
 
-    /// The tokens of a text in which control tokens may be cut, and of which these bytes count.
+    /// Encodes a text that may have cut control tokens. The bytes `counted` are targets.
     fn spoken(
         &self,
         text: &str,
@@ -321,11 +321,11 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// Tokens with their places in a text, of which these bytes count.
+/// Document of tokens with ranges. Tokens that overlap `counted` are targets, except the first.
 fn document(tokens: Vec<(u32, Range<usize>)>, counted: &[Range<usize>]) -> Document {
     let mut document = Document::default();
     for (token, place) in tokens {
-        // Of a blank that a tokenizer leaves out of its token no byte is left.
+        // The range is empty if the tokenizer leaves a blank out of the token.
         let place = place.start..place.end.max(place.start + 1);
         let behind = counted.partition_point(|c| c.end <= place.start);
         let counts = counted.get(behind).is_some_and(|c| c.start < place.end);
@@ -336,7 +336,7 @@ fn document(tokens: Vec<(u32, Range<usize>)>, counted: &[Range<usize>]) -> Docum
     document
 }
 
-/// Refuses the marks of onebox.
+/// Refuses a text with a mark of onebox.
 fn check_marks(text: &str) -> Result<(), String> {
     match text.chars().find(|c| MARKS.contains(c)) {
         Some(mark) => {
@@ -347,12 +347,12 @@ fn check_marks(text: &str) -> Result<(), String> {
     }
 }
 
-/// An object with these fields.
+/// JSON object with these fields.
 fn object<const N: usize>(fields: [(&str, Json); N]) -> Json {
     Json::Object(fields.map(|(key, value)| (key.into(), value)).into())
 }
 
-/// A value in words.
+/// Kind of a JSON value, in words for messages.
 fn kind_of(value: &Json) -> &'static str {
     match value {
         Json::Null => "null",
@@ -364,10 +364,10 @@ fn kind_of(value: &Json) -> &'static str {
     }
 }
 
-/// Characters of a name that an error shows.
+/// Characters of a name that a message shows.
 const SHOWN: usize = 60;
 
-/// A name that somebody chose, for messages: on one line, and not longer than it is read.
+/// A name from a row, for messages: on one line, and at most [`SHOWN`] characters of it.
 fn name_of(text: &str) -> String {
     let some: String = text
         .chars()
@@ -379,7 +379,7 @@ fn name_of(text: &str) -> String {
     format!("`{some}{more}`")
 }
 
-/// The keys of a row, for errors.
+/// Keys of a row, for error messages.
 fn has(row: &Map) -> String {
     const SOME: usize = 6;
     let keys: Vec<String> = row.keys().take(SOME).map(|key| name_of(key)).collect();
@@ -389,7 +389,7 @@ fn has(row: &Map) -> String {
     }
 }
 
-/// Whether a message is of the system. OpenAI calls it the developer, too.
+/// Whether a message has the role `system`, or the role `developer` as OpenAI calls it.
 fn is_system(message: &Json) -> bool {
     has_role(message, "system") || has_role(message, "developer")
 }

@@ -1,4 +1,4 @@
-//! Rows of tests/fixtures/chats, with what transformers makes of them.
+//! Tests that compare rows of tests/fixtures/chats with the results of transformers.
 
 use super::{Document, Rows};
 use crate::Tokenizer;
@@ -9,7 +9,7 @@ use serde_json::Value as Json;
 use serde_json::value::RawValue;
 use std::path::Path;
 
-/// A row, whose keys have their order, and what is known of it.
+/// Row, with its keys in order, and its known results.
 #[derive(Deserialize)]
 struct OracleRow {
     row: Box<RawValue>,
@@ -25,7 +25,7 @@ fn tokens(of: &Json) -> Vec<u32> {
     of.as_array().unwrap().iter().map(|one| one.as_u64().unwrap() as u32).collect()
 }
 
-/// How a row differs, if it does.
+/// Difference between a row's document and its known results. None: no difference.
 fn difference(
     chats: &Rows<'_>,
     texts: &Rows<'_>,

@@ -1,4 +1,4 @@
-//! A chat with words in the place of its texts.
+//! A chat with a word in place of each text.
 
 use super::talk::{Conversation, THOUGHTS};
 use super::{has_role, object};
@@ -6,22 +6,22 @@ use files::json::Json;
 use std::collections::{BTreeSet, HashSet};
 use xxhash_rust::xxh3::xxh3_128;
 
-/// A word that no template has.
+/// Word that no template contains.
 pub(super) const WORD: &str = "zq0qz";
-/// Around the thoughts in a content.
+/// Marks around the thoughts in a content.
 const THOUGHT_MARKS: [(&str, &str); 4] = [
     ("<think>", "</think>"),
     ("<thinking>", "</thinking>"),
     ("<thought>", "</thought>"),
     ("[THINK]", "[/THINK]"),
 ];
-/// Around the answer of a tool in a content, by which templates of Qwen tell it from a question.
+/// Marks around a tool's answer in a content, by which templates of Qwen recognize the answer.
 const TOOL_ANSWER: [&str; 2] = ["<tool_response>", "</tool_response>"];
-/// Keys of messages that are looked for by their words.
+/// Message keys that a probe replaces or copies; [`Probe::keys`] does not list them.
 const KNOWN: [&str; 7] =
     ["role", "content", "tool_calls", "tool_call_id", THOUGHTS[0], THOUGHTS[1], THOUGHTS[2]];
 
-/// The part of a chat that a word stands for.
+/// Part of a chat for which a word stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ChatPart {
     /// The content of a message.
@@ -33,7 +33,7 @@ pub(super) enum ChatPart {
     Tool(usize),
 }
 
-/// A chat with words in the place of its texts, so that two chats of the same shape are the same one.
+/// Chat with a word in place of each text; chats of the same shape have equal probes.
 #[derive(Debug)]
 pub(super) struct Probe {
     pub(super) messages: Vec<Json>,
@@ -41,19 +41,19 @@ pub(super) struct Probe {
     pub(super) words: Vec<(String, ChatPart)>,
     /// Keys of messages that a template may read.
     pub(super) keys: BTreeSet<String>,
-    /// Numbers of calls, in the order of their first place.
+    /// Ids of calls, in the order of their first occurrence.
     ids: Vec<String>,
-    /// Texts stand for themselves.
+    /// Whether each text is its own word.
     is_itself: bool,
 }
 
 impl Probe {
-    /// With words of its own.
+    /// Probe with generated words.
     pub(super) fn of_words(talk: &Conversation) -> Self {
         Self::of(talk, false)
     }
 
-    /// With the texts as words, and nothing else.
+    /// Probe with the texts as words and with empty texts in the messages.
     pub(super) fn of_texts(talk: &Conversation) -> Self {
         Self::of(talk, true)
     }
@@ -67,13 +67,13 @@ impl Probe {
         probe
     }
 
-    /// Everything that a template could tell from another chat.
+    /// Hash of everything by which a template could distinguish this chat from another chat.
     pub(super) fn key(&self) -> u128 {
         let json = serde_json::to_vec(&(&self.messages, &self.tools));
         xxh3_128(&json.unwrap_or_else(|_| unreachable!("values of JSON are JSON")))
     }
 
-    /// The word for a text, between the same blanks.
+    /// Word for a text, with the blanks around the text.
     fn word(&mut self, text: &str, of: ChatPart) -> String {
         let trimmed = text.trim();
         if trimmed.is_empty() {
@@ -118,7 +118,7 @@ impl Probe {
         })
     }
 
-    /// A content, in which each run of text between marks is a word.
+    /// Content with a word in place of each text between marks.
     fn pieces(&mut self, text: &str, i: usize, is_answer: bool) -> String {
         let (mut out, mut left) = (String::new(), text);
         loop {
@@ -168,7 +168,7 @@ impl Probe {
         })
     }
 
-    /// The key and the value of arguments that stand for any.
+    /// Key and value that stand for all arguments.
     fn argument(&mut self, i: usize) -> [String; 2] {
         if self.is_itself {
             return Default::default();
@@ -176,7 +176,7 @@ impl Probe {
         ["key", "value"].map(|text| self.word(text, ChatPart::Call(i)))
     }
 
-    /// An id of the form that templates of Mistral ask for.
+    /// Id in the form that templates of Mistral require.
     fn id(&mut self, id: &str) -> Json {
         let known = self.ids.iter().position(|known| known == id);
         let number = known.unwrap_or_else(|| {
@@ -191,7 +191,7 @@ impl Probe {
         Json::Array(tools.iter().enumerate().map(|(i, tool)| self.tool(i, tool)).collect())
     }
 
-    /// A tool with parameters that stand for any.
+    /// Tool with parameters that stand for all parameters.
     fn tool(&mut self, i: usize, tool: &Json) -> Json {
         let text = |text: &str| Json::String(text.into());
         mapped(tool, |key, value| {
@@ -206,21 +206,21 @@ impl Probe {
                     let required = ("required", Json::Array(vec![text("a")]));
                     object([("type", text("object")), properties, required])
                 }
-                // Templates that print a tool print this, too.
+                // A template that prints a whole tool also prints its other fields.
                 _ => return None,
             })
         })
     }
 }
 
-/// The object with other values of its fields, without those that get none.
+/// Object with new values of its fields, without the fields that get no value.
 fn mapped(object: &Json, mut value: impl FnMut(&str, &Json) -> Option<Json>) -> Json {
     let Json::Object(fields) = object else { unreachable!("it is an object") };
     let other = |(key, field): (&String, &Json)| Some((key.clone(), value(key, field)?));
     Json::Object(fields.iter().filter_map(other).collect())
 }
 
-/// The words in a text, in one pass.
+/// Words of a probe in a text, found in one pass.
 pub(super) fn words_of(text: &str) -> HashSet<&str> {
     let word = |(at, _): (usize, &str)| {
         let digits = text[at + 2..].find(|c: char| !c.is_ascii_digit())?;
@@ -230,7 +230,7 @@ pub(super) fn words_of(text: &str) -> HashSet<&str> {
     text.match_indices("zq").filter_map(word).collect()
 }
 
-/// A value of the same kind.
+/// Value of the same kind.
 fn plain(value: &Json) -> Json {
     match value {
         Json::String(_) => Json::String(WORD.into()),

@@ -1,5 +1,5 @@
-//! What a chat template makes of the parts of a chat. It is asked once for each shape of a chat, with words in the place of all
-//! texts: a word that the text of the chat does not have is a text that the model would not see.
+//! Checks which parts of a chat its template writes. The template runs once for each shape of a
+//! chat, with words in place of texts. If a word is missing, the model would not see the text.
 
 use super::probe::{self, ChatPart, Probe, WORD};
 use super::talk::Conversation;
@@ -10,31 +10,31 @@ use files::json::Json;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{OnceLock, PoisonError, RwLock};
 
-/// Shapes that are kept.
+/// Maximum number of cached shapes.
 const MOST: usize = 1 << 14;
 
-/// How a template takes the arguments of a call that is given as JSON of OpenAI, a text, and as transformers has it, an object.
+/// Form of a call's arguments: a text of JSON as in OpenAI, or an object as in transformers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Arguments {
-    /// Both, or neither.
+    /// The template writes both forms, or neither form.
     Both,
-    /// It would encode a text a second time, or refuses it.
+    /// Only objects: the template would encode a text a second time, or refuses a text.
     Objects,
-    /// It would print an object as Python does, or refuses it.
+    /// Only texts: the template would print an object as Python does, or refuses an object.
     Texts,
 }
 
-/// What the text of a chat of some shape has of it.
+/// Parts of a chat that the template shows, for one shape of chats.
 #[derive(Clone, Debug)]
 enum Visibility {
-    /// The template takes no words.
+    /// The template refuses a chat of words.
     Unknown,
     Known {
-        /// The first part that is lost.
+        /// First part that the template does not show.
         lost: Option<ChatPart>,
-        /// Messages whose thoughts are lost.
+        /// Messages with thoughts that the template does not show.
         thoughts: BTreeSet<usize>,
-        /// Keys of messages.
+        /// Keys of messages that the template does not read.
         unread: BTreeSet<String>,
     },
 }
@@ -43,11 +43,11 @@ enum Visibility {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Role {
     pub(super) is_written: bool,
-    /// With a token of its name, such as `<|observation|>`.
+    /// Whether the template writes a token of the role's name, such as `<|observation|>`.
     pub(super) has_token: bool,
 }
 
-/// A template, and what is known of it.
+/// Chat template, with a cache of its properties.
 #[derive(Debug)]
 pub(super) struct ChatReader<'a> {
     pub(super) template: &'a Template,
@@ -84,7 +84,7 @@ impl<'a> ChatReader<'a> {
         found
     }
 
-    /// How the template takes arguments.
+    /// Form of arguments that the template accepts.
     pub(super) fn arguments(&self) -> Arguments {
         *self.arguments.get_or_init(|| {
             let object = object([(WORD, Json::String("a".into()))]);
@@ -97,8 +97,8 @@ impl<'a> ChatReader<'a> {
         })
     }
 
-    /// Whether a call with these arguments has the key [`WORD`] as JSON or in a form of the template's own, and neither in a text
-    /// of JSON in JSON nor in a dict of Python.
+    /// Whether the template writes the key [`WORD`] of these arguments as JSON or in its own form.
+    /// JSON that is encoded twice and a Python dict do not count.
     fn writes_arguments(&self, arguments: &Json) -> bool {
         let text = |text: &str| Json::String(text.into());
         let function = object([("name", text("f")), ("arguments", arguments.clone())]);
@@ -118,8 +118,8 @@ impl<'a> ChatReader<'a> {
         })
     }
 
-    /// Refuses a chat that the template does not write whole. Notes keys of messages that it does not read, and thoughts in earlier
-    /// answers that it leaves out.
+    /// Refuses a chat if the template does not write all of it. Adds message keys that the template
+    /// does not read, and left-out thoughts of earlier answers, to `unread`.
     pub(super) fn check(
         &self,
         talk: &Conversation,
@@ -177,7 +177,7 @@ impl<'a> ChatReader<'a> {
         Ok(())
     }
 
-    /// What the template makes of words.
+    /// Parts of a probe that the template shows.
     fn visibility(&self, probe: &Probe) -> Visibility {
         let written = |messages: &[Json]| {
             self.template.text(Chat { messages, tools: probe.tools.as_ref() }, false)
@@ -197,7 +197,7 @@ impl<'a> ChatReader<'a> {
     }
 }
 
-/// The first part that a text does not have, and the messages whose thoughts it does not have.
+/// First part that is missing in a text, and the messages with missing thoughts.
 fn lost(probe: &Probe, text: &str) -> (Option<ChatPart>, BTreeSet<usize>) {
     let (mut first, mut thoughts) = (None, BTreeSet::new());
     let found = probe::words_of(text);
@@ -216,7 +216,7 @@ fn lost(probe: &Probe, text: &str) -> (Option<ChatPart>, BTreeSet<usize>) {
     (first, thoughts)
 }
 
-/// The word as it stands in JSON, if it is another one there.
+/// The word as JSON encodes it, if JSON changes it.
 fn in_json(word: &str) -> Option<String> {
     let json = serde_json::to_string(word).ok()?;
     let inner = json.strip_prefix('"')?.strip_suffix('"')?;

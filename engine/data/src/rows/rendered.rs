@@ -1,4 +1,4 @@
-//! Texts that a template has made before, as `Parsed` reads them.
+//! Tests of texts that a template has rendered, with [`ControlTokens::Parsed`].
 
 use super::super::tokenizer::Tokenizer;
 use super::Rows;
@@ -13,8 +13,8 @@ fn folders() -> Vec<PathBuf> {
     std::fs::read_dir(chats).unwrap().map(|folder| folder.unwrap().path()).collect()
 }
 
-/// The tokens of rendered chats are those that transformers makes of the chats (make_chats_fixture.py), control tokens of messages
-/// too. What it puts in front of texts stands in front of those that do not begin with it.
+/// Rendered chats have the tokens that transformers gives for the chats (make_chats_fixture.py),
+/// also control tokens in messages. The tokenizer's first token precedes a text that lacks it.
 #[test]
 fn a_rendered_chat_has_the_tokens_of_the_chat() {
     let mut all = 0;
@@ -49,7 +49,7 @@ fn a_rendered_chat_has_the_tokens_of_the_chat() {
             let name = (folder.file_name().unwrap(), one["name"].as_str().unwrap());
             assert_eq!(made.tokens, wanted, "{name:?}");
             assert!(!made.counted[0] && made.counted[1..].iter().all(|counts| *counts), "{name:?}");
-            // Divided anywhere, with what is learned behind it.
+            // The text is divided in the middle, and the second half is learned.
             let half = text.floor_char_boundary(text.len() / 2);
             let row = json!({ "prompt": text[..half], "completion": text[half..] });
             let made = pairs.document(&row.to_string()).unwrap();
@@ -78,7 +78,7 @@ fn messages_are_text_also_beside_texts_that_are_parsed() {
         assert_eq!(text.document(&row).unwrap(), parsed.document(&row).unwrap(), "{row}");
         assert_eq!(text.count_rendered(&[Ok(&row)]), 0, "{row}");
     }
-    // A text that controls has its mark refused all the same.
+    // A parsed text with a mark is refused, too.
     let why = parsed.document(&json!({ "prompt": "a\u{FDD2}", "completion": "b" }).to_string());
     assert!(why.unwrap_err().contains("U+FDD2"));
 }

@@ -1,4 +1,4 @@
-//! Rows and templates changed at random: each gives a document or a reason, soon, and a document is whole.
+//! Tests of randomly changed rows and templates: each soon gives a whole document or a reason.
 
 use super::{CUT, Document, MARKS, Rows};
 use crate::Tokenizer;
@@ -41,7 +41,7 @@ fn folders() -> Vec<PathBuf> {
     folders
 }
 
-/// One to four changes of `seed`.
+/// Applies one to four random changes to `seed`.
 fn changed(seed: &str, key: u64) -> String {
     let mut bytes = seed.as_bytes().to_vec();
     let mut drawn = 0;
@@ -63,7 +63,7 @@ fn changed(seed: &str, key: u64) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// The row with other texts.
+/// Row with random changes of its texts.
 fn with_other_words(row: &Json, key: u64) -> Json {
     let mut row = row.clone();
     let messages = row.get_mut("messages").and_then(Json::as_array_mut);
@@ -157,7 +157,7 @@ fn a_changed_template_gives_a_document_or_a_reason() {
     assert!(good > 20 && bad > 20, "{good} {bad}");
 }
 
-/// No mark of onebox comes from a row, so that none can move what counts.
+/// A row with a mark of onebox is refused, so that no row can move its targets.
 #[test]
 fn a_row_has_no_marks() {
     let folder = &folders()[0];

@@ -3,7 +3,7 @@
 use crate::chat::Chat;
 use files::json::Json;
 
-/// Names of thoughts in transformers; templates read the first or the second.
+/// Keys of thoughts in transformers; templates read the first or the second key.
 pub(super) const THOUGHTS: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
 /// A chat as its template gets it.
@@ -11,7 +11,7 @@ pub(super) const THOUGHTS: [&str; 3] = ["reasoning_content", "thinking", "reason
 pub(super) struct Conversation {
     pub(super) messages: Vec<Json>,
     pub(super) tools: Option<Json>,
-    /// By message: whether it is a target.
+    /// Whether each message is a target.
     pub(super) learned: Vec<bool>,
 }
 

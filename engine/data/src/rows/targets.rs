@@ -1,5 +1,5 @@
-//! Which bytes of a chat's text are targets. Where a template marks what an assistant says, its marks are. Otherwise an answer
-//! reaches from the end of its prompt to the last thing that the template writes before the next message.
+//! Finds the bytes of a chat's text that are targets: the bytes that the template marks. Without
+//! marks, an answer extends from the end of its prompt to the last text before the next message.
 
 use super::contents::of_text;
 use super::control::Control;
@@ -7,20 +7,20 @@ use crate::chat::{ANSWER, Chat, RenderedChat, Template, Turn, message};
 use files::json::{Json, Map};
 use std::ops::Range;
 
-/// Bytes that a template writes for a row: the prompt of each answer is a text of its own.
+/// Maximum bytes that a template may write for a row; the prompt of each answer is a separate text.
 const MOST: usize = 256 << 20;
 
-/// A chat, and which of its messages a model is to learn.
+/// Chat, and which of its messages the model learns.
 pub(super) struct Targets<'a> {
     pub(super) template: &'a Template,
     pub(super) control: &'a Control,
     pub(super) chat: Chat<'a>,
-    /// Whether a message is to be learned, for each of the chat.
+    /// Whether the model learns each message of the chat.
     pub(super) learned: &'a [bool],
 }
 
 impl Targets<'_> {
-    /// The text of the chat, and the bytes of it that are targets, in their order.
+    /// Text of the chat, and the byte ranges of its targets in order.
     pub(super) fn of(&self) -> Result<(String, Vec<Range<usize>>), String> {
         let whole = self.template.rendered(self.chat, false)?;
         let is_answer = |i: &usize| has_role(&self.chat.messages[*i], "assistant");
@@ -60,13 +60,13 @@ impl Targets<'_> {
         Ok((text, spans))
     }
 
-    /// The beginning of the chat, and the prompt of its next message if `asked`.
+    /// Text of the first messages of the chat. If `asked`, the prompt of the next message follows.
     fn beginning(&self, messages: usize, asked: bool) -> Result<RenderedChat, String> {
         let messages = &self.chat.messages[..messages];
         self.template.rendered(Chat { messages, ..self.chat }, asked)
     }
 
-    /// What the template marks, without the marks in these answers.
+    /// Text of the chat, and the ranges that the template marks, except in the answers `others`.
     fn marked(
         &self,
         whole: RenderedChat,
@@ -89,7 +89,7 @@ impl Targets<'_> {
         Ok((whole.text, spans))
     }
 
-    /// Where an answer stands, with the token that ends it, and whether there is one.
+    /// Range of an answer with its end token, and whether the answer has an end token.
     fn answer(&self, whole: &RenderedChat, i: usize) -> Result<(Range<usize>, bool), String> {
         let start = self.start(whole, i)?;
         let limit = self.limit(whole, i, start)?;
@@ -107,19 +107,19 @@ impl Targets<'_> {
         )
     }
 
-    /// The first stretch that the template writes for a message around `place` or behind it.
+    /// First range that the template writes for message `i` and that ends at or after `place`.
     fn turn(whole: &RenderedChat, i: usize, place: usize) -> Option<Range<usize>> {
         let turns = whole.turns.iter().filter(|turn| turn.message == i);
         let mut turns = turns.map(|turn| turn.place.clone());
         turns.find(|turn| turn.end >= place)
     }
 
-    /// Where the prompt of an answer ends. The beginning of an answer that a prompt gives is no target; what the template
-    /// puts behind it is.
+    /// Byte at which the prompt of an answer ends. Text of the answer in the prompt is no target;
+    /// text that the template writes after the prompt is a target.
     fn start(&self, whole: &RenderedChat, i: usize) -> Result<usize, String> {
         let prompt = self.beginning(i, true);
         let text = &whole.text;
-        // From the last message on: a template may write earlier ones otherwise where others follow.
+        // Earlier messages are skipped: a template may write them differently if others follow.
         let last = |of: &RenderedChat| {
             let mut turns = of.turns.iter().rev();
             turns.find(|turn| turn.message + 1 == i).map_or(0, |turn| turn.place.start)
@@ -148,8 +148,8 @@ impl Targets<'_> {
             return Ok(turn.start + header.len());
         }
         let (before, _) = self.probe(i).ok_or_else(|| self.unclear(i, "begins"))?;
-        // A template may put a message of its own in front of the first one.
-        // Blanks around the words of a prompt are those of its block; of those behind them, an answer has what it shares.
+        // A template may put a message of its own in front of the first message. Blanks around a
+        // prompt's words belong to its block; shared blanks after the words belong to the prompt.
         let (words, blanks) = (header.trim(), &header[header.trim_end().len()..]);
         if let Some(at) = before.rfind(words).filter(|_| !words.is_empty()) {
             let at = at + words.len();
@@ -158,7 +158,7 @@ impl Targets<'_> {
                 return Ok(turn.start + at);
             }
         }
-        // A prompt may go on beyond what stands in front of an answer, with the beginning of thoughts, say.
+        // The prompt may be longer than the text in front of the answer: it may begin the thoughts.
         let same = common(&before, &header);
         let token = self.control.last(&before[..same]).map_or(0, |token| token.end);
         let line = before[..same].rfind('\n').map_or(0, |line| line + 1);
@@ -168,7 +168,7 @@ impl Targets<'_> {
         }
     }
 
-    /// What a prompt adds to the messages in front of an answer.
+    /// Text that a prompt adds after the messages in front of an answer.
     fn header(&self, i: usize, prompt: Option<RenderedChat>) -> Option<String> {
         let of_its_own = || {
             let without = self.beginning(i, false).ok()?;
@@ -182,7 +182,7 @@ impl Targets<'_> {
         })
     }
 
-    /// Where the text of the next message begins.
+    /// Byte at which the text of the next message begins.
     fn limit(&self, whole: &RenderedChat, i: usize, start: usize) -> Result<usize, String> {
         let text = &whole.text;
         let is_last = i + 1 == self.learned.len();
@@ -210,12 +210,12 @@ impl Targets<'_> {
         }
     }
 
-    /// Where an answer ends in its place, and whether with something that ends it.
+    /// Byte at which an answer ends in `place`, and whether the template ends the answer.
     fn end(&self, whole: &RenderedChat, i: usize, place: Range<usize>) -> (usize, bool) {
         let text = &whole.text;
         let mut limit = place.end;
         let trimmed = |limit: usize| place.start + text[place.start..limit].trim_end().len();
-        // The token that begins a text may stand behind each answer, for the next question.
+        // The token that begins a text may follow each answer, because it begins the next question.
         let begins = self.template.beginning_of_text();
         while let Some(begins) = begins
             && self.template.end_of_text() != Some(begins)
@@ -237,11 +237,11 @@ impl Targets<'_> {
         if is_token.is_some_and(|token| place.start + token.end == end) {
             return (end, true);
         }
-        // Blanks at the end of an answer's own words count, those of the template do not.
+        // Blanks at the end of an answer's own words count; blanks of the template do not count.
         self.end_of_words(whole, i, place.start..limit).unwrap_or((end, true))
     }
 
-    /// Where the words of an answer end with what the template writes behind them, but for blanks; and whether it writes anything.
+    /// End byte of an answer with the template's text after it, and whether this text is not blank.
     fn end_of_words(
         &self,
         whole: &RenderedChat,
@@ -257,7 +257,7 @@ impl Targets<'_> {
         Some((place.start + end + ends.len(), !ends.is_empty()))
     }
 
-    /// The control token that ends an answer before another message, where the last one has nothing behind it.
+    /// Control token that ends an answer before a message, but is missing after the last answer.
     fn missing_end(&self, i: usize) -> Option<String> {
         let end = self.template.end_of_answers();
         if end.is_empty() {
@@ -267,7 +267,7 @@ impl Targets<'_> {
         Some(end[token].to_owned())
     }
 
-    /// What the template writes around the words of a message, in its turn.
+    /// Texts that the template writes before and after the words of a message, in its turn.
     fn probe(&self, i: usize) -> Option<(String, String)> {
         let mut messages = self.chat.messages.to_vec();
         let Json::Object(fields) = &mut messages[i] else { return None };
@@ -282,7 +282,7 @@ impl Targets<'_> {
         Some((before.to_owned(), behind.to_owned()))
     }
 
-    /// The token that would stand behind the last answer, if another message followed.
+    /// Token that would follow the last answer if another message followed.
     fn next_token(&self, i: usize) -> Option<String> {
         let answer = &self.chat.messages[i];
         let roles = if calls(answer).is_some() { &["tool", "user"][..] } else { &["user"] };
@@ -301,7 +301,7 @@ impl Targets<'_> {
     }
 }
 
-/// Bytes with which both begin.
+/// Bytes of the common beginning of two texts.
 fn common(one: &str, other: &str) -> usize {
     let pairs = one.chars().zip(other.chars());
     pairs.take_while(|(a, b)| a == b).map(|(a, _)| a.len_utf8()).sum()
@@ -320,7 +320,7 @@ fn calls(message: &Json) -> Option<&Vec<Json>> {
     }
 }
 
-/// Puts [`ANSWER`] in place of the content, or of the names in calls where there is no content.
+/// Replaces the content by [`ANSWER`], or the names in calls if the message has no content.
 fn put_answer(fields: &mut Map) -> Option<()> {
     let has_content = match fields.get("content") {
         Some(Json::String(text)) => !text.is_empty(),

@@ -1,4 +1,4 @@
-//! Documents of single rows.
+//! Tests of the documents of single rows.
 
 use super::*;
 use crate::model_files::ModelFiles;
@@ -24,7 +24,7 @@ fn chats(system: &str, then: impl FnOnce(&Rows<'_>)) {
     then(&Rows::of_chats(&tokenizer, &template, system));
 }
 
-/// What `apply_chat_template` and `return_assistant_tokens_mask` of transformers make of these chats.
+/// Expected values: `apply_chat_template` and `return_assistant_tokens_mask` of transformers.
 #[test]
 fn tokens_and_targets_of_a_chat_are_those_of_transformers() {
     let chats_of = std::fs::read(folder().join("chat.json")).unwrap();
@@ -41,14 +41,14 @@ fn tokens_and_targets_of_a_chat_are_those_of_transformers() {
     });
 }
 
-/// With `template`, and the other settings of the folder.
+/// Chat template with this text, from a folder without other files.
 fn template(template: &str) -> Template {
     let into = tempfile::tempdir().unwrap();
     std::fs::write(into.path().join("chat_template.jinja"), template).unwrap();
     Template::of_data(&ModelFiles::open(into.path()).unwrap()).unwrap()
 }
 
-/// The text of what counts in a chat, a run after the other.
+/// Texts of the targets of a chat, one for each run of targets.
 fn counted(template: &Template, row: &Json) -> Vec<String> {
     let (tokenizer, _) = model();
     let rows = Rows::of_chats(&tokenizer, template, "");
@@ -92,7 +92,7 @@ fn a_template_without_marks_has_the_targets_of_one_with_them() {
     }
 }
 
-/// As Qwen 3 and Gemma do it: thoughts of earlier answers are left out, another name stands for the assistant.
+/// As in Qwen 3, earlier answers lose their thoughts; as in Gemma, the assistant has another name.
 #[test]
 fn an_answer_is_found_where_a_template_changes_it() {
     let thoughts = template(

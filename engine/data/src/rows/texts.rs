@@ -1,4 +1,5 @@
-//! Texts of rows that no template makes: those of a field, and a prompt with its completion. A template may have made them before.
+//! Texts of rows that no template writes: a field, or a prompt with its completion. A template may
+//! have rendered these texts before.
 
 use super::super::cores;
 use super::super::document::Document;
@@ -9,7 +10,7 @@ use files::json::{Json, Map};
 use std::ops::Range;
 
 impl Rows<'_> {
-    /// Whether a key of a row has a text that no template makes, as the whole of it.
+    /// Whether the value of `key` is a complete text that no template writes.
     pub(super) fn is_plain_text(&self, key: &str, row: &Map) -> bool {
         match &self.kind {
             RowContent::Text(field) => key == field,
@@ -22,7 +23,7 @@ impl Rows<'_> {
         }
     }
 
-    /// How many rows have texts of control tokens where these control nothing and no template makes the text.
+    /// Number of rows with a control token's text outside of a template; 0 if onebox parses it.
     pub(crate) fn count_rendered(&self, rows: &[Result<&str, &str>]) -> usize {
         if self.in_texts == ControlTokens::Parsed {
             return 0;
@@ -46,8 +47,8 @@ impl Rows<'_> {
         cores::map(rows.len(), is_rendered).into_iter().filter(|rendered| *rendered).count()
     }
 
-    /// The tokens of a text whose control tokens control, and whether one of them ends it. What the tokenizer puts around a text
-    /// stands there once, also where the text has it.
+    /// Tokens of a text with parsed control tokens, and whether a control token ends the text.
+    /// Tokens that the tokenizer adds around a text appear once, also if the text contains them.
     pub(super) fn parsed(
         &self,
         text: &str,

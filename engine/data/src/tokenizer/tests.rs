@@ -24,7 +24,7 @@ fn decoded(tokenizer: &Tokenizer, tokens: &[u32]) -> String {
     pieces + &decoder.rest()
 }
 
-/// Tokens as Llama 2 has them: blanks are a character of their own, and bytes are tokens where a character is none.
+/// Tokenizer like Llama 2: `▁` for blanks, and byte tokens for characters without a token.
 fn fallback() -> Tokenizer {
     let tokens = ["<unk>", "▁", "▁box", "s", "<0xE6>", "<0xBC>", "<0xA2>", "<0x0A>"];
     let vocab: serde_json::Map<_, _> =
@@ -42,7 +42,7 @@ fn fallback() -> Tokenizer {
     Tokenizer::from_bytes(file.to_string().into_bytes()).unwrap()
 }
 
-/// What `decode` of transformers makes of the tokens together, but for whole characters before one that is not.
+/// Expected: `decode` of transformers, but complete characters stay before an incomplete character.
 #[test]
 fn a_text_keeps_its_last_character_where_that_is_not_whole() {
     let tiny = Tokenizer::from_bytes(TINY.to_vec()).unwrap();
@@ -55,7 +55,7 @@ fn a_text_keeps_its_last_character_where_that_is_not_whole() {
     let mut decoder = tiny.decoder();
     let pieces = tokens.iter().map(|token| decoder.push(*token)).collect::<Vec<_>>();
     assert_eq!((&pieces[..], &*decoder.rest()), (&["a", "", "", "漢"].map(String::from)[..], ""));
-    // What is no text does not wait for ever, and U+FFFD itself is a character of three tokens.
+    // The decoder does not hold bytes that are no text for ever. U+FFFD has three tokens.
     for text in ["漢", "\u{fffd}"].map(|text| tiny.encode(text).unwrap()) {
         let (never, whole) = (text[..1].repeat(300), text.repeat(300));
         let mut decoder = tiny.decoder();
@@ -79,7 +79,7 @@ fn a_text_keeps_its_last_character_where_that_is_not_whole() {
     }
 }
 
-/// The tiny one with `part` as its `key`.
+/// The tiny tokenizer with `part` as its `key`.
 fn with(key: &str, part: &serde_json::Value) -> Vec<u8> {
     let mut file: serde_json::Value = serde_json::from_slice(TINY).unwrap();
     match key.split_once('.') {
@@ -147,13 +147,13 @@ fn real_normalizers_pass() {
 
 #[test]
 fn a_sample_has_a_limit_of_time_and_a_text_one_of_tokens() {
-    // It ends after the test does, however fast this machine is.
+    // The task ends only after the test, also on a fast machine.
     let (_ends_it, held) = mpsc::channel::<()>();
     let held = Arc::new(Mutex::new(held));
     let endless = move || held.lock().unwrap().recv().map_err(|e| e.to_string());
     let why = untrusted::within(Duration::ZERO, endless).unwrap_err();
     assert!(why.contains("takes more than 0 s over 8321 bytes"), "{why}");
-    // 20 tokens of a letter that the samples do not have.
+    // The samples do not have this letter, which becomes 20 tokens.
     let q = json!({ "type": "Replace", "pattern": { "String": "q" }, "content": "0123456789".repeat(2) });
     let tokenizer = Tokenizer::from_bytes(with("normalizer", &q)).unwrap();
     let why = tokenizer.encode(&"q".repeat(3000)).unwrap_err();

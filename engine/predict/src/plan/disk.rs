@@ -1,5 +1,5 @@
-//! What a run takes of its disk: checkpoints, those that are kept and the one that is written, weights, and copies of small
-//! files.
+//! Disk space of a run: kept checkpoints, the checkpoint that is being written, weights, and copies
+//! of small files.
 
 use checkpoint::disk_space::{checkpoint_bytes, free};
 use config::{Config, DeviceConfig, WeightsPolicy};
@@ -10,32 +10,32 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use topology::format_bytes;
 
-/// What a run takes of its disk.
+/// Disk space of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Disk {
-    /// Bytes of a checkpoint; 0: none is saved.
+    /// Bytes of a checkpoint; 0 if none is saved.
     pub checkpoint: u64,
-    /// Those that are kept, and the one that is written meanwhile.
+    /// Number of checkpoints on the disk at most: the kept ones and the one that is being written.
     pub checkpoints: u64,
-    /// Bytes of the weights at the end; 0: none are written.
+    /// Bytes of the weights at the end; 0 if none are written.
     pub weights: u64,
-    /// Bytes of the tokenizer and of what the run keeps of the folder of its model, at most.
+    /// Upper bound of the bytes of the tokenizer and of the files copied from the model's folder.
     pub files: u64,
-    /// All of it, in bytes.
+    /// Upper bound of all bytes of the run.
     pub most: u64,
-    /// Bytes that are free in the file system of the run directory; none where that is another machine's, or cannot be
-    /// asked.
+    /// Free bytes of the run directory's file system; `None` if it is on another machine or
+    /// unknown.
     pub free: Option<u64>,
-    /// Bytes that are free for checkpoints where their folder is a link to another file system.
+    /// Free bytes for checkpoints, if their folder links to another file system.
     pub free_for_checkpoints: Option<u64>,
-    /// Bytes of checkpoints that this run finds in its directory and goes on from or removes.
+    /// Bytes of earlier checkpoints in the directory, which this run resumes from or removes.
     pub held: u64,
-    /// Of these, what may go before the first checkpoint is written: all but the newest one.
+    /// Bytes of earlier checkpoints that may be removed before the first save: all but the newest.
     pub spare: u64,
 }
 
 impl Disk {
-    /// Of a run of a model of `parameters` in the directory `run`, which need not exist.
+    /// Disk space of a run with `parameters` in the directory `run`, which need not exist.
     pub fn new(config: &Config, parameters: u64, run: &Path) -> Self {
         let train = &config.train;
         let checkpoint = match train.saves() {
@@ -66,8 +66,8 @@ impl Disk {
         }
     }
 
-    /// With checkpoints of these sizes in the run directory, oldest first, of which those before the newest may go; of a run
-    /// that is `removed` before, all.
+    /// Adds earlier checkpoints of the sizes `found`, oldest first. All but the newest may be
+    /// removed, or all if the earlier run is `removed` first.
     #[must_use]
     pub fn holding(self, found: &[u64], removed: bool) -> Self {
         let held = found.iter().sum();
@@ -75,7 +75,7 @@ impl Disk {
         Self { held, spare: if removed { held } else { held - newest }, ..self }
     }
 
-    /// In words, where anything is written.
+    /// Describes the disk space; `None` if the run writes nothing.
     pub fn words(&self) -> Option<String> {
         if self.most == 0 {
             return None;
@@ -109,7 +109,7 @@ impl Disk {
         Some(format!("disk: {} at most: {}{free}", size(self.most), what.join(", ")))
     }
 
-    /// Why nothing that the run owes could be written, if so.
+    /// Error if the disk has no room for a checkpoint, or for the weights if none is saved.
     pub fn refusal(&self) -> Option<String> {
         let free = self.free_for_checkpoints.filter(|_| self.checkpoint > 0).or(self.free)?;
         let room = free.saturating_add(self.spare);
@@ -131,7 +131,7 @@ impl Disk {
         })
     }
 
-    /// What cannot be held, if anything.
+    /// Warning if the disk may get full.
     pub fn shortage(&self) -> Option<String> {
         let beside = self.weights + self.files;
         let disks = match self.free_for_checkpoints {
@@ -162,13 +162,13 @@ impl Disk {
         ))
     }
 
-    /// Whether checkpoints go to another file system than the rest.
+    /// Whether checkpoints are on another file system than the other files.
     const fn is_apart(&self) -> bool {
         self.checkpoint > 0 && self.free_for_checkpoints.is_some()
     }
 }
 
-/// Bytes of the files that a run copies: its tokenizer, and those of its model's folder, whether or not they fit its tokens.
+/// Bytes of the copied files: the tokenizer, and the model's files whether or not they match.
 fn files(config: &Config) -> u64 {
     let bytes = |path: &Path| path.metadata().map_or(0, |found| found.len());
     let tokenizer = config.data.tokenizer.as_ref().map_or(0, |path| bytes(Path::new(path)));
@@ -179,7 +179,7 @@ fn files(config: &Config) -> u64 {
     tokenizer + folder.map_or(0, of_folder)
 }
 
-/// `path`, or the nearest directory above it that is there.
+/// `path`, or its nearest existing ancestor directory.
 fn existing(path: &Path) -> PathBuf {
     let here = Path::new(".");
     let found = path.ancestors().find(|path| path.is_dir());
@@ -229,7 +229,7 @@ mod tests {
         let config = config::load_str(ron, "a.ron", folder.path(), &[]).unwrap().config;
         let disk = Disk::new(&config, 1000, &at("run"));
         let kept = size("config.json") + size("tokenizer.json") + size("generation_config.json");
-        // The tokenizer is a file of the run, too.
+        // The run also has its own tokenizer file.
         assert_eq!(disk.files, kept + size("tokenizer.json"));
         assert_eq!(disk.most, 3 * disk.checkpoint + disk.weights + disk.files);
         assert!(disk.words().unwrap().contains("files of the tokenizer"), "{:?}", disk.words());
@@ -246,7 +246,7 @@ mod tests {
         let none = disk(&[], Some(13_000_000));
         let why = none.refusal().unwrap();
         assert!(why.contains("12.59 MiB") && why.contains("12.40 MiB are free"), "{why}");
-        // Older ones may go first, the newest may not.
+        // Older checkpoints may be removed first, but not the newest.
         assert_eq!(none.clone().holding(&[300_000, 300_000], false).refusal(), None);
         assert!(none.clone().holding(&[300_000], false).refusal().is_some());
         assert_eq!(none.holding(&[300_000], true).refusal(), None);

@@ -1,24 +1,24 @@
-//! How full a memory is, in words.
+//! Describes how full a memory is.
 
 use config::Config;
 use engine::memory::{GPU, MemoryUse, is_virtual};
 use topology::format_bytes;
 
-/// Share of a memory above which a plan warns: nothing else may take the rest while a run lasts.
+/// Fraction of a memory above which a plan warns, because other programs may need the rest.
 const NEARLY_FULL: f64 = 0.95;
 
 fn percent(used: u64, total: u64) -> f64 {
     100.0 * used as f64 / total.max(1) as f64
 }
 
-/// `250.66 GiB of 251.00 GiB (99.9 %)`
+/// Used and total bytes as text, for example `250.66 GiB of 251.00 GiB (99.9 %)`.
 pub fn filled(used: u64, total: u64) -> String {
     let share = percent(used, total);
     format!("{} of {} ({share:.1} %)", format_bytes(used), format_bytes(total))
 }
 
-/// A sentence for GPUs and one for the host's memory, where they are nearly full. Virtual GPUs are a limit of the config: nobody else
-/// takes of it.
+/// One sentence for GPUs and one for host memory, if they are nearly full. Virtual GPUs are only a
+/// limit of the config, which no other program uses.
 pub(super) fn warnings(config: &Config, limited: &[MemoryUse]) -> Vec<String> {
     let full = |of_gpu: bool| {
         let these = limited.iter().filter(|(name, ..)| (name == GPU) == of_gpu);

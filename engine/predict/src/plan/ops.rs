@@ -1,4 +1,4 @@
-//! Every op of a step, in the order of the program: what `onebox plan --ops` shows.
+//! Lists the ops of a step in program order, for `onebox plan --ops`.
 
 use super::dtype_name;
 use config::Config;
@@ -13,49 +13,49 @@ use std::rc::Rc;
 /// An op of the step.
 #[derive(Clone, Debug, Serialize)]
 pub struct Op {
-    /// From 1 in the order of the program; ops of the step before have 0 and below.
+    /// Number in program order, from 1. Ops of the previous step have numbers up to 0.
     pub number: i64,
-    /// The source file that submits it, from the root of the repository.
+    /// Source file that submits the op, relative to the root of the repository.
     pub file: &'static str,
-    /// The line in it.
+    /// Line in the source file.
     pub line: u32,
-    /// `Compute`, `TpComm`, `DpComm`, `H2d`, `D2h` or `Host`.
+    /// Name of the lane: `Compute`, `TpComm`, `DpComm`, `H2d`, `D2h` or `Host`.
     pub lane: String,
-    /// `gemm`, `all_reduce`, `adam_tile`, ...
+    /// Name of the op: `gemm`, `all_reduce`, `adam_tile`, ...
     pub name: &'static str,
-    /// What it touches.
+    /// Ranges that the op reads or writes.
     pub tensors: Vec<TouchedRange>,
-    /// Bytes that it reads and writes; of a copy its length. 0 where it finds nothing to do in most steps.
+    /// Bytes read and written; the length of a copy. 0 if the op does nothing in most steps.
     pub bytes: u64,
     /// Floating-point operations of the dense work; a multiply-add counts 2.
     pub flops: f64,
-    /// Numbers of the ops on other lanes that it starts after.
+    /// Numbers of the ops on other lanes for which the op waits.
     pub waits: Vec<i64>,
 }
 
 /// A range that an op touches.
 #[derive(Clone, Debug, Serialize)]
 pub struct TouchedRange {
-    /// The planned buffer.
+    /// Name of the planned buffer.
     pub name: String,
-    /// `read`, `write` or `update`: read and written in place.
+    /// `read`, `write` or `update` (read and written in place).
     pub mode: String,
-    /// `f16`, `bf16`, `f32`, `f64`, `i32`
+    /// Element type: `f16`, `bf16`, `f32`, `f64` or `i32`.
     pub dtype: String,
     /// Rows and columns.
     pub shape: (usize, usize),
 }
 
-/// Tells `tell` every op of rank 0 in a step like most.
+/// Calls `tell` for every op of rank 0 in a typical step.
 ///
 /// # Errors
-/// A step that its own checks refuse; that is a defect of onebox.
+/// Returns an error if the step fails its own checks, which is a defect of onebox.
 pub fn list(
     config: &Config,
     built: &RankLayout,
     mut tell: impl FnMut(&Op) + 'static,
 ) -> Result<(), Error> {
-    // Ops before the step.
+    // Number of ops before the listed step.
     let before: Rc<Cell<Option<u64>>> = Rc::default();
     let seen = Rc::new(Cell::new(0));
     let (of_step, last) = (Rc::clone(&before), Rc::clone(&seen));

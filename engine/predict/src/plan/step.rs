@@ -1,4 +1,4 @@
-//! A step in figures: ops, bytes and FLOPs by lane, counted on a device that runs nothing.
+//! Counts the ops, bytes and FLOPs of a step by lane, on a device that runs nothing.
 
 use config::Config;
 use device::recorder::Totals;
@@ -7,31 +7,31 @@ use engine::dry_run::{alike, count, with_micro_batches};
 use layout::build::{RankLayout, lay_out, shape};
 use serde::Serialize;
 
-/// What a rank does in one optimizer step, as counted.
+/// Counts of one optimizer step of a rank.
 #[derive(Clone, Debug, Serialize)]
 pub struct Step {
-    /// Over all ranks.
+    /// Trained tokens over all ranks.
     pub tokens: u64,
-    /// Of the model, over all ranks, without recomputation.
+    /// FLOPs of the model over all ranks, without recomputation.
     pub model_flops: f64,
-    /// Of this rank, as run, with recomputation.
+    /// FLOPs that this rank executes, including recomputation.
     pub hardware_flops: f64,
-    /// By lane.
+    /// Counts by lane.
     pub lanes: Vec<LaneTotals>,
 }
 
-/// What a lane does in one step.
+/// Counts of a lane in one step.
 #[derive(Clone, Debug, Serialize)]
 pub struct LaneTotals {
-    /// `Compute`, ...
+    /// Name of the lane: `Compute`, ...
     pub lane: String,
-    /// Ops.
+    /// Number of ops.
     pub ops: u64,
-    /// Copies: their length. Others: all that they read and write.
+    /// Bytes: the length of copies, and the bytes that other ops read and write.
     pub bytes: u64,
 }
 
-/// One step. Of many micro-batches three and four are counted: all between the first and the last are alike.
+/// Counts of one step. Many micro-batches are extrapolated from 3 and 4: the middle ones are alike.
 fn totals(config: &Config, built: &RankLayout) -> Result<Totals, Error> {
     let (unit, all) = (alike(config, built) as u64, built.micro_batches as u64);
     let few = 3 * unit;
@@ -92,7 +92,7 @@ mod tests {
         assert_eq!(totals(&[]), totals(&["train.steps=9".into()]));
     }
 
-    /// A tile is updated ahead of the decision or behind it.
+    /// A tile is updated speculatively or after the decision.
     #[test]
     fn an_update_ahead_of_the_decision_moves_the_bytes_of_one_behind_it() {
         let ron = r#"(model: (layers: 4, hidden: 64, heads: 4, seq_len: 16), device: Cpu(count: 1),
@@ -107,7 +107,7 @@ mod tests {
                     [Lane::Host as usize] as f64
             };
             let ratio = host("Speculative") / host("Overlapped");
-            // The upper halves of split masters are kept: 2 bytes beside 20, and 4 of a gradient that few parameters have.
+            // Split masters keep upper halves: 2 bytes more per 20, and 4 of a gradient for a few.
             assert!(ratio > 1.0 && ratio < 1.12, "{master}: {ratio}");
         }
     }

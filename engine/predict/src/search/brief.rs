@@ -1,4 +1,4 @@
-//! A step from a few of its micro-batches: how long, and how much of it waits for the host.
+//! Estimates the time of a step, and its waits for the host, from a few of its micro-batches.
 
 use crate::sim::Timeline;
 use crate::simulate::{SimulateError, simulate_unchecked};
@@ -7,36 +7,36 @@ use device::Lane;
 use engine::dry_run::with_micro_batches;
 use layout::build::{RankLayout, lay_out, vertical_width};
 
-/// Fewest micro-batches of the first of two simulations; all behind those of the second are like its last.
+/// Fewest micro-batches of the first of two simulations. The second has one more.
 const FEW: usize = 2;
 
-/// Seconds of a step.
+/// Times of a step in seconds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Brief {
-    /// All of it.
+    /// Seconds of the step.
     pub(crate) seconds: f64,
-    /// It waits for work of the host, copies and data-parallel collectives.
+    /// Seconds in which the step waits for host work, copies and data-parallel collectives.
     pub(super) exposed: f64,
-    /// The host works.
+    /// Seconds in which the host works.
     pub(super) host: f64,
-    /// The GPU computes.
+    /// Seconds in which the GPU computes.
     pub(super) compute: f64,
-    /// A forward pass of a micro-batch takes, as a share of its operations.
+    /// Seconds of one micro-batch's forward pass, estimated from its fraction of the operations.
     pub(super) forward: f64,
 }
 
 impl Brief {
-    /// Of `config`, whose handles are `built`.
+    /// Simulates `config` with the layout `built`.
     ///
     /// # Errors
-    /// As [`simulate_unchecked`].
+    /// Returns the errors of [`simulate_unchecked`].
     pub(crate) fn of(config: &Config, built: &RankLayout) -> Result<Self, SimulateError> {
-        // The first passes that go together are no further ones.
+        // The second simulation must add a micro-batch beyond the first passes that run together.
         let few = match vertical_width(config) {
             1 => FEW,
             together => together + 1,
         };
-        // Few of them hide no parameters on their way up that many hide.
+        // A few micro-batches hide less of the parameter prefetch than many: simulate all.
         let streams = config.offload.parameters == ParameterPlace::Host;
         if streams || built.micro_batches <= few + 1 {
             return Ok(Self::played(config, built, &simulate_unchecked(config, built)?));
@@ -64,7 +64,7 @@ impl Brief {
             |lane: Option<Lane>| matches!(lane, None | Some(Lane::Compute | Lane::TpComm));
         let exposed = path.iter().filter(|(lane, ..)| !computes(*lane)).map(|(.., s)| s).sum();
         let compute = timeline.busy(0, Lane::Compute);
-        // Backward twice a forward pass, and that once more where it is recomputed.
+        // The backward pass costs two forward passes, and one more with recomputation.
         let passes = if config.recompute == Recompute::Block { 4 } else { 3 };
         let busy = compute + timeline.busy(0, Lane::TpComm);
         Self {
@@ -76,17 +76,17 @@ impl Brief {
         }
     }
 
-    /// Share of the step in which it waits for work of the host, copies and data-parallel collectives.
+    /// Fraction of the step that waits for host work, copies and data-parallel collectives.
     pub(crate) fn waits(&self) -> f64 {
         self.exposed / self.seconds
     }
 
-    /// Share of the host's work for which the step waits, at most 1.
+    /// Fraction of the host's work for which the step waits, at most 1.
     pub(crate) fn waited_share(&self) -> f64 {
         self.exposed / self.host.max(self.exposed)
     }
 
-    /// The step can hardly be faster, wherever the update is and whatever it hides behind.
+    /// Estimated lower bound of the step time in seconds, for any place and overlap of the update.
     pub(super) const fn floor(&self) -> f64 {
         (self.seconds - self.exposed).max(self.compute)
     }

@@ -1,5 +1,5 @@
-//! What a layout gains from a share of the optimizer on the GPUs, from a first forward pass of several micro-batches, and from
-//! updates ahead of the decision: simulated where its step waits for the host and could by that come among those that are told.
+//! Choices for layouts that wait for the host: optimizer share on the GPUs, first forward passes
+//! together, speculative updates. Only choices that could be reported are simulated.
 
 use super::{Brief, Candidate, TOLD, worded};
 use crate::plan::fits;
@@ -11,48 +11,48 @@ use offload::GradAccumulation;
 use rayon::prelude::*;
 use std::collections::BTreeSet;
 
-/// Shares of the optimizer are whole multiples of one over this.
+/// Shares of the optimizer are multiples of 1 / `PARTS`.
 const PARTS: usize = 1000;
 
-/// Shares that are updated ahead of the decision are whole multiples of one over this.
+/// Shares of speculative updates are multiples of 1 / `AHEAD`.
 pub const AHEAD: usize = 20;
 
-/// This share is as good as all of it, which is another layout.
+/// Number of parts from which a share is as good as the whole optimizer, which is another layout.
 const ALMOST_ALL: usize = 990;
 
-/// Most micro-batches that are taken together.
+/// Largest number of micro-batches that run their first forward pass together.
 const MOST_TOGETHER: usize = 8;
 
-/// Of the step; shorter waits are left as they are.
+/// Fraction of the step; a layout that waits less gets no choices.
 const WORTH: f64 = 0.002;
 
-/// How many times its plain gain a choice is thought to gain at most.
+/// Largest assumed ratio of a choice's gain to its simple estimate.
 const AT_MOST: f64 = 1.2;
 
-/// Recomputation of blocks costs at least this share of what is computed without it: a forward pass is a third, of which the MLP's last
-/// linear, up to 0.4 of its products, is left out.
+/// Least cost of recomputation, as a fraction of the compute time without it. A forward pass is a
+/// third, and the MLP's last linear, up to 0.4 of its matmuls, is not recomputed.
 const RECOMPUTED: f64 = 0.18;
 
-/// Simulated between two looks at what is the fastest so far: the same on every machine.
+/// Candidates simulated between two comparisons; the same number on every machine.
 const WAVE: usize = 4;
 
 /// A candidate after its brief simulation.
 pub(super) type ScreenedCandidate = (Brief, Candidate);
 
-/// Share of a step that an update ahead of the decision must save to be worth its memory.
+/// Fraction of a step that a speculative update must save to be worth its memory.
 pub const WORTH_AHEAD: f64 = 0.01;
 
-/// Not simulated yet.
+/// A candidate that is not simulated yet.
 struct OpenCandidate {
-    /// Its step is hardly shorter.
+    /// Estimated least seconds of the step.
     least: f64,
-    /// A longer step is not worth its memory.
+    /// Most seconds of a step that is worth its memory.
     most: f64,
     candidate: Candidate,
 }
 
-/// `screened` with all that was simulated besides: choices of both settings, and layouts of `aside`, each with the number
-/// of the one that works less, for the room that they leave on the GPUs.
+/// Adds all further simulated candidates to `screened`: choices of its layouts, and layouts of
+/// `aside`, which leave more room on the GPUs. Each has the number of a layout with less work.
 pub(super) fn with_choices(
     given: &Config,
     mut screened: Vec<ScreenedCandidate>,
@@ -94,14 +94,14 @@ pub(super) fn with_choices(
     }
 }
 
-/// Nothing is chosen yet, and the host has the update.
+/// Whether the config has no choice yet and the update is on the host.
 fn is_plain(config: &Config) -> bool {
     config.offload.optimizer == Placement::Host
         && vertical_width(config) == 1
         && update_mode(config) != UpdateMode::Speculative
 }
 
-/// Seconds of the slowest layout that would be told as things stand.
+/// Seconds of the slowest layout that would be reported now.
 fn slowest_told(screened: &[ScreenedCandidate]) -> f64 {
     let mut sorted: Vec<(f64, usize)> =
         screened.iter().map(|(brief, c)| (brief.seconds, c.number)).collect();
@@ -111,15 +111,15 @@ fn slowest_told(screened: &[ScreenedCandidate]) -> f64 {
     sorted.get(TOLD - 1).map_or(f64::INFINITY, |(seconds, _)| *seconds)
 }
 
-/// Choices that may gain on `plain`, where that waits for the host: enough first forward passes together to hide the update
-/// behind them, or as many as fit; with each number the share of the optimizer on the GPUs that leaves nothing to be
-/// waited for, and the largest that fits; and with each of these shares, and with none, the same of the share that is updated
-/// ahead of the decision.
+/// Choices that may be faster than `plain`, if it waits for the host. The number of first forward
+/// passes together is 1, or enough to hide the update, or the most that fit. The optimizer's share
+/// on the GPUs is 0, enough to wait no more, or the most that fits. The speculated share is 0,
+/// enough, or the most that fits. The result has the combinations of these choices.
 fn choices(given: &Config, plain: &Candidate, brief: &Brief) -> Vec<OpenCandidate> {
     if !is_plain(&plain.config) || brief.exposed <= WORTH * brief.seconds {
         return Vec::new();
     }
-    // `Auto` could be another place with less room.
+    // `Auto` could choose another place with less room.
     let mut config = plain.config.clone();
     config.offload.accumulate = match plain.built.accumulation {
         GradAccumulation::Host => Accumulate::Host,
@@ -135,7 +135,7 @@ fn choices(given: &Config, plain: &Candidate, brief: &Brief) -> Vec<OpenCandidat
         let gain = AT_MOST * ((together - 1) as f64 * brief.forward + share * waited);
         let least = brief.floor().max(brief.seconds - gain);
         let candidate = worded(given, config.clone(), machine, plain.number);
-        // A share ahead of the decision may be less than the last segment.
+        // The speculated share may be smaller than the last segment.
         if update_mode(config) != UpdateMode::Speculative
             || candidate.built.optimizer.is_speculative()
         {
@@ -149,7 +149,7 @@ fn choices(given: &Config, plain: &Candidate, brief: &Brief) -> Vec<OpenCandidat
         let most = largest(PARTS, |parts| parts == 0 || holds(&with_share(parts), machine));
         let enough = (left / waited * PARTS as f64).ceil().max(0.0) as usize;
         let mut shares = BTreeSet::from([0, enough.min(most), most]);
-        // All of it is a place of its own.
+        // The whole optimizer on the GPUs is another layout.
         shares.retain(|parts| *parts < ALMOST_ALL);
         let worth = WORTH_AHEAD * brief.seconds;
         for here in shares {
@@ -171,8 +171,8 @@ fn choices(given: &Config, plain: &Candidate, brief: &Brief) -> Vec<OpenCandidat
     all
 }
 
-/// Shares that are updated ahead of the decision: as much as the step waits for, and as much as `holds`; in parts of
-/// [`AHEAD`].
+/// Speculated shares in parts of [`AHEAD`]: the share that the step waits for, and the largest
+/// share that `holds`.
 fn shares_ahead(waited: f64, holds: impl Fn(usize) -> bool) -> Vec<usize> {
     let most = largest(AHEAD, |parts| parts == 0 || holds(parts));
     let enough = (waited * AHEAD as f64).ceil().max(0.0) as usize;
@@ -196,7 +196,7 @@ fn with(config: &Config, together: usize, parts: usize) -> Config {
     config
 }
 
-/// First forward passes behind which the update hides, or as many as fit; 1 where nothing hides behind more.
+/// First forward passes together that hide the update, or the most that fit; 1 if none help.
 fn together(config: &Config, built: &RankLayout, brief: &Brief) -> usize {
     let hides =
         config.recompute == Recompute::Block && update_mode(config) == UpdateMode::Overlapped;
@@ -212,7 +212,7 @@ fn holds(config: &Config, machine: &LocalMachine) -> bool {
     machine.is_sound(config) && fits(config, &lay_out(config, machine))
 }
 
-/// The largest of 0..=`most` that `holds`, where 0 does, and with each all below it.
+/// Largest of 0..=`most` that `holds`. `holds` must be true for 0 and monotonic.
 pub fn largest(most: usize, holds: impl Fn(usize) -> bool) -> usize {
     if holds(most) {
         return most;
@@ -247,7 +247,7 @@ mod tests {
             parallel: (data: 2), batch: (micro: 1, global: 16), recompute: Block,
             data: (train: "unused"), train: (steps: 6),
         )"#;
-        // Waits for the host as long as five forward passes take.
+        // The step waits for the host for the time of five forward passes.
         let brief = Brief { seconds: 10.0, exposed: 5.0, host: 6.0, compute: 5.0, forward: 1.0 };
         for (set, passes) in [
             ("train.seed=1", 6),

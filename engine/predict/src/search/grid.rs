@@ -1,11 +1,11 @@
-//! Every layout that is looked at: grids of ranks, micro-batches, and what these leave open.
+//! Enumerates the layouts of a search: grids of ranks, micro-batches, and memory choices.
 
 use crate::changes::{self, CHECKPOINTS, PLACES, divisors, grids};
 use config::{Accumulate, Config, ParameterPlace, Recompute, UpdateMode};
 use layout::LocalMachine;
 use topology::counted;
 
-/// Everything that the model and the batch of `given` allow on `world` ranks.
+/// All layouts that the model and the batch of `given` allow on `world` ranks.
 pub(super) fn enumerate(given: &Config, machine: &LocalMachine, world: usize) -> Vec<Config> {
     let mut all = Vec::new();
     for (tensor, data) in grids(world) {
@@ -14,7 +14,7 @@ pub(super) fn enumerate(given: &Config, machine: &LocalMachine, world: usize) ->
             (of_grid.parallel.tensor, of_grid.parallel.data) = (tensor, data);
             (of_grid.batch.micro, of_grid.offload.first_forward) = (micro, 1);
             of_grid.offload.update = plain(given.offload.update);
-            // The batch does not change: micro x data divides it.
+            // The global batch does not change: micro x data divides it.
             let one_pass = micro * data == given.batch.global;
             all.extend(
                 memory_choices(&of_grid, one_pass).into_iter().filter(|c| machine.is_sound(c)),
@@ -24,7 +24,7 @@ pub(super) fn enumerate(given: &Config, machine: &LocalMachine, world: usize) ->
     all
 }
 
-/// Why `world` GPUs have no layout, with fewer GPUs and with the nearest batch that have some.
+/// Reason why `world` GPUs have no layout. Remedies are fewer GPUs or the nearest valid batch.
 pub(super) fn no_layout(given: &Config, machine: &LocalMachine, world: usize) -> String {
     let has = |config: &Config, world| !enumerate(config, machine, world).is_empty();
     let mut remedies: Vec<String> = Vec::new();
@@ -56,7 +56,7 @@ pub(super) fn no_layout(given: &Config, machine: &LocalMachine, world: usize) ->
             let (batch, heads) = (counted(global, "sample"), counted(heads, "head"));
             format!("DP divides the batch of {batch}, and TP the {heads}")
         }
-        // Another rule stands in the way, such as whole machines: that of the first such grid.
+        // Another rule, such as whole machines, refuses the grids: report the first grid's.
         Some((tensor, data)) => {
             let mut config = given.clone();
             (config.parallel.tensor, config.parallel.data) = (tensor, data);
@@ -69,7 +69,7 @@ pub(super) fn no_layout(given: &Config, machine: &LocalMachine, world: usize) ->
     format!("{} have no layout of TP x DP: {why}{remedies}", counted(world, "GPU"))
 }
 
-/// The update that every layout starts from: a share ahead of the decision is a choice.
+/// Update mode of every layout before choices. Speculative updates are a later choice.
 const fn plain(update: UpdateMode) -> UpdateMode {
     match update {
         UpdateMode::Speculative | UpdateMode::Auto => UpdateMode::Overlapped,
@@ -77,9 +77,9 @@ const fn plain(update: UpdateMode) -> UpdateMode {
     }
 }
 
-/// What a grid and a micro-batch leave open.
+/// Layouts of a grid and a micro-batch: places, activation checkpoints and sequence parallelism.
 fn memory_choices(of_grid: &Config, one_pass: bool) -> Vec<Config> {
-    // On one rank there is nothing to split, in one pass nothing to sum.
+    // A single rank has nothing to split, and a single pass has nothing to accumulate.
     let split = if of_grid.parallel.tensor > 1 { &[false, true][..] } else { &[false] };
     let places = PLACES.iter().filter(|(_, sum)| !(one_pass && *sum == Accumulate::Host));
     let mut all = Vec::new();

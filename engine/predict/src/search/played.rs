@@ -1,4 +1,4 @@
-//! A layout as it is told: its step played in full, its memory, and why it is not the fastest.
+//! Reports a layout: its simulated step, its memory, and why it is not the fastest.
 
 use super::words::words;
 use super::{Candidate, Layout};
@@ -10,10 +10,10 @@ use engine::dry_run::{alike, with_micro_batches};
 use layout::build::{RankLayout, lay_out, shape, speculated_share, vertical_width};
 use tensor_parallel::Ring;
 
-/// Layouts with more micro-batches than this are extrapolated to the end, from half as many.
+/// Most micro-batches of a full simulation. A step with more is extrapolated from half as many.
 const MOST_MICRO_BATCHES: usize = 64;
 
-/// A layout with its step, played to the end if that is not too long.
+/// A layout with its step, which is simulated in full or extrapolated.
 pub(super) fn layout(loaded: &LoadedConfig, c: &Candidate) -> Result<Layout, SimulateError> {
     let (config, built) = (&c.config, &c.built);
     let memory = memory_report(config, built);
@@ -28,7 +28,7 @@ pub(super) fn layout(loaded: &LoadedConfig, c: &Candidate) -> Result<Layout, Sim
             let few = with_micro_batches(config, built, micro_batches);
             play(&few, &lay_out(&few, &built.machine))
         };
-        // The first passes that go together are no further ones.
+        // The second simulation must add micro-batches beyond the first passes that run together.
         let resident = built.decoder.shape().ring == Ring::NONE;
         let first = if resident { vertical_width(config) + 1 } else { 2 * unit };
         let half = (MOST_MICRO_BATCHES / 2).next_multiple_of(unit).max(first);
@@ -69,7 +69,7 @@ pub(super) fn layout(loaded: &LoadedConfig, c: &Candidate) -> Result<Layout, Sim
     })
 }
 
-/// A played step: seconds, operations of a GPU, and what it waits for.
+/// A simulated step: seconds, FLOPs of a GPU, and seconds by the ops that it waits for.
 struct SimulatedStep {
     seconds: f64,
     flops: f64,
@@ -83,7 +83,7 @@ impl SimulatedStep {
         Self { seconds, flops, waits: groups(&simulated.critical_path) }
     }
 
-    /// On the line through `less` and `more`, so many micro-batches behind `less`.
+    /// Extrapolates linearly from `less` and `more` to the point `behind` intervals after `less`.
     fn extrapolated(less: &Self, more: &Self, behind: f64) -> Self {
         let line = |a: f64, b: f64| a + (b - a) * behind;
         let waits = less.waits.iter().zip(&more.waits);
@@ -95,7 +95,7 @@ impl SimulatedStep {
     }
 }
 
-/// Fills in why each loses to the first.
+/// Fills in why each layout is slower than the first.
 pub(super) fn compare(layouts: &mut [Layout]) {
     let Some((first, rest)) = layouts.split_first_mut() else { return };
     let operations =
@@ -113,7 +113,7 @@ pub(super) fn compare(layouts: &mut [Layout]) {
         let mut differ: Vec<(String, f64)> =
             longer.filter(|(_, share)| *share > 0.001 || *share < -0.02).collect();
         differ.sort_by(|a, b| b.1.total_cmp(&a.1));
-        // The two that are longer by most, and what is waited for less instead.
+        // The two largest longer waits, and the largest shorter wait.
         let shorter = differ.last().filter(|(_, share)| *share < 0.0).cloned();
         differ.retain(|(_, share)| *share > 0.0);
         differ.truncate(2);

@@ -1,11 +1,11 @@
-//! A layout in words.
+//! Describes a layout.
 
 use config::{Config, Placement, Recompute};
 use layout::build::{RankLayout, speculated_share, vertical_width};
 use offload::GradAccumulation;
 use tensor_parallel::Ring;
 
-/// What a layout recomputes, splits, and puts where.
+/// Recomputation, splits and places of a layout, as text.
 pub fn words(config: &Config, built: &RankLayout) -> String {
     let mut words: Vec<String> = Vec::new();
     words.push(match config.recompute {

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The use of resources by ranks and groups.
 #[derive(Debug)]
 pub(super) struct Users {
-    /// Demands by rank and by work; a collective has an empty one.
+    /// Demands by rank and by work; empty for a collective.
     pub(super) ranks: Vec<Vec<Demand>>,
     /// All groups of all kinds.
     pub(super) groups: Vec<GroupUser>,
@@ -41,26 +41,26 @@ pub(super) const KINDS: usize = 3;
 pub(super) struct Classes {
     /// Class of each rank.
     pub(super) of_rank: Vec<usize>,
-    /// By class of ranks: the class of its group of each kind.
+    /// Class of a rank's group, by class of ranks and by kind of group.
     pub(super) groups_of: Vec<[usize; KINDS]>,
-    /// By class of groups: the classes of its members.
+    /// Classes of the member ranks, by class of groups.
     pub(super) members: Vec<Vec<usize>>,
     /// Class of each group.
     of_group: Vec<usize>,
     /// Class of each resource.
     of_resource: Vec<usize>,
-    /// By class of resources: one resource of it.
+    /// One resource of each class of resources.
     resource: Vec<usize>,
 }
 
-/// Work that all members of a class do at once.
+/// Work that all members of a class do at the same time.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Load {
-    /// Seconds when nothing else runs.
+    /// Seconds if nothing else runs.
     pub(super) alone: f64,
-    /// (class of resources, the share of one resource that all members take together).
+    /// (class of resources, fraction of one resource that all members use together).
     pub(super) uses: Vec<(usize, f64)>,
-    /// The share that one member takes of its most used resource.
+    /// Fraction that one member uses of its most used resource.
     pub(super) dominant: f64,
     pub(super) side: Side,
 }
@@ -124,13 +124,13 @@ impl Classes {
         group.map_or(0.0, |group| users.groups[group].meeting)
     }
 
-    /// The load when all ranks of `class` do `work`.
+    /// The load if all ranks of `class` do `work`.
     pub(super) fn rank_load(&self, users: &Users, class: usize, work: usize) -> Load {
         let same = users.ranks.iter().zip(&self.of_rank).filter(|(_, of)| **of == class);
         self.load(same.map(|(demands, _)| &demands[work]))
     }
 
-    /// The load when all groups of `class` do `work`.
+    /// The load if all groups of `class` do `work`.
     pub(super) fn group_load(&self, users: &Users, class: usize, work: usize) -> Load {
         let same = users.groups.iter().zip(&self.of_group).filter(|(_, of)| **of == class);
         self.load(same.filter_map(|(group, _)| group.demands[work].as_ref()))
@@ -178,7 +178,7 @@ fn recolour(old: &[usize], signatures: &[Signature]) -> Vec<usize> {
     .collect()
 }
 
-/// By resource: its users, by colour and share.
+/// Users of each resource, by colour and share.
 fn of_resources(users: &Users, rank: &[usize], group: &[usize]) -> Vec<Signature> {
     let mut entries: Vec<Vec<[u64; 4]>> = vec![Vec::new(); users.resources];
     let mut enter = |kind: u64, colour: usize, work: usize, demand: &Demand| {

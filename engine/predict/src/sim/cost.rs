@@ -1,8 +1,8 @@
-//! The cost of an op: its use of resources, and its time when nothing else runs.
+//! The cost of an op: its use of resources, and its time if nothing else runs.
 //!
-//! A resource has a rate, and several ops may use it at once. The constants here are few and the
-//! same for every box and model. None is fitted to a whole step: each is the share of its data
-//! sheet that one kind of op reaches.
+//! A resource has a rate, and several ops may use it at the same time. The constants here are few
+//! and the same for every box and model. None is fitted to a whole step: each is the fraction of a
+//! data sheet's rate that one kind of op reaches.
 
 mod across;
 mod kernels;
@@ -39,20 +39,20 @@ pub(super) const KERNEL_GAP: f64 = 2e-6;
 /// Seconds until a copy moves bytes.
 const COPY_START: f64 = 8e-6;
 
-/// Seconds until a collective moves bytes, and for each further rank.
+/// Seconds until a collective moves bytes, and additional seconds for each further rank.
 const COLLECTIVE_START: f64 = 12e-6;
 const COLLECTIVE_HOP: f64 = 2e-6;
 
-/// Seconds until a host task starts, and until ranks of one process have met.
+/// Seconds until a host task starts, and seconds until ranks of one process have met.
 const TASK_START: f64 = 2e-6;
 const MEETING: f64 = 3e-5;
 
-/// An op's use of resources, and its time alone.
+/// An op's use of resources, and its time if nothing else runs.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Demand {
-    /// Seconds when nothing else runs.
+    /// Seconds if nothing else runs.
     pub(super) alone: f64,
-    /// (resource, share of its rate that the op then takes).
+    /// (resource, fraction of its rate that the op uses when it runs alone).
     pub(super) uses: Vec<(usize, f64)>,
     pub(super) side: Side,
 }
@@ -67,7 +67,7 @@ pub(super) struct Resources {
     pub(super) rates: Vec<f64>,
 }
 
-/// A resource that several ops may use at once.
+/// A resource that several ops may use at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Resource {
     Arithmetic(usize),
@@ -116,7 +116,7 @@ impl Resources {
 #[derive(Default)]
 pub(super) struct ResourceRequest {
     pub(super) fixed: f64,
-    /// Shortest time in seconds, whatever is free.
+    /// Shortest time in seconds, even if all resources are free.
     pub(super) least: f64,
     pub(super) amounts: Vec<(Resource, f64)>,
     pub(super) side: Side,
@@ -175,9 +175,9 @@ fn copy(h: &Hardware, rank: usize, work: &Work) -> ResourceRequest {
     }
 }
 
-/// Share of a link that a rank's copy gets. In 2020 consecutive gradients belonged to one rank
-/// (before DeepSpeed's `round_robin_gradients`), so that one rank of a data-parallel group copied
-/// gradients that here all ranks copy at once.
+/// Share of a link that a rank's copy gets. Before DeepSpeed's `round_robin_gradients`, in 2020,
+/// consecutive gradients belonged to one rank. One rank of a data-parallel group then copied
+/// gradients that here all ranks copy in parallel.
 fn copy_share(h: &Hardware, cargo: Cargo) -> f64 {
     match cargo {
         Cargo::Checkpoint => h.gpu.checkpoint_share_2020(),
@@ -199,7 +199,7 @@ fn host(h: &Hardware, rank: usize, work: &Work) -> ResourceRequest {
     ResourceRequest { fixed: TASK_START, least: bytes / rate, amounts, side: Side::Cores }
 }
 
-/// Bytes per second of a machine's memory channels, for each of its ranks.
+/// Bytes per second of a machine's memory channels, divided by its number of ranks.
 fn channels_of_rank(h: &Hardware, machine: usize) -> f64 {
     let ranks = h.seats.iter().filter(|s| s.machine == machine).count() as f64;
     let machines = h.seats.iter().map(|s| s.machine + 1).max().unwrap_or(1) as f64;
@@ -253,15 +253,15 @@ fn ring(h: &Hardware, members: &[usize], crossing: f64) -> ResourceRequest {
         let all_joined = rates.iter().all(|rate| *rate > 0.0);
         let switched = rates.len() > 1 && rates.iter().all(|rate| *rate == rates[0]);
         if all_joined || rates.iter().filter(|rate| **rate > 0.0).count() >= 2 {
-            // Behind switches a GPU's links serve one peer or all; without switches each pair has
-            // its own links.
+            // GPUs on switches use all links for one peer or for all; without switches each pair
+            // has its own links.
             let rate = if switched { rates[0] } else { rates.iter().sum() };
             asked.amounts.push((Resource::NvLink(rank), crossing / (rate * NVLINK_SHARE)));
         } else {
             for &link in &h.seats[rank].links {
                 for way in [Resource::Up(link), Resource::Down(link)] {
-                    // A ring crosses a shared link once each way, independent of the number of GPUs
-                    // below it.
+                    // A ring crosses a shared link once each way, for any number of GPUs below the
+                    // link.
                     if !asked.amounts.iter().any(|(used, _)| *used == way) {
                         asked.amounts.push((way, crossing));
                     }
@@ -272,8 +272,7 @@ fn ring(h: &Hardware, members: &[usize], crossing: f64) -> ResourceRequest {
     asked
 }
 
-/// The cost of a virtual GPU's op, in time of cores. `members` ranks take part, each in its own
-/// thread.
+/// The cost of a virtual GPU's op in core time. `members` ranks take part, each in its own thread.
 fn on_cores(m: &MeasuredMachine, work: &Work, members: usize) -> ResourceRequest {
     let wide = usize::from(work.wide);
     let rate = |op: &str| m.ops.iter().find(|(name, _)| name == op).map(|(_, rates)| rates[wide]);
@@ -297,7 +296,7 @@ fn on_cores(m: &MeasuredMachine, work: &Work, members: usize) -> ResourceRequest
     };
     let met = work.kind.group().is_some() && members > 1;
     let threads = if met { members as f64 } else { m.threads };
-    // A rank's threads share an op if it takes longer than waking them.
+    // A rank's threads share an op if it takes longer than waking the threads.
     let shared = if met { 0.0 } else { m.threads_start } + seconds / threads;
     ResourceRequest {
         fixed: m.overhead + if met { m.meeting } else { 0.0 },

@@ -1,5 +1,5 @@
-//! The description of a box in plain numbers. Rates are per second: bytes, or multiplications and
-//! additions.
+//! The description of a box in plain numbers. Rates are per second, of bytes or of multiplications
+//! and additions.
 
 pub(super) mod era;
 
@@ -10,16 +10,16 @@ use std::collections::BTreeMap;
 /// GPUs of one kind.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gpu {
-    /// Rate of dense 16-bit matrix products with fp32 sums, by the data sheet.
+    /// FLOPs per second of dense 16-bit matmuls with fp32 sums, by the data sheet.
     pub flops_16: f64,
-    /// Rate of fp32 arithmetic.
+    /// FLOPs per second of fp32 arithmetic.
     pub flops_32: f64,
-    /// Bytes per second of its own memory.
+    /// Bytes per second of the GPU's own memory.
     pub memory: f64,
     /// Number of multiprocessors.
     pub processors: usize,
-    /// Compute capability, 70 for V100, which says what attention kernels it takes; 0: those in
-    /// fp32.
+    /// Compute capability, for example 70 for V100. It selects the attention kernels; 0 selects
+    /// those in fp32.
     pub sm: u32,
     /// The software of ZeRO-Offload's authors in 2020, if it is simulated.
     pub as_of_2020: Option<Era2020>,
@@ -35,9 +35,9 @@ pub struct Seat {
     /// The nodes of its staging buffers, as indexes into [`Hardware::nodes`], with the share of
     /// their bytes on each.
     pub staging: Vec<(usize, f64)>,
-    /// The nodes of its optimizer states.
+    /// The nodes of its optimizer states, as indexes into [`Hardware::nodes`].
     pub states: Vec<usize>,
-    /// Number of cores that work for it alone.
+    /// Number of cores that work for this rank alone.
     pub cores: f64,
 }
 
@@ -61,13 +61,13 @@ pub struct Hardware {
     /// Number of data-parallel ranks.
     pub dp_size: usize,
     /// Whether collectives of both groups share one stream, if both groups have several ranks: NCCL
-    /// does not promise that two communicators make progress side by side.
+    /// does not promise that two communicators make progress at the same time.
     pub one_communication_stream: bool,
-    /// Virtual GPUs: the cores of a machine do all work.
+    /// Measured rates of virtual GPUs, whose work the cores of a machine do.
     pub measured: Option<MeasuredMachine>,
 }
 
-/// Rates of arithmetic and of traffic. An op takes the sum of both times.
+/// Rates of arithmetic and of memory traffic. The time of an op is the sum of both times.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Rates {
     /// Multiplications and additions per second.
@@ -77,30 +77,30 @@ pub struct Rates {
 }
 
 impl Rates {
-    /// Seconds of both together. A rate of 0 is no limit.
+    /// Seconds of arithmetic and traffic together. A rate of 0 is no limit.
     pub(super) fn seconds(self, flops: f64, bytes: f64) -> f64 {
         let part = |amount: f64, rate: f64| if rate > 0.0 { amount / rate } else { 0.0 };
         part(flops, self.flops) + part(bytes, self.bytes)
     }
 }
 
-/// A machine whose cores replace GPUs, with measured rates. Every op of a rank runs in the rank's
-/// own thread, in order of submission.
+/// A machine whose cores replace GPUs, with measured rates. A rank runs every op in its own thread,
+/// in order of submission.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MeasuredMachine {
     /// Number of cores that all ranks share.
     pub cores: f64,
     /// The speed of one rank's threads together, in cores.
     pub threads: f64,
-    /// Rates of matrix products on one core, for 16-bit and 32-bit storage.
+    /// Rates of matmuls on one core, for 16-bit and 32-bit storage.
     pub gemm: [Rates; 2],
     /// Rates of attention on one core, forward and backward.
     pub attention: [Rates; 2],
-    /// By name of an op: bytes per second on one core, for 16-bit and 32-bit storage.
+    /// Name of an op, and its bytes per second on one core, for 16-bit and 32-bit storage.
     pub ops: Vec<(String, [f64; 2])>,
     /// Bytes per second on one core of any other op.
     pub other: f64,
-    /// Seconds of every op in addition.
+    /// Seconds of overhead of every op.
     pub overhead: f64,
     /// Seconds until a rank's threads have begun to share an op.
     pub threads_start: f64,

@@ -1,7 +1,7 @@
 //! Simulates the real step without data, on a virtual clock, for a box that is only described.
 //!
 //! [`record`] notes the ops of a rank; [`simulate`] runs them on all ranks of a [`Hardware`]. Ops
-//! wait according to their lanes and events, take the costs of `cost.rs`, and share links, memory
+//! wait according to their lanes and events, have the costs of `cost.rs`, and share links, memory
 //! channels and cores fairly. All ranks run one program: shapes do not depend on the rank.
 
 mod classes;
@@ -24,8 +24,8 @@ use cost::{Demand, Resources};
 use device::{Group, LANES, Lane, Rank};
 use solve::{Problem, kind_number, solve};
 
-/// Simulates `program` on every rank of a TP x DP grid, which has seats on the box. Ranks that do the same are simulated once;
-/// without `merge`, every rank is by itself.
+/// Simulates `program` on every rank of a TP x DP grid, which has seats on the box. With `merge`,
+/// equal ranks are simulated once.
 pub fn simulate(
     program: Program,
     hardware: &Hardware,

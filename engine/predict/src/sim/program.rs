@@ -13,31 +13,31 @@ use std::sync::Arc;
 /// Number of finished ops by lane.
 pub(super) type Ticks = [u32; LANES];
 
-/// An op's demands on the hardware.
+/// The demands of an op on the hardware.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Work {
     /// The op's name.
     pub name: &'static str,
-    /// Its kind, by the resource that limits it.
+    /// Kind of the op, by the resource that limits it.
     pub kind: WorkKind,
     /// Multiplications and additions of the dense work.
     pub flops: f64,
-    /// Bytes read plus bytes written; for a copy or a collective the payload.
+    /// Bytes read plus bytes written; for a copy or a collective, the bytes of the payload.
     pub bytes: u64,
-    /// Whether its operands have 32 bits.
+    /// Whether the operands have 32 bits.
     pub wide: bool,
     /// The data of a copy to or from the host.
     pub cargo: Cargo,
-    /// Number of driver calls that enqueue it; 0 for an op of the Host lane.
+    /// Number of driver calls that enqueue the op; 0 for an op of the Host lane.
     pub calls: u32,
-    /// Name and bytes of the op that does a product's epilogue where the product cannot.
+    /// Name and bytes of the separate op for a matmul's epilogue, if it cannot be fused.
     pub apart: Option<(&'static str, u64)>,
 }
 
 /// Kinds of ops by the resource that limits them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WorkKind {
-    /// A product of (m, k) and (k, n).
+    /// A matmul of (m, k) and (k, n).
     Gemm {
         /// Rows of the result.
         m: usize,
@@ -45,7 +45,7 @@ pub enum WorkKind {
         n: usize,
         /// Terms of each sum.
         k: usize,
-        /// Whether a bias is added to its rows.
+        /// Whether a bias is added to the rows of the result.
         bias: bool,
     },
     /// Causal attention.
@@ -67,7 +67,7 @@ pub enum WorkKind {
     Down,
     /// A collective on the GPUs' links.
     Collective {
-        /// Its ranks.
+        /// Group of ranks.
         group: Group,
         /// Number of times that the payload crosses a link, in units of (n - 1) / n: 2 for an
         /// all-reduce.
@@ -75,7 +75,7 @@ pub enum WorkKind {
     },
     /// A collective of the host's threads.
     Meeting {
-        /// Its ranks.
+        /// Group of ranks.
         group: Group,
     },
     /// Work of the host's cores.
@@ -83,12 +83,12 @@ pub enum WorkKind {
 }
 
 impl WorkKind {
-    /// Whether ranks meet for it.
+    /// Whether ranks meet for the op.
     pub const fn is_collective(self) -> bool {
         self.group().is_some()
     }
 
-    /// Whether ranks meet for it on their streams, not on the Host lane.
+    /// Whether ranks meet for the op on their streams, not on the Host lane.
     pub(super) const fn is_on_streams(self) -> bool {
         matches!(self, Self::Collective { .. })
     }
@@ -118,7 +118,7 @@ fn calls(op: &Op, kind: WorkKind, rank: Rank) -> u32 {
     match kind {
         WorkKind::Gemm { .. } | WorkKind::Up | WorkKind::Down => 1,
         WorkKind::Attention { .. } | WorkKind::Kernel => kernels(op),
-        // Its own call, and an event before and after it for the watchdog.
+        // The collective's own call, and an event before and after the call for the watchdog.
         WorkKind::Collective { group, .. } if rank.within(group).1 > 1 => 3,
         WorkKind::Collective { .. } | WorkKind::Meeting { .. } | WorkKind::Host => 0,
     }
@@ -199,7 +199,7 @@ pub(super) struct Node {
     /// Index into [`Program::works`].
     pub(super) work: u32,
     pub(super) lane: Lane,
-    /// Ops that finish before it starts, besides the op before it on its lane.
+    /// Ops that finish before the node starts, in addition to the previous op on the lane.
     pub(super) after: Ticks,
     /// Number of driver calls for events recorded or waited for since the previous op.
     pub(super) calls: u16,
@@ -220,7 +220,7 @@ pub struct Program {
 /// A wait of the rank's thread for an op.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sync {
-    /// The node that it submits next.
+    /// The node that the thread submits next.
     pub(super) before: u32,
     pub(super) lane: Lane,
     pub(super) tick: u32,
@@ -232,7 +232,7 @@ impl Program {
         self.nodes.iter().map(|node| (node.lane, &self.works[node.work as usize]))
     }
 
-    /// Takes all ops of `name` for free: work that a step leaves out by a word in memory.
+    /// Sets the cost of all ops of `name` to 0, since a step skips their work by a flag in memory.
     pub fn leave_out(&mut self, name: &str) {
         for work in self.works.iter_mut().filter(|work| work.name == name) {
             (work.flops, work.bytes) = (0.0, 0);
@@ -250,11 +250,11 @@ impl Program {
 struct Recording {
     program: Program,
     by_key: HashMap<Key, u32>,
-    /// By lane: the clock that its next op waits for.
+    /// Clock for which the next op of each lane waits.
     pending: [device::Clock; LANES],
     /// The finished ops that the rank's thread has seen.
     main: device::Clock,
-    /// By lane: the last op after which an event was recorded.
+    /// Last op of each lane after which an event was recorded.
     marked: device::Clock,
     /// Number of driver calls since the last op.
     calls: u16,
@@ -268,16 +268,16 @@ struct Recorder {
     checked: bool,
 }
 
-/// Driver calls around a wait of Compute that may be long: writes of the words with the stream's
-/// progress (`cuda/progress.rs`).
+/// Driver calls around a wait of Compute that may be long: they write the stream's progress
+/// (`cuda/progress.rs`).
 const TOLD_CALLS: u16 = 2;
 
 /// Runs `submit` on a recording device, and returns the recorded program. `submit` begins each step
-/// with [`Device::begin_step`] and waits for its end. Ranges, overlaps and hazards of ops that are not `checked` are not looked at,
-/// which saves half of the time.
+/// with [`Device::begin_step`] and waits for its end. If ops are not `checked`, their ranges,
+/// overlaps and hazards are not checked, which halves the time.
 ///
 /// # Errors
-/// An error of `submit`, and where ops are checked of the device's own checks.
+/// Returns an error of `submit` or, if ops are checked, of the device's own checks.
 pub fn record(
     rank: Rank,
     plan: &Arc<Plan>,

@@ -1,15 +1,16 @@
 //! Shares resources among the ops that use them at the same time.
 
-/// Share of its speed that a copy from a GPU keeps while cores could fill the channels of its node. Beside cores that read and
-/// write, devices that write to memory kept half of their speed or more, and devices that read kept all of it: measured on Xeons
-/// of two generations, with devices that wanted up to a third of the channels (Vuppalapati et al., Understanding the Host Network,
-/// SIGCOMM 2024, section 2.2 and Figure 3).
+/// Fraction of its speed that a copy from a GPU keeps while cores could fill its node's channels.
+/// Next to busy cores, devices that write to memory kept at least half of their speed, and devices
+/// that read kept all. Measured on Xeons of two generations, with devices that used up to a third
+/// of the channels (Vuppalapati et al., Understanding the Host Network, SIGCOMM 2024, section 2.2
+/// and Figure 3).
 const KEPT: f64 = 0.5;
 
-/// Share of the channels beyond which copies keep nothing that cores want.
+/// Largest fraction of the channels that copies keep if cores could use all of them.
 const MOST_KEPT: f64 = 0.5;
 
-/// The kind of an op as a user of memory channels. It decides what copies leave to cores there.
+/// The kind of an op as a user of memory channels. It decides how much copies yield to cores.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Side {
     /// A device, but not one that writes to the host.
@@ -21,11 +22,11 @@ pub(super) enum Side {
     Cores,
 }
 
-/// An op in progress, on all ranks of a class at once.
+/// An op in progress, on all ranks of a class at the same time.
 pub(super) struct Flow<'a> {
-    /// (class of resources, the share of one resource that all members take) at full speed.
+    /// (class of resources, fraction of one resource that all members use) at full speed.
     pub(super) load: &'a [(usize, f64)],
-    /// The share that one member takes of its most used resource, at full speed.
+    /// Fraction that one member uses of its most used resource, at full speed.
     pub(super) dominant: f64,
     pub(super) side: Side,
     /// Speed relative to running alone, from 0 to 1.
@@ -34,11 +35,11 @@ pub(super) struct Flow<'a> {
 
 /// Scratch of [`share`] by resource.
 pub(super) struct Scratch {
-    /// The free rate.
+    /// Free fraction of the resource.
     left: Vec<f64>,
-    /// The growth of its use.
+    /// Growth of the used fraction per unit of level.
     grows: Vec<f64>,
-    /// The share that the ops of each [`Side`] take, or want.
+    /// Fraction that the ops of each [`Side`] use or could use.
     by_side: Vec<[f64; 3]>,
 }
 
@@ -49,8 +50,8 @@ impl Scratch {
     }
 }
 
-/// Sets the speed of every flow. Devices share resources first, and cores what is then left of memory channels, for which copies
-/// give way to [`KEPT`] of their speeds from GPUs, and to [`MOST_KEPT`] of the channels.
+/// Sets the speed of every flow. Cores share the memory channels after devices, which yield: copies
+/// from GPUs down to [`KEPT`] of their speeds, all together to [`MOST_KEPT`] of the channels.
 pub(super) fn share(flows: &mut [Flow<'_>], scratch: &mut Scratch) {
     scratch.left.fill(1.0);
     for flow in flows.iter_mut() {
@@ -68,9 +69,9 @@ pub(super) fn share(flows: &mut [Flow<'_>], scratch: &mut Scratch) {
     }
 }
 
-/// Sets the speeds of the flows of `sides` by progressive filling of what is left. All get the same share of the resource that
-/// they use most (dominant resource fairness, Ghodsi et al., NSDI 2011; on one link this is max-min fairness). No flow is faster
-/// than alone, and a flow could only be faster at the cost of a flow with less.
+/// Sets the speeds of the flows of `sides` by progressive filling. All get the same fraction of the
+/// resource that they use most (dominant resource fairness, Ghodsi et al., NSDI 2011; on one link
+/// max-min fairness). A flow is never faster than alone, and could only gain from one with less.
 fn fill(flows: &mut [Flow<'_>], sides: impl Fn(Side) -> bool, scratch: &mut Scratch) {
     let Scratch { left, grows, .. } = scratch;
     let mut open: Vec<usize> = (0..flows.len()).filter(|&i| sides(flows[i].side)).collect();
@@ -106,12 +107,12 @@ fn growth(flow: &Flow<'_>) -> f64 {
     1.0 / flow.dominant.max(1e-9)
 }
 
-/// Takes from copies what cores at full speed want beside them, as far as they give way.
+/// Slows copies down, within their limits, so that cores can run at full speed.
 fn give_way(flows: &mut [Flow<'_>], scratch: &mut Scratch) {
     let Scratch { left, by_side, .. } = scratch;
     by_side.fill([0.0; 3]);
     for flow in flows.iter() {
-        // Cores have no speed yet.
+        // Cores have no speed yet, so full speed is assumed.
         let speed = if flow.side == Side::Cores { 1.0 } else { flow.speed };
         for &(resource, load) in flow.load {
             by_side[resource][flow.side as usize] += load * speed;
@@ -126,8 +127,8 @@ fn give_way(flows: &mut [Flow<'_>], scratch: &mut Scratch) {
     }
 }
 
-/// Shares of their speeds that devices, and copies from GPUs, keep on a resource of which the first take `up`, the others `down`, and
-/// cores want `cores`.
+/// Fractions of their speeds that devices and copies from GPUs keep on a resource. Devices use the
+/// fraction `up`, copies from GPUs use `down`, and cores could use `cores`.
 fn kept([up, down, cores]: [f64; 3]) -> [f64; 2] {
     if cores == 0.0 || up + down == 0.0 {
         return [1.0; 2];
@@ -172,7 +173,7 @@ mod tests {
     #[test]
     fn a_full_link_is_shared_evenly_and_a_small_flow_keeps_its_speed() {
         close(&of_devices(&[&[(0, 1.0)], &[(0, 1.0)]]), &[0.5, 0.5]);
-        // Three flows want the whole resource and one wants a tenth: the small one is not slowed
+        // Three flows could use the whole resource and one a tenth: the small flow is not slowed
         // down.
         let small = of_devices(&[&[(0, 1.0)], &[(0, 1.0)], &[(0, 1.0)], &[(0, 0.1)]]);
         close(&small, &[0.3, 0.3, 0.3, 1.0]);
@@ -189,14 +190,14 @@ mod tests {
     #[test]
     fn beside_cores_a_copy_down_keeps_half_of_its_speed_and_one_up_all() {
         use Side::{Cores, Device as Up, Down};
-        // One Xeon of the measurement: copies of 14 GB/s, cores that could fill channels of 40 GB/s.
+        // A Xeon of the measurement: copies of 14 GB/s, cores that could fill channels of 40 GB/s.
         let (copy, cores): (&[_], &[_]) = (&[(0, 1.0), (1, 0.35)], &[(1, 1.0)]);
         close(&speeds(&[(Down, copy), (Cores, cores)]), &[0.5, 0.825]);
         close(&speeds(&[(Up, copy), (Cores, cores)]), &[1.0, 0.65]);
         // The number of ops does not matter.
         let many = speeds(&[(Down, copy), (Cores, cores), (Cores, cores), (Cores, cores)]);
         close(&many, &[0.5, 0.275, 0.275, 0.275]);
-        // Cores that want a little more than is left take no more than that.
+        // Cores that could use a little more than is free get exactly that.
         close(&speeds(&[(Down, copy), (Cores, &[(1, 0.72)])]), &[0.8, 1.0]);
         // Four copies share a link.
         let copies = [(Down, copy), (Down, copy), (Down, copy), (Down, copy), (Cores, cores)];
@@ -213,7 +214,7 @@ mod tests {
         let other: &[_] = &[(2, 1.0), (1, 0.8)];
         let both = speeds(&[(Up, copy), (Down, other), (Cores, cores)]);
         close(&both, &[0.625 * 2.0 / 3.0, 0.625 / 3.0, 0.5]);
-        // Cores that want less than that leave more.
+        // Cores that could use less leave more for copies.
         let both = speeds(&[(Up, copy), (Down, other), (Cores, &[(1, 0.1)])]);
         close(&both, &[0.625, 0.5, 1.0]);
     }

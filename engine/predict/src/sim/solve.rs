@@ -1,4 +1,4 @@
-//! The virtual clock. It goes from event to event, for every lane of every class of ranks.
+//! The virtual clock. It advances from event to event, for every lane of every class of ranks.
 
 use super::classes::{Classes, KINDS, Load, Users};
 use super::program::{Node, Program, Ticks};
@@ -27,10 +27,10 @@ enum Owner {
 
 /// The progress of one class of ranks through the program.
 struct Player {
-    /// By queue: the number of started nodes, in the order of the queue.
+    /// Number of finished nodes of each queue, in the order of the queue.
     next: Vec<usize>,
     busy: Vec<bool>,
-    /// By queue: the time of submission of its next op, if the op waits for nothing else.
+    /// Time of submission of each queue's next op, if the op waits for nothing else.
     wakes: [f64; LANES],
     done: Ticks,
     spans: Vec<Span>,
@@ -51,7 +51,7 @@ pub(super) struct Problem<'a> {
     pub(super) program: &'a Program,
     pub(super) users: &'a Users,
     pub(super) classes: &'a Classes,
-    /// By lane: its queue on a rank. A queue that several lanes share is in order of submission.
+    /// Queue of each lane of a rank. A queue of several lanes has the order of submission.
     pub(super) queues: [usize; LANES],
     /// Whether a thread submits; otherwise everything is submitted at the start.
     pub(super) submits: bool,
@@ -59,21 +59,21 @@ pub(super) struct Problem<'a> {
 
 struct Solver<'a> {
     problem: Problem<'a>,
-    /// By queue: indexes of its nodes.
+    /// Indexes of the nodes of each queue.
     queues: Vec<Vec<u32>>,
-    /// By node: its number on its lane.
+    /// Number of each node on its lane.
     ticks: Vec<u32>,
-    /// By node: its gate on the stream's queue, if a thread submits.
+    /// Limit of the stream's queue at each node, if a thread submits.
     behind: Vec<QueueLimit>,
     players: Vec<Player>,
     running: Vec<RunningOp>,
     loads: Vec<Load>,
-    /// Index into `loads`: by work, then by class of ranks, then of groups.
+    /// Load of each class of ranks, then of each class of groups, by work: an index into `loads`.
     load_of: Vec<Option<usize>>,
-    /// By class of groups, by queue: the number of classes of members that have arrived.
+    /// Number of classes of members that have arrived, by class of groups and by queue.
     met: Vec<[usize; LANES]>,
-    /// By class of groups: the seconds of a meeting of its threads, the number of classes whose
-    /// threads have reached its next collective, and the time at which the last one did.
+    /// For each class of groups: seconds of a meeting of its threads, number of classes at the next
+    /// collective, and time of the last arrival.
     threads: Vec<(f64, usize, f64)>,
     now: f64,
 }
@@ -189,7 +189,7 @@ impl<'a> Solver<'a> {
         }
     }
 
-    /// Submits as far as the thread of `class` can, and as far as the threads that it meets can.
+    /// Submits nodes until the thread of `class`, and the threads that it meets, must wait.
     fn submit(&mut self, class: usize) {
         let mut open = vec![class];
         while let Some(class) = open.pop() {
@@ -334,12 +334,12 @@ impl<'a> Solver<'a> {
 
     fn play(&mut self, owner: Owner, row: usize, work: usize) {
         let load = self.load(owner, row, work);
-        // It is never 0, so that the clock advances and every op takes some time.
+        // At least 1e-12, so that the clock advances and every op takes some time.
         let left = self.loads[load].alone.max(1e-12);
         self.running.push(RunningOp { owner, load, left, speed: 1.0, start: self.now });
     }
 
-    /// The index of a load, which is computed once per class and kind of work.
+    /// The index of a load, which is computed once for each class and work.
     fn load(&mut self, owner: Owner, row: usize, work: usize) -> usize {
         let slot = row * self.problem.program.works.len() + work;
         if let Some(load) = self.load_of[slot] {

@@ -1,24 +1,24 @@
-//! The submitting thread of a rank, on the virtual clock. It takes time for every op, waits for an
-//! op where the step does, meets the other ranks of a collective, and sleeps before it fills a
-//! stream's queue (`cuda/pace.rs`).
+//! The submitting thread of a rank, on the virtual clock. It needs time for every op, waits for ops
+//! as the step does, meets the other ranks of a collective, and sleeps before it fills a stream's
+//! queue (`cuda/pace.rs`).
 
 use super::program::{Node, Program, Sync, Ticks, Work, WorkKind};
 use device::Lane;
 
-/// Unfinished entries of a stream's queue. With more of them the thread sleeps until [`RESUMES`]
+/// Unfinished entries of a stream's queue. If there are more, the thread sleeps until [`RESUMES`]
 /// are left.
 const AHEAD: u32 = 512;
 const RESUMES: u32 = 256;
 
-/// Entries that a library may take for one op: a product or a collective.
+/// Entries that a library may use for one op: a matmul or a collective.
 const BY_LIBRARY: u32 = 4;
 
 /// Seconds of a driver call. NVIDIA measured 3.8e-6 for each kernel of a chain of short ones,
-/// launches included ("Getting Started with CUDA Graphs", V100); events and words cost less than
+/// launches included ("Getting Started with CUDA Graphs", V100). Events and words cost less than
 /// launches.
 const CALL: f64 = 2.8e-6;
 
-/// Seconds of the hazard check of an op. `onebox plan` takes 0.7e-6 for each op of a step, on one
+/// Seconds of the hazard check of an op. `onebox plan` needs 0.7e-6 for each op of a step, on one
 /// core of a Xeon.
 const CHECK: f64 = 1e-6;
 
@@ -26,7 +26,7 @@ const CHECK: f64 = 1e-6;
 /// (`cuda/collectives.rs`).
 const MEETINGS: f64 = 1.0;
 
-/// Seconds in which `node` is submitted. `meeting`: seconds in which its ranks' threads meet, if there are several.
+/// Seconds to submit `node`. `meeting`: seconds in which the threads of several ranks meet.
 pub(super) fn seconds(work: &Work, node: &Node, meeting: f64) -> f64 {
     let calls = CALL * (f64::from(work.calls) + f64::from(node.calls));
     CHECK + calls + if work.kind.is_on_streams() { MEETINGS * meeting } else { 0.0 }
@@ -35,7 +35,7 @@ pub(super) fn seconds(work: &Work, node: &Node, meeting: f64) -> f64 {
 /// The condition for which the thread waits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Gate {
-    /// Op `over` must finish first; if the thread has slept, op `then` must finish too. Ops are
+    /// Op `over` must finish first. If the thread has slept, op `then` must finish too. Ops are
     /// numbers on a lane.
     Op { over: (Lane, u32), then: (Lane, u32) },
     /// All ranks of the next op's group must arrive.
@@ -45,7 +45,7 @@ pub(super) enum Gate {
 /// The end of a wait of the thread.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Release {
-    /// The node that it submitted next.
+    /// The node that the thread submitted next.
     pub(super) before: u32,
     /// Time in seconds.
     pub(super) at: f64,
@@ -55,10 +55,10 @@ pub(super) struct Release {
 /// The cause of a release.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum ReleaseCause {
-    /// An op of its own rank.
+    /// An op of the thread's own rank.
     Op { lane: Lane, tick: u32 },
-    /// The thread of another class of ranks, which was the last to reach the collective before
-    /// which both met.
+    /// The thread of another class of ranks. It was the last to arrive at the meeting before a
+    /// collective.
     Class(usize),
 }
 
@@ -114,11 +114,11 @@ fn entries_of(work: &Work, node: &Node) -> u32 {
 /// The submitting thread of one class of ranks.
 #[derive(Debug, Default)]
 pub(super) struct Submitter {
-    /// Number of nodes submitted by `clock`.
+    /// Number of nodes submitted until `clock`.
     pub(super) next: usize,
     pub(super) clock: f64,
     pub(super) gate: Option<Gate>,
-    /// Whether it has met its peers for the next node.
+    /// Whether the thread has met its peers for the next node.
     pub(super) met: bool,
     pub(super) releases: Vec<Release>,
     synced: usize,

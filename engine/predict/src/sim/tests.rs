@@ -18,7 +18,7 @@ fn record(
     super::record(rank, plan, true, submit)
 }
 
-/// Two GPUs on one link, with round figures.
+/// Two GPUs on one link, with round numbers.
 fn pair() -> Hardware {
     let seat = || Seat {
         machine: 0,
@@ -159,7 +159,7 @@ fn uneven() -> Hardware {
     hardware
 }
 
-/// A program of random ops with random waits. It is always legal, since every lane has its own
+/// A program of random ops with random waits. It is always valid, since every lane has its own
 /// tensors.
 fn random_program(seed: u64) -> Program {
     let mut plan = Plan::default();

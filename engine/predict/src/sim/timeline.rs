@@ -10,9 +10,9 @@ use std::collections::BTreeMap;
 /// One op on the virtual clock.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SimulatedOp<'a> {
-    /// Its lane.
+    /// Lane of the op.
     pub lane: Lane,
-    /// Its work.
+    /// Work of the op.
     pub work: &'a Work,
     /// Start in seconds. A collective starts when all ranks have arrived.
     pub start: f64,
@@ -25,18 +25,18 @@ pub struct SimulatedOp<'a> {
 pub struct Timeline {
     program: Program,
     classes: Classes,
-    /// Times by class of ranks and by node.
+    /// Times of ops by class of ranks and by node.
     spans: Vec<Vec<Span>>,
-    /// By lane: its nodes in order.
+    /// Nodes of each lane, in order.
     by_lane: Vec<Vec<u32>>,
     /// The queue of each lane.
     queues: [usize; LANES],
-    /// By class of ranks: the releases of its thread, in order.
+    /// Releases of the submitting thread, in order, by class of ranks.
     releases: Vec<Vec<Release>>,
-    /// By class of groups: seconds in which the threads of its ranks meet.
+    /// Seconds in which the threads of the ranks meet, by class of groups.
     meetings: Vec<f64>,
-    /// The beginning of each recorded step, and the end of the last one, on the slowest rank; in
-    /// seconds.
+    /// Seconds of the beginning of each recorded step, and of the end of the last one, on the
+    /// slowest rank.
     steps: Vec<f64>,
 }
 
@@ -68,7 +68,7 @@ impl Timeline {
         timeline
     }
 
-    /// The time at which the ops of `mark` were over on all ranks, and the (class, node) of the
+    /// The time at which the ops of `mark` were finished on all ranks, and the (class, node) of the
     /// last one.
     fn passed(&self, mark: &Ticks) -> (f64, Option<(usize, usize)>) {
         let mut last = (0.0, None);
@@ -93,7 +93,7 @@ impl Timeline {
         self.spans.len()
     }
 
-    /// One rank of each kind.
+    /// One rank of each kind of ranks.
     pub fn representatives(&self) -> Vec<usize> {
         let of_rank = &self.classes.of_rank;
         (0..self.classes()).filter_map(|c| of_rank.iter().position(|&of| of == c)).collect()
@@ -197,7 +197,7 @@ impl Timeline {
     }
 
     /// The time since which threads have worked without a stop until they submitted `node` of
-    /// `class`, and the op for which they waited before. The search goes back to `begin` at most.
+    /// `class`. Also the op for which they waited before. The search ends at `begin`.
     fn submission(&self, class: usize, node: usize, begin: f64) -> (f64, Option<(usize, usize)>) {
         let (mut class, mut node) = (class, node);
         loop {
@@ -212,7 +212,7 @@ impl Timeline {
                     return (release.at, Some((class, op)));
                 }
                 ReleaseCause::Class(_) if release.at <= begin => return (release.at, None),
-                // That thread was the last before the same node.
+                // The thread of class `last` was the last to arrive at the same node.
                 ReleaseCause::Class(last) => (class, node) = (last, release.before as usize),
             }
         }
@@ -246,7 +246,7 @@ impl Timeline {
         tp == dp && tp != compute
     }
 
-    /// The class that the others of a collective waited for.
+    /// The last class to arrive at a collective.
     fn last_to_come(&self, class: usize, node: usize) -> usize {
         let work = &self.program.works[self.program.nodes[node].work as usize];
         let Some(kind) = work.kind.group().map(kind_number) else { return class };
@@ -255,7 +255,7 @@ impl Timeline {
         members.iter().max_by(|a, b| ready(a).total_cmp(&ready(b))).copied().unwrap_or(class)
     }
 
-    /// The op whose end let this one start.
+    /// The op whose end started `node`.
     fn cause(&self, class: usize, node: usize, before: Option<usize>) -> Option<(usize, usize)> {
         let after = self.program.nodes[node].after;
         let named = after.iter().enumerate().filter(|(_, tick)| **tick > 0);
@@ -265,7 +265,7 @@ impl Timeline {
         cause.map(|node| (class, node))
     }
 
-    /// By node: the node before it on its queue.
+    /// The previous node on the queue, for each node.
     fn before_on_queue(&self) -> Vec<Option<usize>> {
         let mut last = [None; LANES];
         let nodes = self.program.nodes.iter().enumerate();

@@ -1,5 +1,6 @@
-//! Writing beside training: from the copies that ranks have made, on a thread for each of them. Where the machine gives no
-//! thread, the one that asked for it writes itself, and whoever waits for that one waits.
+//! Saves in the background: for each rank, a thread writes the copy of its states. If the machine
+//! refuses a thread, the thread that requested it writes the copy, which delays the threads that
+//! wait.
 
 use super::{SaveJob, Saver, lock, read};
 use crate::run::FaultPoint;
@@ -13,7 +14,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A rank's states as they were after a step, in the order of its file.
+/// Copy of a rank's states after a step, in the order of its file.
 #[derive(Default)]
 pub(super) struct Snapshot {
     pub(super) pieces: Pieces,
@@ -21,7 +22,7 @@ pub(super) struct Snapshot {
 }
 
 impl Snapshot {
-    /// The states as they are now: `pieces`, with the gradient of a late update or without.
+    /// Copies the current states: `pieces`, with or without the gradient of a delayed update.
     pub(super) fn take(&mut self, dev: &Device, pieces: Pieces) -> Result<(), Error> {
         self.pieces = pieces;
         let mut rest = &mut self.bytes[..];
@@ -34,8 +35,8 @@ impl Snapshot {
 }
 
 impl Saver {
-    /// Writes the copies on a thread; `waited` is how long training has waited for them to be made. Where there is no thread,
-    /// the ranks of `world` wait.
+    /// Writes the copies on a thread. `waited`: time that training waited for the copies. If the
+    /// thread cannot start, the ranks of `world` wait for the write.
     pub(super) fn start(
         self: &Arc<Self>,
         job: SaveJob,
@@ -47,7 +48,7 @@ impl Saver {
         let write = Arc::new(move |waited: Option<Duration>| {
             let _until_then = &writing;
             let message = saver.write_and_conclude(&job.after(waited), &sender);
-            // A run does not end because no one listens.
+            // The run continues if the receiver is gone.
             drop(sender.send(ChannelItem::Message(message)));
         });
         let beside = Arc::clone(&write);
@@ -75,7 +76,7 @@ impl Saver {
         })
     }
 
-    /// Each rank's file by a thread of its own.
+    /// Writes each rank's file on a thread of its own.
     fn write_copies(&self, &SaveJob { step, late, skipped_in_a_row, .. }: &SaveJob) {
         self.begin(step, late, skipped_in_a_row);
         if !self.is_well() {
@@ -111,7 +112,8 @@ impl Saver {
         }
     }
 
-    /// The calling thread stays on the cores of a rank: it would else share those of the one that started it.
+    /// Binds the calling thread to the cores of a rank. It would otherwise share the cores of the
+    /// thread that started it.
     fn bind(&self, rank: usize) {
         if let Some(cores) = self.cores.get(rank)
             && let Err(error) = topology::bind_current_thread(cores)

@@ -1,4 +1,4 @@
-//! When a run saves: by steps, by the clock, or by what saving costs.
+//! Times at which a run saves: by steps, by the clock, or by the cost of a save.
 
 use super::lock;
 use config::TrainConfig;
@@ -6,16 +6,17 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// When to save.
+/// Schedule of the saves.
 pub(super) struct Pace {
     every: u64,
     minutes: Option<f32>,
     overhead: Option<f32>,
-    /// Between two by `overhead`, and before the first, whose cost nobody knows yet.
+    /// Shortest time between two saves by `overhead`, and before the first save, which has no known
+    /// cost.
     least: Duration,
-    /// The step that rank 0 wants saved because it is time.
+    /// Step after which a save is due by time, as rank 0 has found.
     wanted: AtomicU64,
-    /// When training went on, and how long it had waited.
+    /// Time at which training continued after the last save, and how long it had waited.
     last: Mutex<(Instant, Duration)>,
 }
 
@@ -31,7 +32,8 @@ impl Pace {
         }
     }
 
-    /// Before `step`: whether it is to be saved. While one is `under_way` the next would wait for it.
+    /// Decides before `step` whether its save is due by time. While a save is `under_way`,
+    /// `overhead` starts no other save, which would have to wait.
     pub(super) fn look_at_the_clock(&self, step: u64, under_way: bool) {
         let (ended, waited) = *lock(&self.last);
         let trained = ended.elapsed();
@@ -42,20 +44,21 @@ impl Pace {
         }
     }
 
-    /// Whether the states after `step` are to be saved whatever happens.
+    /// Whether a save of the states after `step` is due.
     pub(super) fn is_due(&self, step: u64) -> bool {
-        // No rank goes on from a step that is saved before all have met, so none sees a later wish.
+        // After a saved step no rank continues before all have met, so none sees a later decision.
         (self.every > 0 && step.is_multiple_of(self.every))
             || self.wanted.load(Ordering::SeqCst) == step
     }
 
-    /// Training goes on after it has waited so long for a save.
+    /// Notes that training continues, after it has waited `waited` for a save.
     pub(super) fn saved(&self, waited: Duration) {
         *lock(&self.last) = (Instant::now(), waited);
     }
 }
 
-/// How long training goes on after a save that made it wait, so that the next one costs at most a `share` of its time.
+/// Training time after a save, so that the next save costs at most a `share` of the time. `waited`:
+/// time that training waited for the save.
 fn pause(share: f32, waited: Duration, least: Duration) -> Duration {
     let paid = Duration::try_from_secs_f64(waited.as_secs_f64() / f64::from(share));
     paid.unwrap_or(Duration::MAX).max(least)

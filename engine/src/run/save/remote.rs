@@ -1,22 +1,23 @@
-//! Saving where ranks are in several processes: each writes its own files into the shared directory, and rank 0's process
-//! learns what the others wrote.
+//! Saves with ranks in several processes. Each rank writes its own files into the shared directory,
+//! and reports them to rank 0's process.
 
 use super::{Saver, lock};
 use checkpoint::write::RankRecord;
 use device::{Communicator, Error, Rank};
 use serde::{Deserialize, Serialize};
 
-/// What a rank of another process tells rank 0.
+/// Report of a rank of another process to rank 0.
 #[derive(Serialize, Deserialize)]
 struct Report {
     file: Option<RankRecord>,
     problem: Option<String>,
-    /// The disk had no room.
+    /// Whether the disk had no room.
     full: bool,
 }
 
 impl Saver {
-    /// Whether rank 0's process has begun this checkpoint. Forgets the last one in all other processes.
+    /// Whether rank 0's process has begun this checkpoint. Other processes forget the last
+    /// checkpoint.
     pub(super) fn is_well_everywhere(
         &self,
         rank: Rank,
@@ -35,7 +36,7 @@ impl Saver {
         Ok(!all.contains(&1))
     }
 
-    /// Brings what ranks of other processes have written to rank 0.
+    /// Sends the reports of ranks of other processes to rank 0's process.
     pub(super) fn bring(&self, rank: Rank, world: &Communicator) -> Result<(), Error> {
         if !world.has_remote_ranks() {
             return Ok(());

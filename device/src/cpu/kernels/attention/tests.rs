@@ -6,7 +6,7 @@ use crate::Dtype;
 
 const DROPOUT: Dropout = Dropout { p: 0.3, key: 17, first_row: 0 };
 
-/// Samples, head dimension, and the heads.
+/// Number of samples, head dimension, and heads.
 type Size = (usize, usize, Heads);
 
 fn size(samples: usize, seq_len: usize, count: usize, head_dim: usize) -> Size {
@@ -18,7 +18,7 @@ fn grouped(samples: usize, seq_len: usize, count: usize, kv_count: usize, head_d
     (samples, head_dim, Heads { count, kv_count, first: 1, total: count + 2, seq_len })
 }
 
-/// Where the document of each token starts, in samples of several documents.
+/// Start of each token's document, in samples of several documents.
 type Starts<'a> = Option<&'a [i32]>;
 
 /// out and lse by the plain formula.
@@ -121,7 +121,7 @@ fn gradients_are_central_differences_of_the_formula() {
                 let (qkv, d_out) = inputs(size);
                 let [_, _, got] = run_ops(1, dtype, size, None, dropout, &qkv, &d_out);
                 let loss = |qkv: &[f64]| inner(&attention_f64(qkv, size, None, dropout).0, &d_out);
-                // delta comes from the stored output, whose rounding enters d_q and d_k.
+                // The stored output gives delta, so its rounding changes d_q and d_k.
                 assert_close(&got, &differences(&qkv, loss), 1e-5 + 3.0 * ulp, 2.0 * ulp);
             }
         }
@@ -215,7 +215,7 @@ fn a_document_changes_no_bit_of_another() {
         run_ops(1, Dtype::F32, size, Some(&starts), DROPOUT, qkv, d_out)
     };
     let whole = run(&qkv, &d_out);
-    // The third document, rows 53 to 142, is another one.
+    // The third document, rows 53 to 142, is changed.
     let (all, width) = (8 * 6, 4 * 6);
     let (mut other, mut d_other) = (qkv, d_out);
     other[53 * all..143 * all].iter_mut().for_each(|x| *x = 9.0 - *x);

@@ -1,4 +1,4 @@
-//! `onebox bench adam`, `gemm` and `collective`: what the cores and the memory of this machine do.
+//! `onebox bench adam`, `gemm` and `collective`: measurements of this machine's cores and memory.
 
 use super::super::{CommandError, Failable, SimdArg, code, print_as, say};
 use crate::bench::{self, Collective, Product, Row, cases};
@@ -8,16 +8,16 @@ use topology::{cores, counted};
 
 #[derive(Debug, clap::Args)]
 pub(in crate::commands) struct AdamArgs {
-    /// Parameters; 52 bytes of memory each, in four kinds of states
+    /// Number of parameters; each needs 52 bytes of memory, in four kinds of states
     #[arg(long, default_value_t = 50_000_000, value_parser = clap::value_parser!(u64).range(1..=1 << 36))]
     params: u64,
-    /// Kernel threads [default: all cores]
+    /// Number of kernel threads [default: all cores]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=4096))]
     threads: Option<u16>,
-    /// Passes over all parameters of which medians are taken; fewer where they take long
+    /// Number of passes over all parameters in each median; fewer if they take long
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
-    /// Only the four kinds of states, by the best instructions
+    /// Measure only the four kinds of states, with the best SIMD instructions
     #[arg(long)]
     states_only: bool,
     #[command(flatten)]
@@ -29,7 +29,7 @@ pub(in crate::commands) struct AdamArgs {
 
 #[derive(Debug, clap::Args)]
 pub(in crate::commands) struct GemmArgs {
-    /// Kernel threads [default: all cores]
+    /// Number of kernel threads [default: all cores]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=4096))]
     threads: Option<u16>,
     /// One JSON document on stdout
@@ -39,10 +39,10 @@ pub(in crate::commands) struct GemmArgs {
 
 #[derive(Debug, clap::Args)]
 pub(in crate::commands) struct CollectiveArgs {
-    /// Virtual GPUs
+    /// Number of virtual GPUs
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(2..=256))]
     ranks: u16,
-    /// MiB of each one's buffer
+    /// MiB of each virtual GPU's buffer
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     mib: u32,
     /// One JSON document on stdout
@@ -50,13 +50,13 @@ pub(in crate::commands) struct CollectiveArgs {
     json: bool,
 }
 
-/// What `--json` prints.
+/// Document that `--json` prints.
 #[derive(Serialize)]
 struct Rows<T> {
     rows: Vec<T>,
 }
 
-/// A remark on shares that no machine has.
+/// Remark on shares above 100 %; empty if there are none.
 fn above(shares: impl IntoIterator<Item = f64>) -> &'static str {
     if shares.into_iter().all(|share| share <= 1.0) {
         return "";

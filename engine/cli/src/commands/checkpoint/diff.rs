@@ -1,4 +1,4 @@
-//! `onebox checkpoint diff`.
+//! `onebox checkpoint diff`: compares two checkpoints.
 
 use super::super::{CommandError, code, print_as, resume::listed};
 use super::open;
@@ -84,7 +84,7 @@ fn in_json(a: &Checkpoint, b: &Checkpoint, configs: &[Difference], all: &[Distan
     let config = |d: &Difference| json!({ "key": d.key, "a": d.values[0], "b": d.values[1], "kind": d.effect });
     let tensor = |d: &Distance| match &d.states {
         Err(why) => json!({ "name": d.name, "problem": why }),
-        // What is not finite is null, as in metrics.
+        // A number that is not finite is null, as in metrics.
         Ok(states) => {
             let state = |apart: &Option<f64>| match apart {
                 None => json!({ "equal": true, "max_abs": 0.0 }),

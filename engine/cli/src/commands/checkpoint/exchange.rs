@@ -1,4 +1,4 @@
-//! `onebox checkpoint export` and `import`: models of Hugging Face's transformers.
+//! `onebox checkpoint export` and `import`: exchange of models with Hugging Face's transformers.
 
 use super::super::data::ReadOptions;
 use super::super::{
@@ -21,32 +21,32 @@ use std::path::{Path, PathBuf};
 /// Write the parameters of a checkpoint for other programs.
 #[derive(Debug, clap::Args)]
 pub(in crate::commands) struct ExportArgs {
-    /// Checkpoint, or run directory (its newest)
+    /// Checkpoint, or run directory for its newest checkpoint
     path: PathBuf,
-    /// New folder
+    /// Folder to create
     out: PathBuf,
     /// Format: a folder of Hugging Face's transformers
     #[arg(long, value_enum)]
     to: Format,
-    /// Numbers of 4 bytes, or of 2
+    /// Type of the numbers: 4 bytes or 2 bytes each
     #[arg(long, value_enum, default_value_t = Dtype::F32)]
     dtype: Dtype,
-    /// Most bytes of a file, such as 5GB, where tensors are not larger
+    /// Maximum size of a file with more than one tensor, such as 5GB
     #[arg(long, value_name = "SIZE", default_value = "5GB", value_parser = config::parse_bytes)]
     max_shard_size: u64,
 }
 
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 enum Format {
-    /// config.json and safetensors files, for `AutoModelForCausalLM.from_pretrained`, with the tokenizer and chat template that the
-    /// model came with
+    /// config.json and safetensors files, for `AutoModelForCausalLM.from_pretrained`, with the
+    /// model's original tokenizer and chat template
     Safetensors,
 }
 
-/// How numbers are written.
+/// Type of the written numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Dtype {
-    /// As training keeps them
+    /// 4 bytes, as training keeps them
     #[value(name = "F32", alias = "f32")]
     F32,
     /// Rounded to bfloat16
@@ -54,10 +54,11 @@ enum Dtype {
     Bf16,
 }
 
-/// Start a run from the weights of such a folder.
+/// Start a run from the weights of a folder of Hugging Face's transformers.
 #[derive(Debug, clap::Args)]
 pub(in crate::commands) struct ImportArgs {
-    /// Folder with config.json and model.safetensors, or parts of it and an index
+    /// Folder with config.json and model.safetensors, or with several safetensors files and an
+    /// index
     folder: PathBuf,
     /// New run directory, with a checkpoint of step 0
     out: PathBuf,
@@ -134,7 +135,7 @@ pub(super) fn imported(args: &ImportArgs, machine: &LocalMachine) -> Result<(), 
     Ok(())
 }
 
-/// Refuses to train weights on bytes beside which a tokenizer stands, unless the config says that bytes are their tokens.
+/// Refuses to train on bytes if the folder has a tokenizer and `data.tokenizer` is not set.
 fn refuse_bytes(
     folder: &Path,
     LoadedConfig { config, origins, .. }: &LoadedConfig,

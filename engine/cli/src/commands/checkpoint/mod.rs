@@ -1,4 +1,4 @@
-//! `onebox checkpoint`: looking at what a run has saved, and writing it for another layout.
+//! `onebox checkpoint`: inspects checkpoints, and rewrites them for other layouts and programs.
 
 mod diff;
 mod exchange;
@@ -22,32 +22,36 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use topology::counted;
 
-/// What to do with checkpoints. A PATH is one of them, or a run directory.
+/// Verbs of `onebox checkpoint`. A PATH is a checkpoint or a run directory.
 #[derive(Debug, Subcommand)]
 pub(super) enum CheckpointVerb {
-    /// What it holds: steps, model, layout, every tensor; of a run the newest. Its manifest is checked, not its data
+    /// Show the steps, model, layout and tensors of a checkpoint, or of a run's newest checkpoint.
+    /// Checks the manifest, not the data
     Show(InspectionArgs),
-    /// Compare every byte with the hashes of what was written; of a run every checkpoint (exit code 82 if one is broken, 74 if one cannot be read)
+    /// Compare every byte of a checkpoint, or of all checkpoints of a run, with the stored hashes
+    /// (exit code 82 if one is broken, 74 if one cannot be read)
     Verify(InspectionArgs),
-    /// Compare configs, and every tensor of all states (exit code 1 if a bit of them differs)
+    /// Compare the configs and every tensor of all states of two checkpoints (exit code 1 if a bit
+    /// of the tensors differs)
     Diff {
-        /// Checkpoint, or run directory
+        /// First checkpoint, or run directory
         a: PathBuf,
-        /// Another one
+        /// Second checkpoint, or run directory
         b: PathBuf,
         /// One JSON document
         #[arg(long)]
         json: bool,
     },
-    /// Rewrite a checkpoint for another TP x DP, into a new run directory. Not needed to train: --resume takes any layout
+    /// Rewrite a checkpoint for another TP x DP, into a new run directory. Training does not need
+    /// this: --resume accepts any layout
     Reshard(reshard::ReshardArgs),
-    /// Write its parameters for other programs: a folder of Hugging Face's transformers
+    /// Write the parameters for other programs: a folder of Hugging Face's transformers
     Export(exchange::ExportArgs),
     /// Start a run from a folder of Hugging Face's transformers: a checkpoint of step 0
     Import(exchange::ImportArgs),
 }
 
-/// Which checkpoint is looked at.
+/// Arguments of the verbs that inspect a checkpoint.
 #[derive(Debug, clap::Args)]
 pub(super) struct InspectionArgs {
     /// Checkpoint, or run directory
@@ -91,7 +95,7 @@ fn verified(InspectionArgs { path, json }: &InspectionArgs) -> Result<(), Comman
     let of = counted(all.len(), "checkpoint");
     let unusable =
         || CommandError::new(code::CHECKPOINT, format!("{broken} of {of} cannot be used"));
-    // What could not be read may be whole.
+    // A checkpoint that could not be read may be complete.
     let not_read =
         format!("{unread} of {of} could not be read, which says nothing of what is in it");
     match (broken, unread) {
@@ -102,20 +106,20 @@ fn verified(InspectionArgs { path, json }: &InspectionArgs) -> Result<(), Comman
     }
 }
 
-/// The newest whole one of what `path` names; what is broken is said.
+/// Opens the newest complete checkpoint of `path`, and warns about broken checkpoints.
 fn open(path: &Path) -> Result<Checkpoint, CommandError> {
     let (found, broken) = open_newest(path)?;
     broken.iter().for_each(|why| say(&format!("warning: {why}")));
     Ok(found)
 }
 
-/// The directory of the run that wrote it, where that is still around it.
+/// Directory of the run that contains the checkpoint; the checkpoint itself if there is none.
 pub(super) fn run_of(checkpoint: &Checkpoint) -> &Path {
     let run = checkpoint.path().parent().and_then(Path::parent);
     run.unwrap_or(checkpoint.path())
 }
 
-/// The directory of a run that is all there when its only checkpoint gets its name.
+/// Run directory whose only checkpoint gets its name last, when everything else is complete.
 struct NewRun {
     dir: RunDir,
     files: Vec<(&'static str, Vec<u8>)>,
@@ -123,7 +127,7 @@ struct NewRun {
 }
 
 impl NewRun {
-    /// What the same command left when it was killed is in nobody's way.
+    /// Creates the directory. Files that the same command left when it was killed are no obstacle.
     fn create(
         out: &Path,
         config: &Config,
@@ -136,7 +140,7 @@ impl NewRun {
         Ok(Self { dir, files, beside })
     }
 
-    /// Where its checkpoint goes.
+    /// Folder of its checkpoint.
     fn folder(&self) -> &RunFolder {
         self.dir.folder()
     }

@@ -1,4 +1,4 @@
-//! `onebox checkpoint reshard`.
+//! `onebox checkpoint reshard`: writes a checkpoint for another layout.
 
 use super::super::{CommandError, Failable, code, data, say};
 use super::{NewRun, open, run_of};
@@ -10,12 +10,12 @@ use layout::LocalMachine;
 use layout::build::lay_out;
 use std::path::PathBuf;
 
-/// Write a checkpoint as ranks of another layout would have.
+/// Write a checkpoint as the ranks of another layout would write it.
 #[derive(Debug, clap::Args)]
 pub(in crate::commands) struct ReshardArgs {
-    /// Checkpoint, or run directory (its newest)
+    /// Checkpoint, or run directory for its newest checkpoint
     path: PathBuf,
-    /// New run directory for it
+    /// New run directory for the rewritten checkpoint
     out: PathBuf,
     /// Tensor-parallel ranks
     #[arg(long, value_name = "N")]
@@ -23,7 +23,7 @@ pub(in crate::commands) struct ReshardArgs {
     /// Data-parallel ranks
     #[arg(long, value_name = "N")]
     dp: usize,
-    /// Change another key of its config that says how it is laid out, such as batch.micro=1
+    /// Change another layout key of the checkpoint's config, such as batch.micro=1
     #[arg(long = "set", value_name = "KEY=VALUE")]
     sets: Vec<String>,
 }
@@ -50,7 +50,7 @@ pub(super) fn run(args: &ReshardArgs, machine: &LocalMachine) -> Result<(), Comm
     Ok(())
 }
 
-/// The stored config with another layout.
+/// Loads the stored config with the layout of `args`.
 fn moved(stored: &Config, ron: &str, args: &ReshardArgs) -> Result<LoadedConfig, CommandError> {
     let mut sets =
         vec![format!("parallel.tensor={}", args.tp), format!("parallel.data={}", args.dp)];

@@ -1,4 +1,4 @@
-//! `onebox checkpoint show`.
+//! `onebox checkpoint show`: prints the contents of a checkpoint.
 
 use super::super::check::model_words;
 use super::super::{CommandError, print, print_json};
@@ -69,7 +69,7 @@ fn table(tensors: &[TensorEntry]) -> String {
     text
 }
 
-/// `0-3, 6`
+/// Formats numbers as ranges: `0-3, 6`.
 fn ranges(numbers: &[usize]) -> String {
     let range = |(first, last): (u64, u64)| match last - first {
         0 => first.to_string(),

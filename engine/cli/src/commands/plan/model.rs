@@ -1,4 +1,4 @@
-//! `onebox plan --model`: whether a model of transformers can be trained on a box, how, and how fast.
+//! `onebox plan --model`: shows whether a box can train a model of transformers, how, and how fast.
 
 use super::super::largest::of_states;
 use super::super::search::FitFailure;
@@ -18,28 +18,28 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use topology::counted;
 
-/// Most tokens of a sample where nothing else is said.
+/// Default for the maximum number of tokens of a sample.
 const SEQ_LEN: usize = 4096;
-/// Tokens of a step where nothing else is said.
+/// Default number of tokens of a step.
 const STEP: usize = 1 << 18;
 
-/// Times the speed from which on bf16 Adam moments are named.
+/// Minimum speedup for a suggestion of bf16 Adam moments.
 const WORTH: f64 = 1.05;
 
-/// The answer as JSON.
+/// Document that `--json` prints.
 #[derive(Serialize)]
 struct Answer<'a> {
     parameters: u64,
     seq_len: usize,
     tokens_per_step: usize,
     fits: bool,
-    /// Seconds for the tokens that were asked for.
+    /// Seconds for the requested number of tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     seconds: Option<f64>,
-    /// `key=value` of the best layout, for a config that names the model.
+    /// Settings `key=value` of the best layout, for a config that names the model.
     #[serde(skip_serializing_if = "Option::is_none")]
     sets: Option<Vec<String>>,
-    /// A faster layout with bf16 Adam moments, where fp32 ones fit with parameters on the host or split parameters alone.
+    /// A faster layout with bf16 moments, if fp32 moments need host parameters or split parameters.
     #[serde(skip_serializing_if = "Option::is_none")]
     bf16_moments: Option<FasterLayout>,
     #[serde(flatten)]
@@ -51,7 +51,7 @@ struct Answer<'a> {
 #[derive(Serialize)]
 struct FasterLayout {
     tokens_per_second: f64,
-    /// `key=value`, for a config that names the model.
+    /// Settings `key=value`, for a config that names the model.
     sets: Vec<String>,
 }
 
@@ -61,14 +61,14 @@ pub(super) fn run(
     machine: &LocalMachine,
 ) -> Result<(), CommandError> {
     if args.search && !args.json {
-        // Layouts are told by their differences from a config of the model, which recomputes nothing.
+        // Layouts are listed as differences from a config of the model, which recomputes nothing.
         let is_given = args.sets.iter().any(|set| key(set) == "recompute");
         let plain: &[&str] = if is_given { &[] } else { &["recompute=None"] };
         let loaded = load(args, model, plain)?;
         return search::run(&loaded, machine, Some(gpus(args, &loaded)?), false);
     }
     let loaded = load(args, model, &[])?;
-    // The config is not the user's own: its single rank is no layout that was asked for.
+    // The config is not the user's own, so its single rank is not a requested layout.
     let gpus = Some(gpus(args, &loaded)?);
     search::say_begun();
     let found = search_layouts(&loaded, machine, gpus)?;
@@ -122,13 +122,13 @@ pub(super) fn run(
     fit_result(best.is_some())
 }
 
-/// Whether the host's memory decides the layout, which fewer bytes of states may make faster.
+/// Whether host memory decides the layout, so that smaller states may make it faster.
 fn is_slowed(best: &Layout, states: States) -> bool {
     let streams = best.sets.iter().any(|set| set == "offload.parameters=Host");
     states == States::SplitMaster || (states == States::Given && streams)
 }
 
-/// The fastest layout with bf16 Adam moments, if it has more than 1.05 times the `rate`, tokens a second.
+/// Fastest layout with bf16 Adam moments, if it exceeds 1.05 times `rate` tokens per second.
 fn faster(
     loaded: &LoadedConfig,
     machine: &LocalMachine,
@@ -140,13 +140,13 @@ fn faster(
     Ok(best.filter(|best| best.tokens_per_second > WORTH * rate))
 }
 
-/// The GPUs to use: as many as the arguments say, or all of the box.
+/// Number of GPUs to use: the number in the arguments, or all GPUs of the box.
 fn gpus(args: &PlanArgs, loaded: &LoadedConfig) -> Result<usize, CommandError> {
     let box_ = described(&loaded.config)?;
     Ok(args.gpus.map_or(box_.gpus, usize::from))
 }
 
-/// The model on the box, with a batch and a sample that people fine-tune with; `--set` changes both.
+/// Loads a config of the model on the box, with a usual batch and sample length for fine-tuning.
 fn load(args: &PlanArgs, model: &Path, more: &[&str]) -> Result<LoadedConfig, CommandError> {
     if args.on_box.on.is_none() {
         let help = "--model needs a box to plan for: --box NAME (`onebox boxes` lists them)";
@@ -175,7 +175,7 @@ fn load(args: &PlanArgs, model: &Path, more: &[&str]) -> Result<LoadedConfig, Co
     let ConfigArgs { sets, .. } = args.on_box.with(&ConfigArgs { config: PathBuf::new(), sets })?;
     let further = Further { searched: true, ..Further::NONE };
     let load = |text: &str| load_str_and_look(text, &name, Path::new(""), &sets, &further);
-    // Twice: what the folder and `--set` say decides the batch.
+    // The config is loaded twice, since the folder and `--set` decide the batch.
     let first = load(&text(None, 64)).map_err(config)?;
     let said = |(key, _, origin): &(String, String, Origin)| {
         key == "model.seq_len" && *origin == Origin::Set
@@ -212,8 +212,8 @@ fn key(set: &str) -> &str {
     set.split_once('=').map_or(set, |(key, _)| key).trim()
 }
 
-/// The `--set` arguments that give a layout of `chosen` settings to a config that only names the model: length of samples, batch,
-/// arguments of the user, and the chosen settings.
+/// Settings that give the layout `chosen` to a config that only names the model: sample length,
+/// batch, the user's arguments, and the chosen settings.
 fn settings(config: &Config, given: &[String], chosen: &[String]) -> Vec<String> {
     let (batch, model) = (config.batch.global, config.model.seq_len);
     let mut sets = vec![format!("model.seq_len={model}"), format!("batch.global={batch}")];

@@ -1,5 +1,5 @@
-//! `onebox plan --ops`: a line for every op of a step, or one JSON document. It is written while the step is recorded, since
-//! large models have millions of them.
+//! `onebox plan --ops`: prints a line for every op of a step, or one JSON document. The ops are
+//! written while the step is recorded, since large models have millions of ops.
 
 use super::defect;
 use crate::commands::{CommandError, Failable, code, seen};
@@ -13,7 +13,7 @@ use std::io::{BufWriter, Result, Stdout, Write, stdout};
 use std::rc::Rc;
 use topology::format_bytes;
 
-/// Where ops go, and the first error of writing there.
+/// Output of the ops, with the first write error.
 struct Sink {
     out: BufWriter<Stdout>,
     json: bool,
@@ -82,7 +82,7 @@ impl Sink {
     }
 }
 
-/// `x.0 block.0.params -> +grads`
+/// Names of read and written tensors, with `+` for in place: `x.0 block.0.params -> +grads`.
 fn tensors(all: &[TouchedRange]) -> String {
     let of = |read: bool| {
         let those = all.iter().filter(|t| (t.mode == "read") == read);

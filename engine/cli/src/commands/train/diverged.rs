@@ -1,4 +1,4 @@
-//! What `onebox train` says of a run whose steps come to nothing: why, and from which states to try again.
+//! Message of `onebox train` about a diverged run: the reason, and the states to restart from.
 
 use super::Session;
 use super::watch::Watch;
@@ -13,7 +13,7 @@ use std::fmt;
 use std::io;
 use std::path::Path;
 
-/// Losses above the worst of a sane model by this factor are those of ruined states.
+/// Factor above the worst loss of a sound model from which a loss means ruined states.
 const MARGIN: f64 = 1.1;
 
 impl Session<'_> {
@@ -49,7 +49,8 @@ impl Session<'_> {
         )
     }
 
-    /// From which states to try again. `skipped`: the first of the steps that ended the run; `saved`: the newest checkpoint.
+    /// Advice about the states to restart from. `skipped`: first of the steps that ended the run;
+    /// `saved`: step of the newest checkpoint.
     fn way_back(&self, skipped: u64, saved: Option<u64>) -> String {
         let unknown = |path: &Path, why: io::Error| {
             let path = path.shown();
@@ -99,16 +100,17 @@ impl Session<'_> {
     }
 }
 
-/// The losses have left their course for good.
+/// Losses that stay above a limit until the end of the run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Ruin {
-    /// The first step whose loss, and each later one, is above the limit.
+    /// First step from which all losses are above the limit.
     since: u64,
     limit: f64,
 }
 
 impl Ruin {
-    /// By step and loss of each step. A loss is sane unless it is well above both the first one and that of a `guess`.
+    /// Finds the ruin in pairs of a step and its loss. A loss is sound unless it is well above both
+    /// the first loss and `guess`.
     fn of(losses: &[(u64, f64)], guess: f64) -> Option<Self> {
         let (first, untrained) = *losses.first()?;
         let limit = MARGIN * guess.max(untrained);
@@ -117,7 +119,7 @@ impl Ruin {
         Some(Self { since, limit })
     }
 
-    /// The loss of a step is that of the states after the step before it.
+    /// Last step with good states: the loss of a step shows the states after the step before it.
     const fn last_good(self) -> u64 {
         self.since.saturating_sub(2)
     }
@@ -146,10 +148,10 @@ mod tests {
         };
         assert_eq!(since(&[], 1), None);
         assert_eq!(since(&[5.1, 4.0, 3.0], 1), None);
-        // It came back once.
+        // The loss recovered once.
         assert_eq!(since(&[5.1, 4.0, 90.0, 5.2, 7.0, f64::NAN, 9e9], 1), Some((5, 3)));
         assert_eq!(since(&[f64::NAN, f64::NAN], 11), Some((11, 9)));
-        // Large models begin above a guess.
+        // Large models begin above the guess.
         assert_eq!(since(&[7.0, 7.1, 7.5], 1), None);
         assert_eq!(since(&[f64::NAN, 5.4, 5.6], 1), Some((3, 1)));
     }

@@ -1,4 +1,4 @@
-//! What `onebox train` says and leaves when a run ends.
+//! The end of `onebox train`: its last messages, and the files that it leaves.
 
 use super::Session;
 use super::watch::Watch;
@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use topology::counted;
 
 impl Session<'_> {
-    /// After the last step: the closing line, the summary, a sample. The weights are in place.
+    /// Ends a run after its last step: prints the closing line, the summary and a sample.
     pub(super) fn end(
         &self,
         outcome: &Outcome,
@@ -37,7 +37,7 @@ impl Session<'_> {
             return Err(lost(format!("the weights are not written to {weights}: {problem}")));
         }
         let skipped = watch.last.map_or(0, |last| last.skipped_total);
-        // Of a run that was interrupted nobody knows what the next steps would have been.
+        // An interrupted run is not hopeless: its next steps might not have been skipped.
         let hopeless = outcome.complete && skipped == outcome.step;
         let hopeless = hopeless.then_some((1, outcome.step));
         if let Some(steps) = outcome.diverged.or(hopeless) {
@@ -47,7 +47,8 @@ impl Session<'_> {
                 Err(error) => self.moved(&error).and(&why),
             });
         }
-        // Only now, and where something of its end is on the disk: a run that has its end line is finished for good.
+        // Written last, since it finishes a run for good; a checkpoint or the weights must be
+        // saved.
         if outcome.complete && (owed.is_none() || outcome.weights_written) {
             watch.metrics.end(outcome.step, &outcome.state_hash);
         }
@@ -71,7 +72,7 @@ impl Session<'_> {
         })
     }
 
-    /// The run has ended after `step` without the checkpoint that it owes.
+    /// Message about a run that has ended after `step` without the checkpoint of that step.
     fn unsaved(&self, watch: &Watch, step: u64, why: &str) -> String {
         let before = match (self.dir.held().place(), watch.saved) {
             (None, _) => "where its checkpoints are is not known".into(),
@@ -91,7 +92,7 @@ impl Session<'_> {
         )
     }
 
-    /// Where an interrupted run stands, and what of it is on the disk.
+    /// Message about an interrupted run: its step, and its files on the disk.
     fn interrupted(&self, outcome: &Outcome, saved: Option<u64>) -> String {
         let weights = self.dir.held().called(WEIGHTS);
         let weights = match outcome.weights_written {
@@ -103,7 +104,7 @@ impl Session<'_> {
         format!("interrupted after step {}{weights}; {back}", outcome.step)
     }
 
-    /// The same of a run that ends before it takes a step.
+    /// Message about a run that ends before it runs a step.
     pub(super) fn stopped_at_start(&self) -> String {
         let (step, saved) = (self.done(), self.start.as_ref().map(|from| from.step()));
         format!("interrupted after step {step}; {}", back(step, saved))
@@ -161,7 +162,7 @@ impl Session<'_> {
         if bytes { "nats per byte" } else { "nats per token" }
     }
 
-    /// A text from the new model. The run is a good one even if there is none.
+    /// Prints a text from the new model. A failure here is no failure of the run.
     fn sample(&self, weights: bool, stop: &AtomicBool) {
         let config = &self.run.loaded.config;
         if self.args.quiet || config.sample.tokens == 0 {
@@ -204,13 +205,13 @@ impl Session<'_> {
         say(&format!("\nit writes:\n  {}", text.replace('\n', "\n  ")));
     }
 
-    /// Whether the model learns to answer, in chats that come as they are or prepared.
+    /// Whether the model learns to answer in chats, raw or prepared.
     fn is_of_chats(&self) -> bool {
         let prepared = self.run.data.has_masks() && self.run.tokenizer.is_some();
         prepared || self.run.loaded.config.data.format == DataFormat::Chat
     }
 
-    /// Three commands that work as they stand.
+    /// Prints up to three commands that the user can run next.
     fn next_commands(&self) {
         let program = quoted(&std::env::args().next().unwrap_or_else(|| "onebox".into()));
         let Some(place) = self.dir.held().place() else { return };
@@ -225,7 +226,7 @@ impl Session<'_> {
         let (file, given) = self.args.config.again(&place);
         let path = quoted_path(&file);
         if let Some(more) = self.other_layout(&file, given) {
-            // Each key once.
+            // Each key is set once.
             let key = |set: &String| set.split('=').next().unwrap_or_default().trim().to_owned();
             let new: Vec<String> = more.iter().map(key).collect();
             let mut sets = given.to_vec();
@@ -237,7 +238,7 @@ impl Session<'_> {
         self.say(&format!("\nnext, try:\n  {}", lines.join("\n  ")));
     }
 
-    /// What to set for another grid of ranks that this config allows.
+    /// Settings for another grid of ranks that this config allows.
     fn other_layout(&self, file: &Path, given: &[String]) -> Option<Vec<String>> {
         let parallel = &self.run.loaded.config.parallel;
         let world = self.run.loaded.config.world_size();
@@ -256,7 +257,7 @@ impl Session<'_> {
     }
 }
 
-/// Where a run goes on that is interrupted after `step`.
+/// Says where a run continues that is interrupted after `step`.
 fn back(step: u64, saved: Option<u64>) -> String {
     match saved {
         Some(step) => format!("--resume goes on after step {step}"),

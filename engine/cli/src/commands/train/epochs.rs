@@ -1,4 +1,4 @@
-//! Runs of `train.epochs`.
+//! Runs with `train.epochs`.
 
 use super::super::data::{self, ReadOptions};
 use super::super::exit::CommandError;
@@ -8,7 +8,7 @@ use config::{Config, DataOrder, LoadedConfig};
 use std::sync::Arc;
 use topology::counted;
 
-/// The config with steps instead of epochs. Only the data knows how many they are, so it is read here.
+/// Replaces epochs by steps in the config. Their number depends on the data, which is read here.
 pub(super) fn as_steps(
     args: &TrainArgs,
     loaded: LoadedConfig,
@@ -22,7 +22,7 @@ pub(super) fn as_steps(
     Ok((args.config.load_with_steps(&loaded, steps)?, Some(data)))
 }
 
-/// How often the run takes each sample, where it takes epochs.
+/// Text about the number of epochs in the run; empty if samples are drawn at random.
 pub(super) fn words(config: &Config, data: &Dataset) -> String {
     if config.data.order == DataOrder::Random {
         return String::new();

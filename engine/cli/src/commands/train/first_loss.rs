@@ -1,15 +1,15 @@
-//! A check of the settings by the loss of step 1, which is known before the model has learned anything.
+//! Checks the settings by the loss of step 1, which is known before the model has learned anything.
 
 use config::{Config, DataFormat};
 
-/// Nats that the loss of random weights is away from ln(vocabulary) at most, besides what wide logits add.
+/// Maximum distance in nats of random weights' loss from ln(vocabulary), without wide logits.
 const MARGIN: f64 = 1.0;
 /// The usual `init_std`.
 const STD: f64 = 0.02;
-/// Nats per token above which a trained model does not know the text. Of words in a wrong order it still knows the words.
+/// Nats per token above which a trained model does not know the text, nor its single words.
 const UNKNOWN: f64 = 5.0;
 
-/// A warning where `loss`, that of step 1, is not what its weights should give.
+/// Warning if `loss`, the loss of step 1, does not match the initial weights.
 pub(super) fn warning(config: &Config, imported: bool, loss: f64) -> Option<String> {
     if imported { of_imported(config, loss) } else { of_random(config, loss) }
 }
@@ -17,7 +17,7 @@ pub(super) fn warning(config: &Config, imported: bool, loss: f64) -> Option<Stri
 fn of_random(config: &Config, loss: f64) -> Option<String> {
     let model = &config.model;
     let expected = (model.vocab as f64).ln();
-    // Normed states of `hidden` elements times rows of the head: the variance of the logits, half of which adds to the loss.
+    // Variance of the logits (normed states times rows of the head); half of it adds to the loss.
     let spread = model.hidden as f64 * STD.powi(2);
     if (expected - MARGIN..=expected + MARGIN + spread).contains(&loss) {
         return None;
@@ -31,7 +31,7 @@ fn of_random(config: &Config, loss: f64) -> Option<String> {
 }
 
 fn of_imported(config: &Config, loss: f64) -> Option<String> {
-    // Also where it is not a number.
+    // A loss that is not a number gives a warning too.
     if loss <= UNKNOWN {
         return None;
     }

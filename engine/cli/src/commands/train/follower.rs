@@ -1,4 +1,4 @@
-//! `onebox train` in a process whose ranks are not the first: it writes its shares of checkpoints, and says nothing.
+//! `onebox train` in a process other than 0: it writes its part of checkpoints, and prints nothing.
 
 use super::prepared::PreparedRun;
 use super::{TrainArgs, code_of};
@@ -20,15 +20,15 @@ use std::io::{self, ErrorKind};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Where a run starts, as process 0 tells the others.
+/// Start of a run, as process 0 sends it to the other processes.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Start {
     dir: PathBuf,
-    /// What stands in the lock of the directory.
+    /// Contents of the directory's lock file.
     lock: String,
-    /// The checkpoint that the run goes on from.
+    /// Checkpoint that the run starts from.
     from: Option<PathBuf>,
-    /// It is a fork, whose skipped steps do not count.
+    /// Whether the run is a fork, so that earlier skipped steps do not count.
     fork: bool,
 }
 
@@ -50,12 +50,12 @@ fn lock_of(dir: &Directory) -> io::Result<String> {
     String::from_utf8(text).map_err(io::Error::other)
 }
 
-/// The checkpoint to which a run is taken back.
+/// Checkpoint to which a run is rolled back.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 pub(super) enum RollbackTarget {
-    /// That of this step, in its own folder.
+    /// Checkpoint of this step, in the run's own folder.
     Own(u64),
-    /// The one that it has started from.
+    /// Checkpoint from which the run started.
     Start,
 }
 
@@ -65,7 +65,7 @@ impl RollbackTarget {
     }
 }
 
-/// Everything that such a process has before the first step.
+/// Everything that a process other than process 0 has before the first step.
 pub(super) struct Follower<'a> {
     pub(super) args: &'a TrainArgs,
     pub(super) run: &'a PreparedRun,
@@ -109,7 +109,7 @@ impl Follower<'_> {
         }
     }
 
-    /// What the run goes on from, once this process sees the directory of process 0.
+    /// Opens the checkpoint that the run starts from, if this process sees process 0's directory.
     fn open(
         &self,
         start: &Start,
@@ -133,7 +133,7 @@ impl Follower<'_> {
     }
 }
 
-/// The checkpoint of `step` in the run's own `folder`.
+/// Opens the checkpoint of `step` in the run's own `folder`.
 fn earlier(folder: &RunFolder, step: u64) -> Result<Checkpoint, CommandError> {
     let unreadable = |source| CheckpointError::Io { path: folder.path(), source };
     let found = folder.find().and_then(|found| found.ok_or_else(|| ErrorKind::NotFound.into()));

@@ -1,4 +1,4 @@
-//! What `onebox train` has and looks at before the first step.
+//! Preparation and checks of `onebox train` before the first step.
 
 use super::{TrainArgs, epochs};
 use crate::commands::data::ReadOptions;
@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tracing::debug_span;
 
-/// What a run has before it writes anything.
+/// Everything that a run has before it writes.
 pub(super) struct PreparedRun {
     pub(super) loaded: LoadedConfig,
     pub(super) built: RankLayout,
@@ -31,7 +31,7 @@ pub(super) struct PreparedRun {
     pub(super) mode: RunMode,
 }
 
-/// Checks everything and reads the data; nothing for a run that has finished.
+/// Checks everything and reads the data; `None` for a run that has finished.
 pub(super) fn prepare(args: &TrainArgs, team: &Team) -> Result<Option<PreparedRun>, CommandError> {
     let machine = &team.machine;
     let loaded = weights::load(&args.config, machine, starts_anew(args), &|_, _| Vec::new());
@@ -56,13 +56,13 @@ pub(super) fn prepare(args: &TrainArgs, team: &Team) -> Result<Option<PreparedRu
     let built = debug_span!("layout").in_scope(|| lay_out(&loaded.config, machine));
     let tokenizer = data::tokenizer(&loaded.config)?;
     data::look(&loaded.config)?;
-    // A fork goes beside it.
+    // A fork gets a new directory next to this one.
     if let Some(path) = args.run_dir.as_ref().filter(|_| mode != RunMode::Fork)
         && let Some(key) = takes_from(&loaded.config.data, path)
     {
         return Err(RunDirError::AmongData { path: path.clone(), key }.into());
     }
-    // Before the data is read: it is part of what must fit.
+    // Checked before the data is read, since the data must fit too.
     let looked = check_memory(&loaded, &built, args.dry_run)?;
     let beside = beside(&loaded.config, tokenizer.as_ref(), args.run_dir.as_deref(), mode)?;
     let quiet = args.quiet || !team.is_first();
@@ -75,7 +75,7 @@ pub(super) fn prepare(args: &TrainArgs, team: &Team) -> Result<Option<PreparedRu
     Ok(Some(PreparedRun { loaded, built, tokenizer, data, looked, beside, mode }))
 }
 
-/// Whether its first step will be step 1, as far as the directory shows it: only such a run reads the weights of a folder.
+/// Whether the directory shows a start at step 1. Only such a run reads the weights of a folder.
 fn starts_anew(args: &TrainArgs) -> bool {
     let begun = |dir: &PathBuf| {
         let goes_on = newest_name(&dir.join(CHECKPOINTS)).is_some() || dir.join(FORKED).exists();
@@ -85,7 +85,7 @@ fn starts_anew(args: &TrainArgs) -> bool {
 }
 
 impl PreparedRun {
-    /// The directory, what the run goes on from, and the weights that it starts from.
+    /// Opens the directory, the checkpoint to continue from, and the weights to start from.
     pub(super) fn open(&self, args: &TrainArgs) -> Result<OpenedRun, CommandError> {
         let (loaded, built, mode) = (&self.loaded, &self.built, self.mode);
         check_disk(loaded, built, args.run_dir.as_deref(), mode)?;
@@ -113,7 +113,7 @@ impl PreparedRun {
                     Some(path) => start(path, Some(dir.folder()))?,
                     None => return Err(RunDirError::NeedsDirectory(mode).into()),
                 };
-                // They are another model's than the one that is trained now.
+                // These weights would not match the model that is trained now.
                 dir.remove(WEIGHTS)?;
                 let pretrained = match (&start, first) {
                     (Some(_), _) => None,
@@ -131,8 +131,8 @@ impl PreparedRun {
 }
 
 impl PreparedRun {
-    /// The weights of a folder that a run starts from which has no step yet, all of them read once: a folder that is refused
-    /// leaves no directory.
+    /// Opens the weights of a folder for a run without steps, and reads all of them once, so that a
+    /// refused folder leaves no run directory.
     pub(super) fn weights_of_a_first_step(
         &self,
         args: &TrainArgs,
@@ -148,11 +148,11 @@ impl PreparedRun {
     }
 }
 
-/// The directory, the checkpoint that a run goes on from, and the weights of a folder that it starts from.
+/// Run directory, checkpoint to continue from, and weights of a folder to start from.
 pub(super) type OpenedRun = (RunDir, Option<Arc<Checkpoint>>, Option<Arc<PretrainedWeights>>);
 
-/// Refuses with numbers before anything is allocated. Only what is shown has its step counted. What the introduction
-/// says of memory: whose sockets are used, how checkpoints are written, where that is not plain.
+/// Checks the memory before anything is allocated, and refuses with numbers. Counts the ops of a
+/// step only if the plan is shown. The result has words for the introduction.
 pub(in crate::commands) fn check_memory(
     loaded: &LoadedConfig,
     built: &RankLayout,
@@ -183,15 +183,15 @@ pub(in crate::commands) fn check_memory(
     Ok(MemoryDecision { words, copies_states: report.copies_states })
 }
 
-/// What a look at the memories has decided for the run.
+/// Decisions for the run after the check of its memory.
 pub(in crate::commands) struct MemoryDecision {
-    /// Whose sockets are used, how checkpoints are written, where that is not plain.
+    /// Text about the update mode, the sockets and the writing of checkpoints, if not plain.
     pub(super) words: Option<String>,
-    /// Whether ranks copy their states and go on while these are written.
+    /// Whether ranks copy their states, and continue while the copies are written.
     pub(super) copies_states: bool,
 }
 
-/// What the run keeps of the folder that its model is from, where it has not kept it yet.
+/// Files that the run keeps from the folder of its model or tokenizer; none if it has them already.
 fn beside(
     config: &Config,
     tokenizer: Option<&Tokenizer>,
@@ -205,7 +205,7 @@ fn beside(
         (Some(dir), RunMode::Fork, _) if dir.join(KEPT).exists() => (ModelFiles::of_run(dir), dir),
         (_, _, Some(from)) => (ModelFiles::open(Path::new(from)), Path::new(from)),
         (_, _, None) => match config.data.tokenizer.as_deref().map(Path::new) {
-            // Whoever talks to the model needs the template of its chats, also of prepared ones.
+            // Chats with the model need its template, also if it was trained on prepared chats.
             Some(tokenizer)
                 if config.data.format == DataFormat::Chat || !config.data.format.is_text() =>
             {
@@ -217,7 +217,8 @@ fn beside(
     Ok(data::fitting(beside?, from, config, tokenizer))
 }
 
-/// Refuses a run whose first checkpoint, or whose weights where it saves none, find no room; warns where not all of it does.
+/// Refuses a run if its first checkpoint has no room on the disk, or its weights if it saves no
+/// checkpoints. Warns if a later file has no room.
 fn check_disk(
     loaded: &LoadedConfig,
     built: &RankLayout,
@@ -225,7 +226,7 @@ fn check_disk(
     mode: RunMode,
 ) -> Result<(), CommandError> {
     let parameters = built.decoder.shape().parameters();
-    // A fork goes beside its source.
+    // A fork gets a directory next to its source.
     let beside =
         |dir: &Path| dir.canonicalize().map_or(dir.to_owned(), |dir| dir.with_extension("new"));
     let place = match (dir, mode) {

@@ -1,4 +1,4 @@
-//! Taking a run back by itself when its steps come to nothing.
+//! Automatic rollback of a run that diverges.
 
 use super::Session;
 use crate::commands::{CommandError, code, say};
@@ -12,15 +12,15 @@ use std::sync::Arc;
 use topology::counted;
 
 impl Session<'_> {
-    /// The checkpoint to go on from after a run that diverged and may be taken back `left` times: the newest from before
-    /// the steps that were skipped, and be it the one that the run started from. Those after it are removed.
+    /// Returns the checkpoint to continue from if the run diverged and may be rolled back `left`
+    /// times: the newest one before the skipped steps, or the run's start. Removes later ones.
     pub(super) fn earlier(
         &self,
         left: u64,
         outcome: &Outcome,
     ) -> Result<Option<Arc<Checkpoint>>, CommandError> {
         let Some((from, to)) = outcome.diverged.filter(|_| left > 0) else { return Ok(None) };
-        // Before anything is looked at or removed: it may be another run's.
+        // Checked before anything is read or removed: the directory may be another run's.
         self.dir.held().check().map_err(|error| self.moved(&error))?;
         let failed = |error: &dyn Display| {
             let folder = self.dir.folder().path();
@@ -39,7 +39,7 @@ impl Session<'_> {
             ));
             return Ok(None);
         };
-        // Reading them takes a while.
+        // The check is repeated, since reading the checkpoints is slow.
         self.dir.held().check().map_err(|error| self.moved(&error))?;
         let later = folder.map_or(Ok(()), |folder| checkpoint::remove_after(&folder, found.step()));
         later.map_err(|e| failed(&e))?;
@@ -55,7 +55,7 @@ impl Session<'_> {
         Ok(Some(found))
     }
 
-    /// The directory is not the run's any more, and nothing in it was touched.
+    /// Error about a directory that no longer belongs to the run; its files were not touched.
     pub(super) fn moved(&self, why: &io::Error) -> CommandError {
         let place = self.dir.held().place();
         let place =

@@ -1,4 +1,4 @@
-//! What the messages of a run add up to: lines, progress, and when it is hopeless.
+//! Turns the messages of a run into metrics, progress lines and warnings.
 
 use super::{Session, first_loss};
 use crate::report::progress::{Progress, ProgressCount, StepLine};
@@ -9,22 +9,22 @@ use layout::build::{device_bytes, update_mode};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// What the messages of a run add up to.
+/// Results of the messages of a run so far.
 pub(super) struct Watch {
     pub(super) metrics: MetricsWriter,
     pub(super) progress: Progress,
     pub(super) stop: Arc<AtomicBool>,
     pub(super) last: Option<StepReport>,
-    /// The newest checkpoint.
+    /// Step of the newest checkpoint.
     pub(super) saved: Option<u64>,
-    /// The newest step that could not be saved, and why.
+    /// Newest step that could not be saved, with the reason.
     pub(super) not_saved: Option<(u64, String)>,
-    /// After the last step; over all of it.
+    /// Validation loss after the last step, and whether it covers the whole validation set.
     pub(super) held_out: Option<(f64, bool)>,
     pub(super) train_seconds: f64,
-    /// Number of steps by what became of their updates ahead of the decision, where the run has any: none, committed, redone.
+    /// Number of steps by the outcome of their speculative updates: none, committed, redone.
     pub(super) ahead: [u64; 3],
-    /// Number of steps that ran twice, and of these whose bits differed.
+    /// Number of steps that ran twice, and how many of these gave different bits.
     pub(super) verified: [u64; 2],
 }
 

@@ -1,11 +1,11 @@
-//! The exit code of each situation that a test can make at once. Of the others that `onebox --help` lists, 75 and 130 are in the
-//! tests of signals; 70 is a bug, and 134 a machine without memory.
+//! The exit code of each situation that a test can create directly. The tests of signals cover 75
+//! and 130; 70 is a bug, and 134 is a machine without memory.
 
 use super::{line_of_words, on_gpus, with_runs};
 use crate::common::CommandOutput;
 use std::fs;
 
-/// A situation, and the command that meets it in the folder of [`with_runs`].
+/// A situation, and a command that causes it in the folder of [`with_runs`].
 const SITUATIONS: [(&str, &str); 32] = [
     (
         "a box has too little memory for a placement",
@@ -62,7 +62,7 @@ const SITUATIONS: [(&str, &str); 32] = [
     ),
 ];
 
-/// `CODE  situation`, sorted.
+/// Lines `CODE  situation`, sorted.
 pub(super) fn text() -> String {
     let folder = with_runs();
     fs::create_dir(folder.path("full")).unwrap();

@@ -4,12 +4,12 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-/// How often each type was at each path, over all documents that were added. `a.b` is a field of `a`, `a[]` an element of it.
+/// Count of each type at each path, over all documents: `a.b` is a field, `a[]` an element.
 #[derive(Default)]
 pub(super) struct Fields(BTreeMap<String, BTreeMap<&'static str, usize>>);
 
 impl Fields {
-    /// Adds a document, or several, each on a line of its own.
+    /// Adds one document, or several documents, one per line.
     pub(super) fn add(&mut self, text: &str) {
         for value in serde_json::Deserializer::from_str(text).into_iter::<Value>() {
             self.value("", &value.unwrap_or_else(|e| panic!("{e}: {text}")));
@@ -39,7 +39,7 @@ impl Fields {
         }
     }
 
-    /// `path: type or type`, one a line.
+    /// Lines `path: type or type`.
     pub(super) fn text(&self) -> String {
         let mut text = String::new();
         for (path, types) in self.0.iter().filter(|(path, _)| !path.is_empty()) {

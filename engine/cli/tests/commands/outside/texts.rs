@@ -1,18 +1,18 @@
-//! The committed texts, and how a difference is shown.
+//! The committed texts, and the display of differences.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// Lines of a difference that are shown.
+/// Maximum lines of a difference that are shown.
 const SHOWN: usize = 40;
 
-/// The repository: the folder of the lock file, wherever this package is.
+/// The repository: the folder of the lock file, independent of the place of this package.
 pub(super) fn root() -> PathBuf {
     let mut folders = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
     folders.find(|folder| folder.join("Cargo.lock").exists()).unwrap().to_owned()
 }
 
-/// Fails unless `found` is the committed text of `subject`. With ONEBOX_UPDATE=1 it becomes that text.
+/// Fails unless `found` is the committed text of `subject`; ONEBOX_UPDATE=1 commits it.
 #[track_caller]
 pub(super) fn compare(subject: &str, found: &str) {
     let path = root().join(format!("tests/fixtures/outside/{subject}.txt"));

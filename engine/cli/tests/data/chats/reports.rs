@@ -1,11 +1,11 @@
-//! What onebox says of rows that it does not take, or not whole.
+//! Reports of rows that onebox leaves out or shortens.
 
 use crate::common::{Folder, with_chats};
 use serde_json::json;
 use std::fs;
 use std::path::Path;
 
-/// Copies the model of the fixture to `model`, with another chat template.
+/// Copies the fixture's model to `model`, with another chat template.
 fn put_model(folder: &Folder, template: &str) {
     let model = folder.path("model");
     fs::create_dir(&model).unwrap();
@@ -17,7 +17,7 @@ fn put_model(folder: &Folder, template: &str) {
     fs::write(model.join("chat_template.jinja"), template).unwrap();
 }
 
-/// A start that takes all tokens from the cache says the same as the one that made them, and so do parts that are prepared already.
+/// Cached tokens and prepared parts give the same reports as the first start.
 #[test]
 fn what_nothing_reads_is_said_once_at_every_start() {
     let folder = with_chats();
@@ -52,7 +52,7 @@ fn what_nothing_reads_is_said_once_at_every_start() {
     };
     onebox(&["data", "check", "notes.ron"]);
     onebox(&["data", "check", "notes.ron"]);
-    // A sample is shown alone, for programs, too.
+    // A sample is shown without reports, since programs read it too.
     assert_eq!(folder.onebox(&["data", "show", "notes.ron"]).ok().stderr, "");
     onebox(&["train", "notes.ron", "--dry-run"]);
     onebox(&["data", "prepare", "notes.ron", "tokens"]);
@@ -70,7 +70,7 @@ fn lists_in_lines_are_no_array_and_a_reason_stands_once() {
             "it is JSON lines with a list in each, not an object: make an object of each, with jq -c '{messages: .}'",
         ),
         ("[{\"from\": \"human\"}]", "it is JSON lines with a list in each"),
-        // A reason stands once.
+        // A reason is printed once.
         (&same_first, "rows.jsonl line 5: it is a number"),
         ("[\n{\"messages\": []},\n{\"messages\": []}]", "it is one JSON array, not JSON lines"),
     ] {
@@ -138,7 +138,7 @@ fn rows_that_are_no_samples_are_named_and_refused_above_a_share() {
     };
     check(&["data.packing=Windows"], "a window would cut chats anywhere");
     check(&["data.tokenizer=None"], "rows of text need a tokenizer");
-    // The rules are all that is said: nothing could be read so.
+    // Only the rules are reported, since the data cannot be read this way.
     for set in ["data.tokenizer=None", "data.format=Auto"] {
         let told = folder.onebox(&[
             "config",
@@ -161,7 +161,7 @@ fn rows_that_are_no_samples_are_named_and_refused_above_a_share() {
     );
 }
 
-/// A chat template that takes too many steps ends the reading after four rows, unless each row is to be named.
+/// A chat template with too many steps ends the reading after four rows, unless all are named.
 #[test]
 fn rows_that_take_too_many_steps_are_given_up_or_all_named() {
     let folder = with_chats();
@@ -175,7 +175,7 @@ fn rows_that_take_too_many_steps_are_given_up_or_all_named() {
     assert_eq!(told.matches("takes more steps than a template may").count(), rows + 1, "{told}");
 }
 
-/// A chat template that prints a list as JSON has all of its texts, and more.
+/// A chat template that prints a list as JSON prints all of its texts, and more.
 #[test]
 fn a_list_that_the_template_prints_is_refused() {
     let folder = with_chats();

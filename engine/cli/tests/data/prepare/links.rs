@@ -1,4 +1,4 @@
-//! Links, pipes and files without end where `data prepare` writes and reads.
+//! Links, pipes and endless files at the places that `data prepare` writes and reads.
 
 use super::{TOKENIZER, checked, folder, made, onebox};
 use crate::common::{CommandOutput, Folder};
@@ -23,7 +23,7 @@ fn no_file_outside_of_its_folder_is_overwritten_and_no_pipe_is_waited_for() {
         assert_eq!(folder.read("theirs/victim"), "theirs");
         assert_eq!(fs::read_dir(folder.path("theirs")).unwrap().count(), 1);
     };
-    // The lock is not followed.
+    // A link at the place of the lock is not followed.
     for (out, why) in [
         ("a", "prepare.lock: cannot be written: it is a symbolic link"),
         ("b", "prepare.lock: cannot be written: it is a pipe"),
@@ -37,7 +37,7 @@ fn no_file_outside_of_its_folder_is_overwritten_and_no_pipe_is_waited_for() {
         prepare(&folder, out).refused(74, &[why]);
         is_whole();
     }
-    // A name for what is not whole yet is taken from a link.
+    // A link at the place of an unfinished file is replaced.
     prepare(&folder, "whole").ok();
     for out in ["c", "d"] {
         fs::create_dir_all(folder.path(out).join("train.partial")).unwrap();
@@ -53,7 +53,7 @@ fn no_file_outside_of_its_folder_is_overwritten_and_no_pipe_is_waited_for() {
         is_whole();
         folder.shell(&format!("diff -r whole/train {out}/train")).ok();
     }
-    // Neither is a folder behind a link.
+    // A folder behind a link is not used either.
     for name in ["train.partial", "train"] {
         let out = folder.path("e");
         fs::create_dir(&out).unwrap();

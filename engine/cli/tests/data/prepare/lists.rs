@@ -1,10 +1,10 @@
-//! What stands in a prepared folder, and what its list says.
+//! The contents of a prepared folder, and its list.
 
 use super::{TOKENIZER, checked, folder, made, onebox};
 use crate::common::{CommandOutput, Folder};
 use std::fs;
 
-/// Prepares `text.txt` with held-out data into `made` once more.
+/// Prepares `text.txt` with a validation set into `made` again.
 fn prepared_again(folder: &Folder) -> CommandOutput {
     let sets = [&TOKENIZER[..], &["data.validation=\"text.txt\""]].concat();
     onebox(folder, &["data", "prepare", "tiny.ron", "made"], &sets)
@@ -19,7 +19,7 @@ fn files_that_the_list_does_not_name_are_neither_kept_nor_mixed() {
         format!("; name another folder, or delete the folder {}", folder.path("made").display());
     fs::write(&list, "{\"version\": 3, \"pa").unwrap();
     prepared_again(&folder).refused(73, &["made/prepared.json: it is damaged (", &delete]);
-    // Whoever deletes the list only, and has another text.
+    // The user deletes only the list, and has another text.
     fs::remove_file(&list).unwrap();
     fs::write(folder.path("text.txt"), "that is too large for one card ".repeat(200)).unwrap();
     folder.shell("cp made/train/000000.bin made/train/000007.bin").ok();
@@ -40,7 +40,7 @@ fn files_that_the_list_does_not_name_are_neither_kept_nor_mixed() {
             .ok();
     }
     checked(&folder, &sets).ok();
-    // Of two folders of one set, onebox takes neither.
+    // If a set has two folders, onebox uses neither.
     folder.shell("cp -r made/train made/train.partial").ok();
     let both =
         format!("/made/train: {}.partial is there, too; delete one of them", train.display());
@@ -150,7 +150,7 @@ fn lists_of_other_tools_and_of_a_newer_onebox_are_told_apart() {
     prepared_again(&folder).refused(73, &[newer]);
 }
 
-/// Whoever gives a folder of tokens away writes its list.
+/// The author of a folder of tokens also writes its list.
 #[test]
 fn a_list_from_elsewhere_has_nobody_run_its_command() {
     let folder = folder();
@@ -183,13 +183,13 @@ fn a_list_from_elsewhere_has_nobody_run_its_command() {
         let remedy = format!("or make them again: onebox data prepare CONFIG {made}\n");
         assert!(said.ends_with(&remedy), "{said}");
     }
-    // A setting with a command in it is quoted as a setting.
+    // A setting that contains a command is quoted as a setting.
     let set = format!("data.text=$({evil})");
     let command = format!("onebox data prepare /c.ron --set '{set}' /x");
     let told = said(&|json| json["command"] = command.clone().into());
     let again = format!("again: onebox data prepare /c.ron --set '{set}' {made}\n");
     assert!(told.ends_with(&again), "{told}");
-    // The other words of the list.
+    // The other texts of the list are foreign too.
     let text = format!("\nerror: forged\u{1b}[2J\r{}", "A".repeat(1_000_000));
     said(&|json| json["parts"][0][0]["files"][0]["name"] = text.clone().into());
     said(&|json| json["makers"] = text.clone().into());

@@ -1,11 +1,11 @@
-//! A small folder of transformers, and changes of it.
+//! A small folder of transformers, and changes to it.
 
 use crate::common::Folder;
 use serde_json::{Map, Value, json};
 use std::fs;
 use std::path::Path;
 
-/// Copies a fixture to `m`, beside `a.ron`, which trains it on a file of tokens.
+/// Copies a fixture to `m`, next to `a.ron`, which trains it on a file of tokens.
 pub(super) fn model(name: &str) -> Folder {
     let folder = Folder::new();
     let fixture = format!("{}/../../tests/fixtures/hf-{name}-tiny", env!("CARGO_MANIFEST_DIR"));
@@ -21,7 +21,7 @@ pub(super) fn model(name: &str) -> Folder {
     folder
 }
 
-/// The tensors of a safetensors file: names, what its header has of each, bytes.
+/// Tensors of a safetensors file: name, entry in the header, and bytes.
 pub(super) type Tensors = Vec<(String, Value, Vec<u8>)>;
 
 pub(super) fn tensors(path: &Path) -> Tensors {
@@ -62,7 +62,7 @@ pub(super) fn rename(folder: &Folder, how: impl Fn(&str) -> String) {
     change(folder, |all| all.iter_mut().for_each(|tensor| tensor.0 = how(&tensor.0)));
 }
 
-/// Cuts `m` into two files, and has the index name `more` as well.
+/// Divides `m` into two files; the index also names `more`.
 pub(super) fn cut(folder: &Folder, more: &[&str]) {
     let whole = folder.path("m/model.safetensors");
     let (mut map, mut all) = (Map::new(), tensors(&whole));

@@ -1,4 +1,5 @@
-//! Folders that are no model: `config check` and `train --dry-run` refuse them in the same words, with the remedy.
+//! Folders that are no model: `config check` and `train --dry-run` refuse them in the same words,
+//! with the remedy.
 
 use super::model::{change, cut, model, rename, set};
 use crate::common::{CommandOutput, Folder};
@@ -10,7 +11,7 @@ oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393
 size 2125423410
 ";
 
-/// What `config check` and a dry run say, which is the same.
+/// Asserts that `config check` and a dry run refuse the folder in the same words.
 #[track_caller]
 fn refused(folder: &Folder, (what, code): (&str, i32), texts: &[&str]) -> CommandOutput {
     let check = folder.onebox(&["config", "check", "a.ron"]);
@@ -254,7 +255,7 @@ fn a_folder_that_is_no_model_is_refused_by_all_in_the_same_words_with_the_remedy
     refused(&folder, ("a file", 78), &["it names a file"]);
 }
 
-/// The model that a folder of this kind is cannot be trained; that its folder has no tokenizer is beside the point.
+/// A model of this kind cannot be trained. The missing tokenizer of its folder does not matter.
 #[test]
 fn a_folder_is_refused_for_its_cause_before_what_it_lacks() {
     let kind = |kind: &str, more: Value| {
@@ -345,7 +346,7 @@ fn a_folder_is_refused_for_its_cause_before_what_it_lacks() {
         assert!(!said.stderr.contains("tokenizer.json or"), "{what}:\n{}", said.stderr);
         assert!(what == "positions" || !said.stderr.contains("mend"), "{what}:\n{}", said.stderr);
     }
-    // Of a folder that is a model the tokenizer is what is missing.
+    // If the folder is a model, the missing tokenizer is the error.
     let folder = model("chat");
     fs::remove_file(folder.path("m/tokenizer.json")).unwrap();
     let sets = ["--set", "data.format=Chat", "--set", "data.train=\"chats.jsonl\""];

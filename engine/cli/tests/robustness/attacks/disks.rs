@@ -4,14 +4,14 @@ use super::{Findings, full, skip, words};
 use crate::attacks::program::{PATIENCE, ending};
 use std::process::Command;
 
-/// The smallest model there is, saved every step.
+/// The smallest possible model, saved in every step.
 const SETS: &str = "--set model.layers=1 --set model.hidden=8 --set train.steps=4 --set train.checkpoint_every=1 \
     --set train.eval_every=0 --set sample.tokens=0 --set batch.micro=1";
 
 /// KiB of the disks.
 const SIZES: [u32; 12] = [64, 80, 96, 112, 128, 160, 192, 256, 320, 512, 768, 1024];
 
-/// A command in which `sh -c` may mount, or why there is none.
+/// A command in which `sh -c` may mount, or the reason why there is none.
 fn mounter() -> Result<Command, String> {
     let root = rustix::process::geteuid().is_root();
     let how = if root { "-m" } else { "-rm" };
@@ -28,7 +28,7 @@ fn mounter() -> Result<Command, String> {
     Ok(command)
 }
 
-/// Fills a disk with a run, says its code, gives the disk room, and goes on.
+/// Fills a disk with a run, prints its code, enlarges the disk, and continues the run.
 const SCRIPT: &str = r#"
 onebox=$1 size=$2
 shift 2
@@ -81,7 +81,7 @@ fn a_run_on_a_disk_that_is_full_goes_on_where_it_gets_room() {
     findings.end();
 }
 
-/// The disk gets full while the run goes, by what others write.
+/// Other programs fill the disk during the run.
 #[test]
 fn a_disk_that_others_fill_costs_checkpoints_and_no_run() {
     if let Err(why) = mounter() {

@@ -8,21 +8,21 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// What a place takes besides files and links to them.
+/// Kinds of files that an input accepts besides regular files and links to them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Takes {
     Files,
-    /// A pipe that somebody writes to, as `<(..)` of a shell is.
+    /// A pipe with a writer, such as `<(..)` of a shell.
     Pipes,
     /// A file of any length, read to its end.
     Endless,
-    /// Of the folder of a model: links are those of a cache of downloads, or are refused.
+    /// A file of a model's folder: links must be those of a download cache, or they are refused.
     Model,
-    /// The same, of a file that a folder may lack: a link that leads nowhere may be no file.
+    /// A file that a model's folder may lack: a dangling link may count as no file.
     Absent,
 }
 
-/// A file that a command reads; `new` is a directory that the command may make.
+/// A file that a command reads; the command may create the directory `new`.
 struct Input {
     file: &'static str,
     line: &'static str,
@@ -113,7 +113,7 @@ pub(crate) fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures")
 }
 
-/// A folder with one of everything.
+/// A folder with one file of every kind.
 pub(crate) fn material() -> Folder {
     let folder = with_chats();
     let fixtures = fixtures();
@@ -143,7 +143,7 @@ pub(crate) fn material() -> Folder {
     let qwen = named("qwen").replace("chats.jsonl", "small.bin").replace("Chat", "U16");
     fs::write(folder.path("qwen.ron"), qwen.replace("seq_len: 64", "seq_len: 8")).unwrap();
     sh("cp text.txt held.txt; printf 'the box' > prompt.txt");
-    // The template in a file of its own, as newer folders have it.
+    // The template is in a file of its own, as in newer folders.
     let path = folder.path("chat/tokenizer_config.json");
     let mut config: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     let template = config.as_object_mut().unwrap().remove("chat_template").unwrap();
@@ -165,7 +165,7 @@ pub(crate) fn material() -> Folder {
     folder
 }
 
-/// A Megatron index of documents of 60 tokens of two bytes.
+/// A Megatron index of documents of 60 tokens; a token has two bytes.
 fn index(tokens: u32) -> Vec<u8> {
     let count = u64::from(tokens / 60);
     let mut bytes = b"MMIDIDX\0\0".to_vec();
@@ -179,12 +179,12 @@ fn index(tokens: u32) -> Vec<u8> {
     bytes
 }
 
-/// Fills a pipe with what was there, as a shell does for `<(cat ..)`.
+/// Fills a pipe with the original contents, as a shell does for `<(cat ..)`.
 fn fed(folder: &Folder, line: &str, file: &str) -> super::ProgramEnd {
     let (from, to) = (folder.path("theirs/original"), folder.path(file));
     let writer = std::thread::spawn(move || fs::write(to, fs::read(from).unwrap()));
     let ending = folder.attempt(line);
-    // Nobody may have read it.
+    // The pipe may be unread.
     let unread = fs::File::options().read(true).write(true).open(folder.path(file));
     let _ = writer.join();
     drop(unread);
@@ -197,7 +197,7 @@ fn one(folder: &Folder, input: &Input, plant: Plant, findings: &mut Findings) {
     let case = format!("{plant:?} as {file} of `onebox {line}`");
     let before = tree(&folder.path(file));
     let name = Path::new(file).file_name().unwrap().to_str().unwrap();
-    // Without its config.json a folder is no model, and is named itself.
+    // Without its config.json a folder is no model, so the message names the folder.
     let name = if line.starts_with("generate chat") { "chat" } else { name };
     let is_fed = takes == Takes::Pipes && plant == Plant::Pipe;
     let is_endless = takes == Takes::Endless && plant == Plant::Sparse;
@@ -215,7 +215,7 @@ fn one(folder: &Folder, input: &Input, plant: Plant, findings: &mut Findings) {
     let may_work = is_endless
         || takes == Takes::Absent && plant == Plant::Dangling
         || plant == Plant::Link && ending.code == 0
-        // A text of somebody else is a text, and a directory of texts may be named in its place.
+        // A foreign text is still a text, and a directory of texts may replace a text.
         || matches!(plant, Plant::Foreign | Plant::OtherKind);
     if works && ending.code != 0 {
         findings.blame(&case, "does not work", &ending);
@@ -240,7 +240,7 @@ fn what_a_user_names_may_be_a_link_and_is_read_to_a_bound() {
     folder.train("run", &["-q"]).ok();
     let mut findings = Findings::new("inputs");
     for input in &INPUTS {
-        // Each works where nothing is planted.
+        // Each command works if nothing is planted.
         let is_tried = full() || !input.line.starts_with("train");
         if is_tried {
             let ending = folder.attempt(input.line);

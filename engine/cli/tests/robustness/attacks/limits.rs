@@ -1,12 +1,12 @@
-//! Limits of the system: a run is refused or ends in order, and goes on without the limit to the same end.
+//! Limits of the system: a run ends in order, and continues without the limit to the same end.
 
 use super::plants::remove;
 use super::program::{PATIENCE, ending};
 use super::{Findings, Folder, sample, words};
 use std::process::Command;
 
-/// What a line of the shell does before `onebox`, and codes beyond the usual ones: those of an abort for memory (134), and of
-/// signals of the system (152: time of the processor is over; 137: killed).
+/// Shell lines before `onebox`, with exit codes beyond the usual ones: 134 for an abort without
+/// memory, and those of signals (152: the CPU time is over; 137: killed).
 const LIMITS: [(&str, &[i32]); 30] = [
     ("ulimit -n 4", &[]),
     ("ulimit -n 16", &[]),
@@ -40,13 +40,13 @@ const LIMITS: [(&str, &[i32]); 30] = [
     ("chmod 555 .; trap '' PIPE", &[]),
 ];
 
-/// What stands before `onebox`.
+/// Programs that start `onebox`.
 const STARTERS: [&str; 4] = ["taskset -c 0", "nice -n 19", "setpriv --no-new-privs", "env -i"];
 
 const TRAIN: &str =
     "train tiny.ron -q --run-dir run --set train.checkpoint_every=2 --set train.checkpoint_keep=9";
 
-/// Whether a program is there.
+/// Whether a program is installed.
 fn has(program: &str) -> bool {
     Command::new(program).arg("--version").output().is_ok()
 }

@@ -3,7 +3,7 @@
 use super::plants::{Plant, Trap, remove};
 use super::{Findings, Folder, full, sample};
 
-/// What a command writes, and whether it is a folder.
+/// A file or folder that a command writes.
 struct Output {
     name: &'static str,
     line: &'static str,
@@ -23,7 +23,7 @@ const OUTPUTS: [Output; 10] = [
     file("out.json", "simulate tiny.ron --box dgx-a100 --no-schedules --trace out.json"),
     file("out.html", "report run -o out.html"),
     file("out.csv", "report run --csv out.csv"),
-    // It measures for a minute unless it is refused.
+    // The command measures for a minute unless it is refused.
     file("out.ron", "bench --save-box out.ron --cores"),
     folder("checkpoint export run out --to safetensors"),
     folder("checkpoint reshard run out --tp 1 --dp 1"),
@@ -35,7 +35,7 @@ const OUTPUTS: [Output; 10] = [
 fn one(folder: &Folder, output: &Output, plant: Plant, findings: &mut Findings) {
     let Output { name, line, is_folder } = *output;
     if is_folder {
-        // What it must not take: a folder with something in it.
+        // The command must refuse a folder with a file in it.
         std::fs::create_dir(folder.path(name)).unwrap();
         std::fs::write(folder.path(name).join("notes"), "mine").unwrap();
     }
@@ -55,10 +55,10 @@ fn one(folder: &Folder, output: &Output, plant: Plant, findings: &mut Findings) 
     };
     findings.look_at(&case, &ending);
     let mut harm = planted.harm();
-    // Runs may begin beside other files, as `train --run-dir` does.
+    // Runs may begin next to other files, as `train --run-dir` does.
     let is_run = ["reshard", "import"].iter().any(|word| line.contains(word));
     harm.retain(|harm| !(is_run && harm.ends_with(" is new")));
-    // A link that leads nowhere may be followed, as a shell does, and pages of the manual go beside others.
+    // A dangling link may be followed, as a shell does, and manual pages go next to other files.
     let is_manual = line.starts_with("man");
     harm.retain(|harm| !(is_manual || plant == Plant::Dangling && harm.starts_with("new")));
     findings.harm(&case, &harm, &ending);

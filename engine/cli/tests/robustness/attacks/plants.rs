@@ -1,4 +1,4 @@
-//! What somebody puts where onebox expects a file of its own or of the user.
+//! Foreign objects in the place of a file of onebox or of the user.
 
 use super::Folder;
 use std::collections::BTreeMap;
@@ -8,29 +8,29 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What is planted. That which was there moves to `theirs`.
+/// Kind of a planted object. The original moves to `theirs`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Plant {
-    /// A link to what was there.
+    /// A link to the original.
     Link,
-    /// A link to a file or a folder of somebody else with other contents.
+    /// A link to somebody else's file or folder with other contents.
     Foreign,
-    /// A link to a name that nothing has.
+    /// A link to a missing file.
     Dangling,
     /// A link to itself.
     Loop,
-    /// A named pipe that nobody writes to.
+    /// A named pipe without a writer.
     Pipe,
     Socket,
-    /// A directory, or in the place of one a file.
+    /// A directory instead of a file, or a file instead of a directory.
     OtherKind,
     /// A link to /dev/zero, which never ends.
     Zero,
-    /// A link to /dev/full, which takes nothing.
+    /// A link to /dev/full, which accepts no bytes.
     Full,
-    /// A file of a terabyte that takes no room.
+    /// A sparse file of a terabyte.
     Sparse,
-    /// What was there, without the right to read it.
+    /// The original, without the right to read it.
     Unreadable,
 }
 
@@ -52,10 +52,10 @@ impl Plant {
 
 pub(crate) const TERABYTE: u64 = 1 << 40;
 
-/// What is in a folder: a word for its kind, and its contents or where it leads.
+/// Contents of a folder: the kind of each entry, and its bytes or the target of its link.
 pub(crate) type Tree = BTreeMap<PathBuf, (String, Vec<u8>)>;
 
-/// All below `path`, or `path` itself, without following links.
+/// Everything below `path`, or `path` itself, without following links.
 pub(crate) fn tree(path: &Path) -> Tree {
     let mut found = Tree::new();
     add(path, Path::new(""), &mut found);
@@ -101,7 +101,7 @@ pub(crate) fn differences(before: &Tree, after: &Tree) -> Vec<String> {
     differs.map(words).collect()
 }
 
-/// Removes whatever has the name.
+/// Removes a file, directory or link of any kind.
 pub(crate) fn remove(path: &Path) {
     match fs::symlink_metadata(path) {
         Ok(metadata) if metadata.is_dir() => fs::remove_dir_all(path).unwrap(),
@@ -110,20 +110,20 @@ pub(crate) fn remove(path: &Path) {
     }
 }
 
-/// Something planted at a path, and what belongs to others beside it.
+/// A planted object at a path, with the files of others next to it.
 pub(crate) struct Trap {
     path: PathBuf,
     theirs: PathBuf,
-    /// What others have, before the attack.
+    /// Files of others before the attack.
     before: Tree,
     plant: Plant,
     had: bool,
-    /// Keeps a socket there.
+    /// Keeps a planted socket alive.
     _socket: Option<UnixListener>,
 }
 
 impl Trap {
-    /// Plants it at a name in `folder`, if the name is fit for it.
+    /// Plants an object at a name in `folder`, if the name is fit for this kind.
     pub(crate) fn new(folder: &Folder, name: &str, plant: Plant) -> Option<Self> {
         let (path, theirs) = (folder.path(name), folder.path("theirs"));
         remove(&theirs);
@@ -154,7 +154,7 @@ impl Trap {
                 assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
             }
             Plant::Socket => {
-                // The path of a socket is short.
+                // The path of a socket must be short.
                 let near = folder.path("socket");
                 socket = Some(UnixListener::bind(&near).unwrap());
                 fs::rename(&near, &path).unwrap();
@@ -172,12 +172,12 @@ impl Trap {
         Some(Self { path, theirs, before, plant, had, _socket: socket })
     }
 
-    /// What of others is not as it was.
+    /// Files of others that have changed.
     pub(crate) fn harm(&self) -> Vec<String> {
         differences(&self.before, &tree(&self.theirs))
     }
 
-    /// Whether what was planted is there as it was.
+    /// Whether the planted object is unchanged.
     pub(crate) fn is_there(&self) -> bool {
         let Ok(metadata) = fs::symlink_metadata(&self.path) else { return false };
         let kind = metadata.file_type();
@@ -196,7 +196,7 @@ impl Trap {
         }
     }
 
-    /// Puts back what was there, if the plant is still there.
+    /// Restores the original, if the plant still exists.
     pub(crate) fn undo(self) {
         let original = self.theirs.join("original");
         if self.plant == Plant::Unreadable {
@@ -213,7 +213,7 @@ impl Trap {
     }
 }
 
-/// A command whose root reads no more than another user.
+/// A command in which root can read no more than another user.
 pub(crate) fn without_roots_rights(command: &Command) -> Command {
     let rights = "-dac_override,-dac_read_search";
     let mut without = Command::new("setpriv");
@@ -226,7 +226,7 @@ pub(crate) fn without_roots_rights(command: &Command) -> Command {
     without
 }
 
-/// The command for a case: who may read everything gives that up where a right is missing.
+/// Command of a case: root gives up its right to read everything if the case needs that.
 pub(crate) fn with_rights(command: Command, plant: Plant) -> Command {
     let is_root = rustix::process::geteuid().is_root();
     if is_root && plant == Plant::Unreadable { without_roots_rights(&command) } else { command }

@@ -1,5 +1,5 @@
-//! Folders of `onebox data prepare`, and the cache: nothing in them is a link, and nothing that somebody plants is written through,
-//! waited for or read without a bound.
+//! Folders of `onebox data prepare`, and the cache: they contain no links, and no planted object is
+//! written through, waited for or read without a bound.
 
 use super::plants::{Plant, Trap, Tree, differences, remove, tree, with_rights};
 use super::program::{PATIENCE, ending};
@@ -9,7 +9,7 @@ use std::path::Path;
 
 const PREPARE: &str = "data prepare chat.ron made";
 
-/// Files of a finished folder, and names that it had before.
+/// Files of a finished folder, and names that it had earlier.
 const FILES: [&str; 9] = [
     ".prepare.lock",
     "prepared.json",
@@ -22,7 +22,7 @@ const FILES: [&str; 9] = [
     "train/000000.chat.mask",
 ];
 
-/// What is in the folder of a preparation, without times and what is planted.
+/// Contents of a preparation's folder, without times and plants.
 fn made(folder: &Folder) -> Tree {
     let mut made = tree(&folder.path("made"));
     if let Some((_, bytes)) = made.get_mut(Path::new("prepared.json")) {
@@ -35,7 +35,7 @@ fn made(folder: &Folder) -> Tree {
     made
 }
 
-/// Removes the marks of times.
+/// Removes timestamps.
 fn timeless(list: &mut serde_json::Value) {
     match list {
         serde_json::Value::Object(fields) => {
@@ -52,12 +52,12 @@ fn renew(folder: &Folder) {
     folder.shell("cp -a whole made").ok();
 }
 
-/// Prepares into a folder with a plant in it, and again without it.
+/// Prepares into a folder with a plant in it, and again without the plant.
 fn prepared(folder: &Folder, file: &str, plant: Plant, whole: &Tree, findings: &mut Findings) {
     renew(folder);
     let is_unfinished = file.contains("partial");
     if is_unfinished {
-        // As if it had been killed before the first part was named.
+        // The state of a kill before the first part got its name.
         ["train", "prepared.json"].iter().for_each(|name| remove(&folder.path("made").join(name)));
         if file != "train.partial" {
             fs::create_dir(folder.path("made/train.partial")).unwrap();
@@ -68,14 +68,14 @@ fn prepared(folder: &Folder, file: &str, plant: Plant, whole: &Tree, findings: &
     let first = ending(with_rights(folder.attacked(PREPARE), plant), PATIENCE);
     findings.look_at(&case, &first);
     findings.harm(&case, &planted.harm(), &first);
-    // What it does not use may stay.
+    // A plant that the command does not use may stay.
     let differ = differences(whole, &made(folder));
     let differ: Vec<_> =
         differ.iter().filter(|differ| **differ != format!("{file} is new")).collect();
     if first.code == 0 && plant != Plant::Unreadable && !differ.is_empty() {
         findings.blame(&case, &format!("makes something else: {differ:?}"), &first);
     }
-    // It may have gone back to a folder that is not finished.
+    // The command may have started again with an unfinished folder.
     if folder.path("made/train.partial").exists() && !is_unfinished {
         remove(&folder.path("made").join(file));
         remove(&folder.path("made/train.partial"));
@@ -163,10 +163,10 @@ fn files(folder: &Path) -> Vec<String> {
 fn nothing_planted_in_the_cache_is_written_through_or_waited_for() {
     let folder = super::inputs::material();
     let mut findings = Findings::new("cache");
-    // Enough rows to be kept.
+    // The rows are enough for a cache entry.
     fs::write(folder.path("chats.jsonl"), folder.read("chats.jsonl").repeat(9)).unwrap();
     let text = "train tiny.ron -q --run-dir new --set data.tokenizer=\"tokenizer.json\" --set model.vocab=300";
-    // Files that are just written may change, so that nothing of them is kept.
+    // Files that were just written may still change, so the cache keeps nothing from them.
     folder.shell("find . -type f | xargs touch -d 2020-01-01").ok();
     std::thread::sleep(std::time::Duration::from_secs(3));
     for line in [text, "train chat.ron -q --run-dir new"] {
@@ -192,7 +192,7 @@ fn nothing_planted_in_the_cache_is_written_through_or_waited_for() {
             let case = format!("{plant:?} as {path} of `onebox {line}`");
             let ending = ending(with_rights(folder.attacked(line), plant), PATIENCE);
             findings.look_at(&case, &ending);
-            // Links to the folders are the user's own.
+            // Links to the folders are the user's own choice.
             let is_folder = !name.contains('.')
                 && matches!(plant, Plant::Link | Plant::Foreign | Plant::Dangling);
             if !is_folder {

@@ -1,4 +1,4 @@
-//! A program that is watched: its time, its memory and its end.
+//! A supervised program: its time, its memory and its end.
 
 use super::MEMORY;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
@@ -10,16 +10,16 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-/// On an idle machine each case ends in seconds. What takes longer hangs.
+/// Maximum time of a case. On an idle machine each case ends in seconds, so a longer one hangs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Most of what a program says that is kept, in bytes.
+/// Maximum bytes of a program's output that are kept.
 const KEPT: u64 = 1 << 20;
 
-/// More on stderr than this is no message.
+/// Maximum bytes of stderr that count as messages.
 const MESSAGES: usize = 64 << 10;
 
-/// Exit codes that `onebox --help` documents, but those of a bug (70) and of an abort (134).
+/// Exit codes that `onebox --help` documents, except those of a bug (70) and of an abort (134).
 const CODES: [i32; 15] = [0, 1, 2, 66, 73, 74, 75, 76, 78, 79, 80, 81, 82, 83, 130];
 
 /// Words of a bug in stderr.
@@ -33,16 +33,16 @@ const BUGS: [&str; 5] = [
 
 /// How a program ended.
 pub(crate) struct ProgramEnd {
-    /// The exit code; of a signal 128 and its number, as a shell has it.
+    /// Exit code; for a signal, 128 plus its number, as in a shell.
     pub(crate) code: i32,
     pub(crate) stdout: String,
     pub(crate) stderr: String,
     pub(crate) time: Duration,
-    /// The most that one of its processes held, in bytes.
+    /// Largest memory of one of its processes, in bytes.
     pub(crate) memory: u64,
     /// Whether it was killed because it did not end.
     pub(crate) is_hung: bool,
-    /// Whether it was told to stop.
+    /// Whether it got a signal to stop.
     is_stopped: bool,
 }
 
@@ -55,7 +55,7 @@ impl fmt::Display for ProgramEnd {
 }
 
 impl ProgramEnd {
-    /// What no program may do.
+    /// Faults that no program may show.
     pub(crate) fn faults(&self) -> Vec<String> {
         let mut faults = Vec::new();
         if self.is_hung {
@@ -64,7 +64,7 @@ impl ProgramEnd {
         if self.memory > MEMORY {
             faults.push(format!("MEMORY: {} MiB", self.memory >> 20));
         }
-        // Of who does not hear the signal.
+        // A program without a signal handler ends with this code.
         let is_ended = self.is_stopped && self.code == 128 + Signal::TERM.as_raw();
         if !CODES.contains(&self.code) && !is_ended && faults.is_empty() {
             faults.push(format!("exit code {}", self.code));
@@ -78,13 +78,14 @@ impl ProgramEnd {
         faults
     }
 
-    /// Whether it refused what `name` is, and said so.
+    /// Whether the program refused `name` and named it.
     pub(crate) fn is_refusal_of(&self, name: &str) -> bool {
         self.code != 0 && self.stderr.contains(name)
     }
 }
 
-/// The most memory that a process and those that it started have held so far; a thread of a program starts none.
+/// Largest memory so far of a process and its children, in bytes; a program's threads start no
+/// children.
 fn memory(id: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{id}/status")).unwrap_or_default();
     let most = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
@@ -94,7 +95,7 @@ fn memory(id: u32) -> u64 {
     children.map(memory).fold(own.unwrap_or(0) << 10, u64::max)
 }
 
-/// The start of all that a pipe gives, which is read to its end.
+/// Reads a pipe to its end, and keeps the beginning.
 fn collected(mut pipe: impl Read + Send + 'static) -> Receiver<String> {
     let (sender, receiver) = channel();
     std::thread::spawn(move || {
@@ -106,7 +107,7 @@ fn collected(mut pipe: impl Read + Send + 'static) -> Receiver<String> {
     receiver
 }
 
-/// A program that runs.
+/// A running program.
 pub(crate) struct Program {
     child: std::process::Child,
     texts: [Receiver<String>; 2],
@@ -129,13 +130,14 @@ impl Program {
         let _ = kill_process(Pid::from_child(&self.child), signal);
     }
 
-    /// Whether it has ended, looked at now.
+    /// Whether the program has ended by now.
     pub(crate) fn has_ended(&mut self) -> bool {
         self.memory = self.memory.max(memory(self.child.id()));
         self.child.try_wait().unwrap().is_some()
     }
 
-    /// Waits until `condition` holds, it ends, or time is over; whether the condition holds.
+    /// Waits until `condition` holds, the program ends, or time is over. Returns whether the
+    /// condition holds.
     pub(crate) fn wait_for(&mut self, condition: impl Fn() -> bool, patience: Duration) -> bool {
         let since = Instant::now();
         while !condition() {
@@ -147,7 +149,7 @@ impl Program {
         true
     }
 
-    /// Waits for its end; kills it behind `patience`, or where it takes the machine's memory.
+    /// Waits for the end. Kills the program after `patience`, or if it exhausts memory.
     pub(crate) fn end(mut self, patience: Duration) -> ProgramEnd {
         let since = Instant::now();
         let mut is_hung = false;
@@ -156,7 +158,7 @@ impl Program {
             if is_hung || self.memory > 4 * MEMORY {
                 break;
             }
-            // What ends at once is not waited for, and what takes long is not disturbed.
+            // Short programs are polled often, and long programs are not disturbed.
             std::thread::sleep(
                 (since.elapsed() / 16).clamp(Duration::from_millis(1), Duration::from_millis(20)),
             );
@@ -179,12 +181,12 @@ impl Program {
     }
 }
 
-/// Runs a program to its end, for so long.
+/// Runs a program to its end, for at most `patience`.
 pub(crate) fn ending(command: Command, patience: Duration) -> ProgramEnd {
     Program::start(command).end(patience)
 }
 
-/// Runs a program, and tells it to stop where it has not ended before.
+/// Runs a program, and stops it by a signal if it has not ended before.
 pub(crate) fn stopped_after(command: Command, after: Duration) -> ProgramEnd {
     let mut program = Program::start(command);
     program.wait_for(|| false, after);

@@ -11,7 +11,7 @@ use std::time::Duration;
 const SETS: &str = "--set model.layers=1 --set train.eval_every=0 --set schedule.decay_steps=400 --set sample.tokens=0 \
     --set train.checkpoint_every=5 --set train.checkpoint_keep=99 --set train.tensorboard=true";
 
-/// What happens beside a run, as a line of a shell, and a word that the run or the one behind it must say.
+/// Shell lines that run during a run, with a word that this run or the next one must print.
 const LINES: [(&str, &str); 18] = [
     ("mv run away; cp -a other run", "another directory"),
     ("mv run gone; cp -a other run; rm -rf gone", "another directory"),
@@ -36,14 +36,14 @@ const LINES: [(&str, &str); 18] = [
     ("mv text.txt away; mkfifo text.txt; sleep 0.3; rm text.txt; mv away text.txt", ""),
 ];
 
-/// Steps of a run that have a line in its metrics, wherever these are.
+/// Last step and state hash in a run's metrics.
 fn steps(folder: &Folder, run: &str) -> Option<(u64, String)> {
     let text = fs::read_to_string(folder.path(run).join("metrics.jsonl")).ok()?;
     let last: serde_json::Value = serde_json::from_str(text.lines().last()?).ok()?;
     Some((last["step"].as_u64()?, last["state_hash"].as_str().unwrap_or_default().to_owned()))
 }
 
-/// Another run of the same settings, with whatever a process of it may be writing.
+/// Another run with the same settings, and with files of an unfinished save.
 fn other_run(folder: &Folder) {
     let ending =
         folder.attempt(&format!("train tiny.ron -q --run-dir other {SETS} --set train.steps=12"));
@@ -63,7 +63,7 @@ fn one(folder: &Folder, line: &str, word: &str, findings: &mut Findings) {
     let saved = folder.path("run/checkpoints/step-00000005");
     let has_begun = program.wait_for(|| saved.exists(), PATIENCE);
     folder.shell(line);
-    // Some saves later.
+    // Time for some more saves.
     let time = Duration::from_millis(if full() { 1500 } else { 500 });
     program.wait_for(|| false, time);
     program.signal(Signal::TERM);
@@ -77,12 +77,12 @@ fn one(folder: &Folder, line: &str, word: &str, findings: &mut Findings) {
     for after in [Some(tree(&folder.path("other"))), copy].into_iter().flatten() {
         findings.harm(&case, &differences(&other, &after), &first);
     }
-    // Where the run is now, it goes on.
+    // The run continues in its present place.
     let place = if folder.path("away/config.ron").exists() { "away" } else { "run" };
     let is_lost = line.starts_with("mv run gone");
     let (mut said, mut second_code) = (first.stderr.clone(), 0);
     if !is_lost {
-        // What was planted is taken away, as a user who reads the refusal does.
+        // The planted folder is removed, as by a user who reads the refusal.
         if line.starts_with("mv run/checkpoints") {
             folder.shell("rm -rf run/checkpoints; mv away run/checkpoints").ok();
         }
@@ -130,7 +130,7 @@ fn what_is_replaced_beside_a_run_costs_nobody_anything_in_silence() {
     findings.end();
 }
 
-/// A file with two contents in turn, each of which is right.
+/// A file alternates between two valid contents.
 #[test]
 fn a_file_that_is_replaced_while_it_is_read_is_one_or_the_other() {
     let folder = super::inputs::material();

@@ -1,11 +1,11 @@
-//! Files of a run: none of them is a link, and none that somebody plants is written through, waited for or read without a bound.
+//! Files of a run are no links, and no plant is written through, awaited or read without a bound.
 
 use super::plants::{Plant, Trap, differences, remove, tree, with_rights};
 use super::program::{PATIENCE, ending};
 use super::{Findings, Folder, full, sample};
 use std::fs;
 
-/// A run on tokens, which saves every other step and goes on to step 6.
+/// A run on tokens that saves every other step and continues to step 6.
 const SETS: &str = "--set data.tokenizer=\"tokenizer.json\" --set model.vocab=300 --set train.checkpoint_every=2 \
     --set train.checkpoint_keep=9 --set train.eval_every=0 --set schedule.decay_steps=6 --set train.tensorboard=true \
     --set model.layers=1";
@@ -34,7 +34,7 @@ const FILES: [&str; 20] = [
     "EVENTS",
 ];
 
-/// Commands that read a run, and a part of the names of the files that they read.
+/// Commands that read a run, and parts of the names of the files that they read.
 const READERS: [(&str, &[&str]); 8] = [
     (
         "generate run --prompt a --tokens 2",
@@ -59,14 +59,14 @@ fn train(run: &str, steps: u64, how: &str) -> String {
     format!("train tiny.ron -q --run-dir {run} {SETS} --set train.steps={steps} {how}")
 }
 
-/// The event file of a run, whose name has a time; without one a name as it has.
+/// Event file of a run, whose name contains a time; without such a file, a similar name.
 fn events(folder: &Folder) -> String {
     let names = fs::read_dir(folder.path("whole")).unwrap();
     let mut names = names.map(|entry| entry.unwrap().file_name().into_string().unwrap());
     names.find(|name| name.starts_with("events.")).unwrap_or_else(|| "events.out".to_owned())
 }
 
-/// What a run has at its end: the hash of its state, and its weights.
+/// State of a run at its end: the state hash and the weights.
 fn state(folder: &Folder, run: &str) -> Option<(String, Vec<u8>)> {
     let text = fs::read_to_string(folder.path(run).join("metrics.jsonl")).ok()?;
     let last: serde_json::Value = serde_json::from_str(text.lines().last()?).ok()?;
@@ -74,13 +74,13 @@ fn state(folder: &Folder, run: &str) -> Option<(String, Vec<u8>)> {
     Some((last["state_hash"].as_str()?.to_owned(), weights))
 }
 
-/// The run as it was before the attack.
+/// Restores the run from before the attack.
 fn renew(folder: &Folder) {
     ["run", "new", "new.html"].iter().for_each(|name| remove(&folder.path(name)));
     folder.shell("cp -a whole run").ok();
 }
 
-/// A run with a plant in it goes on, or is refused and goes on without the plant: to the same end.
+/// Continues a run with a plant, or after a refusal without the plant, to the same end.
 fn resumed(
     folder: &Folder,
     file: &str,
@@ -102,7 +102,7 @@ fn resumed(
     if first.code == 0 && state(folder, "run").as_ref() != Some(straight) {
         findings.blame(&case, "ends in another state", &first);
     }
-    // Nothing is dropped in silence.
+    // No refusal is silent.
     if first.code != 0 && first.stderr.is_empty() && first.faults().is_empty() {
         findings.blame(&case, "is refused without a word", &first);
     }
@@ -117,7 +117,7 @@ fn resumed(
     }
 }
 
-/// A command that reads a run with a plant in it.
+/// Runs a command that reads a run with a plant in it.
 fn read(folder: &Folder, line: &str, file: &str, plant: Plant, findings: &mut Findings) {
     let Some(planted) = Trap::new(folder, &format!("run/{file}"), plant) else { return };
     let case = format!("{plant:?} as run/{file} of `onebox {line}`");
@@ -131,7 +131,7 @@ fn read(folder: &Folder, line: &str, file: &str, plant: Plant, findings: &mut Fi
     ["new", "new.html"].iter().for_each(|name| remove(&folder.path(name)));
 }
 
-/// A folder with the run `whole` of four steps, and the state behind six of an undisturbed one.
+/// A folder with `whole`, a run of four steps, and an undisturbed run's state after six.
 fn with_run() -> (Folder, (String, Vec<u8>)) {
     let folder = super::inputs::material();
     for (run, steps) in [("straight", 6), ("whole", 4)] {
@@ -177,7 +177,7 @@ fn commands_that_read_a_run_change_nothing_of_it_and_wait_for_nothing() {
     findings.end();
 }
 
-/// The directory of a run itself.
+/// The run directory itself is planted.
 #[test]
 fn what_is_no_directory_is_no_place_for_a_run() {
     let folder = super::inputs::material();
@@ -200,7 +200,7 @@ fn what_is_no_directory_is_no_place_for_a_run() {
             let case = format!("{plant:?} as the directory of a run, {how}");
             let ending = folder.attempt(&train("run", 2, how));
             findings.look_at(&case, &ending);
-            // A link to nothing may be followed, as a shell follows it.
+            // A dangling link may be followed, as a shell does.
             let mut harm = planted.harm();
             harm.retain(|harm| plant != Plant::Dangling || !harm.starts_with("new"));
             findings.harm(&case, &harm, &ending);

@@ -1,4 +1,4 @@
-//! `onebox checkpoint export`, `reshard` and `import`, killed at any system call that changes a file or a name.
+//! `onebox checkpoint export`, `reshard` and `import`, killed at calls that change files or names.
 
 use super::{SETS, sample, trace};
 use crate::common::{Folder, has_strace};
@@ -45,13 +45,13 @@ fn a_command_that_was_killed_at_any_system_call_works_again() {
             let done = traced(&["-P", &path, "-e", &format!("trace={call}"), "-e", &inject]);
             killed += usize::from(done.code != 0);
             let again = folder.onebox(args);
-            // Behind the last change there is nothing to do again.
+            // After the last change, the command has nothing to repeat.
             assert!(again.code == 0 || again.code == 73, "{what}: {}", again.stderr);
             assert!(listed() == whole, "{what}: {}\n{}", again.stderr, listed());
             clean();
         }
         println!("{}: {tried} points, {killed} killed", args[1]);
-        // The tracer counts calls by thread, and which thread makes one differs from run to run.
+        // The tracer counts calls by thread, and the thread of a call varies from run to run.
         assert!(2 * killed > tried, "{killed} of {tried} were killed");
     }
 }

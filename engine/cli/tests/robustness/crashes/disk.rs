@@ -1,15 +1,15 @@
-//! A disk that loses power. Only what was synced is sure to be there afterwards: a file's data by fsync of the file, a
-//! name by fsync of its directory. Of the rest any part may be there, in any order.
+//! A disk that loses power. Only synced data is sure to survive: a file's data by fsync of the
+//! file, a name by fsync of its directory. Any part of the rest may survive, in any order.
 
 use super::trace::Op;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What is left of a file system: contents by path, `None` for a directory.
+/// State of a file system after a crash: contents by path, `None` for a directory.
 pub(crate) type Tree = BTreeMap<String, Option<Vec<u8>>>;
 
 #[derive(Clone, Default)]
 struct Inode {
-    /// `None`: a file.
+    /// Entries of a directory; `None` for a file.
     entries: Option<BTreeMap<String, usize>>,
     bytes: Vec<u8>,
 }
@@ -43,13 +43,13 @@ impl NameChange {
     }
 }
 
-/// What becomes of data that is not synced.
+/// Fate of data that is not synced.
 #[derive(Clone, Copy, PartialEq)]
 enum Data {
     Lost,
     Kept,
     Half,
-    /// The length is there, the contents are not.
+    /// The length survives, the contents do not.
     Zeros,
 }
 
@@ -61,7 +61,7 @@ pub(crate) struct Disk {
     dirty: BTreeSet<usize>,
 }
 
-/// The root of what is looked at: there, and empty.
+/// Root of the inspected folder; it exists, and is empty.
 pub(crate) const ROOT: usize = 0;
 
 impl Disk {
@@ -119,8 +119,8 @@ impl Disk {
         self.pending.push(change);
     }
 
-    /// All that may be there after a power cut now: every subset of what is not synced where there is little of it,
-    /// else none, all, each alone and all but each, with every fate of data.
+    /// All possible states after a power cut now. If few items are not synced, every subset of the
+    /// items survives; otherwise none, all, each alone, and all but each. Data gets every fate.
     pub(crate) fn after_power_cut(&self, most: usize) -> Vec<Tree> {
         let (names, data) = (self.pending.len(), self.dirty.len());
         let items = names + data;
@@ -133,7 +133,7 @@ impl Disk {
             let each = (0..items).flat_map(|i| [alone(i, true), alone(i, false)]);
             each.chain([vec![false; items], vec![true; items]]).collect()
         };
-        // In order, as a journal would: changes up to the i-th and none later.
+        // As in a journal: the changes up to the i-th in order, and no later ones.
         subsets.extend((0..=names).map(|i| (0..items).map(|j| j < i).collect()));
         let mut found = Vec::new();
         for set in subsets {
@@ -147,7 +147,7 @@ impl Disk {
         found
     }
 
-    /// With those pending changes and that unsynced data.
+    /// State with the `kept` pending changes and unsynced data; other data has the fate `lost`.
     fn tree(&self, kept: &[bool], lost: Data) -> Tree {
         let mut nodes = self.durable.clone();
         let (names, data) = kept.split_at(self.pending.len());
@@ -156,7 +156,7 @@ impl Disk {
         }
         for (node, kept) in self.dirty.iter().zip(data) {
             let (live, bytes) = (&self.live[node].bytes, &mut nodes.get_mut(node).unwrap().bytes);
-            // What was synced and not written since stays.
+            // Data that was synced and not written since then stays.
             let safe = if live.starts_with(bytes) { bytes.len() } else { 0 };
             match if *kept { Data::Kept } else { lost } {
                 Data::Lost => {}

@@ -1,15 +1,15 @@
-//! Runs of every mode, killed at random moments (kill -9), each start of them in another placement than the one before: they end
-//! in the state of a run that nobody disturbed.
+//! Runs of every mode, killed at random moments (kill -9). Each start has another placement than
+//! the one before. The runs end in the state of an undisturbed run.
 
 use super::full;
 use crate::common::{Folder, with_chats};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-/// Nothing here takes as long.
+/// Maximum time of a command; no command needs as much.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// What is trained, and placements that give the same bits.
+/// A training, and placements that give the same bits.
 struct Mode {
     name: &'static str,
     config: &'static str,
@@ -94,7 +94,7 @@ const MODES: [Mode; 9] = [
     },
 ];
 
-/// Of every run here.
+/// Settings of every run here.
 const SHARED: [&str; 5] = [
     "recompute=Block",
     "train.eval_every=0",
@@ -103,7 +103,7 @@ const SHARED: [&str; 5] = [
     "schedule.decay_steps=400",
 ];
 
-/// Numbers that look random, the same in each run of the tests.
+/// Pseudo-random numbers, equal in each run of the tests.
 pub(crate) struct Numbers(pub(crate) u64);
 
 impl Numbers {
@@ -124,30 +124,30 @@ impl Mode {
     }
 }
 
-/// Lines in the metrics of a run.
+/// Number of lines in the metrics of a run.
 fn lines(folder: &Folder, run: &str) -> usize {
     let text = std::fs::read_to_string(folder.path(run).join("metrics.jsonl"));
     text.map_or(0, |text| text.lines().count())
 }
 
-/// The last step that has a whole line.
+/// Last step with a complete line.
 fn last_step(folder: &Folder, run: &str) -> u64 {
     let text = folder.read(&format!("{run}/metrics.jsonl"));
     let lines = text.lines().filter_map(|line| serde_json::from_str(line).ok());
     lines.filter_map(|line: serde_json::Value| line["step"].as_u64()).max().unwrap_or(0)
 }
 
-/// What a run left: the hash of its state, and its weights.
+/// End of a run: the hash of its state, and its weights.
 fn end(folder: &Folder, run: &str) -> (String, Vec<u8>) {
     (folder.hash(run), std::fs::read(folder.path(run).join("weights.safetensors")).unwrap())
 }
 
-/// A start of the run, killed after some steps and a random time.
+/// Starts the run, and kills it after some steps and a random time.
 fn killed(folder: &Folder, mode: &Mode, placement: usize, numbers: &mut Numbers) {
     let mut words = mode.words("run", placement, &["train.steps=1000000", "sample.tokens=0"]);
     words.push("--resume".to_owned());
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    // Of many every fourth is killed while it starts.
+    // In a full run, every fourth start is killed before its first step.
     let lines_more = numbers.below(4).max(u64::from(!full()));
     let until = lines(folder, "run") + usize::try_from(lines_more).unwrap();
     let mut child = folder.command(&words).stderr(Stdio::piped()).spawn().unwrap();
@@ -157,7 +157,7 @@ fn killed(folder: &Folder, mode: &Mode, placement: usize, numbers: &mut Numbers)
         std::thread::sleep(Duration::from_millis(1));
     }
     std::thread::sleep(Duration::from_micros(numbers.below(60_000)));
-    // SIGKILL.
+    // `kill` sends SIGKILL.
     child.kill().unwrap();
     let output = child.wait_with_output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr);
@@ -169,7 +169,7 @@ fn killed(folder: &Folder, mode: &Mode, placement: usize, numbers: &mut Numbers)
 fn killed_in_any_mode_a_run_goes_on_in_another_placement_to_the_same_end() {
     let mut numbers = Numbers(88_172_645_463_325_252);
     let (mut kills, mut faults) = (0, Vec::new());
-    // 63 kills, or one of each mode.
+    // 63 kills, or one kill of each mode.
     let times = if full() { 7 } else { 1 };
     for (number, mode) in MODES.iter().enumerate() {
         let folder = with_chats();
@@ -180,7 +180,7 @@ fn killed_in_any_mode_a_run_goes_on_in_another_placement_to_the_same_end() {
             concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/tokenizer-tiny.json");
         std::fs::copy(tokenizer, folder.path("tokenizer.json")).unwrap();
         std::fs::write(folder.path("rows.jsonl"), (0..80).map(rows).collect::<String>()).unwrap();
-        // The quick selection begins with each placement in turn.
+        // Each mode of the quick selection begins with another placement.
         let first = if full() { 0 } else { number };
         for start in 0..times {
             killed(&folder, mode, first + start, &mut numbers);

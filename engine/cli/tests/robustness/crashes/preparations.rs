@@ -1,4 +1,4 @@
-//! `onebox data prepare`, killed at random moments (kill -9): it goes on to the files of one that nobody disturbed.
+//! `onebox data prepare`, killed at random moments (kill -9), continues to the same files.
 
 use super::full;
 use super::modes::Numbers;
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-/// What is prepared: a word for it, and the config with its settings.
+/// Preparations: a name, and the config with its settings.
 const KINDS: [(&str, &[&str]); 3] = [
     (
         "text",
@@ -43,7 +43,7 @@ fn folder() -> Folder {
     let rows = |range: std::ops::Range<usize>| {
         range.map(|i| format!("{{\"text\": {:?}}}\n", line(i))).collect::<String>()
     };
-    // The quick selection has a share of the data.
+    // The quick selection uses a share of the data.
     let share = if full() { 1 } else { 8 };
     for (name, text) in [
         ("a.txt", text(0..2000 / share)),
@@ -58,7 +58,7 @@ fn folder() -> Folder {
     folder
 }
 
-/// All files below a folder, without the marks of times in the list.
+/// All files below a folder, without the timestamps in the list.
 fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut found = BTreeMap::new();
     let mut folders = vec![folder.to_owned()];
@@ -103,7 +103,7 @@ fn killed_at_any_moment_a_preparation_goes_on_to_the_same_files() {
         Folder::done(command()).ok();
         let time = u64::try_from(since.elapsed().as_micros()).unwrap();
         let whole = files(&folder.path("made"));
-        // Ten kills of each kind, two before each end; or one. Some come too late.
+        // Ten kills of each kind, two before each end; or one kill. Some kills come too late.
         let (most, chains) = if full() { (10, 20) } else { (1, 1) };
         let mut killed = 0;
         for chain in 0..chains {
@@ -116,7 +116,7 @@ fn killed_at_any_moment_a_preparation_goes_on_to_the_same_files() {
                 let mut child =
                     command().stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
                 std::thread::sleep(Duration::from_micros(numbers.below(time)));
-                // SIGKILL.
+                // `kill` sends SIGKILL.
                 child.kill().unwrap();
                 killed += usize::from(child.wait().unwrap().code().is_none());
             }

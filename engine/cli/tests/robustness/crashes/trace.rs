@@ -1,14 +1,14 @@
-//! System calls of a run as strace writes them down, and what they did to the files of its directory.
+//! System calls of a run in strace's log, and their changes to the files of its directory.
 
 use super::disk::ROOT;
 use std::collections::{BTreeMap, HashMap};
 
-/// What changes files and names; the model knows each, or the test fails.
+/// Calls that change files and names. The model knows each of them, or the test fails.
 pub(crate) const CALLS: &str = "open,openat,creat,write,writev,pwrite64,pwritev,fsync,fdatasync,rename,renameat,\
     renameat2,mkdir,mkdirat,unlink,unlinkat,rmdir,ftruncate,truncate,link,linkat,symlink,symlinkat,close,fallocate,\
     copy_file_range,sendfile,sync_file_range";
 
-/// Something done to the files below the root.
+/// A change of the files below the root.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Op {
     Create {
@@ -36,7 +36,7 @@ pub(crate) enum Op {
         node: usize,
         len: usize,
     },
-    /// Of what was called so then.
+    /// A sync of a file or folder, with its path at that time.
     Sync {
         node: usize,
         path: String,
@@ -57,7 +57,7 @@ impl Call {
         Self { name: "close".into(), args: vec![fd.to_owned()], value: 0 }
     }
 
-    /// The bytes of a quoted argument, which strace wrote in hexadecimal.
+    /// Bytes of a quoted argument, which strace wrote in hexadecimal.
     fn bytes(&self, arg: usize) -> Vec<u8> {
         let text = self.args[arg].trim_matches('"');
         assert!(!self.args[arg].ends_with("..."), "strace cut it short");
@@ -74,8 +74,7 @@ impl Call {
     }
 }
 
-/// The calls that succeeded, in the order in which they came back; but a descriptor is free for others as soon as its
-/// `close` has begun.
+/// Successful calls in the order of their returns; a `close` counts from its beginning.
 pub(crate) fn calls(log: &str) -> Vec<Call> {
     let mut begun: HashMap<&str, String> = HashMap::new();
     let mut found = Vec::new();
@@ -90,7 +89,7 @@ pub(crate) fn calls(log: &str) -> Vec<Call> {
             continue;
         }
         let whole = match rest.strip_prefix("<... ").and_then(|r| r.split_once(" resumed>")) {
-            // What is not there is a `close`.
+            // A call without a beginning here is a `close`, which was handled when it began.
             Some((_, end)) => match begun.remove(pid) {
                 Some(start) => start + end,
                 None => continue,
@@ -109,7 +108,7 @@ pub(crate) fn calls(log: &str) -> Vec<Call> {
     found
 }
 
-/// What a descriptor leads to, where that is below the root.
+/// Target of a descriptor below the root.
 struct OpenDescriptor {
     node: usize,
     at: usize,
@@ -119,7 +118,7 @@ struct OpenDescriptor {
 /// Follows names and descriptors through the calls.
 struct CallFollower<'a> {
     root: &'a str,
-    /// By node.
+    /// Entries of the folders, by node.
     folders: BTreeMap<usize, BTreeMap<String, usize>>,
     sizes: BTreeMap<usize, usize>,
     open: HashMap<i64, OpenDescriptor>,
@@ -129,7 +128,7 @@ struct CallFollower<'a> {
     next: usize,
 }
 
-/// What `calls` did below `root`, an absolute path, which was empty before.
+/// Changes that `calls` made below `root`, an absolute path that was empty before.
 pub(crate) fn ops(calls: &[Call], root: &str) -> Vec<Op> {
     let mut follow = CallFollower {
         root,
@@ -183,7 +182,7 @@ impl CallFollower<'_> {
         }
     }
 
-    /// The path of `name`, which may be relative to a descriptor.
+    /// Path of `name`, which may be relative to a descriptor.
     fn at(&self, fd: i64, name: &str) -> String {
         match self.paths.get(&fd) {
             Some(folder) if !name.starts_with('/') => format!("{folder}/{name}"),
@@ -191,7 +190,7 @@ impl CallFollower<'_> {
         }
     }
 
-    /// Folder and name, where the folder is there and below the root.
+    /// Folder and name, if the folder exists below the root.
     fn parent(&self, path: &str) -> Option<(usize, String)> {
         let mut parts: Vec<&str> = path.strip_prefix(self.root)?.split('/').collect();
         parts.retain(|part| !part.is_empty());
@@ -285,8 +284,8 @@ impl CallFollower<'_> {
     }
 }
 
-/// The calls in a log of strace whose first path begins with `root`, by its name or its descriptor's: the path, the call, and
-/// how often a thread makes it, as strace counts.
+/// Calls in a log of strace whose first path begins with `root`, by its name or its descriptor's
+/// name. Returns the path, the call, and how often a thread makes the call, as strace counts.
 pub(crate) fn changes(log: &str, root: &str) -> Vec<(String, String, usize)> {
     let mut counts: BTreeMap<(String, String), BTreeMap<String, usize>> = BTreeMap::new();
     for line in log.lines() {

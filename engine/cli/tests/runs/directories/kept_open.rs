@@ -1,4 +1,4 @@
-//! Files and folders that are removed, replaced and linked under a run: what is lost is said, and what is not lost stays.
+//! Files and folders removed, replaced and linked during a run: losses are reported.
 
 use super::replaced::{ANOTHER_FOLDER, beside, other_run};
 use crate::common::{Folder, OVERFLOWING};
@@ -6,7 +6,7 @@ use engine::run::FaultPoint;
 use std::fs;
 use std::process::Command;
 
-/// Waits until the lines of the steps before are there.
+/// Waits until the lines of the steps before are written.
 const WRITTEN: &str =
     "until [ $(grep -c '\"kind\":\"step\"' run/metrics.jsonl) -ge 4 ]; do sleep 0.01; done";
 
@@ -55,7 +55,7 @@ fn metrics_that_are_removed_or_replaced_under_a_run_are_whole_at_its_end() {
             "run/metrics.jsonl: no line of 4 of 8 steps: 1 to 4; the run goes on after step 8";
         assert_eq!(done.stderr.contains(gap), lost > 0, "{line}: {}", done.stderr);
     }
-    // Nothing is written through a link, nor into what another process has locked meanwhile.
+    // Nothing is written through a link, or into a file that another process has locked meanwhile.
     for (line, code, why) in [
         (
             "ln -sf ../victim run/metrics.jsonl",
@@ -82,7 +82,7 @@ fn metrics_that_are_removed_or_replaced_under_a_run_are_whole_at_its_end() {
     }
 }
 
-/// A fork has the lines of its source's steps nowhere.
+/// A fork has no lines of its source's steps.
 #[test]
 fn a_resumed_run_says_which_steps_have_no_line() {
     let folder = Folder::new();
@@ -136,7 +136,7 @@ fn a_checkpoint_that_cannot_be_read_is_reported_and_neither_renamed_nor_passed_o
         assert_eq!(names(), before, "{plant} {at}");
         folder.shell(&format!("rm {at} && mv kept {at}")).ok();
     }
-    // What is not there, or is no folder, was not written so.
+    // A missing entry or an entry that is no folder was not written in this form.
     folder
         .shell(&format!("rm {newest}/MANIFEST && echo a file > run/checkpoints/step-00000008"))
         .ok();
@@ -156,13 +156,13 @@ fn a_link_in_the_place_of_the_folder_of_checkpoints_is_said_or_refused() {
         "train.checkpoint_every=2",
         "train.checkpoint_writer=Foreground",
     ];
-    // To a larger disk: it is the same folder.
+    // A move to a larger disk keeps the same folder.
     let moved = "sh:mv run/checkpoints away && ln -s ../away run/checkpoints";
     let done = beside(&folder, (FaultPoint::Step, 5), &[moved], &sets).ok();
     let now = "run/checkpoints: it is a symbolic link now; it leads to the folder that it replaces";
     assert_eq!(done.stderr.matches(now).count(), 1, "{}", done.stderr);
     assert!(folder.path("away/step-00000008").exists());
-    // To another run's, whether the own folder was moved or removed.
+    // The link leads to another run's folder; the own folder was moved or removed.
     for away in ["mv run/checkpoints away", "rm -r run/checkpoints"] {
         let line = format!("sh:{away} && ln -s ../other/checkpoints run/checkpoints");
         let done = beside(&folder, (FaultPoint::Step, 5), &[&line], &sets);

@@ -1,4 +1,4 @@
-//! Another run has the place of a run that still lives: nothing of the other one is touched.
+//! Another run has the place of a run that is still alive: no file of the other run is touched.
 
 use crate::common::{CommandOutput, Folder, OVERFLOWING};
 use engine::run::{FaultPoint, Watcher};
@@ -12,10 +12,10 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Arguments of [`a_process`], as JSON: the words of its command line, where rank 0 is, and what happens then.
+/// Variable with the arguments of [`a_process`] as JSON: command line, rank 0's place, events.
 const CASE: &str = "ONEBOX_TEST_CASE";
 
-/// Another run, and what a process of it may be writing.
+/// Trains another run, with files of an unfinished save.
 pub(super) fn other_run(folder: &Folder) {
     let sets = ["train.checkpoint_every=1", "train.checkpoint_keep=9", "train.tensorboard=true"];
     let sets = sets.iter().flat_map(|set| ["--set", set]);
@@ -76,7 +76,7 @@ fn replace(how: &str) {
             fs::rename("run", "away").unwrap();
             symlink("other", "run").unwrap();
         }
-        // Its checkpoints alone.
+        // Only its checkpoints are replaced.
         "folder" => {
             fs::rename("run/checkpoints", "away").unwrap();
             symlink("../other/checkpoints", "run/checkpoints").unwrap();
@@ -88,7 +88,7 @@ fn replace(how: &str) {
     }
 }
 
-/// `onebox`, beside which another run takes the place of its directory.
+/// Runs `onebox` while another run gets the place of its directory.
 #[test]
 #[ignore = "a process of the tests below"]
 #[expect(clippy::exit, reason = "the test reads the exit code")]
@@ -110,7 +110,7 @@ fn a_process() {
     std::process::exit(onebox::commands::run(words, Some(watcher)).into());
 }
 
-/// What happens at this place and step, and to the run with these settings; the other run is as it was.
+/// Applies `how` at this place and step of a run; the other run stays unchanged.
 pub(super) fn beside(
     folder: &Folder,
     (place, step): (FaultPoint, u64),
@@ -162,7 +162,7 @@ fn a_run_that_is_taken_back_touches_nothing_of_the_run_in_its_place() {
         let done = beside(&folder, (FaultPoint::Step, 1), &[how], &sets);
         done.refused(83, &[ANOTHER]);
     }
-    // It cannot be taken back, and its advice is not of the other one.
+    // The run cannot be rolled back, and its advice is not about the other run.
     let sets = [&sets[..], &["train.rollbacks=0", "train.weights=Never"]].concat();
     let done = beside(&folder, (FaultPoint::Step, 1), &["moved"], &sets);
     let done = done.refused(83, &[ANOTHER, "training has diverged"]);
@@ -183,16 +183,16 @@ fn a_run_that_saves_and_ends_touches_nothing_of_the_run_in_its_place() {
             done.refused(83, &[&format!("checkpoint of step 6 NOT SAVED: {ANOTHER}")]);
         }
     }
-    // Told to stop.
+    // The run gets a signal to stop.
     let done = beside(&folder, (FaultPoint::Step, 3), &["removed", "TERM"], &every);
     done.refused(83, &["the run has ended after step ", &format!("NOT SAVED: {ANOTHER}")]);
-    // At the end, with nothing but the weights to write.
+    // At its end, the run has only the weights to write.
     let bare = ["train.checkpoint_overhead=None", "train.weights=Complete"];
     for (place, step) in [(FaultPoint::Step, 3), (FaultPoint::Ending, 4)] {
         let done = beside(&folder, (place, step), &["moved"], &bare);
         done.refused(74, &["the weights are not written to ", ANOTHER]);
     }
-    // The folder of checkpoints alone.
+    // Only the folder of checkpoints is replaced.
     let done = beside(&folder, (FaultPoint::Step, 3), &["folder"], &every);
     done.refused(83, &["NOT SAVED: run/checkpoints: ", ANOTHER_FOLDER]);
 }

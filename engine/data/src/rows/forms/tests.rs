@@ -10,11 +10,11 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/hf-chat-tiny")
 }
 
-/// Writes messages of every role, and no calls.
+/// Chat template that writes messages of every role, but no calls.
 const PLAIN: &str = "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{%- endfor %}\
     {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}";
 
-/// Writes calls and tools; `ARGUMENTS` writes the arguments of a call.
+/// Chat template that writes calls and tools; code for the arguments replaces `ARGUMENTS`.
 const CALLS: &str = "{%- if tools %}{%- for t in tools %}{{- t | tojson + '\n' }}{%- endfor %}{%- endif %}\
     {%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' }}{%- if m.content %}{{- m.content }}{%- endif %}\
     {%- for c in m.tool_calls %}{{- 'call ' + c.function.name + ' ' }}ARGUMENTS{%- endfor %}{{- '<|im_end|>\n' }}{%- endfor %}\
@@ -108,7 +108,7 @@ fn a_key_that_says_what_is_learned_is_obeyed_or_refused() {
                 assert_eq!(counted.len(), whole.len());
             }
         }
-        // Of others it is as it always is.
+        // These keys do not change messages of other roles.
         let asked = counts(
             json!({ "messages": [{ "role": "user", "content": "a", "weight": 0 }, turn("assistant", "b")] }),
         );
@@ -116,7 +116,7 @@ fn a_key_that_says_what_is_learned_is_obeyed_or_refused() {
             asked,
             counts(json!({ "messages": [user, turn("assistant", "b")], "label": true }))
         );
-        // A class is no word of what is learned.
+        // A class does not decide what is learned.
         let (_, unread) = rows.read(&row("label", json!("fine")).to_string()).unwrap();
         assert_eq!(unread.keys, BTreeSet::from(["`label`".to_owned()]));
     });
@@ -202,7 +202,7 @@ fn a_row_of_another_form_is_refused_with_its_remedy() {
 fn what_the_template_does_not_show_is_refused_by_name() {
     let chat = |second: Json| json!({ "messages": [turn("user", "b"), second, turn("user", "b"), turn("assistant", "b")] });
     let call = json!({ "function": { "name": "f", "arguments": { "a": 1 } } });
-    // A short content stands elsewhere in the text.
+    // The short content also appears elsewhere in the text.
     let deaf = PLAIN.replace("messages %}", "messages if m.role != 'critic' %}");
     refused(
         &deaf,
@@ -225,7 +225,7 @@ fn what_the_template_does_not_show_is_refused_by_name() {
             ),
         ],
     );
-    // Thoughts of an earlier answer are left out on purpose; an answer is not.
+    // A template may leave out the thoughts of an earlier answer, but not the answer.
     let split = PLAIN.replace("m.content", "m.content.split('</think>')[-1]");
     with_template(&split, |rows| {
         let answer = |content: &str| chat(turn("assistant", content)).to_string();
@@ -237,14 +237,14 @@ fn what_the_template_does_not_show_is_refused_by_name() {
             json!({ "messages": [turn("user", "b"), turn("assistant", "<think>c</think>d")] });
         let why = rows.read(&last.to_string()).unwrap_err();
         assert!(why.contains("the thoughts of message 2, the last answer"), "{why}");
-        // It is no target.
+        // The last answer is no target.
         let last = json!({ "messages": [turn("user", "b"), turn("assistant", "d"),
             { "role": "assistant", "content": "<think>c</think>d", "weight": 0 }] });
         assert!(rows.read(&last.to_string()).unwrap().1.thoughts);
-        // The next row of the same shape has its own thoughts.
+        // A row without thoughts does not get the thoughts of the previous row.
         assert!(!rows.read(&answer("d")).unwrap().1.thoughts);
     });
-    // Templates of Qwen go by these marks of what a tool answers.
+    // Templates of Qwen recognize the answer of a tool by these marks.
     let marked = PLAIN.replace(
         "m.content",
         "(m.content if m.role != 'tool' or m.content.startswith('<tool_response>') else '')",
@@ -256,7 +256,7 @@ fn what_the_template_does_not_show_is_refused_by_name() {
         );
         assert!(rows.read(&chat(turn("tool", "c")).to_string()).is_err());
     });
-    // A template that takes no other words shows these.
+    // If a template refuses the words of a probe, the check uses the texts themselves.
     let strict = PLAIN.replace(
         "{{- '<|im_start|>'",
         "{%- if m.role == 'critic' and m.content != 'c\"' %}{{- raise_exception('no') }}{%- endif %}{{- '<|im_start|>'",
@@ -282,7 +282,7 @@ fn keys_that_nothing_reads_are_noted() {
     let keys = set(&["`id`", "`source`", "`uuid\\n`"]);
     for (template, of_messages) in [(PLAIN, set(&["`name`", "`at`"])), (&names, set(&["`at`"]))] {
         with_template(template, |rows| {
-            // The second is known by its shape.
+            // The second call finds the shape in the cache.
             for _ in 0..2 {
                 let (_, unread) = rows.read(&row).unwrap();
                 let of_messages = of_messages.clone();
@@ -343,7 +343,7 @@ fn arguments_take_the_form_that_the_template_reads() {
             }
         });
     }
-    // What an escape hides controls nothing.
+    // A control token in a JSON escape is text.
     with_template(&encodes, |rows| {
         let control = |row: &Json| {
             let tokens = rows.document(&row.to_string()).unwrap().tokens;
@@ -393,7 +393,7 @@ fn faulty_calls_are_named() {
             (shared("3"), "`function` is a number, not an object"),
         ],
     );
-    // None.
+    // An empty list and null mean that a message has no calls.
     with_template(&encodes, |rows| {
         let row = |more: Json| rows.document(&said(more).to_string()).unwrap();
         assert_eq!(row(json!({ "tool_calls": [] })), row(json!({})));

@@ -1,22 +1,22 @@
-//! The costs of a group with ranks in several boxes beside the network's bandwidth: the latency of hops, and the letters that
-//! processes send each other. A box has one process. `benchmarks/cluster-2026-11-25.md` has the measurements.
+//! Costs of a group in several boxes: latency of hops, and messages (letters) between processes. A
+//! box has one process. `benchmarks/cluster-2026-11-25.md` has the measurements.
 
 use super::{COLLECTIVE_HOP, MEETING};
 use crate::sim::Hardware;
 use std::collections::BTreeSet;
 
-/// Seconds that a hop takes more when it goes to another box. NCCL's own model has 14e-6 for such a hop, by InfiniBand or TCP
-/// alike (`hwLat` in its `src/graph/tuning.cc`: NET, Ring, Simple).
+/// Additional seconds of a hop to another box. NCCL's own model has 14e-6, both for InfiniBand and
+/// for TCP (`hwLat` in its `src/graph/tuning.cc`: NET, Ring, Simple).
 const NETWORK_HOP: f64 = 14e-6 - COLLECTIVE_HOP;
 
-/// Seconds until a letter has come to another process: 23e-6 measured between two processes of a machine, and half of the 50e-6
-/// between two looks of a thread for MPI that has nothing to do (`ranks/mpi.rs`).
+/// Seconds until a letter arrives: 23e-6 measured between two processes of a machine, and half of
+/// the 50e-6 between two polls of an idle MPI thread (`ranks/mpi.rs`).
 const LETTER_WAY: f64 = 48e-6;
 
-/// Seconds in which the thread for MPI sends or takes a letter, measured there.
+/// Seconds in which the MPI thread sends or receives a letter, from the same measurement.
 const LETTER_EACH: f64 = 2.7e-6;
 
-/// The way in which a group is dealt to boxes. All boxes have equally many members, and equally many groups of a kind.
+/// The distribution of a group over boxes. All boxes have equally many members and groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::sim) struct GroupSpread {
     /// Number of boxes with members.
@@ -25,7 +25,7 @@ pub(in crate::sim) struct GroupSpread {
     here: usize,
     /// Number of members in the other boxes.
     away: usize,
-    /// Number of groups that have members in a box.
+    /// Number of groups of the kind with members in a box.
     groups: usize,
 }
 
@@ -33,7 +33,7 @@ impl GroupSpread {
     pub(in crate::sim) fn of(h: &Hardware, members: &[usize]) -> Self {
         let machine = |rank: &usize| h.seats[*rank].machine;
         let boxes: BTreeSet<usize> = members.iter().map(machine).collect();
-        // A group has a member.
+        // Every group has at least one member.
         let first = machine(&members[0]);
         let here = members.iter().filter(|rank| machine(rank) == first).count();
         let seats = h.seats.iter().filter(|seat| seat.machine == first).count();
@@ -41,23 +41,24 @@ impl GroupSpread {
         Self { boxes: boxes.len(), here, away: members.len() - here, groups }
     }
 
-    /// Whether letters go between its ranks. The authors' system of 2020 has none.
+    /// Whether the group's ranks send letters. The authors' system of 2020 has none.
     fn writes(self, h: &Hardware) -> bool {
         self.boxes > 1 && h.gpu.as_of_2020.is_none()
     }
 
-    /// Number of letters that a process sends and takes when its groups of this kind meet: each member posts to each of the other
-    /// processes (`ranks/remote.rs`).
+    /// Number of letters that a process sends and receives when its groups of this kind meet: each
+    /// member posts to each of the other processes (`ranks/remote.rs`).
     pub(in crate::sim) const fn posts(self) -> usize {
         self.groups * (self.here * (self.boxes - 1) + self.away)
     }
 
-    /// The same when each member sends data to each member in another process (`ranks/rank_state/collectives.rs`).
+    /// Letters if all members send data to all members elsewhere
+    /// (`ranks/rank_state/collectives.rs`).
     pub(in crate::sim) const fn parcels(self) -> usize {
         self.groups * 2 * self.here * self.away
     }
 
-    /// The same when it sums a number of the host: parcels go before two of three meetings.
+    /// Letters of a host sum: three meetings, and parcels before two of them.
     pub(in crate::sim) const fn letters_of_sum(self) -> usize {
         3 * self.posts() + 2 * self.parcels()
     }
@@ -73,7 +74,7 @@ pub(in crate::sim) fn meeting(h: &Hardware, members: &[usize]) -> f64 {
     }
 }
 
-/// Seconds in which a group sums a number of the host.
+/// Seconds in which a group adds up a number on the host.
 pub(super) fn host_sum(h: &Hardware, members: &[usize]) -> f64 {
     let dealt = GroupSpread::of(h, members);
     if !dealt.writes(h) {
@@ -82,7 +83,7 @@ pub(super) fn host_sum(h: &Hardware, members: &[usize]) -> f64 {
     MEETING + 3.0 * LETTER_WAY + LETTER_EACH * dealt.letters_of_sum() as f64
 }
 
-/// Seconds that a collective with `rounds` takes more, since its ring leaves the box.
+/// Additional seconds of a collective with `rounds` whose ring leaves the box.
 pub(super) fn hops(h: &Hardware, members: &[usize], rounds: u8) -> f64 {
     NETWORK_HOP * f64::from(rounds) * (GroupSpread::of(h, members).boxes - 1) as f64
 }

@@ -6,56 +6,56 @@ use crate::sim::hardware::{Gpu, Hardware};
 use crate::sim::program::{Work, WorkKind};
 use config::Fact;
 
-/// Sides of the tile of a matrix product that one multiprocessor works on.
+/// Side length of the tile of a matmul that one multiprocessor computes.
 const TILE: f64 = 128.0;
 
-/// Writing a tile and fetching its first operands take as long as this many terms of its sums.
+/// Terms of a tile's sums that take as long as writing the tile and fetching its first operands.
 const GEMM_DEPTH: f64 = 128.0;
 
-/// Share of a data sheet's fp32 rate that matrix products reach.
+/// Fraction of a data sheet's fp32 rate that matmuls reach.
 pub const WIDE_SHARE: f64 = 0.85;
 
-/// Queries, and keys, per tile of the attention kernels.
+/// Queries per tile of the attention kernels, and keys per tile.
 const ATTENTION_TILE: f64 = 64.0;
 
-/// Share of the data sheet's fp32 rate that `attention.cu` reaches, by its executed operations. It
-/// is an estimate between 32 and 45 %: loads from shared memory take the issue slots of as many
-/// multiplications, and barriers stand between slabs.
+/// Fraction of the data sheet's fp32 rate that `attention.cu` reaches, by its executed operations.
+/// It is an estimate between 32 and 45 %: loads from shared memory use as many issue slots as
+/// multiplications do, and barriers separate slabs.
 const PORTABLE_ATTENTION_SHARE: f64 = 0.38;
 
-/// Clocks of a multiprocessor that `attention_mma.cu` takes beside the tensor cores for a product of
-/// 16 x 8 x 16. They are those of `benchmarks/kernels.md`, where the interpreter counts instructions.
+/// Clocks of a multiprocessor for a matmul of 16 x 8 x 16 in `attention_mma.cu`, in addition to the
+/// tensor cores, as the interpreter counts them (`benchmarks/kernels.md`).
 struct TensorCoreCost {
-    /// Passes of shared memory.
+    /// Clocks of shared memory, one for each pass.
     shared: f64,
-    /// Turns of four issued instructions.
+    /// Clocks of issue, one for four instructions.
     issue: f64,
-    /// Waits for loads, by 8 warps. Where shared memory holds one block alone (sm_86, 89 and 120), 4
-    /// warps wait twice as long.
+    /// Clocks of waits for loads, with 8 warps. If shared memory holds only one block (sm_86, 89
+    /// and 120), 4 warps wait twice as long.
     latency: f64,
 }
 
-/// Forward and backward, from compute capability 8.0 on.
+/// Costs of the forward and the backward pass, from compute capability 8.0 on.
 const AMPERE: [TensorCoreCost; 2] = [
     TensorCoreCost { shared: 1.86, issue: 1.75, latency: 0.64 },
     TensorCoreCost { shared: 2.55, issue: 1.60, latency: 0.81 },
 ];
 
-/// The same for compute capabilities 7.0 and 7.2.
+/// Costs of both passes for compute capabilities 7.0 and 7.2.
 const VOLTA: [TensorCoreCost; 2] = [
     TensorCoreCost { shared: 4.71, issue: 3.23, latency: 2.16 },
     TensorCoreCost { shared: 5.34, issue: 2.12, latency: 1.40 },
 ];
 
-/// Multiplications and additions of a product of 16 x 8 x 16.
+/// Multiplications and additions of a matmul of 16 x 8 x 16.
 const PRODUCT: f64 = 4096.0;
 
-/// Clocks that `mma.sync` takes for it on Hopper, where only other instructions reach the data
-/// sheet's rate. It is taken for sm_100, too.
+/// Clocks of this matmul by `mma.sync` on Hopper, where only other instructions reach the data
+/// sheet's rate. It is assumed for sm_100, too.
 const HOPPER_PRODUCT: f64 = 1.6;
 
-/// Executed products per counted product of a tile. The backward pass computes scores and their
-/// gradients twice, so it executes 7 products for 5 counted ones.
+/// Executed matmuls per counted matmul of a tile. The backward pass computes scores and their
+/// gradients twice, so it executes 7 matmuls for 5 counted ones.
 const ATTENTION_PRODUCTS: [f64; 2] = [1.0, 1.4];
 
 pub(super) fn kernel(h: &Hardware, rank: usize, work: &Work) -> ResourceRequest {
@@ -76,7 +76,7 @@ pub(super) fn kernel(h: &Hardware, rank: usize, work: &Work) -> ResourceRequest 
     let memory = gpu.memory * MEMORY_SHARE;
     let fixed = KERNEL_GAP * f64::from(work.calls.max(1));
     let fixed = match work.kind {
-        // One after the other: products, then passes over the scores.
+        // The kernels run one after the other: matmuls, then passes over the scores.
         WorkKind::Attention { .. } if gpu.as_of_2020.is_some() => {
             5.0 * KERNEL_GAP + arithmetic.min(bytes / memory)
         }
@@ -93,14 +93,14 @@ pub(super) fn kernel(h: &Hardware, rank: usize, work: &Work) -> ResourceRequest 
     ResourceRequest { fixed, amounts, ..ResourceRequest::default() }
 }
 
-/// Whether the library has products of 16 bits with epilogues. Their bytes then move while sums of later tiles run. That it
-/// has them for every shape from compute capability 8.0 on, at the speed of plain products, is an assumption.
+/// Whether the library has 16-bit matmuls with epilogues, whose bytes move during later tiles'
+/// sums. It is assumed for all shapes from compute capability 8.0 on, at plain matmuls' speed.
 fn has_epilogues(gpu: &Gpu, work: &Work) -> bool {
     gpu.sm >= 80 && gpu.as_of_2020.is_none() && !work.wide
 }
 
-/// Rate of fp8 products relative to 16-bit ones, by the data sheets of H100, L40S and RTX 4090 for
-/// fp32 sums. That products reach the same share of it is assumed.
+/// Rate of fp8 matmuls relative to 16-bit matmuls, by the data sheets of H100, L40S and RTX 4090
+/// for fp32 sums. Both are assumed to reach the same fraction of their rates.
 const FP8_RATE: f64 = 2.0;
 
 fn products_rate(gpu: &Gpu, work: &Work) -> f64 {
@@ -116,8 +116,8 @@ const fn width(work: &Work) -> f64 {
     if work.wide { 4.0 } else { 2.0 }
 }
 
-/// Seconds of this project's attention kernels: on tensor cores for 16 bits and heads of up to 128
-/// columns where the GPU has them, else in fp32 (`launch/attention.rs`).
+/// Seconds of this project's attention kernels. They use tensor cores for 16 bits and heads of up
+/// to 128 columns if the GPU has them, otherwise fp32 (`launch/attention.rs`).
 fn attention(gpu: &Gpu, work: &Work) -> f64 {
     let WorkKind::Attention { scores, seq_len, head_dim, backward } = work.kind else { return 0.0 };
     let pass = usize::from(backward);
@@ -135,7 +135,7 @@ fn attention(gpu: &Gpu, work: &Work) -> f64 {
     // One multiplication and addition for each lane and clock.
     let clock = gpu.flops_32 / (2.0 * lanes(gpu.sm) * processors);
     let product = (PRODUCT * processors * clock / gpu.flops_16).max(least_product(gpu.sm));
-    // Units work side by side in part: between the greatest and the sum of their times.
+    // Units work in parallel in part: the time is between the greatest and the sum of their times.
     let greatest = product.max(shared).max(issue).max(latency);
     let clocks = f64::midpoint(greatest, product + shared + issue + latency);
     let rows = if gpu.sm >= 80 && !backward { 2.0 * ATTENTION_TILE } else { ATTENTION_TILE };
@@ -174,8 +174,8 @@ fn batched_attention(gpu: &Gpu, work: &Work, rate: f64) -> (f64, f64) {
     (2.0 * work.flops / (rate * BATCHED_SHARE), bytes + scores)
 }
 
-/// The share of a GPU that a matrix product keeps busy: the last round of tiles may be short, and
-/// each tile has a start and an end.
+/// Fraction of a GPU that a matmul keeps busy: the last round of tiles may be short, and each tile
+/// has a start and an end.
 fn filled(processors: usize, m: usize, n: usize, k: usize) -> f64 {
     let tiles = (m as f64 / TILE).ceil() * (n as f64 / TILE).ceil();
     let rounds = (tiles / processors as f64).ceil();

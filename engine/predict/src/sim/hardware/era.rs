@@ -4,37 +4,37 @@
 use super::Gpu;
 use config::Fact;
 
-/// Rate of attention's matrix products relative to other products, when each is a separate kernel
-/// for all heads.
+/// Rate of attention's matmuls relative to other matmuls, if each is a separate kernel for all
+/// heads.
 pub(in crate::sim) const BATCHED_SHARE: f64 = 0.6;
 
-/// Number of times that attention in several kernels moves the scores: forward (products, softmax,
+/// Number of times that attention in several kernels moves the scores: forward (matmuls, softmax,
 /// dropout) and backward.
 const SCORE_PASSES: [f64; 2] = [4.0, 9.0];
 
-/// The same number when every operation is a kernel: scaling, two kernels for the mask, dropout
-/// with its own mask, and their gradients are added (Megatron-LM of 2020, `mpu/transformer.py`).
+/// The same number if every operation is a kernel. It adds scaling, two kernels for the mask,
+/// dropout with its own mask, and their gradients (Megatron-LM of 2020, `mpu/transformer.py`).
 const EAGER_SCORE_PASSES: [f64; 2] = [12.5, 13.5];
 
-/// Copies cut heads out of the projections and join them again, forward and backward. They move
-/// this many times the bytes of the attention's own operands.
+/// Bytes of copies that cut heads out of the projections and join them again, forward and backward,
+/// relative to the bytes of the attention's own operands.
 const EAGER_HEADS: [f64; 2] = [2.0, 1.0];
 
 /// Share of a link that copies to unpinned memory reach, where PyTorch kept checkpoints. Pinning
 /// made one such copy four to six times as fast (DeepSpeed pull request 5301).
 const PAGEABLE_SHARE: f64 = 0.2;
 
-/// Share of all memory channels of a box that the CPU-Adam of 2020 reaches on all its ranks: 109 to
-/// 127 GB/s of 256 (ZeRO-Offload, Table 4).
+/// Share of all memory channels of a box that all ranks of the CPU-Adam of 2020 reach: 109 to 127
+/// GB/s of 256 (ZeRO-Offload, Table 4).
 const ADAM_SHARE: f64 = 0.46;
 
 /// Traffic relative to the 28 bytes of the update: a separate pass unscaled its fp32 gradients
 /// (`unscale_and_clip_grads`), 8 bytes more.
 const ADAM_BYTES: f64 = 36.0 / 28.0;
 
-/// Other ops that take several kernels when each operation is one, with the factor on their bytes.
-/// Bias, dropout and residual take 7.5 passes instead of 3; dropout's gradient reads a mask; the
-/// loss works on fp32 logits, 52 bytes of each instead of 8.
+/// Other ops that need several kernels if each operation is a kernel, with the factor on their
+/// bytes. Bias, dropout and residual need 7.5 passes instead of 3. Dropout's gradient reads a mask.
+/// The loss works on fp32 logits, with 52 bytes for each instead of 8.
 const EAGER_BYTES: [(&str, f64); 5] = [
     ("bias_dropout_add", 2.5),
     ("dropout", 1.25),
@@ -60,7 +60,7 @@ impl Gpu {
         self.as_of_2020.is_some_and(|era| era.0[fact as usize])
     }
 
-    /// Factor on the bytes of a kernel other than products and attention.
+    /// Factor on the bytes of a kernel other than matmuls and attention.
     pub(in crate::sim) fn passes_2020(&self, name: &str) -> f64 {
         let times = EAGER_BYTES.iter().find(|(known, _)| *known == name);
         times.filter(|_| self.did(Fact::SmallKernels)).map_or(1.0, |(_, times)| *times)

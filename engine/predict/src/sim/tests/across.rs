@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-/// `boxes` of two GPUs each, which NVLink joins.
+/// `count` boxes of two GPUs each, joined by NVLink.
 fn boxes(count: usize) -> Hardware {
     let mut hardware = pair();
     hardware.network = 10e9;
@@ -36,7 +36,7 @@ fn boxes(count: usize) -> Hardware {
 
 const BYTES: usize = 4 << 20;
 
-/// A gather of 4 MiB, and a sum of the host, both of `group`.
+/// A gather of 4 MiB and a host sum, both of `group`.
 fn gather_and_sum((tp, dp): (usize, usize), group: Group) -> Program {
     let (plan, [x], host) = tensors(BYTES);
     let program = record(rank_of(tp, dp), &plan, |d| {
@@ -53,28 +53,28 @@ fn gather_and_sum((tp, dp): (usize, usize), group: Group) -> Program {
 #[test]
 fn a_group_of_several_boxes_pays_for_hops_and_letters() {
     let (way, each) = (48e-6, 2.7e-6);
-    // By group: the gather's time, its letters, those of the host's sum.
+    // By group: the gather's time, the time of its letters, and the time of the host sum.
     let times = |hardware: &Hardware, grid, group| {
         let timeline = simulate(gather_and_sum(grid, group), hardware, grid.0, grid.1, true);
         let spent: Vec<f64> = timeline.played(0).map(|p| p.end - p.start).collect();
-        // The check of an op each, and three calls for the collective.
+        // The checks of both ops, and three calls for the collective.
         let meeting = timeline.submitting(0).0 - 2.0 * 1e-6 - 3.0 * 2.8e-6;
         (spent[0], meeting, spent[1])
     };
-    // Four ranks: three quarters of the bytes pass the network at 8.5 GB/s. One of three hops goes through it.
+    // Four ranks: 3/4 of the bytes cross the network at 8.5 GB/s, and so does one of three hops.
     let (gather, meeting, sum) = times(&boxes(2), (1, 4), Group::Dp);
     near(gather, 12e-6 + 2.0 * 2e-6 + 14e-6 + 0.75 * BYTES as f64 / 8.5e9);
-    // Each process posts twice and hears two posts.
+    // Each process sends two posts and receives two.
     near(meeting, 30e-6 + way + 4.0 * each);
-    // Three such meetings, and before two of them a parcel each way between four pairs of ranks.
+    // Three such meetings. Before two of them, four pairs of ranks exchange a parcel each way.
     near(sum, 30e-6 + 3.0 * way + (3.0 * 4.0 + 2.0 * 8.0) * each);
-    // Two ranks, one in each box. The other group of this kind uses the network and writes letters at the same time; each
-    // gather hides the start of the other.
+    // Two ranks, one in each box. The other group of this kind uses the network and sends letters
+    // at the same time; each gather hides the start of the other.
     let (gather, meeting, sum) = times(&boxes(2), (2, 2), Group::Dp);
     near(gather, 2.0 * 0.5 * BYTES as f64 / 8.5e9);
     near(meeting, 30e-6 + way + 4.0 * each);
     near(sum, 30e-6 + 3.0 * way + (3.0 * 4.0 + 2.0 * 4.0) * each);
-    // All in one box.
+    // All ranks of the group are in one box.
     let (gather, meeting, sum) = times(&boxes(2), (2, 2), Group::Tp);
     near(gather, 12e-6 + 2e-6 + 0.5 * BYTES as f64 / 87e9);
     near(meeting, 30e-6);
@@ -89,7 +89,7 @@ fn ranks_of_several_boxes_that_are_alike_may_be_played_once() {
     near(merged.step_seconds(), apart.step_seconds());
 }
 
-/// The way of letters between processes that are threads here, which counts those of process 0.
+/// Delivers letters between processes that are threads here, and counts the letters of process 0.
 #[derive(Debug)]
 struct CountingWire {
     me: usize,
@@ -109,7 +109,7 @@ impl Wire for CountingWire {
     fn close(&self, _abort: Option<u8>) {}
 }
 
-/// Letters that process 0 of `count` sends and takes in a run with `sums` of the host.
+/// Number of letters that process 0 of `count` sends and receives in a run with `sums` host sums.
 fn letters_of_run(count: usize, (tp, dp): (usize, usize), sums: usize) -> usize {
     let mut plan = Plan::default();
     let x = plan.tensor((Arena::Pinned, "p"), "x", Dtype::F64, (1, 1));

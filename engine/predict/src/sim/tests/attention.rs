@@ -5,7 +5,7 @@ use crate::sim::{Hardware, simulate};
 use device::{Arena, Dtype, Lane, Op, Plan};
 use std::sync::Arc;
 
-/// Seconds of attention over 1024 tokens with 16 heads of queries of 128 columns, and of its backward pass.
+/// Seconds of attention forward and backward: 1024 tokens, and 16 query heads of 128 columns.
 fn seconds_of_attention(
     dtype: Dtype,
     kv_count: usize,
@@ -41,11 +41,12 @@ fn seconds_of_attention(
 #[test]
 fn attention_costs_what_its_kernel_executes() {
     let square = 16.0 * 1024.0 * 1024.0 * 128.0;
-    // Two products forward and seven backward, of 136 of 256 tiles; one launch and three.
+    // Two matmuls forward and seven backward, of 136 of 256 tiles; one launch and three launches.
     let flops = [2.0, 7.0].map(|products| 2.0 * products * square * 136.0 / 256.0);
     let fp32 = [2e-6 + flops[0] / (0.38 * 10e12), 6e-6 + flops[1] / (0.38 * 10e12)];
-    // 80 multiprocessors of 64 lanes at 10 TFLOPS run at 0.977 GHz, and a product takes 3.2 clocks of tensor cores; halfway
-    // between these (or shared memory's on a V100) and all clocks.
+    // 80 multiprocessors of 64 lanes at 10 TFLOPS run at 0.977 GHz. A matmul takes 3.2 clocks of
+    // tensor cores. The cost is halfway between the largest clocks (shared memory's on a V100) and
+    // the sum of all clocks.
     let clocks = |least: [f64; 2], all: [f64; 2]| {
         let clocks = [0, 1].map(|pass| f64::midpoint(least[pass], all[pass]));
         [0, 1].map(|pass| {
@@ -55,7 +56,7 @@ fn attention_costs_what_its_kernel_executes() {
     };
     let a100 = clocks([3.2; 2], [3.2 + 1.86 + 1.75 + 0.64, 3.2 + 2.55 + 1.60 + 0.81]);
     let v100 = clocks([4.71, 5.34], [3.2 + 4.71 + 3.23 + 2.16, 3.2 + 5.34 + 2.12 + 1.40]);
-    // Heads of queries that share keys and values compute as much.
+    // Query heads that share keys and values compute as much.
     for ((dtype, sm, want), kv_count) in [
         (Dtype::F16, 75, fp32),
         (Dtype::F16, 0, fp32),
@@ -69,7 +70,7 @@ fn attention_costs_what_its_kernel_executes() {
         let got = seconds_of_attention(dtype, kv_count, |h| h.gpu.sm = sm);
         got.into_iter().zip(want).for_each(|(got, want)| near(got, want));
     }
-    // Blocks of 128 queries, of one head: 8, on 80 multiprocessors or on 8.
+    // Blocks of 128 queries of one head: 8, on 80 multiprocessors or on 8.
     let few = |processors| {
         seconds_of_attention(Dtype::F16, 16, |h| {
             h.gpu.processors = processors;

@@ -1,8 +1,8 @@
-//! Copies and cores that want the memory channels of one node.
+//! Copies and cores that compete for the memory channels of one node.
 
 use super::*;
 
-/// Seconds of a copy on `lane` of each of four ranks, which share a link and a node, while their cores could fill the channels.
+/// Seconds of a copy of four ranks on one link, while cores could fill the node's channels.
 fn beside_cores(lane: Lane) -> f64 {
     let (mut plan, n) = (Plan::default(), 1 << 20);
     let mut host = |name: &str, n| plan.tensor((Arena::Pinned, "p"), name, Dtype::F32, (1, n));
@@ -29,7 +29,7 @@ fn beside_cores(lane: Lane) -> f64 {
 #[test]
 fn copies_down_keep_half_of_their_speed_beside_busy_cores() {
     let bytes = 4.0 * f64::from(1 << 20);
-    // Four copies share a link of 7.8 GB/s, and hide the starts of each other.
+    // Four copies share a link of 7.8 GB/s, and each hides the starts of the others.
     let down = beside_cores(Lane::D2h) / (bytes / (0.5 * 7.8e9 / 4.0));
     let up = beside_cores(Lane::H2d) / (bytes / (7.8e9 / 4.0));
     assert!((down - 1.0).abs() < 0.005 && (up - 1.0).abs() < 0.005, "{down} {up}");
