@@ -4,8 +4,6 @@
 #[path = "kernels/attention.rs"]
 mod attention;
 mod common;
-#[path = "kernels/interpreter.rs"]
-mod interpreter;
 #[path = "kernels/products.rs"]
 mod products;
 #[path = "kernels/ptx.rs"]

@@ -1,4 +1,5 @@
-//! The stand-ins for the CUDA driver, cuBLASLt and NCCL, called as cudarc calls the libraries.
+//! The stand-ins for the CUDA driver, cuBLASLt and NCCL, called as cudarc calls the libraries, and
+//! the interpreter of PTX.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -9,5 +10,6 @@ mod beside;
 mod blaslt;
 mod driver;
 mod failures;
+mod interpreter;
 mod nccl;
 mod processes;
