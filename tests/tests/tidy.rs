@@ -12,6 +12,8 @@ mod links;
 mod names;
 #[path = "tidy/ops.rs"]
 mod ops;
+#[path = "tidy/prose.rs"]
+mod prose;
 #[path = "tidy/scripts.rs"]
 mod scripts;
 
@@ -96,10 +98,12 @@ fn each_rule_finds_what_is_planted_in_the_tests_of_a_file() {
 }
 
 #[test]
-fn names_and_circles_need_no_exception_that_is_not_listed() {
+fn names_circles_and_comments_need_no_exception_that_is_not_listed() {
     let crates = house::workspace::read(&root()).expect("the workspace is Rust");
     assert!(crates.len() >= 8, "{} crates", crates.len());
-    let problems = [names::problems_of(&crates), circles::problems_of(&crates)].concat();
+    let problems = [names::problems_of, circles::problems_of, prose::problems_of]
+        .map(|find| find(&crates))
+        .concat();
     assert!(problems.is_empty(), "{}", problems.join("\n"));
 }
 

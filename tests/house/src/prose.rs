@@ -40,7 +40,7 @@ const PHRASES: [&str; 40] = [
     "hears|heard|asks|lets|wants|wanted",
     "as far as",
     "at|of|to|on|in|from|with|by it .",
-    "^ of|from|so|as|until|since _ .",
+    "on its|their way",
     "if any",
     "if there is|are one|any",
     "ahead of",
