@@ -18,28 +18,29 @@ struct CountingAllocator;
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// A run is on: threads that show up now are its own.
+/// Whether a run is active. Threads that appear during a run belong to it.
 static RUNNING: AtomicBool = AtomicBool::new(false);
-/// Every rank has begun step 2 and none has begun step 4.
+/// Whether every rank has begun step [`FIRST`] and none has begun step `FIRST` + 2.
 static OPEN: AtomicBool = AtomicBool::new(false);
-/// Allocations of the run's lane and kernel threads while OPEN, and of rank threads in their steps 2 and 3.
+/// Number of allocations by the run's lane and kernel threads while [`OPEN`] is set. [`OF_RANKS`]
+/// counts the allocations by rank threads in the counted steps.
 static OF_WORKERS: AtomicU64 = AtomicU64::new(0);
 static OF_RANKS: AtomicU64 = AtomicU64::new(0);
-/// A control: the same in step 1.
+/// Number of allocations by rank threads in step 1, as a control.
 static IN_STEP_1: AtomicU64 = AtomicU64::new(0);
-/// Ranks that have begun step 2.
+/// Number of ranks that have begun step [`FIRST`].
 static BEGUN: AtomicUsize = AtomicUsize::new(0);
 static RANKS: AtomicUsize = AtomicUsize::new(0);
-/// The first step that is counted.
+/// First of the two counted steps.
 static FIRST: AtomicU64 = AtomicU64::new(2);
 
 #[derive(Clone, Copy, PartialEq)]
 enum Thread {
     Unknown,
-    /// It was there before the run: the harness and the test.
+    /// Thread of the harness or the test, older than the run.
     Outside,
     Worker,
-    /// A rank thread, in this step.
+    /// Rank thread, with its current step.
     Rank(u64),
 }
 
@@ -62,7 +63,7 @@ fn note() {
     });
 }
 
-// SAFETY: everything is passed on to the system's allocator unchanged; `note` allocates nothing.
+// SAFETY: each call goes unchanged to the system's allocator; `note` allocates nothing.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         note();
@@ -85,7 +86,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
     }
 }
 
-/// On each rank's thread, before it submits `step`.
+/// Notes on each rank's thread that it begins `step`, and opens or closes the count of workers.
 fn passes(_: usize, place: FaultPoint, step: u64) {
     if place != FaultPoint::Step {
         return;
@@ -106,15 +107,16 @@ struct AllocationCounts {
     of_workers: u64,
 }
 
-/// Of the steps that are counted.
+/// Whether allocations of rank threads in `step` count.
 fn is_counted(step: u64) -> bool {
     let first = FIRST.load(SeqCst);
     (first..first + 2).contains(&step)
 }
 
-/// Runs `tiny` and says what two steps allocated: 2 and 3, or 4 and 5 where each of two sides is filled first in step 1
-/// or 2, and read in the next, and where a step does not take as many batches as there is room for, so that the last one's room is
-/// first used in step 2.
+/// Runs `tiny` and counts the allocations of two steps: 2 and 3, or 4 and 5. The later steps are
+/// for two buffers that are first filled in steps 1 and 2 and read one step later. They are also
+/// for a step that needs fewer batches than have room: step 2 is the first to use the last batch's
+/// memory.
 fn counted(sets: &[&str], lanes: Lanes) -> AllocationCounts {
     let later = sets.iter().any(|set| set.contains("Delayed") || *set == "offload.parameters=Host");
     FIRST.store(if later { 4 } else { 2 }, SeqCst);
@@ -126,7 +128,7 @@ fn counted(sets: &[&str], lanes: Lanes) -> AllocationCounts {
     }
     BEGUN.store(0, SeqCst);
     RANKS.store(config.parallel.tensor * config.parallel.data, SeqCst);
-    // Made before the run, so that nothing of it is counted.
+    // The data exists before the run, so that its allocations do not count.
     let data = short_text();
     RUNNING.store(true, SeqCst);
     let watcher = Some(Watcher::new(passes));
@@ -140,7 +142,8 @@ fn counted(sets: &[&str], lanes: Lanes) -> AllocationCounts {
     AllocationCounts { of_ranks: OF_RANKS.load(SeqCst), of_workers: OF_WORKERS.load(SeqCst) }
 }
 
-/// One test: counters are global, and a harness that starts threads during a run would be counted with it.
+/// The file has one test, because the counters are global, and threads that the harness starts
+/// during a run would count too.
 #[test]
 fn a_step_allocates_nothing_and_a_plan_holds_sixteen_bits_in_sixteen() {
     steps_after_the_first_allocate_nothing_on_any_thread_of_a_run();
@@ -189,7 +192,7 @@ fn steps_after_the_first_allocate_nothing_on_any_thread_of_a_run() {
     }
 }
 
-/// Ranks have heads of keys and values of their own, share them, or share the only one.
+/// Ranks have key and value heads of their own, share them, or share the only head.
 fn steps_of_a_llama_allocate_nothing_either() {
     let llama = ["model.family=Llama", "model.qk_norm=true", "model.qkv_bias=true"];
     for sets in [
@@ -214,7 +217,7 @@ fn steps_of_a_llama_allocate_nothing_either() {
 }
 
 fn steps_with_kernel_threads_allocate_nothing_either() {
-    // Large enough that kernels are really split.
+    // The model is large enough for kernels to use several threads.
     let large = ["device.threads=2", "model.hidden=128", "batch.micro=16", "batch.global=64"];
     for grid in [&[][..], &GRID] {
         let sets = [&large[..], grid].concat();
@@ -244,7 +247,7 @@ fn sixteen_bit_buffers_hold_sixteen_bits() {
     for (full, half) in full.iter().zip(&half) {
         assert!(!full.is_empty() && full.len() == half.len());
         for ((_, wide), (dtype, narrow)) in full.iter().zip(half) {
-            // Statistics of norms and attention stay fp32.
+            // The statistics of norms and attention stay fp32.
             let expected = if *dtype == Dtype::Bf16 { wide / 2 } else { *wide };
             assert_eq!(*narrow, expected);
         }

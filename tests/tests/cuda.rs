@@ -1,5 +1,6 @@
-//! The `cuda` backend under a fake driver: real streams, events, memory and kernels' arithmetic, no GPU. Each case
-//! runs in a child process, since the dynamic linker reads `LD_LIBRARY_PATH` when a process starts.
+//! The `cuda` backend under a fake driver, without a GPU. The fake driver has real streams, events,
+//! memory and kernel arithmetic. Each case runs in a child process, because the dynamic linker
+//! reads `LD_LIBRARY_PATH` when a process starts.
 #![allow(missing_docs, reason = "a test")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "helpers of tests")]
 #![allow(clippy::print_stdout, reason = "figures for --nocapture")]
@@ -30,16 +31,16 @@ mod memory;
 mod processes;
 
 const CASE: &str = "ONEBOX_CUDA_CASE";
-/// A case that takes longer hangs; with every size and layout, one that takes ten times as long.
+/// Longest time of a case: a longer case hangs. With `ONEBOX_FULL` the limit is ten times as long.
 const WATCHDOG: Duration = Duration::from_secs(480);
 
-/// Of a rank that waits for another: longer than a busy machine holds up one that is well.
+/// Deadline of a rank that waits for another rank: more than a busy machine delays a healthy rank.
 const DEADLINE: Duration = Duration::from_secs(3);
 
 const ALONE: &[&str] = &[];
 const GRID: &[&str] = &["parallel.tensor=2", "parallel.data=2"];
 
-/// What a child process runs; each compares for itself and panics when something is off.
+/// Cases that a child process runs. Each case compares its results and panics if one is wrong.
 const CASES: &[(&str, fn())] = &[
     ("alone", matrix::alone),
     ("grid_fp32", || matrix::grid("Fp32")),
@@ -82,7 +83,7 @@ const CASES: &[(&str, fn())] = &[
     ("traced_late", traced_late_case),
 ];
 
-/// The fake driver does what real ones are known to do, and the worst that is reported of them.
+/// Settings of the fake driver for the worst behaviour that is known or reported of real drivers.
 const UNFRIENDLY: [(&str, &str); 4] = [
     ("FAKECUDA_QUEUE", "1000"),
     ("FAKECUDA_CONNECTIONS", "1"),
@@ -98,13 +99,13 @@ fn child() {
     println!("case {case} done");
 }
 
-/// Cases run under whatever driver there is.
+/// Whether cases run under the driver of this machine.
 fn on_a_real_gpu() -> bool {
     std::env::var_os("ONEBOX_REAL_GPU").is_some()
 }
 
-/// Runs a case under the fake driver; fails with what the child said. Where ONEBOX_REAL_GPU is set, under whatever
-/// driver there is, but for what only the fake can be told.
+/// Runs a case under the fake driver, and fails with the child's output. With ONEBOX_REAL_GPU it
+/// uses the machine's driver, and skips cases whose settings only the fake driver knows.
 fn under_fake(case: &str, environment: &[(&str, &str)]) {
     let real = on_a_real_gpu();
     let told = ["FAKECUDA_FAIL", "FAKECUDA_MEMORY", "FAKECUDA_QUEUE"];
@@ -155,7 +156,7 @@ fn in_process() -> RunOptions {
     RunOptions { collectives: Collectives::InProcess, ..RunOptions::default() }
 }
 
-/// The error of a run on four ranks, and that it came soon.
+/// Error of a run on four ranks. Panics if the error is late, or if a rank has no error.
 fn failed(config: &Config, options: &RunOptions) -> Box<RunError> {
     let started = Instant::now();
     let error = try_run(config, options).expect_err("it must fail");
@@ -187,14 +188,14 @@ fn hanging_case() {
     assert!(matches!(error.error, Error::Gpu { .. } | Error::Timeout { .. }), "{error}");
 }
 
-/// Before the first step.
+/// A collective hangs before the first step.
 fn hanging_at_first_case() {
     let options = RunOptions { timeout: Some(DEADLINE), ..RunOptions::default() };
     let error = failed(&on_cuda(tiny(GRID)), &options).to_string();
     assert!(error.contains("first collectives have not ended in 3 s"), "{error}");
 }
 
-/// A rank is told to stop in step 2, which all end after.
+/// One rank gets a stop request in step 2. All ranks end after this step.
 fn stopped_case() {
     let options = in_process();
     let tell = std::sync::Arc::clone(&options.stop);
@@ -207,7 +208,7 @@ fn stopped_case() {
     assert_eq!((ran.outcome.step, ran.steps.len(), ran.outcome.complete), (2, 2, false));
 }
 
-/// The GPU of rank 1 is busy with something that takes longer than the deadline: it is named by the others.
+/// The GPU of rank 1 is busy for longer than the deadline. Another rank's error names rank 1.
 fn missing_case() {
     let options = RunOptions { timeout: Some(DEADLINE), ..RunOptions::default() };
     let error = failed(&on_cuda(tiny(GRID)), &options);
@@ -217,7 +218,8 @@ fn missing_case() {
     assert!(text.contains("no answer for 3 s from rank(s) [1]"), "{text}");
 }
 
-/// One rank is late in each step. The others must not fill the launch queues meanwhile: it could never catch up.
+/// One rank is late in each step. The other ranks must not fill the launch queues meanwhile,
+/// because then the late rank could never catch up.
 fn ahead_case() {
     let late = |rank: usize, place: FaultPoint, _: u64| {
         if (rank, place) == (1, FaultPoint::Step) {
@@ -232,7 +234,8 @@ fn ahead_case() {
     lanes::assert_never_blocked();
 }
 
-/// Every copy between host and GPU is from or to pinned memory: any other would stop its rank. All is given back.
+/// Every copy between host and GPU uses pinned memory, because a copy of other memory stops its
+/// rank. The run frees all its memory.
 fn pinned_case() {
     let config = on_cuda(tiny(GRID));
     try_run(&config, &RunOptions::default()).unwrap_or_else(|e| panic!("{e}"));
@@ -241,12 +244,12 @@ fn pinned_case() {
         return;
     };
     assert!(stats.h2d_bytes > 100_000 && stats.d2h_bytes > 100_000, "{stats:?}");
-    // Of the host's memory what copies touch, by the rank that does; and each rank's words.
+    // Each of the four ranks pins the host memory that copies use, and the words of its lanes.
     let plan = lay_out(&config).plan;
     assert_eq!(stats.pinned_bytes, 4 * device::cuda::pinned_bytes(&plan), "{stats:?}");
     let host = plan.bytes(device::Arena::Pinned);
     assert!(device::cuda::pinned_bytes(&plan) < host * 2 / 3, "{host} bytes of host memory");
-    // What the ranks' own threads write before the first step goes through plain memory.
+    // The writes of the ranks' own threads before the first step use pageable memory.
     assert!(stats.pageable_copies <= 8, "{stats:?}");
     assert_eq!(stats.allocations, stats.frees, "{stats:?}");
     assert_eq!((stats.errors, stats.writes_after_free), (0, 0), "{stats:?}");
@@ -259,7 +262,7 @@ fn task_case() {
     assert!(matches!(error.error, Error::Panicked { .. }), "{error}");
 }
 
-/// A trace has the ops of all lanes of the steps that it covers, those of a lane one after another.
+/// A trace has the ops of all lanes of the traced steps. The ops of a lane run one after another.
 fn traced_case() {
     let trace = std::sync::Arc::new(device::Trace::of_steps(2..=2));
     let options = RunOptions { trace: Some(trace.clone()), ..RunOptions::default() };
@@ -271,7 +274,7 @@ fn traced_case() {
         own.sort_by_key(|span| span.start);
         assert!(!own.is_empty(), "nothing ran on {lane:?}");
         for (one, next) in own.iter().zip(&own[1..]) {
-            // Events know microseconds.
+            // Events have a resolution of microseconds.
             let late = one.end.saturating_sub(next.start);
             assert!(late < Duration::from_micros(20), "{lane:?}: {one:?} ends behind {next:?}");
         }
@@ -280,8 +283,9 @@ fn traced_case() {
     assert!(gemms > 10 && spans.iter().all(|span| span.start <= span.end), "{gemms} products");
 }
 
-/// An hour goes by before each of the two steps that a trace covers. The first is where the run's clock has it, and in the second
-/// times are not rounded to what single precision has left of milliseconds after an hour.
+/// The GPU's clock advances by an hour before each of the two traced steps. The first step has the
+/// times of the run's clock. In the second step, times are not rounded to the resolution that
+/// single precision has for an hour in milliseconds.
 fn traced_late_case() {
     const HOUR: u64 = 3600;
     let later = |_: usize, place: FaultPoint, step: u64| {
@@ -358,7 +362,7 @@ fn ranks_can_share_a_gpu() {
 #[test]
 fn collectives_are_those_of_the_cpu_bit_for_bit() {
     under_fake("collectives", &[("FAKECUDA_CHAOS_US", "300")]);
-    // All ranks on one GPU, whose streams block their caller when they are full.
+    // All ranks are on one GPU, whose streams block their caller if they are full.
     under_fake("collectives", &[("FAKECUDA_DEVICES", "1"), ("FAKECUDA_QUEUE", "64")]);
 }
 
@@ -377,7 +381,7 @@ fn no_thread_sits_in_a_full_queue_of_launches() {
     under_fake("paced", &[("FAKECUDA_CHAOS_US", "100")]);
 }
 
-/// Little more than the 600 launches that a thread is ahead at most.
+/// The queue has 700 places, and a thread is at most 600 launches ahead.
 #[test]
 fn a_trace_makes_nobody_sit_in_a_full_queue_of_launches() {
     let queue = ("FAKECUDA_QUEUE", "700");
@@ -407,8 +411,8 @@ fn a_plan_that_does_not_fit_is_an_error_with_figures() {
     under_fake("memory", &[("FAKECUDA_BESIDE", "0"), ("FAKECUDA_MEMORY", "300000")]);
 }
 
-/// A GPU of 76 MB beside the workspace of products and 122 MB of host memory, a thousandth of a card that is sold beside as
-/// much; a fifth of both.
+/// In the full test, the GPU has 76 MB next to the matmul workspace, and the host has 122 MB: a
+/// thousandth of a GPU and a host that are sold together. The quick test has a fifth of both.
 #[test]
 fn what_is_allocated_is_what_is_planned() {
     let memory = if full() { "110000000" } else { "50000000" };
@@ -429,7 +433,7 @@ fn a_lost_gpu_ends_the_run_and_is_named() {
 #[test]
 fn a_library_that_finds_a_gpu_lost_says_how() {
     under_fake("lost_at_a_product", &[("FAKECUDA_FAIL", "lost:100@0")]);
-    // One of these is found by the wait itself.
+    // In one of these cases, the wait itself finds the lost GPU.
     for at in 100..106 {
         under_fake("lost_at_a_wait", &[("FAKECUDA_FAIL", &format!("lost:{at}@0"))]);
     }

@@ -28,7 +28,7 @@ fn read(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
-/// Files below `folder` with one of the endings, without what tools write.
+/// Files below `folder` with one of the endings, without hidden folders, `target` and `runs`.
 fn files(folder: &Path, endings: &[&str]) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder).expect("a folder").flatten() {
@@ -61,10 +61,10 @@ fn code(source: &str) -> &str {
     source.split("#[cfg(test)]\nmod tests {").next().unwrap_or(source)
 }
 
-/// What is wrong with a file, given its name and text; `None`: nothing.
+/// Rule for a file: gets its name and text, and returns the problem, if one exists.
 type Rule = fn(&str, &str) -> Option<String>;
 
-/// The rules of single files of Rust, tests and all, each with a file that breaks it.
+/// Rules for single Rust files, tests included, and the name and text of a file that breaks each.
 const RULES: [(Rule, &str, &[&str]); 6] = [
     (words_of_others, "topology/src/planted.rs", &["#[cfg(test)]\nmod tests {\n// a transformer"]),
     (
@@ -146,7 +146,7 @@ fn crates_depend_only_as_drawn() {
     }
 }
 
-/// Crates do not speak of what is not theirs.
+/// Refuses words of a subject that does not belong to the crate.
 fn words_of_others(name: &str, source: &str) -> Option<String> {
     let never: &[(&str, &[&str])] = &[
         ("topology/", &["transformer", "adam", "layer"]),
@@ -161,7 +161,7 @@ fn words_of_others(name: &str, source: &str) -> Option<String> {
     Some(format!("{name} says `{word}`: {line}"))
 }
 
-/// Unsafe code stays in the files named for it.
+/// Refuses unsafe code outside of the files that are listed for it.
 fn unsafe_outside_its_fence(name: &str, source: &str) -> Option<String> {
     let fenced = [
         "device/src/numerics/simd.rs",
@@ -190,7 +190,7 @@ fn unsafe_outside_its_fence(name: &str, source: &str) -> Option<String> {
     found.filter(|_| outside).map(|line| format!("{name} has unsafe code: {line}")).next()
 }
 
-/// Files can be read in one sitting: 500 lines of code, 600 with the tests at their ends.
+/// Refuses files with more than 500 lines of code, or 600 lines with the tests at the end.
 fn too_long(name: &str, source: &str) -> Option<String> {
     let most = 500;
     let (all, lines) = (source.lines().count(), code(source).lines().count());
@@ -199,10 +199,10 @@ fn too_long(name: &str, source: &str) -> Option<String> {
     })
 }
 
-/// A thread that waits keeps its turn: see device/src/threads/spin_wait.rs.
+/// Refuses code that yields the core of a thread: see device/src/threads/spin_wait.rs.
 fn yields(name: &str, source: &str) -> Option<String> {
     let of_a_step = ["device/src", "offload/src", "tensor-parallel/src", "engine/"];
-    // It asks MPI, which wakes nobody, and shares its core with a rank.
+    // This thread polls MPI, which wakes no thread, and shares its core with a rank.
     let asks = name == "device/src/ranks/mpi.rs";
     let word = ["yield", "_now"].concat();
     let found = source.contains(&word) && of_a_step.iter().any(|folder| name.starts_with(folder));
@@ -210,7 +210,8 @@ fn yields(name: &str, source: &str) -> Option<String> {
         .then(|| format!("{name} yields its core, where it could look for a while and sleep"))
 }
 
-/// Every library but those of tests and `files` itself has the lint that keeps files to the crate `files`.
+/// Refuses a library without the lint that leaves file access to the crate `files`. The libraries
+/// of tests and `files` itself are exempt.
 fn opens_files_itself(name: &str, source: &str) -> Option<String> {
     const LINT: &str = "#![cfg_attr(not(test), deny(clippy::disallowed_methods))]";
     let is_lib = name.ends_with("src/lib.rs");
@@ -218,7 +219,8 @@ fn opens_files_itself(name: &str, source: &str) -> Option<String> {
     (is_lib && !exempt && !source.contains(LINT)).then(|| format!("{name} has no line `{LINT}`"))
 }
 
-/// What works in the directory of a run asks for it (`Held::check`) and names files in it: its path may lead to another run.
+/// Refuses file access by path in code for run directories, because a path may lead to another run.
+/// Such code checks its directory (`LockedRunDir::check`) and names files inside it.
 fn goes_by_path(name: &str, source: &str) -> Option<String> {
     let of_a_run = [
         "engine/src/run/save",
@@ -235,7 +237,7 @@ fn goes_by_path(name: &str, source: &str) -> Option<String> {
         "engine/src/run_dir/kept.rs",
     ];
     of_a_run.iter().find(|file| name.starts_with(**file))?;
-    // Types are no calls.
+    // These names are types and descriptor functions, not calls with a path.
     let others =
         ["rustix::fs::", "std::fs::File;", "std::os::unix::fs::", "RankFile::", "AppendFile::"];
     let names_files = |line: &&str| {
@@ -276,7 +278,7 @@ fn what_the_documents_name_exists() {
     }
 }
 
-/// `offload.update` and the like in a text that are in a section of the config, and no key of it.
+/// Names in backticks that begin as `offload.update`, with a section, but are no config key.
 fn unknown_keys(text: &str) -> Vec<&str> {
     let keys: BTreeSet<String> = config::keys().into_iter().map(|key| key.name).collect();
     let is_unknown = |quoted: &&str| {
@@ -284,7 +286,7 @@ fn unknown_keys(text: &str) -> Vec<&str> {
         let is_plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "_.".contains(c);
         let plain = name.chars().all(is_plain);
         let section = name.split_once('.').map(|(section, _)| section);
-        // nanoGPT's tokens, and a file of ours.
+        // These are names of files: nanoGPT's tokens, and a source file of this repository.
         plain
             && section.is_some_and(|s| keys.contains(s))
             && !keys.contains(name)
@@ -296,7 +298,7 @@ fn unknown_keys(text: &str) -> Vec<&str> {
 #[test]
 fn config_keys_in_the_documents_exist() {
     let mut named = 0;
-    // CONTRIBUTING plays the addition of a key through that does not exist.
+    // CONTRIBUTING explains how to add a key with a key that does not exist.
     let documents =
         files(&root(), &[".md"]).into_iter().filter(|p| !p.ends_with("CONTRIBUTING.md"));
     for path in documents {
@@ -313,7 +315,7 @@ fn config_keys_in_the_documents_exist() {
 
 #[test]
 fn nothing_depends_on_where_it_was_written() {
-    // In pieces, so that this file does not find itself.
+    // The names are in pieces, so that the test does not find them in this file.
     let folders = [
         ["/wo", "rk/"].concat(),
         ["/ro", "ot/"].concat(),
@@ -340,7 +342,7 @@ fn every_config_says_what_it_is_for() {
     }
 }
 
-/// The lines of a mutant's hunk that are there before it, and those after.
+/// Texts of a mutant's hunk: the lines before the change, and the lines after it.
 fn sides(hunk: &str) -> [String; 2] {
     let side = |mark: char| {
         let lines = hunk.lines().skip(1).filter(move |line| line.starts_with([' ', mark]));
@@ -362,8 +364,8 @@ fn packages() -> BTreeMap<String, String> {
     found.collect()
 }
 
-/// The files that may hold a test which arguments of `cargo test -p` name: `engine --lib train::batch::tests::name`, or `tests --test
-/// speculative by_hand::name`.
+/// Files that may contain the test that the arguments of `cargo test -p` name. Examples: `engine
+/// --lib train::batch::tests::name`, `tests --test speculative by_hand::name`.
 fn homes(packages: &BTreeMap<String, String>, arguments: &str) -> Vec<String> {
     let words: Vec<&str> = arguments.split(' ').collect();
     let Some(package) = packages.get(words[0]) else { return Vec::new() };
@@ -383,7 +385,7 @@ fn homes(packages: &BTreeMap<String, String>, arguments: &str) -> Vec<String> {
             }
         }
     };
-    // A module is a file, or is in the file of the module around it.
+    // A module has its own file, or is in the file of its parent module.
     let (whole, outer) = (modules.join("/"), modules[..modules.len().max(1) - 1].join("/"));
     let of = |path: &str| match path {
         "" => vec![format!("{root}/{main}.rs")],

@@ -1,5 +1,6 @@
-//! Steps of whole configs on the accounting of the fake driver: nothing is computed, memory is addresses alone, and
-//! every byte that a GPU would hold, the plan's and what lies beside it, is charged.
+//! Steps of whole configs in the accounting mode of the fake driver. The driver computes nothing,
+//! and its memory consists of addresses. It counts every byte that a GPU would hold, in the plan
+//! and outside of the plan.
 
 use super::under_fake;
 use config::{Config, load};
@@ -11,7 +12,7 @@ use std::path::Path;
 use std::sync::{Barrier, Mutex};
 use tests::lay_out;
 
-/// Usable bytes of a V100 with 32 GB and of an H100 with 80 GB, as their drivers tell them.
+/// Usable bytes of a V100 with 32 GB and of an H100 with 80 GB, as their drivers report them.
 const V100: &str = "34089730048";
 const H100: &str = "85028765696";
 
@@ -22,23 +23,23 @@ fn config(path: &str, sets: &[&str]) -> Config {
     load(&path, &all).unwrap_or_else(|e| panic!("{e}")).config
 }
 
-/// What must not grow once step 1 has begun.
+/// Numbers of allocations, of other increases of GPU memory, and of pinned allocations.
 fn taken(stats: &Stats) -> (u64, u64, u64) {
     (stats.allocations, stats.taken_beside, stats.pinned)
 }
 
-/// Three steps: all that a GPU holds is within its memory, and there before step 1 begins.
+/// Runs three steps. All memory use fits into the GPU, and is allocated before step 1.
 fn plays_within_memory(config: &Config) {
     let (built, ranks) = (lay_out(config), config.world_size());
     let report = memory_report(config, &built);
-    // This machine's own memory is another matter.
+    // Limits of the machine that runs the test do not matter.
     let fits = report.gpu.limit.is_some_and(|limit| report.gpu.bytes <= limit);
     assert!(fits && report.not_checked.is_none(), "{}", report.binding.words);
     let beside: Vec<_> = report.gpu.beside.iter().map(|part| (part.name, part.bytes)).collect();
     println!("planned {}, limit {:?}, beside {beside:?}", report.gpu.bytes, report.gpu.limit);
     let (barrier, first, last) = (Barrier::new(ranks), Mutex::new(None), Mutex::new(None));
     let passed = |_rank: usize, step: u64| {
-        // The leader looks while all others stand still.
+        // The leader reads the numbers while all other ranks wait.
         if barrier.wait().is_leader() {
             let seen = if step == 0 { &first } else { &last };
             *seen.lock().unwrap() = stats();
@@ -56,7 +57,7 @@ fn plays_within_memory(config: &Config) {
         println!("GPU {gpu}: {held:?} of {memory}");
         assert!(held.peak >= device_bytes(config, &built.plan) && held.peak_in_all <= memory);
     }
-    // Once connected, the plan counts what was measured.
+    // After the ranks have connected, the plan counts the measured bytes.
     let limit = device_limit(config, &built).expect("a limit");
     let told = memory_report(config, &built).gpu;
     assert!(told.bytes <= limit, "{} of {limit}", told.bytes);
@@ -68,7 +69,7 @@ fn plays_within_memory(config: &Config) {
 }
 
 pub(super) fn seventy_billion() {
-    // Two micro-batches of the same plan.
+    // The global batch has two micro-batches, with the same plan.
     plays_within_memory(&config("dgx2-70b.ron", &["batch.global=32"]));
 }
 

@@ -1,4 +1,5 @@
-//! In-process collectives on GPUs: the bits of the cpu backend, whatever the number of ranks, the length and the type.
+//! In-process collectives on GPUs have the bits of the cpu backend, for all numbers of ranks,
+//! lengths and types.
 
 use device::cpu::{self, CpuOptions, Lanes};
 use device::cuda::{self, Collectives, CudaOptions, Peers};
@@ -7,8 +8,9 @@ use device::{Communicator, HostWork};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A collective and the tensors around it. Each rank makes `x` right before, keeps it right after and then clears it: a
-/// rank that reads its peers too early finds nothing there yet, one that reads too late finds zeros.
+/// A collective and its tensors. Each rank writes `x` directly before the collective, copies `x` to
+/// `kept` directly after it, and then clears `x`. A rank that reads its peers too early misses
+/// their values, and a rank that reads too late finds zeros.
 struct Round {
     op: Op,
     source: Tensor,
@@ -28,7 +30,7 @@ impl Round {
     }
 }
 
-/// The rounds of a test, their tensors at places that suit no wide load.
+/// Rounds of a test. Their tensors are not aligned for wide loads.
 struct Case {
     plan: Arc<Plan>,
     rounds: Vec<Round>,
@@ -59,7 +61,7 @@ fn case(group: Group, ranks: usize) -> Case {
     Case { plan: Arc::new(plan), rounds }
 }
 
-/// What each rank kept. Of a reduce-scatter only its own shard counts.
+/// Values that each rank kept. After a reduce-scatter only the rank's own shard counts.
 fn results(
     case: &Case,
     (tp, dp): (usize, usize),

@@ -1,4 +1,4 @@
-//! What the lanes of a real GPU do beside each other, from the order in which things happen.
+//! Overlap of the lanes of a real GPU. The tests check the order of events.
 
 use super::{GRID, on_cuda, try_run};
 use device::Lane;
@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tests::{run, tiny};
 
-/// Tiles that a queue holds whose length knows nothing of the step.
+/// Number of tiles in a queue whose length does not depend on the step.
 const QUEUE: usize = 1024;
 
 const MANY_TILES: &[&str] = &[
@@ -22,7 +22,8 @@ const MANY_TILES: &[&str] = &[
     "train.steps=2",
 ];
 
-/// The number on its lane of the last op of block 0's forward pass, by step: the same program on the cpu backend tells.
+/// Number, on the Compute lane, of the last op of block 0's forward pass, by step. A run of the
+/// same program on the cpu backend counts the ops.
 fn first_block_done() -> Vec<u64> {
     let trace = Arc::new(Trace::default());
     run(&tiny(MANY_TILES), &RunOptions { trace: Some(trace.clone()), ..RunOptions::default() });
@@ -31,8 +32,8 @@ fn first_block_done() -> Vec<u64> {
     spans.filter(|(span, _)| is(span)).map(|(_, tick)| tick).collect()
 }
 
-/// Block 0 has gone forward while more tiles of the update of the step before are left than such a queue holds.
-/// Where the queue makes the submitting thread wait, no scheduler brings that about.
+/// Block 0 ends its forward pass while the previous step's update has more tiles left than
+/// [`QUEUE`]. If the queue made the submitting thread wait, no scheduler could produce this order.
 pub(super) fn update_beside_the_next_forward() {
     let done = first_block_done();
     let trace = Arc::new(Trace::default());
@@ -48,26 +49,26 @@ pub(super) fn update_beside_the_next_forward() {
     assert!(left > QUEUE + 100, "{left} of {of_step}");
 }
 
-/// No launch has found its queue full, where the driver counts that.
+/// Asserts that no launch found its queue full, if the driver counts full queues.
 pub(super) fn assert_never_blocked() {
     let Some(stats) = fake_cuda::stats() else { return };
     assert_eq!(stats.blocked, 0, "a thread sat in a full queue: {stats:?}");
 }
 
-/// A step of some 2,500 launches on a GPU that is slower than the thread that enqueues them.
+/// Runs a step of about 2,500 launches on a GPU that is slower than the thread that enqueues them.
 pub(super) fn nobody_sits_in_a_full_queue() {
     let config = on_cuda(tiny(&["batch.micro=1", "batch.global=20", "train.steps=1"]));
     try_run(&config, &RunOptions::default()).unwrap_or_else(|e| panic!("{e}"));
     if let Some(stats) = fake_cuda::stats() {
         assert!(stats.launches + stats.gemms > 2_000, "{stats:?}");
-        // A stream tells its progress now and then, not at every point that others may wait for.
+        // A stream reports its progress now and then, not wherever other lanes may wait.
         println!("{} of {} launches", stats.value_ops, stats.launches + stats.gemms);
         assert!(6 * stats.value_ops < stats.launches + stats.gemms, "{stats:?}");
     }
     assert_never_blocked();
 }
 
-/// The same where a trace puts two events around each op.
+/// Runs the same step with a trace, which puts two events around each op.
 pub(super) fn nor_where_a_trace_is_made() {
     let config = on_cuda(tiny(&["batch.micro=1", "batch.global=20", "train.steps=1"]));
     let trace = Some(Arc::new(Trace::default()));
@@ -76,14 +77,14 @@ pub(super) fn nor_where_a_trace_is_made() {
     assert_never_blocked();
 }
 
-/// The CPUs that a thread of this process may run on, as Linux lists them.
+/// CPUs that a thread of this process may run on, in Linux's list format.
 fn allowed(thread: &str) -> String {
     let status = std::fs::read_to_string(format!("/proc/{thread}/status")).unwrap();
     let line = status.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:"));
     line.unwrap().trim().to_owned()
 }
 
-/// What threads of this name may run on.
+/// CPUs that the threads of this name may run on, by thread.
 fn allowed_by_name(name: &str) -> Vec<String> {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
     let numbers = tasks.map(|task| task.unwrap().file_name().into_string().unwrap());
@@ -120,7 +121,8 @@ pub(super) fn threads_are_bound() {
     assert_eq!(*seen.lock().unwrap(), [expected]);
 }
 
-/// Four ranks on one GPU that has few queues: each queue runs what was enqueued first, whosever it is.
+/// Runs four ranks on one GPU with few hardware queues. Each queue runs the launches of all its
+/// ranks in the order of submission.
 pub(super) fn ranks_share_hardware_queues() {
     let options = RunOptions { timeout: Some(Duration::from_secs(20)), ..RunOptions::default() };
     let sets = ["train.steps=4", "model.layers=1", "batch.global=4"];

@@ -1,4 +1,4 @@
-//! A GPU that is lost: whatever finds it so says how it was lost.
+//! A lost GPU: the error says how the GPU was lost, for every call that can find the loss.
 
 use device::cuda::{self, Collectives, CudaOptions, Peers};
 use device::{Arena, Device, Dtype, Error, Lane, Op, Plan, Rank, Tensor};
@@ -6,10 +6,10 @@ use device::{Communicator, HostContext, HostOp, HostTask, HostWork, Mode};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How often the product is submitted, each once the one before has run: the GPU is lost by one of them.
+/// Number of submissions, each after the previous op has run. One of them loses the GPU.
 const TIMES: usize = 100;
 
-/// A GPU alone, with three tensors.
+/// Opens a GPU without peers, with three tensors.
 fn open() -> (Device, [Tensor; 3]) {
     let mut plan = Plan::default();
     let mut tensor = || plan.tensor((Arena::Device, "test"), "t", Dtype::F32, (64, 64));
@@ -29,7 +29,7 @@ fn open() -> (Device, [Tensor; 3]) {
     (cuda::open(rank, &plan, &world, &options).unwrap(), tensors)
 }
 
-/// cuBLASLt itself says that the product failed and no more.
+/// A matmul finds the loss. cuBLASLt itself only reports a failed call.
 pub(super) fn at_a_product() {
     let (dev, [a, b, c]) = open();
     [a, b].into_iter().for_each(|x| dev.submit(Lane::Compute, Op::Zero { x }));
@@ -43,7 +43,7 @@ pub(super) fn at_a_product() {
     assert!(text.contains("ILLEGAL_ADDRESS"), "{text}");
 }
 
-/// A task of the host that takes longer than the thread that submits takes to come to what waits for it.
+/// Host task that still runs when the submitting thread reaches the wait for the task.
 #[derive(Debug)]
 struct SlowTask;
 
@@ -58,7 +58,7 @@ impl HostTask for SlowTask {
     }
 }
 
-/// The first call that fails tells a stream to wait for an op of the host.
+/// The first failing call makes a stream wait for a host op.
 pub(super) fn at_a_wait() {
     let (dev, [a, ..]) = open();
     let slow = HostOp::new(SlowTask);

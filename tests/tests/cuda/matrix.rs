@@ -1,5 +1,5 @@
-//! The equivalence matrix on GPUs: the cpu backend's losses, norms, evaluations and final parameters within what the
-//! order of sums explains, and no bit changed by what only moves work in place or time.
+//! The equivalence matrix on GPUs. Losses, norms, evaluations and final parameters differ from the
+//! cpu backend only by the order of sums. Settings that move work in place or time change no bit.
 
 use super::{ALONE, GRID, in_process, on_cuda};
 use data::Dataset;
@@ -8,23 +8,24 @@ use std::sync::{Arc, OnceLock};
 use tests::compare::{Reference, RunDistance, assert_same_bits, full, run_for_weights, with};
 use tests::{short_text, tiny, try_run_on};
 
-/// How far a GPU may be from the cpu backend: three times what is measured under the stand-in, whose products sum in
-/// another order than the cpu's.
+/// Largest distance of a GPU's run from the cpu backend's run: three times the distance measured
+/// under the fake driver, whose matmuls sum in another order than the cpu's.
 fn limit(precision: &str) -> RunDistance {
     match precision {
-        // 4.4e-8, 3e-8, 1.8e-6
+        // Measured: 4.4e-8, 3e-8, 1.8e-6.
         "Fp32" => RunDistance { loss: 1.3e-7, norm: 1e-7, weights: 5e-6 },
-        // 9e-4, 1.1e-3, 1.9e-2: the attention's weights have 8 bits when tensor cores multiply them.
+        // Measured: 9e-4, 1.1e-3, 1.9e-2. Tensor cores multiply attention weights of 8 bits.
         "Bf16" => RunDistance { loss: 2.7e-3, norm: 3e-3, weights: 6e-2 },
-        // 1.4e-2, 4.9e-3, 1.2e-1: a rounding to 8 bits turns a last bit into a sixteenth.
+        // Measured: 1.4e-2, 4.9e-3, 1.2e-1. Rounding to 8 bits turns a last bit into a sixteenth.
         "Fp8" => RunDistance { loss: 4.2e-2, norm: 1.5e-2, weights: 3.6e-1 },
-        // 7.4e-5, 1.2e-4, 4.4e-3
+        // Measured: 7.4e-5, 1.2e-4, 4.4e-3.
         _ => RunDistance { loss: 2.2e-4, norm: 3.6e-4, weights: 1.4e-2 },
     }
 }
 
-/// eps is as in the layout tests: Adam must not blow up rounding noise. The loss scale lets nothing overflow: at the
-/// edge one order of sums would skip a step and another not.
+/// Settings of all runs. As in the layout tests, eps is so large that Adam does not amplify
+/// rounding noise. No step overflows, because then the order of sums would decide which step is
+/// skipped.
 const BASE: &[&str] = &[
     "model.vocab=257",
     "model.layers=2",
@@ -40,7 +41,7 @@ fn data() -> &'static Arc<Dataset> {
     DATA.get_or_init(short_text)
 }
 
-/// `base` on the cpu backend, and each of `variants` on top of it on GPUs by each transport.
+/// Compares each variant of `base` on GPUs, by each transport, with `base` on the cpu backend.
 fn near(base: &[&str], variants: &[&[&str]], transports: &[RunOptions], limit: RunDistance) {
     let reference = Reference::on(data(), base);
     for variant in variants {
@@ -52,7 +53,7 @@ fn near(base: &[&str], variants: &[&[&str]], transports: &[RunOptions], limit: R
     }
 }
 
-/// Each of `variants` on top of `base` runs on GPUs to the bits of `base`.
+/// Asserts that each variant of `base` has the bits of `base` on GPUs.
 fn no_bit_changes(base: &[&str], variants: &[&[&str]], options: &RunOptions) {
     let run = |sets: &[&str]| {
         let config = on_cuda(tiny(sets));
@@ -71,10 +72,10 @@ pub(super) fn alone() {
     near(&with(BASE, ALONE), &[&[]], &[RunOptions::default()], limit("Fp32"));
 }
 
-/// TP 2 x DP 2; cut into one, two and four micro-batches.
+/// Compares TP 2 x DP 2 with the cpu backend, with one, two and four micro-batches for each rank.
 pub(super) fn grid(precision: &str) {
     let set = format!("precision={precision}");
-    // Products of fp8 have sizes in multiples of 16.
+    // The sizes of fp8 matmuls are multiples of 16.
     let hidden = if precision == "Fp8" { "model.hidden=64" } else { "model.hidden=32" };
     let base = with(&with(BASE, GRID), &[&set, hidden]);
     let both = [in_process(), RunOptions::default()];
@@ -84,7 +85,7 @@ pub(super) fn grid(precision: &str) {
     near(&base, cuts, &both[..1], limit(precision));
 }
 
-/// What moves work in place.
+/// Settings that move work to another place or time.
 const PLACES: [&[&str]; 5] = [
     &["offload.update=Speculative", "offload.speculated_fraction=1", "train.verify_every=2"],
     &["offload.update=Serial"],
@@ -93,10 +94,10 @@ const PLACES: [&[&str]; 5] = [
     &["offload.optimizer=Split(device_fraction: 0.4)"],
 ];
 
-/// What an update on the device would not be: one step late.
+/// Update that is one step late. An update on the device is never late.
 const DELAYED: &[&str] = &["offload.update=Delayed(after_step: 1)"];
 
-/// What cuts it into other pieces, or does it again.
+/// Settings that cut the work into other pieces, or repeat a part.
 const PIECES: [&[&str]; 5] = [
     &["offload.bucket_elements=1024", "offload.tile_elements=1000000"],
     &["offload.bucket_elements=9000", "offload.tile_elements=2500", "offload.lookahead=3"],
@@ -105,7 +106,7 @@ const PIECES: [&[&str]; 5] = [
     &["recompute=Selective"],
 ];
 
-/// TP 2 x DP 2.
+/// Compares modes, places and pieces on TP 2 x DP 2.
 pub(super) fn modes() {
     let small = with(BASE, GRID);
     for precision in ["precision=Fp32", "precision=Bf16", "precision=Fp16"] {
@@ -131,9 +132,10 @@ pub(super) fn modes() {
     no_bit_changes(&late, &[PLACES[3], PLACES[4], PIECES[1], &[]], &in_process());
 }
 
-/// The library adds 16-bit numbers hop by hop, rounding each time: with `reduce_fp32` it is given none. Then its sums are those
-/// in-process, which are fp32 in rank order, rounded once. Where each group has two ranks one sum is one rounding anyway. Of four
-/// ranks the library itself chooses the order of fp32 sums, and only the fake one promises that of ranks.
+/// With `reduce_fp32`, the sums of NCCL equal the in-process sums, which are fp32 in rank order and
+/// rounded once. NCCL adds 16-bit numbers hop by hop with a rounding in each hop, so `reduce_fp32`
+/// gives it none. In groups of two ranks, a sum has one rounding anyway. With four ranks, NCCL
+/// chooses the order of fp32 sums, and only the fake NCCL promises rank order.
 pub(super) fn sums_in_fp32(layout: &[&str]) {
     let base = with(&with(BASE, layout), &["precision=Bf16", "parallel.reduce_fp32=true"]);
     let base = with(&base, &["train.steps=2", "train.eval_every=0"]);
@@ -164,7 +166,7 @@ pub(super) fn shared() {
     near(&base, &[&[]], &[RunOptions::default()], limit("Fp32"));
 }
 
-/// Every precision by both transports, then bits.
+/// Compares sixteen ranks with the cpu backend, by both transports, and then checks bits.
 pub(super) fn sixteen(tensor: usize, data: usize) {
     let grid = [("tensor", tensor), ("data", data)].map(|(key, n)| format!("parallel.{key}={n}"));
     let batch = format!("batch.global={}", 2 * data);
@@ -178,8 +180,9 @@ pub(super) fn sixteen(tensor: usize, data: usize) {
     let bf16 = with(&base, &["precision=Bf16"]);
     no_bit_changes(&bf16, &PLACES, &in_process());
     no_bit_changes(&bf16, &[PIECES[1], PIECES[3], &[]], &in_process());
-    // NCCL adds around a ring that begins elsewhere in each piece: of more than two ranks the order of a sum, and so its
-    // rounding, follows from where pieces are cut, which `Split` cuts otherwise.
+    // NCCL adds around a ring, which begins at another rank in each piece. With more than two
+    // ranks, the cuts between pieces decide the order of a sum and its rounding. The split
+    // optimizer has other cuts.
     let places = if data > 2 { &PLACES[..3] } else { &PLACES };
     no_bit_changes(&bf16, places, &RunOptions::default());
 }

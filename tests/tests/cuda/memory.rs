@@ -1,4 +1,4 @@
-//! The largest models of a small GPU: what the plan says and what the driver was asked for.
+//! The largest models of a small GPU: the planned bytes, and the bytes that the driver allocates.
 
 use super::{on_cuda, try_run};
 use config::Config;
@@ -10,10 +10,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use tests::{lay_out, tiny};
 
-/// What products take of each GPU: much of one this small.
+/// Bytes of the matmul workspace on each GPU: a large part of such a small GPU.
 const WORKSPACE: u64 = 32 << 20;
 
-/// Of host memory: 1.6 times what the GPU has for the rest.
+/// Bytes of host memory: 1.6 times the GPU memory without the workspace.
 fn host() -> u64 {
     let gpu = std::env::var("FAKECUDA_MEMORY").expect("set by the test");
     (gpu.parse::<u64>().expect("a number") - WORKSPACE) * 8 / 5
@@ -43,7 +43,7 @@ fn planned(optimizer: &str, layers: usize) -> Report {
     memory_report(&config, &lay_out(&config))
 }
 
-/// The deepest model that fits both memories.
+/// Number of blocks of the deepest model that fits both memories.
 fn deepest(optimizer: &str) -> usize {
     let fits = |layers: &usize| {
         let plan = planned(optimizer, *layers);
@@ -57,9 +57,9 @@ fn within_two_percent(what: &str, allocated: u64, planned: u64) {
     assert!(planned.abs_diff(allocated) <= planned / 50, "{what}: {allocated} against {planned}");
 }
 
-/// Weights of more than a piece are where they belong, in each type.
+/// Weights that are written in several pieces are at the right places, in each type.
 pub(super) fn weights_are_written_in_pieces() {
-    // Two pieces of 1 MiB, and a bit.
+    // In fp32 this is two pieces of 1 MiB, and 77 elements.
     const N: usize = (2 << 20) / 4 + 77;
     let rank = Rank { tp: 0, tp_size: 1, dp: 0, dp_size: 1 };
     let mut plan = Plan::default();
@@ -77,7 +77,7 @@ pub(super) fn weights_are_written_in_pieces() {
     };
     let world = Communicator::new(1, 1, Duration::from_secs(60));
     let dev = cuda::open(rank, &Arc::new(plan), &world, &options).unwrap();
-    // Exact in 8 bits, and at each place another than a piece before.
+    // Each value is exact in 8 bits, and differs from the value one piece earlier.
     let value = |i: usize| (i * 7 + i / 1000) as f32 % 251.0;
     for tensor in all {
         let fill = |first: usize, views: &mut [ViewMut<'_>]| {
@@ -99,7 +99,7 @@ pub(super) fn weights_are_written_in_pieces() {
 
 pub(super) fn is_allocated_as_planned() {
     let mut parameters = Vec::new();
-    // In this order: the driver tells the highest that ever was.
+    // The order matters, because the driver reports the peak of all runs so far.
     for optimizer in ["Host", "Device"] {
         let layers = deepest(optimizer);
         let plan = planned(optimizer, layers);
@@ -122,7 +122,7 @@ pub(super) fn is_allocated_as_planned() {
         println!("{words}");
         assert!(more.host_per_rank.bytes > host() || !more.fits && words.contains("MiB wanted"));
     }
-    // 18 bytes of host memory each; 18 of the GPU's.
+    // A parameter needs 18 bytes: of host memory, or of GPU memory with the optimizer there.
     assert!(18 * parameters[0] <= host() && 20 * parameters[0] > host(), "{parameters:?}");
     assert!(2 * parameters[0] > 3 * parameters[1], "{parameters:?}");
 }

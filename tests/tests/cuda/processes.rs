@@ -1,4 +1,5 @@
-//! Ranks on GPUs in several processes, which are threads here: NCCL joins their GPUs, and letters bring its ids.
+//! Ranks on GPUs in several processes, which are threads here. NCCL joins their GPUs, and messages
+//! between the processes carry its ids.
 
 use super::{DEADLINE, GRID, on_cuda};
 use device::{Error, Processes};
@@ -10,13 +11,13 @@ use tests::{RunRecord, lay_out, short_text, tiny, try_run_on};
 
 const DP4: &[&str] = &["parallel.data=4"];
 
-/// The run of `sets` by two processes, as each of them ended.
+/// Results of a run of `sets` by two processes, one result for each process.
 fn by_two(sets: &[&str], options: &RunOptions) -> Vec<Result<RunRecord, Box<RunError>>> {
     let (config, data) = (on_cuda(tiny(sets)), short_text());
     let (built, over) = (lay_out(&config), AtomicBool::new(false));
     let all = Processes::in_threads(2);
     std::thread::scope(|scope| {
-        // As the wire does.
+        // The network connection of real processes also beats.
         let beats = || {
             while !over.load(Ordering::Relaxed) {
                 all.iter().for_each(|processes| processes.beat());
@@ -47,7 +48,8 @@ pub(super) fn have_the_bits_of_one() {
     }
 }
 
-/// The GPU of rank 2 is busy for longer than the deadline: ranks of the other process name it, and not rank 3, which waits, too.
+/// The GPU of rank 2 is busy for longer than the deadline. The ranks of the other process name rank
+/// 2, and not rank 3, which waits too.
 pub(super) fn name_the_rank_that_does_not_come() {
     let options = RunOptions { timeout: Some(DEADLINE), ..RunOptions::default() };
     for ended in by_two(DP4, &options) {

@@ -8,7 +8,7 @@ use tests::compare::{
     assert_no_bit_changes, assert_same_bits, full, run_sets, run_with, with, with_delays,
 };
 
-/// Clipping acts, dropout drops, evaluations happen between steps while an update is on its way.
+/// Settings of all runs: clipping, dropout, and evaluations between steps while an update runs.
 const BASE: &[&str] = &[
     "model.vocab=257",
     "model.dropout=0.1",
@@ -28,7 +28,7 @@ const LAYOUTS: [&[&str]; 4] = [
     &[],
 ];
 
-/// Layouts x rules x each of `variants`, against the same without.
+/// Asserts, for the layouts and rules, that no variant changes a bit.
 fn no_bit_changes(variants: &[&[&str]]) {
     for (i, layout) in LAYOUTS.iter().enumerate() {
         for (j, rule) in RULES.iter().enumerate() {
@@ -87,7 +87,7 @@ fn what_only_moves_work_changes_no_bit_of_small_moments() {
         let (wide, narrow) = (run_sets(&with(&sets, &["offload.moments=Fp32"])), run_sets(&sets));
         assert_ne!(wide.outcome.state_hash, narrow.outcome.state_hash, "{layout:?}");
     }
-    // A late update's random bits are those of the step of its gradient.
+    // A delayed update uses the random bits of the step of its gradient.
     let late = with(LAYOUTS[0], &["offload.update=Delayed(after_step: 1)", "precision=Bf16"]);
     assert_no_bit_changes(
         &with(&with(BASE, &late), &["offload.moments=Bf16"]),
@@ -101,7 +101,7 @@ fn what_only_moves_work_changes_no_bit_of_small_moments() {
 #[test]
 fn placement_changes_no_bit() {
     no_bit_changes(&[&["offload.optimizer=Device"]]);
-    // With one micro-batch the shard itself is the gradient; nothing is summed.
+    // With one micro-batch, the shard itself is the gradient, without a sum.
     for layout in [&[][..], &["parallel.data=2"]] {
         let whole = with(&with(BASE, layout), &["batch.micro=4", "batch.global=8"]);
         assert_no_bit_changes(&whole, &[&["offload.optimizer=Device"]]);
@@ -126,8 +126,8 @@ fn the_place_of_accumulation_changes_no_bit() {
     no_bit_changes(&[&["offload.accumulate=Host"], &other_buckets]);
 }
 
-/// fp32 gradients are the 16-bit ones cast, which is exact, and sums over micro-batches keep their order: no tolerance
-/// is needed where the sums are fp32 or there are none. The 16-bit sums are another matter, see `precision.rs`.
+/// The cast of 16-bit gradients to fp32 is exact, and sums over micro-batches keep their order. So
+/// the test needs no tolerance if sums are fp32 or do not exist. `precision.rs` tests 16-bit sums.
 #[test]
 fn blocking_transfer_changes_no_bit() {
     let [blocking, serial] = ["offload.transfer=Blocking", "offload.update=Serial"];
@@ -163,7 +163,7 @@ fn recomputation_changes_no_bit() {
 fn partitioned_checkpoints_change_no_bit() {
     let [two, four] = ["parallel.tensor=2", "parallel.tensor=4"];
     let on = ["recompute=Block", "partition_checkpoints=true"];
-    // With few blocks nothing, or little, is gathered; evaluations in between use the same buffers.
+    // With few blocks, ranks gather little or nothing. Evaluations use the same buffers.
     for layout in [&[two, "model.layers=1"], &[two, "model.layers=2"], &[four, "model.layers=5"]] {
         assert_no_bit_changes(&with(BASE, layout), &[&on]);
     }
@@ -217,7 +217,7 @@ fn lanes_with_random_delays_change_no_bit() {
         &["offload.update=Serial"],
         &["offload.optimizer=Device"],
     ];
-    // With and without data parallelism: the Host lane has other ops to follow a copy with.
+    // With and without data parallelism, the Host lane has different ops after a copy.
     let quick = (&modes[..2], &LAYOUTS[..2], &[40][..]);
     let (modes, layouts, delays) =
         if full() { (modes, &LAYOUTS[..], &[0, 40, 400][..]) } else { quick };
@@ -266,7 +266,7 @@ fn nothing_changes_a_bit_in_any_precision() {
             assert_no_bit_changes(&with(&with(BASE, layout), &sets), &variants);
         }
     }
-    // In multiples of 16, as products of fp8 are.
+    // The sizes of fp8 matmuls are multiples of 16.
     for layout in layouts {
         let sets = ["train.steps=3", "precision=Fp8", "model.hidden=64"];
         assert_no_bit_changes(&with(&with(BASE, layout), &sets), &variants);
@@ -299,7 +299,7 @@ fn a_split_of_the_optimizer_changes_no_bit() {
 fn a_first_forward_of_several_micro_batches_together_changes_no_bit() {
     let base = with(BASE, &["recompute=Block"]);
     for (i, layout) in LAYOUTS.iter().enumerate().filter(|(i, _)| full() || i % 2 == 0) {
-        // Eight micro-batches, or four: some go together, all, and more than there are.
+        // There are eight or four micro-batches; a group has some, all, or more than exist.
         let layout = with(&with(&base, layout), RULES[i % 2]);
         let all: [&[&str]; 4] = [
             &["offload.first_forward=2"],
@@ -309,7 +309,7 @@ fn a_first_forward_of_several_micro_batches_together_changes_no_bit() {
         ];
         assert_no_bit_changes(&layout, &all);
     }
-    // One micro-batch: nothing goes together. Shares of checkpoints; a delayed update.
+    // More cases: one micro-batch, which has no group; partitioned checkpoints; a delayed update.
     let one = with(&base, &["batch.micro=8"]);
     assert_no_bit_changes(&one, &[&["offload.first_forward=2"]]);
     let shares = with(&base, &["parallel.tensor=2", "partition_checkpoints=true"]);

@@ -23,7 +23,7 @@ fn tokenizer(name: &str) -> Tokenizer {
     Tokenizer::open(&folder(name)).unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// A template with the settings of the fixture.
+/// Template with the text `text` and the tokenizer settings `settings`.
 fn template(text: &Value, settings: &Value) -> Template {
     let into = tempfile::tempdir().unwrap();
     fs::write(into.path().join("chat_template.jinja"), text.as_str().unwrap()).unwrap();
@@ -31,7 +31,7 @@ fn template(text: &Value, settings: &Value) -> Template {
     Template::of_data(&ModelFiles::open(into.path()).unwrap()).unwrap()
 }
 
-/// The text of tokens, with `[[` and `]]` around those that count.
+/// Text of tokens, with `[[` and `]]` around the counted tokens.
 fn shown(tokenizer: &Tokenizer, tokens: &[u32], counted: impl IntoIterator<Item = bool>) -> String {
     let mut decoder = tokenizer.decoder();
     let (mut text, mut before) = (String::new(), false);
@@ -78,7 +78,7 @@ fn tokens_and_targets_are_those_of_transformers_with_and_without_marks_in_the_te
     assert!(compared > 100 && refused > 5, "{compared} {refused}");
 }
 
-/// transformers makes control tokens of what a user writes. Here they stay the letters that they are.
+/// With transformers, a user can write text that becomes control tokens. Here the text stays text.
 #[test]
 fn what_a_user_writes_controls_nothing() {
     let (expected, tokenizer) = (expected("chat-templates"), tokenizer("chat-templates"));
@@ -108,8 +108,9 @@ fn what_a_user_writes_controls_nothing() {
     }
 }
 
-/// In 66 forms without marks: an answer has all that ends it, its calls of tools, and nothing of what a tool answers.
-/// tests/fixtures/make_turns_fixture.py wrote the chats, the templates, and what transformers makes of them.
+/// Tests 66 templates without marks. An answer includes its end and its tool calls, and excludes
+/// the response of the tool. tests/fixtures/make_turns_fixture.py wrote the chats, the templates,
+/// and the results of transformers.
 #[test]
 fn an_answer_ends_where_the_template_ends_the_turn() {
     let (expected, tokenizer) = (expected("chat-turns"), tokenizer("chat-turns"));
@@ -146,8 +147,8 @@ fn an_answer_ends_where_the_template_ends_the_turn() {
     assert!(wrong.is_empty(), "{} of {compared} differ:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// Which answers count is a matter of the row; where they stand, of the template, also where it marks some of them alone, or runs
-/// over numbers instead of messages.
+/// The row decides which answers count, and the template decides their places. This also holds if
+/// the template marks only some answers, or loops over numbers instead of messages.
 #[test]
 fn an_answer_that_is_not_to_be_learned_is_told_by_its_place() {
     let (expected, tokenizer) = (expected("chat-turns"), tokenizer("chat-turns"));
@@ -219,14 +220,14 @@ fn an_answer_that_is_not_to_be_learned_is_told_by_its_place() {
         let whole = "<|im_start|>user\nq<|im_end|><|im_start|>assistant\none<|im_end|>";
         assert!(made.replace("[[", "").replace("]]", "").starts_with(whole), "{name} {made}");
     }
-    // A note of a turn in the text would keep its blanks.
+    // A marker of a turn, inserted into the text, would keep the blanks that this template trims.
     let template = template(&json!(trimmed), &expected["settings"]);
     let row = json!({ "messages": &chat[..4] }).to_string();
     let made = Rows::of_chats(&tokenizer, &template, "").document(&row).unwrap();
     assert!(shown(&tokenizer, &made.tokens, made.counted).ends_with("[[two<|im_end|>]]"));
 }
 
-/// Loops that write other things than the turns of messages move no targets.
+/// Loops that write other text than the turns of messages move no targets.
 #[test]
 fn a_turn_ends_where_something_else_begins() {
     let (expected, tokenizer) = (expected("chat-turns"), tokenizer("chat-turns"));
@@ -260,7 +261,7 @@ fn a_turn_ends_where_something_else_begins() {
     }
 }
 
-/// Calls in a row are one answer, as those who share conversations write them.
+/// Several tool calls in a row are one answer, as in published conversations.
 #[test]
 fn calls_in_a_row_are_one_answer() {
     let (expected, tokenizer) = (expected("chat-turns"), tokenizer("chat-turns"));

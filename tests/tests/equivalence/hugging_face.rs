@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tests::{config, dataset_of_windows, lay_out};
 
-/// Samples, tokens of one, vocabulary of the fixture.
+/// Samples (`B`), tokens of a sample (`T`) and vocabulary (`V`) of the fixture.
 const B: usize = 4;
 const T: usize = 16;
 const V: usize = 61;
@@ -25,7 +25,7 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/hf-gpt2-tiny")
 }
 
-/// A tensor of what is expected, widened.
+/// Expected tensor, widened to f64.
 fn expected(name: &str) -> Vec<f64> {
     let bytes = std::fs::read(folder().join("expected.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
@@ -165,7 +165,7 @@ fn what_is_imported_and_exported_is_the_same_folder() {
         assert_eq!(parts, files, "{names:?}");
         assert_eq!(names.contains(&"model.safetensors.index.json".to_owned()), files > 1);
         assert!(tensors(&out, &names) == theirs, "{most}: {names:?}");
-        // What it wrote can be imported, and its config.json says the model.
+        // The exported folder can be imported, and its config.json describes the model.
         let again = Folder::open(&out).unwrap();
         again.check_model(&config.model, &built.decoder).unwrap();
     }

@@ -24,24 +24,24 @@ use tensor_parallel::DecoderShape;
 use tests::pass::{Fixture, PassInputs, PassResult, pass, widened, worst};
 use tests::{config, dataset_of_windows, lay_out};
 
-/// Samples, tokens of one, vocabulary of the fixtures.
+/// Samples (`B`), tokens of a sample (`T`) and vocabulary (`V`) of the fixtures.
 const B: usize = 6;
 const T: usize = 12;
-/// Samples of a step of documents, and the seed of their order.
+/// Number of samples in a step of documents (`MASKED_B`), and the seed of their order (`SEED`).
 const MASKED_B: usize = 24;
 const SEED: u64 = 7;
 const V: usize = 61;
 
 const MODELS: [&str; 5] = ["llama3", "llama-linear", "mistral", "qwen2", "qwen3"];
 
-/// (tensor, data, sequence)
+/// Layouts: (tensor, data, sequence).
 const LAYOUTS: [(usize, usize, bool); 7] = [
     (1, 1, false),
     (2, 1, false),
     (2, 1, true),
     (1, 3, false),
     (2, 2, true),
-    // Three ranks share each head of keys and values.
+    // Three ranks share each key and value head.
     (6, 1, false),
     (6, 2, true),
 ];
@@ -50,7 +50,7 @@ fn folder(model: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("fixtures/hf-{model}-tiny"))
 }
 
-/// What transformers calls a tensor of ours.
+/// Name in transformers of the tensor `ours`.
 fn theirs(ours: &str) -> String {
     let name = match ours {
         "wte" => return "model.embed_tokens.weight".into(),
@@ -70,7 +70,7 @@ fn theirs(ours: &str) -> String {
     parts.join(".")
 }
 
-/// The tensors of all safetensors files of a folder.
+/// Tensors of all safetensors files of a model's folder.
 fn load(model: &str) -> Fixture {
     let mut all = Fixture::default();
     for entry in std::fs::read_dir(folder(model)).unwrap() {
@@ -113,7 +113,7 @@ fn grid((tp, dp, sequence): (usize, usize, bool)) -> Vec<String> {
 fn logits_loss_and_every_gradient_are_those_of_transformers_on_every_layout() {
     for model in MODELS {
         let fixture = load(model);
-        // With recomputation the logits go through the tokens in runs, the last of them shorter.
+        // With block recomputation, the head works on runs of 7 tokens; the last run is shorter.
         let ways = |l| [(l, "None", 1000), (l, "Selective", 1000), (l, "Block", 7)];
         for (layout, more, head_rows) in LAYOUTS.into_iter().flat_map(ways) {
             let mut sets = grid(layout);
@@ -143,7 +143,7 @@ fn logits_loss_and_every_gradient_are_those_of_transformers_on_every_layout() {
     }
 }
 
-/// Trains from a folder: losses and norms of the steps are these.
+/// Trains from a folder, and compares the losses and norms of the steps.
 fn assert_steps(
     config: &Config,
     (from, data): (&Arc<PretrainedWeights>, &Arc<Dataset>),
@@ -194,8 +194,8 @@ fn ten_adamw_steps_from_a_folder_are_those_of_pytorch_on_every_layout() {
     }
 }
 
-/// Documents with targets that do not count, each a sample: the loss is the mean over the targets of the global batch,
-/// whatever ranks and micro-batches have of them.
+/// Each sample is a document, and some of its targets do not count. The loss is the mean over the
+/// counted targets of the global batch, for every split over ranks and micro-batches.
 #[test]
 fn ten_adamw_steps_on_masked_documents_are_those_of_pytorch_on_every_layout() {
     for model in MODELS {
@@ -232,11 +232,11 @@ fn ten_adamw_steps_on_masked_documents_are_those_of_pytorch_on_every_layout() {
     }
 }
 
-/// Set: trains on GPUs.
+/// Environment variable: if it is set, the tests train on GPUs.
 const ON_GPUS: &str = "ONEBOX_PARITY_ON_GPUS";
 
-/// The steps once more, in a child process under the fake driver. (On a machine with a GPU, scripts/gpu-check sets the
-/// variable itself.)
+/// Repeats the steps in a child process under the fake driver. On a machine with a GPU,
+/// scripts/gpu-check sets the variable itself.
 #[test]
 fn steps_on_gpus_are_those_of_pytorch() {
     if std::env::var_os(ON_GPUS).is_some() {
@@ -264,7 +264,7 @@ fn the_next_token_of_a_folder_is_that_of_transformers() {
         let config = fp32(model, &[], 0);
         let folder = folder(model);
         let mut tokens: Vec<String> = fixture.get("prompt").iter().map(f64::to_string).collect();
-        // As long as a sample is.
+        // A sequence is at most as long as a sample.
         for want in &fixture.get("greedy")[..T - 5] {
             let from = ModelSource::on_cores(WeightSource::Folder(&folder), None, tests::machine());
             let logits = next_logits(&config, &from, &tokens.join(" ")).unwrap();
@@ -275,7 +275,7 @@ fn the_next_token_of_a_folder_is_that_of_transformers() {
     }
 }
 
-/// The weights after ten steps, as a file.
+/// Weights file of a run of ten steps.
 fn weights(model: &str, sets: &[&str]) -> Vec<u8> {
     let run = tempfile::tempdir().unwrap();
     let fixture = load(model);
@@ -308,7 +308,7 @@ fn when_and_where_the_update_runs_changes_no_bit() {
         for more in ["offload.optimizer=Device", "offload.bucket_elements=1024"] {
             assert_eq!(some("offload.update=Overlapped", &[more]), overlapped, "{model} {more}");
         }
-        // A late update replaces what was last read first, the output projection among it.
+        // A delayed update first replaces the last-read tensors, such as the output projection.
         let delayed = "offload.update=Delayed(after_step: 2)";
         let late = some(delayed, &[]);
         assert_ne!(late, overlapped);
@@ -353,7 +353,7 @@ fn a_folder_goes_back_as_it_came() {
         for (name, values) in &ours.0 {
             assert!(values == fixture.get(name), "{model}: {name}");
         }
-        // In bf16 each number is the nearest: what was bf16 before stays as it is.
+        // In bf16 each number is the nearest bf16 number, so that bf16 numbers stay the same.
         let half = run.path().join("half");
         let exported = ModelExport { numbers: Numbers::Bf16, max_file_bytes: 40_000, ..exported };
         export(&exported, &half).unwrap_or_else(|e| panic!("{e}"));

@@ -1,4 +1,4 @@
-//! Losses, gradients and states against other programs, against formulas, and of each layout against one rank.
+//! Losses, gradients and states, compared with other programs and formulas, and between layouts.
 
 mod bits;
 mod chat_templates;

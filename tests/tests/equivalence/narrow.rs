@@ -30,20 +30,20 @@ fn load(sets: &[String]) -> Option<Config> {
     load_str(RON, "test.ron", Path::new("."), sets).ok().map(|LoadedConfig { config, .. }| config)
 }
 
-/// The model of `sets` on `tensor` ranks; `None` where its config is refused.
+/// Shape of the model of `sets` on `tensor` ranks; `None` if its config is refused.
 fn model(sets: &[&str], tensor: usize) -> Option<DecoderShape> {
     let ranks = [format!("parallel.tensor={tensor}"), format!("device.count={tensor}")];
     let sets: Vec<String> = sets.iter().map(ToString::to_string).chain(ranks).collect();
     Some(shape(&load(&sets)?))
 }
 
-/// Parameters that differ in every element, large enough for gradients that differences show.
+/// Random parameters by name. They are so large that differences of the loss show the gradients.
 fn parameters(shape: &DecoderShape) -> BTreeMap<String, Vec<f64>> {
     let decoder = Decoder::plan(&mut Plan::default(), shape, 64);
     let params = decoder.segments().iter().flat_map(|s| &s.params);
     let values = |name: &str, elements: usize| {
         let key = random::key_of_name(3, name);
-        // As fp32, which is what a rank holds.
+        // The values are exact in fp32, because a rank holds fp32.
         (0..elements as u64).map(|i| f64::from(random::normal(key, i) as f32)).collect()
     };
     params.map(|p| (p.name.clone(), values(&p.name, p.global_len()))).collect()
@@ -57,7 +57,7 @@ fn pass_of(shape: &DecoderShape, params: &BTreeMap<String, Vec<f64>>) -> PassRes
     pass(shape, 1, &PassInputs { tokens: &tokens, targets: &targets, starts: None, param: &param })
 }
 
-/// What the loss says of each gradient: within what fp32 loses in a difference of losses.
+/// Asserts that each gradient equals a central difference of the loss, within the error of fp32.
 fn assert_gradients_are_differences(shape: &DecoderShape, what: &str) {
     const STEP: f64 = 1.0 / 512.0;
     let params = parameters(shape);
@@ -111,7 +111,7 @@ fn one_column_of_a_matrix_trains_as_many_do() {
     assert!(cuts >= 5, "{cuts}");
 }
 
-/// Values of keys, of which a model takes one each.
+/// Config keys and their values. A model has one value of each key, or no key if it is empty.
 const KEYS: [(&str, &[&str]); 27] = [
     ("model.family", &["Gpt2", "Llama"]),
     ("model.layers", &["1", "2"]),
@@ -142,7 +142,7 @@ const KEYS: [(&str, &[&str]); 27] = [
     ("optimizer.kind", &["AdamW", "Sgd"]),
 ];
 
-/// The config that the numbers of `key` pick; `None` where it is refused.
+/// Random config from the numbers of `key`, and its settings; `None` if the config is refused.
 fn picked(key: u64) -> Option<(Config, Vec<String>)> {
     let pick = |(index, (key_name, values)): (usize, &(&str, &[&str]))| {
         let value = values[random::below(key, index as u64, values.len() as u64) as usize];
@@ -158,7 +158,7 @@ fn picked(key: u64) -> Option<(Config, Vec<String>)> {
     Some((load(&sets)?, sets))
 }
 
-/// Tokens of the smallest vocabulary.
+/// Data set with the tokens of the smallest vocabulary.
 fn tokens(seq_len: usize) -> Arc<Dataset> {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("tokens.bin");

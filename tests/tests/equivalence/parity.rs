@@ -13,7 +13,7 @@ use tensor_parallel::{Architecture, DecoderShape};
 use tests::pass::{Fixture, PassInputs, PassResult, pass, worst};
 use tests::{config, dataset_of_windows};
 
-/// Vocabulary, tokens of a sample, hidden, samples, steps of the fixture.
+/// Vocabulary, tokens of a sample, hidden size, samples and steps of the fixture.
 const V: usize = 61;
 const T: usize = 16;
 const C: usize = 32;
@@ -21,7 +21,7 @@ const B: usize = 4;
 const STEPS: usize = 10;
 const SEQ_LEN: u64 = T as u64;
 
-/// (tensor, data, sequence): one rank, grids, and more ranks than fill the vocabulary evenly.
+/// Layouts (tensor, data, sequence). Four ranks do not divide the vocabulary.
 const LAYOUTS: [(usize, usize, bool); 5] =
     [(1, 1, false), (1, 2, false), (2, 2, false), (2, 2, true), (4, 1, true)];
 
@@ -35,7 +35,7 @@ fn read(bytes: &[u8]) -> Fixture {
     fixture
 }
 
-/// Names of the parameters.
+/// Names of the fixture's parameters.
 fn params(fixture: &Fixture) -> impl Iterator<Item = &str> {
     fixture.0.keys().filter_map(|name| name.strip_prefix("grad."))
 }
@@ -90,7 +90,8 @@ fn logits_loss_and_every_gradient_are_those_of_pytorch_on_every_layout() {
         assert_eq!(grads.len(), params(&fixture).count());
         for (name, grad) in &grads {
             let want = fixture.get(&format!("grad.{name}"));
-            // Each against its own size: a wrong factor in a small tensor must not hide behind a large one.
+            // The tolerance follows the size of each tensor, so that a large tensor cannot hide a
+            // wrong factor in a small tensor.
             let (apart, tolerance) = (worst(grad, want), 5e-6 * largest(want));
             assert!(
                 apart < tolerance,
@@ -106,7 +107,7 @@ struct TrainingResult {
     weights: Fixture,
 }
 
-/// Ten steps of the engine, from the fixture's weights, on its windows.
+/// Trains ten steps with the engine, from the fixture's weights and on the fixture's samples.
 fn trained(fixture: &Fixture, optimizer: &str, sets: &[String]) -> TrainingResult {
     let folder = tempfile::tempdir().unwrap();
     let windows: Vec<&[f64]> = fixture.get("train.tokens").chunks(T + 1).collect();
@@ -140,11 +141,11 @@ fn trained(fixture: &Fixture, optimizer: &str, sets: &[String]) -> TrainingResul
     }
 }
 
-/// Set: trains on GPUs.
+/// Environment variable: if it is set, the tests train on GPUs.
 const ON_GPUS: &str = "ONEBOX_PARITY_ON_GPUS";
 
-/// The runs of this file once more, in a child process under the fake driver. (On a machine with a GPU,
-/// scripts/gpu-check sets the variable itself.)
+/// Repeats the runs of this file in a child process under the fake driver. On a machine with a GPU,
+/// scripts/gpu-check sets the variable itself.
 #[test]
 fn steps_on_gpus_are_those_of_pytorch() {
     if std::env::var_os(ON_GPUS).is_some() {
@@ -180,7 +181,7 @@ fn settings() -> Vec<Vec<String>> {
         all.push(vec!["batch.micro=1".into(), "batch.global=4".into(), more.into()]);
     }
     if std::env::var_os(ON_GPUS).is_some() && !tests::compare::full() {
-        // The quick selection: one GPU, TP 2 x DP 2 with sequence parallelism.
+        // The quick selection has one GPU, and TP 2 x DP 2 with sequence parallelism.
         all = vec![all.swap_remove(0), layout(LAYOUTS[3])];
     }
     all
@@ -199,7 +200,7 @@ fn ten_adamw_steps_are_those_of_pytorch_on_every_layout() {
             let mut got = got.weights.get(name).to_vec();
             let mut want = fixture.get(&format!("train.final.{name}")).to_vec();
             if name.ends_with("attn.qkv.bias") {
-                // Of the keys' bias the exact gradient is zero: Adam made steps of pure rounding.
+                // The exact gradient of the key bias is zero: Adam's steps are rounding noise.
                 got.drain(C..2 * C);
                 want.drain(C..2 * C);
             }

@@ -13,7 +13,7 @@ const LAYOUTS: [&[&str]; 3] = [
     &["parallel.tensor=2", "parallel.data=2", "parallel.sequence=true", "batch.micro=1"],
 ];
 
-/// So large that the backward pass overflows: 2^24.
+/// Settings with a loss scale of 2^24, with which the backward pass overflows.
 const OVERFLOW: &[&str] = &["precision=Fp16", "loss_scale.initial=16777216.0"];
 
 #[test]
@@ -26,12 +26,13 @@ fn overflowing_steps_are_skipped_and_leave_no_trace() {
             let skipped: Vec<u64> = ran.steps.iter().map(|s| s.skipped_total).collect();
             assert_eq!(skipped, [1, 2, 3]);
             assert!(ran.steps.iter().all(|s| s.loss.is_finite() && !s.grad_norm.is_finite()));
-            // Parameters are those of the start; moments too, since SGD would have left them alone.
+            // Parameters keep their initial values. So do moments: SGD never changes them, and
+            // leaves the same states.
             let start = initial_weights(&with(layout, &["train.steps=1"]));
             assert!(weights == start, "{layout:?} {placement}");
             let sgd = run_sets(&with(&base, &["optimizer.kind=Sgd"]));
             assert_eq!(ran.outcome.state_hash, sgd.outcome.state_hash, "{layout:?} {placement}");
-            // The device has them as well.
+            // The device's parameters are the initial parameters too.
             let still = run_sets(&with(&with(layout, &STANDSTILL), &["precision=Fp16"]));
             assert_eq!(ran.evals[0].1.to_bits(), still.evals[0].1.to_bits(), "{layout:?}");
         }
@@ -58,14 +59,14 @@ fn the_scale_halves_as_hysteresis_says_and_training_recovers() {
     assert_eq!(scales, [64.0, 64.0, 128.0, 128.0, 256.0, 256.0]);
 }
 
-/// Any scale gives the gradients of fp32 but for rounding; under SGD a scale that stayed in would show in the
-/// losses too.
+/// Every loss scale gives the gradients of fp32, except for rounding. If a gradient kept the scale,
+/// SGD would also show it in the losses.
 #[test]
 fn sixteen_bits_stay_near_fp32() {
     let base: &[&str] = &["optimizer.kind=Sgd", "optimizer.lr=0.3", "batch.micro=1"];
     let reference = Reference::new(base);
-    // Half an ulp is 2^-12 in fp16, relative, and 2^-9 in bf16. Measured in fp16: at most 1.4e-4, 1e-4 and 1e-4;
-    // in bf16 eight times that.
+    // Half an ulp is 2^-12 in fp16 and 2^-9 in bf16, relative. Measured distances in fp16: at most
+    // 1.4e-4, 1e-4 and 1e-4. In bf16 the distances are eight times as large.
     let fp16 = RunDistance { loss: 5e-4, norm: 3e-4, weights: 3e-4 };
     let bf16 = RunDistance { loss: 4e-3, norm: 3e-3, weights: 3e-3 };
     for layout in LAYOUTS {
@@ -77,7 +78,7 @@ fn sixteen_bits_stay_near_fp32() {
         let fp32_sums = with(layout, &["precision=Bf16", "parallel.reduce_fp32=true"]);
         reference.assert_near(&with(base, &fp32_sums), bf16);
     }
-    // Where transfers block, micro-batches are summed in 16 bits too: one rounding more for each.
+    // Blocking transfers sum micro-batches in 16 bits: one more rounding for each micro-batch.
     let twice = |a: RunDistance| RunDistance {
         loss: 2.0 * a.loss,
         norm: 2.0 * a.norm,
@@ -90,7 +91,8 @@ fn sixteen_bits_stay_near_fp32() {
         reference.assert_near(&sets, apart);
     }
     if full() {
-        // Adam divides small gradients by themselves, rounding and all; a large eps bounds that.
+        // Adam divides small gradients by their size, with rounding errors. A large eps limits
+        // this.
         let adam = with(base, &["optimizer.kind=AdamW", "optimizer.eps=1e-3", "optimizer.lr=3e-3"]);
         let reference = Reference::new(&adam);
         let bf16 = RunDistance { weights: 1.5e-2, ..bf16 };
@@ -103,8 +105,8 @@ fn sixteen_bits_stay_near_fp32() {
     }
 }
 
-/// fp8 has 4 and 3 significant bits, so that one rounding errs by up to 2^-4 and 2^-3, relative. Measured against bf16: at most
-/// 1.6e-2, 2.3e-2 and 8.2e-3.
+/// The fp8 formats have 4 and 3 significant bits. One rounding has an error of up to 2^-4 and 2^-3,
+/// relative. Measured against bf16: at most 1.6e-2, 2.3e-2 and 8.2e-3.
 #[test]
 fn fp8_stays_near_bf16_in_both_families_and_every_layout() {
     let sizes: &[&str] =
@@ -133,7 +135,8 @@ fn a_weight_that_is_not_finite_is_found_in_fp8() {
     assert!(ran.steps[0].skipped && ran.outcome.not_finite.is_some(), "{:?}", ran.steps);
 }
 
-/// One norm's bias gets gradients so large that they alone overflow: its output is made small, what reads it large.
+/// Only the gradient of one norm's bias overflows: the norm's output is made small, and the weight
+/// that reads this output is made large.
 #[test]
 fn a_skipped_step_names_the_first_tensor_whose_gradient_overflowed() {
     let base = [
@@ -169,7 +172,7 @@ fn a_skipped_step_names_the_first_tensor_whose_gradient_overflowed() {
     ] {
         let ran = ran(layout, &weights);
         assert!(ran.steps[0].skipped, "{layout:?}");
-        // Its weight's, before it in the model, may be too large as well.
+        // The gradient of the norm's weight, before its bias in the model, may overflow too.
         let named = ran.outcome.not_finite.unwrap();
         assert!(named.starts_with("h.1.ln_1."), "{layout:?}: {named}");
     }

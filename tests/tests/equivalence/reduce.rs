@@ -1,4 +1,4 @@
-//! The sum of the data-parallel ranks' gradients: in fp32, in rank order, rounded once.
+//! Sum of the data-parallel ranks' gradients: in fp32, in rank order, rounded once.
 #![allow(missing_docs, reason = "a test")]
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 #![allow(clippy::allow_attributes, reason = "the lines above")]
@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tests::Constant;
 
-/// Elements of the only segment, and of a chunk of its norm.
+/// Number of elements of the only segment (`N`), and of a chunk of its norm (`CHUNK`).
 const N: usize = 4096;
 const CHUNK: usize = 64;
 
@@ -65,7 +65,7 @@ fn gradient(rank: usize, i: usize) -> bf16 {
     bf16::from_f64(random::normal(random::key(7, rank as u64), i as u64))
 }
 
-/// What the ranks' buckets hold behind the reduction, each in its own parts of all pieces.
+/// Contents of the buckets after the reduction: for each piece, the parts of all ranks.
 fn reduced(spec: &OptimizerSpec) -> Vec<f64> {
     let (plan, layout) = laid_out(spec);
     let world = Communicator::new(1, spec.dp_size, Duration::from_secs(60));

@@ -14,7 +14,7 @@ const LAYOUTS: [&[&str]; 4] = [
     &["parallel.tensor=4", "parallel.data=2", "parallel.sequence=true"],
 ];
 
-/// One step of SGD whose rate is 1, from the peak of the schedule on.
+/// Settings of one SGD step with rate 1, at the peak of the schedule.
 const SGD: &[&str] = &[
     "model.vocab=257",
     "batch.micro=1",
@@ -36,7 +36,7 @@ fn the_reported_norm_is_that_of_the_gradient() {
         let sets = with(&with(SGD, layout), &["optimizer.clip=None"]);
         let (ran, after) = tiny_with_weights(&sets);
         let norm = distance(&after, &initial_weights(&sets));
-        // Parameters of up to 1 hold a gradient to 6e-8.
+        // Parameters up to 1 hold a gradient with an error of 6e-8.
         let apart = relative(norm, ran.steps[0].grad_norm);
         assert!(norm > 1.0 && apart < 2e-6, "{layout:?}: {norm} {apart}");
     }
@@ -53,7 +53,7 @@ fn clipping_scales_the_whole_gradient_to_the_limit() {
             ran.steps[0].grad_norm > 1.0 && relative(length, 0.25) < 1e-5,
             "{layout:?}: {length}"
         );
-        // In the direction of the gradient: no part is scaled by itself.
+        // The update has the direction of the gradient: no part has a scale of its own.
         let (_, unclipped) = tiny_with_weights(&with(&sets, &["optimizer.clip=None"]));
         let factor = (0.25 / ran.steps[0].grad_norm) as f32;
         for (name, start) in &start {
@@ -78,8 +78,8 @@ fn the_rate_is_that_of_the_step() {
     assert_eq!(rates, [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]);
 }
 
-/// From zero moments AdamW's corrected step is lr * g / (|g| + eps): the rate itself, whatever the scale of
-/// the gradient. Decay, on matrices alone, comes off before.
+/// From zero moments, AdamW's corrected step is lr * g / (|g| + eps): the rate itself, for every
+/// scale of the gradient. Weight decay applies before, and to matrices only.
 #[test]
 fn the_first_step_of_adamw_is_the_rate_in_every_parameter() {
     for layout in LAYOUTS {
@@ -94,15 +94,16 @@ fn the_first_step_of_adamw_is_the_rate_in_every_parameter() {
             let mut lengths: Vec<f64> = start.iter().zip(&after[&name]).map(length).collect();
             lengths.sort_by(f64::total_cmp);
             let (median, longest) = (lengths[lengths.len() / 2], lengths[lengths.len() - 1]);
-            // Key biases have no gradient, a third of theirs; fp32 holds a gain of 1 to 1e-4 of the rate.
+            // The key biases, a third of their tensor, have no gradient. In fp32 a gain of 1 is
+            // exact to 1e-4 of the rate.
             assert!(relative(median, 1.0) < 5e-4, "{layout:?} {name}: {median}");
             assert!(longest < 1.0005, "{layout:?} {name}: {longest}");
         }
     }
 }
 
-/// Along its own direction the loss falls by the square of the gradient, so a part that is missing, stale,
-/// counted twice or of a wrong scale shows, also where it is so in every layout.
+/// Along the gradient, the loss falls by the square of the gradient's norm. So a part that is
+/// missing, stale, counted twice or wrongly scaled shows, even if it is so in every layout.
 #[test]
 fn the_gradient_is_the_slope_of_the_loss() {
     let data = one_window();

@@ -9,7 +9,8 @@ use tests::compare::{assert_same_bits, full, run_sets, run_with, with, with_dela
 const HOST: &str = "offload.parameters=Host";
 const NONE_RESIDENT: &str = "offload.resident_blocks=0";
 
-/// More blocks than a ring has, dropout that drops, evaluations between updates, steps that are clipped and others that are not.
+/// Settings of all runs: more blocks than a ring has, dropout, evaluations between updates, and a
+/// limit that clips some steps.
 const BASE: &[&str] = &[
     "model.layers=5",
     "model.vocab=257",
@@ -35,7 +36,7 @@ const LAYOUTS: [&[&str]; 9] = [
     &["precision=Bf16", "offload.moments=Bf16", "offload.master=Split"],
 ];
 
-/// What a GPU holds, and how a step goes through it.
+/// Settings of the blocks that a GPU holds, and of the order of a step.
 const WAYS: [&[&str]; 7] = [
     &[NONE_RESIDENT],
     &[NONE_RESIDENT, "offload.ring=2"],
@@ -53,7 +54,7 @@ fn streamed_parameters_give_the_bits_of_resident_ones() {
             let base = with(&with(BASE, layout), parts);
             let resident = run_sets(&base);
             for (way, sets) in WAYS.iter().enumerate() {
-                // Each way meets each layout in the full tests.
+                // The full tests combine each way with each layout.
                 if full() || way == number % WAYS.len() || (way < 2 && number < 3) {
                     let sets = with(&base, &with(&[HOST], sets));
                     assert_same_bits(&resident, &run_sets(&sets), &format!("{sets:?}"));

@@ -31,10 +31,11 @@ const RANKS: usize = 4;
 const WRITERS: [&str; 2] =
     ["train.checkpoint_writer=Foreground", "train.checkpoint_writer=Background"];
 
-/// The promise is a second. This only tells a hang from a slow machine.
+/// Limit that distinguishes a hang from a slow machine. The promise is one second.
 const SOON: Duration = Duration::from_secs(120);
 
-/// A run that saves into `folder`, and the newest step that it said is saved.
+/// Runs with checkpoints in `folder`. Returns the outcome, the saved steps, and the reasons for
+/// checkpoints that were not saved.
 fn run(
     more: &[&str],
     folder: &Path,
@@ -57,7 +58,8 @@ fn run(
     (outcome, saved, not)
 }
 
-/// All that was said to be saved is there and whole, and nothing that is broken.
+/// Newest checkpoint. Asserts that no checkpoint is broken, and that this one has the last saved
+/// step or a later step.
 fn intact(folder: &Path, saved: &[u64], what: &str) -> Option<Checkpoint> {
     let (found, broken) = newest(folder).unwrap();
     assert!(broken.is_empty(), "{what}: {broken:?}");
@@ -66,7 +68,7 @@ fn intact(folder: &Path, saved: &[u64], what: &str) -> Option<Checkpoint> {
     found
 }
 
-/// Every rank knows who failed, and the text says where.
+/// Asserts that every rank's error names the failed rank, and that the text has `texts`.
 fn named(error: &RunError, culprit: usize, texts: &[&str], what: &str) {
     assert_eq!((error.rank, error.all.len()), (culprit, RANKS), "{what}: {error}");
     let text = error.to_string();
@@ -77,13 +79,13 @@ fn named(error: &RunError, culprit: usize, texts: &[&str], what: &str) {
                 assert!(rank != culprit && *whose == culprit, "{what}: {own:?}");
             }
             Some(_) => assert_eq!(rank, culprit, "{what}: {own:?}"),
-            // It had done all that it had to.
+            // This rank had already ended its work.
             None => assert!(error.step == 3, "{what}: rank {rank} has no error"),
         }
     }
 }
 
-/// Where nothing of a run can go wrong for one rank alone.
+/// Whether rank 0 alone passes the fault point.
 fn only_rank_0(place: FaultPoint) -> bool {
     place == FaultPoint::Naming
 }
@@ -96,7 +98,7 @@ fn a_panic_at_any_place_of_any_rank_ends_all_and_leaves_the_checkpoints_whole() 
     for writer in WRITERS {
         for place in FaultPoint::ALL {
             for culprit in 0..if only_rank_0(place) { 1 } else { RANKS } {
-                // From a checkpoint on, so that loading is a part of it.
+                // The run resumes from a checkpoint, so that it passes the fault points of loading.
                 let from = Checkpoint::open(&good.path().join("step-00000001"), 1).unwrap();
                 let what = format!("{place:?} of rank {culprit}, {writer}");
                 let folder = tempfile::tempdir().unwrap();
@@ -116,7 +118,7 @@ fn a_panic_at_any_place_of_any_rank_ends_all_and_leaves_the_checkpoints_whole() 
                 let fault = format!("a fault at {place:?}");
                 if matches!(place, FaultPoint::Naming | FaultPoint::Writing) && writer == WRITERS[1]
                 {
-                    // A thread beside training: its checkpoint is lost, and nothing else.
+                    // The fault is in a background thread: the run only loses its checkpoint.
                     assert_eq!((outcome.unwrap().step, &saved[..]), (3, &[3][..]), "{what}");
                     assert!(not.len() == 1 && not[0].contains(&fault), "{not:?}");
                     continue;
@@ -127,13 +129,12 @@ fn a_panic_at_any_place_of_any_rank_ends_all_and_leaves_the_checkpoints_whole() 
     }
 }
 
-/// Ops of each lane from the first step's start to the run's end, as far as a fault can be placed.
+/// Number of a lane's ops that the test gives a fault: one and a half steps.
 fn ops(lane: Lane) -> u64 {
     let config = tiny(&SETS);
     let report = predict::plan::report(&config, &lay_out(&config)).unwrap();
     let lanes = report.step.unwrap().lanes;
     let ops = lanes.iter().find(|l| l.lane == format!("{lane:?}")).map_or(0, |l| l.ops);
-    // The first step and a half.
     ops + ops / 2
 }
 
@@ -162,7 +163,7 @@ fn a_panic_at_any_op_of_any_rank_names_it() {
     assert!(tried >= 2 * 5, "{tried}");
 }
 
-/// Ranks that wait name who does not come, and the call that waits.
+/// Asserts that the error of a waiting rank names the missing rank and the call that waits.
 fn missing(error: &RunError, culprit: usize, what: &str) {
     let text = error.to_string();
     let named = format!("no answer for 4 s from rank(s) [{culprit}]");
@@ -170,13 +171,13 @@ fn missing(error: &RunError, culprit: usize, what: &str) {
     assert_ne!(error.rank, culprit, "{what}");
 }
 
-/// Set by who sees that the run has failed: stalls end then.
+/// Whether the run has failed. A stall ends then.
 static FAILED: AtomicBool = AtomicBool::new(false);
 
-/// Which rank the process would end without.
+/// Missing rank that still runs when the process would end.
 static STUCK: AtomicUsize = AtomicUsize::new(usize::MAX);
 
-/// What a process would end itself in. Called with every rank that has not ended yet.
+/// Handler that ends the process in a real run. `error.all` has the ranks that still run.
 fn told(error: &RunError) {
     if let Error::Timeout { missing, .. } = &error.error
         && error.all[missing[0]].is_some()
@@ -186,7 +187,7 @@ fn told(error: &RunError) {
     FAILED.store(true, Ordering::SeqCst);
 }
 
-/// Nothing wakes it before the run has failed.
+/// Sleeps until the run has failed.
 fn stall() {
     let began = Instant::now();
     while !FAILED.load(Ordering::SeqCst) && began.elapsed() < SOON {
@@ -241,14 +242,14 @@ fn a_rank_that_stalls_is_named_by_those_that_wait_for_it() {
     }
 }
 
-/// Whether the process would have been ended.
+/// Whether the handler of a stuck run was called, which ends the process in a real run.
 static ENDED: AtomicBool = AtomicBool::new(false);
 
 fn ended(_: &RunError) {
     ENDED.store(true, Ordering::SeqCst);
 }
 
-/// The writer takes long beside a run that fails in the next step: the run ends when the writer has.
+/// The background writer is slow, and the run fails in the next step. The run ends after the save.
 #[test]
 fn a_run_that_fails_ends_after_the_save_under_way() {
     let folder = tempfile::tempdir().unwrap();
@@ -268,7 +269,8 @@ fn a_run_that_fails_ends_after_the_save_under_way() {
     assert_eq!(intact(folder.path(), &[1], "a slow save").unwrap().step(), 1);
 }
 
-/// Whether the checkpoint was whole when the process would have been ended, and without how many ranks.
+/// Number of stuck ranks when the process would end. [`WAS_WHOLE`] says whether the checkpoint was
+/// complete then.
 static WITHOUT: AtomicUsize = AtomicUsize::new(usize::MAX);
 static WAS_WHOLE: AtomicBool = AtomicBool::new(false);
 static SAVED: AtomicBool = AtomicBool::new(false);
@@ -286,7 +288,7 @@ fn wait_for_the_end(without: usize) {
     }
 }
 
-/// A rank that never ends is given up after the save under way, and a save that does not move is given up too.
+/// The run gives up a stuck rank after the current save, and a save without progress.
 #[test]
 fn a_stuck_rank_is_given_up_after_the_save_and_a_stuck_save_at_all() {
     let soon = Duration::from_millis(300);
@@ -333,7 +335,7 @@ fn a_stuck_rank_is_given_up_after_the_save_and_a_stuck_save_at_all() {
     assert_eq!(WITHOUT.load(Ordering::SeqCst), 0, "only the save was stuck");
 }
 
-/// What a plan has decided holds: free memory may be another when the run starts.
+/// The run keeps the plan's decision, because the free memory may change before the start.
 #[test]
 fn whether_states_are_copied_is_decided_once() {
     for copies in [false, true] {

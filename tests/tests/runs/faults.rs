@@ -13,14 +13,14 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 use tests::{lay_out, run, text, tiny, try_run};
 
-/// The promise is a second. This only tells a hang from a slow machine.
+/// Limit that distinguishes a hang from a slow machine. The promise is one second.
 const WATCHDOG: Duration = Duration::from_secs(180);
 
 const GRID: [&str; 2] = ["parallel.tensor=2", "parallel.data=2"];
 
 const LANES: [Lanes; 2] = [Lanes::Inline, Lanes::Threads { chaos_us: 20 }];
 
-/// `work` on another thread; a hang fails the test instead of hanging it.
+/// Runs `work` on another thread, so that a hang fails the test and does not block it.
 fn watched<T: Send + 'static>(what: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
     let (sender, receiver) = channel();
     let started = Instant::now();
@@ -30,12 +30,12 @@ fn watched<T: Send + 'static>(what: &str, work: impl FnOnce() -> T + Send + 'sta
     result
 }
 
-/// The error of a run on four ranks.
+/// Error of a run on four ranks.
 fn failed(what: &str, options: RunOptions) -> Box<RunError> {
     watched(what, move || try_run(&tiny(&GRID), &options)).expect_err("it must fail")
 }
 
-/// Every rank has an error: the culprit its own, the others that it failed.
+/// Asserts that the culprit has its own error, and that every other rank's error names it.
 fn all_know(error: &RunError, culprit: usize) {
     assert_eq!((error.rank, error.all.len()), (culprit, 4), "{error}");
     for (rank, own) in error.all.iter().enumerate() {
@@ -51,7 +51,7 @@ fn all_know(error: &RunError, culprit: usize) {
 
 #[test]
 fn a_panicking_listener_ends_the_run() {
-    // More steps than the channel holds messages.
+    // The run has more steps than the channel holds messages.
     let config = tiny(&["train.steps=600", "schedule.decay_steps=600"]);
     let panicked = watched("a panicking listener", move || {
         std::panic::catch_unwind(|| {
@@ -81,7 +81,7 @@ fn a_listener_slower_than_the_deadline_does_not_fail_the_ranks() {
 #[test]
 fn a_panicking_kernel_ends_all_ranks_with_its_rank_step_op_and_place() {
     for lanes in LANES {
-        // In the middle of the first forward pass; of what follows the first backward pass.
+        // The faults are in the first forward pass, and after the first backward pass.
         for (lane, tick) in [(Lane::Compute, 30), (Lane::Host, 4)] {
             let what = format!("a panic on {lane:?}, {lanes:?}");
             let error = failed(
@@ -135,7 +135,7 @@ fn a_rank_whose_own_thread_panics_ends_all_ranks_and_is_quoted() {
     }
 }
 
-/// Two ranks; each submits what `op` gives it and waits.
+/// Errors of two ranks. Each rank submits the op that `op` returns for it, and waits.
 fn two_ranks(
     lanes: Lanes,
     timeout: Duration,
@@ -171,7 +171,7 @@ fn two_ranks(
     [errors.next().unwrap(), errors.next().unwrap()]
 }
 
-/// Another op, another length, another reduction: none is the same meeting.
+/// Pairs of collectives that do not match: other ops, other lengths and other reductions.
 const MISMATCHES: [fn(usize, device::Tensor) -> Option<Op>; 3] = [
     |rank, x| {
         let (group, reduce) = (Group::Tp, Reduction::Sum);
@@ -218,7 +218,7 @@ fn a_collective_that_a_rank_does_not_come_to_times_out_and_names_it() {
 
 #[test]
 fn steps_without_finite_gradients_are_skipped_counted_and_change_nothing() {
-    // The largest rates that are allowed: parameters grow hundredfold in a step.
+    // These are the largest allowed rates: parameters grow hundredfold in a step.
     let absurd = |steps: usize| {
         let steps = format!("train.steps={steps}");
         let sets = ["optimizer.lr=10.0", "optimizer.weight_decay=10.0", "optimizer.clip=None"];
@@ -239,7 +239,7 @@ fn steps_without_finite_gradients_are_skipped_counted_and_change_nothing() {
         assert_eq!(step.skipped_total, skipped);
         assert_eq!(step.skipped, !step.grad_norm.is_finite(), "{step:?}");
     }
-    // Once the parameters overflow every step is skipped, and the state stays what it was.
+    // After the parameters overflow, every step is skipped and no state changes.
     assert!(ran.steps[first..].iter().all(|s| s.skipped));
     assert_eq!(ran.outcome.state_hash, absurd(first).outcome.state_hash);
     assert_ne!(ran.outcome.state_hash, absurd(first - 1).outcome.state_hash);

@@ -31,7 +31,7 @@ const DP4: &[&str] = &["parallel.data=4"];
 
 type RunResult = Result<RunRecord, Box<RunError>>;
 
-/// The run of `sets` by `count` processes, as each of them ended.
+/// Results of a run of `sets` by `count` processes, one result for each process.
 fn across(count: usize, sets: &[&str], options: &RunOptions) -> Vec<RunResult> {
     let (config, data) = (tiny(sets), excerpt());
     let built = lay_out(&config);
@@ -46,7 +46,7 @@ fn across(count: usize, sets: &[&str], options: &RunOptions) -> Vec<RunResult> {
     })
 }
 
-/// The same of a run that does not fail: what its first process tells.
+/// Record of a run that does not fail, from its first process.
 fn ran(count: usize, sets: &[&str], options: &RunOptions) -> RunRecord {
     let mut all = across(count, sets, options).into_iter().map(|ended| ended.unwrap());
     let first = all.next().unwrap();
@@ -91,7 +91,7 @@ fn lanes_with_threads_and_delays_change_no_bit_across_processes() {
     assert_same_bits(&one, &ran, "threads of lanes");
 }
 
-/// Steps are skipped, and the tensor is named that overflowed on a rank of another process.
+/// The run skips steps, and names the tensor that overflowed on a rank of another process.
 #[test]
 fn a_loss_scale_overflows_in_several_processes_as_in_one() {
     let scale = ["precision=Fp16", "loss_scale.initial=16777216", "train.stop_after_skipped=2"];
@@ -101,7 +101,7 @@ fn a_loss_scale_overflows_in_several_processes_as_in_one() {
     assert_eq!(one.outcome, four.outcome);
 }
 
-/// What a rank of any process sees is known to rank 0.
+/// Rank 0 knows the differences that a rank of any process finds.
 #[test]
 fn a_step_that_runs_twice_is_compared_in_all_processes() {
     let sets = with(&with(BASE, TP2_DP2), &["train.verify_every=2"]);
@@ -120,7 +120,7 @@ fn saving(folder: &Path, resume: Option<Checkpoint>) -> RunOptions {
     RunOptions { checkpoints, resume, ..RunOptions::default() }
 }
 
-/// All files below `folder`, by name.
+/// Contents of all files below `folder`, by name.
 fn contents(folder: &Path) -> Vec<(String, Vec<u8>)> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder).unwrap().flatten() {
@@ -159,7 +159,7 @@ fn checkpoints_and_weights_are_the_same_files_and_any_number_of_processes_goes_o
         assert_same_bits(&one, &several, "saved");
         assert!(contents(in_one.path()) == contents(in_several.path()), "{count} processes");
     }
-    // 1 -> 2 -> 4 -> 1
+    // The number of processes changes: 1 -> 2 -> 4 -> 1.
     let again = tempfile::tempdir().unwrap();
     for (count, steps) in [(1, 2), (2, 4), (4, 5), (1, 6)] {
         let steps = [format!("train.steps={steps}"), "schedule.decay_steps=40".to_owned()];
@@ -185,7 +185,7 @@ fn a_run_that_one_process_is_told_to_stop_ends_after_the_same_step_in_all() {
             told.store(true, Ordering::Relaxed);
         }
     });
-    // Each process has a flag of its own: only the last one hears of it.
+    // Each process has its own flag, and only the last process gets the request.
     let (config, data) = (tiny(&sets), excerpt());
     let built = lay_out(&config);
     let steps: Vec<u64> = std::thread::scope(|scope| {
@@ -226,7 +226,8 @@ fn a_rank_that_does_not_come_is_named_across_processes() {
     let stall_at = Some((3, Lane::Compute, 20, Duration::from_secs(8)));
     let options =
         RunOptions { stall_at, timeout: Some(Duration::from_secs(1)), ..RunOptions::default() };
-    // Rank 2 in its process waits for it; those of the other process wait for both, and blame neither at once.
+    // In the same process, rank 2 waits for rank 3. The ranks of the other process wait for both
+    // ranks, and do not blame either of them immediately.
     for ended in across(2, &sets, &options) {
         let error = ended.unwrap_err().to_string();
         assert!(error.contains("no answer for 1 s from rank(s) [3]"), "{error}");
@@ -238,7 +239,7 @@ fn a_disk_that_refuses_a_file_of_another_process_costs_the_checkpoint_alone() {
     let folder = tempfile::tempdir().unwrap();
     let sets = with(&with(BASE, DP4), &["train.checkpoint_every=2"]);
     let path = folder.path().to_owned();
-    // Another file has the name that rank 3 wants at step 2.
+    // Another file already has the name of rank 3's file of step 2.
     let watcher = Watcher::new(move |rank, place, step| {
         if (rank, place, step) == (3, FaultPoint::Writing, 2) {
             std::fs::write(path.join("step-00000002.tmp/rank-00003.safetensors"), "x").unwrap();
@@ -252,7 +253,8 @@ fn a_disk_that_refuses_a_file_of_another_process_costs_the_checkpoint_alone() {
     assert!(steps.iter().all(|name| !name.starts_with("step-00000002")), "{steps:?}");
 }
 
-/// Every collective, on every type, over more than one round, between four ranks in two and in four processes.
+/// Compares every collective on every type, in more than one round, between four ranks in two and
+/// in four processes.
 #[test]
 fn collectives_of_several_processes_are_those_of_one() {
     let dtypes = [Dtype::F16, Dtype::Bf16, Dtype::F32, Dtype::F64];
@@ -266,10 +268,10 @@ fn collectives_of_several_processes_are_those_of_one() {
     }
 }
 
-/// The bits of what each rank has after some collectives.
+/// Bits of each rank's tensors after some collectives.
 fn collectives(count: usize, (tp, dp): (usize, usize), dtype: Dtype) -> Vec<Vec<u64>> {
     let mut plan = Plan::default();
-    // Two rounds of fp64; one of the others, whose rounds are the same code.
+    // fp64 needs two rounds. The other types need one round, with the same code.
     let long = if dtype == Dtype::F64 { 4 * (3 << 16) + 8 } else { 4 * 1027 };
     let [large, odd, small] =
         [long, 13, 8].map(|n| plan.tensor((Arena::Device, "test"), format!("x{n}"), dtype, (1, n)));
@@ -312,7 +314,7 @@ fn collectives(count: usize, (tp, dp): (usize, usize), dtype: Dtype) -> Vec<Vec<
         all
     };
     let world = |processes| Communicator::across(&processes, tp, dp, Duration::from_secs(60));
-    // Where there is one, it has nothing to send.
+    // A single process has no messages to send.
     let worlds: Vec<_> = Processes::in_threads(count).into_iter().map(world).collect();
     std::thread::scope(|scope| {
         let mut all = Vec::new();

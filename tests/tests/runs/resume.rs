@@ -17,8 +17,8 @@ use tests::compare::{contents, excerpt, full, with};
 use tests::{lay_out, tiny};
 use told::{assert_goes_on_as, at, open, run, run_by};
 
-/// Accumulation, warm-up, dropout, clipping, and an fp16 loss scale that overflows (steps are skipped), is halved
-/// and grows again.
+/// Settings of all runs: accumulation, warm-up, dropout, clipping, and an fp16 loss scale that
+/// overflows (skipped steps), is halved and grows again.
 const BASE: &[&str] = &[
     "precision=Fp16",
     "loss_scale.initial=1048576",
@@ -56,7 +56,7 @@ fn a_run_goes_on_at_every_step_as_if_it_had_never_stopped() {
     let grows = scales.windows(2).any(|pair| pair[0] < pair[1]);
     assert!((1..10).contains(&skipped) && grows, "{skipped} skipped, scales {scales:?}");
     assert!(straight.saved.is_empty() && !folder.path().join("checkpoints").exists());
-    // Saving changes nothing either.
+    // Checkpoints change no result either.
     let saving = tempfile::tempdir().unwrap();
     assert_goes_on_as(&straight, &run(&sets, 1, saving.path(), None), 0, "saving");
     at_every_step(&sets);
@@ -149,7 +149,7 @@ fn a_checkpoint_has_no_name_before_all_is_heard_that_was_told() {
     }
 }
 
-/// Steps that a run saves with as long between checkpoints as there is by default.
+/// Steps that a run saves with the default time between checkpoints, until a stop after `stop`.
 fn saved_by(sets: &[&str], stop: Option<u64>) -> Vec<u64> {
     let folder = tempfile::tempdir().unwrap();
     let (config, mut saved) = (tiny(sets), Vec::new());
@@ -182,16 +182,16 @@ fn checkpoints_come_by_the_clock_too() {
         run(&with(&with(BASE, more), &[steps]), 0, folder.path(), None).saved
     };
     let saved = |more: &[&str]| saved_in("train.steps=9", more);
-    // Every step lasts longer than the shortest time, and the longest is not over before the end.
+    // Every step is longer than the short time, and the run ends before the long time.
     assert_eq!(saved(&["train.checkpoint_minutes=1e-9"]), Vec::from_iter(1..=9));
     assert_eq!(saved(&["train.checkpoint_minutes=1e6"]), [9]);
-    // The first one after the first step shows what it costs.
-    // It may take as long as training, so that a slow disk sees several in so many steps.
+    // The first checkpoint, after step 1, shows the cost. Saves may need as much time as training,
+    // so that a slow disk also saves several checkpoints in 400 steps.
     let often = ["train.checkpoint_overhead=1", "train.checkpoint_writer=Foreground"];
     let cheap = saved_in("train.steps=400", &often);
     let rare = saved(&["train.checkpoint_overhead=1e-6"]);
     assert!(cheap[0] == 1 && cheap.len() > 2, "{cheap:?}");
-    // Nothing is said of checkpoints: a short run has that of its end.
+    // Without settings for checkpoints, a short run only saves at its end.
     assert_eq!(saved_by(&with(BASE, &["train.steps=9"]), None), [9]);
     assert_eq!(rare, [1, 9]);
 }
@@ -236,7 +236,7 @@ fn every_update_mode_and_placement_goes_on() {
     }
 }
 
-/// The states are in their first or in their second arrays, step by step.
+/// From step to step, the states are in their first or in their second arrays.
 #[test]
 fn a_run_with_updates_ahead_of_the_decision_goes_on_at_every_step_and_as_serial() {
     let clipped = ["train.steps=8", "loss_scale.initial=65536", "optimizer.clip=1.3"];
@@ -261,14 +261,14 @@ fn a_run_with_an_update_that_waits_goes_on_at_every_step() {
     at_every_step(&with(&with(BASE, &one_batch), &split));
 }
 
-/// The checkpoint holds the gradient of an update that waits; another layout applies it.
+/// The checkpoint holds the gradient of a pending update, and another layout applies this update.
 #[test]
 fn an_update_that_waits_goes_to_every_layout_and_update_mode() {
     let first = tempfile::tempdir().unwrap();
     let late = "offload.update=Delayed(after_step: 2)";
     let trained = with(&with(BASE, TP2_DP2), &["precision=Bf16", "train.steps=5", late]);
     let straight = run(&trained, 5, first.path(), None);
-    // From here on every gradient overflows, so that what waited is all that changes the states.
+    // From here on every gradient overflows, so that only the pending update changes the states.
     let overflow =
         with(BASE, &["loss_scale.initial=16777216", "loss_scale.floor=16777216", "train.steps=6"]);
     let layouts: [&[&str]; 6] = [
@@ -292,7 +292,7 @@ fn a_checkpoint_goes_from_layout_to_layout_and_back() {
     goes_from_layout_to_layout(BASE);
 }
 
-/// With four ranks, two of them share each head of keys and values.
+/// With four tensor-parallel ranks, two ranks share each key and value head.
 #[test]
 fn a_checkpoint_of_shared_heads_goes_from_layout_to_layout_and_back() {
     goes_from_layout_to_layout(&with(BASE, &["model.family=Llama", "model.kv_heads=2"]));
@@ -344,7 +344,7 @@ fn a_checkpoint_of_small_states_goes_from_layout_to_layout() {
     let trained = with(&with(BASE, TP2_DP2), &with(&small, &["train.steps=5"]));
     let hash = run(&trained, 5, first.path(), None).outcome.state_hash;
     let (mut folder, mut kept) = (first.path().to_owned(), Vec::new());
-    // No step is done: what is gathered is what was restored.
+    // The resumed run has no step, so that it gathers the restored states.
     for layout in layouts {
         let next = tempfile::tempdir().unwrap();
         let sets = with(&with(BASE, &small), &with(layout, &["train.steps=5"]));
@@ -357,7 +357,7 @@ fn a_checkpoint_of_small_states_goes_from_layout_to_layout() {
     }
 }
 
-/// Every byte under ONEBOX_FULL, else a sample.
+/// Changes every byte with ONEBOX_FULL, and a sample of the bytes otherwise.
 #[test]
 fn no_byte_of_a_checkpoint_can_change_unseen() {
     let folder = tempfile::tempdir().unwrap();
@@ -422,7 +422,7 @@ fn the_newest_is_taken_and_older_ones_go() {
     assert!(newest(&folder.path().join("nowhere")).unwrap().0.is_none());
 }
 
-/// Threads inherit the binding of the one that starts them, which is rank 0's.
+/// A thread inherits the binding of the thread that starts it. Here this is the binding of rank 0.
 #[test]
 fn a_copy_is_written_on_the_cores_of_its_rank() {
     let folder = tempfile::tempdir().unwrap();
@@ -456,7 +456,7 @@ fn a_copy_is_written_on_the_cores_of_its_rank() {
     assert_eq!(two, seen[&(0, true)] != seen[&(1, true)], "{seen:?}");
 }
 
-/// A disk may lose a bit between the pass that checks a checkpoint and the one that uses it.
+/// A disk may lose a bit between the check of a checkpoint and its use.
 #[test]
 fn what_changes_after_it_was_checked_is_not_trained_on() {
     use std::os::unix::fs::FileExt;

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tests::{lay_out, short_text, tiny};
 
-/// The end of a run, and how long it took from each place to the next.
+/// Outcome of a run, and the time from each fault point to the next.
 fn timed(
     sets: &[&str],
     folder: &Path,
@@ -25,7 +25,7 @@ fn timed(
     let from = |path: &Path| Arc::new(Checkpoint::open(path, 1).expect("a checkpoint"));
     let options = RunOptions {
         watcher: Some(Watcher::new(move |rank, place, _| {
-            // Others are passed by the threads that write a checkpoint.
+            // Threads that write a checkpoint pass other fault points.
             use FaultPoint::{Ending, Evaluating, Loaded, Opened, Step};
             if rank == 0 && matches!(place, Opened | Loaded | Step | Evaluating | Ending) {
                 note.lock().expect("notes").push((place, Instant::now()));
@@ -46,7 +46,8 @@ fn timed(
     (outcome, took)
 }
 
-/// Odd sizes: padding, pieces that end inside of tensors, tensors cut by rows, by columns and not at all.
+/// Settings with odd sizes: padding, pieces that end inside tensors, and tensors that are cut by
+/// rows, by columns and not at all.
 const MANY: [&str; 4] = [
     "model.vocab=257",
     "offload.bucket_elements=5000",
@@ -65,7 +66,7 @@ fn kernel_threads_change_no_bit_of_start_restore_and_end() {
                 let (outcome, _) = timed(&sets, folder.path(), None);
                 let step = folder.path().join("checkpoints/step-00000001");
                 let weights = std::fs::read(folder.path().join("weights.safetensors"));
-                // Nothing is done after step 1: what is restored is what is gathered.
+                // The resumed run has no step, so that it gathers the restored states.
                 let (again, _) = timed(&sets, folder.path(), Some(&step));
                 assert_eq!(outcome.state_hash, again.state_hash, "{layout:?} {states} {threads}");
                 (outcome.state_hash, weights.expect("weights"))
@@ -78,7 +79,7 @@ fn kernel_threads_change_no_bit_of_start_restore_and_end() {
     assert_eq!((&hashes[0], &hashes[2]), (&hashes[1], &hashes[3]));
 }
 
-/// How fast a core is, for a large model: with ONEBOX_FULL=1 and `--nocapture`.
+/// Prints rates of cores for a large model, with ONEBOX_FULL=1 and `--nocapture`.
 #[test]
 fn rates_of_one_core_and_of_two() {
     if std::env::var_os("ONEBOX_FULL").is_none() {

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use tests::compare::with;
 use tests::{RunRecord, lay_out, text, tiny, try_run};
 
-/// How many ranks, and their layout.
+/// Number of ranks, and their layout.
 const GRIDS: [(usize, &[&str]); 4] = [
     (1, &[]),
     (2, &["parallel.tensor=2"]),
@@ -27,7 +27,7 @@ const UPDATES: [&str; 4] = [
 ];
 const LANES: [Lanes; 2] = [Lanes::Inline, Lanes::Threads { chaos_us: 20 }];
 
-/// A run that `rank` tells to stop at `place` of `step`; any rank where it is none.
+/// Record of a run with a stop request at (rank, fault point, step); `None` is any rank.
 fn told(sets: &[&str], lanes: Lanes, at: (Option<usize>, FaultPoint, u64)) -> RunRecord {
     let stop = Arc::new(AtomicBool::new(false));
     let tell = Arc::clone(&stop);
@@ -50,7 +50,7 @@ fn a_run_that_is_told_to_stop_during_a_step_ends_after_it() {
                 let ran = told(&sets, lanes, at);
                 assert_eq!(ran.outcome.step, 3, "{sets:?}, {lanes:?}, {at:?}");
                 assert!(!ran.outcome.complete);
-                // The steps before it are those of a run that nobody stops.
+                // The steps equal the steps of a run without a stop request.
                 let losses = |ran: &RunRecord| -> Vec<u64> {
                     ran.steps.iter().take(3).map(|s| s.loss.to_bits()).collect()
                 };
@@ -62,7 +62,7 @@ fn a_run_that_is_told_to_stop_during_a_step_ends_after_it() {
     }
 }
 
-/// Evaluations of a run: (step, over everything).
+/// Evaluations as (step, over the whole validation set), and whether the run is complete.
 fn evaluated(sets: &[&str], options: &RunOptions) -> (Vec<(u64, bool)>, bool) {
     let (config, mut evals) = (tiny(sets), Vec::new());
     let outcome = train(&config, &lay_out(&config), &text(), options, &mut |message| {
@@ -79,7 +79,7 @@ fn every_evaluation_has_a_bound_and_hears_a_stop() {
     let bounded = |bound: &str| evaluated(&with(&sets, &[bound]), &RunOptions::default()).0;
     assert_eq!(bounded("train.eval_batches=1"), [(1, false), (2, false)]);
     assert_eq!(bounded("train.eval_batches=0"), [(1, true), (2, true)]);
-    // A small held-out part is evaluated whole at the end.
+    // At the end, a small validation set is evaluated completely.
     assert_eq!(bounded("train.eval_batches=None"), [(1, false), (2, true)]);
     for (step, heard) in [(1, vec![]), (2, vec![(1, false)])] {
         let stop = Arc::new(AtomicBool::new(false));
@@ -93,7 +93,7 @@ fn every_evaluation_has_a_bound_and_hears_a_stop() {
     }
 }
 
-/// A run that was told to stop before it began, and how many ranks came to have all their states.
+/// Record of a run that is stopped before its start, and the number of ranks with all states.
 fn told_at_once(sets: &[&str], options: RunOptions) -> (RunRecord, usize) {
     let loaded = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&loaded);
@@ -110,7 +110,7 @@ fn a_stop_is_heard_while_initial_weights_are_made_and_while_states_are_read() {
     for (ranks, grid) in GRIDS {
         let (ran, loaded) = told_at_once(grid, RunOptions::default());
         assert_eq!((ran.outcome.step, ran.steps.len(), loaded), (0, 0, 0), "{grid:?}");
-        // One rank alone hears of it, when another may have all its states.
+        // Only one rank gets the request, while another rank may have loaded all its states.
         for rank in 0..ranks {
             let ran = told(grid, Lanes::Inline, (Some(rank), FaultPoint::Opened, 0));
             assert_eq!((ran.outcome.step, ran.steps.len()), (0, 0), "{grid:?}, rank {rank}");
@@ -133,7 +133,7 @@ fn a_stop_is_heard_while_initial_weights_are_made_and_while_states_are_read() {
         };
         let (ran, loaded) = told_at_once(&sets, options.clone());
         assert_eq!((ran.outcome.step, ran.steps.len(), loaded), (2, 0, 0), "{grid:?}");
-        // Nothing is lost, and nothing is written that a checkpoint holds.
+        // The checkpoint stays, and the run does not write weights that the checkpoint holds.
         assert!(!ran.outcome.complete && !weights.exists());
         assert_eq!(from().unwrap().step(), 2);
         let ran = try_run(&tiny(&sets), &options).unwrap();
@@ -143,7 +143,7 @@ fn a_stop_is_heard_while_initial_weights_are_made_and_while_states_are_read() {
 
 #[test]
 fn weights_are_written_when_the_run_is_done_and_at_an_interrupt_where_nothing_else_holds_them() {
-    // (weights, checkpoints, told to stop): written, hash
+    // (weights, checkpoints, stop request): weights written, hash computed
     let cases = [
         ("Complete", true, false, true, true),
         ("Complete", true, true, false, false),
@@ -160,7 +160,7 @@ fn weights_are_written_when_the_run_is_done_and_at_an_interrupt_where_nothing_el
             format!("train.checkpoint_every={}", 4 * u8::from(saves)),
         );
         let mut sets = vec!["parallel.tensor=2", "parallel.data=2", "train.eval_batches=1"];
-        // Without a rhythm of its own a run saves by what saving costs.
+        // Without this setting, a run also saves by the cost of a save.
         sets.extend([&every, &key, "train.checkpoint_overhead=None"]);
         let config = tiny(&sets);
         let stop = Arc::new(AtomicBool::new(false));

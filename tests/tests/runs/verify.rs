@@ -13,7 +13,7 @@ use tensor_parallel::Decoder;
 use tests::compare::{assert_same_bits, run_sets, run_with, with, with_delays};
 use tests::{Constant, lay_out, text, tiny};
 
-/// Dropout drops, and evaluations happen between updates.
+/// Settings of all runs: dropout, and evaluations between updates.
 const BASE: &[&str] = &[
     "model.vocab=257",
     "model.dropout=0.1",
@@ -89,12 +89,12 @@ fn a_parameter_that_changes_between_the_two_is_told_of_with_rank_and_tensor() {
         let [(4, places)] = &told[..] else { panic!("{way:?}: {told:?}") };
         let place = &places.iter().find(|seen| seen.rank == rank).unwrap().place;
         assert!(place.starts_with("the gradient of `"), "{way:?}: {place}");
-        // The backward pass comes to the final norm first, which one of the ranks owns.
+        // The backward pass begins with the final norm, which one of the ranks owns.
         assert!(places.iter().any(|seen| seen.place.contains("`ln_f.")), "{way:?}: {places:?}");
     }
 }
 
-/// So the tensor that a difference names is that of the chunk.
+/// Each element is in one chunk, so that a difference names the right tensor.
 #[test]
 fn the_chunks_of_the_ranks_of_a_group_hold_each_element_once() {
     for way in WAYS {

@@ -1,15 +1,16 @@
-//! Modules use each other in one direction: a reader can read what a module uses before the module itself. A module and what lies
-//! below it may use each other; but rooms, which are the modules at the top of a crate with all modules below them, may not.
+//! Modules use each other in one direction: a reader can read the used modules before the module
+//! itself. A module and its submodules may use each other. Rooms may not: a room is a top-level
+//! module of a crate with all its submodules.
 
 use super::names::{Exceptions, problems};
 use house::circles::{Modules, Uses, circles};
 use house::workspace::Crate;
 use std::collections::BTreeSet;
 
-/// Modules and rooms in circles, as `CRATE MODULE` and `CRATE room NAME`; one a line.
+/// Listed modules and rooms in circles, as `CRATE MODULE` and `CRATE room NAME`; one a line.
 const IN_CIRCLES: Exceptions<'_> = Exceptions { list: include_str!("circles.txt"), length: 0 };
 
-/// The members of all circles in `uses`, each after `before`.
+/// Members of all circles in `uses`, each with the prefix `before`.
 fn members(uses: &Uses, before: &str) -> impl Iterator<Item = String> {
     circles(uses).into_iter().flatten().map(move |name| format!("{before} {name}"))
 }
@@ -27,7 +28,7 @@ fn in_circles(crates: &[Crate]) -> BTreeSet<String> {
     all
 }
 
-/// What is wrong with the circles of the crates and the list of them.
+/// Problems of the crates' circles and of the list of circles.
 pub(super) fn problems_of(crates: &[Crate]) -> Vec<String> {
     problems(&in_circles(crates), IN_CIRCLES, "in a circle (see scripts/house)")
 }

@@ -1,10 +1,11 @@
-//! Links between documents: each relative one leads to a file of the repository, and its anchor to a heading there.
+//! Links between documents. Each relative link leads to a file of the repository, and its anchor to
+//! a heading of that file.
 
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
 use std::process::Command;
 
-/// The repository's files, and all folders of these. Without git what is on the disk counts.
+/// Files of the repository with all their folders; without git, all files on the disk.
 fn repository() -> BTreeSet<PathBuf> {
     let listed = Command::new("git").args(["ls-files", "-z"]).current_dir(super::root()).output();
     let listed = listed.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
@@ -29,7 +30,8 @@ fn is_item(line: &str) -> bool {
     numbered || ["- ", "* ", "+ "].iter().any(|mark| line.starts_with(mark))
 }
 
-/// Lines of a document outside of its blocks of code. Indented lines are code behind a blank line, but not inside a list.
+/// Lines of a document outside of code blocks. Indented lines after a blank line are code, except
+/// inside a list.
 fn prose(text: &str) -> impl Iterator<Item = &str> {
     let (mut fenced, mut list, mut code_may_follow) = (false, false, true);
     text.lines().filter(move |line| {
@@ -48,19 +50,19 @@ fn prose(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// What stands in a line outside of its `code`.
+/// Text of a line without the parts in backticks.
 fn spoken(line: &str) -> String {
     line.split('`').step_by(2).collect()
 }
 
-/// Where the links of a document lead, but for those to other sites.
+/// Targets of the links of a document, without links to other sites.
 fn links(text: &str) -> Vec<String> {
     let lines = prose(text).map(spoken).collect::<Vec<_>>().join(" ");
     let targets = lines.split("](").skip(1).filter_map(|rest| rest.split(')').next());
     targets.filter(|link| !link.contains("://")).map(str::to_owned).collect()
 }
 
-/// The anchors of a document's headings, as sites that show Markdown make them.
+/// Anchors of a document's headings, in the form that Markdown sites generate.
 fn anchors(text: &str) -> BTreeSet<String> {
     let headings = prose(text).filter(|line| line.starts_with('#'));
     let anchor = |line: &str| {
@@ -70,7 +72,7 @@ fn anchors(text: &str) -> BTreeSet<String> {
     headings.map(anchor).collect()
 }
 
-/// `folder` and then `link`, without `.` and `..`; `None` where that leads out of the repository.
+/// Path of `link` from `folder`, without `.` and `..`; `None` if it leaves the repository.
 fn resolved(folder: &Path, link: &str) -> Option<PathBuf> {
     let mut path = PathBuf::new();
     for part in folder.join(link).components() {
@@ -84,7 +86,7 @@ fn resolved(folder: &Path, link: &str) -> Option<PathBuf> {
     Some(path)
 }
 
-/// What is wrong with the links of `document`, whose text is `text`; `read` gives the text of another document.
+/// Broken links of `document`, whose text is `text`. `read` returns the text of another document.
 fn broken(
     (document, text): (&Path, &str),
     known: &BTreeSet<PathBuf>,

@@ -1,30 +1,30 @@
-//! Types are named by nouns, a crate gives one name to few types, and arguments have names. Exceptions are listed, and the
-//! lists may only shrink.
+//! Types are named by nouns, a crate gives one name to few types, and arguments have names.
+//! Exceptions are listed, and the lists may only shrink.
 
 use house::names::{definitions, files_by_name, is_no_noun};
 use house::tuples::functions;
 use house::workspace::{self, Crate};
 use std::collections::BTreeSet;
 
-/// Things that a rule excuses.
+/// List of exceptions from a rule.
 #[derive(Clone, Copy)]
 pub(super) struct Exceptions<'a> {
-    /// Their names, one a line.
+    /// Names of the exceptions, one a line.
     pub(super) list: &'a str,
-    /// Number of lines of the list.
+    /// Required number of lines of the list.
     pub(super) length: usize,
 }
 
-/// Type names that are no nouns.
+/// Exceptions: type names that are no nouns.
 const NO_NOUNS: Exceptions<'_> = Exceptions { list: include_str!("no_nouns.txt"), length: 0 };
-/// Names of types that more than [`MOST_FILES`] files of a crate define.
+/// Exceptions: names of types that more than [`MOST_FILES`] files of a crate define.
 const OVERLOADS: Exceptions<'_> = Exceptions { list: include_str!("overloads.txt"), length: 0 };
 /// Number of functions with an anonymous tuple argument.
 const WITH_TUPLES: usize = 18;
 /// Largest number of files of a crate that may define types of one name.
 const MOST_FILES: usize = 3;
 
-/// What is wrong with a list of exceptions, given the names of what needs one.
+/// Problems of a list of exceptions from the rule `what`, for the names that need one.
 pub(super) fn problems(
     needed: &BTreeSet<String>,
     exceptions: Exceptions<'_>,
@@ -59,7 +59,7 @@ fn with_tuples(crates: &[Crate]) -> usize {
     sources.map(|source| functions(&source.syntax).len()).sum()
 }
 
-/// What is wrong with the names of the crates and the lists of exceptions.
+/// Problems of the crates' names and of the lists of exceptions.
 pub(super) fn problems_of(crates: &[Crate]) -> Vec<String> {
     let what = "no noun, as the name of a type (see scripts/house --names)";
     let mut all = problems(&no_nouns(crates), NO_NOUNS, what);

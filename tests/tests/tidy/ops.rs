@@ -1,11 +1,12 @@
-//! What an op needs beside what the compiler demands: shapes that are checked, a kernel that is compared with the cpu's, a
-//! rate in a measured box, a time by `gpu-check`. An op without one of these is named here.
+//! Parts of an op that the compiler does not demand: a check of its shapes, a comparison of its
+//! kernel with the cpu kernel, a rate in a measured box, and a time by `gpu-check`. An op without
+//! one of these parts is listed here.
 
 use std::collections::BTreeSet;
 
-/// Any shape fits, or the parts of its one tensor decide.
+/// Ops without a check of shapes: any shape fits, or the shards of the only tensor decide.
 const ANY_SHAPE: &[&str] = &["Zero", "ReduceScatter", "AllGather", "Broadcast"];
-/// Rates of their own, or as much work as an average op.
+/// Ops without a measured rate by name: they have other rates, or do as much work as an average op.
 const NOT_MEASURED: &[&str] = &[
     "Gemm",
     "ScaledGemm",
@@ -20,7 +21,7 @@ const NOT_MEASURED: &[&str] = &[
     "ChunkSquares",
     "Broadcast",
 ];
-/// A small part of a step, or timed as another op.
+/// Ops without a time by `gpu-check`: they are a small part of a step, or timed as another op.
 const NOT_TIMED: &[&str] = &[
     "Embedding",
     "EmbeddingBackward",
@@ -33,17 +34,17 @@ const NOT_TIMED: &[&str] = &[
     "Zero",
 ];
 
-/// The texts that name what each op has.
+/// Texts that name the parts of each op.
 struct Sources {
-    /// `Op::name`.
+    /// Source of `Op::name`.
     names: String,
-    /// What an op is checked for.
+    /// Source of the check of an op.
     checks: String,
-    /// Launches of kernels.
+    /// Sources of the kernel launches.
     launches: String,
-    /// Kernels against the cpu's.
+    /// Sources of the comparisons of GPU kernels with cpu kernels.
     compared: String,
-    /// Cases of `gpu-check`.
+    /// Source of the cases of `gpu-check`.
     timed: String,
     /// Names of measured ops.
     measured: BTreeSet<String>,
@@ -70,7 +71,7 @@ impl Sources {
         }
     }
 
-    /// (variant, name) of each op.
+    /// Variant and name of each op.
     fn ops(&self) -> Vec<(&str, &str)> {
         let pairs = self.names.lines().filter_map(|line| {
             let (variant, name) =
@@ -80,7 +81,7 @@ impl Sources {
         pairs.collect()
     }
 
-    /// What ops lack, and what is said to be lacking and is there.
+    /// Missing parts of ops, and exceptions for parts that exist.
     fn problems(&self) -> Vec<String> {
         let mut found = Vec::new();
         let mut ask = |variant: &str, has: bool, without: &[&str], what: &str| {

@@ -1,4 +1,5 @@
-//! Few documentation comments have a phrase that makes a reader read twice. `scripts/house --prose` lists them.
+//! Few documentation comments have a phrase that makes a reader read twice. `scripts/house --prose`
+//! lists them.
 
 use house::prose::{self, ProseCount};
 use house::workspace::Crate;

@@ -17,7 +17,7 @@ fn delayed(after_step: u64) -> String {
     format!("offload.update=Delayed(after_step: {after_step})")
 }
 
-/// Clipping acts, dropout drops, evaluations happen while an update waits.
+/// Settings of all runs: clipping, dropout, and evaluations while an update is pending.
 const BASE: &[&str] = &[
     "model.vocab=257",
     "model.dropout=0.1",
@@ -42,7 +42,7 @@ fn steps_up_to_the_first_late_update_are_those_of_serial_and_the_next_is_not() {
     let loss = |ran: &RunRecord, step: usize| ran.steps[step - 1].loss.to_bits();
     for after_step in 0..5 {
         let ran = run_sets(&with(&base, &[&delayed(after_step)]));
-        // Nothing comes before the first step's update.
+        // No update precedes step 1, so step 1 is exact.
         let exact = after_step.max(1) as usize;
         for step in 1..=exact {
             assert_eq!(loss(&serial, step), loss(&ran, step), "{after_step}: step {step}");
@@ -53,13 +53,13 @@ fn steps_up_to_the_first_late_update_are_those_of_serial_and_the_next_is_not() {
             "{after_step}: no step is late"
         );
     }
-    // When the run ends, no update waits.
+    // No update is pending when the run ends.
     for after_step in [5, 6, 1_000] {
         assert_same_bits(&serial, &run_sets(&with(&base, &[&delayed(after_step)])), "at the end");
     }
 }
 
-/// One rule whose update is the gradient times a number, and samples that are all the same.
+/// Settings with an update that is the gradient times the rate, and with identical samples.
 const PLAIN: &[&str] = &[
     "optimizer.kind=Sgd",
     "optimizer.lr=0.2",
@@ -70,7 +70,7 @@ const PLAIN: &[&str] = &[
     "batch.global=2",
 ];
 
-/// The run of PLAIN and `sets` from `initial`, and where it ends.
+/// Runs PLAIN and `sets` from the weights `initial`. Returns the record and the final weights.
 fn plain(sets: &[&str], initial: Option<&Weights>) -> (RunRecord, Weights) {
     let given = initial.map(|all| {
         let all = all.iter().map(|(name, x)| (name.clone(), Arc::from(&x[..])));
@@ -80,7 +80,7 @@ fn plain(sets: &[&str], initial: Option<&Weights>) -> (RunRecord, Weights) {
     run_for_weights(&one_window(), &tiny(&with(PLAIN, sets)), &options)
 }
 
-/// a + b - c
+/// Weights `a` + `b` - `c`, by tensor.
 fn moved(a: &Weights, b: &Weights, c: &Weights) -> Weights {
     let tensor = |(name, a): (&String, &Vec<f32>)| {
         let all = a.iter().zip(&b[name]).zip(&c[name]);
@@ -95,7 +95,7 @@ fn a_late_update_adds_gradients_of_the_parameters_of_one_step_earlier() {
     const STEPS: usize = 6;
     let one_step = |from: &Weights| plain(&["train.steps=1", SERIAL], Some(from));
     for after_step in [0, 1, 3] {
-        // parameters[k] is what update k leaves.
+        // parameters[k] are the parameters after update k.
         let mut parameters = vec![initial_weights(PLAIN)];
         let mut losses = Vec::new();
         for step in 1..=STEPS {
@@ -130,13 +130,14 @@ fn the_step_after_an_overflow_is_not_stale() {
     assert!(!skipped.is_empty() && skipped.len() < 12, "{skipped:?}");
     let mut checked = 0;
     for &step in skipped.iter().take(3) {
-        // All updates up to the overflow, the last of which changes nothing, and a first step from there.
+        // `present` has all updates up to the overflow, whose own update changes nothing. `next` is
+        // a first step from `present`.
         let steps = format!("train.steps={step}");
         let (_, present) = plain(&with(&all, &[&steps]), None);
         let (next, _) = plain(&with(&all, &["train.steps=1"]), Some(&present));
         let loss = |step: usize| ran.steps[step - 1].loss.to_bits();
         assert_eq!(loss(step + 1), next.steps[0].loss.to_bits(), "after step {step}");
-        // And the one behind that is stale again: it has the same parameters.
+        // The step after the next one is stale again: it uses the same parameters.
         assert_eq!(loss(step + 1), loss(step + 2), "after step {step}");
         checked += usize::from(loss(step) != loss(step + 1));
     }
@@ -157,7 +158,7 @@ fn places_and_pieces_change_no_bit() {
     for (i, layout) in LAYOUTS.iter().enumerate() {
         let rule = if i % 2 == 0 { "optimizer.kind=AdamW" } else { "optimizer.kind=Sgd" };
         assert_no_bit_changes(&with(&with(BASE, layout), &[rule]), &variants);
-        // One micro-batch: the shard itself waits. And twice the same.
+        // With one micro-batch, the gradient shard itself waits. The empty variant repeats the run.
         let whole = with(&with(BASE, layout), &["batch.micro=4", "batch.global=8"]);
         assert_no_bit_changes(&whole, &[variants[1], variants[4], &[]]);
     }
@@ -198,14 +199,14 @@ fn an_evaluation_changes_nothing_and_sees_the_parameters_of_the_next_step() {
     let steps = |ran: &RunRecord| ran.bits().0;
     assert_eq!(steps(&often), steps(&never));
     assert_eq!(often.outcome.state_hash, never.outcome.state_hash);
-    // What two steps compute on two evaluations see: those after the first late update and before it.
+    // The evaluation after step 2 sees the parameters without the pending update of step 2.
     let sees = |step: u64| {
         let at = often.evals.iter().find(|(at, _)| *at == step);
         at.unwrap().1.to_bits()
     };
     assert_eq!(sees(1), sees(2), "the update of step 2 waits");
     assert_ne!(sees(2), sees(3));
-    // The last one sees all updates.
+    // The last evaluation sees all updates.
     let exact = with(&base, &["train.steps=1", "train.eval_every=0"]);
     let last = |sets: &[&str]| run_sets(&with(&exact, sets)).evals.last().unwrap().1.to_bits();
     assert_eq!(last(&[&delayed(1)]), last(&[SERIAL]));

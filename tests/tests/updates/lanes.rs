@@ -11,7 +11,7 @@ use predict::simulate::{hardware, record};
 use std::path::Path;
 use tests::lay_out;
 
-/// A model on a DGX-2, with one micro-batch, where the update weighs most.
+/// Simulates `config`, often with one micro-batch, so that the update has the largest share.
 fn played(config: &str, global: &str, sets: &[&str]) -> Timeline {
     let (config, hardware) = described(config, global, sets);
     on(&config, &hardware)
@@ -31,10 +31,10 @@ fn described(config: &str, global: &str, sets: &[&str]) -> (Config, Hardware) {
     (config, hardware)
 }
 
-/// When ops ran, one after another.
+/// Starts and ends of ops in seconds, in order of time.
 type Spans = Vec<(f64, f64)>;
 
-/// Ops of rank 0 in the last step.
+/// Spans of the selected ops of rank 0 in the last step.
 fn spans(timeline: &Timeline, is: impl Fn(&SimulatedOp<'_>) -> bool) -> Spans {
     let (begin, end) = timeline.window();
     let inside = timeline.played(0).filter(|p| p.start >= begin && p.start < end && is(p));
@@ -43,7 +43,7 @@ fn spans(timeline: &Timeline, is: impl Fn(&SimulatedOp<'_>) -> bool) -> Spans {
     spans
 }
 
-/// When both ran.
+/// Spans in which both `a` and `b` run.
 fn both(a: &Spans, b: &Spans) -> Spans {
     let (mut i, mut j, mut all) = (0, 0, Spans::new());
     while i < a.len() && j < b.len() {
@@ -64,7 +64,7 @@ fn adam(p: &SimulatedOp<'_>) -> bool {
     p.lane == Host && p.work.name == "adam_tile"
 }
 
-/// Seconds in which Adam, a copy of parameters up, their gathering and Compute all run.
+/// Seconds in which Adam, a parameter copy to the device, an all-gather and Compute all run.
 fn all_at_once(timeline: &Timeline) -> f64 {
     let up = spans(timeline, |p| p.lane == H2d && p.work.name == "copy");
     let gather = spans(timeline, |p| p.lane == DpComm && p.work.name == "all_gather");
@@ -74,7 +74,7 @@ fn all_at_once(timeline: &Timeline) -> f64 {
     seconds(&both(&both(&updating, &up), &both(&gather, &compute)))
 }
 
-/// The share of the time from the first tile to the last in which `lane` works.
+/// Share of the update, from its first tile to its last tile, in which `lane` works.
 fn occupancy(timeline: &Timeline, lane: device::Lane) -> f64 {
     let tiles = spans(timeline, adam);
     let update = vec![(tiles[0].0, tiles[tiles.len() - 1].1)];
@@ -83,11 +83,12 @@ fn occupancy(timeline: &Timeline, lane: device::Lane) -> f64 {
 
 #[test]
 fn adam_copies_gathers_and_the_next_forward_run_at_once_and_under_serial_never() {
-    // The forward pass takes longer than the update.
+    // In this model the forward pass is longer than the update.
     let small = |set: &str| played("paper/dgx2-10b.ron", "batch.global=160", &[set]);
     assert!(all_at_once(&small("offload.update=Overlapped")) > 0.0);
     assert_eq!(all_at_once(&small("offload.update=Serial")), 0.0);
-    // And here it does not. Of Compute: nothing; the next forward pass, as long as that is; all that the step has.
+    // In this model the update is longer. Under Serial, Compute does nothing during the update.
+    // Under Overlapped it runs the next forward pass, and under Delayed all work of the step.
     let large = |set: &str| played("dgx2-70b.ron", "batch.global=16", &[set]);
     let [serial, overlapped] = ["offload.update=Serial", "offload.update=Overlapped"].map(large);
     let delayed = large("offload.update=Delayed(after_step: 1)");
@@ -99,9 +100,10 @@ fn adam_copies_gathers_and_the_next_forward_run_at_once_and_under_serial_never()
     assert!(at_work[2] > 2.0 * at_work[1], "{at_work:?}");
 }
 
-/// A lane is a queue: what stands behind an op that waits for Adam waits too. So nothing that the forward pass needs may
-/// stand behind a gather. That holds of the program, on every backend that has a queue for each lane. With NCCL the two
-/// communication lanes of GPUs are one stream, in the order of the program, and there it does not.
+/// A lane is a queue: all ops after an op that waits for Adam wait too. So no op that the forward
+/// pass needs may follow a gather on its lane. This is true of the program, and of every backend
+/// that has a queue for each lane. With NCCL it is false: the two communication lanes of a GPU
+/// share one stream, in the order of the program.
 #[test]
 fn no_tensor_parallel_op_stands_behind_a_gather_that_waits_for_adam() {
     let (config, one) =
@@ -111,7 +113,7 @@ fn no_tensor_parallel_op_stands_behind_a_gather_that_waits_for_adam() {
     assert!(together.shares_communication() && !apart.shares_communication());
     let (overtook, late) = overtaking(&apart);
     assert!(overtook > 0, "of {late} beside the update");
-    // And the lane of the gathers stands still most of the time: it is their queue, not their work, that would block.
+    // The lane of the gathers is idle most of the time: its queue would block, not its work.
     assert!(occupancy(&apart, DpComm) < 0.1, "{}", occupancy(&apart, DpComm));
     let (overtook, late) = overtaking(&together);
     assert_eq!(overtook, 0, "of {late}: one stream has one order");
@@ -119,8 +121,8 @@ fn no_tensor_parallel_op_stands_behind_a_gather_that_waits_for_adam() {
     assert!(together > apart && together < 1.1 * apart, "{together} and {apart}");
 }
 
-/// Tensor-parallel ops that end before a gather starts that was submitted before them, and all of them, beside the
-/// update.
+/// Numbers of tensor-parallel ops during the update: of ops that end before the start of an earlier
+/// submitted gather, and of all ops.
 fn overtaking(timeline: &Timeline) -> (usize, usize) {
     let (begin, end) = timeline.window();
     let tiles = spans(timeline, adam);
@@ -139,8 +141,8 @@ fn overtaking(timeline: &Timeline) -> (usize, usize) {
     (overtook, late)
 }
 
-/// Parameters that live on the host: no op of Compute waits for a copy up beside the first blocks behind the update, and the step
-/// takes little longer than with a GPU that holds all parameters.
+/// With parameters on the host, no op of Compute waits for a copy, except in the first blocks after
+/// the update. The step is little longer than on a GPU that holds all parameters.
 #[test]
 fn parameters_from_the_host_come_up_behind_computing() {
     let (config, hardware) =
@@ -151,23 +153,24 @@ fn parameters_from_the_host_come_up_behind_computing() {
     let resident = on(&config, &hardware);
     let ratio = streamed.step_seconds() / resident.step_seconds();
     assert!(ratio < 1.03, "{ratio}");
-    // Between the first block's forward pass and the last one's backward pass Compute never stands still as long as half of a
-    // block's copy takes.
+    // After the first quarter of its ops, Compute never pauses for half of the time that the copy
+    // of a block needs.
     let copies = spans(&streamed, |p| p.lane == H2d && p.work.name == "copy");
     let compute = spans(&streamed, |p| p.lane == Compute);
     let block = seconds(&copies) / 24.0;
     let pauses = compute.windows(2).map(|pair| pair[1].0 - pair[0].1);
     let behind = pauses.skip(compute.len() / 4).fold(0.0, f64::max);
     assert!(behind < 0.5 * block, "{behind} of {block}");
-    // One micro-batch of a sixteenth of the tokens hides nothing.
+    // One micro-batch with a sixteenth of the tokens is too short to hide the copies.
     let few = ["batch.micro=1", "model.seq_len=512", none[0], none[1]];
     let few = on(&described("llama3-70b-one-gpu.ron", "batch.global=1", &few).0, &hardware);
     let copying = seconds(&spans(&few, |p| p.lane == H2d && p.work.name == "copy"));
     assert!(copying > 0.5 * few.step_seconds(), "{copying} of {}", few.step_seconds());
 }
 
-/// The tables of the first and the last segment share a buffer, and a ring's blocks may lie far behind blocks that stay. What comes
-/// up into such a buffer waits for its update, and parameters that stay do not stand behind it on the lane.
+/// The tables of the first and the last segment share a buffer, and the blocks of the ring may
+/// follow many resident blocks. A copy into such a buffer waits for the segment's update. Resident
+/// parameters must not wait for this copy on the lane.
 #[test]
 fn parameters_that_stay_go_up_before_those_that_are_read_later() {
     let base = ["model.layers=20", "batch.micro=4"];

@@ -14,10 +14,10 @@ use tensor_parallel::Ring;
 use tests::compare::assert_same_bits;
 use tests::{RunRecord, config, lay_out, short_text, try_run_on};
 
-/// 3.9 MB of it are kernel scratch, 1 MB buckets, activations and the embedding's.
+/// Memory limit in bytes: 3.9 MB for kernel scratch, 1 MB for buckets, activations and embedding.
 const LIMIT: u64 = 32 << 20;
 
-/// Blocks of 198 thousand parameters; activations are small beside them.
+/// Config with blocks of 198 thousand parameters. The activations are small in comparison.
 const MODEL: &str = r#"(
     device: Cpu(count: 1, memory: "32MiB", threads: 1),
     model: (layers: 1, hidden: 128, heads: 4, seq_len: 16),
@@ -39,7 +39,8 @@ fn trained((config, built): &(Config, RankLayout)) -> Result<RunRecord, Box<RunE
     try_run_on(&short_text(), config, built, &RunOptions::default())
 }
 
-/// The most blocks that train under the limit, by running that many, and one more in vain; their parameters.
+/// Number of parameters of the deepest model that trains under the limit. Trains this model, and
+/// asserts that one more block does not fit.
 fn largest(placement: &str) -> u64 {
     let fits = |layers: &usize| of(placement, *layers).1.plan.bytes(Arena::Device) <= LIMIT;
     let layers = (1..1000).take_while(fits).last().expect("not even one block");
@@ -55,7 +56,8 @@ fn largest(placement: &str) -> u64 {
 
 #[test]
 fn under_one_limit_the_optimizer_on_the_host_trains_five_times_the_parameters() {
-    // Per parameter: 2 bytes against 2 + 12 states + 2 of the gradient; buckets and scratch are the same.
+    // For each parameter, the GPU holds 2 bytes, or 2 + 12 for states + 2 for the gradient. Buckets
+    // and scratch are the same in both cases.
     let (on_device, on_host) = (largest("Device"), largest("Host"));
     println!("{:.2} times the parameters", on_host as f64 / on_device as f64);
     assert!(on_host >= 5 * on_device, "{on_host} against {on_device}");
@@ -84,7 +86,7 @@ fn a_model_that_does_not_fit_is_told_what_it_wanted_what_was_free_and_which_pool
     assert!(at("optimizer states") < at("gradient"));
 }
 
-/// One micro-batch a step, where `device` has no sum; two where it has one.
+/// Memory report of a model on an H100. With one micro-batch there is no sum of gradients.
 fn on_an_h100(optimizer: &str, layers: usize, micro_batches: usize) -> predict::plan::Report {
     let text = r#"(
         model: (layers: 1, hidden: 4096, heads: 32, seq_len: 1024, vocab: 50257),
@@ -103,7 +105,8 @@ fn on_an_h100(optimizer: &str, layers: usize, micro_batches: usize) -> predict::
     memory_report(&config, &lay_out(&config))
 }
 
-/// Plans, nothing is run. 128 GB are what bounds the optimizer on the host: 18 bytes of each parameter.
+/// The test only makes plans. 128 GiB of host memory bound the optimizer on the host, which needs
+/// 18 bytes for each parameter.
 #[test]
 fn an_h100_beside_128_gib_trains_seven_billion_parameters_with_the_optimizer_on_the_host() {
     let largest = |optimizer: &str, micro_batches| {
@@ -119,7 +122,7 @@ fn an_h100_beside_128_gib_trains_seven_billion_parameters_with_the_optimizer_on_
     };
     let (plan, on_host, _, bound) = largest("Host", 2);
     assert!(on_host >= 7.0 && plan.accumulate == "device" && bound != "gpu", "{on_host} {bound}");
-    // 2 and 12 of the states and 2 of the gradient; with a sum of gradients 4 instead of 2.
+    // A parameter needs 2 bytes, 12 for states, and 2 for its gradient or 4 for a sum.
     for (micro_batches, bytes) in [(1, 16.0), (2, 18.0)] {
         let (plan, on_device, each, bound) = largest("Device", micro_batches);
         assert!((bytes..bytes + 0.6).contains(&each) && bound == "gpu", "{each} {bound}");
@@ -129,7 +132,7 @@ fn an_h100_beside_128_gib_trains_seven_billion_parameters_with_the_optimizer_on_
     }
 }
 
-/// Blocks that are large beside the token table and the scratch of kernels.
+/// The blocks are large in comparison with the token table and the scratch of kernels.
 #[test]
 fn parameters_of_four_times_a_gpus_memory_train_from_the_host_to_the_bits_of_resident_ones() {
     let of = |memory: &str, parameters: &str| {
@@ -150,7 +153,7 @@ fn parameters_of_four_times_a_gpus_memory_train_from_the_host_to_the_bits_of_res
     let resident = trained(&of("256MiB", "Device")).unwrap_or_else(|e| panic!("{e}"));
     let streamed = trained(&small).unwrap_or_else(|e| panic!("{e}"));
     assert_same_bits(&resident, &streamed, "four times a GPU's memory");
-    // As many blocks stay as there is room for.
+    // The GPU keeps as many blocks as it has memory for.
     let room = of("30MiB", "Host");
     let Ring { buffers: slots, resident: stay } = room.1.decoder.shape().ring;
     assert!(slots == 3 && (10..90).contains(&stay), "{slots} {stay}");
@@ -164,7 +167,7 @@ fn every_byte_of_the_limit_counts() {
     needs_what_is_planned(of("Host", 2));
 }
 
-/// It trains with a limit of the planned bytes, and with one byte less it does not.
+/// Asserts that the config trains in the planned bytes, and fails with one byte less.
 fn needs_what_is_planned((mut config, built): (Config, RankLayout)) {
     let bytes = built.plan.bytes(Arena::Device);
     let mut with = |limit: u64| {
@@ -204,12 +207,13 @@ fn blocking_transfer_crosses_with_every_micro_batch_and_at_last_in_fp32() {
         assert_eq!(sums, if transfer == "Blocking" && micro_batches > 1 { 2 * owned } else { 0 });
         (lane(D2h), lane(H2d), staging, owned)
     };
-    // Of one micro-batch 4 bytes come down instead of 2, and as much goes up.
+    // With one micro-batch, D2h copies 4 bytes instead of 2, and H2d copies the same bytes.
     let (streamed, blocking) = (with("Streamed", 1), with("Blocking", 1));
     let owned = blocking.3;
     assert_eq!(blocking.0 - streamed.0, 2 * owned);
     assert_eq!((blocking.1, streamed.2, blocking.2), (streamed.1, 2 * owned, 4 * owned));
-    // Of five, each comes down, and all but the first take the sum up, in 16 bits; streamed, the device adds.
+    // With five micro-batches, blocking transfers copy each gradient to the host, and copy the
+    // 16-bit sum to the device for all but the first. With streamed transfers, the device adds.
     let (streamed, blocking) = (with("Streamed", 5), with("Blocking", 5));
     assert_eq!(blocking.0 - streamed.0, 4 * 2 * owned);
     assert_eq!(blocking.1 - streamed.1, 4 * 2 * owned);
@@ -237,10 +241,10 @@ fn partitioned_checkpoints_take_a_rank_s_share_of_the_memory() {
             pools.iter().find(|(pool, _)| *pool == "checkpoints").unwrap().1
         };
         let bytes = |(_, built): &(Config, RankLayout)| built.plan.bytes(Arena::Device);
-        // One input: 16 tokens x 128 channels of 2 bytes.
+        // The input of a block has 16 tokens x 128 channels of 2 bytes.
         let input = 16 * 128 * 2;
         assert_eq!(checkpoints(&whole), (LAYERS + 1) * input);
-        // The last two are not kept, but two whole buffers are transients.
+        // The last two inputs are no checkpoints, but two whole buffers are transients.
         assert_eq!(checkpoints(&split), (LAYERS - 1) * input / ranks);
         let saved = (LAYERS - 1) * input - checkpoints(&split);
         assert_eq!(bytes(&whole) - bytes(&split), saved);
@@ -261,9 +265,9 @@ fn micro_batches_that_go_together_take_a_set_of_checkpoints_each() {
         let pools = built.plan.pools(Arena::Device);
         pools.into_iter().find(|(name, _)| *name == pool).map_or(0, |(_, bytes)| bytes)
     };
-    // There are sixteen micro-batches: x[0] to x[L] of each, and its tokens, targets and order.
+    // Each of sixteen micro-batches has x[0] to x[L], and its tokens, targets and order.
     let layers = u64::try_from(config(MODEL, &[]).model.layers).unwrap();
-    // Whole lines of 256 bytes.
+    // The tokens, targets and order have whole lines of 256 bytes.
     let (input, batch) = (16 * 128 * 2, 256);
     let one = with(1, &[]);
     let micro = u64::try_from(one.0.batch.micro).unwrap();
@@ -278,7 +282,7 @@ fn micro_batches_that_go_together_take_a_set_of_checkpoints_each() {
     needs_what_is_planned(with(3, &[]));
 }
 
-/// Bytes of the host per owned parameter, and of the device.
+/// Compares bytes of the host and of the device for each owned parameter.
 #[test]
 fn a_delayed_update_takes_the_bytes_of_one_more_gradient_and_a_split_moves_states() {
     let with = |batch: u64, more: &[&str]| {
@@ -297,7 +301,7 @@ fn a_delayed_update_takes_the_bytes_of_one_more_gradient_and_a_split_moves_state
         (bytes.map(|b| b as i64), owned as i64, aligned as i64)
     };
     let late = "offload.update=Delayed(after_step: 40)";
-    // 16 bits of the only micro-batch; fp32 of a sum, wherever it is made.
+    // The pending gradient has 16 bits with one micro-batch, and is an fp32 sum otherwise.
     for (batch, sum, each) in [(2, "Auto", 2), (8, "Device", 4), (8, "Host", 4)] {
         let sum = format!("offload.accumulate={sum}");
         let (exact, owned, _) = with(batch, &[&sum]);
@@ -306,11 +310,11 @@ fn a_delayed_update_takes_the_bytes_of_one_more_gradient_and_a_split_moves_state
         assert!((0..=slack).contains(&more), "{sum}: {more} bytes more than {each} each");
         assert!((0..=slack).contains(&(delayed[1] - exact[1])), "{sum}: the device pays");
     }
-    // 12 of the states, 2 + 2 of staging; the gradient is kept on the device.
+    // The host saves 12 bytes of states and 2 + 2 of staging. The device keeps the gradient.
     let split = "offload.optimizer=Split(device_fraction: 0.25)";
     let ((host, owned, _), (part, _, slack)) = (with(2, &[]), with(2, &[split]));
     let (less, more) = (host[0] - part[0], part[1] - host[1]);
-    // A quarter, as far as whole chunks of 64 elements on 2 ranks allow.
+    // The share is a quarter, rounded to whole chunks of 64 elements on 2 ranks.
     let near = |is: i64, each: i64| (is - each * owned / 4).abs() <= slack + each * 128;
     assert!(near(less, 16) && near(more, 14), "{less} less, {more} more of {owned}");
 }

@@ -12,14 +12,14 @@ use engine::run::RunOptions;
 use std::sync::Arc;
 use tests::{lay_out, short_text, tiny, try_run_on};
 
-/// Adam is held back by so much that "before" and "after" do not depend on the scheduler.
+/// Slowed op and the multiple of its time, so that the scheduler cannot reorder the events.
 const SLOW_ADAM: (&str, u32) = ("adam_tile", 60);
 const LAYERS: usize = 10;
 const STEPS: usize = 4;
-/// Segments that are sent up ahead of the forward pass.
+/// Number of segments that are copied to the device before the forward pass needs them.
 const LOOKAHEAD: usize = 6;
 
-/// All spans of rank 0, with a slow Adam.
+/// Spans of rank 0 in a run with a slow Adam.
 fn traced(sets: &[&str]) -> Vec<Span> {
     traced_with(sets, SLOW_ADAM)
 }
@@ -27,7 +27,7 @@ fn traced(sets: &[&str]) -> Vec<Span> {
 fn traced_with(sets: &[&str], slow: (&'static str, u32)) -> Vec<Span> {
     let (layers, steps) = (format!("model.layers={LAYERS}"), format!("train.steps={STEPS}"));
     let lookahead = format!("offload.lookahead={LOOKAHEAD}");
-    // One micro-batch, so that x.1 is written once per step.
+    // There is one micro-batch, so that x.1 is written once in each step.
     let mut all = vec![
         &*layers,
         &*steps,
@@ -54,7 +54,7 @@ fn traced_with(sets: &[&str], slow: (&'static str, u32)) -> Vec<Span> {
     trace.spans().into_iter().filter(|s| s.rank == 0).collect()
 }
 
-/// Spans of one op on one tensor, cut into equal runs, one per training step.
+/// Spans of the op `name` that writes the tensor `wrote`, by training step.
 fn by_step<'a>(spans: &'a [Span], lane: Lane, name: &str, wrote: &str) -> Vec<Vec<&'a Span>> {
     let is = |s: &&Span| s.lane == lane && s.name == name && s.wrote == wrote;
     let all: Vec<&Span> = spans.iter().filter(is).collect();
@@ -73,8 +73,8 @@ fn adam_of(spans: &[Span], layer: usize) -> Vec<Vec<&Span>> {
     by_step(spans, Lane::Host, "adam_tile", &format!("block.{layer}.master"))
 }
 
-/// In some step block 0 has gone forward before the last block's update of the step before starts. One is
-/// enough: where events forbid it, no scheduler brings it about.
+/// Whether block 0, in some step, ends its forward pass before the previous step's update of the
+/// last block starts. One step is enough: if events forbid this order, no scheduler can produce it.
 fn update_is_under_the_next_forward(spans: &[Span]) -> bool {
     let (forward, adam) = (first_block_done(spans), adam_of(spans, LAYERS - 1));
     (0..STEPS - 1).any(|k| forward[k + 1].end < adam[k][0].start)
@@ -87,7 +87,7 @@ fn the_next_forward_starts_before_the_update_has_ended_and_under_serial_it_does_
     assert!(!update_is_under_the_next_forward(&serial));
 }
 
-/// In some step the update of the last segments starts before the gradients of block 0 are on the host.
+/// In some step, the update of the last segments starts before block 0's gradients are on the host.
 #[test]
 fn under_speculative_the_update_runs_beside_the_backward_pass_of_its_own_step() {
     let spans = traced_with(&["offload.update=Speculative"], ("ahead_tile", 1));
@@ -100,12 +100,14 @@ fn under_speculative_the_update_runs_beside_the_backward_pass_of_its_own_step() 
     assert!(down.len() == STEPS && !tiles.is_empty() && tiles.len().is_multiple_of(STEPS));
     let of_step = tiles.len() / STEPS;
     assert!((0..STEPS).any(|k| tiles[k * of_step] < down[k]));
-    // Half of the parameters behind the embedding: not those that the next forward pass needs first.
+    // Half of the parameters after the embedding have a speculative update. The next forward pass
+    // needs the other half first.
     assert!(!spans.iter().any(|s| s.name == "settle_tile" && s.wrote.starts_with("block.0.")));
     assert!(spans.iter().any(|s| s.name == "settle_tile" && s.wrote.starts_with("block.9.")));
 }
 
-/// In some step the gradients of block 0 are on the host before the last tile of the update of the step before starts.
+/// Whether, in some step, the gradients of block 0 are on the host before the last tile of the
+/// previous step's update starts.
 fn update_is_under_the_next_backward(spans: &[Span]) -> bool {
     let mut tiles: Vec<_> =
         spans.iter().filter(|s| s.name == "adam_tile").map(|s| s.start).collect();
@@ -125,7 +127,7 @@ fn under_delayed_the_next_backward_too_runs_beside_the_update_and_else_it_does_n
     assert!(!update_is_under_the_next_backward(&traced(&["offload.update=Overlapped"])));
 }
 
-/// Copies of gradients to the host, and how many of them have Compute at work beside them.
+/// Numbers of copies of gradients to the host: all, and copies during which Compute works.
 fn copies_down(spans: &[Span]) -> (usize, usize) {
     let down = |s: &&Span| s.lane == Lane::D2h && s.wrote.ends_with("grad_down");
     let compute: Vec<&Span> = spans.iter().filter(|s| s.lane == Lane::Compute).collect();
@@ -134,7 +136,7 @@ fn copies_down(spans: &[Span]) -> (usize, usize) {
     (downs().count(), downs().filter(beside).count())
 }
 
-/// Copies of new parameters to the device, and how many of them start in the middle of an update.
+/// Numbers of copies of parameters to the device: all, and copies that start during an update.
 fn copies_up(spans: &[Span]) -> (usize, usize) {
     let is_up = |s: &&Span| s.lane == Lane::H2d && s.wrote.ends_with(".params");
     let adam: Vec<&Span> = spans.iter().filter(|s| s.name == "adam_tile").collect();
@@ -150,7 +152,8 @@ fn copies_up(spans: &[Span]) -> (usize, usize) {
 fn blocking_transfer_stops_compute_for_gradients_and_uploads_after_the_whole_update() {
     let streamed = ["offload.update=Serial"];
     let blocking = ["offload.update=Serial", "offload.transfer=Blocking"];
-    // Whether anything overlaps a copy is up to the scheduler where it may; where it must not, it never does.
+    // If an overlap with a copy is allowed, the scheduler decides. If it is forbidden, it never
+    // happens.
     let slow_copies = ("copy", 20);
     let (copies, beside) = copies_down(&traced_with(&blocking, slow_copies));
     assert!(copies >= STEPS * (LAYERS + 2) && beside == 0, "{beside} of {copies}");
@@ -161,11 +164,11 @@ fn blocking_transfer_stops_compute_for_gradients_and_uploads_after_the_whole_upd
     assert!(copies_up(&traced(&streamed)).1 > 0, "streamed parameters wait for the whole update");
 }
 
-/// Steps in which block 0 went ahead of a gather that waits for an Adam of this slowness.
+/// Number of steps in which block 0 runs before a gather that waits for the slowed Adam.
 fn ahead_of_a_gather(slow: (&'static str, u32)) -> usize {
     let spans = traced_with(&["parallel.tensor=2", "parallel.data=2", "batch.micro=2"], slow);
     let forward = first_block_done(&spans);
-    // Queued on DpComm before block 0 goes forward, and waiting for the host.
+    // This gather is queued on DpComm before block 0's forward pass, and waits for the host.
     let ahead = format!("block.{}.params", LOOKAHEAD - 1);
     let adam = adam_of(&spans, LOOKAHEAD - 1);
     let gathers: Vec<&Span> = spans.iter().filter(|s| s.name == "all_gather").collect();
@@ -177,7 +180,7 @@ fn ahead_of_a_gather(slow: (&'static str, u32)) -> usize {
             let is = s.lane == Lane::TpComm && s.name == "all_reduce" && s.wrote == "partial";
             is && forward[k].end < s.start && s.end <= forward[k + 1].start
         });
-        // Both block 0 and its last sum are over, and the gather has still to wait for Adam.
+        // Block 0 and its last sum have ended, and the gather still waits for Adam.
         let early = forward[k + 1].end < last_tile.start;
         early && gather.lane == Lane::DpComm && sums.next_back().unwrap().end < gather.start
     };
@@ -187,7 +190,8 @@ fn ahead_of_a_gather(slow: (&'static str, u32)) -> usize {
 #[test]
 fn tensor_parallel_work_never_waits_behind_a_gather() {
     let (name, slow) = SLOW_ADAM;
-    // A busy machine needs a slower Adam to show it. Behind the gather on one lane, no sum could ever be early.
+    // On a busy machine, only a slower Adam shows the order. If the sums and the gather shared a
+    // lane, no sum could ever be early.
     let early = [1, 4, 16].map(|times| (name, slow * times)).into_iter().map(ahead_of_a_gather);
     let early = early.inspect(|early| {
         println!("block 0 went ahead of a waiting gather in {early} of {} steps", STEPS - 1);

@@ -14,7 +14,7 @@ use tests::compare::{assert_same_bits, full, run_sets, run_with, with, with_dela
 const SPECULATIVE: &str = "offload.update=Speculative";
 const SERIAL: &str = "offload.update=Serial";
 
-/// Dropout drops, and evaluations happen between updates.
+/// Settings of all runs: dropout, and evaluations between updates.
 const BASE: &[&str] = &[
     "model.vocab=257",
     "model.dropout=0.1",
@@ -32,7 +32,7 @@ const LAYOUTS: [&[&str]; 11] = [
     &["parallel.tensor=2", "parallel.sequence=true", "batch.micro=1", "offload.accumulate=Host"],
     &["batch.micro=1", "offload.accumulate=Host", "offload.first_forward=2", "recompute=Block"],
     &["offload.optimizer=Split(device_fraction: 0.4)", "batch.micro=1", "parallel.data=2"],
-    // Some segments of those that may be updated ahead are on the device.
+    // Some segments that may have a speculative update are on the device.
     &["offload.optimizer=Split(device_fraction: 0.8)"],
     &["offload.optimizer=Split(device_fraction: 0.8)", "batch.micro=1", "offload.accumulate=Host"],
     &["offload.master=Split", "precision=Bf16"],
@@ -40,12 +40,12 @@ const LAYOUTS: [&[&str]; 11] = [
     &["offload.master=Split", "offload.moments=Bf16", "precision=Bf16", "batch.micro=1"],
 ];
 
-/// What became of the updates ahead of the decision, by step.
+/// Outcomes of the speculative updates, by step.
 fn ahead(ran: &RunRecord) -> Vec<SpeculationOutcome> {
     ran.steps.iter().map(|step| step.ahead).collect()
 }
 
-/// A threshold near the middle norm of the steps, so that some are clipped and some are not.
+/// Clip limit at the median norm of the steps, so that some steps are clipped.
 fn between(ran: &RunRecord) -> String {
     let mut norms: Vec<f64> = ran.steps.iter().map(|step| step.grad_norm).collect();
     norms.sort_by(f64::total_cmp);
@@ -58,7 +58,8 @@ fn it_has_the_bits_of_serial_where_all_some_or_no_steps_are_clipped() {
         let base = with(BASE, layout);
         let unclipped = run_sets(&with(&base, &[SERIAL, "optimizer.clip=None"]));
         let some = between(&unclipped);
-        // The sums of squares of a few segments do not reach it: these are updated ahead, and again.
+        // This limit clips every step. The squares of the first few segments do not reach it, so
+        // their updates are speculative and then repeated.
         let least = unclipped.steps.iter().map(|step| step.grad_norm).fold(f64::INFINITY, f64::min);
         let every = format!("optimizer.clip={}", (0.9 * least) as f32);
         let all = ["optimizer.clip=None", &every, &some];
@@ -76,7 +77,7 @@ fn it_has_the_bits_of_serial_where_all_some_or_no_steps_are_clipped() {
                         "{sets:?}: {is:?}"
                     );
                 }
-                // After a few clipped steps it is not tried any more.
+                // After a few clipped steps, the run stops speculating.
                 _ if clip == every => {
                     assert_eq!(is[0], SpeculationOutcome::Redone, "{sets:?}");
                     assert_eq!(is[6], SpeculationOutcome::None, "{sets:?}: {is:?}");
@@ -116,7 +117,7 @@ fn steps_that_are_skipped_leave_everything_as_it_was() {
     }
 }
 
-/// Models of one block and with an output projection of their own, and a rule without moments.
+/// One block, an own output projection, a rule without moments, other pieces and fractions.
 #[test]
 fn other_models_rules_and_shares_have_the_bits_of_serial() {
     let cases: [&[&str]; 6] = [

@@ -1,4 +1,4 @@
-//! Users' boxes and damaged descriptions of them: facts, and rules for any box.
+//! Users' boxes and their damaged descriptions: facts about known boxes, and rules for all boxes.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
@@ -67,8 +67,8 @@ fn check(machine: &Machine, placement: &Placement, what: &str) {
         let empty = machine.allowed_cpus.is_empty();
         assert_eq!(rank.cpus.is_empty(), empty, "{what}: rank {} without CPUs", rank.rank);
     }
-    // Cores next to empty or denied memory may stay idle. No other core may, where nothing ties
-    // ranks to places.
+    // Cores next to empty or denied memory may stay idle. No other core may, if there are as many
+    // ranks as nodes and no rank has a GPU.
     let whole = machine
         .numa_nodes
         .iter()
@@ -82,7 +82,7 @@ fn check(machine: &Machine, placement: &Placement, what: &str) {
     }
 }
 
-/// Shows and uses a box in every way. It must not panic.
+/// Shows a box and places ranks on it in every way. None of this may panic.
 fn use_it(machine: &Machine, what: &str) {
     let gpus = machine.gpus.len();
     for (tp, dp, seats) in [
@@ -141,7 +141,7 @@ fn the_matrix_of_a_dgx_2_is_the_one_that_nvidia_prints() {
     let machine = load("dgx2");
     for a in 0..16usize {
         for b in 0..16 {
-            // Two GPUs share a switch, four a root port, eight a node.
+            // Two GPUs share a switch, four GPUs share a root port, and eight GPUs share a node.
             let expected = match (a, b) {
                 _ if a == b => "X",
                 _ if a / 2 == b / 2 => "PIX",
@@ -164,7 +164,7 @@ fn a_dgx_1_has_its_cube_mesh_and_host_bridges() {
     assert_eq!(row(&|b| machine.pcie_path(0, b)), "X PIX PHB PHB SYS SYS SYS SYS");
     assert_eq!(row(&|b| machine.path(0, b)), "X NV1 NV1 NV2 NV2 SYS SYS SYS");
     assert_eq!(row(&|b| machine.path(7, b)), "SYS SYS SYS NV1 NV2 NV1 NV2 X");
-    // Pairs with two links, on two uplinks each.
+    // Each pair has two links, and its GPUs have different uplinks.
     let pairs: Vec<Vec<String>> = placed(&machine, 2, 4)
         .ranks
         .chunks(2)
@@ -189,7 +189,7 @@ fn a_dgx_a100_in_nps4_uses_the_memory_of_all_eight_nodes() {
         assert_eq!(states.into_iter().collect::<Vec<_>>(), (0..8).collect::<Vec<_>>());
         for rank in by_gpu {
             assert_eq!(rank.worker_cpus.len(), 16);
-            // Only one rank uses a cache.
+            // Each cache belongs to one rank.
             for core in machine.cores.iter().filter(|c| rank.worker_cpus.contains(&c.cpus[0])) {
                 let mates = machine.cores.iter().filter(|mate| mate.l3 == core.l3);
                 assert!(mates.into_iter().all(|mate| rank.worker_cpus.contains(&mate.cpus[0])));
@@ -227,7 +227,7 @@ fn idle_gpus_leave_their_uplinks_to_the_others() {
     for gpu in &chosen {
         assert!(machine.host_gb_per_s(*gpu, &chosen).unwrap() > 15.0, "{chosen:?}");
     }
-    // The cores of both sockets are dealt.
+    // The ranks get the cores of both sockets.
     assert_eq!(column(&placement, |rank| rank.worker_cpus.len()), [12; 4]);
     let bridged = load("workstation-tr-4xA6000");
     let placement = placed(&bridged, 2, 2);
@@ -274,7 +274,7 @@ fn what_does_not_fit_a_node_is_an_error() {
 
 #[test]
 fn a_lone_gpu_uses_both_sockets_where_its_states_need_them_or_it_is_told_to() {
-    // Two sockets of 20 cores and 251 GiB.
+    // The box has two sockets with 20 cores and 251 GiB each.
     let machine = load("dgx1v");
     for seats in [Seats::Gpus, Seats::Virtual] {
         let on = |sockets, states: &str, dp| {
@@ -329,7 +329,7 @@ fn staging_that_the_node_of_a_gpu_does_not_hold_lies_on_the_other_node_too() {
             assert!(why.contains(part) && placement.reasons.contains(why), "{part}: {why}");
         }
     }
-    // Nothing moves where a rank has one node, or where its own holds it.
+    // No staging moves if a rank has one node, or if the rank's own node holds all of its staging.
     let near = on(Sockets::Near);
     assert_eq!((near.warnings.len(), &near.ranks[0].far_staging), (1, &vec![]));
     let small = Request { tp: 1, dp: 1, sockets: Sockets::All, ..Request::default() };

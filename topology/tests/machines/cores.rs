@@ -8,8 +8,9 @@ use std::fmt::Write as _;
 use topology::report::{ReportSubject, table};
 use topology::{Environment, Machine, Placement, Request, Seats, Warning, place, warnings};
 
-/// A box as hwloc 2 exports it: sockets of quarters of so many cores, each with a NUMA node or, where hwloc has dropped a node without memory,
-/// with none; and the kinds of cores, with their CPUs.
+/// XML of a box, as hwloc 2 exports it. A socket has quarters with `each` cores and a NUMA node, or
+/// with no node if hwloc has dropped a node without memory. `kinds` has the name, the efficiency
+/// and the CPU mask of each kind of cores.
 fn xml(each: u32, sockets: &[&[bool]], kinds: &[(&str, u32, u64)]) -> String {
     let set = |cpus: std::ops::Range<u32>| {
         let mask = cpus.fold(0u64, |mask, cpu| mask | 1 << cpu);
@@ -91,29 +92,29 @@ fn placed(machine: &Machine, ranks: usize) -> (Placement, Vec<Warning>) {
     (placement, found)
 }
 
-/// The node and the cores of each rank.
+/// NUMA node and CPUs of each rank.
 fn seats(machine: &Machine, ranks: usize) -> Vec<(u32, Vec<u32>)> {
     let (placement, _) = placed(machine, ranks);
     placement.ranks.into_iter().map(|rank| (rank.numa_node, rank.cpus)).collect()
 }
 
-/// `hwloc-calc --intersect pu package:N` of hwloc 2.9 has the same cores in each socket.
+/// `hwloc-calc --intersect pu package:N` of hwloc 2.9 prints the same cores for each socket.
 #[test]
 fn cores_without_memory_stay_in_their_socket_and_are_dealt_evenly() {
     let cores = |range: std::ops::Range<u32>| range.collect::<Vec<_>>();
-    // Half of each socket's modules are missing.
+    // Half of each socket's memory modules are missing.
     let machine = Machine::from_xml(&xml(4, &[&[true, false], &[true, false]], &[])).unwrap();
     assert_eq!(seats(&machine, 2), [(0, cores(0..8)), (2, cores(8..16))]);
     let machine = Machine::from_xml(&xml(4, &[&[false, true], &[false, true]], &[])).unwrap();
     assert_eq!(seats(&machine, 2), [(1, cores(0..8)), (3, cores(8..16))]);
-    // Two nodes take the cores of the other two.
+    // Two nodes get the cores of the two nodes without memory.
     let machine =
         Machine::from_xml(&xml(4, &[&[true, true, false, false], &[true; 4]], &[])).unwrap();
     let of = |node| machine.cores.iter().filter(move |core| core.numa_node == node).count();
     assert_eq!([0, 1, 4, 5, 6, 7].map(of), [8, 8, 4, 4, 4, 4]);
     let ranks = seats(&machine, 2);
     assert_eq!(ranks[1], (5, cores(16..32)));
-    // A socket without any memory goes to the others.
+    // The other sockets get the cores of a socket without any memory.
     let machine = Machine::from_xml(&xml(4, &[&[true], &[false, false], &[true]], &[])).unwrap();
     let of = |node| machine.cores.iter().filter(move |core| core.numa_node == node).count();
     assert_eq!([0, 3].map(of), [8, 8]);
@@ -137,7 +138,7 @@ fn the_table_and_a_finding_show_where_cores_without_memory_count() {
     assert!(placed(&whole, 2).1.iter().all(|warning| warning.id != "cores-without-memory"));
 }
 
-/// `lstopo --cpukinds` of hwloc 2.9 has the same kinds, the slowest first.
+/// Kinds of cores, as `lstopo --cpukinds` of hwloc 2.9 prints them: the slowest first.
 const FAST_AND_SLOW: [(&str, u32, u64); 2] = [("IntelAtom", 0, 0xff0), ("IntelCore", 1, 0xf)];
 
 #[test]
@@ -146,7 +147,7 @@ fn ranks_get_cores_of_each_kind_alike() {
     assert_eq!(machine.core_kinds.len(), 2);
     let names: Vec<_> = machine.core_kinds.iter().map(|kind| kind.name.as_deref()).collect();
     assert_eq!(names, [Some("IntelCore"), Some("IntelAtom")]);
-    // Of each kind, and as many in all.
+    // Each rank has cores of each kind, and all ranks have the same number of cores.
     let ranks = seats(&machine, 2);
     assert_eq!(ranks[0].1, [0, 1, 4, 5, 6, 7]);
     assert_eq!(ranks[1].1, [2, 3, 8, 9, 10, 11]);
@@ -170,7 +171,7 @@ fn ranks_get_cores_of_each_kind_alike() {
     let shown = ReportSubject { machine: &machine, placement: Some(&placement), warnings: &found };
     let kinds = "kinds of cores: 4 IntelCore (CPUs 0-3), 8 IntelAtom (CPUs 4-11)\n";
     assert!(table(&shown).contains(kinds), "{}", table(&shown));
-    // Some ranks get slow cores alone.
+    // Some ranks have slow cores only.
     let (_, found) = placed(&machine, 6);
     assert!(unlike(&found).unwrap().contains("ranks 4-5: 2 IntelAtom)"), "{found:?}");
 }

@@ -17,7 +17,7 @@ fn load(name: &str) -> Machine {
     Machine::from_xml_file(&file).unwrap()
 }
 
-/// Warnings about a changed box, with one rank per GPU, or with `ranks` virtual ones.
+/// Warnings about a changed box with `ranks` virtual ranks, or with one rank per GPU (`ranks` = 0).
 fn of(name: &str, ranks: usize, change: impl FnOnce(&mut Machine, &mut Request)) -> Vec<Warning> {
     let mut machine = load(name);
     let mut request = Request { tp: 1, dp: ranks, seats: Seats::Virtual, ..Request::default() };
@@ -48,7 +48,7 @@ fn link(machine: &mut Machine, gpu: usize) -> &mut topology::Link {
     &mut machine.pci[node].link
 }
 
-/// The cores of the first node are faster than the others.
+/// Makes the cores of the first node faster than the cores of the second node.
 fn halves_of_two_kinds(machine: &mut Machine, _: &mut Request) {
     let cpus = |machine: &Machine, node: usize| machine.numa_nodes[node].cpus.clone();
     let kind = |cpus| topology::CoreKind { name: None, speed: None, cpus };
@@ -58,7 +58,7 @@ fn halves_of_two_kinds(machine: &mut Machine, _: &mut Request) {
     }
 }
 
-/// Every warning in the sources.
+/// Ids of all warnings in the sources.
 fn all_ids() -> BTreeSet<String> {
     let mut ids = BTreeSet::new();
     for file in ["warnings.rs", "place.rs", "kinds.rs"] {

@@ -1,5 +1,6 @@
-/* Plays NVIDIA's management library for the tests of nvml.rs: the GPUs of a DGX-1V, of which it hides one and shows
-   four with their direct links; with SWITCHES, eight GPUs of six links each to NVSwitches. */
+/* Fake of NVIDIA's management library for the tests of machine/nvlink.rs. It shows four of the GPUs
+   of a DGX-1V with their direct links and hides the others. With SWITCHES, it shows all GPUs, each
+   with six links to NVSwitches. */
 #include <stdio.h>
 #include <string.h>
 
@@ -10,7 +11,7 @@ typedef struct {
 } pci_info;
 
 #ifndef SWITCHES
-/* Buses of the GPUs, and where the links of each lead. */
+/* Bus of each GPU, and the bus at the other end of each of its links. */
 static const unsigned bus_of[4] = {0x06, 0x07, 0x0a, 0x0b};
 static const unsigned links_of[4][6] = {
     {0x07, 0x0a, 0x0b, 0x0b, 0x85, 0x85},
@@ -44,7 +45,7 @@ int nvmlDeviceGetUUID(void *device, char *out, unsigned length) {
     return 0;
 }
 
-/* Numbers may have gaps: 3 and 6 of the switched box are down. */
+/* The numbers of active links may have gaps: links 3 and 6 of the switched box are down. */
 int nvmlDeviceGetNvLinkState(void *device, unsigned link, unsigned *out) {
     (void)device;
 #ifdef SWITCHES

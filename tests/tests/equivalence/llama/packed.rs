@@ -1,4 +1,5 @@
-//! Samples of several documents: each document is what it is alone, forward and backward, whatever stands beside it.
+//! Samples of several documents. Each document has the same results as alone in its sample, in the
+//! forward and the backward pass.
 
 use super::{
     Fixture, LAYOUTS as ALL, MASKED_B, MODELS, ON_GPUS, PassInputs, PassResult, SEED, V,
@@ -12,14 +13,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use tensor_parallel::{Architecture, CheckpointHome, DecoderShape, Recompute};
 
-/// Tokens of a sample.
+/// Number of tokens of a sample.
 const T: usize = 12;
-/// Samples: divisible by all numbers of replicas.
+/// Number of samples, divisible by all numbers of replicas.
 const B: usize = 6;
-/// Tokens of the documents of each sample; the last of a sample is padding.
+/// Tokens of each document, by sample. The last of several documents is padding.
 const LENGTHS: [&[usize]; B] = [&[5, 3, 4], &[12], &[1, 7, 2, 2], &[6, 6], &[4, 4, 4], &[2, 9, 1]];
 
-/// (tensor, data, sequence, recompute)
+/// Layouts: (tensor, data, sequence, recompute).
 const LAYOUTS: [(usize, usize, bool, Recompute); 6] = [
     (1, 1, false, Recompute::None),
     (2, 1, false, Recompute::Block),
@@ -88,7 +89,7 @@ impl Model {
     }
 }
 
-/// Tokens, targets and starts (B T).
+/// Tokens, targets and document starts, each B T numbers.
 #[derive(Clone, Default)]
 struct Batch {
     tokens: Vec<f64>,
@@ -96,10 +97,10 @@ struct Batch {
     starts: Option<Vec<f64>>,
 }
 
-/// (document in its sample, its tokens and targets)
+/// Place of the document in its sample, its tokens and its targets.
 type Document = (usize, Vec<f64>, Vec<f64>);
 
-/// The documents of each sample. Every third target does not count; nor does one of the padding.
+/// Documents of each sample. Targets of the padding and targets divisible by 3 do not count.
 fn documents() -> Vec<Vec<Document>> {
     let mut n = 0usize;
     let mut one = |place: usize, length: usize, is_padding: bool| {
@@ -120,7 +121,7 @@ fn documents() -> Vec<Vec<Document>> {
     LENGTHS.iter().map(&mut sample).collect()
 }
 
-/// Side by side in their samples.
+/// Batch with several documents in a sample.
 fn packed(samples: &[Vec<Document>]) -> Batch {
     let (mut batch, mut all) = (Batch::default(), Vec::new());
     for (_, tokens, targets) in samples.iter().flatten() {
@@ -132,7 +133,7 @@ fn packed(samples: &[Vec<Document>]) -> Batch {
     Batch { starts: Some(all), ..batch }
 }
 
-/// Each alone at the start of a sample, padding behind it.
+/// Batch with each document alone at the start of a sample, and padding after it.
 fn alone(samples: &[Vec<Document>]) -> Batch {
     let mut batch = Batch::default();
     for (_, tokens, targets) in samples.iter().flatten() {
@@ -143,7 +144,7 @@ fn alone(samples: &[Vec<Document>]) -> Batch {
     batch
 }
 
-/// The parts of logits that belong to documents, one document after another, where each is alone.
+/// Logits of the documents, one after another, from a batch with each document alone.
 fn of_documents(logits: &[f64], samples: &[Vec<Document>]) -> Vec<f64> {
     let documents = samples.iter().flatten().enumerate();
     let own =
@@ -206,7 +207,7 @@ fn a_document_changes_no_bit_of_the_logits_of_others() {
     }
 }
 
-/// The documents of a sample of T + 1 tokens and T targets, of which those below 0 do not count.
+/// Cuts a sample of T + 1 tokens and T targets into documents. Targets below 0 do not count.
 fn cut(tokens: &[f64], targets: &[f64], starts: &[f64]) -> Vec<data::Document> {
     let ends = |at: &usize| *at == T || starts[*at] == *at as f64;
     let places: Vec<usize> = (0..=T).filter(ends).collect();
@@ -220,7 +221,8 @@ fn cut(tokens: &[f64], targets: &[f64], starts: &[f64]) -> Vec<data::Document> {
     places.windows(2).map(document).collect()
 }
 
-/// Through the engine: packed samples of masked documents, against PyTorch with each document in a sample of its own.
+/// Trains packed samples of masked documents with the engine. PyTorch trains each document in a
+/// sample of its own.
 #[test]
 fn ten_adamw_steps_on_packed_documents_are_those_of_pytorch_on_every_layout() {
     let on_gpus = std::env::var_os(ON_GPUS).is_some();
@@ -232,7 +234,8 @@ fn ten_adamw_steps_on_packed_documents_are_those_of_pytorch_on_every_layout() {
         let samples: Vec<_> =
             tokens.zip(targets).zip(starts).map(|((t, wanted), s)| cut(t, wanted, s)).collect();
         assert!(samples.iter().filter(|documents| documents.len() > 2).count() > 100);
-        // Sample n of the run is sample n of the fixture. Each is full, so packing leaves them as they are.
+        // Sample n of the run is sample n of the fixture. Each sample is full, so that packing does
+        // not change it.
         let held_out = samples[0].clone();
         let data = Corpus::of_documents(&samples.concat(), &held_out, T, true);
         assert_eq!(data.num_train_samples(), samples.len());
@@ -242,7 +245,7 @@ fn ten_adamw_steps_on_packed_documents_are_those_of_pytorch_on_every_layout() {
         }
         let data =
             Arc::new(Dataset::from(Corpus::of_documents(&in_place.concat(), &held_out, T, true)));
-        // The quick selection: one rank, data-parallel ones, and a grid with sequence parallelism.
+        // The quick selection: one rank, data-parallel ranks, and a grid with sequence parallelism.
         let quick = [ALL[0], ALL[3], ALL[4]];
         let layouts = match on_gpus {
             true => &quick[2..],
@@ -262,7 +265,7 @@ fn ten_adamw_steps_on_packed_documents_are_those_of_pytorch_on_every_layout() {
                 sets.push("device=Cuda".into());
             }
             let mut config = fp32(model, &sets, SEED);
-            // A config file says so with a format of documents alone.
+            // Only a config with a format of documents can set this packing.
             config.data.packing = Packing::Documents;
             let want = ["losses", "norms"].map(|of| fixture.get(&format!("packed.train.{of}")));
             assert_steps(&config, (&from, &data), want, &format!("{model} {sets:?}"));

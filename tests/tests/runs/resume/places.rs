@@ -1,4 +1,4 @@
-//! Runs that go on with their parameters at another place.
+//! Runs that resume with their parameters in other memory, on the host or on the device.
 
 use super::BASE;
 use super::told::{RunLog, assert_goes_on_as, open, run};

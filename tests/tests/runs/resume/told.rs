@@ -1,4 +1,4 @@
-//! Runs that tell what they did, and the comparison of a run that goes on with the one that was never stopped.
+//! Records of runs, and the comparison of a resumed run with a run that never stopped.
 
 use checkpoint::rollback::RollbackHistory;
 use checkpoint::{Checkpoint, RunFolder};
@@ -11,10 +11,10 @@ use std::time::Duration;
 use tests::compare::{excerpt, with};
 use tests::{lay_out, tiny};
 
-/// As little as there can be between checkpoints by their cost.
+/// Shortest time between checkpoints by `train.checkpoint_overhead`.
 pub(super) const PAUSE: Duration = Duration::ZERO;
 
-/// What a run told and left.
+/// Messages of a run, its outcome and its weights file.
 pub(super) struct RunLog {
     pub(super) steps: BTreeMap<u64, StepReport>,
     pub(super) evals: BTreeMap<u64, u64>,
@@ -23,12 +23,12 @@ pub(super) struct RunLog {
     pub(super) weights: Vec<u8>,
 }
 
-/// Trains `sets` in `folder`, which gets checkpoints after `every` steps.
+/// Trains `sets` in `folder`, with a checkpoint after each `every` steps.
 pub(super) fn run(sets: &[&str], every: u64, folder: &Path, resume: Option<Checkpoint>) -> RunLog {
     run_by(sets, every, folder, (resume, None))
 }
 
-/// And with samples of its own after those steps.
+/// Does the same as [`run`], with the samples of a rollback history.
 pub(super) fn run_by(
     sets: &[&str],
     every: u64,
@@ -70,7 +70,7 @@ pub(super) fn open(folder: &Path, step: u64) -> Checkpoint {
     Checkpoint::open(&at(folder, step), step).unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// All that is not time.
+/// All numbers of a report except times, as bits.
 fn bits(report: &StepReport) -> [u64; 7] {
     let StepReport { step, loss, grad_norm, loss_scale, lr, skipped, skipped_total, .. } = *report;
     let [loss, grad_norm, loss_scale, lr] = [loss, grad_norm, loss_scale, lr].map(f64::to_bits);
@@ -87,7 +87,7 @@ pub(super) fn assert_goes_on_as(straight: &RunLog, resumed: &RunLog, after: u64,
     assert_eq!(evals, resumed.evals, "{what}: evaluations");
     let mut outcome = straight.outcome.clone();
     if resumed.steps.is_empty() {
-        // It was told of the last step.
+        // `not_finite` describes the last step, which this run does not repeat.
         outcome.not_finite = None;
     }
     assert_eq!(outcome, resumed.outcome, "{what}");

@@ -1,5 +1,6 @@
-//! The optimizer alone, with gradients by hand: drawn layouts, storages and rules, gradients that are not finite anywhere, and
-//! thresholds that are hit exactly. Updates ahead of the decision leave the bits of updates behind it.
+//! The optimizer alone, with gradients from the test: random layouts, storages and rules, gradients
+//! that are not finite at random places, and clip limits that a norm hits exactly. Speculative
+//! updates leave the same bits as updates after the decision.
 
 use device::cpu::{self, CpuOptions, Lanes, ScratchFloats};
 use device::numerics::CountedRange;
@@ -20,7 +21,7 @@ use tests::compare::full;
 const CHUNK: usize = 64;
 const STEPS: u64 = 8;
 
-/// Numbers that follow from a seed alone.
+/// Random numbers that depend only on a seed.
 pub(super) struct SeededNumbers(u64, Cell<u64>);
 
 impl SeededNumbers {
@@ -39,14 +40,15 @@ impl SeededNumbers {
     }
 }
 
-/// The seeds that a test draws from: `few`, with ONEBOX_FULL=1 `many`, or `ONEBOX_SEEDS` ones from `ONEBOX_SEED` on.
+/// Seeds of a test: `few`, or `many` with ONEBOX_FULL=1. `ONEBOX_SEEDS` sets the number of seeds,
+/// and `ONEBOX_SEED` sets the first.
 pub(super) fn seeds(few: u64, many: u64) -> std::ops::Range<u64> {
     let given = |name: &str| std::env::var(name).ok().and_then(|n| n.parse::<u64>().ok());
     let first = given("ONEBOX_SEED").unwrap_or(0);
     first..first + given("ONEBOX_SEEDS").unwrap_or(if full() { many } else { few })
 }
 
-/// What the loop gives each step: rates of 0 among others, and weights that are no powers of two.
+/// Learning rates, some of them 0, and gradient weights, some of them no powers of two.
 #[derive(Debug)]
 struct StepRates {
     rates: Vec<f64>,
@@ -62,18 +64,18 @@ impl StepSchedule for StepRates {
     }
 }
 
-/// The gradients of a step.
+/// Gradients of a step.
 #[derive(Clone, Copy, Debug)]
 enum Gradients {
-    /// Normal ones of this size.
+    /// Random normal numbers with this standard deviation.
     Normal(f64),
-    /// Zeros but for one element, so that the norm is exact.
+    /// Zeros, except for one element, so that the norm is exact.
     One(f64),
-    /// None.
+    /// Zeros.
     Zero,
 }
 
-/// A gradient in one place that is none of its step's.
+/// Odd value of one element of a step's gradients.
 #[derive(Clone, Copy, Debug)]
 struct OddGradient {
     value: f64,
@@ -83,20 +85,20 @@ struct OddGradient {
     element: usize,
 }
 
-/// A run.
+/// Random run of the optimizer.
 #[derive(Debug)]
 struct Case {
     seed: u64,
     tp: usize,
     spec: OptimizerSpec,
     storage: Dtype,
-    /// Elements of each segment, and those in use.
+    /// Elements of each segment, and its elements in use.
     segments: Vec<[usize; 2]>,
     gradients: Vec<(Gradients, Option<OddGradient>)>,
     given: Arc<StepRates>,
-    /// An element of the states that is not finite: its value, state, segment and index.
+    /// Odd element of the states, for example a NaN: its value, state, segment and index.
     broken: Option<(f32, usize, usize, usize)>,
-    /// The control block has an update that waits: whether it is skipped.
+    /// Whether the pending update in the control block is skipped; `None` without a pending update.
     late: Option<bool>,
     until: u64,
 }
@@ -198,7 +200,7 @@ impl Case {
         }
     }
 
-    /// The gradient of an element of a rank's bucket.
+    /// Gradient of element `i` of a rank's bucket.
     fn gradient(&self, step: u64, (micro, segment, rank): (usize, usize, usize), i: usize) -> f64 {
         let (gradients, odd) = self.gradients[step as usize - 1];
         if let Some(odd) = odd
@@ -221,8 +223,8 @@ impl Case {
     }
 }
 
-/// What a rank leaves: the words of each step but those that only updates ahead of the decision have, the parameters that each
-/// forward pass sees, and all states.
+/// Output of a rank: the control words of each step without the words of speculative updates, the
+/// parameters in each forward pass, all states, and the outcomes of speculation.
 #[derive(PartialEq, Debug, Default)]
 struct RankOutput {
     words: Vec<Vec<u64>>,
@@ -231,12 +233,12 @@ struct RankOutput {
     ahead: Vec<f64>,
 }
 
-/// Tensors of a test beside those of the optimizer.
+/// Tensors of the test that the optimizer does not have.
 struct ExtraTensors {
     params: Vec<Tensor>,
-    /// By step, micro-batch and segment.
+    /// Gradients by step, micro-batch and segment.
     gradients: Vec<Tensor>,
-    /// By step and segment.
+    /// Parameters in each forward pass, by step and segment.
     seen: Vec<Tensor>,
 }
 
@@ -267,7 +269,7 @@ fn laid_out(case: &Case, spec: &OptimizerSpec) -> (Arc<Plan>, Arc<OptimizerLayou
     (Arc::new(plan), Arc::new(layout), ExtraTensors { params, gradients, seen })
 }
 
-/// Every rank's share of a run.
+/// Runs `case` on all ranks, and returns the output of each rank.
 fn ran(case: &Case, spec: &OptimizerSpec, lanes: Lanes) -> Vec<RankOutput> {
     let (plan, layout, extra) = laid_out(case, spec);
     let world = Communicator::new(case.tp, spec.dp_size, Duration::from_secs(60));
@@ -299,7 +301,7 @@ fn one_rank(
 ) -> RankOutput {
     let rank = dev.rank();
     let count = case.segments.len();
-    // What two tensor-parallel ranks hold counts on the first of them.
+    // Elements that two tensor-parallel ranks hold count on the first rank.
     let counted = |[_, used]: &[usize; 2]| {
         let hole = if rank.tp == 0 { (0, 0) } else { (0, used / 4) };
         CountedRange { end: *used, hole }
@@ -336,7 +338,7 @@ fn one_rank(
             {
                 *value = odd;
             }
-            // What 16 bits hold: they are not rounded on their way in.
+            // A restore does not round moments, so their values must be exact in 16 bits.
             if state == 1 || state == 2 {
                 *value = half::bf16::from_f32(*value).to_f32();
             }
@@ -408,7 +410,7 @@ fn one_rank(
     left
 }
 
-/// Parameters go up, and are read.
+/// Publishes the parameters, and copies them when they are ready, as a forward pass does.
 fn forward(dev: &Device, optimizer: &mut Optimizer, extra: &ExtraTensors, step: u64) {
     let count = extra.params.len();
     for (s, src) in extra.params.iter().enumerate() {
@@ -419,14 +421,14 @@ fn forward(dev: &Device, optimizer: &mut Optimizer, extra: &ExtraTensors, step: 
     }
 }
 
-/// Thresholds: none, some, and those at which a norm of the run is just clipped or just not.
+/// Clip limit: none, 1, or a limit at which a norm of the run is just clipped or just not clipped.
 fn thresholds(d: &SeededNumbers, norms: &[f64]) -> Option<f64> {
     let finite: Vec<f64> = norms.iter().copied().filter(|x| x.is_finite() && *x > 0.0).collect();
     if finite.is_empty() || d.one_in(8) {
         return d.of(&[None, Some(1.0)]);
     }
     let norm = finite[d.below(finite.len() as u64)];
-    // A norm that is this much smaller is not clipped.
+    // Clipping begins when the norm plus 1e-6 exceeds the limit.
     let edge = if d.one_in(3) { norm } else { norm + 1e-6 };
     let by = d.below(7) as i64 - 3;
     Some(f64::from_bits((edge.to_bits() as i64 + by) as u64))

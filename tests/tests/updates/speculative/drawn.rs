@@ -1,5 +1,6 @@
-//! Whole runs, drawn: each goes through several phases with other layouts, update modes, checkpoints, stops and crashes, and is
-//! compared with a run of the same phases whose updates are `Serial`.
+//! Random whole runs. Each run has several phases with different layouts, update modes,
+//! checkpoints, stops and crashes. The test compares it with a run of the same phases under
+//! `Serial`.
 
 use super::by_hand::{SeededNumbers, seeds};
 use checkpoint::rollback::RollbackHistory;
@@ -16,33 +17,33 @@ use std::time::Duration;
 use tests::compare::{contents, excerpt};
 use tests::{lay_out, tiny};
 
-/// Settings of a run, or of a phase of it.
+/// Settings of a run, or of a phase of a run.
 type Sets = Vec<String>;
 
-/// From one resumption to the next.
+/// Part of a run, from one resumption to the next.
 #[derive(Debug)]
 struct Phase {
-    /// What both runs have.
+    /// Settings of both runs.
     sets: Sets,
-    /// What only the run has that is compared with `Serial`.
+    /// Settings of the compared run that the `Serial` run does not have.
     own: Sets,
-    /// The step that the next phase goes on from, and whether by other samples.
+    /// Step from which the next phase resumes, and whether the next phase uses other samples.
     next: (u64, bool),
     lanes: Lanes,
     fault: Option<Fault>,
 }
 
-/// What ends a run before its time, at a place of a step.
+/// Stop request or crash at a fault point of a step.
 #[derive(Clone, Copy, Debug)]
 struct Fault {
     rank: usize,
     place: FaultPoint,
     step: u64,
-    /// The run is told to stop; else a rank dies.
+    /// Whether the run gets a stop request. If not, a rank crashes.
     stops: bool,
 }
 
-/// What both runs have in all phases.
+/// Draws the settings of both runs in all phases.
 fn model(d: &SeededNumbers) -> Sets {
     let mut sets = vec!["batch.global=12".to_owned(), "model.vocab=257".to_owned()];
     let mut set = |text: String| sets.push(text);
@@ -108,7 +109,7 @@ fn phases(d: &SeededNumbers, model: &Sets) -> Vec<Phase> {
             let modes = ["Speculative", "Speculative", "Speculative", "Overlapped"];
             format!("offload.update={}", d.of(&modes))
         };
-        // Small moments are kept on the host alone.
+        // The host alone can keep bf16 moments.
         if !model.iter().any(|set| set == "offload.moments=Bf16") {
             let fraction = d.of(&["0.0", "0.0", "0.3", "0.7"]);
             sets.push(format!("offload.optimizer=Split(device_fraction: {fraction})"));
@@ -126,7 +127,7 @@ fn phases(d: &SeededNumbers, model: &Sets) -> Vec<Phase> {
             step: from + 1 + d.below(until - from) as u64,
             stops: d.one_in(2),
         });
-        // Beside training the death of a writer loses its checkpoint alone.
+        // If a background writer crashes, the run only loses a checkpoint.
         let beside = fault.is_none_or(|fault| fault.place != FaultPoint::Writing) && d.one_in(2);
         let writer = if beside { "Background" } else { "Foreground" };
         let own = vec![
@@ -148,7 +149,7 @@ fn phases(d: &SeededNumbers, model: &Sets) -> Vec<Phase> {
     phases
 }
 
-/// What a run tells of each step, and leaves.
+/// Reports of a run by step, and the hash of its last states.
 #[derive(Default)]
 struct RunLog {
     steps: BTreeMap<u64, StepReport>,
@@ -156,7 +157,7 @@ struct RunLog {
     hash: String,
 }
 
-/// Trains up to the end of a phase, from as many starts as it takes.
+/// Trains to the end of a phase, and starts again after each fault.
 fn trained(
     sets: &[&str],
     (phase, is_serial): (&Phase, bool),
@@ -208,19 +209,19 @@ fn trained(
         }
         let (found, refused) = newest(folder).unwrap();
         assert!(refused.is_empty(), "{refused:?}");
-        // Nothing was saved by this phase: it begins again as it began.
+        // Without a checkpoint of this phase, the phase begins again.
         from.0 = found;
     }
 }
 
-/// Runs the phases, and leaves the checkpoints of each in a folder of its own.
+/// Runs the phases. Each phase has its own folder of checkpoints.
 fn all(model: &Sets, phases: &[Phase], folder: &Path, is_serial: bool) -> Vec<RunLog> {
     let mut from = (None, None);
     let mut all = Vec::new();
     for (number, phase) in phases.iter().enumerate() {
         let here = folder.join(format!("{number}"));
         if let Some(checkpoint) = &from.0 {
-            // A run that dies before its first checkpoint goes on from the one of the phase before.
+            // A run that crashes before its first save resumes from the previous phase.
             let checkpoint: &Checkpoint = checkpoint;
             let name = checkpoint.path().file_name().unwrap();
             copied(checkpoint.path(), &here.join(name));
@@ -276,7 +277,7 @@ fn drawn_runs_have_the_bits_of_serial_through_resumptions_crashes_and_other_layo
             assert_eq!(want.hash, got.hash, "states of {number} of {}", what());
             for step in want.steps.keys() {
                 let [a, b] = folders.each_ref().map(|f| f.path().join(format!("{number}")));
-                // A writer beside training may have lost one where a rank died.
+                // A background writer may have lost a checkpoint when a rank crashed.
                 if b.join(format!("step-{step:08}")).exists() {
                     let of = |folder: &Path| contents(&folder.join(format!("step-{step:08}")));
                     let same = of(&a) == of(&b);
