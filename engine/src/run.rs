@@ -167,11 +167,13 @@ pub fn train(
         let here = Rank::all(tp, dp).filter(|rank| ranks.world.has(*rank));
         let threads: Vec<_> = here.map(|rank| RankThread { rank, handle: spawn(rank) }).collect();
         drop(sender);
-        // If `tell` panics, the guard stops the run: rank 0 must not wait for the receiver.
+        // If `tell` panics, the guard stops the run, and the receiver is dropped before the scope
+        // joins the threads: rank 0 must not wait for it.
+        let messages = receiver;
         let _stop = PanicGuard(&options.stop);
         let mut watchdog = Watchdog { ranks: &ranks, since: None, progress: None };
         loop {
-            match receiver.recv_timeout(POLL) {
+            match messages.recv_timeout(POLL) {
                 Ok(ChannelItem::Message(message)) => tell(message),
                 Ok(ChannelItem::Flush(answer)) => drop(answer),
                 Err(RecvTimeoutError::Timeout) => watchdog.check(&threads),

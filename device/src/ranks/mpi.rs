@@ -116,8 +116,14 @@ fn serve(
         return;
     }
     let _ = ready.send(Ok(Arc::clone(&processes)));
-    let mut mailbox =
-        Mailbox { world, processes, hurried, beat: Instant::now(), active: Instant::now() };
+    let mut mailbox = Mailbox {
+        world,
+        processes,
+        hurried,
+        deferred: Vec::new(),
+        beat: Instant::now(),
+        active: Instant::now(),
+    };
     let (abort, closed) = mailbox.serve(job);
     ended.store(true, Ordering::Relaxed);
     match abort {
@@ -153,6 +159,8 @@ struct Mailbox<'a> {
     world: SimpleCommunicator,
     processes: Arc<Processes>,
     hurried: &'a Receiver<(usize, Vec<u8>)>,
+    /// Urgent messages to processes to which another message was in progress, with their receivers.
+    deferred: Vec<(usize, Vec<u8>)>,
     /// Time of this process's last heartbeat.
     beat: Instant,
     /// Time of the last message that this process sent or received.
@@ -191,7 +199,7 @@ impl Mailbox<'_> {
         }
     }
 
-    /// Handles the messages that have arrived, and sends heartbeats and urgent messages. Drops
+    /// Handles the messages that have arrived, and sends heartbeats and urgent messages. Defers
     /// urgent messages to `busy`, the process to which a send is in progress.
     fn look(&mut self, busy: Option<usize>) {
         while let Some((message, status)) =
@@ -205,8 +213,12 @@ impl Mailbox<'_> {
             self.beat = Instant::now();
             self.processes.beat();
         }
-        while let Ok((to, bytes)) = self.hurried.try_recv() {
-            if busy != Some(to) {
+        let hurried = self.hurried;
+        let deferred = std::mem::take(&mut self.deferred).into_iter();
+        for (to, bytes) in deferred.chain(std::iter::from_fn(|| hurried.try_recv().ok())) {
+            if busy == Some(to) {
+                self.deferred.push((to, bytes));
+            } else {
                 self.world.process_at_rank(to as i32).send_with_tag(&bytes[..], TAG);
             }
         }

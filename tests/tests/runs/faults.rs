@@ -4,6 +4,7 @@
 #![allow(clippy::print_stdout, reason = "figures for --nocapture")]
 #![allow(clippy::allow_attributes, reason = "the lines above")]
 
+use checkpoint::RunFolder;
 use device::cpu::{self, CpuOptions, Lanes};
 use device::{Arena, Dtype, Error, Group, Lane, Op, Plan, Rank, Reduction};
 use device::{Communicator, HostWork};
@@ -53,13 +54,19 @@ fn all_know(error: &RunError, culprit: usize) {
 fn a_panicking_listener_ends_the_run() {
     // The run has more steps than the channel holds messages.
     let config = tiny(&["train.steps=600", "schedule.decay_steps=600"]);
-    let panicked = watched("a panicking listener", move || {
-        std::panic::catch_unwind(|| {
-            let built = lay_out(&config);
-            train(&config, &built, &text(), &RunOptions::default(), &mut |_| panic!("no paper"))
-        })
-    });
-    assert!(panicked.is_err());
+    let folder = tempfile::tempdir().unwrap();
+    // With checkpoints, rank 0 also waits until the listener has handled all messages.
+    for checkpoints in [None, Some(RunFolder::at(folder.path()).unwrap())] {
+        let config = config.clone();
+        let panicked = watched("a panicking listener", move || {
+            std::panic::catch_unwind(|| {
+                let options = RunOptions { checkpoints, ..RunOptions::default() };
+                let built = lay_out(&config);
+                train(&config, &built, &text(), &options, &mut |_| panic!("no paper"))
+            })
+        });
+        assert!(panicked.is_err());
+    }
 }
 
 #[test]
